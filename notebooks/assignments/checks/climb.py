@@ -101,7 +101,7 @@ def right(report: Report, kernel, sizes, cases=tuple(RIGHT), seed: int = 0) -> N
     """O and L against float64, in fp16."""
     for claim, case in cases:
         case = truth.varied(case, seed)
-        with report.check(f"{claim}: {case}", "Start from rung 03, which is right, and change one thing at a time."):
+        with report.check(f"{claim}: {case}", "Start from rung 03, which is correct, and change one thing at a time."):
             call(kernel, program(kernel, sizes, case.d), case)
 
 
@@ -223,7 +223,7 @@ def check_shares(counted: dict, compiled: list) -> None:
     hint = "Write one tl.dot for each product, and none that is not needed, or loops that hardly run would count."
     if ran != compiled:
         raise Failed(f"each tl.dot does more than 1/{SHARE} of a causal call's multiplications",
-                     f"{len(compiled)} tl.dot in the machine code, and {len(ran)} that do", hint=hint)  # fmt: skip
+                     f"{len(ran)} of them do, but the machine code has {len(compiled)}", hint=hint)  # fmt: skip
     keys, needed = tiles_needed(SCORED)
     loaded = counted["loaded"] / (2 * SCORED.d * sum(min(n, SCORED.N_k) for n in keys))
     at_most("multiplications for the K and V that were loaded", total, int(needed * max(1, 1.05 * loaded)), hint)

@@ -148,7 +148,7 @@ def fits(report: Report, function, shapes=FITS) -> None:
         "forward",
         function,
         shapes,
-        "Which limit applies here, that of a block or that of a thread? Do you check both?",
+        "Do you compare the bytes with the limit of a block, and the registers with the limit of a thread?",
     )
 
 

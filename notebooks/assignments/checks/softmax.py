@@ -197,7 +197,7 @@ def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: st
     alarms = {name: verdicts[name] for name in right if verdicts[name]}
     unwritten = {verdicts[name] for name in right} == {UNWRITTEN}  # then the checks below say so, once
     for name, verdict in ({} if unwritten else alarms).items():
-        print(f"  ALARM    {name} is right, but your test rejected it: {verdict}")
+        print(f"  ALARM    {name} is correct, but your test rejected it: {verdict}")
     for name in wrong:
         with report.check(f"caught: {name}", hint):
             if verdicts[name] == UNWRITTEN:
@@ -205,10 +205,8 @@ def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: st
             if verdicts[name] in ("", TOO_LATE):
                 raise Failed("an AssertionError from your test", verdicts[name] or "your test accepted it")
     if alarms and not unwritten:
-        print(
-            f"           Your test rejected {len(alarms)} of {len(right)} right versions. This share is subtracted from"
-        )
-        print("           the share of wrong versions that it caught.")
+        print(f"           Your test rejected {len(alarms)} of {len(right)} correct versions. This share is")
+        print("           subtracted from the share of wrong versions that it caught.")
     report.passed = max(0.0, report.passed - len(wrong) * len(alarms) / len(right))
     if unsure := [name for name, found in refusals.items() if len(found) > 1]:
         report.passed, report.refused = 0.0, f"your test gave two answers about {unsure[0]}, so draw from a fixed seed"

@@ -16,7 +16,7 @@
 # **How it is graded.** Each step is checked on its own. If only some of its checks pass, you get a share of its points.
 # A check that fails shows what it expected, what it got and where the two first differ, and it gives a hint. Grading
 # runs more cases than you see here. A mistake costs points only once, because a later step that uses a wrong earlier
-# function is tried again with a right one. Arrays and right results are float64, so you lose points if you round to
+# function is tried again with a correct one. Arrays and correct results are float64, so you lose points if you round to
 # float32 on the way. You can add cells of your own, but changes to locked cells are undone. Each step may run for 60
 # seconds. To run all checks at once, type `python -m checks 1_online_softmax.ipynb`.
 #
@@ -98,11 +98,11 @@ report += check.finalize(finalize, seed=103)
 # rings of GPUs. But does a given `merge` have them? Write a test that finds out.
 #
 # `test_merge(merge)` raises an `AssertionError` if the merge that it is given is wrong in any way that matters, and
-# returns quietly if that merge is right. Grading calls it on wrong merges and on right ones, twice on each. Your score
-# is the share of wrong merges that the test catches, minus the share of right merges that it rejects.
+# returns quietly if that merge is correct. Grading calls it on wrong merges and on correct ones, twice on each. Your
+# score is the share of wrong merges that the test catches, minus the share of correct merges that it rejects.
 #
-# A right merge may round differently from yours, and it may keep its state in another form, as long as the state means
-# the same. Therefore, compare what `finalize` returns for the states, not `m` and `l` themselves, and allow a
+# A correct merge may round differently from yours, and it may keep its state in another form, as long as the state
+# means the same. Therefore, compare what `finalize` returns for the states, not `m` and `l` themselves, and allow a
 # difference of one part in a hundred thousand.
 
 # %% solution="own"

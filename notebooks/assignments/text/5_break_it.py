@@ -2,8 +2,8 @@
 # # Assignment 5 · Break it, find it
 #
 # **Would your tests have found it?** Attention kernels with thousands of users have been wrong for some scale, length,
-# mask or layout. Here you write the tests, and grading runs them on right kernels and on kernels with one bug each. The
-# bugs come from the errata of the papers and from public bug trackers.
+# mask or layout. Here you write the tests, and grading runs them on correct kernels and on kernels with one bug each.
+# The bugs come from the errata of the papers and from public bug trackers.
 #
 # | step | points |
 # | --- | --- |
@@ -12,9 +12,9 @@
 #
 # *Time: 4 to 5 hours. Before this: assignments 2 and 3, appendix B. Hardware: any laptop, NumPy alone.*
 #
-# **How it is graded.** Each step scores the share of bugs that your test catches, minus the share of right kernels that
-# it rejects. Three bugs of each kind are shown by name, and grading uses more. Your test may use any oracle that you
-# trust, so write one or call `fa2_lab.reference`. The rest of `fa2_lab` and torch are off limits, and neither is
+# **How it is graded.** Each step scores the share of bugs that your test catches, minus the share of correct kernels
+# that it rejects. Three bugs of each kind are shown by name, and grading uses more. Your test may use any oracle that
+# you trust, so write one or call `fa2_lab.reference`. The rest of `fa2_lab` and torch are off limits, and neither is
 # available while your work is graded. Each kernel is tested twice, so a test that draws random numbers has to use a
 # fixed seed. A step has 60 seconds for all of its kernels, which are about 20. `python -m checks` warns you if your
 # test comes near that limit.
@@ -39,7 +39,7 @@ from checks import break_it as check
 # has `O` = 0 and `L` = −∞, and adds nothing to any gradient. Lengths are arbitrary, and the kernel works in tiles whose
 # sizes you do not know. Scores may be large or very negative.
 #
-# A right kernel may differ from the dense result by rounding, which is at most one part in a hundred thousand of the
+# A correct kernel may differ from the dense result by rounding, which is at most one part in a hundred thousand of the
 # largest entry. A kernel is wrong if it is wrong for any input that fits this description, on any call.
 # %% [markdown]
 # ## An oracle
@@ -74,7 +74,7 @@ def tensors(heads, key_heads, N_q, N_k, seed, size=1.0, shift=0.0):
 # %% [markdown]
 # ## 1. Test the forward
 #
-# `test_forward(kernel)` raises an `AssertionError` if `kernel.forward` is wrong, and returns quietly if it is right.
+# `test_forward(kernel)` raises an `AssertionError` if `kernel.forward` is wrong, and returns quietly if it is correct.
 
 # %% solution="forward"
 def test_forward(kernel):
@@ -117,7 +117,7 @@ report = check.forward(test_forward, more)
 # %% [markdown]
 # ## 2. Test the backward
 #
-# `test_backward(kernel)` raises an `AssertionError` if `kernel.backward` is wrong. `kernel.forward` is right here, so
+# `test_backward(kernel)` raises an `AssertionError` if `kernel.backward` is wrong. `kernel.forward` is correct here, so
 # you can use its `O` and `L`. Central differences are an oracle that no formula can fool. For an entry x of `q`, `k` or
 # `v`, take `(f(x + h) − f(x − h)) / 2h` with f = Σ dO ∘ O.
 

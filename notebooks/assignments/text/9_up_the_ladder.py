@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Assignment 9 · Up the ladder
 #
-# **How far up can you climb from rung 03?** You get a kernel that is right but slow, because it has FA2's parallelism
+# **How far up can you climb from rung 03?** You get a kernel that is correct but slow, because it has FA2's parallelism
 # and nothing else. You hand in a kernel that does less work and whose loop compiles to fewer instructions. You do not
 # need to time it, because the meter counts what a call does, and the compiler shows what Hopper would run.
 #
