@@ -16,7 +16,7 @@
 # - use the meter, and explain why standard attention can reach only a fraction of a GPU's speed,
 # - turn a score into its probability with a single number per row.
 #
-# *Time: 55 minutes, including the function to write and the exercise. Hardware: any laptop with NumPy. Before this: [00
+# *Time: 50 minutes, including the function to write and the exercise. Hardware: any laptop with NumPy. Before this: [00
 # · The map](00_start.ipynb), and the chain rule.*
 
 # %% tags=["hide-input"]
@@ -26,7 +26,7 @@ from IPython.display import Markdown
 from fa2_lab.errata.cases import central_differences
 from fa2_lab.examine.cases import one_head
 from fa2_lab.machine import chips, io, reasons
-from fa2_lab.machine.prices import cost
+from fa2_lab.machine.prices import cost, prices
 from fa2_lab.plots import time_and_memory
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
@@ -75,7 +75,7 @@ Markdown("\n".join(["| tokens N | memory beyond the inputs |", "| ---: | ---: |"
 
 # %% [markdown]
 # With twice as many tokens, standard attention takes four times as much memory. At 32,768 tokens, the GPU's 141 GiB are
-# no longer enough, although Q, K, V and O take only half a GiB in bf16 for such a text. Nearly all of the memory in the
+# no longer enough, although Q, K, V and O take only 1 GiB together, even in float32. Nearly all of the memory in the
 # table holds N × N matrices, which are only intermediate results. PyTorch calls this version the *math* backend, and
 # uses it only if no faster backend supports a call. [A profile shows which backend
 # ran](../QUESTIONS.md#which-of-pytorchs-backends-computed-my-attention).
@@ -113,12 +113,16 @@ show("attention_map")
 # words before it. In the row of the second "a", nearly all of the weight is on the first "woodchuck", which comes right
 # after the first "a".
 #
+# <details><summary>How does the head find the first "woodchuck"?</summary>
+#
 # The [code](../fa2_lab/plots/attention_map.py) for this figure trains one head to guess the next word, using the
 # formulas of this chapter. The training texts are random, but within a text, each word is usually followed by the same
-# word. In this small head, a word's key is computed from the word before it. The word before the first "woodchuck" is
-# the first "a", so the key of "woodchuck" means "I come after an a", which is exactly what the query of the second "a"
-# looks for. The head never saw this sentence during training. After the second "woodchuck", it bets on "chuck", which
-# is wrong.
+# word. We let this small head compute each word's key from the word before it, which in a large model is the work of an
+# earlier layer. The word before the first "woodchuck" is the first "a", so the key of "woodchuck" means "I come after
+# an a", which is exactly what the query of the second "a" looks for. The head never saw this sentence during training.
+# After the second "woodchuck", it bets on "chuck", which is wrong.
+#
+# </details>
 
 # %% [markdown]
 # ## How large may a score be?
@@ -159,14 +163,15 @@ def safe_softmax(S):
 # *Standard attention* runs the definition step by step, as three kernels. Each kernel loads its inputs from HBM and
 # stores its result there. To count this traffic, we use a convention and a tool. By convention, capital letters denote
 # arrays in HBM. When such an array appears with brackets to the right of an equals sign, its elements are *loaded* onto
-# the chip. When it appears with brackets to the left, elements are *stored*. The tool is a *meter*, which watches these
-# arrays and counts the loads and stores:
+# the chip. When it appears with brackets to the left, elements are *stored*. The elements that a program loads and
+# stores are its *requests*. The tool is a *meter*, which watches these arrays and counts the requests:
 
 
 # %%
 def standard(Q, K, V, tau, trace=UNWATCHED):
-    S, P = np.empty((2, len(Q), len(K)))
-    Q, K, V, S, P, O = trace.hbm(Q=Q, K=K, V=V, S=S, P=P, O=np.empty(Q.shape))  # from here on the meter watches
+    N_q, N_k = len(Q), len(K)
+    S, P, O = np.empty((N_q, N_k)), np.empty((N_q, N_k)), np.empty(Q.shape)
+    Q, K, V, S, P, O = trace.hbm(Q=Q, K=K, V=V, S=S, P=P, O=O)  # the same arrays, but now the meter watches them
     S[:] = tau * (Q[:] @ K[:].T)  # two loads, one store
     P[:] = safe_softmax(S[:])
     O[:] = P[:] @ V[:]
@@ -185,12 +190,16 @@ print("in total:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # S is stored and loaded back, and so is P, which makes 4 · 64 elements. Loading Q, K and V and storing O adds another 4
 # · 32.
 #
-# Does every load from HBM reach the memory itself? L2 is on the way, and it may still hold the requested bytes. If a
-# load or store goes all the way, we say that it reaches *DRAM*, which is the kind of memory that HBM is made of. For a
-# long text, all of the elements above reach DRAM. S and P do so because they are too large for L2. Q, K and V are
-# small, and a GPU kernel loads them in pieces, some of them many times. But L2 serves all of these loads except the
-# first one of each piece, so each of the three matrices still comes from DRAM once. Chapter 04 also counts what passes
-# through L2.
+# Does every request reach the memory itself? L2 is on the way, and it serves a load itself if it still holds the
+# requested bytes. If a request goes all the way, we say that it *reaches DRAM*, which is the kind of memory that HBM is
+# made of. All bytes that reach DRAM are the *DRAM traffic*. Requests and DRAM traffic can be very different, as chapter
+# 04 shows, but for `standard` and a long text, they are the same. S and P are too large for L2, so all their elements
+# reach DRAM, and each element of Q, K, V and O is requested only once.
+#
+# Real kernels request Q, K and V more often. They compute S in tiles, and a tile needs the matching rows of Q and K.
+# The same rows of K are therefore requested again for every block of rows of Q. But Q, K and V are small, so L2 serves
+# these repeated requests, and each of the three matrices still reaches DRAM only once. The DRAM traffic of real kernels
+# is thus also $4N^2 + 4Nd$ elements.
 #
 # If you pass no meter, the default `UNWATCHED` makes the same lines run on plain arrays. The only parts of a meter that
 # you need are `meter.loads("Q")`, `meter.stores("Q")` and `meter.hbm_elements`.
@@ -202,9 +211,10 @@ print("in total:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # moved.
 #
 # - FLOPs: $QK^\top$ takes d multiply-adds per score, and $PV$ takes d per weight, so together they take $4N^2 d$ FLOPs.
-# - Bytes: S takes four bytes per score, because an error of 0.1 in a score changes its weight by a tenth. P takes only
-#   two bytes per weight, in the tensor cores' format, because a weight is between 0 and 1 and tolerates the rounding.
-#   Both are stored once and loaded once, so a score and its weight together cost 12 bytes.
+# - Bytes: S takes four bytes per score. In bf16, which keeps only 8 significant bits, a score between 16 and 32 could
+#   be off by 0.06, and its weight by 6%. P takes only two bytes per weight, in the tensor cores' format, because a
+#   weight is between 0 and 1, and the same rounding changes it by less than half a percent. Both are stored once and
+#   loaded once, so a score and its weight together cost 2 · 4 + 2 · 2 = 12 bytes.
 #
 # **Predict.** For a product of two large N × N matrices, a larger N means more FLOPs per byte. Is the same true of
 # attention?
@@ -279,11 +289,11 @@ print("in total:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # $$\begin{aligned} ds_k &= \sum_j dp_j\, \frac{\partial p_j}{\partial s_k} = p_k\, dp_k - p_k \sum_j p_j\, dp_j \\
 # &= p_k\,(dp_k - D), \quad D = \sum_j p_j\, dp_j . \end{aligned}$$
 #
-# Query 0 has p = (1/4, 1/2, 1/4), and for $\varphi = O_{00}$ its dp is (8, 2, 0). This gives $D = 8/4 + 2/2 = 3$, which
-# is $O_{00}$, and ds = (5/4, −1/2, −3/4).
+# Query 0 has p = (1/4, 1/2, 1/4), and for $\varphi = O_{00}$ its dp is (8, 2, 0). This gives $D = 8/4 + 2/2 = 3$ and
+# ds = (5/4, −1/2, −3/4). It is no coincidence that D is $O_{00}$.
 #
-# D is the weighted mean of the row's dp, and it can also be computed without the row of P. Let $do_i$, $v_j$ and $o_i$
-# be rows of dO, V and O. Then $dP_{ij} = do_i \cdot v_j$, so
+# D is the weighted mean of the row's dp. It can also be computed without the row of P, from the output. Let $do_i$,
+# $v_j$ and $o_i$ be rows of dO, V and O. Then $dP_{ij} = do_i \cdot v_j$, so
 #
 # $$D_i = \sum_j P_{ij}\,(do_i \cdot v_j) = do_i \cdot \sum_j P_{ij} v_j = do_i \cdot o_i .$$
 #
@@ -294,8 +304,8 @@ print("in total:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # %% [markdown]
 # ## How do we know that a gradient is right?
 #
-# The five lines of `backward` below are Algorithm 3 of the FlashAttention paper (FA1.A3 in our tags). They compute D as
-# the row sum of $P \circ dP$, which is the same number as $do \cdot o$.
+# The five lines of `backward` below are Algorithm 3 of the FlashAttention paper (FA1.A3 in our tags). As in the paper,
+# D is the row sum of $P \circ dP$ here. In chapter 05, we use the cheaper $do \cdot o$, which is the same number.
 
 
 # %%
@@ -337,15 +347,18 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau *
 # %% [markdown]
 # ## Can we do without S and P?
 #
-# The second failure was the memory that S and P take. In fact, one number per row is enough to turn any score in that
-# row into its probability. This number is the *logsumexp* $L_i = \log \sum_j e^{S_{ij}}$:
+# The second failure was the memory that S and P take. What if we compute one query at a time? We load all keys and
+# values, compute the query's row of scores, its weights and its output, and then throw the row away. That way, we never
+# hold more than one row of S and P.
+#
+# But the weights will be needed again for the gradients. One number per row is enough to turn any score in that row
+# into its weight. This number is the *logsumexp* $L_i = \log \sum_j e^{S_{ij}}$:
 #
 # $$P_{ij} = e^{S_{ij}} / e^{L_i} = e^{S_{ij} - L_i} .$$
 #
-# It would therefore be enough to keep only L. For one query at a time, we can load all keys to compute L, and then load
-# the keys again, this time together with the values, to compute p and o. That way, we never hold more than one row of S
-# and P. Appendix B.1 of the [FlashAttention paper](https://arxiv.org/abs/2205.14135) does this, but its $L_i$ is the
-# plain sum $\sum_j e^{S_{ij}}$, without the logarithm.
+# It is therefore enough to keep O and L, and to compute a score again when its weight is needed. Appendix B.1 of the
+# [FlashAttention paper](https://arxiv.org/abs/2205.14135) does this, but its $L_i$ is the plain sum $\sum_j
+# e^{S_{ij}}$, without the logarithm.
 #
 # **Build.** `by_rows(Q, K, V, tau)` computes O and L one query at a time, and never holds anything of size N × N. To
 # keep large scores from overflowing, let $m$ be the row's maximum and compute $L = m + \log \sum_j e^{s_j - m}$.
@@ -368,7 +381,7 @@ check(
     by_rows,
     rows("one query and three keys. Is L a logarithm, and is o a weighted mean of values?", 1, 3, 1.0),
     rows("five queries and three keys. How many rows does O have, and how many entries does L have?", 5, 3, 1.0),
-    rows("τ = 0.5. Is it in the scores of both passes?", 4, 6, 0.5),
+    rows("τ = 0.5. Is it in the scores?", 4, 6, 0.5),
     rows("scores near 1,000. Is m subtracted before e^s, and added back into L?", 4, 6, 0.5, size=1000),
     names=("O", "L"),
 )
@@ -380,32 +393,36 @@ check(
 # def by_rows(Q, K, V, tau):
 #     O, L = np.empty((len(Q), V.shape[1])), np.empty(len(Q))
 #     for i, q in enumerate(Q):
-#         s = tau * (K @ q)  # (N_k,): the first time that all keys are loaded
+#         s = tau * (K @ q)  # (N_k,): loads all keys
 #         m = s.max()
 #         L[i] = m + np.log(np.exp(s - m).sum())
-#         p = np.exp(tau * (K @ q) - L[i])  # the second time
-#         O[i] = p @ V
+#         O[i] = np.exp(s - L[i]) @ V  # loads all values
 #     return O, L
 # ```
 # </details>
 #
 # **Predict.** For N = 512, `by_rows` holds a row of 512 numbers, whereas S and P have half a million. With d = 64, how
-# many elements does `by_rows` move, compared with standard attention?
+# many elements does `by_rows` request, compared with standard attention?
 #
 # - ☐ about as many
-# - ☐ about a fortieth
-# - ☐ about 40 times as many
+# - ☐ about a thirtieth
+# - ☐ about 30 times as many
 #
 # <details><summary>Answer</summary>
 #
-# **about 40 times as many.** For each query, `by_rows` loads all keys twice and all values once, which makes $3dN^2 =
-# 192N^2$ elements. According to the meter's formula, standard attention moves only $4N^2 + 4Nd = 4.5N^2$. How much
-# memory a method needs and how many elements it moves are thus two different costs.
+# **about 30 times as many.** For each query, `by_rows` loads all keys and all values, which makes $2dN^2 = 128N^2$
+# elements. According to the meter's formula, standard attention requests only $4N^2 + 4Nd = 4.5N^2$. How much memory a
+# method needs and how many elements it requests are thus two different costs.
+#
+# Most of these requests don't reach DRAM, because L2 holds K and V. But bytes from L2 also cost time. At two bytes per
+# element, the requests of `by_rows` are $256N^2$ bytes. At 102 FLOPs each (chapter 00), they take as long as
+# $26{,}000\,N^2$ FLOPs, which is about ten times as long as DRAM takes for the $12N^2$ bytes of S and P.
 # </details>
 #
-# What if a whole block of queries shared each load of the keys? Their scores with all keys would not fit on the chip,
-# so the keys would have to come block by block, and a row of S would arrive in pieces. The next chapter asks whether a
-# softmax can be computed that way.
+# What if a whole block of queries shared each load of the keys and values? With 128 queries per block, there would be
+# 128 times fewer of these requests. But for 8,192 keys, the scores of 128 queries take 128 · 8,192 · 4 bytes, or 4 MiB,
+# which does not fit into the 228 KiB of an SM. The keys would therefore have to come block by block, and a row of S
+# would arrive in pieces. The next chapter asks whether a softmax can be computed that way.
 
 # %% [markdown]
 # ## Recap
@@ -445,6 +462,9 @@ intensity = cost("standard", N=4096, d=128).intensity("crossed")
 verdict("42 FLOPs per byte, a fifth of what the GPU could do", [round(intensity), round(intensity / 20.6)] == [42, 2])
 reached = reasons.timed(load("ladder"), causal=False, d=128).rate("r00_standard") * 1e12 / chips.H200.tensor_flops
 verdict("measured: 14%", round(reached, 2) == 0.14)
+price = prices(chips.H200).in_flops()
+rows_from_l2, both_from_dram = 2 * 2 * 64 * price["l2"], 12 * price["dram"]
+verdict("by_rows: 26,000 N² FLOPs for L2, ten times DRAM's", [round(rows_from_l2, -3), rows_from_l2 // both_from_dram] == [26000, 10])
 growth = [held[2 * N] / held[N] for N in (4096, 8192)]
 verdict("twice the tokens take four times the memory", all(3.8 < x < 4.1 for x in growth) and refused == 32768)
 
