@@ -6,12 +6,12 @@
 Each file is one rung and can be read alone, because it imports no other rung. The first line of the file names the one
 change that the rung makes, and two neighbouring rungs differ by that change only. `forward` accepts q, k and v of shape
 (batch, heads, N, d) in fp16 or bf16, with the same number of heads in all three. N may differ between q and k. d is a
-power of two from 16 on for the Triton rungs, and 64 or 128 for the Gluon rungs, which need a Hopper GPU. `fa2-lab
-ladder 08 --run` runs rung 08 by itself.
+power of two from 16 on for the Triton rungs, and 64 or 128 for the Gluon rungs, which need a Hopper GPU.
+`fa2-lab ladder 08 --run` runs rung 08 by itself.
 
 The folder has other kernels as well. s00 and s01 are two ways for warps to share a tile, and x23 is rung 23 with some
-exponentials computed by the FMA units. b00, b01 and b02 are three ways for the backward to sum dQ. Their backward(q, k,
-v, O, L, dO, causal) returns dQ, dK and dV. b02 is written in Gluon.
+exponentials computed by the FMA units. b00, b01 and b02 are three ways for the backward to sum dQ. Their
+`backward(q, k, v, O, L, dO, causal)` returns dQ, dK and dV. b02 is written in Gluon.
 """
 
 import ast

@@ -100,7 +100,7 @@ def backward_kernel(Q, K, V, dO, L, D, dQ, dK, dV, N_q, N_k, tau, CAUSAL: tl.con
 def backward(q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, dO: Tensor, causal: bool) -> tuple[Tensor, ...]:
     """Return dQ, dK and dV in the shapes and types of q, k and v. O and L are the results of the forward pass."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
-    no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply it
+    no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply bf16
     Q, K, V, O, dO = (x.to(torch.float32 if no_bf16 else q.dtype).contiguous() for x in (q, k, v, O, dO))
     L, D = L.contiguous(), torch.empty_like(L, memory_format=torch.contiguous_format)
     dQ = torch.zeros(q.shape, dtype=torch.float32, device=q.device)  # FA2.A2.L3

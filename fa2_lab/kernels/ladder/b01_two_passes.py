@@ -65,7 +65,7 @@ def D_kernel(O, dO, D, N_q, d: tl.constexpr, B_r: tl.constexpr):
 @triton.jit
 def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr,
              B_r: tl.constexpr, B_c: tl.constexpr):  # fmt: skip
-    """Compute dK and dV of one column block. They stay on chip until all row blocks that see it are visited."""
+    """Compute dK and dV of one column block on chip, in a loop over the row blocks that see the columns."""
     j, head = tl.program_id(0) * B_c, tl.program_id(1).to(tl.int64)
     Q, dO, L, D = Q + head * N_q * d, dO + head * N_q * d, L + head * N_q, D + head * N_q
     K, V, dK, dV = K + head * N_k * d, V + head * N_k * d, dK + head * N_k * d, dV + head * N_k * d
@@ -89,7 +89,7 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, N_q, N_k, tau, CAUSAL: tl.constexpr, d: 
 @triton.jit
 def bwd_dq(Q, K, V, dO, L, D, dQ, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr, B_r: tl.constexpr,
            B_c: tl.constexpr):  # fmt: skip
-    """Compute dQ of one row block. It stays on chip until all column blocks that the rows see are visited."""
+    """Compute dQ of one row block on chip, in a loop over the column blocks that the rows see."""
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)
     Q, dO, L, D = Q + head * N_q * d, dO + head * N_q * d, L + head * N_q, D + head * N_q
     K, V, dQ = K + head * N_k * d, V + head * N_k * d, dQ + head * N_q * d
@@ -110,7 +110,7 @@ def bwd_dq(Q, K, V, dO, L, D, dQ, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.con
 def backward(q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, dO: Tensor, causal: bool) -> tuple[Tensor, ...]:
     """Return dQ, dK and dV in the shapes and types of q, k and v. O and L are the results of the forward pass."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
-    no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply it
+    no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply bf16
     Q, K, V, O, dO = (x.to(torch.float32 if no_bf16 else q.dtype).contiguous() for x in (q, k, v, O, dO))
     L, D = L.contiguous(), torch.empty_like(L, memory_format=torch.contiguous_format)
     dQ = torch.empty(q.shape, dtype=q.dtype, device=q.device)

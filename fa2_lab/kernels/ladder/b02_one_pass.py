@@ -38,7 +38,7 @@ def starts_kernel(O, dO, L, starts, N_q, tau, d: tl.constexpr, B_r: tl.constexpr
     D_i = tl.sum(do_i * o_i, 1)  # (B_r,)  FA2.A2.L4
     L_i = tl.load(L + head * N_q + row, mask=row < N_q, other=NEG_INF)
     at = starts + (head * tl.num_programs(0) + i) * (2 * B_r) + tl.arange(0, B_r)
-    tl.store(at, tl.where(L_i == NEG_INF, NEG_INF, -L_i / tau))  # P of a row that sees no key, or is none, is 0
+    tl.store(at, tl.where(L_i == NEG_INF, NEG_INF, -L_i / tau))  # P is 0 in rows that see no key or do not exist
     tl.store(at + B_r, -D_i)
 
 
@@ -148,7 +148,7 @@ def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, here, sizes, CAUSAL: gl
     seen_from = key + N_q - N_k if CAUSAL else 0 * key  # (64,), the first row that sees a key
     seen_from = gl.where(key < N_k, seen_from, NO_ROW)  # (64,)
     full = j + B_c - 1 + N_q - N_k if CAUSAL else 0  # from this row on, every row sees all 128 keys
-    full = gl.where(j + B_c > N_k, NO_ROW, full)  # unless some do not exist
+    full = gl.where(j + B_c > N_k, NO_ROW, full)  # unless some of these keys do not exist
     k_j, v_j = take(k, 0), take(v, c)  # (128, d), (64, d)
     dk_j = gl.zeros([64, d], gl.float32, accumulator(d))  # FA2.A2.L7
     dv_j = gl.zeros([64, d], gl.float32, accumulator(d))  # FA2.A2.L7
@@ -182,7 +182,7 @@ def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, here, sizes, CAUSAL: gl
         release(do, n)
         release(started, n)
         dq_i = hopper.warpgroup_mma_wait(0, deps=[dq_i])
-        tma.store_wait(0)  # the part before has left dq
+        tma.store_wait(0)  # the previous half of dQ has left dq
         dq.index(c).reshape([64, 64]).store(dq_i)
         hopper.fence_async_shared()
         at = [head, i * B_r + (64 * c if d == 64 else 0), 0 if d == 64 else 64 * c]
@@ -200,11 +200,11 @@ def backward_kernel(Q, K, V, dO, starts, dQ, dK, dV, N_q, N_k, tau, tau_log2, CA
     first, T_r = gl.maximum(j + N_q - N_k, 0) // B_r if CAUSAL else 0, gl.cdiv(N_q, B_r)
     q, do, started, k, v = ring(Q, 2, 2), ring(dO, 2, 2), ring(starts, 2, 2), ring(K, 1, 2), ring(V, 2, 2)
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([B_c, B_r], Q.dtype)
-    ds = gl.allocate_shared_memory(Q.dtype, [2, B_c, B_r], DS)  # two, because a consumer may be a step ahead
-    dq = gl.allocate_shared_memory(gl.float32, [2, 1, 64, 64], dQ.layout)  # where a half waits to be added
+    ds = gl.allocate_shared_memory(Q.dtype, [2, B_c, B_r], DS)  # two buffers, because a consumer may be a step ahead
+    dq = gl.allocate_shared_memory(gl.float32, [2, 1, 64, 64], dQ.layout)  # where half of dQ waits to be added
     both = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(both, count=2)
-    hopper.fence_async_shared()  # the copy engine sees the barriers
+    hopper.fence_async_shared()  # so that TMA sees the barriers
     rings, shared = (q, k, v, do, started), (ds, both, dq)
     here, sizes = (head, j, first, T_r), (N_q, N_k, tau, tau_log2)
     gl.warp_specialize([

@@ -27,7 +27,7 @@ def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
 
 @triton.jit
 def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau):
-    """Update a row block's o, ℓ and m with one tile of keys, of which row r sees the first seen[r]."""
+    """Update o, ℓ and m of a row block with one tile of K and V, of which row r sees the first seen[r] keys."""
     s_ij = tau * tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA1.A2.L10
     s_ij = tl.where(tl.arange(0, k_j.shape[0])[None, :] < seen[:, None], s_ij, NEG_INF)  # FA1.A2.L11
     m_ij = tl.maximum(tl.max(s_ij, 1), LOWEST)  # (B_r,)  FA1.A2.L12
@@ -70,7 +70,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.con
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
-    no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply it
+    no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply bf16
     Q, K, V = (x.to(torch.float32 if no_bf16 else q.dtype).contiguous() for x in (q, k, v))
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)

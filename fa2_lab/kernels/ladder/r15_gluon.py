@@ -1,9 +1,9 @@
 """Rung 15, Gluon: the code spells out the tiles, stages and copies of rung 14, which Triton chose before.
 
-This step is more than one change, because Gluon brings its own habits. The two loops become one loop from right to
-left, in which an `if` decides whether a tile is masked. Numbers of p are rounded in pairs, by an instruction that
-Triton does not choose. The kernel waits for P V at once, although Triton let that matmul run on. Rung 20 lets it run on
-again. The kernel needs a Hopper GPU, 16-bit inputs, and d = 64 or 128.
+This step is more than one change, because Gluon code differs from Triton code in other ways as well. The two loops
+become one loop from right to left, in which an `if` decides whether a tile is masked. Numbers of p are rounded in
+pairs, by an instruction that Triton does not choose. The kernel waits for P V at once, although Triton let that matmul
+run on. Rung 20 lets it run on again. The kernel needs a Hopper GPU, 16-bit inputs, and d = 64 or 128.
 """
 
 import math
@@ -71,7 +71,7 @@ def scores(q_i, k_j):
 def mask(s_ij, j, seen):
     """Return the scores of keys j, j + 1, …, with −∞ for keys from seen[r] on, which row r does not see."""
     col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
-    # 2 and 4 in a column's number are the lane's part: without them it is a constant, and takes no register
+    # bits 2 and 4 of a column's index depend on the lane; without them, the index is a constant, and takes no register
     return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
 
 
@@ -106,13 +106,13 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
     i = i * 64
     row = i + gl.arange(0, 64, ROWS)  # (64,)
     seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
-    full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of so many tiles
+    full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of this many tiles
     T_c = gl.cdiv(keys_seen(i + 63, N_q, N_k, CAUSAL), B_c)  # no row sees a key of the tiles from here on
 
     q, q_here = room(Q, 1)
     k, k_here = room(K, STAGES)
     v, v_here = room(V, STAGES)
-    hopper.fence_async_shared()  # the copy engine sees the barriers
+    hopper.fence_async_shared()  # so that TMA sees the barriers
     start(Q, head, i, q, q_here, n=0, there=True)  # FA2.A1.L4
     for n in gl.static_range(STAGES - 1):
         start(K, head, (T_c - 1 - n) * B_c, k, k_here, n, n < T_c)  # FA2.A1.L7
@@ -124,8 +124,8 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
     m_i = gl.full([64], LOWEST, gl.float32, ROWS)  # FA2.A1.L5
     for n in range(T_c):  # from right to left: the masked tiles come first  FA2.A1.L6
         j = T_c - 1 - n
-        ahead = n + STAGES - 1  # goes where tile n − 1 lay
-        gl.barrier()  # nobody reads tile n − 1 any more
+        ahead = n + STAGES - 1  # is copied into the stage of tile n − 1
+        gl.barrier()  # no warp reads tile n − 1 any more
         start(K, head, (T_c - 1 - ahead) * B_c, k, k_here, ahead, ahead < T_c)  # FA2.A1.L7
         start(V, head, (T_c - 1 - ahead) * B_c, v, v_here, ahead, ahead < T_c)  # FA2.A1.L7
         mbarrier.wait(k_here.index(n % STAGES), n // STAGES & 1)

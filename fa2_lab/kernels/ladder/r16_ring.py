@@ -93,7 +93,7 @@ def scores(q_i, k_j):
 def mask(s_ij, j, seen):
     """Return the scores of keys j, j + 1, …, with −∞ for keys from seen[r] on, which row r does not see."""
     col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
-    # 2 and 4 in a column's number are the lane's part: without them it is a constant, and takes no register
+    # bits 2 and 4 of a column's index depend on the lane; without them, the index is a constant, and takes no register
     return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
 
 
@@ -136,7 +136,7 @@ def consumer(O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL: gl.constex
     ROWS: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
     row = i + gl.arange(0, 64, ROWS)  # (64,)
     seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
-    full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of so many tiles
+    full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of this many tiles
 
     q_i = take(q, 0)  # FA2.A1.L4
     o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
@@ -174,7 +174,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
     i = i * 64
     T_c = gl.cdiv(keys_seen(i + 63, N_q, N_k, CAUSAL), K.block_shape[1])  # tiles from here on are seen by no row
     q, k, v = ring(room(Q, 1)), ring(room(K, STAGES)), ring(room(V, STAGES))
-    hopper.fence_async_shared()  # the copy engine sees the barriers
+    hopper.fence_async_shared()  # so that TMA sees the barriers
     consume = (O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL)
     gl.warp_specialize([(consumer, consume), (producer, (Q, K, V, q, k, v, head, i, T_c))], [1], [24])
 

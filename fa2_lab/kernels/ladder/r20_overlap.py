@@ -22,7 +22,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 NEG_INF = gl.constexpr(float("-inf"))
 LOWEST = gl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
 LN2 = gl.constexpr(math.log(2))
-SIZES = {64: (3, 128, 4), 128: (2, 128, 3)}  # by d: consumers, keys of a tile, stages; what fits in one SM
+SIZES = {64: (3, 128, 4), 128: (2, 128, 3)}  # by d: consumers, keys per tile, stages, as they fit in one SM
 Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers for each
 
 
@@ -93,7 +93,7 @@ def scores(q_i, k_j):
 def mask(s_ij, j, seen):
     """Return the scores of keys j, j + 1, …, with −∞ for keys from seen[r] on, which row r does not see."""
     col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
-    # 2 and 4 in a column's number are the lane's part: without them it is a constant, and takes no register
+    # bits 2 and 4 of a column's index depend on the lane; without them, the index is a constant, and takes no register
     return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
 
 
@@ -139,10 +139,10 @@ def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, C
     i = i + 64 * c
     row = i + gl.arange(0, 64, ROWS)  # (64,)
     seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
-    full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of so many tiles
+    full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of this many tiles
     used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # keys that its rows see, if it has any rows
     mine = gl.maximum(gl.cdiv(used, B_c), 1)  # tiles, at least one
-    begin = T_c - mine  # tiles before it only other consumers' rows see
+    begin = T_c - mine  # tiles before `begin` are seen by other consumers only
 
     q_i = take(q, c)  # FA2.A1.L4
     o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
@@ -200,7 +200,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
     T_c = gl.maximum(T_c, 1)  # rows that see no key visit one tile all the same
     q = ring(room(Q, CONSUMERS), 1)
     k, v = ring(room(K, STAGES), CONSUMERS), ring(room(V, STAGES), CONSUMERS)
-    hopper.fence_async_shared()  # the copy engine sees the barriers
+    hopper.fence_async_shared()  # so that TMA sees the barriers
     first = (0, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL)
     second = (1, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL)
     third = (2, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL)

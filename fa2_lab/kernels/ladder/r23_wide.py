@@ -19,9 +19,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 NEG_INF = gl.constexpr(float("-inf"))
 LOWEST = gl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
 LN2 = gl.constexpr(math.log(2))
-LAG = gl.constexpr(8.0)  # m is raised when a score lies so far above it, in powers of 2
-SIZES = {64: (3, 128, 4, True), 128: (3, 64, 5, False)}  # by d: consumers, keys of a tile, stages; if O lies apart
-FEW = {64: SIZES[64], 128: (2, 128, 2, True)}  # where an SM has fewer than 4 blocks of 192 rows
+LAG = gl.constexpr(8.0)  # m is raised when a score exceeds m by this much, in powers of 2
+SIZES = {64: (3, 128, 4, True), 128: (3, 64, 5, False)}  # by d: consumers, keys per tile, stages, is O apart
+FEW = {64: SIZES[64], 128: (2, 128, 2, True)}  # if an SM has fewer than 4 blocks of 192 rows
 counter_on = cache(lambda device: torch.zeros(1, dtype=torch.int32, device=device))  # 0 between launches on one stream
 Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers for each
 
@@ -113,7 +113,7 @@ def scores(q_i, k_j):
 def mask(s_ij, j, seen):
     """Return the scores of keys j, j + 1, …, with −∞ for keys from seen[r] on, which row r does not see."""
     col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
-    # 2 and 4 in a column's number are the lane's part: without them it is a constant, and takes no register
+    # bits 2 and 4 of a column's index depend on the lane; without them, the index is a constant, and takes no register
     return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
 
 
@@ -206,12 +206,12 @@ def producer(Q, K, V, counter, q, k, v, o, mailbox, N_q, N_k, heads, l2_group, C
             fill(q, CONSUMERS * r + c, Q, head, i + 64 * c)  # FA2.A1.L4
         for n in range(T_c):  # from right to left: the masked tiles come first  FA2.A1.L6
             fill(k, first + n, K, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
-            if n == T_c - 1:  # asked for before the last copy, the answer is there after it
+            if n == T_c - 1:  # fetched before the last copy, so that the number arrives during it
                 t = gl.num_programs(0) + gl.atomic_add(counter, 1, sem="relaxed")
             fill(v, first + n, V, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
         r, first = r + 1, first + T_c
     send(mailbox, r, -1)
-    if t == gl.num_programs(0) + blocks - 1:  # the last to draw makes the counter ready for the next launch
+    if t == gl.num_programs(0) + blocks - 1:  # the last program to fetch resets the counter for the next launch
         gl.store(counter, 0)
 
 
@@ -219,7 +219,7 @@ def producer(Q, K, V, counter, q, k, v, o, mailbox, N_q, N_k, heads, l2_group, C
 def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: gl.constexpr):
     """Run as consumer warpgroup c: compute O and L of its 64 rows in every row block that this program fetches."""
     CONSUMERS: gl.constexpr = o.shape[0]
-    APART: gl.constexpr = q.tiles.shape[0] > CONSUMERS  # O does not lie where Q lay
+    APART: gl.constexpr = q.tiles.shape[0] > CONSUMERS  # O has a buffer of its own, not that of Q
     B_c: gl.constexpr = k.tiles.shape[2]
     d: gl.constexpr = k.tiles.shape[3]
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, d, 16])
@@ -227,14 +227,14 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
     r, first, t = 0, 0, receive(mailbox, 0)
     while t >= 0:
         i, head, T_c = tile_coord(t, N_q, N_k, heads, l2_group, CAUSAL, 64 * CONSUMERS, B_c)
-        q_n = CONSUMERS * r + c  # its tile of Q; those of K and V are counted from `first` on
+        q_n = CONSUMERS * r + c  # its tile of Q; tiles of K and V are counted from `first` on
         i = i + 64 * c
         row = i + gl.arange(0, 64, ROWS)  # (64,)
         seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
-        full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of so many tiles
+        full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of this many tiles
         used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # keys that its rows see, if it has any rows
         mine = gl.maximum(gl.cdiv(used, B_c), 1)  # tiles, at least one
-        begin, end = first + T_c - mine, first + T_c  # tiles before it only other consumers' rows see
+        begin, end = first + T_c - mine, first + T_c  # tiles before `begin` are seen by other consumers only
         q_i = take(q, q_n)  # FA2.A1.L4
         o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
         for n in range(first, begin):
@@ -277,13 +277,13 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
         l_i = gl.where(empty, 1.0, l_i)
         o_i = gl.convert_layout(1.0 / l_i, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i  # (64, d)  FA2.A1.L12
         L_i = gl.where(empty, NEG_INF, (m_i + gl.log2(l_i)) * LN2)  # (64,)  FA2.A1.L13
-        tma.store_wait(0)  # the row block before has left o
+        tma.store_wait(0)  # the previous row block has left o
         o.index(c).reshape([64, d]).store(o_i.to(O.dtype))
         hopper.fence_async_shared()
         tma.async_store(O, [head, i, 0], o.index(c))  # FA2.A1.L14
         gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
         if not APART:
-            tma.store_wait(0)  # O has left, and Q may come
+            tma.store_wait(0)  # O has left the buffer, so the next Q may be copied
             release(q, q_n)
         r, first = r + 1, first + T_c
         t = receive(mailbox, r)
@@ -298,7 +298,7 @@ def forward_kernel(Q, K, V, O, L, counter, N_q, N_k, heads, l2_group, tau_log2, 
     o = room(O, CONSUMERS) if APART else q.tiles
     k, v = ring(room(K, STAGES), CONSUMERS), ring(room(V, STAGES), CONSUMERS)
     mailbox = ring(gl.allocate_shared_memory(gl.int32, [1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])), CONSUMERS)
-    hopper.fence_async_shared()  # the copy engine sees the barriers
+    hopper.fence_async_shared()  # so that TMA sees the barriers
     first = (0, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_group, tau_log2, CAUSAL)
     second = (1, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_group, tau_log2, CAUSAL)
     third = (2, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_group, tau_log2, CAUSAL)

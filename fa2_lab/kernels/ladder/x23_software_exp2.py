@@ -16,9 +16,9 @@ from triton.experimental.gluon import language as gl
 
 from fa2_lab.kernels import ladder
 
-wide = ladder.copied("r23")  # its functions, and its softmax below in the place of its own
+wide = ladder.copied("r23")  # the functions of rung 23, with the softmax below instead of its own
 by_lanes, along, update_row_max, LAG = wide.by_lanes, wide.along, wide.update_row_max, wide.LAG
-EVERY = gl.constexpr(8)  # one exponential in so many goes to the FMA units, the others to the exponential unit
+EVERY = gl.constexpr(8)  # the FMA units compute one exponential out of this many
 
 
 @gluon.constexpr_function
@@ -32,7 +32,7 @@ mov.b32 n, t; mad.lo.s32 n, n, 0x800000, 0x3F800000; mov.b32 t, n; mul.rn.f32 {y
 
 @gluon.constexpr_function
 def one_in(every):
-    """Return PTX for 8 exponentials. One in `every` uses cubic(), and the others use the exponential unit."""
+    """Return PTX for 8 exponentials. One of `every` exponentials uses cubic(), the others the exponential unit."""
     soft = [i % every == every - 1 for i in range(8)]
     lines = [cubic(f"${i}", f"${8 + i}") if soft[i] else f"ex2.approx.ftz.f32 ${i}, ${8 + i};" for i in range(8)]
     return "\n".join(["{ .reg .f32 a, t, f, r; .reg .b32 n;", *lines, "}"])
@@ -40,7 +40,7 @@ def one_in(every):
 
 @gluon.jit
 def some_by_fma(x):
-    """Return 2^x. The FMA units compute one exponential in EVERY, and the exponential unit computes the others."""
+    """Return 2^x. The FMA units compute one of EVERY exponentials, and the exponential unit computes the others."""
     registers: gl.constexpr = "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f"
     return gl.inline_asm_elementwise(one_in(EVERY), registers, [x], gl.float32, is_pure=True, pack=8)
 

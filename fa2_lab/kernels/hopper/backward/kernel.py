@@ -93,13 +93,13 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
         if begin < end:
             full, seen_from = sequence.unmasked_from(col, length), sequence.seen_from(col)
             column = bh * scheduler.blocks + block
-            before_it = gl.minimum(part, begin)  # parts that are not empty, and add to the same dK and dV
-            place = row_blocks + column  # its counter, behind those of all row blocks
+            before_it = gl.minimum(part, begin)  # nonempty parts that add to the same dK and dV earlier
+            place = row_blocks + column  # its counter, after those of all row blocks
             pipes.mailbox.send(r, (end - begin, k_batch, head, col, full, seen_from, length, column, before_it, place))
-            keys = gl.where(sequence.N_q > 0, sequence.N_k, 0)  # what a packed sequence without rows has come as zeros
+            keys = gl.where(sequence.N_q > 0, sequence.N_k, 0)  # 0 without rows, so that tiles become zeros
             pipes.k.fill(r, K, k_batch, head, col, keys)  # FA2.A2.L6
             pipes.v.fill(r, V, k_batch, head, col, keys)  # FA2.A2.L6
-            gdc_wait()  # until the kernel before has ended: what follows reads what it wrote, and adds to its zeros
+            gdc_wait()  # until the kernel before has ended, because its results are read and its zeros are added to
             for m in range(begin, end):
                 q_head = head * geometry.group + m // seen
                 i = first + (seen - 1 - m % seen if pipes.sizes.last_first else m % seen)
@@ -168,7 +168,7 @@ def take(c: gl.constexpr, r, pipes, geometry):
         real = pipes.mailbox.read(r, "length") - pipes.mailbox.read(r, "col") - c * COLS
         zero_oob_rows(k, real)
         zero_oob_rows(v, real)
-    if geometry.left is not None:  # no row sees a key before the first row's first
+    if geometry.left is not None:  # no row sees a key before the first key of the first row
         unseen = geometry.begin(0) - pipes.mailbox.read(r, "col") - c * COLS
         zero_oob_rows(k, unseen, BEFORE=True)
         zero_oob_rows(v, unseen, BEFORE=True)
@@ -211,7 +211,7 @@ def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
         if pipes.sizes.dv_late and not seen.CUT:  # naming P is 1% faster, though ptxas moves no exponential
             dq, p = warpgroup_mma_wait(0, deps=[dq, p])
         else:
-            dq = warpgroup_mma_wait(0 if pipes.sizes.dv_late else 1, deps=[dq])  # dV's product, the last, may go on
+            dq = warpgroup_mma_wait(0 if pipes.sizes.dv_late else 1, deps=[dq])  # dV's matmul, the last one, may run on
         add_dq(c, n - 1, dq, sums, pipes)
     dp = start_dp(n, v, held, do, pipes)
     dp = warpgroup_mma_wait(0, deps=[dp])
@@ -233,8 +233,8 @@ def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
 def exchange(c: gl.constexpr, n, ds, pipes):
     """Store this consumer's dS of the n-th row block in shared memory, where both consumers read it in the next step.
 
-    Two buffers are therefore enough. The fence has two purposes. The tensor cores read the dS that was stored, and TMA
-    overwrites, once the rows are released, what rows.start() has read.
+    Two buffers are therefore enough. The fence is needed for two reasons. The tensor cores read the stored dS and, as
+    soon as the rows are released, TMA overwrites what rows.start() has read.
     """
     pipes.ds.index(n & 1).slice(c * COLS, COLS, 0).store(ds)
     fence_async_shared()
@@ -243,7 +243,7 @@ def exchange(c: gl.constexpr, n, ds, pipes):
 
 @gluon.jit
 def finish_dk(n, dk, ds, pipes, others: gl.constexpr):
-    """Wait for the matmul for dK while the `others` later matmuls go on, then release Q and dO of row block n."""
+    """Wait for the matmul for dK, but not for the `others` matmuls started later. Then release Q and dO."""
     dk, ds = warpgroup_mma_wait(others, deps=[dk, ds])
     pipes.rows.release(n)
     return dk
@@ -277,7 +277,7 @@ def finish(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale):
         if pipes.dq_semaphore.USED:
             pipes.dq_semaphore.pass_on(place)
     else:
-        N_k = pipes.mailbox.read(r, "length")  # of a packed sequence; else nobody asks
+        N_k = pipes.mailbox.read(r, "length")  # of a packed sequence; otherwise, the value is not used
         pipes.mailbox.release(r)
         store(c, dv, dV, batch, head, col, N_k, pipes)  # FA2.A2.L18
         store(c, dk * (scale * LN2), dK, batch, head, col, N_k, pipes)  # FA2.A2.L18
@@ -294,7 +294,7 @@ def store(c: gl.constexpr, x, X, batch, head, col, N_k, pipes):
     tma.async_store(X, tile_at(X, batch, head, col + c * COLS, N_k), tile)
 
 
-# A writer warp, where all add in turn ------------------------------------------------------------------------
+# A writer warp, if the order is fixed ------------------------------------------------------------------------
 
 
 @gluon.jit
@@ -320,7 +320,7 @@ def writer(c: gl.constexpr, sums, pipes):
 def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, dq_semaphore, cu_seqlens_q, cu_seqlens_k,
                     sequences, group, T_r, heads, parts, l2_group, left, right, scale, CAUSAL: gl.constexpr,
                     RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
-    """Compute dK and dV, and add up dQ, dK and dV in HBM where they are sums.
+    """Compute dK and dV, and add to the sums of dQ in HBM.
 
     Q, K, V and dO are tensor descriptors of (batch, heads, N, d). dK and dV are descriptors of the same kind, unless
     they are sums because several programs share a column block. sums.py describes `starts` and `sums`. `dq_semaphore`
@@ -353,8 +353,8 @@ def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, dq_
     READERS: gl.constexpr = 2 * CONSUMERS if IN_TURN else CONSUMERS
     mailbox = new_mailbox(NEXT_IN_TURN if IN_TURN and dK.dtype == gl.float32 else NEXT, READERS)
     pipes = BackwardPipes(k, v, rows, ds, ds_filled, dq, mailbox, semaphore, SIZES)
-    fence_async_shared()  # the copy engine must see the barriers
-    gdc_launch_dependents()  # the kernel after may come to SMs that have nothing left to do; it waits by itself
+    fence_async_shared()  # TMA must see the barriers
+    gdc_launch_dependents()  # the next kernel may start on SMs that are idle; it waits by itself
     # A thread of a consumer has 240 registers, any other 24.
     copies = Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts
     if IN_TURN:

@@ -1,4 +1,9 @@
-"""Host code that prepares the three launches of the Hopper backward from torch tensors."""
+"""Host code that prepares the three launches of the Hopper backward from torch tensors.
+
+The first launch zeros the sums of gradients in HBM, and writes the starts of S and dP, that is, the numbers from which
+their matmuls start. The second launch computes dK, dV and the sums of dQ. The third launch writes dQ from its sums.
+sums.py describes all of these numbers.
+"""
 
 import functools
 from collections.abc import Callable
@@ -29,12 +34,12 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
     if not host.fits(Q, K, V, tensors.key_lengths) or not copyable(dO.shape, dO.stride()):
         return None
     if sequences and options.windowed:
-        return None  # the consumers do not learn enough about a packed sequence for a window
+        return None  # the producer does not send the consumers enough about a packed sequence for a window
     chosen, parts = choose(tensors, options, deterministic)
     starts, dQ_sums, dK_sums, counters = shapes(Q, K, chosen, sequences)
     divided = parts > 1  # then dK and dV are sums as well, which follow those of dQ
     lines_of_sums = dQ_sums[0] + 2 * dK_sums[0] * divided
-    all_sums = lines_of_sums + counters[0] * deterministic, 32  # all are cleared together
+    all_sums = lines_of_sums + counters[0] * deterministic, 32  # all sums and counters are cleared together
     before = prepare_before(dO, O, tensors, options, chosen, all_sums)
     main = prepare_main(dO, tensors, options, chosen, parts, deterministic)
     after = prepare_after(tensors, options, chosen, divided)
@@ -143,7 +148,8 @@ def prepare_main(
 def prepare_after(tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, divided: bool) -> Launch:
     """Return the launch that writes dQ from its sums, and also dK and dV if `divided` is set.
 
-    There is one program per consumer's tile, and two tiles per row block or column block.
+    One program handles the tile of one consumer, so there are two programs per row block and, for dK and dV, four per
+    column block.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
@@ -157,6 +163,6 @@ def prepare_after(tensors: Tensors, options: Options, chosen: sizes.BackwardSize
 
 
 def enough_work(Q: Tensor, K: Tensor) -> bool:
-    """Return whether the Hopper kernel, not the portable one, is the fastest for calls with these shapes."""
+    """Return whether the Hopper kernel is the fastest choice for calls with Q and K of these shapes."""
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     return sizes.enough_work(d, N_q, N_k, batch * H, H != H_kv, multiprocessors(Q.device))

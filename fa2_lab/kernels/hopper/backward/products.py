@@ -71,7 +71,7 @@ def start_dk(n, dk, ds, pipes):
 
 @gluon.jit
 def start_dq(c: gl.constexpr, n, pipes):
-    """Start the matmul for this consumer's half of dQ of the n-th row block, over all 128 keys.
+    """Start the matmul for consumer c's half of dQ of the n-th row block, over all 128 keys.
 
     The half consists of half the columns of dQ or, if B_r is 128, of half its rows.
     """

@@ -1,9 +1,9 @@
 """What the consumers of the Hopper backward receive: row blocks of Q and dO, and which rows see their columns.
 
-A column block is 128 keys of one K/V head, 64 for each of two consumer warpgroups. Its rows are divided into row blocks
-of every query head that shares the K/V head. If the column block is divided among programs, each program visits only
-its part of these row blocks. Only the producer computes where the row blocks are, and sends the consumers the numbers
-that they need.
+A column block is 128 keys of one K/V head, 64 for each of two consumer warpgroups. The rows that see it belong to row
+blocks of all query heads that share the K/V head. If the column block is divided among programs, each program visits
+only its part of these row blocks. Only the producer computes where the row blocks are, and sends the consumers the
+numbers that they need.
 """
 
 import triton
@@ -22,17 +22,17 @@ NEXT = gl.constexpr(  # of a column block, in the mailbox; 0 steps say that ther
     ("steps", "batch", "head", "col", "unmasked_from", "seen_from", "length", "number")
 )
 SHOWN = gl.constexpr(("row", "number", "k_stage"))  # of a row block
-NEXT_IN_TURN = gl.constexpr((*NEXT.value, "turn", "place"))  # where dK and dV are added in turn: see semaphore.py
-SHOWN_IN_TURN = gl.constexpr((*SHOWN.value, "turn"))  # and where dQ is
+NEXT_IN_TURN = gl.constexpr((*NEXT.value, "turn", "place"))  # if dK and dV are added in a fixed order: see semaphore.py
+SHOWN_IN_TURN = gl.constexpr((*SHOWN.value, "turn"))  # and if dQ is added in a fixed order
 
 
 @triton.aggregate
 class SeeingRows:
-    """The rows that see a consumer's 64 columns, and from which row on all columns of the column block are seen."""
+    """The rows that see a consumer's 64 columns, and the first row that sees all 128 columns of the column block."""
 
     begin: gl.tensor  # (64,), for each column the first row that sees it
     full: gl.tensor  # the first row that sees all columns of the column block
-    end: gl.tensor | gl.constexpr  # the first row that does not see its first column any more; None: there is none
+    end: gl.tensor | gl.constexpr  # the first row that no longer sees the first column, or None if all later rows do
     CUT: gl.constexpr  # whether some tiles are masked
 
 
@@ -61,7 +61,7 @@ def first_rows(c: gl.constexpr, r, mailbox, geometry):
 
 @triton.aggregate
 class Rows:
-    """A ring of two stages for row blocks: tiles of Q and dO, and each row's starts of S and dP (sums.py).
+    """A ring of two stages for row blocks: tiles of Q and dO, and the numbers from which S and dP start (sums.py).
 
     compute-sanitizer's racecheck reports races on `shown`, because it does not see that barriers in shared memory order
     the accesses.
@@ -77,10 +77,10 @@ class Rows:
 
     @gluon.jit
     def fill(self, n, k_stage, Q, dO, starts, batch, head, i, N_q, number, turn):
-        """Producer: once its stage is empty, start copying row block i of a head into the ring, as the n-th row block.
+        """Producer: once the stage is empty, start copying row block i of a head into the ring, as the n-th row block.
 
-        N_q is the number of rows, `number` is the index of the row block among all of the call, and `turn` is the
-        number of column blocks that add to its dQ earlier.
+        N_q is the number of rows of the head, `number` is the index of row block i among all row blocks of the call,
+        and `turn` is the number of column blocks that add to dQ of this row block before the current one.
         """
         stage = n & 1
         filled = self.filled.index(stage)
@@ -106,14 +106,14 @@ class Rows:
     @gluon.jit
     def start(self, n, which: gl.constexpr):
         """Consumer: return the numbers, one per row, from which S (`which` is 0) or dP (1) starts, as (1, B_r)."""
-        # Threads read here what the copy engine will write anew: exchange() fences between this and release().
+        # Threads read here what TMA will overwrite, so exchange() fences between this read and release().
         both = self.starts.index(n & 1)
         both = both.reinterpret(gl.float32, [2, self.B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         return both.index(which).load(gl.SliceLayout(0, accumulator(self.B_r)))[None, :]
 
     @gluon.jit
     def first(self, n):
-        """Consumer: return the index, in its head, of the first row of the n-th row block."""
+        """Consumer: return the first row of the n-th row block, as an index in its head."""
         return self.shown.read(n, "row")
 
     @gluon.jit
@@ -133,7 +133,7 @@ class Rows:
     def k_stage(self, n):
         """Consumer: return the stage that holds the keys for the n-th row block.
 
-        To keep the addresses of K in registers instead would take 14 registers.
+        Keeping the addresses of K in registers instead would take 14 registers.
         """
         return self.shown.read(n, "k_stage")
 
@@ -145,7 +145,7 @@ class Rows:
 
 @gluon.jit
 def new_rows(Q, dO, starts, shown: gl.constexpr):
-    """Create an empty ring of two stages for tiles of Q and dO and lines of `starts`, which are all descriptors."""
+    """Create an empty ring of two stages for tiles of Q and dO and for `starts`. All three are descriptors."""
     B_r: gl.constexpr = Q.block_shape[-2]
     q = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), Q.layout)
     do = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), dO.layout)

@@ -33,7 +33,7 @@ setp.lt.u32 early, count, $2;
 @early bra AGAIN;
 fence.proxy.async.global;
 mov.u32 $0, count;
-}""")  # the fence: the copy engine, which reaches memory by another way, must not add before this
+}""")  # the fence: TMA, which reaches memory through another proxy, must not add before this
 IN_MEMORY = gl.constexpr("cp.async.bulk.wait_group 0; mov.u32 $0, 0;")
 
 
@@ -46,16 +46,16 @@ class Semaphore:
     """
 
     counters: gl.tensor | gl.constexpr  # pointer, or None
-    handed: gl.shared_memory_descriptor  # two barriers a consumer: a part of dQ lies there, and it has been read
+    handed: gl.shared_memory_descriptor  # two barriers per consumer: a part of dQ is stored, and it has been read
     USED: gl.constexpr
 
     @gluon.jit
     def hand_over(self, c: gl.constexpr, dq, place):
-        """Consumer c: store dq in the shared-memory buffer `place`, from which its writer will have it added.
+        """Consumer c: store its partial result dq in the shared-memory buffer `place`, from which its writer adds it.
 
         Call wait_for_room() first.
         """
-        tma.store_wait(0)  # dK and dV go through the same place
+        tma.store_wait(0)  # dK and dV go through the same buffer
         place.store(as_held(dq))
         fence_async_shared()
         mbarrier.arrive(self.handed.index(2 * c), count=1)
@@ -88,12 +88,12 @@ class Semaphore:
     def pass_on(self, number):
         """Increase the counter `number` once all additions by TMA are in memory, so that the next consumer can add."""
         gl.inline_asm_elementwise(IN_MEMORY, "=r", [], gl.int32, is_pure=False, pack=1)
-        all_threads()  # one of them has given it to the copy engine, another one counts
+        all_threads()  # one thread has given the addition to TMA, and another thread counts
         gl.atomic_add(self.counters + number, 1, sem="release")
 
 
 @gluon.jit
 def new_semaphore(counters):
-    """Create the semaphore of all consumers and their writers. `counters` is a pointer, or None for any order."""
+    """Create the semaphore of all consumers and their writers. `counters` is a pointer, or None for a free order."""
     USED: gl.constexpr = counters is not None
     return Semaphore(counters, barriers(2 * CONSUMERS, 1, USED), USED)

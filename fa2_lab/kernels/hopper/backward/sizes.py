@@ -11,7 +11,7 @@ from fa2_lab.kernels.hopper.shared.host import evenly, up_to
 from fa2_lab.kernels.launch import MiB
 from fa2_lab.kernels.tables import FEWER_REGISTERS, TIGHT
 
-DIMENSIONS = range(32, 129, 8)  # the copy engine fills them up with zeros to 64 or 128
+DIMENSIONS = range(32, 129, 8)  # TMA pads them with zeros to 64 or 128
 SMALLEST_SCALE = 2.0**-60  # S starts from −L/scale, which must not overflow
 
 
@@ -21,11 +21,11 @@ class BackwardSizes:
 
     B_r: int  # rows of a row block; a column block has 128 keys
     d_pad: int
-    dv_late: bool  # dV's product starts once dS is shown, not before dQ is handed over: fewer registers
-    dk_late: bool  # dK's product starts in the next step, not at the end of its own
+    dv_late: bool  # dV's matmul starts after dS is stored, not before dQ is handed over, to save registers
+    dk_late: bool  # dK's matmul starts in the next step, not at the end of its own
     hold_v: bool  # half of V stays in registers
     last_first: bool  # row blocks from the last to the first; the last is seen by all column blocks of a head
-    low_reg_schedule: bool = False  # whether the compiler must do with fewer registers than it would
+    low_reg_schedule: bool = False  # whether the compiler must use fewer registers than it would
 
     @property
     def options(self) -> dict:
@@ -70,7 +70,7 @@ PORTABLE = {  # d up to: (N_k, 64-row blocks an SM, and rows where few SMs are b
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int) -> bool:
-    """Return whether the Hopper kernel is the fastest for a call. `heads` counts the heads of all batch entries."""
+    """Return whether the Hopper kernel is the fastest choice. `heads` counts the heads of all batch entries."""
     per_SM = -(-N_q // 64) * heads / SMs
     keys, most, rows = up_to(d, PORTABLE | {256: (0, 0, 0)})  # beyond 128 prepare() takes none
     busy = 2 * -(-N_k // 64) * heads >= SMs  # half of the SMs, by the portable columns' programs

@@ -41,7 +41,7 @@ def add_tile(x, sums, at, place):
 @gluon.jit
 def add_lines(x, sums, at, place):
     """Let TMA add x (128, 32) to `sums` from line `at` on, through the equally large shared-memory buffer `place`."""
-    tma.store_wait(0)  # what was there before has been read
+    tma.store_wait(0)  # the previous content of the buffer has been read
     place.store(x)
     fence_async_shared()
     tma.async_atomic_add(sums, [at, 0], place)
@@ -51,7 +51,7 @@ def add_lines(x, sums, at, place):
 def as_held(x):
     """Return x (64, W) as (2 · W, 32), in the order in which a consumer's registers hold x, so that no data moves."""
     W: gl.constexpr = x.shape[1]
-    x = x.reshape([4, 2, 8, W // 8, 4, 2])  # row: warp, upper or lower 8, lane; column: 8 to a group, lane, pair
+    x = x.reshape([4, 2, 8, W // 8, 4, 2])  # row: warp, upper or lower 8, lane; column: group of 8, lane, pair
     return x.permute([3, 0, 2, 4, 1, 5]).reshape([2 * W, 32])
 
 
@@ -82,7 +82,7 @@ def bwd_preprocess(O, dO, L, dL, starts, sums, cu_seqlens_q, cu_seqlens_k, O_str
     decrease, all sums start from NaN instead of 0. The counters of semaphore.py then also start from NaN, whose bits,
     read as a whole number, exceed every turn, so that no writer waits.
     """
-    gdc_launch_dependents()  # the next kernel may come to SMs that have nothing left to do; it waits by itself
+    gdc_launch_dependents()  # the next kernel may start on SMs that are idle; it waits by itself
     PARTS: tl.constexpr = B_r // 64
     T_r = block_count(N_q, sequences, B_r)
     number, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
@@ -96,7 +96,7 @@ def bwd_preprocess(O, dO, L, dL, starts, sums, cu_seqlens_q, cu_seqlens_k, O_str
         tl.store(sums + at, zeros)  # FA2.A2.L3 FA2.A2.L7
 
     tokens = N_q
-    if cu_seqlens_q is not None:  # a packed sequence is found by its first row, in place of the batch entry
+    if cu_seqlens_q is not None:  # a packed sequence is addressed by its first row instead of a batch entry
         i, begin, N_q, _, _ = packed_block(i, cu_seqlens_q, N_q, cu_seqlens_q, N_q, sequences, B_r)
     first = i * B_r + part * 64
     batch = bh // H if cu_seqlens_q is None else begin
@@ -108,7 +108,7 @@ def bwd_preprocess(O, dO, L, dL, starts, sums, cu_seqlens_q, cu_seqlens_k, O_str
     at = tl.cast(bh, tl.int64) * tokens + row
     if cu_seqlens_q is not None:
         at += begin
-    if dL is not None:  # where the loss also uses L, dS gains P ∘ dL
+    if dL is not None:  # if the loss also uses L, P ∘ dL is added to dS
         D_i -= tl.load(dL + at, mask=row < N_q, other=0.0)
     L_i = tl.load(L + at, mask=row < N_q, other=NEG_INF)
     nobody = L_i == NEG_INF

@@ -5,7 +5,8 @@ that the epilogue of a row block runs during the copies of the next one. Each co
 Q Kᵀ of its next tile together with P V of the previous tile, and while the tensor cores compute both matmuls, the other
 consumers compute exponentials. Tiles are visited from right to left, first the DIAGONAL ones and then the FULL ones.
 
-ThunderKittens calls `producer` load, `consumer` with `visit` and `step` compute, and `store` store.
+ThunderKittens calls the parts of a kernel load, compute and store. They correspond to `producer`, to `consumer` with
+`visit` and `step`, and to `store`.
 """
 
 import triton
@@ -43,7 +44,7 @@ OPAQUE = gl.constexpr(by_triton({"3.6": False, "3.7": True, "3.8": False}))
 class ForwardPipes:
     """The buffers and barriers of one thread block in shared memory, and the sizes of the launch."""
 
-    q: Ring  # two stages for each consumer, so that the next row block's Q comes early; one where O waits in it
+    q: Ring  # two stages per consumer, so that the next row block's Q comes early, or one stage if O waits in it
     k: Ring
     v: Ring
     o: gl.shared_memory_descriptor  # (consumers, …, 64, d): where O waits for its copy to HBM
@@ -115,11 +116,11 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, scale_log2):
             first = gl.where(row < sequence.N_q, sequence.first_tile(row, end), begin)
         q_tile = r * pipes.sizes.consumers + c
         q = pipes.q.take(q_tile)
-        for j in range(last - end):  # tiles that only lower rows see, or all where these rows lie below the last
+        for j in range(last - end):  # tiles that only lower rows see, or all tiles if these rows are past the last row
             drain_tile(c, n + j, pipes)
         if end > first:
             at, relative = row, sequence
-            if geometry.cu_seqlens_q is not None:  # store() needs how far both lie apart, which is one register less
+            if geometry.cu_seqlens_q is not None:  # store() needs only the difference, which takes one register less
                 at, relative = row - N_q, geometry.of_sequence(0 * N_q, 0 * N_k)
             o, m, l = visit(c, n + last - end, q, q_tile, row, first, end, length, pipes, sequence, scale_log2)
             if sequence.left is not None:
@@ -184,10 +185,10 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
     T_c = end - first
     for j in range(1, T_c):  # FA2.A1.L6
         o, m, scale, l, p = step(c, n + j, o, m, scale, l, p, q, sees, end - 1 - j, pipes, geometry, scale_log2)
-    if pipes.sizes.O_apart:  # the next row block's Q may come
+    if pipes.sizes.O_apart:  # so that the next row block's Q may be copied
         pipes.q.release(q_tile)
 
-    if geometry.left is not None:  # no row sees a key before the first row's first
+    if geometry.left is not None:  # no row sees a key before the first key of the first row
         zero_oob_rows(pipes.v.take(n + T_c - 1), geometry.begin(0) - first * B_c, BEFORE=True)
     o = warpgroup_mma(p, pipes.v.take(n + T_c - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
     o, p = warpgroup_mma_wait(0, deps=[o, p])
@@ -225,8 +226,8 @@ def step(c: gl.constexpr, n, o, m, scale, l, p, q, sees, j, pipes, geometry, sca
     """Start Q Kᵀ of the n-th tile and P V of the previous one, and find the n-th tile's m while P V runs.
 
     ptxas decides which instructions run during P V. With Triton 3.9, these are the maxima and at most 9 of 68
-    exponentials. At d = 64 under the causal mask, no instruction runs during P V, as `fa2-lab xray hopper.forward --d
-    64 --sass` shows.
+    exponentials. At d = 64 under the causal mask, no instruction runs during P V, as
+    `fa2-lab xray hopper.forward --d 64 --sass` shows.
     """
     s = start_scores(c, n, q, pipes)
     o = warpgroup_mma(p, pipes.v.take(n - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
@@ -240,7 +241,7 @@ def step(c: gl.constexpr, n, o, m, scale, l, p, q, sees, j, pipes, geometry, sca
     # ptxas moves this wait up, above nearly all exponentials. Naming p_next here does not hold it down: without a mask
     # that changes nothing, and at d = 64 under the causal mask numbers spill.
     o, p = warpgroup_mma_wait(0, deps=[o, p])
-    pipes.k.release(n)  # and V's tile n - 1
+    pipes.k.release(n)  # and the tile n − 1 of V
     return rescale_o(o, alpha), m, scale, l, p_next  # FA2.A1.L10
 
 
@@ -309,11 +310,11 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens
     # K and V have equally many stages: a release of K's tile frees V's, too. With key_lengths there are at least two:
     # a consumer waits for V's first tile before it releases K's, and the producer fills K's second before V's first.
     k = new_ring(K, SIZES.stages, CONSUMERS)
-    v = new_ring(V, SIZES.stages, CONSUMERS, HAS_EMPTY=False)  # K's releases tell of it
+    v = new_ring(V, SIZES.stages, CONSUMERS, HAS_EMPTY=False)  # releases of K count for V as well
     ping_pong = new_ping_pong(CONSUMERS, SIZES.ping_pong)
     mailbox = new_mailbox(NEXT if sequences is None else NEXT_PACKED, CONSUMERS)
     pipes = ForwardPipes(q, k, v, o, ping_pong, mailbox, SIZES)
-    fence_async_shared()  # the copy engine must see the barriers
+    fence_async_shared()  # TMA must see the barriers
     copies = (Q, K, V, pipes, scheduler, geometry)
     first = (0, O, L, pipes, geometry, scale_log2)
     second = (1, O, L, pipes, geometry, scale_log2)

@@ -72,6 +72,6 @@ def prepare_launch(tensors: Tensors, options: Options) -> Launch:
 
 
 def enough_work(Q: Tensor, K: Tensor) -> bool:
-    """Return whether the Hopper kernel, not the portable one, is the fastest for calls with these shapes."""
+    """Return whether the Hopper kernel is the fastest choice for calls with Q and K of these shapes."""
     (batch, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
     return sizes.enough_work(d, N_q, N_k, batch * H, multiprocessors(Q.device))

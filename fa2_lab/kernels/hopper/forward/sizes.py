@@ -12,7 +12,7 @@ from fa2_lab.kernels.launch import MiB
 from fa2_lab.kernels.tables import FEWER_REGISTERS, TIGHT, padded
 
 ANY = float("inf")
-DIMENSIONS = range(32, 257, 8)  # the copy engine pads them with zeros to 64, 128 or 256: see d_padded()
+DIMENSIONS = range(32, 257, 8)  # TMA pads them with zeros to 64, 128 or 256: see d_padded()
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class ForwardSizes:
     consumers: int  # warpgroups, of 64 rows each
     stages: int  # of the ring of K, and of that of V
     d_pad: int = 128
-    ping_pong: bool = False  # consumers start their products in turn
-    O_apart: bool = True  # O waits for its copy to HBM in a place of its own, not in Q's
-    low_reg_schedule: bool = False  # whether the compiler must do with fewer registers than it would
+    ping_pong: bool = False  # whether consumers start their matmuls in turn
+    O_apart: bool = True  # whether O waits for its copy to HBM in a buffer of its own, not in that of Q
+    low_reg_schedule: bool = False  # whether the compiler must use fewer registers than it would
 
     @property
     def rows(self) -> int:
@@ -115,9 +115,9 @@ def d_padded(d: int) -> int:
 def choose_for_window(d: int, causal: bool) -> ForwardSizes:
     """Return the sizes for a call with a window, for d up to 128.
 
-    Tiles have 64 keys, because both edges of the window cut some tiles. The mask of a window takes registers. Above d =
-    128 there are not enough, and above d = 64 some would spill if the window had no bound on the right. All bounds on
-    the right except the causal one count as one case.
+    Tiles have 64 keys, because both edges of the window cut some tiles. The mask of a window takes registers. Above
+    d = 128 there are not enough, and above d = 64 some would spill if the window had no bound on the right. All bounds
+    on the right except the causal one count as one case.
     """
     return HALF[64] if d <= 64 else replace(WIDE, low_reg_schedule=TIGHT and not causal)
 
@@ -149,7 +149,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
-    """Return whether the Hopper kernel is the fastest for a call. `heads` counts the heads of all batch entries."""
+    """Return whether the Hopper kernel is the fastest choice. `heads` counts the heads of all batch entries."""
     per_SM = -(-N_q // 64) * heads / SMs
     return not any(
         N_q <= longest and N_k <= keys and few < per_SM <= most for longest, keys, few, most in up_to(d, PORTABLE)

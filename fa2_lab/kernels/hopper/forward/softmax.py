@@ -6,17 +6,17 @@ the last tile.
 
 m need not be the maximum, because any number in its place cancels out of O and L. It only has to keep p from
 overflowing. m therefore lags behind the maximum: it follows only when a score in the warp's rows is more than 8 above
-it, in powers of two. Until then p is at most 256, and o need not be rescaled. The cost was measured by `fa2-lab bench
-accuracy` on an H200 in bf16. Compared with the exact maximum, the error of O is 3 to 4% larger. If one number in a
-thousand is an outlier, the error is 10 to 17% larger, because with the exact maximum a row's largest p is 1, which is
-not rounded.
+it, in powers of two. Until then p is at most 256, and o need not be rescaled. The cost was measured by
+`fa2-lab bench accuracy` on an H200 in bf16. Compared with the exact maximum, the error of O is 3 to 4% larger. If one
+number in a thousand is an outlier, the error is 10 to 17% larger, because with the exact maximum a row's largest p is
+1, which is not rounded.
 
-p = 2^(scale_log2 · s − m) takes one FMA and one exponential. The FMAs need only m, so they begin while the tensor cores
-still work. m itself is a product with scale_log2 and is rounded. This rounding error cancels as well, but from |m| =
-2²⁸ on, rounding alone could make p larger than 2⁸. The `scale` of such a row is therefore the power of two below
-scale_log2, with which all products are exact. With such large scores, a row of P is a single number anyway. When the
-scale of a row changes, its old and its new largest score are at least 16 apart, so all earlier tiles count for next to
-nothing, and alpha is 0.
+p = 2^(scale_log2 · s − m) takes one FMA and one exponential. Because no other operation separates m from the FMAs, they
+begin while the tensor cores still work. m itself is a product with scale_log2 and is rounded. This rounding error
+cancels as well, but from |m| = 2²⁸ on, rounding alone could make p larger than 2⁸. The `scale` of such a row is
+therefore the power of two below scale_log2, with which all products are exact. With such large scores, a row of P is a
+single number anyway. When the scale of a row changes, its old and its new largest score are at least 16 apart, so all
+earlier tiles count for next to nothing, and alpha is 0.
 """
 
 import triton
@@ -41,7 +41,7 @@ def first_state(s, scale_log2):
 
 @gluon.jit
 def softmax_step(s, m, scale, l, scale_log2):
-    """Update m, its scale and l with a tile of scores s (64, B_c). Also return p, and alpha for the earlier o."""
+    """Update m, its scale and l with a tile of scores s (64, B_c). Also return p, and alpha, the factor for o."""
     x = by_lanes(s)
     m, scale, alpha = update_row_max(m, scale, largest(x), scale_log2)  # (64, 4)  FA2.A1.L9
     p = gl.exp2(along(scale, x) * x - along(m, x))  # (64, B_c / 8, 4, 2)  FA2.A1.L9
@@ -82,9 +82,9 @@ def largest(x):
     return gl.convert_layout(gl.max(gl.max(fours, 1), 1), STATE)
 
 
-# What most often has not to be done: a warp jumps over it -----------------------------------------------------
+# Work that most warps need not do, and skip --------------------------------------------------------------------
 
-# One row: m, scale and alpha, changed where they stand; `top` is this lane's largest score, $12 scale_log2.
+# One row: m, scale and alpha, changed in place; `top` is this lane's largest score, and $12 is scale_log2.
 # 0f4D800000 is 2²⁸, and 0x7f800000 leaves of a number the power of two below it.
 FOLLOW = """
 shfl.sync.bfly.b32 x, {top}, 1, 31, -1; max.f32 all, {top}, x;

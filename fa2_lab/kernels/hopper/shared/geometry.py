@@ -23,11 +23,11 @@ class Scheduler:
     the same blocks took up to 1.6 times as long.
     """
 
-    counter: gl.tensor  # pointer to two zeros: blocks drawn, and programs that have left
+    counter: gl.tensor  # pointer to two counters: blocks fetched, and programs that have ended
     blocks: gl.tensor  # of one head
     heads: gl.tensor  # of the whole batch
     l2_group: gl.tensor  # heads that run side by side: see block_of()
-    DRAWN: gl.constexpr  # whether the first block is drawn as well, so that only running programs have a number
+    DRAWN: gl.constexpr  # whether the first block is fetched as well, so that only running programs have a number
 
     @gluon.jit
     def first(self):
@@ -80,12 +80,12 @@ class Geometry:
     N_q: gl.tensor
     N_k: gl.tensor
     H: gl.tensor  # query heads of one batch entry
-    group: gl.tensor  # query heads to one head of K and V
+    group: gl.tensor  # query heads per K/V head
     key_lengths: gl.tensor | gl.constexpr  # pointer to (batch,) integers; or None
     RAGGED: gl.constexpr  # whether a block of keys may reach past the last key
-    CAUSAL: gl.constexpr  # whether the interval ends `right` keys after the diagonal, else with the last key
+    CAUSAL: gl.constexpr  # whether the interval ends `right` keys after the diagonal, and not with the last key
     right: gl.tensor | gl.constexpr
-    left: gl.tensor | gl.constexpr  # it begins this many keys before the diagonal; None: with the first key
+    left: gl.tensor | gl.constexpr  # the interval begins this many keys before the diagonal, or with key 0 if None
     B_r: gl.constexpr
     B_c: gl.constexpr
     cu_seqlens_q: gl.tensor | gl.constexpr  # where packed sequences begin, or None; N_q and N_k then count all rows
@@ -94,7 +94,7 @@ class Geometry:
 
     @gluon.jit
     def of_sequence(self, N_q, N_k):
-        """Return the geometry of a packed sequence of N_q rows and N_k keys, or this one if nothing is packed."""
+        """Return the geometry of a packed sequence of N_q rows and N_k keys, or this geometry if nothing is packed."""
         if self.cu_seqlens_q is None:
             return self
         else:
@@ -174,21 +174,21 @@ class Geometry:
 
     @gluon.jit
     def begin(self, row):
-        """Return the first column of a row's interval, for calls with a left bound. It can be negative."""
+        """Return the first column of a row's interval, for calls with a left bound. The column can be negative."""
         return row + self.N_k - self.N_q - self.left
 
     @gluon.jit
     def tiles(self, row, rows: gl.constexpr, length):
-        """Return the end of the tiles that the `rows` rows from `row` on visit.
+        """Return the index after the last tile that the `rows` rows from `row` on visit.
 
-        They visit at least one tile, so that O and L are always written.
+        The rows visit at least one tile, so that O and L are always written.
         """
         last = gl.minimum(row + rows, self.N_q) - 1
         return gl.maximum(gl.cdiv(self.seen(last, length), self.B_c), 1)
 
     @gluon.jit
     def first_tile(self, row, end):
-        """Return the first tile that the rows from `row` on visit, if their tiles end before `end`."""
+        """Return the first tile that the rows from `row` on visit. Their last tile is the one before `end`."""
         if self.left is None:
             return 0
         else:
@@ -196,12 +196,12 @@ class Geometry:
 
     @gluon.jit
     def seen_from(self, col):
-        """Return the first row that sees key `col`, if `col` is a real key. It can be negative."""
+        """Return the first row that sees key `col`, if `col` is a real key. The row can be negative."""
         return col + self.N_q - self.N_k - self.right if self.CAUSAL else 0
 
     @gluon.jit
     def unseen_from(self, col):
-        """Return the first row that no longer sees key `col`, for calls with a left bound. It can be negative."""
+        """Return the first row that no longer sees key `col`, for calls with a left bound. The row can be negative."""
         return col + self.N_q - self.N_k + self.left + 1
 
     @gluon.jit
@@ -216,7 +216,7 @@ class Geometry:
 
     @gluon.jit
     def end_of_row_blocks(self, col, length, T_r):
-        """Return the end of the row blocks that visit the column block at `col`, out of T_r row blocks.
+        """Return the index after the last of the T_r row blocks that visits the column block at `col`.
 
         At least one row block visits each column block.
         """

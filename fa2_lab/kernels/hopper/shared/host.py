@@ -27,7 +27,7 @@ def counter_for(X: Tensor, traced: bool) -> Tensor:
 
 
 def evenly(heads: int, least: int) -> int:
-    """Return how many heads run at a time, from `least` to twice `least`, so that the last round is as full as can be.
+    """Return how many heads run at a time, from `least` to 2 · `least`, so that the last round is as full as possible.
 
     Otherwise, a few heads would be left over and run alone, and their long blocks made a call up to 23% slower.
     """

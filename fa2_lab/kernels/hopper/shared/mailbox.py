@@ -41,7 +41,7 @@ def new_numbers(names: gl.constexpr, stages: gl.constexpr):
 
 @gluon.constexpr_function
 def width(names):
-    """Return the size of a set, rounded up to a power of two so that its addresses need no multiplication."""
+    """Return the size of a set, a power of two, so that finding a number in the set needs no multiplication."""
     return 1 << (len(names) - 1).bit_length()
 
 
@@ -66,8 +66,8 @@ class Mailbox:
     """
 
     numbers: Numbers
-    filled: gl.shared_memory_descriptor  # consumers wait here for the producer
-    emptied: gl.shared_memory_descriptor  # the producer waits here until all have read what was sent two blocks before
+    filled: gl.shared_memory_descriptor  # where consumers wait for the producer
+    emptied: gl.shared_memory_descriptor  # where the producer waits until all have read the block before last
 
     @gluon.jit
     def send(self, n, values):

@@ -40,10 +40,10 @@ class Ring:
     """
 
     tiles: gl.shared_memory_descriptor  # (stages, …, rows, d)
-    filled: gl.shared_memory_descriptor  # one barrier a stage: consumers wait here for the producer's copy
-    emptied: gl.shared_memory_descriptor  # one barrier a stage: the producer waits here for all consumers
+    filled: gl.shared_memory_descriptor  # one barrier per stage, where consumers wait for the producer's copy
+    emptied: gl.shared_memory_descriptor  # one barrier per stage, where the producer waits for all consumers
     stages: gl.constexpr
-    HAS_EMPTY: gl.constexpr  # whether consumers release its tiles; otherwise another ring's releases cover them
+    HAS_EMPTY: gl.constexpr  # whether consumers release its tiles; if not, releases of another ring also count for them
 
     @gluon.jit
     def fill(self, n, source, batch, head, row, N):
@@ -89,7 +89,7 @@ class PingPong:
     If USED is false, no consumer waits for another.
     """
 
-    begun: gl.shared_memory_descriptor  # one barrier a consumer: it waits here for the consumer before it
+    begun: gl.shared_memory_descriptor  # one barrier per consumer, where it waits for the previous consumer
     consumers: gl.constexpr
     USED: gl.constexpr
 
@@ -108,7 +108,7 @@ class PingPong:
 
 @gluon.jit
 def new_ping_pong(consumers: gl.constexpr, USED: gl.constexpr):
-    """Create the ping-pong of these consumers, in which consumer 0 starts its matmuls first."""
+    """Create the ping-pong of `consumers` consumers, in which consumer 0 starts its matmuls first."""
     begun = barriers(consumers, 1, USED)
     if USED:
         mbarrier.arrive(begun.index(0), count=1)
@@ -132,7 +132,7 @@ def stacked(n, block):
 
 @gluon.jit
 def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
-    """Set a tile's rows from row `real` on to zero or, if BEFORE is set, the rows before it.
+    """Set a tile's rows from row `real` on to zero or, if BEFORE is set, the rows before `real`.
 
     p is 0 in these rows, but 0 times an unused key or value may be NaN. Every consumer writes the same bits, so
     consumers may write at the same time, although compute-sanitizer's racecheck reports a race.
