@@ -48,7 +48,7 @@ def biases(bias: tl.constexpr, position, row, col):
 @triton.jit
 def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, position, dropout, tile, bias: tl.constexpr,
                 MASKED: tl.constexpr):  # fmt: skip
-    """Update the softmax state of a row block with the tiles of some columns.
+    """Return the softmax state of a row block after the tiles of some columns.
 
     The state is o_i in pieces (B_r, tile.width), m_i (B_r,) and l_i (B_r,).
     """
