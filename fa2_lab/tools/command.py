@@ -17,11 +17,11 @@ from fa2_lab.glossary import GLOSSARY, Term
 
 # Commands with a main(argv) of their own. Those of the studio are entry points of the same shape: pyproject.toml.
 COMMANDS = {
-    "doctor": ("fa2_lab.tools.doctor", "what this machine has, what would run on it, and what is wrong"),
-    "examine": ("fa2_lab.tools.examine", "ask an attention function, and name its mistake"),
+    "doctor": ("fa2_lab.tools.doctor", "list what this machine has, which kernels run on it, and what is wrong"),
+    "examine": ("fa2_lab.tools.examine", "find out which known mistake an attention function makes"),
     "figures": ("fa2_lab.tools.figures", "draw every picture into figures/"),
-    "ladder": ("fa2_lab.tools.ladder", "the ladder of kernels: what each change is, and what it brought"),
-    "xray": ("fa2_lab.tools.xray.command", "compile a kernel for any chip, and read what came out"),
+    "ladder": ("fa2_lab.tools.ladder", "show each change in the ladder of kernels, and what it gained"),
+    "xray": ("fa2_lab.tools.xray.command", "compile a kernel for any chip, and show its registers and instructions"),
 }
 HERE = ("tour", "where", "errata", "glossary", *COMMANDS)
 GROUP = "fa2_lab.commands"
@@ -108,17 +108,19 @@ def parser() -> argparse.ArgumentParser:
     top.set_defaults(run=tour)
     commands = top.add_subparsers(title="commands", metavar="command")
     commands.add_parser("tour", help="run every stage on this machine (the default)").set_defaults(run=tour)
-    where = commands.add_parser("where", help="from a line of a paper to the code: fa2-lab where FA2.A1.L9")
-    where.add_argument("tag", nargs="?", help="a line (FA2.A1.L9) or an algorithm (FA2.A1); without it, a list")
-    where.add_argument("--all", action="store_true", help="every place that computes the line")
-    where.add_argument("--sass", action="store_true", help="the machine instructions that the line becomes")
-    where.add_argument("--chip", default="sm_90", help="for --sass: the chip to compile for, as sm_80 or A100")
+    where = commands.add_parser("where", help="find the code of a line of a paper, as in fa2-lab where FA2.A1.L9")
+    where.add_argument(
+        "tag", nargs="?", help="a line (FA2.A1.L9) or an algorithm (FA2.A1); if none is given, list the algorithms"
+    )
+    where.add_argument("--all", action="store_true", help="print every place that computes the line")
+    where.add_argument("--sass", action="store_true", help="print the machine instructions that the line becomes")
+    where.add_argument("--chip", default="sm_90", help="with --sass, the chip to compile for, such as sm_80 or A100")
     where.set_defaults(run=show_where)
-    errata = commands.add_parser("errata", help="known slips in the sources, run")
-    errata.add_argument("id", nargs="?", help="show this one in full")
+    errata = commands.add_parser("errata", help="run the known errors in the sources")
+    errata.add_argument("id", nargs="?", help="the erratum to show in full (default: a table of all)")
     errata.set_defaults(run=show_errata)
-    glossary = commands.add_parser("glossary", help="symbols and words, in English and Chinese")
-    glossary.add_argument("term", nargs="?", help="only this one")
+    glossary = commands.add_parser("glossary", help="explain symbols and terms, in English and Chinese")
+    glossary.add_argument("term", nargs="?", help="the term to explain (default: all)")
     glossary.set_defaults(run=show_glossary)
     others = {name: help for name, (_, help) in COMMANDS.items()}
     others |= {name: summary(entry) for name, entry in sorted(studio().items())}
@@ -163,7 +165,7 @@ def show_errata(arguments: argparse.Namespace) -> int:
         print(f"{'erratum':24}{'wrong: error':>14}{'right: error':>14}  verdict")
         for name, (wrong, right, apart) in verdicts.items():
             print(f"{name:24}{wrong:14.1e}{right:14.1e}  {'differ' if apart else 'DO NOT DIFFER'}")
-        print(f"\n{len(ERRATA)} errata. One in full: fa2-lab errata {next(iter(ERRATA))}")
+        print(f"\n{len(ERRATA)} errata. To see one in full, run fa2-lab errata {next(iter(ERRATA))}")
         return 0 if all(v.told_apart for v in verdicts.values()) else 1
     if arguments.id not in ERRATA:
         raise Refused(f"errata: there is no {arguments.id!r}{close_to(arguments.id, ERRATA)}")

@@ -23,9 +23,9 @@ from fa2_lab.examine.subject import LAYOUTS, Endless, NotExamined
 
 NOTHING = "It makes none of the known mistakes."
 VERDICTS = """The exit code is 0 for a right function, 1 for a wrong one, and 2 for one that cannot be examined.
-Conventions and remarks count as right: the corner of the mask, a scale of 0 that is taken as not given, and NaN, 0 or a
-mean of values in rows that see no key. If such a row is NaN, the gradients of K and V may be NaN as well, because those
-of torch's softmax are. If it is not NaN, they may not."""
+Conventions and remarks count as right, for example the corner of the mask, a scale of 0 that is taken as not given, and
+NaN, 0 or a mean of values in rows that see no key. If such a row is NaN, the gradients of K and V may be NaN as well,
+because those of torch's softmax are. If it is not NaN, they may not."""
 
 
 def main(argv: list[str]) -> int:
@@ -34,16 +34,22 @@ def main(argv: list[str]) -> int:
     Return 0 if the function is right, and 1 if it is wrong. Raise a ValueError if it cannot be examined.
     """
     parser = argparse.ArgumentParser(
-        prog="fa2-lab examine", description="Which known mistake does a function make?", epilog=VERDICTS
+        prog="fa2-lab examine", description="Find out which known mistake an attention function makes.", epilog=VERDICTS
     )
     parser.add_argument("function", help="FILE:FUNCTION, as in mine.py:attention, or MODULE:FUNCTION")
-    parser.add_argument("--quick", action="store_true", help="in ten seconds, without the long sequences")
-    parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("--layout", choices=list(LAYOUTS), default="", help="of q, k and v, if it is not found out")
-    parser.add_argument("--library", choices=["numpy", "torch", "jax"], default="", help="whose arrays it takes")
-    parser.add_argument("--dtype", default="", help="such as float16; the first that it takes, if not given")
-    parser.add_argument("--device", default="", help="such as cuda; torch's CPU, if not given")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="an argument of every call")
+    parser.add_argument("--quick", action="store_true", help="take only ten seconds, without the long sequences")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    layout = "the layout of q, k and v, if the examiner cannot find it out"
+    library = "the library whose arrays the function takes"
+    dtype = "a dtype such as float16 (default: the first one that the function takes)"
+    device = "a device such as cuda (default: torch's CPU)"
+    parser.add_argument("--layout", choices=list(LAYOUTS), default="", help=layout)
+    parser.add_argument("--library", choices=["numpy", "torch", "jax"], default="", help=library)
+    parser.add_argument("--dtype", default="", help=dtype)
+    parser.add_argument("--device", default="", help=device)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="an argument to pass in every call"
+    )
     a = parser.parse_args(argv)
     module, function = load(a.function)
     given = dict(assignment(text) for text in a.set)
@@ -111,7 +117,11 @@ def page(report: Report, function: str, module: str) -> str:
     reads = [str(x).removesuffix(".") for x in report.findings if x.mistake.part == "reads"]
     said += [f"reads   {'; '.join([report.how, *reads])}", f"gives   {', '.join(report.parts)}"]
     also = report.subject.also
-    said += [f"        It would be right as {LAYOUTS[also]}; if you mean that, say --layout {also}."] if also else []
+    said += (
+        [f"        It would be right as {LAYOUTS[also]}; if you mean that layout, pass --layout {also}."]
+        if also
+        else []
+    )
     lacks = [name for name, why in report.refused.items() if not why]
     said += [f"        not tested, because the function does not take them: {', '.join(lacks)}"] if lacks else []
     unused = report.subject.unused

@@ -166,7 +166,7 @@ def gallery_page(folder: Path) -> str:
 def main(argv: list[str]) -> int:
     """Draw the pictures that the command line names, and return 0."""
     parser = argparse.ArgumentParser(prog="fa2-lab figures", description="Draw the project's pictures.")
-    parser.add_argument("names", nargs="*", help="the pictures to draw (default: all)")
+    parser.add_argument("names", nargs="*", help="the names of the pictures to draw (default: all)")
     parser.add_argument("--folder", type=Path, help="the folder to write to (default: figures/ of the checkout)")
     options = parser.parse_args(argv)
     folder = options.folder or files.checkout("figures without --folder") / "figures"

@@ -18,7 +18,9 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="fa2-lab ladder", description="Print the ladder of kernels, one change per rung."
     )
-    parser.add_argument("rungs", nargs="*", help="one rung (08) or two (07 08); if none is given, the whole table")
+    parser.add_argument(
+        "rungs", nargs="*", help="one rung (08) or two (07 08); if none is given, print the whole table"
+    )
     parser.add_argument("--run", action="store_true", help="check one rung, and print what it compiles to and its time")
     given = parser.parse_args(argv)
     if len(given.rungs) > 2 or (given.run and len(given.rungs) != 1):

@@ -269,7 +269,7 @@ def short(n: int) -> str:
 
 def tour(stages: tuple[Stage, ...] = STAGES) -> int:
     """Run all stages, and print the table and what to do next. Return 1 if a stage is wrong, and 0 otherwise."""
-    print(f"One head, N {N}, d {D_HEAD}, tiles {B_R} × {B_C}; Triton: N 128. Truth: dense float64.\n")
+    print(f"One head, N = {N}, d = {D_HEAD}, tiles {B_R} × {B_C}; in Triton, N = 128. Truth: dense float64.\n")
     for problem in PROBLEMS:
         _ = problem.truth  # computed now, so that no stage's seconds include it
     print(HEADER)
@@ -277,7 +277,7 @@ def tour(stages: tuple[Stage, ...] = STAGES) -> int:
     for stage in stages:
         rows.append(run(stage))
         print(line(rows[-1]), flush=True)
-    print("\nHBM: elements moved to and from it. matmul, other: FLOPs. -: not metered.")
+    print("\nHBM counts elements moved to and from it, and matmul and other count FLOPs.\nA - was not metered.")
     wrong = [row.name for row in rows if not row.ok]
     ran = sum(not row.note for row in rows)
     print(f"Wrong: {', '.join(wrong)}" if wrong else f"All {ran} stages that ran agree with the truth.")

@@ -16,7 +16,7 @@ def main(argv: list[str]) -> int:
     """Run suites, print their tables and keep their records. After Ctrl-C, keep what there is and stop."""
     parser = argparse.ArgumentParser(
         prog="fa2-lab bench",
-        description="Measure on this machine's GPU.",
+        description="Measure the kernels and other implementations on this machine's GPU.",
         epilog="\n".join(f"{name:15}{suite.what}" for name, suite in SUITES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -22,9 +22,11 @@ WRONG = 0.02  # of ‖x − y‖ / ‖y‖ between a candidate's result and the 
 
 def main(argv: list[str]) -> int:
     """Search for each kernel, head dimension and mask, and print what is fastest."""
-    parser = argparse.ArgumentParser(prog="fa2-lab tune", description=__doc__.splitlines()[0])
-    parser.add_argument("--d", type=int, nargs="+", default=[64, 128], help="head dimensions (64 128)")
-    parser.add_argument("--n", type=int, default=4096, help="the sequence length to measure (4096)")
+    parser = argparse.ArgumentParser(
+        prog="fa2-lab tune", description="Search for the best block sizes on this machine's GPU."
+    )
+    parser.add_argument("--d", type=int, nargs="+", default=[64, 128], help="the head dimensions (default: 64 128)")
+    parser.add_argument("--n", type=int, default=4096, help="the sequence length to measure (default: 4096)")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--kernel", nargs="+", default=list(KERNELS), choices=KERNELS)
     options = parser.parse_args(argv)

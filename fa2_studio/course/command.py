@@ -1,4 +1,4 @@
-"""`fa2-lab course`: build, bundle, check, grade, compare."""
+"""`fa2-lab course`: build, bundle, check, grade and compare assignments."""
 
 import argparse
 import os

@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
         "--processes",
         type=int,
         default=1,
-        help="how many at once; 6 suit a GPU, because their references need much memory",
+        help="the number of processes; 6 suit a GPU, because the tests' references need much memory",
     )
     parser.add_argument("--record", action="store_true", help=f"keep the counts in {RECORD.name}")
     asked = parser.parse_args(argv)
@@ -106,7 +106,7 @@ def run(name: str, checkout: Path, processes: int = 1) -> dict:
         command += ["-n", str(processes)] if processes > 1 else []
         done = subprocess.run([*command, suite.runs or suite.tests], cwd=folder, env=env, check=False)
         if done.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            raise ValueError(f"suite: {suite.title}'s tests did not start; pytest says why above")
+            raise ValueError(f"suite: {suite.title}'s tests did not start; pytest explains why above")
         outcomes = json.loads((folder / "outcomes.json").read_text())
         left_out = json.loads((folder / "left_out.json").read_text())
     return {**about, "left out": left_out, **outcomes}
