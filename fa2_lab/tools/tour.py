@@ -269,7 +269,7 @@ def short(n: int) -> str:
 
 def tour(stages: tuple[Stage, ...] = STAGES) -> int:
     """Run all stages, and print the table and what to do next. Return 1 if a stage is wrong, and 0 otherwise."""
-    print(f"One head, N = {N}, d = {D_HEAD}, tiles {B_R} × {B_C}; in Triton, N = 128. Truth: dense float64.\n")
+    print(f"One head, N = {N}, d = {D_HEAD}, tiles {B_R} × {B_C}; Triton: N = 128. Truth: dense float64.\n")
     for problem in PROBLEMS:
         _ = problem.truth  # computed now, so that no stage's seconds include it
     print(HEADER)
