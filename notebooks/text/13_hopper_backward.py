@@ -16,7 +16,7 @@
 # - read one step of the kernel, and name the unit or the warps behind each of its waits,
 # - explain why the last bits of dQ differ from run to run, and what it costs to make dQ deterministic.
 #
-# *Time: 85 minutes, in five parts. Hardware: any laptop with Triton; on a Hopper GPU, the checks run the real kernel.
+# *Time: 105 minutes, in six parts. Hardware: any laptop with Triton; on a Hopper GPU, the checks run the real kernel.
 # All speeds and times were measured on an NVIDIA H200 in bf16. Before this: [05](05_backward.ipynb),
 # [09](09_triton_backward.ipynb), and [12a](12a_hopper_rungs.ipynb) and [12b](12b_hopper_kernel.ipynb), which introduce
 # producers, consumers, rings and barriers.*
@@ -46,7 +46,7 @@ device = "cuda" if on_gpu else "cpu"
 _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the kernels run here
 
 # %% [markdown]
-# ## Part 1 · One step, and its registers (9 minutes)
+# ## Part 1 · One step, and its registers (10 minutes)
 #
 # ## What does one pass save?
 #
@@ -91,9 +91,9 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # q, do: (B_r, d); L_i, D_i: (B_r,); t
 #   shared memory. The kernel computes `p` and `ds` in registers, where matmuls 2 and 4 need them as left operands. Only
 #   matmul 5 needs `ds` transposed, so `ds` has to go through shared memory just once.
 # - **Why does `s` begin at $-L/\tau$ and `dp` at $-D$?** A matmul adds its result to the accumulator's old contents, so
-#   the tensor cores do both subtractions for us. A masked score begins at $-\infty$, which makes its P 0. Its dP,
-#   however, begins at $-D$ like all the others. If it began at $-\infty$ as well, $P \circ dP$ would be
-#   $0 \cdot (-\infty)$, which is NaN.
+#   the tensor cores do both subtractions for us. A masked score begins at $-\infty$, which the kernel writes in place
+#   of $-L/\tau$ before it starts the matmul, and this makes its P 0. Its dP, however, begins at $-D$ like all the
+#   others. If it began at $-\infty$ as well, $P \circ dP$ would be $0 \cdot (-\infty)$, which is NaN.
 # - **What does a column block own?** dV and dK are sums over rows, so the column block can accumulate them until it has
 #   worked through all of its rows. dQ is a sum over keys, so every column block has to add to it.
 #
@@ -105,9 +105,17 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # q, do: (B_r, d); L_i, D_i: (B_r,); t
 # other half of dQ.
 #
 # How many registers does this take? As long as everything is in fp32, each value takes one register, and a consumer's
-# 128 threads share the values evenly. So each thread needs 64 · d / 128 registers for dK and the same number for dV,
-# 64 · $B_r$ / 128 each for $S$ and $dP$, and $B_r$ · d / 256 for half of dQ. P overwrites $S$, so it needs no
-# additional registers. In total, one thread needs:
+# 128 threads share the values evenly. So each thread needs
+#
+# - 64 · d / 128 registers for dK and the same number for dV, because each of them has 64 · d values,
+#
+# - 64 · $B_r$ / 128 each for $S$ and $dP$,
+#
+# - $B_r$ · d / 256 for half of dQ, because dQ has $B_r$ · d values, half of them are $B_r$ · d / 2, and 128 threads
+#   share these.
+#
+# P overwrites $S$, so it needs no additional registers. It stays in fp32 until dS = P ∘ dP has been computed. In total,
+# one thread needs:
 #
 # | | dK and dV | with S and dQ | with P and dP | all at once |
 # | --- | ---: | ---: | ---: | ---: |
@@ -125,7 +133,7 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # q, do: (B_r, d); L_i, D_i: (B_r,); t
 show("live_registers")
 
 # %% [markdown]
-# ## Part 2 · The waits of a step (17 minutes)
+# ## Part 2 · The waits of a step (23 minutes)
 #
 # ## The same step, with its waits
 #
@@ -149,7 +157,9 @@ def one_by_one(block, ds_filled, T, add=600):
 
 # %% [markdown]
 # The second version follows the kernel's order at d = 128 under the mask. The matmul for a step's dQ runs in the *next*
-# step, alongside the exponentials:
+# step, alongside the exponentials. The numbers in the comments are those of the matmuls in `step` above, so 1 is S, 2
+# is dV, 3 is dP, 4 is dK and 5 is dQ. After the loop, the last dQ still has to be computed. The model ends there and
+# leaves out the addition of this last dQ:
 
 # %%
 def kernel_order(block, ds_filled, T, add=600):
@@ -191,7 +201,9 @@ for way in (one_by_one, kernel_order):
 # As in chapter 12a, the two consumers share the tensor cores equally. In a step, each consumer runs five matmuls, so
 # the tensor cores need 10 · 256 = 2,560 clocks. If each job waits for the previous one, both consumers wait for
 # exponentials, dS and additions at the same time, and meanwhile the tensor cores are idle. In the kernel's order, the
-# exponentials hide behind the matmul for dQ, and the addition hides behind the matmuls that follow:
+# exponentials hide behind the matmul for dQ, and the addition hides behind the matmuls that follow. The next picture is
+# drawn from a run of only 12 steps. At its start and its end, some units have no work yet or no work left, so the share
+# in its title is 98% and not 100%:
 
 # %%
 show("waits")
@@ -215,7 +227,7 @@ show("backward_step")
 # **about as long as a step, 2,500 clocks.** No consumer waits for the sum. What a consumer does wait for, at
 # `yield added.done()`, is the *buffer* in shared memory, because TMA may still be reading the consumer's previous part
 # from it. With 5,000 clocks per addition, the additions set the pace. A step then takes slightly less than 5,000 clocks
-# on average, because no dQ is added in the first step and no step waits for the last addition.
+# on average, because no dQ is added in the first step, and the last addition is left out of the model.
 #
 # ```python
 # for add in (0, 600, 2500, 5000):
@@ -239,11 +251,21 @@ show("backward_step")
 # step. If a row block has 64 rows, each half covers half of the d columns. If it has 128 rows, each half covers 64 of
 # them. Either way, this half of dQ is a sum over all 128 keys, so it needs dS from both consumers.
 #
-# No second barrier has to announce that a consumer has finished reading, because there are two buffers for dS. Steps
-# n − 1 and n + 1 use the same buffer. Before a consumer writes its dS for step n + 1 into that buffer, it has waited
-# for the other consumer to arrive for step n. The other consumer arrives for step n only after its dQ for step n − 1 is
-# done, and that matmul was its last to read the buffer. No consumer can therefore overwrite the buffer while the other
-# is still reading it.
+# Does a second barrier have to announce that a consumer has finished *reading* dS? It does not, because there are two
+# buffers for dS. Even steps use buffer 0 and odd steps use buffer 1. Follow consumer A, and a consumer B that is as
+# slow as it can be:
+#
+# | | consumer A | consumer B | buffer 0 |
+# | ---: | --- | --- | --- |
+# | 1 | step 0: writes its dS into buffer 0, and arrives | step 0: the same | holds step 0's dS |
+# | 2 | step 1: its matmul for step 0's dQ reads buffer 0; when that has ended, it writes its dS into buffer 1, and arrives | step 1: its matmul for step 0's dQ is still reading buffer 0 | is being read by B |
+# | 3 | step 2: waits until B has arrived for step 1 | step 1: the matmul has ended; it writes its dS into buffer 1, and arrives | has no reader any more |
+# | 4 | step 2: its matmul for step 1's dQ reads buffer 1; then it writes its dS into buffer 0 | step 2 | holds step 2's dS |
+#
+# The wait in line 3 is the important one. A needs it anyway, because its dQ for step 1 needs B's dS. But it also
+# guarantees that B has finished reading buffer 0, since B arrives for step 1 only after its matmul for step 0's dQ has
+# ended. So A cannot overwrite the buffer in line 4 too early. With a single buffer, A would already write in line 2,
+# while B is still reading.
 #
 # ## Which unit performs four billion additions?
 #
@@ -269,7 +291,7 @@ show("pipes_backward")
 # moment at which TMA has finished reading the dQ buffer.
 
 # %% [markdown]
-# ## Part 3 · The kernel (22 minutes)
+# ## Part 3 · The kernel (27 minutes)
 #
 # ## Three copies, one barrier
 #
@@ -288,24 +310,33 @@ read("hopper/backward/rows.py", "Rows.start")
 # ## A consumer's column block
 #
 # Both consumers run the code below. `c` is a compile-time constant, 0 or 1, so the code is compiled once for each of
-# them. The listing leaves out the lines for `dk_late`, an option that moves matmul 4 into the next step. The option is
-# off, because with Triton 3.9, it does not make the kernel faster.
+# them. These names occur in it:
+#
+# | name | meaning |
+# | --- | --- |
+# | `r`, `n` | the number of the column block, and of the row block, counted over all work of this program, as in chapter 12b |
+# | `steps` | the number of row blocks that see this column block |
+# | `seen` | from `interval`: the first row that sees each key, and `CUT`, which is true if there is any mask at all |
+# | `take` | waits for K and V, and returns V |
+# | `held` | from `hold`: at d = 128 without a mask, half of V in registers, 16 per thread, and otherwise V as it is |
+# | `sums` | the descriptor of the fp32 dQ buffer |
+# | `dq_semaphore` | the *turns* of part 5; without turns, its `wait_for_room` does nothing, so skip these two lines |
+#
+# The listing leaves out the lines for `dk_late`, an option that moves matmul 4 into the next step. The option is off,
+# because with Triton 3.9, it does not make the kernel faster.
 
 # %% tags=["nbval-ignore-output"]
 KERNEL, LATE = "hopper/backward/kernel.py", "pipes.sizes.dk_late"
 read(KERNEL, "consumer", begin="seen = interval", end="finish(c", off=LATE)
 
 # %% [markdown]
-# `steps` is the number of row blocks that see this column block, and `take` waits for K and V. The first step, the
-# *prologue*, comes before the loop. The argument `ds=None` means that there was no previous row block, so this step has
-# no dQ to compute. The *epilogue* after the loop computes dQ for the last row block. K is released only after the
-# epilogue, which still needs it for dQ = dS K, whereas V is released before it. `finish` writes dK and dV with TMA
-# copies from the buffer that held dQ. `dq_semaphore.wait_for_room` belongs to the *turns* of part 4, and it does
-# nothing if there are no turns.
+# The first step, the *prologue*, comes before the loop. The argument `ds=None` means that there was no previous row
+# block, so this step has no dQ to compute. The *epilogue* after the loop computes dQ for the last row block. K is
+# released only after the epilogue, which still needs it for dQ = dS K, whereas V is released before it. `finish` writes
+# dK and dV with TMA copies from the buffer that held dQ.
 #
-# `interval` returns the first row that sees each key, and also `CUT`, which is true if there is any mask at all. V is
-# the same for all row blocks. At d = 128 without a mask, `hold` therefore keeps half of it in registers, 16 per thread.
-# Matmul 3 then takes that half of its left operand from registers instead of shared memory.
+# V is the same for all row blocks. This is why `hold` can keep half of it in registers for a whole column block. Matmul
+# 3 then takes that half of its left operand from registers instead of shared memory.
 #
 # ## The step
 #
@@ -325,17 +356,28 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # | second `wait` | dV, unless it starts late | dQ |
 # | `add_dq` | dV, unless it starts late | TMA, until the buffer is free |
 #
-# Why does dV's matmul start late? The step needs P in fp32 until it has computed dS. If dV's matmul started early, the
-# thread would also have to hold a 16-bit copy of P while dP's matmul runs. This copy has 64 · $B_r$ values of half a
-# register each, so it takes $B_r$ / 4 registers per thread. At d = 64, where $B_r$ is 128, this adds 32 registers to
-# the 192 from the table in part 1, so the thread would need 224 of its 240. At d = 128, it adds only 16, but without a
-# mask, `hold` takes another 16 for half of V, so the thread would again need 224. Too few registers would be left for
-# the rest of the code, so dV's matmul starts late. Under the mask at d = 128, however, the thread needs only 208
-# registers in all, so dV's matmul can start early.
+# When does dV's matmul start? This depends on the registers. The step needs P in fp32 until it has computed dS. If dV's
+# matmul starts early, the thread also has to hold a 16-bit copy of P while dP's matmul runs. This copy has 64 · $B_r$
+# values of half a register each, so it takes $B_r$ / 4 registers per thread. If the matmul starts late, dP and the fp32
+# values of P are no longer needed by then, so the copy costs nothing extra. A call is compiled for one d and with or
+# without a mask, and the kernel has one order for each case:
 #
-# If dV's matmul starts late, nothing needs P before dS. NVIDIA's assembler, `ptxas`, is then free to delay exponentials
-# until after the wait for dQ. The next table shows how many of a thread's exponentials run in each part of a step, as
-# compiled with Triton 3.9:
+# | case | dK, dV, P and dP | half of V (`hold`) | 16-bit P, if early | sum, if early | the kernel starts dV |
+# | --- | ---: | ---: | ---: | ---: | --- |
+# | d = 64, with or without a mask | 192 | – | 32 | 224 | late, after dS |
+# | d = 128, no mask | 192 | 16 | 16 | 224 | late, after dS |
+# | d = 128, causal | 192 | – | 16 | 208 | early, before dQ is handed over |
+#
+# Of a thread's 240 registers, 224 would leave too few for the rest of the code, and 208 leave enough. The last row is
+# the order that part 2 models as `kernel_order`.
+#
+# The order has a second effect. If dV's matmul starts late, nothing needs P before dS, so NVIDIA's assembler, `ptxas`,
+# is free to delay exponentials until after the wait for dQ. They then run next to another matmul, or next to none of
+# this consumer's own.
+#
+# <details><summary>How many exponentials run in which part of a step?</summary>
+#
+# The table shows how many of a thread's exponentials run in each part of a step, as compiled with Triton 3.9:
 #
 # | | dV's matmul starts | alongside dQ | between dQ and dP | alongside dP | after dP |
 # | --- | --- | ---: | ---: | ---: | ---: |
@@ -348,7 +390,10 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # and dP* and *after dP*, this consumer has no matmul running, so only the other consumer's matmuls can hide the
 # exponentials there. You can see this for yourself without a GPU: run
 # `fa2-lab xray hopper.backward --d 64 --full --sass`, and look for `MUFU.EX2` (an exponential) between the lines with
-# `WARPGROUP.DEPBAR` (a wait) and `HGMMA` (a matmul). The rest of the step follows:
+# `WARPGROUP.DEPBAR` (a wait) and `HGMMA` (a matmul).
+# </details>
+#
+# The rest of the step follows:
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "step", begin="dp = start_dp", off=LATE)
@@ -376,6 +421,8 @@ read(KERNEL, "exchange")
 # </details>
 
 # %% [markdown]
+# ## Part 4 · dQ's way out, and the launches (7 minutes)
+#
 # ## Handing over dQ
 
 # %% tags=["nbval-ignore-output"]
@@ -412,7 +459,18 @@ show("dq_path")
 show("launches")
 
 # %% [markdown]
-# ## Part 4 · Cost and determinism (18 minutes)
+# ## Too few column blocks
+#
+# With grouped-query attention, a column block belongs to a K/V head and works through the rows of all query heads that
+# share this K/V head. With batch 2, one K/V head and N = 4,096, there are only 64 column blocks for 132 SMs. In such a
+# case, each column block is *divided*, which means that several programs each take a part of its row blocks. dK and dV
+# then have more than one owner, so TMA has to accumulate them as well.
+
+# %% tags=["hide-input"]
+show("waves_divided")
+
+# %% [markdown]
+# ## Part 5 · Cost and determinism (20 minutes)
 #
 # ## How much does the order help?
 #
@@ -440,28 +498,25 @@ for idea in (
 # registers. The second-largest one comes from starting the accumulators at $-L/\tau$ and $-D$. In *S and dP started
 # together*, both matmuls run alongside the previous step's dQ, so a thread needs 224 registers, as the last column of
 # the table in part 1 shows. If a kernel already uses every register, an overlap that needs still more registers makes
-# the kernel slower. We also tried further ideas on the current kernel. As in chapter 12b, the table compares what we
-# predicted for each of them with the speedup that we measured:
+# the kernel slower.
+#
+# We also tried six further ideas on the current kernel, and kept three of them:
+#
+# - The programmatic dependent launch from part 4 helps if there are few rows.
+#
+# - Running fewer heads at the same time helps if there are many rows and no pauses between calls.
+#
+# - Another order of the instructions makes *deterministic* calls faster. These calls give the same bits in every run,
+#   and they are the subject of the next sections. With this order, up to 48 bytes per thread no longer fit into
+#   registers and *spill* into slower memory.
+#
+# As in chapter 12b, a table compares what we predicted with the speedup that we measured. In it, *the same bits* stands
+# for deterministic calls, and *heads of 8 MiB* means that Q and dO of all heads running side by side take 8 MiB
+# together:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-display(Markdown("\n".join(ideas.table("backward"))))
-
-# %% [markdown]
-# We kept three of them. The programmatic dependent launch from part 3 helps if there are few rows. Running fewer heads
-# at the same time helps if there are many rows and no pauses between calls. The third idea is another order of the
-# instructions for calls that ask for *the same bits* in every run, as explained below. It makes these calls faster,
-# although up to 48 bytes per thread no longer fit into registers and *spill* into slower memory. *Heads of 8 MiB* means
-# that Q and dO of all heads running side by side take 8 MiB together.
-#
-# ## Too few column blocks
-#
-# With grouped-query attention, a column block belongs to a K/V head and works through the rows of all query heads that
-# share this K/V head. With batch 2, one K/V head and N = 4,096, there are only 64 column blocks for 132 SMs. In such a
-# case, each column block is *divided*, which means that several programs each take a part of its row blocks. dK and dV
-# then have more than one owner, so TMA has to accumulate them as well.
-
-# %% tags=["hide-input"]
-show("waves_divided")
+table = ideas.table("backward")
+display(Markdown("\n".join(["<details><summary>Six ideas: predicted and measured</summary>", "", *table, "", "</details>"])))
 
 # %% [markdown]
 # ## Do you get the same bits in every run?
@@ -518,15 +573,32 @@ show("waves_divided")
 read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
 
 # %% [markdown]
-# - The consumer stores its part in shared memory, arrives at the barrier `handed` and continues. One step later, while
-#   matmuls are running, it calls `wait_for_room`, which returns once the writer's addition has read that part.
-# - `wait` reads the counter again and again, in PTX, until the right number of column blocks have added their
-#   contributions. `ld.acquire` is a load that completes before any later memory access begins. TMA accesses memory
-#   through a different path, however, so a fence is needed to keep the addition from beginning before that load is
-#   complete.
-# - `store_wait` returns when the part has been *read*, so the consumer can then overwrite it. `pass_on` waits longer,
-#   until the sum has *arrived* in memory, and then increments the counter. Because this increment is a `release`, a
-#   warp that reads the new count is guaranteed to see the sum as well.
+# `add` is the writer's work on one part of dQ. Line by line:
+#
+# | line | what it does |
+# | --- | --- |
+# | `wait(handed.index(2 * c), …)` | waits until consumer c has stored its part in shared memory; each consumer has two barriers, and this is its first |
+# | `self.wait(number, turn)` | reads the counter `number` again and again, until `turn` contributions have been added |
+# | `async_atomic_add` | starts the addition |
+# | `store_wait(0)` | waits until TMA has *read* the part |
+# | `arrive(handed.index(2 * c + 1), …)` | tells the consumer, at its second barrier, that it may overwrite the part; the consumer waits for this one step later, in `wait_for_room` |
+# | `IN_MEMORY`, in `pass_on` | a line of PTX that waits longer, until the sum has *arrived* in memory |
+# | `atomic_add(counters + number, 1, …)` | passes the turn on |
+#
+# The two calls of `all_threads()` are needed because one of the warp's threads starts the addition and waits for it,
+# while another one arrives or increments the counter. All threads of the warp meet there, so the second one cannot run
+# ahead of the first.
+#
+# Why all this care about the order? Suppose that the counter went up before the sum had arrived. The next writer would
+# start its own addition, and the two could reach L2 in either order. dQ would still be right, but its last bits would
+# again be a matter of chance. Two promises of PTX's memory model exclude this:
+#
+# - The increment is a *release*. A warp that reads the new count is guaranteed to find everything that was written
+#   before it, so it also finds the sum.
+#
+# - The load in `self.wait` is an *acquire*. It completes before any later memory access of that thread begins. TMA
+#   accesses memory through a different path, however, so `self.wait` ends with a fence, which keeps the addition from
+#   beginning before that load is complete.
 #
 # **Predict.** Under the causal mask, a column block begins with the row block on its diagonal. The turns can go from
 # the last column block to the first, or from the first to the last. Which order is better?
@@ -551,13 +623,17 @@ read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
 # earlier. That earlier block is either running or done, because a column block is only handed out to a program that is
 # running.
 #
-# For packed sequences, this condition depends on data in HBM. The kernel computes the number of a sequence's column
-# blocks from its length. A program, however, finds the sequence that a column block belongs to by bisecting the
-# cumulative sequence lengths, which works only if they never decrease. With cumulative lengths such as 0, 700, 300,
-# 1000, some blocks of the first sequence are never found by any program, and a writer that waited for one of them would
-# wait forever. For this reason, `bwd_preprocess` checks the cumulative lengths and, if they decrease anywhere,
+# <details><summary>When is a column block not handed out? Packed sequences</summary>
+#
+# In packed sequences, which [chapter 16](16_masks.ipynb) introduces, several sequences follow one another in the
+# same tensor, and *cumulative lengths* in HBM tell where each of them begins. The kernel computes the number of a
+# sequence's column blocks from its length. A program, however, finds the sequence that a column block belongs to by
+# bisecting the cumulative lengths, which works only if they never decrease. With cumulative lengths such as 0, 700,
+# 300, 1000, some blocks of the first sequence are never found by any program, and a writer that waited for one of them
+# would wait forever. For this reason, `bwd_preprocess` checks the cumulative lengths and, if they decrease anywhere,
 # initializes all counters with the bits of a NaN. Read as an integer, these bits are larger than any count that a
 # writer waits for, so no writer waits, and dQ comes out as NaN.
+# </details>
 #
 # The recorded times show what the two methods cost:
 
@@ -578,16 +654,16 @@ for row in repeated:
 
 # %% [markdown]
 # Turns are the cheaper method. At d = 64 under the mask, they cost FlashAttention-3 less than they cost this kernel,
-# but in all other cases, they cost FlashAttention-3 more. The measurements do not tell us why, since both kernels use a
-# writer warp, barriers and counters in HBM. Two passes cost more, and the second pass is not the only reason, because
-# the portable kernels also lack producers and rings.
+# but in all other cases, they cost FlashAttention-3 more. Both kernels use a writer warp, barriers and counters in HBM,
+# so one would have to profile them to find the difference, which we have not done. Two passes cost more, and the second
+# pass is not the only reason, because the portable kernels also lack producers and rings.
 #
 # **What you will get.** `torch.use_deterministic_algorithms(True)` does one more thing. Unless you set
 # `torch.utils.deterministic.fill_uninitialized_memory = False`, PyTorch fills every new tensor with NaN before a kernel
 # can write to it. We recorded the table's times with this filling switched off, so they show the cost of the turns
 # alone. With the filling on, the gradients and the fp32 buffers are written one extra time in each call.
 #
-# ## Part 5 · Results, and an exercise (19 minutes)
+# ## Part 6 · Results, and an exercise (18 minutes)
 #
 # ## How fast is it?
 #
@@ -688,7 +764,7 @@ judge_step(my_order)
 # A step takes 2,572 clocks, so in the model this order is as good as the kernel's own. Like the kernel's own order, it
 # needs 192 registers, because a thread holds S and dP together with dK and dV. By the time dQ begins, P and dS are in
 # 16 bits. If the previous step's dQ ran alongside S and dP, these values alone would take 224 of a thread's 240
-# registers. The list of ideas in part 4 calls this *S and dP started together*, and it made the kernel much slower. We
+# registers. The list of ideas in part 5 calls this *S and dP started together*, and it made the kernel much slower. We
 # have not tried your order in the kernel.
 # </details>
 
