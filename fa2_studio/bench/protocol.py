@@ -36,8 +36,8 @@ SECONDS, CHUNK, SETTLE = 1.0, 0.05, 0.3  # of a contestant's turn, of what is ti
 SUSTAINED = (
     f"Each implementation runs for at least {SECONDS:g} s without a pause, in a new random order. We cut that time "
     f"into pieces of {1e3 * CHUNK:g} ms, drop the first {SETTLE:g} s, and take the median, again with CUDA events. "
-    "The L2 cache is left alone. Of the clock, the power and whatever else nvidia-smi reads meanwhile, we keep the "
-    "medians. Every result is checked before it is timed."
+    "The L2 cache is left alone. We keep the medians of the clock, the power and whatever else nvidia-smi reads "
+    "meanwhile. Every result is checked before it is timed."
 )
 TURNS, FEW, BEFORE, IN_A_ROW = 15, 5, 5, 20
 CALLED = (
