@@ -28,13 +28,13 @@ Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d),
 
 @gluon.jit
 def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
-    """Return how many keys each row sees, counted from key 0. The causal diagonal ends in the bottom right corner."""
+    """Return how many keys each row sees, from key 0 on. The causal diagonal ends in the bottom right corner of S."""
     return gl.minimum(gl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @gluon.jit
 def tile_coord(t, N_q, N_k, heads, l2_group, CAUSAL: gl.constexpr, B_r: gl.constexpr, B_c: gl.constexpr):
-    """Return the t-th row block's first row, its head and its number of tiles. l2_group heads run at a time."""
+    """Return the first row, the head and the number of tiles of the t-th row block. l2_group heads run at a time."""
     T_r = gl.cdiv(N_q, B_r)
     section, within = t // (l2_group * T_r), t % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
@@ -250,7 +250,7 @@ def forward_kernel(Q, K, V, O, L, counter, N_q, N_k, heads, l2_group, tau_log2, 
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
+    """Return O, shaped like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)

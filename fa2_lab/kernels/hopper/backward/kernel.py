@@ -185,10 +185,10 @@ def hold(v, pipes):
 
 @gluon.jit
 def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
-    """Add row block n to dk and dv (64, d), compute dQ of the previous row block, and return dk, dv and the new dS.
+    """Add the contribution of row block n to dk and dv (64, d), and compute dQ of the previous row block.
 
-    `ds` is the dS of the previous row block, or None in the first step. If dk_late is set, the matmul for dK also runs
-    one step later, together with the next row block.
+    The function returns dk, dv and the dS of row block n. `ds` is the dS of the previous row block, or None in the
+    first step. If dk_late is set, the matmul for dK also runs one step later, together with the next row block.
     """
     FIRST: gl.constexpr = ds is None
     pipes.rows.wait(n)

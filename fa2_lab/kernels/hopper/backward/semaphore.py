@@ -39,7 +39,7 @@ IN_MEMORY = gl.constexpr("cp.async.bulk.wait_group 0; mov.u32 $0, 0;")
 
 @triton.aggregate
 class Semaphore:
-    """Counters of the additions to each consumer's part of row blocks, and then to its part of column blocks.
+    """Counters of additions in HBM: one per consumer and row block, followed by one per consumer and column block.
 
     The counters begin at 0, unless the starts of packed sequences decrease. If USED is false, there are no counters,
     and nothing waits.

@@ -31,7 +31,7 @@ LOWEST = gl.constexpr(-3.0e38)  # where m starts: at −∞ a row without keys w
 
 @gluon.jit
 def first_state(s, scale_log2):
-    """Return the m, scale and l, each (64, 4), with which the softmax begins before the first tile of scores s."""
+    """Return m, scale and l, each (64, 4), as they are before the first tile of scores s."""
     STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, by_lanes(s).type.layout))
     m = gl.full([s.shape[0], 4], LOWEST, gl.float32, STATE)  # FA2.A1.L5
     scale = gl.full([s.shape[0], 4], scale_log2, gl.float32, STATE)

@@ -36,12 +36,12 @@ class Scheduler:
 
     @gluon.jit
     def more(self, t):
-        """Return whether a block with the number t exists."""
+        """Return whether a block has the number t. Otherwise, all blocks have been handed out."""
         return t < self.blocks * self.heads
 
     @gluon.jit
     def tile_coord(self, t):
-        """Return the index of the t-th block in its head, and the head."""
+        """Return the index of the t-th block within its head, and the number of the head."""
         return block_of(t, self.blocks, self.heads, self.l2_group)
 
     @gluon.jit
