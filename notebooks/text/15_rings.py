@@ -102,7 +102,9 @@ print(f"last number: {O[-1, -1]:.12f}, on one device {whole[-1, -1]:.12f}")
 #
 # In chapter 05, the backward pass recomputes P from S and L, as $P = e^{S - L}$. After the forward ring, each rank
 # has the final L of its rows, which covers the keys of all ranks. When a block of keys comes by again, the rank
-# computes what its own rows contribute to the gradients through that block.
+# computes what its own rows contribute to the gradients through that block. The folded cell below does this twice for
+# every block, once with the final L, as `right`, and once with the L of that block alone, as `wrong`. `truth` holds dQ,
+# dK and dV from a single device, to compare with:
 
 # %% tags=["hide-input"]
 dO, blocks = np.random.default_rng(1).standard_normal((N, d)), dict(B_r=4, B_c=4)
@@ -148,10 +150,11 @@ for keys in rows:  # each block meets all queries
 # </details>
 
 # %% [markdown]
-# The queries stay on their rank, so each rank accumulates its own dQ. The keys travel, so the accumulators dK and dV
-# of a block travel as well, and each rank adds its part to them. Rank 0 need not send its own part anywhere, so dK of
-# block 0 starts on rank 1 and travels 1 → 2 → 3 → 0, which takes three transfers. The accumulators travel in fp32,
-# because in 16 bits they would be rounded again on every rank.
+# The queries stay on their rank, so each rank accumulates its own dQ. The keys travel, so the accumulators dK and dV of
+# a block travel as well, and each rank adds its part to them. Rank 0 need not send its own part anywhere, so dK of
+# block 0 starts on rank 1 and travels 1 → 2 → 3 → 0, which takes three transfers. (The exercise at the end is simpler.
+# There, dK starts at home and takes four transfers.) The accumulators travel in fp32, because in 16 bits they would be
+# rounded again on every rank.
 #
 # How much data do the ranks send? The forward pass sends K and V three times, at 2 bytes per element. The backward
 # pass sends K and V again, and it also sends dK and dV at 4 bytes per element. That is $(2 + 4) / 2$ = three times as
@@ -234,38 +237,45 @@ show("ring_schedule")
 # computed. Each arrow shows K and V arriving from the left neighbour, which is drawn one row above. Since no step
 # changes K and V, a rank can send them on while it computes with them.
 #
-# In the backward pass, the accumulators dK and dV cannot leave before a step has added its part to them, so they
-# travel one step later than their keys. The table shows the backward pass of rank 0, with one step per column:
+# In the backward pass, the accumulators dK and dV cannot leave before a step has added its part to them, so they travel
+# one step later than their keys. The table shows the backward pass of rank 0, with one step per line:
 #
-# | rank 0 computes with block | 0 (own), first half | 3 | 2 | 1 | 0 (own), second half |
-# | --- | --- | --- | --- | --- | --- |
-# | meanwhile it receives K and V of block | 3 | 2 | 1 | | |
-# | meanwhile it receives dK and dV of block | | | 2 | 1 | 0 |
+# | step | rank 0 computes with block | meanwhile, K and V arrive | meanwhile, dK and dV arrive | then rank 0 |
+# | ---: | --- | --- | --- | --- |
+# | 1 | 0 (own), first half | of block 3 | | keeps its part at home |
+# | 2 | 3 | of block 2 | | sends its part on, as the first term of the sum |
+# | 3 | 2 | of block 1 | of block 2 | adds its part and sends the sum on |
+# | 4 | 1 | | of block 1 | adds its part and sends the sum on |
+# | 5 | 0 (own), second half | | of block 0 | adds both halves, and block 0 is done |
 #
-# Read the column of block 2. While rank 0 computes with this block, it receives two things. The first is K and V of
-# block 1, for the next step. The second is the pair of accumulators of block 2, which rank 3 began in the previous
-# step. At the end of the step, rank 0 adds its own part to these accumulators and sends them on. No accumulators
-# arrive for block 3, because rank 0 is the first to compute with that block. The owner of block 3, which is rank 3,
-# will add the last part.
+# Read line 3. While rank 0 computes with block 2, it receives two things. The first is K and V of block 1, for the next
+# step. The second is the pair of accumulators of block 2, which rank 3 began in the previous step. At the end of the
+# step, rank 0 adds its own part to these accumulators and sends them on. In line 2, no accumulators arrive, because
+# rank 0 is the first to compute with block 3. The owner of block 3, which is rank 3, will add the last part.
 #
-# A rank's own block is special. For this block, the rank splits its queries into two halves with about the same work,
-# so that the second half can run at the end, while the rank's own dK and dV come home.
+# Why is a rank's own block cut in two? At both ends of the table, something arrives while no other block is at hand. At
+# the start, the first K and V are on their way, and at the end, the rank's own dK and dV come home. If rank 0 computed
+# its whole own block first, it would have nothing to do in line 5. If it computed the whole block last, it would have
+# nothing to do in line 1. So the rank splits the queries of its own block into two halves with about the same work, and
+# each half covers one of the two transfers.
 #
 # ## Do the links keep up?
 #
 # A transfer costs no time if it finishes before the computation that runs at the same time. When is that the case?
-# Suppose a shard has n rows. Per head, one step of the causal forward pass does $2n^2d$ FLOPs (half of a square) and
-# sends $4nd$ bytes (K and V, at 2 bytes per element). The FLOPs grow with $n^2$ but the bytes only with $n$, so long
-# shards can hide their transfers behind the computation. The two times are equal if $2n^2d\,/\,$(FLOP/s) equals
-# $4nd\,/\,$(bytes/s). This happens at $n = 2 \cdot$ FLOP/s $/$ (bytes/s), which depends neither on d nor on the
-# number of heads. The backward pass sends three times as much data and does 2.5 times as many FLOPs, so at the same
-# FLOP/s it needs a fifth more rows.
+# Suppose a shard has n rows. Per head, one step of the causal forward pass does $2n^2d$ FLOPs, because zigzag's steps
+# compute half of the n × n scores at $4d$ FLOPs each, and it sends $4nd$ bytes (K and V, at 2 bytes per element). The
+# FLOPs grow with $n^2$ but the bytes only with $n$, so long shards can hide their transfers behind the computation. The
+# two times are equal if $2n^2d\,/\,$(FLOP/s) equals $4nd\,/\,$(bytes/s). This happens at $n = 2 \cdot$ FLOP/s $/$
+# (bytes/s), which depends neither on d nor on the number of heads. The backward pass sends three times as much data and
+# does 2.5 times as many FLOPs, so at the same FLOP/s it needs a fifth more rows.
 #
-# In the output below, *link* is the connection between GPUs. This is NVLink, or on the RTX 4090 the computer's
-# ordinary bus. The first three lines use half of the peak FLOP/s and the link's speed in one direction, both from the
-# data sheets. The last line uses speeds that we measured with torch's transfers, with four ranks at once. There, each
-# rank moves 131 GB/s over a link of 450 GB/s, and the kernel reaches 708 TFLOP/s instead of 495. The last line
-# therefore shows five times as many rows as the line for the H100.
+# In the output below, *link* is the connection between GPUs. This is NVLink, or on the RTX 4090 the computer's ordinary
+# bus. The first three lines use half of the peak FLOP/s and the link's speed in one direction, both from the data
+# sheets. The last line uses speeds that we measured with torch's transfers, with four ranks at once. There, each rank
+# moves only 131 GB/s over a link of 450 GB/s. The record does not show what limits these transfers, so the last line
+# holds for this way of sending and not for the link. Compared with the line for the H100, the link is 3.4 times slower,
+# and the kernel is 1.4 times faster, because it reaches 708 TFLOP/s instead of 495. Both need more rows, and together
+# they need five times as many.
 
 # %% tags=["hide-input"]
 def smallest(flops, link):  # rows; FLOP/s, bytes per second in one direction
@@ -283,8 +293,10 @@ for name, (flops, link) in speeds.items():
 # ## What do four GPUs gain?
 #
 # We compare four NVIDIA H200 GPUs with a single one. The problem is causal attention, forward and backward, in bf16
-# with 16 heads of d = 128, at lengths that still fit on one GPU. Before any transfer, each rank sends all other ranks
-# a *header* with its number of rows and its options. If the headers do not agree, all ranks stop.
+# with 16 heads of d = 128, at lengths that still fit on one GPU. Before any transfer, each rank sends all other ranks a
+# *header* with its number of rows and its options. If the headers do not agree, all ranks stop. Without this check, a
+# rank with other options would send fewer or shorter messages than its neighbours expect, and these would wait for the
+# rest.
 #
 # **Predict.** With 8,192 tokens, a shard has 2,048 rows, which is too few to hide a transfer. One GPU takes 1.6 ms,
 # and four take 7.1 ms. Sending K and V around the ring once takes 0.72 ms. What takes most of the 7.1 ms?
@@ -308,9 +320,10 @@ show("ring_speed")
 
 # %% [markdown]
 # From 32,768 tokens on, the ring is faster than one GPU, but it does not reach a speedup of 4. The difference is
-# probably lost to merges and to transfers, which occupy some SMs. The cross marks four GPUs with contiguous shards.
-# At 131,072 tokens, each of the four GPUs needs 2.0 GiB. This is more than a quarter of the 5.1 GiB that a single GPU
-# needs, because each rank also needs buffers for the blocks in transit.
+# probably lost to merges and to transfers, which occupy some SMs. The cross marks four GPUs with contiguous shards at
+# 131,072 tokens. They are 2.0 times as fast as one GPU, whereas zigzag makes them 3.5 times as fast. At this length,
+# each of the four GPUs needs 2.0 GiB. This is more than a quarter of the 5.1 GiB that a single GPU needs, because each
+# rank also needs buffers for the blocks in transit.
 #
 # `fa2_lab.distributed` runs this ring with torch, using NCCL between GPUs and gloo between the processes of a laptop.
 # To use it, write these lines and start them with `torchrun --nproc-per-node 4`:
@@ -405,6 +418,9 @@ verdict("131 of 450 GB/s and 708 TFLOP/s need 5 times as many rows", reached == 
 short = {r.direction: r.values["4 GPUs"][0] for r in load("ring").rows if r.problem["N_q"] == 8192}
 once, took = short["K V once round"], short["both"]
 verdict("0.72 ms for one round, and 2.9 of 7.1 ms in all", (round(once, 2), round(4 * once, 1), round(took, 1)) == (0.72, 2.9, 7.1))
+gpus, N_q, cut = ring_speed.data()["contiguous"]
+verdict("at 131,072 tokens, 2.0 times as fast with contiguous shards, and 3.5 times with zigzag",
+        (gpus, N_q, round(cut, 1), round(speed[4][131072], 1)) == (4, 131072, 2.0, 3.5))  # fmt: skip
 verdict("one GPU takes 1.6 ms", round(took * speed[4][8192], 1) == 1.6)
 verdict("short transfers reach 69 GB/s", round(ring_speed.reached(load("ring"), N=8192)[1] / 1e9) == 69)
 mib = {r.problem["N_q"]: r.values for r in load("ring").rows if r.direction == "peak memory"}
