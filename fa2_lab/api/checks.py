@@ -20,7 +20,7 @@ BACKENDS = ("auto", "triton", "portable", "reference")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 PLAIN = (Tensor, torch.nn.Parameter)
-INSTEAD = "take gradients by .backward() or torch.autograd.grad"
+INSTEAD = "compute gradients with .backward() or torch.autograd.grad"
 IN_A_TRANSFORM = (
     "fa2_lab.attention: torch.vmap, torch.func, is_grads_batched=True and vectorize=True are not supported; "
     f"write a loop, or put what is mapped over into the batch dimension, and {INSTEAD}"
@@ -299,14 +299,16 @@ def check_sinks(sinks: Tensor | None, options: Options) -> None:
         found = f"sinks: got {sinks[wrong][0].item():g}; it takes numbers below infinity"
         if most == math.inf:
             raise ValueError(found)
-        raise ValueError(f"{found}, here up to {most:g} in size; backend='reference' takes every float")
+        raise ValueError(f"{found}, here up to {most:g} in absolute value; backend='reference' takes every float")
     remember_seen(sinks, (most,))
 
 
 def check_scale(scale: float) -> None:
     """Raise an error if the scale would make ordinary scores infinite in fp32, in which the kernels compute."""
     if abs(scale) > LARGEST_SCALE:
-        raise ValueError(f"scale: got {scale:g}; it takes at most 1e30 in size; backend='reference' takes every float")
+        raise ValueError(
+            f"scale: got {scale:g}; it takes at most 1e30 in absolute value; backend='reference' takes every float"
+        )
 
 
 def as_computed(q: Tensor, sinks: Tensor | None, options: Options) -> tuple[Tensor, Options]:

@@ -201,7 +201,7 @@ def operator_gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> tuple:
 
 
 def no_second_derivative(ctx: Any, *_: Any) -> NoReturn:
-    raise NotImplementedError("fa2_lab.attention: there is no second derivative, its gradient cannot be differentiated")
+    raise NotImplementedError("fa2_lab.attention: there is no second derivative, because its backward pass is a kernel")
 
 
 forward_op.register_autograd(operator_gradients, setup_context=save_operator)
