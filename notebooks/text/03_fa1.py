@@ -14,10 +14,11 @@
 # After this notebook you can
 #
 # - write FA1's step, and explain why its two loops send unfinished outputs to HBM and back,
-# - count what FA1 loads and stores, and decide from the block size whether that is less than standard attention moves,
+# - count FA1's requests and its DRAM traffic, and decide from the block size whether standard attention has more,
+# - explain why a kernel with less traffic is not always faster,
 # - explain how the backward pass recovers P.
 #
-# *Time: 50 minutes, including the function to write. Hardware: any laptop with NumPy. Before this: [02 · Online
+# *Time: 40 minutes, including the function to write. Hardware: any laptop with NumPy. Before this: [02 · Online
 # softmax](02_online_softmax.ipynb).*
 
 # %% tags=["hide-input"]
@@ -42,8 +43,8 @@ from fa2_studio.book.verdicts import close, verdict
 #
 # Most of standard attention's traffic is S and P. Because FA1 sends neither of them to HBM, it should move fewer bytes
 # and be faster. To find out whether it does, we compare two simple kernels on an H200: standard attention, and FA1
-# exactly as printed in its Algorithm 1. Both process 64 heads with N = 4,096 and d = 128, and FA1 uses 64 keys per
-# block.
+# exactly as printed in its Algorithm 1. Both process 64 heads with N = 4,096 and d = 128, and both use tiles of 64
+# queries and 64 keys.
 
 # %% tags=["hide-input"]
 record, rungs = load("ladder"), {"standard attention": "r00_standard", "FA1 as printed": "r01_fa1"}
@@ -51,13 +52,17 @@ took, moved = reasons.timed(record, causal=False, d=128), roofline.counted(recor
 lines = [
     f"| {name} | {moved[rung] / 1e9:.1f} GB | {took.values[rung][0]:.1f} ms |" for name, rung in rungs.items()
 ]
-Markdown("\n".join(["| | bytes that reached DRAM, counted | time |", "| --- | ---: | ---: |", *lines]))
+Markdown("\n".join(["| | DRAM traffic, counted by the hardware | time |", "| --- | ---: | ---: |", *lines]))
 
 # %% [markdown]
-# FA1 moves 1.7 times as many bytes, and it takes four times as long. S and P no longer travel, but the output now does:
-# it leaves the chip unfinished and comes back once for every 64 keys. In this chapter, we write the loop that does
-# this, count its bytes, and find out when FA1 is nevertheless the better choice. The FA1 authors' own kernel was in
-# fact much faster than standard attention, and the end of the chapter explains why.
+# FA1 has 1.7 times as much DRAM traffic, and it takes four times as long. These are two separate failures. The traffic
+# grew because S and P no longer travel, but the output now does: it leaves the chip unfinished and comes back once for
+# every 64 keys. The time, however, grew mostly for other reasons, because DRAM is not even busy for half of it, as we
+# will see.
+#
+# In this chapter, we write the loop that does this, count its requests, and find out when FA1 is nevertheless the
+# better choice. The FA1 authors' own kernel was in fact much faster than standard attention, and the end of the chapter
+# explains why.
 
 # %% [markdown]
 # ## A finished row and one more tile
@@ -66,9 +71,12 @@ Markdown("\n".join(["| | bytes that reached DRAM, counted | time |", "| --- | --
 # each. A row block and a column block meet in one tile of S, which has $B_r \times B_c$ scores.
 #
 # FA1 keeps a promise: after every tile, $o$ is the right output for the keys seen so far. To keep this promise, FA1
-# always stores $o$ already divided by $\ell$. As an example, take the 1-3-4-8 row from chapter 02 after its first two
-# keys, and add a tile with the other two keys. The tile's values are 4 and 2, and its weights $p = e^{s - m_{tile}}$
-# are 1/2 and 1.
+# always stores $o$ already divided by $\ell$. Nothing in the algorithm needs this promise. Chapter 02 kept $o$ as a raw
+# sum and divided once at the end, and chapter 04 does so again. But the 2022 paper divides in every tile, so we follow
+# it here, and count later what the division costs.
+#
+# As an example, take the 1-3-4-8 row from chapter 02 after its first two keys, and add a tile with the other two keys.
+# The tile's values are 4 and 2, and its weights $p = e^{s - m_{tile}}$ are 1/2 and 1.
 #
 # | | maximum | sum of exponentials | weighted sum of values |
 # | --- | --- | --- | --- |
@@ -143,13 +151,20 @@ check(
 #
 # In FA1, the outer loop runs over the column blocks j. For each column block, FA1 loads the keys and values once, and
 # the inner loop processes every row block with them. Then the outer loop moves on to the next column block, and the
-# inner loop goes through all row blocks again. Chapter 04 asks whether this is the better order.
+# inner loop goes through all row blocks again.
 #
-# A single worker does this for a whole head. Between two visits to the same rows, the worker handles all other rows of
-# the head, and the states of all these rows do not fit into its SM. With N = 4,096 and d = 128, o takes 2 MiB for all
-# queries together, but the SM has only 228 KiB of shared memory. The worker therefore stores a row block's state in HBM
-# after each tile, and loads it again before the next tile of these rows. Find the two lines that load and store the
-# state in the code below, where the solution above is called `fa1_step`.
+# A single worker does this for a whole head, because the column blocks of a head depend on each other. Each of them
+# loads O, ℓ and m, updates them and stores them again. If two workers had different column blocks, both might load the
+# same state, and then one of them would overwrite what the other has stored. Chapter 04 swaps the two loops, and then
+# the workers can share a head.
+#
+# Between two visits to the same rows, the worker handles all other rows of the head, and the states of all these rows
+# do not fit into its SM. With N = 4,096 and d = 128, o takes 2 MiB for all queries together, but the SM has only 228
+# KiB of shared memory. The worker therefore stores a row block's state in HBM after each tile, and loads it again
+# before the next tile of these rows.
+#
+# Find the two lines that load and store the state in the code below, where the solution above is called `fa1_step`. In
+# this listing, `l` and `m` are arrays in HBM, like O, although the paper writes them with small letters.
 #
 # The tags name lines of Algorithm 2 in the FA1 paper's appendix. Algorithm 2 extends Algorithm 1 with a scale, a mask
 # and *dropout*. We need only the scale here, and chapter 05 explains dropout.
@@ -188,7 +203,7 @@ live("algorithm1", ask="order=fa1", names=["FA1"])
 
 # %% [markdown]
 # There are $T_c = \lceil N / B_c \rceil$ column blocks, where the brackets mean rounding up. FA1's forward pass
-# therefore moves
+# therefore requests
 #
 # - $Nd + 2N$ elements to initialize O, ℓ and m,
 # - $2Nd$ elements to load K and V once,
@@ -205,7 +220,7 @@ print(f"B_c = 2: {formula} by the formula, {meter.hbm_elements} on the meter")
 # %% [markdown]
 # ## When is that less than standard attention?
 #
-# **Predict.** FA1 never sends S or P to HBM. When do fewer bytes reach DRAM in FA1 than in standard attention?
+# **Predict.** FA1 never sends S or P to HBM. When does FA1 have less DRAM traffic than standard attention?
 #
 # - ☐ if the sequence is long enough
 # - ☐ if a block has enough keys
@@ -219,9 +234,9 @@ print(f"B_c = 2: {formula} by the formula, {meter.hbm_elements} on the meter")
 # </details>
 
 # %% [markdown]
-# The following table counts bytes for one query and one block of $B_c$ keys. Each element of q takes two bytes. Each
-# element of an unfinished o takes four, because storing it in two bytes would round o after every tile. $\ell$ and m
-# also take four bytes each.
+# The following table counts the requested bytes for one query and one block of $B_c$ keys. Nearly all of them reach
+# DRAM, as the end of this section shows. Each element of q takes two bytes. Each element of an unfinished o takes four,
+# because storing it in two bytes would round o after every tile. $\ell$ and m also take four bytes each.
 #
 # | | loaded | stored | in total |
 # | --- | ---: | ---: | ---: |
@@ -231,10 +246,10 @@ print(f"B_c = 2: {formula} by the formula, {meter.hbm_elements} on the meter")
 # | FA1 | | | 10 d + 16 |
 # | standard attention (S and P) | | | 12 $B_c$ |
 #
-# About four fifths of FA1's bytes are thus unfinished outputs. FA1 moves fewer bytes than standard attention if a block
-# has more than (10d + 16)/12 keys, which means at least 55 keys for d = 64, and at least 108 for d = 128. The FA1
-# kernel at the top of this chapter uses only 64 keys per block at d = 128, so it moves more. The next table shows what
-# FA1 moves, as a percentage of the bytes that standard attention moves:
+# About four fifths of FA1's bytes are thus unfinished outputs. FA1 has less DRAM traffic than standard attention if a
+# block has more than (10d + 16)/12 keys, which means at least 55 keys for d = 64, and at least 108 for d = 128. The FA1
+# kernel at the top of this chapter has only 64 keys per block at d = 128, like the kernels that we compare it with, so
+# it has more traffic. The next table shows FA1's DRAM traffic as a percentage of standard attention's:
 
 # %% tags=["hide-input"]
 lines = []
@@ -255,24 +270,36 @@ Markdown("\n".join(["| | 64 keys per block | 128 keys | 256 keys |", "| --- | --
 # %% [markdown]
 # ## How large can a block be?
 #
-# The blocks must fit on the chip. If there is room for M elements (228 KiB hold 116,736 two-byte elements), the paper
-# chooses $B_c = \lceil M / 4d \rceil$ keys and $B_r = \min(B_c, d)$ queries, which gives 228 keys for d = 128. The rule
-# holds only up to a constant factor, because blocks of this size do not actually fit. The blocks of k and v alone fill
-# half of the on-chip memory. The scores, at four bytes each, fill the other half, and q and o would need another 42%.
+# The blocks must fit on the chip. If there is room for M elements, the paper chooses $B_c = \lceil M / 4d \rceil$ keys
+# and $B_r = \min(B_c, d)$ queries. With this rule, $T_c = 4Nd / M$, so FA1 requests about $T_c \cdot 3Nd = 12\,N^2 d^2
+# / M$ elements. The paper calls this the *IO complexity*, $\Theta(N^2 d^2 / M)$. In other words, doubling the room on
+# the chip halves the requests, and doubling the sequence length quadruples them.
 #
-# With this rule, $T_c = 4Nd / M$, so FA1 loads and stores about $T_c \cdot 3Nd = 12\,N^2 d^2 / M$ elements. The paper
-# calls this the *IO complexity*, $\Theta(N^2 d^2 / M)$. In other words, doubling the room on the chip halves the
-# traffic, and doubling the sequence length quadruples it.
+# <details><summary>Do blocks of this size really fit?</summary>
+#
+# No, the rule holds only up to a constant factor. An H200 has 228 KiB of shared memory per SM, which is room for M =
+# 116,736 two-byte elements. For d = 128, the rule gives $B_c = 228$ and $B_r = 128$, and these blocks need 42% more
+# than there is:
+#
+# | block | elements | bytes each | KiB | share of 228 KiB |
+# | --- | ---: | ---: | ---: | ---: |
+# | k and v | 2 · 228 · 128 | 2 | 114 | 50% |
+# | scores | 128 · 228 | 4 | 114 | 50% |
+# | q | 128 · 128 | 2 | 32 | 14% |
+# | o | 128 · 128 | 4 | 64 | 28% |
+# | in total | | | 324 | 142% |
+#
+# </details>
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show("hbm_traffic")
 
 # %% [markdown]
-# The chart counts everything that the SMs load and store for a fixed N, whether or not it reaches DRAM. With little
-# room on the chip, FA1 moves more than standard attention. Each step to the right doubles the room, which at first
-# halves what FA1 moves. Later steps gain less, because the curve approaches the least possible traffic, in which each
-# of Q, K, V and O moves once. For standard attention, the chart includes what its matrix products load repeatedly, tile
-# by tile, as chapter 04 explains.
+# The chart counts requests for a fixed N. With little room on the chip, FA1 requests more than standard attention. Each
+# step to the right doubles the room, which at first halves FA1's requests. Later steps gain less, because the curve
+# approaches the least possible number, in which each of Q, K, V and O is requested once. For standard attention, the
+# chart counts the requests of real kernels, which are more than chapter 01's $4N^2 + 4Nd$, because their tiles request
+# the same parts of Q, K and V repeatedly. Chapter 04 gives the formula.
 #
 # The vertical lines mark the on-chip memory per SM of two older NVIDIA GPUs: the A100, which the papers use, and the
 # H100, which has as much per SM as the H200. In practice, larger blocks stop helping sooner than the chart suggests.
@@ -291,6 +318,10 @@ show("hbm_traffic")
 # | HBM reads and writes | 40.3 GB | 4.4 GB |
 # | time | 41.7 ms | 7.3 ms |
 #
+# The traffic differs by a factor of 9, which is more than our table predicts for a forward pass (22%, or a factor of
+# 4.5, with 256 keys per block). The reason is that the backward pass is included. Standard attention stores and loads
+# further N × N matrices there, so its 40.3 GB are 38 bytes per score instead of the forward pass's 12.
+#
 # Like ours, their kernel uses one thread block per head, but two things are different.
 #
 # - **Heads.** Their 64 sequences with 16 heads each give 1,024 workers to the A100's 108 SMs. The problem in our table
@@ -299,15 +330,20 @@ show("hbm_traffic")
 #   all, each output is stored only four times. Ours is the simplest possible Triton code. It uses 64 keys per block,
 #   follows Algorithm 1's loops, and divides in every tile.
 #
-# There are three reasons why our kernel takes four times as long as standard attention at N = 4,096. The first is that
-# 1.7 times as many bytes reach DRAM. They also move more slowly, at 1.4 TB/s, whereas standard attention reaches 3.2
-# TB/s. Since DRAM could deliver 4.8 TB/s, DRAM bandwidth is not what limits our FA1 kernel. With 8 heads instead of 64,
-# the kernel does an eighth of the work, but its time drops only from 16.3 ms to 11.7 ms. Most of the kernel's time is
-# therefore what a single worker needs to go through all tiles of its head.
+# So why does our kernel take four times as long as standard attention at N = 4,096? Its DRAM traffic is not the reason.
+# The kernel moves its bytes at 1.4 TB/s, whereas standard attention reaches 3.2 TB/s and DRAM could deliver 4.8 TB/s.
+# DRAM waits for the kernel's workers, and there are two reasons why they don't keep it busy.
 #
-# So the second reason is that half of the SMs are idle. If they had workers, they could do the same amount of work
-# again in about the same time, provided that DRAM could keep up. The idle SMs therefore cost up to a factor of 2. The
-# third reason is the simple code, which makes each worker slow. In short, FA1 needs many heads and large blocks.
+# - **Too few workers.** With 64 workers, half of the SMs are idle. If they had workers, they could do the same amount
+#   of work again in about the same time, provided that DRAM could keep up. The idle SMs therefore cost up to a factor
+#   of 2.
+# - **Slow workers.** With 8 heads instead of 64, the kernel does an eighth of the work, but its time drops only from
+#   16.3 ms to 11.7 ms. Most of the time is therefore what a single worker needs to go through all tiles of its head,
+#   one after another, and our simple code makes each worker slow.
+#
+# If these two problems were solved, DRAM would be the next limit. Even at full speed, it needs 4.6 ms for FA1's 22.1
+# GB, which is longer than standard attention takes. That is why large blocks matter as well. In short, FA1 needs many
+# heads, fast code and large blocks.
 
 # %% [markdown]
 # ## How does the backward pass get P back?
@@ -327,10 +363,11 @@ show("hbm_traffic")
 # </details>
 #
 # The backward pass thus computes one more product, $QK^\top$, and stores nothing of size $N^2$. Is that cheaper than
-# storing P? According to the list in chapter 00, recomputing one entry of P costs 2d FLOPs for the score, 256 for an
-# exponential and 32 for a subtraction. That is 416 for d = 64 and 544 for d = 128. Storing the entry in two bytes and
-# loading it again costs 824, which is 2.0 and 1.5 times as much, respectively. If all units work at the same time, only
-# the slowest one counts, so the comparison is 256 against 824.
+# storing P? The question is chapter 00's, now for an entry of P instead of a score. Recomputing the entry costs 2d
+# FLOPs for the score, 256 for an exponential and 32 for a subtraction. The division can be avoided, since $p = e^{s -
+# L}$ with chapter 01's $L = m + \log \ell$. The sum is 416 for d = 64 and 544 for d = 128. Storing the entry in two
+# bytes and loading it again costs 824, which is 2.0 and 1.5 times as much, respectively. If all units work at the same
+# time, only the slowest one counts, so the comparison is 256 against 824.
 #
 # <details><summary>If you train with dropout: how do we avoid storing its mask?</summary>
 #
@@ -345,10 +382,10 @@ show("hbm_traffic")
 # - FA1 computes one tile of S at a time, uses it and throws it away, so nothing of size $N^2$ reaches HBM.
 # - The outer loop runs over keys, and the inner loop over queries. $o$ is divided by $\ell$ at every step, and travels
 #   to HBM and back, together with $\ell$ and $m$, for each column block.
-# - FA1 loads and stores about $N^2 (3d + 4) / B_c$ elements, or $N^2 (10d + 16) / B_c$ bytes. With many heads, nearly
-#   all of these bytes reach DRAM. Fewer bytes reach DRAM than in standard attention if a block has more than (10d +
-#   16)/12 keys.
-# - The backward pass recovers $p = e^{s - m} / \ell$ tile by tile.
+# - FA1 requests about $N^2 (3d + 4) / B_c$ elements, or $N^2 (10d + 16) / B_c$ bytes. With many heads, nearly all of
+#   these bytes reach DRAM. FA1 has less DRAM traffic than standard attention if a block has more than (10d + 16)/12
+#   keys.
+# - A kernel can be slow although DRAM is not its limit, if it has too few workers or slow ones.
 #
 # After the next chapter, [assignment 2](assignments/2_forward.ipynb) takes you from FA1 to FA2.
 
@@ -370,6 +407,7 @@ ms = {
     if (row.direction, row.problem["N_q"], row.problem["d"], row.problem["causal"]) == ("forward", 4096, 128, False)
 }
 verdict("FA1 takes 16.3 ms with 64 heads, 11.7 ms with 8", ms == {64: 16.3, 8: 11.7})
+verdict("at full speed, FA1's bytes take 4.6 ms", round(1e3 * moved["r01_fa1"] / chips.H200.hbm_per_second, 1) == 4.6)
 verdict("the H100 and the H200 have the same room", chips.H100.shared_per_sm == chips.H200.shared_per_sm)
 verdict("99% of what FA1 loads and stores reaches DRAM", cost("FA1").crossed > 0.99 * cost("FA1").requested)
 needed = [(10 * d + 16) / 12 for d in (64, 128)]
