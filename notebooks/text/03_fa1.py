@@ -15,7 +15,7 @@
 #
 # - write FA1's step, and explain why its two loops send unfinished outputs to HBM and back,
 # - count FA1's requests and its DRAM traffic, and decide from the block size whether standard attention has more,
-# - explain why a kernel with less traffic is not always faster,
+# - explain why a kernel can be slow although DRAM is not its limit,
 # - explain how the backward pass recovers P.
 #
 # *Time: 40 minutes, including the function to write. Hardware: any laptop with NumPy. Before this: [02 · Online
@@ -57,8 +57,8 @@ Markdown("\n".join(["| | DRAM traffic, counted by the hardware | time |", "| ---
 # %% [markdown]
 # FA1 has 1.7 times as much DRAM traffic, and it takes four times as long. These are two separate failures. The traffic
 # grew because S and P no longer travel, but the output now does: it leaves the chip unfinished and comes back once for
-# every 64 keys. The time, however, grew mostly for other reasons, because DRAM is not even busy for half of it, as we
-# will see.
+# every 64 keys. The time, however, grew mostly for other reasons, because DRAM delivers less than a third of what it
+# could, as we will see.
 #
 # In this chapter, we write the loop that does this, count its requests, and find out when FA1 is nevertheless the
 # better choice. The FA1 authors' own kernel was in fact much faster than standard attention, and the end of the chapter
@@ -73,7 +73,7 @@ Markdown("\n".join(["| | DRAM traffic, counted by the hardware | time |", "| ---
 # FA1 keeps a promise: after every tile, $o$ is the right output for the keys seen so far. To keep this promise, FA1
 # always stores $o$ already divided by $\ell$. Nothing in the algorithm needs this promise. Chapter 02 kept $o$ as a raw
 # sum and divided once at the end, and chapter 04 does so again. But the 2022 paper divides in every tile, so we follow
-# it here, and count later what the division costs.
+# it here, and chapter 04 counts what the division costs.
 #
 # As an example, take the 1-3-4-8 row from chapter 02 after its first two keys, and add a tile with the other two keys.
 # The tile's values are 4 and 2, and its weights $p = e^{s - m_{tile}}$ are 1/2 and 1.
@@ -319,8 +319,8 @@ show("hbm_traffic")
 # | time | 41.7 ms | 7.3 ms |
 #
 # The traffic differs by a factor of 9, which is more than our table predicts for a forward pass (22%, or a factor of
-# 4.5, with 256 keys per block). The reason is that the backward pass is included. Standard attention stores and loads
-# further N × N matrices there, so its 40.3 GB are 38 bytes per score instead of the forward pass's 12.
+# 4.5, with 256 keys per block). One reason is that the backward pass is included, in which standard attention stores
+# and loads further N × N matrices. Its 40.3 GB are 38 bytes per score, whereas the forward pass alone has 12.
 #
 # Like ours, their kernel uses one thread block per head, but two things are different.
 #
