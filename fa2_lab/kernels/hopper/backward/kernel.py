@@ -118,7 +118,7 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
 
 @gluon.jit
 def consumer(c: gl.constexpr, dK, dV, sums, pipes, geometry, scale):
-    """Run as consumer warpgroup c: compute dK and dV of its 64 columns in each column block that is fetched."""
+    """Run as consumer warpgroup c: compute dK and dV of its 64 columns of every fetched column block."""
     d: gl.constexpr = pipes.sizes.d_pad
     n = 0  # row blocks so far, as the producer counts them
     r = 0

@@ -66,7 +66,7 @@ class Scheduler:
 
 @gluon.jit
 def draw(counter):
-    """Increase a counter in HBM and return its old value. Other memory accesses need no order relative to this one."""
+    """Increase a counter in HBM and return its old value. The order is relaxed, because no other data depends on it."""
     return gl.atomic_add(counter, 1, sem="relaxed")
 
 
