@@ -247,9 +247,9 @@ climb.step("15", "registers", "programs")
 # has such a picture as well. The strips come from a model, in which copies run back to back at L2 bandwidth and a
 # matmul takes the number of clocks that the tensor cores need for it. In the model, a softmax takes one clock for each
 # instruction that a thread executes, because an SM has four schedulers, one for each of the four warps. In each of
-# these pictures, look at the strip of the tensor cores, because its gaps are the time that a rung can still gain, and
-# then find the boxes above or below a gap for which the tensor cores wait. You can skip a picture if the rung is clear
-# without it.
+# these pictures, look at the strip of the tensor cores first, because its gaps are the time that a rung can still gain.
+# Then find the boxes above or below a gap, because the tensor cores wait for these. You can skip a picture if the rung
+# is clear without it.
 
 # %% tags=["hide-input"]
 show("strips_15")
@@ -598,11 +598,12 @@ climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "cloc
 # Starting S early makes the kernel 16% faster. It is tempting to explain this by *Within*, because the source lets P V
 # run during the exponentials. The machine code contradicts that explanation, because NVIDIA's assembler, `ptxas`,
 # places the second wait *before* nearly all exponentials. So let us separate what we know from what we infer:
+#
 # | | what | which means |
 # | --- | --- | --- |
 # | known, from the counters | the tensor cores are busy 61.5% of the time in rung 19, and 75.5% in rung 20 | rung 20 overlaps more than rung 19; both shares are lower than in the panels, because the panels leave out all other instructions |
 # | known, from the machine code | behind its own P V, a consumer of rung 20 hides most of its row maxima, but only 1 or 2 of the 66 exponentials that a thread computes per tile (64 for p and two for α) | so it is not *Within* |
-# | inferred | the exponentials hide behind the matmuls of the *other* consumer, as in *Between* | this must be where the speedup comes from, but no tool shows it |
+# | inferred | the exponentials hide behind the matmuls of the *other* consumer, as in *Between* | the speedup must come from there, but no tool shows it |
 # | open | rung 19 has two consumers as well, and yet it is about as busy as *Neither* | the recorded numbers do not explain why it does not behave like *Between* already |
 #
 # The counts in the second row are for d = 128 without a mask. To see the machine code, run `fa2-lab xray 20 --full

@@ -544,8 +544,8 @@ for d, causal in product((64, 128), (False, True)):
 # inference, as for rung 20 in chapter 12a, and not a measurement. At d = 64, ping-pong sees to it that the consumers'
 # matmuls alternate (part 4). At d = 128, the kernel usually has no ping-pong. There, the matmuls of a tile take twice
 # as long as its exponentials (chapter 12a), so it is enough that the consumers drift apart by themselves, as in
-# *Between*, and the recorded speeds suggest that they do. To read the machine code that the cell has searched, run
-# `fa2-lab xray hopper.forward --d 64 --sass`, and add `--full` to leave out the mask.
+# *Between*. The recorded speeds suggest that they do. To read the machine code that the cell has searched, run `fa2-lab
+# xray hopper.forward --d 64 --sass`, and add `--full` to leave out the mask.
 #
 # The function around this loop, `visit`, handles the first and the last tile. Before the loop, it masks the first,
 # rightmost tile if the last key is not at the end of that tile, and after the loop it computes the last P V. Inside the
@@ -601,8 +601,8 @@ for size in (1e3, 1e6, 3e9):
 # up to 2³², but fp16 ends at 65,504, so p becomes ∞. As the cell shows, the fix is a power of two, because multiplying
 # by it never rounds. Each row therefore keeps its own copy of the scale, under the name `scale`. If |m| reaches
 # $2^{28}$, the row's copy becomes the power of two below $\tau \log_2 e$. This hardly changes O, however. For such
-# scores, the next smaller fp32 number is at least 16 lower in the exponent, so with either scale, p is 1 for the row's
-# largest score and at most $2^{-16}$ for all smaller ones.
+# scores, the next smaller fp32 number is at least 16 lower in the exponent. With either scale, p should therefore be 1
+# for the row's largest score and at most $2^{-16}$ for all smaller ones.
 #
 # Since four lanes share a row, m, `scale` and ℓ are stored once for each of these lanes, in the shape (64, 4):
 

@@ -510,9 +510,8 @@ for idea in (
 #   and they are the subject of the next sections. With this order, up to 48 bytes per thread no longer fit into
 #   registers and *spill* into slower memory.
 #
-# As in chapter 12b, a table compares what we predicted with the speedup that we measured. In it, *the same bits* stands
-# for deterministic calls, and *heads of 8 MiB* means that Q and dO of all heads running side by side take 8 MiB
-# together:
+# As in chapter 12b, a table compares what we predicted with the speedup that we measured. In it, *the same bits* means
+# deterministic calls, and *heads of 8 MiB* means that Q and dO of all heads running side by side take 8 MiB together:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 table = ideas.table("backward")

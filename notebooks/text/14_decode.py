@@ -522,10 +522,10 @@ for n, speed in stages.items():
 #   next tile is always there in time, and the latency may be anything up to 2.3 µs.
 #
 # One measured speed cannot tell these two apart, because it agrees with both. An experiment can, by changing the number
-# of stages. If latency is the limit, Little's law predicts that with 3, 4 and 6 stages, a program reads 2, 3 and 5
-# times as fast as with 2, because 2, 3 and 5 tiles are in flight instead of one. If the work is the limit, further
-# stages change nothing. Chapter 10's rule predicts the point at which the first case turns into the second, namely 1 +
-# copy / work stages. If you have a GPU, you can run this experiment with `fa2-lab bench decode`.
+# of stages. With 3, 4 and 6 stages, 2, 3 and 5 tiles are in flight, instead of one with 2 stages. If latency is the
+# limit, Little's law therefore predicts that a program reads 2, 3 and 5 times as fast as with 2 stages. If the work is
+# the limit, further stages change nothing. Chapter 10's rule predicts the point at which the first case turns into the
+# second, namely 1 + copy / work stages. If you have a GPU, you can run this experiment with `fa2-lab bench decode`.
 #
 # In both cases, the fix is the same, because programs on other SMs wait and work at the same time. About a hundred of
 # them read as fast as a copy, and that is why we split the keys.

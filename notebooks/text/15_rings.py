@@ -263,11 +263,11 @@ show("ring_schedule")
 #
 # A transfer costs no time if it finishes before the computation that runs at the same time. When is that the case?
 # Suppose a shard has n rows. Per head, one step of the causal forward pass does $2n^2d$ FLOPs, because zigzag's steps
-# compute half of the n × n scores at $4d$ FLOPs each, and it sends $4nd$ bytes (K and V, at 2 bytes per element). The
-# FLOPs grow with $n^2$ but the bytes only with $n$, so long shards can hide their transfers behind the computation. The
-# two times are equal if $2n^2d\,/\,$(FLOP/s) equals $4nd\,/\,$(bytes/s). This happens at $n = 2 \cdot$ FLOP/s $/$
-# (bytes/s), which depends neither on d nor on the number of heads. The backward pass sends three times as much data and
-# does 2.5 times as many FLOPs, so at the same FLOP/s it needs a fifth more rows.
+# compute half of the n × n scores at $4d$ FLOPs each. The same step sends $4nd$ bytes (K and V, at 2 bytes per
+# element). The FLOPs grow with $n^2$ but the bytes only with $n$, so long shards can hide their transfers behind the
+# computation. The two times are equal if $2n^2d\,/\,$(FLOP/s) equals $4nd\,/\,$(bytes/s). This happens at $n = 2 \cdot$
+# FLOP/s $/$ (bytes/s), which depends neither on d nor on the number of heads. The backward pass sends three times as
+# much data and does 2.5 times as many FLOPs, so at the same FLOP/s it needs a fifth more rows.
 #
 # In the output below, *link* is the connection between GPUs. This is NVLink, or on the RTX 4090 the computer's ordinary
 # bus. The first three lines use half of the peak FLOP/s and the link's speed in one direction, both from the data
