@@ -15,10 +15,10 @@
 # - write FA2's forward pass, and point to the lines of FA1 that moved,
 # - explain for each change what it saves, and what it does not save,
 # - sort the tiles of a causal mask into three kinds by looking at their corners,
-# - compute, for any N, d and $B_r$, what reaches DRAM, what L2 serves, and which unit finishes last,
+# - compute, for any N, d and $B_r$, what reaches DRAM, what L2 serves, and which of them or of the units is the limit,
 # - read a roofline, the chart in which this book compares costs.
 #
-# *Time: 80 minutes, including two functions to write: 50 for the forward pass and 30 for its cost. Hardware: any laptop
+# *Time: 70 minutes, including two functions to write: 40 for the forward pass and 30 for its cost. Hardware: any laptop
 # with NumPy. Before this: [03 · FlashAttention](03_fa1.ipynb).*
 
 # %% tags=["hide-input"]
@@ -39,34 +39,6 @@ from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
-# ## What goes wrong with a mask?
-#
-# A language model guesses the next token, so a query must not see the keys of later tokens. This restriction is the
-# *causal mask*, under which row r sees only the columns c ≤ r. The next cell takes four queries that all have the
-# scores of the 1-3-4-8 row. It applies the right mask to them, and then a mask that is off by one:
-
-# %%
-scores, values = np.tile(np.log([1.0, 3.0, 4.0, 8.0]), (4, 1)), np.array([8.0, 0.0, 4.0, 2.0])
-row, column = np.arange(4)[:, None], np.arange(4)[None, :]
-
-
-def masked(seen, values):
-    return naive.safe_softmax(np.where(seen, scores, -np.inf)) @ values
-
-
-changed = np.array([8.0, 0.0, 4.0, 100.0])  # only the last token's value differs
-for words, seen in (("c ≤ r", column <= row), ("c ≤ r + 1", column <= row + 1)):
-    print(f"{words:9}  outputs {masked(seen, values)}, after the last value has changed {masked(seen, changed)}")
-
-# %% [markdown]
-# With the right mask, only the last row depends on the last token. With the wrong one, each row except the last sees
-# one token too many, which is exactly the token that the model has to guess. No shape is wrong, and nothing overflows.
-# In training, the loss even falls faster than it should, and only later does the finished model turn out to be useless.
-# Every causal kernel therefore needs a test that changes one token and checks that no row before this token changes.
-# Tiles offer more opportunities for this mistake, and you will have to avoid it in your own `forward` below. First,
-# however, we build the loop that the mask goes into.
-
-# %% [markdown]
 # ## What if the queries stay and the keys come by?
 
 # %% tags=["hide-input"]
@@ -76,11 +48,14 @@ show("visiting_order")
 # The upper half shows FA1, as in chapter 03. It goes down the columns, so k and v stay on the chip, while everything
 # that belongs to a query is loaded and stored again for each tile. In the lower half, the loops are swapped. According
 # to section 3.2 of the paper, P. Tillet was the first to do this, in Triton. Now a row block's $m$, $\ell$ and $o$
-# start on the chip, stay there for all tiles, and leave it only once.
+# start on the chip, stay there for all tiles, and leave it only once. The lower half already stores L, one number per
+# row, as the finished FA2 does. The code below still stores $\ell$ and m, like FA1, so that only the order of the loops
+# changes.
 #
-# The code below swaps the loops in the same way, and a comment marks each line that moved. `tiling.rows(i)` and
-# `tiling.cols(j)` return the rows of row block i and the columns of column block j. A loop over `trace.serial` runs its
-# iterations one after another, whereas the iterations of a loop over `trace.parallel` can run at the same time.
+# A comment in the code marks each line that moved. `tiling.rows(i)` and `tiling.cols(j)` return the rows of row block i
+# and the columns of column block j. A loop over `trace.serial` has to run its iterations one after another, whereas the
+# iterations of a loop over `trace.parallel` could run at the same time on a GPU. NumPy runs both kinds of loops in
+# order.
 
 # %%
 def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
@@ -119,13 +94,15 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # %% [markdown]
 # ## Who has to wait for whom?
 #
-# A third is not much, but there is a better reason for the swap. In FA1, each column block continues from the $o$,
-# $\ell$ and $m$ that the previous one stored, so if each column block had its own worker, that worker would have to
-# wait for the previous worker. Row blocks, by contrast, need nothing from each other. After the swap, the outer loop
-# runs over row blocks, so it can use `trace.parallel`. With 8,192 queries in blocks of 128, 64 workers can share a
-# head. If there are few heads, this is worth far more than loading and storing a third fewer elements (chapter 06). In
-# addition, the workers of a head load the same keys, so L2 can serve nearly all of these loads. This second effect will
-# turn out to be the largest gain of all.
+# A third is not much, but there are two better reasons for the swap.
+#
+# - **More workers.** In FA1, each column block continues from the $o$, $\ell$ and $m$ that the previous one stored, so
+#   a head has only one worker (chapter 03). Row blocks, by contrast, need nothing from each other. After the swap, the
+#   outer loop runs over row blocks, so it can use `trace.parallel`. With 8,192 queries in blocks of 128, 64 workers can
+#   share a head. If there are few heads, this is worth far more than a third fewer requests (chapter 06).
+# - **Fewer heads at once.** Many workers now run in the same head and load the same keys and values. Therefore, only a
+#   few heads are in progress at the same time, and their K and V fit into L2, which can serve nearly all of these
+#   loads. This turns out to be the largest gain of all, and the second half of this chapter counts it.
 
 # %% [markdown]
 # ## Why can the division wait?
@@ -134,12 +111,7 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # sums $\ell$ and $o$, and multiplies both sums by the same $\alpha$. A single division after the last tile therefore
 # gives the same result as a division in every tile.
 #
-# Take the 1-3-4-8 row in two tiles. After the first tile, $\ell = 4/3$ and $o = 8/3$. FA1 stores (8/3) / (4/3) = 2, and
-# has to multiply it by 4/3 again before the second tile, whereas FA2 simply keeps 8/3. In the second tile, both sums
-# are multiplied by $\alpha = 3/8$ and the new terms are added, so $\ell = \frac{3}{8} \cdot \frac{4}{3} + \frac{3}{2} =
-# 2$ and $o = \frac{3}{8} \cdot \frac{8}{3} + 4 = 5$. Then comes the only division, 5/2 = 2.5.
-#
-# In general, write $\bar o$ for FA1's divided output, so that $o = \ell\,\bar o$. The left side of the following
+# To see this, write $\bar o$ for FA1's divided output, so that $o = \ell\,\bar o$. The left side of the following
 # equation is FA1's step (with $\beta = 1$), which undoes the old division, adds the new terms, and divides again. On
 # the right side, FA2 adds the same terms to its raw sums, and its division can wait:
 #
@@ -148,7 +120,7 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # This is the first of the paper's two tweaks, *tweak 1*. Could the subtraction of m wait as well? No, because without
 # it, $e^s$ might overflow in this very tile.
 #
-# FA2's step is therefore `update` from chapter 02, with one additional line for rows that have not seen a key yet:
+# FA2's step is therefore `update` from chapter 02, as repaired there for rows that have not seen a key yet:
 
 # %%
 def update(m, l, o, s, v):  # (B_r,), (B_r,), (B_r, d), (B_r, B_c), (B_c, d)
@@ -168,21 +140,22 @@ print(f"divided at the end: {O[0, 0] / l[0]:.6f}, plain attention: {exact[0, 0]:
 # %% [markdown]
 # ## What does tweak 1 save?
 #
+# In chapter 03's code, FA1 multiplies $o$ by $\alpha \ell$ and $p\,v$ by $\beta$, adds the two, and divides the sum by
+# $\ell_{new}$. A kernel would rather divide the factors, which are only one number per row, and use $\alpha \ell /
+# \ell_{new}$ for $o$ and $\beta / \ell_{new}$ for $p\,v$. We therefore count two scalings for FA1, one of $o$ and one
+# of $p\,v$. FA2 scales only $o$, by $\alpha$.
+#
 # A GPU works in short steps of equal length, which are called *clocks*. An A100, the GPU in the FA2 paper, runs at 1.41
-# billion clocks per second. The figure shows how many clocks one tile takes on a single SM of an A100:
+# billion clocks per second. The figure shows how many clocks one tile takes on a single SM of an A100. The tile has 128
+# queries, 64 keys and d = 128, so $o$ and $p\,v$ are both blocks of 128 × 128 elements:
 
 # %% tags=["hide-input"]
 show("deferred_normalisation")
 
 # %% [markdown]
-# The tile has 128 queries, 64 keys and d = 128, so $o$ and $p\,v$ are both blocks of 128 × 128 elements. We fold FA1's
-# division into the factors that scale these two blocks. They become $\alpha \ell / \ell_{new}$ for $o$ and $\beta /
-# \ell_{new}$ for $p\,v$, so the division has no box of its own. FA1 then scales both blocks, whereas FA2 scales only
-# $o$, by $\alpha$.
-#
-# The dashed boxes are the work that FA2 no longer does. They contain only 0.4% of the operations, but these operations
-# run on slow units. If the units take turns, as drawn, the dashed boxes account for 8% of the time. The clocks of FA1's
-# tile add up as follows:
+# The dashed box is work that FA2 no longer does. It contains only 0.4% of the operations, but these operations run on
+# slow units. If the units take turns, as drawn, the dashed box accounts for 8% of the time. The clocks of FA1's tile
+# add up as follows:
 #
 # | work | count | per clock | clocks |
 # | --- | ---: | ---: | ---: |
@@ -195,21 +168,49 @@ show("deferred_normalisation")
 # of the two scalings. The remaining 8 · 128 = 1,024 instructions update m, $\ell$ and the factors.
 #
 # If all units work at once, however, the tweak saves nothing, because the tensor cores finish last with or without it.
-# In this model, then, the tweak saves between 0 and 8% of the time.
+# In this count of operations, then, the tweak saves between 0 and 8% of the time.
 #
-# A compiled kernel can behave differently. The thread blocks on an SM share its registers, so the fewer registers each
-# of them needs, the more thread blocks can run at once. On an H200, the tweak freed enough registers for a third thread
-# block on each SM, which made the kernel more than 20% faster without a mask. With a causal mask, the tweak gained
-# nothing (chapter 10).
+# A real kernel also needs *registers*, and this count ignores them. FA1 needs registers for two blocks at the same
+# time, because $p\,v$ has to be scaled before it is added to $o$. FA2 scales $o$ first, and then the tensor cores add
+# $p\,v$ directly to it, so $p\,v$ needs no registers of its own. The thread blocks on an SM share its registers. On an
+# H200, the tweak freed enough of them for a third thread block on each SM, and the kernel became more than 20% faster.
+# With a causal mask, the kernel needs a few more registers, a third thread block still did not fit, and the tweak
+# gained nothing. So to predict what such a change gains, count registers before instructions. Chapter 10 does so.
+
+# %% [markdown]
+# ## What goes wrong with a mask?
+#
+# A language model guesses the next token, so a query must not see the keys of later tokens. This restriction is the
+# *causal mask*, under which row r sees only the columns c ≤ r. The next cell takes four queries that all have the
+# scores of the 1-3-4-8 row. It applies the right mask to them, and then a mask that is off by one:
+
+# %%
+scores, values = np.tile(np.log([1.0, 3.0, 4.0, 8.0]), (4, 1)), np.array([8.0, 0.0, 4.0, 2.0])
+row, column = np.arange(4)[:, None], np.arange(4)[None, :]
+
+
+def masked(seen, values):
+    return naive.safe_softmax(np.where(seen, scores, -np.inf)) @ values
+
+
+changed = np.array([8.0, 0.0, 4.0, 100.0])  # only the last token's value differs
+for words, seen in (("c ≤ r", column <= row), ("c ≤ r + 1", column <= row + 1)):
+    print(f"{words:9}  outputs {masked(seen, values)}, after the last value has changed {masked(seen, changed)}")
+
+# %% [markdown]
+# With the right mask, only the last row depends on the last token. With the wrong one, each row except the last sees
+# one token too many, which is exactly the token that the model has to guess. No shape is wrong, and nothing overflows.
+# In training, the loss even falls faster than it should, and only later does the finished model turn out to be useless.
+# Every causal kernel therefore needs a test that changes one token and checks that no row before this token changes.
 
 # %% [markdown]
 # ## Which tiles does a causal mask leave?
 #
-# In the figure below, the left grid shows the mask from the beginning of this chapter. A tile is *SKIP* if none of its
-# queries sees any of its keys. It is *FULL* if each query sees every key, and *DIAGONAL* if the mask cuts through it.
-# SKIP tiles are never loaded, so of T × T square tiles, only T(T + 1)/2 are visited, which saves nearly half of the
-# work for a long sequence. FULL tiles are computed as if there were no mask, so only in DIAGONAL tiles does the kernel
-# have to mask individual scores.
+# Tiles offer more opportunities for this mistake. In the figure below, the left grid shows the right mask on tiles. A
+# tile is *SKIP* if none of its queries sees any of its keys. It is *FULL* if each query sees every key, and *DIAGONAL*
+# if the mask cuts through it. SKIP tiles are never loaded, so of T × T square tiles, only T(T + 1)/2 are visited, which
+# saves nearly half of the work for a long sequence. FULL tiles are computed as if there were no mask, so only in
+# DIAGONAL tiles does the kernel have to mask individual scores.
 
 # %% tags=["hide-input"]
 show("causal_tiles")
@@ -263,8 +264,7 @@ live("algorithm1", ask="order=both&causal", names=["FA2"])
 # ## Write FA2's Algorithm 1
 #
 # FA1 keeps each row's m and $\ell$ for the backward pass. FA2 keeps only $L = m + \log \ell$ from chapter 02. This is
-# the paper's *tweak 2*. One number is enough, since $p = e^{s - m} / \ell = e^{s - L}$. In this chapter's first
-# picture, FA2 already stores L, although the code below that picture stores $\ell$ and m.
+# the paper's *tweak 2*. One number is enough, since $p = e^{s - m} / \ell = e^{s - L}$.
 #
 # **Build.** `forward(Q, K, V, tiling)` returns O and L. It needs the scale $\tau = 1/\sqrt{d}$, two loops, `update`
 # from above, one division, and the formula for L. `tiling` has `T_r`, `rows(i)`, `cols(j)`, `visited_cols(i)` and
@@ -324,14 +324,11 @@ check(
 # [The poster](../figures/poster_forward.pdf) shows these lines next to the paper's own.
 
 # %% [markdown]
-# ## What does all this cost?
+# ## What is requested, and what reaches DRAM?
 #
-# So far, the meter has counted what a loop loads and stores, no matter where the GPU finds it. We call these loads and
-# stores *requests*. Between the SMs and HBM, however, there is L2 (chapter 00). If L2 still holds the requested bytes
-# because they were recently loaded or stored, it serves the load itself. Only the other requests *reach DRAM*. A
-# requested byte passes through L2, which costs as much time as about 102 FLOPs on the tensor cores. If the byte also
-# reaches DRAM, its cost there is about 206 FLOPs. We therefore need two numbers for each method, requests and DRAM
-# traffic, before we can compare times.
+# How fast can the three methods be? Chapter 01 distinguished two kinds of traffic. Every byte that an SM loads or
+# stores is *requested* and passes through L2, which costs as much time as about 102 FLOPs on the tensor cores. If L2
+# cannot serve the request, the byte also *reaches DRAM*, which costs about 206 FLOPs. So we count both.
 #
 # **What is requested?** For one head with N queries and N keys, without a mask, the three methods request the following
 # numbers of elements:
@@ -342,19 +339,22 @@ check(
 # | FA1 | $T_c\,(3Nd + 4N) + 3Nd + 2N$ | $(3d + 4)/B_c$ |
 # | FA2 | $T_r \cdot 2Nd + 2Nd + N$ | $2d/B_r$ |
 #
-# The term with 128 is new. In chapter 01, we loaded Q, K and V only once, as if each whole product could be computed on
-# the chip at once. A real *GEMM* (general matrix multiplication, a kernel for one product) cuts its result into tiles,
-# usually of 128 × 128 elements. For each tile, it loads the matching rows of the left operand and the matching columns
-# of the right one. A tile of S needs 128 · d elements of Q and as many of K, and 128 rows of O need all of V, so each
-# of the three costs d/128 elements per score. P is still loaded only once, provided that d is at most 128, because a
-# tile of O is then as wide as O.
+# The first line is for real kernels. A *GEMM* (general matrix multiplication, a kernel for one product) computes its
+# result in tiles, usually of 128 × 128 elements, and loads what each tile needs:
+#
+# - A tile of S needs 128 rows of Q and 128 rows of K, or 2 · 128 · d elements for 128² scores. That makes 2d/128
+#   elements per score.
+# - 128 rows of O need all of V, or N · d elements, for 128 · N weights. That makes d/128 elements per score.
+# - S and P are each stored once and loaded once, which makes 4 elements per score. (P is loaded only once if a tile of
+#   O is as wide as O, that is, if d is at most 128.)
+# - Storing O takes N · d elements.
 #
 # To convert elements to bytes, note that S, L and FA1's unfinished o, $\ell$ and m take four bytes per element, and
 # everything else takes two. That makes $12 + 6d/128$ bytes per score for standard attention, $(10d + 16)/B_c$ for FA1,
 # and $4d/B_r$ for FA2.
 
 # %% [markdown]
-# **What does L2 serve?** L2 can serve a repeated load if it has room for all the data that the running workers keep
+# **What reaches DRAM?** L2 can serve a repeated load if it has room for all the data that the running workers keep
 # reloading. On an H200, L2 holds 60 MiB.
 #
 # **Predict.** FA2 keeps 64 queries on the chip and loads all keys and values. For the next 64 queries, it loads all
@@ -373,29 +373,65 @@ check(
 # or stored there just once.
 # </details>
 #
-# The three methods differ in what they load repeatedly, and in how many heads they work on at the same time. The
-# following table assumes 64 heads, N = 4,096 and d = 128:
+# How many heads keep reloading at the same time? The GPU starts workers in order, head after head, and a new one starts
+# whenever an SM has room. Take 64 heads, N = 4,096 and d = 128. In FA2, each head has 64 workers. If each of the 132
+# SMs runs one worker at a time, the running workers belong to two heads and the beginning of a third. Some kernels fit
+# three workers on an SM, which makes 396 at a time, in at most seven heads. In FA1, each head has just one worker, so
+# all 64 heads are in progress at the same time. Standard attention has at least 32 tiles per head in each of its
+# kernels, so only a few heads are in progress.
 #
-# | | loaded repeatedly | in progress at once, and does it fit? | reaches DRAM |
-# | --- | --- | --- | --- |
-# | standard | Q, K and V, 3 MiB per head | tiles of a few heads: fits | each of Q, K, V and O once, but S and P (96 MiB per head) are both stored and loaded: 12 bytes per score |
-# | FA1 | Q and unfinished O, 3 MiB per head | all 64 heads, one worker each: 192 MiB, does not fit | all requests |
-# | FA2 | K and V, 2 MiB per head | 132 workers (one per SM) cover three heads, and 396 (three per SM) cover seven: at most 14 MiB, fits | each of Q, K, V and O once: 8 bytes per element of Q |
+# | | reloaded, per head | heads in progress | does it fit into L2's 60 MiB? | what reaches DRAM |
+# | --- | --- | ---: | --- | --- |
+# | standard attention | Q, K and V: 3 MiB | a few | yes | S and P, stored and loaded: 12 bytes per score; each of Q, K, V and O once |
+# | FA1 | Q and unfinished O: 3 MiB | 64 | no, 192 MiB | all requests |
+# | FA2 | K and V: 2 MiB | 3 to 7 | yes, at most 14 MiB | each of Q, K, V and O once: 8 bytes per element of Q |
 #
-# The numbers of workers in the last row follow from the number of SMs. Each head has 64 workers, and each SM runs one
-# worker or a few at a time, depending on the kernel. Therefore, only a few heads are in progress at once.
+# The swap thus saves only a third of FA1's requests, but nearly all of its DRAM traffic. The hardware counters of an
+# H200 showed 22.1 GB of DRAM traffic for FA1 and 0.3 GB for FA2.
 #
-# What if the sequence is so long that K and V of a single head no longer fit into L2? At d = 128, that happens beyond N
-# = 122,880. Even then, the workers of a head load the same keys at about the same time, and L2 serves all of these
-# loads except the first. K and V thus come from DRAM once for each group of workers that run together, rather than once
-# for each worker.
+# <details><summary>What if K and V of a single head do not fit into L2?</summary>
+#
+# At d = 128, that happens beyond N = 122,880. Even then, the workers of a head that start together go through the keys
+# in the same order, and each of them has the same work per tile. They therefore load the same keys at about the same
+# time, and L2 serves all of these loads except the first. K and V thus come from DRAM once for each group of workers
+# that run together, rather than once for each worker.
+#
+# </details>
 
 # %% [markdown]
-# **Which unit finishes last?** Each time in the table below is how long one kind of unit on an H200 needs at full
-# speed. All units can work at the same time, so a method takes *at least* as long as the unit that finishes last. The
-# values in the last two rows were measured with simple kernels from this book that use tiles of 64 × 64, namely rungs
-# 00, 01 and 03 of the ladder in chapter 10. With such small tiles, the matrix products of standard attention request
-# even more than the table shows.
+# ## How fast can each method be?
+#
+# We can now compute the highest speed that each unit allows. Take FA2 with 64 rows per block as an example. For each
+# tile, it does $4 B_r B_c d$ FLOPs and requests K and V, which are $2 B_c d$ elements or $4 B_c d$ bytes. That makes
+# $B_r = 64$ FLOPs per requested byte, or 63 with Q and O. Since L2 delivers at most 9.66 TB/s, it allows 63 · 9.66 =
+# 609 TFLOP/s. The same method does 2,040 FLOPs per byte that reaches DRAM, so DRAM, at 4.8 TB/s, allows 9,800 TFLOP/s.
+# The tensor cores allow 989 TFLOP/s. All of them can work at the same time, so the lowest of the three numbers is the
+# limit, which is L2's 609 TFLOP/s.
+#
+# A *roofline* draws such limits. Its horizontal axis is the number of FLOPs per byte, its vertical axis is the speed in
+# FLOPs per second, and both axes are logarithmic.
+#
+# - A memory that delivers b bytes per second allows b · x FLOPs per second at x FLOPs per byte. It is therefore a
+#   **sloped** line, because with twice the FLOPs per byte, it allows twice the speed.
+# - The tensor cores allow the same speed at any x, so they are a **flat** line.
+# - A method cannot be above the lines. At the *ridge point*, where the two lines meet, a method keeps both busy. To the
+#   left of it, the memory is the limit (chapter 01's *memory-bound*). To the right of it, the tensor cores are
+#   (*compute-bound*).
+#
+# Our roofline has two sloped lines, because there are two kinds of bytes. L2's line is for requested bytes, and DRAM's
+# line is for bytes that reach DRAM. A method has one number of FLOPs per byte for each kind, so it could have a dot on
+# each line. We draw only the lower dot, which is the limit. If the tensor cores are the limit, the dot is on the flat
+# line, at the number of FLOPs per requested byte:
+
+# %% tags=["hide-input"]
+show("limits_forward")
+
+# %% [markdown]
+# The next table lists the same limits. FA1 has only 64 workers, so its tensor cores allow only 64/132 of 989 TFLOP/s.
+# L2 and DRAM serve all SMs, so each method may use all of their speed. The last line was measured with simple kernels
+# from this book that use tiles of 64 × 64, namely rungs 00, 01 and 03 of the ladder in chapter 10. With such tiles,
+# standard attention requests more than the first line of the table counts, but DRAM is still its limit. FP32 units and
+# special function units are left out, because at d = 128, they allow more than the tensor cores in all four cases.
 
 # %% tags=["hide-input"]
 record, rungs = load("ladder"), {"standard": "r00_standard", "FA1": "r01_fa1", "FA2, 64 × 64": "r03_row_blocks"}
@@ -406,55 +442,34 @@ settings = {
     "FA2, 64 × 64": cost("FA2"),
     "FA2, 128 × 128": cost("FA2", B_r=128, B_c=128),
 }
-seconds_of = {name: asked.seconds(chips.H200) for name, asked in settings.items()}
-units = "tensor cores", "special function units", "FP32 units", "L2", "DRAM"
+allowed = {  # TFLOP/s that each unit allows
+    name: {unit: asked.flops / seconds / 1e12 for unit, seconds in asked.seconds(chips.H200).items()}
+    for name, asked in settings.items()
+}
 table = {
-    "bytes requested": [f"{asked.requested / 1e9:.1f} GB" for asked in settings.values()],
-    "of these reach DRAM": [f"{asked.crossed / 1e9:.1f} GB" for asked in settings.values()],
-    **{unit: [f"{1e3 * times[unit]:.2f} ms" for times in seconds_of.values()] for unit in units},
-    "finishes last": [f"**{asked.limit(chips.H200)[0]}**" for asked in settings.values()],
-    "measured: time": [f"{took.values[rung][0]:.2f} ms" for rung in rungs.values()] + [""],
-    "measured: bytes at DRAM": [f"{moved[rung] / 1e9:.1f} GB" for rung in rungs.values()] + [""],
+    "FLOPs per requested byte": [f"{asked.intensity('requested'):.0f}" for asked in settings.values()],
+    "FLOPs per byte that reaches DRAM": [f"{asked.intensity('crossed'):,.0f}" for asked in settings.values()],
+    **{f"{unit}: TFLOP/s": [f"{x[unit]:,.0f}" for x in allowed.values()] for unit in ("L2", "DRAM", "tensor cores")},
+    "the limit": [f"**{asked.limit(chips.H200)[0]}**" for asked in settings.values()],
+    "measured: TFLOP/s": [f"{took.rate(rung):.0f}" for rung in rungs.values()] + [""],
 }
 lines = [f"| | {' | '.join(settings)} |", "| --- " + "| ---: " * len(settings) + "|"]
 lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in table.items()]
 Markdown("\n".join(lines))
 
 # %% [markdown]
-# Swapping the loops saved only a third of the elements that FA1 requests, yet it saved nearly all of FA1's DRAM
-# traffic. Because many workers now share a head, only a few heads are in progress at once, and their K and V fit into
-# L2. If a sequence is too long for this, the workers of a head still load the same keys at about the same time, as
-# explained above. The hardware counters of an H200 showed 22.1 GB of DRAM traffic for FA1 and 0.3 GB for FA2.
+# With the loops swapped, DRAM is no longer the limit. With 64 rows per block, the limit is L2. With 128 rows per block,
+# FA2 requests only about half as many bytes, so the tensor cores are the limit.
 #
-# FA1 keeps only 64 of the 132 SMs busy, so the table charges FA1 twice as much time on the tensor cores, special
-# function units and FP32 units. L2 and DRAM serve all SMs, so the table assumes that they run at full speed, no matter
-# how few SMs use them. But FA1's kernel stays far below that speed. It moves its 22.1 GB at 1.4 TB/s, which is only 28%
-# of what DRAM can deliver, because its time is mostly what a single worker needs for a whole head (chapter 03). For
-# FA1, then, DRAM's 4.56 ms is a valid lower bound, but not a tight one.
-
-# %% tags=["hide-input"]
-show("limits_forward")
-
-# %% [markdown]
-# In this roofline, the height of each dot is the highest speed that the method can reach. Whichever limit is lowest,
-# that of L2, of DRAM or of the tensor cores, decides this height. If DRAM is the limit, the dot is on the DRAM line, at
-# the method's FLOPs per byte that reaches DRAM. Otherwise, the dot is at the FLOPs per requested byte. It is on the L2
-# line if L2 is the limit.
+# A roofline is only an upper bound. The FA2 kernel reaches about half of it, because its units wait for each other
+# (chapters 07 and 10). FA1 is even farther below its bound, because its few and slow workers leave DRAM idle most of
+# the time (chapter 03). On the other hand, L2's line is not an exact bound, because an SM's L1 serves a few of the
+# requests.
 #
-# For example, FA2 with 64 rows per block does $4 B_r B_c d$ FLOPs per tile and requests $4 B_c d$ bytes for it, which
-# is $B_r$ FLOPs per byte. Q and O reduce this slightly, to 63. L2 delivers 9.66 TB/s, so it allows 9.66 · 63 = 609
-# TFLOP/s. The same version of FA2 moves one byte to or from DRAM per 2,040 FLOPs, so DRAM would allow 9,800 TFLOP/s.
-# The counters of an H200 showed about 2,100 FLOPs per byte, because the part of O that was stored last can still be in
-# L2 instead of DRAM. The lower of the two limits is 609 TFLOP/s, so L2 finishes last. With 128 rows per block, FA2
-# requests only about half as many bytes from L2, so the tensor cores finish last.
-#
-# A roofline is only a bound. The FA2 kernel measured above takes twice as long as its slowest unit needs, because the
-# units wait for each other (chapters 07 and 10). On the other hand, an SM's L1 serves a few of the requests before they
-# get to L2.
-#
-# **Build.** Now you can compute these times for any size. `seconds(N, d, B_r)` returns three times for FA2's forward
-# pass on one head without a mask: the time that the tensor cores need, then L2's, then DRAM's. Q, K, V and O have two
-# bytes per number, and L has four. Assume that L2 has room for K and V.
+# **Build.** Now compute the limits for any size, as times. `seconds(N, d, B_r)` returns three times for FA2's forward
+# pass on one head without a mask: the time that the tensor cores need at full speed, then L2's, then DRAM's. The
+# longest of the three is the limit. Q, K, V and O have two bytes per number, and L has four. Assume that L2 has room
+# for K and V.
 
 # %%
 TENSOR, L2, DRAM = 989.4e12, 9.6576e12, 4.8e12  # an H200: FLOPs and bytes per second
@@ -490,7 +505,7 @@ check(
 # ```
 # </details>
 #
-# **Predict.** With blocks of 128 rows, the tensor cores finish last at d = 128. Which unit finishes last at d = 64,
+# **Predict.** With blocks of 128 rows, the tensor cores are the limit at d = 128. Which unit is the limit at d = 64,
 # where each score takes only half as many FLOPs and half as many bytes?
 #
 # - ☐ L2
@@ -515,8 +530,10 @@ check(
 # - Tweak 2 replaces both m and $\ell$ with $L = m + \log \ell$.
 # - Under a causal mask, two corners decide whether a tile is SKIP, DIAGONAL or FULL.
 # - Every request takes L2 time, and a request that L2 cannot serve takes DRAM time as well. FA2 requests $2d/B_r$
-#   elements per score, but each of Q, K, V and O reaches DRAM only once. At d = 128, L2 finishes last with 64 rows per
-#   block, and the tensor cores finish last with 128 rows.
+#   elements per score, but each of Q, K, V and O reaches DRAM only once, because few heads are in progress at the same
+#   time.
+# - In a roofline, a memory is a sloped line and the tensor cores are a flat line. At d = 128, L2 limits FA2 with 64
+#   rows per block, and the tensor cores limit it with 128 rows.
 #
 # [Assignment 2](assignments/2_forward.ipynb) covers this whole chapter again, with the meter on.
 
@@ -535,7 +552,7 @@ same = [kind(t, i, j) is t.kind(i, j) for t in tilings for i in range(t.T_r) for
 verdict("the corner tests = Tiling.kind, also for tiles that are not square", all(same))
 one, two = (io.traffic(x, "forward", Tiling(8192, 8192, 128, 128), 64).total for x in ("fa1", "fa2"))
 drawn = sum(event.elements for event in visiting_order.data()["events"]["FA2"])
-verdict("the picture stores one number a row, this code two: 408 elements", drawn + 12 == 408)
+verdict("the picture stores one number per row, this code two: 408 elements", drawn + 12 == 408)
 verdict("the swap saves a third", round(one / two, 1) == 1.5)
 old, new = (time.tile_clocks(chips.A100, 128, 64, 128, algorithm=x) for x in ("fa1", "fa2"))
 in_turns, later = (c.tensor + c.fp32 + c.exp for c in (old, new))
@@ -547,12 +564,13 @@ for row in load("ladder").rows:
         once = next(name for name in row.values if name.endswith("_deferred"))
         gains.append(round(row.values["r03_row_blocks"][0] / row.values[once][0], 2))
 verdict("dividing once gains more than a fifth without a mask, nothing with one", gains[0] > 1.2 and gains[1] < 1.02)
-seen = 4 * 64 * 4096**2 * 128 / roofline.counted(load("ladder"), 128)["r03_row_blocks"]
-verdict("counted on an H200: about 2,100 FLOPs for each byte of DRAM", 2000 < seen < 2200)
-drawn_from = moved["r01_fa1"] / (1e-3 * took.values["r01_fa1"][0])
-share = round(drawn_from / chips.H200.hbm_per_second, 2)
-verdict("FA1 drew 1.4 TB/s, 28% of DRAM's speed", (round(drawn_from / 1e12, 1), share) == (1.4, 0.28))
-verdict("FA1 at DRAM's full speed: 4.56 ms", round(1e3 * seconds_of["FA1"]["DRAM"], 2) == 4.56)
+verdict("counted: 22.1 and 0.3 GB", [round(moved[rung] / 1e9, 1) for rung in ("r01_fa1", "r03_row_blocks")] == [22.1, 0.3])
+half = took.rate("r03_row_blocks") / allowed["FA2, 64 × 64"]["L2"]
+verdict("FA2 reaches about half of its bound", 0.45 < half < 0.55)
+others = [min(x["FP32 units"], x["special function units"]) / x["tensor cores"] for x in allowed.values()]
+verdict("the other units allow more than the tensor cores", min(others) > 1)
+small = 4 * 128 / (12 + 6 * 128 / 64) * prices(chips.H200).l2  # FLOPs per byte of standard attention in tiles of 64 × 64
+verdict("DRAM limits standard attention in tiles of 64 × 64, too", small > 1e12 * allowed["standard"]["DRAM"])
 at_work = [-(-blocks * chips.H200.SMs // (4096 // 64)) for blocks in (1, 3)]
 verdict("three to seven heads at work; an A100 has 1.41 GHz", at_work == [3, 7] and chips.A100.clock_hz == 1.41e9)
 N, d, t = 4096, 128, Tiling(4096, 4096, 64, 64)
