@@ -46,7 +46,7 @@ SUITES |= {
         gpu=False,
     ),
     "ring": Suite(
-        "ring:run", "one sequence over several GPUs, started by `torchrun --nproc-per-node 4 -m fa2_lab bench ring`"
+        "ring:run", "one sequence over several GPUs, started with `torchrun --nproc-per-node 4 -m fa2_lab bench ring`"
     ),
 }
 OTHERS = {  # records that no command writes; each tells how it was made
