@@ -17,7 +17,7 @@
 # - explain what changes if several query heads share keys and values,
 # - decide whether a dropout mask can be replayed in another order.
 #
-# *Time: 65 minutes with the function to write and the questions at the end. Hardware: any laptop with NumPy. Before
+# *Time: 60 minutes with the function to write and the questions at the end. Hardware: any laptop with NumPy. Before
 # this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %% tags=["hide-input"]
@@ -27,7 +27,8 @@ import numpy as np
 from IPython.display import Markdown
 
 from fa2_lab.errata.cases import central_differences
-from fa2_lab.machine.prices import cost
+from fa2_lab.machine import chips
+from fa2_lab.machine.prices import cost, prices
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
@@ -95,8 +96,8 @@ Markdown(f"One after the other:\n\n{timeline('AAABBB')}\n\nAt the same time:\n\n
 # keys with the values 8 and 4 are above the mean, so their gradients are positive.
 #
 # ```python
-# s, v = np.log([1.0, 3.0, 4.0, 8.0]), np.array([8.0, 0.0, 4.0, 2.0])
-# p, dp = safe_softmax(s), v  # dP = dO Vᵀ: how much the loss grows with a weight
+# p, v = np.array([1.0, 3.0, 4.0, 8.0]) / 16, np.array([8.0, 0.0, 4.0, 2.0])
+# dp = v  # dP = dO Vᵀ: how much the loss grows with a weight
 # print("dS = p (dp - D), in sixteenths:", np.round(16 * p * (dp - p @ dp), 4))
 # ```
 #
@@ -133,8 +134,9 @@ Markdown(f"One after the other:\n\n{timeline('AAABBB')}\n\nAt the same time:\n\n
 #
 # **Build.** `one_tile` takes a tile of scores `s` (scaled and masked, so a masked score is −∞), the blocks `q`, `do`,
 # `L` and `D` for its queries, `k` and `v` for its keys, and τ. It returns what the tile adds to dQ, dK and dV. This is
-# the loop body of FA2's Algorithm 2. A row that sees no key has L = −∞. Its output is 0 whatever the scores are, so its
-# dQ is 0, and it adds nothing to dK and dV.
+# the loop body of FA2's Algorithm 2. A row that sees no key has L = −∞, so $s - L$ would be $-\infty - (-\infty)$,
+# which is NaN. Its output is 0 whatever the scores are, so the tile must add 0 for it to dQ, dK and dV. The repair of
+# `update` in chapter 02 solves this problem as well.
 
 # %%
 # s (B_r, B_c); q and do (B_r, d); k and v (B_c, d); L and D (B_r,)
@@ -282,9 +284,10 @@ different = len({x.tobytes() for x in sums})
 print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apart")
 
 # %% [markdown]
-# The results differ in the last bits. Since a + b = b + a, the 24 orders give at most 12 different results. If large
-# terms cancel, one order can be far more accurate than another, but with atomic adds, we cannot choose the order. For
-# example, $10^8 + 1 - 10^8$ is 0 in float32, because $10^8 + 1$ is rounded to $10^8$.
+# The results differ in the last bits. The first addition of each order can be exchanged without any effect, since a +
+# b = b + a, so the 24 orders give at most 12 different results. If large terms cancel, one order can be far more
+# accurate than another, but with atomic adds, we cannot choose the order. For example, $10^8 + 1 - 10^8$ is 0 in
+# float32, because $10^8 + 1$ is rounded to $10^8$.
 
 # %% [markdown]
 # ## Second fix: a separate pass
@@ -296,15 +299,18 @@ print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apa
 #
 # The second pass costs additional matmuls, because the first pass computes S, dP, dV and dK, and the second one
 # computes S and dP again before it computes dQ. That makes seven matmuls per tile instead of five, or 40% more FLOPs.
-# Does it save bytes in exchange? As above, we count a tile's bytes and divide them by B · d:
+# Does it save bytes in exchange? As above, we count the requested bytes of a tile and divide them by B · d. We do not
+# count what is stored only once per block, such as dK, dV and the second pass's dQ:
 #
-# - **One pass as listed** moves 12 bytes.
-# - **One pass with atomic adds** sends dq to L2, which does the addition, so the old sums need not be loaded. That
-#   leaves q (2), do (2) and dq (4), or 8 bytes in total. However, an atomic add can cost L2 more than a plain store,
-#   because L2 has to read, add and write.
-# - **Two passes** load q (2) and do (2) in the first pass, and k (2) and v (2) in the second. The total is also 8
-#   bytes, and all of them are plain loads. We do not count the stores of dK and dV or the second pass's store of dQ,
-#   because each block is stored only once, not once per tile.
+# | | matmuls | loaded and stored for each tile | bytes, divided by B · d |
+# | --- | ---: | --- | ---: |
+# | one pass as listed, with the race | 5 | q (2), do (2) and dq (4) loaded, dq (4) stored | 12 |
+# | one pass with atomic adds | 5 | q (2) and do (2) loaded, dq (4) sent to L2, which adds it | 8 |
+# | two passes | 7 | q (2) and do (2) in the first pass, k (2) and v (2) in the second | 8 |
+#
+# Both fixes thus request 8 bytes. But with two passes, all of them are plain loads, whereas an atomic add can cost L2
+# more than a plain store, because L2 has to read, add and write. Swapping the loops would not help the atomic adds,
+# because with the rows outside, k, v, dk and dv would make 12 bytes.
 #
 # Neither fix is cheaper in every respect, so only a measurement can decide between them. We ran the simple kernels of
 # chapter 09 on an H200 (64 heads, N = 4,096, d = 128, no mask). One pass with atomic adds takes 7.4 ms, and two passes
@@ -326,21 +332,31 @@ live("backward")
 # %% [markdown]
 # The next figure shows both versions on the same time axis. With atomic adds, four workers add to the same block of dQ
 # at once, and the order in which their contributions arrive differs from run to run. With two passes, each block has
-# one writer. The axis counts only matmuls. In the single pass, a tile takes five matmuls. With two passes, it takes
-# four in the first pass and three in the second. An atomic add therefore takes no time on this axis, and the two passes
-# finish later. On the H200, however, the two passes were faster, so the single pass must have lost time to something
-# that this axis does not count. The first suspects are the additions in L2, and chapter 09 estimates their cost.
+# one writer. Be careful with the axis, because it counts only matmuls, five per tile in the single pass, and four and
+# three in the two passes. An atomic add takes no time on this axis, so the single pass finishes first, which is the
+# opposite of what we measured. The measured single pass must have lost time to something that the axis does not count.
+# The first suspects are the additions in L2, and chapter 09 estimates their cost.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("race")
 
 # %% [markdown]
-# The roofline below shows the forward pass and the one-pass backward as listed above, for d = 128 and tiles of 64 × 64.
-# How many FLOPs are there per requested byte? Each of the five matmuls takes B² · d multiply-adds, so a tile of B × B
-# takes 10 B² d FLOPs. It requests 12 · B d bytes, so there are 10 · 64 / 12 = 53 FLOPs per byte, or 52 if we also count
-# the bytes of L, D, K and V. The forward pass has 63 FLOPs per byte (chapter 04), so L2 is the slowest unit in both
-# passes. With atomic adds, the tile requests 8 · B d bytes. The result would be 10 · 64 / 8 = 80 FLOPs per byte if an
-# atomic add cost no more than a plain store. Since nothing here proves that, 80 is only an upper bound.
+# How far are these passes from being limited by the tensor cores? The table above gives the FLOPs per requested byte.
+# Each matmul takes B² · d multiply-adds per tile, so five of them are 10 B² d FLOPs and seven are 14 B² d. For tiles of
+# 64 × 64:
+#
+# | | FLOPs per requested byte | limit |
+# | --- | ---: | --- |
+# | forward pass (chapter 04) | 63 | L2 |
+# | one pass as listed | 10 · 64 / 12 = 53 | L2 |
+# | one pass with atomic adds | at most 10 · 64 / 8 = 80 | L2 |
+# | two passes | 14 · 64 / 8 = 112 | tensor cores |
+#
+# On an H200, L2's line meets the ceiling of the tensor cores at 102 FLOPs per byte. Only the two passes are to the
+# right of this point, although a part of their FLOPs is repeated work. For atomic adds, 80 is an upper bound, because
+# it assumes that an atomic add costs L2 no more than a plain store. The roofline below shows the first two lines of the
+# table for d = 128. There, the one pass has 52 FLOPs per byte, because L, D, O and the blocks that are loaded or stored
+# once add 0.3 to the 12 bytes.
 
 # %% tags=["hide-input"]
 show("limits_backward")
@@ -371,7 +387,7 @@ def one_generator(order):  # tile after tile, one entry in ten is dropped
 def by_position(order):  # each number is computed from the seed, the row and the column
     kept = np.empty((8, 8), dtype=bool)
     for i, j in order:
-        kept[tiles.rows(i), tiles.cols(j)] = Dropout(0.1, seed=7).z(tiles.rows(i), tiles.cols(j)) > 0
+        kept[tiles.rows(i), tiles.cols(j)] = Dropout(0.1, seed=7).z(tiles.rows(i), tiles.cols(j)) > 0  # z is 0, or 1 / (1 - 0.1)
     return kept
 
 
@@ -395,7 +411,7 @@ for method in (one_generator, by_position):
 #
 # In *grouped-query attention* (GQA), a group of query heads shares one head of keys and values. In *multi-query
 # attention* (MQA), all query heads share the same K/V head. This sharing shrinks a model's *KV cache*, which holds the
-# keys and values of all tokens so far (chapter 14).
+# keys and values of all tokens so far (chapter 14). Chapters 06 and 07 do not need this section, but assignment 3 does.
 #
 # In the forward pass, GQA changes only the addresses of K and V. If `group` query heads share a K/V head, then query
 # head h reads the K/V head `h // group`, rounded down. With a group of four, query heads 0 to 3 read K/V head 0, and
@@ -423,9 +439,9 @@ for method in (one_generator, by_position):
 #
 # <details><summary>What if the loss also depends on L?</summary>
 #
-# When a model merges two calls (chapter 14), L has a gradient dL, which is one value per row. Since $\partial L /
-# \partial s_j = p_j$, dS becomes $P \circ (dP - D + dL)$. The same kernel can therefore be used with D − dL in place of
-# D.
+# When a model merges two calls (chapter 14), L has a gradient dL, which is one value per row. Since $L = \log \sum_k
+# e^{s_k}$, its derivative $\partial L / \partial s_j = e^{s_j} / \sum_k e^{s_k}$ is $p_j$, so dS becomes $P \circ (dP -
+# D + dL)$. The same kernel can therefore be used with D − dL in place of D.
 # </details>
 
 # %% [markdown]
@@ -495,6 +511,9 @@ times = {
 verdict("measured: 7.4, 5.1 and 2.1 ms", [round(ms, 1) for ms in times.values()] == [7.4, 5.1, 2.1])
 per_byte = {name: cost(name).intensity("requested") for name in ("FA2", "FA2 backward")}
 verdict("a requested byte gets 63 FLOPs forward, 52 backward", [round(x) for x in per_byte.values()] == [63, 52])
+verdict("0.3 bytes besides the 12", round(10 * 64 / per_byte["FA2 backward"] - 12, 1) == 0.3)
+price = prices(chips.H200)
+verdict("L2's line ends at 102 FLOPs per byte", 80 < round(price.tensor / price.l2) == 102 < 112)
 rng = np.random.default_rng(1)
 q, (k, v) = rng.standard_normal((1, 8, 3, 4)), rng.standard_normal((2, 1, 2, 3, 4))
 of_heads, _ = heads.forward(q, k, v)
