@@ -22,7 +22,7 @@
 # - write Algorithm 1 as a Triton kernel, and recognise three mistakes by the wrong numbers that they produce,
 # - time a kernel so that the result is meaningful.
 #
-# *Time: 105 minutes, in two parts. Hardware: any machine with Linux; without an NVIDIA GPU the kernels run in Triton's
+# *Time: 115 minutes, in two parts. Hardware: any machine with Linux; without an NVIDIA GPU the kernels run in Triton's
 # interpreter. Before this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb), [06 ·
 # Parallelism](06_parallelism.ipynb) and [07 · Warps](07_warps.ipynb).*
 
@@ -87,10 +87,10 @@ print(f"with 8 heads, rung 01 takes {few.ratio('r11_diagonal_first', 'r01_fa1'):
 # Triton kernel has, namely its launch and the addresses from which it loads.
 #
 # The package implements attention 24 times and changes one thing each time. We call this series the *ladder*, and its
-# 24 kernels are the *rungs* r00 to r23. The kernels s00 and s01 of chapter 07 accompany it. Chapter 10 measures all
-# rungs, and this chapter ends with rung 11.
+# kernels are the *rungs* 00 to 23. For now, you only need two of their names. Rung 01 is the slow first kernel, and
+# rung 11 is the kernel at the end of this chapter. Chapter 10 measures all the others.
 #
-# ## Part 1 · An on-ramp to Triton (60 minutes)
+# ## Part 1 · An on-ramp to Triton (65 minutes)
 #
 # Without a GPU, the package sets `TRITON_INTERPRET=1`, and then every line of a kernel runs as NumPy, one program after
 # another. In your own script, set the variable before you import Triton. To look at a block in the interpreter, write
@@ -101,10 +101,11 @@ print(f"with 8 heads, rung 01 takes {few.ratio('r11_diagonal_first', 'r01_fa1'):
 # ## What does a kernel get to see?
 #
 # `@triton.jit` turns a function into a kernel. For each tensor, a kernel gets only the address of the first element, so
-# it knows neither the tensor's shape nor where the tensor ends. One run of the kernel is called a *program*, which is
-# the thread block of chapter 06. All programs execute the same lines and differ in only one number, `tl.program_id`.
-# The *launch* decides how many programs there are, because the tuple in its square brackets is the *grid*. In this
-# example, each program handles a block of 4, and together the programs double 10 numbers:
+# it knows neither the tensor's shape nor where the tensor ends. One run of the kernel is called a *program*. This is
+# Triton's word for what chapter 06 called a worker, and NVIDIA a thread block. All programs execute the same lines and
+# differ in only one number, `tl.program_id`. The *launch* decides how many programs there are, because the tuple in its
+# square brackets is the *grid*. In this example, each program handles a block of 4, and together the programs double 10
+# numbers:
 
 # %%
 @triton.jit
@@ -267,9 +268,11 @@ for stride in (1, 2, 4, 8, 4096):
 
 # %% [markdown]
 # From a stride of 8 on, a load fetches eight times as many bytes as it uses. If a kernel is limited by these bytes, it
-# takes about eight times as long, unless the rest of each sector is used while a cache still holds it. The factor can
-# even be larger, since L2 can fetch more than one sector at a time from DRAM. On a machine with a GPU, `python -m
-# fa2_studio.strided` measures this cost by timing the sum of 2²⁵ numbers that are one stride apart.
+# takes about eight times as long, unless the rest of each sector is used while a cache still holds it. On a machine
+# with a GPU, `python -m fa2_studio.strided` measures this cost by timing the sum of 2²⁵ numbers that are one stride
+# apart. In the recorded times below, the time goes on rising past a stride of 8, although our count does not. The
+# likely reason is that L2 can fetch more than one sector at a time from DRAM, so beyond a stride of 8, whole sectors
+# are fetched and never used.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 timed = files.ROOT / "figures" / "data" / "strided.txt"
@@ -294,12 +297,21 @@ if timed.exists():
 # neighbouring elements to neighbouring threads along the dimension whose stride is 1, if it can tell which dimension
 # that is.
 #
-# The compiler also has to know that each row begins at a multiple of 16 bytes, because only then can one thread load 16
-# bytes with one instruction. Triton tells the compiler whether an integer argument is divisible by 16, which is enough
-# for d = 64 or 80. For d = 72, this is not enough. A row of 72 bf16 values has 144 bytes, which is 9 · 16, but 72
-# itself is not divisible by 16. The compiler then falls back to two-byte loads and needs eight times as many of them.
-# The package's kernels therefore write `stride // 8 * 8`, which leaves the value unchanged if the stride is a multiple
-# of 8, but tells the compiler what it needs to know.
+# <details><summary>Why do the package's kernels write <code>stride // 8 * 8</code>?</summary>
+#
+# One thread can load 16 bytes with a single instruction, but only from an address that is a multiple of 16 bytes. So
+# the compiler has to know that each row begins at such an address. For numbers of two bytes, this means that the row
+# stride, which is counted in elements, must be a multiple of 8:
+#
+# | what the compiler | condition on the row stride | stride 64 or 80 | stride 72 (144 bytes) |
+# | --- | --- | --- | --- |
+# | needs | stride · 2 bytes is a multiple of 16, so the stride is a multiple of 8 | true | true, since 72 = 9 · 8 |
+# | is told by Triton | the stride is a multiple of 16 | true | false |
+#
+# For each integer argument, Triton only tells the compiler whether it is divisible by 16. At d = 72, the compiler
+# therefore falls back to two-byte loads and needs eight times as many of them. The expression `stride // 8 * 8` leaves
+# 72 unchanged, but shows the compiler that the result is a multiple of 8.
+# </details>
 
 # %% [markdown]
 # ## How does a program find a whole row?
@@ -410,13 +422,12 @@ judge_launch(product, cases, tolerance=1e-3)
 # ## What does `num_warps` change?
 #
 # A launch can also set the number of warps per program, as in `product_kernel[grid](…, num_warps=8)`. By default, a
-# program has 4. With more warps, the result is the same, but each thread holds a smaller share of every block, so it
-# needs fewer registers.
+# program has 4. The result is the same for every number, but the compiled code is not, and a bad choice can be costly.
 #
-# Rung 00 consists of larger versions of your last two kernels. Its softmax has rows of 4,096 elements, and its last
-# kernel multiplies 64 × 64 tiles of P by 64 × 128 tiles of V. We can compile both for GPUs that are not in this
-# machine, an A100 (sm_80) and an H200 (sm_90). In the first table below, a *shuffle* is an instruction in which each
-# thread of a warp reads a register of another thread in the same warp:
+# To see the difference, we compile two kernels with 2, 4 and 8 warps, and change nothing else. They are the softmax and
+# the last matmul of rung 00, which are larger versions of your last two kernels. The softmax has rows of 4,096
+# elements, and the matmul multiplies 64 × 64 tiles of P by 64 × 128 tiles of V. The compiler can do this for GPUs that
+# are not in this machine, namely an A100 (sm_80) and an H200 (sm_90):
 
 # %%
 WARPS = 2, 4, 8
@@ -445,27 +456,40 @@ for chip, launches in compiled.items():
         print(f"{chip:7}{W:8}{kernel.numbers['registers']:20}{shared_by(kernel):>12}{instructions(kernel, kind):7} {kind}")
 
 # %% [markdown]
-# - **Elements.** With twice as many warps, a thread holds half as many elements, issues half as many loads, and needs
-#   fewer registers. But a row's maximum and sum have to be combined across all threads, through shuffles within a warp
-#   and through shared memory and barriers between warps. The number of shuffles and barriers therefore does not
-#   decrease.
-# - **The arrangement.** `[4, 1]` means that the four warps are stacked on top of each other, so each one owns whole
-#   rows of the result. `[1, 4]` means that they are side by side, so each one owns some columns of all rows. `[2, 4]`
-#   means two rows of four warps. Of these three arrangements, only `[4, 1]` is the split-Q of chapter 07.
-# - **The chip.** On an H200, four warps issue one large matmul together (`HGMMA`), and the instruction itself assigns
-#   16 rows to each of them. A program of two warps cannot issue this instruction, so the compiler falls back to the
-#   small one (`HMMA`), and a thread needs nearly all of its 255 registers. On an A100, each warp issues its own
-#   matmuls, and the compiler chooses the arrangement. In this kernel, four warps get `[1, 4]`, because the result has
-#   fewer rows (64) than columns (128). In a loop with several matmuls, the last one decides the arrangement. In
-#   attention, the last one is $PV$, so a row of S belongs to one warp if $B_r \ge d$, where d is rounded up to a power
-#   of two.
+# **Too few warps.** The last three lines of the output are for the matmul on an H200. With two warps, a thread needs
+# 254 registers there, which is one less than the most that it can have. It also runs 128 small tensor-core instructions
+# (`HMMA`), whereas with four warps it runs 4 large ones (`HGMMA`). The reason is that on this chip, four warps issue an
+# `HGMMA` together, so a program with only two warps cannot use it.
 #
-# In summary, `num_warps` decides how many registers each thread needs and which warp owns which rows, but more warps do
-# not by themselves make a kernel faster. Chapter 10 measures the cost of registers, and chapter 11 shows how to read
-# the arrangement.
+# **More warps.** With twice as many warps, a thread holds half as many elements, so it needs fewer registers and fewer
+# loads. But a row's maximum and sum have to be combined across all threads. Within a warp, the threads read each
+# other's registers, which is called a *shuffle*. Between warps, the values go through shared memory, with barriers. The
+# number of shuffles and barriers does not decrease, so more warps do not by themselves make a kernel faster.
+#
+# **Which warp owns what?** The column *how warps* gives the rows and columns of the grid in which the warps share the
+# result. In the sketch, each digit is the warp that owns a piece of 16 rows and 16 columns of the 64 × 128 result. For
+# `[1, 4]`, we draw each warp's columns side by side:
+#
+# ```text
+#      [4, 1]               [1, 4]               [4, 2]
+#
+# 1 1 1 1 1 1 1 1      1 1 2 2 3 3 4 4      1 1 1 1 5 5 5 5
+# 2 2 2 2 2 2 2 2      1 1 2 2 3 3 4 4      2 2 2 2 6 6 6 6
+# 3 3 3 3 3 3 3 3      1 1 2 2 3 3 4 4      3 3 3 3 7 7 7 7
+# 4 4 4 4 4 4 4 4      1 1 2 2 3 3 4 4      4 4 4 4 8 8 8 8
+# ```
+#
+# Compare the sketch with the picture of chapter 07. In `[4, 1]`, each warp owns whole rows, which is split-Q. In `[1,
+# 4]`, each warp owns some columns of every row, and in `[4, 2]`, two warps share each row. `[2, 4]` means two rows of
+# four warps. For a single matmul, all of these are fine, because no warp needs another warp's results. In attention,
+# however, the softmax between the two matmuls needs whole rows, so only `[4, 1]` avoids the exchange between warps.
+#
+# On an H200, an `HGMMA` itself assigns 16 rows to each of its four warps. On an A100, each warp issues its own matmuls,
+# so the compiler chooses the arrangement. Chapter 11 shows how it chooses, and what happens if a tile has too few rows
+# for its warps. Until then, the default of 4 warps is all that you need.
 
 # %% [markdown]
-# ## Part 2 · Algorithm 1 as a kernel (45 minutes)
+# ## Part 2 · Algorithm 1 as a kernel (50 minutes)
 #
 # You have already written everything that attention needs. It finds rows by their addresses, runs two matmuls, and
 # takes a softmax between them. The loop over row blocks disappears, because each of its iterations is a program, so
@@ -499,14 +523,24 @@ show("ragged_edge")
 # ## Which exponential does a GPU have?
 #
 # A GPU's special function units compute $2^x$, and $e^x = 2^{x \log_2 e}$. So instead of multiplying the scores by
-# $\tau$, we multiply them by $\tau \log_2 e$, which is called `tau_log2`, and use `exp2`. As a result, m is scaled by
-# $\log_2 e$ as well, but the same score is still the largest.
+# $\tau$, we multiply them by $\tau \log_2 e$, which is called `tau_log2`, and use `exp2`. But `visit`, the function
+# below, does not multiply the block of scores by itself, because that would take one more instruction per score. Two
+# kinds of numbers therefore occur in it:
+#
+# | variable | holds | unit |
+# | --- | --- | --- |
+# | `s_ij` | the raw product $q \cdot k$ | not scaled yet |
+# | `m_i`, `m_new` | the largest of tau_log2 · s | an exponent of 2 |
+# | `tau_log2 * s_ij - m_new` | the exponent of `p_ij`, by one FMA per score | an exponent of 2 |
+#
+# For example, let tau_log2 = 0.5 and let a row have the raw scores 6 and 4. Then m is 0.5 · 6 = 3, and the weights are
+# $2^{3-3} = 1$ and $2^{2-3} = 0.5$. Since tau_log2 is positive, the largest raw score also has the largest exponent.
+# That is why `visit` can take the maximum of the raw scores first and scale only this maximum.
 #
 # The function `visit` adds one tile to a row block's state. The tags on its lines refer to Algorithm 1 of the FA2
-# paper. With `MASKED`, row r sees the first `seen[r]` keys of the tile, and every other score becomes −∞. The scale is
-# not applied to `s_ij` separately. It is part of the subtraction, tau_log2 · s − m, which takes one FMA per score. A
-# Python global like `NEG_INF` must be a `tl.constexpr`. The interpreter also accepts an ordinary global, but the GPU
-# compiler rejects it.
+# paper. With `MASKED`, row r sees the first `seen[r]` keys of the tile, and every other score becomes −∞. A Python
+# global like `NEG_INF` must be a `tl.constexpr`. The interpreter also accepts an ordinary global, but the GPU compiler
+# rejects it.
 
 # %%
 NEG_INF, LOWEST = tl.constexpr(float("-inf")), tl.constexpr(-1.0e30)
@@ -575,7 +609,9 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 # ## Which keys does a row see?
 #
 # Under a causal mask, the last row sees all keys, even if $N_q \neq N_k$. Row r sees the first $r + 1 + N_k - N_q$
-# keys, or none if that number is negative. `keys_seen` computes this number.
+# keys, or none if that number is negative. `keys_seen` computes this number for a block of rows. Without a causal mask,
+# the number is $N_k$ for each row, and `0 * row` is added only to make it a block of B_r numbers, as in the causal
+# case.
 #
 # A row without keys is a trap (chapter 02), because its maximum stays at −∞, and −∞ − (−∞) is not a number. In each
 # tile, chapter 04 replaced such a maximum with 0. Our rungs instead initialize m to `LOWEST`, which is $-10^{30}$, so
@@ -592,10 +628,16 @@ def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
 # ## Now write it
 #
 # **Build.** Write the forward kernel for one head. It must support a causal mask, and rows that see no key must get O =
-# 0 and L = −∞. In this kernel, `i` is the first *row* of a row block, and `j` is the first *key* of a column block. You
-# can use `load_rows`, `keys_seen`, `visit`, and the constants `LOWEST`, `NEG_INF` (−∞) and `LN2` (ln 2). `keys_seen`
-# counts from key 0, whereas `visit` counts from the tile's first key. The state (o, ℓ, m) is in fp32, and `tau_log2` is
-# $\tau \log_2 e$. Always pass `MASKED=True`, since this also masks the keys past the end.
+# 0 and L = −∞. In this kernel, `i` is the first *row* of a row block, and `j` is the first *key* of a column block.
+# Always pass `MASKED=True` to `visit`, since this also masks the keys past the end. You can use
+#
+# - `load_rows`, `keys_seen` and `visit`. `keys_seen` counts from key 0, whereas `visit` counts from the tile's first
+#   key,
+# - the constants `LOWEST`, `NEG_INF` (−∞) and `LN2` (ln 2),
+# - `tl.zeros(shape, tl.float32)` and `tl.full(shape, value, tl.float32)` for the state (o, ℓ, m), which is in fp32. The
+#   shape of a single number per row is `(B_r,)`,
+# - `tl.log2(x)`, and `tl.where(condition, a, b)`, which works as `np.where` does,
+# - `tl.store`, which converts the values to the type of the tensor, so O needs no conversion.
 
 # %%
 @triton.jit
@@ -676,8 +718,10 @@ check(my_attention, *tried, tolerance=2e-3, names=("O", "L"))
 # Your kernel masks every tile. In chapter 04, the tiles of a row block were first FULL, then DIAGONAL, and then SKIP.
 # Two bounds, both counted in keys, are enough to tell these three kinds apart. Every row sees all keys before `full`,
 # and no row sees a key from `last` on. The first row of a block sees the fewest keys, so it decides `full`, and the
-# last row sees the most, so it decides `last`. `full` is rounded down to a whole number of tiles. Without a causal
-# mask, at most one tile is therefore between the two bounds, namely the ragged tile at the end.
+# last row sees the most, so it decides `last`. `full` is rounded down to a whole number of tiles. For example, let
+# there be 70 keys, tiles of 64 keys, and no causal mask. Every row sees all 70 keys, so `last` is 70, and `full` is 70
+# rounded down to 64. The tile between the two bounds is the ragged one, with keys 64 to 69. Without a causal mask,
+# there is never more than one such tile.
 
 # %%
 seen = np.minimum(np.arange(600) + 1, 600)  # 600 queries and keys, tiles of 128 × 64
@@ -730,7 +774,7 @@ show("grid_addresses")
 # only the time to enqueue it. Instead, the GPU itself records the time at two *events*, one before the kernel and one
 # after it. We discard the first calls, because they compile the kernel and wake up the GPU. Before each call, we fill
 # L2 with other data. Otherwise, every call after the first would find its inputs in L2, and would be faster than in a
-# model. All of this takes ten lines:
+# model. All of this takes a dozen lines:
 
 # %%
 def milliseconds(call, repeats=20):
@@ -739,15 +783,20 @@ def milliseconds(call, repeats=20):
     other, times = torch.empty(2**28, dtype=torch.uint8, device="cuda"), []
     for _ in range(repeats):
         other.zero_()  # 256 MiB, more than any L2 holds
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record(), call(), end.record()
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        end.record()
         torch.cuda.synchronize()  # wait until the GPU has passed the second event
         times.append(start.elapsed_time(end))
     return statistics.median(times)  # one disturbed call does not move it
 
 # %% [markdown]
 # With a GPU, the next cell times rung 11 and PyTorch's `scaled_dot_product_attention`, and you can add your own kernels
-# to `calls`. Without a GPU, it prints the times that were recorded on an H200:
+# to `calls`. Its last two calls test what part 1 told you about sectors. Both copy the same number of elements, but the
+# second copy reads only every 8th element of a larger tensor. Without a GPU, the cell prints the times that were
+# recorded on an H200:
 
 # %% tags=["nbval-ignore-output"]
 if device == "cuda":

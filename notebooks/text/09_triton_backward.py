@@ -1,5 +1,6 @@
 # %% [markdown] tags=["navigation"]
-# [← The Triton forward kernel](08_triton_forward.ipynb) · [The map](00_start.ipynb) · [The ladder, measured →](10_ladder.ipynb)
+# [← The Triton forward kernel](08_triton_forward.ipynb) · [The map](00_start.ipynb) · [The ladder, measured
+# →](10_ladder.ipynb)
 
 # %% [markdown]
 # # 09 · The Triton backward kernels
@@ -22,7 +23,7 @@
 # - count the registers that a program's blocks need,
 # - use your own forward and backward kernels in PyTorch, check them, and train with them.
 #
-# *Time: 55 minutes with the questions and the kernel. Hardware: any machine with Linux; without an NVIDIA GPU the
+# *Time: 60 minutes with the questions and the kernel. Hardware: any machine with Linux; without an NVIDIA GPU the
 # kernels run in Triton's interpreter. Before this: [05 · The backward pass](05_backward.ipynb) and [08 · The Triton
 # forward kernel](08_triton_forward.ipynb).*
 
@@ -38,12 +39,12 @@ from fa2_lab.api.attention import attention
 from fa2_lab.examine.cases import one_head
 from fa2_lab.kernels.ladder import load
 from fa2_lab.machine import chips, prices
-from fa2_lab.plots.live import live
+from fa2_lab.machine.budget import blocks_per_sm
 from fa2_lab.plots.show import show
 from fa2_lab.records import load as record_of
 from fa2_lab.records import recorded
 from fa2_lab.reference import heads
-from fa2_lab.tools.xray import xray_launches
+from fa2_lab.tools.xray import loops, xray_launches
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, same_code, verdict
 
@@ -108,8 +109,9 @@ for run in range(3):
 # poster](../figures/poster_backward.pdf) shows the whole algorithm on one sheet. Each tile of a row uses the row's L
 # and its $D_i = do_i \cdot o_i$ (line 4), which is subtracted in line 14. The forward pass has already computed L, so
 # only D is missing. The smallest kernel in this chapter computes D once. `load_rows` is the function from chapter 08
-# without the `RAGGED` option, because it always masks. We take it from rung b01, together with `store_rows` and
-# `of_rows`.
+# without the `RAGGED` option, because it always masks. We take it from rung b01, together with two functions that work
+# in the same way. `store_rows` stores a block of rows, and `of_rows` loads one number per row, such as L or D, as a (B,
+# 1) block.
 
 # %%
 b00, b01 = load("b00"), load("b01")
@@ -190,9 +192,11 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 #
 # A column kernel runs one program for each column block. The program loads $k_j$ and $v_j$ once, and then loops over
 # the row blocks. For each row block, it calls `tile` and then adds $p^\top do$ to dV and $ds^\top q$ to dK. We will add
-# dQ later. `tl.dot(a, b, acc)` adds the product to the block `acc`. Under a causal mask, rows before $j + N_q - N_k$ do
-# not see key j, so row blocks that contain only such rows are skipped. Skipping them only saves time, so the check does
-# not require it.
+# dQ later. `tl.dot(a, b, acc)` adds the product to the block `acc`.
+#
+# Under a causal mask, row r sees the keys before $r + 1 + N_k - N_q$ (chapter 08). So it sees key j if $j < r + 1 + N_k
+# - N_q$, and we can solve this for r. The first row that sees key j is $r = j + N_q - N_k$. Row blocks that contain
+# only earlier rows are skipped. Skipping them only saves time, so the check does not require it.
 #
 # **Build.** Write a kernel that computes dK and dV for one head, which are lines 6 to 14, 16 and 18 of Algorithm 2. You
 # can use `tile`, `load_rows(X, first, N, B, d)`, `of_rows(X, first, N, B)`, which returns a (B, 1) block, and
@@ -221,6 +225,8 @@ def my_gradients(N_q, N_k, causal):  # dK and dV by your kernel; nothing if it s
         raise IndexError("the kernel wrote past the end of dK or dV, into memory that is not its own")
     return None if memory[:, :N_k].isnan().all() else (host(dK), host(dV))
 
+
+my_gradients.__name__ = "my_columns"
 
 cases = {
     "16 queries and keys, one tile. Is dK multiplied by τ, and which block is transposed?": (16, 16, False),
@@ -252,7 +258,7 @@ check(my_gradients, *tried, tolerance=3e-3, names=("dK", "dV"))
 #     v_j = load_rows(V, j, N_k, B_c, d)  # FA2.A2.L6
 #     dk_j = tl.zeros((B_c, d), tl.float32)  # FA2.A2.L7
 #     dv_j = tl.zeros((B_c, d), tl.float32)  # FA2.A2.L7
-#     # rounded down, so that row blocks are the same for all columns
+#     # down to a multiple of B_r, as all row blocks begin; the result is right without it
 #     first = tl.maximum(j + N_q - N_k, 0) // B_r * B_r if CAUSAL else 0
 #     for i in range(first, N_q, B_r):  # FA2.A2.L8
 #         q_i = load_rows(Q, i, N_q, B_r, d)  # FA2.A2.L9
@@ -301,13 +307,6 @@ compare("dQ dK dV", (x[0, 0] for x in b00.backward(*six, False)), (dQ, dK, dV))
 # %% [markdown]
 # ## Who could own dQ?
 #
-# The interactive figure from chapter 05 shows the race again, and also shows that each block of dQ has only one writer
-# in the two-pass version.
-
-# %% tags=["nbval-ignore-output", "hide-input"]
-live("race")
-
-# %% [markdown]
 # With two passes, each block of dQ has one owner, namely the program for row block i, as in chapter 08. Per tile, a
 # column program computes five matmuls with line 15, or four without it, and a row program computes three. `bwd_dq` is
 # the kernel for the second pass.
@@ -371,16 +370,21 @@ for name, words, cost in (("b00_atomics", "one pass", one), ("b01_two_passes", "
 print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 
 # %% [markdown]
-# If only the tensor cores counted, one pass would win. But if an atomic addition costs what we assume, L2 is the
-# slowest unit in the single pass. Its bound is 1.41 times the larger bound for two passes, and the ratio of the
-# measured times is about the same. That could be chance, since both kernels take much longer than their bounds. If we
-# counted 8 bytes instead of 12, the larger bound would be smaller for one pass than for two passes. In any case, on
-# this GPU and at this size, two passes are faster, and they are deterministic.
+# On this GPU and at this size, two passes are faster, and they are deterministic. Are the atomic additions the reason?
+# By our count, they could be. If an atomic addition costs what we assume, L2 is the slowest unit in the single pass,
+# and its bound is 1.41 times the larger bound for two passes. The ratio of the measured times is about the same.
+# Without the assumption, that is with 8 bytes instead of 12, the larger bound would be smaller for one pass than for
+# two.
+#
+# This does not prove that the additions are the reason, because both kernels take more than twice as long as their
+# bounds, and because the two kernels differ in other ways as well. The next section finds these differences in the
+# compiled code.
 #
 # The single pass can be made faster. Rung b02 is written in Gluon (chapter 12a) for Hopper (H100 and H200). Because its
-# tiles are larger, it adds to dQ less often (chapter 13). Its single pass is the fastest of the three kernels, but the
-# last bits of its dQ vary. The package uses two passes in Triton and one pass on Hopper. On Hopper,
-# `torch.use_deterministic_algorithms(True)` makes the additions happen in a fixed order.
+# tiles are larger, it adds to dQ less often. Its single pass is the fastest of the three kernels, but the last bits of
+# its dQ vary. Chapter 13 explains b02, and then the package's own kernel, which is faster still. The package uses two
+# passes in Triton and one pass on Hopper. On Hopper, `torch.use_deterministic_algorithms(True)` makes the additions
+# happen in a fixed order.
 
 # %% [markdown]
 # ## Does a column program's work fit in registers?
@@ -390,8 +394,9 @@ print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 # thread. S and dP are needed only for a short time, and take 2 · 64 · 64 / 128 = 64 registers. k and v stay in shared
 # memory.
 #
-# **Predict.** Rung 11's forward kernel has the same tile size. It keeps only one 64 × 128 block, $o$, through its loop
-# and needs 168 registers per thread. How many registers does a column program need?
+# **Predict.** Rung 11's forward kernel has the same tile size. It keeps only one 64 × 128 block, $o$, through its loop,
+# which takes 64 registers per thread, and S takes 32. Yet the kernel needs 168 registers, because addresses, copies of
+# values and everything else take another 168 − 96 = 72. How many registers does a column program need?
 #
 # - ☐ it does not fit, so some values get no register
 # - ☐ about as many, because it has the same number of warps
@@ -399,9 +404,9 @@ print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 #
 # <details><summary>Answer</summary>
 #
-# **it does not fit, so some values get no register.** In rung 11, $o$ and S take 64 + 32 = 96 registers, and the rest
-# takes 168 − 96 = 72. If the rest also takes 72 registers in a column program, the program needs 128 + 64 + 72 = 264.
-# Values for which no register is left are kept in memory, which is called *spilling*.
+# **it does not fit, so some values get no register.** If the rest takes about 72 registers in a column program as well,
+# the program needs 128 + 64 + 72 = 264. Values for which no register is left are kept in memory, which is called
+# *spilling*.
 #
 # ```python
 # for row in recorded("rungs")["rungs"]:
@@ -417,23 +422,50 @@ print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 # ```
 # </details>
 #
-# In this output, a spill is an instruction that stores such a value or loads it again. The times above were measured
-# with 4 warps, so both rungs had these spills. They took 2.7 and 2.6 times as long as their bounds. Are the spills the
-# reason? With 8 warps, each thread holds half as many values. We can compile that version without a GPU, and count its
-# spills before we time anything:
+# In this output, a spill is an instruction that stores such a value or loads it again. Both rungs spill, so spills
+# alone cannot explain why rung b01 is faster.
+#
+# ## Why are both kernels so slow?
+#
+# Rungs b00 and b01 took 2.7 and 2.6 times as long as their bounds. A bound assumes that one unit is busy all the time.
+# We can look for reasons why it is not, without a GPU, in the compiled code. The next cell compiles both rungs for an
+# H200 and lists three things that cost time. Besides the spills, these are the number of programs that fit onto an SM,
+# and the number of waits for matmuls in one step of the loop. On an H200, an instruction only starts a matmul, and a
+# program that needs the result has to wait for it. The last line is for the same column kernel with 8 warps, in which
+# each thread holds half as many values:
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 launches = xray_launches("b01", [dict(num_warps=W) for W in (4, 8)], "sm_90", causal=False)
-for W, (_, columns, _) in zip((4, 8), launches, strict=True):  # three kernels; dK and dV come from the second
-    n = columns.numbers
-    print(f"bwd_dkdv with {W} warps: {n['spills']} spills; instructions for exponentials: {32 * W * n['exponential']:,} in all threads")
+((_, single),) = xray_launches("b00", [{}], "sm_90", causal=False)
+(_, columns, rows), (_, eight, _) = launches  # the first kernel of each launch computes D
+slowed = {"b00, single pass": single, "b01, columns": columns, "b01, rows": rows, "b01, columns, 8 warps": eight}
+print("                         spills   programs on an SM   waits for matmuls   exponentials in all threads")
+for name, kernel in slowed.items():
+    n, waits = kernel.numbers, loops(kernel.stages["sass"])[-1].waits
+    fit = blocks_per_sm(chips.H200, n["shared"], n["registers"], n["warps"])
+    print(f"{name:23}{n['spills']:8}{fit:20}{waits:20}{32 * n['warps'] * n['exponential']:30,}")
 
 # %% [markdown]
-# Although nothing is spilled with 8 warps, rung b01 was slower on an H200 with 8 warps than with 4. The second number
-# in each line suggests a reason. On Hopper, four warps issue a matmul together, and this matmul has 64 rows, 16 for
-# each warp (chapter 08). Since the tile has only 64 rows, the other four warps compute the same S, P and dP again, so
-# the program computes twice as many exponentials. The launch with 8 warps thus also changes the amount of work, so it
-# does not tell us what the spills cost.
+# - **Spills.** The two kernels that keep dk and dv spill. The row kernel, which keeps only dq, does not.
+# - **Programs on an SM.** The tiles of rung b00 and of the row kernel take so much shared memory that only one program
+#   fits onto an SM. While this program waits, nothing else can use the SM's units. In the column kernel of rung b01, a
+#   second program can work in the meantime.
+# - **Waits.** In rung b00, the program waits after each of its 28 tensor-core instructions, so the tensor cores stop 28
+#   times per tile. In each kernel of rung b01, the program waits only twice per tile.
+#
+# So the atomic additions are only one of three differences between b00 and b01, and no recorded run changes just one of
+# them. For the backward pass, we therefore do not know how much each difference costs. For the forward pass, we do.
+# Chapter 10 finds a rung with the same kind of waits, removes all but one of them, and the kernel becomes about a
+# quarter faster. In the backward pass, rung b02 of chapter 13 has no spills, and it leaves the additions to Hopper's
+# copy engine, so that the warps can go on.
+#
+# Could we at least remove the spills by using 8 warps? The last line shows that nothing is spilled with 8 warps, and
+# yet rung b01 was slower on an H200 with 8 warps than with 4. The last column gives a reason. On Hopper, four warps
+# issue a matmul together, and this matmul has 64 rows, 16 for each warp (chapter 08). The compiler stacks all eight
+# warps on top of each other, because the results of these matmuls become operands of other matmuls, and it keeps each
+# row of such a result in one warp. In chapter 08, by contrast, the matmul that got `[4, 2]` was the last one of its
+# kernel. Since the tile has only 64 rows, four of the warps compute the same S, P and dP again. The 8 warps thus also
+# change the amount of work, so this launch does not tell us what the spills cost.
 #
 # On Hopper, the package's column kernel uses 8 warps at d = 128. This kernel avoids the duplicate work, because its
 # tiles are transposed and have 128 keys, so each warp gets 16 rows. All these numbers are from Triton 3.9. To see the
@@ -448,13 +480,13 @@ for W, (_, columns, _) in zip((4, 8), launches, strict=True):  # three kernels; 
 # for each argument of `forward`. An argument that has no gradient, such as `causal`, gets `None`.
 
 # %%
-forward = load("r11").forward  # O and L
+rung_forward = load("r11").forward  # O and L
 
 
 class Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, causal):
-        O, L = forward(q, k, v, causal)
+        O, L = rung_forward(q, k, v, causal)
         ctx.save_for_backward(q, k, v, O, L)  # not P: that is the point of FlashAttention
         ctx.causal = causal
         return O
@@ -550,6 +582,9 @@ verdict("the bounds: 1.41 times as long; the tensor cores would put one pass fir
 verdict("2.7 and 2.6 times the bounds", [round(times[x][0] / max(bounds[x]), 1) for x in bounds] == [2.7, 2.6])
 spilled, doubled = ([kernels[1].numbers[what] for kernels in launches] for what in ("spills", "exponential"))
 verdict("b01 with 8 warps: fewer spills, and as many exponentials of a thread as with 4", spilled[0] > spilled[1] and doubled[0] == doubled[1])
+fit = [blocks_per_sm(chips.H200, *(x.numbers[n] for n in ("shared", "registers", "warps"))) for x in (single, columns)]
+verdict("b00: one program on an SM and 28 waits; b01: two programs, and 2 waits in each kernel", fit == [1, 2]
+        and [loops(x.stages["sass"])[-1].waits for x in (single, columns, rows)] == [28, 2, 2] and rows.numbers["spills"] == 0)
 verdict("the small model reads the text backwards", read(text).argmax(1).tolist() == text.flip(0).tolist())
 for mine in (tile, D_kernel, bwd_dq):
     verdict(f"{mine.fn.__name__} here = b01's", same_code(mine, getattr(b01, mine.fn.__name__)))
@@ -562,4 +597,5 @@ for rung, name in ((b00, "b00"), (b01, "b01")):
     verdict(f"{name} = the dense result, causal, with rows that see no key", right)
 
 # %% [markdown] tags=["navigation"]
-# [← The Triton forward kernel](08_triton_forward.ipynb) · [The map](00_start.ipynb) · [The ladder, measured →](10_ladder.ipynb)
+# [← The Triton forward kernel](08_triton_forward.ipynb) · [The map](00_start.ipynb) · [The ladder, measured
+# →](10_ladder.ipynb)
