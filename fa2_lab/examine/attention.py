@@ -163,6 +163,37 @@ def by_tiles(S: np.ndarray, v: np.ndarray, B: int) -> np.ndarray:
     return np.sum([weights(S[..., x]) @ v[:, :, x] for x in tiles], axis=0)
 
 
+def merged(S: np.ndarray, v: np.ndarray, parts: int, how: str) -> np.ndarray:
+    """Return the outputs of the keys' parts, each with its own softmax, merged with the wrong weights."""
+    length = -(-S.shape[3] // parts)
+    cuts = [slice(j, j + length) for j in range(0, S.shape[3], length)]
+    m = np.stack([S[..., x].max(axis=-1) for x in cuts])
+    l = np.stack([np.exp(S[..., x] - finite(S[..., x].max(axis=-1, keepdims=True))).sum(axis=-1) for x in cuts])
+    last = np.arange(len(cuts))[:, None, None, None] == len(cuts) - 1
+    w = dict(mean=np.ones_like(m), maximum=np.exp(m - finite(m.max(axis=0))), sum=l, last=last * np.ones_like(m))[how]
+    return np.einsum("pbhr,pbhrd->bhrd", w / nonzero(w.sum(axis=0)), [weights(S[..., x]) @ v[:, :, x] for x in cuts])
+
+
+def by_place(x: np.ndarray, B: int, fill: float) -> np.ndarray:
+    """Return x (batch, heads, N, …) with the rows cut into blocks: (batch, heads, blocks, B, …)."""
+    after = -x.shape[2] % B
+    x = np.pad(x, [(0, 0), (0, 0), (0, after)] + [(0, 0)] * (x.ndim - 3), constant_values=fill)
+    return x.reshape(*x.shape[:2], -1, B, *x.shape[3:])
+
+
+def carried(L: np.ndarray, B: int) -> np.ndarray:
+    """Return the L of rows whose sums begin with those of the row at their place in the block before."""
+    whole = np.logaddexp.accumulate(by_place(L, B, -np.inf), axis=2)
+    return whole.reshape(*L.shape[:2], -1)[:, :, : L.shape[2]]
+
+
+def kept(O: np.ndarray, L: np.ndarray, B: int) -> np.ndarray:
+    """Return the O of rows whose state begins with that of the row at their place in the block before."""
+    l = np.exp(by_place(L - L.max(initial=-1e300), B, -np.inf))
+    sums = (by_place(O, B, 0.0) * l[..., None]).cumsum(axis=2) / nonzero(l.cumsum(axis=2))[..., None]
+    return sums.reshape(*O.shape[:2], -1, O.shape[3])[:, :, : O.shape[2]]
+
+
 def last_tile(dS: np.ndarray, seen: np.ndarray, B_r: int, B_c: int) -> np.ndarray:
     """Return dS, with zeros outside the last tile that each row visits."""
     kept = np.zeros(dS.shape, dtype=bool)

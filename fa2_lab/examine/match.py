@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,8 @@ from fa2_lab.examine.catalogue import CATALOGUE, Mistake
 
 GRADIENTS = ("dQ", "dK", "dV")
 TILES = (1, 2, 4, 8, 16, 32, 64, 128)
-PAIRED = ("plain", "scale", "causal", "corner", "window", "softcap", "mask", "bias", "packed")  # where two are tried
+SILENT = {"grouped": "grouped-silent", "cross": "lengths-silent"}  # what a function may take without a word
+PAIRED = ("plain", "cross", "scale", "causal", "corner", "window", "softcap", "mask", "bias", "packed")  # where two are tried
 
 
 class Variant(NamedTuple):
@@ -103,8 +104,9 @@ class Finding(NamedTuple):
         return self.mistake.part not in ("reads", "remarks")
 
     def __str__(self) -> str:
-        says = self.mistake.says.replace("{bits}", str(self.state.bits))
-        tile = f" (tiles of {self.state.B})" if "B" in self.mistake.varies and self.state.B else ""
+        says = self.mistake.says.replace("{bits}", str(self.state.bits)).replace("{B}", str(self.state.B))
+        is_tile = "B" in self.mistake.varies and self.state.B and "{B}" not in self.mistake.says
+        tile = f" (tiles of {self.state.B})" if is_tile else ""
         return says.removesuffix(".") + tile + "."
 
 
@@ -119,7 +121,7 @@ def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Fin
     """Name what is wrong with a function's answers: first in O, then in L, and if O is right, in the gradients."""
     found, state = explain_part(answers, RIGHT, "O", ("O",), tiles)
     usual, plain = conventions(state), not any(x.is_wrong and x.group == "plain" for x in found)
-    strange = {x.group for x in found if x.name in ("unknown", "grouped-silent")}
+    strange = {x.group for x in found if x.name in ("unknown", *SILENT.values())}
     right = [x for x in answers if x.case.group not in strange and x.fits(usual, ("O",))]
     of_L = [x for x in answers if x.case.group not in strange and "L" in x.outputs]
     if not fits_all(state, of_L, ("L",)) and not fits_all(usual, of_L, ("L",)):
@@ -141,6 +143,8 @@ def explain_part(
     settled: list[Answer] = []
     for group in dict.fromkeys(x.case.group for x in answers):
         mine = sorted((x for x in answers if x.case.group == group), key=lambda x: x.case.q.size + x.case.k.size)
+        if any(x.name == SILENT["cross"] for x in found):  # then it is asked about one length alone
+            mine = [x for x in mine if x.case.q.shape[2] == x.case.k.shape[2]]
         is_plain = part == "O" and group == "plain"
         if is_plain and all(np.isnan(x.outputs["O"]).all() for x in mine):
             return [Finding("all-nan", *place(mine, state, outputs))], state
@@ -150,6 +154,8 @@ def explain_part(
         if fits_all(conventions(state), mine, outputs):  # what is wrong elsewhere is right here
             continue
         fitting = [s for s in candidates(state, part, tiles) if fits_all(s, mine + settled, outputs)]
+        for base in bases(state, part, mine, settled, outputs) if not fitting else ():
+            fitting += [s for s in candidates(base, part, tiles) if fits_all(s, mine + settled, outputs)]
         if not fitting and group in PAIRED:
             fitting = list(pairs(state, part, tiles, mine, settled, outputs))
         if fitting:
@@ -166,11 +172,21 @@ def explain_part(
             for x in answers:  # what follows is judged as if in 16 bits
                 x.eps = 2.0**-8
         elif state == conventions(state):  # after a mistake, what it does to other groups is not known
-            name = "grouped-silent" if group == "grouped" and part == "O" else "unknown"
+            name = SILENT.get(group, "unknown") if part == "O" else "unknown"
+            name = "options-kept" if is_late(mine, answers, state, outputs) else name
             found.append(Finding(name, *place(mine, state, outputs), state=state))
             if group == "plain":
                 break
     return found, state
+
+
+def is_late(mine: list[Answer], answers: Sequence[Answer], state: Variant, outputs: tuple[str, ...]) -> bool:
+    """Return whether each answer is right for its options, or for those of another case of the same sizes."""
+    kinds = {x: (x.case.q.shape, x.case.k.shape, *x.case.options) for x in answers}
+    same = {x: [y.case.options for y in answers if kinds[y] == kinds[x] and y is not x] for x in mine}
+    asked = {x: [Answer(replace(x.case, options=y), x.outputs, x.eps) for y in same[x]] for x in mine}
+    bases = [state, *(s for s in candidates(state, "O", ()) if CATALOGUE[s.names[-1]].part == "reads")]
+    return any(all(any(y.fits(s, outputs) for y in (x, *asked[x])) for x in mine) for s in bases)
 
 
 def rounding(answers: list[Answer], state: Variant, tiles: Sequence[int]) -> Finding | None:
@@ -206,6 +222,14 @@ def candidates(state: Variant, part: str, tiles: Sequence[int]) -> Iterator[Vari
             yield from forms(mistake, state, tiles)
 
 
+def bases(
+    state: Variant, part: str, mine: list[Answer], settled: list[Answer], outputs: tuple[str, ...]
+) -> list[Variant]:
+    """Return conventions that explain a group's smallest case alone. A mistake of tiles may show only in larger ones."""
+    some = [s for s in candidates(state, part, ()) if CATALOGUE[s.names[-1]].part == "reads"]
+    return [s for s in some if part == "O" and fits_all(s, mine[:1] + settled, outputs)]
+
+
 def fits_all(state: Variant, answers: list[Answer], outputs: tuple[str, ...]) -> bool:
     return all(x.fits(state, outputs) for x in answers)
 
@@ -230,6 +254,7 @@ def pairs(
         for second in single:
             both = Variant((*first.names, second.names[-1]), second.B, second.bits)
             alike = second.names[-1].split("-")[0] == first.names[-1].split("-")[0] and part != "gradients"
+            alike = second.names == first.names or (alike and CATALOGUE[first.names[-1]].part != "reads")
             asked = frozenset(both.names), both.B, both.bits
             if not alike and asked not in tried and combine(both.names):
                 tried.add(asked)

@@ -11,6 +11,7 @@ from fa2_lab.examine.match import GRADIENTS, Answer, Finding, Variant, conventio
 from fa2_lab.examine.subject import NotExamined, Subject
 
 TURNED = {"bhnd": "", "bnhd": ".swapaxes(1, 2)", "hnd": "[0]", "nd": "[0, 0]", "thd": "[0].swapaxes(0, 1)"}
+TURNED["flat"] = ".swapaxes(1, 2).reshape(len(x), x.shape[2], -1)"
 
 
 def program(subject: Subject, finding: Finding, module: str) -> str:
@@ -85,6 +86,8 @@ def written(subject: Subject, answer: Answer, name: str, module: str, before: Va
     shown = [np.array2string(np.atleast_1d(x)[:3], precision=4, suppress_small=True) for x in (got, right)]
     order = {"bnhd": (0, 2, 1), "thd": (2, 1)}.get(layout, (0, 1, 2)[4 - len(layout) :])
     place = f"[{', '.join(str(at[a]) for a in order)}, :3]"
+    if layout == "flat":
+        place = f"[{at[0]}, {at[2]}, {at[1] * case.q.shape[3]} :][:3]"
     if name == "L":
         place = f"[{', '.join(map(str, at))}]" if layout == "bhnd" else ""
         shown[0] = shown[0] if place else f"at head {at[1]}, row {at[2]}: {shown[0]}"

@@ -24,11 +24,11 @@ from fa2_lab.examine.catalogue import ROLES
 from fa2_lab.examine.match import GRADIENTS, RIGHT, TILES, Answer, Variant, candidates
 
 WHOLE = {"bhnd": "(batch, heads, N, d)", "bnhd": "(batch, N, heads, d)", "thd": "packed (total, heads, d)"}
-LAYOUTS = WHOLE | {"hnd": "(heads, N, d)", "nd": "(N, d)"}
+LAYOUTS = WHOLE | {"hnd": "(heads, N, d)", "nd": "(N, d)", "flat": "(batch, N, heads · d)"}
 SIZES = ((1, 16), (16, 16), (64, 16), (64, 64), (128, 64), (128, 128))  # lengths are multiples of, head dimension
 EPS = {"float64": 1.2e-7, "float32": 1.2e-7, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 LIBRARIES = ["numpy", *filter(find_spec, ("torch", "jax"))]
-ALWAYS = {"causal", "lse", "longest", "grouped", "cu_seqlens", "cu_seqlens_k"}  # also if they are as usual
+ALWAYS = {"causal", "heads", "lse", "longest", "grouped", "cu_seqlens", "cu_seqlens_k"}  # also if they are as usual
 GIVEN = {"q", "k", "v", "qkv", "dO", "O", "L"}
 LIMIT = 60  # seconds that one call may take
 NO_GPU = " Triton found no GPU. To interpret its kernels, import fa2_lab.kernels before triton."
@@ -56,7 +56,7 @@ class Subject:
         self.unset: float | None = None  # what torch.empty is filled with
         self.happened: set[str] = set()  # mistakes that were noticed during a call
         self.eps = 0.0  # the distance of two numbers, if it is not that of the dtype
-        self.window_is_int = False
+        self.window_is_int = self.window_is_always = False
         function = getattr(function, "forward", function)  # of a torch.nn.Module
         parameters = [p for p in signature(function).parameters.values() if p.kind < 4 and p.kind != p.VAR_POSITIONAL]
         self.defaults = {p.name: p.default for p in parameters}
@@ -91,7 +91,8 @@ class Subject:
 
     def settle(self, layout: str = "", library: str = "", dtype: str = "") -> None:
         """Choose the library, dtype, sizes and layout that give correct results, or, if none do, those that run."""
-        layouts = [layout] if layout else ["thd"] if self.takes("cu_seqlens") else ["bhnd", "bnhd", "hnd", "nd"]
+        layouts = ["flat"] if self.takes("heads") else ["bhnd", "bnhd", "hnd", "nd"]
+        layouts = [layout] if layout else ["thd"] if self.takes("cu_seqlens") else layouts
         libraries = [library] if library else ["torch"] if self.device else self.libraries()
         kinds = [(x, y) for x in libraries for y in dtypes(x) if dtype in ("", y)]
         failure = ""
@@ -114,11 +115,13 @@ class Subject:
         raise NotExamined(failure or f"{dtype} is no dtype that it can be asked in")
 
     def settle_window(self) -> None:
-        """Find out whether a window is one number or two."""
+        """Find out whether a window is one number or two, and whether there is one in every call."""
+        defaults = [self.defaults[name] for name, role in self.roles.items() if role == "window"]
+        self.window_is_always = any(type(x) is int and x > 0 for x in defaults)
         if not any(role == "window" and isinstance(self.defaults[name], tuple) for name, role in self.roles.items()):
             for self.window_is_int in (False, True):
-                with suppress(NotExamined):
-                    self.ask(case("window", 8 * self.multiple, d=self.d, window=(4, 4)))
+                with suppress(NotExamined):  # of lengths that no other case has: a function may keep masks
+                    self.ask(case("window", (5 + self.window_is_int) * self.multiple, d=self.d, window=(4, 4)))
                     return
 
     def libraries(self) -> list[str]:
@@ -129,7 +132,7 @@ class Subject:
 
     def agreement(self) -> int:
         """Return a grade: 4 right, or right if causal; 3 a known mistake; 2 independent heads; 1 it runs."""
-        n = 8 if self.multiple == 1 else self.multiple
+        n = 9 if self.multiple == 1 else self.multiple
         asked = self.fitted(case("probe", n, d=self.d, batch=2, heads=3, gradients=self.takes("dO")))
         first, part = self.ask(asked), "gradients" if self.takes("dO") else "O"
         if any(first.fits(s, ("O", *GRADIENTS)) for s in (RIGHT, Variant(("always-causal",)))):
@@ -150,7 +153,7 @@ class Subject:
         masks = ("mask", "bias") if case.group == "bias" else ("mask",)
         if lacks := [x for x in case.options if not any(map(self.takes, masks if x == "mask" else (x,)))]:
             return lacks[0]
-        if case.k.shape[1] != case.q.shape[1] and (self.layout == "nd" or self.takes("qkv")):
+        if case.k.shape[1] != case.q.shape[1] and (self.layout in ("nd", "flat") or self.takes("qkv")):
             return "grouped heads"
         of_keys = self.layout != "thd" or self.takes("cu_seqlens_k")
         if case.k.shape[2] != case.q.shape[2] and (self.takes("qkv") or not of_keys):
@@ -203,11 +206,13 @@ class Subject:
 
     def turned(self, x: np.ndarray) -> np.ndarray:
         """Return x (batch, heads, N, d) in the function's layout."""
-        x = x.swapaxes(1, 2) if self.layout in ("bnhd", "thd") else x
-        return x[(0,) * (4 - len(self.layout))]
+        x = x.swapaxes(1, 2) if self.layout in ("bnhd", "flat", "thd") else x
+        return x.reshape(*x.shape[:2], -1) if self.layout == "flat" else x[(0,) * (4 - len(self.layout))]
 
     def turned_back(self, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
         """Return a result as (batch, heads, N, d), or (batch, heads, N) for L; None if its shape does not fit."""
+        if len(shape) == 4 and self.layout == "flat":
+            return x.reshape(x.shape[0], -1, *shape[1::2]).swapaxes(1, 2)
         if len(shape) == 4:
             x = x.swapaxes(-2, -3) if self.layout in ("bnhd", "thd") else x
         elif x.ndim == len(self.layout) and x.shape[-1] == 1:
@@ -218,8 +223,8 @@ class Subject:
     def options(self, case: Question) -> dict[str, Any]:
         """Return a case's options under the function's names and in its layout."""
         (batch, heads, N_q, _), N_k = case.q.shape, case.k.shape[2]
-        known: dict[str, Any] = dict(causal=False, lse=True, longest=max(N_q, N_k), grouped=case.k.shape[1] != heads)
-        known |= dict(window=(-1, -1), scale=self.d**-0.5, dropout=0.0, seed=0)
+        known: dict[str, Any] = dict(causal=False, lse=True, heads=heads, longest=max(N_q, N_k), grouped=case.k.shape[1] != heads)
+        known |= dict(window=(-1, -1) if not self.window_is_always else (N_q + N_k,) * 2, scale=self.d**-0.5, dropout=0.0, seed=0)
         known |= dict(key_lengths=np.full(batch, N_k), sinks=np.full(heads, -np.inf), cu_seqlens=np.array([0, N_q]))
         known["cu_seqlens_k"] = case.options.get("cu_seqlens", np.array([0, N_k]))
         known["mask"] = np.ones((batch, heads, N_q, N_k), dtype=bool)
@@ -232,6 +237,8 @@ class Subject:
         if case.group == "bias" and self.takes("bias"):
             known["bias"] = known.pop("mask")
             asked.add("bias")
+        if self.window_is_always:
+            asked.add("window")
         if self.window_is_int:
             known["window"] = known["window"][0]
         values: dict[str, Any] = {}
