@@ -1,6 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← The Triton forward kernel](08_triton_forward.ipynb) · [The map](00_start.ipynb) · [The ladder, measured
-# →](10_ladder.ipynb)
+# [← The Triton forward kernel](08_triton_forward.ipynb) · [The map](00_start.ipynb) · [The ladder, measured →](10_ladder.ipynb)
 
 # %% [markdown]
 # # 09 · The Triton backward kernels
@@ -597,5 +596,4 @@ for rung, name in ((b00, "b00"), (b01, "b01")):
     verdict(f"{name} = the dense result, causal, with rows that see no key", right)
 
 # %% [markdown] tags=["navigation"]
-# [← The Triton forward kernel](08_triton_forward.ipynb) · [The map](00_start.ipynb) · [The ladder, measured
-# →](10_ladder.ipynb)
+# [← The Triton forward kernel](08_triton_forward.ipynb) · [The map](00_start.ipynb) · [The ladder, measured →](10_ladder.ipynb)
