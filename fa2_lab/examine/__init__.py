@@ -52,8 +52,8 @@ def examine(
     would give. Its arguments besides q, k and v are recognized by their names. If the function cannot be tested,
     NotExamined says why.
 
-    layout   bhnd (batch, heads, N, d), bnhd, hnd, nd, flat (batch, N, heads · d), or thd for packed sequences; detected if
-             it is not given
+    layout   bhnd (batch, heads, N, d), bnhd, hnd, nd, flat (batch, N, heads · d), or thd for packed sequences; detected
+             if it is not given
     library  numpy, torch or jax, whose arrays the function takes; detected if it is not given
     dtype    such as float16; by default the first one that the function takes
     device   such as cuda; by default the CPU, or a GPU if the function rejects tensors on the CPU

@@ -15,7 +15,7 @@ from fa2_lab.examine.catalogue import CATALOGUE, Mistake
 GRADIENTS = ("dQ", "dK", "dV")
 TILES = (1, 2, 4, 8, 16, 32, 64, 128)
 SILENT = {"grouped": "grouped-silent", "cross": "lengths-silent"}  # what a function may take without a word
-PAIRED = ("plain", "cross", "scale", "causal", "corner", "window", "softcap", "mask", "bias", "packed")  # where two are tried
+PAIRED = ("plain", "cross", "scale", "causal", "corner", "window", "softcap", "mask", "bias", "packed")  # by two
 
 
 class Variant(NamedTuple):
@@ -225,7 +225,7 @@ def candidates(state: Variant, part: str, tiles: Sequence[int]) -> Iterator[Vari
 def bases(
     state: Variant, part: str, mine: list[Answer], settled: list[Answer], outputs: tuple[str, ...]
 ) -> list[Variant]:
-    """Return conventions that explain a group's smallest case alone. A mistake of tiles may show only in larger ones."""
+    """Return conventions that explain a group's smallest case alone: a mistake of tiles may show only later."""
     some = [s for s in candidates(state, part, ()) if CATALOGUE[s.names[-1]].part == "reads"]
     return [s for s in some if part == "O" and fits_all(s, mine[:1] + settled, outputs)]
 

@@ -223,8 +223,8 @@ class Subject:
     def options(self, case: Question) -> dict[str, Any]:
         """Return a case's options under the function's names and in its layout."""
         (batch, heads, N_q, _), N_k = case.q.shape, case.k.shape[2]
-        known: dict[str, Any] = dict(causal=False, lse=True, heads=heads, longest=max(N_q, N_k), grouped=case.k.shape[1] != heads)
-        known |= dict(window=(-1, -1) if not self.window_is_always else (N_q + N_k,) * 2, scale=self.d**-0.5, dropout=0.0, seed=0)
+        known: dict[str, Any] = dict(causal=False, lse=True, longest=max(N_q, N_k), grouped=case.k.shape[1] != heads)
+        known |= dict(heads=heads, window=(-1, -1), scale=self.d**-0.5, dropout=0.0, seed=0)
         known |= dict(key_lengths=np.full(batch, N_k), sinks=np.full(heads, -np.inf), cu_seqlens=np.array([0, N_q]))
         known["cu_seqlens_k"] = case.options.get("cu_seqlens", np.array([0, N_k]))
         known["mask"] = np.ones((batch, heads, N_q, N_k), dtype=bool)
@@ -239,6 +239,7 @@ class Subject:
             asked.add("bias")
         if self.window_is_always:
             asked.add("window")
+            known |= {} if "window" in case.options else dict(window=(N_q + N_k,) * 2)
         if self.window_is_int:
             known["window"] = known["window"][0]
         values: dict[str, Any] = {}
