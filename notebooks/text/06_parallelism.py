@@ -17,7 +17,7 @@
 # - choose among four fixes for idle processors, namely a different outer loop, smaller row blocks, split keys, and a
 #   different launch order.
 #
-# *Time: 40 minutes with the questions and the function. Hardware: any laptop with NumPy. Before this: [05 · The
+# *Time: 35 minutes with the questions and the function. Hardware: any laptop with NumPy. Before this: [05 · The
 # backward pass](05_backward.ipynb).*
 
 # %% tags=["hide-input"]
@@ -55,8 +55,9 @@ for row in load("ladder").rows:
 # %% [markdown]
 # These two kernels come from chapter 10, and we measured them on an H200 with tiles of 64 × 64. Both use FA2's loops,
 # and they differ only in the number of workers. With 8 heads, the first kernel keeps only 8 of the GPU's 132 SMs busy,
-# and the others are idle. With 64 heads, nearly half of the SMs have work, so the difference is smaller. It is still
-# larger than a factor of 2, for reasons that chapter 10 examines.
+# and the others are idle. With 64 heads, nearly half of the SMs have work, so the difference is smaller. The idle SMs
+# explain a factor of 132 / 8 = 16.5 with 8 heads and a factor of 132 / 64 = 2.1 with 64 heads. The measured factors are
+# 24 and 4. This chapter is about the idle SMs, and chapter 10 examines the rest.
 #
 # A small example shows what the SMs do. In the picture below, six SMs compute four heads of 4 × 4 tiles. In the upper
 # half, one worker computes a whole head, as in FA1's Algorithm 1 if you implement it as printed. In the lower half,
@@ -100,9 +101,9 @@ show("workers")
 # %% [markdown]
 # ## Which SM gets the next thread block?
 #
-# In practice, the thread blocks wait in a queue in the order of their numbers, and whichever SM becomes free first
-# takes the next one. We can rely on this order for speed, but never for the result. In this chapter, the unit of time
-# is the time that an SM takes for one tile.
+# No order is guaranteed, but in practice, the thread blocks wait in a queue in the order of their numbers, and
+# whichever SM becomes free first takes the next one. We can rely on this order for speed, but never for the result. In
+# this chapter, the unit of time is the time that an SM takes for one tile.
 #
 # **Build.** `costs` holds the time that each thread block takes, in launch order. Return the times at which the thread
 # blocks end, in the same order. All SMs are free at time 0. If several SMs are free, it does not matter which one takes
@@ -157,6 +158,11 @@ check(
 # With many waves, however, a poorly filled last wave matters little. As an example, take batch 1, 32 heads, 8,192
 # tokens and row blocks of 128. FA2 has 32 · 64 = 2,048 thread blocks, which take 16 waves and keep 2,048 / (16 · 132) =
 # 97% of the SMs busy on average. FA1 as printed has only 32 thread blocks, which is enough for a quarter of the SMs.
+#
+# The same count explains a part of chapter 00's time chart, in which every problem has 16,384 tokens in total and 16
+# heads per text. At N = 16,384, there is only one text, so FA1 as printed has 16 workers, and the idle SMs can make it
+# 132 / 16 = 8 times as slow. At N = 4,096, it has 64 workers, and the factor is 2. At N = 512, it has 512 workers,
+# which is enough for all SMs. FA1 is slow there for the other reasons in chapter 03.
 
 # %% [markdown]
 # ## Why not make row blocks much smaller?
@@ -166,45 +172,60 @@ check(
 #
 # For each $B_r$, the next cell prints the times of the two slowest units of an H200 at d = 128. As in chapter 04, each
 # time is the least that the unit needs. The tensor cores of an idle SM do nothing, so the cell divides the tensor-core
-# time by the fraction of busy SMs. L2 serves all SMs, so the cell prints L2's time at full bandwidth, although a few
-# SMs might not be able to use all of that bandwidth. If some SMs are idle, the cell therefore also prints a second L2
-# time, under the opposite assumption that each busy SM gets only 1/132 of the L2 bandwidth.
+# time by the fraction of busy SMs. L2 serves all SMs, so the cell prints L2's time at full bandwidth.
 
 # %% tags=["hide-input"]
 costs = {f"B_r = {B_r}": prices.cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64) for B_r in (128, 64, 32, 16)}
 for name, cost in costs.items():
-    busy, seconds = min(1, cost.workers / chips.H200.SMs), cost.seconds(chips.H200)
+    seconds = cost.seconds(chips.H200)
     cores, l2 = (1e6 * seconds[unit] for unit in ("tensor cores", "L2"))
     moved = f"{cost.requested / 1e6:.0f} MB requested"
-    print(f"{name}: {cost.workers} workers, {moved}; tensor cores {cores:.0f} µs, L2 {l2:.0f}{f' to {l2 / busy:.0f}' * (busy < 1)} µs")
+    print(f"{name}: {cost.workers} workers, {moved}; tensor cores {cores:.0f} µs, L2 {l2:.0f} µs")
 
 # %% tags=["hide-input"]
 show("limits_row_blocks")
 
 # %% [markdown]
-# At $B_r = 128$, half of the SMs are idle, and the tensor cores are the slowest unit, whichever of the two L2 times we
-# use. In the roofline, the dot for $B_r = 128$ is therefore below the L2 slope. It is also below the flat ceiling of
-# the tensor cores, because only half of the tensor cores are busy. The dashed line is the ceiling of this half.
+# At $B_r = 128$, half of the SMs are idle, and the tensor cores are the slowest unit. Their time would still be the
+# longest if the busy half of the SMs could use only half of L2's bandwidth, because that would only double L2's 28 µs.
+# In the roofline, the dot for $B_r = 128$ is therefore below L2's line. It is also below the flat line of the tensor
+# cores, because only half of the tensor cores are busy. The dashed line is the ceiling of this half.
 #
-# $B_r = 64$ keeps nearly all SMs busy, but it doubles the requests. L2 is now the limit, and yet the launch is faster.
-# Below 64, hardly any idle SMs are left, so the time doubles with the requests. The best choice is therefore the
-# largest row blocks that keep the SMs busy.
-
-# %% tags=["nbval-ignore-output", "hide-input"]
-live("tiles")
+# $B_r = 64$ keeps 128 of 132 SMs busy, which is 97%, but it doubles the requests. L2 is now the limit, and yet the
+# launch is faster. Smaller row blocks gain nothing more. With $B_r = 32$, 256 workers take two waves and keep the same
+# 97% of the SMs busy, so no idle SMs are left to fill, and the time doubles with the requests. The best choice is
+# therefore the largest row blocks that keep the SMs busy.
 
 # %% [markdown]
 # ## What if several thread blocks share an SM?
 #
 # Two, three or four thread blocks often fit on an SM at the same time. How many fit depends on the SM's registers and
-# shared memory. Sharing an SM hides latency (chapter 00), because one thread block can compute while another one waits
-# for data. A wave then also has more *slots*, which are places for thread blocks. On 132 SMs, a wave has 264 slots with
-# two thread blocks per SM, and 396 with three. A launch takes ⌈thread blocks / slots⌉ waves.
+# shared memory. For example, an SM has 65,536 registers. If a thread block has 128 threads with 168 registers each, it
+# needs 21,504, so three fit. With 176 registers per thread, it needs 22,528, and only two fit.
 #
-# **Predict.** A change frees registers, so that three thread blocks fit on an SM instead of two. With 64 heads of 64
-# row blocks each, the change makes the kernel 1.2 times as fast. A thread block with an SM to itself needs only nine
-# tenths of the time that it needs when it shares the SM with another block. How does the change affect the kernel's
-# speed with 8 heads?
+# Sharing an SM hides latency (chapter 00), because one thread block can compute while another one waits for data. A
+# wave then also has more *slots*, which are places for thread blocks. On 132 SMs, a wave has 264 slots with two thread
+# blocks per SM, and 396 with three. A launch takes ⌈thread blocks / slots⌉ waves.
+#
+# The interactive figure below computes these numbers, and the requests and the DRAM traffic, for sizes that you choose.
+# Which size of $B_r$ lets two thread blocks fit on an SM? At how many heads is the last wave nearly empty?
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+live("tiles")
+
+# %% [markdown]
+# **Predict.** A change frees registers, so that three thread blocks fit on an SM instead of two. Thread blocks that
+# share an SM slow each other down. A wave takes the time $T_1$, $T_2$ or $T_3$ if one, two or three thread blocks share
+# each SM, and in this example, $T_1 = 0.9\,T_2$ and $T_3 = 1.2\,T_2$. With 64 heads of 64 row blocks each, there are
+# 4,096 thread blocks:
+#
+# | | slots | waves | time |
+# | --- | ---: | ---: | ---: |
+# | two per SM | 264 | 16 | $16\,T_2$ |
+# | three per SM | 396 | 11 | $11\,T_3 = 13.2\,T_2$ |
+#
+# So with 64 heads, the change makes the kernel 16 / 13.2 = 1.2 times as fast. How does it affect the kernel's speed
+# with 8 heads, which are 512 thread blocks?
 #
 # - ☐ it gains nothing, or gets slower
 # - ☐ it also becomes 1.2 times as fast
@@ -212,19 +233,19 @@ live("tiles")
 #
 # <details><summary>Answer</summary>
 #
-# **it gains nothing, or gets slower.** Let $T_1$, $T_2$ and $T_3$ be the times of a wave with one, two and three thread
-# blocks per SM. With 64 heads, there are 4,096 thread blocks, which take 16 waves of 264 or 11 waves of 396. The kernel
-# becomes 1.2 times as fast, so $16\,T_2 = 1.2 \cdot 11\,T_3$, and therefore $T_3 = 1.2\,T_2$. A wave with three thread
-# blocks per SM takes longer than a wave with two, because thread blocks that share an SM slow each other down.
+# **it gains nothing, or gets slower.** 512 thread blocks take two waves either way, but the waves are filled
+# differently:
 #
-# With 8 heads, there are 512 thread blocks, which take two waves either way. With two slots per SM, they end after
-# $2\,T_2$. With three slots, the first wave has 396 thread blocks and takes $1.2\,T_2$. Each of the other 116 thread
-# blocks has an SM to itself. Nothing hides its latency, and it takes $T_1 = 0.9\,T_2$, so the launch ends after
-# $2.1\,T_2$. Three slots would be faster only if $T_1$ were less than $0.8\,T_2$, that is, if a neighbour on the SM
-# made a thread block take more than a quarter longer.
+# | | first wave | second wave | end |
+# | --- | --- | --- | ---: |
+# | two per SM | 264 thread blocks, $T_2$ | 248, two on most SMs: $T_2$ | $2\,T_2$ |
+# | three per SM | 396 thread blocks, $T_3 = 1.2\,T_2$ | 116, one per SM: $T_1 = 0.9\,T_2$ | $2.1\,T_2$ |
 #
-# Chapter 10 has such a pair of kernels, r03 with two slots per SM and r05 with three. On an H200, they take the
-# following times in milliseconds:
+# With three slots, the second wave is short, because each of its thread blocks has an SM to itself. But nothing hides
+# its latency then, so it saves only a tenth of $T_2$, whereas the first wave has become longer by a fifth.
+#
+# Chapter 10 has such a pair of kernels, r03 with two slots per SM and r05 with three. With 64 heads, r05 is 1.2 times
+# as fast, and with 8 heads, it is slightly slower. These are the times on an H200 in milliseconds:
 #
 # ```python
 # for row in load("ladder").rows:
@@ -253,7 +274,7 @@ live("tiles")
 #
 # Under the causal mask, with as many queries as keys and square tiles, row block i has i tiles if we count row blocks
 # from 1. Two heads of 12 row blocks have 2 · 78 = 156 tiles. On 8 SMs, no launch order can end before time 20, because
-# 156 / 8 = 19.5.
+# 156 / 8 = 19.5 and a launch can end only when a whole tile ends.
 #
 # **Predict.** Which launch order ends first?
 #
@@ -291,6 +312,14 @@ live("timetable")
 # %% tags=["hide-input"]
 verdict("more than twenty times as fast with 8 heads", max(
     row.ratio(fast, slow) for row in load("ladder").rows if row.direction == "forward" and {slow, fast} <= row.values.keys()) > 20)
+factors = []  # measured: one worker per head takes so many times as long, with 64 heads and with 8
+for row in load("ladder").rows:
+    if row.direction == "forward" and (row.problem["d"], row.problem["causal"]) == (128, False):
+        factors.append(round(row.values[slow][0] / row.values[fast][0]))
+verdict("measured factors 4 and 24", factors == [4, 24])
+half = costs["B_r = 128"].seconds(chips.H200)
+verdict("B_r = 128: tensor cores last, even at half of L2's bandwidth", half["tensor cores"] > 2 * half["L2"])
+verdict("128 workers of 132, 256 of 264: 97%", [round(x, 2) for x in (128 / 132, 256 / 264)] == [0.97, 0.97])
 verdict("waves on 264 and 396 slots", [grid.waves(n, p * 132) for n in (512, 4096) for p in (2, 3)] == [2, 2, 16, 11])
 light = sorted([*range(1, 13)] * 2)
 turns = np.array([light[::-1], light])[:, :12].T.ravel()
