@@ -57,7 +57,8 @@ def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memor
     ax.set(xscale="log", yscale="log", xlabel="room for M elements of 2 bytes, in KiB", ylabel="elements moved")
     ax.set(xlim=(sizes[0] / 1.5, sizes[-1] * 1.5), ylim=(low, high))
     style.log_ticks(ax.xaxis, sizes, [f"{M * 2 // 1024:g}" for M in sizes])
-    style.log_ticks(ax.yaxis, [10**6, 10**7], ["1 million", "10 million"])
+    counts = style.log_places(low, high)
+    style.log_ticks(ax.yaxis, counts, [f"{n / 1e6:g} million" for n in counts])
     steps = ", ".join(f"{M * 2 // 1024} KiB {millions(n)}" for M, n in moved.items())
     alt = (
         f"A log-log chart of the elements that one head moves over the room on the chip. FA1 falls in proportion:"

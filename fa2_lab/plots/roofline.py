@@ -150,8 +150,9 @@ def draw(
     high = (2.6 if limited and style.narrow() else 1.9) * top
     ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel="TFLOP/s", xlim=(left, right), ylim=(low, high))
     last = max(2 * max(across), 1000)  # to the right of it are names
-    style.log_ticks(ax.xaxis, [x for x in (1, 10, 100, 1000, 10000) if left <= x <= min(last, right)])
-    style.log_ticks(ax.yaxis, [y for y in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if low <= y <= high])
+    labels = (6 if style.narrow() else 14) * log10(min(last, right) / left) / log10(right / left)  # that have room
+    style.log_ticks(ax.xaxis, style.log_places(left, min(last, right), most=int(labels)))
+    style.log_ticks(ax.yaxis, style.log_places(low, high))
     for number, roof in enumerate(roofs):
         _roof(ax, roof, left, right, left_of_it=number == 0, under_it=crowded, limited=limited)
         if limited:

@@ -35,27 +35,32 @@ def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Dr
         " error of rounding o to bf16, in steps of bf16, over all rows. On the right, the sum of the errors of D over"
         " the rows. All numbers are simulated in NumPy."
     )
-    figure, axes = style.stacked(2.7, caption, ncols=2)
+    figure, axes = style.stacked(2.9, caption, ncols=2)
     errors, lines = axes[0]
     middles = (BINS[1:] + BINS[:-1]) / 2
-    errors.bar(middles, shares["m"], width=0.02, color=style.INK)
-    errors.plot(middles, shares["2m"], color=style.OURS)
-    errors.set(xlabel="error of o, in steps of bf16", ylabel="share of the rows", xlim=(-0.55, 0.55))
+    errors.bar(middles, shares["m"], width=0.025, color=style.INK)
+    errors.plot(middles, shares["2m"], color=style.OURS, linewidth=1)
+    errors.set(xlabel="error of o, in steps of bf16", ylabel="share of the rows", xlim=(-0.68, 0.68))
     errors.set_xticks([-0.5, -0.25, 0, 0.25, 0.5], labels=["−½", "−¼", "0", "¼", "½"])
     near = [shares["m"][abs(middles + x) < 0.06].sum() for x in (0.5, 0)]
-    errors.set_title(f"one error: with m, −½ or 0 ({sum(near):.0%})")
-    lines.set_title("their sum in D: with m, it grows")
-    style.note(errors, 0.07, 0.99 * shares["m"].max(), "bars: the usual\nexp(s − m)", va="top")
-    style.note(errors, 0.07, 0.8 * shares["m"].max(), "line: for comparison,\nexp(s − 2m)", va="top", color=style.OURS)
-    looks = zip(sums.items(), ((style.INK, "-"), (style.OURS, "-"), (style.QUIET, style.DASHED)), strict=True)
+    top = shares["m"].max()
+    errors.set_ylim(0, 1.3 * top)
+    errors.set_title("one error: mostly −½ or 0, never ½")
+    for x, share in zip((-0.5, 0), near, strict=True):
+        style.note(errors, x, 1.06 * top, f"{share:.0%} of\nthe rows", ha="center", va="bottom", weight="bold")
+    style.note(errors, 0.42, 0.62 * top, "no row\nat ½", ha="center", va="bottom", weight="bold")
+    style.arrow(errors, (0.42, 0.58 * top), (0.5, 0.1 * top))
+    style.note(errors, -0.25, 0.14 * top, "with 2m:\neven", ha="center", va="bottom", color=style.OURS)
+    lines.set_title("their sum in D: it grows")
+    looks = ((style.INK, "-", 2.6), (style.OURS, "-", 1), (style.QUIET, style.DASHED, 1))
     rows = len(next(iter(sums.values())))
-    for (_, line), (color, dashes) in looks:
-        lines.plot(np.arange(1, rows + 1), line, color=color, linestyle=dashes)
+    for line, (color, dashes, thick) in zip(sums.values(), looks, strict=True):
+        lines.plot(np.arange(1, rows + 1), line, color=color, linestyle=dashes, linewidth=thick)
     lines.set(xlabel="rows", ylabel="sum of the errors of D", xlim=(0, rows * 1.02))
-    lines.set_xticks(range(0, rows, 1000), labels=[f"{n:,}" for n in range(0, rows, 1000)])
+    lines.set_xticks(range(0, rows, 1000))
     biased, fixed, exact = sums
     top = ends[biased]
-    style.note(lines, 0.5 * rows, 0.68 * top, f"exp(s − m),\n{biased}", ha="right")
+    style.note(lines, 0.5 * rows, 0.68 * top, f"exp(s − m),\n{biased}", ha="right", weight="bold")
     style.note(lines, rows, 0.15 * top, f"exp(s − m), {exact}", ha="right", color=style.QUIET)
     style.note(lines, 0.5 * rows, min(sums[fixed]) - 0.07 * top, "exp(s − 2m), in bf16", ha="right", color=style.OURS)
     lines.set_ylim(min(sums[fixed]) - 0.14 * top, 1.05 * top)

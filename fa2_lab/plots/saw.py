@@ -10,6 +10,7 @@ from fa2_lab.records import load
 BEFORE, AFTER = "07", "09"
 ROWS = 64  # of a program
 HEADS = range(2, 25)
+NAMES = ("heads", f"waves of rung {BEFORE}", f"waves of rung {AFTER}")
 
 
 def data(N: int = 4096, d: int = 128) -> dict:
@@ -36,39 +37,58 @@ def waves(heads: int, held: int, N: int = 4096) -> int:
 
 @style.picture
 def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[int], setting: str) -> style.Drawn:
-    """Draw the model as a line and the measurements as dots.
+    """Draw the model as a line and the measurements as bars that begin at 1.
 
     model, measured: {heads: speedup}. held: resident programs per SM before and after the change.
     """
     most, least = max(measured, key=measured.get), min(measured, key=measured.get)
+    counts = {heads: tuple(waves(heads, fit) for fit in held) for heads in measured}
     caption = (
-        f"Rung {AFTER}'s second loop makes {most} heads {measured[most] - 1:.0%} faster, but {least} heads"
-        f" {1 - measured[least]:.0%} slower. {held[1]} programs of rung {AFTER} fit on an SM, but {held[0]} of rung"
-        f" {BEFORE}, so the same programs may need one wave more. In the model, all programs of a wave end together."
-        f" {setting}."
+        f"Rung {AFTER} is {measured[most] - 1:.0%} faster for {most} heads, but {1 - measured[least]:.0%} slower for"
+        f" {least}, which need one more wave. {held[1]} programs of rung {AFTER} fit on an SM, but {held[0]} of"
+        f" rung {BEFORE}. In the model, all programs of a wave end together. {setting}."
     )
-    figure, ax = style.new_figure(2.9, caption)
-    ax.axhline(1, color=style.QUIET, linewidth=0.9)
-    ax.step(list(model), list(model.values()), color=style.QUIET, where="mid", linewidth=1.2)
+    figure, ax = style.new_figure(3.4, caption)
+    ax.axhline(1, color=style.INK, linewidth=0.9)
+    ax.step(list(model), list(model.values()), color=style.tint(style.QUIET, 0.5), where="mid", linewidth=1)
+    low, high = 0.55, 1.4
     for heads, factor in measured.items():
-        ax.plot(heads, factor, "o", color=style.OURS, markersize=7)
-        if heads == least or (style.narrow() and heads != most):
-            continue  # its label is drawn below; on a phone, lines would cross the label
-        below = factor < model[heads] and not 1 < factor < 1.1  # there, the line of 1 would cross it
-        style.note(ax, heads + 0.35, factor + (-0.06 if below else 0.06), f"{factor:.2f}", ha="right")
-    now, then = (waves(least, fit) for fit in reversed(held))
+        more = counts[heads][1] > counts[heads][0]
+        ax.plot([heads, heads], [1, factor], color=style.OURS, linewidth=5 if heads == least else 2.5)
+        ax.plot(heads, factor, "o", color=style.OURS, markersize=9 if heads == least else 6)
+        if heads not in (least, most):
+            place = (0, -12) if more else (0, 12)
+            style.beside(ax, f"{factor:.2f}", (heads, factor), place, ha="center", bbox=style.CLEAR)
+    x = least + (1.1 if style.narrow() else 2)
+    style.arrow(ax, (x, measured[least]), (least + 0.45, measured[least]))
+    now, then = reversed(counts[least])
+    words = f"{least} heads: {1 - measured[least]:.0%} slower"
+    style.note(ax, x + 0.2, measured[least] + 0.035, words, weight="bold")
+    style.note(ax, x + 0.2, measured[least] - 0.035, f"{style.counted(now, 'wave')} instead of {then}")
     space = "\n" if style.narrow() else " "
-    words = f"{measured[least]:.2f}; rung {AFTER}: {style.counted(now, 'wave')},"
-    words += f"{space}rung {BEFORE}: {style.counted(then, 'wave')}"
-    style.note(ax, least + 0.8, measured[least], words)
-    style.note(ax, max(model) + 0.4, 1.34, "line: the model", ha="right")
-    style.note(ax, max(model) + 0.4, 1.24, "dots: measured", ha="right", color=style.OURS)
+    words = f"{most} heads:{space}{measured[most] - 1:.0%} faster"
+    style.beside(ax, words, (most, measured[most]), (-8, 24), va="bottom")
+    style.note(ax, max(model) + 0.4, 1.32, "bars: measured", ha="right", color=style.OURS)
+    style.note(ax, max(model) + 0.4, 1.24, "line: the model", ha="right", color=style.QUIET)
     style.note(ax, max(model) + 0.4, 1.03, "as fast as before", ha="right", va="bottom", color=style.QUIET)
-    ax.set(xlabel="heads", ylabel="times as fast", xlim=(0, max(model) + 0.5), ylim=(0.55, 1.4))
-    ax.set_xticks(range(2, max(model) + 1, 2))
+    ax.set(ylabel="times as fast", xlim=(0, max(model) + 0.5), ylim=(low, high))
+    ax.set_xticks([])
+    _table(ax, counts, low)
     shown = "; ".join(f"{heads} heads {factor:.2f}" for heads, factor in (measured or model).items())
     return (
         figure,
         "How many times as fast rung 09 is as rung 07, over the number of heads. The curve goes up and down like a"
-        f" saw. {shown}.",
+        f" saw. {shown}. Below it are the waves of both rungs, and the bars of the heads for which rung {AFTER} needs"
+        " one more wave go down.",
     )
+
+
+def _table(ax: style.Axes, counts: Mapping[int, tuple[int, ...]], low: float) -> None:
+    """Write the number of heads below each bar, and the waves that each rung needs for them. Bold means one more wave."""
+    names = ("heads", f"waves, {BEFORE}", f"waves, {AFTER}") if style.narrow() else NAMES
+    for row, name in enumerate(names):
+        y = low - 0.07 * (row + 1)
+        style.note(ax, -0.3, y, name, ha="right")
+        for heads, both in counts.items():
+            bold = row == 2 and both[1] > both[0]
+            style.note(ax, heads, y, f"{(heads, *both)[row]}", ha="center", weight="bold" if bold else "normal")

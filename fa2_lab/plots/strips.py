@@ -6,8 +6,7 @@ define who waits for whom.
 """
 
 from collections import defaultdict
-from collections.abc import Generator, Mapping
-from itertools import pairwise
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fa2_lab.kernels import ladder
@@ -18,6 +17,7 @@ from fa2_lab.machine.prices import prices
 from fa2_lab.plots import style
 from fa2_lab.records import load
 
+LEAD = 250  # clocks that are drawn before what a rung changes
 AHEAD, PERSISTENT, LAGGING = 20, 21, 22  # from which rung on S starts early, programs stay, o is seldom rescaled
 
 
@@ -58,53 +58,68 @@ def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
 
 SAYS = {  # what the strips of a rung show beside those of the rung before
     14: "In rung 14, TMA makes the copies, so a tile takes {now} instructions instead of {then}",
-    15: "Rung 15, in Gluon, is slower at first, but from now on we can place each wait",
+    15: "Rung 15, in Gluon, takes {now} instructions per tile instead of {then}",
     16: "Rung 16 has a warp that only copies, so a tile takes {now} instructions instead of {then}",
-    17: "Rung 17 halves the copies and so makes room for the long tiles of rung 18",
+    17: "Rung 17 needs half as many copies, because two consumers share each tile",
     18: "Rung 18 has tiles of 128 keys, which take {now} instructions instead of twice {then}",
-    19: "Rung 19 computes the first tile before the loop, so a tile takes {now} instructions instead of {then}",
-    20: "Rung 20 starts S early, so one consumer runs matmuls while the other computes its softmax",
+    19: "Rung 19 computes the first tile before the loop and saves {fewer} instructions per tile",
+    20: "Rung 20 starts S early, so one consumer runs matmuls during the other's softmax",
     21: "Programs of rung 21 stay, so the next row block's copies arrive while this one ends",
     22: "In rung 22, m may lag behind, so most tiles skip the rescaling of o",
     23: "Rung 23 has a third consumer, so the tensor cores seldom wait",
 }
 WHY = {  # what a caption adds
-    15: "A tile takes {now} instructions instead of {then}.",
-    17: "Two consumers share each tile and one ring of buffers. The rung alone is not faster.",
+    15: "So it is slower at first, but from now on we can place each wait.",
+    17: "One ring of buffers then serves both, which makes room for the long tiles of rung 18. The rung alone is not"
+    " faster.",
     21: "The boxes with a thick edge belong to the next row block.",
+    19: "A tile takes {now} instructions instead of {then}.",
     22: "A tile takes {now} instructions instead of {then}.",
 }
-CHANGED = {15: "exp", 16: "exp", 17: "copy", 18: "exp", 19: "exp", 22: "exp"}  # the unit whose boxes are marked as new
+CHANGED = {14: "exp", 15: "exp", 16: "exp", 17: "copy", 18: "exp", 19: "exp", 22: "exp"}  # the unit that is emphasised
+CAUSE = {  # what a page adds to the words beside the first changed box, or below the copies
+    14: "TMA computes the addresses",
+    15: "more than in Triton's code",
+    16: "the new warp starts the copies",
+    17: ("each program has its own", "both consumers read them"),
+    18: "for 128 keys",
+    19: "no test for the last key",
+    22: "o is not rescaled",
+}
+WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}  # clocks that are drawn, if the change is a small part of a tile
 
 
 def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
     """Return the jobs of an SM on a rung and on the previous one, within a row block or, for rung 21, between two.
 
     tiles: keys of a row. A job is (unit, warpgroup, label, from, to), in clocks. marked: whether each job is what the
-    rung changes or, on rungs 20 and 21, whether it belongs to the next row block.
+    rung changes or, on rungs 20 and 21, whether it belongs to the next row block. unit: the unit that the rung changes.
+    ratio: how many times as long as a marked job the same work takes on the previous rung.
     """
     before = f"{int(after) - 1}"
     pair, panels = [sizes(before), sizes(after)], []
-    number, took = pair[1].number, dict(then=int(pair[0].softmax), now=int(pair[1].softmax))
+    number, then, now = pair[1].number, int(pair[0].softmax), int(pair[1].softmax)
+    took = dict(then=then, now=now, fewer=then - now)
     says, why = SAYS[number].format(**took), WHY.get(number, "").format(**took)
-    fewer = f"−{took['then'] - took['now']}"
-    words = {n: f"{fewer} instructions" for n in (16, 19)} | {17: "half as many", 22: f"{fewer}: no rescaling"}
-    words[15] = f"+{took['now'] - took['then']} instructions"
+    unit = CHANGED.get(number, "")
     for rung, size in zip((before, after), pair, strict=True):
         block, *_ = ran(size, tiles // size.keys, row_blocks)
         stores = [job.begun for job in block.jobs if job.label == "O"]
-        start = min(stores) - 1500 if pair[1].number == PERSISTENT else 9000
+        first = [j.begun for j in block.jobs if j.unit == unit and j.actor in ("0", "producer 0") and j.label != "V"]
+        aligned = min((x for x in first if x >= 9000), default=9000 + LEAD) - LEAD
+        start = min(stores) - 1500 if number == PERSISTENT else aligned
         if number == PERSISTENT:
             marked = [block_of > 0 for block_of in row_blocks_of(block.jobs, size, tiles // size.keys)]
         else:
-            marked = [size.number == number and job.unit == CHANGED.get(number) for job in block.jobs]
+            marked = [size.number == number and job.unit == unit for job in block.jobs]
         jobs = [(job.unit, job.actor, job.label, job.begun - start, job.ended - start) for job in block.jobs]
         name = ladder.find(rung)
         counted = reasons.counters(load("ladder"), name).get("tensor cores at work, %")
         groups = size.consumers * size.programs
         panel = dict(number=size.number, name=name[4:], jobs=jobs, marked=marked, groups=groups)
         panels.append(panel | dict(instructions=int(size.softmax), counted=counted))
-    return dict(says=says, why=why, change=words.get(number, ""), panels=panels)
+    ratio = pair[0].softmax / pair[1].softmax * pair[1].keys / pair[0].keys if unit == "exp" else 1.0
+    return dict(says=says, why=why, panels=panels, unit=unit, ratio=ratio, window=WINDOW.get(number, 5000.0))
 
 
 def row_blocks_of(jobs: list[Job], size: Sizes, tiles: int) -> list[int]:
@@ -214,88 +229,145 @@ LOOKS = {
     "PV": "O",
     "P V": "O",
     "softmax": "P",
+    "": "P",  # a softmax, of which only the number is shown
     "row block": "m",
 }  # label: whose hue
 UNITS = {"copy": "copies", "tensor": "tensor cores", "exp": "softmax"}
 
 
 @style.picture
-def draw(says: str, why: str, change: str, panels: list[Mapping], window: float = 5000) -> style.Drawn:
+def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, window: float) -> style.Drawn:
     """Draw a panel for each rung, with a strip for each unit, and in it a line for each warpgroup.
 
-    change: the label after a marked box of the last panel.
+    unit: the emphasised unit, if any. ratio: how many times as long as a marked box the same work took before.
     """
+    number = panels[-1]["number"]
     caption = (
         f"{says}. {why}{' ' * bool(why)}Model of an SM of an H200, d = 128, no mask. The number on a softmax counts all"
-        " instructions per thread and tile except the matmuls. The percentage is the share of the time in which a"
-        " profiler saw the tensor cores at work."
+        " instructions per thread and tile except the matmuls."
+        + " A dashed box shows how much longer the rung before takes." * (ratio > 1)
+        + " The hatched part is what the rung adds." * (ratio < 1)
+        + " The percentage is the share of the time in which a profiler saw the tensor cores at work."
     )
-    heights = [0.4 + 0.26 * (1 + 2 * panel["groups"]) for panel in panels]
-    timelines = {}
+    timelines, faded, heights = {}, [name for key, name in UNITS.items() if unit not in ("", key)], []
     for panel in panels:
         rows = {}
-        for unit, name in UNITS.items():
-            for k in range(1 if unit == "copy" else panel["groups"]):
+        for key, name in UNITS.items():
+            for k in range(1 if key == "copy" else panel["groups"]):
                 both = zip(panel["jobs"], panel["marked"], strict=True)
-                mine = [(*job[2:], new) for job, new in both if job[0] == unit and (unit == "copy" or job[1] == str(k))]
-                rows[name if unit == "copy" else f"{name}, {k}"] = mine
+                mine = [(job, new) for job, new in both if job[0] == key and (key == "copy" or job[1] == str(k))]
+                mine = [(job[2].removeprefix("softmax "), *job[3:], new) for job, new in mine]
+                rows[name if key == "copy" else f"{name}, {k}"] = mine
+            if key == unit == "copy":
+                rows[""] = []  # room for the words about the copies
         name = f"rung {panel['number']}, {panel['name'].replace('_', ' ')}"
         timelines[f"{name}: tensor cores at work {panel['counted']:.0f}%" if panel["counted"] else name] = rows
+        heights.append(0.4 + 0.26 * sum(row_heights(rows, faded)))
     alt = (
         f"Two timelines of one SM with strips for copies, tensor cores and softmax. {says}."
         f" {'; '.join(timelines).capitalize()}."
     )
     titled = {name.capitalize(): rows for name, rows in timelines.items()}
-    figure = stacked(sum(heights) + 0.3, caption, titled, window, height_ratios=heights)
-    last = figure.axes[-1]
+    figure = stacked(sum(heights) + 0.3, caption, titled, window, faded=faded, height_ratios=heights)
     clocks = f"clocks → (1,000 clocks = {1e9 / chips.H200.clock_hz:.1f} µs)"
-    if panels[-1]["number"] == PERSISTENT:
-        last.set_xlabel(f"{clocks}\nthick edge: the next row block")
-    else:
-        last.set_xlabel(clocks)
-        _say(last, list(list(titled.values())[-1].values()), change, window)
+    figure.axes[-1].set_xlabel(clocks + "\nthick edge: the next row block" * (number == PERSISTENT))
+    if unit == "copy":
+        for ax, rows, panel, cause in zip(figure.axes, timelines.values(), panels, CAUSE[number], strict=True):
+            _count_copies(ax, rows, panel, cause)
+    elif unit:
+        more = round(panels[-1]["instructions"] * (1 - ratio))
+        words = f"{'+' if more > 0 else '−'}{abs(more)} instructions", CAUSE[number]
+        _mark_change(figure.axes[-1], list(timelines.values())[-1], faded, words, ratio, window)
     return figure, alt
 
 
-def _say(ax: style.Axes, rows: list[list[tuple]], words: str, window: float) -> None:
-    """Write words after the first marked box that is followed by enough room for them."""
-    need = (0.03 if style.narrow() else 0.0135) * span(window) * len(words)
-    for y, jobs in enumerate(rows):
-        for (_, _, ended, new), (_, after, *_) in pairwise(sorted(jobs, key=lambda job: job[1])):
-            if words and new and ended > 0 and min(after, span(window)) - ended > need:
-                style.note(ax, ended + 0.008 * span(window), y + 0.5, words, weight="bold")
-                return
+def _mark_change(
+    ax: style.Axes, rows: Mapping, faded: Sequence[str], words: tuple[str, str], ratio: float, window: float
+) -> None:
+    """Draw a dashed box for the time that each marked box saves, or hatch the time that is new, and label the first."""
+    said = False
+    for jobs, (y, high) in zip(rows.values(), row_places(rows, faded), strict=True):
+        for _, begun, ended, new in sorted(jobs, key=lambda job: job[1]):
+            before = min(begun + ratio * (ended - begun), span(window))
+            if not new or before <= 0 or ended >= span(window):
+                continue
+            left, right = sorted((max(before, 0), ended))
+            look = dict(hatch=style.MASK_HATCH) if ratio < 1 else dict(linestyle=style.DASHED)
+            ground = style.fill("P") if ratio < 1 else style.PAPER
+            style.box(ax, left, y + 0.06, right - left, high - 0.12, "", ground, zorder=3, **look)
+            if said or begun < 0:
+                continue
+            said = True
+            tip, far, middle = right + 0.004 * span(window), 0.05 * span(window), y + high / 2
+            style.arrow(ax, (tip + far, middle), (tip, middle))
+            lines = words[0].split() if style.narrow() else words
+            for k, line in enumerate(lines):
+                bold = "bold" if k == 0 or style.narrow() else "normal"
+                style.note(ax, tip + 1.2 * far, middle + 0.58 * (k - 0.5), line, weight=bold)
 
 
-def stacked(height: float, caption: str, timelines: Mapping[str, dict], window: float, **subplots: Any) -> style.Figure:
+def _count_copies(ax: style.Axes, rows: Mapping[str, list[tuple]], panel: Mapping, cause: str) -> None:
+    """Draw a bracket below the copies of one tile for 128 rows, with their number."""
+    count = 2 * len({job[1] for job in panel["jobs"] if job[2] == "K"})
+    mine = sorted(job[1:3] for job in rows["copies"] if job[1] >= LEAD - 1)[:count]
+    y = row_heights(rows, ["softmax", "tensor cores"])[0] + 0.2  # the row below the copies
+    style.arrow(ax, (mine[0][0], y), (mine[-1][1], y), style="|-|", mutation_scale=3)
+    said = style.note(ax, mine[0][0], y + 0.45, f"{count} copies for 128 rows", weight="bold")
+    if not style.narrow():
+        style.beside(ax, f"because {cause}", (1, 0.5), (5, 0), xycoords=said)
+
+
+def row_heights(rows: Iterable[str], faded: Sequence[str]) -> list[float]:
+    """Return the height of each row. If some rows are faded, the others are higher."""
+    return [1.5 if faded and name and name.split(",")[0] not in faded else 1.0 for name in rows]
+
+
+def row_places(rows: Iterable[str], faded: Sequence[str]) -> list[tuple[float, float]]:
+    """Return the (top, height) of each row."""
+    heights = row_heights(rows, faded)
+    return [(sum(heights[:n]), high) for n, high in enumerate(heights)]
+
+
+def stacked(
+    height: float, caption: str, timelines: Mapping[str, dict], window: float, faded: Sequence[str] = (), **look: Any
+) -> style.Figure:
     """Return a figure with a timeline for each title, one below another, on one axis of clocks."""
-    figure, axes = style.new_figure(height, caption, nrows=len(timelines), sharex=True, **subplots)
+    figure, axes = style.new_figure(height, caption, nrows=len(timelines), sharex=True, **look)
     for ax, (title, rows) in zip(axes, timelines.items(), strict=True):
-        lanes(ax, rows, window)
+        lanes(ax, rows, window, faded)
         ax.set_title(title)
     axes[-1].set_xlabel("clocks →")
     return figure
 
 
-def lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -> None:
+def lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float, faded: Sequence[str] = ()) -> None:
     """Draw a line with its name for each row, and a box for each (label, from, to), labelled as far as there is room.
 
-    A fourth member that is true gives the box a thick edge.
+    A fourth member that is true gives the box a thick edge. faded: the names of the units whose rows are drawn pale.
     """
     window, letter = span(window), 0.0135 * window
-    for y, (name, jobs) in enumerate(rows.items()):
-        style.note(ax, -0.012 * window, y + 0.5, name, ha="right")
+    for (name, jobs), (y, high) in zip(rows.items(), row_places(rows, faded), strict=True):
+        pale = name.split(",")[0] in faded
+        style.note(ax, -0.012 * window, y + high / 2, name, ha="right", color=style.QUIET if pale else style.INK)
         for label, begun, ended, *marked in jobs:
             begun, ended = max(begun, 0), min(ended, window)
             if ended > begun:
                 words = (label, label.split()[-1], label.rstrip("0123456789 "), "")
                 fits = next(w for w in words if ended - begun > letter * (len(w) + 0.6) or not w)
-                name = label.rstrip("0123456789 ")
+                kind = label.rstrip("0123456789 ")
+                tensor = LOOKS.get(kind, kind)
                 edge = dict(edgecolor=style.INK, linewidth=2, zorder=2) if any(marked) else dict(linewidth=0.8)
-                style.tensor_box(ax, begun, y + 0.06, ended - begun, 0.88, LOOKS.get(name, name), fits, **edge)
+                if pale:
+                    edge["edgecolor"] = style.tint(style.hue(tensor), 0.4)
+                patch = style.tensor_box(ax, begun, y + 0.06, ended - begun, high - 0.12, tensor, fits, **edge)
+                if pale:
+                    patch.set_facecolor(style.tint(style.hue(tensor), 0.12))
+                if pale and fits:
+                    patch.label_text.set_color(style.QUIET)
     names = (0.034 if style.narrow() else 0.0155) * window * max(map(len, rows))
-    step = 2000 if style.narrow() and window > 6000 else 1000
-    style.bare(ax, (-names, window), (-0.05, len(rows) + 0.05), xticks=range(0, int(window) + 1, step))
+    step = 2000 if style.narrow() and window > 6000 else 1000 if window > 2000 else 500
+    deep = sum(row_heights(rows, faded))
+    style.bare(ax, (-names, window), (-0.05, deep + 0.05), xticks=range(0, int(window) + 1, step))
 
 
 def span(window: float) -> float:

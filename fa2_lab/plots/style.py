@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from io import BytesIO
+from math import floor, log10
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -25,12 +26,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
 from matplotlib.text import Annotation, Text
+from matplotlib.ticker import ScalarFormatter
 
 Drawn = tuple[Figure, str]  # what draw() of a picture returns: a figure and its alternative text
 
 WIDTH, NARROW = 784 / 96, 390 / 96  # inches: a page's column, and a phone
 UNITS = {WIDTH: 5.83, NARROW: 4.17}  # how many units are across: lengths inside a picture are counted in these
 SMALL, NORMAL, LARGE = 9.75, 10.5, 12.0  # points: 13, 14 and 16 pixels of a page
+GAP, BETWEEN = 0.08, 0.04  # inches: below the headline, and more room above the title of each panel
 
 INK, QUIET, PAPER, MASKED = "#222222", "#656A70", "#FFFFFF", "#EEEEEE"
 BLUE, ORANGE, GREEN, PINK, VERMILION, SKY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"
@@ -89,6 +92,8 @@ def picture(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
             figure, alt = draw(*args, **kwargs)
             for text in figure.findobj(Text):
                 text.set_text(ell(text.get_text()))
+            for ax in figure.axes:
+                group_digits(ax)
             figure.draw_without_rendering()
             fold_titles(figure)
             trim(figure)
@@ -191,12 +196,18 @@ def new_figure(height: float, caption: str, **subplots: Any) -> tuple[Figure, Ax
     `subplots` are arguments of subplots().
     """
     figure = Figure(figsize=(across(), height * across() / width()), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03)
     figure.set_label(caption)
     headline = figure.suptitle(headline_of(caption), x=0.005, ha="left", fontsize=LARGE, fontweight="bold")
     fold(headline, 0.99 * figure.bbox.width)
-    figure.set_figheight(figure.get_figheight() + 0.23 * (1 + headline.get_text().count("\n")))
+    above = 0.23 * (1 + headline.get_text().count("\n")) + GAP
+    set_height(figure, figure.get_figheight() + above + BETWEEN * subplots.get("nrows", 1))
     return figure, figure.subplots(**subplots)
+
+
+def set_height(figure: Figure, inches: float) -> None:
+    """Give a figure this height, and keep the gap below its headline free."""
+    figure.set_figheight(inches)
+    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03 + BETWEEN / 2, rect=(0, 0, 1, 1 - GAP / inches))
 
 
 def headline_of(caption: str) -> str:
@@ -239,7 +250,7 @@ def trim(figure: Figure) -> None:
     """Shrink the figure to the height of its contents, because axes of fixed aspect can leave room above and below."""
     used = figure.get_tightbbox().height + 0.1
     if used < figure.get_figheight() - 0.2:
-        figure.set_figheight(used)
+        set_height(figure, used)
         figure.draw_without_rendering()
 
 
@@ -332,6 +343,25 @@ def tile_axes(ax: Axes, T_r: int, T_c: int) -> None:
 def counted(n: int, thing: str) -> str:
     """Return a count with its noun, such as "1 step" or "2 steps"."""
     return f"{n:,} {thing}{'s' if n != 1 else ''}"
+
+
+def group_digits(ax: Axes) -> None:
+    """Write the numbers of an axis that reaches 1,000 with commas, unless a picture has named its ticks itself."""
+    for axis in (ax.xaxis, ax.yaxis):
+        if isinstance(axis.get_major_formatter(), ScalarFormatter) and max(map(abs, axis.get_view_interval())) >= 1000:
+            axis.set_major_formatter(lambda x, _: f"{x:,g}".replace("-", "−"))
+
+
+def log_places(low: float, high: float, most: int = 9) -> list[float]:
+    """Return round numbers of a logarithmic axis: at least four if that takes no more than `most`."""
+    decades = range(floor(log10(low)), floor(log10(high)) + 1)
+    found: list[float] = []
+    for digits in ((1,), (1, 3), (1, 2, 5), (1, 2, 3, 5, 7)):
+        finer = [d * 10.0**k for k in decades for d in digits if low <= d * 10.0**k <= high]
+        if len(found) >= 4 or len(finer) > most:
+            break
+        found = finer
+    return found
 
 
 def log_ticks(axis: Any, places: Iterable[float], labels: Iterable[str] | None = None) -> None:
