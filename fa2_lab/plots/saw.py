@@ -84,7 +84,7 @@ def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[i
 
 
 def _table(ax: style.Axes, counts: Mapping[int, tuple[int, ...]], low: float) -> None:
-    """Write the number of heads below each bar, and the waves that each rung needs for them. Bold means one more wave."""
+    """Write the number of heads below each bar, and the waves that each rung needs for them: bold if more."""
     names = ("heads", f"waves, {BEFORE}", f"waves, {AFTER}") if style.narrow() else NAMES
     for row, name in enumerate(names):
         y = low - 0.07 * (row + 1)
