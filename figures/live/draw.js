@@ -143,9 +143,9 @@ class Transport {
       return e;
     };
     parent.classList.add("transport");
-    button("◂", "Step back", "←", () => this.step(-1));
-    this.button = button("▶", "Play", "space", () => this.play(), "play");
-    button("▸", "Step forward", "→", () => this.step(1));
+    this.back = button("◂ Back", "Back one step", "←", () => this.step(-1));
+    this.button = button("▶ Play", "Play", "space", () => this.play(), "play");
+    this.next = button("Next ▸", "Next step", "→", () => this.step(1));
     this.slider = Object.assign(make("input"), { type: "range", min: 0, value: 0 });
     this.slider.setAttribute("aria-label", "Step");
     this.count = make("output");
@@ -180,6 +180,8 @@ class Transport {
   show() {
     this.slider.value = this.t;
     this.count.textContent = `${this.t} / ${this.last}`;
+    this.back.setAttribute("aria-disabled", this.t === 0); // not disabled: the button would lose the focus
+    this.next.setAttribute("aria-disabled", this.t === this.last);
     this.draw(this.t);
   }
 
@@ -201,7 +203,7 @@ class Transport {
   pause() {
     clearTimeout(this.timer);
     this.timer = null;
-    this.button.textContent = "▶";
+    this.button.textContent = "▶ Play";
     this.button.setAttribute("aria-label", "Play");
   }
 
@@ -212,7 +214,7 @@ class Transport {
       return;
     }
     if (this.t === this.last) this.t = 0;
-    this.button.textContent = "❚❚";
+    this.button.textContent = "❚❚ Pause";
     this.button.setAttribute("aria-label", "Pause");
     this.tick();
     this.show();
