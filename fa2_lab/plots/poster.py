@@ -100,8 +100,8 @@ def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> style
     ax = figure.add_axes((0, 0, 1, 1), xlim=(-MARGIN, SHEET[0] - MARGIN), ylim=(SHEET[1], 0))
     ax.set_axis_off()
     _head(ax, algorithm, files)
-    _tiles(ax, 5.75, 1.5, 1.85, algorithm.tag)
-    _chip(ax, 8.65, 0.5, algorithm.tag)
+    _tiles(ax, 5.75, 1.58, 1.65, algorithm.tag)
+    _chip(ax, 8.5, 0.5, algorithm.tag)
     cells = [{name: wrapped(row, name) for name in WRAP} | {"work": worked(row)} for row in rows]
     tall = [LEADING * max(map(len, cell.values())) for cell in cells]
     gap = min(0.2, (SHEET[1] - 0.5 - TOP - sum(tall)) / len(rows))
@@ -207,7 +207,7 @@ UNDER = {
     "FA2.A2": "A worker keeps $dk_j$ and $dv_j$ to the end of its loop.\n"
     "It adds each part of $dQ_i$ in HBM, where other workers add as well.",
 }
-WIDE, HIGH, RIGHT, DOWN = 2.12, 0.48, 2.36, 0.88  # of a box, and from one to the next, in inches
+WIDE, HIGH, RIGHT, DOWN = 2.22, 0.48, 2.4, 0.88  # of a box, and from one to the next, in inches
 
 
 def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
