@@ -167,9 +167,11 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 # %% [markdown]
 # ## Count what passes through shared memory
 #
-# Q, K and V are copied from HBM into shared memory, from which each warp reads what it needs. Q is written to shared
-# memory only once for the whole row block, so for each tile we count only the reads of Q. Take a tile of 128 × 64 with
-# d = 128. Elements of Q, K and V take 2 bytes each, and the maxima, the sums and the elements of $PV$ take 4.
+# Q, K and V are copied from HBM into shared memory, from which each warp reads what it needs. Q is written to
+# shared memory only once for the whole row block, so for each tile we count only the reads of Q. We assume that
+# each tile reads Q again, because a warp's registers have no room for its rows of Q next to o. Take a tile of 128 ×
+# 64 with d = 128. Elements of Q, K and V take 2 bytes each, and the maxima, the sums and the elements of $PV$ take
+# 4.
 #
 # **Predict.** With four warps, split-Q reads K and V four times instead of once. How many bytes does it move in total?
 #
@@ -204,29 +206,44 @@ show("warp_split")
 # ## Could split-K merge once, at the end?
 #
 # Each warp could keep its own state $(m, \ell, o)$ through all tiles, so that `exchange` runs only once, after the last
-# tile. The bytes that cross shared memory would then hardly matter, but where would the warps keep their states? Within
-# one tile, a warp can compute its partial result a few rows at a time, publish these rows, and reuse the registers. A
-# state that is kept through the loop, however, needs registers for all 128 rows at once. A register holds one fp32
-# value, so an $o$ of 128 × 128 takes 128 · 128 / 32 = 512 registers in each of a warp's 32 threads. But a thread has at
-# most 255 registers. Under split-Q, the four warps share the rows, so each thread needs only 128 registers for $o$.
+# tile. The bytes that cross shared memory would then hardly matter, but where would the warps keep their states?
+#
+# The listing above computes a warp's partial result for all rows at once. A real kernel that exchanges in every tile
+# can do this for a few rows at a time, publish them, and reuse the registers for the next rows. A state that is kept
+# through the loop, however, needs registers for all 128 rows at once. A register holds one fp32 value, so an $o$ of 128
+# × 128 takes 128 · 128 / 32 = 512 registers in each of a warp's 32 threads. But a thread has at most 255 registers.
+# Under split-Q, the four warps share the rows, so each thread needs only 128 registers for $o$.
 
 # %% [markdown]
 # ## What do the barriers protect?
 #
-# Although split-Q exchanges no results, it still needs two barriers per tile, because all warps read the same blocks of
-# K and V:
+# No warp passes a barrier before all warps of the thread block have reached it. Barriers are needed for two reasons.
+# What one warp (or a copy) writes must not be read too early, and what a warp still reads must not be overwritten too
+# early. Although split-Q exchanges no results, its warps share the blocks of K and V, so even split-Q needs two
+# barriers per tile. The following table shows the order of events in one tile, from top to bottom:
 #
-# - "The tile is there" keeps every warp from reading the tile before its copy is complete.
-# - "The tile is free" makes the next copy into the same buffer wait until all warps have read the old tile.
+# | | split-Q | split-K as listed | split-K with `exchange` |
+# | --- | --- | --- | --- |
+# | **barrier** | the tile is there | the tile is there | the tile is there |
+# | each warp | reads all of K and V | reads its keys, publishes its maxima | reads its keys and values, publishes its maxima, sums and part of $PV$ |
+# | **barrier** | | the maxima are there | |
+# | each warp | | reads all maxima and its values, publishes its sums and part of $PV$ | |
+# | **barrier** | the tile is free | the sums and parts are there | the maxima, sums and parts are there |
+# | each warp | | reads all sums and parts | reads all maxima, sums and parts |
+# | **barrier** of the next tile | the tile is there | the tile is there | the tile is there |
 #
-# Split-K, as listed above, needs three barriers, namely "the tile is there", one for the maxima, and one for the sums
-# and $PV$. With `exchange`, the barrier for the maxima is not needed. A separate "the tile is free" is not needed
-# either. A warp publishes its partial result only after it has read its keys and values, so when a warp passes the last
-# barrier, all warps have read K and V.
+# The barrier "the tile is there" waits for the copy of K and V as well as for all warps. Now we can check that nothing
+# is overwritten too early:
 #
-# The partial results of $PV$ need no fourth barrier. A warp reaches the next tile's "the tile is there" only after it
-# has read the old partial results, and the warps write new ones only after that barrier. If a barrier is missing, the
-# GPU computes with whatever is in memory at that moment, and reports no error.
+# - **K and V** are overwritten by the next tile's copy, which may start after the last barrier of this tile. Before
+#   this barrier, every warp has read its keys and values. Split-Q needs a barrier only for this purpose, "the tile is
+#   free". In split-K, the barrier for the sums and parts does this job as well.
+# - **The sums and parts** are published again in the next tile, after its barrier "the tile is there". A warp reaches
+#   that barrier only after it has read the old ones.
+# - **The maxima** are published again only after the same barrier, so this tile's maxima have been read by then.
+#
+# Split-K thus has three barriers per tile as listed, and two with `exchange`. If a barrier is missing, the GPU computes
+# with whatever is in memory at that moment, and reports no error.
 #
 # **Predict.** All keys fit in one tile. Which barrier can split-Q omit in this case, and which one can split-K omit?
 #
@@ -243,21 +260,22 @@ show("warp_split")
 #
 # In real kernels, shared memory has buffers for two or more tiles, which are called *stages*. The next copy goes to
 # another stage while this tile is in use, so warps seldom wait. With several stages, one barrier per tile can be
-# enough. When a warp has passed "tile n is there", every warp has reached this barrier, so all of them have finished
-# reading tile n − 1. If the next copy starts only after this barrier, it can go into the stage of tile n − 1 without
-# overwriting anything that is still being read. "The tile is free" then needs no barrier of its own.
+# enough. The barrier "tile n is there" waits for the copy of tile n and for all warps. A warp reaches it only after it
+# has finished reading tile n − 1, so when a warp passes it, no warp reads tile n − 1 any more. If the next copy starts
+# only after this barrier, it can therefore go into the stage of tile n − 1, and "the tile is free" needs no barrier of
+# its own.
 #
-# Handwritten loops often use this scheme, whereas the loops that Triton pipelines have two barriers per tile. You can
-# see these barriers without a GPU. The command `fa2-lab xray 10 --full --d 64 --chip sm_80 --sass` prints the machine
-# code of a Triton kernel for an A100, with two `BAR.SYNC` instructions in each loop.
+# Handwritten loops often use this scheme, whereas the loops that Triton pipelines have two barriers per tile. Chapter
+# 11 finds both of them in a kernel's machine code.
 
 # %% [markdown]
 # ## What is it worth?
 #
 # Saving bytes saves time only if some unit has been waiting for them. We therefore count how many clocks one tile keeps
-# each unit of an SM busy, as in chapter 04 after tweak 1. The column for shared memory is new. It assumes a bandwidth
-# of 128 bytes per clock, as in each SM of an A100. Under split-K, the FP32 units also add the four partial results,
-# which takes 3 · 128 · 128 additions. The tile has 128 × 64 scores, with d = 128:
+# each unit of an SM busy, as in chapter 04 after tweak 1. Here the step is FA2's, which has fewer exponentials and FP32
+# instructions than FA1's step in chapter 04's table. The column for shared memory is new. It assumes a bandwidth of 128
+# bytes per clock, as in each SM of an A100. Under split-K, the FP32 units also add the four partial results, which
+# takes 3 · 128 · 128 additions. The tile has 128 × 64 scores, with d = 128:
 
 # %% tags=["hide-input"]
 def both(chip, *sizes, W=4):  # a tile's clocks under split-K and under split-Q, and how far they are apart
@@ -291,10 +309,10 @@ print(f"{shape}: split-K {slow:.1f} ms, split-Q {fast:.1f} ms")
 print(f"measured: {slow / fast:.1f} times as fast; by the model {low:.1f} to {high:.1f} times")
 
 # %% [markdown]
-# The speeds of the two kernels are farther apart than the model predicts. Two costs that the model leaves out could be
-# the reason. One of them is *bank conflicts*. Shared memory has 32 banks, and if two threads of a warp access different
-# addresses in the same bank, they are served one after the other (appendix A). The other cost is additional data
-# exchanges that the compiler inserts.
+# The speeds of the two kernels are farther apart than the model predicts, and this book does not resolve why. Two costs
+# that the model leaves out could be the reason. One of them is *bank conflicts*. Shared memory has 32 banks, and if two
+# threads of a warp access different addresses in the same bank, they are served one after the other (appendix A). The
+# other cost is additional data exchanges that the compiler inserts.
 
 # %% [markdown]
 # ## Is there such a cut for the backward pass?
