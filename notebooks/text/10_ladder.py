@@ -23,7 +23,7 @@
 # - use the kernel's registers, its instructions and the size of the launch to predict the effect of a change,
 # - decide whether a kernel is limited by bytes, by instructions, by waits for its own matmuls, or by the power supply.
 #
-# *Time: 80 minutes, half of them for the walk from rung 09 to rung 11. Hardware: any laptop with Linux; all
+# *Time: 75 minutes, half of them for the walk from rung 09 to rung 11. Hardware: any laptop with Linux; all
 # measurements were recorded on one GPU. Before this: [06](06_parallelism.ipynb), [08](08_triton_forward.ipynb) and [09
 # · The Triton backward kernels](09_triton_backward.ipynb).*
 
@@ -37,7 +37,7 @@ from IPython.display import Markdown
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import ladder as model
 from fa2_lab.machine import reasons
-from fa2_lab.plots import roofline, saw
+from fa2_lab.plots import prefetch, roofline, saw, strips
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
@@ -50,10 +50,9 @@ from fa2_studio.book.verdicts import close, verdict
 # %% [markdown]
 # ## How do we time a kernel?
 #
-# The *host* is the computer that sends commands to the GPU. It puts a kernel into a queue and continues, so a stopwatch
-# around the call only measures how long it takes to put the kernel into the queue. We therefore let the GPU itself
-# record the time at two *events* in the queue, one before the call and one after it (chapter 08). Each of our other
-# rules prevents one particular mistake:
+# As in chapter 08, the GPU itself records the time at two events, one before the call and one after it. The *host*,
+# which is the computer that sends commands to the GPU, does not wait for the kernel, so its own clock cannot time it.
+# Each of our other rules prevents one particular mistake:
 #
 # | rule | what goes wrong without it |
 # | --- | --- |
@@ -168,8 +167,7 @@ page("09")
 KEPT = r"(?:@!?U?P\w+ )?(LDGSTS|LDGDEPBAR|LDG|STS|BAR\.SYNC|DEPBAR|WARPGROUP\.\w+|HGMMA|MUFU)"
 
 
-def main_loop(rung):  # its instructions that matter here
-    (kernel,) = xray(rung, "sm_90", causal=False)
+def main_loop(kernel):  # its instructions that matter here
     texts = re.split(r"^\s*\.L_x_\d+:", kernel.stages["sass"], flags=re.MULTILINE)
     body = next(text for text in texts[1:] if "HGMMA" in text)
     return re.findall(rf"^\s*/\*[0-9a-f]{{4,}}\*/\s+{KEPT}", body, re.MULTILINE), loops(kernel.stages["sass"])
@@ -182,7 +180,8 @@ def listing(number):
     print(textwrap.indent(textwrap.fill(" → ".join(words), 86, break_long_words=False), "    "))
 
 
-machine = {number: main_loop(number) for number in ("09", "10", "11")}
+kernels = {number: xray(number, "sm_90", causal=False)[0] for number in ("09", "10", "11")}
+machine = {number: main_loop(kernel) for number, kernel in kernels.items()}
 listing("09")
 
 # %% [markdown]
@@ -214,8 +213,12 @@ listing("09")
 # `DEPBAR` waits until at most a given number of groups are still under way.
 
 # %% [markdown]
-# The picture shows a program that has an SM to itself, first with one stage and then with three. With three stages, one
-# copy follows another without a pause. The copies now set the pace, and the tensor cores still have to wait for them.
+# The picture shows a program that has an SM to itself, first with one stage and then with three. In this model, copying
+# K and V takes 820 clocks per tile, and the work on a tile, which consists of two matmuls and a softmax, takes 917.
+# With one stage, the program copies and works alternately, so a tile takes 820 + 917 = 1,737 clocks. With three stages,
+# the copies run ahead of the work. They are a little shorter than the work, so the work sets the pace, and the tensor
+# cores are idle only during the softmax. The 1,019 clocks above the second timeline also include the time before the
+# first tile arrives and the store of O at the end.
 
 # %% tags=["hide-input"]
 show("prefetch")
@@ -265,9 +268,9 @@ check(pipeline, *(Case(words, case, by_rules(*case)) for words, case in cases.it
 # ```
 # </details>
 #
-# The output below shows five tiles, first with one stage and then with three. A copy takes 4 units and the work on a
-# tile takes 5, which is roughly the ratio in rung 09. Each digit is the number of the tile that is being copied or
-# worked on at that moment.
+# The output below shows the example of the picture again, by the three rules. One unit is about 200 clocks, so a copy
+# takes 4 units and the work on a tile takes 5. Each digit is the number of the tile that is being copied or worked on
+# at that moment.
 
 # %% tags=["hide-input"]
 def timeline(tiles, stages, copy, work):
@@ -287,10 +290,11 @@ for stages in (1, 3):
     timeline(5, stages, 4, 5)
 
 # %% [markdown]
-# With one stage, each step takes 9 units. With three stages, only the first copy takes extra time. After that, each
-# step takes just the 5 units that the work needs. A program that is alone on its SM would therefore become 9/5 times as
-# fast. In rung 09, however, a second program on the same SM already fills some of the gaps. This is why the package's
-# model, which a folded section below explains, predicts a smaller speedup for rung 10, a factor of 1.66.
+# With one stage, each step takes 4 + 5 = 9 units. With three stages, only the first copy takes extra time. After that,
+# each step takes just the 5 units that the work needs, as in the picture. A program that is alone on its SM would
+# therefore become 9/5 = 1.8 times as fast. In rung 09, however, a second program on the same SM already fills some of
+# the gaps. This is why the package's model, which a folded section below explains, predicts a smaller speedup for rung
+# 10, a factor of 1.66.
 #
 # **Predict.** A copy takes 10 units and the work on a tile takes 5. How many stages are needed so that, after the first
 # tile, the work never waits?
@@ -361,17 +365,56 @@ listing("10")
 # between start and end of the pipeline stage
 # ```
 #
-# The *accumulator registers* are the registers of o, to which $PV$ is added. The message refers to a wait between the
-# kernel's two loops. Since rung 08, there are two loops, one over the tiles without a mask and, after it, one over the
-# masked tiles on the diagonal. A program can reach that wait in two ways. Either it comes out of the long loop, where a
-# matmul may still be adding to o, or it has skipped the long loop, because its row block has no tile without a mask. In
-# the second case, ordinary instructions have set o to zero. The compiler probably cannot tell whether a matmul or an
-# ordinary instruction was the last to write o, so it makes each `wgmma` in the kernel end before the next one starts.
+# The *accumulator registers* are the registers of o, to which $PV$ is added. So between the start of a matmul and the
+# wait for its end, ordinary instructions write to o. Where are these instructions? Since rung 08, there are two loops,
+# one over the tiles without a mask and, after it, one over the masked tiles on the diagonal. The next cell goes through
+# the PTX (`fa2-lab xray 10 --full --ptx`) up to the first wait after the first loop. It prints each place where o is
+# written, and each branch:
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+def order(number):  # up to the wait after the first loop: what writes the 64 registers of o, and the branches
+    ptx = kernels[number].stages["ptx"]
+    waits = [(x.start(), {*x[1].split(",")}) for x in re.finditer(r"// wait for regs: (\S+)", ptx)]
+    end, o = next(wait for wait in waits if len(wait[1]) == 64)
+    seen, found = set(), []
+    for line in re.finditer(r".+", ptx[:end]):
+        code, rest = line[0].strip(), ptx[line.end() : end]
+        if block := re.match(r"(\$L__BB\w+):", code):
+            seen.add(block[1])
+            again = re.search(rf"bra\S*\s+{re.escape(block[1])};", rest)
+            found += ["the loop begins"] if again else ["arrive here if the loop is skipped"] * ("bra" not in rest and len(seen) == 2)
+        elif jump := re.match(r"(?:@\S+\s+)?bra\S*\s+(\$L__BB\w+);", code):
+            found += ["    the loop ends"] if jump[1] in seen else ["skip the loop if it has no tile"] * code.startswith("@")
+        elif (move := re.match(r"mov\S*\s+(%\w+),", code)) and move[1] in o:
+            found.append("    o = 0, by 64 ordinary instructions")
+        elif code.startswith("wgmma.mma_async") and {*re.findall(r"%r\d+", code)} & o:
+            found.append("    o += P V, a matmul that is started and may still run when the loop ends")
+    return [*(step for step, _ in groupby(found)), "wait until all matmuls have ended"]
+
+
+def show_order(number):
+    print(f"rung {number}, up to the first wait after the first loop:")
+    print(textwrap.indent("\n".join(order(number)), "    "))
+
+
+show_order("10")
+
+# %% [markdown]
+# A program can reach the last line, the wait, in two ways. Either it comes out of the long loop, where a matmul may
+# still be adding to o. Or it has skipped the long loop, because its row block has no tile without a mask, and then the
+# instructions just before the wait have set o to 0. No program does both. But in the code, these instructions come
+# after the start of the matmul and before the wait for its end, which is exactly what the message complains about. The
+# compiler probably cannot tell whether a matmul or an ordinary instruction was the last to write o, so it makes each
+# `wgmma` in the kernel end before the next one starts.
 #
-# **Hypothesis.** If the masked loop comes first, no matmul of the long loop is under way when another loop begins, so
-# the compiler no longer has to insert a wait after each instruction. The tiles are then processed in a different order,
-# which makes no difference to online softmax. If the guess is right, both the waits in the listing and the message
-# disappear, so we can check the guess before we time anything.
+# Why does rung 09 not have this problem, although it has the same two loops? It has only one stage, so Triton makes it
+# wait for each matmul inside the loop, and no matmul is under way when the loop ends.
+#
+# **Hypothesis.** If no ordinary instruction writes o between the loop and the wait, the extra waits disappear. We
+# cannot tell Triton where to set o to 0. But we can exchange the two loops, so that the masked loop comes first, and
+# see where the compiler then puts these instructions. The tiles are processed in a different order, which makes no
+# difference to online softmax. If the guess is right, both the waits in the listing and the message disappear, so we
+# can check the guess before we time anything.
 #
 # ## What did exchanging the loops do?
 
@@ -380,6 +423,7 @@ listing("11")
 for number, (_, found) in machine.items():
     waits = [loop.waits for loop in found]
     print(f"rung {number}: waits for matmuls in its two loops: {waits}")
+show_order("11")
 
 # %% tags=["hide-input"]
 page("09", "10", "11")
@@ -392,6 +436,11 @@ for number in ("10", "11"):
 # tensor cores are busy for more than half of the time. The eight instructions of $QK^\top$ are now started one right
 # after another, and so are the four of $PV$. The only wait comes after $QK^\top$, so $PV$ even continues while the
 # warps start the next copies and the next $QK^\top$.
+#
+# In one respect, rung 11 is no different from rung 10. Its first loop, the masked one, can also be skipped, and a
+# matmul of that loop can also be under way at the wait. The difference is that the compiler now sets o to 0 only before
+# the loop begins, so nothing but matmuls writes o between the loop and the wait. We do not know why it places these
+# instructions differently in the two rungs.
 #
 # Nowhere else on the ladder is the cause as clear, because the work, the registers and nearly all instructions stay the
 # same, and the waits can be counted. An experiment supports this explanation. If rung 11 is launched with
@@ -426,13 +475,15 @@ for number in ("10", "11"):
 #
 # ## From a stall to a change
 #
-# Our two rounds correspond to two rows of the following table. In `ncu`, you find the stall reasons in the section
-# *Warp State*, and the *Source* page shows them next to each instruction.
+# Our two rounds correspond to two rows of the following table, the first and the second. The other rows are for
+# reference, so come back to them when `ncu` shows you another stall. They also name changes that only later sections
+# and chapter 12a explain. In `ncu`, you find the stall reasons in the section *Warp State*, and the *Source* page shows
+# them next to each instruction.
 #
 # | the stall | the warp waits for | look for | then try | on the ladder |
 # | --- | --- | --- | --- | --- |
 # | `long_scoreboard` | data from L2 or DRAM | `LDG`, `DEPBAR` | prefetching with more stages, more programs on the SM, fewer bytes | 10 |
-# | `barrier`, `gmma` | other warps of the program, matmuls | `BAR.SYNC`, on Hopper `WARPGROUP.DEPBAR`, the compiler's messages | fewer and larger tiles, matmuls that run while the warps go on | 11, 18 |
+# | `barrier`, `gmma` | other warps of the program, matmuls (in rung 10, probably counted as `barrier`) | `BAR.SYNC`, on Hopper `WARPGROUP.DEPBAR`, the compiler's messages | fewer and larger tiles, matmuls that run while the warps go on | 11, 18 |
 # | `short_scoreboard` | shared memory or the exponential unit | `LDS` (a load from shared memory), `MUFU` | fewer exponentials, another layout | 20 |
 # | `mio_throttle` | the queue to shared memory and special units | `STS`, `LDS`, `MUFU` | wider accesses, Hopper's copy engine (TMA) | 14 |
 # | `wait` | a few fixed clocks after each instruction | long chains | fewer instructions, more independent ones | 06, 14 |
@@ -456,9 +507,10 @@ live("climb")
 # without a mask, and a dot shows the speed with the causal mask. You can learn as much from the rungs that are slower
 # than the previous one as from those that are faster.
 #
-# Two tables are folded below. For each rung, the first one shows what limited the previous rung and what the change
-# removed. The second one shows, for each change, the one counter that moved. To print a single change on one page, run
-# `fa2-lab ladder 07 08` in a terminal.
+# Two tables are folded below, to look things up. For each rung, the first one shows what limited the previous rung and
+# what the change removed. The second one shows, for each change, the one counter that moved. You do not need to read
+# them now, because the sections below explain the names of rungs 01 to 13 when they use them, and chapter 12a explains
+# the others. To print a single change on one page, run `fa2-lab ladder 07 08` in a terminal.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 Markdown("\n".join(climbed.markdown(record)))
@@ -539,13 +591,16 @@ for number, mask in (("05", True), ("03", False), ("09", False)):
 # becomes faster as well, but rung 03 speeds up far less, because it spills at 168 registers. So the first question
 # about a change is not how much work it saves, but **how many programs fit onto an SM afterwards**.
 #
-# From rung 10 on, shared memory is a second limit. In each program, the tiles that are copied ahead take 112 of an SM's
-# 228 KiB, or 113 with the part that the system reserves, so only two programs fit, no matter how few registers they
+# From rung 10 on, shared memory is a second limit. A tile of 64 × 128 two-byte numbers takes 16 KiB. One tile of Q and
+# three stages, each with a tile of K and a tile of V, take 16 + 3 · 2 · 16 = 112 of an SM's 228 KiB. With the 1 KiB
+# that the system reserves, these are 113 KiB per program, so only two programs fit, no matter how few registers they
 # use.
 #
-# How much an extra program helps depends on the launch. Without a mask, rung 07 has three programs on an SM, while rung
-# 09 has only two, because its second loop is a second copy of the code and takes more registers. The picture shows what
-# the lost program costs for different numbers of heads:
+# How much an extra program helps depends on the launch. To see this, we compare rungs 07 and 09. Rung 07 has one loop,
+# which tests the mask in every tile. Rung 09 has two loops, and the one for the tiles without a mask tests nothing.
+# Without a mask, rung 07 has three programs on an SM, while rung 09 has only two, because its second loop is a second
+# copy of the code and takes more registers. The picture shows what the lost program costs for different numbers of
+# heads:
 
 # %% tags=["nbval-ignore-output"]
 show("saw")
@@ -561,8 +616,11 @@ show("saw")
 # measured a slowdown. The model assumes that all programs of a wave end at the same time, while real programs drift
 # apart. That is the likely reason, but only the times of the individual programs could prove it.
 #
-# How much is an extra program worth in the model? The next cell lists how many clocks one tile of rung 03 takes at each
-# unit of an SM. From these numbers, it computes the clocks per tile with one, two and three programs:
+# How much is an extra program worth in the model? The model follows a tile through the units of an SM, one after
+# another. A program that is alone on the SM never finds a unit busy, so its clocks simply add up. If two programs share
+# the SM, each of them sometimes finds a unit busy with the other program's tile and has to queue. A tile then takes
+# longer, but two tiles are finished in this time, so we divide by 2. The next cell lists the clocks of one tile of rung
+# 03 at each unit, and then the clocks per tile with one, two and three programs:
 
 # %% tags=["hide-input"]
 rung = reasons.modelled(ladder.find("03"), causal=False, d=128)
@@ -588,7 +646,9 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 #
 # A second program on the SM does the same, so the two have to queue. On rung 03, a program spends 1,111 of its 2,753
 # clocks on the path. A program that arrives there therefore meets the other one with probability 0.40, and then has to
-# wait for it. We count the full 1,111 clocks for this wait, so on average the path takes 1.40 · 1,111 clocks.
+# wait for it. We count the full 1,111 clocks for this wait, and not just half of them. This assumes that the times at a
+# unit vary a lot. The other program is then likely to be met in one of its longer visits, and the rest of such a visit
+# is on average as long as a whole average visit. So on average, the path takes 1.40 · 1,111 clocks.
 #
 # $$\begin{aligned} T_2 &= w + \sum_u D_u \left(1 + \frac{D_u}{T_1}\right) \\
 # T_3 &= w + \sum_u D_u \left(1 + 2\,\frac{D_u (1 + D_u / T_1)}{T_2}\right) \end{aligned}$$
@@ -607,7 +667,8 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 # Rung 06 folds the scale and $\log_2 e$ into one FMA, and drops the guard that `exp` has for *denormals*, which are
 # results too small for a normal float32. Rung 07 skips the tiles above the diagonal. Rung 08 tests the mask only in
 # tiles that the diagonal cuts, and uses a second loop for the others. Rung 09 removes the condition from that loop's
-# loads. In the list above, the column *per SM* gives the number of programs, without a mask and with it.
+# loads. In the first of the two tables under "The whole ladder on one screen", the column *per SM* gives the number of
+# programs, without a mask and with it.
 #
 # - Rung 06, causal: a third program now fits, which helps more than the saved instructions do.
 # - Rung 07, causal: half of the tiles are gone, but so is the third program. The kernel therefore becomes 1.51 times as
@@ -667,23 +728,33 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 show("roofline")
 
 # %% [markdown]
-# A kernel that does f FLOPs for each byte of DRAM traffic cannot be faster than f times DRAM's bytes per second (its
-# *bandwidth*), and it cannot be faster than the tensor cores either. We measured both limits, with a large copy and a
-# large matmul (GEMM). Plotted against f, they form a *roofline*, and they meet at the *ridge point*. Rungs 00 to 02 are
-# to the left of it. Rungs 01 and 02 are also far below the slope, because their 64 programs cannot request enough bytes
+# This is the roofline of chapter 04, with two differences. It only counts bytes that reach DRAM, and its two limits are
+# measured, with a large copy and a large matmul (GEMM). Rungs 00 to 02 are to the left of the ridge point, where the
+# two limits meet. Rungs 01 and 02 are also far below the slope, because their 64 programs cannot request enough bytes
 # per second. From rung 03 on, all rungs are to the right of the ridge point, although rung 12 (which is not drawn) is
 # only just to the right. For all these rungs, DRAM is no longer the limit. What matters is what the tensor cores wait
 # for, as in the two rounds above.
 #
 # ## When is the chip the limit?
 #
-# The GPU is allowed to draw 700 W. While each rung ran without pauses between the calls, we read the GPU's clock and
-# its power draw with `nvidia-smi`. Rungs 03, 04, 08 and 09 draw 677 to 690 W at 1.97 GHz or more, which is the full
-# clock. Rungs 00, 05 to 07, and all from 10 on run at a lower clock, and all of these except rung 00 draw 678 to 701 W.
-# A GPU lowers its clock when it would otherwise draw too much power, which is called *throttling*, so the power limit
-# is the likely reason. The readings do not prove this, however, because rung 05 runs at a lower clock than rung 09
-# although it draws 10 W less. All speedups that we have seen so far are from runs with pauses, in which the clock also
-# falls, but not as far.
+# The GPU is allowed to draw 700 W. A GPU lowers its clock when it would otherwise draw too much power, which is called
+# *throttling*. While each rung ran without pauses between the calls, we read the GPU's clock and its power draw with
+# `nvidia-smi`:
+
+# %% tags=["hide-input"]
+chip = {name: reasons.chip(record, name) for name in ladder.RUNGS}
+groups = {"01, 02": [1, 2], "03, 04, 08, 09": [3, 4, 8, 9], "05 to 07, 10 to 23": [5, 6, 7, *range(10, 24)], "00": [0]}
+print("rungs                  clock, GHz         power, W")
+for words, numbers in groups.items():
+    for_each = zip(*(chip[ladder.RUNGS[n]] for n in numbers), strict=True)
+    print(f"{words:18}" + "".join(f"{min(x):9.{digits}f} to {max(x):.{digits}f}" for x, digits in zip(for_each, (3, 0), strict=True)))
+
+# %% [markdown]
+# The full clock is 1.98 GHz. In the first two lines, the clock is at most 1% below it, and in the last two lines, it is
+# clearly lower. All rungs in the last two lines draw 678 W or more, so the power limit is the likely reason. The
+# readings do not prove this, however, because the rungs in the second line draw nearly as much at the full clock. For
+# example, rung 05 runs at a lower clock than rung 09 although it draws 10 W less. All speedups that we have seen so far
+# are from runs with pauses, in which the clock also falls, but not as far.
 #
 # **Predict.** With pauses, rung 17 is 0.98 times as fast as rung 16, although it loads only half as many bytes from L2.
 # How do the two compare without pauses?
@@ -714,7 +785,6 @@ def in_cycles(old, new):
     return counts[old]["SM cycles"] / counts[new]["SM cycles"]
 
 
-chip = {name: reasons.chip(record, name) for name in ladder.RUNGS}
 print("rung   gain in cycles   in time   tensor cores   L2, GB   without a pause: gain, GHz, W")
 for old, new in pairwise(ladder.RUNGS[10:]):
     gains = f"{in_cycles(old, new):14.2f}{full.ratio(new, old):13.2f}"
@@ -732,17 +802,19 @@ first, last = ladder.find("17"), ladder.RUNGS[-1]
 # rung 22, and its clock is no lower.
 #
 # ## Where do we stand?
+#
+# Each row of the picture compares `attention()` with other implementations in one setting. The paper's grid consists of
+# the settings in which the FA2 paper measures speed, with 16,384 tokens per call and a *hidden size* (heads · d) of
+# 2,048. `torch flash` is FlashAttention-2 inside PyTorch, `cuDNN` is NVIDIA's library, and FlexAttention is PyTorch's
+# compiled attention. In each row, a marker shows the median over the row's problems, a line shows the range of the
+# ratios, and a short stroke marks each problem on which `fa2_lab` is slower. In the last two rows, the host's time
+# counts as well:
 
 # %% tags=["nbval-ignore-output"]
 show("ratios")
 
 # %% [markdown]
-# Each row of the picture compares `attention()` with other implementations in one setting. The paper's grid consists of
-# the settings in which the FA2 paper measures speed, with 16,384 tokens per call and a *hidden size* (heads · d) of
-# 2,048. `torch flash` is FlashAttention-2 inside PyTorch, `cuDNN` is NVIDIA's library, and FlexAttention is PyTorch's
-# compiled attention. In each row, a marker shows the median over the row's problems, a line shows the range of the
-# ratios, and a short stroke marks each problem on which `fa2_lab` is slower. Most of the strokes are in the last two
-# rows, where the host's time counts as well and our host code takes longer than cuDNN's for a short call.
+# Most of the strokes are in these last two rows, because our host code takes longer than cuDNN's for a short call.
 #
 # ## Recap
 #
@@ -768,10 +840,12 @@ on = model.units(reasons.modelled(last, causal=False, d=64))
 print(f"H200: tensor cores {on['tensor']:.0f} clocks, exponential unit {on['exp']:.0f}, issue slots {on['issue']:.0f}")
 
 # %% [markdown]
-# The FMA units could take over a part $f$ of the exponentials. To do so, write $2^x = 2^n \cdot 2^r$ with
-# $n = \lfloor x \rfloor$ and $0 \le r < 1$. A cubic polynomial approximates $2^r$, and $n$ becomes the exponent. A
-# thread computes 64 exponentials per tile. Each exponential that the FMA units take over saves 8 clocks of the
-# exponential unit and costs 8 clocks of the issue slots.
+# The FMA units could take over a part $f$ of the exponentials. To do so, write $2^x = 2^n \cdot 2^r$ with $n = \lfloor
+# x \rfloor$ and $0 \le r < 1$. A cubic polynomial approximates $2^r$, and $n$ becomes the exponent. This takes 8
+# ordinary instructions instead of one special one. Each of the 128 threads computes 64 exponentials per tile. If all
+# threads hand one of these 64 over to the FMA units, the exponential unit saves 128 / 16 = 8 clocks per tile, because
+# it computes 16 per clock. In exchange, the issue slots lose 8 clocks, because each of the four schedulers issues 8
+# more instructions for its warp.
 #
 # **Predict.** With $f = 1/8$, the busiest unit needs 3% fewer clocks. We have built this kernel. How does its speed
 # change on an H200?
@@ -822,6 +896,13 @@ verdict("rung 09 waits most for data, and no unit is at its limit", max((x for x
         == "stall: long_scoreboard" and count("09", cores) < 36 and count("09", issued) < 28)
 verdict("rung 10: gmma 0.16", count("10", "stall: gmma") == 0.16)
 verdict("waits for matmuls: 2, 12 and 1 per tile", [held(n, what="waits") for n in ("09", "10", "11")] == [2, 12, 1])
+steps = [order(number) for number in ("10", "11")]
+verdict("between the first loop and the wait, ordinary instructions write o in rung 10, but not in rung 11",
+        ["    o = 0, by 64 ordinary instructions" in x[x.index("    the loop ends") :] for x in steps] == [True, False])
+picture = prefetch.data()["panels"]
+verdict("the picture: copies of 820 clocks, work of 917; 1,737 clocks with one stage, 1,019 with three",
+        [round(x["clocks"]) for x in picture] == [1737, 1019] and round(2 * strips.sizes("10").copy) == 820
+        and round(2 * strips.sizes("10").product + strips.sizes("10").softmax) == 917)
 verdict("the tensor cores work 54% of rung 11, so at most × 1.84", (round(count("11", cores)), round(100 / count("11", cores), 2)) == (54, 1.84))
 verdict("rung 05 gains 24%, rung 07 under the mask × 1.51", (round(factor("05", full), 2), round(factor("07", causal), 2)) == (1.24, 1.51))
 verdict("the queues by hand = the package's model", close([alone, two], [model.clocks(rung, n) for n in (1, 2)], 1e-3))

@@ -65,8 +65,9 @@ import triton.language as tl
 # Rung 11 is rung 10 with its two loops in the opposite order. In chapter 10, this change removed all waits but one from
 # each loop and made the kernel about a quarter faster. Those results, however, are for d = 128.
 #
-# **Predict.** If the heads have d = 64, each matmul of Q and K takes half as many tensor-core instructions, and rung 10
-# again waits after every one of them. What is the effect of the same change at d = 64, without a mask?
+# **Predict.** If the heads have d = 64, $QK^\top$ takes 4 tensor-core instructions per tile instead of 8. $PV$ still
+# takes 4, because it sums over the same 64 keys. Rung 10 again waits after every one of them, so there are 8 waits per
+# tile instead of 12. What is the effect of the same change at d = 64, without a mask?
 #
 # - ☐ it makes the kernel slower
 # - ☐ it makes the kernel faster by about as much as at d = 128
@@ -146,9 +147,14 @@ check(programs, *(Case(words, case, blocks_per_sm(H200, case[1], case[0], case[2
 # waves from chapter 06 make this worse. There are 512 programs, which can all run at once if each SM holds four,
 # because 132 SMs then have 528 slots. With three per SM, there are only 396 slots, so a second wave is needed.
 #
-# **Hypothesis.** If the fourth program fits again, rung 11 is no longer slower than rung 10. The launch option
-# `maxnreg` limits the number of registers per thread. Such a limit can cost time, because values that no longer fit
-# into registers are *spilled* to memory. We therefore look at the spills before we time anything:
+# The launch option `maxnreg` limits the number of registers per thread, so it can make room for the fourth program
+# again. We test this on rung 13, because its time with the limit is recorded, while rung 11's is not. Rung 13 is rung
+# 11 with the heads in groups (chapter 10). It needs 134 registers at d = 64, so three programs fit, and it has the same
+# problem.
+#
+# **Hypothesis.** If a limit of 128 registers makes room for the fourth program, rung 13 becomes faster. The limit can
+# also cost time, because values that no longer fit into registers are *spilled* to memory. We therefore look at the
+# spills of both rungs before we time anything:
 
 # %%
 limits = {}
@@ -164,10 +170,10 @@ for number in ("11", "13"):
         print(f"measured at d = 64 on an H200: rung {number} with maxnreg=128 is {gain:.2f} times as fast as without")
 
 # %% [markdown]
-# In rung 11, the compiler gets by with two fewer registers and without a single spill. Rung 13 is rung 11 with the
-# heads in groups, and since it needs 134 registers, it has the same problem. There, the limit costs a few spills, but
-# the kernel still becomes faster. This supports the hypothesis, although rung 11 itself has not been timed with the
-# limit.
+# For rung 13, the hypothesis holds. The limit costs a few spills, but the fourth program is worth more. In rung 11, the
+# compiler gets by with two fewer registers and without a single spill, so we expect rung 11 to gain as well. This is a
+# prediction and not a result, because rung 11 has not been timed with the limit. If you have a GPU, you can test it
+# with `dict(maxnreg=128)`.
 #
 # Two lessons from this round are worth keeping. First, a measurement is only valid for the shape at which it was made,
 # so repeat it for every shape that you care about. Second, the number of programs changes in steps, so using a few more
@@ -194,6 +200,9 @@ if not mine.exists():
     _ = mine.write_text(rung.split("\n\nif __name__")[0] + CALL, encoding="utf-8")
 
 # %% [markdown]
+# The table is for reference. Only the rows with *no* in the last column work without a GPU, and the rest of the chapter
+# shows what `xray` and the interpreter print.
+#
 # | you want to know | the command | GPU |
 # | --- | --- | --- |
 # | registers, spills, shared memory, layouts | `fa2-lab xray mine.py --full` | no |
@@ -288,11 +297,13 @@ for launch, kernel in kernels.items():
 #
 # <details><summary>On an A100 or an RTX 4090, the tile decides even whether four warps share S by rows</summary>
 #
-# On these chips, each warp runs its own matmuls, so the warps of a program can also be placed side by side. The
-# compiler looks at the *last* matmul of the loop. Here, that is $PV$, whose result has B_r rows and d columns (d
-# rounded up to a power of two). If B_r ≥ d, all matmuls of the loop get `[4, 1]`, and each row of S stays within one
-# warp. Otherwise, they get `[1, 4]`, and each warp has some keys of every row, so the warps have to exchange maxima,
-# sums and P through shared memory.
+# On these chips, each warp runs its own matmuls, so the warps of a program can also be placed side by side, as in the
+# sketch of chapter 08. The two matmuls of our loop form a chain, because the result of the first one becomes an operand
+# of the second one. For such a chain, the compiler places all warps along one dimension, and gives all matmuls of the
+# loop the same arrangement. It chooses the longer dimension of a result, and it looks at the result of the *last*
+# matmul. Here, that is $PV$, whose result has B_r rows and d columns (d rounded up to a power of two). If B_r ≥ d, all
+# matmuls of the loop get `[4, 1]`, and each row of S stays within one warp. Otherwise, they get `[1, 4]`, and each warp
+# has some keys of every row, so the warps have to exchange maxima, sums and P through shared memory.
 #
 # At d = 128, rungs 03, 08 and 11, whose tiles have 64 rows, get `[1, 4]` on these chips, and so does rung b01 of the
 # backward pass. You can see this with `fa2-lab xray 11 --chip sm_80`. For this reason, the package's own forward kernel
@@ -323,8 +334,9 @@ for launch in ("as it is", "num_stages=1"):
 # One instruction, `HGMMA.64x64x16`, multiplies a 64 × 16 matrix by a 16 × 64 matrix. The line multiplies a 64 × 128
 # matrix by a 128 × 64 matrix, so it takes 8 of these instructions. Since it occurs in both of the kernel's loops, the
 # count is 16. With one stage, the line also has to write K's 16 KiB to shared memory, which takes 8 `STS` of 16 bytes
-# per thread in each loop. The `BAR.SYNC` before them and the one after them are the two barriers from chapter 07, "the
-# tile is free" and "the tile is there". If the copies run ahead, the line no longer contains any of these instructions.
+# per thread in each loop, or 16 in all. In each loop, there is one `BAR.SYNC` before them and one after them, which
+# makes 4. They are the two barriers from chapter 07, "the tile is free" and "the tile is there". If the copies run
+# ahead, the line no longer contains any of these instructions.
 #
 # ## When do the warps wait?
 #
@@ -343,21 +355,29 @@ for lane in ("copies", "products"):
 
 # %% [markdown]
 # The tensor cores are idle during each copy, just as in chapter 10's timeline for one stage. `nsys` and `proton` show
-# when each *kernel* ran, but Proton can also look inside a kernel, as it did here. To try this yourself, add the lines
-# below to `mine.py`. Reading the clock takes time itself, so you can trust the order of the recorded spans but not
-# their lengths:
+# when each *kernel* ran, but Proton can also look inside a kernel, as it did here. To get such a timeline for a kernel
+# of your own, add the lines below that end with `# new`. In `mine.py`, do this in both loops. Reading the clock takes
+# time itself, so you can trust the order of the recorded spans but not their lengths:
 #
 # ```python
-# # at the top
-# import triton.profiler as proton
-# import triton.profiler.language as pl
-# pl.enable_semantic("triton")
-# # in the kernel
-# pl.enter_scope("copies")  # before its loads
-# pl.exit_scope("copies")  # after them
-# # around the calls
-# proton.start("mine", backend="instrumentation", data="trace")  # before them
-# proton.finalize()  # after synchronize(): writes mine.chrome_trace, for ui.perfetto.dev
+# import triton.profiler as proton  # new
+# import triton.profiler.language as pl  # new
+# pl.enable_semantic("triton")  # new
+#
+# @triton.jit
+# def forward_kernel(…):
+#     for j in range(…):
+#         pl.enter_scope("copies")  # new
+#         k_j = load_rows(…)
+#         v_j = load_rows(…)
+#         pl.exit_scope("copies")  # new
+#         o_i, l_i, m_i = visit(…)
+#
+# if __name__ == "__main__":
+#     proton.start("mine", backend="instrumentation", data="trace")  # new
+#     forward(q, k, v, False)
+#     torch.cuda.synchronize()
+#     proton.finalize()  # new: writes mine.chrome_trace, for ui.perfetto.dev
 # ```
 #
 # ## Can you find the fastest launch options by trying?
@@ -388,7 +408,8 @@ for repeats in (1, 9):
 # We now turn to kernels whose result is wrong, and we start with a mistake that the interpreter hides. In NumPy and in
 # Triton's interpreter, an fp32 number has 23 bits after the point. On a GPU, however, `tl.dot` of two fp32 tiles runs
 # on the tensor cores, which use a format of their own, *TF32*. They read only the first 10 bits after the point and
-# ignore the other 13.
+# ignore the other 13. The function `tf32` below does the same, because the hexadecimal number in it has 19 ones and
+# then 13 zeros.
 
 
 # %%
@@ -431,8 +452,9 @@ def error(rounded):  # of Q Kᵀ, if the operands are rounded
 # </details>
 #
 # `tl.dot(a, b, input_precision="ieee")` keeps all bits, but it is many times slower, because it does not use the tensor
-# cores. It is the right choice for a test, or if exact gradients matter. `"tf32x3"` is a compromise, with three matmuls
-# instead of one.
+# cores. It is the right choice for a test, or if exact gradients matter. `"tf32x3"` is a compromise. It splits each
+# operand into the part that TF32 can hold and the small rest, and runs three matmuls instead of one, namely part ·
+# part, part · rest and rest · part. The product of the two rests is too small to matter.
 #
 # **Takeaway.** By default, a matmul of fp32 inputs does not have fp32 precision. Write `input_precision="ieee"`, or
 # expect only three correct digits.
@@ -441,7 +463,8 @@ def error(rounded):  # of Q Kᵀ, if the operands are rounded
 #
 # In Triton's interpreter, a kernel is plain Python, so `breakpoint()` stops it, and Python's debugger can show every
 # tile. For each row of 10 values, the kernel below computes $L = \log \sum_j e^{s_j}$, using a block of 16 elements. In
-# memory, each row directly follows the previous one.
+# memory, each row directly follows the previous one. So that this notebook runs without you, its debugger is replaced
+# by a function that prints what `p s` and `p m` would show:
 
 # %%
 @triton.jit
