@@ -94,8 +94,8 @@ def of_student(student: str, homes: list[Path], assignments: list[Assignment]) -
     handed = [path for home in homes for path in files_below(home)]
     for assignment in assignments:
         name = assignment.name
-        mine = [p for p in handed if name in (p.parent.name, p.stem) or name in p.stem]
-        mine = [p for p in mine if p.suffix == ".ipynb" or p.stem.startswith(name)]
+        mine = [p for p in handed if name == p.parent.name or name in p.stem.lower()]
+        mine = [p for p in mine if p.suffix == ".ipynb" or p.stem.lower().startswith(name)]
         mine.sort(key=lambda p, name=name: (p.suffix != ".ipynb", p.stem != name, len(p.stem), str(p)))
         one = Found(student, assignment, path=mine[0] if mine else None)
         more = [p.name for p in mine[1:] if p.suffix == ".ipynb"]

@@ -324,9 +324,9 @@ def follow_through(original, parts: list[AssembledCell], session: Session, space
         points, shown, hidden, _ = judged(part, session, space, asked(original, part, parts))
         if points > graded.got[part.name]:
             graded.got[part.name] = min(points, graded.most[part.name])
-            given = ", ".join(part.given)
+            given = " and ".join(filter(None, (", ".join(part.given[:-1]), part.given[-1])))
             graded.sentences.append(
-                f"{part.name}: {points:g} points, after it was run again with the release's {given}"
+                f"{part.name}: {points:g} points from a second run with correct versions of {given}"
             )
             graded.show("again", part.name, "", shown + hidden)
             place = max(n for n, (_, name, *_) in enumerate(graded.page[:-1]) if name == part.name)

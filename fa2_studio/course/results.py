@@ -120,7 +120,8 @@ def points(g: Graded) -> str:
 
 
 def row(g: Graded) -> list[str]:
-    by_step = "; ".join(f"{name.removeprefix('test_')} {g.got.get(name, 0):g}/{m:g}" for name, m in g.most.items())
+    got = {} if g.is_absent else g.most
+    by_step = "; ".join(f"{name.removeprefix('test_')} {g.got.get(name, 0):g}/{m:g}" for name, m in got.items())
     remarks = printable(" | ".join(g.sentences))[:2000]
     return [printable(g.student), g.assignment, points(g), f"{g.full:g}", by_step, remarks]
 
@@ -140,7 +141,7 @@ table{border-collapse:collapse}td,th{padding:.25rem .75rem;text-align:left;borde
 KINDS = {
     "visible": "checks that you can run yourself",
     "hidden": "checks that only the grade runs",
-    "again": "run again with the release's earlier functions, and these points count",
+    "again": "a second run, with correct versions of the earlier functions, and these points count",
     "code": "your cell",
 }
 
@@ -148,15 +149,17 @@ KINDS = {
 def feedback(graded: Graded) -> str:
     """A page for the student: what the score is made of, remarks, and for each step what the checks said."""
     title = html.escape(f"{printable(graded.student)}: {graded.assignment}")
-    body = [f"<h1>{title}</h1><p><strong>{graded.score:g} of {graded.full:g} points</strong></p>"]
-    body += ["<table><caption>How the score was computed</caption>"]
-    body += ["<tr><th scope=col>step</th><th scope=col>points</th><th scope=col>of</th></tr>"]
-    for name, most in graded.most.items():
-        step, got = shown(name.removeprefix("test_")), graded.got.get(name, 0)
-        body += [f"<tr><th scope=row>{step}</th><td>{got:g}</td><td>{most:g}</td></tr>"]
-    body += ["</table>"]
-    if graded.score < graded.full:
-        body += [f"<p>Read these again: {shown(before(graded.assignment))}.</p>"]
+    points = "No score" if graded.is_absent else f"{graded.score:g} of {graded.full:g} points"
+    body = [f"<h1>{title}</h1><p><strong>{points}</strong></p>"]
+    if not graded.is_absent:
+        body += ["<table><caption>How the score was computed</caption>"]
+        body += ["<tr><th scope=col>step</th><th scope=col>points</th><th scope=col>of</th></tr>"]
+        for name, most in graded.most.items():
+            step, got = shown(name.removeprefix("test_")), graded.got.get(name, 0)
+            body += [f"<tr><th scope=row>{step}</th><td>{got:g}</td><td>{most:g}</td></tr>"]
+        body += ["</table>"]
+        if graded.score < graded.full:
+            body += [f"<p>Read these again: {shown(before(graded.assignment))}.</p>"]
     if graded.sentences:
         body += [
             "<h2>Remarks</h2><ul>",

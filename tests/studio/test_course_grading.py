@@ -126,7 +126,9 @@ def test_a_class_is_graded_resumed_and_graded_again(tmp_path, monkeypatch, unpro
     assert "it takes at most" in rows["eve"]["remarks"]
     assert "not a notebook that can be read" in rows["'=cy()"]["remarks"]
     assert "two folders have the same name" in rows["J\u00fcrgen"]["remarks"]
-    assert rows["zoe"]["remarks"] == "nothing was handed in"
+    assert rows["zoe"]["remarks"] == "nothing was handed in" and rows["zoe"]["steps"] == ""
+    page = (out / "feedback" / "zoe" / f"{FIRST.name}.html").read_text(encoding="utf-8")
+    assert "No score" in page and "0 of 12" not in page
     go()
     go(again=("ben",))
     write(handed_in(answers={"merge": "def merge(a, b): return b"}), folder / "ada")
@@ -174,7 +176,9 @@ def test_the_file_that_counts_and_the_others_are_named(tmp_path):
     (tmp_path / "ada").mkdir()
     for name in ("1_online_softmax", "1_online_softmax_final", "1_online_softmax-Copy1", "2_forward_x"):
         (tmp_path / "ada" / f"{name}.ipynb").write_text("{}")
-    first, second = grade.submissions(tmp_path, [FIRST, notebooks.named("2")])
+    (tmp_path / "ada" / "3_Backward_FINAL.ipynb").write_text("{}")
+    first, second, third = grade.submissions(tmp_path, [FIRST, notebooks.named("2"), notebooks.named("3")])
+    assert third.path.name == "3_Backward_FINAL.ipynb" and not third.remarks
     assert first.path.name == "1_online_softmax.ipynb" and "_final" in first.remarks[0] and "Copy1" in first.remarks[0]
     assert second.path.name == "2_forward_x.ipynb" and not second.remarks
 
@@ -271,6 +275,7 @@ def test_a_step_that_is_tried_again_shows_what_counts(tmp_path):
     lost = {step for step, most in graded.most.items() if graded.got[step] < most}
     again = {name: output for kind, name, _, output in graded.page if kind == "again"}
     assert lost == {"test_tile_gradients"} and again, graded.sentences
+    assert any("with correct versions of row_dots and tile_gradients" in said for said in graded.sentences)
     for name, output in again.items():
         assert f"{graded.got[name]:g} of {graded.most[name]:g} points" in output
 
