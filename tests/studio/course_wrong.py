@@ -86,6 +86,9 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
      ["elements of K loaded", "at most 64 elements of", "one block of B_r or B_c rows"]),
     ("2_forward", "alpha = np.exp(m - base)", "alpha = np.exp(m - base) if np.isfinite(m).any() else np.zeros(b)",
      {"operations": 3.0}, []),
+    ("2_forward", "O[rows], L[rows] = row_block", "O[rows], _ = row_block",
+     {"forward": 0.0, "traffic": 2.0, "operations": 3.0, "memory": 2.0},
+     ["The outputs start as NaN. Was this row stored?", "expected 24 elements of L stored"]),
     ("3_backward", "tau * (ds.T @ q_i)", "ds.T @ q_i", {"tile_gradients": 2.29, "backward": 2.67},
      ["NOT YET  dk: all visible", "dk[0, 0]"]),
     ("3_backward", "        dQ[rows] = 0\n", "", {"backward": 2.67, "traffic": 0.0},
@@ -209,6 +212,7 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
 L_SUM, O_SUM = "alpha * l + p.sum(axis=1)", "alpha[:, None] * o + p @ v"
 P_OF, FULL_IF, SKIP_IF = "p = np.exp(s - base[:, None])", "col_end - 1 <= row + offset", "col > row_end - 1 + offset"
 CORNER = "np.arange(row, row + b)[:, None] + N_k - N_q"
+BASE = "base = np.where(np.isneginf(m_new), 0.0, m_new)"
 SLIPS = [
     ("1", {"return m_new, alpha": "return m, alpha"}, "m is still the old maximum"),
     ("1", {"m_new = np.maximum(m, s.max(axis=1))": "m_new = s.max(axis=1)"}, "m is the maximum of the block alone"),
@@ -218,6 +222,7 @@ SLIPS = [
     ("1", {L_SUM: "p.sum(axis=1)"}, "l is set to the sum of this block"),
     ("1", {P_OF: "p = np.exp(s - np.where(np.isneginf(m), 0.0, m)[:, None])"},
      "weights of this block are relative to the old maximum"),
+    ("1", {BASE: "base = np.zeros(len(m))"}, "No maximum is subtracted before the exponential"),
     ("1", {P_OF: P_OF.replace("exp", "exp2")}, "The weights are powers of 2"),
     ("1", {O_SUM: "o + p @ v"}, "o is not rescaled, although l is"),
     ("1", {O_SUM: "o / alpha[:, None] + p @ v"}, "The factor of o is upside down"),

@@ -27,6 +27,9 @@ def of_update(state: tuple, s: np.ndarray, v: np.ndarray, want: tuple) -> dict[s
     new_l, new_o = weights.sum(axis=1), weights @ v
     kept_l, kept_o = true_l - new_l, true_o - new_o
     factor = kept_l / l
+    grown = np.exp(finite(top))  # what l and o are larger by if no maximum is subtracted
+    grown = np.where((grown == 0) | np.isinf(grown), np.nan, grown)  # 0 and ∞ can also come from elsewhere
+    bare = "No maximum is subtracted before the exponential, so {0} is relative to 0 instead of m."
     return {
         "m": {
             "m is still the old maximum, although a larger score in the block has to replace it.": m,
@@ -39,6 +42,7 @@ def of_update(state: tuple, s: np.ndarray, v: np.ndarray, want: tuple) -> dict[s
             "l is not rescaled, although it was summed relative to the old maximum, and m has changed.": l + new_l,
             "The factor of l is upside down. When m grows, l has to shrink.": l / factor + new_l,
             "l is set to the sum of this block, but the earlier blocks have to stay in it.": new_l,
+            bare.format("l"): true_l * grown,
             "The weights of this block are relative to the old maximum, but they need the new one.": kept_l
             + early.sum(axis=1),
             "The weights are powers of 2. Use np.exp for them.": np.exp2(s - finite(top)[:, None]).sum(axis=1),
@@ -47,6 +51,7 @@ def of_update(state: tuple, s: np.ndarray, v: np.ndarray, want: tuple) -> dict[s
             "o is not rescaled, although l is. Both were summed relative to the old maximum.": o + new_o,
             "The factor of o is upside down. When m grows, o has to shrink.": o / factor[:, None] + new_o,
             "o is set to the sum of this block, but the earlier blocks have to stay in it.": new_o,
+            bare.format("o"): true_o * grown[:, None],
             "o is already divided by l, but only finalize should divide, once, at the end.": true_o / true_l[:, None],
             "The values of this block are added without their weights.": kept_o + v.sum(axis=0),
         },

@@ -52,6 +52,13 @@ def takes(function, state: tuple, s: np.ndarray, v: np.ndarray, want: tuple) -> 
     same_state(call(function, *state, s, v), want, lambda: slips.of_update(state, s, v, want))
 
 
+def follows(function, s: np.ndarray, v: np.ndarray) -> None:
+    """A student's update of the state that their own first update returned, against the true one."""
+    first, want = state_of(s[:, :4], v[:4]), state_of(s, v)
+    state = in_shape(call(function, *reset(5, 3), s[:, :4], v[:4]), 5, 3)
+    same_state(call(function, *state, s[:, 4:], v[4:]), want, lambda: slips.of_update(first, s[:, 4:], v[4:], want))
+
+
 def joins(function, a: tuple, b: tuple, want: tuple) -> None:
     """A student's merge of two states against the true one."""
     same_state(call(function, a, b), want, lambda: slips.of_merge(a, b, want))
@@ -93,14 +100,11 @@ def update(report: Report, function, seed: int = 0) -> None:
     with report.check(
         "scores far below zero", "m can be any number, even one whose exponential is 0 or infinite in float64."
     ):
-        low = s - 20_000
-        state = in_shape(call(function, *reset(5, 3), low[:, :4], v[:4]), 5, 3)
-        same_state(call(function, *state, low[:, 4:], v[4:]), state_of(low, v))
+        follows(function, s - 20_000, v)
     with report.check("rows that have seen no key yet: no NaN", RELATIVE_TO_THE_OLD):
-        masked = s.copy()
-        masked[2, :8], masked[3, 4:] = -np.inf, -np.inf
-        state = in_shape(call(function, *reset(5, 3), masked[:, :4], v[:4]), 5, 3)
-        same_state(call(function, *state, masked[:, 4:8], v[4:8]), state_of(masked[:, :8], v[:8]))
+        masked = s[:, :8].copy()
+        masked[2], masked[3, 4:] = -np.inf, -np.inf
+        follows(function, masked, v[:8])
 
 
 @step
@@ -176,7 +180,7 @@ WRONG_MERGES = {
 def own_test(test, wrong: dict | None = None, right: dict | None = None) -> Report:
     """A student's test of merge against right and wrong merges; `wrong` and `right` come on top of the usual ones."""
     report = Report("own")
-    hint = "Draw many rows, let either side have the larger maximum, and leave some rows without keys."
+    hint = "Draw many rows, let either side have the larger maximum, leave some rows without keys, and compare O and L."
     return caught_minus_alarms(report, test, WRONG_MERGES | (wrong or {}), RIGHT_MERGES | (right or {}), hint)
 
 
