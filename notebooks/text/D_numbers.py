@@ -18,7 +18,7 @@
 # - choose a value for masked scores, and name what goes wrong with each alternative,
 # - predict the errors caused by TF32, by FP8's scales and by a different order of sums.
 #
-# *Time: 60 minutes. Hardware: any laptop with NumPy. Before this: [05 · The backward pass](05_backward.ipynb),
+# *Time: 75 minutes. Hardware: any laptop with NumPy. Before this: [05 · The backward pass](05_backward.ipynb),
 # [08 · The Triton forward kernel](08_triton_forward.ipynb) and [14 · Decode](14_decode.ipynb).*
 
 # %% tags=["hide-input"]
@@ -88,7 +88,8 @@ def errors(O):
     return f"largest {abs(O - truth).max():.1e}, mean {abs(O - truth).mean():.1e}"
 
 # %% [markdown]
-# **Predict.** We compare the two outputs with each other and with the exact result. What do we see?
+# **Predict.** For 512 random rows, we compare the two outputs, `plain` (standard attention) and `ours` (the loop), with
+# each other and with the exact result. What do we see?
 #
 # - ☐ they agree except in a few rows, so each confirms the other
 # - ☐ they differ in most elements, and the loop is farther from the exact result, because it rescales
@@ -136,11 +137,12 @@ def errors(O):
 #
 # <details><summary>Answer</summary>
 #
-# **by less than one and a half.** Each weight is off by at most one part in 256, upwards as often as downwards. In
-# the sum over a row, these errors cancel to the same degree as the weighted values themselves, so relative to O they
-# are about as large as the rounding of O itself, for every N. Two independent errors of the same size add like the
-# legs of a right triangle, which gives a factor of √2 = 1.41. With larger scores, a few keys have most of the weight,
-# and the largest weight is exactly 1, so rounding P costs less.
+# **by less than one and a half.** Each weight is off by at most one part in 256, upwards as often as downwards. O is a
+# sum of N terms with random signs, and so is its error, so both of them grow like √N. Their ratio is therefore the same
+# for every N. It is about as large as the ratio for a single rounding, which is what O itself undergoes when it is
+# stored. Two independent errors of the same size add like the legs of a right triangle, which gives a factor of √2 =
+# 1.41. With larger scores, a few keys have most of the weight, and the largest weight is exactly 1, so rounding P costs
+# less.
 #
 # ```python
 # for N in (64, 512, 4096):
@@ -181,9 +183,20 @@ S, V_rows, dO = numbers.repeated_maxima()
 m = S.max(1, keepdims=True)
 
 # %% [markdown]
-# The sum of two bf16 numbers with equal exponents has at most 9 bits, so it is either a bf16 number itself or exactly
-# halfway between two of them. Halfway cases are rounded to the even neighbour, which is the upper one as often as the
-# lower one. Here, however, the other keys also add a little to the sum.
+# The function `repeated_maxima` returns random rows of this kind, and `outputs` shows the order of the roundings. What
+# happens to one such row? In column 0, two values with weight 1 are added. A bf16 number has 8 bits, and the sum of two
+# of them with equal exponents has at most 9 bits. So the sum is either a bf16 number itself, or exactly halfway between
+# two of them. Here is one row of the second kind. Between 2 and 4, neighbouring bf16 numbers are 1/64 apart, so we also
+# count in these steps:
+#
+# | | value | in steps of 1/64 | rounded to bf16 | error in steps |
+# | --- | ---: | ---: | ---: | ---: |
+# | two values, −1.5 and −1.0078125 | −2.5078125 | −160.5 | −160 | +½ |
+# | and the other keys, which add −0.0001 | −2.5079125 | −160.5064 | −161 | almost −½ |
+#
+# The first line is a halfway case, which is rounded to the even neighbour. That is the upper one as often as the lower
+# one, so these errors would cancel. In the second line, however, the other keys push the sum a little away from the
+# middle.
 #
 # **Predict.** In column 0, how are the rounding errors of $o$ distributed over the rows?
 #
@@ -193,22 +206,32 @@ m = S.max(1, keepdims=True)
 #
 # <details><summary>Answer</summary>
 #
-# **about half are near 0, about half are near −½, and hardly any are near ½.** The tiny contribution of the other
-# keys is negative in all rows, so it pushes every halfway case slightly below the middle, and all of them are rounded
-# down, away from zero. You can see this on the left of the figure. The small bars at ±¼ come from pairs with
-# different exponents, whose sums have one more bit.
+# **about half are near 0, about half are near −½, and hardly any are near ½.** About half of the sums are bf16 numbers
+# themselves, and their error is near 0. The others are halfway cases. The tiny contribution of the other keys is
+# negative in all rows, so it pushes every halfway case slightly below the middle, and all of them are rounded down,
+# away from zero, as in the second line of the table. You can see this on the left of the figure. The small bars at ±¼
+# come from pairs with different exponents, whose sums have one more bit, so they can also be a quarter of a step away
+# from a bf16 number.
 # </details>
 
 # %% tags=["hide-input"]
 show("rounding_bias")
 
 # %% [markdown]
-# The error of O reaches the gradients through $D = \operatorname{rowsum}(dO \circ O)$ of chapter 05, which the paper
-# calls δ. If dO also has a constant sign in this column, the errors of D are positive on average, so their sum grows
-# with the number of rows, as the right side of the figure shows. dQ contains $-\tau (P \circ D) K$. The gradient of a
-# weight matrix is a sum over all tokens, in which each term is the product of a token's dQ with its input. The paper
-# finds that these products have low rank and similar directions for all tokens. Therefore, the errors of D add up
-# along one direction of the weights, step after step, until the loss explodes.
+# How does such a small error make a loss explode? It takes four steps, and in each of them, the errors keep a common
+# sign:
+#
+# 1. **O.** In column 0, the error of O is 0 or negative, but hardly ever positive.
+# 2. **D.** $D = \operatorname{rowsum}(dO \circ O)$ of chapter 05, which the paper calls δ, multiplies this error by dO.
+#    If dO had random signs in this column, so would the products, and they would cancel. But here, dO is negative in
+#    all rows, so each product is 0 or positive. The sum of the errors of D therefore grows with the number of rows, as
+#    the right side of the figure shows.
+# 3. **dQ.** A row of dQ contains $-\tau D_i \sum_j P_{ij} k_j$, so an error of $D_i$ moves it along the weighted mean
+#    of the row's keys.
+# 4. **The weights.** The gradient of a weight matrix is a sum over all tokens, in which each term is the product of a
+#    token's input and its row of dQ. The paper finds that these products are similar for all tokens. So errors of D
+#    with the same sign move the weights in the same direction, for all tokens and in every training step, until the
+#    loss explodes.
 #
 # The figure also shows that the sum stays small if $o$ is kept in fp32 and divided before it is rounded. In that
 # case, $o$ and $\ell$ both contain the small contribution of the other keys, so the quotient is slightly above the
@@ -224,11 +247,13 @@ show("rounding_bias")
 #
 # <details><summary>Answer</summary>
 #
-# **2m, if m is positive.** Halving all weights changes only their exponents, so the sums have the same halfway cases
-# as before. With m + 0.3, the largest weight is not a power of two, but it is the same number in all rows, so
-# rounding it to bf16 makes the same error in every row, which is even worse. With 2m, the largest weight is $e^{-m}$.
-# This weight differs from row to row, and so does its rounding error. In rows with a repeated maximum, the paper uses
-# a multiple of m if m is positive, and 0 if m is negative.
+# **2m, if m is positive.** Halving all weights changes only their exponents, so the sums have the same halfway cases as
+# before. With m + 0.3, the largest weight is not a power of two, but it is the same number in all rows, so rounding it
+# to bf16 makes the same error in every row, which is even worse. With 2m, the largest weight is $e^{m-2m} = e^{-m}$.
+# This weight differs from row to row, and so does its rounding error, so the errors cancel. If m is negative, $e^{-m}$
+# would be large and could overflow. The paper therefore subtracts 0 in such rows, so that the largest weight is $e^m$,
+# which is less than 1 and also differs from row to row. If m is positive, it subtracts a multiple of m. It makes this
+# change only in rows with a repeated maximum.
 #
 # ```python
 # want = numbers.truth(S, V_rows)
@@ -310,11 +335,20 @@ ROWS["no visible key, −16 added"] = [], -16
 # number of each dtype. In fp16, however, that number is so close to the limit that adding a score of −16 turned it into
 # −∞, so rows without a visible key became NaN ([#17306](https://github.com/huggingface/transformers/pull/17306)).
 #
-# The loop over tiles adds one more case, because m also needs an initial value. FlashInfer started with −50,000. A
-# row whose scores were all below −50,000 kept this m, so all its exponentials were 0, and O was 0 as well
+# The loop over tiles adds one more case, because m also needs an initial value. FlashInfer started with −50,000. A row
+# whose scores were all below −50,000 kept this m, so all its exponentials were 0, and O was 0 as well
 # ([#4267](https://github.com/flashinfer-ai/flashinfer/issues/4267)). When −∞ replaced −50,000, rows without a visible
-# key became NaN ([#4451](https://github.com/flashinfer-ai/flashinfer/issues/4451)), because −∞ − (−∞) is NaN. The
-# kernels of this book start with −∞, and subtract 0 instead of m as long as m is still −∞:
+# key became NaN ([#4451](https://github.com/flashinfer-ai/flashinfer/issues/4451)), because −∞ − (−∞) is NaN. This book
+# uses two initial values, and each of them avoids both bugs:
+#
+# - The rungs of the ladder and the kernels that you write in chapters 08 and 14 start with `LOWEST`, which is −10³⁰.
+#   Like −50,000, this number is a threshold, but no realistic score is below it. With fp16, no score can be, and with
+#   bf16, elements of Q and K would have to be larger than 10¹⁴. In a row without keys, −∞ − (−10³⁰) is −∞, so no NaN
+#   occurs.
+# - The package's portable and decode kernels start with −∞, and subtract 0 instead of m as long as m is still −∞. They
+#   have no threshold, so they assume nothing about the scores.
+#
+# The next cell compares these values for one row. In the cell, *guarded* means that 0 is subtracted in this way:
 
 # %%
 def l_of(tiles, lowest, guarded):  # ℓ of one row of scores, tile by tile
@@ -334,6 +368,7 @@ for name, lowest, guarded in (
     ("m from −50,000", -5e4, False),
     ("m from −∞", -np.inf, False),
     ("m from −∞, guarded", -np.inf, True),
+    ("m from −10³⁰", -1e30, False),
 ):
     found = [l_of(tiles, lowest, guarded) for tiles in CASES.values()]
     print(f"{name:18}" + "".join(f"{l:19.2f}" for l in found))
@@ -387,8 +422,9 @@ of_product = {name: abs(attention_with(f) - exact(Q32, K32, V32)).max() for name
 # <details><summary>Answer</summary>
 #
 # **about half of bf16's error.** Rounding to 11 bits would indeed give about an eighth of that error. Truncation,
-# however, makes errors up to twice as large, and because it makes all weights too small, these errors do not cancel.
-# Three products bring the error below 10⁻⁶.
+# however, makes errors up to twice as large, and it makes all weights too small, so these errors do not cancel. Nothing
+# makes up for this afterwards, because in `attention_with`, the weights are divided by their sum first and truncated
+# then. Three products bring the error below 10⁻⁶.
 #
 # ```python
 # for name, error in of_product.items():
@@ -408,11 +444,11 @@ of_product = {name: abs(attention_with(f) - exact(Q32, K32, V32)).max() for name
 # ## What do scales and a rotation gain in FP8?
 #
 # FP8's format E4M3 has only 4 mantissa bits, and its largest number is 448, so a tensor needs a *scale* that maps its
-# own largest element to 448. In section 3.3, the paper on [FlashAttention-3](https://arxiv.org/abs/2407.08608) adds
-# two techniques. Each block of rows gets its own scale, and Q and K are both multiplied by the same random orthogonal
-# matrix M, a Hadamard matrix with random signs. Since $M M^\top = I$, the scores $QM (KM)^\top = QK^\top$ stay the
-# same. The rotation spreads an outlier over all d columns, and it is cheap, because multiplying by a Hadamard matrix
-# takes only d log d additions per row.
+# own largest element to 448. In section 3.3, the paper on [FlashAttention-3](https://arxiv.org/abs/2407.08608) adds two
+# techniques. Each block of rows gets its own scale, and Q and K are both multiplied by the same orthogonal matrix M.
+# Since $M M^\top = I$, the scores $QM (KM)^\top = QK^\top$ stay the same. M is a *Hadamard matrix* with random signs,
+# which means that all of its elements are $+1/\sqrt{d}$ or $-1/\sqrt{d}$. Multiplying by M therefore spreads an outlier
+# evenly over all d columns. It is also cheap, because it takes only d log d additions per row.
 
 # %%
 print(getsource(numbers.e4m3))
@@ -447,12 +483,13 @@ of_fp8 = {name: [rms_of(share, *way) for share in (0, 0.001)] for name, way in W
 #
 # <details><summary>Answer</summary>
 #
-# **only the rotation makes much difference, and only with outliers.** FP8 is a floating-point format, so a number
-# that is a hundred times smaller than the largest one still has its 4 bits, and a single scale for the whole tensor
-# does little harm. An outlier, however, can be wrong by up to a sixteenth of itself. This makes some of the scores
-# that are computed from it wrong by 1 or more, so the weights, which are exponentials, are wrong by a factor of e or
-# more. Once the outlier is spread over 64 columns, its rounding makes 64 small errors that partly cancel. Table 3 of
-# the paper agrees: the error rises from 9.1e-3 to 9.3e-3 without blocks, and to 2.4e-2 without the rotation.
+# **only the rotation makes much difference, and only with outliers.** FP8 is a floating-point format, so a number that
+# is a hundred times smaller than the largest one still has its 4 bits, and a single scale for the whole tensor does
+# little harm. An outlier, however, can be wrong by nearly a sixteenth of itself. With 4 bits, for example, the next
+# number after 1 is 1.125, so 1.06 becomes 1. This makes some of the scores that are computed from it wrong by 1 or
+# more, so the weights, which are exponentials, are wrong by a factor of e or more. Once the outlier is spread over 64
+# columns, its rounding makes 64 small errors that partly cancel. Table 3 of the paper agrees: the error rises from
+# 9.1e-3 to 9.3e-3 without blocks, and to 2.4e-2 without the rotation.
 #
 # ```python
 # for name, (normal, outliers) in of_fp8.items():
@@ -473,9 +510,10 @@ of_fp8 = {name: [rms_of(share, *way) for share in (0, 0.001)] for name, way in W
 # %% [markdown]
 # ## Does the order of a sum matter?
 #
-# In exact arithmetic, it does not. With rounding, $(a + b) + c$ and $a + (b + c)$ can differ, so each way of
-# splitting a row into parts gives different last bits. In the next cell, we take 256 rows of 4,096 products p v. Each
-# row is split into n parts, which are then merged in order, and every sum is rounded to fp32.
+# In exact arithmetic, it does not. With rounding, $(a + b) + c$ and $a + (b + c)$ can differ, so each way of splitting
+# a row into parts gives different last bits. In the next cell, we take 256 rows of 4,096 products p v. The products of
+# each row are dealt out to n parts in turn, so that product j goes to part j mod n. The parts are then merged in order,
+# and every sum is rounded to fp32.
 
 # %%
 def in_parts(n):
