@@ -18,7 +18,7 @@
 # - recognise masks that are not intervals, and describe how FlexAttention handles them,
 # - list the masks that a model can get from this package.
 #
-# *Time: 45 minutes. Hardware: any laptop with torch. Before this: [04 · FlashAttention-2,
+# *Time: 50 minutes. Hardware: any laptop with torch. Before this: [04 · FlashAttention-2,
 # forward](04_fa2_forward.ipynb), where a tile is SKIP, DIAGONAL or FULL, and [05 · The backward
 # pass](05_backward.ipynb), where $D$ and $L$ come from.*
 
@@ -77,14 +77,14 @@ show("intervals")
 
 # %%
 def kinds(i, B_r, B_c, N_q, N_k, **window):
-    top = interval(i * B_r, N_q, N_k, **window)
-    bottom = interval(min((i + 1) * B_r, N_q) - 1, N_q, N_k, **window)
-    if top[0] >= bottom[1]:  # no row of this block sees a key
+    top_first, top_last = interval(i * B_r, N_q, N_k, **window)
+    bottom_first, bottom_last = interval(min((i + 1) * B_r, N_q) - 1, N_q, N_k, **window)
+    if top_first >= bottom_last:  # no row of this block sees a key
         return {}
     found = {}
-    for j in range(top[0] // B_c, -(-bottom[1] // B_c)):  # ⌈bottom[1] / B_c⌉
+    for j in range(top_first // B_c, -(-bottom_last // B_c)):  # ⌈bottom_last / B_c⌉
         begin, end = j * B_c, min((j + 1) * B_c, N_k)
-        full = bottom[0] <= begin and end <= top[1]  # seen by both rows, so by all
+        full = bottom_first <= begin and end <= top_last  # seen by both rows, so by all
         found[j] = "FULL" if full else "DIAGONAL"
     return found
 
@@ -128,9 +128,13 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 # ```
 # </details>
 #
-# Which tiles of a window need a mask? If a causal window is wider than a tile, the tiles at both of its edges do.
-# With square tiles, a row block has one such tile on the diagonal. At the left edge, it has one such tile if `left`
-# or `left` + 1 is a multiple of the tile size, and two otherwise.
+# Which tiles of a window need a mask? If a causal window is wider than a tile, the tiles at both of its edges do. With
+# square tiles of B × B, a row block has one such tile on the diagonal. At the left edge, the window moves by one key
+# per row. So from the top row to the bottom row, B − 1 neighbouring keys leave it, and the tiles with these keys need a
+# mask. These are two tiles, unless all B − 1 keys fit into one. For example, with B = 4 and left = 6, the rows 8 to 11
+# begin at keys 2, 3, 4 and 5. The keys 2, 3 and 4 leave the window, so tiles 0 and 1 need a mask. With left = 8, the
+# keys 0, 1 and 2 leave it, and they are all in tile 0. In general, the B − 1 keys fit into one tile if they begin at
+# its first or its second key, that is, if `left` or `left` + 1 is a multiple of B.
 #
 # Implementations count the keys of a window differently. Ours takes (left, right) in addition to the row's own key,
 # so (1024, 0) means 1,025 keys. In a model, however, a `sliding_window` of 1,024 often includes the row's own key, so
@@ -209,10 +213,16 @@ print("scores:", s, " capped:", (3 * np.tanh(s / 3)).round(2))
 # other key. So the cap must come first, and then the mask.
 # </details>
 #
-# Why do we use −∞ rather than a large negative number such as −10,000, which many programs write into their masks? As
-# long as a row sees some key, there is no difference, because $e^{-10000}$ is 0 as well. But in a row that sees no
-# key, all scores are equal, so softmax distributes the weight over all masked keys. Moreover, the lowest number of
-# fp16 is −65,504, so adding two masks that contain it overflows:
+# In the backward pass, the chain rule multiplies the score's gradient by one more factor. With $t = c \tanh(s/c)$,
+# this factor is the slope $1 - (t/c)^2$, and $t$ is the score that the backward pass recomputes anyway.
+#
+# ## Why is a masked score −∞?
+#
+# Many programs write a large negative number such as −10,000 into their masks. As long as a row sees some key with an
+# ordinary score, there is no difference, because $e^{-10000}$ is 0 as well. But in a row that sees no key, all scores
+# are equal, so softmax distributes the weight over all masked keys. Moreover, the lowest number of fp16 is −65,504, so
+# adding two masks that contain it overflows. [Appendix D](D_numbers.ipynb) shows the bugs that such numbers have
+# caused:
 
 # %%
 masked = np.full(4, -1e4)  # a row of four keys, all masked
@@ -222,10 +232,6 @@ with np.errstate(over="ignore"):
 print("with −∞, the output is", fa2.forward(*np.ones((3, 4, 8)), B_r=4, B_c=4, mask=Mask(allowed=np.zeros((4, 4), bool)))[0][0, 0])
 
 # %% [markdown]
-# In the backward pass, the chain rule multiplies the score's gradient by one more factor. With $t = c \tanh(s/c)$,
-# this factor is the slope $1 - (t/c)^2$, and $t$ is the score that the backward pass recomputes anyway.
-
-# %% [markdown]
 # ## A score that belongs to no key
 #
 # The weights of a row sum to 1, so a row must attend to something even if no key fits. Models then put the weight on
@@ -233,10 +239,10 @@ print("with −∞, the output is", fa2.forward(*np.ones((3, 4, 8)), B_r=4, B_c=
 # hides those tokens. To replace them, the model gpt-oss gives each head a learned number, the *sink*. It is one more
 # score in the softmax of each row, but it has no value vector.
 #
-# Think of the sink as the first key that a row meets. After this key, m is the sink, the sum is $e^{sink - m} = 1$,
-# and $o$ is still 0, because there was no value to add. So the loop of chapter 02 only needs a different initial
-# state, $m$ = sink and $\ell = 1$, instead of $m = -\infty$ and $\ell = 0$. The tiles stay the same, although $L$ now
-# includes the sink.
+# Think of the sink as the first key that a row meets. After this key, m is the sink, the sum is $e^{sink - m} = 1$, and
+# $o$ is still 0, because there was no value to add. So the loop of chapter 02 only needs a different initial state, $m$
+# = sink and $\ell = 1$, instead of $m = -\infty$ and $\ell = 0$. The tiles stay the same. $L = \log \bigl(e^{sink} +
+# \sum_j e^{s_j}\bigr)$ now has one more term, because the sum in ℓ begins with the sink's term:
 
 # %%
 def one_row(s, V, m, l, o, B_c=4):  # chapter 02's loop, from any initial state
@@ -256,10 +262,11 @@ print(f"o {o:.6f}, by a softmax with 11 scores {with_eleven:.6f}")
 print(f"weight left for the keys: {1 - np.exp(sink - L):.4f}")
 
 # %% [markdown]
-# The gradient of the sink follows from chapter 05, where $dS = P \circ (dP - D)$ and $D = \mathrm{rowsum}(dO \circ
-# O)$. These formulas hold for every score of a row, including the sink. For a key, $dP$ is $dO \cdot v$. The sink,
-# however, has no value, so its $dP$ is 0, which leaves $-P_{sink} D$. Because all rows of a head share the sink, its
-# gradient is the sum over the rows, $dsink = -\sum_r P_{r,sink} D_r$.
+# The gradient of the sink follows from chapter 05, where $dS = P \circ (dP - D)$ and $D = \mathrm{rowsum}(dO \circ O)$.
+# These formulas hold for every score of a row, including the sink. For a key, $dP$ is $dO \cdot v$. The sink, however,
+# has no value, so its $dP$ is 0, which leaves $-P_{sink} D$. Because all rows of a head share the sink, its gradient is
+# the sum over the rows, $dsink = -\sum_r P_{r,sink} D_r$. The next cell checks this for a loop that also has a window
+# and a softcap:
 
 # %%
 Q, K, V, dO = np.random.default_rng(3).standard_normal((4, 12, 8))
@@ -269,16 +276,19 @@ D, P_sink = (dO * O).sum(axis=1), np.exp(sink - L)  # as for any score: exp(s �
 dsink = -(P_sink * D).sum()
 up, down = (fa2.forward(Q, K, V, sink=sink + h, **options)[0] for h in (1e-5, -1e-5))
 print(f"dsink: {dsink:.6f}, by finite differences {((up - down) * dO).sum() / 2e-5:.6f}")
-dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, **options)
-h = np.zeros_like(K)
-h[3, 5] = 1e-5
-up, down = (fa2.forward(Q, K + x, V, sink=sink, **options)[0] for x in (h, -h))
-print(f"dK[3, 5]: {dK[3, 5]:.6f}, by finite differences {((up - down) * dO).sum() / 2e-5:.6f}")
 
 # %% [markdown]
 # dQ, dK and dV need $P = e^{S - L}$ and $D$. Since $L$ and $O$ already include the sink, `fa2.backward` is called as
-# before.
-#
+# before. We check one element of dK:
+
+# %%
+dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, **options)
+step = np.zeros_like(K)
+step[3, 5] = 1e-5
+up, down = (fa2.forward(Q, K + x, V, sink=sink, **options)[0] for x in (step, -step))
+print(f"dK[3, 5]: {dK[3, 5]:.6f}, by finite differences {((up - down) * dO).sum() / 2e-5:.6f}")
+
+# %% [markdown]
 # ## When is one interval not enough?
 #
 # **Predict.** Under which of these masks does every row see a single interval?
@@ -295,20 +305,21 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by finite differences {((up - down) * dO).sum(
 # tiles of 16 keys or more, every tile of the past must be visited and masked, so nothing is saved.
 # </details>
 #
-# For masks that are not intervals, two numbers per row are not enough to find the tiles to visit. But for any mask,
-# you can give each row block a list of the column blocks that it has to visit.
-# [FlexAttention](https://pytorch.org/blog/flexattention/) takes this approach. You write a function
-# `mask_mod(b, h, q, kv)`, which is evaluated for all $N^2$ pairs before the kernel runs. From the results, each row
-# block gets two lists, one of its FULL blocks and one of the blocks that need a mask. Since the lists only name the
-# blocks, the kernel evaluates the function again for every score in the blocks that need a mask. In FULL blocks, it
-# skips this step.
+# For masks that are not intervals, two numbers per row are not enough to find the tiles to visit. But for any mask, you
+# can give each row block a list of the column blocks that it has to visit.
+# [FlexAttention](https://pytorch.org/blog/flexattention/) takes this approach. You write a function `mask_mod(b, h, q,
+# kv)`, which is evaluated for all $N^2$ pairs before the kernel runs. This takes time, but only once per mask, because
+# every layer and every training step can use the results again. From the results, each row block gets two lists, one of
+# its FULL blocks and one of the blocks that need a mask. Since the lists only name the blocks, the kernel evaluates the
+# function again for every score in the blocks that need a mask. In FULL blocks, it skips this step.
 #
 # ## How does a model get all this?
 #
 # `attention(…, window=(5, 0), softcap=3.0, sinks=…)` supports this chapter's windows, caps and sinks, and
 # `attention_packed` takes packed documents and their starts. A model of Hugging Face's *transformers* ([appendix
-# C](C_package.ipynb)) can ask for causal and bidirectional masks, windows, padding and packed sequences. Any other
-# mask raises an error that names the mask. The prefix is among these masks, although it is an interval.
+# C](C_package.ipynb)) can ask for causal and bidirectional masks, windows, padding and packed sequences. Any other mask
+# raises an error that names the mask. This is so even for a prefix, although a prefix is an interval and the loop above
+# could run it.
 #
 # ## Recap
 #

@@ -20,7 +20,7 @@
 # - list the lines of a Hopper kernel that a bias would change,
 # - predict which unit of a new GPU finishes last, and replace its exponential by a polynomial.
 #
-# *Time: 115 minutes with three functions to write, in two parts. Hardware: any machine with Linux; without a GPU, the
+# *Time: 110 minutes with three functions to write, in two parts. Hardware: any machine with Linux; without a GPU, the
 # kernels run in Triton's interpreter. Before this: [05 · The backward pass](05_backward.ipynb), [08 · The Triton
 # forward kernel](08_triton_forward.ipynb) and [16 · The same loop, other masks](16_masks.ipynb). What is said about
 # Hopper and Blackwell builds on [12b · Hopper, the kernel](12b_hopper_kernel.ipynb).*
@@ -190,10 +190,12 @@ print(lines[end].strip().split("(")[0] + "(…)")
 
 # %% [markdown]
 # The result of the matmul is not scaled yet, because the kernel applies the scale together with the exponential
-# (chapter 08). That is why the bias is divided by the scale here, and `softmax_step` then multiplies it by the scale
-# again. The backward kernels recompute P, so they call the same function. In the kernel for dK and dV, the rows of a
-# tile are keys, so `row` has shape (1, B_r) and `column` has shape (B_c, 1) there. A function that treats each score
-# independently works with either layout.
+# (chapter 08). In the listing, `scales.inner` belongs to the softcap and is not used without one. Without a softcap,
+# `scale_log2` is the `tau_log2` of chapter 08, which is $\tau \log_2 e$, so `LOG2E / scales.scale_log2` is $1/\tau$.
+# The bias b is therefore divided by τ here, and the last line multiplies the sum by $\tau \log_2 e$. The result is
+# $(\tau\, q \cdot k + b) \log_2 e$, which is the biased score as an exponent of 2. The backward kernels recompute P, so
+# they call the same function. In the kernel for dK and dV, the rows of a tile are keys, so `row` has shape (1, B_r) and
+# `column` has shape (B_c, 1) there. A function that treats each score independently works with either layout.
 #
 # **Predict.** Another implementation adds slope · column instead of slope · (column − row), as
 # [llm-foundry](https://github.com/mosaicml/llm-foundry/issues/186) does. What changes?
@@ -228,7 +230,7 @@ print(lines[end].strip().split("(")[0] + "(…)")
 # ## Masks and biases of your own
 #
 # A mask is a bias that is 0 where a score is visible and −∞ where it is not. The figure shows ALiBi and the three
-# functions that you are about to write:
+# functions that you are about to write. Its window is one key wider than the one that you will write:
 
 # %% tags=["hide-input"]
 show("added_scores")
@@ -370,11 +372,11 @@ SIZES = tl.constexpr(sum(int(s) << 4 * n for n, s in enumerate(size)))
 print("sizes of the subtrees:", size, f"  as one number: {SIZES.value:#x}")
 
 # %% [markdown]
-# A function of row and column cannot read a list. But suppose the drafts are numbered depth first, so that each
-# subtree is a contiguous range of numbers. Then draft i is draft j itself or one of its descendants exactly if
-# $j \le i < j + size_j$. All seven sizes are below 16, so each takes four bits, and together they fit into one
-# integer that is compiled into the kernel. In hexadecimal, digit n of this integer, counted from the right, is the
-# size of draft n's subtree.
+# A function of row and column cannot read a list. For a small tree, however, a few bits are enough. Suppose the drafts
+# are numbered depth first, so that each subtree is a contiguous range of numbers. Then draft i is draft j itself or one
+# of its descendants exactly if $j \le i < j + size_j$. All seven sizes are below 16, so each takes four bits, and
+# together they fit into one integer that is compiled into the kernel. In hexadecimal, digit n of this integer, counted
+# from the right, is the size of draft n's subtree.
 #
 # **Build.** Write `tree`. Row and column are positions among all keys, so draft 0 is key `CONTEXT`. This time there
 # is no causal mask.
@@ -514,7 +516,14 @@ show("window_tiles")
 # closes the gap with lists of tiles (chapter 16), but you can also close it with what you already know. Since results
 # (O, L) can be merged (chapter 06), you can split the keys between two calls. The first call has the window, so it
 # skips tiles. The second call gets only the first keys, and its function hides those that the window already
-# includes. Because this call has only `FIRST` keys, its `row` is too small by N − `FIRST`:
+# includes. Three things about the second call are easy to miss:
+#
+# - **Positions.** The kernel computes `row` as $i + N_k - N_q$. In this call, $N_k$ is only `FIRST`, so `row` is too
+#   small by N − `FIRST`, which is 48 − 3 = 45. The function adds this number again.
+# - **No causal mask.** The function only shows keys that are more than `LEFT` before the row's own key, so all of them
+#   are in the past.
+# - **Rows without keys.** Rows 0 to 5 have all of the first keys in their window or in their future, so they see
+#   nothing in this call. They get O = 0 and L = −∞, and in the merge, their weight is $e^{-\infty} = 0$.
 
 # %%
 N_KEYS = tl.constexpr(48)
@@ -604,7 +613,7 @@ print(f"head 1, bucket 8: {found[1, 8]:.6f}, by finite differences {by_differenc
 # In the kernel above, the bias is divided by the scale, because the scale is applied later. If you forget this
 # division, the bias is scaled as well. The following loop makes exactly this mistake. The examiner from [appendix
 # C](C_package.ipynb) runs the loop on small problems, one of which has a bias in the form of a dense array, and
-# compares the loop's results with those of known mistakes:
+# compares the loop's results with those of known mistakes. It calls such an array an *additive mask*:
 
 # %%
 def mine(q, k, v, bias=None):  # (batch, heads, N, d)
@@ -653,12 +662,14 @@ print("\n".join(line.removeprefix("    ") for line in lines[begin : end + 1]))
 #   instead, so a second instruction has to subtract m.
 # - **Fast path.** Thanks to `if sees.cuts(j)`, the kernel masks only tiles at an edge and spends no instructions on
 #   the mask in any other tile. A bias has to be computed in every tile.
-# - **Registers.** At d = 128, S and O take 64 registers each per thread, and P takes 32. The columns, the rows and
-#   the slope need additional registers. If ptxas runs out of registers, it either spills some of them or makes the
-#   kernel wait for each matmul.
+# - **Registers.** At d = 128 and with tiles of 128 keys, S and O take 64 registers each per thread, and P takes 32. The
+#   columns, the rows and the slope need additional registers. If ptxas runs out of registers, it either spills some of
+#   them or makes the kernel wait for each matmul.
 #
-# What would the scale and the lost fast path cost? Each thread holds 64 of the scores in a tile of 64 × 128. With two
-# more instructions per score, a warp needs 128 more issue slots per tile:
+# What would the scale and the lost fast path cost? Each thread holds 64 of the scores in a tile of 64 × 128. ALiBi
+# takes two more instructions per score. One FMA computes the bias from the column, as slope · column − slope · row, if
+# slope · row is computed once per row. The other instruction subtracts m. So a warp needs 2 · 64 = 128 more issue slots
+# per tile:
 
 # %%
 for d in (64, 128):
@@ -674,7 +685,7 @@ for d in (64, 128):
 # Blackwell](https://research.colfax-intl.com/a-users-guide-to-flexattention-in-flash-attention-cute-dsl).
 
 # %% [markdown]
-# ## Part 2 · What comes after Hopper (35 minutes)
+# ## Part 2 · What comes after Hopper (30 minutes)
 #
 # So far, you have changed the function, but about every two years NVIDIA changes the GPU. The generation after Hopper
 # is Blackwell, and its large GPU is the *B200*. We have not run anything on a B200. Instead, we feed what has been
@@ -733,11 +744,12 @@ for d in (64, 128):
         print(f"{name:>16}{numbers}{max(units, key=units.get):>16}")
 
 # %% [markdown]
-# From one generation to the next, the tensor cores need half as many clocks, but the exponentials need just as many
-# as before. In the time of one exponential, an A100 does 128 FLOPs on its tensor cores, an H200 does 256, and a B200
-# does 512. Attention does $4d$ FLOPs per exponential, which is 512 at d = 128. At this d, a B200 therefore needs as
-# much time for the exponentials as for the matmuls. Shared memory takes even longer. However, two row blocks on the
-# same SM can share each copy of K and V, which halves the number of clocks that a tile needs for copies:
+# From one generation to the next, the tensor cores need half as many clocks, but the exponentials need just as many as
+# before. In the time of one exponential, an A100 does 128 FLOPs on its tensor cores, an H200 does 256, and a B200 does
+# 512. Attention does $4d$ FLOPs per exponential, which is 512 at d = 128. At this d, a B200 therefore needs as much
+# time for the exponentials as for the matmuls. Shared memory takes even longer. However, two row blocks on the same SM
+# can share each copy of K and V. The copy is then written to shared memory once for two tiles, so each tile counts only
+# half of it. The reads stay, because each row block still reads K and V:
 
 # %%
 units = clocks(chips.B200, 128, 1)
@@ -834,7 +846,7 @@ for d in (64, 128):
 show("tensor_memory")
 
 # %% [markdown]
-# What would change in the kernel of chapter 12b?
+# <details><summary>What would change in the kernel of chapter 12b? Four changes that we have read about but not run</summary>
 #
 # - **Consumers.** A single thread starts a matmul, and no warpgroup has to hold the result in registers. So one warp
 #   can start all matmuls while other warps compute the softmax. Each thread of these warps holds a whole row, so a
@@ -848,6 +860,7 @@ show("tensor_memory")
 #   of the keys, so it also reads only half of the keys from its own shared memory. This helps if shared memory is the
 #   bottleneck. FlashAttention-4 uses pairs in the backward pass, where they also reduce the number of additions to
 #   dQ.
+# </details>
 #
 # A bias would be easier to add on Blackwell. A thread has one row and consecutive columns, so its coordinates are
 # just a row number and a counter for the column.
@@ -855,18 +868,19 @@ show("tensor_memory")
 # ## Which parts of the loop do hybrids keep?
 #
 # Softmax costs one exponential per score, and the number of scores grows with $N^2$. *Linear attention* does without
-# softmax. If the weights are just $q \cdot k_j$, then the sum $\sum_j (q \cdot k_j)\, v_j$ equals
-# $q \cdot \sum_j k_j v_j^T$, and the sum over the keys has become a d × d matrix whose size does not depend on N.
-# Often this matrix decays with each token, so that older keys count less. Some models of 2025, such as [Kimi
+# softmax. If the weights are just $q \cdot k_j$, then the sum $\sum_j (q \cdot k_j)\, v_j$ equals $q \cdot \sum_j k_j
+# v_j^T$, and the sum over the keys has become a d × d matrix whose size does not depend on N. Often this matrix decays
+# with each token, so that older keys count less. Some models of 2025, such as [Kimi
 # Linear](https://arxiv.org/abs/2510.26692) and [Qwen3-Next](https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct),
 # are *hybrids*. Three of every four layers use a refined form of linear attention, and the fourth uses softmax. Which
-# parts of this book's loop do these three layers keep?
+# parts of this book's loop do these three layers keep? In the next cell, `state` is the d × d matrix of a chunk of
+# keys, so it is not the matrix of scores:
 
 # %%
 GAMMA = 0.95  # decay per token
 
 
-def linear_state(k, v):  # S (d, d) of a chunk, and by what an earlier S shrinks
+def linear_state(k, v):  # the state (d, d) of a chunk, and by what an earlier state shrinks
     age = np.arange(len(k))[::-1, None]
     return (GAMMA**age * k).T @ v, GAMMA ** len(k)
 
@@ -883,8 +897,8 @@ states = {
     "(a b) c": merge_linear(merge_linear(a, b), c),
     "a (b c)": merge_linear(a, merge_linear(b, c)),
 }
-for name, (S, _) in states.items():
-    print(f"{name}: off by {np.abs(query @ S - whole).max():.6f} from all keys at once")
+for name, (state, _) in states.items():
+    print(f"{name}: off by {np.abs(query @ state - whole).max():.6f} from all keys at once")
 
 # %% [markdown]
 # The three layers keep the merge. Each chunk of keys yields a state and a factor by which an earlier state shrinks.
@@ -973,7 +987,7 @@ verdict("at d = 128, three units are within 1% of each other", near[-1] / near[0
 verdict("at d = 64, moving a quarter gains a third", 0.2 < best[64] < 0.3 and 1.3 < 1032 / max(with_share(64, best[64]).values()) < 1.4)
 y = exp2(x, polynomial(3)).astype(np.float64)
 verdict("a cubic adds less than 0.015 ulp and rounds fewer than 1 in 100 differently", np.abs((y - power) / ulp).max() < 0.015 and (rounded(y, 8) != rounded(power, 8)).mean() < 0.01)
-verdict("linear states can be merged in any grouping", all(close(query @ S, whole, 1e-10) for S, _ in states.values()))
+verdict("linear states can be merged in any grouping", all(close(query @ state, whole, 1e-10) for state, _ in states.values()))
 
 # %% [markdown] tags=["navigation"]
 # [← The same loop, other masks](16_masks.ipynb) · [The map](00_start.ipynb) · [Lanes, layouts, banks →](A_lanes.ipynb)
