@@ -18,10 +18,10 @@
 # - compute how many warpgroups (of four warps each), rows and stages fit onto an SM,
 # - write a small kernel in Gluon, and compile it for an H100 without having one.
 #
-# *Time: 140 minutes, in eight parts. Before this: a Triton kernel that you have read ([08](08_triton_forward.ipynb)),
-# [the ladder](10_ladder.ipynb), and [appendix A](A_lanes.ipynb), which takes another 30 minutes and explains layouts,
-# banks and lanes (a *lane* is one of a warp's 32 threads). You do not need CUDA. Hardware: any laptop with Linux. All
-# speeds and times were measured on an NVIDIA H200 in bf16.*
+# *Time: 150 minutes, in eight parts, of which the first includes this opening. Before this: a Triton kernel that you
+# have read ([08](08_triton_forward.ipynb)), [the ladder](10_ladder.ipynb), and [appendix A](A_lanes.ipynb), which takes
+# another 30 minutes and explains layouts, banks and lanes (a *lane* is one of a warp's 32 threads). You do not need
+# CUDA. Hardware: any laptop with Linux. All speeds and times were measured on an NVIDIA H200 in bf16.*
 
 # %%
 import runpy
@@ -45,7 +45,7 @@ from fa2_studio.book.ring import PAUSE, try_out
 from fa2_studio.book.verdicts import verdict
 
 # %% [markdown]
-# ## Part 1 · The machine (20 minutes)
+# ## Part 1 · The machine (25 minutes)
 # What can the chip do on its own, and how does a kernel tell it to?
 #
 # ## What do the tensor cores wait for?
@@ -189,7 +189,7 @@ for arrival in range(5):
 # for example after `init`. A second rule applies to buffers that are reused. Before a copy may overwrite a buffer that
 # a matmul has read, `warpgroup_mma_wait` must have returned in all threads. Part 7 lists all such cases.
 #
-# ## Part 2 · A first kernel (20 minutes)
+# ## Part 2 · A first kernel (23 minutes)
 #
 # ## Rung 15: write everything out yourself
 #
@@ -217,9 +217,10 @@ read(r15, "forward_kernel", begin="for n in range(T_c)", end="o_i = hopper.warpg
 # 128 threads must have finished with that stage first. `gl.barrier()` makes sure that they have. It does not use an
 # `mbarrier`, because here the threads simply wait for each other. We write this call only to show where the threads
 # have to wait. You may leave it out, because Triton's compiler inserts such a barrier before each `expect`, and the
-# exercise in part 8 relies on that. You can see the inserted barrier as `bar.sync` in the PTX that `fa2-lab xray 15
-# --ptx` prints. `k_here` and `v_here` hold one `mbarrier` for each stage. Each wait specifies a phase, which flips each
-# time all stages have been used once.
+# exercise in part 8 relies on that. The compiler does not merge its barrier with ours, so the threads wait for each
+# other once more per step than they have to. In the PTX that `fa2-lab xray 15 --ptx` prints, these are the two
+# `bar.sync` in front of the loop's first `expect_tx`. `k_here` and `v_here` hold one `mbarrier` for each stage. Each
+# wait specifies a phase, which flips each time all stages have been used once.
 #
 # A few helper functions remain. `rows_of` drops the leading dimension of a stage, which is 1. `O_LAYOUT` is o's layout
 # from the table above. `mask` and `softmax` do what `visit` did in chapter 08. `rounded` converts p to 16 bits with
@@ -262,7 +263,9 @@ show("strips_15")
 # the threads per warp, the warps, and the order of the dimensions, fastest first. In this kernel, `Q` is not an address
 # but the descriptor that `forward` makes, and a descriptor knows its tiles. `Q.block_shape` is the shape of a tile,
 # here [64, d], `Q.block_type.nbytes` is its size in bytes, and `Q.layout` is its layout in shared memory. `forward` is
-# the function that the tools call. The import lines for Gluon come from [book/maxima.py](../fa2_studio/book/maxima.py).
+# the function that the tools call, with q, k, v and `causal` as for every rung. Its line with `get_default_for` picks
+# the swizzled layout for tiles of this shape, and `TensorDescriptor.from_tensor` makes the descriptor from the tensor,
+# the tile's shape and this layout. The import lines for Gluon come from [book/maxima.py](../fa2_studio/book/maxima.py).
 
 # %%
 MINE = """
@@ -408,6 +411,9 @@ read(r16, "producer", begin="fill")
 read(r16, "forward_kernel", begin="q, k, v = ring", end="gl.warp_specialize")
 
 # %% [markdown]
+# - `room(X, n)` allocates n buffers for tiles of X. `ring(…)` bundles such buffers with a *filled* and an *emptied*
+#   barrier for each of them. The parameter `ring` of `fill`, `take` and `release` is such a bundle. Q is a ring of one
+#   stage.
 # - `arrive(…, count=1)` is one arrival, made by one thread. It counts for the whole warpgroup, because the compiler
 #   makes all 128 threads wait for each other first.
 # - `gl.warp_specialize` takes a list of (function, arguments) pairs. The first function runs on the 4 warps of the
@@ -533,7 +539,9 @@ show("strips_18")
 # P V. The first S, however, has no P V to run alongside. Rung 19 therefore takes the first tile, which is the rightmost
 # one, out of the loop. No other tile can reach past the last key, so the loop no longer needs to test for that, unless
 # there is a causal mask. In the listing below, `mine` is the number of tiles that this consumer's rows see. It is at
-# least 1, so that there is always a first tile. If the rows see no key in that tile, all of its scores are masked.
+# least 1, so that there is always a first tile. If the rows see no key in that tile, all of its scores are masked. Of
+# the tiles that its rows see, the rightmost is tile `mine − 1`. As in rung 15, `full` counts the tiles on the left that
+# need no mask, so this tile needs the mask if `mine − 1 >= full`, which the listing writes as `mine > full`.
 
 # %% tags=["nbval-ignore-output"]
 change("18", "19", "consumer")
@@ -543,6 +551,14 @@ climb.step("19", "tensor cores at work, %")
 show("strips_19")
 
 # %% [markdown]
+# Without the test, a thread executes 473 instead of 589 instructions per tile at d = 128, as the picture's title says.
+# Why do 20% fewer instructions make the kernel only 2% faster? Compare them with the time of a whole tile. The matmuls
+# of a tile take 1,024 clocks per consumer, so those of both consumers take 2,048. In rung 18, these are 60.2% of the
+# time, so a tile takes 2,048 / 0.602, or about 3,400 clocks. If each of the 116 saved instructions took one clock, they
+# would be 3% of that. In rung 16, a tile had only 64 keys and took less time, so there a smaller saving, of 51
+# instructions, gave as much as 3%. Under the causal mask, the loop keeps the test, and the rung is not faster there.
+# The main purpose of rung 19 is to prepare for rung 20.
+#
 # ## What could hide behind what?
 #
 # While a warpgroup computes exponentials, the tensor cores can work on two things, namely on a matmul of the same
@@ -604,12 +620,13 @@ climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "cloc
 # | known, from the counters | the tensor cores are busy 61.5% of the time in rung 19, and 75.5% in rung 20 | rung 20 overlaps more than rung 19; both shares are lower than in the panels, because the panels leave out all other instructions |
 # | known, from the machine code | behind its own P V, a consumer of rung 20 hides most of its row maxima, but only 1 or 2 of the 66 exponentials that a thread computes per tile (64 for p and two for α) | so it is not *Within* |
 # | inferred | the exponentials hide behind the matmuls of the *other* consumer, as in *Between* | the speedup must come from there, but no tool shows it |
-# | open | rung 19 has two consumers as well, and yet it is about as busy as *Neither* | the recorded numbers do not explain why it does not behave like *Between* already |
+# | open | rung 19 has two consumers as well, and yet it is about as busy as *Neither* | the recorded numbers do not explain why it does not behave like *Between* already, so do not use *Between* to predict the speed of another kernel |
 #
 # The counts in the second row are for d = 128 without a mask. To see the machine code, run `fa2-lab xray 20 --full
 # --sass`, and look for `MUFU.EX2` after the second `WARPGROUP.DEPBAR` of the loop. At d = 64, some registers spill, as
-# `fa2-lab xray 20 --d 64 --full` shows. Remember from this section that the order in the source is only a wish. What
-# the machine does is in its code and its counters.
+# `fa2-lab xray 20 --d 64 --full` shows. There, the table of rung 17 already needs 152 of the 160 registers, and
+# `p_next` takes up to 32 more. At d = 128, 184 + 32 = 216 still fit into 240. Remember from this section that the order
+# in the source is only a wish. What the machine does is in its code and its counters.
 #
 # From rung 20 on, the model behind the strips gives the tensor cores to whichever matmul was started first. The model
 # still leaves out all waits between instructions, so its tensor cores idle less than the counters in the picture's
@@ -670,6 +687,8 @@ read("ladder/r21_persistent.py", "producer", begin="while t", end="gl.store(coun
 # - The last two lines prepare the counter for the next launch. Each program stops when it has fetched a number past the
 #   last block. All programs together therefore fetch one number per block, and whichever program fetches the last
 #   number sets the counter back to 0.
+# - `tile_coord` turns the number t into the row block's first row `i`, its head, and its number of tiles. It keeps
+#   `l2_group` heads side by side, as rung 13 does. `r` counts the row blocks of this program.
 # - `first` counts tiles across all row blocks, because the ring continues from one row block to the next.
 # - Q has two stages per consumer, so that the next Q can arrive early. O has its own buffer, so that its copy can run
 #   while the next block is being computed. Together, Q's second stages and O's buffers take up the space that a third
@@ -682,7 +701,7 @@ climb.step("21", "SM cycles", "clock, GHz")
 show("strips_21")
 
 # %% [markdown]
-# ## Part 7 · Fewer instructions, and power (23 minutes)
+# ## Part 7 · Fewer instructions, and power (25 minutes)
 # Two kinds of work are left to remove. Some instructions only exchange values between lanes, and moving bytes costs
 # power.
 #
@@ -709,8 +728,10 @@ s16 = np.log2(np.e) * np.random.default_rng(16).standard_normal((128, 16, 128))
 print(f"m grows in {growths(s16, lag=0)[0]} of 127 tiles")
 
 # %% [markdown]
-# **Predict.** Now let m *lag* by up to 8. The scores are exponents of 2. A row's m does not change until one of the
-# row's scores is more than 8 above m, so p is at most $2^8 = 256$. In how many of the 127 tiles does m grow?
+# **Predict.** Now let m *lag* by up to 8. The scores are exponents of 2. The warp decides for its 16 rows together. As
+# long as no row has a score that is more than 8 above this row's m, all 16 m stay as they are. Otherwise, each of the
+# 16 rises to its row's maximum, unless it is already higher. So p is at most $2^8 = 256$. In how many of the 127 tiles
+# does any m grow?
 #
 # - ☐ in none
 # - ☐ in an eighth as many
@@ -734,11 +755,15 @@ print(f"m grows in {growths(s16, lag=0)[0]} of 127 tiles")
 #
 # ## Rung 22: exchange values only if a lane needs it
 #
-# Rung 22 keeps m and ℓ separately for each lane, in the shape (64, 4). Each lane compares its own largest score with
-# m + 8. If the score of *any* lane in the warp is above that bound, the four lanes of each row find their maximum, and
-# m becomes the larger of this maximum and the old m. Otherwise, the lanes exchange nothing, α is 1, and o stays as it
-# is. For ℓ, no exchange is needed before the last tile, because the lanes' sums can just as well be added up at the
-# end.
+# Rung 22 stores m and ℓ once per lane, in the shape (64, 4). The four lanes of a row always hold the *same* m, because
+# o is summed over all columns and so can be rescaled by only one α per row. Their ℓ differ, because each lane adds up
+# only its own columns.
+#
+# For each of its two rows, a lane compares its own largest score with the row's m + 8. If *any* lane in the warp finds
+# a score above this bound, the warp updates m in all of its 16 rows. The four lanes of each row then find their
+# maximum, and the row's m becomes the larger of this maximum and the old m. If no lane does, the lanes exchange
+# nothing, α is 1, and o stays as it is. For ℓ, no exchange is needed before the last tile, because the four lanes' sums
+# can just as well be added up at the end.
 
 # %% tags=["nbval-ignore-output"]
 read("ladder/r22_lagging.py", "softmax")
