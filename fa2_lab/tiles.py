@@ -1,7 +1,7 @@
-"""Geometry of blocks: which rows and columns a tile covers, and whether the edge of a mask runs through it.
+"""Geometry of blocks: which rows and columns a tile covers, and whether the mask cuts it.
 
-Queries are rows (`i`), and keys are columns (`j`). A tile is the B_r × B_c patch of S in which row block i meets column
-block j. B_r and B_c are called BLOCK_M and BLOCK_N in other kernels.
+Queries are rows (`i`), and keys are columns (`j`). A tile is the B_r × B_c block of S in which row block i meets column
+block j. Other kernels call B_r and B_c BLOCK_M and BLOCK_N.
 """
 
 import math
@@ -19,7 +19,7 @@ RowNumbers = Any  # the number of a row or of a row block, or an array of such n
 
 
 class Tile(Enum):
-    """The kinds of tiles under a mask: no entry of a tile is visible, some entries are, or all."""
+    """The three kinds of tiles under a mask: all entries are masked (SKIP), some (DIAGONAL), or none (FULL)."""
 
     SKIP = "skip"  # no entry is visible: nothing is loaded, nothing is computed
     DIAGONAL = "diagonal"  # the edge of the mask runs through it: compute, then mask
@@ -35,20 +35,18 @@ def cdiv(a: int, b: int) -> int:
 class Mask:
     """The keys that a query sees, and the bias that is added to their scores.
 
-    A key must pass every field that is given.
-
-    The diagonal of row r is column r + N_k − N_q, so it ends in the bottom right corner.
+    A query sees a key only if every field that is set allows it. The diagonal of row r is column r + N_k − N_q, so it
+    ends in the bottom right corner.
 
     causal      If True, no column to the right of the diagonal is visible.
-    key_length  Columns from this number on are padding.
-    allowed     Any boolean array (N_q, N_k), which is True for each visible key.
+    key_length  The number of keys. Columns from this index on are padding.
+    allowed     A boolean array (N_q, N_k), which is True for each visible key.
     window      A pair (left, right): a row sees from `left` columns before its diagonal to `right` columns after it.
                 None means unbounded.
-    bias        A function of (row, column), arrays of whole numbers, that returns the values to add to the scores.
-                `row` is counted among the keys: it is the column of the row's diagonal. −∞ hides a key.
+    bias        A function of (row, column), two integer arrays, that returns the values to add to the scores. `row` is
+                the position of the query among the keys, that is, the column of its diagonal. −∞ masks a key.
 
-    All fields except `allowed` and `bias` leave each row one contiguous range of columns, which only `interval`
-    computes.
+    Without `allowed` and `bias`, each row sees one contiguous range of columns, which interval() computes.
     """
 
     causal: bool = False
@@ -76,9 +74,10 @@ class Mask:
             raise ValueError(f"mask: got shape {self.allowed.shape}; it takes (N_q, N_k) = {(N_q, N_k)}")
 
     def interval(self, row: RowNumbers, N_q: int, N_k: int) -> tuple[RowNumbers, RowNumbers]:
-        """Return (first, last): row `row` (int or array) sees columns first … last − 1, before `allowed` hides some.
+        """Return (first, last): the given row sees columns first … last − 1.
 
-        Neither of the two ever decreases from one row to the next. A row with first = last sees nothing.
+        `allowed` and `bias`, which may mask some of these columns, are not considered. `row` is a row index or an array
+        of them. Neither first nor last ever decreases from one row to the next. A row with first = last sees nothing.
         """
         left, right = self.window or (None, None)
         right = 0 if self.causal else right
@@ -129,7 +128,7 @@ class Tiling:
         return slice(j * self.B_c, min((j + 1) * self.B_c, self.N_k))
 
     def interval(self, row: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
-        """Return (first, last): row `row` sees the columns first … last − 1, before `allowed` hides some of them."""
+        """Return (first, last): the given row sees columns first … last − 1, as in Mask.interval()."""
         return self.mask.interval(row, self.N_q, self.N_k)
 
     def visible(self, i: int, j: int) -> np.ndarray:
@@ -141,9 +140,9 @@ class Tiling:
         return seen if self.mask.allowed is None else seen & self.mask.allowed[rows, cols]
 
     def hide(self, s_ij: np.ndarray, i: int, j: int) -> np.ndarray:
-        """Return the scores of tile (i, j) with the mask's bias, and with −∞ for each masked score.
+        """Return the scores s_ij of tile (i, j) after adding the mask's bias, with −∞ for each masked score.
 
-        A FULL tile has no masked score.
+        In a FULL tile, no score is masked.
         """
         if self.mask.bias is not None:
             rows, cols = self.rows(i), self.cols(j)
@@ -152,13 +151,17 @@ class Tiling:
         return s_ij if self.kind(i, j) is Tile.FULL else np.where(self.visible(i, j), s_ij, -np.inf)
 
     def blocks(self, i: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
-        """Return (first, last): row block i (int or array) meets column blocks first … last − 1, before `allowed`."""
+        """Return (first, last): row block i meets the mask's visible columns in column blocks first … last − 1.
+
+        i is an index or an array of them. `allowed` and `bias`, which may mask some of these blocks, are not
+        considered.
+        """
         first, _ = self.interval(i * self.B_r)  # of the top row
         _, last = self.interval(np.minimum((i + 1) * self.B_r, self.N_q) - 1)  # of the bottom row
         return first // self.B_c, np.where(first < last, cdiv(last, self.B_c), first // self.B_c)
 
     def kind(self, i: int, j: int) -> Tile:
-        """Return whether tile (i, j) is SKIP, DIAGONAL or FULL, from what its top row and its bottom row see."""
+        """Return whether tile (i, j) is SKIP, DIAGONAL or FULL, depending on what its top and bottom rows see."""
         rows, cols = self.rows(i), self.cols(j)
         top, bottom = self.interval(rows.start), self.interval(rows.stop - 1)
         if min(cols.stop, bottom[1]) <= max(cols.start, top[0]):  # [top's first, bottom's last): seen by some row
@@ -170,23 +173,23 @@ class Tiling:
         return Tile.FULL if seen_by_all else Tile.DIAGONAL
 
     def visited_cols(self, i: int) -> list[int]:
-        """Return the indices of the column blocks that row block i has to visit."""
+        """Return the indices of the column blocks that row block i has to process."""
         met = range(*map(int, self.blocks(i)))
         return [j for j in met if self.mask.allowed is None or self.kind(i, j) is not Tile.SKIP]
 
     def visited_rows(self, j: int) -> list[int]:
-        """Return the indices of the row blocks that column block j has to visit."""
+        """Return the indices of the row blocks that column block j has to process."""
         return [i for i in range(self.T_r) if self.kind(i, j) is not Tile.SKIP]
 
     def counts(self) -> Counter[Tile]:
-        """Return the number of tiles of each kind in the whole matrix."""
+        """Return the number of tiles of each kind (SKIP, DIAGONAL, FULL) in the whole matrix."""
         return Counter(self.kind(i, j) for i in range(self.T_r) for j in range(self.T_c))
 
 
 def check_window(window: object) -> tuple[int | None, int | None]:
-    """Return (left, right) of a window.
+    """Return the bounds (left, right) of a window.
 
-    Raise an error unless each of the two is None or a whole number of at least 0.
+    Raise an error unless each bound is None or a whole number of at least 0.
     """
     takes = "(left, right), each a whole number of at least 0, or None for unbounded"
     if not isinstance(window, tuple | list):
@@ -203,9 +206,9 @@ def check_window(window: object) -> tuple[int | None, int | None]:
 
 
 def real_number(name: str, value: object, takes: str, fits: Callable[[float], bool] = math.isfinite) -> float:
-    """Return `value` as a float, or raise an error unless it is a real number and fits(value) is true.
+    """Return `value` as a float. Raise an error unless it is a real number for which fits(value) is true.
 
-    In the error, `name` is the argument's name, and `takes` describes a valid value.
+    The error calls the value `name` and describes valid values by `takes`.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}: got {value!r}; it takes {takes}")
@@ -219,7 +222,10 @@ def real_number(name: str, value: object, takes: str, fits: Callable[[float], bo
 
 
 def whole_number(name: str, value: object, low: int, high: int | None = None) -> int:
-    """Return `value` as an int, or raise an error that names it unless it is a whole number from low to high."""
+    """Return `value` as an int. Raise an error unless it is a whole number from `low` to `high`, or from `low` on.
+
+    The error calls the value `name`.
+    """
     takes = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Integral):
         raise TypeError(f"{name}: got {value!r}; it takes {takes}")

@@ -1,10 +1,10 @@
-"""The meter: what an algorithm loads, stores and computes, per tile and per worker.
+"""The meter: it counts what an algorithm loads, stores and computes, per tile and per worker.
 
 Tensors with capital letters are in HBM. An algorithm passes them to a `Trace`, which returns tensors that record their
-use: indexing such a tensor is a load (`q_i = Q[rows]`), and assigning into it is a store (`O[rows] = o_i`). A load
-returns an on-chip array, and everything computed from it is an on-chip array, too. Each NumPy operation on such an
-array is counted by its kind. The algorithms are written once, in plain NumPy. Without a meter, the same lines run on
-plain arrays.
+use. Indexing such a tensor is a load (`q_i = Q[rows]`), and assigning into it is a store (`O[rows] = o_i`). A load
+returns an on-chip array, and everything computed from an on-chip array is an on-chip array, too. Each NumPy operation
+on an on-chip array is counted by its kind. The algorithms are written once, in plain NumPy. Without a meter, the same
+lines run on plain arrays.
 """
 
 from collections import Counter
@@ -19,9 +19,9 @@ NOT_COUNTABLE = {"dot", "vdot", "inner", "outer", "einsum", "tensordot", "kron",
 
 
 class Event(NamedTuple):
-    """One load from HBM or one store to it.
+    """A single load from HBM or store to HBM.
 
-    `i` and `j` are the indices of the loops around it, or None outside such a loop.
+    `i` and `j` are the loop indices at the time of the access. Each is None outside its loop.
     """
 
     op: str  # "load" or "store"
@@ -33,7 +33,7 @@ class Event(NamedTuple):
 
 
 class Trace:
-    """A meter that watches one run of an algorithm.
+    """A meter for one run of an algorithm.
 
     It counts loads, stores and operations, and never changes a result.
     """
@@ -49,38 +49,38 @@ class Trace:
     # What an algorithm calls ------------------------------------------------------------------------------
 
     def hbm(self, **tensors: np.ndarray) -> Any:
-        """Return these tensors as HbmTensors, in the order given, or a single HbmTensor if only one is given."""
+        """Return the named tensors as HbmTensors in the order given, or a single HbmTensor if only one is given."""
         watched = [HbmTensor(name, array, self) for name, array in tensors.items()]
         return watched if len(watched) > 1 else watched[0]
 
     def parallel(self, name: str, indices: Iterable[int]) -> Iterator[int]:
-        """Loop over indices whose iterations are independent. Each iteration is one worker (a thread block)."""
+        """Loop over `indices`, whose iterations are independent. Each iteration is one worker (a thread block)."""
         self._parallel.append(name)
         yield from self.serial(name, indices)
         self._parallel.remove(name)
 
     def serial(self, name: str, indices: Iterable[int]) -> Iterator[int]:
-        """Loop over indices one after another, inside one worker."""
+        """Loop over `indices` one after another within a worker."""
         for index in indices:
             self._at[name] = index
             yield index
         self._at.pop(name, None)
 
     def hold(self, *arrays: np.ndarray) -> None:
-        """Declare the arrays that one step of the algorithm needs on chip at the same time.
+        """Record the arrays that one step of the algorithm needs on chip at the same time.
 
-        The largest total is kept.
+        The largest total size of all steps is kept.
         """
         self.peak_on_chip = max(self.peak_on_chip, sum(np.size(a) for a in arrays))
 
     # What a reader asks -----------------------------------------------------------------------------------
 
     def loads(self, tensor: str | None = None) -> int:
-        """Return the number of elements loaded from HBM, of one tensor or, with None, of all tensors."""
+        """Return the number of elements loaded from HBM, from the tensor with this name or from all tensors (None)."""
         return self._moved("load", tensor)
 
     def stores(self, tensor: str | None = None) -> int:
-        """Return the number of elements stored to HBM, of one tensor or, with None, of all tensors."""
+        """Return the number of elements stored to HBM, to the tensor with this name or to all tensors (None)."""
         return self._moved("store", tensor)
 
     @property
@@ -110,14 +110,14 @@ class Trace:
         return sum(n for kind, n in self.flops.items() if kind not in ("matmul", "exp"))
 
     def by_tile(self) -> dict[tuple, Counter]:
-        """Return {(i, j): counts of loads, stores and operations} by tile.
+        """Return {(i, j): counts of loads, stores and operations} for each tile (i, j).
 
-        i or j is None for work outside that loop.
+        i or j is None for work outside the corresponding loop.
         """
         return self._grouped(lambda worker, i, j: (i, j))
 
     def by_worker(self) -> dict[tuple, Counter]:
-        """Return {worker: counts of loads, stores and operations}, with one entry per thread block."""
+        """Return {worker: counts of loads, stores and operations}, with one entry per worker (thread block)."""
         return self._grouped(lambda worker, i, j: worker)
 
     # How it counts ----------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class Trace:
 
 
 class Unwatched:
-    """The stand-in for a Trace that counts nothing: it has the same methods, but returns plain arrays."""
+    """A replacement for Trace that counts nothing: it has the same methods, but returns plain arrays."""
 
     def hbm(self, **tensors: np.ndarray) -> Any:
         return list(tensors.values()) if len(tensors) > 1 else next(iter(tensors.values()))
@@ -175,7 +175,7 @@ UNWATCHED: Any = Unwatched()  # used in place of a Trace if nothing is counted
 
 
 class HbmTensor:
-    """A tensor in HBM that reports every load and store to its meter."""
+    """A tensor in HBM that reports every load and store to its Trace."""
 
     def __init__(self, name: str, array: np.ndarray, trace: Trace) -> None:
         self.name, self.array, self.trace = name, np.asarray(array), trace
@@ -198,7 +198,7 @@ class HbmTensor:
 
 
 class OnChip(np.ndarray):
-    """An on-chip array, which was loaded from HBM or computed from such an array. Arithmetic on it is counted."""
+    """An on-chip array, loaded from HBM or computed from other on-chip arrays. Operations on it are counted."""
 
     trace: Any = None  # the Trace that counts; ndarray has a method of this name
 

@@ -1,17 +1,18 @@
-"""Hugging Face transformers on fa2_lab's attention. Importing this module is enough to register "fa2_lab" there.
+"""fa2_lab as an attention implementation for Hugging Face transformers. Importing this module registers "fa2_lab".
 
     import fa2_lab.transformers
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fa2_lab")
 
 transformers describes a mask by a function of a row and a column. This module finds out, once for all layers, which
 contiguous range of columns each row sees. It supports causal masks, sliding windows, padding on either side, and
-several sequences in a row, which position_ids or cu_seq_lens_q tell apart. Grouped-query attention, sinks, softcap and
-a cache need nothing more. If a mask does not leave each row one range, it is refused with its name. The positions of
-padding and of sequences are read once per call of the model, which waits for the GPU.
+several concatenated sequences, which are given by position_ids or cu_seq_lens_q. Grouped-query attention, sinks,
+softcap and a KV cache need no extra setting. A mask in which a row sees more than one range is refused, and the error
+names the mask. The padding and the boundaries of sequences are read once per call of the model, which waits for the
+GPU.
 
 With a static cache, `generate` makes the mask before it calls the model, and on a GPU it compiles the model. In that
-case, a row sees the whole cache, and a tensor holds the number of keys that are filled, so no step compiles the model
-again.
+case, a row sees the whole cache, and a tensor holds the number of filled keys. The model is therefore not recompiled
+when this number grows.
 """
 
 import inspect
@@ -34,7 +35,7 @@ REFUSED = ("position_bias", "head_mask", "output_attentions")  # options of `eag
 
 @dataclass(eq=False)
 class Interval(masking_utils.BlockMask):
-    """The range of keys that each row of a call sees.
+    """A mask for transformers that stores the contiguous range of keys that each row of a call sees.
 
     It is a BlockMask with four dimensions, because transformers accepts only tensors and BlockMasks.
     """
@@ -54,15 +55,15 @@ class Interval(masking_utils.BlockMask):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """The size of the mask, under the name that it has for a tensor."""
+        """The size (batch, 1, rows, columns) of the mask. transformers expects the name `shape`, as for a tensor."""
         return self.size
 
     def contiguous(self) -> "Interval":
-        """Return the mask itself, because `generate` calls this."""
+        """Return the mask itself. The method exists because `generate` calls it."""
         return self
 
     def to(self, device: torch.device | str, **_: Any) -> "Interval":
-        """Return the mask with its tensors on a device, because the layers of a model may be on several devices."""
+        """Return the mask with its tensors moved to a device. The layers of a model may be on several devices."""
         moved = {name: x.to(device) for name in ("lengths", "starts") if (x := getattr(self, name)) is not None}
         return replace(self, **moved)
 
@@ -87,9 +88,10 @@ def interval(
     device: torch.device | None = None,
     **_: Any,
 ) -> Interval:
-    """Return a mask of transformers as an Interval. Raise an error if it is not a range of keys per row.
+    """Return the mask of transformers described by these arguments as an Interval.
 
-    Row r of the mask is token q_offset + r, and column c is token kv_offset + c.
+    Row r of the mask is token q_offset + r, and column c is token kv_offset + c. Raise an error if a row of the mask
+    does not see one contiguous range of keys.
     """
     causal, left, right = False, None, None
     sequences: tuple = ()
@@ -124,7 +126,10 @@ def row_of_a_cache(
     attention_mask: Tensor | None,
     device: torch.device | None,
 ) -> Interval:
-    """Return the mask of a single row that sees all filled keys of a static cache. Their number is always a tensor."""
+    """Return the mask of a single row that sees all filled keys of a static cache.
+
+    The mask stores the number of filled keys in a tensor.
+    """
     batch, *_, room = size
     if attention_mask is None:
         attention_mask = torch.ones(batch, kv_offset + keys, device=device)
@@ -135,9 +140,9 @@ def row_of_a_cache(
 
 
 def parts_of(mask_function: Callable) -> list:
-    """Return the masks that a mask function intersects, each as its name and the value from which it was made.
+    """Return the masks whose intersection is mask_function, each as (its name, the value with which it was made).
 
-    A causal mask is only its name, and a bidirectional mask is left out.
+    A causal mask is returned as its name alone, and a bidirectional mask is omitted.
     """
     name, _, inner = mask_function.__qualname__.partition(".<locals>.")
     if mask_function.__module__ == masking_utils.__name__:
@@ -155,7 +160,7 @@ def parts_of(mask_function: Callable) -> list:
 
 
 def closure(function: Callable) -> dict[str, Any]:
-    """Return the variables in a function's closure.
+    """Return the variables in a function's closure by their names.
 
     transformers offers no public way to find out how a mask was made, except to evaluate the mask for every row and
     column.
@@ -164,7 +169,7 @@ def closure(function: Callable) -> dict[str, Any]:
 
 
 def sequences_of(sequence: Tensor) -> tuple[Tensor, int]:
-    """Return the cumulative sequence lengths and the longest length, given the number of each row's sequence."""
+    """Return the cumulative sequence lengths and the longest length, given the sequence number of each token."""
     begins = torch.ones_like(sequence, dtype=torch.bool)
     begins[:, 1:] = sequence[:, 1:] != sequence[:, :-1]
     found = begins.flatten().nonzero().flatten()
@@ -173,9 +178,10 @@ def sequences_of(sequence: Tensor) -> tuple[Tensor, int]:
 
 
 def padding(attention_mask: Tensor | None, kv_offset: int, keys: int) -> tuple[list[int] | None, Tensor | None]:
-    """Return the first real key of each batch entry and the number of its real keys.
+    """Return the index of the first real key of each batch entry, and the number of its real keys.
 
-    The first is None if no entry has padding on the left, and the second if none has padding on the right.
+    The first result is None if no entry has padding on the left. The second is None if no entry has padding on the
+    right.
     """
     if attention_mask is None:
         return None, None
@@ -208,7 +214,10 @@ def attend(
     s_aux: Tensor | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Return one layer's attention, as transformers calls it: O (batch, N, heads, d), and None for the weights."""
+    """Compute one layer's attention in the form that transformers expects.
+
+    Return O (batch, N, heads, d), and None in place of the attention weights.
+    """
     for name in REFUSED:
         if more.get(name) is not None and more[name] is not False:
             raise ValueError(f"{name}: got {type(more[name]).__name__}; attn_implementation='fa2_lab' takes none")
@@ -248,7 +257,7 @@ def attend(
 
 
 def without_mask(causal: bool, sliding_window: int | None, size: tuple[int, int, int, int]) -> Interval:
-    """Return the mask that a model implies if it passes no mask."""
+    """Return the mask to use for a model that passes no mask."""
     *_, N_q, N_k = size
     if causal and N_q not in (1, N_k):
         raise ValueError(f"attention_mask: got None for {N_q} causal rows and {N_k} columns; {TAKES}")

@@ -1,1 +1,1 @@
-"""The public calls, the checks of their arguments, and the operators through which torch sees the kernels."""
+"""The public calls, the checks of their arguments, and the code that registers the kernels with torch."""

@@ -1,12 +1,13 @@
 """The public call attention().
 
-The first call of a kind checks its arguments and prepares its kernels. Later calls of the same kind launch these
-kernels at once.
+The key of a call consists of the types, dtypes, devices, shapes and strides of its tensors and of its other arguments.
+The first call with a key checks its arguments and prepares its kernels. Later calls with the same key launch the
+prepared kernels at once.
 
 TROUBLESHOOTING.md lists how attention() differs from torch.nn.functional.scaled_dot_product_attention.
 
-If scores are larger than about 10⁶ in size, L in fp32 is too coarse to recompute P from it. O stays right, but the
-gradients cannot be trusted.
+If scores are larger than about 10⁶ in magnitude, L in fp32 is too coarse to recompute P from it. O is still right, but
+the gradients are unreliable.
 """
 
 from collections.abc import Callable
@@ -57,49 +58,51 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return O = softmax(scale · q kᵀ) v for q (batch, heads, N_q, d) and k, v (batch, kv heads, N_k, d).
 
-    q, k and v have the same dtype, which is fp16, bf16 or fp32. Batch, N_q and N_k may be 0. O has the shape of q, and
-    each gradient has the shape of its tensor. The order of their dimensions in memory is also that of q or of the
-    tensor. The rows of O and of the gradients are always contiguous, and no two of their elements share memory, even if
-    q, k or v are views for which this is not true.
+    q, k and v must have the same dtype: fp16, bf16 or fp32. Batch, N_q and N_k may be 0. O has the shape and the
+    dimension order in memory of q, and each gradient has those of its tensor. The rows of O and of the gradients are
+    always contiguous, and no two of their elements share memory, even if q, k or v are views for which this is not
+    true.
 
     causal       If True, row r sees the columns up to r + N_k − N_q, so the last query is aligned with the last key.
     window       A pair (left, right): row r sees columns r + N_k − N_q − left … r + N_k − N_q + right. A bound of None
                  means unbounded. causal=True means right = 0.
     softcap      A number c. After the scale, each score s becomes c · tanh(s / c). None means no cap.
-    sinks        Floats (heads,). Every row of a head gets one more score, its sink, which has no key and no value. The
-                 sink is not scaled, capped or masked, and gradients flow to it. A sink of −∞ has no effect. A sink of
-                 +∞ would leave no probability for any key. fp32 cannot hold a sink of more than 10³⁸ times the softcap
-                 or, without a softcap, 10³⁸ times a scale from 10⁻¹⁰ to 1. Such sinks are refused if their values can
-                 be read without waiting for a GPU. Otherwise, the results are NaN.
+    sinks        A float tensor (heads,). Every row of a head gets one more score, its sink, which has no key and no
+                 value. The sink is not scaled, capped or masked, and gradients flow to it. A sink of −∞ has no effect.
+                 A sink of +∞ would leave no probability for any key. fp32 cannot hold a sink of more than 10³⁸ times
+                 the softcap or, without a softcap, 10³⁸ times a scale from 10⁻¹⁰ to 1. Such sinks are refused if their
+                 values can be read without waiting for a GPU. Otherwise, the results are NaN.
     bias         A @triton.jit function of (head, row, column). The value that it returns is added to each score, after
-                 the scale and the softcap, and −∞ hides a key. `head` is the index of q's head. `row` is the position
+                 the scale and the softcap, and −∞ masks a key. `head` is the index of q's head. `row` is the position
                  of the query among the keys: row r of q is row r + N_k − N_q, which is also the column of its diagonal.
                  ALiBi is therefore −slope · (row − column) for all N_q and N_k. The three arguments are int32 and
                  broadcast against each other. No gradient flows to a bias. With backend="reference", the same function
-                 may be written in NumPy. While torch records, as in torch.compile, a bias is refused.
-    scale        The factor of the scores. None means 1/√d. Its size is at most 10³⁰, because the kernels compute in
-                 fp32.
-    key_lengths  Integers (batch,) from 0 to N_k, the number of keys of each sequence. The position of the diagonal
-                 depends on N_k, not on these lengths. On a GPU, the range is checked once per tensor and version, and
-                 this check waits for the GPU. In a CUDA graph or a compiled function, the range is not checked, and a
-                 length out of range is clamped.
+                 may be written in NumPy. While torch.compile or torch.export traces, a bias is refused.
+    scale        The factor by which the scores are multiplied. None means 1/√d. Its magnitude is at most 10³⁰, because
+                 the kernels compute in fp32.
+    key_lengths  An integer tensor (batch,) with values from 0 to N_k: the number of keys in each sequence. The position
+                 of the diagonal depends on N_k, not on these lengths. On a GPU, the range is checked once per tensor
+                 and version, and this check waits for the GPU. In a CUDA graph or a compiled function, the range is not
+                 checked, and a length out of range is clamped.
     dropout_p    The probability with which dropout sets an entry of P to 0.
     seed         A whole number from 0 to 2⁶⁴ − 1, which decides which entries dropout sets to 0. With None, torch's
                  generator draws a seed.
     num_splits   A number from 1 to 256. If there are few queries, the keys of every sequence are cut into this number
-                 of splits, whatever the batch. With None or 0, there are enough splits to fill the GPU. This choice is
-                 faster, but then the other sequences in the batch change the last bits of a row.
+                 of splits, whatever the batch size. With None or 0, there are enough splits to fill the GPU. This
+                 choice is faster, but then the other sequences in the batch change the last bits of a row.
     return_lse   If True, return (O, L) with L (batch, heads, N_q) in fp32. L is the logarithm of each row's sum of
                  exponentials, which includes the row's sink.
-    backend      "triton" runs the Triton kernels. "portable" runs Triton without Hopper's own kernels. "reference" runs
-                 the NumPy ladder in float64. "auto" selects the first of these three that can run on the tensors.
+    backend      "triton" runs the Triton kernels. "portable" also runs Triton, but not the kernels for Hopper.
+                 "reference" runs the NumPy ladder in float64. "auto" selects the first of these three that can run on
+                 the tensors.
 
-    On Hopper, fp16 and bf16 have their own kernels for every d from 32 to 128 that is divisible by 8, and in the
+    On Hopper, fp16 and bf16 use the Hopper kernels for every d from 32 to 128 that is divisible by 8, and in the
     forward pass for larger d up to 256. Calls that are small or have a softcap, sinks, a bias, dropout, or a window
-    with d above 128 run the portable kernels. On Hopper, the running maximum may lag by up to 8 in powers of two, which
-    saves at least 5% of the time. In bf16, this makes the error of O 3 to 4% larger on normal numbers, and 10 to 17%
-    larger if one number in a thousand is an outlier. In that case, the errors of dQ and dK also grow by up to 10%. With
-    backend="portable", the maximum is exact.
+    with d above 128 run the portable kernels. In the Hopper forward kernel, the running maximum may lag by up to 8 in
+    powers of two, which saves at least 5% of the time. In bf16, this makes the error of O 3 to 4% larger than with the
+    exact maximum if the elements of q, k and v are normally distributed, and 10 to 17% larger if one element in a
+    thousand is an outlier. With outliers, the errors of dQ and dK also grow by up to 10%. With backend="portable", the
+    maximum is exact.
 
     Batch invariance means that O and L of a sequence have the same bits in a batch of any size and at any position in
     the batch, whatever the other sequences and their lengths are. A call needs one of two options to be
@@ -111,8 +114,8 @@ def attention(
                         tiles are used, so the last bits of O and L may depend on it
 
     Batch invariance holds on one GPU, with one version of Triton and one mask. Dropout draws a different mask if a
-    sequence changes its position in the batch. If key_lengths pad a sequence, causal and window still count from N_k,
-    so N_k has to be the same. A single query without a window is masked by its length alone.
+    sequence changes its position in the batch. If sequences are padded and have key_lengths, causal and window still
+    count from N_k, so N_k has to be the same. A single query without a window is masked by its length alone.
     """
     asked: tuple = causal, softcap, scale, dropout_p, num_splits, return_lse, backend
     if bias is not None:
@@ -142,10 +145,11 @@ def attention(
 
 
 def recall(tensors: tuple, window: tuple | list | None, asked: tuple) -> tuple[tuple | None, Any]:
-    """Return (key, call): the key of this kind of call, and the call that was prepared for this key or None.
+    """Return (key, call): the key of this call, and the call that was prepared for this key, or None if there is none.
 
-    The key holds everything on which the checks and the choice of kernels depend. `asked` are the other arguments. Key
-    and call are both None while torch records, or if an argument is invalid, because the checks then report the error.
+    The key contains everything on which the checks and the choice of kernels depend. `asked` are the arguments besides
+    `tensors` and `window`. Both results are None while torch.compile or torch.export traces, or under fake tensors.
+    They are also None if an argument is invalid, because the checks then report the error.
     """
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         return None, None
@@ -166,9 +170,9 @@ def recall(tensors: tuple, window: tuple | list | None, asked: tuple) -> tuple[t
 
 
 def seed_tensor(seed: int | None, device: torch.device) -> Tensor:
-    """Return the seed as an int64 tensor on the device, without waiting for the device.
+    """Return the seed as an int64 tensor (1,) on the device, without waiting for the device.
 
-    With None, torch's generator draws a seed, even in a CUDA graph.
+    If `seed` is None, torch's generator draws a seed, which also works in a CUDA graph.
     """
     if seed is None:
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)

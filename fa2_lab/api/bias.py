@@ -1,4 +1,7 @@
-"""Checks and keys of biases. A bias is a user's function whose value is added to the scores."""
+"""Checks of biases, and their keys. A bias is a function whose value is added to the scores.
+
+prepared.py keeps what is prepared for a bias under its key.
+"""
 
 from inspect import signature
 from typing import Any
@@ -15,9 +18,10 @@ READ: WeakKeyDictionary = WeakKeyDictionary()  # {a jitted function: the values 
 
 
 def check_bias(bias: Any, reference: bool) -> None:
-    """Raise an error unless the bias is a @triton.jit function of (head, row, column) or None.
+    """Raise an error unless `bias` is None or a @triton.jit function of (head, row, column).
 
-    If `reference` is True, the bias may also be written in NumPy, and it is tried out on small arrays.
+    If `reference` is True, the bias may also be written in NumPy. In that case, it is called once on small arrays as a
+    test.
     """
     if bias is None:
         return
@@ -43,7 +47,10 @@ def check_bias(bias: Any, reference: bool) -> None:
 
 
 def is_jitted(bias: Any) -> bool:
-    """Return whether a function is decorated with @triton.jit, for Triton's compiler or for its interpreter."""
+    """Return whether the function `bias` is decorated with @triton.jit.
+
+    The decorator may be that of Triton's compiler or of Triton's interpreter.
+    """
     from fa2_lab.kernels.common.tile import tile_coord
 
     return type(bias) is type(tile_coord)
@@ -52,8 +59,8 @@ def is_jitted(bias: Any) -> bool:
 def kind_of(bias: Any) -> Any:
     """Return a key that identifies a bias: Triton's key of its source and its constants, or the function itself.
 
-    Triton reads a jitted function only once. If a name that the function uses has changed its value since then, the
-    bias is rejected, because Triton would still run the version that it compiled before.
+    Triton reads a jitted function only once. If a variable from outside the function has changed its value since then,
+    the bias is rejected, because Triton would still run the version that it compiled before.
     """
     if torch.compiler.is_compiling():
         raise ValueError(RECORDED)
@@ -71,7 +78,10 @@ def kind_of(bias: Any) -> Any:
 
 
 def read_by(jitted: Any) -> dict[str, Any]:
-    """Return the values of all outside names that a jitted function, or any jitted function that it calls, uses."""
+    """Return {name: value} of all variables from outside a jitted function that the function uses.
+
+    The variables of the jitted functions that it calls are included.
+    """
     function = jitted.fn
     found = {name: function.__globals__.get(name) for name in function.__code__.co_names}
     cells = [cell.cell_contents for cell in function.__closure__ or ()]

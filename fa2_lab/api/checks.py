@@ -1,7 +1,7 @@
 """Checks of the public calls' arguments before any launch, and the choice between the kernels and the reference.
 
-Every error names the argument, the value that it got, and the values that it takes. Values on a GPU are read only if
-they are worth the wait, and then once per tensor and version. The kernels clamp values that are not read.
+Every error names the argument, the value that was passed, and the values that are accepted. Values on a GPU are read
+only if the check is worth the wait, and then once per tensor and version. The kernels clamp values that are not read.
 """
 
 import math
@@ -35,9 +35,10 @@ SMALLEST_SCALE = 1e-10  # by which sinks and biases are divided; a smaller scale
 
 
 def check_floats(name: str, x: Tensor, dimensions: int, takes: str, q: Tensor | None = None) -> None:
-    """Raise an error unless x is a tensor of floats with this number of dimensions.
+    """Raise an error unless x is a floating-point tensor with the given number of dimensions.
 
-    If q is given, x must also have the dtype and the device of q. `takes` describes a valid x in the error.
+    If q is given, x must also have the dtype and the device of q. The error calls x `name` and describes a valid x by
+    `takes`.
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}; it takes a torch.Tensor")
@@ -52,9 +53,9 @@ def check_floats(name: str, x: Tensor, dimensions: int, takes: str, q: Tensor | 
 
 
 def check_integers(name: str, x: Tensor, q: Tensor, takes: str, dtypes: tuple = INTEGERS) -> None:
-    """Raise an error unless x is a tensor of integers of one of these dtypes on q's device.
+    """Raise an error unless x is a tensor on q's device with one of the given integer dtypes.
 
-    `takes` describes a valid x in the error.
+    The error calls x `name` and describes a valid x by `takes`.
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}; it takes {takes}")
@@ -64,15 +65,15 @@ def check_integers(name: str, x: Tensor, q: Tensor, takes: str, dtypes: tuple = 
 
 
 def check_device(name: str, x: Tensor, q: Tensor) -> None:
-    """Raise an error unless x is on q's device. `name` is the name of x in the error."""
+    """Raise an error unless x is on q's device. The error calls x `name`."""
     if x.device != q.device:
         raise ValueError(f"{name}: got a tensor on {x.device}; it takes q's device, {q.device}")
 
 
 def check_heads(name: str, kv_heads: int, heads: int) -> None:
-    """Raise an error unless the number of K/V heads divides the number of q's heads.
+    """Raise an error unless the number of K/V heads divides the number of query heads.
 
-    `name` is the argument in the error.
+    The error names the argument `name`.
     """
     if heads % kv_heads:
         raise ValueError(
@@ -81,7 +82,7 @@ def check_heads(name: str, kv_heads: int, heads: int) -> None:
 
 
 def described(x: Tensor) -> str:
-    """Return how an error describes a tensor: by its shape, or by its layout if the tensor is not an ordinary one."""
+    """Return the text by which an error describes x: its shape, or its layout if x is not a strided tensor."""
     if x.is_nested:
         return "a nested tensor"
     return f"shape {tuple(x.shape)}" if x.layout == torch.strided else f"a tensor with layout {x.layout}"
@@ -123,7 +124,7 @@ def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def check_starts(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, q: Tensor) -> None:
-    """Raise an error if cu_seqlens_q or cu_seqlens_k, the cumulative lengths, have the wrong dtype, device or shape."""
+    """Raise an error unless both tensors of cumulative sequence lengths have the right dtype, device and shape."""
     for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         check_integers(name, starts, q, "an int32 tensor (batch + 1,)", (torch.int32,))
         if starts.dim() != 1 or starts.shape[0] < 2:
@@ -135,9 +136,9 @@ def check_starts(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, q: Tensor) -> None:
 
 
 def check_order(name: str, starts: Tensor, total: int) -> None:
-    """Raise an error unless the cumulative lengths `starts` begin at 0, never decrease, and end with `total` rows.
+    """Raise an error unless the cumulative sequence lengths `starts` begin at 0, never decrease, and end with `total`.
 
-    The values are read only if this does not wait for a GPU.
+    The error calls them `name`. Their values are read only if this does not wait for a GPU.
     """
     if starts.device.type != "cpu" or traced(starts):
         return
@@ -154,7 +155,7 @@ def check_order(name: str, starts: Tensor, total: int) -> None:
 def check_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
     """Raise an error if key_lengths has the wrong dtype, device or shape, or a length outside 0 … N_k.
 
-    The lengths themselves are read only if this is possible before the launch.
+    The lengths are read only if this is possible before the launch, as may_wait_for() decides.
     """
     check_integers("key_lengths", key_lengths, q, "an integer tensor (batch,)")
     if key_lengths.shape != q.shape[:1]:
@@ -163,7 +164,10 @@ def check_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
 
 
 def check_range(key_lengths: Tensor, N_k: int) -> None:
-    """Raise an error if a length is outside 0 … N_k, unless the lengths cannot be read before the launch."""
+    """Raise an error if a length in key_lengths is outside 0 … N_k.
+
+    The lengths are not checked if they cannot be read before the launch, as may_wait_for() decides.
+    """
     if not may_wait_for(key_lengths) or was_seen(key_lengths, (N_k,)):
         return
     low, high = torch.stack(torch.aminmax(key_lengths)).tolist()
@@ -187,7 +191,10 @@ def check_cache(q: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
 
 
 def check_no_gradient(**tensors: Tensor | None) -> None:
-    """Raise an error if one of the tensors requires a gradient, because the call does not compute gradients."""
+    """Raise an error if any of the named tensors requires a gradient.
+
+    attention_paged() does not support gradients.
+    """
     for name, x in tensors.items():
         if x is not None and x.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name}: got a tensor that requires a gradient; it takes one without, or torch.no_grad()")
@@ -202,10 +209,10 @@ def check_table(block_table: Tensor, q: Tensor) -> None:
 
 
 def check_entries(block_table: Tensor, key_lengths: Tensor, pages: tuple[int, ...], N_q: int, left: int | None) -> None:
-    """Raise an error if the block table names a page that does not exist for a key that a query can see.
+    """Raise an error if the block table contains an invalid page index for a key that a query can see.
 
-    `pages` is (the number of pages, the number of keys per page). `left` is the left bound of the window. The table is
-    not checked if its values cannot be read before the launch.
+    `pages` is (the number of pages, the number of keys per page). `left` is the left bound of the window, or None. The
+    table is not checked if its values cannot be read before the launch.
     """
     limits = *pages, N_q, left
     if not may_wait_for(block_table) or was_seen(block_table, limits, key_lengths):
@@ -222,9 +229,10 @@ def check_entries(block_table: Tensor, key_lengths: Tensor, pages: tuple[int, ..
 
 
 def may_wait_for(x: Tensor) -> bool:
-    """Return whether a tensor's values can be read now, even if this waits for the GPU.
+    """Return whether x has values that can be read before the launch, waiting for the GPU if necessary.
 
-    This is impossible while torch records or in a CUDA graph. An empty tensor has nothing to read.
+    The result is False while torch.compile or torch.export traces or a CUDA graph is captured, because there are no
+    values to read then. It is also False for an empty tensor.
     """
     return x.numel() > 0 and not traced(x) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
@@ -233,7 +241,7 @@ def may_wait_for(x: Tensor) -> bool:
 
 
 def check_numbers(causal: object, scale: object, d: int, return_lse: object) -> float:
-    """Return the scale to use, which is 1/√d for None.
+    """Return the scale of the scores, which is 1/√d if `scale` is None.
 
     Raise an error if causal or return_lse is not a bool, or if the scale is not a finite number.
     """
@@ -246,7 +254,10 @@ def check_numbers(causal: object, scale: object, d: int, return_lse: object) -> 
 
 
 def splits_asked(num_splits: object) -> int:
-    """Return num_splits as an int, which is 0 for None. Raise an error unless it is a whole number from 0 to 256."""
+    """Return num_splits as an int, with 0 for None.
+
+    Raise an error unless it is None or a whole number from 0 to 256.
+    """
     return 0 if num_splits is None else whole_number("num_splits", num_splits, low=0, high=MOST_SPLITS)
 
 
@@ -258,10 +269,10 @@ def check_masks(
     q: Tensor,
     sizes: tuple[int, int, int],
 ) -> Options:
-    """Return the options that describe the mask. Raise an error if the window, the softcap or the sinks are invalid.
+    """Return the Options that describe the mask. Raise an error if the window, the softcap or the sinks are invalid.
 
     A bound of the window that no row reaches becomes None, and right = 0 becomes causal = True. `sizes` is (query
-    heads, N_q, N_k). The scale of the returned options is 1 until the caller sets it.
+    heads, N_q, N_k). The scale of the returned Options is 1 until the caller sets it.
     """
     heads, N_q, N_k = sizes
     left, right = (None, None) if window is None else check_window(window)
@@ -282,7 +293,7 @@ def check_masks(
 
 
 def check_sinks(sinks: Tensor | None, options: Options) -> None:
-    """Raise an error if a sink is +∞ or would become infinite in fp32, in which the kernels compute.
+    """Raise an error if a sink is +∞ or would become infinite in fp32, the precision of the kernels.
 
     A sink of +∞ would leave no probability for any key. The values are read only if this does not wait for a GPU.
     """
@@ -304,7 +315,7 @@ def check_sinks(sinks: Tensor | None, options: Options) -> None:
 
 
 def check_scale(scale: float) -> None:
-    """Raise an error if the scale would make ordinary scores infinite in fp32, in which the kernels compute."""
+    """Raise an error if the scale would make ordinary scores infinite in fp32, the precision of the kernels."""
     if abs(scale) > LARGEST_SCALE:
         raise ValueError(
             f"scale: got {scale:g}; it takes at most 1e30 in absolute value; backend='reference' takes every float"
@@ -312,10 +323,11 @@ def check_scale(scale: float) -> None:
 
 
 def as_computed(q: Tensor, sinks: Tensor | None, options: Options) -> tuple[Tensor, Options]:
-    """Return q and options whose scale is at least 0, because row maxima are taken before the scale.
+    """Return q and Options that give the same result with a scale of at least 0, as the kernels require.
 
-    If the scale is negative, −q replaces q, and the scale becomes positive. The kernels compute in fp32 and divide
-    sinks and biases by the scale. With sinks or a bias, a tiny scale is therefore multiplied into q.
+    The kernels take the maximum of a row before they apply the scale. If the scale is negative, −q therefore replaces
+    q, and the scale becomes positive. The kernels also divide sinks and biases by the scale in fp32. With sinks or a
+    bias, a tiny scale is therefore multiplied into q.
     """
     if options.scale < 0:
         q, options = -q, options._replace(scale=-options.scale)
@@ -332,7 +344,10 @@ def as_computed(q: Tensor, sinks: Tensor | None, options: Options) -> tuple[Tens
 
 
 def check_transforms(*gradients: Tensor | None) -> None:
-    """Raise an error inside torch.vmap or torch.func, or for batched gradients, because such tensors have no memory."""
+    """Raise an error inside torch.vmap or torch.func, or if a gradient is batched by torch.vmap.
+
+    The kernels need tensors with memory, and tensors inside such a transform have none.
+    """
     if peek_interpreter_stack() is not None:
         raise NotImplementedError(IN_A_TRANSFORM)
     for x in gradients:
@@ -341,7 +356,7 @@ def check_transforms(*gradients: Tensor | None) -> None:
 
 
 def check_recording() -> None:
-    """Raise an error inside torch.jit.trace, because sizes are tensors there."""
+    """Raise an error inside torch.jit.trace, because the sizes of tensors are tensors instead of integers there."""
     if torch.jit.is_tracing():
         raise NotImplementedError(
             "fa2_lab.attention: torch.jit.trace is not supported; use torch.compile or torch.export"
@@ -352,7 +367,7 @@ def check_recording() -> None:
 
 
 def runs_on_triton(backend: str, device: str) -> bool:
-    """Return whether the Triton kernels compute for tensors on this device, or the reference does.
+    """Return True if a call on this device runs the Triton kernels, and False if it runs the reference.
 
     Raise an error if the backend does not exist or cannot run on this device.
     """
@@ -380,7 +395,11 @@ runs_on_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def traced(*tensors: Tensor | None) -> bool:
-    """Return whether torch records this call instead of computing it, so that the call needs an operator."""
+    """Return whether torch traces this call instead of running it, so that the call must use a custom operator.
+
+    torch traces in torch.compile, in torch.export and under fake tensors. Meta tensors and tensor subclasses count as
+    traced.
+    """
     for x in tensors:
         if x is not None and (type(x) not in PLAIN or x.is_meta):
             return True

@@ -1,8 +1,8 @@
-"""How torch sees the kernels: as an autograd function when torch computes at once, as an operator when torch records.
+"""The kernels as torch sees them: an autograd function in eager mode, and custom operators while torch traces a call.
 
-The tensors of a call are passed in one record, Tensors, and all its other arguments in another, Options. An operator
-lists the fields of both records one by one. The NumPy ladder counts as one more kernel, which Options.reference
-selects.
+torch traces a call in torch.compile, in torch.export and under fake tensors. The tensors of a call are passed in one
+record, Tensors, and all its other arguments in another, Options. A custom operator lists the fields of both records one
+by one. The NumPy ladder is one more implementation, which Options.reference selects.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,21 +25,24 @@ from fa2_lab.kernels.prepared import Options, Tensors, keep, like, rows_contiguo
 
 @cache
 def kernels() -> ModuleType:
-    """Import and return the module that chooses the kernels. Only this function imports it, because it needs Triton."""
+    """Import and return kernels.choice, the module that chooses the kernels.
+
+    No other line imports it, because it needs Triton.
+    """
     from fa2_lab.kernels import choice
 
     return choice
 
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Return (O, L) of a call, computed by the kernel that the options and the tensors select, or by the reference."""
+    """Compute and return (O, L), by the kernels or, if options.reference is set, by the NumPy reference."""
     return reference_forward(tensors, options) if options.reference else kernels().forward(tensors, options)
 
 
 def backward(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
-    """Return (dQ, dK, dV) of a call, and also dsinks if there are sinks.
+    """Return (dQ, dK, dV), plus dsinks if the call has sinks.
 
-    dO and dL are None if a result has no gradient.
+    dO or dL is None if the corresponding result has no gradient.
     """
     dO = torch.zeros_like(O) if dO is None else dO
     run = reference_backward if options.reference else kernels().backward
@@ -50,9 +53,9 @@ def backward(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, tensors
 
 
 def compute(key: tuple | None, tensors: Tensors, options: Options, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
-    """Return O, or (O, L), of a call that has passed all checks.
+    """Compute and return O, or (O, L) if return_lse is set, for a call that has passed all checks.
 
-    If the call has a key, its prepared kernels are kept under this key for later calls of the same kind.
+    If `key` is not None, the prepared kernels are stored in the table of prepared calls under this key.
     """
     q, options = as_computed(tensors.q, tensors.sinks, options)
     as_it_comes = q is tensors.q
@@ -67,9 +70,10 @@ def compute(key: tuple | None, tensors: Tensors, options: Options, return_lse: b
 
 
 class Call(NamedTuple):
-    """One kind of call: its arguments have passed all checks, and its kernels are prepared.
+    """A prepared call, whose arguments have passed all checks and whose kernels are ready to be launched.
 
-    Calling the object with tensors of this kind returns O, or (O, L).
+    Calling the object with tensors that have the same key (see api/attention.py) returns O, or (O, L) if return_lse is
+    set.
     """
 
     forward: Callable
@@ -86,10 +90,10 @@ class Call(NamedTuple):
 
 
 class Attention(torch.autograd.Function):
-    """The autograd function of a call that needs gradients.
+    """The autograd function of a call that needs gradients, in eager mode.
 
-    It is written in Python and not as an operator, because it takes a third of an operator's time on the host. Every
-    argument adds to this time, so call and tensors are one argument.
+    It is written in Python because its host time is a third of that of a custom operator. Every argument adds to this
+    time, so the Call and its Tensors are passed as one argument.
     """
 
     @staticmethod
@@ -111,16 +115,20 @@ class Attention(torch.autograd.Function):
 
 
 def save(ctx: Any, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> None:
-    """Save what the backward needs: the input tensors, O and L, but no matrix of size N_q × N_k."""
+    """Save O, L, the input tensors and the options in `ctx` for the backward.
+
+    No saved tensor has the size N_q × N_k.
+    """
     ctx.options = options
     ctx.save_for_backward(O, L, *tensors)
     ctx.set_materialize_grads(value=False)
 
 
 def gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[Tensor | None]:
-    """Return (dQ, dK, dV, dsinks), in which dsinks is None without sinks.
+    """Return (dQ, dK, dV, dsinks). dsinks is None if the call has no sinks.
 
-    While torch records, an operator computes the gradients and rejects second derivatives.
+    In eager mode, the kernels are called directly. While torch traces, or if the gradients themselves need gradients,
+    the custom operator fa2_lab::backward is called instead, which rejects second derivatives.
     """
     check_transforms(dO, dL)
     if dO is None and dL is None:
@@ -146,9 +154,10 @@ OPTIONS = (
 
 
 def recorded(options: Options) -> Sequence:
-    """Return the options one by one, in the order of an operator's arguments.
+    """Return the fields of `options` in the order of a custom operator's arguments.
 
-    Raise an error if there is a bias, because an operator cannot take a function.
+    The field `traced` is set to True, and the bias is left out. Raise an error if there is a bias, because a custom
+    operator cannot have a function as an argument.
     """
     if options.bias is not None:
         raise ValueError(bias.RECORDED)
@@ -156,7 +165,7 @@ def recorded(options: Options) -> Sequence:
 
 
 def records(given: Sequence) -> tuple[Tensors, Options]:
-    """Return the arguments of an operator as the two records Tensors and Options."""
+    """Return the arguments of a custom operator, given one by one, as the two records Tensors and Options."""
     many = len(Tensors._fields)
     return Tensors(*given[:many]), Options(*given[many:])
 
@@ -190,12 +199,15 @@ def backward_shapes(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, 
 
 
 def save_operator(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    """Save the tensors and options that the backward of the forward operator needs."""
+    """Save what operator_gradients() needs in `ctx`, given the inputs and outputs of the operator fa2_lab::forward."""
     save(ctx, *output, *records(inputs))
 
 
 def operator_gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> tuple:
-    """Return the gradient of each input of the forward operator, which is None for all options."""
+    """Return the gradient of each argument of the custom operator fa2_lab::forward.
+
+    The gradient is None for each of the options.
+    """
     dQ, dK, dV, dsinks = cast(tuple[Tensor, ...], gradients(ctx, dO, dL))
     return *Tensors(dQ, dK, dV, sinks=dsinks), *[None] * (len(Options._fields) - 1)
 
@@ -212,7 +224,7 @@ backward_op.register_autograd(no_second_derivative)
 
 
 def reference_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Compute (O, L) by the last stage of the NumPy ladder (FA2), head by head in float64."""
+    """Compute (O, L) with the last stage of the NumPy ladder (FA2), head by head in float64."""
     from fa2_lab.reference import heads
 
     if not tensors.q.numel():
@@ -228,7 +240,7 @@ def reference_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tenso
 def reference_backward(
     dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options
 ) -> tuple[Tensor, ...]:
-    """Compute (dQ, dK, dV), and dsinks if there are sinks, by the backward of the NumPy ladder in float64."""
+    """Compute (dQ, dK, dV), plus dsinks if there are sinks, with the backward of the NumPy ladder in float64."""
     from fa2_lab.reference import heads
 
     inputs = tensors.q, tensors.k, tensors.v
@@ -249,7 +261,7 @@ def reference_backward(
 
 
 def gathered(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Compute (O, L) for a paged cache, one sequence at a time, from copies of its pages that follow one another."""
+    """Compute (O, L) for a paged cache, one sequence at a time, after copying its pages into contiguous memory."""
     q, table, lengths = tensors.q, cast(Tensor, tensors.block_table), cast(Tensor, tensors.key_lengths)
     O, L = like(rows_contiguous(q)), q.new_empty(q.shape[:3], dtype=torch.float32)
     for b, n in enumerate(lengths.tolist()):
@@ -261,7 +273,7 @@ def gathered(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 
 
 def with_a_key(tensors: Tensors) -> Tensors:
-    """Return the tensors, with one key that no row sees if there are no keys, because the reference needs a key."""
+    """Return `tensors`, but with one masked key if there are no keys, because the reference needs at least one key."""
     if tensors.k.shape[2]:
         return tensors
     k, v = (pad(x, (0, 0, 0, 1)) for x in (tensors.k, tensors.v))
@@ -270,7 +282,7 @@ def with_a_key(tensors: Tensors) -> Tensors:
 
 
 def for_heads(tensors: Tensors, options: Options) -> dict[str, Any]:
-    """Return the keyword arguments of the reference, heads.forward() and heads.backward(), besides their arrays."""
+    """Return the keyword arguments for the NumPy reference (heads.forward and heads.backward), without the arrays."""
     given: dict[str, Any] = dict(causal=options.causal, scale=options.scale, softcap=options.softcap)
     given["dropout_p"] = options.dropout_p
     if options.windowed:
@@ -287,7 +299,11 @@ def for_heads(tensors: Tensors, options: Options) -> dict[str, Any]:
 
 
 def real_keys(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Return k and v with zeros for keys that no row sees, because the reference would multiply their NaN by P = 0."""
+    """Return k and v with zeros in place of all keys that no row sees.
+
+    Without this step, a NaN in such a key would reach the result, because the reference multiplies all keys by P, and 0
+    · NaN is NaN.
+    """
     q, k, v, key_lengths = tensors.q, tensors.k, tensors.v, tensors.key_lengths
     if key_lengths is None and options.left is None:
         return k, v
@@ -304,5 +320,5 @@ def to_numpy(x: Tensor) -> np.ndarray:
 
 
 def to_torch(x: np.ndarray, given: Tensor) -> Tensor:
-    """Return the array x as a tensor with the dtype, device and memory order of `given`, as the kernels would do."""
+    """Return the array x as a tensor with the dtype, the device and the dimension order in memory of `given`."""
     return like(rows_contiguous(given)).copy_(torch.from_numpy(x))

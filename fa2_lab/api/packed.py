@@ -1,18 +1,18 @@
-"""Attention over packed sequences, which can have different lengths and follow one another without padding.
+"""Attention over packed sequences: sequences of different lengths that are concatenated without padding.
 
 q             (total_q, heads, d): the rows of all sequences
 k, v          (total_k, kv heads, d): the keys and values of all sequences
-cu_seqlens_q  int32 (batch + 1,), the cumulative sequence lengths, from 0 to total_q. Sequence b has the rows
+cu_seqlens_q  int32 (batch + 1,), the cumulative sequence lengths, from 0 to total_q. Sequence b consists of rows
               cu_seqlens_q[b] … cu_seqlens_q[b + 1] − 1 of q
-cu_seqlens_k  int32 (batch + 1,), the cumulative lengths of keys, from 0 to total_k. A sequence may have no rows, no
-              keys, or neither
+cu_seqlens_k  int32 (batch + 1,), the cumulative key lengths, from 0 to total_k. A sequence may have no rows, no keys,
+              or neither
 
-No sequence sees another, and nothing is padded or copied. On a CPU, cumulative lengths are refused if they do not begin
-at 0, if they decrease, or if they do not end with the number of rows. On a GPU, their values are not checked, because
-reading them would wait for the GPU. On a GPU, the first entry counts as 0, an entry out of range counts as the nearest
-one in range, and rows after the last entry see nothing. If the entries decrease on a GPU, the results mean nothing.
-Even then the call ends, and it reads and writes only its own tensors. Hopper's deterministic backward returns NaN in dq
-in that case.
+No row sees a key of another sequence, and nothing is padded or copied. On a CPU, cumulative lengths are refused if they
+do not begin at 0, if they decrease, or if they do not end with the number of rows. On a GPU, their values are not
+checked, because reading them would wait for the GPU. The kernels treat the first entry as 0 and clamp every entry to
+the valid range, and rows after the last entry see nothing. If the entries decrease on a GPU, the results are
+meaningless, but the call still terminates, and it reads and writes only its own tensors. In that case, the
+deterministic Hopper backward returns NaN in dQ.
 """
 
 import warnings
@@ -57,20 +57,21 @@ def attention_packed(
     backend: str = "auto",
     longest: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return O (total_q, heads, d), the attention within each packed sequence, with gradients.
+    """Compute attention within each packed sequence, and return O (total_q, heads, d). Autograd is supported.
 
-    q is (total_q, heads, d), and k and v are (total_k, kv heads, d). The three have the same dtype, which is fp16, bf16
-    or fp32. cu_seqlens_q and cu_seqlens_k are int32 (batch + 1,), the cumulative sequence lengths.
+    q is (total_q, heads, d), and k and v are (total_k, kv heads, d). All three must have the same dtype: fp16, bf16 or
+    fp32. cu_seqlens_q and cu_seqlens_k are int32 (batch + 1,), the cumulative sequence lengths.
 
-    causal, window  In each sequence, the diagonal ends in the bottom right corner, at its last row and its last key.
-    bias            Its rows and columns are counted within each sequence, as in a call with that sequence alone.
-    max_seqlen_q    The number of rows of the longest sequence, if you know it. With it, one long sequence among short
-                    ones is up to 15% faster on Hopper. No result depends on it.
+    causal, window  As in attention(), but within each sequence: the diagonal ends in the bottom right corner of the
+                    sequence, at its last row and its last key.
+    bias            As in attention(). Rows and columns are counted within each sequence, as if it were passed alone.
+    max_seqlen_q    The number of rows of the longest sequence, if known. It makes batches with one long sequence among
+                    short ones up to 15% faster on Hopper, and never changes the result.
     return_lse      If True, return (O, L) with L (heads, total_q) in fp32.
-    longest         The former name of max_seqlen_q, which still works and warns.
-    others          These arguments mean the same as in attention().
+    longest         The deprecated name of max_seqlen_q. Using it raises a DeprecationWarning.
 
-    On Hopper, the kernels are those of attention(), but calls with a window run the portable kernels.
+    The other arguments are as in attention(). On Hopper, the same kernels run as in attention(), except that calls with
+    a window run the portable kernels.
     """
     if longest is not None:
         warnings.warn("attention_packed: longest is now called max_seqlen_q", DeprecationWarning, stacklevel=2)
@@ -102,9 +103,10 @@ def attention_packed(
 
 
 def mostly_one(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:
-    """Return whether the longest sequence needs more work than all others together, if the others have equal lengths.
+    """Return whether the longest sequence needs more work than all others together, assuming that the others are equal.
 
-    The choice of kernels uses max_seqlen_q for nothing else, so batches of other lengths share what was prepared.
+    The choice of kernels does not use max_seqlen_q in any other way. Batches whose longest sequences differ can
+    therefore reuse the same prepared kernels.
     """
     longest = whole_number("max_seqlen_q", max_seqlen_q, low=0)
     if not isinstance(q, Tensor) or not isinstance(cu_seqlens_q, Tensor) or q.dim() != 3:
@@ -118,9 +120,9 @@ def mostly_one(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:
 
 
 def by_sequence(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Compute (O, L) of packed sequences one at a time by the reference of attention().
+    """Compute (O, L) of packed sequences with the NumPy reference of attention(), one sequence at a time.
 
-    Gradients flow through the results.
+    O and L can be differentiated by autograd.
     """
     asked: dict[str, Any] = dict(window=options.window, softcap=options.softcap, scale=options.scale)
     asked |= dict(sinks=tensors.sinks, bias=options.bias, return_lse=True, backend="reference")
@@ -134,6 +136,6 @@ def by_sequence(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 
 
 def pairs(starts: Tensor | None) -> list[tuple[int, int]]:
-    """Return for every sequence the index of its first row and the index after its last row."""
+    """Return (index of the first row, index after the last row) of each sequence, given the cumulative lengths."""
     assert starts is not None
     return list(pairwise(starts.tolist()))

@@ -1,10 +1,13 @@
-"""Attention over a paged cache, as serving engines keep it: keys and values are in pages, which a table puts in order.
+"""Attention over a paged KV cache of the kind that serving engines use.
+
+Keys and values are stored in pages, and a block table lists the pages of each sequence in their order.
 
 k_pages, v_pages  (pages, page_size, kv heads, d) with any strides that leave d contiguous
-block_table       integers (batch, width): entry i of a row is the page with the keys from i · page_size of its sequence
-key_lengths       integers (batch,): the number of keys of each sequence, which includes the keys of its N_q queries
+block_table       integers (batch, width): entry i of a row is the index of the page whose first key is key
+                  i · page_size of that sequence
+key_lengths       integers (batch,): the number of keys in each sequence, including the keys of its N_q queries
 
-Nothing after a sequence's last key is read, neither in a page nor in the table. These calls compute no gradients.
+Nothing past the last key of a sequence is read, in the pages or in the table. Gradients are not supported.
 """
 
 from torch import Tensor
@@ -44,19 +47,20 @@ def attention_paged(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return O (batch, heads, N_q, d) for the last N_q queries of each sequence, whose keys and values are in pages.
+    """Return O (batch, heads, N_q, d) for the last N_q queries of each sequence over its keys and values in pages.
 
     causal      If True, query r sees the keys up to key_lengths − N_q + r. For a single query, this makes no
                 difference.
-    window      A pair (left, right) of distances from the key key_lengths − N_q + r. In pages before every window, no
-                key is read, so the table's entries for these pages may have any value.
+    window      A pair (left, right) of distances from the key key_lengths − N_q + r. Pages that end before every window
+                are not read, so the table's entries for these pages may have any value.
     key_lengths, block_table  On a GPU, the range of their values is checked once per tensor and version, and this check
                 waits for the GPU. In a CUDA graph or a compiled function, the range is not checked, and a value out of
-                range counts as the nearest one in range.
+                range is clamped.
     num_splits  The number of splits, as in attention(). If it is given, O and L of a sequence have the same bits in
                 every batch, at every position in the batch, with any pages and any width of the table. The bits may
-                differ from those of a call without pages.
-    others      These arguments mean the same as in attention().
+                differ from those of a call to attention() with contiguous keys.
+
+    The other arguments are as in attention().
     """
     tensors = Tensors(q, k_pages, v_pages, key_lengths, sinks=sinks, block_table=block_table)
     key, call = recall(tensors, window, (causal, softcap, scale, num_splits, return_lse, backend))

@@ -1,8 +1,11 @@
-"""Exact attention over a sequence that is sharded among ranks, on torch.distributed. Start it with torchrun.
+"""Exact attention over a sequence that is sharded among ranks, on torch.distributed.
+
+Programs are started with torchrun.
 
 group   the ranks that take part, and how they check that they agree before any large transfer
-ring    ring_attention: K and V travel round the ring, (O, L) are merged, and in the backward dK and dV travel with them
-state   the softmax state of a rank's rows so far: m, l and o
+ring    ring_attention(): K and V travel round the ring of ranks, the partial results (O, L) are merged, and in the
+        backward pass dK and dV travel together with K and V
+state   the softmax state of a rank's rows: m, l and o
 shard   cutting a tensor into one shard per rank, and joining the shards again
 """
 

@@ -1,13 +1,15 @@
 """The ranks that take part in a call, and how they check that they agree before any large transfer.
 
-Before its transfers, every call exchanges a small header with each other rank: the function called, shapes, dtype and
-options. The headers travel over a separate gloo group, through the CPUs, so they wait for no GPU. The exchange takes
-0.1 to 0.3 ms, while a forward already computes, and the headers also carry each shard's length. If a rank disagrees,
-has died or never calls, every rank finds out within `timeout` seconds. There are two exceptions. Among three or more
-ranks, a rank that calls at the last moment may find that some ranks have given up and others have not. If a kernel
-fails while headers travel, the other ranks wait in the first transfer. No agreement is kept from call to call, because
-a rank that trusted an earlier agreement would start a transfer that no other rank answers. Once a rank knows that all
-agree, the time limit of a transfer is that of the user's group.
+Before its transfers, every call exchanges a small header with every other rank. The header contains the function
+called, shapes, dtype, options and the length of the shard. The headers are sent over a separate gloo group, between the
+CPUs, so they wait for no GPU. The exchange takes 0.1 to 0.3 ms, during which a forward already computes.
+
+If a rank disagrees, has died or never calls, every rank finds out within `timeout` seconds. There are two exceptions.
+Among three or more ranks, a rank that calls just before the timeout may find that some ranks have given up and others
+have not. If a kernel fails while headers are under way, the other ranks wait in the first transfer.
+
+An agreement is valid for one call only, because a rank that relied on an earlier agreement would start a transfer that
+no other rank answers. Once a rank knows that all ranks agree, the timeout of a transfer is that of the user's group.
 """
 
 import json
@@ -29,7 +31,7 @@ OWN = ("length",)  # what may differ from rank to rank
 
 
 class Disagreement(ValueError):
-    """The error that is raised if the ranks' calls do not fit together, or if a rank has rejected its arguments."""
+    """The error that is raised if the calls of the ranks do not match, or if a rank has rejected its arguments."""
 
 
 def process_group(mesh: DeviceMesh | dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -61,10 +63,10 @@ AGREED: dict[dist.ProcessGroup, int] = defaultdict(int)  # how often; the same n
 
 
 class Exchange:
-    """The exchange of headers that is under way between this rank and all others.
+    """An exchange of headers between this rank and all other ranks, which the constructor starts.
 
-    A caller that starts an exchange must wait for its end, whatever happens meanwhile, because otherwise the next call
-    would mistake these headers for its own.
+    The caller must always call wait() or agree(), even after an error, because otherwise the next call would receive
+    the headers of this one.
     """
 
     def __init__(self, group: dist.ProcessGroup, header: dict, timeout: float) -> None:
@@ -86,9 +88,9 @@ class Exchange:
         return [json.loads(x.numpy().tobytes()) for x in self.every]
 
     def agree(self) -> list[dict]:
-        """Return the headers of all ranks if they agree.
+        """Wait for the headers of all ranks, and return them if they agree.
 
-        Otherwise, raise an error on this rank and on every other rank.
+        If they do not agree, every rank raises a Disagreement.
         """
         headers = self.wait()
         refusals = [f"rank {rank}: {h['refused']}" for rank, h in enumerate(headers) if "refused" in h]
@@ -103,13 +105,16 @@ class Exchange:
 
 
 def listed(said: Sequence) -> str:
-    """Return the ranks grouped by their values, as in "rank 0, 2: 'float16'; rank 1: 'float32'"."""
+    """Return a text that groups the ranks by their values, such as "rank 0, 2: 'float16'; rank 1: 'float32'".
+
+    `said` contains the value of each rank.
+    """
     values = [x for n, x in enumerate(said) if x not in said[:n]]
     return "; ".join(f"rank {', '.join(str(r) for r, y in enumerate(said) if y == x)}: {x!r}" for x in values)
 
 
 def encoded(header: dict) -> torch.Tensor:
-    """Return a header as bytes in a tensor of fixed length, in which it is sent."""
+    """Return a header as a tensor of bytes with a fixed length, ready to be sent."""
     text = json.dumps(header).encode()
     if len(text) > HEADER:
         text = json.dumps(dict(refused=str(header.get("refused"))[: HEADER // 8])).encode()
@@ -118,9 +123,9 @@ def encoded(header: dict) -> torch.Tensor:
 
 @contextmanager
 def losing(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
-    """Replace gloo's error for a time limit or a closed connection by one that explains the cause.
+    """Replace gloo's timeout or closed-connection error in the `with` block with an error that explains the cause.
 
-    After such an error, the gloo group cannot be used any more.
+    After such an error, the gloo group for `group` and `timeout` is no longer usable.
     """
     try:
         yield
@@ -133,9 +138,9 @@ def losing(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
 
 
 def side_group(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroupGloo:
-    """Return the gloo group of the ranks of `group`, which the first call creates.
+    """Return the gloo group with the ranks of `group`. The first call creates it.
 
-    Ranks outside `group` need not take part.
+    Ranks outside `group` need not take part in the creation.
     """
     if (group, timeout) not in SIDE:
         store = dist.PrefixStore(f"fa2_lab/{group.group_name}/{timeout}", _get_default_store())

@@ -1,16 +1,19 @@
-"""Ring attention: queries stay, keys and values travel round the ring, and the (O, L) of all blocks are merged.
+"""Ring attention: queries stay, keys and values travel round the ring of ranks, and partial results (O, L) are merged.
 
-The forward has n steps for n ranks. In each step except the last, a rank sends its current block of K and V to the
-right and receives the next block from the left, while its queries attend to the current block. A rank's own block needs
-no other rank. Its upper queries attend to this block while the ranks compare their calls, and its lower queries while
-the block travels, which is about half of that work each. In the backward, the blocks travel round the ring again. The
-dK and dV of a block follow it one step behind, in fp32, and each rank adds its contribution. A rank computes the
-gradients of its own block in the same two halves: the first while the first block travels, and the second while its own
-gradients return.
+The forward has n steps for n ranks. In each step except the last, a rank sends its current block of K and V to the rank
+on its right and receives the next block from the rank on its left, while its queries attend to the current block.
 
-A transfer starts when the data that it sends is computed. It runs beside the kernels (NCCL on a stream of its own, gloo
-in threads), and the rank waits for it before the block is needed. Tensors that are sent or received stay referenced
-until that wait, which orders the streams, so the allocator cannot reuse their memory before. The host waits for no GPU.
+The attention of a rank's queries to the rank's own block needs no communication. It is split into two halves of about
+equal work. The first half runs while the ranks compare their calls, and the second half while the first transfer runs.
+
+In the backward, the blocks travel round the ring again. The dK and dV of a block follow the block one step behind, in
+fp32, and each rank adds its contribution. The gradients of a rank's own block are also computed in two halves: the
+first while the first transfer runs, and the second while the rank's own dK and dV return.
+
+A transfer starts as soon as its data are computed. It runs concurrently with the kernels (NCCL on its own stream, gloo
+in threads), and the rank waits for the transfer before it needs the block. Tensors that are sent or received stay
+referenced until this wait, which orders the streams, so the allocator cannot reuse their memory too early. The host
+waits for no GPU.
 """
 
 from collections import Counter
@@ -41,9 +44,10 @@ MESSAGE = 64 * 2**20  # bytes of K and V that go round together: more heads take
 
 
 def not_compiled(function: Callable) -> Callable:
-    """Return the function with torch.compiler.disable, which is applied only while torch compiles.
+    """Return `function` wrapped so that torch.compile does not trace it.
 
-    Applying it always would load torch's compiler, which takes seconds.
+    torch.compiler.disable is applied only while torch.compile traces, because applying it always would load torch's
+    compiler, which takes seconds.
     """
 
     @wraps(function)
@@ -70,18 +74,17 @@ def ring_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return this rank's rows of softmax(scale · Q Kᵀ) V, for q (batch, heads, N, d) and k, v (batch, kv heads, N, d).
 
-    mesh        A 1-D DeviceMesh, a ProcessGroup, or None for all ranks. Each of its ranks makes the same call.
-    layout      How `shard` has cut the sequence: "zigzag" or "contiguous". Shards may have different lengths and may be
-                empty, because the ranks tell each other their lengths. In zigzag, the front piece of a shard has ⌈N/2⌉
-                rows.
+    mesh        A 1-D DeviceMesh, a ProcessGroup, or None for all ranks. Each of its ranks must make the same call.
+    layout      The layout in which `shard` has cut the sequence: "zigzag" or "contiguous". Shards may have different
+                lengths and may be empty, because the ranks tell each other their lengths. In zigzag, the front piece of
+                a shard has ⌈N/2⌉ rows.
     return_lse  If True, return (O, L) with L (batch, heads, N) over all keys of all ranks. Gradients flow through O and
                 L.
-    timeout     The seconds to wait for the other ranks before the transfers. The ranks must agree on everything except
-                N.
-    others      causal, scale and backend mean the same as in attention().
+    timeout     The number of seconds to wait for the other ranks before the transfers. The ranks must agree on
+                everything except N.
 
-    If gradients are needed, the backward has to run on every rank as well. If the loss of a rank does not depend on O,
-    add 0 · O to this loss.
+    causal, scale and backend are as in attention(). If gradients are needed, the backward has to run on every rank as
+    well. If the loss of a rank does not depend on O, add 0 · O to this loss.
     """
     group = ranks.process_group(mesh)
     timeout = ranks.check_timeout(timeout)
@@ -115,9 +118,9 @@ def ring_attention(
 def signature(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, layout: str, return_lse: bool, backend: str
 ) -> dict:
-    """Check the arguments as attention() does.
+    """Check the arguments as attention() does, and return the header of the call.
 
-    Return the shard's length and the values on which all ranks must agree.
+    The header contains the length of the shard and the values on which all ranks must agree.
     """
     check_tensors(q, k, v)
     if k.shape[2] != q.shape[2]:
@@ -137,7 +140,7 @@ def signature(
 
 @dataclass(frozen=True)
 class RingCall:
-    """One call of ring_attention on one rank. Until the ranks have agreed, `lengths` is empty and `call` is 0."""
+    """A call of ring_attention() on one rank. Until the ranks have agreed, `lengths` is empty and `call` is 0."""
 
     group: dist.ProcessGroup
     rank: int
@@ -154,7 +157,7 @@ class RingCall:
         return len(self.lengths)
 
     def source(self, step: int) -> int:
-        """Return the rank whose keys this rank holds at a step.
+        """Return the rank whose block of keys this rank has in the given step.
 
         In each step, every block moves to the right by one rank.
         """
@@ -164,9 +167,9 @@ class RingCall:
         return shards.meeting(self.lengths, self.rank, source, self.layout, self.causal)
 
     def pass_on(self, block: list[Tensor], what: str, source: int) -> "Passing":
-        """Start sending a block's tensors to the rank on the right, and receiving rank `source`'s block from the left.
+        """Start a transfer: send `block` to the rank on the right, and receive rank `source`'s block from the left.
 
-        `what` names the content of the block for the counters of bytes.
+        `what` names the content of the block for counting().
         """
         incoming = [x.new_empty((*x.shape[:2], self.lengths[source], x.shape[3])) for x in block]
         right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
@@ -179,14 +182,17 @@ class RingCall:
 
 @dataclass
 class Passing:
-    """A transfer under way. It keeps references to the tensors sent and received until wait() returns."""
+    """A running transfer. It keeps references to the tensors sent and received until wait() returns."""
 
     incoming: list[Tensor]
     outgoing: list[Tensor]
     works: list
 
     def wait(self) -> list[Tensor]:
-        """Return the tensors received from the left. On a GPU, only the current stream waits for them, not the host."""
+        """Wait for the transfer, and return the tensors received from the left.
+
+        On a GPU, only the current stream waits, and not the host.
+        """
         for work in self.works:
             work.wait()
         return self.incoming
@@ -198,7 +204,7 @@ Partial = tuple[slice, Tensor, Tensor]  # rows, their O and their L over some of
 
 @contextmanager
 def counting() -> Iterator[Counter]:
-    """Count the bytes that this rank sends inside the `with` block, by their content: {"K V": …, "dK dV": …}."""
+    """Count the bytes that this rank sends inside the `with` block. Yield the counts as {"K V": …, "dK dV": …}."""
     COUNTERS.append(Counter())
     try:
         yield COUNTERS[-1]
@@ -210,9 +216,9 @@ def counting() -> Iterator[Counter]:
 
 
 def once_round(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yield (source, [K, V]) for the block of every rank, starting with this rank's own block.
+    """Yield (source, [K, V]) for the block of each rank `source`, starting with this rank's own block.
 
-    While the caller uses a block, the next block travels.
+    While the caller uses a block, the next block is transferred.
     """
     kv = [k.contiguous(), v.contiguous()]
     for step in range(ring.size):
@@ -223,18 +229,21 @@ def once_round(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list
 
 
 def first_half(ring: RingCall, q: Tensor, k: Tensor, v: Tensor) -> Partial | None:
-    """Return the partial result of this rank's upper queries over its own keys, which needs no other rank."""
+    """Return the partial result of the first half of the attention to this rank's own keys. It needs no communication.
+
+    With a causal mask, this half of the work has the first three quarters of the queries. Otherwise, it has the first
+    half of the queries.
+    """
     return partial_forward(ring, shards.halves(q.shape[2], ring.causal)[0], q, k, v)
 
 
 def forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, part: Partial | None) -> None:
-    """Compute O and L of this rank's queries over all keys, in place.
+    """Compute O and L of this rank's queries over the keys of all ranks, and write them to O and L.
 
-    `part` is the result of first_half() for these heads.
-
-    A partial result is merged after the next transfer has begun, because the transfer gets its SMs while such small
-    kernels run between two large ones. If the transfer began right before a kernel that fills all SMs, it would often
-    wait until that kernel ended.
+    `part` is the result of first_half() for these heads. A partial result is merged after the next transfer has
+    started. The transfer needs some SMs, and it gets them while small kernels such as the merge run between two large
+    kernels. If the transfer started right before a kernel that fills all SMs, it would often wait until the end of that
+    kernel.
     """
     state: State | Any = None
     last_half = shards.halves(q.shape[2], ring.causal)[1]
@@ -250,7 +259,10 @@ def forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tenso
 
 
 def partial_forward(ring: RingCall, seen: Meeting, q: Tensor, k: Tensor, v: Tensor) -> Partial | None:
-    """Return (rows, their O, their L) of one meeting's queries over its keys, or None if the meeting is empty."""
+    """Return the partial result (rows, O, L) of the queries and keys of the meeting `seen`, or None if it is empty.
+
+    `rows` is the slice of the queries to which O and L belong.
+    """
     if seen.kind is Tile.SKIP:
         return None
     tensors = Tensors(q[:, :, seen.queries], k[:, :, seen.keys], v[:, :, seen.keys])
@@ -258,9 +270,9 @@ def partial_forward(ring: RingCall, seen: Meeting, q: Tensor, k: Tensor, v: Tens
 
 
 def options_of(ring: RingCall, seen: Meeting) -> Options:
-    """Return the Options for one meeting of queries and keys.
+    """Return the Options of the kernel call for the queries and keys of the meeting `seen`.
 
-    They are causal if the kind of the meeting is DIAGONAL.
+    The kernel call is causal if the meeting is DIAGONAL.
     """
     return Options(seen.kind is Tile.DIAGONAL, ring.scale, reference=not ring.on_triton)
 
@@ -273,7 +285,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (dQ, dK, dV) of this rank's rows, in fp32.
 
-    For every block, P = exp(S − L) and D = rowsum(dO ∘ O) are exact, because L and O are those over all keys.
+    O and L are those over the keys of all ranks, so P = exp(S − L) and D = rowsum(dO ∘ O) are exact for the block of
+    every rank.
     """
     blocks = once_round(ring, k, v)
     own, own_kv = next(blocks)
@@ -296,7 +309,10 @@ def backward(
 def partial_backward(
     ring: RingCall, dO: Tensor, dL: Tensor | None, q: Tensor, O: Tensor, L: Tensor, seen: Meeting, kv: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the contributions of one meeting's queries and keys to dQ, dK and dV, or None if the meeting is empty."""
+    """Return what the queries and keys of the meeting `seen` contribute to dQ, dK and dV, or None if it is empty.
+
+    `kv` is the block (K, V) to which the keys belong.
+    """
     if seen.kind is Tile.SKIP:
         return None
     dO, q, O, L = (x[:, :, seen.queries] for x in (dO, q, O, L))
@@ -307,7 +323,10 @@ def partial_backward(
 
 
 def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, dK: Tensor, dV: Tensor) -> None:
-    """Add the contributions `part` of one meeting to dQ of this rank and to dK and dV of the block."""
+    """Add `part`, the contributions of the meeting `seen`, to dQ of this rank and to dK and dV of the block.
+
+    If `part` is None, nothing is added.
+    """
     if part:
         for X, rows, more in zip((dQ, dK, dV), (seen.queries, seen.keys, seen.keys), part, strict=True):
             X[:, :, rows] += more
@@ -319,7 +338,7 @@ def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, d
 class RingAttention(torch.autograd.Function):
     """The autograd function of ring attention.
 
-    Work that needs other ranks begins only after all ranks have agreed on the call.
+    Computation that needs data of other ranks begins only after all ranks have agreed on the call.
     """
 
     @staticmethod
@@ -344,7 +363,7 @@ class RingAttention(torch.autograd.Function):
 
 
 def all_heads_forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, begun: Partial | None) -> tuple[Tensor, Tensor]:
-    """Compute (O, L), a few heads at a time. `begun` is the result of first_half() for all heads."""
+    """Compute and return (O, L), a few heads at a time. `begun` is the result of first_half() for all heads."""
     O, L = torch.empty(q.shape, dtype=q.dtype, device=q.device), q.new_empty(q.shape[:3], dtype=torch.float32)
     for heads, kv_heads in turns(ring, q, k):
         part = begun and (begun[0], begun[1][:, heads], begun[2][:, heads])
@@ -355,7 +374,7 @@ def all_heads_forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, begun: Pa
 def all_heads_backward(
     ring: RingCall, dO: Tensor | None, dL: Tensor | None, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor
 ) -> list[Tensor]:
-    """Compute dQ, dK and dV a few heads at a time, and return them in the dtype of q."""
+    """Compute dQ, dK and dV, a few heads at a time, and return them in the dtype of q."""
     found = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
     dO = torch.zeros_like(O) if dO is None else dO
     for heads, kv_heads in turns(ring, q, k):
@@ -368,9 +387,10 @@ def all_heads_backward(
 
 
 def turns(ring: RingCall, q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
-    """Return pairs of slices, of q's heads and of k's and v's heads, whose K and V fit into one message.
+    """Divide the heads so that K and V of a few heads fit into one message, and return pairs of slices.
 
-    All ranks get equal slices, because the slices depend on the longest shard.
+    Each pair is (a slice of q's heads, the slice of their K/V heads). The slices are the same on all ranks, because
+    they depend on the length of the longest shard.
     """
     batch, kv_heads, _, d = k.shape
     bytes_per_head = 2 * batch * max(ring.lengths) * d * k.element_size()

@@ -1,4 +1,4 @@
-"""Cutting a tensor into one shard per rank along its sequence, and joining the shards again."""
+"""Cutting a tensor along its sequence into one shard per rank, and joining the shards again."""
 
 import torch
 import torch.distributed as dist
@@ -13,10 +13,10 @@ from fa2_lab.tiles import whole_number
 def shard(
     x: Tensor, mesh: DeviceMesh | dist.ProcessGroup | None = None, *, dim: int = 2, layout: str = "zigzag"
 ) -> Tensor:
-    """Return this rank's shard of a tensor that every rank holds, cut along `dim`. Nothing is sent, and gradients flow.
+    """Return this rank's shard of x, a tensor that every rank has, cut along `dim`. Gradients flow through the result.
 
-    Cut everything that belongs to the sequence in the same way: token ids and targets with dim=1, and the positions of
-    a rotary embedding with shard(torch.arange(N), mesh, dim=0).
+    No data are sent. Cut everything that belongs to the sequence in the same way: token ids and targets with dim=1, and
+    the positions of a rotary embedding with shard(torch.arange(N), mesh, dim=0).
     """
     group, dim = ranks.process_group(mesh), whole_number("dim", dim, low=-x.dim(), high=x.dim() - 1)
     lengths = shards.even_lengths(x.shape[dim], dist.get_world_size(group))
@@ -33,7 +33,7 @@ def unshard(
     layout: str = "zigzag",
     timeout: float = 300.0,
 ) -> Tensor:
-    """Return the whole tensor on every rank, joined from the ranks' shards, without a gradient.
+    """Return the whole tensor on every rank, joined from the shards of all ranks. No gradient flows through the result.
 
     The shards may have different lengths. `timeout` is the number of seconds to wait for the other ranks.
     """
@@ -51,7 +51,7 @@ def unshard(
 
 
 def joined(parts: list[Tensor], lengths: list[int], layout: str) -> Tensor:
-    """Return the shards of all ranks as one tensor, with every row at its position in the sequence."""
+    """Join the shards of all ranks, given their lengths, so that every row is at its position in the sequence."""
     whole = parts[0].new_empty((sum(lengths), *parts[0].shape[1:]))
     for part, places in zip(parts, shards.pieces(lengths, layout), strict=True):
         start = 0

@@ -1,6 +1,6 @@
-"""The softmax state of a rank's rows as fp32 tensors, which are updated in place.
+"""The softmax state of a rank's rows, as fp32 tensors that are updated in place.
 
-It is SoftmaxState of the NumPy ladder.
+The state is the same as SoftmaxState of the NumPy ladder.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 class State:
     """The softmax state of a rank's rows: m and l (batch, heads, N), and o (batch, heads, N, d).
 
-    It begins without any key.
+    A new State has seen no key.
     """
 
     def __init__(self, q: Tensor, on_triton: bool) -> None:
@@ -23,9 +23,9 @@ class State:
         self.on_triton = on_triton
 
     def merge(self, rows: slice, O: Tensor, L: Tensor) -> None:
-        """Merge (O, L), the finished output of `rows` over further keys, into the state of these rows.
+        """Merge (O, L), the output of `rows` over further keys, into the state of these rows.
 
-        A finished (O, L) is a state with m = L and l = 1.
+        An output (O, L) is equivalent to the state m = L, l = 1 and o = O.
         """
         if self.on_triton:
             from fa2_lab.kernels.portable import merge
@@ -41,9 +41,9 @@ class State:
         m.copy_(m_new)
 
     def finalize(self, part: tuple[slice, Tensor, Tensor], O: Tensor, L: Tensor) -> None:
-        """Merge the last partial result `part`, and write O = o / l and L = m + log l of all rows.
+        """Merge the last partial result `part`, and write O = o / l and L = m + log l of all rows to O and L.
 
-        O is rounded only once, to its dtype.
+        O is rounded to its dtype only once, at the end.
         """
         if self.on_triton:
             from fa2_lab.kernels.portable import merge

@@ -1,4 +1,4 @@
-"""Which known mistake is this? `examine(function)` tests an attention function and names what is wrong with it."""
+"""Test an attention function for known mistakes: `examine(function)` names what is wrong with the function."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS = {False: 60.0, True: 10.0}
 
 
 class Report(NamedTuple):
-    """The result of examining a function."""
+    """The result of examining a function: its findings, how it was called, and which cases it could not run."""
 
     name: str
     how: str  # the library, the dtype and the layout that it was asked in
@@ -46,22 +46,22 @@ def examine(
     quick: bool = False,
     given: dict[str, Any] | None = None,
 ) -> Report:
-    """Find out which known mistakes are in a function that should compute softmax(τ q kᵀ) v.
+    """Test a function that should compute softmax(τ q kᵀ) v for known mistakes.
 
     The function is called on forty small problems, and its answers are compared with those that each known mistake
     would give. Its arguments besides q, k and v are recognized by their names. If the function cannot be tested,
-    NotExamined says why.
+    NotExamined is raised with the reason.
 
-    layout   bhnd (batch, heads, N, d), bnhd, hnd, nd, flat (batch, N, heads · d), or thd for packed sequences; detected
-             if it is not given
-    library  numpy, torch or jax, whose arrays the function takes; detected if it is not given
-    dtype    such as float16; by default the first one that the function takes
-    device   such as cuda; by default the CPU, or a GPU if the function rejects tensors on the CPU
-    quick    leave out the long problems, so that the examination takes ten seconds at most
-    given    extra arguments, passed in every call
+    layout   The layout of q, k and v: bhnd (batch, heads, N, d), bnhd, hnd, nd, flat (batch, N, heads · d), or thd for
+             packed sequences. It is detected if it is not given.
+    library  The array library of the function: numpy, torch or jax. It is detected if it is not given.
+    dtype    For example float16. By default, it is the first dtype that the function accepts.
+    device   For example cuda. By default, it is the CPU, or a GPU if the function rejects tensors on the CPU.
+    quick    If True, the long problems are skipped, so that the examination takes at most ten seconds.
+    given    Extra arguments {name: value} that are passed in every call.
 
-    The report has `is_right` and `findings`. Each finding has a name, a sentence, where the output is wrong and by
-    how much, and what to read. A finding is a mistake, a convention or a remark.
+    The report has `is_right` and `findings`. Each finding has a name, a description in one sentence, the position and
+    the size of the error, and a reference for further reading. A finding is a mistake, a convention or a remark.
     """
     begun = time.monotonic()
     subject = Subject(function, given, device)
@@ -91,7 +91,10 @@ def examine(
 def asked(
     subject: Subject, cases: list[Question], seconds: float
 ) -> tuple[list[Answer], list[Finding], dict[str, str]]:
-    """Return the answers, shortest problems first, the findings made on the way, and why other cases failed."""
+    """Call the function on all cases, the long ones last, for at most `seconds` seconds.
+
+    Return the answers, the findings made during the calls, and {case that could not be run: reason}.
+    """
     answers: list[Answer] = []
     found: list[Finding] = []
     refused: dict[str, str] = {}
@@ -113,7 +116,7 @@ def asked(
 
 
 class Callable_(ModuleType):
-    """This module's class, which makes the module callable: fa2_lab.examine(f)."""
+    """The class of this module, which makes the module itself callable: fa2_lab.examine(function)."""
 
     def __call__(self, function: Callable, **options: Any) -> Report:
         return examine(function, **options)

@@ -1,7 +1,8 @@
 """A correct attention in NumPy float64, and versions of it with known mistakes.
 
-A mistake of the catalogue is an edit of the source of `right`: it replaces one expression by another.
-B is the width and height of a tile, for mistakes that depend on it. A case can set its own tile size.
+The function right() is the correct one. A mistake of the catalogue is an edit of its source: the edit replaces one
+expression by another. Some of the replaced expressions call the helper functions of this module. B is the width and
+height of a tile, for mistakes that depend on the tile size. A case can set its own tile size.
 """
 
 from __future__ import annotations
@@ -20,14 +21,21 @@ from fa2_lab.reference.online_softmax import finite, nonzero
 def attention(
     case: Question, mistakes: Iterable[str] = (), B: int = 0, bits: int = 8, *, gradients: bool = False
 ) -> dict[str, np.ndarray]:
-    """Return a case's O and L with these mistakes, its largest score and, if asked for, dQ, dK and dV."""
+    """Return {"O", "L", "largest"} of a case, computed with these mistakes, and dQ, dK and dV if `gradients` is set.
+
+    "largest" is the largest score in magnitude. B is the tile size, with 0 for that of the case. `bits` is the
+    precision of mistakes that round.
+    """
     with np.errstate(all="ignore"):
         return changed(tuple(mistakes))(case, B or case.tile[0], B or case.tile[1], bits, gradients)
 
 
 @cache
 def changed(mistakes: tuple[str, ...]) -> Callable:
-    """Return `right` with mistakes. Raise a ValueError if one changes code that another has removed."""
+    """Return the function right() with these mistakes.
+
+    Raise a ValueError if a mistake changes code that another mistake has already removed.
+    """
     source = text_of_right()
     for name in mistakes:
         for old, new in CATALOGUE[name].changes:
@@ -45,7 +53,7 @@ def text_of_right() -> str:
 
 
 def combine(mistakes: tuple[str, ...]) -> bool:
-    """Return whether one function can make all these mistakes at once."""
+    """Return whether all these mistakes can be combined in a single function."""
     try:
         return bool(changed(mistakes))
     except ValueError:
@@ -53,7 +61,11 @@ def combine(mistakes: tuple[str, ...]) -> bool:
 
 
 def right(case: Question, B_r: int, B_c: int, bits: int, gradients: bool) -> dict[str, np.ndarray]:
-    """Return O, L and the gradients by FlashAttention-2's steps. Arrays are (batch, heads, rows, keys or features)."""
+    """Return O, L and, if `gradients` is set, dQ, dK and dV of a case, by the steps of FlashAttention-2.
+
+    Arrays are (batch, heads, rows, keys or features). B_r and B_c are the tile sizes, with 0 for a single tile. `bits`
+    is used only by mistakes.
+    """
     (batch, H, N_q, d), (H_k, N_k) = case.q.shape, case.k.shape[1:3]
     B_r, B_c, options, exp = B_r or N_q, B_c or N_k, case.options, overflowing if case.single else np.exp
     causal, (scale, window, softcap) = options.get("causal", False), map(options.get, ("scale", "window", "softcap"))
@@ -127,7 +139,11 @@ def right(case: Question, B_r: int, B_c: int, bits: int, gradients: bool) -> dic
 
 
 def visits(seen: np.ndarray, B_r: int, B_c: int) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield each tile of keys and the rows that visit it: those of each block in which a row sees one of its keys."""
+    """For each tile of B_c keys, yield the slice of its keys and a boolean array of the rows that process the tile.
+
+    A row processes a tile if any row of its row block (B_r rows) sees any key of the tile. `seen` is the mask (batch,
+    heads, N_q, N_k), and the yielded array is (batch, heads, N_q).
+    """
     first, block = np.arange(0, seen.shape[2], B_r), np.arange(seen.shape[2]) // B_r
     for j in range(0, seen.shape[3], B_c):
         sees = seen[..., j : j + B_c].any(axis=3)
@@ -139,7 +155,7 @@ def T(x: np.ndarray) -> np.ndarray:
 
 
 def overflowing(x: np.ndarray) -> np.ndarray:
-    """Return eˣ, which overflows as early as it would in the dtype that is examined."""
+    """Return eˣ, computed in float32 so that it overflows as early as in the examined function, as a float64 array."""
     return np.exp(x.astype(np.float32)).astype(float)
 
 
@@ -147,24 +163,36 @@ def overflowing(x: np.ndarray) -> np.ndarray:
 
 
 def T_wrong(x: np.ndarray) -> np.ndarray:
-    """Return xᵀ, or x itself if x is square, because only then does a missing transpose raise no error."""
+    """Return xᵀ, but x itself if x is square.
+
+    The mistake is a missing transpose, which raises no error only if x is square.
+    """
     return x if x.shape[2] == x.shape[3] else T(x)
 
 
 def weights(S: np.ndarray, of_maximum: int = 3, of_sum: int = 3) -> np.ndarray:
-    """Return exp(S) / Σ exp(S), with the maximum or the sum taken along an axis other than the keys."""
+    """Return exp(S − max) / Σ exp(S − max), with the maximum and the sum along the axes `of_maximum` and `of_sum`.
+
+    Axis 3 (the keys) is right, and any other axis is a mistake.
+    """
     e = np.exp(S - finite(S.max(axis=of_maximum, keepdims=True)))
     return e / nonzero(e.sum(axis=of_sum, keepdims=True))
 
 
 def by_tiles(S: np.ndarray, v: np.ndarray, B: int) -> np.ndarray:
-    """Return the sum of each tile's output with its own softmax."""
+    """Return the sum over tiles of B keys of softmax(scores of the tile) · values of the tile.
+
+    The mistake is that each tile has a softmax of its own.
+    """
     tiles = [slice(j, j + B) for j in range(0, S.shape[3], B)]
     return np.sum([weights(S[..., x]) @ v[:, :, x] for x in tiles], axis=0)
 
 
 def merged(S: np.ndarray, v: np.ndarray, parts: int, how: str) -> np.ndarray:
-    """Return the outputs of the keys' parts, each with its own softmax, merged with the wrong weights."""
+    """Split the keys into `parts`, compute the output of each part with its own softmax, and merge them wrongly.
+
+    `how` names the wrong weights of the merge: "mean", "maximum", "sum" or "last".
+    """
     length = -(-S.shape[3] // parts)
     cuts = [slice(j, j + length) for j in range(0, S.shape[3], length)]
     m = np.stack([S[..., x].max(axis=-1) for x in cuts])
@@ -175,27 +203,36 @@ def merged(S: np.ndarray, v: np.ndarray, parts: int, how: str) -> np.ndarray:
 
 
 def by_place(x: np.ndarray, B: int, fill: float) -> np.ndarray:
-    """Return x (batch, heads, N, …) with the rows cut into blocks: (batch, heads, blocks, B, …)."""
+    """Reshape x (batch, heads, N, …) to blocks of B rows, (batch, heads, blocks, B, …). Pad N with `fill`."""
     after = -x.shape[2] % B
     x = np.pad(x, [(0, 0), (0, 0), (0, after)] + [(0, 0)] * (x.ndim - 3), constant_values=fill)
     return x.reshape(*x.shape[:2], -1, B, *x.shape[3:])
 
 
 def carried(L: np.ndarray, B: int) -> np.ndarray:
-    """Return the L of rows whose sums begin with those of the row at their place in the block before."""
+    """Return L if the row sums are not reset between row blocks.
+
+    Each row then starts with the sum of the row at the same position in the previous block of B rows.
+    """
     whole = np.logaddexp.accumulate(by_place(L, B, -np.inf), axis=2)
     return whole.reshape(*L.shape[:2], -1)[:, :, : L.shape[2]]
 
 
 def kept(O: np.ndarray, L: np.ndarray, B: int) -> np.ndarray:
-    """Return the O of rows whose state begins with that of the row at their place in the block before."""
+    """Return O if o and the row sums are not reset between row blocks.
+
+    Each row then starts with the state of the row at the same position in the previous block of B rows.
+    """
     l = np.exp(by_place(L - L.max(initial=-1e300), B, -np.inf))
     sums = (by_place(O, B, 0.0) * l[..., None]).cumsum(axis=2) / nonzero(l.cumsum(axis=2))[..., None]
     return sums.reshape(*O.shape[:2], -1, O.shape[3])[:, :, : O.shape[2]]
 
 
 def last_tile(dS: np.ndarray, seen: np.ndarray, B_r: int, B_c: int) -> np.ndarray:
-    """Return dS, with zeros outside the last tile that each row visits."""
+    """Return dS with zeros everywhere except in the last tile that each row processes.
+
+    `seen` is the mask (batch, heads, N_q, N_k), and tiles have B_r × B_c entries.
+    """
     kept = np.zeros(dS.shape, dtype=bool)
     for tile, visited in visits(seen, B_r, B_c):
         of_tile = np.isin(np.arange(dS.shape[3]), np.arange(tile.start, tile.stop))
@@ -204,7 +241,7 @@ def last_tile(dS: np.ndarray, seen: np.ndarray, B_r: int, B_c: int) -> np.ndarra
 
 
 def late(starts: np.ndarray) -> np.ndarray:
-    """Return the sequences' starts one token late, except the first and the last."""
+    """Return the cumulative sequence lengths with 1 added to each, except to the first and the last."""
     return starts + (starts > 0) * (starts < starts[-1])
 
 
@@ -217,7 +254,11 @@ def padded(k: np.ndarray, B: int) -> np.ndarray:
 
 
 def reshaped(x: np.ndarray, form: str) -> np.ndarray:
-    """Return x (batch, heads, N, d), stored in memory as `form` but read as if it had the other order."""
+    """Return x (batch, heads, N, d) as it looks if heads and N are exchanged by a reshape instead of a transpose.
+
+    If `form` is "bnhd", the data are in memory as (batch, N, heads, d) and are read as (batch, heads, N, d). Otherwise,
+    the data are in memory as (batch, heads, N, d), are read as (batch, N, heads, d), and are then transposed.
+    """
     b, h, n, d = x.shape
     if form == "bnhd":
         return np.ascontiguousarray(x.swapaxes(1, 2)).reshape(b, h, n, d)
@@ -225,13 +266,16 @@ def reshaped(x: np.ndarray, form: str) -> np.ndarray:
 
 
 def tiles_reshaped(k: np.ndarray, B: int) -> np.ndarray:
-    """Reshape (…, N, d) to (…, d, N) without a transpose, each tile of B rows by itself."""
+    """Turn k (…, N, d) into (…, d, N) by reshaping each tile of B rows, where a transpose would be right."""
     tiles = [k[:, :, j : j + B] for j in range(0, k.shape[2], B)]
     return np.concatenate([x.reshape(*x.shape[:2], k.shape[3], -1) for x in tiles], axis=3)
 
 
 def at_strides(k: np.ndarray, batch: int, head: int, row: int = 1) -> np.ndarray:
-    """Return k as read with these strides (in rows) between batch entries, heads and rows."""
+    """Return k (batch, heads, N, d) as it is read with wrong strides.
+
+    `batch`, `head` and `row` are the strides between batch entries, heads and rows, in units of d elements.
+    """
     (b, h, n, d), flat = k.shape, k if row == 1 else k.swapaxes(1, 2)
     of_batch, of_head, of_row = np.ix_(batch * np.arange(b), head * np.arange(h), row * np.arange(n))
     at = of_batch + of_head + of_row

@@ -1,4 +1,4 @@
-"""The problems for an attention function: small, and different enough to tell the known mistakes apart."""
+"""The small problems on which an attention function is called, chosen so that they tell the known mistakes apart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ SCALE_UP = 100.0  # the last feature of q and k where all scores are moved up or
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """One problem in float64, (batch, heads, N, d): its inputs and options, what it shows, and its dO and dL."""
+    """A problem for an attention function (a case), with arrays (batch, heads, N, d) in float64.
+
+    It consists of q, k, v and the options, of dO and dL for the backward, and of the group of mistakes that it tests.
+    """
 
     group: str  # what it is about; the groups are judged in the order in which they are asked
     q: np.ndarray
@@ -39,11 +42,11 @@ class Question:
         return self.q.shape[2] * self.k.shape[2] > 5000
 
     def rounded(self, to: Callable[[np.ndarray], np.ndarray]) -> Question:
-        """Return this case with its numbers rounded to what a dtype can hold."""
+        """Return this case with q, k, v and dO rounded by the function `to`, which rounds an array to a dtype."""
         return replace(self, q=to(self.q), k=to(self.k), v=to(self.v), dO=to(self.dO), single=True)
 
     def part(self, batch: slice = slice(None), heads: slice = slice(None)) -> Question:
-        """Return this case cut to some entries of the batch and some heads."""
+        """Return this case restricted to a slice of the batch entries and a slice of the heads."""
         cut = {name: getattr(self, name)[batch, heads] for name in ("q", "k", "v", "dO")}
         of_option = dict(mask=(batch, heads), key_lengths=batch, sinks=heads)
         options = {name: x[of_option[name]] if name in of_option else x for name, x in self.options.items()}
@@ -59,7 +62,7 @@ def one_head(
     tile: tuple[int, int] = (0, 0),
     **options: Any,
 ) -> Question:
-    """Return a case from one head's arrays (N, d) and its options, such as `scale` and `causal`."""
+    """Return a case with one head, given Q, K, V and dO (N, d) and options such as `scale` and `causal`."""
     q, k, v, of_O = (x[None, None] for x in (Q, K, V, np.zeros_like(Q) if dO is None else dO))
     return Question("", q, k, v, of_O, options, tile=tile)
 
@@ -71,9 +74,11 @@ def short(value: Any) -> str:
 def case(
     group: str, N_q: int, N_k: int = 0, d: int = 16, batch: int = 1, heads: int = 2, kv_heads: int = 0, **more: Any
 ) -> Question:
-    """Draw a random case. `more` has its options, `gradients` and `dL` if they are wanted, and `size` and `shift`.
+    """Return a random case of these sizes. N_k = 0 means N_q, and kv_heads = 0 means `heads`.
 
-    `size` multiplies all scores. `shift` is added to each before the scale, so it changes no weight.
+    `more` contains the options of the case. It can also contain `gradients` and `dL`, which are True if gradients and a
+    gradient of L are part of the case, and `size` and `shift`. `size` multiplies all scores. `shift` is added to each
+    score before the scale, so it does not change the softmax.
     """
     draw = np.random.default_rng([0, N_q, N_k, d]).standard_normal
     size, shift, gradients = more.pop("size", 1.0), more.pop("shift", 0.0), more.pop("gradients", False)
@@ -87,7 +92,10 @@ def case(
 
 
 def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Question]:
-    """Return every case, with head dimension d and, if a function needs that, with lengths divisible by `multiple`."""
+    """Return all cases, with head dimension d. If `quick` is set, leave out the long cases.
+
+    Lengths are rounded up to multiples of `multiple`, for functions that require this.
+    """
     draw = np.random.default_rng(7)
 
     def make(group: str, N_q: int, N_k: int = 0, **more: Any) -> Question:

@@ -1,4 +1,4 @@
-"""The known mistakes and the names of arguments, as catalogue.md lists them."""
+"""The known mistakes, and the argument names that are recognized, both read from the tables in catalogue.md."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,10 @@ PARTS = ("reads", "O", "L", "gradients", "memory", "remarks")  # the sections of
 
 
 class Mistake(NamedTuple):
-    """One line of the catalogue. `part` is the output that shows it. Those in "reads" are conventions, not mistakes."""
+    """A row of the catalogue. `part` is the output in which the mistake is visible, or the section of the catalogue.
+
+    Rows with the part "reads" are conventions, and rows with the part "remarks" are remarks. All others are mistakes.
+    """
 
     name: str
     varies: str  # "B" if it depends on the tile, "bits" if on a dtype
@@ -19,7 +22,7 @@ class Mistake(NamedTuple):
 
 
 def tables() -> list[list[list[str]]]:
-    """Return the rows of each section's table, split into cells."""
+    """Return, for each section of catalogue.md, the rows of its table, each as a list of cells."""
     sections = Path(__file__).with_name("catalogue.md").read_text(encoding="utf-8").split("\n## ")[1:]
     return [[[x.strip() for x in y[1:-1].split("|")] for y in z.splitlines()[4:] if y] for z in sections]
 

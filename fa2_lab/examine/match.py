@@ -1,4 +1,7 @@
-"""Find the mistakes that explain a function's answers. Cases and answers are arrays, and no function is run."""
+"""Find the mistakes that explain a function's answers.
+
+The answers are given as arrays, and the function is not called.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ PAIRED = ("plain", "cross", "scale", "causal", "corner", "window", "softcap", "m
 
 
 class Variant(NamedTuple):
-    """A hypothesis about what is wrong: the mistakes' names in the catalogue, the tile size, and a dtype's bits."""
+    """A hypothesis about a function: its mistakes and conventions, its tile size B, and its precision in bits.
+
+    `names` contains the names in the catalogue of the mistakes and conventions. The default is the correct attention.
+    """
 
     names: tuple[str, ...] = ()
     B: int = 0
@@ -31,7 +37,10 @@ RIGHT = Variant()
 
 @dataclass(eq=False)
 class Answer:
-    """A function's answer to a case: O and, if returned, L, dQ, dK and dV, all (batch, heads, N, d) or shorter."""
+    """A function's outputs for a case: O and, if returned, L, dQ, dK and dV.
+
+    Each output is (batch, heads, N, d), or (batch, heads, N) for L.
+    """
 
     case: Question
     outputs: dict[str, np.ndarray]
@@ -45,14 +54,21 @@ class Answer:
         return self.variants[key][name]
 
     def bound(self, name: str, state: Variant = RIGHT) -> float:
-        """Return how far rounding alone can move a number, given the dtype's error in scores and in sums of N terms."""
+        """Return the largest difference that rounding alone can cause in the output `name` of the variant `state`.
+
+        The bound is computed from the dtype's precision, the largest score, and the number of keys.
+        """
         error = self.eps * (4 + 2 * float(self.variant(state, "largest")) + self.case.k.shape[2] ** 0.5)
         x = np.abs(self.variant(state, name))
         size = max(np.abs(self.case.v).max() if name == "O" else 1.0, x[np.isfinite(x)].max(initial=0.0))
         return error * float(size) * (8 if name in GRADIENTS else 1)
 
     def wrong(self, state: Variant, name: str) -> np.ndarray:
-        """Return True for each number that differs from this variant's. Two non-finite numbers count as equal."""
+        """Return a boolean array: True for each element of the output `name` that differs from the variant `state`.
+
+        Differences within rounding do not count, and two non-finite elements count as equal. Rows that see no key are
+        never wrong, because they are checked separately.
+        """
         got, want = self.outputs[name], self.variant(state, name)
         with np.errstate(invalid="ignore"):
             near = (np.abs(got - want) <= self.bound(name, state)) | (~np.isfinite(got) & ~np.isfinite(want))
@@ -65,12 +81,15 @@ class Answer:
         return ~near
 
     def mean(self) -> np.ndarray:
-        """Return the mean of V, repeated for each row."""
+        """Return an array with the shape of O in which each row is the mean of V over all keys."""
         v = np.repeat(self.case.v, self.case.q.shape[1] // self.case.v.shape[1], axis=1)
         return np.broadcast_to(v.mean(axis=2, keepdims=True), self.case.q.shape)
 
     def empty(self, state: Variant) -> np.ndarray:
-        """Return the rows that see no key under the function's own conventions."""
+        """Return a boolean array (batch, heads, N_q) that is True for each row that sees no key.
+
+        Which keys a row sees depends on the conventions in `state`.
+        """
         return np.isneginf(self.variant(conventions(state), "L"))
 
     def fits(self, state: Variant, names: Iterable[str]) -> bool:
@@ -82,7 +101,10 @@ def conventions(state: Variant) -> Variant:
 
 
 class Finding(NamedTuple):
-    """One finding about a function. `others` are names of other mistakes that would explain the numbers."""
+    """A finding about a function.
+
+    `others` are the names of other mistakes that would explain the outputs equally well.
+    """
 
     name: str
     where: str
@@ -111,14 +133,20 @@ class Finding(NamedTuple):
 
 
 def known(answers: Iterable[Answer], output: str) -> list[Mistake]:
-    """Return the mistakes that reproduce this output in all answers, with the tile sizes of the cases."""
+    """Return the mistakes each of which alone reproduces the given output ("O", "L" or a gradient) in all answers.
+
+    The tile size is that of each answer's case.
+    """
     parts = {"O": ("reads", "O"), "L": ("reads", "O", "L")}.get(output, ("gradients",))
     some = [x for x in CATALOGUE.values() if x.part in parts and "bits" not in x.varies]
     return [x for x in some if all(answer.fits(Variant((x.name,)), (output,)) for answer in answers)]
 
 
 def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Finding]:
-    """Name what is wrong with a function's answers: first in O, then in L, and if O is right, in the gradients."""
+    """Return findings that explain a function's answers: first for O, then for L, and for the gradients if O is right.
+
+    `tiles` are the tile sizes to try.
+    """
     found, state = explain_part(answers, RIGHT, "O", ("O",), tiles)
     usual, plain = conventions(state), not any(x.is_wrong and x.group == "plain" for x in found)
     strange = {x.group for x in found if x.name in ("unknown", *SILENT.values())}
@@ -138,7 +166,11 @@ def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Fin
 def explain_part(
     answers: Sequence[Answer], state: Variant, part: str, outputs: tuple[str, ...], tiles: Sequence[int]
 ) -> tuple[list[Finding], Variant]:
-    """Return the mistakes of one part, group after group. Each must fit everything explained so far."""
+    """Explain the outputs of one part of the catalogue ("O", "L" or "gradients"), one group of cases after another.
+
+    Return the findings, and the variant that includes them. A new mistake is accepted only if it also fits all answers
+    that have been explained so far. `state` is the variant known at the start, and `tiles` are the tile sizes to try.
+    """
     found: list[Finding] = []
     settled: list[Answer] = []
     for group in dict.fromkeys(x.case.group for x in answers):
@@ -181,7 +213,10 @@ def explain_part(
 
 
 def is_late(mine: list[Answer], answers: Sequence[Answer], state: Variant, outputs: tuple[str, ...]) -> bool:
-    """Return whether each answer is right for its options, or for those of another case of the same sizes."""
+    """Return whether each answer in `mine` is right for the options of another case of the same sizes, or for its own.
+
+    This is the case if a function keeps the options of an earlier call.
+    """
     kinds = {x: (x.case.q.shape, x.case.k.shape, *x.case.options) for x in answers}
     same = {x: [y.case.options for y in answers if kinds[y] == kinds[x] and y is not x] for x in mine}
     asked = {x: [Answer(replace(x.case, options=y), x.outputs, x.eps) for y in same[x]] for x in mine}
@@ -190,7 +225,11 @@ def is_late(mine: list[Answer], answers: Sequence[Answer], state: Variant, outpu
 
 
 def rounding(answers: list[Answer], state: Variant, tiles: Sequence[int]) -> Finding | None:
-    """Return which step has too few bits if all numbers are nearly right. Some numbers may round the other way."""
+    """Return a finding that names the step with too few bits, or None if O differs by more than rounding could explain.
+
+    O is compared with the catalogue's variants by the root mean square difference, because single elements may round up
+    instead of down.
+    """
 
     def distance(s: Variant) -> float:
         return max(float(np.sqrt(np.mean((x.outputs["O"] - x.variant(s, "O")) ** 2))) for x in answers)
@@ -207,7 +246,7 @@ def rounding(answers: list[Answer], state: Variant, tiles: Sequence[int]) -> Fin
 
 
 def forms(mistake: Mistake, state: Variant, tiles: Sequence[int]) -> Iterator[Variant]:
-    """Yield a mistake on top of a state, with every tile size and every dtype that it can have."""
+    """Yield the variants that add this mistake to `state`, one per tile size and precision that it can have."""
     tiles = (tiles if not state.B else (state.B,)) if "B" in mistake.varies else (state.B,)
     for B in tiles:
         for bits in (8, 11) if "bits" in mistake.varies else (state.bits,):
@@ -225,7 +264,10 @@ def candidates(state: Variant, part: str, tiles: Sequence[int]) -> Iterator[Vari
 def bases(
     state: Variant, part: str, mine: list[Answer], settled: list[Answer], outputs: tuple[str, ...]
 ) -> list[Variant]:
-    """Return conventions that explain a group's smallest case alone: a mistake of tiles may show only later."""
+    """Return the variants that add a convention to `state` and fit the group's smallest case and all settled answers.
+
+    The group's larger cases need not fit, because a mistake that depends on the tile size may be visible only in them.
+    """
     some = [s for s in candidates(state, part, ()) if CATALOGUE[s.names[-1]].part == "reads"]
     return [s for s in some if part == "O" and fits_all(s, mine[:1] + settled, outputs)]
 
@@ -237,9 +279,10 @@ def fits_all(state: Variant, answers: list[Answer], outputs: tuple[str, ...]) ->
 def pairs(
     state: Variant, part: str, tiles: Sequence[int], mine: list[Answer], settled: list[Answer], outputs: tuple[str, ...]
 ) -> Iterator[Variant]:
-    """Yield pairs that fit what is settled: conventions, and mistakes that the two smallest cases show.
+    """Yield the variants that add two entries of the catalogue to `state` and fit the group's and all settled answers.
 
-    The first one of a pair does not depend on the tile size.
+    Each of the two is a convention, or a mistake that changes the group's two smallest cases. The first one does not
+    depend on the tile size.
     """
     name = outputs[0]
 
@@ -265,7 +308,11 @@ def pairs(
 def choose(
     fitting: list[Variant], answers: Sequence[Answer], outputs: tuple[str, ...], known: int
 ) -> tuple[Variant, tuple[str, ...]]:
-    """Return the variant that fits most answers of all groups, conventions first, and the names that fit as many."""
+    """Return the best of the variants in `fitting`, and the names of other mistakes that fit equally many answers.
+
+    The best variant fits the most answers of all groups, and among equals, conventions are preferred. `known` is the
+    number of names that all variants share.
+    """
     score = {s: sum(x.fits(s, outputs) for x in answers) for s in fitting}
     most = [s for s in fitting if score[s] == max(score.values())]
     new = [s for s in most if all(CATALOGUE[name].part == "reads" for name in s.names[known:])]
@@ -275,7 +322,10 @@ def choose(
 
 
 def place(answers: list[Answer], state: Variant, outputs: tuple[str, ...]) -> tuple[str, float, Question]:
-    """Return where the smallest wrong answer is wrong (output, heads and rows) and by how much."""
+    """Return (position, size, case) of the error in the first answer that differs from the variant `state`.
+
+    The position is a text that names the output, the heads and the rows. The size is the largest difference.
+    """
     for answer in answers:
         for name in [x for x in outputs if x in answer.outputs]:
             wrong = answer.wrong(state, name)
@@ -288,7 +338,10 @@ def place(answers: list[Answer], state: Variant, outputs: tuple[str, ...]) -> tu
 
 
 def described(wrong: np.ndarray, got: np.ndarray) -> str:
-    """Describe in words which entries of (batch, heads, N, d) or (batch, heads, N) are wrong."""
+    """Return a text that describes which elements of (batch, heads, N, d) or (batch, heads, N) are True in `wrong`.
+
+    `got` is the output with these elements. The text mentions if none of its wrong elements is finite.
+    """
     count = f"{int(wrong.sum())} of {wrong.size} numbers"
     axes = [np.unique(np.nonzero(wrong)[axis]) for axis in range(3)]
     parts = [
@@ -300,7 +353,7 @@ def described(wrong: np.ndarray, got: np.ndarray) -> str:
 
 
 def spans(numbers: np.ndarray) -> str:
-    """Return the first few runs of whole numbers as text, such as "0 to 3, 7"."""
+    """Return the first three runs of consecutive whole numbers as text, such as "0 to 3, 7"."""
     runs = np.split(numbers, np.nonzero(np.diff(numbers) > 1)[0] + 1)
     words = [f"{x[0]} to {x[-1]}" if len(x) > 1 else str(x[0]) for x in runs[:3]]
     return ", ".join(words) + (", …" if len(runs) > 3 else "")

@@ -1,4 +1,4 @@
-"""Checks that need further calls: memory past the end, views, repeated calls, rows alone or without keys, dropout."""
+"""Checks that need further calls of a function: memory past the end of tensors, views, repeated calls, dropout."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ VIEWS: list[tuple] = [
 
 
 def alike(x: Question) -> Question:
-    """Return a copy of the case in which all heads are equal."""
+    """Return a copy of the case in which all batch entries and heads have the same q, k and v."""
     q, k, v = (np.broadcast_to(y[:1, :1], y.shape) for y in (x.q, x.k, x.v))
     return replace(x, q=q, k=k, v=v)
 
 
 def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[Finding]:
-    """Return all findings that need further calls. `state` has the conventions that the function follows."""
+    """Yield the findings of all checks that need further calls of the function.
+
+    `answers` are those to the earlier calls, and `state` contains the conventions that the function follows.
+    """
     plain = [x for x in answers if x.case.group == "plain"]
     base = next((x for x in plain if x.case.q.shape[0] > 1), plain[0])
     lacks = [x for x in GRADIENTS if x not in base.outputs]
@@ -63,7 +66,10 @@ def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[
 
 
 def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
-    """Repeat the very first call three times, and compare."""
+    """Repeat the first call of the examination three times, and yield a finding if the outputs differ.
+
+    `first` is the answer to the first call.
+    """
     answers = [subject.ask(first.case).outputs["O"] for _ in range(3)]
     if not all(np.array_equal(x, answers[0], equal_nan=True) for x in answers):
         yield Finding("not-deterministic", "three calls in a row", float(np.ptp(answers, axis=0).max()), first.case)
@@ -72,7 +78,10 @@ def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
 
 
 def rows_without_keys(answers: list[Answer], state: Variant) -> Iterator[Finding]:
-    """Check O of rows that see no key, then L, then the gradients, for NaN in other rows or values not due to O = 0."""
+    """Check rows that see no key, and yield findings about their O, about their L, or about the gradients.
+
+    NaN in the gradients of other rows is a finding, and so are gradients that do not belong to O = 0.
+    """
     for answer in [x for x in answers if x.case.group.startswith("empty") and x.fits(state, ("O",))]:
         rows, case, found, bound = answer.empty(state), answer.case, answer.outputs, answer.bound("O")
         if not rows.any():
@@ -97,7 +106,10 @@ def rows_without_keys(answers: list[Answer], state: Variant) -> Iterator[Finding
 
 
 def dropout(subject: Subject) -> Iterator[Finding]:
-    """Check dropout's factors Z, which can be read from O = P ∘ Z with equal weights and one feature of V per key."""
+    """Check the dropout factors Z of a function, and yield a finding if they are wrong.
+
+    Z can be computed from O = P ∘ Z V if all weights in P are equal and each key has its own feature of V.
+    """
     if not subject.takes("dropout"):
         return
     n, d, p = max(subject.d, subject.multiple), subject.d, 0.25
@@ -119,7 +131,10 @@ def dropout(subject: Subject) -> Iterator[Finding]:
 
 
 def guarded(subject: Subject, case: Question) -> tuple[Answer, list[Finding]]:
-    """Run a case with NaN around its tensors. If NaN reaches O, run it and all later cases with zeros around them."""
+    """Run a case with NaN before and after each input in memory, and return the answer and the findings.
+
+    If NaN reaches O, run this case and all later cases with zeros instead of NaN.
+    """
     answer = subject.ask(case)
     O, want = answer.outputs["O"], answer.variant(RIGHT, "O")
     if np.isnan(subject.fill) and case.group in ("plain", "causal", "width") and np.isnan(O[np.isfinite(want)]).any():

@@ -1,4 +1,4 @@
-"""The smallest input that shows a finding, as a program that can be run."""
+"""Find the smallest input that reproduces a finding, and write a program that runs the function on this input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ TURNED["flat"] = ".swapaxes(1, 2).reshape(len(x), x.shape[2], -1)"
 
 
 def program(subject: Subject, finding: Finding, module: str) -> str:
-    """Return a program that calls the function on our smallest case that shows the finding, or "" if none shows it."""
+    """Return a program that calls the function on the smallest case that reproduces the finding, or "" if none does.
+
+    The program imports the function from `module`.
+    """
     before = Variant(finding.state.names[: -1 if finding.name in finding.state.names else None], *finding.state[1:])
     for smaller in smaller_cases(finding.case, subject) if finding.case else ():
         try:
@@ -29,7 +32,10 @@ def program(subject: Subject, finding: Finding, module: str) -> str:
 
 
 def smaller_cases(like: Question, subject: Subject) -> Iterator[Question]:
-    """Yield smaller cases of this kind, from one row upwards, those with one head and one batch entry first."""
+    """Yield smaller cases of the same kind as `like`, starting from one row.
+
+    For each number of rows, a case with one head and one batch entry comes first, if this is possible.
+    """
     (batch, heads, N_q, d), (h_k, N_k), (size, shift) = like.q.shape, like.k.shape[1:3], like.made
     counts = [(1, 1, 1)] if heads == h_k and not {"mask", "sinks", "key_lengths"} & set(like.options) else []
     counts += (
@@ -51,7 +57,11 @@ def smaller_cases(like: Question, subject: Subject) -> Iterator[Question]:
 
 
 def written(subject: Subject, answer: Answer, name: str, module: str, before: Variant) -> str:
-    """Return the program for one case, with the function's output and the correct one."""
+    """Return a program that runs the function on one case and prints a few elements of the output `name`.
+
+    A comment in the program shows the function's elements and the right ones. `before` is the variant of the function
+    without the finding.
+    """
     case, (size, shift), layout = answer.case, answer.case.made, subject.layout
     torch, grad, given = subject.library == "torch", name in GRADIENTS, subject.takes("dO")
     lines = ["import numpy as np", *(["import torch"] if torch else []), f"from {module} import {subject.name}", ""]
@@ -95,7 +105,7 @@ def written(subject: Subject, answer: Answer, name: str, module: str, before: Va
 
 
 def arguments(subject: Subject, case: Question) -> list[str]:
-    """Return the arguments of the call as text."""
+    """Return the arguments of a call of the function as Python source, one text per argument."""
     make = "torch.tensor" if subject.library == "torch" else "np.array"
     axis = -4 if subject.layout in ("bhnd", "hnd") else -3
     stacked = f"{make.split('.')[0]}.stack([q, k, v], {axis})"

@@ -1,4 +1,7 @@
-"""A function to be examined, and how to call it: its arguments by their names, its layout, library and dtype."""
+"""A function to be examined, and how to call it: the roles of its arguments, its layout, its library and its dtype.
+
+The role of an argument is recognized by the argument's name.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +40,15 @@ MAKERS = {"empty", "empty_like", "new_empty", "zeros", "zeros_like", "new_zeros"
 
 
 class NotExamined(Exception):
-    """The function could not run this case. The message says what happened."""
+    """The error that is raised if the function cannot run a case. Its message contains the reason."""
 
 
 class Endless(BaseException):
-    """A call did not return in time. Neither the function nor a check may go on after this."""
+    """The error that is raised if a call does not return in time. The examination cannot continue after this error."""
 
 
 class Subject:
-    """One function, called with one library, dtype and layout."""
+    """The function that is examined, together with the library, the dtype and the layout with which it is called."""
 
     def __init__(self, function: Callable, given: dict[str, Any] | None = None, device: str = "") -> None:
         self.function, self.given, self.device = function, given or {}, device
@@ -75,7 +78,7 @@ class Subject:
         self.code, self.space = getattr(function, "__code__", None), getattr(function, "__globals__", {})
 
     def like(self, **how: Any) -> Subject:
-        """Return a Subject for this function that is called in another way."""
+        """Return a copy of this Subject in which the attributes in `how` are changed, such as its dtype."""
         other = copy(self)
         vars(other).update(how)
         return other
@@ -84,13 +87,21 @@ class Subject:
         return role in self.roles.values()
 
     def tiles(self) -> tuple[int, ...]:
-        """Return possible tile sizes: numbers in the function's signature, its code and its module's constants."""
+        """Return tile sizes that the function may use.
+
+        They are the usual sizes, and all integers from 2 to 256 in the function's signature, its code and its module's
+        constants.
+        """
         numbers = [*self.defaults.values(), *self.given.values(), *(self.code.co_consts if self.code else ())]
         numbers += [x for name, x in self.space.items() if name.upper() == name]
         return tuple(sorted({x for x in numbers if type(x) is int and 2 <= x <= 256} | set(TILES)))
 
     def settle(self, layout: str = "", library: str = "", dtype: str = "") -> None:
-        """Choose the library, dtype, sizes and layout that give correct results, or, if none do, those that run."""
+        """Choose the device, library, dtype, sizes and layout with which the function is called.
+
+        The choice gives correct results if any choice does. Otherwise, the function at least runs. A given layout,
+        library or dtype is kept. Raise NotExamined if the function never runs.
+        """
         layouts = ["flat"] if self.takes("heads") else ["bhnd", "bnhd", "hnd", "nd"]
         layouts = [layout] if layout else ["thd"] if self.takes("cu_seqlens") else layouts
         libraries = [library] if library else ["torch"] if self.device else self.libraries()
@@ -115,7 +126,7 @@ class Subject:
         raise NotExamined(failure or f"{dtype} is no dtype that it can be asked in")
 
     def settle_window(self) -> None:
-        """Find out whether a window is one number or two, and whether there is one in every call."""
+        """Find out whether the function expects a window as one number or two, and whether it always needs a window."""
         defaults = [self.defaults[name] for name, role in self.roles.items() if role == "window"]
         self.window_is_always = any(type(x) is int and x > 0 for x in defaults)
         if not any(role == "window" and isinstance(self.defaults[name], tuple) for name, role in self.roles.items()):
@@ -125,13 +136,20 @@ class Subject:
                     return
 
     def libraries(self) -> list[str]:
-        """Return the libraries to try: those named in the function's code, then in its module, then the others."""
+        """Return the array libraries to try, in this order.
+
+        Those that the function's code uses are first, then those that its module uses, and then all others.
+        """
         known = [self.space.get(x) for x in (self.code.co_names if self.code else ())] + list(self.space.values())
         roots = [x.__name__.split(".")[0] for x in known if inspect.ismodule(x)]
         return list(dict.fromkeys([x for x in roots if x in LIBRARIES] + LIBRARIES))
 
     def agreement(self) -> int:
-        """Return a grade: 4 right, or right if causal; 3 a known mistake; 2 independent heads; 1 it runs."""
+        """Call the function on a random case, and return a grade from 1 to 4.
+
+        4 means that the output is right, or right for a causal mask. 3 means that a known mistake explains the output.
+        2 means that heads are independent. 1 means that the function runs.
+        """
         n = 9 if self.multiple == 1 else self.multiple
         asked = self.fitted(case("probe", n, d=self.d, batch=2, heads=3, gradients=self.takes("dO")))
         first, part = self.ask(asked), "gradients" if self.takes("dO") else "O"
@@ -145,11 +163,14 @@ class Subject:
         return 2 if moved[0, 0] and moved.sum() == 1 else 1
 
     def fitted(self, case: Question) -> Question:
-        """Return the case, or for packed sequences, which have no batch, its first batch entry."""
+        """Return the case itself, or only its first batch entry if the layout is thd.
+
+        The layout thd, for packed sequences, has no batch dimension.
+        """
         return case.part(slice(1)) if self.layout == "thd" else case
 
     def lacks(self, case: Question) -> str:
-        """Return an option of the case that the function does not take, or "" if it takes all of them."""
+        """Return an option or a property of the case that the function does not support, or "" if there is none."""
         masks = ("mask", "bias") if case.group == "bias" else ("mask",)
         if lacks := [x for x in case.options if not any(map(self.takes, masks if x == "mask" else (x,)))]:
             return lacks[0]
@@ -166,7 +187,10 @@ class Subject:
         return "windows with two sides" if self.window_is_int and left != right else ""
 
     def ask(self, case: Question, gradients: bool = True) -> Answer:
-        """Return the function's answer to a case. Raise NotExamined if it fails or returns anything but numbers."""
+        """Call the function on a case, and return its Answer, with the gradients if `gradients` is set.
+
+        Raise NotExamined if the call fails or if its result is not an array of the right shape.
+        """
         case = case.rounded(self.hold) if self.dtype != "float64" else case
         gradients = gradients and case.gradients
         outputs: dict[str, list] = {}
@@ -197,7 +221,11 @@ class Subject:
         return Answer(case, whole, max(EPS[self.dtype], self.eps))
 
     def parts(self, case: Question) -> list[Question]:
-        """Return one case per call: with a layout without batch or heads, each is passed in a separate call."""
+        """Return the cases for the separate calls into which a case is split.
+
+        In the layout hnd, each batch entry needs its own call. In the layout nd, each head does. In any other layout,
+        the case is not split.
+        """
         if self.layout not in ("hnd", "nd"):
             return [case]
         entries = [case.part(slice(b, b + 1)) for b in range(case.q.shape[0])]
@@ -205,12 +233,15 @@ class Subject:
         return entries if self.layout == "hnd" else [x.part(heads=h) for x in entries for h in heads]
 
     def turned(self, x: np.ndarray) -> np.ndarray:
-        """Return x (batch, heads, N, d) in the function's layout."""
+        """Return x (batch, heads, N, d) converted to the function's layout."""
         x = x.swapaxes(1, 2) if self.layout in ("bnhd", "flat", "thd") else x
         return x.reshape(*x.shape[:2], -1) if self.layout == "flat" else x[(0,) * (4 - len(self.layout))]
 
     def turned_back(self, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
-        """Return a result as (batch, heads, N, d), or (batch, heads, N) for L; None if its shape does not fit."""
+        """Convert the output x from the function's layout to `shape`, (batch, heads, N, d) or (batch, heads, N) for L.
+
+        Return None if x cannot be converted to this shape.
+        """
         if len(shape) == 4 and self.layout == "flat":
             return x.reshape(x.shape[0], -1, *shape[1::2]).swapaxes(1, 2)
         if len(shape) == 4:
@@ -221,7 +252,7 @@ class Subject:
         return next((y for y in (x, x.swapaxes(-1, -2)) if y.shape == shape), None)
 
     def options(self, case: Question) -> dict[str, Any]:
-        """Return a case's options under the function's names and in its layout."""
+        """Return the options of a case as keyword arguments, with the function's names and in its layout."""
         (batch, heads, N_q, _), N_k = case.q.shape, case.k.shape[2]
         known: dict[str, Any] = dict(causal=False, lse=True, longest=max(N_q, N_k), grouped=case.k.shape[1] != heads)
         known |= dict(heads=heads, window=(-1, -1), scale=self.d**-0.5, dropout=0.0, seed=0)
@@ -249,7 +280,11 @@ class Subject:
         return values
 
     def call(self, tensors: list, case: Question, gradients: bool) -> dict[str, Any]:
-        """Call the function once: return O, L if there is one, and the gradients that it returns or torch computes."""
+        """Call the function once, and return its outputs as {"O": …, "L": …, "dQ": …, "dK": …, "dV": …}.
+
+        L is omitted if the function does not return it, and the gradients if `gradients` is not set. The gradients are
+        those that the function returns, or those that torch's autograd computes.
+        """
         is_backward, roles = self.takes("dO"), dict(zip("qkv", tensors, strict=True))
         is_taped = gradients and self.library == "torch" and not is_backward
         for x in tensors if is_taped else ():
@@ -284,7 +319,11 @@ class Subject:
         return dict(zip("OL", got, strict=False)) | (self.backward(got, tensors, case) if is_taped else {})
 
     def backward(self, got: list, tensors: list, case: Question) -> dict[str, Any]:
-        """Return the gradients from torch's autograd, or none if the loss contains L and L does not carry gradients."""
+        """Return {"dQ", "dK", "dV"} from torch's autograd, given the function's outputs `got` and its inputs `tensors`.
+
+        A gradient that autograd does not compute is omitted. The result is empty if the case has a dL but L does not
+        require a gradient.
+        """
         import torch
 
         ones = got[0].new_ones(()).expand(got[0].shape)  # as O.sum().backward() makes it
@@ -299,7 +338,7 @@ class Subject:
         return {name: x for name, x in zip(GRADIENTS, found, strict=True) if x is not None}
 
     def hold(self, x: np.ndarray) -> np.ndarray:
-        """Return x rounded to what the dtype can hold, in float64."""
+        """Return x rounded to the function's dtype, as a float64 array."""
         return rounded(x, 8) if self.dtype == "bfloat16" else x.astype(self.dtype).astype(np.float64)
 
     def flat(self, x: np.ndarray, dtype: str = "") -> Any:
@@ -311,7 +350,10 @@ class Subject:
         return import_module("jax.numpy").asarray(array) if self.library == "jax" else array
 
     def array(self, x: np.ndarray, place: str = "", fill: float = np.nan) -> Any:
-        """Return x as an array of the library, with guard numbers before and after it, or as a view."""
+        """Return x as an array of the function's library, surrounded in memory by guard elements with the value `fill`.
+
+        If `place` is not "", the array is a view: "turned", "swapped", "gapped" or "expanded".
+        """
         if self.library == "jax":
             return self.flat(x)
         a, b = {"turned": (-1, -2), "swapped": (0, 1)}.get(place, (0, 0))
@@ -329,20 +371,23 @@ class Subject:
         return import_module(self.library).broadcast_to(view[:1], x.shape)
 
     def option(self, x: Any) -> Any:
-        """Return an option's value as the library takes it."""
+        """Convert the value x of an option to a Python number or an array of the function's library, and return it."""
         if not isinstance(x, np.ndarray):
             return x.item() if isinstance(x, np.generic) else x
         return self.flat(x, {"i": "int32", "b": "bool"}.get(x.dtype.kind, ""))
 
 
 def has_gpu() -> bool:
-    """Return whether a function that refuses tensors on the CPU can be asked on a GPU."""
+    """Return whether torch is installed and finds a GPU, for functions that reject tensors on the CPU."""
     return "torch" in LIBRARIES and import_module("torch").cuda.is_available()
 
 
 @contextmanager
 def fenced(library: str, unset: float | None) -> Iterator[list]:
-    """Place guard numbers after what torch allocates meanwhile, and yield them. torch.empty is filled with `unset`."""
+    """Append guard elements to each tensor that torch allocates in the `with` block, and yield a list of all guards.
+
+    If `unset` is not None, fill the tensors of torch.empty with this value. For other libraries, the list stays empty.
+    """
     ends: list = []
     if library != "torch":
         yield ends
@@ -369,12 +414,12 @@ def fenced(library: str, unset: float | None) -> Iterator[list]:
 
 
 def numbers(x: Any) -> np.ndarray:
-    """Return an array of any library as float64 in NumPy."""
+    """Return an array of any library as a NumPy array in float64."""
     return np.array(x.detach().double().cpu().numpy() if hasattr(x, "detach") else x, dtype=np.float64)
 
 
 def signature(function: Callable) -> inspect.Signature:
-    """Return a function's signature, or for a built-in that has none, the one its docstring begins with."""
+    """Return a function's signature. For a built-in function without one, read it from the start of its docstring."""
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):
@@ -386,7 +431,10 @@ def signature(function: Callable) -> inspect.Signature:
 
 @contextmanager
 def time_limit(name: str) -> Iterator[None]:
-    """Stop a call that does not return. Only the main thread of a Unix process can do this."""
+    """Raise Endless if the `with` block, a call of the function `name`, takes longer than LIMIT seconds.
+
+    The limit works only in the main thread of a Unix process.
+    """
 
     def stop(*_: object) -> None:
         raise Endless(f"one call of {name} did not return within {LIMIT} seconds")

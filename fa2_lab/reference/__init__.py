@@ -1,1 +1,4 @@
-"""The ladder in NumPy float64, one file per stage: naive, online_softmax, fa1, fa2. heads.py runs them on a batch."""
+"""The NumPy ladder in float64, with one file per stage: naive, online_softmax, fa1 and fa2.
+
+heads.py runs a stage on a batch with several heads.
+"""

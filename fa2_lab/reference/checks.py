@@ -1,6 +1,6 @@
 """Checks of the reference's arguments.
 
-Every error names the argument, the value that it got, and the values that it takes.
+Every error names the argument, the value that was passed, and the values that are accepted.
 """
 
 import numpy as np
@@ -11,9 +11,9 @@ from fa2_lab.tiles import real_number
 
 
 def real_array(name: str, x: ArrayLike, ndim: int) -> np.ndarray:
-    """Return `x` as a float64 array.
+    """Return x as a float64 array.
 
-    Raise an error unless x has `ndim` dimensions, none of them empty, and real numbers.
+    Raise an error that calls x `name` unless x contains real numbers and has `ndim` dimensions, none of size 0.
     """
     try:
         array = np.asarray(x)
@@ -27,7 +27,10 @@ def real_array(name: str, x: ArrayLike, ndim: int) -> np.ndarray:
 
 
 def same_shape(name: str, x: ArrayLike, shape: tuple[int, ...], meaning: str) -> np.ndarray:
-    """Return `x` as a float64 array. Raise an error unless it has this shape, whose meaning the error explains."""
+    """Return x as a float64 array. Raise an error that calls x `name` unless x has this shape.
+
+    `meaning` explains the shape in the error.
+    """
     array = real_array(name, x, len(shape))
     if array.shape != shape:
         raise ValueError(f"{name}: got shape {array.shape}; it takes {meaning} = {shape}")
@@ -43,9 +46,9 @@ def inputs(
     softcap: float | None = None,
     sink: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Return Q (N_q, d), K and V (N_k, d) of one head as float64, and the scale τ.
+    """Return Q (N_q, d), K and V (N_k, d) of one head as float64 arrays, and the scale τ as a float.
 
-    Softcap and sink are only checked.
+    Raise an error if an argument is invalid. dropout, softcap and sink are checked but not returned.
     """
     Q, K = real_array("Q", Q, 2), real_array("K", K, 2)
     if K.shape[1] != Q.shape[1]:
@@ -61,14 +64,14 @@ def inputs(
 
 
 def like(Q: np.ndarray, **tensors: ArrayLike) -> list[np.ndarray]:
-    """Return the given tensors as float64 arrays. Raise an error unless each, such as O or dO, has the shape of Q."""
+    """Return the named tensors, such as O or dO, as float64 arrays. Raise an error unless each has the shape of Q."""
     return [same_shape(name, x, Q.shape, "the shape of Q") for name, x in tensors.items()]
 
 
 def per_row(Q: np.ndarray, **vectors: ArrayLike) -> list[np.ndarray]:
-    """Return the vectors as float64 arrays.
+    """Return the named vectors, such as l, m or L, as float64 arrays.
 
-    Raise an error unless each, such as l, m or L, has one number per row of Q.
+    Raise an error unless each vector has one element per row of Q.
     """
     return [same_shape(name, x, Q.shape[:-1], "one number for each row of Q, shape") for name, x in vectors.items()]
 
@@ -76,8 +79,7 @@ def per_row(Q: np.ndarray, **vectors: ArrayLike) -> list[np.ndarray]:
 def qkv_heads(Q: ArrayLike, K: ArrayLike, V: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return Q (batch, heads, N_q, d) and K, V (batch, kv heads, N_k, d) as float64 arrays.
 
-    Raise an error if the shapes do not fit together, or if the number of K/V heads does not divide the number of Q's
-    heads.
+    Raise an error if the shapes do not match, or if the number of K/V heads does not divide the number of query heads.
     """
     Q, K = real_array("q", Q, 4), real_array("k", K, 4)
     if K.shape[0] != Q.shape[0] or K.shape[3] != Q.shape[3]:
@@ -88,9 +90,9 @@ def qkv_heads(Q: ArrayLike, K: ArrayLike, V: ArrayLike) -> tuple[np.ndarray, np.
 
 
 def scale(tau: float | None, d: int, name: str = "tau") -> float:
-    """Return the softmax scale τ, or 1/√d if it is None. A scale of 0 is allowed.
+    """Return the softmax scale τ as a float, or 1/√d if `tau` is None. A scale of 0 is allowed.
 
-    `name` is the argument's name in an error.
+    If τ is invalid, the error calls it `name`.
     """
     if tau is None:
         return 1.0 / np.sqrt(d)

@@ -1,8 +1,8 @@
-"""Dropout whose mask depends on the position of an entry, and not on the order in which the entries are visited.
+"""Dropout whose mask depends only on the position of each entry, and not on the order in which tiles are processed.
 
 The generator is Philox4x32 with ten rounds. Its key is the seed, and its counters are (column, row, head, batch), so it
-draws the same bits as Triton's `tl.philox`. The mask is therefore the same in the forward and in the backward, whatever
-their loop orders.
+draws the same bits as Triton's `tl.philox`. The forward and the backward therefore have the same mask, whatever their
+loop orders.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ LOW_WORD, WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def philox(seed: int, c0: Any, c1: Any, c2: Any, c3: Any) -> np.ndarray:
-    """Return the first of the four 32-bit words that Philox4x32-10 computes from a 64-bit seed and four counters."""
+    """Return the first of the four 32-bit words that Philox4x32-10 computes from a 64-bit seed and counters c0 … c3."""
     c0, c1, c2, c3 = (np.asarray(c).astype(np.uint64) for c in (c0, c1, c2, c3))
     key0, key1 = np.uint64(seed) & LOW_WORD, np.uint64(seed) >> WORD
     for _ in range(10):
@@ -31,14 +31,17 @@ def philox(seed: int, c0: Any, c1: Any, c2: Any, c3: Any) -> np.ndarray:
 
 
 def threshold(p: float) -> int:
-    """Return the bound for random words below which an entry is dropped. A fraction p of all 2³² words is below it."""
+    """Return the 32-bit threshold for dropout: an entry is dropped if its random word is below the threshold.
+
+    A fraction p of all 2³² words is below the threshold.
+    """
     return int(p * 2.0**32)
 
 
 def keep_mask(p: float, seed: int, batch: int, head: int, rows: ArrayLike, cols: ArrayLike) -> np.ndarray:
     """Return a boolean mask (rows, columns) that is True for each entry that dropout keeps.
 
-    `rows` and `cols` are the positions in the whole score matrix, not in a tile.
+    `rows` and `cols` are the row and column indices in the whole score matrix, not in a tile.
     """
     word = philox(seed, np.asarray(cols)[None, :], np.asarray(rows)[:, None], head, batch)
     return word >= np.uint32(threshold(p))
@@ -46,7 +49,7 @@ def keep_mask(p: float, seed: int, batch: int, head: int, rows: ArrayLike, cols:
 
 @dataclass(frozen=True)
 class Dropout:
-    """Dropout with probability p for one (batch, head). The fields are the whole state R of the generator."""
+    """Dropout with probability p for one (batch, head). The fields are the complete state R of the generator."""
 
     p: float = 0.0
     seed: int | None = None
@@ -64,9 +67,9 @@ class Dropout:
             whole_number("seed", self.seed, low=0, high=2**64 - 1)
 
     def z(self, rows: slice, cols: slice) -> np.ndarray | None:
-        """Return the factors Z of one tile, or None without dropout.
+        """Return the dropout factors Z of the tile with the given rows and columns, or None if p is 0.
 
-        A factor is 1/(1−p) if the entry is kept, and 0 if not.
+        A factor is 1/(1−p) if the entry is kept, and 0 if it is dropped.
         """
         if self.p == 0 or self.seed is None:
             return None
@@ -74,7 +77,7 @@ class Dropout:
         return keep_mask(self.p, self.seed, self.batch, self.head, row, col) / (1 - self.p)
 
     def drop(self, p_ij: np.ndarray, rows: slice, cols: slice) -> np.ndarray:
-        """Return p_ij ∘ Z for one tile of P, with the dropout factors Z. Without dropout, return p_ij itself."""
+        """Return p_ij ∘ Z, where p_ij is a tile of P and Z its dropout factors. If p is 0, return p_ij unchanged."""
         return dropped(p_ij, self.z(rows, cols))
 
 
@@ -82,15 +85,15 @@ NO_DROPOUT = Dropout()
 
 
 def dropped(x: np.ndarray, z: np.ndarray | None) -> np.ndarray:
-    """Return x ∘ z with the dropout factors z, or x itself if z is None (no dropout)."""
+    """Return x ∘ z, where z holds the dropout factors, or x unchanged if z is None (no dropout)."""
     return x if z is None else x * z
 
 
 def sequential_mask(tiling: Tiling, p: float, seed: int, order: str) -> np.ndarray:
-    """Return the mask that one sequential generator draws, tile by tile, in the loop order of "fa1" or of "fa2".
+    """Return the mask that a sequential generator draws, tile by tile, in the loop order of "fa1" or "fa2".
 
-    This mask shows a weakness of sequential generators: the backward can draw the forward's mask again only if both
-    passes visit the tiles in the same order.
+    The mask shows a weakness of sequential generators: the backward can reproduce the mask of the forward only if both
+    passes process the tiles in the same order.
     """
     if order not in ("fa1", "fa2"):
         raise ValueError(f"order: got {order!r}; it takes 'fa1' (columns outside) or 'fa2' (rows outside)")

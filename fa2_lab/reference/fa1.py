@@ -1,7 +1,7 @@
 """FlashAttention (FA1): key blocks in the outer loop, query blocks in the inner loop, and the row state kept in HBM.
 
-Every tile is computed, whatever the mask, as in the paper's algorithms. fa2.py writes the same step in the same way, so
-the difference between the two files is the difference between the two papers.
+Every tile is computed, whatever the mask, as in the paper's algorithms. fa2.py writes the softmax step in the same way,
+so the difference between the two files is the difference between the two papers.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from fa2_lab.trace import UNWATCHED, Trace
 
 
 def block_sizes(M: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c) for an on-chip memory of M elements, which has room for four blocks of B_c × d elements."""
+    """Return (B_r, B_c) for an on-chip memory of M elements, chosen so that four blocks of B_c × d elements fit."""
     B_c = cdiv(whole_number("M", M, low=1), 4 * whole_number("d", d, low=1))
     return min(B_c, d), B_c
 
@@ -38,7 +38,7 @@ def forward(
     """Compute FA1 Algorithm 2 for one head. Return O (N_q, d), the row sums l (N_q,) and the row maxima m (N_q,).
 
     The block sizes follow from the on-chip memory of M elements, unless B_r and B_c are given. `dropout` holds the
-    generator's state R, and the caller keeps it for the backward.
+    generator's state R, which the backward needs again.
     """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap, sink)
     drop = dropout.drop  # FA1.A2.L1
@@ -91,7 +91,7 @@ def backward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute FA1 Algorithm 4 for one head. Return dQ, dK and dV, given the results and the options of the forward."""
+    """Compute FA1 Algorithm 4 for one head: return dQ, dK and dV, given O, l, m and the options of the forward."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap)
     O, dO = checks.like(Q, O=O, dO=dO)
     l, m = checks.per_row(Q, l=l, m=m)
@@ -129,7 +129,7 @@ def backward(
 
 
 def _blocks(M: int | None, B_r: int | None, B_c: int | None, d: int) -> tuple[int, int]:
-    """Return the block sizes (B_r, B_c), which are either given or computed from the on-chip memory M."""
+    """Return the block sizes (B_r, B_c): those passed, or those computed from an on-chip memory of M elements."""
     if (M is None) == (B_r is None and B_c is None) or (B_r is None) != (B_c is None):
         raise ValueError(f"M, B_r, B_c: got M={M}, B_r={B_r}, B_c={B_c}; it takes M alone, or B_r and B_c")
     if M is not None:

@@ -1,7 +1,7 @@
 """FlashAttention-2 (FA2): independent query blocks in the outer loop, one division per row, only L for the backward.
 
-Tiles that the mask leaves empty are never visited, and only tiles through which the mask cuts are masked. fa1.py writes
-the same step in the same way, so the difference between the two files is the difference between the two papers.
+Tiles in which the mask leaves no entry are skipped, and the mask is applied only to tiles that it cuts. fa1.py writes
+the softmax step in the same way, so the difference between the two files is the difference between the two papers.
 """
 
 import numpy as np
@@ -77,9 +77,9 @@ def backward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute FA2 Algorithm 2 for one head. Return dQ, dK and dV. The column blocks share nothing but dQ.
+    """Compute FA2 Algorithm 2 for one head, and return dQ, dK and dV. Column blocks are independent except for dQ.
 
-    The backward needs no sink, because L already contains it. scores.sink_backward() computes the sink's own gradient.
+    The backward needs no sink, because L already includes it. scores.sink_backward() computes the gradient of the sink.
     """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap)
     O, dO = checks.like(Q, O=O, dO=dO)
@@ -131,7 +131,7 @@ def forward_split_keys(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute O and L of one head by split keys, as decode does.
+    """Compute O and L of one head with split keys, as the decode kernels do.
 
     The keys of each row block are cut into `splits` shares. Each worker computes the partial result (O, L) of one
     share, and the partial results are merged at the end.
@@ -159,6 +159,9 @@ def forward_split_keys(
 
 
 def _shares(blocks: list[int], splits: int) -> list[list[int]]:
-    """Return consecutive shares of a list of blocks, one share per worker. The last shares may be shorter or empty."""
+    """Divide a list of blocks into `splits` consecutive shares, one per worker.
+
+    The last shares may be shorter or empty.
+    """
     size = cdiv(len(blocks), splits) or 1
     return [blocks[w * size : (w + 1) * size] for w in range(splits)]

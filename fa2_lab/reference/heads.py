@@ -1,7 +1,7 @@
-"""Batches and heads. Every stage of the ladder is written for one head, and this module runs a stage over all heads.
+"""Batches and heads: every stage of the NumPy ladder is written for one head, and this module runs it over all heads.
 
-With grouped-query attention, query head h reads K/V head h // group. No head is copied. dK and dV are summed over the
-group.
+With grouped-query attention, query head h reads K/V head h // group. K and V are not copied. dK and dV are summed over
+the query heads of a group.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ QKV = tuple[np.ndarray, np.ndarray, np.ndarray]
 def forward(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, *, stage: str = "fa2", B_r: int = 64, B_c: int = 64, **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run the forward of any stage. Return O (batch, heads, N_q, d) and L (batch, heads, N_q).
+    """Run the forward of a stage on all heads. Return O (batch, heads, N_q, d) and L (batch, heads, N_q).
 
     k and v may have fewer heads than q. The options are the keyword arguments of each_head().
     """
@@ -57,9 +57,9 @@ def backward(
     B_c: int = 64,
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Run the backward of any stage. Return dQ, dK and dV, given O and L of the forward.
+    """Run the backward of a stage on all heads. Return dQ, dK and dV, given O and L from the forward.
 
-    The options are the keyword arguments of each_head(). sinks_backward() returns the gradient of the sinks.
+    The options are the keyword arguments of each_head(). sinks_backward() computes the gradient of the sinks.
     """
     q, k, v = _check(stage, q, k, v)
     O, dO = checks.like(q, O=O, dO=dO)
@@ -96,10 +96,10 @@ def each_head(
     bias: Callable[[int, np.ndarray, np.ndarray], ArrayLike] | None = None,
     trace: Trace = UNWATCHED,
 ) -> Iterator[tuple[int, int, int, QKV, dict[str, Any]]]:
-    """Yield (b, h, g, (Q, K, V), options) for each query head h of each batch entry b, whose K/V head is g.
+    """Yield (b, h, g, (Q, K, V), options) for each batch entry b and each query head h, whose K/V head is g.
 
-    The options are the keyword arguments of a stage's forward for this head. A bias is a function of (head, row,
-    column), of which `head` is the number of the query head, and `row` and `column` are the arguments of a Mask's bias.
+    The yielded options are the keyword arguments of a stage's forward for this head. `bias` is a function of (head,
+    row, column): `head` is the index of the query head, and `row` and `column` are as in Mask.bias.
     """
     lengths, sink_of, group = _check_lengths(key_lengths, k), _check_sinks(sinks, q), q.shape[1] // k.shape[1]
     scale = checks.scale(scale, q.shape[3], "scale")
@@ -117,21 +117,21 @@ def each_head(
 
 
 def sinks_backward(sinks: np.ndarray, O: np.ndarray, L: np.ndarray, dO: np.ndarray) -> np.ndarray:
-    """Return the gradient (heads,) of every head's sink, summed over the batch, from O and L of the forward."""
+    """Return the gradient (heads,) of the sinks, summed over the batch, given O and L from the forward."""
     O = checks.real_array("O", O, 4)
     heads = enumerate(_check_sinks(sinks, O))
     return np.array([0.0 if s is None else sink_backward(s, O[:, h], L[:, h], dO[:, h]) for h, s in heads])
 
 
 def _check(stage: str, *qkv: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return q, k and v in float64. Raise an error if the stage does not exist or the shapes do not fit together."""
+    """Return q, k and v as float64 arrays. Raise an error if the stage does not exist or the shapes do not match."""
     if stage not in STAGES:
         raise ValueError(f"stage: got {stage!r}; it takes one of {', '.join(STAGES)}")
     return checks.qkv_heads(*qkv)
 
 
 def _check_lengths(key_lengths: np.ndarray | None, k: np.ndarray) -> list:
-    """Return the key length of every batch entry, or None for every entry if no lengths are given."""
+    """Return a list with the key length of each batch entry, or with None for each entry if key_lengths is None."""
     if key_lengths is None:
         return [None] * k.shape[0]
     lengths = np.asarray(key_lengths)
@@ -143,7 +143,7 @@ def _check_lengths(key_lengths: np.ndarray | None, k: np.ndarray) -> list:
 
 
 def _check_sinks(sinks: np.ndarray | None, q: np.ndarray) -> list:
-    """Return the sink of every query head, or None for a head without a sink or with a sink of −∞."""
+    """Return a list with the sink of each query head, or None for a head without a sink or with a sink of −∞."""
     if sinks is None:
         return [None] * q.shape[1]
     sinks = checks.same_shape("sinks", sinks, q.shape[1:2], "(heads,)")

@@ -1,7 +1,7 @@
-"""Attention as it is defined: S, P and O are computed one after another, with S and P of size N_q × N_k.
+"""Standard attention: S, P and O are computed one after another, and S and P are stored at their full size N_q × N_k.
 
-The module also has the forward and the backward of the FA1 paper's appendices B.1 and B.2. They need only O(N) extra
-memory, but they compute every entry of P again whenever it is needed.
+The module also contains the forward and the backward of appendices B.1 and B.2 of the FA1 paper. They need only O(N)
+extra memory, but they recompute every entry of P whenever it is needed.
 """
 
 import numpy as np
@@ -15,13 +15,13 @@ from fa2_lab.trace import UNWATCHED, Trace
 
 
 def safe_softmax(S: np.ndarray) -> np.ndarray:
-    """Return exp(S) / Σ exp(S) row by row, after subtracting the row maximum. A row of −inf gives zeros."""
+    """Return exp(S) / Σ exp(S) row by row, after subtracting the row maximum. A row of −∞ becomes a row of zeros."""
     e = np.exp(S - finite(S.max(axis=-1, keepdims=True)))
     return e / nonzero(e.sum(axis=-1, keepdims=True))
 
 
 def logsumexp(S: np.ndarray) -> np.ndarray:
-    """Return log Σ exp(S) of every row, as a natural logarithm. The result is −inf for a row of −inf."""
+    """Return log Σ exp(S) of every row, as a natural logarithm. The result is −∞ for a row of −∞."""
     m = S.max(axis=-1)
     return m + np.log(nonzero(np.exp(S - finite(m)[..., None]).sum(axis=-1)))
 
@@ -29,18 +29,18 @@ def logsumexp(S: np.ndarray) -> np.ndarray:
 def softmax_backward(P: np.ndarray, dP: np.ndarray) -> np.ndarray:
     """Return dS = P ∘ (dP − D), the gradient of the scores before the softmax.
 
-    Each row of dS is a row of dP times the Jacobian of its softmax, diag(p) − p pᵀ, which is never built.
+    Each row of dS is a row of dP times the Jacobian of its softmax, diag(p) − p pᵀ. The Jacobian is never stored.
     """
     return P * (dP - D_from_probabilities(P, dP)[:, None])
 
 
 def D_from_probabilities(P: np.ndarray, dP: np.ndarray) -> np.ndarray:
-    """Return D_i = Σ_j P_ij dP_ij for every row i, computed from two rows of length N_k."""
+    """Return D_i = Σ_j P_ij dP_ij for every row i. The sum runs over N_k products per row."""
     return (P * dP).sum(axis=1)
 
 
 def D_from_output(dO: np.ndarray, O: np.ndarray) -> np.ndarray:
-    """Return D_i = do_i · o_i for every row i, which equals Σ_j P_ij dP_ij but needs only two rows of length d."""
+    """Return D_i = do_i · o_i for every row i. It equals Σ_j P_ij dP_ij, but needs only d products per row."""
     return (dO * O).sum(axis=1)
 
 
@@ -81,7 +81,7 @@ def backward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute FA1 Algorithm 3. Return dQ, dK and dV of one head from P. dP and dS are also written to HBM."""
+    """Compute FA1 Algorithm 3 for one head: return dQ, dK and dV, given P. dP and dS are also written to HBM."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap)
     P = checks.same_shape("P", P, (len(Q), len(K)), "(N_q, N_k)")
     (dO,) = checks.like(Q, dO=dO)
@@ -108,9 +108,9 @@ def forward_linear_memory(
     softcap: float | None = None,
     sink: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the forward of FA1's appendix B.1: first L and then O, one row at a time. Return (O, L).
+    """Compute the forward of FA1's appendix B.1 for one head: first L and then O, one row at a time. Return (O, L).
 
-    No more than one row of scores is held at any time.
+    At most one row of scores is stored at any time.
     """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT, softcap, sink)
     row_of = Tiling(len(Q), len(K), 1, len(K), mask)
@@ -136,9 +136,9 @@ def backward_linear_memory(
     mask: Mask = NO_MASK,
     softcap: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute the backward of FA1's appendix B.2, one row or column at a time. Return dQ, dK and dV.
+    """Compute the backward of FA1's appendix B.2 for one head, one row or column at a time. Return dQ, dK and dV.
 
-    P is computed again from L, and no more than one row or column of P is held at any time.
+    P is recomputed from L, and at most one row or column of P is stored at any time.
     """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT, softcap)
     O, dO = checks.like(Q, O=O, dO=dO)

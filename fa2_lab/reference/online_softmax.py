@@ -1,6 +1,7 @@
 """Softmax over keys that arrive in blocks: a state of three fields, and the operations on it.
 
-The same `merge` combines blocks in a loop, warps in a thread block, splits of the keys on one GPU, and GPUs in a ring.
+The same operation `merge` combines the blocks of a loop, the warps of a thread block, the splits of the keys on one
+GPU, and the GPUs of a ring.
 """
 
 from __future__ import annotations
@@ -14,26 +15,26 @@ from fa2_lab.reference.dropout import dropped
 
 
 def finite(m: np.ndarray) -> np.ndarray:
-    """Return the row maxima m, with 0 instead of −inf for a row that has seen no key.
+    """Return the row maxima m, with 0 instead of −∞ for a row that has seen no key.
 
-    The replacement is needed because exp(−inf − 0) is 0, but exp(−inf − −inf) is NaN.
+    The replacement is needed because exp(−∞ − 0) is 0, but exp(−∞ − (−∞)) is NaN.
     """
     return np.where(np.isneginf(m), 0.0, m)
 
 
 def nonzero(l: np.ndarray) -> np.ndarray:
-    """Return the row sums l, with 1 instead of 0 for a row that has seen no key, so that its O becomes 0 / 1 = 0."""
+    """Return the row sums l, with 1 instead of 0 for a row that has seen no key, so that its O is 0 / 1 = 0."""
     return np.where(l == 0, 1.0, l)
 
 
 def first_state(sink: float | None = None) -> tuple[float, float]:
-    """Return (m, l) of a row before its first key: −∞ and 0, or the sink and exp(sink − m) = 1 if there is a sink."""
+    """Return the initial (m, l) of a row: (−∞, 0) without a sink. With a sink, m = sink and l = exp(sink − m) = 1."""
     return (-np.inf, 0.0) if sink is None else (float(sink), 1.0)
 
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxState:
-    """The softmax state of some rows after some keys. Further keys update it, and finalize() turns it into (O, L)."""
+    """The softmax state (o, m, l) of some rows after some keys. update() adds keys, and finalize() returns (O, L)."""
 
     m: np.ndarray  # (B_r,)    the largest score so far
     l: np.ndarray  # (B_r,)    Σ exp(s − m)
@@ -47,7 +48,7 @@ class SoftmaxState:
 
     @classmethod
     def from_output(cls, o: np.ndarray, L: np.ndarray) -> SoftmaxState:
-        """Return the state that is equivalent to a finished (O, L): m = L, l = 1 and o = O."""
+        """Return the state that is equivalent to an output o and its logsumexp L: m = L, l = 1, and o unchanged."""
         return cls(L, np.where(np.isneginf(L), 0.0, 1.0), o)
 
     def update(self, s: np.ndarray, v: np.ndarray, z: np.ndarray | None = None) -> SoftmaxState:
@@ -63,7 +64,7 @@ class SoftmaxState:
         return SoftmaxState(m, l, o)
 
     def merge(self, other: SoftmaxState) -> SoftmaxState:
-        """Return the state after the keys of both states. Merging is associative and commutative."""
+        """Return the state after the keys of both states. merge is associative and commutative."""
         m = np.maximum(self.m, other.m)
         alpha, beta = np.exp(self.m - finite(m)), np.exp(other.m - finite(m))
         l = alpha * self.l + beta * other.l
@@ -71,7 +72,7 @@ class SoftmaxState:
         return SoftmaxState(m, l, o)
 
     def finalize(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return (o, L), the output rows and their logsumexp. Rows that have seen no key have o = 0 and L = −inf."""
+        """Return (o, L): the output rows and their logsumexp. Rows that have seen no key have o = 0 and L = −∞."""
         l = nonzero(self.l)
         o = (1 / l)[:, None] * self.o  # (B_r, d)
         L = self.m + np.log(l)  # (B_r,)
@@ -79,9 +80,9 @@ class SoftmaxState:
 
 
 def incremental(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> SoftmaxState:
-    """Return the state after all blocks, updated with one block after another, as in FlashAttention.
+    """Return the state after all blocks, processed one after another as in FlashAttention.
 
-    A block is (s, v), the scores (B_r, B_c) and the values (B_c, d).
+    A block is (s, v): the scores (B_r, B_c) and the values (B_c, d).
     """
     state = None
     for s, v in blocks:

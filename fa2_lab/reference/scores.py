@@ -1,7 +1,7 @@
-"""Changes that some models make to scores before the softmax: a cap, or one more score that belongs to no key.
+"""Changes that some models make to the scores before the softmax: a softcap, and a sink.
 
-softcap  A score s becomes c · tanh(s / c), which is close to s if s is small and never exceeds ±c.
-sink     One number per head is a score without a value: it takes part in the softmax and adds nothing to O.
+softcap  A score s becomes c · tanh(s / c), which is close to s if s is small and is always between −c and c.
+sink     One extra score per head without a key or a value: it takes part in the softmax and adds nothing to O.
 """
 
 import numpy as np
@@ -15,22 +15,22 @@ def cap(s: np.ndarray, softcap: float | None) -> np.ndarray:
 
 
 def cap_backward(ds: np.ndarray, s: np.ndarray, softcap: float | None) -> np.ndarray:
-    """Return the gradient of the scores before the cap, given the gradient ds of the scores s after the cap.
+    """Return the gradient of the scores before the cap, given the gradient ds of the capped scores s.
 
-    s are the capped scores without the mask, because the slope of the cap is 1 − (s/c)².
+    Pass s before masking: the slope of the cap, 1 − (s/c)², is computed from s, and a masked score is −∞.
     """
     return ds if softcap is None else ds * (1 - (s / softcap) ** 2)
 
 
 def beside_sink(s: np.ndarray, sink: float | None) -> np.ndarray:
-    """Return the scores with the sink as one more column, or the scores themselves without a sink."""
+    """Return the scores s with the sink appended as one more column, or s itself if `sink` is None."""
     return s if sink is None else np.concatenate([s, np.full((*s.shape[:-1], 1), sink)], axis=-1)
 
 
 def sink_backward(sink: float, O: np.ndarray, L: np.ndarray, dO: np.ndarray) -> float:
-    """Return the gradient of one head's sink, −Σ_r P_r,sink D_r.
+    """Return the gradient of one head's sink, −Σ_r P_r,sink D_r, summed over the rows r.
 
-    As for any score, the gradient is P (dP − D), but dP is 0 because a sink has no value.
+    The gradient of any score is P (dP − D). For a sink, dP is 0 because a sink has no value.
     """
     D = (dO * O).sum(axis=-1)
     return float(-(np.exp(sink - finite(L)) * D).sum())

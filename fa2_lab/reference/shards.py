@@ -1,12 +1,13 @@
-"""Geometry of a sequence that is sharded among ranks: which rows a rank holds, and which keys of another rank they see.
+"""Geometry of a sequence that is sharded among ranks: which rows each rank has, and which keys of other ranks they see.
 
-The module repeats tiles.py one level higher, with the same three cases: a pair of pieces is SKIP, DIAGONAL or FULL.
+A rank's shard consists of one or two pieces of the sequence, depending on the layout:
 
-contiguous   rank r holds the r-th piece of the sequence
-zigzag       rank r holds the r-th piece from the front and the r-th from the back, so that causal work is even
+contiguous   rank r has the r-th piece of the sequence
+zigzag       rank r has the r-th piece from the front and the r-th from the back, which balances causal work
 
-The rows of a rank are in the order of the sequence. In zigzag, the front piece is the longer one if the two pieces
-differ.
+As for the tiles in tiles.py, the queries of one rank and the keys of another are SKIP, DIAGONAL or FULL. The rows of a
+rank are in the order of the sequence. In zigzag, the front piece has one row more than the back piece if the number of
+rows is odd.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ LAYOUTS = ("zigzag", "contiguous")
 
 
 class Meeting(NamedTuple):
-    """The queries of one rank and the keys of one rank that meet in one kernel call.
+    """A kernel call in ring attention: a slice of the queries of one rank, and a slice of the keys of one rank.
 
     The slices count the rows of each rank from 0. `kind` is SKIP, DIAGONAL or FULL, as for a tile.
     """
@@ -35,21 +36,21 @@ def check_layout(layout: str) -> None:
 
 
 def even_lengths(N: int, ranks: int) -> list[int]:
-    """Return the number of rows of each rank, as even as possible.
+    """Return the number of rows of each rank if N rows are distributed as evenly as possible.
 
-    If N is not divisible, the first ranks get one row more.
+    If N is not divisible by the number of ranks, the first ranks get one row more.
     """
     N, ranks = whole_number("N", N, low=1), whole_number("ranks", ranks, low=1)
     return [N // ranks + (rank < N % ranks) for rank in range(ranks)]
 
 
 def front(length: int, layout: str) -> int:
-    """Return the number of rows in the first piece of a rank that has `length` rows."""
+    """Return the number of rows in the front piece of a rank that has `length` rows."""
     return length - length // 2 if layout == "zigzag" else length
 
 
 def pieces(lengths: Sequence[int], layout: str) -> list[list[slice]]:
-    """Return for each rank the slices of the sequence that are its pieces, given the number of rows of each rank."""
+    """Return, for each rank, its pieces as slices of the sequence, given the number of rows of each rank."""
     check_layout(layout)
     ranks = range(len(lengths))
     places: list[list[slice]] = [[] for _ in ranks]
@@ -63,12 +64,12 @@ def pieces(lengths: Sequence[int], layout: str) -> list[list[slice]]:
 
 
 def meeting(lengths: Sequence[int], rank: int, source: int, layout: str, causal: bool) -> Meeting:
-    """Return which queries of `rank` see which keys of `source`.
+    """Return the Meeting of the queries of `rank` that see any key of rank `source`, and the keys that they see.
 
-    These queries and keys always need one kernel call or none.
-
-    With a causal mask, the rows of a rank see its own keys as in any causal sequence. In zigzag, the rows of a rank see
-    all keys in the front piece of an earlier rank, and only its back piece sees the keys of a later rank, all of them.
+    A single kernel call, or none, is always enough for these queries and keys. Under a causal mask, a rank sees its own
+    keys as in any causal sequence. Of an earlier rank's keys, all its rows see exactly the front piece, which is the
+    whole shard in the contiguous layout. Of a later rank's keys, only the back piece of its rows sees any, namely all
+    of them.
     """
     whole, keys = slice(0, lengths[rank]), slice(0, lengths[source])
     kind = Tile.FULL
@@ -82,10 +83,10 @@ def meeting(lengths: Sequence[int], rank: int, source: int, layout: str, causal:
 
 
 def halves(length: int, causal: bool) -> list[Meeting]:
-    """Return two calls of about equal work into which the meeting of a rank with itself is split.
+    """Split the attention of a rank's queries to its own keys into two calls of about equal work, and return both.
 
-    Under the causal mask, the upper three quarters of the rows have 9/16 of the work. In each call, the last query is
-    aligned with the last key, as a causal call needs it.
+    Under the causal mask, the first call has the first three quarters of the rows, which need 9/16 of the work. In each
+    call, the last query is aligned with the last key, as in any causal call.
     """
     middle = length - length // (4 if causal else 2)
     kind = Tile.DIAGONAL if causal else Tile.FULL
