@@ -1,17 +1,17 @@
-"""The ladder: versions of attention's forward, from three simple kernels to one ahead of FlashAttention-3.
+"""The ladder: forward kernels of attention, from three simple ones to one that is faster than FlashAttention-3.
 
     from fa2_lab.kernels import ladder
     O, L = ladder.load("08").forward(q, k, v, causal=True)
 
-Each file is one rung and can be read alone, because it imports no other rung. The first line of the file names the one
-change that the rung makes, and two neighbouring rungs differ by that change only. `forward` accepts q, k and v of shape
-(batch, heads, N, d) in fp16 or bf16, with the same number of heads in all three. N may differ between q and k. d is a
-power of two from 16 on for the Triton rungs, and 64 or 128 for the Gluon rungs, which need a Hopper GPU.
-`fa2-lab ladder 08 --run` runs rung 08 by itself.
+Each file is one rung and can be read by itself, because it imports no other rung. Its first line names the one change
+that the rung makes to the previous rung. `forward` accepts q, k and v of shape (batch, heads, N, d) in fp16 or bf16,
+with the same number of heads in all three. N may differ between q and k. The Triton rungs accept every d that is a
+power of two and at least 16. The Gluon rungs need a Hopper GPU and d = 64 or 128. `fa2-lab ladder 08 --run` runs rung
+08 by itself.
 
-The folder has other kernels as well. s00 and s01 are two ways for warps to share a tile, and x23 is rung 23 with some
-exponentials computed by the FMA units. b00, b01 and b02 are three ways for the backward to sum dQ. Their
-`backward(q, k, v, O, L, dO, causal)` returns dQ, dK and dV. b02 is written in Gluon.
+The folder also has kernels that are not rungs. s00 and s01 are two ways to divide a tile among warps. x23 is rung 23
+with some exponentials computed by the FMA units. b00, b01 and b02 are three ways to accumulate dQ in the backward pass,
+and their `backward(q, k, v, O, L, dO, causal)` returns dQ, dK and dV. b02 is written in Gluon.
 """
 
 import ast
@@ -29,7 +29,7 @@ copies = count()
 
 
 def find(rung: str) -> str:
-    """Return the full name of a rung given as 7, 07, r07 or r07_skipping, or of another kernel such as s00."""
+    """Return the full name of a rung, given as 7, 07, r07 or r07_skipping, or of another kernel, given as s00."""
     asked = rung.strip().lower().removeprefix("r")
     found = [name for name in RUNGS if asked in (name[1:], name[1:3], str(int(name[1:3])))]
     found += [name for name in SIDE + BACKWARD + OTHERS if asked in (name, name[:3])]
@@ -46,7 +46,7 @@ def load(rung: str) -> ModuleType:
 
 
 def copied(rung: str) -> ModuleType:
-    """Return a new copy of a rung's module with its own kernels, so that changes to the copy do not reach the rung."""
+    """Import a rung a second time and return the new module, so that changes to it do not affect the original rung."""
     ready()
     spec = spec_from_file_location(f"{__name__}.copy_{next(copies)}_of_{find(rung)}", FOLDER / f"{find(rung)}.py")
     assert spec and spec.loader  # a file that is there has both
@@ -56,7 +56,7 @@ def copied(rung: str) -> ModuleType:
 
 
 def ready() -> None:
-    """Prepare older versions of Triton for the rungs. Call this function before importing a rung."""
+    """Add to older versions of Triton what the rungs need. This function must be called before a rung is imported."""
     from fa2_lab.kernels import triton_versions
 
     triton_versions.prepare()
@@ -64,7 +64,7 @@ def ready() -> None:
 
 
 def change(rung: str) -> tuple[str, str]:
-    """Return a rung's name and the sentence on its one change, both read from the first line of the rung's file."""
+    """Return a rung's short name and the sentence that describes its change, read from the first line of its file."""
     tree = ast.parse((FOLDER / f"{find(rung)}.py").read_text(encoding="utf-8"))
     first = str(ast.get_docstring(tree)).split("\n")[0]
     name, _, sentence = first.partition(", ")[2].partition(": ")

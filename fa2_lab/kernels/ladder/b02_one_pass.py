@@ -1,11 +1,11 @@
-"""Rung b02, one pass: each tile is computed once, as in b00, but TMA adds its dQ to HBM as a whole tile.
+"""Rung b02, one pass: each tile is computed once, as in b00, but TMA adds its whole contribution to dQ in HBM.
 
-A column block has 128 keys. Each of two consumer warpgroups owns 64 of these keys and keeps their dK and dV in
-registers. Tiles are transposed, with one row per key, so that P and dS already are in the registers in which a matmul
-expects its left operand. dQ needs the dS of all 128 keys, so the consumers also store their dS in shared memory. The
+A column block has 128 keys. Each of the two consumer warpgroups owns 64 of these keys and keeps their dK and dV in
+registers. Tiles are transposed, with one row per key, so that P and dS are already in the registers from which a matmul
+reads its left operand. dQ needs the dS of all 128 keys, so the consumers also store their dS in shared memory. The
 kernel needs a Hopper GPU, 16-bit inputs, and d = 64 or 128. This file is longer than 200 lines because a step has five
-matmuls, and because their starting accumulators need a kernel of their own. Triton 3.9 spills 11 registers of the
-kernel, but Triton 3.6 to 3.8 spill none.
+matmuls, and because a separate kernel computes the initial accumulators. Compiled by Triton 3.9, the kernel spills 11
+registers. Compiled by Triton 3.6 to 3.8, it spills none.
 """
 
 import math
@@ -29,7 +29,7 @@ Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d),
 
 @triton.jit
 def starts_kernel(O, dO, L, starts, N_q, tau, d: tl.constexpr, B_r: tl.constexpr):
-    """Write a row block's starting accumulators, −L/tau for S and −D for dP, so that the matmuls do the subtraction."""
+    """Store a row block's initial accumulators, −L/tau for S and −D for dP, so that the matmuls do the subtraction."""
     i, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = i * B_r + tl.arange(0, B_r)  # (B_r,)
     at = (head * N_q + row)[:, None] * d + tl.arange(0, d)[None, :]  # (B_r, d)
@@ -44,7 +44,7 @@ def starts_kernel(O, dO, L, starts, N_q, tau, d: tl.constexpr, B_r: tl.constexpr
 
 @gluon.jit
 def ring(X, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
-    """Create an empty ring of STAGES tiles of the descriptor X, which CONSUMERS consumers release."""
+    """Create an empty ring of STAGES tiles of X's block shape. A tile is free once CONSUMERS consumers release it."""
     shape: gl.constexpr = [STAGES, 1, X.block_shape[1], X.block_shape[2]]
     tiles = gl.allocate_shared_memory(X.dtype, shape, X.layout)
     filled = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -57,7 +57,7 @@ def ring(X, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
 
 @gluon.jit
 def fill(ring, n, X, head, row):
-    """Producer: wait until the n-th tile's stage is empty, then start the copy of rows of one head of X into it."""
+    """Producer: wait until the n-th tile's stage is empty, then start copying X from (head, row) on into that stage."""
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.emptied.index(n % STAGES), (n // STAGES & 1) ^ 1)
     mbarrier.expect(ring.filled.index(n % STAGES), X.block_type.nbytes)
@@ -86,7 +86,7 @@ def accumulator(columns):
 
 @gluon.jit
 def start(tile, which: gl.constexpr):
-    """Return the starting accumulators (64, B_r) of S (`which` is 0) or dP (1), with one number per query row."""
+    """Return the initial accumulators (64, B_r) of S (`which` = 0) or dP (`which` = 1), with one value per column."""
     B_r: gl.constexpr = tile.shape[1] // 2
     both = tile.reinterpret(gl.float32, [2, B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     of_rows = both.index(which).load(gl.SliceLayout(0, accumulator(B_r)))  # (B_r,)
@@ -96,13 +96,13 @@ def start(tile, which: gl.constexpr):
 
 @gluon.jit
 def operand(x, like):
-    """Convert x to 16 bits, in the registers that hold x, as the left operand of a matmul with `like`."""
+    """Convert x to the dtype of `like`, and keep x in registers, as the left operand of a matmul with `like`."""
     return gl.convert_layout(x.to(like.dtype), gl.DotOperandLayout(0, accumulator(like.shape[1]), 2))
 
 
 @gluon.jit
 def part_of_dq(c: gl.constexpr, ds_ji, k_j):
-    """Start the matmul of consumer c's half of dQ: 64 of 128 rows if d = 64, and 64 of 128 columns if d = 128."""
+    """Start the matmul for consumer c's half of dQ: 64 of 128 rows if d = 64, and 64 of 128 columns if d = 128."""
     if k_j.shape[1] == 64:
         ds_ji = ds_ji.slice(64 * c, 64, 1)
     else:
@@ -113,7 +113,7 @@ def part_of_dq(c: gl.constexpr, ds_ji, k_j):
 
 @gluon.jit
 def store(x, X, head, row, tile):
-    """Copy x to the shared-memory buffer `tile`, then let TMA store it in rows of one head of X, from `row` on."""
+    """Copy x to `tile`, a buffer in shared memory, and start the TMA store of the buffer to X at (head, row)."""
     tma.store_wait(0)
     tile.reshape([tile.shape[1], tile.shape[2]]).store(x.to(X.dtype))
     hopper.fence_async_shared()
@@ -122,7 +122,7 @@ def store(x, X, head, row, tile):
 
 @gluon.jit
 def producer(Q, K, V, dO, starts, rings, here):
-    """Run as the producer warp: start every copy as soon as the stage that it fills is empty."""
+    """Run as the producer warp: start each copy as soon as its destination stage is empty."""
     B_r: gl.constexpr = Q.block_shape[1]
     q, k, v, do, started = rings
     head, j, first, T_r = here
@@ -137,7 +137,7 @@ def producer(Q, K, V, dO, starts, rings, here):
 
 @gluon.jit
 def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, here, sizes, CAUSAL: gl.constexpr):
-    """Run as consumer warpgroup c: compute dK and dV of 64 keys, and half of dQ of every row block that it visits."""
+    """Run as consumer warpgroup c: compute dK and dV of its 64 keys, and its half of dQ for each row block."""
     q, k, v, do, started = rings
     ds, both, dq = shared
     head, j, first, T_r = here
@@ -194,7 +194,7 @@ def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, here, sizes, CAUSAL: gl
 
 @gluon.jit
 def backward_kernel(Q, K, V, dO, starts, dQ, dK, dV, N_q, N_k, tau, tau_log2, CAUSAL: gl.constexpr):
-    """Compute dK and dV of one column block, and add its contribution to dQ. Tensors are given as descriptors."""
+    """Compute dK and dV of one column block, and add its contribution to dQ. All tensors are TMA descriptors."""
     B_r: gl.constexpr = Q.block_shape[1]
     j, head = gl.program_id(0) * B_c, gl.program_id(1)  # FA2.A2.L5
     first, T_r = gl.maximum(j + N_q - N_k, 0) // B_r if CAUSAL else 0, gl.cdiv(N_q, B_r)
@@ -215,7 +215,7 @@ def backward_kernel(Q, K, V, dO, starts, dQ, dK, dV, N_q, N_k, tau, tau_log2, CA
 
 
 def backward(q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, dO: Tensor, causal: bool) -> tuple[Tensor, ...]:
-    """Return dQ, dK and dV in the shapes and types of q, k and v. O and L are the results of the forward pass."""
+    """Return dQ, dK and dV with the shapes and dtypes of q, k and v. O and L are the results of the forward pass."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     B_r, types = 8192 // d, {torch.float32: gl.float32, torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
     T_r, T_c = triton.cdiv(N_q, B_r), triton.cdiv(N_k, 128)

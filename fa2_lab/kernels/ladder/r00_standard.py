@@ -10,7 +10,7 @@ LOWEST = tl.constexpr(-1.0e30)  # the least m: at −∞ a row without keys woul
 
 @triton.jit
 def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
-    """Load rows first … first + B − 1 of one head as (B, d). Rows from N on are not read, and become zero."""
+    """Load rows first:first + B of one head of X, as (B, d). Rows from N on are not read and become zero."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     return tl.load(at, mask=first + row < N, other=0.0)
@@ -18,14 +18,14 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """Return how many keys each row sees, from key 0 on. The causal diagonal ends in the bottom right corner of S."""
+    """Return the number of keys each row sees, from key 0 on. The causal diagonal ends in S's bottom right corner."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @triton.jit
 def scores_kernel(Q, K, S, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr, B_r: tl.constexpr,
                   B_c: tl.constexpr):  # fmt: skip
-    """Compute one tile of the scores S in HBM. Masked scores become −∞."""
+    """Compute one tile of the scores S and store the tile in HBM. Masked scores become −∞."""
     i, j, head = tl.program_id(0) * B_r, tl.program_id(1) * B_c, tl.program_id(2).to(tl.int64)
     q_i = load_rows(Q + head * N_q * d, i, N_q, B_r, d)  # (B_r, d)
     k_j = load_rows(K + head * N_k * d, j, N_k, B_c, d)  # (B_c, d)
@@ -37,7 +37,7 @@ def scores_kernel(Q, K, S, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr,
 
 @triton.jit
 def softmax_kernel(S, P, L, N_q, N_k, WIDTH: tl.constexpr):
-    """Compute one row of P, and the row's L, from the row's scores in S."""
+    """Compute one row of P, and L of the row, from the same row of S."""
     row, col = tl.program_id(1).to(tl.int64) * N_q + tl.program_id(0), tl.arange(0, WIDTH)
     s = tl.load(S + row * N_k + col, mask=col < N_k, other=NEG_INF)  # (WIDTH,)
     m = tl.maximum(tl.max(s, 0), LOWEST)
@@ -51,7 +51,7 @@ def softmax_kernel(S, P, L, N_q, N_k, WIDTH: tl.constexpr):
 
 @triton.jit
 def output_kernel(P, V, O, N_q, N_k, d: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr):
-    """Compute one row block of O = P V from P and V in HBM."""
+    """Compute one row block of O = P V. P and V are read from HBM."""
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)
     row = i + tl.arange(0, B_r)[:, None]
     o_i = tl.zeros((B_r, d), tl.float32)

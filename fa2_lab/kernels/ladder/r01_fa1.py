@@ -1,8 +1,8 @@
-"""Rung 01, fa1: one program per head keeps tiles of S and P on chip, but passes O, ℓ and m through HBM at every tile.
+"""Rung 01, fa1: one program per head keeps tiles of S and P on chip, but loads and stores O, ℓ and m for every tile.
 
-This is Algorithm 2 of the FA1 paper. Its outer loop runs over keys, so the state of a row block changes in every pass
-of that loop, and one program has to compute a whole head. Three kernels, each with a single loop or none, become one
-kernel with two loops.
+This is Algorithm 2 of the FA1 paper. Its outer loop runs over keys, so the state of a row block changes in every
+iteration of that loop, and one program has to compute a whole head. The three kernels of rung 00, each with at most one
+loop, become one kernel with two loops.
 """
 
 import torch
@@ -15,7 +15,7 @@ LOWEST = tl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys w
 
 @triton.jit
 def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
-    """Load rows first … first + B − 1 of one head as (B, d). Rows from N on are not read, and become zero."""
+    """Load rows first:first + B of one head of X, as (B, d). Rows from N on are not read and become zero."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     return tl.load(at, mask=first + row < N, other=0.0)
@@ -23,13 +23,13 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """Return how many keys each row sees, from key 0 on. The causal diagonal ends in the bottom right corner of S."""
+    """Return the number of keys each row sees, from key 0 on. The causal diagonal ends in S's bottom right corner."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @triton.jit
 def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau):
-    """Update o, ℓ and m of a row block with one tile of K and V, of which row r sees the first seen[r] keys."""
+    """Update o, ℓ and m of a row block with a tile of K and V. Row r sees only the tile's first seen[r] keys."""
     s_ij = tau * tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA1.A2.L10
     s_ij = tl.where(tl.arange(0, k_j.shape[0])[None, :] < seen[:, None], s_ij, NEG_INF)  # FA1.A2.L11
     m_ij = tl.maximum(tl.max(s_ij, 1), LOWEST)  # (B_r,)  FA1.A2.L12
@@ -46,7 +46,7 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau):
 @triton.jit
 def forward_kernel(Q, K, V, O, l, m, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr, B_r: tl.constexpr,
                    B_c: tl.constexpr):  # fmt: skip
-    """Compute all row blocks of one head, so that each program computes one head."""
+    """Compute all row blocks of one head. The launch has one program per head."""
     head = tl.program_id(0).to(tl.int64)
     Q, K, V = Q + head * N_q * d, K + head * N_k * d, V + head * N_k * d
     O, l, m = O + head * N_q * d, l + head * N_q, m + head * N_q

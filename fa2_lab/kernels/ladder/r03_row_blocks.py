@@ -1,4 +1,4 @@
-"""Rung 03, row blocks: each row block has a program of its own, because it needs nothing from the other row blocks.
+"""Rung 03, row blocks: each row block has its own program, because it needs no results of other row blocks.
 
 The outer loop disappears, because the GPU runs one program per row block instead.
 """
@@ -13,7 +13,7 @@ LOWEST = tl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys w
 
 @triton.jit
 def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
-    """Load rows first … first + B − 1 of one head as (B, d). Rows from N on are not read, and become zero."""
+    """Load rows first:first + B of one head of X, as (B, d). Rows from N on are not read and become zero."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     return tl.load(at, mask=first + row < N, other=0.0)
@@ -21,13 +21,13 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """Return how many keys each row sees, from key 0 on. The causal diagonal ends in the bottom right corner of S."""
+    """Return the number of keys each row sees, from key 0 on. The causal diagonal ends in S's bottom right corner."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @triton.jit
 def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau):
-    """Update o, ℓ and m of a row block with one tile of K and V, of which row r sees the first seen[r] keys."""
+    """Update o, ℓ and m of a row block with a tile of K and V. Row r sees only the tile's first seen[r] keys."""
     s_ij = tau * tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA1.A2.L10
     s_ij = tl.where(tl.arange(0, k_j.shape[0])[None, :] < seen[:, None], s_ij, NEG_INF)  # FA1.A2.L11
     m_ij = tl.maximum(tl.max(s_ij, 1), LOWEST)  # (B_r,)  FA1.A2.L12

@@ -1,6 +1,6 @@
-"""Rung 08, two loops: the mask is applied only to the tiles that it cuts, because all other tiles have their own loop.
+"""Rung 08, two loops: tiles that the mask cuts have one loop, and all other tiles have another, which applies no mask.
 
-The loop without a mask has as many instructions as before.
+In calls without a causal mask, the loop has almost as many instructions as the loop of rung 07.
 """
 
 import math
@@ -16,7 +16,7 @@ LN2 = tl.constexpr(math.log(2))
 
 @triton.jit
 def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
-    """Load rows first … first + B − 1 of one head as (B, d). Rows from N on are not read, and become zero."""
+    """Load rows first:first + B of one head of X, as (B, d). Rows from N on are not read and become zero."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     return tl.load(at, mask=first + row < N, other=0.0)
@@ -24,13 +24,13 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """Return how many keys each row sees, from key 0 on. The causal diagonal ends in the bottom right corner of S."""
+    """Return the number of keys each row sees, from key 0 on. The causal diagonal ends in S's bottom right corner."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @triton.jit
 def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
-    """Update o, ℓ and m of a row block with one tile of K and V. If MASKED, row r sees only its first seen[r] keys."""
+    """Update o, ℓ and m of a row block with a tile of K and V. If MASKED, row r sees the tile's first seen[r] keys."""
     s_ij = tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA2.A1.L8
     if MASKED:
         s_ij = tl.where(tl.arange(0, k_j.shape[0])[None, :] < seen[:, None], s_ij, NEG_INF)

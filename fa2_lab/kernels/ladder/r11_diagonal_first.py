@@ -1,7 +1,7 @@
-"""Rung 11, diagonal first: the two loops are exchanged, so that NVIDIA's compiler lets a matmul run into the next tile.
+"""Rung 11, diagonal first: the two loops are swapped, so that NVIDIA's compiler lets a matmul overlap the next tile.
 
-This is the canonical Triton kernel, a direct transcription of FlashAttention-2's Algorithm 1. Without copies ahead
-(num_stages=1), the order of the loops changes nothing.
+This is the canonical Triton kernel, a direct transcription of Algorithm 1 of FlashAttention-2. Without prefetching
+(num_stages=1), the order of the loops makes no difference.
 """
 
 import math
@@ -17,7 +17,7 @@ LN2 = tl.constexpr(math.log(2))
 
 @triton.jit
 def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr, RAGGED: tl.constexpr):
-    """Load rows first … first + B − 1 of one head as (B, d). If RAGGED, rows from N on are not read and become zero."""
+    """Load rows first:first + B of one head of X, as (B, d). If RAGGED, rows from N on are not read and become zero."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     if RAGGED:
@@ -28,13 +28,13 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr, RAGGED: tl.constexp
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """Return how many keys each row sees, from key 0 on. The causal diagonal ends in the bottom right corner of S."""
+    """Return the number of keys each row sees, from key 0 on. The causal diagonal ends in S's bottom right corner."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @triton.jit
 def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
-    """Update o, ℓ and m of a row block with one tile of K and V. If MASKED, row r sees only its first seen[r] keys."""
+    """Update o, ℓ and m of a row block with a tile of K and V. If MASKED, row r sees the tile's first seen[r] keys."""
     s_ij = tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA2.A1.L8
     if MASKED:
         s_ij = tl.where(tl.arange(0, k_j.shape[0])[None, :] < seen[:, None], s_ij, NEG_INF)

@@ -1,7 +1,7 @@
-"""Rung 14, bulk copies: TMA, the copy engine, moves whole tiles of Q, K, V and O, with zeros past the last row.
+"""Rung 14, bulk copies: TMA, the copy engine, moves whole tiles of Q, K, V and O, and sets rows past the end to zero.
 
-TMA needs tensors whose rows are multiples of 16 bytes. On GPUs before Hopper, Triton turns TMA copies back into plain
-loads.
+TMA requires that the size of a row is a multiple of 16 bytes. On GPUs before Hopper, Triton compiles the TMA copies to
+ordinary loads and stores.
 """
 
 import math
@@ -18,13 +18,13 @@ LN2 = tl.constexpr(math.log(2))
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """Return how many keys each row sees, from key 0 on. The causal diagonal ends in the bottom right corner of S."""
+    """Return the number of keys each row sees, from key 0 on. The causal diagonal ends in S's bottom right corner."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @triton.jit
 def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
-    """Update o, ℓ and m of a row block with one tile of K and V. If MASKED, row r sees only its first seen[r] keys."""
+    """Update o, ℓ and m of a row block with a tile of K and V. If MASKED, row r sees the tile's first seen[r] keys."""
     s_ij = tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA2.A1.L8
     if MASKED:
         s_ij = tl.where(tl.arange(0, k_j.shape[0])[None, :] < seen[:, None], s_ij, NEG_INF)
@@ -38,7 +38,7 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 
 @triton.jit
 def tile_coord(T_r, heads, l2_group):
-    """Return this program's row block and head. l2_group heads run at a time, their heaviest row blocks first."""
+    """Return this program's row block and head. l2_group heads run at a time, with their heaviest row blocks first."""
     section, within = tl.program_id(0) // (l2_group * T_r), tl.program_id(0) % (l2_group * T_r)
     width = tl.minimum(l2_group, heads - section * l2_group)
     return T_r - 1 - within // width, section * l2_group + within % width
@@ -47,7 +47,7 @@ def tile_coord(T_r, heads, l2_group):
 @triton.jit
 def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: tl.constexpr, d: tl.constexpr,
                    B_r: tl.constexpr, B_c: tl.constexpr):  # fmt: skip
-    """Compute O and L of one row block of one head. Q, K, V and O are descriptors of (heads, N, d)."""
+    """Compute O and L of one row block of one head. Q, K, V and O are TMA descriptors of tensors (heads, N, d)."""
     i, head = tile_coord(tl.cdiv(N_q, B_r), heads, l2_group)  # FA2.A1.L3
     i = i * B_r
     row = i + tl.arange(0, B_r)  # (B_r,)

@@ -1,9 +1,10 @@
-"""Rung 15, Gluon: the code spells out the tiles, stages and copies of rung 14, which Triton chose before.
+"""Rung 15, Gluon: the code itself specifies the tiles, stages and copies, which Triton chose in rung 14.
 
-This step is more than one change, because Gluon code differs from Triton code in other ways as well. The two loops
-become one loop from right to left, in which an `if` decides whether a tile is masked. Numbers of p are rounded in
-pairs, by an instruction that Triton does not choose. The kernel waits for P V at once, although Triton let that matmul
-run on. Rung 20 lets it run on again. The kernel needs a Hopper GPU, 16-bit inputs, and d = 64 or 128.
+This step makes more than one change, because Gluon code also differs from Triton code in other ways. The two loops
+become one loop from right to left, in which an `if` decides whether a tile is masked. Elements of p are rounded in
+pairs, with an instruction that Triton does not choose. The kernel waits for P V immediately, whereas Triton let that
+matmul overlap the next tile. Rung 20 restores the overlap. The kernel needs a Hopper GPU, 16-bit inputs, and d = 64 or
+128.
 """
 
 import math
@@ -23,13 +24,13 @@ LN2 = gl.constexpr(math.log(2))
 
 @gluon.jit
 def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
-    """Return how many keys each row sees, from key 0 on. The causal diagonal ends in the bottom right corner of S."""
+    """Return the number of keys each row sees, from key 0 on. The causal diagonal ends in S's bottom right corner."""
     return gl.minimum(gl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @gluon.jit
 def tile_coord(T_r, heads, l2_group):
-    """Return this program's row block and head. l2_group heads run at a time, their heaviest row blocks first."""
+    """Return this program's row block and head. l2_group heads run at a time, with their heaviest row blocks first."""
     section, within = gl.program_id(0) // (l2_group * T_r), gl.program_id(0) % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
     return T_r - 1 - within // width, section * l2_group + within % width
@@ -37,7 +38,7 @@ def tile_coord(T_r, heads, l2_group):
 
 @gluon.jit
 def start(X, head, row, tiles, arrived, n, there):
-    """Start copying rows of one head of X into the stage of tile n if `there` is true, that is, if tile n exists."""
+    """Start copying a tile of X, at (head, row), into the stage of tile n. If `there` is false, do nothing."""
     STAGES: gl.constexpr = tiles.shape[0]
     mbarrier.expect(arrived.index(n % STAGES), X.block_type.nbytes, pred=there)
     tma.async_load(X, [head, row, 0], arrived.index(n % STAGES), tiles.index(n % STAGES), pred=there)
@@ -45,7 +46,7 @@ def start(X, head, row, tiles, arrived, n, there):
 
 @gluon.jit
 def room(X, STAGES: gl.constexpr):
-    """Allocate shared memory for STAGES tiles of the block shape of the descriptor X, and one barrier per tile."""
+    """Allocate shared memory for STAGES tiles with the block shape of descriptor X, and one barrier per tile."""
     tiles = gl.allocate_shared_memory(X.dtype, [STAGES, 1, X.block_shape[1], X.block_shape[2]], X.layout)
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
@@ -61,7 +62,7 @@ def rows_of(tile):
 
 @gluon.jit
 def scores(q_i, k_j):
-    """Start the matmul q_i k_jᵀ from shared memory. Each warp will hold 16 of the 64 rows, with 4 lanes per row."""
+    """Start the matmul q_i k_jᵀ from shared memory. Each warp gets 16 of the result's 64 rows, with 4 lanes per row."""
     B_c: gl.constexpr = k_j.shape[0]
     zero = gl.zeros([64, B_c], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
     return hopper.warpgroup_mma(q_i, k_j.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
@@ -69,7 +70,7 @@ def scores(q_i, k_j):
 
 @gluon.jit
 def mask(s_ij, j, seen):
-    """Return the scores of keys j, j + 1, …, with −∞ for keys from seen[r] on, which row r does not see."""
+    """Return s_ij, whose first column is key j, with −∞ for the keys that row r does not see, from key seen[r] on."""
     col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
     # bits 2 and 4 of a column's index depend on the lane; without them, the index is a constant, and takes no register
     return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
@@ -77,7 +78,7 @@ def mask(s_ij, j, seen):
 
 @gluon.jit
 def softmax(s_ij, l_i, m_i, tau_log2):
-    """Update l and m with a tile's scores. Return p, the factor alpha by which o shrinks, and the new l and m."""
+    """Update l and m with the scores of a tile. Return p, the factor alpha that rescales o, and the new l and m."""
     m_new = gl.maximum(m_i, tau_log2 * gl.max(s_ij, 1))  # (64,)  FA2.A1.L9
     p_ij = gl.exp2(tau_log2 * s_ij - m_new[:, None])  # (64, B_c)  FA2.A1.L9
     alpha = gl.exp2(m_i - m_new)  # (64,)  FA2.A1.L9
@@ -87,7 +88,7 @@ def softmax(s_ij, l_i, m_i, tau_log2):
 
 @gluon.jit
 def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
-    """Round p to 16 bits, two numbers per instruction, and return it as the left operand of a matmul."""
+    """Round p to 16 bits, two elements per instruction, and return the result as the left operand of a matmul."""
     if dtype == gl.bfloat16:
         p = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, is_pure=True, pack=2)
     else:
@@ -97,7 +98,7 @@ def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: gl.constexpr, STAGES: gl.constexpr):
-    """Compute O and L of one row block of one head. Q, K, V and O are descriptors of (heads, N, d)."""
+    """Compute O and L of one row block of one head. Q, K, V and O are TMA descriptors of tensors (heads, N, d)."""
     B_c: gl.constexpr = K.block_shape[1]
     d: gl.constexpr = K.block_shape[2]
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, d, 16])

@@ -1,10 +1,10 @@
-"""Rung 19, first tile apart: the ragged tile precedes the loop, so without a mask no tile in the loop is tested.
+"""Rung 19, first tile apart: the ragged tile is computed before the loop, so without a mask, the loop tests no tiles.
 
 A ring is a circular buffer with a few stages. Each stage has a buffer for one tile and two barriers, `filled` and
-`emptied`, which CUTLASS calls full and empty. A barrier flips its phase, 0 or 1, when all expected arrivals are in. A
-warp that waits names the phase whose end it waits for.
+`emptied`, which CUTLASS calls full and empty. A barrier flips its phase, 0 or 1, once all expected arrivals have
+occurred. A waiting warp specifies the phase whose end it waits for.
 
-The matmuls still wait for each other. The next rung lets them overlap, but no matmul can overlap the first scores.
+The matmuls still wait for each other. Rung 20 lets them overlap, but no matmul can overlap the first tile's scores.
 """
 
 import math
@@ -27,13 +27,13 @@ Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d),
 
 @gluon.jit
 def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
-    """Return how many keys each row sees, from key 0 on. The causal diagonal ends in the bottom right corner of S."""
+    """Return the number of keys each row sees, from key 0 on. The causal diagonal ends in S's bottom right corner."""
     return gl.minimum(gl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @gluon.jit
 def tile_coord(T_r, heads, l2_group):
-    """Return this program's row block and head. l2_group heads run at a time, their heaviest row blocks first."""
+    """Return this program's row block and head. l2_group heads run at a time, with their heaviest row blocks first."""
     section, within = gl.program_id(0) // (l2_group * T_r), gl.program_id(0) % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
     return T_r - 1 - within // width, section * l2_group + within % width
@@ -41,13 +41,13 @@ def tile_coord(T_r, heads, l2_group):
 
 @gluon.jit
 def room(X, STAGES: gl.constexpr):
-    """Allocate shared memory for STAGES tiles, each of the block shape of the descriptor X."""
+    """Allocate shared memory for STAGES tiles, each with the block shape of descriptor X."""
     return gl.allocate_shared_memory(X.dtype, [STAGES, 1, X.block_shape[1], X.block_shape[2]], X.layout)
 
 
 @gluon.jit
 def ring(tiles, CONSUMERS: gl.constexpr):
-    """Create an empty ring of the given tiles in shared memory, with a `filled` and an `emptied` barrier per stage."""
+    """Create an empty ring from `tiles` in shared memory, with one `filled` and one `emptied` barrier per stage."""
     STAGES: gl.constexpr = tiles.shape[0]
     filled = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     emptied = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -59,7 +59,7 @@ def ring(tiles, CONSUMERS: gl.constexpr):
 
 @gluon.jit
 def fill(ring, n, X, head, row):
-    """Producer: wait until the n-th tile's stage is empty, then start the copy of rows of one head of X into it."""
+    """Producer: wait until the n-th tile's stage is empty, then start copying X from (head, row) on into that stage."""
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.emptied.index(n % STAGES), (n // STAGES & 1) ^ 1)
     mbarrier.expect(ring.filled.index(n % STAGES), X.block_type.nbytes)
@@ -82,7 +82,7 @@ def release(ring, n):
 
 @gluon.jit
 def scores(q_i, k_j):
-    """Start the matmul q_i k_jᵀ from shared memory. Each warp will hold 16 of the 64 rows, with 4 lanes per row."""
+    """Start the matmul q_i k_jᵀ from shared memory. Each warp gets 16 of the result's 64 rows, with 4 lanes per row."""
     B_c: gl.constexpr = k_j.shape[0]
     zero = gl.zeros([64, B_c], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
     return hopper.warpgroup_mma(q_i, k_j.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
@@ -90,7 +90,7 @@ def scores(q_i, k_j):
 
 @gluon.jit
 def mask(s_ij, j, seen):
-    """Return the scores of keys j, j + 1, …, with −∞ for keys from seen[r] on, which row r does not see."""
+    """Return s_ij, whose first column is key j, with −∞ for the keys that row r does not see, from key seen[r] on."""
     col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
     # bits 2 and 4 of a column's index depend on the lane; without them, the index is a constant, and takes no register
     return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
@@ -98,7 +98,7 @@ def mask(s_ij, j, seen):
 
 @gluon.jit
 def softmax(s_ij, l_i, m_i, tau_log2):
-    """Update l and m with a tile's scores. Return p, the factor alpha by which o shrinks, and the new l and m."""
+    """Update l and m with the scores of a tile. Return p, the factor alpha that rescales o, and the new l and m."""
     m_new = gl.maximum(m_i, tau_log2 * gl.max(s_ij, 1))  # (64,)  FA2.A1.L9
     p_ij = gl.exp2(tau_log2 * s_ij - m_new[:, None])  # (64, B_c)  FA2.A1.L9
     alpha = gl.exp2(m_i - m_new)  # (64,)  FA2.A1.L9
@@ -108,7 +108,7 @@ def softmax(s_ij, l_i, m_i, tau_log2):
 
 @gluon.jit
 def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
-    """Round p to 16 bits, two numbers per instruction, and return it as the left operand of a matmul."""
+    """Round p to 16 bits, two elements per instruction, and return the result as the left operand of a matmul."""
     if dtype == gl.bfloat16:
         p = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, is_pure=True, pack=2)
     else:
@@ -118,7 +118,7 @@ def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def producer(Q, K, V, q, k, v, head, i, T_c):
-    """Run as the producer warp: start every copy as soon as the stage that it fills is empty."""
+    """Run as the producer warp: start each copy as soon as its destination stage is empty."""
     B_c: gl.constexpr = K.block_shape[1]
     CONSUMERS: gl.constexpr = q.tiles.shape[0]
     for c in gl.static_range(CONSUMERS):
@@ -130,7 +130,7 @@ def producer(Q, K, V, q, k, v, head, i, T_c):
 
 @gluon.jit
 def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL: gl.constexpr):
-    """Run as consumer warpgroup c: compute O and L of the 64 rows from row i + 64 c on."""
+    """Run as consumer warpgroup c: compute O and L of the 64 rows that begin at row i + 64 c."""
     B_c: gl.constexpr = k.tiles.shape[2]
     d: gl.constexpr = k.tiles.shape[3]
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, d, 16])
@@ -191,7 +191,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, C
 @gluon.jit
 def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: gl.constexpr, CONSUMERS: gl.constexpr,
                    STAGES: gl.constexpr):  # fmt: skip
-    """Compute O and L of one row block of one head. Q, K, V and O are descriptors of (heads, N, d)."""
+    """Compute O and L of one row block of one head. Q, K, V and O are TMA descriptors of tensors (heads, N, d)."""
     B_r: gl.constexpr = 64 * CONSUMERS
     i, head = tile_coord(gl.cdiv(N_q, B_r), heads, l2_group)  # FA2.A1.L3
     i = i * B_r

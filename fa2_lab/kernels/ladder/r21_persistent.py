@@ -1,8 +1,8 @@
 """Rung 21, persistent: a program stays on its SM and fetches one row block after another from a counter.
 
-The producer is the tile scheduler. It fetches the number of a row block, and sends the number to the consumers through
-a mailbox. While the consumers finish one row block, the producer starts copying the next. O has its own buffer in
-shared memory, in which it waits until TMA has stored it. At d = 128, O and the next Q take the room of the third stage
+The producer is the tile scheduler. It fetches the index of a row block, and sends the index to the consumers through a
+mailbox. While the consumers finish one row block, the producer starts copying the next. O has its own buffer in shared
+memory, and stays there until TMA has stored it. At d = 128, the buffers of O and of the next Q replace the third stage
 of K and V.
 """
 
@@ -28,7 +28,7 @@ Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d),
 
 @gluon.jit
 def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
-    """Return how many keys each row sees, from key 0 on. The causal diagonal ends in the bottom right corner of S."""
+    """Return the number of keys each row sees, from key 0 on. The causal diagonal ends in S's bottom right corner."""
     return gl.minimum(gl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
@@ -45,13 +45,13 @@ def tile_coord(t, N_q, N_k, heads, l2_group, CAUSAL: gl.constexpr, B_r: gl.const
 
 @gluon.jit
 def room(X, STAGES: gl.constexpr):
-    """Allocate shared memory for STAGES tiles, each of the block shape of the descriptor X."""
+    """Allocate shared memory for STAGES tiles, each with the block shape of descriptor X."""
     return gl.allocate_shared_memory(X.dtype, [STAGES, 1, X.block_shape[1], X.block_shape[2]], X.layout)
 
 
 @gluon.jit
 def ring(tiles, CONSUMERS: gl.constexpr):
-    """Create an empty ring of the given tiles in shared memory, with a `filled` and an `emptied` barrier per stage."""
+    """Create an empty ring from `tiles` in shared memory, with one `filled` and one `emptied` barrier per stage."""
     STAGES: gl.constexpr = tiles.shape[0]
     filled = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     emptied = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -63,7 +63,7 @@ def ring(tiles, CONSUMERS: gl.constexpr):
 
 @gluon.jit
 def fill(ring, n, X, head, row):
-    """Producer: wait until the n-th tile's stage is empty, then start the copy of rows of one head of X into it."""
+    """Producer: wait until the n-th tile's stage is empty, then start copying X from (head, row) on into that stage."""
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.emptied.index(n % STAGES), (n // STAGES & 1) ^ 1)
     mbarrier.expect(ring.filled.index(n % STAGES), X.block_type.nbytes)
@@ -86,7 +86,7 @@ def release(ring, n):
 
 @gluon.jit
 def send(mailbox, r, t):
-    """Producer: send the consumers t, the number of this program's r-th row block. −1 means that none is left."""
+    """Producer: send the consumers t, the index of this program's r-th row block, or −1 if no row block is left."""
     mbarrier.wait(mailbox.emptied.index(0), (r & 1) ^ 1)
     mailbox.tiles.index(0).store(gl.full([1], t, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
     mbarrier.arrive(mailbox.filled.index(0), count=1)
@@ -94,7 +94,7 @@ def send(mailbox, r, t):
 
 @gluon.jit
 def receive(mailbox, r):
-    """Consumer: wait for the number of this program's r-th row block, and return it. −1 means that none is left."""
+    """Consumer: wait for and return the index of this program's r-th row block, or −1 if no row block is left."""
     mbarrier.wait(mailbox.filled.index(0), r & 1)
     t = gl.max(mailbox.tiles.index(0).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
     mbarrier.arrive(mailbox.emptied.index(0), count=1)
@@ -103,7 +103,7 @@ def receive(mailbox, r):
 
 @gluon.jit
 def scores(q_i, k_j):
-    """Start the matmul q_i k_jᵀ from shared memory. Each warp will hold 16 of the 64 rows, with 4 lanes per row."""
+    """Start the matmul q_i k_jᵀ from shared memory. Each warp gets 16 of the result's 64 rows, with 4 lanes per row."""
     B_c: gl.constexpr = k_j.shape[0]
     zero = gl.zeros([64, B_c], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
     return hopper.warpgroup_mma(q_i, k_j.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
@@ -111,7 +111,7 @@ def scores(q_i, k_j):
 
 @gluon.jit
 def mask(s_ij, j, seen):
-    """Return the scores of keys j, j + 1, …, with −∞ for keys from seen[r] on, which row r does not see."""
+    """Return s_ij, whose first column is key j, with −∞ for the keys that row r does not see, from key seen[r] on."""
     col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
     # bits 2 and 4 of a column's index depend on the lane; without them, the index is a constant, and takes no register
     return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
@@ -119,7 +119,7 @@ def mask(s_ij, j, seen):
 
 @gluon.jit
 def softmax(s_ij, l_i, m_i, tau_log2):
-    """Update l and m with a tile's scores. Return p, the factor alpha by which o shrinks, and the new l and m."""
+    """Update l and m with the scores of a tile. Return p, the factor alpha that rescales o, and the new l and m."""
     m_new = gl.maximum(m_i, tau_log2 * gl.max(s_ij, 1))  # (64,)  FA2.A1.L9
     p_ij = gl.exp2(tau_log2 * s_ij - m_new[:, None])  # (64, B_c)  FA2.A1.L9
     alpha = gl.exp2(m_i - m_new)  # (64,)  FA2.A1.L9
@@ -129,7 +129,7 @@ def softmax(s_ij, l_i, m_i, tau_log2):
 
 @gluon.jit
 def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
-    """Round p to 16 bits, two numbers per instruction, and return it as the left operand of a matmul."""
+    """Round p to 16 bits, two elements per instruction, and return the result as the left operand of a matmul."""
     if dtype == gl.bfloat16:
         p = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, is_pure=True, pack=2)
     else:
@@ -139,7 +139,7 @@ def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def producer(Q, K, V, counter, q, k, v, mailbox, N_q, N_k, heads, l2_group, CAUSAL: gl.constexpr):
-    """Run as the producer warp: fetch row blocks until none is left, and start every copy once its stage is empty."""
+    """Run as the producer warp: fetch row blocks until none is left, and start each copy once its stage is empty."""
     B_c: gl.constexpr = K.block_shape[1]
     CONSUMERS: gl.constexpr = q.tiles.shape[0] // 2
     r, first, t = 0, 0, gl.program_id(0)
@@ -233,7 +233,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
 @gluon.jit
 def forward_kernel(Q, K, V, O, L, counter, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: gl.constexpr,
                    CONSUMERS: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    """Compute O and L of the row blocks that this persistent program fetches. Q, K, V and O are descriptors."""
+    """Compute O and L of the row blocks that this persistent program fetches. Q, K, V and O are TMA descriptors."""
     q, o = ring(room(Q, 2 * CONSUMERS), 1), room(O, CONSUMERS)
     k, v = ring(room(K, STAGES), CONSUMERS), ring(room(V, STAGES), CONSUMERS)
     mailbox = ring(gl.allocate_shared_memory(gl.int32, [1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])), CONSUMERS)

@@ -1,7 +1,7 @@
-"""Rung 23, wide: at d = 128, 192 rows also share each tile of K and V, because O reuses the buffer of Q.
+"""Rung 23, wide: at d = 128, three consumers (192 rows) now share each tile of K and V, because O reuses Q's buffer.
 
-The third consumer nevertheless needs more room, so tiles have 64 keys again, now in five stages. An O in Q's buffer
-delays the next Q. If there are few row blocks, two consumers therefore compute them as before.
+The third consumer still needs more shared memory, so tiles have 64 keys again, now in five stages. O in Q's buffer
+delays the copy of the next Q. If there are few row blocks, the launch therefore has the two consumers of rung 22.
 """
 
 import math
@@ -28,7 +28,7 @@ Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d),
 
 @gluon.jit
 def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
-    """Return how many keys each row sees, from key 0 on. The causal diagonal ends in the bottom right corner of S."""
+    """Return the number of keys each row sees, from key 0 on. The causal diagonal ends in S's bottom right corner."""
     return gl.minimum(gl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
@@ -45,13 +45,13 @@ def tile_coord(t, N_q, N_k, heads, l2_group, CAUSAL: gl.constexpr, B_r: gl.const
 
 @gluon.jit
 def room(X, STAGES: gl.constexpr):
-    """Allocate shared memory for STAGES tiles, each of the block shape of the descriptor X."""
+    """Allocate shared memory for STAGES tiles, each with the block shape of descriptor X."""
     return gl.allocate_shared_memory(X.dtype, [STAGES, 1, X.block_shape[1], X.block_shape[2]], X.layout)
 
 
 @gluon.jit
 def ring(tiles, CONSUMERS: gl.constexpr):
-    """Create an empty ring of the given tiles in shared memory, with a `filled` and an `emptied` barrier per stage."""
+    """Create an empty ring from `tiles` in shared memory, with one `filled` and one `emptied` barrier per stage."""
     STAGES: gl.constexpr = tiles.shape[0]
     filled = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     emptied = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -63,7 +63,7 @@ def ring(tiles, CONSUMERS: gl.constexpr):
 
 @gluon.jit
 def fill(ring, n, X, head, row):
-    """Producer: wait until the n-th tile's stage is empty, then start the copy of rows of one head of X into it."""
+    """Producer: wait until the n-th tile's stage is empty, then start copying X from (head, row) on into that stage."""
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.emptied.index(n % STAGES), (n // STAGES & 1) ^ 1)
     mbarrier.expect(ring.filled.index(n % STAGES), X.block_type.nbytes)
@@ -86,7 +86,7 @@ def release(ring, n):
 
 @gluon.jit
 def send(mailbox, r, t):
-    """Producer: send the consumers t, the number of this program's r-th row block. −1 means that none is left."""
+    """Producer: send the consumers t, the index of this program's r-th row block, or −1 if no row block is left."""
     mbarrier.wait(mailbox.emptied.index(0), (r & 1) ^ 1)
     mailbox.tiles.index(0).store(gl.full([1], t, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
     mbarrier.arrive(mailbox.filled.index(0), count=1)
@@ -94,7 +94,7 @@ def send(mailbox, r, t):
 
 @gluon.jit
 def receive(mailbox, r):
-    """Consumer: wait for the number of this program's r-th row block, and return it. −1 means that none is left."""
+    """Consumer: wait for and return the index of this program's r-th row block, or −1 if no row block is left."""
     mbarrier.wait(mailbox.filled.index(0), r & 1)
     t = gl.max(mailbox.tiles.index(0).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
     mbarrier.arrive(mailbox.emptied.index(0), count=1)
@@ -103,7 +103,7 @@ def receive(mailbox, r):
 
 @gluon.jit
 def scores(q_i, k_j):
-    """Start the matmul q_i k_jᵀ from shared memory. Each warp will hold 16 of the 64 rows, with 4 lanes per row."""
+    """Start the matmul q_i k_jᵀ from shared memory. Each warp gets 16 of the result's 64 rows, with 4 lanes per row."""
     B_c: gl.constexpr = k_j.shape[0]
     zero = gl.zeros([64, B_c], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
     return hopper.warpgroup_mma(q_i, k_j.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
@@ -111,7 +111,7 @@ def scores(q_i, k_j):
 
 @gluon.jit
 def mask(s_ij, j, seen):
-    """Return the scores of keys j, j + 1, …, with −∞ for keys from seen[r] on, which row r does not see."""
+    """Return s_ij, whose first column is key j, with −∞ for the keys that row r does not see, from key seen[r] on."""
     col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
     # bits 2 and 4 of a column's index depend on the lane; without them, the index is a constant, and takes no register
     return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
@@ -119,13 +119,13 @@ def mask(s_ij, j, seen):
 
 @gluon.jit
 def by_lanes(x):
-    """Reshape a tile to (64, columns / 8, 4, 2): of every 8 columns, each of the 4 lanes of a row holds 2."""
+    """Reshape a tile to (64, columns / 8, 4, 2), because each of the 4 lanes of a row holds 2 of every 8 columns."""
     return x.reshape([64, x.shape[1] // 8, 4, 2])
 
 
 @gluon.jit
 def along(state, x):
-    """Return `state` (64, 4), one number per row and lane, in a shape that broadcasts to x, a result of by_lanes()."""
+    """Reshape `state` (64, 4), with one value per row and lane, to broadcast against x, which by_lanes() returned."""
     return gl.convert_layout(state, gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout)))[:, None, :, None]
 
 
@@ -143,13 +143,13 @@ DONE:
 
 @gluon.jit
 def update_row_max(m_i, top, limit):
-    """Return m (64, 4). If any `top` of a warp's rows exceeds its limit, the warp raises m to each row's maximum."""
+    """Return the new m (64, 4). If any lane's maximum `top` exceeds `limit`, its warp raises m to the row maxima."""
     return gl.inline_asm_elementwise(RAISED, "=&f,=&f,f,f,f,f,f,f", [m_i, top, limit], gl.float32, is_pure=True, pack=2)
 
 
 @gluon.jit
 def softmax(s_ij, l_i, m_i, tau_log2):
-    """Update l and m with a tile's scores. Return p, the factor alpha by which o shrinks, and the new l and m."""
+    """Update l and m with the scores of a tile. Return p, the factor alpha that rescales o, and the new l and m."""
     x = by_lanes(s_ij)  # (64, B_c / 8, 4, 2)
     top = gl.convert_layout(tau_log2 * gl.max(gl.max(x, 3), 1), m_i.type.layout)  # (64, 4)
     m_new = update_row_max(m_i, top, m_i + LAG)  # (64, 4)  FA2.A1.L9
@@ -161,7 +161,7 @@ def softmax(s_ij, l_i, m_i, tau_log2):
 
 @gluon.jit
 def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
-    """Round p to 16 bits, two numbers per instruction, and return it as the left operand of a matmul."""
+    """Round p to 16 bits, two elements per instruction, and return the result as the left operand of a matmul."""
     if dtype == gl.bfloat16:
         p = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, is_pure=True, pack=2)
     else:
@@ -171,7 +171,7 @@ def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.constexpr_function
 def multiply_unless_one(n):
-    """Return PTX that multiplies n numbers of o by their row's alpha, unless alpha is 1 in all rows of the warp."""
+    """Return PTX that multiplies n elements of o by their row's alpha, unless alpha is 1 in every row of the warp."""
     test = f"setp.eq.f32 p, ${2 * n}, 1.0; setp.eq.and.f32 p, ${2 * n + 2}, 1.0, p; vote.sync.all.pred all, p, -1;"
     products = [f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n)]
     return "\n".join(["{ .reg .pred p, all;", test, "@all bra.uni DONE;", *products, "DONE: }"])
@@ -179,13 +179,13 @@ def multiply_unless_one(n):
 
 @gluon.constexpr_function
 def in_place(n):
-    """Return assembly constraints: n outputs, n inputs in the same registers as the outputs, and n more inputs."""
+    """Return PTX constraints for n outputs, n inputs in the same registers as the outputs, and n more inputs."""
     return ",".join(["=f"] * n + [str(i) for i in range(n)] + ["f"] * n)
 
 
 @gluon.jit
 def rescale_o(o_i, alpha):
-    """Multiply each row of o by its alpha. A warp skips the work if all its alphas are 1, which is most often true."""
+    """Multiply each row of o by its alpha. A warp skips the multiplications if all its alphas are 1, as is usual."""
     N: gl.constexpr = o_i.shape[1] // 2  # numbers of o in a thread
     x, a = gl.broadcast(by_lanes(o_i), along(alpha, by_lanes(o_i)))
     x = gl.inline_asm_elementwise(multiply_unless_one(N), in_place(N), [x, a], gl.float32, is_pure=True, pack=N)
@@ -194,7 +194,7 @@ def rescale_o(o_i, alpha):
 
 @gluon.jit
 def producer(Q, K, V, counter, q, k, v, o, mailbox, N_q, N_k, heads, l2_group, CAUSAL: gl.constexpr):
-    """Run as the producer warp: fetch row blocks until none is left, and start every copy once its stage is empty."""
+    """Run as the producer warp: fetch row blocks until none is left, and start each copy once its stage is empty."""
     B_c: gl.constexpr = K.block_shape[1]
     CONSUMERS: gl.constexpr = o.shape[0]
     r, first, t = 0, 0, gl.program_id(0)
@@ -293,7 +293,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
 @gluon.jit
 def forward_kernel(Q, K, V, O, L, counter, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: gl.constexpr,
                    CONSUMERS: gl.constexpr, STAGES: gl.constexpr, APART: gl.constexpr):  # fmt: skip
-    """Compute O and L of the row blocks that this persistent program fetches. Q, K, V and O are descriptors."""
+    """Compute O and L of the row blocks that this persistent program fetches. Q, K, V and O are TMA descriptors."""
     q = ring(room(Q, 2 * CONSUMERS if APART else CONSUMERS), 1)
     o = room(O, CONSUMERS) if APART else q.tiles
     k, v = ring(room(K, STAGES), CONSUMERS), ring(room(V, STAGES), CONSUMERS)

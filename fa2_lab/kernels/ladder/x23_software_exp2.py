@@ -1,14 +1,14 @@
 """Side rung x23, software exp2: some of the exponentials of rung 23 are computed by the FMA units.
 
-2ˣ = 2ⁿ 2ᶠ with n = ⌊x⌋ and f in [0, 1). A cubic polynomial gives 2ᶠ within 9e-5, far finer than the 16 bits into which
-p is rounded, and n becomes the exponent. This should be faster on a B200, whose only limit is the exponential unit. On
-an H200, the tensor cores, the exponential unit and the issue slots limit the kernel alike, and nine instructions
-replace one.
+2ˣ = 2ⁿ 2ᶠ with n = ⌊x⌋ and f in [0, 1). A cubic polynomial approximates 2ᶠ to within 9e-5, which is far more precise
+than p after rounding to 16 bits, and n becomes the exponent. The kernel should be faster than rung 23 on a B200, where
+only the exponential unit limits the speed. On an H200, the tensor cores, the exponential unit and the issue slots limit
+the speed equally, and nine instructions replace one.
 
-Three mistakes would not be noticed. If a plain max clamped x, NaN would become 0, as if the key were masked, so the
-clamp is max.NaN. If n were added to the bits of the exponent, NaN would become 3.4e38, so the code multiplies by 2ⁿ. If
-x were clamped at −126, −∞ would give a p of 1.2e-38, and a row without keys would get the mean of V, so x is clamped at
-−127, whose 2ⁿ is zero.
+Three mistakes would go unnoticed. If a plain max clamped x, NaN would become 0, as if the key were masked, so the code
+clamps with max.NaN. If n were added to the bits of the exponent, NaN would become 3.4e38, so the code multiplies by 2ⁿ.
+If x were clamped at −126, −∞ would give p = 1.2e-38, and a row without keys would get the mean of V, so x is clamped at
+−127, for which 2ⁿ is zero.
 """
 
 from triton.experimental import gluon
@@ -23,7 +23,7 @@ EVERY = gl.constexpr(8)  # the FMA units compute one exponential out of this man
 
 @gluon.constexpr_function
 def cubic(y, x):
-    """Return PTX for y = 2^x without the exponential unit, for −∞ ≤ x < 128. NaN stays NaN, and −∞ gives +0."""
+    """Return PTX for y = 2^x, −∞ ≤ x < 128, that avoids the exponential unit. NaN stays NaN, and −∞ gives +0."""
     return f"""max.NaN.f32 a, {x}, 0fC2FE0000; add.rm.f32 t, a, 0f4B400000;
 sub.rn.f32 f, t, 0f4B400000; sub.rn.f32 f, a, f;
 fma.rn.f32 r, f, 0f3D9DD556, 0f3E691BC4; fma.rn.f32 r, r, f, 0f3F31F32D; fma.rn.f32 r, r, f, 0f3F800000;
@@ -32,7 +32,7 @@ mov.b32 n, t; mad.lo.s32 n, n, 0x800000, 0x3F800000; mov.b32 t, n; mul.rn.f32 {y
 
 @gluon.constexpr_function
 def one_in(every):
-    """Return PTX for 8 exponentials. One of `every` exponentials uses cubic(), the others the exponential unit."""
+    """Return PTX for 8 exponentials: one in `every` uses cubic(), and the others use the exponential unit."""
     soft = [i % every == every - 1 for i in range(8)]
     lines = [cubic(f"${i}", f"${8 + i}") if soft[i] else f"ex2.approx.ftz.f32 ${i}, ${8 + i};" for i in range(8)]
     return "\n".join(["{ .reg .f32 a, t, f, r; .reg .b32 n;", *lines, "}"])
@@ -40,14 +40,14 @@ def one_in(every):
 
 @gluon.jit
 def some_by_fma(x):
-    """Return 2^x. The FMA units compute one of EVERY exponentials, and the exponential unit computes the others."""
+    """Return 2^x. The FMA units compute one in EVERY exponentials, and the exponential unit computes the others."""
     registers: gl.constexpr = "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f"
     return gl.inline_asm_elementwise(one_in(EVERY), registers, [x], gl.float32, is_pure=True, pack=8)
 
 
 @gluon.jit
 def softmax(s_ij, l_i, m_i, tau_log2):
-    """Update l and m with a tile's scores. Return p, the factor alpha by which o shrinks, and the new l and m."""
+    """Update l and m with the scores of a tile. Return p, the factor alpha that rescales o, and the new l and m."""
     x = by_lanes(s_ij)  # (64, B_c / 8, 4, 2)
     top = gl.convert_layout(tau_log2 * gl.max(gl.max(x, 3), 1), m_i.type.layout)  # (64, 4)
     m_new = update_row_max(m_i, top, m_i + LAG)  # (64, 4)
