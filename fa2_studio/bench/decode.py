@@ -25,7 +25,7 @@ ALONE_ON_AN_SM, STAGES = 8, (2, 3, 4, 6)  # programs so few that memory is no li
 MORE = 3 * REPEATS  # contestants are a microsecond apart
 PROTOCOL = PROTOCOL.replace(f"{REPEATS} repetitions", f"{MORE} repetitions")
 PROTOCOL = PROTOCOL.replace("L2 cache is overwritten", "L2 cache is filled with other data by reading") + (
-    " *Graph* replays the same calls from a CUDA graph, and *host* is the host's time for one eager call."
+    " *Graph* replays the same calls from a CUDA graph, and *host* is the host time of one eager call."
 )
 
 

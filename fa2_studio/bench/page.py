@@ -76,13 +76,13 @@ SLOWER = (
     "gives the lowest ratio, and its last column describes the problem with that ratio."
 )
 GPUS = (
-    "These are medians over the FA2 paper's benchmark settings with the timing *kernel only*, measured by us and by "
-    "others."
+    "The table gives medians over the FA2 paper's benchmark settings with the timing *kernel only*, measured by us and "
+    "by others."
 )
 TESTS = (
     "We run other projects' test suites against our implementation, because their authors look for mistakes that we "
     "may not have thought of. For large suites, we run a sample of the applicable tests, with fewer parameter values. "
-    "The table also counts the tests that were left out, by reason."
+    "The table also gives the number of tests that were left out for each reason."
 )
 
 
@@ -93,9 +93,9 @@ def made_on(machine: dict) -> str:
     """Describe the machine of most records."""
     peers = [f"{name} {version}" for name, version in machine.get("peers", {}).items()]
     software = listed([form.format(**machine) for form in VERSIONS] + peers)
-    where = "the site's results page names the commit and the versions of each"
+    where = "the site's results page names the commit and the versions of each suite"
     machine = f"The **machine** of most suites is an {machine['gpu']} with {software}."
-    return f"{machine} Because some suites ran with other versions, {where}."
+    return f"{machine} Some suites ran with other versions, so {where}."
 
 
 def rest_of(protocol: str, known: str) -> str | None:
@@ -316,7 +316,7 @@ def judged() -> list[str]:
 WANTED = ("A100", "RTX 4090", "L4", "MI300")  # GPUs that kernels are compiled for, and that nobody has measured
 PEERS = ("torch flash", "cuDNN", "FlashAttention-3")
 HOW = "\nThese GPUs have not been measured yet: {}. [CONTRIBUTING.md](CONTRIBUTING.md#how-to-add) \
-describes how you can measure one of them and send the record."
+describes how to measure one of them and send us the record."
 
 
 def gpus(folder: Path | None = None) -> list[str]:
@@ -400,33 +400,33 @@ def sentence(*runs: Record) -> str:
             ]
             lines.append([what, way, *cells])
     text = [lead, "", *table(["problems", "timing", *peers], lines), "", NOTES, "", by_the_host(runs[-1], "cuDNN")]
-    slow = "mostly in short calls, and in the backward pass of a single long sequence"
-    last = f"[RESULTS.md](RESULTS.md) describes how each implementation is called and where ours is slower, {slow}."
+    slow = "mostly in short calls and in the backward pass of a single long sequence"
+    last = f"[RESULTS.md](RESULTS.md) describes how each implementation is called and where ours is slower: {slow}."
     return "\n".join([*text, "", last])
 
 
 NOTES = (
-    "*Kernel only* times the GPU alone, *sustained* times a second of calls back to back, and *with host* times 20 "
-    "calls in a row. The last two include the host's time for every implementation. We tuned our kernels' block sizes "
-    "on the paper's grid and on random shapes other than these. `torch flash` is FlashAttention-2, which was not "
-    "written for Hopper."
+    "*Kernel only* times the GPU alone, *sustained* times calls back to back for a second, and *with host* times 20 "
+    "calls in a row. The last two include host time for every implementation. We tuned the block sizes of our kernels "
+    "on the paper's grid and on random shapes other than those in the table. `torch flash` is FlashAttention-2, which "
+    "was not written for Hopper."
 )
 
 
 def by_the_host(run: Record, peer: str) -> str:
-    """Tell how many of the problems that we lose with the host included our kernels alone would win."""
+    """Tell how many of the problems that we lose with the host included our kernels themselves are faster."""
     alone = {(repr(row.problem), row.direction): row for row in run.rows}
     slower = [alone[repr(row.problem), row.direction] for _, row in losses(run.sustained, peer)]
     faster = sum(row.ratio("fa2_lab", peer) > 1 for row in slower)
     if not slower:
-        return f"With the host's time included, {peer} is not faster on any of the random problems."
+        return f"When host time is included, {peer} is not faster on any of the random problems."
     why = (
-        ", but our slower host code decides the result, because these calls are so short"
+        ", but the calls are so short that our slower host code decides the result"
         if faster > len(slower) / 2
         else ""
     )
-    words = f"With the host's time included, {peer} is faster on {len(slower)} of the random problems. On {faster} of "
-    return f"{words}these, our kernels alone would win{why}."
+    words = f"When host time is included, {peer} is faster on {len(slower)} of the random problems. On {faster} of "
+    return f"{words}those, our kernels themselves are faster{why}."
 
 
 def listed(parts: list[str]) -> str:

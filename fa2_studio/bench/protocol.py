@@ -24,10 +24,10 @@ HEAD_START = 3_000_000  # clock cycles that the host has to launch a call: about
 def rested(repeats: int) -> str:
     """Describe how `measure` takes times."""
     return (
-        f"We take the median of {repeats} repetitions after {WARM_UP} warm-ups, timed with CUDA events. In each "
-        "repetition, the implementations run in a new random order, so that none of them always follows the same one. "
-        "Before every call, the L2 cache is overwritten. Host time does not count, because the GPU is kept busy until "
-        "the whole call is in its queue. Every result is checked before it is timed."
+        f"We take the median of {repeats} repetitions after {WARM_UP} warm-ups, timed with CUDA events. Each "
+        "repetition runs the implementations in a new random order, so that no implementation always runs after the "
+        "same other one. Before every call, the L2 cache is overwritten. Host time does not count, because the GPU is "
+        "kept busy until the whole call is in its queue. Every result is checked before the timing starts."
     )
 
 
@@ -36,19 +36,20 @@ SECONDS, CHUNK, SETTLE = 1.0, 0.05, 0.3  # of a contestant's turn, of what is ti
 SUSTAINED = (
     f"Each implementation runs for at least {SECONDS:g} s without a pause, in a new random order. We cut that time "
     f"into pieces of {1e3 * CHUNK:g} ms, drop the first {SETTLE:g} s, and take the median, again with CUDA events. "
-    "The L2 cache is left alone. We keep the medians of the clock, the power and whatever else nvidia-smi reads "
-    "meanwhile. Every result is checked before it is timed."
+    "The L2 cache is left alone. We keep the medians of the clock, the power and whatever else nvidia-smi "
+    "reports in the meantime. Every result is checked before the timing starts."
 )
 TURNS, FEW, BEFORE, IN_A_ROW = 15, 5, 5, 20
 CALLED = (
     f"CUDA events enclose {IN_A_ROW} calls in a row, so the time that the host needs between them counts. We take the "
     f"median of {FEW} turns in a new random order, and PyTorch's backend is chosen before the clock starts. Every "
-    "result is checked before it is timed."
+    "result is checked before the timing starts."
 )
 HOST_PROTOCOL = (
-    f"We measure the microseconds on the host until a warm call returns, as the mean of {IN_A_ROW} calls in a row "
-    f"after {BEFORE} that do not count, and take the median of {TURNS} such turns, in which the implementations "
-    "alternate. PyTorch's backend is chosen before the clock starts. Every result is checked before it is timed."
+    "We measure how many microseconds pass on the host until a warm call returns. Each turn takes the mean of "
+    f"{IN_A_ROW} calls in a row, after {BEFORE} calls that do not count. We take the median of {TURNS} such turns, in "
+    "which the implementations alternate. PyTorch's backend is chosen before the clock starts. Every result is checked "
+    "before the timing starts."
 )
 
 

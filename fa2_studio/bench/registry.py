@@ -22,7 +22,7 @@ CONTESTS = {
     "heads": "grouped-query attention, with 1 to 32 K/V heads",
     "deterministic": "deterministic gradients, compared with the fast ones",
     "sweep": "200 random shapes, on which fa2_lab is compared with cuDNN and FlashAttention-3",
-    "masks": "a window, a softcap and sinks under the causal mask, with FLOPs only for the keys that rows see",
+    "masks": "a window, a softcap and sinks under the causal mask, counting FLOPs only for the keys that rows see",
     "bias": "ALiBi as a bias, and the same problems without it",
 }
 SUITES = {"smoke": Suite("suites:smoke", "small problems, checked in Triton's interpreter (no GPU needed)", gpu=False)}

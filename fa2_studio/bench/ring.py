@@ -27,7 +27,7 @@ REPEATS = 7
 PROTOCOL = (
     f"Every GPU is timed with CUDA events, and the slowest one counts. We take the median of {REPEATS} repetitions "
     "after a warm-up, and a barrier starts each repetition on all GPUs together. O and the gradients are checked "
-    "against float64 before the timing. The column for one GPU is that of `fa2_lab.attention`."
+    "against float64 before the timing. The column for one GPU shows `fa2_lab.attention`."
 )
 
 

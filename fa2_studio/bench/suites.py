@@ -104,7 +104,7 @@ def row(
 FEW_CALLS = partial(protocol.host, turns=3, before=0, in_a_row=1)
 SMOKE_PROTOCOL = (
     "We measure the microseconds on the host until a call returns, and take the median of 3. Every result is checked "
-    "before it is timed."
+    "before the timing starts."
 )
 INTERPRETED = " Without a GPU, fa2_lab runs in Triton's interpreter, whose times say nothing about a GPU."
 

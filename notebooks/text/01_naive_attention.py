@@ -205,7 +205,7 @@ print("in total:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # you need are `meter.loads("Q")`, `meter.stores("Q")` and `meter.hbm_elements`.
 
 # %% [markdown]
-# ## Is that a lot?
+# ## Is DRAM traffic the bottleneck?
 #
 # The answer depends on how much is computed with each byte. *Arithmetic intensity* is the number of FLOPs per byte
 # moved.

@@ -218,7 +218,7 @@ formula = N * d + 2 * N + 2 * N * d + T_c * (3 * N * d + 4 * N)
 print(f"B_c = 2: {formula} by the formula, {meter.hbm_elements} on the meter")
 
 # %% [markdown]
-# ## When is that less than standard attention?
+# ## When does FA1 move less than standard attention?
 #
 # **Predict.** FA1 never sends S or P to HBM. When does FA1 have less DRAM traffic than standard attention?
 #

@@ -140,7 +140,7 @@ show("wgmma")
 # Attention uses both options for the left operand. For $S = QK^\top$, both operands are tiles in shared memory. For
 # $PV$, the left operand P is already in registers, and in the right lanes, so P never has to go through shared memory.
 #
-# ## What brings the tiles?
+# ## What fetches the tiles?
 #
 # Hopper has a copy engine called TMA (*tensor memory accelerator*). To start a TMA copy, one thread specifies a
 # *descriptor*, the first row, a buffer in shared memory and a barrier, and then goes on with its work. The host makes
