@@ -80,17 +80,20 @@ def draw(words: list[str], P: np.ndarray) -> style.Drawn:
     caption = "At a word that it has seen before, this head looks at the word that followed it then."
     figure, ax = style.new_figure(4.3, f"{caption} The area of a square is the attention weight.")
     n = len(words)
+    strong = [(i, j) for i, j in np.argwhere(np.asarray(P) > 0.8).tolist() if i]
     for i, row in enumerate(P):
         ax.plot([-0.5, n - 0.5], [i, i], color=style.MASKED, linewidth=0.6, zorder=0)
         for j in np.flatnonzero(row):
             side = float(np.sqrt(row[j]))
-            style.box(ax, j - side / 2, i - side / 2, side, side, fill=style.hue("P"), linewidth=0.5)
+            look = dict(linewidth=2.2) if (i, j) in strong else dict(linewidth=0.5)
+            style.box(ax, j - side / 2, i - side / 2, side, side, fill=style.hue("P"), **look)
+    for i, j in strong if not style.narrow() else ():
+        style.note(ax, n - 0.2, i, f"after {words[i]}: {words[j]}")
     style.bare(ax, (-0.6, n - 0.4), (-0.6, n - 0.4), aspect="equal", ylabel="← queries", xlabel="keys →")
     ax.set_xticks(range(n), words, rotation=90)
     ax.set_yticks(range(n), words)
     ax.xaxis.tick_top()
     ax.xaxis.set_label_position("top")
-    strong = [(words[i], words[j], P[i, j]) for i, j in np.argwhere(np.asarray(P) > 0.8) if i]
-    seen = "; ".join(f"The second {query} looks at {key} with weight {weight:.2f}" for query, key, weight in strong)
+    seen = "; ".join(f"The second {words[i]} looks at {words[j]} with weight {P[i, j]:.2f}" for i, j in strong)
     alt = f"A map of {n} by {n} words: {' '.join(words)}. {seen}. New words look at all words before them."
     return figure, alt

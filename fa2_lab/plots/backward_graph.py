@@ -49,6 +49,7 @@ def draw() -> style.Drawn:
     else:
         for y, words in {0: "from HBM", 0.75: "on chip", 3.25: "to HBM"}.items():
             style.note(ax, 5.72, y + HIGH / 2, words, color=style.QUIET)
+        style.note(ax, NODES["P"][0] + 0.22, NODES["P"][1] - 0.14, "recomputed", color=style.QUIET)
     style.bare(ax, (-0.02, 5.64 if style.narrow() else 6.5), (-0.2, 3.8))
     alt = (
         "A graph from top to bottom: Q, K, V, dO, L and D are loaded; S and P are computed again from Q, K and L; dP"

@@ -60,6 +60,12 @@ def _grid(ax: style.Axes, name: str, tiling: Tiling) -> None:
         words = f"{kind.name}\n{len(middles[kind])}"
         x, y = np.mean(middles[kind], axis=0)
         style.note(ax, x, y, words, ha="center", color=style.ink_on(FILLS[kind]), bbox=ground)
+    black, (x, y) = style.ink_on(FILLS[Tile.FULL]), middles[Tile.DIAGONAL][-1]
+    size = tiling.B_c
+    ground = dict(facecolor=FILLS[Tile.FULL], edgecolor="none", pad=1.5)
+    words = f"DIAGONAL: {len(middles[Tile.DIAGONAL])}"
+    style.arrow(ax, (x - 2.5 * size, y), (x - 0.4 * size, y), black)
+    style.note(ax, x - 2.5 * size, y, words, ha="right", color=black, bbox=ground)
     style.bare(ax, (-4, tiling.N_k + 4), (-4, tiling.N_q + 4), aspect="equal", anchor="N", ylabel="← queries")
     ax.set_title(f"{name}, {tiling.N_q} × {tiling.N_k}")
-    ax.set_xlabel(f"keys →\nDIAGONAL, masked: {len(middles[Tile.DIAGONAL])}", fontsize=style.SMALL)
+    ax.set_xlabel("keys →")

@@ -41,11 +41,11 @@ def draw(grid: tuple[int, int], program: tuple[int, int], N: int, B_r: int, offs
             style.box(ax, left + 1.5 * c, high * row, 1.5, high, str(n), fill, linewidth=0.5)
     for h in range(heads):
         style.box(ax, left, h * N * high, 1.5 * d, N * high, fill="none", linewidth=1.6)
-        style.note(ax, left - 0.2, (h + 0.5) * N * high, f"head {h}", ha="right")
+        style.note(ax, left - 0.2, (h + 0.5) * N * high, f"head {h}", ha="right", bbox=style.CLEAR, zorder=5)
     first = offsets[0, 0] // d
     style.box(ax, left, first * high, 1.5 * d, B_r * high, fill="none", linewidth=2.4)
-    style.note(ax, left + 1.5 * d + 0.15, (first + B_r / 2) * high, "←", weight="bold")
-    style.bare(ax, (-0.1, left + 1.5 * d + 0.8), (-1.2, max(heads * N * high, below + 4.7) + 0.1))
+    style.arrow(ax, (2 * head + 1.9, 1.4 * i + 0.65), (left, first * high))
+    style.bare(ax, (-0.1, left + 1.5 * d + 0.1), (-1.2, max(heads * N * high, below + 4.7) + 0.1))
     alt = (
         f"A grid of {T_r} row blocks by {heads} heads. Program ({i}, {head}) is framed. On the right is Q of all heads,"
         f" {heads * N} rows of {d} numbers. The block has offsets {offsets[0, 0]} to {offsets[-1, -1]}."

@@ -40,7 +40,8 @@ def draw(tiles: dict[str, dict[str, dict[str, int]]], limit: int) -> style.Drawn
             style.note(ax, -0.012 * most, y + 0.5, phase, ha="right")
             words.append(f"{name}, {phase}: {x}")
         ax.plot([limit, limit], [0, len(phases)], color=style.INK, linewidth=2.2, zorder=3)
-        style.note(ax, limit, -0.2, f"{limit}" if style.narrow() else f"limit: {limit}", ha="center", weight="bold")
+        said = f"{limit}" if style.narrow() else f"limit: {limit} registers per thread"
+        style.note(ax, limit, -0.2, said, ha="center", weight="bold")
         style.bare(
             ax, (-(0.42 if style.narrow() else 0.2) * most, (1.3 if style.narrow() else 1.18) * most), (0, len(phases))
         )

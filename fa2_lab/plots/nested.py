@@ -39,6 +39,6 @@ def draw(chip: str, levels: list[tuple[str, str]]) -> style.Drawn:
         if style.narrow():
             style.note(ax, x, y + 0.1, textwrap.fill(has, 46 - 2 * n), va="top")
         else:
-            style.note(ax, x + 1.05, y, has)
+            style.note(ax, 1.15 + 0.09 * len(levels), y, has)
     style.bare(ax, (-0.02, style.width() - 0.1), (-0.02, high + 0.06))
     return figure, f"Boxes in each other, from the outside in: {'; '.join(f'{name}: {has}' for name, has in levels)}."

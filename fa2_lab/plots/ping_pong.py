@@ -36,7 +36,7 @@ def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, s
         yield (late or s).done()
         if may:
             may[1 - c].arrive(block.actor)
-        yield block.start("exp", softmax, f"softmax{n}").done()
+        yield block.start("exp", softmax, f"P{n}").done()
 
 
 @style.picture

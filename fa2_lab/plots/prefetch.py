@@ -30,7 +30,7 @@ def one_by_one(block: Block, size: strips.Sizes, tiles: int) -> Generator[Wait]:
         for unit, clocks, what in (
             ("copy", size.copy, "K"),
             ("tensor", size.product, "S"),
-            ("exp", size.softmax, "softmax"),
+            ("exp", size.softmax, f"softmax {size.softmax:.0f}"),
             ("copy", size.copy, "V"),
             ("tensor", size.product, "PV"),
         ):

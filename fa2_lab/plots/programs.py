@@ -42,7 +42,7 @@ def draw(curve: list, model: list, floor: float, usual: int, rivals: dict[str, f
     ax.plot(*zip(*model, strict=True), color=style.QUIET, linestyle="--", linewidth=1.2)
     ax.plot(*zip(*curve, strict=True), color=style.OURS, marker="o", markersize=4)
     ax.axhline(floor, color=style.QUIET, linewidth=0.8)
-    ax.set(xscale="log", yscale="log", xlabel="programs that share the tiles", ylabel="µs")
+    ax.set(xscale="log", yscale="log", xlabel="programs that share the tiles", ylabel="µs per call")
     counts = [n for n, _ in curve]
     style.log_ticks(ax.xaxis, counts[::2])
     style.log_ticks(ax.yaxis, [x for x in (50, 100, 200, 400, 800) if 0.8 * floor < x < 1.2 * curve[0][1]])

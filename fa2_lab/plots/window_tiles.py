@@ -83,7 +83,7 @@ def _curves(ax: style.Axes, visited: dict[int, int], needed: dict[int, int]) -> 
         upper = counts is visited
         n, shift = (8192, (-8, 8)) if upper else (8192, (6, -18))
         style.beside(ax, name, (n, counts[n]), shift, ha="right" if upper else "left")
-        style.beside(ax, f"{counts[16384]:,}", (16384, counts[16384]), (6, -9), ha="left")
+        style.beside(ax, f"{counts[16384]:,} tiles", (16384, counts[16384]), (6, -9), ha="left")
     ax.set(xscale="log", yscale="log", xlabel="N", ylabel="tiles per head")
     style.log_ticks(ax.xaxis, list(visited)[::2])
     style.log_ticks(ax.yaxis, [100, 1000, 10000, 100000])

@@ -48,7 +48,7 @@ def draw(owners: dict[str, np.ndarray], tiles: dict[str, list[int]], setting: st
         words, fills = [f"{n:,}" for n in tiles[layout]], [style.worker(rank) for rank in range(len(counts))]
         style.named_bars(axes[1][column], counts, words, fills)
         axes[1][column].set(xlim=(0, 1.4 * most))
-        axes[1][column].set_title(f"tiles: {busy[layout]:.0%} busy")
+        axes[1][column].set_title(f"tiles{'' if style.narrow() else ' of each rank'}: {busy[layout]:.0%} busy")
     counts = "; ".join(
         f"{layout} {', '.join(f'{n:,}' for n in tiles[layout])}, {busy[layout]:.0%} busy" for layout in tiles
     )
