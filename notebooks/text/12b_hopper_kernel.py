@@ -18,8 +18,9 @@
 # - compare the kernel's speed with that of other implementations, and explain why the same idea can help one kernel a
 #   lot and another one only a little.
 #
-# *Time: 115 minutes, in six parts. Before this: [12a](12a_hopper_rungs.ipynb). Hardware: any laptop with Linux; on a
-# Hopper GPU, the checks run the real kernel. All speeds and times were measured on an NVIDIA H200 in bf16.*
+# *Time: 120 minutes, in six parts, of which the first includes this opening. Before this:
+# [12a](12a_hopper_rungs.ipynb). Hardware: any laptop with Linux; on a Hopper GPU, the checks run the real kernel. All
+# speeds and times were measured on an NVIDIA H200 in bf16.*
 
 # %%
 from itertools import product
@@ -49,7 +50,7 @@ device = "cuda" if on_gpu else "cpu"
 _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the kernels run here
 
 # %% [markdown]
-# ## Part 1 · Barriers, sizes and the scheduler (15 minutes)
+# ## Part 1 · Barriers, sizes and the scheduler (20 minutes)
 #
 # ## The whole protocol in one picture
 #
@@ -192,9 +193,10 @@ show("room")
 # moment, the rings are full, so the consumers have enough work to keep them busy until the number arrives.
 
 # %% [markdown]
-# The producer passes the number on through the mailbox, which has two slots. In the picture, both slots are empty most
-# of the time. The producer puts a row block's number into a slot when it begins to copy tiles for that row block. The
-# number stays there until both consumers have finished the previous row block.
+# The producer passes the number on through the mailbox, which has two slots. The picture shows a model of rung 21, but
+# with the two slots of our mailbox in place of the rung's single one. Both slots are empty most of the time. The
+# producer puts a row block's number into a slot when it begins to copy tiles for that row block. The number stays there
+# until both consumers have finished the previous row block.
 
 # %% tags=["hide-input"]
 show("mailbox")
@@ -223,8 +225,9 @@ read(KERNEL, "forward_kernel", begin="q = new_ring", end="pipes = ForwardPipes")
 # `cu_seqlens_q`, for packed sequences, and `left`, for windows.
 #
 # The roles are started in the same way as on the rungs. Consumer 0 runs on the warps that the launch itself starts,
-# while the other consumers get 160 or 240 registers per thread and the producer gets 24. If that is not enough for the
-# consumers, the setting `low_reg_schedule`, which is part of the set of sizes, makes the compiler order the
+# while the other consumers get 160 or 240 registers per thread and the producer gets 24. Consumer 0 keeps what is left,
+# which is 512 − 24 − 2 · 160 = 168 with three consumers and 512 − 24 − 240 = 248 with two. If that is not enough for
+# the consumers, the setting `low_reg_schedule`, which is part of the set of sizes, makes the compiler order the
 # instructions differently.
 #
 # The next table shows how the shared memory is used. It is computed from the sizes that the kernel uses for a causal
@@ -270,9 +273,15 @@ display(Markdown("\n".join(lines)))
 # The last row shows the rule. V's tile n − 1 overwrites V's tile n − 1 − stages. That tile was released together with
 # K's tile n − stages, and the copy of K's tile n, one line earlier, had to wait for the same release.
 #
-# We can try this out in the model from chapter 12a. `RingModel(2, 2)` has two stages and two consumers. `room` waits
-# for an empty stage and `copy` fills it, while `take` and `release` work as in 12a. The consumers only release K. The
-# table ends before the end of the row block, so the producer may still have to wait somewhere. `careful` lists the
+# We can try this out in the model from chapter 12a. `RingModel(2, 2)` has two stages and two consumers. `take` and
+# `release` work as in 12a, and the consumers only release K. The producer's `fill` of 12a is split in two:
+#
+# - `K.room(n)` waits until all consumers have released tile n − stages, so that tile n may be copied into its stage.
+#   For n < stages, the stage is empty from the start. `room` copies nothing, so n may also be a tile that is never
+#   copied.
+# - `K.copy(n)` copies tile n, without waiting for room.
+#
+# The table ends before the end of the row block, so the producer may still have to wait somewhere. `careful` lists the
 # tiles of V that it copies only after an extra wait. In this list, the tiles of each row block are counted from 0. A
 # hidden function, `wrong(careful)`, runs two row blocks of four tiles each in 500 random orders, and counts those in
 # which a consumer reads a wrong tile or the model hangs.
@@ -357,10 +366,14 @@ def wrong(careful, orders=500):
 read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 
 # %% [markdown]
-# For each row block, the producer first sends the consumers a message of five numbers, two of which (the lengths) are
-# only used for packed sequences. It then copies the rightmost tile of K and, after it, Q. The remaining tiles follow
-# from right to left, so the tiles on the diagonal, which need the mask, come first. K always stays one tile ahead of V.
-# `sequence` holds the lengths of a packed sequence, and without packing it is simply `geometry`.
+# For each row block, the producer first sends the consumers a message. `send` is given five numbers, but without packed
+# sequences, it writes only the first three, which are the row, the batch and the head. A slot of the mailbox then has
+# four places, as in the table above, because the number of places is rounded up to a power of two. For packed
+# sequences, `send` also writes the two lengths, and a slot has eight places.
+#
+# The producer then copies the rightmost tile of K and, after it, Q. The remaining tiles follow from right to left, so
+# the tiles on the diagonal, which need the mask, come first. K always stays one tile ahead of V. `sequence` holds the
+# lengths of a packed sequence, and without packing it is simply `geometry`.
 #
 # `geometry` knows which keys each row sees. `tiles` returns the index just past the last tile that the block's rows
 # see, but at least 1, so that O is always written. `first_tile` returns the index of the first tile, which is 0 unless
@@ -379,8 +392,11 @@ read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 # therefore uses slot `n & 1`, in phase `n >> 1 & 1`.
 
 # %% [markdown]
-# The next picture shows the two stages of V over time. Both consumers read every tile, so a stage is free only after
-# the slower of the two has released it.
+# The next picture shows two stages of V over time, in a model of rung 21. On that rung, consumers still release each
+# tile of V on its own. Both consumers read every tile, so a stage is free only after the slower of the two has released
+# it. In our kernel, the picture would look nearly the same. The rung releases V's tile n − 1 right after the wait for P
+# V, and our kernel releases K's tile n at exactly this point, which covers V's tile n − 1. Only the last tile of a row
+# block is freed later than in the picture, namely with the first tile of K of the next row block.
 
 # %% tags=["hide-input"]
 show("stages")
@@ -500,8 +516,10 @@ for T in (4, 5):
 # tile 4 only after the lower consumer has released K's tile 2, and that consumer uses V's tile 1 before this release.
 # So V's tile 1 has arrived by then, and its phase has ended.
 #
-# In general, a wait for K's tile n + stages + 1 guarantees that V's tile n has arrived. Only if V's tile n + stages is
-# the last tile of its row block is there no such wait, and then the `take` in `drain_tile` is needed.
+# In general, a consumer takes K's tile n + stages + 1 before V's tile n + stages, and this guarantees that V's tile n
+# has arrived. The exception is a tile n + stages that is the last one of its row block. K's tile n + stages + 1 then
+# belongs to the *next* row block, so the consumer takes it only after V's tile n + stages, which is too late. In this
+# case, the `take` in `drain_tile` is needed.
 
 # %% [markdown]
 # ## One tile
@@ -520,6 +538,16 @@ read(KERNEL, "step", begin="s = start_scores")
 # | `warpgroup_mma_wait(1)` | P V | S |
 # | `softmax_step`, `rounded` | P V, for as long as `ptxas` lets it (see below) | – |
 # | `warpgroup_mma_wait(0)` | none of this consumer's | P V |
+#
+# These names occur in the listing:
+#
+# | name | meaning |
+# | --- | --- |
+# | `start_scores(c, n, q, pipes)` | takes K's tile n, waits for the turn of consumer c, starts S, and returns it before it is ready |
+# | `sees.cuts(j)` | true if tile j contains a column that one of the 64 rows does not see; only then is the mask needed |
+# | `scale_log2` | $\tau \log_2 e$, which the host has computed |
+# | `as_operand(p, dtype, columns)` | gives p the layout of a left operand (chapter 12a) for a matmul whose result has this number of columns |
+# | `d_pad` | d, rounded up to the width of the tiles, which is 64, 128 or 256 |
 #
 # In the source, the whole softmax is between the two waits, so all of it could run during P V. However, NVIDIA's
 # assembler, `ptxas`, moves the second wait to an earlier place. To see what still runs during P V, we can look at the
@@ -600,9 +628,9 @@ for size in (1e3, 1e6, 3e9):
 # For scores in the billions, neighbouring fp32 numbers near m are 64 apart, so rounding m can be off by 32. Then p is
 # up to 2³², but fp16 ends at 65,504, so p becomes ∞. As the cell shows, the fix is a power of two, because multiplying
 # by it never rounds. Each row therefore keeps its own copy of the scale, under the name `scale`. If |m| reaches
-# $2^{28}$, the row's copy becomes the power of two below $\tau \log_2 e$. This hardly changes O, however. For such
-# scores, the next smaller fp32 number is at least 16 lower in the exponent. With either scale, p should therefore be 1
-# for the row's largest score and at most $2^{-16}$ for all smaller ones.
+# $2^{28}$, the row's copy becomes the power of two below $\tau \log_2 e$. This hardly changes O, however. Scores of
+# this size are so far apart in fp32 that the next smaller score, times `scale`, is at least 16 lower. With either
+# scale, p should therefore be 1 for the row's largest score and at most $2^{-16}$ for all smaller ones.
 #
 # Since four lanes share a row, m, `scale` and ℓ are stored once for each of these lanes, in the shape (64, 4):
 
@@ -621,8 +649,8 @@ read("hopper/forward/softmax.py", "softmax_step", "largest")
 # ## How to update m in assembly
 #
 # In Gluon, all warps of a consumer take the same branch of an `if`. Here, however, one warp should be able to jump
-# while another does not, and such a jump has to be written in PTX, NVIDIA's portable assembly language. Each lane has
-# two rows, so most operands come in pairs:
+# while another does not, and such a jump has to be written in PTX. Each lane has two rows, so most operands come in
+# pairs:
 #
 # | operand | is |
 # | --- | --- |
@@ -751,7 +779,13 @@ read(KERNEL, "store", begin="LANES")
 # finds out which rows see no key, because their ℓ is 0. For these rows it replaces ℓ by 1, so that O becomes 0, and it
 # sets L to −∞. The store of O follows the rules from chapter 12a. First, `store_wait` makes sure that TMA has read the
 # buffer's previous contents. Then come the store, the fence and the copy. If O has its own buffer, no warp has to wait
-# for this copy now, so the work on the next row block can overlap with it.
+# for this copy now, so the work on the next row block can overlap with it. `matrix` views the buffer as (64, d), and
+# `tile_at` gives the tile's coordinates for TMA.
+#
+# The last seven lines store L, with one value per row. Like m, `L_i` has the shape (64, 4), because all four lanes of a
+# row compute it. `writes` is therefore true only for the first of the four lanes, and only for rows that exist.
+# `first_of` returns the index at which this head's rows begin in L, and `gl.broadcast` brings addresses and mask to the
+# shape (64, 4).
 #
 # There is another fence in `zero_oob_rows` ([pipeline.py](../fa2_lab/kernels/hopper/shared/pipeline.py)). With key
 # lengths or a window, a tile of V can contain rows that no query sees. Their p is 0, but since 0 · ∞ is not a number,
@@ -824,8 +858,8 @@ for idea, rung in IDEAS.items():
 # kept them for the problems on which they are faster. You can open the table of all nine. Its *measured* column shows
 # the speedup on average and, in parentheses, on the worst and on the best problem. In the column *without pauses*, the
 # calls followed one another directly, so the clock frequency fell. *In a CUDA graph* means that the calls are recorded
-# once and then replayed. Bytes that *have none* are bytes for which the compiler had no registers left, so it spilled
-# them.
+# once and then replayed. *Of each thread 40 bytes have none* means that the compiler had no registers left for 40 bytes
+# per thread, so it spilled them into slower memory.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 table = ideas.table("forward")
@@ -876,9 +910,10 @@ for (d, causal), ratio in over.items():
 # **Build.** With key lengths, a consumer takes V's first tile before it releases K's first tile, because it has to set
 # some rows of V's tile to zero. From the next tile on, it behaves like `tiles_of`. With only one stage, the kernel's
 # producer would then hang, since it copies V₀ after K₁, and K₁ has to wait until K₀ is released. For the model, write a
-# producer for one row block that gets by with a single stage. The check tries 1, 2 and 3 stages. `yield K.room(n)`
-# waits for room, and n = T is allowed. `yield from K.copy(n)` and `yield from V.copy(n)` copy a tile. Since V is never
-# released, `V.room` would wait forever.
+# producer for one row block that gets by with a single stage. The check tries 1, 2 and 3 stages. As above, `yield
+# K.room(n)` waits until all consumers have released K's tile n − stages. It copies nothing, so n = T is allowed,
+# although there is no tile T. `yield from K.copy(n)` and `yield from V.copy(n)` copy a tile. Since V is never released,
+# `V.room` would wait forever.
 
 # %%
 def my_copies(K, V, T):  # T tiles
