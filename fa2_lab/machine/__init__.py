@@ -1,1 +1,1 @@
-"""Models of the machine: the bytes, operations, memory and waits of attention, in numbers you can redo by hand."""
+"""Models that count the bytes, operations, memory and waits of attention on a GPU, and that you can check by hand."""

@@ -1,10 +1,10 @@
-"""A simulation of one thread block, event by event: actors that wait for each other, and units that work meanwhile.
+"""An event-driven simulation of one thread block, with actors that wait for each other and units that work meanwhile.
 
-An actor is a warp, or a group of four warps that act together. It is written as a generator that starts jobs and yields
-the Waits for which it has to pause. A unit (copy engine, tensor cores, exponential lanes) does the jobs that were
-started. Copies run side by side, each as fast as if it were alone. The other units do the jobs of one actor in their
-order. Between actors, such a unit either divides its time equally or serves first the actor that came first, because
-how a GPU divides its tensor cores among warps is not documented.
+An actor is a warp, or a group of four warps that act together. An actor is written as a generator that starts jobs and
+yields a Wait whenever it has to pause. A unit (copy engine, tensor cores, exponential lanes) executes the started jobs.
+Copies run concurrently, each at full speed. Every other unit executes the jobs of one actor in order. If several actors
+have jobs, the unit either divides its time equally among them or executes all jobs in the order of their starts. Both
+are possible, because NVIDIA does not document how a GPU divides its tensor cores among warps.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ class Deadlock(RuntimeError):
 
 @dataclass(frozen=True)
 class Wait:
-    """The reason for which an actor pauses. The actor yields a Wait, and resumes as soon as `ready` returns true."""
+    """The condition for which an actor waits. The actor yields a Wait, and resumes as soon as `ready` returns true."""
 
     ready: Callable[[], bool]
     what: str
@@ -44,13 +44,13 @@ class Barrier:
             self.phase, self.missing = self.phase ^ 1, self.expected
 
     def over(self, phase: int) -> Wait:
-        """Return a Wait for the end of this phase. As in hardware, only the phase parity, a single bit, is compared."""
+        """Return a Wait for the end of `phase`. As in hardware, only the phase parity, a single bit, is compared."""
         return Wait(lambda: self.phase != phase, self.what)
 
 
 @dataclass(eq=False)
 class Job:
-    """One job of a unit, with its actor, label and times in clocks. `result` is computed when the job ends."""
+    """One job of a unit, with its actor, its label and times in clocks. `result` is computed when the job ends."""
 
     unit: str
     actor: str
@@ -67,7 +67,7 @@ class Job:
 
 
 class Block:
-    """A simulated thread block, with its clock, its jobs that are running, and its jobs that have ended."""
+    """A simulated thread block, with a clock, the running jobs, and the finished jobs."""
 
     def __init__(self, **manners: str) -> None:
         self.manners = MANNERS | manners
@@ -76,15 +76,15 @@ class Block:
         self.jobs: list[Job] = []  # in the order in which they ended
 
     def start(self, unit: str, clocks: float, label: str, compute: Callable[[], object] = lambda: None) -> Job:
-        """Start a job of this unit for the actor that is running, without waiting for the job."""
+        """Start a job of `clocks` clocks on `unit` for the running actor, and return the job without waiting for it."""
         job = Job(unit, self.actor, label, clocks, compute, clocks)
         self.running.append(job)
         return job
 
     def run(self, actors: Mapping[str, Generator[Wait]]) -> "Block":
-        """Run all actors until they have ended, and return the block.
+        """Run all actors and their jobs to the end, and return the block.
 
-        Whenever all actors wait, the clock advances to the next end of a job.
+        Whenever all actors wait, the clock advances to the time at which the next job ends.
         """
         asleep = {name: Wait(lambda: True, "the start") for name in actors}
         while asleep:
@@ -99,7 +99,7 @@ class Block:
         return self
 
     def _resume(self, name: str, actor: Generator[Wait], asleep: dict[str, Wait]) -> bool:
-        """Run one actor to its next Wait if its current Wait is over. Return whether it ran."""
+        """Run an actor to its next Wait if its current Wait is over. Return whether the actor ran."""
         if not asleep[name].ready():
             return False
         self.actor = name
@@ -110,7 +110,7 @@ class Block:
         return True
 
     def _advance(self) -> None:
-        """Advance the clock to the next end of a job. Jobs that end together are ended in the order of their starts."""
+        """Advance the clock until the next job ends. Jobs that end together are ended in the order of their starts."""
         served = self._served()
         crowd = Counter(job.unit for job in served)
         pace = {job: 1 if self.manners[job.unit] == SIDE_BY_SIDE else 1 / crowd[job.unit] for job in served}
@@ -126,9 +126,10 @@ class Block:
             self.jobs.append(job)
 
     def _served(self) -> list[Job]:
-        """Return the jobs on which units are working.
+        """Return the jobs on which the units are working now.
 
-        Depending on its manner, a unit works on all its jobs, on the first job of each actor, or only on the first job.
+        A unit works on all its jobs ("side by side"), on the first job of each actor ("shared"), or only on its first
+        job ("in order").
         """
         seen, served = set(), []
         for job in self.running:
@@ -139,7 +140,7 @@ class Block:
         return served
 
     def busy(self, unit: str, since: float = 0.0) -> float:
-        """Return the share of the time from `since` to the end of the last job during which this unit was working."""
+        """Return the fraction of the time, from `since` to the end of the last job, for which `unit` was working."""
         edges = sorted(
             (max(job.begun, since), job.ended) for job in self.jobs if job.unit == unit and job.ended > since
         )

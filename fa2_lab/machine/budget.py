@@ -1,19 +1,22 @@
-"""A model of the shared memory and the registers of one thread block, which shows whether a block size fits.
+"""A model of the shared memory and registers that one thread block needs, which shows whether a block size fits an SM.
 
-Shared memory holds the tiles that are loaded. A tile that stays is stored once, and streamed tiles are stored `stages`
-times, so that the next tiles can arrive while the kernel works on the current ones. With num_stages = s, Triton keeps s
-stages on Hopper, and s − 1 elsewhere.
+Shared memory holds the loaded tiles. There is one buffer for a tile that is loaded once, and there are `stages` buffers
+for tiles that are loaded in a loop, so that the next tiles can arrive while the kernel works on the current ones. With
+num_stages = s, Triton uses s stages on Hopper and s − 1 stages on other GPUs.
 
 Registers hold the fp32 accumulators and the scores, spread evenly over the threads. They also hold a 16-bit copy of the
 scores, which is an operand of the next matmul, and a fixed number of values for addresses, the loop and row statistics.
-A compiler can do better or worse. We compared the model with 96 compilations of this package's Triton kernels (Triton
-3.8.0, sm_80 and sm_90, d = 64 and 128, blocks of 64 and 128, 4 and 8 warps). In 84 of them, it foresees whether
-registers spill. If it wrongly foresees no spill, at most about 100 instructions spill. Otherwise, up to 12,000 do.
-Shared memory is within 20% of the compiled kernel's.
+A compiler can need more or fewer registers. We compared the model with 96 compilations of this package's Triton kernels
+(Triton 3.8.0, sm_80 and sm_90, d = 64 and 128, blocks of 64 and 128, 4 and 8 warps). For 84 of them, the model predicts
+correctly whether registers spill. If it wrongly predicts no spills, at most about 100 instructions spill. In other
+compilations, up to 12,000 instructions spill. The predicted shared memory is within 20% of the compiled kernel's.
 
-Four kernels:  forward   a row block stays, K and V stream by backward  FA2's Algorithm 2 in one pass: a column block
-               stays, Q and dO stream by, dQ is added to HBM columns   the first of two passes, which is the same
-               without dQ rows      the second of two passes, for dQ alone: a row block stays, K and V stream by
+The model knows four kernels:
+
+forward   the forward pass: keeps a row block on chip, and loops over K and V
+backward  a one-pass backward (FA2's Algorithm 2): keeps a column block, loops over Q and dO, and adds to dQ in HBM
+columns   the first of two backward passes: the same loop as `backward`, but without dQ
+rows      the second of two backward passes, for dQ alone: keeps a row block, and loops over K and V
 """
 
 from collections.abc import Sequence
@@ -34,7 +37,7 @@ STATISTIC = 4  # bytes of one L or D
 
 @dataclass(frozen=True)
 class Fit:
-    """The needs of one thread block, and whether it runs on an SM without spilling or the reason why not."""
+    """The resources that one thread block needs, and whether it runs on an SM without spills, or what limits it."""
 
     ok: bool
     limit: str  # "", "shared memory" (cannot run) or "registers" (runs, but spills)
@@ -49,7 +52,7 @@ KERNELS = ("forward", "backward", "columns", "rows")
 
 
 def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, itemsize: int = 2) -> int:
-    """Return the bytes of shared memory that one thread block of a kernel needs, with `itemsize` bytes per element."""
+    """Return how many bytes of shared memory one thread block of `kernel` needs, with `itemsize` bytes per element."""
     if kernel in ("forward", "rows"):  # Q_i, dO_i for "rows"; K_j, V_j per stage; O_i is stored via Q_i's buffer
         stay = B_r if kernel == "forward" else 2 * B_r
         return (stay + stages * 2 * B_c) * d * itemsize
@@ -59,7 +62,7 @@ def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, items
 
 
 def registers(kernel: str, B_r: int, B_c: int, d: int, warps: int = 4, itemsize: int = 2) -> int:
-    """Return the registers that one thread needs for fp32 accumulators, scores, and the operand of the next matmul."""
+    """Return the number of registers per thread, mostly for accumulators, scores and the operand of the next matmul."""
     scores = B_r * B_c
     held = {
         "forward": B_r * d + scores,  # o; s
@@ -80,7 +83,7 @@ forward_shared_bytes, forward_registers = partial(shared_bytes, "forward"), part
 def fits(
     chip: Chip, B_r: int, B_c: int, d: int, stages: int = 2, warps: int = 4, itemsize: int = 2, kernel: str = "forward"
 ) -> Fit:
-    """Return whether a thread block of this size runs on the chip without spilling, and how many fit on one SM."""
+    """Return whether a thread block with these sizes runs on the chip without spills, and how many fit on one SM."""
     check_chip(chip)
     for name, value in (("B_r", B_r), ("B_c", B_c), ("d", d), ("stages", stages), ("itemsize", itemsize)):
         whole_number(name, value, low=1)
@@ -98,9 +101,9 @@ def fits(
 def table(
     chip: Chip, d: int, sizes: Sequence[int] = (64, 128), warps: Sequence[int] = (4, 8), **options: Any
 ) -> dict[tuple[int, int], tuple[int, Fit]]:
-    """Return {(B_r, B_c): (warps, Fit)} for all pairs of sizes.
+    """Return {(B_r, B_c): (number of warps, Fit)} for all pairs of `sizes`.
 
-    The number of warps is the first of `warps` with which the block fits, or the last if it fits with none of them.
+    The number of warps is the first of `warps` with which the block fits, or the last if the block fits with none.
     """
     found = {}
     for B_r, B_c in product(sizes, sizes):
@@ -116,7 +119,7 @@ def register_limit(chip: Chip, warps: int) -> int:
 
 
 def blocks_per_sm(chip: Chip, shared_bytes: int, registers: int, warps: int) -> int:
-    """Return the number of blocks that can be resident on one SM, which the scarcest of four resources decides."""
+    """Return how many blocks can be resident on an SM, limited by its blocks, warps, shared memory and registers."""
     per_warp = cdiv(registers, 8) * 8 * WARP  # registers are given out by eights
     return min(
         chip.blocks_per_sm,

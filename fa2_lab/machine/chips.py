@@ -1,9 +1,9 @@
-"""The limits and rates of GPUs per clock and per second. The comments below the tables name the source of each figure.
+"""The limits of GPUs and their rates per clock and per second. Comments below the tables name the source of each value.
 
-Rates per SM and clock belong to the architecture, and rates per second are these rates times SMs and clock. The tables
-also have the datasheets' own TFLOP/s, so that each figure checks the other. "Tensor" always means dense fp16 or bf16
-matmuls with fp32 accumulators. Consumer cards run these at half the rate of their advertised fp16 figure. On these
-sheets, a GB of capacity has 2³⁰ bytes, and a GB/s of bandwidth is 10⁹ bytes per second.
+Rates per SM and clock depend only on the architecture. Rates per second are these rates times the number of SMs and the
+clock frequency. The tables also list the TFLOP/s of the data sheets, so that the two values check each other. "Tensor"
+always means dense fp16 or bf16 matmuls with fp32 accumulators, which consumer cards run at half of their advertised
+fp16 rate. In the data sheets, a GB of capacity has 2³⁰ bytes, and a GB/s of bandwidth is 10⁹ bytes per second.
 """
 
 import re
@@ -91,13 +91,13 @@ L40S              89   142  2520  362.05   91.6  1024       48   864   96      3
 
 
 def _rows(table: str) -> dict[str, list]:
-    """Return {name in the first column: numbers in the other columns} of a table, without its header."""
+    """Parse a table, and return {name in the first column: [numbers in the other columns]} without the header row."""
     rows = [re.split(r"\s{2,}", line) for line in table.strip().splitlines()[1:]]
     return {name: [float(x) if "." in x else int(x) for x in numbers] for name, *numbers in rows}
 
 
 def _chip(name: str, SM: int, SMs: int, clock: int, *numbers: float) -> Chip:
-    """Return the Chip that one row of the table describes, with the limits of its kind of SM."""
+    """Return the Chip for one row of the table of chips. The limits per SM come from the table of SMs."""
     tensor, fp32, tensor_per_clock, hbm, hbm_speed, l2, link = numbers
     lanes, shared, warps, blocks = _rows(_SMS)[str(SM)]
     return Chip(
@@ -132,7 +132,7 @@ DRIVER_NAMES |= {"NVIDIA A100-SXM4-80GB": A100, "NVIDIA H100 80GB HBM3": H100}
 
 
 def named(name: str) -> Chip:
-    """Return the chip with this name, which is the name in the table or the name that its driver reports."""
+    """Return the Chip called `name`, which is a name in the table or the name that the driver reports for the GPU."""
     known = CHIPS | DRIVER_NAMES
     if not isinstance(name, str):
         raise TypeError(f"name: got {name!r}; it takes a string, one of {', '.join(known)}")
@@ -142,6 +142,6 @@ def named(name: str) -> Chip:
 
 
 def check_chip(chip: Chip) -> None:
-    """Raise an error unless `chip` is a Chip."""
+    """Raise a TypeError unless `chip` is a Chip."""
     if not isinstance(chip, Chip):
         raise TypeError(f"chip: got {chip!r}; it takes a Chip, as in chips.A100")

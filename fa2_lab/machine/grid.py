@@ -1,8 +1,9 @@
-"""A model of thread blocks on SMs over time: when each block runs, and which workers add to the same rows of dQ.
+"""A model of a launch: when and on which SM each thread block runs, and which workers add to the same rows of dQ.
 
 A block occupies one slot of one SM from its start to its end. Blocks start in launch order, each in the slot that is
-free first (list scheduling). Time is counted in tiles of the pass in question, and a backward tile has the matmuls of
-2.5 forward tiles. The model assumes that blocks on the same SM do not slow each other down.
+free first (list scheduling). The unit of time is one tile of the forward or of the backward pass, and a backward tile
+needs as many matmul FLOPs as 2.5 forward tiles. The model assumes that blocks on the same SM do not slow each other
+down.
 """
 
 import heapq
@@ -28,7 +29,7 @@ class BlockWork:
 
 @dataclass(frozen=True)
 class Placed:
-    """The SM, the slot and the time in which one block ran."""
+    """The SM and the slot on which one block ran, and its start and end times in tiles."""
 
     SM: int
     slot: int  # which of the SM's resident blocks
@@ -38,7 +39,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The SM, the slot and the time of every block of a launch."""
+    """The SM, the slot, and the start and end times of every block of a launch."""
 
     placed: tuple[Placed, ...]  # in launch order
     SMs: int
@@ -59,7 +60,7 @@ class Schedule:
 
     @property
     def utilisation(self) -> float:
-        """The share of all slots' time, up to the end of the last block, during which a block was running."""
+        """The fraction of slot time, up to the end of the last block, during which a block was running in the slot."""
         return self.work / (self.slots * self.makespan) if self.work else 0.0
 
     @property
@@ -75,14 +76,14 @@ class Schedule:
 
 
 def waves(blocks: int, slots: int) -> int:
-    """Return how many waves the blocks need if every slot runs one block at a time."""
+    """Return the number of waves: how many blocks the busiest of `slots` slots runs, one after another."""
     return cdiv(whole_number("blocks", blocks, low=1), whole_number("slots", slots, low=1))
 
 
 def efficiency(blocks: int, slots: int) -> float:
-    """Return the share of slots that work, over all waves.
+    """Return the fraction of slots that run a block, averaged over all waves.
 
-    On 132 slots, it is 24% for 32 blocks and 97% for 2048 blocks.
+    For example, it is 24% for 32 blocks on 132 slots, and 97% for 2048 blocks.
     """
     return blocks / (waves(blocks, slots) * slots)
 
@@ -91,18 +92,20 @@ def efficiency(blocks: int, slots: int) -> float:
 
 
 def fa1_grid(heads: int, tiling: Tiling) -> list[BlockWork]:
-    """Return the blocks of FA1, forward or backward: one block per (batch, head), which visits all tiles."""
+    """Return the thread blocks of FA1's forward or backward: one block per (batch, head), which computes all tiles."""
     check_tiling(tiling)
     whole_number("heads", heads, low=1)
     return [BlockWork(head, index=None, cost=tiling.T_r * tiling.T_c) for head in range(heads)]
 
 
 def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str = "rows") -> list[BlockWork]:
-    """Return the blocks of FA2: one per head and row block (forward) or column block (backward), without skipped tiles.
+    """Return the thread blocks of FA2: one per head and row block (forward) or column block (backward).
 
-    The order "rows" launches the blocks head by head, as their indices run, and "heaviest first" launches the longest
-    blocks first. Within a head, the causal forward runs from light to heavy blocks by itself, and the causal backward
-    from heavy to light.
+    The cost of a block is its number of tiles, without skipped tiles.
+
+    The order "rows" launches the blocks head by head in the order of their indices, and "heaviest first" launches the
+    blocks with the most tiles first. In the order of their indices, the causal forward's blocks of a head become
+    heavier, and the causal backward's become lighter.
     """
     costs = [int(n) for n in worker_tiles(tiling, direction)]
     whole_number("heads", heads, low=1)
@@ -113,14 +116,14 @@ def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str 
 
 
 def worker_tiles(tiling: Tiling, direction: str) -> np.ndarray:
-    """Return the number of tiles that each worker of FA2 visits: (T_r,) in the forward, (T_c,) in the backward."""
+    """Return the number of tiles that each worker of FA2 computes, (T_r,) in the forward and (T_c,) in the backward."""
     if direction == "forward":
         return tiles_per_row(tiling)
     return (owners(tiling, direction) >= 0).sum(axis=0)
 
 
 def schedule(blocks: Sequence[BlockWork], SMs: int, blocks_per_sm: int = 1) -> Schedule:
-    """Return when each block runs if blocks start in launch order, each in the slot that is free first.
+    """Return the Schedule of blocks that start in launch order, each in the slot that is free first.
 
     Every SM gets one block before any SM gets two.
     """
@@ -138,7 +141,7 @@ def schedule(blocks: Sequence[BlockWork], SMs: int, blocks_per_sm: int = 1) -> S
 
 
 def dealt(costs: Sequence[float], SMs: int) -> Schedule:
-    """Return when each block runs if blocks are assigned statically: program p runs blocks p, p + SMs, p + 2 SMs …"""
+    """Return the Schedule of statically assigned blocks: SM p runs the blocks p, p + SMs, p + 2 SMs and so on."""
     whole_number("SMs", SMs, low=1)
     free, placed = [0.0] * SMs, []
     for n, cost in enumerate(costs):
@@ -152,9 +155,9 @@ def dealt(costs: Sequence[float], SMs: int) -> Schedule:
 
 
 def owners(tiling: Tiling, direction: str) -> np.ndarray:
-    """Return an array (T_r, T_c) with the worker of every tile, or −1 for a skipped tile.
+    """Return an array (T_r, T_c) with the index of the worker that computes each tile, or −1 for a skipped tile.
 
-    The worker is the tile's row block in the forward, and its column block in the backward.
+    The worker's index is the tile's row block in the forward, and its column block in the backward.
     """
     check_tiling(tiling)
     if direction not in ("forward", "backward"):
@@ -167,9 +170,9 @@ def owners(tiling: Tiling, direction: str) -> np.ndarray:
 
 
 def dq_writers(tiling: Tiling) -> list[list[int]]:
-    """Return for each row block i the backward workers that add to dQ_i.
+    """Return, for each row block i, the list of the backward workers that add to dQ_i.
 
-    If there are several, dQ needs atomics or two passes.
+    If a list has several workers, dQ needs atomic additions or a second pass.
     """
     check_tiling(tiling)
     return [tiling.visited_cols(i) for i in range(tiling.T_r)]

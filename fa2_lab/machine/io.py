@@ -1,9 +1,9 @@
 """Exact counts, to the element, of what standard attention, FA1 and FA2 load, store and compute.
 
-All formulas take a `Tiling` (N_q, N_k, B_r, B_c, mask) and the head dimension d, and count one head. The meter in
+All formulas depend on a `Tiling` (N_q, N_k, B_r, B_c, mask) and the head dimension d, and count one head. The meter in
 `fa2_lab.trace` counts the same quantities while the algorithm runs, and the two must agree to the element. `requests`
-differs from the meter only for standard attention, whose matmuls load their operands once per tile of the result. L2
-decides how much of this traffic reaches DRAM, which prices.cost takes into account.
+differs from the meter only for standard attention, whose matmuls load their operands once per tile of the result. How
+much of this traffic reaches DRAM depends on L2, which prices.cost takes into account.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from fa2_lab.tiles import Tiling, cdiv, whole_number
 
 @dataclass(frozen=True)
 class Traffic:
-    """The numbers of elements (or bytes) loaded and stored, tensor by tensor."""
+    """The number of elements (or bytes) that are loaded and stored, for each tensor."""
 
     loads: dict[str, int]
     stores: dict[str, int]
@@ -27,7 +27,7 @@ class Traffic:
         return sum(self.loads.values()) + sum(self.stores.values())
 
     def each(self, change: Callable[[str, int], int]) -> "Traffic":
-        """Return this traffic with every number n of a tensor replaced by change(tensor, n)."""
+        """Return a copy of this traffic in which each tensor's count n is replaced by change(tensor, n)."""
         parts = ({tensor: change(tensor, n) for tensor, n in part.items()} for part in (self.loads, self.stores))
         return Traffic(*parts)
 
@@ -62,7 +62,7 @@ def rows_per_block(tiling: Tiling) -> np.ndarray:
 
 
 def rows_visited(tiling: Tiling) -> int:
-    """Return Σ b_i n_i, the queries loaded if every visited tile loads its row block (T_c N_q without a mask)."""
+    """Return the number of queries loaded if every visited tile loads its row block (T_c N_q without a mask)."""
     return int(rows_per_block(tiling) @ tiles_per_row(tiling))
 
 
@@ -80,7 +80,7 @@ def scores_visited(tiling: Tiling) -> int:
 
 
 def standard_forward(tiling: Tiling, d: int) -> Traffic:
-    """Return the traffic of standard attention: three passes, which write and read S and P whole.
+    """Return the traffic of standard attention: three passes, which write and read all of S and P.
 
     Tile sizes do not matter.
     """
@@ -101,7 +101,7 @@ def fa1_forward(tiling: Tiling, d: int) -> Traffic:
 
 
 def fa2_forward(tiling: Tiling, d: int) -> Traffic:
-    """Return the traffic of FA2's Algorithm 1: Q, O and L once, and the visited tiles of K and V once per row block."""
+    """Return the traffic of FA2's Algorithm 1: Q, O and L once, and the visited tiles of K and V for each row block."""
     q, _, _ = _sizes(tiling, d)
     streamed = cols_visited(tiling) * d
     return Traffic(loads={"Q": q, "K": streamed, "V": streamed}, stores={"O": q, "L": tiling.N_q})
@@ -111,9 +111,9 @@ def fa2_forward(tiling: Tiling, d: int) -> Traffic:
 
 
 def standard_backward(tiling: Tiling, d: int) -> Traffic:
-    """Return the traffic of FA1's Algorithm 3, standard attention's backward.
+    """Return the traffic of the backward pass of standard attention (FA1's Algorithm 3).
 
-    In five passes, it reads P twice, writes and reads dP, and writes dS once and reads it twice.
+    Its five passes read P twice, write and read dP, and write dS once and read dS twice.
     """
     q, k, s = _sizes(tiling, d)
     loads = {"P": 2 * s, "dO": 2 * q, "V": k, "dP": s, "dS": 2 * s, "K": k, "Q": q}
@@ -123,7 +123,7 @@ def standard_backward(tiling: Tiling, d: int) -> Traffic:
 def fa1_backward(tiling: Tiling, d: int) -> Traffic:
     """Return the traffic of FA1's Algorithm 4.
 
-    It loads K and V once, and Q, O, dO, dQ, l and m once per column block, and it writes dQ back each time.
+    It loads K and V once, and it loads Q, O, dO, dQ, l and m and stores dQ once per column block.
     """
     q, k, _ = _sizes(tiling, d)
     T_c, N_q = tiling.T_c, tiling.N_q
@@ -153,7 +153,7 @@ FORMS = {
 
 
 def traffic(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
-    """Return the traffic of an algorithm ("standard", "fa1", "fa2") in one direction ("forward", "backward")."""
+    """Return the traffic of `algorithm` ("standard", "fa1" or "fa2") in `direction` ("forward" or "backward")."""
     return _known(FORMS, algorithm, direction)(tiling, d)
 
 
@@ -165,7 +165,7 @@ PRODUCTS = {  # of standard attention: left operand, right operand, rows and col
 
 
 def requests(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
-    """Return the traffic that the SMs request from L2.
+    """Return the traffic between the SMs and L2.
 
     A matmul loads its left operand once per column of tiles of its result, and its right operand once per row of tiles,
     so standard attention loads Q, K and V many times. For FA1 and FA2, the requests are the same as traffic().
@@ -182,7 +182,7 @@ def requests(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
 
 
 def sizes(tiling: Tiling, d: int) -> dict[str, int]:
-    """Return the number of elements of every tensor of one head, by its name."""
+    """Return {name of a tensor: the number of its elements} for all tensors of one head."""
     q, k, s = _sizes(tiling, d)
     rows, columns, scores = ("Q", "O", "dO", "dQ"), ("K", "V", "dK", "dV"), ("S", "P", "dS", "dP")
     numbers = dict.fromkeys(("l", "m", "L", "D"), tiling.N_q)
@@ -190,7 +190,7 @@ def sizes(tiling: Tiling, d: int) -> dict[str, int]:
 
 
 def at_most(passes: int, moved: Traffic, size: dict[str, int]) -> Traffic:
-    """Return the traffic behind a cache that lets each tensor pass at most `passes` times."""
+    """Return `moved` with at most `passes` loads and stores of each whole tensor, as if a cache absorbed the rest."""
     return moved.each(lambda tensor, n: min(n, passes * size[tensor]))
 
 
@@ -198,9 +198,9 @@ FLOAT32 = ("S", "dP", "l", "m", "L", "D", "dQ")  # scores, statistics, and a sum
 
 
 def in_bytes(algorithm: str, moved: Traffic) -> Traffic:
-    """Return the traffic `moved` in bytes.
+    """Convert the traffic `moved` from elements to bytes.
 
-    An element has four bytes in FLOAT32 tensors and in the O that FA1 reads again, and two bytes otherwise.
+    An element has four bytes in the tensors of FLOAT32 and in O of FA1, which is read again, and two bytes otherwise.
     """
     wide = (*FLOAT32, "O") if algorithm == "fa1" else FLOAT32
     return moved.each(lambda tensor, n: n * (4 if tensor in wide else 2))
@@ -222,7 +222,7 @@ def fa1_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
 
 
 def fa2_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
-    """Count the operations of lines 8 to 10 of FA2's Algorithm 1 in one tile, which only scale o by α (tweak 1)."""
+    """Count the operations of lines 8 to 10 of FA2's Algorithm 1 in one tile. They scale o only by α (tweak 1)."""
     add, multiply = 2 * bc + b * d + b, bc + b * d + b
     return Counter(matmul=4 * bc * d, exp=bc + b, add=add, multiply=multiply, maximum=bc)
 
@@ -230,7 +230,7 @@ def fa2_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
 def fa2_forward_end(b: int, d: int) -> Counter[str]:
     """Count the operations of lines 12 and 13 of FA2's Algorithm 1 in one row block.
 
-    These are one division per row, and L = m + log l.
+    For each row, they divide o by l and compute L = m + log l.
     """
     return Counter(divide=b, multiply=b * d, log=b, add=b)
 
@@ -273,7 +273,7 @@ def tile_operations(algorithm: str, direction: str, b: int, c: int, d: int) -> C
 
 
 def operations(algorithm: str, direction: str, tiling: Tiling, d: int) -> Counter[str]:
-    """Return the number of operations of each kind in a whole head."""
+    """Return the number of operations of each kind for a whole head."""
     _sizes(tiling, d)
     per_tile = _known(TILE_OPS, algorithm, direction)
     if algorithm == "fa1":  # no tile is skipped
@@ -303,13 +303,13 @@ def _known(forms: dict, algorithm: str, direction: str) -> Callable:
 
 
 def _sizes(tiling: Tiling, d: int) -> tuple[int, int, int]:
-    """Return the elements of Q (also of O, dQ, dO), of K (also of V, dK, dV), and of S (also of P, dP, dS)."""
+    """Return the number of elements of Q (also O, dQ, dO), of K (also V, dK, dV) and of S (also P, dP, dS)."""
     check_tiling(tiling)
     d = whole_number("d", d, low=1)
     return tiling.N_q * d, tiling.N_k * d, tiling.N_q * tiling.N_k
 
 
 def check_tiling(tiling: Tiling) -> None:
-    """Raise an error unless `tiling` is a Tiling."""
+    """Raise a TypeError unless `tiling` is a Tiling."""
     if not isinstance(tiling, Tiling):
         raise TypeError(f"tiling: got {type(tiling).__name__}; it takes a fa2_lab.tiles.Tiling")

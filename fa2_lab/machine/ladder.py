@@ -1,13 +1,13 @@
-"""A model of the clocks that a rung of the ladder should need, which you can redo by hand from its compiled code.
+"""A model that predicts the clocks of each rung of the ladder from its compiled code, and that you can check by hand.
 
-A warpgroup takes a tile of its 64 rows through the units of an SM, one after another: the path from L2 into shared
-memory (until copies run ahead), the tensor cores, the issue slots and the exponential unit. Then it waits for things
-that no other warpgroup uses. Warpgroups on one SM queue at every unit, and `clocks` is a mean-value analysis of these
-queues. Row blocks queue for SMs in launch order, which `makespan` computes.
+For each tile of its 64 rows, a warpgroup uses the units of an SM one after another: the path from L2 into shared memory
+(before rung 10, which copies tiles ahead), the tensor cores, the issue slots and the exponential unit. Then it waits
+for a fixed time, in which it uses no unit that warpgroups share. Warpgroups on one SM queue at every unit, and `clocks`
+is a mean-value analysis of these queues. Row blocks queue for SMs in launch order, which `makespan` simulates.
 
-Three numbers are fitted, without a mask at d = 128: PATH and WAIT to rungs 07 and 09, and AHEAD to rungs 11 to 16. All
-others come from the compiled code and the chip's data sheet. HBM is in the model for rung 00 alone, and the model does
-not know that one matmul can wait for another.
+Three constants are fitted to measurements without a mask at d = 128: PATH and WAIT to rungs 07 and 09, and AHEAD to
+rungs 11 to 16. All other values come from the compiled code and the data sheet of the chip. The model takes HBM into
+account only for rung 00, and ignores that one matmul can wait for another.
 """
 
 import heapq
@@ -27,7 +27,7 @@ ON_CHIP, ROW_BLOCKS, SKIPPING, COPIED_AHEAD, HEAVY_FIRST = 2, 3, 7, 10, 12
 
 
 class Rung(NamedTuple):
-    """The data of one rung for the model: its number, and counts from its compiled loop over tiles."""
+    """The properties of one rung that the model uses: its number, and counts from the compiled loop over tiles."""
 
     number: int
     programs: int  # that fit on an SM at the same time
@@ -42,7 +42,7 @@ class Rung(NamedTuple):
 
 
 def units(rung: Rung, chip: Chip = H200) -> dict[str, float]:
-    """Return the clocks for which a warpgroup's tile keeps each unit of an SM busy.
+    """Return, for each unit of an SM, the number of clocks that one tile of one warpgroup occupies the unit.
 
     A warpgroup has four warps, one on each of the SM's four schedulers.
     """
@@ -57,9 +57,9 @@ def units(rung: Rung, chip: Chip = H200) -> dict[str, float]:
 
 
 def tile_bytes(rung: Rung) -> int:
-    """Return the bytes that a tile moves between L2 and the SM.
+    """Return the number of bytes that one tile moves between L2 and the SM.
 
-    K and V move or, before rung 02, Q, O, ℓ and m, of which the last three have four bytes per number.
+    These are the bytes of K and V or, before rung 02, those of Q, O, ℓ and m. O, ℓ and m have four bytes per element.
     """
     if rung.number < ON_CHIP:
         return ROWS * (2 * rung.d + 4 * 2 * (rung.d + 2))
@@ -67,9 +67,9 @@ def tile_bytes(rung: Rung) -> int:
 
 
 def clocks(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
-    """Return the clocks of a warpgroup's tile with `programs` programs on its SM. None means as many as fit.
+    """Return the clocks per tile of a warpgroup if `programs` programs share the SM. None means as many as fit.
 
-    A warpgroup that reaches a unit finds the average queue of a system with one warpgroup fewer.
+    In the model, a warpgroup that reaches a unit finds the average queue of a system with one warpgroup fewer.
     """
     demands = units(rung, chip)
     wait = WAIT if rung.number < COPIED_AHEAD else AHEAD
@@ -87,7 +87,7 @@ def clocks(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
 
 @cache
 def launch(rung: Rung, heads: int, N: int = 4096, causal: bool = False, chip: Chip = H200) -> float:
-    """Return the clocks of one launch of a rung for `heads` heads of N queries and keys."""
+    """Return the predicted clocks of one launch of a rung for `heads` heads of N queries and N keys."""
     if rung.number == 0:
         moved = heads * N * (12 * N + 8 * rung.d)  # bytes: S has four per number, P two, and both are written and read
         return moved * chip.clock_hz / chip.hbm_per_second
@@ -96,7 +96,7 @@ def launch(rung: Rung, heads: int, N: int = 4096, causal: bool = False, chip: Ch
 
 
 def blocks(rung: Rung, heads: int, N: int, causal: bool) -> list[int]:
-    """Return the number of tiles that each program visits, in launch order."""
+    """Return the number of tiles of each program, in launch order."""
     rows = ROWS * rung.consumers
     if rung.number < ROW_BLOCKS:
         return heads * [-(-N // rows) * -(-N // rung.keys)]
@@ -108,10 +108,10 @@ def blocks(rung: Rung, heads: int, N: int, causal: bool) -> list[int]:
 
 
 def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -> float:
-    """Return the clocks until all programs have ended.
+    """Return the number of clocks until all programs have ended.
 
-    `tiles` has the number of tiles of each program, in launch order. With k + 1 programs on an SM, a tile takes tile[k]
-    clocks.
+    tiles[p] is the number of tiles of program p, in launch order. While k + 1 programs share an SM, each of their tiles
+    takes tile[k] clocks.
     """
     waiting = iter(tiles)
     left: list[list[float]] = [[] for _ in range(SMs)]  # tiles that each program still has to visit

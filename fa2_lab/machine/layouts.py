@@ -1,7 +1,7 @@
-"""The positions of a tile's elements: the warp, lane and register of an accumulator, and addresses in shared memory.
+"""The location of each element of a tile: the warp, lane and register of an accumulator, or the shared-memory offset.
 
-Triton writes its layouts into its intermediate code (ttgir). `parse` reads that text, so these functions compute what a
-compiler chose, not what one would choose by hand. Clusters of thread blocks are not supported.
+Triton writes its layouts into its intermediate code (ttgir). `parse` reads them from that text, so these functions show
+what the compiler chose. Clusters of thread blocks are not supported.
 """
 
 import re
@@ -17,7 +17,7 @@ LINE_BYTES = 128  # 32 banks of 4 bytes
 
 
 class Owners(NamedTuple):
-    """The warp, the lane and the register that hold each element of a tile, as three arrays of the tile's shape."""
+    """The warp, lane and register that hold each element of a tile, as three arrays with the shape of the tile."""
 
     warp: np.ndarray
     lane: np.ndarray
@@ -26,16 +26,16 @@ class Owners(NamedTuple):
 
 @dataclass(frozen=True)
 class Mma:
-    """The layout of tensor-core accumulators: of mma.m16n8 (version 2, sm_80) or wgmma m64n… (version 3, sm_90)."""
+    """The layout of the accumulators of a matmul by mma.m16n8 (version 2, sm_80) or wgmma.m64 (version 3, sm_90)."""
 
     version: int
     warps: tuple[int, int]  # along rows and along columns
     instruction: tuple[int, int]  # rows and columns of one instruction per warp
 
     def owners(self, shape: tuple[int, int]) -> Owners:
-        """Return the owners of a tile's elements.
+        """Return the warp, lane and register that hold each element of a tile of this shape.
 
-        The tile's shape must be a multiple of what all warps hold together.
+        The shape must be a multiple of the shape that all warps together compute with one instruction each.
         """
         sizes = [w * n for w, n in zip(self.warps, self.instruction, strict=True)]
         if any(length % size for length, size in zip(shape, sizes, strict=True)):
@@ -53,9 +53,9 @@ class Mma:
 
 @dataclass(frozen=True)
 class Shared:
-    """The layout of a tile in shared memory whose chunks of `vec` elements are swizzled.
+    """The layout of a swizzled tile in shared memory.
 
-    Swizzling permutes the chunks of each row in a different way.
+    Swizzling permutes the chunks of `vec` elements within each row. The permutation changes every `per_phase` rows.
     """
 
     vec: int
@@ -65,7 +65,7 @@ class Shared:
     transposed: bool = False
 
     def offsets(self, shape: tuple[int, int]) -> np.ndarray:
-        """Return the offset of every element of a tile from the tile's start, in elements."""
+        """Return the offset of each element of a tile of this shape from the start of the tile, in elements."""
         row, col = np.indices(shape)[:: -1 if self.transposed else 1]
         rows, cols = shape[:: -1 if self.transposed else 1]
         width = self.block or cols
@@ -77,7 +77,7 @@ class Shared:
 
 
 def parse(text: str) -> Mma | Shared:
-    """Return the layout that an attribute of ttgir describes, such as #ttg.swizzled_shared<{vec = 8, …}>."""
+    """Parse an attribute of ttgir, such as #ttg.swizzled_shared<{vec = 8, …}>, and return the layout it describes."""
     found = ATTRIBUTE.search(text)
     fields = {name: _value(value) for name, value in FIELD.findall(found[2])} if found else {}
     kind = found[1] if found else text
@@ -101,9 +101,9 @@ def _value(text: str) -> Any:
 
 
 def bank_conflicts(offsets: np.ndarray, itemsize: int = 2) -> int:
-    """Return the largest number of chunks that share a group of banks. 1 means that there is no conflict.
+    """Return the largest number of 16-byte chunks that fall into the same group of banks. 1 means no conflict.
 
-    Each chunk is given by the offset of its first element, and `itemsize` is the number of bytes per element.
+    offsets holds the offset of the first element of each chunk, and `itemsize` is the number of bytes per element.
     """
     groups = offsets * itemsize % LINE_BYTES // CHUNK_BYTES
     return int(np.bincount(groups.ravel()).max())

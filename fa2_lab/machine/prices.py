@@ -1,8 +1,8 @@
-"""The work that a method gives to each unit of a chip, and the time that each unit takes.
+"""The work that an attention method requires of each unit of a chip, and the time that each unit needs for this work.
 
-There are six prices: for a FLOP of the tensor cores, another instruction, an exponential, and a byte from shared
-memory, from L2 and from DRAM. An FMA is one instruction and two FLOPs. Tensor cores, FP32 units, special function
-units, L2 and DRAM can all work at once, so the slowest of them sets the pace of a method.
+There are six prices: for a FLOP of the tensor cores, for any other instruction, for an exponential, and for a byte from
+shared memory, from L2 and from DRAM. An FMA is one instruction and two FLOPs. Tensor cores, FP32 units, special
+function units, L2 and DRAM can all work concurrently, so the slowest of them determines the time of a method.
 """
 
 from dataclasses import dataclass
@@ -28,14 +28,15 @@ class Prices:
     dram: float
 
     def in_flops(self) -> dict[str, float]:
-        """Return each price as the number of FLOPs that the tensor cores compute in the same time."""
+        """Return each of the other prices as the number of FLOPs that the tensor cores compute in the same time."""
         return {name: self.tensor / getattr(self, name) for name in ("fp32", "exp", "shared", "l2", "dram")}
 
 
 def prices(chip: Chip) -> Prices:
-    """Return the rates of a chip from the maker's figures.
+    """Return the rates of a chip according to the manufacturer.
 
-    L2's rate is the one measured on this chip. If there is none, it is computed from the figure printed for the A100.
+    The rate of L2 is the rate measured on this chip or, without a measurement, the A100's published bytes per clock
+    times the clock of the chip.
     """
     clocks = chip.SMs * chip.clock_hz
     l2 = measured(chip).get("L2 TB/s")
@@ -50,7 +51,7 @@ def prices(chip: Chip) -> Prices:
 
 
 def measured(chip: Chip) -> dict[str, float]:
-    """Return the rates that `fa2-lab bench prices` reached on this chip, or an empty dictionary without such a run."""
+    """Return the rates that `fa2-lab bench prices` recorded on this chip, or an empty dictionary without a record."""
     record = load("prices") if path_of("prices").exists() else None
     return record.ceilings if record and chips.named(record.machine["gpu"]) == chip else {}
 
@@ -60,7 +61,7 @@ def measured(chip: Chip) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Cost:
-    """The work of one call for each unit, summed over all heads."""
+    """The work that one call requires of each unit of a chip, summed over all heads."""
 
     flops: int  # of matrix products
     instructions: int  # neither a matrix product nor an exponential
@@ -70,9 +71,9 @@ class Cost:
     workers: int  # thread blocks that can work at the same time
 
     def seconds(self, chip: Chip) -> dict[str, float]:
-        """Return the seconds that each unit takes at full speed.
+        """Return {name of a unit: seconds} for the work of this call at the full speed of the unit.
 
-        If there are fewer workers than SMs, the other SMs idle.
+        If there are fewer workers than SMs, the remaining SMs are idle.
         """
         price, at_work = prices(chip), min(1.0, self.workers / chip.SMs)
         return {
@@ -84,19 +85,19 @@ class Cost:
         }
 
     def limit(self, chip: Chip) -> tuple[str, float]:
-        """Return the unit that takes longest, and its seconds.
+        """Return the name of the unit that takes longest, and its time in seconds.
 
-        No kernel of this method can be faster, except through requests that the L1 cache of an SM answers before L2. In
-        the recorded ladder, L2 saw a fifth less than FA2 requests with tiles of 64 × 64.
+        No kernel for this method can be faster, unless the L1 caches of the SMs answer some of the requests to L2. In
+        the recorded run of the ladder, L2 served a fifth fewer bytes than FA2 requests with tiles of 64 × 64.
         """
         seconds = self.seconds(chip)
         slowest = max(seconds, key=lambda unit: seconds[unit])
         return slowest, seconds[slowest]
 
     def intensity(self, place: str) -> float:
-        """Return the FLOPs per byte.
+        """Return the number of matmul FLOPs per byte.
 
-        `place` is "requested" for bytes that the SMs request, or "crossed" for those from DRAM.
+        `place` is "requested" for the bytes that the SMs request, or "crossed" for the bytes that reach DRAM.
         """
         return self.flops / getattr(self, place)
 
@@ -124,11 +125,11 @@ def cost(
     causal: bool = False,
     chip: Chip = chips.H200,
 ) -> Cost:
-    """Return the cost of `heads` heads of N_q queries and N keys, as counted by machine/io. If N_q is None, it is N.
+    """Return the cost of `heads` heads of N_q queries and N keys, as counted by machine/io. N_q is N by default.
 
-    Standard attention stores S and P. Its operations are those of one tile as large as S. Its matmuls request Q, K and
-    V once per tile of their results, but L2 answers all of these requests except the first. Decode splits the keys, so
-    it has work for every SM.
+    Standard attention stores S and P, and its operations are counted as those of one tile of the size of S. Its matmuls
+    request Q, K and V once per tile of their results, but only the first request reaches DRAM, because L2 answers the
+    others. Decode splits the keys, so every SM has work.
     """
     if method not in METHODS:
         raise ValueError(f"method: got {method!r}; it takes one of {', '.join(METHODS)}")
@@ -154,10 +155,10 @@ def cost(
 
 
 def workers_of(method: str, tiling: Tiling, chip: Chip) -> int:
-    """Return the number of thread blocks that share a head: one in FA1 as printed, one per row or column block in FA2.
+    """Return the number of thread blocks that share a head.
 
-    FA2 has row blocks in the forward and column blocks in the backward. The matmuls of standard attention have enough
-    blocks for any chip, and so has decode, because it splits the keys.
+    FA1, as published, has one block per head. FA2 has one per row block in the forward, and one per column block in the
+    backward. Standard attention and decode, which splits the keys, have at least one block per SM.
     """
     algorithm, direction = METHODS[method]
     if algorithm == "standard" or method == "decode":
@@ -166,11 +167,11 @@ def workers_of(method: str, tiling: Tiling, chip: Chip) -> int:
 
 
 def passes(algorithm: str, tiling: Tiling, d: int, moved: io.Traffic, workers: int, heads: int, chip: Chip) -> int:
-    """Return how often data that is loaded repeatedly is read from DRAM.
+    """Return how many times data that is loaded repeatedly is read from DRAM.
 
-    It is read once if L2 has room for the data of all heads that are computed at the same time. Otherwise, the workers
-    of one head still load the same tile at about the same time, so it is read once per wave of workers. With a single
-    worker per head, or with one kernel after another for all heads, it is read each time.
+    The data is read once if L2 has room for the data of all heads that are computed concurrently. Otherwise, FA2 reads
+    the data once per wave of workers, because the workers of a head load the same tile at about the same time. FA1,
+    with one worker per head, and standard attention, with one kernel after another, read the data each time.
     """
     size = io.sizes(tiling, d)
     again = {tensor: size[tensor] for tensor, n in moved.loads.items() if n > size[tensor]}

@@ -1,4 +1,4 @@
-"""The reason for each rung of the ladder: what limited the previous rung, what the change removes, and a prediction."""
+"""The reason for each rung of the ladder: the previous rung's limit, what the change removes, and a prediction."""
 
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ UNKNOWN = "The model counts instructions and programs per SM. It does not know t
 
 
 class Reason(NamedTuple):
-    """The reason for one rung, in a few words for the table and as a hypothesis that a measurement can refute."""
+    """The reason for one rung, as keywords for the table and as a hypothesis that a measurement can refute."""
 
     cause: str  # what it is about
     limit: str  # what limited the previous rung
@@ -27,7 +27,7 @@ UNWRITTEN = Reason("", "", "", "fa2_lab/machine/reasons.md has no entry for this
 
 
 def read(page: str) -> dict[str, Reason]:
-    """Return {rung number: its reason} from the text of reasons.md."""
+    """Parse the text of reasons.md, and return {number of a rung: its Reason}."""
     found = {}
     for part in page.split("\n## ")[1:]:
         try:
@@ -44,7 +44,7 @@ REASONS = read(Path(__file__).with_name("reasons.md").read_text(encoding="utf-8"
 
 
 def reason(rung: str) -> Reason:
-    """Return the reason for a rung of the ladder."""
+    """Return the Reason for a rung. Rung 00 and rungs without an entry in reasons.md get a placeholder."""
     number = ladder.find(rung)[1:3]
     return REASONS.get(number, NOTHING if number == "00" else UNWRITTEN)
 
@@ -58,7 +58,7 @@ MISS = 0.1
 
 
 class Step(NamedTuple):
-    """The predicted and the measured speedup of one rung over the previous one, for one shape."""
+    """The predicted and the measured speedup of one rung over the previous rung, for one shape."""
 
     predicted: float | None
     measured: float | None
@@ -66,7 +66,7 @@ class Step(NamedTuple):
 
     @property
     def misses(self) -> bool:
-        """Whether the prediction is off by more than a tenth."""
+        """Whether the measured speedup differs from the prediction, or exceeds a limit, by more than a tenth."""
         if self.predicted is None or self.measured is None:
             return False
         if self.at_most:
@@ -75,7 +75,7 @@ class Step(NamedTuple):
 
     @property
     def prediction(self) -> str:
-        """The prediction as text for a table, with ≤ if it is only a limit."""
+        """The predicted speedup as text for a table, with ≤ if it is only an upper limit."""
         return f"{'≤ ' * (self.at_most and self.predicted is not None)}{times(self.predicted)}"
 
 
@@ -85,7 +85,7 @@ def times(factor: float | None) -> str:
 
 
 def step(record: Record, before: str, after: str, causal: bool = False, d: int = 128) -> Step:
-    """Return the predicted and the measured speedup from one rung to another, in the shape that fills the GPU."""
+    """Return the predicted and the measured speedup of rung `after` over `before`, for 16,384 tokens with N = 4,096."""
     row = timed(record, causal, d)
     measured = row.ratio(after, before) if row and {before, after} <= row.values.keys() else None
     if reason(after).modelled:
@@ -94,7 +94,7 @@ def step(record: Record, before: str, after: str, causal: bool = False, d: int =
 
 
 def timed(record: Record, causal: bool, d: int) -> Measurement | None:
-    """Return the measurement of the forward pass for 16,384 tokens in sequences of 4,096, or None."""
+    """Return the recorded measurement of the forward pass for 16,384 tokens in sequences of 4,096, or None."""
     for row in record.rows:
         p = row.problem
         shape = (p["N_q"], p["batch"] * N, p["heads"] * p["d"], p["d"], p["causal"])
@@ -104,7 +104,7 @@ def timed(record: Record, causal: bool, d: int) -> Measurement | None:
 
 
 def predicted(before: str, after: str, causal: bool, d: int, heads: int | None = None) -> float | None:
-    """Return the speedup that the model predicts, or None if the compiled numbers of a rung are not recorded."""
+    """Return the predicted speedup of rung `after` over `before`, or None if the model lacks data for one of them."""
     old, new = (modelled(name, causal, d) for name in (before, after))
     if old is None or new is None:
         return None
@@ -112,9 +112,9 @@ def predicted(before: str, after: str, causal: bool, d: int, heads: int | None =
 
 
 def most(record: Record, before: str, d: int) -> float | None:
-    """Return the speedup over the rung `before` if the tensor cores were always busy, or None without a counter.
+    """Return the largest possible speedup over rung `before`, or None if its hardware counters are not recorded.
 
-    The hardware counters of `before` have the share of the time for which its tensor cores are busy.
+    This is the speedup if the tensor cores were always busy. The counters show how much of the time they are busy.
     """
     for row in record.rows:
         p = row.problem
@@ -130,18 +130,18 @@ COMPILED = ("registers", "programs", "spills", "shared", "instructions", "expone
 
 @cache
 def facts() -> dict[tuple[str, bool, int], dict]:
-    """Return {(rung, causal, d): the numbers of its compiled kernel}.
+    """Return {(rung, causal, d): the recorded numbers of its compiled kernel}.
 
-    These are the numbers of COMPILED, and `keys` and `consumers`. The registers are those of a thread that runs
-    matmuls, and the programs are those on one SM at the same time. Instructions, exponentials, waits and keys belong to
-    one tile in the loop without a mask. Rungs of the backward pass do not have these four.
+    The numbers are those that COMPILED names, and `keys` and `consumers`. `registers` counts registers per thread that
+    runs matmuls, and `programs` counts the programs that one SM runs concurrently. `instructions`, `exponentials`,
+    `waits` and `keys` are per tile of the loop without a mask. Rungs of the backward pass do not have these four.
     """
     rows = (recorded("rungs") or {}).get("rungs", [])
     return {(row["rung"], row["causal"], row["d"]): row for row in rows}
 
 
 def modelled(name: str, causal: bool, d: int) -> model.Rung | None:
-    """Return the data of a rung for the model, or None if they are not recorded."""
+    """Return the properties of a rung that the model needs, or None if they are not recorded."""
     if name == ladder.RUNGS[0]:
         return model.Rung(number=0, programs=1, instructions=0, exponentials=0, d=d)  # three kernels that HBM limits
     row = facts().get((name, causal, d))
@@ -152,16 +152,16 @@ def modelled(name: str, causal: bool, d: int) -> model.Rung | None:
 
 
 def counters(record: Record, name: str) -> dict[str, float]:
-    """Return the recorded hardware counters of a rung without a mask, by name."""
+    """Return {name of a hardware counter: its recorded value} for a rung without a mask."""
     rows = [row for row in record.rows if row.direction == "counters" and row.problem["rung"] == name]
     rows = [row for row in rows if not row.problem["causal"]]
     return {what: x[0] for what, x in max(rows, key=lambda row: row.problem["d"]).values.items()} if rows else {}
 
 
 def chip(record: Record, name: str) -> tuple[float, ...]:
-    """Return the SM clock in GHz and the power in watts while a rung runs repeatedly without a pause or a mask.
+    """Return the SM clock in GHz and the power in watts while a rung runs without pauses (d = 128, without a mask).
 
-    If these were not measured, return the clock alone, which is counted cycles divided by time.
+    If they were not measured, return the clock alone, computed as counted cycles divided by time, or an empty tuple.
     """
     for row in record.sustained:
         if name in row.chip and (row.problem["d"], row.problem["causal"]) == (128, False):

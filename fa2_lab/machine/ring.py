@@ -1,8 +1,8 @@
-"""A ring of ranks in formulas: the bytes on its links, and the tiles that each rank visits.
+"""Formulas for ring attention: the bytes that each rank sends, and the tiles that each rank computes.
 
-Each rank keeps its queries. At each step, it passes its current block of K and V to its right neighbour. In the
-backward pass, the block's dK and dV follow one step behind, and they reach their owner in the last step. K and V are
-sent in their own dtype, and dK and dV in fp32.
+Each rank keeps its queries. At each step, it sends its current block of K and V to its right neighbour. In the backward
+pass, dK and dV of the block follow one step later, and reach the owner of the block in the last step. K and V are sent
+in their own dtype, and dK and dV in fp32.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ FP32 = 4  # bytes of an element of dK and dV on the links
 
 
 def sent(lengths: Sequence[int], rank: int, direction: str, *, kv_heads: int, d: int, item: int = 2) -> dict[str, int]:
-    """Return the bytes that one rank sends, by content.
+    """Return the number of bytes that one rank sends, separately for "K V" and, in the backward pass, "dK dV".
 
-    A rank sends every block of K and V except its right neighbour's, and in the backward pass also every dK and dV
-    except its own. An element of K has `item` bytes, and `kv_heads` counts the heads of all sequences of the batch.
+    A rank sends every block of K and V except that of its right neighbour, and in the backward pass also dK and dV of
+    every block except its own. An element of K has `item` bytes, and `kv_heads` is summed over the batch.
     """
     if direction not in ("forward", "backward"):
         raise ValueError(f"direction: got {direction!r}; it takes forward or backward")
@@ -33,7 +33,7 @@ def sent(lengths: Sequence[int], rank: int, direction: str, *, kv_heads: int, d:
 
 
 def work(lengths: Sequence[int], layout: str, causal: bool, B_r: int = 128, B_c: int = 128) -> np.ndarray:
-    """Return an array [rank, step] with the tiles that a rank visits at each step of the forward pass, for one head."""
+    """Return an array [rank, step] with the number of tiles that a rank computes in a step of the forward, per head."""
     size = len(lengths)
     tiles = np.zeros((size, size), dtype=int)
     for rank, step in np.ndindex(size, size):
@@ -46,6 +46,6 @@ def work(lengths: Sequence[int], layout: str, causal: bool, B_r: int = 128, B_c:
 
 
 def balance(tiles: np.ndarray) -> float:
-    """Return the share of time for which the ranks work if all of them wait for the rank with the most tiles."""
+    """Return the average fraction of time for which a rank works, if all wait for the rank with the most tiles."""
     most = tiles.sum(axis=1).max()
     return float(tiles.sum() / (len(tiles) * most)) if most else 1.0

@@ -1,11 +1,11 @@
-"""Decode: how the keys of a long cache are split among programs, and how much time this takes.
+"""A model of decode: how the keys of a long cache are split among programs, and how long the programs take.
 
-One query is one row block, so the heads alone leave most SMs idle, and the bandwidth that the other SMs can use sets
-the pace. The module compares three launches, all as blocks for grid.schedule: one block per head, every head in the
-same number of splits (split-KV), and equal shares of all tiles put end to end (stream-K), in which a program may end
-one head and begin the next. Equal shares have no second wave, and unequal lengths do not matter to them.
+One query is one row block, so one program per head would leave most SMs idle, and the few busy SMs cannot use the whole
+bandwidth. The module compares three launches, each as blocks for grid.schedule: one block per head; the same number of
+splits for every head (split-KV); and equal shares of the tiles of all heads (stream-K), in which a program may finish
+one head and start the next. Equal shares need no second wave, and the lengths of the sequences may differ.
 kernels/decode/shares.py has the rules by which the kernels choose. Time is counted in units of work: one unit to read a
-tile, and one to begin a head.
+tile, and one to start a head.
 """
 
 import math
@@ -22,11 +22,11 @@ from fa2_lab.tiles import cdiv, real_number, whole_number
 
 @dataclass(frozen=True)
 class Shares:
-    """Stream-K: the heads end to end, cut into equal shares.
+    """The split of stream-K: the work of all heads, one head after another, is divided into equal shares.
 
-    Program w does units w · share to (w + 1) · share of the work.
+    Program w executes the units w · share : (w + 1) · share.
 
-    A head is one unit of work to begin it (loading its queries and filling the pipeline), and one unit per tile.
+    A head consists of one unit of work to start it (to load its queries and fill the pipeline) and one unit per tile.
     """
 
     tiles: tuple[int, ...]  # of each head
@@ -43,7 +43,7 @@ class Shares:
 
     @property
     def work(self) -> int:
-        """The total units of work of all heads."""
+        """The number of units of work of all heads together."""
         return sum(self.tiles) + len(self.tiles)
 
     @property
@@ -56,11 +56,11 @@ class Shares:
         return cdiv(self.work, self.share)
 
     def begin(self, head: int) -> int:
-        """Return the index of the unit of work that begins a head."""
+        """Return the index of the first unit of work of a head, the unit that starts the head."""
         return sum(self.tiles[:head]) + head
 
     def spans(self, w: int) -> list[tuple[int, int, int]]:
-        """Return what program w reads, in order, as a list of (head, first tile, last tile + 1)."""
+        """Return the tiles that program w reads, as a list of (head, first, last), which means tiles first:last."""
         found = []
         for head, n in enumerate(self.tiles):
             begin = self.begin(head)
@@ -70,27 +70,27 @@ class Shares:
         return found
 
     def readers(self, head: int) -> range:
-        """Return the programs that read keys of a head.
+        """Return the range of programs that work on a head.
 
-        A single program finishes the head, and several leave partial results.
+        A single program finishes the head by itself, and several programs store partial results.
         """
         begin = self.begin(head)
         return range(begin // self.share, (begin + self.tiles[head]) // self.share + 1)
 
     def part(self, w: int, head: int) -> int:
-        """Return the index of program w's partial result for a head.
+        """Return the index in the scratch buffer of program w's partial result for a head.
 
-        Indices are unique, because from one partial result to the next either w or the head grows.
+        The indices are unique, because either w or the head increases from one partial result to the next.
         """
         return w + head
 
     @property
     def room(self) -> int:
-        """The number of partial results that fit into the scratch buffer."""
+        """The number of partial results for which the scratch buffer needs room."""
         return self.programs + len(self.tiles)
 
     def blocks(self) -> list[grid.BlockWork]:
-        """Return the shares as blocks for grid.schedule, whose cost is their units of work."""
+        """Return one block per share for grid.schedule. The cost of a block is its number of units of work."""
         return [
             grid.BlockWork(w, index=None, cost=min(self.share, self.work - w * self.share)) for w in range(self.busy)
         ]
@@ -100,9 +100,9 @@ class Shares:
 
 
 def same_splits(tiles: Sequence[int], splits: int) -> list[grid.BlockWork]:
-    """Return the blocks for heads that are cut into `splits` splits of nearly equal length. 1 means one block per head.
+    """Return blocks for grid.schedule if each head is cut into `splits` splits of nearly equal length, one per block.
 
-    Each block needs one more unit of work to begin.
+    The cost of a block is its number of tiles plus one unit of work to start.
     """
     whole_number("splits", splits, low=1)
     cut = [[len(part) for part in np.array_split(range(n), min(splits, max(n, 1)))] for n in tiles]
@@ -115,10 +115,10 @@ def same_splits(tiles: Sequence[int], splits: int) -> list[grid.BlockWork]:
 def seconds(
     tiles: tuple[int, ...], tile_bytes: int, programs: int, slots: int, alone: float, bandwidth: float
 ) -> float:
-    """Return the seconds until the last of `programs` equal shares is read, without the time of launches.
+    """Return the time in seconds until the last of `programs` equal shares has been read, without launch overhead.
 
-    A program that has an SM and the memory to itself reads `alone` bytes per second. All programs that run at the same
-    time share the `bandwidth`, in bytes per second, evenly. `slots` is the number of programs that can run at once.
+    A program that runs alone reads `alone` bytes per second. Programs that run concurrently share `bandwidth`, in bytes
+    per second, equally. `slots` is the number of programs that can run concurrently.
     """
     blocks = Shares(tiles, programs).blocks()
     alone = real_number("alone", alone, "a number above 0", lambda x: 0 < x < math.inf)

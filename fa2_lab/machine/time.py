@@ -1,12 +1,13 @@
 """The clocks that one forward tile takes on each unit of an SM, which show the gain of tweak 1 and of split-Q.
 
-The tensor cores do the matmul FLOPs, the special function units do the exponentials, and the FP32 lanes do the rest.
-Operands pass through shared memory. If all four units work at the same time, the busiest one sets the pace
-(`overlapped`). If each waits for the one before, their times add up (`serial`). A real kernel is between the two.
+The tensor cores compute the matmuls, the special function units compute the exponentials, and the FP32 lanes compute
+the rest. Operands pass through shared memory. If all four units work concurrently, the busiest unit determines the time
+(`overlapped`). If each unit waits for the previous one, their times add up (`serial`). A real kernel is in between.
 
-The FP32 work is what a kernel issues, which is less than what the meter counts. τ s − m is one FMA. The sum into o is
-done by the tensor core's accumulator in FA2, and by an FMA in FA1, which must scale the new term first. Every
-instruction runs at the FP32 rate. Conversions, addresses, loop control and HBM are left out.
+The FP32 work is the number of instructions that a kernel issues, which is smaller than the count of the meter. τ s − m
+is one FMA. The sum into o is computed by the tensor-core accumulator in FA2, and by an FMA in FA1, which must scale the
+new term first. Every instruction is assumed to run at the FP32 rate. Conversions, addresses, loop control and HBM are
+ignored.
 """
 
 from typing import NamedTuple
@@ -20,7 +21,7 @@ FEWEST_ROWS = 64  # with which such an instruction is used
 
 
 class Clocks(NamedTuple):
-    """The clocks for which one tile keeps each unit of an SM busy."""
+    """The number of clocks for which one tile occupies each unit of an SM."""
 
     tensor: float
     fp32: float
@@ -29,12 +30,12 @@ class Clocks(NamedTuple):
 
     @property
     def overlapped(self) -> float:
-        """The time in clocks if all units work at once, so that the busiest unit sets the total."""
+        """The number of clocks if all units work concurrently, so that the busiest unit determines the total."""
         return max(self)
 
     @property
     def serial(self) -> float:
-        """The time in clocks if the units work one after another."""
+        """The number of clocks if the units work one after another."""
         return sum(self)
 
     @property
@@ -48,7 +49,7 @@ class Clocks(NamedTuple):
 def tile_clocks(
     chip: Chip, B_r: int, B_c: int, d: int, *, W: int = 4, algorithm: str = "fa2", scheme: str = "split_q"
 ) -> Clocks:
-    """Return the clocks of one forward tile of FA1 or FA2 whose queries (split_q) or keys (split_k) W warps share."""
+    """Return the clocks of one forward tile of FA1 or FA2 if W warps divide its queries (split_q) or keys (split_k)."""
     check_chip(chip)
     whole_number("W", W, low=1, high=32)
     ops = io.tile_operations(algorithm, "forward", B_r, B_c, d)
@@ -64,9 +65,9 @@ def tile_clocks(
 
 
 def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str = "forward") -> int:
-    """Return the FP32 instructions of one tile, which are the meter's count without the additions that cost nothing.
+    """Return the number of FP32 instructions for one tile: the count of the meter minus additions that cost nothing.
 
-    τ s − m is one FMA. An accumulator or an FMA also computes the sums into o, or into dQ, dK and dV.
+    The subtraction in τ s − m is part of an FMA. Sums into o, or into dQ, dK and dV, are part of an FMA or a matmul.
     """
     counted = io.not_matmul(io.tile_operations(algorithm, direction, B_r, B_c, d))
     summed = B_r * d if direction == "forward" else (B_r + 2 * B_c) * d
@@ -74,10 +75,10 @@ def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str
 
 
 def readers(chip: Chip, B_r: int, W: int) -> int:
-    """Return how often K and V are read from shared memory under split-Q: once per warp, or once per instruction.
+    """Return how many times each tile of K and V is read from shared memory under split-Q.
 
-    Before Hopper, every warp reads them for its own rows. From Hopper on, one instruction reads them for the rows of
-    several warps.
+    Before Hopper, every warp reads K and V for its own rows. Since Hopper, one instruction reads K and V for the rows
+    of several warps.
     """
     rows = PRODUCT_ROWS.get(chip.compute_capability)
     return W if rows is None or B_r < FEWEST_ROWS else cdiv(B_r, rows)

@@ -1,18 +1,19 @@
-"""One thread block executed warp by warp, with everything that passes through shared memory counted.
+"""A simulation of one thread block, warp by warp, that counts everything that passes through shared memory.
 
 There are two ways to share a B_r × B_c tile among W warps (figure 3 of the FA2 paper):
 
 split_q  FA2: each warp owns B_r / W rows of Q, S and O, and reads all of K and V. Warps exchange nothing.
-split_k  FA1: each warp owns B_c / W of the keys, and reads all of Q. The slices of S need no sum, because K means the
-         keys, not the contraction. But row maxima and row sums must be exchanged, and the partial P_w V_w added up.
+split_k  FA1: each warp owns B_c / W of the keys, and reads all of Q. The K refers to keys, not to the contracted
+         dimension, so the slices of S need no sum. But the warps must exchange row maxima and row sums, and add up
+         the partial products P_w V_w.
 
-The model counts every element that is written to or read from shared memory, and every barrier with its reason. A tile
-of K or V is copied in once and stored once under either scheme, but the schemes differ in how often it is read. For
-each tile, a warp reads the operands of its matmuls (its rows of Q or all of Q, all of K and V or its slice) once into
-registers, where it also keeps its rows of O, l and m. Copies from HBM are counted for the copy, not for a warp, because
-they run on their own, and no warp may rely on them before a barrier. Sums and maxima inside a warp go through registers
-(shuffles) and are not counted, and neither are bank conflicts. The arithmetic is float64, and the bytes are those of a
-kernel with 16-bit Q, K, V and fp32 statistics and partial sums.
+The model counts every element that is written to or read from shared memory, and records every barrier with its reason.
+Under both schemes, a tile of K or V is stored in shared memory once, but the schemes differ in how often the tile is
+read. For each tile, a warp reads the operands of its matmuls (its rows of Q or all of Q, all of K and V or its slice)
+into registers once. The warp also keeps its rows of O, l and m in registers. Copies from HBM are counted for COPY and
+not for a warp, because they run asynchronously, and no warp may rely on them before a barrier. Sums and maxima within a
+warp use registers (shuffles) and are not counted, and bank conflicts are not counted either. The arithmetic is float64,
+but the bytes are those of a kernel with 16-bit Q, K and V, and with fp32 statistics and partial results.
 """
 
 from collections import Counter
@@ -32,7 +33,7 @@ NOBODY, SEVERAL, COPY = -1, -2, -3
 
 
 class RaceError(RuntimeError):
-    """The error that is raised if two warps access one element with no barrier in between and one of them writes."""
+    """The error for two warps that access the same element without a barrier in between, if one of them writes it."""
 
 
 class SharedMemory:
@@ -64,7 +65,7 @@ class SharedMemory:
         return value
 
     def barrier(self, reason: str) -> None:
-        """Make all warps wait for each other, so that they can then read what others wrote before."""
+        """Make all warps wait for each other, so that each warp can then read what the others have written."""
         self.waits[reason] += 1
         self._forget()
 
@@ -94,7 +95,7 @@ class BlockRun(NamedTuple):
 def split_q(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, tiling: Tiling, i: int, W: int, tau: float | None = None
 ) -> BlockRun:
-    """Compute row block i with its rows divided among W warps. Each tile needs two barriers and no partial results."""
+    """Compute O and L of row block i with its rows divided among W warps. Each tile needs two barriers."""
     Q, K, V, tau = _check(Q, K, V, tiling, i, W, tau)
     q_i = Q[tiling.rows(i)]
     (b, d), mine = q_i.shape, shares(len(q_i), W)
@@ -115,9 +116,9 @@ def split_q(
 def split_k(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, tiling: Tiling, i: int, W: int, tau: float | None = None
 ) -> BlockRun:
-    """Compute row block i with the keys of each tile divided among W warps.
+    """Compute O and L of row block i with the keys of each tile divided among W warps.
 
-    Each tile needs three barriers, and partial results in shared memory.
+    Each tile needs three barriers, and the warps combine their partial results through shared memory.
     """
     Q, K, V, tau = _check(Q, K, V, tiling, i, W, tau)
     q_i = Q[tiling.rows(i)]
@@ -143,7 +144,7 @@ def split_k(
 
 
 def _slice_of_s(shared: SharedMemory, tau: float, visible: np.ndarray, keys: slice, w: int) -> np.ndarray:
-    """Return warp w's scores (B_r, B_c / W) of a tile, and write their row maxima to shared memory."""
+    """Return the scores (B_r, B_c / W) that warp w computes for a tile, and write their row maxima to shared memory."""
     q_i, k_w = shared.read(w, "Q"), shared.read(w, "K", keys)  # all of Q, a slice of K
     s_w = np.where(visible[:, keys], tau * (q_i @ k_w.T), -np.inf)
     shared.write(w, "max", w, s_w.max(axis=1, initial=-np.inf))
@@ -158,7 +159,7 @@ BARRIERS = {"split_q": 2, "split_k": 3}  # of each tile
 
 
 def tile_accesses(scheme: str, b: int, c: int, d: int, W: int) -> Counter[tuple]:
-    """Return {(op, tensor): elements} that all W warps together move through shared memory for one b × c tile."""
+    """Return {(op, tensor): number of elements} for all shared-memory accesses of W warps in one b × c tile."""
     b, c, d, W = (whole_number(name, x, low=1) for name, x in (("b", b), ("c", c), ("d", d), ("W", W)))
     stored = {("write", "K"): c * d, ("write", "V"): c * d}
     if scheme == "split_q":
@@ -172,7 +173,7 @@ def tile_accesses(scheme: str, b: int, c: int, d: int, W: int) -> Counter[tuple]
 
 
 def tile_bytes(scheme: str, b: int, c: int, d: int, W: int) -> int:
-    """Return the bytes of tile_accesses(), for a kernel with 16-bit Q, K, V and fp32 statistics and partial results."""
+    """Return tile_accesses() in bytes, for a kernel with 16-bit Q, K and V, and fp32 statistics and partial results."""
     return sum(n * BYTES[tensor] for (_, tensor), n in tile_accesses(scheme, b, c, d, W).items())
 
 
@@ -180,13 +181,13 @@ def tile_bytes(scheme: str, b: int, c: int, d: int, W: int) -> int:
 
 
 def shares(n: int, W: int) -> list[slice]:
-    """Return n rows (or keys) cut into W consecutive slices that are as equal as possible."""
+    """Divide n rows (or keys) into W contiguous slices of nearly equal length, and return the slices."""
     edges = [n * w // W for w in range(W + 1)]
     return [slice(a, b) for a, b in pairwise(edges)]
 
 
 def _copy(shared: SharedMemory, **blocks: np.ndarray) -> int:
-    """Copy blocks of equal length from HBM into shared memory, and return this length."""
+    """Copy blocks of equal length from HBM into shared memory, and return their length."""
     for name, block in blocks.items():
         shared.write(COPY, name, slice(len(block)), block)
     return len(block)
@@ -200,9 +201,9 @@ def _gather(state: list[SoftmaxState], shared: SharedMemory) -> BlockRun:
 def _check(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, tiling: Tiling, i: int, W: int, tau: float | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Return Q, K, V and τ.
+    """Return Q, K, V and τ after checking all arguments.
 
-    Raise an error unless they are one head of this tiling, row block i exists, and W is valid.
+    An error is raised unless Q, K and V are one head that fits the tiling, row block i exists, and W is valid.
     """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT)
     check_tiling(tiling)
