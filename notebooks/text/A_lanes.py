@@ -6,8 +6,9 @@
 #
 # **Where exactly are the numbers of a tile?**
 #
-# Chapter 07 stopped at the warp, and this appendix looks inside it. Read it before chapters 12a to 13, or whenever
-# you want to understand what the compiler has turned a kernel into.
+# Chapter 07 stopped at the warp, and this appendix looks inside it. Although it comes after chapter 17 in the list,
+# chapters 12a to 13 use it, so read it before chapter 12a, or whenever you want to understand what the compiler has
+# turned a kernel into.
 #
 # After this notebook you can
 #
@@ -81,10 +82,11 @@ for row in (0, 5, 13):
 show("row_reduction")
 
 # %% [markdown]
-# The figure follows a row of an *accumulator*, which is the set of registers in which four warps accumulate the
-# result of a matmul. This accumulator holds 64 rows of S for 64 keys. Each lane shown holds 16 columns of row 21,
-# while its registers 2 and 3 hold elements of row 29. XOR determines which lane to read from. It compares two numbers
-# bit by bit and gives 1 where they differ, so 20 XOR 1 is 21, and 20 XOR 2 is 22.
+# The figure follows a row of an *accumulator*, which is the set of registers in which four warps accumulate the result
+# of a matmul. This accumulator holds 64 rows of S for 64 keys. Each lane shown holds 16 columns of row 21. The
+# registers of a lane are numbered. In each piece, registers 0 and 1 hold its two elements in row 21, and registers 2
+# and 3 hold its two elements in row 29, eight rows further down. XOR determines which lane to read from. It compares
+# two numbers bit by bit and gives 1 where they differ, so 20 XOR 1 is 21, and 20 XOR 2 is 22.
 
 # %% [markdown]
 # ## Which warp holds which row?
@@ -111,11 +113,13 @@ for layout in compilations:
 # In all four cases, a row of S belongs to one warp, so computing its maximum and its sum never involves another warp.
 #
 # With `wgmma`, this is always true for four warps, because the instruction itself gives each of them 16 rows. With
-# `mma`, each warp multiplies on its own, and the compiler chooses the layout by looking at the last matmul of the
-# loop, which is $PV$. If the result of that matmul has at least as many rows as columns, the warps share the rows. In
-# other words, a row of S is in one warp if $B_r \ge d$, where d is rounded up to a power of two. A tile of 64 rows
-# with d = 128 has too few rows, so it would get `[1, 4]`. For this reason, our kernel on `sm_80` computes O in two
-# pieces of 64 columns. Each piece is a matmul of 64 × 64, so the last matmul has as many rows as columns.
+# `mma`, each warp multiplies on its own, and the compiler chooses the layout. The two matmuls form a chain, because the
+# result of the first one becomes an operand of the second one, so the compiler gives both the same layout. It places
+# all warps along the longer dimension of the *last* result in the loop, which is that of $PV$ (chapter 11). If this
+# result has at least as many rows as columns, the warps share the rows. In other words, a row of S is in one warp if
+# $B_r \ge d$, where d is rounded up to a power of two. A tile of 64 rows with d = 128 has too few rows, so it would get
+# `[1, 4]`. For this reason, our kernel on `sm_80` computes O in two pieces of 64 columns. Each piece is a matmul of 64
+# × 64, so the last matmul has as many rows as columns.
 
 # %% [markdown]
 # ## Does P have to move before the second matmul?
@@ -151,10 +155,17 @@ for layout in compilations:
 # A chunk covers four banks, so eight chunks can be read in one step if they are in eight different groups of banks.
 #
 # With d = 64 and 2 bytes per element, a row of K has 128 bytes. These bytes cover all banks exactly once, and we call
-# them a *line*, so a row with d = 128 has two lines. A line has eight places for chunks, 0 to 7. Suppose that the
-# rows are simply stored one after another. Then chunk 2 of every row begins at the same bank, so all eight reads need
-# the same group of banks and have to wait for each other. This is called a *bank conflict*, and here the access takes
-# eight steps instead of one.
+# them a *line*, so a row with d = 128 has two lines. A line has eight places for chunks:
+#
+# | place in the line | 0 | 1 | 2 | … | 7 |
+# | --- | --- | --- | --- | --- | --- |
+# | bytes | 0 to 15 | 16 to 31 | 32 to 47 | … | 112 to 127 |
+# | group of banks | 0 to 3 | 4 to 7 | 8 to 11 | … | 28 to 31 |
+# | chunk of K, without a swizzle | columns 0 to 7 | columns 8 to 15 | columns 16 to 23 | … | columns 56 to 63 |
+#
+# Suppose that the rows are simply stored one after another, so that each chunk c is at place c. Then chunk 2 of every
+# row begins at the same bank, so all eight reads need the same group of banks and have to wait for each other. This is
+# called a *bank conflict*, and here the access takes eight steps instead of one.
 #
 # The fix is called a *swizzle*. Row r stores its chunk c at place $c \oplus (r \bmod 8)$, where $\oplus$ is XOR. The
 # row is still complete, but chunk c of eight successive rows is now at eight different places:
@@ -170,22 +181,33 @@ show("swizzle_xor")
 # ## How large may a tile be?
 #
 # Our forward kernel keeps one copy of $q_i$ in shared memory. It also keeps n tiles of K and n tiles of V there, so
-# that the next tiles can arrive while one is in use. Together, these are $(B_r + 2 n B_c) \cdot d$ elements of 2
-# bytes. On Hopper, n is the launch option `num_stages`, while on an A100 or an RTX 4090, it is one less. Registers
+# that the next tiles can arrive while one is in use. Together, these are $(B_r + 2 n B_c) \cdot d$ elements of 2 bytes.
+# On Hopper, n is the launch option `num_stages`, while on an A100 or an RTX 4090, it is one less. The reason is that on
+# Hopper, a matmul can still be reading a tile while the next copy begins, so Triton keeps one more buffer. Registers
 # hold $o_i$ and $s_{ij}$ in fp32, with one element per register, and $p_{ij}$ in 16 bits, with two elements per
-# register. Each thread needs about 40 more registers for addresses and counters. In total, a thread needs about
-# $40 + (B_r d + 1.5\, B_r B_c) / \text{threads}$ registers, and it can have 255.
+# register. Each thread needs about 40 more registers for addresses and counters. In total, a thread needs about $40 +
+# (B_r d + 1.5\, B_r B_c) / \text{threads}$ registers, and it can have 255.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show("block_budget")
 
 # %% [markdown]
-# If the registers run out, the kernel still runs, but it *spills*, which means that it moves values to slow memory
-# and back. In each cell of the figure, the first number is the sum above, whereas the shade for *spills* shows what the
-# compiler did. The two can disagree, because the sum is usually too low. Each cell uses four warps, or eight if four
-# are not enough. In the right grid, at d = 128, the block size 128 × 128 has eight warps. It then needs 200 registers
-# instead of 360, but it still spills. The block size 128 × 64 also has eight warps, but it does not spill. The block
-# size 128 × 32 stays at four warps, with 216 registers, and it spills.
+# If the registers run out, the kernel still runs, but it *spills*, which means that it moves values to slow memory and
+# back. In each cell of the figure, the first number is the sum above, whereas the shade for *spills* shows what the
+# compiler did. Each cell uses four warps, or eight if four are not enough. The sum is usually too low, so how far can
+# you trust it? The next cell counts for all recorded kernels, at both values of d:
+
+# %% tags=["hide-input"]
+measured = [(budget.forward_registers(*(k[x] for x in ("B_r", "B_c", "d", "warps"))), k["spills"] > 0) for k in recorded("compiled")["forward"]]
+for words, low, high in (("below 120", 0, 120), ("from 120 to 255", 120, 256), ("above 255", 256, np.inf)):
+    spilling = [spills for registers, spills in measured if low <= registers < high]
+    print(f"sum {words:16}: {sum(spilling):2} of {len(spilling):2} kernels spill")
+
+# %% [markdown]
+# So the sum decides only the clear cases. If it is more than 255, the kernel will spill, and if it is below 120, it
+# will not. In between, the sum does not tell you, so compile the kernel with `fa2-lab xray` and read its number of
+# spills. For example, 128 × 128 at d = 128 has eight warps and a sum of 200 instead of 360, and it still spills. The
+# block size 128 × 64 also has eight warps, and it does not spill.
 #
 # If shared memory is too small, however, the kernel does not run at all. On an RTX 4090, for example, users have run
 # into the error `out of resource: shared memory, Required: 131074, Hardware limit: 101376`
@@ -234,6 +256,7 @@ def steps_with_your_place(chunk):  # steps for a chunk of eight rows; 99 if two 
     return max(map(wanted.count, wanted)) if whole else 99
 
 
+steps_with_your_place.__name__ = "place"  # what the message calls it
 words = "steps for chunk {} of eight rows. Which rows still share a place? (99 means that two chunks of a line share one.)"
 check(steps_with_your_place, *(Case(words.format(c), (c,), 1) for c in range(4)))
 
@@ -266,6 +289,7 @@ few = [took[sizes] > n for sizes, n in sums.items() if n <= 255]
 verdict("the sum of registers is mostly too low", sum(few) > 0.6 * len(few))
 needs = [budget.forward_registers(128, 128, 128, warps) for warps in (4, 8)]
 verdict("128 × 128 needs 360 registers, or 200", needs == [360, 200])
+verdict("above a sum of 255, all kernels spill, and below 120, none does", all(x == (n > 255) for n, x in measured if not 120 <= n <= 255))
 verdict("32 × 128 takes 255 registers, not 120", (took[32, 128, 128, 4], sums[32, 128, 128, 4]) == (255, 120))
 spilled = block_budget.compiled_spills()
 spills = [spilled[128, B_r, B_c] > 0 for B_r, B_c in ((32, 128), (128, 128), (128, 64))]

@@ -40,9 +40,16 @@ from fa2_studio.book.verdicts import close, verdict
 # $b_2 = (4 \cdot 4 + 8 \cdot 2) / 8 = 4$ to the output, and the sum of exponentials is now $\ell_2 = 16/8 = 2$. The
 # right answer is therefore $(\alpha\, o_1 + b_2) / \ell_2 = (1 + 4) / 2 = 5/2$.
 #
-# The next cell computes lines 10 and 12 of Algorithm 1, as printed at ICLR 2024, and five wrong versions. In the
-# collection at the end, these five are called `fa2-tweak1`, `fa2-two-terms`, `fa2-P-tilde`, `notes-every-loop` and
-# `fa2-inverse`. The last of them is line 10 as printed on [arXiv](https://arxiv.org/abs/2307.08691).
+# The next cell computes lines 10 and 12 of Algorithm 1, as printed at ICLR 2024, and five wrong versions:
+#
+# | version | formula | what is wrong | in the collection at the end |
+# | --- | --- | --- | --- |
+# | lines 10 and 12 | $(\alpha\, o_1 + b_2) / \ell_2$ | nothing | |
+# | divided again | $(O_1 / \ell_1 + b_2) / \ell_2$ | there is no $\alpha$, and block 1 is divided by $\ell_1$ twice | `fa2-tweak1` |
+# | upside down | $O_1 / (\ell_1 / \ell_2) + b_2 / \ell_2$ | there is no $\alpha$, and block 1 is divided by a fraction that is upside down | `fa2-two-terms` |
+# | half divided twice | $(\alpha\, o_1 + b_2 / \ell_2) / \ell_2$ | block 2 is divided twice | `fa2-P-tilde` |
+# | finished plus raw | $(\alpha\, O_1 + b_2) / \ell_2$ | block 1 is already divided, but block 2 is not | `notes-every-loop` |
+# | inverse | $(o_1 / \alpha + b_2) / \ell_2$ | $1 / \alpha$ instead of $\alpha$, as in line 10 on [arXiv](https://arxiv.org/abs/2307.08691) | `fa2-inverse` |
 
 # %%
 VERSIONS = {
@@ -66,9 +73,7 @@ for name, version in VERSIONS.items():
     print(f"{name:20}{two_blocks(version, [1, 3, 4, 8], [8, 0, 4, 2], 2):8.3f}")
 
 # %% [markdown]
-# Only the first version is right. The next two have no $\alpha$. Instead, one of them divides block 1 by $\ell_1$
-# twice, and the other divides it by a fraction that is upside down. The fourth version divides block 2 twice. In the
-# fifth, block 1 is already divided, but block 2 is not. The last version has $1 / \alpha$ instead of $\alpha$.
+# Only the first version gives 5/2.
 #
 # **Predict.** You test each version on a single row, cut at the bar. Which row lets the most wrong versions pass?
 #
@@ -110,11 +115,12 @@ for name, version in VERSIONS.items():
 #
 # Even with the FA2 paper in hand, you can get the backward pass wrong in at least three ways. First, the paper leaves
 # the softmax scale out on purpose, so a dQ copied from it lacks a factor of $\tau$. Second, section 2.2 of the arXiv
-# version has $dK = Q\,dS^\top$ in place of $dS^\top Q$. The code below adds the missing $\tau$ to this formula.
-# Third, line 4 of Algorithm 2 prints $D \in \mathbb{R}^d$, although each of the $N$ rows has its own D. If you take
-# $d$ literally, you sum each column, which gives d values. The code below repeats these values until there are $N$.
+# version has $dK = Q\,dS^\top$ in place of $dS^\top Q$. The code below adds the missing $\tau$ to this formula. Third,
+# line 4 of Algorithm 2 prints $D \in \mathbb{R}^d$, although each of the $N$ rows has its own D. If you take $d$
+# literally, you sum each column, which gives d values for N rows. This does not fit, so only to let the formula run at
+# all, the code below repeats the d values until there are $N$.
 #
-# We apply three tests to each of these mistakes. The true gradients come from finite differences of the forward pass,
+# We apply four tests to each of these mistakes. The true gradients come from finite differences of the forward pass,
 # so they don't use a formula from any paper.
 
 # %% tags=["hide-input"]
@@ -131,6 +137,7 @@ SLIPS = {  # what the mistake computes, and the truth
 }
 TESTS = {  # the distance is 0 if there is nothing to see, and inf if the shapes differ
     "shapes, N = d": lambda slip: 0 if np.shape(slip(Small(5, 5))[0]) == (5, 5) else np.inf,
+    "numbers, N = d": lambda slip: distance(*slip(Small(5, 5, tau=0.5))),
     "numbers, τ = 1": lambda slip: distance(*slip(Small(8, 4, tau=1.0))),
     "numbers, τ = 1/2": lambda slip: distance(*slip(Small(8, 4, tau=0.5))),
 }
@@ -146,9 +153,10 @@ for name, slip in SLIPS.items():
     print(f"{name:20}" + "".join(f"{result:>18}" for result in results))
 
 # %% [markdown]
-# With $\tau = 1/\sqrt{d}$, the first gradient is $\sqrt{d}$ times too large but has the right direction, so it is
-# easy to overlook in training. All three mistakes pass the test of shapes if N = d. The tests that compare numbers
-# use N = 8 and d = 4, so the wrong dK also has the wrong shape and is caught at once.
+# With $\tau = 1/\sqrt{d}$, the first dQ is $\sqrt{d}$ times too large, but it still points in the right direction. The
+# loss therefore still falls, and the mistake is easy to overlook in training. All three mistakes pass the test of
+# shapes if N = d, but a test that compares numbers catches them even then. The last two tests use N = 8 and d = 4, so
+# the wrong dK also has the wrong shape and is caught at once. With τ = 1, the missing τ cannot be seen.
 #
 # **Takeaway.** Make N, d, the block sizes and $\tau$ all different, set none of them to 1, and compare numbers.
 #
@@ -193,8 +201,9 @@ for name, slip in SLIPS.items():
 #   tests/heart/test_errata.py -k fa2-inverse`.
 # - "(arXiv)" means that the ICLR 2024 version does not have the mistake.
 # - "Met in" lists GitHub threads in which people made the same mistake or asked about the same line.
-# - O¹ is the finished output of block 1, Õ is a raw sum, and P̃ are exponentials before the division. diag(x)
-#   multiplies each row by its x. S_i^(j) are the scores of tile (i, j).
+# - The formulas are in the papers' notation. O¹ is the finished output of block 1 (our $O_1$), Õ is a raw sum (our
+#   $o$), and P̃ are exponentials before the division (our $p$). diag(x) multiplies each row by its x. S_i^(j) are the
+#   scores of tile (i, j).
 
 # %% tags=["hide-input"]
 LINKS = {
