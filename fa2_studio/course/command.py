@@ -162,10 +162,13 @@ def run_grade(options) -> int:
         remarks = results.printable(" | ".join(g.sentences))[:100]
         score = results.points(g) or "-"
         print(f"{results.printable(g.student):20} {g.assignment:20} {score:>6} of {g.full:<4g} {remarks}")
-    if others := sum(g.other_numbers for g in graded):
+    if others := [f"{results.printable(g.student)} {g.assignment}" for g in graded if g.other_numbers]:
+        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         print(
-            f"WARNING: notebooks that have other numbers than those they are graded with: {others}. "
-            "Use the --secret and the roster's ids with which the bundles were made",
+            "WARNING: these notebooks have other numbers than those they are graded with: "
+            f"{', '.join(others[:5])}{more}. "
+            "Either the student handed in another student's file, or the bundles were made with another --secret "
+            "or other ids",
             file=sys.stderr,
         )
     print(f"{options.out}: scores.csv, canvas.csv, moodle.csv and feedback/")

@@ -284,7 +284,7 @@ def run_step(part: AssembledCell, session: Session, space: dict, names: dict[str
     """One step's tests: its points, and what was said."""
     points, shown, hidden, sentence = judged(part, session, space, names)
     graded.got[part.name] = min(points, graded.most[part.name])
-    graded.sentences += [f"{part.name}: {sentence}"] if sentence else []
+    graded.sentences += [f"{part.name.removeprefix('test_')}: {sentence}"] if sentence else []
     graded.show("visible", part.name, "", shown)
     if hidden:
         graded.show("hidden", part.name, "", hidden)
@@ -325,9 +325,8 @@ def follow_through(original, parts: list[AssembledCell], session: Session, space
         if points > graded.got[part.name]:
             graded.got[part.name] = min(points, graded.most[part.name])
             given = " and ".join(filter(None, (", ".join(part.given[:-1]), part.given[-1])))
-            graded.sentences.append(
-                f"{part.name}: {points:g} points from a second run with correct versions of {given}"
-            )
+            step, got = part.name.removeprefix("test_"), f"{points:g} point{'s' * (points != 1)}"
+            graded.sentences.append(f"{step}: {got} from a second run with correct versions of {given}")
             graded.show("again", part.name, "", shown + hidden)
             place = max(n for n, (_, name, *_) in enumerate(graded.page[:-1]) if name == part.name)
             graded.page.insert(place + 1, graded.page.pop())

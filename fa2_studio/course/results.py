@@ -163,7 +163,7 @@ def feedback(graded: Graded) -> str:
     if graded.sentences:
         body += [
             "<h2>Remarks</h2><ul>",
-            *(f"<li>{shown(s.removeprefix('test_')[:500])}</li>" for s in graded.sentences[:50]),
+            *(f"<li>{shown(s[:500])}</li>" for s in graded.sentences[:50]),
             "</ul>",
         ]
     for kind, name, code, output in graded.page:

@@ -122,7 +122,7 @@ GAIN = {  # nothing is solved: 0 is what they deserve
 LOOK = (ENVIRONMENT, OTHERS, WRITES, NETWORK)
 HARM = {  # all is solved; (own cells, answers, the least it gets, the most, part of a remark, whether it can wait)
     "looking around": (LOOK, {}, 12, 12, "Operation not permitted", False),
-    "answers that are too large": ((), dict(update=DEEP, merge=LONG_LIST, finalize=HUGE), 3, 3, "test_own", False),
+    "answers that are too large": ((), dict(update=DEEP, merge=LONG_LIST, finalize=HUGE), 3, 3, "own: 3 points", False),
     "58 spinning children on every core": ((SPINNERS,), {}, 0, 12, "", False),
     "memory of a whole family": ((FAMILY,), {}, 0, 12, "a cell of your own", False),
     "a daemon": ((DAEMON,), {}, 12, 12, "", True),

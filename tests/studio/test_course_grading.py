@@ -329,7 +329,8 @@ def test_numbers_hang_on_the_id_and_a_forgotten_secret_is_named(tmp_path, capsys
         capsys.readouterr()
         assert command.main([*words, *more]) == 0
         (row,) = rows_of(tmp_path / "out" / "scores.csv")
-        assert ("other numbers" in capsys.readouterr().err) == ("another secret" in row["remarks"]) == is_warned
+        said = capsys.readouterr().err
+        assert (f"graded with: lovelace_99 {FIRST.name}" in said) == ("another secret" in row["remarks"]) == is_warned
     with pytest.raises(ValueError, match=r"--again: got tom; .*: lovelace_99"):
         command.main([*words, "--again", "tom"])
     with pytest.raises(ValueError, match="--secret: it takes --roster"):
