@@ -16,10 +16,10 @@
 # - read one step of the kernel, and name the unit or the warps behind each of its waits,
 # - explain why the last bits of dQ differ from run to run, and what it costs to make dQ deterministic.
 #
-# *Time: 105 minutes, in six parts. Hardware: any laptop with Triton; on a Hopper GPU, the checks run the real kernel.
-# All speeds and times were measured on an NVIDIA H200 in bf16. Before this: [05](05_backward.ipynb),
-# [09](09_triton_backward.ipynb), and [12a](12a_hopper_rungs.ipynb) and [12b](12b_hopper_kernel.ipynb), which introduce
-# producers, consumers, rings and barriers.*
+# *Time: 110 minutes, in six parts, of which the first includes this opening. Hardware: any laptop with Triton; on a
+# Hopper GPU, the checks run the real kernel. All speeds and times were measured on an NVIDIA H200 in bf16. Before this:
+# [05](05_backward.ipynb), [09](09_triton_backward.ipynb), and [12a](12a_hopper_rungs.ipynb) and
+# [12b](12b_hopper_kernel.ipynb), which introduce producers, consumers, rings and barriers.*
 
 # %%
 import numpy as np
@@ -46,7 +46,7 @@ device = "cuda" if on_gpu else "cpu"
 _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the kernels run here
 
 # %% [markdown]
-# ## Part 1 · One step, and its registers (10 minutes)
+# ## Part 1 · One step, and its registers (15 minutes)
 #
 # ## What does one pass save?
 #
@@ -139,10 +139,11 @@ show("live_registers")
 #
 # Now we write the step as a Python generator that leaves out the arithmetic but yields everything that the step waits
 # for. `block.start` gives a unit some work and returns immediately. With d = 128 and 64 rows, one consumer's matmul has
-# 2 · 64 · 64 · 128 FLOPs and so takes 256 clocks at 4,096 FLOPs per clock. Its 64 · 64 exponentials, at 16 per clock,
-# also take 256 clocks. If both consumers use the same unit at once, each of these jobs takes 512 clocks. Additions to
-# dQ are different, because they run side by side, each as if it were alone. We guess that an addition takes 600 clocks,
-# and the question below tries other values. In the first version of the step, each job waits for the previous one:
+# 2 · 64 · 64 · 128 FLOPs and so takes 256 clocks at 4,096 FLOPs per clock. This is also true of dQ, because a consumer
+# computes only half of the 128 columns but sums over all 128 keys. Its 64 · 64 exponentials, at 16 per clock, also take
+# 256 clocks. If both consumers use the same unit at once, each of these jobs takes 512 clocks. Additions to dQ are
+# different, because they run side by side, each as if it were alone. We guess that an addition takes 600 clocks, and
+# the question below tries other values. In the first version of the step, each job waits for the previous one:
 
 # %%
 def one_by_one(block, ds_filled, T, add=600):
@@ -272,14 +273,16 @@ show("backward_step")
 # Each column block of 128 keys adds $N \times d$ values to dQ. With N = 16,384, d = 128 and 16 heads, there are 128
 # column blocks per head. In total, there are 16 · 128 · 16,384 · 128 = 4.3 billion additions in fp32, each of which
 # reads four bytes and writes four. If these values were read from HBM and written back to it, 34 GB would have to move,
-# which would take 7 ms at 4.8 TB/s. All five matmuls together take only 5.6 ms if the tensor cores are never idle.
+# which would take 7 ms at 4.8 TB/s. All five matmuls together take only 5.6 ms if the tensor cores are never idle. So
+# dQ must stay in L2, and L2 itself must carry out the additions. It does so in b00 as well as here. One head's fp32 dQ
+# takes 16,384 · 128 · 4 bytes, which is 8 MiB, so it fits. To keep it in L2, the kernel works through one head after
+# another if there is no mask. With a mask, it runs several heads side by side, but only as many as fit into L2.
 #
-# In b00, the threads perform these additions one by one. However, TMA can also add. A **bulk reduction**, or TMA
-# reduction, is a TMA copy from shared memory to global memory that adds to the old contents. One thread specifies a
-# tile in shared memory and an address in the fp32 dQ buffer, and then goes on with its work. As in FlashAttention-3, L2
-# carries out the additions. One head's fp32 dQ takes 16,384 · 128 · 4 bytes, which is 8 MiB, so it stays in L2. To keep
-# it there, the kernel works through one head after another if there is no mask. With a mask, it runs several heads side
-# by side, but only as many as fit into L2.
+# What still costs time in b00 is the threads' work, because they request these additions from L2 one value at a time.
+# TMA can take this work over. A **bulk reduction**, or TMA reduction, is a TMA copy from shared memory to global memory
+# that adds to the old contents. One thread specifies a tile in shared memory and an address in the fp32 dQ buffer, and
+# then goes on with its work. FlashAttention-3 does the same. The additions do not become cheaper for L2, which still
+# has to read and write four bytes per value (part 6).
 
 # %%
 show("pipes_backward")
@@ -298,7 +301,8 @@ show("pipes_backward")
 # `Rows` is a ring with two stages. Three copies fill a stage: one brings Q, one brings dO, and one brings the *starts*,
 # which are a row of $-L/\tau$ and a row of $-D$. All three share one barrier, so the producer announces the bytes of
 # all three with a single arrival. The method `start` reads $-L/\tau$ or $-D$. In Sᵀ, the queries are columns, and each
-# thread reads the values for its own queries:
+# thread reads the values for its own queries. The line with `reinterpret` moves no data. It only views the bytes of the
+# stage as two rows of B_r fp32 values, of which `index(which)` picks one:
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/backward/rows.py", "Rows.start")
@@ -316,9 +320,11 @@ read("hopper/backward/rows.py", "Rows.start")
 # | --- | --- |
 # | `r`, `n` | the number of the column block, and of the row block, counted over all work of this program, as in chapter 12b |
 # | `steps` | the number of row blocks that see this column block |
-# | `seen` | from `interval`: the first row that sees each key, and `CUT`, which is true if there is any mask at all |
+# | `seen` | from the function `interval`: the first row that sees each key, and `CUT`, which is true if there is any mask at all |
 # | `take` | waits for K and V, and returns V |
 # | `held` | from `hold`: at d = 128 without a mask, half of V in registers, 16 per thread, and otherwise V as it is |
+# | `COLS` | 64, the number of keys per consumer |
+# | `accumulator(d)` | the layout in which the tensor cores leave a result with d columns (chapter 12a) |
 # | `sums` | the descriptor of the fp32 dQ buffer |
 # | `dq_semaphore` | the *turns* of part 5; without turns, its `wait_for_room` does nothing, so skip these two lines |
 #
@@ -332,8 +338,9 @@ read(KERNEL, "consumer", begin="seen = interval", end="finish(c", off=LATE)
 # %% [markdown]
 # The first step, the *prologue*, comes before the loop. The argument `ds=None` means that there was no previous row
 # block, so this step has no dQ to compute. The *epilogue* after the loop computes dQ for the last row block. K is
-# released only after the epilogue, which still needs it for dQ = dS K, whereas V is released before it. `finish` writes
-# dK and dV with TMA copies from the buffer that held dQ.
+# released only after the epilogue, which still needs it for dQ = dS K, whereas V is released before it. `finish`
+# multiplies dK by $\tau$, which the NumPy version did in each step, and writes dK and dV with TMA copies from the
+# buffer that held dQ.
 #
 # V is the same for all row blocks. This is why `hold` can keep half of it in registers for a whole column block. Matmul
 # 3 then takes that half of its left operand from registers instead of shared memory.
@@ -359,8 +366,9 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # When does dV's matmul start? This depends on the registers. The step needs P in fp32 until it has computed dS. If dV's
 # matmul starts early, the thread also has to hold a 16-bit copy of P while dP's matmul runs. This copy has 64 · $B_r$
 # values of half a register each, so it takes $B_r$ / 4 registers per thread. If the matmul starts late, dP and the fp32
-# values of P are no longer needed by then, so the copy costs nothing extra. A call is compiled for one d and with or
-# without a mask, and the kernel has one order for each case:
+# values of P are no longer needed by then, so the copy costs nothing extra. dQ does not appear in the table, because it
+# needs no more registers than dP and is handed over before dP begins. A call is compiled for one d and with or without
+# a mask, and the kernel has one order for each case:
 #
 # | case | dK, dV, P and dP | half of V (`hold`) | 16-bit P, if early | sum, if early | the kernel starts dV |
 # | --- | ---: | ---: | ---: | ---: | --- |
@@ -368,12 +376,15 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # | d = 128, no mask | 192 | 16 | 16 | 224 | late, after dS |
 # | d = 128, causal | 192 | – | 16 | 208 | early, before dQ is handed over |
 #
-# Of a thread's 240 registers, 224 would leave too few for the rest of the code, and 208 leave enough. The last row is
-# the order that part 2 models as `kernel_order`.
+# Of a thread's 240 registers, 208 leave enough for the rest of the code, but 224 do not. At d = 128 without a mask,
+# they would if the code needed fewer registers for addresses. Triton 3.6 did need fewer, and an earlier version of the
+# kernel started dV early in this case (part 5). With Triton 3.9, an early start makes the compiler spill values into
+# slower memory. The last row is the order that part 2 models as `kernel_order`.
 #
 # The order has a second effect. If dV's matmul starts late, nothing needs P before dS, so NVIDIA's assembler, `ptxas`,
 # is free to delay exponentials until after the wait for dQ. They then run next to another matmul, or next to none of
-# this consumer's own.
+# this consumer's own. Only at d = 128 under the causal mask do all exponentials run alongside dQ, as in the model. At d
+# = 128 without a mask, all of them come after dP, and only the other consumer's matmuls can hide them.
 #
 # <details><summary>How many exponentials run in which part of a step?</summary>
 #
@@ -429,10 +440,11 @@ read(KERNEL, "exchange")
 read("hopper/backward/sums.py", "add_lines")
 
 # %% [markdown]
-# These lines are the whole handover. The consumer first waits until TMA has read the buffer's old contents, and then it
-# stores its tile, issues a fence and starts the addition. The tile is stored in the order in which the threads hold it
-# in their registers, so no values have to be moved between threads. Only the last of the three kernels below puts the
-# sums into their proper order.
+# These lines are the whole handover. `x` is the consumer's half of dQ, whose 64 × 64 values are viewed as 128 lines of
+# 32. A line has a group of four values from each of eight lanes. The consumer first waits until TMA has read the
+# buffer's old contents, and then it stores its tile, issues a fence and starts the addition. The tile is stored in the
+# order in which the threads hold it in their registers, so no values have to be moved between threads. Only the last of
+# the three kernels below puts the sums into their proper order.
 
 # %% tags=["hide-input"]
 show("dq_path")
@@ -476,7 +488,8 @@ show("waves_divided")
 #
 # For each idea, the next cell divides the speed with the idea by the speed without it, at N = 4,096. To get the speed
 # without an idea, we took it out of an earlier version of the kernel, under Triton 3.6. A star marks an idea that this
-# version did not contain. To measure such an idea, we added it instead:
+# version did not contain. To measure such an idea, we added it instead. In the output, a *product* is a matmul, and the
+# columns without *causal* are calls without a mask:
 
 # %% tags=["hide-input"]
 tried = [x for x in ideas.worths() if x["part"] == "backward" and x["N_q"] == 4096]
@@ -499,6 +512,13 @@ for idea in (
 # together*, both matmuls run alongside the previous step's dQ, so a thread needs 224 registers, as the last column of
 # the table in part 1 shows. If a kernel already uses every register, an overlap that needs still more registers makes
 # the kernel slower.
+#
+# One cell seems to contradict part 3. At d = 128 without a mask, the star shows that the earlier version started dV
+# *early*, and starting it after dS made that version 9% slower. Yet the current kernel starts dV after dS in this case.
+# The compiler explains the difference. The earlier version also kept half of V in registers, so it needed the 224
+# registers of part 3's table, and with Triton 3.6, the early start was nevertheless faster. With Triton 3.9, which
+# keeps more addresses in registers, the same order spills, so we gave the early start up. No recorded run compares the
+# two orders with Triton 3.9, so we do not know how their speeds compare there.
 #
 # We also tried six further ideas on the current kernel, and kept three of them:
 #
@@ -577,6 +597,7 @@ read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
 # | line | what it does |
 # | --- | --- |
 # | `wait(handed.index(2 * c), …)` | waits until consumer c has stored its part in shared memory; each consumer has two barriers, and this is its first |
+# | `number`, `turn` | from the row block's entry in `rows`: which part of dQ this is, and how many column blocks add to it earlier |
 # | `self.wait(number, turn)` | reads the counter `number` again and again, until `turn` contributions have been added |
 # | `async_atomic_add` | starts the addition |
 # | `store_wait(0)` | waits until TMA has *read* the part |
