@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from fa2_lab.examine.cases import Question, rounded  # noqa: F401 — some mistakes round
+from fa2_lab.examine.cases import OPEN, Question, rounded  # noqa: F401 — some mistakes use them
 from fa2_lab.examine.catalogue import CATALOGUE
 from fa2_lab.reference.online_softmax import finite, nonzero
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+OPEN = 10**9  # a side of a window that has no end
 SCALE_UP = 100.0  # the last feature of q and k where all scores are moved up or down
 
 
@@ -138,11 +139,15 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Quest
         make("window", 20, causal=True, window=(5, 5), gradients=True),
         make("window", 20, window=(3, 1), gradients=True),
         make("window", 9, 21, window=(2, 1)),
+        make("window", 20, window=(4, OPEN)),
+        make("window", 20, window=(OPEN, 2)),
         make("window", 200, heads=1, causal=True, window=(41, 41)),
         make("softcap", 12, softcap=1.5, size=2.0, gradients=True),
         make("softcap", 12, softcap=2.0, causal=True),
         case("mask", 12, d=d, mask=allowed),
         case("bias", 12, d=d, mask=bias),
+        case("mask, causal", 12, d=d, mask=allowed, causal=True),
+        case("bias, causal", 12, d=d, mask=bias, causal=True),
         case("empty-mask", 12, d=d, mask=none, gradients=True),
         case("hidden mask", 12, d=d, mask=allowed, shift=-2.4e5),
         make("lengths", 6, 16, batch=3, key_lengths=np.array([5, 11, 16])),

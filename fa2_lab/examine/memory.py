@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from fa2_lab.examine.cases import Question, case
-from fa2_lab.examine.match import GRADIENTS, RIGHT, Answer, Finding, Variant, place
+from fa2_lab.examine.match import GRADIENTS, RIGHT, UNMASKED, Answer, Finding, Variant, place
 from fa2_lab.examine.subject import NotExamined, Subject, dtypes
 
-OPEN = Variant(("causal-ignored", "mask-ignored"))
 AGAIN: list[tuple] = [  # what is wrong if the answer is another now: its name, where; what is asked, and how
     ("batch-dependent", "the last batch entry", lambda x: x.part(slice(-1, None)), {}),
     ("unwritten", "where torch.empty is full of NaN", lambda x: x, dict(unset=np.nan)),
@@ -23,6 +22,12 @@ VIEWS: list[tuple] = [
     ("strides-ignored", "heads that lie apart in memory", lambda x: x, dict(place="gapped", fill=0.0)),
     ("strides-ignored", "the last axis has a stride above 1", lambda x: x, dict(place="turned", fill=0.0)),
     ("strides-ignored", "the first two axes are exchanged in memory", lambda x: x, dict(place="swapped", fill=0.0)),
+    (
+        "strides-ignored",
+        "heads of V alone lie apart in memory",
+        lambda x: x,
+        dict(place=("", "", "gapped"), fill=0.0),
+    ),
     ("reads-past-end", "NaN after the last row of each head", lambda x: x, dict(place="gapped")),
     ("strides-ignored", "the first axis has stride 0", lambda x: alike(x), dict(place="expanded", fill=0.0)),
 ]
@@ -90,7 +95,7 @@ def rows_without_keys(answers: list[Answer], state: Variant) -> Iterator[Finding
         verdicts = {
             "empty-nan": np.isnan(got).any(),
             "empty-mean": np.abs(got - mean).max() < bound,
-            "empty-unmasked": np.abs(got - answer.variant(OPEN, "O")[rows]).max() < 0.01,
+            "empty-unmasked": np.abs(got - answer.variant(UNMASKED, "O")[rows]).max() < 0.01,
             "empty-other": np.abs(got).max() > bound,
             "L-empty": "L" in found and not np.isneginf(found["L"][rows]).all(),
         }

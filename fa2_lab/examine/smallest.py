@@ -119,7 +119,8 @@ def arguments(subject: Subject, case: Question) -> list[str]:
     for name, x in subject.options(case).items():
         if isinstance(x, np.ndarray):
             kind = f", dtype={make.split('.')[0]}.int32" if x.dtype.kind == "i" else ""
-            words.append(f"{name}={make}({np.round(x, 4).tolist()}{kind})")
+            shown = np.round(x, 4) if x.dtype.kind == "f" else x
+            words.append(f"{name}={make}({shown.tolist()}{kind})")
         elif subject.roles[name] in case.options or x not in (False, subject.defaults[name]):
             words.append(f"{name}={x}")
     return words + [f"{name}={value!r}" for name, value in subject.given.items()]

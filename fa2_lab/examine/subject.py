@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fa2_lab.examine.attention import attention
-from fa2_lab.examine.cases import Question, case, rounded
+from fa2_lab.examine.cases import OPEN, Question, case, rounded
 from fa2_lab.examine.catalogue import ROLES
 from fa2_lab.examine.match import GRADIENTS, RIGHT, TILES, Answer, Variant, candidates
 
@@ -55,11 +55,11 @@ class Subject:
         self.name = getattr(function, "__name__", type(function).__name__)
         self.library, self.dtype, self.layout, self.multiple, self.d = "numpy", "float64", "bhnd", 1, 16
         self.also = ""  # another layout, in which it would be right
-        self.place, self.fill = "", np.nan  # how the inputs lie, and what lies before and after each
+        self.place: tuple[str, ...] | str = ""  # how the inputs lie, all alike or each
+        self.fill = np.nan  # what lies before and after each
         self.unset: float | None = None  # what torch.empty is filled with
         self.happened: set[str] = set()  # mistakes that were noticed during a call
         self.eps = 0.0  # the distance of two numbers, if it is not that of the dtype
-        self.window_is_int = self.window_is_always = False
         function = getattr(function, "forward", function)  # of a torch.nn.Module
         parameters = [p for p in signature(function).parameters.values() if p.kind < 4 and p.kind != p.VAR_POSITIONAL]
         self.defaults = {p.name: p.default for p in parameters}
@@ -70,6 +70,10 @@ class Subject:
         self.roles = {name: role for name, role in named.items() if role}
         if not (self.takes("qkv") or all(map(self.takes, "qkv"))):
             raise NotExamined(f"{self.name} takes {len(named)} arguments; q, k and v are needed")
+        windows = [self.defaults[name] for name, role in self.roles.items() if role == "window"]
+        required = [x for x in windows if x is inspect.Parameter.empty or (type(x) is int and x > 0)]
+        self.window_is_int = self.window_is_always = bool(required)
+        self.window_may_be_open = any(isinstance(x, tuple) and -1 in x for x in windows)
         for name in named:
             if not named[name] and self.defaults[name] is inspect.Parameter.empty:
                 raise NotExamined(f"{self.name} needs {name!r}, which is not known here: give it with --set {name}=…")
@@ -126,9 +130,7 @@ class Subject:
         raise NotExamined(failure or f"{dtype} is no dtype that it can be asked in")
 
     def settle_window(self) -> None:
-        """Find out whether the function expects a window as one number or two, and whether it always needs a window."""
-        defaults = [self.defaults[name] for name, role in self.roles.items() if role == "window"]
-        self.window_is_always = any(type(x) is int and x > 0 for x in defaults)
+        """Find out whether the function expects a window as one number or two."""
         if not any(role == "window" and isinstance(self.defaults[name], tuple) for name, role in self.roles.items()):
             for self.window_is_int in (False, True):
                 with suppress(NotExamined):  # of lengths that no other case has: a function may keep masks
@@ -171,8 +173,9 @@ class Subject:
 
     def lacks(self, case: Question) -> str:
         """Return an option or a property of the case that the function does not support, or "" if there is none."""
-        masks = ("mask", "bias") if case.group == "bias" else ("mask",)
-        if lacks := [x for x in case.options if not any(map(self.takes, masks if x == "mask" else (x,)))]:
+        names = dict(mask=("mask", "bias") if case.group.startswith("bias") else ("mask",))
+        names["key_lengths"] = ("key_lengths", "padding")
+        if lacks := [x for x in case.options if not any(map(self.takes, names.get(x, (x,))))]:
             return lacks[0]
         if case.k.shape[1] != case.q.shape[1] and (self.layout in ("nd", "flat") or self.takes("qkv")):
             return "grouped heads"
@@ -184,6 +187,8 @@ class Subject:
         if case.dL is not None and self.takes("dO"):
             return "the gradient of L"
         left, right = case.options.get("window") or (0, 0)
+        if OPEN in (left, right) and not self.window_may_be_open:
+            return "windows with an open side"
         return "windows with two sides" if self.window_is_int and left != right else ""
 
     def ask(self, case: Question, gradients: bool = True) -> Answer:
@@ -196,7 +201,8 @@ class Subject:
         outputs: dict[str, list] = {}
         for part in self.parts(case):
             inputs = [self.turned(x) for x in (part.q, part.k, part.v)]
-            tensors = [self.array(x, self.place, self.fill) for x in inputs]
+            places = (self.place,) * 3 if isinstance(self.place, str) else self.place
+            tensors = [self.array(x, place, self.fill) for x, place in zip(inputs, places, strict=True)]
             try:
                 with np.errstate(all="ignore"), warnings.catch_warnings(), fenced(self.library, self.unset) as ends:
                     warnings.simplefilter("ignore")
@@ -260,14 +266,18 @@ class Subject:
         known["cu_seqlens_k"] = case.options.get("cu_seqlens", np.array([0, N_k]))
         known["mask"] = np.ones((batch, heads, N_q, N_k), dtype=bool)
         known |= case.options
+        known["padding"] = np.arange(N_k) >= known["key_lengths"][:, None]
         if self.layout == "nd":
             known |= dict(key_lengths=known["key_lengths"][0], sinks=known["sinks"][0])
         if self.layout in ("hnd", "nd"):
             known["mask"] = known["mask"][(0,) * (4 - len(self.layout))]
         asked = set(case.options)
-        if case.group == "bias" and self.takes("bias"):
+        if case.group.startswith("bias") and self.takes("bias"):
             known["bias"] = known.pop("mask")
             asked.add("bias")
+        if "key_lengths" in asked and self.takes("padding"):
+            asked.add("padding")
+        known["window"] = tuple(-1 if x == OPEN else x for x in known["window"])
         if self.window_is_always:
             asked.add("window")
             known |= {} if "window" in case.options else dict(window=(N_q + N_k,) * 2)

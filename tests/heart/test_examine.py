@@ -41,6 +41,7 @@ def answers(name: str, B: int = 16, quick: bool = False) -> list[Answer]:
 CANNOT_DIFFER = {  # (mistake, tile): what it is there
     # If a tile is one number, the diagonal cuts no tile. If it is 4, each case has a whole tile.
     ("tiles-past", 1): "causal-ignored",
+    ("causal-in-every-tile", 1): "causal-ignored",
     ("tile-past", 1): "causal-late",
     ("keys-rest-dropped", 4): "keys-tail-dropped",
 }
