@@ -1,7 +1,7 @@
-"""Known mistakes in the sources, each with the wrong version, the right one, and a check that tells them apart.
+"""Known mistakes in the sources. Each has the wrong and the right version, and a check that tells the versions apart.
 
-fa2-lab errata            run all of them
-fa2-lab errata ID         run one of them and print it in full
+fa2-lab errata            check all errata
+fa2-lab errata ID         check one erratum and print it in full
 """
 
 from fa2_lab.errata import article, fa1_paper, fa2_paper, notes

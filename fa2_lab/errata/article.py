@@ -20,24 +20,25 @@ B = 16  # tile height and width, and head dimension, where traffic is counted
 
 
 def metered(algorithm: ModuleType, N: int) -> int:
-    """Return the elements that the meter counts between HBM and the chip for N keys and d = B_r = B_c = B."""
+    """Return the metered number of elements moved between HBM and the chip, for N keys and d = B_r = B_c = B."""
     case, meter = Small(N, B), Trace()
     algorithm.forward(case.Q, case.K, case.V, B_r=B, B_c=B, trace=meter)
     return meter.hbm_elements
 
 
 def fa2_traffic(N: int) -> int:
-    """Return the traffic of FA2's Algorithm 1 in elements.
+    """Return the HBM traffic of FA2's Algorithm 1 in elements.
 
-    Q, O and L move once, and K and V once per row block, of which there are N / B.
+    Q, O and L are moved once, and K and V are loaded once for each of the N / B row blocks.
     """
     return 2 * N * B + N + (N // B) * 2 * N * B
 
 
 def fa1_traffic(N: int) -> int:
-    """Return the traffic of FA1's Algorithm 2 in elements.
+    """Return the HBM traffic of FA1's Algorithm 2 in elements.
 
-    It initializes O, l and m, loads K and V once, and per column block loads Q, O, l and m and stores O, l and m.
+    It initializes O, l and m and loads K and V once. For each column block, it loads Q, O, l and m, and stores O, l
+    and m.
     """
     return (N * B + 2 * N) + 2 * N * B + (N // B) * (3 * N * B + 4 * N)
 
@@ -90,7 +91,7 @@ SNIPPET = Erratum(
 
 
 def full_scalings(stage: str, tiles: int) -> int:
-    """Return how often a loop over this number of tiles multiplies or divides a B_r × d block by one factor per row."""
+    """Return how many times a loop over `tiles` tiles multiplies or divides a B_r × d block by one factor per row."""
     count = 0
 
     def scaled(block: np.ndarray, factor: np.ndarray) -> np.ndarray:
@@ -147,9 +148,9 @@ EXP_COST = Erratum(
 
 
 def scores_of_warps(join: Callable) -> np.ndarray:
-    """Return the result of join(scores of four warps).
+    """Return join(scores), given a list with the scores of each of four warps.
 
-    Each warp has the scores of all queries and a quarter of the keys.
+    Each warp has the scores of all queries with a quarter of the keys.
     """
     return join([CASE.tau * CASE.Q @ K_w.T for K_w in np.split(CASE.K, 4)])
 
@@ -170,7 +171,7 @@ SPLIT_K = Erratum(
 
 
 def warps_and_keys(split: str, warps: int = 4) -> list[set]:
-    """Return for each warp the set of elements of the K and V tiles that it uses if `split`, "Q" or "K", is divided."""
+    """Return a list with the set of K and V elements that each warp reads, if warps divide `split`, "Q" or "K"."""
     keys = np.split(np.arange(CASE.N), warps) if split == "K" else [np.arange(CASE.N)] * warps
     return [{(tensor, int(j), c) for tensor in "KV" for j in js for c in range(CASE.d)} for js in keys]
 

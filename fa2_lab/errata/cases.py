@@ -1,4 +1,4 @@
-"""Small attention problems on which errata are judged. Their truth comes from dense float64 and central differences."""
+"""Small attention problems for judging errata. The truth comes from dense float64 attention and central differences."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -12,7 +12,7 @@ from fa2_lab.reference.naive import safe_softmax
 
 
 def distance(x: ArrayLike, truth: ArrayLike) -> float:
-    """Return the largest absolute difference relative to the largest true entry, or infinity if shapes differ."""
+    """Return the largest absolute error divided by the largest magnitude in `truth`, or infinity if shapes differ."""
     x, truth = np.asarray(x, dtype=float), np.asarray(truth, dtype=float)
     if x.shape != truth.shape:
         return np.inf
@@ -20,7 +20,7 @@ def distance(x: ArrayLike, truth: ArrayLike) -> float:
 
 
 def central_differences(loss: Callable[[np.ndarray], float], X: np.ndarray, h: float = 1e-5) -> np.ndarray:
-    """Return ∂loss/∂X, entry by entry, from differences of the loss. No formula of any paper is used."""
+    """Return ∂loss/∂X, computed entry by entry from central differences, without any formula from the papers."""
     gradient = np.empty_like(X)
     for at in np.ndindex(X.shape):
         step = np.zeros_like(X)
@@ -30,7 +30,7 @@ def central_differences(loss: Callable[[np.ndarray], float], X: np.ndarray, h: f
 
 
 class Small:
-    """A small problem: random Q, K, V and dO (N, d), with the answers of dense attention. The loss is Σ dO ∘ O."""
+    """A small problem: random Q, K, V and dO (N, d), with the results of dense attention. The loss is Σ dO ∘ O."""
 
     def __init__(self, N: int, d: int, tau: float = 0.5, causal: bool = False, seed: int = 0) -> None:
         self.N, self.d, self.tau = N, d, tau
@@ -41,7 +41,7 @@ class Small:
         return safe_softmax(np.where(self.visible, self.tau * Q @ K.T, -np.inf)) @ V
 
     def computed(self, *mistakes: str, B: int = 2, output: str = "O") -> np.ndarray:
-        """Return O or a gradient, computed in tiles of B × B with the named mistakes from the examiner's catalogue."""
+        """Return O or a gradient, computed in B × B tiles with the named mistakes from the examiner's catalogue."""
         asked = one_head(self.Q, self.K, self.V, self.dO, scale=self.tau, causal=not self.visible.all())
         return attention(asked, mistakes, B, gradients=output != "O")[output][0, 0]
 
@@ -59,7 +59,7 @@ class Small:
 
     @cached_property
     def dS(self) -> np.ndarray:
-        """The gradient of the scores, P ∘ (dP − D), which is the step between the matmuls of the backward pass."""
+        """The gradient of the scores, P ∘ (dP − D)."""
         dP = self.dO @ self.V.T
         return self.P * (dP - (self.P * dP).sum(axis=1, keepdims=True))
 
@@ -73,7 +73,7 @@ class Small:
 
 
 class TwoBlocks:
-    """A problem whose keys are cut into two blocks, with m and ℓ after each, as in the papers' two-block example."""
+    """A problem whose keys are split into two blocks, with m and ℓ after each, as in the papers' two-block example."""
 
     def __init__(self, case: Small, cut: int) -> None:
         self.O = case.O

@@ -1,4 +1,4 @@
-"""The definition of an erratum: a claim, its correction, and a measurement that tells the two apart."""
+"""The definition of an erratum: a claim, its correction, and a measurement that shows which of them is right."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ import numpy as np
 class Erratum:
     """One mistake in a source.
 
-    `wrong()` computes what the source prints, and `right()` computes the correction. `error` measures the result of
-    either.
+    `wrong()` computes what the source claims, and `right()` computes the correction. `error` returns the error of the
+    result of either function.
     """
 
     id: str
@@ -28,12 +28,12 @@ class Erratum:
     met: str = ""  # where people met it: "project #number, #number; project #number", threads on GitHub
 
     def check(self, result: object) -> bool:
-        """Return whether a result is within the tolerance of the truth. NaN never is."""
+        """Return whether the error of `result` is within the tolerance. An error of NaN is not."""
         return bool(self.error(result) <= self.tolerance)
 
 
 class Verdict(NamedTuple):
-    """The errors of the two versions of an erratum, and whether the check told the versions apart."""
+    """The errors of the wrong and the right version of an erratum, and whether the check told them apart."""
 
     wrong_error: float
     right_error: float

@@ -18,7 +18,7 @@ TWO = TwoBlocks(CASE, cut=3)
 
 
 def scores(q_of: Callable[[int], np.ndarray], k_of: Callable[[int], np.ndarray]) -> np.ndarray:
-    """Return S_ij = q_i · k_j for every i and j, if q_of and k_of return the vectors q_i and k_j."""
+    """Return the matrix S_ij = q_i · k_j, with q_i = q_of(i) and k_j = k_of(j)."""
     return np.array([[q_of(i) @ k_of(j) for j in range(SQUARE.N)] for i in range(SQUARE.N)])
 
 
@@ -51,21 +51,24 @@ M_ON_CHIP, HEAD = 24_576, 128  # 96 KiB of fp32
 
 
 def needed_on_chip(B: int, backward: bool) -> int:
-    """Return the number of elements on chip for square tiles of B × B: q, o, k, v, s, l and m.
+    """Return the number of elements that a step with B × B tiles keeps on chip: q, o, k, v, s, l and m.
 
-    The backward also needs do, dq, dk, dv and dp.
+    A step of the backward also keeps do, dq, dk, dv and dp.
     """
     blocks, tiles = (8, 2) if backward else (4, 1)
     return blocks * B * HEAD + tiles * B * B + 2 * B
 
 
 def largest_block(backward: bool) -> int:
-    """Return the largest B for which one step fits in the on-chip memory M."""
+    """Return the largest B for which one step with B × B tiles fits in on-chip memory."""
     return max(B for B in range(1, HEAD + 1) if needed_on_chip(B, backward) <= M_ON_CHIP)
 
 
 def misfit(B: int, backward: bool) -> float:
-    """Return the share of M by which a step overflows it, or that a step with the next larger B would leave free."""
+    """Return how far B is from the largest block that fits on chip, as a fraction of M, or 0 if B is that block.
+
+    For a larger B, this is the overflow. For a smaller B, it is the memory that a step with B + 1 would leave free.
+    """
     over, under = needed_on_chip(B, backward) - M_ON_CHIP, M_ON_CHIP - needed_on_chip(B + 1, backward)
     return max(0, over, under) / M_ON_CHIP
 
@@ -126,7 +129,7 @@ GRID = Tiling(N_q=12, N_k=12, B_r=4, B_c=3)
 
 
 def keyed_mask(order: str) -> np.ndarray:
-    """Return the dropout mask of a generator keyed by (row, column), drawn in the loop order of "fa1" or "fa2"."""
+    """Return a dropout mask whose random numbers depend on (row, column), drawn in the loop order of "fa1" or "fa2"."""
     dropout, kept = Dropout(p=0.5, seed=0), np.empty((GRID.N_q, GRID.N_k), dtype=bool)
     tiles = [(i, j) for i in range(GRID.T_r) for j in range(GRID.T_c)]
     for i, j in sorted(tiles, key=lambda tile: tile[::-1]) if order == "fa1" else tiles:
@@ -152,7 +155,7 @@ DROPOUT_ORDER = Erratum(
 
 
 def empty_row(m_for_exp: Callable[[float], float]) -> np.ndarray:
-    """Return the output of a row whose first tile is masked, with m_for_exp(m) instead of m in its exponentials."""
+    """Return the output of a row whose first tile is masked, with m_for_exp(m) in place of m in the exponentials."""
     s, v = np.array([-np.inf, -np.inf, 1.0, 2.0]), np.array([5.0, 5.0, 1.0, 3.0])
     m, l, o = -np.inf, 0.0, 0.0
     for tile in (slice(0, 2), slice(2, 4)):

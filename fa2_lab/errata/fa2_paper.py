@@ -30,7 +30,7 @@ DK = Erratum(
 
 
 def loss(O: np.ndarray) -> float:
-    """Return a scalar loss of the output O. Any loss would serve."""
+    """Return a scalar loss of the output O. Any other loss would also work."""
     return float((CASE.dO * O).sum())
 
 
@@ -48,7 +48,7 @@ DO = Erratum(
 
 
 def both_blocks(second_factor: float | np.ndarray) -> np.ndarray:
-    """Return diag(ℓ)⁻¹ e^(S¹ − m) V¹ + second_factor · e^(S² − m) V², the output of the two-block example."""
+    """Return diag(ℓ)⁻¹ e^(S¹ − m) V¹ + second_factor · e^(S² − m) V², the two-block output if the factor is right."""
     return np.exp(TWO.S1 - TWO.m2) @ TWO.V1 / TWO.l2 + second_factor * (TWO.e2 @ TWO.V2)
 
 
@@ -68,7 +68,7 @@ SECOND_BLOCK = Erratum(
 
 
 def divided_at_the_end(factor: np.ndarray) -> np.ndarray:
-    """Return (factor · O¹ + e^(S² − m²) V²) / ℓ², the output after tweak 1."""
+    """Return (factor · O¹ + e^(S² − m²) V²) / ℓ², the two-block output with tweak 1 if the factor is right."""
     return (factor * TWO.O1 + TWO.e2 @ TWO.V2) / TWO.l2
 
 
@@ -86,7 +86,7 @@ TWEAK_1 = Erratum(
 
 
 def divided_in_every_step(factor: np.ndarray) -> np.ndarray:
-    """Return factor · O¹ + e^(S² − m²) V² / ℓ², the output before tweak 1."""
+    """Return factor · O¹ + e^(S² − m²) V² / ℓ², the two-block output without tweak 1 if the factor is right."""
     return factor * TWO.O1 + TWO.e2 @ TWO.V2 / TWO.l2
 
 
@@ -105,7 +105,7 @@ TWO_TERMS = Erratum(
 
 
 def with_probabilities(p2: np.ndarray) -> np.ndarray:
-    """Return the output of the two-block example if P̃² in the second block is p2."""
+    """Return the output of the two-block example, with p2 as the P̃² of the second block."""
     unscaled = np.exp(TWO.m1 - TWO.m2) * (TWO.e1 @ TWO.V1) + p2 @ TWO.V2
     return unscaled / TWO.l2
 
@@ -125,7 +125,7 @@ P_TILDE = Erratum(
 
 
 def from_scores(s1: np.ndarray, s2: np.ndarray) -> np.ndarray:
-    """Return (e^(s1 − m) V¹ + e^(s2 − m) V²) / ℓ. s1 and s2 are the scores of whole blocks, or one row for all rows."""
+    """Return (e^(s1 − m) V¹ + e^(s2 − m) V²) / ℓ. s1 and s2 are the scores of whole blocks, or of a single row."""
     e1, e2 = np.exp(s1 - TWO.m2), np.exp(s2 - TWO.m2)
     return (e1 @ TWO.V1 + e2 @ TWO.V2) / TWO.l2
 
@@ -191,7 +191,7 @@ BLOCK_INDEX = Erratum(
 
 
 def gradients_with(D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return dQ and dK, computed with this D in dS = P ∘ (dP − D)."""
+    """Return dQ and dK, computed from dS = P ∘ (dP − D) with the given D."""
     dS = SQUARE.P * (SQUARE.dO @ SQUARE.V.T - D)
     return SQUARE.tau * dS @ SQUARE.K, SQUARE.tau * dS.T @ SQUARE.Q
 
@@ -216,9 +216,9 @@ ROW_ELEMENTS = {"Q": CASE.d, "O": CASE.d, "dO": CASE.d, "dQ": CASE.d, "L": 1, "D
 def inner_step(
     Q: np.ndarray, O: np.ndarray, dO: np.ndarray, dQ: np.ndarray, L: np.ndarray, D: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """Compute lines 10 to 16 of FA2's Algorithm 2 on one tile.
+    """Run lines 10 to 16 of FA2's Algorithm 2 on one tile, and return dV, dQ and dK.
 
-    Line 15 loads dQ_i itself, whatever line 9 has loaded.
+    Line 15 loads dQ_i by itself, so the given dQ, which line 9 loads, is not used.
     """
     P = np.exp(CASE.tau * Q @ CASE.K.T - L)
     dS = P * (dO @ CASE.V.T - D)
@@ -226,9 +226,9 @@ def inner_step(
 
 
 def used_elements() -> int:
-    """Return the number of loaded elements per row that are used.
+    """Return the number of elements per row that belong to tensors which the inner step uses.
 
-    A tensor is used if a NaN in it would reach the results.
+    A tensor is used if NaN in the tensor changes the results.
     """
     D = (CASE.dO * CASE.O).sum(axis=1, keepdims=True)
     loaded = dict(Q=CASE.Q, O=CASE.O, dO=CASE.dO, dQ=np.zeros_like(CASE.Q), L=TWO.L, D=D)

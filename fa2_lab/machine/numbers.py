@@ -26,7 +26,7 @@ class TiedRows(NamedTuple):
 
 
 def repeated_maxima(rows: int = 4096, keys: int = 64, d: int = 16, seed: int = 0) -> TiedRows:
-    """Return random rows whose two largest scores are equal and far above the rest. V and dO have a negative column 0."""
+    """Return random rows with two equal maxima far above all other scores. Column 0 of V and dO is negative."""
     rng = np.random.default_rng(seed)
     top = rng.uniform(1, 3, (rows, 1))
     S = top - rng.uniform(11, 16, (rows, keys))

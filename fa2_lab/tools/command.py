@@ -1,4 +1,4 @@
-"""The `fa2-lab` command, which is also `python -m fa2_lab`. Without arguments, it runs the tour."""
+"""The `fa2-lab` command, which `python -m fa2_lab` runs as well. Without arguments, it runs the tour."""
 
 import argparse
 import ast
@@ -30,7 +30,7 @@ EXTRAS = {"torch": "kernels", "triton": "kernels", "matplotlib": "plots", "trans
 
 
 class Refused(Exception):
-    """The error for a request that cannot be met. Its message is one sentence that names what is possible instead."""
+    """The error for a request that cannot be met. The message is one sentence that names what is possible instead."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_command(main: Callable[[], Callable], argv: list[str] | argparse.Namespace) -> int:
-    """Run a command, and turn a ValueError or a missing package into a Refused with advice."""
+    """Run a command, and convert a ValueError or a missing package into a Refused that explains what to do."""
     try:
         return main()(argv) or 0
     except ValueError as refusal:
@@ -85,17 +85,17 @@ def import_main(module: str) -> Callable[[], Callable]:
 
 
 def entry_points(group: str) -> list[EntryPoint]:
-    """Return the entry points of all packages, even if an old fa2_lab.egg-info in the checkout hides some."""
+    """Return all packages' entry points in a group, even if an old fa2_lab.egg-info in the checkout hides some."""
     return [entry for found in distributions() for entry in found.entry_points if entry.group == group]
 
 
 def studio() -> dict[str, EntryPoint]:
-    """Return {name: entry point} of other packages' commands, such as those of fa2_studio, which is not in a wheel."""
+    """Return {name: entry point} for commands of other packages, such as fa2_studio, which is not in the wheel."""
     return {entry.name: entry for entry in entry_points(group=GROUP) if find_spec(entry.module.split(".")[0])}
 
 
 def summary(entry: EntryPoint) -> str:
-    """Return the first line of the docstring in a command's file, which is read without running it."""
+    """Return the first line of the docstring of a command's module, which is parsed without importing the module."""
     found = find_spec(entry.module)
     assert found and found.origin  # every command is a file
     doc = ast.get_docstring(ast.parse(Path(found.origin).read_text(encoding="utf-8"))) or ""
@@ -136,7 +136,7 @@ def tour(arguments: argparse.Namespace) -> int:
 
 
 def show_where(arguments: argparse.Namespace) -> int:
-    """Print one line of a paper, one algorithm, or the list of all algorithms."""
+    """Print where the code computes a line of a paper or, without a line, print one algorithm or the list of all."""
     name = (arguments.tag or "").strip().upper()
     if (arguments.all or arguments.sass) and (not name or name in paper.ALGORITHMS):
         option = "--sass" if arguments.sass else "--all"
@@ -204,19 +204,19 @@ def show_glossary(arguments: argparse.Namespace) -> int:
 
 
 def explained_in(term: Term) -> str:
-    """Return the chapter, appendix or rung that explains a term, as words."""
+    """Return the chapter, appendix or rung that explains a term, as text."""
     if term.explained.startswith("rung"):
         return f"{term.explained} of the ladder: fa2-lab ladder {term.explained[-2:]}"
     return f"{'chapter' if term.explained[:1].isdigit() else 'appendix'} {term.explained}"
 
 
 def close_to(name: str, names: Iterable[str]) -> str:
-    """Return a hint with similar names for a name that does not exist, or an empty string if none is similar."""
+    """Return a hint with names similar to `name`, which does not exist, or an empty string if no name is similar."""
     lower = {n.lower(): n for n in names}
     close = [lower[n] for n in get_close_matches(name.lower(), lower, n=4, cutoff=0.4)]
     return f"; did you mean {', '.join(close)}?" if close else ""
 
 
 def paragraph(title: str, text: str) -> str:
-    """Return a paragraph of text, 78 columns wide, with its title at the left."""
+    """Wrap `text` to 78 columns, with `title` in a column to the left."""
     return fill(text, 78, initial_indent=f"{title:8}", subsequent_indent=" " * 8, break_on_hyphens=False)

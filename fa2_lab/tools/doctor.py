@@ -20,9 +20,9 @@ FINE = "Nothing is wrong"  # the beginning of advice that asks for nothing
 
 @dataclass(frozen=True)
 class Machine:
-    """The versions and the GPU of this machine, as they are printed.
+    """The software versions and the GPU of this machine, as text.
 
-    An empty string means that something is missing.
+    An empty string means that the package or the device is missing.
     """
 
     python: str
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 def examine() -> Machine:
-    """Return what this machine has. TRITON_INTERPRET is read first, because importing the kernels may set it."""
+    """Inspect this machine. TRITON_INTERPRET is read first, because importing the kernels may set the variable."""
     asked = os.environ.get("TRITON_INTERPRET", "")
     asked = "1" if asked.lower() in ("true", "on", "yes", "y") else asked  # as Triton reads it
     from fa2_lab.kernels import triton_versions
@@ -109,7 +109,7 @@ def graphics() -> dict:
 
 
 def serving(machine: Machine) -> dict[str, str]:
-    """Return {d: the kernels that serve a causal bf16 call with 16 heads and N = 4,096}, for d = 64 and 128."""
+    """Return {d: kernels that run a causal bf16 call with 16 heads and N = 4,096} as text, for d = 64 and 128."""
     forbidden = not machine.gpu and machine.asked not in ("", "1")
     if not (machine.torch and machine.triton) or machine.misfit or forbidden:
         return dict.fromkeys(("64", "128"), "the NumPy reference")
@@ -140,7 +140,7 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
-    """Return the installed versions of torch and Triton with which the kernels were not tested, as text."""
+    """Return, as text, which of the installed torch and Triton versions the kernels were not tested with."""
     unknown = []
     if torch and not number(TORCH[0]) <= number(torch) <= number(TORCH[1]):
         unknown.append(f"torch {torch}")
@@ -159,7 +159,7 @@ def interpreted(machine: Machine) -> str:
 
 
 def advice(machine: Machine) -> str:
-    """Return the most urgent thing to do, or a sentence that begins with FINE if nothing is wrong."""
+    """Return a sentence with the most urgent advice, or one that begins with FINE if nothing is wrong."""
     if not machine.torch:
         return "torch is not installed, but the NumPy reference works. For attention, pip install 'fa2-lab[kernels]'"
     if not machine.triton:
@@ -183,7 +183,7 @@ def advice(machine: Machine) -> str:
 
 
 def screen(machine: Machine) -> str:
-    """Return everything that was found as text, with the advice in the last line."""
+    """Return the text that the command prints: all findings, and the advice in the last line."""
     from fa2_lab.kernels.triton_versions import TESTED
 
     oldest, newest = (version.rpartition(".")[0] for version in (TESTED[0], TESTED[-1]))

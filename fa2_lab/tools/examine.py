@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """Return (NAME, VALUE) of a text NAME=VALUE. A value that is not a Python literal is a string."""
+    """Parse NAME=VALUE, and return (NAME, VALUE). A VALUE that is not a Python literal is returned as a string."""
     name, _, value = text.partition("=")
     try:
         return name, literal_eval(value)
@@ -74,7 +74,7 @@ def assignment(text: str) -> tuple[str, Any]:
 
 
 def load(text: str) -> tuple[str, Callable]:
-    """Return the name of the module and the function that FILE:FUNCTION or MODULE:FUNCTION names."""
+    """Import the function given as FILE:FUNCTION or MODULE:FUNCTION, and return its module's name and the function."""
     where, _, name = text.rpartition(":")
     if not where or not name:
         raise ValueError(f"examine: got {text!r}; it takes FILE:FUNCTION, as in mine.py:attention")
@@ -112,7 +112,7 @@ def load(text: str) -> tuple[str, Callable]:
 
 
 def page(report: Report, function: str, module: str) -> str:
-    """Return the report as text for a reader."""
+    """Return the report as text for the terminal."""
     said = [f"{function}: {report.asked} problems in {report.seconds:.0f} s"]
     reads = [str(x).removesuffix(".") for x in report.findings if x.mistake.part == "reads"]
     said += [f"reads   {'; '.join([report.how, *reads])}", f"gives   {', '.join(report.parts)}"]
@@ -140,7 +140,7 @@ def page(report: Report, function: str, module: str) -> str:
 
 
 def paragraph(report: Report, finding: Finding, module: str) -> list[str]:
-    """Return one finding as lines of text: what, where, by how much, the smallest input, and what to read."""
+    """Return text for one finding: what is wrong, where, by how much, the smallest failing input, and what to read."""
     lines = [f"{'WRONG ' if finding.is_wrong else 'remark'}  {finding}  [{finding.name}]"]
     if finding.others:
         lines.append(f"        The same numbers would come from {' or from '.join(finding.others)}.")

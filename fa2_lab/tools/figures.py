@@ -94,7 +94,7 @@ SHEETS = {"poster_forward": "FA2.A1", "poster_backward": "FA2.A2"}
 
 
 def build(folder: Path, names: list[str] | None = None) -> None:
-    """Draw the named pictures, or all if none is named, and write the page that shows all of them."""
+    """Draw the named pictures, or all pictures if `names` is empty, and write the page that shows all of them."""
     if not names or "poster" in names:
         build_posters(folder)
     for name in tqdm(chosen(names), desc="figures", unit="figure", disable=None):
@@ -106,7 +106,7 @@ def build(folder: Path, names: list[str] | None = None) -> None:
 
 
 def build_posters(folder: Path) -> None:
-    """Draw the two posters as SVG and as PDF."""
+    """Draw the two posters, each as SVG and as PDF."""
     for name, tag in SHEETS.items():
         figure, alt = poster.draw(**poster.data(tag))
         files.write(folder / f"{name}.svg", style.svg(figure, alt))

@@ -1,4 +1,4 @@
-"""Writing files so that they are never left half-written, and checks of folders before any work."""
+"""Writing files so that no file is ever incomplete, and checking folders before a long computation."""
 
 import os
 from importlib.util import module_from_spec, spec_from_file_location
@@ -10,14 +10,14 @@ NO_CHECKOUT = "{what} needs a checkout of the repository, and there is none arou
 
 
 def checkout(what: str) -> Path:
-    """Return the folder of the checkout around this package, or raise an error that `what` needs a checkout."""
+    """Return the root of the checkout that contains this package, or raise an error that `what` needs a checkout."""
     if not (ROOT / "pyproject.toml").is_file():
         raise ValueError(NO_CHECKOUT.format(what=what))
     return ROOT
 
 
 def write(path: Path, content: str | bytes) -> Path:
-    """Write a file under another name and rename it, so that readers find the old file or the new one, never a part."""
+    """Write a file atomically: write under another name, then rename, so that readers never see an incomplete file."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         unfinished.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -28,7 +28,7 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 def check_writable(folder: Path, what: str) -> None:
-    """Raise an error before any work if the results of `what` cannot be written to a folder."""
+    """Raise an error if the results of `what` cannot be written to a folder. This is checked before any work."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write(folder / f".{what}", "").unlink(missing_ok=True)  # another run may have been here

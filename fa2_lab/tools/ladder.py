@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
 
 
 def compared(name: str) -> str:
-    """Return the rung with which a rung is compared: the previous one, or rung 23 for x23."""
+    """Return the rung with which a rung is compared: the previous rung, or rung 23 for x23."""
     if name in ladder.OTHERS:
         return ladder.find(name[1:3])
     order = next(order for order in (ladder.RUNGS, ladder.SIDE, ladder.BACKWARD) if name in order)
@@ -55,7 +55,7 @@ WIDTHS = (8, 7, 6, 11, 7, 10, 7, 8, 11, 6)
 
 
 class Shown:
-    """One row of the table, which is a rung or another implementation. Another implementation has no change."""
+    """One row of the table, for a rung or for another implementation, such as cuDNN. Only rungs have a `change`."""
 
     def __init__(self, results: Record, name: str, peer: str) -> None:
         self.change = [reasons.step(results, before(name), name, causal) for causal in MASKS] if climbs(name) else []
@@ -72,30 +72,30 @@ class Shown:
 
 
 def climbs(name: str) -> bool:
-    """Return whether `name` is a rung that has a previous rung."""
+    """Return whether `name` is a rung other than the first, so that there is a previous rung."""
     return name in ladder.RUNGS[1:]
 
 
 def before(name: str) -> str:
-    """Return the name of the previous rung."""
+    """Return the name of the rung before rung `name`."""
     return ladder.RUNGS[ladder.RUNGS.index(name) - 1]
 
 
 def label(name: str) -> str:
-    """Return the number and change of a rung, as in "05 deferred", or the name of another implementation."""
+    """Return the number and short name of a rung, such as "05 deferred", or the name of another implementation."""
     return f"{name[1:3]} {ladder.change(name)[0]}" if name in ladder.RUNGS else NAMES.get(name, name)
 
 
 def both(name: str, what: str) -> str:
-    """Return a compiled number of a rung twice, as "without a mask/causal", or "-" if it is not recorded."""
+    """Return a compiled number of a rung without a mask and under the causal mask, as "a/b", or "-" if not recorded."""
     facts = [reasons.facts().get((name, causal, D)) for causal in MASKS]
     return "/".join(f"{row[what]}" for row in facts if row) if all(facts) else "-"
 
 
 def unmasked(results: Record) -> Measurement:
-    """Return the measurement without a mask in the shape of the table.
+    """Return the measurement without a mask for the shape that the table shows.
 
-    Raise an error if there is none, which happens only after an interrupted run.
+    Raise an error if it is missing, which happens only after an interrupted run.
     """
     row = reasons.timed(results, causal=False, d=D)
     if row is None:
@@ -111,7 +111,7 @@ def lines(results: Record) -> list[Shown]:
 
 
 def setting(results: Record) -> str:
-    """Return a paragraph that explains the numbers of the table."""
+    """Return a paragraph that explains the columns of the table."""
     row = unmasked(results)
     peer = compared_with(row.values)
     shape = f"{results.machine['gpu']}, bf16, forward, 16,384 tokens, N = {reasons.N:,}, d = {D}"
@@ -129,7 +129,7 @@ def setting(results: Record) -> str:
 
 
 def table(results: Record) -> str:
-    """Return the table as text, with one sentence for each prediction that misses."""
+    """Return the table as text, followed by an explanation of each prediction that misses."""
     every = lines(results)
     head = "".join(f"{x:>{width}}" for x, width in zip(COLUMNS, WIDTHS, strict=True))
     text = [textwrap.fill(setting(results), 120), "", f"{'rung':22}{head}  limited before → removed"]
@@ -144,7 +144,7 @@ def table(results: Record) -> str:
 
 
 def claim(results: Record) -> str:
-    """Return one sentence that sums up the whole ladder."""
+    """Return a clause that summarizes the whole ladder."""
     row = unmasked(results)
     peer, climbed = compared_with(row.values), [name for name in ladder.RUNGS if name in row.values]
     first, last = (f"{row.ratio(name, peer):.0%}" for name in (climbed[0], climbed[-1]))
@@ -153,7 +153,7 @@ def claim(results: Record) -> str:
 
 
 def markdown(results: Record) -> list[str]:
-    """Return the table as lines of Markdown, which a page shows folded."""
+    """Return the table as lines of Markdown, inside a collapsed <details> element."""
     every = lines(results)
     text = [f"<details><summary>{claim(results)}: every rung</summary>", "", setting(results), ""]
     text += [
@@ -171,7 +171,7 @@ def markdown(results: Record) -> list[str]:
 
 
 def page(results: Record, old: str, new: str, colours: bool = False) -> str:
-    """Return one change as text: its sentence, hypothesis, diff, numbers and counters, and the next rung."""
+    """Return the page for one change as text: its description, hypothesis, diff and numbers, and the next rung."""
     name, sentence = ladder.change(new)
     parts = [f"Rung {new.split('_')[0].removeprefix('r')}, {name}: {sentence}"]
     if climbs(new) and old == before(new):
@@ -183,7 +183,7 @@ def page(results: Record, old: str, new: str, colours: bool = False) -> str:
 
 
 def hypothesis(results: Record, old: str, new: str) -> str:
-    """Return what limited the previous rung, what the change should do and why, and what it did, as text."""
+    """Return text with the limit of the previous rung, the hypothesis, and the predicted and measured speedups."""
     why = reasons.reason(new)
     text = [
         f"Limit of {old[1:3]}:  {why.limit}",
@@ -201,7 +201,7 @@ def hypothesis(results: Record, old: str, new: str) -> str:
 
 
 def several(results: Record, **numbers: str) -> str:
-    """Return several changes as a Markdown table. For example, r05="L2 bytes" adds rung 05 with this counter."""
+    """Return a Markdown table of several changes. For example, r05="L2 bytes" adds rung 05 with this counter."""
     heads = ("rung", "about", "predicted", "causal", "measured", "causal", "per SM", "counter", "before → after")
     text = [f"| {' | '.join(heads)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |"]
     for name, counter in ((ladder.find(number), counter) for number, counter in numbers.items()):
@@ -215,7 +215,7 @@ def several(results: Record, **numbers: str) -> str:
 
 
 def following(name: str) -> str:
-    """Return a sentence with the name of the next rung and the limit of this rung, which the next one removes."""
+    """Return a sentence with the name of the next rung and the limit that it removes, or "" without a next rung."""
     if name not in ladder.RUNGS[:-1]:
         return ""
     after = ladder.RUNGS[ladder.RUNGS.index(name) + 1]
@@ -223,7 +223,7 @@ def following(name: str) -> str:
 
 
 def numbers(results: Record, old: str, new: str) -> str:
-    """Return the speeds of two rungs in every recorded shape, and the compiled numbers and counters that differ.
+    """Return text with two rungs' speeds in each recorded shape, and the compiled numbers and counters that differ.
 
     A counter is shown only if it changed by more than a tenth.
     """
@@ -245,7 +245,7 @@ def numbers(results: Record, old: str, new: str) -> str:
 
 
 def differ(a: float, b: float) -> bool:
-    """Return whether a and b differ by more than a tenth."""
+    """Return whether a and b differ by more than a tenth of the larger magnitude."""
     return abs(a - b) > 0.1 * max(abs(a), abs(b))
 
 

@@ -1,10 +1,10 @@
-"""Compiling kernels for a GPU that this machine need not have, and reading registers, spills and shared memory.
+"""Compiling kernels for a GPU that this machine need not have, and reading their registers, spills and shared memory.
 
     compile_for("sm_90")
     kernel = forward_kernel.warmup(..., grid=(1,))
     report(kernel)
 
-Tensors may be on any device. A process keeps the same target from start to end, and it cannot use Triton's interpreter.
+Tensors may be on any device. A process can compile for one target only, and cannot use Triton's interpreter.
 """
 
 import re
@@ -50,21 +50,21 @@ class Absent:
 
 
 def report(kernel: Any) -> dict[str, int]:
-    """Return a compiled kernel's registers, stack bytes, spill and tensor-core instructions, and shared bytes."""
+    """Return the registers, stack bytes, spill and tensor-core instructions, and shared bytes of a compiled kernel."""
     found = from_amdgcn(kernel.asm["amdgcn"]) if "amdgcn" in kernel.asm else from_cubin(kernel.asm["cubin"])
     return found | dict(shared=kernel.metadata.shared)
 
 
 @cache
 def read(cubin: bytes) -> tuple[str, str]:
-    """Return the resource usage and the instructions of a binary, as texts of NVIDIA's tools, which Triton includes."""
+    """Return the resource usage and the instructions of a binary, as printed by the NVIDIA tools in Triton."""
     with NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
         return nvidia_tool("cuobjdump", "-res-usage", file.name), nvidia_tool("nvdisasm", "-c", file.name)
 
 
 def from_cubin(cubin: bytes) -> dict[str, int]:
-    """Return the numbers of report() for a binary for NVIDIA's GPUs."""
+    """Return the numbers of report(), except shared bytes, for an NVIDIA binary."""
     usage, code = read(cubin)
     registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0]
     counts = {name: len(re.findall(rf"\b{name.upper()}\b", code)) for name in ("ldl", "stl", "hgmma", "hmma")}
@@ -73,7 +73,7 @@ def from_cubin(cubin: bytes) -> dict[str, int]:
 
 
 def disassembled(cubin: bytes) -> str:
-    """Return the machine instructions of a binary for NVIDIA's GPUs as text."""
+    """Return the machine instructions of an NVIDIA binary as text."""
     return read(cubin)[1]
 
 
@@ -83,7 +83,7 @@ def nvidia_tool(tool: str, *arguments: str) -> str:
 
 
 def from_amdgcn(code: str) -> dict[str, int]:
-    """Return the numbers of report() for the assembly that AMD's compiler writes."""
+    """Return the numbers of report(), except shared bytes, for assembly code from the AMD compiler."""
 
     def field(name: str) -> int:
         return int(re.findall(rf"\.{name}:\s*(\d+)", code)[0])

@@ -17,7 +17,7 @@ LARGE = [(1000, 1300, 64, False), (1300, 1000, 64, True), (999, 1025, 128, False
 
 
 def alone(name: str) -> None:
-    """Print the change, the errors and the compiled numbers of a rung, and on a GPU its time."""
+    """Print a rung's change, its errors and its compiled numbers and, on a GPU, its time."""
     print(": ".join(ladder.change(name)) + "\n")
     gpu = torch.cuda.is_available()
     if "gluon" in steps.source(name) and not (gpu and torch.cuda.get_device_capability() == (9, 0)):
@@ -38,7 +38,7 @@ def alone(name: str) -> None:
 
 
 def check(name: str, cases: list[tuple], device: str) -> None:
-    """Print the distance of a rung's O and L from attention in float64."""
+    """Print the errors of a rung's O and L, compared with attention in float64."""
     print("against float64                          O          L")
     for N_q, N_k, d, causal in cases:
         draw = torch.Generator().manual_seed(0)
@@ -52,7 +52,7 @@ def check(name: str, cases: list[tuple], device: str) -> None:
 
 
 def off(x: Any, truth: Any) -> float:
-    """Return the largest error relative to the largest value, or infinity if x and the truth are infinite elsewhere."""
+    """Return the largest error relative to the largest true value, or infinity if x is not infinite where truth is."""
     infinite = torch.isinf(truth)
     if not torch.equal(torch.isinf(x), infinite):
         return torch.inf
@@ -60,7 +60,7 @@ def off(x: Any, truth: Any) -> float:
 
 
 def compare(name: str) -> None:
-    """Print the times of a rung and of the previous rung."""
+    """Print the time of a rung and, if there is one, of the previous rung."""
     from triton.testing import do_bench
 
     rungs = [name] if name not in ladder.RUNGS[1:] else [ladder.RUNGS[ladder.RUNGS.index(name) - 1], name]

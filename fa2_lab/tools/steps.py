@@ -16,16 +16,16 @@ def source(rung: str) -> str:
 
 
 def code(rung: str) -> list[str]:
-    """Return the lines of a rung's file after its docstring, without empty lines."""
+    """Return the non-empty lines of a rung's file after the module docstring."""
     text = source(rung)
     docstring = ast.parse(text).body[0]
     return [line for line in text.splitlines()[docstring.end_lineno :] if line.strip()]
 
 
 def steps(old: str, new: str) -> list[tuple[str, list[str], list[str]]]:
-    """Return [(operation, old lines, new lines), …], the changes from one rung to another. Indentation is ignored.
+    """Compare two rungs, ignoring indentation, and return a list of (operation, old lines, new lines).
 
-    An operation is "equal", "replace", "delete" or "insert".
+    The operation is "equal", "replace", "delete" or "insert".
     """
     before, after = code(old), code(new)
     matcher = SequenceMatcher(a=[x.strip() for x in before], b=[x.strip() for x in after], autojunk=False)
@@ -33,7 +33,7 @@ def steps(old: str, new: str) -> list[tuple[str, list[str], list[str]]]:
 
 
 def diff(old: str, new: str, colours: bool = False) -> str:
-    """Return the step from one rung to another as text, like the output of `diff -w`."""
+    """Return the changes from rung `old` to rung `new` as text, like the output of `diff -w`."""
     red, green, faint, plain = (RED, GREEN, FAINT, PLAIN) if colours else ("",) * 4
     lines: list[str] = []
     for what, gone, come in steps(old, new):
@@ -47,9 +47,9 @@ def diff(old: str, new: str, colours: bool = False) -> str:
 
 
 def context(lines: list[str], first: bool) -> list[str]:
-    """Return the unchanged lines that are worth showing: those next to a change.
+    """Return those of the unchanged `lines` that a diff shows as context, the first and the last few.
 
-    `first` means that no change comes before.
+    If `first` is true, no change precedes the lines, and only the last few are shown.
     """
     if first:
         return lines[-AROUND:]
@@ -57,5 +57,5 @@ def context(lines: list[str], first: bool) -> list[str]:
 
 
 def trailing(lines: list[str]) -> int:
-    """Return the number of unchanged lines at the end of a diff."""
+    """Return the number of unchanged lines at the end of the lines of a diff."""
     return next((n for n, line in enumerate(reversed(lines)) if not line.startswith("  ")), len(lines))

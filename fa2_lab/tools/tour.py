@@ -27,7 +27,7 @@ BLOCKS: dict[str, Any] = dict(B_r=B_R, B_c=B_C)
 
 
 class RandomHeads:
-    """Random q, dO (1, heads, n, d) and k, v (1, 1, n, d), whose truth is the examiner's dense attention."""
+    """Random q, dO (1, heads, n, d) and k, v (1, 1, n, d), with true results from the examiner's dense attention."""
 
     def __init__(self, n: int = N, heads: int = 1, causal: bool = False) -> None:
         draw = np.random.default_rng(0).standard_normal
@@ -37,7 +37,7 @@ class RandomHeads:
 
     @cached_property
     def truth(self) -> dict[str, np.ndarray]:
-        """The true O, L, dQ, dK and dV, by name."""
+        """A dictionary with the true O, L, dQ, dK and dV."""
         return attention(Question("", *self.qkv, self.dO, dict(causal=self.mask.causal)), gradients=True)
 
     def right(self, names: str) -> list[np.ndarray]:
@@ -69,9 +69,9 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage, which is one row of the table. `run(trace)` returns pairs (computed, right).
+    """One stage of the tour, which is one row of the table. `run(trace)` returns pairs (computed, right).
 
-    It runs `runs` times, and the last run is timed.
+    `run` is called `runs` times, and the last call is timed.
     """
 
     name: str
@@ -86,7 +86,7 @@ def pairs(computed: Iterable, right: Iterable) -> Pairs:
 
 
 def forward(stage: str, problem: RandomHeads) -> Callable[[Trace], Pairs]:
-    """Return a function that runs the forward pass of a stage and returns pairs for O and L."""
+    """Return a function that runs the forward of a stage, and returns (computed, right) for O and L."""
 
     def run(trace: Trace) -> Pairs:
         found = heads.forward(*problem.qkv, causal=problem.mask.causal, stage=stage, **BLOCKS, trace=trace)
@@ -96,7 +96,7 @@ def forward(stage: str, problem: RandomHeads) -> Callable[[Trace], Pairs]:
 
 
 def backward(stage: str, problem: RandomHeads) -> Callable[[Trace], Pairs]:
-    """Return a function that runs a stage's backward from the true O and L, and returns pairs for dQ, dK and dV."""
+    """Return a function that runs the backward of a stage with the true O and L. It returns pairs for dQ, dK and dV."""
 
     def run(trace: Trace) -> Pairs:
         given = *problem.qkv, *problem.right("O L"), problem.dO
@@ -134,7 +134,7 @@ def split_keys(trace: Trace) -> Pairs:
 
 
 def closed_forms(trace: Trace) -> Pairs:
-    """Return pairs of the formulas and the meter's counts for the causal forward: HBM traffic and matmul FLOPs."""
+    """Return pairs (formula, meter's count) for the HBM traffic and the matmul FLOPs of the causal forward."""
     what = "fa2", "forward", Tiling(N, N, B_R, B_C, CAUSAL), D_HEAD
     fa2.forward(*HALF.head, **BLOCKS, mask=CAUSAL, trace=trace)
     forms = io.traffic(*what).total, io.operations(*what)["matmul"]
@@ -142,7 +142,7 @@ def closed_forms(trace: Trace) -> Pairs:
 
 
 def warp_scheme(scheme: Callable[..., warps.BlockRun]) -> Callable[[Trace], Pairs]:
-    """Return a function that runs one thread block in which four warps share the rows or the keys."""
+    """Return a function that runs one thread block with four warps, which divide rows or keys according to `scheme`."""
 
     def run(trace: Trace) -> Pairs:
         tiling = Tiling(N, N, B_R, B_C)
@@ -156,7 +156,7 @@ def warp_scheme(scheme: Callable[..., warps.BlockRun]) -> Callable[[Trace], Pair
 
 
 def triton_call(backward: bool) -> Callable[[Trace], Pairs]:
-    """Return a function that runs `fa2_lab.attention` in float32, on the GPU or in Triton's interpreter."""
+    """Return a function that runs `fa2_lab.attention` in float32, on the GPU or else in Triton's interpreter."""
 
     def run(trace: Trace) -> Pairs:
         torch, attention, device = torch_and_attention()
@@ -249,7 +249,7 @@ HEADER = f"{'stage':21}{'error':>7}{'HBM':>7}{'matmul':>7}{'other':>7}{'seconds'
 
 
 def line(row: Outcome) -> str:
-    """Return one row of the table, which is 80 columns wide unless a reason is longer."""
+    """Return one row of the table as text. It is at most 80 columns wide, unless the note of a stage is longer."""
     if row.note:
         return f"{row.name:21}  {row.note}"
     met = row.trace

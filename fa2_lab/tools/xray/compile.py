@@ -1,4 +1,4 @@
-"""Compiling kernels in a fresh Python process each time, because Triton keeps the first chip for which it compiled."""
+"""Compiling kernels, each time in a new Python process, because a process can compile for one chip only."""
 
 import json
 import os
@@ -65,9 +65,9 @@ def xray(
 def xray_launches(
     name: str, launches: Sequence[Mapping[str, int]], chip: str = "sm_90", **sizes: Any
 ) -> list[list[Compiled]]:
-    """Compile the kernels of `name` once per entry of `launches`, whose options replace those of the call.
+    """Compile the kernels of `name` once per entry of `launches`. Options in an entry replace those of the call.
 
-    An entry is, for example, {"num_stages": 2}.
+    For example, the entry {"num_stages": 2} compiles the kernels with two stages.
     """
     chip = chip_of(chip)
     for option, value in [item for launch in launches for item in launch.items()]:
@@ -88,9 +88,9 @@ def xray_launches(
 
 
 def chip_of(name: str) -> str:
-    """Return the chip of a card, such as sm_80 for "A100" and sm_89 for "RTX 4090".
+    """Return the chip of a graphics card, such as sm_80 for "A100" and sm_89 for "RTX 4090".
 
-    A chip's own name is also allowed.
+    `name` may also be the name of a chip.
     """
     asked = name.upper().replace(" ", "").replace("-", "")
     for chip, cards in CHIPS.items():
@@ -103,8 +103,8 @@ def chip_of(name: str) -> str:
 def reason(complaint: str) -> str:
     """Return the line of an error text that contains the reason.
 
-    This is the line of the assembler, or the last line. If the last line only marks a position in a kernel, it is the
-    first cause and that position.
+    This is the assembler's error line if there is one, and otherwise the last line. If the last line only marks a
+    position in a kernel, return the first cause together with that position.
     """
     lines = complaint.strip().splitlines() or ["no reason was given"]
     if lines[-1].strip() == "^":  # Triton ends with a line of the kernel; the first cause is above it
@@ -115,7 +115,7 @@ def reason(complaint: str) -> str:
 
 
 def full_name(name: str) -> str:
-    """Return the name that names() lists for a name or a rung's number. For a file, return its full path."""
+    """Return the full name, as in names(), of a rung such as "09" or of a kernel. For a file, return its full path."""
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise ValueError(f"name: got {name!r}, and there is no file {name} here")

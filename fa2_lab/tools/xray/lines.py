@@ -39,7 +39,7 @@ def by_line(cubin: bytes) -> dict[str, list[str]]:
 
 
 def sass_of(tag: str, chip: str = "sm_90") -> str:
-    """Return the machine instructions of a paper's line, that is, of the Triton lines that compute it, as text."""
+    """Return, as text, the machine instructions of the Triton lines that compute the paper's line `tag`."""
     found = where(tag)
     if not found.first_triton:
         raise ValueError(f"{found.tag} has no Triton line: {found.no_triton}")
@@ -50,7 +50,7 @@ def sass_of(tag: str, chip: str = "sm_90") -> str:
 
 
 def instructions(place: Place, kernels: Any) -> list[str]:
-    """Return text for one line of code: how often each machine instruction occurs in it, and a few instructions."""
+    """Return text for one line of code: how often each machine instruction occurs, and the first few instructions."""
     rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0].strip()}"]
     for kernel in kernels:
         became = kernel.lines.get(f"{Path(place.file).name}:{place.number}", [])

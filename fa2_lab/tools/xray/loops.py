@@ -1,4 +1,4 @@
-"""The loops in a kernel's machine code that contain matmuls, and the number of their instructions per score."""
+"""The loops with matmuls in the machine code of a kernel, and their number of instructions per score."""
 
 import re
 from typing import NamedTuple
@@ -13,7 +13,7 @@ PRODUCTS = (  # a warp's multiplications: four warps share one of Hopper's produ
 
 
 class Loop(NamedTuple):
-    """The counts of one loop per iteration: instructions, a warp's multiplications, copies, exponentials, and waits."""
+    """The counts per iteration of one loop: instructions, multiplications per warp, copies, exponentials, and waits."""
 
     instructions: int
     multiplications: float
@@ -22,7 +22,7 @@ class Loop(NamedTuple):
     waits: int = 0  # for products of the tensor cores
 
     def per_score(self, d: int) -> float:
-        """Return the instructions of a thread per score. Each score takes part in 2 d multiplications."""
+        """Return the number of thread instructions per score. Each score needs 2 d multiplications."""
         return 32 * self.instructions / self.scores(d)
 
     def scores(self, d: int) -> float:
@@ -31,7 +31,7 @@ class Loop(NamedTuple):
 
 
 def loops(sass: str) -> list[Loop]:
-    """Return every loop that contains a matmul, in program order."""
+    """Return a list of all loops that contain a matmul, in program order."""
     code: list[str] = []
     labels: dict[str, int] = {}
     found: list[Loop] = []
@@ -52,7 +52,7 @@ def loops(sass: str) -> list[Loop]:
 
 
 def multiplications(instruction: str) -> float:
-    """Return the multiplications of a warp in one instruction, which are 0 unless the instruction is a matmul."""
+    """Return the number of multiplications per warp in one instruction, or 0 if the instruction is not a matmul."""
     for pattern, warps in PRODUCTS:
         if sizes := pattern.search(instruction):
             rows, columns, inner = map(int, sizes.groups())

@@ -22,7 +22,7 @@ launched, asked = dict[str, Any](), dict[str, Any]()  # the kernels of a call, a
 
 
 def compile_only(run: Callable) -> Callable:
-    """Return a replacement for Triton's launch of a kernel, which keeps the compiled kernel instead of running it."""
+    """Return a replacement for JITFunction.run that compiles a kernel and keeps the result, but does not run it."""
 
     def compiled(self: Any, *arguments: Any, grid: Any, warmup: Any, **options: Any) -> None:
         launched[self.fn.__name__] = run(self, *arguments, grid=grid, warmup=True, **options | asked)
@@ -31,7 +31,7 @@ def compile_only(run: Callable) -> Callable:
 
 
 def call(name: str, q: torch.Tensor, causal: bool) -> None:
-    """Call the forward or backward of a rung, of a kernel of the package, or of a file, with q for all tensors."""
+    """Call the forward or backward that `name` refers to, in a rung, the package or a file, with q for every tensor."""
     L, dL = torch.empty(q.shape[:3], device=q.device), None
     tensors, options = Tensors(q, q, q), Options(causal, scale=0.1, traced=True)
     if name == "portable.forward":
@@ -53,7 +53,7 @@ def call(name: str, q: torch.Tensor, causal: bool) -> None:
 
 
 def read(name: str, kernel: Any) -> dict:
-    """Return the numbers, layouts, texts and instructions by line of one compiled kernel."""
+    """Return a dictionary with a compiled kernel's numbers, layouts, code at each stage, and instructions by line."""
     amd = "amdgcn" in kernel.asm
     code = kernel.asm["amdgcn"] if amd else offline.disassembled(kernel.asm["cubin"])
     stages = {stage: kernel.asm[stage] for stage in ("ttir", "ttgir", "ptx") if stage in kernel.asm} | dict(sass=code)
@@ -74,7 +74,7 @@ def read(name: str, kernel: Any) -> dict:
 
 
 def main(job: dict) -> list[list[dict]]:
-    """Return, for each entry of the job's launches, the kernels of one call in launch order, each of them once."""
+    """Compile a call once per entry of job["launches"], and return the list of its kernels for each entry."""
     chip = job["chip"]
     offline.compile_for(chip)
     triton_versions.newest_names()  # the user's file may use them as well
