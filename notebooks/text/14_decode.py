@@ -89,12 +89,11 @@ show("limits_decode")
 # %% [markdown]
 # ## Are eight heads enough?
 #
-# With 8 K/V heads, 132 SMs and one program per head, most SMs would be idle. But a head has 1,024 tiles of 64 keys,
-# so we can cut its tiles into *splits* and launch a program for each split (split-KV). How many programs run at once?
-# That depends on the kernel. We count for the package's decode kernel, whose speed the section *How near is the limit?*
-# measures, and not for the simpler kernel that we write in the next section. A program of the package's kernel has four
-# *stages*, each of which holds a tile of K and a tile of V, 32 KiB in all. The stages alone therefore take 128 KiB,
-# which is more than half of the shared memory, so only one such program fits on an SM.
+# With 8 K/V heads, 132 SMs and one program per head, most SMs would be idle. But a head has 1,024 tiles of 64 keys, so
+# we can cut its tiles into *splits* and launch a program for each split (split-KV). How many programs run at once? That
+# depends on the kernel. Here we count for the package's decode kernel, which is timed in the section *How near is the
+# limit?* Its programs have four *stages* of 32 KiB, for a tile of K and a tile of V each. Together, these take more
+# than half of an SM's shared memory, so only one program fits on an SM.
 
 # %% tags=["hide-input"]
 for n in (1, 16, 17, 33):
@@ -112,11 +111,12 @@ for n in (1, 16, 17, 33):
 # %% [markdown]
 # ## What does a split leave behind?
 #
-# Split w reads the keys from w · share to (w + 1) · share, in whole tiles. It uses `load_rows` and `visit` from
-# chapter 08, where row r sees the keys before `seen[r]`. Here, every row sees the keys before `last`. A split does
-# not divide $o$ by $\ell$. Instead, it stores $o$, m and $\ell$ as they are, so that the merge can divide once. These
-# d + 2 values per row are a partial result, which we call a *part*. As in chapter 08, m is a scaled score times
-# $\log_2 e$. `tl.num_programs(0)` is the number of splits.
+# Split w reads the keys from w · share to (w + 1) · share, in whole tiles. It uses `load_rows` and `visit` from chapter
+# 08, where row r sees the keys before `seen[r]`. Here, every row sees the keys before `last`. A split does not divide
+# $o$ by $\ell$. Instead, it stores $o$, m and $\ell$ as they are, so that the merge can divide once. These d + 2 values
+# per row are a partial result, which we call a *part*. In memory, the d values of $o$ come first, then m at position d,
+# and then $\ell$ at position d + 1. As in chapter 08, m is a scaled score times $\log_2 e$. `tl.num_programs(0)` is the
+# number of splits.
 
 # %%
 @triton.jit
@@ -312,8 +312,10 @@ print(f"in fp32, {(few != many).float().mean():.0%} of all numbers of O differ")
 # `attention_paged()` accept this number as `num_splits`, which is also its name in flash-attn. Split w of a sequence
 # then reads the tiles w, w + `num_splits`, … of this sequence, regardless of the other sequences and the number of SMs.
 # The package assigns single tiles in this way, whereas `split_kernel` above reads one contiguous range per split. With
-# single tiles, the tiles that are read at the same time are close together in memory. The tile size must not depend on
-# the batch either, and the parts are merged in the order of their indices.
+# single tiles, the tiles that are read at the same time are close together in memory. Without `num_splits`, the package
+# does the same if all sequences have one length and the splits fill the GPU, as in the output above. Otherwise, it
+# hands out contiguous *equal shares*, which a later section explains. The tile size must not depend on the batch
+# either, and the parts are merged in the order of their indices.
 
 # %%
 for n in (1, 8):
@@ -326,7 +328,8 @@ for n in (1, 8):
 #
 # If the number is large, a large batch writes and merges parts that it does not need. The next cell compares bytes. A
 # part is written once and read once, in fp32, and it has d + 2 values for each of the group's four rows. How much does
-# this add to the keys and values that the part's split reads?
+# this add to the keys and values that the part's split reads? These are only bytes, because the time that a fixed
+# number of splits costs has not been recorded yet.
 
 # %% tags=["hide-input"]
 from fa2_lab.kernels.decode.shares import part_bytes, tile_bytes
@@ -365,8 +368,8 @@ def load_keys(
     return tl.load(at, mask=(key < last)[:, None], other=0.0)
 
 # %% [markdown]
-# The paged kernel is `split_kernel` with this load. Each sequence has its own length and its own row of `width`
-# entries in the table:
+# The paged kernel is `split_kernel` with this load. Each sequence has its own length and its own row of `width` entries
+# in the table. You have seen the other lines before, so read only those with `table`, `lengths` or `load_keys`:
 
 # %%
 @triton.jit
@@ -399,6 +402,10 @@ def decode_paged(q, k_pages, v_pages, table, lengths, splits):  # both launches
     )  # fmt: skip
     return merge(parts, q)
 
+# %% [markdown]
+# In the next example, three sequences have 37, 0 and 48 keys. The second sequence has no page, so its entries in the
+# table are −1. The unused rows of the pages hold NaN. For each sequence, the output shows one number of O:
+
 # %% tags=["hide-input"]
 lengths = torch.tensor([37, 0, 48], device=device, dtype=torch.int32)
 table = torch.tensor([[4, 0, 5], [-1, -1, -1], [2, 6, 1]], device=device).int()
@@ -418,11 +425,9 @@ for b, n in ((0, 37), (2, 48)):
 print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().item())
 
 # %% [markdown]
-# In this example, three sequences have 37, 0 and 48 keys, and the unused rows of the pages hold NaN. The second
-# sequence has no page. Its entries in the table are −1, but no program reads them, because the loop over its keys has
-# no iterations. Unused rows must not be loaded at all, since 0 · NaN is NaN, so not even a weight of 0 would help.
-# The load from the table is masked as well. A tile can be longer than a page, so its last keys can be past the end of
-# the table.
+# No program reads the entries −1, because the loop over the second sequence's keys has no iterations. Unused rows must
+# not be loaded at all, since 0 · NaN is NaN, so not even a weight of 0 would help. The load from the table is masked as
+# well. A tile can be longer than a page, so its last keys can be past the end of the table.
 
 # %% [markdown]
 # ## What if the lengths differ?
@@ -438,11 +443,11 @@ show("shares")
 #
 # In the figure, five heads have 10, 3, 0, 12 and 2 tiles, and the number in each tile is that of the program which
 # reads it. To share the work, we count each tile as one unit and add one unit per head. Even the empty head counts,
-# because some program must write its O. In total, there are 27 + 5 = 32 units, so each of the four programs gets 8.
-# Programs 1 and 3 continue a head that another program began. We add no unit for this, so that the number of units does
-# not depend on the number of programs. (The table in the section *Are eight heads enough?* counted differently, with
-# one unit for the start of every program.) Only heads 0 and 3 are read by two programs, so only these two heads need a
-# merge.
+# because some program must write its O. In total, there are 27 + 5 = 32 units, so each of the four programs gets 8. For
+# example, program 1 gets 3 units for the last tiles of head 0, 1 + 3 for head 1, and 1 for the empty head 2. Programs 1
+# and 3 continue a head that another program began. We add no unit for this, so that the number of units does not depend
+# on the number of programs. (The table in the section *Are eight heads enough?* counted differently, with one unit for
+# the start of every program.) Only heads 0 and 3 are read by two programs, so only these two heads need a merge.
 
 # %% [markdown]
 # ## How near is the limit?
@@ -495,9 +500,10 @@ show("programs")
 # and more parts to merge. For each head that a program begins, the model adds the time of one tile, but it does not
 # count the merge.
 #
-# Why does a single program not read faster, although it has an SM to itself? There are four candidates, namely DRAM,
-# the path from L2 into the SM, the wait for tiles, and the program's own work on each tile. The record excludes the
-# first two:
+# Why does a single program not read faster, although it has an SM to itself? We can only narrow this down. There are
+# four candidates, namely DRAM, the path from L2 into the SM, the wait for tiles, and the program's own work on each
+# tile. The record excludes the first two, as the next output shows. It does not decide between the other two, because
+# the experiment that tells them apart has not been recorded:
 
 # %% tags=["hide-input"]
 tile, path = tile_bytes(64, d=128, itemsize=2), prices(chips.H200).l2 / chips.H200.SMs / 1e9  # bytes; GB/s
@@ -512,23 +518,22 @@ for n, speed in stages.items():
 # Eight programs read only a small fraction of what DRAM can deliver, and L2 could deliver more to each SM. So a program
 # either waits for its tiles or is busy with them:
 #
-# - **It waits.** The time that a tile takes to arrive is called the *latency* of the load. One of the program's four
-#   stages is in use, while the tiles for the other three are in flight. *Little's law* connects speed and latency:
-#   speed = bytes in flight / latency. If the program does nothing but wait, the latency is 3 tiles / (43 GB/s), which
-#   is three times the 0.76 µs per tile, or 2.3 µs.
+# - **It waits.** The program works on the tile in one of its four stages, while the tiles for the other three are in
+#   flight. If the work took no time, the speed would be set by these three tiles alone. By *Little's law*, it would be
+#   the bytes in flight divided by the *latency*, the time that a tile takes to arrive. A speed of 43 GB/s would then
+#   mean a latency of three times the 0.76 µs per tile, or 2.3 µs.
 #
 # - **It is busy.** For each tile, the program computes S, then the softmax, and then P V. Each of these steps waits for
 #   the previous one, and the program goes on to the next tile only when all three are done. If they take 0.76 µs, the
 #   next tile is always there in time, and the latency may be anything up to 2.3 µs.
 #
-# One measured speed cannot tell these two apart, because it agrees with both. An experiment can, by changing the number
-# of stages. With 3, 4 and 6 stages, 2, 3 and 5 tiles are in flight, instead of one with 2 stages. If latency is the
-# limit, Little's law therefore predicts that a program reads 2, 3 and 5 times as fast as with 2 stages. If the work is
-# the limit, further stages change nothing. Chapter 10's rule predicts the point at which the first case turns into the
-# second, namely 1 + copy / work stages. If you have a GPU, you can run this experiment with `fa2-lab bench decode`.
+# The one speed that we have measured agrees with both. The experiment would be to change the number of stages. With 3,
+# 4 and 6 stages, 2, 3 and 5 tiles are in flight, instead of one with 2 stages. If latency is the limit, a program reads
+# 2, 3 and 5 times as fast as with 2 stages. If the work is the limit, further stages change nothing. If you have a GPU,
+# you can find out with `fa2-lab bench decode`.
 #
-# In both cases, the fix is the same, because programs on other SMs wait and work at the same time. About a hundred of
-# them read as fast as a copy, and that is why we split the keys.
+# For our purpose, the answer does not matter, because the fix is the same in both cases. Programs on other SMs wait and
+# work at the same time. About a hundred of them read as fast as a copy, and that is why we split the keys.
 
 # %% [markdown]
 # Our decode kernel reaches the following share of a pure read's speed:
