@@ -129,7 +129,7 @@ GRID = Tiling(N_q=12, N_k=12, B_r=4, B_c=3)
 
 
 def keyed_mask(order: str) -> np.ndarray:
-    """Return a dropout mask whose random numbers depend on (row, column), drawn in the loop order of "fa1" or "fa2"."""
+    """Return a dropout mask with random numbers keyed by (row, column), drawn in the loop order of "fa1" or "fa2"."""
     dropout, kept = Dropout(p=0.5, seed=0), np.empty((GRID.N_q, GRID.N_k), dtype=bool)
     tiles = [(i, j) for i in range(GRID.T_r) for j in range(GRID.T_c)]
     for i, j in sorted(tiles, key=lambda tile: tile[::-1]) if order == "fa1" else tiles:

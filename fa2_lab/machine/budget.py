@@ -37,7 +37,7 @@ STATISTIC = 4  # bytes of one L or D
 
 @dataclass(frozen=True)
 class Fit:
-    """The resources that one thread block needs, and whether it runs on an SM without spills, or what limits it."""
+    """The resources that one thread block needs, whether it runs without spills and, if not, what the limit is."""
 
     ok: bool
     limit: str  # "", "shared memory" (cannot run) or "registers" (runs, but spills)

@@ -20,7 +20,8 @@ def sent(lengths: Sequence[int], rank: int, direction: str, *, kv_heads: int, d:
     """Return the number of bytes that one rank sends, separately for "K V" and, in the backward pass, "dK dV".
 
     A rank sends every block of K and V except that of its right neighbour, and in the backward pass also dK and dV of
-    every block except its own. An element of K has `item` bytes, and `kv_heads` is summed over the batch.
+    every block except its own. An element of K has `item` bytes. `kv_heads` is the number of K/V heads of all sequences
+    in the batch together.
     """
     if direction not in ("forward", "backward"):
         raise ValueError(f"direction: got {direction!r}; it takes forward or backward")

@@ -3,7 +3,7 @@
 One query is one row block, so one program per head would leave most SMs idle, and the few busy SMs cannot use the whole
 bandwidth. The module compares three launches, each as blocks for grid.schedule: one block per head; the same number of
 splits for every head (split-KV); and equal shares of the tiles of all heads (stream-K), in which a program may finish
-one head and start the next. Equal shares need no second wave, and the lengths of the sequences may differ.
+one head and start the next. Equal shares need no second wave, even if the sequences have different lengths.
 kernels/decode/shares.py has the rules by which the kernels choose. Time is counted in units of work: one unit to read a
 tile, and one to start a head.
 """
@@ -60,7 +60,7 @@ class Shares:
         return sum(self.tiles[:head]) + head
 
     def spans(self, w: int) -> list[tuple[int, int, int]]:
-        """Return the tiles that program w reads, as a list of (head, first, last), which means tiles first:last."""
+        """Return a list of (head, first, last), in order: program w reads tiles first:last of each of these heads."""
         found = []
         for head, n in enumerate(self.tiles):
             begin = self.begin(head)

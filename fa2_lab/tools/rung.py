@@ -52,7 +52,7 @@ def check(name: str, cases: list[tuple], device: str) -> None:
 
 
 def off(x: Any, truth: Any) -> float:
-    """Return the largest error relative to the largest true value, or infinity if x is not infinite where truth is."""
+    """Return the largest error divided by the largest true value, or infinity if x and truth differ in infinities."""
     infinite = torch.isinf(truth)
     if not torch.equal(torch.isinf(x), infinite):
         return torch.inf

@@ -1,4 +1,4 @@
-"""The step from one rung of the ladder to another, shown as a diff."""
+"""The changes from one rung of the ladder to another, shown as a diff."""
 
 import ast
 from difflib import SequenceMatcher

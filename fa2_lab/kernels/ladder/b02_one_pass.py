@@ -57,7 +57,7 @@ def ring(X, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
 
 @gluon.jit
 def fill(ring, n, X, head, row):
-    """Producer: wait until the n-th tile's stage is empty, then start copying X from (head, row) on into that stage."""
+    """Producer: wait until the n-th tile's stage is empty, then start copying the tile of X at (head, row) into it."""
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.emptied.index(n % STAGES), (n // STAGES & 1) ^ 1)
     mbarrier.expect(ring.filled.index(n % STAGES), X.block_type.nbytes)
@@ -80,7 +80,7 @@ def release(ring, n):
 
 @gluon.constexpr_function
 def accumulator(columns):
-    """Return the layout in which a warpgroup holds 64 rows of a matmul's result: 16 rows per warp, 4 lanes per row."""
+    """Return the layout of a matmul result (64, columns) in a warpgroup: 16 rows per warp, 4 lanes per row."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
 
 

@@ -88,7 +88,7 @@ def softmax(s_ij, l_i, m_i, tau_log2):
 
 @gluon.jit
 def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
-    """Round p to 16 bits, two elements per instruction, and return the result as the left operand of a matmul."""
+    """Round p to fp16 or bf16, two elements per instruction, and return the result as a matmul's left operand."""
     if dtype == gl.bfloat16:
         p = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, is_pure=True, pack=2)
     else:

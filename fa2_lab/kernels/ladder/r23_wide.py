@@ -1,7 +1,7 @@
 """Rung 23, wide: at d = 128, three consumers (192 rows) now share each tile of K and V, because O reuses Q's buffer.
 
-The third consumer still needs more shared memory, so tiles have 64 keys again, now in five stages. O in Q's buffer
-delays the copy of the next Q. If there are few row blocks, the launch therefore has the two consumers of rung 22.
+The third consumer still needs more shared memory, so tiles have 64 keys again, now in five stages. While O is in Q's
+buffer, the next Q cannot be copied. If there are few row blocks, the launch therefore uses the sizes of rung 22.
 """
 
 import math
@@ -63,7 +63,7 @@ def ring(tiles, CONSUMERS: gl.constexpr):
 
 @gluon.jit
 def fill(ring, n, X, head, row):
-    """Producer: wait until the n-th tile's stage is empty, then start copying X from (head, row) on into that stage."""
+    """Producer: wait until the n-th tile's stage is empty, then start copying the tile of X at (head, row) into it."""
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.emptied.index(n % STAGES), (n // STAGES & 1) ^ 1)
     mbarrier.expect(ring.filled.index(n % STAGES), X.block_type.nbytes)
@@ -143,7 +143,7 @@ DONE:
 
 @gluon.jit
 def update_row_max(m_i, top, limit):
-    """Return the new m (64, 4). If any lane's maximum `top` exceeds `limit`, its warp raises m to the row maxima."""
+    """Return m (64, 4), raised to the row maxima in every warp in which a lane's maximum `top` exceeds its `limit`."""
     return gl.inline_asm_elementwise(RAISED, "=&f,=&f,f,f,f,f,f,f", [m_i, top, limit], gl.float32, is_pure=True, pack=2)
 
 
@@ -161,7 +161,7 @@ def softmax(s_ij, l_i, m_i, tau_log2):
 
 @gluon.jit
 def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
-    """Round p to 16 bits, two elements per instruction, and return the result as the left operand of a matmul."""
+    """Round p to fp16 or bf16, two elements per instruction, and return the result as a matmul's left operand."""
     if dtype == gl.bfloat16:
         p = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, is_pure=True, pack=2)
     else:
@@ -185,7 +185,7 @@ def in_place(n):
 
 @gluon.jit
 def rescale_o(o_i, alpha):
-    """Multiply each row of o by its alpha. A warp skips the multiplications if all its alphas are 1, as is usual."""
+    """Multiply each row of o by its alpha. A warp skips the multiplications if all its alphas are 1, the usual case."""
     N: gl.constexpr = o_i.shape[1] // 2  # numbers of o in a thread
     x, a = gl.broadcast(by_lanes(o_i), along(alpha, by_lanes(o_i)))
     x = gl.inline_asm_elementwise(multiply_unless_one(N), in_place(N), [x, a], gl.float32, is_pure=True, pack=N)
