@@ -2,7 +2,7 @@
 # # Assignment 1 · Online softmax
 #
 # **Can softmax be finished before all scores are known?** Chapter 02 answers yes. Here you write the three functions
-# from which everything else is built, and then a test that could find a mistake in them.
+# from which everything else is built, and then a test that can find mistakes in one of them.
 #
 # | step | points |
 # | --- | --- |
@@ -16,9 +16,9 @@
 # **How it is graded.** Each step is checked on its own. If only some of its checks pass, you get a share of its points.
 # A check that fails shows what it expected, what it got and where the two first differ, and it gives a hint. Grading
 # runs more cases than you see here. A mistake costs points only once, because a later step that uses a wrong earlier
-# function is tried again with a correct one. Arrays and correct results are float64, so you lose points if you round to
-# float32 on the way. You can add cells of your own, but changes to locked cells are undone. Each step may run for 60
-# seconds. To run all checks at once, type `python -m checks 1_online_softmax.ipynb`.
+# function is retried with a correct version of that function. Arrays and correct results are float64, so you lose
+# points if you round to float32 on the way. You can add your own cells, but changes to locked cells are undone. Each
+# step may run for up to 60 seconds. To run all checks at once, type `python -m checks 1_online_softmax.ipynb`.
 #
 # **Off limits.** You may use NumPy. While your work is graded, your code cannot import `fa2_lab`, and `checks` does
 # nothing when your code calls it. Ready-made attention, such as the function in torch, is off limits as well.
@@ -32,8 +32,8 @@ from checks import softmax as check
 # ## 1. One more block of keys
 #
 # The state of a block of rows consists of three arrays. `m` is the largest score so far and has shape `(B_r,)`, `l = Σ
-# exp(s − m)` has shape `(B_r,)`, and `o = Σ exp(s − m) v` has shape `(B_r, d)`. Before the first key, `m` is −∞ and the
-# other two are 0.
+# exp(s − m)` has shape `(B_r,)`, and `o = Σ exp(s − m) v` has shape `(B_r, d)`. Before the first key, `m` is −∞, and
+# `l` and `o` are 0.
 #
 # `update` takes a block of scores `s` `(B_r, B_c)` and the values `v` `(B_c, d)` of the same keys, and returns the new
 # `(m, l, o)`. Think about two things before you write. First, `l` and `o` were summed relative to the old `m`, so what
@@ -95,15 +95,15 @@ report += check.finalize(finalize, seed=103)
 #
 # States can be merged in any order and in any grouping. A state without keys changes nothing, and all parts together
 # give the same result as the whole. Because of these properties, the same `merge` serves warps, splits of the keys, and
-# rings of GPUs. But does a given `merge` have them? Write a test that finds out.
+# rings of GPUs. But does a given `merge` have these properties? Write a test that finds out.
 #
 # `test_merge(merge)` raises an `AssertionError` if the merge that it is given is wrong in any way that matters, and
 # returns quietly if that merge is correct. Grading calls it on wrong merges and on correct ones, twice on each. Your
 # score is the share of wrong merges that the test catches, minus the share of correct merges that it rejects.
 #
-# A correct merge may round differently from yours, and it may keep its state in another form, as long as the state
-# means the same. Therefore, compare what `finalize` returns for the states, not `m` and `l` themselves, and allow a
-# difference of one part in a hundred thousand.
+# A correct merge may round differently from yours, and it may keep its state in another form that represents the same
+# numbers. Therefore, compare what `finalize` returns for the states, not `m` and `l` themselves, and allow a difference
+# of up to one part in a hundred thousand.
 
 # %% solution="own"
 def test_merge(merge):

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Assignment 2 · From FA1 to FA2
 #
-# **FA2 has the same tiles as FA1 and gives the same answer, so what is left to save?** You write FlashAttention-2's
-# forward pass in NumPy, tile by tile, while a meter counts what you load from HBM, what you store, and what you
+# **FA2 has the same tiles as FA1 and gives the same answer, so what is left to save?** You write the forward pass of
+# FlashAttention-2 in NumPy, tile by tile, while a meter counts what you load from HBM, what you store, and what you
 # compute.
 #
 # | step | points |
@@ -17,11 +17,11 @@
 # *Time: 4 to 5 hours. Before this: chapters 03 and 04. Hardware: any laptop, NumPy alone.*
 #
 # **How it is graded.** Grading works as in assignment 1, and the same things are off limits, namely all of `fa2_lab`
-# and ready-made attention. Steps 4 to 6 run your `forward` once more with the meter on. They give points if its result
-# is right. They also give points if the result has a mistake that the checks know by name, because that mistake has
-# already cost you points in step 2. If you keep the scores of a whole row block (a strip), or all scores, the step
-# scores 0. Steps 3, 5 and 6 also lose points if numbers leave the chip, for example through `float` or `if`, because
-# the meter cannot count what is computed elsewhere.
+# and ready-made attention. Steps 4 to 6 run your `forward` once more with the meter on, and need a correct result to
+# give points. They also accept a result with a mistake that the checks know by name, because that mistake has already
+# cost you points in step 2. If you keep the scores of a whole row block (a strip), or all scores, the step scores 0.
+# Steps 3, 5 and 6 also lose points if numbers leave the chip, for example through `float` or `if`, because the meter
+# cannot count what is computed elsewhere.
 
 # %% locked="setup"
 import numpy as np
@@ -32,9 +32,9 @@ from checks import tiled as check
 # ## 1. Skip, diagonal or full
 #
 # With a causal mask, row `r` sees column `c` if `c ≤ r + N_k − N_q`, so the diagonal ends in the bottom right corner,
-# and some rows may see nothing. A tile is `"skip"` if no entry is visible, `"full"` if all are, and `"diagonal"`
-# otherwise. Without the mask, every tile is full. Rows run from `row` up to, but not including, `row_end`, and columns
-# likewise.
+# and some rows may see no columns. A tile is `"skip"` if none of its entries is visible, `"full"` if all are, and
+# `"diagonal"` otherwise. Without the mask, every tile is full. The tile's rows run from `row` up to, but not including,
+# `row_end`, and its columns from `col` up to, but not including, `col_end`.
 #
 # Decide the kind of a tile from its corners, without building an array.
 
@@ -56,14 +56,14 @@ report += check.kind(kind, ((C(7, 16, 4, 2, 5), C(7, 16, 4, 2, 5, causal=True)),
 # ## 2. One row block through its tiles
 #
 # `row_block` gets the queries `q_i` `(b, d)` of one row block, whose first row is `row`, and `K`, `V` `(N_k, d)`. It
-# goes through the column blocks, `B_c` keys at a time, and returns `o_i` `(b, d)` and the logsumexp `L_i` `(b,)`. The
-# last column block may be short. Compute scores as `tau * (q_i @ k_j.T)`, with the brackets, because without them τ
-# multiplies a block of Q in each tile, and the meter counts these multiplications.
+# visits the column blocks, `B_c` keys at a time, and returns `o_i` `(b, d)` and the logsumexp `L_i` `(b,)`. The last
+# column block may be short. Compute scores as `tau * (q_i @ k_j.T)`, with the parentheses. Without them, τ multiplies a
+# block of Q in each tile, and the meter counts these multiplications.
 #
 # `row_block` must not look at more than one column block at a time, must not touch a tile that is `"skip"`, and must
 # divide only once, at the end. In step 3, `K` and `V` will be tensors in HBM. `K[start:end]` then loads a block, and
 # you compute with blocks as usual, with operators, `np.where`, `np.exp`, `.max(axis=1)` and `.T`. The numbers of a
-# block stay on the chip, where the meter counts what you do with them.
+# block stay on the chip, and the meter counts what you compute from them.
 
 # %% solution="row_block"
 def row_block(q_i, K, V, row, N_q, B_c, tau, causal):
@@ -129,8 +129,8 @@ report += check.traffic(forward, [check.METERED_RAGGED])
 # %% [markdown]
 # ## 5. The meter: operations
 #
-# The tensor cores compute two matrix products for each visited tile. All other operations run on other units, which are
-# slower. Therefore, compute one exponential for each score, and as little else as you can.
+# The tensor cores compute two matrix products for each visited tile. All other operations run on slower units.
+# Therefore, compute one exponential for each score, and as little else as you can.
 
 # %% test="operations" points=3 given="kind"
 report = check.operations(forward)

@@ -28,8 +28,8 @@ from checks import gradients as check
 # %% [markdown]
 # ## 1. D
 #
-# The gradient of a softmax row needs one number, `D_i = Σ_j P_ij dP_ij`. You can also compute it without P, as a
-# product of two rows of length d from `dO` and `O`, which both have shape `(N, d)`. Which rows are they?
+# The gradient of a softmax row needs one number, `D_i = Σ_j P_ij dP_ij`. You can also compute this number without P, as
+# the dot product of a row of `dO` and a row of `O`, which both have shape `(N, d)`. Which rows are they?
 
 # %% solution="row_dots"
 def row_dots(dO, O):
@@ -45,7 +45,7 @@ report += check.row_dots(row_dots, seed=301)
 # ## 2. One tile
 #
 # `q_i`, `do_i` are `(b, d)`, `k_j`, `v_j` are `(c, d)`, and `L_i`, `D_i` are `(b,)`. `seen` `(b, c)` is True where a
-# query may look, or it is None if queries may look everywhere. Return this tile's parts of `dq`, `dk` and `dv`. With τ
+# query sees a key, or it is None if all queries see all keys. Return this tile's parts of `dq`, `dk` and `dv`. With τ
 # for `tau`, the chain rule gives
 #
 # s = τ q kᵀ, p = exp(s − L), dv = pᵀ do, dp = do vᵀ, ds = p ∘ (dp − D), and two more lines, which you derive.
@@ -72,8 +72,8 @@ report += check.tile_gradients(tile_gradients, seed=302)
 #
 # The outer loop runs over column blocks, and the inner loop runs over row blocks. A column block keeps its `dk_j` and
 # `dv_j` on chip while the queries pass by, and stores them once. `dQ` cannot stay on chip, so every tile loads its rows
-# of `dQ`, adds to them, and stores them. The outputs `D`, `dQ`, `dK`, `dV` start as NaN in HBM. The mask is that of
-# assignment 2, so row `r` sees column `c` if `c ≤ r + N_k − N_q`, and a tile is skipped if no row sees it.
+# of `dQ`, adds to them, and stores them. The outputs `D`, `dQ`, `dK`, `dV` start as NaN in HBM. The mask is the same as
+# in assignment 2, so row `r` sees column `c` if `c ≤ r + N_k − N_q`, and a tile is skipped if no row sees it.
 
 # %% solution="backward"
 def backward(Q, K, V, O, L, dO, D, dQ, dK, dV, B_r, B_c, tau, causal):
@@ -108,7 +108,7 @@ report += check.backward(backward, seed=303)
 # ## 4. The meter: elements moved
 #
 # K and V are loaded once. For each visited tile, Q, dO, L and D are loaded once, and dQ is loaded and stored.
-# **Predict:** of which tensor are the most elements moved?
+# **Predict:** which tensor accounts for the most elements moved?
 
 # %% test="traffic" points=2 given="row_dots tile_gradients"
 report = check.traffic(backward)
@@ -117,7 +117,7 @@ report += check.traffic(backward, [check.METERED_RAGGED])
 # %% [markdown]
 # ## 5. The meter: operations
 #
-# For each visited tile, the backward pass computes five products, and one exponential per score. The forward pass needs
+# For each visited tile, the backward pass computes five products and one exponential per score. The forward pass needs
 # only two products.
 
 # %% test="operations" points=2 given="row_dots tile_gradients"
@@ -127,9 +127,9 @@ report += check.operations(backward, [check.METERED_RAGGED])
 # %% [markdown]
 # ## 6. Query heads that share a key head
 #
-# `q`, `O`, `dO` are `(H, N_q, d)`, and `L` is `(H, N_q)`, but `k` and `v` have fewer heads. They are `(H_k, N_k, d)`, H
-# is a multiple of H_k, and query head `h` reads key head `h // (H / H_k)`. Return `dq`, `dk`, `dv` in the shapes of
-# `q`, `k`, `v`. Call your `backward` for each head, on plain arrays, with any block sizes you like. What happens to
+# `q`, `O`, `dO` are `(H, N_q, d)`, and `L` is `(H, N_q)`, but `k` and `v` have fewer heads. Their shape is `(H_k, N_k,
+# d)`, H is a multiple of H_k, and query head `h` reads key head `h // (H / H_k)`. Return `dq`, `dk`, `dv` in the shapes
+# of `q`, `k`, `v`. Call your `backward` for each head, on plain arrays, with any block sizes you like. What happens to
 # `dk` if several heads read the same `k`?
 
 # %% solution="grouped"

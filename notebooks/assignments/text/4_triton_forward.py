@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Assignment 4 · A Triton forward kernel
 #
-# **How does the loop of assignment 2 become a GPU kernel?** You get there in three steps, namely one tile, the loop,
-# and then the cases that occur in real inputs. Triton's interpreter runs your kernel in Python, slowly and exactly, so
-# you need no GPU.
+# **How does the loop of assignment 2 become a GPU kernel?** You get there in three steps, which are one tile, the loop,
+# and the cases that occur in real inputs. Triton's interpreter runs your kernel in Python, which is slow but exact, so
+# you do not need a GPU.
 #
 # | step | points |
 # | --- | --- |
@@ -58,7 +58,7 @@ report += check.one_tile(one_tile, [check.Case(16, 16, 64, 16, 16, size=2.0, see
 # %% [markdown]
 # ## 2. The loop
 #
-# Now there are several row blocks, with one program each (`tl.program_id(0)`), and several column blocks, which each
+# Now there are several row blocks, with one program each (`tl.program_id(0)`), and several column blocks, which every
 # program visits in a loop. Each program loads K and V only once. Lengths are multiples of the block sizes. Carry `m`,
 # `l` and `o` through the loop in fp32, divide once, and store `O` and `L`, the natural logarithm of each row's sum of
 # exponentials. Since `m` is in base 2 here, what do you need ln 2 for?

@@ -16,8 +16,8 @@
 # that it rejects. Three bugs of each kind are shown by name, and grading uses more. Your test may use any oracle that
 # you trust, so write one or call `fa2_lab.reference`. The rest of `fa2_lab` and torch are off limits, and neither is
 # available while your work is graded. Each kernel is tested twice, so a test that draws random numbers has to use a
-# fixed seed. A step has 60 seconds for all of its kernels, which are about 20. `python -m checks` warns you if your
-# test comes near that limit.
+# fixed seed. A step has 60 seconds for all of its kernels, of which there are about 20. `python -m checks` warns you if
+# your test comes close to that limit.
 
 # %% locked="setup"
 import numpy as np
@@ -33,14 +33,14 @@ from checks import break_it as check
 # - `dq, dk, dv = kernel.backward(q, k, v, O, L, dO, causal=False, scale=None)`
 #
 # `q`, `O`, `dO` are `(heads, N_q, d)`, `k`, `v` are `(key heads, N_k, d)`, and `L` is `(heads, N_q)`. All of them are
-# float64 NumPy arrays with any strides. The number of heads of `q` is a multiple of that of `k`, and query head `h`
-# reads key head `h // (heads // key heads)`. If no scale is given, it is 1/√d, but 0 is a scale like any other. With
-# the causal mask, row `r` sees column `c` if `c ≤ r + N_k − N_q`. `L` is the natural logsumexp. A row that sees no key
-# has `O` = 0 and `L` = −∞, and adds nothing to any gradient. Lengths are arbitrary, and the kernel works in tiles whose
-# sizes you do not know. Scores may be large or very negative.
+# float64 NumPy arrays with any strides. The number of query heads is a multiple of the number of key heads, and query
+# head `h` reads key head `h // (heads // key heads)`. If no scale is given, it is 1/√d, but 0 is a scale like any
+# other. With the causal mask, row `r` sees column `c` if `c ≤ r + N_k − N_q`. `L` is the logsumexp with the natural
+# logarithm. A row that sees no key has `O` = 0 and `L` = −∞, and adds nothing to any gradient. Lengths are arbitrary,
+# and the kernel works in tiles whose sizes you do not know. Scores may be large or very negative.
 #
-# A correct kernel may differ from the dense result by rounding, which is at most one part in a hundred thousand of the
-# largest entry. A kernel is wrong if it is wrong for any input that fits this description, on any call.
+# A correct kernel may differ from the dense result by rounding errors of at most one part in a hundred thousand of the
+# largest entry. A kernel is wrong if any call with an input that fits this description gives a wrong result.
 # %% [markdown]
 # ## An oracle
 #

@@ -57,8 +57,9 @@ report = check.by_hand(by_hand, seed=0)
 # %% [markdown]
 # ## 2. Waves
 #
-# Each thread block takes one row block of one head. `resident` of them fit on an SM at once, and all take equally long.
-# Return the number of waves, and the share of all slots in all waves that have work. `chip.SMs` is the number of SMs.
+# Each thread block processes one row block of one head. Up to `resident` thread blocks fit on an SM at once, and all of
+# them take equally long. Return the number of waves, and the share of the slots in these waves that have work.
+# `chip.SMs` is the number of SMs.
 
 # %% solution="waves"
 def waves(chip, heads, N_q, B_r, resident):
@@ -76,8 +77,8 @@ report += check.waves(waves, [(CHIPS["L40S"], 7, 777, 64, 3), (CHIPS["H200"], 16
 # ## 3. Traffic
 #
 # Return the bytes that FA2's forward pass moves between HBM and the chip for one head with N queries and N keys. An
-# element of Q, K, V or O takes 2 bytes, and one of L takes 4. With the causal mask, column blocks that a row block does
-# not see are not loaded. The last blocks may be short.
+# element of Q, K, V or O takes 2 bytes, and an element of L takes 4. With the causal mask, column blocks that a row
+# block does not see are not loaded. The last blocks may be short.
 
 # %% solution="traffic"
 def traffic(N, d, B_r, B_c, causal):
@@ -100,10 +101,10 @@ report += check.traffic(traffic, [(1000, 96, (64, 128), True), (777, 40, (128, 1
 # This is the model for 16-bit inputs:
 #
 # - A block's shared memory holds Q_i once, and K_j and V_j once for each stage.
-# - A thread needs 40 registers for addresses and the like, and its share (rounded up) of o in fp32, of s in fp32 and of
-#   p in 16 bits. Two 16-bit numbers fit in a register, and a warp has 32 threads.
-# - A block may use `chip.shared_per_block` bytes. A thread may use 255 registers, but no more than its share of the
-#   65,536 registers of an SM, rounded down to a multiple of 8.
+# - A thread needs 40 registers for addresses and the like, plus its share of the registers that o (in fp32), s (in
+#   fp32) and p (in 16 bits) need together, rounded up. Two 16-bit numbers fit in a register, and a warp has 32 threads.
+# - A block may use up to `chip.shared_per_block` bytes of shared memory. A thread may use at most 255 registers, and at
+#   most its share of the SM's 65,536 registers, rounded down to a multiple of 8.
 #
 # Return the bytes, the registers, and whether both are within these limits.
 
@@ -125,8 +126,8 @@ report += check.fits(fits, [(CHIPS["H100 SXM"], (128, 128), 176), (CHIPS["GeForc
 # ## 5. The choice
 #
 # B_r and B_c are each 64 or 128, there are two stages, and a block has 4 or 8 warps. Of the pairs that fit, return the
-# one that moves the fewest bytes. If several pairs move equally few, return the one with the largest B_c. **Predict**
-# before you run: does B_c change the traffic?
+# pair that moves the fewest bytes. If several pairs tie, return the pair with the largest B_c. **Predict** before you
+# run: does B_c change the traffic?
 
 # %% solution="best_blocks"
 def best_blocks(chip, N, d, causal):
@@ -144,9 +145,9 @@ report += check.best_blocks(best_blocks, [(CHIPS["L40S"], 1024, 128, True), (CHI
 # ## 6. The backward pass: which programs add to dQ
 #
 # FA2's backward pass has one program for each column block. The program keeps dK_j and dV_j on chip and visits the row
-# blocks that see its keys. At each visit, it adds its part to dQ_i in HBM. Return, for each row block, how many
-# programs add to it. The last blocks may be short, and N is the number of queries and also of keys. **Predict:** with
-# the causal mask, which row block has the most?
+# blocks that see its keys. At each visit, it adds its part to dQ_i in HBM. For each row block, return the number of
+# programs that add to it. The last blocks may be short, and there are N queries and N keys. **Predict:** with the
+# causal mask, which row block has the most?
 
 # %% solution="writers"
 def writers(N, B_r, B_c, causal):
@@ -169,7 +170,8 @@ report += check.writers(writers, [(129, (64, 64), True), (1000, (64, 128), True)
 # - K_j and V_j are loaded once, and dK_j and dV_j are stored once.
 # - For each visited tile, Q_i, dO_i, L_i, D_i and dQ_i are loaded, and dQ_i is stored.
 #
-# L, D and dQ are fp32 and take 4 bytes per number, and everything else takes 2. A tile that no row sees is not visited.
+# L, D and dQ are fp32 and take 4 bytes per number, and all other tensors take 2. A tile that no row sees is not
+# visited.
 
 # %% solution="backward_traffic"
 def backward_traffic(N, d, B_r, B_c, causal):
@@ -189,13 +191,13 @@ report += check.backward_traffic(backward_traffic, [(777, 40, (128, 128), True),
 # %% [markdown]
 # ## 8. One pass or two
 #
-# Additions in HBM happen in any order, so dQ changes in its last bits from run to run. The alternative is two passes.
-# The first is Algorithm 2 without dQ, so nothing clears, loads or stores dQ. The second has one program for each row
-# block, like the forward. It loads Q_i, dO_i, L_i and D_i once, loads K and V for each column block that the rows see,
-# and stores dQ_i once, in 2 bytes.
+# Additions in HBM happen in any order, so the last bits of dQ change from run to run. The alternative is two passes.
+# The first pass is Algorithm 2 without dQ, so it does not clear, load or store dQ. The second pass has one program for
+# each row block, like the forward pass. It loads Q_i, dO_i, L_i and D_i once, loads K and V for each column block that
+# the rows see, and stores dQ_i once, in 2 bytes.
 #
-# Return the bytes of two passes, and how many passes move fewer bytes (1 if both are equal). Two passes also compute S
-# and dP twice, so bytes are not the whole cost.
+# Return the bytes that two passes move, and the number of passes (1 or 2) that moves fewer bytes (1 if both move the
+# same number). Two passes also compute S and dP twice, so bytes are not the whole cost.
 
 # %% solution="passes"
 def passes(N, d, B_r, B_c, causal):
@@ -219,8 +221,8 @@ report += check.passes(passes, [(777, 40, (128, 128), True), (128, 64, (128, 128
 # For 16-bit inputs, this is the model of a program of the first pass, which keeps a column block:
 #
 # - Shared memory holds K_j and V_j once, and for each stage Q_i, dO_i, and L_i and D_i in fp32.
-# - A thread needs 40 registers, and its share (rounded up) of dk, dv, p and dp in fp32 and of one B_r × B_c operand in
-#   16 bits.
+# - A thread needs 40 registers, plus enough for its share of dk, dv, p and dp (in fp32) and of one B_r × B_c operand
+#   (in 16 bits), each rounded up.
 # - The limits are the same as in step 4.
 
 # %% solution="backward_fits"

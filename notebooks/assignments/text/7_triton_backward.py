@@ -58,7 +58,7 @@ report += check.row_dots(row_dots, [check.Case(33, 33, 16, 16, 16, seed=701, tau
 # One program handles all B_r queries and B_c keys. The forward pass did not store P, but it stored L, so P = exp(τ Q Kᵀ
 # − L) needs neither a maximum nor a sum. Then dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP − D), dQ = τ dS K and dK = τ dSᵀ Q.
 #
-# L is a natural logarithm. Write products as `tl.dot(a, b, input_precision="ieee")`, and transposes as `p.T`.
+# L uses the natural logarithm. Write products as `tl.dot(a, b, input_precision="ieee")`, and transposes as `p.T`.
 
 # %% solution="tile"
 @triton.jit
@@ -131,7 +131,7 @@ report += check.columns(columns, [("hidden", case) for case in hidden], seed=0)
 # ## 4. Row blocks
 #
 # Program i keeps row block i. It loads Q_i, dO_i, L_i and D_i once, visits the column blocks that its rows see, and
-# keeps `dq` until the end. S and dP are computed a second time, which is the cost of a sum in a fixed order.
+# keeps `dq` until the end. S and dP are computed a second time, which is the cost of adding in a fixed order.
 
 # %% solution="rows"
 @triton.jit

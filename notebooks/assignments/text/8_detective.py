@@ -3,7 +3,7 @@
 #
 # **Something is wrong with these three programs.** The first one hangs, the second one sometimes gives a wrong answer,
 # and the third one does so for some sizes. Each program contains one mistake, although each passed its author's tests.
-# Find the line, name the cause and mend the program. Then prove your answer with two runs, one that shows the mistake
+# Find the line, name the cause and fix the program. Then prove your answer with two runs, one that shows the mistake
 # and one that hides it.
 #
 # | step | points |
@@ -18,8 +18,8 @@
 # **How it is graded.** Each case has five checks of one point. You see three of them, for the mended program, the run
 # that shows the mistake and the run that hides it. Grading also checks the line and the cause. It runs the mended
 # program with other sizes and other clocks, and the program has to take as long as it was meant to. Your programs may
-# differ from those of your neighbour. Only what you write down counts, so each answer is one `return dict(…)` with
-# texts and numbers.
+# differ from those of other students. Only what you write down counts, so each answer is one `return dict(…)` with
+# strings and numbers.
 #
 # **Off limits:** the programs as they were before the mistake, and all of `fa2_lab` except
 # `fa2_lab.machine.asynchrony`. You may read and use that module, because the first two programs run on it. Ready-made
@@ -43,7 +43,7 @@ from checks import detective as check
 # - `mend` is a list of up to three pairs (old text, new text). Each old text occurs in the program exactly once, and it
 #   can be a part of a line or several lines. At most 26 words and signs may be new, and you may use only names that the
 #   program already has.
-# - `shows` and `hides` are the sizes and clocks of two runs, as dicts. Whatever you leave out keeps its usual value,
+# - `shows` and `hides` are the sizes and clocks of two runs, as dicts. Whatever you leave out keeps its default value,
 #   but each of the two runs must change at least one number.
 #
 # | cause | in words |
@@ -59,19 +59,20 @@ from checks import detective as check
 # | `wrong head` | rows of another head are read |
 # | `corner` | the causal diagonal is aligned to the wrong corner |
 #
-# The usual runs have `tiles=6`, `consumers=2`, `stages=2`, `causal=False`, `copy=600`, `scores=256`, `softmax=512`,
-# `values=256` for the first two programs, and `heads=2`, `N_q=40`, `N_k=40`, `causal=False` for the third.
+# By default, the first two programs run with `tiles=6`, `consumers=2`, `stages=2`, `causal=False`, `copy=600`,
+# `scores=256`, `softmax=512`, `values=256`, and the third program runs with `heads=2`, `N_q=40`, `N_k=40`,
+# `causal=False`.
 # %% [markdown]
 # ## 1. A hang
 #
-# The program below is the skeleton of a warp-specialised kernel, run by the model of chapter 12a. A producer copies
-# tiles of K and V into the stages of a ring. Each consumer owns some rows. For each tile, it waits until a stage is
-# filled, computes, and releases the stage. `Barrier(what, n)` ends a phase after n arrivals. `yield
+# The program below is the skeleton of a warp-specialised kernel and runs on the model from chapter 12a. A producer
+# copies tiles of K and V into the stages of a ring. Each consumer owns some rows. For each tile, it waits until a stage
+# is filled, computes, and releases the stage. `Barrier(what, n)` ends a phase after n arrivals. `yield
 # barrier.over(phase)` waits for the end of that phase, and `yield job.done()` waits for a copy, a product or a softmax,
-# each of which takes a number of clocks. If all actors wait and no job is running, the model raises `Deadlock` and
-# reports which actor waits for what.
+# each of which takes a number of clocks. If all actors are waiting and no job is running, the model raises `Deadlock`
+# and reports what each actor is waiting for.
 #
-# In some runs, this program ends that way.
+# In some runs, this program ends in such a deadlock.
 
 # %% locked="hanging"
 # `fa2-lab course build` writes this cell, for seed 0

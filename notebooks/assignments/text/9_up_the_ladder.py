@@ -15,16 +15,16 @@
 #
 # **How it is graded.** You write one kernel, `climbed`, and choose its sizes. The grader takes the text of that kernel
 # and of the functions that it calls, and launches it with one program for each B_r rows of a head. Tensors are fp16,
-# have the shape (batch, heads, N, d), and NaN follows the end of Q, K and V. The text is run in Triton's interpreter
-# and compiled for sm_90. O has the type of the inputs, and L is fp32. A kernel can use `tl`, its arguments, numbers,
-# and other functions under `@triton.jit`, but no other decorator. Steps 2 and 3 also accept a kernel whose numbers are
-# exactly those of a known mistake, because that mistake has already cost you points in step 1.
+# have the shape (batch, heads, N, d), and the memory after Q, K and V contains NaN. The text is run in Triton's
+# interpreter and compiled for sm_90. O has the type of the inputs, and L is fp32. A kernel can use `tl`, its arguments,
+# numbers, and other functions under `@triton.jit`, but no other decorator. Steps 2 and 3 also accept a kernel whose
+# numbers are exactly those of a known mistake, because that mistake has already cost you points in step 1.
 #
 # Step 3 compiles a causal call with N = 384 and d = 64. It takes the loop that does most of the work, and counts its
-# thread instructions per score, which are the instructions of the loop times 32 threads, divided by its scores. Rung 03
-# has 19.6 with Triton 3.9, and 9.3 is possible. Each loop with products has to compute both products and one
-# exponential per score, and each `tl.dot` has to do more than an eighth of the multiplications of the call. Step 3
-# prints the cost of your loop.
+# thread instructions per score, which are the instructions of the loop times 32 threads, divided by its scores. With
+# Triton 3.9, rung 03 has 19.6 of them, and 9.3 is possible. Each loop with products has to compute both products and
+# one exponential per score, and each `tl.dot` has to do more than an eighth of the multiplications of the call. Step 3
+# prints the number of instructions per score in your loop.
 #
 # **Off limits:** importing `fa2_lab`, except `fa2_lab.tools.xray`, or any ready-made attention. You may read the rungs
 # of the ladder, which are the subject of chapter 10. But for each change, write down what you expect it to save before
@@ -55,8 +55,8 @@ from checks import climb as check
 #
 # Write the kernel, its helpers and its numbers in one cell. To see the machine code, save that cell as `mine.py`,
 # together with the imports of the first cell and rung 03's `forward`, which then calls your kernel, and run `fa2-lab
-# xray mine.py --d 64 --sass`. On a GPU, `triton.testing.do_bench` shows how much faster that `forward` is than the one
-# of rung 03. A speedup of 3 is possible.
+# xray mine.py --d 64 --sass`. On a GPU, `triton.testing.do_bench` shows how much faster your `forward` is than the
+# original `forward` of rung 03. A speedup of 3 is possible.
 
 # %% solution="kernel"
 @triton.jit
