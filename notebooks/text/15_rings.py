@@ -41,11 +41,11 @@ from fa2_studio.book.verdicts import close, verdict
 # tensors of all layers take 512 GiB. Training keeps these tensors for the backward pass, but an H200 holds only 141
 # GiB.
 #
-# So we give each of four GPUs a quarter of the tokens. A process with its GPU is called a **rank**, and its part of
-# the sequence is called a **shard**. The cut only affects attention, where a rank has the queries of its own tokens
-# but needs the keys and values of all tokens. If each rank gathered all keys of a layer, its memory would again grow
-# with the whole sequence. Instead, it holds one block at a time, where a block is the keys and values of one shard.
-# In each step, every rank
+# So we give each of four GPUs a quarter of the tokens. Each GPU then keeps 128 GiB of these tensors, which just fits. A
+# process with its GPU is called a **rank**, and its part of the sequence is called a **shard**. The cut only affects
+# attention, where a rank has the queries of its own tokens but needs the keys and values of all tokens. If each rank
+# gathered all keys of a layer, its memory would again grow with the whole sequence. Instead, it holds one block at a
+# time, where a block is the keys and values of one shard. In each step, every rank
 #
 # 1. computes with the block of K and V that it holds,
 # 2. passes the block on to its right neighbour, and receives another block from the left.
@@ -100,11 +100,11 @@ print(f"last number: {O[-1, -1]:.12f}, on one device {whole[-1, -1]:.12f}")
 # %% [markdown]
 # ## Which L does a block need in the backward pass?
 #
-# In chapter 05, the backward pass recomputes P from S and L, as $P = e^{S - L}$. After the forward ring, each rank
-# has the final L of its rows, which covers the keys of all ranks. When a block of keys comes by again, the rank
-# computes what its own rows contribute to the gradients through that block. The folded cell below does this twice for
-# every block, once with the final L, as `right`, and once with the L of that block alone, as `wrong`. `truth` holds dQ,
-# dK and dV from a single device, to compare with:
+# In chapter 05, the backward pass recomputes P from S and L, as $P = e^{S - L}$. After the forward ring, each rank has
+# the final L of its rows, which covers the keys of all ranks. When a block of keys comes by again, the rank computes
+# what its own rows contribute to the gradients through that block. The folded cell below does this twice for every
+# block of keys, once with the final L and once with the L of that block alone. It also computes the gradients on a
+# single device, to compare with. The results are called `right` and `wrong`, and those of the single device `truth`:
 
 # %% tags=["hide-input"]
 dO, blocks = np.random.default_rng(1).standard_normal((N, d)), dict(B_r=4, B_c=4)
@@ -152,9 +152,8 @@ for keys in rows:  # each block meets all queries
 # %% [markdown]
 # The queries stay on their rank, so each rank accumulates its own dQ. The keys travel, so the accumulators dK and dV of
 # a block travel as well, and each rank adds its part to them. Rank 0 need not send its own part anywhere, so dK of
-# block 0 starts on rank 1 and travels 1 → 2 → 3 → 0, which takes three transfers. (The exercise at the end is simpler.
-# There, dK starts at home and takes four transfers.) The accumulators travel in fp32, because in 16 bits they would be
-# rounded again on every rank.
+# block 0 starts on rank 1 and travels 1 → 2 → 3 → 0, which takes three transfers. The accumulators travel in fp32,
+# because in 16 bits they would be rounded again on every rank.
 #
 # How much data do the ranks send? The forward pass sends K and V three times, at 2 bytes per element. The backward
 # pass sends K and V again, and it also sends dK and dV at 4 bytes per element. That is $(2 + 4) / 2$ = three times as
@@ -210,9 +209,10 @@ for rank, counts in enumerate(model.work(quarters, "zigzag", causal=True, B_r=4,
 show("zigzag")
 
 # %% [markdown]
-# In the figure, each number is the rank that computes this part of the scores. The cut on the right is called
-# *zigzag*, and both ring-flash-attention and Llama 3 use it. The output above the figure counts its tiles, again by
-# rank and step. Within each column, all ranks have the same number.
+# The figure shows the same two cuts at a real size, with 131,072 tokens and tiles of 128 × 128, so the share on the
+# left is 57% instead of 58%. Each number is the rank that computes this part of the scores. The cut on the right is
+# called *zigzag*, and both ring-flash-attention and Llama 3 use it. The output above the figure counts its tiles, again
+# by rank and step. Within each column, all ranks have the same number.
 #
 # Why is zigzag even, and why does it need so few masks? Take rank 1, for example, which has a front piece, 1, and a
 # back piece, 6, counting pieces from 0. When the block of another rank comes by, there are two cases.
@@ -238,26 +238,29 @@ show("ring_schedule")
 # changes K and V, a rank can send them on while it computes with them.
 #
 # In the backward pass, the accumulators dK and dV cannot leave before a step has added its part to them, so they travel
-# one step later than their keys. The table shows the backward pass of rank 0, with one step per line:
+# one step later than their keys.
 #
-# | step | rank 0 computes with block | meanwhile, K and V arrive | meanwhile, dK and dV arrive | then rank 0 |
-# | ---: | --- | --- | --- | --- |
-# | 1 | 0 (own), first half | of block 3 | | keeps its part at home |
-# | 2 | 3 | of block 2 | | sends its part on, as the first term of the sum |
-# | 3 | 2 | of block 1 | of block 2 | adds its part and sends the sum on |
-# | 4 | 1 | | of block 1 | adds its part and sends the sum on |
-# | 5 | 0 (own), second half | | of block 0 | adds both halves, and block 0 is done |
+# At both ends of the backward pass, something arrives while a rank has no other rank's block to compute with. At the
+# start, the first K and V are on their way, and at the end, the rank's own dK and dV come home. A rank therefore cuts
+# the work with its *own* block in two. It splits the queries into two parts with about the same work, which under the
+# causal mask are the first three quarters and the last quarter. It computes with one of them at the start, and with the
+# other at the end, and so covers both transfers.
 #
-# Read line 3. While rank 0 computes with block 2, it receives two things. The first is K and V of block 1, for the next
+# The table shows the backward pass of rank 0. Its lines 1 to 3 are steps 1 to 3 of the ring above, and step 0, the own
+# block, is its first and its last line:
+#
+# | line | rank 0 computes with block | meanwhile, K and V arrive | meanwhile, dK and dV arrive | then rank 0 |
+# | --- | --- | --- | --- | --- |
+# | own, first half | 0 | of block 3 | | keeps its part of dK and dV at home |
+# | 1 | 3 | of block 2 | | sends its part on, as the first term of the sum |
+# | 2 | 2 | of block 1 | of block 2 | adds its part and sends the sum on |
+# | 3 | 1 | | of block 1 | adds its part and sends the sum on |
+# | own, second half | 0 | | of block 0 | adds the parts of both halves, and block 0 is done |
+#
+# Read line 2. While rank 0 computes with block 2, it receives two things. The first is K and V of block 1, for the next
 # step. The second is the pair of accumulators of block 2, which rank 3 began in the previous step. At the end of the
-# step, rank 0 adds its own part to these accumulators and sends them on. In line 2, no accumulators arrive, because
+# step, rank 0 adds its own part to these accumulators and sends them on. In line 1, no accumulators arrive, because
 # rank 0 is the first to compute with block 3. The owner of block 3, which is rank 3, will add the last part.
-#
-# Why is a rank's own block cut in two? At both ends of the table, something arrives while no other block is at hand. At
-# the start, the first K and V are on their way, and at the end, the rank's own dK and dV come home. If rank 0 computed
-# its whole own block first, it would have nothing to do in line 5. If it computed the whole block last, it would have
-# nothing to do in line 1. So the rank splits the queries of its own block into two halves with about the same work, and
-# each half covers one of the two transfers.
 #
 # ## Do the links keep up?
 #
@@ -269,13 +272,7 @@ show("ring_schedule")
 # FLOP/s $/$ (bytes/s), which depends neither on d nor on the number of heads. The backward pass sends three times as
 # much data and does 2.5 times as many FLOPs, so at the same FLOP/s it needs a fifth more rows.
 #
-# In the output below, *link* is the connection between GPUs. This is NVLink, or on the RTX 4090 the computer's ordinary
-# bus. The first three lines use half of the peak FLOP/s and the link's speed in one direction, both from the data
-# sheets. The last line uses speeds that we measured with torch's transfers, with four ranks at once. There, each rank
-# moves only 131 GB/s over a link of 450 GB/s. The record does not show what limits these transfers, so the last line
-# holds for this way of sending and not for the link. Compared with the line for the H100, the link is 3.4 times slower,
-# and the kernel is 1.4 times faster, because it reaches 708 TFLOP/s instead of 495. Both need more rows, and together
-# they need five times as many.
+# The next cell computes this number for three chips and for the recorded run:
 
 # %% tags=["hide-input"]
 def smallest(flops, link):  # rows; FLOP/s, bytes per second in one direction
@@ -290,29 +287,38 @@ for name, (flops, link) in speeds.items():
     print(f"{name:20}{flops / 1e12:7.0f}{link / 1e9:13.0f}{smallest(flops, link):28,}")
 
 # %% [markdown]
+# In this output, *link* is the connection between GPUs. This is NVLink, or on the RTX 4090 the computer's ordinary
+# bus. The first three lines use half of the peak FLOP/s and the link's speed in one direction, both from the data
+# sheets. The last line uses speeds that we measured with torch's transfers, with four ranks at once. There, each rank
+# moves only 131 GB/s over a link of 450 GB/s. The record does not show what limits these transfers, so the last line
+# holds for this way of sending and not for the link. Compared with the line for the H100, the link is 3.4 times slower,
+# and the kernel is 1.4 times faster, because it reaches 708 TFLOP/s instead of 495. Both need more rows, and together
+# they need five times as many.
+#
 # ## What do four GPUs gain?
 #
 # We compare four NVIDIA H200 GPUs with a single one. The problem is causal attention, forward and backward, in bf16
 # with 16 heads of d = 128, at lengths that still fit on one GPU. Before any transfer, each rank sends all other ranks a
 # *header* with its number of rows and its options. If the headers do not agree, all ranks stop. Without this check, a
-# rank with other options would send fewer or shorter messages than its neighbours expect, and these would wait for the
-# rest.
+# rank with other options could send fewer or shorter messages than its neighbours expect, and the neighbours would wait
+# forever.
 #
-# **Predict.** With 8,192 tokens, a shard has 2,048 rows, which is too few to hide a transfer. One GPU takes 1.6 ms,
-# and four take 7.1 ms. Sending K and V around the ring once takes 0.72 ms. What takes most of the 7.1 ms?
+# **Predict.** With 8,192 tokens, a shard has 2,048 rows, which is too few to hide a transfer. One GPU takes 1.6 ms, and
+# four take 7.1 ms. Sending K and V around the ring once takes 0.72 ms. What takes most of the 7.1 ms?
 #
 # - ☐ the kernels, because small ones leave SMs idle
-# - ☐ the headers, starting transfers and launching kernels
 # - ☐ the transfers
+# - ☐ neither of the two, but the headers and the starting of kernels and transfers
 #
 # <details><summary>Answer</summary>
 #
-# **the headers, starting transfers and launching kernels.** This is the result of a subtraction, not of a timeline.
-# The forward pass sends K and V around once, and the backward pass sends three times as much, so all transfers
-# together take 4 · 0.72 = 2.9 ms. The transfers reach only 69 GB/s, because they are short. The kernels take about a
-# quarter of one GPU's 1.6 ms, which is 0.4 ms. Even if no transfer hides behind a kernel, 3.8 ms remain, and if such
-# small kernels are only half as fast, more than 3 ms still remain. The record does not show what these milliseconds
-# are spent on, nor whether transfers and kernels slow each other down.
+# **neither of the two, but the headers and the starting of kernels and transfers.** This is the result of a
+# subtraction, not of a timeline. The forward pass sends K and V around once, and the backward pass sends three times as
+# much, so all transfers together take 4 · 0.72 = 2.9 ms. The transfers reach only 69 GB/s, because they are short. The
+# kernels take about a quarter of one GPU's 1.6 ms, which is 0.4 ms. Even if no transfer hides behind a kernel, 3.8 ms
+# remain, and if such small kernels are only half as fast, more than 3 ms still remain. What else the ring does is to
+# exchange headers and to start kernels and transfers. But the record shows neither how these milliseconds are divided
+# among them, nor whether transfers and kernels slow each other down.
 # </details>
 
 # %% tags=["hide-input"]
