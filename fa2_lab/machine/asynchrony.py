@@ -18,7 +18,7 @@ DUST = 1e-6  # clocks: what rounding may leave of a job
 
 
 class Deadlock(RuntimeError):
-    """The error that is raised if every actor waits and no job is left that could end a wait."""
+    """The error that is raised if every actor waits and no running job is left that could end a wait."""
 
 
 @dataclass(frozen=True)

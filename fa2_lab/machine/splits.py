@@ -52,7 +52,7 @@ class Shares:
 
     @property
     def busy(self) -> int:
-        """The number of programs that get any work."""
+        """The number of programs that have at least one unit of work."""
         return cdiv(self.work, self.share)
 
     def begin(self, head: int) -> int:

@@ -49,7 +49,7 @@ class SharedMemory:
         self._forget()
 
     def write(self, warp: int, name: str, where: Any, value: np.ndarray) -> None:
-        """Store `value` at [where] of the array `name`, for a warp or for COPY."""
+        """Store `value` at [where] of the array `name`. `warp` is the index of the warp that writes, or COPY."""
         self._refuse_others(warp, name, where, self._readers, "writes what another has read")
         self._refuse_others(warp, name, where, self._writers, "writes what another has written")
         self.arrays[name][where] = value
@@ -57,7 +57,7 @@ class SharedMemory:
         self.counts[warp, "write", name] += self.arrays[name][where].size
 
     def read(self, warp: int, name: str, where: Any = ...) -> np.ndarray:
-        """Return a copy of the elements at [where] of the array `name`, in the registers of a warp."""
+        """Copy the elements at [where] of the array `name` into the registers of a warp, and return the copy."""
         self._refuse_others(warp, name, where, self._writers, "reads what another has written")
         value, seen = self.arrays[name][where].copy(), self._readers[name][where]
         self._readers[name][where] = np.where((seen == NOBODY) | (seen == warp), warp, SEVERAL)

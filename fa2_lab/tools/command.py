@@ -157,7 +157,7 @@ def show_where(arguments: argparse.Namespace) -> int:
 
 
 def show_errata(arguments: argparse.Namespace) -> int:
-    """Run all errata and print them as a table, or run one and print it in full."""
+    """Check all errata and print them as a table, or check one erratum and print it in full."""
     from fa2_lab.errata import ERRATA, SOURCES, judge
 
     if arguments.id is None:

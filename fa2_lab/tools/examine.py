@@ -1,7 +1,8 @@
 """`fa2-lab examine`: test an attention function and diagnose its mistake.
 
-fa2-lab examine mine.py:attention           print what is wrong, where, by how much, the smallest input, what to read
-fa2-lab examine mine.py:attention --quick   take only ten seconds, without the long sequences
+fa2-lab examine mine.py:attention           print what is wrong and how large the error is, a small input that shows it,
+                                            and what to read
+fa2-lab examine mine.py:attention --quick   skip the long sequences, so that the examination takes at most ten seconds
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`fa2-lab figures`: draw every picture into figures/, with its description inside, and a page that shows all."""
+"""`fa2-lab figures`: draw every picture, with its description, into figures/, and write a page that shows all of them."""
 
 import argparse
 from io import BytesIO

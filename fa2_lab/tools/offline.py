@@ -22,7 +22,7 @@ from fa2_lab.kernels.triton_versions import driver
 
 
 def compile_for(chip: str) -> None:
-    """Make this process compile for a chip, such as sm_90 or gfx942, which this machine need not have."""
+    """Make this process compile for `chip`, such as sm_90 or gfx942, which this machine need not have."""
     target = GPUTarget("hip", chip, 64) if chip.startswith("gfx") else GPUTarget("cuda", int(chip[3:]), 32)
     driver.set_active(Absent(target))
 

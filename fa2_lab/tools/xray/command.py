@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def table(compiled: list[Compiled]) -> str:
-    """Return the numbers of the compiled kernels as a table, with one row per kernel, and their layouts below it."""
+    """Return a table with the numbers of the compiled kernels, one row per kernel, followed by the layouts."""
     columns = list(compiled[0].numbers)
     lines = [f"{compiled[0].chip:20}" + "".join(f"{column:>13}" for column in columns)]
     for kernel in compiled:
