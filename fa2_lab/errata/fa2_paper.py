@@ -48,7 +48,10 @@ DO = Erratum(
 
 
 def both_blocks(second_factor: float | np.ndarray) -> np.ndarray:
-    """Return diag(ℓ)⁻¹ e^(S¹ − m) V¹ + second_factor · e^(S² − m) V², the two-block output if the factor is right."""
+    """Return diag(ℓ)⁻¹ e^(S¹ − m) V¹ + second_factor · e^(S² − m) V².
+
+    This is the output of the two-block example if second_factor is 1 / ℓ.
+    """
     return np.exp(TWO.S1 - TWO.m2) @ TWO.V1 / TWO.l2 + second_factor * (TWO.e2 @ TWO.V2)
 
 
@@ -68,7 +71,10 @@ SECOND_BLOCK = Erratum(
 
 
 def divided_at_the_end(factor: np.ndarray) -> np.ndarray:
-    """Return (factor · O¹ + e^(S² − m²) V²) / ℓ², the two-block output with tweak 1 if the factor is right."""
+    """Return (factor · O¹ + e^(S² − m²) V²) / ℓ².
+
+    This is the output of the two-block example, computed with tweak 1, if the factor is ℓ¹ e^(m¹ − m²).
+    """
     return (factor * TWO.O1 + TWO.e2 @ TWO.V2) / TWO.l2
 
 
@@ -86,7 +92,10 @@ TWEAK_1 = Erratum(
 
 
 def divided_in_every_step(factor: np.ndarray) -> np.ndarray:
-    """Return factor · O¹ + e^(S² − m²) V² / ℓ², the two-block output without tweak 1 if the factor is right."""
+    """Return factor · O¹ + e^(S² − m²) V² / ℓ².
+
+    This is the output of the two-block example, computed without tweak 1, if the factor is (ℓ¹ / ℓ²) e^(m¹ − m²).
+    """
     return factor * TWO.O1 + TWO.e2 @ TWO.V2 / TWO.l2
 
 

@@ -1,1 +1,1 @@
-"""Models that count the bytes, operations, memory and waits of attention on a GPU, and that you can check by hand."""
+"""Models of attention on a GPU, which count bytes, operations, memory and waits, and can be checked by hand."""

@@ -1,4 +1,4 @@
-"""The location of each element of a tile: the warp, lane and register of an accumulator, or the shared-memory offset.
+"""Functions that locate the elements of a tile, in the registers of warps and lanes or in shared memory.
 
 Triton writes its layouts into its intermediate code (ttgir). `parse` reads them from that text, so these functions show
 what the compiler chose. Clusters of thread blocks are not supported.

@@ -12,7 +12,7 @@ UNKNOWN = "The model counts instructions and programs per SM. It does not know t
 
 
 class Reason(NamedTuple):
-    """The reason for one rung, as keywords for the table and as a hypothesis that a measurement can refute."""
+    """The reason for one rung: keywords for the table, and a hypothesis that a measurement can refute."""
 
     cause: str  # what it is about
     limit: str  # what limited the previous rung

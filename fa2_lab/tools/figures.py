@@ -1,4 +1,4 @@
-"""`fa2-lab figures`: draw every picture, with its description, into figures/, and write a page that shows all of them."""
+"""`fa2-lab figures`: draw every picture, with its description, into figures/, and write a page that shows them all."""
 
 import argparse
 from io import BytesIO

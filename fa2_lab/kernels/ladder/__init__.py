@@ -29,7 +29,7 @@ copies = count()
 
 
 def find(rung: str) -> str:
-    """Return the full name of a rung, given as 7, 07, r07 or r07_skipping, or of another kernel, given as s00."""
+    """Return the full name of a rung, given as 7, 07, r07 or r07_skipping, or of another kernel, such as s00."""
     asked = rung.strip().lower().removeprefix("r")
     found = [name for name in RUNGS if asked in (name[1:], name[1:3], str(int(name[1:3])))]
     found += [name for name in SIDE + BACKWARD + OTHERS if asked in (name, name[:3])]
