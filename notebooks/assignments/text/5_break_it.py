@@ -35,7 +35,7 @@ from checks import break_it as check
 # `q`, `O`, `dO` are `(heads, N_q, d)`, `k`, `v` are `(key heads, N_k, d)`, and `L` is `(heads, N_q)`. All of them are
 # float64 NumPy arrays with any strides. The number of query heads is a multiple of the number of key heads, and query
 # head `h` reads key head `h // (heads // key heads)`. If no scale is given, it is 1/√d, but 0 is a scale like any
-# other. With the causal mask, row `r` sees column `c` if `c ≤ r + N_k − N_q`. `L` is the logsumexp with the natural
+# other. With the causal mask, row `r` sees column `c` if `c ≤ r + N_k − N_q`. `L` is the logsumexp, with the natural
 # logarithm. A row that sees no key has `O` = 0 and `L` = −∞, and adds nothing to any gradient. Lengths are arbitrary,
 # and the kernel works in tiles whose sizes you do not know. Scores may be large or very negative.
 #

@@ -221,8 +221,8 @@ report += check.passes(passes, [(777, 40, (128, 128), True), (128, 64, (128, 128
 # For 16-bit inputs, this is the model of a program of the first pass, which keeps a column block:
 #
 # - Shared memory holds K_j and V_j once, and for each stage Q_i, dO_i, and L_i and D_i in fp32.
-# - A thread needs 40 registers, plus enough for its share of dk, dv, p and dp (in fp32) and of one B_r × B_c operand
-#   (in 16 bits), each rounded up.
+# - A thread needs 40 registers, plus its share of the registers that dk, dv, p and dp (in fp32) and one B_r × B_c
+#   operand (in 16 bits) need together, rounded up.
 # - The limits are the same as in step 4.
 
 # %% solution="backward_fits"

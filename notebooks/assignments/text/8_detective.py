@@ -3,7 +3,7 @@
 #
 # **Something is wrong with these three programs.** The first one hangs, the second one sometimes gives a wrong answer,
 # and the third one does so for some sizes. Each program contains one mistake, although each passed its author's tests.
-# Find the line, name the cause and fix the program. Then prove your answer with two runs, one that shows the mistake
+# Find the line, name the cause and repair the program. Then prove your answer with two runs, one that shows the mistake
 # and one that hides it.
 #
 # | step | points |
@@ -15,8 +15,8 @@
 # *Time: 4 to 5 hours. Before this: assignment 4, chapters 07 and 12a up to its ring. Hardware: Linux, for Triton; a GPU
 # is not needed.*
 #
-# **How it is graded.** Each case has five checks of one point. You see three of them, for the mended program, the run
-# that shows the mistake and the run that hides it. Grading also checks the line and the cause. It runs the mended
+# **How it is graded.** Each case has five checks of one point. You see three of them, for the repaired program, the run
+# that shows the mistake and the run that hides it. Grading also checks the line and the cause. It runs the repaired
 # program with other sizes and other clocks, and the program has to take as long as it was meant to. Your programs may
 # differ from those of other students. Only what you write down counts, so each answer is one `return dict(…)` with
 # strings and numbers.
