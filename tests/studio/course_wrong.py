@@ -88,7 +88,7 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
      {"operations": 3.0}, []),
     ("2_forward", "O[rows], L[rows] = row_block", "O[rows], _ = row_block",
      {"forward": 0.0, "traffic": 2.0, "operations": 3.0, "memory": 2.0},
-     ["The outputs start as NaN. Was this row stored?", "expected 24 elements of L stored"]),
+     ["The outputs start as NaN. Was", "expected 24 elements of L stored", "Is a block never stored?"]),
     ("3_backward", "tau * (ds.T @ q_i)", "ds.T @ q_i", {"tile_gradients": 2.29, "backward": 2.67},
      ["NOT YET  dk: all visible", "dk[0, 0]"]),
     ("3_backward", "        dQ[rows] = 0\n", "", {"backward": 2.67, "traffic": 0.0},

@@ -179,6 +179,7 @@ def grouped(report: Report, function, seed: int = 0) -> None:
         O, L = heads.forward(*batch, **how)
         want = [x[0] for x in heads.backward(*batch, O, L, dO[None], **how)]
         adds = f"All {q_heads // k_heads} query heads of a group read this key head, so their gradients add up."
+        adds += " If dq is wrong as well, look at backward first."
         reads = f"Query head h reads key head h // {q_heads // k_heads}."
         hints = dict(dq=f"{reads} If even head 0 is wrong, look at backward first.", dk=adds, dv=adds)
         shared = f"{k_heads} key heads" if k_heads > 1 else "a key head"

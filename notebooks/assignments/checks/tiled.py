@@ -168,11 +168,15 @@ def traffic(report: Report, function, cases=tuple(METERED)) -> None:
     hold_little(report, function)
 
 
-MORE = "Is a block loaded more than once, or for a tile that no row sees?"
-LESS = (
-    "The chip holds one block at a time. Is more kept there, "
-    "is a tensor read without indexing it, or is it never loaded?"
-)
+MORE = {
+    "loaded": "Is a block loaded more than once, or for a tile that no row sees?",
+    "stored": "Is a block stored more often than needed, or for a tile that no row sees?",
+}
+LESS = {
+    "loaded": "The chip holds one block at a time. Is more kept there, "
+    "is a tensor read without indexing it, or is it never loaded?",
+    "stored": "Is a block never stored?",
+}
 
 
 def check_moved(ran: Run, form, tensors: tuple, may_move_less: str = "") -> None:
@@ -181,7 +185,7 @@ def check_moved(ran: Run, form, tensors: tuple, may_move_less: str = "") -> None
         for op, forms, counted in (("loaded", form.loads, ran.meter.loads), ("stored", form.stores, ran.meter.stores)):
             want, got = forms.get(tensor, 0), counted(tensor)
             if got > want or (got < want and tensor not in may_move_less.split()):
-                hint = MORE if got > want else LESS
+                hint = (MORE if got > want else LESS)[op]
                 raise Failed(f"{want:,} elements of {tensor} {op}", f"{got:,}", first_extra(ran, tensor), hint)
 
 
