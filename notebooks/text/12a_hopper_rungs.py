@@ -45,7 +45,7 @@ from fa2_studio.book.ring import PAUSE, try_out
 from fa2_studio.book.verdicts import verdict
 
 # %% [markdown]
-# ## Part 1 · The machine (25 minutes)
+# ## Part 1 · The machine (24 minutes)
 # What can the chip do on its own, and how does a kernel tell it to?
 #
 # ## What do the tensor cores wait for?
@@ -530,7 +530,7 @@ show("strips_18")
 # between lanes that finds the row's maximum. This is why the strips in the picture are longer now, with fewer
 # instructions between the matmuls.
 #
-# ## Part 5 · Two warpgroups that hide each other's waits (18 minutes)
+# ## Part 5 · Two warpgroups that hide each other's waits (20 minutes)
 # The tensor cores are still idle while exponentials are being computed.
 #
 # ## Rung 19: the first tile before the loop
@@ -701,7 +701,7 @@ climb.step("21", "SM cycles", "clock, GHz")
 show("strips_21")
 
 # %% [markdown]
-# ## Part 7 · Fewer instructions, and power (25 minutes)
+# ## Part 7 · Fewer instructions, and power (24 minutes)
 # Two kinds of work are left to remove. Some instructions only exchange values between lanes, and moving bytes costs
 # power.
 #

@@ -376,10 +376,10 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # | d = 128, no mask | 192 | 16 | 16 | 224 | late, after dS |
 # | d = 128, causal | 192 | – | 16 | 208 | early, before dQ is handed over |
 #
-# Of a thread's 240 registers, 208 leave enough for the rest of the code, but 224 do not. At d = 128 without a mask,
-# they would if the code needed fewer registers for addresses. Triton 3.6 did need fewer, and an earlier version of the
-# kernel started dV early in this case (part 5). With Triton 3.9, an early start makes the compiler spill values into
-# slower memory. The last row is the order that part 2 models as `kernel_order`.
+# Of a thread's 240 registers, 208 leave enough for the rest of the code, but 224 do not. For example, at d = 128
+# without a mask, an early start makes Triton 3.9 spill values into slower memory. Triton 3.6 kept fewer addresses in
+# registers, and an earlier version of the kernel, compiled with it, did start dV early in this case (part 5). The last
+# row is the order that part 2 models as `kernel_order`.
 #
 # The order has a second effect. If dV's matmul starts late, nothing needs P before dS, so NVIDIA's assembler, `ptxas`,
 # is free to delay exponentials until after the wait for dQ. They then run next to another matmul, or next to none of
