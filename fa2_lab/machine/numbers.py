@@ -67,7 +67,10 @@ def scaled(X: np.ndarray, rows: int) -> np.ndarray:
 
 
 def rotation(d: int, seed: int = 0) -> np.ndarray:
-    """Return a random orthogonal matrix (d, d), a Hadamard matrix whose rows get random signs. d is a power of two."""
+    """Return a random orthogonal matrix (d, d): a Hadamard matrix, scaled by 1/√d, with random signs of its rows.
+
+    d must be a power of two.
+    """
     H = np.ones((1, 1))
     while len(H) < d:
         H = np.block([[H, H], [H, -H]])

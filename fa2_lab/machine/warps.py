@@ -33,7 +33,7 @@ NOBODY, SEVERAL, COPY = -1, -2, -3
 
 
 class RaceError(RuntimeError):
-    """The error for two warps that access the same element without a barrier in between, if one of them writes it."""
+    """The error that is raised if two warps access the same element without a barrier, and at least one writes."""
 
 
 class SharedMemory:

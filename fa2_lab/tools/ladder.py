@@ -171,7 +171,7 @@ def markdown(results: Record) -> list[str]:
 
 
 def page(results: Record, old: str, new: str, colours: bool = False) -> str:
-    """Return the page for one change as text: its description, hypothesis, diff and numbers, and the next rung."""
+    """Return text that describes one change: its purpose, hypothesis, diff and numbers, and the next rung."""
     name, sentence = ladder.change(new)
     parts = [f"Rung {new.split('_')[0].removeprefix('r')}, {name}: {sentence}"]
     if climbs(new) and old == before(new):

@@ -57,5 +57,5 @@ def context(lines: list[str], first: bool) -> list[str]:
 
 
 def trailing(lines: list[str]) -> int:
-    """Return the number of unchanged lines at the end of the lines of a diff."""
+    """Return the number of unchanged lines at the end of `lines`, which are the lines of a diff."""
     return next((n for n, line in enumerate(reversed(lines)) if not line.startswith("  ")), len(lines))
