@@ -83,7 +83,8 @@ def attention(
     key_lengths  An integer tensor (batch,) with values from 0 to N_k: the number of keys in each sequence. The position
                  of the diagonal depends on N_k, not on these lengths. On a GPU, the range is checked once per tensor
                  and version, and this check waits for the GPU. In a CUDA graph or a compiled function, the range is not
-                 checked, and a length out of range is clamped.
+                 checked, and a length out of range is clamped. A change that torch does not count as a new version,
+                 such as one through NumPy or through .data, is not checked either.
     dropout_p    The probability with which dropout sets an entry of P to 0.
     seed         A whole number from 0 to 2⁶⁴ − 1, which decides which entries dropout sets to 0. With None, torch's
                  generator draws a seed.
@@ -133,8 +134,8 @@ def attention(
     check_tensors(q, k, v)
     if key_lengths is not None:
         check_lengths(key_lengths, q, k.shape[2])
-    options = check_masks(causal, window, softcap, sinks, q, (*q.shape[1:3], k.shape[2]))
     scale = check_numbers(causal, scale, q.shape[3], return_lse)
+    options = check_masks(causal, window, softcap, sinks, q, (*q.shape[1:3], k.shape[2]))
     dropout_p = real_number("dropout_p", dropout_p, "a probability, 0 ≤ p < 1", lambda p: 0 <= p < 1)
     options = options._replace(portable=backend == "portable", reference=not runs_on_triton(backend, q.device.type))
     options = options._replace(scale=scale, dropout_p=dropout_p, num_splits=splits_asked(num_splits), bias=bias)

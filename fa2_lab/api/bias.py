@@ -28,7 +28,7 @@ def check_bias(bias: Any, reference: bool) -> None:
     takes = "a @triton.jit function of (head, row, column)"
     if reference:
         takes = "a function of (head, row, column) in NumPy, or a @triton.jit function that runs on NumPy arrays"
-    got = f"bias: got {getattr(bias, '__name__', bias)!s}"
+    got = f"bias: got {getattr(bias, '__name__', type(bias).__name__)}"
     function = getattr(bias, "fn", bias)
     if not callable(function) or not (reference or is_jitted(bias)):
         raise TypeError(f"{got}; it takes {takes}")

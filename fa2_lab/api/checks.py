@@ -221,7 +221,7 @@ def check_entries(block_table: Tensor, key_lengths: Tensor, pages: tuple[int, ..
     begin = torch.arange(block_table.shape[1], device=block_table.device) * size
     needed = begin < key_lengths[:, None]
     if left is not None:
-        needed &= begin + size > key_lengths[:, None] - N_q - left
+        needed &= begin + size > key_lengths[:, None].long() - N_q - left
     low, high = torch.stack(torch.aminmax(block_table.masked_fill(~needed, value=0))).tolist()
     if (low < 0 or high >= count) and (count or needed.any()):
         raise ValueError(f"block_table: got pages from {low} to {high}; it takes 0 to {count - 1}, for {count} pages")
@@ -371,7 +371,7 @@ def runs_on_triton(backend: str, device: str) -> bool:
 
     Raise an error if the backend does not exist or cannot run on this device.
     """
-    if backend not in BACKENDS:
+    if not isinstance(backend, str) or backend not in BACKENDS:
         raise ValueError(f"backend: got {backend!r}; it takes one of {', '.join(BACKENDS)}")
     if backend == "reference" or (device in ("cuda", "meta") and interpreter.installed()):
         return backend != "reference"

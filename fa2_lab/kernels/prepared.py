@@ -78,8 +78,8 @@ def prepared(key: tuple, make: Callable, *arguments: Any) -> Any:
 
     This value is computed only at the first request of the key.
     """
-    found = PREPARED.get(key)
-    if found is None:
+    found = PREPARED.get(key, PREPARED)  # which means that it has none, because None is a value, too
+    if found is PREPARED:
         found = keep(key, make(*arguments))
     return found
 
@@ -146,6 +146,7 @@ def remember_seen(x: Tensor, limits: tuple, beside: Tensor | None = None) -> Non
     """Make was_seen() return True for x until x or the tensor `beside` changes.
 
     Changes are noticed by a tensor's version and address: x.data = y does not count as a new version, but it moves x.
+    A change in place through a NumPy array that shares the memory, or through x.data, has no new version and is missed.
     Inference tensors have no versions, so they are never remembered.
     """
     if x.is_inference() or (beside is not None and beside.is_inference()):

@@ -146,7 +146,7 @@ WRONG = [  # of every call: an argument, what is raised, and a value or what bec
     *[(name, TypeError, x) for name in "kv" for x in (None, torch.Tensor.half, torch.Tensor.double)],
     *[(name, ValueError, x) for name in "kv" for x in (lambda x: x[..., :4], lambda x: x[0], lambda x: x.to("meta"))],
     ("v", ValueError, lambda x: x[:-1]),
-    *[("causal", TypeError, x) for x in (1, None)],
+    *[("causal", TypeError, x) for x in (1, None, torch.ones(2).bool(), np.ones(2))],
     *[("return_lse", TypeError, x) for x in (0, None)],
     *[("scale", TypeError, x) for x in ("1", True)],
     *[("scale", ValueError, x) for x in (torch.nan, torch.inf, 10**400, -(10**400))],
@@ -157,7 +157,7 @@ WRONG = [  # of every call: an argument, what is raised, and a value or what bec
     *[("sinks", TypeError, x) for x in ([0.0, 0.0], torch.Tensor.int, torch.Tensor.double)],
     *[("sinks", ValueError, x) for x in (lambda x: x[:1], lambda x: x[None], lambda x: x.to("meta"))],
     ("window", TypeError, {9: 0, None: 0}),  # as a sequence its keys are the window of the good call
-    ("backend", ValueError, "cuda"),
+    *[("backend", ValueError, x) for x in ("cuda", np.array(["auto", "triton"]), np.array("auto"))],
 ]
 OF_LENGTHS = [
     *[("key_lengths", TypeError, x) for x in ([3, 4], torch.Tensor.float)],
@@ -186,6 +186,7 @@ OWN = dict(
         *[("cu_seqlens_k", ValueError, x) for x in (lambda x: x[:2], lambda x: torch.cat([x, x[-1:]]))],
         *[("max_seqlen_q", TypeError, x) for x in (True, 2.5, "13")],
         ("max_seqlen_q", ValueError, -1),
+        ("longest", ValueError, 13),  # beside its new name
     ],
     attention_paged=[
         *OF_LENGTHS,

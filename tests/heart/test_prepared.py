@@ -27,7 +27,8 @@ def test_what_is_prepared_is_made_once_and_forgotten_together():
     assert prepared.was_seen(lengths, (5,))
     prepared.forget()
     assert not prepared.was_seen(lengths, (5,))
-    assert prepared.prepared("a kind", lambda: 5) == 5
+    assert prepared.prepared("a kind", lambda: made.clear()) is None  # is also what was made, and kept
+    assert prepared.prepared("a kind", lambda: 5) is None
 
 
 def test_the_table_does_not_grow_without_end(monkeypatch):
@@ -196,10 +197,11 @@ def test_a_table_is_looked_at_again_where_pages_or_lengths_are_others(looked):
 def test_a_table_is_looked_at_again_where_more_of_it_is_needed():
     """Of 12 keys one query with 3 keys to the left sees the third page alone."""
     table, lengths = torch.tensor([[99, 99, 1], [99, 99, 2]], device=DEVICE), torch.tensor([12, 12], device=DEVICE)
-    for more in (dict(N_q=6, window=(3, None)), dict(window=(4, None)), dict()):
-        paged_call(window=(3, None), table=table, lengths=lengths)
-        with pytest.raises(ValueError, match=r"block_table: got pages from [01] to 99"):
-            paged_call(**more, table=table, lengths=lengths)
+    for more in (dict(N_q=6, window=(3, None)), dict(window=(4, None)), dict(), dict(window=(99, None))):
+        for kind in (torch.int64, torch.uint8, torch.int8):  # the first key seen of a short sequence is below 0
+            paged_call(window=(3, None), table=table, lengths=lengths.to(kind))
+            with pytest.raises(ValueError, match=r"block_table: got pages from [01] to 99"):
+                paged_call(**more, table=table, lengths=lengths.to(kind))
 
 
 def test_the_portable_kernels_can_be_asked_for(monkeypatch):
