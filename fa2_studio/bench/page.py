@@ -139,9 +139,9 @@ def heading(run: Record) -> list[str]:
     rows = run.rows + run.sustained
     file = f"figures/data/{path_of(run.suite).name}"
     if rows:
-        problems = f"Its problems are in {shapes(rows)}, and [the record]({file}) has all numbers."
+        problems = f"Its problems are in {shapes(rows)}, and [the record]({file}) contains all the numbers."
     else:
-        problems = f"[The record]({file}) has all numbers of this suite."
+        problems = f"[The record]({file}) contains all the numbers of this suite."
     return ["", f"## {run.suite}", "", f"This suite measures {what}. {problems}", ""]
 
 

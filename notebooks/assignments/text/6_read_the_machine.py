@@ -57,8 +57,8 @@ report = check.by_hand(by_hand, seed=0)
 # %% [markdown]
 # ## 2. Waves
 #
-# Each thread block processes one row block of one head. Up to `resident` thread blocks fit on an SM at once, and all of
-# them take equally long. Return the number of waves, and the share of the slots in these waves that have work.
+# Each thread block processes one row block of one head. An SM holds up to `resident` thread blocks at once, and all
+# thread blocks take equally long. Return the number of waves, and the share of the slots in these waves that have work.
 # `chip.SMs` is the number of SMs.
 
 # %% solution="waves"
@@ -194,7 +194,7 @@ report += check.backward_traffic(backward_traffic, [(777, 40, (128, 128), True),
 # Additions in HBM happen in any order, so the last bits of dQ change from run to run. The alternative is two passes.
 # The first pass is Algorithm 2 without dQ, so it does not clear, load or store dQ. The second pass has one program for
 # each row block, like the forward pass. It loads Q_i, dO_i, L_i and D_i once, loads K and V for each column block that
-# the rows see, and stores dQ_i once, in 2 bytes.
+# the rows see, and stores dQ_i once, with 2 bytes per element.
 #
 # Return the bytes that two passes move, and the number of passes (1 or 2) that moves fewer bytes (1 if both move the
 # same number). Two passes also compute S and dP twice, so bytes are not the whole cost.

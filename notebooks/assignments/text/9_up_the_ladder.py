@@ -114,7 +114,7 @@ def take(o, l, m, q, k, v, seen, tau_log2, MASKED: tl.constexpr):
     return o, l, m_new
 
 # %% [markdown]
-# How large are the tiles, how many warps share one, and in how many stages do K and V arrive?
+# How large are the tiles, how many warps share a tile, and in how many stages do K and V arrive?
 
 # %% solution="sizes"
 def sizes(d):
