@@ -222,9 +222,9 @@ def real_number(name: str, value: object, takes: str, fits: Callable[[float], bo
 
 
 def whole_number(name: str, value: object, low: int, high: int | None = None) -> int:
-    """Return `value` as an int. Raise an error unless it is a whole number from `low` to `high`, or from `low` on.
+    """Return `value` as an int. Raise an error unless it is a whole number from `low` to `high`.
 
-    The error calls the value `name`.
+    If `high` is None, there is no upper bound. The error calls the value `name`.
     """
     takes = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Integral):

@@ -76,11 +76,17 @@ class Trace:
     # What a reader asks -----------------------------------------------------------------------------------
 
     def loads(self, tensor: str | None = None) -> int:
-        """Return the number of elements loaded from HBM, from the tensor with this name or from all tensors (None)."""
+        """Return the number of elements loaded from HBM.
+
+        If `tensor` is the name of a tensor, only the elements of this tensor are counted.
+        """
         return self._moved("load", tensor)
 
     def stores(self, tensor: str | None = None) -> int:
-        """Return the number of elements stored to HBM, to the tensor with this name or to all tensors (None)."""
+        """Return the number of elements stored to HBM.
+
+        If `tensor` is the name of a tensor, only the elements of this tensor are counted.
+        """
         return self._moved("store", tensor)
 
     @property

@@ -7,8 +7,8 @@ transformers describes a mask by a function of a row and a column. This module f
 contiguous range of columns each row sees. It supports causal masks, sliding windows, padding on either side, and
 several concatenated sequences, which are given by position_ids or cu_seq_lens_q. Grouped-query attention, sinks,
 softcap and a KV cache need no extra setting. A mask in which a row sees more than one range is refused, and the error
-names the mask. The padding and the boundaries of sequences are read once per call of the model, which waits for the
-GPU.
+names the mask. The padding and the boundaries of sequences are read once per call of the model, and this reading waits
+for the GPU.
 
 With a static cache, `generate` makes the mask before it calls the model, and on a GPU it compiles the model. In that
 case, a row sees the whole cache, and a tensor holds the number of filled keys. The model is therefore not recompiled

@@ -1,6 +1,6 @@
 """Checks of biases, and their keys. A bias is a function whose value is added to the scores.
 
-prepared.py keeps what is prepared for a bias under its key.
+The key of a bias is part of the key under which prepared.py stores a prepared call.
 """
 
 from inspect import signature

@@ -97,7 +97,7 @@ def check_q(q: Tensor) -> None:
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise an error unless q, k and v are valid and fit together in attention()."""
+    """Raise an error unless q, k and v are valid arguments of attention(), with matching shapes, dtypes and devices."""
     check_q(q)
     (batch, heads, _, d), takes = q.shape, f"({q.shape[0]}, kv heads, N_k, {q.shape[3]})"
     check_floats("k", k, 4, takes, q)
@@ -110,7 +110,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise an error unless q, k and v are valid and fit together in attention_packed()."""
+    """Raise an error unless q, k and v are valid arguments of attention_packed(), with matching shapes and dtypes."""
     takes = "(tokens, heads, d), at least one head and d from 1 to 256"
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_floats(name, x, 3, takes, q=None if name == "q" else q)
@@ -177,7 +177,7 @@ def check_range(key_lengths: Tensor, N_k: int) -> None:
 
 
 def check_cache(q: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
-    """Raise an error unless q, k_pages and v_pages are valid and fit together in attention_paged()."""
+    """Raise an error unless q, k_pages and v_pages are valid, matching arguments of attention_paged()."""
     takes = f"(pages, page_size, kv heads, d) with d = {q.shape[3]}"
     for name, x in (("k_pages", k_pages), ("v_pages", v_pages)):
         check_floats(name, x, 4, takes, q)

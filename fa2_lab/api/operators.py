@@ -199,7 +199,7 @@ def backward_shapes(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, 
 
 
 def save_operator(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    """Save what operator_gradients() needs in `ctx`, given the inputs and outputs of the operator fa2_lab::forward."""
+    """Save in `ctx` what operator_gradients() needs, given the inputs and outputs of the operator fa2_lab::forward."""
     save(ctx, *output, *records(inputs))
 
 

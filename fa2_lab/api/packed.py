@@ -68,7 +68,7 @@ def attention_packed(
     max_seqlen_q    The number of rows of the longest sequence, if known. It makes batches with one long sequence among
                     short ones up to 15% faster on Hopper, and never changes the result.
     return_lse      If True, return (O, L) with L (heads, total_q) in fp32.
-    longest         The deprecated name of max_seqlen_q. Using it raises a DeprecationWarning.
+    longest         The deprecated name of max_seqlen_q. Its use causes a DeprecationWarning.
 
     The other arguments are as in attention(). On Hopper, the same kernels run as in attention(), except that calls with
     a window run the portable kernels.
@@ -105,10 +105,10 @@ def attention_packed(
 
 
 def mostly_one(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:
-    """Return whether the longest sequence needs more work than all others together, assuming that the others are equal.
+    """Return whether the longest sequence needs more work than all other sequences together.
 
-    The choice of kernels does not use max_seqlen_q in any other way. Batches whose longest sequences differ can
-    therefore reuse the same prepared kernels.
+    The other sequences are assumed to have equal lengths. The choice of kernels uses max_seqlen_q only for this
+    decision. Batches whose longest sequences differ can therefore reuse the same prepared kernels.
     """
     longest = whole_number("max_seqlen_q", max_seqlen_q, low=0)
     if not isinstance(q, Tensor) or not isinstance(cu_seqlens_q, Tensor) or q.dim() != 3:

@@ -1,8 +1,8 @@
 """The ranks that take part in a call, and how they check that they agree before any large transfer.
 
 Before its transfers, every call exchanges a small header with every other rank. The header contains the function
-called, shapes, dtype, options and the length of the shard. The headers are sent over a separate gloo group, between the
-CPUs, so they wait for no GPU. The exchange takes 0.1 to 0.3 ms, during which a forward already computes.
+called, shapes, dtype, options and the length of the shard. The headers are sent between the CPUs over a separate gloo
+group, so the exchange does not wait for a GPU. It takes 0.1 to 0.3 ms, during which a forward already computes.
 
 If a rank disagrees, has died or never calls, every rank finds out within `timeout` seconds. There are two exceptions.
 Among three or more ranks, a rank that calls just before the timeout may find that some ranks have given up and others
@@ -65,8 +65,8 @@ AGREED: dict[dist.ProcessGroup, int] = defaultdict(int)  # how often; the same n
 class Exchange:
     """An exchange of headers between this rank and all other ranks, which the constructor starts.
 
-    The caller must always call wait() or agree(), even after an error, because otherwise the next call would receive
-    the headers of this one.
+    The caller must always call wait() or agree(), even after an error. Otherwise, the next exchange would receive the
+    headers of this exchange.
     """
 
     def __init__(self, group: dist.ProcessGroup, header: dict, timeout: float) -> None:

@@ -285,8 +285,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (dQ, dK, dV) of this rank's rows, in fp32.
 
-    O and L are those over the keys of all ranks, so P = exp(S − L) and D = rowsum(dO ∘ O) are exact for the block of
-    every rank.
+    O and L cover the keys of all ranks, so P = exp(S − L) and D = rowsum(dO ∘ O) are exact for the block of every rank.
     """
     blocks = once_round(ring, k, v)
     own, own_kv = next(blocks)

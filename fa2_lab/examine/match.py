@@ -134,7 +134,7 @@ class Finding(NamedTuple):
 
 
 def known(answers: Iterable[Answer], output: str) -> list[Mistake]:
-    """Return the mistakes each of which alone reproduces the given output ("O", "L" or a gradient) in all answers.
+    """Return each mistake that alone reproduces the given output ("O", "L" or a gradient) in all answers.
 
     The tile size is that of each answer's case.
     """
@@ -214,9 +214,10 @@ def explain_part(
 
 
 def is_late(mine: list[Answer], answers: Sequence[Answer], state: Variant, outputs: tuple[str, ...]) -> bool:
-    """Return whether each answer in `mine` is right for the options of another case of the same sizes, or for its own.
+    """Return whether a function seems to use the options of an earlier call.
 
-    This is the case if a function keeps the options of an earlier call.
+    This is the case if each answer in `mine` is right for the options of its own case or of another case with the same
+    sizes. `answers` are the answers to all cases.
     """
     kinds = {x: (x.case.q.shape, x.case.k.shape, *x.case.options) for x in answers}
     same = {x: [y.case.options for y in answers if kinds[y] == kinds[x] and y is not x] for x in mine}
@@ -341,7 +342,7 @@ def place(answers: list[Answer], state: Variant, outputs: tuple[str, ...]) -> tu
 def described(wrong: np.ndarray, got: np.ndarray) -> str:
     """Return a text that describes which elements of (batch, heads, N, d) or (batch, heads, N) are True in `wrong`.
 
-    `got` is the output with these elements. The text mentions if none of its wrong elements is finite.
+    If no wrong element of the output `got` is finite, the text mentions this as well.
     """
     count = f"{int(wrong.sum())} of {wrong.size} numbers"
     axes = [np.unique(np.nonzero(wrong)[axis]) for axis in range(3)]

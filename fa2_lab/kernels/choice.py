@@ -1,7 +1,11 @@
-"""The choice of a call's kernels: decode for few queries, Hopper's own kernels on Hopper, otherwise the portable ones.
+"""The choice of the kernels that compute a call.
 
-Everything that is prepared for one kind of call is a function of the call's tensors. A prepared backward is a function
-of dO, dL, O, L and the tensors.
+Decode computes a few queries, the Hopper kernels compute large calls on Hopper, and the portable kernels compute
+everything else.
+
+The functions named prepare… make the choice once for all calls like the given one, that is, with the same options and
+with tensors of the same types, devices, shapes and strides. They return a function that computes such a call: a forward
+is a function of (tensors), and a backward is a function of (dO, dL, O, L, tensors).
 """
 
 import warnings
@@ -26,15 +30,16 @@ from fa2_lab.kernels.prepared import Options, Tensors, has_gaps, keys_of, prepar
 
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Return (O, L) of one call. All kernels define L in the same way, so any backward can follow any forward."""
+    """Compute and return (O, L). All kernels define L in the same way, so any backward can follow any forward."""
     key = "forward", options, *keys_of(tensors)
     return prepared(key, prepare_any, tensors, options)(tensors)
 
 
 def prepare_any(tensors: Tensors, options: Options) -> Callable:
-    """Return the function that computes (O, L) for one kind of call, for tensors with any strides.
+    """Return a function that computes (O, L) for calls like this one, with any strides.
 
-    If the rows of a tensor have gaps, the function first copies this tensor. Otherwise, it is that of prepare().
+    If the rows of a tensor are not contiguous, the function first copies this tensor. Otherwise, it is the function
+    from prepare().
     """
     if not any(map(has_gaps, tensors)):
         return prepare(tensors, options)
@@ -42,7 +47,7 @@ def prepare_any(tensors: Tensors, options: Options) -> Callable:
 
 
 def prepare(tensors: Tensors, options: Options) -> Callable:
-    """Return the function that computes (O, L) from the tensors of one kind of call, by the kernel that fits."""
+    """Return a function that computes (O, L) for calls like this one, with the fastest kernel that supports them."""
     last = partial(prepare_portable, options=options)  # a function of the tensors of a call; it keeps none
     q, k = tensors.q, tensors.k
     if tensors.block_table is not None:
@@ -55,7 +60,7 @@ def prepare(tensors: Tensors, options: Options) -> Callable:
 
 
 def prepare_portable(tensors: Tensors, options: Options) -> Callable:
-    """Return the function that computes (O, L) with the portable forward kernel for one kind of call."""
+    """Return a function that computes (O, L) for calls like this one, with the portable forward kernel."""
     return served(f"the portable forward{with_bias(options)}", portable.prepare(tensors, options))
 
 
@@ -63,7 +68,7 @@ def prepare_portable(tensors: Tensors, options: Options) -> Callable:
 
 
 def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
-    """Return (dQ, dK, dV) of one call, and also dsinks if there are sinks. dL is None if L has no gradient."""
+    """Return (dQ, dK, dV), plus dsinks if the call has sinks. dL is None if L has no gradient."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     key = "backward", options, deterministic, *keys_of((dO, dL, O, L, *tensors))
     call = prepared(key, prepare_any_backward, dO, dL, O, L, tensors, options, deterministic)
@@ -73,10 +78,10 @@ def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tenso
 def prepare_any_backward(
     dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options, deterministic: bool
 ) -> Callable:
-    """Return the function that computes the gradients of one kind of call, for tensors with any strides.
+    """Return a function that computes the gradients for calls like this one, with any strides.
 
-    If the rows of a tensor have gaps, the function first copies this tensor. Otherwise, it is that of
-    prepare_backward().
+    If the rows of a tensor are not contiguous, the function first copies this tensor. Otherwise, it is the function
+    from prepare_backward(). `deterministic` asks for gradients that are bit for bit the same in every run.
     """
     in_rows = all(x is None or x.is_contiguous() for x in (dL, L))
     if in_rows and not any(map(has_gaps, (dO, dL, O, *tensors))):
@@ -91,9 +96,9 @@ def prepare_any_backward(
 
 
 def prepare_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool) -> Callable:
-    """Return the function that computes the gradients from (dO, dL, O, L) and the tensors of one kind of call.
+    """Return a function that computes the gradients for calls like this one, with the fastest kernels for them.
 
-    On Hopper, it uses Hopper's own backward if this kernel supports the call.
+    On Hopper, these are the Hopper backward kernels if they support the call. Otherwise, they are the portable ones.
     """
     launcher = hopper_backward(tensors.q.device) if for_hopper(options, tensors.sinks) else None
     own = None
@@ -109,14 +114,14 @@ def prepare_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, 
 
 
 def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callable:
-    """Return the function that computes the gradients with the portable backward kernels for one kind of call."""
+    """Return a function that computes the gradients for calls like this one, with the portable backward kernels."""
     return served(f"the portable backward{with_bias(options)}", portable_backward.prepare(dO, O, tensors, options))
 
 
 def with_bias(options: Options) -> str:
-    """Return a suffix for the name of a kernel that mentions its bias.
+    """Return the text that is appended to the name of a kernel in errors, which names the bias if there is one.
 
-    If the kernel does not compile, the user's bias is the most likely cause.
+    If a kernel with a bias does not compile, the user's bias is the most likely cause.
     """
     return "" if options.bias is None else f" with the bias {options.bias.__name__}"
 
@@ -125,24 +130,31 @@ def with_bias(options: Options) -> str:
 
 
 def for_hopper(options: Options, sinks: Tensor | None) -> bool:
-    """Return whether Hopper's own kernels support the options of a call: no dropout, bias, softcap or sinks."""
+    """Return whether the Hopper kernels support a call: one without dropout, a bias, a softcap or sinks."""
     return not (options.only_portable or options.portable) and options.softcap is sinks is None
 
 
 def hopper_forward(device: torch.device) -> ModuleType | None:
-    """Return the module of Hopper's forward, or None if the GPU is not a Hopper or this Gluon is too old for it."""
+    """Return the module that prepares the Hopper forward kernel, or None if the kernel cannot run.
+
+    It cannot run if the GPU is not a Hopper GPU or if the installed Gluon is too old.
+    """
     return prepared(("Hopper's forward", device), hopper, "forward", device)
 
 
 def hopper_backward(device: torch.device) -> ModuleType | None:
-    """Return the module of Hopper's backward, or None if the GPU is not a Hopper or this Gluon is too old for it."""
+    """Return the module that prepares the Hopper backward kernel, or None if the kernel cannot run.
+
+    It cannot run if the GPU is not a Hopper GPU or if the installed Gluon is too old.
+    """
     return prepared(("Hopper's backward", device), hopper, "backward", device)
 
 
 def hopper(direction: str, device: torch.device) -> ModuleType | None:
-    """Import and return the module of Hopper's kernels for one direction, "forward" or "backward".
+    """Import and return the module that prepares the Hopper kernel for a direction, "forward" or "backward".
 
-    Return None on other GPUs, without Gluon, or if Triton's interpreter runs the kernels.
+    Return None if the GPU is not a Hopper GPU, if the installed Gluon is too old, or if Triton's interpreter runs the
+    kernels.
     """
     if device.type != "cuda" or torch.version.hip or interpreter.switched_on():
         return None
@@ -162,10 +174,11 @@ WARNED: set[str] = set()  # the kernels for which the warning has been given
 
 
 def served(name: str, own: Callable, otherwise: Callable[..., Callable] | None = None) -> Callable:
-    """Return a function that calls `own`, or the function prepared by otherwise(*given) if `own` cannot serve the call.
+    """Return a function that calls `own`, and that falls back to the function otherwise(*arguments) if `own` fails.
 
-    The second function is used for each call that `own` declines by returning None, and for all later calls if Triton
-    cannot compile `own`. Without `otherwise`, a kernel that Triton cannot compile is an error.
+    The fallback is used for each call for which `own` returns None, and for all later calls if Triton cannot compile
+    `own`. `name` is the kernel's name in messages. If `otherwise` is None, a kernel that Triton cannot compile is an
+    error.
     """
     works, instead = True, None
 
@@ -190,11 +203,11 @@ def served(name: str, own: Callable, otherwise: Callable[..., Callable] | None =
 
 
 def is_a_compiler_s(error: Exception) -> bool:
-    """Return whether an error means that Triton could not compile a kernel, and not that a call or the GPU failed.
+    """Return whether `error` means that Triton could not compile a kernel, rather than that a call or the GPU failed.
 
-    Most such errors have a type of Triton's own. Others are raised inside its compiler, such as a RuntimeError for code
-    that its verifier refuses, or inside its launcher for an option that it does not know. Because the compiler also
-    loads the kernel, an error of CUDA can be raised inside the compiler. Such an error does not count.
+    Most such errors have one of Triton's own types. Others are raised inside its compiler, such as a RuntimeError for
+    code that its verifier refuses, or inside its launcher for an option that it does not know. Because the compiler
+    also loads the kernel, a CUDA error can also be raised inside the compiler. Such an error does not count.
     """
     if isinstance(error, TritonError):
         return type(error).__name__ != "InterpreterError"
@@ -209,13 +222,13 @@ def is_a_compiler_s(error: Exception) -> bool:
 
 
 def refused(name: str, error: Exception) -> str:
-    """Return one line that names the kernel that Triton cannot compile, with the type and first line of the error."""
+    """Return a line that names the kernel that Triton cannot compile, and the type and the first line of the error."""
     lines = (getattr(error, "error_message", None) or str(error)).strip().splitlines()
     return f"Triton {triton.__version__} cannot compile {name} ({': '.join([type(error).__name__, *lines[:1]])})"
 
 
 def warn_once(name: str, error: Exception) -> None:
-    """Warn once per kernel that the portable kernels replace it, because Triton cannot compile it."""
+    """Warn, once per kernel, that Triton cannot compile the kernel and that the portable kernels run instead."""
     if name in WARNED:
         return
     WARNED.add(name)

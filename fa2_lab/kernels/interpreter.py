@@ -1,4 +1,4 @@
-"""The switch of Triton's interpreter, which runs kernels in Python, tile by tile, if there is no GPU.
+"""The switch for Triton's interpreter, which runs kernels in Python, program by program, if there is no GPU.
 
 The switch has to be set before Triton is imported.
 """
@@ -14,9 +14,10 @@ ONE_AT_A_TIME = RLock()  # the interpreter keeps its state in global variables
 
 
 def decide(gpu: bool | None = None) -> None:
-    """Switch Triton's interpreter on if there is no GPU, unless the user or an earlier import of Triton has decided.
+    """Enable Triton's interpreter if there is no GPU.
 
-    With None, the device files of the drivers show whether there is a GPU.
+    If the user or an earlier import of Triton has already made the choice, do nothing. If `gpu` is None, look for the
+    device files of the GPU drivers to find out whether there is a GPU.
     """
     if "triton" in sys.modules or os.environ.get("TRITON_INTERPRET"):
         return
@@ -38,7 +39,7 @@ def installed() -> bool:
 
 @cache
 def switched_on() -> bool:
-    """Return whether the kernels of this process are run by Triton's interpreter."""
+    """Return whether Triton's interpreter runs the kernels in this process."""
     import triton
 
     from fa2_lab.kernels.common.tile import tile_coord
@@ -48,7 +49,7 @@ def switched_on() -> bool:
 
 @cache
 def misfit() -> str:
-    """Return what to install if the installed Triton and NumPy cannot run the kernels, or else an empty string."""
+    """Return what to install if the installed Triton and NumPy cannot run the kernels, or "" if they can."""
     import numpy
     import triton
 
@@ -59,5 +60,5 @@ def misfit() -> str:
 
 @cache
 def say_so() -> None:
-    """Print once to stderr that the kernels run in Triton's interpreter, because this explains why they are slow."""
+    """Print once to stderr that Triton's interpreter runs the kernels, because this explains why they are slow."""
     print("fa2_lab: no GPU here, so the Triton kernels run in Triton's interpreter: right, but slow.", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Launches of the kernels with little host time, and the arguments that a launch needs besides its tensors."""
+"""Launches of kernels with little host time, and the arguments that a launch needs besides its tensors."""
 
 import math
 from contextlib import nullcontext
@@ -27,11 +27,13 @@ FUSED = dict(enable_fp_fusion=True)  # a product and a sum become one instructio
 
 
 class Launch:
-    """One launch of a kernel: the grid and all arguments except the tensors. All calls of one kind share a Launch.
+    """A launch of a kernel: the grid and all arguments except the tensors.
+
+    All calls with the same key (see prepared.py) share a Launch.
 
     A call passes the tensors. Its first tensors are passed to the kernel as tensor descriptors, one per given
-    descriptor, and the other tensors as pointers. All other arguments have names: strides, sizes and the compiler's
-    constants. `options` are the compiler's options.
+    descriptor, and the other tensors as pointers. All other arguments are passed by name: strides, sizes and
+    compile-time constants. `options` are the options of Triton's compiler.
     """
 
     def __init__(
@@ -48,12 +50,13 @@ class Launch:
     def __call__(self, *tensors: Any) -> None:
         """Launch the kernel on these tensors.
 
-        The first launch is Triton's own call, which compiles the kernel. Later launches bypass Triton's call and take a
-        third of its time. If Triton has compiled the same kernel for other sizes, even the first launch bypasses it.
+        The first launch uses Triton's own call, which compiles the kernel. Later launches bypass this call and take a
+        third of its time. If Triton has already compiled the same kernel for other sizes, even the first launch
+        bypasses it.
 
-        Triton compiles a different kernel if a pointer is not a multiple of 16, so in that case Triton's own call
-        always decides. Kernels with descriptors are an exception, because they never read sixteen bytes at once through
-        a pointer.
+        Triton compiles a different kernel if a pointer is not a multiple of 16, so in that case Triton's own call is
+        always used. Kernels with descriptors are an exception, because they never read sixteen bytes at once through a
+        pointer.
         """
         at = addresses(tensors)
         usual = self.descriptors or math.gcd(16, *at) == 16
@@ -72,9 +75,9 @@ class Launch:
             keep(self.compiled_as(tensors), self.again)
 
     def compiled_as(self, tensors: Any) -> tuple:
-        """Return everything that the compiler sees of a launch.
+        """Return everything about a launch that affects the compiled kernel.
 
-        Launches with equal values share one compiled kernel.
+        Launches for which the result is equal share one compiled kernel.
         """
         if interpreter.switched_on():
             return ()
@@ -84,19 +87,19 @@ class Launch:
 
 
 def described_at(descriptor: Any, X: torch.Tensor) -> Any:
-    """Return a tensor descriptor of X, copied from one of the same kind, so that its checks are not repeated."""
+    """Return a tensor descriptor of X, copied from `descriptor`, whose checks are therefore not repeated."""
     found = copy(descriptor)
     found.base = X
     return found
 
 
 def current_stream(X: torch.Tensor) -> int:
-    """Return the CUDA stream on which work on X is queued."""
+    """Return the CUDA stream on which work on X is currently queued."""
     return driver.active.get_current_stream(X.get_device())
 
 
 def addresses(tensors: Any) -> list[int]:
-    """Return the addresses of the tensors, with 0 for None, from which no kernel reads."""
+    """Return the addresses of the tensors, with 0 for None. Kernels do not read from an address of 0."""
     return [0 if X is None else X.data_ptr() for X in tensors]
 
 
@@ -104,14 +107,18 @@ def addresses(tensors: Any) -> list[int]:
 
 
 def shape(X: torch.Tensor) -> tuple[int, ...]:
-    """Return (batch, heads, N, d) of X. Packed sequences (tokens, heads, d) count as the rows of one batch entry."""
+    """Return (batch, heads, N, d) of X.
+
+    Packed sequences (tokens, heads, d) count as the rows of a single batch entry.
+    """
     return X.shape if X.dim() == 4 else (1, X.shape[1], X.shape[0], X.shape[2])
 
 
 def strides(X: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of batch entries, heads and rows of a tensor, whose columns are contiguous.
+    """Return the strides of the batch entries, heads and rows of X. Its columns must be contiguous.
 
-    For packed sequences, the first stride is also that of rows, because a kernel addresses a sequence by its first row.
+    For packed sequences, the stride of rows also replaces that of batch entries, because a kernel addresses a sequence
+    by its first row.
     """
     return X.stride()[:3] if X.dim() == 4 else (X.stride(0), X.stride(1), X.stride(0))
 
@@ -119,7 +126,7 @@ def strides(X: torch.Tensor) -> tuple[int, ...]:
 def all_strides(*tensors: torch.Tensor) -> tuple:
     """Return the strides of the tensors, and whether the compiler has to be told that 8 divides all of them.
 
-    The compiler loads eight 16-bit numbers at once only if it knows that 8 divides every stride. By itself, it only
+    The compiler loads eight 16-bit elements at once only if it knows that 8 divides every stride. By itself, it only
     checks whether 16 divides a stride, which is true for d = 80 and false for d = 72.
     """
     given = tuple(map(strides, tensors))
@@ -127,7 +134,7 @@ def all_strides(*tensors: torch.Tensor) -> tuple:
 
 
 def programs(X: torch.Tensor, B: int, sequences: int | None) -> int:
-    """Return the number of programs of a launch, one per block of B rows of each head of X.
+    """Return the number of programs of a launch with one program per block of B rows of each head of X.
 
     For packed sequences, the number is an upper bound, which also covers the rows after the last sequence.
     """
@@ -136,40 +143,43 @@ def programs(X: torch.Tensor, B: int, sequences: int | None) -> int:
 
 
 def sizes(Q: torch.Tensor, K: torch.Tensor, of: torch.Tensor, streamed: torch.Tensor, sequences: int | None) -> dict:
-    """Return the sizes for a kernel whose programs own blocks of `of` and stream two tensors like `streamed`."""
+    """Return the size arguments of a kernel in which each program owns a block of `of` and loops over `streamed`.
+
+    `of` and `streamed` are Q and K, or K and Q. The program also loops over a second tensor like `streamed`.
+    """
     (_, H, N_q, _), (_, H_kv, N_k, _), (batch, heads, *_) = shape(Q), shape(K), shape(of)
     found = dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, heads=batch * heads, sequences=sequences)
     return found | dict(l2_group=min(batch * heads, l2_group(streamed)))
 
 
 def window(options: Any) -> tuple:
-    """Return the window (left, right) around the diagonal, with right = 0 for the causal mask.
+    """Return the bounds (left, right) of the window around the diagonal, with right = 0 for the causal mask.
 
-    This 0 is a compile-time constant, and all other bounds are not.
+    The 0 of the causal mask is a compile-time constant, and all other bounds are not.
     """
     return options.left, triton.language.constexpr(0) if options.causal else options.right
 
 
 def l2_group(X: torch.Tensor) -> int:
-    """Return how many heads run side by side, so that the two tensors like X that they stream fit in 8 MiB of L2."""
+    """Return the number of heads to process concurrently: so many that two tensors like X fit in 8 MiB of L2."""
     _, _, N, d = shape(X)
     return max(1, 8 * MiB // (2 * max(1, N) * d * X.element_size()))
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Return the number of SMs of the GPU, or 132 as on an H100 if there is no GPU."""
+    """Return the number of SMs of the GPU, or 132 (as on an H100) if `device` is not a GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 def dropout(p: float) -> tuple[int, float]:
-    """Return the bound for random words below which an entry is dropped, and the factor of entries that are kept."""
+    """Return the threshold below which a random 32-bit word drops an entry, and the factor 1/(1 − p) of others."""
     return math.floor(p * 2**32), 1 / (1 - p)
 
 
 def on_device_of(Q: torch.Tensor) -> Any:
-    """Return a context in which Q's GPU is the current one, as Triton needs it during a launch.
+    """Return a context manager that makes Q's GPU the current one, as Triton requires during a launch.
 
-    On a CPU, the context lets Triton's interpreter run only one launch at a time.
+    If Q is on the CPU, the context lets Triton's interpreter run only one launch at a time.
     """
     if not Q.is_cuda:
         return interpreter.ONE_AT_A_TIME

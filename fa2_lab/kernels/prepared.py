@@ -1,13 +1,13 @@
-"""The table of prepared calls, by which checks and choices are made once for all calls of one kind.
+"""The table of prepared calls, with which checks and choices are made once for all calls with the same key.
 
-A kind is everything on which checks and choices depend: types, dtypes, devices, shapes, strides and options, but
-neither addresses nor values. For each kind, PREPARED keeps the function that serves the call, and its launches with all
-arguments except the pointers. Launches that look the same to the compiler share the kernel that Triton compiled for the
-first one. Besides this table, only relaunch.py keeps something per call, namely the last 1,024 addresses of each
-descriptor.
+The key contains everything on which checks and choices depend: types, dtypes, devices, shapes, strides and options, but
+neither addresses nor values. For each key, PREPARED stores the function that computes such a call, and its launches
+with all arguments except the pointers. Launches that look the same to the compiler share the kernel that Triton
+compiled for the first of them. Besides this table, only relaunch.py stores data per call, namely the last 1,024
+addresses of each descriptor.
 
-A few values are read before a launch, such as the range of key_lengths. SEEN keeps which tensors have passed these
-checks and in which state, without writing anything onto the tensors. forget() empties the two tables.
+A few values are read before a launch, such as the range of key_lengths. SEEN stores which tensors, in which version,
+have passed these checks, without writing anything to the tensors. forget() empties both tables.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ SEEN: dict = {}  # {id of a tensor: (weak reference, state)}, and the same of a 
 
 
 class Tensors(NamedTuple):
-    """The tensors of one call. A field is None if the call does not have this tensor."""
+    """The tensors of a call. A field is None if the call does not have this tensor."""
 
     q: Tensor
     k: Tensor
@@ -42,7 +42,7 @@ class Tensors(NamedTuple):
 
 
 class Options(NamedTuple):
-    """The options of one call, which are all its arguments except the tensors."""
+    """The options of a call, which are all its arguments except the tensors."""
 
     causal: bool
     scale: float
@@ -64,7 +64,7 @@ class Options(NamedTuple):
 
     @property
     def windowed(self) -> bool:
-        """Whether a window limits the columns that rows see, besides the causal mask."""
+        """Whether a window limits the columns that rows see, apart from the causal mask."""
         return self.left is not None or self.right is not None
 
     @property
@@ -74,9 +74,9 @@ class Options(NamedTuple):
 
 
 def prepared(key: tuple, make: Callable, *arguments: Any) -> Any:
-    """Return make(*arguments) from the table of prepared calls.
+    """Return make(*arguments), stored in the table of prepared calls under `key`.
 
-    This value is computed only at the first request of the key.
+    The function `make` is called only if the table does not contain the key.
     """
     found = PREPARED.get(key, PREPARED)  # which means that it has none, because None is a value, too
     if found is PREPARED:
@@ -85,7 +85,10 @@ def prepared(key: tuple, make: Callable, *arguments: Any) -> Any:
 
 
 def keep(key: tuple, made: Any) -> Any:
-    """Put `made` into the table of prepared calls and return it. If the table is full, remove its oldest entry."""
+    """Store `made` in the table of prepared calls under `key`, and return it.
+
+    If the table is full, remove its oldest entry.
+    """
     if len(PREPARED) >= MOST:
         PREPARED.pop(next(iter(PREPARED)), None)
     PREPARED[key] = made
@@ -99,12 +102,15 @@ def forget() -> None:
 
 
 def keys_of(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
-    """Return the properties of these tensors on which checks and choices depend, with None for a missing tensor."""
+    """Return the properties of each tensor on which checks and choices depend, with None for a missing tensor."""
     return [None if x is None else (x.dtype, x.device, x.shape, x.stride(), x.is_neg()) for x in tensors]
 
 
 def has_gaps(x: Tensor | None) -> bool:
-    """Return whether kernels need a copy of a tensor: its rows are not contiguous, or it has a pending negation."""
+    """Return whether kernels need a copy of x, because its rows are not contiguous or it has a pending negation.
+
+    The result is False if x is None.
+    """
     if x is None:
         return False
     gaps = x.stride(-1) != 1 and x.shape[-1] > 1
@@ -120,10 +126,10 @@ def rows_contiguous(x: Any) -> Any:
 
 
 def like(x: Tensor, device: str | None = None) -> Tensor:
-    """Return a new tensor with the shape of x. On the device "meta", it has a shape and strides, but no memory.
+    """Return a new tensor with the shape and the dimension order in memory of x, as torch's own operators do.
 
-    Its dimensions have the same order in memory as those of x, as in torch's own results. Its rows are always
-    contiguous, and no two of its elements share memory, even if those of x do.
+    Its rows are always contiguous, and no two of its elements share memory, even if elements of x do. On the device
+    "meta", it has a shape and strides, but no memory.
     """
     made = torch.empty_like(x, device=device)
     if made.stride(-1) == 1 or made.shape[-1] <= 1:
@@ -143,11 +149,11 @@ def was_seen(x: Tensor, limits: tuple, beside: Tensor | None = None) -> bool:
 
 
 def remember_seen(x: Tensor, limits: tuple, beside: Tensor | None = None) -> None:
-    """Make was_seen() return True for x until x or the tensor `beside` changes.
+    """Remember that x has passed a check with these limits, until x or the tensor `beside` changes.
 
-    Changes are noticed by a tensor's version and address: x.data = y does not count as a new version, but it moves x.
-    A change in place through a NumPy array that shares the memory, or through x.data, has no new version and is missed.
-    Inference tensors have no versions, so they are never remembered.
+    Changes are detected by a tensor's version and address: x.data = y does not count as a new version, but it changes
+    the address of x. A change in place through a NumPy array that shares the memory, or through x.data, has no new
+    version and is missed. Inference tensors have no versions, so they are never remembered.
     """
     if x.is_inference() or (beside is not None and beside.is_inference()):
         return

@@ -1,9 +1,11 @@
-"""Launches of a compiled kernel on other tensors with little work on the host: see INSIDE in triton_versions.py.
+"""Launches of a compiled kernel on other tensors with little host time.
 
-At every launch, Triton's own Python examines all arguments again, asks the driver about every pointer and encodes every
-tensor descriptor. With four descriptors, this takes 14 µs. This module records the arguments that Triton hands to the
-driver once, and later launches put new addresses into them. If this is not possible, Triton's own call does everything,
-only more slowly.
+INSIDE in triton_versions.py lists the internals.
+
+At every launch, Triton's own Python code examines all arguments again, asks the driver about every pointer and encodes
+every tensor descriptor. With four descriptors, this takes 14 µs. This module records the arguments that Triton passes
+to the driver once, and later launches only replace the addresses. If this is not possible, Triton's own call is used,
+which gives the same results and is slower.
 
 The module relies on what Triton 3.6 to 3.9 have in common. The `run` of a compiled kernel is an object. It is called
 with the grid, the stream, the function, packed metadata, launch metadata, two hooks and the kernel's arguments, and it
@@ -26,9 +28,10 @@ NOWHERE = 0, 1, 1  # a grid without programs
 
 
 def relaunch(compiled: Any, grid: Any, stream: Any, arguments: Any, described: int = 0, pointers: int = 0) -> Any:
-    """Return a function of (stream, addresses) that launches `compiled`, or None if that is impossible.
+    """Return a function of (stream, addresses) that launches the kernel `compiled`, or None if that is impossible.
 
-    `arguments` begin with the tensor descriptors, followed by the pointers. All other arguments stay as they are.
+    The first `described` of the kernel's arguments are tensor descriptors, and the next `pointers` arguments are
+    pointers. All other arguments are the same in every launch.
     """
     try:
         return Relaunch(compiled, grid, stream, arguments, described, pointers)
@@ -37,7 +40,7 @@ def relaunch(compiled: Any, grid: Any, stream: Any, arguments: Any, described: i
 
 
 class Relaunch:
-    """One recorded launch, which can be repeated on other tensors."""
+    """A recorded launch, which can be repeated on other tensors."""
 
     def __init__(self, compiled: Any, grid: Any, stream: Any, arguments: Any, described: int, pointers: int) -> None:
         self.compiled = compiled  # while it lives, the GPU keeps its code
@@ -63,7 +66,11 @@ class Relaunch:
                 raise ValueError("descriptors are taken apart in another way")
 
     def resized(self, grid: Any, described: Any, rest: Any) -> "Relaunch":
-        """Return a copy of this launch with another grid, other descriptors and other numbers that fit the kernel."""
+        """Return a copy of this launch with a new grid, new descriptors (`described`) and other new arguments (`rest`).
+
+        The new arguments must lead to the same compiled kernel, that is, Launch.compiled_as() must be equal for both
+        launches.
+        """
         found = copy.copy(self)
         found.base = [*grid, *self.base[3:]]
         found.encode = [*map(encoder, described, self.meta)]
@@ -71,9 +78,10 @@ class Relaunch:
         return found
 
     def __call__(self, stream: Any, addresses: Any) -> bool:
-        """Launch the kernel and return True.
+        """Launch the kernel on the tensors with these addresses, and return True.
 
-        If a profiler has a hook, return False, because only Triton's own call reports to it.
+        If a profiler has installed a launch hook, return False instead of launching, because only Triton's own call
+        reports to the hook.
         """
         for hook in self.hooks:
             if hook.calls:
@@ -88,7 +96,7 @@ class Relaunch:
         return True
 
     def own(self, addresses: Any) -> list:
-        """Return the kernel's own arguments for addresses: encoded descriptors, pointers, and recorded numbers."""
+        """Return the kernel's arguments for these addresses: encoded descriptors, pointers, and the recorded rest."""
         own = []
         for encode, address in zip(self.encode, addresses):  # noqa: B905  (strict costs time)
             own += encode(address)
@@ -98,10 +106,10 @@ class Relaunch:
 
 
 def seen_by_compiler(kernel: Any, arguments: dict[str, Any]) -> tuple:
-    """Return what Triton's compiler sees of a launch's arguments: a constant's value, or the facts that it may use.
+    """Return, for each argument of a launch, what affects the compiled kernel.
 
-    These facts are the width of an integer and, if the kernel allows it, whether the integer is 1 and whether 16
-    divides it.
+    For a constant, this is its value. For an integer, it is the width and, if the kernel is specialized on the integer,
+    whether it is 1 and whether 16 divides it.
     """
     try:
         parameters = last_parameters(kernel, len(arguments))
@@ -112,14 +120,14 @@ def seen_by_compiler(kernel: Any, arguments: dict[str, Any]) -> tuple:
 
 @functools.cache
 def last_parameters(kernel: Any, many: int) -> list[tuple[str, bool, bool]]:
-    """Return the last `many` parameters of a kernel as (name, is a constant, is specialized on its value)."""
+    """Return the last `many` parameters of a kernel as (name, whether it is a constant, whether it is specialized)."""
     return [(p.name, bool(p.is_constexpr), not p.do_not_specialize) for p in kernel.params[-many:]]
 
 
 def told(x: Any, constant: bool, looked_at: bool) -> Any:
-    """Return what Triton's compiler sees of one argument: a constant's type and value, or the facts that it may use.
+    """Return what of the argument x affects the compiled kernel: the type and value of a constant, or a few properties.
 
-    `looked_at` is whether the kernel is specialized on the argument's value.
+    `looked_at` is whether the kernel is specialized on the value of x.
     """
     kind: Any = type(x)
     if kind is constexpr:
@@ -137,7 +145,7 @@ def told(x: Any, constant: bool, looked_at: bool) -> Any:
 def handed_over(compiled: Any, stream: Any, arguments: list) -> list:
     """Return the arguments that Triton would pass to its `launch`, recorded by a copy of `run`.
 
-    The grid of this recording is empty, so if a later Triton reaches its driver in another way, no program runs.
+    The recording uses an empty grid, so that no program runs even if a later Triton calls its driver in another way.
     """
     run, seen = copy.copy(compiled.run), []
     run.launch = lambda *everything: seen.extend(everything)
@@ -147,19 +155,19 @@ def handed_over(compiled: Any, stream: Any, arguments: list) -> list:
 
 
 def as_given(handed: Any, arguments: Any) -> bool:
-    """Return whether `handed` contains the very objects in `arguments`, in the same order."""
+    """Return whether `handed` consists of the very objects in `arguments`, in the same order."""
     return isinstance(handed, (list, tuple)) and len(handed) == len(arguments) and all(map(is_, handed, arguments))
 
 
 def plain(x: Any) -> Any:
-    """Return x with all its tuples, also nested ones, as plain tuples, which are unpacked three times as fast."""
+    """Return x with all tuples in it, even nested ones, as plain tuples, which are unpacked three times as fast."""
     return tuple(map(plain, x)) if isinstance(x, tuple) else x
 
 
 def taken_apart(launch: Any, handed: list) -> tuple[Any, list]:
-    """Return the driver's C function below `launch`, which takes no descriptors, and the arguments that it would get.
+    """Return the driver's C function that the Python function `launch` calls, and the arguments that it would receive.
 
-    They are recorded by a copy of `launch` in which another function replaces the C function.
+    The arguments are recorded by a copy of `launch` in which another function replaces the C function.
     """
     seen: list = []
     cells = dict(zip(launch.__code__.co_freevars, launch.__closure__, strict=True))
@@ -170,12 +178,15 @@ def taken_apart(launch: Any, handed: list) -> tuple[Any, list]:
 
 
 def alike(mine: Any, theirs: Any) -> bool:
-    """Return whether two arguments are equal numbers, or are TMA descriptors, which cannot be compared."""
+    """Return whether two arguments are equal, or are both TMA descriptors, which cannot be compared."""
     return mine == theirs or (type(mine) is type(theirs) and not isinstance(mine, (int, float, tuple)))
 
 
 def encoder(described: Any, meta: Any) -> Any:
-    """Return a function that turns an address into the arguments of one TMA descriptor. It caches 1,024 addresses."""
+    """Return a function that turns an address into the arguments that replace a tensor descriptor.
+
+    The function caches its results for the last 1,024 addresses.
+    """
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
     utils = driver.active.utils

@@ -1,11 +1,11 @@
 """Block sizes, warps and stages of the portable kernels, for each chip family and each d.
 
 There are three kernels: "forward", and in the backward pass "columns" (dK, dV) and "rows" (dQ). The entries for Hopper
-were found by measuring on an H200. The others were chosen by compiling: without a bias, they fit the shared memory of
-the chip and spill no register, as tests/heart/test_compile.py checks. Among entries that do so, those for 8.x at d = 64
-and 128 were compared by running the A100's code on an H200. Three entries do spill: the backward of Hopper at d = 256,
-fp32 at d = 256, and, outside its loops, the forward of Hopper at d ≤ 64 without a mask. `fa2-lab tune` measures on your
-GPU, and prints what is faster there as an entry of these tables.
+were measured on an H200. The others were chosen by compiling: without a bias, they fit the shared memory of the chip
+and spill no register, as tests/heart/test_compile.py checks. Among the entries for which this is true, those for 8.x at
+d = 64 and 128 were compared by running the A100's code on an H200. Three entries do spill: the backward of Hopper at
+d = 256, fp32 at d = 256, and, outside its loops, the forward of Hopper at d ≤ 64 without a mask. `fa2-lab tune`
+measures on your GPU, and prints what is faster there as an entry of these tables.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,10 @@ from fa2_lab.kernels.triton_versions import by_triton, driver
 
 @dataclass(frozen=True)
 class Blocks:
-    """One entry of the tables: the tile B_r × B_c (elsewhere BLOCK_M × BLOCK_N), the warps, and the pipeline stages."""
+    """An entry of the tables: the tile size B_r × B_c, the number of warps, and the number of pipeline stages.
+
+    Other kernels call B_r and B_c BLOCK_M and BLOCK_N.
+    """
 
     B_r: int
     B_c: int
@@ -117,16 +120,16 @@ def family() -> dict:
 def in_pieces(Q: torch.Tensor) -> bool:
     """Return whether O is computed in pieces of d that are no wider than B_r.
 
-    The last of several chained matmuls decides how the warps share a tile. If this tile has at least as many rows as
-    columns, each warp gets whole rows of S. Otherwise, each warp gets some columns of all rows, and then P and the
-    maximum and sum of each row have to be exchanged through shared memory. Hopper's wgmma and AMD's compiler always
-    give whole rows to a warp.
+    If several matmuls are chained, the last one decides how the warps share a tile. If its tile has at least as many
+    rows as columns, each warp gets whole rows of S. Otherwise, each warp gets some columns of all rows, and then P and
+    the maximum and sum of each row have to be exchanged through shared memory. Hopper's wgmma and AMD's compiler always
+    give whole rows to a warp, so O need not be computed in pieces.
     """
     return Q.dtype != torch.float32 and not interpreter.switched_on() and family() in (AMPERE, ADA, BLACKWELL)
 
 
 def padded(d: int) -> int:
-    """Return d_pad: d rounded up to a power of two of at least 16, as the tensor cores need it."""
+    """Return d_pad: d rounded up to a power of two, and to at least 16, as tensor cores require."""
     return max(16, power_of_2(d))
 
 
@@ -136,7 +139,7 @@ def power_of_2(n: int) -> int:
 
 
 def upcast(Q: torch.Tensor) -> bool:
-    """Return whether tiles are converted to fp32 before a matmul, as bf16 tiles are in the interpreter."""
+    """Return whether tiles of Q's dtype are converted to fp32 before a matmul, as bf16 is in Triton's interpreter."""
     return Q.dtype == torch.bfloat16 and interpreter.switched_on()
 
 

@@ -1,10 +1,10 @@
-"""Triton's versions: how they differ, and which parts of Triton are used that are not public.
+"""The differences between Triton's versions, and the internals of Triton that the project uses.
 
 The kernels use the names of the newest Triton, as in its documentation, and newest_names() adds these names to older
-versions. by_triton() picks what one compiler needs, such as smaller tiles. Names that are not public, which begin with
-an underscore or belong to triton.runtime, are used only in this file and in relaunch.py. Other files import `driver`
-and `relaunch` from this file. INSIDE lists the names that are not public. If a later Triton lacks one of them, a launch
-is slower or the portable kernels take over.
+versions. by_triton() selects what one version needs, such as smaller tiles. Internal names, which begin with an
+underscore or belong to triton.runtime, are used only in this file and in relaunch.py. Other files import `driver` and
+`relaunch` from this file. INSIDE lists the internal names. If a later Triton lacks one of them, a launch is slower, or
+the portable kernels run instead.
 """
 
 import os
@@ -25,7 +25,7 @@ OLDEST = "3.6"
 
 
 class Inside(NamedTuple):
-    """A part of Triton that is not public, the purpose for which it is used, and the tested versions that have it."""
+    """A part of Triton that is not public, the purpose of its use, and the tested versions that contain it."""
 
     name: str
     needed_for: str
@@ -44,20 +44,23 @@ INSIDE = (
 
 
 def number(version: str) -> tuple[int, ...]:
-    """Return the major and minor number of a version, such as (3, 9) for "3.9.0"."""
+    """Return (major, minor) of a version, such as (3, 9) for "3.9.0"."""
     return tuple(int(part) for part in version.split(".")[:2])
 
 
 def by_triton(entries: dict[str, Any]) -> Any:
-    """Return the entry for the installed Triton.
+    """Return the entry for the installed version of Triton.
 
-    Each entry is valid from its version up to the version of the next entry.
+    Each entry is valid from its version up to, but not including, the version of the next entry.
     """
     return entries[max((version for version in entries if number(version) <= number(triton.__version__)), key=number)]
 
 
 def misfit_of(triton: str, numpy: str, interpreted: bool = True) -> str:
-    """Return what to install if these versions of Triton and NumPy do not work together, or else an empty string."""
+    """Return what to install if these versions of Triton and NumPy do not work together, or "" if they do.
+
+    `interpreted` is whether Triton's interpreter runs the kernels.
+    """
     if number(triton) < number(OLDEST):
         return f"Triton {triton} is too old for these kernels: install 'triton>={OLDEST}'"
     if interpreted and number(triton) < (3, 7) and number(numpy) >= (2, 4):
@@ -70,7 +73,7 @@ def misfit_of(triton: str, numpy: str, interpreted: bool = True) -> str:
 def prepare() -> None:
     """Raise an error if Triton is too old, and speed up Triton's interpreter.
 
-    This must be called before a kernel is imported.
+    This function must be called before a kernel is imported.
     """
     if number(triton.__version__) < number(OLDEST):
         raise RuntimeError(
@@ -85,7 +88,10 @@ def prepare() -> None:
 
 @cache
 def newest_names() -> None:
-    """Add the newest names to an older Triton. This must be called before the first Gluon kernel is imported."""
+    """Add the names of the newest Triton to an older version.
+
+    This function must be called before the first Gluon kernel is imported.
+    """
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import tma
 
@@ -105,7 +111,10 @@ def newest_names() -> None:
 
 
 def atomic_add() -> Any:
-    """Return tma.async_atomic_add for Triton before 3.8. With it, TMA adds a tile in shared memory to HBM."""
+    """Return a replacement for tma.async_atomic_add, which Triton does not have before version 3.8.
+
+    The function lets TMA add a tile in shared memory to a tensor in HBM.
+    """
     from triton._C.libtriton import ir
     from triton.experimental.gluon.language._core import builtin
 
@@ -119,7 +128,10 @@ def atomic_add() -> Any:
 
 
 def aggregate(cls: Any) -> Any:
-    """Return triton.aggregate for Triton before 3.8: a class whose annotated fields are passed under one name."""
+    """Turn the class `cls` into an aggregate. This function replaces triton.aggregate before Triton 3.8.
+
+    An aggregate is a class whose annotated fields are passed to kernel functions as a single argument.
+    """
     constexpr, fields = triton.language.constexpr, cls.__annotations__
 
     def __init__(self: Any, *values: Any, **named: Any) -> None:
@@ -133,7 +145,10 @@ def aggregate(cls: Any) -> Any:
 
 
 def more_shared(kernel: Any, bytes_asked: int) -> None:
-    """Let a compiled kernel request more shared memory than it needs. This must be called before its first launch."""
+    """Make a compiled kernel request at least `bytes_asked` bytes of shared memory, which may be more than it needs.
+
+    This function must be called before the first launch of the kernel.
+    """
     metadata = kernel.metadata._replace(shared=max(kernel.metadata.shared, bytes_asked))
     kernel.metadata, kernel.packed_metadata = metadata, (metadata.num_warps, metadata.num_ctas, metadata.shared)
 
@@ -145,11 +160,11 @@ def more_shared(kernel: Any, bytes_asked: int) -> None:
 def quicken() -> None:
     """Make Triton's interpreter skip two steps that change no result, so that it is almost three times as fast.
 
-    To run a kernel, the interpreter replaces the functions of triton.language by its own and restores them at the end.
-    It does both again for every function that the kernel calls, although once is enough. It also computes each sum of
-    integers twice to detect an overflow. This check is skipped only if `debug` is off.
+    To run a kernel, the interpreter replaces the functions of triton.language by its own functions and restores them at
+    the end. It does both again for every function that the kernel calls, although once is enough. It also computes each
+    sum of integers twice to detect an overflow. This check is skipped only if `debug` is off.
 
-    Nothing happens if the interpreter is off, or if the names inside this Triton are different.
+    Nothing happens if the interpreter is off, or if Triton's internal names have changed.
     """
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
@@ -162,7 +177,7 @@ def quicken() -> None:
 
         @wraps(replace_all)
         def replace_once(function: Any) -> Any:
-            """Return what undoes the replacements when `function` ends, or nothing() if its caller has made them."""
+            """Replace Triton's functions unless a caller of `function` already has. Return what restores them."""
             seen = [module for module in modules if any(x is module for x in function.__globals__.values())]
             first = not seen or any(is_builtin(module.load) for module in seen)  # Triton's own `load` is there still
             return replace_all(function) if first else nothing()

@@ -13,7 +13,8 @@ from fa2_lab.tiles import real_number
 def real_array(name: str, x: ArrayLike, ndim: int) -> np.ndarray:
     """Return x as a float64 array.
 
-    Raise an error that calls x `name` unless x contains real numbers and has `ndim` dimensions, none of size 0.
+    Raise an error unless x contains real numbers and has `ndim` dimensions, none of size 0. The error calls the
+    argument `name`.
     """
     try:
         array = np.asarray(x)
@@ -27,9 +28,9 @@ def real_array(name: str, x: ArrayLike, ndim: int) -> np.ndarray:
 
 
 def same_shape(name: str, x: ArrayLike, shape: tuple[int, ...], meaning: str) -> np.ndarray:
-    """Return x as a float64 array. Raise an error that calls x `name` unless x has this shape.
+    """Return x as a float64 array. Raise an error unless it has this shape.
 
-    `meaning` explains the shape in the error.
+    The error calls the argument `name`, and explains the expected shape by `meaning`.
     """
     array = real_array(name, x, len(shape))
     if array.shape != shape:

@@ -34,7 +34,10 @@ def first_state(sink: float | None = None) -> tuple[float, float]:
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxState:
-    """The softmax state (o, m, l) of some rows after some keys. update() adds keys, and finalize() returns (O, L)."""
+    """The softmax state (o, m, l) of a set of rows after some of their keys.
+
+    update() adds keys, and finalize() returns the output (o, L).
+    """
 
     m: np.ndarray  # (B_r,)    the largest score so far
     l: np.ndarray  # (B_r,)    Σ exp(s − m)
@@ -42,7 +45,10 @@ class SoftmaxState:
 
     @classmethod
     def reset(cls, rows: int, d: int, sink: float | None = None) -> SoftmaxState:
-        """Return the state of rows that have seen no key. Without a sink, this state is the identity of merge."""
+        """Return the state of `rows` rows that have seen no key.
+
+        Without a sink, this state is the identity of merge().
+        """
         m, l = first_state(sink)
         return cls(np.full(rows, m), np.full(rows, l), np.zeros((rows, d)))
 
@@ -64,7 +70,7 @@ class SoftmaxState:
         return SoftmaxState(m, l, o)
 
     def merge(self, other: SoftmaxState) -> SoftmaxState:
-        """Return the state after the keys of both states. merge is associative and commutative."""
+        """Return the state after the keys of both states. Merging is associative and commutative."""
         m = np.maximum(self.m, other.m)
         alpha, beta = np.exp(self.m - finite(m)), np.exp(other.m - finite(m))
         l = alpha * self.l + beta * other.l

@@ -1,1 +1,1 @@
-"""Code that the portable, decode and Hopper kernels share: numbers, tiles, and the softmax step."""
+"""Code that the portable, decode and Hopper kernels share: constants, tiles, and the softmax step."""

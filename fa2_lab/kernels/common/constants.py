@@ -1,4 +1,4 @@
-"""Numbers that more than one kernel needs, as constants of Triton, which Gluon kernels can also use."""
+"""Constants that several kernels need, as tl.constexpr, which Gluon kernels can also use."""
 
 import triton.language as tl
 

@@ -1,4 +1,7 @@
-"""The softmax step, line 9 of FA2's Algorithm 1: it turns a tile of scores into probabilities and updates m and l."""
+"""The softmax step (line 9 of FA2's Algorithm 1).
+
+It turns a tile of scores into probabilities, and updates m and ℓ.
+"""
 
 import math
 from typing import NamedTuple
@@ -13,7 +16,7 @@ LARGEST = 1e38  # times any score except 0, it is past the values that tanh tell
 
 
 class Scales(NamedTuple):
-    """The factors by which kernels multiply scores, so that exponentials become powers of 2."""
+    """The factors by which kernels multiply scores, chosen so that exponentials become powers of 2."""
 
     scale_log2: float  # τ log₂e
     coarse: float  # the power of two below it, for huge scores
@@ -22,17 +25,18 @@ class Scales(NamedTuple):
 
 
 def base_2(scale: float) -> float:
-    """Return c = τ log₂e for a scale τ, because exp(τ s) = 2^(c s), and GPUs have an instruction for powers of 2.
+    """Return c = τ log₂e for a scale τ.
 
-    A scale of 0 becomes 2⁻¹²⁶, so that −∞ · c stays −∞.
+    With c, the exponential exp(τ s) is 2^(c s), for which GPUs have an instruction. A scale of 0 becomes 2⁻¹²⁶, so that
+    −∞ · c is still −∞.
     """
     return max(scale * LOG2E.value, SMALLEST)
 
 
 def scales(scale: float, softcap: float | None = None) -> Scales:
-    """Return the Scales of a scale τ.
+    """Return the Scales for a scale τ and a softcap.
 
-    softmax_step() explains how they are used, and capped() how a softcap changes them.
+    softmax_step() explains how the kernels use them, and capped() explains how a softcap changes them.
     """
     scale_log2 = base_2(scale if softcap is None else softcap)
     inner = None if softcap is None else min(scale / softcap, LARGEST)
@@ -41,10 +45,9 @@ def scales(scale: float, softcap: float | None = None) -> Scales:
 
 @triton.jit
 def capped(s_ij, inner):
-    """Return the scores s without a softcap (inner is None), or tanh(inner · s) with a softcap c and inner = τ / c.
+    """Return tanh(inner · s_ij) for a tile of scores, or s_ij unchanged if `inner` is None (no softcap).
 
-    With a softcap, the scores after the scale are c tanh(τ s / c). The softcap c therefore replaces τ as the scale in
-    Scales.
+    With a softcap c, `inner` is τ / c. The capped scores are c · tanh(τ s / c), so the factor c replaces τ in Scales.
     """
     return s_ij if inner is None else tanh(s_ij * inner)
 
@@ -53,7 +56,7 @@ def capped(s_ij, inner):
 def tanh(x):
     """Return tanh(x) = ±(1 − e) / (1 + e) with e = exp(−2 |x|).
 
-    If |x| < 0.25, a series replaces this quotient, because 1 − e would lose most of its digits.
+    If |x| < 0.25, a power series is used instead of this quotient, because 1 − e would lose most of its digits.
     """
     size = tl.abs(x)
     e = tl.exp2(size * (-2 * LOG2E))
@@ -66,14 +69,18 @@ def tanh(x):
 
 @triton.jit
 def softmax_step(s_ij, m_i, l_i, scales, MASKED: tl.constexpr):
-    """Return P of a tile of scores s (B_r, B_c), the factor alpha for the earlier o and l, and the new m and l (B_r,).
+    """Process a tile of scores s_ij (B_r, B_c).
 
-    With c = τ log₂e, exp(τ (s − m)) is 2^(s c − m c), which takes one FMA and one power of 2 per score, because m c is
-    the same for a whole row. m c is rounded, so all p of a row are wrong by the same factor. This factor does not
-    change O, because O is a quotient. From |m c| = 2²⁸ on, however, the factor can exceed 2⁸, and p would soon be too
-    large or too small for fp16. For such rows, c is replaced by the power of two below it, whose products are exact.
-    The replacement hardly matters: if scores of that size differ at all, their p differ by a factor of at least 2¹⁶, or
-    2⁸ with the smaller c, so all p except the largest are almost 0.
+    Return its P, the factor alpha for the earlier o and ℓ, and the new m and ℓ.
+
+    m, ℓ and alpha are (B_r,). With c = τ log₂e, exp(τ (s − m)) is 2^(s c − m c), which takes one FMA and one power of 2
+    per score, because m c is the same for a whole row.
+
+    m c is rounded, so all p of a row are wrong by the same factor. This factor does not change O, because O is a
+    quotient. If |m c| is 2²⁸ or more, however, the factor can exceed 2⁸, and p could soon be too large or too small for
+    fp16. For such rows, c is replaced by the next smaller power of two, whose products are exact. The replacement
+    hardly changes the result: if scores of that size differ at all, their p differ by a factor of at least 2¹⁶, or 2⁸
+    with the smaller c, so all p except the largest are almost 0.
     """
     m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
     m_ref = m_new

@@ -1,9 +1,9 @@
 """What every kernel does with a tile: find its position, load it, mask it, apply dropout to it, and store it.
 
-Names in capital letters are pointers into HBM, and lower-case names are values on the chip. One tile of S has B_r rows
-and B_c columns (called BLOCK_M and BLOCK_N elsewhere). d_pad is d rounded up to a power of two of at least 16, as the
-tensor cores need it. Functions with RAGGED compare row numbers only if RAGGED is true, because a tile may be known to
-be whole.
+Names in capital letters are pointers into HBM, and lower-case names are values on the chip. A tile of S has B_r rows
+and B_c columns (BLOCK_M and BLOCK_N in other kernels). d_pad is d rounded up to a power of two, and to at least 16, as
+tensor cores require. `n` is the number of rows that exist. Functions with RAGGED compare row indices with n only if
+RAGGED is true, because the caller may know that all rows of the tile exist. Ranges are half-open, as in Python.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,10 @@ import triton.language as tl
 
 
 class PortableTile(NamedTuple):
-    """The compile-time constants of a portable kernel: tile sizes, head dimension, and whether bf16 becomes fp32."""
+    """The compile-time constants of a portable kernel.
+
+    They are the tile sizes, the head dimension, and whether bf16 is converted to fp32.
+    """
 
     B_r: tl.constexpr
     B_c: tl.constexpr
@@ -24,14 +27,14 @@ class PortableTile(NamedTuple):
 
 
 class Head(NamedTuple):
-    """One head of a tensor, as a pointer to its row 0 and the distance between its rows in elements."""
+    """A head of a tensor: a pointer to its row 0, and the distance between its rows in elements."""
 
     at: tl.tensor
     stride: tl.tensor
 
 
 class DropoutKey(NamedTuple):
-    """The values that, together with a row and a column, decide which entries of P are dropped in one head."""
+    """The values that, together with a row and a column, decide which entries of P are dropped in a head."""
 
     seed: tl.tensor  # pointer
     rule: tuple  # (bound, factor): a random word below the bound drops an entry, and others get the factor
@@ -41,16 +44,16 @@ class DropoutKey(NamedTuple):
 
 @triton.jit
 def tile_coord(T, heads, l2_group):
-    """Return the block (of rows or columns) and the head on which this program works. Each head has T blocks."""
+    """Return the block (of rows or columns) and the head that this program processes. Each head has T blocks."""
     return block_of(tl.program_id(0), T, heads, l2_group)
 
 
 @triton.jit
 def block_of(t, T, heads, l2_group):
-    """Return the index of the t-th block within its head, and the index of this head. Each head has T blocks.
+    """Return the index of the t-th block within its head, and the index of the head. Each head has T blocks.
 
-    `l2_group` heads run side by side, so that their K and V stay in L2. Within such a group of heads, block 0 of each
-    head comes before block 1 of any head.
+    `l2_group` heads are processed concurrently, so that their K and V stay in L2. Within such a group of heads, block 0
+    of every head comes before block 1 of any head.
     """
     section = t // (l2_group * T)
     within = t % (l2_group * T)
@@ -60,7 +63,7 @@ def block_of(t, T, heads, l2_group):
 
 @triton.jit
 def known_strides(strides):
-    """Return the strides of launch.all_strides() in a form that tells the compiler whether 8 divides all of them."""
+    """Return the strides from launch.all_strides() in a form from which the compiler knows if 8 divides all of them."""
     given, IN_EIGHTS = strides
     if IN_EIGHTS:
         given = [[n // 8 * 8 for n in one] for one in given]
@@ -69,35 +72,35 @@ def known_strides(strides):
 
 @triton.jit
 def head_of(X, strides, batch, head):
-    """Return a pointer to row 0 of one head.
+    """Return a pointer to row 0 of a head of the tensor X.
 
-    It is computed in 64 bits, because a tensor may have more than 2³¹ elements.
+    The offset is computed in 64 bits, because a tensor may have more than 2³¹ elements.
     """
     return X + tl.cast(batch, tl.int64) * strides[0] + tl.cast(head, tl.int64) * strides[1]
 
 
 @triton.jit
 def one_head(X, strides, batch, head):
-    """Return one head of a tensor as a Head."""
+    """Return the given head of the tensor X as a Head."""
     return Head(head_of(X, strides, batch, head), strides[2])
 
 
 @triton.jit
 def load_tile(X, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
-    """Load rows first … first + B of the Head X by load_rows(), with the tile's constants d, d_pad and upcast."""
+    """Load rows first:first + B of the Head X with load_rows(), with the constants d, d_pad and upcast of `tile`."""
     return load_rows(X.at, first, X.stride, n, B, tile.d, tile.d_pad, RAGGED, tile.upcast, row_begin)
 
 
 @triton.jit
 def load_columns(X, c, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
-    """Load rows first … first + B of the Head X, but only the columns c … c + tile.width."""
+    """Load columns c:c + tile.width of rows first:first + B of the Head X, as a tile (B, tile.width)."""
     d: tl.constexpr = min(tile.d - c, tile.width)
     return load_rows(X.at + c, first, X.stride, n, B, d, tile.width, RAGGED, tile.upcast, row_begin)
 
 
 @triton.jit
 def row_pointers(X, first, stride, B: tl.constexpr, d_pad: tl.constexpr):
-    """Return pointers (B, d_pad) to rows first … first + B of one head."""
+    """Return pointers (B, d_pad) to the elements of rows first:first + B of a head. X points to its row 0."""
     row = tl.cast(tl.arange(0, B), tl.int64)[:, None]
     return X + tl.cast(first, tl.int64) * stride + (row * stride + tl.arange(0, d_pad)[None, :])
 
@@ -105,9 +108,10 @@ def row_pointers(X, first, stride, B: tl.constexpr, d_pad: tl.constexpr):
 @triton.jit
 def load_rows(X, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, RAGGED: tl.constexpr,
               UPCAST: tl.constexpr, row_begin=None):  # fmt: skip
-    """Load rows first … first + B of one head as a tile (B, d_pad).
+    """Load rows first:first + B of a head as a tile (B, d_pad). X points to its row 0.
 
-    With RAGGED, rows from n on are zeros, and so are rows before `row_begin` if it is given. Their memory is not read.
+    With RAGGED, rows from n on become zeros and are not read. If `row_begin` is given, the same is true of rows before
+    it. With UPCAST, the tile is converted to fp32.
     """
     at = row_pointers(X, first, stride, B, d_pad)
     row = first + tl.arange(0, B)
@@ -125,25 +129,25 @@ def load_rows(X, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.c
 
 @triton.jit
 def store_rows(X, x, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr):
-    """Write x to rows first … first + B of one head, except to rows from n on, which do not exist."""
+    """Write x (B, d_pad) to rows first:first + B of a head, except to rows from n on, which do not exist."""
     real = (first + tl.arange(0, B) < n)[:, None] & (tl.arange(0, d_pad) < d)[None, :]
     tl.store(row_pointers(X, first, stride, B, d_pad), x.to(X.dtype.element_ty), mask=real)
 
 
 @triton.jit
 def start_of(starts, b, n):
-    """Return the first row of packed sequence b from the cumulative lengths `starts`, clamped to 0 … n.
+    """Return the first row of packed sequence b: 0 if b is 0, and otherwise starts[b], clamped to 0 … n.
 
-    It is 0 for b = 0.
+    `starts` points to the cumulative sequence lengths.
     """
     return tl.where(b == 0, 0, tl.minimum(tl.maximum(tl.load(starts + b), 0), n))
 
 
 @triton.jit
 def sequence_rows(starts, b, n, sequences):
-    """Return the first row of packed sequence b and its number of rows.
+    """Return the first row of packed sequence b, and its number of rows.
 
-    Sequence number `sequences` consists of the rows after the last sequence.
+    If b equals `sequences`, the result describes the rows after the last sequence. `n` is the number of all rows.
     """
     first = start_of(starts, b, n)
     end = tl.where(b < sequences, start_of(starts, tl.minimum(b + 1, sequences), n), n)
@@ -152,13 +156,14 @@ def sequence_rows(starts, b, n, sequences):
 
 @triton.jit
 def packed_block(t, starts, n, others, n_others, sequences, B: tl.constexpr):
-    """Return block t of packed rows: its index in its sequence, and the first row and the rows on either side.
+    """Find block t of packed rows: return its index in its sequence, and where this sequence is in both tensors.
 
-    The first rows and numbers of rows are those of the block's sequence. The side with `starts` and n rows is the one
-    that is cut into blocks of B rows. The other side has `others` and n_others.
+    The five results are the index of the block in its sequence; the sequence's first row and number of rows in the
+    tensor that is cut into blocks of B rows (with cumulative lengths `starts` and n rows); and the same two values for
+    the other tensor (with `others` and n_others).
 
-    Sequence b begins with block starts[b] // B + b, so it has as many blocks as it needs, or one more. A block that has
-    no rows, or rows outside all sequences, gets 0 rows on the other side.
+    Sequence b begins with block starts[b] // B + b, so it has exactly as many blocks as it needs, or one more. For a
+    block without rows, or with rows outside all sequences, the number of rows in the other tensor is returned as 0.
     """
     b = 0 * t
     behind = b + sequences + 1
@@ -175,7 +180,7 @@ def packed_block(t, starts, n, others, n_others, sequences, B: tl.constexpr):
 
 @triton.jit
 def block_count(n, sequences, B: tl.constexpr):
-    """Return the number of blocks of B rows that cover n rows. For packed sequences, the number is an upper bound."""
+    """Return the number of blocks of B rows that cover n rows. For packed sequences, it is an upper bound."""
     if sequences is None:
         return tl.cdiv(n, B)
     else:
@@ -184,7 +189,10 @@ def block_count(n, sequences, B: tl.constexpr):
 
 @triton.jit
 def length_of(key_lengths, batch, N_k):
-    """Return the number of real keys of this batch entry. A length outside 0 … N_k is clamped."""
+    """Return the number of real keys of a batch entry, which is N_k if key_lengths is None.
+
+    A length outside 0 … N_k is clamped.
+    """
     if key_lengths is None:
         return N_k
     else:
@@ -193,9 +201,10 @@ def length_of(key_lengths, batch, N_k):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, length, CAUSAL: tl.constexpr):
-    """Return the number of keys that a row sees, counted from the left.
+    """Return the number of keys that a row sees, counted from key 0.
 
-    The causal diagonal ends in the bottom right corner.
+    With CAUSAL, a row sees the keys up to its diagonal, which ends in the bottom right corner. No row sees a key from
+    `length` on.
     """
     if CAUSAL:
         return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), length)
@@ -205,9 +214,10 @@ def keys_seen(row, N_q, N_k, length, CAUSAL: tl.constexpr):
 
 @triton.jit
 def columns_seen(row, N_q, N_k, length, window):
-    """Return the contiguous range of columns that a row sees, as (begin, end).
+    """Return (begin, end): the row sees the columns begin:end.
 
-    A window (left, right) counts from the diagonal of the row, which is column row + N_k − N_q. None means unbounded.
+    The bounds (left, right) of a window count from the diagonal of the row, which is column row + N_k − N_q. A bound of
+    None means unbounded.
     """
     left, right = window
     begin = 0 * row if left is None else tl.maximum(row + N_k - N_q - left, 0)
@@ -216,13 +226,16 @@ def columns_seen(row, N_q, N_k, length, window):
 
 @triton.jit
 def sees(begin, end, col, window):
-    """Return whether a row that sees the columns from begin to end sees column `col`."""
+    """Return whether column `col` is in begin:end, the columns that a row sees.
+
+    Without a left bound, begin is ignored.
+    """
     return col < end if window[0] is None else (begin <= col) & (col < end)
 
 
 @triton.jit
 def rows_seeing(col, N_q, N_k, length, window):
-    """Return the contiguous range of rows that see a column, as (begin, end)."""
+    """Return (begin, end): the rows begin:end see column `col`."""
     left, right = window
     begin = tl.where(col < length, 0 if right is None else col + N_q - N_k - right, N_q)
     return begin, N_q + 0 * col if left is None else col + N_q - N_k + left + 1
@@ -230,15 +243,17 @@ def rows_seeing(col, N_q, N_k, length, window):
 
 @triton.jit
 def seen_by(begin, end, row, window):
-    """Return whether row `row` sees a column that the rows from begin to end see."""
+    """Return whether row `row` is in begin:end, the rows that see a column. Without a left bound, end is ignored."""
     return row >= begin if window[0] is None else (begin <= row) & (row < end)
 
 
 @triton.jit
 def columns_of(i, N_q, N_k, length, window, tile):
-    """Return two ranges of columns that row block i visits: edges, which need a mask, and tiles that every row sees.
+    """Return two ranges of the columns that row block i has to process.
 
-    Each range is (first column, last column, hole, width of the hole). A loop from first to last skips the hole.
+    The first range contains the tiles that need a mask. The second contains the tiles that all rows of the block see in
+    full. Each range is (first, last, hole, width): a loop from `first` to `last` that skips `width` columns at column
+    `hole`.
     """
     first, full = columns_seen(i * tile.B_r, N_q, N_k, length, window)
     hole, last = columns_seen(tl.minimum(i * tile.B_r + tile.B_r, N_q) - 1, N_q, N_k, length, window)
@@ -253,9 +268,10 @@ def columns_of(i, N_q, N_k, length, window, tile):
 
 @triton.jit
 def rows_of(col, N_q, N_k, length, window, tile):
-    """Return two ranges of rows that the column block at `col` visits: edges, which need a mask, and rows that see all.
+    """Return two ranges of the rows that the column block starting at column `col` has to process.
 
-    Each range is (first row, last row, tail, end of the tail), that is, the rows first … last and then tail … end.
+    The first range contains the tiles that need a mask. The second contains the rows that see all columns of the block.
+    Each range is (first, last, tail, end), which stands for the rows first:last followed by the rows tail:end.
     """
     left, right = window
     B_r: tl.constexpr = tile.B_r
@@ -280,9 +296,10 @@ def rows_of(col, N_q, N_k, length, window, tile):
 
 @triton.jit
 def drop(x, row, col, dropout):
-    """Return x with dropped entries set to 0 and the others multiplied by 1/(1 − p).
+    """Return x with dropped entries set to 0 and all other entries multiplied by 1/(1 − p).
 
-    Only the position of an entry decides whether it is dropped, so any order of the loops gives the same mask.
+    Only the position (row, col) of an entry decides whether it is dropped, so the mask does not depend on the order of
+    the loops.
     """
     threshold, factor = dropout.rule
     zero = 0 * row + 0 * col
@@ -292,9 +309,9 @@ def drop(x, row, col, dropout):
 
 @triton.jit
 def add_product(acc, a, b):
-    """Return acc + a b.
+    """Return acc + a b, where a b is a matmul.
 
-    In fp32, a b is first summed by itself, because small terms would get lost in a large accumulator.
+    In fp32, a b is first summed separately, because small terms would be lost in a large accumulator.
     """
     if a.dtype == tl.float32:
         return acc + tl.dot(a, b, 0.0 * acc, input_precision="ieee")  # from a plain 0 the compiler would sum into acc

@@ -1,12 +1,15 @@
-"""Decode on the GPU: a few queries attend to a long cache. Two kernels read the keys, and a third merges the results.
+"""The decode kernels: a few queries attend to a long KV cache.
+
+Two kernels read the keys, and a third merges the results.
 
     split_kv_kernel   every head has the same number of programs
     stream_k_kernel   every program has an equal share of the work of all heads, and may end one head and begin the next
-    merge_kernel      merges the partial results (m, l, o) of each head whose keys several programs have read
+    merge_kernel      merges the partial results (m, ℓ, o) of each head whose keys several programs have read
 
 shares.py decides how many programs a head gets, and plan.py launches the kernels. The query heads of a group are rows
-of one tile, so that every key is read once for all of them. The cache is a tensor, or it consists of pages that a block
-table lists.
+of the same tile, so that every key is read only once for all of them. The cache is a tensor, or it consists of pages
+that a block table lists. A head, as the programs count it, is one row block of one K/V head of one sequence. Ranges are
+half-open, as in Python.
 """
 
 from typing import NamedTuple
@@ -22,10 +25,10 @@ from fa2_lab.kernels.common.tile import columns_seen, head_of, length_of, load_r
 
 
 class Strides(NamedTuple):
-    """The strides that decode's kernels receive.
+    """The strides of Q, K, V and O that the decode kernels receive.
 
-    They are those of the batch entries, heads and rows of each tensor, or of the pages, heads and keys of a paged
-    cache.
+    For each tensor, they are the strides of batch entries, heads and rows. If the cache is paged, they are the strides
+    of pages, heads and keys for K and V.
     """
 
     Q: tuple
@@ -49,7 +52,7 @@ class DecodeTile(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """The sizes on which Triton specializes decode's kernels: the compiler learns if each is 1 or a multiple of 16."""
+    """The sizes on which Triton specializes the decode kernels, depending on whether each is 1 or a multiple of 16."""
 
     H: int  # query heads
     group: int  # query heads that share a K/V head
@@ -75,7 +78,7 @@ class Strided(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """The queries, their sinks, and the tensors that receive O and L."""
+    """The queries and their sinks, together with the tensors to which O and L are written."""
 
     sinks: tl.tensor  # one for each query head, or None
     Q: Strided
@@ -84,7 +87,7 @@ class Queries(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """Keys, values, and the block table that lists their pages, which is None if the cache is not paged."""
+    """The keys, the values, and the block table that lists their pages. The table is None if the cache is not paged."""
 
     K: Strided
     V: Strided
@@ -93,7 +96,10 @@ class Cache(NamedTuple):
 
 
 class RowBlock(NamedTuple):
-    """One row block of sequence b and of one K/V head: the rows from i · B_r on of the head's group · N_q rows."""
+    """Row block i of a K/V head of sequence b.
+
+    Its B_r rows start at row i · B_r of the group · N_q query rows that share this K/V head.
+    """
 
     b: tl.tensor
     kv_head: tl.tensor
@@ -103,7 +109,10 @@ class RowBlock(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The keys that a program reads for one row block: the tiles that begin at first, first + step, … before last."""
+    """The keys that a program reads for a row block.
+
+    They consist of the tiles that start at first, first + step, and so on, up to but not including last.
+    """
 
     first: tl.tensor
     last: tl.tensor
@@ -113,9 +122,9 @@ class Span(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Partial result number n in the scratch memory.
+    """The partial result with index n in the scratch memory.
 
-    It holds o, m and l of each row, and two numbers that keep o aligned.
+    It contains o, m and ℓ of each row, and two unused elements per row, which keep o aligned.
     """
 
     scratch: tl.tensor
@@ -144,9 +153,9 @@ class Work(NamedTuple):
 
 @triton.jit
 def place_of(cache, first, length, tile):
-    """Return the page and the row in this page of each key first … first + B_c.
+    """Return the page of each of the keys first:first + B_c, and the row of each key within its page.
 
-    If a page holds the whole tile of keys, the result is a single page and the row of the tile's first key.
+    If a single page contains the whole tile, return only this page and the row of the first key.
     """
     if tile.page % tile.B_c == 0:
         first = tl.cast(first, tl.int32)  # in Triton's interpreter it is an int of Python's
@@ -159,10 +168,10 @@ def place_of(cache, first, length, tile):
 
 @triton.jit
 def load_keys(X, place, first, row_begin, length, tile):
-    """Load keys or values first … first + B_c of one head as a tile (B_c, d_pad).
+    """Load keys (or values) first:first + B_c of a head as a tile (B_c, d_pad).
 
-    Keys from `length` on are zeros, and so are keys before `row_begin` if it is given. Their memory is not read.
-    `place` is the page and row from place_of(), or None if the cache is not paged.
+    Keys from `length` on become zeros and are not read. If `row_begin` is given, the same is true of keys before it.
+    `place` is the result of place_of(), or None if the cache is not paged.
     """
     stride = X.strides[2]
     if tile.page == 0:
@@ -191,10 +200,10 @@ def load_keys(X, place, first, row_begin, length, tile):
 
 @triton.jit
 def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
-    """Return the state m_i (B_r,), l_i (B_r,), o_i (B_r, d) of one row block after the tiles of a span.
+    """Process the tiles of a span for a row block, and return its state m_i (B_r,), l_i (B_r,) and o_i (B_r, d_pad).
 
-    If B_r = 16, there are enough registers for one partial row sum per column. The warps hold different columns, so
-    they then exchange row sums only once, after the loop.
+    If B_r = 16, there are enough registers to keep one partial row sum per column. Different warps have different
+    columns, so the warps then exchange row sums only once, after the loop.
     """
     FEW_ROWS: tl.constexpr = tile.B_r == 16
     o_i = tl.zeros((tile.B_r, tile.d_pad), tl.float32)  # FA2.A1.L5
@@ -232,16 +241,19 @@ def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
 
 @triton.jit
 def finalize(m, l, scale_log2):
-    """Return the divisor of o, and L, as SoftmaxState.finalize does. For a row that sees no key, O is 0 and L is −∞."""
+    """Return the divisor of o, and L, given m and ℓ of a row's final state.
+
+    For a row that sees no key, the divisor is 1, so that O is 0, and L is −∞.
+    """
     divisor = tl.where(l == 0.0, 1.0, l)
     return divisor, (m * scale_log2 + tl.log2(divisor)) * LN2  # FA2.A1.L13
 
 
 @triton.jit
 def group_rows(X, block, row, sizes, tile):
-    """Return pointers (B_r, d_pad) to the rows of a group in Q or O.
+    """Return pointers (B_r, d_pad) to the given rows of a row block in X, which is Q or O.
 
-    Row r is query r % N_q of the group's head r // N_q.
+    Row r of a group is query r % N_q of the group's query head r // N_q.
     """
     at = (block.kv_head * sizes.group + row // sizes.N_q).to(tl.int64) * X.strides[1]
     at += (row % sizes.N_q).to(tl.int64) * X.strides[2]
@@ -251,15 +263,15 @@ def group_rows(X, block, row, sizes, tile):
 
 @triton.jit
 def part_rows(part, r, sizes, tile):
-    """Return pointers to rows r of a partial result in the scratch memory. Each row holds o, then m, then l."""
+    """Return pointers to rows r of a partial result in the scratch memory. Each row contains o, then m, then ℓ."""
     return part.scratch + (tl.cast(part.n, tl.int64) * sizes.R + r) * (tile.d_pad + 4)
 
 
 @triton.jit
 def attend(rows, cache, block, span, part, scales, sizes, tile):
-    """Compute the attention of one row block to a span of keys.
+    """Compute the attention of a row block to a span of keys.
 
-    If the span holds all keys of the row block, write O and L. Otherwise, write a partial result.
+    If the span contains all keys of the row block, write O and L. Otherwise, write the partial result `part`.
     """
     r, e = tl.arange(0, tile.B_r), tl.arange(0, tile.d_pad)
     row = block.i * tile.B_r + r
@@ -299,7 +311,7 @@ def attend(rows, cache, block, span, part, scales, sizes, tile):
 
 @triton.jit
 def row_block(head, key_lengths, table, N_k, sizes):
-    """Return the RowBlock with the number `head`, counted over the row blocks of all K/V heads of all sequences."""
+    """Return the RowBlock with the index `head` among the row blocks of all K/V heads of all sequences."""
     b, h = head // sizes.heads, head % sizes.heads
     length = length_of(key_lengths, b, N_k)
     return RowBlock(b, h // sizes.row_blocks, h % sizes.row_blocks, length, N_k if table is None else length)
@@ -307,7 +319,10 @@ def row_block(head, key_lengths, table, N_k, sizes):
 
 @triton.jit
 def first_tile(N_k, N_q, left, tile):
-    """Return the index of the first tile of keys that any query of a sequence sees. A window may begin after tile 0."""
+    """Return the index of the first tile of keys that any query of a sequence sees.
+
+    The index is 0 unless the window has a left bound.
+    """
     if left is None:
         return 0 * N_k
     else:
@@ -320,7 +335,10 @@ def first_tile(N_k, N_q, left, tile):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, N_k, splits, scales, sizes, tile,
                     WHOLE: tl.constexpr):  # fmt: skip
-    """Read tiles w, w + splits, … of one head as split w of this head. With WHOLE, a single split reads all tiles."""
+    """Process split w of a head: its tiles w, w + splits, w + 2 · splits, and so on. One program runs one split.
+
+    With WHOLE, there is only one split per head, which processes all tiles and writes O and L.
+    """
     w, head = tl.program_id(0) % splits, tl.program_id(0) // splits
     rows = Queries(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
     cache = Cache(Strided(K, strides.K), Strided(V, strides.V), table, sizes.pages)
@@ -337,9 +355,9 @@ LENGTHS = tl.constexpr(256)  # key_lengths that are looked at together
 
 @triton.jit
 def units_of(length, work, tile):
-    """Return the units of work of one head: one unit per tile, and one unit to begin the head.
+    """Return the number of work units in a head: one per tile, plus one to start the head.
 
-    The unit that begins a head also writes O and L of rows that see no key.
+    The starting unit also writes O and L for rows that see no key.
     """
     if work.left is None:
         return tl.cdiv(length, tile.B_c) + 1
@@ -350,7 +368,10 @@ def units_of(length, work, tile):
 
 @triton.jit
 def units_among(work, first, end, tile):
-    """Return the units of work (LENGTHS,) of sequences first … first + LENGTHS, or 0 for sequences from `end` on."""
+    """Return the number of work units in each of the sequences first:first + LENGTHS, as (LENGTHS,).
+
+    Sequences from `end` on count as 0.
+    """
     index = first + tl.arange(0, LENGTHS)
     length = tl.load(work.key_lengths + index, mask=index < end, other=0)
     length = tl.minimum(tl.maximum(length, 0), work.N_k).to(tl.int32)
@@ -359,7 +380,7 @@ def units_among(work, first, end, tile):
 
 @triton.jit
 def units_before(b, work, tile):
-    """Return the units of work of all sequences before b.
+    """Return the number of work units in all sequences before sequence b.
 
     The host does not know key_lengths, so every program computes this sum itself.
     """
@@ -374,7 +395,7 @@ def units_before(b, work, tile):
 
 @triton.jit
 def sequence_of(unit, work, tile):
-    """Return the sequence to which a unit of work belongs, and the first unit of this sequence."""
+    """Return the index of the sequence that contains a work unit, and the index of the first unit of this sequence."""
     if work.key_lengths is None:
         units = work.heads * units_of(work.N_k, work, tile)
         return unit // units, unit // units * units
@@ -391,19 +412,18 @@ def sequence_of(unit, work, tile):
 
 @triton.jit
 def share_of(total, work):
-    """Return the number of units of work that each program does, if there are `total` units."""
+    """Return the number of work units per program, given `total` units of work."""
     return work.share if work.key_lengths is None else tl.maximum(tl.cdiv(total, work.programs), work.share)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, N_k, batch, share, scales, sizes,
                     tile):  # fmt: skip
-    """Do units w · share … (w + 1) · share of the work as program w.
+    """Process work units w · share:(w + 1) · share as program w.
 
-    These units can be the end of a head, whole heads, and the start of another head.
-
-    The partial result of program w for head h, which is counted through the batch, has number w + h. The numbers are
-    unique, because from one partial result to the next, either w or h grows.
+    These units can be the end of a head, whole heads, and the start of another head. If a program does not process all
+    units of head h (counted over the whole batch), it writes a partial result with the index w + h. The indices are
+    unique, because from one partial result to the next, w or h increases.
     """
     w, programs = tl.program_id(0), tl.num_programs(0)
     rows = Queries(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
@@ -434,7 +454,10 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
 
 @triton.jit
 def merge(m, l, o, m_w, l_w, o_w, scale_log2):
-    """Merge one state (), (), (d,) with PARTS other states (PARTS,), (PARTS,), (PARTS, d), like SoftmaxState.merge."""
+    """Merge a state m (), l (), o (d,) with PARTS other states m_w (PARTS,), l_w (PARTS,), o_w (PARTS, d).
+
+    The formulas are those of SoftmaxState.merge.
+    """
     m_new = tl.maximum(m, tl.max(m_w, 0))  # merge: m
     m_ref = tl.where(m_new == NEG_INF, 0.0, m_new)  # merge: finite(m)
     alpha, beta = tl.exp2((m - m_ref) * scale_log2), tl.exp2((m_w - m_ref) * scale_log2)  # merge: alpha, beta
@@ -445,7 +468,7 @@ def merge(m, l, o, m_w, l_w, o_w, scale_log2):
 
 @triton.jit
 def readers_of(b, h, work, tile, SPLIT_KV: tl.constexpr):
-    """Return the first and the last of the programs that have read keys for row block h of sequence b."""
+    """Return the indices of the first and the last program that have read keys for row block h of sequence b."""
     if SPLIT_KV:
         splits = work.programs // (work.batch * work.heads)
         first = (b * work.heads + h) * splits
@@ -460,9 +483,9 @@ def readers_of(b, h, work, tile, SPLIT_KV: tl.constexpr):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def merge_kernel(O, L, scratch, key_lengths, strides, N_k, batch, share, programs, scales, sizes, tile,
                  SPLIT_KV: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
-    """Merge the partial results of one row, PARTS at a time and in a fixed order.
+    """Merge the partial results of a row, PARTS at a time and in a fixed order.
 
-    Write WIDTH columns of its O, and its L.
+    Each program writes WIDTH columns of O of this row, and one of the row's programs also writes its L.
     """
     pid, piece = tl.program_id(0) // (tile.d_pad // WIDTH), tl.program_id(0) % (tile.d_pad // WIDTH)
     b, head, n = pid // (sizes.H * sizes.N_q), pid // sizes.N_q % sizes.H, pid % sizes.N_q

@@ -1,4 +1,8 @@
-"""How decode is launched: with which tiles, with how many programs, and with split_kv_kernel or stream_k_kernel."""
+"""How the decode kernels are launched: the choice of tiles, of the number of programs, and of split-KV or stream-K.
+
+The functions named prepare… make the choice once for all calls like the given one, that is, with the same options and
+with tensors of the same types, devices, shapes and strides.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +28,10 @@ MERGE_WIDTH = 32  # columns of O per program of the merge
 
 
 def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
-    """Return whether decode is the faster kernel: for few rows per K/V head, or for up to 64 rows on a long cache.
+    """Return whether the decode kernels are the fastest: for few rows per K/V head, or up to 64 rows on a long cache.
 
-    With num_splits, the answer must not depend on the number of keys, because N_k is that of the longest sequence in
-    the batch, and the result of a sequence must not depend on the rest of its batch.
+    If num_splits is given, the answer must not depend on the number of keys. N_k is the length of the longest sequence
+    in the batch, and the result of a sequence must not depend on the other sequences.
     """
     rows = Q.shape[1] // K.shape[1] * Q.shape[2]
     few = rows <= 16 or (rows <= MOST_ROWS and (num_splits > 0 or K.shape[2] >= 2048))
@@ -35,7 +39,7 @@ def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
 
 
 def decode(tensors: Tensors, options: Options, programs: int | None = None) -> Any:
-    """Return O, in the shape of Q, and L (batch, heads, N_q) for a few queries, however the keys are divided.
+    """Compute O, in the shape of Q, and L (batch, heads, N_q) of a few queries with the decode kernels.
 
     If `programs` is given, the work is divided equally among this number of programs.
     """
@@ -45,14 +49,17 @@ def decode(tensors: Tensors, options: Options, programs: int | None = None) -> A
 
 @dataclass(frozen=True)
 class Decode:
-    """The prepared decode for one kind of call: its launches with all arguments except the pointers."""
+    """A prepared decode call: its launches with all arguments except the tensors.
+
+    Calling it with Tensors returns (O, L).
+    """
 
     read: launch.Launch
     merge: launch.Launch | None  # None if every program reads whole heads
     scratch: int  # fp32 numbers that hold the partial results
 
     def __call__(self, tensors: Tensors) -> Any:
-        """Return (O, L) for the tensors of a call of this kind."""
+        """Launch the kernels on these tensors, and return (O, L)."""
         Q, K, V, key_lengths, sinks = tensors.q, tensors.k, tensors.v, tensors.key_lengths, tensors.sinks
         O = like(Q)
         L = torch.empty(size=Q.shape[:3], dtype=torch.float32, device=Q.device)
@@ -65,7 +72,10 @@ class Decode:
 
 
 def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> Decode:
-    """Return the Decode for one kind of call, after choosing its sizes, its programs and the kernels' constants."""
+    """Choose the sizes, the number of programs and the kernels' constants for calls like this one, and return a Decode.
+
+    If `programs` is given, the work is divided equally among this number of programs.
+    """
     Q = tensors.q
     shape = shape_of(tensors, one_length=tensors.key_lengths is None and not options.num_splits)
     blocks, at_once = blocks_of(Q, shape)
@@ -88,9 +98,10 @@ def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> 
 
 
 def prepare_merge(shape: Shape, blocks: tables.Blocks, cut: Cut, common: dict[str, Any]) -> launch.Launch:
-    """Return the launch of the merge kernel, with one program for some columns of each row of O.
+    """Return the launch of the merge kernel, in which each program merges a few columns of a row of O.
 
-    The number of warps depends on how much work these columns and the partial results of a head give to a program.
+    The number of warps per program depends on the number of these columns and on the number of partial results per
+    head. `common` contains the arguments that all decode kernels share.
     """
     width, heads = min(blocks.d_pad, MERGE_WIDTH), shape.batch * common["sizes"].heads
     parts = min(64, max(4, power_of_2(cut.programs // heads + 2)))
@@ -108,7 +119,11 @@ def prepare_merge(shape: Shape, blocks: tables.Blocks, cut: Cut, common: dict[st
 
 
 class Entry(NamedTuple):
-    """One entry of the tables below: keys per tile, warps, pipeline stages, resident programs per SM, and registers."""
+    """An entry of the tables in this file.
+
+    It contains the number of keys per tile, of warps, of pipeline stages, of programs per SM, and of registers per
+    thread.
+    """
 
     B_c: int
     warps: int
@@ -150,7 +165,7 @@ PAGED = 2  # more stages, if there are more than two: the entry of the block tab
 
 
 def blocks_of(Q: torch.Tensor, shape: Shape) -> tuple[tables.Blocks, int]:
-    """Return the Blocks of decode for queries like Q, and the number of programs that run at once on the GPU."""
+    """Return the Blocks of the decode kernels for queries like Q, and the number of programs that run concurrently."""
     B_r, d_pad = min(MOST_ROWS, max(16, power_of_2(shape.rows))), tables.padded(shape.d)
     if interpreter.switched_on():
         SMs, found, registers = 1, INTERPRETED, None
@@ -164,7 +179,10 @@ def blocks_of(Q: torch.Tensor, shape: Shape) -> tuple[tables.Blocks, int]:
 
 
 def cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[str]:
-    """Return the keys of the tables above that apply to this call, in the order in which blocks_of() tries them."""
+    """Return the names of the cases in the tables of this file that apply to a call, the most special one first.
+
+    blocks_of() uses the first of these cases that has an entry for d_pad.
+    """
     usual = Entry(*entries()["any"][tables.padded(shape.d)])
     heads = shape.batch * shape.H_kv if shape.one_length else 0  # of the one length of all
     few, fp32 = B_r == 16, Q.dtype == torch.float32
@@ -183,7 +201,7 @@ def cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[str]:
 
 
 def entries() -> dict:
-    """Return decode's table of tile sizes for the GPU of the current driver."""
+    """Return the table of tile sizes for the decode kernels on the GPU of the current driver."""
     theirs = tables.family()
     ours = ((tables.HOPPER, FOR_HOPPER), (tables.BLACKWELL, FOR_BLACKWELL), (tables.CDNA, FOR_CDNA))
     return next((table for sizes, table in ours if sizes is theirs), FOR_AMPERE)
@@ -201,7 +219,7 @@ def starts_early(device: torch.device) -> bool:
 
 
 class Cut(NamedTuple):
-    """One way of dividing the keys of all heads among programs."""
+    """A way of dividing the keys of all heads among programs."""
 
     splits: int  # of each head in split-KV; 0: stream-K
     programs: int
@@ -212,11 +230,11 @@ class Cut(NamedTuple):
 def cut_keys(
     shape: Shape, blocks: tables.Blocks, itemsize: int, at_once: int, programs: int | None, options: Options
 ) -> Cut:
-    """Return how the keys are divided: by split-KV or by stream-K.
+    """Return how the keys are divided among programs, by split-KV or by stream-K.
 
-    Split-KV is chosen if options.num_splits is given. It is also chosen if the rules of shares.py prefer it and
-    `programs` is None. Otherwise, the result is a Cut for stream-K. `at_once` is the number of programs that run at
-    once.
+    The result is a split-KV Cut if options.num_splits is given, or if `programs` is None and the rules of shares.py
+    prefer split-KV. Otherwise, it is a stream-K Cut. `at_once` is the number of programs that run concurrently on the
+    GPU, and `itemsize` is the number of bytes per element.
     """
     row_blocks, tiles = cdiv(shape.rows, blocks.B_r), cdiv(shape.N_k, blocks.B_c)
     if options.left is not None:  # and no tile before the window of the first query
@@ -236,9 +254,9 @@ def cut_keys(
 
 
 def tile_of(shape: Shape, blocks: tables.Blocks, window: tuple, split_kv: bool, early_merge: bool) -> DecodeTile:
-    """Return the compile-time constants of the kernels.
+    """Return the compile-time constants of the decode kernels.
 
-    Stream-K always masks, because a share may end anywhere in a head.
+    With stream-K, all tiles are masked, because a program's share may end anywhere in a head.
     """
     left, right = window
     cut = left is not None or (right is not None and shape.N_q > 1)
@@ -250,7 +268,10 @@ def tile_of(shape: Shape, blocks: tables.Blocks, window: tuple, split_kv: bool, 
 
 
 def sizes_of(shape: Shape, blocks: tables.Blocks, window: tuple) -> Counts:
-    """Return the Counts of a call, the sizes that hardly change from call to call."""
+    """Return the Counts of a call.
+
+    These sizes hardly change from call to call, so that the kernels are rarely recompiled.
+    """
     row_blocks, R = cdiv(shape.rows, blocks.B_r), min(blocks.B_r, shape.rows)
     return Counts(shape.H, shape.group, shape.N_q, row_blocks, heads=shape.H_kv * row_blocks, R=R, pages=shape.pages,
                  width=shape.width, left=window[0], right=window[1])  # fmt: skip
@@ -260,7 +281,7 @@ def sizes_of(shape: Shape, blocks: tables.Blocks, window: tuple) -> Counts:
 
 
 class Shape(NamedTuple):
-    """The sizes of the tensors of one call."""
+    """The sizes of the tensors of a call."""
 
     batch: int
     H_kv: int  # heads of K and V
@@ -285,7 +306,10 @@ class Shape(NamedTuple):
 
 
 def shape_of(tensors: Tensors, one_length: bool) -> Shape:
-    """Return the Shape of a call whose cache is a tensor, or consists of pages if there is a block table."""
+    """Return the Shape of a call, whose cache is a tensor, or consists of pages if the call has a block table.
+
+    `one_length` is whether the host knows that all sequences have the same number of keys.
+    """
     (batch, H, N_q, d), K, table = tensors.q.shape, tensors.k, tensors.block_table
     if table is None:
         _, H_kv, N_k, _ = K.shape
@@ -295,7 +319,7 @@ def shape_of(tensors: Tensors, one_length: bool) -> Shape:
 
 
 def strides_of(tensors: Tensors) -> Strides:
-    """Return the Strides of batch entries (or pages), heads, and rows (or keys) of Q, K, V and O."""
+    """Return the Strides of Q, K, V and O: those of batch entries (or pages), of heads, and of rows (or keys)."""
     Q, K, V = tensors.q, tensors.k, tensors.v
     (page, *K_rest), (V_page, *V_rest) = K.stride()[:3], V.stride()[:3]
     if tensors.block_table is not None:  # in a page, the dimension of keys is before that of heads

@@ -1,13 +1,14 @@
 """The rules by which decode divides the keys of all heads among programs. They need neither Triton nor torch.
 
-There are too few heads to fill a GPU, so several programs read each head. There are two ways to divide the work:
+Decode has too few heads to fill a GPU, so several programs read the keys of each head. There are two ways to divide the
+work:
 
     split-KV   every head has the same number of programs, its splits: split w reads tiles w, w + splits, …
-    stream-K   the work of all heads is put end to end, and every program gets an equal share of it, even across heads:
+    stream-K   the work of all heads is concatenated, and every program gets an equal share, even across heads:
                a head has as many units of work as it has tiles, and one more unit, to begin it
 
-Stream-K fits every batch. Split-KV is chosen if all heads have one length and their splits fill the GPU. In that case,
-each of its programs works on one head, and tiles that are read at the same time are close together in memory.
+Stream-K suits every batch. Split-KV is chosen if all heads have the same length and their splits fill the GPU. In that
+case, each program works on a single head, and tiles that are read at the same time are close together in memory.
 """
 
 from fa2_lab.tiles import cdiv
@@ -20,16 +21,19 @@ STATISTIC = 4  # bytes per number of a partial result, whose m, l and o are fp32
 
 
 def heads_fill(slots: int, heads: int) -> bool:
-    """Return whether `heads` heads of equal length, with one program each, fill nearly all slots in all waves."""
+    """Return whether one program per head, of `heads` equal heads, fills nearly all of the `slots` in every wave.
+
+    A slot is room for one program on an SM.
+    """
     return heads > 0 and heads / (cdiv(heads, slots) * slots) >= WHOLE_HEADS_FILL
 
 
 def splits_of_head(slots: int, heads: int, tiles: int, least: int = 1) -> int:
-    """Return how many programs read each of `heads` heads of `tiles` tiles in split-KV, or 0 if stream-K is better.
+    """Return the number of programs per head in split-KV, for heads of `tiles` tiles, or 0 if stream-K is better.
 
-    The result is 1 if whole heads fill the slots for programs. Otherwise, it is the number of slots per head, on two
-    conditions: few slots stay empty, and every program gets at least 2 · `least` tiles, so that writing its partial
-    result is worth the time.
+    The result is 1 if whole heads fill the GPU's slots for programs. Otherwise, it is the number of slots per head, on
+    two conditions: few slots are left empty, and every program gets at least 2 · `least` tiles, so that writing its
+    partial result is worth the time.
     """
     if heads_fill(slots, heads):
         return 1
@@ -40,17 +44,17 @@ def splits_of_head(slots: int, heads: int, tiles: int, least: int = 1) -> int:
 
 
 def part_bytes(rows: int, d: int) -> int:
-    """Return the bytes moved by one partial result (m, l, o) of `rows` rows, which is written once and read once."""
+    """Return the number of bytes moved by writing and reading a partial result (m, ℓ, o) of `rows` rows once."""
     return 2 * rows * (d + 2) * STATISTIC
 
 
 def tile_bytes(B_c: int, d: int, itemsize: int) -> int:
-    """Return the bytes of one tile of keys and the tile of their values."""
+    """Return the number of bytes in a tile of B_c keys and the tile of their values."""
     return 2 * B_c * d * itemsize
 
 
 def least_share(rows: int, d: int, B_c: int, itemsize: int) -> int:
-    """Return the smallest number of tiles that is worth a partial result.
+    """Return the smallest number of tiles for which a program of its own is worth the partial result that it writes.
 
     Reading these tiles moves at least as many bytes as writing and reading the partial result.
     """

@@ -1,1 +1,1 @@
-"""The kernels for every GPU: FlashAttention-2 in plain Triton, forward and backward."""
+"""The portable kernels, which run on every GPU: FlashAttention-2 in plain Triton, forward and backward."""

@@ -1,8 +1,9 @@
-"""FlashAttention-2, backward: Algorithm 2 of the paper in two passes, so that every sum has one fixed order.
+"""The portable backward: Algorithm 2 of FlashAttention-2 in two passes, so that every sum has a fixed order.
 
-The first pass works by rows: one program per row block computes D_i, which the second pass reads, and keeps dQ_i on
-chip. The second pass works by columns: one program per column block keeps dK_j and dV_j on chip. Each pass computes S
-and dP again. Rung b00 of the ladder has the paper's own way, which is a single pass that adds to dQ by atomic adds.
+The first pass works by rows: each program owns a row block, keeps dQ_i on chip, and computes D_i, which the second pass
+reads. The second pass works by columns: each program owns a column block and keeps dK_j and dV_j on chip. Each pass
+computes S and dP again. Rung b00 of the ladder follows the paper instead, with a single pass that accumulates dQ by
+atomic adds.
 """
 
 from collections.abc import Callable
@@ -41,7 +42,7 @@ from fa2_lab.kernels.prepared import Options, Tensors, like
 
 
 class RowTensors(NamedTuple):
-    """The tensors with one row or one number per query for all heads, and the strides of Q and dO."""
+    """The tensors with one row or one element per query, for all heads, and the strides of Q and dO."""
 
     Q: tl.tensor
     dO: tl.tensor
@@ -54,7 +55,7 @@ class RowTensors(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The query heads that share one K/V head."""
+    """The group of query heads that share a K/V head."""
 
     batch: tl.tensor  # or, of a packed sequence, its first row
     before: tl.tensor  # query heads of the batch entries before
@@ -64,9 +65,9 @@ class Group(NamedTuple):
 
 @triton.jit
 def of_rows(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
-    """Load one number per row of a head from X, which is L or D.
+    """Load one element per row of a head from X, which is L or D.
 
-    With RAGGED, the number is 0 for a row that does not exist.
+    With RAGGED, the element is 0 for a row that does not exist.
     """
     at = X + tl.cast(bh, tl.int64) * head_stride + row
     x = tl.load(at, mask=row < N_q, other=0.0) if RAGGED else tl.load(at)
@@ -75,13 +76,13 @@ def of_rows(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
 
 @triton.jit
 def beside_bias(L_i, row, N_q):
-    """Return L, with ∞ for rows that see nothing or do not exist, so that P is 0 in these rows for any bias."""
+    """Return L_i with ∞ for each row that sees no key or does not exist, so that its P is 0 whatever the bias."""
     return tl.where((L_i == NEG_INF) | (row >= N_q), float("inf"), L_i)
 
 
 @triton.jit
 def probabilities(q_i, k_j, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
-    """Return P of one tile, computed again from L, and the scores before the scale and the bias b."""
+    """Recompute P of a tile from L_i. Return P, and the scores before the scale and the bias b_ij are applied."""
     s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A2.L10
     s_ij = capped(s_ij, scales.inner)
     # τ S − L in one step, both in powers of 2: τ S by itself, rounded, would cost digits of large scores.
@@ -99,10 +100,7 @@ def probabilities(q_i, k_j, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
 
 @triton.jit
 def score_gradients(p_ij, s_ij, do_i, v_j, D_i, row, col, scales, dropout):
-    """Return dS of one tile, the gradient of the scores after the scale τ.
-
-    With a softcap, these are the scores before the cap.
-    """
+    """Return dS of a tile: the gradient of the scores after the scale τ and before the softcap, if there is one."""
     dp_ij = tl.dot(do_i, v_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A2.L13
     if dropout is not None:
         dp_ij = drop(dp_ij, row, col, dropout)
@@ -113,9 +111,10 @@ def score_gradients(p_ij, s_ij, do_i, v_j, D_i, row, col, scales, dropout):
 @triton.jit
 def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, position, seed, tile,
                bias: tl.constexpr, GROUPED: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Return dk_j and dv_j (B_c, d) after adding the terms of some rows, for every query head of the group.
+    """Add the contributions of the rows in `span`, of every query head of the group, to dk_j and dv_j (B_c, d).
 
-    `span` is (first, last, tail, stop), which means the rows first … last and tail … stop.
+    `span` is (first, last, tail, stop), which stands for the rows first:last followed by the rows tail:stop. Return
+    dk_j and dv_j.
     """
     B_r: tl.constexpr = tile.B_r
     k_j, v_j, col, begin, end = columns
@@ -163,7 +162,7 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, position
 @triton.jit(do_not_specialize=launch.SIZES)
 def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
              heads, l2_group, sequences, window, factors, tile, bias: tl.constexpr, GROUPED: tl.constexpr):  # fmt: skip
-    """Compute dK_j and dV_j of column block j of one K/V head, summed over the query heads that share this head."""
+    """Compute dK_j and dV_j of column block j of a K/V head, summed over the query heads that share this head."""
     B_c: tl.constexpr = tile.B_c
     j, b_kv = tile_coord(block_count(N_k, sequences, B_c), heads, l2_group)  # FA2.A2.L1 FA2.A2.L5
     batch, head_kv = b_kv // (H // group), b_kv % (H // group)
@@ -202,7 +201,7 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
 @triton.jit
 def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, keys, window, scales, position, dropout, tile,
                   bias: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Return dq_i (B_r, d) after adding the terms of the tiles in some columns."""
+    """Add the contributions of the tiles in `columns` to dq_i (B_r, d), and return dq_i."""
     B_c: tl.constexpr = tile.B_c
     first, last, hole, width = columns
     L_i, D_i, row, begin, end = per_row
@@ -223,7 +222,7 @@ def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, keys, window, scales,
 @triton.jit(do_not_specialize=launch.SIZES)
 def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
            heads, l2_group, sequences, window, factors, tile, bias: tl.constexpr):  # fmt: skip
-    """Compute D_i and dQ_i of row block i of one query head, with one program per row block as in the forward."""
+    """Compute D_i and dQ_i of row block i of a query head. As in the forward, each program owns a row block."""
     B_r: tl.constexpr = tile.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A2.L1 FA2.A2.L2
     i, bh = tile_coord(T_r, heads, l2_group)
@@ -269,7 +268,7 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
 
 
 def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
-    """Return dQ, dK and dV in the shapes of Q, K and V, and also dsinks if there are sinks.
+    """Return dQ, dK and dV in the shapes of Q, K and V, plus dsinks if the call has sinks.
 
     dL is None if L has no gradient.
     """
@@ -277,7 +276,10 @@ def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tenso
 
 
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callable:
-    """Return the portable backward for one kind of call, as a function of (dO, dL, O, L) and the call's tensors."""
+    """Return a function of (dO, dL, O, L, tensors) that computes the portable backward for calls like this one.
+
+    Calls are like this one if they have the same options and tensors of the same types, devices, shapes and strides.
+    """
     rows = prepare_rows(dO, O, tensors, options)
     columns = prepare_columns(dO, tensors, options)
 
@@ -296,7 +298,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callab
 def sink_gradients(sinks: Tensor, L: Tensor, D: Tensor) -> Tensor:
     """Return the gradient of each sink, summed over all rows: dS = −P D with P = exp(sink − L).
 
-    As for any score, dS = P (dP − D), but dP is 0 because a sink has no value.
+    The gradient of any score is dS = P (dP − D). For a sink, dP is 0 because a sink has no value.
     """
     p = torch.exp(sinks.float()[:, None] - L.nan_to_num())  # not −∞ − (−∞), where a row does not even see its sink
     return -(p * D).sum(-1).view(-1, len(sinks)).sum(0).to(sinks.dtype)
@@ -305,7 +307,10 @@ def sink_gradients(sinks: Tensor, L: Tensor, D: Tensor) -> Tensor:
 def prepare_rows(
     dO: Tensor, O: Tensor, tensors: Tensors, options: Options, blocks: tables.Blocks | None = None
 ) -> launch.Launch:
-    """Return the launch that computes D and dQ, with one program per row block of a query head."""
+    """Return the launch that computes D and dQ, with one program per row block of a query head.
+
+    `blocks` are the block sizes, which are chosen from the tables if they are None.
+    """
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     blocks = blocks or tables.blocks("rows", Q, options.causal)
     return launch.Launch(
@@ -319,7 +324,10 @@ def prepare_rows(
 def prepare_columns(
     dO: Tensor, tensors: Tensors, options: Options, blocks: tables.Blocks | None = None
 ) -> launch.Launch:
-    """Return the launch that computes dK and dV, with one program per column block of a K/V head."""
+    """Return the launch that computes dK and dV, with one program per column block of a K/V head.
+
+    `blocks` are the block sizes, which are chosen from the tables if they are None.
+    """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     blocks = blocks or tables.blocks("columns", Q, options.causal)
     return launch.Launch(
@@ -331,6 +339,6 @@ def prepare_columns(
 
 
 def numbers(options: Options) -> dict:
-    """Return the named arguments of the two passes that are not sizes: the window, the factors, and the bias."""
+    """Return the named arguments of both passes that are not sizes: the window, the factors, and the bias."""
     factors = options.scale, scales(options.scale, options.softcap), launch.dropout(options.dropout_p)
     return dict(window=launch.window(options), factors=factors, bias=options.bias)

@@ -1,4 +1,4 @@
-"""FlashAttention-2, forward: Algorithm 1 of the paper, one program per row block of one head."""
+"""The portable forward: Algorithm 1 of FlashAttention-2, with one program per row block of a head."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -32,7 +32,10 @@ from fa2_lab.kernels.prepared import Options, Tensors, like
 
 
 class Position(NamedTuple):
-    """The head and the diagonal, which a bias needs besides rows and columns."""
+    """The head and the diagonal, which a bias needs in addition to the row and column indices.
+
+    The diagonal converts row indices to positions among the keys.
+    """
 
     head: tl.tensor
     diagonal: tl.tensor  # the column of row 0's diagonal: a bias counts rows among the keys
@@ -40,7 +43,7 @@ class Position(NamedTuple):
 
 @triton.jit
 def biases(bias: tl.constexpr, position, row, col):
-    """Return the values of a bias for these rows and columns, in fp32, which are added to the scores."""
+    """Return bias(head, row, column) in fp32 for the given rows and columns. These values are added to the scores."""
     one = tl.full((1, 1), 1.0, tl.float32)  # a product takes what the interpreter makes of a constant times a tensor
     return tl.cast(one * bias(position.head, row + position.diagonal, col), tl.float32)
 
@@ -48,9 +51,9 @@ def biases(bias: tl.constexpr, position, row, col):
 @triton.jit
 def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, position, dropout, tile, bias: tl.constexpr,
                 MASKED: tl.constexpr):  # fmt: skip
-    """Return the softmax state of a row block after the tiles of some columns.
+    """Process the tiles in `columns` for a row block, and return the updated softmax state.
 
-    The state is o_i in pieces (B_r, tile.width), m_i (B_r,) and l_i (B_r,).
+    The state consists of o_i in pieces (B_r, tile.width), m_i (B_r,) and l_i (B_r,).
     """
     o_i, m_i, l_i = state
     first, last, hole, width = columns
@@ -82,7 +85,7 @@ def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, position,
 @triton.jit(do_not_specialize=launch.SIZES)
 def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
                    heads, l2_group, sequences, window, scales, rule, tile, bias: tl.constexpr):  # fmt: skip
-    """Compute O_i and L_i of row block i of one query head. `group` query heads share one K/V head."""
+    """Compute O_i and L_i of row block i of a query head. `group` query heads share a K/V head."""
     B_r: tl.constexpr = tile.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A1.L1 FA2.A1.L2
     i, bh = tile_coord(T_r, heads, l2_group)  # FA2.A1.L3
@@ -131,14 +134,19 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
 
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Return O, shaped like Q, and L (batch, heads, N_q) in fp32, the natural log of each row's sum of exponentials."""
+    """Return O, in the shape of Q, and L (batch, heads, N_q) in fp32.
+
+    L is the natural logarithm of each row's sum of exponentials.
+    """
     return prepare(tensors, options)(tensors)
 
 
 def prepare(tensors: Tensors, options: Options, blocks: tables.Blocks | None = None) -> Callable:
-    """Return the portable forward for one kind of call, as a function of its tensors.
+    """Return a function of `tensors` that computes the portable forward for calls like this one.
 
-    It launches one program per row block.
+    Calls are like this one if they have the same options and tensors of the same types, devices, shapes and strides.
+    The launch has one program per row block. `blocks` are the block sizes, which are chosen from the tables if they are
+    None.
     """
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     blocks = blocks or tables.blocks("forward", Q, options.causal)

@@ -1,7 +1,7 @@
-"""The merge of a finished (O, L) into a running softmax state in fp32, in place, like SoftmaxState.merge.
+"""A kernel that merges an output (O, L) into a running softmax state in fp32, in place, as SoftmaxState.merge does.
 
-Several torch operators would compute the same, but they would read and write o several times. This kernel reads and
-writes o once. With the last (O, L), the kernel writes the output instead of the state.
+Several torch operators would compute the same result, but they would read and write o several times. This kernel reads
+and writes o once. With the last (O, L), the kernel writes the final output instead of the state.
 """
 
 import triton
@@ -25,10 +25,10 @@ def finite(m):
 @triton.jit(do_not_specialize=["first", "n", "N", "H"])
 def merge_kernel(m, l, o, L, O, L_out, O_out, strides, first, n, N, H, d: tl.constexpr, d_pad: tl.constexpr,
                  B_r: tl.constexpr):  # fmt: skip
-    """Merge n rows of (O, L) into rows first … first + n of the state, which has N rows in every head.
+    """Merge n rows of (O, L) into rows first:first + n of the state, which has N rows in every head.
 
-    If O_out is given, all N rows of the output are written to O_out and L_out instead of the state. For a row that has
-    seen no key, only m is read, so l and o may be uninitialized before the first (O, L).
+    If O_out is given, write all N rows of the final output to O_out and L_out instead of updating the state. For a row
+    that has seen no key, only m is read, so l and o may be uninitialized before the first (O, L).
     """
     begin, end = first, first + n
     if O_out is not None:
@@ -64,8 +64,8 @@ def merge(m: Tensor, l: Tensor, o: Tensor, rows: slice, O: Tensor, L: Tensor,
           O_out: Tensor | None = None, L_out: Tensor | None = None) -> None:  # fmt: skip
     """Merge (O, L) into `rows` of the state m, l (batch, heads, N) and o (batch, heads, N, d), in place.
 
-    If O_out and L_out are given, this (O, L) is the last one: all rows of the output are written to them, and the state
-    is not updated any more. O_out and L_out may be views of any strides whose last dimension is contiguous.
+    If O_out and L_out are given, this (O, L) is the last one: all rows of the final output are written to them, and the
+    state is not updated. O_out and L_out may be views with any strides if their last dimension is contiguous.
     """
     O, L = rows_contiguous(O), L.contiguous()
     if O.shape[2] or O_out is not None:
@@ -76,7 +76,10 @@ def merge(m: Tensor, l: Tensor, o: Tensor, rows: slice, O: Tensor, L: Tensor,
 
 
 def prepare(N: int, first: int, O: Tensor, O_out: Tensor | None, L_out: Tensor | None) -> launch.Launch:
-    """Return the launch of the merge for one kind of call, a function of (m, l, o, L, O, L_out, O_out)."""
+    """Return the launch of the merge for tensors like these, as a function of (m, l, o, L, O, L_out, O_out).
+
+    N is the number of rows in the state, and `first` is the first row that is merged.
+    """
     batch, H, n, d = O.shape
     blocks = triton.cdiv(n if O_out is None else N, ROWS)
     strides = tuple(None if X is None else X.stride()[:3] for X in (O, O_out, L_out))

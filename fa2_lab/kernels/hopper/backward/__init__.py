@@ -1,1 +1,1 @@
-"""The backward of FlashAttention-2 for Hopper, which adds to dQ in HBM by TMA."""
+"""The FlashAttention-2 backward for Hopper, in which TMA accumulates dQ in HBM."""

@@ -1,12 +1,13 @@
-"""FlashAttention-2's backward (Algorithm 2) for Hopper, in one pass over column blocks.
+"""The FlashAttention-2 backward (Algorithm 2) for Hopper, in one pass over column blocks.
 
-Each of two consumer warpgroups owns 64 columns and keeps their dK and dV in registers. All tiles are transposed, so
-that P and dS are left operands straight from registers. dS also goes through shared memory, because dQ needs the dS of
-both consumers. The matmul for dQ of one row block runs while the exponentials of the next row block are computed. TMA,
-the copy engine, then adds the result of the matmul to HBM.
+Each of the two consumer warpgroups owns 64 columns of the block and keeps their dK and dV in registers. All tiles are
+transposed, so that P and dS can be used as left operands directly from registers. dS is also stored in shared memory,
+because dQ needs the dS of both consumers. The matmul for dQ of a row block runs while the exponentials of the next row
+block are computed. TMA then adds the result of the matmul to dQ in HBM.
 
 products.py starts the matmuls. This file decides when each matmul starts and which computation waits for it. Some
-matmuls can start earlier or later, and sizes.py lists what is fastest for which calls.
+matmuls can start earlier or later, and sizes.py lists the fastest choice for each d and mask. In all functions, c is
+the index of a consumer, n counts the row blocks that this program has processed, and r counts its column blocks.
 """
 
 import triton
@@ -48,7 +49,7 @@ from fa2_lab.kernels.hopper.shared.pipeline import (
 
 @triton.aggregate
 class BackwardPipes:
-    """The buffers and barriers of one thread block in shared memory, and the sizes of the launch."""
+    """The buffers and barriers of a thread block in shared memory, and the sizes of the launch."""
 
     k: Ring
     v: Ring
@@ -68,8 +69,9 @@ class BackwardPipes:
 def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
     """Run as the producer warp: send every column block to the consumers, and start each copy once its stage is empty.
 
-    To the scheduler, each part of a K/V head is a head with the same number of column blocks. If dQ is added in a fixed
-    order, the last column block is scheduled first, for the reason given in semaphore.py.
+    If each K/V head is divided into parts, the scheduler treats every part as a head with the same number of column
+    blocks. If dQ is accumulated in a fixed order, the last column block is scheduled first, for the reason given in
+    semaphore.py.
     """
     entries, heads, _ = shape_of(Q)
     row_blocks = entries * heads * T_r
@@ -118,7 +120,7 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
 
 @gluon.jit
 def consumer(c: gl.constexpr, dK, dV, sums, pipes, geometry, scale):
-    """Run as consumer warpgroup c: compute dK and dV of its 64 columns of every fetched column block."""
+    """Run as consumer warpgroup c: compute dK and dV for its 64 columns of every column block that is fetched."""
     d: gl.constexpr = pipes.sizes.d_pad
     n = 0  # row blocks so far, as the producer counts them
     r = 0
@@ -149,7 +151,10 @@ def consumer(c: gl.constexpr, dK, dV, sums, pipes, geometry, scale):
 
 @gluon.jit
 def receive(r, mailbox):
-    """Wait for this program's r-th column block, and return how many row blocks visit it, or 0 after the last one."""
+    """Wait for this program's r-th column block, and return the number of row blocks to process for it.
+
+    The number is 0 after the last column block.
+    """
     mailbox.wait(r)
     return mailbox.read(r, "steps")
 
@@ -158,7 +163,7 @@ def receive(r, mailbox):
 def take(c: gl.constexpr, r, pipes, geometry):
     """Wait for K and V of the r-th column block, and return consumer c's rows of V as (64, d).
 
-    If the call has key_lengths or a window with a left bound, rows of K and V that no query sees are set to zero first.
+    If the call has key_lengths or a window with a left bound, first set the rows of K and V that no query sees to zero.
     """
     k = pipes.k.take(r).slice(c * COLS, COLS, 0)
     v = pipes.v.take(r).slice(c * COLS, COLS, 0)
@@ -177,7 +182,7 @@ def take(c: gl.constexpr, r, pipes, geometry):
 
 @gluon.jit
 def hold(v, pipes):
-    """Load half of V, (64, HELD), into registers if hold_v is set. Otherwise, return V as it is."""
+    """Load half of V, (64, HELD), into registers if hold_v is set. Otherwise, return V, which is in shared memory."""
     if pipes.sizes.hold_v:
         v = v.slice(0, HELD, 1).load(gl.DotOperandLayout(0, accumulator(pipes.sizes.B_r), 2))
     return v
@@ -187,8 +192,8 @@ def hold(v, pipes):
 def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
     """Add the contribution of row block n to dk and dv (64, d), and compute dQ of the previous row block.
 
-    The function returns dk, dv and the dS of row block n. `ds` is the dS of the previous row block, or None in the
-    first step. If dk_late is set, the matmul for dK also runs one step later, together with the next row block.
+    Return dk, dv and the dS of row block n. The argument ds is the dS of the previous row block, or None in the first
+    step. If dk_late is set, the matmul for dK also runs one step later, together with the next row block.
     """
     FIRST: gl.constexpr = ds is None
     pipes.rows.wait(n)
@@ -231,10 +236,11 @@ def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
 
 @gluon.jit
 def exchange(c: gl.constexpr, n, ds, pipes):
-    """Store this consumer's dS of the n-th row block in shared memory, where both consumers read it in the next step.
+    """Store this consumer's dS of the n-th row block in shared memory.
 
-    Two buffers are therefore enough. The fence is needed for two reasons. The tensor cores read the stored dS and, as
-    soon as the rows are released, TMA overwrites what rows.start() has read.
+    Both consumers read it in the next step, so two buffers are enough. The fence serves two purposes: it makes the
+    stored dS visible to the tensor cores, and it orders the reads in rows.start() before the TMA copy that overwrites
+    the released rows.
     """
     pipes.ds.index(n & 1).slice(c * COLS, COLS, 0).store(ds)
     fence_async_shared()
@@ -243,7 +249,7 @@ def exchange(c: gl.constexpr, n, ds, pipes):
 
 @gluon.jit
 def finish_dk(n, dk, ds, pipes, others: gl.constexpr):
-    """Wait for the matmul for dK, but not for the `others` matmuls started later. Then release Q and dO."""
+    """Wait for the matmul for dK, but not for the `others` matmuls started after it. Then release Q and dO."""
     dk, ds = warpgroup_mma_wait(others, deps=[dk, ds])
     pipes.rows.release(n)
     return dk
@@ -251,9 +257,10 @@ def finish_dk(n, dk, ds, pipes, others: gl.constexpr):
 
 @gluon.jit
 def add_dq(c: gl.constexpr, n, dq, sums, pipes):
-    """Add this consumer's partial result of dQ for the n-th row block to HBM by TMA.
+    """Add this consumer's partial result of dQ for the n-th row block to dQ in HBM by TMA.
 
-    If dQ is added in a fixed order, the consumer's writer warp does so later.
+    If dQ is accumulated in a fixed order, only hand the partial result over to the consumer's writer warp, which adds
+    it later.
     """
     place = pipes.dq.index(c)
     if pipes.dq_semaphore.USED:
@@ -264,7 +271,10 @@ def add_dq(c: gl.constexpr, n, dq, sums, pipes):
 
 @gluon.jit
 def finish(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale):
-    """Write dK and dV of the r-th column block, or add them to HBM if several programs share the column block."""
+    """Write dK and dV of the r-th column block to HBM.
+
+    If several programs share the column block, add them to the accumulators in HBM instead.
+    """
     batch, head, col = pipes.mailbox.read(r, "batch"), pipes.mailbox.read(r, "head"), pipes.mailbox.read(r, "col")
     if dK.dtype == gl.float32:
         at = (pipes.mailbox.read(r, "number") * CONSUMERS + c) * (2 * pipes.sizes.d_pad)
@@ -285,7 +295,10 @@ def finish(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale):
 
 @gluon.jit
 def store(c: gl.constexpr, x, X, batch, head, col, N_k, pipes):
-    """Write x (64, d), which is dK or dV of consumer c, to X by a TMA copy through the shared-memory buffer of dQ."""
+    """Write x (64, d), which is dK or dV of consumer c, to X with a TMA copy.
+
+    The copy goes through the consumer's shared-memory buffer for dQ.
+    """
     room: gl.constexpr = stacked(pipes.sizes.B_r // 64, X.block_shape)
     tile = pipes.dq.index(c).reinterpret(X.dtype, room, X.layout).index(0)
     tma.store_wait(0)
@@ -299,7 +312,7 @@ def store(c: gl.constexpr, x, X, batch, head, col, N_k, pipes):
 
 @gluon.jit
 def writer(c: gl.constexpr, sums, pipes):
-    """Run as consumer c's writer warp: add its partial results of dQ to HBM, each when the fixed order allows it."""
+    """Run as consumer c's writer warp: add its partial results of dQ to dQ in HBM, in the fixed order."""
     n = 0
     r = 0
     steps = receive(r, pipes.mailbox)
@@ -320,11 +333,11 @@ def writer(c: gl.constexpr, sums, pipes):
 def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, dq_semaphore, cu_seqlens_q, cu_seqlens_k,
                     sequences, group, T_r, heads, parts, l2_group, left, right, scale, CAUSAL: gl.constexpr,
                     RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
-    """Compute dK and dV, and add to the sums of dQ in HBM.
+    """Compute dK and dV, and accumulate dQ in HBM.
 
-    Q, K, V and dO are tensor descriptors of (batch, heads, N, d). dK and dV are descriptors of the same kind, unless
-    they are sums because several programs share a column block. sums.py describes `starts` and `sums`. `dq_semaphore`
-    holds the counters of semaphore.py. If it is None, consumers add in any order.
+    Q, K, V and dO are tensor descriptors of (batch, heads, N, d). dK and dV are descriptors of the same kind, or of
+    fp32 accumulators if several programs share a column block. sums.py describes `starts` and `sums`. `dq_semaphore`
+    points to the counters of semaphore.py. If it is None, dQ is accumulated in any order.
 
     left and right are the bounds of a window, or None. CAUSAL means that right is 0. If `sequences` is not None, it is
     the number of packed sequences, and cu_seqlens_q and cu_seqlens_k are the cumulative sequence lengths. Whole numbers

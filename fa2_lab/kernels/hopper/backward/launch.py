@@ -1,8 +1,8 @@
 """Host code that prepares the three launches of the Hopper backward from torch tensors.
 
-The first launch zeros the sums of gradients in HBM, and writes the starts of S and dP, that is, the numbers from which
-their matmuls start. The second launch computes dK, dV and the sums of dQ. The third launch writes dQ from its sums.
-sums.py describes all of these numbers.
+The first launch sets the fp32 accumulators in HBM to zero, and writes the initial values of the accumulators of S and
+dP. The second launch computes dK and dV and accumulates dQ. The third launch converts the accumulated dQ to its final
+form. sums.py describes the accumulators and the initial values.
 """
 
 import functools
@@ -22,11 +22,12 @@ from fa2_lab.kernels.prepared import Options, Tensors, like
 
 
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool = False) -> Callable | None:
-    """Return the function that computes dQ, dK and dV from (dO, dL, O, L) and the tensors of one kind of call.
+    """Return a function of (dO, dL, O, L, tensors) that computes dQ, dK and dV for calls like this one.
 
-    The result is None for a kind of call that these kernels do not support. The returned function itself returns None
-    for tensors that TMA cannot address. If `deterministic` is set, the gradients are bit for bit the same in every run:
-    see semaphore.py.
+    Calls are like this one if they have the same options and tensors of the same types, devices, shapes and strides.
+    Return None if these kernels do not support such calls. The returned function itself returns None for tensors that
+    TMA cannot address. If `deterministic` is set, the gradients are bit for bit the same in every run, as semaphore.py
+    explains.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     if Q.shape[-1] not in sizes.DIMENSIONS or options.scale < sizes.SMALLEST_SCALE:
@@ -66,7 +67,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
 def choose(tensors: Tensors, options: Options, deterministic: bool) -> tuple[sizes.BackwardSizes, int]:
     """Return the sizes of the launch, and the number of parts into which each column block is divided.
 
-    Calls with a window use the sizes for the causal mask. Packed sequences are treated as equally long.
+    Calls with a window use the sizes for the causal mask. Packed sequences are treated as if they had equal lengths.
     """
     Q, K, sequences, causal = tensors.q, tensors.k, tensors.sequences, options.window != (None, None)
     (_, H, N_q, d), (_, H_kv, _, _) = shape(Q), shape(K)
@@ -83,9 +84,11 @@ def ragged(tensors: Tensors) -> bool:
 
 
 def shapes(Q: Tensor, K: Tensor, chosen: sizes.BackwardSizes, sequences: int | None) -> tuple[tuple[int, int], ...]:
-    """Return the shapes (lines, numbers per line) of the starts of S and dP, the sums of dQ and dK, and the counters.
+    """Return the shapes (lines, elements per line) of four fp32 matrices in HBM.
 
-    The sums of dV have the same shape as those of dK. The last three shapes consist of whole tiles of 64 rows.
+    The matrices are the initial values of S and dP, the accumulators of dQ, the accumulators of dK, and the counters of
+    semaphore.py. The accumulators of dV have the same shape as those of dK. The last three matrices consist of whole
+    tiles of 64 rows.
     """
     row_blocks, column_blocks = programs(Q, chosen.B_r, sequences), programs(K, 128, sequences)
     lines_of_32 = chosen.d_pad // 32
@@ -97,7 +100,10 @@ def shapes(Q: Tensor, K: Tensor, chosen: sizes.BackwardSizes, sequences: int | N
 def prepare_before(
     dO: Tensor, O: Tensor, tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, sums: tuple[int, int]
 ) -> Launch:
-    """Return the launch that zeros the sums and writes the starts of S and dP, with one program per 64 rows."""
+    """Return the launch that zeros the accumulators and writes the initial values of S and dP.
+
+    It has one program per 64 rows. `sums` is the shape of all accumulators together.
+    """
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     (_, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
     return Launch(
@@ -111,9 +117,10 @@ def prepare_before(
 def prepare_main(
     dO: Tensor, tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, parts: int, deterministic: bool
 ) -> Launch:
-    """Return the launch that computes dK, dV and the sums of dQ, with one program per SM.
+    """Return the launch that computes dK and dV and accumulates dQ, with one program per SM.
 
-    If `deterministic` is set, all parts of a K/V head run side by side.
+    Each column block is divided into `parts` parts, which different programs process. If `deterministic` is set, all
+    parts of a K/V head run concurrently.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     causal, scale = options.window != (None, None), options.scale
@@ -146,9 +153,9 @@ def prepare_main(
 
 
 def prepare_after(tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, divided: bool) -> Launch:
-    """Return the launch that writes dQ from its sums, and also dK and dV if `divided` is set.
+    """Return the launch that writes dQ from its accumulators, and also dK and dV if `divided` is set.
 
-    One program handles the tile of one consumer, so there are two programs per row block and, for dK and dV, four per
+    A program processes the tile of one consumer, so there are two programs per row block and, for dK and dV, four per
     column block.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
@@ -163,6 +170,6 @@ def prepare_after(tensors: Tensors, options: Options, chosen: sizes.BackwardSize
 
 
 def enough_work(Q: Tensor, K: Tensor) -> bool:
-    """Return whether the Hopper kernel is the fastest choice for calls with Q and K of these shapes."""
+    """Return whether the Hopper backward is the fastest choice for calls with Q and K of these shapes."""
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     return sizes.enough_work(d, N_q, N_k, batch * H, H != H_kv, multiprocessors(Q.device))

@@ -1,4 +1,4 @@
-"""The five matmuls of a step of the Hopper backward, which this file starts and for which kernel.py waits."""
+"""The five matmuls of a step of the Hopper backward. This file starts them, and kernel.py waits for them."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -15,7 +15,7 @@ HELD = gl.constexpr(64)  # of d columns of V in registers, with hold_v
 def start_scores(c: gl.constexpr, n, q, seen, pipes):
     """Start the matmul K Qᵀ − L/scale, (64, B_r), for consumer c's columns and the n-th row block.
 
-    In a masked tile, entries whose row does not see the column start from −∞.
+    The accumulator starts from −L/scale, or from −∞ for each entry that is masked.
     """
     B_r: gl.constexpr = pipes.sizes.B_r
     start = spread(pipes.rows.start(n, 0))
@@ -38,7 +38,7 @@ def start_scores(c: gl.constexpr, n, q, seen, pipes):
 def start_dp(n, v, held, do, pipes):
     """Start the matmul V dOᵀ − D, (64, B_r), for the n-th row block.
 
-    If hold_v is set, `held` is the half of V in registers, which the matmul does not read from shared memory.
+    If hold_v is set, `held` is the half of V that is in registers and need not be read from shared memory.
     """
     dp = spread(pipes.rows.start(n, 1))
     if pipes.sizes.hold_v:
@@ -49,7 +49,7 @@ def start_dp(n, v, held, do, pipes):
 
 @gluon.jit
 def spread(start):
-    """Broadcast one number per query row to the accumulators (64, B_r) from which a matmul starts."""
+    """Broadcast `start`, which has one element per query row, to the accumulator (64, B_r) of a matmul."""
     B_r: gl.constexpr = start.shape[1]
     start, _ = gl.broadcast(start, gl.zeros([COLS, B_r], gl.float32, accumulator(B_r)))
     return start
@@ -57,23 +57,26 @@ def spread(start):
 
 @gluon.jit
 def start_dv(dv, p, do):
-    """Start adding P dO to dV (64, d). Also return P (64, B_r), which must stay in registers until the matmul ends."""
+    """Start adding P dO to dv (64, d).
+
+    Return dv and P (64, B_r), which must stay in registers until the matmul ends.
+    """
     p = as_operand(p, do.dtype, do.shape[1])
     return warpgroup_mma(p, do, dv, is_async=True), p  # FA2.A2.L12
 
 
 @gluon.jit
 def start_dk(n, dk, ds, pipes):
-    """Start adding dS Q of the n-th row block to dK (64, d). ds must stay in registers until the matmul ends."""
+    """Start adding dS Q of the n-th row block to dk (64, d). ds must stay in registers until the matmul ends."""
     q, _ = pipes.rows.tiles(n)
     return warpgroup_mma(ds, q, dk, is_async=True)  # FA2.A2.L16
 
 
 @gluon.jit
 def start_dq(c: gl.constexpr, n, pipes):
-    """Start the matmul for consumer c's half of dQ of the n-th row block, over all 128 keys.
+    """Start the matmul for consumer c's half of dQ of the n-th row block, over all 128 keys of the column block.
 
-    The half consists of half the columns of dQ or, if B_r is 128, of half its rows.
+    The half consists of half the columns of dQ or, if B_r = 128, of half its rows.
     """
     W: gl.constexpr = pipes.sizes.W
     mbarrier.wait(pipes.ds_filled, n & 1)

@@ -1,9 +1,9 @@
 """What the consumers of the Hopper backward receive: row blocks of Q and dO, and which rows see their columns.
 
-A column block is 128 keys of one K/V head, 64 for each of two consumer warpgroups. The rows that see it belong to row
-blocks of all query heads that share the K/V head. If the column block is divided among programs, each program visits
-only its part of these row blocks. Only the producer computes where the row blocks are, and sends the consumers the
-numbers that they need.
+A column block is 128 keys of a K/V head, 64 for each of the two consumer warpgroups. The rows that see it belong to row
+blocks of all query heads that share the K/V head. If the column block is divided among programs, each program processes
+only its part of these row blocks. Only the producer computes which row blocks these are, and it sends the result to the
+consumers.
 """
 
 import triton
@@ -38,7 +38,7 @@ class SeeingRows:
 
 @gluon.jit
 def interval(c: gl.constexpr, r, mailbox, geometry):
-    """Return, as SeeingRows, which rows see consumer c's columns of the r-th column block."""
+    """Return, as SeeingRows, the rows that see consumer c's columns of the r-th column block."""
     CUT: gl.constexpr = geometry.CAUSAL or geometry.RAGGED or geometry.left is not None
     full = mailbox.read(r, "unmasked_from")
     begin = first_rows(c, r, mailbox, geometry)
@@ -61,8 +61,9 @@ def first_rows(c: gl.constexpr, r, mailbox, geometry):
 
 @triton.aggregate
 class Rows:
-    """A ring of two stages for row blocks: tiles of Q and dO, and the numbers from which S and dP start (sums.py).
+    """A ring (circular buffer) of two stages for row blocks.
 
+    Each stage holds tiles of Q and dO, and the initial values of the accumulators of S and dP (sums.py).
     compute-sanitizer's racecheck reports races on `shown`, because it does not see that barriers in shared memory order
     the accesses.
     """
@@ -79,8 +80,9 @@ class Rows:
     def fill(self, n, k_stage, Q, dO, starts, batch, head, i, N_q, number, turn):
         """Producer: once the stage is empty, start copying row block i of a head into the ring, as the n-th row block.
 
-        N_q is the number of rows of the head, `number` is the index of row block i among all row blocks of the call,
-        and `turn` is the number of column blocks that add to dQ of this row block before the current one.
+        N_q is the number of rows of the head. `number` is the index of row block i among all row blocks of the call.
+        `turn` is the number of column blocks that must add to dQ of this row block before the current one. `k_stage` is
+        the stage of K.
         """
         stage = n & 1
         filled = self.filled.index(stage)
@@ -105,7 +107,7 @@ class Rows:
 
     @gluon.jit
     def start(self, n, which: gl.constexpr):
-        """Consumer: return the numbers, one per row, from which S (`which` is 0) or dP (1) starts, as (1, B_r)."""
+        """Consumer: return the initial values of S (if `which` is 0) or dP (if it is 1), one per row, as (1, B_r)."""
         # Threads read here what TMA will overwrite, so exchange() fences between this read and release().
         both = self.starts.index(n & 1)
         both = both.reinterpret(gl.float32, [2, self.B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -113,7 +115,7 @@ class Rows:
 
     @gluon.jit
     def first(self, n):
-        """Consumer: return the first row of the n-th row block, as an index in its head."""
+        """Consumer: return the index, within its head, of the first row of the n-th row block."""
         return self.shown.read(n, "row")
 
     @gluon.jit
@@ -126,12 +128,12 @@ class Rows:
 
     @gluon.jit
     def turn(self, n):
-        """Consumer: return how many column blocks add to the n-th row block of dQ before this one."""
+        """Consumer: return the number of column blocks that add to dQ of the n-th row block before the current one."""
         return self.shown.read(n, "turn")
 
     @gluon.jit
     def k_stage(self, n):
-        """Consumer: return the stage that holds the keys for the n-th row block.
+        """Consumer: return the stage of the ring of K that contains the keys for the n-th row block.
 
         Keeping the addresses of K in registers instead would take 14 registers.
         """
@@ -139,13 +141,16 @@ class Rows:
 
     @gluon.jit
     def release(self, n):
-        """Consumer: tell the producer that this consumer no longer needs the n-th Q, dO and starts."""
+        """Consumer: tell the producer that this consumer no longer needs the tiles of the n-th row block."""
         mbarrier.arrive(self.emptied.index(n & 1), count=1)
 
 
 @gluon.jit
 def new_rows(Q, dO, starts, shown: gl.constexpr):
-    """Create an empty ring of two stages for tiles of Q and dO and for `starts`. All three are descriptors."""
+    """Create an empty ring of two stages for tiles of Q, dO and `starts`, which are tensor descriptors.
+
+    `shown` contains the names of the integers that the producer sends with each row block.
+    """
     B_r: gl.constexpr = Q.block_shape[-2]
     q = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), Q.layout)
     do = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), dO.layout)

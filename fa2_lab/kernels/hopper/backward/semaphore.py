@@ -2,16 +2,16 @@
 
 Each tile in HBM to which several consumers add has a counter in global memory, which counts the additions so far. A
 consumer leaves its partial result of dQ in shared memory and continues. The consumer's writer, a separate warp, waits
-until it is the turn of the partial result, that is, until the counter has reached its position in the order. The writer
-then lets TMA add the partial result, and increases the counter when the addition has ended. In a row block, the last
-column block that sees the row block adds first, and then the other column blocks follow to the left.
+for the turn of the partial result, that is, until the counter equals the partial result's position in the order. The
+writer then lets TMA add the partial result, and increases the counter when the addition has ended. For each row block,
+the last column block that sees it adds first, and then the other column blocks follow from right to left.
 
-No writer waits forever. It waits only for a column block with a lower number at the tile scheduler, and every such
-number, even the first of a program, was fetched by a program that already runs. This argument needs packed sequences
-whose starts never decrease. If some starts decrease, no program fetches some of the column blocks for which writers
-wait. For such starts, bwd_preprocess (sums.py) therefore sets the counters past every turn, so that no writer waits at
-all. Under the causal mask no writer waits long, because no column block further right sees the first rows that a column
-block visits.
+No writer waits forever. A writer waits only for column blocks that the tile scheduler hands out earlier, and every such
+column block, even the first of a program, was fetched by a program that is already running. This argument requires
+packed sequences whose starts never decrease. If some starts decrease, no program fetches some of the column blocks for
+which writers wait. For such starts, bwd_preprocess (sums.py) therefore sets the counters past every turn, so that no
+writer waits at all. Under the causal mask, no writer waits long, because no column block further right sees the first
+rows that a column block processes.
 """
 
 import triton
@@ -41,7 +41,7 @@ IN_MEMORY = gl.constexpr("cp.async.bulk.wait_group 0; mov.u32 $0, 0;")
 class Semaphore:
     """Counters of additions in HBM: one per consumer and row block, followed by one per consumer and column block.
 
-    The counters begin at 0, unless the starts of packed sequences decrease. If USED is false, there are no counters,
+    The counters start at 0, unless the starts of packed sequences decrease. If USED is false, there are no counters,
     and nothing waits.
     """
 
@@ -51,7 +51,7 @@ class Semaphore:
 
     @gluon.jit
     def hand_over(self, c: gl.constexpr, dq, place):
-        """Consumer c: store its partial result dq in the shared-memory buffer `place`, from which its writer adds it.
+        """Consumer c: store its partial result dq in the shared-memory buffer `place`, for its writer warp to add.
 
         Call wait_for_room() first.
         """
@@ -62,13 +62,13 @@ class Semaphore:
 
     @gluon.jit
     def wait_for_room(self, c: gl.constexpr, n):
-        """Consumer c: wait until the writer has read the partial results of all row blocks before the n-th."""
+        """Consumer c: wait until its writer has read the partial results of all row blocks before the n-th."""
         if self.USED:
             mbarrier.wait(self.handed.index(2 * c + 1), (n & 1) ^ 1)
 
     @gluon.jit
     def add(self, c: gl.constexpr, n, rows, sums, place):
-        """Writer: wait for the turn of consumer c's partial result for the n-th row block, then let TMA add it."""
+        """Writer: add consumer c's partial result for the n-th row block to `sums` by TMA, once it is its turn."""
         mbarrier.wait(self.handed.index(2 * c), n & 1)
         number, turn = rows.number(n) * CONSUMERS + c, rows.turn(n)
         self.wait(number, turn)
@@ -80,13 +80,16 @@ class Semaphore:
 
     @gluon.jit
     def wait(self, number, turn):
-        """Wait until `turn` consumers have added to the tile that has the counter `number`."""
+        """Wait until `turn` consumers have added to the tile whose counter has the index `number`."""
         given = [self.counters + number, turn]
         gl.inline_asm_elementwise(UNTIL, "=r,l,r", given, gl.int32, is_pure=False, pack=1)
 
     @gluon.jit
     def pass_on(self, number):
-        """Increase the counter `number` once all additions by TMA are in memory, so that the next consumer can add."""
+        """Increase the counter with the index `number` once all additions by TMA are in memory.
+
+        The next consumer can then add to the tile.
+        """
         gl.inline_asm_elementwise(IN_MEMORY, "=r", [], gl.int32, is_pure=False, pack=1)
         all_threads()  # one thread has given the addition to TMA, and another thread counts
         gl.atomic_add(self.counters + number, 1, sem="release")
@@ -94,6 +97,9 @@ class Semaphore:
 
 @gluon.jit
 def new_semaphore(counters):
-    """Create the semaphore of all consumers and their writers. `counters` is a pointer, or None for a free order."""
+    """Create the semaphore shared by all consumers and their writers.
+
+    `counters` is a pointer, or None if the order of the additions is not fixed.
+    """
     USED: gl.constexpr = counters is not None
     return Semaphore(counters, barriers(2 * CONSUMERS, 1, USED), USED)

@@ -1,7 +1,8 @@
-"""The sizes of one launch of the Hopper backward: which sizes are fastest, and which calls are left to other kernels.
+"""The sizes of a launch of the Hopper backward: which sizes are fastest, and for which calls other kernels are faster.
 
-Sizes and costs were fitted to times on an H200 with Triton 3.9. These times cover the paper's grid and 510 random
-shapes like those of `fa2-lab bench sweep`, with more parts and with fewer. PORTABLE also uses older times.
+Sizes and costs were fitted to times on an H200 with Triton 3.9. These times were measured for the paper's grid of
+problems and for 510 random shapes like those of `fa2-lab bench sweep`, with larger and smaller numbers of parts.
+PORTABLE also uses older times.
 """
 
 import math
@@ -17,7 +18,7 @@ SMALLEST_SCALE = 2.0**-60  # S starts from −L/scale, which must not overflow
 
 @dataclass(frozen=True)
 class BackwardSizes:
-    """The sizes of one launch, which fit the registers and the shared memory of an SM, and the order of its matmuls."""
+    """The sizes of a launch, which fit the registers and the shared memory of an SM, and the order of its matmuls."""
 
     B_r: int  # rows of a row block; a column block has 128 keys
     d_pad: int
@@ -34,19 +35,20 @@ class BackwardSizes:
 
     @property
     def W(self) -> int:
-        """The number of columns of a consumer's part of dQ, which has 64 rows."""
+        """The number of columns in a consumer's tile of dQ, which has 64 rows."""
         return self.B_r * self.d_pad // 128
 
 
 def choose(d: int, N_q: int, causal: bool, ragged: bool, deterministic: bool = False) -> BackwardSizes:
-    """Return the fastest sizes for a call.
+    """Return the fastest sizes for a call. `ragged` is whether a column block may reach past the last key.
 
-    Measurements explain the choice of the fields of BackwardSizes. Under the causal mask, dk_late is 2 to 7% faster, at
-    d = 128 only from 2,049 rows on. Without a mask it is 2 to 4% slower. Since Triton 3.9, dk_late is up to 4% slower
-    for all calls. hold_v takes 16 registers and is 1 to 4% faster at d = 128, but with a mask, or if consumers add in a
-    fixed order, there are not enough registers. last_first is 1 to 5% faster at d = 64 if sequences are long, and up to
-    6% slower at d = 128 if they are short. If consumers add in a fixed order, at d = 128 or under the causal mask, an
-    order of instructions that spills nothing is 1 to 3% slower than one that spills up to 48 bytes per thread.
+    The choice of the fields of BackwardSizes follows measurements. Under the causal mask, dk_late is 2 to 7% faster,
+    but at d = 128 only if there are more than 2,048 rows. Without a mask, it is 2 to 4% slower. Since Triton 3.9,
+    dk_late is up to 4% slower for all calls. hold_v takes 16 registers and is 1 to 4% faster at d = 128, but with a
+    mask, or with `deterministic`, there are not enough registers. last_first is 1 to 5% faster at d = 64 if sequences
+    are long, and up to 6% slower at d = 128 if they are short. With `deterministic`, at d = 128 or under the causal
+    mask, an order of instructions that spills nothing is 1 to 3% slower than an order that spills up to 48 bytes per
+    thread.
     """
     if d <= 64:
         order = dict(dv_late=True, dk_late=causal and not TIGHT, hold_v=False, last_first=not deterministic)
@@ -70,7 +72,7 @@ PORTABLE = {  # d up to: (N_k, 64-row blocks an SM, and rows where few SMs are b
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int) -> bool:
-    """Return whether the Hopper kernel is the fastest choice. `heads` counts the heads of all batch entries."""
+    """Return whether the Hopper backward is the fastest choice. `heads` counts the query heads of all batch entries."""
     per_SM = -(-N_q // 64) * heads / SMs
     keys, most, rows = up_to(d, PORTABLE | {256: (0, 0, 0)})  # beyond 128 prepare() takes none
     busy = 2 * -(-N_k // 64) * heads >= SMs  # half of the SMs, by the portable columns' programs
@@ -87,10 +89,10 @@ DRIFT = 1.09  # times as long, if causal parts of more than four query heads dri
 
 
 def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool, group: int, d_pad: int) -> int:
-    """Return into how many parts to divide each column block of `steps` steps, so that the call ends earliest.
+    """Return the number of parts into which to divide each column block, so that the call ends earliest.
 
-    Parts of the same length run in rounds, with one part per SM. Causal parts have half the steps on average, and the
-    longest parts run first.
+    A column block has `steps` steps. Parts of the same length run in rounds, with one part per SM. Causal parts have
+    half the steps on average, and the longest parts run first.
     """
 
     def time(parts: int) -> float:
@@ -105,21 +107,21 @@ def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool, group: int
 
 
 def l2_group(blocks: int, heads: int, SMs: int, causal: bool, group: int, bytes_each: int) -> int:
-    """Return how many of `heads` heads run at a time, each with `blocks` column blocks. A part of a K/V head is a head.
+    """Return the number of heads to process concurrently, out of `heads` heads with `blocks` column blocks each.
 
-    Without a mask, one head runs at a time, so that programs side by side read the same rows, and so that the sums to
-    which they add stay in L2. Causal column blocks take different times. To even out these times, the heads that run at
-    a time fill about all SMs, and are at least eight. The minimum is four for large groups of query heads. It is also
-    lower, but at least two, if Q, dO and the sums of eight heads, `bytes_each` bytes per head, take more than 32 MiB of
-    L2. evenly() may return up to twice as many heads. With more heads than that, calls are up to 10% slower, and with
-    still more heads up to 40%.
+    Each part of a divided K/V head counts as a head. Without a mask, one head is processed at a time, so that
+    concurrent programs read the same rows, and so that the accumulators of dQ stay in L2. Causal column blocks take
+    different times. To even out these times, the concurrent heads fill about all SMs, and there are at least eight. The
+    minimum is four for large groups of query heads. It is also lower, but at least two, if Q, dO and the accumulators
+    of eight heads, `bytes_each` bytes per head, take more than 32 MiB of L2. evenly() may return up to twice the
+    minimum. With more heads than that, calls are up to 10% slower, and with still more heads up to 40%.
     """
     least = 4 if group > 2 else min(8, max(2, 32 * MiB // bytes_each))
     return evenly(heads, max(least, math.ceil(0.8 * SMs / blocks))) if causal else 1
 
 
 def l2_group_in_turn(N_q: int, d: int, group: int) -> int:
-    """Return how many K/V heads run at a time if consumers add in a fixed order.
+    """Return the number of K/V heads to process concurrently if dQ is accumulated in a fixed order.
 
     More heads hide more of the time for which writers wait, as long as Q and dO of these heads fit in 8 MiB of L2.
     """

@@ -1,15 +1,18 @@
-"""Sums of gradients in HBM, and the kernels before and after the Hopper backward.
+"""The fp32 accumulators of gradients in HBM, and the kernels that run before and after the Hopper backward.
 
 Column blocks run in any order, and all of them add to dQ. TMA, the copy engine, does the additions in fp32: a consumer
-leaves its partial result of a tile in shared memory and continues. No other kernel reads these sums, so in HBM they
-keep the order in which the tensor cores leave them in registers. Each thread stores its numbers in groups of four,
-without a shuffle and without a bank conflict, and bwd_postprocess restores the usual order. Additions in a different
-order round differently, so the last bits of dQ differ from run to run.
+leaves its partial result of a tile in shared memory and continues. No other kernel reads these accumulators, so in HBM
+they keep the element order in which the tensor cores leave a tile in registers. Each thread stores its elements in
+groups of four, without a shuffle and without a bank conflict, and bwd_postprocess restores the usual order. Additions
+in a different order round differently, so the last bits of dQ differ from run to run.
 
-If there are too few column blocks for all SMs, as with few K/V heads, each column block is divided among several
-programs. Each of these programs visits its part of the row blocks, so dK and dV are sums as well. While the backward
-runs, the sums take 4 bytes per number of dQ and, if column blocks are divided, also 4 bytes per number of dK and dV.
-Rows are padded to whole blocks, and d is padded to 64 or 128.
+If there are too few column blocks for all SMs, for example with few K/V heads, each column block is divided among
+several programs. Each of these programs processes its part of the row blocks, so dK and dV need accumulators as well.
+While the backward runs, the accumulators take 4 bytes per element of dQ and, if column blocks are divided, also 4 bytes
+per element of dK and dV. Rows are padded to whole blocks, and d is padded to 64 or 128.
+
+A matmul for S or dP does not start from zero. Its accumulator starts from −L/scale or −D, so that the tensor cores do
+the subtraction. These initial values are called starts.
 """
 
 import triton
@@ -27,7 +30,7 @@ from fa2_lab.kernels.common.tile import block_count, head_of, load_rows, packed_
 def add_tile(x, sums, at, place):
     """Let TMA add x, which is (64, 64) or (64, 128), to `sums` through the shared-memory buffer `place`.
 
-    The addition begins at line `at` of `sums`, whose lines have 32 numbers.
+    The addition begins at line `at` of `sums`. Each line has 32 elements.
     """
     W: gl.constexpr = x.shape[1]
     if W == 64:
@@ -40,7 +43,7 @@ def add_tile(x, sums, at, place):
 
 @gluon.jit
 def add_lines(x, sums, at, place):
-    """Let TMA add x (128, 32) to `sums` from line `at` on, through the equally large shared-memory buffer `place`."""
+    """Let TMA add x (128, 32) to `sums` from line `at` on, through the shared-memory buffer `place` of this size."""
     tma.store_wait(0)  # the previous content of the buffer has been read
     place.store(x)
     fence_async_shared()
@@ -49,7 +52,7 @@ def add_lines(x, sums, at, place):
 
 @gluon.jit
 def as_held(x):
-    """Return x (64, W) as (2 · W, 32), in the order in which a consumer's registers hold x, so that no data moves."""
+    """Reshape x (64, W) to (2 · W, 32), in the order in which a consumer's registers hold x, so that no data move."""
     W: gl.constexpr = x.shape[1]
     x = x.reshape([4, 2, 8, W // 8, 4, 2])  # row: warp, upper or lower 8, lane; column: group of 8, lane, pair
     return x.permute([3, 0, 2, 4, 1, 5]).reshape([2 * W, 32])
@@ -57,14 +60,14 @@ def as_held(x):
 
 @triton.jit
 def in_order(x, W: tl.constexpr):
-    """Undo as_held(): return a tile of sums in its usual order, as (64, W)."""
+    """Undo as_held(): return a tile of an accumulator in the usual element order, as (64, W)."""
     x = tl.reshape(x, [W // 8, 4, 8, 4, 2, 2])
     return tl.reshape(tl.permute(x, [1, 4, 2, 0, 3, 5]), [64, W])
 
 
 @triton.jit
 def never_back(starts, n, sequences):
-    """Return whether the starts of the packed sequences, clamped by start_of(), never decrease."""
+    """Return whether the starts of the packed sequences never decrease, after start_of() has clamped them to 0 … n."""
     back = tl.zeros((128,), tl.int32)
     for b in range(0, sequences, 128):
         left = tl.minimum(b + tl.arange(0, 128), sequences - 1)
@@ -75,12 +78,12 @@ def never_back(starts, n, sequences):
 @triton.jit(do_not_specialize=["H", "N_q", "N_k", "sequences", "tiles"])
 def bwd_preprocess(O, dO, L, dL, starts, sums, cu_seqlens_q, cu_seqlens_k, O_strides, dO_strides, H, N_q, N_k,
                    sequences, tiles, scale_log2, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
-    """Zero all sums in tiles of 64 rows, and write the numbers from which matmuls start: −L/scale for S, and −D for dP.
+    """Zero all accumulators, and write the initial values of the matmuls: −L/scale for S, and −D for dP.
 
-    The tensor cores thus do the subtraction. A row that sees no key, or is past the end, starts from −∞, so its P is 0.
-    cu_seqlens_k is given only if consumers add in a fixed order. In that case, if the starts of packed sequences
-    decrease, all sums start from NaN instead of 0. The counters of semaphore.py then also start from NaN, whose bits,
-    read as a whole number, exceed every turn, so that no writer waits.
+    A row that sees no key, or is past the end, gets −∞ for S, so its P is 0. cu_seqlens_k is given only if dQ is
+    accumulated in a fixed order. In that case, if the starts of packed sequences decrease, all accumulators are set to
+    NaN instead of 0. The counters of semaphore.py are then also set to NaN, whose bits, read as a whole number, exceed
+    every turn, so that no writer waits.
     """
     gdc_launch_dependents()  # the next kernel may start on SMs that are idle; it waits by itself
     PARTS: tl.constexpr = B_r // 64
@@ -120,7 +123,7 @@ def bwd_preprocess(O, dO, L, dL, starts, sums, cu_seqlens_q, cu_seqlens_k, O_str
 @triton.jit(do_not_specialize=["batch", "H", "H_kv", "N_q", "N_k", "sequences"])
 def bwd_postprocess(sums, dQ, dK, dV, cu_seqlens_q, cu_seqlens_k, strides, batch, H, H_kv, N_q, N_k, sequences, scale,
                     d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
-    """Reorder, scale and round the sum of one tile of dQ, or of dK or dV if they are given, and write the tile."""
+    """Reorder, scale and round a tile of the accumulated dQ, or of dK or dV if they are given, and write the tile."""
     gdc_wait()  # until all has been added
     T_r, T_c = block_count(N_q, sequences, B_r), block_count(N_k, sequences, 128)
     dQ_strides, dK_strides, dV_strides = strides
@@ -142,9 +145,9 @@ def bwd_postprocess(sums, dQ, dK, dV, cu_seqlens_q, cu_seqlens_k, strides, batch
 @triton.jit
 def finish(sums, n, X, strides, H, N, T, starts, sequences, scale, d: tl.constexpr, d_pad: tl.constexpr,
            B: tl.constexpr):  # fmt: skip
-    """Reorder and scale tile n of `sums`, to which consumers of all column blocks have added, and write it to X.
+    """Reorder and scale tile n of an accumulator, to which all column blocks have added, and write it to X.
 
-    The tiles of two consumers cover B rows of X.
+    The tiles of the two consumers together cover B rows of X.
     """
     W: tl.constexpr = B * d_pad // 128
     number, c = n // 2, n % 2

@@ -1,1 +1,1 @@
-"""The forward of FlashAttention-2 for Hopper, a persistent kernel with one producer warp and up to three consumers."""
+"""The FlashAttention-2 forward for Hopper: a persistent kernel with one producer warp and up to three consumers."""

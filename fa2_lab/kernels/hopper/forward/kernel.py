@@ -1,12 +1,14 @@
-"""FlashAttention-2's forward (Algorithm 1) for Hopper: copies, matmuls and exponentials all run at the same time.
+"""The FlashAttention-2 forward (Algorithm 1) for Hopper: copies, matmuls and exponentials all run concurrently.
 
-The kernel is persistent. A program stays on its SM and fetches one row block after another from the tile scheduler, so
+The kernel is persistent: a program stays on its SM and fetches one row block after another from the tile scheduler, so
 that the epilogue of a row block runs during the copies of the next one. Each consumer warpgroup owns 64 rows. It starts
 Q Kᵀ of its next tile together with P V of the previous tile, and while the tensor cores compute both matmuls, the other
-consumers compute exponentials. Tiles are visited from right to left, first the DIAGONAL ones and then the FULL ones.
+consumers compute exponentials. Tiles are processed from right to left, first the DIAGONAL ones and then the FULL ones.
+In all functions, c is the index of a consumer, n counts the tiles that this program has processed, and r counts its row
+blocks.
 
-ThunderKittens calls the parts of a kernel load, compute and store. They correspond to `producer`, to `consumer` with
-`visit` and `step`, and to `store`.
+ThunderKittens divides a kernel into load, compute and store. They correspond to `producer`, to `consumer` with `visit`
+and `step`, and to `store`.
 """
 
 import triton
@@ -42,7 +44,7 @@ OPAQUE = gl.constexpr(by_triton({"3.6": False, "3.7": True, "3.8": False}))
 
 @triton.aggregate
 class ForwardPipes:
-    """The buffers and barriers of one thread block in shared memory, and the sizes of the launch."""
+    """The buffers and barriers of a thread block in shared memory, and the sizes of the launch."""
 
     q: Ring  # two stages per consumer, so that the next row block's Q comes early, or one stage if O waits in it
     k: Ring
@@ -60,9 +62,9 @@ class ForwardPipes:
 def producer(Q, K, V, pipes, scheduler, geometry):
     """Run as the producer warp: send each row block to the consumers, and start each copy once its stage is empty.
 
-    A tile of V is needed one step later than the same tile of K, so K runs ahead. A consumer releases a tile of V
-    together with the next tile of K. Once the copy of K has found an empty stage, the stage of V is therefore empty as
-    well.
+    A tile of V is needed one step later than the same tile of K, so K is copied one tile ahead of V. A consumer
+    releases a tile of V together with the next tile of K. Once the copy of K has found an empty stage, the stage of V
+    is therefore empty as well.
     """
     CONSUMERS: gl.constexpr = pipes.sizes.consumers
     n = 0  # tiles of K, and of V, so far
@@ -99,7 +101,7 @@ def producer(Q, K, V, pipes, scheduler, geometry):
 
 @gluon.jit
 def consumer(c: gl.constexpr, O, L, pipes, geometry, scale_log2):
-    """Run as consumer warpgroup c: compute O and L of its 64 rows in every row block that this program fetches."""
+    """Run as consumer warpgroup c: compute O and L for its 64 rows of every row block that this program fetches."""
     n = 0  # tiles so far, as the producer counts them
     r = 0
     row, batch, head, N_q, N_k = receive(r, pipes.mailbox, geometry)
@@ -140,7 +142,7 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, scale_log2):
 def receive(r, mailbox, geometry):
     """Wait for this program's r-th row block, and return its first row, batch entry and head, and its N_q and N_k.
 
-    N_q and N_k are the lengths of the call or of the packed sequence. A first row below 0 means that no row block is
+    N_q and N_k are the lengths of the call or of the packed sequence. A negative first row means that no row block is
     left.
     """
     mailbox.wait(r)
@@ -154,7 +156,7 @@ def receive(r, mailbox, geometry):
 
 @gluon.jit
 def drain_tile(c: gl.constexpr, n, pipes):
-    """Skip the n-th tile, which consumer c's rows do not see, but keep the rings and the ping-pong in step."""
+    """Skip the n-th tile, which consumer c's rows do not see, but advance the rings and the ping-pong."""
     pipes.ping_pong.wait(c, n)
     pipes.ping_pong.pass_on(c)
     pipes.k.take(n)
@@ -164,7 +166,7 @@ def drain_tile(c: gl.constexpr, n, pipes):
 
 @gluon.jit
 def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometry, scale_log2):
-    """Visit all tiles that 64 rows see, from right to left, and return o (64, d) and their m and l, each (64, 4)."""
+    """Process all tiles that 64 rows see, from right to left. Return o (64, d), and m and l, each (64, 4)."""
     B_c: gl.constexpr = geometry.B_c
     d: gl.constexpr = pipes.sizes.d_pad
     sees = interval(row, length, geometry)
@@ -197,7 +199,7 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
 
 @gluon.jit
 def interval(row, length, geometry):
-    """Return, as SeenColumns, the columns that the 64 rows from `row` on see."""
+    """Return, as SeenColumns, the columns that each of the 64 rows row:row + 64 sees."""
     if OPAQUE and geometry.B_c == 128:
         row = opaque(row)
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(geometry.B_c)))
@@ -214,16 +216,16 @@ def interval(row, length, geometry):
 def opaque(row):
     """Return `row` unchanged, but hide from the compiler that `row` is a sum.
 
-    Otherwise, the compiler would add c · 64 to each lane's row in advance and keep the sums, for which Triton 3.7 has
-    two registers too few at d = 64. Other versions have enough registers, and with them this function would cost up to
-    1% of the speed.
+    Otherwise, the compiler would add c · 64 to each lane's row in advance and keep the sums in registers. With Triton
+    3.7 at d = 64, this takes two registers more than are available. Other versions have enough registers, so the
+    function is not used with them: it would cost up to 1% of the speed.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row], gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def step(c: gl.constexpr, n, o, m, scale, l, p, q, sees, j, pipes, geometry, scale_log2):
-    """Start Q Kᵀ of the n-th tile and P V of the previous one, and find the n-th tile's m while P V runs.
+    """Start Q Kᵀ of the n-th tile and P V of the previous tile, and update m for the n-th tile while P V runs.
 
     ptxas decides which instructions run during P V. With Triton 3.9, these are the maxima and at most 9 of 68
     exponentials. At d = 64 under the causal mask, no instruction runs during P V, as
@@ -247,7 +249,7 @@ def step(c: gl.constexpr, n, o, m, scale, l, p, q, sees, j, pipes, geometry, sca
 
 @gluon.jit
 def start_scores(c: gl.constexpr, n, q, pipes):
-    """Start Q Kᵀ of consumer c's n-th tile. The result can be used only after warpgroup_mma_wait()."""
+    """Start the matmul Q Kᵀ of consumer c's n-th tile. The result can be used only after warpgroup_mma_wait()."""
     k = pipes.k.take(n)
     B_c: gl.constexpr = k.shape[0]
     zero = gl.zeros([ROWS, B_c], gl.float32, accumulator(B_c))
@@ -259,7 +261,10 @@ def start_scores(c: gl.constexpr, n, q, pipes):
 
 @gluon.jit
 def store(O, L, o, m, l, o_tile, batch, head, row, geometry):
-    """Divide o by l, start the TMA copy of O, which ends while the next row block is computed, and write L."""
+    """Divide o by l, start the TMA copy of the result to O, and write L.
+
+    The copy ends while the next row block is computed. It goes through the shared-memory buffer o_tile.
+    """
     LANES: gl.constexpr = l.type.layout
     l = gl.sum(l, 1)  # (64,)
     empty = l == 0.0  # a row that sees no key: O = 0 and L = −inf
@@ -286,7 +291,7 @@ def store(O, L, o, m, l, o_tile, batch, head, row, geometry):
 )
 def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens_k, sequences, left, right, group,
                    l2_group, scale_log2, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
-    """Compute O and L. Q, K, V and O are descriptors of (batch, heads, N, d), from which lengths and heads are read.
+    """Compute O and L. Q, K, V and O are tensor descriptors of (batch, heads, N, d), which also contain the lengths.
 
     left and right are the bounds of a window, or None. CAUSAL means that right is 0. If `sequences` is not None, it is
     the number of packed sequences, and cu_seqlens_q and cu_seqlens_k are the cumulative sequence lengths.

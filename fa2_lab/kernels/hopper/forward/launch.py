@@ -16,10 +16,11 @@ from fa2_lab.kernels.prepared import Options, Tensors, like
 
 
 def prepare(tensors: Tensors, options: Options) -> Callable | None:
-    """Return the function that computes O, in the shape of Q, and L in fp32 from the tensors of one kind of call.
+    """Return a function of `tensors` that computes O, in the shape of Q, and L in fp32 for calls like this one.
 
-    The result is None for a kind of call that this kernel does not support. The returned function itself returns None
-    for tensors that TMA cannot address.
+    Calls are like this one if they have the same options and tensors of the same types, devices, shapes and strides.
+    Return None if this kernel does not support such calls. The returned function itself returns None for tensors that
+    TMA cannot address.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     if Q.shape[-1] not in sizes.DIMENSIONS or not host.fits(Q, K, V, tensors.key_lengths):
@@ -45,10 +46,10 @@ def prepare(tensors: Tensors, options: Options) -> Callable | None:
 
 
 def prepare_launch(tensors: Tensors, options: Options) -> Launch:
-    """Return the launch of the forward, with one program per SM.
+    """Return the launch of the Hopper forward, with one program per SM.
 
-    Its sizes are chosen as if packed sequences were equally long or, if one sequence is known to have most of the work,
-    as for a single sequence.
+    If sequences are packed, the sizes are chosen as if all sequences had equal lengths. If one sequence is known to
+    have most of the work, the sizes are chosen as if all rows belonged to a single sequence.
     """
     Q, K, V, sequences, lengths = tensors.q, tensors.k, tensors.v, tensors.sequences, tensors.key_lengths is not None
     causal, scale, many = options.causal, options.scale, 1 if options.one_long else sequences or 1
@@ -72,6 +73,6 @@ def prepare_launch(tensors: Tensors, options: Options) -> Launch:
 
 
 def enough_work(Q: Tensor, K: Tensor) -> bool:
-    """Return whether the Hopper kernel is the fastest choice for calls with Q and K of these shapes."""
+    """Return whether the Hopper forward is the fastest choice for calls with Q and K of these shapes."""
     (batch, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
     return sizes.enough_work(d, N_q, N_k, batch * H, multiprocessors(Q.device))

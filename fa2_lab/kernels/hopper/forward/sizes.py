@@ -1,8 +1,9 @@
-"""The sizes of one launch of the Hopper forward: which sizes are fastest, and which calls are left to other kernels.
+"""The sizes of a launch of the Hopper forward: which sizes are fastest, and for which calls other kernels are faster.
 
-The numbers in these tables were fitted to times on an H200 with Triton 3.9. These times cover the paper's grid and 510
-random shapes like those of `fa2-lab bench sweep`, each with every set of sizes. The numbers for d = 192 and d = 256
-come from fewer calls. `per_SM` always means the number of blocks of 64 rows, in all heads, per SM.
+The values in these tables were fitted to times on an H200 with Triton 3.9. These times were measured for the paper's
+grid of problems and for 510 random shapes like those of `fa2-lab bench sweep`, each with every set of sizes. The values
+for d = 192 and d = 256 are based on fewer calls. `per_SM` always means the number of blocks of 64 rows, in all heads,
+per SM.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ DIMENSIONS = range(32, 257, 8)  # TMA pads them with zeros to 64, 128 or 256: se
 
 @dataclass(frozen=True)
 class ForwardSizes:
-    """The sizes of one launch, which fit the registers (64 K) and the shared memory (227 KiB) of an SM."""
+    """The sizes of a launch, which fit the registers (64 K) and the shared memory (227 KiB) of an SM."""
 
     B_c: int  # keys of a tile
     consumers: int  # warpgroups, of 64 rows each
@@ -44,8 +45,8 @@ class ForwardSizes:
     def options(self) -> dict:
         """The compiler options of the launch.
 
-        At d = 256, no option is needed to save registers, because it is enough to compute the addresses of Q when they
-        are needed.
+        At d = 256, the compiler need not be told to save registers, because it is enough that the kernel computes the
+        addresses of Q only when they are needed.
         """
         return dict(num_warps=4) | (FEWER_REGISTERS if self.low_reg_schedule and self.d_pad < 256 else {})
 
@@ -108,7 +109,7 @@ PORTABLE: dict[int, list[tuple]] = {  # d up to: (N_q up to, N_k up to, per_SM a
 
 
 def d_padded(d: int) -> int:
-    """Return the number of columns of a tile, which is d padded to 64, 128 or 256."""
+    """Return the number of columns in a tile, which is d padded to 64, 128 or 256."""
     return max(64, padded(d))
 
 
@@ -116,8 +117,8 @@ def choose_for_window(d: int, causal: bool) -> ForwardSizes:
     """Return the sizes for a call with a window, for d up to 128.
 
     Tiles have 64 keys, because both edges of the window cut some tiles. The mask of a window takes registers. Above
-    d = 128 there are not enough, and above d = 64 some would spill if the window had no bound on the right. All bounds
-    on the right except the causal one count as one case.
+    d = 128, there are not enough registers, and above d = 64, some would spill if the window had no right bound. For
+    right bounds, only the causal mask (right = 0) is distinguished from all others.
     """
     return HALF[64] if d <= 64 else replace(WIDE, low_reg_schedule=TIGHT and not causal)
 
@@ -125,7 +126,7 @@ def choose_for_window(d: int, causal: bool) -> ForwardSizes:
 def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengths: bool) -> ForwardSizes:
     """Return the fastest sizes for a call without a window.
 
-    `heads` counts the heads of all batch entries, and `lengths` is set if the call has key_lengths.
+    `heads` counts the query heads of all batch entries, and `lengths` is set if the call has key_lengths.
     """
     d_pad, per_SM = d_padded(d), -(-N_q // 64) * heads / SMs
 
@@ -149,7 +150,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
-    """Return whether the Hopper kernel is the fastest choice. `heads` counts the heads of all batch entries."""
+    """Return whether the Hopper forward is the fastest choice. `heads` counts the query heads of all batch entries."""
     per_SM = -(-N_q // 64) * heads / SMs
     return not any(
         N_q <= longest and N_k <= keys and few < per_SM <= most for longest, keys, few, most in up_to(d, PORTABLE)
@@ -157,11 +158,11 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
 
 
 def l2_group(N_k: int, d: int, heads: int, causal: bool) -> int:
-    """Return how many heads of K and V are in use at a time.
+    """Return the number of K/V heads to process concurrently, so that K and V stay in L2.
 
-    Without a mask, one head is in use, so that programs side by side read the same K and V. Causal row blocks take
-    different times, which more heads even out. There are then as many heads as fit in 11 MiB of L2, or in 21 MiB if K
-    and V of one head take 1 MiB or more. evenly() may return up to twice as many heads.
+    Without a mask, one head is processed at a time, so that concurrent programs read the same K and V. Causal row
+    blocks take different times, and with more heads these times even out. There are then as many heads as fit in 11 MiB
+    of L2, or in 21 MiB if K and V of a head take 1 MiB or more. evenly() may return up to twice this number of heads.
     """
     if not causal:
         return 1

@@ -1,22 +1,22 @@
-"""The softmax step on a tile of scores in registers. For most tiles the lanes exchange nothing, and m does not change.
+"""The softmax step on a tile of scores in registers. For most tiles, the lanes exchange nothing, and m does not change.
 
-The tensor cores leave 16 rows of a tile in each warp, and each row in 4 lanes. m and l are therefore kept once per
+The tensor cores leave 16 rows of a tile in each warp, and each row in 4 lanes. m and l are therefore stored once per
 lane, as (64, 4). m is the same in all four lanes of a row. l is each lane's own sum, and the four sums are added after
 the last tile.
 
-m need not be the maximum, because any number in its place cancels out of O and L. It only has to keep p from
-overflowing. m therefore lags behind the maximum: it follows only when a score in the warp's rows is more than 8 above
-it, in powers of two. Until then p is at most 256, and o need not be rescaled. The cost was measured by
+m need not be the maximum, because any value used instead of the maximum cancels out of O and L. It only has to keep p
+from overflowing. m therefore lags behind the maximum: a warp updates it only when a score in its rows is more than 8
+above m, in powers of two. Until then, p is at most 256, and o need not be rescaled. The cost was measured by
 `fa2-lab bench accuracy` on an H200 in bf16. Compared with the exact maximum, the error of O is 3 to 4% larger. If one
-number in a thousand is an outlier, the error is 10 to 17% larger, because with the exact maximum a row's largest p is
+element in a thousand is an outlier, the error is 10 to 17% larger, because with the exact maximum a row's largest p is
 1, which is not rounded.
 
-p = 2^(scale_log2 · s − m) takes one FMA and one exponential. Because no other operation separates m from the FMAs, they
-begin while the tensor cores still work. m itself is a product with scale_log2 and is rounded. This rounding error
-cancels as well, but from |m| = 2²⁸ on, rounding alone could make p larger than 2⁸. The `scale` of such a row is
-therefore the power of two below scale_log2, with which all products are exact. With such large scores, a row of P is a
-single number anyway. When the scale of a row changes, its old and its new largest score are at least 16 apart, so all
-earlier tiles count for next to nothing, and alpha is 0.
+p = 2^(scale_log2 · s − m) takes one FMA and one exponential. Because no other operation separates m from the FMAs, the
+FMAs begin while the tensor cores still work. m itself is a product with scale_log2 and is rounded. This rounding error
+cancels as well, but if |m| is 2²⁸ or more, rounding alone could make p larger than 2⁸. The `scale` of such a row is
+therefore the next power of two below scale_log2, with which all products are exact. With such large scores, a row of P
+has only one entry that is not almost 0. When the scale of a row changes, its old and its new largest score differ by at
+least 16, so all earlier tiles contribute almost nothing, and alpha is 0.
 """
 
 import triton
@@ -31,7 +31,7 @@ LOWEST = gl.constexpr(-3.0e38)  # where m starts: at −∞ a row without keys w
 
 @gluon.jit
 def first_state(s, scale_log2):
-    """Return m, scale and l, each (64, 4), as they are before the first tile of scores s."""
+    """Return the initial m, scale and l, each (64, 4), before the first tile of scores s."""
     STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, by_lanes(s).type.layout))
     m = gl.full([s.shape[0], 4], LOWEST, gl.float32, STATE)  # FA2.A1.L5
     scale = gl.full([s.shape[0], 4], scale_log2, gl.float32, STATE)
@@ -41,7 +41,10 @@ def first_state(s, scale_log2):
 
 @gluon.jit
 def softmax_step(s, m, scale, l, scale_log2):
-    """Update m, its scale and l with a tile of scores s (64, B_c). Also return p, and alpha, the factor for o."""
+    """Update m, its scale and l with a tile of scores s (64, B_c).
+
+    Return p, m, scale, l, and alpha, the factor for o.
+    """
     x = by_lanes(s)
     m, scale, alpha = update_row_max(m, scale, largest(x), scale_log2)  # (64, 4)  FA2.A1.L9
     p = gl.exp2(along(scale, x) * x - along(m, x))  # (64, B_c / 8, 4, 2)  FA2.A1.L9
@@ -54,19 +57,19 @@ def softmax_step(s, m, scale, l, scale_log2):
 
 @gluon.jit
 def by_lanes(x):
-    """Reshape a tile to (64, columns / 8, 4, 2): of every 8 columns, each of the 4 lanes of a row holds 2."""
+    """Reshape a tile to (64, columns / 8, 4, 2): of every 8 columns, each of the 4 lanes of a row has 2."""
     return x.reshape([x.shape[0], x.shape[1] // 8, 4, 2])
 
 
 @gluon.jit
 def as_tile(x):
-    """Undo by_lanes(): return a tile as (64, columns)."""
+    """Undo by_lanes(): reshape (64, columns / 8, 4, 2) to a tile (64, columns)."""
     return gl.convert_layout(x.reshape([x.shape[0], 8 * x.shape[1]]), accumulator(8 * x.shape[1]))
 
 
 @gluon.jit
 def along(state, x):
-    """Return `state` (64, 4), one number per row and lane, in a shape that broadcasts to x, a result of by_lanes()."""
+    """Reshape `state` (64, 4), one element per row and lane, so that it broadcasts against x from by_lanes()."""
     return gl.convert_layout(state, gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout)))[:, None, :, None]
 
 
@@ -74,7 +77,7 @@ def along(state, x):
 def largest(x):
     """Return the largest score of each row in each lane, (64, 4).
 
-    The maxima form a tree, because in a chain each maximum would wait for the previous one.
+    The maxima are computed as a tree, because in a chain each maximum would wait for the previous one.
     """
     STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout))
     pairs = gl.max(x, 3)
@@ -114,9 +117,9 @@ RAISED = gl.constexpr(RAISED + "DONE:\n}")
 def update_row_max(m, scale, top, scale_log2):
     """Return the new m, its scale and alpha, each (64, 4).
 
-    `top` is each lane's largest score. If a scaled `top` in a warp exceeds its m by more than 8, m of all rows of the
-    warp rises to the row's largest score, unless m is larger. The assembly takes two numbers per thread at a time,
-    which must belong to rows r and r + 8 of the thread, in this order.
+    `top` is each lane's largest score. If scale · top exceeds m by more than 8 in any row of a warp, the warp sets m of
+    each of its rows to the row's largest score, unless m is larger. The inline PTX processes two elements per thread at
+    a time, which must belong to rows r and r + 8 of the thread, in this order.
     """
     scale_log2 = gl.full([m.shape[0], m.shape[1]], scale_log2, gl.float32, m.type.layout)
     return gl.inline_asm_elementwise(RAISED, "=&f,=&f,=&f,=&f,=&f,=&f,0,1,2,3,f,f,f,f", [m, scale, top, scale_log2],
@@ -125,9 +128,10 @@ def update_row_max(m, scale, top, scale_log2):
 
 @gluon.constexpr_function
 def multiply_unless_one(n):
-    """Return PTX that multiplies n numbers of o by the alpha of their row, unless alpha is 1 in all rows of the warp.
+    """Return PTX that multiplies n elements of o by the alpha of their row.
 
-    The numbers belong to rows 0, 0, 8, 8, 0, … of a thread, in this order.
+    The PTX skips the multiplication if alpha is 1 in all rows of the warp. The elements of a thread must belong to its
+    rows 0, 0, 8, 8, 0, and so on, in this order.
     """
     lines = [f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n)]
     ones = [f"setp.eq.f32 p, ${2 * n}, 1.0;", f"setp.eq.and.f32 p, ${2 * n + 2}, 1.0, p;"]
@@ -137,13 +141,13 @@ def multiply_unless_one(n):
 
 @gluon.constexpr_function
 def in_place(n):
-    """Return assembly constraints: n outputs, n inputs in the same registers as the outputs, and n more inputs."""
+    """Return the constraints of inline PTX with n outputs, n inputs in the same registers, and n more inputs."""
     return ",".join(["=f"] * n + [str(i) for i in range(n)] + ["f"] * n)
 
 
 @gluon.jit
 def rescale_o(o, alpha):
-    """Multiply each row of o (64, d) by its alpha. A warp skips the work if all its alphas are 1."""
+    """Multiply each row of o (64, d) by its alpha. A warp skips the multiplication if alpha is 1 in all its rows."""
     N: gl.constexpr = o.shape[1] // 2  # numbers of o in a thread
     x = by_lanes(o)
     x, a = gl.broadcast(x, along(alpha, x))
@@ -156,7 +160,7 @@ def rescale_o(o, alpha):
 
 @triton.aggregate
 class SeenColumns:
-    """The columns that each of 64 rows sees, and the tiles of which all 64 rows see every column."""
+    """The columns that each of 64 rows sees, and the tiles that all 64 rows see in full."""
 
     end: gl.tensor  # (64,), of each row
     full_end: gl.tensor  # of the tiles that end before every row's interval
@@ -165,7 +169,7 @@ class SeenColumns:
 
     @gluon.jit
     def cuts(self, j):
-        """Return whether tile j contains a column that some row does not see."""
+        """Return whether tile j needs a mask, because it contains a column that some row does not see."""
         if self.begin is None:
             return j >= self.full_end
         else:
@@ -174,7 +178,7 @@ class SeenColumns:
 
 @gluon.jit
 def mask(s, sees, first):
-    """Return the scores s, with −inf for columns that a row does not see. `first` is the tile's first column."""
+    """Return the scores s with −∞ for each column that a row does not see. `first` is the first column of the tile."""
     col = gl.arange(0, s.shape[1], gl.SliceLayout(0, accumulator(s.shape[1])))[None, :]
     s = gl.where((col & ~6) < (sees.end - first)[:, None] - (col & 6), s, NEG_INF)
     if sees.begin is not None:
@@ -184,10 +188,10 @@ def mask(s, sees, first):
 
 @gluon.jit
 def rounded(p, dtype: gl.constexpr):
-    """Round p to half precision, by an instruction that takes two numbers at a time.
+    """Round p to half precision with an instruction that converts two elements at a time.
 
-    The instruction is written out because the compiler of Triton 3.9 otherwise packs some pairs in the wrong order and
-    then swaps their halves, which takes 64 to 128 instructions in a kernel without a mask.
+    The instruction is inline PTX because the Triton 3.9 compiler otherwise packs some pairs in the wrong order and then
+    swaps their halves, at a cost of 64 to 128 instructions in a kernel without a mask.
     """
     if dtype == gl.bfloat16:
         return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16,

@@ -1,10 +1,10 @@
-"""Tensor descriptors, from which TMA, the copy engine, learns how to fetch, store or add a tile of a tensor.
+"""Tensor descriptors, which tell TMA, the copy engine, how to load, store or accumulate a tile of a tensor.
 
 Past the last row of a tensor, TMA reads zeros and writes nothing. It must do the same past the last row of each packed
 sequence. The coordinates are therefore chosen so that the last row of a sequence is always the last row that exists. Of
 N rows that end before row `end` of the tensor, row i has the coordinates (FAR, end − 1, FAR + 1 − N + i). The strides
-2^34 − row, row and row elements lead from there to row end − N + i, because FAR · 2^34 elements are a multiple of the
-2^64 at which addresses wrap around. triton.tools.ragged_tma uses the same method.
+2^34 − row, row and row elements map these coordinates to row end − N + i, because FAR · 2^34 elements are a multiple of
+the 2^64 bytes at which addresses wrap around. triton.tools.ragged_tma uses the same method.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,10 @@ FAR = gl.constexpr(2**30)  # more rows than any tensor has
 
 
 def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
-    """Return a descriptor, still without X's address, for TMA copies of `rows` rows and d columns of one head of X."""
+    """Return a descriptor for TMA copies of tiles of `rows` rows and d columns of a head of X.
+
+    The descriptor does not contain X's address yet.
+    """
     shape = list(launch.shape(X))
     strides = [stride if n > 1 else d for n, stride in zip(shape, launch.strides(X), strict=False)]
     if X.dim() == 3:
@@ -35,14 +38,20 @@ def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
 
 @cache
 def tile_of(dtype: torch.dtype, rank: int, rows: int, d: int) -> tuple[torch.Tensor, list[int], Any]:
-    """Return what all descriptors of a tile size share: an empty tensor, the block shape, and the layout on chip."""
+    """Return what all descriptors with the same tile size share.
+
+    This is an empty tensor in place of the described one, the block shape, and the shared-memory layout of a tile.
+    """
     block = [1] * (rank - 2) + [rows, d]
     return torch.empty(0, dtype=dtype), block, gl.NVMMASharedLayout.get_default_for(block, HALVES[dtype])
 
 
 @gluon.jit
 def shape_of(X):
-    """Return (batch, heads, rows) of a tensor from its descriptor. All packed sequences count as one batch entry."""
+    """Return (batch, heads, rows) of a tensor, given its descriptor X.
+
+    All packed sequences count as one batch entry.
+    """
     if len(X.block_shape) == 4:
         return X.shape[0], X.shape[1], X.shape[2]
     else:
@@ -51,7 +60,7 @@ def shape_of(X):
 
 @gluon.jit
 def tile_at(X, batch, head, row, N):
-    """Return the coordinates, in the descriptor X, of the tile that begins at `row` of a head.
+    """Return the coordinates, for the descriptor X, of the tile that begins at `row` of a head.
 
     For a packed sequence of N rows, `batch` is the row of X at which the sequence ends.
     """
@@ -62,18 +71,25 @@ def tile_at(X, batch, head, row, N):
 
 
 def lines(shape: tuple[int, int], block: tuple[int, int], swizzle: int = 0) -> TensorDescriptor:
-    """Return a descriptor, still without an address, with which TMA copies blocks of an fp32 matrix or adds to them."""
+    """Return a descriptor with which TMA copies blocks of an fp32 matrix of this shape, or adds to them.
+
+    The descriptor does not contain the address of the matrix yet.
+    """
     nowhere, layout = block_of_lines(swizzle)
     return TensorDescriptor(nowhere, list(shape), [shape[1], 1], list(block), layout)
 
 
 @cache
 def block_of_lines(swizzle: int) -> tuple[torch.Tensor, Any]:
-    """Return an empty tensor in place of the matrix, and the shared-memory layout of a block."""
+    """Return an empty tensor in place of the fp32 matrix, and the shared-memory layout of a block."""
     return torch.empty(0), gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=32, rank=2)
 
 
 def copyable(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether TMA can address a tensor: every stride is a multiple of 16 bytes, or 0 in expanded dimensions."""
+    """Return whether TMA can address a tensor with this shape and these strides, in elements of 16 bits.
+
+    The tensor must not be empty, its rows must be contiguous, and every other stride must be a multiple of 16 bytes, or
+    0, or belong to a dimension of size 1.
+    """
     steps = all(n == 1 or (stride >= 0 and stride % 8 == 0) for n, stride in zip(shape[:-1], strides[:-1], strict=True))
     return strides[-1] == 1 and steps and min(shape) > 0

@@ -1,4 +1,4 @@
-"""The geometry of one call, as the Hopper kernels need it: which block is next, and which row sees which key.
+"""The geometry of a call, for the Hopper kernels: which block is next, and which row sees which key.
 
 Rows are divided into blocks of B_r, and keys into blocks of B_c. A program of the forward fetches row blocks and loops
 over tiles of B_c keys. A program of the backward fetches column blocks and loops over row blocks.
@@ -16,11 +16,11 @@ NO_ROW = gl.constexpr(2**30)  # more rows than any tensor has
 
 @triton.aggregate
 class Scheduler:
-    """The tile scheduler, which hands out the blocks of all heads one by one to programs that stay on their SM.
+    """The tile scheduler of a persistent kernel, which assigns the blocks of all heads to programs one by one.
 
-    A program's first block is the one with its own program number, unless DRAWN is set. The program fetches every
-    further block from a counter in HBM, so that a program that finishes early computes more blocks. With fixed shares,
-    the same blocks took up to 1.6 times as long.
+    Unless DRAWN is set, a program's first block is the one with the program's own index. The program fetches the index
+    of every further block from a counter in HBM, so that a program that finishes early computes more blocks. With
+    static scheduling, the same blocks took up to 1.6 times as long.
     """
 
     counter: gl.tensor  # pointer to two counters: blocks fetched, and programs that have ended
@@ -31,33 +31,33 @@ class Scheduler:
 
     @gluon.jit
     def first(self):
-        """Return the number of this program's first block among all blocks."""
+        """Return the index of this program's first block among all blocks."""
         return draw(self.counter) if self.DRAWN else gl.program_id(0)
 
     @gluon.jit
     def more(self, t):
-        """Return whether a block has the number t. Otherwise, all blocks have been handed out."""
+        """Return whether block t exists. If it does not, all blocks have been assigned."""
         return t < self.blocks * self.heads
 
     @gluon.jit
     def tile_coord(self, t):
-        """Return the index of the t-th block within its head, and the number of the head."""
+        """Return the index of block t within its head, and the index of the head."""
         return block_of(t, self.blocks, self.heads, self.l2_group)
 
     @gluon.jit
     def next(self):
-        """Fetch and return the number of this program's next block.
+        """Fetch and return the index of this program's next block.
 
-        Call this function as late as possible, because a program that fetches its next block too early gets a fixed
-        share again.
+        Call this function as late as possible. If programs fetch their next blocks too early, the assignment does not
+        depend on which program finishes first.
         """
         return draw(self.counter) if self.DRAWN else gl.num_programs(0) + draw(self.counter)
 
     @gluon.jit
     def leave(self):
-        """Report to the scheduler that this program ends. The last program to do so resets both counters to zero.
+        """Tell the scheduler that this program ends. The last program that ends resets both counters to zero.
 
-        Launches that share the counters must therefore follow one another: see counter_for().
+        Launches that share the counters must therefore not overlap: see counter_for().
         """
         if draw(self.counter + 1) == gl.num_programs(0) - 1:
             gl.store(self.counter, 0)
@@ -66,13 +66,13 @@ class Scheduler:
 
 @gluon.jit
 def draw(counter):
-    """Increase a counter in HBM and return its old value. The order is relaxed, because no other data depends on it."""
+    """Increase a counter in HBM and return its old value. The order is relaxed, because no other data depend on it."""
     return gl.atomic_add(counter, 1, sem="relaxed")
 
 
 @triton.aggregate
 class Geometry:
-    """The lengths and heads of one call, and the keys that each row sees.
+    """The lengths and heads of a call, and the keys that each row sees.
 
     These keys are a contiguous range around the row's diagonal, called the row's interval.
     """
@@ -94,7 +94,7 @@ class Geometry:
 
     @gluon.jit
     def of_sequence(self, N_q, N_k):
-        """Return the geometry of a packed sequence of N_q rows and N_k keys, or this geometry if nothing is packed."""
+        """Return the geometry of a packed sequence with N_q rows and N_k keys, or self if sequences are not packed."""
         if self.cu_seqlens_q is None:
             return self
         else:
@@ -105,10 +105,11 @@ class Geometry:
 
     @gluon.jit
     def row_block(self, block, bh):
-        """Return a row block's first row, its batch entry in Q and in K, its head, and its geometry.
+        """Return the first row of a row block, its batch entry in Q, its batch entry in K, its head, and its geometry.
 
-        For a packed sequence, the row of Q or K at which the sequence ends replaces the batch entry. If the row block
-        does not exist, the first row is outside the rows of the sequence.
+        `block` is the index of the row block within its head, and `bh` is the index of the head in the batch. For a
+        packed sequence, the row of Q or K at which the sequence ends replaces the batch entry. If the row block does
+        not exist, the first row is outside the sequence.
         """
         if self.cu_seqlens_q is None:
             row = self.first_row(block)
@@ -123,10 +124,10 @@ class Geometry:
 
     @gluon.jit
     def column_block(self, block, batch, T_r):
-        """Return a column block's index, its batch entries, its row blocks and its geometry, as six values.
+        """Return six values that describe a column block, given its index within its head and the batch entry.
 
-        The values are the index of the column block in its sequence, the batch entry in K, the batch entry in Q, the
-        index in a head of the entry's first row block, the number of the entry's row blocks, and the geometry of the
+        The values are the index of the column block in its sequence, its batch entry in K, its batch entry in Q, the
+        index within a head of the batch entry's first row block, the number of its row blocks, and the geometry of the
         sequence. Packed sequences are treated as in row_block(). A sequence without rows still has one row block, so
         that its dK and dV become zeros. A column block that does not exist has no row blocks.
         """
@@ -142,7 +143,7 @@ class Geometry:
 
     @gluon.jit
     def first_of(self, batch, head, X):
-        """Return the index at which a head's rows begin in L. X is a descriptor of a tensor with the same rows as L.
+        """Return the index of a head's first row in L. X is the descriptor of a tensor with the same rows as L.
 
         For a packed sequence, `batch` is the row of X at which the sequence ends.
         """
@@ -154,9 +155,9 @@ class Geometry:
 
     @gluon.jit
     def first_row(self, i):
-        """Return the first row of the i-th row block.
+        """Return the first row of the i-th row block in the order of processing.
 
-        Under a causal mask, row blocks are counted from the heaviest one, which is the last.
+        Under a causal mask, row blocks are processed in reverse order, because the last one has the most work.
         """
         if self.CAUSAL:
             i = gl.cdiv(self.N_q, self.B_r) - 1 - i
@@ -169,7 +170,10 @@ class Geometry:
 
     @gluon.jit
     def seen(self, row, length):
-        """Return the end of a row's interval, that is, the index of the first key after the interval."""
+        """Return the end of a row's interval, that is, the index of the first key after the interval.
+
+        `length` is the number of real keys.
+        """
         return keys_seen(row + self.right, self.N_q, self.N_k, length, self.CAUSAL)
 
     @gluon.jit
@@ -179,16 +183,19 @@ class Geometry:
 
     @gluon.jit
     def tiles(self, row, rows: gl.constexpr, length):
-        """Return the index after the last tile that the `rows` rows from `row` on visit.
+        """Return the index after the last tile that the rows row:row + rows have to process.
 
-        The rows visit at least one tile, so that O and L are always written.
+        Every row block processes at least one tile, so that O and L are always written.
         """
         last = gl.minimum(row + rows, self.N_q) - 1
         return gl.maximum(gl.cdiv(self.seen(last, length), self.B_c), 1)
 
     @gluon.jit
     def first_tile(self, row, end):
-        """Return the first tile that the rows from `row` on visit. Their last tile is the one before `end`."""
+        """Return the index of the first tile that the rows from `row` on have to process.
+
+        The last tile that they process is end − 1.
+        """
         if self.left is None:
             return 0
         else:
@@ -206,7 +213,7 @@ class Geometry:
 
     @gluon.jit
     def first_row_block(self, col, length):
-        """Return the first row block that sees the column block at `col`, or the last one if none does."""
+        """Return the first row block that sees the column block starting at `col`, or the last one if none sees it."""
         i = 0
         if self.CAUSAL:
             i = gl.maximum(self.seen_from(col), 0) // self.B_r
@@ -216,9 +223,9 @@ class Geometry:
 
     @gluon.jit
     def end_of_row_blocks(self, col, length, T_r):
-        """Return the index after the last of the T_r row blocks that visits the column block at `col`.
+        """Return the index after the last of the T_r row blocks that see the column block starting at `col`.
 
-        At least one row block visits each column block.
+        Every column block processes at least one row block.
         """
         end = T_r
         if self.left is not None:
@@ -230,16 +237,19 @@ class Geometry:
 
     @gluon.jit
     def last_column_block(self, i, length):
-        """Return the last column block that visits row block i. All column blocks visit the last row block."""
+        """Return the last column block that processes row block i.
+
+        For the last row block, it is the last of all column blocks.
+        """
         if self.key_lengths is not None:
             length = gl.where((i + 1) * self.B_r >= self.N_q, self.N_k, length)
         return gl.cdiv(self.seen((i + 1) * self.B_r - 1, length), self.B_c) - 1
 
     @gluon.jit
     def unmasked_from(self, col, length):
-        """Return the first row that sees the whole column block at `col`.
+        """Return the first row that sees all columns of the column block starting at `col`.
 
-        From this row on, no tile of the column block needs a mask.
+        From this row on, no tile of the column block needs a mask, unless the window has a left bound.
         """
         row = 0
         last = col + self.B_c - 1

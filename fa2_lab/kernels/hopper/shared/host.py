@@ -15,10 +15,10 @@ from fa2_lab.kernels.prepared import prepared
 def counter_for(X: Tensor, traced: bool) -> Tensor:
     """Return two counters for the tile scheduler, which are 0 before and after each launch.
 
-    Two launches that use the counters never overlap on a stream. Of these launches, only backward_kernel starts before
-    the kernel in front of it has ended, and that kernel is bwd_preprocess, which uses no counter. One pair of counters
-    per stream is therefore enough. A CUDA graph gets its own counters, and so does a call that torch may record,
-    because memory that such a call allocates while it warms up belongs to the graph as well.
+    One pair of counters per stream is enough, because two launches that use the counters never overlap on a stream. Of
+    these launches, only backward_kernel can start before the preceding kernel has ended, and that kernel is
+    bwd_preprocess, which uses no counter. A CUDA graph gets its own counters. So does a call that torch may trace
+    (`traced`), because memory that is allocated in its warm-up belongs to the graph as well.
     """
     new = partial(torch.zeros, 2, dtype=torch.int32, device=X.device)
     if traced or torch.cuda.is_current_stream_capturing():
@@ -27,23 +27,24 @@ def counter_for(X: Tensor, traced: bool) -> Tensor:
 
 
 def evenly(heads: int, least: int) -> int:
-    """Return how many heads run at a time, from `least` to 2 · `least`, so that the last round is as full as possible.
+    """Return the number of heads to process concurrently, chosen so that the last round is as full as possible.
 
-    Otherwise, a few heads would be left over and run alone, and their long blocks made a call up to 23% slower.
+    The number is between `least` and 2 · `least`. If the last round had only a few heads, their long blocks would run
+    alone, which made a call up to 23% slower.
     """
     least = min(least, heads)
     return min(range(least, 2 * least), key=lambda n: -heads % n)
 
 
 def up_to(d: int, table: dict[int, Any]) -> Any:
-    """Return the table's entry for the smallest dimension that is at least d."""
+    """Return the entry of `table` for the smallest head dimension in the table that is at least d."""
     return table[min(width for width in table if d <= width)]
 
 
 def fits(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None) -> bool:
-    """Return whether the kernels support the types, shapes and strides of these tensors.
+    """Return whether the Hopper kernels support the types, shapes and strides of these tensors.
 
-    Addresses are checked by aligned(), and the dimension d by the callers.
+    aligned() checks the addresses, and the callers check the head dimension d.
     """
     return (
         Q.dtype in HALVES

@@ -1,4 +1,4 @@
-"""Mailboxes, through which the producer passes numbers to the consumers in shared memory."""
+"""Mailboxes, through which the producer sends integers to the consumers in shared memory."""
 
 import triton
 from triton.experimental import gluon
@@ -12,7 +12,7 @@ all_threads = gl.barrier
 
 @triton.aggregate
 class Numbers:
-    """Sets of named integers in shared memory, where set n overwrites set n − stages."""
+    """Sets of named integers (fields) in shared memory. Set n overwrites set n − stages."""
 
     memory: gl.shared_memory_descriptor
     names: gl.constexpr  # of the numbers of a set
@@ -20,40 +20,46 @@ class Numbers:
 
     @gluon.jit
     def write(self, n, values):
-        """Write set n from `values`, which are in the order of the names. Values past the last name are ignored."""
+        """Write `values`, which are in the order of the field names, to set n.
+
+        Values past the last name are ignored.
+        """
         for i in gl.static_range(len(self.names)):
             place = self.memory.index((n & (self.stages - 1)) * width(self.names) + i)
             place.store(gl.full([1], values[i], gl.int32, one(gl.num_warps())))
 
     @gluon.jit
     def read(self, n, name: gl.constexpr):
-        """Return the number called `name` of set n, in every thread."""
+        """Return the value of the field `name` in set n, replicated in every thread."""
         place = self.memory.index((n & (self.stages - 1)) * width(self.names) + position(self.names, name))
         return gl.max(place.load(one(gl.num_warps())), 0)
 
 
 @gluon.jit
 def new_numbers(names: gl.constexpr, stages: gl.constexpr):
-    """Allocate shared memory for `stages` sets of integers with these names."""
+    """Allocate shared memory for `stages` sets of integers with these field names."""
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     return Numbers(gl.allocate_shared_memory(gl.int32, [stages * width(names), 1], layout), names, stages)
 
 
 @gluon.constexpr_function
 def width(names):
-    """Return the size of a set, a power of two, so that finding a number in the set needs no multiplication."""
+    """Return the number of elements reserved for a set: its number of fields, rounded up to a power of two.
+
+    Computing the address of a field then needs no multiplication.
+    """
     return 1 << (len(names) - 1).bit_length()
 
 
 @gluon.constexpr_function
 def position(names, name):
-    """Return the index of the number called `name` in its set."""
+    """Return the index of the field `name` within a set."""
     return names.index(name)
 
 
 @gluon.constexpr_function
 def one(warps):
-    """Return the layout of a single number of which every thread has a copy."""
+    """Return the layout of a scalar that is replicated in every thread."""
     return gl.BlockedLayout([1], [32], [warps], [0])
 
 
@@ -71,7 +77,7 @@ class Mailbox:
 
     @gluon.jit
     def send(self, n, values):
-        """Producer: write the numbers of the n-th block, once all consumers have read those of block n − 2."""
+        """Producer: wait until all consumers have released block n − 2, and then write the fields of the n-th block."""
         mbarrier.wait(self.emptied.index(n & 1), (n >> 1 & 1) ^ 1)
         self.numbers.write(n, values)
         all_threads()
@@ -79,19 +85,19 @@ class Mailbox:
 
     @gluon.jit
     def wait(self, n):
-        """Consumer: wait until the numbers of the n-th block have arrived."""
+        """Consumer: wait until the fields of the n-th block have been written."""
         mbarrier.wait(self.filled.index(n & 1), n >> 1 & 1)
 
     @gluon.jit
     def read(self, n, name: gl.constexpr):
-        """Consumer: return the number called `name` of the n-th block."""
+        """Consumer: return the value of the field `name` for the n-th block."""
         return self.numbers.read(n, name)
 
     @gluon.jit
     def release(self, n):
-        """Consumer: tell the producer that this consumer no longer needs the numbers of the n-th block.
+        """Consumer: tell the producer that this consumer no longer needs the fields of the n-th block.
 
-        The compiled code waits for all threads twice: once in this function, and once because the compiler makes one
+        The compiled code synchronizes all threads twice: once in this function, and once because the compiler lets one
         thread arrive for all.
         """
         all_threads()
@@ -100,5 +106,5 @@ class Mailbox:
 
 @gluon.jit
 def new_mailbox(names: gl.constexpr, consumers: gl.constexpr):
-    """Create an empty mailbox for numbers with these names, which `consumers` consumers read."""
+    """Create an empty mailbox with these field names. Each block in it must be released by `consumers` consumers."""
     return Mailbox(new_numbers(names, 2), barriers(2, 1), barriers(2, consumers))

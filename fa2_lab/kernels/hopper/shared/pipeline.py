@@ -1,8 +1,9 @@
-"""How the warps of a thread block work side by side: rings of tiles in shared memory, and ping-pong.
+"""How the warps of a thread block run concurrently: rings of tiles in shared memory, and ping-pong.
 
 A thread block has one producer warp, which starts the TMA copies, and one to three consumer warpgroups of 4 warps,
 which compute. Producer and consumers synchronize only at barriers in shared memory. A barrier has a phase, which flips
-between 0 and 1 each time all expected arrivals are in. A warp that waits names the phase whose end it waits for.
+between 0 and 1 each time all expected arrivals are in. A warp that waits at a barrier names the phase whose end it
+waits for.
 """
 
 import triton
@@ -15,11 +16,11 @@ from fa2_lab.kernels.hopper.shared.descriptors import tile_at
 
 @gluon.jit
 def barriers(number: gl.constexpr, arrivals: gl.constexpr, USED: gl.constexpr = True):
-    """Allocate `number` barriers, each of which ends its phase after `arrivals` arrivals.
+    """Allocate `number` barriers. The phase of each barrier ends after `arrivals` arrivals.
 
     If no warp ever waits for the barriers, USED must be false. They are then not initialized, because the compiler
-    reuses their memory, for example for the numbers of a mailbox. After the GPU had paused and resumed a process, those
-    numbers read 0x1ffffe, the bits of a new barrier.
+    reuses their memory, for example for the fields of a mailbox. After the GPU had paused and resumed a process, these
+    fields contained 0x1ffffe, the bits of a new barrier.
     """
     bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(number if USED else 0):
@@ -34,9 +35,9 @@ def barriers(number: gl.constexpr, arrivals: gl.constexpr, USED: gl.constexpr = 
 class Ring:
     """A ring (circular buffer) of tiles in shared memory, with one tile per stage.
 
-    The producer fills the n-th tile, and the consumers take it and release it afterwards. CUTLASS calls the barriers
-    full and empty. Its producer_acquire is wait_for_room(), which fill() calls by itself. Its consumer_wait is take(),
-    and its consumer_release is release().
+    The producer fills the n-th tile. The consumers take it, and release it afterwards. CUTLASS calls the barriers full
+    and empty. Its producer_acquire is wait_for_room(), which fill() calls by itself. Its consumer_wait is take(), and
+    its consumer_release is release().
     """
 
     tiles: gl.shared_memory_descriptor  # (stages, …, rows, d)
@@ -47,7 +48,10 @@ class Ring:
 
     @gluon.jit
     def fill(self, n, source, batch, head, row, N):
-        """Producer: once the n-th tile's stage is empty, start copying rows from `row` on, with zeros past row N."""
+        """Producer: once the n-th tile's stage is empty, start copying rows from `row` on.
+
+        Rows from N on become zeros.
+        """
         stage = n % self.stages
         if self.HAS_EMPTY:
             self.wait_for_room(n)
@@ -74,7 +78,11 @@ class Ring:
 
 @gluon.jit
 def new_ring(source, stages: gl.constexpr, consumers: gl.constexpr, HAS_EMPTY: gl.constexpr = True):
-    """Create an empty ring with `stages` tiles of the descriptor `source`, which `consumers` consumers release."""
+    """Create an empty ring of `stages` tiles, each with the block shape of the descriptor `source`.
+
+    A stage is empty again once `consumers` consumers have released its tile. If HAS_EMPTY is false, consumers never
+    release tiles of this ring, because releases of another ring also count for them.
+    """
     tiles = gl.allocate_shared_memory(source.dtype, stacked(stages, source.block_shape), source.layout)
     return Ring(tiles, barriers(stages, 1), barriers(stages, consumers, HAS_EMPTY), stages, HAS_EMPTY)
 
@@ -84,9 +92,9 @@ def new_ring(source, stages: gl.constexpr, consumers: gl.constexpr, HAS_EMPTY: g
 
 @triton.aggregate
 class PingPong:
-    """The order in which consumers start their matmuls: 0, 1, … and 0 again, each during another consumer's softmax.
+    """The order in which consumers start their matmuls: 0, 1, …, and 0 again, each during another consumer's softmax.
 
-    If USED is false, no consumer waits for another.
+    If USED is false, no consumer waits for another consumer.
     """
 
     begun: gl.shared_memory_descriptor  # one barrier per consumer, where it waits for the previous consumer
@@ -95,20 +103,20 @@ class PingPong:
 
     @gluon.jit
     def wait(self, c: gl.constexpr, n):
-        """Wait until consumer c may start its n-th matmuls."""
+        """Wait until consumer c may start its matmuls for the n-th time."""
         if self.USED:
             mbarrier.wait(self.begun.index(c), n & 1)
 
     @gluon.jit
     def pass_on(self, c: gl.constexpr):
-        """Allow the next consumer to start its matmuls, because consumer c has started its own."""
+        """Allow the consumer after consumer c to start its matmuls. Call this once consumer c has started its own."""
         if self.USED:
             mbarrier.arrive(self.begun.index((c + 1) % self.consumers), count=1)
 
 
 @gluon.jit
 def new_ping_pong(consumers: gl.constexpr, USED: gl.constexpr):
-    """Create the ping-pong of `consumers` consumers, in which consumer 0 starts its matmuls first."""
+    """Create the ping-pong of `consumers` consumers. Consumer 0 starts its matmuls first."""
     begun = barriers(consumers, 1, USED)
     if USED:
         mbarrier.arrive(begun.index(0), count=1)
@@ -120,7 +128,7 @@ def new_ping_pong(consumers: gl.constexpr, USED: gl.constexpr):
 
 @gluon.jit
 def matrix(tile):
-    """Return a tile in shared memory without its leading dimensions of 1, as (rows, d)."""
+    """Return a tile in shared memory as (rows, d), without its leading dimensions of size 1."""
     return tile.reshape([tile.shape[-2], tile.shape[-1]])
 
 
@@ -132,9 +140,9 @@ def stacked(n, block):
 
 @gluon.jit
 def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
-    """Set a tile's rows from row `real` on to zero or, if BEFORE is set, the rows before `real`.
+    """Set the rows of a tile from row `real` on to zero. If BEFORE is set, set the rows before `real` to zero instead.
 
-    p is 0 in these rows, but 0 times an unused key or value may be NaN. Every consumer writes the same bits, so
+    p is 0 for these rows, but 0 times an unused key or value may be NaN. Every consumer writes the same bits, so
     consumers may write at the same time, although compute-sanitizer's racecheck reports a race.
     """
     ROWS: gl.constexpr = tile.shape[0]
@@ -152,18 +160,24 @@ def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
 
 @gluon.jit
 def opaque_smem(tile):
-    """Return the tile with addresses that are computed at this point instead of being kept in registers."""
+    """Return the tile in shared memory, but make the compiler compute its addresses here.
+
+    Otherwise, the compiler would keep the addresses in registers.
+    """
     zero = gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
     return tile.reinterpret(tile.dtype, [1, tile.shape[0], tile.shape[1]], tile.layout).index(zero)
 
 
 @gluon.constexpr_function
 def accumulator(columns):
-    """Return the layout in which a warpgroup holds 64 rows of a matmul: 16 rows per warp, 4 lanes per row."""
+    """Return the layout of a matmul's accumulator with 64 rows in a warpgroup: 16 rows per warp, 4 lanes per row."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
 
 
 @gluon.jit
 def as_operand(p, dtype: gl.constexpr, columns: gl.constexpr):
-    """Convert p to half precision, in its registers, as the left operand of a matmul with `columns` columns."""
+    """Convert p to half precision as the left operand of a matmul whose result has `columns` columns.
+
+    No element moves to another thread.
+    """
     return gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, accumulator(columns), 2))
