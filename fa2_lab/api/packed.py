@@ -5,7 +5,7 @@ k, v          (total_k, kv heads, d): the keys and values of all sequences
 cu_seqlens_q  int32 (batch + 1,), the cumulative sequence lengths, from 0 to total_q. Sequence b consists of rows
               cu_seqlens_q[b] … cu_seqlens_q[b + 1] − 1 of q
 cu_seqlens_k  int32 (batch + 1,), the cumulative key lengths, from 0 to total_k. A sequence may have no rows, no keys,
-              or neither
+              or neither rows nor keys
 
 No row sees a key of another sequence, and nothing is padded or copied. On a CPU, cumulative lengths are refused if they
 do not begin at 0, if they decrease, or if they do not end with the number of rows. On a GPU, their values are not

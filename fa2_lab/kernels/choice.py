@@ -137,7 +137,7 @@ def for_hopper(options: Options, sinks: Tensor | None) -> bool:
 def hopper_forward(device: torch.device) -> ModuleType | None:
     """Return the module that prepares the Hopper forward kernel, or None if the kernel cannot run.
 
-    It cannot run if the GPU is not a Hopper GPU or if the installed Gluon is too old.
+    The kernel cannot run if the GPU is not a Hopper GPU or if the installed Gluon is too old.
     """
     return prepared(("Hopper's forward", device), hopper, "forward", device)
 
@@ -145,7 +145,7 @@ def hopper_forward(device: torch.device) -> ModuleType | None:
 def hopper_backward(device: torch.device) -> ModuleType | None:
     """Return the module that prepares the Hopper backward kernel, or None if the kernel cannot run.
 
-    It cannot run if the GPU is not a Hopper GPU or if the installed Gluon is too old.
+    The kernel cannot run if the GPU is not a Hopper GPU or if the installed Gluon is too old.
     """
     return prepared(("Hopper's backward", device), hopper, "backward", device)
 

@@ -161,7 +161,10 @@ def window(options: Any) -> tuple:
 
 
 def l2_group(X: torch.Tensor) -> int:
-    """Return the number of heads to process concurrently: so many that two tensors like X fit in 8 MiB of L2."""
+    """Return the number of heads to process concurrently.
+
+    It is the largest number of heads of two tensors like X that fit in 8 MiB of L2, and at least 1.
+    """
     _, _, N, d = shape(X)
     return max(1, 8 * MiB // (2 * max(1, N) * d * X.element_size()))
 
@@ -172,7 +175,11 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def dropout(p: float) -> tuple[int, float]:
-    """Return the threshold below which a random 32-bit word drops an entry, and the factor 1/(1 − p) of others."""
+    """Return (threshold, factor) for dropout with probability p.
+
+    An entry is dropped if its random 32-bit word is below the threshold. All other entries are multiplied by the factor
+    1/(1 − p).
+    """
     return math.floor(p * 2**32), 1 / (1 - p)
 
 

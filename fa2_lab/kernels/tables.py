@@ -123,7 +123,7 @@ def in_pieces(Q: torch.Tensor) -> bool:
     If several matmuls are chained, the last one decides how the warps share a tile. If its tile has at least as many
     rows as columns, each warp gets whole rows of S. Otherwise, each warp gets some columns of all rows, and then P and
     the maximum and sum of each row have to be exchanged through shared memory. Hopper's wgmma and AMD's compiler always
-    give whole rows to a warp, so O need not be computed in pieces.
+    give whole rows to a warp, so O is not computed in pieces on these GPUs.
     """
     return Q.dtype != torch.float32 and not interpreter.switched_on() and family() in (AMPERE, ADA, BLACKWELL)
 

@@ -5,7 +5,7 @@ A rank's shard consists of one or two pieces of the sequence, depending on the l
 contiguous   rank r has the r-th piece of the sequence
 zigzag       rank r has the r-th piece from the front and the r-th from the back, which balances causal work
 
-As for the tiles in tiles.py, the queries of one rank and the keys of another are SKIP, DIAGONAL or FULL. The rows of a
+Like a tile in tiles.py, a pair of one rank's queries and another rank's keys is SKIP, DIAGONAL or FULL. The rows of a
 rank are in the order of the sequence. In zigzag, the front piece has one row more than the back piece if the number of
 rows is odd.
 """
@@ -66,10 +66,10 @@ def pieces(lengths: Sequence[int], layout: str) -> list[list[slice]]:
 def meeting(lengths: Sequence[int], rank: int, source: int, layout: str, causal: bool) -> Meeting:
     """Return the Meeting of the queries of `rank` that see any key of rank `source`, and the keys that they see.
 
-    A single kernel call, or none, is always enough for these queries and keys. Under a causal mask, a rank sees its own
-    keys as in any causal sequence. Of an earlier rank's keys, all its rows see exactly the front piece, which is the
-    whole shard in the contiguous layout. Of a later rank's keys, only the back piece of its rows sees any, namely all
-    of them.
+    A single kernel call, or none, is always enough for these queries and keys. Under a causal mask, there are three
+    cases. A rank sees its own keys as in any causal sequence. All its rows see the front piece of an earlier rank, and
+    no other keys of that rank. Only the rows of its back piece see the keys of a later rank, and they see all of them.
+    In the contiguous layout, the front piece is the whole shard, and there is no back piece.
     """
     whole, keys = slice(0, lengths[rank]), slice(0, lengths[source])
     kind = Tile.FULL

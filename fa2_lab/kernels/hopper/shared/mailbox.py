@@ -106,5 +106,5 @@ class Mailbox:
 
 @gluon.jit
 def new_mailbox(names: gl.constexpr, consumers: gl.constexpr):
-    """Create an empty mailbox with these field names. Each block in it must be released by `consumers` consumers."""
+    """Create an empty mailbox with these field names. `consumers` consumers must release each block."""
     return Mailbox(new_numbers(names, 2), barriers(2, 1), barriers(2, consumers))
