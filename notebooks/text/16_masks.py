@@ -216,13 +216,11 @@ print("scores:", s, " capped:", (3 * np.tanh(s / 3)).round(2))
 # In the backward pass, the chain rule multiplies the score's gradient by one more factor. With $t = c \tanh(s/c)$,
 # this factor is the slope $1 - (t/c)^2$, and $t$ is the score that the backward pass recomputes anyway.
 #
-# ## Why is a masked score −∞?
-#
-# Many programs write a large negative number such as −10,000 into their masks. As long as a row sees some key with an
-# ordinary score, there is no difference, because $e^{-10000}$ is 0 as well. But in a row that sees no key, all scores
-# are equal, so softmax distributes the weight over all masked keys. Moreover, the lowest number of fp16 is −65,504, so
-# adding two masks that contain it overflows. [Appendix D](D_numbers.ipynb) shows the bugs that such numbers have
-# caused:
+# Why is a masked score −∞? Many programs write a large negative number such as −10,000 into their masks. As long as a
+# row sees some key with an ordinary score, there is no difference, because $e^{-10000}$ is 0 as well. But in a row that
+# sees no key, all scores are equal, so softmax distributes the weight over all masked keys. Moreover, the lowest number
+# of fp16 is −65,504, so adding two masks that contain it overflows. [Appendix D](D_numbers.ipynb) shows the bugs that
+# such numbers have caused:
 
 # %%
 masked = np.full(4, -1e4)  # a row of four keys, all masked
