@@ -102,10 +102,10 @@ print(f"with 8 heads, rung 01 takes {few.ratio('r11_diagonal_first', 'r01_fa1'):
 #
 # `@triton.jit` turns a function into a kernel. For each tensor, a kernel gets only the address of the first element, so
 # it knows neither the tensor's shape nor where the tensor ends. One run of the kernel is called a *program*. This is
-# Triton's word for what chapter 06 called a worker, and NVIDIA a thread block. All programs execute the same lines and
-# differ in only one number, `tl.program_id`. The *launch* decides how many programs there are, because the tuple in its
-# square brackets is the *grid*. In this example, each program handles a block of 4, and together the programs double 10
-# numbers:
+# Triton's word for what chapter 06 called a worker, and NVIDIA calls a thread block. All programs execute the same
+# lines and differ in only one number, `tl.program_id`. The *launch* decides how many programs there are, because the
+# tuple in its square brackets is the *grid*. In this example, each program handles a block of 4, and together the
+# programs double 10 numbers:
 
 # %%
 @triton.jit

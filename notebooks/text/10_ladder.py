@@ -841,7 +841,7 @@ print(f"H200: tensor cores {on['tensor']:.0f} clocks, exponential unit {on['exp'
 
 # %% [markdown]
 # The FMA units could take over a part $f$ of the exponentials. To do so, write $2^x = 2^n \cdot 2^r$ with $n = \lfloor
-# x \rfloor$ and $0 \le r < 1$. A cubic polynomial approximates $2^r$, and $n$ becomes the exponent. This takes 8
+# x \rfloor$ and $0 \le r < 1$. A cubic polynomial approximates $2^r$, and $n$ becomes the exponent. This takes 9
 # ordinary instructions instead of one special one. Each of the 128 threads computes 64 exponentials per tile. If all
 # threads hand one of these 64 over to the FMA units, the exponential unit saves 128 / 16 = 8 clocks per tile, because
 # it computes 16 per clock. In exchange, the issue slots lose 8 clocks, because each of the four schedulers issues 8
