@@ -12,7 +12,7 @@ from fa2_lab.examine.cases import Question, all_cases
 from fa2_lab.examine.catalogue import CATALOGUE
 from fa2_lab.examine.match import GRADIENTS, Answer, Finding, Variant, conventions, explain
 from fa2_lab.examine.memory import checks, guarded, repeated
-from fa2_lab.examine.subject import LAYOUTS, NotExamined, Subject
+from fa2_lab.examine.subject import EPS, LAYOUTS, LIBRARIES, NotExamined, Subject
 
 __all__ = ["CATALOGUE", "Answer", "Finding", "NotExamined", "Report", "examine", "explain"]
 UNASKED = "some problems"
@@ -63,6 +63,9 @@ def examine(
     The report has `is_right` and `findings`. Each finding has a name, a description in one sentence, the position and
     the size of the error, and a reference for further reading. A finding is a mistake, a convention or a remark.
     """
+    for name, got, known in (("layout", layout, LAYOUTS), ("library", library, LIBRARIES), ("dtype", dtype, EPS)):
+        if got and got not in known:
+            raise ValueError(f"{name}: got {got!r}; it takes {', '.join(known)}")
     begun = time.monotonic()
     subject = Subject(function, given, device)
     subject.settle(layout, library, dtype)
@@ -70,6 +73,8 @@ def examine(
     plain = [x for x in answers if x.case.group == "plain"]
     if not plain:
         raise NotExamined(next(filter(None, refused.values()), "it took no problem"))
+    if subject.no_gradients:
+        refused["its gradients"] = subject.no_gradients
     unsteady = list(repeated(subject, answers[0]))
     named = explain(answers, subject.tiles())
     if unsteady or found or subject.happened & {"writes-past-end"}:  # then numbers come from elsewhere

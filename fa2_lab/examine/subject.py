@@ -9,6 +9,7 @@ import inspect
 import re
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -58,6 +59,7 @@ class Subject:
         self.place: tuple[str, ...] | str = ""  # how the inputs lie, all alike or each
         self.fill = np.nan  # what lies before and after each
         self.unset: float | None = None  # what torch.empty is filled with
+        self.no_gradients = ""  # why there are none
         self.happened: set[str] = set()  # mistakes that were noticed during a call
         self.eps = 0.0  # the distance of two numbers, if it is not that of the dtype
         function = getattr(function, "forward", function)  # of a torch.nn.Module
@@ -126,8 +128,16 @@ class Subject:
                 whole = [x for x in tried if x[-1] in WHOLE] or tried
                 best, self.library, self.dtype, self.layout = max(whole, key=lambda x: x[0])
                 self.also = next((x[-1] for x in tried if x not in whole and x[0] == 4 > best), "")
+                self.settle_scale(is_right=best == 4)
                 return self.settle_window()
         raise NotExamined(failure or f"{dtype} is no dtype that it can be asked in")
+
+    def settle_scale(self, is_right: bool) -> None:
+        """Leave an argument alone that is called like the scale, if the output is right although its default is not."""
+        for name in [name for name, role in self.roles.items() if role == "scale"]:
+            if is_right and type(self.defaults[name]) in (int, float) and self.defaults[name] != self.d**-0.5:
+                del self.roles[name]
+                self.unused.append(name)
 
     def settle_window(self) -> None:
         """Find out whether the function expects a window as one number or two."""
@@ -211,10 +221,14 @@ class Subject:
                     self.happened.add("writes-past-end")
             except Exception as failure:
                 if gradients and not self.takes("dO"):
-                    return self.ask(case, gradients=False)
+                    answer = self.ask(case, gradients=False)
+                    self.no_gradients = self.no_gradients or f"{type(failure).__name__}: {failure}".split("\n")[0]
+                    return answer
                 said = str(failure).strip().split("\n")[0][:100]
                 said += NO_GPU if "active drivers" in said else ""
                 raise NotExamined(f"{type(failure).__name__}: {said}".removesuffix(": ")) from failure
+            if "O" not in found:
+                raise NotExamined("it returns nothing, and takes no array to write O into")
             if found["O"].shape != inputs[0].shape:
                 raise NotExamined(f"it returns shape {found['O'].shape} for q of shape {inputs[0].shape}")
             like = {"O": part.q, "L": part.q[..., 0], "dQ": part.q, "dK": part.k, "dV": part.v}
@@ -261,7 +275,7 @@ class Subject:
         """Return the options of a case as keyword arguments, with the function's names and in its layout."""
         (batch, heads, N_q, _), N_k = case.q.shape, case.k.shape[2]
         known: dict[str, Any] = dict(causal=False, lse=True, longest=max(N_q, N_k), grouped=case.k.shape[1] != heads)
-        known |= dict(heads=heads, window=(-1, -1), scale=self.d**-0.5, dropout=0.0, seed=0)
+        known |= dict(heads=heads, window=(-1, -1), scale=case.q.shape[3] ** -0.5, dropout=0.0, seed=0)
         known |= dict(key_lengths=np.full(batch, N_k), sinks=np.full(heads, -np.inf), cu_seqlens=np.array([0, N_q]))
         known["cu_seqlens_k"] = case.options.get("cu_seqlens", np.array([0, N_k]))
         known["mask"] = np.ones((batch, heads, N_q, N_k), dtype=bool)
@@ -311,8 +325,9 @@ class Subject:
         arguments = self.given | {name: self.option(x) for name, x in self.options(case).items()}
         arguments |= {name: roles[role] for name, role in self.roles.items() if role in roles}
         first = [name for name, kind in self.kinds.items() if kind is inspect.Parameter.POSITIONAL_ONLY]
+        before = [arguments.pop(x) for x in first if x in arguments]
         with time_limit(self.name):
-            result = self.function(*(arguments.pop(x) for x in first if x in arguments), **arguments)
+            result = self.function(*before, **arguments)
         if result is None:  # it writes into what it was given
             result = [roles[x] for x in ("O", "L") if x in roles]
             for memory in [x._base if self.library == "torch" else x.base for x in result]:
@@ -321,7 +336,7 @@ class Subject:
         got = list(result) if isinstance(result, (tuple, list)) else [result]
         if is_backward:
             return {"O": got[0] if len(got) > 3 else O} | dict(zip(GRADIENTS, got[-3:] * gradients, strict=False))
-        if len(got) == 2 and np.ndim(got[0]) + 1 == np.ndim(got[1]):  # L came first
+        if len(got) == 2 and np.shape(got[1]) == np.shape(tensors[0]) != np.shape(got[0]):  # L came first
             got = got[::-1]
         has_L = len(got) == 2 or self.takes("lse")
         got = got[:1] + [x for x in got[1:2] if has_L and hasattr(x, "ndim")]
@@ -452,12 +467,13 @@ def time_limit(name: str) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
         yield
         return
-    signal.signal(signal.SIGALRM, stop)
-    signal.alarm(LIMIT)
+    begun, before = time.monotonic(), signal.signal(signal.SIGALRM, stop)
+    left = signal.alarm(LIMIT)  # until an alarm that the caller has set
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+        signal.alarm(max(1, left - int(time.monotonic() - begun)) if left else 0)
 
 
 def dtypes(library: str) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """examine/: every known mistake is told from every other and named; what is right is not called wrong."""
 
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -515,9 +516,68 @@ def test_jax_is_asked_in_its_own_arrays():
     assert "corner-top-left" in names(report)
 
 
+def test_arguments_are_found_however_they_are_taken():
+    """By place alone, heads in the last axis beside weights, a required scale, a threshold that is called tau."""
+
+    def by_place(q, k, v, /):
+        return safe(scores(q, k)) @ v
+
+    def of_model(q, k, v, num_heads):
+        q, k, v = (x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (q, k, v))
+        weights = safe(scores(q, k))
+        return (weights @ v).transpose(1, 2).flatten(2), weights
+
+    def scaled(q, k, v, scale):
+        return safe(scores(q, k, scale)) @ v
+
+    def lazy(q, k, v, tau=8.0):
+        return safe(scores(q, k)) @ v
+
+    for function in (by_place, of_model, scaled, lazy):
+        report = examine(function, quick=True, library="torch")
+        assert report.is_right and report.parts[0] == "O", (function, names(report))
+
+
+def test_a_backward_that_raises_is_said_and_an_alarm_of_the_caller_stays():
+    class Raises(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            return safe(scores(q, k)) @ v
+
+        @staticmethod
+        def backward(ctx, do):
+            raise RuntimeError("not written")
+
+    def raises(q, k, v):
+        return Raises.apply(q, k, v)
+
+    before = signal.signal(signal.SIGALRM, own := lambda *_: None)
+    signal.alarm(1000)
+    try:
+        report = examine(raises, quick=True)
+        assert signal.getsignal(signal.SIGALRM) is own and 500 < signal.alarm(0) <= 1000
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert "not written" in report.refused["its gradients"] and report.parts == ["O"]
+
+
+def test_an_option_kept_from_an_earlier_call_is_named():
+    kept = {}
+
+    def caches(q, k, v, window=None):
+        s = scores(q, k)
+        if window is not None:
+            s = s + kept.setdefault(s.shape, hidden(torch.zeros_like(s), window).where(
+                hidden(torch.zeros_like(s), window).mT.isfinite(), -torch.inf))  # fmt: skip
+        return safe(s) @ v
+
+    assert "options-kept" in names(examine(caches, quick=True, library="torch"))
+
+
 WRONG_CALLS = {
     "takes one": ("def f(x): return x", "takes 1 arguments"),
     "never returns": ("def f(q, k, v):\n    while True: pass", "did not return"),
+    "returns nothing": ("def f(q, k, v): pass", "it returns nothing"),
     "raises": ("def f(q, k, v): raise KeyError('no such head')", "KeyError"),
     "returns another shape": ("def f(q, k, v): return q[..., :1]", "returns shape"),
     "needs more": ("def f(q, k, v, blocks): return q", "--set blocks=…"),
