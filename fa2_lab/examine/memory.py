@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from fa2_lab.examine.cases import Question, case
+from fa2_lab.examine.cases import Question, case, rounded
 from fa2_lab.examine.match import GRADIENTS, RIGHT, UNMASKED, Answer, Finding, Variant, place
 from fa2_lab.examine.subject import NotExamined, Subject, dtypes
 
+BITS = {"float16": 11, "bfloat16": 8}
 AGAIN: list[tuple] = [  # what is wrong if the answer is another now: its name, where; what is asked, and how
     ("batch-dependent", "the last batch entry", lambda x: x.part(slice(-1, None)), {}),
     ("unwritten", "where torch.empty is full of NaN", lambda x: x, dict(unset=np.nan)),
@@ -65,9 +66,25 @@ def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[
                 if not answer.fits(state, outputs):
                     allowed = f"; rounding allows {answer.bound('O'):.1e}" if name == "precision" else ""
                     yield Finding(name, where + allowed, place([answer], state, outputs)[1], answer.case)
+    for dtype in others if "always-causal" not in state.names else ():
+        with suppress(NotExamined):
+            yield from coarse_sums(subject.like(dtype=dtype))
     yield from rows_without_keys(answers, state)
     with suppress(NotExamined):
         yield from dropout(subject)
+
+
+def coarse_sums(subject: Subject) -> Iterator[Finding]:
+    """Compare the error on many keys with that of an attention that rounds P and O to 16 bits, but no sum."""
+    if subject.dtype not in BITS:
+        return
+    bits, asked = BITS[subject.dtype], case("sums", 512, d=subject.d, heads=1)
+    if not subject.lacks(asked):
+        answer = subject.ask(subject.fitted(asked), gradients=False)
+        usual = rounded(answer.variant(Variant(("p-rounded",), 64, bits), "O"), bits)
+        mine, theirs = (np.std(x - answer.variant(RIGHT, "O")) for x in (usual, answer.outputs["O"]))
+        if theirs > 3 * mine:
+            yield Finding("sums-coarse", f"{subject.dtype}, {theirs / mine:.0f} times", float(theirs), answer.case)
 
 
 def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:

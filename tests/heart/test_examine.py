@@ -476,6 +476,20 @@ class Guarded(torch.autograd.Function):
         return ds @ k, ds.mT @ q, p.mT @ do, None
 
 
+def test_sums_in_16_bits_are_a_remark():
+    def streamed(q, k, v):
+        o, l, m = torch.zeros_like(q), torch.zeros_like(q[..., :1]), torch.full_like(q[..., :1], -torch.inf).float()
+        for s, v_j in zip(scores(q.float(), k.float()).split(32, -1), v.split(32, -2), strict=True):
+            m_new = torch.maximum(m, s.amax(-1, keepdim=True))
+            p, alpha = (s - m_new).exp(), (m - m_new).exp()
+            o = (alpha * o + p @ v_j.float()).to(q.dtype)
+            l, m = (alpha * l + p.sum(-1, keepdim=True)).to(q.dtype), m_new
+        return o / l
+
+    report = examine(streamed, quick=True, library="torch")
+    assert report.is_right and names(report) == ["sums-coarse"]
+
+
 def test_nan_of_rows_without_keys_is_a_remark_and_nan_in_gradients_alone_is_wrong():
     def of_softmax(q, k, v, causal=False):
         s = q @ k.mT * q.shape[-1] ** -0.5
