@@ -88,7 +88,7 @@ def interval(
     device: torch.device | None = None,
     **_: Any,
 ) -> Interval:
-    """Return the mask of transformers described by these arguments as an Interval.
+    """Return, as an Interval, the mask that transformers describes by these arguments.
 
     Row r of the mask is token q_offset + r, and column c is token kv_offset + c. Raise an error if a row of the mask
     does not see one contiguous range of keys.

@@ -27,7 +27,7 @@ from fa2_lab.kernels.prepared import Options, Tensors, keep, like, rows_contiguo
 def kernels() -> ModuleType:
     """Import and return kernels.choice, the module that chooses the kernels.
 
-    No other line imports it, because it needs Triton.
+    Only this function imports the module, because the module needs Triton.
     """
     from fa2_lab.kernels import choice
 

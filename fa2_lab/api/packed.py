@@ -75,7 +75,9 @@ def attention_packed(
     """
     if longest is not None:
         if max_seqlen_q is not None:
-            raise ValueError(f"longest: got {longest!r} and max_seqlen_q = {max_seqlen_q!r}; it takes max_seqlen_q alone")
+            raise ValueError(
+                f"longest: got {longest!r} and max_seqlen_q = {max_seqlen_q!r}; it takes max_seqlen_q alone"
+            )
         warnings.warn("attention_packed: longest is now called max_seqlen_q", DeprecationWarning, stacklevel=2)
         max_seqlen_q = longest
     tensors = Tensors(q, k, v, sinks=sinks, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)

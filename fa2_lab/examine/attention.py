@@ -155,7 +155,7 @@ def T(x: np.ndarray) -> np.ndarray:
 
 
 def overflowing(x: np.ndarray) -> np.ndarray:
-    """Return eˣ, computed in float32 so that it overflows as early as in the examined function, as a float64 array."""
+    """Return eˣ as a float64 array, computed in float32 so that it overflows as early as in the examined function."""
     return np.exp(x.astype(np.float32)).astype(float)
 
 

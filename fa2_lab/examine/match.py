@@ -24,7 +24,7 @@ PAIRED = ("plain", "cross", "scale", "causal", "corner", "window", "softcap", "m
 class Variant(NamedTuple):
     """A hypothesis about a function: its mistakes and conventions, its tile size B, and its precision in bits.
 
-    `names` contains the names in the catalogue of the mistakes and conventions. The default is the correct attention.
+    `names` are the names of the mistakes and conventions in the catalogue. The default is the correct attention.
     """
 
     names: tuple[str, ...] = ()
@@ -134,7 +134,7 @@ class Finding(NamedTuple):
 
 
 def known(answers: Iterable[Answer], output: str) -> list[Mistake]:
-    """Return each mistake that alone reproduces the given output ("O", "L" or a gradient) in all answers.
+    """Return each mistake that alone reproduces the output called `output` ("O", "L" or a gradient) in all answers.
 
     The tile size is that of each answer's case.
     """

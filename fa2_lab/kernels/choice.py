@@ -130,7 +130,10 @@ def with_bias(options: Options) -> str:
 
 
 def for_hopper(options: Options, sinks: Tensor | None) -> bool:
-    """Return whether the Hopper kernels support a call: one without dropout, a bias, a softcap or sinks."""
+    """Return whether the options of a call allow the Hopper kernels.
+
+    The Hopper kernels do not support dropout, a bias, a softcap or sinks, and they are not used if `portable` is set.
+    """
     return not (options.only_portable or options.portable) and options.softcap is sinks is None
 
 

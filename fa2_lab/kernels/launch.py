@@ -87,7 +87,7 @@ class Launch:
 
 
 def described_at(descriptor: Any, X: torch.Tensor) -> Any:
-    """Return a tensor descriptor of X, copied from `descriptor`, whose checks are therefore not repeated."""
+    """Return a copy of a tensor descriptor for the tensor X, without repeating the checks of the descriptor."""
     found = copy(descriptor)
     found.base = X
     return found
@@ -117,7 +117,7 @@ def shape(X: torch.Tensor) -> tuple[int, ...]:
 def strides(X: torch.Tensor) -> tuple[int, ...]:
     """Return the strides of the batch entries, heads and rows of X. Its columns must be contiguous.
 
-    For packed sequences, the stride of rows also replaces that of batch entries, because a kernel addresses a sequence
+    For packed sequences, the stride of batch entries is replaced by that of rows, because a kernel addresses a sequence
     by its first row.
     """
     return X.stride()[:3] if X.dim() == 4 else (X.stride(0), X.stride(1), X.stride(0))

@@ -1,17 +1,16 @@
 """Launches of a compiled kernel on other tensors with little host time.
 
-INSIDE in triton_versions.py lists the internals.
-
 At every launch, Triton's own Python code examines all arguments again, asks the driver about every pointer and encodes
 every tensor descriptor. With four descriptors, this takes 14 µs. This module records the arguments that Triton passes
 to the driver once, and later launches only replace the addresses. If this is not possible, Triton's own call is used,
 which gives the same results and is slower.
 
-The module relies on what Triton 3.6 to 3.9 have in common. The `run` of a compiled kernel is an object. It is called
-with the grid, the stream, the function, packed metadata, launch metadata, two hooks and the kernel's arguments, and it
-calls its `launch`, the driver's function in C. For kernels with descriptors, `launch` is a Python function around the C
-function, which replaces each descriptor by (the encoded TMA descriptor, *shape, *strides). The order in which `launch`
-receives its arguments differs between versions, so it is found by a recording.
+The module relies on what Triton 3.6 to 3.9 have in common. INSIDE in triton_versions.py lists the internals of Triton
+that it uses. The `run` of a compiled kernel is an object. It is called with the grid, the stream, the function, packed
+metadata, launch metadata, two hooks and the kernel's arguments, and it calls its `launch`, the driver's function in C.
+For kernels with descriptors, `launch` is a Python function around the C function, which replaces each descriptor by
+(the encoded TMA descriptor, *shape, *strides). The order in which `launch` receives its arguments differs between
+versions, so it is found by a recording.
 """
 
 import copy
@@ -125,9 +124,9 @@ def last_parameters(kernel: Any, many: int) -> list[tuple[str, bool, bool]]:
 
 
 def told(x: Any, constant: bool, looked_at: bool) -> Any:
-    """Return what of the argument x affects the compiled kernel: the type and value of a constant, or a few properties.
+    """Return the properties of the argument x that affect the compiled kernel.
 
-    `looked_at` is whether the kernel is specialized on the value of x.
+    For a constant, they are its type and value. `looked_at` is whether the kernel is specialized on the value of x.
     """
     kind: Any = type(x)
     if kind is constexpr:

@@ -69,12 +69,10 @@ def tanh(x):
 
 @triton.jit
 def softmax_step(s_ij, m_i, l_i, scales, MASKED: tl.constexpr):
-    """Process a tile of scores s_ij (B_r, B_c).
+    """Return P of a tile of scores, the factor alpha for the earlier o and ℓ, and the new row maxima m and row sums ℓ.
 
-    Return its P, the factor alpha for the earlier o and ℓ, and the new m and ℓ.
-
-    m, ℓ and alpha are (B_r,). With c = τ log₂e, exp(τ (s − m)) is 2^(s c − m c), which takes one FMA and one power of 2
-    per score, because m c is the same for a whole row.
+    s_ij and P are (B_r, B_c), and m, ℓ and alpha are (B_r,). With c = τ log₂e, exp(τ (s − m)) is 2^(s c − m c), which
+    takes one FMA and one power of 2 per score, because m c is the same for a whole row.
 
     m c is rounded, so all p of a row are wrong by the same factor. This factor does not change O, because O is a
     quotient. If |m c| is 2²⁸ or more, however, the factor can exceed 2⁸, and p could soon be too large or too small for

@@ -63,7 +63,7 @@ def block_of(t, T, heads, l2_group):
 
 @triton.jit
 def known_strides(strides):
-    """Return the strides from launch.all_strides() in a form from which the compiler knows if 8 divides all of them."""
+    """Return the strides from launch.all_strides() in a form that tells the compiler whether 8 divides all of them."""
     given, IN_EIGHTS = strides
     if IN_EIGHTS:
         given = [[n // 8 * 8 for n in one] for one in given]

@@ -121,8 +121,7 @@ def prepare_merge(shape: Shape, blocks: tables.Blocks, cut: Cut, common: dict[st
 class Entry(NamedTuple):
     """An entry of the tables in this file.
 
-    It contains the number of keys per tile, of warps, of pipeline stages, of programs per SM, and of registers per
-    thread.
+    It contains the keys per tile, the warps, the pipeline stages, the programs per SM, and the registers per thread.
     """
 
     B_c: int

@@ -68,7 +68,7 @@ class Semaphore:
 
     @gluon.jit
     def add(self, c: gl.constexpr, n, rows, sums, place):
-        """Writer: add consumer c's partial result for the n-th row block to `sums` by TMA, once it is its turn."""
+        """Writer: wait for the turn of consumer c's partial result for row block n, and let TMA add it to `sums`."""
         mbarrier.wait(self.handed.index(2 * c), n & 1)
         number, turn = rows.number(n) * CONSUMERS + c, rows.turn(n)
         self.wait(number, turn)

@@ -40,7 +40,8 @@ def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
 def tile_of(dtype: torch.dtype, rank: int, rows: int, d: int) -> tuple[torch.Tensor, list[int], Any]:
     """Return what all descriptors with the same tile size share.
 
-    This is an empty tensor in place of the described one, the block shape, and the shared-memory layout of a tile.
+    The results are an empty tensor in place of the described tensor, the block shape, and the shared-memory layout of a
+    tile.
     """
     block = [1] * (rank - 2) + [rows, d]
     return torch.empty(0, dtype=dtype), block, gl.NVMMASharedLayout.get_default_for(block, HALVES[dtype])
