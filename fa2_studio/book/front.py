@@ -27,6 +27,7 @@ SHOWN = {  # on a chapter's card, if not the chapter's first picture
     "03_fa1": "visiting_order",
     "04_fa2_forward": "causal_tiles",
     "06_parallelism": "workers",
+    "09_triton_backward": "dq_over_time",
     "11_workshop": "roofline",
     "12a_hopper_rungs": "timeline",
     "12b_hopper_kernel": "stages",
