@@ -76,8 +76,8 @@ report += check.merge(merge, seed=102)
 # %% [markdown]
 # ## 3. The output
 #
-# `finalize(m, l, o)` returns the output rows `o / l` and the logsumexp `L = log Σ exp(s)`, which is a natural
-# logarithm. A row that saw no key has output 0 and `L` = −∞.
+# `finalize(m, l, o)` returns the output rows `o / l` and the logsumexp `L = log Σ exp(s)`, with the natural logarithm.
+# A row that saw no key has output 0 and `L` = −∞.
 
 # %% solution="finalize"
 def finalize(m, l, o):

@@ -21,9 +21,9 @@
 # differ from those of other students. Only what you write down counts, so each answer is one `return dict(…)` with
 # strings and numbers.
 #
-# **Off limits:** the programs as they were before the mistake, and all of `fa2_lab` except
-# `fa2_lab.machine.asynchrony`. You may read and use that module, because the first two programs run on it. Ready-made
-# attention is off limits as well.
+# **Off limits:** the original programs without the mistakes, and all of `fa2_lab` except `fa2_lab.machine.asynchrony`.
+# You may read and use that module, because the first two programs run on it. Ready-made attention is off limits as
+# well.
 
 # %% locked="setup"
 import os
