@@ -208,7 +208,7 @@ def check_window(window: object) -> tuple[int | None, int | None]:
 def real_number(name: str, value: object, takes: str, fits: Callable[[float], bool] = math.isfinite) -> float:
     """Return `value` as a float. Raise an error unless it is a real number for which fits(value) is true.
 
-    The error calls the value `name` and describes valid values by `takes`.
+    In the error message, `name` is the name of the argument, and `takes` describes valid values.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}: got {value!r}; it takes {takes}")
@@ -224,7 +224,7 @@ def real_number(name: str, value: object, takes: str, fits: Callable[[float], bo
 def whole_number(name: str, value: object, low: int, high: int | None = None) -> int:
     """Return `value` as an int. Raise an error unless it is a whole number from `low` to `high`.
 
-    If `high` is None, there is no upper bound. The error calls the value `name`.
+    If `high` is None, there is no upper bound. `name` is the name of the argument in the error message.
     """
     takes = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Integral):

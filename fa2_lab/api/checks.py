@@ -37,8 +37,8 @@ SMALLEST_SCALE = 1e-10  # by which sinks and biases are divided; a smaller scale
 def check_floats(name: str, x: Tensor, dimensions: int, takes: str, q: Tensor | None = None) -> None:
     """Raise an error unless x is a floating-point tensor with the given number of dimensions.
 
-    If q is given, x must also have the dtype and the device of q. The error calls x `name` and describes a valid x by
-    `takes`.
+    If q is given, x must also have the dtype and the device of q. In the error message, `name` is the name of x, and
+    `takes` describes a valid x.
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}; it takes a torch.Tensor")
@@ -55,7 +55,7 @@ def check_floats(name: str, x: Tensor, dimensions: int, takes: str, q: Tensor | 
 def check_integers(name: str, x: Tensor, q: Tensor, takes: str, dtypes: tuple = INTEGERS) -> None:
     """Raise an error unless x is a tensor on q's device with one of the given integer dtypes.
 
-    The error calls x `name` and describes a valid x by `takes`.
+    In the error message, `name` is the name of x, and `takes` describes a valid x.
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}; it takes {takes}")
@@ -65,7 +65,7 @@ def check_integers(name: str, x: Tensor, q: Tensor, takes: str, dtypes: tuple = 
 
 
 def check_device(name: str, x: Tensor, q: Tensor) -> None:
-    """Raise an error unless x is on q's device. The error calls x `name`."""
+    """Raise an error unless x is on q's device. `name` is the name of x in the error message."""
     if x.device != q.device:
         raise ValueError(f"{name}: got a tensor on {x.device}; it takes q's device, {q.device}")
 
@@ -73,7 +73,7 @@ def check_device(name: str, x: Tensor, q: Tensor) -> None:
 def check_heads(name: str, kv_heads: int, heads: int) -> None:
     """Raise an error unless the number of K/V heads divides the number of query heads.
 
-    The error names the argument `name`.
+    `name` is the name of the invalid argument in the error message.
     """
     if heads % kv_heads:
         raise ValueError(
@@ -138,7 +138,7 @@ def check_starts(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, q: Tensor) -> None:
 def check_order(name: str, starts: Tensor, total: int) -> None:
     """Raise an error unless the cumulative sequence lengths `starts` begin at 0, never decrease, and end with `total`.
 
-    The error calls them `name`. Their values are read only if this does not wait for a GPU.
+    `name` is the name of the argument in the error message. The values are read only if this does not wait for a GPU.
     """
     if starts.device.type != "cpu" or traced(starts):
         return

@@ -13,8 +13,8 @@ from fa2_lab.tiles import real_number
 def real_array(name: str, x: ArrayLike, ndim: int) -> np.ndarray:
     """Return x as a float64 array.
 
-    Raise an error unless x contains real numbers and has `ndim` dimensions, none of size 0. The error calls the
-    argument `name`.
+    Raise an error unless x contains real numbers and has `ndim` dimensions, none of size 0. `name` is the name of the
+    argument in the error message.
     """
     try:
         array = np.asarray(x)
@@ -30,7 +30,7 @@ def real_array(name: str, x: ArrayLike, ndim: int) -> np.ndarray:
 def same_shape(name: str, x: ArrayLike, shape: tuple[int, ...], meaning: str) -> np.ndarray:
     """Return x as a float64 array. Raise an error unless it has this shape.
 
-    The error calls the argument `name`, and explains the expected shape by `meaning`.
+    In the error message, `name` is the name of the argument, and `meaning` explains the expected shape.
     """
     array = real_array(name, x, len(shape))
     if array.shape != shape:
@@ -93,7 +93,7 @@ def qkv_heads(Q: ArrayLike, K: ArrayLike, V: ArrayLike) -> tuple[np.ndarray, np.
 def scale(tau: float | None, d: int, name: str = "tau") -> float:
     """Return the softmax scale τ as a float, or 1/√d if `tau` is None. A scale of 0 is allowed.
 
-    If τ is invalid, the error calls it `name`.
+    Raise an error if τ is invalid. `name` is the name of the argument in the error message.
     """
     if tau is None:
         return 1.0 / np.sqrt(d)

@@ -257,7 +257,7 @@ def finish_dk(n, dk, ds, pipes, others: gl.constexpr):
 
 @gluon.jit
 def add_dq(c: gl.constexpr, n, dq, sums, pipes):
-    """Add this consumer's partial result of dQ for the n-th row block to dQ in HBM by TMA.
+    """Let TMA add this consumer's partial result of dQ for the n-th row block to the accumulated dQ in HBM.
 
     If dQ is accumulated in a fixed order, only hand the partial result over to the consumer's writer warp, which adds
     it later.
@@ -312,7 +312,7 @@ def store(c: gl.constexpr, x, X, batch, head, col, N_k, pipes):
 
 @gluon.jit
 def writer(c: gl.constexpr, sums, pipes):
-    """Run as consumer c's writer warp: add its partial results of dQ to dQ in HBM, in the fixed order."""
+    """Run as consumer c's writer warp: let TMA add its partial results to dQ in HBM, in the fixed order."""
     n = 0
     r = 0
     steps = receive(r, pipes.mailbox)
