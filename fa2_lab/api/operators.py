@@ -5,8 +5,9 @@ record, Tensors, and all its other arguments in another, Options. A custom opera
 by one. The NumPy ladder is one more implementation, which Options.reference selects.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from itertools import pairwise
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn, cast
 
@@ -227,6 +228,8 @@ def reference_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tenso
     """Compute (O, L) with the last stage of the NumPy ladder (FA2), head by head in float64."""
     from fa2_lab.reference import heads
 
+    if tensors.cu_seqlens_q is not None:
+        return packed_forward(tensors, options)
     if not tensors.q.numel():
         return torch.zeros_like(tensors.q), tensors.q.new_zeros(tensors.q.shape[:3], dtype=torch.float32)
     if tensors.block_table is not None:
@@ -246,6 +249,8 @@ def reference_backward(
     inputs = tensors.q, tensors.k, tensors.v
     if not O.numel():
         return tuple(torch.zeros_like(x) for x in (*inputs, tensors.sinks) if x is not None)
+    if tensors.cu_seqlens_q is not None:
+        return packed_backward(dO, dL, O, L, tensors, options)
     tensors, dL = with_a_key(tensors), torch.zeros_like(L) if dL is None else dL
     dL = dL.masked_fill(L == -torch.inf, value=0.0)  # a row that sees no key depends on nothing
     # One more column with dO = 1 and O = −dL makes D = rowsum(dO ∘ O) − dL, which is all that dL changes.
@@ -270,6 +275,41 @@ def gathered(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
         one = reference_forward(Tensors(q[[b]], k, v, sinks=tensors.sinks), options)
         O[b], L[b] = (x[0] for x in one)
     return O, L
+
+
+def packed_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
+    """Compute (O, L) of packed sequences, one sequence at a time. Rows after the last sequence see nothing."""
+    q = tensors.q
+    O, L = like(rows_contiguous(q)).zero_(), q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)
+    for rows, _, one in sequences(tensors):
+        o, l = reference_forward(one, options)
+        O[rows], L[:, rows] = o[0].transpose(0, 1), l[0]
+    return O, L
+
+
+def packed_backward(
+    dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options
+) -> tuple[Tensor, ...]:
+    """Compute the gradients of packed sequences, one sequence at a time. Those of the sinks are sums in float64."""
+    dQ, dK, dV = gradients = [like(rows_contiguous(x)).zero_() for x in (tensors.q, tensors.k, tensors.v)]
+    dsinks: list[Tensor] = []
+    for rows, keys, one in sequences(tensors):
+        dO_b, O_b = (x[None, rows].transpose(1, 2) for x in (dO, O))
+        dL_b = None if dL is None else dL[None, :, rows]
+        dq, dk, dv, *ds = reference_backward(dO_b, dL_b, O_b, L[None, :, rows], one, options)
+        for whole, part, x in ((dQ, rows, dq), (dK, keys, dk), (dV, keys, dv)):
+            whole[part] = x[0].transpose(0, 1)
+        dsinks += ds
+    return *gradients, *([torch.stack(dsinks).sum(0).to(tensors.sinks)] if dsinks else [])
+
+
+def sequences(tensors: Tensors) -> Iterator[tuple[slice, slice, Tensors]]:
+    """Yield the rows, the keys and the Tensors of each packed sequence, with the dimensions that attention() has."""
+    q, k, v, sinks = tensors.q, tensors.k, tensors.v, None if tensors.sinks is None else tensors.sinks.double()
+    starts = (cast(Tensor, x).tolist() for x in (tensors.cu_seqlens_q, tensors.cu_seqlens_k))
+    for rows, keys in zip(*([slice(*pair) for pair in pairwise(x)] for x in starts), strict=True):
+        q_b, k_b, v_b = (x.transpose(0, 1)[None] for x in (q[rows], k[keys], v[keys]))
+        yield rows, keys, Tensors(q_b, k_b, v_b, sinks=sinks)
 
 
 def with_a_key(tensors: Tensors) -> Tensors:

@@ -17,14 +17,12 @@ deterministic Hopper backward returns NaN in dQ.
 
 import warnings
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fa2_lab.api import operators
-from fa2_lab.api.attention import attention, recall
+from fa2_lab.api.attention import recall
 from fa2_lab.api.bias import check_bias, kind_of
 from fa2_lab.api.checks import (
     check_masks,
@@ -35,7 +33,7 @@ from fa2_lab.api.checks import (
     check_starts,
     runs_on_triton,
 )
-from fa2_lab.kernels.prepared import Options, Tensors
+from fa2_lab.kernels.prepared import Tensors
 from fa2_lab.tiles import whole_number
 
 
@@ -96,14 +94,11 @@ def attention_packed(
         return call(tensors)
     scale = check_numbers(causal, scale, q.shape[2], return_lse)
     options = check_masks(causal, window, softcap, sinks, q, (q.shape[1], q.shape[0], k.shape[0]))
-    options = options._replace(scale=scale, portable=backend == "portable", one_long=one_long, bias=bias)
-    on_triton = runs_on_triton(backend, q.device.type)
-    check_bias(bias, reference=not on_triton)
-    check_sinks(sinks, options._replace(reference=not on_triton))
-    if on_triton:
-        return operators.compute(key, tensors, options, return_lse)
-    O, L = by_sequence(tensors, options)
-    return (O, L) if return_lse else O
+    options = options._replace(portable=backend == "portable", reference=not runs_on_triton(backend, q.device.type))
+    options = options._replace(scale=scale, one_long=one_long, bias=bias)
+    check_bias(bias, options.reference)
+    check_sinks(sinks, options)
+    return operators.compute(key, tensors, options, return_lse)
 
 
 def mostly_one(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:
@@ -118,28 +113,3 @@ def mostly_one(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:
     rows, others = q.shape[0], cu_seqlens_q.numel() - 2
     longest = min(longest, rows)
     return longest**2 * others > (rows - longest) ** 2
-
-
-# The reference --------------------------------------------------------------------------------------------------
-
-
-def by_sequence(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Compute (O, L) of packed sequences with the NumPy reference of attention(), one sequence at a time.
-
-    O and L can be differentiated by autograd.
-    """
-    asked: dict[str, Any] = dict(window=options.window, softcap=options.softcap, scale=options.scale)
-    asked |= dict(sinks=tensors.sinks, bias=options.bias, return_lse=True, backend="reference")
-    Os, Ls = [], []
-    for (a, b), (c, d) in zip(pairs(tensors.cu_seqlens_q), pairs(tensors.cu_seqlens_k), strict=True):
-        q, k, v = (x.transpose(0, 1)[None] for x in (tensors.q[a:b], tensors.k[c:d], tensors.v[c:d]))
-        O, L = attention(q, k, v, **asked)
-        Os.append(O[0].transpose(0, 1))
-        Ls.append(L[0])
-    return torch.cat(Os), torch.cat(Ls, dim=1)
-
-
-def pairs(starts: Tensor | None) -> list[tuple[int, int]]:
-    """Return (index of the first row, index after the last row) of each sequence, given the cumulative lengths."""
-    assert starts is not None
-    return list(pairwise(starts.tolist()))

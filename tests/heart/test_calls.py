@@ -466,7 +466,7 @@ def told_of(x):
 
 
 @pytest.mark.parametrize("layout", ("plain", "inside", "turned", "expanded", "overlapping"))
-@pytest.mark.parametrize("call, reference", [*((call, False) for call in CALLS), ("attention", True)])
+@pytest.mark.parametrize("call, reference", [*((call, False) for call in CALLS), *((call, True) for call in CALLS[:2])])
 def test_who_only_asks_for_shapes_is_told_what_will_come(call, layout, reference):
     """Shape, dtype and strides of all results: that is what a compiled function relies on."""
 
@@ -520,10 +520,11 @@ def test_opcheck(call):
         torch.library.opcheck(ops.backward.default, (O, dL, O, L, *saved))
 
 
+@pytest.mark.parametrize("computes", ("auto", "reference"))
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("call", CALLS)
-def test_compiled(call, backend):
-    attention, given = getattr(fa2_lab, call), arguments_of(call)
+def test_compiled(call, backend, computes):
+    attention, given = partial(getattr(fa2_lab, call), backend=computes), arguments_of(call)
     given |= dict(dropout_p=0.2, seed=9) if call == "attention" else {}
 
     def f(q, sinks, **more):
