@@ -231,8 +231,8 @@ def once_round(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list
 def first_half(ring: RingCall, q: Tensor, k: Tensor, v: Tensor) -> Partial | None:
     """Return the partial result of the first half of the attention to this rank's own keys.
 
-    Computing this result needs no communication. With a causal mask, this half of the work has the first three quarters
-    of the queries. Otherwise, it has the first half of the queries.
+    Computing this result needs no communication. With a causal mask, the first half of the work consists of the first
+    three quarters of the queries. Otherwise, it consists of the first half of the queries.
     """
     return partial_forward(ring, shards.halves(q.shape[2], ring.causal)[0], q, k, v)
 

@@ -266,9 +266,10 @@ def candidates(state: Variant, part: str, tiles: Sequence[int]) -> Iterator[Vari
 def bases(
     state: Variant, part: str, mine: list[Answer], settled: list[Answer], outputs: tuple[str, ...]
 ) -> list[Variant]:
-    """Return the variants that add a convention to `state` and fit the group's smallest case and all settled answers.
+    """Return the variants that add a convention to `state` and fit the answers `settled` and the smallest in `mine`.
 
-    The group's larger cases need not fit, because a mistake that depends on the tile size may be visible only in them.
+    `mine` are the answers of the current group of cases. Its larger cases need not fit, because a mistake that depends
+    on the tile size may be visible only in them.
     """
     some = [s for s in candidates(state, part, ()) if CATALOGUE[s.names[-1]].part == "reads"]
     return [s for s in some if part == "O" and fits_all(s, mine[:1] + settled, outputs)]
@@ -281,10 +282,10 @@ def fits_all(state: Variant, answers: list[Answer], outputs: tuple[str, ...]) ->
 def pairs(
     state: Variant, part: str, tiles: Sequence[int], mine: list[Answer], settled: list[Answer], outputs: tuple[str, ...]
 ) -> Iterator[Variant]:
-    """Yield the variants that add two entries of the catalogue to `state` and fit the group's and all settled answers.
+    """Yield the variants that add two entries of the catalogue to `state` and fit all answers in `mine` and `settled`.
 
-    Each of the two is a convention, or a mistake that changes the group's two smallest cases. The first one does not
-    depend on the tile size.
+    `mine` are the answers of the current group of cases. Each of the two entries is a convention, or a mistake that
+    changes the group's two smallest cases. The first entry does not depend on the tile size.
     """
     name = outputs[0]
 

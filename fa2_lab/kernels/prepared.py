@@ -64,7 +64,7 @@ class Options(NamedTuple):
 
     @property
     def windowed(self) -> bool:
-        """Whether a window limits the columns that rows see, apart from the causal mask."""
+        """Whether a window, and not only the causal mask, limits the columns that rows see."""
         return self.left is not None or self.right is not None
 
     @property

@@ -2,8 +2,8 @@
 
 A thread block has one producer warp, which starts the TMA copies, and one to three consumer warpgroups of 4 warps,
 which compute. Producer and consumers synchronize only at barriers in shared memory. A barrier has a phase, which flips
-between 0 and 1 each time all expected arrivals are in. A warp that waits at a barrier names the phase whose end it
-waits for.
+between 0 and 1 each time all expected arrivals are in. A warp that waits at a barrier passes the phase (0 or 1) that it
+waits to end.
 """
 
 import triton
