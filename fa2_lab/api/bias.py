@@ -3,7 +3,10 @@
 The key of a bias is part of the key under which prepared.py stores a prepared call.
 """
 
+from dis import get_instructions
+from functools import cache
 from inspect import signature
+from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -83,10 +86,16 @@ def read_by(jitted: Any) -> dict[str, Any]:
     The variables of the jitted functions that it calls are included.
     """
     function = jitted.fn
-    found = {name: function.__globals__.get(name) for name in function.__code__.co_names}
+    found = {name: function.__globals__.get(name) for name in globals_of(function.__code__)}
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     found |= dict(zip(function.__code__.co_freevars, cells, strict=True))
     for name, x in list(found.items()):
         if hasattr(x, "cache_key"):
             found |= {f"{name}: {inner}": value for inner, value in read_by(x).items()}
     return found
+
+
+@cache
+def globals_of(code: CodeType) -> tuple[str, ...]:
+    """Return the names that compiled Python code reads from its module, without those of attributes."""
+    return tuple(line.argval for line in get_instructions(code) if line.opname == "LOAD_GLOBAL")

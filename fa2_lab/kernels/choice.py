@@ -19,6 +19,7 @@ import torch
 import triton
 from torch import Tensor
 from triton.errors import TritonError
+from triton.runtime.errors import InterpreterError
 
 from fa2_lab.kernels import interpreter
 from fa2_lab.kernels.decode import plan as decode
@@ -61,7 +62,7 @@ def prepare(tensors: Tensors, options: Options) -> Callable:
 
 def prepare_portable(tensors: Tensors, options: Options) -> Callable:
     """Return a function that computes (O, L) for calls like this one, with the portable forward kernel."""
-    return served(f"the portable forward{with_bias(options)}", portable.prepare(tensors, options))
+    return served(f"the portable forward{with_bias(options)}", portable.prepare(tensors, options), bias=options.bias)
 
 
 # Backward -----------------------------------------------------------------------------------------------------
@@ -115,7 +116,8 @@ def prepare_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, 
 
 def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callable:
     """Return a function that computes the gradients for calls like this one, with the portable backward kernels."""
-    return served(f"the portable backward{with_bias(options)}", portable_backward.prepare(dO, O, tensors, options))
+    own = portable_backward.prepare(dO, O, tensors, options)
+    return served(f"the portable backward{with_bias(options)}", own, bias=options.bias)
 
 
 def with_bias(options: Options) -> str:
@@ -176,12 +178,14 @@ ADVICE = "`python -m fa2_lab doctor` says which versions were tested"
 WARNED: set[str] = set()  # the kernels for which the warning has been given
 
 
-def served(name: str, own: Callable, otherwise: Callable[..., Callable] | None = None) -> Callable:
+def served(
+    name: str, own: Callable, otherwise: Callable[..., Callable] | None = None, bias: Callable | None = None
+) -> Callable:
     """Return a function that calls `own`, and that falls back to the function otherwise(*arguments) if `own` fails.
 
     The fallback is used for each call for which `own` returns None, and for all later calls if Triton cannot compile
     `own`. `name` is the kernel's name in messages. If `otherwise` is None, a kernel that Triton cannot compile is an
-    error.
+    error. If a kernel with a bias fails in Triton's interpreter, the error names the bias.
     """
     works, instead = True, None
 
@@ -194,6 +198,8 @@ def served(name: str, own: Callable, otherwise: Callable[..., Callable] | None =
                     return found
             except Exception as error:
                 if not is_a_compiler_s(error):
+                    if bias is not None and isinstance(error, InterpreterError):
+                        raise TypeError(fails(bias, error)) from error
                     raise
                 if otherwise is None:
                     raise RuntimeError(f"fa2_lab: {refused(name, error)}; {ADVICE}") from error
@@ -213,7 +219,7 @@ def is_a_compiler_s(error: Exception) -> bool:
     also loads the kernel, a CUDA error can also be raised inside the compiler. Such an error does not count.
     """
     if isinstance(error, TritonError):
-        return type(error).__name__ != "InterpreterError"
+        return not isinstance(error, InterpreterError)
     modules, trace = [], error.__traceback__
     while trace is not None:
         modules.append(trace.tb_frame.f_globals.get("__name__", ""))
@@ -228,6 +234,14 @@ def refused(name: str, error: Exception) -> str:
     """Return a line that names the kernel that Triton cannot compile, and the type and the first line of the error."""
     lines = (getattr(error, "error_message", None) or str(error)).strip().splitlines()
     return f"Triton {triton.__version__} cannot compile {name} ({': '.join([type(error).__name__, *lines[:1]])})"
+
+
+def fails(bias: Callable, error: BaseException) -> str:
+    """Return the message for a bias that fails in Triton's interpreter. It contains the first of the chained errors."""
+    while isinstance(error, InterpreterError) and error.__cause__ is not None:
+        error = error.__cause__
+    found = f"fails in Triton's interpreter ({type(error).__name__}: {error})"
+    return f"bias: got {bias.__name__}, which {found}; it takes a @triton.jit function of (head, row, column)"
 
 
 def warn_once(name: str, error: Exception) -> None:

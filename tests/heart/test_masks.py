@@ -204,7 +204,7 @@ def compiled(module):
     return module["alibi"]
 
 
-def test_a_compiled_bias_is_known_by_its_source_and_what_it_reads(tmp_path):
+def test_a_compiled_bias_is_known_by_its_source_and_what_it_reads(tmp_path, monkeypatch):
     """Defined again it is the same, with another constant it is not; and nothing is compiled that has changed since."""
     first, again, other = (alibi_of(slope, tmp_path)[0] for slope in (0.5, 0.5, 0.25))
     biases = compiled(first), compiled(again), compiled(other)
@@ -218,6 +218,10 @@ def test_a_compiled_bias_is_known_by_its_source_and_what_it_reads(tmp_path):
     again["distance"] = triton.JITFunction(again["distance"].fn)
     with pytest.raises(ValueError, match="bias: got alibi, for which distance was"):
         kind_of(biases[1])
+    tree, space = triton.JITFunction(TREE.fn), TREE.fn.__globals__
+    for where in (np.zeros(3), np.ones(3)):  # it reads tl.where, not a variable of this name
+        monkeypatch.setitem(space, "where", where)
+        assert kind_of(tree) == kind_of(tree)
 
 
 @triton.jit
@@ -247,6 +251,25 @@ def test_what_is_no_bias_is_named_before_any_launch(backend, bad, monkeypatch):
     for call, given in ((attention, 3 * [q]), (attention_packed, 3 * [q[0].transpose(0, 1)] + 2 * [starts])):
         with pytest.raises(TypeError, match=r"^bias: got .*; it takes a .*function of \(head, row, column\)"):
             call(*given, bias=bad, backend=backend)
+
+
+@triton.jit
+def undefined(head, row, column):
+    return nowhere(row - column)  # noqa: F821
+
+
+@triton.jit
+def no_number(head, row, column):
+    return "far"
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="a GPU's compiler refuses them")
+@pytest.mark.parametrize("bad, why", ((undefined, "NameError: name 'nowhere'"), (no_number, ".*")))
+def test_a_bias_that_fails_in_the_interpreter_is_named(bad, why):
+    q = torch.randn(1, 2, 9, 16)
+    for _ in range(2):
+        with pytest.raises(TypeError, match=rf"^bias: got {bad.__name__}, which fails in .*\({why}.*\); it takes a "):
+            attention(q, q, q, bias=bad)
 
 
 def test_a_jitted_function_that_runs_on_numpy_serves_the_reference():
