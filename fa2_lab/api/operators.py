@@ -290,7 +290,7 @@ def packed_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 def packed_backward(
     dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options
 ) -> tuple[Tensor, ...]:
-    """Compute the gradients of packed sequences, one sequence at a time. Those of the sinks are sums in float64."""
+    """Compute the gradients of packed sequences, one sequence at a time. dsinks is summed over sequences in float64."""
     dQ, dK, dV = gradients = [like(rows_contiguous(x)).zero_() for x in (tensors.q, tensors.k, tensors.v)]
     dsinks: list[Tensor] = []
     for rows, keys, one in sequences(tensors):
