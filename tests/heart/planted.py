@@ -21,8 +21,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 COPIED = ("fa2_lab", "fa2_studio", "tests", "notebooks", "figures")
@@ -86,6 +84,8 @@ def run(copy: Path, tests: tuple[str, ...]) -> int:
 
 
 def main(parts: list[str]) -> int:
+    import torch
+
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     for name in IMPORTED:

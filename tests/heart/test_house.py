@@ -10,6 +10,7 @@ from typing import get_args
 
 import yaml
 from packaging.requirements import Requirement
+from planted import faults
 
 from fa2_lab.paper import LINES, TAG
 
@@ -250,3 +251,9 @@ def test_environment_yml_has_the_same_python_and_installs_the_same():
     python, pip, installs = environment["dependencies"]
     assert python.startswith("python" + pyproject()["project"]["requires-python"]) and pip.startswith("pip")
     assert installs == {"pip": ["-c constraints.txt", "-e .[dev]"]}
+
+
+def test_every_planted_fault_finds_its_text_once():
+    for fault in faults():
+        assert fault.right != fault.wrong and all((PROJECT / "tests/heart" / test).exists() for test in fault.tests)
+        fault.place(PROJECT)  # or it raises
