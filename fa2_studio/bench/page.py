@@ -13,7 +13,7 @@ from fa2_lab.records import FOLDER, Measurement, Record, load, loaded, path_of
 from fa2_lab.tools import files, ladder
 from fa2_studio.bench import contestants
 from fa2_studio.bench.protocol import CALLED, REPEATS, SUSTAINED, rested
-from fa2_studio.bench.registry import OTHERS, SUITES
+from fa2_studio.bench.registry import CONTESTS, OTHERS, SUITES
 from fa2_studio.bench.results import ABSENT, label, named, save, shape_of, table
 from fa2_studio.judges import command as judges
 from fa2_studio.judges.suites import SUITES as JUDGES
@@ -136,13 +136,14 @@ def recorded(folder: Path | None = None) -> list[Record]:
 def heading(run: Record) -> list[str]:
     """Return what a record is, and its problems."""
     what = SUITES[run.suite].what if run.suite in SUITES else OTHERS[run.suite]
+    verb = "times" if run.suite in (*CONTESTS, *OTHERS, "packed", "decode", "ring") else "measures"
     rows = run.rows + run.sustained
     file = f"figures/data/{path_of(run.suite).name}"
     if rows:
-        problems = f"Its problems are in {shapes(rows)}, and [the record]({file}) contains all the numbers."
+        problems = f"The inputs are in {shapes(rows)}. [The record]({file}) contains all the numbers."
     else:
         problems = f"[The record]({file}) contains all the numbers of this suite."
-    return ["", f"## {run.suite}", "", f"This suite measures {what}. {problems}", ""]
+    return ["", f"## {run.suite}", "", f"This suite {verb} {what}. {problems}", ""]
 
 
 def medians(run: Record) -> list[str]:
@@ -243,12 +244,12 @@ def short(x: float) -> str:
 
 
 def shapes(rows: list[Measurement]) -> str:
-    """Return what problems have in common and their ranges, as in "bf16, with batch size 1, 2 heads, d = 128, …"."""
+    """Return what problems have in common and their ranges, as in "bf16, all causal, with 2 heads, batch size 1, …"."""
 
     def span(key: str) -> str:
         numbers = sorted({row.problem[key] for row in rows})
         return (
-            f"{numbers[0]:,}{' and ' if len(numbers) == 2 else ' to '}{numbers[-1]:,}"
+            f"{numbers[0]:,}{' or ' if len(numbers) == 2 else ' to '}{numbers[-1]:,}"
             if numbers[1:]
             else f"{numbers[0]:,}"
         )
@@ -263,9 +264,9 @@ def shapes(rows: list[Measurement]) -> str:
     )
     heads = f"{span('heads')} {'query ' * bool(shared)}head{'s' * (span('heads') != '1')}{shared}"
     masks = sorted({row.problem["causal"] for row in rows}, reverse=True)
-    mask = "both causal and non-causal" if masks[1:] else "all of them causal" if masks[0] else "all of them non-causal"
+    mask = "causal and non-causal" if masks[1:] else "all causal" if masks[0] else "all non-causal"
     batch = f"batch size{'s' * (',' in span('batch') or ' ' in span('batch'))} {span('batch')}"
-    return f"{' and '.join(sorted(dtypes))}, with {batch}, {heads}, d = {span('d')}, {lengths}, {mask}"
+    return f"{' and '.join(sorted(dtypes))}, {mask}, with {heads}, {batch}, d = {span('d')}, {lengths}"
 
 
 # Tables -------------------------------------------------------------------------------------------------------
@@ -392,7 +393,7 @@ def sentence(*runs: Record) -> str:
     peers = peers_in(row for run in every for row in run.rows)
     lines = []
     for run in runs:
-        what = re.split("[:,]", SUITES[run.suite].what)[0]
+        what = re.split("[:,]", SUITES[run.suite].what)[0].removeprefix("attention on ")
         for view, way in zip(views(run), ("kernel only", second_way(run)), strict=False):
             found = [ratios(view.rows, "fa2_lab", peer) for peer in peers]
             cells = [
@@ -421,9 +422,7 @@ def by_the_host(run: Record, peer: str) -> str:
     if not slower:
         return f"When host time is included, {peer} is not faster on any of the random problems."
     why = (
-        ", but the calls are so short that our slower host code decides the result"
-        if faster > len(slower) / 2
-        else ""
+        ", but the calls are so short that our slower host code decides the result" if faster > len(slower) / 2 else ""
     )
     words = f"When host time is included, {peer} is faster on {len(slower)} of the random problems. On {faster} of "
     return f"{words}those, our kernels themselves are faster{why}."

@@ -7,30 +7,34 @@ class Suite(NamedTuple):
     """One suite: the function that plans it, and what it measures."""
 
     measure: str  # module:function
-    what: str  # goes on after "This suite measures"
+    what: str  # goes on after "This suite times" or "measures"
     gpu: bool = True
     takes: tuple[str, ...] = ()  # options of the command; a suite that takes "sustained" also takes its own name
 
 
 PARTS = ("rungs", "experiments", "lengths", "backward", "counters", "sustained")  # of the ladder
 CONTESTS = {
-    "paper": "the FA2 paper's grid, in which every problem has 16k tokens and d = 64 or 128",
+    "paper": "attention on the FA2 paper's grid, in which every problem has 16k tokens and d = 64 or 128",
     "nvidia": (
-        "one sequence with 64 query heads that share 8 K/V heads, because NVIDIA publishes cuDNN's speed for this shape"
+        "attention with 64 query heads that share 8 K/V heads, over one sequence, because NVIDIA publishes cuDNN's "
+        "speed for this shape"
     ),
-    "long": "a single sequence of up to 262,144 tokens",
+    "long": "attention over a single sequence of up to 262,144 tokens",
     "heads": "grouped-query attention, with 1 to 32 K/V heads",
-    "deterministic": "deterministic gradients, compared with the fast ones",
-    "sweep": "200 random shapes, on which fa2_lab is compared with cuDNN and FlashAttention-3",
-    "masks": "a window, a softcap and sinks under the causal mask, counting FLOPs only for the keys that rows see",
-    "bias": "ALiBi as a bias, and the same problems without it",
+    "deterministic": "deterministic gradients and the faster ones that are not deterministic",
+    "sweep": "attention on 200 random shapes, with cuDNN and FlashAttention-3 beside fa2_lab",
+    "masks": (
+        "attention with a window, a softcap or sinks under the causal mask, counting FLOPs only for the keys that rows "
+        "see"
+    ),
+    "bias": "attention with ALiBi as a bias, and the same problems without it",
 }
 SUITES = {"smoke": Suite("suites:smoke", "small problems, checked in Triton's interpreter (no GPU needed)", gpu=False)}
 SUITES |= {name: Suite("suites:contests", what, takes=("sustained",)) for name, what in CONTESTS.items()}
 SUITES |= {
-    "packed": Suite("packed:run", "sequences of different lengths, both packed and padded"),
+    "packed": Suite("packed:run", "attention over sequences of different lengths, both packed and padded"),
     "accuracy": Suite("accuracy:run", "the errors of O, dQ, dK and dV against float64, for every implementation"),
-    "decode": Suite("decode:run", "one query that attends to a long cache, which is dense or stored in pages"),
+    "decode": Suite("decode:run", "attention of one query to a long cache, which is dense or stored in pages"),
     "small": Suite("suites:small", "the time that one call takes on the host"),
     "memory": Suite("suites:memory", "peak memory as a function of the sequence length"),
     "ladder": Suite(
@@ -46,10 +50,12 @@ SUITES |= {
         gpu=False,
     ),
     "ring": Suite(
-        "ring:run", "one sequence over several GPUs, started with `torchrun --nproc-per-node 4 -m fa2_lab bench ring`"
+        "ring:run",
+        "attention over several GPUs, which share one sequence, started with "
+        "`torchrun --nproc-per-node 4 -m fa2_lab bench ring`",
     ),
 }
 OTHERS = {  # records that no command writes; each tells how it was made
-    "h100": "the FA2 paper's grid on an H100",
-    "ideas": "earlier versions of the Hopper kernels and of decoding, once with and once without each idea",
+    "h100": "attention on the FA2 paper's grid, on an H100",
+    "ideas": "earlier Hopper and decode kernels, each with and without one idea that should make it faster",
 }
