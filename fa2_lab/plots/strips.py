@@ -247,7 +247,7 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
         " instructions per thread and tile except the matmuls."
         + " A dashed box shows how much longer the rung before takes." * (ratio > 1)
         + " The hatched part is what the rung adds." * (ratio < 1)
-        + " The percentage is the share of the time in which a profiler saw the tensor cores at work."
+        + " The percentage is measured. It is the share of the time in which a profiler saw the tensor cores at work."
     )
     timelines, faded, heights = {}, [name for key, name in UNITS.items() if unit not in ("", key)], []
     for panel in panels:
@@ -261,7 +261,7 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
             if key == unit == "copy":
                 rows[""] = []  # room for the words about the copies
         name = f"rung {panel['number']}, {panel['name'].replace('_', ' ')}"
-        timelines[f"{name}: tensor cores at work {panel['counted']:.0f}%" if panel["counted"] else name] = rows
+        timelines[f"{name}: tensor cores {panel['counted']:.0f}% (measured)" if panel["counted"] else name] = rows
         heights.append(0.4 + 0.26 * sum(row_heights(rows, faded)))
     alt = (
         f"Two timelines of one SM with strips for copies, tensor cores and softmax. {says}."
