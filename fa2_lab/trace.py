@@ -1,10 +1,10 @@
 """The meter: it counts what an algorithm loads, stores and computes, per tile and per worker.
 
-Tensors with capital letters are in HBM. An algorithm passes them to a `Trace`, which returns tensors that record their
-use. Indexing such a tensor is a load (`q_i = Q[rows]`), and assigning into it is a store (`O[rows] = o_i`). A load
-returns an on-chip array, and everything computed from an on-chip array is an on-chip array, too. Each NumPy operation
-on an on-chip array is counted by its kind. The algorithms are written once, in plain NumPy. Without a meter, the same
-lines run on plain arrays.
+Tensors with capital-letter names are in HBM. An algorithm passes them to a `Trace`, which returns tensors that record
+their use. Indexing such a tensor is a load (`q_i = Q[rows]`), and assigning into it is a store (`O[rows] = o_i`). A
+load returns an on-chip array, and everything computed from an on-chip array is an on-chip array, too. Each NumPy
+operation on an on-chip array is counted by its kind. The algorithms are written once, in plain NumPy. Without a meter,
+the same lines run on plain arrays.
 """
 
 from collections import Counter
@@ -69,7 +69,7 @@ class Trace:
     def hold(self, *arrays: np.ndarray) -> None:
         """Record the arrays that one step of the algorithm needs on chip at the same time.
 
-        The largest total size of all steps is kept.
+        Only the largest total size of any step is kept.
         """
         self.peak_on_chip = max(self.peak_on_chip, sum(np.size(a) for a in arrays))
 

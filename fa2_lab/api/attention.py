@@ -1,4 +1,4 @@
-"""The public call attention().
+"""The public function attention().
 
 The key of a call consists of the types, dtypes, devices, shapes and strides of its tensors, and of the values of its
 other arguments. The first call with a key checks its arguments and prepares its kernels. Later calls with the same key

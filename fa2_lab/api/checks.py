@@ -1,7 +1,8 @@
-"""Checks of the public calls' arguments before any launch, and the choice between the kernels and the reference.
+"""Argument checks of the public functions before any launch, and the choice between the kernels and the reference.
 
 Every error names the argument, the value that was passed, and the values that are accepted. Values on a GPU are read
-only if the check is worth the wait, and then once per tensor and version. The kernels clamp values that are not read.
+only if the check is worth the wait, and at most once for each version of a tensor. The kernels clamp values that are
+not checked.
 """
 
 import math

@@ -337,7 +337,7 @@ def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, d
 class RingAttention(torch.autograd.Function):
     """The autograd function of ring attention.
 
-    Computation that needs data of other ranks begins only after all ranks have agreed on the call.
+    Computation that needs data from other ranks begins only after all ranks have agreed on the call.
     """
 
     @staticmethod

@@ -21,10 +21,10 @@ from fa2_lab.reference.online_softmax import finite, nonzero
 def attention(
     case: Question, mistakes: Iterable[str] = (), B: int = 0, bits: int = 8, *, gradients: bool = False
 ) -> dict[str, np.ndarray]:
-    """Return {"O", "L", "largest"} of a case, computed with these mistakes, and dQ, dK and dV if `gradients` is set.
+    """Return a dict with "O", "L" and "largest" for a case, computed with the given mistakes.
 
-    "largest" is the largest score in magnitude. B is the tile size, with 0 for that of the case. `bits` is the
-    precision of mistakes that round.
+    If `gradients` is set, the dict also contains "dQ", "dK" and "dV". "largest" is the largest magnitude of a score.
+    B is the tile size, and 0 means the tile size of the case. Mistakes that round a value round it to `bits` bits.
     """
     with np.errstate(all="ignore"):
         return changed(tuple(mistakes))(case, B or case.tile[0], B or case.tile[1], bits, gradients)
@@ -254,10 +254,10 @@ def padded(k: np.ndarray, B: int) -> np.ndarray:
 
 
 def reshaped(x: np.ndarray, form: str) -> np.ndarray:
-    """Return x (batch, heads, N, d) as it looks if heads and N are exchanged by a reshape instead of a transpose.
+    """Return x (batch, heads, N, d) as it would look if heads and N were swapped by a reshape instead of a transpose.
 
-    If `form` is "bnhd", the data are in memory as (batch, N, heads, d) and are read as (batch, heads, N, d). Otherwise,
-    the data are in memory as (batch, heads, N, d), are read as (batch, N, heads, d), and are then transposed.
+    If `form` is "bnhd", the data are stored as (batch, N, heads, d) but read as (batch, heads, N, d). Otherwise, the
+    data are stored as (batch, heads, N, d), read as (batch, N, heads, d), and then transposed.
     """
     b, h, n, d = x.shape
     if form == "bnhd":
@@ -266,13 +266,13 @@ def reshaped(x: np.ndarray, form: str) -> np.ndarray:
 
 
 def tiles_reshaped(k: np.ndarray, B: int) -> np.ndarray:
-    """Turn k (…, N, d) into (…, d, N) by reshaping each tile of B rows, where a transpose would be right."""
+    """Turn k (…, N, d) into (…, d, N) by reshaping each tile of B rows, although a transpose would be correct."""
     tiles = [k[:, :, j : j + B] for j in range(0, k.shape[2], B)]
     return np.concatenate([x.reshape(*x.shape[:2], k.shape[3], -1) for x in tiles], axis=3)
 
 
 def at_strides(k: np.ndarray, batch: int, head: int, row: int = 1) -> np.ndarray:
-    """Return k (batch, heads, N, d) as it is read with wrong strides.
+    """Return k (batch, heads, N, d) as it would be read with wrong strides.
 
     `batch`, `head` and `row` are the strides between batch entries, heads and rows, in units of d elements.
     """

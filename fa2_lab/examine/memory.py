@@ -130,7 +130,8 @@ def rows_without_keys(answers: list[Answer], state: Variant) -> Iterator[Finding
 def dropout(subject: Subject) -> Iterator[Finding]:
     """Check the dropout factors Z of a function, and yield a finding if they are wrong.
 
-    Z can be computed from O = P ∘ Z V if all weights in P are equal and each key has its own feature of V.
+    Z can be read off O = (P ∘ Z) V if all weights in P are equal and V is the identity, so that each key has its own
+    column of O.
     """
     if not subject.takes("dropout"):
         return

@@ -84,7 +84,7 @@ class Subject:
         self.code, self.space = getattr(function, "__code__", None), getattr(function, "__globals__", {})
 
     def like(self, **how: Any) -> Subject:
-        """Return a copy of this Subject in which the attributes in `how` are changed, such as its dtype."""
+        """Return a copy of this Subject with the attributes in `how`, such as dtype, replaced."""
         other = copy(self)
         vars(other).update(how)
         return other
@@ -103,10 +103,11 @@ class Subject:
         return tuple(sorted({x for x in numbers if type(x) is int and 2 <= x <= 256} | set(TILES)))
 
     def settle(self, layout: str = "", library: str = "", dtype: str = "") -> None:
-        """Choose the device, library, dtype, sizes and layout with which the function is called.
+        """Choose the device, library, dtype, sizes and layout to call the function with.
 
-        The choice gives correct results if any choice does. Otherwise, the function at least runs. A given layout,
-        library or dtype is kept. Raise NotExamined if the function never runs.
+        Prefer a combination that gives correct results. If there is none, choose one with which the function at least
+        runs. A layout, library or dtype that is passed as an argument is not changed. Raise NotExamined if the function
+        runs with no combination.
         """
         layouts = ["flat"] if self.takes("heads") else ["bhnd", "bnhd", "hnd", "nd"]
         layouts = [layout] if layout else ["thd"] if self.takes("cu_seqlens") else layouts
@@ -409,9 +410,10 @@ def has_gpu() -> bool:
 
 @contextmanager
 def fenced(library: str, unset: float | None) -> Iterator[list]:
-    """Append guard elements to each tensor that torch allocates in the `with` block, and yield a list of all guards.
+    """Append guard elements to every tensor that torch allocates inside the `with` block, and yield the list of guards.
 
-    If `unset` is not None, fill the tensors of torch.empty with this value. For other libraries, the list stays empty.
+    If `unset` is not None, also fill tensors created by torch.empty with this value. If `library` is not torch, the
+    list stays empty.
     """
     ends: list = []
     if library != "torch":

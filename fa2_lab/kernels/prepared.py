@@ -151,9 +151,9 @@ def was_seen(x: Tensor, limits: tuple, beside: Tensor | None = None) -> bool:
 def remember_seen(x: Tensor, limits: tuple, beside: Tensor | None = None) -> None:
     """Remember that x has passed a check with these limits, until x or the tensor `beside` changes.
 
-    Changes are detected by a tensor's version and address: x.data = y does not count as a new version, but it changes
-    the address of x. A change in place through a NumPy array that shares the memory, or through x.data, has no new
-    version and is missed. Inference tensors have no versions, so they are never remembered.
+    Changes are detected by a tensor's version and address. For example, x.data = y does not increase the version, but
+    it changes the address of x. An in-place change through x.data, or through a NumPy array that shares the memory,
+    does not increase the version and is not detected. Inference tensors have no version, so they are never remembered.
     """
     if x.is_inference() or (beside is not None and beside.is_inference()):
         return

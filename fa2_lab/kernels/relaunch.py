@@ -1,16 +1,16 @@
-"""Launches of a compiled kernel on other tensors with little host time.
+"""Relaunch a compiled kernel on other tensors with little host time.
 
 At every launch, Triton's own Python code examines all arguments again, asks the driver about every pointer and encodes
-every tensor descriptor. With four descriptors, this takes 14 µs. This module records the arguments that Triton passes
-to the driver once, and later launches only replace the addresses. If this is not possible, Triton's own call is used,
-which gives the same results and is slower.
+every tensor descriptor. With four descriptors, this takes 14 µs. This module records, once, the arguments that Triton
+passes to the driver, and later launches replace only the addresses. If this is not possible, Triton's own call is used,
+which gives the same results but is slower.
 
-The module relies on what Triton 3.6 to 3.9 have in common. INSIDE in triton_versions.py lists the internals of Triton
-that it uses. The `run` of a compiled kernel is an object. It is called with the grid, the stream, the function, packed
-metadata, launch metadata, two hooks and the kernel's arguments, and it calls its `launch`, the driver's function in C.
-For kernels with descriptors, `launch` is a Python function around the C function, which replaces each descriptor by
-(the encoded TMA descriptor, *shape, *strides). The order in which `launch` receives its arguments differs between
-versions, so it is found by a recording.
+The module relies on internals that Triton 3.6 to 3.9 have in common. INSIDE in triton_versions.py lists them. The `run`
+of a compiled kernel is a callable object that receives the grid, the stream, the function, packed metadata, launch
+metadata, two hooks and the kernel's arguments, and passes them to its `launch`, the driver's C function. For kernels
+with descriptors, `launch` is a Python wrapper around the C function. The wrapper replaces each descriptor by (the
+encoded TMA descriptor, *shape, *strides). The order of the arguments of `launch` differs between versions, so it is
+determined by recording a call.
 """
 
 import copy

@@ -88,9 +88,9 @@ def prepare() -> None:
 
 @cache
 def newest_names() -> None:
-    """Add the names of the newest Triton to an older version.
+    """Make the API names of the newest Triton available in an older installed version.
 
-    This function must be called before the first Gluon kernel is imported.
+    Call this function before the first Gluon kernel is imported.
     """
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import tma
@@ -113,7 +113,7 @@ def newest_names() -> None:
 def atomic_add() -> Any:
     """Return a replacement for tma.async_atomic_add, which Triton does not have before version 3.8.
 
-    The function lets TMA add a tile in shared memory to a tensor in HBM.
+    The function uses TMA to add a tile in shared memory to a tensor in HBM.
     """
     from triton._C.libtriton import ir
     from triton.experimental.gluon.language._core import builtin

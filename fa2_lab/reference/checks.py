@@ -1,4 +1,4 @@
-"""Checks of the reference's arguments.
+"""Argument checks of the reference.
 
 Every error names the argument, the value that was passed, and the values that are accepted.
 """

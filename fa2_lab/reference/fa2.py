@@ -1,4 +1,4 @@
-"""FlashAttention-2 (FA2): independent query blocks in the outer loop, one division per row, only L for the backward.
+"""FlashAttention-2 (FA2): independent query blocks in the outer loop, one division per row, only L saved for backward.
 
 Tiles in which the mask leaves no entry are skipped, and the mask is applied only to tiles that it cuts. fa1.py writes
 the softmax step in the same way, so the difference between the two files is the difference between the two papers.

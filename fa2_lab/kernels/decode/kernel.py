@@ -3,13 +3,14 @@
 Two kernels read the keys, and a third merges the results.
 
     split_kv_kernel   every head has the same number of programs
-    stream_k_kernel   every program has an equal share of the work of all heads, and may end one head and begin the next
+    stream_k_kernel   every program has an equal share of the work of all heads, and may finish one head and start the
+                      next
     merge_kernel      merges the partial results (m, ℓ, o) of each head whose keys several programs have read
 
 shares.py decides how many programs a head gets, and plan.py launches the kernels. The query heads of a group are rows
-of the same tile, so that every key is read only once for all of them. The cache is a tensor, or it consists of pages
-that a block table lists. A head, as the programs count it, is one row block of one K/V head of one sequence. Ranges are
-half-open, as in Python.
+of the same tile, so that every key is read only once for all of them. The cache is either one tensor or a set of pages
+listed in a block table. When the programs count heads, a head means one row block of one K/V head of one sequence.
+Ranges are half-open, as in Python.
 """
 
 from typing import NamedTuple

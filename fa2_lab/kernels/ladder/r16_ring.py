@@ -4,8 +4,8 @@ A ring is a circular buffer with a few stages. Each stage has a buffer for one t
 `emptied`, which CUTLASS calls full and empty. A barrier flips its phase, 0 or 1, once all expected arrivals have
 occurred. A waiting warp specifies the phase whose end it waits for.
 
-At launch, the producer warp gets as many registers as each other warp, so the registers per thread are capped. The
-producer then gives most of its own registers to the consumer.
+At launch, every warp gets the same number of registers, even the producer warp, which needs few. The registers per
+thread are therefore capped. The producer then gives most of its own registers to the consumer.
 """
 
 import math
@@ -91,7 +91,7 @@ def scores(q_i, k_j):
 
 @gluon.jit
 def mask(s_ij, j, seen):
-    """Return s_ij, whose first column is key j, with −∞ for the keys that row r does not see, from key seen[r] on."""
+    """Return s_ij with −∞ for every key that row r does not see, that is, from key seen[r] on. Column 0 is key j."""
     col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
     # bits 2 and 4 of a column's index depend on the lane; without them, the index is a constant, and takes no register
     return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)

@@ -111,7 +111,7 @@ def scores(q_i, k_j):
 
 @gluon.jit
 def mask(s_ij, j, seen):
-    """Return s_ij, whose first column is key j, with −∞ for the keys that row r does not see, from key seen[r] on."""
+    """Return s_ij with −∞ for every key that row r does not see, that is, from key seen[r] on. Column 0 is key j."""
     col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
     # bits 2 and 4 of a column's index depend on the lane; without them, the index is a constant, and takes no register
     return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)

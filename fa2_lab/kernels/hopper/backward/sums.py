@@ -28,9 +28,9 @@ from fa2_lab.kernels.common.tile import block_count, head_of, load_rows, packed_
 
 @gluon.jit
 def add_tile(x, sums, at, place):
-    """Let TMA add x, which is (64, 64) or (64, 128), to `sums` through the shared-memory buffer `place`.
+    """Add x, (64, 64) or (64, 128), to `sums` with TMA, from line `at` on. Each line has 32 elements.
 
-    The addition begins at line `at` of `sums`. Each line has 32 elements.
+    TMA reads x, or one half of x after the other, from the shared-memory buffer `place`.
     """
     W: gl.constexpr = x.shape[1]
     if W == 64:
@@ -43,7 +43,7 @@ def add_tile(x, sums, at, place):
 
 @gluon.jit
 def add_lines(x, sums, at, place):
-    """Let TMA add x (128, 32) to `sums` from line `at` on, through the shared-memory buffer `place` of this size."""
+    """Add x (128, 32) to `sums` with TMA, from line `at` on. The shared-memory buffer `place` holds x for TMA."""
     tma.store_wait(0)  # the previous content of the buffer has been read
     place.store(x)
     fence_async_shared()

@@ -160,9 +160,10 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
 def l2_group(N_k: int, d: int, heads: int, causal: bool) -> int:
     """Return the number of K/V heads to process concurrently, so that K and V stay in L2.
 
-    Without a mask, one head is processed at a time, so that concurrent programs read the same K and V. Causal row
-    blocks take different times, and with more heads these times even out. There are then as many heads as fit in 11 MiB
-    of L2, or in 21 MiB if K and V of a head take 1 MiB or more. evenly() may return up to twice this number of heads.
+    Without a mask, heads are processed one at a time, so that concurrent programs read the same K and V. With a causal
+    mask, row blocks take different amounts of time, which evens out over several heads. As many heads are then
+    processed together as fit in 11 MiB of L2, or in 21 MiB if K and V of one head take 1 MiB or more. evenly() may
+    return up to twice that number.
     """
     if not causal:
         return 1

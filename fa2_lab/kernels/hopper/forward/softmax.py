@@ -130,8 +130,8 @@ def update_row_max(m, scale, top, scale_log2):
 def multiply_unless_one(n):
     """Return PTX that multiplies n elements of o by the alpha of their row.
 
-    The PTX skips the multiplication if alpha is 1 in all rows of the warp. The elements of a thread must belong to its
-    rows 0, 0, 8, 8, 0, and so on, in this order.
+    The PTX skips the multiplication if alpha is 1 in every row of the warp. The elements of each thread must alternate
+    in pairs between its two rows, 0 and 8: 0, 0, 8, 8, 0, 0, and so on.
     """
     lines = [f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n)]
     ones = [f"setp.eq.f32 p, ${2 * n}, 1.0;", f"setp.eq.and.f32 p, ${2 * n + 2}, 1.0, p;"]

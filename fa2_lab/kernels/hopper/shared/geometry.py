@@ -55,9 +55,9 @@ class Scheduler:
 
     @gluon.jit
     def leave(self):
-        """Tell the scheduler that this program ends. The last program that ends resets both counters to zero.
+        """Tell the scheduler that this program is finished. The last program to finish resets both counters to zero.
 
-        Launches that share the counters must therefore not overlap: see counter_for().
+        Launches that share the counters must therefore not overlap (see counter_for()).
         """
         if draw(self.counter + 1) == gl.num_programs(0) - 1:
             gl.store(self.counter, 0)
@@ -126,10 +126,15 @@ class Geometry:
     def column_block(self, block, batch, T_r):
         """Return six values that describe a column block, given its index within its head and the batch entry.
 
-        The values are the index of the column block in its sequence, its batch entry in K, its batch entry in Q, the
-        index within a head of the batch entry's first row block, the number of its row blocks, and the geometry of the
-        sequence. Packed sequences are treated as in row_block(). A sequence without rows still has one row block, so
-        that its dK and dV become zeros. A column block that does not exist has no row blocks.
+        1. the index of the column block in its sequence
+        2. the sequence's batch entry in K
+        3. the sequence's batch entry in Q
+        4. the index, within a head, of the sequence's first row block
+        5. the number of the sequence's row blocks
+        6. the geometry of the sequence
+
+        Packed sequences are treated as in row_block(). A sequence without rows still counts as one row block, so that
+        its dK and dV become zeros. For a column block that does not exist, the number of row blocks is 0.
         """
         if self.cu_seqlens_q is None:
             return block, batch, batch, 0, T_r, self

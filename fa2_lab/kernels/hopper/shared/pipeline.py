@@ -92,9 +92,9 @@ def new_ring(source, stages: gl.constexpr, consumers: gl.constexpr, HAS_EMPTY: g
 
 @triton.aggregate
 class PingPong:
-    """The order in which consumers start their matmuls: 0, 1, …, and 0 again, each during another consumer's softmax.
+    """The order in which consumers start their matmuls: one after the other, each during another consumer's softmax.
 
-    If USED is false, no consumer waits for another consumer.
+    After the last consumer, consumer 0 follows again. If USED is false, no consumer waits for another consumer.
     """
 
     begun: gl.shared_memory_descriptor  # one barrier per consumer, where it waits for the previous consumer
