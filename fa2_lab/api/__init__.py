@@ -1,1 +1,1 @@
-"""The public calls, the checks of their arguments, and the code that registers the kernels with torch."""
+"""The public functions, the checks of their arguments, and the code that registers the kernels with torch."""

@@ -1,4 +1,4 @@
-"""Cutting a tensor along its sequence into one shard per rank, and joining the shards again."""
+"""Cut a tensor along its sequence into one shard per rank, and join the shards again."""
 
 import torch
 import torch.distributed as dist

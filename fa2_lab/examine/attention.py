@@ -63,7 +63,7 @@ def combine(mistakes: tuple[str, ...]) -> bool:
 def right(case: Question, B_r: int, B_c: int, bits: int, gradients: bool) -> dict[str, np.ndarray]:
     """Return O, L and, if `gradients` is set, dQ, dK and dV of a case, by the steps of FlashAttention-2.
 
-    Arrays are (batch, heads, rows, keys or features). B_r and B_c are the tile sizes, with 0 for a single tile. `bits`
+    Arrays are (batch, heads, rows, keys or features). B_r and B_c are the tile sizes, and 0 means a single tile. `bits`
     is used only by mistakes.
     """
     (batch, H, N_q, d), (H_k, N_k) = case.q.shape, case.k.shape[1:3]
@@ -210,18 +210,18 @@ def by_place(x: np.ndarray, B: int, fill: float) -> np.ndarray:
 
 
 def carried(L: np.ndarray, B: int) -> np.ndarray:
-    """Return L if the row sums are not reset between row blocks.
+    """Return L as it would be if the row sums were not reset between row blocks.
 
-    Each row then starts with the sum of the row at the same position in the previous block of B rows.
+    Each row would then start with the sum of the row at the same position in the previous block of B rows.
     """
     whole = np.logaddexp.accumulate(by_place(L, B, -np.inf), axis=2)
     return whole.reshape(*L.shape[:2], -1)[:, :, : L.shape[2]]
 
 
 def kept(O: np.ndarray, L: np.ndarray, B: int) -> np.ndarray:
-    """Return O if o and the row sums are not reset between row blocks.
+    """Return O as it would be if o and the row sums were not reset between row blocks.
 
-    Each row then starts with the state of the row at the same position in the previous block of B rows.
+    Each row would then start with the state of the row at the same position in the previous block of B rows.
     """
     l = np.exp(by_place(L - L.max(initial=-1e300), B, -np.inf))
     sums = (by_place(O, B, 0.0) * l[..., None]).cumsum(axis=2) / nonzero(l.cumsum(axis=2))[..., None]

@@ -16,7 +16,8 @@ SCALE_UP = 100.0  # the last feature of q and k where all scores are moved up or
 class Question:
     """A problem for an attention function (a case), with arrays (batch, heads, N, d) in float64.
 
-    It consists of q, k, v and the options, of dO and dL for the backward, and of the group of mistakes that it tests.
+    It contains q, k, v and the options, dO and dL for the backward, and the name of the group of mistakes that it
+    tests.
     """
 
     group: str  # what it is about; the groups are judged in the order in which they are asked

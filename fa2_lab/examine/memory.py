@@ -43,7 +43,7 @@ def alike(x: Question) -> Question:
 def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[Finding]:
     """Yield the findings of all checks that need further calls of the function.
 
-    `answers` are those to the earlier calls, and `state` contains the conventions that the function follows.
+    `answers` are the answers to the earlier calls, and `state` contains the conventions that the function follows.
     """
     plain = [x for x in answers if x.case.group == "plain"]
     base = next((x for x in plain if x.case.q.shape[0] > 1), plain[0])
@@ -75,7 +75,7 @@ def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[
 
 
 def coarse_sums(subject: Subject) -> Iterator[Finding]:
-    """Compare the error on many keys with that of an attention that rounds P and O to 16 bits, but no sum."""
+    """Compare the error on many keys with that of an attention that rounds P and O to 16 bits, but not its sums."""
     if subject.dtype not in BITS:
         return
     bits, asked = BITS[subject.dtype], case("sums", 512, d=subject.d, heads=1)
@@ -102,7 +102,7 @@ def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
 def rows_without_keys(answers: list[Answer], state: Variant) -> Iterator[Finding]:
     """Check rows that see no key, and yield findings about their O, about their L, or about the gradients.
 
-    NaN in the gradients of other rows is a finding, and so are gradients that do not belong to O = 0.
+    NaN in the gradients of other rows is a finding, and so are gradients that do not match O = 0.
     """
     for answer in [x for x in answers if x.case.group.startswith("empty") and x.fits(state, ("O",))]:
         rows, case, found, bound = answer.empty(state), answer.case, answer.outputs, answer.bound("O")

@@ -134,7 +134,7 @@ class Subject:
         raise NotExamined(failure or f"{dtype} is no dtype that it can be asked in")
 
     def settle_scale(self, is_right: bool) -> None:
-        """Leave an argument alone that is called like the scale, if the output is right although its default is not."""
+        """Ignore an argument that is named like the scale if the output is right without its default being 1/√d."""
         for name in [name for name, role in self.roles.items() if role == "scale"]:
             if is_right and type(self.defaults[name]) in (int, float) and self.defaults[name] != self.d**-0.5:
                 del self.roles[name]
@@ -151,7 +151,8 @@ class Subject:
     def libraries(self) -> list[str]:
         """Return the array libraries to try, in this order.
 
-        Those that the function's code uses are first, then those that its module uses, and then all others.
+        The first ones are the libraries that the function's code uses. They are followed by the libraries that its
+        module uses, and then by all others.
         """
         known = [self.space.get(x) for x in (self.code.co_names if self.code else ())] + list(self.space.values())
         roots = [x.__name__.split(".")[0] for x in known if inspect.ismodule(x)]

@@ -1,4 +1,4 @@
-"""Launches of kernels with little host time, and the arguments that a launch needs besides its tensors."""
+"""Launch kernels with little host time, and compute the arguments that a launch needs besides its tensors."""
 
 import math
 from contextlib import nullcontext

@@ -2,10 +2,10 @@
 
 There are three kernels: "forward", and in the backward pass "columns" (dK, dV) and "rows" (dQ). The entries for Hopper
 were measured on an H200. The others were chosen by compiling: without a bias, they fit the shared memory of the chip
-and spill no register, as tests/heart/test_compile.py checks. Among the entries for which this is true, those for 8.x at
-d = 64 and 128 were compared by running the A100's code on an H200. Three entries do spill: the backward of Hopper at
+and spill no register, as tests/heart/test_compile.py checks. If several entries for 8.x at d = 64 or 128 passed this
+check, they were compared by running the A100's code on an H200. Three entries do spill: the backward of Hopper at
 d = 256, fp32 at d = 256, and, outside its loops, the forward of Hopper at d ≤ 64 without a mask. `fa2-lab tune`
-measures on your GPU, and prints what is faster there as an entry of these tables.
+measures other entries on your GPU, and prints those that are faster in the form of these tables.
 """
 
 from dataclasses import dataclass

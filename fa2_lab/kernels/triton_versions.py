@@ -1,7 +1,7 @@
 """The differences between Triton's versions, and the internals of Triton that the project uses.
 
-The kernels use the names of the newest Triton, as in its documentation, and newest_names() adds these names to older
-versions. by_triton() selects what one version needs, such as smaller tiles. Internal names, which begin with an
+The kernels use the API names of the newest Triton, and newest_names() makes these names available in older versions.
+by_triton() selects values that depend on the version, such as tile sizes. Internal names, which begin with an
 underscore or belong to triton.runtime, are used only in this file and in relaunch.py. Other files import `driver` and
 `relaunch` from this file. INSIDE lists the internal names. If a later Triton lacks one of them, a launch is slower, or
 the portable kernels run instead.

@@ -158,9 +158,14 @@ def sequence_rows(starts, b, n, sequences):
 def packed_block(t, starts, n, others, n_others, sequences, B: tl.constexpr):
     """Find block t of packed rows: return its index in its sequence, and where this sequence is in both tensors.
 
-    The five results are the index of the block in its sequence; the sequence's first row and number of rows in the
-    tensor that is cut into blocks of B rows (with cumulative lengths `starts` and n rows); and the same two values for
-    the other tensor (with `others` and n_others).
+    The first tensor has n rows, is cut into blocks of B rows, and has the cumulative lengths `starts`. The other tensor
+    has n_others rows and the cumulative lengths `others`. The five results are:
+
+    1. the index of the block in its sequence
+    2. the sequence's first row in the first tensor
+    3. the sequence's number of rows in the first tensor
+    4. the sequence's first row in the other tensor
+    5. the sequence's number of rows in the other tensor
 
     Sequence b begins with block starts[b] // B + b, so it has exactly as many blocks as it needs, or one more. For a
     block without rows, or with rows outside all sequences, the number of rows in the other tensor is returned as 0.

@@ -28,7 +28,9 @@ MERGE_WIDTH = 32  # columns of O per program of the merge
 
 
 def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
-    """Return whether the decode kernels are the fastest: for few rows per K/V head, or up to 64 rows on a long cache.
+    """Return whether the decode kernels are the fastest choice.
+
+    This is the case for few rows per K/V head, and for up to 64 rows on a long cache.
 
     If num_splits is given, the answer must not depend on the number of keys. N_k is the length of the longest sequence
     in the batch, and the result of a sequence must not depend on the other sequences.
@@ -178,7 +180,7 @@ def blocks_of(Q: torch.Tensor, shape: Shape) -> tuple[tables.Blocks, int]:
 
 
 def cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[str]:
-    """Return the names of the cases in the tables of this file that apply to a call, the most special one first.
+    """Return the names of the cases in the tables of this file that apply to a call, the most specific one first.
 
     blocks_of() uses the first of these cases that has an entry for d_pad.
     """
@@ -305,7 +307,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(tensors: Tensors, one_length: bool) -> Shape:
-    """Return the Shape of a call, whose cache is a tensor, or consists of pages if the call has a block table.
+    """Return the Shape of a call. If the call has a block table, the cache is a set of pages, and otherwise one tensor.
 
     `one_length` is whether the host knows that all sequences have the same number of keys.
     """

@@ -5,7 +5,7 @@ work:
 
     split-KV   every head has the same number of programs, its splits: split w reads tiles w, w + splits, …
     stream-K   the work of all heads is concatenated, and every program gets an equal share, even across heads:
-               a head has as many units of work as it has tiles, and one more unit, to begin it
+               a head has one unit of work per tile, plus one unit for starting the head
 
 Stream-K suits every batch. Split-KV is chosen if all heads have the same length and their splits fill the GPU. In that
 case, each program works on a single head, and tiles that are read at the same time are close together in memory.

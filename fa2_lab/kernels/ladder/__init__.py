@@ -56,7 +56,7 @@ def copied(rung: str) -> ModuleType:
 
 
 def ready() -> None:
-    """Add to older versions of Triton what the rungs need. This function must be called before a rung is imported."""
+    """Make the API names that the rungs use available in older versions of Triton. Call this before a rung's import."""
     from fa2_lab.kernels import triton_versions
 
     triton_versions.prepare()

@@ -312,7 +312,7 @@ def store(c: gl.constexpr, x, X, batch, head, col, N_k, pipes):
 
 @gluon.jit
 def writer(c: gl.constexpr, sums, pipes):
-    """Run as consumer c's writer warp: let TMA add its partial results to dQ in HBM, in the fixed order."""
+    """Run as consumer c's writer warp: add the consumer's partial dQ to dQ in HBM with TMA, in the fixed order."""
     n = 0
     r = 0
     steps = receive(r, pipes.mailbox)

@@ -86,9 +86,12 @@ def ragged(tensors: Tensors) -> bool:
 def shapes(Q: Tensor, K: Tensor, chosen: sizes.BackwardSizes, sequences: int | None) -> tuple[tuple[int, int], ...]:
     """Return the shapes (lines, elements per line) of four fp32 matrices in HBM.
 
-    The matrices are the initial values of S and dP, the accumulators of dQ, the accumulators of dK, and the counters of
-    semaphore.py. The accumulators of dV have the same shape as those of dK. The last three matrices consist of whole
-    tiles of 64 rows.
+    1. the initial values of S and dP
+    2. the accumulators of dQ
+    3. the accumulators of dK, whose shape is also that of the accumulators of dV
+    4. the counters of semaphore.py
+
+    The last three matrices consist of whole tiles of 64 rows.
     """
     row_blocks, column_blocks = programs(Q, chosen.B_r, sequences), programs(K, 128, sequences)
     lines_of_32 = chosen.d_pad // 32

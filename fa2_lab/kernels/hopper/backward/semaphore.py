@@ -1,10 +1,10 @@
 """A semaphore that fixes the order of the additions to dQ, so that dQ is bit for bit the same in every run.
 
 Each tile in HBM to which several consumers add has a counter in global memory, which counts the additions so far. A
-consumer leaves its partial result of dQ in shared memory and continues. The consumer's writer, a separate warp, waits
-for the turn of the partial result, that is, until the counter equals the partial result's position in the order. The
-writer then lets TMA add the partial result, and increases the counter when the addition has ended. For each row block,
-the last column block that sees it adds first, and then the other column blocks follow from right to left.
+consumer stores its partial dQ in shared memory and continues. The consumer's writer, a separate warp, waits for the
+turn of the partial dQ, that is, until the counter equals the position of the partial dQ in the order. The writer then
+adds the partial dQ with TMA, and increases the counter when the addition has finished. For each row block, the last
+column block that sees it adds first, and then the other column blocks follow from right to left.
 
 No writer waits forever. A writer waits only for column blocks that the tile scheduler hands out earlier, and every such
 column block, even the first of a program, was fetched by a program that is already running. This argument requires
@@ -68,7 +68,7 @@ class Semaphore:
 
     @gluon.jit
     def add(self, c: gl.constexpr, n, rows, sums, place):
-        """Writer: wait for the turn of consumer c's partial result for row block n, and let TMA add it to `sums`."""
+        """Writer: wait for the turn of consumer c's partial dQ for row block n, and add it to `sums` with TMA."""
         mbarrier.wait(self.handed.index(2 * c), n & 1)
         number, turn = rows.number(n) * CONSUMERS + c, rows.turn(n)
         self.wait(number, turn)

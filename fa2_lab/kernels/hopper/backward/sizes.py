@@ -110,11 +110,12 @@ def l2_group(blocks: int, heads: int, SMs: int, causal: bool, group: int, bytes_
     """Return the number of heads to process concurrently, out of `heads` heads with `blocks` column blocks each.
 
     Each part of a divided K/V head counts as a head. Without a mask, one head is processed at a time, so that
-    concurrent programs read the same rows, and so that the accumulators of dQ stay in L2. Causal column blocks take
-    different times. To even out these times, the concurrent heads fill about all SMs, and there are at least eight. The
-    minimum is four for large groups of query heads. It is also lower, but at least two, if Q, dO and the accumulators
-    of eight heads, `bytes_each` bytes per head, take more than 32 MiB of L2. evenly() may return up to twice the
-    minimum. With more heads than that, calls are up to 10% slower, and with still more heads up to 40%.
+    concurrent programs read the same rows, and so that the accumulators of dQ stay in L2. With a causal mask, column
+    blocks take different amounts of time. To even out these times, the concurrent heads fill about all SMs, and there
+    are at least eight. The minimum is four for large groups of query heads. It is also lower, but at least two, if Q,
+    dO and the accumulators of eight heads, `bytes_each` bytes per head, take more than 32 MiB of L2. evenly() may
+    return up to twice the minimum. With more heads than that, calls are up to 10% slower, and with still more heads up
+    to 40%.
     """
     least = 4 if group > 2 else min(8, max(2, 32 * MiB // bytes_each))
     return evenly(heads, max(least, math.ceil(0.8 * SMs / blocks))) if causal else 1

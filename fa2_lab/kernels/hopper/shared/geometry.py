@@ -105,7 +105,13 @@ class Geometry:
 
     @gluon.jit
     def row_block(self, block, bh):
-        """Return the first row of a row block, its batch entry in Q, its batch entry in K, its head, and its geometry.
+        """Return five values that describe a row block.
+
+        1. the first row of the row block
+        2. its batch entry in Q
+        3. its batch entry in K
+        4. its head
+        5. the geometry of its sequence
 
         `block` is the index of the row block within its head, and `bh` is the index of the head in the batch. For a
         packed sequence, the row of Q or K at which the sequence ends replaces the batch entry. If the row block does

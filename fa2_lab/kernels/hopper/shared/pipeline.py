@@ -1,9 +1,8 @@
 """How the warps of a thread block run concurrently: rings of tiles in shared memory, and ping-pong.
 
 A thread block has one producer warp, which starts the TMA copies, and one to three consumer warpgroups of 4 warps,
-which compute. Producer and consumers synchronize only at barriers in shared memory. A barrier has a phase, which flips
-between 0 and 1 each time all expected arrivals are in. A warp that waits at a barrier passes the phase (0 or 1) that it
-waits to end.
+which compute. Producer and consumers synchronize only at barriers in shared memory. A barrier flips its phase, 0 or 1,
+once all expected arrivals have occurred. A waiting warp specifies the phase whose end it waits for.
 """
 
 import triton
@@ -35,9 +34,9 @@ def barriers(number: gl.constexpr, arrivals: gl.constexpr, USED: gl.constexpr = 
 class Ring:
     """A ring (circular buffer) of tiles in shared memory, with one tile per stage.
 
-    The producer fills the n-th tile. The consumers take it, and release it afterwards. CUTLASS calls the barriers full
-    and empty. Its producer_acquire is wait_for_room(), which fill() calls by itself. Its consumer_wait is take(), and
-    its consumer_release is release().
+    The producer fills the n-th tile, and the consumers take it and release it afterwards. CUTLASS calls the barriers
+    full and empty, and has other names for the methods: wait_for_room() is producer_acquire there, take() is
+    consumer_wait, and release() is consumer_release. fill() calls wait_for_room() itself.
     """
 
     tiles: gl.shared_memory_descriptor  # (stages, …, rows, d)
