@@ -55,10 +55,10 @@ lines = [
 Markdown("\n".join(["| | DRAM traffic, counted by the hardware | time |", "| --- | ---: | ---: |", *lines]))
 
 # %% [markdown]
-# FA1 has 1.7 times as much DRAM traffic, and it takes four times as long. These are two separate failures. The traffic
-# grew because S and P no longer travel, but the output now does: it leaves the chip unfinished and comes back once for
-# every 64 keys. The time, however, grew mostly for other reasons, because DRAM delivers less than a third of what it
-# could, as we will see.
+# FA1 has 1.7 times as much DRAM traffic, and it takes four times as long. These are two separate failures. Although S
+# and P no longer travel, the traffic grew, because the output now does. It leaves the chip unfinished and comes back
+# once for every 64 keys. The time, however, grew mostly for other reasons, because DRAM delivers less than a
+# third of what it could, as we will see.
 #
 # In this chapter, we write the loop that does this, count its requests, and find out when FA1 is nevertheless the
 # better choice. The FA1 authors' own kernel was in fact much faster than standard attention, and the end of the chapter
@@ -70,8 +70,8 @@ Markdown("\n".join(["| | DRAM traffic, counted by the hardware | time |", "| ---
 # Cut the queries into $T_r$ *row blocks* of $B_r$ queries each, and the keys into $T_c$ *column blocks* of $B_c$ keys
 # each. A row block and a column block meet in one tile of S, which has $B_r \times B_c$ scores.
 #
-# FA1 keeps a promise: after every tile, $o$ is the right output for the keys seen so far. To keep this promise, FA1
-# always stores $o$ already divided by $\ell$. Nothing in the algorithm needs this promise. Chapter 02 kept $o$ as a raw
+# In FA1, $o$ is the right output for the keys seen so far, after every tile, because FA1 always stores $o$ already
+# divided by $\ell$. Nothing in the algorithm needs this. Chapter 02 kept $o$ as a raw
 # sum and divided once at the end, and chapter 04 does so again. But the 2022 paper divides in every tile, so we follow
 # it here, and chapter 04 counts what the division costs.
 #
@@ -153,7 +153,11 @@ check(
 # the inner loop processes every row block with them. Then the outer loop moves on to the next column block, and the
 # inner loop goes through all row blocks again.
 #
-# A single worker does this for a whole head, because the column blocks of a head depend on each other. Each of them
+# Why are the keys outside? We follow Algorithm 1 of the paper here. In this order, K and V are loaded only once, and
+# with many heads, one worker per head is enough to fill the GPU. Either order gives the right result, and chapter 04
+# shows that the other one is better.
+#
+# In FA1's order, a single worker does all of a head, because its column blocks depend on each other. Each of them
 # loads O, ℓ and m, updates them and stores them again. If two workers had different column blocks, both might load the
 # same state, and then one of them would overwrite what the other has stored. Chapter 04 swaps the two loops, and then
 # the workers can share a head.
@@ -339,7 +343,11 @@ show("hbm_traffic")
 #   of 2.
 # - **Slow workers.** With 8 heads instead of 64, the kernel does an eighth of the work, but its time drops only from
 #   16.3 ms to 11.7 ms. Most of the time is therefore what a single worker needs to go through all tiles of its head,
-#   one after another, and our simple code makes each worker slow.
+#   one after another. At N = 4,096, these are 64 · 64 = 4,096 tiles, so each takes 11.7 ms / 4,096 = 2.9 µs. Its two
+#   products have 4 · 64 · 64 · 128 FLOPs, which one SM's tensor cores could compute in 0.28 µs. For the other nine
+#   tenths of the time, they wait, because our loop hardly overlaps anything. The worker loads q and o, waits for them,
+#   computes, stores o, and only then begins the next tile. It has its SM to itself, so no other thread block computes
+#   in the meantime.
 #
 # If these two problems were solved, DRAM would be the next limit. Even at full speed, it needs 4.6 ms for FA1's 22.1
 # GB, which is longer than standard attention takes. That is why large blocks matter as well. In short, FA1 needs many

@@ -100,9 +100,10 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 #   a head has only one worker (chapter 03). Row blocks, by contrast, need nothing from each other. After the swap, the
 #   outer loop runs over row blocks, so it can use `trace.parallel`. With 8,192 queries in blocks of 128, 64 workers can
 #   share a head. If there are few heads, this is worth far more than a third fewer requests (chapter 06).
-# - **Fewer heads at once.** Many workers now run in the same head and load the same keys and values. Therefore, only a
-#   few heads are in progress at the same time, and their K and V fit into L2, which can serve nearly all of these
-#   loads. This turns out to be the largest gain of all, and the second half of this chapter counts it.
+# - **Fewer heads at once.** In practice, a GPU starts workers head after head, as many as fit on its 132 SMs. With 64
+#   workers per head, the SMs are full after two or three heads, so only a few heads are in progress at the same time.
+#   Their K and V fit into L2, which can serve nearly all loads. This turns out to be the largest gain of all, and the
+#   second half of this chapter counts it.
 
 # %% [markdown]
 # ## Why can the division wait?
@@ -171,9 +172,11 @@ show("deferred_normalisation")
 # In this count of operations, then, the tweak saves between 0 and 8% of the time.
 #
 # A real kernel also needs *registers*, and this count ignores them. FA1 needs registers for two blocks at the same
-# time, because $p\,v$ has to be scaled before it is added to $o$. FA2 scales $o$ first, and then the tensor cores add
-# $p\,v$ directly to it, so $p\,v$ needs no registers of its own. The thread blocks on an SM share its registers. On an
-# H200, the tweak freed enough of them for a third thread block on each SM, and the kernel became more than 20% faster.
+# time, because $p\,v$ has to be scaled before it is added to $o$. (Scaling the smaller block p before the product would
+# avoid that, but Algorithm 1 scales $p\,v$, and we count and measure it as printed.) FA2 scales $o$ first, and then the
+# tensor cores add $p\,v$ directly to it, so $p\,v$ needs no registers of its own. The thread blocks on an SM share its
+# registers. On an H200, the tweak freed enough of them for a third thread block on each SM, and the kernel became more
+# than 20% faster. A further thread block helps because it can compute while the others wait (chapter 06).
 # With a causal mask, the kernel needs a few more registers, a third thread block still did not fit, and the tweak
 # gained nothing. So to predict what such a change gains, count registers before instructions. Chapter 10 does so.
 
@@ -253,9 +256,10 @@ def kind(tiling, i, j):  # for as many queries as keys
 # </details>
 
 # %% [markdown]
-# The next figure shows both algorithms at work on the same scores, with a causal mask. FA1 goes down the columns, and
-# also computes and masks the SKIP tiles. FA2 goes along the rows and skips them, so it finishes while FA1 is still
-# working.
+# If scripts run on this page, the next figure shows both algorithms at work on the same scores, with a causal mask. FA1
+# goes down the columns, and also computes and masks the SKIP tiles. FA2 goes along the rows and skips them, so it
+# finishes while FA1 is still working. Without scripts, you see only FA2 without a mask, as in this chapter's first
+# figure. With the mask, FA2 would skip every tile above the diagonal there.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("algorithm1", ask="order=both&causal", names=["FA2"])
@@ -375,16 +379,17 @@ check(
 #
 # How many heads keep reloading at the same time? The GPU starts workers in order, head after head, and a new one starts
 # whenever an SM has room. Take 64 heads, N = 4,096 and d = 128. In FA2, each head has 64 workers. If each of the 132
-# SMs runs one worker at a time, the running workers belong to two heads and the beginning of a third. Some kernels fit
-# three workers on an SM, which makes 396 at a time, in at most seven heads. In FA1, each head has just one worker, so
-# all 64 heads are in progress at the same time. Standard attention has at least 32 tiles per head in each of its
-# kernels, so only a few heads are in progress.
+# SMs runs one worker at a time, 132 workers are running. They belong to three heads at the start (64 + 64 + 4), and
+# later to four if the oldest of them are the last workers of a head (1 + 64 + 64 + 3). Some kernels fit three workers on
+# an SM, which makes 396 at a time, in seven or eight heads. In FA1, each head has just one worker, so all 64 heads are
+# in progress at the same time. Standard attention has at least 32 tiles per head in each of its kernels, so only a few
+# heads are in progress.
 #
 # | | reloaded, per head | heads in progress | does it fit into L2's 60 MiB? | what reaches DRAM |
 # | --- | --- | ---: | --- | --- |
 # | standard attention | Q, K and V: 3 MiB | a few | yes | S and P, stored and loaded: 12 bytes per score; each of Q, K, V and O once |
 # | FA1 | Q and unfinished O: 3 MiB | 64 | no, 192 MiB | all requests |
-# | FA2 | K and V: 2 MiB | 3 to 7 | yes, at most 14 MiB | each of Q, K, V and O once: 8 bytes per element of Q |
+# | FA2 | K and V: 2 MiB | 3 to 8 | yes, at most 16 MiB | each of Q, K, V and O once: 8 bytes per element of Q |
 #
 # The swap thus saves only a third of FA1's requests, but nearly all of its DRAM traffic. The hardware counters of an
 # H200 showed 22.1 GB of DRAM traffic for FA1 and 0.3 GB for FA2.
@@ -571,8 +576,9 @@ others = [min(x["FP32 units"], x["special function units"]) / x["tensor cores"] 
 verdict("the other units allow more than the tensor cores", min(others) > 1)
 small = 4 * 128 / (12 + 6 * 128 / 64) * prices(chips.H200).l2  # FLOPs per byte of standard attention in tiles of 64 × 64
 verdict("DRAM limits standard attention in tiles of 64 × 64, too", small > 1e12 * allowed["standard"]["DRAM"])
-at_work = [-(-blocks * chips.H200.SMs // (4096 // 64)) for blocks in (1, 3)]
-verdict("three to seven heads at work; an A100 has 1.41 GHz", at_work == [3, 7] and chips.A100.clock_hz == 1.41e9)
+windows = [[range(first, first + blocks * chips.H200.SMs) for first in range(64)] for blocks in (1, 3)]  # workers at work
+at_work = [sorted({len({worker // 64 for worker in window}) for window in among}) for among in windows]  # heads
+verdict("3 or 4 heads at work, 7 or 8; an A100 has 1.41 GHz", at_work == [[3, 4], [7, 8]] and chips.A100.clock_hz == 1.41e9)
 N, d, t = 4096, 128, Tiling(4096, 4096, 64, 64)
 formulas = {
     "standard": 4 * N**2 + 3 * d * N**2 // 128 + N * d,

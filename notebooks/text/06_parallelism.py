@@ -57,7 +57,8 @@ for row in load("ladder").rows:
 # and they differ only in the number of workers. With 8 heads, the first kernel keeps only 8 of the GPU's 132 SMs busy,
 # and the others are idle. With 64 heads, nearly half of the SMs have work, so the difference is smaller. The idle SMs
 # explain a factor of 132 / 8 = 16.5 with 8 heads and a factor of 132 / 64 = 2.1 with 64 heads. The measured factors are
-# 24 and 4. This chapter is about the idle SMs, and chapter 10 examines the rest.
+# 24 and 4. This chapter is about the idle SMs. Part of the rest is that a thread block that has its SM to itself has
+# nothing to hide its waiting (see the section on sharing an SM below), and chapter 10 examines it.
 #
 # A small example shows what the SMs do. In the picture below, six SMs compute four heads of 4 × 4 tiles. In the upper
 # half, one worker computes a whole head, as in FA1's Algorithm 1 if you implement it as printed. In the lower half,
@@ -186,15 +187,17 @@ for name, cost in costs.items():
 show("limits_row_blocks")
 
 # %% [markdown]
-# At $B_r = 128$, half of the SMs are idle, and the tensor cores are the slowest unit. Their time would still be the
-# longest if the busy half of the SMs could use only half of L2's bandwidth, because that would only double L2's 28 µs.
+# At $B_r = 128$, half of the SMs are idle, and the tensor cores are the slowest unit. Even if the busy half of the SMs
+# could use only half of L2's bandwidth, L2 would need 2 · 28 = 56 µs, which is less than the tensor cores need.
 # In the roofline, the dot for $B_r = 128$ is therefore below L2's line. It is also below the flat line of the tensor
 # cores, because only half of the tensor cores are busy. The dashed line is the ceiling of this half.
 #
 # $B_r = 64$ keeps 128 of 132 SMs busy, which is 97%, but it doubles the requests. L2 is now the limit, and yet the
 # launch is faster. Smaller row blocks gain nothing more. With $B_r = 32$, 256 workers take two waves and keep the same
-# 97% of the SMs busy, so no idle SMs are left to fill, and the time doubles with the requests. The best choice is
-# therefore the largest row blocks that keep the SMs busy.
+# 97% of the SMs busy, so no idle SMs are left to fill, and the time doubles with the requests. (For the tensor cores,
+# the cell prints 36 µs at $B_r = 64$ and 35 µs at 32 and 16, because it counts all SMs as busy once there are more
+# workers than SMs. With the 97%, these would be 36 µs, too.) The best choice is therefore the largest row blocks that
+# keep the SMs busy.
 
 # %% [markdown]
 # ## What if several thread blocks share an SM?
@@ -203,12 +206,32 @@ show("limits_row_blocks")
 # shared memory. For example, an SM has 65,536 registers. If a thread block has 128 threads with 168 registers each, it
 # needs 21,504, so three fit. With 176 registers per thread, it needs 22,528, and only two fit.
 #
+# Shared memory is counted in the same way. With d = 128 and two bytes per number, $B_r$ queries take $B_r / 4$ KiB. A
+# stage with 64 keys and 64 values takes 32 KiB, and a kernel that loads ahead keeps two stages, or 64 KiB. An SM of an
+# H200 has 228 KiB:
+#
+# | $B_r$ | q | two stages of k and v | in total | fit into 228 KiB |
+# | ---: | ---: | ---: | ---: | ---: |
+# | 64 | 16 KiB | 64 KiB | 80 KiB | 2 |
+# | 128 | 32 KiB | 64 KiB | 96 KiB | 2 |
+# | 256 | 64 KiB | 64 KiB | 128 KiB | 1 |
+#
+# The smaller of the two counts, by registers and by shared memory, is the number of thread blocks on an SM.
+#
 # Sharing an SM hides latency (chapter 00), because one thread block can compute while another one waits for data. A
 # wave then also has more *slots*, which are places for thread blocks. On 132 SMs, a wave has 264 slots with two thread
 # blocks per SM, and 396 with three. A launch takes ⌈thread blocks / slots⌉ waves.
 #
 # The interactive figure below computes these numbers, and the requests and the DRAM traffic, for sizes that you choose.
-# Which size of $B_r$ lets two thread blocks fit on an SM? At how many heads is the last wave nearly empty?
+# Which $B_r$ lets two thread blocks fit on an SM, and at how many heads is the last wave nearly empty? (Without
+# scripts, you see only chapter 03's chart of requests.)
+#
+# <details><summary>Answers for N = 8,192, d = 128 and two stages of 64 keys</summary>
+#
+# By shared memory, $B_r = 64$ and $B_r = 128$ fit twice, and $B_r = 256$ fits once. With $B_r = 128$, each head has 64
+# thread blocks. If two fit on an SM, 25 heads have 25 · 64 = 1,600 thread blocks, which fill six waves of 264 slots
+# (1,584) and leave 16 thread blocks for the seventh.
+# </details>
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("tiles")

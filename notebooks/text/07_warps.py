@@ -183,6 +183,8 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 #
 # **fewer than split-K.** It moves about a quarter as many bytes, as the table shows. A block of K or V takes 64 · 128 ·
 # 2 bytes, or 16 KiB, and Q takes 32 KiB. Each warp's partial result of $PV$ has 128 × 128 four-byte values, or 64 KiB.
+# The maxima of 128 rows in four warps take 4 · 128 · 4 bytes, or 2 KiB, and so do the sums. Every warp needs all maxima
+# for its exponentials, whereas each row's sums are added by only one warp.
 #
 # | KiB per tile, four warps | split-K | split-Q |
 # | --- | ---: | ---: |
@@ -260,10 +262,17 @@ show("warp_split")
 #
 # In real kernels, shared memory has buffers for two or more tiles, which are called *stages*. The next copy goes to
 # another stage while this tile is in use, so warps seldom wait. With several stages, one barrier per tile can be
-# enough. The barrier "tile n is there" waits for the copy of tile n and for all warps. A warp reaches it only after it
-# has finished reading tile n − 1, so when a warp passes it, no warp reads tile n − 1 any more. If the next copy starts
-# only after this barrier, it can therefore go into the stage of tile n − 1, and "the tile is free" needs no barrier of
-# its own.
+# enough. Barrier n waits for the copy of tile n and for all warps, and a warp reaches it only after it has finished
+# reading tile n − 1. With two stages, the events follow each other like this:
+#
+# | | stage n mod 2 | the other stage |
+# | --- | --- | --- |
+# | **barrier n** | tile n is there | no warp reads tile n − 1 any more |
+# | until barrier n + 1 | all warps read tile n | the copy of tile n + 1 arrives |
+# | **barrier n + 1** | no warp reads tile n any more | tile n + 1 is there |
+# | until barrier n + 2 | the copy of tile n + 2 arrives | all warps read tile n + 1 |
+#
+# A copy starts only after the barrier that frees its stage, so "the tile is free" needs no barrier of its own.
 #
 # Handwritten loops often use this scheme, whereas the loops that Triton pipelines have two barriers per tile. Chapter
 # 11 finds both of them in a kernel's machine code.
@@ -300,7 +309,7 @@ show("limits_split")
 
 # %% [markdown]
 # How much does a real GPU gain? We ran the kernels s00 and s01 on an H200, with two warps and tiles of 32 × 32. The
-# next cell evaluates the model for the same tile:
+# next cell evaluates the model for the same tile, which is not the tile and the GPU of the table above:
 
 # %% tags=["hide-input"]
 *_, low, high = both(chips.H200, 32, 32, row.problem["d"], W=2)
