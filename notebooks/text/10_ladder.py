@@ -186,9 +186,10 @@ listing("09")
 
 # %% [markdown]
 # `LDG` loads from L2 or DRAM into registers, and `STS` stores from registers into shared memory. `HGMMA` is an
-# instruction for the tensor cores, and `MUFU` is one for the special function units, in this case an exponential.
-# `BAR.SYNC` is a barrier for the program's warps. The two `WARPGROUP` instructions are part of the matmuls, and they
-# become important in the second round.
+# instruction for the tensor cores, and `MUFU` is one for the special function units, in this case an exponential. A
+# thread computes 34 of these per tile, 32 for its scores (64 · 64 / 128) and 2 for α in its two rows. `BAR.SYNC` is a
+# barrier for the program's warps. The two `WARPGROUP` instructions are part of the matmuls, and they become important
+# in the second round.
 #
 # A warp does not wait at an `LDG` itself. The hardware marks the destination register as *not there yet* in a table,
 # the *scoreboard*, and the warp goes on. It has to stop at the first instruction that reads such a register, and here
@@ -213,21 +214,28 @@ listing("09")
 # `DEPBAR` waits until at most a given number of groups are still under way.
 
 # %% [markdown]
-# The picture shows a program that has an SM to itself, first with one stage and then with three. In this model, copying
-# K and V takes 820 clocks per tile, and the work on a tile, which consists of two matmuls and a softmax, takes 917.
-# With one stage, the program copies and works alternately, so a tile takes 820 + 917 = 1,737 clocks. With three stages,
-# the copies run ahead of the work. They are a little shorter than the work, so the work sets the pace, and the tensor
-# cores are idle only during the softmax. The 1,019 clocks above the second timeline also include the time before the
-# first tile arrives and the store of O at the end.
+# The picture shows a program that has an SM to itself, first with one stage and then with three. The program visits 12
+# tiles, and the picture is an excerpt of 6,000 clocks from the middle. In this model, K and V of a tile are copied one
+# after the other, in 410 clocks each, so a tile takes 820 clocks of copies. The work on a tile consists of two matmuls
+# and a softmax, and takes 917. With one stage, the program copies K, computes S and the softmax, and only then copies
+# V, so a tile takes 820 + 917 = 1,737 clocks. With three stages, the copies run ahead of the work. In this excerpt,
+# they always find a free stage, so they follow each other without a gap. Since they are a little shorter than the work,
+# they get farther and farther ahead, and the work never waits for them. It therefore sets the pace, and the tensor
+# cores are idle only during the softmax.
+#
+# Why is the average above the second timeline 1,019 clocks per tile, and not 917? Before the work can start, the
+# program copies Q and the first K, and after the work, it stores O. These three take 3 · 410 clocks, so a tile takes
+# (12 · 917 + 3 · 410) / 12 clocks on average. With more tiles, the average comes closer to 917.
 
 # %% tags=["hide-input"]
 show("prefetch")
 
 # %% [markdown]
-# Three rules decide when each step ends. First, the copy of tile n starts as soon as the tile's stage is free. A stage
-# becomes free when the work on tile n − stages has ended, and it is free at time 0 if no tile has used it yet. Second,
-# a copy takes `copy` clocks, no matter what else is under way. Third, the work on tile n takes `work` clocks, and it
-# starts when both the copy of tile n and the work on tile n − 1 have ended.
+# We now count K and V of a tile as one copy. Three rules then decide when each step ends. First, the copy of tile n
+# starts as soon as the tile's stage is free. A stage becomes free when the work on tile n − stages has ended, and it is
+# free at time 0 if no tile has used it yet. Second, a copy takes `copy` clocks, no matter what else is under way.
+# Third, the work on tile n takes `work` clocks, and it starts when both the copy of tile n and the work on tile n − 1
+# have ended.
 #
 # **Build.** Return the times at which the work on each tile ends, in order.
 
@@ -384,7 +392,7 @@ def order(number):  # up to the wait after the first loop: what writes the 64 re
             again = re.search(rf"bra\S*\s+{re.escape(block[1])};", rest)
             found += ["the loop begins"] if again else ["arrive here if the loop is skipped"] * ("bra" not in rest and len(seen) == 2)
         elif jump := re.match(r"(?:@\S+\s+)?bra\S*\s+(\$L__BB\w+);", code):
-            found += ["    the loop ends"] if jump[1] in seen else ["skip the loop if it has no tile"] * code.startswith("@")
+            found += ["    the loop ends"] if jump[1] in seen else ["skip the loop if it has no tile" if code[0] == "@" else "    jump to the wait"]
         elif (move := re.match(r"mov\S*\s+(%\w+),", code)) and move[1] in o:
             found.append("    o = 0, by 64 ordinary instructions")
         elif code.startswith("wgmma.mma_async") and {*re.findall(r"%r\d+", code)} & o:
@@ -400,12 +408,12 @@ def show_order(number):
 show_order("10")
 
 # %% [markdown]
-# A program can reach the last line, the wait, in two ways. Either it comes out of the long loop, where a matmul may
-# still be adding to o. Or it has skipped the long loop, because its row block has no tile without a mask, and then the
-# instructions just before the wait have set o to 0. No program does both. But in the code, these instructions come
-# after the start of the matmul and before the wait for its end, which is exactly what the message complains about. The
-# compiler probably cannot tell whether a matmul or an ordinary instruction was the last to write o, so it makes each
-# `wgmma` in the kernel end before the next one starts.
+# A program can reach the last line, the wait, in two ways. Either it jumps there from the end of the long loop, where a
+# matmul may still be adding to o. Or it has skipped the long loop, because its row block has no tile without a mask,
+# and then the instructions just before the wait have set o to 0. No program does both. But in the code, these
+# instructions come after the start of the matmul and before the wait for its end, which is exactly what the message
+# complains about. The compiler probably cannot tell whether a matmul or an ordinary instruction was the last to write
+# o, so it makes each `wgmma` in the kernel end before the next one starts.
 #
 # Why does rung 09 not have this problem, although it has the same two loops? It has only one stage, so Triton makes it
 # wait for each matmul inside the loop, and no matmul is under way when the loop ends.
@@ -647,8 +655,8 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 # A second program on the SM does the same, so the two have to queue. On rung 03, a program spends 1,111 of its 2,753
 # clocks on the path. A program that arrives there therefore meets the other one with probability 0.40, and then has to
 # wait for it. We count the full 1,111 clocks for this wait, and not just half of them. This assumes that the times at a
-# unit vary a lot. The other program is then likely to be met in one of its longer visits, and the rest of such a visit
-# is on average as long as a whole average visit. So on average, the path takes 1.40 · 1,111 clocks.
+# unit vary a lot, and that a visit which has already lasted for a while is expected to last as long again as a new one.
+# So on average, the path takes 1.40 · 1,111 clocks.
 #
 # $$\begin{aligned} T_2 &= w + \sum_u D_u \left(1 + \frac{D_u}{T_1}\right) \\
 # T_3 &= w + \sum_u D_u \left(1 + 2\,\frac{D_u (1 + D_u / T_1)}{T_2}\right) \end{aligned}$$
@@ -693,9 +701,10 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 # **it falls.** 264 programs run at the same time. In rung 11, these are row blocks of about four heads, and they find
 # the K and V of those heads in L2. In rung 12, they are row blocks of all 64 heads, whose K and V do not fit into L2.
 # The folded list of counters shows that the GPU therefore reads twelve times as many bytes from DRAM as it does for
-# rung 11. The programs hardly wait for these bytes, but reading them takes power, so the clock falls. Under the mask,
-# the heavy blocks no longer run last, and with 64 heads, this just makes up for the lower clock. With only 8 heads, the
-# K and V of all heads fit into L2, so there is nothing to make up for, and rung 12 is much faster:
+# rung 11. The programs hardly wait for these bytes, but reading them takes power, so the clock falls (the section "When
+# is the chip the limit?" below explains why). Under the mask, the heavy blocks no longer run last, and with 64 heads,
+# this just makes up for the lower clock. With only 8 heads, the K and V of all heads fit into L2, so there is nothing
+# to make up for, and rung 12 is much faster:
 #
 # ```python
 # gains = [factor("12", row) for row in (full, causal, timed[8, 4096, 128, True])]
@@ -748,6 +757,9 @@ print("rungs                  clock, GHz         power, W")
 for words, numbers in groups.items():
     for_each = zip(*(chip[ladder.RUNGS[n]] for n in numbers), strict=True)
     print(f"{words:18}" + "".join(f"{min(x):9.{digits}f} to {max(x):.{digits}f}" for x, digits in zip(for_each, (3, 0), strict=True)))
+for n in (5, 9):
+    clock, watts = chip[ladder.RUNGS[n]]
+    print(f"rung {n:02} alone{clock:15.3f}{watts:18.0f}")
 
 # %% [markdown]
 # The full clock is 1.98 GHz. In the first two lines, the clock is at most 1% below it, and in the last two lines, it is
@@ -859,8 +871,9 @@ print(f"H200: tensor cores {on['tensor']:.0f} clocks, exponential unit {on['exp'
 # **it stays the same or falls.** In the model of the busiest unit, all three units overlap perfectly. In the real
 # kernel, they do not, so 64 more instructions per tile can cost more time than they save. This is the likely reason,
 # but we have not proven it. If the FMA units take over a quarter of the exponentials, the issue slots become the
-# busiest unit even in the model. On a B200, the tensor cores take half as long, so the same change could help more. If
-# you build this yourself, it can go wrong without an error message, as the comment at the top of [the
+# busiest unit even in the model. (The code counts 64 / 66 because each thread also computes two exponentials for α.) On
+# a B200, the tensor cores take half as long, so the same change could help more. If you build this yourself, it can go
+# wrong without an error message, as the comment at the top of [the
 # file](../fa2_lab/kernels/ladder/x23_software_exp2.py) explains.
 #
 # ```python

@@ -35,8 +35,10 @@ import torch
 from fa2_lab.api.attention import attention
 from fa2_lab.examine import examine
 from fa2_lab.examine.cases import rounded
+from fa2_lab.kernels import ladder
 from fa2_lab.kernels.portable import forward as portable
-from fa2_lab.machine import chips, warps
+from fa2_lab.machine import chips, reasons, warps
+from fa2_lab.machine import ladder as model
 from fa2_lab.machine.prices import cost, prices
 from fa2_lab.machine.time import tile_clocks
 from fa2_lab.paper import PACKAGE
@@ -190,12 +192,13 @@ print(lines[end].strip().split("(")[0] + "(…)")
 
 # %% [markdown]
 # The result of the matmul is not scaled yet, because the kernel applies the scale together with the exponential
-# (chapter 08). In the listing, `scales.inner` belongs to the softcap and is not used without one. Without a softcap,
-# `scale_log2` is the `tau_log2` of chapter 08, which is $\tau \log_2 e$, so `LOG2E / scales.scale_log2` is $1/\tau$.
-# The bias b is therefore divided by τ here, and the last line multiplies the sum by $\tau \log_2 e$. The result is
-# $(\tau\, q \cdot k + b) \log_2 e$, which is the biased score as an exponent of 2. The backward kernels recompute P, so
-# they call the same function. In the kernel for dK and dV, the rows of a tile are keys, so `row` has shape (1, B_r) and
-# `column` has shape (B_c, 1) there. A function that treats each score independently works with either layout.
+# (chapter 08). The kernel therefore adds $b / \tau$ instead of b, and the last line later multiplies the sum by
+# $\tau \log_2 e$. The result is $(\tau\, q \cdot k + b) \log_2 e$, which is the biased score as an exponent of 2. In
+# the listing, `scale_log2` is the `tau_log2` of chapter 08, which is $\tau \log_2 e$, so `LOG2E / scales.scale_log2` is
+# $1/\tau$. (`capped` and `scales.inner` belong to the softcap and do nothing without one.) The backward kernels
+# recompute P, so they call the same function. In the kernel for dK and dV, the rows of a tile are keys, so `row` has
+# shape (1, B_r) and `column` has shape (B_c, 1) there. A function that treats each score independently works with
+# either layout.
 #
 # **Predict.** Another implementation adds slope · column instead of slope · (column − row), as
 # [llm-foundry](https://github.com/mosaicml/llm-foundry/issues/186) does. What changes?
@@ -422,9 +425,10 @@ judge_bias(tree, right_tree, {
 # ```
 # </details>
 #
-# Compiling the tree in as a constant has a drawback. The kernel must be compiled again for each new shape of the
-# tree, and also whenever the context has grown by a token. A server cannot wait for that, so its kernels take the
-# mask as a tensor instead ([flashinfer#266](https://github.com/flashinfer-ai/flashinfer/pull/266)). This tensor is
+# Compiling the tree in as a constant has a drawback. A bias function gets only the head, the row and the column, so
+# `SIZES` and `CONTEXT` have to be constants in the code. The kernel must therefore be compiled again for each new shape
+# of the tree, and also whenever the context has grown by a token. A server cannot wait for that, so its kernels take
+# the mask as a tensor instead ([flashinfer#266](https://github.com/flashinfer-ai/flashinfer/pull/266)). This tensor is
 # small, because only the drafts need a mask.
 
 # %% [markdown]
@@ -658,8 +662,8 @@ print("\n".join(line.removeprefix("    ") for line in lines[begin : end + 1]))
 #   maximum. The bias belongs between these two calls, either before or after the mask.
 # - **Coordinates.** Four lanes share a row, and each lane holds 2 of every 8 columns. In `mask`, a lane gets its
 #   columns from an `arange` in the layout of the accumulator. A bias also needs the rows in this layout.
-# - **Scale.** `softmax_step` multiplies by τ log₂ e and subtracts m in one FMA. With a bias, that FMA adds the bias
-#   instead, so a second instruction has to subtract m.
+# - **Scale.** Without a bias, `softmax_step` computes the exponent `tau_log2 * s - m` in one FMA. With a bias, the
+#   exponent is `tau_log2 * s + b - m`. The FMA then adds b, so a second instruction has to subtract m.
 # - **Fast path.** Thanks to `if sees.cuts(j)`, the kernel masks only tiles at an edge and spends no instructions on
 #   the mask in any other tile. A bias has to be computed in every tile.
 # - **Registers.** At d = 128 and with tiles of 128 keys, S and O take 64 registers each per thread, and P takes 32. The
@@ -668,20 +672,32 @@ print("\n".join(line.removeprefix("    ") for line in lines[begin : end + 1]))
 #
 # What would the scale and the lost fast path cost? Each thread holds 64 of the scores in a tile of 64 × 128. ALiBi
 # takes two more instructions per score. One FMA computes the bias from the column, as slope · column − slope · row, if
-# slope · row is computed once per row. The other instruction subtracts m. So a warp needs 2 · 64 = 128 more issue slots
-# per tile:
+# slope · row is computed once per row. The other instruction subtracts m. So each of the tile's four warps issues
+# 2 · 64 = 128 more instructions per tile. Each of the SM's four schedulers serves one of these warps and issues one
+# instruction per clock, so the issue slots are busy for 128 more clocks. Chapter 10 gave the clocks that a tile at
+# d = 64 needs on the tensor cores, the exponential unit and the issue slots. The next cell lists them again, for both
+# d, on rung 22, whose tiles have 128 keys at both. The last two columns are the clocks on the busiest unit, before and
+# after ALiBi is added:
 
 # %%
+print("          tensor cores   exponential unit   issue slots   with ALiBi   busiest unit   with ALiBi")
+limits = {}
 for d in (64, 128):
-    product = 4 * 64 * 128 * d / chips.H200.tensor_per_clock  # both products of a tile
-    print(f"d = {d:3}: tensor cores {product:.0f} clocks, 128 slots are {128 / product:.0%} of them")
+    on = model.units(reasons.modelled(ladder.find("22"), causal=False, d=d))
+    more = on | {"issue": on["issue"] + 128}
+    limits[d] = before, after = max(on.values()), max(more.values())
+    row = f"{on['tensor']:15.0f}{on['exp']:19.0f}{on['issue']:14.0f}{more['issue']:13.0f}"
+    print(f"d = {d:3}{row}{before:15.0f}{after:13.0f}  (+{after / before - 1:.0%})")
 
 # %% [markdown]
-# **Prediction.** At d = 64, the issue slots are as busy as the tensor cores (chapter 10), so ALiBi would cost up to
-# 25%, as in the first line of the output. At d = 128, there are free issue slots while the tensor cores multiply, so
-# ALiBi would cost little. The model does not show whether there are enough registers, so the next step would be to
-# write the line, compile the kernel, and count its spills. The authors of FlashAttention have taken this route. Their
-# newer kernels compile a user's function, which they call `score_mod`, into the softmax of [Hopper and
+# **Prediction.** At d = 64, the issue slots would become the busiest unit, which costs 5% if all units overlap
+# perfectly. If the new instructions overlapped with nothing, they would cost 128 / 528, or 24%. We expect a number in
+# between, because chapter 10 found that extra instructions can cost time that the busiest unit does not explain. At
+# d = 128, the busiest unit stays the same, so ALiBi would cost little. We have measured neither number. The project has
+# a benchmark with and without ALiBi, `bias`, but on Hopper it runs the portable kernels, and none of its runs is
+# recorded yet. The model also does not show whether there are enough registers, so the next step would be to write the
+# line, compile the kernel, and count its spills. The authors of FlashAttention have taken this route. Their newer
+# kernels compile a user's function, which they call `score_mod`, into the softmax of [Hopper and
 # Blackwell](https://research.colfax-intl.com/a-users-guide-to-flexattention-in-flash-attention-cute-dsl).
 
 # %% [markdown]
@@ -766,12 +782,12 @@ print(", ".join(f"{name} {n:.0f}" for name, n in units.items()))
 # ## How do you compute $2^x$ without the special function unit?
 #
 # An SM also has 128 FP32 units, and these can compute $2^x$ as well. Split x into an integer and a fraction,
-# $x = n + f$ with $0 \le f < 1$, so that $2^x = 2^n \cdot 2^f$. The factor $2^n$ only changes the exponent bits of a
-# float, so it takes a single integer addition. The factor $2^f$ is between 1 and 2, and a short polynomial
+# $x = n + r$ with $0 \le r < 1$, so that $2^x = 2^n \cdot 2^r$. The factor $2^n$ only changes the exponent bits of a
+# float, so it takes a single integer addition. The factor $2^r$ is between 1 and 2, and a short polynomial
 # approximates it well enough. Such a split is called a *Cody–Waite range reduction*. When x is close to 0, the
 # subtraction $x - n$ can lose the last bits of x, but this loss is far too small to show in 16 bits.
 #
-# Our polynomial equals $2^f$ at the Chebyshev nodes. These are denser at both ends of the interval, where equally
+# Our polynomial equals $2^r$ at the Chebyshev nodes. These are denser at both ends of the interval, where equally
 # spaced nodes would leave the largest errors:
 
 # %%
@@ -783,9 +799,9 @@ def polynomial(degree):
 
 def exp2(x, coefficients):  # in fp32, as a GPU would
     n = np.floor(x)
-    f, y = x - n, np.float32(0)
+    r, y = x - n, np.float32(0)
     for c in coefficients[::-1]:  # Horner: one FMA for each coefficient
-        y = y * f + np.float32(c)
+        y = y * r + np.float32(c)
     return np.ldexp(y, n.astype(int))  # the exponent's bits
 
 
@@ -800,10 +816,10 @@ for degree in range(1, 6):
     print(f"{degree:6}{relative:17.1e}{in_ulp:17.4f}{other:33.2%}")
 
 # %% [markdown]
-# An *ulp* is the distance between two neighbouring floating-point numbers. P is rounded to bf16 before the second
-# matmul, and this rounding alone introduces errors of up to half an ulp. A cubic adds less than 0.015 ulp, so fewer
-# than one weight in a hundred is rounded to the other neighbour. FlashAttention-4 also uses a cubic, and its authors
-# report a relative error of $8.8 \cdot 10^{-5}$.
+# An *ulp* is the distance between two neighbouring floating-point numbers. P is rounded to bf16, which has 8 bits (as
+# in `rounded(y, 8)`), before the second matmul, and this rounding alone introduces errors of up to half an ulp. A cubic
+# adds less than 0.015 ulp, so fewer than one weight in a hundred is rounded to the other neighbour. FlashAttention-4
+# also uses a cubic, and its authors report a relative error of $8.8 \cdot 10^{-5}$.
 #
 # What share of the exponentials should move to the FP32 units? Chapter 10 tried this on an H200, with nine
 # instructions in place of one exponential, and it did not pay off there. For a B200, the model finds the following
@@ -978,6 +994,8 @@ row, column = np.arange(N)[:, None], np.arange(N)[None, :]
 seen = np.isfinite(drawn["surfaces"]["window and first 3"])
 verdict("the figure's window and tree are those of this page", (seen == (np.isfinite(right_window(None, row, column, left=6)) & (column <= row))).all()
         and (np.isfinite(drawn["surfaces"]["a tree of drafts"]) == np.isfinite(right_tree(None, np.arange(6, 13)[:, None], np.arange(13)[None, :]))).all())  # fmt: skip
+verdict("ALiBi at d = 64: 426 issue slots become 554, so the busiest unit takes 5% longer; at d = 128 no longer",
+        limits == {64: (528, 554), 128: (1024, 1024)})
 verdict("4 d FLOPs per exponential: 512 at d = 128, as a B200 does", chips.B200.tensor_per_clock / chips.B200.exp_per_clock == 512)
 verdict("an H200's shared memory takes the clocks that tile_clocks counts", clocks(chips.H200, 128, 2)["shared memory"] == tile_clocks(chips.H200, 128, 128, 128).shared)
 last = [max(units, key=units.get) for units in (clocks(chips.B200, 64, 1), clocks(chips.B200, 128, 1), with_share(128, 0))]

@@ -138,11 +138,11 @@ def errors(O):
 # <details><summary>Answer</summary>
 #
 # **by less than one and a half.** Each weight is off by at most one part in 256, upwards as often as downwards. O is a
-# sum of N terms with random signs, and so is its error, so both of them grow like √N. Their ratio is therefore the same
-# for every N. It is about as large as the ratio for a single rounding, which is what O itself undergoes when it is
-# stored. Two independent errors of the same size add like the legs of a right triangle, which gives a factor of √2 =
-# 1.41. With larger scores, a few keys have most of the weight, and the largest weight is exactly 1, so rounding P costs
-# less.
+# sum of N terms with random signs, and so is its error from P, so both of them grow like √N. The error from P, divided
+# by O, is therefore the same for every N. It is about as large as one rounding error of bf16, and storing O costs one
+# more of that size. Two independent errors of the same size add like the legs of a right triangle, which gives a factor
+# of √2 = 1.41. With larger scores, a few keys have most of the weight, and the largest weight is exactly 1, so rounding
+# P costs less.
 #
 # ```python
 # for N in (64, 512, 4096):
@@ -233,10 +233,16 @@ show("rounding_bias")
 #    with the same sign move the weights in the same direction, for all tokens and in every training step, until the
 #    loss explodes.
 #
-# The figure also shows that the sum stays small if $o$ is kept in fp32 and divided before it is rounded. In that
-# case, $o$ and $\ell$ both contain the small contribution of the other keys, so the quotient is slightly above the
-# middle between two bf16 numbers in some rows and slightly below it in others. The kernels of this book work this
-# way. The paper, by contrast, keeps the sums in bf16 and changes m, so that the largest weight is not 1.
+# The figure also shows that the sum stays small if $o$ is kept in fp32 and divided before it is rounded. Why does the
+# division help? Let the weights of the other keys have the sum ε, and let their values have the weighted mean w, so
+# the other keys add εw to o and ε to $\ell$. In the row above, $o / \ell$ is then (−2.5078125 + εw) / (2 + ε). Without
+# the other keys, this is −1.25390625, or −160.5 steps of 1/128, a halfway case again. With them, it moves from there
+# towards w. So it moves down if w is below −1.25390625, and up if w is above. Both happen in many rows, so most of
+# these errors cancel. But if $o$ is rounded before the division, only εw counts, which is negative in every row. The ε
+# in $\ell$, which would balance it, then comes too late.
+#
+# The kernels of this book divide first. The paper, by contrast, keeps the sums in bf16 and changes m, so that the
+# largest weight is not 1.
 #
 # **Predict.** The exact result does not depend on m, as long as nothing overflows. Which of these choices of m
 # removes the error?
@@ -249,11 +255,12 @@ show("rounding_bias")
 #
 # **2m, if m is positive.** Halving all weights changes only their exponents, so the sums have the same halfway cases as
 # before. With m + 0.3, the largest weight is not a power of two, but it is the same number in all rows, so rounding it
-# to bf16 makes the same error in every row, which is even worse. With 2m, the largest weight is $e^{m-2m} = e^{-m}$.
-# This weight differs from row to row, and so does its rounding error, so the errors cancel. If m is negative, $e^{-m}$
-# would be large and could overflow. The paper therefore subtracts 0 in such rows, so that the largest weight is $e^m$,
-# which is less than 1 and also differs from row to row. If m is positive, it subtracts a multiple of m. It makes this
-# change only in rows with a repeated maximum.
+# to bf16 makes the same error in every row. The sum $\ell$ adds the weights before they are rounded, so the division
+# does not undo this error, which makes the result even worse. With 2m, the largest weight is $e^{m-2m} = e^{-m}$. This
+# weight differs from row to row, and so does its rounding error, so the errors cancel. If m is negative, $e^{-m}$ would
+# be large and could overflow. The paper therefore subtracts 0 in such rows, so that the largest weight is $e^m$, which
+# is less than 1 and also differs from row to row. If m is positive, it subtracts a multiple of m. It makes this change
+# only in rows with a repeated maximum.
 #
 # ```python
 # want = numbers.truth(S, V_rows)
@@ -472,8 +479,8 @@ WAYS |= {f"{name}, rotated": (rows, numbers.rotation(64)) for name, (rows, _) in
 of_fp8 = {name: [rms_of(share, *way) for share in (0, 0.001)] for name, way in WAYS.items()}
 
 # %% [markdown]
-# As in FlashAttention-3's paper, we draw all numbers from N(0, 1) and add a number from N(0, 100) to one in a
-# thousand.
+# As in FlashAttention-3's paper, we draw all numbers from N(0, 1) and add a number from N(0, 100), whose standard
+# deviation is 10, to one in a thousand.
 #
 # **Predict.** Which of the two techniques lowers the error of O, and does this depend on outliers?
 #
@@ -488,8 +495,9 @@ of_fp8 = {name: [rms_of(share, *way) for share in (0, 0.001)] for name, way in W
 # little harm. An outlier, however, can be wrong by nearly a sixteenth of itself. With 4 bits, for example, the next
 # number after 1 is 1.125, so 1.06 becomes 1. This makes some of the scores that are computed from it wrong by 1 or
 # more, so the weights, which are exponentials, are wrong by a factor of e or more. Once the outlier is spread over 64
-# columns, its rounding makes 64 small errors that partly cancel. Table 3 of the paper agrees: the error rises from
-# 9.1e-3 to 9.3e-3 without blocks, and to 2.4e-2 without the rotation.
+# columns, its rounding makes 64 small errors that partly cancel. In Table 3 of the paper, the rotation helps more, and
+# the blocks help as little as here: the error rises from 9.1e-3 to 9.3e-3 without blocks, and to 2.4e-2 without the
+# rotation.
 #
 # ```python
 # for name, (normal, outliers) in of_fp8.items():
