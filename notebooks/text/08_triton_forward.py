@@ -294,8 +294,14 @@ if timed.exists():
 # </details>
 #
 # In Triton, you do not choose which thread gets which element of a block. The compiler chooses for you. It assigns
-# neighbouring elements to neighbouring threads along the dimension whose stride is 1, if it can tell which dimension
-# that is.
+# neighbouring elements to neighbouring threads along the dimension whose stride is 1, if it knows which dimension that
+# is. If the code adds the column's number without a factor, as in the next section, the compiler sees it there. In your
+# `copy`, however, both strides are arguments. Triton looks at each integer argument when you launch the kernel. If an
+# argument is 1, Triton compiles a version of the kernel in which this argument is the constant 1, so the compiler knows
+# it there as well. For a contiguous matrix, `column_stride` is 1, and for its transpose, `row_stride` is 1. From blocks
+# of 16 × 16 on, neighbouring threads then read neighbouring numbers in both cases. Only your blocks of 8 × 8 are too
+# small for that. They have fewer elements than the program has threads, and Triton 3.9 then reads the transpose in the
+# order of the matrix.
 #
 # <details><summary>Why do the package's kernels write <code>stride // 8 * 8</code>?</summary>
 #
@@ -456,10 +462,11 @@ for chip, launches in compiled.items():
         print(f"{chip:7}{W:8}{kernel.numbers['registers']:20}{shared_by(kernel):>12}{instructions(kernel, kind):7} {kind}")
 
 # %% [markdown]
-# **Too few warps.** The last three lines of the output are for the matmul on an H200. With two warps, a thread needs
-# 254 registers there, which is one less than the most that it can have. It also runs 128 small tensor-core instructions
-# (`HMMA`), whereas with four warps it runs 4 large ones (`HGMMA`). The reason is that on this chip, four warps issue an
-# `HGMMA` together, so a program with only two warps cannot use it.
+# **Too few warps.** The last three lines of the output are for the matmul on an H200. With two warps, the result alone
+# takes 64 · 128 / 64 = 128 registers per thread. With operands and addresses, a thread needs 254, which is one less
+# than the most that it can have. It also runs 128 small tensor-core instructions (`HMMA`), whereas with four warps it
+# runs 4 large ones (`HGMMA`). The reason is that on this chip, four warps issue an `HGMMA` together, so a program with
+# only two warps cannot use it.
 #
 # **More warps.** With twice as many warps, a thread holds half as many elements, so it needs fewer registers and fewer
 # loads. But a row's maximum and sum have to be combined across all threads. Within a warp, the threads read each
@@ -468,7 +475,8 @@ for chip, launches in compiled.items():
 #
 # **Which warp owns what?** The column *how warps* gives the rows and columns of the grid in which the warps share the
 # result. In the sketch, each digit is the warp that owns a piece of 16 rows and 16 columns of the 64 × 128 result. For
-# `[1, 4]`, we draw each warp's columns side by side:
+# `[1, 4]`, we draw each warp's columns side by side, although they alternate in strips on the chip. For the question of
+# which rows a warp owns, this makes no difference:
 #
 # ```text
 #      [4, 1]               [1, 4]               [4, 2]
@@ -524,8 +532,8 @@ show("ragged_edge")
 #
 # A GPU's special function units compute $2^x$, and $e^x = 2^{x \log_2 e}$. So instead of multiplying the scores by
 # $\tau$, we multiply them by $\tau \log_2 e$, which is called `tau_log2`, and use `exp2`. But `visit`, the function
-# below, does not multiply the block of scores by itself, because that would take one more instruction per score. Two
-# kinds of numbers therefore occur in it:
+# below, does not multiply the block of scores in a separate step, because that would take one more instruction per
+# score. Two kinds of numbers therefore occur in it:
 #
 # | variable | holds | unit |
 # | --- | --- | --- |
@@ -731,11 +739,11 @@ for i in range(0, 600, 128):
     print(f"rows from {i:3}: {free} unmasked, {masked} masked, {10 - free - masked} skipped")
 
 # %% [markdown]
-# With as many keys as queries, and tiles of 128 × 64, the mask cuts through at most two tiles of each row block. At N =
-# 8,192, these are 3% of the 65 tiles that a row block visits on average. In rung 11, the mask cuts through only one
-# tile, because the tiles are 64 × 64. The kernel therefore gets two loops. The first loop goes from `full` to `last`
-# and calls `visit` with `MASKED`. The second loop ends at `full` and needs neither the causal mask nor the mask for the
-# loads.
+# With as many keys as queries, and tiles of 128 × 64, the mask cuts through at most two tiles of each row block. At
+# N = 8,192, these are 3% of the 65 tiles that a row block visits on average (2, 4, 6, …, 128). In rung 11, the mask
+# cuts through only one tile, because the tiles are 64 × 64. The kernel therefore gets two loops. The first loop goes
+# from `full` to `last` and calls `visit` with `MASKED`. The second loop ends at `full` and needs neither the causal
+# mask nor the mask for the loads.
 
 # %% [markdown]
 # ## Which numbers may have 16 bits?

@@ -372,18 +372,18 @@ print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 # On this GPU and at this size, two passes are faster, and they are deterministic. Are the atomic additions the reason?
 # By our count, they could be. If an atomic addition costs what we assume, L2 is the slowest unit in the single pass,
 # and its bound is 1.41 times the larger bound for two passes. The ratio of the measured times is about the same.
-# Without the assumption, that is with 8 bytes instead of 12, the larger bound would be smaller for one pass than for
-# two.
+# Without the assumption, that is with 8 bytes instead of 12, L2 would need only two thirds of its time in the single
+# pass, or 1.83 ms. The larger bound would then be smaller for one pass than for two.
 #
 # This does not prove that the additions are the reason, because both kernels take more than twice as long as their
 # bounds, and because the two kernels differ in other ways as well. The next section finds these differences in the
 # compiled code.
 #
 # The single pass can be made faster. Rung b02 is written in Gluon (chapter 12a) for Hopper (H100 and H200). Because its
-# tiles are larger, it adds to dQ less often. Its single pass is the fastest of the three kernels, but the last bits of
-# its dQ vary. Chapter 13 explains b02, and then the package's own kernel, which is faster still. The package uses two
-# passes in Triton and one pass on Hopper. On Hopper, `torch.use_deterministic_algorithms(True)` makes the additions
-# happen in a fixed order.
+# blocks have more keys, it adds to dQ less often. Its single pass is the fastest of the three kernels, but the last
+# bits of its dQ vary. Chapter 13 explains b02, and then the package's own kernel, which is faster still. The package
+# uses two passes in Triton and one pass on Hopper. On Hopper, `torch.use_deterministic_algorithms(True)` makes the
+# additions happen in a fixed order.
 
 # %% [markdown]
 # ## Does a column program's work fit in registers?
@@ -450,7 +450,8 @@ for name, kernel in slowed.items():
 #   fits onto an SM. While this program waits, nothing else can use the SM's units. In the column kernel of rung b01, a
 #   second program can work in the meantime.
 # - **Waits.** In rung b00, the program waits after each of its 28 tensor-core instructions, so the tensor cores stop 28
-#   times per tile. In each kernel of rung b01, the program waits only twice per tile.
+#   times per tile. (An instruction sums over 16 products, so S and dP take 8 each at d = 128, and dV, dK and dQ take 4
+#   each for 64 rows or keys.) In each kernel of rung b01, the program waits only twice per tile.
 #
 # So the atomic additions are only one of three differences between b00 and b01, and no recorded run changes just one of
 # them. For the backward pass, we therefore do not know how much each difference costs. For the forward pass, we do.
@@ -459,16 +460,20 @@ for name, kernel in slowed.items():
 # copy engine, so that the warps can go on.
 #
 # Could we at least remove the spills by using 8 warps? The last line shows that nothing is spilled with 8 warps, and
-# yet rung b01 was slower on an H200 with 8 warps than with 4. The last column gives a reason. On Hopper, four warps
-# issue a matmul together, and this matmul has 64 rows, 16 for each warp (chapter 08). The compiler stacks all eight
-# warps on top of each other, because the results of these matmuls become operands of other matmuls, and it keeps each
-# row of such a result in one warp. In chapter 08, by contrast, the matmul that got `[4, 2]` was the last one of its
-# kernel. Since the tile has only 64 rows, four of the warps compute the same S, P and dP again. The 8 warps thus also
+# yet rung b01 was slower on an H200 with 8 warps than with 4. The last column gives a reason. A tile has 64 · 64 =
+# 4,096 scores, so 4,096 exponentials are enough, but with 8 warps, the threads compute 8,192. On Hopper, each warp gets
+# 16 rows of a matmul (chapter 08). Here the compiler stacks all eight warps on top of each other, which makes 8 · 16 =
+# 128 rows. The tile has only 64, so four of the warps compute the same S, P and dP a second time. The 8 warps thus also
 # change the amount of work, so this launch does not tell us what the spills cost.
 #
-# On Hopper, the package's column kernel uses 8 warps at d = 128. This kernel avoids the duplicate work, because its
-# tiles are transposed and have 128 keys, so each warp gets 16 rows. All these numbers are from Triton 3.9. To see the
-# numbers for both rungs on your machine, run `fa2-lab xray b01 --full` and `fa2-lab xray b00 --full`.
+# Why does the compiler not arrange the warps as `[4, 2]`, as in chapter 08? There, the result of the matmul was the end
+# of the kernel. Here, each result becomes an operand of another matmul, and the compiler then keeps each row of it in
+# one warp.
+#
+# On Hopper, the package's column kernel uses 8 warps at d = 128. This kernel avoids the duplicate work. It computes Sᵀ,
+# whose rows are keys, and a block has 128 keys, so each of the 8 warps gets 16 rows of its own. All these numbers are
+# from Triton 3.9. To see the numbers for both rungs on your machine, run `fa2-lab xray b01 --full` and
+# `fa2-lab xray b00 --full`.
 
 # %% [markdown]
 # ## How does PyTorch use the kernels?
