@@ -1,4 +1,4 @@
-"""Checks of biases, and their keys. A bias is a function whose value is added to the scores.
+"""Check biases, and compute the keys that identify them. A bias is a function whose value is added to the scores.
 
 The key of a bias is part of the key under which prepared.py stores a prepared call.
 """
@@ -81,9 +81,9 @@ def kind_of(bias: Any) -> Any:
 
 
 def read_by(jitted: Any) -> dict[str, Any]:
-    """Return {name: value} of all variables from outside a jitted function that the function uses.
+    """Return {name: value} for all outside variables that a jitted function uses.
 
-    The variables of the jitted functions that it calls are included.
+    Outside variables that are used by the jitted functions it calls are included.
     """
     function = jitted.fn
     found = {name: function.__globals__.get(name) for name in globals_of(function.__code__)}
@@ -97,5 +97,5 @@ def read_by(jitted: Any) -> dict[str, Any]:
 
 @cache
 def globals_of(code: CodeType) -> tuple[str, ...]:
-    """Return the names that compiled Python code reads from its module, without those of attributes."""
+    """Return the names of the module-level variables that compiled Python code reads, without names of attributes."""
     return tuple(line.argval for line in get_instructions(code) if line.opname == "LOAD_GLOBAL")

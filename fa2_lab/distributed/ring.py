@@ -308,7 +308,7 @@ def backward(
 def partial_backward(
     ring: RingCall, dO: Tensor, dL: Tensor | None, q: Tensor, O: Tensor, L: Tensor, seen: Meeting, kv: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return what the queries and keys of the meeting `seen` contribute to dQ, dK and dV, or None if it is empty.
+    """Return the contributions of the meeting `seen` to dQ, dK and dV, or None if the meeting is empty.
 
     `kv` is the block (K, V) to which the keys belong.
     """

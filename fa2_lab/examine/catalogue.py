@@ -22,7 +22,7 @@ class Mistake(NamedTuple):
 
 
 def tables() -> list[list[list[str]]]:
-    """Return, for each section of catalogue.md, the rows of its table, each as a list of cells."""
+    """Return the table of each section of catalogue.md, as a list of rows, each of which is a list of cells."""
     sections = Path(__file__).with_name("catalogue.md").read_text(encoding="utf-8").split("\n## ")[1:]
     return [[[x.strip() for x in y[1:-1].split("|")] for y in z.splitlines()[4:] if y] for z in sections]
 

@@ -136,7 +136,7 @@ class Finding(NamedTuple):
 def known(answers: Iterable[Answer], output: str) -> list[Mistake]:
     """Return each mistake that alone reproduces the output called `output` ("O", "L" or a gradient) in all answers.
 
-    The tile size is that of each answer's case.
+    For each answer, the tile size of its case is used.
     """
     parts = {"O": ("reads", "O"), "L": ("reads", "O", "L")}.get(output, ("gradients",))
     some = [x for x in CATALOGUE.values() if x.part in parts and "bits" not in x.varies]
@@ -313,8 +313,8 @@ def choose(
 ) -> tuple[Variant, tuple[str, ...]]:
     """Return the best of the variants in `fitting`, and the names of other mistakes that fit equally many answers.
 
-    The best variant fits the most answers of all groups, and among equals, conventions are preferred. `known` is the
-    number of names that all variants share.
+    The best variant fits the most answers of all groups. If several variants fit equally many, conventions are
+    preferred. `known` is the number of names that all variants share.
     """
     score = {s: sum(x.fits(s, outputs) for x in answers) for s in fitting}
     most = [s for s in fitting if score[s] == max(score.values())]

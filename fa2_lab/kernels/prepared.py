@@ -1,4 +1,4 @@
-"""The table of prepared calls, with which checks and choices are made once for all calls with the same key.
+"""The table of prepared calls, so that checks and choices are made only once for all calls with the same key.
 
 The key contains everything on which checks and choices depend: types, dtypes, devices, shapes, strides and options, but
 neither addresses nor values. For each key, PREPARED stores the function that computes such a call, and its launches

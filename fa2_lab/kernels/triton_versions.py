@@ -177,7 +177,7 @@ def quicken() -> None:
 
         @wraps(replace_all)
         def replace_once(function: Any) -> Any:
-            """Replace Triton's functions unless a caller of `function` already has. Return what restores them."""
+            """Replace Triton's functions if no caller of `function` has done so. Return what restores them."""
             seen = [module for module in modules if any(x is module for x in function.__globals__.values())]
             first = not seen or any(is_builtin(module.load) for module in seen)  # Triton's own `load` is there still
             return replace_all(function) if first else nothing()

@@ -21,7 +21,7 @@ STATISTIC = 4  # bytes per number of a partial result, whose m, l and o are fp32
 
 
 def heads_fill(slots: int, heads: int) -> bool:
-    """Return whether one program per head, of `heads` equal heads, fills nearly all of the `slots` in every wave.
+    """Return whether one program per head fills nearly all `slots` in every wave, for `heads` heads of equal length.
 
     A slot is room for one program on an SM.
     """

@@ -89,7 +89,7 @@ DRIFT = 1.09  # times as long, if causal parts of more than four query heads dri
 
 
 def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool, group: int, d_pad: int) -> int:
-    """Return the number of parts into which to divide each column block, so that the call ends earliest.
+    """Return the number of parts into which to divide each column block, so that the call takes the least time.
 
     A column block has `steps` steps. Parts of the same length run in rounds, with one part per SM. Causal parts have
     half the steps on average, and the longest parts run first.

@@ -1,9 +1,9 @@
 """The sizes of a launch of the Hopper forward: which sizes are fastest, and for which calls other kernels are faster.
 
 The values in these tables were fitted to times on an H200 with Triton 3.9. These times were measured for the paper's
-grid of problems and for 510 random shapes like those of `fa2-lab bench sweep`, each with every set of sizes. The values
-for d = 192 and d = 256 are based on fewer calls. `per_SM` always means the number of blocks of 64 rows, in all heads,
-per SM.
+grid of problems and for 510 random shapes like those of `fa2-lab bench sweep`, with every set of sizes for each problem
+and shape. The values for d = 192 and d = 256 are based on fewer calls. `per_SM` always means the number of blocks of 64
+rows, in all heads, per SM.
 """
 
 from dataclasses import dataclass, replace
