@@ -467,8 +467,8 @@ for name, kernel in slowed.items():
 # change the amount of work, so this launch does not tell us what the spills cost.
 #
 # Why does the compiler not arrange the warps as `[4, 2]`, as in chapter 08? There, the result of the matmul was the end
-# of the kernel. Here, each result becomes an operand of another matmul, and the compiler then keeps each row of it in
-# one warp.
+# of the kernel. Here, the results P and dS are operands of other matmuls, and the compiler then keeps each row of them
+# in one warp.
 #
 # On Hopper, the package's column kernel uses 8 warps at d = 128. This kernel avoids the duplicate work. It computes Sᵀ,
 # whose rows are keys, and a block has 128 keys, so each of the 8 warps gets 16 rows of its own. All these numbers are

@@ -244,12 +244,13 @@ for launch, kernel in kernels.items():
 # %% [markdown]
 # - **Stages.** A tile of 64 × 128 two-byte values takes 16 KiB. With one stage, shared memory holds one tile each of Q,
 #   K and V, 48 KiB in all. With three stages, it holds one tile of Q, three of K and three of V, 112 KiB in all. More
-#   stages do not take more registers, because the copies go straight to shared memory.
+#   stages do not take more registers, because the copies go straight to shared memory. They even take fewer here,
+#   probably because with one stage, the tiles pass through registers (`LDG` and `STS` in chapter 10).
 # - **maxnreg.** With at most 128 registers, some of a thread's values do not fit. The *spills* column counts the
 #   instructions that store these values to memory and load them back.
 # - **Programs.** With the default options, the registers would allow 3 programs, but shared memory has room for only 2.
 #   `maxnreg=128` frees enough registers for 4 programs. At d = 64, the same option made room for the fourth program,
-#   but here it has no effect, because shared memory is still the limit.
+#   but here it makes no room, because shared memory is still the limit. It only costs the 51 spills.
 #
 # So before you change an option, find out which of the limits is the lowest, because that limit is the only one worth
 # raising.
@@ -271,8 +272,9 @@ for launch, kernel in kernels.items():
 # NVIDIA's word for a thread block. This layout stacks all eight warps on top of each other, which would take 128 rows.
 # Since the tile has only 64 rows, each row is computed twice, and so is each exponential. For $PV$, the compiler chose
 # `[4, 2]`, in which one group of four warps computes one half of O's d columns, and the other group computes the other
-# half. The table above already contained a clue. With twice the number of warps, each thread should need about half of
-# the 168 registers, but it still needs 138.
+# half. (The code below counts both loops, with 32 exponentials for scores and 2 for α per thread and loop, or
+# 2 · 34 · 128 = 8,704 in the first line.) The table above already contained a clue. With twice the number of warps,
+# each thread should need about half of the 168 registers, but it still needs 138.
 #
 # ```python
 # rows = {name: kernels[name] for name in ("as it is", "num_warps=8")}
@@ -498,7 +500,8 @@ print("L =", round(L.item(), 6), " by torch", round(torch.logsumexp(S, 1).item()
 #
 # The next cell shows what `compute-sanitizer` reported on an H200 for a kernel that writes 4,096 values into a tensor
 # with 1,000 elements (`fa2_studio/stray.py`). The report names the line and the thread, and tells you how far past the
-# end the access was.
+# end the access was. The program has 128 threads, each of which writes 4 numbers at a time, so thread 122 is the first
+# to leave the tensor in the second round (128 · 4 + 4 · 122 = 1,000).
 
 # %% tags=["hide-input"]
 told = (files.ROOT / "figures" / "data" / "stray.txt").read_text(encoding="utf-8")
