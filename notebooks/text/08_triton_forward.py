@@ -327,7 +327,8 @@ if timed.exists():
 # 0)` reduce a block over dimension 0, and `tl.exp(x)` computes the exponential of each element.
 #
 # **Build.** Write the softmax of each row, with one program per row. The rows of X are `x_stride` apart, the rows of Y
-# are `y_stride` apart, and neighbouring columns are adjacent in memory in both.
+# are `y_stride` apart, and neighbouring columns are adjacent in memory in both. As `other`, a load also accepts
+# `float("-inf")`.
 
 # %%
 @triton.jit
