@@ -59,8 +59,9 @@ show("time_and_memory")
 #
 # A model runs attention many times side by side, and each of these runs is called a *head*. FA1 is the slowest of the
 # four programs because the printed algorithm, taken literally, computes each head on just one of the GPU's 132
-# processors, so many processors are idle (chapter 06). FA1 has other costs as well (chapter 03). The FA1 authors' own
-# kernel was two to four times as fast as standard attention, and chapter 03 also explains why.
+# processors. At N = 16,384, the chart has 16 heads, so 116 processors are idle (chapter 06). That alone does not make
+# FA1 as slow as it is, and chapter 03 explains its other costs. It also explains why the FA1 authors' own kernel was
+# two to four times as fast as standard attention.
 
 # %% [markdown]
 # ## What does attention compute?
@@ -161,8 +162,8 @@ show("gpu_map")
 # do 206 FLOPs in the time that HBM, also at full speed, takes to deliver one byte.
 #
 # The same division gives the other costs. For example, the FP32 units of all SMs together carry out 31 · 10¹²
-# instructions per second, so one instruction costs 989 / 31 = 32 FLOPs. The next cell prints the whole list for an
-# H200:
+# instructions per second, so one instruction costs 989 / 31 = 32 FLOPs. There are 3.9 · 10¹² exponentials per second,
+# shared memory delivers 31 TB/s, and L2 delivers 9.7 TB/s. The next cell prints the whole list for an H200:
 
 # %%
 chip = chips.H200

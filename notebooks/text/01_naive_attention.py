@@ -196,10 +196,10 @@ print("in total:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # 04 shows, but for `standard` and a long text, they are the same. S and P are too large for L2, so all their elements
 # reach DRAM, and each element of Q, K, V and O is requested only once.
 #
-# Real kernels request Q, K and V more often. They compute S in tiles, and a tile needs the matching rows of Q and K.
-# The same rows of K are therefore requested again for every block of rows of Q. But Q, K and V are small, so L2 serves
-# these repeated requests, and each of the three matrices still reaches DRAM only once. The DRAM traffic of real kernels
-# is thus also $4N^2 + 4Nd$ elements.
+# Real kernels request Q, K and V more often. In a real kernel, many workers compute S in tiles, and a tile needs the
+# matching rows of Q and K. The same rows of K are therefore requested again for every block of rows of Q. But Q, K and
+# V are small, so L2 serves these repeated requests, and each of the three matrices still reaches DRAM only once. The
+# DRAM traffic of real kernels is thus also $4N^2 + 4Nd$ elements.
 #
 # If you pass no meter, the default `UNWATCHED` makes the same lines run on plain arrays. The only parts of a meter that
 # you need are `meter.loads("Q")`, `meter.stores("Q")` and `meter.hbm_elements`.
@@ -211,10 +211,11 @@ print("in total:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # moved.
 #
 # - FLOPs: $QK^\top$ takes d multiply-adds per score, and $PV$ takes d per weight, so together they take $4N^2 d$ FLOPs.
-# - Bytes: S takes four bytes per score. In bf16, which keeps only 8 significant bits, a score between 16 and 32 could
-#   be off by 0.06, and its weight by 6%. P takes only two bytes per weight, in the tensor cores' format, because a
-#   weight is between 0 and 1, and the same rounding changes it by less than half a percent. Both are stored once and
-#   loaded once, so a score and its weight together cost 2 · 4 + 2 · 2 = 12 bytes.
+# - Bytes: S takes four bytes per score. In bf16, which keeps only 8 significant bits, numbers between 16 and 32 are 1/8
+#   apart. A score there could be off by half of that, or 0.06, and its weight by a factor of e^0.06 = 1.06. P takes
+#   only two bytes per weight, in the tensor cores' format, because a weight is between 0 and 1, and the same rounding
+#   changes it by less than half a percent. Both are stored once and loaded once, so a score and its weight together
+#   cost 2 · 4 + 2 · 2 = 12 bytes.
 #
 # **Predict.** For a product of two large N × N matrices, a larger N means more FLOPs per byte. Is the same true of
 # attention?
@@ -356,9 +357,9 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau *
 #
 # $$P_{ij} = e^{S_{ij}} / e^{L_i} = e^{S_{ij} - L_i} .$$
 #
-# It is therefore enough to keep O and L, and to compute a score again when its weight is needed. Appendix B.1 of the
-# [FlashAttention paper](https://arxiv.org/abs/2205.14135) does this, but its $L_i$ is the plain sum $\sum_j
-# e^{S_{ij}}$, without the logarithm.
+# It is therefore enough to keep O, from which $D_i = do_i \cdot o_i$ follows, and L, and to compute a score again when
+# its weight is needed. Appendix B.1 of the [FlashAttention paper](https://arxiv.org/abs/2205.14135) does this, but its
+# $L_i$ is the plain sum $\sum_j e^{S_{ij}}$, without the logarithm.
 #
 # **Build.** `by_rows(Q, K, V, tau)` computes O and L one query at a time, and never holds anything of size N × N. To
 # keep large scores from overflowing, let $m$ be the row's maximum and compute $L = m + \log \sum_j e^{s_j - m}$.
@@ -414,9 +415,10 @@ check(
 # elements. According to the meter's formula, standard attention requests only $4N^2 + 4Nd = 4.5N^2$. How much memory a
 # method needs and how many elements it requests are thus two different costs.
 #
-# Most of these requests don't reach DRAM, because L2 holds K and V. But bytes from L2 also cost time. At two bytes per
-# element, the requests of `by_rows` are $256N^2$ bytes. At 102 FLOPs each (chapter 00), they take as long as
-# $26{,}000\,N^2$ FLOPs, which is about ten times as long as DRAM takes for the $12N^2$ bytes of S and P.
+# Most of these requests don't reach DRAM, because L2 holds K and V. But bytes from L2 also cost time, although less
+# than bytes from DRAM, so the times differ by less than a factor of 30. At two bytes per element, the requests of
+# `by_rows` are $256N^2$ bytes. At 102 FLOPs each (chapter 00), they take as long as $26{,}000\,N^2$ FLOPs, which is
+# about ten times as long as DRAM takes for the $12N^2$ bytes of S and P.
 # </details>
 #
 # What if a whole block of queries shared each load of the keys and values? With 128 queries per block, there would be

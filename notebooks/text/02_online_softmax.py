@@ -299,8 +299,9 @@ show("merge_orders")
 # <details><summary>Answer</summary>
 #
 # **yes, exactly.** The merge needs only the plain sums $\sum e^s = e^m \ell$ and $\sum e^s v = e^m o$. The first one is
-# $e^L$, and the second is $e^L O$, so $(L, 1, O)$ is a state that can take the place of $(m, \ell, o)$, although L is
-# not a maximum. Any reference value works in place of the maximum, as long as nothing overflows.
+# $e^L$, and because $o = \ell\,O$, the second is $e^L O$, so $(L, 1, O)$ is a state that can take the place of $(m,
+# \ell, o)$, although L is not a maximum. Any reference value works in place of the maximum, as long as nothing
+# overflows.
 # </details>
 
 # %% [markdown]
