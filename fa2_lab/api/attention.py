@@ -58,10 +58,10 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return O = softmax(scale · q kᵀ) v for q (batch, heads, N_q, d) and k, v (batch, kv heads, N_k, d).
 
-    q, k and v must have the same dtype: fp16, bf16 or fp32. Batch, N_q and N_k may be 0. O has the shape of q and the
-    same dimension order in memory, and so has each gradient with respect to its input. The rows of O and of the
-    gradients are always contiguous, and no two of their elements share memory, even if q, k or v are views for which
-    this is not true.
+    q, k and v must have the same dtype: fp16, bf16 or fp32. Batch, N_q and N_k may be 0. O has the same shape and the
+    same dimension order in memory as q, and each gradient has those of its input. The rows of O and of the gradients
+    are always contiguous, and no two of their elements share memory, even if q, k or v are views for which this is not
+    true.
 
     causal       If True, row r sees the columns up to r + N_k − N_q, so the last query is aligned with the last key.
     window       A pair (left, right): row r sees columns r + N_k − N_q − left … r + N_k − N_q + right. A bound of None

@@ -255,7 +255,7 @@ def check_numbers(causal: object, scale: object, d: int, return_lse: object) -> 
 
 
 def splits_asked(num_splits: object) -> int:
-    """Return num_splits as an int, with 0 for None.
+    """Return num_splits as an int, or 0 if num_splits is None.
 
     Raise an error unless it is None or a whole number from 0 to 256.
     """

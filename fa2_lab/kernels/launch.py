@@ -99,7 +99,7 @@ def current_stream(X: torch.Tensor) -> int:
 
 
 def addresses(tensors: Any) -> list[int]:
-    """Return the addresses of the tensors, with 0 for None. Kernels do not read from an address of 0."""
+    """Return the address of each tensor, or 0 for a tensor that is None. Kernels do not read from an address of 0."""
     return [0 if X is None else X.data_ptr() for X in tensors]
 
 

@@ -102,7 +102,7 @@ def forget() -> None:
 
 
 def keys_of(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
-    """Return the properties of each tensor on which checks and choices depend, with None for a missing tensor."""
+    """Return the properties of each tensor on which checks and choices depend, or None for a missing tensor."""
     return [None if x is None else (x.dtype, x.device, x.shape, x.stride(), x.is_neg()) for x in tensors]
 
 

@@ -34,7 +34,7 @@ def first_state(sink: float | None = None) -> tuple[float, float]:
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxState:
-    """The softmax state (o, m, l) of a set of rows after some of their keys.
+    """The softmax state (o, m, l) of a set of rows after some of their keys have been processed.
 
     update() adds keys, and finalize() returns the output (o, L).
     """

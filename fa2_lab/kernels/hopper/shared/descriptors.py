@@ -23,7 +23,7 @@ FAR = gl.constexpr(2**30)  # more rows than any tensor has
 
 
 def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
-    """Return a descriptor for TMA copies of tiles of `rows` rows and d columns of a head of X.
+    """Return a descriptor with which TMA copies tiles of a head of X, each with `rows` rows and d columns.
 
     The descriptor does not contain X's address yet.
     """
