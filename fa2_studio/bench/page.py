@@ -140,7 +140,7 @@ def heading(run: Record) -> list[str]:
     rows = run.rows + run.sustained
     file = f"figures/data/{path_of(run.suite).name}"
     if rows:
-        problems = f"The inputs are in {shapes(rows)}. [The record]({file}) contains all the numbers."
+        problems = f"The inputs are in {shapes(rows)} ([all numbers]({file}))."
     else:
         problems = f"[The record]({file}) contains all the numbers of this suite."
     return ["", f"## {run.suite}", "", f"This suite {verb} {what}. {problems}", ""]
