@@ -21,13 +21,19 @@ function prepare() {
   transport.length(run.length);
 }
 
+/** The step that is shown first: the gradients have begun to grow, and if workers meet at all, they do so here. */
+function opening() {
+  const grown = run.findIndex(({ meet }, t) => t >= 3 && Object.keys(meet).length);
+  return grown < 0 ? Math.min(3, transport.last - 1) : grown;
+}
+
 // Drawing -------------------------------------------------------------------------------------------------------------
 
 function draw(t) {
   if (!stage.clientWidth || !run.length) return; // not laid out yet, or refused
   const step = run[t];
   const width = stage.clientWidth;
-  const c = Math.min(72, Math.floor((width - 170) / set.columns), 360 / set.rows);
+  const c = Math.min(72, Math.floor((width - 194) / set.columns), 360 / set.rows);
   const place = { c, x: 42, y: 58, dQ: 42 + set.columns * c + 18, dw: 46 };
   const height = place.y + set.rows * c + 10;
   clear(stage, height);
@@ -154,7 +160,7 @@ function count(t) {
 follow(form, set, () => {
   transport.pause();
   prepare();
-  transport.go(0);
+  transport.go(opening());
 });
 if (ask.has("step")) transport.go(Number(ask.get("step")));
 onWidth(stage, () => transport.show());

@@ -40,6 +40,7 @@ function drawWay({ visits, writes, end, sums }, name, t, { lane, left, unit, top
   shape(stage, "text", { x: 0, y: top - 8, class: "strong" }, `${name}: ends after ${end}`);
   for (const k of upTo(set.blocks))
     shape(stage, "text", { x: 0, y: top + k * lane + 14, class: "small" }, `worker ${k + 1}`);
+  const narrow = []; // boxes too narrow for their words, which are then written once for all of a worker's boxes
   for (const { worker, from, to, i } of visits) {
     const state = t >= to ? "" : t > from ? " running" : " ahead";
     const at = { x: left + from * unit, y: top + worker * lane, width: (to - from) * unit - 1, height: lane - 3 };
@@ -47,8 +48,20 @@ function drawWay({ visits, writes, end, sums }, name, t, { lane, left, unit, top
     const words = i === null ? "dK, dV" : `dQ ${i + 1}`;
     const text = { x: at.x + at.width / 2, y: at.y + 13, class: `small middle in${state}` };
     if (at.width > 36) shape(stage, "text", text, words);
+    else narrow.push({ worker, from, to, words });
+  }
+  for (const worker of upTo(set.blocks)) {
+    const boxes = narrow.filter((box) => box.worker === worker);
+    for (const words of new Set(boxes.map((box) => box.words))) {
+      const same = boxes.filter((box) => box.words === words);
+      const [from, to] = [Math.min(...same.map((box) => box.from)), Math.max(...same.map((box) => box.to))];
+      const text = { x: left + ((from + to) / 2) * unit, y: top + worker * lane + 13 };
+      if ((to - from) * unit > 40) shape(stage, "text", { ...text, class: `small middle in${t > from ? "" : " ahead"}` }, words);
+    }
   }
   const below = top + set.blocks * lane + 6;
+  const numbers = left + transport.last * unit + 8;
+  shape(stage, "text", { x: numbers, y: below - 6, class: "small quiet" }, "one entry");
   for (const i of upTo(set.blocks)) {
     const y = below + i * lane;
     shape(stage, "text", { x: 0, y: y + 14, class: "small" }, `dQ ${i + 1}`);
@@ -61,8 +74,7 @@ function drawWay({ visits, writes, end, sums }, name, t, { lane, left, unit, top
       shape(stage, "text", { x: box.x + width / 2, y: y + 13, class: "small middle in" }, String(mark));
     }
     const whole = all.every((write) => write.time <= t);
-    const x = left + transport.last * unit + 8;
-    if (whole) shape(stage, "text", { x, y: y + 13, class: "small" }, show(sums[i], 7));
+    if (whole) shape(stage, "text", { x: numbers, y: y + 13, class: "small" }, show(sums[i], 7));
   }
 }
 
@@ -96,6 +108,6 @@ follow(form, set, () => {
   transport.go(ways[0].writes[0].time);
 });
 $("note").textContent =
-  "A box is a tile. With atomic adds it takes five matmuls, and in the two passes it takes four and three. A mark × 4 means that 4 workers add at the same time. At the right is one number of each block of dQ, summed in float32 in the order of this run.";
+  "A box is a tile. With atomic adds it takes five matmuls, and in the two passes it takes four and three. A mark × 4 means that 4 workers add at the same time. At the right is one entry of each block of dQ, summed in float32 in the order of this run.";
 if (ask.has("step")) transport.go(Number(ask.get("step")));
 onWidth(stage, () => transport.show());
