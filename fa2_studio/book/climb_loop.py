@@ -37,6 +37,12 @@ class Jump(NamedTuple):
     def factor(self) -> float:
         return self.after.full / self.before.full
 
+    @property
+    def changes(self) -> str:
+        """Return which changes the factor is of."""
+        last, many = int(self.after.number), JUMPS[self.after.number][0]
+        return f"change {last}" if many == 1 else f"changes {last - many + 1}–{last}"
+
 
 def data() -> dict:
     """The speeds of all rungs and of the peer, and the six jumps."""
@@ -194,7 +200,7 @@ def moving(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[
         + text(X, 289, rest(rungs, jumps), "p", film.shown("e", at[-2] + 0.9))
         + rows
     )
-    words = "; ".join(f"{jump.words}: times {jump.factor:.2f}" for jump in jumps)
+    words = "; ".join(f"{jump.words} ({jump.changes}): times {jump.factor:.2f}" for jump in jumps)
     alt = f"One bar, the speed of a forward kernel, goes through {len(rungs) - 1} changes; six jumps: {words}. "
     alt += f"At the end the bar has passed a line, the speed of {name}."
     looks = f"{LOOKS}@media(prefers-color-scheme:dark){{{DARK}}}"
@@ -222,14 +228,16 @@ def numbers(film: Film, rungs: list[RungSpeeds], k: int, share: float, at: list[
     shown = text(
         end, BAR_Y - 12, f"{share:.0%}", "big", ' text-anchor="end"' + film.shown(f"n{k}", at[k], until, QUICK)
     )
-    change = f"Change {k}, {rungs[k].name}: × {rungs[k].full / rungs[k - 1].full:.2f}" if k else "Standard attention"
+    before = f"change {k - 1}" if k > 1 else "standard attention"
+    factor = f"× {rungs[k].full / rungs[k - 1].full:.2f} over {before}"
+    change = f"Change {k}, {rungs[k].name}: {factor}" if k else "Standard attention"
     return shown + text(X, 289, change, "p", film.shown(f"c{k}", at[k], until or at[k] + 0.9, QUICK))
 
 
 def row(film: Film, k: int, jump: Jump, t: float, peer: float) -> str:
-    """A jump: its number under the bar and before the row, its factor, its name, its line, and from where to where."""
+    """A jump: its number under the bar and before the row, its factor, name, line, changes, and from where to where."""
     y, place = ROW_Y + k * ROW_H, X + FULL * jump.after.full / peer
-    from_to = f"{jump.before.full / peer:.0%} → {jump.after.full / peer:.0%}"
+    from_to = f"{jump.changes}: {jump.before.full / peer:.0%} → {jump.after.full / peer:.0%}"
     ground = f'<rect x="{X - 12}" y="{y - 3}" width="{WIDTH + 24}" height="{ROW_H - 2}" rx="8" class="e"'
     lit = film.shown(f"l{k}", t, t + JUMP + 0.15)
     inside = "".join(
