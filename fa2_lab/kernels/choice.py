@@ -19,7 +19,6 @@ import torch
 import triton
 from torch import Tensor
 from triton.errors import TritonError
-from triton.runtime.errors import InterpreterError
 
 from fa2_lab.kernels import interpreter
 from fa2_lab.kernels.decode import plan as decode
@@ -198,7 +197,7 @@ def served(
                     return found
             except Exception as error:
                 if not is_a_compiler_s(error):
-                    if bias is not None and isinstance(error, InterpreterError):
+                    if bias is not None and is_the_interpreter_s(error):
                         raise TypeError(fails(bias, error)) from error
                     raise
                 if otherwise is None:
@@ -219,7 +218,7 @@ def is_a_compiler_s(error: Exception) -> bool:
     also loads the kernel, a CUDA error can also be raised inside the compiler. Such an error does not count.
     """
     if isinstance(error, TritonError):
-        return not isinstance(error, InterpreterError)
+        return not is_the_interpreter_s(error)
     modules, trace = [], error.__traceback__
     while trace is not None:
         modules.append(trace.tb_frame.f_globals.get("__name__", ""))
@@ -230,6 +229,11 @@ def is_a_compiler_s(error: Exception) -> bool:
     return compiling and not isinstance(error, torch.AcceleratorError) and "Triton Error" not in str(error)
 
 
+def is_the_interpreter_s(error: BaseException) -> bool:
+    """Return whether Triton's interpreter raised `error`, because the code of a kernel failed."""
+    return type(error).__name__ == "InterpreterError"
+
+
 def refused(name: str, error: Exception) -> str:
     """Return a line that names the kernel that Triton cannot compile, and the type and the first line of the error."""
     lines = (getattr(error, "error_message", None) or str(error)).strip().splitlines()
@@ -238,7 +242,7 @@ def refused(name: str, error: Exception) -> str:
 
 def fails(bias: Callable, error: BaseException) -> str:
     """Return the message for a bias that fails in Triton's interpreter. It contains the first of the chained errors."""
-    while isinstance(error, InterpreterError) and error.__cause__ is not None:
+    while is_the_interpreter_s(error) and error.__cause__ is not None:
         error = error.__cause__
     found = f"fails in Triton's interpreter ({type(error).__name__}: {error})"
     return f"bias: got {bias.__name__}, which {found}; it takes a @triton.jit function of (head, row, column)"
