@@ -23,7 +23,6 @@ from pygments.lexers import PythonLexer
 from fa2_lab.plots.live import WIDE as WIDE_PIECES
 from fa2_lab.plots.live import page
 from fa2_lab.tools import files
-from fa2_lab.tools.figures import PHONE
 from fa2_studio.book.callouts import mathml
 from fa2_studio.book.chapters import NOTEBOOKS, written
 from fa2_studio.book.site import FIGURES, LIVE, LOOKS, drawn, is_imports
@@ -44,10 +43,11 @@ LECTURES = {  # title: its chapters; of those with several parts, which are show
 LEFT_OUT = ("Exercises", "Checks", "Questions", "Part ")  # the course's, not a lecture's
 ROWS, LETTERS = 15, 80  # what a slide holds: lines of words, and letters in a line
 FULL, WIDE = 19, 70  # lines of code, which are closer together, and letters in a line of code
-ROOM, SIDES = (1208, 620), re.compile(r'width="([\d.]+)" height="([\d.]+)"')  # pixels for a picture; those of an SVG
+ROOM, HIGH = 620, re.compile(r'<svg[^>]* height="([\d.]+)"')  # pixels for a picture; the height of an SVG
 PANEL = re.compile(
     r'<text style="font-weight: 700; font-size: 10\.5px[^>]*?(?:y="|translate\(\S+ )([\d.]+)'
 )  # its title
+TICK = re.compile(r'<text[^>]* y="([\d.]+)">([\d,]+)</text>')
 VIEW = re.compile(r'height="[\d.]+" viewBox="0 0 ([\d.]+) ([\d.]+)"')
 FOLD = re.compile(r"<details>\s*<summary>(.*?)</summary>(.*?)</details>", re.DOTALL)
 ASKED = re.compile(r"^\*\*(?:Predict|Build)\.\*\*", re.MULTILINE)
@@ -236,25 +236,38 @@ def looked_at(cell: nbformat.NotebookNode) -> list[Beat]:
 
 
 def parts(name: str) -> list[str]:
-    """A picture for slides, which are light: as for a page or a phone, or in parts if its letters were too small."""
-    page, phone = ((folder / f"{name}.svg").read_text(encoding="utf-8") for folder in (FIGURES, FIGURES / PHONE))
-
-    def scale(svg: str) -> float:
-        return min(room / float(side) for room, side in zip(ROOM, SIDES.search(svg).groups(), strict=True))
-
-    shown = [page if scale(page) >= 1.15 else max(page, phone, key=scale)]
-    if scale(shown[0]) < 1 and (cuts := PANEL.findall(page)):
-        width, high = map(float, VIEW.search(page).groups())
-        ends = sorted({max(0, float(y) - 12) for y in cuts[1:]} | {high})
+    """A picture for slides, which are wide and light: as for a page, or in parts if it is higher than a slide."""
+    page = (FIGURES / f"{name}.svg").read_text(encoding="utf-8")
+    shown = [page]
+    if float(HIGH.search(page)[1]) > ROOM and (cuts := sorted({float(y) for y in PANEL.findall(page)})):
+        high = float(VIEW.search(page)[2])
+        ends = [b - 12 for a, b in pairwise(cuts) if b - a > 20] + [high]  # closer are two lines of a title
         tops = [0.0]
         for end, after in pairwise(ends):
-            if after - tops[-1] > 0.75 * ROOM[1] and end - tops[-1] > 60:
+            if after - tops[-1] > 0.75 * ROOM and end - tops[-1] > 60 and high - end > 140:
                 tops.append(end)
-        spans = pairwise([*tops, high])
-        views = [f'height="{(b - a) / 0.75:g}" viewBox="0 {a:g} {width:g} {b - a:g}"' for a, b in spans]
-        shown = [VIEW.sub(view, page, count=1) for view in views] if len(views) > 1 else shown
+        spans = list(pairwise([*tops, high]))
+        shown = [piece(page, a, b, high) for a, b in spans] if len(spans) > 1 else shown
     light = [re.sub(r"<style>@media.*?</style>", "", svg, count=1, flags=re.DOTALL) for svg in shown]
     return [f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}" for svg in light]
+
+
+def piece(page: str, top: float, end: float, high: float) -> str:
+    """A picture from top to end; below it the axis at the picture's foot, if no other numbers are under the piece."""
+    start, stop, width = page.index(">", page.index("<svg")) + 1, page.rindex("</svg>"), VIEW.search(page)[1]
+    rows = [float(y) for y, _ in set(TICK.findall(page))]  # a number that is repeated in a row is no axis's
+    axis = next((y for y in rows if y > high - 25 and rows.count(y) > 2), None)
+    own = end == high or any(end - 40 < y < end and rows.count(y) > 2 for y in rows)
+    foot = 0 if own or axis is None else high - axis + 12
+
+    def part(y: float, begin: float, tall: float, inside: str) -> str:
+        view = f'viewBox="0 {begin:g} {width} {tall:g}"'
+        return f'<svg y="{y:g}" width="{width}" height="{tall:g}" {view}>{inside}</svg>'
+
+    tall = end - top
+    head = VIEW.sub(f'height="{(tall + foot) / 0.75:g}" viewBox="0 0 {width} {tall + foot:g}"', page[:start], count=1)
+    shown = part(0, top, tall, f'<g id="all">{page[start:stop]}</g>')
+    return head + shown + (part(tall, high - foot, foot, '<use href="#all"/>') if foot else "") + page[stop:]
 
 
 def slides(title: str, beats: list[Beat]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 "use strict";
 const all = [...document.querySelectorAll("section")];
 let at = Math.min(Math.max(Number(location.hash.slice(1)) - 1, 0), all.length - 1) || 0;
+for (const [n, section] of all.entries()) section.dataset.number = `${n + 1} / ${all.length}`;
 
 /** Letters grow to fill a slide, and shrink only if a wide table leaves no other way; what was printed shrinks alone. */
 function fit(section) {
