@@ -244,7 +244,7 @@ def short(x: float) -> str:
 
 
 def shapes(rows: list[Measurement]) -> str:
-    """Return what problems have in common and their ranges, as in "bf16, all causal, with 2 heads, batch size 1, …"."""
+    """Return what problems have in common and their ranges, as in "bf16, with 2 heads, batch size 1, …"."""
 
     def span(key: str) -> str:
         numbers = sorted({row.problem[key] for row in rows})
@@ -264,9 +264,9 @@ def shapes(rows: list[Measurement]) -> str:
     )
     heads = f"{span('heads')} {'query ' * bool(shared)}head{'s' * (span('heads') != '1')}{shared}"
     masks = sorted({row.problem["causal"] for row in rows}, reverse=True)
-    mask = "causal and non-causal" if masks[1:] else "all causal" if masks[0] else "all non-causal"
+    mask = "each with and without" if masks[1:] else "always with" if masks[0] else "always without"
     batch = f"batch size{'s' * (',' in span('batch') or ' ' in span('batch'))} {span('batch')}"
-    return f"{' and '.join(sorted(dtypes))}, {mask}, with {heads}, {batch}, d = {span('d')}, {lengths}"
+    return f"{' and '.join(sorted(dtypes))}, with {heads}, {batch}, d = {span('d')}, {lengths}, {mask} a causal mask"
 
 
 # Tables -------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ CONTESTS = {
     "long": "attention over a single sequence of up to 262,144 tokens",
     "heads": "grouped-query attention, with 1 to 32 K/V heads",
     "deterministic": "deterministic gradients and the faster ones that are not deterministic",
-    "sweep": "attention on 200 random shapes, with cuDNN and FlashAttention-3 beside fa2_lab",
+    "sweep": "fa2_lab, cuDNN and FlashAttention-3 on 200 random shapes",
     "masks": (
         "attention with a window, a softcap or sinks under the causal mask, counting FLOPs only for the keys that rows "
         "see"

@@ -257,9 +257,9 @@ check(update, Case("row 1 sees no key. What is −∞ − (−∞)?", (*nothing,
 #
 # Does it matter in which order the parts are merged, or which part is merged with which? To see that it does not, we
 # multiply the first equation by $e^m$, which turns it into $e^m \ell = e^{m_a} \ell_a + e^{m_b} \ell_b$. For any part,
-# $e^m \ell$ is the plain sum $\sum e^s$ over the part's keys, from which no maximum has been subtracted. A merge thus
-# adds plain sums, and the same is true for o. Except for rounding, a sum does not depend on the order and grouping of
-# its terms.
+# $e^m \ell$ is the plain sum $\sum e^s$ over the part's keys, from which no maximum has been subtracted. For ℓ, then, a
+# merge just adds plain sums, and the same is true for o. Apart from rounding, a sum does not depend on the order or
+# grouping of its terms.
 #
 # The next cell merges three parts of different lengths, for a random S of 4 × 12 scores and a random V of 12 × 2
 # values. `SoftmaxState` is the package's class for a state. `SoftmaxState.reset(4, 2)` returns the state of four rows

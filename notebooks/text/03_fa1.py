@@ -153,9 +153,9 @@ check(
 # the inner loop processes every row block with them. Then the outer loop moves on to the next column block, and the
 # inner loop goes through all row blocks again.
 #
-# Why are the keys outside? We follow Algorithm 1 of the paper here. In this order, K and V are loaded only once, and
-# with many heads, one worker per head is enough to fill the GPU. Either order gives the right result, and chapter 04
-# shows that the other one is better.
+# Why is the loop over the keys the outer one? We follow Algorithm 1 of the paper here. In this order, K and V are
+# loaded only once, and with many heads, one worker per head is enough to fill the GPU. Either order gives the right
+# result, and chapter 04 shows that the other one is better.
 #
 # In FA1's order, a single worker does all of a head, because its column blocks depend on each other. Each of them
 # loads O, ℓ and m, updates them and stores them again. If two workers had different column blocks, both might load the
@@ -328,8 +328,8 @@ show("hbm_traffic")
 #
 # Like ours, their kernel uses one thread block per head, but two things are different.
 #
-# - **Heads.** Their 64 sequences with 16 heads each give 1,024 workers to the A100's 108 SMs. The problem in our table
-#   has 4 sequences with 16 heads each, which give only 64 workers to the H200's 132 SMs.
+# - **Heads.** Their 64 sequences of 16 heads each yield 1,024 workers for the A100's 108 SMs. The problem in our table
+#   has 4 sequences of 16 heads each, which makes only 64 workers for the H200's 132 SMs.
 # - **Blocks and code.** Their kernel is handwritten CUDA with large blocks. With 256 keys per block and 1,024 keys in
 #   all, each output is stored only four times. Ours is the simplest possible Triton code. It uses 64 keys per block,
 #   follows Algorithm 1's loops, and divides in every tile.

@@ -224,10 +224,10 @@ show("causal_tiles")
 # rows see no key at all.
 #
 # FA1 as printed computes and masks all tiles. For FA2, `tiling.visited_cols(i)` lists the column blocks that row block
-# i has to visit, because their tiles are not SKIP. `tiling.hide(s, i, j)` returns the scores of a tile with −∞ wherever
-# the mask hides a score, and it leaves a FULL tile unchanged. A masked score must be −∞, because a score of 0 would
-# still get a weight, $e^{0 - m}$. To find out a tile's kind before loading anything, it is enough to look at two of its
-# corners:
+# i has to visit, that is, those whose tiles are not SKIP. `tiling.hide(s, i, j)` returns the scores of a tile with −∞
+# wherever the mask hides a score, and it leaves a FULL tile unchanged. A masked score must be −∞, because a score of 0
+# would still get a weight, $e^{0 - m}$. To find out a tile's kind before loading anything, it is enough to look at two
+# of its corners:
 
 # %%
 def kind(tiling, i, j):  # for as many queries as keys
@@ -471,10 +471,10 @@ Markdown("\n".join(lines))
 # the time (chapter 03). On the other hand, L2's line is not an exact bound, because an SM's L1 serves a few of the
 # requests.
 #
-# **Build.** Now compute the limits for any size, as times. `seconds(N, d, B_r)` returns three times for FA2's forward
-# pass on one head without a mask: the time that the tensor cores need at full speed, then L2's, then DRAM's. The
-# longest of the three is the limit. Q, K, V and O have two bytes per number, and L has four. Assume that L2 has room
-# for K and V.
+# **Build.** Now write a function that turns these limits into times, for any size. `seconds(N, d, B_r)` returns how
+# long the tensor cores, L2 and DRAM each need at full speed, in that order, for FA2's forward pass on one head without
+# a mask. The longest of the three is the limit. Q, K, V and O have two bytes per number, and L has four. Assume that L2
+# has room for K and V.
 
 # %%
 TENSOR, L2, DRAM = 989.4e12, 9.6576e12, 4.8e12  # an H200: FLOPs and bytes per second
@@ -520,9 +520,9 @@ check(
 # <details><summary>Answer</summary>
 #
 # **the special function units.** The FLOPs and bytes per score shrink with d, but each score still takes one
-# exponential. At d = 64, the products take 4 · 64 = 256 FLOPs per score, and an exponential also costs 256. The two
-# units therefore need almost exactly the same time, and the few additional exponentials for α tip the balance. This is
-# why exponentials matter most in kernels for d = 64, and matrix products in kernels for d = 128.
+# exponential. At d = 64, the products take 4 · 64 = 256 FLOPs per score, and an exponential takes as long as 256 matmul
+# FLOPs. The two units therefore need almost exactly the same time, and the few additional exponentials for α tip the
+# balance. This is why exponentials matter most in kernels for d = 64, and matrix products in kernels for d = 128.
 # </details>
 
 # %% [markdown]

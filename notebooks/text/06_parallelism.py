@@ -295,11 +295,11 @@ live("tiles")
 # %% [markdown]
 # ## What if thread blocks are not equal?
 #
-# Under the causal mask, with as many queries as keys and square tiles, row block i has i tiles if we count row blocks
-# from 1. Two heads of 12 row blocks have 2 · 78 = 156 tiles. On 8 SMs, no launch order can end before time 20, because
-# 156 / 8 = 19.5 and a launch can end only when a whole tile ends.
+# Under the causal mask, if the tiles are square and there are as many queries as keys, row block i has i tiles
+# (counting row blocks from 1). Two heads of 12 row blocks have 2 · 78 = 156 tiles. On 8 SMs, no launch can finish
+# before time 20, whatever its order, because 156 / 8 = 19.5 and each tile takes a whole unit of time.
 #
-# **Predict.** Which launch order ends first?
+# **Predict.** Which launch order finishes first?
 #
 # - ☐ the natural order, row by row and head by head
 # - ☐ heavy and light alternately, 12, 1, 12, 1, 11, 2, …
@@ -308,10 +308,10 @@ live("tiles")
 #
 # <details><summary>Answer</summary>
 #
-# **the heaviest first.** This order ends at 21. If heavy and light blocks alternate, the launch ends at 22. With the
-# lightest first, it ends at 24, and in the natural order, it ends at 26. A heavy thread block that starts late ends
-# late, and the other SMs wait for it. If the heavy ones start first, light ones fill the gaps at the end. Your
-# `schedule` computes all four numbers.
+# **the heaviest first.** In this order, the launch ends at 21. If heavy and light blocks alternate, the launch ends at
+# 22. With the lightest first, it ends at 24, and in the natural order, it ends at 26. A heavy thread block that starts
+# late ends late, and the other SMs wait for it. If the heavy ones start first, light ones fill the gaps at the end.
+# Your `schedule` computes all four numbers.
 # </details>
 
 # %% tags=["nbval-ignore-output", "hide-input"]

@@ -263,7 +263,7 @@ show("warp_split")
 # In real kernels, shared memory has buffers for two or more tiles, which are called *stages*. The next copy goes to
 # another stage while this tile is in use, so warps seldom wait. With several stages, one barrier per tile can be
 # enough. Barrier n waits for the copy of tile n and for all warps, and a warp reaches it only after it has finished
-# reading tile n − 1. With two stages, the events follow each other like this:
+# reading tile n − 1. With two stages, the sequence of events is:
 #
 # | | stage n mod 2 | the other stage |
 # | --- | --- | --- |
@@ -280,11 +280,11 @@ show("warp_split")
 # %% [markdown]
 # ## What is it worth?
 #
-# Saving bytes saves time only if some unit has been waiting for them. We therefore count how many clocks one tile keeps
-# each unit of an SM busy, as in chapter 04 after tweak 1. Here the step is FA2's, which has fewer exponentials and FP32
-# instructions than FA1's step in chapter 04's table. The column for shared memory is new. It assumes a bandwidth of 128
-# bytes per clock, as in each SM of an A100. Under split-K, the FP32 units also add the four partial results, which
-# takes 3 · 128 · 128 additions. The tile has 128 × 64 scores, with d = 128:
+# Saving bytes saves time only if some unit has been waiting for them. We therefore count for how many clocks one tile
+# keeps each unit of an SM busy, as we did in chapter 04 after tweak 1. Here the step is FA2's, which has fewer
+# exponentials and FP32 instructions than FA1's step in chapter 04's table. The column for shared memory is new. It
+# assumes a bandwidth of 128 bytes per clock, as in each SM of an A100. Under split-K, the FP32 units also add the four
+# partial results, which takes 3 · 128 · 128 additions. The tile has 128 × 64 scores, with d = 128:
 
 # %% tags=["hide-input"]
 def both(chip, *sizes, W=4):  # a tile's clocks under split-K and under split-Q, and how far they are apart

@@ -679,8 +679,8 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 # programs, without a mask and with it.
 #
 # - Rung 06, causal: a third program now fits, which helps more than the saved instructions do.
-# - Rung 07, causal: half of the tiles are gone, but so is the third program. The kernel therefore becomes 1.51 times as
-#   fast, and not twice as fast.
+# - Rung 07, causal: half of the tiles are gone, but so is the third program. The kernel is therefore only 1.51 times as
+#   fast, not twice as fast.
 # - Rung 08, no mask: the second loop is a second copy of the code. It takes more registers, so the third program no
 #   longer fits. As a result, a change that saves work makes the kernel slower.
 # </details>
@@ -834,8 +834,8 @@ show("ratios")
 #   longest stall, one change, and a new measurement. When one wait disappears, another one can take its place.
 # - Prefetching hides latency. With enough stages, a step takes only as long as the slower of its two parts, the copy
 #   and the work.
-# - Letting a copy or a matmul run while the warps go on helps more than saving an instruction. To find out whether it
-#   does run on, count the waits in the listing.
+# - Overlapping a copy or a matmul with the warps' other work helps more than saving an instruction. To find out whether
+#   they really overlap, count the waits in the listing.
 # - Giving each row block its own program brings the largest speedup, because it fills the GPU and lets the programs
 #   find K and V in L2. Next comes the number of programs per SM, which is limited by registers and, from rung 10 on,
 #   also by shared memory. How much an extra program helps depends on the waves.

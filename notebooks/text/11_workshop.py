@@ -358,8 +358,8 @@ for lane in ("copies", "products"):
 # %% [markdown]
 # The tensor cores are idle during each copy, just as in chapter 10's timeline for one stage. `nsys` and `proton` show
 # when each *kernel* ran, but Proton can also look inside a kernel, as it did here. To get such a timeline for a kernel
-# of your own, add the lines below that end with `# new`. In `mine.py`, do this in both loops. Reading the clock takes
-# time itself, so you can trust the order of the recorded spans but not their lengths:
+# of your own, add the lines below that end with `# new`. In `mine.py`, do this in both loops. Reading the clock itself
+# takes time, so you can trust the order of the recorded spans but not their lengths:
 #
 # ```python
 # import triton.profiler as proton  # new

@@ -537,11 +537,11 @@ show("strips_18")
 #
 # In the next rung, a warpgroup will look ahead, which means that it starts the next tile's S together with this tile's
 # P V. The first S, however, has no P V to run alongside. Rung 19 therefore takes the first tile, which is the rightmost
-# one, out of the loop. No other tile can reach past the last key, so the loop no longer needs to test for that, unless
-# there is a causal mask. In the listing below, `mine` is the number of tiles that this consumer's rows see. It is at
-# least 1, so that there is always a first tile. If the rows see no key in that tile, all of its scores are masked. Of
-# the tiles that its rows see, the rightmost is tile `mine − 1`. As in rung 15, `full` counts the tiles on the left that
-# need no mask, so this tile needs the mask if `mine − 1 >= full`, which the listing writes as `mine > full`.
+# one, out of the loop. No other tile can reach past the last key, so the loop no longer needs any mask, unless the call
+# is causal. In the listing below, `mine` is the number of tiles that this consumer's rows see. It is at least 1, so
+# that there is always a first tile. If the rows see no key in that tile, all of its scores are masked. The rightmost
+# tile that the consumer's rows see is tile `mine − 1`. As in rung 15, `full` counts the tiles on the left that need no
+# mask, so this tile needs the mask if `mine − 1 >= full`, which the listing writes as `mine > full`.
 
 # %% tags=["nbval-ignore-output"]
 change("18", "19", "consumer")

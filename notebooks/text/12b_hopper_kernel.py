@@ -784,8 +784,8 @@ read(KERNEL, "store", begin="LANES")
 #
 # The last seven lines store L, with one value per row. Like m, `L_i` has the shape (64, 4), because all four lanes of a
 # row compute it. `writes` is therefore true only for the first of the four lanes, and only for rows that exist.
-# `first_of` returns the index at which this head's rows begin in L, and `gl.broadcast` brings addresses and mask to the
-# shape (64, 4).
+# `first_of` returns the index at which this head's rows begin in L, and `gl.broadcast` expands the addresses and the
+# mask to shape (64, 4).
 #
 # There is another fence in `zero_oob_rows` ([pipeline.py](../fa2_lab/kernels/hopper/shared/pipeline.py)). With key
 # lengths or a window, a tile of V can contain rows that no query sees. Their p is 0, but since 0 · ∞ is not a number,
@@ -797,8 +797,8 @@ read(KERNEL, "store", begin="LANES")
 #
 # ## How fast is it?
 #
-# The following speeds were recorded on an H200, with N = 4,096, 16,384 tokens and a hidden size of 2,048. All
-# implementations were measured in the same run.
+# The following speeds were recorded on an H200, with N = 4,096, a total of 16,384 tokens, and a hidden size of 2,048.
+# All implementations were measured in the same run.
 
 # %% tags=["hide-input"]
 climb = Climb()

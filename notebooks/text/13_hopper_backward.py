@@ -6,8 +6,8 @@
 #
 # **One pass over the columns: who adds up dQ?**
 #
-# Chapter 09 ended with two passes. In one kernel, each program owns columns and accumulates dK and dV, while in another
-# kernel, each program owns rows and accumulates dQ. Both kernels compute S and P, so some of the work is done twice. On
+# Chapter 09 ended with two passes. In one kernel, each program owns columns and accumulates dK and dV, and in the
+# other, each program owns rows and accumulates dQ. Both kernels compute S and P, so some of the work is done twice. On
 # Hopper, a single pass is enough, because TMA can *add* to memory while the program goes on with something else.
 #
 # After this notebook you can
@@ -203,8 +203,8 @@ for way in (one_by_one, kernel_order):
 # the tensor cores need 10 · 256 = 2,560 clocks. If each job waits for the previous one, both consumers wait for
 # exponentials, dS and additions at the same time, and meanwhile the tensor cores are idle. In the kernel's order, the
 # exponentials hide behind the matmul for dQ, and the addition hides behind the matmuls that follow. The next picture is
-# drawn from a run of only 12 steps. At its start and its end, some units have no work yet or no work left, so the share
-# in its title is 98% and not 100%:
+# drawn from a run of only 12 steps. At the start of the run, some units have no work yet, and at the end, some have
+# none left, so the title gives a share of 98%, not 100%:
 
 # %%
 show("waits")

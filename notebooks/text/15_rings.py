@@ -155,15 +155,15 @@ for keys in rows:  # each block meets all queries
 # block 0 starts on rank 1 and travels 1 → 2 → 3 → 0, which takes three transfers. The accumulators travel in fp32,
 # because in 16 bits they would be rounded again on every rank.
 #
-# How much data do the ranks send? The forward pass sends K and V three times, at 2 bytes per element. The backward
-# pass sends K and V again, and it also sends dK and dV at 4 bytes per element. That is $(2 + 4) / 2$ = three times as
-# much data.
+# How much data do the ranks send? The forward pass sends K and V three times, at 2 bytes per element. The backward pass
+# sends K and V again, and it also sends dK and dV at 4 bytes per element. That is three times as much data, because $(2
+# + 4) / 2 = 3$.
 
 # %% [markdown]
 # ## Is a causal ring fair?
 #
 # Now add a causal mask, so that no query looks ahead. The scores between the queries of one rank and the keys of
-# another then behave like a tile of chapter 04, which is FULL, DIAGONAL or SKIP. Each rank has a quarter of the
+# another then form one large tile, which is FULL, DIAGONAL or SKIP, as in chapter 04. Each rank has a quarter of the
 # sequence, and rank 0 has the first quarter. In the next cell, a quarter has 32 rows, and tiles are 4 × 4. A rank
 # therefore visits 8 · 8 = 64 tiles for the keys of an earlier rank (FULL), 1 + 2 + … + 8 = 36 for its own keys
 # (DIAGONAL), and none for the keys of a later rank (SKIP). Each line of the output is a rank, and each column is a
@@ -312,8 +312,8 @@ for name, (flops, link) in speeds.items():
 #
 # <details><summary>Answer</summary>
 #
-# **neither of the two, but the headers and the starting of kernels and transfers.** This is the result of a
-# subtraction, not of a timeline. The forward pass sends K and V around once, and the backward pass sends three times as
+# **neither of the two, but the headers and the starting of kernels and transfers.** We know this by subtraction and did
+# not read it off a timeline. The forward pass sends K and V around once, and the backward pass sends three times as
 # much, so all transfers together take 4 · 0.72 = 2.9 ms. The transfers reach only 69 GB/s, because they are short. The
 # kernels take about a quarter of one GPU's 1.6 ms, which is 0.4 ms. Even if no transfer hides behind a kernel, 3.8 ms
 # remain, and if such small kernels are only half as fast, more than 3 ms still remain. What else the ring does is to

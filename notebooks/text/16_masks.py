@@ -109,8 +109,8 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 #
 # <details><summary>Answer</summary>
 #
-# **it doubles with the window, and quadruples with the causal mask.** With a window, the loop of each row block stays
-# as long as before, but there are twice as many row blocks. So time and traffic grow with $N$ instead of $N^2$.
+# **it doubles with the window, and quadruples with the causal mask.** With a window, each row block's loop stays the
+# same length, but there are twice as many row blocks. So time and traffic grow with $N$ instead of $N^2$.
 #
 # ```python
 # print("     N    causal    1,024 keys back    causal / window")
@@ -131,12 +131,13 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 #
 # Which tiles of a window need a mask? If a causal window is wider than a tile, the tiles at both of its edges do. With
 # square tiles of B × B, a row block has one such tile on the diagonal. At the left edge, the window moves by one key
-# per row. So from the top row to the bottom row, B − 1 neighbouring keys leave it, and the tiles with these keys need a
-# mask. These are two tiles, unless all B − 1 keys fit into one. For example, with B = 4 and left = 6, the rows 8 to 11
-# begin at keys 2, 3, 4 and 5. The keys 2, 3 and 4 leave the window, so tiles 0 and 1 need a mask. With left = 8, the
-# keys 0, 1 and 2 leave it, and they are all in tile 0. In general, row iB, the top row of block i, begins at key iB −
-# left, so this is the first key that leaves. The B − 1 keys fit into one tile if this key is the tile's first key, so
-# that `left` is a multiple of B, or its second key, so that `left` + 1 is a multiple of B.
+# per row. So between the top and the bottom row of the block, B − 1 consecutive keys drop out of the window, and the
+# tiles that contain them need a mask. That makes two tiles, unless all B − 1 keys fall into one. For example, with B =
+# 4 and left = 6, the windows of rows 8 to 11 begin at keys 2, 3, 4 and 5. Keys 2, 3 and 4 leave the window, so tiles 0
+# and 1 need a mask. With left = 8, the keys 0, 1 and 2 leave it, and they are all in tile 0. In general, row iB, the
+# top row of block i, begins at key iB − left, so this is the first key that leaves. The B − 1 keys fit into one tile if
+# this key is the tile's first key, so that `left` is a multiple of B, or its second key, so that `left` + 1 is a
+# multiple of B.
 #
 # Implementations count the keys of a window differently. Ours takes (left, right) in addition to the row's own key,
 # so (1024, 0) means 1,025 keys. In a model, however, a `sliding_window` of 1,024 often includes the row's own key, so

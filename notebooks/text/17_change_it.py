@@ -647,9 +647,9 @@ for finding in report.findings:
 # %% [markdown]
 # ## What would a bias take on Hopper?
 #
-# On a Hopper GPU, a call with `bias` runs the portable kernels, because the Hopper kernel of chapter 12b has no such
-# line. We have not added one, but you know that kernel well enough to name what it would take. These are the lines of
-# its step from the matmul to the softmax:
+# On a Hopper GPU, a call with `bias` runs the portable kernels, because the Hopper kernel of chapter 12b has no line
+# that adds a bias. We have not added one, but you know that kernel well enough to name what it would take. These are
+# the lines of its step from the matmul to the softmax:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 lines = (PACKAGE / "kernels" / "hopper" / "forward" / "kernel.py").read_text(encoding="utf-8").splitlines()
