@@ -86,6 +86,8 @@ def examine(
     found += unsteady + [Finding(name, "in one of the calls") for name in sorted(subject.happened)]
     if any(x.where.startswith(GRADIENTS) for x in named):
         found = [x for x in found if x.name != "gradient-empty"]
+    if any(x.is_wrong for x in named + found):
+        found = [x for x in found if x.name != "sums-coarse"]
     first = {x.name: x for x in reversed(named + found)}  # of each name the first finding
     findings = [first[name] for name in dict.fromkeys(x.name for x in named + found)]
     how = f"{subject.library}, {subject.dtype}, {LAYOUTS[subject.layout]}"
