@@ -54,7 +54,7 @@ class Trace:
         return watched if len(watched) > 1 else watched[0]
 
     def parallel(self, name: str, indices: Iterable[int]) -> Iterator[int]:
-        """Loop over `indices`, whose iterations are independent. Each iteration is one worker (a thread block)."""
+        """Loop over `indices`. The iterations are independent, and each represents one worker (a thread block)."""
         self._parallel.append(name)
         yield from self.serial(name, indices)
         self._parallel.remove(name)

@@ -62,8 +62,8 @@ def is_jitted(bias: Any) -> bool:
 def kind_of(bias: Any) -> Any:
     """Return a key that identifies a bias: Triton's hash of its source and constants, or the function if not jitted.
 
-    Triton reads a jitted function only once. If the value of an outside variable that the function uses has changed
-    since then, the bias is rejected, because Triton would keep running the version that it compiled earlier.
+    Triton reads a jitted function only once. If the value of a global variable that the function uses has changed since
+    then, the bias is rejected, because Triton would keep running the version that it compiled earlier.
     """
     if torch.compiler.is_compiling():
         raise ValueError(RECORDED)

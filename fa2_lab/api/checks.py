@@ -83,7 +83,7 @@ def check_heads(name: str, kv_heads: int, heads: int) -> None:
 
 
 def described(x: Tensor) -> str:
-    """Return the text by which an error describes x: its shape, or its layout if x is not a strided tensor."""
+    """Return a description of x for error messages: its shape, or its layout if x is not a strided tensor."""
     if x.is_nested:
         return "a nested tensor"
     return f"shape {tuple(x.shape)}" if x.layout == torch.strided else f"a tensor with layout {x.layout}"

@@ -95,8 +95,8 @@ class Subject:
     def tiles(self) -> tuple[int, ...]:
         """Return tile sizes that the function may use.
 
-        They are the usual sizes, and all integers from 2 to 256 in the function's signature, its code and its module's
-        constants.
+        They are the usual sizes, and every integer between 2 and 256 that appears in its signature, its code or its
+        module's constants.
         """
         numbers = [*self.defaults.values(), *self.given.values(), *(self.code.co_consts if self.code else ())]
         numbers += [x for name, x in self.space.items() if name.upper() == name]

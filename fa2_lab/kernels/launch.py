@@ -163,7 +163,8 @@ def window(options: Any) -> tuple:
 def l2_group(X: torch.Tensor) -> int:
     """Return the number of heads to process concurrently.
 
-    It is the largest number of heads of two tensors like X that fit in 8 MiB of L2, and at least 1.
+    It is the number of heads that fit in 8 MiB of L2, but at least 1. Each head counts twice, because two tensors like
+    X are read, such as K and V.
     """
     _, _, N, d = shape(X)
     return max(1, 8 * MiB // (2 * max(1, N) * d * X.element_size()))

@@ -1,4 +1,4 @@
-"""The table of prepared calls, so that checks and choices are made only once for all calls with the same key.
+"""The table of prepared calls, which lets all calls with the same key share one round of checks and choices.
 
 The key contains everything on which checks and choices depend: types, dtypes, devices, shapes, strides and options, but
 neither addresses nor values. For each key, PREPARED stores the function that computes such a call, and its launches
@@ -6,8 +6,9 @@ with all arguments except the pointers. Launches that look the same to the compi
 compiled for the first of them. Besides this table, only relaunch.py stores data per call, namely the last 1,024
 addresses of each descriptor.
 
-A few values are read before a launch, such as the range of key_lengths. SEEN stores which tensors, in which version,
-have passed these checks, without writing anything to the tensors. forget() empties both tables.
+A few checks depend on values, such as the check on the range of key_lengths, and read them before a launch. SEEN
+records which versions of which tensors have passed these checks, without writing anything to the tensors. forget()
+empties both tables.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,7 +60,7 @@ class Options(NamedTuple):
 
     @property
     def only_portable(self) -> bool:
-        """Whether only the portable kernels can compute the call, because it has dropout or a bias."""
+        """Whether the call uses dropout or a bias, which only the portable kernels support."""
         return self.dropout_p > 0 or self.bias is not None
 
     @property

@@ -143,7 +143,7 @@ def _check_lengths(key_lengths: np.ndarray | None, k: np.ndarray) -> list:
 
 
 def _check_sinks(sinks: np.ndarray | None, q: np.ndarray) -> list:
-    """Return a list with the sink of each query head, or None for a head without a sink or with a sink of −∞."""
+    """Check the sinks, and return one entry per query head: its sink, or None if it has no sink or a sink of −∞."""
     if sinks is None:
         return [None] * q.shape[1]
     sinks = checks.same_shape("sinks", sinks, q.shape[1:2], "(heads,)")

@@ -84,8 +84,8 @@ def lines(shape: tuple[int, int], block: tuple[int, int], swizzle: int = 0) -> T
 def block_of_lines(swizzle: int) -> tuple[torch.Tensor, Any]:
     """Return what a descriptor of an fp32 matrix needs besides the shapes of the matrix and of its blocks.
 
-    The two values are an empty CPU tensor, which replaces the matrix until its address is known, and the layout of a
-    block of the matrix in shared memory.
+    The two values are an empty CPU tensor, which stands in for the matrix until its address is known, and the layout of
+    a block of the matrix in shared memory.
     """
     return torch.empty(0), gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=32, rank=2)
 

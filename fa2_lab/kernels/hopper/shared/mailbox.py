@@ -1,4 +1,4 @@
-"""Mailboxes, through which the producer sends integers to the consumers in shared memory."""
+"""Mailboxes in shared memory, through which the producer sends integers to the consumers."""
 
 import triton
 from triton.experimental import gluon
