@@ -48,9 +48,9 @@ def examine(
 ) -> Report:
     """Test a function that should compute softmax(τ q kᵀ) v for known mistakes.
 
-    The function is called on forty small problems, and its answers are compared with those that each known mistake
-    would give. Its arguments besides q, k and v are recognized by their names. If the function cannot be tested,
-    NotExamined is raised with the reason.
+    The function is called on about fifty small problems, and its answers are compared with those that each known
+    mistake would give. Its arguments besides q, k and v are recognized by their names. If the function cannot be
+    tested, NotExamined is raised with the reason.
 
     layout   The layout of q, k and v: bhnd (batch, heads, N, d), bnhd, hnd, nd, flat (batch, N, heads · d), or thd for
              packed sequences. It is detected if it is not given.
