@@ -135,7 +135,7 @@ class Subject:
 
     def settle_scale(self, is_right: bool) -> None:
         """Ignore an argument that is named like the scale if the output is right without its default being 1/√d."""
-        for name in [name for name, role in self.roles.items() if role == "scale"]:
+        for name in [name for name in self.roles if name.lower() == "tau"]:  # which may also be a threshold
             if is_right and type(self.defaults[name]) in (int, float) and self.defaults[name] != self.d**-0.5:
                 del self.roles[name]
                 self.unused.append(name)
