@@ -8,11 +8,15 @@ from types import ModuleType
 from typing import Any
 
 from matplotlib.figure import Figure
-from PIL import Image
+from PIL import Image, ImageColor, ImageDraw
 
-from fa2_lab.plots.style import headline_of
+from fa2_lab.plots.style import CARD, headline_of
 
 MANY = ("limits", "pipes", "strips", "waves")  # files that draw several pictures: strips_15 is strips.data("15")
+
+DENSITY = 2  # pixels of a PNG per pixel of the page
+MARGIN, ROUND = 16, 14  # of the card, in pixels of the page: the room around the picture, and the radius of its corners
+SOFT = 4  # entries of a palette that are more or less transparent, for the rounded corners
 
 
 def file_of(name: str) -> tuple[str, str]:
@@ -45,7 +49,7 @@ class show:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
         # As HTML, because JupyterLab gives an image of its own (image/png) no alternative text.
-        width = round(96 * self.figure.get_figwidth())
+        width = round(96 * self.figure.get_figwidth()) + 2 * MARGIN
         image = b64encode(self.png()).decode()
         shown = f'<img alt="{escape(self.alt)}" width="{width}" src="data:image/png;base64,{image}">'
         whole = self.figure.get_label()
@@ -53,9 +57,37 @@ class show:
         shown += f'<p style="max-width:{width}px">{escape(caption)}</p>' if caption else ""
         return {"text/html": shown, "text/plain": " ".join(filter(None, ["[figure]", whole, self.alt]))}, {}
 
-    def png(self) -> str:
-        """Return the picture as the bytes of a PNG file with a palette of 256 colours."""
+    def png(self) -> bytes:
+        """Return the picture on a card, as the bytes of a PNG file with a palette of 256 colours."""
         full, png = BytesIO(), BytesIO()
-        self.figure.savefig(full, format="png", dpi=192)
-        Image.open(full).convert("RGB").quantize(256).save(png, format="png", optimize=True)  # a third of the bytes
+        self.figure.savefig(full, format="png", dpi=96 * DENSITY)
+        image, alpha = on_card(Image.open(full).convert("RGB"))
+        image.save(png, format="png", optimize=True, transparency=alpha)  # with a palette, a third of the bytes
         return png.getvalue()
+
+
+def on_card(picture: Image.Image) -> tuple[Image.Image, bytes]:
+    """Return a picture with a palette on a card with rounded corners, and how opaque each colour of the palette is.
+
+    A notebook's page may be light or dark, and does not tell a picture. On the card, which is neither white nor black,
+    the picture can be read on both, and its paper does not glare on a dark page.
+    """
+    picture = picture.quantize(256 - SOFT)
+    paper, card = picture.getpixel((0, 0)), ImageColor.getrgb(CARD)
+    colours = picture.getpalette()[: 3 * (256 - SOFT)]
+    colours += colours[:3] * (256 - SOFT - len(colours) // 3)
+    printed = [round(colour * card[n % 3] / 255) for n, colour in enumerate(colours)]  # as ink on coloured paper
+    margin, radius = MARGIN * DENSITY, ROUND * DENSITY
+    shown = Image.new("P", tuple(side + 2 * margin for side in picture.size), paper)
+    shown.paste(picture, (margin, margin))
+    outside = corners(shown.size, radius)
+    shown.paste(outside.point(lambda level: 255 - SOFT + level), mask=outside.point(lambda level: 255 * (level > 0)))
+    shown.putpalette(printed + SOFT * list(card))
+    return shown, bytes([255] * (256 - SOFT) + [255 - 255 * level // SOFT for level in range(1, SOFT + 1)])
+
+
+def corners(size: tuple[int, int], radius: int) -> Image.Image:
+    """Return how far each pixel is outside of a card with rounded corners, from 0 to SOFT."""
+    fine = Image.new("L", tuple(4 * side for side in size), 255)
+    ImageDraw.Draw(fine).rounded_rectangle((0, 0, fine.width - 1, fine.height - 1), 4 * radius, fill=0)
+    return fine.reduce(4).point(lambda level: round(level * SOFT / 255))

@@ -6,37 +6,49 @@ import numpy as np
 
 from fa2_lab.plots import style
 from fa2_lab.reference import fa1, fa2
-from fa2_lab.tiles import cdiv
+from fa2_lab.tiles import CAUSAL, NO_MASK, Tile, Tiling
 from fa2_lab.trace import Event, Trace
 
 STAGES = {"FA1": fa1, "FA2": fa2}
 
 
-def data(N: int = 12, d: int = 4, B_r: int = 4, B_c: int = 3, names: Sequence[str] = ("FA1", "FA2")) -> dict:
+def data(
+    N: int = 12,
+    d: int = 4,
+    B_r: int = 4,
+    B_c: int = 3,
+    names: Sequence[str] = ("FA1", "FA2"),
+    causal: bool = False,
+) -> dict:
     """Return the loads and stores that the meter records for FA1, for FA2, or for both, on one small problem."""
     Q, K, V = np.random.default_rng(0).standard_normal((3, N, d))
-    events = {}
+    mask, events = CAUSAL if causal else NO_MASK, {}
     for name in names:
         trace = Trace()
-        STAGES[name].forward(Q, K, V, B_r=B_r, B_c=B_c, trace=trace)
+        STAGES[name].forward(Q, K, V, B_r=B_r, B_c=B_c, mask=mask, trace=trace)
         events[name] = trace.events
-    return dict(T_r=cdiv(N, B_r), T_c=cdiv(N, B_c), events=events)
+    return dict(tiling=Tiling(N, N, B_r, B_c, mask), events=events)
 
 
 @style.picture
-def draw(T_r: int, T_c: int, events: dict[str, list[Event]]) -> style.Drawn:
+def draw(tiling: Tiling, events: dict[str, list[Event]]) -> style.Drawn:
     """Draw a row for each algorithm: its grid of tiles with the time of each visit, and its HBM traffic over time.
 
-    events: {"FA1": …, "FA2": …} as a Trace recorded them.
+    events: {"FA1": …, "FA2": …} as a Trace recorded them. A tile that the mask hides completely is hatched.
     """
+    T_r, T_c = tiling.T_r, tiling.T_c
+    skip = [(i, j) for i in range(T_r) for j in range(T_c) if tiling.kind(i, j) is Tile.SKIP]
     says = {"FA1": "FA1 moves O, l and m through HBM at every tile", "FA2": "FA2 keeps them on the chip"}
+    if skip:
+        says = {"FA1": f"FA1 computes all {T_r * T_c} tiles in spite of the mask", "FA2": f"FA2 skips {len(skip)}"}
     caption = ", but ".join(says[name] for name in events) + "."
+    caption += " The mask hides all scores of the hatched tiles." * bool(skip)
     sizes = dict(nrows=len(events), ncols=2, width_ratios=[1, 1.35], squeeze=False)
     figure, axes = style.new_figure(0.3 + 2.1 * len(events), caption, **sizes)
     longest = max(len(log) for log in events.values())
     moved = {name: sum(e.elements for e in log) for name, log in events.items()}
     for (name, log), (grid, timeline) in zip(events.items(), axes, strict=True):
-        _grid(grid, name, T_r, T_c, visits(log))
+        _grid(grid, name, tiling, visits(log), skip)
         _timeline(timeline, log, longest)
         timeline.set_title(f"{moved[name]:,} elements")
     axes[-1][1].set_xlabel("filled: load, open: store" if style.narrow() else "time → (filled: load, open: store)")
@@ -45,6 +57,9 @@ def draw(T_r: int, T_c: int, events: dict[str, list[Event]]) -> style.Drawn:
         f"Grids of {T_r} by {T_c} tiles with the order of visits, each beside its loads and stores over time. "
         + " ".join(f"{name} goes {goes[name]}, and moves {n:,} elements." for name, n in moved.items())
     )
+    if skip:
+        visited = [f"{name} visits {len(visits(log))}" for name, log in events.items()]
+        alt += f" Under the causal mask, {' and '.join(visited)} of {T_r * T_c} tiles."
     return figure, alt
 
 
@@ -53,11 +68,15 @@ def visits(log: list[Event]) -> list[tuple[int, int]]:
     return list(dict.fromkeys((e.i, e.j) for e in log if e.i is not None and e.j is not None))
 
 
-def _grid(ax: style.Axes, name: str, T_r: int, T_c: int, order: list[tuple[int, int]]) -> None:
-    style.tile_axes(ax, T_r, T_c)
+def _grid(ax: style.Axes, name: str, tiling: Tiling, order: list[tuple[int, int]], skip: list[tuple[int, int]]) -> None:
+    style.tile_axes(ax, tiling.T_r, tiling.T_c)
+    for i, j in skip:
+        style.masked(ax, j, i)
     for time, (i, j) in enumerate(order):
-        style.box(ax, j, i, 1, 1, str(time + 1), style.fill("P"), size=style.NORMAL)
-    ax.set_title(f"{name}: {'columns' if name == 'FA1' else 'rows'} outside")
+        hatch = dict(hatch=style.MASK_HATCH) if (i, j) in skip else {}
+        style.box(ax, j, i, 1, 1, str(time + 1), style.fill("P"), size=style.NORMAL, **hatch)
+    tiles = f", {len(order)} tiles" if skip else ""
+    ax.set_title(f"{name}: {'columns' if name == 'FA1' else 'rows'} outside{tiles}")
 
 
 def _timeline(ax: style.Axes, log: list[Event], longest: int) -> None:

@@ -23,6 +23,7 @@ def main(argv: list[str]) -> int:
     what.add_argument("--slides", type=Path, metavar="DIR", help="write eleven lectures as decks and handouts into DIR")
     what.add_argument("--colab", type=Path, metavar="DIR", help="write copies for Colab into DIR")
     what.add_argument("--record", action="store_true", help="renew the outputs of the committed notebooks instead")
+    what.add_argument("--pictures", action="store_true", help="renew only the pictures in the committed notebooks")
     what.add_argument("--blank", type=Path, metavar="DIR", help="write the chapters into DIR without executing them")
     options = parser.parse_args(argv)
     files.checkout("book")
@@ -46,6 +47,9 @@ def main(argv: list[str]) -> int:
     from fa2_studio.book import run
 
     chapters = chosen(options.chapters)
+    if options.pictures:
+        print(*run.draw_again(chapters), sep="\n")
+        return 0
     if options.blank:
         run.write_blank(options.blank, chapters)
         print(f"open {options.blank / chapters[0].name}.ipynb")

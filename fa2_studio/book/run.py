@@ -23,6 +23,7 @@ QUESTION = "**Predict.**"
 ANSWER = re.compile(r"(```python\n(.*?)\n```\n)(\n```text\n.*?\n```\n)?", flags=re.DOTALL)  # code, and what it printed
 HIDE_CODE = "hide-input"  # a cell whose code is not for reading
 FRAME = re.compile(r"<iframe.*?</iframe>", flags=re.DOTALL)  # a live piece comes when it is run: its still is recorded
+SHOWN = re.compile(r'^(?:show|live)\("[^\n]*\)$', flags=re.MULTILINE)  # the line of a cell that shows a picture
 LANGUAGE = {"language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"}}
 
 
@@ -143,3 +144,22 @@ def record(chapters: list[Chapter]) -> list[Executed]:
     for chapter in chapters:
         write_source(chapter)
     return verdicts
+
+
+def draw_again(chapters: list[Chapter]) -> list[str]:
+    """Renew the pictures in the committed notebooks and nothing else. Return a line for each notebook."""
+    from fa2_lab.plots.live import live
+    from fa2_lab.plots.show import show
+
+    files.check_writable(NOTEBOOKS, "book --pictures")
+    lines = []
+    for chapter in tqdm(chapters, desc="notebooks", unit="notebook", disable=None):
+        notebook = nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)
+        cells = [cell for cell in notebook.cells if cell.cell_type == "code" and SHOWN.search(cell.source)]
+        for cell in cells:
+            again, _ = eval(SHOWN.search(cell.source)[0], {"show": show, "live": live})._repr_mimebundle_()
+            shown = next(output for output in cell.outputs if "text/html" in output.get("data", {}))
+            shown.data.update(again | {"text/html": FRAME.sub("", again["text/html"])})
+        keep(notebook, NOTEBOOKS, chapter)
+        lines.append(f"{chapter.name:22} {len(cells):3} pictures")
+    return lines

@@ -8,6 +8,7 @@ import functools
 import itertools
 import os
 import re
+from io import BytesIO
 from xml.etree import ElementTree
 
 import matplotlib
@@ -15,9 +16,11 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
+from PIL import Image
 
-from fa2_lab.plots import poster, show, style
+from fa2_lab.plots import poster, show, style, visiting_order
 from fa2_lab.plots.live import STILLS
+from fa2_lab.tiles import Tile
 from fa2_lab.tools import figures, files
 
 FOLDER = files.ROOT / "figures"
@@ -189,6 +192,31 @@ def test_the_hues_of_tensors_stay_apart_for_eyes_without_green():
     places = np.cbrt(np.clip(linear @ seen.T, 0, 1) @ xyz.T) @ lab.T
     for a, b in itertools.combinations(range(7), 2):
         assert np.linalg.norm(places[a] - places[b]) >= 15, ("QKVSPOm"[a], "QKVSPOm"[b])
+
+
+def test_in_a_notebook_a_picture_is_on_a_card_that_reads_on_light_and_dark_pages():
+    with Image.open(BytesIO(show.show("nested").png())) as png:
+        assert png.mode == "P" and len(png.getpalette()) <= 3 * 256
+        pixels = np.array(png.convert("RGBA"))
+    card = (*(round(255 * c) for c in matplotlib.colors.to_rgb(style.CARD)), 255)
+    assert (pixels[[0, 0, -1, -1], [0, -1, 0, -1], 3] == 0).all()  # the corners are round
+    middle = len(pixels) // 2
+    assert (pixels[middle, :20] == card).all() and (pixels[middle, -20:] == card).all()
+    for ink in (style.INK, style.QUIET):
+        printed = matplotlib.colors.to_hex(
+            np.array(matplotlib.colors.to_rgb(ink)) * matplotlib.colors.to_rgb(style.CARD)
+        )
+        assert style.contrast(printed, style.CARD) >= 4.5
+
+
+def test_under_a_mask_both_walks_show_which_tiles_are_skipped():
+    seen = visiting_order.data(causal=True)
+    visited = {name: len(visiting_order.visits(log)) for name, log in seen["events"].items()}
+    skipped = seen["tiling"].counts()[Tile.SKIP]
+    assert visited == {"FA1": 12, "FA2": 12 - skipped} and skipped == 3
+    figure, _ = visiting_order.draw(**seen)
+    hatched = [patch for patch in figure.findobj(matplotlib.patches.Rectangle) if patch.get_hatch()]
+    assert len(hatched) == 3 * skipped  # FA1's are computed: a box lies on the hatching
 
 
 # The folder and the command -------------------------------------------------------------------------------------
