@@ -189,4 +189,4 @@ def table(record: Record) -> list[str]:
             cells = ["-" if x is None else f"{x:.2f}" for x in numbers]
             lines.append([name, asked.asks, asked.against, f"{d}, {heads}{', causal' * causal}", *cells])
     columns = ["experiment", "question", "over", "d, heads", "expected", "measured"]
-    return results.table(columns, lines, right=2)
+    return results.table(columns, lines)

@@ -13,7 +13,7 @@ from fa2_lab.records import FOLDER, Measurement, Record, load, loaded, path_of
 from fa2_lab.tools import files, ladder
 from fa2_studio.bench import contestants
 from fa2_studio.bench.protocol import CALLED, REPEATS, SUSTAINED, rested
-from fa2_studio.bench.registry import CONTESTS, OTHERS, SUITES
+from fa2_studio.bench.registry import CONTESTS, OTHERS, SUITES, TITLES
 from fa2_studio.bench.results import ABSENT, label, named, save, shape_of, table
 from fa2_studio.judges import command as judges
 from fa2_studio.judges.suites import SUITES as JUDGES
@@ -21,7 +21,8 @@ from fa2_studio.judges.suites import SUITES as JUDGES
 MARKERS = "<!-- {}: written by `python -m fa2_lab bench --results` -->", "<!-- end of {} -->"  # the README's parts
 LEAD = Path(__file__).with_name("results.md")  # how to read the page, and how each implementation is called
 CHIP = "MHz, W"
-BEHIND = ("faster", "suite", "problems", "lowest ratio", "where")
+PROPERTIES = ("N", "batch", "heads", "d", "mask")  # of a problem, each with a column
+BEHIND = ("faster than `fa2_lab`", "measured", "problems", "lowest ratio", "problem with that ratio")
 NO_RATIO = ("nats", "count", "µs on the host")
 TIMES = ("ms", "µs", "µs per token")
 NO_MEDIANS = ("ladder", "ideas")  # whose rows are of many kinds
@@ -37,7 +38,7 @@ def results_page(folder: Path | None = None) -> str:
     """Return RESULTS.md: which implementation is faster where, and a summary of every record."""
     lines = front(folder)
     for run in recorded(folder):
-        lines += [*heading(run), *medians(run), "", " ".join(remarks(run))]
+        lines += [*heading(run), *medians(run), "", " ".join([*remarks(run), in_file(run)])]
     return "\n".join(lines) + "\n"
 
 
@@ -48,16 +49,29 @@ def full_page(folder: Path | None = None) -> str:
 
 
 def front(folder: Path | None) -> list[str]:
-    """Return how to read the page, how times were taken, who is faster where, and what others measured and tested."""
+    """Return the outcome, where we are slower, what others measured and tested, and how times were taken."""
     runs = recorded(folder)
     every = [view for run in runs for view in views(run)]
     slower = [line for peer in peers_in(row for run in every for row in run.rows) for line in behind(every, peer)]
     told = [f"For the timing **{name}**, {within(protocol)}\n" for protocol, name in WAYS.items()]
-    lines = [LEAD.read_text(encoding="utf-8"), "## How it was timed", "", *told, made_on(usual(runs))]
-    lines += ["", "## Which is faster, and where", "", f"![{caption()}](figures/ratios.svg)", ""]
-    lines += ["## Where `fa2_lab` is slower", "", SLOWER, "", *table(BEHIND, slower)]
+    lines = ["# Results", "", *outcome(runs)]
+    lines += ["", "## Where `fa2_lab` is slower", "", SLOWER, "", *table(BEHIND, slower)]
     lines += ["", "## GPU by GPU", "", GPUS, "", *gpus(folder)]
-    return [*lines, "", "## Third-party tests", "", TESTS, "", *judged()]
+    lines += ["", "## Third-party tests", "", TESTS, "", *judged(), "", LEAD.read_text(encoding="utf-8")]
+    return [*lines, "## How it was timed", "", *told, made_on(usual(runs)), "", "## What we measured"]
+
+
+def outcome(runs: list[Record]) -> list[str]:
+    """Return in a sentence how often `fa2_lab` is faster, the picture of all ratios, and how to read it."""
+    numbers = ratio_plot.data()
+    picture = ratio_plot.draw(**numbers)[0].get_label()
+    won = {name: ratio_plot.won(numbers["rows"], name) for name in ratio_plot.RIVALS}
+    than = listed([f"faster than {name} on {wins:,} of {every:,} problems" for name, (wins, every) in won.items()])
+    gpu = usual(runs)["gpu"]
+    lead = f"**On an {gpu}, `fa2_lab` is {than}.** A problem that we timed in two ways counts twice."
+    slow = f"It is slower {SLOW}, as [a table below](#where-fa2_lab-is-slower) shows."
+    how = re.sub(r"^.*?\. ", "", picture, count=1)
+    return [f"{lead} {slow}", "", f"![{picture}](figures/ratios.svg)", "", how]
 
 
 def within(protocol: str) -> str:
@@ -71,13 +85,14 @@ def usual(runs: list[Record]) -> dict:
     return json.loads(Counter(kept).most_common(1)[0][0]) if kept else {}
 
 
+SLOW = "mostly in short calls and in the backward pass of a single long sequence"
 SLOWER = (
-    "Each row counts the problems of a suite on which another implementation is faster than `fa2_lab`. The table "
-    "gives the lowest ratio, and its last column describes the problem with that ratio."
+    "Each row names another implementation, and counts the problems on which it is faster than `fa2_lab`. The ratio is "
+    "the speed of `fa2_lab` divided by that of the other implementation."
 )
 GPUS = (
     "The table gives medians over the FA2 paper's benchmark settings with the timing *kernel only*, measured by us and "
-    "by others."
+    "by others. The last columns divide the speed of `fa2_lab` by that of another implementation."
 )
 TESTS = (
     "We run other projects' test suites against our implementation, because their authors look for mistakes that we "
@@ -109,7 +124,7 @@ def tables(run: Record, usual: dict) -> str:
     """Return what a record is, what came out, how sure that is, and all of its rows."""
     rungs = ["", *ladder.markdown(run)] if run.suite == "ladder" and not run.missing else []
     words = [*remarks(run), *filter(None, map(spread, views(run))), f"Measured at commit {code(run, usual)}."]
-    rows = [f"<details><summary>All rows of {run.suite}</summary>", "", numbers(run), "</details>"]
+    rows = ["<details><summary>All rows</summary>", "", numbers(run), "</details>"]
     return "\n".join([*heading(run), *medians(run), *rungs, "", " ".join(words), "", *rows])
 
 
@@ -118,9 +133,9 @@ def numbers(run: Record) -> str:
     lines = []
     for view in views(run):
         for unit in dict.fromkeys(unit_of(row) for row in view.rows):
-            lines += [f"{view.suite}:", "", *rows_table([row for row in view.rows if unit_of(row) == unit], unit), ""]
+            lines += [*rows_table([row for row in view.rows if unit_of(row) == unit], unit, way_of(view)), ""]
         if any(row.chip for row in view.rows):
-            lines += [f"{view.suite}, SM clock and power:", "", *rows_table(view.rows, CHIP), ""]
+            lines += [*rows_table(view.rows, CHIP, f"{way_of(view)}, SM clock and power".removeprefix(", ")), ""]
     return "\n".join(lines)
 
 
@@ -137,13 +152,26 @@ def heading(run: Record) -> list[str]:
     """Return what a record is, and its problems."""
     what = SUITES[run.suite].what if run.suite in SUITES else OTHERS[run.suite]
     verb = "times" if run.suite in (*CONTESTS, *OTHERS, "packed", "decode", "ring") else "measures"
+    subject = "This record" if run.suite in OTHERS else f"`bench {run.suite}`"
     rows = run.rows + run.sustained
-    file = f"figures/data/{path_of(run.suite).name}"
-    if rows:
-        problems = f"The inputs are in {shapes(rows)} ([all numbers]({file}))."
-    else:
-        problems = f"[The record]({file}) contains all the numbers of this suite."
-    return ["", f"## {run.suite}", "", f"This suite {verb} {what}. {problems}", ""]
+    inputs = f" The inputs are in {shapes(rows)}." if rows else ""
+    return ["", f"### {TITLES[run.suite]}", "", f"{subject} {verb} {what}.{inputs}", ""]
+
+
+def in_file(run: Record) -> str:
+    """Return a sentence with a link to a record's file."""
+    return f"All numbers are in [the record](figures/data/{path_of(run.suite).name})."
+
+
+def way_of(view: Record) -> str:
+    """Return the timing of a second protocol's rows, such as "sustained", or nothing."""
+    return view.suite.partition(", ")[2]
+
+
+def title_of(view: Record) -> str:
+    """Return a link to a record's heading, and the timing of a second protocol."""
+    name, comma, way = view.suite.partition(", ")
+    return f"[{TITLES[name]}](#{re.sub(r'[^a-z0-9 -]', '', TITLES[name].lower()).replace(' ', '-')}){comma}{way}"
 
 
 def medians(run: Record) -> list[str]:
@@ -158,7 +186,7 @@ def medians(run: Record) -> list[str]:
             over = f"{len(shared)} of {len(rows)}" if len(shared) < len(rows) else f"all {len(rows)}"
             cells = [short(median(numbers)) for numbers in found.values()]
             lines.setdefault(names, []).append([f"{direction}, {unit_of(rows[0])}", over, *cells])
-    parts = [table(["median", "problems", *names], rows, right=len(names)) for names, rows in lines.items()]
+    parts = [table(["median", "problems", *names], rows) for names, rows in lines.items()]
     return [line for part in parts for line in [*part, ""]][:-1]
 
 
@@ -231,7 +259,7 @@ def spread(view: Record) -> str:
         return ""
     typical, most = reach[len(reach) // 2], reach[-1]
     within = f"typically within {typical:.1%} of their median ({most:.1%} at worst)"
-    return f"In {view.suite}, half of the repetitions are {within}."
+    return f"{f'With the timing {way_of(view)}, half' if way_of(view) else 'Half'} of the repetitions are {within}."
 
 
 def unit_of(row: Measurement) -> str:
@@ -272,16 +300,27 @@ def shapes(rows: list[Measurement]) -> str:
 # Tables -------------------------------------------------------------------------------------------------------
 
 
-def rows_table(rows: list[Measurement], unit: str) -> list[str]:
-    """Return a line per row and a column per implementation, with its number, or the SM clock and power meanwhile."""
+def rows_table(rows: list[Measurement], unit: str, way: str = "") -> list[str]:
+    """Return a line per row and a column per implementation, with its number, or the SM clock and power meanwhile.
+
+    The properties that all rows share have no column, because the line above the table gives them.
+    """
     kept = [row.chip if unit == CHIP else row.values for row in rows]
     names = list(dict.fromkeys(name for numbers in kept for name in numbers))
-    columns = [unit, "N", "batch", "heads", "d", "mask", *(ladder.NAMES.get(name, name) for name in names)]
+    found = [shape_of(row) for row in rows]
+    kinds = dict(zip((unit, *PROPERTIES), zip(*found, strict=True), strict=True))
+    shared = {kind: values[0] for kind, values in kinds.items() if kind != unit and len({*values}) == 1 < len(rows)}
+    columns = [kind for kind in kinds if kind not in shared]
+    told = [way, *(value if kind == "mask" else f"{kind} = {value}" for kind, value in shared.items())]
+    line = f"{', '.join(filter(None, told))}:"
+    shapes = [[kinds[kind][n] for kind in columns] for n in range(len(rows))]
+    columns += [ladder.NAMES.get(name, name) for name in names]
     if unit == CHIP:
         cells = [[clock_and_power(*row.chip.get(name, ())) for name in names] for row in rows]
     else:
         cells = [[cell(row, name) for name in names] for row in rows]
-    return table(columns, [shape_of(row) + more for row, more in zip(rows, cells, strict=True)])
+    lines = table(columns, [shape + more for shape, more in zip(shapes, cells, strict=True)])
+    return [line[0].upper() + line[1:], "", *lines] if line != ":" else lines
 
 
 def clock_and_power(clock: float = 0.0, watts: float = 0.0, capped: float = 0.0) -> str:
@@ -305,13 +344,17 @@ def near(ratio: float) -> str:
 
 def judged() -> list[str]:
     """Return what other projects' own tests found, and why some of them were left out."""
-    lines = []
+    lines, made = [], set()
     for name, counts in judges.recorded().items():
         found = [f"{counts.get(kind, 0):,}" for kind in ("passed", "failed", "skipped by themselves")]
-        out = "; ".join(f"{reason} ({n:,})" for reason, n in counts["left out"].items()) or "0"
-        on = f"{counts['gpu']}, torch {counts['torch']}, triton {counts['triton']}, {counts['ours']}"
-        lines.append([JUDGES[name].title, *found, out, on])
-    return table(["their tests", "passed", "failed", "skipped by themselves", "left out", "on"], lines)
+        out = "; ".join(f"{reason} ({n:,})" for reason, n in counts["left out"].items()) or "none"
+        on = f"{counts['gpu']} with torch {counts['torch']} and Triton {counts['triton']}"
+        made.add(on)
+        lines.append([JUDGES[name].title, *found, out, counts["ours"], on])
+    columns = ["their tests", "passed", "failed", "skipped by themselves", "left out", "our commit", "on"]
+    if len(made) > 1:
+        return table(columns, lines)
+    return [f"All of them ran on an {made.pop()}." if made else "", "", *table(columns[:-1], [x[:-1] for x in lines])]
 
 
 WANTED = ("A100", "RTX 4090", "L4", "MI300")  # GPUs that kernels are compiled for, and that nobody has measured
@@ -325,15 +368,15 @@ def gpus(folder: Path | None = None) -> list[str]:
     files_of = {path_of(name, folder): "here" for name in ("paper", "h100")}
     files_of |= dict.fromkeys(sorted(((folder or FOLDER) / "submitted").glob("*.json")), "**submitted**")
     runs = [(loaded(path), by) for path, by in files_of.items() if path.exists()]
-    columns = ["GPU", "measured", "direction", "fa2_lab, median TFLOP/s", *(f"over {peer}, median" for peer in PEERS)]
+    columns = ["GPU", "direction", "fa2_lab, TFLOP/s", *(f"over {peer}" for peer in PEERS), "measured"]
     lines = []
     for run, by in runs:
         for direction in dict.fromkeys(row.direction for row in run.rows):
             rows = [row for row in run.rows if row.direction == direction and "fa2_lab" in row.values]
             rate = middle([row.rate("fa2_lab") for row in rows], places=0)
             over = [middle(ratios(rows, "fa2_lab", peer)) for peer in PEERS]
-            about = f"{by}, {run.machine['commit']}, triton {run.machine['triton']}"
-            lines.append([run.machine["gpu"], about, direction, rate, *over])
+            about = f"{by}, {run.machine['commit']}, Triton {run.machine['triton']}"
+            lines.append([run.machine["gpu"], direction, rate, *over, about])
     seen = " ".join(run.machine["gpu"] for run, _ in runs)
     wanted = [gpu for gpu in WANTED if not re.search(rf"\b{gpu}", seen)]
     return [*table(columns, lines), *([HOW.format(", ".join(wanted))] if wanted else [])]
@@ -369,16 +412,11 @@ def behind(runs: list[Record], peer: str) -> list[list[str]]:
         if slower := losses(run.rows, peer):
             worst, row = slower[0]
             count = f"{len(slower)} of {len(ratios(run.rows, 'fa2_lab', peer))}"
-            lines.append([peer, run.suite, count, near(worst), label(row)])
+            lines.append([peer, title_of(run), count, near(worst), label(row)])
     return lines
 
 
 # The README's parts -------------------------------------------------------------------------------------------
-
-
-def caption() -> str:
-    """Return the caption of the plot of ratios."""
-    return ratio_plot.draw(**ratio_plot.data())[0].get_label()
 
 
 def sentence(*runs: Record) -> str:
@@ -393,16 +431,14 @@ def sentence(*runs: Record) -> str:
     peers = peers_in(row for run in every for row in run.rows)
     lines = []
     for run in runs:
-        what = re.split("[:,]", SUITES[run.suite].what)[0].removeprefix("attention on ")
         for view, way in zip(views(run), ("kernel only", second_way(run)), strict=False):
             found = [ratios(view.rows, "fa2_lab", peer) for peer in peers]
             cells = [
                 f"{sum(x > 1 for x in each)} of {len(each)}, {median(each):.2f}×" if each else "–" for each in found
             ]
-            lines.append([what, way, *cells])
+            lines.append([TITLES[run.suite], way, *cells])
     text = [lead, "", *table(["problems", "timing", *peers], lines), "", NOTES, "", by_the_host(runs[-1], "cuDNN")]
-    slow = "mostly in short calls and in the backward pass of a single long sequence"
-    last = f"[RESULTS.md](RESULTS.md) describes how each implementation is called and where ours is slower: {slow}."
+    last = f"[RESULTS.md](RESULTS.md) describes how each implementation is called and where ours is slower: {SLOW}."
     return "\n".join([*text, "", last])
 
 

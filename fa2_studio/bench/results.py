@@ -3,9 +3,10 @@
 import hashlib
 import json
 import platform
+import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -77,9 +78,10 @@ def label(row: Measurement) -> str:
     return f"{what}, N = {N}, batch {batch}, heads {heads}, d = {d}, {mask}"
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: int = 0) -> list[str]:
-    """Return the lines of a table in Markdown, with its last few columns aligned to the right."""
-    rules = ["---"] * (len(columns) - right) + ["---:"] * right
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table in Markdown, with the columns of numbers aligned to the right."""
+    numeric = [all(re.match(r"\d|[–-]$", cell) for cell in cells) for cells in zip(*rows, strict=True)]
+    rules = ["---:" if numbers else "---" for numbers in numeric or [False] * len(columns)]
     return [f"| {' | '.join(cells)} |" for cells in (columns, rules, *rows)]
 
 

@@ -6,8 +6,10 @@ from xml.etree import ElementTree
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.transforms import SphinxTransform
+from sphinx.transforms.post_transforms import SphinxPostTransform
 
 CALLOUTS = ("Predict", "Takeaway")
+WORD_JOINER = "\u2060"  # has no width, and a search in a browser ignores it
 
 
 class Callouts(SphinxTransform):
@@ -35,6 +37,19 @@ class FoldedRows(SphinxTransform):
         if self.env.docname in ("index", "results"):
             for table in self.document.findall(nodes.table):
                 table["classes"].append("no-search")
+
+
+class WholeNames(SphinxPostTransform):
+    """A column of a table is never so narrow that the hyphen of FlashAttention-3 ends a line."""
+
+    default_priority = 400
+
+    def run(self, **_) -> None:
+        for entry in self.document.findall(nodes.entry):
+            for text in list(entry.findall(nodes.Text)):
+                if "FlashAttention-" in text:
+                    whole = text.replace("FlashAttention-", f"FlashAttention-{WORD_JOINER}")
+                    text.parent.replace(text, nodes.Text(whole))
 
 
 class Signs(SphinxTransform):
@@ -83,5 +98,6 @@ def setup(app) -> dict:
     app.add_transform(Callouts)
     app.add_transform(Signs)
     app.add_transform(FoldedRows)
+    app.add_post_transform(WholeNames)
     app.add_html_math_renderer("mathml", inline_renderers=(inline, None), block_renderers=(block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -191,6 +191,8 @@ def with_links(text: str, at: Path) -> str:
             return f'<a href="{up}{place.as_posix()}">{words}</a>'
         if place.with_suffix("").as_posix() in {c.name for c in written()} | set(assignments()) or place.name in PAGES:
             return f"[{words}]({up}{place.as_posix()}{anchor})"
+        if place.name == "RESULTS.md":
+            return f"[{words}]({up}results.md{anchor})"
         if file == questions.FILE:
             return f"[{words}]({up}{questions.places().get(anchor[1:], questions.FIRST)}.md{anchor})"
         if reach.origin() is None:
