@@ -83,11 +83,11 @@ def code(places: tuple[Place, ...]) -> tuple[str, ...]:
 
 
 SHEET = (420 / 25.4, 297 / 25.4)  # A3, in inches
-MARGIN, TOP = 0.5, 4.45
+MARGIN, TOP, FOOT = 0.5, 4.38, 1.0
 COLUMNS = {"words": 0.45, "numpy": 3.5, "triton": 8.35, "work": 13.6}  # inches from the margin
 STEP = 0.2  # how far a loop sets its lines in
 WRAP = {"words": 36, "numpy": 51, "triton": 56}
-TITLE, LETTERS, LEADING = 24, 11, 0.18  # points, points, inches
+TITLE, LETTERS, LEADING = 24, 11, 0.175  # points, points, inches
 MONO = ["DejaVu Sans Mono", "monospace"]
 
 
@@ -104,23 +104,31 @@ def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> style
     _chip(ax, 8.5, 0.5, algorithm.tag)
     cells = [{name: wrapped(row, name) for name in WRAP} | {"work": worked(row)} for row in rows]
     tall = [LEADING * max(map(len, cell.values())) for cell in cells]
-    gap = min(0.2, (SHEET[1] - 0.5 - TOP - sum(tall)) / len(rows))
+    gap = min(0.2, (SHEET[1] - FOOT - TOP - sum(tall)) / len(rows))
     y = TOP
     for row, cell, height in zip(rows, cells, tall, strict=True):
         _ground(ax, row.depth, y, height + gap)
         _entry(ax, row, cell, y + (height + gap) / 2)
         y += height + gap
-    twice = " Triton's inner loop is in its file twice, with a mask and without, and one is shown."
-    foot = "Work: the elements that a line moves and the operations that it takes each time it runs." + twice * (
-        algorithm.tag == "FA2.A1"
-    )
-    style.note(ax, 0, SHEET[1] - 0.28, foot, color=style.QUIET, fontsize=LETTERS)
+    _foot(ax, algorithm.tag)
     alt = (
         f"A sheet of A3. Above, the tiles of Q, K, V and S that the loops of {algorithm.tag} go through, and what"
         f" becomes of one tile on the chip. Below, {len(rows)} lines: the paper's line in our words, the NumPy lines,"
-        " the Triton lines, and the numbers that the line moves and the operations that it takes."
+        " the Triton lines, and the numbers that the line moves and the operations that it takes. The foot explains the"
+        " names in the code."
     )
     return figure, alt
+
+
+MEANT = {  # the letters of which only one pass speaks
+    "FA2.A1": "$m_i$ is the largest score of each row so far,\n"
+    "and $\\ell_i$ is the row's sum of exponentials.\n"
+    "$L_i = m_i + \\log\\,\\ell_i$ is all that is kept of them.\n",
+    "FA2.A2": "A d before a tensor means its gradient. dO is given.\n"
+    "$L_i = m_i + \\log\\,\\ell_i$ is from the forward pass: each row's\n"
+    "largest score, and the sum of its exponentials.\n"
+    "$D_i$ is the row sum of $dO_i ∘ O_i$, entry by entry.\n",
+}
 
 
 def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str]) -> None:
@@ -129,19 +137,17 @@ def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str]) -> None:
     ax.text(0, 0.35, f"FlashAttention-2:\nthe {way} pass,\nline by line", fontsize=TITLE, weight="bold", va="top")
     under = (
         f"Algorithm {algorithm.tag[-1]} of the paper ({algorithm.source}), in our words.\n"
-        "$N$ is the length, and $d$ the head dimension.\n"
-        "A tile has $B_r$ rows and $B_c$ columns.\n"
-        "$τ$ is the scale of the scores.\n"
-        "$m_i$ is the largest score of each row so far,\n"
-        "and $\\ell_i$ is the row's sum of exponentials.\n"
-        "$L_i = m_i + \\log\\,\\ell_i$ is all that is kept of them.\n"
-        f"To ask for a line: fa2-lab where {algorithm.tag}.L10"
+        "$N$ is the length, $d$ the head dimension, $τ$ the scores' scale.\n"
+        "A tile has $B_r$ rows and $B_c$ columns. There are\n"
+        "$T_r = ⌈N/B_r⌉$ row blocks and $T_c = ⌈N/B_c⌉$ column blocks.\n"
+        f"{MEANT[algorithm.tag]}To ask for a line: fa2-lab where {algorithm.tag}.L10"
     )
     ax.text(0, 1.65, under, fontsize=LETTERS, color=style.QUIET, va="top", linespacing=1.45)
     names = dict(words=("In words", ""), numpy=("In NumPy", files[0]), triton=("In Triton", files[1]))
-    for name, (words, file) in (names | dict(work=("Work", ""))).items():
+    for name, (words, file) in (names | dict(work=("Work", "each time it runs"))).items():
         ax.text(COLUMNS[name], TOP - 0.36, words, fontsize=13, weight="bold", va="center")
-        ax.text(COLUMNS[name], TOP - 0.13, file, fontsize=LETTERS, family=MONO, color=style.QUIET, va="center")
+        look = dict(family=MONO) if file.endswith(".py") else {}
+        ax.text(COLUMNS[name], TOP - 0.13, file, fontsize=LETTERS, color=style.QUIET, va="center", **look)
 
 
 def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
@@ -155,14 +161,17 @@ def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
     style.box(ax, x, y, side, side, fill=style.tint(style.INK, 0.05), edgecolor=style.QUIET, linestyle=(0, (2, 2)))
     style.box(ax, *outer, fill=style.tint(style.hue("S"), 0.15), linewidth=0)
     style.tensor_box(ax, x + j * cell, y + i * cell, cell, cell, "S", "$s_{ij}$", size=14)
-    left, right, above = (("Q",), ("O", "L"), ("K", "V")) if forward else (("Q", "dO"), ("dQ",), ("K", "V", "dK", "dV"))
-    places = {name: -0.45 - apart * n for n, name in enumerate(left)}
-    places |= {name: side + 0.15 + apart * n for n, name in enumerate(right)}
-    for tensor, at in places.items():
-        style.box(ax, x + at, y, wide, side, edgecolor=style.hue(tensor), linewidth=0.8)
+    left, above = (("Q",), ("K", "V")) if forward else (("Q", "dO"), ("K", "V", "dK", "dV"))
+    right = {"O": wide, "L": 0.15} if forward else {"dQ": wide, "L": 0.15, "D": 0.15}  # L and D have a number a row
+    places = {name: (-0.45 - apart * n, wide) for n, name in enumerate(left)}
+    beside = side + 0.15
+    for name, broad in right.items():
+        places[name], beside = (beside, broad), beside + broad + 0.08
+    for tensor, (at, broad) in places.items():
+        style.box(ax, x + at, y, broad, side, edgecolor=style.hue(tensor), linewidth=0.8)
         keeps = dict(linewidth=2.8) if forward else {}
-        style.tensor_box(ax, x + at, y + i * cell, wide, cell, tensor, "$i$", size=LETTERS, **keeps)
-        style.note(ax, x + at + wide / 2, y + side + 0.14, tensor, ha="center", fontsize=LETTERS)
+        style.tensor_box(ax, x + at, y + i * cell, broad, cell, tensor, "$i$", size=LETTERS, **keeps)
+        style.note(ax, x + at + broad / 2, y + side + 0.14, tensor, ha="center", fontsize=LETTERS)
     for n, tensor in enumerate(above):
         top = y - (0.33 if len(above) > 2 else 0.45) - (0.31 if len(above) > 2 else apart) * n
         high = 0.26 if len(above) > 2 else wide
@@ -197,15 +206,17 @@ FLOW: dict[str, tuple[list[tuple], list[tuple[int, int]]]] = {  # (line, tensor,
             (14, "dS", r"$ds_{ij} = p_{ij} ∘ (dp_{ij} - D_i)$", 1, 1),
             (15, "dQ", r"$dQ_i \leftarrow dQ_i + τ\,ds_{ij} k_j$", 2, 1),
             (16, "dK", r"$dk_j \leftarrow dk_j + τ\,ds_{ij}^{T} q_i$", 2, 2),
+            (4, "D", r"$D_i = \mathrm{rowsum}(do_i ∘ o_i)$", 2, 0),
         ],
-        [(0, 1), (1, 2), (3, 4), (1, 4), (4, 5), (4, 6)],
+        [(0, 1), (1, 2), (3, 4), (1, 4), (4, 5), (4, 6), (7, 4)],
     ),
 }
 UNDER = {
     "FA2.A1": r"The factor $α = e^{m_i - m_\mathrm{new}}$ shrinks the old sums when a larger score arrives."
     "\nOnly boxes 8 to 10 are in the inner loop.",
     "FA2.A2": "A worker keeps $dk_j$ and $dv_j$ to the end of its loop.\n"
-    "It adds each part of $dQ_i$ in HBM, where other workers add as well.",
+    "It adds each part of $dQ_i$ in HBM, where other workers add as well.\n"
+    "Box 4 is computed for all rows before the loops begin.",
 }
 WIDE, HIGH, RIGHT, DOWN = 2.22, 0.48, 2.4, 0.88  # of a box, and from one to the next, in inches
 
@@ -222,9 +233,42 @@ def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
         (x0, y0), (x1, y1) = places[start], places[end]
         if x0 == x1:
             style.arrow(ax, (x0 + WIDE / 2, y0 + HIGH), (x0 + WIDE / 2, y1))
+        elif x0 > x1:
+            style.arrow(ax, (x0 + 0.3, y0 + HIGH), (x1 + WIDE - 0.3, y1))
         else:
             style.arrow(ax, (x0 + WIDE, y0 + HIGH / 2), (x1, y1 + HIGH / 2))
-    ax.text(x, y + 0.5 + HIGH + 2 * DOWN, UNDER[tag], fontsize=LETTERS, va="top", linespacing=1.4)
+    ax.text(x, y + 0.45 + HIGH + 2 * DOWN, UNDER[tag], fontsize=LETTERS, va="top", linespacing=1.4)
+
+
+NAMES = {  # of the code, which neither the paper nor the head of the sheet has: in NumPy, and in Triton
+    "FA2.A1": (
+        "rows and cols are the rows of block i and the columns of block j. parallel means that each i has a worker, and"
+        " serial that a worker takes each j in turn. visited_cols(i) are the blocks j that the mask does not hide. m_0"
+        " and l_0 are −∞ and 0 (with a sink: its score and 1). finite(m) is m, with 0 for −∞.",
+        "i and j are a block's first row and first key, row its row numbers, and at the addresses of its o. All rows"
+        " see the keys before full, and none sees those from last on. RAGGED: rows past the end are not read. tau_log2"
+        " is τ log₂ e, since m is in base 2. LN2 is log 2, and LOWEST −10³⁰. empty: rows without keys. The file also"
+        " has this loop without a mask.",
+    ),
+    "FA2.A2": (
+        "rows and cols are the rows of block i and the columns of block j. parallel means that each j has a worker, and"
+        " serial that a worker takes each i in turn. visited_rows(j) are the blocks i that the mask does not hide."
+        " finite(L) is L, with 0 for −∞. dropped(x, z) is x ∘ z, where z_ij has dropout's factors, or x without"
+        " dropout. p_dropped is dropped(p_ij, z_ij).",
+        "i and j are a block's first row and first key, row its row numbers, and first the start of the first row block"
+        " that sees a key of block j. of_rows loads a block of L or D. add_rows adds atomically."
+        " power is (s_ij − L_i) log₂ e, or −∞ where the mask hides the score, and exp2 is in base 2.",
+    ),
+}
+HALF = {"numpy": 104, "triton": 94}  # letters of a line below both columns of code
+
+
+def _foot(ax: style.Axes, tag: str) -> None:
+    """Draw the meaning of the names in the code."""
+    for x, (column, room), words in zip((0, COLUMNS["triton"]), HALF.items(), NAMES[tag], strict=True):
+        title = f"Names in {dict(numpy='NumPy', triton='Triton')[column]}: "
+        for k, line in enumerate(wrap(title + words, room)):
+            style.note(ax, x, SHEET[1] - FOOT + 0.2 + LEADING * k, line, color=style.QUIET, fontsize=LETTERS)
 
 
 def formulas(words: str) -> str:
