@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
 from fa2_lab.api.attention import attention
-from fa2_lab.api.checks import described
+from fa2_lab.api.checks import describe
 from fa2_lab.api.packed import attention_packed
 
 NAME = "fa2_lab"
@@ -229,7 +229,7 @@ def attend(
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         seen = without_mask(bool(causal), sliding_window, (len(query), 1, query.shape[2], key.shape[2]))
     elif not isinstance(seen, Interval):
-        what = described(seen) if isinstance(seen, Tensor) else type(seen).__name__
+        what = describe(seen) if isinstance(seen, Tensor) else type(seen).__name__
         raise ValueError(f"attention_mask: got {what}, made elsewhere; {TAKES}")
     starts = more.get("cu_seq_lens_q")  # cumulative lengths; position_ids and padding have precedence
     if starts is not None and seen.starts is seen.first is seen.lengths is None:

@@ -74,7 +74,7 @@ def pytest_runtest_setup(item):
         if asked.args and torch.cuda.get_device_capability() != (9, 0):
             pytest.skip(f"needs a {asked.args[0]} GPU")
     if table := sys.modules.get("fa2_lab.kernels.prepared"):
-        table.forget()
+        table.clear_caches()
 
 
 def lines_of(name: str, *arguments: str) -> list[dict]:

@@ -13,11 +13,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-RECORDED = (
+NOT_TRACEABLE = (
     "bias: got a function; where torch records (torch.compile, torch.export, meta and fake tensors, create_graph=True) "
     "it takes None"
 )
-READ: WeakKeyDictionary = WeakKeyDictionary()  # {a jitted function: the values of outside names that it used at first}
+CAPTURED: WeakKeyDictionary = WeakKeyDictionary()  # {jitted function: {outside name: its value at first}}
 
 
 def check_bias(bias: Any, reference: bool) -> None:
@@ -59,18 +59,18 @@ def is_jitted(bias: Any) -> bool:
     return type(bias) is type(tile_coord)
 
 
-def kind_of(bias: Any) -> Any:
+def bias_key(bias: Any) -> Any:
     """Return a key that identifies a bias: Triton's hash of its source and constants, or the function if not jitted.
 
     Triton reads a jitted function only once. If the value of a global variable that the function uses has changed since
     then, the bias is rejected, because Triton would keep running the version that it compiled earlier.
     """
     if torch.compiler.is_compiling():
-        raise ValueError(RECORDED)
+        raise ValueError(NOT_TRACEABLE)
     if not hasattr(bias, "cache_key"):
         return bias
-    now = read_by(bias)
-    before = READ.setdefault(bias, now)
+    now = captured_values(bias)
+    before = CAPTURED.setdefault(bias, now)
     for name, value in now.items():
         if before.get(name) != value:
             raise ValueError(
@@ -80,7 +80,7 @@ def kind_of(bias: Any) -> Any:
     return bias.cache_key
 
 
-def read_by(jitted: Any) -> dict[str, Any]:
+def captured_values(jitted: Any) -> dict[str, Any]:
     """Return {name: value} for all outside variables that a jitted function uses.
 
     Outside variables that are used by the jitted functions it calls are included.
@@ -91,7 +91,7 @@ def read_by(jitted: Any) -> dict[str, Any]:
     found |= dict(zip(function.__code__.co_freevars, cells, strict=True))
     for name, x in list(found.items()):
         if hasattr(x, "cache_key"):
-            found |= {f"{name}: {inner}": value for inner, value in read_by(x).items()}
+            found |= {f"{name}: {inner}": value for inner, value in captured_values(x).items()}
     return found
 
 

@@ -14,17 +14,17 @@ from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fa2_lab.kernels import interpreter
-from fa2_lab.kernels.prepared import Options, remember_seen, was_seen
+from fa2_lab.kernels.prepared import Options, mark_checked, was_checked
 from fa2_lab.tiles import check_window, real_number, whole_number
 
 BACKENDS = ("auto", "triton", "portable", "reference")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 PLAIN = (Tensor, torch.nn.Parameter)
-INSTEAD = "compute gradients with .backward() or torch.autograd.grad"
-IN_A_TRANSFORM = (
+GRADIENT_ADVICE = "compute gradients with .backward() or torch.autograd.grad"
+NO_TRANSFORMS = (
     "fa2_lab.attention: torch.vmap, torch.func, is_grads_batched=True and vectorize=True are not supported; "
-    f"write a loop, or put what is mapped over into the batch dimension, and {INSTEAD}"
+    f"write a loop, or put what is mapped over into the batch dimension, and {GRADIENT_ADVICE}"
 )
 LARGEST_SCALE = 1e30  # times any score below 10⁸ it is finite in fp32, in which the kernels compute
 LARGEST_SINK = 1e38  # of a sink as the kernels hold it, divided by the softcap or, without one, by the scale
@@ -46,7 +46,7 @@ def check_floats(name: str, x: Tensor, dimensions: int, takes: str, q: Tensor | 
     if x.dtype not in DTYPES:
         raise TypeError(f"{name}: got {x.dtype}; it takes float16, bfloat16 or float32")
     if x.is_nested or x.dim() != dimensions or x.layout != torch.strided:
-        raise ValueError(f"{name}: got {described(x)}; it takes {takes}")
+        raise ValueError(f"{name}: got {describe(x)}; it takes {takes}")
     if q is not None and x.dtype != q.dtype:
         raise TypeError(f"{name}: got {x.dtype}; it takes q's dtype, {q.dtype}")
     if q is not None:
@@ -82,7 +82,7 @@ def check_heads(name: str, kv_heads: int, heads: int) -> None:
         )
 
 
-def described(x: Tensor) -> str:
+def describe(x: Tensor) -> str:
     """Return a description of x for error messages: its shape, or its layout if x is not a strided tensor."""
     if x.is_nested:
         return "a nested tensor"
@@ -94,7 +94,7 @@ def check_q(q: Tensor) -> None:
     takes = "(batch, heads, N, d), at least one head and d from 1 to 256"
     check_floats("q", q, 4, takes)
     if q.shape[1] < 1 or not 1 <= q.shape[3] <= 256:
-        raise ValueError(f"q: got {described(q)}; it takes {takes}")
+        raise ValueError(f"q: got {describe(q)}; it takes {takes}")
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -104,10 +104,10 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     check_floats("k", k, 4, takes, q)
     check_floats("v", v, 4, takes, q)
     if k.shape[0] != batch or k.shape[3] != d or k.shape[1] < 1:
-        raise ValueError(f"k: got {described(k)}; with q {tuple(q.shape)} it takes {takes}")
+        raise ValueError(f"k: got {describe(k)}; with q {tuple(q.shape)} it takes {takes}")
     check_heads("k", k.shape[1], heads)
     if v.shape != k.shape:
-        raise ValueError(f"v: got {described(v)}; it takes k's shape, {tuple(k.shape)}")
+        raise ValueError(f"v: got {describe(v)}; it takes k's shape, {tuple(k.shape)}")
 
 
 def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -116,34 +116,34 @@ def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_floats(name, x, 3, takes, q=None if name == "q" else q)
         if min(x.shape[1:]) < 1 or x.shape[2] > 256:
-            raise ValueError(f"{name}: got {described(x)}; it takes {takes}")
+            raise ValueError(f"{name}: got {describe(x)}; it takes {takes}")
     if k.shape[2] != q.shape[2]:
-        raise ValueError(f"k: got {described(k)}; with q {tuple(q.shape)} it takes (tokens, kv heads, {q.shape[2]})")
+        raise ValueError(f"k: got {describe(k)}; with q {tuple(q.shape)} it takes (tokens, kv heads, {q.shape[2]})")
     check_heads("k", k.shape[1], q.shape[1])
     if v.shape != k.shape:
-        raise ValueError(f"v: got {described(v)}; it takes k's shape, {tuple(k.shape)}")
+        raise ValueError(f"v: got {describe(v)}; it takes k's shape, {tuple(k.shape)}")
 
 
-def check_starts(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, q: Tensor) -> None:
+def check_cu_seqlens(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, q: Tensor) -> None:
     """Raise an error unless both tensors of cumulative sequence lengths have the right dtype, device and shape."""
-    for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        check_integers(name, starts, q, "an int32 tensor (batch + 1,)", (torch.int32,))
-        if starts.dim() != 1 or starts.shape[0] < 2:
-            raise ValueError(f"{name}: got {described(starts)}; it takes (batch + 1,), for at least one sequence")
-        if starts.shape != cu_seqlens_q.shape:
+    for name, cu_seqlens in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        check_integers(name, cu_seqlens, q, "an int32 tensor (batch + 1,)", (torch.int32,))
+        if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
+            raise ValueError(f"{name}: got {describe(cu_seqlens)}; it takes (batch + 1,), for at least one sequence")
+        if cu_seqlens.shape != cu_seqlens_q.shape:
             raise ValueError(
-                f"{name}: got {described(starts)}; it takes cu_seqlens_q's shape, {tuple(cu_seqlens_q.shape)}"
+                f"{name}: got {describe(cu_seqlens)}; it takes cu_seqlens_q's shape, {tuple(cu_seqlens_q.shape)}"
             )
 
 
-def check_order(name: str, starts: Tensor, total: int) -> None:
+def check_cu_seqlens_values(name: str, cu_seqlens: Tensor, total: int) -> None:
     """Raise an error unless the cumulative sequence lengths `starts` begin at 0, never decrease, and end with `total`.
 
     `name` is the name of the argument in the error message. The values are read only if this does not wait for a GPU.
     """
-    if starts.device.type != "cpu" or traced(starts):
+    if cu_seqlens.device.type != "cpu" or is_traced(cu_seqlens):
         return
-    first, *_, last = numbers = starts.tolist()
+    first, *_, last = numbers = cu_seqlens.tolist()
     if first != 0:
         raise ValueError(f"{name}: got {first} as its first start; it takes 0")
     for before, after in pairwise(numbers):
@@ -153,28 +153,28 @@ def check_order(name: str, starts: Tensor, total: int) -> None:
         raise ValueError(f"{name}: got {last} as its end; it takes the number of rows, {total}")
 
 
-def check_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
+def check_key_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
     """Raise an error if key_lengths has the wrong dtype, device or shape, or a length outside 0 … N_k.
 
-    The lengths are read only if this is possible before the launch, as may_wait_for() decides.
+    The lengths are read only if this is possible before the launch, as can_read_values() decides.
     """
     check_integers("key_lengths", key_lengths, q, "an integer tensor (batch,)")
     if key_lengths.shape != q.shape[:1]:
-        raise ValueError(f"key_lengths: got {described(key_lengths)}; it takes (batch,) = ({q.shape[0]},)")
-    check_range(key_lengths, N_k)
+        raise ValueError(f"key_lengths: got {describe(key_lengths)}; it takes (batch,) = ({q.shape[0]},)")
+    check_key_lengths_values(key_lengths, N_k)
 
 
-def check_range(key_lengths: Tensor, N_k: int) -> None:
+def check_key_lengths_values(key_lengths: Tensor, N_k: int) -> None:
     """Raise an error if a length in key_lengths is outside 0 … N_k.
 
-    The lengths are not checked if they cannot be read before the launch, as may_wait_for() decides.
+    The lengths are not checked if they cannot be read before the launch, as can_read_values() decides.
     """
-    if not may_wait_for(key_lengths) or was_seen(key_lengths, (N_k,)):
+    if not can_read_values(key_lengths) or was_checked(key_lengths, (N_k,)):
         return
     low, high = torch.stack(torch.aminmax(key_lengths)).tolist()
     if low < 0 or high > N_k:
         raise ValueError(f"key_lengths: got values from {low} to {high}; it takes 0 to N_k = {N_k}")
-    remember_seen(key_lengths, (N_k,))
+    mark_checked(key_lengths, (N_k,))
 
 
 def check_cache(q: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
@@ -183,12 +183,12 @@ def check_cache(q: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
     for name, x in (("k_pages", k_pages), ("v_pages", v_pages)):
         check_floats(name, x, 4, takes, q)
         if x.shape[3] != q.shape[3] or min(x.shape[1:]) < 1:
-            raise ValueError(f"{name}: got {described(x)}; with q {tuple(q.shape)} it takes {takes}")
+            raise ValueError(f"{name}: got {describe(x)}; with q {tuple(q.shape)} it takes {takes}")
         check_heads(name, x.shape[2], q.shape[1])
         if x.stride(3) != 1 and x.shape[3] > 1:
             raise ValueError(f"{name}: got strides {x.stride()}; it takes pages whose last dimension is contiguous")
     if v_pages.shape != k_pages.shape:
-        raise ValueError(f"v_pages: got {described(v_pages)}; it takes k_pages' shape, {tuple(k_pages.shape)}")
+        raise ValueError(f"v_pages: got {describe(v_pages)}; it takes k_pages' shape, {tuple(k_pages.shape)}")
 
 
 def check_no_gradient(**tensors: Tensor | None) -> None:
@@ -201,22 +201,24 @@ def check_no_gradient(**tensors: Tensor | None) -> None:
             raise ValueError(f"{name}: got a tensor that requires a gradient; it takes one without, or torch.no_grad()")
 
 
-def check_table(block_table: Tensor, q: Tensor) -> None:
+def check_block_table(block_table: Tensor, q: Tensor) -> None:
     """Raise an error if the block table has the wrong dtype, device or shape."""
     takes = "an integer tensor (batch, width)"
     check_integers("block_table", block_table, q, takes)
     if block_table.dim() != 2 or block_table.shape[0] != q.shape[0]:
-        raise ValueError(f"block_table: got {described(block_table)}; it takes {takes} with batch {q.shape[0]}")
+        raise ValueError(f"block_table: got {describe(block_table)}; it takes {takes} with batch {q.shape[0]}")
 
 
-def check_entries(block_table: Tensor, key_lengths: Tensor, pages: tuple[int, ...], N_q: int, left: int | None) -> None:
+def check_block_table_values(
+    block_table: Tensor, key_lengths: Tensor, pages: tuple[int, ...], N_q: int, left: int | None
+) -> None:
     """Raise an error if the block table contains an invalid page index for a key that a query can see.
 
     `pages` is (the number of pages, the number of keys per page). `left` is the left bound of the window, or None. The
     table is not checked if its values cannot be read before the launch.
     """
     limits = *pages, N_q, left
-    if not may_wait_for(block_table) or was_seen(block_table, limits, key_lengths):
+    if not can_read_values(block_table) or was_checked(block_table, limits, key_lengths):
         return
     count, size = pages
     begin = torch.arange(block_table.shape[1], device=block_table.device) * size
@@ -226,22 +228,22 @@ def check_entries(block_table: Tensor, key_lengths: Tensor, pages: tuple[int, ..
     low, high = torch.stack(torch.aminmax(block_table.masked_fill(~needed, value=0))).tolist()
     if (low < 0 or high >= count) and (count or needed.any()):
         raise ValueError(f"block_table: got pages from {low} to {high}; it takes 0 to {count - 1}, for {count} pages")
-    remember_seen(block_table, limits, key_lengths)
+    mark_checked(block_table, limits, key_lengths)
 
 
-def may_wait_for(x: Tensor) -> bool:
+def can_read_values(x: Tensor) -> bool:
     """Return whether x has values that can be read before the launch, waiting for the GPU if necessary.
 
     The result is False while torch.compile or torch.export traces or a CUDA graph is captured, because there are no
     values to read then. It is also False for an empty tensor.
     """
-    return x.numel() > 0 and not traced(x) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    return x.numel() > 0 and not is_traced(x) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 # Options ------------------------------------------------------------------------------------------------------
 
 
-def check_numbers(causal: object, scale: object, d: int, return_lse: object) -> float:
+def check_flags_and_scale(causal: object, scale: object, d: int, return_lse: object) -> float:
     """Return the scale of the scores, which is 1/√d if `scale` is None.
 
     Raise an error if causal or return_lse is not a bool, or if the scale is not a finite number.
@@ -254,7 +256,7 @@ def check_numbers(causal: object, scale: object, d: int, return_lse: object) -> 
     return real_number("scale", scale, "a finite number, or None for 1/√d")
 
 
-def splits_asked(num_splits: object) -> int:
+def check_num_splits(num_splits: object) -> int:
     """Return num_splits as an int, or 0 if num_splits is None.
 
     Raise an error unless it is None or a whole number from 0 to 256.
@@ -289,7 +291,7 @@ def check_masks(
         check_floats("sinks", sinks, 1, f"(heads,) = ({heads},)")
         check_device("sinks", sinks, q)
         if sinks.shape[0] != heads:
-            raise ValueError(f"sinks: got {described(sinks)}; it takes (heads,) = ({heads},)")
+            raise ValueError(f"sinks: got {describe(sinks)}; it takes (heads,) = ({heads},)")
     return Options(causal, scale=1.0, left=left, right=right, softcap=softcap)
 
 
@@ -298,12 +300,12 @@ def check_sinks(sinks: Tensor | None, options: Options) -> None:
 
     A sink of +∞ would leave no probability for any key. The values are read only if this does not wait for a GPU.
     """
-    if sinks is None or not sinks.is_cpu or traced(sinks):
+    if sinks is None or not sinks.is_cpu or is_traced(sinks):
         return
     scale = abs(options.scale) if options.softcap is None else options.softcap
     divisor = 1.0 if options.softcap is None and scale < SMALLEST_SCALE else scale
     most = math.inf if options.reference else LARGEST_SINK * min(divisor, 1.0)
-    if was_seen(sinks, (most,)):
+    if was_checked(sinks, (most,)):
         return
     size = sinks.double().abs()
     wrong = torch.isposinf(sinks) | ((size > most) & (size != math.inf))
@@ -312,7 +314,7 @@ def check_sinks(sinks: Tensor | None, options: Options) -> None:
         if most == math.inf:
             raise ValueError(found)
         raise ValueError(f"{found}, here up to {most:g} in absolute value; backend='reference' takes every float")
-    remember_seen(sinks, (most,))
+    mark_checked(sinks, (most,))
 
 
 def check_scale(scale: float) -> None:
@@ -323,7 +325,7 @@ def check_scale(scale: float) -> None:
         )
 
 
-def as_computed(q: Tensor, sinks: Tensor | None, options: Options) -> tuple[Tensor, Options]:
+def with_positive_scale(q: Tensor, sinks: Tensor | None, options: Options) -> tuple[Tensor, Options]:
     """Return q and Options that give the same result with a scale of at least 0, as the kernels require.
 
     The kernels take the maximum of a row before they apply the scale. If the scale is negative, −q therefore replaces
@@ -350,13 +352,13 @@ def check_transforms(*gradients: Tensor | None) -> None:
     The kernels need tensors with memory, and tensors inside such a transform have none.
     """
     if peek_interpreter_stack() is not None:
-        raise NotImplementedError(IN_A_TRANSFORM)
+        raise NotImplementedError(NO_TRANSFORMS)
     for x in gradients:
         if x is not None and is_legacy_batchedtensor(x):
-            raise NotImplementedError(IN_A_TRANSFORM)
+            raise NotImplementedError(NO_TRANSFORMS)
 
 
-def check_recording() -> None:
+def check_not_jit_traced() -> None:
     """Raise an error inside torch.jit.trace, because the sizes of tensors are tensors instead of integers there."""
     if torch.jit.is_tracing():
         raise NotImplementedError(
@@ -395,7 +397,7 @@ def runs_on_triton(backend: str, device: str) -> bool:
 runs_on_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def traced(*tensors: Tensor | None) -> bool:
+def is_traced(*tensors: Tensor | None) -> bool:
     """Return whether torch traces this call instead of running it, so that the call must use a custom operator.
 
     torch traces in torch.compile, in torch.export and under fake tensors. Meta tensors and tensor subclasses count as

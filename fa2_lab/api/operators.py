@@ -18,8 +18,8 @@ from torch.autograd import forward_ad
 from torch.nn.functional import pad
 
 from fa2_lab.api import bias
-from fa2_lab.api.checks import INSTEAD, as_computed, check_transforms, traced
-from fa2_lab.kernels.prepared import Options, Tensors, keep, like, rows_contiguous
+from fa2_lab.api.checks import GRADIENT_ADVICE, check_transforms, is_traced, with_positive_scale
+from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, rows_contiguous, store
 
 # The kernels ----------------------------------------------------------------------------------------------------
 
@@ -58,16 +58,16 @@ def compute(key: tuple | None, tensors: Tensors, options: Options, return_lse: b
 
     If `key` is not None, the prepared kernels are stored in the table of prepared calls under this key.
     """
-    q, options = as_computed(tensors.q, tensors.sinks, options)
-    as_it_comes = q is tensors.q
+    q, options = with_positive_scale(tensors.q, tensors.sinks, options)
+    q_unchanged = q is tensors.q
     tensors = tensors._replace(q=q)
-    if traced(tensors.q, tensors.k, tensors.v):
-        O, L = torch.ops.fa2_lab.forward(*tensors, *recorded(options))
+    if is_traced(tensors.q, tensors.k, tensors.v):
+        O, L = torch.ops.fa2_lab.forward(*tensors, *to_op_args(options))
         return (O, L) if return_lse else O
-    if key is None or not as_it_comes:  # a prepared call uses q unchanged
+    if key is None or not q_unchanged:  # a prepared call uses q unchanged
         return Call(partial(forward, options=options), options, return_lse)(tensors)
     run = partial(reference_forward, options=options) if options.reference else kernels().prepare_any(tensors, options)
-    return keep(key, Call(run, options, return_lse))(tensors)
+    return store(key, Call(run, options, return_lse))(tensors)
 
 
 class Call(NamedTuple):
@@ -83,8 +83,9 @@ class Call(NamedTuple):
 
     def __call__(self, tensors: Tensors) -> Tensor | tuple[Tensor, Tensor]:
         q, k, v, sinks = tensors.q, tensors.k, tensors.v, tensors.sinks
-        wanted = q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
-        if (wanted and torch.is_grad_enabled()) or forward_ad._current_level >= 0:  # Attention.jvp refuses a tangent
+        needs_grad = q.requires_grad or k.requires_grad or v.requires_grad
+        needs_grad = needs_grad or (sinks is not None and sinks.requires_grad)
+        if (needs_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0:  # jvp refuses a tangent
             return Attention.apply(q, k, v, sinks, (self, tensors))
         O, L = self.forward(tensors)
         return (O, L) if self.return_lse else O
@@ -103,19 +104,19 @@ class Attention(torch.autograd.Function):
     ) -> Tensor | tuple[Tensor, Tensor]:
         call, tensors = call_and_tensors
         O, L = call.forward(tensors)
-        save(ctx, O, L, tensors, call.options)
+        save_for_backward(ctx, O, L, tensors, call.options)
         return (O, L) if call.return_lse else O
 
     @staticmethod
     def backward(ctx: Any, dO: Tensor | None, dL: Tensor | None = None) -> tuple:
-        return *gradients(ctx, dO, dL), None
+        return *saved_backward(ctx, dO, dL), None
 
     @staticmethod
     def jvp(*_: Any) -> NoReturn:
-        raise NotImplementedError(f"fa2_lab.attention: forward mode AD is not supported; {INSTEAD}")
+        raise NotImplementedError(f"fa2_lab.attention: forward mode AD is not supported; {GRADIENT_ADVICE}")
 
 
-def save(ctx: Any, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> None:
+def save_for_backward(ctx: Any, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> None:
     """Save O, L, the input tensors and the options in `ctx` for the backward.
 
     No saved tensor has the size N_q × N_k.
@@ -125,7 +126,7 @@ def save(ctx: Any, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> 
     ctx.set_materialize_grads(value=False)
 
 
-def gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[Tensor | None]:
+def saved_backward(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[Tensor | None]:
     """Return (dQ, dK, dV, dsinks). dsinks is None if the call has no sinks.
 
     In eager mode, the kernels are called directly. While torch traces, or if the gradients themselves need gradients,
@@ -134,8 +135,8 @@ def gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[Tensor
     check_transforms(dO, dL)
     if dO is None and dL is None:
         return (None,) * 4
-    if torch.is_grad_enabled() or traced(dO, dL):
-        found = torch.ops.fa2_lab.backward(dO, dL, *ctx.saved_tensors, *recorded(ctx.options))
+    if torch.is_grad_enabled() or is_traced(dO, dL):
+        found = torch.ops.fa2_lab.backward(dO, dL, *ctx.saved_tensors, *to_op_args(ctx.options))
     else:
         O, L, *tensors = ctx.saved_tensors
         found = backward(dO, dL, O, L, Tensors(*tensors), ctx.options)
@@ -154,54 +155,54 @@ OPTIONS = (
 )
 
 
-def recorded(options: Options) -> Sequence:
+def to_op_args(options: Options) -> Sequence:
     """Return the fields of `options` in the order of a custom operator's arguments.
 
     The field `traced` is set to True, and the bias is left out. Raise an error if there is a bias, because a custom
     operator cannot have a function as an argument.
     """
     if options.bias is not None:
-        raise ValueError(bias.RECORDED)
+        raise ValueError(bias.NOT_TRACEABLE)
     return options._replace(traced=True)[:-1]
 
 
-def records(given: Sequence) -> tuple[Tensors, Options]:
+def from_op_args(args: Sequence) -> tuple[Tensors, Options]:
     """Return the arguments of a custom operator, given one by one, as the two records Tensors and Options."""
-    many = len(Tensors._fields)
-    return Tensors(*given[:many]), Options(*given[many:])
+    n_tensors = len(Tensors._fields)
+    return Tensors(*args[:n_tensors]), Options(*args[n_tensors:])
 
 
 @torch.library.custom_op("fa2_lab::forward", mutates_args=(), schema=f"({TENSORS}, {OPTIONS}) -> (Tensor, Tensor)")
-def forward_op(*given: Any) -> tuple[Tensor, Tensor]:
-    return forward(*records(given))
+def forward_op(*args: Any) -> tuple[Tensor, Tensor]:
+    return forward(*from_op_args(args))
 
 
 @forward_op.register_fake
-def forward_shapes(*given: Any) -> tuple[Tensor, Tensor]:
-    tensors, _ = records(given)
+def forward_shapes(*args: Any) -> tuple[Tensor, Tensor]:
+    tensors, _ = from_op_args(args)
     q = tensors.q
     rows = q.shape[:3] if tensors.cu_seqlens_q is None else (q.shape[1], q.shape[0])
-    return like(rows_contiguous(q)), q.new_empty(rows, dtype=torch.float32)
+    return contiguous_like(rows_contiguous(q)), q.new_empty(rows, dtype=torch.float32)
 
 
 BACKWARD = f"(Tensor? dO, Tensor? dL, Tensor O, Tensor L, {TENSORS}, {OPTIONS}) -> Tensor[]"
 
 
 @torch.library.custom_op("fa2_lab::backward", mutates_args=(), schema=BACKWARD)
-def backward_op(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, *given: Any) -> list[Tensor]:
-    return list(backward(dO, dL, O, L, *records(given)))
+def backward_op(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, *args: Any) -> list[Tensor]:
+    return list(backward(dO, dL, O, L, *from_op_args(args)))
 
 
 @backward_op.register_fake
-def backward_shapes(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, *given: Any) -> list[Tensor]:
-    tensors, _ = records(given)
-    found = [like(rows_contiguous(x)) for x in (tensors.q, tensors.k, tensors.v)]
-    return found if tensors.sinks is None else [*found, tensors.sinks.new_empty(tensors.sinks.shape)]
+def backward_shapes(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, *args: Any) -> list[Tensor]:
+    tensors, _ = from_op_args(args)
+    gradients = [contiguous_like(rows_contiguous(x)) for x in (tensors.q, tensors.k, tensors.v)]
+    return gradients if tensors.sinks is None else [*gradients, tensors.sinks.new_empty(tensors.sinks.shape)]
 
 
 def save_operator(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     """Save in `ctx` what operator_gradients() needs, given the inputs and outputs of the operator fa2_lab::forward."""
-    save(ctx, *output, *records(inputs))
+    save_for_backward(ctx, *output, *from_op_args(inputs))
 
 
 def operator_gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> tuple:
@@ -209,7 +210,7 @@ def operator_gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> tuple:
 
     The gradient is None for each of the options.
     """
-    dQ, dK, dV, dsinks = cast(tuple[Tensor, ...], gradients(ctx, dO, dL))
+    dQ, dK, dV, dsinks = cast(tuple[Tensor, ...], saved_backward(ctx, dO, dL))
     return *Tensors(dQ, dK, dV, sinks=dsinks), *[None] * (len(Options._fields) - 1)
 
 
@@ -233,10 +234,10 @@ def reference_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tenso
     if not tensors.q.numel():
         return torch.zeros_like(tensors.q), tensors.q.new_zeros(tensors.q.shape[:3], dtype=torch.float32)
     if tensors.block_table is not None:
-        return gathered(tensors, options)
-    tensors = with_a_key(tensors)
-    q, k, v = map(to_numpy, (tensors.q, *real_keys(tensors, options)))
-    O, L = heads.forward(q, k, v, **for_heads(tensors, options))
+        return paged_forward(tensors, options)
+    tensors = with_at_least_one_key(tensors)
+    q, k, v = map(to_numpy, (tensors.q, *zero_unseen_keys(tensors, options)))
+    O, L = heads.forward(q, k, v, **reference_kwargs(tensors, options))
     return to_torch(O, tensors.q), torch.from_numpy(L).to(tensors.q.device, torch.float32)
 
 
@@ -251,13 +252,13 @@ def reference_backward(
         return tuple(torch.zeros_like(x) for x in (*inputs, tensors.sinks) if x is not None)
     if tensors.cu_seqlens_q is not None:
         return packed_backward(dO, dL, O, L, tensors, options)
-    tensors, dL = with_a_key(tensors), torch.zeros_like(L) if dL is None else dL
+    tensors, dL = with_at_least_one_key(tensors), torch.zeros_like(L) if dL is None else dL
     dL = dL.masked_fill(L == -torch.inf, value=0.0)  # a row that sees no key depends on nothing
     # One more column with dO = 1 and O = −dL makes D = rowsum(dO ∘ O) − dL, which is all that dL changes.
-    q, k, v = (to_numpy(pad(x, (0, 1))) for x in (tensors.q, *real_keys(tensors, options)))
+    q, k, v = (to_numpy(pad(x, (0, 1))) for x in (tensors.q, *zero_unseen_keys(tensors, options)))
     O, dO = torch.cat([O.double(), -dL[..., None].double()], dim=3), pad(dO, (0, 1), value=1.0)
     results = [to_numpy(x) for x in (O, L, dO)]
-    found = heads.backward(q, k, v, *results, **for_heads(tensors, options))
+    found = heads.backward(q, k, v, *results, **reference_kwargs(tensors, options))
     gradients = tuple(to_torch(g[:, :, : x.shape[2], :-1], x) for g, x in zip(found, inputs, strict=True))
     if tensors.sinks is None:
         return gradients
@@ -265,10 +266,10 @@ def reference_backward(
     return *gradients, torch.from_numpy(dsinks).to(tensors.sinks)
 
 
-def gathered(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
+def paged_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """Compute (O, L) for a paged cache, one sequence at a time, after copying its pages into contiguous memory."""
     q, table, lengths = tensors.q, cast(Tensor, tensors.block_table), cast(Tensor, tensors.key_lengths)
-    O, L = like(rows_contiguous(q)), q.new_empty(q.shape[:3], dtype=torch.float32)
+    O, L = contiguous_like(rows_contiguous(q)), q.new_empty(q.shape[:3], dtype=torch.float32)
     for b, n in enumerate(lengths.tolist()):
         used = table[b, : -(-n // tensors.k.shape[1])].long().clamp(0, len(tensors.k) - 1)
         k, v = (x[used].flatten(0, 1)[:n].transpose(0, 1)[None] for x in (tensors.k, tensors.v))
@@ -280,8 +281,9 @@ def gathered(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 def packed_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """Compute (O, L) of packed sequences, one sequence at a time. Rows after the last sequence see nothing."""
     q = tensors.q
-    O, L = like(rows_contiguous(q)).zero_(), q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)
-    for rows, _, one in sequences(tensors):
+    O = contiguous_like(rows_contiguous(q)).zero_()
+    L = q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)
+    for rows, _, one in packed_sequences(tensors):
         o, l = reference_forward(one, options)
         O[rows], L[:, rows] = o[0].transpose(0, 1), l[0]
     return O, L
@@ -291,9 +293,9 @@ def packed_backward(
     dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options
 ) -> tuple[Tensor, ...]:
     """Compute the gradients of packed sequences, one sequence at a time. dsinks is summed over sequences in float64."""
-    dQ, dK, dV = gradients = [like(rows_contiguous(x)).zero_() for x in (tensors.q, tensors.k, tensors.v)]
+    dQ, dK, dV = gradients = [contiguous_like(rows_contiguous(x)).zero_() for x in (tensors.q, tensors.k, tensors.v)]
     dsinks: list[Tensor] = []
-    for rows, keys, one in sequences(tensors):
+    for rows, keys, one in packed_sequences(tensors):
         dO_b, O_b = (x[None, rows].transpose(1, 2) for x in (dO, O))
         dL_b = None if dL is None else dL[None, :, rows]
         dq, dk, dv, *ds = reference_backward(dO_b, dL_b, O_b, L[None, :, rows], one, options)
@@ -303,7 +305,7 @@ def packed_backward(
     return *gradients, *([torch.stack(dsinks).sum(0).to(tensors.sinks)] if dsinks else [])
 
 
-def sequences(tensors: Tensors) -> Iterator[tuple[slice, slice, Tensors]]:
+def packed_sequences(tensors: Tensors) -> Iterator[tuple[slice, slice, Tensors]]:
     """Yield the rows, the keys and the Tensors of each packed sequence, with the dimensions that attention() has."""
     q, k, v, sinks = tensors.q, tensors.k, tensors.v, None if tensors.sinks is None else tensors.sinks.double()
     starts = (cast(Tensor, x).tolist() for x in (tensors.cu_seqlens_q, tensors.cu_seqlens_k))
@@ -312,7 +314,7 @@ def sequences(tensors: Tensors) -> Iterator[tuple[slice, slice, Tensors]]:
         yield rows, keys, Tensors(q_b, k_b, v_b, sinks=sinks)
 
 
-def with_a_key(tensors: Tensors) -> Tensors:
+def with_at_least_one_key(tensors: Tensors) -> Tensors:
     """Return `tensors`, but with one masked key if there are no keys, because the reference needs at least one key."""
     if tensors.k.shape[2]:
         return tensors
@@ -321,24 +323,24 @@ def with_a_key(tensors: Tensors) -> Tensors:
     return tensors._replace(k=k, v=v, key_lengths=lengths)
 
 
-def for_heads(tensors: Tensors, options: Options) -> dict[str, Any]:
+def reference_kwargs(tensors: Tensors, options: Options) -> dict[str, Any]:
     """Return the keyword arguments for the NumPy reference (heads.forward and heads.backward), without the arrays."""
-    given: dict[str, Any] = dict(causal=options.causal, scale=options.scale, softcap=options.softcap)
-    given["dropout_p"] = options.dropout_p
+    kwargs: dict[str, Any] = dict(causal=options.causal, scale=options.scale, softcap=options.softcap)
+    kwargs["dropout_p"] = options.dropout_p
     if options.windowed:
-        given["window"] = options.left, options.right
+        kwargs["window"] = options.left, options.right
     if tensors.seed is not None:
-        given["seed"] = int(tensors.seed) % 2**64
+        kwargs["seed"] = int(tensors.seed) % 2**64
     if tensors.key_lengths is not None:
-        given["key_lengths"] = tensors.key_lengths.cpu().numpy()
+        kwargs["key_lengths"] = tensors.key_lengths.cpu().numpy()
     if tensors.sinks is not None:
-        given["sinks"] = to_numpy(tensors.sinks)
+        kwargs["sinks"] = to_numpy(tensors.sinks)
     if options.bias is not None:
-        given["bias"] = getattr(options.bias, "fn", options.bias)
-    return given
+        kwargs["bias"] = getattr(options.bias, "fn", options.bias)
+    return kwargs
 
 
-def real_keys(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
+def zero_unseen_keys(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """Return k and v with zeros in place of all keys that no row sees.
 
     Without this step, a NaN in such a key would reach the result, because the reference multiplies all keys by P, and
@@ -359,6 +361,6 @@ def to_numpy(x: Tensor) -> np.ndarray:
     return x.detach().cpu().double().numpy()
 
 
-def to_torch(x: np.ndarray, given: Tensor) -> Tensor:
-    """Return the array x as a tensor with the dtype, the device and the dimension order in memory of `given`."""
-    return like(rows_contiguous(given)).copy_(torch.from_numpy(x))
+def to_torch(x: np.ndarray, template: Tensor) -> Tensor:
+    """Return the array x as a tensor with the dtype, the device and the dimension order in memory of `template`."""
+    return contiguous_like(rows_contiguous(template)).copy_(torch.from_numpy(x))

@@ -22,15 +22,15 @@ from typing import Any
 from torch import Tensor
 
 from fa2_lab.api import operators
-from fa2_lab.api.attention import recall
-from fa2_lab.api.bias import check_bias, kind_of
+from fa2_lab.api.attention import find_prepared
+from fa2_lab.api.bias import bias_key, check_bias
 from fa2_lab.api.checks import (
+    check_cu_seqlens,
+    check_cu_seqlens_values,
+    check_flags_and_scale,
     check_masks,
-    check_numbers,
-    check_order,
     check_packed,
     check_sinks,
-    check_starts,
     runs_on_triton,
 )
 from fa2_lab.kernels.prepared import Tensors
@@ -79,20 +79,20 @@ def attention_packed(
         warnings.warn("attention_packed: longest is now called max_seqlen_q", DeprecationWarning, stacklevel=2)
         max_seqlen_q = longest
     tensors = Tensors(q, k, v, sinks=sinks, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    one_long = max_seqlen_q is not None and mostly_one(max_seqlen_q, q, cu_seqlens_q)
-    asked: tuple = causal, softcap, scale, one_long, return_lse, backend
+    one_long = max_seqlen_q is not None and has_dominant_sequence(max_seqlen_q, q, cu_seqlens_q)
+    option_values: tuple = causal, softcap, scale, one_long, return_lse, backend
     if bias is not None:
-        asked = *asked, kind_of(bias)
-    key, call = recall(tensors, window, asked)
+        option_values = *option_values, bias_key(bias)
+    key, call = find_prepared(tensors, window, option_values)
     if call is None:
         check_packed(q, k, v)
-        check_starts(cu_seqlens_q, cu_seqlens_k, q)
-    check_order("cu_seqlens_q", cu_seqlens_q, q.shape[0])
-    check_order("cu_seqlens_k", cu_seqlens_k, k.shape[0])
+        check_cu_seqlens(cu_seqlens_q, cu_seqlens_k, q)
+    check_cu_seqlens_values("cu_seqlens_q", cu_seqlens_q, q.shape[0])
+    check_cu_seqlens_values("cu_seqlens_k", cu_seqlens_k, k.shape[0])
     if call is not None:  # a call of its kind has passed all checks except those of values
         check_sinks(sinks, call.options)
         return call(tensors)
-    scale = check_numbers(causal, scale, q.shape[2], return_lse)
+    scale = check_flags_and_scale(causal, scale, q.shape[2], return_lse)
     options = check_masks(causal, window, softcap, sinks, q, (q.shape[1], q.shape[0], k.shape[0]))
     options = options._replace(portable=backend == "portable", reference=not runs_on_triton(backend, q.device.type))
     options = options._replace(scale=scale, one_long=one_long, bias=bias)
@@ -101,7 +101,7 @@ def attention_packed(
     return operators.compute(key, tensors, options, return_lse)
 
 
-def mostly_one(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:
+def has_dominant_sequence(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:
     """Return whether the longest sequence needs more work than all other sequences together.
 
     The other sequences are assumed to have equal lengths. The choice of kernels uses max_seqlen_q only for this

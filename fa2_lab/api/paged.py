@@ -13,20 +13,20 @@ Nothing past the last key of a sequence is read, in the pages or in the table. G
 from torch import Tensor
 
 from fa2_lab.api import operators
-from fa2_lab.api.attention import recall
+from fa2_lab.api.attention import find_prepared
 from fa2_lab.api.checks import (
+    check_block_table,
+    check_block_table_values,
     check_cache,
-    check_entries,
-    check_lengths,
+    check_flags_and_scale,
+    check_key_lengths,
+    check_key_lengths_values,
     check_masks,
     check_no_gradient,
-    check_numbers,
+    check_num_splits,
     check_q,
-    check_range,
     check_sinks,
-    check_table,
     runs_on_triton,
-    splits_asked,
 )
 from fa2_lab.kernels.prepared import Tensors
 
@@ -63,21 +63,21 @@ def attention_paged(
     The other arguments are as in attention().
     """
     tensors = Tensors(q, k_pages, v_pages, key_lengths, sinks=sinks, block_table=block_table)
-    key, call = recall(tensors, window, (causal, softcap, scale, num_splits, return_lse, backend))
+    key, call = find_prepared(tensors, window, (causal, softcap, scale, num_splits, return_lse, backend))
     if call is not None:  # a call of its kind has passed all checks except those of values
         options = call.options
     else:
         check_q(q)
         check_cache(q, k_pages, v_pages)
-        check_table(block_table, q)
+        check_block_table(block_table, q)
         N_k = block_table.shape[1] * k_pages.shape[1]  # the most keys that a sequence can have
-        check_lengths(key_lengths, q, N_k)
-        scale = check_numbers(causal, scale, q.shape[3], return_lse)
+        check_key_lengths(key_lengths, q, N_k)
+        scale = check_flags_and_scale(causal, scale, q.shape[3], return_lse)
         options = check_masks(causal, window, softcap, sinks, q, (*q.shape[1:3], N_k))
         reference = not runs_on_triton(backend, q.device.type) or not q.numel()
-        options = options._replace(scale=scale, num_splits=splits_asked(num_splits), reference=reference)
+        options = options._replace(scale=scale, num_splits=check_num_splits(num_splits), reference=reference)
     check_no_gradient(q=q, k_pages=k_pages, v_pages=v_pages, sinks=sinks)
-    check_range(key_lengths, block_table.shape[1] * k_pages.shape[1])
-    check_entries(block_table, key_lengths, k_pages.shape[:2], q.shape[2], options.left)
+    check_key_lengths_values(key_lengths, block_table.shape[1] * k_pages.shape[1])
+    check_block_table_values(block_table, key_lengths, k_pages.shape[:2], q.shape[2], options.left)
     check_sinks(sinks, options)
     return operators.compute(key, tensors, options, return_lse) if call is None else call(tensors)

@@ -32,7 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fa2_lab.api import operators
 from fa2_lab.api.attention import attention
-from fa2_lab.api.checks import check_numbers, check_scale, check_tensors, runs_on_triton
+from fa2_lab.api.checks import check_flags_and_scale, check_scale, check_tensors, runs_on_triton
 from fa2_lab.distributed import group as ranks
 from fa2_lab.distributed.state import State
 from fa2_lab.kernels.prepared import Options, Tensors
@@ -125,7 +125,7 @@ def signature(
     check_tensors(q, k, v)
     if k.shape[2] != q.shape[2]:
         raise ValueError(f"k: got shape {tuple(k.shape)}; a shard has as many keys as queries, {q.shape[2]}")
-    scale = check_numbers(causal, scale, q.shape[3], return_lse)
+    scale = check_flags_and_scale(causal, scale, q.shape[3], return_lse)
     shards.check_layout(layout)
     if runs_on_triton(backend, q.device.type):
         check_scale(scale)

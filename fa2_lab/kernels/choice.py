@@ -24,15 +24,15 @@ from fa2_lab.kernels import interpreter
 from fa2_lab.kernels.decode import plan as decode
 from fa2_lab.kernels.portable import backward as portable_backward
 from fa2_lab.kernels.portable import forward as portable
-from fa2_lab.kernels.prepared import Options, Tensors, has_gaps, keys_of, prepared, rows_contiguous
+from fa2_lab.kernels.prepared import Options, Tensors, get_or_make, needs_copy, rows_contiguous, tensor_keys
 
 # Forward ------------------------------------------------------------------------------------------------------
 
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """Compute and return (O, L). All kernels define L in the same way, so any backward can follow any forward."""
-    key = "forward", options, *keys_of(tensors)
-    return prepared(key, prepare_any, tensors, options)(tensors)
+    key = "forward", options, *tensor_keys(tensors)
+    return get_or_make(key, prepare_any, tensors, options)(tensors)
 
 
 def prepare_any(tensors: Tensors, options: Options) -> Callable:
@@ -41,7 +41,7 @@ def prepare_any(tensors: Tensors, options: Options) -> Callable:
     If the rows of a tensor are not contiguous, the function first copies this tensor. Otherwise, it is the function
     from prepare().
     """
-    if not any(map(has_gaps, tensors)):
+    if not any(map(needs_copy, tensors)):
         return prepare(tensors, options)
     return lambda tensors: forward(Tensors._make(map(rows_contiguous, tensors)), options)
 
@@ -52,7 +52,7 @@ def prepare(tensors: Tensors, options: Options) -> Callable:
     q, k = tensors.q, tensors.k
     if tensors.block_table is not None:
         return served("decode over pages", decode.prepare(tensors, options))
-    if tensors.cu_seqlens_q is None and not options.only_portable and decode.is_decode(q, k, options.num_splits):
+    if tensors.cu_seqlens_q is None and not options.needs_portable and decode.is_decode(q, k, options.num_splits):
         return served("decode", decode.prepare(tensors, options), last)
     launcher = hopper_forward(q.device) if for_hopper(options, tensors.sinks) else None
     own = launcher.prepare(tensors, options) if launcher is not None and launcher.enough_work(q, k) else None
@@ -70,8 +70,8 @@ def prepare_portable(tensors: Tensors, options: Options) -> Callable:
 def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
     """Return (dQ, dK, dV), plus dsinks if the call has sinks. dL is None if L has no gradient."""
     deterministic = torch.are_deterministic_algorithms_enabled()
-    key = "backward", options, deterministic, *keys_of((dO, dL, O, L, *tensors))
-    call = prepared(key, prepare_any_backward, dO, dL, O, L, tensors, options, deterministic)
+    key = "backward", options, deterministic, *tensor_keys((dO, dL, O, L, *tensors))
+    call = get_or_make(key, prepare_any_backward, dO, dL, O, L, tensors, options, deterministic)
     return call(dO, dL, O, L, tensors)
 
 
@@ -84,7 +84,7 @@ def prepare_any_backward(
     from prepare_backward(). `deterministic` asks for gradients that are bit for bit the same in every run.
     """
     in_rows = all(x is None or x.is_contiguous() for x in (dL, L))
-    if in_rows and not any(map(has_gaps, (dO, dL, O, *tensors))):
+    if in_rows and not any(map(needs_copy, (dO, dL, O, *tensors))):
         return prepare_backward(dO, O, tensors, options, deterministic)
 
     def on_copies(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors) -> tuple:
@@ -135,7 +135,7 @@ def for_hopper(options: Options, sinks: Tensor | None) -> bool:
 
     The Hopper kernels do not support dropout, a bias, a softcap or sinks, and they are not used if `portable` is set.
     """
-    return not (options.only_portable or options.portable) and options.softcap is sinks is None
+    return not (options.needs_portable or options.portable) and options.softcap is sinks is None
 
 
 def hopper_forward(device: torch.device) -> ModuleType | None:
@@ -143,7 +143,7 @@ def hopper_forward(device: torch.device) -> ModuleType | None:
 
     The kernel cannot run if the GPU is not a Hopper GPU or if the installed Gluon is too old.
     """
-    return prepared(("Hopper's forward", device), hopper, "forward", device)
+    return get_or_make(("Hopper's forward", device), hopper, "forward", device)
 
 
 def hopper_backward(device: torch.device) -> ModuleType | None:
@@ -151,7 +151,7 @@ def hopper_backward(device: torch.device) -> ModuleType | None:
 
     The kernel cannot run if the GPU is not a Hopper GPU or if the installed Gluon is too old.
     """
-    return prepared(("Hopper's backward", device), hopper, "backward", device)
+    return get_or_make(("Hopper's backward", device), hopper, "backward", device)
 
 
 def hopper(direction: str, device: torch.device) -> ModuleType | None:

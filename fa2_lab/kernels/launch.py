@@ -10,7 +10,7 @@ import torch
 import triton
 
 from fa2_lab.kernels import interpreter, triton_versions
-from fa2_lab.kernels.prepared import PREPARED, keep
+from fa2_lab.kernels.prepared import PREPARED, store
 from fa2_lab.kernels.triton_versions import driver, relaunch, seen_by_compiler
 from fa2_lab.tiles import cdiv
 
@@ -72,7 +72,7 @@ class Launch:
             everything = *given, *(self.arguments[name] for name in made.src.fn.arg_names[len(given) :])
             stream, pointers = current_stream(tensors[0]), len(tensors) - described
             self.again = relaunch(made, self.grid, stream, everything, described, pointers) or False
-            keep(self.compiled_as(tensors), self.again)
+            store(self.compiled_as(tensors), self.again)
 
     def compiled_as(self, tensors: Any) -> tuple:
         """Return everything about a launch that affects the compiled kernel.

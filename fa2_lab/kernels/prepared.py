@@ -6,9 +6,9 @@ with all arguments except the pointers. Launches that look the same to the compi
 compiled for the first of them. Besides this table, only relaunch.py stores data per call, namely the last 1,024
 addresses of each descriptor.
 
-A few checks depend on values, such as the check on the range of key_lengths, and read them before a launch. SEEN
-records which versions of which tensors have passed these checks, without writing anything to the tensors. forget()
-empties both tables.
+A few checks depend on values, such as the check on the range of key_lengths, and read them before a launch. CHECKED
+records which versions of which tensors have passed these checks, without writing anything to the tensors.
+clear_caches() empties both tables.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 PREPARED: dict = {}
-MOST = 4096
-SEEN: dict = {}  # {id of a tensor: (weak reference, state)}, and the same of a second one it was looked at with
+MAX_ENTRIES = 4096
+CHECKED: dict = {}  # {id of a tensor: (weak reference, state)}, and the same of a second one it was checked with
 
 
 class Tensors(NamedTuple):
@@ -59,7 +59,7 @@ class Options(NamedTuple):
     bias: Any = None  # a function of (head, row, column), added to the scores; operators do not take it
 
     @property
-    def only_portable(self) -> bool:
+    def needs_portable(self) -> bool:
         """Whether the call uses dropout or a bias, which only the portable kernels support."""
         return self.dropout_p > 0 or self.bias is not None
 
@@ -74,59 +74,59 @@ class Options(NamedTuple):
         return self.left, 0 if self.causal else self.right
 
 
-def prepared(key: tuple, make: Callable, *arguments: Any) -> Any:
+def get_or_make(key: tuple, make: Callable, *arguments: Any) -> Any:
     """Return make(*arguments), stored in the table of prepared calls under `key`.
 
     The function `make` is called only if the table does not contain the key.
     """
     found = PREPARED.get(key, PREPARED)  # which means that it has none, because None is a value, too
     if found is PREPARED:
-        found = keep(key, make(*arguments))
+        found = store(key, make(*arguments))
     return found
 
 
-def keep(key: tuple, made: Any) -> Any:
+def store(key: tuple, entry: Any) -> Any:
     """Store `made` in the table of prepared calls under `key`, and return it.
 
     If the table is full, remove its oldest entry.
     """
-    if len(PREPARED) >= MOST:
+    if len(PREPARED) >= MAX_ENTRIES:
         PREPARED.pop(next(iter(PREPARED)), None)
-    PREPARED[key] = made
-    return made
+    PREPARED[key] = entry
+    return entry
 
 
-def forget() -> None:
-    """Empty the tables PREPARED and SEEN, so that every check and every choice is made again."""
+def clear_caches() -> None:
+    """Empty the tables PREPARED and CHECKED, so that every check and every choice is made again."""
     PREPARED.clear()
-    SEEN.clear()
+    CHECKED.clear()
 
 
-def keys_of(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
+def tensor_keys(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
     """Return the properties of each tensor on which checks and choices depend, or None for a missing tensor."""
     return [None if x is None else (x.dtype, x.device, x.shape, x.stride(), x.is_neg()) for x in tensors]
 
 
-def has_gaps(x: Tensor | None) -> bool:
+def needs_copy(x: Tensor | None) -> bool:
     """Return whether kernels need a copy of x, because its rows are not contiguous or it has a pending negation.
 
     The result is False if x is None.
     """
     if x is None:
         return False
-    gaps = x.stride(-1) != 1 and x.shape[-1] > 1
-    return gaps or (not torch.compiler.is_compiling() and x.is_neg())  # what is compiled has turned all signs
+    strided = x.stride(-1) != 1 and x.shape[-1] > 1
+    return strided or (not torch.compiler.is_compiling() and x.is_neg())  # what is compiled has turned all signs
 
 
 def rows_contiguous(x: Any) -> Any:
-    """Return x, or a copy with contiguous rows if has_gaps(x).
+    """Return x, or a copy with contiguous rows if needs_copy(x).
 
     The copy is made by clone(), because contiguous() would not change a tensor without elements.
     """
-    return x.clone(memory_format=torch.contiguous_format) if x is not None and has_gaps(x) else x
+    return x.clone(memory_format=torch.contiguous_format) if x is not None and needs_copy(x) else x
 
 
-def like(x: Tensor, device: str | None = None) -> Tensor:
+def contiguous_like(x: Tensor, device: str | None = None) -> Tensor:
     """Return a new tensor with the shape and the dimension order in memory of x, as torch's own operators do.
 
     Its rows are always contiguous, and no two of its elements share memory, even if elements of x do. On the device
@@ -138,26 +138,26 @@ def like(x: Tensor, device: str | None = None) -> Tensor:
     return torch.empty_like(x, device=device, memory_format=torch.contiguous_format)
 
 
-# Values that were looked at -----------------------------------------------------------------------------------
+# Values that were checked -----------------------------------------------------------------------------------
 
 
-def was_seen(x: Tensor, limits: tuple, beside: Tensor | None = None) -> bool:
-    """Return whether x has passed a check with these limits, and neither x nor `beside` has changed since then."""
-    found = SEEN.get(id(x))
+def was_checked(x: Tensor, limits: tuple, other: Tensor | None = None) -> bool:
+    """Return whether x has passed a check with these limits, and neither x nor `other` has changed since then."""
+    found = CHECKED.get(id(x))
     if found is None or found[0]() is not x or found[1] != (limits, x._version, x.data_ptr()):
         return False
-    return beside is None or (found[2]() is beside and found[3] == (beside._version, beside.data_ptr()))
+    return other is None or (found[2]() is other and found[3] == (other._version, other.data_ptr()))
 
 
-def remember_seen(x: Tensor, limits: tuple, beside: Tensor | None = None) -> None:
-    """Remember that x has passed a check with these limits, until x or the tensor `beside` changes.
+def mark_checked(x: Tensor, limits: tuple, other: Tensor | None = None) -> None:
+    """Remember that x has passed a check with these limits, until x or the tensor `other` changes.
 
     Changes are detected by a tensor's version and address. For example, x.data = y does not increase the version, but
     it changes the address of x. An in-place change through x.data, or through a NumPy array that shares the memory,
     does not increase the version and is not detected. Inference tensors have no version, so they are never remembered.
     """
-    if x.is_inference() or (beside is not None and beside.is_inference()):
+    if x.is_inference() or (other is not None and other.is_inference()):
         return
     name = id(x)
-    found = ref(x, lambda _: SEEN.pop(name, None)), (limits, x._version, x.data_ptr())
-    SEEN[name] = found if beside is None else (*found, ref(beside), (beside._version, beside.data_ptr()))
+    found = ref(x, lambda _: CHECKED.pop(name, None)), (limits, x._version, x.data_ptr())
+    CHECKED[name] = found if other is None else (*found, ref(other), (other._version, other.data_ptr()))

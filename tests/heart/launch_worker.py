@@ -13,7 +13,7 @@ from triton.runtime.jit import JITFunction
 from fa2_lab.kernels import choice, launch
 from fa2_lab.kernels.hopper.backward import launch as hopper_backward
 from fa2_lab.kernels.hopper.forward import launch as hopper_forward
-from fa2_lab.kernels.prepared import Options, Tensors, forget
+from fa2_lab.kernels.prepared import Options, Tensors, clear_caches
 from fa2_lab.tools import offline
 
 offline.compile_for("sm_90")
@@ -74,6 +74,6 @@ for kernels in ({}, hopper):
     for name, module in kernels.items():
         setattr(choice, name, lambda device, module=module: module)
     for N in (1, 15, 16, 17, 64, 100, 128, 500, 2048, 2049):
-        forget()
+        clear_caches()
         calls(N)
     calls(128, d=48)

@@ -35,9 +35,9 @@ def test_where_torch_records_no_call_is_known():
         def __torch_dispatch__(self, function, types, arguments=(), options=None):
             return function(*arguments, **options or {})
 
-    assert ROOM.recall((*good(), None, None), None, ())[0] is not None
+    assert ROOM.find_prepared((*good(), None, None), None, ())[0] is not None
     with Mode():
-        assert ROOM.recall((*good(), None, None), None, ()) == (None, None)
+        assert ROOM.find_prepared((*good(), None, None), None, ()) == (None, None)
 
 
 @pytest.mark.parametrize("which", "qkv")

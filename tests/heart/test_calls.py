@@ -480,7 +480,7 @@ def test_who_only_asks_for_shapes_is_told_what_will_come(call, layout, reference
         return x.transpose(0, 1).contiguous().transpose(0, 1) if layout == "inside" else x
 
     ops, given = torch.ops.fa2_lab, arguments_of(call)
-    options = operators.recorded(Options(True, 0.25, reference=reference))
+    options = operators.to_op_args(Options(True, 0.25, reference=reference))
     starts = [given.get("cu_seqlens_q"), given.get("cu_seqlens_k")]
     if call == "attention_paged":
         laid = [lay(given["q"]).bfloat16(), given["k_pages"].bfloat16(), given["v_pages"].bfloat16()]

@@ -243,7 +243,7 @@ def test_any_cut_of_any_mask(
         patch.setattr(plan, "MOST_ROWS", most_rows)
         blocks_of = plan.blocks_of
         patch.setattr(plan, "blocks_of", lambda *given: (blocks_of(*given)[0], at_once))
-        prepared.forget()
+        prepared.clear_caches()
         got = plan.decode(Tensors(q, k, v, lengths, sinks=sinks), options, programs=programs)
     for name, a, b in zip("OL", got, want, strict=False):
         assert worst(a, b) < 1e-5, name

@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 from hopper_plain import by_python, in_turn, run_backward, run_forward
 from test_hopper_plain import in_any_order
 
-from fa2_lab.api.packed import attention_packed, mostly_one
+from fa2_lab.api.packed import attention_packed, has_dominant_sequence
 from fa2_lab.kernels import choice, interpreter
 from fa2_lab.kernels.hopper.backward import launch as backward
 from fa2_lab.kernels.hopper.forward import launch as forward
@@ -246,8 +246,12 @@ def test_one_long_sequence_among_short_ones_changes_sizes_alone(d):
 def test_a_batch_of_other_lengths_is_of_the_same_kind():
     """A hint that is too small or too large is a hint all the same."""
     q, many, few = torch.empty(22384, 1, 1), torch.empty(62), torch.empty(3)
-    assert [mostly_one(n, q, many) for n in (0, 100, 2500, 2560, 16000, 10**20)] == [False] * 3 + [True] * 3
-    assert not mostly_one(22384, q, torch.empty(2)) and not mostly_one(11192, q, few) and mostly_one(11193, q, few)
+    assert [has_dominant_sequence(n, q, many) for n in (0, 100, 2500, 2560, 16000, 10**20)] == [False] * 3 + [True] * 3
+    assert (
+        not has_dominant_sequence(22384, q, torch.empty(2))
+        and not has_dominant_sequence(11192, q, few)
+        and has_dominant_sequence(11193, q, few)
+    )
 
 
 # On a GPU -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from kernel_truth import ALLOWED, DEVICE, GPU, dense, run, tensors, worst
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fa2_lab.api.attention import attention
-from fa2_lab.api.bias import kind_of
+from fa2_lab.api.bias import bias_key
 from fa2_lab.api.packed import attention_packed
 from fa2_lab.api.paged import attention_paged
 from fa2_lab.distributed import ring_attention
@@ -208,20 +208,20 @@ def test_a_compiled_bias_is_known_by_its_source_and_what_it_reads(tmp_path, monk
     """Defined again it is the same, with another constant it is not; and nothing is compiled that has changed since."""
     first, again, other = (alibi_of(slope, tmp_path)[0] for slope in (0.5, 0.5, 0.25))
     biases = compiled(first), compiled(again), compiled(other)
-    kinds = [kind_of(bias) for bias in biases]
-    assert kinds[0] == kinds[1] != kinds[2] and kind_of(biases[0]) == kinds[0]
+    kinds = [bias_key(bias) for bias in biases]
+    assert kinds[0] == kinds[1] != kinds[2] and bias_key(biases[0]) == kinds[0]
     first["SLOPE"] = tl.constexpr(0.125)
     with pytest.raises(ValueError, match=r"bias: got alibi, for which SLOPE was .*0\.5.* and is .*0\.125"):
         attention(*tensors(1, 2, 2, 20, 30, 16)[:3], bias=biases[0])
     first["SLOPE"] = tl.constexpr(0.5)
-    assert kind_of(biases[0]) == kinds[0]
+    assert bias_key(biases[0]) == kinds[0]
     again["distance"] = triton.JITFunction(again["distance"].fn)
     with pytest.raises(ValueError, match="bias: got alibi, for which distance was"):
-        kind_of(biases[1])
+        bias_key(biases[1])
     tree, space = triton.JITFunction(TREE.fn), TREE.fn.__globals__
     for where in (np.zeros(3), np.ones(3)):  # it reads tl.where, not a variable of this name
         monkeypatch.setitem(space, "where", where)
-        assert kind_of(tree) == kind_of(tree)
+        assert bias_key(tree) == bias_key(tree)
 
 
 @triton.jit

@@ -20,21 +20,21 @@ def good():
 
 def test_what_is_prepared_is_made_once_and_forgotten_together():
     made = []
-    assert prepared.prepared("a kind", lambda x: made.append(x) or made, 3) is made
-    assert prepared.prepared("a kind", lambda x: made.append(x), 4) is made and made == [3]
+    assert prepared.get_or_make("a kind", lambda x: made.append(x) or made, 3) is made
+    assert prepared.get_or_make("a kind", lambda x: made.append(x), 4) is made and made == [3]
     lengths = torch.tensor([3])
-    prepared.remember_seen(lengths, (5,))
-    assert prepared.was_seen(lengths, (5,))
-    prepared.forget()
-    assert not prepared.was_seen(lengths, (5,))
-    assert prepared.prepared("a kind", lambda: made.clear()) is None  # is also what was made, and kept
-    assert prepared.prepared("a kind", lambda: 5) is None
+    prepared.mark_checked(lengths, (5,))
+    assert prepared.was_checked(lengths, (5,))
+    prepared.clear_caches()
+    assert not prepared.was_checked(lengths, (5,))
+    assert prepared.get_or_make("a kind", lambda: made.clear()) is None  # is also what was made, and kept
+    assert prepared.get_or_make("a kind", lambda: 5) is None
 
 
 def test_the_table_does_not_grow_without_end(monkeypatch):
-    monkeypatch.setattr(prepared, "MOST", 3)
+    monkeypatch.setattr(prepared, "MAX_ENTRIES", 3)
     for n in range(9):
-        prepared.prepared(n, int)
+        prepared.get_or_make(n, int)
         assert list(prepared.PREPARED) == [*range(max(0, n - 2), n + 1)], "only the oldest goes"
 
 
@@ -44,12 +44,12 @@ def test_no_tensor_is_kept_alive_and_nothing_is_written_on_it(N_q):
     lengths = torch.tensor([3, 24], device=DEVICE)
     O = attention(q, k, v, causal=True, key_lengths=lengths)
     O.backward(dO)
-    assert prepared.PREPARED and prepared.SEEN
+    assert prepared.PREPARED and prepared.CHECKED
     assert not any(vars(x) for x in (q, k, v, dO, lengths, O))
     alive = [weakref.ref(x) for x in (q, k, v, dO, lengths, O)]
     del q, k, v, dO, lengths, O
     gc.collect()
-    assert not any(x() is not None for x in alive) and not prepared.SEEN
+    assert not any(x() is not None for x in alive) and not prepared.CHECKED
 
 
 @pytest.mark.parametrize("scale", (0.5, -0.5))
@@ -77,7 +77,7 @@ CHANGES = dict(
 @pytest.mark.parametrize("direction", ("forward", "backward"))
 def test_the_kernels_key_holds_all_that_a_launch_depends_on(direction, monkeypatch):
     keys, (q, k, v) = [], good()
-    monkeypatch.setattr(choice, "prepared", lambda key, make, *given: keys.append(key) or (lambda *given: None))
+    monkeypatch.setattr(choice, "get_or_make", lambda key, make, *given: keys.append(key) or (lambda *given: None))
     starts = torch.tensor([0, 3, 12], dtype=torch.int32, device=DEVICE)
     record = dict(q=q, k=k, v=v, key_lengths=starts[1:], sinks=q[0, :, 0, 0], cu_seqlens_q=starts, cu_seqlens_k=starts)
     beside = dict(dO=q.clone(), dL=q[..., 0], O=q.clone(), L=q[..., 0]) if direction == "backward" else {}
@@ -131,7 +131,7 @@ def test_lengths_are_looked_at_once_for_each_version_and_number_of_keys(looked):
     lengths.data = torch.tensor([3, 77], device=DEVICE)  # no new version
     with pytest.raises(ValueError, match="key_lengths: got values from 3 to 77"):
         attention(q, k, v, key_lengths=lengths)
-    prepared.forget()
+    prepared.clear_caches()
     lengths.data = torch.tensor([3, 20], device=DEVICE)
     attention(q, k, v, key_lengths=lengths)
     assert len(looked) == before + 2
@@ -214,7 +214,7 @@ def test_the_portable_kernels_can_be_asked_for(monkeypatch):
         for call, given in ((attention, dense), (attention_packed, packed)):
             call(*given, backend=backend).sum().backward()
             assert asked == [(portable, False), (portable, False)]
-            prepared.forget()
+            prepared.clear_caches()
             torch.compile(call, backend="eager")(*given, backend=backend)
             assert asked[2:] == [(portable, True)]
             asked.clear()

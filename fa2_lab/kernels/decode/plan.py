@@ -17,7 +17,7 @@ from fa2_lab.kernels import interpreter, launch, tables
 from fa2_lab.kernels.common.softmax import scales
 from fa2_lab.kernels.decode import shares
 from fa2_lab.kernels.decode.kernel import Counts, DecodeTile, Strides, merge_kernel, split_kv_kernel, stream_k_kernel
-from fa2_lab.kernels.prepared import Options, Tensors, keys_of, like, prepared
+from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, get_or_make, tensor_keys
 from fa2_lab.kernels.tables import power_of_2
 from fa2_lab.tiles import cdiv
 
@@ -45,8 +45,8 @@ def decode(tensors: Tensors, options: Options, programs: int | None = None) -> A
 
     If `programs` is given, the work is divided equally among this number of programs.
     """
-    key = "decode", options, programs, *keys_of(tensors)
-    return prepared(key, prepare, tensors, options, programs)(tensors)
+    key = "decode", options, programs, *tensor_keys(tensors)
+    return get_or_make(key, prepare, tensors, options, programs)(tensors)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Decode:
     def __call__(self, tensors: Tensors) -> Any:
         """Launch the kernels on these tensors, and return (O, L)."""
         Q, K, V, key_lengths, sinks = tensors.q, tensors.k, tensors.v, tensors.key_lengths, tensors.sinks
-        O = like(Q)
+        O = contiguous_like(Q)
         L = torch.empty(size=Q.shape[:3], dtype=torch.float32, device=Q.device)
         scratch = torch.empty(self.scratch, dtype=torch.float32, device=Q.device)
         with launch.on_device_of(Q):
@@ -325,4 +325,4 @@ def strides_of(tensors: Tensors) -> Strides:
     (page, *K_rest), (V_page, *V_rest) = K.stride()[:3], V.stride()[:3]
     if tensors.block_table is not None:  # in a page, the dimension of keys is before that of heads
         K_rest, V_rest = K_rest[::-1], V_rest[::-1]
-    return Strides(Q.stride()[:3], (page, *K_rest), (V_page, *V_rest), like(Q, device="meta").stride()[:3])
+    return Strides(Q.stride()[:3], (page, *K_rest), (V_page, *V_rest), contiguous_like(Q, device="meta").stride()[:3])

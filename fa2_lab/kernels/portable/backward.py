@@ -38,7 +38,7 @@ from fa2_lab.kernels.common.tile import (
     tile_coord,
 )
 from fa2_lab.kernels.portable.forward import Position, biases
-from fa2_lab.kernels.prepared import Options, Tensors, like
+from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like
 
 
 class RowTensors(NamedTuple):
@@ -286,7 +286,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callab
     def call(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors) -> tuple:
         Q, K, V, sinks = tensors.q, tensors.k, tensors.v, tensors.sinks
         beside = tensors.key_lengths, tensors.seed, tensors.cu_seqlens_q, tensors.cu_seqlens_k
-        D, dQ, dK, dV = torch.empty_like(L), like(Q), like(K), like(V)
+        D, dQ, dK, dV = torch.empty_like(L), contiguous_like(Q), contiguous_like(K), contiguous_like(V)
         with launch.on_device_of(Q):
             rows(Q, K, V, O, dO, L, dL, D, dQ, *beside)
             columns(Q, K, V, dO, L, D, dK, dV, *beside)
@@ -315,7 +315,7 @@ def prepare_rows(
     blocks = blocks or tables.blocks("rows", Q, options.causal)
     return launch.Launch(
         *(bwd_dq, launch.programs(Q, blocks.B_r, sequences), blocks.compiler_options()),
-        strides=launch.all_strides(Q, K, tensors.v, O, dO, like(Q, device="meta")),
+        strides=launch.all_strides(Q, K, tensors.v, O, dO, contiguous_like(Q, device="meta")),
         **launch.sizes(Q, K, of=Q, streamed=K, sequences=sequences),
         **dict(tile=blocks.tile(Q), **numbers(options)),
     )
@@ -332,7 +332,7 @@ def prepare_columns(
     blocks = blocks or tables.blocks("columns", Q, options.causal)
     return launch.Launch(
         *(bwd_dkdv, launch.programs(K, blocks.B_c, sequences), blocks.compiler_options()),
-        strides=launch.all_strides(Q, K, V, dO, *(like(x, device="meta") for x in (K, V))),
+        strides=launch.all_strides(Q, K, V, dO, *(contiguous_like(x, device="meta") for x in (K, V))),
         **launch.sizes(Q, K, of=K, streamed=Q, sequences=sequences),
         **dict(tile=blocks.tile(Q), GROUPED=Q.shape[1] != K.shape[1], **numbers(options)),
     )

@@ -28,7 +28,7 @@ from fa2_lab.kernels.common.tile import (
     store_rows,
     tile_coord,
 )
-from fa2_lab.kernels.prepared import Options, Tensors, like
+from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like
 
 
 class Position(NamedTuple):
@@ -154,14 +154,14 @@ def prepare(tensors: Tensors, options: Options, blocks: tables.Blocks | None = N
     rows = (batch, H, N_q) if sequences is None else (H, N_q)
     kernel = launch.Launch(
         *(forward_kernel, launch.programs(Q, blocks.B_r, sequences), blocks.compiler_options()),
-        strides=launch.all_strides(Q, K, tensors.v, like(Q, device="meta")),
+        strides=launch.all_strides(Q, K, tensors.v, contiguous_like(Q, device="meta")),
         **launch.sizes(Q, K, of=Q, streamed=K, sequences=sequences),
         **dict(window=launch.window(options), scales=scales(options.scale, options.softcap)),
         **dict(rule=launch.dropout(options.dropout_p), tile=blocks.tile(Q), bias=options.bias),
     )
 
     def call(tensors: Tensors) -> tuple[Tensor, Tensor]:
-        O = like(tensors.q)
+        O = contiguous_like(tensors.q)
         L = torch.empty(*rows, dtype=torch.float32, device=device)
         beside = tensors.key_lengths, tensors.seed, tensors.sinks, tensors.cu_seqlens_q, tensors.cu_seqlens_k
         with launch.on_device_of(O):

@@ -18,7 +18,7 @@ from fa2_lab.kernels.hopper.backward.sums import bwd_postprocess, bwd_preprocess
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, lines
 from fa2_lab.kernels.launch import USE_PDL, Launch, multiprocessors, on_device_of, programs, shape, strides
-from fa2_lab.kernels.prepared import Options, Tensors, like
+from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like
 
 
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool = False) -> Callable | None:
@@ -49,7 +49,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
         Q, K, V, cu_q, cu_k = tensors.q, tensors.k, tensors.v, tensors.cu_seqlens_q, tensors.cu_seqlens_k
         if not host.aligned(dO, Q, K, V, O, L, dL):
             return None
-        dQ, dK, dV = like(Q), like(K), like(V)
+        dQ, dK, dV = contiguous_like(Q), contiguous_like(K), contiguous_like(V)
         start, sums = (torch.empty(*shape, dtype=torch.float32, device=Q.device) for shape in (starts, all_sums))
         columns = (sums[dQ_sums[0] :], sums[dQ_sums[0] + dK_sums[0] :]) if divided else (dK, dV)
         rounded = (dK, dV) if divided else (None, None)
@@ -133,7 +133,7 @@ def prepare_main(
     if parts > 1:
         columns = 2 * (lines(dK_sums, (128, 32), swizzle=128),)
     else:
-        columns = tuple(describe(like(X, device="meta"), 64) for X in (K, V))
+        columns = tuple(describe(contiguous_like(X, device="meta"), 64) for X in (K, V))
     sums = lines(starts, (1, 2 * chosen.B_r)), lines(dQ_sums, (chosen.B_r * chosen.d_pad // 64, 32), swizzle=128)
     heads = batch * H_kv * parts  # to the scheduler each part of a K/V head is a head
     SMs, column_blocks = multiprocessors(Q.device), programs(K, 128, sequences)
@@ -164,7 +164,7 @@ def prepare_after(tensors: Tensors, options: Options, chosen: sizes.BackwardSize
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     row_blocks, column_blocks = programs(Q, chosen.B_r, sequences), programs(K, 128, sequences)
-    out_strides = tuple(strides(like(X, device="meta")) for X in (Q, K, V))
+    out_strides = tuple(strides(contiguous_like(X, device="meta")) for X in (Q, K, V))
     return Launch(
         *(bwd_postprocess, 2 * row_blocks + 4 * column_blocks * divided, dict(num_warps=4, num_stages=1) | USE_PDL),
         **dict(strides=out_strides, batch=batch, H=H, H_kv=H_kv, N_q=N_q, N_k=N_k, sequences=sequences),

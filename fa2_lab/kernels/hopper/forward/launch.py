@@ -12,7 +12,7 @@ from fa2_lab.kernels.hopper.forward.kernel import forward_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import descriptor
 from fa2_lab.kernels.launch import Launch, multiprocessors, on_device_of, programs, shape
-from fa2_lab.kernels.prepared import Options, Tensors, like
+from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like
 
 
 def prepare(tensors: Tensors, options: Options) -> Callable | None:
@@ -35,7 +35,7 @@ def prepare(tensors: Tensors, options: Options) -> Callable | None:
         Q, K, V = tensors.q, tensors.k, tensors.v
         if not host.aligned(Q, K, V):
             return None
-        O = like(Q)
+        O = contiguous_like(Q)
         L = torch.empty(*rows, dtype=torch.float32, device=device)
         beside = tensors.key_lengths, tensors.cu_seqlens_q, tensors.cu_seqlens_k
         with on_device_of(Q):
@@ -54,7 +54,7 @@ def prepare_launch(tensors: Tensors, options: Options) -> Launch:
     Q, K, V, sequences, lengths = tensors.q, tensors.k, tensors.v, tensors.sequences, tensors.key_lengths is not None
     causal, scale, many = options.causal, options.scale, 1 if options.one_long else sequences or 1
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
-    SMs, group, O = multiprocessors(Q.device), H // H_kv, like(Q, device="meta")
+    SMs, group, O = multiprocessors(Q.device), H // H_kv, contiguous_like(Q, device="meta")
     ragged = lengths or sequences is not None
     if options.windowed:
         chosen = sizes.choose_for_window(d, causal)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fa2_lab.kernels.hopper.shared.descriptors import HALVES, copyable
 from fa2_lab.kernels.launch import addresses, current_stream
-from fa2_lab.kernels.prepared import prepared
+from fa2_lab.kernels.prepared import get_or_make
 
 
 def counter_for(X: Tensor, traced: bool) -> Tensor:
@@ -23,7 +23,7 @@ def counter_for(X: Tensor, traced: bool) -> Tensor:
     new = partial(torch.zeros, 2, dtype=torch.int32, device=X.device)
     if traced or torch.cuda.is_current_stream_capturing():
         return new()
-    return prepared(("counter", X.device, current_stream(X)), new)
+    return get_or_make(("counter", X.device, current_stream(X)), new)
 
 
 def evenly(heads: int, least: int) -> int:
