@@ -377,6 +377,8 @@ def log_ticks(axis: Any, places: Iterable[float], labels: Iterable[str] | None =
 # A page's own letters; none are wider than those of DejaVu Sans, by which a picture is laid out.
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
+SHEET = '<style type="text/css">'  # how matplotlib's own style sheet begins
+GROUNDED = f"{SHEET}svg:root{{color-scheme: light dark}} "  # a file that is opened alone has a dark ground, too
 SHORTER = {  # pattern in matplotlib's SVG: shorter text of equal meaning
     r"<!--.*?-->": "",
     r"font-family: 'DejaVu Sans'; ": "",
@@ -402,6 +404,7 @@ def svg(figure: Figure, alt: str) -> bytes:
     body = drawn[drawn.index("<defs") : drawn.rindex("</svg>")]
     for wordy, short in SHORTER.items():
         body = re.sub(wordy, short, body)
+    body = body.replace(SHEET, GROUNDED, 1)
     width, height = (72 * inches for inches in figure.get_size_inches())
     head = (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" version="1.1" role="img"'
