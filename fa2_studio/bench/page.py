@@ -132,11 +132,22 @@ def numbers(run: Record) -> str:
     """Return all rows of a record, which may be of an interrupted run."""
     lines = []
     for view in views(run):
-        for unit in dict.fromkeys(unit_of(row) for row in view.rows):
-            lines += [*rows_table([row for row in view.rows if unit_of(row) == unit], unit, way_of(view)), ""]
+        for rows in alike(view.rows):
+            lines += [*rows_table(rows, unit_of(rows[0]), way_of(view)), ""]
         if any(row.chip for row in view.rows):
             lines += [*rows_table(view.rows, CHIP, f"{way_of(view)}, SM clock and power".removeprefix(", ")), ""]
     return "\n".join(lines)
+
+
+def alike(rows: list[Measurement]) -> Iterable[list[Measurement]]:
+    """Return the rows in groups of one unit and of directions that were measured with the same implementations."""
+    names: dict[str, dict[str, None]] = {}
+    for row in rows:
+        names.setdefault(row.direction, {}).update(dict.fromkeys(row.values))
+    found: dict[tuple, list[Measurement]] = {}
+    for row in rows:
+        found.setdefault((unit_of(row), frozenset(names[row.direction])), []).append(row)
+    return found.values()
 
 
 def recorded(folder: Path | None = None) -> list[Record]:
@@ -307,7 +318,7 @@ def rows_table(rows: list[Measurement], unit: str, way: str = "") -> list[str]:
     """
     kept = [row.chip if unit == CHIP else row.values for row in rows]
     names = list(dict.fromkeys(name for numbers in kept for name in numbers))
-    found = [shape_of(row) for row in rows]
+    found = [[cell.replace(" for K and V", " K/V") for cell in shape_of(row)] for row in rows]
     kinds = dict(zip((unit, *PROPERTIES), zip(*found, strict=True), strict=True))
     shared = {kind: values[0] for kind, values in kinds.items() if kind != unit and len({*values}) == 1 < len(rows)}
     columns = [kind for kind in kinds if kind not in shared]

@@ -171,7 +171,7 @@ def test_every_row_is_in_a_table_with_its_ratios():
     loss = Measurement(where, "loss", {"fa2_lab": [1.5], "cuDNN": [3.0]}, unit="nats")
     assert (
         page.rows_table([loss], "nats")[2]
-        == "| page 16, turns | 1 × 4,096 | 4 | 16, 2 for K and V | 128 | non-causal | 1.5 | 3 |"
+        == "| page 16, turns | 1 × 4,096 | 4 | 16, 2 K/V | 128 | non-causal | 1.5 | 3 |"
     )
 
 
