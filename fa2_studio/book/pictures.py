@@ -12,7 +12,7 @@ import tempfile
 from io import BytesIO
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, ImageChops
 from PIL.PngImagePlugin import PngInfo
 
 from fa2_lab.tools.files import ROOT, write
@@ -23,7 +23,7 @@ LOOP = "climb_loop"
 CHROMIUM = "--headless --no-sandbox --disable-gpu --hide-scrollbars --force-device-scale-factor=1"
 LIGHT = "--blink-settings=preferredColorScheme=1"
 STILL = "*{{animation-delay:-{}s!important;animation-play-state:paused!important}}</style>"
-FRAME = 0.08  # seconds of a frame of the GIF
+FRAME, FIRST = 0.08, 1.4  # seconds of a frame of the GIF, and of the result, which comes first
 
 
 def files() -> dict[str, str]:
@@ -57,14 +57,25 @@ def last_frame(browser: str, svg: str) -> bytes:
 
 
 def gif(browser: str, svg: str) -> bytes:
-    """Return the whole loop at two thirds of its size. Pillow makes one long frame of equal ones."""
-    times = [k * FRAME for k in range(int(climb_loop.seconds() / FRAME))]
+    """Return the whole loop at two thirds of its size. Pillow makes one long frame of equal ones.
+
+    It begins with the result, because a GIF's first frame is what a preview shows.
+    """
+    whole = climb_loop.seconds()
+    times = [(whole - FIRST + k * FRAME) % whole for k in range(int(whole / FRAME))]
     shown = [image for k in range(0, len(times), 12) for image in frames(browser, svg, times[k : k + 12])]
     small = [image.resize((W * 2 // 3, H * 2 // 3)) for image in shown]
-    palette, out = small[-1].quantize(64), BytesIO()
+    for k in range(1, len(small)):
+        small[k] = small[k - 1] if alike(small[k - 1], small[k]) else small[k]
+    palette, out = small[0].quantize(64), BytesIO()
     first, *others = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in small]
     first.save(out, "GIF", save_all=True, append_images=others, duration=round(1000 * FRAME), loop=0)
     return out.getvalue()
+
+
+def alike(one: Image.Image, other: Image.Image) -> bool:
+    """Return whether two frames differ only in how Chromium has smoothed an edge."""
+    return max(most for _, most in ImageChops.difference(one, other).getextrema()) < 64
 
 
 def fingerprint(svg: str) -> str:

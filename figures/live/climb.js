@@ -164,6 +164,8 @@ const bars = rungs.map((rung, k) => {
   return e;
 });
 
+const ahead = add(chart, "coming", "span");
+
 function drawChart(n) {
   const most = 1.05 * Math.max(...[...rungs, ...peers].map((x) => rate(x)));
   lines.forEach((e, k) => {
@@ -179,6 +181,9 @@ function drawChart(n) {
     e.setAttribute("aria-label", label);
     e.title = label;
   });
+  const left = rungs.length - 1 - n;
+  ahead.textContent = left > 4 ? `${left} changes still to come` : "";
+  ahead.style.left = `${(100 * (n + 1)) / rungs.length}%`;
 }
 
 const transport = new Transport($("transport"), { draw, dwell: () => 2500, t: fromAddress() });
@@ -217,7 +222,7 @@ addEventListener("touchend", (e) => {
   from = null;
 });
 
-$("made").textContent = `${made}. An empty bar is a change that loses in this shape. Step with ← and →, the bars, or a swipe.`;
+$("made").textContent = `${made}. An empty bar is a change that loses in this shape, and a dotted line is one that is still to come. Step with ← and →, the bars, or a swipe.`;
 mark(form, set);
 transport.length(rungs.length);
 transport.show();
