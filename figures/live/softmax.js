@@ -3,7 +3,7 @@
 
 const SCORES = [0.8, -0.5, 1.6, 0.2, 2.9, 0.4, -1.2, 1.9];
 const VALUES = [0.6, -0.4, 0.9, -0.8, 0.3, 0.7, -0.6, 0.5];
-const [LOW, HIGH] = [-4, 5]; // the scores that can be dragged to
+const [LOW, HIGH] = [-3, 5]; // the scores that can be dragged to
 const N = SCORES.length;
 const set = { order: ask.get("order") || "forward", B: Number(ask.get("b") || 2) };
 const stage = $("stage");
@@ -12,6 +12,7 @@ let scores = [...SCORES];
 let hidden = SCORES.map(() => false);
 let run = [];
 let place = {}; // sizes in pixels
+let sums = [0, 1]; // the ends of the one scale of ℓ and o
 
 form.innerHTML = [
   choice("order of the blocks", "order", [["forward"], ["backward"], ["outside in"]]),
@@ -56,6 +57,8 @@ function hide(c) {
 function prepare() {
   const row = scores.map((s, c) => (hidden[c] ? -Infinity : s));
   run = online(row, VALUES.map((v) => [v]), keyBlocks(set.order, N, set.B)); // prettier-ignore
+  const all = run.flatMap(({ l, o }) => [l, o[0]]);
+  sums = [Math.min(0, Math.floor(Math.min(...all))), Math.max(1, Math.ceil(Math.max(...all)))];
   transport.length(run.length);
 }
 
@@ -78,7 +81,7 @@ function measure() {
     keys: 344,
     stateX: narrow ? 0 : width - side + 24,
   };
-  place.height = narrow ? 494 : 372;
+  place.height = narrow ? 510 : 372;
   stage.setAttribute("viewBox", `0 0 ${width} ${place.height}`);
   stage.style.height = `${place.height}px`;
 }
@@ -106,27 +109,32 @@ function drawBand(c) {
 }
 
 function drawAxes(step) {
-  const { left, width, stateX, narrow, mid, bottom } = place;
+  const { left, width, stateX, narrow, bottom } = place;
   const right = narrow ? width : stateX - 24;
-  shape(marks, "line", { x1: left, x2: right, y1: bottom, y2: bottom, class: "axis" });
-  shape(marks, "line", { x1: left, x2: right, y1: mid, y2: mid, class: "axis" });
-  shape(marks, "text", { x: 2, y: mid - 12, class: "letter" }, "s");
-  shape(marks, "text", { x: 2, y: mid + 28, class: "letter" }, step.op === "end" ? "P" : "p");
+  const line = (y, look) => shape(marks, "line", { x1: left, x2: right, y1: y, y2: y, class: look });
+  const tick = (y, words) => shape(marks, "text", { x: left - 3, y: y + 4, class: "small end quiet" }, words);
+  for (const y of [scoreY(0), bottom]) line(y, "axis");
+  line(weightY(1), "axis faint");
+  tick(scoreY(0), "0");
+  tick(weightY(1), "1");
+  tick(bottom, "0");
+  shape(marks, "text", { x: 2, y: scoreY(0) + 4, class: "letter" }, "s");
+  shape(marks, "text", { x: 2, y: (weightY(1) + bottom) / 2 + 4, class: "letter" }, step.op === "end" ? "P" : "p");
   shape(marks, "text", { x: 2, y: place.keys, class: "letter" }, "v");
   if (step.m === -Infinity) return;
   const y = scoreY(step.m);
-  shape(marks, "line", { x1: left, x2: right, y1: y, y2: y, class: "maximum" });
-  shape(marks, "text", { x: 2, y: y + 4, class: "letter halo" }, "m");
+  line(y, "maximum");
+  shape(marks, "text", { x: 2, y: y + (Math.abs(step.m) < 1 ? (step.m < 0 ? 18 : -8) : 4), class: "letter halo" }, "m");
 }
 
 function drawKey(step, c) {
   const x = center(c);
-  const { column, mid, bottom, keys } = place;
+  const { column, bottom, keys } = place;
   const here = step.block.includes(c);
   const seen = step.weights[c] !== null;
   drawHandle(c, x, seen || here);
   if (!hidden[c]) {
-    shape(marks, "line", { x1: x, x2: x, y1: mid, y2: scoreY(scores[c]), class: seen || here ? "stem on" : "stem" });
+    shape(marks, "line", { x1: x, x2: x, y1: scoreY(0), y2: scoreY(scores[c]), class: seen || here ? "stem on" : "stem" });
     shape(marks, "text", { x, y: scoreY(scores[c]) - 14, class: "small middle halo" }, show(scores[c], 1));
   }
   if (seen) {
@@ -155,26 +163,40 @@ function drawHandle(c, x, on) {
   number.lastChild.textContent = hidden[c] ? "−∞" : String(c + 1);
 }
 
+/** m as a number, since it is a line already; ℓ and o, which are sums of p, on one scale. */
 function drawState(step) {
   const { narrow, stateX, width } = place;
-  const [x, y, w] = narrow ? [0, 374, width] : [stateX, 40, width - stateX - 4];
+  const [x, y, w] = narrow ? [0, 374, width] : [stateX, 30, width - stateX - 4];
+  const high = narrow ? 28 : 38;
+  const at = (v) => x + 24 + ((v - sums[0]) / (sums[1] - sums[0])) * (w - 76);
+  const foot = y + 3 * high - 2;
+  for (const v of upTo(sums[1] - sums[0] + 1).map((k) => sums[0] + k)) {
+    shape(marks, "line", { x1: at(v), x2: at(v), y1: y + high, y2: foot, class: v ? "axis faint" : "axis" });
+    shape(marks, "text", { x: at(v), y: foot + 14, class: "small middle quiet" }, show(v, 0));
+  }
   const rows = [
-    ["m", step.m, (v) => (v - LOW) / (HIGH - LOW), "M"],
-    ["ℓ", step.l, (v) => v / N, "M dashed"],
-    [step.op === "end" ? "O" : "o", step.o[0], (v) => Math.abs(v) / 3, "O"],
+    ["m", step.m],
+    ["ℓ", step.l, "M dashed"],
+    [step.op === "end" ? "O" : "o", step.o[0], "O"],
   ];
-  rows.forEach(([name, v, share, hue], k) => {
-    const top = y + k * (narrow ? 28 : 42);
-    const length = v === -Infinity ? 0 : Math.max(0, Math.min(1, share(v))) * (w - 92);
+  rows.forEach(([name, v, hue], k) => {
+    const top = y + k * high;
     shape(marks, "text", { x, y: top + 15, class: "letter" }, name);
-    shape(marks, "rect", { x: x + 24, y: top + 2, width: length, height: 16, class: `length ${hue}` });
     shape(marks, "text", { x: x + w, y: top + 15, class: "end" }, show(v));
+    if (!hue) return;
+    const box = (v) => ({ x: Math.min(at(0), at(v)), width: Math.abs(at(v) - at(0)), y: top + 2, height: 16 });
+    shape(marks, "rect", { ...box(v), class: `length ${hue}` });
+    if (step.op === "shrink" && step.rises) shape(marks, "rect", { ...box(v / step.alpha), class: "ghost" });
   });
+  shape(marks, "text", { x: x + 24, y: y + 15, class: "small quiet" }, "the line");
   const pill = step.op === "start" || step.op === "end" ? "" : `α = ${show(step.alpha)}`;
-  const top = narrow ? y + 106 : y + 150;
+  const top = foot + (narrow ? 42 : 48);
   if (step.rises) shape(marks, "rect", { x, y: top - 18, width: 96, height: 26, rx: 13, class: "pill" });
   shape(marks, "text", { x: x + 12, y: top, class: step.rises ? "strong" : "small" }, pill);
 }
+
+/** α as it is computed, which no line break divides. */
+const power = ({ before, m, alpha }) => `α = e^(${show(before)} − ${show(m)}) = ${show(alpha)}`.replaceAll(" ", "\u00a0");
 
 function sentence(step) {
   const keys = step.block.map((c) => c + 1).join(" and ");
@@ -188,7 +210,7 @@ function sentence(step) {
   if (step.before === -Infinity)
     return `${name}: the first maximum is ${show(step.m)}. Nothing is summed yet, so nothing shrinks.`;
   if (step.rises)
-    return `${name}: a larger score. All weights before it, and with them ℓ and o, shrink by α = e^(${show(step.before)} − ${show(step.m)}) = ${show(step.alpha)}.`;
+    return `${name}: a larger score shrinks all earlier weights, ℓ and o by ${power(step)}. Dashed edges show them before.`;
   return `${name}: no score is larger than ${show(step.m)}. α = 1, and nothing shrinks.`;
 }
 

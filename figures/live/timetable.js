@@ -32,32 +32,53 @@ function draw(t) {
   if (!stage.clientWidth || !table) return; // not laid out yet, or refused
   const width = stage.clientWidth;
   const lane = Math.max(14, Math.min(30, 320 / set.SMs));
-  const [left, top] = [44, 8];
+  const [left, top] = [44, 44];
   const longest = Math.max(table.makespan, other.makespan, 1); // one axis for both
-  const unit = (width - left - 4) / longest;
-  const height = top + set.SMs * lane + 42;
-  clear(stage, height);
+  const unit = (width - left - 14) / longest;
+  const foot = top + set.SMs * lane;
+  clear(stage, foot + 40);
   for (const k of upTo(set.SMs)) {
     const y = top + k * lane;
-    shape(stage, "rect", { x: left, y, width: width - left - 4, height: lane - 2, class: "lane" });
+    shape(stage, "rect", { x: left, y, width: table.makespan * unit, height: lane - 2, class: "lane" });
     shape(stage, "text", { x: 0, y: y + lane / 2 + 3, class: "small" }, lane > 12 ? `SM ${k}` : "");
   }
   for (const p of table.placed) drawProgram(p, t, { left, top, lane, unit });
   for (const [k, end] of lastEnds(other).entries())
     shape(stage, "rect", { x: left, y: top + k * lane, width: end * unit, height: lane - 2, class: "ghost" });
   const now = left + t * unit;
-  shape(stage, "line", { x1: now, x2: now, y1: top - 6, y2: top + set.SMs * lane, class: "clock" });
-  shape(stage, "text", { x: left, y: height - 6, class: "small" }, "time, in tiles →");
-  drawEnd(table, set.algorithm.toUpperCase(), height - 22);
-  drawEnd(other, `${OTHER[set.algorithm][1]} (dashed)`, height - 6);
+  shape(stage, "line", { x1: now, x2: now, y1: top - 6, y2: foot + 4, class: "clock" });
+  drawAxis({ left, foot, unit, longest });
+  drawEnd(other, `${OTHER[set.algorithm][1]} (dashed) ends at ${other.makespan}`, 14);
+  drawEnd(table, `${set.algorithm.toUpperCase()} ends at ${table.makespan}`, 32);
+  drawRest({ x: left + table.makespan * unit, y: top + (set.SMs * lane) / 2, room: (longest - table.makespan) * unit });
 
   function drawEnd({ makespan }, name, y) {
     const x = left + makespan * unit;
-    shape(stage, "line", { x1: x, x2: x, y1: top + set.SMs * lane, y2: y - 10, class: "axis" });
-    const side = x > left + 260 ? "small end" : "small";
-    shape(stage, "text", { x: x > left + 260 ? x : x + 3, y, class: side }, `${name} ends at ${makespan}`);
+    const right = x > left + 200;
+    shape(stage, "line", { x1: x, x2: x, y1: y - 10, y2: foot, class: "end-line" });
+    shape(stage, "text", { x: x + (right ? -5 : 5), y, class: right ? "small end halo" : "small halo" }, name);
   }
   words(t);
+}
+
+/** The time axis, in tiles, whose ticks are at least 40 pixels apart. */
+function drawAxis({ left, foot, unit, longest }) {
+  const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].find((x) => x * unit > 40) || longest;
+  shape(stage, "line", { x1: left, x2: left + longest * unit, y1: foot + 3, y2: foot + 3, class: "axis" });
+  for (let x = 0; x <= longest; x += step) {
+    shape(stage, "line", { x1: left + x * unit, x2: left + x * unit, y1: foot + 3, y2: foot + 8, class: "axis" });
+    shape(stage, "text", { x: left + x * unit, y: foot + 20, class: "small middle" }, String(x));
+  }
+  shape(stage, "text", { x: left, y: foot + 36, class: "small" }, "time, in tiles, on one axis for FA1 and FA2 →");
+}
+
+/** Where the algorithm that is shown has ended and the other one still runs. */
+function drawRest({ x, y, room }) {
+  if (room < 150) return;
+  const [own, name] = [set.algorithm.toUpperCase(), OTHER[set.algorithm][1]];
+  const times = (other.makespan / table.makespan).toFixed(1);
+  shape(stage, "text", { x: x + 10, y: y - 2, class: "small strong halo" }, `${own} is done.`);
+  shape(stage, "text", { x: x + 10, y: y + 16, class: "small halo" }, `${name} takes ${times} times as long.`);
 }
 
 /** When each SM that works has done its last thread block. */
@@ -98,7 +119,8 @@ function words(t) {
   const running = table.placed.filter((p) => p.start <= t && t < p.end).length;
   const waiting = table.placed.filter((p) => p.start > t).length;
   const idle = set.SMs - new Set(table.placed.filter((p) => p.start <= t && t < p.end).map((p) => p.SM)).size;
-  const end = `The last thread block ends at ${table.makespan}; SMs work ${percent(table.busy)} of the time until then.`;
+  const name = set.algorithm.toUpperCase();
+  const end = `${name}’s last thread block ends at ${table.makespan}, and until then the SMs work ${percent(table.busy)} of the time.`;
   const now =
     t === table.last || !running ? end : `At ${t}: ${running} run, ${waiting} wait, ${idle} of ${set.SMs} SMs idle. ${end}`;
   write($("say"), now);
