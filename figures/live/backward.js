@@ -33,17 +33,27 @@ function draw(t) {
   if (!stage.clientWidth || !run.length) return; // not laid out yet, or refused
   const step = run[t];
   const width = stage.clientWidth;
-  const c = Math.min(72, Math.floor((width - 194) / set.columns), 360 / set.rows);
-  const place = { c, x: 42, y: 58, dQ: 42 + set.columns * c + 18, dw: 46 };
+  const c = Math.min(72, Math.floor((width - 212) / set.columns), 360 / set.rows);
+  const place = { c, x: 60, y: 76, dQ: 60 + set.columns * c + 18, dw: 46 };
   const height = place.y + set.rows * c + 10;
   clear(stage, height);
   const visits = visitsUntil(t);
   for (const i of upTo(set.rows)) for (const j of upTo(set.columns)) drawTile(step, i, j, place, visits);
   for (const j of upTo(set.columns)) drawColumn(t, j, place);
   for (const i of upTo(set.rows)) drawRow(step, i, place);
+  drawNames(place);
   write($("say"), sentence(step));
   stage.setAttribute("aria-label", `${set.rows} row blocks, ${set.columns} column blocks. ${sentence(step)}`);
   $("note").textContent = count(t);
+}
+
+/** What the numbers beside the tiles count. */
+function drawNames({ c, x, y }) {
+  const middle = y + (set.rows * c) / 2;
+  const columns = set.columns * c > 150 ? "column blocks, each with its worker" : "column blocks";
+  shape(stage, "text", { x, y: 12, class: "small quiet" }, columns);
+  const turned = { x: 12, y: middle, transform: `rotate(-90 12 ${middle})`, class: "small middle quiet" };
+  shape(stage, "text", turned, "row blocks");
 }
 
 /** How often each tile has been computed so far. */
@@ -65,7 +75,7 @@ function drawTile(step, i, j, { c, x, y }, visits) {
       stage,
       "text",
       { x: x + (j + 0.5) * c, y: y + (i + 0.5) * c + 5, class: "middle in" },
-      String(here.worker + 1),
+      c > 64 ? `worker ${here.worker + 1}` : String(here.worker + 1),
     );
 }
 
@@ -78,12 +88,12 @@ function drawGradient(hue, share, look, { x, y, width, height }) {
 
 /** dK and dV of a column block, above its tiles. */
 function drawColumn(t, j, { c, x }) {
-  shape(stage, "text", { x: x + (j + 0.5) * c, y: 14, class: "small middle" }, `${j + 1}`);
+  shape(stage, "text", { x: x + (j + 0.5) * c, y: 32, class: "small middle" }, `${j + 1}`);
   const added = (steps) => sum(steps.map(({ pass, at }) => (pass === 1 ? at.filter((tile) => tile.j === j).length : 0)));
   const share = added(run.slice(0, t + 1)) / (added(run) || 1);
   for (const [k, hue] of ["K", "V"].entries()) {
-    drawGradient(hue, share, "", { x: x + j * c + 3, y: 20 + 16 * k, width: c - 6, height: 13 });
-    if (j === 0) shape(stage, "text", { x: x - 4, y: 31 + 16 * k, class: "small end" }, `d${hue}`);
+    drawGradient(hue, share, "", { x: x + j * c + 3, y: 38 + 16 * k, width: c - 6, height: 13 });
+    if (j === 0) shape(stage, "text", { x: x - 4, y: 49 + 16 * k, class: "small end" }, `d${hue}`);
   }
 }
 
@@ -99,7 +109,7 @@ function drawRow(step, i, { c, x, y, dQ, dw }) {
     stage,
     "text",
     { x: dQ + dw / 2, y: top + c / 2 + 4, class: "small middle in" },
-    step.added[i] ? `+${step.added[i]}` : "",
+    step.added[i] ? String(step.added[i]) : "",
   );
   const said = meet ? `${meet.length} at once` : "";
   shape(stage, "text", { x: dQ + dw + 6, y: top + c / 2 + 4, class: "strong" }, said);
@@ -137,7 +147,7 @@ function where({ pass, at, meet }) {
   const met = Object.keys(meet).map((i) => Number(i) + 1);
   if (!met.length) return `${here} Each adds its part into a block of dQ that no other worker uses now.`;
   const most = Math.max(...Object.values(meet).map((x) => x.length));
-  return `${here} ${several("Block", met)} of dQ ${met.length > 1 ? "have" : "has"} up to ${most} writers at once. Without atomic adds, one sum would overwrite the other.`;
+  return `${here} ${several("Block", met)} of dQ ${met.length > 1 ? "have up to" : "has"} ${most} writers at once. Without atomic adds, one sum would overwrite the other.`;
 }
 
 /** Which gradients this step completes. */
@@ -154,7 +164,8 @@ function finished(step) {
 function count(t) {
   const [step, all] = [run[t], run.at(-1)];
   const tiles = sum(all.added);
-  return `${step.products} of ${all.products} matmuls (${set.passes === 1 ? 5 : "4 + 3"} for each of ${tiles} tiles), ${sum(step.added)} of ${tiles} additions to dQ. All workers start together and take the same time for a tile.`;
+  const key = "A fill grows with every tile that is added, and the edge is dashed until the gradient is complete. The number in a block of dQ counts its additions.";
+  return `${key} So far, ${step.products} of ${all.products} matmuls (${set.passes === 1 ? 5 : "4 + 3"} for each of ${tiles} tiles), ${sum(step.added)} of ${tiles} additions to dQ. All workers start together and take the same time for a tile.`;
 }
 
 follow(form, set, () => {

@@ -7,6 +7,7 @@ const stage = $("stage");
 const WAYS = ["One pass, atomic adds", "Two passes"];
 let seed = 1;
 let ways = [];
+let before = null; // the sums of the run before, if the same input was run again
 
 form.innerHTML = [
   slider("blocks", "blocks of rows and keys", [2, 3, 4, 5, 6]),
@@ -17,6 +18,7 @@ const transport = new Transport($("transport"), { draw, dwell: () => 420 });
 
 function prepare() {
   const n = whole("blocks", set.blocks, 2, 6);
+  before = null;
   ways = race({ N_q: n, N_k: n, B_r: 1, B_c: 1, causal: set.causal }, seed);
   transport.length(Math.max(...ways.map(({ end }) => end)) + 1);
 }
@@ -25,18 +27,29 @@ function draw(t) {
   if (!stage.clientWidth || !ways.length) return; // not laid out yet, or refused
   const [lane, left, right] = [21, 66, stage.clientWidth < 560 ? 84 : 112];
   const unit = (stage.clientWidth - left - right) / transport.last;
-  const high = 2 * set.blocks * lane + 40;
-  clear(stage, 2 * high + 24);
+  const high = 2 * set.blocks * lane + 58;
+  clear(stage, 2 * high + 32);
   const x = left + t * unit;
   for (const top of [24, high + 24]) shape(stage, "line", { x1: x, x2: x, y1: top - 4, y2: top + high - 40, class: "clock" });
   ways.forEach((way, n) => drawWay(way, WAYS[n], t, { lane, left, unit, top: n * high + 24 })); // its words lie on the line
-  shape(stage, "text", { x: left, y: 2 * high + 16, class: "small" }, "time, in matmuls of one tile →");
+  drawAxis(left, unit, 2 * high - 14);
   write($("say"), sentence(t));
   stage.setAttribute("aria-label", sentence(t));
 }
 
+/** The time axis of both ways. */
+function drawAxis(left, unit, y) {
+  shape(stage, "line", { x1: left, x2: left + transport.last * unit, y1: y, y2: y, class: "axis" });
+  for (let x = 0; x <= transport.last; x += unit < 7 ? 10 : 5) {
+    shape(stage, "line", { x1: left + x * unit, x2: left + x * unit, y1: y, y2: y + 5, class: "axis" });
+    shape(stage, "text", { x: left + x * unit, y: y + 18, class: "small middle" }, String(x));
+  }
+  shape(stage, "text", { x: left, y: y + 36, class: "small" }, "time, in matmuls of one tile →");
+}
+
 /** The workers as lanes, and below them the blocks of dQ with every addition. */
 function drawWay({ visits, writes, end, sums }, name, t, { lane, left, unit, top }) {
+  const last = before?.[WAYS.indexOf(name)];
   shape(stage, "text", { x: 0, y: top - 8, class: "strong" }, `${name}: ends after ${end}`);
   for (const k of upTo(set.blocks))
     shape(stage, "text", { x: 0, y: top + k * lane + 14, class: "small" }, `worker ${k + 1}`);
@@ -59,9 +72,10 @@ function drawWay({ visits, writes, end, sums }, name, t, { lane, left, unit, top
       if ((to - from) * unit > 40) shape(stage, "text", { ...text, class: `small middle in${t > from ? "" : " ahead"}` }, words);
     }
   }
-  const below = top + set.blocks * lane + 6;
+  const below = top + set.blocks * lane + 22;
   const numbers = left + transport.last * unit + 8;
-  shape(stage, "text", { x: numbers, y: below - 6, class: "small quiet" }, "one entry");
+  shape(stage, "text", { x: 0, y: below - 5, class: "small quiet" }, "who adds to dQ");
+  shape(stage, "text", { x: numbers, y: below - 5, class: "small quiet" }, "entry of dQ");
   for (const i of upTo(set.blocks)) {
     const y = below + i * lane;
     shape(stage, "text", { x: 0, y: y + 14, class: "small" }, `dQ ${i + 1}`);
@@ -74,14 +88,29 @@ function drawWay({ visits, writes, end, sums }, name, t, { lane, left, unit, top
       shape(stage, "text", { x: box.x + width / 2, y: y + 13, class: "small middle in" }, String(mark));
     }
     const whole = all.every((write) => write.time <= t);
-    if (whole) shape(stage, "text", { x: numbers, y: y + 13, class: "small" }, show(sums[i], 7));
+    if (whole) drawSum(show(sums[i], 7), last && show(last[i], 7), { x: numbers, y: y + 13 });
   }
+}
+
+/** A sum; the digits that the run before had otherwise are bold. */
+function drawSum(now, old, at) {
+  const same = [...now].findIndex((digit, k) => old && digit !== old[k]);
+  const e = shape(stage, "text", { ...at, class: "small" }, same < 0 ? now : now.slice(0, same));
+  if (same >= 0) shape(e, "tspan", { class: "changed" }, now.slice(same));
+}
+
+/** How many sums of each way differ from those of the run before. */
+function differences() {
+  const changed = ways.map(({ sums }, way) => sums.filter((x, i) => show(x, 7) !== show(before[way][i], 7)).length);
+  const [one, two] = changed.map((n) => `${n || "none"} of ${set.blocks}`);
+  return `The same input, run again: with atomic adds, ${one} entries ${changed[0] === 1 ? "has" : "have"} other last digits (bold), and with two passes ${two}.`;
 }
 
 function sentence(t) {
   const [one, two] = ways;
   const now = one.writes.filter(({ time, workers }) => time === t && workers.length > 1);
   if (t === 0) return "All workers start together. Watch which workers add to dQ, and when.";
+  if (t === transport.last && before) return differences();
   if (t === transport.last) {
     const later = (two.end / one.end).toFixed(2);
     return `Counted in matmuls, two passes take ${later} times as long, because they compute S and dP twice. (An atomic add takes no time on this axis, but it does on a GPU.) Now run both again. With atomic adds, the last digits of dQ change, and with two passes they never do.`;
@@ -98,8 +127,10 @@ function sentence(t) {
 }
 
 $("again").onclick = () => {
+  const sums = ways.map((way) => way.sums);
   seed += 1;
   prepare();
+  before = sums;
   transport.jump(transport.last);
 };
 follow(form, set, () => {

@@ -42,7 +42,7 @@ function row(name, parts, text, className = "") {
 }
 
 /** A bar of parts against a limit, which is drawn as a line. */
-function gauge(parts, limit, used) {
+function gauge(parts, limit, used, said) {
   const most = Math.max(limit, used) * 1.08;
   const e = make("div", "gauge");
   for (const [name, x, hue] of parts) {
@@ -50,6 +50,7 @@ function gauge(parts, limit, used) {
     part.style.width = `${(100 * x) / most}%`;
   }
   add(e, "limit", "b").style.left = `${(100 * limit) / most}%`;
+  if (used < 0.7 * limit) add(e, "most", "small", `at most ${said}`).style.right = `${102 - (100 * limit) / most}%`;
   e.classList.toggle("over", used > limit);
   return e;
 }
@@ -78,25 +79,29 @@ function compared(ratio) {
   return ratio < 1.05 ? "about as much" : `${ratio.toFixed(ratio < 10 ? 1 : 0)} times as much`;
 }
 
-function verdict({ moved, winner, ok, scarce }) {
+function verdict({ moved, winner, ok, scarce, programs, slots, waves }) {
   const others = Object.keys(moved).filter((name) => name !== winner);
   const ratio = (name) => moved[name].requested / moved[winner].requested;
-  const [one, two] = others.map((name) => `${NAMES[name]} requests ${compared(ratio(name))}`);
+  const [one, two] = others.map((name) => `${NAMES[name]} ${compared(ratio(name))}`);
   const { requested, dram } = moved.fa2;
   const blocked = ok || scarce === "registers" ? "" : " But this tile cannot run here.";
-  return `${NAMES[winner]} requests least. ${one}, and ${two}. Of FA2’s requests, ${percent(dram / requested)} reach DRAM.${blocked}`;
+  const fills = slots ? percent((programs - (waves - 1) * slots) / slots) : "";
+  const ends = waves === 1 ? `make one wave, which fills ${fills} of the slots` : `make ${grouped(waves)} waves, and the last one fills ${fills} of the slots`;
+  const runs = slots ? ` FA2’s ${grouped(programs)} thread ${programs === 1 ? "block" : "blocks"} ${ends}.` : "";
+  return `${NAMES[winner]} requests least. ${one}, and ${two}. Of FA2’s requests, ${percent(dram / requested)} reach DRAM.${runs}${blocked}`;
 }
 
 function drawTraffic({ moved, flops }, chip) {
   const most = Math.max(...Object.values(moved).map(({ requested }) => requested));
   const rows = Object.entries(moved).map(([name, { requested, dram }]) => {
     const parts = [[requested / most, "outline"], [dram / most, "fill"]]; // prettier-ignore
-    return row(NAMES[name], parts, `${bytes(requested)}, ${bytes(dram)}`, name === "fa2" ? "now" : "");
+    return row(NAMES[name], parts, `${bytes(requested)} → ${bytes(dram)}`, name === "fa2" ? "now" : "");
   });
+  rows.unshift(row("", [], "requested → DRAM", "names"));
   $("traffic").replaceChildren(...rows);
   const times = Object.entries(moved).map(([name, { dram }]) => `${NAMES[name]} ${seconds(dram / chip.hbm_per_second)}`);
   $("traffic-note").textContent =
-    `An outline is what the chip requests. The fill is what reaches DRAM, because L2 does not have it (a model). For that, DRAM needs these times: ${times.join(", ")}. The two matmuls need ${seconds(flops / chip.tensor_flops)} of the tensor cores.`;
+    `An outline shows the bytes that the chip requests, and its fill those that reach DRAM, because L2 does not have them (a model). For that, DRAM needs these times: ${times.join(", ")}. The two matmuls need ${seconds(flops / chip.tensor_flops)} of the tensor cores.`;
 }
 
 /** 96 KiB of 227 KiB: 131 KiB to spare, or by how much it is too much. */
@@ -107,7 +112,7 @@ function room(used, limit, unit) {
 
 function drawMemory({ parts, shared, registers, limit }, chip) {
   const tensors = Object.entries(parts).map(([name, x]) => [`${name} ${kib(x)}`, x, name.toUpperCase()]);
-  $("shared").replaceChildren(gauge(tensors, chip.shared_per_block, shared));
+  $("shared").replaceChildren(gauge(tensors, chip.shared_per_block, shared, kib(chip.shared_per_block)));
   const each_tensor = tensors.map(([name]) => name).join(" + ");
   $("shared-note").textContent = `${each_tensor} = ${room(shared, chip.shared_per_block, kib)} k and v in every stage.`;
   const threads = 32 * set.warps;
@@ -118,7 +123,7 @@ function drawMemory({ parts, shared, registers, limit }, chip) {
     ["p", scores / 2, "P"],
     ["rest", FIXED_REGISTERS, "rest"],
   ];
-  $("registers").replaceChildren(gauge(each, limit, registers));
+  $("registers").replaceChildren(gauge(each, limit, registers, `${limit}`));
   const what = "o and s in fp32, p in two bytes; the rest is addresses, m and ℓ.";
   $("registers-note").textContent = `About ${room(registers, limit, String)} ${what}`;
 }
