@@ -35,7 +35,7 @@ from fa2_lab.kernels import interpreter
 from fa2_lab.kernels.prepared import PREPARED, Tensors
 from fa2_lab.tiles import real_number, whole_number
 
-interpreter.decide(torch.cuda.is_available())
+interpreter.enable_without_gpu(torch.cuda.is_available())
 
 
 def attention(
@@ -149,8 +149,8 @@ def find_prepared(tensors: tuple, window: tuple | list | None, option_values: tu
     """Return (key, call): the key of this call, and the call that was prepared for this key, or None if there is none.
 
     The key contains everything on which the checks and the choice of kernels depend. `option_values` are the
-    arguments besides `tensors` and `window`. Both results are None while torch.compile or torch.export traces, or under fake tensors.
-    They are also None if an argument is invalid, because the checks then report the error.
+    arguments besides `tensors` and `window`. Both results are None while torch.compile or torch.export traces, or under
+    fake tensors. They are also None if an argument is invalid, because the checks then report the error.
     """
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         return None, None

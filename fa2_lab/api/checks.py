@@ -376,17 +376,17 @@ def runs_on_triton(backend: str, device: str) -> bool:
     """
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise ValueError(f"backend: got {backend!r}; it takes one of {', '.join(BACKENDS)}")
-    if backend == "reference" or (device in ("cuda", "meta") and interpreter.installed()):
+    if backend == "reference" or (device in ("cuda", "meta") and interpreter.triton_is_installed()):
         return backend != "reference"
     must = backend in ("triton", "portable")
-    if not interpreter.installed():
+    if not interpreter.triton_is_installed():
         why = "Triton is not installed here (it exists for Linux only)"
-    elif device != "cpu" or (torch.cuda.is_available() and not interpreter.switched_on()):
+    elif device != "cpu" or (torch.cuda.is_available() and not interpreter.is_enabled()):
         why = f"q is on {device}, and the Triton kernels run on this machine's GPU"
-    elif not interpreter.switched_on():
+    elif not interpreter.is_enabled():
         why = "Triton's interpreter is off: import fa2_lab.kernels before triton, or set TRITON_INTERPRET=1"
     else:
-        why = interpreter.misfit()
+        why = interpreter.version_conflict()
         must = bool(why)
     if why and must:
         raise RuntimeError(f"fa2_lab.attention: {why}; backend='reference' runs everywhere")

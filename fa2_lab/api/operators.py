@@ -26,13 +26,13 @@ from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, rows_con
 
 @cache
 def kernels() -> ModuleType:
-    """Import and return kernels.choice, the module that chooses the kernels.
+    """Import and return kernels.dispatch, the module that chooses the kernels.
 
     Only this function imports the module, because the module needs Triton.
     """
-    from fa2_lab.kernels import choice
+    from fa2_lab.kernels import dispatch
 
-    return choice
+    return dispatch
 
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
@@ -66,7 +66,11 @@ def compute(key: tuple | None, tensors: Tensors, options: Options, return_lse: b
         return (O, L) if return_lse else O
     if key is None or not q_unchanged:  # a prepared call uses q unchanged
         return Call(partial(forward, options=options), options, return_lse)(tensors)
-    run = partial(reference_forward, options=options) if options.reference else kernels().prepare_any(tensors, options)
+    run = (
+        partial(reference_forward, options=options)
+        if options.reference
+        else kernels().prepare_forward(tensors, options)
+    )
     return store(key, Call(run, options, return_lse))(tensors)
 
 

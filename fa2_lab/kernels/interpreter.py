@@ -10,10 +10,10 @@ from pathlib import Path
 from threading import RLock
 
 GPU_NODES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, and GPUs under Windows' Linux
-ONE_AT_A_TIME = RLock()  # the interpreter keeps its state in global variables
+LOCK = RLock()  # the interpreter keeps its state in global variables
 
 
-def decide(gpu: bool | None = None) -> None:
+def enable_without_gpu(gpu: bool | None = None) -> None:
     """Enable Triton's interpreter if there is no GPU.
 
     If the user or an earlier import of Triton has already made the choice, do nothing. If `gpu` is None, look for the
@@ -28,7 +28,7 @@ def decide(gpu: bool | None = None) -> None:
 
 
 @cache
-def installed() -> bool:
+def triton_is_installed() -> bool:
     """Return whether Triton is installed."""
     try:
         import triton  # noqa: F401
@@ -38,7 +38,7 @@ def installed() -> bool:
 
 
 @cache
-def switched_on() -> bool:
+def is_enabled() -> bool:
     """Return whether Triton's interpreter runs the kernels in this process."""
     import triton
 
@@ -48,17 +48,17 @@ def switched_on() -> bool:
 
 
 @cache
-def misfit() -> str:
+def version_conflict() -> str:
     """Return what to install if the installed Triton and NumPy cannot run the kernels, or "" if they can."""
     import numpy
     import triton
 
     from fa2_lab.kernels import triton_versions
 
-    return triton_versions.misfit_of(triton.__version__, numpy.__version__, switched_on())
+    return triton_versions.version_conflict(triton.__version__, numpy.__version__, is_enabled())
 
 
 @cache
-def say_so() -> None:
+def announce_once() -> None:
     """Print once to stderr that Triton's interpreter runs the kernels, because this explains why they are slow."""
     print("fa2_lab: no GPU here, so the Triton kernels run in Triton's interpreter: right, but slow.", file=sys.stderr)

@@ -11,19 +11,20 @@ import triton
 
 from fa2_lab.kernels import interpreter, triton_versions
 from fa2_lab.kernels.prepared import PREPARED, store
-from fa2_lab.kernels.triton_versions import driver, relaunch, seen_by_compiler
+from fa2_lab.kernels.triton_versions import driver, relaunch, specialization_key
 from fa2_lab.tiles import cdiv
 
 triton_versions.prepare()
 MiB = 2**20
 
 # The sizes on which kernels are not specialized, so that Triton compiles one kernel for all values.
-SIZES = ["H", "group", "N_k", "heads", "l2_group", "sequences"]
+UNSPECIALIZED = ["H", "group", "N_k", "heads", "l2_group", "sequences"]
 
 # Programmatic dependent launch: a kernel can start while the previous one still runs, and waits for it by itself.
 USE_PDL = dict(launch_pdl=True)
 
-FUSED = dict(enable_fp_fusion=True)  # a product and a sum become one instruction; from Triton 3.10 on, only on request
+# A product and a sum become one instruction. From Triton 3.10 on, the compiler does so only on request.
+FP_FUSION = dict(enable_fp_fusion=True)
 
 
 class Launch:
@@ -39,13 +40,13 @@ class Launch:
     def __init__(
         self, kernel: Any, grid: int | tuple[int, ...], options: dict, descriptors: tuple = (), /, **arguments: Any
     ) -> None:
-        if interpreter.switched_on():
-            interpreter.say_so()
-        self.kernel, self.options, self.arguments = kernel, options | FUSED, arguments
+        if interpreter.is_enabled():
+            interpreter.announce_once()
+        self.kernel, self.options, self.arguments = kernel, options | FP_FUSION, arguments
         self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
         self.descriptors = descriptors
         # What launches from the second time on, or False if Triton's own call cannot be skipped.
-        self.again: Any = None
+        self.fast_launch: Any = None
 
     def __call__(self, *tensors: Any) -> None:
         """Launch the kernel on these tensors.
@@ -59,34 +60,35 @@ class Launch:
         pointer.
         """
         at = addresses(tensors)
-        usual = self.descriptors or math.gcd(16, *at) == 16
-        described = len(self.descriptors)
-        if usual and self.again is None and (known := PREPARED.get(self.compiled_as(tensors))):
+        aligned = self.descriptors or math.gcd(16, *at) == 16
+        n_descriptors = len(self.descriptors)
+        if aligned and self.fast_launch is None and (known := PREPARED.get(self.compile_key(tensors))):
             rest = [self.arguments[name] for name in self.kernel.arg_names[len(tensors) :]]
-            self.again = known.resized(self.grid, self.descriptors, rest)
-        if usual and self.again and self.again(current_stream(tensors[0]), at):
+            self.fast_launch = known.with_sizes(self.grid, self.descriptors, rest)
+        if aligned and self.fast_launch and self.fast_launch(current_stream(tensors[0]), at):
             return
-        given = *map(described_at, self.descriptors, tensors), *tensors[described:]
-        made = self.kernel[self.grid](*given, **self.arguments, **self.options)
-        if usual and self.again is None and isinstance(made, triton.compiler.CompiledKernel):
-            everything = *given, *(self.arguments[name] for name in made.src.fn.arg_names[len(given) :])
-            stream, pointers = current_stream(tensors[0]), len(tensors) - described
-            self.again = relaunch(made, self.grid, stream, everything, described, pointers) or False
-            store(self.compiled_as(tensors), self.again)
+        args = *map(descriptor_for, self.descriptors, tensors), *tensors[n_descriptors:]
+        compiled = self.kernel[self.grid](*args, **self.arguments, **self.options)
+        if aligned and self.fast_launch is None and isinstance(compiled, triton.compiler.CompiledKernel):
+            all_args = *args, *(self.arguments[name] for name in compiled.src.fn.arg_names[len(args) :])
+            stream, n_pointers = current_stream(tensors[0]), len(tensors) - n_descriptors
+            self.fast_launch = relaunch(compiled, self.grid, stream, all_args, n_descriptors, n_pointers) or False
+            store(self.compile_key(tensors), self.fast_launch)
 
-    def compiled_as(self, tensors: Any) -> tuple:
+    def compile_key(self, tensors: Any) -> tuple:
         """Return everything about a launch that affects the compiled kernel.
 
         Launches for which the result is equal share one compiled kernel.
         """
-        if interpreter.switched_on():
+        if interpreter.is_enabled():
             return ()
-        passed = [None if X is None else (X.dtype, X.device) for X in tensors]
-        told = [(tuple(x.block_shape), x.layout) for x in self.descriptors]
-        return (self.kernel, *passed, *told, *self.options.items(), seen_by_compiler(self.kernel, self.arguments))
+        tensor_keys = [None if X is None else (X.dtype, X.device) for X in tensors]
+        descriptor_keys = [(tuple(x.block_shape), x.layout) for x in self.descriptors]
+        arguments_key = specialization_key(self.kernel, self.arguments)
+        return self.kernel, *tensor_keys, *descriptor_keys, *self.options.items(), arguments_key
 
 
-def described_at(descriptor: Any, X: torch.Tensor) -> Any:
+def descriptor_for(descriptor: Any, X: torch.Tensor) -> Any:
     """Return a copy of a tensor descriptor for the tensor X, without repeating the checks of the descriptor."""
     found = copy(descriptor)
     found.base = X
@@ -133,7 +135,7 @@ def all_strides(*tensors: torch.Tensor) -> tuple:
     return given, triton.language.constexpr(math.gcd(16, *chain(*given)) == 8)
 
 
-def programs(X: torch.Tensor, B: int, sequences: int | None) -> int:
+def program_count(X: torch.Tensor, B: int, sequences: int | None) -> int:
     """Return the number of programs of a launch with one program per block of B rows of each head of X.
 
     For packed sequences, the number is an upper bound, which also covers the rows after the last sequence.
@@ -142,17 +144,19 @@ def programs(X: torch.Tensor, B: int, sequences: int | None) -> int:
     return batch * H * (cdiv(N, B) if sequences is None else N // B + sequences + 1)
 
 
-def sizes(Q: torch.Tensor, K: torch.Tensor, of: torch.Tensor, streamed: torch.Tensor, sequences: int | None) -> dict:
-    """Return the size arguments of a kernel in which each program owns a block of `of` and loops over `streamed`.
+def size_arguments(
+    Q: torch.Tensor, K: torch.Tensor, owned: torch.Tensor, streamed: torch.Tensor, sequences: int | None
+) -> dict:
+    """Return the size arguments of a kernel in which each program owns a block of `owned` and loops over `streamed`.
 
-    `of` and `streamed` are Q and K, or K and Q. The program also loops over a second tensor like `streamed`.
+    `owned` and `streamed` are Q and K, or K and Q. The program also loops over a second tensor like `streamed`.
     """
-    (_, H, N_q, _), (_, H_kv, N_k, _), (batch, heads, *_) = shape(Q), shape(K), shape(of)
+    (_, H, N_q, _), (_, H_kv, N_k, _), (batch, heads, *_) = shape(Q), shape(K), shape(owned)
     found = dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, heads=batch * heads, sequences=sequences)
     return found | dict(l2_group=min(batch * heads, l2_group(streamed)))
 
 
-def window(options: Any) -> tuple:
+def window_bounds(options: Any) -> tuple:
     """Return the bounds (left, right) of the window around the diagonal, with right = 0 for the causal mask.
 
     The 0 of the causal mask is a compile-time constant, and all other bounds are not.
@@ -170,12 +174,12 @@ def l2_group(X: torch.Tensor) -> int:
     return max(1, 8 * MiB // (2 * max(1, N) * d * X.element_size()))
 
 
-def multiprocessors(device: torch.device) -> int:
+def sm_count(device: torch.device) -> int:
     """Return the number of SMs of the GPU, or 132 (as on an H100) if `device` is not a GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
-def dropout(p: float) -> tuple[int, float]:
+def dropout_rule(p: float) -> tuple[int, float]:
     """Return (threshold, factor) for dropout with probability p.
 
     An entry is dropped if its random 32-bit word is below the threshold. All other entries are multiplied by the factor
@@ -190,10 +194,10 @@ def on_device_of(Q: torch.Tensor) -> Any:
     If Q is on the CPU, the context lets Triton's interpreter run only one launch at a time.
     """
     if not Q.is_cuda:
-        return interpreter.ONE_AT_A_TIME
+        return interpreter.LOCK
     if Q.get_device() == torch.accelerator.current_device_index():
-        return HERE
+        return CURRENT_DEVICE
     return torch.cuda.device(Q.device)
 
 
-HERE = nullcontext()
+CURRENT_DEVICE = nullcontext()

@@ -38,27 +38,28 @@ class Blocks:
     def compiler_options(self) -> dict:
         """Return the options of Triton's compiler: warps, stages and, if set, the register limit per thread."""
         limit = {} if self.registers is None else dict(maxnreg=self.registers)
-        schedule = FEWER_REGISTERS if self.low_reg_schedule else {}
+        schedule = LOW_REG_SCHEDULE if self.low_reg_schedule else {}
         return dict(num_warps=self.warps, num_stages=self.stages) | limit | schedule
 
     def tile(self, Q: torch.Tensor) -> PortableTile:
         """Return the compile-time constants of a kernel for tensors like Q."""
-        width = min(self.d_pad, self.B_r) if in_pieces(Q) else self.d_pad
+        width = min(self.d_pad, self.B_r) if splits_head_dim(Q) else self.d_pad
         numbers = self.B_r, self.B_c, Q.shape[-1], self.d_pad, width, self.upcast
         return PortableTile(*map(triton.language.constexpr, numbers))
 
 
-TIGHT = by_triton({"3.6": False, "3.9": True})  # 3.9 keeps more addresses in registers, and can spill some
-FEWER_REGISTERS = dict(sched4reg=True)  # since Triton 3.9: an order of instructions that needs fewer
+USE_LOW_REG = by_triton({"3.6": False, "3.9": True})  # 3.9 keeps more addresses in registers, and can spill some
+LOW_REG_SCHEDULE = dict(sched4reg=True)  # since Triton 3.9: an order of instructions that needs fewer
 
 # {kernel: {d_pad: (B_r, B_c, warps, stages[, registers[, low_reg_schedule]])}}; a pair is (full, causal)
 HOPPER = dict(
     forward={
         16: (64, 64, 4, 3),
         32: (64, 64, 4, 3),
-        64: (64, 64, 4, 3, 128, TIGHT),  # with 128 registers four programs fit on an SM, with 132 three: 10% slower
+        # with 128 registers four programs fit on an SM, with 132 three: 10% slower
+        64: (64, 64, 4, 3, 128, USE_LOW_REG),
         128: (64, 64, 4, 3),
-        256: (128, 32, 8, 2, None, TIGHT),
+        256: (128, 32, 8, 2, None, USE_LOW_REG),
     },
     columns={
         16: (64, 64, 4, 2),
@@ -84,7 +85,7 @@ ADA = dict[str, dict](  # sm_86 and sm_89: everything fits into their 99 KiB
     rows={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
 )
 AMPERE = dict(  # sm_80; compared with FlashAttention-2's own kernels, both as sm_80 code on an H200
-    forward=ADA["forward"] | {64: (128, 64, 4, 2, None, TIGHT)},
+    forward=ADA["forward"] | {64: (128, 64, 4, 2, None, USE_LOW_REG)},
     columns=ADA["columns"] | {64: (32, 64, 4, 2), 128: (32, 32, 4, 2)},  # at 128, all that are faster spill at some d
     rows=ADA["rows"],
 )
@@ -107,7 +108,7 @@ FP32 = dict(  # no tensor cores: products of single numbers, held in registers
 INTERPRETED = dict(forward=(32, 64, 1, 1), columns=(64, 32, 1, 1), rows=(32, 64, 1, 1))  # a few large tiles are fastest
 
 
-def family() -> dict:
+def chip_tables() -> dict:
     """Return the tables of the chip family to which the GPU of the current driver belongs."""
     target = driver.active.get_current_target()
     if target.backend == "hip":
@@ -117,7 +118,7 @@ def family() -> dict:
     return AMPERE if target.arch < 86 else ADA
 
 
-def in_pieces(Q: torch.Tensor) -> bool:
+def splits_head_dim(Q: torch.Tensor) -> bool:
     """Return whether O is computed in pieces of d that are no wider than B_r.
 
     If several matmuls are chained, the last one decides how the warps share a tile. If its tile has at least as many
@@ -125,10 +126,10 @@ def in_pieces(Q: torch.Tensor) -> bool:
     the maximum and sum of each row have to be exchanged through shared memory. Hopper's wgmma and AMD's compiler always
     give whole rows to a warp, so O is not computed in pieces on these GPUs.
     """
-    return Q.dtype != torch.float32 and not interpreter.switched_on() and family() in (AMPERE, ADA, BLACKWELL)
+    return Q.dtype != torch.float32 and not interpreter.is_enabled() and chip_tables() in (AMPERE, ADA, BLACKWELL)
 
 
-def padded(d: int) -> int:
+def padded_head_dim(d: int) -> int:
     """Return d_pad: d rounded up to a power of two, and to at least 16, as tensor cores require."""
     return max(16, power_of_2(d))
 
@@ -138,17 +139,17 @@ def power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def upcast(Q: torch.Tensor) -> bool:
+def needs_upcast(Q: torch.Tensor) -> bool:
     """Return whether tiles of Q's dtype are converted to fp32 before a matmul, as bf16 is in Triton's interpreter."""
-    return Q.dtype == torch.bfloat16 and interpreter.switched_on()
+    return Q.dtype == torch.bfloat16 and interpreter.is_enabled()
 
 
-def blocks(kernel: str, Q: torch.Tensor, causal: bool) -> Blocks:
+def choose_blocks(kernel: str, Q: torch.Tensor, causal: bool) -> Blocks:
     """Return the block sizes of one kernel ("forward", "columns" or "rows") for tensors like Q on this GPU."""
-    fixed: dict[str, Any] = dict(d_pad=padded(Q.shape[-1]), upcast=upcast(Q))
-    if interpreter.switched_on():
+    fixed: dict[str, Any] = dict(d_pad=padded_head_dim(Q.shape[-1]), upcast=needs_upcast(Q))
+    if interpreter.is_enabled():
         return Blocks(*INTERPRETED[kernel], **fixed)
-    entry = (FP32 if Q.dtype == torch.float32 else family())[kernel][fixed["d_pad"]]
+    entry = (FP32 if Q.dtype == torch.float32 else chip_tables())[kernel][fixed["d_pad"]]
     if isinstance(entry[0], tuple):
         entry = entry[causal]
     return Blocks(*entry, **fixed)

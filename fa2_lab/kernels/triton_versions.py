@@ -1,10 +1,10 @@
 """The differences between Triton's versions, and the internals of Triton that the project uses.
 
-The kernels use the API names of the newest Triton, and newest_names() makes these names available in older versions.
-by_triton() selects values that depend on the version, such as tile sizes. Internal names, which begin with an
+The kernels use the API names of the newest Triton, and add_newest_names() makes these names available in older
+versions. by_triton() selects values that depend on the version, such as tile sizes. Internal names, which begin with an
 underscore or belong to triton.runtime, are used only in this file and in relaunch.py. Other files import `driver` and
-`relaunch` from this file. INSIDE lists the internal names. If a later Triton lacks one of them, a launch is slower, or
-the portable kernels run instead.
+`relaunch` from this file. INTERNALS lists the internal names. If a later Triton lacks one of them, a launch is slower,
+or the portable kernels run instead.
 """
 
 import os
@@ -18,13 +18,13 @@ with suppress(ImportError):  # without Triton, TESTED can be read all the same
     from triton.runtime import driver as driver
 
     from fa2_lab.kernels.relaunch import relaunch as relaunch
-    from fa2_lab.kernels.relaunch import seen_by_compiler as seen_by_compiler
+    from fa2_lab.kernels.relaunch import specialization_key as specialization_key
 
 TESTED = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
 OLDEST = "3.6"
 
 
-class Inside(NamedTuple):
+class Internal(NamedTuple):
     """A part of Triton that is not public, the purpose of its use, and the tested versions that contain it."""
 
     name: str
@@ -32,18 +32,20 @@ class Inside(NamedTuple):
     seen_in: tuple[str, ...]
 
 
-INSIDE = (
-    Inside("runtime.driver.active", "the chip and its stream; offline.py puts an absent GPU there", TESTED),
-    Inside("runtime.interpreter: _patch_lang, …", "quicken(): the interpreter, three times as fast", TESTED),
-    Inside("CompiledKernel.run, CudaLauncher.launch, …", "relaunch.py: a launch at a third of the time", TESTED),
-    Inside("CompiledKernel.metadata, .packed_metadata", "more_shared(): fewer programs on an SM", TESTED),
-    Inside("language.core._aggregate", "triton.aggregate, public since 3.8", TESTED[:2]),
-    Inside("builder.create_async_tma_reduce", "tma.async_atomic_add, public since 3.8", TESTED[:2]),
-    Inside("shared_memory_descriptor._reinterpret", ".reinterpret, public since 3.9", TESTED[:3]),
+INTERNALS = (
+    Internal("runtime.driver.active", "the chip and its stream; offline.py puts an absent GPU there", TESTED),
+    Internal(
+        "runtime.interpreter: _patch_lang, …", "speed_up_interpreter(): the interpreter, three times as fast", TESTED
+    ),
+    Internal("CompiledKernel.run, CudaLauncher.launch, …", "relaunch.py: a launch at a third of the time", TESTED),
+    Internal("CompiledKernel.metadata, .packed_metadata", "reserve_shared_memory(): fewer programs on an SM", TESTED),
+    Internal("language.core._aggregate", "triton.aggregate, public since 3.8", TESTED[:2]),
+    Internal("builder.create_async_tma_reduce", "tma.async_atomic_add, public since 3.8", TESTED[:2]),
+    Internal("shared_memory_descriptor._reinterpret", ".reinterpret, public since 3.9", TESTED[:3]),
 )
 
 
-def number(version: str) -> tuple[int, ...]:
+def major_minor(version: str) -> tuple[int, ...]:
     """Return (major, minor) of a version, such as (3, 9) for "3.9.0"."""
     return tuple(int(part) for part in version.split(".")[:2])
 
@@ -53,17 +55,18 @@ def by_triton(entries: dict[str, Any]) -> Any:
 
     Each entry is valid from its version up to, but not including, the version of the next entry.
     """
-    return entries[max((version for version in entries if number(version) <= number(triton.__version__)), key=number)]
+    installed = major_minor(triton.__version__)
+    return entries[max((version for version in entries if major_minor(version) <= installed), key=major_minor)]
 
 
-def misfit_of(triton: str, numpy: str, interpreted: bool = True) -> str:
+def version_conflict(triton: str, numpy: str, interpreted: bool = True) -> str:
     """Return what to install if these versions of Triton and NumPy do not work together, or "" if they do.
 
     `interpreted` is whether Triton's interpreter runs the kernels.
     """
-    if number(triton) < number(OLDEST):
+    if major_minor(triton) < major_minor(OLDEST):
         return f"Triton {triton} is too old for these kernels: install 'triton>={OLDEST}'"
-    if interpreted and number(triton) < (3, 7) and number(numpy) >= (2, 4):
+    if interpreted and major_minor(triton) < (3, 7) and major_minor(numpy) >= (2, 4):
         return (
             f"the interpreter of Triton {triton} does not work with NumPy {numpy}: install 'triton>=3.7' or 'numpy<2.4'"
         )
@@ -75,19 +78,19 @@ def prepare() -> None:
 
     This function must be called before a kernel is imported.
     """
-    if number(triton.__version__) < number(OLDEST):
+    if major_minor(triton.__version__) < major_minor(OLDEST):
         raise RuntimeError(
             f"fa2_lab: Triton {triton.__version__} is too old for these kernels: install 'triton>={OLDEST}'; "
             "backend='reference' runs everywhere"
         )
-    quicken()
+    speed_up_interpreter()
 
 
 # Newest names -------------------------------------------------------------------------------------------------
 
 
 @cache
-def newest_names() -> None:
+def add_newest_names() -> None:
     """Make the API names of the newest Triton available in an older installed version.
 
     Call this function before the first Gluon kernel is imported.
@@ -144,12 +147,12 @@ def aggregate(cls: Any) -> Any:
     return triton.language.core._aggregate(cls)
 
 
-def more_shared(kernel: Any, bytes_asked: int) -> None:
-    """Make a compiled kernel request at least `bytes_asked` bytes of shared memory, which may be more than it needs.
+def reserve_shared_memory(kernel: Any, least_bytes: int) -> None:
+    """Make a compiled kernel request at least `least_bytes` bytes of shared memory, which may be more than it needs.
 
     This function must be called before the first launch of the kernel.
     """
-    metadata = kernel.metadata._replace(shared=max(kernel.metadata.shared, bytes_asked))
+    metadata = kernel.metadata._replace(shared=max(kernel.metadata.shared, least_bytes))
     kernel.metadata, kernel.packed_metadata = metadata, (metadata.num_warps, metadata.num_ctas, metadata.shared)
 
 
@@ -157,7 +160,7 @@ def more_shared(kernel: Any, bytes_asked: int) -> None:
 
 
 @cache
-def quicken() -> None:
+def speed_up_interpreter() -> None:
     """Make Triton's interpreter skip two steps that change no result, so that it is almost three times as fast.
 
     To run a kernel, the interpreter replaces the functions of triton.language by its own functions and restores them at

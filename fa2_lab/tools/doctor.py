@@ -81,7 +81,7 @@ def examine() -> Machine:
         here["misfit"] = f"torch {torch} is too old: pip install 'torch>={TORCH[0]}'"
     elif number(triton):
         interpreted = asked == "1" or not here.get("gpu")
-        here["misfit"] = triton_versions.misfit_of(triton, numpy, interpreted)
+        here["misfit"] = triton_versions.version_conflict(triton, numpy, interpreted)
     return Machine(**here, kernels=serving(Machine(**here)))
 
 
@@ -117,12 +117,12 @@ def serving(machine: Machine) -> dict[str, str]:
         return dict.fromkeys(("64", "128"), "portable, in the interpreter")
     import torch
 
-    from fa2_lab.kernels import choice
+    from fa2_lab.kernels import dispatch
 
     served = {}
     for d in (64, 128):
         q = torch.empty(1, 16, 4096, d, dtype=torch.bfloat16, device="cuda")
-        forward, backward = choice.hopper_forward(q.device), choice.hopper_backward(q.device)
+        forward, backward = dispatch.hopper_forward(q.device), dispatch.hopper_backward(q.device)
         own = dict(
             forward=forward is not None and forward.enough_work(q, q),
             backward=backward is not None and backward.enough_work(q, q),

@@ -22,8 +22,8 @@ def alone(name: str) -> None:
     gpu = torch.cuda.is_available()
     if "gluon" in steps.source(name) and not (gpu and torch.cuda.get_device_capability() == (9, 0)):
         print("It runs on a Hopper GPU only, and there is none here.")
-    elif interpreter.misfit():
-        print(interpreter.misfit())
+    elif interpreter.version_conflict():
+        print(interpreter.version_conflict())
     else:
         check(name, LARGE if gpu else SMALL, "cuda" if gpu else "cpu")
         if gpu:

@@ -140,7 +140,7 @@ class Altered:
             given = [self.changes.get(name, value) for name, value in zip(names, given, strict=False)]
             named |= {name: value for name, value in self.changes.items() if name not in names[: len(given)]}
             if self.shared:
-                triton_versions.more_shared(self.kernel.warmup(*given, grid=grid, **named), self.shared)
+                triton_versions.reserve_shared_memory(self.kernel.warmup(*given, grid=grid, **named), self.shared)
             self.kernel[grid](*given, **named)
 
         return launch

@@ -65,7 +65,7 @@ def search(kernel: str, tensors: list[torch.Tensor], causal: bool):
     """Return the current choice, the fastest right one, and the milliseconds of all that ran."""
     from fa2_lab.kernels import tables
 
-    before = tables.blocks(kernel, tensors[0], causal)
+    before = tables.choose_blocks(kernel, tensors[0], causal)
     make = caller(kernel, tensors, causal)
     truth = make(before)()
     calls, timings = {}, {}

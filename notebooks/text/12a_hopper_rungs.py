@@ -300,7 +300,7 @@ with TemporaryDirectory() as folder:
     print({code: sass.count(code) for code in codes})
     if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
         q = torch.randn(1, 1, 256, 64, device="cuda", dtype=torch.bfloat16)
-        triton_versions.newest_names()  # for a Triton that is older than 3.9
+        triton_versions.add_newest_names()  # for a Triton that is older than 3.9
         forward = runpy.run_path(str(file))["forward"]
         wrong = forward(q, q, q, False) - q[0, 0].float().sum(1)
         print("off by at most", wrong.abs().max().item())

@@ -28,7 +28,7 @@ from IPython.display import Markdown, display
 
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels.hopper.backward.sizes import choose
-from fa2_lab.kernels.tables import TIGHT
+from fa2_lab.kernels.tables import USE_LOW_REG
 from fa2_lab.machine import chips
 from fa2_lab.machine.asynchrony import Barrier, Block
 from fa2_lab.plots import ideas
@@ -833,7 +833,7 @@ verdict("turns cost less than two passes", all(1 < ours < two for ours, _, two i
 kept = [line for line in ideas.table("backward") if "| yes" in line or "| for" in line]
 verdict("three later ideas are kept", len(kept) == 3 and "the same bits: instructions" in kept[0])
 verdict("starting S and dP together costs 30% of the speed or more", all(x["worth"] <= 0.7 for x in tried if x["idea"] == "S and dP started together"))
-verdict("since Triton 3.9, dK's matmul no longer starts late", not TIGHT or not any(choose(d, 8192, True, False).dk_late for d in (64, 128)))
+verdict("since Triton 3.9, dK's matmul no longer starts late", not USE_LOW_REG or not any(choose(d, 8192, True, False).dk_late for d in (64, 128)))
 
 # %% [markdown] tags=["navigation"]
 # [← Hopper, the kernel](12b_hopper_kernel.ipynb) · [The map](00_start.ipynb) · [Decode →](14_decode.ipynb)

@@ -5,23 +5,23 @@ import torch
 from kernel_truth import GPU, dense, dense_for, judge, poison, run
 
 from fa2_lab.api.attention import attention
-from fa2_lab.kernels import choice
+from fa2_lab.kernels import dispatch
 from fa2_lab.kernels.portable import backward as portable_backward
 from fa2_lab.kernels.portable import forward as portable_forward
 
-HOPPER = choice.hopper_forward(torch.device("cuda", 0)) if GPU else None
+HOPPER = dispatch.hopper_forward(torch.device("cuda", 0)) if GPU else None
 MODULES = [portable_forward, portable_backward]
-MODULES += [HOPPER, choice.hopper_backward(torch.device("cuda", 0))] if HOPPER else []
+MODULES += [HOPPER, dispatch.hopper_backward(torch.device("cuda", 0))] if HOPPER else []
 
 
 @pytest.fixture(autouse=True, params=["portable", "chosen"] if HOPPER else ["portable"])
 def kernels(request, monkeypatch):
     """Everything with the portable kernels and, where a GPU has its own, again with those that attention() takes."""
     if request.param == "portable":
-        monkeypatch.setattr(choice, "for_hopper", lambda options, sinks: False)
-        monkeypatch.setattr(choice.decode, "is_decode", lambda *given: False)
+        monkeypatch.setattr(dispatch, "hopper_supports", lambda options, sinks: False)
+        monkeypatch.setattr(dispatch.decode, "is_decode", lambda *given: False)
     else:
-        for module in (HOPPER, choice.hopper_backward(torch.device("cuda", 0))):
+        for module in (HOPPER, dispatch.hopper_backward(torch.device("cuda", 0))):
             monkeypatch.setattr(module, "enough_work", lambda *_: True)  # also where there is so little that it is not
     return request.param
 

@@ -102,7 +102,7 @@ def compiled_for(target: str, wanted: list[tuple]) -> list[dict]:
         O, L = forward.forward(tensors, options)
         backward.backward(O, None, O, L, tensors, options)
         for name, kernel in made.items():
-            blocks = tables.blocks(name, Q, causal)
+            blocks = tables.choose_blocks(name, Q, causal)
             row = dict(target=target, kernel=name, d=d, dtype=dtype, causal=causal, bias=bias, warps=blocks.warps)
             waits = target == "sm_90" and dtype != "float32" and offline.serialized(kernel.made)
             row |= offline.report(kernel.made) | dict(waits=waits, narrow=narrow(kernel.made.asm.get("ptx", "")))
@@ -192,7 +192,7 @@ def few() -> list[tuple]:
             met[mask, N] += 1
             jobs.append((d, N, sizes, *mask))
     jobs.append((128, 512, WIDE, True, False))  # met without the mask alone above
-    long_rows = replace(USUAL[64], low_reg_schedule=tables.TIGHT)
+    long_rows = replace(USUAL[64], low_reg_schedule=tables.USE_LOW_REG)
     windows = ((64, True, True), (96, True, True), (128, True, False), (128, False, False))
     jobs += [(d, 511 + keys, None, causal, keys, NEAR) for d, causal, keys in windows]
     packed = ((64, USUAL[64], False), (64, long_rows, True), (128, WIDE, True), (128, USUAL[128], True))

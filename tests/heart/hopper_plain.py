@@ -382,7 +382,7 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
     starting = SimpleNamespace(block_type=Described.block_type, fetch=lambda at, x=starting: x[at[0]])
     COPY_ENGINE.waited = False
     backward.producer(Q, K, V, dO, starting, pipes, blocks, place, T_r, Whole(parts))
-    for pipes.again in (False, True):
+    for pipes.fast_launch in (False, True):
         for x in (dK, dV):
             x.fill(np.nan)
         for x in all_sums:
@@ -404,7 +404,7 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
 
 def start_dq(c, n, pipes):
     """The product of what both have shown."""
-    if not pipes.again:
+    if not pipes.fast_launch:
         return 0
     pipes.ds = SimpleNamespace(index=lambda _: np.concatenate([pipes.shown[n, 0], pipes.shown[n, 1]]).view(Tile))
     return products.start_dq(c, n, pipes)

@@ -10,7 +10,7 @@ import torch
 from biases import BIASES
 from triton.runtime.jit import JITFunction
 
-from fa2_lab.kernels import choice, launch
+from fa2_lab.kernels import dispatch, launch
 from fa2_lab.kernels.hopper.backward import launch as hopper_backward
 from fa2_lab.kernels.hopper.forward import launch as hopper_forward
 from fa2_lab.kernels.prepared import Options, Tensors, clear_caches
@@ -32,11 +32,11 @@ def compiled(kernel, key, signature, device, constexprs, options, attrs, warmup)
 
 def launched(self, *tensors):
     described = len(self.descriptors)
-    handed = *map(launch.described_at, self.descriptors, tensors), *tensors[described:]
+    handed = *map(launch.descriptor_for, self.descriptors, tensors), *tensors[described:]
     given.clear()
     self.kernel.device_caches.clear()  # also what it has seen is compiled again
     self.kernel[self.grid](*handed, **self.arguments, **self.options)
-    print(json.dumps([self.kernel.__name__, number(self.compiled_as(tensors)), given[0]]))
+    print(json.dumps([self.kernel.__name__, number(self.compile_key(tensors)), given[0]]))
 
 
 JITFunction._do_compile, launch.Launch.__call__ = compiled, launched
@@ -61,18 +61,18 @@ def calls(N: int, d: int = 64):
         q, k, lengths = floats(2, heads, N_q, d), floats(2, 1, N, d), torch.zeros(2, dtype=torch.int32)
         for more in (dict(), dict(key_lengths=lengths), dict(key_lengths=lengths.long())):
             tensors = Tensors(q, k, k, **more)
-            choice.forward(tensors, options)
-            choice.backward(q.clone(), None, q, floats(2, heads, N_q, dtype=torch.float32), tensors, options)
+            dispatch.forward(tensors, options)
+            dispatch.backward(q.clone(), None, q, floats(2, heads, N_q, dtype=torch.float32), tensors, options)
     starts = torch.zeros(N + 1, dtype=torch.int32)
     rows = floats(N, 2, d)
     packed = Tensors(rows, rows, rows, cu_seqlens_q=starts, cu_seqlens_k=starts)
-    choice.forward(packed, Options(True, 0.1))
-    choice.backward(rows, None, rows, floats(2, N, dtype=torch.float32), packed, Options(True, 0.1))
+    dispatch.forward(packed, Options(True, 0.1))
+    dispatch.backward(rows, None, rows, floats(2, N, dtype=torch.float32), packed, Options(True, 0.1))
 
 
 for kernels in ({}, hopper):
     for name, module in kernels.items():
-        setattr(choice, name, lambda device, module=module: module)
+        setattr(dispatch, name, lambda device, module=module: module)
     for N in (1, 15, 16, 17, 64, 100, 128, 500, 2048, 2049):
         clear_caches()
         calls(N)

@@ -70,7 +70,9 @@ def test_slice_of_the_product(case):
 @pytest.mark.parametrize("sizes", [(16, 16), (64, 16), (16, 64)])
 def test_any_block_sizes(sizes, monkeypatch):
     monkeypatch.setattr(
-        tables, "blocks", lambda kernel, Q, causal: tables.Blocks(*sizes, 4, 1, d_pad=tables.padded(Q.shape[3]))
+        tables,
+        "choose_blocks",
+        lambda kernel, Q, causal: tables.Blocks(*sizes, 4, 1, d_pad=tables.padded_head_dim(Q.shape[3])),
     )
     check(*tensors(1, 2, 1, 50, 83, 16), causal=True, lengths=torch.tensor([70], device=DEVICE))
     check(*tensors(1, 2, 1, 83, 50, 16), causal=True)
@@ -230,5 +232,5 @@ def test_O_in_pieces(d, monkeypatch):
     """As the kernels make it for GPUs whose compiler would share S by columns otherwise."""
     if GPU:
         pytest.skip("there the chip decides")
-    monkeypatch.setattr(tables, "in_pieces", lambda Q: True)
+    monkeypatch.setattr(tables, "splits_head_dim", lambda Q: True)
     check(*tensors(1, 2, 1, 50, 83, d, torch.bfloat16), causal=True)

@@ -26,11 +26,11 @@ WORK, WORK_NOT = [("3.6.0", "2.3.5"), ("3.7.1", "2.5.2"), ("3.10.0", "2.5.2")], 
 
 @pytest.mark.parametrize("triton, numpy", WORK + WORK_NOT)
 def test_an_interpreter_that_cannot_work_says_what_to_install(triton, numpy, monkeypatch):
-    sentence = triton_versions.misfit_of(triton, numpy)
+    sentence = triton_versions.version_conflict(triton, numpy)
     assert (sentence == "") == ((triton, numpy) in WORK)
-    assert (triton_versions.misfit_of(triton, numpy, interpreted=False) == "") == (triton != "3.5.1")
-    monkeypatch.setattr(checks.interpreter, "misfit", lambda: sentence)
-    monkeypatch.setattr(checks.interpreter, "switched_on", lambda: True)
+    assert (triton_versions.version_conflict(triton, numpy, interpreted=False) == "") == (triton != "3.5.1")
+    monkeypatch.setattr(checks.interpreter, "version_conflict", lambda: sentence)
+    monkeypatch.setattr(checks.interpreter, "is_enabled", lambda: True)
     with pytest.raises(RuntimeError, match="install") if sentence else nullcontext() as refused:  # nor is it silent
         checks.runs_on_triton("auto", "cpu")
     assert not sentence or triton in str(refused.value)
@@ -69,7 +69,7 @@ def test_where_triton_is_there_is_not_or_was_imported_first():
     hide, first = "import sys; sys.modules['triton'] = None; ", "import triton; "
     codes = (TRITON, first + TRITON, first + AUTO, hide + AUTO, hide + TRITON, hide + CALL.format("portable"))
     fine, early, early_auto, without_auto, without, without_portable = python(*codes)
-    if not triton_versions.misfit_of(metadata.version("triton"), metadata.version("numpy")):
+    if not triton_versions.version_conflict(metadata.version("triton"), metadata.version("numpy")):
         assert fine[0] == 0, fine
         assert fine[1].count("interpreter") == 1 and len(fine[1].strip().splitlines()) == 1
     assert early[0] == 1 and "import fa2_lab.kernels before triton" in early[1]
@@ -105,7 +105,7 @@ def test_an_interpreter_that_is_another_inside_is_left_alone(monkeypatch):
     from triton.runtime import interpreter as inside
 
     monkeypatch.delattr(inside, "_patch_lang")
-    triton_versions.quicken.__wrapped__()
+    triton_versions.speed_up_interpreter.__wrapped__()
     assert not hasattr(inside, "_patch_lang")
 
 

@@ -373,8 +373,8 @@ def test_where_decode_is_the_faster_kernel():
 ])  # fmt: skip
 def test_a_hopper_gets_its_entry_of_the_table(case, d, page, entry, registers, monkeypatch):
     """Tile, warps, stages, two more with pages, and the most registers, in what the compiler is told; and the merge."""
-    monkeypatch.setattr(interpreter, "switched_on", lambda: False)
-    monkeypatch.setattr(tables, "family", lambda: tables.HOPPER)
+    monkeypatch.setattr(interpreter, "is_enabled", lambda: False)
+    monkeypatch.setattr(tables, "chip_tables", lambda: tables.HOPPER)
     H, N_q, N_k, dtype = (dict(H=2112, N_q=1, N_k=512, dtype=torch.bfloat16) | case).values()
     H_kv = 8 if page else min(H, 264 * 8)
     Q, K = (torch.empty(1, h, n, d, device="meta", dtype=dtype) for h, n in ((H, N_q), (H_kv, N_k)))

@@ -12,8 +12,8 @@ from kernel_truth import ALLOWED, DEVICE, GPU, NAMES, dense, dense_for, elsewher
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import interpreter
 
-if interpreter.misfit():
-    pytest.skip(interpreter.misfit(), allow_module_level=True)
+if interpreter.version_conflict():
+    pytest.skip(interpreter.version_conflict(), allow_module_level=True)
 
 FEW, MANY = (300, 2000) if GPU else (12, 150)
 LONGEST = 200 if GPU else 24

@@ -11,14 +11,14 @@ from slices import compiled_by
 
 pytest.importorskip("triton")
 
-from fa2_lab.kernels import choice
+from fa2_lab.kernels import dispatch
 from fa2_lab.kernels.hopper.backward import kernel as backward
 from fa2_lab.kernels.hopper.forward import kernel as forward
 from fa2_lab.kernels.hopper.forward import launch, sizes
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor
 from fa2_lab.kernels.prepared import Options, Tensors
-from fa2_lab.kernels.tables import TIGHT
+from fa2_lab.kernels.tables import USE_LOW_REG
 from fa2_lab.plots import pipes
 
 # Compiling without a GPU --------------------------------------------------------------------------------------
@@ -131,12 +131,12 @@ def test_choice(on_hopper, kind, aligned, enough, asked, chosen, direction, pack
         return SimpleNamespace(prepare=prepare, enough_work=lambda q, k: enough)
 
     for name in ("hopper_forward", "hopper_backward"):
-        monkeypatch.setattr(choice, name, lambda device: room("hopper") if on_hopper else None)
+        monkeypatch.setattr(dispatch, name, lambda device: room("hopper") if on_hopper else None)
     for name in ("portable", "portable_backward"):
-        monkeypatch.setattr(choice, name, room("portable"))
+        monkeypatch.setattr(dispatch, name, room("portable"))
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: asked == "same bits")
     given = () if direction == "forward" else (dO, dL, O, L)
-    name, found = getattr(choice, direction)(*given, record, options)
+    name, found = getattr(dispatch, direction)(*given, record, options)
     assert name == chosen and all(a is b for a, b in zip(found, (*given, record), strict=True))
 
 
@@ -205,7 +205,7 @@ def test_sizes_fit():
     assert set(sizes.CAUSAL) == {*sizes.USUAL, 192}
     assert set(sizes.FULL) == set(sizes.USUAL) == set(map(sizes.d_padded, sizes.DIMENSIONS))
     assert all(
-        size.low_reg_schedule is TIGHT
+        size.low_reg_schedule is USE_LOW_REG
         for size, causal, _ in kinds(64)
         if causal and size.ping_pong and size.stages == 4
     )

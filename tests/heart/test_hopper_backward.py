@@ -12,7 +12,7 @@ from slices import compiled_by, once, shared_out
 pytest.importorskip("triton")
 
 from fa2_lab import attention
-from fa2_lab.kernels import choice
+from fa2_lab.kernels import dispatch
 from fa2_lab.kernels.hopper.backward import launch, sizes, sums
 from fa2_lab.kernels.hopper.forward import launch as forward
 from fa2_lab.kernels.prepared import Options, Tensors
@@ -329,7 +329,7 @@ def test_the_same_bits_200_times(d, N, H_kv, causal, busy):
 def test_attention_takes_it(d, causal, lengths, way, monkeypatch):
     if way == "backward" and d > 128:
         pytest.skip("the portable backward again")
-    monkeypatch.setattr(choice, "portable" if way == "forward" else "portable_backward", None)
+    monkeypatch.setattr(dispatch, "portable" if way == "forward" else "portable_backward", None)
     monkeypatch.setattr(forward, "enough_work", lambda *_: True)
     lengths = None if lengths is None else lengths_of(213, 77, dtype=lengths)
     for scale in (None, -0.2, *([0.0] if way == "forward" else [])):
@@ -344,7 +344,7 @@ def test_attention_takes_it(d, causal, lengths, way, monkeypatch):
 @hopper
 def test_windows_and_the_same_bits_behind_the_public_call(monkeypatch):
     """attention() has Hopper's own kernels do it."""
-    monkeypatch.setattr(choice, "portable_backward", None)
+    monkeypatch.setattr(dispatch, "portable_backward", None)
     q, k, v, dO = cases(128, torch.bfloat16, (None, 0), (1100, 1100), padded=False)[:4]
     for window, deterministic in (((200, 0), False), ((None, 0), True), ((200, 0), True)):
         torch.use_deterministic_algorithms(deterministic)

@@ -13,7 +13,7 @@ from fa2_lab.kernels.hopper.backward import sizes as backward_sizes  # noqa: E40
 from fa2_lab.kernels.hopper.forward import launch as forward  # noqa: E402
 from fa2_lab.kernels.hopper.forward import sizes as forward_sizes  # noqa: E402
 from fa2_lab.kernels.prepared import Options, Tensors  # noqa: E402
-from fa2_lab.kernels.tables import TIGHT  # noqa: E402
+from fa2_lab.kernels.tables import USE_LOW_REG  # noqa: E402
 
 SMs = 132
 
@@ -215,12 +215,12 @@ def test_expanded_heads_are_taken_and_their_gradients_lie_apart(packed, monkeypa
 def test_the_order_of_a_step_is_what_is_fastest_where():
     """dv_late, dk_late, hold_v, last_first and low_reg_schedule, of d, N_q, causal, ragged and deterministic."""
     for kind, want in {
-        (64, 512, False, True, False): (True, False, False, True, TIGHT),
-        (64, 512, True, False, False): (True, not TIGHT, False, True, TIGHT),
-        (64, 512, False, False, True): (True, False, False, False, TIGHT),
-        (64, 512, True, False, True): (True, not TIGHT, False, False, False),
-        (128, 4096, False, False, False): (TIGHT, False, True, False, False),
-        (128, 2049, True, False, False): (False, not TIGHT, False, False, False),
+        (64, 512, False, True, False): (True, False, False, True, USE_LOW_REG),
+        (64, 512, True, False, False): (True, not USE_LOW_REG, False, True, USE_LOW_REG),
+        (64, 512, False, False, True): (True, False, False, False, USE_LOW_REG),
+        (64, 512, True, False, True): (True, not USE_LOW_REG, False, False, False),
+        (128, 4096, False, False, False): (USE_LOW_REG, False, True, False, False),
+        (128, 2049, True, False, False): (False, not USE_LOW_REG, False, False, False),
         (128, 2048, True, False, False): 5 * (False,),
         (128, 2048, False, True, False): 5 * (False,),
         (128, 2048, False, False, True): 5 * (False,),

@@ -20,13 +20,13 @@ from hopper_plain import by_python, in_turn, run_backward, run_forward
 from test_hopper_plain import in_any_order
 
 from fa2_lab.api.packed import attention_packed, has_dominant_sequence
-from fa2_lab.kernels import choice, interpreter
+from fa2_lab.kernels import dispatch, interpreter
 from fa2_lab.kernels.hopper.backward import launch as backward
 from fa2_lab.kernels.hopper.forward import launch as forward
 from fa2_lab.kernels.prepared import Options, Tensors
 
-if interpreter.misfit():
-    pytest.skip(interpreter.misfit(), allow_module_level=True)
+if interpreter.version_conflict():
+    pytest.skip(interpreter.version_conflict(), allow_module_level=True)
 
 NAN = float("nan")
 # Lengths of queries and of keys: no rows, one, a whole block, one more; more queries than keys and the other way round.
@@ -49,7 +49,7 @@ def ends(lengths) -> list[int]:
 @pytest.fixture(autouse=True)
 def one_after_the_other(monkeypatch):
     """Triton's interpreter knows no early start; there each kernel ends before the next one begins."""
-    for name in ("gdc_wait", "gdc_launch_dependents") if interpreter.switched_on() else ():
+    for name in ("gdc_wait", "gdc_launch_dependents") if interpreter.is_enabled() else ():
         monkeypatch.setattr(f"fa2_lab.kernels.hopper.backward.sums.{name}", lambda: None)
 
 
@@ -130,7 +130,7 @@ def test_what_is_put_in_order_ends_with_its_sequence(monkeypatch):
     after = backward.prepare_after(record, Options(False, 1.0), chosen, divided=False)
     after.grid = (2, 1, 1)  # the parts of two consumers
     sums, dQ, cu = (x.to(DEVICE) for x in (torch.full(backward.shapes(q, q, chosen, 2)[1], NAN), dQ, cu))
-    if interpreter.switched_on():  # there the sums are there once the kernel has waited for them
+    if interpreter.is_enabled():  # there the sums are there once the kernel has waited for them
         monkeypatch.setattr("fa2_lab.kernels.hopper.backward.sums.gdc_wait", sums.zero_)
     else:
         sums.zero_()
@@ -373,7 +373,7 @@ def test_starts_that_run_backwards_come_back(d):
 def test_behind_the_public_call(d, monkeypatch):
     """attention_packed() has Hopper's own kernels do it; other starts need no new launch."""
     for name in ("portable", "portable_backward"):
-        monkeypatch.setattr(choice, name, None)
+        monkeypatch.setattr(dispatch, name, None)
     monkeypatch.setattr(forward, "enough_work", lambda *_: True)
     for n_q, n_k in (([1000, 1, 500], [900, 3, 700]), ([0, 1500, 1], [1, 1500, 102]), ([501, 500, 500], [0, 1, 1602])):
         q, k, v, dO, cu_seqlens_q, cu_seqlens_k = drawn(n_q, n_k, (4, 4), d, torch.bfloat16)

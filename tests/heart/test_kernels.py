@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from kernel_truth import DEVICE  # before Triton
 
-from fa2_lab.kernels import choice, launch, tables
+from fa2_lab.kernels import dispatch, launch, tables
 from fa2_lab.kernels.common import softmax, tile
 from fa2_lab.kernels.decode.kernel import Cache, DecodeTile, place_of
 from fa2_lab.machine import budget
@@ -38,7 +38,7 @@ def test_each_chip_has_its_family(backend, arch, table, monkeypatch):
     target = SimpleNamespace(backend=backend, arch=arch)
     there = SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: target))
     monkeypatch.setattr(tables, "driver", there)
-    assert tables.family() is getattr(tables, table)
+    assert tables.chip_tables() is getattr(tables, table)
 
 
 @pytest.mark.parametrize("capability, hip, interpreted", [
@@ -49,30 +49,32 @@ def test_hopper_s_kernels_are_for_hopper(capability, hip, interpreted, monkeypat
     pytest.importorskip("fa2_lab.kernels.hopper.forward.launch", reason="this Triton's Gluon is too old")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.version, "hip", hip)
-    monkeypatch.setattr(choice.interpreter, "switched_on", lambda: interpreted)
+    monkeypatch.setattr(dispatch.interpreter, "is_enabled", lambda: interpreted)
     here = capability == (9, 0) and not hip and not interpreted
     for direction in ("forward", "backward"):
-        assert (choice.hopper(direction, torch.device("cuda", 0)) is not None) is here
-        assert choice.hopper(direction, torch.device("cpu")) is None
-    assert choice.decode.starts_early(torch.device("cuda", 0)) is (capability >= (9, 0) and not hip)
+        assert (dispatch.import_hopper(direction, torch.device("cuda", 0)) is not None) is here
+        assert dispatch.import_hopper(direction, torch.device("cpu")) is None
+    assert dispatch.decode.starts_early(torch.device("cuda", 0)) is (capability >= (9, 0) and not hip)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=114))
-    assert [launch.multiprocessors(torch.device(name)) for name in ("cuda", "meta")] == [114, 132]
+    assert [launch.sm_count(torch.device(name)) for name in ("cuda", "meta")] == [114, 132]
 
 
 def test_what_the_compiler_and_the_kernels_are_told(monkeypatch):
     """The entry of the mask, the most registers of a thread, a program for each block, and dropout's rule."""
-    monkeypatch.setattr(tables.interpreter, "switched_on", lambda: False)
-    monkeypatch.setattr(tables, "family", lambda: tables.HOPPER)
+    monkeypatch.setattr(tables.interpreter, "is_enabled", lambda: False)
+    monkeypatch.setattr(tables, "chip_tables", lambda: tables.HOPPER)
     Q = torch.empty(2, 3, 130, 128, dtype=torch.float16, device="meta")
     kinds = (Q, False), (Q, True), (Q.float(), True)
-    tiles = [(found.B_r, found.B_c, found.warps) for found in (tables.blocks("rows", *kind) for kind in kinds)]
+    tiles = [(found.B_r, found.B_c, found.warps) for found in (tables.choose_blocks("rows", *kind) for kind in kinds)]
     assert tiles == [(64, 64, 4), (128, 64, 8), (32, 16, 4)]
-    assert tables.blocks("forward", Q[..., :64], True).compiler_options()["maxnreg"] == 128
-    assert "maxnreg" not in tables.blocks("forward", Q, True).compiler_options()
-    assert [tables.padded(d) for d in (1, 16, 17, 96, 129)] == [16, 16, 32, 128, 256]
-    assert launch.programs(Q, 64, None) == 2 * 3 * 3
-    assert launch.programs(torch.empty(256, 3, 64, device="meta"), 64, 4) == 3 * (4 + 4 + 1)  # each may begin a block
-    assert launch.dropout(0.3) == (math.floor(0.3 * 2**32), 1 / 0.7) and launch.dropout(0.0) == (0, 1.0)
+    assert tables.choose_blocks("forward", Q[..., :64], True).compiler_options()["maxnreg"] == 128
+    assert "maxnreg" not in tables.choose_blocks("forward", Q, True).compiler_options()
+    assert [tables.padded_head_dim(d) for d in (1, 16, 17, 96, 129)] == [16, 16, 32, 128, 256]
+    assert launch.program_count(Q, 64, None) == 2 * 3 * 3
+    assert launch.program_count(torch.empty(256, 3, 64, device="meta"), 64, 4) == 3 * (
+        4 + 4 + 1
+    )  # each may begin a block
+    assert launch.dropout_rule(0.3) == (math.floor(0.3 * 2**32), 1 / 0.7) and launch.dropout_rule(0.0) == (0, 1.0)
 
 
 def test_heads_at_once_stream_no_more_than_is_given():
@@ -81,7 +83,7 @@ def test_heads_at_once_stream_no_more_than_is_given():
     assert launch.l2_group(torch.empty(2, 7, 1024, 64, device="meta")) == 16
     assert launch.l2_group(torch.empty(1, 1, 2**20, 256, device="meta")) == 1
     Q, K = (torch.empty(1, 8, N, 16, dtype=torch.float16, device="meta") for N in (2**21 + 64, 1))
-    assert launch.sizes(Q, K, Q, K, None)["l2_group"] == 8  # times all blocks of a head it must fit 32 bits
+    assert launch.size_arguments(Q, K, Q, K, None)["l2_group"] == 8  # times all blocks of a head it must fit 32 bits
 
 
 # Where programs and heads lie ---------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from fa2_lab.kernels import interpreter, ladder  # noqa: E402
 from fa2_lab.tools import command, steps  # noqa: E402
 from fa2_lab.tools import rung as alone  # noqa: E402
 
-if interpreter.misfit():
-    pytest.skip(interpreter.misfit(), allow_module_level=True)
+if interpreter.version_conflict():
+    pytest.skip(interpreter.version_conflict(), allow_module_level=True)
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"

@@ -10,7 +10,7 @@ from kernel_truth import DEVICE, tensors, worst
 from fa2_lab.api.attention import attention
 from fa2_lab.api.packed import attention_packed
 from fa2_lab.api.paged import attention_paged
-from fa2_lab.kernels import choice, prepared
+from fa2_lab.kernels import dispatch, prepared
 from fa2_lab.kernels.prepared import Options, Tensors
 
 
@@ -77,14 +77,14 @@ CHANGES = dict(
 @pytest.mark.parametrize("direction", ("forward", "backward"))
 def test_the_kernels_key_holds_all_that_a_launch_depends_on(direction, monkeypatch):
     keys, (q, k, v) = [], good()
-    monkeypatch.setattr(choice, "get_or_make", lambda key, make, *given: keys.append(key) or (lambda *given: None))
+    monkeypatch.setattr(dispatch, "get_or_make", lambda key, make, *given: keys.append(key) or (lambda *given: None))
     starts = torch.tensor([0, 3, 12], dtype=torch.int32, device=DEVICE)
     record = dict(q=q, k=k, v=v, key_lengths=starts[1:], sinks=q[0, :, 0, 0], cu_seqlens_q=starts, cu_seqlens_k=starts)
     beside = dict(dO=q.clone(), dL=q[..., 0], O=q.clone(), L=q[..., 0]) if direction == "backward" else {}
 
     def call(options=Options(False, 1.0), **change):  # noqa: B008
         more = {name: change.pop(name, x) for name, x in beside.items()}
-        getattr(choice, direction)(*more.values(), Tensors(**record | change), options)
+        getattr(dispatch, direction)(*more.values(), Tensors(**record | change), options)
 
     call()
     for name, x in (record | beside).items():
@@ -207,7 +207,9 @@ def test_a_table_is_looked_at_again_where_more_of_it_is_needed():
 def test_the_portable_kernels_can_be_asked_for(monkeypatch):
     """Whoever chooses is told so, forward and backward, in recorded calls, too; and of one long sequence."""
     asked, starts = [], 2 * [torch.tensor([0, 40], dtype=torch.int32, device=DEVICE)]
-    monkeypatch.setattr(choice, "for_hopper", lambda options, _: asked.append((options.portable, options.traced)))
+    monkeypatch.setattr(
+        dispatch, "hopper_supports", lambda options, _: asked.append((options.portable, options.traced))
+    )
     for backend, portable in (("portable", True), ("triton", False), ("auto", False)):
         dense = [torch.randn(1, 2, 40, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
         packed = [*(x.detach()[0].transpose(0, 1).requires_grad_() for x in dense), *starts]
@@ -218,7 +220,7 @@ def test_the_portable_kernels_can_be_asked_for(monkeypatch):
             torch.compile(call, backend="eager")(*given, backend=backend)
             assert asked[2:] == [(portable, True)]
             asked.clear()
-    monkeypatch.setattr(choice, "for_hopper", lambda options, sinks: asked.append(options.one_long))
+    monkeypatch.setattr(dispatch, "hopper_supports", lambda options, sinks: asked.append(options.one_long))
     starts = torch.tensor([0, 30, 40], dtype=torch.int32, device=DEVICE)
     for longest in (None, 30):
         attention_packed(*packed[:3], starts, starts, max_seqlen_q=longest)

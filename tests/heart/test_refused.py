@@ -16,7 +16,7 @@ from triton.compiler.errors import CompilationError
 from triton.runtime import errors as runtime_errors
 
 from fa2_lab import attention, attention_paged
-from fa2_lab.kernels import choice, launch
+from fa2_lab.kernels import dispatch, launch
 from fa2_lab.kernels.decode import plan
 from fa2_lab.kernels.prepared import Options, Tensors
 
@@ -52,7 +52,7 @@ SOMEBODY_ELSE_S = [
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch):
-    monkeypatch.setattr(choice, "WARNED", set())
+    monkeypatch.setattr(dispatch, "WARNED", set())
 
 
 def raising(error):
@@ -83,8 +83,8 @@ def hopper(monkeypatch):
 
         module = types.SimpleNamespace(prepare=prepare, enough_work=lambda *given: True)
         for name in ("hopper_forward", "hopper_backward"):
-            monkeypatch.setattr(choice, name, lambda device: module)
-        for room in (choice.portable, choice.portable_backward):
+            monkeypatch.setattr(dispatch, name, lambda device: module)
+        for room in (dispatch.portable, dispatch.portable_backward):
             real = room.prepare
 
             def counted(*kind, real=real, **named):
@@ -124,7 +124,7 @@ def test_an_error_of_the_call_or_of_the_gpu_passes_through(error, hopper):
         with pytest.raises((RuntimeError, AttributeError, runtime_errors.InterpreterError)) as found:
             attention(q, k, v)
         assert "cannot compile" not in str(found.value)
-    assert counts == dict(prepared=1, launched=2, portable=0) and not choice.WARNED
+    assert counts == dict(prepared=1, launched=2, portable=0) and not dispatch.WARNED
 
 
 def test_a_call_that_a_kernel_declines_is_served_at_once_and_the_next_by_the_kernel():
@@ -134,7 +134,7 @@ def test_a_call_that_a_kernel_declines_is_served_at_once_and_the_next_by_the_ker
     def own(x):
         return None if x in declined else ("own", x)
 
-    call = choice.served("a kernel", own, lambda *given: made.append(given) or (lambda x: ("other", x)))
+    call = dispatch.with_fallback("a kernel", own, lambda *given: made.append(given) or (lambda x: ("other", x)))
     assert call(1) == ("own", 1) and not made
     declined.append(2)
     assert [call(x) for x in (2, 3, 2)] == [("other", 2), ("own", 3), ("other", 2)] and made == [(2,)]
@@ -149,7 +149,7 @@ class Uncompiled:
 
 @pytest.mark.parametrize("name", ("forward_kernel", "bwd_dq"))
 def test_a_portable_kernel_that_cannot_be_compiled_is_a_clear_error(name, monkeypatch):
-    room = choice.portable if name == "forward_kernel" else choice.portable_backward
+    room = dispatch.portable if name == "forward_kernel" else dispatch.portable_backward
     monkeypatch.setattr(room, name, Uncompiled())
     with pytest.raises(RuntimeError, match=r"cannot compile the portable (for|back)ward \(PTXASError: `ptxas` failed"):
         run(attention, *tensors(1, 2, 1, 20, 24, 16))
@@ -187,23 +187,23 @@ def fail_for(real, *names):
 def test_hopper_s_kernels_that_cannot_be_imported_are_named_once(missing, monkeypatch):
     pytest.importorskip("fa2_lab.kernels.hopper.forward.launch", reason="this Triton's Gluon is too old")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(choice.interpreter, "switched_on", lambda: False)
+    monkeypatch.setattr(dispatch.interpreter, "is_enabled", lambda: False)
     monkeypatch.setitem(sys.modules, f"fa2_lab.kernels.hopper.{missing}", None)
     monkeypatch.delitem(sys.modules, f"fa2_lab.kernels.hopper.{missing}.launch", raising=False)
     with pytest.warns(RuntimeWarning, match=f"cannot compile Hopper's {missing}"):
-        assert choice.hopper(missing, torch.device("cuda", 0)) is None
+        assert dispatch.import_hopper(missing, torch.device("cuda", 0)) is None
     other = dict(forward="backward", backward="forward")[missing]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert choice.hopper(missing, torch.device("cuda", 0)) is None
-        assert choice.hopper(other, torch.device("cuda", 0)) is not None
+        assert dispatch.import_hopper(missing, torch.device("cuda", 0)) is None
+        assert dispatch.import_hopper(other, torch.device("cuda", 0)) is not None
 
 
 def test_what_stands_in_keeps_no_tensor(hopper):
     """Neither does what was prepared, nor what takes its place."""
     hopper(lambda *given: None)
     q, k, v = (torch.randn(1, 1, 20, 16, device=DEVICE) for _ in "qkv")
-    call = choice.prepare(Tensors(q, k, v), OPTIONS)
+    call = dispatch.prepare_contiguous_forward(Tensors(q, k, v), OPTIONS)
     alive = [weakref.ref(x) for x in (q, k, v)]
     del q, k, v
     gc.collect()

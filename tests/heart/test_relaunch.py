@@ -7,7 +7,7 @@ import pytest
 
 from fa2_lab.kernels import interpreter
 
-if not interpreter.installed():
+if not interpreter.triton_is_installed():
     pytest.skip("needs Triton", allow_module_level=True)
 
 from triton import knobs
@@ -150,7 +150,7 @@ def test_other_sizes_are_handed_over_as_by_tritons_own_call(kind, described, gpu
     first = relaunch.relaunch(made, (7, 1, 1), 11, arguments, described, len(POINTERS))
     rest, moved = ((5, 6), 7, 1.5, Sizes(32, Sizes(3, (4, 5)))), [*(256 * n for n in range(described)), 160, 0, 320]
     longer = [Longer(256 * n) for n in range(described)]
-    assert first.resized((9, 2, 1), longer, rest)(12, moved)
+    assert first.with_sizes((9, 2, 1), longer, rest)(12, moved)
     hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     run(9, 2, 1, 12, made.function, made.packed_metadata, None, *hooks, *longer, 160, 0, 320, *rest)
     mine, theirs = gpu.seen

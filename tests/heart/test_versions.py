@@ -50,7 +50,9 @@ def test_what_reaches_inside_is_found():
 
 
 def test_what_is_inside_was_seen_in_tested_versions():
-    assert all(entry.seen_in and set(entry.seen_in) <= set(triton_versions.TESTED) for entry in triton_versions.INSIDE)
+    assert all(
+        entry.seen_in and set(entry.seen_in) <= set(triton_versions.TESTED) for entry in triton_versions.INTERNALS
+    )
 
 
 @pytest.mark.parametrize("version, holds", [("3.6.0", 1), ("3.7.1", 2), ("3.8.0", 1), ("3.10.0", 4), ("4.0.0+git", 4)])
@@ -64,4 +66,4 @@ def test_a_triton_that_is_too_old_is_refused_in_one_sentence(monkeypatch):
     says = "Triton 3.5.1 is too old for these kernels: install 'triton>=3.6'"
     with pytest.raises(RuntimeError, match=re.escape(says)):
         triton_versions.prepare()
-    assert triton_versions.misfit_of("3.5.1", "2.3.5") == says
+    assert triton_versions.version_conflict("3.5.1", "2.3.5") == says

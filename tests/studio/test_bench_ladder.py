@@ -127,7 +127,7 @@ def test_a_search_runs_the_kernel_that_it_names(kernel, wanted):
     O = dense.plain(WHERE)(*tensors[:3])
     truth = [O.detach(), *torch.autograd.grad(O, tensors[:3], tensors[3])]
     make = tune.caller(kernel, [x.detach() for x in tensors], causal=True)
-    blocks = tables.blocks(kernel, tensors[0], causal=True)
+    blocks = tables.choose_blocks(kernel, tensors[0], causal=True)
     found = make(blocks)()
     assert max(problem.distance(x, truth[n]) for x, n in zip(found, wanted, strict=True)) < 1e-2
     assert tune.works(make(blocks), found)

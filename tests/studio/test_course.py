@@ -50,7 +50,7 @@ def outcome(request):
             return played(notebook)
         if missing := [need for need in ASSIGNMENTS[name].needs if find_spec(need) is None]:
             pytest.skip(f"{name} needs {', '.join(missing)}")
-        if misfit := interpreter.misfit():
+        if misfit := interpreter.version_conflict():
             pytest.skip(misfit)
         return request.getfixturevalue("rows")[0][key]
 

@@ -81,7 +81,7 @@ def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> 
     Q = tensors.q
     shape = shape_of(tensors, one_length=tensors.key_lengths is None and not options.num_splits)
     blocks, at_once = blocks_of(Q, shape)
-    window = launch.window(options)
+    window = launch.window_bounds(options)
     cut = cut_keys(shape, blocks, Q.element_size(), at_once, programs, options)
     tile = tile_of(shape, blocks, window, split_kv=cut.splits > 0, early_merge=starts_early(Q.device))
     sizes, strides = sizes_of(shape, blocks, window), strides_of(tensors)
@@ -144,7 +144,7 @@ FOR_HOPPER: dict[str, dict[int, tuple]] = {
     "a head on each SM": {64: (128, 4, 4, 1), 128: (64, 4, 4, 1)},
     "one query, split heads": {128: (64, 4, 4, 1)},
     "split or shared heads": {64: (64, 4, 3, 3, 168)},
-    "pages": {128: (32, 4, 4, 2)} if tables.TIGHT else {},
+    "pages": {128: (32, 4, 4, 2)} if tables.USE_LOW_REG else {},
     "any": {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (128, 4, 3, 2), 128: (64, 4, 3, 2), 256: (32, 4, 3, 2)},
 }
 # For all other NVIDIA GPUs as well: everything fits in the 99 KiB of the small ones.
@@ -167,15 +167,15 @@ PAGED = 2  # more stages, if there are more than two: the entry of the block tab
 
 def blocks_of(Q: torch.Tensor, shape: Shape) -> tuple[tables.Blocks, int]:
     """Return the Blocks of the decode kernels for queries like Q, and the number of programs that run concurrently."""
-    B_r, d_pad = min(MOST_ROWS, max(16, power_of_2(shape.rows))), tables.padded(shape.d)
-    if interpreter.switched_on():
+    B_r, d_pad = min(MOST_ROWS, max(16, power_of_2(shape.rows))), tables.padded_head_dim(shape.d)
+    if interpreter.is_enabled():
         SMs, found, registers = 1, INTERPRETED, None
     else:
-        SMs, table = launch.multiprocessors(Q.device), entries()
+        SMs, table = launch.sm_count(Q.device), entries()
         found = next(Entry(*table[case][d_pad]) for case in cases(Q, shape, SMs, B_r) if d_pad in table.get(case, ()))
         registers = None if table is FOR_CDNA else found.registers
     stages = found.stages + PAGED * (shape.page > 0 and found.stages > 2)
-    fixed: dict[str, Any] = dict(registers=registers, d_pad=d_pad, upcast=tables.upcast(Q))
+    fixed: dict[str, Any] = dict(registers=registers, d_pad=d_pad, upcast=tables.needs_upcast(Q))
     return tables.Blocks(B_r, found.B_c, found.warps, stages, **fixed), SMs * found.per_SM
 
 
@@ -184,7 +184,7 @@ def cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[str]:
 
     blocks_of() uses the first of these cases that has an entry for d_pad.
     """
-    usual = Entry(*entries()["any"][tables.padded(shape.d)])
+    usual = Entry(*entries()["any"][tables.padded_head_dim(shape.d)])
     heads = shape.batch * shape.H_kv if shape.one_length else 0  # of the one length of all
     few, fp32 = B_r == 16, Q.dtype == torch.float32
     splits = shares.splits_of_head(SMs, heads, cdiv(shape.N_k, usual.B_c))
@@ -203,7 +203,7 @@ def cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[str]:
 
 def entries() -> dict:
     """Return the table of tile sizes for the decode kernels on the GPU of the current driver."""
-    theirs = tables.family()
+    theirs = tables.chip_tables()
     ours = ((tables.HOPPER, FOR_HOPPER), (tables.BLACKWELL, FOR_BLACKWELL), (tables.CDNA, FOR_CDNA))
     return next((table for sizes, table in ours if sizes is theirs), FOR_AMPERE)
 

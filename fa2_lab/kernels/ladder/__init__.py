@@ -60,7 +60,7 @@ def ready() -> None:
     from fa2_lab.kernels import triton_versions
 
     triton_versions.prepare()
-    triton_versions.newest_names()
+    triton_versions.add_newest_names()
 
 
 def change(rung: str) -> tuple[str, str]:

@@ -159,7 +159,7 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, position
     return dk_j, dv_j
 
 
-@triton.jit(do_not_specialize=launch.SIZES)
+@triton.jit(do_not_specialize=launch.UNSPECIALIZED)
 def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
              heads, l2_group, sequences, window, factors, tile, bias: tl.constexpr, GROUPED: tl.constexpr):  # fmt: skip
     """Compute dK_j and dV_j of column block j of a K/V head, summed over the query heads that share this head."""
@@ -219,7 +219,7 @@ def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, keys, window, scales,
     return dq_i
 
 
-@triton.jit(do_not_specialize=launch.SIZES)
+@triton.jit(do_not_specialize=launch.UNSPECIALIZED)
 def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
            heads, l2_group, sequences, window, factors, tile, bias: tl.constexpr):  # fmt: skip
     """Compute D_i and dQ_i of row block i of a query head. As in the forward, each program owns a row block."""
@@ -312,11 +312,11 @@ def prepare_rows(
     `blocks` are the block sizes, which are chosen from the tables if they are None.
     """
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
-    blocks = blocks or tables.blocks("rows", Q, options.causal)
+    blocks = blocks or tables.choose_blocks("rows", Q, options.causal)
     return launch.Launch(
-        *(bwd_dq, launch.programs(Q, blocks.B_r, sequences), blocks.compiler_options()),
+        *(bwd_dq, launch.program_count(Q, blocks.B_r, sequences), blocks.compiler_options()),
         strides=launch.all_strides(Q, K, tensors.v, O, dO, contiguous_like(Q, device="meta")),
-        **launch.sizes(Q, K, of=Q, streamed=K, sequences=sequences),
+        **launch.size_arguments(Q, K, owned=Q, streamed=K, sequences=sequences),
         **dict(tile=blocks.tile(Q), **numbers(options)),
     )
 
@@ -329,16 +329,16 @@ def prepare_columns(
     `blocks` are the block sizes, which are chosen from the tables if they are None.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
-    blocks = blocks or tables.blocks("columns", Q, options.causal)
+    blocks = blocks or tables.choose_blocks("columns", Q, options.causal)
     return launch.Launch(
-        *(bwd_dkdv, launch.programs(K, blocks.B_c, sequences), blocks.compiler_options()),
+        *(bwd_dkdv, launch.program_count(K, blocks.B_c, sequences), blocks.compiler_options()),
         strides=launch.all_strides(Q, K, V, dO, *(contiguous_like(x, device="meta") for x in (K, V))),
-        **launch.sizes(Q, K, of=K, streamed=Q, sequences=sequences),
+        **launch.size_arguments(Q, K, owned=K, streamed=Q, sequences=sequences),
         **dict(tile=blocks.tile(Q), GROUPED=Q.shape[1] != K.shape[1], **numbers(options)),
     )
 
 
 def numbers(options: Options) -> dict:
     """Return the named arguments of both passes that are not sizes: the window, the factors, and the bias."""
-    factors = options.scale, scales(options.scale, options.softcap), launch.dropout(options.dropout_p)
-    return dict(window=launch.window(options), factors=factors, bias=options.bias)
+    factors = options.scale, scales(options.scale, options.softcap), launch.dropout_rule(options.dropout_p)
+    return dict(window=launch.window_bounds(options), factors=factors, bias=options.bias)

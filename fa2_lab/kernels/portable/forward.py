@@ -82,7 +82,7 @@ def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, position,
     return o_i, m_i, l_i
 
 
-@triton.jit(do_not_specialize=launch.SIZES)
+@triton.jit(do_not_specialize=launch.UNSPECIALIZED)
 def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
                    heads, l2_group, sequences, window, scales, rule, tile, bias: tl.constexpr):  # fmt: skip
     """Compute O_i and L_i of row block i of a query head. `group` query heads share a K/V head."""
@@ -149,15 +149,15 @@ def prepare(tensors: Tensors, options: Options, blocks: tables.Blocks | None = N
     None.
     """
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
-    blocks = blocks or tables.blocks("forward", Q, options.causal)
+    blocks = blocks or tables.choose_blocks("forward", Q, options.causal)
     (batch, H, N_q, _), device = launch.shape(Q), Q.device
     rows = (batch, H, N_q) if sequences is None else (H, N_q)
     kernel = launch.Launch(
-        *(forward_kernel, launch.programs(Q, blocks.B_r, sequences), blocks.compiler_options()),
+        *(forward_kernel, launch.program_count(Q, blocks.B_r, sequences), blocks.compiler_options()),
         strides=launch.all_strides(Q, K, tensors.v, contiguous_like(Q, device="meta")),
-        **launch.sizes(Q, K, of=Q, streamed=K, sequences=sequences),
-        **dict(window=launch.window(options), scales=scales(options.scale, options.softcap)),
-        **dict(rule=launch.dropout(options.dropout_p), tile=blocks.tile(Q), bias=options.bias),
+        **launch.size_arguments(Q, K, owned=Q, streamed=K, sequences=sequences),
+        **dict(window=launch.window_bounds(options), scales=scales(options.scale, options.softcap)),
+        **dict(rule=launch.dropout_rule(options.dropout_p), tile=blocks.tile(Q), bias=options.bias),
     )
 
     def call(tensors: Tensors) -> tuple[Tensor, Tensor]:

@@ -83,5 +83,5 @@ def prepare(N: int, first: int, O: Tensor, O_out: Tensor | None, L_out: Tensor |
     batch, H, n, d = O.shape
     blocks = triton.cdiv(n if O_out is None else N, ROWS)
     strides = tuple(None if X is None else X.stride()[:3] for X in (O, O_out, L_out))
-    sizes = dict(first=first, n=n, N=N, H=H, d=d, d_pad=tables.padded(d), B_r=ROWS)
+    sizes = dict(first=first, n=n, N=N, H=H, d=d, d_pad=tables.padded_head_dim(d), B_r=ROWS)
     return launch.Launch(merge_kernel, blocks * batch * H, {}, strides=strides, **sizes)

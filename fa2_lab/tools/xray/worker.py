@@ -77,7 +77,7 @@ def main(job: dict) -> list[list[dict]]:
     """Compile a call once per entry of job["launches"], and return the list of its kernels for each entry."""
     chip = job["chip"]
     offline.compile_for(chip)
-    triton_versions.newest_names()  # the user's file may use them as well
+    triton_versions.add_newest_names()  # the user's file may use them as well
     properties: Any = SimpleNamespace(multi_processor_count=SMs)
     torch.cuda.get_device_properties = lambda device=None: properties
     triton.JITFunction.run = compile_only(RUN)

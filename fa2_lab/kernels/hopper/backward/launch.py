@@ -17,7 +17,7 @@ from fa2_lab.kernels.hopper.backward.kernel import backward_kernel
 from fa2_lab.kernels.hopper.backward.sums import bwd_postprocess, bwd_preprocess
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, lines
-from fa2_lab.kernels.launch import USE_PDL, Launch, multiprocessors, on_device_of, programs, shape, strides
+from fa2_lab.kernels.launch import USE_PDL, Launch, on_device_of, program_count, shape, sm_count, strides
 from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like
 
 
@@ -73,8 +73,8 @@ def choose(tensors: Tensors, options: Options, deterministic: bool) -> tuple[siz
     (_, H, N_q, d), (_, H_kv, _, _) = shape(Q), shape(K)
     N_q = -(-N_q // (sequences or 1))
     chosen = sizes.choose(d, N_q, causal, ragged(tensors), deterministic)
-    column_blocks, group = programs(K, 128, sequences), H // H_kv
-    steps, SMs = group * -(-N_q // chosen.B_r), multiprocessors(Q.device)
+    column_blocks, group = program_count(K, 128, sequences), H // H_kv
+    steps, SMs = group * -(-N_q // chosen.B_r), sm_count(Q.device)
     return chosen, sizes.parts_for(column_blocks, steps, SMs, causal, group, chosen.d_pad)
 
 
@@ -93,7 +93,7 @@ def shapes(Q: Tensor, K: Tensor, chosen: sizes.BackwardSizes, sequences: int | N
 
     The last three matrices consist of whole tiles of 64 rows.
     """
-    row_blocks, column_blocks = programs(Q, chosen.B_r, sequences), programs(K, 128, sequences)
+    row_blocks, column_blocks = program_count(Q, chosen.B_r, sequences), program_count(K, 128, sequences)
     lines_of_32 = chosen.d_pad // 32
     dQ_sums, dK_sums = row_blocks * chosen.B_r * lines_of_32, column_blocks * 128 * lines_of_32
     counters = -(-2 * (row_blocks + column_blocks) // (64 * chosen.d_pad)) * 2 * chosen.d_pad
@@ -110,7 +110,7 @@ def prepare_before(
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     (_, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
     return Launch(
-        *(bwd_preprocess, programs(Q, chosen.B_r, sequences) * chosen.B_r // 64, dict(num_warps=4, num_stages=1)),
+        *(bwd_preprocess, program_count(Q, chosen.B_r, sequences) * chosen.B_r // 64, dict(num_warps=4, num_stages=1)),
         **dict(O_strides=strides(O), dO_strides=strides(dO), H=H, N_q=N_q, N_k=N_k, sequences=sequences),
         **dict(tiles=sums[0] // (2 * chosen.d_pad)),
         **dict(scale_log2=base_2(options.scale), d=d, d_pad=chosen.d_pad, B_r=chosen.B_r),
@@ -136,7 +136,7 @@ def prepare_main(
         columns = tuple(describe(contiguous_like(X, device="meta"), 64) for X in (K, V))
     sums = lines(starts, (1, 2 * chosen.B_r)), lines(dQ_sums, (chosen.B_r * chosen.d_pad // 64, 32), swizzle=128)
     heads = batch * H_kv * parts  # to the scheduler each part of a K/V head is a head
-    SMs, column_blocks = multiprocessors(Q.device), programs(K, 128, sequences)
+    SMs, column_blocks = sm_count(Q.device), program_count(K, 128, sequences)
     many = sequences or 1
     if deterministic:
         l2_group = parts * sizes.l2_group_in_turn(-(-N_q // many), d, H // H_kv)
@@ -163,7 +163,7 @@ def prepare_after(tensors: Tensors, options: Options, chosen: sizes.BackwardSize
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
-    row_blocks, column_blocks = programs(Q, chosen.B_r, sequences), programs(K, 128, sequences)
+    row_blocks, column_blocks = program_count(Q, chosen.B_r, sequences), program_count(K, 128, sequences)
     out_strides = tuple(strides(contiguous_like(X, device="meta")) for X in (Q, K, V))
     return Launch(
         *(bwd_postprocess, 2 * row_blocks + 4 * column_blocks * divided, dict(num_warps=4, num_stages=1) | USE_PDL),
@@ -175,4 +175,4 @@ def prepare_after(tensors: Tensors, options: Options, chosen: sizes.BackwardSize
 def enough_work(Q: Tensor, K: Tensor) -> bool:
     """Return whether the Hopper backward is the fastest choice for calls with Q and K of these shapes."""
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
-    return sizes.enough_work(d, N_q, N_k, batch * H, H != H_kv, multiprocessors(Q.device))
+    return sizes.enough_work(d, N_q, N_k, batch * H, H != H_kv, sm_count(Q.device))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fa2_lab.kernels.hopper.shared.host import evenly, up_to
 from fa2_lab.kernels.launch import MiB
-from fa2_lab.kernels.tables import FEWER_REGISTERS, TIGHT
+from fa2_lab.kernels.tables import LOW_REG_SCHEDULE, USE_LOW_REG
 
 DIMENSIONS = range(32, 129, 8)  # TMA pads them with zeros to 64 or 128
 SMALLEST_SCALE = 2.0**-60  # S starts from −L/scale, which must not overflow
@@ -31,7 +31,7 @@ class BackwardSizes:
     @property
     def options(self) -> dict:
         """The compiler options of the launch."""
-        return dict(num_warps=4) | (FEWER_REGISTERS if self.low_reg_schedule else {})
+        return dict(num_warps=4) | (LOW_REG_SCHEDULE if self.low_reg_schedule else {})
 
     @property
     def W(self) -> int:
@@ -51,11 +51,11 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, deterministic: bool = F
     thread.
     """
     if d <= 64:
-        order = dict(dv_late=True, dk_late=causal and not TIGHT, hold_v=False, last_first=not deterministic)
-        return BackwardSizes(128, 64, **order, low_reg_schedule=TIGHT and not (deterministic and causal))
+        order = dict(dv_late=True, dk_late=causal and not USE_LOW_REG, hold_v=False, last_first=not deterministic)
+        return BackwardSizes(128, 64, **order, low_reg_schedule=USE_LOW_REG and not (deterministic and causal))
     hold_v = not (causal or ragged or deterministic)
-    late = causal and N_q > 2048 and not TIGHT
-    return BackwardSizes(64, 128, dv_late=TIGHT and hold_v, dk_late=late, hold_v=hold_v, last_first=False)
+    late = causal and N_q > 2048 and not USE_LOW_REG
+    return BackwardSizes(64, 128, dv_late=USE_LOW_REG and hold_v, dk_late=late, hold_v=hold_v, last_first=False)
 
 
 # When the portable kernels are faster: they start sooner, and their two launches take the host 25 µs, these three 40.

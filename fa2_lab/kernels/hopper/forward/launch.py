@@ -11,7 +11,7 @@ from fa2_lab.kernels.hopper.forward import sizes
 from fa2_lab.kernels.hopper.forward.kernel import forward_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import descriptor
-from fa2_lab.kernels.launch import Launch, multiprocessors, on_device_of, programs, shape
+from fa2_lab.kernels.launch import Launch, on_device_of, program_count, shape, sm_count
 from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like
 
 
@@ -54,7 +54,7 @@ def prepare_launch(tensors: Tensors, options: Options) -> Launch:
     Q, K, V, sequences, lengths = tensors.q, tensors.k, tensors.v, tensors.sequences, tensors.key_lengths is not None
     causal, scale, many = options.causal, options.scale, 1 if options.one_long else sequences or 1
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
-    SMs, group, O = multiprocessors(Q.device), H // H_kv, contiguous_like(Q, device="meta")
+    SMs, group, O = sm_count(Q.device), H // H_kv, contiguous_like(Q, device="meta")
     ragged = lengths or sequences is not None
     if options.windowed:
         chosen = sizes.choose_for_window(d, causal)
@@ -63,7 +63,7 @@ def prepare_launch(tensors: Tensors, options: Options) -> Launch:
     describe = functools.partial(descriptor, d=chosen.d_pad)
     return Launch(
         forward_kernel,
-        min(SMs, programs(Q, chosen.rows, sequences)),
+        min(SMs, program_count(Q, chosen.rows, sequences)),
         chosen.options,
         (describe(Q, 64), describe(K, chosen.B_c), describe(V, chosen.B_c), describe(O, 64)),
         **dict(sequences=sequences, left=options.left, right=options.right),
@@ -75,4 +75,4 @@ def prepare_launch(tensors: Tensors, options: Options) -> Launch:
 def enough_work(Q: Tensor, K: Tensor) -> bool:
     """Return whether the Hopper forward is the fastest choice for calls with Q and K of these shapes."""
     (batch, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
-    return sizes.enough_work(d, N_q, N_k, batch * H, multiprocessors(Q.device))
+    return sizes.enough_work(d, N_q, N_k, batch * H, sm_count(Q.device))

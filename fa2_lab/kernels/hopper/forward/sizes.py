@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from fa2_lab.kernels.hopper.shared.host import evenly, up_to
 from fa2_lab.kernels.launch import MiB
-from fa2_lab.kernels.tables import FEWER_REGISTERS, TIGHT, padded
+from fa2_lab.kernels.tables import LOW_REG_SCHEDULE, USE_LOW_REG, padded_head_dim
 
 ANY = float("inf")
 DIMENSIONS = range(32, 257, 8)  # TMA pads them with zeros to 64, 128 or 256: see d_padded()
@@ -48,14 +48,14 @@ class ForwardSizes:
         At d = 256, the compiler need not be told to save registers, because it is enough that the kernel computes the
         addresses of Q only when they are needed.
         """
-        return dict(num_warps=4) | (FEWER_REGISTERS if self.low_reg_schedule and self.d_pad < 256 else {})
+        return dict(num_warps=4) | (LOW_REG_SCHEDULE if self.low_reg_schedule and self.d_pad < 256 else {})
 
 
 # Sizes by d_pad. One consumer alone is slower than two, but needs fewer rows to keep an SM busy.
 USUAL = {
     64: ForwardSizes(128, consumers=3, stages=4, d_pad=64, ping_pong=True),
     128: ForwardSizes(128, consumers=2, stages=2),
-    256: ForwardSizes(64, consumers=2, stages=2, d_pad=256, O_apart=False, low_reg_schedule=TIGHT),
+    256: ForwardSizes(64, consumers=2, stages=2, d_pad=256, O_apart=False, low_reg_schedule=USE_LOW_REG),
 }
 ALONE = {d_pad: replace(sizes, consumers=1, ping_pong=False) for d_pad, sizes in USUAL.items()}
 # Half as many keys per tile, for short causal rows, most of whose tiles the diagonal cuts. Also for rows without a mask
@@ -110,7 +110,7 @@ PORTABLE: dict[int, list[tuple]] = {  # d up to: (N_q up to, N_k up to, per_SM a
 
 def d_padded(d: int) -> int:
     """Return the number of columns in a tile, which is d padded to 64, 128 or 256."""
-    return max(64, padded(d))
+    return max(64, padded_head_dim(d))
 
 
 def choose_for_window(d: int, causal: bool) -> ForwardSizes:
@@ -120,7 +120,7 @@ def choose_for_window(d: int, causal: bool) -> ForwardSizes:
     d = 128, there are not enough registers, and above d = 64, some would spill if the window had no right bound. For
     right bounds, only the causal mask (right = 0) is distinguished from all others.
     """
-    return HALF[64] if d <= 64 else replace(WIDE, low_reg_schedule=TIGHT and not causal)
+    return HALF[64] if d <= 64 else replace(WIDE, low_reg_schedule=USE_LOW_REG and not causal)
 
 
 def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengths: bool) -> ForwardSizes:
@@ -146,7 +146,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
         if causal and found == USUAL[128]:  # its two consumers see different numbers of tiles; in turn, none runs ahead
             found = replace(found, ping_pong=True)
     masked = causal and found == USUAL[64]  # the mask takes registers as well
-    return replace(found, low_reg_schedule=TIGHT) if masked else found
+    return replace(found, low_reg_schedule=USE_LOW_REG) if masked else found
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:

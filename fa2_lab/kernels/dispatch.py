@@ -32,36 +32,42 @@ from fa2_lab.kernels.prepared import Options, Tensors, get_or_make, needs_copy, 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """Compute and return (O, L). All kernels define L in the same way, so any backward can follow any forward."""
     key = "forward", options, *tensor_keys(tensors)
-    return get_or_make(key, prepare_any, tensors, options)(tensors)
+    return get_or_make(key, prepare_forward, tensors, options)(tensors)
 
 
-def prepare_any(tensors: Tensors, options: Options) -> Callable:
+def prepare_forward(tensors: Tensors, options: Options) -> Callable:
     """Return a function that computes (O, L) for calls like this one, with any strides.
 
     If the rows of a tensor are not contiguous, the function first copies this tensor. Otherwise, it is the function
-    from prepare().
+    from prepare_contiguous_forward().
     """
     if not any(map(needs_copy, tensors)):
-        return prepare(tensors, options)
+        return prepare_contiguous_forward(tensors, options)
     return lambda tensors: forward(Tensors._make(map(rows_contiguous, tensors)), options)
 
 
-def prepare(tensors: Tensors, options: Options) -> Callable:
+def prepare_contiguous_forward(tensors: Tensors, options: Options) -> Callable:
     """Return a function that computes (O, L) for calls like this one, with the fastest kernel that supports them."""
-    last = partial(prepare_portable, options=options)  # a function of the tensors of a call; it keeps none
+    portable_fallback = partial(
+        prepare_portable_forward, options=options
+    )  # a function of the tensors of a call; it keeps none
     q, k = tensors.q, tensors.k
     if tensors.block_table is not None:
-        return served("decode over pages", decode.prepare(tensors, options))
+        return with_fallback("decode over pages", decode.prepare(tensors, options))
     if tensors.cu_seqlens_q is None and not options.needs_portable and decode.is_decode(q, k, options.num_splits):
-        return served("decode", decode.prepare(tensors, options), last)
-    launcher = hopper_forward(q.device) if for_hopper(options, tensors.sinks) else None
-    own = launcher.prepare(tensors, options) if launcher is not None and launcher.enough_work(q, k) else None
-    return last(tensors) if own is None else served("Hopper's forward", own, last)
+        return with_fallback("decode", decode.prepare(tensors, options), portable_fallback)
+    launcher = hopper_forward(q.device) if hopper_supports(options, tensors.sinks) else None
+    kernel = launcher.prepare(tensors, options) if launcher is not None and launcher.enough_work(q, k) else None
+    return (
+        portable_fallback(tensors) if kernel is None else with_fallback("Hopper's forward", kernel, portable_fallback)
+    )
 
 
-def prepare_portable(tensors: Tensors, options: Options) -> Callable:
+def prepare_portable_forward(tensors: Tensors, options: Options) -> Callable:
     """Return a function that computes (O, L) for calls like this one, with the portable forward kernel."""
-    return served(f"the portable forward{with_bias(options)}", portable.prepare(tensors, options), bias=options.bias)
+    return with_fallback(
+        f"the portable forward{bias_suffix(options)}", portable.prepare(tensors, options), bias=options.bias
+    )
 
 
 # Backward -----------------------------------------------------------------------------------------------------
@@ -71,21 +77,21 @@ def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tenso
     """Return (dQ, dK, dV), plus dsinks if the call has sinks. dL is None if L has no gradient."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     key = "backward", options, deterministic, *tensor_keys((dO, dL, O, L, *tensors))
-    call = get_or_make(key, prepare_any_backward, dO, dL, O, L, tensors, options, deterministic)
+    call = get_or_make(key, prepare_backward, dO, dL, O, L, tensors, options, deterministic)
     return call(dO, dL, O, L, tensors)
 
 
-def prepare_any_backward(
+def prepare_backward(
     dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options, deterministic: bool
 ) -> Callable:
     """Return a function that computes the gradients for calls like this one, with any strides.
 
     If the rows of a tensor are not contiguous, the function first copies this tensor. Otherwise, it is the function
-    from prepare_backward(). `deterministic` asks for gradients that are bit for bit the same in every run.
+    from prepare_contiguous_backward(). `deterministic` asks for gradients that are bit for bit the same in every run.
     """
     in_rows = all(x is None or x.is_contiguous() for x in (dL, L))
     if in_rows and not any(map(needs_copy, (dO, dL, O, *tensors))):
-        return prepare_backward(dO, O, tensors, options, deterministic)
+        return prepare_contiguous_backward(dO, O, tensors, options, deterministic)
 
     def on_copies(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors) -> tuple:
         dL = None if dL is None else rows_contiguous(dL).contiguous()
@@ -95,31 +101,33 @@ def prepare_any_backward(
     return on_copies
 
 
-def prepare_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool) -> Callable:
+def prepare_contiguous_backward(
+    dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool
+) -> Callable:
     """Return a function that computes the gradients for calls like this one, with the fastest kernels for them.
 
     On Hopper, these are the Hopper backward kernels if they support the call. Otherwise, they are the portable ones.
     """
-    launcher = hopper_backward(tensors.q.device) if for_hopper(options, tensors.sinks) else None
-    own = None
+    launcher = hopper_backward(tensors.q.device) if hopper_supports(options, tensors.sinks) else None
+    kernel = None
     if launcher is not None and launcher.enough_work(tensors.q, tensors.k):
-        own = launcher.prepare(dO, O, tensors, options, deterministic)
-    if own is None:
+        kernel = launcher.prepare(dO, O, tensors, options, deterministic)
+    if kernel is None:
         return prepare_portable_backward(dO, O, tensors, options)
 
-    def last(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors) -> Callable:
+    def portable_fallback(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors) -> Callable:
         return prepare_portable_backward(dO, O, tensors, options)
 
-    return served("Hopper's backward", own, last)
+    return with_fallback("Hopper's backward", kernel, portable_fallback)
 
 
 def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callable:
     """Return a function that computes the gradients for calls like this one, with the portable backward kernels."""
-    own = portable_backward.prepare(dO, O, tensors, options)
-    return served(f"the portable backward{with_bias(options)}", own, bias=options.bias)
+    kernel = portable_backward.prepare(dO, O, tensors, options)
+    return with_fallback(f"the portable backward{bias_suffix(options)}", kernel, bias=options.bias)
 
 
-def with_bias(options: Options) -> str:
+def bias_suffix(options: Options) -> str:
     """Return the text that is appended to the name of a kernel in errors, which names the bias if there is one.
 
     If a kernel with a bias does not compile, the user's bias is the most likely cause.
@@ -130,7 +138,7 @@ def with_bias(options: Options) -> str:
 # Who can ------------------------------------------------------------------------------------------------------
 
 
-def for_hopper(options: Options, sinks: Tensor | None) -> bool:
+def hopper_supports(options: Options, sinks: Tensor | None) -> bool:
     """Return whether the options of a call allow the Hopper kernels.
 
     The Hopper kernels do not support dropout, a bias, a softcap or sinks, and they are not used if `portable` is set.
@@ -143,7 +151,7 @@ def hopper_forward(device: torch.device) -> ModuleType | None:
 
     The kernel cannot run if the GPU is not a Hopper GPU or if the installed Gluon is too old.
     """
-    return get_or_make(("Hopper's forward", device), hopper, "forward", device)
+    return get_or_make(("Hopper's forward", device), import_hopper, "forward", device)
 
 
 def hopper_backward(device: torch.device) -> ModuleType | None:
@@ -151,16 +159,16 @@ def hopper_backward(device: torch.device) -> ModuleType | None:
 
     The kernel cannot run if the GPU is not a Hopper GPU or if the installed Gluon is too old.
     """
-    return get_or_make(("Hopper's backward", device), hopper, "backward", device)
+    return get_or_make(("Hopper's backward", device), import_hopper, "backward", device)
 
 
-def hopper(direction: str, device: torch.device) -> ModuleType | None:
+def import_hopper(direction: str, device: torch.device) -> ModuleType | None:
     """Import and return the module that prepares the Hopper kernel for a direction, "forward" or "backward".
 
     Return None if the GPU is not a Hopper GPU, if the installed Gluon is too old, or if Triton's interpreter runs the
     kernels.
     """
-    if device.type != "cuda" or torch.version.hip or interpreter.switched_on():
+    if device.type != "cuda" or torch.version.hip or interpreter.is_enabled():
         return None
     if torch.cuda.get_device_capability(device) != (9, 0):
         return None
@@ -177,40 +185,40 @@ ADVICE = "`python -m fa2_lab doctor` says which versions were tested"
 WARNED: set[str] = set()  # the kernels for which the warning has been given
 
 
-def served(
-    name: str, own: Callable, otherwise: Callable[..., Callable] | None = None, bias: Callable | None = None
+def with_fallback(
+    name: str, kernel: Callable, prepare_fallback: Callable[..., Callable] | None = None, bias: Callable | None = None
 ) -> Callable:
-    """Return a function that calls `own`, and that falls back to the function otherwise(*arguments) if `own` fails.
+    """Return a function that calls `kernel`, and that falls back to prepare_fallback(*arguments) if `kernel` fails.
 
-    The fallback is used for each call for which `own` returns None, and for all later calls if Triton cannot compile
-    `own`. `name` is the kernel's name in messages. If `otherwise` is None, a kernel that Triton cannot compile is an
-    error. If a kernel with a bias fails in Triton's interpreter, the error names the bias.
+    The fallback is used for each call for which `kernel` returns None, and for all later calls if Triton cannot compile
+    `kernel`. `name` is the kernel's name in messages. If `prepare_fallback` is None, a kernel that Triton cannot
+    compile is an error. If a kernel with a bias fails in Triton's interpreter, the error names the bias.
     """
-    works, instead = True, None
+    compiles, fallback = True, None
 
-    def call(*given: Any) -> Any:
-        nonlocal works, instead
-        if works or otherwise is None:
+    def call(*args: Any) -> Any:
+        nonlocal compiles, fallback
+        if compiles or prepare_fallback is None:
             try:
-                found = own(*given)
-                if found is not None or otherwise is None:
-                    return found
+                result = kernel(*args)
+                if result is not None or prepare_fallback is None:
+                    return result
             except Exception as error:
-                if not is_a_compiler_s(error):
-                    if bias is not None and is_the_interpreter_s(error):
-                        raise TypeError(fails(bias, error)) from error
+                if not is_compile_error(error):
+                    if bias is not None and is_interpreter_error(error):
+                        raise TypeError(bias_error_message(bias, error)) from error
                     raise
-                if otherwise is None:
-                    raise RuntimeError(f"fa2_lab: {refused(name, error)}; {ADVICE}") from error
-                works = False
+                if prepare_fallback is None:
+                    raise RuntimeError(f"fa2_lab: {compile_error_message(name, error)}; {ADVICE}") from error
+                compiles = False
                 warn_once(name, error)
-        instead = instead or otherwise(*given)
-        return instead(*given)
+        fallback = fallback or prepare_fallback(*args)
+        return fallback(*args)
 
     return call
 
 
-def is_a_compiler_s(error: Exception) -> bool:
+def is_compile_error(error: Exception) -> bool:
     """Return whether `error` means that Triton could not compile a kernel, rather than that a call or the GPU failed.
 
     Most such errors have one of Triton's own types. Others are raised inside its compiler, such as a RuntimeError for
@@ -218,7 +226,7 @@ def is_a_compiler_s(error: Exception) -> bool:
     also loads the kernel, a CUDA error can also be raised inside the compiler. Such an error does not count.
     """
     if isinstance(error, TritonError):
-        return not is_the_interpreter_s(error)
+        return not is_interpreter_error(error)
     modules, trace = [], error.__traceback__
     while trace is not None:
         modules.append(trace.tb_frame.f_globals.get("__name__", ""))
@@ -229,20 +237,20 @@ def is_a_compiler_s(error: Exception) -> bool:
     return compiling and not isinstance(error, torch.AcceleratorError) and "Triton Error" not in str(error)
 
 
-def is_the_interpreter_s(error: BaseException) -> bool:
+def is_interpreter_error(error: BaseException) -> bool:
     """Return whether Triton's interpreter raised `error`, because the code of a kernel failed."""
     return type(error).__name__ == "InterpreterError"
 
 
-def refused(name: str, error: Exception) -> str:
+def compile_error_message(name: str, error: Exception) -> str:
     """Return a line that names the kernel that Triton cannot compile, and the type and the first line of the error."""
     lines = (getattr(error, "error_message", None) or str(error)).strip().splitlines()
     return f"Triton {triton.__version__} cannot compile {name} ({': '.join([type(error).__name__, *lines[:1]])})"
 
 
-def fails(bias: Callable, error: BaseException) -> str:
+def bias_error_message(bias: Callable, error: BaseException) -> str:
     """Return the message for a bias that fails in Triton's interpreter. It contains the first of the chained errors."""
-    while is_the_interpreter_s(error) and error.__cause__ is not None:
+    while is_interpreter_error(error) and error.__cause__ is not None:
         error = error.__cause__
     found = f"fails in Triton's interpreter ({type(error).__name__}: {error})"
     return f"bias: got {bias.__name__}, which {found}; it takes a @triton.jit function of (head, row, column)"
@@ -254,4 +262,4 @@ def warn_once(name: str, error: Exception) -> None:
         return
     WARNED.add(name)
     instead = "the portable kernels take its place, which are right and slower"
-    warnings.warn(f"fa2_lab: {refused(name, error)}: {instead}; {ADVICE}", RuntimeWarning, stacklevel=2)
+    warnings.warn(f"fa2_lab: {compile_error_message(name, error)}: {instead}; {ADVICE}", RuntimeWarning, stacklevel=2)
