@@ -60,9 +60,9 @@ Markdown("\n".join(["| | DRAM traffic, counted by the hardware | time |", "| ---
 # once for every 64 keys. The time, however, grew mostly for other reasons, because DRAM delivers less than a
 # third of what it could, as we will see.
 #
-# In this chapter, we write the loop that does this, count its requests, and find out when FA1 is nevertheless the
-# better choice. The FA1 authors' own kernel was in fact much faster than standard attention, and the end of the chapter
-# explains why.
+# In this chapter, we write the loop that sends the output back and forth, count its requests, and find out when FA1 is
+# nevertheless the better choice. The FA1 authors' own kernel was in fact much faster than standard attention, and the
+# end of the chapter explains why.
 
 # %% [markdown]
 # ## A finished row and one more tile
@@ -251,7 +251,7 @@ print(f"B_c = 2: {formula} by the formula, {meter.hbm_elements} on the meter")
 # | standard attention (S and P) | | | 12 $B_c$ |
 #
 # About four fifths of FA1's bytes are thus unfinished outputs. FA1 has less DRAM traffic than standard attention if a
-# block has more than (10d + 16)/12 keys, which means at least 55 keys for d = 64, and at least 108 for d = 128. The FA1
+# block has more than (10d + 16)/12 keys, which means at least 55 keys for d = 64, and at least 109 for d = 128. The FA1
 # kernel at the top of this chapter has only 64 keys per block at d = 128, like the kernels that we compare it with, so
 # it has more traffic. The next table shows FA1's DRAM traffic as a percentage of standard attention's:
 
@@ -278,6 +278,20 @@ Markdown("\n".join(["| | 64 keys per block | 128 keys | 256 keys |", "| --- | --
 # and $B_r = \min(B_c, d)$ queries. With this rule, $T_c = 4Nd / M$, so FA1 requests about $T_c \cdot 3Nd = 12\,N^2 d^2
 # / M$ elements. The paper calls this the *IO complexity*, $\Theta(N^2 d^2 / M)$. In other words, doubling the room on
 # the chip halves the requests, and doubling the sequence length quadruples them.
+#
+# <details><summary>Could another exact algorithm request fewer elements?</summary>
+#
+# Not by more than a constant factor. Proposition 3 of the FlashAttention paper (Dao, Fu, Ermon, Rudra and Ré, 2022)
+# says that no exact algorithm can do better than the order of $N^2 d^2 / M$ HBM accesses at *all* M between d and Nd.
+# Its proof uses only one end of this range. If M is about Nd, then $N^2 d^2 / M$ is about Nd, and every algorithm has
+# to load the Nd elements of Q and store those of O. For a smaller M taken alone, the proposition leaves the question
+# open.
+#
+# Saha and Ye ([2024](https://arxiv.org/abs/2402.07443)) answered it. For every M of at least d², an exact algorithm
+# needs on the order of $N^2 d^2 / M$ accesses, even with fast matrix multiplication, so FlashAttention is optimal
+# there. For smaller M, they give a better algorithm. An SM of an H200 is in the first case, because d² is 16,384 for d
+# = 128, and its shared memory has room for 116,736 two-byte elements.
+# </details>
 #
 # <details><summary>Do blocks of this size really fit?</summary>
 #
@@ -419,7 +433,7 @@ verdict("at full speed, FA1's bytes take 4.6 ms", round(1e3 * moved["r01_fa1"] /
 verdict("the H100 and the H200 have the same room", chips.H100.shared_per_sm == chips.H200.shared_per_sm)
 verdict("99% of what FA1 loads and stores reaches DRAM", cost("FA1").crossed > 0.99 * cost("FA1").requested)
 needed = [(10 * d + 16) / 12 for d in (64, 128)]
-verdict("FA1 needs 55 and 108 keys in a block", [int(np.ceil(x)) for x in needed] == [55, 108])
+verdict("FA1 needs 55 and 109 keys in a block: at exactly 108, it is a tie", [int(x) + 1 for x in needed] == [55, 109] and needed[1] == 108)
 B_c, B_r, d = 228, 128, 128
 held = 2 * 2 * B_c * d + 4 * B_r * B_c + (2 + 4) * B_r * d
 verdict("the paper's blocks need 42% more than there is", round(held / (228 * 1024), 2) == 1.42)

@@ -110,7 +110,7 @@ for run in range(3):
 # only D is missing. The smallest kernel in this chapter computes D once. `load_rows` is the function from chapter 08
 # without the `RAGGED` option, because it always masks. We take it from rung b01, together with two functions that work
 # in the same way. `store_rows` stores a block of rows, and `of_rows` loads one number per row, such as L or D, as a (B,
-# 1) block.
+# 1) block, which has zeros for rows past the end.
 
 # %%
 b00, b01 = load("b00"), load("b01")
@@ -372,8 +372,8 @@ print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 # On this GPU and at this size, two passes are faster, and they are deterministic. Are the atomic additions the reason?
 # By our count, they could be. If an atomic addition costs what we assume, L2 is the slowest unit in the single pass,
 # and its bound is 1.41 times the larger bound for two passes. The ratio of the measured times is about the same.
-# Without the assumption, that is with 8 bytes instead of 12, L2 would need only two thirds of its time in the single
-# pass, or 1.83 ms. The larger bound would then be smaller for one pass than for two.
+# Without the assumption, that is with 8 bytes instead of 12, L2 would need only about two thirds of its time in the
+# single pass, or 1.85 ms. The larger bound would then be smaller for one pass than for two.
 #
 # This does not prove that the additions are the reason, because both kernels take more than twice as long as their
 # bounds, and because the two kernels differ in other ways as well. The next section finds these differences in the
@@ -482,6 +482,10 @@ for name, kernel in slowed.items():
 # cannot look inside a Triton kernel, so we write a class with two functions that tells PyTorch which kernels belong
 # together. `forward` saves in `ctx` what the backward pass needs, and `backward` receives dO and returns one gradient
 # for each argument of `forward`. An argument that has no gradient, such as `causal`, gets `None`.
+#
+# dO can have unusual strides. After `O.sum().backward()`, for example, all elements of dO are the same 1 in memory, so
+# all of its strides are 0. Our kernels assume contiguous rows, so `b01.backward` calls `contiguous()` first, which
+# makes a real copy. A kernel that skips this step reads past the end of that single number.
 
 # %%
 rung_forward = load("r11").forward  # O and L
@@ -583,6 +587,8 @@ verdict("the runs differ in more than three quarters of the numbers", min((x != 
 ratio = max(bounds["b00_atomics"]) / max(bounds["b01_two_passes"])
 verdict("the bounds: 1.41 times as long; the tensor cores would put one pass first", round(ratio, 2) == 1.41
         and bounds["b00_atomics"][0] < bounds["b01_two_passes"][0])
+stored = replace(one, requested=one.requested - dQ_moved // 2).seconds(chips.H200)["L2"]  # dQ in only
+verdict("with 8 bytes instead of 12, L2 would need 1.85 ms", round(1e3 * stored, 2) == 1.85)
 verdict("2.7 and 2.6 times the bounds", [round(times[x][0] / max(bounds[x]), 1) for x in bounds] == [2.7, 2.6])
 spilled, doubled = ([kernels[1].numbers[what] for kernels in launches] for what in ("spills", "exponential"))
 verdict("b01 with 8 warps: fewer spills, and as many exponentials of a thread as with 4", spilled[0] > spilled[1] and doubled[0] == doubled[1])
