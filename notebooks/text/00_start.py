@@ -58,10 +58,10 @@ show("time_and_memory")
 # caption mentions.
 #
 # A model runs attention many times side by side, and each of these runs is called a *head*. FA1 is the slowest of the
-# four programs because the printed algorithm, taken literally, computes each head on just one of the GPU's 132
-# processors. At N = 16,384, the chart has 16 heads, so 116 processors are idle (chapter 06). That alone does not make
-# FA1 as slow as it is, and chapter 03 explains its other costs. It also explains why the FA1 authors' own kernel was
-# two to four times as fast as standard attention.
+# four programs. One reason is that the printed algorithm, taken literally, computes each head on just one of the GPU's
+# 132 processors. At N = 16,384, the chart has 16 heads, so 116 processors are idle (chapter 06). Chapter 03 explains
+# FA1's other costs. It also explains why the FA1 authors' own kernel was two to four times as fast as standard
+# attention.
 
 # %% [markdown]
 # ## What does attention compute?
