@@ -175,10 +175,11 @@ show("deferred_normalisation")
 # time, because $p\,v$ has to be scaled before it is added to $o$. (Scaling the smaller block p before the product would
 # avoid that, but Algorithm 1 scales $p\,v$, and we count and measure it as printed.) FA2 scales $o$ first, and then the
 # tensor cores add $p\,v$ directly to it, so $p\,v$ needs no registers of its own. The thread blocks on an SM share its
-# registers. On an H200, the tweak freed enough of them for a third thread block on each SM, and the kernel became more
-# than 20% faster. A further thread block helps because it can compute while the others wait (chapter 06).
-# With a causal mask, the kernel needs a few more registers, a third thread block still did not fit, and the tweak
-# gained nothing. So to predict what such a change gains, count registers before instructions. Chapter 10 does so.
+# registers. In our simple kernel on an H200 (64 heads, N = 4,096, d = 128, no mask), the tweak freed enough of them for
+# a third thread block on each SM, and the kernel became more than 20% faster. A further thread block helps because it
+# can compute while the others wait (chapter 06). With a causal mask, the kernel needs a few more registers, a third
+# thread block still did not fit, and the tweak gained nothing. So to predict what such a change gains, count registers
+# before instructions. Chapter 10 does so.
 
 # %% [markdown]
 # ## What goes wrong with a mask?
@@ -270,6 +271,16 @@ live("algorithm1", ask="order=both&causal", causal=True)
 # FA1 keeps each row's m and $\ell$ for the backward pass. FA2 keeps only $L = m + \log \ell$ from chapter 02. This is
 # the paper's *tweak 2*. One number is enough, since $p = e^{s - m} / \ell = e^{s - L}$.
 #
+# <details><summary>Does it matter that L is rounded?</summary>
+#
+# Hardly. L is stored in float32. If |L| is between 512 and 1,024, neighbouring float32 numbers are 2⁻¹⁴ apart, so L is
+# off by at most 2⁻¹⁵, or 3 · 10⁻⁵. Since $p = e^{s - L}$, an error of δ in L multiplies all p of the row by the same
+# factor $e^{-\delta}$. The row of P then sums to 1 ± 3 · 10⁻⁵, and the row's contributions to all gradients are off by
+# the same relative amount, because dS is p times another number (chapter 01). Rounding p to bf16 changes it by up to
+# 0.4%, which is 128 times as much. The rounding of L becomes as large as that only if |L| is above 65,536. The scores
+# themselves are rounded in the same way, no matter what is stored.
+# </details>
+#
 # **Build.** `forward(Q, K, V, tiling)` returns O and L. It needs the scale $\tau = 1/\sqrt{d}$, two loops, `update`
 # from above, one division, and the formula for L. `tiling` has `T_r`, `rows(i)`, `cols(j)`, `visited_cols(i)` and
 # `hide(s, i, j)`. The paper's Algorithm 1 has neither the scale nor a mask, so $\tau$, `visited_cols` and `hide` are
@@ -356,6 +367,10 @@ check(
 # To convert elements to bytes, note that S, L and FA1's unfinished o, $\ell$ and m take four bytes per element, and
 # everything else takes two. That makes $12 + 6d/128$ bytes per score for standard attention, $(10d + 16)/B_c$ for FA1,
 # and $4d/B_r$ for FA2.
+#
+# How does FA2's number depend on the room on the chip, which is M elements? If q, k, v and o each get a quarter of it,
+# as in chapter 03, then $B_r = M/4d$, and FA2 requests about $2N^2 d / B_r = 8\,N^2 d^2 / M$ elements. FA1 requests
+# $12\,N^2 d^2 / M$. Both are $\Theta(N^2 d^2 / M)$, so the swap improves only the constant.
 
 # %% [markdown]
 # **What reaches DRAM?** L2 can serve a repeated load if it has room for all the data that the running workers keep
@@ -379,11 +394,11 @@ check(
 #
 # How many heads keep reloading at the same time? The GPU starts workers in order, head after head, and a new one starts
 # whenever an SM has room. Take 64 heads, N = 4,096 and d = 128. In FA2, each head has 64 workers. If each of the 132
-# SMs runs one worker at a time, 132 workers are running. They belong to three heads at the start (64 + 64 + 4), and
-# later to four if the oldest of them are the last workers of a head (1 + 64 + 64 + 3). Some kernels fit three workers on
-# an SM, which makes 396 at a time, in seven or eight heads. In FA1, each head has just one worker, so all 64 heads are
-# in progress at the same time. Standard attention has at least 32 tiles per head in each of its kernels, so only a few
-# heads are in progress.
+# SMs runs one worker at a time, the first 132 workers are all of two heads and the first 4 of a third (64 + 64 + 4).
+# Later, the workers can belong to four heads, for example the last one of a head, all of the next two, and the first 3
+# of a fourth (1 + 64 + 64 + 3). Some kernels fit three workers on an SM, which makes 396 at a time, in seven or eight
+# heads. In FA1, each head has just one worker, so all 64 heads are in progress at the same time. Standard attention has
+# at least 32 tiles per head in each of its kernels, so only a few heads are in progress.
 #
 # | | reloaded, per head | heads in progress | does it fit into L2's 60 MiB? | what reaches DRAM |
 # | --- | --- | ---: | --- | --- |
@@ -470,6 +485,37 @@ Markdown("\n".join(lines))
 # (chapters 07 and 10). FA1 is even farther below its bound, because its few and slow workers leave DRAM idle most of
 # the time (chapter 03). On the other hand, L2's line is not an exact bound, because an SM's L1 serves a few of the
 # requests.
+#
+# <details><summary>How do we choose B_c, and why do our first kernels have blocks of only 64 rows?</summary>
+#
+# $B_c$ does not occur in FA2's $2d/B_r$, because every row block loads each key once, in blocks of any size. So we
+# choose $B_r$ first. It should be as large as the registers allow, as long as there are enough row blocks for all SMs
+# (chapter 06). $B_c$ decides other things:
+#
+# - A larger $B_c$ means fewer tiles, so o is scaled by α less often (which takes $d/B_c$ instructions per score), and
+#   there are fewer barriers (chapter 07).
+# - But a tile of S needs $B_r \cdot B_c$ of the thread block's registers, and a block of k and v needs $4 B_c d$ bytes
+#   of shared memory. Under a causal mask, larger tiles also contain more masked scores.
+#
+# In practice, $B_c$ is 64 or 128.
+#
+# With 128 rows, L2 is not the limit, and yet rung 11, the Triton kernel of chapter 08, has tiles of 64 × 64. We
+# compiled it for an H200 with 128 rows (d = 128, 64 keys, Triton 3.9). With the usual 4 warps, o alone takes 128
+# registers per thread, and the registers do not suffice, so the compiled code has 284 instructions that move values to
+# memory and back (*spills*). With 8 warps, nothing is spilled, but a thread block then has 256 threads with 184
+# registers each, so only one fits on an SM, and no other thread block computes while it waits. Two thread blocks of 64
+# rows fit, and they have 128 rows together. Rung 17 in chapter 10 has 128 rows per block and hides the waiting in
+# another way.
+# </details>
+#
+# <details><summary>How are TFLOP/s counted under a causal mask, and in the backward pass?</summary>
+#
+# This book follows the FA2 paper (Dao, 2023). A forward pass counts as $4N^2 d$ FLOPs per head, or as half of that
+# under a causal mask, and a backward pass counts as 2.5 forward passes (chapter 05). What a kernel computes beyond that
+# earns nothing. A kernel that computes and masks all tiles does twice the work that is counted. A kernel with T × T
+# square tiles that skips what it can still does (T + 1)/T times the work, because it computes the tiles on the diagonal
+# as a whole. For N = 4,096 and tiles of 64, this is 1.6% more.
+# </details>
 #
 # **Build.** Now write a function that turns these limits into times, for any size. `seconds(N, d, B_r)` returns how
 # long the tensor cores, L2 and DRAM each need at full speed, in that order, for FA2's forward pass on one head without
