@@ -190,6 +190,9 @@ print("in total:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # S is stored and loaded back, and so is P, which makes 4 · 64 elements. Loading Q, K and V and storing O adds another 4
 # · 32.
 #
+# If you pass no meter, the default `UNWATCHED` makes the same lines run on plain arrays. The only parts of a meter that
+# you need are `meter.loads("Q")`, `meter.stores("Q")` and `meter.hbm_elements`.
+#
 # Does every request reach the memory itself? L2 is on the way, and it serves a load itself if it still holds the
 # requested bytes. If a request goes all the way, we say that it *reaches DRAM*, which is the kind of memory that HBM is
 # made of. All bytes that reach DRAM are the *DRAM traffic*. Requests and DRAM traffic can be very different, as chapter
@@ -200,9 +203,6 @@ print("in total:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # matching rows of Q and K. The same rows of K are therefore requested again for every block of rows of Q. But Q, K and
 # V are small, so L2 serves these repeated requests, and each of the three matrices still reaches DRAM only once. The
 # DRAM traffic of real kernels is thus also $4N^2 + 4Nd$ elements.
-#
-# If you pass no meter, the default `UNWATCHED` makes the same lines run on plain arrays. The only parts of a meter that
-# you need are `meter.loads("Q")`, `meter.stores("Q")` and `meter.hbm_elements`.
 
 # %% [markdown]
 # ## Is DRAM traffic the bottleneck?
@@ -417,7 +417,7 @@ check(
 #
 # Most of these requests don't reach DRAM, because L2 holds K and V. But bytes from L2 also cost time, although less
 # than bytes from DRAM, so the times differ by less than a factor of 30. At two bytes per element, the requests of
-# `by_rows` are $256N^2$ bytes. At 102 FLOPs each (chapter 00), they take as long as $26{,}000\,N^2$ FLOPs, which is
+# `by_rows` are $256N^2$ bytes. At 102 FLOPs per byte (chapter 00), they take as long as $26{,}000\,N^2$ FLOPs, which is
 # about ten times as long as DRAM takes for the $12N^2$ bytes of S and P.
 # </details>
 #

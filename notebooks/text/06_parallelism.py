@@ -57,8 +57,9 @@ for row in load("ladder").rows:
 # and they differ only in the number of workers. With 8 heads, the first kernel keeps only 8 of the GPU's 132 SMs busy,
 # and the others are idle. With 64 heads, nearly half of the SMs have work, so the difference is smaller. The idle SMs
 # explain a factor of 132 / 8 = 16.5 with 8 heads and a factor of 132 / 64 = 2.1 with 64 heads. The measured factors are
-# 24 and 4. This chapter is about the idle SMs. Part of the rest is that a thread block that has its SM to itself has
-# nothing to hide its waiting (see the section on sharing an SM below), and chapter 10 examines it.
+# 24 and 4. This chapter is about the idle SMs. The rest has other causes. One of them is that nothing hides the waiting
+# of a thread block that has its SM to itself (see the section on sharing an SM below). Chapter 10 examines these
+# causes.
 #
 # A small example shows what the SMs do. In the picture below, six SMs compute four heads of 4 × 4 tiles. In the upper
 # half, one worker computes a whole head, as in FA1's Algorithm 1 if you implement it as printed. In the lower half,
@@ -267,8 +268,9 @@ live("tiles")
 # With three slots, the second wave is short, because each of its thread blocks has an SM to itself. But nothing hides
 # its latency then, so it saves only a tenth of $T_2$, whereas the first wave has become longer by a fifth.
 #
-# Chapter 10 has such a pair of kernels, r03 with two slots per SM and r05 with three. With 64 heads, r05 is 1.2 times
-# as fast, and with 8 heads, it is slightly slower. These are the times on an H200 in milliseconds:
+# Chapter 10 has such a pair of kernels, r03 with two slots per SM and r05 with three. Both keep only one stage, so by
+# shared memory, four thread blocks would fit, and the registers decide. With 64 heads, r05 is 1.2 times as fast, and
+# with 8 heads, it is slightly slower. These are the times on an H200 in milliseconds:
 #
 # ```python
 # for row in load("ladder").rows:
