@@ -22,6 +22,7 @@ MARKERS = "<!-- {}: written by `python -m fa2_lab bench --results` -->", "<!-- e
 LEAD = Path(__file__).with_name("results.md")  # how to read the page, and how each implementation is called
 CHIP = "MHz, W"
 PROPERTIES = ("N", "batch", "heads", "d", "mask")  # of a problem, each with a column
+MOST = 10  # columns of implementations
 BEHIND = ("faster than `fa2_lab`", "measured", "problems", "lowest ratio", "problem with that ratio")
 NO_RATIO = ("nats", "count", "µs on the host")
 TIMES = ("ms", "µs", "µs per token")
@@ -314,24 +315,30 @@ def shapes(rows: list[Measurement]) -> str:
 def rows_table(rows: list[Measurement], unit: str, way: str = "") -> list[str]:
     """Return a line per row and a column per implementation, with its number, or the SM clock and power meanwhile.
 
-    The properties that all rows share have no column, because the line above the table gives them.
+    The properties that all rows share have no column, because the line above the table gives them. If there are more
+    implementations than rows, the table has a line for each of them.
     """
     kept = [row.chip if unit == CHIP else row.values for row in rows]
     names = list(dict.fromkeys(name for numbers in kept for name in numbers))
-    found = [[cell.replace(" for K and V", " K/V") for cell in shape_of(row)] for row in rows]
-    kinds = dict(zip((unit, *PROPERTIES), zip(*found, strict=True), strict=True))
-    shared = {kind: values[0] for kind, values in kinds.items() if kind != unit and len({*values}) == 1 < len(rows)}
-    columns = [kind for kind in kinds if kind not in shared]
-    told = [way, *(value if kind == "mask" else f"{kind} = {value}" for kind, value in shared.items())]
-    line = f"{', '.join(filter(None, told))}:"
-    shapes = [[kinds[kind][n] for kind in columns] for n in range(len(rows))]
-    columns += [ladder.NAMES.get(name, name) for name in names]
     if unit == CHIP:
         cells = [[clock_and_power(*row.chip.get(name, ())) for name in names] for row in rows]
     else:
         cells = [[cell(row, name) for name in names] for row in rows]
-    lines = table(columns, [shape + more for shape, more in zip(shapes, cells, strict=True)])
-    return [line[0].upper() + line[1:], "", *lines] if line != ":" else lines
+    titles = [ladder.NAMES.get(name, name) for name in names]
+    shapes = [dict(zip((unit, *PROPERTIES), shape_of(row), strict=True)) for row in rows]
+    shared = {k: v for k, v in shapes[0].items() if k != unit and len(rows) > 1 and all(x[k] == v for x in shapes)}
+    shapes = [{k: v.replace(" for K and V", " K/V") for k, v in x.items() if k not in shared} for x in shapes]
+    if len(names) > max(len(rows), MOST):
+        lines = table([unit, *map(in_words, shapes)], [list(line) for line in zip(titles, *cells, strict=True)])
+    else:
+        lines = table([*shapes[0], *titles], [[*x.values(), *line] for x, line in zip(shapes, cells, strict=True)])
+    line = ", ".join(filter(None, [way, in_words(shared)]))
+    return [f"{line[0].upper()}{line[1:]}:", "", *lines] if line else lines
+
+
+def in_words(properties: dict[str, str]) -> str:
+    """Return properties of a problem as words, such as "forward, N = 4,096, causal"."""
+    return ", ".join(f"{name} = {x}" if name in PROPERTIES[:-1] else x for name, x in properties.items())
 
 
 def clock_and_power(clock: float = 0.0, watts: float = 0.0, capped: float = 0.0) -> str:
