@@ -11,6 +11,8 @@ from fa2_lab.plots import climb, live, style
 from fa2_lab.plots.show import draw
 from fa2_lab.tools import files, ladder
 from fa2_lab.tools.figures import PHONE, PICTURES, caption
+from fa2_studio.book import cards
+from fa2_studio.book.cards import CARDS
 from fa2_studio.book.chapters import PARTS, Chapter, written
 
 SENTENCE = (
@@ -22,23 +24,16 @@ WAYS = (  # what somebody wants, where to begin, and a sentence
     ("Teach", "assignments/{first}.html", "Nine assignments that grade themselves, offline and without a GPU."),
     ("Change a kernel", "08_triton_forward.html", "From the paper's line to Triton, and to the fastest of 24 kernels."),
 )
-SHOWN = {  # on a chapter's card, if not the chapter's first picture
+SHOWN = {  # on a card without tiles of its own, if not the chapter's first picture
     "00_start": "nested",
-    "03_fa1": "visiting_order",
     "04_fa2_forward": "causal_tiles",
-    "06_parallelism": "workers",
-    "09_triton_backward": "dq_over_time",
     "11_workshop": "roofline",
-    "12a_hopper_rungs": "timeline",
     "12b_hopper_kernel": "stages",
     "13_hopper_backward": "backward_step",
-    "15_rings": "ring_schedule",
-    "A_lanes": "swizzle_xor",
     "B_errata": "deferred_normalisation",
-    "C_package": "ratios",
 }
 FIGURES = files.ROOT / "figures"
-SMALL, INCHES = "small", (2.9, 1.42)  # the folder of the cards' pictures, and their size
+SMALL = "small"  # the folder of the cards' pictures
 POSTERS = {"poster_forward": "Algorithm 1, forward", "poster_backward": "Algorithm 2, backward"}
 
 
@@ -124,14 +119,20 @@ def part(title: str, numbers: str) -> str:
 
 
 def shown(chapter: Chapter) -> str:
-    """Return the name of the picture on a chapter's card."""
+    """Return the name of the picture on a chapter's card: its own, or one of figures/."""
+    if chapter.name in CARDS:
+        return chapter.name
     return SHOWN.get(chapter.name) or next(name for name, place in PICTURES.items() if place == chapter.name)
 
 
 def write_small(folder: Path) -> None:
-    """Write the pictures of all cards: the same shapes without words, at the size of a card."""
+    """Write the pictures of all cards: tiles, or the shapes of a picture without its words."""
     folder.mkdir(exist_ok=True)
     for name in map(shown, written()):
+        if name in CARDS:
+            alt, tiles = CARDS[name]
+            files.write(folder / f"{name}.svg", style.svg(cards.draw(tiles), alt))
+            continue
         figure, alt = draw(name)
         with matplotlib.rc_context(style.RC):
             for text in figure.findobj(Text):
@@ -140,7 +141,7 @@ def write_small(folder: Path) -> None:
             for ax in figure.axes:
                 ax.set(title="", xlabel="", ylabel="", xticks=[], yticks=[])
                 ax.set_title("", loc="left")
-            figure.set_size_inches(INCHES)
+            figure.set_size_inches(cards.INCHES)
             figure.set_layout_engine("constrained", w_pad=0.03, h_pad=0.03)
             figure.draw_without_rendering()
         files.write(folder / f"{name}.svg", style.svg(figure, alt))
@@ -148,7 +149,7 @@ def write_small(folder: Path) -> None:
 
 def card(chapter: Chapter) -> str:
     name = shown(chapter)
-    alt = caption(FIGURES / f"{name}.svg")
+    alt = CARDS[name][0] if name in CARDS else caption(FIGURES / f"{name}.svg")
     image = f'<img src="figures/{SMALL}/{name}.svg" alt="{escape(alt)}">'
     words = f"<b>{chapter.number} · {escape(chapter.title)}</b><span>{escape(chapter.question)}</span>"
     return f'<a href="{chapter.name}.html"><i>{image}</i>{words}</a>'

@@ -1,0 +1,89 @@
+"""Small pictures for the cards of the first page, drawn for their size: a few tiles that are large enough to read.
+
+Each row is a string with a tile per character. A capital letter is a tensor with its name, a small letter is one
+without, a digit is a worker, and "/" is masked. A square has no fill, a full stop leaves room, and all else is text.
+"""
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fa2_lab.plots import style
+
+INCHES = (2.69, 1.42)  # a card's width and height
+GRADIENTS = dict(a="dQ", b="dK", c="dV", e="dO")
+PALER = 0.22  # the tint of t, a score that is smaller than that of p
+CARDS = {  # chapter: what its picture shows, and its tiles
+    "03_fa1": (
+        "One tile of the scores at a time, between Q, K, V and O",
+        ("..KKKK..", "Q.□□□□.O", "Q.□S□□.O", "Q.□□□□.O"),
+    ),
+    "05_backward": ("Q, K and V give O, and dO gives dQ, dK and dV", ("QKV→O", ".....", "abc←e")),
+    "06_parallelism": (
+        "Four workers with a row block each, without and with a causal mask",
+        ("0000..0///", "1111..11//", "2222..222/", "3333..3333"),
+    ),
+    "07_warps": (
+        "Four warps that split the columns of a tile, and four that split its rows",
+        ("0123..0000", "0123..1111", "0123..2222", "0123..3333"),
+    ),
+    "08_triton_forward": (
+        "Four programs, each with a row block of Q, whose last rows are masked",
+        ("0→qqqqqqqq", "1→qqqqqqqq", "2→qqqqqqqq", "3→////////"),
+    ),
+    "09_triton_backward": (
+        "Four column blocks that add to the same blocks of dQ",
+        ("bbbb..", "0123→a", "0123→a", "0123→a"),
+    ),
+    "12a_hopper_rungs": (
+        "Copies of K and V, matmuls and exponentials, which overlap in time",
+        ("KVKVKVKV...", ".SOSOSOSO..", "..P.P.P.P.."),
+    ),
+    "14_decode": (
+        "One query, and a long cache of K and V that four workers share",
+        ("..00112233..", "Q.00112233.O"),
+    ),
+    "15_rings": ("Four GPUs, to which the blocks of K and V come in turn", ("0123", "3012", "2301", "1230")),
+    "16_masks": (
+        "A causal mask, a window and two documents",
+        ("s////.s////.ss///", "ss///.ss///.ss///", "sss//./ss//.//sss", "ssss/.//ss/.//sss", "sssss.///ss.//sss"),
+    ),
+    "17_change_it": (
+        "Scores under a causal mask, plus a bias that falls with distance",
+        ("s///...s///", "ss//.+.ps//", "sss/...tps/", "ssss...ttps"),
+    ),
+    "A_lanes": (
+        "A column of a tile in one memory bank, and the same column swizzled over all banks",
+        ("k□□□□..k□□□□", "k□□□□..□k□□□", "k□□□□..□□k□□", "k□□□□..□□□k□", "k□□□□..□□□□k"),
+    ),
+    "C_package": ("attention takes Q, K and V, and returns O and L", ("Q....", "K.→.O", "V...L")),
+}
+
+
+def draw(rows: tuple[str, ...]) -> Figure:
+    """Return a card's picture with these tiles, as large as the card allows."""
+    with matplotlib.rc_context(style.RC):
+        figure = Figure(figsize=INCHES)
+        ax = figure.add_axes((0.04, 0.06, 0.92, 0.88))
+        style.bare(ax, (-0.05, len(rows[0]) + 0.05), (-0.05, len(rows) + 0.05), aspect="equal")
+        for i, row in enumerate(rows):
+            for j, mark in enumerate(row):
+                tile(ax, j, i, mark)
+        return figure
+
+
+def tile(ax: Axes, x: int, y: int, mark: str) -> None:
+    """Draw one tile of a card."""
+    name = GRADIENTS.get(mark, mark.upper())
+    if mark == "/":
+        style.masked(ax, x, y)
+    elif mark == "□":
+        style.box(ax, x, y, 1, 1, edgecolor=style.QUIET)
+    elif mark == "t":
+        style.box(ax, x, y, 1, 1, fill=style.tint(style.hue("P"), PALER), edgecolor=style.hue("P"))
+    elif mark.isdigit():
+        style.box(ax, x, y, 1, 1, mark, style.worker(int(mark)))
+    elif mark.isalpha():
+        style.tensor_box(ax, x, y, 1, 1, name, name if mark in GRADIENTS or mark.isupper() else "")
+    elif mark != ".":
+        style.note(ax, x + 0.5, y + 0.5, mark, ha="center", fontsize=style.LARGE)
