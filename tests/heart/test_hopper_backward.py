@@ -146,6 +146,39 @@ def test_everything_once():
     try_all(once(D, DTYPES, PAIRS, KINDS))
 
 
+ORDERS = {  # of Q and of dO in memory: together contiguous, or one of them a view of (batch, N, heads, d)
+    "contiguous": (False, False),
+    "Q turned": (True, False),
+    "dO turned": (False, True),
+}
+
+
+@hopper
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("deterministic", (False, True))
+@pytest.mark.parametrize("d", (64, 128))
+def test_query_heads_as_rows_of_one_head(d, deterministic, order, divided):
+    """Row blocks begin in one query head and end in the next, in any number of parts; other orders keep their heads."""
+    pairs, groups = [(344, 344), (192, 192), (252, 300), (1000, 1000), (708, 768), (1, 700)], [(16, 2), (6, 2), (8, 1)]
+    for (N_q, N_k), (H, H_kv), parts in once(pairs, groups, (None, 1, 5)):
+        if parts:
+            divided(parts)
+        dtype = DTYPES[N_q % 3 == 0]
+        Q, dO = (draw(2, H, N_q, d, dtype, turned, 3 * seed) for seed, turned in enumerate(ORDERS[order]))
+        K, V = (draw(2, H_kv, N_k, d, dtype, seed=seed) for seed in (1, 2))
+        dL = draw(2, H, N_q, 1, torch.float32, seed=4)[..., 0].contiguous()
+        check(Q, K, V, dO, Options(False, d**-0.5), dL=dL, deterministic=deterministic)
+
+
+@hopper
+@pytest.mark.parametrize("d", (64, 128))
+def test_the_same_bits_of_query_heads_as_rows_of_one_head(d):
+    given = (draw(2, H, 344, d, torch.bfloat16, seed=seed) for seed, H in enumerate((16, 2, 2, 16)))
+    call = backward_of(*given, Options(False, d**-0.5), deterministic=True)
+    first = call()
+    assert all(torch.equal(x, y) for _ in range(50) for x, y in zip(call(), first, strict=True))
+
+
 @hopper
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

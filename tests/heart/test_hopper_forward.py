@@ -33,6 +33,7 @@ PAIRS = [
     (2048, 2048),
     (2100, 1999),
 ]
+GROUPS = [(16, 2), (6, 2), (8, 1)]  # query heads and K/V heads
 
 
 @pytest.fixture
@@ -65,6 +66,17 @@ def test_everything_once(d, dtype, planned):
 @pytest.mark.parametrize("d", D)
 def test_right(d, dtype, planned):
     try_all(d, dtype, product(PAIRS, (False, True), kinds(d)), planned)
+
+
+@hopper
+@pytest.mark.parametrize("d", (64, 128, 256))
+def test_query_heads_as_rows_of_one_head(d):
+    """Row blocks begin in one query head and end in the next; a view of (batch, N, heads, d) cannot be taken so."""
+    for (N_q, N_k), heads, turned in once([(344, 344), (192, 192), (252, 300), (1000, 1000), (1, 700)], GROUPS, (0, 1)):
+        (H, H_kv), dtype = heads, DTYPES[N_q % 3 == 0]
+        Q = draw(2, H, N_q, d, dtype, turned, 0)
+        K, V = (draw(2, H_kv, N_k, d, dtype, turned, seed) for seed in (1, 2))
+        check(Q, K, V, None, Options(False, d**-0.5))
 
 
 @hopper

@@ -1,5 +1,6 @@
 """What Hopper's kernels are launched with, on tensors without data: grids, heads at once, RAGGED, and room for sums."""
 
+from itertools import product
 from math import ceil, exp, log
 
 import pytest
@@ -182,6 +183,93 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     assert after["strides"] == tuple(map(backward.strides, (dQ, dK, dV))) and after["N_k"] == N_k
     assert added == 2 * row_blocks + 4 * column_blocks * (parts > 1)
     assert (dK_out is None) is (parts == 1) and after["scale"] == 0.1 and (dV_out is None) is (parts == 1)
+
+
+def apart(x):
+    """The same shape with gaps between the rows."""
+    return torch.cat([x, x], -1)[..., : x.shape[-1]]
+
+
+def turned(x):
+    """The same shape as a view of (batch, N, heads, d)."""
+    return torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+
+
+AS_THEY_ARE = [  # no heads to join, a mask, or tensors in another order: options, with key_lengths, K/V heads, q, dO, O
+    (Options(False, 0.1), False, 4, None, None, None),
+    (Options(True, 0.1), False, 2, None, None, None),
+    (Options(False, 0.1, left=900), False, 2, None, None, None),
+    (Options(False, 0.1, right=900), False, 2, None, None, None),
+    (Options(False, 0.1), True, 2, None, None, None),
+    *[(Options(False, 0.1), False, 2, *odd) for odd in product((None, apart, turned), repeat=3) if any(odd)],
+]
+
+
+@pytest.mark.parametrize("options, lengths, H_kv, odd_q, odd_dO, odd_O", AS_THEY_ARE)
+def test_what_a_row_s_place_matters_to_keeps_its_heads(options, lengths, H_kv, odd_q, odd_dO, odd_O, monkeypatch):
+    Q, K = tensors(2, 4, H_kv, 300, 512, 64)
+    q, dO, O = (odd(Q) if odd else Q for odd in (odd_q, odd_dO, odd_O))
+    record = Tensors(q, K, K, **others(2, lengths, None))
+    for more in ((dO, O), (q,)) if odd_q else ((dO, O),):
+        kept = host.as_rows_of_one_head(record, options, *more)
+        assert all(x is y for x, y in zip(kept, (record, *more), strict=True))
+    given, made = [], []
+    monkeypatch.setattr(forward, "prepare_launch", lambda tensors, options: given.append(tensors))
+    monkeypatch.setattr(backward, "Launch", lambda *setting, **arguments: made.append((setting, arguments)))
+    forward.prepare(record, options)
+    backward.prepare(dO, O, record, options)
+    joined = not (odd_q or lengths or H_kv == 4 or options.window != (None, None))
+    assert (given[0] is record) is not joined, "the forward asks about Q alone"
+    assert made[0][1]["H"] == 4 and made[1][0][3][0].shape == [2, 4, 300, 64] == made[1][0][3][3].shape
+    assert made[1][1]["group"] == 4 // H_kv and made[2][1]["H"] == 4
+
+
+def test_packed_sequences_keep_their_heads():
+    Q, K = tensors(1, 4, 2, 300, 512, 64, packed=True)
+    record = Tensors(Q, K, K, **others(1, False, 2))
+    assert host.as_rows_of_one_head(record, Options(False, 0.1), Q)[0] is record
+
+
+@pytest.mark.parametrize("d", (64, 128))
+@pytest.mark.parametrize("H, H_kv, N_q, N_k", [(4, 2, 300, 512), (8, 1, 344, 344), (64, 8, 192, 1000), (6, 3, 1, 77)])
+def test_query_heads_without_a_mask_are_rows_of_one_head(H, H_kv, N_q, N_k, d, monkeypatch):
+    """The launches are those of H_kv heads of g · N rows, whereas tensors and results keep their shapes."""
+    (Q, K), rows = tensors(2, H, H_kv, N_q, N_k, d), H // H_kv * N_q
+    record, options = Tensors(Q, K, torch.empty_like(K)), Options(False, 0.1)
+    wide = Tensors(*tensors(2, H_kv, H_kv, rows, N_k, d), K)
+    prepare_launch, made, handed = forward.prepare_launch, [], []
+
+    def watched(*given):
+        made.append(prepare_launch(*given))
+        return lambda *tensors: handed.append(tensors)
+
+    monkeypatch.setattr(forward, "prepare_launch", watched)
+    O, L = forward.prepare(record, options)(record)
+    want = prepare_launch(wide, options)
+    assert [x.shape for x in made[0].descriptors] == [[2, H_kv, N, d] for N in (rows, N_k, N_k, rows)]
+    assert [x.strides for x in made[0].descriptors] == [x.strides for x in want.descriptors]
+    assert made[0].arguments == want.arguments and made[0].grid == want.grid
+    assert handed[0][0] is Q and handed[0][3] is O and handed[0][4] is L
+    assert O.shape == Q.shape and L.shape == Q.shape[:3] and O.is_contiguous() and L.is_contiguous()
+
+    def launches(*given):
+        told = []
+
+        def launch(kernel, *setting, **arguments):
+            told.append((kernel, setting[:2], [x.shape for x in (*setting[2:], ())[0]], arguments))
+            return lambda *tensors: handed.append(tensors)
+
+        monkeypatch.setattr(backward, "Launch", launch)
+        return told, backward.prepare(*given)
+
+    for deterministic in (False, True):
+        told, call = launches(Q, O, record, options, deterministic)
+        assert told == launches(wide.q, wide.q, wide, options, deterministic)[0]
+        assert told[0][3]["H"] == told[2][3]["H"] == H_kv and told[0][3]["N_q"] == rows and told[1][3]["group"] == 1
+        handed.clear()
+        dQ, dK, dV = call(Q, "dL", O, L, record)
+        assert handed[0][:4] == (O, Q, L, "dL") and handed[1][0] is Q and handed[1][3] is Q and handed[2][1] is dQ
+        assert dQ.shape == Q.shape and dK.shape == dV.shape == K.shape and dQ.is_contiguous()
 
 
 def test_what_the_backward_leaves_to_others(monkeypatch):

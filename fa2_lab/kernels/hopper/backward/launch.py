@@ -36,8 +36,9 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
         return None
     if sequences and options.windowed:
         return None  # the producer does not send the consumers enough about a packed sequence for a window
+    tensors, dO, O = host.as_rows_of_one_head(tensors, options, dO, O)
     chosen, parts = choose(tensors, options, deterministic)
-    starts, dQ_sums, dK_sums, counters = shapes(Q, K, chosen, sequences)
+    starts, dQ_sums, dK_sums, counters = shapes(tensors.q, K, chosen, sequences)
     divided = parts > 1  # then dK and dV are sums as well, which follow those of dQ
     lines_of_sums = dQ_sums[0] + 2 * dK_sums[0] * divided
     all_sums = lines_of_sums + counters[0] * deterministic, 32  # all sums and counters are cleared together

@@ -29,7 +29,7 @@ def prepare(tensors: Tensors, options: Options) -> Callable | None:
         return None
     (batch, H, N_q, _), device = shape(Q), Q.device
     rows = (batch, H, N_q) if sequences is None else (H, N_q)
-    launch = prepare_launch(tensors, options)
+    launch = prepare_launch(*host.as_rows_of_one_head(tensors, options), options)
 
     def call(tensors: Tensors) -> tuple[Tensor, Tensor] | None:
         Q, K, V = tensors.q, tensors.k, tensors.v

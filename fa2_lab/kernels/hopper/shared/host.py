@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fa2_lab.kernels.hopper.shared.descriptors import HALVES, copyable
 from fa2_lab.kernels.launch import addresses, current_stream
-from fa2_lab.kernels.prepared import get_or_make
+from fa2_lab.kernels.prepared import Options, Tensors, get_or_make
 
 
 def counter_for(X: Tensor, traced: bool) -> Tensor:
@@ -53,6 +53,21 @@ def fits(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None) -> bool:
         and all(copyable(X.shape, X.stride()) for X in (Q, K, V))
         and (key_lengths is None or key_lengths.is_contiguous())
     )
+
+
+def as_rows_of_one_head(tensors: Tensors, options: Options, *others: Tensor) -> tuple[Any, ...]:
+    """Return the tensors of a call and `others`, with all query heads of a K/V head as the rows of a single head.
+
+    `others` are tensors in the shape of Q. Without a mask, all rows of these query heads see the same keys, so g heads of
+    N rows can be computed like one head of g · N rows, which has fewer partly empty row blocks. All tensors are returned
+    unchanged if there is a mask, if the call has key_lengths or packed sequences, or if a tensor is not contiguous.
+    """
+    Q, K = tensors.q, tensors.k
+    unmasked = options.window == (None, None) and tensors.key_lengths is tensors.sequences is None
+    if not unmasked or Q.shape[1] == K.shape[1] or not all(X.is_contiguous() for X in (Q, *others)):
+        return tensors, *others
+    Q, *others = (X.view(*K.shape[:2], -1, X.shape[3]) for X in (Q, *others))
+    return tensors._replace(q=Q), *others
 
 
 def aligned(*tensors: Tensor | None) -> bool:
