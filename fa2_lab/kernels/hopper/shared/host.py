@@ -58,9 +58,9 @@ def fits(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None) -> bool:
 def as_rows_of_one_head(tensors: Tensors, options: Options, *others: Tensor) -> tuple[Any, ...]:
     """Return the tensors of a call and `others`, with all query heads of a K/V head as the rows of a single head.
 
-    `others` are tensors in the shape of Q. Without a mask, all rows of these query heads see the same keys, so g heads of
-    N rows can be computed like one head of g · N rows, which has fewer partly empty row blocks. All tensors are returned
-    unchanged if there is a mask, if the call has key_lengths or packed sequences, or if a tensor is not contiguous.
+    `others` are tensors in the shape of Q. Without a mask, all rows of these query heads see the same keys, so g heads
+    of N rows can be computed like one head of g · N rows, which has fewer partly empty row blocks. All tensors are
+    returned unchanged if there is a mask, key_lengths or packed sequences, or if a tensor is not contiguous.
     """
     Q, K = tensors.q, tensors.k
     unmasked = options.window == (None, None) and tensors.key_lengths is tensors.sequences is None
