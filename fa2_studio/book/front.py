@@ -12,6 +12,7 @@ from fa2_lab.plots.show import draw
 from fa2_lab.tools import files, ladder
 from fa2_lab.tools.figures import PHONE, PICTURES, caption
 from fa2_studio.book import cards
+from fa2_studio.book.callouts import WORD_JOINER
 from fa2_studio.book.cards import CARDS
 from fa2_studio.book.chapters import PARTS, Chapter, written
 
@@ -151,7 +152,8 @@ def card(chapter: Chapter) -> str:
     name = shown(chapter)
     alt = CARDS[name][0] if name in CARDS else caption(FIGURES / f"{name}.svg")
     image = f'<img src="figures/{SMALL}/{name}.svg" alt="{escape(alt)}">'
-    words = f"<b>{chapter.number} · {escape(chapter.title)}</b><span>{escape(chapter.question)}</span>"
+    title = escape(chapter.title).replace("FlashAttention-", f"FlashAttention-{WORD_JOINER}")
+    words = f"<b>{chapter.number} · {title}</b><span>{escape(chapter.question)}</span>"
     return f'<a href="{chapter.name}.html"><i>{image}</i>{words}</a>'
 
 
