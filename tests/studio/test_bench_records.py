@@ -175,6 +175,18 @@ def test_every_row_is_in_a_table_with_its_ratios():
     )
 
 
+def test_a_record_of_many_kernels_has_a_line_for_each_of_them():
+    kernels = {f"r{n:02}": 4.0 for n in range(12)}
+    rows = [both(**kernels), both(causal=True, r11=8.0)]
+    lines = page.rows_table(rows, "TFLOP/s")
+    assert lines[0] == "N = 4,096, batch = 4, heads = 16, d = 128:"
+    assert lines[2] == "| TFLOP/s | forward, non-causal | forward, causal |"
+    assert "| fa2_lab | 200 | 200 |" in lines and "| r11 | 100 (2.00) | 50 (4.00) |" in lines
+    assert "| r00 | 100 (2.00) | – |" in lines
+    apart = page.alike([*rows, both(direction="backward", cuDNN=3.0), both(direction="backward")])
+    assert [len(group) for group in apart] == [2, 2]
+
+
 def test_what_was_measured_without_pauses_has_tables_of_its_own():
     run = suite(both(cuDNN=3.0), contest(), missing=["the rest"])
     run.sustained, run.sustained_protocol = [both(cuDNN=1.0), both(causal=True, cuDNN=3.0)], "without a pause"
