@@ -26,7 +26,8 @@ LOOKS = {"mailbox": ("m", "mailbox"), "rows": ("Q", "Q, dO")}  # the hue and the
 
 BETWEEN = {
     "forward": "each waits until the other's matmuls have started (ping-pong)",
-    "backward": "each waits for the other's half of dS, and adds its part of dQ in L2",
+    "backward": "both write their halves of dS into one buffer and read all of it, with one buffer for even steps and"
+    " one for odd steps",
 }
 SAYS = {
     "forward": "The producer waits until a stage is empty, and the consumers wait until it is full.",
@@ -72,10 +73,9 @@ def _block(ax: style.Axes, way: str, rings: dict[str, tuple[int, int]]) -> None:
         if way == "forward":
             style.arrow(ax, (x, start), (x, stop), linewidth=2)
         else:
-            half = 0.2 if start < stop else -0.2
-            style.arrow(ax, (x, start), (x, bottom / 2 - half), linewidth=2)
-            style.arrow(ax, (x, bottom / 2 + half), (x, stop), linewidth=2)
-            label = f"dS\n{c}" if style.narrow() else f"dS {c}"
+            style.arrow(ax, (x, low), (x, bottom / 2 - 0.2), style="<|-|>", linewidth=2)
+            style.arrow(ax, (x, bottom / 2 + 0.2), (x, top), style="<|-|>", linewidth=2)
+            label = f"dS\n{('even', 'odd')[c]}"
             style.tensor_box(ax, x - 0.18, bottom / 2 - 0.2, 0.36, 0.4, "dS", label, linewidth=1.8)
     if way == "forward":
         ground = style.CLEAR | dict(facecolor=style.tint(style.worker(3)))

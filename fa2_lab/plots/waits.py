@@ -12,7 +12,7 @@ def data(steps: int = 12, d: int = 128, B_r: int = 64) -> dict:
     product, softmax = 2 * 64 * B_r * d / chips.H200.tensor_per_clock, 64 * B_r / chips.H200.exp_per_clock
     panels = []
     for name, order in (
-        ("Each step waits for the one before", one_by_one),
+        ("Each job waits for the one before", one_by_one),
         ("The kernel's order", backward_step.consumer),
     ):
         block, ds_filled = Block(), Barrier("dS filled", arrivals=2)

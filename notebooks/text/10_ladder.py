@@ -219,9 +219,9 @@ listing("09")
 # after the other, in 410 clocks each, so a tile takes 820 clocks of copies. The work on a tile consists of two matmuls
 # and a softmax, and takes 917. With one stage, the program copies K, computes S and the softmax, and only then copies
 # V, so a tile takes 820 + 917 = 1,737 clocks. With three stages, the copies run ahead of the work. In this excerpt,
-# they always find a free stage, so they follow each other without a gap. Since they are a little shorter than the work,
-# they get farther and farther ahead, and the work never waits for them. It therefore sets the pace, and the tensor
-# cores are idle only during the softmax.
+# they always find a free stage, so they follow each other without a gap. Since the copies for a tile take a little less
+# time than the work on it, they get farther and farther ahead, and the work never waits for them. It therefore sets the
+# pace, and the tensor cores are idle only during the softmax.
 #
 # Why is the average above the second timeline 1,019 clocks per tile, and not 917? Before the work can start, the
 # program copies Q and the first K, and after the work, it stores O. These three take 3 · 410 clocks, so a tile takes
@@ -408,12 +408,12 @@ def show_order(number):
 show_order("10")
 
 # %% [markdown]
-# A program can reach the last line, the wait, in two ways. Either it jumps there from the end of the long loop, where a
-# matmul may still be adding to o. Or it has skipped the long loop, because its row block has no tile without a mask,
-# and then the instructions just before the wait have set o to 0. No program does both. But in the code, these
-# instructions come after the start of the matmul and before the wait for its end, which is exactly what the message
-# complains about. The compiler probably cannot tell whether a matmul or an ordinary instruction was the last to write
-# o, so it makes each `wgmma` in the kernel end before the next one starts.
+# A program can reach the last line, the wait, in two ways. It may jump there from the end of the long loop, where a
+# matmul may still be adding to o. Or it may have skipped the long loop, because its row block has no tile without a
+# mask. In that case, the instructions just before the wait have set o to 0. No program does both. But in the code,
+# these instructions come after the start of the matmul and before the wait for its end, which is exactly what the
+# message complains about. The compiler probably cannot tell whether a matmul or an ordinary instruction was the last to
+# write o, so it makes each `wgmma` in the kernel end before the next one starts.
 #
 # Why does rung 09 not have this problem, although it has the same two loops? It has only one stage, so Triton makes it
 # wait for each matmul inside the loop, and no matmul is under way when the loop ends.
@@ -614,11 +614,12 @@ for number, mask in (("05", True), ("03", False), ("09", False)):
 show("saw")
 
 # %% [markdown]
-# Wherever the line jumps, one of the two rungs needs one more wave. With three programs on each of 132 SMs, there are
-# 396 slots, so the 384 programs of 6 heads take one wave. With two programs per SM, there are 264 slots, so the same
-# programs take one full wave and a second one that is less than half full. With 8 heads, it is the other way round,
-# because 512 programs nearly fill 264 slots twice, whereas they fill 396 slots once and need a second wave for the
-# rest. A speedup therefore depends on the change *and* on the shape.
+# The bars show the measured speedups, and the grey line shows what a model predicts. Wherever this line jumps, one of
+# the two rungs needs one more wave. With three programs on each of 132 SMs, there are 396 slots, so the 384 programs of
+# 6 heads take one wave. With two programs per SM, there are 264 slots, so the same programs take one full wave and a
+# second one that is less than half full. With 8 heads, it is the other way round, because 512 programs nearly fill 264
+# slots twice, whereas they fill 396 slots once and need a second wave for the rest. A speedup therefore depends on the
+# change *and* on the shape.
 #
 # The model's predictions are too high for 8, 16 and 20 heads, and for 20 heads it even predicts a speedup where we
 # measured a slowdown. The model assumes that all programs of a wave end at the same time, while real programs drift
@@ -703,8 +704,8 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 # The folded list of counters shows that the GPU therefore reads twelve times as many bytes from DRAM as it does for
 # rung 11. The programs hardly wait for these bytes, but reading them takes power, so the clock falls (the section "When
 # is the chip the limit?" below explains why). Under the mask, the heavy blocks no longer run last, and with 64 heads,
-# this just makes up for the lower clock. With only 8 heads, the K and V of all heads fit into L2, so there is nothing
-# to make up for, and rung 12 is much faster:
+# this just makes up for the lower clock. With only 8 heads, the K and V of all heads fit into L2, so they need not be
+# read from DRAM again and again, and rung 12 is much faster:
 #
 # ```python
 # gains = [factor("12", row) for row in (full, causal, timed[8, 4096, 128, True])]
@@ -762,11 +763,11 @@ for n in (5, 9):
     print(f"rung {n:02} alone{clock:15.3f}{watts:18.0f}")
 
 # %% [markdown]
-# The full clock is 1.98 GHz. In the first two lines, the clock is at most 1% below it, and in the last two lines, it is
-# clearly lower. All rungs in the last two lines draw 678 W or more, so the power limit is the likely reason. The
-# readings do not prove this, however, because the rungs in the second line draw nearly as much at the full clock. For
-# example, rung 05 runs at a lower clock than rung 09 although it draws 10 W less. All speedups that we have seen so far
-# are from runs with pauses, in which the clock also falls, but not as far.
+# The full clock is 1.98 GHz. Rungs 01 to 04, 08 and 09 run at most 1% below it, whereas the clock is clearly lower for
+# rung 00, rungs 05 to 07 and rungs 10 to 23. All rungs with a lower clock draw 678 W or more, so the power limit is the
+# likely reason. The readings do not prove this, however, because rungs 03, 04, 08 and 09 draw nearly as much at the
+# full clock. For example, rung 05 runs at a lower clock than rung 09 although it draws 10 W less. All speedups that we
+# have seen so far are from runs with pauses, in which the clock also falls, but not as far.
 #
 # **Predict.** With pauses, rung 17 is 0.98 times as fast as rung 16, although it loads only half as many bytes from L2.
 # How do the two compare without pauses?
@@ -949,11 +950,15 @@ verdict("shared memory holds two programs from rung 10 on, up to rung 16",
         all(227 * 1024 // held(n, what="shared") == 2 for n in ("10", "11", "12", "13", "14", "15", "16")))
 verdict("without pauses, rung 17 gains, with a higher clock", steady.ratio(*pair("17")[::-1]) > 1.02
         and chip[ladder.find("17")][0] > chip[ladder.find("16")][0] + 0.1 and factor("17", full) < 1)
-full_clock, lower = ([chip[ladder.find(n)] for n in numbers] for numbers in (
-    ("03", "04", "08", "09"), ("05", "06", "07", *(f"{n:02}" for n in range(10, 24)))))  # fmt: skip
-watts = [round(end(x[1] for x in readings)) for readings in (full_clock, lower) for end in (min, max)]
-verdict("677 to 690 W at 1.97 GHz or more; 678 to 701 W at a lower clock",
-        watts == [677, 690, 678, 701] and max(lower)[0] < 1.86 < 1.96 < min(full_clock)[0])
+near_full = ("01", "02", "03", "04", "08", "09")
+clocks, watts = ({name[1:3]: chip[name][k] for name in ladder.RUNGS} for k in (0, 1))
+slow = [name for name in clocks if name not in near_full]
+verdict("rungs 01 to 04, 08 and 09 run at most 1% below 1.98 GHz, and all others are clearly lower and draw 678 W or more",
+        min(clocks[n] for n in near_full) > 0.99 * 1.98 and max(clocks[n] for n in slow) < 0.95 * 1.98
+        and round(min(watts[n] for n in slow)) == 678)  # fmt: skip
+verdict("rungs 03, 04, 08 and 09 draw nearly as much at the full clock", min(watts[n] for n in near_full[2:]) > 670)
+verdict("rung 05 runs at a lower clock than rung 09 and draws 10 W less", clocks["05"] < clocks["09"]
+        and round(watts["09"]) - round(watts["05"]) == 10)
 verdict("rung 12 loses: as many cycles as rung 11, more bytes, a lower clock", abs(in_cycles(*pair("12")) - 1) < 0.04 and factor("12", full) < 0.95
         and count("12", l2) > 1.3 * count("11", l2) and chip[ladder.find("12")][0] < chip[ladder.find("11")][0] - 0.1)
 verdict("rung 17 nearly halves the bytes from L2 and gains little; 18 does not change them, and gains more",

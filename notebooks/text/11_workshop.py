@@ -250,7 +250,7 @@ for launch, kernel in kernels.items():
 #   instructions that store these values to memory and load them back.
 # - **Programs.** With the default options, the registers would allow 3 programs, but shared memory has room for only 2.
 #   `maxnreg=128` frees enough registers for 4 programs. At d = 64, the same option made room for the fourth program,
-#   but here it makes no room, because shared memory is still the limit. It only costs the 51 spills.
+#   but here it does not, because shared memory is still the limit. It only costs the 51 spills.
 #
 # So before you change an option, find out which of the limits is the lowest, because that limit is the only one worth
 # raising.
@@ -337,8 +337,8 @@ for launch in ("as it is", "num_stages=1"):
 # matrix by a 128 × 64 matrix, so it takes 8 of these instructions. Since it occurs in both of the kernel's loops, the
 # count is 16. With one stage, the line also has to write K's 16 KiB to shared memory, which takes 8 `STS` of 16 bytes
 # per thread in each loop, or 16 in all. In each loop, there is one `BAR.SYNC` before them and one after them, which
-# makes 4. They are the two barriers from chapter 07, "the tile is free" and "the tile is there". If the copies run
-# ahead, the line no longer contains any of these instructions.
+# makes 4. They are the two barriers from chapter 07, "the tile is free" and "the tile is there". With three stages, the
+# copies run ahead, so the line contains neither `STS` nor `BAR.SYNC`.
 #
 # ## When do the warps wait?
 #
@@ -465,8 +465,8 @@ def error(rounded):  # of Q Kᵀ, if the operands are rounded
 #
 # In Triton's interpreter, a kernel is plain Python, so `breakpoint()` stops it, and Python's debugger can show every
 # tile. For each row of 10 values, the kernel below computes $L = \log \sum_j e^{s_j}$, using a block of 16 elements. In
-# memory, each row directly follows the previous one. So that this notebook runs without you, its debugger is replaced
-# by a function that prints what `p s` and `p m` would show:
+# memory, each row directly follows the previous one. So that this notebook can run unattended, a function takes the
+# debugger's place and prints what `p s` and `p m` would show:
 
 # %%
 @triton.jit

@@ -18,7 +18,7 @@
 # - compute how many warpgroups (of four warps each), rows and stages fit onto an SM,
 # - write a small kernel in Gluon, and compile it for an H100 without having one.
 #
-# *Time: 150 minutes, in eight parts, of which the first includes this opening. Before this: a Triton kernel that you
+# *Time: 155 minutes, in eight parts, of which the first includes this opening. Before this: a Triton kernel that you
 # have read ([08](08_triton_forward.ipynb)), [the ladder](10_ladder.ipynb), and [appendix A](A_lanes.ipynb), which takes
 # another 30 minutes and explains layouts, banks and lanes (a *lane* is one of a warp's 32 threads). You do not need
 # CUDA. Hardware: any laptop with Linux. All speeds and times were measured on an NVIDIA H200 in bf16.*
@@ -36,7 +36,7 @@ import torch
 from fa2_lab.kernels import triton_versions
 from fa2_lab.machine import chips
 from fa2_lab.machine.asynchrony import Barrier
-from fa2_lab.plots import timeline
+from fa2_lab.plots import strips, timeline
 from fa2_lab.plots.show import show
 from fa2_lab.tools.xray import xray
 from fa2_studio.book import maxima
@@ -45,7 +45,7 @@ from fa2_studio.book.ring import PAUSE, try_out
 from fa2_studio.book.verdicts import verdict
 
 # %% [markdown]
-# ## Part 1 · The machine (24 minutes)
+# ## Part 1 · The machine (22 minutes)
 # What can the chip do on its own, and how does a kernel tell it to?
 #
 # ## What do the tensor cores wait for?
@@ -163,9 +163,9 @@ show("bulk_copy")
 # announced bytes have landed, and the barrier then starts over. To wait, a thread specifies which phase it is waiting
 # for. Since a barrier stores only a single bit, the *phase parity*, the phases are numbered 0, 1, 0, 1, … The next cell
 # models a barrier that expects two arrivals. In the listing, `missing` is the number of arrivals that are still to come
-# in this phase, and `phase` is the parity of the current phase. The other names only serve the model's messages, namely
-# `came`, which counts the arrivals of each actor, and `Wait`, which pairs the question with the words in `what`. At the
-# start and after each arrival, the cell asks the barrier whether phase 0 is over, and whether phase 1 is:
+# in this phase, and `phase` is the parity of the current phase. The other two names only serve the model's messages.
+# `came` counts the arrivals of each actor, and `Wait` pairs the question with the words in `what`. At the start and
+# after each arrival, the cell asks the barrier whether phase 0 is over, and whether phase 1 is:
 
 # %%
 show_code(getsource(Barrier.arrive) + getsource(Barrier.over))
@@ -189,7 +189,7 @@ for arrival in range(5):
 # for example after `init`. A second rule applies to buffers that are reused. Before a copy may overwrite a buffer that
 # a matmul has read, `warpgroup_mma_wait` must have returned in all threads. Part 7 lists all such cases.
 #
-# ## Part 2 · A first kernel (23 minutes)
+# ## Part 2 · A first kernel (25 minutes)
 #
 # ## Rung 15: write everything out yourself
 #
@@ -244,13 +244,22 @@ climb.step("15", "registers", "programs")
 # matmuls twice per tile, while Triton's code waits only once. In exchange, we can now decide ourselves where each wait
 # is.
 #
-# The picture shows what an SM does on rungs 14 and 15, with one strip over time for each of its units. Each later rung
-# has such a picture as well. The strips come from a model, in which copies run back to back at L2 bandwidth and a
-# matmul takes the number of clocks that the tensor cores need for it. In the model, a softmax takes one clock for each
-# instruction that a thread executes, because an SM has four schedulers, one for each of the four warps. In each of
-# these pictures, look at the strip of the tensor cores first, because its gaps are the time that a rung can still gain.
-# Then find the boxes above or below a gap, because the tensor cores wait for these. You can skip a picture if the rung
-# is clear without it.
+# The picture shows what an SM does on rungs 14 and 15. Time runs from left to right, the copies have one strip, and
+# each warpgroup has a strip for its matmuls and one for its softmax. On rungs 14 to 16, the warpgroups 0 and 1 are the
+# two programs on an SM, and from rung 17 on, they are the consumers of one program. Each later rung has such a picture
+# as well. The strips come from a model, in which copies run back to back at L2 bandwidth and a matmul takes the number
+# of clocks that the tensor cores need for it. In the model, a softmax takes one clock for each instruction that a
+# thread executes, because an SM has four schedulers, one for each of the four warps. In each of these pictures, look at
+# the strips of the tensor cores first, because the gaps that they have in common are the time that a rung can still
+# gain. Then find the boxes above or below a gap, because the tensor cores wait for these. You can skip a picture if the
+# rung is clear without it.
+#
+# In the pictures of rungs 14 to 16, the copies leave no gap, so the matmuls seem to wait for L2. This comes from the
+# model, which leaves out all waits between instructions, so its softmax is too short. In the model, a round, in which
+# each warpgroup computes one tile, takes as long as its four copies, about 1,640 clocks. In reality, it takes longer.
+# The four matmuls of a round take 1,024 clocks. By the counters, these are 57% of the time on rung 14 and 52.5% on rung
+# 15, so a round takes about 1,790 and 1,950 clocks. Therefore, compare only the lengths of the softmax boxes in these
+# pictures.
 
 # %% tags=["hide-input"]
 show("strips_15")
@@ -390,7 +399,7 @@ print(f"right in {sum(end == right for end in ends)} of 500 orders")
 # ```
 # </details>
 #
-# ## Part 4 · Who copies, and who shares a tile (22 minutes)
+# ## Part 4 · Who copies, and who shares a tile (25 minutes)
 # A separate warp can start the copies, and the warpgroups that compute can share each tile that it brings.
 #
 # ## Rung 16: who copies?
@@ -505,9 +514,11 @@ show("strips_17")
 
 # %% [markdown]
 # Only half as many bytes come through L2 now, yet the rung is not faster, for two reasons. First, only one program fits
-# onto an SM instead of two, so at d = 128 an SM still has just two warpgroups that compute. Second, no warp was waiting
-# for L2 in the first place, because the ring delivers tiles early enough. Without pauses between calls, however, rung
-# 17 is 4% faster than rung 16, because its clock stays higher (chapter 10).
+# onto an SM instead of two, so at d = 128 an SM still has just two warpgroups that compute. Second, L2 did not limit
+# rung 16 in the first place. Its four copies per round take about 1,640 clocks, but by the counters, a round takes
+# 1,024 / 0.543, or about 1,890 clocks. So the copies have time to spare, and the ring can deliver the tiles early
+# enough. Without pauses between calls, however, rung 17 is 4% faster than rung 16, because its clock stays higher
+# (chapter 10).
 #
 # ## Rung 18: long tiles
 #
@@ -530,7 +541,7 @@ show("strips_18")
 # between lanes that finds the row's maximum. This is why the strips in the picture are longer now, with fewer
 # instructions between the matmuls.
 #
-# ## Part 5 · Two warpgroups that hide each other's waits (20 minutes)
+# ## Part 5 · Two warpgroups that hide each other's waits (22 minutes)
 # The tensor cores are still idle while exponentials are being computed.
 #
 # ## Rung 19: the first tile before the loop
@@ -555,14 +566,14 @@ show("strips_19")
 # Why do 20% fewer instructions make the kernel only 2% faster? Compare them with the time of a whole tile. The matmuls
 # of a tile take 1,024 clocks per consumer, so those of both consumers take 2,048. In rung 18, these are 60.2% of the
 # time, so a tile takes 2,048 / 0.602, or about 3,400 clocks. If each of the 116 saved instructions took one clock, they
-# would be 3% of that. In rung 16, a tile had only 64 keys and took less time, so there a smaller saving, of 51
-# instructions, gave as much as 3%. Under the causal mask, the loop keeps the test, and the rung is not faster there.
-# The main purpose of rung 19 is to prepare for rung 20.
+# would be 3% of that. In rung 16, a tile had only 64 keys and took less time, so a smaller saving of 51 instructions
+# was enough for 3% there. Under the causal mask, the loop keeps the test, and the rung is not faster there. The main
+# purpose of rung 19 is to prepare for rung 20.
 #
 # ## What could hide behind what?
 #
-# While a warpgroup computes exponentials, the tensor cores can work on two things, namely on a matmul of the same
-# warpgroup or on a matmul of the other one.
+# While a warpgroup computes exponentials, the tensor cores can work on a matmul of the same warpgroup or on a matmul of
+# the other one.
 #
 # - *Within* a warpgroup, this needs code that **looks ahead**. The warpgroup starts the next S before P V of the
 #   current tile, so that P V runs during the next exponentials. The general name for this is *software pipelining*, and
@@ -573,8 +584,9 @@ show("strips_19")
 #   matmul while the other computes exponentials. If it divides the tensor cores in equal shares, the warpgroups start
 #   together and stay together, so they also wait for exponentials at the same time.
 #
-# Each of the two questions has two possible answers, which makes four cases. The picture shows a model of all four. It
-# does not show a measurement, because NVIDIA does not document how the hardware divides the tensor cores.
+# So there are two questions. Does the code look ahead, and does the hardware serve the warpgroups one after the other?
+# Each of them has two possible answers, which makes four cases. The picture shows a model of all four. It does not show
+# a measurement, because NVIDIA does not document how the hardware divides the tensor cores.
 
 # %%
 show("timeline")
@@ -585,9 +597,9 @@ show("timeline")
 # | without looking ahead | *Neither*, 67% | *Between*, 98% |
 # | looking ahead | *Within*, 97% | *Both*, 100% |
 #
-# Keep one thing from this picture. Either of the two overlaps alone would be enough to keep the tensor cores busy
-# nearly all the time. Which of them does our kernel get? The next section changes the code so that it looks ahead, and
-# then checks what the machine makes of it.
+# One thing in this picture is worth remembering. Either of the two overlaps alone would be enough to keep the tensor
+# cores busy nearly all the time. Which of them does our kernel get? The next section changes the code so that it looks
+# ahead, and then checks what the machine makes of it.
 #
 # ## Rung 20: start the next scores before you need them
 #
@@ -624,9 +636,9 @@ climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "cloc
 #
 # The counts in the second row are for d = 128 without a mask. To see the machine code, run `fa2-lab xray 20 --full
 # --sass`, and look for `MUFU.EX2` after the second `WARPGROUP.DEPBAR` of the loop. At d = 64, some registers spill, as
-# `fa2-lab xray 20 --d 64 --full` shows. There, the table of rung 17 already needs 152 of the 160 registers, and
-# `p_next` takes up to 32 more. At d = 128, 184 + 32 = 216 still fit into 240. Remember from this section that the order
-# in the source is only a wish. What the machine does is in its code and its counters.
+# `fa2-lab xray 20 --d 64 --full` shows. There, by the table of rung 17, a thread already needs 152 of its 160
+# registers, and `p_next` takes up to 32 more. At d = 128, 184 + 32 = 216 still fit into 240. Remember from this section
+# that the order in the source is only a wish. What the machine does is in its code and its counters.
 #
 # From rung 20 on, the model behind the strips gives the tensor cores to whichever matmul was started first. The model
 # still leaves out all waits between instructions, so its tensor cores idle less than the counters in the picture's
@@ -665,6 +677,10 @@ show("strips_20")
 # dynamic, because the GPU gives the next program to whichever SM is free.
 # </details>
 
+# %% [markdown]
+# The figure shows this static scheduling, then the same with the row blocks of four heads side by side, as on rung 13,
+# and finally dynamic scheduling:
+
 # %%
 show("tickets")
 
@@ -701,7 +717,7 @@ climb.step("21", "SM cycles", "clock, GHz")
 show("strips_21")
 
 # %% [markdown]
-# ## Part 7 · Fewer instructions, and power (24 minutes)
+# ## Part 7 · Fewer instructions, and power (26 minutes)
 # Two kinds of work are left to remove. Some instructions only exchange values between lanes, and moving bytes costs
 # power.
 #
@@ -874,7 +890,7 @@ show("strips_23")
 # **Takeaway.** You need a fence if a thread accesses a buffer first and TMA or a matmul accesses it next. In all other
 # cases, a wait is enough.
 #
-# ## Part 8 · Recap, and a kernel of your own (14 minutes)
+# ## Part 8 · Recap, and a kernel of your own (12 minutes)
 #
 # ## Recap
 #
@@ -937,6 +953,9 @@ verdict("m need not grow if it may lag", growths(s16, 0)[0] > 20 and growths(s16
 verdict("a forgotten release hangs in every order", all(try_out(forgetful, seed)[0] != "all done" for seed in range(50)))
 verdict("the registers needed and available are those of the table", [64 * (2 * d + 3 * B_c) // 256 + 24 for d, B_c in ((64, 128), (128, 128), (128, 64))]
         == [152, 184, 136] and [min(255, (512 - 24) // n // 8 * 8) for n in (2, 3)] == [240, 160])  # fmt: skip
+verdict("on rungs 14 to 16, a round takes about 1,790, 1,950 and 1,890 clocks, and its four copies take about 1,640",
+        [round(1024 / climb.value(n, "tensor cores at work, %") * 100, -1) for n in ("14", "15", "16")] == [1790, 1950, 1890]
+        and all(round(4 * strips.sizes(n).copy, -1) == 1640 for n in ("14", "15", "16")))
 verdict("rung 15 is slower than rung 14", all(climb.factor("15", *shape) < 0.98 for shape in climb.shapes))
 verdict("in rung 16, most issue slots stay empty", climb.value("16", "issue slots used, %") < 45)
 verdict("rung 17 takes half of the bytes through L2, but is not faster",

@@ -18,7 +18,7 @@
 # - compare the kernel's speed with that of other implementations, and explain why the same idea can help one kernel a
 #   lot and another one only a little.
 #
-# *Time: 120 minutes, in six parts, of which the first includes this opening. Before this:
+# *Time: 130 minutes, in six parts, of which the first includes this opening. Before this:
 # [12a](12a_hopper_rungs.ipynb). Hardware: any laptop with Linux; on a Hopper GPU, the checks run the real kernel. All
 # speeds and times were measured on an NVIDIA H200 in bf16.*
 
@@ -50,7 +50,7 @@ device = "cuda" if on_gpu else "cpu"
 _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the kernels run here
 
 # %% [markdown]
-# ## Part 1 · Barriers, sizes and the scheduler (20 minutes)
+# ## Part 1 · Barriers, sizes and the scheduler (21 minutes)
 #
 # ## The whole protocol in one picture
 #
@@ -149,7 +149,7 @@ show("room")
 # ## When is the next row block fetched?
 #
 # The tile scheduler comes from rung 21. To get the number of its next row block, a program performs an atomic addition
-# in L2, and it does so as late as possible. The answer may then arrive too late. Couldn't a program fetch its next
+# in L2, and it does so as late as possible. The number may then arrive too late. Couldn't a program fetch its next
 # number early instead, at the *start* of a row block, so that it never has to wait?
 #
 # **Predict.** A single causal head of 32,768 rows is cut into 256 blocks of 128 rows. There are 132 programs, and the
@@ -202,7 +202,7 @@ show("room")
 show("mailbox")
 
 # %% [markdown]
-# ## Part 2 · The roles and the producer (25 minutes)
+# ## Part 2 · The roles and the producer (26 minutes)
 #
 # ## The roles
 #
@@ -258,7 +258,7 @@ display(Markdown("\n".join(lines)))
 # S for tile n and P V for tile n − 1, and the last thing it waits for is P V. After this wait, the consumer is done
 # with K's tile n *and* with V's tile n − 1, so a single arrival, at K's barrier, can announce both.
 #
-# But has the producer waited for the right release before it overwrites a tile of V? Let us follow it with two stages
+# But before it overwrites a tile of V, has the producer waited for the right release? Let us follow it with two stages
 # and one row block. K is always one tile ahead of V, so the copies come in the order K0, K1, V0, K2, V1, K3, V2 and so
 # on:
 #
@@ -382,7 +382,7 @@ read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 # waits for the stage of K that this next tile will use.
 
 # %% [markdown]
-# ## Part 3 · What a consumer does with a row block (25 minutes)
+# ## Part 3 · What a consumer does with a row block (29 minutes)
 #
 # ## How do producer and consumers agree on a stage?
 #
@@ -678,8 +678,9 @@ show_code(raised[raised.index("mov.f32") : raised.index("DONE;") + 5], "text")
 # %% [markdown]
 # ## A mask as a bit test
 #
-# The causal mask hides column `col` of a tile if col ≥ `seen`, where `seen` differs from row to row. Written in the
-# obvious way, this comparison makes each thread keep 32 column indices, which differ from lane to lane.
+# The causal mask hides column `col` of a tile if col ≥ `seen`, where `seen` differs from row to row. With tiles of 128
+# keys, and written in the obvious way, this comparison makes each thread keep 32 column indices, which differ from lane
+# to lane.
 #
 # **Predict.** A lane holds 2 out of every 8 columns, as the first picture of chapter 12a shows. Now split `col` into
 # two parts: `col & 6` keeps the bits worth 2 and 4, and `col & ~6` keeps all the others. For which of the two parts
@@ -707,7 +708,7 @@ read("hopper/forward/softmax.py", "mask")
 # score.
 
 # %% [markdown]
-# ## Part 5 · A hang, and the last copy (12 minutes)
+# ## Part 5 · A hang, and the last copy (13 minutes)
 #
 # ## What does a hang look like, and how do you find it?
 #
@@ -775,8 +776,8 @@ print(try_out(leaves_one_out, seed=0)[0].replace("; ", "\n"))
 read(KERNEL, "store", begin="LANES")
 
 # %% [markdown]
-# These are lines 12 to 15 of Algorithm 1. Only here does the kernel add up the four lanes' shares of ℓ. Here, it also
-# finds out which rows see no key, because their ℓ is 0. For these rows it replaces ℓ by 1, so that O becomes 0, and it
+# These are lines 12 to 15 of Algorithm 1. Only here does the kernel add up the four lanes' shares of ℓ. It also finds
+# out here which rows see no key, because their ℓ is 0. For these rows it replaces ℓ by 1, so that O becomes 0, and it
 # sets L to −∞. The store of O follows the rules from chapter 12a. First, `store_wait` makes sure that TMA has read the
 # buffer's previous contents. Then come the store, the fence and the copy. If O has its own buffer, no warp has to wait
 # for this copy now, so the work on the next row block can overlap with it. `matrix` views the buffer as (64, d), and
@@ -793,7 +794,7 @@ read(KERNEL, "store", begin="LANES")
 # in between.
 
 # %% [markdown]
-# ## Part 6 · Results (15 minutes)
+# ## Part 6 · Results (18 minutes)
 #
 # ## How fast is it?
 #
@@ -852,14 +853,14 @@ for idea, rung in IDEAS.items():
 # only in this chapter, and they make little difference.
 #
 # We also tried nine further ideas on the current kernel, with Triton 3.9, and wrote down a prediction for each of them
-# first. Six of them were not kept, although we had expected up to 3%. They save instructions, barriers or the clearing
-# of a counter, let the compiler use more registers, or start the next row block's first matmul earlier. The other three
-# choose sizes or ping-pong for certain calls, namely windows, packed sequences and many more keys than rows, and we
-# kept them for the problems on which they are faster. You can open the table of all nine. Its *measured* column shows
-# the speedup on average and, in parentheses, on the worst and on the best problem. In the column *without pauses*, the
-# calls followed one another directly, so the clock frequency fell. *In a CUDA graph* means that the calls are recorded
-# once and then replayed. *Of each thread 40 bytes have none* means that the compiler had no registers left for 40 bytes
-# per thread, so it spilled them into slower memory.
+# first. Six of them were not kept, although we had expected gains of up to 3% from them. They save instructions,
+# barriers or the clearing of a counter, let the compiler use more registers, or start the next row block's first matmul
+# earlier. The other three choose sizes or ping-pong for certain calls, namely windows, packed sequences and many more
+# keys than rows, and we kept them for the problems on which they are faster. You can open the table of all nine. Its
+# *measured* column shows the speedup on average and, in parentheses, on the worst and on the best problem. In the
+# column *without pauses*, the calls followed one another directly, so the clock frequency fell. *In a CUDA graph* means
+# that the calls are recorded once and then replayed. Where the table says that 40 bytes per thread spill, the compiler
+# had no registers left for them and moved them to slower memory.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 table = ideas.table("forward")

@@ -139,11 +139,12 @@ show("live_registers")
 #
 # Now we write the step as a Python generator that leaves out the arithmetic but yields everything that the step waits
 # for. `block.start` gives a unit some work and returns immediately. With d = 128 and 64 rows, one consumer's matmul has
-# 2 · 64 · 64 · 128 FLOPs and so takes 256 clocks at 4,096 FLOPs per clock. This is also true of dQ, because a consumer
-# computes only half of the 128 columns but sums over all 128 keys. Its 64 · 64 exponentials, at 16 per clock, also take
-# 256 clocks. If both consumers use the same unit at once, each of these jobs takes 512 clocks. Additions to dQ are
-# different, because they run side by side, each as if it were alone. We guess that an addition takes 600 clocks, and
-# the question below tries other values. In the first version of the step, each job waits for the previous one:
+# 2 · 64 · 64 · 128 FLOPs and so takes 256 clocks at 4,096 FLOPs per clock. The matmul for dQ also takes 256 clocks,
+# because a consumer computes only half of the 128 columns but sums over all 128 keys. A consumer's 64 · 64
+# exponentials, at 16 per clock, take 256 clocks as well. If both consumers use the same unit at once, each of these
+# jobs takes 512 clocks. Additions to dQ are different, because they run side by side, each as if it were alone. We
+# guess that an addition takes 600 clocks, and the question below tries other values. In the first version of the step,
+# each job waits for the previous one:
 
 # %%
 def one_by_one(block, ds_filled, T, add=600):
@@ -278,20 +279,21 @@ show("backward_step")
 # takes 16,384 · 128 · 4 bytes, which is 8 MiB, so it fits. To keep it in L2, the kernel works through one head after
 # another if there is no mask. With a mask, it runs several heads side by side, but only as many as fit into L2.
 #
-# What still costs time in b00 is the threads' work, because they request these additions from L2 one value at a time.
-# TMA can take this work over. A **bulk reduction**, or TMA reduction, is a TMA copy from shared memory to global memory
-# that adds to the old contents. One thread specifies a tile in shared memory and an address in the fp32 dQ buffer, and
-# then goes on with its work. FlashAttention-3 does the same. The additions do not become cheaper for L2, which still
-# has to read and write four bytes per value (part 6).
+# In b00, however, the threads have to request these additions from L2 one value at a time, and TMA can take this work
+# over. A **bulk reduction**, or TMA reduction, is a TMA copy from shared memory to global memory that adds to the old
+# contents. One thread specifies a tile in shared memory and an address in the fp32 dQ buffer, and then goes on with its
+# work. FlashAttention-3 does the same. The additions do not become cheaper for L2, which still has to read and write
+# four bytes per value (part 6).
 
 # %%
 show("pipes_backward")
 
 # %% [markdown]
-# The picture shows the whole thread block, with the rings and the mailbox from chapter 12b. A consumer waits for seven
-# things. Five of them have arrows in the picture, namely the mailbox, K, V, a row block (Q, dO, $-L/\tau$ and $-D$
-# together) and the other consumer's dS. The other two have no arrow. They are the consumer's own matmuls, and the
-# moment at which TMA has finished reading the dQ buffer.
+# The picture shows the whole thread block, with the rings and the mailbox from chapter 12b. Each of the two boxes
+# between the consumers is a buffer for dS, which both consumers write and both read. A consumer waits for seven things.
+# Five of them have arrows in the picture, namely the mailbox, K, V, a row block (Q, dO, $-L/\tau$ and $-D$ together)
+# and the other consumer's dS. The other two have no arrow. They are the consumer's own matmuls, and the moment at which
+# TMA has finished reading the dQ buffer.
 
 # %% [markdown]
 # ## Part 3 · The kernel (27 minutes)
@@ -367,8 +369,8 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # matmul starts early, the thread also has to hold a 16-bit copy of P while dP's matmul runs. This copy has 64 · $B_r$
 # values of half a register each, so it takes $B_r$ / 4 registers per thread. If the matmul starts late, dP and the fp32
 # values of P are no longer needed by then, so the copy costs nothing extra. dQ does not appear in the table, because it
-# needs no more registers than dP and is handed over before dP begins. A call is compiled for one d and with or without
-# a mask, and the kernel has one order for each case:
+# needs no more registers than dP and is handed over before dP begins. Each compiled kernel is for one d, either with or
+# without a mask, and each of these cases has its own order:
 #
 # | case | dK, dV, P and dP | half of V (`hold`) | 16-bit P, if early | sum, if early | the kernel starts dV |
 # | --- | ---: | ---: | ---: | ---: | --- |
@@ -530,8 +532,9 @@ for idea in (
 #   and they are the subject of the next sections. With this order, up to 48 bytes per thread no longer fit into
 #   registers and *spill* into slower memory.
 #
-# As in chapter 12b, a table compares what we predicted with the speedup that we measured. In it, *the same bits* means
-# deterministic calls, and *heads of 8 MiB* means that Q and dO of all heads running side by side take 8 MiB together:
+# As in chapter 12b, a table compares what we predicted with the speedup that we measured. In the table, *deterministic*
+# stands for deterministic calls, and *heads of 8 MiB* means that Q and dO of all heads that run side by side take 8 MiB
+# together:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 table = ideas.table("backward")
@@ -609,9 +612,9 @@ read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
 # while another one arrives or increments the counter. All threads of the warp meet there, so the second one cannot run
 # ahead of the first.
 #
-# Why all this care about the order? Suppose that the counter went up before the sum had arrived. The next writer would
-# start its own addition, and the two could reach L2 in either order. dQ would still be right, but its last bits would
-# again be a matter of chance. Two promises of PTX's memory model exclude this:
+# Why does the order need so much care? Suppose that the counter went up before the sum had arrived. The next writer
+# would start its own addition, and the two could reach L2 in either order. dQ would still be right, but its last bits
+# would again be a matter of chance. Two promises of PTX's memory model exclude this:
 #
 # - The increment is a *release*. A warp that reads the new count is guaranteed to find everything that was written
 #   before it, so it also finds the sum.
@@ -673,7 +676,7 @@ for row in repeated:
     print(shape + "{:14.2f} {:14.2f} {:14.2f}".format(*costs[-1]))
 
 # %% [markdown]
-# Turns are the cheaper method. At d = 64 under the mask, they cost FlashAttention-3 less than they cost this kernel,
+# Turns are the cheaper method. At d = 64 under the mask, turns cost FlashAttention-3 less than they cost this kernel,
 # but in all other cases, they cost FlashAttention-3 more. Both kernels use a writer warp, barriers and counters in HBM,
 # so one would have to profile them to find the difference, which we have not done. Two passes cost more, and the second
 # pass is not the only reason, because the portable kernels also lack producers and rings.
@@ -831,7 +834,7 @@ verdict("the kernel is faster than cuDNN, and about as fast as FlashAttention-3 
         all(mean_ratio(backward_rows, peer)[1] > least for peer, least in (("cuDNN", 1), ("FlashAttention-3", 0.97))))
 verdict("turns cost less than two passes", all(1 < ours < two for ours, _, two in costs))
 kept = [line for line in ideas.table("backward") if "| yes" in line or "| for" in line]
-verdict("three later ideas are kept", len(kept) == 3 and "the same bits: instructions" in kept[0])
+verdict("three later ideas are kept", len(kept) == 3 and "deterministic: an order of instructions" in kept[0])
 verdict("starting S and dP together costs 30% of the speed or more", all(x["worth"] <= 0.7 for x in tried if x["idea"] == "S and dP started together"))
 verdict("since Triton 3.9, dK's matmul no longer starts late", not USE_LOW_REG or not any(choose(d, 8192, True, False).dk_late for d in (64, 128)))
 

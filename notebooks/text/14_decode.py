@@ -18,8 +18,8 @@
 # - read a decode kernel whose programs share a head, and the kernel that merges their results,
 # - read a cache through a block table, and name the memory that the kernel must not touch.
 #
-# *Time: 65 minutes. Hardware: any machine with Linux; without a GPU, the kernels run in Triton's interpreter.
-# Measured numbers were recorded on an NVIDIA H200. Before this: [02 · Online softmax](02_online_softmax.ipynb), [06 ·
+# *Time: 70 minutes. Hardware: any machine with Linux; without a GPU, the kernels run in Triton's interpreter. Measured
+# numbers were recorded on an NVIDIA H200. Before this: [02 · Online softmax](02_online_softmax.ipynb), [06 ·
 # Parallelism](06_parallelism.ipynb) and [08 · The Triton forward kernel](08_triton_forward.ipynb).*
 
 # %% tags=["hide-input"]
@@ -313,9 +313,9 @@ print(f"in fp32, {(few != many).float().mean():.0%} of all numbers of O differ")
 # then reads the tiles w, w + `num_splits`, … of this sequence, regardless of the other sequences and the number of SMs.
 # The package assigns single tiles in this way, whereas `split_kernel` above reads one contiguous range per split. With
 # single tiles, the tiles that are read at the same time are close together in memory. Without `num_splits`, the package
-# does the same if all sequences have one length and the splits fill the GPU, as in the output above. Otherwise, it
-# hands out contiguous *equal shares*, which a later section explains. The tile size must not depend on the batch
-# either, and the parts are merged in the order of their indices.
+# does the same if all sequences have one length and the splits fill the GPU, as they do for the batches that are listed
+# at the start of this section. Otherwise, it hands out contiguous *equal shares*, which a later section explains. The
+# tile size must not depend on the batch either, and the parts are merged in the order of their indices.
 
 # %%
 for n in (1, 8):
@@ -327,9 +327,9 @@ for n in (1, 8):
 # split, but after 65 units with 16 splits.
 #
 # If the number is large, a large batch writes and merges parts that it does not need. The next cell compares bytes. A
-# part is written once and read once, in fp32, and it has d + 2 values for each of the group's four rows. How much does
-# this add to the keys and values that the part's split reads? These are only bytes, because the time that a fixed
-# number of splits costs has not been recorded yet.
+# part is written once and read once, in fp32, and it has d + 2 values for each of the group's four rows. By what
+# percentage does this increase the number of bytes that the part's split moves? These are only bytes, because the time
+# that a fixed number of splits costs has not been recorded yet.
 
 # %% tags=["hide-input"]
 from fa2_lab.kernels.decode.shares import part_bytes, tile_bytes
@@ -446,7 +446,7 @@ show("shares")
 # because some program must write its O. In total, there are 27 + 5 = 32 units, so each of the four programs gets 8. For
 # example, program 1 gets 3 units for the last tiles of head 0, 1 + 3 for head 1, and 1 for the empty head 2. Programs 1
 # and 3 continue a head that another program began. We add no unit for this, so that the number of units does not depend
-# on the number of programs. (The table in the section *Are eight heads enough?* counted differently, with one unit for
+# on the number of programs. (The output in the section *Are eight heads enough?* counts differently, with one unit for
 # the start of every program.) Only heads 0 and 3 are read by two programs, so only these two heads need a merge.
 
 # %% [markdown]
@@ -527,10 +527,10 @@ for n, speed in stages.items():
 #   the previous one, and the program goes on to the next tile only when all three are done. If they take 0.76 µs, the
 #   next tile is always there in time, and the latency may be anything up to 2.3 µs.
 #
-# The one speed that we have measured agrees with both. The experiment would be to change the number of stages. With 3,
-# 4 and 6 stages, 2, 3 and 5 tiles are in flight, instead of one with 2 stages. If latency is the limit, a program reads
-# 2, 3 and 5 times as fast as with 2 stages. If the work is the limit, further stages change nothing. If you have a GPU,
-# you can find out with `fa2-lab bench decode`.
+# The one speed that we have measured is compatible with both explanations. The experiment would be to change the number
+# of stages. With 3, 4 and 6 stages, 2, 3 and 5 tiles are in flight, instead of one with 2 stages. If latency is the
+# limit, a program reads 2, 3 and 5 times as fast as with 2 stages. If the work is the limit, further stages change
+# nothing. If you have a GPU, you can find out with `fa2-lab bench decode`.
 #
 # For our purpose, the answer does not matter, because the fix is the same in both cases. Programs on other SMs wait and
 # work at the same time. About a hundred of them read as fast as a copy, and that is why we split the keys.

@@ -257,10 +257,11 @@ show("ring_schedule")
 # | 3 | 1 | | of block 1 | adds its part and sends the sum on |
 # | own, second half | 0 | | of block 0 | adds the parts of both halves, and block 0 is done |
 #
-# Read line 2. While rank 0 computes with block 2, it receives two things. The first is K and V of block 1, for the next
-# step. The second is the pair of accumulators of block 2, which rank 3 began in the previous step. At the end of the
-# step, rank 0 adds its own part to these accumulators and sends them on. In line 1, no accumulators arrive, because
-# rank 0 is the first to compute with block 3. The owner of block 3, which is rank 3, will add the last part.
+# As an example, take line 2. While rank 0 computes with block 2, it receives two things. The first is K and V of block
+# 1, for the next step. The second is the pair of accumulators of block 2, which rank 3 began in the previous step. At
+# the end of the step, rank 0 adds its own part to these accumulators and sends them on. In line 1, no accumulators
+# arrive, because rank 0 is the first to compute with block 3. The owner of block 3, which is rank 3, will add the last
+# part.
 #
 # ## Do the links keep up?
 #
@@ -287,10 +288,10 @@ for name, (flops, link) in speeds.items():
     print(f"{name:20}{flops / 1e12:7.0f}{link / 1e9:13.0f}{smallest(flops, link):28,}")
 
 # %% [markdown]
-# In this output, *link* is the connection between GPUs. This is NVLink, or on the RTX 4090 the computer's ordinary
-# bus. The first three lines use half of the peak FLOP/s and the link's speed in one direction, both from the data
-# sheets. The last line uses speeds that we measured with torch's transfers, with four ranks at once. There, each rank
-# moves only 131 GB/s over a link of 450 GB/s. The record does not show what limits these transfers, so the last line
+# In this output, *link* is the connection between GPUs. This is NVLink, or on the RTX 4090 the computer's ordinary bus.
+# The first three lines use half of the peak FLOP/s and the link's speed in one direction, both from the data sheets.
+# The last line uses speeds that we measured with torch's transfers, with four ranks at once. In that run, each rank
+# moved only 131 GB/s over a link of 450 GB/s. The record does not show what limits these transfers, so the last line
 # holds for this way of sending and not for the link. Compared with the line for the H100, the link is 3.4 times slower,
 # and the kernel is 1.4 times faster, because it reaches 708 TFLOP/s instead of 495. Both need more rows, and together
 # they need five times as many.
@@ -312,13 +313,13 @@ for name, (flops, link) in speeds.items():
 #
 # <details><summary>Answer</summary>
 #
-# **neither of the two, but the headers and the starting of kernels and transfers.** We know this by subtraction and did
-# not read it off a timeline. The forward pass sends K and V around once, and the backward pass sends three times as
-# much, so all transfers together take 4 · 0.72 = 2.9 ms. The transfers reach only 69 GB/s, because they are short. The
-# kernels take about a quarter of one GPU's 1.6 ms, which is 0.4 ms. Even if no transfer hides behind a kernel, 3.8 ms
-# remain, and if such small kernels are only half as fast, more than 3 ms still remain. What else the ring does is to
-# exchange headers and to start kernels and transfers. But the record shows neither how these milliseconds are divided
-# among them, nor whether transfers and kernels slow each other down.
+# **neither of the two, but the headers and the starting of kernels and transfers.** We know this by subtraction, and
+# not from a timeline. The forward pass sends K and V around once, and the backward pass sends three times as much, so
+# all transfers together take 4 · 0.72 = 2.9 ms. The transfers reach only 69 GB/s, because they are short. The kernels
+# take about a quarter of one GPU's 1.6 ms, which is 0.4 ms. Even if no transfer hides behind a kernel, 3.8 ms remain,
+# and if such small kernels are only half as fast, more than 3 ms still remain. The rest of the time goes into
+# exchanging headers and into starting kernels and transfers. But the record shows neither how these milliseconds are
+# divided among them, nor whether transfers and kernels slow each other down.
 # </details>
 
 # %% tags=["hide-input"]

@@ -132,12 +132,14 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 # Which tiles of a window need a mask? If a causal window is wider than a tile, the tiles at both of its edges do. With
 # square tiles of B × B, a row block has one such tile on the diagonal. At the left edge, the window moves by one key
 # per row. So between the top and the bottom row of the block, B − 1 consecutive keys drop out of the window, and the
-# tiles that contain them need a mask. That makes two tiles, unless all B − 1 keys fall into one. For example, with B =
-# 4 and left = 6, the windows of rows 8 to 11 begin at keys 2, 3, 4 and 5. Keys 2, 3 and 4 leave the window, so tiles 0
-# and 1 need a mask. With left = 8, the keys 0, 1 and 2 leave it, and they are all in tile 0. In general, row iB, the
-# top row of block i, begins at key iB − left, so this is the first key that leaves. The B − 1 keys fit into one tile if
-# this key is the tile's first key, so that `left` is a multiple of B, or its second key, so that `left` + 1 is a
-# multiple of B.
+# tiles that contain them need a mask. These are two tiles, unless all B − 1 keys are in the same one. For example, with
+# B = 4 and left = 6, the windows of rows 8 to 11 begin at keys 2, 3, 4 and 5. Keys 2, 3 and 4 leave the window, so
+# tiles 0 and 1 need a mask. With left = 8, the keys 0, 1 and 2 leave it, and they are all in tile 0.
+#
+# In general, when are these keys in a single tile? A tile has B keys, so B − 1 consecutive keys fit into it only if
+# they begin at its first key or at its second. The top row of block i is row iB, whose window begins at key iB − left,
+# so this is the first key that leaves. It is the first key of a tile if `left` is a multiple of B, and the second key
+# of a tile if `left` + 1 is a multiple of B. For every other `left`, two tiles at the left edge need a mask.
 #
 # Implementations count the keys of a window differently. Ours takes (left, right) in addition to the row's own key,
 # so (1024, 0) means 1,025 keys. In a model, however, a `sliding_window` of 1,024 often includes the row's own key, so
@@ -321,8 +323,8 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by finite differences {((up - down) * dO).sum(
 # `attention(…, window=(5, 0), softcap=3.0, sinks=…)` supports this chapter's windows, caps and sinks, and
 # `attention_packed` takes packed documents and their starts. A model of Hugging Face's *transformers* ([appendix
 # C](C_package.ipynb)) can ask for causal and bidirectional masks, windows, padding and packed sequences. Any other mask
-# raises an error that names the mask. This is so even for a prefix, although a prefix is an interval and the loop above
-# could run it.
+# raises an error that names the mask. This is true even of a prefix, although a prefix is an interval, which the loop
+# above could handle.
 #
 # ## Recap
 #

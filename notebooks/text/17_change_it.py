@@ -6,11 +6,11 @@
 #
 # **How do I add a bias or a mask of my own, and what comes after Hopper?**
 #
-# People who use attention kernels ask one question more often than any other: how do I add something to the scores,
-# such as a bias, ALiBi, or a mask that no argument describes? All of these change the same line of the loop. In the
-# first part of this chapter, you will change that line three times, test what you wrote, and find out what it costs.
-# In the second part, the hardware changes instead. We take the published numbers of the GPU that follows Hopper and
-# ask what this book's models predict for it.
+# The question that users of attention kernels ask most often is how to add something to the scores, such as a bias,
+# ALiBi, or a mask that no argument describes. All of these change the same line of the loop. In the first part of this
+# chapter, you will change that line three times, test what you wrote, and find out what it costs. In the second part,
+# you keep the loop and change the hardware. We take the published numbers of the GPU that follows Hopper and ask what
+# this book's models predict for it.
 #
 # After this notebook you can
 #
@@ -20,7 +20,7 @@
 # - list the lines of a Hopper kernel that a bias would change,
 # - predict which unit of a new GPU finishes last, and replace its exponential by a polynomial.
 #
-# *Time: 110 minutes with three functions to write, in two parts. Hardware: any machine with Linux; without a GPU, the
+# *Time: 125 minutes with three functions to write, in two parts. Hardware: any machine with Linux; without a GPU, the
 # kernels run in Triton's interpreter. Before this: [05 · The backward pass](05_backward.ipynb), [08 · The Triton
 # forward kernel](08_triton_forward.ipynb) and [16 · The same loop, other masks](16_masks.ipynb). What is said about
 # Hopper and Blackwell builds on [12b · Hopper, the kernel](12b_hopper_kernel.ipynb).*
@@ -60,7 +60,7 @@ print("kernels of this notebook:", "interpreted" if triton.knobs.runtime.interpr
 _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package warns once that it is slow here
 
 # %% [markdown]
-# ## Part 1 · Your own scores (80 minutes)
+# ## Part 1 · Your own scores (90 minutes)
 #
 # ## What does it cost to pass a bias as a tensor?
 #
@@ -667,8 +667,8 @@ print("\n".join(line.removeprefix("    ") for line in lines[begin : end + 1]))
 # - **Fast path.** Thanks to `if sees.cuts(j)`, the kernel masks only tiles at an edge and spends no instructions on
 #   the mask in any other tile. A bias has to be computed in every tile.
 # - **Registers.** At d = 128 and with tiles of 128 keys, S and O take 64 registers each per thread, and P takes 32. The
-#   columns, the rows and the slope need additional registers. If ptxas runs out of registers, it either spills some of
-#   them or makes the kernel wait for each matmul.
+#   columns, the rows and the slope need additional registers. If ptxas runs out of registers, it either spills values
+#   into slower memory or no longer lets matmuls overlap, so that the kernel waits for each of them.
 #
 # What would the scale and the lost fast path cost? Each thread holds 64 of the scores in a tile of 64 × 128. ALiBi
 # takes two more instructions per score. One FMA computes the bias from the column, as slope · column − slope · row, if
@@ -690,18 +690,18 @@ for d in (64, 128):
     print(f"d = {d:3}{row}{before:15.0f}{after:13.0f}  (+{after / before - 1:.0%})")
 
 # %% [markdown]
-# **Prediction.** At d = 64, the issue slots would become the busiest unit, which costs 5% if all units overlap
-# perfectly. If the new instructions overlapped with nothing, they would cost 128 / 528, or 24%. We expect a number in
-# between, because chapter 10 found that extra instructions can cost time that the busiest unit does not explain. At
-# d = 128, the busiest unit stays the same, so ALiBi would cost little. We have measured neither number. The project has
-# a benchmark with and without ALiBi, `bias`, but on Hopper it runs the portable kernels, and none of its runs is
-# recorded yet. The model also does not show whether there are enough registers, so the next step would be to write the
-# line, compile the kernel, and count its spills. The authors of FlashAttention have taken this route. Their newer
-# kernels compile a user's function, which they call `score_mod`, into the softmax of [Hopper and
-# Blackwell](https://research.colfax-intl.com/a-users-guide-to-flexattention-in-flash-attention-cute-dsl).
+# **Prediction.** At d = 64, ALiBi costs between 5% and 24%. The issue slots would become the busiest unit, which costs
+# 5% if all units overlap perfectly. If the new instructions overlapped with nothing, they would cost 128 / 528, or 24%.
+# We expect a number in between, because chapter 10 found that extra instructions can cost time that the busiest unit
+# does not explain. At d = 128, the busiest unit stays the same, so ALiBi costs little. We have measured neither of
+# these two predictions. The project has a benchmark with and without ALiBi, `bias`, but on Hopper it runs the portable
+# kernels, and none of its runs is recorded yet. The model also does not show whether there are enough registers, so the
+# next step would be to write the line, compile the kernel, and count its spills. The authors of FlashAttention have
+# taken this route. Their newer kernels compile a user's function, which they call `score_mod`, into the softmax of
+# [Hopper and Blackwell](https://research.colfax-intl.com/a-users-guide-to-flexattention-in-flash-attention-cute-dsl).
 
 # %% [markdown]
-# ## Part 2 · What comes after Hopper (30 minutes)
+# ## Part 2 · What comes after Hopper (35 minutes)
 #
 # So far, you have changed the function, but about every two years NVIDIA changes the GPU. The generation after Hopper
 # is Blackwell, and its large GPU is the *B200*. We have not run anything on a B200. Instead, we feed what has been
@@ -936,7 +936,7 @@ for N in (4096, 131072, 1048576):
     print(f"N = {N:9,}: {share:.1%} of the FLOPs of four layers")
 
 # %% [markdown]
-# So the loop in this book will be needed for a while yet.
+# So this book's loop will still be needed for some time.
 #
 # ## Recap
 #

@@ -110,7 +110,8 @@ for layout in compilations:
     print(f"S {S}, one matmul of P and V {O}, {rows} warps along rows, {keys} along keys")
 
 # %% [markdown]
-# In all four cases, a row of S belongs to one warp, so computing its maximum and its sum never involves another warp.
+# In all four cases, each row of S belongs to one warp, so computing its maximum and its sum never involves another
+# warp.
 #
 # With `wgmma`, this is always true for four warps, because the instruction itself gives each of them 16 rows. With
 # `mma`, each warp multiplies on its own, and the compiler chooses the layout. The two matmuls form a chain, because the
@@ -149,10 +150,10 @@ for layout in compilations:
 # ## Why is K scrambled in shared memory?
 #
 # Shared memory consists of 32 *banks*, each of which delivers 4 bytes per step. Neighbouring groups of 4 bytes are in
-# neighbouring banks, and bank 31 is followed by bank 0 again. On `sm_80`, the lanes load K for the tensor cores. In
-# one access, they load 16 bytes (a *chunk* of 8 elements) from each of eight rows, for example columns 0 to 7 of
-# eight keys. On `sm_90`, the tensor cores read shared memory themselves, but they also read one chunk from each row.
-# A chunk covers four banks, so eight chunks can be read in one step if they are in eight different groups of banks.
+# neighbouring banks, and bank 31 is followed by bank 0 again. On `sm_80`, the lanes load K for the tensor cores. In one
+# access, the lanes load 16 bytes (a *chunk* of 8 elements) from each of eight rows, for example columns 0 to 7 of eight
+# keys. On `sm_90`, the tensor cores read shared memory themselves, but they also read one chunk from each row. A chunk
+# covers four banks, so eight chunks can be read in one step if they are in eight different groups of banks.
 #
 # With d = 64 and 2 bytes per element, a row of K has 128 bytes. These bytes cover all banks exactly once, and we call
 # them a *line*, so a row with d = 128 has two lines. A line has eight places for chunks:
@@ -182,11 +183,12 @@ show("swizzle_xor")
 #
 # Our forward kernel keeps one copy of $q_i$ in shared memory. It also keeps n tiles of K and n tiles of V there, so
 # that the next tiles can arrive while one is in use. Together, these are $(B_r + 2 n B_c) \cdot d$ elements of 2 bytes.
-# On Hopper, n is the launch option `num_stages`, while on an A100 or an RTX 4090, it is one less. The reason is that on
-# Hopper, a matmul can still be reading a tile while the next copy begins, so Triton keeps one more buffer. Registers
-# hold $o_i$ and $s_{ij}$ in fp32, with one element per register, and $p_{ij}$ in 16 bits, with two elements per
-# register. Each thread needs about 40 more registers for addresses and counters. In total, a thread needs about $40 +
-# (B_r d + 1.5\, B_r B_c) / \text{threads}$ registers, and it can have 255.
+# On Hopper, n is the launch option `num_stages`, while on an A100 or an RTX 4090, it is `num_stages` − 1, if
+# `num_stages` is 2 or more. The reason is that on Hopper, a matmul can still be reading a tile while the next copy
+# begins, so Triton keeps one more buffer. Registers hold $o_i$ and $s_{ij}$ in fp32, with one element per register, and
+# $p_{ij}$ in 16 bits, with two elements per register. Each thread needs about 40 more registers for addresses and
+# counters. In total, a thread needs about $40 + (B_r d + 1.5\, B_r B_c) / \text{threads}$ registers, and it can have
+# 255.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 show("block_budget")

@@ -75,7 +75,8 @@ for name, version in VERSIONS.items():
 # %% [markdown]
 # Only the first version gives 5/2.
 #
-# **Predict.** You test each version on a single row, cut at the bar. Which row lets the most wrong versions pass?
+# **Predict.** You test each version on a single row, cut at the bar. Which row lets the largest number of wrong
+# versions pass?
 #
 # - ☐ 1 3 | 4 8
 # - ☐ 8 4 | 3 1
@@ -117,8 +118,8 @@ for name, version in VERSIONS.items():
 # the softmax scale out on purpose, so a dQ copied from it lacks a factor of $\tau$. Second, section 2.2 of the arXiv
 # version has $dK = Q\,dS^\top$ in place of $dS^\top Q$. The code below adds the missing $\tau$ to this formula. Third,
 # line 4 of Algorithm 2 prints $D \in \mathbb{R}^d$, although each of the $N$ rows has its own D. If you take $d$
-# literally, you sum each column, which gives d values for N rows. This does not fit, so only to let the formula run at
-# all, the code below repeats the d values until there are $N$.
+# literally, you sum each column, which gives d values for N rows. These d values do not fit N rows, so the code below
+# repeats them until there are $N$, only to let the formula run.
 #
 # We apply four tests to each of these mistakes. The true gradients come from finite differences of the forward pass,
 # so they don't use a formula from any paper.

@@ -16,7 +16,7 @@
 # - count what your own algorithm loads, stores and computes,
 # - call `fa2_lab.attention`, judge its results, and switch a model over to it.
 #
-# *Time: 30 minutes. Hardware: any laptop; one cell needs PyTorch and Triton, and it tells you if they are missing.
+# *Time: 35 minutes. Hardware: any laptop; one cell needs PyTorch and Triton, and it tells you if they are missing.
 # Before this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %% tags=["hide-input"]
@@ -118,11 +118,10 @@ if find_spec("torch") and find_spec("triton"):
 #
 # ## What is wrong with my function?
 #
-# If an attention function is wrong, the norm of the difference from a right result shows that it is wrong, but not
-# why. `examine` runs the function on about fifty small problems and compares its answers with those that more than
-# 150 known mistakes would give, to within rounding errors. From the names of the arguments, it learns what the
-# function accepts, and it finds out the order of the axes itself. The following loop over tiles of 16 keys has two
-# bugs:
+# If an attention function is wrong, the size of the difference from a right result shows that something is wrong, but
+# not what. `examine` runs the function on about fifty small problems and compares its answers with those that more than
+# 150 known mistakes would give, to within rounding errors. It reads from the names of the arguments what the function
+# accepts, and it finds out the order of the axes by itself. The following loop over tiles of 16 keys has two bugs:
 
 # %%
 def mine(q, k, v, causal=False):  # (batch, heads, N, d)

@@ -234,12 +234,14 @@ show("rounding_bias")
 #    loss explodes.
 #
 # The figure also shows that the sum stays small if $o$ is kept in fp32 and divided before it is rounded. Why does the
-# division help? Let the weights of the other keys have the sum ε, and let their values have the weighted mean w, so
-# the other keys add εw to o and ε to $\ell$. In the row above, $o / \ell$ is then (−2.5078125 + εw) / (2 + ε). Without
-# the other keys, this is −1.25390625, or −160.5 steps of 1/128, a halfway case again. With them, it moves from there
-# towards w. So it moves down if w is below −1.25390625, and up if w is above. Both happen in many rows, so most of
-# these errors cancel. But if $o$ is rounded before the division, only εw counts, which is negative in every row. The ε
-# in $\ell$, which would balance it, then comes too late.
+# division help? Let the weights of the other keys have the sum ε, and let their values have the weighted mean w, so the
+# other keys add εw to o and ε to $\ell$. In the row above, $o / \ell$ is then (−2.5078125 + εw) / (2 + ε). Without the
+# other keys, this is −1.25390625, or −160.5 steps of 1/128, a halfway case again. With them, it is the weighted mean of
+# −1.25390625, with weight 2, and w, with weight ε, so it is between the two. In a row whose w is below −1.25390625, the
+# quotient is therefore pushed down from the halfway case, and in a row whose w is above, it is pushed up. Both happen
+# in many rows, so most of these errors cancel. But if $o$ is rounded before the division, only εw counts, which is
+# negative in every row. The division by 2 + ε, which would balance it, then comes after the rounding and cannot undo
+# it.
 #
 # The kernels of this book divide first. The paper, by contrast, keeps the sums in bf16 and changes m, so that the
 # largest weight is not 1.
@@ -450,12 +452,13 @@ of_product = {name: abs(attention_with(f) - exact(Q32, K32, V32)).max() for name
 # %% [markdown]
 # ## What do scales and a rotation gain in FP8?
 #
-# FP8's format E4M3 has only 4 mantissa bits, and its largest number is 448, so a tensor needs a *scale* that maps its
-# own largest element to 448. In section 3.3, the paper on [FlashAttention-3](https://arxiv.org/abs/2407.08608) adds two
-# techniques. Each block of rows gets its own scale, and Q and K are both multiplied by the same orthogonal matrix M.
-# Since $M M^\top = I$, the scores $QM (KM)^\top = QK^\top$ stay the same. M is a *Hadamard matrix* with random signs,
-# which means that all of its elements are $+1/\sqrt{d}$ or $-1/\sqrt{d}$. Multiplying by M therefore spreads an outlier
-# evenly over all d columns. It is also cheap, because it takes only d log d additions per row.
+# FP8's format E4M3 has only 4 mantissa bits, of which 3 are stored, and its largest number is 448, so a tensor needs a
+# *scale* that maps its own largest element to 448. In section 3.3, the paper on
+# [FlashAttention-3](https://arxiv.org/abs/2407.08608) adds two techniques. Each block of rows gets its own scale, and Q
+# and K are both multiplied by the same orthogonal matrix M. Since $M M^\top = I$, the scores $QM (KM)^\top = QK^\top$
+# stay the same. M is a *Hadamard matrix* with random signs, which means that all of its elements are $+1/\sqrt{d}$ or
+# $-1/\sqrt{d}$. Multiplying by M therefore spreads an outlier evenly over all d columns. It is also cheap, because it
+# takes only d log d additions per row.
 
 # %%
 print(getsource(numbers.e4m3))
