@@ -59,7 +59,8 @@ def front(folder: Path | None) -> list[str]:
     lines += ["", "## Where `fa2_lab` is slower", "", SLOWER, "", *table(BEHIND, slower)]
     lines += ["", "## GPU by GPU", "", GPUS, "", *gpus(folder)]
     lines += ["", "## Third-party tests", "", TESTS, "", *judged(), "", LEAD.read_text(encoding="utf-8")]
-    return [*lines, "## How it was timed", "", *told, made_on(usual(runs)), "", "## What we measured"]
+    made = " ".join([made_on(usual(runs)), *assembled(runs)])
+    return [*lines, "## How it was timed", "", *told, made, "", "## What we measured"]
 
 
 def outcome(runs: list[Record]) -> list[str]:
@@ -102,16 +103,29 @@ TESTS = (
 )
 
 
-VERSIONS = "driver {driver}", "torch {torch}", "Triton {triton}", "cuDNN {cudnn}"
+VERSIONS = dict(driver="driver", torch="torch", triton="Triton", ptxas="ptxas", cudnn="cuDNN")
+PTXAS = "ptxas 13.4, which Triton 3.9 brings, in the place of 12.9"  # in the record of ideas
 
 
 def made_on(machine: dict) -> str:
     """Describe the machine of most records."""
     peers = [f"{name} {version}" for name, version in machine.get("peers", {}).items()]
-    software = listed([form.format(**machine) for form in VERSIONS] + peers)
+    software = listed([f"{name} {machine[key]}" for key, name in VERSIONS.items() if key in machine] + peers)
     where = "the site's results page names the commit and the versions of each suite"
     machine = f"The **machine** of most suites is an {machine['gpu']} with {software}."
     return f"{machine} Some suites ran with other versions, so {where}."
+
+
+def assembled(runs: list[Record]) -> Iterable[str]:
+    """Describe which version of NVIDIA's assembler compiled the records, and what another version changes."""
+    rows = [row for run in runs if run.suite == "ideas" for row in run.rows if row.problem.get("idea") == PTXAS]
+    if rows:
+        speeds = [row.ratio("with it", "without it") for row in rows]
+        yield (
+            "The records with Triton 3.9 were compiled by version 12.9 of ptxas, which is NVIDIA's assembler, unless "
+            "they name another version. Triton 3.9 itself brings ptxas 13.4 for Hopper. With that version, our kernels "
+            f"were {min(speeds):.2f} to {max(speeds):.2f} times as fast in {len(rows)} calls."
+        )
 
 
 def rest_of(protocol: str, known: str) -> str | None:

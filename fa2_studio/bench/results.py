@@ -68,7 +68,7 @@ def shape_of(row: Measurement) -> list[str]:
     p = row.problem
     N = f"{p['N_q']:,}" if p["N_q"] == p["N_k"] else f"{p['N_q']:,} × {p['N_k']:,}"
     heads = f"{p['heads']}" if p["heads"] == p["kv_heads"] else f"{p['heads']}, {p['kv_heads']} for K and V"
-    what = p.get("rung", row.direction) + (f", {p['idea']}" if "idea" in p else "")
+    what = p.get("rung", row.direction) + "".join(f", {p[key]}" for key in ("idea", "variant") if key in p)
     return [what, N, f"{p['batch']}", heads, f"{p['d']}", p.get("mask") or ("causal" if p["causal"] else "non-causal")]
 
 
@@ -117,10 +117,22 @@ def machine() -> dict:
         python=platform.python_version(),
         torch=torch.__version__,
         triton=version("triton"),
+        ptxas=assembler() if gpu and not torch.version.hip else "none",
         cudnn=str(torch.backends.cudnn.version()),
         peers={name: found for name, package in distributions.items() if (found := version(package)) != ABSENT},
         commit=commit(),
     )
+
+
+def assembler() -> str:
+    """Return the version of the assembler ptxas that Triton uses for this GPU, such as "13.4"."""
+    import torch
+    from triton.backends.nvidia.compiler import get_ptxas_version
+
+    major, minor = torch.cuda.get_device_capability()
+    told = get_ptxas_version(10 * major + minor)
+    found = re.search(r"release (\d+\.\d+)", told)
+    return found[1] if found else told.strip()
 
 
 def commit(folder: Path = files.ROOT) -> str:
