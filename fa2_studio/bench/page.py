@@ -104,7 +104,7 @@ TESTS = (
 
 
 VERSIONS = dict(driver="driver", torch="torch", triton="Triton", ptxas="ptxas", cudnn="cuDNN")
-PTXAS = "ptxas 13.4, which Triton 3.9 brings, in the place of 12.9"  # in the record of ideas
+PTXAS = "ptxas 13.4, which Triton 3.9 brings, instead of 12.9"  # in the record of ideas
 
 
 def made_on(machine: dict) -> str:

@@ -522,11 +522,14 @@ for idea in (
 # keeps more addresses in registers, the same order spills, so we gave the early start up. No recorded run compares the
 # two orders with Triton 3.9, so we do not know how their speeds compare there.
 #
-# We also tried six further ideas on the current kernel, and kept three of them:
+# We also tried nine further ideas on the current kernel, and kept four of them:
 #
 # - The programmatic dependent launch from part 4 helps if there are few rows.
 #
 # - Running fewer heads at the same time helps if there are many rows and no pauses between calls.
+#
+# - Treating the query heads of a K/V head as one head with all their rows, as in chapter 12b, helps some short calls
+#   without a mask.
 #
 # - Another order of the instructions makes *deterministic* calls faster. These calls give the same bits in every run,
 #   and they are the subject of the next sections. With this order, up to 48 bytes per thread no longer fit into
@@ -538,7 +541,7 @@ for idea in (
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 table = ideas.table("backward")
-display(Markdown("\n".join(["<details><summary>Six ideas: predicted and measured</summary>", "", *table, "", "</details>"])))
+display(Markdown("\n".join(["<details><summary>Nine ideas: predicted and measured</summary>", "", *table, "", "</details>"])))
 
 # %% [markdown]
 # ## Do you get the same bits in every run?
@@ -678,8 +681,10 @@ for row in repeated:
 # %% [markdown]
 # Turns are the cheaper method. At d = 64 under the mask, turns cost FlashAttention-3 less than they cost this kernel,
 # but in all other cases, they cost FlashAttention-3 more. Both kernels use a writer warp, barriers and counters in HBM,
-# so one would have to profile them to find the difference, which we have not done. Two passes cost more, and the second
-# pass is not the only reason, because the portable kernels also lack producers and rings.
+# so one would have to profile them to find the difference, which we have not done. Waiting for a turn in other ways
+# does not help. We tried a pause before each new read of the counter, reads without an order followed by a fence, and a
+# wait that begins before the consumer has finished its part, and none of them was faster on every problem. Two passes
+# cost more, and the second pass is not the only reason, because the portable kernels also lack producers and rings.
 #
 # **What you will get.** `torch.use_deterministic_algorithms(True)` does one more thing. Unless you set
 # `torch.utils.deterministic.fill_uninitialized_memory = False`, PyTorch fills every new tensor with NaN before a kernel
@@ -834,7 +839,7 @@ verdict("the kernel is faster than cuDNN, and about as fast as FlashAttention-3 
         all(mean_ratio(backward_rows, peer)[1] > least for peer, least in (("cuDNN", 1), ("FlashAttention-3", 0.97))))
 verdict("turns cost less than two passes", all(1 < ours < two for ours, _, two in costs))
 kept = [line for line in ideas.table("backward") if "| yes" in line or "| for" in line]
-verdict("three later ideas are kept", len(kept) == 3 and "deterministic: an order of instructions" in kept[0])
+verdict("four later ideas are kept", len(kept) == 4 and "deterministic: an order of instructions" in kept[0])
 verdict("starting S and dP together costs 30% of the speed or more", all(x["worth"] <= 0.7 for x in tried if x["idea"] == "S and dP started together"))
 verdict("since Triton 3.9, dK's matmul no longer starts late", not USE_LOW_REG or not any(choose(d, 8192, True, False).dk_late for d in (64, 128)))
 
