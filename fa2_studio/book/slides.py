@@ -23,6 +23,7 @@ from pygments.lexers import PythonLexer
 from fa2_lab.plots.live import WIDE as WIDE_PIECES
 from fa2_lab.plots.live import page
 from fa2_lab.tools import files
+from fa2_lab.tools.figures import PHONE
 from fa2_studio.book.callouts import mathml
 from fa2_studio.book.chapters import NOTEBOOKS, written
 from fa2_studio.book.site import FIGURES, LIVE, LOOKS, drawn, is_imports
@@ -43,7 +44,8 @@ LECTURES = {  # title: its chapters; of those with several parts, which are show
 LEFT_OUT = ("Exercises", "Checks", "Questions", "Part ")  # the course's, not a lecture's
 ROWS, LETTERS = 15, 80  # what a slide holds: lines of words, and letters in a line
 FULL, WIDE = 19, 70  # lines of code, which are closer together, and letters in a line of code
-ROOM, HIGH = 620, re.compile(r'<svg[^>]* height="([\d.]+)"')  # pixels for a picture; the height of an SVG
+BROAD, ROOM, READ, LIKE_WORDS = 1208, 620, 16, 25  # pixels for a picture; letters that a room reads, and those of words
+SIZE = re.compile(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"')
 PANEL = re.compile(
     r'<text style="font-weight: 700; font-size: 10\.5px[^>]*?(?:y="|translate\(\S+ )([\d.]+)'
 )  # its title
@@ -173,7 +175,7 @@ def shown(part: str) -> list[str]:
         return listing(part.split("\n", 1)[1].rsplit("\n", 1)[0], part.startswith("```python"))
     if part.startswith("|"):
         head, rule, *rows = part.split("\n")
-        return [rendered("\n".join([head, rule, *some])) for some in split(rows, lambda row: 1.3 + len(row) // 130)]
+        return [rendered("\n".join([head, rule, *some])) for some in split(rows, lambda row: 1.3 + len(row) // 95)]
     return [rendered(part)]
 
 
@@ -219,9 +221,10 @@ def looked_at(cell: nbformat.NotebookNode) -> list[Beat]:
     seen = "".join(output.get("data", {}).get("text/html", "") for output in cell.outputs)
     if live := LIVE.search(seen):
         still = re.search(r'<div class="still">(.*?</p>)</div>', seen, re.DOTALL)
-        wide = 1240 if live[1] in WIDE_PIECES else 900
-        frame = f'<iframe width={wide} loading=lazy srcdoc="{escape(page(*map(unescape, live.groups(""))))}"></iframe>'
-        return [Beat(seen=(f"{frame}<div class=still>{still[1] if still else ''}</div>",), kind="live")]
+        name, asked = map(unescape, live.groups(""))
+        inside = page(name, "&".join(filter(None, [asked, "deck"])))
+        frame = f'<iframe width={1240 if name in WIDE_PIECES else 900} loading=lazy srcdoc="{escape(inside)}"></iframe>'
+        return [Beat(seen=(f"{frame}<div class=still>{as_svg(still[1]) if still else ''}</div>",), kind="live")]
     if picture := re.search(r'<img alt="([^"]*)"[^>]*>', seen):
         caption = re.search(r"<p[^>]*>(.*?)</p>", seen, re.DOTALL)
         name = drawn().get(unescape(picture[1]))
@@ -235,21 +238,44 @@ def looked_at(cell: nbformat.NotebookNode) -> list[Beat]:
     return [Beat(seen=tuple(listing(cell.source, printed=printed)))]
 
 
+def as_svg(still: str) -> str:
+    """The static figure of a live piece for the handout, without the card on which a notebook shows it."""
+    image = re.search(r'<img alt="([^"]*)"[^>]*>', still)
+    name = image and drawn().get(unescape(image[1]))
+    shown = "".join(f'<img alt="{image[1]}" src="{part}">' for part in parts(name)) if name else ""
+    return still.replace(image[0], shown) if shown else still
+
+
 def parts(name: str) -> list[str]:
-    """A picture for slides, which are wide and light: as for a page, or in parts if it is higher than a slide."""
-    page = (FIGURES / f"{name}.svg").read_text(encoding="utf-8")
-    shown = [page]
-    if float(HIGH.search(page)[1]) > ROOM and (cuts := sorted({float(y) for y in PANEL.findall(page)})):
-        high = float(VIEW.search(page)[2])
-        ends = [b - 12 for a, b in pairwise(cuts) if b - a > 20] + [high]  # closer are two lines of a title
-        tops = [0.0]
-        for end, after in pairwise(ends):
-            if after - tops[-1] > 0.75 * ROOM and end - tops[-1] > 60 and high - end > 140:
-                tops.append(end)
-        spans = list(pairwise([*tops, high]))
-        shown = [piece(page, a, b, high) for a, b in spans] if len(spans) > 1 else shown
+    """A picture for slides, which are light: in as few parts as leave letters that a room reads.
+
+    It is the page's edition, which is as wide as a slide, unless the phone's has letters like those of the words.
+    """
+    page, phone = ((FIGURES / folder / f"{name}.svg").read_text(encoding="utf-8") for folder in ("", PHONE))
+    ways = [[page], [phone]] + [in_parts(svg, most) for svg in (page, phone) for most in (2.8, 2, 1.4, 1)]
+    read = [way for way in ways if letters(way) >= READ] or [[page]]
+    shown = min(read, key=lambda way: (len(way), letters(way) < LIKE_WORDS))
     light = [re.sub(r"<style>@media.*?</style>", "", svg, count=1, flags=re.DOTALL) for svg in shown]
     return [f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}" for svg in light]
+
+
+def letters(shown: list[str]) -> float:
+    """The size in pixels of the smallest letters, which a picture has at 13, on a slide of 1280 × 720."""
+    sizes = [[float(side) for side in SIZE.search(svg).groups()] for svg in shown]
+    return min(13 * min(BROAD / wide, ROOM / high) for wide, high in sizes)
+
+
+def in_parts(svg: str, most: float) -> list[str]:
+    """An edition of a picture in parts of one or more panels, about `most` times as high as a slide if as wide."""
+    cuts, high = sorted({float(y) for y in PANEL.findall(svg)}), float(VIEW.search(svg)[2])
+    most *= ROOM / BROAD * float(VIEW.search(svg)[1])
+    ends = [b - 12 for a, b in pairwise(cuts) if b - a > 20] + [high]  # closer are two lines of a title
+    tops = [0.0]
+    for end, after in pairwise(ends):
+        if after - tops[-1] > most and end - tops[-1] > most / 4 and high - end > most / 3:
+            tops.append(end)
+    spans = list(pairwise([*tops, high]))
+    return [piece(svg, a, b, high) for a, b in spans] if len(spans) > 1 else [svg]
 
 
 def piece(page: str, top: float, end: float, high: float) -> str:

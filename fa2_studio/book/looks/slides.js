@@ -43,7 +43,7 @@ addEventListener("message", ({ data, source }) => {
   if (data.turn) go(at + data.turn);
   const frame = [...document.querySelectorAll("iframe")].find((e) => e.contentWindow === source);
   if (!frame || !data.live) return;
-  frame.height = Math.min(data.live, 780);
+  frame.height = data.live;
   fit(all[at]);
 });
 addEventListener("resize", () => fit(all[at]));
