@@ -1,4 +1,4 @@
-"""Pictures, one file per idea.
+"""Pictures, with one file per idea.
 
-In each file, data() computes numbers, and draw() turns them into (figure, alternative text).
+In each file, data() computes the numbers of the picture, and draw() returns (figure, alternative text).
 """

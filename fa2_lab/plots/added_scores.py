@@ -1,4 +1,4 @@
-"""The picture of what four functions of (row, column) add to the scores: ALiBi, a window, a tree, buckets."""
+"""A picture that shows what four functions of (row, column) add to the scores: ALiBi, a window, a tree and buckets."""
 
 import numpy as np
 
@@ -8,9 +8,11 @@ PARENTS = (-1, 0, 1, 1, 0, 4, 0)  # a tree of drafts, each node before its child
 
 
 def data(N: int = 24, left: int = 6, first: int = 3, context: int = 6) -> dict:
-    """Return what four functions add to each score, with −∞ for masked scores.
+    """Return the arguments of draw(): the values that four functions add to each score, with −∞ for masked scores.
 
-    Three of them have N queries and N keys. The fourth has the drafts of a tree as queries, after `context` keys.
+    Three of the functions are shown for N queries and N keys. The fourth is shown for the drafts of a tree, which are
+    its queries and, after `context` earlier keys, its last keys. In the window, a query sees its own key, the `left`
+    keys before it, and the first `first` keys.
     """
     row, column = np.arange(N)[:, None], np.arange(N)[None, :]
     distance = row - column
@@ -31,12 +33,15 @@ def data(N: int = 24, left: int = 6, first: int = 3, context: int = 6) -> dict:
 
 
 def line_of(node: int) -> list[int]:
-    """Return the numbers of a node of the tree and of all its ancestors."""
+    """Return the numbers of a node of the tree and of all its ancestors, beginning with the node."""
     return [] if node < 0 else [node, *line_of(PARENTS[node])]
 
 
 def bucket(distance: np.ndarray) -> np.ndarray:
-    """Return the bucket of each distance. Distances 0 to 3 have their own buckets, and then each doubling has one."""
+    """Return the bucket of each distance.
+
+    Distances 0 to 3 have one bucket each. From 4 on, each bucket is twice as wide as the one before.
+    """
     return np.minimum(distance, 4) + (distance >= 8) + (distance >= 16)
 
 
@@ -48,7 +53,12 @@ FUNCTIONS += ("column is row\nor its ancestor", "bucket(row − column),\nlooked
 def draw(
     surfaces: dict[str, np.ndarray], parents: tuple[int, ...], context: int, functions: tuple[str, ...]
 ) -> style.Drawn:
-    """Draw each function as a square of queries and keys. The fill is weaker if more is subtracted from the score."""
+    """Draw each function as a grid of queries and keys.
+
+    The more a function subtracts from a score, the paler the cell of the score is. `parents` lists the parent of each
+    draft of the tree, `context` is the number of keys before the drafts, and `functions` are the formulas that are
+    printed.
+    """
     caption = (
         "One small function of row and column gives any mask or bias. The weaker the fill, the more is taken from a"
         f" score; hatched scores get −∞, as all keys after the query do. The drafts come after {context} tokens that"
@@ -76,7 +86,7 @@ def draw(
 
 
 def _surface(ax: style.Axes, surface: np.ndarray, cell: bool) -> None:
-    """Draw runs of equal added scores in a row as one bar each. Masked scores are hatched."""
+    """Draw one bar for each run of equal added values in a row. Masked scores are hatched."""
     lowest = min(surface[np.isfinite(surface)].min(), -1)
     for value in np.unique(surface):
         runs = [

@@ -1,4 +1,4 @@
-"""The picture of the weights P of a real sentence, by a head that is trained in a second to predict the next word."""
+"""A picture of the weights P of a real sentence, in a head that is trained in a second to predict the next word."""
 
 from functools import cache
 
@@ -14,9 +14,9 @@ STEPS, TEXTS, RATE = 150, 16, 0.3
 
 
 def data(sentence: str = SENTENCE) -> dict:
-    """Return the words of a sentence and the weights P of the trained head.
+    """Return the words of a sentence and the weights P that the trained head computes for them.
 
-    The head was not trained on this sentence, and it knows words only by number.
+    The head was not trained on this sentence. It sees each word only as a number.
     """
     words = sentence.split()
     known = list(dict.fromkeys(words))
@@ -30,7 +30,7 @@ def data(sentence: str = SENTENCE) -> dict:
 def trained(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return W_Q and W_K after STEPS steps of gradient descent on random texts.
 
-    In such a text, each word is mostly followed by one certain word.
+    In each of these texts, most occurrences of a word are followed by the same next word.
     """
     draw = np.random.default_rng(seed)
     W = 0.1 * draw.standard_normal((2, WORDS, WORDS))
@@ -40,9 +40,9 @@ def trained(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def text(draw: np.random.Generator) -> np.ndarray:
-    """Return a random text of N + 1 words.
+    """Return a random text of N + 1 words, as word numbers.
 
-    Each text has its own random order in which words usually follow one another.
+    For each text, a new random permutation determines which word usually follows which.
     """
     after, words = draw.permutation(WORDS), [int(draw.integers(WORDS))]
     while len(words) <= N:
@@ -52,19 +52,25 @@ def text(draw: np.random.Generator) -> np.ndarray:
 
 
 def one_hot(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return two one-hot matrices of a text: one with each word as a row, and one with the word before it."""
+    """Return two one-hot matrices of a text.
+
+    A row of the first encodes a word, and a row of the second its predecessor.
+    """
     X = np.eye(WORDS)[words]
     return X, np.vstack([np.zeros(WORDS), X[:-1]])
 
 
 def head(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return Q, K and V of a text. A key encodes the word before its position, and a value the word at its position."""
+    """Return Q, K and V of a text.
+
+    A key encodes the word before its position, and a value encodes the word at its position.
+    """
     X, before = one_hot(words)
     return X @ W_Q, before @ W_K, X
 
 
 def gradient(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the gradients of −Σ log O[i, word i + 1] with respect to W_Q and W_K, by chapter 01's formulas."""
+    """Return the gradients of −Σ log O[i, word i + 1] with respect to W_Q and W_K, by the formulas of chapter 01."""
     Q, K, V = head(words[:-1], W_Q, W_K)
     O, P = naive.forward(Q, K, V, tau=1.0, mask=CAUSAL)  # O: the chance of each word to come next
     dO, rows = np.zeros_like(O), np.arange(len(O))
@@ -76,7 +82,10 @@ def gradient(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.nd
 
 @style.picture
 def draw(words: list[str], P: np.ndarray) -> style.Drawn:
-    """Draw a square for each weight, whose area is the weight. Queries run down, and keys run right."""
+    """Draw a square for each weight. The area of a square is proportional to its weight.
+
+    Queries run down, and keys run right.
+    """
     caption = "At a word that it has seen before, this head looks at the word that followed it then."
     figure, ax = style.new_figure(4.3, f"{caption} The area of a square is the attention weight.")
     n = len(words)

@@ -1,4 +1,4 @@
-"""The picture of the backward pass as a graph of five matmuls."""
+"""A picture of the backward pass as a graph of five matmuls."""
 
 from fa2_lab.plots import style
 
@@ -68,7 +68,7 @@ def _edge(ax: style.Axes, start: str, end: str) -> None:
 
 
 def _box(ax: style.Axes, x: float, y: float, w: float, h: float, tensor: str, label: str, again: bool = False) -> None:
-    """Draw the box of a tensor, without a fill if the tensor is recomputed (`again`)."""
+    """Draw the box of a tensor with its label. The box of a recomputed tensor (`again`) has no fill."""
     if again:
         style.box(ax, x, y, w, h, label, edgecolor=style.hue(tensor), linewidth=1.4)
     else:

@@ -1,4 +1,4 @@
-"""The picture of one step of the Hopper backward over time: the matmuls, exponentials and additions of a consumer."""
+"""A picture of one step of the Hopper backward over time: the matmuls, exponentials and additions of a consumer."""
 
 from collections.abc import Generator
 
@@ -10,9 +10,10 @@ UNITS = {"tensor": "tensor cores", "exp": "exponentials", "copy": "additions"}
 
 
 def data(n: int = 3, steps: int = 8, d: int = 128, B_r: int = 64) -> dict:
-    """Return steps n and n + 1 of one column block, simulated for two consumers that share the tensor cores.
+    """Return the arguments of draw() for steps n and n + 1 of one column block, simulated for two consumers.
 
-    A job is (consumer, unit, result, number of the step, from, to), with times in clocks.
+    The consumers share the tensor cores. A job is (consumer, unit, result, number of the step, from, to), with times in
+    clocks.
     """
     product, softmax = 2 * 64 * B_r * d / chips.H200.tensor_per_clock, 64 * B_r / chips.H200.exp_per_clock
     block, ds_filled = Block(), Barrier("dS filled", arrivals=2)
@@ -36,8 +37,8 @@ def consumer(
 ) -> Generator[Wait]:
     """Run one consumer in the order of the kernel.
 
-    dQ of a step is computed in the next step, after the two consumers have exchanged their dS. `product`, `softmax` and
-    `add` are the clocks of a matmul, of the exponentials and of an addition to dQ.
+    The consumer computes dQ of a step in the next step, after the two consumers have exchanged their dS. A matmul takes
+    `product` clocks, the exponentials take `softmax` clocks, and an addition to dQ takes `add` clocks.
     """
     added: Job | None = None
     for n in range(steps):
@@ -62,7 +63,10 @@ def consumer(
 
 @style.picture
 def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, setting: str) -> style.Drawn:
-    """Draw three lanes of one consumer, with a frame around the exponentials of step n and what overlaps with them."""
+    """Draw three lanes of one consumer.
+
+    A frame marks the exponentials of step n and the matmuls that overlap with them.
+    """
     caption = (
         f"While step {n} computes its exponentials, the tensor cores run step {n - 1}'s dQ. One consumer; the other"
         f" does the same at the same time. The number on a job is its step ({setting})."
@@ -93,7 +97,7 @@ def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, se
 
 
 def _job(ax: style.Axes, row: float, span: tuple[float, float], what: str, number: int) -> None:
-    """Draw one job as a box in the colour of its tensor, labelled with its tensor and the number of its step."""
+    """Draw one job as a box in the colour of its tensor, labelled with the tensor and the number of the step."""
     begun, ended = span
     label = f"{what}\n{number}" if style.narrow() else f"{what} {number}"
     style.tensor_box(
@@ -102,7 +106,7 @@ def _job(ax: style.Axes, row: float, span: tuple[float, float], what: str, numbe
 
 
 def _frame(ax: style.Axes, span: tuple[float, float]) -> None:
-    """Draw a strong edge around the two upper lanes, for as long as the exponentials run."""
+    """Draw a thick frame around the two upper lanes for the time in `span`, during which the exponentials run."""
     begun, ended = span
     ax.add_patch(
         style.Rectangle((begun, 0), ended - begun, 2, fill=False, edgecolor=style.INK, linewidth=2.2, zorder=3)

@@ -1,4 +1,4 @@
-"""The picture of the block sizes that fit: their shared memory and registers, and the chips on which they run."""
+"""A picture that shows which block sizes fit: their shared memory, their registers, and the chips on which they run."""
 
 from collections.abc import Iterable
 
@@ -10,10 +10,10 @@ BLOCKS = (32, 64, 128, 256)
 
 
 def data(stages: int = 2) -> dict:
-    """Return the needs of the forward at every block size, the chips on which it fits, and the recorded spills.
+    """Return the arguments of draw(): what the forward needs at each block size, where that fits, and recorded spills.
 
-    Shared memory holds `stages` tiles of K and `stages` tiles of V. Triton keeps num_stages of them on Hopper, and one
-    less on older chips.
+    Shared memory holds `stages` tiles of K and `stages` tiles of V. For num_stages = n, Triton keeps n tiles of each on
+    Hopper, and n − 1 tiles of each on older chips.
     """
     where = {"RTX 4090": chips.RTX_4090, "A100": chips.A100, "H100": chips.H100}
     cells = {d: _cells(where, d, stages) for d in (64, 128)}
@@ -22,7 +22,10 @@ def data(stages: int = 2) -> dict:
 
 
 def _cells(where: dict, d: int, stages: int) -> dict[tuple[int, int], dict]:
-    """Return the needs of each block size on the last chip, and the chips on which it fits with 4 or 8 warps."""
+    """Return {(B_r, B_c): needs} for the head dimension d, with the needs on the last chip of `where`.
+
+    `where` is {name: chip}. The needs also list the chips on which the block size fits with 4 or 8 warps.
+    """
     tables = {name: budget.table(chip, d, sizes=BLOCKS, stages=stages) for name, chip in where.items()}
     cells = {}
     for blocks, (W, fit) in list(tables.values())[-1].items():
@@ -33,15 +36,15 @@ def _cells(where: dict, d: int, stages: int) -> dict[tuple[int, int], dict]:
 
 
 def compiled_spills() -> dict[tuple[int, int, int], int]:
-    """Return {(d, B_r, B_c): spill instructions} of the compiled forward, for the block sizes that are recorded."""
+    """Return {(d, B_r, B_c): spill instructions} of the compiled forward, for each recorded block size."""
     rows = (recorded("compiled") or {}).get("forward", ())
     return {(row["d"], row["B_r"], row["B_c"]): row["spills"] for row in rows}
 
 
 def verdict(cell: dict, limits: dict[str, int], spills: int) -> str:
-    """Return on which chips a block size fits, or "spills" or "too large".
+    """Return as text on which chips a block size fits, or "spills" or "too large".
 
-    Spills are those of the compiled kernel, or of the model if the size was not compiled.
+    `spills` is the number of spill instructions of the compiled kernel. `cell` contains the needs by the model.
     """
     fits = [name for name, room in limits.items() if cell["shared"] <= room]
     if not fits:
@@ -59,10 +62,11 @@ def verdict(cell: dict, limits: dict[str, int], spills: int) -> str:
 
 @style.picture
 def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compiled: dict) -> style.Drawn:
-    """Draw a grid of block sizes for each d, with the needs of the forward and the chips on which it fits.
+    """Draw a grid of block sizes for each d, with what the forward needs at each size and the chips on which it fits.
 
-    cells: {d: {(B_r, B_c): dict(shared, registers, warps, limit, fits_on)}}. limits: {chip: shared bytes per block},
-    the smallest first. compiled: {(d, B_r, B_c): spill instructions} of the sizes that were compiled.
+    `cells` is {d: {(B_r, B_c): dict(shared, registers, warps, limit, fits_on)}}. `limits` is {chip: bytes of shared
+    memory per block}, with the smallest limit first. `compiled` is {(d, B_r, B_c): spill instructions} of the sizes
+    that were compiled.
     """
     room = ", ".join(f"{size // 1024} KiB on {chip}" for chip, size in limits.items())
     verdicts = {
@@ -114,7 +118,7 @@ def _square(ax: style.Axes, sizes: list[int], table: dict, verdicts: dict) -> No
 
 
 def _legend(axes: Iterable[style.Axes], verdicts: dict) -> None:
-    """Draw above each grid a legend of the fills and edges that its cells have."""
+    """Draw a legend above each grid that explains the fills and edges of the grid's cells."""
     for ax, found in zip(axes, verdicts.values(), strict=True):
         present = [words for words in ORDER if words in found.values()]
         present += sorted(set(found.values()) - set(ORDER))

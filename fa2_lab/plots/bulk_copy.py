@@ -1,10 +1,10 @@
-"""The picture of a TMA copy: one thread starts it, TMA makes it, and rows past the end of K arrive as zeros."""
+"""A picture of a TMA copy: one thread starts it, TMA carries it out, and rows past the end of K arrive as zeros."""
 
 from fa2_lab.plots import style
 
 
 def data(N: int = 10, B_c: int = 4) -> dict:
-    """Return the first row and the number of rows of the last tile of N keys."""
+    """Return the arguments of draw(): N, and the first row and the number of rows of the last tile of the N keys."""
     return dict(N=N, first=(N - 1) // B_c * B_c, rows=B_c)
 
 
@@ -15,7 +15,7 @@ PHONE = (0.95, (1.4, 1.05), 2.95)
 
 @style.picture
 def draw(N: int, first: int, rows: int) -> style.Drawn:
-    """Draw N keys in HBM, one thread and TMA, and the tile of `rows` rows that begins at row `first`."""
+    """Draw N keys in HBM, one thread, the TMA unit, and the tile of `rows` rows that begins at row `first`."""
     caption = "One thread orders the copy of a tile, TMA makes it, and missing rows become zeros."
     figure, ax = style.new_figure(2.75, caption)
     wide, (middle, across), tile = PHONE if style.narrow() else PAGE

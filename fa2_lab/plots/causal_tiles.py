@@ -1,4 +1,4 @@
-"""The picture of the tiles under a causal mask: SKIP, DIAGONAL and FULL."""
+"""A picture of the tiles under a causal mask, which are SKIP, DIAGONAL or FULL."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from fa2_lab.tiles import CAUSAL, Tile, Tiling
 
 
 def data(N: int = 512, B: int = 64) -> dict:
-    """Return two causal tilings, one with as many queries as keys, and one with half as many queries."""
+    """Return two causal tilings: one with as many queries as keys, and one with half as many queries as keys."""
     tilings = {"Square": Tiling(N, N, B, B, CAUSAL), "Fewer queries": Tiling(N // 2, N, B, B, CAUSAL)}
     return dict(tilings=tilings)
 
@@ -31,9 +31,9 @@ def _counts(tiling: Tiling) -> str:
 
 
 def tiles(ax: style.Axes, tiling: Tiling, start: int = 0) -> dict[Tile, list[tuple[float, float]]]:
-    """Draw a box for each tile by its kind, with the first tile at (start, start).
+    """Draw a box for each tile in the look of its kind, with the first tile at (start, start).
 
-    Return the centres of each kind's boxes.
+    Return the list of the boxes' centres for each kind.
     """
     middles: dict[Tile, list] = {kind: [] for kind in FILLS}
     for i in range(tiling.T_r):
@@ -46,7 +46,7 @@ def tiles(ax: style.Axes, tiling: Tiling, start: int = 0) -> dict[Tile, list[tup
 
 
 def tile(ax: style.Axes, x: float, y: float, w: float, h: float, kind: Tile) -> None:
-    """Draw one tile in the look of its kind, which is hatched if the tile is skipped."""
+    """Draw one tile in the look of its kind. A skipped tile is hatched."""
     hatch = style.MASK_HATCH if kind is Tile.SKIP else None
     style.box(ax, x, y, w, h, fill=FILLS[kind], hatch=hatch, linewidth=0.5, edgecolor=style.QUIET)
 

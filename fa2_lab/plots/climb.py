@@ -1,4 +1,4 @@
-"""The picture of the ladder as measured: the speed of every rung as a share of FlashAttention-3's speed."""
+"""A picture of the measured ladder: the speed of every rung as a share of FlashAttention-3's speed."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from fa2_lab.records import compared_with, load
 
 
 class RungSpeeds(NamedTuple):
-    """The speeds of one rung in one shape in TFLOP/s, without a mask and under the causal mask."""
+    """The speeds of one rung on one problem in TFLOP/s, without a mask and under the causal mask."""
 
     number: str
     name: str
@@ -18,7 +18,7 @@ class RungSpeeds(NamedTuple):
 
 
 def data() -> dict:
-    """Return the speeds that `fa2-lab bench ladder` measured in the shape that fills the GPU."""
+    """Return the speeds that `fa2-lab bench ladder` measured for the shape that fills the GPU."""
     record = load("ladder")
     full, causal = (reasons.timed(record, masked, d=128) for masked in (False, True))
     both = full.values.keys() & causal.values.keys()
@@ -32,7 +32,11 @@ NAMED = 1.13  # a factor from which on a jump is strong, and has its factor in i
 
 @style.picture
 def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) -> style.Drawn:
-    """Draw each rung's speed as a share of the baseline's: a bar without a mask, and a dot under the causal mask."""
+    """Draw the speed of each rung as a share of the speed of `peer`.
+
+    A bar is the speed without a mask, and a dot is the speed under the causal mask. `peer` is (name, TFLOP/s without a
+    mask, TFLOP/s under the causal mask).
+    """
     name, full, causal = peer
     first, last = rungs[0].full / full, rungs[-1].full / full
     caption = (

@@ -1,4 +1,4 @@
-"""The picture of tweak 1: the arithmetic of one tile in FA1 and in FA2 as a timeline."""
+"""A picture of tweak 1: the arithmetic of one tile in FA1 and in FA2 on a time axis."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from fa2_lab.plots import style
 
 
 class Timed(NamedTuple):
-    """One operation of the inner loop, or of the end of a row block, and its clocks."""
+    """One operation of the inner loop, or of the end of a row block, with its duration in clocks."""
 
     name: str  # "" for the few operations on m, l and α: one for each row, too short for a label
     tensor: str  # the tensor whose hue it has
@@ -20,7 +20,8 @@ ONLY_FA1 = "p v ×β"
 def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A100) -> dict:
     """Return the operations of one tile in FA1 and in FA2, and of the end of a row block in FA2, in clocks of one SM.
 
-    × τ is part of the FMA of τ s − m, and the sum into o is part of the matmul.
+    The multiplication by τ is not listed, because it is part of the FMA that computes τ s − m. The addition to o is not
+    listed either, because it is part of the matmul.
     """
     product = 2 * B_r * B_c * d / chip.tensor_per_clock
     of_tile, of_rows = B_r * B_c / chip.fp32_per_clock, B_r * d / chip.fp32_per_clock
@@ -46,7 +47,8 @@ HIGH = 0.62
 def draw(loops: dict[str, list], end: list, setting: str) -> style.Drawn:
     """Draw the steps of a tile in FA1 and in FA2 on one time axis. Dashed boxes mark the steps that FA2 leaves out.
 
-    loops: {"FA1", "FA2": steps of one tile}. end: FA2's steps after the last tile, drawn below.
+    `loops` maps "FA1" and "FA2" to their steps for one tile. `end` lists FA2's steps after the last tile, which are
+    drawn below.
     """
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
     saved = 1 - total["FA2"] / total["FA1"]

@@ -1,4 +1,4 @@
-"""The picture of atomic adds against two passes over time: which worker writes which block of dQ, and when."""
+"""A picture that compares atomic adds with two passes over time: which worker writes which block of dQ, and when."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,8 @@ FIRST, SECOND = 4, 3  # over columns S, dP, dV, dK; over rows S, dP, dQ
 def data(T: int = 4) -> dict:
     """Return one head of T × T tiles, simulated on T SMs that start together, with time counted in matmuls.
 
-    visits: (SM, from, to, name of what the tile adds to). writes: {(block of dQ, time): the SMs that write it}.
+    For each way to compute dQ, `visits` lists (SM, from, to, name of the block to which the tile adds), and `writes` is
+    {(block of dQ, time): SMs that write the block}.
     """
     every = [(SM, step) for SM in range(T) for step in range(T)]  # worker SM at its step-th tile
     own = FIRST * T  # when the second pass begins
@@ -29,7 +30,10 @@ def data(T: int = 4) -> dict:
 
 @style.picture
 def draw(ways: dict[str, Mapping], T: int) -> style.Drawn:
-    """Draw atomic adds and two passes: SMs over time, and below them blocks of dQ with a mark for each write."""
+    """Draw atomic adds and two passes.
+
+    For each, draw the SMs over time and, below them, the blocks of dQ with a mark for each write.
+    """
     caption = (
         "With atomic adds, several writes of dQ meet, and with two passes, each block of dQ has one writer. A box is"
     )
@@ -62,9 +66,9 @@ def draw(ways: dict[str, Mapping], T: int) -> style.Drawn:
 
 
 def _writes(ax: style.Axes, writes: dict[tuple[int, float], list[int]], top: int) -> None:
-    """Draw a mark for every time at which a block of dQ is written.
+    """Draw a mark for each time at which a block of dQ is written.
 
-    The mark has the number of its writer or, if several SMs write at that time, the number of writers.
+    If one SM writes at that time, the mark shows the SM's number. Otherwise it shows how many SMs write.
     """
     for (i, time), SMs in writes.items():
         several = len(SMs) > 1

@@ -1,12 +1,12 @@
-"""The picture of dQ's path in the Hopper backward: many additions to accumulators in L2, and one copy of dQ to HBM."""
+"""A picture of dQ's path in the Hopper backward: many additions to accumulators in L2, and one copy of dQ to HBM."""
 
 from fa2_lab.plots import style
 
 
 def data(d: int = 128, B_r: int = 64, N: int = 16384, keys: int = 128, consumers: int = 2) -> dict:
-    """Return the numbers of column blocks and of additions of one head, and the sizes in bytes.
+    """Return for one head the number of column blocks, the number of additions to dQ, and three sizes in bytes.
 
-    The sizes are those of one addition, of the accumulators, and of dQ.
+    The sizes are those of one addition ("part"), of all accumulators ("sums"), and of dQ.
     """
     columns = N // keys
     sizes = dict(part=B_r * d // consumers * 4, sums=N * d * 4, dQ=N * d * 2)
@@ -20,7 +20,7 @@ PITCH, THIN = 0.56, 5  # of the column blocks, and how many arrows are drawn for
 
 @style.picture
 def draw(columns: int, additions: int, sizes: dict[str, int], N: int, d: int) -> style.Drawn:
-    """Draw column blocks at the left with many arrows into L2, and one arrow from L2 to HBM at the right."""
+    """Draw column blocks on the left, many arrows from them to L2, and a single arrow from L2 to HBM on the right."""
     caption = (
         "The parts of dQ are added up in L2, and dQ goes to HBM only once. A part goes from the registers of a consumer"
         " through its buffer in shared memory, and TMA adds it in L2. The last kernel multiplies the sums by τ and"
@@ -57,5 +57,5 @@ def draw(columns: int, additions: int, sizes: dict[str, int], N: int, d: int) ->
 
 
 def amount(size: int) -> str:
-    """Return a number of bytes as text in KiB or MiB."""
+    """Return a size in bytes as text, in KiB or MiB."""
     return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"

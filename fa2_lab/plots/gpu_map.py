@@ -1,4 +1,4 @@
-"""The map of a GPU: the sizes of its memories as areas, and their bytes per second as bars, both to scale."""
+"""A map of a GPU: the sizes of its memories as areas, and their bandwidths as bars, both to scale."""
 
 from math import sqrt
 from typing import NamedTuple
@@ -17,15 +17,16 @@ class Memory(NamedTuple):
 
 
 def data(name: str = "H200") -> dict:
-    """Return the memories of a chip, from registers outwards, and the bandwidth of its link to other GPUs."""
+    """Return the memories of a chip, beginning with the registers, and the bandwidth of its link to other GPUs."""
     chip = chips.named(name)
     return dict(chip=name, places=memories(chip), link=chip.link_per_second)
 
 
 def memories(chip: chips.Chip) -> list[Memory]:
-    """Return the memories of a chip.
+    """Return the memories of a chip, beginning with the registers.
 
-    FP32 units read three 4-byte numbers per clock from registers. The rate of L2 is measured.
+    The bandwidth of the registers assumes that FP32 units read three 4-byte numbers per clock. The bandwidth of L2 is
+    measured.
     """
     clocks, l2 = chip.SMs * chip.clock_hz, measured(chip).get("L2 TB/s")
     return [
@@ -43,7 +44,11 @@ PHONE = (1.1, 1.22, 0.6, 1.87, 3.22, 0.22)
 
 @style.picture
 def draw(chip: str, places: list[Memory], link: float) -> style.Drawn:
-    """Draw HBM as a square with the other memories as dots in it, which a lens enlarges, and the bandwidths as bars."""
+    """Draw the sizes of the memories as areas, and their bandwidths as bars.
+
+    HBM is a square, and the other memories are dots in it, which a lens enlarges. `places` are the memories, and `link`
+    is the bandwidth of the link to other GPUs.
+    """
     caption = "Far memory is big and slow, and near memory is small and fast."
     caption += f" This is an {chip}, with areas and bars to scale."
     figure, ax = style.new_figure(3.15, caption)

@@ -1,4 +1,4 @@
-"""The picture of how a program's two numbers lead to the addresses of its block of Q."""
+"""A picture that shows how a program computes the addresses of its block of Q from its two numbers."""
 
 import numpy as np
 
@@ -6,7 +6,10 @@ from fa2_lab.plots import style
 
 
 def data(N: int = 6, heads: int = 3, d: int = 4, B_r: int = 2, program: tuple[int, int] = (1, 2)) -> dict:
-    """Return the size of the grid, the chosen program, and the offsets of the elements of its block in Q's memory."""
+    """Return the size of the grid, the chosen program, and the offsets of the elements of its block of Q in memory.
+
+    `program` is (row block, head).
+    """
     i, head = program
     rows = head * N + i * B_r + np.arange(B_r)
     return dict(grid=(N // B_r, heads), program=program, N=N, B_r=B_r, offsets=rows[:, None] * d + np.arange(d))
@@ -14,7 +17,10 @@ def data(N: int = 6, heads: int = 3, d: int = 4, B_r: int = 2, program: tuple[in
 
 @style.picture
 def draw(grid: tuple[int, int], program: tuple[int, int], N: int, B_r: int, offsets: np.ndarray) -> style.Drawn:
-    """Draw the grid of programs, the arithmetic of one program, and Q in memory with the block of this program."""
+    """Draw the grid of programs, the arithmetic of one program, and Q in memory with the block of this program.
+
+    `program` is (row block, head). `offsets` (B_r, d) are the offsets of the elements of its block.
+    """
     (T_r, heads), (i, head), d = grid, program, offsets.shape[1]
     caption = "From its two numbers, a row block and a head, a program computes its addresses."
     figure, ax = style.new_figure(5.2 if style.narrow() else 3.3, caption)

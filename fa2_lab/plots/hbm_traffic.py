@@ -1,4 +1,4 @@
-"""The picture of FA1's traffic over the room on the chip, beside standard attention and the least possible traffic."""
+"""A picture of FA1's traffic as a function of on-chip memory, with standard attention and the lower bound."""
 
 from fa2_lab.machine import chips, io
 from fa2_lab.plots import style
@@ -7,7 +7,7 @@ from fa2_lab.tiles import Tiling
 
 
 def data(N: int = 1024, d: int = 64) -> dict:
-    """Return the traffic of one head's forward over M, the number of two-byte elements that fit on the chip."""
+    """Return the traffic of one head's forward for each M, the number of two-byte elements that fit on the chip."""
     sizes = [2**k for k in range(12, 19)]
     moved = {M: elements("fa1", N, *fa1.block_sizes(M, d), d) for M in sizes}
     memories = {chip.name.split()[0]: chip.shared_per_block for chip in (chips.A100, chips.H100)}
@@ -16,15 +16,16 @@ def data(N: int = 1024, d: int = 64) -> dict:
 
 
 def elements(name: str, N: int, B_r: int, B_c: int, d: int) -> int:
-    """Return the number of elements that the forward of a method loads and stores for one head."""
+    """Return the number of elements that the forward of the method `name` loads and stores for one head."""
     return io.requests(name, "forward", Tiling(N, N, B_r=B_r, B_c=B_c), d).total
 
 
 @style.picture
 def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memories: dict[str, int]) -> style.Drawn:
-    """Draw traffic over M, the room on the chip.
+    """Draw the traffic as a function of M, which is the number of elements that fit on the chip.
 
-    moved: {M: elements of FA1}. standard, least: elements for any M. memories: {chip: bytes of shared memory}.
+    `moved` is {M: elements that FA1 moves}. `standard` and `least` are the numbers of elements that standard attention
+    and the lower bound move for any M. `memories` is {chip: bytes of shared memory}.
     """
     caption = "If the chip has twice the room, FA1 loads and stores half as much."
     figure, ax = style.new_figure(
@@ -69,5 +70,5 @@ def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memor
 
 
 def millions(count: float) -> str:
-    """Return a count as text in millions."""
+    """Return a count as text, in millions."""
     return f"{count / 1e6:.2g} M"

@@ -1,4 +1,4 @@
-"""The recorded gain of each idea for the Hopper kernels, as measured in earlier versions of the kernels."""
+"""The recorded gain from each idea for the Hopper kernels, as measured in earlier versions of the kernels."""
 
 from collections.abc import Sequence
 from statistics import geometric_mean
@@ -45,15 +45,19 @@ SHOWN = {  # an idea or a prediction in the record's words: in the table's words
 
 
 def worths() -> list[dict]:
-    """Return for each idea and measured problem the speed with the idea divided by the speed without it, in one run."""
+    """Return one dictionary for each idea and each problem on which it was measured.
+
+    A dictionary holds the problem and `worth`: the speed with the idea divided by the speed without it, in one run.
+    """
     rows = [row for row in load("ideas").rows if {"with it", "without it"} <= row.values.keys()]
     return [row.problem | dict(worth=row.ratio("with it", "without it")) for row in rows]
 
 
 def table(part: str = "") -> list[str]:
-    """Return a Markdown table of each idea's prediction and result, for one part ("forward", "backward") or for all.
+    """Return the lines of a Markdown table with the prediction and the result of each idea.
 
-    An idea is kept on the problems on which it is faster, and the record lists these problems.
+    `part` is "forward" or "backward", or empty for both. An idea is kept on the problems on which it is faster, and the
+    record lists these problems.
     """
     record = load("ideas")
     lines = ["| idea | predicted | measured | without pauses | kept |", "|---|---|---|---|---|"]
@@ -71,6 +75,6 @@ def table(part: str = "") -> list[str]:
 
 
 def reach(rows: Sequence[Measurement]) -> str:
-    """Return the speedup of an idea as text: the geometric mean, the lowest and the highest."""
+    """Return the speedup from an idea as text: the geometric mean, the lowest and the highest."""
     worth = [row.ratio("with it", "without it") for row in rows]
     return f"{geometric_mean(worth):.3f} ({min(worth):.2f} to {max(worth):.2f})" if worth else "–"

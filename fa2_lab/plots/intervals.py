@@ -1,4 +1,4 @@
-"""The picture of masks as contiguous ranges of keys: causal, windows, padding, documents, a sink, and their tiles."""
+"""A picture of masks as contiguous ranges of keys: causal, windows, padding, documents and a sink, with their tiles."""
 
 import numpy as np
 
@@ -41,7 +41,10 @@ MEANING = {
 
 @style.picture
 def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -> style.Drawn:
-    """Draw the tiles of each mask by kind, lines at both ends of the ranges of keys, and one row's range in numbers."""
+    """Draw the tiles of each mask by kind, with a line at each end of the rows' key ranges.
+
+    The key range of the row with index `row` is also shown as a bar with numbers. Tiles are B × B.
+    """
     caption = "A row sees one interval of keys, so whole tiles can be skipped."
     caption += f" These six masks are all of this kind. The bar shows the interval of row {row}."
     rows, columns, last = (3, 2, 0.3) if style.narrow() else (2, 3, 0.12)
@@ -74,7 +77,7 @@ def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -
 
 
 def visited_tiles(parts: list[tuple[int, Tiling]]) -> int:
-    """Return the number of tiles that are computed."""
+    """Return the number of tiles that are computed in all tilings of a mask."""
     counts = [tiling.counts() for _, tiling in parts]
     return sum(n[Tile.FULL] + n[Tile.DIAGONAL] for n in counts)
 
@@ -93,7 +96,7 @@ def _tiles(ax: style.Axes, parts: list[tuple[int, Tiling]]) -> int:
 
 
 def _row(ax: style.Axes, parts: list[tuple[int, Tiling]], row: int) -> None:
-    """Draw the range of keys of one row as a bar, with its first and last key below the matrix."""
+    """Draw the key range of one row as a bar, and write its first and last key below the matrix."""
     start, tiling = next((s, t) for s, t in parts if s <= row < s + t.N_q)
     first, last = (int(start + end) for end in tiling.interval(row - start))
     style.box(ax, first, row, last - first, 1, "", style.INK, linewidth=0)

@@ -1,4 +1,4 @@
-"""The picture of the Hopper backward's launches over time, without and with programmatic dependent launch (PDL)."""
+"""A picture of the Hopper backward's launches over time, without and with programmatic dependent launch (PDL)."""
 
 from fa2_lab.machine import chips
 from fa2_lab.plots import style
@@ -7,7 +7,7 @@ START = 3.0  # µs of a launch before it works: an assumption
 
 
 def data(N: int = 512, heads: int = 16, d: int = 128) -> dict:
-    """Return the time of each kernel's work in µs, if HBM and the tensor cores reach the rates of their data sheet."""
+    """Return the µs of each kernel's work if HBM and the tensor cores reach the rates of their data sheet."""
     bytes_us, numbers = chips.H200.hbm_per_second / 1e6, N * d * heads
     work = {
         "before": numbers * (2 + 2 + 4) / bytes_us,  # O and dO are read, the accumulators cleared
@@ -19,7 +19,7 @@ def data(N: int = 512, heads: int = 16, d: int = 128) -> dict:
 
 @style.picture
 def draw(work: dict[str, float], setting: str) -> style.Drawn:
-    """Draw the launches of the three kernels over time, in their order. work: {kernel: µs}."""
+    """Draw the launches of the three kernels over time, in launch order. `work` is {kernel: µs}."""
     caption = "With programmatic dependent launch (PDL), a kernel is launched while the one before it runs."
     figure, axes = style.new_figure(
         2.9,

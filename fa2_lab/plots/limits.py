@@ -1,4 +1,4 @@
-"""The rooflines of the chapters: the speed that a GPU allows the methods of a chapter, and the unit that limits them.
+"""The rooflines of the chapters. Each shows the speed that a GPU allows some methods, and the unit that limits it.
 
 For example, `data("decode")` returns the numbers of one roofline, and `roofline.draw` draws them.
 """
@@ -15,7 +15,7 @@ __all__ = ["data", "draw"]
 
 
 def data(which: str = "forward") -> dict:
-    """Return the arguments of `draw` for the roofline with this name in PICTURES."""
+    """Return the arguments of roofline.draw() for the roofline that PICTURES lists under this name."""
     return PICTURES[which]()
 
 
@@ -53,7 +53,10 @@ def row_blocks() -> dict:
 
 
 def split() -> dict:
-    """Return the roofline of one tile under split-K and split-Q, over the bytes of shared memory (chapter 07)."""
+    """Return the roofline of one tile under split-K and split-Q (chapter 07).
+
+    Its horizontal axis is FLOPs per byte of shared memory.
+    """
     price, flops, points = prices(chips.A100), 4 * 128 * 64 * 128, {}
     for name, scheme in (("split-K", "split_k"), ("split-Q", "split_q")):
         intensity = flops / warps.tile_bytes(scheme, 128, 64, 128, 4)
@@ -68,7 +71,7 @@ def split() -> dict:
 
 
 def one_pass() -> dict:
-    """Return the roofline of the backward in one pass, and the speed that the Hopper kernel reaches (chapter 13)."""
+    """Return the roofline of the backward in one pass, with the measured speed of the Hopper kernel (chapter 13)."""
     asked = cost("FA2 backward", B_r=64, B_c=128)  # 64 heads, N = 4,096, d = 128
     here = dict(N_q=4096, d=128, causal=False)
     rows = [row for row in load("paper").rows if row.direction == "backward" and here.items() <= row.problem.items()]

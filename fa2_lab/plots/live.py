@@ -1,8 +1,8 @@
 """The interactive figures of figures/live, as a notebook shows them.
 
-`live("algorithm1")` at the end of a cell shows the interactive figure if scripts run (on the site, or in a trusted
-notebook). Elsewhere (on GitHub, or in print), it shows a static figure and a sentence that describes the interactive
-one.
+`live("algorithm1")` at the end of a cell shows the interactive figure if scripts can run, as on the site or in a
+trusted notebook. Elsewhere, for example on GitHub or in print, it shows a static figure and a sentence that describes
+the interactive one.
 """
 
 import re
@@ -32,9 +32,9 @@ HEAD = re.compile(
 
 
 def about(name: str) -> tuple[str, str, str]:
-    """Return three texts from the page of an interactive figure: its title, and the descriptions of both forms.
+    """Return (title, description, description of the static form), read from the page of an interactive figure.
 
-    They are empty in a wheel, because a wheel does not contain the pages.
+    In a wheel, all three are empty, because a wheel does not contain the pages.
     """
     page = FOLDER / f"{name}.html"
     if not page.is_file():
@@ -44,10 +44,10 @@ def about(name: str) -> tuple[str, str, str]:
 
 
 class live:
-    """One interactive figure, as in `live("algorithm1", ask="order=both")` at the end of a cell.
+    """One interactive figure, which `live("algorithm1", ask="order=both")` shows at the end of a notebook cell.
 
-    ask: the settings with which the figure begins, in the form of a URL query. Further arguments are those of the
-    static figure's data().
+    `name` is a key of STILLS. `ask` contains the settings with which the figure begins, in the form of a URL query.
+    Further keyword arguments are those of the static figure's data().
     """
 
     def __init__(self, name: str, ask: str = "", **words: Any) -> None:
@@ -66,14 +66,20 @@ class live:
         return {"text/html": html, "text/plain": f"[live] {words}"}, {}
 
     def frame(self, title: str) -> str:
-        """Return the interactive figure in an HTML frame. When the frame has loaded, it hides the static figure."""
+        """Return the interactive figure as an HTML frame with the given title.
+
+        Once the frame has loaded, it hides the static figure.
+        """
         looks = 'style="width: 100%; height: 640px; border: 0"'
         hide = 'onload="this.previousElementSibling.hidden = true"'
         return f'<iframe title="{escape(title)}" {looks} {hide} srcdoc="{escape(page(self.name, self.ask))}"></iframe>'
 
 
 def page(name: str, ask: str = "") -> str:
-    """Return the page of an interactive figure as one HTML document, with its styles and scripts included."""
+    """Return the page of an interactive figure as one HTML document that includes its styles and scripts.
+
+    `ask` contains the settings with which the figure begins, in the form of a URL query.
+    """
     html = (FOLDER / f"{name}.html").read_text(encoding="utf-8")
     html = html.replace("<html", f'<html data-ask="{escape(ask)}"', 1)
 

@@ -1,4 +1,4 @@
-"""The picture of the registers of a consumer's thread in a backward step: the values that are live at the same time."""
+"""A picture of the registers of one consumer thread in a backward step: the values that are live at the same time."""
 
 from fa2_lab.plots import style
 
@@ -7,7 +7,11 @@ LIVE = {"S and dQ": ("S", "dQ"), "then P and dP": ("P", "dP"), "all at once": ("
 
 
 def data(consumers: int = 2, keys: int = 64, threads: int = 128) -> dict:
-    """Return {tile: {phase: {tensor: registers}}}, the fp32 values of one thread. The consumers share dQ."""
+    """Return the arguments of draw(): how many registers the fp32 values of one thread need in each phase of a step.
+
+    Each consumer computes its share of dQ. `keys` is the number of keys of one consumer, and `threads` is the number of
+    its threads.
+    """
     found = {}
     for name, (d, B_r) in TILES.items():
         each = {x: keys * B_r // threads for x in ("S", "P", "dP")} | {"dQ": B_r * d // consumers // threads}
@@ -18,7 +22,10 @@ def data(consumers: int = 2, keys: int = 64, threads: int = 128) -> dict:
 
 @style.picture
 def draw(tiles: dict[str, dict[str, dict[str, int]]], limit: int) -> style.Drawn:
-    """Draw a bar for each phase of a step, with a part for each tensor, and a line at the registers of a thread."""
+    """Draw a bar for each phase of a step, divided by tensor, and a line at the number of registers that a thread has.
+
+    `tiles` is {tile: {phase: {tensor: registers}}}, and `limit` is the number of registers of a thread.
+    """
     caption = "At d = 128, a step of 128 rows needs more registers than a thread has."
     caption += (
         f" So a step has 64 rows. The bars count the fp32 values of one thread. The line marks its {limit} registers,"

@@ -1,10 +1,13 @@
-"""The picture of the mailbox over time: the number in each of its two slots, and the row block of each warpgroup."""
+"""A picture of the mailbox over time: the number in each of its two slots, and the row block of each warpgroup."""
 
 from fa2_lab.plots import strips, style
 
 
 def data(rung: str = "21", tiles: int = 4, row_blocks: int = 4) -> dict:
-    """Return spans (lane, row block, from, to) of one SM in clocks, for the producer, the slots and the consumers."""
+    """Return a list of spans (lane, row block, from, to) on one SM, in clocks.
+
+    The lanes are the producer, the mailbox's slots and the consumers. `tiles` is the number of tiles per row block.
+    """
     size = strips.sizes(rung)
     block, program = strips.ran(size, tiles, row_blocks)
     spans = []
@@ -21,7 +24,10 @@ def data(rung: str = "21", tiles: int = 4, row_blocks: int = 4) -> dict:
 
 @style.picture
 def draw(spans: list[tuple], rung: str, clocks: float) -> style.Drawn:
-    """Draw the spans (lane, row block, from, to) of the producer, the mailbox's slots and the consumers over time."""
+    """Draw the spans (lane, row block, from, to) of the producer, the mailbox's slots and the consumers over time.
+
+    `clocks` is the duration of the whole simulation.
+    """
     caption = (
         "The producer starts a row block first and leaves its number in the mailbox. A slot holds the number until both"
         f" consumers have read it (arrows: the first of them reads). Model of rung {rung}, with four tiles per row"

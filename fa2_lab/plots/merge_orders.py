@@ -1,4 +1,4 @@
-"""The picture of one merge in three orders: in a loop, as a tree, and split between two workers."""
+"""A picture of one merge in three orders: in a loop, as a tree, and split between two workers."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ Merge = tuple[int, int, SoftmaxState]  # two states by their numbers, leaves fir
 
 
 def data(blocks: int = 8, B_c: int = 4) -> dict:
-    """Return the states of one row's key blocks (d = 1), and the merged states in each of three orders."""
+    """Return the states of one row's key blocks (d = 1) and, for each of three orders, its merges and their results."""
     s, v = np.random.default_rng(2).standard_normal((2, blocks, B_c)) * [[[2.0]], [[1.0]]]
     leaves = [SoftmaxState.reset(1, 1).update(s[b : b + 1], v[b][:, None]) for b in range(blocks)]
     orders: dict[str, list[Merge]] = {}
@@ -22,7 +22,10 @@ def data(blocks: int = 8, B_c: int = 4) -> dict:
 
 
 def merge_pairs(blocks: int) -> dict[str, list[tuple[int, int]]]:
-    """Return for each order the two nodes that each merge joins. Nodes 0 … blocks − 1 are leaves, and merges follow."""
+    """Return for each order a list with one pair of nodes for each merge.
+
+    Nodes 0 … blocks − 1 are the leaves. The n-th merge creates node blocks + n.
+    """
     half, layer = blocks // 2, range(blocks)
     tree: list[tuple[int, int]] = []
     while len(layer) > 1:
@@ -35,9 +38,9 @@ def merge_pairs(blocks: int) -> dict[str, list[tuple[int, int]]]:
 
 
 def _chain(start: int, stop: int, number: int) -> list[tuple[int, int]]:
-    """Return the merges that join leaves start … stop − 1 one after another.
+    """Return the pairs of nodes that join the leaves start … stop − 1 one after another.
 
-    Their nodes are numbered from `number` on.
+    The first merge creates the node `number`, and each further merge creates the next node.
     """
     lefts = [start, *range(number, number + stop - start - 2)]
     return list(zip(lefts, range(start + 1, stop), strict=True))
@@ -53,7 +56,10 @@ W, H = 0.9, 0.76  # of one state's box
 
 @style.picture
 def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Drawn:
-    """Draw the states of all blocks, and below them each order of merging them, with m, l and o in every box."""
+    """Draw the states of all key blocks and, below them, each order of merging them, with m, l and o in every box.
+
+    `leaves` are the states of the key blocks. `orders` is {name: list of (left node, right node, merged state)}.
+    """
     caption = "The same merge works in any order: a loop, a tree and a split end with the same o and L."
     places = {name: _places(len(leaves), merges) for name, merges in orders.items()}
     depths = [max(y for _, y in place) + 0.9 for place in places.values()]
@@ -77,15 +83,15 @@ def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Dr
 
 
 def _result(merges: list[Merge], digits: int, between: str = ", ") -> str:
-    """Return o / l and L of the last merge as text."""
+    """Return o / l and L of the last merge as text, with `digits` decimals and with `between` as the separator."""
     o, L = (x.item() for x in merges[-1][2].finalize())
     return f"o / l = {o:.{digits}f}{between}L = {L:.{digits}f}"
 
 
 def _places(leaves: int, merges: list[Merge]) -> list[tuple[float, float]]:
-    """Return the position of each node: leaves side by side, and merges below the nodes that they join.
+    """Return the position of each node: the leaves side by side, and each merge below the nodes that it joins.
 
-    A merge that takes in a leaf is below this leaf, and any other merge is between its two nodes.
+    A merge that joins a leaf is directly below this leaf. Any other merge is halfway between its two nodes.
     """
     places = [(float(k), 0.0) for k in range(leaves)]
     for left, right, _ in merges:

@@ -1,10 +1,10 @@
-"""The picture of the matmuls of a tile in a backward of one pass and of two passes."""
+"""A picture of the matmuls of a tile in a backward with one pass and in a backward with two passes."""
 
 from fa2_lab.plots import style
 
 
 def data() -> dict:
-    """Return {name of the backward, in one pass or two: the matmuls of each pass, in order}."""
+    """Return {"one pass" or "two passes": list of passes}, in which a pass is the list of its matmuls in order."""
     one, columns, rows = ["S", "dP", "dV", "dK", "dQ"], ["S", "dP", "dV", "dK"], ["S", "dP", "dQ"]
     return dict(ways={"one pass": [one], "two passes": [columns, rows]})
 
@@ -13,7 +13,8 @@ def data() -> dict:
 def draw(ways: dict[str, list[list[str]]]) -> style.Drawn:
     """Draw a row for the backward in one pass and one for two passes, with a box for each matmul.
 
-    A box is hatched if an earlier pass has computed the same matmul. ways: {name: the matmuls of each pass}.
+    A box is hatched if an earlier pass has already computed the same matmul. `ways` is {name: list of passes}, in which
+    a pass is the list of its matmuls.
     """
     counts = {name: sum(map(len, passes)) for name, passes in ways.items()}
     saved = counts["two passes"] - counts["one pass"]

@@ -1,4 +1,4 @@
-"""The picture of two consumers with and without ping-pong at d = 64, where exponentials take as long as matmuls."""
+"""A picture of two consumers with and without ping-pong at d = 64, where exponentials take as long as matmuls."""
 
 from collections.abc import Generator, Mapping
 
@@ -8,7 +8,10 @@ from fa2_lab.plots import strips, style
 
 
 def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
-    """Return the jobs (unit, consumer, label, from, to) without and with ping-pong, in clocks."""
+    """Return the jobs (unit, consumer, label, from, to) without ping-pong and with ping-pong, in clocks.
+
+    Each consumer processes T tiles of `keys` keys.
+    """
     product, softmax = 2 * 64 * keys * d / chips.H200.tensor_per_clock, 64 * keys / chips.H200.exp_per_clock
     panels = []
     for name, turns in (("Without ping-pong", False), ("Ping-pong", True)):
@@ -22,9 +25,10 @@ def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
 
 
 def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, softmax: float) -> Generator[Wait]:
-    """Run one consumer: S of a tile and P V of the previous tile, and then the softmax.
+    """Run consumer c: for each tile, compute S of this tile and P V of the previous tile, and then the softmax.
 
-    With ping-pong, it waits for its turn.
+    With ping-pong, `may` has a barrier for each consumer, and the consumer waits for its turn. Without ping-pong, `may`
+    is empty. A matmul takes `product` clocks, and a softmax takes `softmax` clocks.
     """
     late: Job | None = None
     for n in range(T):
@@ -41,9 +45,9 @@ def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, s
 
 @style.picture
 def draw(panels: list[Mapping], d: int, window: float = 6000) -> style.Drawn:
-    """Draw one timeline per panel, for two consumers without and with ping-pong.
+    """Draw one timeline for each panel, that is, for two consumers without and with ping-pong.
 
-    A panel has a name, the tensor cores' share of the time, and jobs (unit, consumer, label, from, to).
+    A panel contains a name, the tensor cores' share of the time, and jobs (unit, consumer, label, from, to).
     """
     caption = (
         "With ping-pong, one consumer runs matmuls while the other computes its softmax. Without it, both may wait"

@@ -1,4 +1,4 @@
-"""The picture of who waits for whom in a thread block of the Hopper kernels, with one row per circular buffer."""
+"""A picture that shows who waits for whom in a thread block of the Hopper kernels, with one row per circular buffer."""
 
 import textwrap
 
@@ -8,8 +8,8 @@ from fa2_lab.plots import style
 def data(way: str = "forward") -> dict:
     """Return {ring: (stages, number of consumers that must release a stage before it is filled again)} of a pass.
 
-    The rings of the forward are those of sizes.SHORT. Its V has no releases, because those of K also show that V's
-    stage is empty.
+    `way` is "forward" or "backward". The rings of the forward are those of sizes.SHORT. The ring of V needs no
+    releases, because a release of K also shows that the corresponding stage of V is empty.
     """
     rings = {
         "forward": {"mailbox": (2, 2), "Q": (4, 1), "K": (3, 2), "V": (3, 0)},
@@ -38,7 +38,10 @@ SAME = {"forward": "", "backward": " What is grey works as in the forward pass."
 
 @style.picture
 def draw(way: str, rings: dict[str, tuple[int, int]]) -> style.Drawn:
-    """Draw one thread block. way: "forward" or "backward". rings: {ring: (stages, releases that empty a stage)}."""
+    """Draw one thread block of the forward or of the backward.
+
+    `way` is "forward" or "backward". `rings` is {ring: (stages, number of releases that empty a stage)}.
+    """
     caption = (
         f"{SAYS[way]} A solid arrow means that all bytes are there. A dashed arrow means that the given number of"
         f" consumers has released the stage.{SAME[way]}"
@@ -57,7 +60,7 @@ def draw(way: str, rings: dict[str, tuple[int, int]]) -> style.Drawn:
 
 
 def _block(ax: style.Axes, way: str, rings: dict[str, tuple[int, int]]) -> None:
-    """Draw the producer, the rings and the consumers, and the two arrows at each side of a ring."""
+    """Draw the producer, the rings and the consumers, with two arrows on each side of a ring."""
     producer, left, right, consumers = PHONE if style.narrow() else PAGE
     bottom, end = LANE * len(rings) + 0.1, style.width() - 0.1
     style.box(ax, 0.02, 0, producer - 0.02, bottom, "producer\n\n1 warp\ncopies", style.worker(3))

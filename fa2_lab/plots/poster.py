@@ -1,7 +1,7 @@
-"""The poster: an algorithm of FlashAttention-2 on one sheet, as a picture, and line by line in words, NumPy and Triton.
+"""A poster: one algorithm of FlashAttention-2 on one sheet, as a picture, and line by line in words, NumPy and Triton.
 
-Words and code come from `fa2_lab.paper.where`, so they cannot become outdated. The work of all lines adds up to the
-meter's count.
+The words and the code come from `fa2_lab.paper.where`, so they cannot become outdated. The sum of the work of all lines
+is the same as what the meter counts.
 """
 
 import re
@@ -19,7 +19,7 @@ LANES = {"load": "load", "store": "store", "matmul": "matmul", "exp": "exp", "ot
 class Row(NamedTuple):
     """One line of the algorithm with its code.
 
-    `work` has for each kind of work the amount that the line adds each time it runs.
+    `work` maps each kind of work to the amount that the line adds each time it runs.
     """
 
     number: int
@@ -60,7 +60,10 @@ WORK: dict[str, dict[int, dict[str, str]]] = {  # by line: what it moves and com
 
 
 def data(tag: str = "FA2.A1") -> dict:
-    """Return an algorithm of FA2 and every line of it that computes, with its words, its code and its work."""
+    """Return an algorithm of FA2 and each of its lines that computes something, with the line's words, code and work.
+
+    `tag` is "FA2.A1" (forward) or "FA2.A2" (backward).
+    """
     algorithm = ALGORITHMS[tag]
     rows = []
     for line in algorithm.lines:
@@ -73,9 +76,9 @@ def data(tag: str = "FA2.A1") -> dict:
 
 
 def code(places: tuple[Place, ...]) -> tuple[str, ...]:
-    """Return the lines of code without their comments.
+    """Return these lines of code without their comments.
 
-    If a kernel has a line twice, for two loops, only the first is returned.
+    If a kernel contains a line twice, in two loops, only the first occurrence is returned.
     """
     lines = [place.text.split("  #")[0] for place in places]
     once = {re.split(r" = | in ", line)[0]: line for line in reversed(lines)}
@@ -93,7 +96,10 @@ MONO = ["DejaVu Sans Mono", "monospace"]
 
 @style.picture
 def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> style.Drawn:
-    """Draw an A3 sheet: the tiles, the values computed from one, and a row per line, with loops as backgrounds."""
+    """Draw an A3 sheet: the tiles, the values computed from one tile, and one row for each line of the algorithm.
+
+    Each loop is a background behind its lines. `files` are the names of the NumPy file and of the Triton file.
+    """
     figure = Figure(figsize=SHEET)
     title = f"{algorithm.title.replace(', ', ': the ')} pass, line by line"
     figure.set_label(f"{title}. Each line is there in words, in NumPy, in Triton and as work for the machine.")
@@ -132,7 +138,7 @@ MEANT = {  # the letters of which only one pass speaks
 
 
 def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str]) -> None:
-    """Draw the title, the meaning of the letters, and the names of the columns."""
+    """Draw the title, the meaning of the letters, and the column headings."""
     way = algorithm.title.split(", ")[1]
     ax.text(0, 0.35, f"FlashAttention-2:\nthe {way} pass,\nline by line", fontsize=TITLE, weight="bold", va="top")
     under = (
@@ -151,9 +157,9 @@ def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str]) -> None:
 
 
 def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
-    """Draw the loops as a picture of the tensors and their tiles.
+    """Draw the loops as a picture of the tensors and their tiles. S is a square with sides of `side` inches at (x, y).
 
-    S is never stored, so only its tile exists. The tensors that a worker keeps have a strong edge.
+    S is never stored, so only one of its tiles is drawn. The tensors that a worker keeps on chip have a thick edge.
     """
     forward, wide, apart, i, j = tag == "FA2.A1", 0.3, 0.38, 2, 3
     cell = side / 5
@@ -264,7 +270,7 @@ HALF = {"numpy": 104, "triton": 94}  # letters of a line below both columns of c
 
 
 def _foot(ax: style.Axes, tag: str) -> None:
-    """Draw the meaning of the names in the code."""
+    """Draw a paragraph that explains the names in the code."""
     for x, (column, room), words in zip((0, COLUMNS["triton"]), HALF.items(), NAMES[tag], strict=True):
         title = f"Names in {dict(numpy='NumPy', triton='Triton')[column]}: "
         for k, line in enumerate(wrap(title + words, room)):
@@ -272,7 +278,7 @@ def _foot(ax: style.Axes, tag: str) -> None:
 
 
 def formulas(words: str) -> str:
-    """Return words with formulas such as q_i, m_new, p_ijᵀ and e^(m_i − m_new) in matplotlib's notation."""
+    """Return the words with their formulas, such as q_i, m_new, p_ijᵀ and e^(m_i − m_new), in matplotlib's notation."""
 
     def name(found: re.Match) -> str:
         letter, below, above = found.groups()
@@ -287,21 +293,24 @@ def formulas(words: str) -> str:
 
 
 def wrapped(row: Row, column: str) -> list[str]:
-    """Return the text of a cell in lines that fit its column. No line break is inside a formula."""
+    """Return the text of a cell as lines that fit its column. No line break is inside a formula."""
     if column == "words":
         return [formulas(line) for line in filled(whole(row.words).split(" "), WRAP["words"] - 2 * row.depth)]
     return [part for line in getattr(row, column) for part in wrap(line, WRAP[column], subsequent_indent=" " * 4)]
 
 
 def whole(words: str) -> str:
-    """Return the words with unbreakable spaces in formulas: around signs, between names, and inside parentheses."""
+    """Return the words with non-breaking spaces in formulas.
+
+    They are around operators, between names, and inside parentheses.
+    """
     words = re.sub(r" ([=←+−∘×/]) ", "\u00a0\\1\u00a0", words)
     words = re.sub(r"(?<=[τℓ⌉)]) (?=\w)|(?<=_ij) (?=[kv]_)|(?<=_ijᵀ) (?=do_|q_)|(?<=[qo]_i) (?=[kv]_)", "\u00a0", words)
     return re.sub(r"\([^()]*\)", lambda inside: inside[0].replace(" ", "\u00a0"), words)
 
 
 def filled(words: list[str], room: int) -> list[str]:
-    """Return the words in lines of about `room` letters. Indices and exponents count half, because they are small."""
+    """Return the words in lines of at most `room` letters. Indices and exponents count half, because they are small."""
     lines = [""]
     for word in words:
         longer = f"{lines[-1]} {word}".strip()
@@ -311,7 +320,7 @@ def filled(words: list[str], room: int) -> list[str]:
 
 
 def worked(row: Row) -> list[str]:
-    """Return the work of a line as text: each formula with the kinds of work of which the line does this amount."""
+    """Return the work of a line as text. Before each formula are the kinds of work whose amount it gives."""
     kinds: dict[str, list[str]] = {}
     for lane, name in LANES.items():
         if lane in row.work:
@@ -326,7 +335,7 @@ def term_by_term(formula: str) -> str:
 
 
 def _ground(ax: style.Axes, depth: int, y: float, height: float) -> None:
-    """Draw the loops around a line as nested backgrounds, each with a bar at its left edge."""
+    """Draw the loops around a line as `depth` nested backgrounds, each with a bar at its left edge."""
     for level in range(1, depth + 1):
         x = COLUMNS["words"] - 0.1 + STEP * (level - 1)
         fill = style.tint(style.INK, 0.035 * level)
@@ -335,7 +344,7 @@ def _ground(ax: style.Axes, depth: int, y: float, height: float) -> None:
 
 
 def made_of(lines: tuple[str, ...]) -> list[str]:
-    """Return the tensors to which NumPy lines assign, one of each hue."""
+    """Return the tensors assigned in these lines of NumPy code, one tensor per hue."""
     found: dict[str, str] = {}
     for names in (line.split(" = ")[0] for line in lines if " = " in line):
         for name in re.findall(r"[A-Za-z]\w*(?![\w\]])", names):
@@ -347,9 +356,9 @@ def made_of(lines: tuple[str, ...]) -> list[str]:
 
 
 def _entry(ax: style.Axes, row: Row, cells: dict[str, list[str]], middle: float) -> None:
-    """Draw one line of the algorithm across all columns.
+    """Draw one line of the algorithm across all columns, centred at the height `middle`.
 
-    Its number has the colours of the tensors that the line computes.
+    The number of the line has the colours of the tensors that the line computes.
     """
     tensors = made_of(row.numpy)
     for k, tensor in enumerate(tensors):

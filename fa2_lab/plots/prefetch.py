@@ -1,4 +1,4 @@
-"""The picture of the copies and matmuls of one program over time, with one stage and with three."""
+"""A picture of the copies and matmuls of one program over time, with one stage and with three stages."""
 
 from collections.abc import Generator, Mapping
 
@@ -7,9 +7,9 @@ from fa2_lab.plots import strips, style
 
 
 def data(rung: str = "10", tiles: int = 12) -> dict:
-    """Return the jobs (unit, actor, label, from, to) of a single program on an SM, with one stage and with three.
+    """Return the jobs of a single program on an SM, with one stage and with three stages.
 
-    Times are in clocks.
+    A job is (unit, actor, label, from, to), in clocks.
     """
     panels = []
     for stages in (1, 3):
@@ -25,7 +25,7 @@ def data(rung: str = "10", tiles: int = 12) -> dict:
 
 
 def one_by_one(block: Block, size: strips.Sizes, tiles: int) -> Generator[Wait]:
-    """Run a program that copies each tile only when it needs the tile, and does nothing else meanwhile."""
+    """Run a program that copies a tile only when it needs the tile, and waits until the copy has arrived."""
     for _ in range(tiles):
         for unit, clocks, what in (
             ("copy", size.copy, "K"),
@@ -39,9 +39,9 @@ def one_by_one(block: Block, size: strips.Sizes, tiles: int) -> Generator[Wait]:
 
 @style.picture
 def draw(panels: list[Mapping], rung: str, window: float = 6000) -> style.Drawn:
-    """Draw one timeline per panel, for a program with one stage and for one with three.
+    """Draw one timeline for each panel: a program with one stage, and a program with three stages.
 
-    A panel has a number of stages, the clocks of a tile, and jobs (unit, actor, label, from, to).
+    A panel contains the number of stages, the clocks per tile, and jobs (unit, actor, label, from, to).
     """
     caption = "With one stage, each matmul waits for a copy, and with three, copies run ahead during the matmuls."
     caption += (

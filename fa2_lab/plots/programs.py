@@ -1,4 +1,4 @@
-"""The picture of decode's time over the number of programs that share a cache, as measured and as modelled."""
+"""A picture of decode's time against the number of programs that share a cache, as measured and as modelled."""
 
 from fa2_lab.kernels.decode.shares import tile_bytes
 from fa2_lab.machine import splits
@@ -13,7 +13,7 @@ BEGIN = 8e-6  # seconds for a launch of two kernels without any reads
 
 
 def data() -> dict:
-    """Return decode's recorded times over the number of programs, on a sequence of 65,536 keys, and the model's."""
+    """Return decode's recorded and modelled times for several numbers of programs, on a sequence of 65,536 keys."""
     record = load("decode")
     curves = record.curves
     curve = list(zip(curves["programs"], curves["microseconds"], strict=True))
@@ -34,7 +34,11 @@ def data() -> dict:
 
 @style.picture
 def draw(curve: list, model: list, floor: float, usual: int, rivals: dict[str, float], setting: str) -> style.Drawn:
-    """Draw microseconds over the number of programs that share a cache: measured, by the model, and of a pure read."""
+    """Draw the measured and the modelled µs against the number of programs, and the time of only reading the cache.
+
+    `curve` and `model` are lists of (programs, µs). `floor` is the time of only reading the cache, in µs, `usual` is
+    the number of programs that the kernel chooses, and `rivals` is {name: µs} of other implementations.
+    """
     best = min(curve, key=lambda point: point[1])
     at_usual = dict(curve)[usual]
     caption = f"{usual} programs read the cache in {at_usual / dict(curve)[8]:.0%} of the time that 8 programs need."

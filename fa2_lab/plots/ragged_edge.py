@@ -1,4 +1,4 @@
-"""The picture of how a program's number leads to its rows, their addresses, and a masked tile at the tensor's end."""
+"""A picture that shows how a program's number leads to its rows, and why a tile at the tensor's end needs a mask."""
 
 import numpy as np
 
@@ -6,14 +6,17 @@ from fa2_lab.plots import style
 
 
 def data(N: int = 10, d: int = 4, B_r: int = 4, i: int = 2) -> dict:
-    """Return the rows of program i, the offsets of its tile's elements, and which of these rows exist."""
+    """Return the rows of program i, the offsets of the elements of its tile, and a mask of the rows that exist."""
     rows = i * B_r + np.arange(B_r)
     return dict(N=N, i=i, rows=rows, offsets=rows[:, None] * d + np.arange(d), exist=rows < N)
 
 
 @style.picture
 def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarray) -> style.Drawn:
-    """Draw Q in memory, followed by the next head, then the offsets of the tile, and the tile as loaded with a mask."""
+    """Draw Q in memory, followed by the next head, then the offsets of the tile, and the tile as loaded with a mask.
+
+    `exist` is True for each of the program's rows that exists.
+    """
     (B_r, d), beyond = offsets.shape, int((~exist).sum())
     caption = (
         f"Program {i} asks for {B_r} rows, but {beyond} of them belong to the next head, and the mask keeps these out."
@@ -63,7 +66,7 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
 
 
 def _tile(ax: style.Axes, x: float, y: float, rows: np.ndarray, values: np.ndarray, exist: np.ndarray) -> None:
-    """Draw a tile with one row per row of Q. A value of −1 marks a zero that was not loaded."""
+    """Draw a tile with one line of boxes for each row of Q. A value of −1 marks a zero that was not loaded."""
     for r, numbers in enumerate(values):
         fill = style.tint(style.hue("Q"), 0.45) if exist[r] else style.PAPER
         for c, n in enumerate(numbers):

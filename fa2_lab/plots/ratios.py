@@ -1,4 +1,4 @@
-"""The picture of fa2_lab's speed divided by that of other implementations, suite by suite, with a line at 1."""
+"""A picture of fa2_lab's speed divided by the speed of other implementations, suite by suite, with a line at 1."""
 
 from statistics import median
 
@@ -19,7 +19,7 @@ Ratios = tuple[str, str, dict[str, list[float]]]  # group, name, {implementation
 
 
 def data() -> dict:
-    """Return the speed ratios over every implementation in the suites that compare speed."""
+    """Return the speed ratios over each implementation, from all suites that compare speed."""
     paper, sweep = load("paper"), load("sweep")
     rows: list[Ratios] = []
     for direction in ("forward", "backward"):
@@ -39,24 +39,30 @@ def data() -> dict:
 
 
 def of(rows: list[Measurement], direction: str) -> list[Measurement]:
-    """Return the measurements of one direction ("forward", "backward" or "decode")."""
+    """Return the measurements in `rows` that have this direction ("forward", "backward" or "decode")."""
     return [row for row in rows if row.direction == direction]
 
 
 def against(rows: list[Measurement]) -> dict[str, list[float]]:
-    """Return {implementation: fa2_lab's speed divided by its speed}, on each problem on which both were measured."""
+    """Return {implementation: list of ratios}: fa2_lab's speed divided by the implementation's speed.
+
+    A list has one ratio for each problem on which both were measured.
+    """
     found = {name: [m.ratio("fa2_lab", name) for m in rows if name in m.values] for name in LOOKS}
     return {name: ratios for name, ratios in found.items() if ratios}
 
 
 def by_direction(group: str, rows: list[Measurement]) -> list[Ratios]:
-    """Return two rows of the picture, one for the forward and one for the backward."""
+    """Return two rows of the picture for these measurements, one for the forward and one for the backward.
+
+    `group` is the heading of both rows.
+    """
     return [(group, direction, against(of(rows, direction))) for direction in ("forward", "backward")]
 
 
 @style.picture
 def draw(rows: list[Ratios], setting: str) -> style.Drawn:
-    """Draw a row for each setting with the median ratio over each implementation.
+    """Draw a row for each setting that shows the median ratio over each implementation.
 
     For the two fastest implementations, also draw the range of ratios, and a mark for each problem on which fa2_lab is
     slower.
@@ -116,7 +122,7 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
 
 
 def spread(rows: list[Ratios], group: str) -> str:
-    """Return the smallest and the largest median in the rows of a group, by implementation, as text."""
+    """Return as text, for each implementation, the smallest and the largest median in the rows of a group."""
     every: dict[str, list[float]] = {}
     for _, _, ratios in (row for row in rows if row[0] == group):
         for name, found in ratios.items():
@@ -125,6 +131,6 @@ def spread(rows: list[Ratios], group: str) -> str:
 
 
 def won(rows: list[Ratios], name: str) -> tuple[int, int]:
-    """Return the number of problems on which fa2_lab is faster than an implementation, and of those with both times."""
+    """Return on how many problems fa2_lab is faster than the implementation `name`, and how many have both times."""
     found = [x for _, _, ratios in rows for x in ratios.get(name, ())]
     return sum(x > 1 for x in found), len(found)

@@ -1,4 +1,4 @@
-"""The picture of what a new maximum does to l and o: bars of terms, before and after rescaling, and after adding."""
+"""A picture of what a new maximum does to l and o: bars of their terms before and after rescaling, and after adding."""
 
 from fractions import Fraction
 
@@ -9,7 +9,10 @@ from fa2_lab.reference.online_softmax import SoftmaxState
 
 
 def data(exponentials: list[float] = (1, 3, 4, 8), values: list[float] = (8, 0, 4, 2), B_c: int = 2) -> dict:
-    """Return one row's terms of l and o for two blocks of keys: after the first, rescaled, and after the second."""
+    """Return one row's terms of l and o at three times: after the first block of keys, after rescaling, and at the end.
+
+    There are two blocks of keys. `exponentials` are e to the power of the scores.
+    """
     s, v = np.log(np.array(exponentials, dtype=float)), np.array(values, dtype=float)
     first = SoftmaxState.reset(1, 1).update(s[None, :B_c], v[:B_c, None])
     last = first.update(s[None, B_c:], v[B_c:, None])
@@ -31,8 +34,8 @@ TERMS = {"ℓ": "the sum of e^(s − m)", "o": "the sum of e^(s − m) v"}
 def draw(l: list[np.ndarray], o: list[np.ndarray], m: list[float], ends: dict[str, list[float]]) -> style.Drawn:
     """Draw two panels, for l and o, with three bars each. A bar has one box per key, whose width is the key's term.
 
-    l, o: the terms before, rescaled and at the end. m: e to the power of the old and the new maximum. ends: the sums as
-    the package computes them.
+    `l` and `o` contain the terms before rescaling, after rescaling and at the end. `m` contains e to the power of the
+    old maximum and of the new one. `ends` contains the sums as the package computes them.
     """
     alpha = m[0] / m[1]
     caption = (

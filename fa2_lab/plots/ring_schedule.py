@@ -1,4 +1,4 @@
-"""The picture of attention over several GPUs: whose keys each rank holds at each step, and which scores it computes."""
+"""A picture of attention on several GPUs: whose keys each rank holds at each step, and which scores it computes."""
 
 from collections.abc import Mapping
 
@@ -10,13 +10,16 @@ from fa2_lab.tiles import Tile
 
 
 def data(ranks: int = 4, rows: int = 8) -> dict:
-    """Return every meeting of a causal zigzag ring in which each rank has `rows` rows."""
+    """Return the arguments of draw() for a causal zigzag ring in which each rank has `rows` rows."""
     lengths = [rows] * ranks
     return dict(cells=[[cell(lengths, rank, (rank - step) % ranks) for step in range(ranks)] for rank in range(ranks)])
 
 
 def cell(lengths: list[int], rank: int, source: int) -> dict:
-    """Return one meeting of a rank's queries with the keys of `source`. Its rows and columns are shares of a shard."""
+    """Return which scores a rank computes with the keys of the rank `source`.
+
+    The returned rows and columns are fractions of a shard. `lengths` are the numbers of rows of all shards.
+    """
     seen = meeting(lengths, rank, source, "zigzag", causal=True)
     rows, cols = ((x.start / lengths[0], x.stop / lengths[0]) for x in (seen.queries, seen.keys))
     return dict(source=source, rows=rows, cols=cols, diagonal=seen.kind is Tile.DIAGONAL)
@@ -29,7 +32,8 @@ PITCH = 1.3  # from one cell to the next
 def draw(cells: list[list[Mapping]]) -> style.Drawn:
     """Draw for each rank and step whose keys the rank holds and which scores it computes.
 
-    cells: [rank][step] of dict(source, rows, cols, diagonal), with rows and cols as shares (from, to) of a shard.
+    `cells[rank][step]` is dict(source, rows, cols, diagonal). `source` is the rank that owns the keys, and `rows` and
+    `cols` are (from, to) as fractions of a shard.
     """
     caption = "Queries stay, and K and V go round while each rank computes."
     figure, ax = style.new_figure(
@@ -70,7 +74,7 @@ def draw(cells: list[list[Mapping]]) -> style.Drawn:
 
 
 def _legend(ax: style.Axes, y: float, pitch: float) -> None:
-    """Draw a legend that explains filled parts, hatched parts and arrows."""
+    """Draw a legend that explains filled areas, hatched areas and arrows."""
     down, across = (0.8, 0) if style.narrow() else (0, 3.3)
     meanings = (
         "scores computed with\nthe keys of rank 2",
@@ -89,7 +93,7 @@ def _legend(ax: style.Axes, y: float, pitch: float) -> None:
 
 
 def _cell(ax: style.Axes, x: float, y: float, cell: dict) -> None:
-    """Draw the square of one meeting.
+    """Draw the square of one rank at one step.
 
     Computed scores have the colour of the rank that owns the keys, and the rest is hatched.
     """

@@ -25,7 +25,7 @@ PRINTED = {"FA1": "FA1 as printed"}  # not the kernel of FA1's authors
 
 
 class Roof(NamedTuple):
-    """One ceiling of the speed: at most `flops` TFLOP/s, and at most `bytes` TB/s times the FLOPs per byte."""
+    """One ceiling of the speed in TFLOP/s: at most `flops`, and at most `bytes` TB/s times the FLOPs per byte."""
 
     flops: float
     bytes: float
@@ -40,12 +40,13 @@ class Roof(NamedTuple):
 def data(
     *methods: str | tuple[str, Cost], d: int = 128, chip: chips.Chip = chips.H200, message: str = "", **sizes: Any
 ) -> dict:
-    """Return the arguments of draw() for some methods, each at its upper bound.
+    """Return the arguments of draw() for the given methods, each at its upper bound.
 
-    Without a method, return those of the ladder.
+    If no methods are given, return the arguments for the ladder.
 
-    The position of a method is its FLOPs per byte that reaches DRAM if DRAM limits it, and its FLOPs per requested byte
-    otherwise. message: the headline, a sentence.
+    The x-coordinate of a method is its FLOPs per byte of DRAM traffic if DRAM limits the method, and its FLOPs per
+    requested byte otherwise. `message` is the headline, which is a full sentence. `sizes` are arguments of
+    prices.cost().
     """
     if not methods:
         return ladder(d)
@@ -77,12 +78,15 @@ def data(
 
 
 def listed(words: list[str]) -> str:
-    """Return words as a list in a sentence, such as "a, b and c"."""
+    """Return words as an enumeration in a sentence, such as "a, b and c"."""
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def ladder(d: int) -> dict:
-    """Return the arguments of draw() for some rungs without a mask: TFLOP/s, and FLOPs per byte that DRAM moved."""
+    """Return the arguments of draw() for some rungs without a mask.
+
+    The coordinates of a rung are its measured TFLOP/s, and its FLOPs per byte that DRAM moved.
+    """
     record = load("ladder")
     row = reasons.timed(record, causal=False, d=d)
     moved = counted(record, d)
@@ -105,13 +109,13 @@ def ladder(d: int) -> dict:
 
 
 def counted(record: Record, d: int) -> dict[str, float]:
-    """Return {rung: bytes that DRAM moved in one call} for the rungs whose counters are recorded."""
+    """Return {rung: bytes that DRAM moved in one call} for each rung whose hardware counters are recorded."""
     rows = [r for r in record.rows if r.direction == "counters" and r.problem["d"] == d and set(DRAM) <= set(r.values)]
     return {r.problem["rung"]: sum(r.values[name][0] for name in DRAM) for r in rows}
 
 
 def named(rung: str) -> str:
-    """Return the number and the name of a rung, or the name itself if it is not a rung's."""
+    """Return the number and the name of a rung as text. If `rung` is not a rung, return it unchanged."""
     return rung[1:].replace("_", " ") if re.match(r"r\d\d_", rung) else rung
 
 
@@ -130,10 +134,10 @@ def draw(
     height: float = 2.6,
     shelf: tuple[float, str] | None = None,
 ) -> style.Drawn:
-    """Draw TFLOP/s over FLOPs per byte, on logarithmic axes.
+    """Draw TFLOP/s as a function of FLOPs per byte, on logarithmic axes.
 
-    points: {name: (FLOPs per byte, TFLOP/s)}. A third member, if there is one, is the unit that limits the method, and
-    it is printed. shelf: a lower limit of the tensor cores in TFLOP/s, and its label.
+    `points` is {name: (FLOPs per byte, TFLOP/s)}. If a point has a third member, it is the unit that limits the method,
+    and it is printed. `shelf` is (TFLOP/s, label) of a second, lower limit of the tensor cores.
     """
     figure, ax = style.new_figure(height, caption)
     top = max(roof.flops for roof in roofs)
@@ -170,7 +174,10 @@ def draw(
 
 
 def reach(low: float, high: float, crowded: bool) -> tuple[float, float, float]:
-    """Return where the axis begins, where the column of names begins, and where the axis ends, in FLOPs per byte."""
+    """Return three positions in FLOPs per byte: the start of the axis, the column of names, and the end of the axis.
+
+    `low` and `high` are the smallest and the largest position of a method. `crowded` is True if a ceiling is dashed.
+    """
     if style.narrow() and not crowded:
         return min(1, 0.1 * low), max(4200, 1.6 * high), max(1.5e6, 700 * high)
     return min(5 if style.narrow() else 8, 0.4 * low), max(5000, 2.3 * high), max(60000, 25 * high)
@@ -183,7 +190,11 @@ def _read(name: str, point: Point) -> str:
 
 
 def _named(ax: style.Axes, roof: Roof, right: float, *, left_of_it: bool, free: bool, shelf: bool) -> None:
-    """Write the labels of a ceiling below and to the left of the methods. free: no method is on the flat part."""
+    """Write the two labels of a ceiling: one beside its sloping part, below the methods, and one at its flat part.
+
+    `left_of_it` puts the first label to the left of the sloping part instead of to the right. `free` is True if no
+    method lies on the flat part, and `shelf` is True if a lower limit is drawn as well.
+    """
     low = ax.get_ylim()[0]
     y = max(0.25 * roof.flops, 1.25 * low) if left_of_it else 1.2 * low
     style.note(ax, (0.8 if left_of_it else 1.15) * y / roof.bytes, y, roof.slope, ha="right" if left_of_it else "left")
@@ -196,9 +207,10 @@ def _named(ax: style.Axes, roof: Roof, right: float, *, left_of_it: bool, free: 
 def _roof(
     ax: style.Axes, roof: Roof, left: float, right: float, *, left_of_it: bool, under_it: bool, limited: bool
 ) -> None:
-    """Draw the sloping and the flat part of a ceiling with their labels.
+    """Draw the sloping part and the flat part of a ceiling, with their labels.
 
-    A dashed ceiling is above a solid one and has its label there.
+    A dashed ceiling lies above a solid one and has its label above it. If a unit limits the methods (`limited`), the
+    labels are left to _named().
     """
     ridge = roof.flops / roof.bytes
     look = dict(color=style.QUIET, linewidth=0.9, linestyle="--") if roof.dashed else dict(color=style.INK)
@@ -222,9 +234,9 @@ def _roof(
 
 
 def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float, shelf: float) -> None:
-    """Draw a dot for each method, with its name in a column at the right.
+    """Draw a dot for each method, and write the names in a column on the right.
 
-    If the column is far away, the name is at the dot.
+    If a method is too far from the column, its name is next to its dot instead.
     """
     crowd = {name: place for name, place in points.items() if place[0] >= column / 60}
     decades = log10(ax.get_ylim()[1] / ax.get_ylim()[0]) / ax.figure.get_figheight()
@@ -256,9 +268,9 @@ def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float
 
 
 def apart(values: list[float], gap: float, top: float = inf) -> list[float]:
-    """Return the heights of labels for these values: in the same order, at least `gap` apart, and at most `top`.
+    """Return the heights of labels for these values, in the same order, at least `gap` apart, and at most `top`.
 
-    The heights are as near to the values as these conditions allow.
+    The heights are as close to the values as these conditions allow.
     """
     order = sorted(range(len(values)), key=lambda n: values[n])
     pools: list[list[float]] = []  # neighbours that push each other: the mean of each pool stays

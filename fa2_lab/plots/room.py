@@ -1,4 +1,4 @@
-"""The picture of what a program of the Hopper forward needs of an SM: shared memory by tensor, registers by role."""
+"""A picture of what a program of the Hopper forward takes from an SM: shared memory and registers."""
 
 from fa2_lab.kernels.hopper.forward import sizes
 from fa2_lab.machine import chips
@@ -8,7 +8,7 @@ SETS = {"USUAL": 64, "SHORT": 64, "USUAL ": 128, "WIDE": 128}
 
 
 def data() -> dict:
-    """Return the KiB of each tensor's buffers and the registers of the consumers' threads, for four sets of sizes."""
+    """Return for four sets of sizes the KiB of each tensor's buffers and the registers of each consumer's threads."""
     shared, registers = {}, {}
     for name, d in SETS.items():
         found = getattr(sizes, name.strip())
@@ -26,10 +26,10 @@ PRODUCER = 32  # registers of its threads, at most: see ForwardSizes.registers
 
 @style.picture
 def draw(shared: dict[str, dict], registers: dict[str, list[int]], limit: float, file: int) -> style.Drawn:
-    """Draw for each set of sizes a bar of shared memory and a bar of registers, against the limits of an SM.
+    """Draw for each set of sizes a bar of shared memory and a bar of registers, next to the limits of an SM.
 
-    shared: {set: {tensor: KiB}}. registers: {set: registers per thread of each consumer}. limit: KiB of an SM. file:
-    registers of an SM.
+    `shared` is {set: {tensor: KiB}}. `registers` is {set: registers per thread of each consumer}. `limit` is the shared
+    memory of an SM in KiB, and `file` is the number of registers of an SM.
     """
     caption = (
         "An SM has no room for a second program (dashed) beside the first. The upper bars are the KiB of the buffers of"
@@ -67,7 +67,7 @@ def draw(shared: dict[str, dict], registers: dict[str, list[int]], limit: float,
 
 
 def _second(ax: style.Axes, start: float, y: float, most: float) -> None:
-    """Draw a dashed box for a second program after the first, which continues beyond the edge of the picture."""
+    """Draw a dashed box for a second program after the first one. The box continues beyond the edge of the picture."""
     end = BEYOND * most
     ax.plot(
         [end, start, start, end],

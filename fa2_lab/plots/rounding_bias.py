@@ -1,4 +1,4 @@
-"""The picture of rounding errors of one sign: their distribution between two bf16 numbers, and their sum in D."""
+"""A picture of rounding errors with the same sign: their distribution between two bf16 numbers, and their sum in D."""
 
 import numpy as np
 
@@ -10,7 +10,10 @@ BINS = np.linspace(-0.5125, 0.5125, 42)  # of an ulp, with a bin around each of 
 
 
 def data() -> dict:
-    """Return the distribution of o's errors in column 0, in steps of bf16, and the sum of D's errors over the rows."""
+    """Return the distribution of o's rounding errors in column 0, and the running sum of D's errors over the rows.
+
+    The errors of o are counted in steps of bf16.
+    """
     S, V, dO = numbers.repeated_maxima()
     exact, m = numbers.truth(S, V), S.max(1, keepdims=True)
     shares = {}
@@ -27,7 +30,10 @@ def data() -> dict:
 
 @style.picture
 def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Drawn:
-    """Draw two histograms of the error of one rounding, and the sum of D's errors for each way to compute O."""
+    """Draw two histograms of the error of one rounding, and the running sum of D's errors for each way to compute O.
+
+    `shares` is {name: share of the rows in each bin}, and `sums` is {way to compute O: running sum}.
+    """
     ends = {name: line[-1] for name, line in sums.items()}
     caption = (
         "If two scores share the maximum, rounding errors do not cancel. The usual softmax computes exp(s − m). With 2m"

@@ -1,4 +1,4 @@
-"""The picture of a row of S by lane and register, and of the reduction to its maximum in four lanes."""
+"""A picture of a row of S by lane and register, and of the reduction to its maximum in four lanes."""
 
 import numpy as np
 
@@ -8,7 +8,11 @@ from fa2_lab.records import layouts_record
 
 
 def data(row: int = 21, d: int = 128) -> dict:
-    """Return the compiled owners of one wgmma's result, and the maximum that each lane of a row has after each step."""
+    """Return the arguments of draw() for one row of the compiled kernel with head dimension d.
+
+    They are the lane and register of each score of a wgmma's result, and the maximum that each lane of the row knows
+    after each step.
+    """
     record = layouts_record()
     (kernel,) = [k for k in record["layouts"] if k["target"] == "sm_90" and k["d"] == d]
     shape = (64, kernel["B_c"])
@@ -34,7 +38,8 @@ TONES = (1.0, 0.65, 0.4, 0.2)
 def draw(owners: Owners, row: int, scores: np.ndarray, known: list[np.ndarray], made: str) -> style.Drawn:
     """Draw, from top to bottom, a row of the accumulator by lane and register, and the reduction to its maximum.
 
-    scores: the scores of the row. known: the maximum that each of its lanes has, at first and after each exchange.
+    `scores` are the scores of the row. `known` lists the maximum that each of its lanes knows, first at the start and
+    then after each exchange. `made` describes the compiled kernel.
     """
     rows, cols = owners.lane.shape
     lanes, warp = np.unique(owners.lane[row]), int(owners.warp[row, 0])
@@ -59,7 +64,7 @@ def _tone(k: int) -> str:
 
 
 def _row(ax: style.Axes, y: float, owners: Owners, row: int, scores: np.ndarray) -> None:
-    """Draw the first and the last columns of the row, each with its score, lane and register."""
+    """Draw the first and the last columns of the row. Each score has its lane and register."""
     cols, lanes = len(scores), np.unique(owners.lane[row]).tolist()
     style.note(ax, 0, y - 0.42, f"Row {row}, column by column", weight="bold")
     for k, name in enumerate(("column", "number", "lane", "register")):
@@ -76,9 +81,9 @@ def _row(ax: style.Axes, y: float, owners: Owners, row: int, scores: np.ndarray)
 
 
 def _reduction(ax: style.Axes, y: float, row: int, lanes: np.ndarray, known: list[np.ndarray], each: int) -> None:
-    """Draw the maximum that every lane has, with one line per step.
+    """Draw one line for each step, with the maximum that each lane knows.
 
-    Two strokes lead from the two lanes that were compared.
+    Two strokes connect a maximum to the two lanes that were compared.
     """
     style.note(ax, 0, y - 0.42, f"The maximum of row {row}: what each lane knows", weight="bold")
     steps = [f"of its {each}\nnumbers", "after lane\nXOR 1", "after lane\nXOR 2"]

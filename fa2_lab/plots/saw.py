@@ -1,4 +1,7 @@
-"""The picture of one change over the number of heads: programs run in waves, so the gain goes up and down."""
+"""A picture of the gain from one change of the ladder, as a function of the number of heads.
+
+Programs run in waves, so the gain goes up and down.
+"""
 
 from collections.abc import Mapping
 
@@ -14,7 +17,7 @@ NAMES = ("heads", f"waves of rung {BEFORE}", f"waves of rung {AFTER}")
 
 
 def data(N: int = 4096, d: int = 128) -> dict:
-    """Return the speedup of rung 09 over rung 07 without a mask, by number of heads: by the model, and as measured."""
+    """Return the speedup of rung 09 over rung 07 without a mask by number of heads, as modelled and as measured."""
     before, after = ladder.find(BEFORE), ladder.find(AFTER)
     model = {n: reasons.predicted(before, after, causal=False, d=d, heads=n) for n in HEADS}
     measured = {}
@@ -31,7 +34,7 @@ def data(N: int = 4096, d: int = 128) -> dict:
 
 
 def waves(heads: int, held: int, N: int = 4096) -> int:
-    """Return the number of waves for the row blocks of 64 queries of all heads, with `held` programs on each SM."""
+    """Return the number of waves that all row blocks of 64 queries need, if each SM holds `held` programs at a time."""
     return -(-heads * N // (ROWS * held * chips.H200.SMs))
 
 
@@ -39,7 +42,8 @@ def waves(heads: int, held: int, N: int = 4096) -> int:
 def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[int], setting: str) -> style.Drawn:
     """Draw the model as a line and the measurements as bars that begin at 1.
 
-    model, measured: {heads: speedup}. held: resident programs per SM before and after the change.
+    `model` and `measured` are {heads: speedup}. `held` contains the number of resident programs per SM before and after
+    the change.
     """
     most, least = max(measured, key=measured.get), min(measured, key=measured.get)
     counts = {heads: tuple(waves(heads, fit) for fit in held) for heads in measured}
@@ -84,7 +88,10 @@ def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[i
 
 
 def _table(ax: style.Axes, counts: Mapping[int, tuple[int, ...]], low: float) -> None:
-    """Write the number of heads below each bar, and the waves that each rung needs for them: bold if more."""
+    """Write below each bar its number of heads, and the number of waves that each rung needs.
+
+    The later rung's number of waves is bold if it is larger.
+    """
     names = ("heads", f"waves, {BEFORE}", f"waves, {AFTER}") if style.narrow() else NAMES
     for row, name in enumerate(names):
         y = low - 0.07 * (row + 1)

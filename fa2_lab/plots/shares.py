@@ -1,4 +1,4 @@
-"""The picture of decode: the tiles of all heads in equal shares, and the partial results that follow."""
+"""A picture of decode: the tiles of all heads cut into equal shares, and the resulting partial results."""
 
 from fa2_lab.machine import splits
 from fa2_lab.machine.splits import Shares
@@ -6,7 +6,7 @@ from fa2_lab.plots import style
 
 
 def data() -> dict:
-    """Return the Shares of five heads of 10, 3, 0, 12 and 2 tiles for four programs."""
+    """Return the Shares of four programs for five heads that have 10, 3, 0, 12 and 2 tiles."""
     return dict(cut=splits.Shares((10, 3, 0, 12, 2), 4))
 
 
@@ -15,7 +15,10 @@ H = 0.62  # height of a tile
 
 @style.picture
 def draw(cut: Shares) -> style.Drawn:
-    """Draw each head as a row of tiles in the colours of its programs, then its partial results, and its output."""
+    """Draw each head as a row of tiles in the colours of its programs.
+
+    The head's partial results and its output follow.
+    """
     caption = "Every program gets an equal share of all tiles, and only a head that several programs have read is"
     heads, longest = len(cut.tiles), max(cut.tiles)
     figure, ax = style.new_figure(0.4 + 0.42 * heads, f"{caption} merged. The number on a tile names its program.")
@@ -41,7 +44,7 @@ def draw(cut: Shares) -> style.Drawn:
 
 
 def _parts(ax: style.Axes, cut: Shares, head: int, x: float) -> None:
-    """Draw the partial results of a head that are merged, and its output."""
+    """Draw the partial results of a head, which are merged, and the head's output."""
     readers = cut.readers(head)
     if len(readers) > 1:
         for k, w in enumerate(readers):

@@ -1,4 +1,4 @@
-"""A picture as a notebook shows it: as wide as the text, with its caption and its alternative text."""
+"""Pictures as a notebook shows them: as wide as the text, with a caption and an alternative text."""
 
 from base64 import b64encode
 from html import escape
@@ -20,26 +20,26 @@ SOFT = 4  # entries of a palette that are more or less transparent, for the roun
 
 
 def file_of(name: str) -> tuple[str, str]:
-    """Return the file of fa2_lab/plots that draws a picture, and the argument of its data() or an empty string."""
+    """Return the file of fa2_lab/plots that draws a picture, and the argument of its data(), which may be empty."""
     file, _, which = name.partition("_")
     return (file, which) if file in MANY else (name, "")
 
 
 def find(name: str) -> tuple[ModuleType, dict]:
-    """Return the module that draws a picture, and the numbers that its data() returns for this picture."""
+    """Return the module that draws a picture, and the arguments that its data() returns for this picture."""
     file, which = file_of(name)
     picture = import_module(f"fa2_lab.plots.{file}")
     return picture, picture.data(*filter(None, [which]))
 
 
 def draw(name: str, narrow: bool = False) -> tuple[Figure, str]:
-    """Draw a picture of fa2_lab/plots by its name, for a page or, with `narrow`, for a phone."""
+    """Draw the picture with this name, for a page or, if `narrow` is set, for a phone."""
     picture, numbers = find(name)
     return picture.draw(**numbers, narrow=narrow)
 
 
 class show:
-    """One picture of figures/ with its caption, which `show("waves")` at the end of a cell displays.
+    """One picture of figures/ with its caption. To show it, end a notebook cell with, for example, `show("waves")`.
 
     The argument is the name of a picture, or the result of a draw(). Readers without images get the alternative text.
     """
@@ -67,10 +67,10 @@ class show:
 
 
 def on_card(picture: Image.Image) -> tuple[Image.Image, bytes]:
-    """Return a picture with a palette on a card with rounded corners, and how opaque each colour of the palette is.
+    """Return a paletted picture on a card with rounded corners, and the opacity of each colour of the palette.
 
-    A notebook's page may be light or dark, and does not tell a picture. On the card, which is neither white nor black,
-    the picture can be read on both, and its paper does not glare on a dark page.
+    The page of a notebook may be light or dark, and a picture cannot know which. The card is neither white nor black,
+    so the picture is readable on both, and its white areas do not glare on a dark page.
     """
     picture = picture.quantize(256 - SOFT)
     paper, card = picture.getpixel((0, 0)), ImageColor.getrgb(CARD)
@@ -87,7 +87,7 @@ def on_card(picture: Image.Image) -> tuple[Image.Image, bytes]:
 
 
 def corners(size: tuple[int, int], radius: int) -> Image.Image:
-    """Return how far each pixel is outside of a card with rounded corners, from 0 to SOFT."""
+    """Return an image of how far each pixel is outside a card with rounded corners, from 0 (inside) to SOFT."""
     fine = Image.new("L", tuple(4 * side for side in size), 255)
     ImageDraw.Draw(fine).rounded_rectangle((0, 0, fine.width - 1, fine.height - 1), 4 * radius, fill=0)
     return fine.reduce(4).point(lambda level: round(level * SOFT / 255))

@@ -1,10 +1,10 @@
-"""The picture of a ring's stages over time: being filled, full, and empty again, beside their consumers."""
+"""A picture of a ring's stages over time, which are being filled, full, or empty again, next to the consumers."""
 
 from fa2_lab.plots import strips, style
 
 
 def data(rung: str = "21", tiles: int = 12) -> dict:
-    """Return the spans of each stage of K and V on an SM, in clocks, and the jobs of the consumers."""
+    """Return the spans of each stage of K and V on an SM, and the jobs of the consumers. Times are in clocks."""
     size = strips.sizes(rung)
     block, program = strips.ran(size, tiles, row_blocks=1)
     start = program.copied["K4"].begun
@@ -19,9 +19,11 @@ def data(rung: str = "21", tiles: int = 12) -> dict:
 
 @style.picture
 def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, window: float = 4500) -> style.Drawn:
-    """Draw the stages of V alone, because their producer waits for nothing else, whereas a K also waits for its turn.
+    """Draw the stages of V and the consumers over time.
 
-    spans: (stage, tile, start of the copy, end of the copy, last release). jobs: (actor, label, from, to).
+    The stages of K are not drawn, because a K also waits for its turn, whereas the producer of V waits for nothing
+    else. `spans` are (stage, tile, start of the copy, end of the copy, last release), and `jobs` are (actor, label,
+    from, to).
     """
     caption = (
         "A stage is filled again as soon as both consumers have released it. An arrow is a release, at the end of the"

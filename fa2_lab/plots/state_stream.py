@@ -1,4 +1,4 @@
-"""The picture of the state (m, l, o) of one row block while the key blocks stream past."""
+"""A picture of the state (m, l, o) of one row block while the key blocks stream past."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from fa2_lab.tiles import Tiling
 def data(B_r: int = 4, B_c: int = 4, T_c: int = 10, d: int = 4, row: int = 2, seed: int = 35) -> dict:
     """Return the state of one row block and α after each key block.
 
-    Of o and O, only the first component is returned.
+    Only the first component of o and O is returned. `row` is the row that draw() shows.
     """
     rng = np.random.default_rng(seed)
     Q, K, V = rng.standard_normal((B_r, d)), *rng.standard_normal((2, T_c * B_c, d))
@@ -36,9 +36,10 @@ def data(B_r: int = 4, B_c: int = 4, T_c: int = 10, d: int = 4, row: int = 2, se
 def draw(
     row: int, s: np.ndarray, m: np.ndarray, l: np.ndarray, o: np.ndarray, alpha: np.ndarray, O: np.ndarray
 ) -> style.Drawn:
-    """Draw α of every row and key block as a grid, and below it the scores, m, l and one component of o of one row.
+    """Draw α of every row and key block as a grid and, below it, the scores, m, l and one component of o of one row.
 
-    s: (T_c, B_r, B_c). m, l, o, alpha: (T_c, B_r), after each key block. O: (B_r,), the same component of the output.
+    The scores s have shape (T_c, B_r, B_c). m, l, o and alpha have shape (T_c, B_r) and are those after each key block.
+    O has shape (B_r,) and is the same component of the output.
     """
     caption = "A new maximum shrinks what l and o have summed so far, and all other blocks only add to it."
     figure, axes = style.new_figure(6.4, caption, nrows=4, sharex=True, height_ratios=[1, 1.1, 1, 1])
@@ -88,7 +89,7 @@ def _maximum(ax: style.Axes, s: np.ndarray, m: np.ndarray) -> None:
 
 
 def _sum(ax: style.Axes, name: str, meaning: str, total: np.ndarray, alpha: np.ndarray, **look: Any) -> None:
-    """Draw two levels for each key block: after multiplying by α, and then after adding the new terms."""
+    """Draw two levels for each key block: the total after it is multiplied by α, and after the new terms are added."""
     before = np.concatenate([[0.0], total[:-1]])
     levels = np.stack([alpha * before, total], axis=1).ravel()
     ax.stairs(levels, np.arange(len(levels) + 1) / 2, baseline=None, color=style.hue(name), linewidth=2.2, **look)

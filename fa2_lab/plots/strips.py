@@ -1,8 +1,8 @@
-"""The picture of an SM on a rung and on the previous one: copies, tensor cores and softmax as strips over time.
+"""A picture of an SM on a rung and on the previous rung, with copies, tensor cores and softmax as strips over time.
 
-The time of a tile on each unit comes from the compiled code and the chip, as in `machine.ladder`: a warpgroup's matmuls
-keep the tensor cores busy, its instructions the issue slots, and its tiles the path from L2. `producer` and `consumer`
-define who waits for whom.
+The time of a tile on each unit is computed from the compiled code and the chip, as in `machine.ladder`. A warpgroup's
+matmuls occupy the tensor cores, its instructions the issue slots, and its tiles the path from L2. `Program.producer`
+and `Program.consumer` define who waits for whom.
 """
 
 from collections import defaultdict
@@ -22,7 +22,10 @@ AHEAD, PERSISTENT, LAGGING = 20, 21, 22  # from which rung on S starts early, pr
 
 
 class Sizes(NamedTuple):
-    """The numbers of a rung for the strips: its number, what fits on an SM, and the clocks of a tile on each unit."""
+    """The numbers of a rung that the strips need.
+
+    They are its index, what fits on an SM, and the clocks of a tile on each unit.
+    """
 
     number: int
     keys: int  # of a tile
@@ -36,7 +39,7 @@ class Sizes(NamedTuple):
 
 
 def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
-    """Return the Sizes of a rung, from its compiled kernel without a mask."""
+    """Return the Sizes of a rung, taken from its compiled kernel without a mask."""
     name = ladder.find(rung)
     fact = reasons.facts()[name, False, d]
     number, keys, rows = int(name[1:3]), fact["keys"], 64 * fact["consumers"]
@@ -90,11 +93,12 @@ WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}  # clocks that are drawn, if the 
 
 
 def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
-    """Return the jobs of an SM on a rung and on the previous one, within a row block or, for rung 21, between two.
+    """Return the jobs of an SM on the rung `after` and on the previous rung, where a row has `tiles` keys.
 
-    tiles: keys of a row. A job is (unit, warpgroup, label, from, to), in clocks. marked: whether each job is what the
-    rung changes or, on rungs 20 and 21, whether it belongs to the next row block. unit: the unit that the rung changes.
-    ratio: how many times as long as a marked job the same work takes on the previous rung.
+    The jobs shown are within a row block or, for rung 21, around the change to the next row block. A job is (unit,
+    warpgroup, label, from, to), in clocks. In the result, `marked` is True for each job that the rung changes or, for
+    rung 21, for each job of the next row block. `unit` is the unit that the rung changes. `ratio` is the factor by
+    which the work of a marked job took longer on the previous rung.
     """
     before = f"{int(after) - 1}"
     pair, panels = [sizes(before), sizes(after)], []
@@ -123,7 +127,7 @@ def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
 
 
 def row_blocks_of(jobs: list[Job], size: Sizes, tiles: int) -> list[int]:
-    """Return the index of the row block to which each job of a program belongs. A row block has `tiles` tiles."""
+    """Return for each job of a program the index of its row block. A row block has `tiles` tiles."""
     before: dict[tuple[str, str], int] = defaultdict(int)
     found = []
     for job in jobs:
@@ -134,9 +138,9 @@ def row_blocks_of(jobs: list[Job], size: Sizes, tiles: int) -> list[int]:
 
 
 def ran(size: Sizes, tiles: int, row_blocks: int) -> tuple:
-    """Return a simulated SM, after every program has run `row_blocks` row blocks of `tiles` tiles.
+    """Return (block, *programs): a simulated SM, and the programs that ran on it.
 
-    The programs follow in the returned tuple.
+    Each program has processed `row_blocks` row blocks of `tiles` tiles.
     """
     programs: list[Program] = []
     block, actors = Block(copy=IN_ORDER, tensor=IN_ORDER if size.number >= AHEAD else SHARED), {}
@@ -149,7 +153,7 @@ def ran(size: Sizes, tiles: int, row_blocks: int) -> tuple:
 
 
 class Program:
-    """One program on the simulated SM, with the tiles that were copied and those that its consumers have released."""
+    """One program on the simulated SM. It records which tiles were copied and which its consumers have released."""
 
     def __init__(self, block: Block, size: Sizes, tiles: int, row_blocks: int) -> None:
         self.block, self.size, self.tiles, self.row_blocks = block, size, tiles, row_blocks
@@ -162,7 +166,7 @@ class Program:
     def producer(self) -> Generator[Wait]:
         """Copy tiles as soon as their stages are free.
 
-        Before a rung has a producer warp, its warpgroup does the same.
+        On rungs without a producer warp, the warpgroup itself does this work.
         """
         for r in range(self.row_blocks):
             if self.size.number < PERSISTENT:
@@ -181,14 +185,14 @@ class Program:
                     yield job.done()
 
     def there(self, tile: str) -> Wait:
-        """Return a Wait for the copy of a tile, whether the copy has been started or not."""
+        """Return a Wait until the copy of a tile has arrived. The copy need not have been started yet."""
         return Wait(lambda: tile in self.copied and self.copied[tile].ended is not None, tile)
 
     def release(self, tile: str) -> None:
         self.released[tile].append(self.block.clock)
 
     def consumer(self, c: int) -> Generator[Wait]:
-        """Compute S, softmax and P V of each tile.
+        """Run consumer c, which computes S, softmax and P V of each tile.
 
         From rung 20 on, S of a tile starts before P V of the previous tile.
         """
@@ -237,9 +241,10 @@ UNITS = {"copy": "copies", "tensor": "tensor cores", "exp": "softmax"}
 
 @style.picture
 def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, window: float) -> style.Drawn:
-    """Draw a panel for each rung, with a strip for each unit, and in it a line for each warpgroup.
+    """Draw a panel for each rung, with a strip for each unit, and a line for each warpgroup in each strip.
 
-    unit: the emphasised unit, if any. ratio: how many times as long as a marked box the same work took before.
+    `says` and `why` are sentences of the caption. `unit` is the unit to emphasise, or empty. `ratio` is the factor by
+    which the work of a marked box took longer on the previous rung. `window` is the number of clocks that are drawn.
     """
     number = panels[-1]["number"]
     caption = (
@@ -284,7 +289,11 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
 def _mark_change(
     ax: style.Axes, rows: Mapping, faded: Sequence[str], words: tuple[str, str], ratio: float, window: float
 ) -> None:
-    """Draw a dashed box for the time that each marked box saves, or hatch the time that is new, and label the first."""
+    """Draw a dashed box for the time that each marked box saves, or hatch the time that it adds, and label the first.
+
+    `ratio` is the factor by which the work of a marked box took longer on the previous rung. `words` are the two lines
+    of the label.
+    """
     said = False
     for jobs, (y, high) in zip(rows.values(), row_places(rows, faded), strict=True):
         for _, begun, ended, new in sorted(jobs, key=lambda job: job[1]):
@@ -307,7 +316,7 @@ def _mark_change(
 
 
 def _count_copies(ax: style.Axes, rows: Mapping[str, list[tuple]], panel: Mapping, cause: str) -> None:
-    """Draw a bracket below the copies of one tile for 128 rows, with their number."""
+    """Draw a bracket below the copies of one tile for 128 rows, with the number of copies and its cause."""
     count = 2 * len({job[1] for job in panel["jobs"] if job[2] == "K"})
     mine = sorted(job[1:3] for job in rows["copies"] if job[1] >= LEAD - 1)[:count]
     y = row_heights(rows, ["softmax", "tensor cores"])[0] + 0.2  # the row below the copies
@@ -318,12 +327,12 @@ def _count_copies(ax: style.Axes, rows: Mapping[str, list[tuple]], panel: Mappin
 
 
 def row_heights(rows: Iterable[str], faded: Sequence[str]) -> list[float]:
-    """Return the height of each row. If some rows are faded, the others are higher."""
+    """Return the height of each row. If the rows of some units are faded, the other rows are higher."""
     return [1.5 if faded and name and name.split(",")[0] not in faded else 1.0 for name in rows]
 
 
 def row_places(rows: Iterable[str], faded: Sequence[str]) -> list[tuple[float, float]]:
-    """Return the (top, height) of each row."""
+    """Return (top, height) for each row."""
     heights = row_heights(rows, faded)
     return [(sum(heights[:n]), high) for n, high in enumerate(heights)]
 
@@ -331,7 +340,11 @@ def row_places(rows: Iterable[str], faded: Sequence[str]) -> list[tuple[float, f
 def stacked(
     height: float, caption: str, timelines: Mapping[str, dict], window: float, faded: Sequence[str] = (), **look: Any
 ) -> style.Figure:
-    """Return a figure with a timeline for each title, one below another, on one axis of clocks."""
+    """Return a figure with one timeline below another on a shared axis of clocks.
+
+    `timelines` is {title: {row: jobs}}, `window` is the number of clocks that are drawn, and `faded` names the units
+    whose rows are drawn pale. Further keyword arguments go to new_figure().
+    """
     figure, axes = style.new_figure(height, caption, nrows=len(timelines), sharex=True, **look)
     for ax, (title, rows) in zip(axes, timelines.items(), strict=True):
         lanes(ax, rows, window, faded)
@@ -341,9 +354,9 @@ def stacked(
 
 
 def lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float, faded: Sequence[str] = ()) -> None:
-    """Draw a line with its name for each row, and a box for each (label, from, to), labelled as far as there is room.
+    """Draw a line with its name for each row, and a box for each job (label, from, to), with as much label as fits.
 
-    A fourth member that is true gives the box a thick edge. faded: the names of the units whose rows are drawn pale.
+    A job with a fourth member that is true gets a thick edge. `faded` names the units whose rows are drawn pale.
     """
     window, letter = span(window), 0.0135 * window
     for (name, jobs), (y, high) in zip(rows.items(), row_places(rows, faded), strict=True):
@@ -371,5 +384,5 @@ def lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float, faded:
 
 
 def span(window: float) -> float:
-    """Return how many of these clocks are drawn, which are only half on a phone, so that labels fit."""
+    """Return how many of `window` clocks are drawn: all of them or, on a phone, half of them, so that labels fit."""
     return window / 2 if style.narrow() else window

@@ -1,10 +1,10 @@
-"""The look of every picture, and the only module in which colours are defined.
+"""The look of every picture, and the only module that defines colours.
 
-A hue shows to which tensor a mark belongs, and P has the hue of S, but paler. A worker (thread block, warp, rank) has
-one of four greys, with its name printed on it. Measurements are grey, and those of fa2_lab have an accent. Queries run
-down, and keys run right. A picture is drawn for a column of 784 pixels and, by the same function, for a phone, where
-panels may stack and no letter is smaller. The first sentence of its caption is also the headline above it. Words never
-name a colour, because a label, hatching or an outline shows the same as a hue.
+A hue shows to which tensor a mark belongs. P has a paler form of the hue of S. A worker (thread block, warp or rank)
+has one of four greys, and its name is printed on it. Measurements are grey, except that those of fa2_lab have an accent
+colour. Queries run down, and keys run right. The same function draws a picture for a page's column of 784 pixels and
+for a phone, where panels may stack and no letter is smaller. The first sentence of the caption is also the headline
+above the picture. Words never name a colour, because a label, hatching or an outline shows the same as the hue.
 """
 
 import re
@@ -82,9 +82,9 @@ RC = {
 
 
 def picture(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
-    """Return the function `draw` so that it draws in this style, writes ℓ for l, and fixes its layout once.
+    """Return a function that calls `draw` in this style, writes ℓ for l, and lays out the figure once.
 
-    With `narrow=True`, the function draws the same figure for a phone.
+    With `narrow=True`, the returned function draws the same figure for a phone.
     """
 
     @wraps(draw)
@@ -106,7 +106,7 @@ def picture(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
 
 
 def ell(words: str) -> str:
-    """Return the words with ℓ, as in the papers, instead of a single letter l, as in the code."""
+    """Return the words with each single letter l, as in the code, replaced by ℓ, as in the papers."""
     return re.sub(r"(?<!\w)l(?![A-Za-z0-9_])", "ℓ", words)
 
 
@@ -114,7 +114,7 @@ def ell(words: str) -> str:
 
 
 def hue(tensor: str) -> str:
-    """Return the colour of a tensor. A gradient (dQ) and a block (q_i) have the colour of their tensor."""
+    """Return the colour of a tensor. A gradient (dQ) or a block (q_i) has the colour of its tensor."""
     letter = tensor.removeprefix("d").split("_")[0]
     letter = letter if letter in HUES else letter.upper()
     if letter not in HUES:
@@ -127,13 +127,13 @@ def hue(tensor: str) -> str:
 def worker(k: int) -> str:
     """Return the colour of worker k.
 
-    The colours repeat from the fifth worker on, so a worker's name must be printed on it.
+    The colours repeat from the fifth worker on, so a worker's name must always be printed on it.
     """
     return WORKERS[k % len(WORKERS)]
 
 
 def luminance(color: str) -> float:
-    """Return the relative luminance of a colour, as WCAG defines it."""
+    """Return the relative luminance of a colour, as defined by WCAG."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colors.to_rgb(color)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -145,19 +145,22 @@ def contrast(a: str, b: str) -> float:
 
 
 def ink_on(fill: str) -> str:
-    """Return the colour of words on this fill. If the fill changes on a dark page, the words change with it."""
+    """Return the colour of words on this fill.
+
+    If a fill has another colour on a dark page, so do the words on it.
+    """
     inks = (INK, PAPER) if fill in DARK else (BLACK, WHITE)
     return max(inks, key=lambda ink: contrast(ink, fill))
 
 
 def mixed(color: str, ground: str, strength: float) -> str:
-    """Return a mix of two colours, in which the share of `color` is `strength`."""
+    """Return a mixture of `color` and `ground`, in which the share of `color` is `strength`."""
     parts = zip(colors.to_rgb(color), colors.to_rgb(ground), strict=True)
     return colors.to_hex([strength * c + (1 - strength) * g for c, g in parts])
 
 
 def tint(color: str, strength: float = 0.3) -> str:
-    """Return the colour mixed with paper. A strength of 1 is the colour itself, and 0 is paper."""
+    """Return the colour mixed with the paper. A strength of 1 gives the colour itself, and 0 gives the paper."""
     if strength in (0, 1):
         return color if strength else PAPER
     light = mixed(color, PAPER, strength)
@@ -166,9 +169,9 @@ def tint(color: str, strength: float = 0.3) -> str:
 
 
 def fill(tensor: str) -> str:
-    """Return the fill of a tensor's box, which is its hue, tinted so that any label is readable.
+    """Return the fill of a tensor's box: the tensor's hue, tinted so that any label on it is readable.
 
-    S stays stronger than P.
+    The fill of S is stronger than the fill of P.
     """
     return tint(hue(tensor), {PINK: 0.7, PALE_PINK: 0.5}.get(hue(tensor), 0.3))
 
@@ -177,7 +180,7 @@ def fill(tensor: str) -> str:
 
 
 def across() -> float:
-    """Return the width in inches of the picture that is being drawn."""
+    """Return the width of the picture that is being drawn, in inches."""
     return matplotlib.rcParams["figure.figsize"][0]
 
 
@@ -187,14 +190,15 @@ def narrow() -> bool:
 
 
 def width() -> float:
-    """Return the width in units of the picture that is being drawn."""
+    """Return the width of the picture that is being drawn, in units (see UNITS)."""
     return UNITS[across()]
 
 
 def new_figure(height: float, caption: str, **subplots: Any) -> tuple[Figure, Axes | Sequence[Axes]]:
-    """Return a figure with this height in units, caption and headline, and its axes.
+    """Return a figure and its axes. The figure has this caption, and the caption's first sentence as its headline.
 
-    `subplots` are arguments of subplots().
+    `height` is the height of the drawing below the headline, in the same units as width(). Further keyword arguments go
+    to Figure.subplots().
     """
     figure = Figure(figsize=(across(), height * across() / width()), layout="constrained")
     figure.set_label(caption)
@@ -206,7 +210,7 @@ def new_figure(height: float, caption: str, **subplots: Any) -> tuple[Figure, Ax
 
 
 def set_height(figure: Figure, inches: float) -> None:
-    """Give a figure this height, and keep the gap below its headline free."""
+    """Set the height of a figure, and keep the gap below its headline free."""
     figure.set_figheight(inches)
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03 + BETWEEN / 2, rect=(0, 0, 1, 1 - GAP / inches))
 
@@ -226,7 +230,7 @@ def fold(text: Text, room: float) -> None:
 
 
 def stacked(height: float, caption: str, nrows: int = 1, ncols: int = 1, **subplots: Any) -> tuple[Figure, np.ndarray]:
-    """Return the result of new_figure() with axes that are side by side on a page, and one below another on a phone."""
+    """Return the result of new_figure(). Axes of a row are side by side on a page, and one below another on a phone."""
     if not narrow():
         return new_figure(height, caption, nrows=nrows, ncols=ncols, squeeze=False, **subplots)
     heights = np.repeat(subplots.pop("height_ratios", [1] * nrows), ncols)
@@ -248,7 +252,10 @@ def _right_of(box: Any, other: Any) -> bool:
 
 
 def trim(figure: Figure) -> None:
-    """Shrink the figure to the height of its contents, because axes of fixed aspect can leave room above and below."""
+    """Shrink the figure to the height of its contents.
+
+    Axes with a fixed aspect can leave empty space above and below.
+    """
     used = figure.get_tightbbox().height + 0.1
     if used < figure.get_figheight() - 0.2:
         set_height(figure, used)
@@ -256,19 +263,22 @@ def trim(figure: Figure) -> None:
 
 
 def bare(ax: Axes, xlim: tuple[float, float], ylim: tuple[float, float], **look: Any) -> None:
-    """Set the limits of axes, with ylim from top to bottom, and remove ticks and spines."""
+    """Set the limits of axes and remove their ticks and spines. `ylim` is (top, bottom).
+
+    Further keyword arguments go to Axes.set().
+    """
     ax.set(xlim=xlim, ylim=(max(ylim), min(ylim)), **dict(xticks=[], yticks=[]) | look)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
 
 
 def note(ax: Axes, x: float, y: float, words: str, **look: Any) -> Text:
-    """Write small words at (x, y), vertically centred."""
+    """Write words in small letters at (x, y), vertically centred."""
     return ax.text(x, y, words, **dict(fontsize=SMALL, va="center") | look)
 
 
 def beside(ax: Axes, words: str, at: tuple[float, float], shift: tuple[float, float], **look: Any) -> Annotation:
-    """Write words at a distance of `shift` points to the right of and above the position `at`."""
+    """Write words near the position `at`, shifted to the right and up by `shift` points."""
     return ax.annotate(words, at, shift, textcoords="offset points", **dict(fontsize=SMALL, va="center") | look)
 
 
@@ -279,7 +289,7 @@ def arrow(ax: Axes, start: tuple, end: tuple, color: str = INK, style: str = "-|
 
 
 def box(ax: Axes, x: float, y: float, w: float, h: float, label: str = "", fill: str = PAPER, **look: Any) -> Rectangle:
-    """Draw a filled rectangle with its label in the middle, in an ink that is readable on the fill."""
+    """Draw a filled rectangle with its label in the middle. The label has a colour that is readable on the fill."""
     size = look.pop("size", SMALL)
     patch = ax.add_patch(Rectangle((x, y), w, h, facecolor=fill, **dict(edgecolor=INK, linewidth=0.8) | look))
     if label:
@@ -296,7 +306,7 @@ def masked(ax: Axes, x: float, y: float, w: float = 1, h: float = 1, label: str 
 
 
 def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill: str, **look: Any) -> PathPatch:
-    """Draw many rectangles (x, y, width, height) of one look as a single patch, which makes a smaller file."""
+    """Draw many rectangles (x, y, width, height) with the same look as a single patch, which makes the file smaller."""
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)])
     places = np.reshape(rectangles, (-1, 4))[:, None]
     codes = [Path.MOVETO, *3 * [Path.LINETO], Path.CLOSEPOLY] * len(places)
@@ -305,7 +315,10 @@ def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill
 
 
 def named_bars(ax: Axes, lengths: dict[str, float], words: Sequence[str], fill: str | Sequence[str]) -> None:
-    """Draw a horizontal bar for each name, the first on top, with its name before it and its words after it."""
+    """Draw a horizontal bar for each name, from top to bottom, with the name before the bar and its words after it.
+
+    `lengths` is {name: length}.
+    """
     drawn = ax.barh(list(lengths), list(lengths.values()), color=fill)
     ax.bar_label(drawn, words, padding=3, fontsize=SMALL)
     ax.invert_yaxis()
@@ -316,9 +329,9 @@ def named_bars(ax: Axes, lengths: dict[str, float], words: Sequence[str], fill: 
 
 
 def owned(ax: Axes, owner: np.ndarray, first: int = 0, **look: Any) -> None:
-    """Draw tiles in the colours of their workers, with numbers counted from `first`.
+    """Draw each tile in the colour of its worker, with the worker's number on it.
 
-    A tile with worker −1 is hatched.
+    `owner` contains the worker of each tile. The number of worker 0 is `first`. A tile with worker −1 is hatched.
     """
     for (i, j), k in np.ndenumerate(owner):
         if k < 0:
@@ -330,13 +343,13 @@ def owned(ax: Axes, owner: np.ndarray, first: int = 0, **look: Any) -> None:
 def tensor_box(
     ax: Axes, x: float, y: float, w: float, h: float, tensor: str, label: str = "", **look: Any
 ) -> Rectangle:
-    """Draw a box in the colours of its tensor. A gradient has a dashed edge."""
+    """Draw a box in the colours of a tensor. The box of a gradient has a dashed edge."""
     edge = dict(edgecolor=hue(tensor), linewidth=1.4, linestyle=DASHED if tensor.startswith("d") else "-")
     return box(ax, x, y, w, h, label, fill(tensor), **edge | look)
 
 
 def tile_axes(ax: Axes, T_r: int, T_c: int) -> None:
-    """Set up axes for a grid of tiles: row block 0 on top, queries down, keys right, and no ticks."""
+    """Set up axes for a grid of T_r × T_c tiles: row block 0 on top, queries down, keys right, and no ticks."""
     bare(ax, (-0.05, T_c + 0.05), (-0.05, T_r + 0.05), aspect="equal", xlabel="keys →", ylabel="← queries")
     ax.xaxis.set_label_position("top")
 
@@ -347,14 +360,17 @@ def counted(n: int, thing: str) -> str:
 
 
 def group_digits(ax: Axes) -> None:
-    """Write the numbers of an axis that reaches 1,000 with commas, unless a picture has named its ticks itself."""
+    """Write the tick labels of axes that reach 1,000 with commas, unless the picture has set its own labels."""
     for axis in (ax.xaxis, ax.yaxis):
         if isinstance(axis.get_major_formatter(), ScalarFormatter) and max(map(abs, axis.get_view_interval())) >= 1000:
             axis.set_major_formatter(lambda x, _: f"{x:,g}".replace("-", "−"))
 
 
 def log_places(low: float, high: float, most: int = 9) -> list[float]:
-    """Return round numbers of a logarithmic axis: at least four if that takes no more than `most`."""
+    """Return round numbers for the ticks of a logarithmic axis from `low` to `high`.
+
+    There are at least four numbers if this takes no more than `most`.
+    """
     decades = range(floor(log10(low)), floor(log10(high)) + 1)
     found: list[float] = []
     for digits in ((1,), (1, 3), (1, 2, 5), (1, 2, 3, 5, 7)):
@@ -366,7 +382,7 @@ def log_places(low: float, high: float, most: int = 9) -> list[float]:
 
 
 def log_ticks(axis: Any, places: Iterable[float], labels: Iterable[str] | None = None) -> None:
-    """Put ticks on a logarithmic axis at these positions only."""
+    """Put ticks on a logarithmic axis at these positions, and nowhere else."""
     places = list(places)
     axis.set_ticks(places, labels=labels or [f"{x:,g}" for x in places])
     axis.set_ticks([], minor=True)
@@ -392,9 +408,9 @@ SHORTER = {  # pattern in matplotlib's SVG: shorter text of equal meaning
 
 
 def svg(figure: Figure, alt: str) -> bytes:
-    """Return a figure as SVG for light and dark pages.
+    """Return a figure as an SVG file for light and dark pages.
 
-    It has no background, its text is text, and it includes the caption and the description.
+    The file has no background. Its text is stored as text, and it includes the caption and the alternative text.
     """
     with matplotlib.rc_context(RC):
         out = BytesIO()
@@ -416,7 +432,7 @@ def svg(figure: Figure, alt: str) -> bytes:
 
 
 def dark_rules(body: str) -> str:
-    """Return a style sheet that replaces every colour of a drawing on a dark page."""
+    """Return a style sheet that replaces the colours of a drawing if the page is dark."""
     rules = []
     for light, dark in sorted((light.lower(), dark.lower()) for light, dark in DARK.items()):
         for part in ("fill", "stroke"):

@@ -1,4 +1,4 @@
-"""The picture of the swizzle as XOR: the position of a chunk from its number and its row, and the bank conflicts."""
+"""A picture of the swizzle as XOR, which shows each chunk's position as chunk XOR row, and the bank conflicts."""
 
 import numpy as np
 
@@ -7,7 +7,10 @@ from fa2_lab.plots import style
 
 
 def data(chunk: int = 2, itemsize: int = 2) -> dict:
-    """Return each chunk's position in its line of eight, plain and swizzled, and the steps to read each chunk."""
+    """Return for the plain and for the swizzled layout the position of each chunk in its line of eight chunks.
+
+    Also return the number of steps in which a chunk of all rows is read. `chunk` is the chunk that draw() emphasises.
+    """
     vec, places = CHUNK_BYTES // itemsize, LINE_BYTES // CHUNK_BYTES
     found, steps = {}, {}
     for name, layout in {"One after the other": Shared(vec, 1, 1), "Swizzled": Shared(vec, 1, places)}.items():
@@ -24,7 +27,8 @@ FIRST, SECOND = 7.2, 16.2  # where the two grids begin
 def draw(places: dict, steps: dict, chunk: int) -> style.Drawn:
     """Draw row XOR chunk = position in bits, then the two layouts in memory, and the reads of each group of banks.
 
-    places: {layout: position of [row, chunk] in its line}. steps: {layout: steps to read each chunk of all rows}.
+    `places` is {layout: array [row, chunk] of positions in a line}. `steps` is {layout: list with the number of steps
+    in which each chunk of all rows is read}.
     """
     plain, swizzled = places
     caption = (
@@ -56,7 +60,10 @@ def _steps(steps: list[int]) -> str:
 
 
 def _bits(ax: style.Axes, where: np.ndarray, chunk: int) -> None:
-    """Draw for every row the equation row XOR chunk = position, with three bits per number."""
+    """Draw for each row the equation row XOR chunk = position, with three bits per number.
+
+    `where` contains the position of each chunk.
+    """
     style.note(ax, 0, -1.0, "XOR", weight="bold", va="bottom")
     columns = dict(row=0.7, chunk=2.9, place=5.1)
     for name, x in columns.items():
@@ -69,7 +76,7 @@ def _bits(ax: style.Axes, where: np.ndarray, chunk: int) -> None:
 
 
 def _memory(ax: style.Axes, x: float, where: np.ndarray, chunk: int) -> None:
-    """Draw each chunk at its position, with the groups of banks above and each group's marked reads below."""
+    """Draw each chunk at its position, with the groups of banks above and each group's number of marked reads below."""
     for place in range(where.shape[1]):
         style.note(ax, x + place + 0.5, -0.5, f"{place}", ha="center")
         reads = int((where[:, chunk] == place).sum())

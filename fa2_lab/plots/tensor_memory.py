@@ -1,4 +1,4 @@
-"""The picture of where S, P and O are stored on Hopper and on Blackwell: in registers or in tensor memory."""
+"""A picture of where S, P and O are stored: in registers on Hopper, and in tensor memory on Blackwell."""
 
 from fa2_lab.plots import style
 
@@ -6,7 +6,7 @@ KiB = 1024
 
 
 def data(B: int = 128, d: int = 128, lanes: int = 128, columns: int = 512) -> dict:
-    """Return the KiB of registers for 64 rows of a Hopper consumer, and the columns of Blackwell's tensor memory."""
+    """Return the KiB of registers for 64 rows of a Hopper consumer, and the use of Blackwell's tensor memory."""
     registers = {"S": 64 * B * 4 // KiB, "P": 64 * B * 2 // KiB, "O": 64 * d * 4 // KiB}
     words = {"S 0": B, "S 1": B, "O 0": d, "O 1": d}  # of 4 bytes, in each of as many lanes as a row block has rows
     return dict(registers=registers, words=words, columns=columns, room=lanes * columns * 4 // KiB, B=B)
@@ -14,7 +14,11 @@ def data(B: int = 128, d: int = 128, lanes: int = 128, columns: int = 512) -> di
 
 @style.picture
 def draw(registers: dict[str, int], words: dict[str, int], columns: int, room: int, B: int) -> style.Drawn:
-    """Draw an SM of each kind, from shared memory at the top down to the exponentials."""
+    """Draw an SM of Hopper and an SM of Blackwell, from shared memory at the top to the exponentials at the bottom.
+
+    `registers` is {tensor: KiB} on Hopper, and `words` is {tensor: columns} on Blackwell. Blackwell's tensor memory has
+    `columns` columns, which are `room` KiB. A row block has B rows.
+    """
     caption = (
         "Hopper keeps S and O in registers, and Blackwell has a tensor memory for them. On Hopper, a consumer keeps"
         f" 64 rows of S, P and O in its registers. On Blackwell, two row blocks of {B} fill the tensor memory of an SM:"
@@ -35,7 +39,7 @@ def draw(registers: dict[str, int], words: dict[str, int], columns: int, room: i
 
 
 def _operands(ax: style.Axes, top: float = 0) -> None:
-    """Draw shared memory with its tiles, and the tensor cores below it."""
+    """Draw shared memory with its tiles, and below it the tensor cores."""
     style.box(ax, 0, top, 10, 2.1, edgecolor=style.QUIET)
     style.note(ax, 0.3, top + 0.5, "shared memory")
     for n, tensor in enumerate("QKV"):

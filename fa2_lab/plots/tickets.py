@@ -1,4 +1,4 @@
-"""The picture of causal row blocks on SMs, with static scheduling and with dynamic scheduling."""
+"""A picture of causal row blocks on SMs, under static scheduling and under dynamic scheduling."""
 
 from fa2_lab.machine import chips, grid
 from fa2_lab.plots.waves import draw  # noqa: F401  a picture's file has data() and draw()
@@ -8,7 +8,8 @@ from fa2_lab.tiles import CAUSAL, Tiling
 def data(N: int = 16384, d: int = 128, heads: int = 16, at_once: int = 4, B_r: int = 128) -> dict:
     """Return three schedules of causal row blocks on the SMs of an H200.
 
-    The first is static, head by head. The other two are static and dynamic with `at_once` heads side by side.
+    The first schedule is static and processes head after head. The other two process `at_once` heads side by side, one
+    with static scheduling and one with dynamic scheduling.
     """
     tiles = grid.worker_tiles(Tiling(N, N, B_r, 128, CAUSAL), "forward")[::-1].tolist()  # of one head, heavy first
     head_by_head = tiles * heads

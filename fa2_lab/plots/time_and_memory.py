@@ -1,4 +1,4 @@
-"""The picture of the book's subject, as measured: time and memory of the same attention in four ways, while N grows."""
+"""A picture of the book's subject, as measured: time and memory of the same attention in four ways, for growing N."""
 
 from matplotlib.ticker import FuncFormatter, NullLocator
 
@@ -13,7 +13,7 @@ TOKENS, d = 16384, 128
 
 
 def data() -> dict:
-    """Return the ms for 16,384 tokens in sequences of length N, and the MiB of one sequence besides its inputs."""
+    """Return the ms for 16,384 tokens in sequences of length N, and the MiB of one sequence without its inputs."""
     ladder, grid, memory = (load(suite) for suite in ("ladder", "paper", "memory"))
     time = {name: points(ladder, rung, whole=True) for name, rung in RUNGS.items()}
     time |= {name: points(grid, contestant, whole=True) for name, contestant in OVER_N.items()}
@@ -24,9 +24,9 @@ def data() -> dict:
 
 
 def points(record: Record, name: str, whole: bool) -> list[tuple[int, float]]:
-    """Return [(N, value)] of one implementation's forward at d = 128.
+    """Return a list of (N, value) for the forward of one implementation at d = 128.
 
-    whole: whether the values are those for 16,384 tokens in total without a mask.
+    If `whole` is set, only problems without a mask and with 16,384 tokens in total are included.
     """
     found = {}
     for row in record.rows:
@@ -51,7 +51,7 @@ NAMES = {"FA1": "FA1 as printed:\none worker per head", "FA2": "FA2 (PyTorch)", 
 def draw(time: dict[str, Readings], memory: dict[str, Readings], setting: str) -> style.Drawn:
     """Draw two charts over N on logarithmic axes, with milliseconds above and MiB below.
 
-    time, memory: {name of the implementation: points}.
+    `time` and `memory` are {name of the implementation: list of (N, value)}.
     """
     (N, slow), (most, _) = time["standard"][-1], memory["standard"][-1]
     faster = slow / dict(time["ours"])[N]

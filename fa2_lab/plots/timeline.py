@@ -1,4 +1,4 @@
-"""The picture of the tensor cores and exponentials of one SM over time, for two warpgroups in four ways of working."""
+"""A picture of one SM's tensor cores and exponentials over time, for two warpgroups in four ways of working."""
 
 from collections.abc import Generator, Mapping
 
@@ -15,9 +15,10 @@ FOUR_WAYS = {  # whether a warpgroup looks ahead, and how two of them share the 
 
 
 def data(d: int = 128, T: int = 16, window: float = 5600) -> dict:
-    """Return two warpgroups simulated on T tiles of 64 × 128 each, with and without two kinds of overlap.
+    """Return two warpgroups, simulated on T tiles of 64 × 128 each, with and without each of two kinds of overlap.
 
-    The model assumes that copies run ahead, so no warpgroup waits for them.
+    The model assumes that copies arrive early, so that no warpgroup waits for them. `window` is the number of clocks
+    that draw() shows.
     """
     product, softmax = 2 * 64 * 128 * d / chips.H200.tensor_per_clock, 64 * 128 / chips.H200.exp_per_clock
     panels = []
@@ -30,9 +31,10 @@ def data(d: int = 128, T: int = 16, window: float = 5600) -> dict:
 
 
 def warpgroup(block: Block, T: int, product: float, softmax: float, ahead: bool) -> Generator[Wait]:
-    """Run one warpgroup.
+    """Run one warpgroup on T tiles.
 
-    With software pipelining (`ahead`), S of a tile and P V of the previous tile start together.
+    With software pipelining (`ahead`), S of a tile and P V of the previous tile start together. A matmul takes
+    `product` clocks, and a softmax takes `softmax` clocks.
     """
     before: Job | None = None
     for n in range(T):
@@ -54,9 +56,9 @@ LANES = [(unit, who) for unit in UNITS for who in (0, 1)]
 
 @style.picture
 def draw(window: float, panels: list[Mapping], setting: str) -> style.Drawn:
-    """Draw one timeline per panel, for four ways in which two warpgroups can work.
+    """Draw one timeline for each panel, that is, for each of four ways in which two warpgroups can work.
 
-    A panel has a name, the tensor cores' share of the time, and jobs (unit, warpgroup, label, from, to) in clocks.
+    A panel contains a name, the tensor cores' share of the time, and jobs (unit, warpgroup, label, from, to) in clocks.
     """
     caption = "Exponentials can overlap with matmuls within a warpgroup, between two warpgroups, or in both ways. The"
     caption += " percentages are those of the tensor cores"
@@ -82,7 +84,7 @@ def draw(window: float, panels: list[Mapping], setting: str) -> style.Drawn:
 
 
 def _job(ax: style.Axes, lane: int, label: str, begun: float, ended: float, letter: float) -> None:
-    """Draw one job as a box, with its label if there is room for it."""
+    """Draw one job as a box, with its label if it fits. `letter` is the width of one letter."""
     words = label if ended - begun > letter * len(label) else ""
     tensor = HUE[label.rstrip("0123456789")]
     style.tensor_box(ax, begun, lane + 0.08, ended - begun, 0.84, tensor, words, linewidth=0.8)

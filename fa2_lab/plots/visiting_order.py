@@ -1,4 +1,4 @@
-"""The picture of the order in which FA1 and FA2 visit the tiles, and of the loads and stores that follow from it."""
+"""A picture of the order in which FA1 and FA2 visit the tiles, and of the resulting loads and stores."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,10 @@ def data(
     names: Sequence[str] = ("FA1", "FA2"),
     causal: bool = False,
 ) -> dict:
-    """Return the loads and stores that the meter records for FA1, for FA2, or for both, on one small problem."""
+    """Return the loads and stores that the meter records for FA1, for FA2, or for both, on one small problem.
+
+    `names` lists the algorithms.
+    """
     Q, K, V = np.random.default_rng(0).standard_normal((3, N, d))
     mask, events = CAUSAL if causal else NO_MASK, {}
     for name in names:
@@ -34,7 +37,7 @@ def data(
 def draw(tiling: Tiling, events: dict[str, list[Event]]) -> style.Drawn:
     """Draw a row for each algorithm: its grid of tiles with the time of each visit, and its HBM traffic over time.
 
-    events: {"FA1": …, "FA2": …} as a Trace recorded them. A tile that the mask hides completely is hatched.
+    `events` is {"FA1": …, "FA2": …}, as recorded by a Trace. A tile that the mask hides completely is hatched.
     """
     T_r, T_c = tiling.T_r, tiling.T_c
     skip = [(i, j) for i in range(T_r) for j in range(T_c) if tiling.kind(i, j) is Tile.SKIP]
@@ -64,7 +67,7 @@ def draw(tiling: Tiling, events: dict[str, list[Event]]) -> style.Drawn:
 
 
 def visits(log: list[Event]) -> list[tuple[int, int]]:
-    """Return the tiles (i, j) in the order of their first event. Events outside either loop belong to no tile."""
+    """Return the tiles (i, j) in the order of their first event. Events outside the loops belong to no tile."""
     return list(dict.fromkeys((e.i, e.j) for e in log if e.i is not None and e.j is not None))
 
 

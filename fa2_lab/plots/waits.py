@@ -1,4 +1,4 @@
-"""The picture of a backward step in which each job waits for the previous one, beside the order of the kernel."""
+"""A picture of a backward step in which each job waits for the previous job, next to the order of the kernel."""
 
 from collections.abc import Generator, Mapping
 
@@ -8,7 +8,10 @@ from fa2_lab.plots import backward_step, strips, style
 
 
 def data(steps: int = 12, d: int = 128, B_r: int = 64) -> dict:
-    """Return for two orders the jobs (unit, consumer, label, from, to) in clocks and the tensor cores' share."""
+    """Return the jobs and the tensor cores' share of the time for two orders of a backward step.
+
+    A job is (unit, consumer, label, from, to), in clocks.
+    """
     product, softmax = 2 * 64 * B_r * d / chips.H200.tensor_per_clock, 64 * B_r / chips.H200.exp_per_clock
     panels = []
     for name, order in (
@@ -28,7 +31,10 @@ def data(steps: int = 12, d: int = 128, B_r: int = 64) -> dict:
 def one_by_one(
     block: Block, ds_filled: Barrier, steps: int, product: float, softmax: float, add: float = 600
 ) -> Generator[Wait]:
-    """Run a consumer that starts a job only when the previous one has ended."""
+    """Run a consumer that starts each job only when its previous job has ended.
+
+    A matmul takes `product` clocks, the exponentials take `softmax` clocks, and an addition to dQ takes `add` clocks.
+    """
     for n in range(steps):
         for unit, what in ("tensor", "S"), ("exp", "P"), ("tensor", "dV"), ("tensor", "dP"):
             yield block.start(unit, product if unit == "tensor" else softmax, f"{what} {n}").done()
@@ -41,9 +47,9 @@ def one_by_one(
 
 @style.picture
 def draw(panels: list[Mapping], setting: str, window: float = 6000) -> style.Drawn:
-    """Draw one timeline per panel, for a step that waits for everything and for the kernel's order.
+    """Draw two timelines, one for a step in which each job waits for the previous job, and one for the kernel's order.
 
-    A panel has a name, the tensor cores' share of the time, and jobs (unit, consumer, label, from, to).
+    A panel contains a name, the tensor cores' share of the time, and jobs (unit, consumer, label, from, to).
     """
     caption = "In the kernel's order, the dQ matmul overlaps with the next exponentials, and other"
     caption += " matmuls with dQ's addition."

@@ -1,11 +1,11 @@
-"""The picture of how four warps share one tile (figure 3 of the FA2 paper), and of the bytes through shared memory."""
+"""A picture of how four warps share a tile (figure 3 of the FA2 paper), and of the bytes through shared memory."""
 
 from fa2_lab.machine import warps
 from fa2_lab.plots import style
 
 
 def data(B_r: int = 128, B_c: int = 64, d: int = 128, W: int = 4) -> dict:
-    """Return the bytes that one tile moves through shared memory under split-K and under split-Q."""
+    """Return the bytes that one tile moves through shared memory under split-K and under split-Q, with W warps."""
     accesses = {scheme: warps.tile_accesses(scheme, B_r, B_c, d, W) for scheme in NAMES}
     moved = {scheme: {key: n * warps.BYTES[key[1]] for key, n in counts.items()} for scheme, counts in accesses.items()}
     return dict(B_r=B_r, B_c=B_c, d=d, W=W, moved=moved)
@@ -19,7 +19,7 @@ GAP = 0.75
 def draw(B_r: int, B_c: int, d: int, W: int, moved: dict) -> style.Drawn:
     """Draw Q Kᵀ = S and P V = O under split-K and split-Q, with the bytes that one tile moves and its barriers.
 
-    moved: {"split_k": {("read", "Q"): bytes, …}, "split_q": …}.
+    `moved` is {"split_k": {("read", "Q"): bytes, …}, "split_q": …}.
     """
     caption = "If the warps split Q instead of K, no partial results go through shared memory."
     figure, axes = style.stacked(
@@ -49,7 +49,10 @@ def _partials(moved: dict[tuple[str, str], int]) -> int:
 
 
 def _operands(ax: style.Axes, scheme: str, W: int) -> None:
-    """Draw Kᵀ above S, Q to the left of S, and V above O. Rows are queries for Q, S, O and keys for V."""
+    """Draw Kᵀ above S, Q to the left of S, and V above O.
+
+    The rows of Q, S and O are queries, and the rows of V are keys.
+    """
     keys = scheme == "split_k"
     d, left, top = W / 2, W / 2 + GAP, W + GAP
     right = left + W + GAP
@@ -63,9 +66,9 @@ def _operands(ax: style.Axes, scheme: str, W: int) -> None:
 
 
 def _matrix(ax: style.Axes, tensor: str, name: str, x: float, y: float, w: float, h: float, split: str, W: int) -> None:
-    """Draw one matrix: whole if all warps read it, or cut into a part per warp, with the warp's number on each part.
+    """Draw one matrix, undivided if all warps read it, or cut into slices that have their warp's number on them.
 
-    If `split` is "layers", each warp has a partial result of full size.
+    `split` is "whole", "rows", "columns" or "layers". With "layers", each warp has a partial result of full size.
     """
     style.note(ax, x + w / 2, y - 0.12, name, ha="center", va="bottom")
     if split == "whole":
@@ -78,7 +81,7 @@ def _matrix(ax: style.Axes, tensor: str, name: str, x: float, y: float, w: float
 
 
 def _part(k: int, W: int, x: float, y: float, w: float, h: float) -> dict[str, tuple]:
-    """Return {split: (position of warp k's part, position of its number)} for each way to cut a matrix."""
+    """Return {split: (rectangle of warp k's slice, position of the warp's number)} for each way to cut a matrix."""
     row, column = h / W, w / W
     shift_x, shift_y = x + 0.38 * k, y + 0.2 * k
     return {

@@ -1,4 +1,4 @@
-"""The picture of thread blocks on SMs over time: one per head (FA1), one per row block (FA2), and the causal tail."""
+"""A picture of thread blocks on SMs over time: one per head (FA1), one per row block (FA2), and the causal tail."""
 
 from collections import Counter
 
@@ -11,14 +11,14 @@ from fa2_lab.tiles import Mask, Tiling
 
 
 def data(which: str = "orders") -> dict:
-    """Return the arguments of `draw` for the picture with this name in PICTURES."""
+    """Return the arguments of draw() for the picture that PICTURES lists under this name."""
     return PICTURES[which]()
 
 
 def orders(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
-    """Return four schedules of `heads` heads on an H100 with one resident block per SM.
+    """Return four schedules of `heads` heads on an H100 with one resident thread block per SM.
 
-    They are FA1 and FA2 without a mask, and FA2 under the causal mask in two launch orders.
+    The schedules are FA1 and FA2 without a mask, and FA2 under the causal mask in two launch orders.
     """
     full, causal = Tiling(N, N, B, B), Tiling(N, N, B, B, Mask(causal=True))
     grids = {
@@ -39,7 +39,7 @@ def orders(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
 
 
 def heads() -> dict:
-    """Return schedules of four heads of 4 × 4 tiles on six SMs (chapter 06)."""
+    """Return two schedules of four heads of 4 × 4 tiles on six SMs (chapter 06)."""
     costs = {"FA1, one worker per head": [16] * 4, "FA2, one worker per row block": [4] * 16}
     ran = {
         name: grid.schedule([grid.BlockWork(0, index=None, cost=cost) for cost in each], 6)
@@ -54,7 +54,7 @@ def heads() -> dict:
 
 
 def divided() -> dict:
-    """Return schedules of 64 column blocks of the backward on an H200, whole and halved (chapter 13)."""
+    """Return two schedules of 64 column blocks of the backward on an H200: whole, and cut into halves (chapter 13)."""
     ran = {}
     for name, parts in (("Whole column blocks", 1), ("Divided in two", 2)):
         blocks = [grid.BlockWork(0, n, 64 // parts) for n in range(64 * parts)]
@@ -74,9 +74,9 @@ MANY = 1500  # blocks that no eye can tell apart
 
 @style.picture
 def draw(ran: dict[str, Schedule], caption: str) -> style.Drawn:
-    """Draw schedules one above another on one time scale. An SM is a line, and a block is a bar as long as its tiles.
+    """Draw schedules one above another on the same time scale.
 
-    ran: {title of the panel: Schedule}.
+    An SM is a line, and a block is a bar whose length is its number of tiles. `ran` is {title of the panel: Schedule}.
     """
     figure, axes = style.new_figure(1.2 * len(ran) + 0.3, caption, nrows=len(ran), sharex=True)
     last = max(schedule.makespan for schedule in ran.values())
@@ -96,9 +96,9 @@ def draw(ran: dict[str, Schedule], caption: str) -> style.Drawn:
 
 
 def _bars(ax: style.Axes, schedule: Schedule) -> None:
-    """Draw each block as a bar on the line of its SM, in alternating fills.
+    """Draw each block as a bar on the line of its SM, in alternating greys.
 
-    If there are many blocks, draw one bar per SM.
+    If there are very many blocks, draw a single bar per SM instead.
     """
     if len(schedule.placed) > MANY:
         whole = {p.SM: (0, p.SM, p.end, 1) for p in schedule.placed}  # to the end of its last block

@@ -1,4 +1,4 @@
-"""The picture of what one matmul of a Hopper warpgroup reads, and of where its result is: Q Kᵀ and P V of a tile."""
+"""A picture of what a matmul of a Hopper warpgroup reads and where its result is stored, for Q Kᵀ and P V of a tile."""
 
 from fa2_lab.machine.layouts import Mma
 from fa2_lab.plots import style
@@ -8,7 +8,7 @@ SHARED, REGISTERS = "shared memory", "registers"
 
 
 def data(d: int = 128, B_c: int = 128) -> dict:
-    """Return the two matmuls of a tile: shape and memory of each operand and result, and the warp of each row."""
+    """Return the two matmuls of a tile: the shape and the memory of each matrix, and the warp that owns each row."""
     warps = Mma(3, (4, 1), (16, B_c)).owners((64, B_c)).warp[:, 0].tolist()
     products = [
         [("Q", "q", (64, d), SHARED), ("K", "kᵀ", (d, B_c), SHARED), ("S", "s", (64, B_c), REGISTERS)],
@@ -24,7 +24,11 @@ HIGH = 1.95
 
 @style.picture
 def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Drawn:
-    """Draw the matmuls. Left operand, right operand and result are each given as (tensor, name, shape, memory)."""
+    """Draw the matmuls in `products`. Each is a list of its left operand, its right operand and its result.
+
+    A matrix is (tensor, name, shape, memory). One instruction has a depth of `deep`, and `warps` contains the warp of
+    each row.
+    """
     caption = (
         "In both matmuls of a tile, the right operand comes from shared memory, and the result stays in registers."
     )

@@ -1,4 +1,4 @@
-"""The picture of the tiles that a window with the first keys needs, and of those that a causal loop visits for it."""
+"""A picture of the tiles that a window with the first keys needs, and of the tiles that a causal loop visits for it."""
 
 import numpy as np
 
@@ -9,16 +9,19 @@ LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536)
 
 
 def data(N: int = 4096, B: int = 128, left: int = 1023, first: int = 4) -> dict:
-    """Return the kind of each tile for N queries, and the numbers of visited and of needed tiles at several lengths."""
+    """Return the kind of each tile for N queries, and the numbers of visited and of needed tiles for several lengths.
+
+    A query sees itself, the `left` keys before it, and the first `first` keys.
+    """
     needed = {n: int((kinds(n, B, left, first) != Tile.SKIP).sum()) for n in LENGTHS}
     visited = {n: (n // B) * (n // B + 1) // 2 for n in LENGTHS}
     return dict(kinds=kinds(N, B, left, first), B=B, left=left, first=first, visited=visited, needed=needed)
 
 
 def kinds(N: int, B: int, left: int, first: int) -> np.ndarray:
-    """Return SKIP, DIAGONAL or FULL for each tile, from the corners of the window.
+    """Return an array with SKIP, DIAGONAL or FULL for each tile, computed from the corners of the window.
 
-    The first keys are in column block 0.
+    The first `first` keys are all in column block 0.
     """
     begin = B * np.arange(N // B)
     top, bottom, key, last = begin[:, None], begin[:, None] + B - 1, begin[None, :], begin[None, :] + B - 1
@@ -34,7 +37,7 @@ def kinds(N: int, B: int, left: int, first: int) -> np.ndarray:
 def draw(
     kinds: np.ndarray, B: int, left: int, first: int, visited: dict[int, int], needed: dict[int, int]
 ) -> style.Drawn:
-    """Draw the tiles by kind on a grid, and beside it the numbers of visited and needed tiles over the length."""
+    """Draw the tiles by kind on a grid and, beside it, the numbers of visited and of needed tiles by length."""
     caption = (
         "Under a window, a causal loop visits ever more tiles in vain as N grows. The mask is a window of"
         f" {left + 1:,} keys and the first {first}, in tiles of {B} × {B}. On the left, dotted tiles are visited by a"

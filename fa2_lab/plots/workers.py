@@ -1,4 +1,4 @@
-"""The picture of which worker owns which tile (figure 2 of the FA2 paper), and which workers write each result."""
+"""A picture that shows which worker owns which tile (figure 2 of the FA2 paper), and who writes each result."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from fa2_lab.tiles import Mask, Tiling
 
 
 def data(T: int = 4, B: int = 64) -> dict:
-    """Return the worker of each tile and the workers that add to each block of dQ, for T × T tiles."""
+    """Return the worker of each tile and the workers that add to each block of dQ, for T × T tiles of B × B scores."""
     tilings = {causal: Tiling(T * B, T * B, B, B, Mask(causal=causal)) for causal in (False, True)}
     owners = {(way, c): grid.owners(t, way) for way in ("forward", "backward") for c, t in tilings.items()}
     return dict(owners=owners, dq_writers={causal: grid.dq_writers(tiling) for causal, tiling in tilings.items()})
@@ -19,10 +19,10 @@ WIDER, DEEPER = 2.55, 0.85  # room at the right of the tiles for O or dQ, and be
 
 @style.picture
 def draw(owners: dict[tuple[str, bool], np.ndarray], dq_writers: dict[bool, list[list[int]]]) -> style.Drawn:
-    """Draw grids of tiles: forward above and backward below, without a mask at the left and causal at the right.
+    """Draw four grids of tiles: forward above and backward below, without a mask on the left and causal on the right.
 
-    owners: {("forward" or "backward", causal): worker of each tile (T_r, T_c), −1 if it is skipped}. dq_writers:
-    {causal: for each row block, the workers of the backward that add to its dQ}.
+    `owners` is {("forward" or "backward", causal): array (T_r, T_c)}. It contains the worker of each tile, or −1 for a
+    skipped tile. `dq_writers` is {causal: for each row block, the workers of the backward that add to its dQ}.
     """
     caption = "In the forward pass each block of O has one writer, but in the backward pass several workers add to dQ."
     caption += (
@@ -64,7 +64,10 @@ def _grid(ax: style.Axes, owner: np.ndarray, title: str, deeper: float = 0) -> N
 
 
 def _rows_of(ax: style.Axes, T_c: int, tensor: str, writers: list[list[int]], verb: str) -> None:
-    """Draw the blocks of the result next to their rows, each followed by the workers that write it."""
+    """Draw the blocks of a result next to their rows. Each block is followed by the workers that write it.
+
+    `verb` is the heading above the workers.
+    """
     left = T_c + 0.2
     style.note(ax, left + 0.72, -0.22, verb)
     for i, who in enumerate(writers):

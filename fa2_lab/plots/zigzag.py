@@ -1,4 +1,4 @@
-"""The picture of the rows of each rank: contiguous shards against shards with a front and a back piece."""
+"""A picture of the rows of each rank: contiguous shards next to shards that consist of a front and a back piece."""
 
 import numpy as np
 
@@ -8,14 +8,14 @@ from fa2_lab.reference.shards import LAYOUTS, even_lengths, pieces
 
 
 def data(ranks: int = 4, N: int = 131072, B: int = 128) -> dict:
-    """Return the rank that computes each pair of pieces, and the number of tiles of each rank, for one head."""
+    """Return for each layout the rank that computes each pair of pieces, and the tiles of each rank, for one head."""
     owners = {layout: owners_of(ranks, layout) for layout in reversed(LAYOUTS)}
     tiles = {x: ring.work(even_lengths(N, ranks), x, causal=True, B_r=B, B_c=B).sum(axis=1).tolist() for x in owners}
     return dict(owners=owners, tiles=tiles, setting=f"{N:,} tokens on {ranks} ranks, tiles of {B} × {B}, one head")
 
 
 def owners_of(ranks: int, layout: str) -> np.ndarray:
-    """Return an array [i, j] with the rank that holds the rows of piece i, or −1 if they see no key of piece j.
+    """Return an array [i, j] with the rank that holds the rows of piece i, or −1 if these rows see no key of piece j.
 
     A sequence has two pieces per rank.
     """
@@ -30,7 +30,8 @@ def owners_of(ranks: int, layout: str) -> np.ndarray:
 def draw(owners: dict[str, np.ndarray], tiles: dict[str, list[int]], setting: str) -> style.Drawn:
     """Draw which rank computes which part of a causal S under two layouts, and the number of tiles of each rank.
 
-    owners: {layout: rank of each pair of pieces, −1 if nothing is visible}. tiles: {layout: tiles of each rank}.
+    `owners` is {layout: array with the rank of each pair of pieces, or −1 if nothing is visible}. `tiles` is {layout:
+    number of tiles of each rank}.
     """
     caption = "Contiguous shards make causal work uneven, but a front and a back piece per rank make it even."
     figure, axes = style.new_figure(
