@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,24 @@ def test_a_machine_names_the_versions_of_the_peers_that_are_installed(unpacked, 
     monkeypatch.setattr("sys.path", [str(tmp_path), *others])
     machine = results.machine()
     assert machine["peers"] == peers and json.loads(json.dumps(machine)) == machine
+
+
+def test_the_assembler_is_the_one_that_triton_takes_for_this_gpu(monkeypatch):
+    compiler = pytest.importorskip("triton.backends.nvidia.compiler")
+    told = {80: "Cuda compilation tools, release 12.9, V12.9.86", 90: "Cuda compilation tools, release 13.4, V13.4.59"}
+    monkeypatch.setattr(compiler, "get_ptxas_version", told.get)
+    for capability, version in (((8, 0), "12.9"), ((9, 0), "13.4")):
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda found=capability: found)
+        assert results.assembler() == version
+
+
+def test_the_page_says_which_assembler_made_the_records_and_what_another_one_changes():
+    row = contest(idea=page.PTXAS)
+    others = [replace(row, values={"with it": [1.0], "without it": [x]}) for x in (0.9, 1.2)]
+    ideas = replace(suite(*others, contest(idea="another")), suite="ideas")
+    assert "were 0.90 to 1.20 times as fast in 2 calls" in " ".join(page.assembled([suite(row), ideas]))
+    assert not [*page.assembled([suite(row)])]
+    assert "ptxas 13.4" in page.made_on(MACHINE | dict(ptxas="13.4")) and "ptxas" not in page.made_on(MACHINE)
 
 
 def test_a_changed_checkout_names_its_commit_and_a_fingerprint(tmp_path, monkeypatch):
