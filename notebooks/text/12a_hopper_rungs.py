@@ -514,10 +514,10 @@ show("strips_17")
 
 # %% [markdown]
 # Only half as many bytes come through L2 now, yet the rung is not faster, for two reasons. First, only one program fits
-# onto an SM instead of two, so at d = 128 an SM still has just two warpgroups that compute. Second, L2 did not limit
-# rung 16 in the first place. Its four copies per round take about 1,640 clocks, but by the counters, a round takes
-# 1,024 / 0.543, or about 1,890 clocks. So the copies have time to spare, and the ring can deliver the tiles early
-# enough. Without pauses between calls, however, rung 17 is 4% faster than rung 16, because its clock stays higher
+# onto an SM instead of two, so at d = 128 an SM still has just two warpgroups that compute. Second, L2 was probably not
+# the limit of rung 16 in the first place. Its four copies per round take about 1,640 clocks, but by the counters, a
+# round takes 1,024 / 0.543, or about 1,890 clocks. So the copies have time to spare, and the ring can deliver the tiles
+# early enough. Without pauses between calls, however, rung 17 is 4% faster than rung 16, because its clock stays higher
 # (chapter 10).
 #
 # ## Rung 18: long tiles
