@@ -102,6 +102,11 @@ function drawSum(now, old, at) {
 /** How many sums of each way differ from those of the run before. */
 function differences() {
   const changed = ways.map(({ sums }, way) => sums.filter((x, i) => show(x, 7) !== show(before[way][i], 7)).length);
+  if (!changed[0]) {
+    const meets = ways[0].writes.some(({ workers }) => workers.length > 1);
+    const why = meets ? "With atomic adds, that is luck, so run both once more." : "No two workers meet here, so even atomic adds have one order.";
+    return `The same input, run again: all digits are as before. ${why} With two passes, it is certain.`;
+  }
   const [one, two] = changed.map((n) => `${n || "none"} of ${set.blocks}`);
   return `The same input, run again: with atomic adds, ${one} entries ${changed[0] === 1 ? "has" : "have"} other last digits (bold), and with two passes ${two}.`;
 }

@@ -74,7 +74,7 @@ function drawAxis({ left, foot, unit, longest }) {
 
 /** Where the algorithm that is shown has ended and the other one still runs. */
 function drawRest({ x, y, room }) {
-  if (room < 150) return;
+  if (room < 190) return;
   const [own, name] = [set.algorithm.toUpperCase(), OTHER[set.algorithm][1]];
   const times = (other.makespan / table.makespan).toFixed(1);
   shape(stage, "text", { x: x + 10, y: y - 2, class: "small strong halo" }, `${own} is done.`);
