@@ -155,7 +155,7 @@ def by_programs(problem: Problem) -> dict[str, list[float]]:
 
     tensors = Tensors(*problem.tensors())
     options = Options(causal=False, scale=problem.d**-0.5)
-    usual = math.prod(plan.prepare(tensors, options).read.grid)
+    usual = math.prod(plan.prepare(tensors, options).attend.grid)
     counts = sorted({*(2**n for n in range(3, 12)), usual})
     given = {n: n for n in counts} | {usual: None}
     calls = {n: partial(plan.decode, tensors, options, programs=given[n]) for n in counts}
@@ -173,9 +173,9 @@ def by_stages(problem: Problem) -> dict[str, list[float]]:
     usual = plan.prepare(tensors, Options(causal=False, scale=problem.d**-0.5), programs=ALONE_ON_AN_SM)
 
     def with_stages(stages: int) -> Callable:
-        options = usual.read.options | dict(num_stages=stages)
-        read = Launch(usual.read.kernel, usual.read.grid, options, **usual.read.arguments)
-        return partial(replace(usual, read=read), tensors)
+        options = usual.attend.options | dict(num_stages=stages)
+        attend = Launch(usual.attend.kernel, usual.attend.grid, options, **usual.attend.arguments)
+        return partial(replace(usual, attend=attend), tensors)
 
     timings = measure({stages: with_stages(stages) for stages in STAGES}, flushing=reading)
     size = described(problem)["bytes"] / ALONE_ON_AN_SM

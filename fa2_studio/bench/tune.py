@@ -106,11 +106,11 @@ def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
     plain = key_lengths, seed, cu_seqlens_q, cu_seqlens_k
 
     def rows(blocks, dQ: torch.Tensor) -> Callable:
-        launch = backward.prepare_rows(dO, O, given, options, blocks)
+        launch = backward.prepare_dq(dO, O, given, options, blocks)
         return lambda: launch(Q, K, V, O, dO, L, dL, D, dQ, *plain) or (dQ,)
 
     def columns(blocks, dK: torch.Tensor, dV: torch.Tensor) -> Callable:
-        launch = backward.prepare_columns(dO, given, options, blocks)
+        launch = backward.prepare_dkdv(dO, given, options, blocks)
         return lambda: launch(Q, K, V, dO, L, D, dK, dV, *plain) or (dK, dV)
 
     def make(blocks):

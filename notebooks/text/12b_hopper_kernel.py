@@ -404,18 +404,18 @@ show("stages")
 # %% [markdown]
 # ## What does a consumer do with a row block?
 #
-# The producer copies every tile that at least one consumer needs, from `begin` up to `last`. A consumer's own 64 rows
-# only need the tiles from `first` up to `end`. It visits these tiles and *drains* the others, which means that it takes
-# and releases them without using them. It goes through all of them from right to left:
+# The producer copies every tile that at least one consumer needs, from `all_begin` up to `all_end`. A consumer's own 64
+# rows only need the tiles from `first` up to `end`. It visits these tiles and *drains* the others, which means that it
+# takes and releases them without using them. It goes through all of them from right to left:
 #
 # ```text
-# begin            first                    end             last
+# all_begin        first                    end             all_end
 #   |  drain: window |   visit: these rows    |  drain: causal |
 #                                        ◄── this way
 # ```
 #
-# The listing computes these four numbers. `last` and `begin` follow from all rows of the block, and `end` and `first`
-# from this consumer's rows:
+# The listing computes these four numbers. `all_end` and `all_begin` follow from all rows of the block, and `end` and
+# `first` from this consumer's rows:
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "consumer", begin="# Two intervals", end="q = pipes")
@@ -424,7 +424,7 @@ read(KERNEL, "consumer", begin="# Two intervals", end="q = pipes")
 # Then the consumer goes through the tiles:
 
 # %% tags=["nbval-ignore-output"]
-read(KERNEL, "consumer", begin="for j in range(last - end)", end="n += last", off="geometry.cu_seqlens_q")
+read(KERNEL, "consumer", begin="for j in range(all_end - end)", end="n += all_end", off="geometry.cu_seqlens_q")
 
 # %% [markdown]
 # The listing leaves out the lines for packed sequences. If all of the consumer's rows are past the end of the sequence,

@@ -332,11 +332,11 @@ for n in (1, 8):
 # that a fixed number of splits costs has not been recorded yet.
 
 # %% tags=["hide-input"]
-from fa2_lab.kernels.decode.shares import part_bytes, tile_bytes
+from fa2_lab.kernels.decode.shares import partial_bytes, tile_bytes
 
 print("splits per head      4     16     32")
 for N_k in (65536, 8192, 2048):
-    added = (part_bytes(rows=4, d=128) * n / tile_bytes(N_k, d=128, itemsize=2) for n in (4, 16, 32))
+    added = (partial_bytes(rows=4, d=128) * n / tile_bytes(N_k, d=128, itemsize=2) for n in (4, 16, 32))
     print(f"{N_k:6,} keys    " + "".join(f"{x:7.1%}" for x in added))
 for row in load("decode").rows:
     if row.direction == "splits":

@@ -180,7 +180,7 @@ print(f"largest difference {np.abs(host(O)[0] - plain(q, k, v, alibi)).max():.6f
 
 # %% [markdown]
 # The forward kernel calls the function between the first matmul and the softmax step. Here are the kernel's lines
-# from that matmul to the softmax step (`capped` is the softcap of chapter 16):
+# from that matmul to the softmax step (`apply_softcap` is the softcap of chapter 16):
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 lines = getsource(portable.visit_tiles.fn).splitlines()
@@ -195,10 +195,10 @@ print(lines[end].strip().split("(")[0] + "(…)")
 # (chapter 08). The kernel therefore adds $b / \tau$ instead of b, and the last line later multiplies the sum by
 # $\tau \log_2 e$. The result is $(\tau\, q \cdot k + b) \log_2 e$, which is the biased score as an exponent of 2. In
 # the listing, `scale_log2` is the `tau_log2` of chapter 08, which is $\tau \log_2 e$, so `LOG2E / scales.scale_log2` is
-# $1/\tau$. (`capped` and `scales.inner` belong to the softcap and do nothing without one.) The backward kernels
-# recompute P, so they call the same function. In the kernel for dK and dV, the rows of a tile are keys, so `row` has
-# shape (1, B_r) and `column` has shape (B_c, 1) there. A function that treats each score independently works with
-# either layout.
+# $1/\tau$. (`apply_softcap` and `scales.softcap_factor` belong to the softcap and do nothing without one.) The backward
+# kernels recompute P, so they call the same function. In the kernel for dK and dV, the rows of a tile are keys, so
+# `row` has shape (1, B_r) and `column` has shape (B_c, 1) there. A function that treats each score independently works
+# with either layout.
 #
 # **Predict.** Another implementation adds slope · column instead of slope · (column − row), as
 # [llm-foundry](https://github.com/mosaicml/llm-foundry/issues/186) does. What changes?

@@ -137,8 +137,8 @@ OF_D_64 = ("lengths", "64 rows", "one query", "a head on each SM")
 def decode(target: str, which: str) -> list[dict]:
     """Every kind of call at d = 128; at 64 the two that take the most registers, and those with sizes of their own."""
     offline.compile_for(target)
-    plan.starts_early = lambda device: target in ("sm_90", "sm_100", "sm_120")
-    split_kv, stream_k, merge = compiling(plan, "split_kv_kernel", "stream_k_kernel", "merge_kernel")
+    plan.has_pdl = lambda device: target in ("sm_90", "sm_100", "sm_120")
+    split_kv, stream_k, merge = compiling(plan, "split_kv_kernel", "stream_k_kernel", "merge_partials_kernel")
     rows, few = [], ("one query", "64 rows")  # on a chip that is not Hopper
     for d, calls in ((64, OF_D_64), (128, CALLS)) if which == "all" or target == "sm_90" else ((128, few),):
         for what in calls:
@@ -151,9 +151,9 @@ def decode(target: str, which: str) -> list[dict]:
             made = plan.prepare(tensors, options)
             made(tensors)
             one_length = given is None and not splits
-            programs = plan.blocks_of(q, plan.shape_of(tensors, one_length))[1]
-            row = dict(target=target, call=what, d=d, warps=made.read.options["num_warps"], programs=programs // 132)
-            read = split_kv if made.read.kernel is split_kv else stream_k
+            programs = plan.decode_blocks(q, plan.shape_of(tensors, one_length))[1]
+            row = dict(target=target, call=what, d=d, warps=made.attend.options["num_warps"], programs=programs // 132)
+            read = split_kv if made.attend.kernel is split_kv else stream_k
             rows.append(row | offline.report(read.made) | dict(merge=offline.report(merge.made)))
     return rows
 

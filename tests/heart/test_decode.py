@@ -13,7 +13,7 @@ import fa2_lab
 from fa2_lab.kernels import interpreter, prepared, tables
 from fa2_lab.kernels.common import softmax
 from fa2_lab.kernels.decode import kernel, plan
-from fa2_lab.kernels.decode.shares import least_share
+from fa2_lab.kernels.decode.shares import min_share
 from fa2_lab.kernels.prepared import Options, Tensors
 from fa2_lab.machine.splits import Shares
 from fa2_lab.reference.online_softmax import SoftmaxState
@@ -110,12 +110,12 @@ def test_the_kernel_shares_as_the_model_says(monkeypatch, programs, lengths):
     q, k, v, _ = drawn(3, 4, 2, 1, 150, 16)
     given = None if lengths is None else torch.tensor(lengths, device=DEVICE)
     shape, d_pad, R = plan.shape_of(Tensors(q, k, v), one_length=True), 16, 2
-    B_c = plan.blocks_of(q, shape)[0].B_c
+    B_c = plan.decode_blocks(q, shape)[0].B_c
     scratch = scratch_of(monkeypatch, lambda: decode(q, k, v, key_lengths=given, programs=programs))
     made = plan.prepare(Tensors(q[:2], k[:2], v[:2]), Options(False, 1.0), programs=programs)
-    assert made.read.kernel is plan.stream_k_kernel  # else 4 heads would be split
+    assert made.attend.kernel is plan.stream_k_kernel  # else 4 heads would be split
     tiles = tuple(cdiv(n, B_c) for n in lengths or [150] * 3 for _ in range(2))
-    shares = Shares(tiles, programs, least_share(R, d_pad, B_c, 4))
+    shares = Shares(tiles, programs, min_share(R, d_pad, B_c, 4))
     several = [(w, head) for head in range(6) for w in shares.readers(head) if len(shares.readers(head)) > 1]
     if not several and lengths is None:  # no program shares a head with another
         assert scratch.numel() == 0
@@ -129,7 +129,7 @@ def test_the_kernel_shares_as_the_model_says(monkeypatch, programs, lengths):
 @pytest.mark.parametrize("batch, kv_heads, group", [(70000, 1, 1), (2, 70000, 1), (1, 40000, 128)])
 def test_no_grid_is_deeper_than_a_gpu_takes(batch, kv_heads, group, splits):
     q, k = (torch.empty(batch, heads, n, 16, device="meta") for heads, n in ((group * kv_heads, 1), (kv_heads, 40)))
-    grid = plan.prepare(Tensors(q, k, k), Options(causal=False, scale=1.0, num_splits=splits)).read.grid
+    grid = plan.prepare(Tensors(q, k, k), Options(causal=False, scale=1.0, num_splits=splits)).attend.grid
     x, *others = grid if isinstance(grid, tuple) else (grid,)
     assert x < 2**31 and all(side <= 65535 for side in others)
 
@@ -151,7 +151,7 @@ def test_the_merge_kernel_is_SoftmaxState_merge(programs):
         whole = whole.merge(SoftmaxState(scale * m, l, o))
     blocks = tables.Blocks(16, 16, 1, 1, d_pad=d)
     shape = plan.Shape(1, 1, R, 1, 16 * (programs - 1), d, 0, 0, 0, True)
-    cut = plan.Cut(splits=0, programs=programs, share=1, whole_heads=False)
+    cut = plan.Partition(splits=0, programs=programs, share=1, whole_heads=False)
     common = dict(strides=plan.strides_of(Tensors(O, O, O)), N_k=shape.N_k, scales=softmax.scales(scale))
     common |= dict(sizes=plan.sizes_of(shape, blocks, (None, None)))
     common |= dict(tile=plan.tile_of(shape, blocks, (None, None), split_kv=False, early_merge=False))
@@ -240,9 +240,9 @@ def test_any_cut_of_any_mask(
     options = Options(causal=window[1] == 0, scale=0.5, left=window[0], softcap=softcap)
     options = options if window[1] == 0 else options._replace(right=window[1])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "MOST_ROWS", most_rows)
-        blocks_of = plan.blocks_of
-        patch.setattr(plan, "blocks_of", lambda *given: (blocks_of(*given)[0], at_once))
+        patch.setattr(plan, "MAX_ROWS", most_rows)
+        blocks_of = plan.decode_blocks
+        patch.setattr(plan, "decode_blocks", lambda *given: (blocks_of(*given)[0], at_once))
         prepared.clear_caches()
         got = plan.decode(Tensors(q, k, v, lengths, sinks=sinks), options, programs=programs)
     for name, a, b in zip("OL", got, want, strict=False):
@@ -386,8 +386,8 @@ def test_a_hopper_gets_its_entry_of_the_table(case, d, page, entry, registers, m
     want = plan.Entry(*plan.FOR_HOPPER[entry][d])
     stages = want.stages + (2 if page and want.stages > 2 else 0)
     options = dict(num_warps=want.warps, num_stages=stages, maxnreg=registers)
-    assert made.read.options | options == made.read.options and made.read.arguments["tile"].B_c.value == want.B_c
+    assert made.attend.options | options == made.attend.options and made.attend.arguments["tile"].B_c.value == want.B_c
     if made.merge is not None:
         assert made.merge.options["maxnreg"] == 128 and made.merge.options["num_stages"] == 1
-        parts = 132 * want.per_SM if made.read.kernel is plan.stream_k_kernel else made.read.grid[0]
-        assert made.scratch == (parts + H_kv) * made.read.arguments["sizes"].R * (d + 4)
+        parts = 132 * want.per_SM if made.attend.kernel is plan.stream_k_kernel else made.attend.grid[0]
+        assert made.scratch == (parts + H_kv) * made.attend.arguments["sizes"].R * (d + 4)

@@ -11,7 +11,7 @@ from kernel_truth import DEVICE  # before Triton
 
 from fa2_lab.kernels import dispatch, launch, tables
 from fa2_lab.kernels.common import softmax, tile
-from fa2_lab.kernels.decode.kernel import Cache, DecodeTile, place_of
+from fa2_lab.kernels.decode.kernel import Cache, DecodeTile, page_and_row
 from fa2_lab.machine import budget
 
 FAMILIES = dict(hopper=227, ampere=163, ada=99, blackwell=99, cdna=64, fp32=64)
@@ -54,7 +54,7 @@ def test_hopper_s_kernels_are_for_hopper(capability, hip, interpreted, monkeypat
     for direction in ("forward", "backward"):
         assert (dispatch.import_hopper(direction, torch.device("cuda", 0)) is not None) is here
         assert dispatch.import_hopper(direction, torch.device("cpu")) is None
-    assert dispatch.decode.starts_early(torch.device("cuda", 0)) is (capability >= (9, 0) and not hip)
+    assert dispatch.decode.has_pdl(torch.device("cuda", 0)) is (capability >= (9, 0) and not hip)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=114))
     assert [launch.sm_count(torch.device(name)) for name in ("cuda", "meta")] == [114, 132]
 
@@ -107,9 +107,9 @@ def test_programs_take_the_blocks_of_some_heads_in_turn():
 @triton.jit
 def pointers_kernel(X, heads, rows, pages, table, strides, paged):
     n = tl.program_id(0)
-    page, _ = place_of(Cache(None, None, table, 4), n * paged.B_c, 64, paged)
+    page, _ = page_and_row(Cache(None, None, table, 4), n * paged.B_c, 64, paged)
     tl.store(pages + n, page * strides[0])
-    tl.store(heads + n, tile.head_of(X, strides, n, n).to(tl.int64))
+    tl.store(heads + n, tile.head_ptr(X, strides, n, n).to(tl.int64))
     tl.store(rows + 4 * n + tl.arange(0, 4)[:, None], tile.row_pointers(X, 4 * n, strides[0], 4, 1).to(tl.int64))
 
 

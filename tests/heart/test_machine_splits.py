@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa2_lab.kernels.decode.shares import heads_fill, least_share, splits_of_head
+from fa2_lab.kernels.decode.shares import heads_fill, min_share, splits_of_head
 from fa2_lab.machine import grid, splits
 from fa2_lab.machine.splits import Shares
 
@@ -40,7 +40,7 @@ def test_shares_are_what_a_walk_through_all_work_finds(tiles, programs, least):
 
 def test_the_shapes_of_the_benchmark_on_an_h200():
     """One sequence of 65,536 keys: 8 heads for 396 slots."""
-    shares = Shares((2048,) * 8, 396, least_share(4, 128, 32, 2))
+    shares = Shares((2048,) * 8, 396, min_share(4, 128, 32, 2))
     assert (shares.least, shares.share, shares.busy) == (1, 42, 391)
     assert [block.cost for block in splits.same_splits((5, 1, 0), 3)] == [3, 3, 2, 2, 1]  # none without a tile
     one_each = grid.schedule(splits.same_splits((2048,) * 8, 1), 396)
@@ -65,8 +65,8 @@ def test_heads_are_split_where_that_fills_the_slots(heads, tiles, least, expecte
 
 
 def test_a_part_must_be_worth_its_share():
-    assert least_share(rows=4, d=128, B_c=32, itemsize=2) == 1
-    assert least_share(rows=64, d=128, B_c=32, itemsize=2) == 5
+    assert min_share(rows=4, d=128, B_c=32, itemsize=2) == 1
+    assert min_share(rows=64, d=128, B_c=32, itemsize=2) == 5
     assert Shares((3, 3), 100, least=3).share == 3
 
 

@@ -11,45 +11,46 @@ import triton.language as tl
 
 from fa2_lab.kernels.common.constants import LOG2E, NEG_INF
 
-SMALLEST = 2.0**-126  # replaces a scale of 0, so that −∞ · scale stays −∞
-LARGEST = 1e38  # times any score except 0, it is past the values that tanh tells apart
+MIN_LOG2_SCALE = 2.0**-126  # replaces a scale of 0, so that −∞ · scale stays −∞
+MAX_SOFTCAP_FACTOR = 1e38  # times any score except 0, it is past the values that tanh tells apart
 
 
 class Scales(NamedTuple):
     """The factors by which kernels multiply scores, chosen so that exponentials become powers of 2."""
 
     scale_log2: float  # τ log₂e
-    coarse: float  # the power of two below it, for huge scores
-    huge: float  # the |m| from which on scores are huge
-    inner: float | None  # the factor of a score inside the softcap's tanh
+    exact_scale: float  # the power of two below it, for huge scores
+    huge_from: float  # the |m| from which on scores are huge
+    softcap_factor: float | None  # the factor of a score inside the softcap's tanh
 
 
-def base_2(scale: float) -> float:
+def log2_scale(scale: float) -> float:
     """Return c = τ log₂e for a scale τ.
 
     With c, the exponential exp(τ s) is 2^(c s), for which GPUs have an instruction. A scale of 0 becomes 2⁻¹²⁶, so that
     −∞ · c is still −∞.
     """
-    return max(scale * LOG2E.value, SMALLEST)
+    return max(scale * LOG2E.value, MIN_LOG2_SCALE)
 
 
 def scales(scale: float, softcap: float | None = None) -> Scales:
     """Return the Scales for a scale τ and a softcap.
 
-    softmax_step() explains how the kernels use them, and capped() explains how a softcap changes them.
+    softmax_step() explains how the kernels use them, and apply_softcap() explains how a softcap changes them.
     """
-    scale_log2 = base_2(scale if softcap is None else softcap)
-    inner = None if softcap is None else min(scale / softcap, LARGEST)
-    return Scales(scale_log2, 2.0 ** math.floor(math.log2(scale_log2)), min(2.0**28 / scale_log2, 2.0**126), inner)
+    scale_log2 = log2_scale(scale if softcap is None else softcap)
+    softcap_factor = None if softcap is None else min(scale / softcap, MAX_SOFTCAP_FACTOR)
+    exact_scale, huge_from = 2.0 ** math.floor(math.log2(scale_log2)), min(2.0**28 / scale_log2, 2.0**126)
+    return Scales(scale_log2, exact_scale, huge_from, softcap_factor)
 
 
 @triton.jit
-def capped(s_ij, inner):
-    """Return tanh(inner · s_ij) for a tile of scores, or s_ij unchanged if `inner` is None (no softcap).
+def apply_softcap(s_ij, factor):
+    """Return tanh(factor · s_ij) for a tile of scores, or s_ij unchanged if `factor` is None (no softcap).
 
-    With a softcap c, `inner` is τ / c. The capped scores are c · tanh(τ s / c), so the factor c replaces τ in Scales.
+    With a softcap c, `factor` is τ / c. The capped scores are c · tanh(τ s / c), so the factor c replaces τ in Scales.
     """
-    return s_ij if inner is None else tanh(s_ij * inner)
+    return s_ij if factor is None else tanh(s_ij * factor)
 
 
 @triton.jit
@@ -84,7 +85,7 @@ def softmax_step(s_ij, m_i, l_i, scales, MASKED: tl.constexpr):
     m_ref = m_new
     if MASKED:  # a row that has seen no key yet has m = −∞, and −∞ − (−∞) is NaN
         m_ref = tl.where(m_new == NEG_INF, 0.0, m_new)
-    c_i = tl.where(tl.abs(m_ref) < scales.huge, scales.scale_log2, scales.coarse)  # (B_r,)
+    c_i = tl.where(tl.abs(m_ref) < scales.huge_from, scales.scale_log2, scales.exact_scale)  # (B_r,)
     p_ij = tl.exp2(s_ij * c_i[:, None] - (m_ref * c_i)[:, None])  # (B_r, B_c), τ of L8 is in c  FA2.A1.L8 FA2.A1.L9
     alpha = tl.exp2((m_i - m_ref) * c_i)  # (B_r,)  FA2.A1.L9
     l_i = alpha * l_i + tl.sum(p_ij, 1)  # (B_r,)  FA2.A1.L9

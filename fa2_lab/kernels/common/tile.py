@@ -29,7 +29,7 @@ class PortableTile(NamedTuple):
 class Head(NamedTuple):
     """A head of a tensor: a pointer to its row 0, and the distance between its rows in elements."""
 
-    at: tl.tensor
+    ptr: tl.tensor
     stride: tl.tensor
 
 
@@ -45,11 +45,11 @@ class DropoutKey(NamedTuple):
 @triton.jit
 def tile_coord(T, heads, l2_group):
     """Return the block (of rows or columns) and the head that this program processes. Each head has T blocks."""
-    return block_of(tl.program_id(0), T, heads, l2_group)
+    return block_coord(tl.program_id(0), T, heads, l2_group)
 
 
 @triton.jit
-def block_of(t, T, heads, l2_group):
+def block_coord(t, T, heads, l2_group):
     """Return the index of the t-th block within its head, and the index of the head. Each head has T blocks.
 
     `l2_group` heads are processed concurrently, so that their K and V stay in L2. Within such a group of heads, block 0
@@ -62,7 +62,7 @@ def block_of(t, T, heads, l2_group):
 
 
 @triton.jit
-def known_strides(strides):
+def aligned_strides(strides):
     """Return the strides from launch.all_strides() in a form that tells the compiler whether 8 divides all of them."""
     given, IN_EIGHTS = strides
     if IN_EIGHTS:
@@ -71,7 +71,7 @@ def known_strides(strides):
 
 
 @triton.jit
-def head_of(X, strides, batch, head):
+def head_ptr(X, strides, batch, head):
     """Return a pointer to row 0 of a head of the tensor X.
 
     The offset is computed in 64 bits, because a tensor may have more than 2³¹ elements.
@@ -80,22 +80,22 @@ def head_of(X, strides, batch, head):
 
 
 @triton.jit
-def one_head(X, strides, batch, head):
+def head_view(X, strides, batch, head):
     """Return the given head of the tensor X as a Head."""
-    return Head(head_of(X, strides, batch, head), strides[2])
+    return Head(head_ptr(X, strides, batch, head), strides[2])
 
 
 @triton.jit
 def load_tile(X, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
     """Load rows first:first + B of the Head X with load_rows(), with the constants d, d_pad and upcast of `tile`."""
-    return load_rows(X.at, first, X.stride, n, B, tile.d, tile.d_pad, RAGGED, tile.upcast, row_begin)
+    return load_rows(X.ptr, first, X.stride, n, B, tile.d, tile.d_pad, RAGGED, tile.upcast, row_begin)
 
 
 @triton.jit
 def load_columns(X, c, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
     """Load columns c:c + tile.width of rows first:first + B of the Head X, as a tile (B, tile.width)."""
     d: tl.constexpr = min(tile.d - c, tile.width)
-    return load_rows(X.at + c, first, X.stride, n, B, d, tile.width, RAGGED, tile.upcast, row_begin)
+    return load_rows(X.ptr + c, first, X.stride, n, B, d, tile.width, RAGGED, tile.upcast, row_begin)
 
 
 @triton.jit
@@ -135,31 +135,31 @@ def store_rows(X, x, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: 
 
 
 @triton.jit
-def start_of(starts, b, n):
-    """Return the first row of packed sequence b: 0 if b is 0, and otherwise starts[b], clamped to 0 … n.
+def sequence_start(cu_seqlens, b, n):
+    """Return the first row of packed sequence b: 0 if b is 0, and otherwise cu_seqlens[b], clamped to 0 … n.
 
-    `starts` points to the cumulative sequence lengths.
+    `cu_seqlens` points to the cumulative sequence lengths.
     """
-    return tl.where(b == 0, 0, tl.minimum(tl.maximum(tl.load(starts + b), 0), n))
+    return tl.where(b == 0, 0, tl.minimum(tl.maximum(tl.load(cu_seqlens + b), 0), n))
 
 
 @triton.jit
-def sequence_rows(starts, b, n, sequences):
+def sequence_rows(cu_seqlens, b, n, sequences):
     """Return the first row of packed sequence b, and its number of rows.
 
     If b equals `sequences`, the result describes the rows after the last sequence. `n` is the number of all rows.
     """
-    first = start_of(starts, b, n)
-    end = tl.where(b < sequences, start_of(starts, tl.minimum(b + 1, sequences), n), n)
+    first = sequence_start(cu_seqlens, b, n)
+    end = tl.where(b < sequences, sequence_start(cu_seqlens, tl.minimum(b + 1, sequences), n), n)
     return first, tl.maximum(end - first, 0)
 
 
 @triton.jit
-def packed_block(t, starts, n, others, n_others, sequences, B: tl.constexpr):
+def packed_block(t, cu_seqlens, n, other_cu_seqlens, n_other, sequences, B: tl.constexpr):
     """Find block t of packed rows: return its index in its sequence, and where this sequence is in both tensors.
 
-    The first tensor has n rows, is cut into blocks of B rows, and has the cumulative lengths `starts`. The other tensor
-    has n_others rows and the cumulative lengths `others`. The five results are:
+    The first tensor has n rows, is cut into blocks of B rows, and has the cumulative lengths `cu_seqlens`. The other
+    tensor has n_other rows and the cumulative lengths `other_cu_seqlens`. The five results are:
 
     1. the index of the block in its sequence
     2. the sequence's first row in the first tensor
@@ -167,20 +167,20 @@ def packed_block(t, starts, n, others, n_others, sequences, B: tl.constexpr):
     4. the sequence's first row in the other tensor
     5. the sequence's number of rows in the other tensor
 
-    Sequence b begins with block starts[b] // B + b, so it has exactly as many blocks as it needs, or one more. For a
-    block without rows, or with rows outside all sequences, the number of rows in the other tensor is returned as 0.
+    Sequence b begins with block cu_seqlens[b] // B + b, so it has exactly as many blocks as it needs, or one more. For
+    a block without rows, or with rows outside all sequences, the number of rows in the other tensor is returned as 0.
     """
     b = 0 * t
-    behind = b + sequences + 1
-    while behind - b > 1:  # sequence b begins at or before block t, and sequence `behind` after it
-        middle = (b + behind) // 2
-        begun = start_of(starts, middle, n) // B + middle <= t
-        b = tl.where(begun, middle, b)
-        behind = tl.where(begun, behind, middle)
-    first, rows = sequence_rows(starts, b, n, sequences)
+    high = b + sequences + 1
+    while high - b > 1:  # sequence b begins at or before block t, and sequence `high` after it
+        middle = (b + high) // 2
+        starts_by_t = sequence_start(cu_seqlens, middle, n) // B + middle <= t
+        b = tl.where(starts_by_t, middle, b)
+        high = tl.where(starts_by_t, high, middle)
+    first, rows = sequence_rows(cu_seqlens, b, n, sequences)
     i = t - (first // B + b)
-    first_other, met = sequence_rows(others, b, n_others, sequences)
-    return i, first, rows, first_other, tl.where((b < sequences) & (i * B < rows), met, 0)
+    first_other, other_rows = sequence_rows(other_cu_seqlens, b, n_other, sequences)
+    return i, first, rows, first_other, tl.where((b < sequences) & (i * B < rows), other_rows, 0)
 
 
 @triton.jit
@@ -193,7 +193,7 @@ def block_count(n, sequences, B: tl.constexpr):
 
 
 @triton.jit
-def length_of(key_lengths, batch, N_k):
+def key_length(key_lengths, batch, N_k):
     """Return the number of real keys of a batch entry, which is N_k if key_lengths is None.
 
     A length outside 0 … N_k is clamped.
@@ -253,30 +253,30 @@ def seen_by(begin, end, row, window):
 
 
 @triton.jit
-def columns_of(i, N_q, N_k, length, window, tile):
+def column_ranges(i, N_q, N_k, length, window, tile):
     """Return two ranges of the columns that row block i has to process.
 
     The first range contains the tiles that need a mask. The second contains the tiles that all rows of the block see in
-    full. Each range is (first, last, hole, width): a loop from `first` to `last` that skips `width` columns at column
+    full. Each range is (first, stop, hole, width): a loop from `first` to `stop` that skips `width` columns at column
     `hole`.
     """
     first, full = columns_seen(i * tile.B_r, N_q, N_k, length, window)
-    hole, last = columns_seen(tl.minimum(i * tile.B_r + tile.B_r, N_q) - 1, N_q, N_k, length, window)
+    hole, stop = columns_seen(tl.minimum(i * tile.B_r + tile.B_r, N_q) - 1, N_q, N_k, length, window)
     full = full // tile.B_c * tile.B_c  # every row sees all from the hole's begin to here
     if window[0] is None:
-        return (full, last, 0, 0), (0, full, 0, 0)
+        return (full, stop, 0, 0), (0, full, 0, 0)
     else:
         hole = tl.cdiv(hole, tile.B_c) * tile.B_c
         width = tl.maximum(full - hole, 0)
-        return (first // tile.B_c * tile.B_c, last - width, hole, width), (hole, full, 0, 0)
+        return (first // tile.B_c * tile.B_c, stop - width, hole, width), (hole, full, 0, 0)
 
 
 @triton.jit
-def rows_of(col, N_q, N_k, length, window, tile):
+def row_ranges(col, N_q, N_k, length, window, tile):
     """Return two ranges of the rows that the column block starting at column `col` has to process.
 
     The first range contains the tiles that need a mask. The second contains the rows that see all columns of the block.
-    Each range is (first, last, tail, end), which stands for the rows first:last followed by the rows tail:end.
+    Each range is (first, stop, tail, end), which stands for the rows first:stop followed by the rows tail:end.
     """
     left, right = window
     B_r: tl.constexpr = tile.B_r
@@ -300,7 +300,7 @@ def rows_of(col, N_q, N_k, length, window, tile):
 
 
 @triton.jit
-def drop(x, row, col, dropout):
+def apply_dropout(x, row, col, dropout):
     """Return x with dropped entries set to 0 and all other entries multiplied by 1/(1 − p).
 
     Only the position (row, col) of an entry decides whether it is dropped, so the mask does not depend on the order of
@@ -313,7 +313,7 @@ def drop(x, row, col, dropout):
 
 
 @triton.jit
-def add_product(acc, a, b):
+def accumulate_dot(acc, a, b):
     """Return acc + a b, where a b is a matmul.
 
     In fp32, a b is first summed separately, because small terms would be lost in a large accumulator.

@@ -2,10 +2,10 @@
 
 Two kernels read the keys, and a third merges the results.
 
-    split_kv_kernel   every head has the same number of programs
-    stream_k_kernel   every program has an equal share of the work of all heads, and may finish one head and start the
-                      next
-    merge_kernel      merges the partial results (m, ℓ, o) of each head whose keys several programs have read
+    split_kv_kernel        every head has the same number of programs
+    stream_k_kernel        every program has an equal share of the work of all heads, and may finish one head and start
+                           the next
+    merge_partials_kernel  merges the partial results (m, ℓ, o) of each head whose keys several programs have read
 
 shares.py decides how many programs a head gets, and plan.py launches the kernels. The query heads of a group are rows
 of the same tile, so that every key is read only once for all of them. The cache is either one tensor or a set of pages
@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 
 from fa2_lab.kernels.common.constants import LN2, LOG2E, NEG_INF
-from fa2_lab.kernels.common.softmax import capped
-from fa2_lab.kernels.common.tile import columns_seen, head_of, length_of, load_rows, sees
+from fa2_lab.kernels.common.softmax import apply_softcap
+from fa2_lab.kernels.common.tile import columns_seen, head_ptr, key_length, load_rows, sees
 
 # What the kernels are given -------------------------------------------------------------------------------------
 
@@ -52,7 +52,7 @@ class DecodeTile(NamedTuple):
     upcast: bool  # Triton's interpreter multiplies bf16 wrongly: tiles become fp32 first
 
 
-class Counts(NamedTuple):
+class DecodeSizes(NamedTuple):
     """The sizes on which Triton specializes the decode kernels, depending on whether each is 1 or a multiple of 16."""
 
     H: int  # query heads
@@ -74,7 +74,7 @@ UNSPECIALIZED = ["N_k", "batch", "programs", "share", "splits"]
 class Strided(NamedTuple):
     """A pointer to a tensor and the strides of the tensor."""
 
-    at: tl.tensor
+    ptr: tl.tensor
     strides: tuple
 
 
@@ -112,14 +112,14 @@ class RowBlock(NamedTuple):
 class Span(NamedTuple):
     """The keys that a program reads for a row block.
 
-    They consist of the tiles that start at first, first + step, and so on, up to but not including last.
+    They consist of the tiles that start at first, first + step, and so on, up to but not including stop.
     """
 
     first: tl.tensor
-    last: tl.tensor
+    stop: tl.tensor
     step: tl.tensor
-    begins: tl.tensor  # whether the row block's state begins here: with its sink
-    whole: tl.tensor  # whether these are all its tiles, so that nothing is left to merge
+    is_first: tl.tensor  # whether the row block's state begins here: with its sink
+    is_complete: tl.tensor  # whether these are all its tiles, so that nothing is left to merge
 
 
 class Part(NamedTuple):
@@ -153,7 +153,7 @@ class Work(NamedTuple):
 
 
 @triton.jit
-def place_of(cache, first, length, tile):
+def page_and_row(cache, first, length, tile):
     """Return the page of each of the keys first:first + B_c, and the row of each key within its page.
 
     If a single page contains the whole tile, return only this page and the row of the first key.
@@ -168,30 +168,32 @@ def place_of(cache, first, length, tile):
 
 
 @triton.jit
-def load_keys(X, place, first, row_begin, length, tile):
+def load_keys(X, page_row, first, row_begin, length, tile):
     """Load keys (or values) first:first + B_c of a head as a tile (B_c, d_pad).
 
     Keys from `length` on become zeros and are not read. If `row_begin` is given, the same is true of keys before it.
-    `place` is the result of place_of(), or None if the cache is not paged.
+    `page_row` is the result of page_and_row(), or None if the cache is not paged.
     """
     stride = X.strides[2]
     if tile.page == 0:
-        return load_rows(X.at, first, stride, length, tile.B_c, tile.d, tile.d_pad, tile.masked, tile.upcast, row_begin)
+        return load_rows(
+            X.ptr, first, stride, length, tile.B_c, tile.d, tile.d_pad, tile.masked, tile.upcast, row_begin
+        )
     elif tile.page % tile.B_c == 0:
-        page, row = place
+        page, row = page_row
         end = length - first + row  # of the sequence, as a row of this page
         row_begin = None if row_begin is None else row_begin - first + row
-        at = X.at + page * X.strides[0]
+        at = X.ptr + page * X.strides[0]
         return load_rows(at, row, stride, end, tile.B_c, tile.d, tile.d_pad, RAGGED=True, UPCAST=tile.upcast,
                          row_begin=row_begin)  # fmt: skip
     else:
-        page, row = place
+        page, row = page_row
         e = tl.arange(0, tile.d_pad)
         col = first + tl.arange(0, tile.B_c)
         real = (col < length if row_begin is None else (col >= row_begin) & (col < length))[:, None] & (e < tile.d)[
             None, :
         ]
-        at = X.at + (page * X.strides[0] + row.to(tl.int64) * stride)[:, None] + e[None, :]
+        at = X.ptr + (page * X.strides[0] + row.to(tl.int64) * stride)[:, None] + e[None, :]
         x = tl.load(at, mask=real, other=0.0)
         return x.to(tl.float32) if tile.upcast else x  # (B_c, d_pad)
 
@@ -211,21 +213,21 @@ def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
     m_i = tl.full((tile.B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((tile.B_r, tile.B_c) if FEW_ROWS else (tile.B_r,), tl.float32)  # FA2.A1.L5
     if sink is not None:  # a key with a score and no value, which only one program of a head counts
-        m_i = tl.where(span.begins, sink * (LOG2E / scales.scale_log2), m_i)
+        m_i = tl.where(span.is_first, sink * (LOG2E / scales.scale_log2), m_i)
         one = tl.where(tl.arange(0, tile.B_c) == 0, 1.0, 0.0)[None, :] if FEW_ROWS else 1.0
-        l_i += tl.where(span.begins, one, 0.0)
+        l_i += tl.where(span.is_first, one, 0.0)
     begin, end = seen
     first_key, length = keys
     row_begin = None if window[0] is None else first_key
     all_see, none_missed = tl.min(end, 0), tl.max(begin, 0)
-    for j in range(span.first, span.last, span.step):  # FA2.A1.L6
+    for j in range(span.first, span.stop, span.step):  # FA2.A1.L6
         col = j + tl.arange(0, tile.B_c)  # (B_c,)
-        place = place_of(cache, j, length, tile) if tile.page else None
-        k_j = load_keys(cache.K, place, j, row_begin, length, tile)  # (B_c, d)  FA2.A1.L7
+        page_row = page_and_row(cache, j, length, tile) if tile.page else None
+        k_j = load_keys(cache.K, page_row, j, row_begin, length, tile)  # (B_c, d)  FA2.A1.L7
         # The condition is always true. The compiler cannot know, and so cannot lay q out before the loop.
-        q_j = tl.where(j < span.last, q_i, 0.0) if FEW_ROWS and tile.late_q else q_i
+        q_j = tl.where(j < span.stop, q_i, 0.0) if FEW_ROWS and tile.late_q else q_i
         s_ij = tl.dot(q_j, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A1.L8
-        s_ij = capped(s_ij, scales.inner)
+        s_ij = apply_softcap(s_ij, scales.softcap_factor)
         cut = j + tile.B_c > all_see if window[0] is None else (j + tile.B_c > all_see) | (j < none_missed)
         if tile.masked and (not FEW_ROWS or cut):
             s_ij = tl.where(sees(begin[:, None], end[:, None], col[None, :], window), s_ij, NEG_INF)
@@ -235,7 +237,7 @@ def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
         alpha = tl.exp2((m_i - m_ref) * scales.scale_log2)  # (B_r,)  FA2.A1.L9
         l_i = alpha[:, None] * l_i + p_ij if FEW_ROWS else alpha * l_i + tl.sum(p_ij, 1)  # FA2.A1.L9
         m_i = m_new
-        v_j = load_keys(cache.V, place, j, row_begin, length, tile)  # (B_c, d)  FA2.A1.L7
+        v_j = load_keys(cache.V, page_row, j, row_begin, length, tile)  # (B_c, d)  FA2.A1.L7
         o_i = tl.dot(p_ij.to(v_j.dtype), v_j, alpha[:, None] * o_i, input_precision="ieee")  # (B_r, d)  FA2.A1.L10
     return m_i, tl.sum(l_i, 1) if FEW_ROWS else l_i, o_i
 
@@ -258,7 +260,7 @@ def group_rows(X, block, row, sizes, tile):
     """
     at = (block.kv_head * sizes.group + row // sizes.N_q).to(tl.int64) * X.strides[1]
     at += (row % sizes.N_q).to(tl.int64) * X.strides[2]
-    at = X.at + tl.cast(block.b, tl.int64) * X.strides[0] + at
+    at = X.ptr + tl.cast(block.b, tl.int64) * X.strides[0] + at
     return at[:, None] + tl.arange(0, tile.d_pad)[None, :]  # (B_r, d)
 
 
@@ -289,17 +291,17 @@ def attend(rows, cache, block, span, part, scales, sizes, tile):
         head = block.kv_head * sizes.group + row // sizes.N_q
         sink = tl.load(rows.sinks + head, mask=real, other=0.0).to(tl.float32)  # (B_r,)
     b = 0 * block.b if tile.page else block.b  # pages belong to no sequence
-    K_h = Strided(head_of(cache.K.at, cache.K.strides, b, block.kv_head), cache.K.strides)
-    V_h = Strided(head_of(cache.V.at, cache.V.strides, b, block.kv_head), cache.V.strides)
+    K_h = Strided(head_ptr(cache.K.ptr, cache.K.strides, b, block.kv_head), cache.K.strides)
+    V_h = Strided(head_ptr(cache.V.ptr, cache.V.strides, b, block.kv_head), cache.V.strides)
     table_b = cache.table + tl.cast(block.b, tl.int64) * sizes.width if tile.page else cache.table
     cache_h = Cache(K_h, V_h, table_b, cache.pages)
     m_i, l_i, o_i = visit_keys(q_i, cache_h, span, keys, seen, sink, window, scales, tile)
     if tile.early_merge:  # the merge kernel may start from now on; it waits until this one has ended
         tl.extra.cuda.gdc_launch_dependents()
 
-    if span.whole:
+    if span.is_complete:
         divisor, L_i = finalize(m_i, l_i, scales.scale_log2)
-        O_i = (o_i * (1.0 / divisor)[:, None]).to(rows.O.at.dtype.element_ty)  # (B_r, d)  FA2.A1.L12
+        O_i = (o_i * (1.0 / divisor)[:, None]).to(rows.O.ptr.dtype.element_ty)  # (B_r, d)  FA2.A1.L12
         tl.store(group_rows(rows.O, block, row, sizes, tile), O_i, mask=inside)  # FA2.A1.L14
         L_at = (block.b * sizes.H + block.kv_head * sizes.group).to(tl.int64) * sizes.N_q + row
         tl.store(rows.L + L_at, L_i, mask=real)  # FA2.A1.L15
@@ -314,7 +316,7 @@ def attend(rows, cache, block, span, part, scales, sizes, tile):
 def row_block(head, key_lengths, table, N_k, sizes):
     """Return the RowBlock with the index `head` among the row blocks of all K/V heads of all sequences."""
     b, h = head // sizes.heads, head % sizes.heads
-    length = length_of(key_lengths, b, N_k)
+    length = key_length(key_lengths, b, N_k)
     return RowBlock(b, h // sizes.row_blocks, h % sizes.row_blocks, length, N_k if table is None else length)
 
 
@@ -355,7 +357,7 @@ LENGTHS = tl.constexpr(256)  # key_lengths that are looked at together
 
 
 @triton.jit
-def units_of(length, work, tile):
+def units_in_head(length, work, tile):
     """Return the number of work units in a head: one per tile, plus one to start the head.
 
     The starting unit also writes O and L for rows that see no key.
@@ -368,7 +370,7 @@ def units_of(length, work, tile):
 
 
 @triton.jit
-def units_among(work, first, end, tile):
+def units_in_sequences(work, first, end, tile):
     """Return the number of work units in each of the sequences first:first + LENGTHS, as (LENGTHS,).
 
     Sequences from `end` on count as 0.
@@ -376,7 +378,7 @@ def units_among(work, first, end, tile):
     index = first + tl.arange(0, LENGTHS)
     length = tl.load(work.key_lengths + index, mask=index < end, other=0)
     length = tl.minimum(tl.maximum(length, 0), work.N_k).to(tl.int32)
-    return tl.where(index < end, work.heads * units_of(length, work, tile), 0)  # (LENGTHS,)
+    return tl.where(index < end, work.heads * units_in_head(length, work, tile), 0)  # (LENGTHS,)
 
 
 @triton.jit
@@ -386,24 +388,24 @@ def units_before(b, work, tile):
     The host does not know key_lengths, so every program computes this sum itself.
     """
     if work.key_lengths is None:
-        return b * work.heads * units_of(work.N_k, work, tile)
+        return b * work.heads * units_in_head(work.N_k, work, tile)
     else:
         units = 0 * b
         for first in range(0, b, LENGTHS):
-            units += tl.sum(units_among(work, first, b, tile), 0)
+            units += tl.sum(units_in_sequences(work, first, b, tile), 0)
         return units
 
 
 @triton.jit
-def sequence_of(unit, work, tile):
+def find_sequence(unit, work, tile):
     """Return the index of the sequence that contains a work unit, and the index of the first unit of this sequence."""
     if work.key_lengths is None:
-        units = work.heads * units_of(work.N_k, work, tile)
+        units = work.heads * units_in_head(work.N_k, work, tile)
         return unit // units, unit // units * units
     else:
         b, begin, before = 0 * unit, 0 * unit, 0 * unit
         for first in range(0, work.batch, LENGTHS):
-            units = units_among(work, first, work.batch, tile)
+            units = units_in_sequences(work, first, work.batch, tile)
             over = (before + tl.cumsum(units, 0) <= unit) & (first + tl.arange(0, LENGTHS) < work.batch)
             b += tl.sum(over.to(tl.int32), 0)
             begin += tl.sum(tl.where(over, units, 0), 0)
@@ -434,27 +436,27 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
     total = units_before(batch, work, tile)
     unit = w * share_of(total, work)
     left = tl.minimum(unit + share_of(total, work), total) - unit  # units that this program still has to do
-    b, begin = sequence_of(unit, work, tile)
-    units = units_of(length_of(key_lengths, tl.minimum(b, batch - 1), N_k), work, tile)
+    b, begin = find_sequence(unit, work, tile)
+    units = units_in_head(key_length(key_lengths, tl.minimum(b, batch - 1), N_k), work, tile)
     head = b * sizes.heads + (unit - begin) // units  # counted through the batch
     skipped = (unit - begin) % units  # units of this head that programs before this one do
     while left > 0:
         block = row_block(head, key_lengths, table, N_k, sizes)
-        units = units_of(block.length, work, tile)
-        taken = tl.minimum(left, units - skipped)
+        units = units_in_head(block.length, work, tile)
+        done = tl.minimum(left, units - skipped)
         begin = first_tile(block.N_k, sizes.N_q, sizes.left, tile)
         first = (begin + tl.maximum(skipped - 1, 0)) * tile.B_c  # the unit that begins a head is no tile
-        last = (begin + skipped + taken - 1) * tile.B_c
-        span = Span(first, last, tile.B_c, skipped == 0, taken == units)
+        stop = (begin + skipped + done - 1) * tile.B_c
+        span = Span(first, stop, tile.B_c, skipped == 0, done == units)
         attend(rows, cache, block, span, Part(scratch, w + head), scales, sizes, tile)
-        left, head, skipped = left - taken, head + 1, 0
+        left, head, skipped = left - done, head + 1, 0
 
 
 # The merge --------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def merge(m, l, o, m_w, l_w, o_w, scale_log2):
+def merge_partials(m, l, o, m_w, l_w, o_w, scale_log2):
     """Merge a state m (), l (), o (d,) with PARTS other states m_w (PARTS,), l_w (PARTS,), o_w (PARTS, d).
 
     The formulas are those of SoftmaxState.merge.
@@ -468,7 +470,7 @@ def merge(m, l, o, m_w, l_w, o_w, scale_log2):
 
 
 @triton.jit
-def readers_of(b, h, work, tile, SPLIT_KV: tl.constexpr):
+def programs_of_head(b, h, work, tile, SPLIT_KV: tl.constexpr):
     """Return the indices of the first and the last program that have read keys for row block h of sequence b."""
     if SPLIT_KV:
         splits = work.programs // (work.batch * work.heads)
@@ -476,13 +478,13 @@ def readers_of(b, h, work, tile, SPLIT_KV: tl.constexpr):
         return first, first + splits - 1
     else:
         share = share_of(units_before(work.batch, work, tile), work)
-        units = units_of(length_of(work.key_lengths, b, work.N_k), work, tile)
+        units = units_in_head(key_length(work.key_lengths, b, work.N_k), work, tile)
         begin = units_before(b, work, tile) + h * units
         return begin // share, (begin + units - 1) // share
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def merge_kernel(O, L, scratch, key_lengths, strides, N_k, batch, share, programs, scales, sizes, tile,
+def merge_partials_kernel(O, L, scratch, key_lengths, strides, N_k, batch, share, programs, scales, sizes, tile,
                  SPLIT_KV: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
     """Merge the partial results of a row, PARTS at a time and in a fixed order.
 
@@ -493,7 +495,7 @@ def merge_kernel(O, L, scratch, key_lengths, strides, N_k, batch, share, program
     row = head % sizes.group * sizes.N_q + n
     h = head // sizes.group * sizes.row_blocks + row // tile.B_r
     work = Work(key_lengths, N_k, batch, sizes.heads, sizes.N_q, sizes.left, programs, share)
-    first, last = readers_of(b, h, work, tile, SPLIT_KV)
+    first, last = programs_of_head(b, h, work, tile, SPLIT_KV)
     if tile.early_merge:
         tl.extra.cuda.gdc_wait()
     if first == last:
@@ -507,10 +509,10 @@ def merge_kernel(O, L, scratch, key_lengths, strides, N_k, batch, share, program
         m_w = tl.load(at + tile.d_pad, mask=real, other=NEG_INF)
         l_w = tl.load(at + tile.d_pad + 1, mask=real, other=0.0)
         o_w = tl.load(at[:, None] + e[None, :], mask=real[:, None], other=0.0)  # (PARTS, WIDTH)
-        m, l, o = merge(m, l, o, m_w, l_w, o_w, scales.scale_log2)
+        m, l, o = merge_partials(m, l, o, m_w, l_w, o_w, scales.scale_log2)
 
     divisor, L_i = finalize(m, l, scales.scale_log2)
     O_i = (o / divisor).to(O.dtype.element_ty)  # (WIDTH,)  FA2.A1.L12
-    O_n = head_of(O, strides.O, b, head) + tl.cast(n, tl.int64) * strides.O[2]
+    O_n = head_ptr(O, strides.O, b, head) + tl.cast(n, tl.int64) * strides.O[2]
     tl.store(O_n + e, O_i, mask=e < tile.d)  # FA2.A1.L14
     tl.store(L + pid, L_i, mask=piece == 0)  # FA2.A1.L15

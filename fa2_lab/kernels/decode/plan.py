@@ -16,12 +16,19 @@ from torch import Tensor
 from fa2_lab.kernels import interpreter, launch, tables
 from fa2_lab.kernels.common.softmax import scales
 from fa2_lab.kernels.decode import shares
-from fa2_lab.kernels.decode.kernel import Counts, DecodeTile, Strides, merge_kernel, split_kv_kernel, stream_k_kernel
+from fa2_lab.kernels.decode.kernel import (
+    DecodeSizes,
+    DecodeTile,
+    Strides,
+    merge_partials_kernel,
+    split_kv_kernel,
+    stream_k_kernel,
+)
 from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, get_or_make, tensor_keys
 from fa2_lab.kernels.tables import power_of_2
 from fa2_lab.tiles import cdiv
 
-MOST_ROWS = 64  # of one tile
+MAX_ROWS = 64  # of one tile
 MERGE_WIDTH = 32  # columns of O per program of the merge
 
 # The call -------------------------------------------------------------------------------------------------------
@@ -36,7 +43,7 @@ def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
     in the batch, and the result of a sequence must not depend on the other sequences.
     """
     rows = Q.shape[1] // K.shape[1] * Q.shape[2]
-    few = rows <= 16 or (rows <= MOST_ROWS and (num_splits > 0 or K.shape[2] >= 2048))
+    few = rows <= 16 or (rows <= MAX_ROWS and (num_splits > 0 or K.shape[2] >= 2048))
     return few and Q.shape[2] <= 16 and Q.numel() > 0 and K.numel() > 0
 
 
@@ -56,7 +63,7 @@ class Decode:
     Calling it with Tensors returns (O, L).
     """
 
-    read: launch.Launch
+    attend: launch.Launch
     merge: launch.Launch | None  # None if every program reads whole heads
     scratch: int  # fp32 numbers that hold the partial results
 
@@ -67,7 +74,7 @@ class Decode:
         L = torch.empty(size=Q.shape[:3], dtype=torch.float32, device=Q.device)
         scratch = torch.empty(self.scratch, dtype=torch.float32, device=Q.device)
         with launch.on_device_of(Q):
-            self.read(Q, K, V, O, L, scratch, sinks, key_lengths, tensors.block_table)
+            self.attend(Q, K, V, O, L, scratch, sinks, key_lengths, tensors.block_table)
             if self.merge is not None:
                 self.merge(O, L, scratch, key_lengths)
         return O, L
@@ -80,41 +87,41 @@ def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> 
     """
     Q = tensors.q
     shape = shape_of(tensors, one_length=tensors.key_lengths is None and not options.num_splits)
-    blocks, at_once = blocks_of(Q, shape)
+    blocks, slots = decode_blocks(Q, shape)
     window = launch.window_bounds(options)
-    cut = cut_keys(shape, blocks, Q.element_size(), at_once, programs, options)
-    tile = tile_of(shape, blocks, window, split_kv=cut.splits > 0, early_merge=starts_early(Q.device))
+    partition = partition_keys(shape, blocks, Q.element_size(), slots, programs, options)
+    tile = tile_of(shape, blocks, window, split_kv=partition.splits > 0, early_merge=has_pdl(Q.device))
     sizes, strides = sizes_of(shape, blocks, window), strides_of(tensors)
     factors = scales(options.scale, options.softcap)
     common: dict[str, Any] = dict(strides=strides, N_k=shape.N_k, scales=factors, sizes=sizes, tile=tile)
-    if cut.splits:
-        kernel, own = split_kv_kernel, dict(splits=cut.splits, WHOLE=cut.whole_heads)
+    if partition.splits:
+        kernel, own = split_kv_kernel, dict(splits=partition.splits, WHOLE=partition.whole_heads)
     else:
-        kernel, own = stream_k_kernel, dict(batch=shape.batch, share=cut.share)
-    read = launch.Launch(kernel, cut.programs, blocks.compiler_options(), **common, **own)
-    if cut.whole_heads:
-        return Decode(read, merge=None, scratch=0)
-    merge = prepare_merge(shape, blocks, cut, common)
-    parts = cut.programs + shape.batch * sizes.heads
-    return Decode(read, merge, scratch=parts * sizes.R * (blocks.d_pad + 4))
+        kernel, own = stream_k_kernel, dict(batch=shape.batch, share=partition.share)
+    attend = launch.Launch(kernel, partition.programs, blocks.compiler_options(), **common, **own)
+    if partition.whole_heads:
+        return Decode(attend, merge=None, scratch=0)
+    merge = prepare_merge(shape, blocks, partition, common)
+    parts = partition.programs + shape.batch * sizes.heads
+    return Decode(attend, merge, scratch=parts * sizes.R * (blocks.d_pad + 4))
 
 
-def prepare_merge(shape: Shape, blocks: tables.Blocks, cut: Cut, common: dict[str, Any]) -> launch.Launch:
+def prepare_merge(shape: Shape, blocks: tables.Blocks, partition: Partition, common: dict[str, Any]) -> launch.Launch:
     """Return the launch of the merge kernel, in which each program merges a few columns of a row of O.
 
     The number of warps per program depends on the number of these columns and on the number of partial results per
     head. `common` contains the arguments that all decode kernels share.
     """
     width, heads = min(blocks.d_pad, MERGE_WIDTH), shape.batch * common["sizes"].heads
-    parts = min(64, max(4, power_of_2(cut.programs // heads + 2)))
+    parts = min(64, max(4, power_of_2(partition.programs // heads + 2)))
     warps, registers = min(4, max(1, parts * width // 1024)), blocks.registers and 128
     options = tables.Blocks(blocks.B_r, blocks.B_c, warps, stages=1, registers=registers).compiler_options()
     if common["tile"].early_merge:
         options |= launch.USE_PDL
-    numbers = dict(batch=shape.batch, share=cut.share, programs=cut.programs)
-    own = dict(SPLIT_KV=cut.splits > 0, PARTS=parts, WIDTH=width)
+    numbers = dict(batch=shape.batch, share=partition.share, programs=partition.programs)
+    own = dict(SPLIT_KV=partition.splits > 0, PARTS=parts, WIDTH=width)
     grid = shape.batch * shape.H * shape.N_q * (blocks.d_pad // width)
-    return launch.Launch(merge_kernel, grid, options, **common | numbers | own)
+    return launch.Launch(merge_partials_kernel, grid, options, **common | numbers | own)
 
 
 # Sizes -----------------------------------------------------------------------------------------------------------
@@ -133,10 +140,10 @@ class Entry(NamedTuple):
     registers: int = 255  # the limit per thread, an option of NVIDIA's compiler alone
 
 
-# {case: {d_pad: Entry}}; blocks_of() takes the first case that applies and has this d. Hopper's entries are the fastest
-# of those that were timed with `python -m fa2_lab bench decode` on an H200, where about 96 KiB on their way to each SM
-# are best. `python -m pytest tests/heart/test_compile.py` checks that all entries fit: no register spills, and an SM
-# holds as many programs as the entry says.
+# {case: {d_pad: Entry}}; decode_blocks() takes the first case that applies and has this d. Hopper's entries are the
+# fastest of those that were timed with `python -m fa2_lab bench decode` on an H200, where about 96 KiB on their way to
+# each SM are best. `python -m pytest tests/heart/test_compile.py` checks that all entries fit: no register spills, and
+# an SM holds as many programs as the entry says.
 FOR_HOPPER: dict[str, dict[int, tuple]] = {
     "fp32, 64 rows": {d: (32 if d < 256 else 16, 4, 3, 2, 240) for d in (16, 32, 64, 128, 256)},
     "fp32": {d: (64 if d < 256 else 16, 4, 2, 2, 240) for d in (16, 32, 64, 128, 256)},
@@ -162,36 +169,39 @@ FOR_CDNA = {  # AMD's MI300 family
     "any": {16: (128, 4, 2, 2), 32: (128, 4, 2, 2), 64: (64, 4, 2, 2), 128: (32, 4, 2, 2), 256: (16, 4, 2, 2)},
 }
 INTERPRETED = Entry(B_c=64, warps=1, stages=1, per_SM=4)
-PAGED = 2  # more stages, if there are more than two: the entry of the block table is loaded ahead of its page
+# Paged calls with more than two stages get more, because the entry of the block table is loaded ahead of its page.
+EXTRA_PAGED_STAGES = 2
 
 
-def blocks_of(Q: torch.Tensor, shape: Shape) -> tuple[tables.Blocks, int]:
+def decode_blocks(Q: torch.Tensor, shape: Shape) -> tuple[tables.Blocks, int]:
     """Return the Blocks of the decode kernels for queries like Q, and the number of programs that run concurrently."""
-    B_r, d_pad = min(MOST_ROWS, max(16, power_of_2(shape.rows))), tables.padded_head_dim(shape.d)
+    B_r, d_pad = min(MAX_ROWS, max(16, power_of_2(shape.rows))), tables.padded_head_dim(shape.d)
     if interpreter.is_enabled():
         SMs, found, registers = 1, INTERPRETED, None
     else:
-        SMs, table = launch.sm_count(Q.device), entries()
-        found = next(Entry(*table[case][d_pad]) for case in cases(Q, shape, SMs, B_r) if d_pad in table.get(case, ()))
+        SMs, table = launch.sm_count(Q.device), chip_table()
+        found = next(
+            Entry(*table[case][d_pad]) for case in matching_cases(Q, shape, SMs, B_r) if d_pad in table.get(case, ())
+        )
         registers = None if table is FOR_CDNA else found.registers
-    stages = found.stages + PAGED * (shape.page > 0 and found.stages > 2)
+    stages = found.stages + EXTRA_PAGED_STAGES * (shape.page > 0 and found.stages > 2)
     fixed: dict[str, Any] = dict(registers=registers, d_pad=d_pad, upcast=tables.needs_upcast(Q))
     return tables.Blocks(B_r, found.B_c, found.warps, stages, **fixed), SMs * found.per_SM
 
 
-def cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[str]:
+def matching_cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[str]:
     """Return the names of the cases in the tables of this file that apply to a call, the most specific one first.
 
-    blocks_of() uses the first of these cases that has an entry for d_pad.
+    decode_blocks() uses the first of these cases that has an entry for d_pad.
     """
-    usual = Entry(*entries()["any"][tables.padded_head_dim(shape.d)])
+    usual = Entry(*chip_table()["any"][tables.padded_head_dim(shape.d)])
     heads = shape.batch * shape.H_kv if shape.one_length else 0  # of the one length of all
     few, fp32 = B_r == 16, Q.dtype == torch.float32
     splits = shares.splits_of_head(SMs, heads, cdiv(shape.N_k, usual.B_c))
     applies = {
-        "fp32, 64 rows": fp32 and B_r == MOST_ROWS,
+        "fp32, 64 rows": fp32 and B_r == MAX_ROWS,
         "fp32": fp32,
-        "64 rows": B_r == MOST_ROWS,
+        "64 rows": B_r == MAX_ROWS,
         "a head on each SM": few and splits == 1 and heads <= SMs,
         "one query, split heads": few and splits > 1 and shape.N_q == 1,
         "split or shared heads": few and not shares.heads_fill(SMs * usual.per_SM, heads),
@@ -201,14 +211,14 @@ def cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[str]:
     return [case for case in applies if applies[case]]
 
 
-def entries() -> dict:
+def chip_table() -> dict:
     """Return the table of tile sizes for the decode kernels on the GPU of the current driver."""
     theirs = tables.chip_tables()
     ours = ((tables.HOPPER, FOR_HOPPER), (tables.BLACKWELL, FOR_BLACKWELL), (tables.CDNA, FOR_CDNA))
     return next((table for sizes, table in ours if sizes is theirs), FOR_AMPERE)
 
 
-def starts_early(device: torch.device) -> bool:
+def has_pdl(device: torch.device) -> bool:
     """Return whether the GPU has programmatic dependent launch (PDL).
 
     With PDL, a kernel can start before the previous one ends.
@@ -219,7 +229,7 @@ def starts_early(device: torch.device) -> bool:
 # Programs -------------------------------------------------------------------------------------------------------
 
 
-class Cut(NamedTuple):
+class Partition(NamedTuple):
     """A way of dividing the keys of all heads among programs."""
 
     splits: int  # of each head in split-KV; 0: stream-K
@@ -228,30 +238,30 @@ class Cut(NamedTuple):
     whole_heads: bool  # whether every program reads whole heads, so that nothing has to be merged
 
 
-def cut_keys(
-    shape: Shape, blocks: tables.Blocks, itemsize: int, at_once: int, programs: int | None, options: Options
-) -> Cut:
+def partition_keys(
+    shape: Shape, blocks: tables.Blocks, itemsize: int, slots: int, programs: int | None, options: Options
+) -> Partition:
     """Return how the keys are divided among programs, by split-KV or by stream-K.
 
-    The result is a split-KV Cut if options.num_splits is given, or if `programs` is None and the rules of shares.py
-    prefer split-KV. Otherwise, it is a stream-K Cut. `at_once` is the number of programs that run concurrently on the
-    GPU, and `itemsize` is the number of bytes per element.
+    The result is a split-KV Partition if options.num_splits is given, or if `programs` is None and the rules of
+    shares.py prefer split-KV. Otherwise, it is a stream-K Partition. `slots` is the number of programs that run
+    concurrently on the GPU, and `itemsize` is the number of bytes per element.
     """
     row_blocks, tiles = cdiv(shape.rows, blocks.B_r), cdiv(shape.N_k, blocks.B_c)
     if options.left is not None:  # and no tile before the window of the first query
         tiles -= max(shape.N_k - shape.N_q - options.left, 0) // blocks.B_c
     heads = shape.batch * shape.H_kv * row_blocks
-    least = shares.least_share(min(blocks.B_r, shape.rows), blocks.d_pad, blocks.B_c, itemsize)
+    min_share = shares.min_share(min(blocks.B_r, shape.rows), blocks.d_pad, blocks.B_c, itemsize)
     splits = options.num_splits
     if shape.one_length and programs is None:
-        splits = shares.splits_of_head(at_once, heads, tiles, least)
+        splits = shares.splits_of_head(slots, heads, tiles, min_share)
     if splits:
-        return Cut(splits, splits * heads, share=0, whole_heads=splits == 1)
-    programs = programs or at_once
+        return Partition(splits, splits * heads, share=0, whole_heads=splits == 1)
+    programs = programs or slots
     if not shape.one_length:
-        return Cut(splits=0, programs=programs, share=least, whole_heads=False)
-    share = max(cdiv(heads * (tiles + 1), programs), least)
-    return Cut(splits=0, programs=programs, share=share, whole_heads=share % (tiles + 1) == 0)
+        return Partition(splits=0, programs=programs, share=min_share, whole_heads=False)
+    share = max(cdiv(heads * (tiles + 1), programs), min_share)
+    return Partition(splits=0, programs=programs, share=share, whole_heads=share % (tiles + 1) == 0)
 
 
 def tile_of(shape: Shape, blocks: tables.Blocks, window: tuple, split_kv: bool, early_merge: bool) -> DecodeTile:
@@ -260,22 +270,24 @@ def tile_of(shape: Shape, blocks: tables.Blocks, window: tuple, split_kv: bool, 
     With stream-K, all tiles are masked, because a program's share may end anywhere in a head.
     """
     left, right = window
-    cut = left is not None or (right is not None and shape.N_q > 1)
-    all_seen = shape.one_length and shape.N_k % blocks.B_c == 0 and not cut  # each key of each tile by each row
+    windowed = left is not None or (right is not None and shape.N_q > 1)
+    all_seen = shape.one_length and shape.N_k % blocks.B_c == 0 and not windowed  # each key of each tile by each row
     masked = not (split_kv and all_seen)
     sizes = shape.d, blocks.d_pad, blocks.B_r, blocks.B_c, shape.page
     switches = masked, not split_kv, early_merge, blocks.upcast
     return DecodeTile(*map(tl.constexpr, (*sizes, *switches)))
 
 
-def sizes_of(shape: Shape, blocks: tables.Blocks, window: tuple) -> Counts:
-    """Return the Counts of a call.
+def sizes_of(shape: Shape, blocks: tables.Blocks, window: tuple) -> DecodeSizes:
+    """Return the DecodeSizes of a call.
 
     These sizes hardly change from call to call, so that the kernels are rarely recompiled.
     """
     row_blocks, R = cdiv(shape.rows, blocks.B_r), min(blocks.B_r, shape.rows)
-    return Counts(shape.H, shape.group, shape.N_q, row_blocks, heads=shape.H_kv * row_blocks, R=R, pages=shape.pages,
-                 width=shape.width, left=window[0], right=window[1])  # fmt: skip
+    return DecodeSizes(
+        *(shape.H, shape.group, shape.N_q, row_blocks), heads=shape.H_kv * row_blocks, R=R,
+        pages=shape.pages, width=shape.width, left=window[0], right=window[1]
+    )  # fmt: skip
 
 
 # Shapes ---------------------------------------------------------------------------------------------------------

@@ -28,22 +28,22 @@ def heads_fill(slots: int, heads: int) -> bool:
     return heads > 0 and heads / (cdiv(heads, slots) * slots) >= WHOLE_HEADS_FILL
 
 
-def splits_of_head(slots: int, heads: int, tiles: int, least: int = 1) -> int:
+def splits_of_head(slots: int, heads: int, tiles: int, min_share: int = 1) -> int:
     """Return the number of programs per head in split-KV, for heads of `tiles` tiles, or 0 if stream-K is better.
 
     The result is 1 if whole heads fill the GPU's slots for programs. Otherwise, it is the number of slots per head, on
-    two conditions: few slots are left empty, and every program gets at least 2 · `least` tiles, so that writing its
+    two conditions: few slots are left empty, and every program gets at least 2 · `min_share` tiles, so that writing its
     partial result is worth the time.
     """
     if heads_fill(slots, heads):
         return 1
     splits = slots // max(heads, 1)
     filled = splits * heads >= SPLITS_FILL * slots
-    worth_it = tiles >= 2 * least * splits
+    worth_it = tiles >= 2 * min_share * splits
     return splits if splits > 1 and filled and worth_it else 0
 
 
-def part_bytes(rows: int, d: int) -> int:
+def partial_bytes(rows: int, d: int) -> int:
     """Return the number of bytes moved by writing and reading a partial result (m, ℓ, o) of `rows` rows once."""
     return 2 * rows * (d + 2) * STATISTIC
 
@@ -53,9 +53,9 @@ def tile_bytes(B_c: int, d: int, itemsize: int) -> int:
     return 2 * B_c * d * itemsize
 
 
-def least_share(rows: int, d: int, B_c: int, itemsize: int) -> int:
+def min_share(rows: int, d: int, B_c: int, itemsize: int) -> int:
     """Return the smallest number of tiles for which a program of its own is worth the partial result that it writes.
 
     Reading these tiles moves at least as many bytes as writing and reading the partial result.
     """
-    return cdiv(part_bytes(rows, d), tile_bytes(B_c, d, itemsize))
+    return cdiv(partial_bytes(rows, d), tile_bytes(B_c, d, itemsize))

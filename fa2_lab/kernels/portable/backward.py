@@ -16,21 +16,21 @@ from torch import Tensor
 
 from fa2_lab.kernels import launch, tables
 from fa2_lab.kernels.common.constants import LOG2E, NEG_INF
-from fa2_lab.kernels.common.softmax import capped, scales
+from fa2_lab.kernels.common.softmax import apply_softcap, scales
 from fa2_lab.kernels.common.tile import (
     DropoutKey,
-    add_product,
+    accumulate_dot,
+    aligned_strides,
+    apply_dropout,
     block_count,
-    columns_of,
+    column_ranges,
     columns_seen,
-    drop,
-    head_of,
-    known_strides,
-    length_of,
+    head_ptr,
+    head_view,
+    key_length,
     load_tile,
-    one_head,
     packed_block,
-    rows_of,
+    row_ranges,
     rows_seeing,
     seen_by,
     sees,
@@ -58,13 +58,13 @@ class Group(NamedTuple):
     """The group of query heads that share a K/V head."""
 
     batch: tl.tensor  # or, of a packed sequence, its first row
-    before: tl.tensor  # query heads of the batch entries before
+    heads_before: tl.tensor  # query heads of the batch entries before
     first: tl.tensor
     size: tl.tensor
 
 
 @triton.jit
-def of_rows(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
+def load_row_values(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
     """Load one element per row of a head from X, which is L or D.
 
     With RAGGED, the element is 0 for a row that does not exist.
@@ -75,7 +75,7 @@ def of_rows(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
 
 
 @triton.jit
-def beside_bias(L_i, row, N_q):
+def mask_empty_rows(L_i, row, N_q):
     """Return L_i with ∞ for each row that sees no key or does not exist, so that its P is 0 whatever the bias."""
     return tl.where((L_i == NEG_INF) | (row >= N_q), float("inf"), L_i)
 
@@ -84,7 +84,7 @@ def beside_bias(L_i, row, N_q):
 def probabilities(q_i, k_j, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
     """Recompute P of a tile from L_i. Return P, and the scores before the scale and the bias b_ij are applied."""
     s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A2.L10
-    s_ij = capped(s_ij, scales.inner)
+    s_ij = apply_softcap(s_ij, scales.softcap_factor)
     # τ S − L in one step, both in powers of 2: τ S by itself, rounded, would cost digits of large scores.
     if b_ij is None:
         power = s_ij * scales.scale_log2 - L_i * LOG2E  # (B_r, B_c)  FA2.A2.L10 FA2.A2.L11
@@ -103,9 +103,9 @@ def score_gradients(p_ij, s_ij, do_i, v_j, D_i, row, col, scales, dropout):
     """Return dS of a tile: the gradient of the scores after the scale τ and before the softcap, if there is one."""
     dp_ij = tl.dot(do_i, v_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A2.L13
     if dropout is not None:
-        dp_ij = drop(dp_ij, row, col, dropout)
+        dp_ij = apply_dropout(dp_ij, row, col, dropout)
     ds_ij = p_ij * (dp_ij - D_i)  # (B_r, B_c)  FA2.A2.L14
-    return ds_ij if scales.inner is None else ds_ij * (1 - s_ij * s_ij)  # (c tanh(s / c))′ = 1 − tanh²(s / c)
+    return ds_ij if scales.softcap_factor is None else ds_ij * (1 - s_ij * s_ij)  # (c tanh(s / c))′ = 1 − tanh²(s / c)
 
 
 @triton.jit
@@ -113,49 +113,49 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, position
                bias: tl.constexpr, GROUPED: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add the contributions of the rows in `span`, of every query head of the group, to dk_j and dv_j (B_c, d).
 
-    `span` is (first, last, tail, stop), which stands for the rows first:last followed by the rows tail:stop. Return
-    dk_j and dv_j.
+    `span` is (first, stop, tail, tail_stop), which stands for the rows first:stop followed by the rows tail:tail_stop.
+    Return dk_j and dv_j.
     """
     B_r: tl.constexpr = tile.B_r
     k_j, v_j, col, begin, end = columns
     _, scales, rule = factors
     N_q = rows.N
-    first, last, tail, stop = span
-    tiles = tl.cdiv(last - first, B_r) + (tl.cdiv(stop - tail, B_r) if MASKED else 0)
-    start = tl.where(first < last, first, tail) if MASKED else first
+    first, stop, tail, tail_stop = span
+    tiles = tl.cdiv(stop - first, B_r) + (tl.cdiv(tail_stop - tail, B_r) if MASKED else 0)
+    start = tl.where(first < stop, first, tail) if MASKED else first
     head = group.first
     i = start
     for _ in range(0, group.size * tiles if GROUPED else tiles):  # FA2.A2.L8
-        bh = group.before + head
+        bh = group.heads_before + head
         row = i + tl.arange(0, B_r)  # (B_r,)
         dropout = None if seed is None else DropoutKey(seed, rule, head, group.batch)
-        Q = one_head(rows.Q, rows.Q_strides, group.batch, head)
+        Q = head_view(rows.Q, rows.Q_strides, group.batch, head)
         q_i = load_tile(Q, i, N_q, tile, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
-        L_i = of_rows(rows.L, bh, rows.head_stride, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
+        L_i = load_row_values(rows.L, bh, rows.head_stride, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
         # Keys take the queries' place here and rows the columns', so S, P, dP and dS come out transposed: (B_c, B_r).
         visible = seen_by(begin, end, row[None, :], window)
         b_ji = None
         if bias is not None:
             b_ji = biases(bias, Position(head, position.diagonal), row[None, :], col[:, None])
             visible = visible & (row < N_q)[None, :]  # after the last row, a bias may be NaN
-            L_i = beside_bias(L_i, row, N_q)
+            L_i = mask_empty_rows(L_i, row, N_q)
         p_ji, s_ji = probabilities(k_j, q_i, L_i[None, :], b_ji, visible, scales, MASKED)
         kept_ji = p_ji
         if dropout is not None:
-            kept_ji = drop(p_ji, row[None, :], col[:, None], dropout)
-        dO = one_head(rows.dO, rows.dO_strides, group.batch, head)
+            kept_ji = apply_dropout(p_ji, row[None, :], col[:, None], dropout)
+        dO = head_view(rows.dO, rows.dO_strides, group.batch, head)
         do_i = load_tile(dO, i, N_q, tile, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
-        D_i = of_rows(rows.D, bh, rows.head_stride, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
+        D_i = load_row_values(rows.D, bh, rows.head_stride, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
         ds_ji = score_gradients(p_ji, s_ji, v_j, do_i, D_i[None, :], row[None, :], col[:, None], scales, dropout)
-        dv_j = add_product(dv_j, kept_ji.to(do_i.dtype), do_i)  # (B_c, d)  FA2.A2.L12
+        dv_j = accumulate_dot(dv_j, kept_ji.to(do_i.dtype), do_i)  # (B_c, d)  FA2.A2.L12
         ds_ji = ds_ji.to(q_i.dtype)
-        dk_j = add_product(dk_j, ds_ji, q_i)  # (B_c, d)  FA2.A2.L16
-        i += B_r  # the next tile: down to `last`, then the ragged end at `tail`, then on to the next head
+        dk_j = accumulate_dot(dk_j, ds_ji, q_i)  # (B_c, d)  FA2.A2.L16
+        i += B_r  # the next tile: down to `stop`, then the ragged end at `tail`, then on to the next head
         if MASKED:
-            i = tl.where(i < last, i, tl.maximum(i, tail))
+            i = tl.where(i < stop, i, tl.maximum(i, tail))
         if GROUPED:
-            head += (i >= stop).to(tl.int32)
-            i = tl.where(i >= stop, start, i)
+            head += (i >= tail_stop).to(tl.int32)
+            i = tl.where(i >= tail_stop, start, i)
     return dk_j, dv_j
 
 
@@ -166,15 +166,15 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
     B_c: tl.constexpr = tile.B_c
     j, b_kv = tile_coord(block_count(N_k, sequences, B_c), heads, l2_group)  # FA2.A2.L1 FA2.A2.L5
     batch, head_kv = b_kv // (H // group), b_kv % (H // group)
-    q_at, k_at, before, head_stride = batch, batch, batch * H, N_q
+    q_at, k_at, heads_before, head_stride = batch, batch, batch * H, N_q
     if cu_seqlens_q is not None:  # a packed sequence is found by its first row, in place of the batch entry
         j, k_at, N_k, q_at, N_q = packed_block(j, cu_seqlens_k, N_k, cu_seqlens_q, N_q, sequences, B_c)
         L, D = L + q_at, D + q_at
-    Q_strides, K_strides, V_strides, dO_strides, dK_strides, dV_strides = known_strides(strides)
-    K, V = one_head(K, K_strides, k_at, head_kv), one_head(V, V_strides, k_at, head_kv)
+    Q_strides, K_strides, V_strides, dO_strides, dK_strides, dV_strides = aligned_strides(strides)
+    K, V = head_view(K, K_strides, k_at, head_kv), head_view(V, V_strides, k_at, head_kv)
     col = j * B_c + tl.arange(0, B_c)  # (B_c,)
-    length = length_of(key_lengths, batch, N_k)
-    edges, middle = rows_of(j * B_c, N_q, N_k, length, window, tile)
+    length = key_length(key_lengths, batch, N_k)
+    masked_rows, full_rows = row_ranges(j * B_c, N_q, N_k, length, window, tile)
     begin, end = rows_seeing(col[:, None], N_q, N_k, length, window)  # (B_c, 1)
     row_begin = (
         None if window[0] is None else columns_seen(0 * j, N_q, N_k, length, window)[0]
@@ -186,14 +186,14 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
     dv_j = tl.zeros((B_c, tile.d_pad), tl.float32)  # FA2.A2.L7
     columns = k_j, v_j, col, begin, end
     rows = RowTensors(Q, dO, L, D, N_q, head_stride, Q_strides, dO_strides)
-    shared_by = Group(q_at, before, head_kv * group if GROUPED else head_kv, group)
+    shared_by = Group(q_at, heads_before, head_kv * group if GROUPED else head_kv, group)
     position = Position(shared_by.first, N_k - N_q)
-    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, edges, shared_by, window, factors, position, seed, tile,
+    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, masked_rows, shared_by, window, factors, position, seed, tile,
                             bias, GROUPED, MASKED=True)  # fmt: skip
-    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, middle, shared_by, window, factors, position, seed, tile,
+    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, full_rows, shared_by, window, factors, position, seed, tile,
                             bias, GROUPED, MASKED=False)  # fmt: skip
 
-    dK, dV = head_of(dK, dK_strides, k_at, head_kv), head_of(dV, dV_strides, k_at, head_kv)
+    dK, dV = head_ptr(dK, dK_strides, k_at, head_kv), head_ptr(dV, dV_strides, k_at, head_kv)
     store_rows(dK, dk_j * factors[0], j * B_c, dK_strides[2], N_k, B_c, tile.d, tile.d_pad)  # FA2.A2.L18
     store_rows(dV, dv_j, j * B_c, dV_strides[2], N_k, B_c, tile.d, tile.d_pad)  # FA2.A2.L18
 
@@ -203,10 +203,10 @@ def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, keys, window, scales,
                   bias: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add the contributions of the tiles in `columns` to dq_i (B_r, d), and return dq_i."""
     B_c: tl.constexpr = tile.B_c
-    first, last, hole, width = columns
+    first, stop, hole, width = columns
     L_i, D_i, row, begin, end = per_row
     row_begin = None if window[0] is None else keys[0]
-    for n in range(first, last, B_c):
+    for n in range(first, stop, B_c):
         j = n + tl.where(n >= hole, width, 0)
         col = j + tl.arange(0, B_c)  # (B_c,)
         k_j = load_tile(K, j, keys[1], tile, B_c, MASKED, row_begin)  # (B_c, d)
@@ -215,7 +215,7 @@ def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, keys, window, scales,
         b_ij = None if bias is None else biases(bias, position, row[:, None], col[None, :])
         p_ij, s_ij = probabilities(q_i, k_j, L_i[:, None], b_ij, visible, scales, MASKED)
         ds_ij = score_gradients(p_ij, s_ij, do_i, v_j, D_i[:, None], row[:, None], col[None, :], scales, dropout)
-        dq_i = add_product(dq_i, ds_ij.to(k_j.dtype), k_j)  # (B_r, d)  FA2.A2.L15
+        dq_i = accumulate_dot(dq_i, ds_ij.to(k_j.dtype), k_j)  # (B_r, d)  FA2.A2.L15
     return dq_i
 
 
@@ -229,41 +229,41 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
     if window[1] is not None:
         i = T_r - 1 - i  # the heaviest row blocks first
     batch, head = bh // H, bh % H
-    Q_strides, K_strides, V_strides, O_strides, dO_strides, dQ_strides = known_strides(strides)
+    Q_strides, K_strides, V_strides, O_strides, dO_strides, dQ_strides = aligned_strides(strides)
     q_at, k_at, head_stride = batch, batch, N_q
     if cu_seqlens_q is not None:
         i, q_at, N_q, k_at, N_k = packed_block(i, cu_seqlens_q, N_q, cu_seqlens_k, N_k, sequences, B_r)
         L, D, dL = L + q_at, D + q_at, None if dL is None else dL + q_at
-    K, V = one_head(K, K_strides, k_at, head // group), one_head(V, V_strides, k_at, head // group)
+    K, V = head_view(K, K_strides, k_at, head // group), head_view(V, V_strides, k_at, head // group)
     row = i * B_r + tl.arange(0, B_r)  # (B_r,)
-    length = length_of(key_lengths, batch, N_k)
+    length = key_length(key_lengths, batch, N_k)
     begin, end = columns_seen(row[:, None], N_q, N_k, length, window)  # (B_r, 1)
-    edges, middle = columns_of(i, N_q, N_k, length, window, tile)
+    masked_cols, full_cols = column_ranges(i, N_q, N_k, length, window, tile)
     keys = columns_seen(i * B_r, N_q, N_k, length, window)[0], length
 
-    Q, O = one_head(Q, Q_strides, q_at, head), one_head(O, O_strides, q_at, head)
-    dO = one_head(dO, dO_strides, q_at, head)
+    Q, O = head_view(Q, Q_strides, q_at, head), head_view(O, O_strides, q_at, head)
+    dO = head_view(dO, dO_strides, q_at, head)
     q_i = load_tile(Q, i * B_r, N_q, tile, B_r, RAGGED=True)  # (B_r, d)
     do_i = load_tile(dO, i * B_r, N_q, tile, B_r, RAGGED=True)  # (B_r, d)
-    L_i = of_rows(L, bh, head_stride, row, N_q, RAGGED=True)  # (B_r,)
+    L_i = load_row_values(L, bh, head_stride, row, N_q, RAGGED=True)  # (B_r,)
     o_i = load_tile(O, i * B_r, N_q, tile, B_r, RAGGED=True).to(tl.float32)  # (B_r, d)
     D_i = tl.sum(do_i * o_i, 1)  # (B_r,)  FA2.A2.L4
     if dL is not None:  # if the loss also uses L, dS has one more term, P ∘ dL, so dL is subtracted from D
-        D_i = tl.where(L_i == NEG_INF, 0.0, D_i - of_rows(dL, bh, head_stride, row, N_q, RAGGED=True))
+        D_i = tl.where(L_i == NEG_INF, 0.0, D_i - load_row_values(dL, bh, head_stride, row, N_q, RAGGED=True))
     tl.store(D + tl.cast(bh, tl.int64) * head_stride + row, D_i, mask=row < N_q)  # FA2.A2.L4
     scale, scales, rule = factors
     dropout = None if seed is None else DropoutKey(seed, rule, head, batch)
     position = Position(head, N_k - N_q)
     if bias is not None:
-        L_i = beside_bias(L_i, row, N_q)
+        L_i = mask_empty_rows(L_i, row, N_q)
     per_row = L_i, D_i, row, begin, end
     dq_i = tl.zeros((B_r, tile.d_pad), tl.float32)
-    dq_i = visit_columns(dq_i, q_i, do_i, per_row, K, V, middle, keys, window, scales, position, dropout, tile,
+    dq_i = visit_columns(dq_i, q_i, do_i, per_row, K, V, full_cols, keys, window, scales, position, dropout, tile,
                          bias, MASKED=False)  # fmt: skip
-    if edges[0] < edges[1]:
-        dq_i = visit_columns(dq_i, q_i, do_i, per_row, K, V, edges, keys, window, scales, position, dropout, tile,
+    if masked_cols[0] < masked_cols[1]:
+        dq_i = visit_columns(dq_i, q_i, do_i, per_row, K, V, masked_cols, keys, window, scales, position, dropout, tile,
                              bias, MASKED=True)  # fmt: skip
-    dQ = head_of(dQ, dQ_strides, q_at, head)
+    dQ = head_ptr(dQ, dQ_strides, q_at, head)
     store_rows(dQ, dq_i * scale, i * B_r, dQ_strides[2], N_q, B_r, tile.d, tile.d_pad)
 
 
@@ -280,16 +280,16 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callab
 
     Calls are like this one if they have the same options and tensors of the same types, devices, shapes and strides.
     """
-    rows = prepare_rows(dO, O, tensors, options)
-    columns = prepare_columns(dO, tensors, options)
+    dq_launch = prepare_dq(dO, O, tensors, options)
+    dkdv_launch = prepare_dkdv(dO, tensors, options)
 
     def call(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors) -> tuple:
         Q, K, V, sinks = tensors.q, tensors.k, tensors.v, tensors.sinks
-        beside = tensors.key_lengths, tensors.seed, tensors.cu_seqlens_q, tensors.cu_seqlens_k
+        optional = tensors.key_lengths, tensors.seed, tensors.cu_seqlens_q, tensors.cu_seqlens_k
         D, dQ, dK, dV = torch.empty_like(L), contiguous_like(Q), contiguous_like(K), contiguous_like(V)
         with launch.on_device_of(Q):
-            rows(Q, K, V, O, dO, L, dL, D, dQ, *beside)
-            columns(Q, K, V, dO, L, D, dK, dV, *beside)
+            dq_launch(Q, K, V, O, dO, L, dL, D, dQ, *optional)
+            dkdv_launch(Q, K, V, dO, L, D, dK, dV, *optional)
         return dQ, dK, dV, *(() if sinks is None else [sink_gradients(sinks, L, D)])  # FA2.A2.L20
 
     return call
@@ -304,7 +304,7 @@ def sink_gradients(sinks: Tensor, L: Tensor, D: Tensor) -> Tensor:
     return -(p * D).sum(-1).view(-1, len(sinks)).sum(0).to(sinks.dtype)
 
 
-def prepare_rows(
+def prepare_dq(
     dO: Tensor, O: Tensor, tensors: Tensors, options: Options, blocks: tables.Blocks | None = None
 ) -> launch.Launch:
     """Return the launch that computes D and dQ, with one program per row block of a query head.
@@ -317,13 +317,11 @@ def prepare_rows(
         *(bwd_dq, launch.program_count(Q, blocks.B_r, sequences), blocks.compiler_options()),
         strides=launch.all_strides(Q, K, tensors.v, O, dO, contiguous_like(Q, device="meta")),
         **launch.size_arguments(Q, K, owned=Q, streamed=K, sequences=sequences),
-        **dict(tile=blocks.tile(Q), **numbers(options)),
+        **dict(tile=blocks.tile(Q), **common_arguments(options)),
     )
 
 
-def prepare_columns(
-    dO: Tensor, tensors: Tensors, options: Options, blocks: tables.Blocks | None = None
-) -> launch.Launch:
+def prepare_dkdv(dO: Tensor, tensors: Tensors, options: Options, blocks: tables.Blocks | None = None) -> launch.Launch:
     """Return the launch that computes dK and dV, with one program per column block of a K/V head.
 
     `blocks` are the block sizes, which are chosen from the tables if they are None.
@@ -334,11 +332,11 @@ def prepare_columns(
         *(bwd_dkdv, launch.program_count(K, blocks.B_c, sequences), blocks.compiler_options()),
         strides=launch.all_strides(Q, K, V, dO, *(contiguous_like(x, device="meta") for x in (K, V))),
         **launch.size_arguments(Q, K, owned=K, streamed=Q, sequences=sequences),
-        **dict(tile=blocks.tile(Q), GROUPED=Q.shape[1] != K.shape[1], **numbers(options)),
+        **dict(tile=blocks.tile(Q), GROUPED=Q.shape[1] != K.shape[1], **common_arguments(options)),
     )
 
 
-def numbers(options: Options) -> dict:
+def common_arguments(options: Options) -> dict:
     """Return the named arguments of both passes that are not sizes: the window, the factors, and the bias."""
     factors = options.scale, scales(options.scale, options.softcap), launch.dropout_rule(options.dropout_p)
     return dict(window=launch.window_bounds(options), factors=factors, bias=options.bias)

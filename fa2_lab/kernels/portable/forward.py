@@ -10,19 +10,19 @@ from torch import Tensor
 
 from fa2_lab.kernels import launch, tables
 from fa2_lab.kernels.common.constants import LN2, LOG2E, NEG_INF
-from fa2_lab.kernels.common.softmax import capped, scales, softmax_step
+from fa2_lab.kernels.common.softmax import apply_softcap, scales, softmax_step
 from fa2_lab.kernels.common.tile import (
     DropoutKey,
+    aligned_strides,
+    apply_dropout,
     block_count,
-    columns_of,
+    column_ranges,
     columns_seen,
-    drop,
-    head_of,
-    known_strides,
-    length_of,
+    head_ptr,
+    head_view,
+    key_length,
     load_columns,
     load_tile,
-    one_head,
     packed_block,
     sees,
     store_rows,
@@ -56,29 +56,29 @@ def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, position,
     The state consists of o_i in pieces (B_r, tile.width), m_i (B_r,) and l_i (B_r,).
     """
     o_i, m_i, l_i = state
-    first, last, hole, width = columns
+    first, stop, hole, width = columns
     row, begin, end = rows
     B_c: tl.constexpr = tile.B_c
     row_begin = None if window[0] is None else keys[0]
-    for n in range(first, last, B_c):  # FA2.A1.L6
+    for n in range(first, stop, B_c):  # FA2.A1.L6
         j = n + tl.where(n >= hole, width, 0)
         col = j + tl.arange(0, B_c)  # (B_c,)
         k_j = load_tile(K, j, keys[1], tile, B_c, MASKED, row_begin)  # (B_c, d)  FA2.A1.L7
         s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A1.L8
-        s_ij = capped(s_ij, scales.inner)
+        s_ij = apply_softcap(s_ij, scales.softcap_factor)
         if bias is not None:
             s_ij = s_ij + biases(bias, position, row[:, None], col[None, :]) * (LOG2E / scales.scale_log2)
         if MASKED:
             s_ij = tl.where(sees(begin, end, col[None, :], window), s_ij, NEG_INF)
         p_ij, alpha, m_i, l_i = softmax_step(s_ij, m_i, l_i, scales, MASKED or bias is not None)  # FA2.A1.L9
         if dropout is not None:  # after the row sum: l counts every key, O only those that are kept
-            p_ij = drop(p_ij, row[:, None], col[None, :], dropout)
-        added = ()
+            p_ij = apply_dropout(p_ij, row[:, None], col[None, :], dropout)
+        new_o_i = ()
         for c in tl.static_range(0, tile.d, tile.width):
             v_j = load_columns(V, c, j, keys[1], tile, B_c, MASKED, row_begin)  # (B_c, width)  FA2.A1.L7
             o_c = alpha[:, None] * o_i[c // tile.width]
-            added += (tl.dot(p_ij.to(v_j.dtype), v_j, o_c, input_precision="ieee"),)  # FA2.A1.L10
-        o_i = added
+            new_o_i += (tl.dot(p_ij.to(v_j.dtype), v_j, o_c, input_precision="ieee"),)  # FA2.A1.L10
+        o_i = new_o_i
     return o_i, m_i, l_i
 
 
@@ -92,19 +92,19 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
     if window[1] is not None:
         i = T_r - 1 - i  # the lower a row block, the more keys it sees: start with the heaviest
     batch, head = bh // H, bh % H
-    Q_strides, K_strides, V_strides, O_strides = known_strides(strides)
+    Q_strides, K_strides, V_strides, O_strides = aligned_strides(strides)
     q_at, k_at, L_h = batch, batch, tl.cast(bh, tl.int64) * N_q
     if cu_seqlens_q is not None:  # a packed sequence is found by its first row, in place of the batch entry
         i, q_at, N_q, k_at, N_k = packed_block(i, cu_seqlens_q, N_q, cu_seqlens_k, N_k, sequences, B_r)
         L_h += q_at
-    Q = one_head(Q, Q_strides, q_at, head)
-    K = one_head(K, K_strides, k_at, head // group)
-    V = one_head(V, V_strides, k_at, head // group)
-    O = head_of(O, O_strides, q_at, head)
+    Q = head_view(Q, Q_strides, q_at, head)
+    K = head_view(K, K_strides, k_at, head // group)
+    V = head_view(V, V_strides, k_at, head // group)
+    O = head_ptr(O, O_strides, q_at, head)
     row = i * B_r + tl.arange(0, B_r)  # (B_r,)
-    length = length_of(key_lengths, batch, N_k)
+    length = key_length(key_lengths, batch, N_k)
     begin, end = columns_seen(row[:, None], N_q, N_k, length, window)  # (B_r, 1)
-    edges, middle = columns_of(i, N_q, N_k, length, window, tile)
+    masked_cols, full_cols = column_ranges(i, N_q, N_k, length, window, tile)
     keys = columns_seen(i * B_r, N_q, N_k, length, window)[0], length  # these rows see no key outside this range
     dropout = None if seed is None else DropoutKey(seed, rule, head, batch)
     position = Position(head, N_k - N_q)
@@ -120,9 +120,9 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
         l_i += 1.0
     # DIAGONAL tiles first: the sum does not mind, and the other way round ptxas makes each product wait (15% slower).
     state, rows = (o_i, m_i, l_i), (row, begin, end)
-    state = visit_tiles(state, q_i, K, V, edges, keys, rows, window, scales, position, dropout, tile, bias,
+    state = visit_tiles(state, q_i, K, V, masked_cols, keys, rows, window, scales, position, dropout, tile, bias,
                         MASKED=True)  # fmt: skip
-    o_i, m_i, l_i = visit_tiles(state, q_i, K, V, middle, keys, rows, window, scales, position, dropout, tile, bias,
+    o_i, m_i, l_i = visit_tiles(state, q_i, K, V, full_cols, keys, rows, window, scales, position, dropout, tile, bias,
                                 MASKED=False)  # fmt: skip
 
     l_i = tl.where(l_i == 0.0, 1.0, l_i)  # a row that sees no key: O = 0 and L = −∞
@@ -163,9 +163,9 @@ def prepare(tensors: Tensors, options: Options, blocks: tables.Blocks | None = N
     def call(tensors: Tensors) -> tuple[Tensor, Tensor]:
         O = contiguous_like(tensors.q)
         L = torch.empty(*rows, dtype=torch.float32, device=device)
-        beside = tensors.key_lengths, tensors.seed, tensors.sinks, tensors.cu_seqlens_q, tensors.cu_seqlens_k
+        optional = tensors.key_lengths, tensors.seed, tensors.sinks, tensors.cu_seqlens_q, tensors.cu_seqlens_k
         with launch.on_device_of(O):
-            kernel(tensors.q, tensors.k, tensors.v, O, L, *beside)
+            kernel(tensors.q, tensors.k, tensors.v, O, L, *optional)
         return O, L  # FA2.A1.L17
 
     return call

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fa2_lab.kernels import launch, tables
 from fa2_lab.kernels.common.constants import NEG_INF
-from fa2_lab.kernels.common.tile import head_of, load_rows, store_rows
+from fa2_lab.kernels.common.tile import head_ptr, load_rows, store_rows
 from fa2_lab.kernels.prepared import get_or_make, rows_contiguous, tensor_keys
 
 ROWS = 32  # of a program
@@ -23,7 +23,7 @@ def finite(m):
 
 
 @triton.jit(do_not_specialize=["first", "n", "N", "H"])
-def merge_kernel(m, l, o, L, O, L_out, O_out, strides, first, n, N, H, d: tl.constexpr, d_pad: tl.constexpr,
+def merge_state_kernel(m, l, o, L, O, L_out, O_out, strides, first, n, N, H, d: tl.constexpr, d_pad: tl.constexpr,
                  B_r: tl.constexpr):  # fmt: skip
     """Merge n rows of (O, L) into rows first:first + n of the state, which has N rows in every head.
 
@@ -40,14 +40,14 @@ def merge_kernel(m, l, o, L, O, L_out, O_out, strides, first, n, N, H, d: tl.con
     O_strides, O_out_strides, L_out_strides = strides
     in_part = (row >= first) & (row < first + n)
     L_i = tl.load(L + tl.cast(bh, tl.int64) * n + row - first, mask=in_part, other=NEG_INF)
-    o_part = head_of(O, O_strides, bh // H, bh % H)
+    o_part = head_ptr(O, O_strides, bh // H, bh % H)
     o_part = load_rows(o_part, i - first, O_strides[2], n, B_r, d, d_pad, RAGGED=True, UPCAST=True, row_begin=0)
     m_i = tl.load(m + at, mask=row < end, other=NEG_INF)
     m_new = tl.maximum(m_i, L_i)
     alpha, beta = tl.exp(m_i - finite(m_new)), tl.exp(L_i - finite(m_new))
-    known = m_i != NEG_INF
-    l_i = alpha * tl.load(l + at, mask=known, other=0.0) + beta
-    o_i = load_rows(o_rows, i, d, end, B_r, d, d_pad, RAGGED=True, UPCAST=False, row_begin=tl.where(known, 0, N))
+    has_state = m_i != NEG_INF
+    l_i = alpha * tl.load(l + at, mask=has_state, other=0.0) + beta
+    o_i = load_rows(o_rows, i, d, end, B_r, d, d_pad, RAGGED=True, UPCAST=False, row_begin=tl.where(has_state, 0, N))
     o_i = alpha[:, None] * o_i + beta[:, None] * o_part
     if O_out is None:
         tl.store(m + at, m_new, mask=row < end)
@@ -55,9 +55,9 @@ def merge_kernel(m, l, o, L, O, L_out, O_out, strides, first, n, N, H, d: tl.con
         store_rows(o_rows, o_i, i, d, end, B_r, d, d_pad)
     else:
         l_i = tl.where(l_i == 0, 1.0, l_i)
-        O_out = head_of(O_out, O_out_strides, bh // H, bh % H)
+        O_out = head_ptr(O_out, O_out_strides, bh // H, bh % H)
         store_rows(O_out, o_i * (1 / l_i)[:, None], i, O_out_strides[2], N, B_r, d, d_pad)
-        tl.store(head_of(L_out, L_out_strides, bh // H, bh % H) + row, m_new + tl.log(l_i), mask=row < N)
+        tl.store(head_ptr(L_out, L_out_strides, bh // H, bh % H) + row, m_new + tl.log(l_i), mask=row < N)
 
 
 def merge(m: Tensor, l: Tensor, o: Tensor, rows: slice, O: Tensor, L: Tensor,
@@ -84,4 +84,4 @@ def prepare(N: int, first: int, O: Tensor, O_out: Tensor | None, L_out: Tensor |
     blocks = triton.cdiv(n if O_out is None else N, ROWS)
     strides = tuple(None if X is None else X.stride()[:3] for X in (O, O_out, L_out))
     sizes = dict(first=first, n=n, N=N, H=H, d=d, d_pad=tables.padded_head_dim(d), B_r=ROWS)
-    return launch.Launch(merge_kernel, blocks * batch * H, {}, strides=strides, **sizes)
+    return launch.Launch(merge_state_kernel, blocks * batch * H, {}, strides=strides, **sizes)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fa2_lab.kernels.common.softmax import base_2
+from fa2_lab.kernels.common.softmax import log2_scale
 from fa2_lab.kernels.hopper.backward import sizes
 from fa2_lab.kernels.hopper.backward.kernel import backward_kernel
 from fa2_lab.kernels.hopper.backward.sums import bwd_postprocess, bwd_preprocess
@@ -114,7 +114,7 @@ def prepare_before(
         *(bwd_preprocess, program_count(Q, chosen.B_r, sequences) * chosen.B_r // 64, dict(num_warps=4, num_stages=1)),
         **dict(O_strides=strides(O), dO_strides=strides(dO), H=H, N_q=N_q, N_k=N_k, sequences=sequences),
         **dict(tiles=sums[0] // (2 * chosen.d_pad)),
-        **dict(scale_log2=base_2(options.scale), d=d, d_pad=chosen.d_pad, B_r=chosen.B_r),
+        **dict(scale_log2=log2_scale(options.scale), d=d, d_pad=chosen.d_pad, B_r=chosen.B_r),
     )
 
 
@@ -151,7 +151,7 @@ def prepare_main(
         chosen.options | USE_PDL,
         (describe(Q, chosen.B_r), describe(K, 128), describe(V, 128), describe(dO, chosen.B_r), *sums, *columns),
         **dict(group=H // H_kv, T_r=starts[0] // (batch * H), heads=heads, parts=parts, sequences=sequences),
-        **dict(l2_group=min(heads, l2_group), left=options.left, right=options.right, scale=base_2(scale)),
+        **dict(l2_group=min(heads, l2_group), left=options.left, right=options.right, scale=log2_scale(scale)),
         **dict(CAUSAL=options.causal, RAGGED=ragged(tensors), SIZES=chosen),
     )
 

@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fa2_lab.kernels.common.constants import LOG2E, NEG_INF
-from fa2_lab.kernels.common.tile import block_count, head_of, load_rows, packed_block, start_of, store_rows
+from fa2_lab.kernels.common.tile import block_count, head_ptr, load_rows, packed_block, sequence_start, store_rows
 
 
 @gluon.jit
@@ -67,11 +67,11 @@ def in_order(x, W: tl.constexpr):
 
 @triton.jit
 def never_back(starts, n, sequences):
-    """Return whether the starts of the packed sequences never decrease, after start_of() has clamped them to 0 … n."""
+    """Return whether the starts of the packed sequences never decrease, once sequence_start() has clamped them."""
     back = tl.zeros((128,), tl.int32)
     for b in range(0, sequences, 128):
         left = tl.minimum(b + tl.arange(0, 128), sequences - 1)
-        back += (start_of(starts, left + 1, n) < start_of(starts, left, n)).to(tl.int32)
+        back += (sequence_start(starts, left + 1, n) < sequence_start(starts, left, n)).to(tl.int32)
     return tl.sum(back) == 0
 
 
@@ -103,7 +103,7 @@ def bwd_preprocess(O, dO, L, dL, starts, sums, cu_seqlens_q, cu_seqlens_k, O_str
         i, begin, N_q, _, _ = packed_block(i, cu_seqlens_q, N_q, cu_seqlens_q, N_q, sequences, B_r)
     first = i * B_r + part * 64
     batch = bh // H if cu_seqlens_q is None else begin
-    O, dO = head_of(O, O_strides, batch, bh % H), head_of(dO, dO_strides, batch, bh % H)
+    O, dO = head_ptr(O, O_strides, batch, bh % H), head_ptr(dO, dO_strides, batch, bh % H)
     o_i = load_rows(O, first, O_strides[2], N_q, 64, d, d_pad, RAGGED=True, UPCAST=True)
     do_i = load_rows(dO, first, dO_strides[2], N_q, 64, d, d_pad, RAGGED=True, UPCAST=True)
     D_i = tl.sum(do_i * o_i, 1)  # (64,)  FA2.A2.L4
@@ -159,4 +159,4 @@ def finish(sums, n, X, strides, H, N, T, starts, sequences, scale, d: tl.constex
     if B > 64:  # and the rows of a taller one
         row, col = i * B + c * 64, 0
     batch = bh // H if starts is None else begin
-    store_rows(head_of(X, strides, batch, bh % H) + col, x * scale, row, strides[2], N, 64, d - col, W)
+    store_rows(head_ptr(X, strides, batch, bh % H) + col, x * scale, row, strides[2], N, 64, d - col, W)

@@ -108,31 +108,31 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, scale_log2):
     while row >= 0:
         sequence = geometry.of_sequence(N_q, N_k)
         length = sequence.length(batch)
-        # Two intervals of tiles: begin to last are those of all consumers, first to end are this one's. If its rows lie
-        # past the last row, it has none: end = first.
-        last = sequence.tiles(row, sequence.B_r, length)
-        begin = sequence.first_tile(row, last)
+        # Two intervals of tiles: all_begin to all_end are those of all consumers, first to end are this one's. If its
+        # rows lie past the last row, it has none: end = first.
+        all_end = sequence.tiles(row, sequence.B_r, length)
+        all_begin = sequence.first_tile(row, all_end)
         row += c * ROWS
-        end, first = gl.where(row < sequence.N_q, sequence.tiles(row, ROWS, length), begin), begin
+        end, first = gl.where(row < sequence.N_q, sequence.tiles(row, ROWS, length), all_begin), all_begin
         if sequence.left is not None:
-            first = gl.where(row < sequence.N_q, sequence.first_tile(row, end), begin)
+            first = gl.where(row < sequence.N_q, sequence.first_tile(row, end), all_begin)
         q_tile = r * pipes.sizes.consumers + c
         q = pipes.q.take(q_tile)
-        for j in range(last - end):  # tiles that only lower rows see, or all tiles if these rows are past the last row
+        for j in range(all_end - end):  # tiles that only lower rows see, or all tiles past the last row
             drain_tile(c, n + j, pipes)
         if end > first:
             at, relative = row, sequence
             if geometry.cu_seqlens_q is not None:  # store() needs only the difference, which takes one register less
                 at, relative = row - N_q, geometry.of_sequence(0 * N_q, 0 * N_k)
-            o, m, l = visit(c, n + last - end, q, q_tile, row, first, end, length, pipes, sequence, scale_log2)
+            o, m, l = visit(c, n + all_end - end, q, q_tile, row, first, end, length, pipes, sequence, scale_log2)
             if sequence.left is not None:
-                for j in range(last - first, last - begin):  # tiles that only upper rows see
+                for j in range(all_end - first, all_end - all_begin):  # tiles that only upper rows see
                     drain_tile(c, n + j, pipes)
             store(O, L, o, m, l, pipes.o.index(c), batch, head, at, relative)
         if end == first or not pipes.sizes.O_apart:
             tma.store_wait(0)
             pipes.q.release(q_tile)
-        n += last - begin
+        n += all_end - all_begin
         r += 1
         row, batch, head, N_q, N_k = receive(r, pipes.mailbox, geometry)
     tma.store_wait(0)  # shared memory must outlive the last copy

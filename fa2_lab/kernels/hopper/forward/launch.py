@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fa2_lab.kernels.common.softmax import base_2
+from fa2_lab.kernels.common.softmax import log2_scale
 from fa2_lab.kernels.hopper.forward import sizes
 from fa2_lab.kernels.hopper.forward.kernel import forward_kernel
 from fa2_lab.kernels.hopper.shared import host
@@ -68,7 +68,7 @@ def prepare_launch(tensors: Tensors, options: Options) -> Launch:
         (describe(Q, 64), describe(K, chosen.B_c), describe(V, chosen.B_c), describe(O, 64)),
         **dict(sequences=sequences, left=options.left, right=options.right),
         **dict(group=group, l2_group=group * sizes.l2_group(-(-N_k // many), d, batch * H_kv, causal)),
-        **dict(scale_log2=base_2(scale), CAUSAL=causal, RAGGED=ragged or N_k % chosen.B_c != 0, SIZES=chosen),
+        **dict(scale_log2=log2_scale(scale), CAUSAL=causal, RAGGED=ragged or N_k % chosen.B_c != 0, SIZES=chosen),
     )
 
 

@@ -8,7 +8,7 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from fa2_lab.kernels.common.tile import block_of, keys_seen, length_of, packed_block
+from fa2_lab.kernels.common.tile import block_coord, key_length, keys_seen, packed_block
 from fa2_lab.kernels.hopper.shared.descriptors import shape_of
 
 NO_ROW = gl.constexpr(2**30)  # more rows than any tensor has
@@ -26,7 +26,7 @@ class Scheduler:
     counter: gl.tensor  # pointer to two counters: blocks fetched, and programs that have ended
     blocks: gl.tensor  # of one head
     heads: gl.tensor  # of the whole batch
-    l2_group: gl.tensor  # heads that run side by side: see block_of()
+    l2_group: gl.tensor  # heads that run side by side: see block_coord()
     DRAWN: gl.constexpr  # whether the first block is fetched as well, so that only running programs have a number
 
     @gluon.jit
@@ -42,7 +42,7 @@ class Scheduler:
     @gluon.jit
     def tile_coord(self, t):
         """Return the index of block t within its head, and the index of the head."""
-        return block_of(t, self.blocks, self.heads, self.l2_group)
+        return block_coord(t, self.blocks, self.heads, self.l2_group)
 
     @gluon.jit
     def next(self):
@@ -177,7 +177,7 @@ class Geometry:
     @gluon.jit
     def length(self, batch):
         """Return the number of real keys of a batch entry."""
-        return length_of(self.key_lengths, batch, self.N_k)
+        return key_length(self.key_lengths, batch, self.N_k)
 
     @gluon.jit
     def seen(self, row, length):
