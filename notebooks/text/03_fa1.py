@@ -282,10 +282,10 @@ Markdown("\n".join(["| | 64 keys per block | 128 keys | 256 keys |", "| --- | --
 # <details><summary>Could another exact algorithm request fewer elements?</summary>
 #
 # Not by more than a constant factor. Proposition 3 of the FlashAttention paper (Dao, Fu, Ermon, Rudra and Ré, 2022)
-# says that no exact algorithm can do better than the order of $N^2 d^2 / M$ HBM accesses at *all* M between d and Nd.
-# Its proof uses only one end of this range. If M is about Nd, then $N^2 d^2 / M$ is about Nd, and every algorithm has
-# to load the Nd elements of Q and store those of O. For a smaller M taken alone, the proposition leaves the question
-# open.
+# says that no exact algorithm can get by with asymptotically fewer than $N^2 d^2 / M$ HBM accesses for *all* M between
+# d and Nd. Its proof uses only one end of this range. If M is about Nd, then $N^2 d^2 / M$ is about Nd, and every
+# algorithm has to load the Nd elements of Q and store those of O. For a smaller M taken alone, the proposition leaves
+# the question open.
 #
 # Saha and Ye ([2024](https://arxiv.org/abs/2402.07443)) answered it. For every M of at least d², an exact algorithm
 # needs on the order of $N^2 d^2 / M$ accesses, even with fast matrix multiplication, so FlashAttention is optimal

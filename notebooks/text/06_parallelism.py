@@ -57,9 +57,9 @@ for row in load("ladder").rows:
 # and they differ only in the number of workers. With 8 heads, the first kernel keeps only 8 of the GPU's 132 SMs busy,
 # and the others are idle. With 64 heads, nearly half of the SMs have work, so the difference is smaller. The idle SMs
 # explain a factor of 132 / 8 = 16.5 with 8 heads and a factor of 132 / 64 = 2.1 with 64 heads. The measured factors are
-# 24 and 4. This chapter is about the idle SMs. The rest has other causes. One of them is that nothing hides the waiting
-# of a thread block that has its SM to itself (see the section on sharing an SM below). Chapter 10 examines these
-# causes.
+# 24 and 4. This chapter is about the idle SMs. The rest of the measured factors has other causes. One of them is that
+# nothing hides the waiting of a thread block that has its SM to itself (see the section on sharing an SM below).
+# Chapter 10 examines these causes.
 #
 # A small example shows what the SMs do. In the picture below, six SMs compute four heads of 4 × 4 tiles. In the upper
 # half, one worker computes a whole head, as in FA1's Algorithm 1 if you implement it as printed. In the lower half,

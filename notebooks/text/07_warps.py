@@ -167,11 +167,10 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 # %% [markdown]
 # ## Count what passes through shared memory
 #
-# Q, K and V are copied from HBM into shared memory, from which each warp reads what it needs. Q is written to
-# shared memory only once for the whole row block, so for each tile we count only the reads of Q. We assume that
-# each tile reads Q again, because a warp's registers have no room for its rows of Q next to o. Take a tile of 128 ×
-# 64 with d = 128. Elements of Q, K and V take 2 bytes each, and the maxima, the sums and the elements of $PV$ take
-# 4.
+# Q, K and V are copied from HBM into shared memory, from which each warp reads what it needs. Q is written to shared
+# memory only once for the whole row block, so for each tile we count only the reads of Q. We assume that Q is read
+# again for each tile, because a warp's registers have no room for its rows of Q beside o. Take a tile of 128 × 64 with
+# d = 128. Elements of Q, K and V take 2 bytes each, and the maxima, the sums and the elements of $PV$ take 4.
 #
 # **Predict.** With four warps, split-Q reads K and V four times instead of once. How many bytes does it move in total?
 #

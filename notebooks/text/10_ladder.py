@@ -725,10 +725,10 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 #   from DRAM as for rung 11, instead of twelve times as many.
 # - Rung 14 lets Hopper's copy engine fetch whole tiles, so threads no longer compute addresses. Rung 15 is rung 14
 #   written in Gluon, where the program itself starts each copy. Rung 16 gives the copies their own warp.
-# - On rung 17, 128 rows instead of 64 share each tile of K and V. The copies already ran far enough ahead, so loading
-#   fewer bytes does not make the kernel faster, as the model predicts. Rung 18 has tiles of 128 keys and therefore half
-#   as many tiles. Since waits, maxima and barriers occur once per tile, it has half as many of these as well.
-# - From rung 20 on, a warpgroup has two matmuls under way at the same time, so the model of queues no longer applies.
+# - On rung 17, 128 rows instead of 64 share each tile of K and V. The copies already ran far enough ahead, so, as the
+#   model predicts, loading fewer bytes does not make the kernel faster. Rung 18 has tiles of 128 keys and therefore
+#   half as many tiles. Since waits, maxima and barriers occur once per tile, it has half as many of these as well.
+# - From rung 20 on, a warpgroup has two matmuls under way at the same time, so the queueing model no longer applies.
 #   Only the limit $1/a$ from the question above is still valid.
 # </details>
 #
@@ -809,10 +809,10 @@ first, last = ladder.find("17"), ladder.RUNGS[-1]
 # The table compares each rung with the previous one. A gain of 1.16 means that the rung is 1.16 times as fast, measured
 # either in clock cycles or in time. If a rung takes fewer cycles but hardly less time, its speed is limited by the chip
 # and not by the program. To make it faster, you then have to reduce the power that it draws, for example by moving
-# fewer bytes. Rung 12 shows what moving bytes costs. It takes as many cycles as rung 11 but moves more bytes, so it is
-# slower only because the clock is lower. Rung 20 is 1.23 times as fast as rung 19 in cycles, but only 1.16 times as
-# fast in time. Without pauses, the clock falls further, so the speedup shrinks to 1.12. Rung 23 moves fewer bytes than
-# rung 22, and its clock is no lower.
+# fewer bytes. Rung 12 shows what moving bytes costs. It moves more bytes than rung 11 but takes just as many cycles, so
+# it is slower only because its clock is lower. Rung 20 is 1.23 times as fast as rung 19 in cycles, but only 1.16 times
+# as fast in time. Without pauses, the clock falls further, so the speedup shrinks to 1.12. Rung 23 moves fewer bytes
+# than rung 22, and its clock is no lower.
 #
 # ## Where do we stand?
 #

@@ -394,9 +394,9 @@ read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 # %% [markdown]
 # The next picture shows two stages of V over time, in a model of rung 21. On that rung, consumers still release each
 # tile of V on its own. Both consumers read every tile, so a stage is free only after the slower of the two has released
-# it. In our kernel, the picture would look nearly the same. The rung releases V's tile n − 1 right after the wait for P
-# V, and our kernel releases K's tile n at exactly this point, which covers V's tile n − 1. Only the last tile of a row
-# block is freed later than in the picture, namely with the first tile of K of the next row block.
+# it. For our kernel, the picture would look nearly the same. The rung releases V's tile n − 1 right after the wait for
+# P V. At exactly this point, our kernel releases K's tile n, and this release also frees V's tile n − 1. Only the last
+# tile of a row block is freed later than in the picture, namely with the first tile of K of the next row block.
 
 # %% tags=["hide-input"]
 show("stages")
@@ -405,8 +405,8 @@ show("stages")
 # ## What does a consumer do with a row block?
 #
 # The producer copies every tile that at least one consumer needs, from `all_begin` up to `all_end`. A consumer's own 64
-# rows only need the tiles from `first` up to `end`. It visits these tiles and *drains* the others, which means that it
-# takes and releases them without using them. It goes through all of them from right to left:
+# rows only need the tiles from `first` up to `end`. The consumer visits these tiles and *drains* the others, which
+# means that it takes and releases them without using them. It goes through all of them from right to left:
 #
 # ```text
 # all_begin        first                    end             all_end

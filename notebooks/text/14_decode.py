@@ -272,7 +272,7 @@ def apart(**asked):  # O of the first sequence: alone, and within the batch of f
 
 # %% [markdown]
 # **Predict.** We decode a sequence with `attention()`, first alone and then in a batch with three others of the same
-# length. No row reads the keys of another sequence. What happens to O of this sequence?
+# length. No row reads the keys of another sequence. What happens to this sequence's O?
 #
 # - ☐ nothing, because its inputs are the same
 # - ☐ some of its last bits change
@@ -292,8 +292,8 @@ def apart(**asked):  # O of the first sequence: alone, and within the batch of f
 # ```
 # </details>
 #
-# The kernels of this chapter show where the differences come from. With one split or with five, the same row is rounded
-# differently, for two reasons. Its terms are added in a different order, and p is rounded to 16 bits relative to a
+# The kernels of this chapter show where the differences come from. With five splits, a row is rounded differently than
+# with one, for two reasons. Its terms are added in a different order, and p is rounded to 16 bits relative to a
 # different maximum. `attention()` rounds O to 16 bits at the end, and this hides the difference in 55% of the numbers
 # above. To see all differences, the next cell stores O in fp32:
 

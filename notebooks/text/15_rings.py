@@ -309,17 +309,17 @@ for name, (flops, link) in speeds.items():
 #
 # - ☐ the kernels, because small ones leave SMs idle
 # - ☐ the transfers
-# - ☐ neither of the two, but the headers and the starting of kernels and transfers
+# - ☐ neither the kernels nor the transfers, but exchanging headers and starting kernels and transfers
 #
 # <details><summary>Answer</summary>
 #
-# **neither of the two, but the headers and the starting of kernels and transfers.** We know this by subtraction, and
-# not from a timeline. The forward pass sends K and V around once, and the backward pass sends three times as much, so
-# all transfers together take 4 · 0.72 = 2.9 ms. The transfers reach only 69 GB/s, because they are short. The kernels
-# take about a quarter of one GPU's 1.6 ms, which is 0.4 ms. Even if no transfer hides behind a kernel, 3.8 ms remain,
-# and if such small kernels are only half as fast, more than 3 ms still remain. The rest of the time goes into
-# exchanging headers and into starting kernels and transfers. But the record shows neither how these milliseconds are
-# divided among them, nor whether transfers and kernels slow each other down.
+# **neither the kernels nor the transfers, but exchanging headers and starting kernels and transfers.** We know this by
+# subtraction, and not from a timeline. The forward pass sends K and V around once, and the backward pass sends three
+# times as much, so all transfers together take 4 · 0.72 = 2.9 ms. The transfers reach only 69 GB/s, because they are
+# short. The kernels take about a quarter of one GPU's 1.6 ms, which is 0.4 ms. Even if no transfer hides behind a
+# kernel, 3.8 ms remain, and if such small kernels are only half as fast, more than 3 ms still remain. The rest of the
+# time goes into exchanging headers and into starting kernels and transfers. But the record shows neither how these
+# milliseconds are divided among them, nor whether transfers and kernels slow each other down.
 # </details>
 
 # %% tags=["hide-input"]

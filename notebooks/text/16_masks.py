@@ -328,9 +328,10 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by finite differences {((up - down) * dO).sum(
 #
 # ## Recap
 #
-# - A row sees an interval $[first, last)$. The top and the bottom row of a block decide its loop and its tiles.
+# - A row sees an interval $[first, last)$. The top and bottom rows of a block determine which tiles its loop visits and
+#   which of them need a mask.
 # - With a window, the work grows with $N$ instead of $N^2$. Packed documents are small problems side by side.
-# - A softcap is one function of the score, applied before the mask, with slope $1 - (t/c)^2$.
+# - A softcap is a function of the score, applied before the mask, with slope $1 - (t/c)^2$.
 # - A sink is the initial state $m = sink$, $\ell = 1$, and its gradient is $dsink = -\sum_r P_{r,sink} D_r$.
 # - An interval is two numbers that the kernel computes. Any other mask needs a list of tiles.
 

@@ -328,11 +328,11 @@ judge_bias(window_and_first, right_window, {
 #
 # <details><summary>Answer</summary>
 #
-# **only one that looks for weights that should be 0.** The extra key gets about a thousandth of the weight, so it
-# moves O by about a thousandth. A longer sequence has more rows, but the error in each row is just as small. With Q =
-# 0 and V = the identity matrix (or, since d is smaller than N, V = 1 for one key and 0 for the others), the right
-# weight of the extra key is exactly 0, so any other value reveals the mistake. A test should therefore check which
-# weights are 0, rather than how large the weights are.
+# **only one that looks for weights that should be 0.** The extra key gets about a thousandth of the weight, so it moves
+# O by about a thousandth. A longer sequence has more rows, but the error in each row is just as small. With Q = 0 and V
+# = the identity matrix (or, since d is smaller than N, V = 1 for one key and 0 for the others), O shows the weights
+# themselves. Since the right weight of the extra key is exactly 0, any other value reveals the mistake. A test should
+# therefore check which weights are 0, rather than how large the weights are.
 #
 # ```python
 # rng = np.random.default_rng(2)
