@@ -212,8 +212,9 @@ print(f"relative error: 32 blocks in float32 {rescaled:.4f}; at once, but P and 
 #
 # In float32, the error comes from the sums. A score is a sum of d products, and ℓ and o are sums of N terms, so the
 # error grows with both sizes, but only slowly, because rounding errors have random signs and partly cancel. In bf16,
-# the error does not grow. Every weight has its own relative error, and a sum of N terms whose relative errors are
-# independent is relatively no worse than one term. Rounding O adds the same amount for every N and d.
+# the error does not grow. Every weight has its own relative error, and when these errors are independent, the relative
+# error of a sum of N terms is typically no larger than that of a single term. Rounding O adds the same amount for every
+# N and d.
 #
 # Only large scores change this picture. A score near 1,000 is off by up to 3 · 10⁻⁵ in float32, and then its weight has
 # a relative error of that size.

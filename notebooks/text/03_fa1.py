@@ -70,10 +70,10 @@ Markdown("\n".join(["| | DRAM traffic, counted by the hardware | time |", "| ---
 # Cut the queries into $T_r$ *row blocks* of $B_r$ queries each, and the keys into $T_c$ *column blocks* of $B_c$ keys
 # each. A row block and a column block meet in one tile of S, which has $B_r \times B_c$ scores.
 #
-# In FA1, $o$ is the right output for the keys seen so far, after every tile, because FA1 always stores $o$ already
-# divided by $\ell$. Nothing in the algorithm needs this. Chapter 02 kept $o$ as a raw
-# sum and divided once at the end, and chapter 04 does so again. But the 2022 paper divides in every tile, so we follow
-# it here, and chapter 04 counts what the division costs.
+# In FA1, after every tile, $o$ is the right output for the keys seen so far, because FA1 always stores $o$ already
+# divided by $\ell$. Nothing in the algorithm needs this. Chapter 02 kept $o$ as a raw sum and divided once at the end,
+# and chapter 04 does so again. But the 2022 paper divides in every tile, so we follow it here, and chapter 04 counts
+# what the division costs.
 #
 # As an example, take the 1-3-4-8 row from chapter 02 after its first two keys, and add a tile with the other two keys.
 # The tile's values are 4 and 2, and its weights $p = e^{s - m_{tile}}$ are 1/2 and 1.

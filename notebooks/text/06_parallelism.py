@@ -268,9 +268,9 @@ live("tiles")
 # With three slots, the second wave is short, because each of its thread blocks has an SM to itself. But nothing hides
 # its latency then, so it saves only a tenth of $T_2$, whereas the first wave has become longer by a fifth.
 #
-# Chapter 10 has such a pair of kernels, r03 with two slots per SM and r05 with three. Both keep only one stage, so by
-# shared memory, four thread blocks would fit, and the registers decide. With 64 heads, r05 is 1.2 times as fast, and
-# with 8 heads, it is slightly slower. These are the times on an H200 in milliseconds:
+# Chapter 10 has such a pair of kernels, r03 with two slots per SM and r05 with three. Both keep only one stage, so
+# shared memory alone would leave room for four thread blocks, and the registers set the limit. With 64 heads, r05 is
+# 1.2 times as fast, and with 8 heads, it is slightly slower. These are the times on an H200 in milliseconds:
 #
 # ```python
 # for row in load("ladder").rows:
@@ -288,11 +288,11 @@ live("tiles")
 # %% [markdown]
 # ## One query, many keys
 #
-# A model that generates text computes one new query at a time, against all keys so far. This is called *decoding*.
-# Because one query makes only one row block, FA2 is back to one worker per head. However, the states of different
-# ranges of keys can be merged (chapter 02), so we cut each head's keys into ranges and assign each range to one worker.
-# Each worker writes its O, already divided by $\ell$, and its L. A second, small kernel then merges the results. This
-# method is called *split-KV*, and chapter 14 builds it.
+# A model that generates text handles one new query at a time and compares it with all keys so far. This is called
+# *decoding*. Because one query makes only one row block, FA2 is back to one worker per head. However, the states of
+# different ranges of keys can be merged (chapter 02), so we cut each head's keys into ranges and assign each range to
+# one worker. Each worker writes its O, already divided by $\ell$, and its L. A second, small kernel then merges the
+# results. This method is called *split-KV*, and chapter 14 builds it.
 
 # %% [markdown]
 # ## What if thread blocks are not equal?

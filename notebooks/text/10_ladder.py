@@ -703,9 +703,9 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 # the K and V of those heads in L2. In rung 12, they are row blocks of all 64 heads, whose K and V do not fit into L2.
 # The folded list of counters shows that the GPU therefore reads twelve times as many bytes from DRAM as it does for
 # rung 11. The programs hardly wait for these bytes, but reading them takes power, so the clock falls (the section "When
-# is the chip the limit?" below explains why). Under the mask, the heavy blocks no longer run last, and with 64 heads,
-# this just makes up for the lower clock. With only 8 heads, the K and V of all heads fit into L2, so they need not be
-# read from DRAM again and again, and rung 12 is much faster:
+# is the chip the limit?" below explains why). With the causal mask, the heavy blocks no longer run last, and with 64
+# heads, this gain is just enough to make up for the lower clock. With only 8 heads, the K and V of all heads fit into
+# L2, so they need not be read from DRAM again and again, and rung 12 is much faster:
 #
 # ```python
 # gains = [factor("12", row) for row in (full, causal, timed[8, 4096, 128, True])]

@@ -18,8 +18,8 @@
 # - compute how many warpgroups (of four warps each), rows and stages fit onto an SM,
 # - write a small kernel in Gluon, and compile it for an H100 without having one.
 #
-# *Time: 155 minutes, in eight parts, of which the first includes this opening. Before this: a Triton kernel that you
-# have read ([08](08_triton_forward.ipynb)), [the ladder](10_ladder.ipynb), and [appendix A](A_lanes.ipynb), which takes
+# *Time: 155 minutes, in eight parts, the first of which includes this introduction. Before this: the Triton kernel of
+# [chapter 08](08_triton_forward.ipynb), [the ladder](10_ladder.ipynb), and [appendix A](A_lanes.ipynb), which takes
 # another 30 minutes and explains layouts, banks and lanes (a *lane* is one of a warp's 32 threads). You do not need
 # CUDA. Hardware: any laptop with Linux. All speeds and times were measured on an NVIDIA H200 in bf16.*
 
@@ -697,9 +697,9 @@ read("ladder/r21_persistent.py", "send", "receive")
 read("ladder/r21_persistent.py", "producer", begin="while t", end="gl.store(counter")
 
 # %% [markdown]
-# - `gl.atomic_add(counter, 1, sem="relaxed")` fetches the next number. *Relaxed* means that the addition does not
-#   publish any other data, so it does not have to be ordered with other memory accesses. Program p begins with block p,
-#   so the fetched numbers count from `gl.num_programs(0)` on.
+# - `gl.atomic_add(counter, 1, sem="relaxed")` fetches the next number. *Relaxed* means that the addition is not ordered
+#   with respect to other memory accesses. This is enough here, because the addition does not publish any other data.
+#   Program p begins with block p, so the fetched numbers count from `gl.num_programs(0)` on.
 # - The last two lines prepare the counter for the next launch. Each program stops when it has fetched a number past the
 #   last block. All programs together therefore fetch one number per block, and whichever program fetches the last
 #   number sets the counter back to 0.

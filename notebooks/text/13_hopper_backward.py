@@ -491,7 +491,7 @@ show("waves_divided")
 # For each idea, the next cell divides the speed with the idea by the speed without it, at N = 4,096. To get the speed
 # without an idea, we took it out of an earlier version of the kernel, under Triton 3.6. A star marks an idea that this
 # version did not contain. To measure such an idea, we added it instead. In the output, a *product* is a matmul, and the
-# columns without *causal* are calls without a mask:
+# columns not labelled *causal* are for calls without a mask:
 
 # %% tags=["hide-input"]
 tried = [x for x in ideas.worths() if x["part"] == "backward" and x["N_q"] == 4096]
@@ -518,9 +518,9 @@ for idea in (
 # One cell seems to contradict part 3. At d = 128 without a mask, the star shows that the earlier version started dV
 # *early*, and starting it after dS made that version 9% slower. Yet the current kernel starts dV after dS in this case.
 # The compiler explains the difference. The earlier version also kept half of V in registers, so it needed the 224
-# registers of part 3's table, and with Triton 3.6, the early start was nevertheless faster. With Triton 3.9, which
-# keeps more addresses in registers, the same order spills, so we gave the early start up. No recorded run compares the
-# two orders with Triton 3.9, so we do not know how their speeds compare there.
+# registers listed in part 3's table, but with Triton 3.6, the early start was faster nevertheless. With Triton 3.9,
+# which keeps more addresses in registers, the same order spills, so we gave the early start up. No recorded run
+# compares the two orders with Triton 3.9, so we do not know how their speeds compare there.
 #
 # We also tried nine further ideas on the current kernel, and kept four of them:
 #

@@ -917,12 +917,12 @@ for name, (state, _) in states.items():
     print(f"{name}: off by {np.abs(query @ state - whole).max():.6f} from all keys at once")
 
 # %% [markdown]
-# The three layers keep the merge. Each chunk of keys yields a state and a factor by which an earlier state shrinks.
-# Two chunks are combined as in $o = \alpha o + p v$ of chapter 02, with a decay in place of $\alpha$. This merge is
+# The three layers keep the merge. Each chunk of keys yields a state and a factor by which an earlier state shrinks. Two
+# chunks are combined as in $o = \alpha o + p v$ of chapter 02, with a decay in place of $\alpha$. This merge is
 # associative, so chunks can be computed in parallel, on one GPU or in a ring, and merged in any grouping. Other parts
-# of the algorithm disappear. No exponential can overflow and the weights need not sum to 1, so there is no m and no
-# ℓ. The state no longer belongs to a row, because it depends on the keys alone and serves every query. And no cache
-# grows with the sequence, because the state has d × d elements at any length.
+# of the algorithm disappear. No exponential can overflow and the weights need not sum to 1, so there is no m and no ℓ.
+# The state no longer belongs to a row, because it depends only on the keys and values and serves every query. And no
+# cache grows with the sequence, because the state has d × d elements at any length.
 #
 # **Prediction.** In a long sequence, the softmax layers still do nearly all of attention's FLOPs, although they are
 # only one layer in four. Per head and token, a linear layer does about $4 d^2$ FLOPs, half of them for the state and

@@ -209,8 +209,8 @@ for words, low, high in (("below 120", 0, 120), ("from 120 to 255", 120, 256), (
 # %% [markdown]
 # So the sum decides only the clear cases. If it is more than 255, the kernel will spill, and if it is below 120, it
 # will not. In between, the sum does not tell you, so compile the kernel with `fa2-lab xray` and read its number of
-# spills. For example, 128 × 128 at d = 128 has eight warps and a sum of 200 instead of 360, and it still spills. The
-# block size 128 × 64 also has eight warps, and it does not spill.
+# spills. For example, 128 × 128 at d = 128 has eight warps and a sum of 200 instead of 360, and it still spills. With
+# blocks of 128 × 64, the kernel also has eight warps, but it does not spill.
 #
 # If shared memory is too small, however, the kernel does not run at all. On an RTX 4090, for example, users have run
 # into the error `out of resource: shared memory, Required: 131074, Hardware limit: 101376`
