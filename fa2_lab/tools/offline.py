@@ -57,15 +57,18 @@ def report(kernel: Any) -> dict[str, int]:
 
 @cache
 def read(cubin: bytes) -> tuple[str, str]:
-    """Return the resource usage and the instructions of a binary, as printed by the NVIDIA tools in Triton."""
+    """Return the resource usage of a binary and its instructions with marks of their source lines.
+
+    Both are printed by the NVIDIA tools in Triton. nvdisasm runs only once, because its start takes most of its time.
+    """
     with NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
-        return nvidia_tool("cuobjdump", "-res-usage", file.name), nvidia_tool("nvdisasm", "-c", file.name)
+        return nvidia_tool("cuobjdump", "-res-usage", file.name), nvidia_tool("nvdisasm", "-g", "-c", file.name)
 
 
 def from_cubin(cubin: bytes) -> dict[str, int]:
     """Return the numbers of report(), except shared bytes, for an NVIDIA binary."""
-    usage, code = read(cubin)
+    usage, code = read(cubin)[0], disassembled(cubin)
     registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0]
     counts = {name: len(re.findall(rf"\b{name.upper()}\b", code)) for name in ("ldl", "stl", "hgmma", "hmma")}
     tensor = sum(len(re.findall(rf"\b{name}\b", code)) for name in ("HGMMA", "HMMA", "UTCHMMA"))
@@ -73,8 +76,8 @@ def from_cubin(cubin: bytes) -> dict[str, int]:
 
 
 def disassembled(cubin: bytes) -> str:
-    """Return the machine instructions of an NVIDIA binary as text."""
-    return read(cubin)[1]
+    """Return the machine instructions of an NVIDIA binary as text, without the marks of their source lines."""
+    return re.sub(r"^\s*//##.*\n", "", read(cubin)[1], flags=re.MULTILINE)
 
 
 def nvidia_tool(tool: str, *arguments: str) -> str:
@@ -95,5 +98,5 @@ def from_amdgcn(code: str) -> dict[str, int]:
 
 def serialized(kernel: Any) -> bool:
     """Return whether the compiler makes each asynchronous matmul (Hopper's wgmma) wait for the previous one."""
-    _, code = read(kernel.asm["cubin"])
+    code = disassembled(kernel.asm["cubin"])
     return len(re.findall(r"WARPGROUP\.DEPBAR", code)) > len(re.findall("HGMMA", code)) / 2

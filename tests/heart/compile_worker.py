@@ -16,6 +16,7 @@ from functools import cache
 from itertools import product
 from multiprocessing import get_context
 
+import machine_code
 import torch
 import ttgir
 from biases import BIASES
@@ -104,8 +105,8 @@ def compiled_for(target: str, wanted: list[tuple]) -> list[dict]:
         for name, kernel in made.items():
             blocks = tables.choose_blocks(name, Q, causal)
             row = dict(target=target, kernel=name, d=d, dtype=dtype, causal=causal, bias=bias, warps=blocks.warps)
-            waits = target == "sm_90" and dtype != "float32" and offline.serialized(kernel.made)
-            row |= offline.report(kernel.made) | dict(waits=waits, narrow=narrow(kernel.made.asm.get("ptx", "")))
+            waits = target == "sm_90" and dtype != "float32"
+            row |= dict(made=kernel.made, waits=waits, narrow=narrow(kernel.made.asm.get("ptx", "")))
             rows.append(row | dict(shares=ttgir.shares_of_warps(kernel.made.asm["ttgir"])))
     return rows
 
@@ -154,7 +155,7 @@ def decode(target: str, which: str) -> list[dict]:
             programs = plan.decode_blocks(q, plan.shape_of(tensors, one_length))[1]
             row = dict(target=target, call=what, d=d, warps=made.attend.options["num_warps"], programs=programs // 132)
             read = split_kv if made.attend.kernel is split_kv else stream_k
-            rows.append(row | offline.report(read.made) | dict(merge=offline.report(merge.made)))
+            rows.append(row | dict(made=read.made, merge=merge.made))
     return rows
 
 
@@ -230,7 +231,7 @@ def hopper_forward(d: int, N: int, sizes, causal: bool, keys: bool, more: dict |
     launch.prepare(tensors, options)(tensors)
     chosen = launch.prepare_launch(tensors, options).arguments["SIZES"]
     text, row = kernel.made.asm["ttgir"], dict(d=d, N=N, consumers=chosen.consumers, causal=causal, keys=keys)
-    row |= offline.report(kernel.made) | dict(waits=offline.serialized(kernel.made), idle=ttgir.idle_barriers(text))
+    row |= dict(made=kernel.made, waits=True, idle=ttgir.idle_barriers(text))
     row |= dict(overwrites=ttgir.overwrites(text), hasty=ttgir.hasty(text, chosen.ping_pong))
     return [row | dict(before=ttgir.before_the_draw(text))]
 
@@ -264,8 +265,8 @@ def hopper_backward(length: tuple, parts: int, more: dict) -> list[dict]:
     rows = []
     for name, kernel in zip(BACKWARD, kernels, strict=True):
         text, specialized = kernel.made.asm["ttgir"], name == "backward_kernel"
-        row = dict(kernel=name, d=d, N=N, causal=causal, keys=keys, parts=parts) | more | offline.report(kernel.made)
-        row |= dict(early=ttgir.too_early(text), waits=specialized and offline.serialized(kernel.made))
+        row = dict(kernel=name, d=d, N=N, causal=causal, keys=keys, parts=parts, made=kernel.made) | more
+        row |= dict(early=ttgir.too_early(text), waits=specialized)
         row |= dict(pdl=kernel.made.metadata.launch_pdl, awaits="griddepcontrol.wait" in kernel.made.asm["ptx"])
         row |= dict(released=len(re.findall(r"\b(?:red|atom)\.global\.gpu\.release\.", kernel.made.asm["ptx"])))
         rows.append(row | dict(idle=ttgir.idle_barriers(text) if specialized else []))
@@ -275,16 +276,35 @@ def hopper_backward(length: tuple, parts: int, more: dict) -> list[dict]:
 KINDS = dict(portable=portable, biased=biased, decode=decode, forward=hopper_forward, backward=hopper_backward)
 
 
-def rows_of(job: tuple) -> list[dict]:
-    kind, *given = job
-    return KINDS[kind](*given)
+def rows_of(task: tuple[str, list]) -> list[dict]:
+    """What is found by some jobs of a kind."""
+    kind, jobs = task
+    return counted([row for job in jobs for row in KINDS[kind](*job)])
+
+
+def counted(rows: list[dict]) -> list[dict]:
+    """Rows with what the machine code of their kernels tells in place of these; `waits` where it is asked."""
+    kernels = [row[name] for row in rows for name in ("made", "merge") if name in row]
+    offline.read = machine_code.read({x.asm["cubin"]: x.metadata.target.arch for x in kernels if "cubin" in x.asm}).get
+    for row in rows:
+        made = row.pop("made")
+        row |= offline.report(made)
+        row |= {"merge": offline.report(row["merge"])} if "merge" in row else {}
+        row |= {"waits": offline.serialized(made)} if row.get("waits") else {}
+    return rows
+
+
+def tasks(kind: str, which: str, targets: list[str]) -> list[tuple[str, list]]:
+    """What one process does after another: all jobs of a target, or every so manieth of Hopper's."""
+    if targets:
+        return [(kind, [(target, which)]) for target in targets]
+    jobs = dict(forward=every if which == "all" else few, backward=lambda: ALL if which == "all" else FEW)[kind]()
+    return [(kind, jobs[n :: 4 * os.cpu_count()]) for n in range(min(len(jobs), 4 * os.cpu_count()))]
 
 
 if __name__ == "__main__":
     kind, which, *targets = sys.argv[1:]
-    jobs = [(target, which) for target in targets]
-    if kind in ("forward", "backward"):
-        jobs = dict(forward=every if which == "all" else few, backward=lambda: ALL if which == "all" else FEW)[kind]()
-    with get_context("spawn").Pool(os.cpu_count(), maxtasksperchild=1 if targets else None) as pool:
-        for rows in pool.imap(rows_of, [(kind, *job) for job in jobs]):
+    context = get_context("fork")  # this process has imported what all need, which takes long, and compiles nothing
+    with context.Pool(os.cpu_count(), maxtasksperchild=1 if targets else None) as pool:
+        for rows in pool.imap(rows_of, tasks(kind, which, targets)):
             print(*map(json.dumps, rows), sep="\n", flush=True)

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 from fa2_lab.paper import Place, where
@@ -21,12 +20,9 @@ def by_line(cubin: bytes) -> dict[str, list[str]]:
     NVIDIA's assembler marks only the first instruction of a Hopper matmul. All instructions of a matmul belong to the
     line of the WARPGROUP.ARRIVE that opens it.
     """
-    with NamedTemporaryFile(suffix=".cubin") as file:
-        Path(file.name).write_bytes(cubin)
-        text = offline.nvidia_tool("nvdisasm", "-g", "-c", file.name)
     found: dict = {}
     here, inlined, product = None, False, None
-    for line in text.splitlines():
+    for line in offline.read(cubin)[1].splitlines():
         if mark := MARK.search(line):
             if not inlined:  # the first mark is the line itself, those after it say from where it was called
                 here = f"{Path(mark[1]).name}:{mark[2]}"

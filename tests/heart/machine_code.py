@@ -1,0 +1,48 @@
+"""Machine code of many NVIDIA binaries from one run of nvdisasm, whose start takes longer than reading a kernel."""
+
+import re
+import struct
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from fa2_lab.tools import offline
+
+INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/.*\n", re.MULTILINE)
+BYTES = 16  # of an instruction, since Volta
+
+
+def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
+    """The name and content of every section of a 64-bit ELF file."""
+    (at,), (size, number, named) = struct.unpack_from("<Q", elf, 40), struct.unpack_from("<HHH", elf, 58)
+    headers = [struct.unpack_from("<II16xQQ", elf, at + n * size) for n in range(number)]
+    names = headers[named][2]
+    for name, _, start, length in headers:
+        yield elf[names + name : elf.index(b"\0", names + name)].decode(), elf[start : start + length]
+
+
+def code_of(cubin: bytes) -> bytes:
+    """The instructions of a binary with one kernel."""
+    return b"".join(content for name, content in sections(cubin) if name.startswith(".text."))
+
+
+def read(cubins: dict[bytes, int]) -> dict[bytes, tuple[str, str]]:
+    """{binary: what offline.read says of it, but for labels and lines} of {binary: its compute capability}."""
+    found, chips = {}, defaultdict(list)
+    for cubin, capability in cubins.items():
+        chips[f"SM{capability}{'a' * (capability >= 90)}"].append(cubin)
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "code"
+        for chip, some in chips.items():
+            codes = [code_of(cubin) for cubin in some]
+            file.write_bytes(b"".join(codes))
+            lines = INSTRUCTION.finditer(offline.nvidia_tool("nvdisasm", "--binary", chip, str(file)))
+            texts = [line[0] for line in lines]
+            assert len(texts) == sum(map(len, codes)) // BYTES, "not every instruction has a line"
+            for cubin, code in zip(some, codes, strict=True):
+                file.write_bytes(cubin)
+                count = len(code) // BYTES
+                found[cubin] = offline.nvidia_tool("cuobjdump", "-res-usage", str(file)), "".join(texts[:count])
+                del texts[:count]
+    return found
