@@ -80,10 +80,13 @@ def defined(call: str, arguments: dict) -> list:
     return truth(q, given["k"], given["v"], 2 * O, dL=torch.ones_like(L), **masks)
 
 
-def compare(call: str, arguments: dict, want: list, what) -> None:
-    for name, a, b in zip(NAMES, results(call, arguments), want, strict=False):
+def compare(call: str, arguments: dict, want: list, what) -> list:
+    """What a call gives, if it is right."""
+    found = results(call, arguments)
+    for name, a, b in zip(NAMES, found, want, strict=False):
         precision = max(3e-5, torch.finfo(a.dtype).eps)
         assert worst(a, b) < precision * max([1.0, *b[b.isfinite()].abs().flatten().tolist()]), (call, what, name)
+    return found
 
 
 # Another call of nearly the same kind -------------------------------------------------------------------------------
@@ -319,9 +322,7 @@ def test_whatever_view_comes_in_results_are_right_and_in_contiguous_rows(call, v
             views = [cut | {name: VIEWS[view](cut[name]) for name in TENSORS & cut.keys()}]
             views += [cut | dict(k=VIEWS[view](cut["k"]))] if not pages else []
         for arguments in views:
-            want = defined(call, arguments)
-            compare(call, arguments, want, (view, d))
-            found = results(call, arguments)
+            found = compare(call, arguments, defined(call, arguments), (view, d))
             assert all(in_contiguous_rows(x) for x in found[:5]), [(x.shape, x.stride()) for x in found]
 
 
