@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
@@ -28,6 +29,12 @@ for library in ("OPENBLAS", "MKL", "OMP"):  # before NumPy and torch: threads th
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or JAX takes three quarters of a GPU's memory
 
 HERE = Path(__file__).parent
+
+LONGEST = (  # at least 15 seconds of one core; all others follow by their number of tests
+    *("test_compile.py", "test_calls.py", "test_examine.py", "test_hopper.py", "test_hopper_backward.py"),
+    *("12b_hopper_kernel.ipynb", "11_workshop.ipynb", "08_triton_forward.ipynb", "09_triton_backward.ipynb"),
+    *("10_ladder.ipynb", "12a_hopper_rungs.ipynb", "test_attention.py", "test_attention_call.py", "test_cli.py"),
+)
 
 
 def pytest_configure(config):
@@ -49,6 +56,7 @@ def pytest_cmdline_main(config):
         if processes > 1:
             config.option.numprocesses = processes
             config.option.dist = "loadgroup" if config.option.markexpr == "exhaustive" else "loadfile"
+            config.option.loadscopereorder = False  # pytest_collection_modifyitems has put the longest first
 
 
 def shared() -> bool:
@@ -63,7 +71,14 @@ def command_of(item) -> tuple[str, ...]:
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: bool(command_of(item)) and not shared())
+    """What waits for a worker comes last. Where processes share the tests, the longest files come first, so that the
+    processes end at nearly the same time.
+    """
+    if not shared():
+        return items.sort(key=lambda item: bool(command_of(item)))
+    tests = Counter(item.path for item in items)
+    place = {name: n for n, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (place.get(item.path.name, len(LONGEST)), -tests[item.path], item.path))
 
 
 def pytest_runtest_setup(item):
