@@ -1,1 +1,1 @@
-"""Models of attention on a GPU, which count bytes, operations, memory and waits, and can be checked by hand."""
+"""Models of attention on a GPU. They count bytes, operations, memory and waits, and you can check them by hand."""

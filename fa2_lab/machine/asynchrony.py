@@ -1,10 +1,10 @@
 """An event-driven simulation of one thread block, with actors that wait for each other and units that work meanwhile.
 
-An actor is a warp, or a group of four warps that act together. An actor is written as a generator that starts jobs and
-yields a Wait whenever it has to pause. A unit (copy engine, tensor cores, exponential lanes) executes the started jobs.
-Copies run concurrently, each at full speed. Every other unit executes the jobs of one actor in order. If several actors
-have jobs, the unit either divides its time equally among them or executes all jobs in the order of their starts. Both
-are possible, because NVIDIA does not document how a GPU divides its tensor cores among warps.
+An actor is a warp, or a group of four warps that act together. It is written as a generator that starts jobs and yields
+a Wait whenever it has to pause. A unit (copy engine, tensor cores, exponential lanes) executes the started jobs. Copies
+run concurrently, each at full speed. Every other unit executes the jobs of one actor in order. If several actors have
+jobs, the unit either divides its time equally among the actors or executes all jobs in the order in which they were
+started. The simulation offers both, because NVIDIA does not document how a GPU divides its tensor cores among warps.
 """
 
 from collections import Counter
@@ -18,19 +18,19 @@ DUST = 1e-6  # clocks: what rounding may leave of a job
 
 
 class Deadlock(RuntimeError):
-    """The error that is raised if every actor waits and no running job is left that could end a wait."""
+    """The error that is raised if every actor waits and no running job is left that could end one of these waits."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """The condition for which an actor waits. The actor yields a Wait, and resumes as soon as `ready` returns true."""
+    """The condition for which an actor waits. The actor yields a Wait, and resumes as soon as `ready` returns True."""
 
     ready: Callable[[], bool]
     what: str
 
 
 class Barrier:
-    """A barrier whose phase (0, 1, 0, …) ends as soon as the expected number of arrivals is complete."""
+    """A barrier whose phase (0, 1, 0, …) ends as soon as the expected number of actors has arrived."""
 
     def __init__(self, what: str, arrivals: int) -> None:
         self.what, self.expected = what, arrivals
@@ -50,7 +50,10 @@ class Barrier:
 
 @dataclass(eq=False)
 class Job:
-    """One job of a unit, with its actor, its label and times in clocks. `result` is computed when the job ends."""
+    """One job of a unit, with its actor, its label, and its start and end in clocks.
+
+    `result` is computed when the job ends.
+    """
 
     unit: str
     actor: str
@@ -76,7 +79,10 @@ class Block:
         self.jobs: list[Job] = []  # in the order in which they ended
 
     def start(self, unit: str, clocks: float, label: str, compute: Callable[[], object] = lambda: None) -> Job:
-        """Start a job of `clocks` clocks on `unit` for the running actor, and return the job without waiting for it."""
+        """Start a job of `clocks` clocks on `unit` for the running actor, and return the job without waiting for it.
+
+        When the job ends, `compute` is called for its result.
+        """
         job = Job(unit, self.actor, label, clocks, compute, clocks)
         self.running.append(job)
         return job
@@ -99,7 +105,10 @@ class Block:
         return self
 
     def _resume(self, name: str, actor: Generator[Wait], asleep: dict[str, Wait]) -> bool:
-        """Run an actor to its next Wait if its current Wait is over. Return whether the actor ran."""
+        """Run the actor called `name` to its next Wait if its current Wait is over. Return whether the actor ran.
+
+        `asleep` holds the current Wait of each waiting actor.
+        """
         if not asleep[name].ready():
             return False
         self.actor = name
@@ -110,7 +119,10 @@ class Block:
         return True
 
     def _advance(self) -> None:
-        """Advance the clock until the next job ends. Jobs that end together are ended in the order of their starts."""
+        """Advance the clock until the next job ends.
+
+        Jobs that end at the same time are ended in the order in which they were started.
+        """
         served = self._served()
         crowd = Counter(job.unit for job in served)
         pace = {job: 1 if self.manners[job.unit] == SIDE_BY_SIDE else 1 / crowd[job.unit] for job in served}
@@ -128,8 +140,8 @@ class Block:
     def _served(self) -> list[Job]:
         """Return the jobs on which the units are working now.
 
-        A unit works on all its jobs ("side by side"), on the first job of each actor ("shared"), or only on its first
-        job ("in order").
+        A unit works on all of its jobs ("side by side"), on the first job of each actor ("shared"), or on its first job
+        only ("in order").
         """
         seen, served = set(), []
         for job in self.running:
@@ -140,7 +152,7 @@ class Block:
         return served
 
     def busy(self, unit: str, since: float = 0.0) -> float:
-        """Return the fraction of the time, from `since` to the end of the last job, for which `unit` was working."""
+        """Return the fraction of the time from `since` to the end of the last job during which `unit` was working."""
         edges = sorted(
             (max(job.begun, since), job.ended) for job in self.jobs if job.unit == unit and job.ended > since
         )

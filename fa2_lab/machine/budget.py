@@ -8,8 +8,9 @@ Registers hold the fp32 accumulators and the scores, spread evenly over the thre
 scores, which is an operand of the next matmul, and a fixed number of values for addresses, the loop and row statistics.
 A compiler can need more or fewer registers. We compared the model with 96 compilations of this package's Triton kernels
 (Triton 3.8.0, sm_80 and sm_90, d = 64 and 128, blocks of 64 and 128, 4 and 8 warps). For 84 of them, the model predicts
-correctly whether registers spill. If it wrongly predicts no spills, at most about 100 instructions spill. In other
-compilations, up to 12,000 instructions spill. The predicted shared memory is within 20% of the compiled kernel's.
+correctly whether registers spill. If the model wrongly predicts that a kernel does not spill, the kernel has at most
+about 100 spill instructions. In other compilations, a kernel has up to 12,000 spill instructions. The predicted shared
+memory is within 20% of the shared memory of the compiled kernel.
 
 The model knows four kernels:
 
@@ -37,7 +38,7 @@ STATISTIC = 4  # bytes of one L or D
 
 @dataclass(frozen=True)
 class Fit:
-    """The resources that one thread block needs, whether it runs without spills and, if not, what the limit is."""
+    """The resources that one thread block needs. If the block does not run without spills, `limit` names the reason."""
 
     ok: bool
     limit: str  # "", "shared memory" (cannot run) or "registers" (runs, but spills)
@@ -52,7 +53,10 @@ KERNELS = ("forward", "backward", "columns", "rows")
 
 
 def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, itemsize: int = 2) -> int:
-    """Return how many bytes of shared memory one thread block of `kernel` needs, with `itemsize` bytes per element."""
+    """Return the number of bytes of shared memory that one thread block of `kernel` needs.
+
+    An element has `itemsize` bytes.
+    """
     if kernel in ("forward", "rows"):  # Q_i, dO_i for "rows"; K_j, V_j per stage; O_i is stored via Q_i's buffer
         stay = B_r if kernel == "forward" else 2 * B_r
         return (stay + stages * 2 * B_c) * d * itemsize
@@ -62,7 +66,10 @@ def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, items
 
 
 def registers(kernel: str, B_r: int, B_c: int, d: int, warps: int = 4, itemsize: int = 2) -> int:
-    """Return the number of registers per thread, mostly for accumulators, scores and the operand of the next matmul."""
+    """Return the number of registers per thread, most of which hold accumulators, scores and a copy of the scores.
+
+    The copy is the operand of the next matmul, and its elements have `itemsize` bytes.
+    """
     scores = B_r * B_c
     held = {
         "forward": B_r * d + scores,  # o; s
@@ -101,7 +108,7 @@ def fits(
 def table(
     chip: Chip, d: int, sizes: Sequence[int] = (64, 128), warps: Sequence[int] = (4, 8), **options: Any
 ) -> dict[tuple[int, int], tuple[int, Fit]]:
-    """Return {(B_r, B_c): (number of warps, Fit)} for all pairs of `sizes`.
+    """Return {(B_r, B_c): (number of warps, Fit)} for all pairs of `sizes`. `options` are further arguments of fits().
 
     The number of warps is the first of `warps` with which the block fits, or the last if the block fits with none.
     """

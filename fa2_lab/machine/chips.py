@@ -91,13 +91,13 @@ L40S              89   142  2520  362.05   91.6  1024       48   864   96      3
 
 
 def _rows(table: str) -> dict[str, list]:
-    """Parse a table, and return {name in the first column: [numbers in the other columns]} without the header row."""
+    """Parse a table, and return {name in the first column: [numbers in the other columns]}, without the header row."""
     rows = [re.split(r"\s{2,}", line) for line in table.strip().splitlines()[1:]]
     return {name: [float(x) if "." in x else int(x) for x in numbers] for name, *numbers in rows}
 
 
 def _chip(name: str, SM: int, SMs: int, clock: int, *numbers: float) -> Chip:
-    """Return the Chip for one row of the table of chips. The limits per SM come from the table of SMs."""
+    """Return the Chip for one row of the table of chips. `SM` is the architecture, whose limits another table lists."""
     tensor, fp32, tensor_per_clock, hbm, hbm_speed, l2, link = numbers
     lanes, shared, warps, blocks = _rows(_SMS)[str(SM)]
     return Chip(

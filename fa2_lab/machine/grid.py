@@ -1,9 +1,9 @@
 """A model of a launch: when and on which SM each thread block runs, and which workers add to the same rows of dQ.
 
-A block occupies one slot of one SM from its start to its end. Blocks start in launch order, each in the slot that is
-free first (list scheduling). The unit of time is one tile of the forward or of the backward pass, and a backward tile
-needs as many matmul FLOPs as 2.5 forward tiles. The model assumes that blocks on the same SM do not slow each other
-down.
+A block occupies one slot of one SM from its start to its end. Blocks start in launch order, each in the slot that
+becomes free first (list scheduling). The unit of time is one tile of the forward or of the backward pass, and a
+backward tile needs as many matmul FLOPs as 2.5 forward tiles. The model assumes that blocks on the same SM do not slow
+each other down.
 """
 
 import heapq
@@ -76,7 +76,7 @@ class Schedule:
 
 
 def waves(blocks: int, slots: int) -> int:
-    """Return the number of waves: how many blocks the busiest of `slots` slots runs, one after another."""
+    """Return the number of waves, that is, of blocks that the busiest of `slots` slots runs one after another."""
     return cdiv(whole_number("blocks", blocks, low=1), whole_number("slots", slots, low=1))
 
 
@@ -103,9 +103,9 @@ def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str 
 
     The cost of a block is its number of tiles, without skipped tiles.
 
-    The order "rows" launches the blocks head by head in the order of their indices, and "heaviest first" launches the
-    blocks with the most tiles first. In the order of their indices, the causal forward's blocks of a head become
-    heavier, and the causal backward's become lighter.
+    With the order "rows", the blocks are launched head by head in the order of their indices. Under a causal mask, the
+    forward's blocks of a head then become heavier, and the backward's blocks become lighter. With "heaviest first", the
+    blocks with the most tiles are launched first.
     """
     costs = [int(n) for n in worker_tiles(tiling, direction)]
     whole_number("heads", heads, low=1)
@@ -123,7 +123,7 @@ def worker_tiles(tiling: Tiling, direction: str) -> np.ndarray:
 
 
 def schedule(blocks: Sequence[BlockWork], SMs: int, blocks_per_sm: int = 1) -> Schedule:
-    """Return the Schedule of blocks that start in launch order, each in the slot that is free first.
+    """Return the Schedule of blocks that start in launch order, each in the slot that becomes free first.
 
     Every SM gets one block before any SM gets two.
     """
@@ -141,7 +141,10 @@ def schedule(blocks: Sequence[BlockWork], SMs: int, blocks_per_sm: int = 1) -> S
 
 
 def dealt(costs: Sequence[float], SMs: int) -> Schedule:
-    """Return the Schedule of statically assigned blocks: SM p runs the blocks p, p + SMs, p + 2 SMs and so on."""
+    """Return the Schedule of statically assigned blocks, where SM p runs the blocks p, p + SMs, p + 2 SMs and so on.
+
+    `costs` are the numbers of tiles of the blocks.
+    """
     whole_number("SMs", SMs, low=1)
     free, placed = [0.0] * SMs, []
     for n, cost in enumerate(costs):

@@ -80,9 +80,9 @@ def scores_visited(tiling: Tiling) -> int:
 
 
 def standard_forward(tiling: Tiling, d: int) -> Traffic:
-    """Return the traffic of standard attention: three passes, which write and read all of S and P.
+    """Return the traffic of standard attention, whose three passes write and read all of S and P.
 
-    Tile sizes do not matter.
+    The traffic does not depend on the tile sizes.
     """
     q, k, s = _sizes(tiling, d)
     return Traffic(loads={"Q": q, "K": k, "S": s, "P": s, "V": k}, stores={"S": s, "P": s, "O": q})
@@ -91,7 +91,7 @@ def standard_forward(tiling: Tiling, d: int) -> Traffic:
 def fa1_forward(tiling: Tiling, d: int) -> Traffic:
     """Return the traffic of FA1's Algorithm 2, which skips no tile under any mask.
 
-    It loads K and V once, and Q, O, l and m once per column block.
+    The algorithm loads K and V once. For each column block, it loads Q, O, l and m, and stores O, l and m.
     """
     q, k, _ = _sizes(tiling, d)
     T_c, N_q = tiling.T_c, tiling.N_q
@@ -101,7 +101,10 @@ def fa1_forward(tiling: Tiling, d: int) -> Traffic:
 
 
 def fa2_forward(tiling: Tiling, d: int) -> Traffic:
-    """Return the traffic of FA2's Algorithm 1: Q, O and L once, and the visited tiles of K and V for each row block."""
+    """Return the traffic of FA2's Algorithm 1.
+
+    The algorithm loads Q once, and stores O and L once. For each row block, it loads the visited tiles of K and V.
+    """
     q, _, _ = _sizes(tiling, d)
     streamed = cols_visited(tiling) * d
     return Traffic(loads={"Q": q, "K": streamed, "V": streamed}, stores={"O": q, "L": tiling.N_q})
@@ -113,7 +116,7 @@ def fa2_forward(tiling: Tiling, d: int) -> Traffic:
 def standard_backward(tiling: Tiling, d: int) -> Traffic:
     """Return the traffic of the backward pass of standard attention (FA1's Algorithm 3).
 
-    Its five passes read P twice, write and read dP, and write dS once and read dS twice.
+    Its five passes read P twice, write dP once and read it once, and write dS once and read it twice.
     """
     q, k, s = _sizes(tiling, d)
     loads = {"P": 2 * s, "dO": 2 * q, "V": k, "dP": s, "dS": 2 * s, "K": k, "Q": q}
@@ -123,7 +126,7 @@ def standard_backward(tiling: Tiling, d: int) -> Traffic:
 def fa1_backward(tiling: Tiling, d: int) -> Traffic:
     """Return the traffic of FA1's Algorithm 4.
 
-    It loads K and V once, and it loads Q, O, dO, dQ, l and m and stores dQ once per column block.
+    The algorithm loads K and V once. For each column block, it loads Q, O, dO, dQ, l and m, and stores dQ.
     """
     q, k, _ = _sizes(tiling, d)
     T_c, N_q = tiling.T_c, tiling.N_q
@@ -134,7 +137,8 @@ def fa1_backward(tiling: Tiling, d: int) -> Traffic:
 def fa2_backward(tiling: Tiling, d: int) -> Traffic:
     """Return the traffic of FA2's Algorithm 2.
 
-    It computes D once at the start. It loads K and V once, and Q, dO, dQ, L and D once per visited tile.
+    The algorithm computes D once at the start. It loads K and V once. For each visited tile, it loads Q, dO, dQ, L and
+    D, and stores dQ.
     """
     q, k, _ = _sizes(tiling, d)
     rows = rows_visited(tiling)
@@ -182,7 +186,7 @@ def requests(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
 
 
 def sizes(tiling: Tiling, d: int) -> dict[str, int]:
-    """Return {name of a tensor: the number of its elements} for all tensors of one head."""
+    """Return {name of a tensor: number of its elements} for all tensors of one head."""
     q, k, s = _sizes(tiling, d)
     rows, columns, scores = ("Q", "O", "dO", "dQ"), ("K", "V", "dK", "dV"), ("S", "P", "dS", "dP")
     numbers = dict.fromkeys(("l", "m", "L", "D"), tiling.N_q)
@@ -213,7 +217,7 @@ def in_bytes(algorithm: str, moved: Traffic) -> Traffic:
 
 
 def fa1_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
-    """Count the operations of lines 10 to 16 of FA1's Algorithm 2 in one tile.
+    """Count the operations of lines 10 to 16 of FA1's Algorithm 2 in one tile of b rows, c columns and bc scores.
 
     These lines scale o and the new term, and divide by l.
     """
@@ -222,21 +226,24 @@ def fa1_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
 
 
 def fa2_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
-    """Count the operations of lines 8 to 10 of FA2's Algorithm 1 in one tile. They scale o only by α (tweak 1)."""
+    """Count the operations of lines 8 to 10 of FA2's Algorithm 1 in one tile of b rows, c columns and bc scores.
+
+    These lines scale o only by α (tweak 1).
+    """
     add, multiply = 2 * bc + b * d + b, bc + b * d + b
     return Counter(matmul=4 * bc * d, exp=bc + b, add=add, multiply=multiply, maximum=bc)
 
 
 def fa2_forward_end(b: int, d: int) -> Counter[str]:
-    """Count the operations of lines 12 and 13 of FA2's Algorithm 1 in one row block.
+    """Count the operations of lines 12 and 13 of FA2's Algorithm 1 in one row block of b rows.
 
-    For each row, they divide o by l and compute L = m + log l.
+    For each row, these lines divide o by l and compute L = m + log l.
     """
     return Counter(divide=b, multiply=b * d, log=b, add=b)
 
 
 def fa1_backward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
-    """Count the operations of lines 11 to 22 of FA1's Algorithm 4 in one tile.
+    """Count the operations of lines 11 to 22 of FA1's Algorithm 4 in one tile of b rows, c columns and bc scores.
 
     These lines compute D again in every tile and divide P by l.
     """
@@ -245,9 +252,9 @@ def fa1_backward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
 
 
 def fa2_backward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
-    """Count the operations of lines 10 to 16 of FA2's Algorithm 2 in one tile.
+    """Count the operations of lines 10 to 16 of FA2's Algorithm 2 in one tile of b rows, c columns and bc scores.
 
-    These are five matmuls and one exponential per score.
+    These operations are five matmuls, one exponential per score, and the additions and multiplications between them.
     """
     add, multiply = 2 * bc + b * d + 2 * c * d, 2 * bc + b * d + c * d
     return Counter(matmul=10 * bc * d, exp=bc, add=add, multiply=multiply)

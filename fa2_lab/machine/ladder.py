@@ -1,4 +1,4 @@
-"""A model that predicts the clocks of each rung of the ladder from its compiled code, and that you can check by hand.
+"""A model that predicts the clocks of each rung of the ladder from its compiled code. You can check it by hand.
 
 For each tile of its 64 rows, a warpgroup uses the units of an SM one after another: the path from L2 into shared memory
 (before rung 10, which copies tiles ahead), the tensor cores, the issue slots and the exponential unit. Then it waits
@@ -27,7 +27,7 @@ ON_CHIP, ROW_BLOCKS, SKIPPING, COPIED_AHEAD, HEAVY_FIRST = 2, 3, 7, 10, 12
 
 
 class Rung(NamedTuple):
-    """The properties of one rung that the model uses: its number, and counts from the compiled loop over tiles."""
+    """The properties of one rung that the model uses: its number, and counts from its compiled loop over tiles."""
 
     number: int
     programs: int  # that fit on an SM at the same time
@@ -42,7 +42,7 @@ class Rung(NamedTuple):
 
 
 def units(rung: Rung, chip: Chip = H200) -> dict[str, float]:
-    """Return, for each unit of an SM, the number of clocks that one tile of one warpgroup occupies the unit.
+    """Return, for each unit of an SM, the number of clocks for which one tile of one warpgroup occupies the unit.
 
     A warpgroup has four warps, one on each of the SM's four schedulers.
     """
@@ -67,9 +67,10 @@ def tile_bytes(rung: Rung) -> int:
 
 
 def clocks(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
-    """Return the clocks per tile of a warpgroup if `programs` programs share the SM. None means as many as fit.
+    """Return the clocks per tile of a warpgroup if `programs` programs share the SM.
 
-    In the model, a warpgroup that reaches a unit finds the average queue of a system with one warpgroup fewer.
+    If `programs` is None, as many programs share the SM as fit. In the model, a warpgroup that reaches a unit finds the
+    average queue of a system with one warpgroup fewer.
     """
     demands = units(rung, chip)
     wait = WAIT if rung.number < COPIED_AHEAD else AHEAD
@@ -110,8 +111,8 @@ def blocks(rung: Rung, heads: int, N: int, causal: bool) -> list[int]:
 def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -> float:
     """Return the number of clocks until all programs have ended.
 
-    tiles[p] is the number of tiles of program p, in launch order. While k + 1 programs share an SM, each of their tiles
-    takes tile[k] clocks.
+    `tiles[p]` is the number of tiles of program p, in launch order. While k + 1 programs share an SM, each of their
+    tiles takes `tile[k]` clocks.
     """
     waiting = iter(tiles)
     left: list[list[float]] = [[] for _ in range(SMs)]  # tiles that each program still has to visit

@@ -1,7 +1,7 @@
 """Number formats simulated in NumPy, which show how rounding affects attention if everything else is exact.
 
-`rounded` of examine/cases.py rounds to a format that is given by its number of mantissa bits, including the leading 1.
-This module adds the FP8 format E4M3, which has four such bits, and the scales and the rotation that FlashAttention-3
+`rounded` of examine/cases.py rounds to any format that is given by its number of mantissa bits, including the leading
+1. This module adds the FP8 format E4M3, which has four such bits, and the scales and the rotation that FlashAttention-3
 uses with FP8. It also constructs rows in which rounding errors have the same sign and accumulate (arXiv 2510.04212).
 """
 
@@ -18,7 +18,10 @@ LARGEST = 448  # of E4M3
 
 
 class TiedRows(NamedTuple):
-    """Rows of scores S. Each row has its own V (keys, d) and its own row of dO."""
+    """Rows of scores S in which two scores share the maximum.
+
+    Each row has its own V (keys, d) and its own row of dO.
+    """
 
     S: np.ndarray  # (rows, keys)
     V: np.ndarray  # (rows, keys, d)
@@ -37,7 +40,10 @@ def repeated_maxima(rows: int = 4096, keys: int = 64, d: int = 16, seed: int = 0
 
 
 def outputs(S: np.ndarray, V: np.ndarray, m: np.ndarray, sum_bits: int) -> np.ndarray:
-    """Return O in bf16, computed with o = P V rounded to `sum_bits` bits of mantissa before the division by l."""
+    """Return O in bf16. Before it is divided by l, o = P V is rounded to `sum_bits` bits of mantissa.
+
+    `m` contains the number that is subtracted from the scores of each row.
+    """
     P = np.exp(S - m)
     o = np.einsum("rk,rkd->rd", rounded(P, BF16), V)
     return rounded(rounded(o, sum_bits) / P.sum(1, keepdims=True), BF16)
@@ -60,7 +66,10 @@ def e4m3(x: np.ndarray) -> np.ndarray:
 
 
 def scaled(X: np.ndarray, rows: int) -> np.ndarray:
-    """Return X rounded to E4M3 with one scale per `rows` rows, which maps their largest magnitude to 448."""
+    """Return X rounded to E4M3, with one scale for each group of `rows` rows.
+
+    The scale maps the largest magnitude of the group to 448.
+    """
     blocks = X.reshape(-1, rows, X.shape[1])
     scale = abs(blocks).max((1, 2), keepdims=True) / LARGEST
     return (e4m3(blocks / scale) * scale).reshape(X.shape)

@@ -1,6 +1,6 @@
 """The work that an attention method requires of each unit of a chip, and the time that each unit needs for this work.
 
-There are six prices: for a FLOP of the tensor cores, for any other instruction, for an exponential, and for a byte from
+There are six prices: the prices of a tensor-core FLOP, of any other instruction, of an exponential, and of a byte from
 shared memory, from L2 and from DRAM. An FMA is one instruction and two FLOPs. Tensor cores, FP32 units, special
 function units, L2 and DRAM can all work concurrently, so the slowest of them determines the time of a method.
 """
@@ -18,7 +18,7 @@ L2_PER_CLOCK = 5120  # bytes, of a whole A100 (NVIDIA A100 whitepaper); of later
 
 @dataclass(frozen=True)
 class Prices:
-    """The rates of a chip per second: tensor-core FLOPs, instructions, exponentials, and bytes of three memories."""
+    """The rates of a chip per second: tensor-core FLOPs, other instructions, exponentials, and bytes of memories."""
 
     tensor: float
     fp32: float
@@ -28,12 +28,12 @@ class Prices:
     dram: float
 
     def in_flops(self) -> dict[str, float]:
-        """Return each of the other prices as the number of FLOPs that the tensor cores compute in the same time."""
+        """Return {unit: number of tensor-core FLOPs that take as long as one operation, or one byte, of this unit}."""
         return {name: self.tensor / getattr(self, name) for name in ("fp32", "exp", "shared", "l2", "dram")}
 
 
 def prices(chip: Chip) -> Prices:
-    """Return the rates of a chip according to the manufacturer.
+    """Return the rates of a chip. All rates but that of L2 are the manufacturer's.
 
     The rate of L2 is the rate measured on this chip or, without a measurement, the A100's published bytes per clock
     times the clock of the chip.
@@ -97,7 +97,8 @@ class Cost:
     def intensity(self, place: str) -> float:
         """Return the number of matmul FLOPs per byte.
 
-        `place` is "requested" for the bytes that the SMs request, or "crossed" for the bytes that reach DRAM.
+        If `place` is "requested", the bytes are those that the SMs request, and if it is "crossed", those that reach
+        DRAM.
         """
         return self.flops / getattr(self, place)
 
@@ -125,11 +126,11 @@ def cost(
     causal: bool = False,
     chip: Chip = chips.H200,
 ) -> Cost:
-    """Return the cost of `heads` heads of N_q queries and N keys, as counted by machine/io. N_q is N by default.
+    """Return the cost of `heads` heads of N_q queries and N keys, as counted by machine/io. By default, N_q is N.
 
-    Standard attention stores S and P, and its operations are counted as those of one tile of the size of S. Its matmuls
-    request Q, K and V once per tile of their results, but only the first request reaches DRAM, because L2 answers the
-    others. Decode splits the keys, so every SM has work.
+    `method` is a key of METHODS. Standard attention stores S and P, and its operations are counted as those of one tile
+    of the size of S. Its matmuls request Q, K and V once per tile of their results, but only the first request reaches
+    DRAM, because L2 answers the others. Decode splits the keys, so every SM has work.
     """
     if method not in METHODS:
         raise ValueError(f"method: got {method!r}; it takes one of {', '.join(METHODS)}")
@@ -170,8 +171,8 @@ def passes(algorithm: str, tiling: Tiling, d: int, moved: io.Traffic, workers: i
     """Return how many times data that is loaded repeatedly is read from DRAM.
 
     The data is read once if L2 has room for the data of all heads that are computed concurrently. Otherwise, FA2 reads
-    the data once per wave of workers, because the workers of a head load the same tile at about the same time. FA1,
-    with one worker per head, and standard attention, with one kernel after another, read the data each time.
+    the data once per wave of workers, because the workers of a head load the same tile at about the same time. FA1 has
+    one worker per head, and standard attention runs one kernel after another, so both read the data each time.
     """
     size = io.sizes(tiling, d)
     again = {tensor: size[tensor] for tensor, n in moved.loads.items() if n > size[tensor]}

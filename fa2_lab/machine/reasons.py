@@ -1,4 +1,4 @@
-"""The reason for each rung of the ladder: the previous rung's limit, what the change removes, and a prediction."""
+"""The reason for each rung of the ladder: what limits the previous rung, what the change removes, and a prediction."""
 
 from functools import cache
 from pathlib import Path
@@ -27,7 +27,7 @@ UNWRITTEN = Reason("", "", "", "fa2_lab/machine/reasons.md has no entry for this
 
 
 def read(page: str) -> dict[str, Reason]:
-    """Parse the text of reasons.md, and return {number of a rung: its Reason}."""
+    """Parse the text of reasons.md, and return {number of a rung: Reason}."""
     found = {}
     for part in page.split("\n## ")[1:]:
         try:
@@ -66,7 +66,10 @@ class Step(NamedTuple):
 
     @property
     def misses(self) -> bool:
-        """Whether the measured speedup differs from the prediction, or exceeds a limit, by more than a tenth."""
+        """Whether the measured speedup misses the prediction by more than a tenth.
+
+        If the prediction is only an upper limit, the speedup misses it only by being higher.
+        """
         if self.predicted is None or self.measured is None:
             return False
         if self.at_most:
@@ -112,9 +115,10 @@ def predicted(before: str, after: str, causal: bool, d: int, heads: int | None =
 
 
 def most(record: Record, before: str, d: int) -> float | None:
-    """Return the largest possible speedup over rung `before`, or None if its hardware counters are not recorded.
+    """Return the largest possible speedup over the rung `before`, or None if its hardware counters are not recorded.
 
-    This is the speedup if the tensor cores were always busy. The counters show how much of the time they are busy.
+    A kernel with this speedup would keep the tensor cores busy all the time. The counters show the fraction of the time
+    for which `before` keeps them busy.
     """
     for row in record.rows:
         p = row.problem
@@ -130,11 +134,12 @@ COMPILED = ("registers", "programs", "spills", "shared", "instructions", "expone
 
 @cache
 def facts() -> dict[tuple[str, bool, int], dict]:
-    """Return {(rung, causal, d): the recorded numbers of its compiled kernel}.
+    """Return {(rung, causal, d): recorded numbers of the compiled kernel}.
 
-    The numbers are those that COMPILED names, and `keys` and `consumers`. `registers` counts registers per thread that
-    runs matmuls, and `programs` counts the programs that one SM runs concurrently. `instructions`, `exponentials`,
-    `waits` and `keys` are per tile of the loop without a mask. Rungs of the backward pass do not have these four.
+    The numbers are those that COMPILED lists, and `keys` and `consumers`. `registers` is the number of registers per
+    thread that runs matmuls, and `programs` is the number of programs that one SM runs concurrently. `instructions`,
+    `exponentials`, `waits` and `keys` are counted per tile of the loop without a mask. Rungs of the backward pass do
+    not have these four.
     """
     rows = (recorded("rungs") or {}).get("rungs", [])
     return {(row["rung"], row["causal"], row["d"]): row for row in rows}
@@ -161,7 +166,8 @@ def counters(record: Record, name: str) -> dict[str, float]:
 def chip(record: Record, name: str) -> tuple[float, ...]:
     """Return the SM clock in GHz and the power in watts while a rung runs without pauses (d = 128, without a mask).
 
-    If they were not measured, return the clock alone, computed as counted cycles divided by time, or an empty tuple.
+    If they were not measured, return the clock alone, computed from the counted cycles and the time. If there are no
+    counted cycles either, return an empty tuple.
     """
     for row in record.sustained:
         if name in row.chip and (row.problem["d"], row.problem["causal"]) == (128, False):

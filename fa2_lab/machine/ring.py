@@ -34,7 +34,7 @@ def sent(lengths: Sequence[int], rank: int, direction: str, *, kv_heads: int, d:
 
 
 def work(lengths: Sequence[int], layout: str, causal: bool, B_r: int = 128, B_c: int = 128) -> np.ndarray:
-    """Return an array [rank, step] with the number of tiles that a rank computes in a step of the forward, per head."""
+    """Return an array [rank, step] with the number of tiles per head that a rank computes in a step of the forward."""
     size = len(lengths)
     tiles = np.zeros((size, size), dtype=int)
     for rank, step in np.ndindex(size, size):
@@ -47,6 +47,9 @@ def work(lengths: Sequence[int], layout: str, causal: bool, B_r: int = 128, B_c:
 
 
 def balance(tiles: np.ndarray) -> float:
-    """Return the average fraction of time for which a rank works, if all wait for the rank with the most tiles."""
+    """Return the fraction of the time for which a rank works on average, if all wait for the rank with the most tiles.
+
+    `tiles` is an array [rank, step].
+    """
     most = tiles.sum(axis=1).max()
     return float(tiles.sum() / (len(tiles) * most)) if most else 1.0

@@ -4,8 +4,8 @@ One query is one row block, so one program per head would leave most SMs idle, a
 bandwidth. The module compares three launches, each as blocks for grid.schedule: one block per head; the same number of
 splits for every head (split-KV); and equal shares of the tiles of all heads (stream-K), in which a program may finish
 one head and start the next. Equal shares need no second wave, even if the sequences have different lengths.
-kernels/decode/shares.py has the rules by which the kernels choose. Time is counted in units of work: one unit to read a
-tile, and one to start a head.
+kernels/decode/shares.py contains the rules by which the kernels choose. Time is counted in units of work: one unit to
+read a tile, and one to start a head.
 """
 
 import math
@@ -22,7 +22,7 @@ from fa2_lab.tiles import cdiv, real_number, whole_number
 
 @dataclass(frozen=True)
 class Shares:
-    """The split of stream-K: the work of all heads, one head after another, is divided into equal shares.
+    """The split of stream-K, which divides the work of all heads, one head after another, into equal shares.
 
     Program w executes the units w · share : (w + 1) · share.
 
@@ -60,7 +60,7 @@ class Shares:
         return sum(self.tiles[:head]) + head
 
     def spans(self, w: int) -> list[tuple[int, int, int]]:
-        """Return a list of (head, first, last), in order: program w reads tiles first:last of each of these heads."""
+        """Return a list of (head, first, last), in order. Program w reads tiles first:last of each of these heads."""
         found = []
         for head, n in enumerate(self.tiles):
             begin = self.begin(head)
@@ -78,7 +78,7 @@ class Shares:
         return range(begin // self.share, (begin + self.tiles[head]) // self.share + 1)
 
     def part(self, w: int, head: int) -> int:
-        """Return the index in the scratch buffer of program w's partial result for a head.
+        """Return the index of program w's partial result for a head in the scratch buffer.
 
         The indices are unique, because either w or the head increases from one partial result to the next.
         """
@@ -86,11 +86,14 @@ class Shares:
 
     @property
     def room(self) -> int:
-        """The number of partial results for which the scratch buffer needs room."""
+        """The number of partial results that the scratch buffer must hold."""
         return self.programs + len(self.tiles)
 
     def blocks(self) -> list[grid.BlockWork]:
-        """Return one block per share for grid.schedule. The cost of a block is its number of units of work."""
+        """Return one block for each share, as grid.schedule takes them.
+
+        The cost of a block is its number of units of work.
+        """
         return [
             grid.BlockWork(w, index=None, cost=min(self.share, self.work - w * self.share)) for w in range(self.busy)
         ]
@@ -100,9 +103,9 @@ class Shares:
 
 
 def same_splits(tiles: Sequence[int], splits: int) -> list[grid.BlockWork]:
-    """Return blocks for grid.schedule if each head is cut into `splits` splits of nearly equal length, one per block.
+    """Return the blocks for grid.schedule if each head is cut into `splits` pieces of nearly equal length.
 
-    The cost of a block is its number of tiles plus one unit of work to start.
+    A block processes one piece. Its cost is its number of tiles plus one unit of work to start.
     """
     whole_number("splits", splits, low=1)
     cut = [[len(part) for part in np.array_split(range(n), min(splits, max(n, 1)))] for n in tiles]

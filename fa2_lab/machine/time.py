@@ -1,13 +1,13 @@
-"""The clocks that one forward tile takes on each unit of an SM, which show the gain of tweak 1 and of split-Q.
+"""The clocks that one forward tile takes on each unit of an SM, which show the gain from tweak 1 and from split-Q.
 
 The tensor cores compute the matmuls, the special function units compute the exponentials, and the FP32 lanes compute
 the rest. Operands pass through shared memory. If all four units work concurrently, the busiest unit determines the time
 (`overlapped`). If each unit waits for the previous one, their times add up (`serial`). A real kernel is in between.
 
-The FP32 work is the number of instructions that a kernel issues, which is smaller than the count of the meter. τ s − m
-is one FMA. The sum into o is computed by the tensor-core accumulator in FA2, and by an FMA in FA1, which must scale the
-new term first. Every instruction is assumed to run at the FP32 rate. Conversions, addresses, loop control and HBM are
-ignored.
+The FP32 work is the number of instructions that a kernel issues, which is smaller than the count of the meter. For
+example, τ s − m is a single FMA. The sum into o is computed by the tensor-core accumulator in FA2, and by an FMA in
+FA1, which must scale the new term first. Every instruction is assumed to run at the FP32 rate. Conversions, addresses,
+loop control and HBM are ignored.
 """
 
 from typing import NamedTuple
@@ -65,9 +65,10 @@ def tile_clocks(
 
 
 def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str = "forward") -> int:
-    """Return the number of FP32 instructions for one tile: the count of the meter minus additions that cost nothing.
+    """Return the number of FP32 instructions for one tile, which is the count of the meter minus the free additions.
 
-    The subtraction in τ s − m is part of an FMA. Sums into o, or into dQ, dK and dV, are part of an FMA or a matmul.
+    The subtraction in τ s − m is free, because it is part of an FMA. Sums into o, or into dQ, dK and dV, are free as
+    well, because they are part of an FMA or of a matmul.
     """
     counted = io.not_matmul(io.tile_operations(algorithm, direction, B_r, B_c, d))
     summed = B_r * d if direction == "forward" else (B_r + 2 * B_c) * d
@@ -75,7 +76,7 @@ def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str
 
 
 def readers(chip: Chip, B_r: int, W: int) -> int:
-    """Return how many times each tile of K and V is read from shared memory under split-Q.
+    """Return how many times each tile of K and V is read from shared memory by W warps under split-Q.
 
     Before Hopper, every warp reads K and V for its own rows. Since Hopper, one instruction reads K and V for the rows
     of several warps.

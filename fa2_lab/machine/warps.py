@@ -9,11 +9,11 @@ split_k  FA1: each warp owns B_c / W of the keys, and reads all of Q. The K refe
 
 The model counts every element that is written to or read from shared memory, and records every barrier with its reason.
 Under both schemes, a tile of K or V is stored in shared memory once, but the schemes differ in how often the tile is
-read. For each tile, a warp reads the operands of its matmuls (its rows of Q or all of Q, all of K and V or its slice)
-into registers once. The warp also keeps its rows of O, l and m in registers. Copies from HBM are counted for COPY and
-not for a warp, because they run asynchronously, and no warp may rely on them before a barrier. Sums and maxima within a
-warp use registers (shuffles) and are not counted, and bank conflicts are not counted either. The arithmetic is float64,
-but the bytes are those of a kernel with 16-bit Q, K and V, and with fp32 statistics and partial results.
+read. For each tile, a warp reads the operands of its matmuls into registers once: its rows of Q or all of Q, and all of
+K and V or its slice of them. The warp also keeps its rows of O, l and m in registers. Copies from HBM are counted for
+COPY and not for a warp, because they run asynchronously, and no warp may rely on them before a barrier. Sums and maxima
+within a warp use registers (shuffles) and are not counted, and bank conflicts are not counted either. The arithmetic is
+float64, but the bytes are those of a kernel with 16-bit Q, K and V, and with fp32 statistics and partial results.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ class RaceError(RuntimeError):
 class SharedMemory:
     """The arrays of one thread block in shared memory.
 
-    Each access is counted. If a barrier is missing between two accesses that conflict, RaceError is raised.
+    Each access is counted. If no barrier separates two accesses that conflict, RaceError is raised.
     """
 
     def __init__(self, **shapes: tuple) -> None:
@@ -159,7 +159,10 @@ BARRIERS = {"split_q": 2, "split_k": 3}  # of each tile
 
 
 def tile_accesses(scheme: str, b: int, c: int, d: int, W: int) -> Counter[tuple]:
-    """Return {(op, tensor): number of elements} for all shared-memory accesses of W warps in one b × c tile."""
+    """Return {(op, tensor): number of elements} for all shared-memory accesses of W warps in one b × c tile.
+
+    `op` is "read" or "write".
+    """
     b, c, d, W = (whole_number(name, x, low=1) for name, x in (("b", b), ("c", c), ("d", d), ("W", W)))
     stored = {("write", "K"): c * d, ("write", "V"): c * d}
     if scheme == "split_q":
@@ -173,7 +176,10 @@ def tile_accesses(scheme: str, b: int, c: int, d: int, W: int) -> Counter[tuple]
 
 
 def tile_bytes(scheme: str, b: int, c: int, d: int, W: int) -> int:
-    """Return tile_accesses() in bytes, for a kernel with 16-bit Q, K and V, and fp32 statistics and partial results."""
+    """Return the bytes that tile_accesses() counts, for a kernel with 16-bit Q, K and V.
+
+    Statistics and partial results are fp32.
+    """
     return sum(n * BYTES[tensor] for (_, tensor), n in tile_accesses(scheme, b, c, d, W).items())
 
 
