@@ -208,7 +208,7 @@ sink | 16 | intervals | one more score for each head that has no value | 注意�
 
 
 def cells(table: str) -> list[list[str]]:
-    """Return the rows of a table, each as the list of its cells. A cell of "-" becomes empty."""
+    """Return the rows of a table, each as the list of its cells. A cell that contains "-" becomes empty."""
     rows = [line for line in table.strip().replace("\n    ", " ").splitlines() if not line.startswith("#")]
     return [["" if cell == "-" else cell for cell in row.split(" | ")] for row in rows]
 

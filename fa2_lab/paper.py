@@ -20,7 +20,10 @@ PACKAGE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Line:
-    """One numbered line of an algorithm. `depth` counts the loops around it, and `computes` is false for "end for"."""
+    """One numbered line of an algorithm.
+
+    `depth` is the number of loops around it. `computes` is False for "end for".
+    """
 
     number: int
     depth: int
@@ -257,7 +260,7 @@ SHOWN = 10  # lines at most that a short answer has
 
 @dataclass(frozen=True)
 class Place:
-    """One line of code: its file, its number in the file, and its text."""
+    """One line of code: its file, its line number and its text."""
 
     file: str
     number: int
@@ -269,7 +272,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """A line of a paper and every line of code that computes it. The lines of code to read first are at the front."""
+    """A line of a paper and every line of code that computes it. The lines of code to read first come first."""
 
     tag: str
     algorithm: Algorithm
@@ -305,7 +308,7 @@ class Whereabouts:
         return [f"{self.tag}: {self.algorithm.title} ({self.algorithm.source})", *text.splitlines()]
 
     def __str__(self) -> str:
-        """Return the paper's line, the code to read first and the figure, in ten lines at most."""
+        """Return the paper's line, the code to read first and the figure, in at most ten lines."""
         if not self.line.computes:
             return "\n".join([*self.words(), "nothing to compute here"])
         ends = [f"picture  figures/{self.picture}.svg"] if self.picture else []
@@ -319,7 +322,7 @@ class Whereabouts:
         return "\n".join([*self.words(), *rows, *titled("Triton", triton, f"none: {self.no_triton}"), *ends])
 
     def full(self) -> str:
-        """Return the paper's line, its figure, and all lines of code that compute it, also those in the notebooks."""
+        """Return the paper's line, its figure, and all lines of code that compute it, with those in the notebooks."""
         parts = self.words() + [f"  A known slip here: fa2-lab errata {name}" for name in self.line.errata]
         for title, places in (("NumPy", self.numpy), ("Triton", self.triton), ("notebook", self.notebooks)):
             parts += [f"{title:9}{place}" for place in places]
@@ -331,7 +334,7 @@ class Whereabouts:
 
 
 def titled(title: str, places: tuple[Place, ...], none: str) -> list[str]:
-    """Return lines of code as rows of text, without their comments. `title` is before the first row.
+    """Return lines of code as rows of text, without their comments. The first row begins with `title`.
 
     If there are no lines of code, the only row is `none`.
     """
@@ -345,9 +348,9 @@ def triton_file(algorithm: Algorithm) -> str | None:
 
 
 def where(tag: str) -> Whereabouts:
-    """Return where the code computes a line of a paper, as in `print(where("FA2.A1.L9"))`.
+    """Return the Whereabouts of a paper's line: the places in the code that compute it.
 
-    Printing the result shows the lines of code to read first. Its method full() returns all of them.
+    `print(where("FA2.A1.L9"))` shows the lines of code to read first. The method full() returns all of them.
     """
     if not isinstance(tag, str):
         raise TypeError(f"tag: got {tag!r}; it takes a string such as 'FA2.A1.L9'")
@@ -378,7 +381,7 @@ def unknown_tag(tag: str) -> str:
 
 
 def places(tag: str, folder: Path | None, first: str | None = None) -> tuple[Place, ...]:
-    """Return every line of code in a folder that carries the tag. Those in the file `first` are at the front."""
+    """Return every line of code in a folder that carries the tag. Those in the file `first` come first."""
     if folder is None or not folder.is_dir():
         return ()
     found = [
@@ -393,7 +396,7 @@ def places(tag: str, folder: Path | None, first: str | None = None) -> tuple[Pla
 
 
 def folder_of(file: str) -> int:
-    """Return the rank of a file by its folder in FOLDERS. Files in other folders come last."""
+    """Return the rank of a file, which is the index of its folder in FOLDERS. Files in other folders come last."""
     return next((n for n, name in enumerate(FOLDERS) if f"/{name}/" in file), len(FOLDERS))
 
 

@@ -36,7 +36,7 @@ class Measurement:
     def ratio(self, name: str, baseline: str) -> float:
         """Return the baseline's value divided by an implementation's value in the same run.
 
-        For times, it is a speedup.
+        If the values are times, this ratio is the speedup over the baseline.
         """
         return self.values[baseline][0] / self.values[name][0]
 
@@ -106,7 +106,10 @@ def compared_with(names: Collection[str]) -> str:
 
 
 def recorded(name: str) -> dict | None:
-    """Return the content of figures/data/NAME.json for data other than a suite's, or None if there is no such file."""
+    """Return the content of figures/data/NAME.json, or None if there is no such file.
+
+    Data that do not belong to a suite are read by this function.
+    """
     file = FOLDER / f"{name}.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 

@@ -1,7 +1,7 @@
 """Geometry of blocks: which rows and columns a tile covers, and whether the mask cuts it.
 
-Queries are rows (`i`), and keys are columns (`j`). A tile is the B_r × B_c block of S in which row block i meets column
-block j. Other kernels call B_r and B_c BLOCK_M and BLOCK_N.
+Queries are rows (`i`), and keys are columns (`j`). A tile is the B_r × B_c block of S at the intersection of row block
+i and column block j. Other kernels call B_r and B_c BLOCK_M and BLOCK_N.
 """
 
 import math
@@ -151,7 +151,7 @@ class Tiling:
         return s_ij if self.kind(i, j) is Tile.FULL else np.where(self.visible(i, j), s_ij, -np.inf)
 
     def blocks(self, i: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
-        """Return (first, last): row block i meets the mask's visible columns in column blocks first … last − 1.
+        """Return (first, last): row block i sees columns only in the column blocks first … last − 1.
 
         i is an index or an array of them. `allowed` and `bias`, which may mask some of these blocks, are not
         considered.

@@ -54,13 +54,16 @@ class Trace:
         return watched if len(watched) > 1 else watched[0]
 
     def parallel(self, name: str, indices: Iterable[int]) -> Iterator[int]:
-        """Loop over `indices`. The iterations are independent, and each represents one worker (a thread block)."""
+        """Yield the `indices` of a loop whose iterations are independent.
+
+        Each iteration represents one worker (a thread block).
+        """
         self._parallel.append(name)
         yield from self.serial(name, indices)
         self._parallel.remove(name)
 
     def serial(self, name: str, indices: Iterable[int]) -> Iterator[int]:
-        """Loop over `indices` one after another within a worker."""
+        """Yield the `indices` of a loop that a worker runs one after another."""
         for index in indices:
             self._at[name] = index
             yield index
@@ -69,7 +72,7 @@ class Trace:
     def hold(self, *arrays: np.ndarray) -> None:
         """Record the arrays that one step of the algorithm needs on chip at the same time.
 
-        Only the largest total size of any step is kept.
+        Only the largest total size of all steps is kept.
         """
         self.peak_on_chip = max(self.peak_on_chip, sum(np.size(a) for a in arrays))
 
@@ -91,7 +94,7 @@ class Trace:
 
     @property
     def hbm_elements(self) -> int:
-        """The number of elements moved between HBM and the chip, which is loads plus stores."""
+        """The number of elements moved between HBM and the chip, that is, loads plus stores."""
         return self.loads() + self.stores()
 
     @property
@@ -163,7 +166,7 @@ class Trace:
 
 
 class Unwatched:
-    """A replacement for Trace that counts nothing: it has the same methods, but returns plain arrays."""
+    """A replacement for Trace that counts nothing. It has the same methods, but returns plain arrays."""
 
     def hbm(self, **tensors: np.ndarray) -> Any:
         return list(tensors.values()) if len(tensors) > 1 else next(iter(tensors.values()))

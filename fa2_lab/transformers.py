@@ -140,7 +140,7 @@ def row_of_a_cache(
 
 
 def parts_of(mask_function: Callable) -> list:
-    """Return the masks whose intersection is mask_function, each as (its name, the value with which it was made).
+    """Return the masks whose intersection is mask_function, each as (name, value with which it was made).
 
     A causal mask is returned as its name alone, and a bidirectional mask is omitted.
     """

@@ -1,4 +1,4 @@
-"""Check biases, and compute the keys that identify them. A bias is a function whose value is added to the scores.
+"""Checks of biases, and the keys that identify them. A bias is a function whose value is added to the scores.
 
 The key of a bias is part of the key under which prepared.py stores a prepared call.
 """
@@ -83,7 +83,7 @@ def bias_key(bias: Any) -> Any:
 def captured_values(jitted: Any) -> dict[str, Any]:
     """Return {name: value} for all outside variables that a jitted function uses.
 
-    Outside variables that are used by the jitted functions it calls are included.
+    This includes the outside variables of the jitted functions that it calls.
     """
     function = jitted.fn
     found = {name: function.__globals__.get(name) for name in globals_of(function.__code__)}
@@ -97,5 +97,5 @@ def captured_values(jitted: Any) -> dict[str, Any]:
 
 @cache
 def globals_of(code: CodeType) -> tuple[str, ...]:
-    """Return the names of the module-level variables that compiled Python code reads, without names of attributes."""
+    """Return the names of the module-level variables that compiled Python code reads, excluding attribute names."""
     return tuple(line.argval for line in get_instructions(code) if line.opname == "LOAD_GLOBAL")

@@ -1,4 +1,4 @@
-"""Argument checks of the public functions before any launch, and the choice between the kernels and the reference.
+"""Checks of the public functions' arguments before any launch, and the choice between the kernels and the reference.
 
 Every error names the argument, the value that was passed, and the values that are accepted. Values on a GPU are read
 only if the check is worth the wait, and at most once for each version of a tensor. The kernels clamp values that are
@@ -137,7 +137,7 @@ def check_cu_seqlens(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, q: Tensor) -> N
 
 
 def check_cu_seqlens_values(name: str, cu_seqlens: Tensor, total: int) -> None:
-    """Raise an error unless the cumulative sequence lengths `starts` begin at 0, never decrease, and end with `total`.
+    """Raise an error unless the cumulative sequence lengths begin at 0, never decrease, and end with `total`.
 
     `name` is the name of the argument in the error message. The values are read only if this does not wait for a GPU.
     """

@@ -36,7 +36,7 @@ def kernels() -> ModuleType:
 
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Compute and return (O, L), by the kernels or, if options.reference is set, by the NumPy reference."""
+    """Compute (O, L) with the kernels, or with the NumPy reference if options.reference is set."""
     return reference_forward(tensors, options) if options.reference else kernels().forward(tensors, options)
 
 
@@ -96,7 +96,7 @@ class Call(NamedTuple):
 
 
 class Attention(torch.autograd.Function):
-    """The autograd function of a call that needs gradients, in eager mode.
+    """The autograd function for calls that need gradients, in eager mode.
 
     It is written in Python because its host time is a third of that of a custom operator. Every argument adds to this
     time, so the Call and its Tensors are passed as one argument.
@@ -283,7 +283,7 @@ def paged_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 
 
 def packed_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Compute (O, L) of packed sequences, one sequence at a time. Rows after the last sequence see nothing."""
+    """Compute (O, L) of packed sequences, one sequence at a time. Rows after the last sequence see no key."""
     q = tensors.q
     O = contiguous_like(rows_contiguous(q)).zero_()
     L = q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)
@@ -310,7 +310,10 @@ def packed_backward(
 
 
 def packed_sequences(tensors: Tensors) -> Iterator[tuple[slice, slice, Tensors]]:
-    """Yield the rows, the keys and the Tensors of each packed sequence, with the dimensions that attention() has."""
+    """Yield (rows, keys, Tensors) for each packed sequence.
+
+    The Tensors have the dimensions that attention() expects.
+    """
     q, k, v, sinks = tensors.q, tensors.k, tensors.v, None if tensors.sinks is None else tensors.sinks.double()
     starts = (cast(Tensor, x).tolist() for x in (tensors.cu_seqlens_q, tensors.cu_seqlens_k))
     for rows, keys in zip(*([slice(*pair) for pair in pairwise(x)] for x in starts), strict=True):
@@ -328,7 +331,7 @@ def with_at_least_one_key(tensors: Tensors) -> Tensors:
 
 
 def reference_kwargs(tensors: Tensors, options: Options) -> dict[str, Any]:
-    """Return the keyword arguments for the NumPy reference (heads.forward and heads.backward), without the arrays."""
+    """Return the keyword arguments for the NumPy reference (heads.forward and heads.backward), without its arrays."""
     kwargs: dict[str, Any] = dict(causal=options.causal, scale=options.scale, softcap=options.softcap)
     kwargs["dropout_p"] = options.dropout_p
     if options.windowed:

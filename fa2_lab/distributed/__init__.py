@@ -6,7 +6,7 @@ group   the ranks that take part, and how they check that they agree before any 
 ring    ring_attention(): K and V travel round the ring of ranks, the partial results (O, L) are merged, and in the
         backward pass dK and dV travel together with K and V
 state   the softmax state of a rank's rows: m, l and o
-shard   cutting a tensor into one shard per rank, and joining the shards again
+shard   functions that cut a tensor into one shard per rank, and join the shards again
 """
 
 from fa2_lab.distributed.ring import counting, ring_attention

@@ -31,7 +31,7 @@ OWN = ("length",)  # what may differ from rank to rank
 
 
 class Disagreement(ValueError):
-    """Raised when the ranks' calls do not match, or when a rank has rejected its arguments."""
+    """The error that is raised if the ranks' calls do not match, or if a rank has rejected its arguments."""
 
 
 def process_group(mesh: DeviceMesh | dist.ProcessGroup | None) -> dist.ProcessGroup:

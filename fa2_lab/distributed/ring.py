@@ -216,7 +216,7 @@ def counting() -> Iterator[Counter]:
 
 
 def once_round(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yield (source, [K, V]) for the block of each rank `source`, starting with this rank's own block.
+    """Yield (source, [K, V]) for the block of each rank `source`, starting with the block of this rank.
 
     While the caller uses a block, the next block is transferred.
     """
@@ -259,7 +259,7 @@ def forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tenso
 
 
 def partial_forward(ring: RingCall, seen: Meeting, q: Tensor, k: Tensor, v: Tensor) -> Partial | None:
-    """Return the partial result (rows, O, L) of the queries and keys of the meeting `seen`, or None if it is empty.
+    """Return (rows, O, L), the partial result for the queries and keys of `seen`, or None if `seen` is empty.
 
     `rows` is the slice of the queries to which O and L belong.
     """
@@ -270,9 +270,9 @@ def partial_forward(ring: RingCall, seen: Meeting, q: Tensor, k: Tensor, v: Tens
 
 
 def options_of(ring: RingCall, seen: Meeting) -> Options:
-    """Return the Options of the kernel call for the queries and keys of the meeting `seen`.
+    """Return the Options of the kernel call for the queries and keys of `seen`.
 
-    The kernel call is causal if the meeting is DIAGONAL.
+    The kernel call is causal if `seen` is DIAGONAL.
     """
     return Options(seen.kind is Tile.DIAGONAL, ring.scale, reference=not ring.on_triton)
 
@@ -308,7 +308,7 @@ def backward(
 def partial_backward(
     ring: RingCall, dO: Tensor, dL: Tensor | None, q: Tensor, O: Tensor, L: Tensor, seen: Meeting, kv: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the contributions of the meeting `seen` to dQ, dK and dV, or None if the meeting is empty.
+    """Return the contributions of the queries and keys of `seen` to dQ, dK and dV, or None if `seen` is empty.
 
     `kv` is the block (K, V) to which the keys belong.
     """
@@ -322,9 +322,9 @@ def partial_backward(
 
 
 def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, dK: Tensor, dV: Tensor) -> None:
-    """Add `part`, the contributions of the meeting `seen`, to dQ of this rank and to dK and dV of the block.
+    """Add `part` to this rank's dQ, and to dK and dV of the block of K and V that its queries saw.
 
-    If `part` is None, nothing is added.
+    `part` contains the contributions of the queries and keys of `seen`. If it is None, nothing is added.
     """
     if part:
         for X, rows, more in zip((dQ, dK, dV), (seen.queries, seen.keys, seen.keys), part, strict=True):

@@ -1,4 +1,4 @@
-"""Cut a tensor along its sequence into one shard per rank, and join the shards again."""
+"""Functions that cut a tensor along its sequence into one shard per rank, and join the shards again."""
 
 import torch
 import torch.distributed as dist

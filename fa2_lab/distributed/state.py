@@ -43,7 +43,7 @@ class State:
     def finalize(self, part: tuple[slice, Tensor, Tensor], O: Tensor, L: Tensor) -> None:
         """Merge the last partial result `part`, and write O = o / l and L = m + log l of all rows to O and L.
 
-        O is rounded to its dtype only once, at the end.
+        O is rounded to its dtype only once, at the end. `part` is (rows, O, L).
         """
         if self.on_triton:
             from fa2_lab.kernels.portable import merge

@@ -37,8 +37,8 @@ def fa2_traffic(N: int) -> int:
 def fa1_traffic(N: int) -> int:
     """Return the HBM traffic of FA1's Algorithm 2 in elements.
 
-    It initializes O, l and m and loads K and V once. For each column block, it loads Q, O, l and m, and stores O, l
-    and m.
+    The algorithm initializes O, l and m and loads K and V once. For each column block, it loads Q, O, l and m, and
+    stores O, l and m.
     """
     return (N * B + 2 * N) + 2 * N * B + (N // B) * (3 * N * B + 4 * N)
 
@@ -148,7 +148,7 @@ EXP_COST = Erratum(
 
 
 def scores_of_warps(join: Callable) -> np.ndarray:
-    """Return join(scores), given a list with the scores of each of four warps.
+    """Return join(scores), where `scores` is a list with the scores of each of four warps.
 
     Each warp has the scores of all queries with a quarter of the keys.
     """
@@ -171,7 +171,7 @@ SPLIT_K = Erratum(
 
 
 def warps_and_keys(split: str, warps: int = 4) -> list[set]:
-    """Return a list with the set of K and V elements that each warp reads, if warps divide `split`, "Q" or "K"."""
+    """Return a list with the set of elements of K and V that each warp reads if warps divide `split`, "Q" or "K"."""
     keys = np.split(np.arange(CASE.N), warps) if split == "K" else [np.arange(CASE.N)] * warps
     return [{(tensor, int(j), c) for tensor in "KV" for j in js for c in range(CASE.d)} for js in keys]
 

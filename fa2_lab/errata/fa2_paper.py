@@ -73,7 +73,7 @@ SECOND_BLOCK = Erratum(
 def divided_at_the_end(factor: np.ndarray) -> np.ndarray:
     """Return (factor · O¹ + e^(S² − m²) V²) / ℓ².
 
-    This is the output of the two-block example, computed with tweak 1, if the factor is ℓ¹ e^(m¹ − m²).
+    This is the output of the two-block example, computed with tweak 1, if `factor` is ℓ¹ e^(m¹ − m²).
     """
     return (factor * TWO.O1 + TWO.e2 @ TWO.V2) / TWO.l2
 
@@ -94,7 +94,7 @@ TWEAK_1 = Erratum(
 def divided_in_every_step(factor: np.ndarray) -> np.ndarray:
     """Return factor · O¹ + e^(S² − m²) V² / ℓ².
 
-    This is the output of the two-block example, computed without tweak 1, if the factor is (ℓ¹ / ℓ²) e^(m¹ − m²).
+    This is the output of the two-block example, computed without tweak 1, if `factor` is (ℓ¹ / ℓ²) e^(m¹ − m²).
     """
     return factor * TWO.O1 + TWO.e2 @ TWO.V2 / TWO.l2
 
@@ -227,7 +227,7 @@ def inner_step(
 ) -> tuple[np.ndarray, ...]:
     """Run lines 10 to 16 of FA2's Algorithm 2 on one tile, and return dV, dQ and dK.
 
-    Line 15 loads dQ_i by itself, so the given dQ, which line 9 loads, is not used.
+    The given dQ, which line 9 loads, is not used, because line 15 loads dQ_i itself.
     """
     P = np.exp(CASE.tau * Q @ CASE.K.T - L)
     dS = P * (dO @ CASE.V.T - D)

@@ -20,7 +20,7 @@ SECONDS = {False: 60.0, True: 10.0}
 
 
 class Report(NamedTuple):
-    """The result of examining a function: its findings, how it was called, and which cases could not be run."""
+    """The result of examining a function: the findings, how it was called, and which cases could not be run."""
 
     name: str
     how: str  # the library, the dtype and the layout that it was asked in

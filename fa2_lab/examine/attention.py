@@ -1,8 +1,8 @@
 """A correct attention in NumPy float64, and versions of it with known mistakes.
 
-The function right() is the correct one. A mistake of the catalogue is an edit of its source: the edit replaces one
-expression by another. Some of the replaced expressions call the helper functions of this module. B is the width and
-height of a tile, for mistakes that depend on the tile size. A case can set its own tile size.
+The function right() is correct. A mistake of the catalogue is an edit of its source that replaces one expression by
+another. Some of the replacements call the helper functions of this module. B is the width and height of a tile, for
+mistakes that depend on the tile size. A case can set its own tile size.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from fa2_lab.reference.online_softmax import finite, nonzero
 def attention(
     case: Question, mistakes: Iterable[str] = (), B: int = 0, bits: int = 8, *, gradients: bool = False
 ) -> dict[str, np.ndarray]:
-    """Return a dict with "O", "L" and "largest" for a case, computed with the given mistakes.
+    """Return a dictionary with "O", "L" and "largest" for a case, computed with the given mistakes.
 
-    If `gradients` is set, the dict also contains "dQ", "dK" and "dV". "largest" is the largest magnitude of a score.
-    B is the tile size, and 0 means the tile size of the case. Mistakes that round a value round it to `bits` bits.
+    If `gradients` is set, the dictionary also contains "dQ", "dK" and "dV". "largest" is the largest magnitude of a
+    score. B is the tile size, and 0 means the tile size of the case. Mistakes that round a value round it to `bits`
+    bits.
     """
     with np.errstate(all="ignore"):
         return changed(tuple(mistakes))(case, B or case.tile[0], B or case.tile[1], bits, gradients)
@@ -139,7 +140,7 @@ def right(case: Question, B_r: int, B_c: int, bits: int, gradients: bool) -> dic
 
 
 def visits(seen: np.ndarray, B_r: int, B_c: int) -> Iterator[tuple[slice, np.ndarray]]:
-    """For each tile of B_c keys, yield the slice of its keys and a boolean array of the rows that process the tile.
+    """For each tile of B_c keys, yield the slice of its keys, and a boolean array of the rows that process the tile.
 
     A row processes a tile if any row of its row block (B_r rows) sees any key of the tile. `seen` is the mask (batch,
     heads, N_q, N_k), and the yielded array is (batch, heads, N_q).
@@ -163,7 +164,7 @@ def overflowing(x: np.ndarray) -> np.ndarray:
 
 
 def T_wrong(x: np.ndarray) -> np.ndarray:
-    """Return xᵀ, but x itself if x is square.
+    """Return xᵀ or, if x is square, x itself.
 
     The mistake is a missing transpose, which raises no error only if x is square.
     """
@@ -180,7 +181,7 @@ def weights(S: np.ndarray, of_maximum: int = 3, of_sum: int = 3) -> np.ndarray:
 
 
 def by_tiles(S: np.ndarray, v: np.ndarray, B: int) -> np.ndarray:
-    """Return the sum over tiles of B keys of softmax(scores of the tile) · values of the tile.
+    """Return the sum, over all tiles of B keys, of softmax(scores of the tile) · values of the tile.
 
     The mistake is that each tile has a softmax of its own.
     """
@@ -189,7 +190,7 @@ def by_tiles(S: np.ndarray, v: np.ndarray, B: int) -> np.ndarray:
 
 
 def merged(S: np.ndarray, v: np.ndarray, parts: int, how: str) -> np.ndarray:
-    """Split the keys into `parts`, compute the output of each part with its own softmax, and merge them wrongly.
+    """Split the keys into `parts` pieces, compute each piece's output with its own softmax, and merge them wrongly.
 
     `how` names the wrong weights of the merge: "mean", "maximum", "sum" or "last".
     """
@@ -203,7 +204,7 @@ def merged(S: np.ndarray, v: np.ndarray, parts: int, how: str) -> np.ndarray:
 
 
 def by_place(x: np.ndarray, B: int, fill: float) -> np.ndarray:
-    """Reshape x (batch, heads, N, …) to blocks of B rows, (batch, heads, blocks, B, …). Pad N with `fill`."""
+    """Reshape x (batch, heads, N, …) to blocks of B rows, (batch, heads, blocks, B, …), after padding N with `fill`."""
     after = -x.shape[2] % B
     x = np.pad(x, [(0, 0), (0, 0), (0, after)] + [(0, 0)] * (x.ndim - 3), constant_values=fill)
     return x.reshape(*x.shape[:2], -1, B, *x.shape[3:])
@@ -241,7 +242,7 @@ def last_tile(dS: np.ndarray, seen: np.ndarray, B_r: int, B_c: int) -> np.ndarra
 
 
 def late(starts: np.ndarray) -> np.ndarray:
-    """Return the cumulative sequence lengths with 1 added to each, except to the first and the last."""
+    """Return the cumulative sequence lengths with 1 added to each of them except the first and the last."""
     return starts + (starts > 0) * (starts < starts[-1])
 
 

@@ -14,7 +14,7 @@ SCALE_UP = 100.0  # the last feature of q and k where all scores are moved up or
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A problem for an attention function (a case), with arrays (batch, heads, N, d) in float64.
+    """A problem for an attention function, also called a case, with arrays (batch, heads, N, d) in float64.
 
     It contains q, k, v and the options, dO and dL for the backward, and the name of the group of mistakes that it
     tests.
@@ -79,8 +79,8 @@ def case(
     """Return a random case of these sizes. N_k = 0 means N_q, and kv_heads = 0 means `heads`.
 
     `more` contains the options of the case. It can also contain `gradients` and `dL`, which are True if gradients and a
-    gradient of L are part of the case, and `size` and `shift`. `size` multiplies all scores. `shift` is added to each
-    score before the scale, so it does not change the softmax.
+    gradient of L are part of the case, and `size` and `shift`. All scores are multiplied by `size`. `shift` is added to
+    each score before the scale, so it does not change the softmax.
     """
     draw = np.random.default_rng([0, N_q, N_k, d]).standard_normal
     size, shift, gradients = more.pop("size", 1.0), more.pop("shift", 0.0), more.pop("gradients", False)

@@ -37,7 +37,7 @@ RIGHT, UNMASKED = Variant(), Variant(("causal-ignored", "mask-ignored"))
 
 @dataclass(eq=False)
 class Answer:
-    """A function's outputs for a case: O and, if returned, L, dQ, dK and dV.
+    """The outputs of a function for a case: O and, if the function returns them, L, dQ, dK and dV.
 
     Each output is (batch, heads, N, d), or (batch, heads, N) for L.
     """
@@ -134,9 +134,9 @@ class Finding(NamedTuple):
 
 
 def known(answers: Iterable[Answer], output: str) -> list[Mistake]:
-    """Return each mistake that alone reproduces the output called `output` ("O", "L" or a gradient) in all answers.
+    """Return the mistakes that, each on its own, reproduce the given output in every answer.
 
-    For each answer, the tile size of its case is used.
+    `output` is "O", "L" or the name of a gradient. Each answer is checked with the tile size of its case.
     """
     parts = {"O": ("reads", "O"), "L": ("reads", "O", "L")}.get(output, ("gradients",))
     some = [x for x in CATALOGUE.values() if x.part in parts and "bits" not in x.varies]
@@ -144,9 +144,9 @@ def known(answers: Iterable[Answer], output: str) -> list[Mistake]:
 
 
 def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Finding]:
-    """Return findings that explain a function's answers: first for O, then for L, and for the gradients if O is right.
+    """Return the findings that explain a function's answers.
 
-    `tiles` are the tile sizes to try.
+    They are findings about O, then about L and, if O is right, about the gradients. `tiles` are the tile sizes to try.
     """
     found, state = explain_part(answers, RIGHT, "O", ("O",), tiles)
     usual, plain = conventions(state), not any(x.is_wrong and x.group == "plain" for x in found)
@@ -248,7 +248,7 @@ def rounding(answers: list[Answer], state: Variant, tiles: Sequence[int]) -> Fin
 
 
 def forms(mistake: Mistake, state: Variant, tiles: Sequence[int]) -> Iterator[Variant]:
-    """Yield the variants that add this mistake to `state`, one per tile size and precision that it can have."""
+    """Yield the variants that add this mistake to `state`, one for each tile size and precision that it can have."""
     tiles = (tiles if not state.B else (state.B,)) if "B" in mistake.varies else (state.B,)
     for B in tiles:
         for bits in (8, 11) if "bits" in mistake.varies else (state.bits,):
@@ -325,7 +325,7 @@ def choose(
 
 
 def place(answers: list[Answer], state: Variant, outputs: tuple[str, ...]) -> tuple[str, float, Question]:
-    """Return (position, size, case) of the error in the first answer that differs from the variant `state`.
+    """Return (position, size, case) for the error in the first answer that differs from the variant `state`.
 
     The position is a text that names the output, the heads and the rows. The size is the largest difference.
     """

@@ -1,4 +1,4 @@
-"""Checks that need further calls of a function: memory past the end of tensors, views, repeated calls, dropout."""
+"""Checks that need further calls of a function: memory past the end of tensors, views, repeated calls and dropout."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[
 
 
 def coarse_sums(subject: Subject) -> Iterator[Finding]:
-    """Compare the error on many keys with that of an attention that rounds P and O to 16 bits, but not its sums."""
+    """Compare the error on many keys with that of an attention that rounds P and O to 16 bits, but not its sums.
+
+    Yield a finding if the error is much larger.
+    """
     if subject.dtype not in BITS:
         return
     bits, asked = BITS[subject.dtype], case("sums", 512, d=subject.d, heads=1)

@@ -134,14 +134,14 @@ class Subject:
         raise NotExamined(failure or f"{dtype} is no dtype that it can be asked in")
 
     def settle_scale(self, is_right: bool) -> None:
-        """Ignore an argument that is named like the scale if the output is right without its default being 1/√d."""
+        """Ignore an argument that is named like the scale if the output is right although its default is not 1/√d."""
         for name in [name for name in self.roles if name.lower() == "tau"]:  # which may also be a threshold
             if is_right and type(self.defaults[name]) in (int, float) and self.defaults[name] != self.d**-0.5:
                 del self.roles[name]
                 self.unused.append(name)
 
     def settle_window(self) -> None:
-        """Find out whether the function expects a window as one number or two."""
+        """Find out whether the function expects a window as one number or as two numbers."""
         if not any(role == "window" and isinstance(self.defaults[name], tuple) for name, role in self.roles.items()):
             for self.window_is_int in (False, True):
                 with suppress(NotExamined):  # of lengths that no other case has: a function may keep masks
@@ -159,10 +159,10 @@ class Subject:
         return list(dict.fromkeys([x for x in roots if x in LIBRARIES] + LIBRARIES))
 
     def agreement(self) -> int:
-        """Call the function on a random case, and return a grade from 1 to 4.
+        """Call the function on a random case, and grade the output from 1 to 4.
 
         4 means that the output is right, or right for a causal mask. 3 means that a known mistake explains the output.
-        2 means that heads are independent. 1 means that the function runs.
+        2 means that heads are independent. 1 means only that the function runs.
         """
         n = 9 if self.multiple == 1 else self.multiple
         asked = self.fitted(case("probe", n, d=self.d, batch=2, heads=3, gradients=self.takes("dO")))
@@ -379,7 +379,8 @@ class Subject:
     def array(self, x: np.ndarray, place: str = "", fill: float = np.nan) -> Any:
         """Return x as an array of the function's library, surrounded in memory by guard elements with the value `fill`.
 
-        If `place` is not "", the array is a view: "turned", "swapped", "gapped" or "expanded".
+        If `place` is not empty, the array is a view, and `place` is the kind of view: "turned", "swapped", "gapped" or
+        "expanded".
         """
         if self.library == "jax":
             return self.flat(x)

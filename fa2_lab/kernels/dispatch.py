@@ -1,11 +1,11 @@
 """The choice of the kernels that compute a call.
 
-Decode computes a few queries, the Hopper kernels compute large calls on Hopper, and the portable kernels compute
-everything else.
+The decode kernels compute calls with a few queries, the Hopper kernels compute large calls on Hopper, and the portable
+kernels compute everything else.
 
-The functions named prepare… make the choice once for all calls like the given one, that is, with the same options and
-with tensors of the same types, devices, shapes and strides. They return a function that computes such a call: a forward
-is a function of (tensors), and a backward is a function of (dO, dL, O, L, tensors).
+The functions whose names begin with prepare make the choice once for all calls like the given one, that is, with the
+same options and with tensors of the same types, devices, shapes and strides. They return a function that computes such
+a call. A forward is a function of (tensors), and a backward is a function of (dO, dL, O, L, tensors).
 """
 
 import warnings
@@ -74,7 +74,7 @@ def prepare_portable_forward(tensors: Tensors, options: Options) -> Callable:
 
 
 def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
-    """Return (dQ, dK, dV), plus dsinks if the call has sinks. dL is None if L has no gradient."""
+    """Compute and return (dQ, dK, dV), plus dsinks if the call has sinks. dL is None if L has no gradient."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     key = "backward", options, deterministic, *tensor_keys((dO, dL, O, L, *tensors))
     call = get_or_make(key, prepare_backward, dO, dL, O, L, tensors, options, deterministic)
@@ -128,7 +128,7 @@ def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: 
 
 
 def bias_suffix(options: Options) -> str:
-    """Return the text that is appended to the name of a kernel in errors, which names the bias if there is one.
+    """Return the text that is appended to the name of a kernel in error messages. It names the bias if there is one.
 
     If a kernel with a bias does not compile, the user's bias is the most likely cause.
     """

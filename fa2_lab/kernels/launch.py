@@ -32,9 +32,9 @@ class Launch:
 
     All calls with the same key (see prepared.py) share a Launch.
 
-    A call passes the tensors. Its first tensors are passed to the kernel as tensor descriptors, one per given
-    descriptor, and the other tensors as pointers. All other arguments are passed by name: strides, sizes and
-    compile-time constants. `options` are the options of Triton's compiler.
+    A call passes the tensors. The first tensors, one for each given descriptor, are passed to the kernel as tensor
+    descriptors, and the other tensors are passed as pointers. All other arguments are passed by name: strides, sizes
+    and compile-time constants. `options` are the options of Triton's compiler.
     """
 
     def __init__(
@@ -149,7 +149,8 @@ def size_arguments(
 ) -> dict:
     """Return the size arguments of a kernel in which each program owns a block of `owned` and loops over `streamed`.
 
-    `owned` and `streamed` are Q and K, or K and Q. The program also loops over a second tensor like `streamed`.
+    `owned` is Q and `streamed` is K, or the other way round. The program also loops over a second tensor that has the
+    shape of `streamed`.
     """
     (_, H, N_q, _), (_, H_kv, N_k, _), (batch, heads, *_) = shape(Q), shape(K), shape(owned)
     found = dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, heads=batch * heads, sequences=sequences)
@@ -167,8 +168,8 @@ def window_bounds(options: Any) -> tuple:
 def l2_group(X: torch.Tensor) -> int:
     """Return the number of heads to process concurrently.
 
-    It is the number of heads that fit in 8 MiB of L2, but at least 1. Each head counts twice, because two tensors like
-    X are read, such as K and V.
+    This is the number of heads that fit in 8 MiB of L2, but at least 1. Each head counts twice, because two tensors
+    like X are read, such as K and V.
     """
     _, _, N, d = shape(X)
     return max(1, 8 * MiB // (2 * max(1, N) * d * X.element_size()))

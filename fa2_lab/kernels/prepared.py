@@ -86,7 +86,7 @@ def get_or_make(key: tuple, make: Callable, *arguments: Any) -> Any:
 
 
 def store(key: tuple, entry: Any) -> Any:
-    """Store `made` in the table of prepared calls under `key`, and return it.
+    """Store `entry` in the table of prepared calls under `key`, and return it.
 
     If the table is full, remove its oldest entry.
     """
@@ -119,7 +119,7 @@ def needs_copy(x: Tensor | None) -> bool:
 
 
 def rows_contiguous(x: Any) -> Any:
-    """Return x, or a copy with contiguous rows if needs_copy(x).
+    """Return x, or a copy with contiguous rows if x needs one, as needs_copy() tells.
 
     The copy is made by clone(), because contiguous() would not change a tensor without elements.
     """

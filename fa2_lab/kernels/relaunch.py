@@ -110,10 +110,10 @@ class Relaunch:
 
 
 def specialization_key(kernel: Any, arguments: dict[str, Any]) -> tuple:
-    """Return, for each argument of a launch, what affects the compiled kernel.
+    """Return, for each argument of a launch, the properties that affect the compiled kernel.
 
     For a constant, this is its value. For an integer, it is the width and, if the kernel is specialized on the integer,
-    whether it is 1 and whether 16 divides it.
+    whether the integer is 1 and whether 16 divides it.
     """
     try:
         parameters = trailing_parameters(kernel, len(arguments))
@@ -164,7 +164,7 @@ def are_same_objects(values: Any, arguments: Any) -> bool:
 
 
 def as_plain_tuples(x: Any) -> Any:
-    """Return x with all tuples in it, even nested ones, as plain tuples, which are unpacked three times as fast."""
+    """Return x with all of its tuples, even nested ones, as plain tuples, which are unpacked three times as fast."""
     return tuple(map(as_plain_tuples, x)) if isinstance(x, tuple) else x
 
 

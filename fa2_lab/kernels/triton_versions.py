@@ -25,7 +25,7 @@ OLDEST = "3.6"
 
 
 class Internal(NamedTuple):
-    """A part of Triton that is not public, the purpose of its use, and the tested versions that contain it."""
+    """An internal of Triton that the project uses, what it is used for, and the tested versions that contain it."""
 
     name: str
     needed_for: str
@@ -62,7 +62,7 @@ def by_triton(entries: dict[str, Any]) -> Any:
 def version_conflict(triton: str, numpy: str, interpreted: bool = True) -> str:
     """Return what to install if these versions of Triton and NumPy do not work together, or "" if they do.
 
-    `interpreted` is whether Triton's interpreter runs the kernels.
+    `interpreted` tells whether Triton's interpreter runs the kernels.
     """
     if major_minor(triton) < major_minor(OLDEST):
         return f"Triton {triton} is too old for these kernels: install 'triton>={OLDEST}'"

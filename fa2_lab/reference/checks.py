@@ -1,4 +1,4 @@
-"""Argument checks of the reference.
+"""Checks of the reference's arguments.
 
 Every error names the argument, the value that was passed, and the values that are accepted.
 """
@@ -49,7 +49,8 @@ def inputs(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """Return Q (N_q, d), K and V (N_k, d) of one head as float64 arrays, and the scale τ as a float.
 
-    Raise an error if an argument is invalid. dropout, softcap and sink are checked but not returned.
+    If tau is None, the scale is 1/√d. Raise an error if an argument is invalid. dropout, softcap and sink are checked
+    but not returned.
     """
     Q, K = real_array("Q", Q, 2), real_array("K", K, 2)
     if K.shape[1] != Q.shape[1]:

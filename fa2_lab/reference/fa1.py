@@ -37,8 +37,8 @@ def forward(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute FA1 Algorithm 2 for one head. Return O (N_q, d), the row sums l (N_q,) and the row maxima m (N_q,).
 
-    The block sizes follow from the on-chip memory of M elements, unless B_r and B_c are given. `dropout` holds the
-    generator's state R, which the backward needs again.
+    The block sizes are computed from the on-chip memory of M elements, unless B_r and B_c are given. `dropout` holds
+    the generator's state R, which the backward needs again.
     """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap, sink)
     drop = dropout.drop  # FA1.A2.L1
@@ -129,7 +129,7 @@ def backward(
 
 
 def _blocks(M: int | None, B_r: int | None, B_c: int | None, d: int) -> tuple[int, int]:
-    """Return the block sizes (B_r, B_c): those passed, or those computed from an on-chip memory of M elements."""
+    """Return the block sizes (B_r, B_c): the given ones, or those computed from an on-chip memory of M elements."""
     if (M is None) == (B_r is None and B_c is None) or (B_r is None) != (B_c is None):
         raise ValueError(f"M, B_r, B_c: got M={M}, B_r={B_r}, B_c={B_c}; it takes M alone, or B_r and B_c")
     if M is not None:

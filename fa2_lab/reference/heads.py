@@ -27,7 +27,7 @@ def forward(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Run the forward of a stage on all heads. Return O (batch, heads, N_q, d) and L (batch, heads, N_q).
 
-    k and v may have fewer heads than q. The options are the keyword arguments of each_head().
+    k and v may have fewer heads than q. Further keyword arguments are those of each_head().
     """
     q, k, v = _check(stage, q, k, v)
     O, L = np.empty_like(q), np.empty(q.shape[:3])
@@ -59,7 +59,7 @@ def backward(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Run the backward of a stage on all heads. Return dQ, dK and dV, given O and L from the forward.
 
-    The options are the keyword arguments of each_head(). sinks_backward() computes the gradient of the sinks.
+    Further keyword arguments are those of each_head(). sinks_backward() computes the gradient of the sinks.
     """
     q, k, v = _check(stage, q, k, v)
     O, dO = checks.like(q, O=O, dO=dO)

@@ -81,7 +81,7 @@ def backward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute FA1 Algorithm 3 for one head: return dQ, dK and dV, given P. dP and dS are also written to HBM."""
+    """Compute FA1 Algorithm 3 for one head. Return dQ, dK and dV, given P. dP and dS are also written to HBM."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap)
     P = checks.same_shape("P", P, (len(Q), len(K)), "(N_q, N_k)")
     (dO,) = checks.like(Q, dO=dO)

@@ -60,7 +60,7 @@ class SoftmaxState:
     def update(self, s: np.ndarray, v: np.ndarray, z: np.ndarray | None = None) -> SoftmaxState:
         """Return the state after one more block of scores s (B_r, B_c) and values v (B_c, d).
 
-        z holds the dropout factors (B_r, B_c), or is None without dropout.
+        z holds the dropout factors (B_r, B_c), or is None if there is no dropout.
         """
         m = np.maximum(self.m, s.max(axis=1))  # (B_r,)
         p = np.exp(s - finite(m)[:, None])  # (B_r, B_c)
@@ -70,7 +70,7 @@ class SoftmaxState:
         return SoftmaxState(m, l, o)
 
     def merge(self, other: SoftmaxState) -> SoftmaxState:
-        """Return the state after the keys of both states. Merging is associative and commutative."""
+        """Return the state that has processed the keys of both states. Merging is associative and commutative."""
         m = np.maximum(self.m, other.m)
         alpha, beta = np.exp(self.m - finite(m)), np.exp(other.m - finite(m))
         l = alpha * self.l + beta * other.l

@@ -1,7 +1,7 @@
 """Changes that some models make to the scores before the softmax: a softcap, and a sink.
 
 softcap  A score s becomes c · tanh(s / c), which is close to s if s is small and is always between −c and c.
-sink     One extra score per head without a key or a value: it takes part in the softmax and adds nothing to O.
+sink     One extra score per head without a key or a value, which takes part in the softmax and adds nothing to O.
 """
 
 import numpy as np

@@ -19,7 +19,7 @@ LAYOUTS = ("zigzag", "contiguous")
 
 
 class Meeting(NamedTuple):
-    """A kernel call in ring attention: a slice of the queries of one rank, and a slice of the keys of one rank.
+    """One kernel call in ring attention: a slice of the queries of one rank, and a slice of the keys of one rank.
 
     The slices count the rows of each rank from 0. `kind` is SKIP, DIAGONAL or FULL, as for a tile.
     """
@@ -64,7 +64,7 @@ def pieces(lengths: Sequence[int], layout: str) -> list[list[slice]]:
 
 
 def meeting(lengths: Sequence[int], rank: int, source: int, layout: str, causal: bool) -> Meeting:
-    """Return the Meeting of the queries of `rank` that see any key of rank `source`, and the keys that they see.
+    """Return the Meeting of the rank's queries that see any key of the rank `source`, and of the keys that they see.
 
     A single kernel call, or none, is always enough for these queries and keys. Under a causal mask, there are three
     cases. A rank sees its own keys as in any causal sequence. All its rows see the front piece of an earlier rank, and

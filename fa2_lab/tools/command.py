@@ -30,7 +30,7 @@ EXTRAS = {"torch": "kernels", "triton": "kernels", "matplotlib": "plots", "trans
 
 
 class Refused(Exception):
-    """The error for a request that cannot be met. The message is one sentence that names what is possible instead."""
+    """The error for a request that cannot be met. Its message is one sentence that names what is possible instead."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -67,7 +67,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_command(main: Callable[[], Callable], argv: list[str] | argparse.Namespace) -> int:
-    """Run a command, and convert a ValueError or a missing package into a Refused that explains what to do."""
+    """Run a command, and convert a ValueError or a missing package into a Refused that explains what to do.
+
+    `main` takes no arguments, and returns the function that runs the command for `argv`.
+    """
     try:
         return main()(argv) or 0
     except ValueError as refusal:
@@ -85,7 +88,7 @@ def import_main(module: str) -> Callable[[], Callable]:
 
 
 def entry_points(group: str) -> list[EntryPoint]:
-    """Return all packages' entry points in a group, even if an old fa2_lab.egg-info in the checkout hides some."""
+    """Return the entry points of all packages in a group, even if an old fa2_lab.egg-info here hides some."""
     return [entry for found in distributions() for entry in found.entry_points if entry.group == group]
 
 

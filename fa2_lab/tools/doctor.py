@@ -1,4 +1,4 @@
-"""`fa2-lab doctor`: what this machine has, which kernels would run on it, and what to do if something is wrong."""
+"""`fa2-lab doctor`: this machine's software and GPU, the kernels that would run on it, and what to do if it fails."""
 
 import argparse
 import json
@@ -140,7 +140,10 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
-    """Return, as text, which of the installed torch and Triton versions the kernels were not tested with."""
+    """Return, as text, which of the installed versions of torch and Triton the kernels were not tested with.
+
+    `versions` are the versions of Triton with which they were tested.
+    """
     unknown = []
     if torch and not number(TORCH[0]) <= number(torch) <= number(TORCH[1]):
         unknown.append(f"torch {torch}")
@@ -159,7 +162,7 @@ def interpreted(machine: Machine) -> str:
 
 
 def advice(machine: Machine) -> str:
-    """Return a sentence with the most urgent advice, or one that begins with FINE if nothing is wrong."""
+    """Return the most urgent advice as a sentence, or a sentence that begins with FINE if nothing is wrong."""
     if not machine.torch:
         return "torch is not installed, but the NumPy reference works. For attention, pip install 'fa2-lab[kernels]'"
     if not machine.triton:

@@ -1,4 +1,4 @@
-"""Writing files so that no file is ever incomplete, and checking folders before a long computation."""
+"""Functions that write files so that no file is ever incomplete, and that check folders before a long computation."""
 
 import os
 from importlib.util import module_from_spec, spec_from_file_location
@@ -28,7 +28,7 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 def check_writable(folder: Path, what: str) -> None:
-    """Raise an error if the results of `what` cannot be written to a folder. This is checked before any work."""
+    """Raise an error, before any work is done, if the results of `what` cannot be written to a folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write(folder / f".{what}", "").unlink(missing_ok=True)  # another run may have been here

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
 
 
 def compared(name: str) -> str:
-    """Return the rung with which a rung is compared: the previous rung, or rung 23 for x23."""
+    """Return the name of the rung with which a rung is compared: the previous rung, or rung 23 for x23."""
     if name in ladder.OTHERS:
         return ladder.find(name[1:3])
     order = next(order for order in (ladder.RUNGS, ladder.SIDE, ladder.BACKWARD) if name in order)
@@ -87,7 +87,10 @@ def label(name: str) -> str:
 
 
 def both(name: str, what: str) -> str:
-    """Return a compiled number of a rung without a mask and under the causal mask, as "a/b", or "-" if not recorded."""
+    """Return the compiled number `what` of a rung without a mask and under the causal mask, as "a/b".
+
+    A number that is not recorded becomes "-".
+    """
     facts = [reasons.facts().get((name, causal, D)) for causal in MASKS]
     return "/".join(f"{row[what]}" for row in facts if row) if all(facts) else "-"
 
@@ -215,7 +218,7 @@ def several(results: Record, **numbers: str) -> str:
 
 
 def following(name: str) -> str:
-    """Return a sentence with the name of the next rung and the limit that it removes, or "" without a next rung."""
+    """Return a sentence with the next rung's name and the limit that it removes, or "" if there is no next rung."""
     if name not in ladder.RUNGS[:-1]:
         return ""
     after = ladder.RUNGS[ladder.RUNGS.index(name) + 1]

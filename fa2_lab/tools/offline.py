@@ -1,4 +1,4 @@
-"""Compiling kernels for a GPU that this machine need not have, and reading their registers, spills and shared memory.
+"""Functions that compile kernels for a GPU that this machine need not have, and read registers, spills and memory.
 
     compile_for("sm_90")
     kernel = forward_kernel.warmup(..., grid=(1,))
@@ -57,9 +57,10 @@ def report(kernel: Any) -> dict[str, int]:
 
 @cache
 def read(cubin: bytes) -> tuple[str, str]:
-    """Return the resource usage of a binary and its instructions with marks of their source lines.
+    """Return the resource usage of a binary, and its instructions with marks of their source lines.
 
-    Both are printed by the NVIDIA tools in Triton. nvdisasm runs only once, because its start takes most of its time.
+    Both are printed by the NVIDIA tools that ship with Triton. nvdisasm runs only once, because its start takes most of
+    its time.
     """
     with NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
@@ -67,7 +68,7 @@ def read(cubin: bytes) -> tuple[str, str]:
 
 
 def from_cubin(cubin: bytes) -> dict[str, int]:
-    """Return the numbers of report(), except shared bytes, for an NVIDIA binary."""
+    """Return the numbers of report(), except the shared bytes, for an NVIDIA binary."""
     usage, code = read(cubin)[0], disassembled(cubin)
     registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0]
     counts = {name: len(re.findall(rf"\b{name.upper()}\b", code)) for name in ("ldl", "stl", "hgmma", "hmma")}
@@ -86,7 +87,7 @@ def nvidia_tool(tool: str, *arguments: str) -> str:
 
 
 def from_amdgcn(code: str) -> dict[str, int]:
-    """Return the numbers of report(), except shared bytes, for assembly code from the AMD compiler."""
+    """Return the numbers of report(), except the shared bytes, for assembly code from the AMD compiler."""
 
     def field(name: str) -> int:
         return int(re.findall(rf"\.{name}:\s*(\d+)", code)[0])

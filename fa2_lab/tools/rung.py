@@ -17,7 +17,7 @@ LARGE = [(1000, 1300, 64, False), (1300, 1000, 64, True), (999, 1025, 128, False
 
 
 def alone(name: str) -> None:
-    """Print a rung's change, its errors and its compiled numbers and, on a GPU, its time."""
+    """Print a rung's change, its errors, its compiled numbers and, on a GPU, its time."""
     print(": ".join(ladder.change(name)) + "\n")
     gpu = torch.cuda.is_available()
     if "gluon" in steps.source(name) and not (gpu and torch.cuda.get_device_capability() == (9, 0)):

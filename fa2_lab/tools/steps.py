@@ -1,4 +1,4 @@
-"""The changes from one rung of the ladder to another, shown as a diff."""
+"""Functions that show the changes from one rung of the ladder to another as a diff."""
 
 import ast
 from difflib import SequenceMatcher
@@ -47,9 +47,9 @@ def diff(old: str, new: str, colours: bool = False) -> str:
 
 
 def context(lines: list[str], first: bool) -> list[str]:
-    """Return those of the unchanged `lines` that a diff shows as context, the first and the last few.
+    """Return those of the unchanged `lines` that a diff shows as context: the first few and the last few.
 
-    If `first` is true, no change precedes the lines, and only the last few are shown.
+    If `first` is True, no change precedes the lines, and only the last few are returned.
     """
     if first:
         return lines[-AROUND:]

@@ -37,7 +37,7 @@ class RandomHeads:
 
     @cached_property
     def truth(self) -> dict[str, np.ndarray]:
-        """A dictionary with the true O, L, dQ, dK and dV."""
+        """The true O, L, dQ, dK and dV, as a dictionary."""
         return attention(Question("", *self.qkv, self.dO, dict(causal=self.mask.causal)), gradients=True)
 
     def right(self, names: str) -> list[np.ndarray]:
@@ -69,7 +69,7 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the tour, which is one row of the table. `run(trace)` returns pairs (computed, right).
+    """One stage of the tour, which is one row of the table. `run(trace)` returns a list of pairs (computed, right).
 
     `run` is called `runs` times, and the last call is timed.
     """
@@ -86,7 +86,7 @@ def pairs(computed: Iterable, right: Iterable) -> Pairs:
 
 
 def forward(stage: str, problem: RandomHeads) -> Callable[[Trace], Pairs]:
-    """Return a function that runs the forward of a stage, and returns (computed, right) for O and L."""
+    """Return a function that runs the forward of a stage, and returns pairs (computed, right) for O and for L."""
 
     def run(trace: Trace) -> Pairs:
         found = heads.forward(*problem.qkv, causal=problem.mask.causal, stage=stage, **BLOCKS, trace=trace)
@@ -96,7 +96,10 @@ def forward(stage: str, problem: RandomHeads) -> Callable[[Trace], Pairs]:
 
 
 def backward(stage: str, problem: RandomHeads) -> Callable[[Trace], Pairs]:
-    """Return a function that runs the backward of a stage with the true O and L. It returns pairs for dQ, dK and dV."""
+    """Return a function that runs the backward of a stage, given the true O and L.
+
+    The function returns one pair (computed, right) for each of dQ, dK and dV.
+    """
 
     def run(trace: Trace) -> Pairs:
         given = *problem.qkv, *problem.right("O L"), problem.dO
@@ -107,7 +110,7 @@ def backward(stage: str, problem: RandomHeads) -> Callable[[Trace], Pairs]:
 
 
 def grouped_heads(trace: Trace) -> Pairs:
-    """Run the passes for two query heads that share one K/V head, so that dK and dV are sums over the two heads."""
+    """Run both passes for two query heads that share one K/V head, so that dK and dV are sums over the two heads."""
     return forward("fa2", GROUPED)(trace) + backward("fa2", GROUPED)(trace)
 
 
@@ -134,7 +137,7 @@ def split_keys(trace: Trace) -> Pairs:
 
 
 def closed_forms(trace: Trace) -> Pairs:
-    """Return pairs (formula, meter's count) for the HBM traffic and the matmul FLOPs of the causal forward."""
+    """Return pairs (formula's value, meter's count) for the HBM traffic and the matmul FLOPs of the causal forward."""
     what = "fa2", "forward", Tiling(N, N, B_R, B_C, CAUSAL), D_HEAD
     fa2.forward(*HALF.head, **BLOCKS, mask=CAUSAL, trace=trace)
     forms = io.traffic(*what).total, io.operations(*what)["matmul"]
@@ -172,7 +175,7 @@ def triton_call(backward: bool) -> Callable[[Trace], Pairs]:
 
 
 def torch_and_attention() -> tuple[ModuleType, Callable, str]:
-    """Return torch, the public call and the device on which to run. Raise Skipped if a package is missing."""
+    """Return torch, the function attention(), and the device on which to run. Raise Skipped if a package is missing."""
     for module in ("torch", "triton"):
         if not doctor.version(module):
             raise Skipped(f"{module} is not installed")

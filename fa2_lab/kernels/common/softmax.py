@@ -1,6 +1,6 @@
 """The softmax step (line 9 of FA2's Algorithm 1).
 
-It turns a tile of scores into probabilities, and updates m and ℓ.
+The step turns a tile of scores into probabilities, and updates m and ℓ.
 """
 
 import math

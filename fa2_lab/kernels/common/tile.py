@@ -44,7 +44,10 @@ class DropoutKey(NamedTuple):
 
 @triton.jit
 def tile_coord(T, heads, l2_group):
-    """Return the block (of rows or columns) and the head that this program processes. Each head has T blocks."""
+    """Return the index of the block (of rows or columns) that this program processes, and the index of its head.
+
+    Each head has T blocks. block_coord() explains `l2_group`.
+    """
     return block_coord(tl.program_id(0), T, heads, l2_group)
 
 
@@ -156,16 +159,14 @@ def sequence_rows(cu_seqlens, b, n, sequences):
 
 @triton.jit
 def packed_block(t, cu_seqlens, n, other_cu_seqlens, n_other, sequences, B: tl.constexpr):
-    """Find block t of packed rows: return its index in its sequence, and where this sequence is in both tensors.
+    """Return five values that describe block t of packed rows.
 
     The first tensor has n rows, is cut into blocks of B rows, and has the cumulative lengths `cu_seqlens`. The other
-    tensor has n_other rows and the cumulative lengths `other_cu_seqlens`. The five results are:
+    tensor has n_other rows and the cumulative lengths `other_cu_seqlens`. The five values are:
 
-    1. the index of the block in its sequence
-    2. the sequence's first row in the first tensor
-    3. the sequence's number of rows in the first tensor
-    4. the sequence's first row in the other tensor
-    5. the sequence's number of rows in the other tensor
+    1. the index of the block in its sequence 2. the sequence's first row in the first tensor 3. the sequence's number
+    of rows in the first tensor 4. the sequence's first row in the other tensor 5. the sequence's number of rows in the
+    other tensor
 
     Sequence b begins with block cu_seqlens[b] // B + b, so it has exactly as many blocks as it needs, or one more. For
     a block without rows, or with rows outside all sequences, the number of rows in the other tensor is returned as 0.
@@ -185,7 +186,7 @@ def packed_block(t, cu_seqlens, n, other_cu_seqlens, n_other, sequences, B: tl.c
 
 @triton.jit
 def block_count(n, sequences, B: tl.constexpr):
-    """Return the number of blocks of B rows that cover n rows. For packed sequences, it is an upper bound."""
+    """Return the number of blocks of B rows that cover n rows. For packed sequences, this number is an upper bound."""
     if sequences is None:
         return tl.cdiv(n, B)
     else:

@@ -53,7 +53,10 @@ class DecodeTile(NamedTuple):
 
 
 class DecodeSizes(NamedTuple):
-    """The sizes on which Triton specializes the decode kernels, depending on whether each is 1 or a multiple of 16."""
+    """The sizes of a call, as arguments of the decode kernels.
+
+    Triton compiles a kernel separately for a size that is 1 and for a size that is a multiple of 16.
+    """
 
     H: int  # query heads
     group: int  # query heads that share a K/V head
@@ -123,7 +126,7 @@ class Span(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The partial result with index n in the scratch memory.
+    """The partial result that has the index n in the scratch memory.
 
     It contains o, m and ℓ of each row, and two unused elements per row, which keep o aligned.
     """
@@ -338,9 +341,10 @@ def first_tile(N_k, N_q, left, tile):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, N_k, splits, scales, sizes, tile,
                     WHOLE: tl.constexpr):  # fmt: skip
-    """Process split w of a head: its tiles w, w + splits, w + 2 · splits, and so on. One program runs one split.
+    """Process split w of a head, which consists of the tiles w, w + splits, w + 2 · splits, and so on.
 
-    With WHOLE, there is only one split per head, which processes all tiles and writes O and L.
+    One program runs one split. With WHOLE, there is only one split per head, which processes all tiles and writes O and
+    L.
     """
     w, head = tl.program_id(0) % splits, tl.program_id(0) // splits
     rows = Queries(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
@@ -371,7 +375,7 @@ def units_in_head(length, work, tile):
 
 @triton.jit
 def units_in_sequences(work, first, end, tile):
-    """Return the number of work units in each of the sequences first:first + LENGTHS, as (LENGTHS,).
+    """Return an array (LENGTHS,) with the number of work units in each of the sequences first:first + LENGTHS.
 
     Sequences from `end` on count as 0.
     """
@@ -457,7 +461,7 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
 
 @triton.jit
 def merge_partials(m, l, o, m_w, l_w, o_w, scale_log2):
-    """Merge a state m (), l (), o (d,) with PARTS other states m_w (PARTS,), l_w (PARTS,), o_w (PARTS, d).
+    """Merge the state m, l (scalars), o (d,) with PARTS other states m_w (PARTS,), l_w (PARTS,), o_w (PARTS, d).
 
     The formulas are those of SoftmaxState.merge.
     """

@@ -1,7 +1,7 @@
 """How the decode kernels are launched: the choice of tiles, of the number of programs, and of split-KV or stream-K.
 
-The functions named prepare… make the choice once for all calls like the given one, that is, with the same options and
-with tensors of the same types, devices, shapes and strides.
+The functions whose names begin with prepare make the choice once for all calls like the given one, that is, with the
+same options and with tensors of the same types, devices, shapes and strides.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def decode(tensors: Tensors, options: Options, programs: int | None = None) -> A
 
 @dataclass(frozen=True)
 class Decode:
-    """A prepared decode call: its launches with all arguments except the tensors.
+    """A prepared decode call, which consists of its launches with all arguments except the tensors.
 
     Calling it with Tensors returns (O, L).
     """
@@ -319,9 +319,11 @@ class Shape(NamedTuple):
 
 
 def shape_of(tensors: Tensors, one_length: bool) -> Shape:
-    """Return the Shape of a call. If the call has a block table, the cache is a set of pages, and otherwise one tensor.
+    """Return the Shape of a call.
 
-    `one_length` is whether the host knows that all sequences have the same number of keys.
+    If the call has a block table, K and V are sets of pages, and otherwise single tensors.
+
+    `one_length` tells whether the host knows that all sequences have the same number of keys.
     """
     (batch, H, N_q, d), K, table = tensors.q.shape, tensors.k, tensors.block_table
     if table is None:

@@ -31,9 +31,9 @@ def heads_fill(slots: int, heads: int) -> bool:
 def splits_of_head(slots: int, heads: int, tiles: int, min_share: int = 1) -> int:
     """Return the number of programs per head in split-KV, for heads of `tiles` tiles, or 0 if stream-K is better.
 
-    The result is 1 if whole heads fill the GPU's slots for programs. Otherwise, it is the number of slots per head, on
-    two conditions: few slots are left empty, and every program gets at least 2 · `min_share` tiles, so that writing its
-    partial result is worth the time.
+    The result is 1 if whole heads fill the GPU's `slots` slots for programs. Otherwise, it is the number of slots per
+    head, on two conditions: few slots are left empty, and every program gets at least 2 · `min_share` tiles, so that
+    writing its partial result is worth the time.
     """
     if heads_fill(slots, heads):
         return 1
@@ -44,7 +44,7 @@ def splits_of_head(slots: int, heads: int, tiles: int, min_share: int = 1) -> in
 
 
 def partial_bytes(rows: int, d: int) -> int:
-    """Return the number of bytes moved by writing and reading a partial result (m, ℓ, o) of `rows` rows once."""
+    """Return the number of bytes moved by writing and reading once a partial result (m, ℓ, o) of `rows` rows."""
     return 2 * rows * (d + 2) * STATISTIC
 
 

@@ -42,7 +42,7 @@ from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like
 
 
 class RowTensors(NamedTuple):
-    """The tensors with one row or one element per query, for all heads, and the strides of Q and dO."""
+    """The tensors that have one row or one element per query, for all heads, and the strides of Q and dO."""
 
     Q: tl.tensor
     dO: tl.tensor
@@ -268,7 +268,7 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
 
 
 def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
-    """Return dQ, dK and dV in the shapes of Q, K and V, plus dsinks if the call has sinks.
+    """Return (dQ, dK, dV) in the shapes of Q, K and V, or (dQ, dK, dV, dsinks) if the call has sinks.
 
     dL is None if L has no gradient.
     """
@@ -309,7 +309,7 @@ def prepare_dq(
 ) -> launch.Launch:
     """Return the launch that computes D and dQ, with one program per row block of a query head.
 
-    `blocks` are the block sizes, which are chosen from the tables if they are None.
+    `blocks` gives the block sizes. If it is None, they are taken from the tables.
     """
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     blocks = blocks or tables.choose_blocks("rows", Q, options.causal)
@@ -324,7 +324,7 @@ def prepare_dq(
 def prepare_dkdv(dO: Tensor, tensors: Tensors, options: Options, blocks: tables.Blocks | None = None) -> launch.Launch:
     """Return the launch that computes dK and dV, with one program per column block of a K/V head.
 
-    `blocks` are the block sizes, which are chosen from the tables if they are None.
+    `blocks` gives the block sizes. If it is None, they are taken from the tables.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     blocks = blocks or tables.choose_blocks("columns", Q, options.causal)
@@ -337,6 +337,6 @@ def prepare_dkdv(dO: Tensor, tensors: Tensors, options: Options, blocks: tables.
 
 
 def common_arguments(options: Options) -> dict:
-    """Return the named arguments of both passes that are not sizes: the window, the factors, and the bias."""
+    """Return the keyword arguments of both passes that are not sizes: the window, the factors, and the bias."""
     factors = options.scale, scales(options.scale, options.softcap), launch.dropout_rule(options.dropout_p)
     return dict(window=launch.window_bounds(options), factors=factors, bias=options.bias)

@@ -145,8 +145,8 @@ def prepare(tensors: Tensors, options: Options, blocks: tables.Blocks | None = N
     """Return a function of `tensors` that computes the portable forward for calls like this one.
 
     Calls are like this one if they have the same options and tensors of the same types, devices, shapes and strides.
-    The launch has one program per row block. `blocks` are the block sizes, which are chosen from the tables if they are
-    None.
+    The launch has one program per row block. `blocks` gives the block sizes. If it is None, they are taken from the
+    tables.
     """
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     blocks = blocks or tables.choose_blocks("forward", Q, options.causal)

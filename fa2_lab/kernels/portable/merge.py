@@ -1,7 +1,7 @@
 """A kernel that merges an output (O, L) into a running softmax state in fp32, in place, as SoftmaxState.merge does.
 
-Several torch operators would compute the same result, but they would read and write o several times. This kernel reads
-and writes o once. With the last (O, L), the kernel writes the final output instead of the state.
+Several torch operators would compute the same result, but they would read and write o several times, whereas this
+kernel reads and writes o once. When it merges the last (O, L), the kernel writes the final output instead of the state.
 """
 
 import triton

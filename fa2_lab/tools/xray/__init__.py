@@ -1,4 +1,4 @@
-"""Compiling a kernel for a chip that this machine need not have, and reading the result as numbers and as text.
+"""Functions that compile a kernel for a chip that this machine need not have, and return numbers and text.
 
 from fa2_lab.tools.xray import xray
 for kernel in xray("r09", chip="sm_90"):

@@ -1,4 +1,4 @@
-"""Compiling kernels, each time in a new Python process, because a process can compile for one chip only."""
+"""Functions that compile kernels, each time in a new Python process, as a process can compile for one chip only."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def xray(
 def xray_launches(
     name: str, launches: Sequence[Mapping[str, int]], chip: str = "sm_90", **sizes: Any
 ) -> list[list[Compiled]]:
-    """Compile the kernels of `name` once per entry of `launches`. Options in an entry replace those of the call.
+    """Compile the kernels of `name` once for each entry of `launches`, whose options replace those of the call.
 
     For example, the entry {"num_stages": 2} compiles the kernels with two stages.
     """

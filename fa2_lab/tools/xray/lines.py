@@ -15,7 +15,7 @@ INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(.*?);?\s*(?:/\*.*)?$")
 
 
 def by_line(cubin: bytes) -> dict[str, list[str]]:
-    """Return {"file.py:line": its instructions in program order} for a kernel compiled for an NVIDIA GPU.
+    """Return {"file.py:line": list of its instructions in program order} for a kernel compiled for an NVIDIA GPU.
 
     NVIDIA's assembler marks only the first instruction of a Hopper matmul. All instructions of a matmul belong to the
     line of the WARPGROUP.ARRIVE that opens it.

@@ -1,4 +1,4 @@
-"""The loops with matmuls in the machine code of a kernel, and their number of instructions per score."""
+"""The loops with matmuls in the machine code of a kernel, and the number of instructions per score."""
 
 import re
 from typing import NamedTuple

@@ -31,7 +31,7 @@ def compile_only(run: Callable) -> Callable:
 
 
 def call(name: str, q: torch.Tensor, causal: bool) -> None:
-    """Call the forward or backward that `name` refers to, in a rung, the package or a file, with q for every tensor."""
+    """Call the forward or backward that `name` refers to, in a rung, the package or a file, with q as every tensor."""
     L, dL = torch.empty(q.shape[:3], device=q.device), None
     tensors, options = Tensors(q, q, q), Options(causal, scale=0.1, traced=True)
     if name == "portable.forward":

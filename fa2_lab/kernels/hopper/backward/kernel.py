@@ -192,8 +192,8 @@ def hold(v, pipes):
 def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
     """Add the contribution of row block n to dk and dv (64, d), and compute dQ of the previous row block.
 
-    Return dk, dv and the dS of row block n. The argument ds is the dS of the previous row block, or None in the first
-    step. If dk_late is set, the matmul for dK also runs one step later, together with the next row block.
+    Return dk, dv and dS of row block n. The argument ds is dS of the previous row block, or None in the first step. If
+    dk_late is set, the matmul for dK also runs one step later, together with the next row block.
     """
     FIRST: gl.constexpr = ds is None
     pipes.rows.wait(n)

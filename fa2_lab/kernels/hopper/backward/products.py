@@ -13,7 +13,7 @@ HELD = gl.constexpr(64)  # of d columns of V in registers, with hold_v
 
 @gluon.jit
 def start_scores(c: gl.constexpr, n, q, seen, pipes):
-    """Start the matmul K Qᵀ − L/scale, (64, B_r), for consumer c's columns and the n-th row block.
+    """Start the matmul that computes K Qᵀ − L/scale (64, B_r) for consumer c's columns and the n-th row block.
 
     The accumulator starts from −L/scale, or from −∞ for each entry that is masked.
     """
@@ -36,9 +36,9 @@ def start_scores(c: gl.constexpr, n, q, seen, pipes):
 
 @gluon.jit
 def start_dp(n, v, held, do, pipes):
-    """Start the matmul V dOᵀ − D, (64, B_r), for the n-th row block.
+    """Start the matmul that computes V dOᵀ − D (64, B_r) for the n-th row block. The accumulator starts from −D.
 
-    If hold_v is set, `held` is the half of V that is in registers and need not be read from shared memory.
+    If the option hold_v is set, `held` is the half of V that is kept in registers.
     """
     dp = spread(pipes.rows.start(n, 1))
     if pipes.sizes.hold_v:

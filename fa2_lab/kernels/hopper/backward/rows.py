@@ -1,9 +1,9 @@
 """What the consumers of the Hopper backward receive: row blocks of Q and dO, and which rows see their columns.
 
-A column block is 128 keys of a K/V head, 64 for each of the two consumer warpgroups. The rows that see it belong to row
-blocks of all query heads that share the K/V head. If the column block is divided among programs, each program processes
-only its part of these row blocks. Only the producer computes which row blocks these are, and it sends the result to the
-consumers.
+A column block is 128 keys of a K/V head, 64 for each of the two consumer warpgroups. The rows that see a column block
+belong to row blocks of all query heads that share the K/V head. If the column block is divided among programs, each
+program processes only its part of these row blocks. Only the producer computes which row blocks these are, and it sends
+the result to the consumers.
 """
 
 import triton
@@ -128,7 +128,7 @@ class Rows:
 
     @gluon.jit
     def turn(self, n):
-        """Consumer: return the number of column blocks that add to dQ of the n-th row block before the current one."""
+        """Consumer: return how many column blocks add to dQ of the n-th row block before this column block does."""
         return self.shown.read(n, "turn")
 
     @gluon.jit

@@ -1,8 +1,8 @@
-"""The sizes of a launch of the Hopper backward: which sizes are fastest, and for which calls other kernels are faster.
+"""The sizes of a launch of the Hopper backward: which are fastest, and for which calls other kernels are faster.
 
-Sizes and costs were fitted to times on an H200 with Triton 3.9. These times were measured for the paper's grid of
-problems and for 510 random shapes like those of `fa2-lab bench sweep`, with larger and smaller numbers of parts.
-PORTABLE also uses older times.
+Sizes and costs were fitted to times on an H200 with Triton 3.9. The times were measured for the paper's grid of
+problems and for 510 random shapes like those of `fa2-lab bench sweep`, each with several numbers of parts per column
+block. PORTABLE also uses older times.
 """
 
 import math
@@ -18,7 +18,10 @@ SMALLEST_SCALE = 2.0**-60  # S starts from −L/scale, which must not overflow
 
 @dataclass(frozen=True)
 class BackwardSizes:
-    """The sizes of a launch, which fit the registers and the shared memory of an SM, and the order of its matmuls."""
+    """The sizes of a launch and the order of its matmuls.
+
+    The sizes fit the registers and the shared memory of an SM.
+    """
 
     B_r: int  # rows of a row block; a column block has 128 keys
     d_pad: int
@@ -40,7 +43,7 @@ class BackwardSizes:
 
 
 def choose(d: int, N_q: int, causal: bool, ragged: bool, deterministic: bool = False) -> BackwardSizes:
-    """Return the fastest sizes for a call. `ragged` is whether a column block may reach past the last key.
+    """Return the fastest sizes for a call. `ragged` is True if a column block may reach past the last key.
 
     The choice of the fields of BackwardSizes follows measurements. Under the causal mask, dk_late is 2 to 7% faster,
     but at d = 128 only if there are more than 2,048 rows. Without a mask, it is 2 to 4% slower. Since Triton 3.9,

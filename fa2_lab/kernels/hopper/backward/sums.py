@@ -28,7 +28,7 @@ from fa2_lab.kernels.common.tile import block_count, head_ptr, load_rows, packed
 
 @gluon.jit
 def add_tile(x, sums, at, place):
-    """Add x, (64, 64) or (64, 128), to `sums` with TMA, from line `at` on. Each line has 32 elements.
+    """Add x, which is (64, 64) or (64, 128), to `sums` with TMA, from line `at` on. Each line has 32 elements.
 
     TMA reads x, or one half of x after the other, from the shared-memory buffer `place`.
     """

@@ -38,10 +38,10 @@ def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
 
 @cache
 def tile_of(dtype: torch.dtype, rank: int, rows: int, d: int) -> tuple[torch.Tensor, list[int], Any]:
-    """Return the three values that all descriptors with the same tile size share.
+    """Return three values that all descriptors with the same tile size share.
 
-    They are an empty CPU tensor, which replaces the described tensor until its address is known, the block shape, and
-    the layout of a tile in shared memory.
+    They are an empty CPU tensor, which stands in for the described tensor until its address is known, the block shape,
+    and the layout of a tile in shared memory.
     """
     block = [1] * (rank - 2) + [rows, d]
     return torch.empty(0, dtype=dtype), block, gl.NVMMASharedLayout.get_default_for(block, HALVES[dtype])

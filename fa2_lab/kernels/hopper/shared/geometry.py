@@ -250,7 +250,7 @@ class Geometry:
     def last_column_block(self, i, length):
         """Return the last column block that processes row block i.
 
-        For the last row block, it is the last of all column blocks.
+        If i is the last row block, this is the last of all column blocks.
         """
         if self.key_lengths is not None:
             length = gl.where((i + 1) * self.B_r >= self.N_q, self.N_k, length)
