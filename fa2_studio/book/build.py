@@ -67,19 +67,19 @@ def difference(got: Any, expected: Any, tolerance: float, names: Sequence[str] =
     if isinstance(expected, tuple):
         number = len(got) if isinstance(got, tuple | list) else 1
         if number != len(expected):
-            return f"got {number} result(s), should be {len(expected)}"
+            return f"got {number} result(s), expected {len(expected)}"
         names = names or [f"result {n}" for n in range(1, number + 1)]
         parts = [difference(x, y, tolerance) for x, y in zip(got, expected, strict=True)]
         return next((f"{name}: {part}" for name, part in zip(names, parts, strict=True) if part), "")
     if isinstance(expected, bool | np.bool_) and np.ndim(got) == 0:
-        return "" if bool(got) == expected else f"got {bool(got)}, should be {expected}"
+        return "" if bool(got) == expected else f"got {bool(got)}, expected {expected}"
     got, expected = np.asarray(got, dtype=np.float64), np.asarray(expected, dtype=np.float64)
     if got.shape != expected.shape:
-        return f"got shape {got.shape}, should be {expected.shape}"
+        return f"got shape {got.shape}, expected {expected.shape}"
     if close(got, expected, tolerance):
         return ""
     with np.errstate(invalid="ignore"):
         apart = np.where(got == expected, 0, np.abs(got - expected))  # argmax stops at the first NaN
     place = np.unravel_index(np.argmax(apart), apart.shape)
     at = f" at {[int(x) for x in place]}" if place else ""
-    return f"got {got[place]:.6g}{at}, should be {expected[place]:.6g}"
+    return f"got {got[place]:.6g}{at}, expected {expected[place]:.6g}"

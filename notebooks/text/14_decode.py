@@ -235,14 +235,14 @@ right, _ = reference.forward(*map(host, (q, k, v)), stage="naive")
 # ```python
 # for n in (1, 2, 5, 40):
 #     O, _ = merge(split(q, k, v, n), q)
-#     print(f"{n:2} splits: {host(O).flat[-1]:.3f}, should be {right.flat[-1]:.3f}")
+#     print(f"{n:2} splits: {host(O).flat[-1]:.3f}, expected {right.flat[-1]:.3f}")
 # ```
 #
 # ```text
-#  1 splits: 0.142, should be 0.142
-#  2 splits: 0.142, should be 0.142
-#  5 splits: 0.142, should be 0.142
-# 40 splits: 0.142, should be 0.142
+#  1 splits: 0.142, expected 0.142
+#  2 splits: 0.142, expected 0.142
+#  5 splits: 0.142, expected 0.142
+# 40 splits: 0.142, expected 0.142
 # ```
 # </details>
 #
@@ -421,7 +421,7 @@ for b, n in ((0, 37), (2, 48)):
     of_b = q3[b : b + 1], k3[b : b + 1, :, :n], v3[b : b + 1, :, :n]
     want, _ = reference.forward(*map(host, of_b), stage="naive")
     got = host(O3[b]).flat[-1]
-    print(f"sequence {b}, {n} keys: {got:.3f}, should be {want.flat[-1]:.3f}")
+    print(f"sequence {b}, {n} keys: {got:.3f}, expected {want.flat[-1]:.3f}")
 print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().item())
 
 # %% [markdown]

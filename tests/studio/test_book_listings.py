@@ -155,11 +155,11 @@ def test_a_build_is_empty_and_its_solution_passes(chapter, build, tmp_path, monk
     "result, says",
     [
         (..., "your turn: write answer in the cell above, and run this cell again"),
-        ((np.ones(2), np.nan), "wrong: why?\n  result 2: got nan, should be -inf"),
-        ((np.ones(2), np.inf), "wrong: why?\n  result 2: got inf, should be -inf"),
-        ((np.array([1.0, 0.5]), -np.inf), "wrong: why?\n  result 1: got 0.5 at [1], should be 1"),
-        ((np.ones((2, 1)), -np.inf), "wrong: why?\n  result 1: got shape (2, 1), should be (2,)"),
-        (np.ones(2), "wrong: why?\n  got 1 result(s), should be 2"),
+        ((np.ones(2), np.nan), "wrong: why?\n  result 2: got nan, expected -inf"),
+        ((np.ones(2), np.inf), "wrong: why?\n  result 2: got inf, expected -inf"),
+        ((np.array([1.0, 0.5]), -np.inf), "wrong: why?\n  result 1: got 0.5 at [1], expected 1"),
+        ((np.ones((2, 1)), -np.inf), "wrong: why?\n  result 1: got shape (2, 1), expected (2,)"),
+        (np.ones(2), "wrong: why?\n  got 1 result(s), expected 2"),
         (ValueError("two\nlines"), "wrong: why?\n  ValueError: two"),
         ((np.ones(2), -np.inf), "right: answer passes all 1 cases"),
     ],
@@ -175,4 +175,4 @@ def test_what_a_check_prints(result, says, capsys):
     check(answer, Case("why?", (x,), (np.ones(2), -np.inf)))
     assert capsys.readouterr().out == f"{says}\n"
     assert x.all()
-    assert difference(np.array([np.inf, 3.0]), np.array([np.inf, 1.0]), 1e-9) == "got 3 at [1], should be 1"
+    assert difference(np.array([np.inf, 3.0]), np.array([np.inf, 1.0]), 1e-9) == "got 3 at [1], expected 1"
