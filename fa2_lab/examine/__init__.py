@@ -8,11 +8,12 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from fa2_lab.examine.cases import Question, all_cases
+from fa2_lab.examine.cases import BITS, Question, all_cases
 from fa2_lab.examine.catalogue import CATALOGUE
 from fa2_lab.examine.match import GRADIENTS, Answer, Finding, Variant, conventions, explain
-from fa2_lab.examine.memory import checks, guarded, repeated
-from fa2_lab.examine.subject import EPS, LAYOUTS, LIBRARIES, NotExamined, Subject
+from fa2_lab.examine.memory import checks, coarse_sums, guarded, repeated
+from fa2_lab.examine.settle import settle
+from fa2_lab.examine.subject import LAYOUTS, LIBRARIES, NotExamined, Subject
 
 __all__ = ["CATALOGUE", "Answer", "Finding", "NotExamined", "Report", "examine", "explain"]
 UNASKED = "some problems"
@@ -63,12 +64,12 @@ def examine(
     The report has `is_right` and `findings`. Each finding has a name, a description in one sentence, the position and
     the size of the error, and a reference for further reading. A finding is a mistake, a convention or a remark.
     """
-    for name, got, known in (("layout", layout, LAYOUTS), ("library", library, LIBRARIES), ("dtype", dtype, EPS)):
+    for name, got, known in (("layout", layout, LAYOUTS), ("library", library, LIBRARIES), ("dtype", dtype, BITS)):
         if got and got not in known:
             raise ValueError(f"{name}: got {got!r}; it takes {', '.join(known)}")
     begun = time.monotonic()
     subject = Subject(function, given, device)
-    subject.settle(layout, library, dtype)
+    settle(subject, layout, library, dtype)
     answers, found, refused = asked(subject, all_cases(subject.d, subject.multiple, quick), SECONDS[quick] * 0.6)
     plain = [x for x in answers if x.case.group == "plain"]
     if not plain:
@@ -86,8 +87,8 @@ def examine(
     found += unsteady + [Finding(name, "in one of the calls") for name in sorted(subject.happened)]
     if any(x.where.startswith(GRADIENTS) for x in named):
         found = [x for x in found if x.name != "gradient-empty"]
-    if any(x.is_wrong for x in named + found):
-        found = [x for x in found if x.name != "sums-coarse"]
+    if not any(x.is_wrong for x in named + found):
+        found += coarse_sums(subject)
     first = {x.name: x for x in reversed(named + found)}  # of each name the first finding
     findings = [first[name] for name in dict.fromkeys(x.name for x in named + found)]
     how = f"{subject.library}, {subject.dtype}, {LAYOUTS[subject.layout]}"

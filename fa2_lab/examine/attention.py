@@ -13,52 +13,50 @@ from functools import cache
 
 import numpy as np
 
-from fa2_lab.examine.cases import OPEN, Question, rounded  # noqa: F401 — some mistakes use them
+from fa2_lab.examine.cases import OPEN, PAGE, Question, paged, rounded  # noqa: F401 — some mistakes use them
 from fa2_lab.examine.catalogue import CATALOGUE
 from fa2_lab.reference.online_softmax import finite, nonzero
 
 
 def attention(
-    case: Question, mistakes: Iterable[str] = (), B: int = 0, bits: int = 8, *, gradients: bool = False
+    case: Question,
+    mistakes: Iterable[str] = (),
+    B: int | tuple[int, int] = 0,
+    bits: int = 8,
+    *,
+    gradients: bool = False,
 ) -> dict[str, np.ndarray]:
     """Return a dictionary with "O", "L" and "largest" for a case, computed with the given mistakes.
 
-    If `gradients` is set, the dictionary also contains "dQ", "dK" and "dV". "largest" is the largest magnitude of a
-    score. B is the tile size, and 0 means the tile size of the case. Mistakes that round a value round it to `bits`
-    bits.
+    If `gradients` is set, the dict also contains "dQ", "dK" and "dV". "largest" is the largest magnitude of a score.
+    B is the tile size, or (rows, keys) of a tile, and 0 means the tile size of the case. Mistakes that round a value
+    round it to `bits` bits.
     """
+    B_r, B_c = B if isinstance(B, tuple) else (B, B)
     with np.errstate(all="ignore"):
-        return changed(tuple(mistakes))(case, B or case.tile[0], B or case.tile[1], bits, gradients)
+        return changed(tuple(mistakes), gradients)(case, B_r or case.tile[0], B_c or case.tile[1], bits, gradients)
 
 
 @cache
-def changed(mistakes: tuple[str, ...]) -> Callable:
-    """Return the function right() with these mistakes.
+def changed(mistakes: tuple[str, ...], gradients: bool) -> Callable:
+    """Return the function right() with these mistakes, and without its backward pass if `gradients` is not set.
 
     Raise a ValueError if a mistake changes code that another mistake has already removed.
     """
-    source = text_of_right()
-    for name in mistakes:
-        for old, new in CATALOGUE[name].changes:
-            if old not in source:
-                raise ValueError(f"{name} cannot be had together with {', '.join(mistakes)}")
-            source = source.replace(old, new)
-    space = globals().copy()
-    exec(source, space)
+    source, space = combine(mistakes), globals().copy()
+    if not source:
+        raise ValueError(f"{', '.join(mistakes)} cannot be had together")
+    exec(source if gradients else source.split("    if not gradients")[0] + "    return outputs", space)
     return space["right"]
 
 
 @cache
-def text_of_right() -> str:
-    return inspect.getsource(right)
-
-
-def combine(mistakes: tuple[str, ...]) -> bool:
-    """Return whether all these mistakes can be combined in a single function."""
-    try:
-        return bool(changed(mistakes))
-    except ValueError:
-        return False
+def combine(mistakes: tuple[str, ...]) -> str:
+    """Return the source of right() with these mistakes, or "" if one changes code that another has removed."""
+    source = combine(mistakes[:-1]) if mistakes else inspect.getsource(right)
+    for old, new in CATALOGUE[mistakes[-1]].changes if mistakes else ():
+        source = source.replace(old, new) if old in source else ""
+    return source
 
 
 def right(case: Question, B_r: int, B_c: int, bits: int, gradients: bool) -> dict[str, np.ndarray]:
@@ -71,11 +69,21 @@ def right(case: Question, B_r: int, B_c: int, bits: int, gradients: bool) -> dic
     B_r, B_c, options, exp = B_r or N_q, B_c or N_k, case.options, overflowing if case.single else np.exp
     causal, (scale, window, softcap) = options.get("causal", False), map(options.get, ("scale", "window", "softcap"))
     mask, lengths, starts, sinks = map(options.get, ("mask", "key_lengths", "cu_seqlens", "sinks"))
+    slopes, kept, p_drop = map(options.get, ("slopes", "kept", "dropout"))
     is_added, columns = mask is not None and mask.dtype != bool, np.arange(N_k)
     entry, of = np.arange(batch)[:, None], np.arange(H) * H_k // H
     q, k, v, dO, dL = case.q[:], case.k[entry, of], case.v[entry, of], case.dO, case.dL
     k, v = k[:, :, columns], v[:, :, columns]
     tau = np.float64(d**-0.5 if scale is None else scale)
+    Z = np.ones(len(columns)) if kept is None else kept[..., columns] / (1 - p_drop)  # the factors of dropout
+
+    # The positions: the corner is that of each row's sequence
+    row, rows = np.arange(N_q)[:, None], np.array([0, N_q]) if starts is None else starts
+    keys = np.array([0, N_k]) if starts is None else options.get("cu_seqlens_k", starts)
+    i = np.searchsorted(rows, row, side="right") - 1
+    corner = keys[i + 1] - rows[i + 1]
+    first, start = row // B_r * B_r, columns // B_c * B_c  # the first row of a row's block, the first key of a tile
+    last, end = np.minimum(first + B_r, N_q) - 1, start + B_c - 1
 
     # The scores
     X = q @ T(k) * tau
@@ -83,13 +91,11 @@ def right(case: Question, B_r: int, B_c: int, bits: int, gradients: bool) -> dic
         X = X + mask[..., columns]
     if softcap is not None:
         X = softcap * np.tanh(X / softcap)
+    if slopes is not None:
+        X = X - slopes[:, None, None] * np.abs(columns - row - corner)
 
     # What is seen: of a causal mask's tiles, those that the diagonal cuts are masked, and those past it are left out
-    corner, row = N_k - N_q, np.arange(N_q)[:, None]
-    first, start = row // B_r * B_r, columns // B_c * B_c  # the first row of a row's block, the first key of a tile
-    last, end = np.minimum(first + B_r, N_q) - 1, start + B_c - 1
-
-    def look(causal: bool, corner: int) -> np.ndarray:
+    def look(causal: bool, corner: np.ndarray) -> np.ndarray:
         ahead, seen = columns - row - corner, np.ones((N_q, len(columns)), dtype=bool)
         if causal:
             is_cut, visited = (start <= last + corner) & (end > first + corner), start <= last + corner
@@ -98,8 +104,7 @@ def right(case: Question, B_r: int, B_c: int, bits: int, gradients: bool) -> dic
             left, right = window
             seen = seen & (ahead >= -left) & (ahead <= right)
         if starts is not None:
-            i, of_keys = np.searchsorted(starts, row, side="right") - 1, options.get("cu_seqlens_k", starts)
-            seen = seen & (columns >= of_keys[i]) & (columns < of_keys[i + 1])
+            seen = seen & (columns >= keys[i]) & (columns < keys[i + 1])
         if mask is not None and not is_added:
             seen = seen & (mask[..., columns] != 0)
         if lengths is not None:
@@ -118,7 +123,7 @@ def right(case: Question, B_r: int, B_c: int, bits: int, gradients: bool) -> dic
         m_new = np.maximum(m, s.max(axis=-1))
         p, alpha = exp(s - finite(m_new)[..., None]), exp(m - finite(m_new))
         l_new = alpha * l + p.sum(axis=-1)
-        o_new = alpha[..., None] * o + p @ v[:, :, tile]
+        o_new = alpha[..., None] * o + Z[..., tile] * p @ v[:, :, tile]
         m, l = np.where(visited, m_new, m), np.where(visited, l_new, l)
         o = np.where(visited[..., None], o_new, o)
     O, L = o / nonzero(l)[..., None], np.where(l == 0, -np.inf, m + np.log(nonzero(l)))
@@ -128,22 +133,21 @@ def right(case: Question, B_r: int, B_c: int, bits: int, gradients: bool) -> dic
         return outputs
 
     # Backward
-    D, dP = (dO * O).sum(axis=-1, keepdims=True), dO @ T(v)
+    D, dP = (dO * O).sum(axis=-1, keepdims=True), Z * (dO @ T(v))
     if dL is not None:
         D = D - dL[..., None]
     dS = P * (dP - D)
     if softcap is not None:
         dS = dS * (1 - (X / softcap) ** 2)
-    dQ, dK, dV = tau * dS @ k, tau * T(dS) @ q, T(P) @ dO
+    dQ, dK, dV = tau * dS @ k, tau * T(dS) @ q, T(Z * P) @ dO
     dK, dV = (x.reshape(batch, H_k, -1, *x.shape[2:]).sum(axis=2) for x in (dK, dV))
     return outputs | dict(dQ=dQ, dK=dK, dV=dV)
 
 
 def visits(seen: np.ndarray, B_r: int, B_c: int) -> Iterator[tuple[slice, np.ndarray]]:
-    """For each tile of B_c keys, yield the slice of its keys, and a boolean array of the rows that process the tile.
+    """For each tile of B_c keys, yield the slice of its keys and (batch, heads, N_q), whether a row processes the tile.
 
-    A row processes a tile if any row of its row block (B_r rows) sees any key of the tile. `seen` is the mask (batch,
-    heads, N_q, N_k), and the yielded array is (batch, heads, N_q).
+    A row processes a tile if any row of its block of B_r rows sees any key of the tile.
     """
     first, block = np.arange(0, seen.shape[2], B_r), np.arange(seen.shape[2]) // B_r
     for j in range(0, seen.shape[3], B_c):
@@ -164,43 +168,42 @@ def overflowing(x: np.ndarray) -> np.ndarray:
 
 
 def T_wrong(x: np.ndarray) -> np.ndarray:
-    """Return xᵀ or, if x is square, x itself.
-
-    The mistake is a missing transpose, which raises no error only if x is square.
-    """
+    """Return xᵀ, but x itself if x is square, because only then does a missing transpose raise no error."""
     return x if x.shape[2] == x.shape[3] else T(x)
 
 
 def weights(S: np.ndarray, of_maximum: int = 3, of_sum: int = 3) -> np.ndarray:
-    """Return exp(S − max) / Σ exp(S − max), with the maximum and the sum along the axes `of_maximum` and `of_sum`.
-
-    Axis 3 (the keys) is right, and any other axis is a mistake.
-    """
+    """Return exp(S − max) / Σ exp(S − max), with the maximum and the sum along two axes, of which 3 (keys) is right."""
     e = np.exp(S - finite(S.max(axis=of_maximum, keepdims=True)))
     return e / nonzero(e.sum(axis=of_sum, keepdims=True))
 
 
 def by_tiles(S: np.ndarray, v: np.ndarray, B: int) -> np.ndarray:
-    """Return the sum, over all tiles of B keys, of softmax(scores of the tile) · values of the tile.
-
-    The mistake is that each tile has a softmax of its own.
-    """
+    """Return the sum over tiles of B keys of softmax(scores of the tile) · values of the tile."""
     tiles = [slice(j, j + B) for j in range(0, S.shape[3], B)]
     return np.sum([weights(S[..., x]) @ v[:, :, x] for x in tiles], axis=0)
 
 
-def merged(S: np.ndarray, v: np.ndarray, parts: int, how: str) -> np.ndarray:
-    """Split the keys into `parts` pieces, compute each piece's output with its own softmax, and merge them wrongly.
+def merged(S: np.ndarray, v: np.ndarray, parts: int, tile: int, how: str) -> np.ndarray:
+    """Split the keys into `parts` of whole tiles, compute O of each part with its own softmax, and merge them wrongly.
 
-    `how` names the wrong weights of the merge: "mean", "maximum", "sum" or "last".
+    If there is a single tile, the parts are as equal as possible. `how` names the wrong weights of the merge: "mean",
+    "maximum", "sum" or "last". In "undivided" and "unscaled", the weights are right, but they are not divided by their
+    sum, or by a sum of l that is not rescaled.
     """
-    length = -(-S.shape[3] // parts)
-    cuts = [slice(j, j + length) for j in range(0, S.shape[3], length)]
+    N_k = S.shape[3]
+    length = -(-N_k // (parts * tile)) * tile
+    ends = np.minimum(np.arange(length, N_k + length, length), N_k)
+    ends = np.cumsum([len(x) for x in np.array_split(np.arange(N_k), min(parts, N_k))]) if tile >= N_k else ends
+    cuts = [slice(a, b) for a, b in zip((0, *ends), ends, strict=False)]
     m = np.stack([S[..., x].max(axis=-1) for x in cuts])
     l = np.stack([np.exp(S[..., x] - finite(S[..., x].max(axis=-1, keepdims=True))).sum(axis=-1) for x in cuts])
     last = np.arange(len(cuts))[:, None, None, None] == len(cuts) - 1
-    w = dict(mean=np.ones_like(m), maximum=np.exp(m - finite(m.max(axis=0))), sum=l, last=last * np.ones_like(m))[how]
-    return np.einsum("pbhr,pbhrd->bhrd", w / nonzero(w.sum(axis=0)), [weights(S[..., x]) @ v[:, :, x] for x in cuts])
+    of_maximum, L = np.exp(m - finite(m.max(axis=0))), m + np.log(nonzero(l))
+    w = dict(mean=np.ones_like(m), maximum=of_maximum, sum=l, last=last * np.ones_like(m))
+    w |= dict(undivided=np.exp(L - finite(L.max(axis=0))), unscaled=of_maximum * l)
+    total = dict(undivided=1.0, unscaled=nonzero(l.sum(axis=0))).get(how, nonzero(w[how].sum(axis=0)))
+    return np.einsum("pbhr,pbhrd->bhrd", w[how] / total, [weights(S[..., x]) @ v[:, :, x] for x in cuts])
 
 
 def by_place(x: np.ndarray, B: int, fill: float) -> np.ndarray:
@@ -211,29 +214,20 @@ def by_place(x: np.ndarray, B: int, fill: float) -> np.ndarray:
 
 
 def carried(L: np.ndarray, B: int) -> np.ndarray:
-    """Return L as it would be if the row sums were not reset between row blocks.
-
-    Each row would then start with the sum of the row at the same position in the previous block of B rows.
-    """
+    """Return L as if each row started with the sum of the row at its position in the previous block of B rows."""
     whole = np.logaddexp.accumulate(by_place(L, B, -np.inf), axis=2)
     return whole.reshape(*L.shape[:2], -1)[:, :, : L.shape[2]]
 
 
-def kept(O: np.ndarray, L: np.ndarray, B: int) -> np.ndarray:
-    """Return O as it would be if o and the row sums were not reset between row blocks.
-
-    Each row would then start with the state of the row at the same position in the previous block of B rows.
-    """
+def unreset(O: np.ndarray, L: np.ndarray, B: int) -> np.ndarray:
+    """Return O as if each row started with o and l of the row at its position in the previous block of B rows."""
     l = np.exp(by_place(L - L.max(initial=-1e300), B, -np.inf))
     sums = (by_place(O, B, 0.0) * l[..., None]).cumsum(axis=2) / nonzero(l.cumsum(axis=2))[..., None]
     return sums.reshape(*O.shape[:2], -1, O.shape[3])[:, :, : O.shape[2]]
 
 
 def last_tile(dS: np.ndarray, seen: np.ndarray, B_r: int, B_c: int) -> np.ndarray:
-    """Return dS with zeros everywhere except in the last tile that each row processes.
-
-    `seen` is the mask (batch, heads, N_q, N_k), and tiles have B_r × B_c entries.
-    """
+    """Return dS with zeros everywhere except in the last tile of B_r × B_c entries that each row processes."""
     kept = np.zeros(dS.shape, dtype=bool)
     for tile, visited in visits(seen, B_r, B_c):
         of_tile = np.isin(np.arange(dS.shape[3]), np.arange(tile.start, tile.stop))
@@ -255,11 +249,7 @@ def padded(k: np.ndarray, B: int) -> np.ndarray:
 
 
 def reshaped(x: np.ndarray, form: str) -> np.ndarray:
-    """Return x (batch, heads, N, d) as it would look if heads and N were swapped by a reshape instead of a transpose.
-
-    If `form` is "bnhd", the data are stored as (batch, N, heads, d) but read as (batch, heads, N, d). Otherwise, the
-    data are stored as (batch, heads, N, d), read as (batch, N, heads, d), and then transposed.
-    """
+    """Return x (batch, heads, N, d) as if it were stored in the layout `form`, and reshaped but not transposed."""
     b, h, n, d = x.shape
     if form == "bnhd":
         return np.ascontiguousarray(x.swapaxes(1, 2)).reshape(b, h, n, d)
@@ -272,11 +262,15 @@ def tiles_reshaped(k: np.ndarray, B: int) -> np.ndarray:
     return np.concatenate([x.reshape(*x.shape[:2], k.shape[3], -1) for x in tiles], axis=3)
 
 
-def at_strides(k: np.ndarray, batch: int, head: int, row: int = 1) -> np.ndarray:
-    """Return k (batch, heads, N, d) as it would be read with wrong strides.
+def in_order(k: np.ndarray, page: int) -> np.ndarray:
+    """Return k as it would be read if a cache's pages were read in the order in which they lie in memory."""
+    pool, table = paged(k, page)
+    k_read = pool[: table.size].reshape(len(k), -1, *pool.shape[1:]).swapaxes(1, 2)
+    return k_read.reshape(*k.shape[:2], -1, k.shape[3])[:, :, : k.shape[2]]
 
-    `batch`, `head` and `row` are the strides between batch entries, heads and rows, in units of d elements.
-    """
+
+def at_strides(k: np.ndarray, batch: int, head: int, row: int = 1) -> np.ndarray:
+    """Return k (batch, heads, N, d) as it is read with these strides of the first three axes, in units of d numbers."""
     (b, h, n, d), flat = k.shape, k if row == 1 else k.swapaxes(1, 2)
     of_batch, of_head, of_row = np.ix_(batch * np.arange(b), head * np.arange(h), row * np.arange(n))
     at = of_batch + of_head + of_row

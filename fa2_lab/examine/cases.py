@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 OPEN = 10**9  # a side of a window that has no end
+PAGE = 16  # keys of a page, in a cache that is stored in pages
+BITS = {"float64": 23, "float32": 23, "float16": 11, "bfloat16": 8}  # of each dtype; float64 is held to float32
 SCALE_UP = 100.0  # the last feature of q and k where all scores are moved up or down
 
 
@@ -50,7 +52,7 @@ class Question:
     def part(self, batch: slice = slice(None), heads: slice = slice(None)) -> Question:
         """Return this case restricted to a slice of the batch entries and a slice of the heads."""
         cut = {name: getattr(self, name)[batch, heads] for name in ("q", "k", "v", "dO")}
-        of_option = dict(mask=(batch, heads), key_lengths=batch, sinks=heads)
+        of_option = dict(mask=(batch, heads), kept=(batch, heads), key_lengths=batch, sinks=heads, slopes=heads)
         options = {name: x[of_option[name]] if name in of_option else x for name, x in self.options.items()}
         return replace(self, **cut, options=options, dL=None if self.dL is None else self.dL[batch, heads])
 
@@ -109,6 +111,7 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Quest
     none = allowed.copy()
     none[:, :, 3:6] = False
     bias = 2 * draw.standard_normal((1, 2, 12, 12))
+    slopes, packed = np.array([0.5, 0.125]), np.array([0, 5, 12, 23])
     cases = [
         make("plain", 16, gradients=True),
         make("plain", 7, batch=2, gradients=True),
@@ -153,8 +156,13 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Quest
         case("hidden mask", 12, d=d, mask=allowed, shift=-2.4e5),
         make("lengths", 6, 16, batch=3, key_lengths=np.array([5, 11, 16])),
         make("lengths", 6, 70, batch=2, heads=1, key_lengths=np.array([33, 64])),
-        case("packed", 23, d=d, cu_seqlens=np.array([0, 5, 12, 23])),
-        case("packed", 23, 31, d=d, cu_seqlens=np.array([0, 5, 12, 23]), cu_seqlens_k=np.array([0, 9, 15, 31])),
+        make("lengths, causal", 6, 16, batch=3, causal=True, key_lengths=np.array([7, 11, 16])),
+        make("alibi", 9, 140, slopes=slopes),
+        make("alibi", 20, causal=True, slopes=slopes, gradients=True),
+        case("kept", 12, d=d, dropout=0.4, kept=allowed, gradients=True),
+        case("packed", 23, d=d, cu_seqlens=packed),
+        case("packed", 23, 31, d=d, cu_seqlens=packed, cu_seqlens_k=np.array([0, 9, 15, 31])),
+        case("packed, causal", 23, 31, d=d, causal=True, cu_seqlens=packed, cu_seqlens_k=np.array([0, 9, 17, 31])),
         case("packed", 23, d=d, cu_seqlens=np.array([0, 5, 5, 12, 23]), causal=True, gradients=True),
         make("sinks", 12, causal=True, sinks=np.array([0.5, -1.0])),
         make("sinks", 20, 140, sinks=np.array([1.0, 3.0])),
@@ -162,6 +170,19 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Quest
         make("dL", 12, causal=True, gradients=True, dL=True),
     ]
     return [x for x in cases if not x.is_long] if quick else cases
+
+
+def paged(k: np.ndarray, page: int = PAGE) -> tuple[np.ndarray, np.ndarray]:
+    """Store k (batch, heads, N, d) in pages, and return them, (pages, heads, page, d), with their block table.
+
+    The pages of all batch entries lie in memory in a random order, with one unused page among them.
+    """
+    batch, heads, N, d = k.shape
+    table = np.random.default_rng(N).permutation(1 + batch * -(-N // page))[1:].reshape(batch, -1)
+    k = np.pad(k, ((0, 0), (0, 0), (0, -N % page), (0, 0)), constant_values=7.0)
+    pool = np.full((1 + table.size, heads, page, d), 7.0)
+    pool[table] = k.reshape(batch, heads, -1, page, d).swapaxes(1, 2)
+    return pool, table
 
 
 def rounded(x: np.ndarray, bits: int) -> np.ndarray:

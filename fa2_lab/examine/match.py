@@ -5,30 +5,32 @@ The answers are given as arrays, and the function is not called.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fa2_lab.examine.attention import attention, combine
-from fa2_lab.examine.cases import Question
+from fa2_lab.examine.cases import OPEN, Question
 from fa2_lab.examine.catalogue import CATALOGUE, Mistake
 
 GRADIENTS = ("dQ", "dK", "dV")
 TILES = (1, 2, 4, 8, 16, 32, 64, 128)
 SILENT = {"grouped": "grouped-silent", "cross": "lengths-silent"}  # what a function may take without a word
-PAIRED = ("plain", "cross", "scale", "causal", "corner", "window", "softcap", "mask", "bias", "packed")  # by two
+PAIRED = "plain cross scale causal corner window softcap mask bias alibi packed dropout".split()  # by two
 
 
 class Variant(NamedTuple):
     """A hypothesis about a function: its mistakes and conventions, its tile size B, and its precision in bits.
 
-    `names` are the names of the mistakes and conventions in the catalogue. The default is the correct attention.
+    `names` are the names of mistakes and conventions in the catalogue. B is a number, or (rows, keys) of a tile. For
+    mistakes in merging parts of the keys, B is (number of parts, keys of a tile). The default is the correct attention.
     """
 
     names: tuple[str, ...] = ()
-    B: int = 0
+    B: int | tuple[int, int] = 0
     bits: int = 8
 
 
@@ -37,15 +39,16 @@ RIGHT, UNMASKED = Variant(), Variant(("causal-ignored", "mask-ignored"))
 
 @dataclass(eq=False)
 class Answer:
-    """The outputs of a function for a case: O and, if the function returns them, L, dQ, dK and dV.
-
-    Each output is (batch, heads, N, d), or (batch, heads, N) for L.
-    """
+    """A function's outputs for a case, (batch, heads, N, d): O and, if returned, L (without d), dQ, dK and dV."""
 
     case: Question
     outputs: dict[str, np.ndarray]
     eps: float = 1.2e-7  # the distance of two numbers of its dtype near 1
     variants: dict[tuple, dict[str, np.ndarray]] = field(default_factory=dict)
+
+    def of(self, **options: Any) -> Answer:
+        """Return these outputs as the answer to the same case with other options."""
+        return Answer(replace(self.case, options=self.case.options | options), self.outputs, self.eps)
 
     def variant(self, state: Variant, name: str) -> np.ndarray:
         key = (*state, name in GRADIENTS)
@@ -87,10 +90,7 @@ class Answer:
         return np.broadcast_to(v.mean(axis=2, keepdims=True), self.case.q.shape)
 
     def empty(self, state: Variant) -> np.ndarray:
-        """Return a boolean array (batch, heads, N_q) that is True for each row that sees no key.
-
-        Which keys a row sees depends on the conventions in `state`.
-        """
+        """Return (batch, heads, N_q), whether a row sees no key by the conventions in `state`."""
         return np.isneginf(self.variant(conventions(state), "L"))
 
     def fits(self, state: Variant, names: Iterable[str]) -> bool:
@@ -102,16 +102,13 @@ def conventions(state: Variant) -> Variant:
 
 
 class Finding(NamedTuple):
-    """A finding about a function.
-
-    `others` are the names of other mistakes that would explain the outputs equally well.
-    """
+    """A finding about a function."""
 
     name: str
     where: str
     much: float = np.nan
     case: Question | None = None
-    others: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()  # mistakes that would explain the outputs equally well
     state: Variant = RIGHT  # of the function, up to and with this finding
 
     @property
@@ -127,27 +124,20 @@ class Finding(NamedTuple):
         return self.mistake.part not in ("reads", "remarks")
 
     def __str__(self) -> str:
-        says = self.mistake.says.replace("{bits}", str(self.state.bits)).replace("{B}", str(self.state.B))
-        is_tile = "B" in self.mistake.varies and self.state.B and "{B}" not in self.mistake.says
-        tile = f" (tiles of {self.state.B})" if is_tile else ""
+        says, B = self.mistake.says.replace("{bits}", str(self.state.bits)), self.state.B
+        tile = f" (tiles of {' × '.join(map(str, np.atleast_1d(B)))})" if "B" in self.mistake.varies and B else ""
         return says.removesuffix(".") + tile + "."
 
 
 def known(answers: Iterable[Answer], output: str) -> list[Mistake]:
-    """Return the mistakes that, each on its own, reproduce the given output in every answer.
-
-    `output` is "O", "L" or the name of a gradient. Each answer is checked with the tile size of its case.
-    """
+    """Return each mistake that alone, in tiles of the case's size, gives `output` (O, L or dQ …) in all answers."""
     parts = {"O": ("reads", "O"), "L": ("reads", "O", "L")}.get(output, ("gradients",))
     some = [x for x in CATALOGUE.values() if x.part in parts and "bits" not in x.varies]
     return [x for x in some if all(answer.fits(Variant((x.name,)), (output,)) for answer in answers)]
 
 
 def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Finding]:
-    """Return the findings that explain a function's answers.
-
-    They are findings about O, then about L and, if O is right, about the gradients. `tiles` are the tile sizes to try.
-    """
+    """Return findings that explain a function's answers: for O, for L, and if O is right for the gradients."""
     found, state = explain_part(answers, RIGHT, "O", ("O",), tiles)
     usual, plain = conventions(state), not any(x.is_wrong and x.group == "plain" for x in found)
     strange = {x.group for x in found if x.name in ("unknown", *SILENT.values())}
@@ -189,7 +179,10 @@ def explain_part(
         fitting = [s for s in candidates(state, part, tiles) if fits_all(s, mine + settled, outputs)]
         for base in bases(state, part, mine, settled, outputs) if not fitting else ():
             fitting += [s for s in candidates(base, part, tiles) if fits_all(s, mine + settled, outputs)]
-        if not fitting and group in PAIRED:
+        if not fitting and not state.B and group not in ("plain", "cross"):
+            fitting = [s for s in oblong(state, part, tiles) if fits_all(s, mine + settled, outputs)]
+        coarse = rounding(mine, state, tiles) if is_plain and not fitting else None
+        if not fitting and not coarse and group in PAIRED:
             fitting = list(pairs(state, part, tiles, mine, settled, outputs))
         if fitting:
             best, others = choose(fitting, answers, outputs, len(state.names))
@@ -200,7 +193,7 @@ def explain_part(
                 break
         elif len(outputs) > 1:
             found += [x for name in outputs for x in explain_part(mine, state, part, (name,), tiles)[0]]
-        elif is_plain and (coarse := rounding(mine, state, tiles)):
+        elif coarse:
             found.append(coarse)
             for x in answers:  # what follows is judged as if in 16 bits
                 x.eps = 2.0**-8
@@ -214,14 +207,10 @@ def explain_part(
 
 
 def is_late(mine: list[Answer], answers: Sequence[Answer], state: Variant, outputs: tuple[str, ...]) -> bool:
-    """Return whether a function seems to use the options of an earlier call.
-
-    This is the case if each answer in `mine` is right for the options of its own case or of another case with the same
-    sizes. `answers` are the answers to all cases.
-    """
+    """Return whether each answer in `mine` is right for the options of its case or of another of the same sizes."""
     kinds = {x: (x.case.q.shape, x.case.k.shape, *x.case.options) for x in answers}
     same = {x: [y.case.options for y in answers if kinds[y] == kinds[x] and y is not x] for x in mine}
-    asked = {x: [Answer(replace(x.case, options=y), x.outputs, x.eps) for y in same[x]] for x in mine}
+    asked = {x: [x.of(**y) for y in same[x]] for x in mine}
     bases = [state, *(s for s in candidates(state, "O", ()) if CATALOGUE[s.names[-1]].part == "reads")]
     return any(all(any(y.fits(s, outputs) for y in (x, *asked[x])) for x in mine) for s in bases)
 
@@ -247,16 +236,28 @@ def rounding(answers: list[Answer], state: Variant, tiles: Sequence[int]) -> Fin
     return Finding(name, *place(answers, state, ("O",)), state=state if name == "precision" else best)
 
 
-def forms(mistake: Mistake, state: Variant, tiles: Sequence[int]) -> Iterator[Variant]:
-    """Yield the variants that add this mistake to `state`, one for each tile size and precision that it can have."""
-    tiles = (tiles if not state.B else (state.B,)) if "B" in mistake.varies else (state.B,)
+def forms(mistake: Mistake, state: Variant, tiles: Sequence) -> Iterator[Variant]:
+    """Yield the variants that add this mistake to `state`, one per tile size and precision that it can have."""
+    if "parts" in mistake.varies:
+        tiles = [x for B in tiles if isinstance(B, int) for x in ((B, 0), (B, 1), (OPEN, B))]
+    elif state.B or "B" not in mistake.varies:
+        tiles = (state.B,)
     for B in tiles:
         for bits in (8, 11) if "bits" in mistake.varies else (state.bits,):
             if combine((*state.names, mistake.name)):
                 yield Variant((*state.names, mistake.name), B, bits)
 
 
-def candidates(state: Variant, part: str, tiles: Sequence[int]) -> Iterator[Variant]:
+def oblong(state: Variant, part: str, tiles: Sequence[int]) -> Iterator[Variant]:
+    """Yield candidates that depend on which tiles are visited, with one side of a tile two or four times the other."""
+    sides = [x for x in tiles if x >= 8]
+    pairs = [(a, b) for a in sides for b in sides if max(a, b) in (2 * min(a, b), 4 * min(a, b))]
+    for s in candidates(state, part, pairs):
+        if re.search("start|first|visited", str(CATALOGUE[s.names[-1]].changes)):
+            yield s
+
+
+def candidates(state: Variant, part: str, tiles: Sequence) -> Iterator[Variant]:
     parts = ("reads", part) if part == "O" else (part,)
     for mistake in CATALOGUE.values():
         if mistake.part in parts and mistake.name not in state.names and "bits" not in mistake.varies:
@@ -268,8 +269,7 @@ def bases(
 ) -> list[Variant]:
     """Return the variants that add a convention to `state` and fit the answers `settled` and the smallest in `mine`.
 
-    `mine` are the answers of the current group of cases. Its larger cases need not fit, because a mistake that depends
-    on the tile size may be visible only in them.
+    The larger cases need not fit, because a mistake that depends on the tile size may be visible only in them.
     """
     some = [s for s in candidates(state, part, ()) if CATALOGUE[s.names[-1]].part == "reads"]
     return [s for s in some if part == "O" and fits_all(s, mine[:1] + settled, outputs)]
@@ -285,7 +285,7 @@ def pairs(
     """Yield the variants that add two entries of the catalogue to `state` and fit all answers in `mine` and `settled`.
 
     `mine` are the answers of the current group of cases. Each of the two entries is a convention, or a mistake that
-    changes the group's two smallest cases. The first entry does not depend on the tile size.
+    changes the group's two smallest cases. The first entry does not depend on the tile size, and none merges parts.
     """
     name = outputs[0]
 
@@ -294,7 +294,7 @@ def pairs(
         return not all(np.allclose(*pair, atol=1e-3, equal_nan=True) for pair in pairs)
 
     single = [s for s in candidates(state, part, tiles) if CATALOGUE[s.names[-1]].part == "reads" or changes(s)]
-    single = [s for s in single if fits_all(s, settled, outputs)]
+    single = [s for s in single if CATALOGUE[s.names[-1]].varies != "parts" and fits_all(s, settled, outputs)]
     tried = set()  # in one order or the other
     for first in [s for s in single if s.B == state.B and s.bits == state.bits]:
         for second in single:
@@ -313,22 +313,19 @@ def choose(
 ) -> tuple[Variant, tuple[str, ...]]:
     """Return the best of the variants in `fitting`, and the names of other mistakes that fit equally many answers.
 
-    The best variant fits the most answers of all groups. If several variants fit equally many, conventions are
-    preferred. `known` is the number of names that all variants share.
+    Conventions are preferred. Otherwise, the best variant fits the most answers of all groups. `known` is the number of
+    names that all variants share.
     """
-    score = {s: sum(x.fits(s, outputs) for x in answers) for s in fitting}
-    most = [s for s in fitting if score[s] == max(score.values())]
-    new = [s for s in most if all(CATALOGUE[name].part == "reads" for name in s.names[known:])]
-    best = (new or sorted(most, key=lambda s: "B" in CATALOGUE[s.names[-1]].varies))[0]
+    new = [s for s in fitting if all(CATALOGUE[name].part == "reads" for name in s.names[known:])]
+    score = {s: sum(x.fits(s, outputs) for x in answers) for s in new or fitting}
+    most = [s for s in score if score[s] == max(score.values())]
+    best = ((new and most) or sorted(most, key=lambda s: "B" in CATALOGUE[s.names[-1]].varies))[0]
     others = [] if new else ["+".join(s.names[known:]) for s in most if set(s.names) != set(best.names)]
     return best, tuple(dict.fromkeys(others))
 
 
 def place(answers: list[Answer], state: Variant, outputs: tuple[str, ...]) -> tuple[str, float, Question]:
-    """Return (position, size, case) for the error in the first answer that differs from the variant `state`.
-
-    The position is a text that names the output, the heads and the rows. The size is the largest difference.
-    """
+    """Return the place of the error, its size and the case, of the first answer that differs from `state`."""
     for answer in answers:
         for name in [x for x in outputs if x in answer.outputs]:
             wrong = answer.wrong(state, name)
@@ -341,10 +338,7 @@ def place(answers: list[Answer], state: Variant, outputs: tuple[str, ...]) -> tu
 
 
 def described(wrong: np.ndarray, got: np.ndarray) -> str:
-    """Return a text that describes which elements of (batch, heads, N, d) or (batch, heads, N) are True in `wrong`.
-
-    If no wrong element of the output `got` is finite, the text mentions this as well.
-    """
+    """Return a text about which elements of (batch, heads, N, …) are wrong, and whether none of them is finite."""
     count = f"{int(wrong.sum())} of {wrong.size} numbers"
     axes = [np.unique(np.nonzero(wrong)[axis]) for axis in range(3)]
     parts = [

@@ -9,29 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fa2_lab.examine.cases import Question, case, rounded
-from fa2_lab.examine.match import GRADIENTS, RIGHT, UNMASKED, Answer, Finding, Variant, place
+from fa2_lab.examine.cases import BITS, Question, case, rounded
+from fa2_lab.examine.match import GRADIENTS, RIGHT, UNMASKED, Answer, Finding, Variant, explain_part, place
 from fa2_lab.examine.subject import NotExamined, Subject, dtypes
-
-BITS = {"float16": 11, "bfloat16": 8}
-AGAIN: list[tuple] = [  # what is wrong if the answer is another now: its name, where; what is asked, and how
-    ("batch-dependent", "the last batch entry", lambda x: x.part(slice(-1, None)), {}),
-    ("unwritten", "where torch.empty is full of NaN", lambda x: x, dict(unset=np.nan)),
-    ("dO-strides", "dO with strides 0", lambda x: replace(x, dO=np.ones_like(x.dO)), {}),
-]
-VIEWS: list[tuple] = [
-    ("strides-ignored", "heads that lie apart in memory", lambda x: x, dict(place="gapped", fill=0.0)),
-    ("strides-ignored", "the last axis has a stride above 1", lambda x: x, dict(place="turned", fill=0.0)),
-    ("strides-ignored", "the first two axes are exchanged in memory", lambda x: x, dict(place="swapped", fill=0.0)),
-    (
-        "strides-ignored",
-        "heads of V alone lie apart in memory",
-        lambda x: x,
-        dict(place=("", "", "gapped"), fill=0.0),
-    ),
-    ("reads-past-end", "NaN after the last row of each head", lambda x: x, dict(place="gapped")),
-    ("strides-ignored", "the first axis has stride 0", lambda x: alike(x), dict(place="expanded", fill=0.0)),
-]
 
 
 def alike(x: Question) -> Question:
@@ -40,24 +20,40 @@ def alike(x: Question) -> Question:
     return replace(x, q=q, k=k, v=v)
 
 
-def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[Finding]:
-    """Yield the findings of all checks that need further calls of the function.
+def same(x: Question) -> Question:
+    return x
 
-    `answers` are the answers to the earlier calls, and `state` contains the conventions that the function follows.
-    """
+
+AGAIN: list[tuple] = [  # what is wrong if the answer is another now: its name, where; what is asked, and how
+    ("batch-dependent", "the last batch entry", lambda x: x.part(slice(-1, None)), {}),
+    ("unwritten", "where torch.empty is full of NaN", same, dict(unset=np.nan)),
+    ("dO-strides", "dO with strides 0", lambda x: replace(x, dO=np.ones_like(x.dO)), {}),
+]
+VIEWS: list[tuple] = [  # the same, with another place of the inputs in memory, and what lies around them
+    ("strides-ignored", "heads that lie apart in memory", "gapped", 0.0),
+    ("strides-ignored", "the last axis has a stride above 1", "turned", 0.0),
+    ("strides-ignored", "the first two axes are exchanged in memory", "swapped", 0.0),
+    ("strides-ignored", "heads of V alone lie apart in memory", ("", "", "gapped"), 0.0),
+    ("reads-past-end", "NaN after the last row of each head", "gapped", np.nan),
+    ("strides-ignored", "the first axis has stride 0", "expanded", 0.0),
+]
+
+
+def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[Finding]:
+    """Yield the findings of all checks that need further calls of a function that has the conventions in `state`."""
     plain = [x for x in answers if x.case.group == "plain"]
     base = next((x for x in plain if x.case.q.shape[0] > 1), plain[0])
     lacks = [x for x in GRADIENTS if x not in base.outputs]
     if 0 < len(lacks) < 3:
         yield Finding("gradient-missing", ", ".join(lacks), case=base.case)
-    tests = AGAIN + (VIEWS if np.isnan(subject.fill) else [])  # else it reads past the end, where anything may lie
-    others = [x for x in dtypes(subject.library) if x != subject.dtype and subject.library == "torch"]
-    if any(type(x).__name__ == "InterpretedFunction" for x in subject.space.values()):
-        others = [x for x in others if x != "bfloat16"]  # Triton's interpreter multiplies its bits as whole numbers
-    tests = tests + [("precision", dtype, lambda x: x, dict(dtype=dtype)) for dtype in others]
+    is_one = subject.layout in ("nd", "thd") or subject.takes("pages")  # whose first axis cannot be expanded
+    tests = [*AGAIN]
+    for name, where, x, fill in VIEWS if np.isnan(subject.fill) else ():  # else it reads past its inputs anyway
+        if x != "expanded" or not is_one:
+            tests.append((name, where, alike if x == "expanded" else same, dict(place=x, fill=fill)))
+    others = [x for x in kinds(subject) if x != subject.dtype]
+    tests += [("precision", dtype, same, dict(dtype=dtype)) for dtype in others]
     for name, where, change, how in tests:
-        if how.get("place") == "expanded" and subject.layout in ("nd", "thd"):
-            continue
         for first in plain[:3] if name == "precision" else [base]:
             outputs = {"unwritten": ("O", "L", *GRADIENTS), "dO-strides": GRADIENTS}.get(name, ("O",))
             outputs = tuple(x for x in outputs if x in first.outputs and first.fits(state, (x,)))
@@ -66,35 +62,46 @@ def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[
                 if not answer.fits(state, outputs):
                     allowed = f"; rounding allows {answer.bound('O'):.1e}" if name == "precision" else ""
                     yield Finding(name, where + allowed, place([answer], state, outputs)[1], answer.case)
-    for dtype in others if "always-causal" not in state.names else ():
-        with suppress(NotExamined):
-            yield from coarse_sums(subject.like(dtype=dtype))
     yield from rows_without_keys(answers, state)
+    if all(x.fits(state, ("O",)) for x in answers if x.case.group == "causal"):
+        yield from positions(subject, state)
     with suppress(NotExamined):
-        yield from dropout(subject)
+        yield from dropout(subject, state)
+
+
+def kinds(subject: Subject) -> list[str]:
+    """Return the dtypes of torch in which the function can be called, or none if it is not a function of torch."""
+    interpreted = any(type(x).__name__ == "InterpretedFunction" for x in subject.space.values())
+    some = dtypes("torch") if subject.library == "torch" else ()
+    return [x for x in some if x != "bfloat16" or not interpreted]  # the interpreter multiplies its bits as integers
 
 
 def coarse_sums(subject: Subject) -> Iterator[Finding]:
-    """Compare the error on many keys with that of an attention that rounds P and O to 16 bits, but not its sums.
+    """Compare the error on many keys with that of an attention that rounds P and O to 16 bits, but not its sums."""
+    asked = case("sums", 512, d=subject.d, heads=1)
+    for dtype in [x for x in kinds(subject) if BITS[x] < 16 and not subject.lacks(asked)]:
+        with suppress(NotExamined):
+            answer = subject.like(dtype=dtype).ask(subject.fitted(asked), gradients=False)
+            usual = rounded(answer.variant(Variant(("p-rounded",), 64, BITS[dtype]), "O"), BITS[dtype])
+            mine, theirs = (np.std(x - answer.variant(RIGHT, "O")) for x in (usual, answer.outputs["O"]))
+            if theirs > 3 * mine:
+                yield Finding("sums-coarse", f"{dtype}, {theirs / mine:.0f} times", float(theirs), answer.case)
 
-    Yield a finding if the error is much larger.
-    """
-    if subject.dtype not in BITS:
-        return
-    bits, asked = BITS[subject.dtype], case("sums", 512, d=subject.d, heads=1)
-    if not subject.lacks(asked):
-        answer = subject.ask(subject.fitted(asked), gradients=False)
-        usual = rounded(answer.variant(Variant(("p-rounded",), 64, bits), "O"), bits)
-        mine, theirs = (np.std(x - answer.variant(RIGHT, "O")) for x in (usual, answer.outputs["O"]))
-        if theirs > 3 * mine:
-            yield Finding("sums-coarse", f"{subject.dtype}, {theirs / mine:.0f} times", float(theirs), answer.case)
+
+def positions(subject: Subject, state: Variant) -> Iterator[Finding]:
+    """Ask in bf16 for rows that would see little but the key after their own, if it were not hidden."""
+    asked = case("causal", 300, d=subject.d, heads=1, causal=True)
+    k = np.sign(asked.k)
+    asked = subject.fitted(replace(asked, q=3 * np.roll(k, -1, axis=2), k=k))
+    if "bfloat16" in kinds(subject) and not subject.lacks(asked):
+        with suppress(NotExamined):
+            answer = subject.like(dtype="bfloat16").ask(asked, gradients=False)
+            if not answer.fits(state, ("O",)):
+                yield Finding("positions-rounded", *place([answer], state, ("O",)))
 
 
 def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
-    """Repeat the first call of the examination three times, and yield a finding if the outputs differ.
-
-    `first` is the answer to the first call.
-    """
+    """Repeat the first call of the examination three times, and yield a finding if the outputs differ."""
     answers = [subject.ask(first.case).outputs["O"] for _ in range(3)]
     if not all(np.array_equal(x, answers[0], equal_nan=True) for x in answers):
         yield Finding("not-deterministic", "three calls in a row", float(np.ptp(answers, axis=0).max()), first.case)
@@ -103,10 +110,7 @@ def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
 
 
 def rows_without_keys(answers: list[Answer], state: Variant) -> Iterator[Finding]:
-    """Check rows that see no key, and yield findings about their O, about their L, or about the gradients.
-
-    NaN in the gradients of other rows is a finding, and so are gradients that do not match O = 0.
-    """
+    """Check O, L and the gradients of rows that see no key, and yield findings."""
     for answer in [x for x in answers if x.case.group.startswith("empty") and x.fits(state, ("O",))]:
         rows, case, found, bound = answer.empty(state), answer.case, answer.outputs, answer.bound("O")
         if not rows.any():
@@ -130,20 +134,18 @@ def rows_without_keys(answers: list[Answer], state: Variant) -> Iterator[Finding
         yield from [Finding(name, f"{int(rows.sum())} rows", case=case) for name in names]
 
 
-def dropout(subject: Subject) -> Iterator[Finding]:
-    """Check the dropout factors Z of a function, and yield a finding if they are wrong.
+def dropout(subject: Subject, state: Variant) -> Iterator[Finding]:
+    """Check the factors Z by which dropout multiplies P, and yield a finding if they, or their gradients, are wrong.
 
-    Z can be read off O = (P ∘ Z) V if all weights in P are equal and V is the identity, so that each key has its own
-    column of O.
+    Z can be read off O = (P ∘ Z) V if V is the identity, so that each key has its own column of O.
     """
-    if not subject.takes("dropout"):
+    if not subject.takes("dropout") or subject.takes("kept"):
         return
     n, d, p = max(subject.d, subject.multiple), subject.d, 0.25
     options: dict[str, Any] = dict(dropout=p, seed=1) if subject.takes("seed") else dict(dropout=p)
-    zero = case("dropout", 512 // subject.multiple * subject.multiple, n, d=d, **options)
-    one_each = np.broadcast_to(np.eye(n, d), zero.v.shape)
-    alike = replace(zero, q=np.ones_like(zero.q), k=np.ones_like(zero.k), v=one_each)
-    Z = subject.ask(alike).outputs["O"] * n
+    zero = case("dropout", 512 // subject.multiple * subject.multiple, n, d=d, gradients=True, **options)
+    zero = replace(zero, v=np.broadcast_to(np.eye(n, d), zero.v.shape))
+    Z = subject.ask(replace(zero, q=np.ones_like(zero.q), k=np.ones_like(zero.k)), gradients=False).outputs["O"] * n
     kept, value = float((Z > 1e-3).mean()) * n / d, float(np.median(Z[Z > 1e-3])) if Z.any() else 0.0
     verdicts = {
         "dropout-ignored": np.ptp(Z) < 0.01,
@@ -153,7 +155,14 @@ def dropout(subject: Subject) -> Iterator[Finding]:
         "dropout-shared": np.array_equal(Z[:, 0] > 0, Z[:, 1] > 0) or (Z[..., :1, :] == Z).all(),
     }
     said = f"p = {p}: {kept:.0%} kept, factor {value:.3g}"
-    yield from [Finding(name, said, case=zero) for name, holds in verdicts.items() if holds][:1]
+    found = [Finding(name, said, case=zero) for name, holds in verdicts.items() if holds][:1]
+    if n == d and not found and not subject.takes("dO"):
+        answer = subject.ask(zero)
+        drawn = answer.outputs["O"] > answer.variant(state, "O") / 2
+        found = explain_part([answer.of(kept=drawn)], state, "gradients", GRADIENTS, ())[0]
+        names = {"unknown": "dropout-other-mask"}  # and no smaller case draws the same factors
+        found = [x._replace(name=names.get(x.name, x.name), case=None) for x in found]
+    yield from found
 
 
 def guarded(subject: Subject, case: Question) -> tuple[Answer, list[Finding]]:

@@ -11,6 +11,7 @@ from fa2_lab.examine.match import GRADIENTS, Answer, Finding, Variant, conventio
 from fa2_lab.examine.subject import NotExamined, Subject
 
 TURNED = {"bhnd": "", "bnhd": ".swapaxes(1, 2)", "hnd": "[0]", "nd": "[0, 0]", "thd": "[0].swapaxes(0, 1)"}
+PER_HEAD = {"mask", "kept", "sinks", "slopes", "key_lengths"}  # options that have entries per head or batch entry
 TURNED["flat"] = ".swapaxes(1, 2).reshape(len(x), x.shape[2], -1)"
 
 
@@ -20,7 +21,7 @@ def program(subject: Subject, finding: Finding, module: str) -> str:
     The program imports the function from `module`.
     """
     before = Variant(finding.state.names[: -1 if finding.name in finding.state.names else None], *finding.state[1:])
-    for smaller in smaller_cases(finding.case, subject) if finding.case else ():
+    for smaller in smaller_cases(finding.case, subject) if finding.case and not subject.takes("pages") else ():
         try:
             answer = subject.ask(smaller)
         except NotExamined:
@@ -37,15 +38,14 @@ def smaller_cases(like: Question, subject: Subject) -> Iterator[Question]:
     For each number of rows, a case with one head and one batch entry comes first, if this is possible.
     """
     (batch, heads, N_q, d), (h_k, N_k), (size, shift) = like.q.shape, like.k.shape[1:3], like.made
-    counts = [(1, 1, 1)] if heads == h_k and not {"mask", "sinks", "key_lengths"} & set(like.options) else []
+    counts = [(1, 1, 1)] if heads == h_k and not PER_HEAD & set(like.options) else []
     counts += (
         [(batch, heads, h_k)] if subject.layout in ("bhnd", "bnhd") or batch == 1 < len(subject.layout) - 2 else []
     )
     for n in [x * subject.multiple for x in (*range(1, 9), *range(10, N_q + 1, 2))]:
         m = n + N_k - N_q if like.group in ("corner", "empty", "window") else -(-n * N_k // N_q)
         options = dict(like.options)
-        if "mask" in options:
-            options["mask"] = options["mask"][..., :n, :m]
+        options |= {name: options[name][..., :n, :m] for name in ("mask", "kept") if name in options}
         if "key_lengths" in options:
             options["key_lengths"] = np.minimum(options["key_lengths"], m)
         for name, last in (("cu_seqlens", n), ("cu_seqlens_k", m)):

@@ -12,27 +12,24 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import copy
-from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import product
 from typing import Any
 
 import numpy as np
 
 from fa2_lab.examine.attention import attention
-from fa2_lab.examine.cases import OPEN, Question, case, rounded
+from fa2_lab.examine.cases import BITS, OPEN, PAGE, Question, paged, rounded
 from fa2_lab.examine.catalogue import ROLES
-from fa2_lab.examine.match import GRADIENTS, RIGHT, TILES, Answer, Variant, candidates
+from fa2_lab.examine.match import GRADIENTS, TILES, Answer
 
 WHOLE = {"bhnd": "(batch, heads, N, d)", "bnhd": "(batch, N, heads, d)", "thd": "packed (total, heads, d)"}
 LAYOUTS = WHOLE | {"hnd": "(heads, N, d)", "nd": "(N, d)", "flat": "(batch, N, heads · d)"}
-SIZES = ((1, 16), (16, 16), (64, 16), (64, 64), (128, 64), (128, 128))  # lengths are multiples of, head dimension
-EPS = {"float64": 1.2e-7, "float32": 1.2e-7, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 LIBRARIES = ["numpy", *filter(find_spec, ("torch", "jax"))]
 ALWAYS = {"causal", "heads", "lse", "longest", "grouped", "cu_seqlens", "cu_seqlens_k"}  # also if they are as usual
+OF_PAGES = {"pages", "page", "key_lengths"}  # which a function with pages is always given
 GIVEN = {"q", "k", "v", "qkv", "dO", "O", "L"}
 LIMIT = 60  # seconds that one call may take
 NO_GPU = " Triton found no GPU. To interpret its kernels, import fa2_lab.kernels before triton."
@@ -93,94 +90,13 @@ class Subject:
         return role in self.roles.values()
 
     def tiles(self) -> tuple[int, ...]:
-        """Return tile sizes that the function may use.
-
-        They are the usual sizes, and every integer between 2 and 256 that appears in its signature, its code or its
-        module's constants.
-        """
+        """Return the usual sizes of tiles, and the integers in the function's signature, code and module."""
         numbers = [*self.defaults.values(), *self.given.values(), *(self.code.co_consts if self.code else ())]
         numbers += [x for name, x in self.space.items() if name.upper() == name]
         return tuple(sorted({x for x in numbers if type(x) is int and 2 <= x <= 256} | set(TILES)))
 
-    def settle(self, layout: str = "", library: str = "", dtype: str = "") -> None:
-        """Choose the device, library, dtype, sizes and layout to call the function with.
-
-        Prefer a combination that gives correct results. If there is none, choose one with which the function at least
-        runs. A layout, library or dtype that is passed as an argument is not changed. Raise NotExamined if the function
-        runs with no combination.
-        """
-        layouts = ["flat"] if self.takes("heads") else ["bhnd", "bnhd", "hnd", "nd"]
-        layouts = [layout] if layout else ["thd"] if self.takes("cu_seqlens") else layouts
-        libraries = [library] if library else ["torch"] if self.device else self.libraries()
-        kinds = [(x, y) for x in libraries for y in dtypes(x) if dtype in ("", y)]
-        failure = ""
-        devices = [self.device] if self.device else ["cpu", *(["cuda"] if has_gpu() else [])]
-        for self.device, (self.multiple, self.d) in product(devices, SIZES):
-            tried: list[tuple] = []
-            for self.library, self.dtype in kinds:
-                if any((x[0] == 4 and x[-1] in WHOLE) or x[1] == self.library for x in tried):
-                    continue  # of each library the first dtype that it takes
-                for self.layout in layouts:
-                    try:
-                        tried.append((self.agreement(), self.library, self.dtype, self.layout))
-                    except NotExamined as refusal:
-                        failure = failure or f"as {self.library} {self.dtype} {LAYOUTS[self.layout]}, {refusal}"
-            if tried:  # a function that takes four dimensions is not asked with fewer
-                whole = [x for x in tried if x[-1] in WHOLE] or tried
-                best, self.library, self.dtype, self.layout = max(whole, key=lambda x: x[0])
-                self.also = next((x[-1] for x in tried if x not in whole and x[0] == 4 > best), "")
-                self.settle_scale(is_right=best == 4)
-                return self.settle_window()
-        raise NotExamined(failure or f"{dtype} is no dtype that it can be asked in")
-
-    def settle_scale(self, is_right: bool) -> None:
-        """Ignore an argument that is named like the scale if the output is right although its default is not 1/√d."""
-        for name in [name for name in self.roles if name.lower() == "tau"]:  # which may also be a threshold
-            if is_right and type(self.defaults[name]) in (int, float) and self.defaults[name] != self.d**-0.5:
-                del self.roles[name]
-                self.unused.append(name)
-
-    def settle_window(self) -> None:
-        """Find out whether the function expects a window as one number or as two numbers."""
-        if not any(role == "window" and isinstance(self.defaults[name], tuple) for name, role in self.roles.items()):
-            for self.window_is_int in (False, True):
-                with suppress(NotExamined):  # of lengths that no other case has: a function may keep masks
-                    self.ask(case("window", (5 + self.window_is_int) * self.multiple, d=self.d, window=(4, 4)))
-                    return
-
-    def libraries(self) -> list[str]:
-        """Return the array libraries to try, in this order.
-
-        The first ones are the libraries that the function's code uses. They are followed by the libraries that its
-        module uses, and then by all others.
-        """
-        known = [self.space.get(x) for x in (self.code.co_names if self.code else ())] + list(self.space.values())
-        roots = [x.__name__.split(".")[0] for x in known if inspect.ismodule(x)]
-        return list(dict.fromkeys([x for x in roots if x in LIBRARIES] + LIBRARIES))
-
-    def agreement(self) -> int:
-        """Call the function on a random case, and grade the output from 1 to 4.
-
-        4 means that the output is right, or right for a causal mask. 3 means that a known mistake explains the output.
-        2 means that heads are independent. 1 means only that the function runs.
-        """
-        n = 9 if self.multiple == 1 else self.multiple
-        asked = self.fitted(case("probe", n, d=self.d, batch=2, heads=3, gradients=self.takes("dO")))
-        first, part = self.ask(asked), "gradients" if self.takes("dO") else "O"
-        if any(first.fits(s, ("O", *GRADIENTS)) for s in (RIGHT, Variant(("always-causal",)))):
-            return 4
-        if any(first.fits(s, ("O", *GRADIENTS)) for s in candidates(RIGHT, part, (n,))):
-            return 3
-        other = asked.v.copy()
-        other[0, 0] += 1
-        moved = np.abs(self.ask(replace(asked, v=other)).outputs["O"] - first.outputs["O"]).max(axis=(2, 3)) > 1e-6
-        return 2 if moved[0, 0] and moved.sum() == 1 else 1
-
     def fitted(self, case: Question) -> Question:
-        """Return the case itself, or only its first batch entry if the layout is thd.
-
-        The layout thd, for packed sequences, has no batch dimension.
-        """
+        """Return the case itself, or only its first batch entry if the layout, thd, has no batch dimension."""
         return case.part(slice(1)) if self.layout == "thd" else case
 
     def lacks(self, case: Question) -> str:
@@ -209,10 +125,11 @@ class Subject:
         Raise NotExamined if the call fails or if its result is not an array of the right shape.
         """
         case = case.rounded(self.hold) if self.dtype != "float64" else case
-        gradients = gradients and case.gradients
+        gradients = gradients and case.gradients and not self.takes("pages")
         outputs: dict[str, list] = {}
         for part in self.parts(case):
-            inputs = [self.turned(x) for x in (part.q, part.k, part.v)]
+            k, v = (paged(x)[0] if self.takes("pages") else x for x in (part.k, part.v))
+            inputs = [self.turned(x) for x in (part.q, k, v)]
             places = (self.place,) * 3 if isinstance(self.place, str) else self.place
             tensors = [self.array(x, place, self.fill) for x, place in zip(inputs, places, strict=True)]
             try:
@@ -240,14 +157,10 @@ class Subject:
                 self.happened.add("inputs-changed")
         known = {name: np.concatenate(x) for name, x in outputs.items() if not any(y is None for y in x)}
         whole = {name: x.reshape(case.q.shape[0], -1, *x.shape[2:]) for name, x in known.items()}
-        return Answer(case, whole, max(EPS[self.dtype], self.eps))
+        return Answer(case, whole, max(2.0 ** -BITS[self.dtype], self.eps))
 
     def parts(self, case: Question) -> list[Question]:
-        """Return the cases for the separate calls into which a case is split.
-
-        In the layout hnd, each batch entry needs its own call. In the layout nd, each head does. In any other layout,
-        the case is not split.
-        """
+        """Return the cases of the calls that a case needs: one per batch entry (hnd), one per head (nd), or one."""
         if self.layout not in ("hnd", "nd"):
             return [case]
         entries = [case.part(slice(b, b + 1)) for b in range(case.q.shape[0])]
@@ -260,10 +173,7 @@ class Subject:
         return x.reshape(*x.shape[:2], -1) if self.layout == "flat" else x[(0,) * (4 - len(self.layout))]
 
     def turned_back(self, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
-        """Convert the output x from the function's layout to `shape`, (batch, heads, N, d) or (batch, heads, N) for L.
-
-        Return None if x cannot be converted to this shape.
-        """
+        """Return the output x in `shape`, (batch, heads, N, d) or (batch, heads, N) for L, or None if it cannot be."""
         if len(shape) == 4 and self.layout == "flat":
             return x.reshape(x.shape[0], -1, *shape[1::2]).swapaxes(1, 2)
         if len(shape) == 4:
@@ -276,18 +186,22 @@ class Subject:
     def options(self, case: Question) -> dict[str, Any]:
         """Return the options of a case as keyword arguments, with the function's names and in its layout."""
         (batch, heads, N_q, _), N_k = case.q.shape, case.k.shape[2]
-        known: dict[str, Any] = dict(causal=False, lse=True, longest=max(N_q, N_k), grouped=case.k.shape[1] != heads)
+        known: dict[str, Any] = dict(causal=False, lse=True, grouped=case.k.shape[1] != heads)
         known |= dict(heads=heads, window=(-1, -1), scale=case.q.shape[3] ** -0.5, dropout=0.0, seed=0)
         known |= dict(key_lengths=np.full(batch, N_k), sinks=np.full(heads, -np.inf), cu_seqlens=np.array([0, N_q]))
         known["cu_seqlens_k"] = case.options.get("cu_seqlens", np.array([0, N_k]))
-        known["mask"] = np.ones((batch, heads, N_q, N_k), dtype=bool)
+        known |= dict(slopes=np.zeros(heads), page=PAGE)
+        known["mask"] = known["kept"] = np.ones((batch, heads, N_q, N_k), dtype=bool)
         known |= case.options
+        known["longest"] = max(int(np.diff(known[name]).max()) for name in ("cu_seqlens", "cu_seqlens_k"))
         known["padding"] = np.arange(N_k) >= known["key_lengths"][:, None]
         if self.layout == "nd":
-            known |= dict(key_lengths=known["key_lengths"][0], sinks=known["sinks"][0])
+            known |= {name: known[name][0] for name in ("key_lengths", "sinks", "slopes")}
         if self.layout in ("hnd", "nd"):
-            known["mask"] = known["mask"][(0,) * (4 - len(self.layout))]
-        asked = set(case.options)
+            known |= {name: known[name][(0,) * (4 - len(self.layout))] for name in ("mask", "kept")}
+        if self.takes("pages"):
+            known["pages"] = paged(case.k)[1]
+        asked = set(case.options) | ALWAYS | (OF_PAGES if self.takes("pages") else set())
         if case.group.startswith("bias") and self.takes("bias"):
             known["bias"] = known.pop("mask")
             asked.add("bias")
@@ -301,7 +215,7 @@ class Subject:
             known["window"] = known["window"][0]
         values: dict[str, Any] = {}
         for name, role in self.roles.items():
-            if role in asked | ALWAYS or (self.defaults[name] is inspect.Parameter.empty and role not in GIVEN):
+            if role in asked or (self.defaults[name] is inspect.Parameter.empty and role not in GIVEN):
                 values[name] = known.get(role)
         return values
 
@@ -366,7 +280,7 @@ class Subject:
 
     def hold(self, x: np.ndarray) -> np.ndarray:
         """Return x rounded to the function's dtype, as a float64 array."""
-        return rounded(x, 8) if self.dtype == "bfloat16" else x.astype(self.dtype).astype(np.float64)
+        return rounded(x, BITS[self.dtype]) if self.dtype == "bfloat16" else x.astype(self.dtype).astype(np.float64)
 
     def flat(self, x: np.ndarray, dtype: str = "") -> Any:
         if self.library == "torch":
@@ -403,11 +317,6 @@ class Subject:
         if not isinstance(x, np.ndarray):
             return x.item() if isinstance(x, np.generic) else x
         return self.flat(x, {"i": "int32", "b": "bool"}.get(x.dtype.kind, ""))
-
-
-def has_gpu() -> bool:
-    """Return whether torch is installed and finds a GPU, for functions that reject tensors on the CPU."""
-    return "torch" in LIBRARIES and import_module("torch").cuda.is_available()
 
 
 @contextmanager

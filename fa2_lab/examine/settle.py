@@ -1,0 +1,97 @@
+"""Find out how to call a function: on which device, with which library, dtype, sizes, layout and kind of window."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import suppress
+from dataclasses import replace
+from importlib import import_module
+from itertools import product
+
+import numpy as np
+
+from fa2_lab.examine.cases import case
+from fa2_lab.examine.match import GRADIENTS, RIGHT, Variant, candidates
+from fa2_lab.examine.subject import LAYOUTS, LIBRARIES, WHOLE, NotExamined, Subject, dtypes
+
+SIZES = ((1, 16), (16, 16), (64, 16), (64, 64), (128, 64), (128, 128))  # lengths are multiples of, head dimension
+
+
+def settle(subject: Subject, layout: str = "", library: str = "", dtype: str = "") -> None:
+    """Choose the device, library, dtype, sizes and layout to call the function with.
+
+    Prefer a combination that gives correct results. If there is none, choose one with which the function at least
+    runs. A layout, library or dtype that is passed as an argument is not changed. Raise NotExamined if the function
+    runs with no combination.
+    """
+    layouts = ["flat"] if subject.takes("heads") else ["bhnd", "bnhd", "hnd", "nd"]
+    layouts = [layout] if layout else ["thd"] if subject.takes("cu_seqlens") else layouts
+    named = [library] if library else ["torch"] if subject.device else libraries(subject)
+    kinds = [(x, y) for x in named for y in dtypes(x) if dtype in ("", y)]
+    failure = ""
+    devices = [subject.device] if subject.device else ["cpu", "cuda"]
+    for subject.device, (subject.multiple, subject.d) in product(devices, SIZES):
+        if subject.device != devices[0] and not ("torch" in LIBRARIES and import_module("torch").cuda.is_available()):
+            break
+        tried: list[tuple] = []
+        for subject.library, subject.dtype in kinds:
+            if any((x[0] == 4 and x[-1] in WHOLE) or x[1] == subject.library for x in tried):
+                continue  # of each library the first dtype that it takes
+            for subject.layout in layouts:
+                try:
+                    tried.append((agreement(subject), subject.library, subject.dtype, subject.layout))
+                except NotExamined as refusal:
+                    failure = failure or f"as {subject.library} {subject.dtype} {LAYOUTS[subject.layout]}, {refusal}"
+                    continue
+                if tried[-1][0] == 4 and subject.layout in WHOLE:
+                    break
+        if tried:  # a function that takes four dimensions is not asked with fewer
+            whole = [x for x in tried if x[-1] in WHOLE] or tried
+            best, subject.library, subject.dtype, subject.layout = max(whole, key=lambda x: x[0])
+            subject.also = next((x[-1] for x in tried if x not in whole and x[0] == 4 > best), "")
+            settle_scale(subject, is_right=best == 4)
+            return settle_window(subject)
+    raise NotExamined(failure or f"{dtype} is no dtype that it can be asked in")
+
+
+def settle_scale(subject: Subject, is_right: bool) -> None:
+    """Ignore an argument that is named like the scale if the output is right without its default being 1/√d."""
+    for name in [name for name in subject.roles if name.lower() == "tau"]:  # which may also be a threshold
+        if is_right and type(subject.defaults[name]) in (int, float) and subject.defaults[name] != subject.d**-0.5:
+            del subject.roles[name]
+            subject.unused.append(name)
+
+
+def settle_window(subject: Subject) -> None:
+    """Find out whether the function expects a window as one number or two."""
+    if not any(role == "window" and isinstance(subject.defaults[name], tuple) for name, role in subject.roles.items()):
+        for subject.window_is_int in (False, True):
+            with suppress(NotExamined):  # of lengths that no other case has: a function may keep masks
+                subject.ask(case("window", (5 + subject.window_is_int) * subject.multiple, d=subject.d, window=(4, 4)))
+                return
+
+
+def libraries(subject: Subject) -> list[str]:
+    """Return the array libraries to try: those that the function's code uses, those of its module, and all others."""
+    used = [subject.space.get(x) for x in (subject.code.co_names if subject.code else ())]
+    roots = [x.__name__.split(".")[0] for x in [*used, *subject.space.values()] if inspect.ismodule(x)]
+    return list(dict.fromkeys([x for x in roots if x in LIBRARIES] + LIBRARIES))
+
+
+def agreement(subject: Subject) -> int:
+    """Call the function on a random case, and return a grade from 1 to 4.
+
+    4 means that the output is right, or right for a causal mask. 3 means that a known mistake explains the output.
+    2 means that heads are independent. 1 means that the function runs.
+    """
+    n = 9 if subject.multiple == 1 else subject.multiple
+    asked = subject.fitted(case("probe", n, d=subject.d, batch=2, heads=3, gradients=subject.takes("dO")))
+    first, part = subject.ask(asked), "gradients" if subject.takes("dO") else "O"
+    if any(first.fits(s, ("O", *GRADIENTS)) for s in (RIGHT, Variant(("always-causal",)))):
+        return 4
+    if any(first.fits(s, ("O", *GRADIENTS)) for s in candidates(RIGHT, part, (n,))):
+        return 3
+    other = asked.v.copy()
+    other[0, 0] += 1
+    moved = np.abs(subject.ask(replace(asked, v=other)).outputs["O"] - first.outputs["O"]).max(axis=(2, 3)) > 1e-6
+    return 2 if moved[0, 0] and moved.sum() == 1 else 1
