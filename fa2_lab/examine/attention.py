@@ -28,9 +28,9 @@ def attention(
 ) -> dict[str, np.ndarray]:
     """Return a dictionary with "O", "L" and "largest" for a case, computed with the given mistakes.
 
-    If `gradients` is set, the dict also contains "dQ", "dK" and "dV". "largest" is the largest magnitude of a score.
-    B is the tile size, or (rows, keys) of a tile, and 0 means the tile size of the case. Mistakes that round a value
-    round it to `bits` bits.
+    If `gradients` is set, the dictionary also contains "dQ", "dK" and "dV". "largest" is the largest magnitude of a
+    score. B is the tile size, or (rows, keys) of a tile, and 0 means the tile size of the case. Mistakes that round a
+    value round it to `bits` bits.
     """
     B_r, B_c = B if isinstance(B, tuple) else (B, B)
     with np.errstate(all="ignore"):
@@ -179,7 +179,7 @@ def weights(S: np.ndarray, of_maximum: int = 3, of_sum: int = 3) -> np.ndarray:
 
 
 def by_tiles(S: np.ndarray, v: np.ndarray, B: int) -> np.ndarray:
-    """Return the sum over tiles of B keys of softmax(scores of the tile) · values of the tile."""
+    """Return the sum, over all tiles of B keys, of softmax(scores of the tile) · values of the tile."""
     tiles = [slice(j, j + B) for j in range(0, S.shape[3], B)]
     return np.sum([weights(S[..., x]) @ v[:, :, x] for x in tiles], axis=0)
 

@@ -130,14 +130,14 @@ class Finding(NamedTuple):
 
 
 def known(answers: Iterable[Answer], output: str) -> list[Mistake]:
-    """Return each mistake that alone, in tiles of the case's size, gives `output` (O, L or dQ …) in all answers."""
+    """Return the mistakes that, each on its own and with the case's tiles, reproduce `output` in every answer."""
     parts = {"O": ("reads", "O"), "L": ("reads", "O", "L")}.get(output, ("gradients",))
     some = [x for x in CATALOGUE.values() if x.part in parts and "bits" not in x.varies]
     return [x for x in some if all(answer.fits(Variant((x.name,)), (output,)) for answer in answers)]
 
 
 def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Finding]:
-    """Return findings that explain a function's answers: for O, for L, and if O is right for the gradients."""
+    """Return findings that explain a function's answers: for O, for L and, if O is right, for the gradients."""
     found, state = explain_part(answers, RIGHT, "O", ("O",), tiles)
     usual, plain = conventions(state), not any(x.is_wrong and x.group == "plain" for x in found)
     strange = {x.group for x in found if x.name in ("unknown", *SILENT.values())}
@@ -237,7 +237,7 @@ def rounding(answers: list[Answer], state: Variant, tiles: Sequence[int]) -> Fin
 
 
 def forms(mistake: Mistake, state: Variant, tiles: Sequence) -> Iterator[Variant]:
-    """Yield the variants that add this mistake to `state`, one per tile size and precision that it can have."""
+    """Yield the variants that add this mistake to `state`, one for each tile size and precision that it can have."""
     if "parts" in mistake.varies:
         tiles = [x for B in tiles if isinstance(B, int) for x in ((B, 0), (B, 1), (OPEN, B))]
     elif state.B or "B" not in mistake.varies:

@@ -55,7 +55,7 @@ def settle(subject: Subject, layout: str = "", library: str = "", dtype: str = "
 
 
 def settle_scale(subject: Subject, is_right: bool) -> None:
-    """Ignore an argument that is named like the scale if the output is right without its default being 1/√d."""
+    """Ignore an argument that is named like the scale if the output is right although its default is not 1/√d."""
     for name in [name for name in subject.roles if name.lower() == "tau"]:  # which may also be a threshold
         if is_right and type(subject.defaults[name]) in (int, float) and subject.defaults[name] != subject.d**-0.5:
             del subject.roles[name]
@@ -63,7 +63,7 @@ def settle_scale(subject: Subject, is_right: bool) -> None:
 
 
 def settle_window(subject: Subject) -> None:
-    """Find out whether the function expects a window as one number or two."""
+    """Find out whether the function expects a window as one number or as two numbers."""
     if not any(role == "window" and isinstance(subject.defaults[name], tuple) for name, role in subject.roles.items()):
         for subject.window_is_int in (False, True):
             with suppress(NotExamined):  # of lengths that no other case has: a function may keep masks
@@ -79,10 +79,10 @@ def libraries(subject: Subject) -> list[str]:
 
 
 def agreement(subject: Subject) -> int:
-    """Call the function on a random case, and return a grade from 1 to 4.
+    """Call the function on a random case, and grade the output from 1 to 4.
 
     4 means that the output is right, or right for a causal mask. 3 means that a known mistake explains the output.
-    2 means that heads are independent. 1 means that the function runs.
+    2 means that heads are independent. 1 means only that the function runs.
     """
     n = 9 if subject.multiple == 1 else subject.multiple
     asked = subject.fitted(case("probe", n, d=subject.d, batch=2, heads=3, gradients=subject.takes("dO")))
