@@ -128,7 +128,8 @@ def row_of_a_cache(
 ) -> Interval:
     """Return the mask of a single row that sees all filled keys of a static cache.
 
-    The mask stores the number of filled keys in a tensor.
+    `size` is the size of the mask, and `keys` is the number of filled keys, including padding. The mask stores the
+    number of filled keys in a tensor.
     """
     batch, *_, room = size
     if attention_mask is None:
@@ -257,7 +258,7 @@ def attend(
 
 
 def without_mask(causal: bool, sliding_window: int | None, size: tuple[int, int, int, int]) -> Interval:
-    """Return the mask to use for a model that passes no mask."""
+    """Return the mask to use for a model that passes no mask. `size` is (batch, 1, rows, columns)."""
     *_, N_q, N_k = size
     if causal and N_q not in (1, N_k):
         raise ValueError(f"attention_mask: got None for {N_q} causal rows and {N_k} columns; {TAKES}")

@@ -138,7 +138,7 @@ def losing(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
 
 
 def side_group(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroupGloo:
-    """Return the gloo group with the ranks of `group`. The first call creates it.
+    """Return the gloo group with the ranks of `group` and this timeout. The first call creates it.
 
     Ranks outside `group` need not take part in the creation.
     """

@@ -20,7 +20,10 @@ B = 16  # tile height and width, and head dimension, where traffic is counted
 
 
 def metered(algorithm: ModuleType, N: int) -> int:
-    """Return the metered number of elements moved between HBM and the chip, for N keys and d = B_r = B_c = B."""
+    """Return the number of elements that `algorithm` moves between HBM and the chip, as counted by the meter.
+
+    There are N keys, and d = B_r = B_c = B.
+    """
     case, meter = Small(N, B), Trace()
     algorithm.forward(case.Q, case.K, case.V, B_r=B, B_c=B, trace=meter)
     return meter.hbm_elements
@@ -91,7 +94,10 @@ SNIPPET = Erratum(
 
 
 def full_scalings(stage: str, tiles: int) -> int:
-    """Return how many times a loop over `tiles` tiles multiplies or divides a B_r × d block by one factor per row."""
+    """Return how often a loop over `tiles` tiles multiplies or divides a B_r × d block by one factor per row.
+
+    `stage` is "fa1" or "fa2", whose loop is run.
+    """
     count = 0
 
     def scaled(block: np.ndarray, factor: np.ndarray) -> np.ndarray:

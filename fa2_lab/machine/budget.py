@@ -55,7 +55,7 @@ KERNELS = ("forward", "backward", "columns", "rows")
 def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, itemsize: int = 2) -> int:
     """Return the number of bytes of shared memory that one thread block of `kernel` needs.
 
-    An element has `itemsize` bytes.
+    There are `stages` buffers for each tile that is loaded in a loop, and an element has `itemsize` bytes.
     """
     if kernel in ("forward", "rows"):  # Q_i, dO_i for "rows"; K_j, V_j per stage; O_i is stored via Q_i's buffer
         stay = B_r if kernel == "forward" else 2 * B_r
@@ -66,9 +66,10 @@ def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, items
 
 
 def registers(kernel: str, B_r: int, B_c: int, d: int, warps: int = 4, itemsize: int = 2) -> int:
-    """Return the number of registers per thread, most of which hold accumulators, scores and a copy of the scores.
+    """Return the number of registers per thread that `kernel` needs in a thread block of `warps` warps.
 
-    The copy is the operand of the next matmul, and its elements have `itemsize` bytes.
+    Most of them hold accumulators, scores and a copy of the scores, which is the operand of the next matmul. An element
+    of the copy has `itemsize` bytes.
     """
     scores = B_r * B_c
     held = {
@@ -90,7 +91,10 @@ forward_shared_bytes, forward_registers = partial(shared_bytes, "forward"), part
 def fits(
     chip: Chip, B_r: int, B_c: int, d: int, stages: int = 2, warps: int = 4, itemsize: int = 2, kernel: str = "forward"
 ) -> Fit:
-    """Return whether a thread block with these sizes runs on the chip without spills, and how many fit on one SM."""
+    """Return the Fit of a thread block with these sizes, which tells whether it runs on the chip without spills.
+
+    There are `stages` buffers for each tile that is loaded in a loop, and an element has `itemsize` bytes.
+    """
     check_chip(chip)
     for name, value in (("B_r", B_r), ("B_c", B_c), ("d", d), ("stages", stages), ("itemsize", itemsize)):
         whole_number(name, value, low=1)
@@ -126,7 +130,10 @@ def register_limit(chip: Chip, warps: int) -> int:
 
 
 def blocks_per_sm(chip: Chip, shared_bytes: int, registers: int, warps: int) -> int:
-    """Return how many blocks can be resident on an SM, limited by its blocks, warps, shared memory and registers."""
+    """Return how many blocks can be resident on an SM. The SM's blocks, warps, shared memory and registers are limited.
+
+    A block has `warps` warps, `shared_bytes` bytes of shared memory, and `registers` registers per thread.
+    """
     per_warp = cdiv(registers, 8) * 8 * WARP  # registers are given out by eights
     return min(
         chip.blocks_per_sm,

@@ -125,7 +125,7 @@ def worker_tiles(tiling: Tiling, direction: str) -> np.ndarray:
 def schedule(blocks: Sequence[BlockWork], SMs: int, blocks_per_sm: int = 1) -> Schedule:
     """Return the Schedule of blocks that start in launch order, each in the slot that becomes free first.
 
-    Every SM gets one block before any SM gets two.
+    An SM has `blocks_per_sm` slots. Every SM gets one block before any SM gets two.
     """
     whole_number("SMs", SMs, low=1)
     whole_number("blocks_per_sm", blocks_per_sm, low=1)

@@ -194,7 +194,10 @@ def sizes(tiling: Tiling, d: int) -> dict[str, int]:
 
 
 def at_most(passes: int, moved: Traffic, size: dict[str, int]) -> Traffic:
-    """Return `moved` with at most `passes` loads and stores of each whole tensor, as if a cache absorbed the rest."""
+    """Return `moved` with at most `passes` loads and stores of each whole tensor, as if a cache absorbed the rest.
+
+    `size` contains the number of elements of each tensor.
+    """
     return moved.each(lambda tensor, n: min(n, passes * size[tensor]))
 
 
@@ -274,13 +277,19 @@ TILE_OPS = {
 
 
 def tile_operations(algorithm: str, direction: str, b: int, c: int, d: int) -> Counter[str]:
-    """Return the number of operations of each kind in one tile of b rows and c columns."""
+    """Return {kind: number of operations} for one tile of b rows and c columns.
+
+    `algorithm` is "fa1" or "fa2", and `direction` is "forward" or "backward".
+    """
     b, c, d = (whole_number(name, x, low=1) for name, x in (("b", b), ("c", c), ("d", d)))
     return _known(TILE_OPS, algorithm, direction)(b * c, b, c, d)
 
 
 def operations(algorithm: str, direction: str, tiling: Tiling, d: int) -> Counter[str]:
-    """Return the number of operations of each kind for a whole head."""
+    """Return {kind: number of operations} for a whole head.
+
+    `algorithm` is "fa1" or "fa2", and `direction` is "forward" or "backward".
+    """
     _sizes(tiling, d)
     per_tile = _known(TILE_OPS, algorithm, direction)
     if algorithm == "fa1":  # no tile is skipped
@@ -293,7 +302,7 @@ def operations(algorithm: str, direction: str, tiling: Tiling, d: int) -> Counte
 
 
 def not_matmul(ops: Counter[str]) -> int:
-    """Return the number of operations that are neither part of a matmul nor an exponential."""
+    """Return the number of operations in `ops` that are neither part of a matmul nor an exponential."""
     return sum(n for kind, n in ops.items() if kind not in ("matmul", "exp"))
 
 

@@ -156,7 +156,7 @@ def cost(
 
 
 def workers_of(method: str, tiling: Tiling, chip: Chip) -> int:
-    """Return the number of thread blocks that share a head.
+    """Return the number of thread blocks that share a head when it is computed by `method`.
 
     FA1, as published, has one block per head. FA2 has one per row block in the forward, and one per column block in the
     backward. Standard attention and decode, which splits the keys, have at least one block per SM.

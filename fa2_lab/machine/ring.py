@@ -20,8 +20,8 @@ def sent(lengths: Sequence[int], rank: int, direction: str, *, kv_heads: int, d:
     """Return the number of bytes that one rank sends, separately for "K V" and, in the backward pass, "dK dV".
 
     A rank sends every block of K and V except that of its right neighbour, and in the backward pass also dK and dV of
-    every block except its own. An element of K has `item` bytes. `kv_heads` is the number of K/V heads of all sequences
-    in the batch together.
+    every block except its own. `lengths` are the numbers of rows of all ranks. An element of K has `item` bytes.
+    `kv_heads` is the number of K/V heads of all sequences in the batch together.
     """
     if direction not in ("forward", "backward"):
         raise ValueError(f"direction: got {direction!r}; it takes forward or backward")
@@ -34,7 +34,10 @@ def sent(lengths: Sequence[int], rank: int, direction: str, *, kv_heads: int, d:
 
 
 def work(lengths: Sequence[int], layout: str, causal: bool, B_r: int = 128, B_c: int = 128) -> np.ndarray:
-    """Return an array [rank, step] with the number of tiles per head that a rank computes in a step of the forward."""
+    """Return an array [rank, step] with the number of tiles per head that a rank computes in a step of the forward.
+
+    `lengths` are the numbers of rows of all ranks, and `layout` is "zigzag" or "contiguous".
+    """
     size = len(lengths)
     tiles = np.zeros((size, size), dtype=int)
     for rank, step in np.ndindex(size, size):

@@ -120,8 +120,9 @@ def seconds(
 ) -> float:
     """Return the time in seconds until the last of `programs` equal shares has been read, without launch overhead.
 
-    A program that runs alone reads `alone` bytes per second. Programs that run concurrently share `bandwidth`, in bytes
-    per second, equally. `slots` is the number of programs that can run concurrently.
+    `tiles` are the numbers of tiles of the heads, and a tile has `tile_bytes` bytes. A program that runs alone reads
+    `alone` bytes per second. Programs that run concurrently share `bandwidth`, in bytes per second, equally. `slots` is
+    the number of programs that can run concurrently.
     """
     blocks = Shares(tiles, programs).blocks()
     alone = real_number("alone", alone, "a number above 0", lambda x: 0 < x < math.inf)

@@ -49,7 +49,10 @@ class Clocks(NamedTuple):
 def tile_clocks(
     chip: Chip, B_r: int, B_c: int, d: int, *, W: int = 4, algorithm: str = "fa2", scheme: str = "split_q"
 ) -> Clocks:
-    """Return the clocks of one forward tile of FA1 or FA2 if W warps divide its queries (split_q) or keys (split_k)."""
+    """Return the clocks of one forward tile whose queries or keys are divided among W warps.
+
+    `algorithm` is "fa1" or "fa2". The queries are divided if `scheme` is "split_q", and the keys if it is "split_k".
+    """
     check_chip(chip)
     whole_number("W", W, low=1, high=32)
     ops = io.tile_operations(algorithm, "forward", B_r, B_c, d)

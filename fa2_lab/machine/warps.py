@@ -65,7 +65,10 @@ class SharedMemory:
         return value
 
     def barrier(self, reason: str) -> None:
-        """Make all warps wait for each other, so that each warp can then read what the others have written."""
+        """Make all warps wait for each other, so that each warp can then read what the others have written.
+
+        `reason` is recorded.
+        """
         self.waits[reason] += 1
         self._forget()
 
@@ -144,7 +147,10 @@ def split_k(
 
 
 def _slice_of_s(shared: SharedMemory, tau: float, visible: np.ndarray, keys: slice, w: int) -> np.ndarray:
-    """Return the scores (B_r, B_c / W) that warp w computes for a tile, and write their row maxima to shared memory."""
+    """Return the scores (B_r, B_c / W) that warp w computes for a tile, and write their row maxima to shared memory.
+
+    `keys` is the warp's slice of the tile's keys, and `visible` is True for each visible entry of the tile.
+    """
     q_i, k_w = shared.read(w, "Q"), shared.read(w, "K", keys)  # all of Q, a slice of K
     s_w = np.where(visible[:, keys], tau * (q_i @ k_w.T), -np.inf)
     shared.write(w, "max", w, s_w.max(axis=1, initial=-np.inf))
@@ -161,7 +167,7 @@ BARRIERS = {"split_q": 2, "split_k": 3}  # of each tile
 def tile_accesses(scheme: str, b: int, c: int, d: int, W: int) -> Counter[tuple]:
     """Return {(op, tensor): number of elements} for all shared-memory accesses of W warps in one b × c tile.
 
-    `op` is "read" or "write".
+    `scheme` is "split_q" or "split_k", and `op` is "read" or "write".
     """
     b, c, d, W = (whole_number(name, x, low=1) for name, x in (("b", b), ("c", c), ("d", d), ("W", W)))
     stored = {("write", "K"): c * d, ("write", "V"): c * d}
@@ -176,9 +182,9 @@ def tile_accesses(scheme: str, b: int, c: int, d: int, W: int) -> Counter[tuple]
 
 
 def tile_bytes(scheme: str, b: int, c: int, d: int, W: int) -> int:
-    """Return the bytes that tile_accesses() counts, for a kernel with 16-bit Q, K and V.
+    """Return the number of bytes of all shared-memory accesses that tile_accesses() counts.
 
-    Statistics and partial results are fp32.
+    Q, K and V are 16-bit, and statistics and partial results are fp32.
     """
     return sum(n * BYTES[tensor] for (_, tensor), n in tile_accesses(scheme, b, c, d, W).items())
 

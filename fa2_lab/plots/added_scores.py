@@ -53,11 +53,11 @@ FUNCTIONS += ("column is row\nor its ancestor", "bucket(row − column),\nlooked
 def draw(
     surfaces: dict[str, np.ndarray], parents: tuple[int, ...], context: int, functions: tuple[str, ...]
 ) -> style.Drawn:
-    """Draw each function as a grid of queries and keys.
+    """Draw each of the functions in `surfaces` as a grid of queries and keys.
 
-    The more a function subtracts from a score, the paler the cell of the score is. `parents` lists the parent of each
-    draft of the tree, `context` is the number of keys before the drafts, and `functions` are the formulas that are
-    printed.
+    `surfaces` is {name: values that the function adds to the scores}. The more a function subtracts from a score, the
+    paler the cell of the score is. `parents` lists the parent of each draft of the tree, `context` is the number of
+    keys before the drafts, and `functions` are the formulas that are printed.
     """
     caption = (
         "One small function of row and column gives any mask or bias. The weaker the fill, the more is taken from a"
@@ -86,7 +86,10 @@ def draw(
 
 
 def _surface(ax: style.Axes, surface: np.ndarray, cell: bool) -> None:
-    """Draw one bar for each run of equal added values in a row. Masked scores are hatched."""
+    """Draw one bar for each run of equal added values in a row of `surface`. Masked scores are hatched.
+
+    If `cell` is set, draw lines between the rows.
+    """
     lowest = min(surface[np.isfinite(surface)].min(), -1)
     for value in np.unique(surface):
         runs = [

@@ -35,10 +35,11 @@ def data(n: int = 3, steps: int = 8, d: int = 128, B_r: int = 64) -> dict:
 def consumer(
     block: Block, ds_filled: Barrier, steps: int, product: float, softmax: float, add: float = 600
 ) -> Generator[Wait]:
-    """Run one consumer in the order of the kernel.
+    """Run one consumer of the thread block `block` in the order of the kernel.
 
-    The consumer computes dQ of a step in the next step, after the two consumers have exchanged their dS. A matmul takes
-    `product` clocks, the exponentials take `softmax` clocks, and an addition to dQ takes `add` clocks.
+    The consumer computes dQ of a step in the next step, after the two consumers have exchanged their dS, for which they
+    wait at the barrier `ds_filled`. A matmul takes `product` clocks, the exponentials take `softmax` clocks, and an
+    addition to dQ takes `add` clocks.
     """
     added: Job | None = None
     for n in range(steps):
@@ -97,7 +98,10 @@ def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, se
 
 
 def _job(ax: style.Axes, row: float, span: tuple[float, float], what: str, number: int) -> None:
-    """Draw one job as a box in the colour of its tensor, labelled with the tensor and the number of the step."""
+    """Draw one job as a box in the colour of its tensor `what`, labelled with the tensor and the number of the step.
+
+    `span` is (start, end) of the job.
+    """
     begun, ended = span
     label = f"{what}\n{number}" if style.narrow() else f"{what} {number}"
     style.tensor_box(

@@ -6,7 +6,8 @@ from fa2_lab.plots import strips, style
 def data(rung: str = "21", tiles: int = 4, row_blocks: int = 4) -> dict:
     """Return a list of spans (lane, row block, from, to) on one SM, in clocks.
 
-    The lanes are the producer, the mailbox's slots and the consumers. `tiles` is the number of tiles per row block.
+    The lanes are the producer, the mailbox's slots and the consumers. The SM runs the given rung of the ladder on
+    `row_blocks` row blocks with `tiles` tiles each.
     """
     size = strips.sizes(rung)
     block, program = strips.ran(size, tiles, row_blocks)

@@ -28,7 +28,7 @@ def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, s
     """Run consumer c: for each tile, compute S of this tile and P V of the previous tile, and then the softmax.
 
     With ping-pong, `may` has a barrier for each consumer, and the consumer waits for its turn. Without ping-pong, `may`
-    is empty. A matmul takes `product` clocks, and a softmax takes `softmax` clocks.
+    is empty. There are T tiles. A matmul takes `product` clocks, and a softmax takes `softmax` clocks.
     """
     late: Job | None = None
     for n in range(T):

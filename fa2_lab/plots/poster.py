@@ -228,7 +228,10 @@ WIDE, HIGH, RIGHT, DOWN = 2.22, 0.48, 2.4, 0.88  # of a box, and from one to the
 
 
 def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
-    """Draw the values that are computed from one tile, each in a box with the number of the line that computes it."""
+    """Draw the values that are computed from one tile, each in a box with the number of the line that computes it.
+
+    `tag` is the tag of the algorithm, and the drawing begins at (x, y).
+    """
     boxes, arrows = FLOW[tag]
     ax.text(x, y, "What becomes of one tile", fontsize=13, weight="bold", va="center")
     places = [(x + RIGHT * column, y + 0.35 + DOWN * row) for *_, column, row in boxes]
@@ -270,7 +273,7 @@ HALF = {"numpy": 104, "triton": 94}  # letters of a line below both columns of c
 
 
 def _foot(ax: style.Axes, tag: str) -> None:
-    """Draw a paragraph that explains the names in the code."""
+    """Draw a paragraph that explains the names in the code of the algorithm with this tag."""
     for x, (column, room), words in zip((0, COLUMNS["triton"]), HALF.items(), NAMES[tag], strict=True):
         title = f"Names in {dict(numpy='NumPy', triton='Triton')[column]}: "
         for k, line in enumerate(wrap(title + words, room)):
@@ -358,7 +361,7 @@ def made_of(lines: tuple[str, ...]) -> list[str]:
 def _entry(ax: style.Axes, row: Row, cells: dict[str, list[str]], middle: float) -> None:
     """Draw one line of the algorithm across all columns, centred at the height `middle`.
 
-    The number of the line has the colours of the tensors that the line computes.
+    `cells` is {column: lines of text}. The number of the line has the colours of the tensors that the line computes.
     """
     tensors = made_of(row.numpy)
     for k, tensor in enumerate(tensors):

@@ -7,9 +7,9 @@ from fa2_lab.plots import strips, style
 
 
 def data(rung: str = "10", tiles: int = 12) -> dict:
-    """Return the jobs of a single program on an SM, with one stage and with three stages.
+    """Return the jobs of a single program of a rung on an SM, with one stage and with three stages.
 
-    A job is (unit, actor, label, from, to), in clocks.
+    A job is (unit, actor, label, from, to), in clocks. The program processes `tiles` tiles.
     """
     panels = []
     for stages in (1, 3):
@@ -25,7 +25,10 @@ def data(rung: str = "10", tiles: int = 12) -> dict:
 
 
 def one_by_one(block: Block, size: strips.Sizes, tiles: int) -> Generator[Wait]:
-    """Run a program that copies a tile only when it needs the tile, and waits until the copy has arrived."""
+    """Run a program that copies a tile only when it needs the tile, and waits until the copy has arrived.
+
+    `size` contains the clocks that a tile takes on each unit.
+    """
     for _ in range(tiles):
         for unit, clocks, what in (
             ("copy", size.copy, "K"),

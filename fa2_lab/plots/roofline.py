@@ -137,7 +137,8 @@ def draw(
     """Draw TFLOP/s as a function of FLOPs per byte, on logarithmic axes.
 
     `points` is {name: (FLOPs per byte, TFLOP/s)}. If a point has a third member, it is the unit that limits the method,
-    and it is printed. `shelf` is (TFLOP/s, label) of a second, lower limit of the tensor cores.
+    and it is printed. `roofs` are the ceilings. `shelf` is (TFLOP/s, label) of a second, lower limit of the tensor
+    cores.
     """
     figure, ax = style.new_figure(height, caption)
     top = max(roof.flops for roof in roofs)
@@ -207,10 +208,11 @@ def _named(ax: style.Axes, roof: Roof, right: float, *, left_of_it: bool, free: 
 def _roof(
     ax: style.Axes, roof: Roof, left: float, right: float, *, left_of_it: bool, under_it: bool, limited: bool
 ) -> None:
-    """Draw the sloping part and the flat part of a ceiling, with their labels.
+    """Draw the sloping part and the flat part of a ceiling from x = left to x = right, with their labels.
 
-    A dashed ceiling lies above a solid one and has its label above it. If a unit limits the methods (`limited`), the
-    labels are left to _named().
+    `left_of_it` puts the label of the sloping part to its left instead of below, and `under_it` puts the label of the
+    flat part under it. A dashed ceiling lies above a solid one and has its label above it. If a unit limits the methods
+    (`limited`), the labels are left to _named().
     """
     ridge = roof.flops / roof.bytes
     look = dict(color=style.QUIET, linewidth=0.9, linestyle="--") if roof.dashed else dict(color=style.INK)
@@ -234,9 +236,10 @@ def _roof(
 
 
 def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float, shelf: float) -> None:
-    """Draw a dot for each method, and write the names in a column on the right.
+    """Draw a dot for each method, and write the names in a column on the right, which begins at x = `column`.
 
-    If a method is too far from the column, its name is next to its dot instead.
+    If a method is too far from the column, its name is next to its dot instead. `roof` is the height of the lowest
+    ceiling, and `shelf` is a second, lower limit of the tensor cores, or 0. No name is written on one of these lines.
     """
     crowd = {name: place for name, place in points.items() if place[0] >= column / 60}
     decades = log10(ax.get_ylim()[1] / ax.get_ylim()[0]) / ax.figure.get_figheight()

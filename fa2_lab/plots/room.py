@@ -67,7 +67,10 @@ def draw(shared: dict[str, dict], registers: dict[str, list[int]], limit: float,
 
 
 def _second(ax: style.Axes, start: float, y: float, most: float) -> None:
-    """Draw a dashed box for a second program after the first one. The box continues beyond the edge of the picture."""
+    """Draw a dashed box for a second program, which begins at x = `start`, where the first program ends.
+
+    The box continues beyond the edge of the picture. `most` is the limit of an SM.
+    """
     end = BEYOND * most
     ax.plot(
         [end, start, start, end],

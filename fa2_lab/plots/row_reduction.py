@@ -64,7 +64,7 @@ def _tone(k: int) -> str:
 
 
 def _row(ax: style.Axes, y: float, owners: Owners, row: int, scores: np.ndarray) -> None:
-    """Draw the first and the last columns of the row. Each score has its lane and register."""
+    """Draw the first and the last columns of the row, with the number, the lane and the register of each score."""
     cols, lanes = len(scores), np.unique(owners.lane[row]).tolist()
     style.note(ax, 0, y - 0.42, f"Row {row}, column by column", weight="bold")
     for k, name in enumerate(("column", "number", "lane", "register")):
@@ -83,7 +83,8 @@ def _row(ax: style.Axes, y: float, owners: Owners, row: int, scores: np.ndarray)
 def _reduction(ax: style.Axes, y: float, row: int, lanes: np.ndarray, known: list[np.ndarray], each: int) -> None:
     """Draw one line for each step, with the maximum that each lane knows.
 
-    Two strokes connect a maximum to the two lanes that were compared.
+    `known` lists these maxima for each step, and `each` is the number of scores per lane. Two strokes connect a maximum
+    to the two lanes that were compared.
     """
     style.note(ax, 0, y - 0.42, f"The maximum of row {row}: what each lane knows", weight="bold")
     steps = [f"of its {each}\nnumbers", "after lane\nXOR 1", "after lane\nXOR 2"]

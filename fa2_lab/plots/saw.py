@@ -90,7 +90,8 @@ def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[i
 def _table(ax: style.Axes, counts: Mapping[int, tuple[int, ...]], low: float) -> None:
     """Write below each bar its number of heads, and the number of waves that each rung needs.
 
-    The later rung's number of waves is bold if it is larger.
+    `counts` is {heads: (waves of the earlier rung, waves of the later rung)}. The later rung's number of waves is bold
+    if it is larger. The table begins below the height `low`.
     """
     names = ("heads", f"waves, {BEFORE}", f"waves, {AFTER}") if style.narrow() else NAMES
     for row, name in enumerate(names):

@@ -44,7 +44,10 @@ def draw(cut: Shares) -> style.Drawn:
 
 
 def _parts(ax: style.Axes, cut: Shares, head: int, x: float) -> None:
-    """Draw the partial results of a head, which are merged, and the head's output."""
+    """Draw the partial results of a head that are merged, with an arrow from them to the head's output.
+
+    The first partial result is at position x.
+    """
     readers = cut.readers(head)
     if len(readers) > 1:
         for k, w in enumerate(readers):

@@ -4,7 +4,10 @@ from fa2_lab.plots import strips, style
 
 
 def data(rung: str = "21", tiles: int = 12) -> dict:
-    """Return the spans of each stage of K and V on an SM, and the jobs of the consumers. Times are in clocks."""
+    """Return the spans of each stage of K and V on an SM, and the jobs of the consumers. Times are in clocks.
+
+    The SM runs one row block of `tiles` tiles with the given rung of the ladder.
+    """
     size = strips.sizes(rung)
     block, program = strips.ran(size, tiles, row_blocks=1)
     start = program.copied["K4"].begun

@@ -95,10 +95,10 @@ WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}  # clocks that are drawn, if the 
 def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
     """Return the jobs of an SM on the rung `after` and on the previous rung, where a row has `tiles` keys.
 
-    The jobs shown are within a row block or, for rung 21, around the change to the next row block. A job is (unit,
-    warpgroup, label, from, to), in clocks. In the result, `marked` is True for each job that the rung changes or, for
-    rung 21, for each job of the next row block. `unit` is the unit that the rung changes. `ratio` is the factor by
-    which the work of a marked job took longer on the previous rung.
+    Each program runs `row_blocks` row blocks. The jobs shown are within a row block or, for rung 21, around the change
+    to the next row block. A job is (unit, warpgroup, label, from, to), in clocks. In the result, `marked` is True for
+    each job that the rung changes or, for rung 21, for each job of the next row block. `unit` is the unit that the rung
+    changes. `ratio` is the factor by which the work of a marked job took longer on the previous rung.
     """
     before = f"{int(after) - 1}"
     pair, panels = [sizes(before), sizes(after)], []
@@ -185,7 +185,7 @@ class Program:
                     yield job.done()
 
     def there(self, tile: str) -> Wait:
-        """Return a Wait until the copy of a tile has arrived. The copy need not have been started yet."""
+        """Return a Wait that ends when the copy of a tile has arrived. The copy need not have been started yet."""
         return Wait(lambda: tile in self.copied and self.copied[tile].ended is not None, tile)
 
     def release(self, tile: str) -> None:

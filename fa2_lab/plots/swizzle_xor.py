@@ -76,7 +76,10 @@ def _bits(ax: style.Axes, where: np.ndarray, chunk: int) -> None:
 
 
 def _memory(ax: style.Axes, x: float, where: np.ndarray, chunk: int) -> None:
-    """Draw each chunk at its position, with the groups of banks above and each group's number of marked reads below."""
+    """Draw each chunk at its position, with the groups of banks above and each group's number of marked reads below.
+
+    `where` contains the position of each chunk, and x is the left edge of the drawing. The chunk `chunk` is marked.
+    """
     for place in range(where.shape[1]):
         style.note(ax, x + place + 0.5, -0.5, f"{place}", ha="center")
         reads = int((where[:, chunk] == place).sum())

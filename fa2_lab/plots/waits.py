@@ -31,9 +31,10 @@ def data(steps: int = 12, d: int = 128, B_r: int = 64) -> dict:
 def one_by_one(
     block: Block, ds_filled: Barrier, steps: int, product: float, softmax: float, add: float = 600
 ) -> Generator[Wait]:
-    """Run a consumer that starts each job only when its previous job has ended.
+    """Run a consumer of the thread block `block` that starts each job only when its previous job has ended.
 
-    A matmul takes `product` clocks, the exponentials take `softmax` clocks, and an addition to dQ takes `add` clocks.
+    The two consumers wait for each other's dS at the barrier `ds_filled`. A matmul takes `product` clocks, the
+    exponentials take `softmax` clocks, and an addition to dQ takes `add` clocks.
     """
     for n in range(steps):
         for unit, what in ("tensor", "S"), ("exp", "P"), ("tensor", "dV"), ("tensor", "dP"):

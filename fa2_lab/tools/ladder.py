@@ -186,7 +186,10 @@ def page(results: Record, old: str, new: str, colours: bool = False) -> str:
 
 
 def hypothesis(results: Record, old: str, new: str) -> str:
-    """Return text with the limit of the previous rung, the hypothesis, and the predicted and measured speedups."""
+    """Return text about the change from rung `old` to rung `new`: the limit, the hypothesis, and the speedups.
+
+    The limit is that of the previous rung, and the speedups are the predicted and the measured ones.
+    """
     why = reasons.reason(new)
     text = [
         f"Limit of {old[1:3]}:  {why.limit}",
@@ -204,7 +207,7 @@ def hypothesis(results: Record, old: str, new: str) -> str:
 
 
 def several(results: Record, **numbers: str) -> str:
-    """Return a Markdown table of several changes. For example, r05="L2 bytes" adds rung 05 with this counter."""
+    """Return a Markdown table of several changes. The argument r05="L2 bytes" adds rung 05 with this counter."""
     heads = ("rung", "about", "predicted", "causal", "measured", "causal", "per SM", "counter", "before → after")
     text = [f"| {' | '.join(heads)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |"]
     for name, counter in ((ladder.find(number), counter) for number, counter in numbers.items()):

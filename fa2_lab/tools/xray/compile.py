@@ -101,7 +101,7 @@ def chip_of(name: str) -> str:
 
 
 def reason(complaint: str) -> str:
-    """Return the line of an error text that contains the reason.
+    """Return the line of an error text (`complaint`) that contains the reason.
 
     This is the assembler's error line if there is one, and otherwise the last line. If the last line only marks a
     position in a kernel, return the first cause together with that position.

@@ -182,7 +182,7 @@ def take(c: gl.constexpr, r, pipes, geometry):
 
 @gluon.jit
 def hold(v, pipes):
-    """Load half of V, (64, HELD), into registers if hold_v is set. Otherwise, return V, which is in shared memory."""
+    """Return half of V (64, HELD), loaded into registers, if hold_v is set. Otherwise, return V in shared memory."""
     if pipes.sizes.hold_v:
         v = v.slice(0, HELD, 1).load(gl.DotOperandLayout(0, accumulator(pipes.sizes.B_r), 2))
     return v

@@ -39,10 +39,10 @@ IN_MEMORY = gl.constexpr("cp.async.bulk.wait_group 0; mov.u32 $0, 0;")
 
 @triton.aggregate
 class Semaphore:
-    """Counters of additions in HBM: one per consumer and row block, followed by one per consumer and column block.
+    """Counters in HBM that count additions: one per consumer and row block, then one per consumer and column block.
 
     The counters start at 0, unless the starts of packed sequences decrease. If USED is false, there are no counters,
-    and nothing waits.
+    and no warp waits.
     """
 
     counters: gl.tensor | gl.constexpr  # pointer, or None

@@ -227,9 +227,9 @@ def opaque(row):
 def step(c: gl.constexpr, n, o, m, scale, l, p, q, sees, j, pipes, geometry, scale_log2):
     """Start Q Kᵀ of the n-th tile and P V of the previous tile, and update m for the n-th tile while P V runs.
 
-    ptxas decides which instructions run during P V. With Triton 3.9, these are the maxima and at most 9 of 68
-    exponentials. At d = 64 under the causal mask, no instruction runs during P V, as
-    `fa2-lab xray hopper.forward --d 64 --sass` shows.
+    Return o, m, scale, l and p of the n-th tile. ptxas decides which instructions run during P V. With Triton 3.9,
+    these are the maxima and at most 9 of 68 exponentials. At d = 64 under the causal mask, no instruction runs during P
+    V, as `fa2-lab xray hopper.forward --d 64 --sass` shows.
     """
     s = start_scores(c, n, q, pipes)
     o = warpgroup_mma(p, pipes.v.take(n - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
