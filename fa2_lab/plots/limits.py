@@ -64,7 +64,8 @@ def split() -> dict:
     roof = Roof(price.tensor / 1e12, price.shared / 1e12, "", f"tensor cores {price.tensor / 1e12:.0f}")
     caption = (
         "Shared memory limits split-K, and the tensor cores limit split-Q. A tile of 128 × 64 on one A100, d = 128."
-        " Here a dot counts bytes of shared memory, whereas in the earlier chapters it counts bytes of DRAM."
+        " Here a dot counts bytes of shared memory, whereas in the earlier chapters it counts requested bytes or"
+        " bytes that reach DRAM."
     )
     xlabel = f"FLOPs per byte of shared memory ({price.shared / 1e12:.1f} TB/s)"
     return dict(points=points, roofs=[roof], caption=caption, xlabel=xlabel)

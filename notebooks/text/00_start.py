@@ -128,7 +128,7 @@ show("nested")
 # | --- | --- | --- |
 # | registers | numbers that one thread is working with | 256 KiB in each SM |
 # | shared memory | shared by all warps of a thread block (the papers call it SRAM) | up to 228 KiB in each SM (227 for one thread block) |
-# | L1 | a *cache*: copies of what this SM recently loaded | the rest of 256 KiB, which L1 and shared memory divide among themselves: at least 28 KiB in each SM |
+# | L1 | a *cache*: copies of what this SM recently loaded | what shared memory leaves of the 256 KiB that the two share: at least 28 KiB in each SM |
 # | L2 | another cache, between all SMs and HBM: copies of what was recently loaded or stored | 60 MiB |
 # | HBM | the large memory next to the chip, which holds the tensors (arrays); also called *DRAM*, after its kind of memory | 141 GiB (the data sheet says 141 GB) |
 #
@@ -162,8 +162,9 @@ show("gpu_map")
 # do 206 FLOPs in the time that HBM, also at full speed, takes to deliver one byte.
 #
 # The same division gives the other costs. For example, the FP32 units of all SMs together carry out 31 · 10¹²
-# instructions per second, so one instruction costs 989 / 31 = 32 FLOPs. There are 3.9 · 10¹² exponentials per second,
-# shared memory delivers 31 TB/s, and L2 delivers 9.7 TB/s. The next cell prints the whole list for an H200:
+# instructions per second, so one instruction costs 989 / 31 = 32 FLOPs. The special function units compute 3.86 · 10¹²
+# exponentials per second, shared memory delivers 31 TB/s, and L2 delivers 9.7 TB/s. The next cell prints the whole list
+# for an H200:
 
 # %%
 chip = chips.H200

@@ -50,7 +50,7 @@ from fa2_studio.book.verdicts import close, verdict
 record, rungs = load("ladder"), {"standard attention": "r00_standard", "FA1 as printed": "r01_fa1"}
 took, moved = reasons.timed(record, causal=False, d=128), roofline.counted(record, 128)
 lines = [
-    f"| {name} | {moved[rung] / 1e9:.1f} GB | {took.values[rung][0]:.1f} ms |" for name, rung in rungs.items()
+    f"| {name} | {moved[rung] / 1e9:.1f} GB | {took.values[rung][0]:.2f} ms |" for name, rung in rungs.items()
 ]
 Markdown("\n".join(["| | DRAM traffic, counted by the hardware | time |", "| --- | ---: | ---: |", *lines]))
 
@@ -157,10 +157,10 @@ check(
 # loaded only once, and with many heads, one worker per head is enough to fill the GPU. Either order gives the right
 # result, and chapter 04 shows that the other one is better.
 #
-# In FA1's order, a single worker does all of a head, because its column blocks depend on each other. Each of them
-# loads O, ℓ and m, updates them and stores them again. If two workers had different column blocks, both might load the
-# same state, and then one of them would overwrite what the other has stored. Chapter 04 swaps the two loops, and then
-# the workers can share a head.
+# In FA1's order, a single worker handles a whole head, because the head's column blocks depend on each other. For each
+# column block, the worker loads O, ℓ and m, updates them and stores them again. If two workers had different column
+# blocks, both might load the same state, and then one of them would overwrite what the other has stored. Chapter 04
+# swaps the two loops, and then the workers can share a head.
 #
 # Between two visits to the same rows, the worker handles all other rows of the head, and the states of all these rows
 # do not fit into its SM. With N = 4,096 and d = 128, o takes 2 MiB for all queries together, but the SM has only 228

@@ -285,10 +285,10 @@ different = len({x.tobytes() for x in sums})
 print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apart")
 
 # %% [markdown]
-# The results differ in the last bits. The first addition of each order can be exchanged without any effect, since a +
-# b = b + a, so the 24 orders give at most 12 different results. If large terms cancel, one order can be far more
-# accurate than another, but with atomic adds, we cannot choose the order. For example, $10^8 + 1 - 10^8$ is 0 in
-# float32, because $10^8 + 1$ is rounded to $10^8$.
+# The results differ in the last bits. Swapping the first two terms of an order changes nothing, since a + b = b + a, so
+# the 24 orders give at most 12 different results. If large terms cancel, one order can be far more accurate than
+# another, but with atomic adds, we cannot choose the order. For example, $10^8 + 1 - 10^8$ is 0 in float32, because
+# $10^8 + 1$ is rounded to $10^8$.
 
 # %% [markdown]
 # ## Second fix: a separate pass
@@ -324,9 +324,9 @@ print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apa
 show("backward_graph")
 
 # %% [markdown]
-# Outlined boxes are recomputed, and dashed boxes are gradients. With two passes, the first one runs matmuls ① to ④, and
-# the second one runs ①, ② and ⑤. Step through both versions below, and see which blocks of dQ have several writers at
-# once:
+# Boxes without a fill are recomputed, and boxes with a dashed outline are gradients. With two passes, the first one
+# runs matmuls ① to ④, and the second one runs ①, ② and ⑤. Step through both versions below, and see which blocks of dQ
+# have several writers at once:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("backward")

@@ -300,15 +300,15 @@ print(f"split-Q is {one:.1f} times as fast if the units take turns, {all_:.1f} t
 # %% [markdown]
 # Under split-K, shared memory is the busiest unit, because 718 KiB take 718 · 1,024 / 128 = 5,744 clocks. The tensor
 # cores need only 2,048 clocks, so they have to wait. Under split-Q, shared memory needs 1,536 clocks, so the tensor
-# cores are the busiest unit. A roofline shows the same result if it counts FLOPs per byte of shared memory instead of
-# FLOPs per byte of DRAM:
+# cores are the busiest unit. A roofline shows the same result. This one counts FLOPs per byte of shared memory, whereas
+# the rooflines of the earlier chapters count FLOPs per requested byte or per byte that reaches DRAM:
 
 # %% tags=["hide-input"]
 show("limits_split")
 
 # %% [markdown]
 # How much does a real GPU gain? We ran the kernels s00 and s01 on an H200, with two warps and tiles of 32 × 32. The
-# next cell evaluates the model for the same tile, which is not the tile and the GPU of the table above:
+# next cell evaluates the model for this smaller tile on an H200, whereas the table above is for an A100:
 
 # %% tags=["hide-input"]
 *_, low, high = both(chips.H200, 32, 32, row.problem["d"], W=2)

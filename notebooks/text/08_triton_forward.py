@@ -785,6 +785,11 @@ for i in range(0, 600, 128):
 # takes another 16 KiB. With three stages, rung 11 therefore needs 112 KiB of shared memory per program, so two programs
 # fit into the 228 KiB of an H200's SM. With one stage, it would need 48 KiB, and four would fit by shared memory.
 #
+# More stages hardly cost registers, because the copies go directly into shared memory. Compiled for an H200 without a
+# mask, rung 11 uses 168 registers per thread with two, three or four stages, and 179 with one. With `num_warps`, it is
+# the other way round. With eight warps instead of four, a thread uses 138 registers, but the program still needs 112
+# KiB of shared memory, because it has the same blocks.
+#
 # The rungs' options are fixed in their code. Triton can also search for good options. The decorator
 # `@triton.autotune(configs=[…], key=["N_q", "N_k", "d", "CAUSAL"])` goes above `@triton.jit`. An entry of `configs` is,
 # for example, `triton.Config({"B_r": 64, "B_c": 64}, num_warps=4, num_stages=3)`, and the grid becomes a function of
@@ -792,6 +797,30 @@ for i in range(0, 600, 128):
 # searches again whenever an argument in `key`, or the type of a tensor, has a value that it has not seen. An argument
 # that changes the best choice therefore belongs in `key`, but every new length then starts a new search. Chapter 11
 # shows what can go wrong.
+# </details>
+#
+# <details><summary>How can you choose block sizes before you compile?</summary>
+#
+# Estimate the two resources that a program needs on an H200:
+#
+# - **Shared memory** holds q and, for n stages, n blocks of K and of V. In two-byte numbers, that takes $2\,(B_r + 2 n
+#   B_c)\,d$ bytes, and a program can have up to 227 KiB. If it needs more, it does not run at all.
+# - **Registers** hold o and a tile of S in fp32, and a tile of P in 16 bits. With about 40 more for everything else, a
+#   thread needs about $40 + (B_r d + 1.5\,B_r B_c) / \text{threads}$ registers, and it can have up to 255. If it needs
+#   more, the compiler *spills*, which means that it keeps some values in slower memory (chapter 04).
+#
+# For rung 11, with 128 threads, the second sum is 40 + (64 · 128 + 1.5 · 64 · 64) / 128 = 152. The compiler uses 168,
+# and usually the sum is too low. Appendix A compares it with 32 compiled kernels. All kernels with a sum above 255
+# spill, and none with a sum below 120 does. In between, only the compiler can tell, so print the number of spills with
+# `fa2-lab xray`.
+#
+# A good first choice is 64 rows and 64 keys for 4 warps, so that each warp has 16 rows. If you double the rows, double
+# the warps as well, because then each thread has as much to hold as before. With 128 rows and 4 warps, the sum is 264,
+# and rung 11 spills. With 128 rows and 8 warps, the sum is 152 again, and it does not spill (chapter 04).
+#
+# Add stages as long as the same number of programs fits on an SM. With one stage, two programs of rung 11 fit, because
+# of their 179 registers per thread. With two or three stages, still two programs fit, because of their 80 or 112 KiB.
+# With four stages, each would need 144 KiB, and only one would fit.
 # </details>
 
 # %% tags=["nbval-ignore-output"]
