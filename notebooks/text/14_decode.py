@@ -292,10 +292,10 @@ def apart(**asked):  # O of the first sequence: alone, and within the batch of f
 # ```
 # </details>
 #
-# The kernels of this chapter show where the differences come from. With five splits, a row is rounded differently than
-# with one, for two reasons. Its terms are added in a different order, and p is rounded to 16 bits relative to a
-# different maximum. `attention()` rounds O to 16 bits at the end, and this hides the difference in 55% of the numbers
-# above. To see all differences, the next cell stores O in fp32:
+# The kernels of this chapter show where the differences come from. A row that is cut into five splits is rounded
+# differently from one that is not cut, for two reasons. Its terms are added in a different order, and p is rounded to
+# 16 bits relative to a different maximum. `attention()` rounds O to 16 bits at the end, and this hides the difference
+# in 55% of the numbers above. To see all differences, the next cell stores O in fp32:
 
 # %% tags=["nbval-ignore-output"]
 few, many = (merge(split(q, k, v, n), q.float())[0].flatten() for n in (1, 5))  # O of all rows, in fp32
@@ -313,9 +313,9 @@ print(f"in fp32, {(few != many).float().mean():.0%} of all numbers of O differ")
 # then reads the tiles w, w + `num_splits`, … of this sequence, regardless of the other sequences and the number of SMs.
 # The package assigns single tiles in this way, whereas `split_kernel` above reads one contiguous range per split. With
 # single tiles, the tiles that are read at the same time are close together in memory. Without `num_splits`, the package
-# does the same if all sequences have one length and the splits fill the GPU, as they do for the batches that are listed
-# at the start of this section. Otherwise, it hands out contiguous *equal shares*, which a later section explains. The
-# tile size must not depend on the batch either, and the parts are merged in the order of their indices.
+# does the same if all sequences have the same length and the splits fill the GPU, as in the batches listed at the start
+# of this section. Otherwise, it hands out contiguous *equal shares*, which a later section explains. The tile size must
+# not depend on the batch either, and the parts are merged in the order of their indices.
 
 # %%
 for n in (1, 8):
@@ -328,8 +328,8 @@ for n in (1, 8):
 #
 # If the number is large, a large batch writes and merges parts that it does not need. The next cell compares bytes. A
 # part is written once and read once, in fp32, and it has d + 2 values for each of the group's four rows. By what
-# percentage does this increase the number of bytes that the part's split moves? These are only bytes, because the time
-# that a fixed number of splits costs has not been recorded yet.
+# percentage does this increase the number of bytes that the part's split moves? The comparison is limited to bytes,
+# because the time that a fixed number of splits costs has not been recorded yet.
 
 # %% tags=["hide-input"]
 from fa2_lab.kernels.decode.shares import partial_bytes, tile_bytes
@@ -493,12 +493,13 @@ each, copy = group.crossed / 8 / curve[8] / 1e3, 1e3 * record.ceilings["copy TB/
 show("programs")
 
 # %% [markdown]
-# The dots are measured, and the dashed line is a model. In the model, the launch takes a few microseconds. After
-# that, each program reads at its own speed, but all programs together read no faster than a copy. Since the speed of
-# one program is taken from the first dot, the line passes through that dot by construction, and only the rest of the
-# line is a prediction. Beyond 128 programs, the dots rise slowly to 80 µs, because there are more programs to start
-# and more parts to merge. For each head that a program begins, the model adds the time of one tile, but it does not
-# count the merge.
+# The dots are measured, and the dashed line is a model. In the model, the launch takes a few microseconds. After that,
+# each program reads at its own speed, but all programs together read no faster than a copy. Since the speed of one
+# program is taken from the first dot, the line passes through that dot by construction, and only the rest of the line
+# is a prediction. Beyond 128 programs, the dots rise slowly to 80 µs, because there are more programs to start and more
+# parts to merge. For each head that a program begins, the model adds the time of one tile, but it does not count the
+# merge. The line ends at 512 programs, because with fewer than 16 tiles per program, rounding to whole tiles would
+# dominate the model.
 #
 # Why does a single program not read faster, although it has an SM to itself? We can only narrow this down. There are
 # four candidates, namely DRAM, the path from L2 into the SM, the wait for tiles, and the program's own work on each

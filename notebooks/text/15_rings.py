@@ -211,8 +211,8 @@ show("zigzag")
 # %% [markdown]
 # The figure shows the same two cuts at a real size, with 131,072 tokens and tiles of 128 × 128, so the share on the
 # left is 57% instead of 58%. Each number is the rank that computes this part of the scores. The cut on the right is
-# called *zigzag*, and both ring-flash-attention and Llama 3 use it. The output above the figure counts its tiles, again
-# by rank and step. Within each column, all ranks have the same number.
+# called *zigzag*, and both ring-flash-attention and Llama 3 use it. The output above the figure counts the tiles of
+# this cut, with quarters of 32 rows again, by rank and step. Within each column, all ranks have the same number.
 #
 # Why is zigzag even, and why does it need so few masks? Take rank 1, for example, which has a front piece, 1, and a
 # back piece, 6, counting pieces from 0. When the block of another rank comes by, there are two cases.
@@ -233,9 +233,9 @@ show("zigzag")
 show("ring_schedule")
 
 # %% [markdown]
-# The figure shows the forward pass. Each number is the rank that owns the keys, and the hatched parts are not
-# computed. Each arrow shows K and V arriving from the left neighbour, which is drawn one row above. Since no step
-# changes K and V, a rank can send them on while it computes with them.
+# The figure shows the forward pass of a zigzag ring. Each number is the rank that owns the keys, and the hatched parts
+# are not computed. Each arrow shows K and V arriving from the left neighbour, which is drawn one row above. Since no
+# step changes K and V, a rank can send them on while it computes with them.
 #
 # In the backward pass, the accumulators dK and dV cannot leave before a step has added its part to them, so they travel
 # one step later than their keys.
@@ -292,9 +292,9 @@ for name, (flops, link) in speeds.items():
 # The first three lines use half of the peak FLOP/s and the link's speed in one direction, both from the data sheets.
 # The last line uses speeds that we measured with torch's transfers, with four ranks at once. In that run, each rank
 # moved only 131 GB/s over a link of 450 GB/s. The record does not show what limits these transfers, so the last line
-# holds for this way of sending and not for the link. Compared with the line for the H100, the link is 3.4 times slower,
-# and the kernel is 1.4 times faster, because it reaches 708 TFLOP/s instead of 495. Both need more rows, and together
-# they need five times as many.
+# holds for this way of sending and not for the link. Compared with the line for the H100, the transfers reach less than
+# a third of the speed (131 instead of 450 GB/s), and the kernel is 1.4 times as fast (708 instead of 495 TFLOP/s). Each
+# of these two differences calls for more rows, and together they call for five times as many.
 #
 # ## What do four GPUs gain?
 #

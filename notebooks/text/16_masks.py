@@ -224,9 +224,9 @@ print("scores:", s, " capped:", (3 * np.tanh(s / 3)).round(2))
 #
 # Why is a masked score −∞? Many programs write a large negative number such as −10,000 into their masks. As long as a
 # row sees some key with an ordinary score, there is no difference, because $e^{-10000}$ is 0 as well. But in a row that
-# sees no key, all scores are equal, so softmax distributes the weight over all masked keys. Moreover, the lowest number
-# of fp16 is −65,504, so adding two masks that contain it overflows. [Appendix D](D_numbers.ipynb) shows the bugs that
-# such numbers have caused:
+# sees no key, no score is ahead of the masked ones, so softmax gives the masked keys a total weight of 1. Moreover, the
+# lowest number of fp16 is −65,504, so adding two masks that contain it overflows. [Appendix D](D_numbers.ipynb) shows
+# the bugs that such numbers have caused:
 
 # %%
 masked = np.full(4, -1e4)  # a row of four keys, all masked
@@ -323,8 +323,8 @@ print(f"dK[3, 5]: {dK[3, 5]:.6f}, by finite differences {((up - down) * dO).sum(
 # `attention(…, window=(5, 0), softcap=3.0, sinks=…)` supports this chapter's windows, caps and sinks, and
 # `attention_packed` takes packed documents and their starts. A model of Hugging Face's *transformers* ([appendix
 # C](C_package.ipynb)) can ask for causal and bidirectional masks, windows, padding and packed sequences. Any other mask
-# raises an error that names the mask. This is true even of a prefix, although a prefix is an interval, which the loop
-# above could handle.
+# raises an error that names the mask. This includes a prefix, although under a prefix each row sees a single interval,
+# which the loop above could handle.
 #
 # ## Recap
 #

@@ -192,13 +192,13 @@ print(lines[end].strip().split("(")[0] + "(…)")
 
 # %% [markdown]
 # The result of the matmul is not scaled yet, because the kernel applies the scale together with the exponential
-# (chapter 08). The kernel therefore adds $b / \tau$ instead of b, and the last line later multiplies the sum by
-# $\tau \log_2 e$. The result is $(\tau\, q \cdot k + b) \log_2 e$, which is the biased score as an exponent of 2. In
-# the listing, `scale_log2` is the `tau_log2` of chapter 08, which is $\tau \log_2 e$, so `LOG2E / scales.scale_log2` is
-# $1/\tau$. (`apply_softcap` and `scales.softcap_factor` belong to the softcap and do nothing without one.) The backward
-# kernels recompute P, so they call the same function. In the kernel for dK and dV, the rows of a tile are keys, so
-# `row` has shape (1, B_r) and `column` has shape (B_c, 1) there. A function that treats each score independently works
-# with either layout.
+# (chapter 08). The kernel therefore adds $b / \tau$ instead of b, and `softmax_step`, in the last line, multiplies the
+# sum by $\tau \log_2 e$. The result is $(\tau\, q \cdot k + b) \log_2 e$, which is the biased score as an exponent of
+# 2. In the listing, `scale_log2` is the `tau_log2` of chapter 08, which is $\tau \log_2 e$, so `LOG2E /
+# scales.scale_log2` is $1/\tau$. (`apply_softcap` and `scales.softcap_factor` belong to the softcap and do nothing
+# without one.) The backward kernels recompute P, so they call the same function. In the kernel for dK and dV, the rows
+# of a tile are keys, so `row` has shape (1, B_r) and `column` has shape (B_c, 1) there. A function that treats each
+# score independently works with either layout.
 #
 # **Predict.** Another implementation adds slope · column instead of slope · (column − row), as
 # [llm-foundry](https://github.com/mosaicml/llm-foundry/issues/186) does. What changes?
@@ -672,12 +672,12 @@ print("\n".join(line.removeprefix("    ") for line in lines[begin : end + 1]))
 #
 # What would the scale and the lost fast path cost? Each thread holds 64 of the scores in a tile of 64 × 128. ALiBi
 # takes two more instructions per score. One FMA computes the bias from the column, as slope · column − slope · row, if
-# slope · row is computed once per row. The other instruction subtracts m. So each of the tile's four warps issues
-# 2 · 64 = 128 more instructions per tile. Each of the SM's four schedulers serves one of these warps and issues one
-# instruction per clock, so the issue slots are busy for 128 more clocks. Chapter 10 gave the clocks that a tile at
-# d = 64 needs on the tensor cores, the exponential unit and the issue slots. The next cell lists them again, for both
-# d, on rung 22, whose tiles have 128 keys at both. The last two columns are the clocks on the busiest unit, before and
-# after ALiBi is added:
+# slope · row is computed once per row. The other instruction subtracts m. So each of the tile's four warps issues 2 ·
+# 64 = 128 more instructions per tile. Each of the SM's four schedulers serves one of these warps and issues one
+# instruction per clock, so the issue slots are busy for 128 more clocks. Chapter 10 gave the clocks that a tile at d =
+# 64 needs on the tensor cores, the exponential unit and the issue slots. The next cell lists them again, now for both
+# values of d, on rung 22, whose tiles have 128 keys in either case. The last two columns are the clocks on the busiest
+# unit, before and after ALiBi is added:
 
 # %%
 print("          tensor cores   exponential unit   issue slots   with ALiBi   busiest unit   with ALiBi")
@@ -693,8 +693,8 @@ for d in (64, 128):
 # **Prediction.** At d = 64, ALiBi costs between 5% and 24%. The issue slots would become the busiest unit, which costs
 # 5% if all units overlap perfectly. If the new instructions overlapped with nothing, they would cost 128 / 528, or 24%.
 # We expect a number in between, because chapter 10 found that extra instructions can cost time that the busiest unit
-# does not explain. At d = 128, the busiest unit stays the same, so ALiBi costs little. We have measured neither of
-# these two predictions. The project has a benchmark with and without ALiBi, `bias`, but on Hopper it runs the portable
+# does not explain. At d = 128, the busiest unit stays the same, so ALiBi costs little. We have tested neither of these
+# two predictions. The project has a benchmark with and without ALiBi, `bias`, but on Hopper it runs the portable
 # kernels, and none of its runs is recorded yet. The model also does not show whether there are enough registers, so the
 # next step would be to write the line, compile the kernel, and count its spills. The authors of FlashAttention have
 # taken this route. Their newer kernels compile a user's function, which they call `score_mod`, into the softmax of
@@ -703,10 +703,10 @@ for d in (64, 128):
 # %% [markdown]
 # ## Part 2 · What comes after Hopper (35 minutes)
 #
-# So far, you have changed the function, but about every two years NVIDIA changes the GPU. The generation after Hopper
-# is Blackwell, and its large GPU is the *B200*. We have not run anything on a B200. Instead, we feed what has been
-# published about it into the models of this book. A paragraph that begins with **Prediction** is a model's answer, so
-# it may one day turn out to be wrong.
+# So far, you have changed the function. About every two years, however, NVIDIA changes the GPU. The generation after
+# Hopper is Blackwell, and its large GPU is the *B200*. We have not run anything on a B200. Instead, we feed what has
+# been published about it into the models of this book. A paragraph that begins with **Prediction** is a model's answer,
+# so it may one day turn out to be wrong.
 #
 # ## Which unit finishes last?
 #
@@ -737,9 +737,10 @@ for d in (64, 128):
 # </details>
 #
 # For three generations, the table lists the clocks that one SM needs for a tile of 128 × 128 scores. The rates come
-# from `fa2_lab/machine/chips.py`, which lists their sources. One Blackwell instruction multiplies 128 rows, so K and
-# V are read from shared memory once per tile. A Hopper instruction multiplies only 64 rows, so K and V are read
-# twice.
+# from `fa2_lab/machine/chips.py`, which lists their sources. One Blackwell instruction multiplies 128 rows, so K and V
+# are read from shared memory once per tile. A Hopper instruction multiplies only 64 rows, so K and V are read twice. On
+# an A100, each of four warps reads K and V for its own rows (chapter 07), so they are read four times. The number of
+# reads is `readers` below.
 
 # %%
 names = "tensor cores", "exponentials", "FP32 units", "shared memory"

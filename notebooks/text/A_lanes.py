@@ -96,9 +96,9 @@ show("row_reduction")
 # and one along the keys (CTA is NVIDIA's word for a thread block). This is split-Q, because each warp has its own
 # rows. With `[1, 4]`, each warp would have its own keys instead.
 #
-# The next cell prints such a layout from our forward kernel for `sm_90`. The lines below the layout summarise what
-# the compiler chose for the package's own tiles, on both chips. `versionMajor = 3` means `wgmma`. `instrShape` is a
-# warp's part of one instruction, which covers 16 rows and 64 keys and sums over 16 of the d columns.
+# The next cell prints such a layout from our forward kernel for `sm_90`. The lines below the layout summarise what the
+# compiler chose for the package's own tiles, for both architectures. `versionMajor = 3` means `wgmma`. `instrShape` is
+# a warp's part of one instruction, which covers 16 rows and 64 keys and sums over 16 of the d columns.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 compilations = recorded("layouts")["layouts"]
@@ -209,8 +209,8 @@ for words, low, high in (("below 120", 0, 120), ("from 120 to 255", 120, 256), (
 # %% [markdown]
 # So the sum decides only the clear cases. If it is more than 255, the kernel will spill, and if it is below 120, it
 # will not. In between, the sum does not tell you, so compile the kernel with `fa2-lab xray` and read its number of
-# spills. For example, 128 × 128 at d = 128 has eight warps and a sum of 200 instead of 360, and it still spills. With
-# blocks of 128 × 64, the kernel also has eight warps, but it does not spill.
+# spills. For example, a tile of 128 × 128 at d = 128 gets eight warps, so its sum is 200 (with four warps, it would be
+# 360), and it still spills. With blocks of 128 × 64, the kernel also has eight warps, but it does not spill.
 #
 # If shared memory is too small, however, the kernel does not run at all. On an RTX 4090, for example, users have run
 # into the error `out of resource: shared memory, Required: 131074, Hardware limit: 101376`

@@ -34,11 +34,11 @@ from fa2_studio.book.verdicts import close, verdict
 #
 # How do you get from the output of one block of keys to the output of two? Take the row of chapter 02, with
 # exponentials 1, 3, 4, 8 and values 8, 0, 4, 2, and cut it in the middle. The largest exponential in block 1 is 3.
-# Relative to it, the sum of exponentials is $\ell_1 = (1 + 3) / 3 = 4/3$, and the raw sum is
-# $o_1 = (1 \cdot 8 + 3 \cdot 0) / 3 = 8/3$, so the finished output of block 1 is $O_1 = o_1 / \ell_1 = 2$. Block 2
-# raises the largest exponential to 8, so the rescaling factor is $\alpha = 3/8$. Block 2 adds
-# $b_2 = (4 \cdot 4 + 8 \cdot 2) / 8 = 4$ to the output, and the sum of exponentials is now $\ell_2 = 16/8 = 2$. The
-# right answer is therefore $(\alpha\, o_1 + b_2) / \ell_2 = (1 + 4) / 2 = 5/2$.
+# Relative to it, the sum of exponentials is $\ell_1 = (1 + 3) / 3 = 4/3$, and the raw sum is $o_1 = (1 \cdot 8 + 3
+# \cdot 0) / 3 = 8/3$, so the finished output of block 1 is $O_1 = o_1 / \ell_1 = 2$. Block 2 raises the largest
+# exponential to 8, so the rescaling factor is $\alpha = 3/8$. Block 2 adds $b_2 = (4 \cdot 4 + 8 \cdot 2) / 8 = 4$ to
+# the raw sum, and the sum of exponentials is now $\ell_2 = 16/8 = 2$. The right answer is therefore $(\alpha\, o_1 +
+# b_2) / \ell_2 = (1 + 4) / 2 = 5/2$.
 #
 # The next cell computes lines 10 and 12 of Algorithm 1, as printed at ICLR 2024, and five wrong versions:
 #
@@ -118,8 +118,8 @@ for name, version in VERSIONS.items():
 # the softmax scale out on purpose, so a dQ copied from it lacks a factor of $\tau$. Second, section 2.2 of the arXiv
 # version has $dK = Q\,dS^\top$ in place of $dS^\top Q$. The code below adds the missing $\tau$ to this formula. Third,
 # line 4 of Algorithm 2 prints $D \in \mathbb{R}^d$, although each of the $N$ rows has its own D. If you take $d$
-# literally, you sum each column, which gives d values for N rows. These d values do not fit N rows, so the code below
-# repeats them until there are $N$, only to let the formula run.
+# literally, you sum each column, which gives d values for N rows. Since d values do not fit N rows, the code below
+# repeats them until there are $N$, just so that the formula can run.
 #
 # We apply four tests to each of these mistakes. The true gradients come from finite differences of the forward pass,
 # so they don't use a formula from any paper.

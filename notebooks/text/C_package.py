@@ -16,7 +16,7 @@
 # - count what your own algorithm loads, stores and computes,
 # - call `fa2_lab.attention`, judge its results, and switch a model over to it.
 #
-# *Time: 35 minutes. Hardware: any laptop; one cell needs PyTorch and Triton, and it tells you if they are missing.
+# *Time: 30 minutes. Hardware: any laptop; one cell needs PyTorch and Triton, and it tells you if they are missing.
 # Before this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %% tags=["hide-input"]
@@ -143,10 +143,10 @@ for finding in report.findings:
     print(f"{finding}\n    {finding.where}; read {finding.mistake.read}")
 
 # %% [markdown]
-# In a terminal, `fa2-lab examine mine.py:attention` prints the same report. It also prints the smallest input that
-# shows each mistake, as a program that you can run. The command works with functions written for NumPy, PyTorch,
-# Triton or JAX, and it also checks their gradients and their memory. If no known mistake explains the numbers, the
-# command says so and reports where they are wrong.
+# If this function is in a file `mine.py`, `fa2-lab examine mine.py:mine` prints the same report in a terminal. It also
+# prints the smallest input that shows each mistake, as a program that you can run. The command works with functions
+# written for NumPy, PyTorch, Triton or JAX, and it also checks their gradients and their memory. If no known mistake
+# explains the numbers, the command says so and reports where they are wrong.
 #
 # ## How do I count what my own algorithm moves?
 #

@@ -261,8 +261,8 @@ show("rounding_bias")
 # does not undo this error, which makes the result even worse. With 2m, the largest weight is $e^{m-2m} = e^{-m}$. This
 # weight differs from row to row, and so does its rounding error, so the errors cancel. If m is negative, $e^{-m}$ would
 # be large and could overflow. The paper therefore subtracts 0 in such rows, so that the largest weight is $e^m$, which
-# is less than 1 and also differs from row to row. If m is positive, it subtracts a multiple of m. It makes this change
-# only in rows with a repeated maximum.
+# is less than 1 and also differs from row to row. If m is positive, it subtracts a multiple of m. The paper makes this
+# change only in rows with a repeated maximum.
 #
 # ```python
 # want = numbers.truth(S, V_rows)
@@ -310,10 +310,10 @@ ROWS["no visible key, −16 added"] = [], -16
 #
 # <details><summary>Answer</summary>
 #
-# **−∞, if rows without a visible key are handled.** A finite value acts as a threshold, because the masked keys win
-# as soon as the visible scores fall below it. A row that sees no key becomes the mean of the values that it must not
-# see, which looks like a real result. In fp16, −10⁹ overflows to −∞, and so does the lowest number if a score or a
-# second mask is added to it.
+# **−∞, if rows without a visible key are handled.** A finite value acts as a threshold, because the masked keys win as
+# soon as the visible scores fall below it. A row that sees no key becomes a mean of the values that it must not see,
+# which looks like a real result. In fp16, −10⁹ overflows to −∞, and so does the lowest number if a score or a second
+# mask is added to it.
 #
 # ```python
 # print(f"{'weight of the masked keys':31}" + "".join(f"{name:>12}" for name in VALUES))
@@ -452,8 +452,8 @@ of_product = {name: abs(attention_with(f) - exact(Q32, K32, V32)).max() for name
 # %% [markdown]
 # ## What do scales and a rotation gain in FP8?
 #
-# FP8's format E4M3 has only 4 mantissa bits, of which 3 are stored, and its largest number is 448, so a tensor needs a
-# *scale* that maps its own largest element to 448. In section 3.3, the paper on
+# FP8's format E4M3 has only 4 mantissa bits, of which 3 are stored, and its largest number is 448, so each tensor needs
+# a *scale* that maps its largest element to 448. In section 3.3, the paper on
 # [FlashAttention-3](https://arxiv.org/abs/2407.08608) adds two techniques. Each block of rows gets its own scale, and Q
 # and K are both multiplied by the same orthogonal matrix M. Since $M M^\top = I$, the scores $QM (KM)^\top = QK^\top$
 # stay the same. M is a *Hadamard matrix* with random signs, which means that all of its elements are $+1/\sqrt{d}$ or
