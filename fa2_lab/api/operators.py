@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from itertools import pairwise
 from types import ModuleType
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast, get_type_hints
 
 import numpy as np
 import torch
@@ -149,14 +149,17 @@ def saved_backward(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[T
 
 # Recorded -------------------------------------------------------------------------------------------------------
 
-TENSORS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? key_lengths, Tensor? seed, Tensor? sinks, "
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? block_table"
-)
-OPTIONS = (
-    "bool causal, float scale, float dropout_p=0.0, int? left=None, int? right=None, float? softcap=None, "
-    "int num_splits=0, bool portable=False, bool one_long=False, bool reference=False, bool traced=False"
-)
+TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", bool: "bool", int: "int", float: "float"}
+TYPES |= {int | None: "int?", float | None: "float?"}
+
+
+def schema() -> str:
+    """Return the fields of Tensors and Options as the arguments of a custom operator. The bias is left out."""
+    defaults = {name: f"={value}" for name, value in Options._field_defaults.items()}
+    fields = [f"{TYPES[hint]} {name}" for name, hint in get_type_hints(Tensors).items()]
+    options = get_type_hints(Options).items()
+    fields += [f"{TYPES[hint]} {name}{defaults.get(name, '')}" for name, hint in options if name != "bias"]
+    return ", ".join(fields)
 
 
 def to_op_args(options: Options) -> Sequence:
@@ -176,7 +179,7 @@ def from_op_args(args: Sequence) -> tuple[Tensors, Options]:
     return Tensors(*args[:n_tensors]), Options(*args[n_tensors:])
 
 
-@torch.library.custom_op("fa2_lab::forward", mutates_args=(), schema=f"({TENSORS}, {OPTIONS}) -> (Tensor, Tensor)")
+@torch.library.custom_op("fa2_lab::forward", mutates_args=(), schema=f"({schema()}) -> (Tensor, Tensor)")
 def forward_op(*args: Any) -> tuple[Tensor, Tensor]:
     return forward(*from_op_args(args))
 
@@ -189,7 +192,7 @@ def forward_shapes(*args: Any) -> tuple[Tensor, Tensor]:
     return contiguous_like(rows_contiguous(q)), q.new_empty(rows, dtype=torch.float32)
 
 
-BACKWARD = f"(Tensor? dO, Tensor? dL, Tensor O, Tensor L, {TENSORS}, {OPTIONS}) -> Tensor[]"
+BACKWARD = f"(Tensor? dO, Tensor? dL, Tensor O, Tensor L, {schema()}) -> Tensor[]"
 
 
 @torch.library.custom_op("fa2_lab::backward", mutates_args=(), schema=BACKWARD)
