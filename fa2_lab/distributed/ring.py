@@ -89,7 +89,7 @@ def ring_attention(
     group = ranks.process_group(mesh)
     timeout = ranks.check_timeout(timeout)
     try:
-        header = signature(q, k, v, causal, scale, layout, return_lse, backend)
+        header = signature(q, k, v, causal=causal, scale=scale, layout=layout, return_lse=return_lse, backend=backend)
     except (TypeError, ValueError, RuntimeError) as refusal:
         with suppress(RuntimeError):  # the error of this rank matters more than one of the exchange
             ranks.Exchange(group, dict(refused=str(refusal)), timeout).wait()
@@ -116,7 +116,7 @@ def ring_attention(
 
 
 def signature(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, layout: str, return_lse: bool, backend: str
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, layout: str, return_lse: bool, backend: str
 ) -> dict:
     """Check the arguments as attention() does, and return the header of the call.
 
@@ -166,7 +166,7 @@ class RingCall:
     def meeting(self, source: int) -> Meeting:
         return shards.meeting(self.lengths, self.rank, source, self.layout, self.causal)
 
-    def pass_on(self, block: list[Tensor], what: str, source: int) -> "Passing":
+    def pass_on(self, block: list[Tensor], what: str, source: int) -> "Transfer":
         """Start a transfer: send `block` to the rank on the right, and receive rank `source`'s block from the left.
 
         `what` names the content of the block for counting().
@@ -177,11 +177,11 @@ class RingCall:
         operations = [dist.P2POp(f, x, group=self.group, group_peer=peer) for f, x, peer in plan if x.numel()]
         for count in COUNTERS:
             count[what] += sum(x.numel() * x.element_size() for x in block)
-        return Passing(incoming, block, dist.batch_isend_irecv(operations) if operations else [])
+        return Transfer(incoming, block, dist.batch_isend_irecv(operations) if operations else [])
 
 
 @dataclass
-class Passing:
+class Transfer:
     """A running transfer. It keeps references to the tensors sent and received until wait() returns."""
 
     incoming: list[Tensor]
@@ -215,7 +215,7 @@ def counting() -> Iterator[Counter]:
 # Forward ------------------------------------------------------------------------------------------------------
 
 
-def once_round(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
+def ring_steps(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
     """Yield (source, [K, V]) for the block of each rank `source`, starting with the block of this rank.
 
     While the caller uses a block, the next block is transferred.
@@ -247,7 +247,7 @@ def forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tenso
     """
     state: State | Any = None
     last_half = shards.halves(q.shape[2], ring.causal)[1]
-    for source, kv in once_round(ring, k, v):
+    for source, kv in ring_steps(ring, k, v):
         state = state or State(q, ring.on_triton)
         seen = last_half if source == ring.rank else ring.meeting(source)
         if seen.kind is not Tile.SKIP:
@@ -287,13 +287,13 @@ def backward(
 
     O and L cover the keys of all ranks, so P = exp(S − L) and D = rowsum(dO ∘ O) are exact for the block of every rank.
     """
-    blocks = once_round(ring, k, v)
+    blocks = ring_steps(ring, k, v)
     own, own_kv = next(blocks)
     dQ, *home = (torch.zeros_like(x, dtype=torch.float32) for x in (q, *own_kv))
     part_of = partial(partial_backward, ring, dO, dL, q, O, L)
     first_half, last_half = shards.halves(ring.lengths[own], ring.causal)
     add(first_half, part_of(first_half, own_kv), dQ, *home)
-    following: Passing | Any = None
+    following: Transfer | Any = None
     for source, kv in blocks:
         seen = ring.meeting(source)
         part = part_of(seen, kv)  # its kernels run while the block's gradients so far are still on their way

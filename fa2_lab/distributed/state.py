@@ -48,7 +48,7 @@ class State:
         if self.on_triton:
             from fa2_lab.kernels.portable import merge
 
-            merge.merge(self.m, self.l, self.o, *part, O, L)
+            merge.merge(self.m, self.l, self.o, *part, O_out=O, L_out=L)
             return
         self.merge(*part)
         l = torch.where(self.l == 0, 1.0, self.l)

@@ -207,8 +207,7 @@ def explain_part(
 
 
 def is_late(mine: list[Answer], answers: Sequence[Answer], state: Variant, outputs: tuple[str, ...]) -> bool:
-    """Return whether each answer in `mine` is right for the options of its own case or of another case of equal sizes.
-    """
+    """Return whether each answer in `mine` is right for the options of its own case or of another case of equal sizes."""
     kinds = {x: (x.case.q.shape, x.case.k.shape, *x.case.options) for x in answers}
     same = {x: [y.case.options for y in answers if kinds[y] == kinds[x] and y is not x] for x in mine}
     asked = {x: [x.of(**y) for y in same[x]] for x in mine}

@@ -89,7 +89,15 @@ forward_shared_bytes, forward_registers = partial(shared_bytes, "forward"), part
 
 
 def fits(
-    chip: Chip, B_r: int, B_c: int, d: int, stages: int = 2, warps: int = 4, itemsize: int = 2, kernel: str = "forward"
+    chip: Chip,
+    B_r: int,
+    B_c: int,
+    d: int,
+    stages: int = 2,
+    warps: int = 4,
+    *,
+    itemsize: int = 2,
+    kernel: str = "forward",
 ) -> Fit:
     """Return the Fit of a thread block with these sizes, which tells whether it runs on the chip without spills.
 

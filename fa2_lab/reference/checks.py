@@ -65,12 +65,12 @@ def inputs(
     return Q, K, V, scale(tau, Q.shape[1])
 
 
-def like(Q: np.ndarray, **tensors: ArrayLike) -> list[np.ndarray]:
+def shaped_like_q(Q: np.ndarray, **tensors: ArrayLike) -> list[np.ndarray]:
     """Return the named tensors, such as O or dO, as float64 arrays. Raise an error unless each has the shape of Q."""
     return [same_shape(name, x, Q.shape, "the shape of Q") for name, x in tensors.items()]
 
 
-def per_row(Q: np.ndarray, **vectors: ArrayLike) -> list[np.ndarray]:
+def one_per_row(Q: np.ndarray, **vectors: ArrayLike) -> list[np.ndarray]:
     """Return the named vectors, such as l, m or L, as float64 arrays.
 
     Raise an error unless each vector has one element per row of Q.

@@ -93,8 +93,8 @@ def backward(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute FA1 Algorithm 4 for one head: return dQ, dK and dV, given O, l, m and the options of the forward."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap)
-    O, dO = checks.like(Q, O=O, dO=dO)
-    l, m = checks.per_row(Q, l=l, m=m)
+    O, dO = checks.shaped_like_q(Q, O=O, dO=dO)
+    l, m = checks.one_per_row(Q, l=l, m=m)
     z = dropout.z  # FA1.A4.L1
     B_r, B_c = _blocks(M, B_r, B_c, Q.shape[1])  # FA1.A4.L2
     tiling = Tiling(len(Q), len(K), B_r, B_c, mask)  # FA1.A4.L3 FA1.A4.L4

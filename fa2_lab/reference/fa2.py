@@ -82,8 +82,8 @@ def backward(
     The backward needs no sink, because L already includes it. scores.sink_backward() computes the gradient of the sink.
     """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap)
-    O, dO = checks.like(Q, O=O, dO=dO)
-    (L,) = checks.per_row(Q, L=L)
+    O, dO = checks.shaped_like_q(Q, O=O, dO=dO)
+    (L,) = checks.one_per_row(Q, L=L)
     z = dropout.z
     tiling = Tiling(len(Q), len(K), B_r, B_c, mask)  # FA2.A2.L1 FA2.A2.L2
     Q, K, V, O, dO, L, D = trace.hbm(Q=Q, K=K, V=V, O=O, dO=dO, L=L, D=np.empty(len(Q)))

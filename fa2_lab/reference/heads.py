@@ -62,8 +62,8 @@ def backward(
     Further keyword arguments are those of each_head(). sinks_backward() computes the gradient of the sinks.
     """
     q, k, v = _check(stage, q, k, v)
-    O, dO = checks.like(q, O=O, dO=dO)
-    (L,) = checks.per_row(q, L=L)
+    O, dO = checks.shaped_like_q(q, O=O, dO=dO)
+    (L,) = checks.one_per_row(q, L=L)
     dQ, dK, dV = np.empty_like(q), np.zeros_like(k), np.zeros_like(v)
     for b, h, g, qkv, common in each_head(q, k, v, **options):
         kept = {name: x for name, x in common.items() if name != "sink"}  # L holds it already
@@ -85,6 +85,7 @@ def each_head(
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
+    *,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,

@@ -84,7 +84,7 @@ def backward(
     """Compute FA1 Algorithm 3 for one head. Return dQ, dK and dV, given P. dP and dS are also written to HBM."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap)
     P = checks.same_shape("P", P, (len(Q), len(K)), "(N_q, N_k)")
-    (dO,) = checks.like(Q, dO=dO)
+    (dO,) = checks.shaped_like_q(Q, dO=dO)
     z = dropout.z(slice(0, len(Q)), slice(0, len(K)))
     Q, K, V, P, dO, dP, dS = trace.hbm(Q=Q, K=K, V=V, P=P, dO=dO, dP=np.empty_like(P), dS=np.empty_like(P))
     dQ, dK, dV = trace.hbm(dQ=np.empty(Q.shape), dK=np.empty(K.shape), dV=np.empty(V.shape))
@@ -141,8 +141,8 @@ def backward_linear_memory(
     P is recomputed from L, and at most one row or column of P is stored at any time.
     """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT, softcap)
-    O, dO = checks.like(Q, O=O, dO=dO)
-    (L,) = checks.per_row(Q, L=L)
+    O, dO = checks.shaped_like_q(Q, O=O, dO=dO)
+    (L,) = checks.one_per_row(Q, L=L)
     row_of = Tiling(len(Q), len(K), 1, len(K), mask)
     col_of = Tiling(len(Q), len(K), len(Q), 1, mask)
     dQ, dK, dV = np.empty_like(Q), np.empty_like(K), np.empty_like(V)

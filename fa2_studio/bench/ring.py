@@ -158,5 +158,5 @@ def once_round(problem: Problem, k: torch.Tensor, v: torch.Tensor, group: dist.P
     how = dict(layout="zigzag", causal=True, scale=1.0, timeout=60.0, call=0, on_triton=True)
     ring = rings.RingCall(group, rank, lengths, **how)
     for _, kv_heads in rings.turns(ring, k, k):
-        for _ in rings.once_round(ring, k[:, kv_heads], v[:, kv_heads]):
+        for _ in rings.ring_steps(ring, k[:, kv_heads], v[:, kv_heads]):
             pass

@@ -206,8 +206,8 @@ def pretend() -> None:
     from fa2_lab.kernels.hopper.shared import host
 
     offline.compile_for("sm_90")
-    host.fits = lambda *kind: True
-    host.counter_for = lambda X, traced: torch.zeros(2, dtype=torch.int32)
+    host.supports = lambda *kind: True
+    host.scheduler_counter = lambda X, traced: torch.zeros(2, dtype=torch.int32)
 
 
 def call_of(d: int, N: int, keys: torch.dtype | None, packed: int | None = None) -> Tensors:

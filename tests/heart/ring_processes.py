@@ -154,7 +154,7 @@ def watched():
     watch(ring, "partial_backward", "kernel")
     watch(ring.ranks.Exchange, "wait", "wait")
     watch(ring.RingCall, "pass_on", "start {2}")
-    watch(ring.Passing, "wait", "arrive")
+    watch(ring.Transfer, "wait", "arrive")
     return seen
 
 

@@ -90,7 +90,7 @@ def test_what_fits(change, fine):
 @pytest.mark.parametrize("odd", ("Q", "K", "V", None))
 def test_every_address_is_looked_at(odd, monkeypatch):
     monkeypatch.setattr(launch, "prepare_launch", lambda *_: lambda *_: None)
-    monkeypatch.setattr(launch.host, "counter_for", lambda X, traced: None)
+    monkeypatch.setattr(launch.host, "scheduler_counter", lambda X, traced: None)
     tensors = [torch.empty(5000, dtype=torch.float16)[8 - 4 * (name == odd) :][:4096] for name in "QKV"]
     tensors = Tensors(*(x.view(1, 2, 32, 64) for x in tensors))
     found = launch.prepare(tensors, Options(True, 0.1))(tensors)
@@ -197,7 +197,7 @@ def test_sizes(d, N_q, N_k, heads, causal, lengths, consumers, B_c):
     [(32, 29, 32), (32, 11, 16), (128, 20, 32), (16, 4, 4), (24, 5, 6), (113, 5, 6), (7, 1, 1), (3, 9, 3)],
 )
 def test_no_few_heads_are_left_over(heads, least, l2_group):
-    assert host.evenly(heads, least) == l2_group
+    assert host.even_l2_group(heads, least) == l2_group
 
 
 def test_sizes_fit():

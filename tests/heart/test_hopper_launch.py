@@ -22,8 +22,8 @@ SMs = 132
 @pytest.fixture(autouse=True)
 def some_hopper(monkeypatch):
     """As if tensors without data were on a GPU; launches keep what they are called with."""
-    monkeypatch.setattr(host, "aligned", lambda *tensors: True)
-    monkeypatch.setattr(host, "counter_for", lambda X, traced: "its own" if traced else "counter")
+    monkeypatch.setattr(host, "tma_aligned", lambda *tensors: True)
+    monkeypatch.setattr(host, "scheduler_counter", lambda X, traced: "its own" if traced else "counter")
 
 
 def tensors(batch, H, H_kv, N_q, N_k, d, packed=False):
@@ -275,7 +275,7 @@ def test_query_heads_without_a_mask_are_rows_of_one_head(H, H_kv, N_q, N_k, d, m
 def test_what_the_backward_leaves_to_others(monkeypatch):
     Q, K = tensors(1, 2, 1, 300, 300, 64)
     looked_at = []
-    monkeypatch.setattr(host, "aligned", lambda *tensors: looked_at.append(tensors))
+    monkeypatch.setattr(host, "tma_aligned", lambda *tensors: looked_at.append(tensors))
     dO, dL, O, L, *given = beside = [torch.empty_like(x) for x in (Q, Q[..., 0], Q, Q[..., 0], Q, K, K)]
     given, options = Tensors(*given), Options(False, 0.1)
     assert backward.prepare(dO, O, given, options)(dO, dL, O, L, given) is None
@@ -323,9 +323,11 @@ def test_each_stream_counts_for_itself_and_a_graph_has_a_counter_of_its_own(monk
     monkeypatch.setattr(host, "current_stream", lambda X: stream[0])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     X = torch.empty(1)
-    first, kept = host.counter_for(X, False), lambda: host.counter_for(X, False)
+    first, kept = host.scheduler_counter(X, False), lambda: host.scheduler_counter(X, False)
     assert first.tolist() == [0, 0] and first.dtype == torch.int32 and kept() is first
-    assert host.counter_for(X, True) is not first, "one that torch may record belongs to the graph, warm-up and all"
+    assert host.scheduler_counter(X, True) is not first, (
+        "one that torch may record belongs to the graph, warm-up and all"
+    )
     stream[0] = 8
     assert kept() is not first
     stream[0], capturing[0] = 7, True

@@ -67,7 +67,7 @@ def found_by_python(Q, K, V, dO, dL, starts, causal, d, B_c, consumers, parts):
     sums = torch.full((sums[0][0] + 2 * sums[1][0] * divided, 32), NAN, device=DEVICE)
     cu_seqlens_q, cu_seqlens_k = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in starts)
     record = Tensors(q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    before = backward.prepare_before(do, o, record, options, chosen, tuple(sums.shape))
+    before = backward.prepare_preprocess(do, o, record, options, chosen, tuple(sums.shape))
     before(o, do, *(torch.from_numpy(x).float().to(DEVICE) for x in (L, dL)), start, sums, cu_seqlens_q, None)
     assert not sums.any()
     starting = start.cpu().double().numpy().reshape(-1, 2, chosen.B_r)
@@ -76,7 +76,7 @@ def found_by_python(Q, K, V, dO, dL, starts, causal, d, B_c, consumers, parts):
         dK, dV, added = run_backward(Q, K, V, dO, starting, window, chosen, None, parts, starts)
     dQ, *columns = (torch.full_like(x, NAN) for x in (q, k, v))
     sums = torch.from_numpy(np.concatenate(added[: 1 + 2 * divided])).float().to(DEVICE)
-    after = backward.prepare_after(record, options, chosen, divided)
+    after = backward.prepare_postprocess(record, options, chosen, divided)
     after(sums, dQ, *(columns if divided else (None, None)), cu_seqlens_q, cu_seqlens_k)
     if divided:
         dK, dV = columns
@@ -127,7 +127,7 @@ def test_what_is_put_in_order_ends_with_its_sequence(monkeypatch):
     q, dQ, cu = torch.empty(50, 1, 8), torch.full((50, 1, 8), NAN), torch.tensor([0, 20, 50], dtype=torch.int32)
     chosen = backward.sizes.choose(64, 25, causal=False, ragged=True)
     record = Tensors(q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu)
-    after = backward.prepare_after(record, Options(False, 1.0), chosen, divided=False)
+    after = backward.prepare_postprocess(record, Options(False, 1.0), chosen, divided=False)
     after.grid = (2, 1, 1)  # the parts of two consumers
     sums, dQ, cu = (x.to(DEVICE) for x in (torch.full(backward.shapes(q, q, chosen, 2)[1], NAN), dQ, cu))
     if interpreter.is_enabled():  # there the sums are there once the kernel has waited for them
@@ -198,7 +198,7 @@ def test_starts_that_run_backwards_make_sums_and_counters_nan(starts):
     for pair, expected in (((cu, tame), wild), ((tame, cu), wild), ((tame, tame), False), ((cu, None), False)):
         sums = torch.full((lines + counters, 32), 7.0, device=DEVICE)
         record = Tensors(q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu)
-        before = backward.prepare_before(q, q, record, options, chosen, tuple(sums.shape))
+        before = backward.prepare_preprocess(q, q, record, options, chosen, tuple(sums.shape))
         before(q, q, L, None, torch.empty(start, device=DEVICE), sums, *pair)
         assert sums.isnan().all() if expected else not sums.any(), pair
         turns = sums[lines:].view(torch.int32)

@@ -77,8 +77,8 @@ def test_keys_past_the_end_would_weigh_most(N_k):
         assert np.isfinite(sums[0]).all()
 
 
-@pytest.mark.parametrize("DRAWN", (False, True))
-def test_each_block_is_handed_out_once_and_the_counters_end_at_zero(DRAWN, monkeypatch):
+@pytest.mark.parametrize("DYNAMIC_FIRST", (False, True))
+def test_each_block_is_handed_out_once_and_the_counters_end_at_zero(DYNAMIC_FIRST, monkeypatch):
     """By however many programs, in whatever order they run: the next launch counts from zero again."""
     chance, program = random.Random(0), [0]
     counter, programs = Pointer(np.zeros(2, int)), 1
@@ -87,7 +87,10 @@ def test_each_block_is_handed_out_once_and_the_counters_end_at_zero(DRAWN, monke
     monkeypatch.setattr(geometry, "gl", SimpleNamespace(**language))
     for programs in (1, 3, 20):
         blocks, heads = Whole(5), Whole(7)
-        one = made(geometry.Scheduler, dict(counter=counter, blocks=blocks, heads=heads, l2_group=2, DRAWN=DRAWN))
+        one = made(
+            geometry.Scheduler,
+            dict(counter=counter, blocks=blocks, heads=heads, l2_group=2, DYNAMIC_FIRST=DYNAMIC_FIRST),
+        )
         running, found = dict.fromkeys(range(programs)), Counter()
         while running:
             program[0] = chance.choice(list(running))

@@ -60,7 +60,7 @@ def merge_state_kernel(m, l, o, L, O, L_out, O_out, strides, first, n, N, H, d: 
         tl.store(head_ptr(L_out, L_out_strides, bh // H, bh % H) + row, m_new + tl.log(l_i), mask=row < N)
 
 
-def merge(m: Tensor, l: Tensor, o: Tensor, rows: slice, O: Tensor, L: Tensor,
+def merge(m: Tensor, l: Tensor, o: Tensor, rows: slice, O: Tensor, L: Tensor, *,
           O_out: Tensor | None = None, L_out: Tensor | None = None) -> None:  # fmt: skip
     """Merge (O, L) into `rows` of the state m, l (batch, heads, N) and o (batch, heads, N, d), in place.
 

@@ -32,7 +32,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     if Q.shape[-1] not in sizes.DIMENSIONS or options.scale < sizes.SMALLEST_SCALE:
         return None
-    if not host.fits(Q, K, V, tensors.key_lengths) or not copyable(dO.shape, dO.stride()):
+    if not host.supports(Q, K, V, tensors.key_lengths) or not copyable(dO.shape, dO.stride()):
         return None
     if sequences and options.windowed:
         return None  # the producer does not send the consumers enough about a packed sequence for a window
@@ -42,13 +42,13 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
     divided = parts > 1  # then dK and dV are sums as well, which follow those of dQ
     lines_of_sums = dQ_sums[0] + 2 * dK_sums[0] * divided
     all_sums = lines_of_sums + counters[0] * deterministic, 32  # all sums and counters are cleared together
-    before = prepare_before(dO, O, tensors, options, chosen, all_sums)
+    preprocess = prepare_preprocess(dO, O, tensors, options, chosen, all_sums)
     main = prepare_main(dO, tensors, options, chosen, parts, deterministic)
-    after = prepare_after(tensors, options, chosen, divided)
+    postprocess = prepare_postprocess(tensors, options, chosen, divided)
 
     def call(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors) -> tuple | None:
         Q, K, V, cu_q, cu_k = tensors.q, tensors.k, tensors.v, tensors.cu_seqlens_q, tensors.cu_seqlens_k
-        if not host.aligned(dO, Q, K, V, O, L, dL):
+        if not host.tma_aligned(dO, Q, K, V, O, L, dL):
             return None
         dQ, dK, dV = contiguous_like(Q), contiguous_like(K), contiguous_like(V)
         start, sums = (torch.empty(*shape, dtype=torch.float32, device=Q.device) for shape in (starts, all_sums))
@@ -56,10 +56,10 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
         rounded = (dK, dV) if divided else (None, None)
         dq_semaphore, ordered = (sums[lines_of_sums:].view(torch.int32), cu_k) if deterministic else (None, None)
         with on_device_of(Q):
-            counter = host.counter_for(Q, options.traced)  # here, so that no gap is left between the kernels
-            before(O, dO, L, dL, start, sums, cu_q, ordered)
+            counter = host.scheduler_counter(Q, options.traced)  # here, so that no gap is left between the kernels
+            preprocess(O, dO, L, dL, start, sums, cu_q, ordered)
             main(Q, K, V, dO, start, sums, *columns, counter, tensors.key_lengths, dq_semaphore, cu_q, cu_k)
-            after(sums, dQ, *rounded, cu_q, cu_k)
+            postprocess(sums, dQ, *rounded, cu_q, cu_k)
         return dQ, dK, dV  # FA2.A2.L20
 
     return call
@@ -99,7 +99,7 @@ def shapes(Q: Tensor, K: Tensor, chosen: sizes.BackwardSizes, sequences: int | N
     return (row_blocks, 2 * chosen.B_r), (dQ_sums, 32), (dK_sums, 32), (counters, 32)
 
 
-def prepare_before(
+def prepare_preprocess(
     dO: Tensor, O: Tensor, tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, sums: tuple[int, int]
 ) -> Launch:
     """Return the launch that zeros the accumulators and writes the initial values of S and dP.
@@ -154,7 +154,7 @@ def prepare_main(
     )
 
 
-def prepare_after(tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, divided: bool) -> Launch:
+def prepare_postprocess(tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, divided: bool) -> Launch:
     """Return the launch that writes dQ from its accumulators, and also dK and dV if `divided` is set.
 
     A program processes the tile of one consumer, so there are two programs per row block and, for dK and dV, four per

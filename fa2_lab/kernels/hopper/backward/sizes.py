@@ -8,7 +8,7 @@ block. PORTABLE also uses older times.
 import math
 from dataclasses import dataclass
 
-from fa2_lab.kernels.hopper.shared.host import evenly, up_to
+from fa2_lab.kernels.hopper.shared.host import even_l2_group, smallest_fitting
 from fa2_lab.kernels.launch import MiB
 from fa2_lab.kernels.tables import LOW_REG_SCHEDULE, USE_LOW_REG
 
@@ -77,7 +77,7 @@ PORTABLE = {  # d up to: (N_k, 64-row blocks an SM, and rows where few SMs are b
 def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int) -> bool:
     """Return whether the Hopper backward is the fastest choice. `heads` counts the query heads of all batch entries."""
     per_SM = -(-N_q // 64) * heads / SMs
-    keys, most, rows = up_to(d, PORTABLE | {256: (0, 0, 0)})  # beyond 128 prepare() takes none
+    keys, most, rows = smallest_fitting(d, PORTABLE | {256: (0, 0, 0)})  # beyond 128 prepare() takes none
     busy = 2 * -(-N_k // 64) * heads >= SMs  # half of the SMs, by the portable columns' programs
     little = N_k <= keys and per_SM <= most and (busy or N_q <= rows)
     half_empty = N_k <= 64 and 2 * heads >= SMs  # of 128 keys in a block; portable ones are 1.2 to 1.4 times as fast
@@ -116,12 +116,12 @@ def l2_group(blocks: int, heads: int, SMs: int, causal: bool, group: int, bytes_
     concurrent programs read the same rows, and so that the accumulators of dQ stay in L2. With a causal mask, column
     blocks take different amounts of time. To even out these times, the concurrent heads fill about all SMs, and there
     are at least eight. The minimum is four for large groups of query heads. It is also lower, but at least two, if Q,
-    dO and the accumulators of eight heads, `bytes_each` bytes per head, take more than 32 MiB of L2. evenly() may
-    return up to twice the minimum. With more heads than that, calls are up to 10% slower, and with still more heads up
-    to 40%.
+    dO and the accumulators of eight heads, `bytes_each` bytes per head, take more than 32 MiB of L2. even_l2_group()
+    may return up to twice the minimum. With more heads than that, calls are up to 10% slower, and with still more heads
+    up to 40%.
     """
     least = 4 if group > 2 else min(8, max(2, 32 * MiB // bytes_each))
-    return evenly(heads, max(least, math.ceil(0.8 * SMs / blocks))) if causal else 1
+    return even_l2_group(heads, max(least, math.ceil(0.8 * SMs / blocks))) if causal else 1
 
 
 def l2_group_in_turn(N_q: int, d: int, group: int) -> int:

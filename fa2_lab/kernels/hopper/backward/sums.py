@@ -66,7 +66,7 @@ def in_order(x, W: tl.constexpr):
 
 
 @triton.jit
-def never_back(starts, n, sequences):
+def starts_in_order(starts, n, sequences):
     """Return whether the starts of the packed sequences never decrease, once sequence_start() has clamped them."""
     back = tl.zeros((128,), tl.int32)
     for b in range(0, sequences, 128):
@@ -92,7 +92,7 @@ def bwd_preprocess(O, dO, L, dL, starts, sums, cu_seqlens_q, cu_seqlens_k, O_str
     bh, i = number // T_r, number % T_r
     zeros = tl.zeros((64 * d_pad,), tl.float32)
     if cu_seqlens_k is not None:
-        in_order = never_back(cu_seqlens_q, N_q, sequences) & never_back(cu_seqlens_k, N_k, sequences)
+        in_order = starts_in_order(cu_seqlens_q, N_q, sequences) & starts_in_order(cu_seqlens_k, N_k, sequences)
         zeros = tl.where(in_order, zeros, float("nan"))
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         at = tl.cast(tile, tl.int64) * (64 * d_pad) + tl.arange(0, 64 * d_pad)

@@ -39,7 +39,7 @@ from fa2_lab.kernels.triton_versions import by_triton
 ROWS = gl.constexpr(64)  # of one consumer: what one warpgroup multiplies at a time
 NEXT = gl.constexpr(("row", "batch", "head"))  # of a row block, in the mailbox; a row below 0 says that there are none
 NEXT_PACKED = gl.constexpr((*NEXT.value, "N_q", "N_k"))
-OPAQUE = gl.constexpr(by_triton({"3.6": False, "3.7": True, "3.8": False}))
+HIDE_ROW_SUM = gl.constexpr(by_triton({"3.6": False, "3.7": True, "3.8": False}))
 
 
 @triton.aggregate
@@ -200,8 +200,8 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
 @gluon.jit
 def interval(row, length, geometry):
     """Return, as SeenColumns, the columns that each of the 64 rows row:row + 64 sees."""
-    if OPAQUE and geometry.B_c == 128:
-        row = opaque(row)
+    if HIDE_ROW_SUM and geometry.B_c == 128:
+        row = hide_row_sum(row)
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(geometry.B_c)))
     end = geometry.seen(rows, length)
     full_end = geometry.seen(row, length) // geometry.B_c
@@ -213,7 +213,7 @@ def interval(row, length, geometry):
 
 
 @gluon.jit
-def opaque(row):
+def hide_row_sum(row):
     """Return `row` unchanged, but hide from the compiler that `row` is a sum.
 
     Otherwise, the compiler would add c · 64 to each lane's row in advance and keep the sums in registers. With Triton
@@ -306,7 +306,7 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens
         N_q, N_k, H, group, key_lengths, RAGGED, BOUNDED, right, left, SIZES.rows, SIZES.B_c, cu_seqlens_q,
         cu_seqlens_k, sequences
     )  # fmt: skip
-    scheduler = Scheduler(counter, block_count(N_q, sequences, SIZES.rows), batch * H, l2_group, DRAWN=False)
+    scheduler = Scheduler(counter, block_count(N_q, sequences, SIZES.rows), batch * H, l2_group, DYNAMIC_FIRST=False)
     q = new_ring(Q, CONSUMERS * (2 if SIZES.O_apart else 1), 1)
     if SIZES.O_apart:
         o = gl.allocate_shared_memory(O.dtype, stacked(CONSUMERS, O.block_shape), O.layout)

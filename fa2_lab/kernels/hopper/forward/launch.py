@@ -23,23 +23,24 @@ def prepare(tensors: Tensors, options: Options) -> Callable | None:
     TMA cannot address.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
-    if Q.shape[-1] not in sizes.DIMENSIONS or not host.fits(Q, K, V, tensors.key_lengths):
+    if Q.shape[-1] not in sizes.DIMENSIONS or not host.supports(Q, K, V, tensors.key_lengths):
         return None
     if options.windowed and (sequences or Q.shape[-1] > 128):
         return None
     (batch, H, N_q, _), device = shape(Q), Q.device
     rows = (batch, H, N_q) if sequences is None else (H, N_q)
-    launch = prepare_launch(*host.as_rows_of_one_head(tensors, options), options)
+    (as_launched,) = host.as_rows_of_one_head(tensors, options)
+    launch = prepare_launch(as_launched, options)
 
     def call(tensors: Tensors) -> tuple[Tensor, Tensor] | None:
         Q, K, V = tensors.q, tensors.k, tensors.v
-        if not host.aligned(Q, K, V):
+        if not host.tma_aligned(Q, K, V):
             return None
         O = contiguous_like(Q)
         L = torch.empty(*rows, dtype=torch.float32, device=device)
-        beside = tensors.key_lengths, tensors.cu_seqlens_q, tensors.cu_seqlens_k
+        optional = tensors.key_lengths, tensors.cu_seqlens_q, tensors.cu_seqlens_k
         with on_device_of(Q):
-            launch(Q, K, V, O, L, host.counter_for(Q, options.traced), *beside)
+            launch(Q, K, V, O, L, host.scheduler_counter(Q, options.traced), *optional)
         return O, L  # FA2.A1.L17
 
     return call

@@ -8,7 +8,7 @@ rows, in all heads, per SM.
 
 from dataclasses import dataclass, replace
 
-from fa2_lab.kernels.hopper.shared.host import evenly, up_to
+from fa2_lab.kernels.hopper.shared.host import even_l2_group, smallest_fitting
 from fa2_lab.kernels.launch import MiB
 from fa2_lab.kernels.tables import LOW_REG_SCHEDULE, USE_LOW_REG, padded_head_dim
 
@@ -138,7 +138,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
     if causal and (lengths or 2 * N_k < 3 * N_q):
         found = next(
             sizes
-            for most, longest, only, sizes in up_to(d, CAUSAL)
+            for most, longest, only, sizes in smallest_fitting(d, CAUSAL)
             if per_SM <= most and N_q <= longest and only in (None, lengths)
         )
     else:
@@ -153,7 +153,8 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
     """Return whether the Hopper forward is the fastest choice. `heads` counts the query heads of all batch entries."""
     per_SM = -(-N_q // 64) * heads / SMs
     return not any(
-        N_q <= longest and N_k <= keys and few < per_SM <= most for longest, keys, few, most in up_to(d, PORTABLE)
+        N_q <= longest and N_k <= keys and few < per_SM <= most
+        for longest, keys, few, most in smallest_fitting(d, PORTABLE)
     )
 
 
@@ -162,10 +163,10 @@ def l2_group(N_k: int, d: int, heads: int, causal: bool) -> int:
 
     Without a mask, heads are processed one at a time, so that concurrent programs read the same K and V. With a causal
     mask, row blocks take different amounts of time, which evens out over several heads. As many heads are then
-    processed together as fit in 11 MiB of L2, or in 21 MiB if K and V of one head take 1 MiB or more. evenly() may
-    return up to twice that number.
+    processed together as fit in 11 MiB of L2, or in 21 MiB if K and V of one head take 1 MiB or more. even_l2_group()
+    may return up to twice that number.
     """
     if not causal:
         return 1
     one = 4 * N_k * d
-    return evenly(heads, max(1, (21 if one >= MiB else 11) * MiB // one))
+    return even_l2_group(heads, max(1, (21 if one >= MiB else 11) * MiB // one))

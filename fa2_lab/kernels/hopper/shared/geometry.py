@@ -18,21 +18,23 @@ NO_ROW = gl.constexpr(2**30)  # more rows than any tensor has
 class Scheduler:
     """The tile scheduler of a persistent kernel, which assigns the blocks of all heads to programs one by one.
 
-    Unless DRAWN is set, a program's first block is the one with the program's own index. The program fetches the index
-    of every further block from a counter in HBM, so that a program that finishes early computes more blocks. With
-    static scheduling, the same blocks took up to 1.6 times as long.
+    Unless DYNAMIC_FIRST is set, a program's first block is the one with the program's own index. The program fetches
+    the index of every further block from a counter in HBM, so that a program that finishes early computes more blocks.
+    With static scheduling, the same blocks took up to 1.6 times as long.
     """
 
     counter: gl.tensor  # pointer to two counters: blocks fetched, and programs that have ended
     blocks: gl.tensor  # of one head
     heads: gl.tensor  # of the whole batch
     l2_group: gl.tensor  # heads that run side by side: see block_coord()
-    DRAWN: gl.constexpr  # whether the first block is fetched as well, so that only running programs have a number
+    DYNAMIC_FIRST: (
+        gl.constexpr
+    )  # whether the first block is fetched as well, so that only running programs have a number
 
     @gluon.jit
     def first(self):
         """Return the index of this program's first block among all blocks."""
-        return draw(self.counter) if self.DRAWN else gl.program_id(0)
+        return fetch_and_add(self.counter) if self.DYNAMIC_FIRST else gl.program_id(0)
 
     @gluon.jit
     def more(self, t):
@@ -51,21 +53,21 @@ class Scheduler:
         Call this function as late as possible. If programs fetch their next blocks too early, the assignment does not
         depend on which program finishes first.
         """
-        return draw(self.counter) if self.DRAWN else gl.num_programs(0) + draw(self.counter)
+        return fetch_and_add(self.counter) if self.DYNAMIC_FIRST else gl.num_programs(0) + fetch_and_add(self.counter)
 
     @gluon.jit
     def leave(self):
         """Tell the scheduler that this program is finished. The last program to finish resets both counters to zero.
 
-        Launches that share the counters must therefore not overlap (see counter_for()).
+        Launches that share the counters must therefore not overlap (see scheduler_counter()).
         """
-        if draw(self.counter + 1) == gl.num_programs(0) - 1:
+        if fetch_and_add(self.counter + 1) == gl.num_programs(0) - 1:
             gl.store(self.counter, 0)
             gl.store(self.counter + 1, 0)
 
 
 @gluon.jit
-def draw(counter):
+def fetch_and_add(counter):
     """Increase a counter in HBM and return its old value. The order is relaxed, because no other data depend on it."""
     return gl.atomic_add(counter, 1, sem="relaxed")
 

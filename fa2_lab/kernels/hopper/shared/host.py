@@ -12,7 +12,7 @@ from fa2_lab.kernels.launch import addresses, current_stream
 from fa2_lab.kernels.prepared import Options, Tensors, get_or_make
 
 
-def counter_for(X: Tensor, traced: bool) -> Tensor:
+def scheduler_counter(X: Tensor, traced: bool) -> Tensor:
     """Return two counters for the tile scheduler, which are 0 before and after each launch.
 
     One pair of counters per stream is enough, because two launches that use the counters never overlap on a stream. Of
@@ -26,7 +26,7 @@ def counter_for(X: Tensor, traced: bool) -> Tensor:
     return get_or_make(("counter", X.device, current_stream(X)), new)
 
 
-def evenly(heads: int, least: int) -> int:
+def even_l2_group(heads: int, least: int) -> int:
     """Return the number of heads to process concurrently, chosen so that the last round is as full as possible.
 
     The number is between `least` and 2 · `least`. If the last round had only a few heads, their long blocks would run
@@ -36,15 +36,15 @@ def evenly(heads: int, least: int) -> int:
     return min(range(least, 2 * least), key=lambda n: -heads % n)
 
 
-def up_to(d: int, table: dict[int, Any]) -> Any:
+def smallest_fitting(d: int, table: dict[int, Any]) -> Any:
     """Return the entry of `table` for the smallest head dimension in the table that is at least d."""
     return table[min(width for width in table if d <= width)]
 
 
-def fits(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None) -> bool:
+def supports(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None) -> bool:
     """Return whether the Hopper kernels support the types, shapes and strides of these tensors.
 
-    aligned() checks the addresses, and the callers check the head dimension d.
+    tma_aligned() checks the addresses, and the callers check the head dimension d.
     """
     return (
         Q.dtype in HALVES
@@ -66,10 +66,10 @@ def as_rows_of_one_head(tensors: Tensors, options: Options, *others: Tensor) -> 
     unmasked = options.window == (None, None) and tensors.key_lengths is tensors.sequences is None
     if not unmasked or Q.shape[1] == K.shape[1] or not all(X.is_contiguous() for X in (Q, *others)):
         return tensors, *others
-    Q, *others = (X.view(*K.shape[:2], -1, X.shape[3]) for X in (Q, *others))
-    return tensors._replace(q=Q), *others
+    Q, *viewed = (X.view(*K.shape[:2], -1, X.shape[3]) for X in (Q, *others))
+    return tensors._replace(q=Q), *viewed
 
 
-def aligned(*tensors: Tensor | None) -> bool:
+def tma_aligned(*tensors: Tensor | None) -> bool:
     """Return whether all tensors begin at addresses that TMA can use, which are multiples of 16 bytes."""
     return math.gcd(16, *addresses(tensors)) == 16

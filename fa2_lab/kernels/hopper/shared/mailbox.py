@@ -25,25 +25,25 @@ class Numbers:
         Values past the last name are ignored.
         """
         for i in gl.static_range(len(self.names)):
-            place = self.memory.index((n & (self.stages - 1)) * width(self.names) + i)
-            place.store(gl.full([1], values[i], gl.int32, one(gl.num_warps())))
+            place = self.memory.index((n & (self.stages - 1)) * set_stride(self.names) + i)
+            place.store(gl.full([1], values[i], gl.int32, scalar_layout(gl.num_warps())))
 
     @gluon.jit
     def read(self, n, name: gl.constexpr):
         """Return the value of the field `name` in set n, replicated in every thread."""
-        place = self.memory.index((n & (self.stages - 1)) * width(self.names) + position(self.names, name))
-        return gl.max(place.load(one(gl.num_warps())), 0)
+        place = self.memory.index((n & (self.stages - 1)) * set_stride(self.names) + field_index(self.names, name))
+        return gl.max(place.load(scalar_layout(gl.num_warps())), 0)
 
 
 @gluon.jit
 def new_numbers(names: gl.constexpr, stages: gl.constexpr):
     """Allocate shared memory for `stages` sets of integers with these field names."""
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    return Numbers(gl.allocate_shared_memory(gl.int32, [stages * width(names), 1], layout), names, stages)
+    return Numbers(gl.allocate_shared_memory(gl.int32, [stages * set_stride(names), 1], layout), names, stages)
 
 
 @gluon.constexpr_function
-def width(names):
+def set_stride(names):
     """Return the number of elements reserved for a set: its number of fields, rounded up to a power of two.
 
     Computing the address of a field then needs no multiplication.
@@ -52,13 +52,13 @@ def width(names):
 
 
 @gluon.constexpr_function
-def position(names, name):
+def field_index(names, name):
     """Return the index of the field `name` within a set."""
     return names.index(name)
 
 
 @gluon.constexpr_function
-def one(warps):
+def scalar_layout(warps):
     """Return the layout of a scalar that is replicated in every thread."""
     return gl.BlockedLayout([1], [32], [warps], [0])
 
