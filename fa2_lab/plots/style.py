@@ -363,7 +363,12 @@ def group_digits(ax: Axes) -> None:
     """Write the tick labels of axes that reach 1,000 with commas, unless the picture has set its own labels."""
     for axis in (ax.xaxis, ax.yaxis):
         if isinstance(axis.get_major_formatter(), ScalarFormatter) and max(map(abs, axis.get_view_interval())) >= 1000:
-            axis.set_major_formatter(lambda x, _: f"{x:,g}".replace("-", "−"))
+            axis.set_major_formatter(with_commas)
+
+
+def with_commas(x: float, position: int | None = None) -> str:
+    """Return the label of the tick at x."""
+    return f"{x:,g}".replace("-", "−")
 
 
 def log_places(low: float, high: float, most: int = 9) -> list[float]:

@@ -1,6 +1,6 @@
 """A picture of the book's subject, as measured: time and memory of the same attention in four ways, for growing N."""
 
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import NullLocator, StrMethodFormatter
 
 from fa2_lab.plots import style
 from fa2_lab.records import Record, load
@@ -68,7 +68,7 @@ def draw(time: dict[str, Readings], memory: dict[str, Readings], setting: str) -
             ax.plot(*zip(*curve, strict=True), markersize=4, **LOOKS[name])
         ax.set(xscale="log", yscale="log")
         ax.set_yticks([y for y in (0.1, 1, 10, 100, 1000, 10000) if ax.get_ylim()[0] < y < ax.get_ylim()[1]])
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
+        ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
         ax.yaxis.set_minor_locator(NullLocator())
     lengths = sorted({n for curve in (*time.values(), *memory.values()) for n, _ in curve})
     style.log_ticks(below.xaxis, lengths[1::2])

@@ -7,6 +7,7 @@ because each version of matplotlib lays a picture out a little differently.
 import functools
 import itertools
 import os
+import pickle
 import re
 from io import BytesIO
 from xml.etree import ElementTree
@@ -49,8 +50,9 @@ def drawn(name):
 
 @functools.cache
 def as_svg(name):
-    """It is drawn anew: to be saved changes a figure."""
-    return style.svg(*draw(name))
+    """A copy is saved, as that changes a figure, and to draw it anew would take longer."""
+    figure, alt, _ = drawn(name)
+    return style.svg(pickle.loads(pickle.dumps(figure)), alt)
 
 
 def texts(figure):
