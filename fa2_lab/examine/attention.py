@@ -13,18 +13,13 @@ from functools import cache
 
 import numpy as np
 
-from fa2_lab.examine.cases import OPEN, PAGE, Question, paged, rounded  # noqa: F401 — some mistakes use them
+from fa2_lab.examine.cases import OPEN, PAGE, Question, Tile, paged, rounded  # noqa: F401 — some mistakes use them
 from fa2_lab.examine.catalogue import CATALOGUE
 from fa2_lab.reference.online_softmax import finite, nonzero
 
 
 def attention(
-    case: Question,
-    mistakes: Iterable[str] = (),
-    B: int | tuple[int, int] = 0,
-    bits: int = 8,
-    *,
-    gradients: bool = False,
+    case: Question, mistakes: Iterable[str] = (), B: Tile = 0, bits: int = 8, *, gradients: bool = False
 ) -> dict[str, np.ndarray]:
     """Return a dictionary with "O", "L" and "largest" for a case, computed with the given mistakes.
 
@@ -39,10 +34,7 @@ def attention(
 
 @cache
 def changed(mistakes: tuple[str, ...], gradients: bool) -> Callable:
-    """Return the function right() with these mistakes, and without its backward pass if `gradients` is not set.
-
-    Raise a ValueError if a mistake changes code that another mistake has already removed.
-    """
+    """Return right() with these mistakes, and with its backward pass if `gradients` is set, or raise a ValueError."""
     source, space = combine(mistakes), globals().copy()
     if not source:
         raise ValueError(f"{', '.join(mistakes)} cannot be had together")

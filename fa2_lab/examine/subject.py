@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -96,7 +97,10 @@ class Subject:
         return tuple(sorted({x for x in numbers if type(x) is int and 2 <= x <= 256} | set(TILES)))
 
     def fitted(self, case: Question) -> Question:
-        """Return the case itself, or only its first batch entry if the layout, thd, has no batch dimension."""
+        """Return the case with the function's softcap, and only its first batch entry if the layout is thd."""
+        cap = next((self.defaults[name] for name, role in self.roles.items() if role == "softcap"), None)
+        if type(cap) in (int, float) and cap > 0:  # it is always capped
+            case = replace(case, options=dict(softcap=cap) | case.options)
         return case.part(slice(1)) if self.layout == "thd" else case
 
     def lacks(self, case: Question) -> str:

@@ -347,6 +347,8 @@ OTHERS = {  # what somebody writes, and what is said of it
     "dropout of scores": (lambda q, k, v, dropout_p=0.0: safe(F.dropout(scores(q, k), dropout_p)) @ v,
         ["dropout-normalised"]),
     "positions": (lambda q, k, v: safe(scores(q, k) + 0.1 * torch.arange(k.shape[2])) @ v, ["unknown"]),
+    "a softcap by default": (lambda q, k, v, softcap=30.0: safe(softcap * (scores(q.float(),
+        k.float()) / softcap).tanh()).to(v.dtype) @ v, []),
     "pages": (of_pages(lambda table, b: table[b]), []),
     "pages in order": (of_pages(lambda table, b: torch.arange(table.shape[1]) + b * table.shape[1]),
         ["pages-in-order"]),
@@ -551,6 +553,11 @@ def test_a_coarse_dtype_inside_is_the_only_thing_that_is_said():
     def weights_in_half(q, k, v):
         return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1).half().float() @ v
 
+    def scores_of_half(q, k, v):  # which overflow where scores are large
+        return safe((q.half() @ k.half().mT).to(q.dtype) * q.shape[-1] ** -0.5) @ v
+
+    for function in (coarse, scores_of_half):
+        assert len(found := names(examine(function, quick=True, dtype="float32"))) == 1, found
     assert names(examine(coarse, quick=True, dtype="float32")) == ["precision"]
     assert names(examine(weights_in_half, quick=True, dtype="float32")) == ["weights-rounded"]
 
