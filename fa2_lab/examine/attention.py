@@ -1,8 +1,8 @@
 """A correct attention in NumPy float64, and versions of it with known mistakes.
 
 The function right() is correct. A mistake of the catalogue is an edit of its source that replaces one expression by
-another. Some of the replacements call the helper functions of this module. B is the width and height of a tile, for
-mistakes that depend on the tile size. A case can set its own tile size.
+another. Some of the replacements call the helper functions of this module. B is the size of a tile, for mistakes that
+depend on the tile size. A case can set its own tile size.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def attention(
     """Return a dictionary with "O", "L" and "largest" for a case, computed with the given mistakes.
 
     If `gradients` is set, the dictionary also contains "dQ", "dK" and "dV". "largest" is the largest magnitude of a
-    score. B is the tile size, or (rows, keys) of a tile, and 0 means the tile size of the case. Mistakes that round a
-    value round it to `bits` bits.
+    score. B is the width and height of a tile, or (rows, keys), and 0 means the tile size of the case. Mistakes that
+    round a value round it to `bits` bits.
     """
     B_r, B_c = B if isinstance(B, tuple) else (B, B)
     with np.errstate(all="ignore"):
@@ -34,7 +34,10 @@ def attention(
 
 @cache
 def changed(mistakes: tuple[str, ...], gradients: bool) -> Callable:
-    """Return right() with these mistakes, and with its backward pass if `gradients` is set, or raise a ValueError."""
+    """Return the function right() with these mistakes. If `gradients` is not set, it has no backward pass.
+
+    Raise a ValueError if a mistake changes code that another mistake has already removed.
+    """
     source, space = combine(mistakes), globals().copy()
     if not source:
         raise ValueError(f"{', '.join(mistakes)} cannot be had together")
@@ -44,7 +47,7 @@ def changed(mistakes: tuple[str, ...], gradients: bool) -> Callable:
 
 @cache
 def combine(mistakes: tuple[str, ...]) -> str:
-    """Return the source of right() with these mistakes, or "" if one changes code that another has removed."""
+    """Return the source of right() with these mistakes, or "" if one of them changes code that another has removed."""
     source = combine(mistakes[:-1]) if mistakes else inspect.getsource(right)
     for old, new in CATALOGUE[mistakes[-1]].changes if mistakes else ():
         source = source.replace(old, new) if old in source else ""
@@ -137,9 +140,10 @@ def right(case: Question, B_r: int, B_c: int, bits: int, gradients: bool) -> dic
 
 
 def visits(seen: np.ndarray, B_r: int, B_c: int) -> Iterator[tuple[slice, np.ndarray]]:
-    """For each tile of B_c keys, yield the slice of its keys and (batch, heads, N_q), whether a row processes the tile.
+    """For each tile of B_c keys, yield the slice of its keys, and a boolean array of the rows that process the tile.
 
-    A row processes a tile if any row of its block of B_r rows sees any key of the tile.
+    A row processes a tile if any row of its row block (B_r rows) sees any key of the tile. The array is (batch, heads,
+    N_q), and the mask `seen` is (batch, heads, N_q, N_k).
     """
     first, block = np.arange(0, seen.shape[2], B_r), np.arange(seen.shape[2]) // B_r
     for j in range(0, seen.shape[3], B_c):
@@ -160,28 +164,38 @@ def overflowing(x: np.ndarray) -> np.ndarray:
 
 
 def T_wrong(x: np.ndarray) -> np.ndarray:
-    """Return xᵀ, but x itself if x is square, because only then does a missing transpose raise no error."""
+    """Return xᵀ or, if x is square, x itself.
+
+    The mistake is a missing transpose, which raises no error only if x is square.
+    """
     return x if x.shape[2] == x.shape[3] else T(x)
 
 
 def weights(S: np.ndarray, of_maximum: int = 3, of_sum: int = 3) -> np.ndarray:
-    """Return exp(S − max) / Σ exp(S − max), with the maximum and the sum along two axes, of which 3 (keys) is right."""
+    """Return exp(S − max) / Σ exp(S − max), with the maximum and the sum along the axes `of_maximum` and `of_sum`.
+
+    Axis 3 (the keys) is right, and any other axis is a mistake.
+    """
     e = np.exp(S - finite(S.max(axis=of_maximum, keepdims=True)))
     return e / nonzero(e.sum(axis=of_sum, keepdims=True))
 
 
 def by_tiles(S: np.ndarray, v: np.ndarray, B: int) -> np.ndarray:
-    """Return the sum, over all tiles of B keys, of softmax(scores of the tile) · values of the tile."""
+    """Return the sum, over all tiles of B keys, of softmax(scores of the tile) · values of the tile.
+
+    The mistake is that each tile has a softmax of its own.
+    """
     tiles = [slice(j, j + B) for j in range(0, S.shape[3], B)]
     return np.sum([weights(S[..., x]) @ v[:, :, x] for x in tiles], axis=0)
 
 
 def merged(S: np.ndarray, v: np.ndarray, parts: int, tile: int, how: str) -> np.ndarray:
-    """Split the keys into `parts` of whole tiles, compute O of each part with its own softmax, and merge them wrongly.
+    """Split the keys into `parts` pieces, compute each piece's O with its own softmax, and merge the results wrongly.
 
-    If there is a single tile, the parts are as equal as possible. `how` names the wrong weights of the merge: "mean",
-    "maximum", "sum" or "last". In "undivided" and "unscaled", the weights are right, but they are not divided by their
-    sum, or by a sum of l that is not rescaled.
+    A piece consists of whole tiles of `tile` keys. If there is only one tile, the pieces are as equal as possible.
+    `how` names the mistake. With "mean", "maximum", "sum" and "last", the weights of the merge are wrong. With
+    "undivided", the right weights are not divided by their sum. With "unscaled", they are divided by a sum of l that
+    was not rescaled.
     """
     N_k = S.shape[3]
     length = -(-N_k // (parts * tile)) * tile
@@ -206,20 +220,29 @@ def by_place(x: np.ndarray, B: int, fill: float) -> np.ndarray:
 
 
 def carried(L: np.ndarray, B: int) -> np.ndarray:
-    """Return L as if each row started with the sum of the row at its position in the previous block of B rows."""
+    """Return L as it would be if the row sums were not reset between row blocks.
+
+    Each row would then start with the sum of the row at the same position in the previous block of B rows.
+    """
     whole = np.logaddexp.accumulate(by_place(L, B, -np.inf), axis=2)
     return whole.reshape(*L.shape[:2], -1)[:, :, : L.shape[2]]
 
 
 def unreset(O: np.ndarray, L: np.ndarray, B: int) -> np.ndarray:
-    """Return O as if each row started with o and l of the row at its position in the previous block of B rows."""
+    """Return O as it would be if o and l were not reset between row blocks.
+
+    Each row would then start with o and l of the row at the same position in the previous block of B rows.
+    """
     l = np.exp(by_place(L - L.max(initial=-1e300), B, -np.inf))
     sums = (by_place(O, B, 0.0) * l[..., None]).cumsum(axis=2) / nonzero(l.cumsum(axis=2))[..., None]
     return sums.reshape(*O.shape[:2], -1, O.shape[3])[:, :, : O.shape[2]]
 
 
 def last_tile(dS: np.ndarray, seen: np.ndarray, B_r: int, B_c: int) -> np.ndarray:
-    """Return dS with zeros everywhere except in the last tile of B_r × B_c entries that each row processes."""
+    """Return dS with zeros everywhere except in the last tile that each row processes.
+
+    Tiles have B_r × B_c entries, and the mask `seen` is (batch, heads, N_q, N_k).
+    """
     kept = np.zeros(dS.shape, dtype=bool)
     for tile, visited in visits(seen, B_r, B_c):
         of_tile = np.isin(np.arange(dS.shape[3]), np.arange(tile.start, tile.stop))
@@ -241,7 +264,11 @@ def padded(k: np.ndarray, B: int) -> np.ndarray:
 
 
 def reshaped(x: np.ndarray, form: str) -> np.ndarray:
-    """Return x (batch, heads, N, d) as if it were stored in the layout `form`, and reshaped but not transposed."""
+    """Return x (batch, heads, N, d) as it would look if heads and N were swapped by a reshape instead of a transpose.
+
+    If `form` is "bnhd", the data are stored as (batch, N, heads, d) but read as (batch, heads, N, d). Otherwise, the
+    data are stored as (batch, heads, N, d), read as (batch, N, heads, d), and then transposed.
+    """
     b, h, n, d = x.shape
     if form == "bnhd":
         return np.ascontiguousarray(x.swapaxes(1, 2)).reshape(b, h, n, d)
@@ -255,14 +282,20 @@ def tiles_reshaped(k: np.ndarray, B: int) -> np.ndarray:
 
 
 def in_order(k: np.ndarray, page: int) -> np.ndarray:
-    """Return k as it would be read if a cache's pages were read in the order in which they lie in memory."""
+    """Return k as it would be read if the pages of a cache were read in their order in memory.
+
+    The mistake is that the block table is ignored. A page has `page` keys.
+    """
     pool, table = paged(k, page)
     k_read = pool[: table.size].reshape(len(k), -1, *pool.shape[1:]).swapaxes(1, 2)
     return k_read.reshape(*k.shape[:2], -1, k.shape[3])[:, :, : k.shape[2]]
 
 
 def at_strides(k: np.ndarray, batch: int, head: int, row: int = 1) -> np.ndarray:
-    """Return k (batch, heads, N, d) as it is read with these strides of the first three axes, in units of d numbers."""
+    """Return k (batch, heads, N, d) as it would be read with wrong strides.
+
+    `batch`, `head` and `row` are the strides between batch entries, heads and rows, in units of d elements.
+    """
     (b, h, n, d), flat = k.shape, k if row == 1 else k.swapaxes(1, 2)
     of_batch, of_head, of_row = np.ix_(batch * np.arange(b), head * np.arange(h), row * np.arange(n))
     at = of_batch + of_head + of_row

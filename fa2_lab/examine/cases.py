@@ -174,9 +174,9 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Quest
 
 
 def paged(k: np.ndarray, page: int = PAGE) -> tuple[np.ndarray, np.ndarray]:
-    """Store k (batch, heads, N, d) in pages, and return them, (pages, heads, page, d), with their block table.
+    """Return k (batch, heads, N, d) in pages (pages, heads, page, d), and the block table that lists them.
 
-    The pages of all batch entries lie in memory in a random order, with one unused page among them.
+    The pages of all batch entries are in memory in a random order, with one unused page among them.
     """
     batch, heads, N, d = k.shape
     table = np.random.default_rng(N).permutation(1 + batch * -(-N // page))[1:].reshape(batch, -1)

@@ -26,8 +26,9 @@ PAIRED = "plain cross scale causal corner window softcap mask bias alibi packed 
 class Variant(NamedTuple):
     """A hypothesis about a function: its mistakes and conventions, its tile size B, and its precision in bits.
 
-    `names` are the names of mistakes and conventions in the catalogue. B is a number, or (rows, keys) of a tile. For
-    mistakes in merging parts of the keys, B is (number of parts, keys of a tile). The default is the correct attention.
+    `names` are the names of the mistakes and conventions in the catalogue. B is the width and height of a tile, or
+    (rows, keys). For mistakes in merging parts of the keys, B is (number of parts, keys of a tile). The default is the
+    correct attention.
     """
 
     names: tuple[str, ...] = ()
@@ -40,7 +41,10 @@ RIGHT, UNMASKED = Variant(), Variant(("causal-ignored", "mask-ignored"))
 
 @dataclass(eq=False)
 class Answer:
-    """A function's outputs for a case, (batch, heads, N, d): O and, if returned, L (without d), dQ, dK and dV."""
+    """The outputs of a function for a case: O and, if the function returns them, L, dQ, dK and dV.
+
+    Each output is (batch, heads, N, d), or (batch, heads, N) for L.
+    """
 
     case: Question
     outputs: dict[str, np.ndarray]
@@ -91,7 +95,10 @@ class Answer:
         return np.broadcast_to(v.mean(axis=2, keepdims=True), self.case.q.shape)
 
     def empty(self, state: Variant) -> np.ndarray:
-        """Return (batch, heads, N_q), whether a row sees no key by the conventions in `state`."""
+        """Return a boolean array (batch, heads, N_q) that is True for each row that sees no key.
+
+        Which keys a row sees depends on the conventions in `state`.
+        """
         return np.isneginf(self.variant(conventions(state), "L"))
 
     def fits(self, state: Variant, names: Iterable[str]) -> bool:
@@ -131,14 +138,20 @@ class Finding(NamedTuple):
 
 
 def known(answers: Iterable[Answer], output: str) -> list[Mistake]:
-    """Return the mistakes that, each on its own and with the case's tiles, reproduce `output` in every answer."""
+    """Return the mistakes that, each on its own, reproduce the given output in every answer.
+
+    `output` is "O", "L" or the name of a gradient. Each answer is checked with the tile size of its case.
+    """
     parts = {"O": ("reads", "O"), "L": ("reads", "O", "L")}.get(output, ("gradients",))
     some = [x for x in CATALOGUE.values() if x.part in parts and "bits" not in x.varies]
     return [x for x in some if all(answer.fits(Variant((x.name,)), (output,)) for answer in answers)]
 
 
 def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Finding]:
-    """Return findings that explain a function's answers: for O, for L and, if O is right, for the gradients."""
+    """Return the findings that explain a function's answers.
+
+    They are findings about O, then about L and, if O is right, about the gradients. `tiles` are the tile sizes to try.
+    """
     found, state = explain_part(answers, RIGHT, "O", ("O",), tiles)
     usual, plain = conventions(state), not any(x.is_wrong and x.group == "plain" for x in found)
     strange = {x.group for x in found if x.name in ("unknown", *SILENT.values())}
@@ -210,7 +223,11 @@ def explain_part(
 
 
 def is_late(mine: list[Answer], answers: Sequence[Answer], state: Variant, outputs: tuple[str, ...]) -> bool:
-    """Return whether each answer in `mine` is right for the options of its own case or of another case of equal sizes."""
+    """Return whether a function seems to use the options of an earlier call.
+
+    This is the case if the given outputs of each answer in `mine` are right for the options of its own case or of
+    another case with the same sizes. `answers` are the answers to all cases.
+    """
     kinds = {x: (x.case.q.shape, x.case.k.shape, *x.case.options) for x in answers}
     same = {x: [y.case.options for y in answers if kinds[y] == kinds[x] and y is not x] for x in mine}
     asked = {x: [x.of(**y) for y in same[x]] for x in mine}
@@ -252,7 +269,10 @@ def forms(mistake: Mistake, state: Variant, tiles: Sequence) -> Iterator[Variant
 
 
 def oblong(state: Variant, part: str, tiles: Sequence[int]) -> Iterator[Variant]:
-    """Yield candidates that depend on which tiles are visited, with one side of a tile two or four times the other."""
+    """Yield the variants of mistakes that depend on which tiles are visited, for tiles that are not square.
+
+    One side of such a tile is two or four times as long as the other, and both sides are in `tiles`.
+    """
     sides = [x for x in tiles if x >= 8]
     pairs = [(a, b) for a in sides for b in sides if max(a, b) in (2 * min(a, b), 4 * min(a, b))]
     for s in candidates(state, part, pairs):
@@ -272,7 +292,8 @@ def bases(
 ) -> list[Variant]:
     """Return the variants that add a convention to `state` and fit the answers `settled` and the smallest in `mine`.
 
-    The larger cases need not fit, because a mistake that depends on the tile size may be visible only in them.
+    `mine` are the answers of the current group of cases. Its larger cases need not fit, because a mistake that depends
+    on the tile size may be visible only in them.
     """
     some = [s for s in candidates(state, part, ()) if CATALOGUE[s.names[-1]].part == "reads"]
     return [s for s in some if part == "O" and fits_all(s, mine[:1] + settled, outputs)]
@@ -288,7 +309,8 @@ def pairs(
     """Yield the variants that add two entries of the catalogue to `state` and fit all answers in `mine` and `settled`.
 
     `mine` are the answers of the current group of cases. Each of the two entries is a convention, or a mistake that
-    changes the group's two smallest cases. The first entry does not depend on the tile size, and none merges parts.
+    changes the group's two smallest cases. The first entry does not depend on the tile size, and neither entry is a
+    mistake in merging parts of the keys.
     """
     name = outputs[0]
 
@@ -328,7 +350,10 @@ def choose(
 
 
 def place(answers: list[Answer], state: Variant, outputs: tuple[str, ...]) -> tuple[str, float, Question]:
-    """Return the place of the error, its size and the case, of the first answer that differs from `state`."""
+    """Return (position, size, case) for the error in the first answer that differs from the variant `state`.
+
+    The position is a text that names the output, the heads and the rows. The size is the largest difference.
+    """
     for answer in answers:
         for name in [x for x in outputs if x in answer.outputs]:
             wrong = answer.wrong(state, name)
@@ -341,7 +366,10 @@ def place(answers: list[Answer], state: Variant, outputs: tuple[str, ...]) -> tu
 
 
 def described(wrong: np.ndarray, got: np.ndarray) -> str:
-    """Return a text about which elements of (batch, heads, N, …) are wrong, and whether none of them is finite."""
+    """Return a text that describes which elements of (batch, heads, N, d) or (batch, heads, N) are True in `wrong`.
+
+    If no wrong element of the output `got` is finite, the text mentions this as well.
+    """
     count = f"{int(wrong.sum())} of {wrong.size} numbers"
     axes = [np.unique(np.nonzero(wrong)[axis]) for axis in range(3)]
     parts = [

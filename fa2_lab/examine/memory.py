@@ -40,7 +40,10 @@ VIEWS: list[tuple] = [  # the same, with another place of the inputs in memory, 
 
 
 def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[Finding]:
-    """Yield the findings of all checks that need further calls of a function that has the conventions in `state`."""
+    """Yield the findings of all checks that need further calls of the function.
+
+    `answers` are the answers to the earlier calls, and `state` contains the conventions that the function follows.
+    """
     plain = [x for x in answers if x.case.group == "plain"]
     base = next((x for x in plain if x.case.q.shape[0] > 1), plain[0])
     lacks = [x for x in GRADIENTS if x not in base.outputs]
@@ -70,14 +73,20 @@ def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[
 
 
 def kinds(subject: Subject) -> list[str]:
-    """Return the dtypes of torch in which the function can be called, or none if it is not a function of torch."""
+    """Return the dtypes of torch with which the function can be called.
+
+    If it is not a function of torch, there are none.
+    """
     interpreted = any(type(x).__name__ == "InterpretedFunction" for x in subject.space.values())
     some = dtypes("torch") if subject.library == "torch" else ()
     return [x for x in some if x != "bfloat16" or not interpreted]  # the interpreter multiplies its bits as integers
 
 
 def coarse_sums(subject: Subject) -> Iterator[Finding]:
-    """Compare the error on many keys with that of an attention that rounds P and O to 16 bits, but not its sums."""
+    """Compare the error on many keys with that of an attention that rounds P and O to 16 bits, but not its sums.
+
+    Yield a finding if the function's error is more than three times as large.
+    """
     asked = case("sums", 512, d=subject.d, heads=1)
     for dtype in [x for x in kinds(subject) if BITS[x] < 16 and not subject.lacks(asked)]:
         with suppress(NotExamined):
@@ -89,7 +98,10 @@ def coarse_sums(subject: Subject) -> Iterator[Finding]:
 
 
 def positions(subject: Subject, state: Variant) -> Iterator[Finding]:
-    """Ask in bf16 for rows that would see little but the key after their own, if it were not hidden."""
+    """Check in bf16 whether a row's causal mask ends at the right key, and yield a finding if it does not.
+
+    If the key after its own were not hidden, a row would see little else.
+    """
     asked = case("causal", 300, d=subject.d, heads=1, causal=True)
     k = np.sign(asked.k)
     asked = subject.fitted(replace(asked, q=3 * np.roll(k, -1, axis=2), k=k))
@@ -101,7 +113,10 @@ def positions(subject: Subject, state: Variant) -> Iterator[Finding]:
 
 
 def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
-    """Repeat the first call of the examination three times, and yield a finding if the outputs differ."""
+    """Repeat the first call of the examination three times, and yield a finding if the outputs differ.
+
+    `first` is the answer to the first call.
+    """
     answers = [subject.ask(first.case).outputs["O"] for _ in range(3)]
     if not all(np.array_equal(x, answers[0], equal_nan=True) for x in answers):
         yield Finding("not-deterministic", "three calls in a row", float(np.ptp(answers, axis=0).max()), first.case)
@@ -110,7 +125,10 @@ def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
 
 
 def rows_without_keys(answers: list[Answer], state: Variant) -> Iterator[Finding]:
-    """Check O, L and the gradients of rows that see no key, and yield findings."""
+    """Check rows that see no key, and yield findings about their O, about their L, or about the gradients.
+
+    NaN in the gradients of other rows is a finding, and so are gradients that do not match O = 0.
+    """
     for answer in [x for x in answers if x.case.group.startswith("empty") and x.fits(state, ("O",))]:
         rows, case, found, bound = answer.empty(state), answer.case, answer.outputs, answer.bound("O")
         if not rows.any():
@@ -135,7 +153,7 @@ def rows_without_keys(answers: list[Answer], state: Variant) -> Iterator[Finding
 
 
 def dropout(subject: Subject, state: Variant) -> Iterator[Finding]:
-    """Check the factors Z by which dropout multiplies P, and yield a finding if they, or their gradients, are wrong.
+    """Check the factors Z by which dropout multiplies P, and yield a finding if the factors or the gradients are wrong.
 
     Z can be read off O = (P ∘ Z) V if V is the identity, so that each key has its own column of O.
     """

@@ -91,7 +91,11 @@ class Subject:
         return role in self.roles.values()
 
     def tiles(self) -> tuple[int, ...]:
-        """Return the usual sizes of tiles, and the integers in the function's signature, code and module."""
+        """Return tile sizes that the function may use.
+
+        They are the usual sizes, and every integer from 2 to 256 among the function's defaults, the constants of its
+        code and the constants of its module.
+        """
         numbers = [*self.defaults.values(), *self.given.values(), *(self.code.co_consts if self.code else ())]
         numbers += [x for name, x in self.space.items() if name.upper() == name]
         return tuple(sorted({x for x in numbers if type(x) is int and 2 <= x <= 256} | set(TILES)))
@@ -164,7 +168,11 @@ class Subject:
         return Answer(case, whole, max(2.0 ** -BITS[self.dtype], self.eps))
 
     def parts(self, case: Question) -> list[Question]:
-        """Return the cases of the calls that a case needs: one per batch entry (hnd), one per head (nd), or one."""
+        """Return the cases for the separate calls into which a case is split.
+
+        In the layout hnd, each batch entry needs its own call. In the layout nd, each head does. In any other layout,
+        the case is not split.
+        """
         if self.layout not in ("hnd", "nd"):
             return [case]
         entries = [case.part(slice(b, b + 1)) for b in range(case.q.shape[0])]
@@ -177,7 +185,10 @@ class Subject:
         return x.reshape(*x.shape[:2], -1) if self.layout == "flat" else x[(0,) * (4 - len(self.layout))]
 
     def turned_back(self, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
-        """Return the output x in `shape`, (batch, heads, N, d) or (batch, heads, N) for L, or None if it cannot be."""
+        """Convert the output x from the function's layout to `shape`, (batch, heads, N, d) or (batch, heads, N) for L.
+
+        Return None if x cannot be converted to this shape.
+        """
         if len(shape) == 4 and self.layout == "flat":
             return x.reshape(x.shape[0], -1, *shape[1::2]).swapaxes(1, 2)
         if len(shape) == 4:
