@@ -13,13 +13,13 @@ from functools import cache
 
 import numpy as np
 
-from fa2_lab.examine.cases import OPEN, PAGE, Question, Tile, paged, rounded  # noqa: F401 — some mistakes use them
+from fa2_lab.examine.cases import OPEN, PAGE, Question, TileSize, paged, rounded  # noqa: F401 — some mistakes use them
 from fa2_lab.examine.catalogue import CATALOGUE
 from fa2_lab.reference.online_softmax import finite, nonzero
 
 
 def attention(
-    case: Question, mistakes: Iterable[str] = (), B: Tile = 0, bits: int = 8, *, gradients: bool = False
+    case: Question, mistakes: Iterable[str] = (), B: TileSize = 0, bits: int = 8, *, gradients: bool = False
 ) -> dict[str, np.ndarray]:
     """Return a dictionary with "O", "L" and "largest" for a case, computed with the given mistakes.
 

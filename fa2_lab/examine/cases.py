@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-Tile = int | tuple[int, int]  # its size, or (rows, keys)
+TileSize = int | tuple[int, int]  # its size, or (rows, keys)
 OPEN = 10**9  # a side of a window that has no end
 PAGE = 16  # keys of a page, in a cache that is stored in pages
 BITS = {"float64": 23, "float32": 23, "float16": 11, "bfloat16": 8}  # of each dtype; float64 is held to float32

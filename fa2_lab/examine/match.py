@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fa2_lab.examine.attention import attention, combine
-from fa2_lab.examine.cases import OPEN, Question, Tile
+from fa2_lab.examine.cases import OPEN, Question, TileSize
 from fa2_lab.examine.catalogue import CATALOGUE, Mistake
 
 GRADIENTS = ("dQ", "dK", "dV")
@@ -32,7 +32,7 @@ class Variant(NamedTuple):
     """
 
     names: tuple[str, ...] = ()
-    B: Tile = 0
+    B: TileSize = 0
     bits: int = 8
 
 
