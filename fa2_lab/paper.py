@@ -308,7 +308,7 @@ class Whereabouts:
         return [f"{self.tag}: {self.algorithm.title} ({self.algorithm.source})", *text.splitlines()]
 
     def __str__(self) -> str:
-        """Return the paper's line, the code to read first and the figure, in at most ten lines."""
+        """Return text of at most ten lines: the paper's line, the code to read first, and the path of the figure."""
         if not self.line.computes:
             return "\n".join([*self.words(), "nothing to compute here"])
         ends = [f"picture  figures/{self.picture}.svg"] if self.picture else []

@@ -1,8 +1,8 @@
 """The public function attention().
 
-The key of a call consists of the types, dtypes, devices, shapes and strides of its tensors, and of the values of its
-other arguments. The first call with a key checks its arguments and prepares its kernels. Later calls with the same key
-launch the prepared kernels at once.
+Prepared kernels are cached. A call's cache key consists of the types, dtypes, devices, shapes and strides of its
+tensors and the values of its other arguments. The first call with a key checks its arguments and prepares its kernels.
+Later calls with the same key launch the prepared kernels at once.
 
 TROUBLESHOOTING.md lists how attention() differs from torch.nn.functional.scaled_dot_product_attention.
 

@@ -11,8 +11,8 @@ import numpy as np
 class Erratum:
     """One mistake in a source.
 
-    `wrong()` computes what the source claims, and `right()` computes the correction. `error` returns the error of the
-    result of either function.
+    `wrong()` computes what the source claims, and `right()` computes the correction. `error` returns the error of
+    either function's result.
     """
 
     id: str

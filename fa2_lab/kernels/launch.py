@@ -160,7 +160,7 @@ def size_arguments(
 def window_bounds(options: Any) -> tuple:
     """Return the bounds (left, right) of the window around the diagonal, with right = 0 for the causal mask.
 
-    The 0 of the causal mask is a compile-time constant, and all other bounds are not.
+    Only this 0 is a compile-time constant. Every other bound is a runtime value.
     """
     return options.left, triton.language.constexpr(0) if options.causal else options.right
 

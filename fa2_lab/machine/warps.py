@@ -182,7 +182,7 @@ def tile_accesses(scheme: str, b: int, c: int, d: int, W: int) -> Counter[tuple]
 
 
 def tile_bytes(scheme: str, b: int, c: int, d: int, W: int) -> int:
-    """Return the number of bytes of all shared-memory accesses that tile_accesses() counts.
+    """Return the total size in bytes of the shared-memory accesses that tile_accesses() counts.
 
     Q, K and V are 16-bit, and statistics and partial results are fp32.
     """

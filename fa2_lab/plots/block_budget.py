@@ -42,9 +42,10 @@ def compiled_spills() -> dict[tuple[int, int, int], int]:
 
 
 def verdict(cell: dict, limits: dict[str, int], spills: int) -> str:
-    """Return as text on which chips a block size fits, or "spills" or "too large".
+    """Return text that names the chips on which a block size fits, or "spills" or "too large".
 
-    `spills` is the number of spill instructions of the compiled kernel. `cell` contains the needs by the model.
+    `spills` is the number of spill instructions in the compiled kernel. `cell` contains the resources that the kernel
+    needs according to the model, and `limits` is {chip: bytes of shared memory per block}.
     """
     fits = [name for name, room in limits.items() if cell["shared"] <= room]
     if not fits:

@@ -31,9 +31,9 @@ def _counts(tiling: Tiling) -> str:
 
 
 def tiles(ax: style.Axes, tiling: Tiling, start: int = 0) -> dict[Tile, list[tuple[float, float]]]:
-    """Draw a box for each tile in the look of its kind, with the first tile at (start, start).
+    """Draw a box for each tile, styled according to the tile's kind, with the first tile at (start, start).
 
-    Return the list of the boxes' centres for each kind.
+    Return, for each kind, a list of its boxes' centres.
     """
     middles: dict[Tile, list] = {kind: [] for kind in FILLS}
     for i in range(tiling.T_r):
@@ -46,7 +46,7 @@ def tiles(ax: style.Axes, tiling: Tiling, start: int = 0) -> dict[Tile, list[tup
 
 
 def tile(ax: style.Axes, x: float, y: float, w: float, h: float, kind: Tile) -> None:
-    """Draw one tile in the look of its kind. A skipped tile is hatched."""
+    """Draw one tile, styled according to its kind. A skipped tile is hatched."""
     hatch = style.MASK_HATCH if kind is Tile.SKIP else None
     style.box(ax, x, y, w, h, fill=FILLS[kind], hatch=hatch, linewidth=0.5, edgecolor=style.QUIET)
 

@@ -1,4 +1,4 @@
-"""A picture that compares atomic adds with two passes over time: which worker writes which block of dQ, and when."""
+"""A picture that compares atomic adds with two passes: which worker writes which block of dQ, and when."""
 
 from collections.abc import Mapping
 

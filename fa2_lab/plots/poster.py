@@ -98,7 +98,7 @@ MONO = ["DejaVu Sans Mono", "monospace"]
 def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> style.Drawn:
     """Draw an A3 sheet: the tiles, the values computed from one tile, and one row for each line of the algorithm.
 
-    Each loop is a background behind its lines. `files` are the names of the NumPy file and of the Triton file.
+    Each loop is drawn as a background behind its lines. `files` are the names of the NumPy file and the Triton file.
     """
     figure = Figure(figsize=SHEET)
     title = f"{algorithm.title.replace(', ', ': the ')} pass, line by line"
@@ -332,7 +332,7 @@ def worked(row: Row) -> list[str]:
 
 
 def term_by_term(formula: str) -> str:
-    """Return a formula such as 2 B_r d + B_r in matplotlib's notation for mathematics."""
+    """Return a formula such as 2 B_r d + B_r in matplotlib's mathtext notation."""
     spaced = " + ".join(term.replace(" ", r"\,") for term in formula.split(" + "))
     return f"${re.sub('B_(.)', 'B_{' + chr(92) + '1}', spaced)}$"
 

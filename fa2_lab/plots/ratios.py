@@ -131,6 +131,9 @@ def spread(rows: list[Ratios], group: str) -> str:
 
 
 def won(rows: list[Ratios], name: str) -> tuple[int, int]:
-    """Return on how many problems fa2_lab is faster than the implementation `name`, and how many have both times."""
+    """Return (wins, problems) of fa2_lab against the implementation `name`.
+
+    `problems` counts the problems for which both have a time, and `wins` counts those on which fa2_lab is faster.
+    """
     found = [x for _, _, ratios in rows for x in ratios.get(name, ())]
     return sum(x > 1 for x in found), len(found)

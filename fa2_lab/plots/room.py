@@ -69,7 +69,7 @@ def draw(shared: dict[str, dict], registers: dict[str, list[int]], limit: float,
 def _second(ax: style.Axes, start: float, y: float, most: float) -> None:
     """Draw a dashed box for a second program, which begins at x = `start`, where the first program ends.
 
-    The box continues beyond the edge of the picture. `most` is the limit of an SM.
+    The box continues beyond the edge of the picture. `most` is how much of the resource an SM has.
     """
     end = BEYOND * most
     ax.plot(

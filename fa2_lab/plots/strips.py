@@ -340,7 +340,7 @@ def row_places(rows: Iterable[str], faded: Sequence[str]) -> list[tuple[float, f
 def stacked(
     height: float, caption: str, timelines: Mapping[str, dict], window: float, faded: Sequence[str] = (), **look: Any
 ) -> style.Figure:
-    """Return a figure with one timeline below another on a shared axis of clocks.
+    """Return a figure with the timelines stacked one below the other on a shared axis in clocks.
 
     `timelines` is {title: {row: jobs}}, `window` is the number of clocks that are drawn, and `faded` names the units
     whose rows are drawn pale. Further keyword arguments go to new_figure().

@@ -82,7 +82,7 @@ RC = {
 
 
 def picture(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
-    """Return a function that calls `draw` in this style, writes ℓ for l, and lays out the figure once.
+    """Return a function that calls `draw` in this style, replaces l with ℓ in all text, and lays out the figure once.
 
     With `narrow=True`, the returned function draws the same figure for a phone.
     """
@@ -210,7 +210,7 @@ def new_figure(height: float, caption: str, **subplots: Any) -> tuple[Figure, Ax
 
 
 def set_height(figure: Figure, inches: float) -> None:
-    """Set the height of a figure, and keep the gap below its headline free."""
+    """Set the height of a figure in inches, and keep the gap below its headline as high as it was."""
     figure.set_figheight(inches)
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03 + BETWEEN / 2, rect=(0, 0, 1, 1 - GAP / inches))
 

@@ -15,7 +15,9 @@ FOUR_WAYS = {  # whether a warpgroup looks ahead, and how two of them share the 
 
 
 def data(d: int = 128, T: int = 16, window: float = 5600) -> dict:
-    """Return two warpgroups, simulated on T tiles of 64 × 128 each, with and without each of two kinds of overlap.
+    """Return simulated timelines of two warpgroups on T tiles of 64 × 128 each, in four ways of working.
+
+    Each of two kinds of overlap, within a warpgroup and between the two, is switched on and off.
 
     The model assumes that copies arrive early, so that no warpgroup waits for them. `window` is the number of clocks
     that draw() shows.

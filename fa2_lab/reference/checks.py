@@ -28,7 +28,7 @@ def real_array(name: str, x: ArrayLike, ndim: int) -> np.ndarray:
 
 
 def same_shape(name: str, x: ArrayLike, shape: tuple[int, ...], meaning: str) -> np.ndarray:
-    """Return x as a float64 array. Raise an error unless it has this shape.
+    """Return x as a float64 array, or raise an error if its shape is not `shape`.
 
     In the error message, `name` is the name of the argument, and `meaning` explains the expected shape.
     """

@@ -139,7 +139,7 @@ def tour(arguments: argparse.Namespace) -> int:
 
 
 def show_where(arguments: argparse.Namespace) -> int:
-    """Print where the code computes a line of a paper, all lines of one algorithm, or a list of the algorithms."""
+    """Print where the code computes a line of a paper or all lines of one algorithm, or list the algorithms."""
     name = (arguments.tag or "").strip().upper()
     if (arguments.all or arguments.sass) and (not name or name in paper.ALGORITHMS):
         option = "--sass" if arguments.sass else "--all"

@@ -207,7 +207,10 @@ def hypothesis(results: Record, old: str, new: str) -> str:
 
 
 def several(results: Record, **numbers: str) -> str:
-    """Return a Markdown table of several changes. The argument r05="L2 bytes" adds rung 05 with this counter."""
+    """Return a Markdown table of several changes.
+
+    Each keyword argument names a rung and a counter: r05="L2 bytes", for example, adds rung 05 with its L2 bytes.
+    """
     heads = ("rung", "about", "predicted", "causal", "measured", "causal", "per SM", "counter", "before → after")
     text = [f"| {' | '.join(heads)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |"]
     for name, counter in ((ladder.find(number), counter) for number, counter in numbers.items()):

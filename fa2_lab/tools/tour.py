@@ -252,7 +252,7 @@ HEADER = f"{'stage':21}{'error':>7}{'HBM':>7}{'matmul':>7}{'other':>7}{'seconds'
 
 
 def line(row: Outcome) -> str:
-    """Return one row of the table as text. It is at most 80 columns wide, unless the note of a stage is longer."""
+    """Return one row of the table as text, at most 80 columns wide unless a stage's note does not fit."""
     if row.note:
         return f"{row.name:21}  {row.note}"
     met = row.trace

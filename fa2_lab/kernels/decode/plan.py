@@ -130,7 +130,7 @@ def prepare_merge(shape: Shape, blocks: tables.Blocks, partition: Partition, com
 class Entry(NamedTuple):
     """An entry of the tables in this file.
 
-    It contains the keys per tile, the warps, the pipeline stages, the programs per SM, and the registers per thread.
+    It contains the numbers of keys per tile, warps, pipeline stages, programs per SM, and registers per thread.
     """
 
     B_c: int

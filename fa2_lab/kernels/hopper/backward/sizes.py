@@ -33,7 +33,7 @@ class BackwardSizes:
 
     @property
     def options(self) -> dict:
-        """The compiler options of the launch."""
+        """The compiler options for the launch."""
         return dict(num_warps=4) | (LOW_REG_SCHEDULE if self.low_reg_schedule else {})
 
     @property
@@ -127,6 +127,6 @@ def l2_group(blocks: int, heads: int, SMs: int, causal: bool, group: int, bytes_
 def l2_group_in_turn(N_q: int, d: int, group: int) -> int:
     """Return the number of K/V heads to process concurrently if dQ is accumulated in a fixed order.
 
-    More heads hide more of the time for which writers wait, as long as Q and dO of these heads fit in 8 MiB of L2.
+    More heads hide more of the time that writers spend waiting, as long as the heads' Q and dO fit in 8 MiB of L2.
     """
     return max(1, 8 * MiB // (4 * N_q * d * group))

@@ -43,7 +43,7 @@ class ForwardSizes:
 
     @property
     def options(self) -> dict:
-        """The compiler options of the launch.
+        """The compiler options for the launch.
 
         At d = 256, the compiler need not be told to save registers, because it is enough that the kernel computes the
         addresses of Q only when they are needed.

@@ -31,7 +31,11 @@ LOWEST = gl.constexpr(-3.0e38)  # where m starts: at −∞ a row without keys w
 
 @gluon.jit
 def first_state(s, scale_log2):
-    """Return the initial m, scale and l, each (64, 4), before the first tile of scores s."""
+    """Return the initial m, scale and l, each (64, 4), before the first tile of scores s.
+
+    `scale` is the factor of each row's scores in the exponent. It starts at scale_log2, which is the softmax scale
+    times log₂ e.
+    """
     STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, by_lanes(s).type.layout))
     m = gl.full([s.shape[0], 4], LOWEST, gl.float32, STATE)  # FA2.A1.L5
     scale = gl.full([s.shape[0], 4], scale_log2, gl.float32, STATE)
@@ -115,11 +119,12 @@ RAISED = gl.constexpr(RAISED + "DONE:\n}")
 
 @gluon.jit
 def update_row_max(m, scale, top, scale_log2):
-    """Return the new m, its scale and alpha, each (64, 4).
+    """Return the new m, scale and alpha, each (64, 4).
 
-    `top` is each lane's largest score. If scale · top exceeds m by more than 8 in any row of a warp, the warp sets m of
-    each of its rows to the row's largest score, unless m is larger. The inline PTX processes two elements per thread at
-    a time, which must belong to rows r and r + 8 of the thread, in this order.
+    `top` is each lane's largest score, not yet scaled. If scale · top exceeds m by more than 8 in any row of a warp,
+    the warp raises m in each of its rows to the row's largest scaled score, but never lowers it. A row that is raised
+    gets scale = scale_log2 or, if |m| would be 2²⁸ or more, the next power of two below scale_log2. The inline PTX
+    processes two elements per thread at a time, which must belong to the thread's rows r and r + 8, in this order.
     """
     scale_log2 = gl.full([m.shape[0], m.shape[1]], scale_log2, gl.float32, m.type.layout)
     return gl.inline_asm_elementwise(RAISED, "=&f,=&f,=&f,=&f,=&f,=&f,0,1,2,3,f,f,f,f", [m, scale, top, scale_log2],

@@ -139,7 +139,7 @@ def stacked(n, block):
 
 @gluon.jit
 def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
-    """Set the rows of a tile from row `real` on to zero. If BEFORE is set, set the rows before `real` to zero instead.
+    """Zero the rows of a tile from row `real` onward or, if BEFORE is set, the rows before `real`.
 
     p is 0 for these rows, but 0 times an unused key or value may be NaN. Every consumer writes the same bits, so
     consumers may write at the same time, although compute-sanitizer's racecheck reports a race.
