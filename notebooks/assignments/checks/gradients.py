@@ -130,9 +130,13 @@ def check_gradient(passes: slips.Passes, case: Case, name: str) -> None:
 
 
 def correct(function, case: Case) -> Run:
-    """A metered run whose counts mean something: its gradients are right, or wrong by slips that are known."""
+    """A metered run whose counts mean something: its gradients are right, or wrong by slips that are known.
+
+    Where D was not stored, dQ and dK are NaN, which costs points in step 3, and dV alone shows that the work was done.
+    """
     ran = run(function, case)
-    for name in HINTS:
+    lacks_D = all(np.isnan(ran.outputs[name]).any() for name in ("D", "dQ", "dK"))
+    for name in ("dV",) if lacks_D else HINTS:
         unless_known(lambda name=name: check_gradient(slips.Passes(lambda _: ran.outputs, [case]), case, name))
     return ran
 

@@ -30,7 +30,10 @@ def ran(source: str, Q, K, V, options: dict) -> tuple:
 
 
 def kernel(source: str, calls: list[tuple]) -> list[tuple]:
-    """The same for the kernel: each call is (Q, K, V, causal, tau), (heads, N, d) each, and gives O and L."""
+    """The same for the kernel: each call is (Q, K, V, causal, tau), (heads, N, d) each.
+
+    O has L as one more column.
+    """
     return [outcome(lambda call=call: launched(source, *call)) for call in calls]
 
 
@@ -42,7 +45,7 @@ def launched(source: str, Q, K, V, causal: bool, tau: float) -> tuple:
     B_r, B_c, (heads, N_q, d) = 16, 16, q.shape
     made = defined(source, "kernel")
     made[-(-N_q // B_r), heads](q, k, v, O, L, N_q, k.shape[1], tau, CAUSAL=causal, B_r=B_r, B_c=B_c, d=d)
-    return O.double().numpy(), L.double().numpy()
+    return (torch.cat((O, L[..., None]), dim=-1).double().numpy(),)
 
 
 def outcome(run) -> tuple:

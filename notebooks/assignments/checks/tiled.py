@@ -296,9 +296,12 @@ def hold_little(report: Report, function) -> None:
 
 
 def correct(function, case: Case) -> Run:
-    """A metered run whose counts mean something: it is right, or wrong by a slip that is known and paid for above."""
+    """A metered run whose counts mean something: O is right, or wrong by a slip that is known and paid for above.
+
+    Steps 2 and 3 ask for O and for L. Here one is enough to show that the work was done: L if O was never stored.
+    """
     ran = run(function, case)
-    hint = "The meter counts only if the result is right, so look at steps 2 and 3 first."
-    names = "O" if np.isnan(ran.outputs["L"]).all() else "OL"  # L was never stored, but O shows that the work was done
+    hint = "The meter counts only if O is right, so look at steps 2 and 3 first."
+    names = "O" if ran.meter.stores("O") else "L"
     unless_known(lambda: check_result(slips.Passes(lambda _: ran.outputs, [case]), case, hint, names))
     return ran

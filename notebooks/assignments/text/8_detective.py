@@ -140,8 +140,8 @@ report += keys.named("race", race, seed=0)
 # ## 3. A wrong answer
 #
 # This is a Triton forward kernel for several heads and any lengths, causal or not. Tiles are 16 × 16. For some sizes,
-# its O is wrong. A run has `heads`, `N_q`, `N_k` and `causal`, and the run that hides the mistake must have at least 17
-# queries and 17 keys.
+# its O is wrong. The repaired program has to store the right O and the right L. A run has `heads`, `N_q`, `N_k` and
+# `causal`, and the run that hides the mistake must have at least 17 queries and 17 keys.
 
 # %% locked="ragged"
 # `fa2-lab course build` writes this cell, for seed 0

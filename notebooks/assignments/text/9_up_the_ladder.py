@@ -17,8 +17,8 @@
 # and of the functions that it calls, and launches it with one program for each B_r rows of a head. Tensors are fp16 and
 # have the shape (batch, heads, N, d). The memory after Q, K and V contains NaN. The text is run in Triton's interpreter
 # and compiled for sm_90. O has the type of the inputs, and L is fp32. A kernel can use `tl`, its arguments, numbers,
-# and other functions under `@triton.jit`, but no other decorator. Steps 2 and 3 also accept a kernel whose numbers are
-# exactly those of a known mistake, because that mistake has already cost you points in step 1.
+# and other functions under `@triton.jit`, but no other decorator. Steps 2 and 3 also accept a kernel whose O is exactly
+# that of a known mistake, or whose L is wrong, because that mistake has already cost you points in step 1.
 #
 # Step 3 compiles a causal call with N = 384 and d = 64. It takes the loop that does most of the work, and counts its
 # thread instructions per score, which are the instructions of the loop times 32 threads, divided by its scores. With
