@@ -204,6 +204,21 @@ def test_a_student_s_test_that_gives_two_answers_of_one_thing_is_worth_nothing(c
     assert report.passed == 0 and "two answers about" in capsys.readouterr().out
 
 
+def test_a_student_s_test_that_is_too_late_on_right_things_is_told_so_and_loses_their_share(capsys):
+    """Two wrong things are caught, and one of two right ones takes too long."""
+
+    def slow(thing):
+        assert thing > 0
+        if thing > 1:
+            raise guard.Stopped
+
+    report = softmax.caught_minus_alarms(Report("own"), slow, {"w": -1, "x": 0}, {"y": 1, "z": 2}, "hint")
+    printed = capsys.readouterr().out
+    assert report.passed / report.total == 0.5
+    assert "z is correct, but your test did not finish in time" in printed and "rejected" not in printed
+    assert "accepted 1 of 2 correct versions in time" in printed
+
+
 # Plain parts ----------------------------------------------------------------------------------------------------------
 
 

@@ -188,7 +188,7 @@ UNWRITTEN, TOO_LATE = "not written yet", "your test did not finish in time"
 
 
 def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: str, make=lambda thing: thing) -> Report:
-    """The share of wrong things that the test caught, minus the share of right ones that it refused.
+    """The share of wrong things that the test caught, minus the share of right ones that it did not accept in time.
 
     Each is made and tried twice: a test that says yes and no of one thing has thrown a coin.
     """
@@ -201,7 +201,7 @@ def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: st
     alarms = {name: verdicts[name] for name in right if verdicts[name]}
     unwritten = {verdicts[name] for name in right} == {UNWRITTEN}  # then the checks below say so, once
     for name, verdict in ({} if unwritten else alarms).items():
-        print(f"  ALARM    {name} is correct, but your test rejected it: {verdict}")
+        print(f"  ALARM    {name} is correct, but {'your test rejected it: ' * (verdict != TOO_LATE)}{verdict}")
     for name in wrong:
         with report.check(f"caught: {name}", hint):
             if verdicts[name] == UNWRITTEN:
@@ -209,7 +209,8 @@ def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: st
             if verdicts[name] in ("", TOO_LATE):
                 raise Failed("an AssertionError from your test", verdicts[name] or "your test accepted it")
     if alarms and not unwritten:
-        print(f"           Your test rejected {len(alarms)} of {len(right)} correct versions. This share is")
+        accepted = f"{len(right) - len(alarms)} of {len(right)} correct versions"
+        print(f"           Your test accepted {accepted} in time. The share of the others is")
         print("           subtracted from the share of wrong versions that it caught.")
     report.passed = max(0.0, report.passed - len(wrong) * len(alarms) / len(right))
     if unsure := [name for name, found in refusals.items() if len(found) > 1]:

@@ -99,7 +99,8 @@ report += check.finalize(finalize, seed=103)
 #
 # `test_merge(merge)` raises an `AssertionError` if the merge that it is given is wrong in any way that matters, and
 # returns quietly if that merge is correct. Grading calls it on wrong merges and on correct ones, twice on each. Your
-# score is the share of wrong merges that the test catches, minus the share of correct merges that it rejects.
+# score is the share of wrong merges that the test catches, minus the share of correct merges that it rejects or on
+# which it does not finish in time.
 #
 # A correct merge may round differently from yours, and it may keep its state in another form that represents the same
 # numbers. Therefore, compare what `finalize` returns for the states, not `m` and `l` themselves, and allow a difference

@@ -16,8 +16,9 @@
 # that it rejects. Three bugs of each kind are shown by name, and grading uses more. Your test may use any oracle that
 # you trust, so write one or call `fa2_lab.reference`. The rest of `fa2_lab` and torch are off limits, and neither is
 # available while your work is graded. Each kernel is tested twice, so a test that draws random numbers has to use a
-# fixed seed. A step has 60 seconds for all of its kernels, of which there are about 20. `python -m checks` warns you if
-# your test comes close to that limit.
+# fixed seed. A step has 60 seconds for all of its kernels, of which there are about 20. If your test does not finish on
+# a kernel within that time, the kernel counts as rejected if it is correct, and as not caught if it has a bug. `python
+# -m checks` warns you if your test comes close to that limit.
 
 # %% locked="setup"
 import numpy as np
