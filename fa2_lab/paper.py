@@ -336,7 +336,7 @@ class Whereabouts:
 def titled(title: str, places: tuple[Place, ...], none: str) -> list[str]:
     """Return lines of code as rows of text, without their comments. The first row begins with `title`.
 
-    If there are no lines of code, the only row is `none`.
+    If there are no lines of code, the only row contains the text `none`.
     """
     rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0]}" for place in places] or [none]
     return [f"{title:9}{rows[0]}", *(" " * 9 + row for row in rows[1:])]
@@ -381,7 +381,7 @@ def unknown_tag(tag: str) -> str:
 
 
 def places(tag: str, folder: Path | None, first: str | None = None) -> tuple[Place, ...]:
-    """Return every line of code in a folder that carries the tag. Those in the file `first` come first."""
+    """Return every line of code in `folder` that has the tag. The lines in the file `first` come first."""
     if folder is None or not folder.is_dir():
         return ()
     found = [

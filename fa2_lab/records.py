@@ -64,7 +64,7 @@ class Record:
 
 
 def path_of(suite: str, folder: Path | None = None) -> Path:
-    """Return the path of a suite's record in `folder`, or in the project's own folder if it is None."""
+    """Return the path of a suite's record in `folder`, or in the project's own folder if `folder` is None."""
     return (folder or FOLDER) / f"bench_{suite}.json"
 
 

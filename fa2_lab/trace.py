@@ -56,14 +56,14 @@ class Trace:
     def parallel(self, name: str, indices: Iterable[int]) -> Iterator[int]:
         """Yield the `indices` of a loop whose iterations are independent.
 
-        Each iteration represents one worker (a thread block).
+        Each iteration represents one worker (a thread block). `name` is the name of the loop index, such as "i".
         """
         self._parallel.append(name)
         yield from self.serial(name, indices)
         self._parallel.remove(name)
 
     def serial(self, name: str, indices: Iterable[int]) -> Iterator[int]:
-        """Yield the `indices` of a loop that a worker runs one after another."""
+        """Yield the `indices` of a loop whose iterations a worker runs one after another."""
         for index in indices:
             self._at[name] = index
             yield index
@@ -72,7 +72,7 @@ class Trace:
     def hold(self, *arrays: np.ndarray) -> None:
         """Record the arrays that one step of the algorithm needs on chip at the same time.
 
-        Only the largest total size of all steps is kept.
+        Of the total sizes of all steps, only the largest is kept.
         """
         self.peak_on_chip = max(self.peak_on_chip, sum(np.size(a) for a in arrays))
 

@@ -179,7 +179,7 @@ def sequences_of(sequence: Tensor) -> tuple[Tensor, int]:
 
 
 def padding(attention_mask: Tensor | None, kv_offset: int, keys: int) -> tuple[list[int] | None, Tensor | None]:
-    """Return the index of the first real key of each batch entry, and the number of its real keys.
+    """Return, for each batch entry, the index of the first real key and the number of real keys.
 
     The first result is None if no entry has padding on the left. The second is None if no entry has padding on the
     right.

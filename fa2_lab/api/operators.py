@@ -313,7 +313,7 @@ def packed_backward(
 
 
 def packed_sequences(tensors: Tensors) -> Iterator[tuple[slice, slice, Tensors]]:
-    """Yield (rows, keys, Tensors) for each packed sequence.
+    """Yield (rows, keys, Tensors) for each packed sequence: slices of its rows and its keys, and its tensors.
 
     The Tensors have the dimensions that attention() expects.
     """
@@ -334,7 +334,7 @@ def with_at_least_one_key(tensors: Tensors) -> Tensors:
 
 
 def reference_kwargs(tensors: Tensors, options: Options) -> dict[str, Any]:
-    """Return the keyword arguments for the NumPy reference (heads.forward and heads.backward), without its arrays."""
+    """Return the keyword arguments for the NumPy reference (heads.forward and heads.backward), without the arrays."""
     kwargs: dict[str, Any] = dict(causal=options.causal, scale=options.scale, softcap=options.softcap)
     kwargs["dropout_p"] = options.dropout_p
     if options.windowed:

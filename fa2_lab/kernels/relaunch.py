@@ -189,7 +189,8 @@ def same_argument(mine: Any, theirs: Any) -> bool:
 def descriptor_encoder(descriptor: Any, meta: Any) -> Any:
     """Return a function that turns an address into the arguments that replace a tensor descriptor.
 
-    The function caches its results for the last 1,024 addresses.
+    `meta` is Triton's record of the compiled descriptor, such as its swizzle and block size. The function caches its
+    results for the last 1,024 addresses.
     """
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 

@@ -138,9 +138,10 @@ def register_limit(chip: Chip, warps: int) -> int:
 
 
 def blocks_per_sm(chip: Chip, shared_bytes: int, registers: int, warps: int) -> int:
-    """Return how many blocks can be resident on an SM. The SM's blocks, warps, shared memory and registers are limited.
+    """Return the number of blocks that can be resident on an SM at the same time.
 
-    A block has `warps` warps, `shared_bytes` bytes of shared memory, and `registers` registers per thread.
+    An SM has a limited number of blocks, warps, bytes of shared memory, and registers. A block has `warps` warps,
+    `shared_bytes` bytes of shared memory, and `registers` registers per thread.
     """
     per_warp = cdiv(registers, 8) * 8 * WARP  # registers are given out by eights
     return min(

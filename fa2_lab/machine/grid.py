@@ -116,7 +116,7 @@ def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str 
 
 
 def worker_tiles(tiling: Tiling, direction: str) -> np.ndarray:
-    """Return the number of tiles that each worker of FA2 computes, (T_r,) in the forward and (T_c,) in the backward."""
+    """Return an array with the number of tiles of each worker of FA2: (T_r,) in the forward, (T_c,) in the backward."""
     if direction == "forward":
         return tiles_per_row(tiling)
     return (owners(tiling, direction) >= 0).sum(axis=0)

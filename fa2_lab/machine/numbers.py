@@ -88,7 +88,10 @@ def rotation(d: int, seed: int = 0) -> np.ndarray:
 
 
 def with_outliers(N: int = 1024, d: int = 64, share: float = 0.001, seed: int = 0) -> np.ndarray:
-    """Return random Q, K and V as in the FlashAttention-3 paper: N(0, 1), plus N(0, 100) in a share of the elements."""
+    """Return random Q, K and V, each (N, d), as in the FlashAttention-3 paper.
+
+    The elements are N(0, 1), plus N(0, 100) in a fraction `share` of the elements.
+    """
     rng = np.random.default_rng(seed)
     normal, large = rng.standard_normal((2, 3, N, d))
     return normal + 10 * large * (rng.random((3, N, d)) < share)

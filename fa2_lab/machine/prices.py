@@ -168,7 +168,9 @@ def workers_of(method: str, tiling: Tiling, chip: Chip) -> int:
 
 
 def passes(algorithm: str, tiling: Tiling, d: int, moved: io.Traffic, workers: int, heads: int, chip: Chip) -> int:
-    """Return how many times data that is loaded repeatedly is read from DRAM.
+    """Return the number of times that repeatedly loaded data is read from DRAM.
+
+    `moved` is the traffic of one head in elements, and `workers` is the number of workers that share a head.
 
     The data is read once if L2 has room for the data of all heads that are computed concurrently. Otherwise, FA2 reads
     the data once per wave of workers, because the workers of a head load the same tile at about the same time. FA1 has

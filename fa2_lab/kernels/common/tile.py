@@ -164,9 +164,11 @@ def packed_block(t, cu_seqlens, n, other_cu_seqlens, n_other, sequences, B: tl.c
     The first tensor has n rows, is cut into blocks of B rows, and has the cumulative lengths `cu_seqlens`. The other
     tensor has n_other rows and the cumulative lengths `other_cu_seqlens`. The five values are:
 
-    1. the index of the block in its sequence 2. the sequence's first row in the first tensor 3. the sequence's number
-    of rows in the first tensor 4. the sequence's first row in the other tensor 5. the sequence's number of rows in the
-    other tensor
+    1. the index of the block in its sequence
+    2. the sequence's first row in the first tensor
+    3. the sequence's number of rows in the first tensor
+    4. the sequence's first row in the other tensor
+    5. the sequence's number of rows in the other tensor
 
     Sequence b begins with block cu_seqlens[b] // B + b, so it has exactly as many blocks as it needs, or one more. For
     a block without rows, or with rows outside all sequences, the number of rows in the other tensor is returned as 0.

@@ -206,7 +206,10 @@ def load_keys(X, page_row, first, row_begin, length, tile):
 
 @triton.jit
 def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
-    """Process the tiles of a span for a row block, and return its state m_i (B_r,), l_i (B_r,) and o_i (B_r, d_pad).
+    """Process the tiles of a span for a row block, and return the state m_i (B_r,), l_i (B_r,) and o_i (B_r, d_pad).
+
+    `keys` is (the first key that any row of the block sees, the number of real keys). `seen` is (begin, end), the
+    columns that each row sees. `sink` contains the sink of each row, or is None.
 
     If B_r = 16, there are enough registers to keep one partial row sum per column. Different warps have different
     columns, so the warps then exchange row sums only once, after the loop.
@@ -275,7 +278,7 @@ def part_rows(part, r, sizes, tile):
 
 @triton.jit
 def attend(rows, cache, block, span, part, scales, sizes, tile):
-    """Compute the attention of a row block to a span of keys.
+    """Compute the attention of a row block to a span of keys. `rows` are the Queries of the call.
 
     If the span contains all keys of the row block, write O and L. Otherwise, write the partial result `part`.
     """

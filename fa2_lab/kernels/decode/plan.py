@@ -241,9 +241,9 @@ class Partition(NamedTuple):
 def partition_keys(
     shape: Shape, blocks: tables.Blocks, itemsize: int, slots: int, programs: int | None, options: Options
 ) -> Partition:
-    """Return how the keys are divided among programs, by split-KV or by stream-K.
+    """Return the Partition that divides the keys among programs, by split-KV or by stream-K.
 
-    The result is a split-KV Partition if options.num_splits is given, or if `programs` is None and the rules of
+    It is a split-KV Partition if options.num_splits is given, or if `programs` is None and the rules of
     shares.py prefer split-KV. Otherwise, it is a stream-K Partition. `slots` is the number of programs that run
     concurrently on the GPU, and `itemsize` is the number of bytes per element.
     """
@@ -267,7 +267,8 @@ def partition_keys(
 def tile_of(shape: Shape, blocks: tables.Blocks, window: tuple, split_kv: bool, early_merge: bool) -> DecodeTile:
     """Return the compile-time constants of the decode kernels.
 
-    With stream-K, all tiles are masked, because a program's share may end anywhere in a head.
+    With stream-K, all tiles are masked, because a program's share may end anywhere in a head. With `early_merge`, the
+    merge kernel may start before the kernel that reads the keys has ended.
     """
     left, right = window
     windowed = left is not None or (right is not None and shape.N_q > 1)

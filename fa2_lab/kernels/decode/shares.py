@@ -44,7 +44,7 @@ def splits_of_head(slots: int, heads: int, tiles: int, min_share: int = 1) -> in
 
 
 def partial_bytes(rows: int, d: int) -> int:
-    """Return the number of bytes moved by writing and reading once a partial result (m, ℓ, o) of `rows` rows."""
+    """Return the number of bytes moved if a partial result (m, ℓ, o) of `rows` rows is written and read once."""
     return 2 * rows * (d + 2) * STATISTIC
 
 

@@ -113,8 +113,9 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, position
                bias: tl.constexpr, GROUPED: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add the contributions of the rows in `span`, of every query head of the group, to dk_j and dv_j (B_c, d).
 
-    `span` is (first, stop, tail, tail_stop), which stands for the rows first:stop followed by the rows tail:tail_stop.
-    Return dk_j and dv_j.
+    `columns` contains k_j and v_j, the indices of the columns, and the rows begin:end that see each column. `span` is
+    (first, stop, tail, tail_stop), which stands for the rows first:stop followed by the rows tail:tail_stop. GROUPED
+    means that the group has several query heads. Return dk_j and dv_j.
     """
     B_r: tl.constexpr = tile.B_r
     k_j, v_j, col, begin, end = columns

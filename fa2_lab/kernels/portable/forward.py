@@ -53,7 +53,9 @@ def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, position,
                 MASKED: tl.constexpr):  # fmt: skip
     """Process the tiles in `columns` for a row block, and return the updated softmax state.
 
-    The state consists of o_i in pieces (B_r, tile.width), m_i (B_r,) and l_i (B_r,).
+    The state consists of o_i in pieces (B_r, tile.width), m_i (B_r,) and l_i (B_r,). `columns` is a range from
+    column_ranges(). `keys` is (the first key that any row of the block sees, the number of real keys). `rows` contains
+    the indices of the rows, and the columns begin:end that each row sees.
     """
     o_i, m_i, l_i = state
     first, stop, hole, width = columns

@@ -182,7 +182,10 @@ def take(c: gl.constexpr, r, pipes, geometry):
 
 @gluon.jit
 def hold(v, pipes):
-    """Return half of V (64, HELD), loaded into registers, if hold_v is set. Otherwise, return V in shared memory."""
+    """Load the first HELD columns of v (64, d) into registers, and return them, if hold_v is set.
+
+    Otherwise, return v, which is in shared memory.
+    """
     if pipes.sizes.hold_v:
         v = v.slice(0, HELD, 1).load(gl.DotOperandLayout(0, accumulator(pipes.sizes.B_r), 2))
     return v
@@ -192,8 +195,10 @@ def hold(v, pipes):
 def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
     """Add the contribution of row block n to dk and dv (64, d), and compute dQ of the previous row block.
 
-    Return dk, dv and dS of row block n. The argument ds is dS of the previous row block, or None in the first step. If
-    dk_late is set, the matmul for dK also runs one step later, together with the next row block.
+    Return dk, dv and dS of row block n. The argument ds is dS of the previous row block, or None in the first step. v
+    is the consumer's part of V in shared memory, `held` is the result of hold(), and `seen` is the result of
+    interval(). P is 2 to the power of `scale` times the scores. If dk_late is set, the matmul for dK also runs one step
+    later, together with the next row block.
     """
     FIRST: gl.constexpr = ds is None
     pipes.rows.wait(n)

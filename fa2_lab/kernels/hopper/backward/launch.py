@@ -87,8 +87,10 @@ def ragged(tensors: Tensors) -> bool:
 def shapes(Q: Tensor, K: Tensor, chosen: sizes.BackwardSizes, sequences: int | None) -> tuple[tuple[int, int], ...]:
     """Return the shapes (lines, elements per line) of four fp32 matrices in HBM.
 
-    1. the initial values of S and dP 2. the accumulators of dQ 3. the accumulators of dK, whose shape is also that of
-    the accumulators of dV 4. the counters of semaphore.py
+    1. the initial values of S and dP
+    2. the accumulators of dQ
+    3. the accumulators of dK, which have the same shape as those of dV
+    4. the counters of semaphore.py
 
     The last three matrices consist of whole tiles of 64 rows.
     """

@@ -1,4 +1,4 @@
-"""What the consumers of the Hopper backward receive: row blocks of Q and dO, and which rows see their columns.
+"""What the Hopper backward's consumers receive: row blocks of Q and dO, and the rows that see each consumer's columns.
 
 A column block is 128 keys of a K/V head, 64 for each of the two consumer warpgroups. The rows that see a column block
 belong to row blocks of all query heads that share the K/V head. If the column block is divided among programs, each
@@ -82,7 +82,7 @@ class Rows:
 
         N_q is the number of rows of the head. `number` is the index of row block i among all row blocks of the call.
         `turn` is the number of column blocks that must add to dQ of this row block before the current one. `k_stage` is
-        the stage of K.
+        the stage of the ring of K that contains the keys of the column block.
         """
         stage = n & 1
         filled = self.filled.index(stage)
@@ -128,7 +128,7 @@ class Rows:
 
     @gluon.jit
     def turn(self, n):
-        """Consumer: return how many column blocks add to dQ of the n-th row block before this column block does."""
+        """Consumer: return the number of column blocks that add to dQ of the n-th row block before this one does."""
         return self.shown.read(n, "turn")
 
     @gluon.jit

@@ -75,7 +75,10 @@ PORTABLE = {  # d up to: (N_k, 64-row blocks an SM, and rows where few SMs are b
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int) -> bool:
-    """Return whether the Hopper backward is the fastest choice. `heads` counts the query heads of all batch entries."""
+    """Return whether the Hopper backward is the fastest choice.
+
+    `heads` counts the query heads of all batch entries, and `grouped` is True if several of them share a K/V head.
+    """
     per_SM = -(-N_q // 64) * heads / SMs
     keys, most, rows = smallest_fitting(d, PORTABLE | {256: (0, 0, 0)})  # beyond 128 prepare() takes none
     busy = 2 * -(-N_k // 64) * heads >= SMs  # half of the SMs, by the portable columns' programs
@@ -94,8 +97,8 @@ DRIFT = 1.09  # times as long, if causal parts of more than four query heads dri
 def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool, group: int, d_pad: int) -> int:
     """Return the number of parts into which to divide each column block, so that the call takes the least time.
 
-    A column block has `steps` steps. Parts of the same length run in rounds, with one part per SM. Causal parts have
-    half the steps on average, and the longest parts run first.
+    A column block has `steps` steps, one for each of its row blocks. Parts of the same length run in rounds, with one
+    part per SM. Causal parts have half the steps on average, and the longest parts run first.
     """
 
     def time(parts: int) -> float:

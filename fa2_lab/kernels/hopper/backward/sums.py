@@ -83,7 +83,7 @@ def bwd_preprocess(O, dO, L, dL, starts, sums, cu_seqlens_q, cu_seqlens_k, O_str
     A row that sees no key, or is past the end, gets −∞ for S, so its P is 0. cu_seqlens_k is given only if dQ is
     accumulated in a fixed order. In that case, if the starts of packed sequences decrease, all accumulators are set to
     NaN instead of 0. The counters of semaphore.py are then also set to NaN, whose bits, read as a whole number, exceed
-    every turn, so that no writer waits.
+    every turn, so that no writer waits. `tiles` is the number of (64, d_pad) tiles in `sums`.
     """
     gdc_launch_dependents()  # the next kernel may start on SMs that are idle; it waits by itself
     PARTS: tl.constexpr = B_r // 64
@@ -147,7 +147,8 @@ def finish(sums, n, X, strides, H, N, T, starts, sequences, scale, d: tl.constex
            B: tl.constexpr):  # fmt: skip
     """Reorder and scale tile n of an accumulator, to which all column blocks have added, and write it to X.
 
-    The tiles of the two consumers together cover B rows of X.
+    The tiles of the two consumers together cover B rows of X, which has T such blocks per head. `starts` contains the
+    cumulative lengths of packed sequences, or is None.
     """
     W: tl.constexpr = B * d_pad // 128
     number, c = n // 2, n % 2

@@ -166,7 +166,11 @@ def drain_tile(c: gl.constexpr, n, pipes):
 
 @gluon.jit
 def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometry, scale_log2):
-    """Process all tiles that 64 rows see, from right to left. Return o (64, d), and m and l, each (64, 4)."""
+    """Process all tiles that 64 rows see, from right to left. Return o (64, d), and m and l, each (64, 4).
+
+    The tiles have the indices first … end − 1, and `row` is the first of the rows. q is Q of these rows, the tile with
+    the index `q_tile` in the ring of Q. `length` is the number of real keys.
+    """
     B_c: gl.constexpr = geometry.B_c
     d: gl.constexpr = pipes.sizes.d_pad
     sees = interval(row, length, geometry)
@@ -227,9 +231,10 @@ def hide_row_sum(row):
 def step(c: gl.constexpr, n, o, m, scale, l, p, q, sees, j, pipes, geometry, scale_log2):
     """Start Q Kᵀ of the n-th tile and P V of the previous tile, and update m for the n-th tile while P V runs.
 
-    Return o, m, scale, l and p of the n-th tile. ptxas decides which instructions run during P V. With Triton 3.9,
-    these are the maxima and at most 9 of 68 exponentials. At d = 64 under the causal mask, no instruction runs during P
-    V, as `fa2-lab xray hopper.forward --d 64 --sass` shows.
+    The n-th tile has the index j among the tiles of the keys. The argument p is P of the previous tile, and `sees` is
+    the result of interval(). Return o, m, scale, l and p of the n-th tile. ptxas decides which instructions run during
+    P V. With Triton 3.9, these are the maxima and at most 9 of 68 exponentials. At d = 64 under the causal mask, no
+    instruction runs during P V, as `fa2-lab xray hopper.forward --d 64 --sass` shows.
     """
     s = start_scores(c, n, q, pipes)
     o = warpgroup_mma(p, pipes.v.take(n - 1), o, is_async=True)  # (64, d)  FA2.A1.L10

@@ -45,7 +45,7 @@ def first_state(s, scale_log2):
 
 @gluon.jit
 def softmax_step(s, m, scale, l, scale_log2):
-    """Update m, its scale and l with a tile of scores s (64, B_c).
+    """Update m, scale and l with a tile of scores s (64, B_c).
 
     Return p, m, scale, l, and alpha, the factor for o.
     """

@@ -74,7 +74,7 @@ def tile_at(X, batch, head, row, N):
 def lines(shape: tuple[int, int], block: tuple[int, int], swizzle: int = 0) -> TensorDescriptor:
     """Return a descriptor with which TMA copies blocks of an fp32 matrix of this shape, or adds to them.
 
-    The descriptor does not contain the address of the matrix yet.
+    The descriptor does not contain the address of the matrix yet. `swizzle` is the width of the swizzle in bytes.
     """
     nowhere, layout = block_of_lines(swizzle)
     return TensorDescriptor(nowhere, list(shape), [shape[1], 1], list(block), layout)
@@ -85,7 +85,7 @@ def block_of_lines(swizzle: int) -> tuple[torch.Tensor, Any]:
     """Return what a descriptor of an fp32 matrix needs besides the shapes of the matrix and of its blocks.
 
     The two values are an empty CPU tensor, which stands in for the matrix until its address is known, and the layout of
-    a block of the matrix in shared memory.
+    a block of the matrix in shared memory. `swizzle` is the width of the swizzle in bytes, or 0 for none.
     """
     return torch.empty(0), gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=32, rank=2)
 

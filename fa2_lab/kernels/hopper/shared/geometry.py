@@ -141,8 +141,9 @@ class Geometry:
         5. the number of the sequence's row blocks
         6. the geometry of the sequence
 
-        Packed sequences are treated as in row_block(). A sequence without rows still counts as one row block, so that
-        its dK and dV become zeros. For a column block that does not exist, the number of row blocks is 0.
+        T_r is the number of row blocks of a head. Packed sequences are treated as in row_block(). A sequence without
+        rows still counts as one row block, so that its dK and dV become zeros. For a column block that does not exist,
+        the number of row blocks is 0.
         """
         if self.cu_seqlens_q is None:
             return block, batch, batch, 0, T_r, self

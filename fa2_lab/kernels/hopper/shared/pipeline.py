@@ -47,7 +47,7 @@ class Ring:
 
     @gluon.jit
     def fill(self, n, source, batch, head, row, N):
-        """Producer: once the n-th tile's stage is empty, start copying rows from `row` on.
+        """Producer: once the n-th tile's stage is empty, start copying the rows of `source` from `row` on into it.
 
         Rows from N on become zeros.
         """
@@ -159,7 +159,7 @@ def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
 
 @gluon.jit
 def opaque_smem(tile):
-    """Return the tile in shared memory, but make the compiler compute its addresses here.
+    """Return a tile in shared memory unchanged, but make the compiler compute the tile's addresses at this point.
 
     Otherwise, the compiler would keep the addresses in registers.
     """
