@@ -81,10 +81,8 @@ def one_pass() -> dict:
     message = f"L2 would allow the backward pass {allowed:.0f} TFLOP/s, but it reaches {reached:.0f}."
     picture = roofline.data(("one pass", asked), message=message)
     picture["points"]["fa2_lab"] = asked.intensity("requested"), reached
-    caption = picture["caption"].replace("requested byte", "charged byte")
-    caption += " The dashed line is a large matmul on this GPU, whose power limit lowers its clock."
-    xlabel = picture["xlabel"].replace("requested", "charged")
-    return picture | dict(caption=caption, xlabel=xlabel, shelf=(gemm, f"a large matmul: {gemm:.0f}"))
+    caption = picture["caption"] + " The dashed line is a large matmul on this GPU, whose power limit lowers its clock."
+    return picture | dict(caption=caption, shelf=(gemm, f"a large matmul: {gemm:.0f}"))
 
 
 def decode() -> dict:

@@ -30,7 +30,7 @@ def draw(tiles: dict[str, dict[str, dict[str, int]]], limit: int) -> style.Drawn
     caption += (
         f" So a step has 64 rows. The bars count the fp32 values of one thread. The line marks its {limit} registers,"
     )
-    caption += " which hold all else as well."
+    caption += " which also hold everything else."
     figure, axes = style.new_figure(4.1, caption, nrows=len(tiles), sharex=True)
     most = max(sum(parts.values()) for phases in tiles.values() for parts in phases.values())
     words = []

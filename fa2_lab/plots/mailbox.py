@@ -17,7 +17,8 @@ def data(rung: str = "21", tiles: int = 4, row_blocks: int = 4) -> dict:
         spans.append(("producer copies", r, program.sent[r], last.ended))
         spans.append((f"mailbox slot {r % 2}", r, program.sent[r], max(program.read[r])))
         for c in range(size.consumers):
-            ends = sorted(job.begun for job in block.jobs if job.label == "O" and job.actor == str(c))
+            products = sorted(job.ended for job in block.jobs if job.label == "PV" and job.actor == str(c))
+            ends = products[tiles - 1 :: tiles]  # of the last P V of each row block, before TMA copies O
             begun = max(program.sent[r], ends[r - 1]) if r else program.sent[r]
             spans.append((f"consumer {c}", r, begun, ends[r]))
     return dict(spans=spans, rung=rung, clocks=block.clock)

@@ -27,8 +27,9 @@ def data(rung: str = "10", tiles: int = 12) -> dict:
 def one_by_one(block: Block, size: strips.Sizes, tiles: int) -> Generator[Wait]:
     """Run a program that copies a tile only when it needs the tile, and waits until the copy has arrived.
 
-    `size` contains the clocks that a tile takes on each unit.
+    `size` contains the clocks that a tile takes on each unit. The program copies Q first and stores O at the end.
     """
+    yield block.start("copy", size.rows, "Q").done()
     for _ in range(tiles):
         for unit, clocks, what in (
             ("copy", size.copy, "K"),
@@ -38,6 +39,7 @@ def one_by_one(block: Block, size: strips.Sizes, tiles: int) -> Generator[Wait]:
             ("tensor", size.product, "PV"),
         ):
             yield block.start(unit, clocks, what).done()
+    yield block.start("copy", size.rows, "O").done()
 
 
 @style.picture

@@ -5,6 +5,8 @@ from fa2_lab.machine import chips
 from fa2_lab.plots import style
 
 SETS = {"USUAL": 64, "SHORT": 64, "USUAL ": 128, "WIDE": 128}
+FILE = chips.H200.registers_per_sm
+PRODUCER = 24  # registers of its threads, in forward_kernel, if sequences are not packed
 
 
 def data() -> dict:
@@ -13,23 +15,35 @@ def data() -> dict:
     for name, d in SETS.items():
         found = getattr(sizes, name.strip())
         size = found[d] if isinstance(found, dict) else found
-        rows, tiles = 2 * size.rows * d / 1024, 2 * size.stages * size.B_c * d / 1024
         label = f"{name.strip()}, d = {d}"
-        shared[label] = dict(Q=rows, K=tiles, V=tiles, **(dict(O=rows) if size.O_apart else {}))
-        registers[label] = [size.registers] * size.consumers
-    return dict(shared=shared, registers=registers, limit=chips.H200.shared_per_block / 1024, file=65536)
+        shared[label] = {tensor: nbytes / 1024 for tensor, nbytes in size.shared.items()}
+        registers[label] = registers_of(size)
+    limit = chips.H200.shared_per_block / 1024
+    return dict(shared=shared, registers=registers, producer=PRODUCER, limit=limit, file=FILE)
+
+
+def registers_of(size: sizes.ForwardSizes) -> list[int]:
+    """Return the registers per thread of each consumer.
+
+    All warpgroups start with the same multiple of 8. Consumer 0 keeps what the other warpgroups leave.
+    """
+    start = FILE // (128 * (size.consumers + 1)) // 8 * 8
+    others = [size.registers] * (size.consumers - 1)
+    return [start * (size.consumers + 1) - sum(others) - PRODUCER, *others]
 
 
 BEYOND = 1.3  # times the limit: where the picture ends
-PRODUCER = 32  # registers of its threads, at most: see ForwardSizes.registers
 
 
 @style.picture
-def draw(shared: dict[str, dict], registers: dict[str, list[int]], limit: float, file: int) -> style.Drawn:
+def draw(
+    shared: dict[str, dict], registers: dict[str, list[int]], producer: int, limit: float, file: int
+) -> style.Drawn:
     """Draw for each set of sizes a bar of shared memory and a bar of registers, next to the limits of an SM.
 
-    `shared` is {set: {tensor: KiB}}. `registers` is {set: registers per thread of each consumer}. `limit` is the shared
-    memory of an SM in KiB, and `file` is the number of registers of an SM.
+    `shared` is {set: {tensor: KiB}}. `registers` is {set: registers per thread of each consumer}, and `producer` is the
+    number of registers per thread of the producer. `limit` is the shared memory of an SM in KiB, and `file` is the
+    number of registers of an SM.
     """
     caption = (
         "An SM has no room for a second program (dashed) beside the first. The upper bars are the KiB of the buffers of"
@@ -47,9 +61,9 @@ def draw(shared: dict[str, dict], registers: dict[str, list[int]], limit: float,
     for y, each in enumerate(registers.values()):
         for c, n in enumerate(each):
             words = f"{n} per thread" if not style.narrow() else f"{n}"
-            style.box(below, 128 * c * n, y + 0.1, 128 * n, 0.8, words, style.worker(3), linewidth=0.9)
-        style.box(below, 128 * sum(each), y + 0.1, 128 * PRODUCER, 0.8, "", hatch=style.MASK_HATCH, linewidth=0.9)
-        _second(below, 128 * (sum(each) + PRODUCER), y, file)
+            style.box(below, 128 * sum(each[:c]), y + 0.1, 128 * n, 0.8, words, style.worker(3), linewidth=0.9)
+        style.box(below, 128 * sum(each), y + 0.1, 128 * producer, 0.8, "", hatch=style.MASK_HATCH, linewidth=0.9)
+        _second(below, 128 * (sum(each) + producer), y, file)
     for ax, most, limits, title in (
         (above, limit, f"limit: {limit:.0f} KiB", "Shared memory, KiB"),
         (below, file, f"limit: {file:,}", "Registers (hatched: of the producer)"),
@@ -61,7 +75,7 @@ def draw(shared: dict[str, dict], registers: dict[str, list[int]], limit: float,
         style.note(ax, most, -0.25, limits, ha="center")
         style.bare(ax, (-left, BEYOND * most), (-0.5, len(shared)))
         ax.set_title(title)
-    used = "; ".join(f"{name} {sum(parts.values()):.0f} KiB, {128 * (sum(registers[name]) + PRODUCER):,} registers"
+    used = "; ".join(f"{name} {sum(parts.values()):.0f} KiB, {128 * (sum(registers[name]) + producer):,} registers"
                      for name, parts in shared.items())  # fmt: skip
     return figure, f"Stacked bars of what a program takes of an SM with {limit:.0f} KiB and {file:,} registers: {used}."
 

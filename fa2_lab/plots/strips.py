@@ -73,8 +73,8 @@ SAYS = {  # what the strips of a rung show beside those of the rung before
 }
 WHY = {  # what a caption adds
     15: "So it is slower at first, but from now on we can place each wait.",
-    17: "One ring of buffers then serves both, which makes room for the long tiles of rung 18. The rung alone is not"
-    " faster.",
+    17: "One ring of buffers then serves both, which makes room for the long tiles of rung 18. By itself, rung 17"
+    " is not faster.",
     21: "The boxes with a thick edge belong to the next row block.",
     19: "A tile takes {now} instructions instead of {then}.",
     22: "A tile takes {now} instructions instead of {then}.",
@@ -250,7 +250,7 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
     caption = (
         f"{says}. {why}{' ' * bool(why)}Model of an SM of an H200, d = 128, no mask. The number on a softmax counts all"
         " instructions per thread and tile except the matmuls."
-        + " A dashed box shows how much longer the rung before takes." * (ratio > 1)
+        + " A dashed box shows how much longer the softmax took on the previous rung." * (ratio > 1)
         + " The hatched part is what the rung adds." * (ratio < 1)
         + " The percentage is measured. It is the share of the time in which a profiler saw the tensor cores at work."
     )

@@ -52,8 +52,8 @@ def draw(panels: list[Mapping], setting: str, window: float = 6000) -> style.Dra
 
     A panel contains a name, the tensor cores' share of the time, and jobs (unit, consumer, label, from, to).
     """
-    caption = "In the kernel's order, the dQ matmul overlaps with the next exponentials, and other"
-    caption += " matmuls with dQ's addition."
+    caption = "In the kernel's order, dQ's matmul overlaps with the next exponentials, and dQ's addition with other"
+    caption += " matmuls."
     timelines = {}
     for panel in panels:
         rows = {name: [job[2:] for job in panel["jobs"] if job[:2] == (unit, "0")]

@@ -223,9 +223,11 @@ listing("09")
 # time than the work on it, they get farther and farther ahead, and the work never waits for them. It therefore sets the
 # pace, and the tensor cores are idle only during the softmax.
 #
-# Why is the average above the second timeline 1,019 clocks per tile, and not 917? Before the work can start, the
-# program copies Q and the first K, and after the work, it stores O. These three take 3 · 410 clocks, so a tile takes
-# (12 · 917 + 3 · 410) / 12 clocks on average. With more tiles, the average comes closer to 917.
+# Why are the averages above the timelines 1,805 and 1,019 clocks per tile, and not 1,737 and 917? Before its first
+# tile, the program also copies Q, and after its last, it stores O. With one stage, these two copies add 2 · 410 clocks
+# to the 12 tiles, or 68 clocks per tile. With three stages, the copy of the first K must also be added, because no work
+# can run during it, so a tile takes (12 · 917 + 3 · 410) / 12 clocks on average. With more tiles, the averages come
+# closer to 1,737 and 917.
 
 # %% tags=["hide-input"]
 show("prefetch")
@@ -515,10 +517,10 @@ live("climb")
 # without a mask, and a dot shows the speed with the causal mask. You can learn as much from the rungs that are slower
 # than the previous one as from those that are faster.
 #
-# Two tables are folded below, to look things up. For each rung, the first one shows what limited the previous rung and
-# what the change removed. The second one shows, for each change, the one counter that moved. You do not need to read
-# them now, because the sections below explain the names of rungs 01 to 13 when they use them, and chapter 12a explains
-# the others. To print a single change on one page, run `fa2-lab ladder 07 08` in a terminal.
+# Two tables for reference are folded below. For each rung, the first one shows what limited the previous rung and what
+# the change removed. The second one shows, for each change, the one counter that moved. You do not need to read them
+# now, because the sections below explain the names of rungs 01 to 13 when they use them, and chapter 12a explains the
+# others. To print a single change on one page, run `fa2-lab ladder 07 08` in a terminal.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 Markdown("\n".join(climbed.markdown(record)))
@@ -546,14 +548,14 @@ def dram(number):
 
 
 N, d, T = 4096, 128, 64  # T tiles in a row, and in a column
-asked = {
-    "00": 12 * N * N + 8 * N * d,  # S in 4 bytes and P in 2, written and read
+counted = {
+    "00": 12 * N * N + 8 * N * d,  # S in 4 bytes and P in 2, written and read; Q, K, V and O once
     "01": T * N * (10 * d + 16) + 8 * N * d,  # Q; O, ℓ and m in 4 bytes, in and out
     "02": T * N * 4 * d + 4 * N * d,  # K and V
 }
-asked["03"] = asked["02"]
-print("rung   requested, GB   DRAM moved, GB   TFLOP/s")
-for number, moved in asked.items():
+counted["03"] = counted["02"]
+print("rung     counted, GB   DRAM moved, GB   TFLOP/s")
+for number, moved in counted.items():
     rate = full.rate(ladder.find(number))
     print(f"{number}{64 * moved / 1e9:18.2f}{dram(number):17.2f}{rate:10.0f}")
 for heads, row in ((64, full), (8, few)):
@@ -562,10 +564,12 @@ for heads, row in ((64, full), (8, few)):
     print(f"rung 03 over 02, {heads:2} heads: predicted × {predicted:.1f}, measured × {row.ratio(new, old):.1f}")
 
 # %% [markdown]
-# In the first three lines, our count agrees with the GPU's counter. Rung 02 swaps the loops, so that o, $\ell$ and m
-# stay on the chip. Rung 03 gives each row block its own program, which speeds up the kernel more than any other change.
-# The row blocks of a head run at the same time and read the same K and V, which take 2 MiB per head. The first row
-# block that requests a tile brings it into L2, where the others find it.
+# For rungs 01 to 03, we count all bytes that the kernel requests. For rung 00, we count Q, K, V and O only once each.
+# Its matmuls request Q, K and V more often (chapter 04), but L2 serves these further requests. In the first three
+# lines, our count agrees with the bytes that the GPU's counter saw reach DRAM. Rung 02 swaps the loops, so that o,
+# $\ell$ and m stay on the chip. Rung 03 gives each row block its own program, which speeds up the kernel more than any
+# other change. The row blocks of a head run at the same time and read the same K and V, which take 2 MiB per head. The
+# first row block that requests a tile brings it into L2, where the others find it.
 #
 # The model knows about SMs and programs, but it assumes that every byte comes from L2. With 8 heads, this is true of
 # both rungs, because the K and V of all heads take only 16 MiB and fit into L2. With 64 heads, they take 128 MiB. Rung
@@ -581,8 +585,8 @@ for heads, row in ((64, full), (8, few)):
 # they add it to o, so this result needs 64 registers in addition to those of o. In rung 05, the tensor cores add PV
 # directly to o, which saves 50 registers. An SM has 65,536 registers. If a program has 128 threads with r registers
 # each (rounded up to a multiple of 8), then 65,536 / (128 r) programs fit, which is three if r is at most 168. Rung 05
-# needs exactly 168. Under the mask, however, the kernel still needs 174 registers after the same change. That is a few
-# too many for a third program, so under the mask, rung 05 is no faster than rung 04.
+# needs exactly 168. Under the mask, however, the kernel still needs 174 registers after the same change. That is
+# slightly too many for a third program, so under the mask, rung 05 is no faster than rung 04.
 #
 # ## What is a third program worth?
 #
@@ -596,8 +600,8 @@ for number, mask in (("05", True), ("03", False), ("09", False)):
 
 # %% [markdown]
 # Now three programs fit, and the causal rung 05 speeds up by about as much as the tweak did without a mask. Rung 09
-# becomes faster as well, but rung 03 speeds up far less, because it spills at 168 registers. So the first question
-# about a change is not how much work it saves, but **how many programs fit onto an SM afterwards**.
+# also becomes faster, but rung 03 gains far less, because it spills at 168 registers. So the first question about a
+# change is not how much work it saves, but **how many programs fit onto an SM afterwards**.
 #
 # From rung 10 on, shared memory is a second limit. A tile of 64 × 128 two-byte numbers takes 16 KiB. One tile of Q and
 # three stages, each with a tile of K and a tile of V, take 16 + 3 · 2 · 16 = 112 of an SM's 228 KiB. With the 1 KiB
@@ -747,9 +751,9 @@ show("roofline")
 #
 # ## When is the chip the limit?
 #
-# The GPU is allowed to draw 700 W. A GPU lowers its clock when it would otherwise draw too much power, which is called
-# *throttling*. While each rung ran without pauses between the calls, we read the GPU's clock and its power draw with
-# `nvidia-smi`:
+# The GPU is allowed to draw 700 W, but single readings can be slightly higher. A GPU lowers its clock when it would
+# otherwise draw too much power, which is called *throttling*. While each rung ran without pauses between the calls, we
+# read the GPU's clock and its power draw with `nvidia-smi`:
 
 # %% tags=["hide-input"]
 chip = {name: reasons.chip(record, name) for name in ladder.RUNGS}
@@ -914,8 +918,8 @@ steps = [order(number) for number in ("10", "11")]
 verdict("between the first loop and the wait, ordinary instructions write o in rung 10, but not in rung 11",
         ["    o = 0, by 64 ordinary instructions" in x[x.index("    the loop ends") :] for x in steps] == [True, False])
 picture = prefetch.data()["panels"]
-verdict("the picture: copies of 820 clocks, work of 917; 1,737 clocks with one stage, 1,019 with three",
-        [round(x["clocks"]) for x in picture] == [1737, 1019] and round(2 * strips.sizes("10").copy) == 820
+verdict("the picture: copies of 820 clocks, work of 917; 1,805 clocks with one stage, 1,019 with three",
+        [round(x["clocks"]) for x in picture] == [1805, 1019] and round(2 * strips.sizes("10").copy) == 820
         and round(2 * strips.sizes("10").product + strips.sizes("10").softmax) == 917)
 verdict("the tensor cores work 54% of rung 11, so at most × 1.84", (round(count("11", cores)), round(100 / count("11", cores), 2)) == (54, 1.84))
 verdict("rung 05 gains 24%, rung 07 under the mask × 1.51", (round(factor("05", full), 2), round(factor("07", causal), 2)) == (1.24, 1.51))
@@ -924,7 +928,7 @@ points, ceilings = roofline.data()["points"], record.ceilings
 left = [points[ladder.find(n)][0] < ceilings["GEMM TFLOP/s"] / ceilings["copy TB/s"] for n in ("00", "01", "02", "03")]
 verdict("rungs 00 to 02 are to the left of the ridge point, 03 to the right", left == [True, True, True, False])
 verdict("rungs 00 to 02: DRAM moves what the formula requests; rung 03: a small part of it",
-        all(abs(dram(n) / asked[n] * 1e9 / 64 - 1) < 0.05 for n in ("00", "01", "02")) and dram("03") < 64 * asked["03"] / 20e9)
+        all(abs(dram(n) / counted[n] * 1e9 / 64 - 1) < 0.05 for n in ("00", "01", "02")) and dram("03") < 64 * counted["03"] / 20e9)
 verdict("rung 01 is much slower than rung 00; rung 03 gains most", factor("01", full) < 0.5 and max(ladder.RUNGS[1:], key=lambda r: factor(r[1:3], full)) == ladder.find("03"))
 lacks = [factor("03", row) / reasons.predicted(*pair("03"), causal=False, d=128, heads=n) for n, row in ((64, full), (8, few))]
 verdict("with 64 heads the model misses the cost of DRAM, with 8 it is right to within a fifth", lacks[0] > 1.1 and abs(lacks[1] - 1) < 0.2)

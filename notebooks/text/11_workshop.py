@@ -200,7 +200,7 @@ if not mine.exists():
     _ = mine.write_text(rung.split("\n\nif __name__")[0] + CALL, encoding="utf-8")
 
 # %% [markdown]
-# The table is for reference. Only the rows with *no* in the last column work without a GPU, and the rest of the chapter
+# The table is for reference. Only the commands with *no* in the last column work without a GPU. The rest of the chapter
 # shows what `xray` and the interpreter print.
 #
 # | you want to know | the command | GPU |
@@ -402,7 +402,8 @@ for lane in ("copies", "products"):
 times = np.random.default_rng(0).normal(1.00, 0.01, (1000, 20, 9))  # 20 equal launches, 1 ms, 1% of noise; 1,000 searches
 for repeats in (1, 9):
     best = np.median(times[:, :, :repeats], axis=2).min(axis=1).mean()
-    print(f"each launch timed {repeats} times: the winner seems {1 - best:.1%} faster than it is")
+    often = "once" if repeats == 1 else f"{repeats} times"
+    print(f"each launch timed {often}: the winner seems {1 - best:.1%} faster than it is")
 
 # %% [markdown]
 # ## Is fp32 really fp32?
@@ -511,7 +512,7 @@ print("\n".join(re.findall(r"=+ +(?=Invalid|at stray|by thread|Access|and is)(.*
 # ## Why is the result slightly wrong?
 #
 # Above, `log_sum_kernel` gave the right result, and if the rows have 16 columns, its results are right for any number
-# of rows. But with three rows of 10 values, some of the results are wrong in the first few digits.
+# of rows. But with three rows of 10 values, some of the results are wrong, even in their first digits.
 
 # %% tags=["hide-input"]
 def errors(S, N):

@@ -249,10 +249,12 @@ climb.step("15", "registers", "programs")
 # two programs on an SM, and from rung 17 on, they are the consumers of one program. Each later rung has such a picture
 # as well. The strips come from a model, in which copies run back to back at L2 bandwidth and a matmul takes the number
 # of clocks that the tensor cores need for it. In the model, a softmax takes one clock for each instruction that a
-# thread executes, because an SM has four schedulers, one for each of the four warps. In each of these pictures, look at
-# the strips of the tensor cores first, because the gaps that they have in common are the time that a rung can still
-# gain. Then find the boxes above or below a gap, because the tensor cores wait for these. You can skip a picture if the
-# rung is clear without it.
+# thread executes, because an SM has four schedulers, one for each of the four warps. If both warpgroups use the same
+# unit at once, each gets half of it, so its box becomes twice as long. In the pictures of rungs 17 to 19, the two
+# consumers always do so, because they move in step. A softmax of 369 instructions therefore takes about 740 clocks
+# there. In each of these pictures, look at the strips of the tensor cores first, because the gaps that they have in
+# common are the time that a rung can still gain. Then find the boxes above or below a gap, because the tensor cores
+# wait for these. You can skip a picture if the rung is clear without it.
 #
 # In the pictures of rungs 14 to 16, the copies leave no gap, so the matmuls seem to wait for L2. This comes from the
 # model, which leaves out all waits between instructions, so its softmax is too short. In the model, a round, in which
@@ -439,7 +441,7 @@ climb.step("16", "issue slots used, %")
 # unit was fully used before, and most issue slots were empty. So why is the rung any faster? A warpgroup executes its
 # own instructions one after another, and after each of them, a warp cannot issue its next one for a few fixed clocks.
 # In chapter 10's table of stalls, this one is called `wait`. So each instruction delays the warpgroup's tile, even if
-# there are free issue slots, and fewer instructions end the tile earlier.
+# there are free issue slots. With fewer instructions, the tile is done earlier.
 
 # %% tags=["hide-input"]
 show("strips_16")
@@ -522,11 +524,12 @@ show("strips_17")
 #
 # ## Rung 18: long tiles
 #
-# One ring now serves both consumers, so at d = 128 shared memory has room for tiles of 128 keys. A row of 128 16-bit
+# Since one ring now serves both consumers, shared memory has room for tiles of 128 keys at d = 128. A row of 128 16-bit
 # values takes 256 bytes. Each consumer's 64 rows of Q therefore take 16 KiB, and a stage, with 128 rows of K and 128 of
 # V, takes 64 KiB. Two consumers and three stages add up to 2 · 16 + 3 · 64 = 224 KiB, which fits into the 227 KiB that
 # an SM has for its programs. In rung 16, two programs shared the SM, so each had only 113 KiB. That was too little for
-# such tiles, although there would have been enough registers (184 of 232). Only the sizes change in this rung:
+# two stages of such tiles, which need 16 + 2 · 64 = 144 KiB, although there would have been enough registers (184 of
+# 232). Only the sizes change in this rung:
 
 # %% tags=["nbval-ignore-output"]
 change("17", "18", "SIZES")
@@ -538,8 +541,8 @@ show("strips_18")
 # %% [markdown]
 # The same bytes now arrive in half as many tiles. Some work is done *once* per tile, however long the tile is, so there
 # is now half as much of it. This work includes two waits for matmuls, a rescaling of o, the barriers, and the exchange
-# between lanes that finds the row's maximum. This is why the strips in the picture are longer now, with fewer
-# instructions between the matmuls.
+# between lanes that finds the row's maximum. This is why the softmax boxes in the picture are longer now, but shorter
+# than two of rung 17's boxes together.
 #
 # ## Part 5 · Two warpgroups that hide each other's waits (22 minutes)
 # The tensor cores are still idle while exponentials are being computed.

@@ -18,7 +18,7 @@
 # - compare the kernel's speed with that of other implementations, and explain why the same idea can help one kernel a
 #   lot and another one only a little.
 #
-# *Time: 130 minutes, in six parts, of which the first includes this opening. Before this:
+# *Time: 125 minutes, in six parts, of which the first includes this opening. Before this:
 # [12a](12a_hopper_rungs.ipynb). Hardware: any laptop with Linux; on a Hopper GPU, the checks run the real kernel. All
 # speeds and times were measured on an NVIDIA H200 in bf16.*
 
@@ -50,7 +50,7 @@ device = "cuda" if on_gpu else "cpu"
 _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the kernels run here
 
 # %% [markdown]
-# ## Part 1 · Barriers, sizes and the scheduler (21 minutes)
+# ## Part 1 · Barriers, sizes and the scheduler (16 minutes)
 #
 # ## The whole protocol in one picture
 #
@@ -139,8 +139,9 @@ display(Markdown("\n".join(["<details><summary>All sets of sizes</summary>", "",
 
 # %% [markdown]
 # The picture shows how much shared memory and how many registers a program takes with each of four of these sets. In
-# all four cases, it takes so many registers that a second program does not fit onto the SM, even if much of the shared
-# memory is free.
+# all four cases, the program takes more than half of the shared memory. It also takes all registers, or all but 1,024,
+# because the consumers are given as many as possible. So there is no room for a second program on the SM, and smaller
+# tiles alone would not make room for one.
 
 # %% tags=["hide-input"]
 show("room")
@@ -196,7 +197,7 @@ show("room")
 # The producer passes the number on through the mailbox, which has two slots. The picture shows a model of rung 21, but
 # with the two slots of our mailbox in place of the rung's single one. Both slots are empty most of the time. The
 # producer puts a row block's number into a slot when it begins to copy tiles for that row block. The number stays there
-# until both consumers have finished the previous row block.
+# until both consumers have finished computing the previous row block.
 
 # %% tags=["hide-input"]
 show("mailbox")
@@ -225,9 +226,11 @@ read(KERNEL, "forward_kernel", begin="q = new_ring", end="pipes = ForwardPipes")
 # `cu_seqlens_q`, for packed sequences, and `left`, for windows.
 #
 # The roles are started in the same way as on the rungs. Consumer 0 runs on the warps that the launch itself starts,
-# while the other consumers get 160 or 240 registers per thread and the producer gets 24. Consumer 0 keeps what is left,
-# which is 512 − 24 − 2 · 160 = 168 with three consumers and 512 − 24 − 240 = 248 with two. If that is not enough for
-# the consumers, the setting `low_reg_schedule`, which is part of the set of sizes, makes the compiler order the
+# while the other consumers get 160 or 240 registers per thread and the producer gets 24. Consumer 0 keeps what is left.
+# With three consumers, there are four warpgroups, whose threads start with 128 registers each, so 4 · 128 − 24 − 2 ·
+# 160 = 168 are left for each thread of consumer 0. With two consumers, the threads of all three warpgroups start with
+# 168, the largest multiple of 8 that fits, so 3 · 168 − 24 − 240 = 240 are left. If that is not enough for the
+# consumers, the setting `low_reg_schedule`, which is part of the set of sizes, makes the compiler order the
 # instructions differently.
 #
 # The next table shows how the shared memory is used. It is computed from the sizes that the kernel uses for a causal
@@ -601,7 +604,7 @@ read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 # a tile must still pass the turn on, as `drain_tile` does. Ping-pong costs one wait per tile, and whether it saves more
 # time than this wait takes depends on d. At d = 64, where the exponentials take as long as both matmuls, ping-pong made
 # the kernel 0.99 to 1.07 times as fast. At d = 128, where the exponentials take only half as long, the kernel was only
-# 0.99 times as fast with ping-pong, so it became slightly slower. Even so, the kernel also uses ping-pong at d = 128
+# 0.99 times as fast with ping-pong, so it became slightly slower. At d = 128, the kernel nevertheless uses ping-pong
 # under the mask if there are many more keys than rows. For that case, the table of ideas in part 6 shows a speedup.
 #
 # The picture shows a model in which both consumers begin at the same time and stay together without turns. In this
@@ -864,19 +867,19 @@ for idea, rung in IDEAS.items():
 # the wait for P V back as described in part 3, or tell the copies which data to keep in L2. Three others choose sizes
 # or ping-pong for certain calls, namely windows, packed sequences and many more keys than rows, and we kept them for
 # the problems on which they are faster. The last idea applies if several query heads share a K/V head and there is no
-# mask. The kernel then treats these query heads as one head with all their rows, so fewer row blocks are partly empty.
-# That made short calls up to 1.11 times as fast, and long calls as fast as before. You can open the table of all
-# twelve. Its *measured* column shows the speedup on average and, in parentheses, on the worst and on the best problem.
-# In the column *without pauses*, the calls followed one another directly, so the clock frequency fell. *In a CUDA
-# graph* means that the calls are recorded once and then replayed. Where the table says that 40 bytes per thread spill,
-# the compiler had no registers left for them and moved them to slower memory.
+# mask. The kernel then treats these query heads as a single head that has all of their rows, so fewer row blocks are
+# partly empty. That made short calls up to 1.11 times as fast, and long calls as fast as before. You can open the table
+# of all twelve. Its *measured* column shows the speedup on average and, in parentheses, on the worst and on the best
+# problem. In the column *without pauses*, the calls followed one another directly, so the clock frequency fell. *In a
+# CUDA graph* means that the calls are recorded once and then replayed. Where the table says that 40 bytes per thread
+# spill, the compiler had no registers left for them and moved them to slower memory.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 table = ideas.table("forward")
 display(Markdown("\n".join(["<details><summary>Twelve ideas: predicted and measured</summary>", "", *table, "", "</details>"])))
 
 # %% [markdown]
-# Most predictions were too optimistic, because removing an instruction or a barrier saves no time if the program is
+# Most predictions were too optimistic, since removing an instruction or a barrier saves no time while the program is
 # waiting for something else. New sizes helped on problems for which the old sizes had not been chosen. Finally, we
 # compare the kernel with the last rung:
 

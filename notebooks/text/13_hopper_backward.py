@@ -519,7 +519,7 @@ for idea in (
 # *early*, and starting it after dS made that version 9% slower. Yet the current kernel starts dV after dS in this case.
 # The compiler explains the difference. The earlier version also kept half of V in registers, so it needed the 224
 # registers listed in part 3's table, but with Triton 3.6, the early start was faster nevertheless. With Triton 3.9,
-# which keeps more addresses in registers, the same order spills, so we gave the early start up. No recorded run
+# which keeps more addresses in registers, the same order spills, so we gave up the early start. No recorded run
 # compares the two orders with Triton 3.9, so we do not know how their speeds compare there.
 #
 # We also tried nine further ideas on the current kernel, and kept four of them:
@@ -732,11 +732,11 @@ for name, peer, asked in (
 show("limits_one_pass")
 
 # %% [markdown]
-# With the order used under the causal mask, the model in part 2 keeps the tensor cores busy all the time. Without a
-# mask, as in the picture, the exponentials come later, and the kernel reaches 641 of 989 TFLOP/s. But even a large
-# matmul reaches only 797 TFLOP/s on this GPU, because the power limit lowers the GPU's clock. Moreover, the model only
-# has three units. It leaves out rounding, the path of dS and dQ through shared memory, and the beginning and end of
-# each column block.
+# In the order used under the causal mask, the model of part 2 keeps the tensor cores busy all the time. Without a mask,
+# as in the picture, the exponentials come later, and the kernel reaches 641 of 989 TFLOP/s. But even a large matmul
+# reaches only 797 TFLOP/s on this GPU, because the power limit lowers the GPU's clock. Moreover, the model only has
+# three units. It leaves out rounding, the path of dS and dQ through shared memory, and the beginning and end of each
+# column block.
 
 # %% [markdown]
 # ## Recap

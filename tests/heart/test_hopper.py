@@ -211,20 +211,35 @@ def test_sizes_fit():
     )
     for size in {size for d in sizes.USUAL for size, *_ in kinds(d)}:
         assert 128 * (size.registers * size.consumers + 32) <= 65536
-        rows = 64 * size.consumers * (3 if size.O_apart else 1) + 2 * size.stages * size.B_c
-        assert 2 * rows * size.d_pad < 227 * 1024 - 1024
+        assert sum(size.shared.values()) < 227 * 1024 - 1024
 
 
-@pytest.mark.parametrize("way, kernel, rings", [("forward", forward, "QKV"), ("backward", backward, "KV")])
-def test_the_picture_of_pipes_has_the_kernels_rings(way, kernel, rings):
-    """Stages, and how many releases empty one: what new_ring is given in the set that the picture names."""
-    known = dict(CONSUMERS=2, SIZES=sizes.SHORT)
+def test_the_bytes_of_the_buffers_are_the_kernels():
+    """What new_ring and allocate_shared_memory are given, for every set of sizes."""
+    for size in {size for d in sizes.USUAL for size, *_ in kinds(d)}:
+        known = dict(CONSUMERS=size.consumers, SIZES=size)
+        found = {
+            ring: stages * (64 if ring == "Q" else size.B_c) for ring, (stages, _) in rings_of(forward, known).items()
+        }
+        found |= dict(O=64 * size.consumers) if size.O_apart else {}
+        assert size.shared == {tensor: 2 * rows * size.d_pad for tensor, rows in found.items()}
+
+
+def rings_of(kernel, known):
+    """{ring: (stages, how many releases empty one)} of a kernel's calls of new_ring."""
     calls = [node for node in ast.walk(ast.parse(Path(kernel.__file__).read_text())) if isinstance(node, ast.Call)]
     found = {}
     for call in calls:
         if ast.unparse(call.func) == "new_ring":
             ring, stages, releases = (ast.unparse(x) for x in call.args)
             found[ring] = eval(stages, known), 0 if call.keywords else eval(releases, known)  # HAS_EMPTY=False
+    return found
+
+
+@pytest.mark.parametrize("way, kernel, rings", [("forward", forward, "QKV"), ("backward", backward, "KV")])
+def test_the_picture_of_pipes_has_the_kernels_rings(way, kernel, rings):
+    """Stages, and how many releases empty one: what new_ring is given in the set that the picture names."""
+    found = rings_of(kernel, dict(CONSUMERS=2, SIZES=sizes.SHORT))
     shown = pipes.data(way)["rings"]
     assert found == {ring: shown[ring] for ring in rings}
     assert {shown[ring] for ring in shown.keys() - found.keys()} == {(2, 2)}  # mailbox and rows: by n & 1, by consumers

@@ -182,7 +182,8 @@ def test_a_stage_is_full_before_it_is_read_and_empty_before_it_is_filled():
 def test_what_a_program_takes_is_there_and_the_registers_of_a_step_are_the_chapter_s():
     seen = data("room")
     for name, parts in seen["shared"].items():
-        assert sum(parts.values()) <= seen["limit"] and 128 * (sum(seen["registers"][name]) + 32) <= seen["file"]
+        assert sum(parts.values()) <= seen["limit"]
+        assert 128 * (sum(seen["registers"][name]) + seen["producer"]) <= seen["file"]
     sums = {
         name: [sum(parts.values()) for parts in phases.values()]
         for name, phases in data("live_registers")["tiles"].items()

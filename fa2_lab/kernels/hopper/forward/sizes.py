@@ -42,6 +42,16 @@ class ForwardSizes:
         return min(240, (512 - 32) // self.consumers)
 
     @property
+    def shared(self) -> dict[str, int]:
+        """The bytes of each tensor's buffers in shared memory, without the barriers and the mailbox.
+
+        If O has a buffer of its own, the next row block's Q is copied early, so each consumer has two buffers for Q.
+        """
+        rows = dict(Q=self.rows * (2 if self.O_apart else 1), K=self.stages * self.B_c, V=self.stages * self.B_c)
+        rows |= dict(O=self.rows) if self.O_apart else {}
+        return {tensor: 2 * n * self.d_pad for tensor, n in rows.items()}
+
+    @property
     def options(self) -> dict:
         """The compiler options for the launch.
 
