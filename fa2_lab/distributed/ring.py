@@ -322,7 +322,7 @@ def partial_backward(
 
 
 def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, dK: Tensor, dV: Tensor) -> None:
-    """Add `part` to this rank's dQ, and to dK and dV of the block of K and V that its queries saw.
+    """Add `part` to this rank's dQ, and to dK and dV of the block of K and V that this rank's queries saw.
 
     `part` contains the contributions of the queries and keys of `seen`. If it is None, nothing is added.
     """

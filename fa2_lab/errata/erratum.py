@@ -28,7 +28,7 @@ class Erratum:
     met: str = ""  # where people met it: "project #number, #number; project #number", threads on GitHub
 
     def check(self, result: object) -> bool:
-        """Return whether the error of `result` is within the tolerance. An error of NaN is not."""
+        """Return whether the error of `result` is within the tolerance. For an error of NaN, return False."""
         return bool(self.error(result) <= self.tolerance)
 
 

@@ -7,7 +7,7 @@ START = 3.0  # µs of a launch before it works: an assumption
 
 
 def data(N: int = 512, heads: int = 16, d: int = 128) -> dict:
-    """Return the µs of each kernel's work if HBM and the tensor cores reach the rates of their data sheet."""
+    """Return the time of each kernel's work in µs if HBM and the tensor cores reach the rates of the data sheet."""
     bytes_us, numbers = chips.H200.hbm_per_second / 1e6, N * d * heads
     work = {
         "before": numbers * (2 + 2 + 4) / bytes_us,  # O and dO are read, the accumulators cleared

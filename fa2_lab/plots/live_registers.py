@@ -7,7 +7,7 @@ LIVE = {"S and dQ": ("S", "dQ"), "then P and dP": ("P", "dP"), "all at once": ("
 
 
 def data(consumers: int = 2, keys: int = 64, threads: int = 128) -> dict:
-    """Return the arguments of draw(): how many registers the fp32 values of one thread need in each phase of a step.
+    """Return the arguments of draw(): the registers that the fp32 values of one thread need in each phase of a step.
 
     Each consumer computes its share of dQ. `keys` is the number of keys of one consumer, and `threads` is the number of
     its threads.

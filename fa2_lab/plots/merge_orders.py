@@ -22,7 +22,7 @@ def data(blocks: int = 8, B_c: int = 4) -> dict:
 
 
 def merge_pairs(blocks: int) -> dict[str, list[tuple[int, int]]]:
-    """Return for each order a list with one pair of nodes for each merge.
+    """Return, for each order, a list with one pair of nodes for each merge.
 
     Nodes 0 … blocks − 1 are the leaves. The n-th merge creates node blocks + n.
     """

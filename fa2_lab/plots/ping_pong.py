@@ -47,7 +47,7 @@ def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, s
 def draw(panels: list[Mapping], d: int, window: float = 6000) -> style.Drawn:
     """Draw one timeline for each panel, that is, for two consumers without and with ping-pong.
 
-    A panel contains a name, the tensor cores' share of the time, and jobs (unit, consumer, label, from, to).
+    A panel contains a name, the tensor cores' share of the time, and jobs (unit, consumer, label, from, to) in clocks.
     """
     caption = (
         "With ping-pong, one consumer runs matmuls while the other computes its softmax. Without it, both may wait"

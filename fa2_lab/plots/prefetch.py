@@ -46,7 +46,7 @@ def one_by_one(block: Block, size: strips.Sizes, tiles: int) -> Generator[Wait]:
 def draw(panels: list[Mapping], rung: str, window: float = 6000) -> style.Drawn:
     """Draw one timeline for each panel: a program with one stage, and a program with three stages.
 
-    A panel contains the number of stages, the clocks per tile, and jobs (unit, actor, label, from, to).
+    A panel contains the number of stages, the clocks per tile, and jobs (unit, actor, label, from, to) in clocks.
     """
     caption = "With one stage, each matmul waits for a copy, and with three, copies run ahead during the matmuls."
     caption += (

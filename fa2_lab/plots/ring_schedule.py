@@ -16,9 +16,9 @@ def data(ranks: int = 4, rows: int = 8) -> dict:
 
 
 def cell(lengths: list[int], rank: int, source: int) -> dict:
-    """Return which scores a rank computes with the keys of the rank `source`.
+    """Return the rows and columns of the scores that a rank computes with the keys of the rank `source`.
 
-    The returned rows and columns are fractions of a shard. `lengths` are the numbers of rows of all shards.
+    Rows and columns are fractions of a shard. `lengths` are the numbers of rows of all shards.
     """
     seen = meeting(lengths, rank, source, "zigzag", causal=True)
     rows, cols = ((x.start / lengths[0], x.stop / lengths[0]) for x in (seen.queries, seen.keys))
@@ -30,7 +30,7 @@ PITCH = 1.3  # from one cell to the next
 
 @style.picture
 def draw(cells: list[list[Mapping]]) -> style.Drawn:
-    """Draw for each rank and step whose keys the rank holds and which scores it computes.
+    """Show, for each rank and step, whose keys the rank holds and which scores it computes.
 
     `cells[rank][step]` is dict(source, rows, cols, diagonal). `source` is the rank that owns the keys, and `rows` and
     `cols` are (from, to) as fractions of a shard.

@@ -10,7 +10,7 @@ PRODUCER = 24  # registers of its threads, in forward_kernel, if sequences are n
 
 
 def data() -> dict:
-    """Return for four sets of sizes the KiB of each tensor's buffers and the registers of each consumer's threads."""
+    """Return, for four sets of sizes, the KiB of each tensor's buffers and each consumer's registers per thread."""
     shared, registers = {}, {}
     for name, d in SETS.items():
         found = getattr(sizes, name.strip())
@@ -39,7 +39,7 @@ BEYOND = 1.3  # times the limit: where the picture ends
 def draw(
     shared: dict[str, dict], registers: dict[str, list[int]], producer: int, limit: float, file: int
 ) -> style.Drawn:
-    """Draw for each set of sizes a bar of shared memory and a bar of registers, next to the limits of an SM.
+    """Draw a bar of shared memory and a bar of registers for each set of sizes, next to the limits of an SM.
 
     `shared` is {set: {tensor: KiB}}. `registers` is {set: registers per thread of each consumer}, and `producer` is the
     number of registers per thread of the producer. `limit` is the shared memory of an SM in KiB, and `file` is the

@@ -127,7 +127,7 @@ def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
 
 
 def row_blocks_of(jobs: list[Job], size: Sizes, tiles: int) -> list[int]:
-    """Return for each job of a program the index of its row block. A row block has `tiles` tiles."""
+    """Return the index of the row block of each job of a program. A row block has `tiles` tiles."""
     before: dict[tuple[str, str], int] = defaultdict(int)
     found = []
     for job in jobs:
@@ -384,5 +384,5 @@ def lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float, faded:
 
 
 def span(window: float) -> float:
-    """Return how many of `window` clocks are drawn: all of them or, on a phone, half of them, so that labels fit."""
+    """Return the number of clocks that are drawn: all of `window` or, on a phone, half of it, so that labels fit."""
     return window / 2 if style.narrow() else window

@@ -7,9 +7,10 @@ from fa2_lab.plots import style
 
 
 def data(chunk: int = 2, itemsize: int = 2) -> dict:
-    """Return for the plain and for the swizzled layout the position of each chunk in its line of eight chunks.
+    """Return, for the plain and the swizzled layout, the position of each chunk in its line of eight chunks.
 
-    Also return the number of steps in which a chunk of all rows is read. `chunk` is the chunk that draw() emphasises.
+    Also return, for each chunk, the number of steps in which it is read from all rows. `chunk` is the index of the
+    chunk that draw() emphasises.
     """
     vec, places = CHUNK_BYTES // itemsize, LINE_BYTES // CHUNK_BYTES
     found, steps = {}, {}

@@ -140,9 +140,9 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
-    """Return, as text, which of the installed versions of torch and Triton the kernels were not tested with.
+    """Return text that names the installed versions of torch and Triton with which the kernels were not tested.
 
-    `versions` are the versions of Triton with which they were tested.
+    `versions` are the versions of Triton with which the kernels were tested.
     """
     unknown = []
     if torch and not number(TORCH[0]) <= number(torch) <= number(TORCH[1]):
@@ -153,7 +153,7 @@ def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
 
 
 def interpreted(machine: Machine) -> str:
-    """Return whether Triton's interpreter runs the kernels, and why, as text."""
+    """Return text that tells whether Triton's interpreter runs the kernels, and why."""
     if not machine.triton:
         return "off: Triton is not installed"
     if machine.asked:

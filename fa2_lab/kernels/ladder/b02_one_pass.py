@@ -122,7 +122,10 @@ def store(x, X, head, row, tile):
 
 @gluon.jit
 def producer(Q, K, V, dO, starts, rings, here):
-    """Run as the producer warp: start each copy as soon as its destination stage is empty."""
+    """Run as the producer warp: start each copy as soon as its destination stage is empty.
+
+    `rings` are the rings of Q, K, V, dO and `starts`. `here` is (head, first key, first row block, T_r).
+    """
     B_r: gl.constexpr = Q.block_shape[1]
     q, k, v, do, started = rings
     head, j, first, T_r = here
@@ -137,7 +140,11 @@ def producer(Q, K, V, dO, starts, rings, here):
 
 @gluon.jit
 def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, here, sizes, CAUSAL: gl.constexpr):
-    """Run as consumer warpgroup c: compute dK and dV of its 64 keys, and its half of dQ for each row block."""
+    """Run as consumer warpgroup c: compute dK and dV of its 64 keys, and its half of dQ for each row block.
+
+    `rings` and `here` are as in producer(). `shared` contains the buffers of dS, the barrier at which both consumers
+    arrive, and the buffers of dQ. `sizes` is (N_q, N_k, tau, tau_log2).
+    """
     q, k, v, do, started = rings
     ds, both, dq = shared
     head, j, first, T_r = here
