@@ -96,6 +96,7 @@ function mark(form, settings) {
       e.previousElementSibling.lastChild.textContent = value;
       e.setAttribute("aria-valuetext", value);
     }
+    if (e.tagName === "SELECT") e.value = settings[e.name];
     if (e.type === "radio") e.checked = e.value === String(settings[e.name]);
     if (e.type === "checkbox") e.checked = Boolean(settings[e.name]);
   }
@@ -115,9 +116,10 @@ function read(form, settings) {
 
 /** A form sets what the address asks for, then what the reader does; `change` throws what it refuses, and why. */
 function follow(form, set, change) {
-  form.oninput = () => {
-    read(form, set);
-    mark(form, set);
+  const first = { ...set };
+  let soon = null; // a browser refuses too many addresses at once
+  const keep = () => remember(Object.fromEntries(Object.keys(set).map((name) => [name, set[name] === first[name] ? null : String(set[name])])));
+  const act = () => {
     $("refused").textContent = "";
     try {
       change();
@@ -125,11 +127,24 @@ function follow(form, set, change) {
       $("refused").textContent = `${refused.message}.`;
     }
   };
-  for (const name of Object.keys(set)) {
-    if (typeof set[name] === "number" && ask.has(name)) set[name] = Number(ask.get(name));
-  }
+  form.oninput = () => {
+    read(form, set);
+    mark(form, set);
+    clearTimeout(soon);
+    soon = setTimeout(keep, 250);
+    act();
+  };
+  for (const name of Object.keys(set)) if (ask.has(name)) set[name] = asked(form.elements[name], set[name], ask.get(name));
   mark(form, set);
-  form.oninput();
+  act();
+}
+
+/** What an address asks of a setting, if it is one that the form has. */
+function asked(field, now, text) {
+  if (typeof now === "number") return Number(text);
+  if (typeof now === "boolean") return text !== "false";
+  const values = [...(field.options || field)].map(({ value }) => value);
+  return values.includes(text) ? text : now;
 }
 
 /** Back, play, forward and a slider over the steps of a run. `draw` is called with the step that is shown. */

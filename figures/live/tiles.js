@@ -6,7 +6,7 @@ const set = { GPU: "H200", N: 8192, d: 128, B_r: 128, B_c: 64, heads: 16, warps:
 const form = $("settings");
 const powers = (low, high) => upTo(high + 1).slice(low).map((n) => 2 ** n);
 const SIZES_OF = {
-  N: ["N (tokens)", powers(7, 20)],
+  N: ["N", powers(7, 20)],
   d: ["d", [16, 32, 64, 80, 96, 128, 192, 256]],
   B_r: ["B<sub>r</sub> (queries)", [16, 32, 48, 64, 96, 128, 192, 256]],
   B_c: ["B<sub>c</sub> (keys)", [16, 32, 48, 64, 96, 128, 192, 256]],
@@ -41,6 +41,116 @@ function row(name, parts, text, className = "") {
   return e;
 }
 
+// The picture: a window of the square of scores, with a tile, its queries and its keys to scale -----------------------
+
+const stage = $("stage");
+let corner = null; // where the tile begins, and pixels for each number, while a finger or the mouse can drag its corner
+
+/** Numbers from 0 to N that the window shows of one side. */
+const shown = (N, least, B) => Math.min(N, Math.max(least, 2 * B));
+
+function drawTile() {
+  if (!stage.clientWidth) return; // not laid out yet
+  const { N, d, B_r, B_c, stages, causal } = set;
+  const narrow = matchMedia("(max-width: 699px)").matches;
+  const [wide, high] = [shown(N, 512, B_c), narrow ? Math.min(N, Math.max(256, B_r)) : shown(N, 512, B_r)];
+  const unit = (stage.clientWidth - 62) / (Math.max(512, 2 * B_c) + Math.max(128, d)); // N alone does not change the scale
+  const [strip, w, h] = [d * unit, wide * unit, high * unit];
+  const [x, y] = [Math.max(128, d) * unit + 38, strip + 32];
+  clear(stage, y + h + 12);
+  corner = { x, y, unit };
+  const box = (left, top, width, height, look, parent = stage) => shape(parent, "rect", { x: left, y: top, width, height, class: look });
+  const text = (left, top, words, look = "small") => shape(stage, "text", { x: left, y: top, class: look }, words);
+
+  box(x - strip - 8, y, strip, h, "strip Q");
+  box(x + 5, y - strip - 13, w, strip, "strip V");
+  box(x, y - strip - 8, w, strip, "strip K");
+  box(x, y, w, h, "square");
+  const [rows, columns] = [Math.min(B_r, N), Math.min(B_c, N)]; // no tile is larger than the square
+  const work = Math.min(keysLoaded(0, { N_q: N, N_k: N, B_r, B_c, causal }), wide);
+  box(x, y, work * unit, rows * unit, "work");
+  drawGrid({ x, y, w, h, unit, wide, high });
+  if (causal) drawHidden({ x, y, unit, wide, high });
+  box(x - strip - 8, y, strip, rows * unit, "held Q");
+  for (const k of upTo(stages).reverse()) {
+    const width = Math.min(columns, wide - k * columns) * unit;
+    if (width <= 0) continue;
+    box(x + k * columns * unit + 5, y - strip - 13, width, strip, `held V${k ? " later" : ""}`);
+    box(x + k * columns * unit, y - strip - 8, width, strip, `held K${k ? " later" : ""}`);
+  }
+  box(x, y, columns * unit, rows * unit, "held S tile-of");
+  names();
+  if (N > wide || N > high) drawWhole({ x: x + w, y: y + h, wide, high });
+  const handle = shape(stage, "circle", { cx: x + columns * unit + 4, cy: y + rows * unit + 4, r: 7, class: "corner" });
+  handle.onpointerdown = drag;
+  const part = N > high ? `The window shows ${grouped(high)} × ${grouped(wide)} of the ${grouped(N)} × ${grouped(N)} scores.` : `The square has ${grouped(N)} × ${grouped(N)} scores.`;
+  const visits = visited(0, { N_q: N, N_k: N, B_r, B_c, causal });
+  const words = `${part} One tile of ${rows} × ${columns} is on the chip, and the thread block of these queries computes ${grouped(visits)} ${visits === 1 ? "tile" : "tiles"}.`;
+  stage.setAttribute("aria-label", words);
+  const note = narrow ? `One tile of ${rows} × ${columns} of the ${grouped(N)} × ${grouped(N)} scores, to scale.` : `${words} All lengths have one scale.`;
+  write($("picture-note"), note);
+
+  function names() {
+    const [tall, broad] = [rows * unit, columns * unit];
+    if (strip > 18 && tall > 16) text(x - strip / 2 - 8, y + tall / 2 + 5, "q", "middle strong in");
+    if (strip > 18 && broad > 32) text(x + broad / 2, y - strip / 2 - 3, "k, v", "middle strong in");
+    if (broad > 62 && tall > 22) text(x + broad / 2, y + tall / 2 + 4, `${rows} × ${columns}`, "small middle in");
+    text(x + w, y - strip - 19, N > wide ? `K and V: ${grouped(N)} keys →` : `K and V: ${grouped(N)} keys`, "small end");
+    const left = x - strip - 16;
+    shape(stage, "text", { x: left, y: y + h, class: "small", transform: `rotate(-90 ${left} ${y + h})` }, N > high ? `← Q: ${grouped(N)} queries` : `Q: ${grouped(N)} queries`);
+  }
+}
+
+/** The edges of all tiles in the window, if they are far enough apart to be seen. */
+function drawGrid({ x, y, w, h, unit, wide, high }) {
+  const cuts = (n, B) => (B * unit < 5 ? [] : upTo(cdiv(n, B)).slice(1).map((k) => k * B * unit)); // prettier-ignore
+  const lines = [...cuts(wide, set.B_c).map((at) => `M${x + at} ${y}v${h}`), ...cuts(high, set.B_r).map((at) => `M${x} ${y + at}h${w}`)];
+  shape(stage, "path", { d: lines.join(""), class: "cuts" });
+}
+
+/** With a causal mask, the tiles of the window that no thread block computes. */
+function drawHidden({ x, y, unit, wide, high }) {
+  const tiling = { N_q: set.N, N_k: set.N, B_r: set.B_r, B_c: set.B_c, causal: true };
+  for (const i of upTo(cdiv(high, set.B_r))) {
+    const [from, top] = [keysLoaded(i, tiling), i * set.B_r];
+    const at = { x: x + from * unit, y: y + top * unit, height: Math.min(set.B_r, high - top) * unit };
+    if (from < wide) shape(stage, "rect", { ...at, width: (wide - from) * unit, class: "hidden-tiles" });
+  }
+}
+
+/** The whole square, small, and how much of it the window shows. */
+function drawWhole({ x, y, wide, high }) {
+  const side = 62;
+  const at = { x: x - side - 10, y: y - side - 10 };
+  shape(stage, "rect", { x: at.x - 8, y: at.y - 24, width: side + 18, height: side + 34, class: "paper" });
+  shape(stage, "rect", { ...at, width: side, height: side, class: "square" });
+  const part = (n) => Math.max(2, (side * n) / set.N);
+  shape(stage, "rect", { ...at, width: part(wide), height: part(high), class: "seen-part" });
+  shape(stage, "text", { x: at.x + side / 2, y: at.y - 8, class: "small middle" }, "all of it");
+}
+
+/** The corner follows the pointer, to the tile that comes nearest. */
+function drag(e) {
+  e.preventDefault();
+  stage.setPointerCapture(e.pointerId); // the corner itself is drawn again
+  const near = (name, want) => {
+    const field = form.elements[name];
+    const values = field.dataset.values.split(",").map(Number);
+    field.value = values.reduce((best, x, k) => (Math.abs(x - want) < Math.abs(values[best] - want) ? k : best), 0);
+  };
+  const { x, y, unit } = corner; // of the tile as it was: its scale does not jump under the pointer
+  const move = ({ clientX, clientY }) => {
+    const { left, top } = stage.getBoundingClientRect();
+    near("B_c", (clientX - left - x) / unit);
+    near("B_r", (clientY - top - y) / unit);
+    form.oninput();
+  };
+  const stop = () => ["pointermove", "pointerup", "pointercancel"].forEach((name, k) => removeEventListener(name, [move, stop, stop][k]));
+  addEventListener("pointermove", move);
+  addEventListener("pointerup", stop);
+  addEventListener("pointercancel", stop);
+}
+
 /** A bar of parts against a limit, which is drawn as a line. */
 function gauge(parts, limit, used, said) {
   const most = Math.max(limit, used) * 1.08;
@@ -61,6 +171,7 @@ function draw() {
   const found = plan(chip, set);
   $("panels").classList.remove("stale");
   $("refused").textContent = misfit(found, chip);
+  drawTile();
   drawTraffic(found, chip);
   drawMemory(found, chip);
   drawWaves(found, chip);
@@ -104,17 +215,19 @@ function drawTraffic({ moved, flops }, chip) {
     `An outline shows the bytes that the chip requests, and its fill those that reach DRAM, because L2 does not have them (a model). For that, DRAM needs these times: ${times.join(", ")}. The two matmuls need ${seconds(flops / chip.tensor_flops)} of the tensor cores.`;
 }
 
-/** 96 KiB of 227 KiB: 131 KiB to spare, or by how much it is too much. */
-function room(used, limit, unit) {
+/** Beside the title of a bar, how much is to spare, or by how much it is too much. */
+function room(place, used, limit, unit) {
   const left = limit - used;
-  return `${unit(used)} of ${unit(limit)}: ${unit(Math.abs(left))} ${left < 0 ? "too much" : "to spare"}.`;
+  place.textContent = `${unit(Math.abs(left))} ${left < 0 ? "too much" : "to spare"}`;
+  place.classList.toggle("over", left < 0);
 }
 
 function drawMemory({ parts, shared, registers, limit }, chip) {
   const tensors = Object.entries(parts).map(([name, x]) => [`${name} ${kib(x)}`, x, name.toUpperCase()]);
   $("shared").replaceChildren(gauge(tensors, chip.shared_per_block, shared, kib(chip.shared_per_block)));
   const each_tensor = tensors.map(([name]) => name).join(" + ");
-  $("shared-note").textContent = `${each_tensor} = ${room(shared, chip.shared_per_block, kib)} k and v in every stage.`;
+  $("shared-note").textContent = `${each_tensor} = ${kib(shared)} of ${kib(chip.shared_per_block)}. k and v in every stage.`;
+  room($("shared-room"), shared, chip.shared_per_block, kib);
   const threads = 32 * set.warps;
   const scores = (set.B_r * set.B_c) / threads;
   const each = [
@@ -125,7 +238,8 @@ function drawMemory({ parts, shared, registers, limit }, chip) {
   ];
   $("registers").replaceChildren(gauge(each, limit, registers, `${limit}`));
   const what = "o and s in fp32, p in two bytes; the rest is addresses, m and ℓ.";
-  $("registers-note").textContent = `About ${room(registers, limit, String)} ${what}`;
+  $("registers-note").textContent = `About ${registers} of ${limit}: ${what}`;
+  room($("registers-room"), registers, limit, String);
 }
 
 function drawWaves({ programs, perSM, by, slots, waves, busy, fa1Programs }, chip) {
@@ -135,16 +249,14 @@ function drawWaves({ programs, perSM, by, slots, waves, busy, fa1Programs }, chi
     return;
   }
   const last = programs - (waves - 1) * slots;
-  const shown = Math.min(waves, 8);
-  for (const k of upTo(shown)) {
-    const n = k < shown - 1 || waves > 8 ? slots : last;
-    $("waves").append(row(`wave ${k + 1}`, [[n / slots, "fill"]], `${n} of ${slots}`));
-  }
-  const more = waves > 8 ? ` The last of ${waves} waves has ${last}.` : "";
+  const wave = (name, n) => $("waves").append(row(name, [[n / slots, "fill"]], `${n} of ${slots}`));
+  if (waves > 2) wave(`waves 1–${grouped(waves - 1)}`, slots);
+  if (waves === 2) wave("wave 1", slots);
+  wave(`wave ${grouped(waves)}`, last);
   const places = `${grouped(programs)} thread blocks on ${chip.SMs} SMs × ${perSM} (limited by ${by}): ${grouped(waves)} ${waves === 1 ? "wave" : "waves"}, ${percent(busy)} of the slots busy.`;
   $("waves-note").textContent =
-    `${places}${more} FA1 has ${fa1Programs} ${fa1Programs === 1 ? "thread block" : "thread blocks"}, one per head.`;
+    `${places} FA1 has ${fa1Programs} ${fa1Programs === 1 ? "thread block" : "thread blocks"}, one per head.`;
 }
 
-form.elements.GPU.value = set.GPU;
 follow(form, set, draw);
+onWidth(stage, drawTile);
