@@ -64,7 +64,7 @@ def right(case: Question, B_r: int, B_c: int, bits: int, gradients: bool) -> dic
     B_r, B_c, options, exp = B_r or N_q, B_c or N_k, case.options, overflowing if case.single else np.exp
     causal, (scale, window, softcap) = options.get("causal", False), map(options.get, ("scale", "window", "softcap"))
     mask, lengths, starts, sinks = map(options.get, ("mask", "key_lengths", "cu_seqlens", "sinks"))
-    slopes, kept, p_drop = map(options.get, ("slopes", "kept", "dropout"))
+    slopes, kept, p_drop = options.get("slopes"), options.get("kept"), options.get("dropout", 0.0)
     is_added, columns = mask is not None and mask.dtype != bool, np.arange(N_k)
     entry, of = np.arange(batch)[:, None], np.arange(H) * H_k // H
     q, k, v, dO, dL = case.q[:], case.k[entry, of], case.v[entry, of], case.dO, case.dL

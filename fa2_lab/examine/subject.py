@@ -102,8 +102,8 @@ class Subject:
 
     def fitted(self, case: Question) -> Question:
         """Return the case with the function's softcap, and only its first batch entry if the layout is thd."""
-        cap = next((self.defaults[name] for name, role in self.roles.items() if role == "softcap"), None)
-        if type(cap) in (int, float) and cap > 0:  # it is always capped
+        cap = next((self.defaults[name] for name, role in self.roles.items() if role == "softcap"), 0)
+        if isinstance(cap, (int, float)) and cap > 0:  # it is always capped
             case = replace(case, options=dict(softcap=cap) | case.options)
         return case.part(slice(1)) if self.layout == "thd" else case
 
