@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from fa2_lab.examine.cases import BITS, Question, all_cases
+from fa2_lab.examine.cases import BITS, all_cases
 from fa2_lab.examine.catalogue import CATALOGUE
 from fa2_lab.examine.match import GRADIENTS, Answer, Finding, Variant, conventions, explain
 from fa2_lab.examine.memory import checks, coarse_sums, guarded, repeated
@@ -77,7 +77,7 @@ def examine(
     if subject.no_gradients:
         refused["its gradients"] = subject.no_gradients
     unsteady = list(repeated(subject, answers[0]))
-    named = explain(answers, subject.tiles())
+    named = explain(answers, subject.tiles(), begun + SECONDS[quick] * 0.7)
     if unsteady or found or subject.happened & {"writes-past-end"}:  # then numbers come from elsewhere
         named = [x for x in named if x.name not in ("unknown", "precision", "grouped-silent")]
     state = conventions(next((x.state for x in reversed(named) if x.mistake.part in ("reads", "O")), Variant()))
@@ -96,9 +96,7 @@ def examine(
     return Report(subject.name, how, findings, len(answers), parts, refused, time.monotonic() - begun, subject)
 
 
-def asked(
-    subject: Subject, cases: list[Question], seconds: float
-) -> tuple[list[Answer], list[Finding], dict[str, str]]:
+def asked(subject: Subject, cases: list, seconds: float) -> tuple[list[Answer], list[Finding], dict[str, str]]:
     """Call the function on all cases, the long ones last, for at most `seconds` seconds.
 
     Return the answers, the findings made during the calls, and {case that could not be run: reason}.

@@ -59,13 +59,7 @@ class Question:
 
 
 def one_head(
-    Q: np.ndarray,
-    K: np.ndarray,
-    V: np.ndarray,
-    dO: np.ndarray | None = None,
-    *,
-    tile: tuple[int, int] = (0, 0),
-    **options: Any,
+    Q: np.ndarray, K: np.ndarray, V: np.ndarray, dO: np.ndarray | None = None, tile: tuple = (0, 0), **options: Any
 ) -> Question:
     """Return a case with one head, given Q, K, V and dO (N, d) and options such as `scale` and `causal`."""
     q, k, v, of_O = (x[None, None] for x in (Q, K, V, np.zeros_like(Q) if dO is None else dO))

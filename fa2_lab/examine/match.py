@@ -6,6 +6,7 @@ The answers are given as arrays, and the function is not called.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from fa2_lab.examine.attention import attention, combine
 from fa2_lab.examine.cases import OPEN, Question, TileSize
 from fa2_lab.examine.catalogue import CATALOGUE, Mistake
 
+Names = tuple[str, ...]
 GRADIENTS = ("dQ", "dK", "dV")
 TILES = (1, 2, 4, 8, 16, 32, 64, 128)
 EXTREME = ("large", "hidden", "hidden mask")  # groups in which 16 bits may overflow
@@ -147,12 +149,13 @@ def known(answers: Iterable[Answer], output: str) -> list[Mistake]:
     return [x for x in some if all(answer.fits(Variant((x.name,)), (output,)) for answer in answers)]
 
 
-def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Finding]:
+def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES, until: float = np.inf) -> list[Finding]:
     """Return the findings that explain a function's answers.
 
     They are findings about O, then about L and, if O is right, about the gradients. `tiles` are the tile sizes to try.
+    After `until`, a time of time.monotonic(), pairs of mistakes are not tried any more.
     """
-    found, state = explain_part(answers, RIGHT, "O", ("O",), tiles)
+    found, state = explain_part(answers, RIGHT, "O", ("O",), tiles, until)
     usual, plain = conventions(state), not any(x.is_wrong and x.group == "plain" for x in found)
     strange = {x.group for x in found if x.name in ("unknown", *SILENT.values())}
     right = [x for x in answers if x.case.group not in strange and x.fits(usual, ("O",))]
@@ -162,14 +165,14 @@ def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Fin
         if single:
             found.append(Finding(single[0].names[-1], *place(of_L, state, ("L",)), state=single[0]))
         elif plain:
-            found += explain_part([x for x in right if "L" in x.outputs], usual, "L", ("L",), tiles)[0]
+            found += explain_part([x for x in right if "L" in x.outputs], usual, "L", ("L",), tiles, until)[0]
     skip = {"empty", "empty-mask"} | {"dL" for x in found if x.mistake.part == "L"}
     asked = [x for x in right if "dQ" in x.outputs and x.case.group not in skip]
-    return found + (explain_part(asked, usual, "gradients", GRADIENTS, tiles)[0] if plain else [])
+    return found + (explain_part(asked, usual, "gradients", GRADIENTS, tiles, until)[0] if plain else [])
 
 
 def explain_part(
-    answers: Sequence[Answer], state: Variant, part: str, outputs: tuple[str, ...], tiles: Sequence[int]
+    answers: Sequence[Answer], state: Variant, part: str, outputs: Names, tiles: Sequence[int], until: float = np.inf
 ) -> tuple[list[Finding], Variant]:
     """Explain the outputs of one part of the catalogue ("O", "L" or "gradients"), one group of cases after another.
 
@@ -199,7 +202,7 @@ def explain_part(
             fitting = [s for s in oblong(state, part, tiles) if fits_all(s, mine + settled, outputs)]
         coarse = rounding(mine, state, tiles) if is_plain and not fitting else None
         if not fitting and not coarse and group in PAIRED:
-            fitting = list(pairs(state, part, tiles, mine, settled, outputs))
+            fitting = list(pairs(state, part, tiles, mine, settled, outputs, until))
         if fitting:
             best, others = choose(fitting, answers, outputs, len(state.names))
             new = best.names[len(state.names) :]
@@ -208,7 +211,7 @@ def explain_part(
             if any(name.startswith("axis") for name in new):  # then no mask of keys does what it should
                 break
         elif len(outputs) > 1:
-            found += [x for name in outputs for x in explain_part(mine, state, part, (name,), tiles)[0]]
+            found += [x for name in outputs for x in explain_part(mine, state, part, (name,), tiles, until)[0]]
         elif coarse:
             found.append(coarse)
             for x in answers:  # what follows is judged as if in 16 bits
@@ -249,11 +252,13 @@ def rounding(answers: list[Answer], state: Variant, tiles: Sequence[int]) -> Fin
         here = distance(state)
         if not here < 2.0**-7:
             return None
-        best = min(
-            (s for m in CATALOGUE.values() if "bits" in m.varies for s in forms(m, state, (*tiles, 0))), key=distance
-        )
-    name = best.names[-1] if distance(best) < here / 8 else "precision"
-    return Finding(name, *place(answers, state, ("O",)), state=state if name == "precision" else best)
+        of_bits = [m for m in CATALOGUE.values() if "bits" in m.varies]
+        best = min((s for m in of_bits for s in forms(m, state, (*tiles, 0))), key=distance)
+    where, much, case = place(answers, state, ("O",))
+    if distance(best) < here / 8:
+        return Finding(best.names[-1], where, much, case, state=best)
+    size = ", as in bf16" if here > 2.0**-11 else ", as in fp16 or TF32" if here > 2.0**-15 else ""
+    return Finding("precision", where + size, much, case, state=state)
 
 
 def forms(mistake: Mistake, state: Variant, tiles: Sequence) -> Iterator[Variant]:
@@ -287,9 +292,7 @@ def candidates(state: Variant, part: str, tiles: Sequence) -> Iterator[Variant]:
             yield from forms(mistake, state, tiles)
 
 
-def bases(
-    state: Variant, part: str, mine: list[Answer], settled: list[Answer], outputs: tuple[str, ...]
-) -> list[Variant]:
+def bases(state: Variant, part: str, mine: list[Answer], settled: list[Answer], outputs: Names) -> list[Variant]:
     """Return the variants that add a convention to `state` and fit the answers `settled` and the smallest in `mine`.
 
     `mine` are the answers of the current group of cases. Its larger cases need not fit, because a mistake that depends
@@ -304,25 +307,31 @@ def fits_all(state: Variant, answers: list[Answer], outputs: tuple[str, ...]) ->
 
 
 def pairs(
-    state: Variant, part: str, tiles: Sequence[int], mine: list[Answer], settled: list[Answer], outputs: tuple[str, ...]
+    state: Variant,
+    part: str,
+    tiles: Sequence[int],
+    mine: list[Answer],
+    settled: list[Answer],
+    outputs: Names,
+    until: float,
 ) -> Iterator[Variant]:
     """Yield the variants that add two entries of the catalogue to `state` and fit all answers in `mine` and `settled`.
 
     `mine` are the answers of the current group of cases. Each of the two entries is a convention, or a mistake that
     changes the group's two smallest cases. The first entry does not depend on the tile size, and neither entry is a
-    mistake in merging parts of the keys.
+    mistake in merging parts of the keys. At the time `until`, the search ends.
     """
     name = outputs[0]
 
     def changes(s: Variant) -> bool:
-        pairs = [(x.variant(s, name), x.variant(state, name)) for x in mine[:2]]
+        pairs = [(x.variant(s, name), x.variant(state, name)) for x in mine[:2] if time.monotonic() < until]
         return not all(np.allclose(*pair, atol=1e-3, equal_nan=True) for pair in pairs)
 
     single = [s for s in candidates(state, part, tiles) if CATALOGUE[s.names[-1]].part == "reads" or changes(s)]
     single = [s for s in single if CATALOGUE[s.names[-1]].varies != "parts" and fits_all(s, settled, outputs)]
     tried = set()  # in one order or the other
     for first in [s for s in single if s.B == state.B and s.bits == state.bits]:
-        for second in single:
+        for second in single if time.monotonic() < until else ():
             both = Variant((*first.names, second.names[-1]), second.B, second.bits)
             alike = second.names[-1].split("-")[0] == first.names[-1].split("-")[0] and part != "gradients"
             alike = second.names == first.names or (alike and CATALOGUE[first.names[-1]].part != "reads")
@@ -333,9 +342,7 @@ def pairs(
                     yield both
 
 
-def choose(
-    fitting: list[Variant], answers: Sequence[Answer], outputs: tuple[str, ...], known: int
-) -> tuple[Variant, tuple[str, ...]]:
+def choose(fitting: list[Variant], answers: Sequence[Answer], outputs: Names, known: int) -> tuple[Variant, Names]:
     """Return the best of the variants in `fitting`, and the names of other mistakes that fit equally many answers.
 
     Conventions are preferred. Otherwise, the best variant fits the most answers of all groups. `known` is the number of
@@ -371,12 +378,8 @@ def described(wrong: np.ndarray, got: np.ndarray) -> str:
     If no wrong element of the output `got` is finite, the text mentions this as well.
     """
     count = f"{int(wrong.sum())} of {wrong.size} numbers"
-    axes = [np.unique(np.nonzero(wrong)[axis]) for axis in range(3)]
-    parts = [
-        f"{n} {spans(x)}"
-        for n, x, size in zip(("batch", "heads", "rows"), axes, wrong.shape, strict=False)
-        if len(x) < size
-    ]
+    names, axes = ("batch", "heads", "rows"), [np.unique(np.nonzero(wrong)[axis]) for axis in range(3)]
+    parts = [f"{n} {spans(x)}" for n, x, size in zip(names, axes, wrong.shape, strict=False) if len(x) < size]
     return ", ".join([count, *parts]) + (", and not finite" if not np.isfinite(got[wrong]).any() else "")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fa2_lab.examine.attention import attention
 from fa2_lab.examine.cases import BITS, Question, case, rounded
 from fa2_lab.examine.match import GRADIENTS, RIGHT, UNMASKED, Answer, Finding, Variant, explain_part, place
 from fa2_lab.examine.subject import NotExamined, Subject, dtypes
@@ -20,13 +21,9 @@ def alike(x: Question) -> Question:
     return replace(x, q=q, k=k, v=v)
 
 
-def same(x: Question) -> Question:
-    return x
-
-
 AGAIN: list[tuple] = [  # what is wrong if the answer is another now: its name, where; what is asked, and how
     ("batch-dependent", "the last batch entry", lambda x: x.part(slice(-1, None)), {}),
-    ("unwritten", "where torch.empty is full of NaN", same, dict(unset=np.nan)),
+    ("unwritten", "where torch.empty is full of NaN", replace, dict(unset=np.nan)),
     ("dO-strides", "dO with strides 0", lambda x: replace(x, dO=np.ones_like(x.dO)), {}),
 ]
 VIEWS: list[tuple] = [  # the same, with another place of the inputs in memory, and what lies around them
@@ -53,9 +50,8 @@ def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[
     tests = [*AGAIN]
     for name, where, x, fill in VIEWS if np.isnan(subject.fill) else ():  # else it reads past its inputs anyway
         if x != "expanded" or not is_one:
-            tests.append((name, where, alike if x == "expanded" else same, dict(place=x, fill=fill)))
-    others = [x for x in kinds(subject) if x != subject.dtype]
-    tests += [("precision", dtype, same, dict(dtype=dtype)) for dtype in others]
+            tests.append((name, where, alike if x == "expanded" else replace, dict(place=x, fill=fill)))
+    tests += [("precision", x, replace, dict(dtype=x)) for x in kinds(subject) if x != subject.dtype]
     for name, where, change, how in tests:
         for first in plain[:3] if name == "precision" else [base]:
             outputs = {"unwritten": ("O", "L", *GRADIENTS), "dO-strides": GRADIENTS}.get(name, ("O",))
@@ -65,7 +61,7 @@ def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[
                 if not answer.fits(state, outputs):
                     allowed = f"; rounding allows {answer.bound('O'):.1e}" if name == "precision" else ""
                     yield Finding(name, where + allowed, place([answer], state, outputs)[1], answer.case)
-    yield from rows_without_keys(answers, state)
+    yield from rows_without_keys(answers, state, subject.gives_O)
     if all(x.fits(state, ("O",)) for x in answers if x.case.group == "causal"):
         yield from positions(subject, state)
     with suppress(NotExamined):
@@ -124,15 +120,15 @@ def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
         yield Finding("state-kept", "the first call, repeated after all others", case=first.case)
 
 
-def rows_without_keys(answers: list[Answer], state: Variant) -> Iterator[Finding]:
+def rows_without_keys(answers: list[Answer], state: Variant, gives_O: bool) -> Iterator[Finding]:
     """Check rows that see no key, and yield findings about their O, about their L, or about the gradients.
 
-    NaN in the gradients of other rows is a finding, and so are gradients that do not match O = 0.
+    NaN in the gradients of other rows is a finding, and so are gradients that do not match O = 0. If the function does
+    not compute O, the gradients may also be those of finite masks.
     """
-    for answer in [x for x in answers if x.case.group.startswith("empty") and x.fits(state, ("O",))]:
+    asked = [x for x in answers if x.case.group.startswith("empty") and x.fits(state, ("O",))]
+    for answer in [x for x in asked if x.empty(state).any()]:
         rows, case, found, bound = answer.empty(state), answer.case, answer.outputs, answer.bound("O")
-        if not rows.any():
-            continue
         got, mean = (x[rows] for x in (found["O"], answer.mean()))
         verdicts = {
             "empty-nan": np.isnan(got).any(),
@@ -148,8 +144,18 @@ def rows_without_keys(answers: list[Answer], state: Variant) -> Iterator[Finding
             if "empty-nan" in names:  # as torch's own softmax does
                 names += ["gradient-nan"] * spreads
             elif spreads or (wrong and not names):
-                names.append("gradient-empty")
-        yield from [Finding(name, f"{int(rows.sum())} rows", case=case) for name in names]
+                is_finite = not spreads and not gives_O and of_finite_masks(answer, state, rows)
+                names.append("empty-mean" if is_finite else "gradient-empty")
+        where = f"{int(rows.sum())} rows" + ", in dV" * (not gives_O)
+        yield from [Finding(name, where, case=case) for name in names]
+
+
+def of_finite_masks(answer: Answer, state: Variant, rows: np.ndarray) -> bool:
+    """Return whether the empty `rows` add to dV what P = 1 / N_k would, or P without a mask, and dQ is right."""
+    dO = answer.case.dO * rows[..., None]
+    parts = (attention(replace(answer.case, q=z * answer.case.q, dO=dO), *UNMASKED, gradients=True) for z in (0, 1))
+    added = answer.outputs["dV"] - answer.variant(state, "dV")
+    return answer.fits(state, ("dQ",)) and any(np.abs(added - x["dV"]).max() <= answer.bound("dV") for x in parts)
 
 
 def dropout(subject: Subject, state: Variant) -> Iterator[Finding]:

@@ -39,9 +39,8 @@ def smaller_cases(like: Question, subject: Subject) -> Iterator[Question]:
     """
     (batch, heads, N_q, d), (h_k, N_k), (size, shift) = like.q.shape, like.k.shape[1:3], like.made
     counts = [(1, 1, 1)] if heads == h_k and not PER_HEAD & set(like.options) else []
-    counts += (
-        [(batch, heads, h_k)] if subject.layout in ("bhnd", "bnhd") or batch == 1 < len(subject.layout) - 2 else []
-    )
+    is_taken = subject.layout in ("bhnd", "bnhd") or batch == 1 < len(subject.layout) - 2
+    counts += [(batch, heads, h_k)] if is_taken else []
     for n in [x * subject.multiple for x in (*range(1, 9), *range(10, N_q + 1, 2))]:
         m = n + N_k - N_q if like.group in ("corner", "empty", "window") else -(-n * N_k // N_q)
         options = dict(like.options)
@@ -66,9 +65,8 @@ def written(subject: Subject, answer: Answer, name: str, module: str, before: Va
     torch, grad, given = subject.library == "torch", name in GRADIENTS, subject.takes("dO")
     lines = ["import numpy as np", *(["import torch"] if torch else []), f"from {module} import {subject.name}", ""]
     names = ["q", "k", "v", *(["dO"] if grad else []), *(["dL"] if grad and case.dL is not None else [])]
-    lines += [
-        f"draw = np.random.default_rng([0, {case.q.shape[2]}, {case.k.shape[2]}, {case.q.shape[3]}]).standard_normal"
-    ]
+    N_q, N_k, d = *case.q.shape[2:3], *case.k.shape[2:]
+    lines += [f"draw = np.random.default_rng([0, {N_q}, {N_k}, {d}]).standard_normal"]
     lines += [f"{', '.join(names)} = {', '.join(f'draw({getattr(case, x).shape})' for x in names)}"]
     lines += [f"q = {size:g} * q"] if size != 1 else []
     lines += [f"q[..., -1], k[..., -1] = {SCALE_UP:g}, {shift / SCALE_UP:g}"] if shift else []
@@ -111,11 +109,8 @@ def arguments(subject: Subject, case: Question) -> list[str]:
     stacked = f"{make.split('.')[0]}.stack([q, k, v], {axis})"
     given = ("q", "k", "v", "dO", *("OL" if subject.takes("dO") else ""))
     text, in_order = {x: x for x in given} | {"qkv": stacked}, "".join(subject.roles.values()).startswith("qkv")
-    words = [
-        text[role] if in_order and role in "qkv" else f"{name}={text[role]}"
-        for name, role in subject.roles.items()
-        if role in text
-    ]
+    roles = [(name, role) for name, role in subject.roles.items() if role in text]
+    words = [text[role] if in_order and role in "qkv" else f"{name}={text[role]}" for name, role in roles]
     for name, x in subject.options(case).items():
         if isinstance(x, np.ndarray):
             kind = f", dtype={make.split('.')[0]}.int32" if x.dtype.kind == "i" else ""

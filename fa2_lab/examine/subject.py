@@ -58,6 +58,7 @@ class Subject:
         self.fill = np.nan  # what lies before and after each
         self.unset: float | None = None  # what torch.empty is filled with
         self.no_gradients = ""  # why there are none
+        self.gives_O = True  # only a backward function may not
         self.happened: set[str] = set()  # mistakes that were noticed during a call
         self.eps = 0.0  # the distance of two numbers, if it is not that of the dtype
         function = getattr(function, "forward", function)  # of a torch.nn.Module
@@ -103,7 +104,7 @@ class Subject:
     def fitted(self, case: Question) -> Question:
         """Return the case with the function's softcap, and only its first batch entry if the layout is thd."""
         cap = next((self.defaults[name] for name, role in self.roles.items() if role == "softcap"), 0)
-        if isinstance(cap, (int, float)) and cap > 0:  # it is always capped
+        if type(cap) in (int, float) and cap > 0:  # it is always capped
             case = replace(case, options=dict(softcap=cap) | case.options)
         return case.part(slice(1)) if self.layout == "thd" else case
 
@@ -201,14 +202,14 @@ class Subject:
     def options(self, case: Question) -> dict[str, Any]:
         """Return the options of a case as keyword arguments, with the function's names and in its layout."""
         (batch, heads, N_q, _), N_k = case.q.shape, case.k.shape[2]
-        known: dict[str, Any] = dict(causal=False, lse=True, grouped=case.k.shape[1] != heads)
-        known |= dict(heads=heads, window=(-1, -1), scale=case.q.shape[3] ** -0.5, dropout=0.0, seed=0)
+        known: dict[str, Any] = dict(causal=False, lse=True, grouped=case.k.shape[1] != heads, page=PAGE, seed=0)
+        known |= dict(heads=heads, window=(-1, -1), scale=case.q.shape[3] ** -0.5, dropout=0.0, slopes=np.zeros(heads))
         known |= dict(key_lengths=np.full(batch, N_k), sinks=np.full(heads, -np.inf), cu_seqlens=np.array([0, N_q]))
         known["cu_seqlens_k"] = case.options.get("cu_seqlens", np.array([0, N_k]))
-        known |= dict(slopes=np.zeros(heads), page=PAGE)
         known["mask"] = known["kept"] = np.ones((batch, heads, N_q, N_k), dtype=bool)
         known |= case.options
-        known["longest"] = max(int(np.diff(known[name]).max()) for name in ("cu_seqlens", "cu_seqlens_k"))
+        of_q, of_k = (int(np.diff(known[name]).max()) for name in ("cu_seqlens", "cu_seqlens_k"))
+        longest = {"_q": of_q, "_k": of_k, "kv": of_k}  # by the end of the argument's name
         known["padding"] = np.arange(N_k) >= known["key_lengths"][:, None]
         if self.layout == "nd":
             known |= {name: known[name][0] for name in ("key_lengths", "sinks", "slopes")}
@@ -231,6 +232,7 @@ class Subject:
         values: dict[str, Any] = {}
         for name, role in self.roles.items():
             if role in asked or (self.defaults[name] is inspect.Parameter.empty and role not in GIVEN):
+                known["longest"] = longest.get(name[-2:].lower(), max(of_q, of_k))
                 values[name] = known.get(role)
         return values
 
@@ -266,7 +268,8 @@ class Subject:
                     self.happened.add("writes-past-end")
         got = list(result) if isinstance(result, (tuple, list)) else [result]
         if is_backward:
-            return {"O": got[0] if len(got) > 3 else O} | dict(zip(GRADIENTS, got[-3:] * gradients, strict=False))
+            self.gives_O = len(got) > 3
+            return {"O": got[0] if self.gives_O else O} | dict(zip(GRADIENTS, got[-3:] * gradients, strict=False))
         if len(got) == 2 and np.shape(got[1]) == np.shape(tensors[0]) != np.shape(got[0]):  # L came first
             got = got[::-1]
         has_L = len(got) == 2 or self.takes("lse")
@@ -349,9 +352,7 @@ def fenced(library: str, unset: float | None) -> Iterator[list]:
     from torch.overrides import TorchFunctionMode
 
     class Fenced(TorchFunctionMode):
-        def __torch_function__(
-            self, function: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
-        ) -> Any:
+        def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
             made, name = function(*args, **(kwargs or {})), getattr(function, "__name__", "")
             is_memory = name in MAKERS and type(made) is torch.Tensor and made.device.type != "meta"
             if not is_memory or not made.is_floating_point() or not made.is_contiguous():

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import fa2_lab
 from fa2_lab.errata import ERRATA
 from fa2_lab.examine import SECONDS, NotExamined, examine
-from fa2_lab.examine.attention import attention
+from fa2_lab.examine.attention import attention, combine
 from fa2_lab.examine.cases import OPEN, Question, all_cases
 from fa2_lab.examine.catalogue import CATALOGUE
 from fa2_lab.examine.match import Answer, explain
@@ -567,7 +567,8 @@ def test_a_coarse_dtype_inside_is_the_only_thing_that_is_said():
 
     for function in (coarse, scores_of_half):
         assert len(found := names(examine(function, quick=True, dtype="float32"))) == 1, found
-    assert names(examine(coarse, quick=True, dtype="float32")) == ["precision"]
+    report = examine(coarse, quick=True, dtype="float32")
+    assert names(report) == ["precision"] and "as in bf16" in report.findings[0].where
     assert names(examine(weights_in_half, quick=True, dtype="float32")) == ["weights-rounded"]
 
 
@@ -619,6 +620,40 @@ def test_nan_of_rows_without_keys_is_a_remark_and_nan_in_gradients_alone_is_wron
     report = examine(of_softmax, quick=True)
     assert report.is_right and names(report) == ["empty-nan", "gradient-nan"]
     assert names(examine(guarded, quick=True)) == ["gradient-empty"]
+
+
+def test_a_backward_pass_with_a_finite_mask_is_right_unless_its_own_o_is_0():
+    def backward(q, k, v, dO, causal=False):
+        s = scores(q, k)
+        p = torch.softmax(hidden(s).nan_to_num(neginf=-1e30) if causal else s, -1)
+        dP = dO @ v.mT
+        dS = p * (dP - (p * dP).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+        return dS @ k, dS.mT @ q, p.mT @ dO
+
+    def off(q, k, v, dO, causal=False):
+        dQ, dK, dV = backward(q, k, v, dO, causal)
+        return dQ, dK, dV + 0.1 * (causal and q.shape[2] > k.shape[2])
+
+    def with_o(q, k, v, dO, causal=False):
+        s = scores(q, k)
+        return safe(hidden(s) if causal else s) @ v, *backward(q, k, v, dO, causal)
+
+    report = examine(backward, quick=True, library="torch")
+    assert report.is_right and names(report) == ["empty-mean"]
+    for wrong in (off, with_o):
+        assert names(examine(wrong, quick=True, library="torch")) == ["gradient-empty"]
+
+
+def test_after_its_time_no_pairs_of_mistakes_are_tried(monkeypatch):
+    def strange(q, k, v):
+        s = scores(q, k)
+        return torch.softmax(s + 0.3 * torch.sin(7 * s), -1) @ v
+
+    asked = []
+    monkeypatch.setattr("fa2_lab.examine.match.combine", lambda names: asked.append(names) or combine(names))
+    monkeypatch.setitem(SECONDS, True, 0)
+    assert names(examine(strange, quick=True, library="torch")) == ["unknown"]
+    assert max(map(len, asked)) == 1
 
 
 def test_l_may_come_first_and_a_mask_may_be_boolean_or_additive():
