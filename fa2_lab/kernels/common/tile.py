@@ -2,8 +2,9 @@
 
 Names in capital letters are pointers into HBM, and lower-case names are values on the chip. A tile of S has B_r rows
 and B_c columns (BLOCK_M and BLOCK_N in other kernels). d_pad is d rounded up to a power of two, and to at least 16, as
-tensor cores require. `n` is the number of rows that exist. Functions with RAGGED compare row indices with n only if
-RAGGED is true, because the caller may know that all rows of the tile exist. Ranges are half-open, as in Python.
+tensor cores require. `n` is the number of rows that exist, `stride` is the distance between rows in elements, and
+`length` is the number of real keys. Functions with RAGGED compare row indices with n only if RAGGED is true, because
+the caller may know that all rows of the tile exist. Ranges are half-open, as in Python.
 """
 
 from typing import NamedTuple

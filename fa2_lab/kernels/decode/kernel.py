@@ -10,7 +10,8 @@ Two kernels read the keys, and a third merges the results.
 shares.py decides how many programs a head gets, and plan.py launches the kernels. The query heads of a group are rows
 of the same tile, so that every key is read only once for all of them. The cache is either one tensor or a set of pages
 listed in a block table. When the programs count heads, a head means one row block of one K/V head of one sequence.
-Ranges are half-open, as in Python.
+Ranges are half-open, as in Python. In all functions, `length` is the number of real keys of a sequence, `table` points
+to the block table or is None, and `scratch` points to the partial results.
 """
 
 from typing import NamedTuple
@@ -478,7 +479,10 @@ def merge_partials(m, l, o, m_w, l_w, o_w, scale_log2):
 
 @triton.jit
 def programs_of_head(b, h, work, tile, SPLIT_KV: tl.constexpr):
-    """Return the indices of the first and the last program that have read keys for row block h of sequence b."""
+    """Return the indices of the first and the last program that have read keys for row block h of sequence b.
+
+    SPLIT_KV tells whether the programs have run split_kv_kernel or stream_k_kernel.
+    """
     if SPLIT_KV:
         splits = work.programs // (work.batch * work.heads)
         first = (b * work.heads + h) * splits

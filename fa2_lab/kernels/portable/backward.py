@@ -114,8 +114,9 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, position
     """Add the contributions of the rows in `span`, of every query head of the group, to dk_j and dv_j (B_c, d).
 
     `columns` contains k_j and v_j, the indices of the columns, and the rows begin:end that see each column. `span` is
-    (first, stop, tail, tail_stop), which stands for the rows first:stop followed by the rows tail:tail_stop. GROUPED
-    means that the group has several query heads. Return dk_j and dv_j.
+    (first, stop, tail, tail_stop), which stands for the rows first:stop followed by the rows tail:tail_stop. `factors`
+    contains the scale, the Scales and the dropout rule. GROUPED means that the group has several query heads, and
+    MASKED that the rows may need a mask. Return dk_j and dv_j.
     """
     B_r: tl.constexpr = tile.B_r
     k_j, v_j, col, begin, end = columns
@@ -202,7 +203,11 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
 @triton.jit
 def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, keys, window, scales, position, dropout, tile,
                   bias: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Add the contributions of the tiles in `columns` to dq_i (B_r, d), and return dq_i."""
+    """Add the contributions of the tiles in `columns` to dq_i (B_r, d), and return dq_i.
+
+    `per_row` contains L_i, D_i, the indices of the rows, and the columns begin:end that each row sees. The other
+    arguments are as in visit_tiles() of forward.py.
+    """
     B_c: tl.constexpr = tile.B_c
     first, stop, hole, width = columns
     L_i, D_i, row, begin, end = per_row

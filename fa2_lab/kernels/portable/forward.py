@@ -87,7 +87,10 @@ def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, position,
 @triton.jit(do_not_specialize=launch.UNSPECIALIZED)
 def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
                    heads, l2_group, sequences, window, scales, rule, tile, bias: tl.constexpr):  # fmt: skip
-    """Compute O_i and L_i of row block i of a query head. `group` query heads share a K/V head."""
+    """Compute O_i and L_i of row block i of a query head. `group` query heads share a K/V head.
+
+    `rule` is the dropout rule (threshold, factor).
+    """
     B_r: tl.constexpr = tile.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A1.L1 FA2.A1.L2
     i, bh = tile_coord(T_r, heads, l2_group)  # FA2.A1.L3

@@ -342,7 +342,9 @@ def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, dq_
 
     Q, K, V and dO are tensor descriptors of (batch, heads, N, d). dK and dV are descriptors of the same kind, or of
     fp32 accumulators if several programs share a column block. sums.py describes `starts` and `sums`. `dq_semaphore`
-    points to the counters of semaphore.py. If it is None, dQ is accumulated in any order.
+    points to the counters of semaphore.py. If it is None, dQ is accumulated in any order. `counter` points to the
+    counters of the tile scheduler. Each column block is divided into `parts` parts. SIZES are the BackwardSizes of the
+    launch, and RAGGED means that a column block may reach past the last key.
 
     left and right are the bounds of a window, or None. CAUSAL means that right is 0. If `sequences` is not None, it is
     the number of packed sequences, and cu_seqlens_q and cu_seqlens_k are the cumulative sequence lengths. Whole numbers

@@ -299,7 +299,9 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens
     """Compute O and L. Q, K, V and O are tensor descriptors of (batch, heads, N, d), which also contain the lengths.
 
     left and right are the bounds of a window, or None. CAUSAL means that right is 0. If `sequences` is not None, it is
-    the number of packed sequences, and cu_seqlens_q and cu_seqlens_k are the cumulative sequence lengths.
+    the number of packed sequences, and cu_seqlens_q and cu_seqlens_k are the cumulative sequence lengths. `counter`
+    points to the counters of the tile scheduler. SIZES are the ForwardSizes of the launch, and RAGGED means that a tile
+    may reach past the last key.
     """
     CONSUMERS: gl.constexpr = SIZES.consumers
     PRODUCER: gl.constexpr = 24 if sequences is None else 32  # its registers: to search for a sequence takes more

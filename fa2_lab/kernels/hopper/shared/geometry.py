@@ -76,7 +76,8 @@ def fetch_and_add(counter):
 class Geometry:
     """The lengths and heads of a call, and the keys that each row sees.
 
-    These keys are a contiguous range around the row's diagonal, called the row's interval.
+    These keys are a contiguous range around the row's diagonal, called the row's interval. In the methods, `length` is
+    the number of real keys.
     """
 
     N_q: gl.tensor
@@ -184,10 +185,7 @@ class Geometry:
 
     @gluon.jit
     def seen(self, row, length):
-        """Return the end of a row's interval, that is, the index of the first key after the interval.
-
-        `length` is the number of real keys.
-        """
+        """Return the end of a row's interval, that is, the index of the first key after the interval."""
         return keys_seen(row + self.right, self.N_q, self.N_k, length, self.CAUSAL)
 
     @gluon.jit
