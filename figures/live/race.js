@@ -10,7 +10,7 @@ let ways = [];
 let before = null; // the sums of the run before, if the same input was run again
 
 form.innerHTML = [
-  slider("blocks", "blocks of rows and keys", [2, 3, 4, 5, 6]),
+  slider("blocks", "row and key blocks", [2, 3, 4, 5, 6]),
   choice("mask", "causal", [["true", "causal"]], "checkbox"),
   `<fieldset><legend>the same input</legend><button type="button" id="again">run both again</button></fieldset>`,
 ].join("");
@@ -25,7 +25,7 @@ function prepare() {
 
 function draw(t) {
   if (!stage.clientWidth || !ways.length) return; // not laid out yet, or refused
-  const [lane, left, right] = [21, 66, stage.clientWidth < 560 ? 84 : 112];
+  const [lane, left, right] = [Math.min(21, Math.floor(92 / set.blocks)), 66, 12];
   const unit = (stage.clientWidth - left - right) / transport.last;
   const high = 2 * set.blocks * lane + 58;
   clear(stage, 2 * high + 32);
@@ -33,6 +33,7 @@ function draw(t) {
   for (const top of [24, high + 24]) shape(stage, "line", { x1: x, x2: x, y1: top - 4, y2: top + high - 40, class: "clock" });
   ways.forEach((way, n) => drawWay(way, WAYS[n], t, { lane, left, unit, top: n * high + 24 })); // its words lie on the line
   drawAxis(left, unit, 2 * high - 14);
+  $("entries").replaceChildren(...ways.map((way, n) => entries(way, n, t)));
   write($("say"), sentence(t));
   stage.setAttribute("aria-label", sentence(t));
 }
@@ -47,56 +48,66 @@ function drawAxis(left, unit, y) {
   shape(stage, "text", { x: left, y: y + 36, class: "small" }, "time, in matmuls of one tile →");
 }
 
+/** The first of some words that a box has room for. */
+const fitting = (words, width) => words.find((word) => word.length * 7.4 < width);
+
 /** The workers as lanes, and below them the blocks of dQ with every addition. */
-function drawWay({ visits, writes, end, sums }, name, t, { lane, left, unit, top }) {
-  const last = before?.[WAYS.indexOf(name)];
+function drawWay({ visits, writes, end }, name, t, { lane, left, unit, top }) {
   shape(stage, "text", { x: 0, y: top - 8, class: "strong" }, `${name}: ends after ${end}`);
   for (const k of upTo(set.blocks))
-    shape(stage, "text", { x: 0, y: top + k * lane + 14, class: "small" }, `worker ${k + 1}`);
-  const narrow = []; // boxes too narrow for their words, which are then written once for all of a worker's boxes
+    shape(stage, "text", { x: 0, y: top + k * lane + 0.66 * lane, class: "small" }, `worker ${k + 1}`);
   for (const { worker, from, to, i } of visits) {
     const state = t >= to ? "" : t > from ? " running" : " ahead";
     const at = { x: left + from * unit, y: top + worker * lane, width: (to - from) * unit - 1, height: lane - 3 };
     shape(stage, "rect", { ...at, class: `visit${state}` });
-    const words = i === null ? "dK, dV" : `dQ ${i + 1}`;
-    const text = { x: at.x + at.width / 2, y: at.y + 13, class: `small middle in${state}` };
-    if (at.width > 36) shape(stage, "text", text, words);
-    else narrow.push({ worker, from, to, words });
-  }
-  for (const worker of upTo(set.blocks)) {
-    const boxes = narrow.filter((box) => box.worker === worker);
-    for (const words of new Set(boxes.map((box) => box.words))) {
-      const same = boxes.filter((box) => box.words === words);
-      const [from, to] = [Math.min(...same.map((box) => box.from)), Math.max(...same.map((box) => box.to))];
-      const text = { x: left + ((from + to) / 2) * unit, y: top + worker * lane + 13 };
-      if ((to - from) * unit > 40) shape(stage, "text", { ...text, class: `small middle in${t > from ? "" : " ahead"}` }, words);
-    }
+    const words = fitting(i === null ? ["dK, dV", "dK,dV", "KV"] : [`dQ ${i + 1}`, `dQ${i + 1}`, `Q${i + 1}`], at.width);
+    const text = { x: at.x + at.width / 2, y: at.y + at.height / 2 + 4, class: `small${stage.clientWidth < 560 ? " tiny" : ""} middle in${state}` };
+    if (words) shape(stage, "text", text, words);
   }
   const below = top + set.blocks * lane + 22;
-  const numbers = left + transport.last * unit + 8;
   shape(stage, "text", { x: 0, y: below - 5, class: "small quiet" }, "who adds to dQ");
-  shape(stage, "text", { x: numbers, y: below - 5, class: "small quiet" }, "entry of dQ");
   for (const i of upTo(set.blocks)) {
     const y = below + i * lane;
-    shape(stage, "text", { x: 0, y: y + 14, class: "small" }, `dQ ${i + 1}`);
+    shape(stage, "text", { x: 0, y: y + 0.66 * lane, class: "small" }, `dQ ${i + 1}`);
     const all = writes.filter((write) => write.i === i);
+    if (name === WAYS[1]) drawKept(visits.filter((visit) => visit.i === i), t, { left, unit, y, lane }); // prettier-ignore
     for (const { time, workers } of all.filter((write) => write.time <= t)) {
       const width = workers.length > 1 ? 30 : 18;
       const box = { x: left + time * unit - width, y, width, height: lane - 3 };
       shape(stage, "rect", { ...box, class: `write Q${workers.length > 1 ? " meet" : ""}` });
       const mark = workers.length > 1 ? `× ${workers.length}` : workers[0] + 1;
-      shape(stage, "text", { x: box.x + width / 2, y: y + 13, class: "small middle in" }, String(mark));
+      shape(stage, "text", { x: box.x + width / 2, y: y + box.height / 2 + 4, class: "small middle in" }, String(mark));
     }
-    const whole = all.every((write) => write.time <= t);
-    if (whole) drawSum(show(sums[i], 7), last && show(last[i], 7), { x: numbers, y: y + 13 });
   }
 }
 
-/** A sum; the digits that the run before had otherwise are bold. */
-function drawSum(now, old, at) {
-  const same = [...now].findIndex((digit, k) => old && digit !== old[k]);
-  const e = shape(stage, "text", { ...at, class: "small" }, same < 0 ? now : now.slice(0, same));
-  if (same >= 0) shape(e, "tspan", { class: "changed" }, now.slice(same));
+/** In the second pass, a worker keeps its block of dQ on the chip until it is whole. */
+function drawKept(visits, t, { left, unit, y, lane }) {
+  const [from, to] = [visits[0].from, Math.min(t, visits.at(-1).to)];
+  if (to <= from) return;
+  shape(stage, "rect", { x: left + from * unit, y: y + 2, width: (to - from) * unit, height: lane - 7, class: "kept Q" });
+}
+
+/** The entries of one way that are whole, and beside them those of the run before. */
+function entries({ writes, sums }, n, t) {
+  const table = make("table", "", make("caption", "", WAYS[n]), make("thead"), make("tbody"));
+  const line = (part, kind, cells) => part.append(make("tr", "", ...cells.map((cell) => make(kind, "", cell))));
+  line(table.tHead, "th", before ? ["", `run ${seed - 1}`, `run ${seed}`] : ["", `run ${seed}`]);
+  for (const i of upTo(set.blocks)) {
+    const whole = writes.every((write) => write.i !== i || write.time <= t);
+    const now = show(sums[i], 7);
+    const old = before && show(before[n][i], 7);
+    const cells = !whole ? ["…"] : !old ? [now] : old === now ? [old, make("i", "", "the same")] : [changed(old, now), changed(now, old)];
+    if (!whole && before) cells.unshift(old);
+    line(table.tBodies[0], "td", [`dQ ${i + 1}`, ...cells]);
+  }
+  return table;
+}
+
+/** A number, whose digits are marked from the first one on that another number has otherwise. */
+function changed(x, other) {
+  const same = [...x].findIndex((digit, k) => digit !== other[k]);
+  return make("span", "", x.slice(0, same), make("mark", "", x.slice(same)));
 }
 
 /** How many sums of each way differ from those of the run before. */
@@ -108,7 +119,7 @@ function differences() {
     return `The same input, run again: all digits are as before. ${why} With two passes, it is certain.`;
   }
   const [one, two] = changed.map((n) => `${n || "none"} of ${set.blocks}`);
-  return `The same input, run again: with atomic adds, ${one} entries ${changed[0] === 1 ? "has" : "have"} other last digits (bold), and with two passes ${two}.`;
+  return `The same input, run again: with atomic adds, ${one} entries ${changed[0] === 1 ? "has" : "have"} other last digits, and with two passes ${two}.`;
 }
 
 function sentence(t) {
@@ -144,6 +155,6 @@ follow(form, set, () => {
   transport.go(ways[0].writes[0].time);
 });
 $("note").textContent =
-  "A box is a tile. With atomic adds it takes five matmuls, and in the two passes it takes four and three. A mark × 4 means that 4 workers add at the same time. At the right is one entry of each block of dQ, summed in float32 in the order of this run.";
+  "A box is a tile. With atomic adds it takes five matmuls, and in the two passes it takes four and three. A mark × 4 means that 4 workers add at the same time. The table has one entry of each block of dQ, summed in float32 in the order of its run. Both ways add the same numbers, but in different orders, so their last digits can differ.";
 if (ask.has("step")) transport.go(Number(ask.get("step")));
 onWidth(stage, () => transport.show());
