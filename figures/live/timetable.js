@@ -33,8 +33,10 @@ function draw(t) {
   const width = stage.clientWidth;
   const lane = Math.max(14, Math.min(30, 320 / set.SMs));
   const [left, top] = [44, 44];
-  const longest = Math.max(table.makespan, other.makespan, 1); // one axis for both
-  const unit = (width - left - 14) / longest;
+  const cut = other.makespan > 1.5 * table.makespan; // the other one runs on beyond the axis
+  const right = cut ? Math.min(90, 0.11 * width) : 14;
+  const longest = Math.max(table.makespan, cut ? 0 : other.makespan, 1);
+  const unit = (width - left - right) / longest;
   const foot = top + set.SMs * lane;
   clear(stage, foot + 40);
   for (const k of upTo(set.SMs)) {
@@ -44,32 +46,41 @@ function draw(t) {
   }
   for (const p of table.placed) drawProgram(p, t, { left, top, lane, unit });
   for (const [k, end] of lastEnds(other).entries())
-    shape(stage, "rect", { x: left, y: top + k * lane, width: end * unit, height: lane - 2, class: "ghost" });
+    drawGhost(left, Math.min(left + end * unit, width - 2), { y: top + k * lane + 2, high: lane - 6, torn: left + end * unit > width });
   const now = left + t * unit;
   shape(stage, "line", { x1: now, x2: now, y1: top - 6, y2: foot + 4, class: "clock" });
-  drawAxis({ left, foot, unit, longest });
-  drawEnd(other, `${OTHER[set.algorithm][1]} (dashed) ends at ${other.makespan}`, 14);
-  drawEnd(table, `${set.algorithm.toUpperCase()} ends at ${table.makespan}`, 32);
+  drawAxis({ left, foot, unit, longest, cut });
+  const [own, name] = [set.algorithm.toUpperCase(), OTHER[set.algorithm][1]];
+  const times = (other.makespan / (table.makespan || 1)).toFixed(1);
+  if (cut) shape(stage, "text", { x: width, y: 14, class: "small end" }, `${name} (dashed) takes ${times} times as long and ends at ${other.makespan} →`);
+  else drawEnd(other, `${name} (dashed) ends at ${other.makespan}`, 14);
+  drawEnd(table, `${own} ends at ${table.makespan}`, 32);
   drawRest({ x: left + table.makespan * unit, y: top + (set.SMs * lane) / 2, room: (longest - table.makespan) * unit });
 
-  function drawEnd({ makespan }, name, y) {
+  function drawEnd({ makespan }, words, y) {
     const x = left + makespan * unit;
-    const right = x > left + 200;
+    const before = x > left + 200;
     shape(stage, "line", { x1: x, x2: x, y1: y - 10, y2: foot, class: "end-line" });
-    shape(stage, "text", { x: x + (right ? -5 : 5), y, class: right ? "small end halo" : "small halo" }, name);
+    shape(stage, "text", { x: x + (before ? -5 : 5), y, class: before ? "small end halo" : "small halo" }, words);
   }
   words(t);
 }
 
+/** When the other algorithm works on an SM; the end is torn where it runs on beyond the axis. */
+function drawGhost(x, end, { y, high, torn }) {
+  const teeth = torn ? `l-5 ${high / 4} l5 ${high / 4} l-5 ${high / 4} l5 ${high / 4}` : `v${high}`;
+  shape(stage, "path", { d: `M${x} ${y}H${end}${teeth}H${x}Z`, class: "ghost" });
+}
+
 /** The time axis, in tiles, whose ticks are at least 40 pixels apart. */
-function drawAxis({ left, foot, unit, longest }) {
+function drawAxis({ left, foot, unit, longest, cut }) {
   const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].find((x) => x * unit > 40) || longest;
   shape(stage, "line", { x1: left, x2: left + longest * unit, y1: foot + 3, y2: foot + 3, class: "axis" });
   for (let x = 0; x <= longest; x += step) {
     shape(stage, "line", { x1: left + x * unit, x2: left + x * unit, y1: foot + 3, y2: foot + 8, class: "axis" });
     shape(stage, "text", { x: left + x * unit, y: foot + 20, class: "small middle" }, String(x));
   }
-  shape(stage, "text", { x: left, y: foot + 36, class: "small" }, "time, in tiles, on one axis for FA1 and FA2 →");
+  shape(stage, "text", { x: left, y: foot + 36, class: "small" }, cut ? "time, in tiles →" : "time, in tiles, on one axis for FA1 and FA2 →");
 }
 
 /** Where the algorithm that is shown has ended and the other one still runs. */
@@ -103,12 +114,13 @@ function drawProgram(p, t, { left, top, lane, unit }) {
   const what =
     p.index === null ? "all tiles" : `${set.direction === "forward" ? "row" : "column"} block ${p.index + 1}`;
   shape(e, "title", {}, `head ${p.head + 1}, ${what}: ${p.cost} tiles, from ${p.start} to ${p.end} on SM ${p.SM}`);
-  if (p.cost * unit > 22 && lane >= 14) {
-    const label = p.index === null ? `head ${p.head + 1}` : String(p.index + 1);
+  const label = p.index === null ? `head ${p.head + 1}` : String(p.index + 1);
+  const room = p.cost * unit - 2;
+  if (room > 6.8 * label.length && lane >= 14) {
     const at = {
       x: x + (p.cost * unit) / 2,
       y: top + p.SM * lane + lane / 2 + 3,
-      class: `small middle in ${state}`,
+      class: `small${room < 24 ? " tiny" : ""} middle in ${state}`,
       style: state === "ahead" ? "" : `fill: ${SHADES[p.head % 4][1]}`,
     };
     shape(stage, "text", at, label);
@@ -132,9 +144,10 @@ function words(t) {
 
 follow(form, set, () => {
   transport.pause();
+  const share = table ? transport.t / transport.last : 0.5; // as far as in the run before
   prepare();
   for (const e of form.elements.order) e.disabled = set.algorithm === "fa1";
-  transport.go(transport.last);
+  transport.go(Math.round(share * transport.last));
 });
 if (ask.has("step")) transport.go(Number(ask.get("step")));
 onWidth(stage, () => transport.show());
