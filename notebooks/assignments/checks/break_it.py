@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -85,17 +86,10 @@ BACKWARD = [Bug("dK-unscaled"), Bug("gradient-unmasked"), Bug("D-missing")]
 HINT = "Which input would reveal this bug? Vary the lengths, masks, scales and heads, and try extreme scores."
 
 
-def forward(test, more: list[Bug] | tuple = ()) -> Report:
-    """A student's test of the forward; `more` bugs come on top."""
-    return judge("forward", test, [*FORWARD, *more])
-
-
-def backward(test, more: list[Bug] | tuple = ()) -> Report:
-    """A student's test of the backward; `more` bugs come on top."""
-    return judge("backward", test, [*BACKWARD, *more])
-
-
-def judge(step: str, test, bugs: list[Bug]) -> Report:
-    """Bugs caught minus false alarms."""
-    right, wrong = ({str(bug): bug for bug in some} for some in (RIGHT, bugs))
+def judge(step: str, bugs: list[Bug], test, more: list[Bug] | tuple = ()) -> Report:
+    """A student's test of a pass: bugs caught minus false alarms; `more` bugs come on top."""
+    right, wrong = ({str(bug): bug for bug in some} for some in (RIGHT, [*bugs, *more]))
     return caught_minus_alarms(Report(step), test, wrong, right, HINT, kernel)
+
+
+forward, backward = (partial(judge, *x) for x in (("forward", FORWARD), ("backward", BACKWARD)))

@@ -6,7 +6,6 @@ A student writes the kernel and chooses its sizes; what launches it is written h
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 
@@ -74,7 +73,7 @@ def call(kernel, text: str, case: Case, heads: int = 2) -> dict:
         given = [np.float64(x[0, h]) for x in (q, k, v)]
         want = truth.dense(*given, case.d**-0.5, case.causal)
         asked = slips.asked(replace(case, tau=case.d**-0.5), [*given, given[0]])
-        both = list(zip("OL", (O, L), want, (nan_hint(O), L_HINT), strict=True))
+        both = list(zip("OL", (O, L), want, (NAN if np.isnan(O).any() else "", L_HINT), strict=True))
         for name, came, true, hint in both if heads > 1 else both[:1]:
             mine = np.asarray(came, dtype=np.float64)[0, h]
             known = partial(slips.in_halves, asked, name, mine, true, TOLERANCE)
@@ -88,11 +87,7 @@ def call(kernel, text: str, case: Case, heads: int = 2) -> dict:
 
 
 L_HINT = "L is a natural logarithm, and it is −∞ in a row that sees no key."
-
-
-def nan_hint(O) -> str:
-    nan = "NaN comes from a row that was not stored, from memory past the end of K or V, or from −inf − (−inf)."
-    return nan if np.isnan(np.asarray(O, dtype=np.float64)).any() else ""
+NAN = "NaN comes from a row that was not stored, from memory past the end of K or V, or from −inf − (−inf)."
 
 
 # The steps ------------------------------------------------------------------------------------------------------
@@ -120,11 +115,10 @@ def meter(report: Report, kernel, sizes, seed: int = 0) -> None:
         "masked entries": (64 * len(keys) * 200, "entries under a mask",
                            "The diagonal cuts only a few tiles, so the others need no tl.where (rung 08)."),
     }  # fmt: skip
-    counted: dict = {}
+    counted = slips.Passes(lambda case: call(kernel, program(kernel, sizes, case.d), case, heads=1), [case])
     for kind, (most, what, hint) in limits.items():
         with report.check(f"{what}: {case}", hint):
-            counted = counted or call(kernel, program(kernel, sizes, case.d), case, heads=1)
-            at_most(what, counted.get(kind, 0), most, hint)
+            at_most(what, counted[case].get(kind, 0), most, hint)
     with report.check("no more divisions for 256 keys than for 128", "The division can wait until the end (rung 05)."):
         text = program(kernel, sizes, d=16)
         few, many = (call(kernel, text, Case(64, n, 16, 64, 64, seed=97), heads=1) for n in (128, 256))
@@ -142,29 +136,18 @@ STEPS = [
 @step
 def compiled(report: Report, kernel, sizes, seed: int = 0) -> None:
     """What the loop became for Hopper, without a Hopper: instructions for a score, and copies under way."""
-    refused, per_score, registers, copies = None, math.inf, 0, 0
-    try:
-        per_score, registers, copies = costs(kernel, sizes)
-    except Exception as error:  # compiled once: all checks fail by the same
-        refused = error
+    ran = slips.Passes(partial(costs, kernel), [sizes])  # compiled once: all checks fail by the same
     for most, hint in STEPS:
         with report.check(f"at most {most:g} thread instructions per score", hint):
-            if refused:
-                raise refused
-            if per_score > most:
+            if (per_score := ran[sizes][0]) > most:
                 raise Failed(f"at most {most:g}", f"{per_score:.2f}")
-    with report.check(
-        "copies of K and V are under way while a tile is computed",
-        "num_stages sets how many tiles are copied ahead (rung 10).",
-    ):
-        if refused:
-            raise refused
-        if not copies:
-            raise Failed(
-                "asynchronous copies in the loop (LDGSTS or UTMALDG)", "none, so the loop waits for every load"
-            )
-    if not refused:
+    hint = "num_stages sets how many tiles are copied ahead (rung 10)."
+    with report.check("copies of K and V are under way while a tile is computed", hint):
+        per_score, registers, copies = ran[sizes]
         print(f"  {per_score:.2f} thread instructions per score, {registers} registers, {copies} copies per iteration")
+        if not copies:
+            wanted = "asynchronous copies in the loop (LDGSTS or UTMALDG)"
+            raise Failed(wanted, "none, so the loop waits for every load")
 
 
 def costs(kernel, sizes) -> tuple[float, int, int]:
@@ -180,9 +163,8 @@ def costs(kernel, sizes) -> tuple[float, int, int]:
     check_shares(counted, sorted(lines))
     loop = main_loop(loops(str(sass)), lines, counted["products"])
     if numbers["spills"]:
-        raise Failed(
-            "no spills", f"{numbers['spills']} instructions that spill", hint="Use smaller tiles or more warps."
-        )
+        came, hint = f"{numbers['spills']} instructions that spill", "Use smaller tiles or more warps."
+        raise Failed("no spills", came, hint=hint)
     return loop.per_score(SCORED.d), numbers["registers"], loop.copies
 
 
@@ -194,21 +176,17 @@ def main_loop(found: list[Loop], lines: list, products: list) -> Loop:
     """
     for loop in found:
         if 32 * loop.exponentials < loop.scores(SCORED.d):
-            raise Failed(
-                "two products and an exponential for each score in each loop that has products",
-                f"{32 * loop.exponentials} exponentials for {loop.scores(SCORED.d):g} scores",
-                hint=WHOLE,
-            )
+            wanted = "two products and an exponential for each score in each loop that has products"
+            came = f"{32 * loop.exponentials} exponentials for {loop.scores(SCORED.d):g} scores"
+            raise Failed(wanted, came, hint=WHOLE)
     work = {tuple(place): n for place, n in products}
     shares = [work[place] for place in sorted({tuple(place) for place in lines})]
     if 2 * len(found) < len(shares):
-        raise Failed(
-            f"{len(shares) / 2:g} loops in the machine code, with two products each", f"{len(found)}", hint=WHOLE
-        )
+        wanted = f"{len(shares) / 2:g} loops in the machine code, with two products each"
+        raise Failed(wanted, f"{len(found)}", hint=WHOLE)
     if not found:
-        raise Failed(
-            "a loop with products on tensor cores", "none in the compiled code", hint="Multiply fp16 tiles with tl.dot."
-        )
+        hint = "Multiply fp16 tiles with tl.dot."
+        raise Failed("a loop with products on tensor cores", "none in the compiled code", hint=hint)
     if 2 * len(found) > len(shares):
         return max(found, key=lambda loop: loop.per_score(SCORED.d))
     return max(zip(shares[::2], found, strict=True), key=lambda one: one[0])[1]

@@ -12,6 +12,7 @@ import re
 import textwrap
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import partial
 
 import numpy as np
 
@@ -153,10 +154,8 @@ def answer_of(function, name: str):
             return written(dict(zip(map(ast.literal_eval, value.keys), value.values, strict=True))[name])
         return written({k.arg: k.value for k in value.keywords}[name])
     except (ValueError, KeyError, TypeError, AttributeError):
-        wanted = (
-            f"a line `return dict(line=…, cause=…, mend=…, shows=…, hides=…)`, with only texts and numbers in {name}"
-        )
-        raise Failed(wanted, ast.unparse(value)[:120] if value else "none") from None
+        wanted = "a line `return dict(line=…, cause=…, mend=…, shows=…, hides=…)`, with only texts and numbers in "
+        raise Failed(wanted + name, ast.unparse(value)[:120] if value else "none") from None
 
 
 def written(node: ast.expr):
@@ -173,15 +172,14 @@ def outcomes(case: Case, function, text: str, runs, seed: int) -> list[tuple[str
     return [(verdict(one, case.true(*call)), one) for one, call in zip(came, calls, strict=True)]
 
 
-def judge(step: str, case: Case, function, program, seed: int) -> Report:
+def judge(step: str, case: Case, function, program, seed: int = 0) -> Report:
     """Three checks: the mended program, a run that shows the slip, one that hides it."""
     report, text = Report(step), text_of(program)
     wanted = "a wrong answer" if step != "hang" else "a hang"
     with report.check("mend: right on every run, and as fast as it should be", FIND[step]):
         check_mended(case, function, mended(text, answer_of(function, "mend")), seed)
-    with report.check(
-        f"prove: a run that ends in {wanted}", "For which sizes or clocks does the wrong line make a difference?"
-    ):
+    hint = "For which sizes or clocks does the wrong line make a difference?"
+    with report.check(f"prove: a run that ends in {wanted}", hint):
         run = checked(answer_of(function, "shows"), case.usual)
         ((came, what),) = outcomes(case, function, text, [run], seed)
         if came != ("hang" if step == "hang" else "wrong"):
@@ -261,13 +259,4 @@ def check_mended(case: Case, function, text: str, seed: int) -> None:
             raise Failed(f"{true:,.0f} clocks, or slightly more", f"{what[2]:,.0f} clocks", f"the run {run}", hint)
 
 
-def hang(function, program, seed: int = 0) -> Report:
-    return judge("hang", IN_MODEL, function, program, seed)
-
-
-def race(function, program, seed: int = 0) -> Report:
-    return judge("race", IN_MODEL, function, program, seed)
-
-
-def wrong(function, program, seed: int = 0) -> Report:
-    return judge("wrong", IN_TRITON, function, program, seed)
+hang, race, wrong = (partial(judge, *x) for x in (("hang", IN_MODEL), ("race", IN_MODEL), ("wrong", IN_TRITON)))

@@ -32,10 +32,8 @@ METERED_RAGGED = Case(22, 27, 8, 8, 4, causal=True, seed=18)
 def row_dots(report: Report, function, seed: int = 0) -> None:
     """D: one number for each row, from dO and O."""
     dO, O = np.random.default_rng(seed).standard_normal((2, 7, 4))
-    with report.check(
-        "D has one number for each row",
-        "Sum along each row of O, not along each column, so that D has one number per row.",
-    ):
+    hint = "Sum along each row of O, not along each column, so that D has one number per row."
+    with report.check("D has one number for each row", hint):
         equal("D", call(function, dO, O), (dO * O).sum(axis=1))
     with report.check("O and dO are square: still the sum of each row", "Along which axis do you sum?"):
         equal("D", call(function, dO[:4], O[:4]), (dO[:4] * O[:4]).sum(axis=1))

@@ -203,12 +203,7 @@ def metered(function: Callable, case, inputs: dict, outputs: dict, **options) ->
     placed = [Placed(name, array, meter, axis) for name, (array, axis) in (inputs | outputs).items()]
     tensors = [(number, x.shape) for number, x in enumerate(placed)]
     beside(probes.metered, function, Chip(meter, placed).do, tensors, case.B_r, case.B_c, **options)
-    refuse_score_matrix(meter, case.N_q, case.N_k)
-    return Run({name: array for name, (array, _) in outputs.items()}, meter)
-
-
-def refuse_score_matrix(meter: Meter, N_q: int, N_k: int) -> None:
-    """An array as large as S, computed in one piece: what the exercise is about not building."""
-    if meter.largest_on_chip >= N_q * N_k:
-        size = f"{meter.largest_on_chip} elements in one array, and N_q × N_k = {N_q * N_k}"
+    if meter.largest_on_chip >= case.N_q * case.N_k:  # as large as S, which the exercise is about not building
+        size = f"{meter.largest_on_chip} elements in one array, and N_q × N_k = {case.N_q * case.N_k}"
         raise NotAllowed(f"the score matrix was built: {size}")
+    return Run({name: array for name, (array, _) in outputs.items()}, meter)

@@ -55,12 +55,10 @@ def by_hand(report: Report, function, seed: int = 0) -> None:
     truth = {
         "thread blocks": (heads * cut.T_r, "There is one thread block per head and row block."),
         "waves on an A100": (
-            grid.waves(heads * cut.T_r, A100.SMs),
-            "Each of the 108 SMs runs one thread block at a time.",
-        ),
+            grid.waves(heads * cut.T_r, A100.SMs), "Each of the 108 SMs runs one thread block at a time."),
         "KiB of shared memory": (shared // KiB, "It holds Q once, and K and V in two stages, all in fp16."),
         "MiB moved": (moved / KiB**2, "Which tensors are moved once, and which once per row block?"),
-    }
+    }  # fmt: skip
     for name, (want, hint) in truth.items():
         with report.check(name, hint):
             got = call(function)
@@ -104,14 +102,15 @@ def waves(report: Report, function, shapes=SHAPES, seed: int = 0) -> None:
     for chip, heads, N_q, B_r, resident in varied(shapes, 2, seed):
         where = f"{chip.name}, {heads} heads, {N_q} queries, B_r = {B_r}, {resident} block(s) per SM"
         blocks, slots = heads * cdiv(N_q, B_r), chip.SMs * resident
-        with report.check(f"waves: {where}", "How many thread blocks are there, and how many run at once?"):
-            got = parts("(waves, share)", call(function, chip, heads, N_q, B_r, resident), 2)
-            compare("waves", got[0], grid.waves(blocks, slots), where)
-        with report.check(
-            f"share of slots at work: {where}", "The last wave is seldom full, so some of its slots have no work."
-        ):
-            got = parts("(waves, share)", call(function, chip, heads, N_q, B_r, resident), 2)
-            compare("share", got[1], grid.efficiency(blocks, slots), where)
+        hints = {
+            "waves": "How many thread blocks are there, and how many run at once?",
+            "share of slots at work": "The last wave is seldom full, so some of its slots have no work.",
+        }
+        wanted = grid.waves(blocks, slots), grid.efficiency(blocks, slots)
+        for n, ((claim, hint), want) in enumerate(zip(hints.items(), wanted, strict=True)):
+            with report.check(f"{claim}: {where}", hint):
+                got = parts("(waves, share)", call(function, chip, heads, N_q, B_r, resident), 2)
+                compare(claim.partition(" ")[0], got[n], want, where)
 
 
 def in_words(N: int, d: int, blocks: tuple[int, int], causal: bool) -> str:
@@ -143,13 +142,8 @@ FITS = [(A100, (128, 64), 128), (H100, (128, 128), 128), (RTX, (128, 128), 128),
 @step
 def fits(report: Report, function, shapes=FITS) -> None:
     """Bytes of shared memory, registers a thread, and whether both are to be had."""
-    check_fits(
-        report,
-        "forward",
-        function,
-        shapes,
-        "Do you compare the bytes with the limit of a block, and the registers with the limit of a thread?",
-    )
+    hint = "Do you compare the bytes with the limit of a block, and the registers with the limit of a thread?"
+    check_fits(report, "forward", function, shapes, hint)
 
 
 def check_fits(report: Report, kernel: str, function, shapes, hint: str) -> None:
@@ -191,11 +185,8 @@ def wrong_blocks(chip, got: tuple, N: int, d: int, causal: bool) -> str:
     more = moved[got] - min(moved.values())
     if more:
         return f"it fits, but it moves {more:,} bytes more than necessary"
-    return (
-        ""
-        if got == min(fitting, key=lambda b: (moved[b], -b[1]))
-        else "another pair moves as few bytes, and its tiles are larger"
-    )
+    is_largest = got == min(fitting, key=lambda b: (moved[b], -b[1]))
+    return "" if is_largest else "another pair moves as few bytes, and its tiles are larger"
 
 
 # The backward -----------------------------------------------------------------------------------------------------
@@ -210,9 +201,8 @@ def writers(report: Report, function, shapes=WRITERS, seed: int = 0) -> None:
     for N, blocks, causal in varied(shapes, 0, seed):
         where = in_words(N, 0, blocks, causal)
         want = [len(workers) for workers in grid.dq_writers(tiling(N, blocks, causal))]
-        with report.check(
-            where, "Each column block has a program. Which row blocks see it, if you include their last row?"
-        ):
+        hint = "Each column block has a program. Which row blocks see it, if you include their last row?"
+        with report.check(where, hint):
             got = call(function, N, *blocks, causal)
             if not hasattr(got, "__len__") or len(got) != len(want):
                 raise Failed(f"a list of {len(want)} numbers, one for each row block", f"{got!r}"[:80])
@@ -250,9 +240,8 @@ def passes(report: Report, function, shapes=PASSES, seed: int = 0) -> None:
     """One pass or two: the bytes of two, and which moves fewer."""
     for N, d, blocks, causal in varied(shapes, 0, seed):
         where, cut = in_words(N, d, blocks, causal), tiling(N, blocks, causal)
-        with report.check(
-            where, "The first pass no longer touches dQ, and the second has the loops of the forward pass."
-        ):
+        hint = "The first pass no longer touches dQ, and the second has the loops of the forward pass."
+        with report.check(where, hint):
             got = parts("(bytes of two passes, 1 or 2)", call(function, N, d, *blocks, causal), 2)
             compare("bytes of two passes", got[0], two_passes_bytes(cut, d), where)
             fewer = 1 if one_pass_bytes(cut, d) <= two_passes_bytes(cut, d) else 2

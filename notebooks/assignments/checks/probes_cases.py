@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import wraps
 
 import numpy as np
 
@@ -18,26 +19,21 @@ def defined(source: str, name: str):
     return space[name]
 
 
-def pipeline(source: str, calls: list[tuple]) -> list[tuple]:
-    """What becomes of each call (Q, K, V, options): ("done", O, clocks), ("hang", who waits) or ("error", words)."""
-    return [outcome(lambda call=call: ran(source, *call)) for call in calls]
+def of_each(run):
+    """What becomes of each call of a program: ("done", O, clocks), ("hang", who waits) or ("error", words)."""
+    return wraps(run)(lambda source, calls: [outcome(lambda call=call: run(source, *call)) for call in calls])
 
 
-def ran(source: str, Q, K, V, options: dict) -> tuple:
+@of_each
+def pipeline(source: str, Q, K, V, options: dict) -> tuple:
     with np.errstate(all="ignore"):
         O, clocks = defined(source, "pipeline")(Q, K, V, **options)
     return np.asarray(O, dtype=np.float64), float(clocks)
 
 
-def kernel(source: str, calls: list[tuple]) -> list[tuple]:
-    """The same for the kernel: each call is (Q, K, V, causal, tau), (heads, N, d) each.
-
-    O has L as one more column.
-    """
-    return [outcome(lambda call=call: launched(source, *call)) for call in calls]
-
-
-def launched(source: str, Q, K, V, causal: bool, tau: float) -> tuple:
+@of_each
+def kernel(source: str, Q, K, V, causal: bool, tau: float) -> tuple:
+    """O (heads, N_q, d), with L as one more column."""
     import torch
 
     q, k, v = (torch.tensor(x, dtype=torch.float32) for x in (Q, K, V))

@@ -23,28 +23,26 @@ def of_update(state: tuple, s: np.ndarray, v: np.ndarray, want: tuple) -> dict[s
     """Slips of a block that is taken into a state, for m, l and o."""
     (m, l, o), (top, true_l, true_o) = state, want
     weights = np.exp(s - finite(top)[:, None])
-    early = np.exp(s - finite(m)[:, None])
+    early = np.exp(s - finite(m)[:, None]).sum(axis=1)
     new_l, new_o = weights.sum(axis=1), weights @ v
     kept_l, kept_o = true_l - new_l, true_o - new_o
     factor = kept_l / l
     grown = np.exp(finite(top))  # what l and o are larger by if no maximum is subtracted
     grown = np.where((grown == 0) | np.isinf(grown), np.nan, grown)  # 0 and ∞ can also come from elsewhere
+    shared = np.full_like(m, top.max())
     bare = "No maximum is subtracted before the exponential, so {0} is relative to 0 instead of m."
     return {
         "m": {
             "m is still the old maximum, although a larger score in the block has to replace it.": m,
             "m is the maximum of the block alone, but the maximum so far counts as well.": s.max(axis=1),
-            "All rows share one maximum here, but each needs its own. Along which axis is it taken?": np.full_like(
-                m, top.max()
-            ),
+            "All rows share one maximum here, but each needs its own. Along which axis is it taken?": shared,
         },
         "l": {
             "l is not rescaled, although it was summed relative to the old maximum, and m has changed.": l + new_l,
             "The factor of l is upside down. When m grows, l has to shrink.": l / factor + new_l,
             "l is set to the sum of this block, but the earlier blocks have to stay in it.": new_l,
             bare.format("l"): true_l * grown,
-            "The weights of this block are relative to the old maximum, but they need the new one.": kept_l
-            + early.sum(axis=1),
+            "The weights of this block are relative to the old maximum, but they need the new one.": kept_l + early,
             "The weights are powers of 2. Use np.exp for them.": np.exp2(s - finite(top)[:, None]).sum(axis=1),
         },
         "o": {
@@ -68,15 +66,12 @@ def of_merge(a: tuple, b: tuple, want: tuple) -> dict[str, Slips]:
             "m is the smaller of the two maxima, so exponents can be above 0.": np.minimum(a[0], b[0]),
         }
     }
-    for name, first, second, f, g in (
-        ("l", a[1], b[1], left, right),
-        ("o", a[2], b[2], left[:, None], right[:, None]),
-    ):
+    states = ("l", a[1], b[1], left, right), ("o", a[2], b[2], left[:, None], right[:, None])
+    for name, first, second, f, g in states:
+        why = "side is not rescaled, although it is relative to that side's maximum."
         slips[name] = {
-            f"{name} of the second side is not rescaled, although it is relative to that side's maximum.": f * first
-            + second,
-            f"{name} of the first side is not rescaled, although it is relative to that side's maximum.": first
-            + g * second,
+            f"{name} of the second {why}": f * first + second,
+            f"{name} of the first {why}": first + g * second,
             f"{name} is not rescaled on either side, although each is relative to its own maximum.": first + second,
             "The factors of the two sides are swapped.": g * first + f * second,
         }
@@ -114,20 +109,17 @@ def of_kind(case: Case, tiles: list[tuple[slice, slice]]) -> dict[str, list[str]
         cut = [seen[r.start : r.stop + rows, c.start : c.stop + cols] for r, c in tiles]
         return ["full" if x.all() else "diagonal" if x.any() else "skip" for x in cut]
 
+    corner, no_half = kinds(col <= row), ["full" if x == "diagonal" else x for x in kinds(seen)]
     other = {"skip": "full", "full": "skip", "diagonal": "diagonal"}
     return {
-        "The diagonal begins at the top left. It should end at the bottom right, so N_k − N_q is missing.": kinds(
-            col <= row
-        ),
+        "The diagonal begins at the top left. It should end at the bottom right, so N_k − N_q is missing.": corner,
         "N_k − N_q has the wrong sign.": kinds(col <= row + case.N_q - case.N_k),
         "One row too many is tested. The last row is row_end − 1.": kinds(seen, rows=1),
         "One column too many is tested. The last column is col_end − 1.": kinds(seen, cols=1),
         "The diagonal itself is visible, so < has to be ≤.": kinds(col < row + case.N_k - case.N_q),
         "Every tile is called full, as if there were no mask.": kinds(np.ones_like(seen)),
         '"skip" and "full" are swapped.': [other[x] for x in kinds(seen)],
-        '"diagonal" is missing, although a tile can have both visible and masked entries.': [
-            "full" if x == "diagonal" else x for x in kinds(seen)
-        ],
+        '"diagonal" is missing, although a tile can have both visible and masked entries.': no_half,
     }
 
 

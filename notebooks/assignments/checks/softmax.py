@@ -47,16 +47,12 @@ def same_state(got, want, known=dict) -> None:
         equal(name, a, b, slips=lambda name=name: known().get(name, {}))
 
 
-def takes(function, state: tuple, s: np.ndarray, v: np.ndarray, want: tuple) -> None:
-    """A student's update of a state against the true one."""
-    same_state(call(function, *state, s, v), want, lambda: slips.of_update(state, s, v, want))
-
-
-def follows(function, s: np.ndarray, v: np.ndarray) -> None:
-    """A student's update of the state that their own first update returned, against the true one."""
-    first, want = state_of(s[:, :4], v[:4]), state_of(s, v)
-    state = in_shape(call(function, *reset(5, 3), s[:, :4], v[:4]), 5, 3)
-    same_state(call(function, *state, s[:, 4:], v[4:]), want, lambda: slips.of_update(first, s[:, 4:], v[4:], want))
+def takes(function, s: np.ndarray, v: np.ndarray, first: int = 4, is_own: bool = False) -> None:
+    """A student's update of the true state after the first keys, or of the one that their own update returned."""
+    true, want = state_of(s[:, :first], v[:first]) if first else reset(5, 3), state_of(s, v)
+    state = in_shape(call(function, *reset(5, 3), s[:, :first], v[:first]), 5, 3) if is_own else true
+    rest = s[:, first:], v[first:]
+    same_state(call(function, *state, *rest), want, lambda: slips.of_update(true, *rest, want))
 
 
 def joins(function, a: tuple, b: tuple, want: tuple) -> None:
@@ -81,30 +77,26 @@ def update(report: Report, function, seed: int = 0) -> None:
     """One block of scores and values taken into a state."""
     s, v = keys(5, 12, 3, seed)
     s[1, 4:8] -= 9.0
-    with report.check(
-        "from the empty state: the first block", "Start from m = −inf, l = 0 and o = 0, and follow Algorithm 1."
-    ):
-        takes(function, reset(5, 3), s[:, :4], v[:4], state_of(s[:, :4], v[:4]))
+    hint = "Start from m = −inf, l = 0 and o = 0, and follow Algorithm 1."
+    with report.check("from the empty state: the first block", hint):
+        takes(function, s[:, :4], v[:4], first=0)
     with report.check("a second block", RELATIVE_TO_THE_OLD):
-        takes(function, state_of(s[:, :4], v[:4]), s[:, 4:8], v[4:8], state_of(s[:, :8], v[:8]))
+        takes(function, s[:, :8], v[:8])
     with report.check("twelve keys, one at a time", RELATIVE_TO_THE_OLD):
         state = reset(5, 3)
         for j in range(12):
             state = in_shape(call(function, *state, s[:, j : j + 1], v[j : j + 1]), 5, 3)
         same_state(state, state_of(s, v))
-    with report.check(
-        "scores in the thousands", "Is the exponential of a number above 0 computed anywhere? It can overflow."
-    ):
-        big = 1000 * s
-        takes(function, state_of(big[:, :4], v[:4]), big[:, 4:], v[4:], state_of(big, v))
-    with report.check(
-        "scores far below zero", "m can be any number, even one whose exponential is 0 or infinite in float64."
-    ):
-        follows(function, s - 20_000, v)
+    hint = "Is the exponential of a number above 0 computed anywhere? It can overflow."
+    with report.check("scores in the thousands", hint):
+        takes(function, 1000 * s, v)
+    hint = "m can be any number, even one whose exponential is 0 or infinite in float64."
+    with report.check("scores far below zero", hint):
+        takes(function, s - 20_000, v, is_own=True)
     with report.check("rows that have seen no key yet: no NaN", RELATIVE_TO_THE_OLD):
         masked = s[:, :8].copy()
         masked[2], masked[3, 4:] = -np.inf, -np.inf
-        follows(function, masked, v[:8])
+        takes(function, masked, v[:8], is_own=True)
 
 
 @step
@@ -120,12 +112,11 @@ def merge(report: Report, function, seed: int = 0) -> None:
         far = s + np.where(np.arange(10) < 4, 2000.0, 0.0)
         both = state_of(far[:, :4], v[:4]), state_of(far[:, 4:], v[4:])
         joins(function, *both, state_of(far, v))
-    with report.check(
-        "a side without keys changes nothing", "A side without keys has m = −inf and l = 0. What is its factor?"
-    ):
-        same_state(call(function, reset(6, 2), a), a)
-        same_state(call(function, a, reset(6, 2)), a)
-        same_state(call(function, reset(6, 2), reset(6, 2)), reset(6, 2))
+    hint = "A side without keys has m = −inf and l = 0. What is its factor?"
+    with report.check("a side without keys changes nothing", hint):
+        empty = reset(6, 2)
+        for first, second, both in ((empty, a, a), (a, empty, a), (empty, empty, empty)):
+            same_state(call(function, first, second), both)
 
 
 @step
@@ -136,9 +127,8 @@ def finalize(report: Report, function, seed: int = 0) -> None:
         ends(function, state_of(s, v), "o")
     with report.check("the logsumexp", "L is the natural logarithm of Σ exp(s). What has to be added to m to get it?"):
         ends(function, state_of(s, v), "L")
-    with report.check(
-        "rows that saw no key: O = 0, L = −inf", "0 / 0 is NaN. What is l in a row that has seen no key?"
-    ):
+    hint = "0 / 0 is NaN. What is l in a row that has seen no key?"
+    with report.check("rows that saw no key: O = 0, L = −inf", hint):
         s[1], s[4] = -np.inf, -np.inf
         ends(function, state_of(s, v), "oL")
 

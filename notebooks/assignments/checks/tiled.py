@@ -138,9 +138,8 @@ def forward(report: Report, function, seed: int = 0) -> None:
     cases = [truth.varied(case, seed) for case in (PLAIN, RAGGED, CAUSAL, CAUSAL_RAGGED, EMPTY_ROWS, HUGE, LOW)]
     passes = slips.Passes(lambda case: fitting(on_chip(run(function, case))).outputs, cases)
     for case in cases:
-        with report.check(
-            str(case), "If your row_block passes, look at the rows that you load and at where you store the results."
-        ):
+        hint = "If your row_block passes, look at the rows that you load and at where you store the results."
+        with report.check(str(case), hint):
             check_result(passes, case)
 
 
@@ -199,6 +198,10 @@ def first_extra(ran: Run, tensor: str) -> str:
     return ""
 
 
+TOO_MANY = "not loaded", "it was loaded", "Decide whether to skip a tile before you load it."
+TOO_FEW = "loaded", "it was not", "Some row of this tile sees some of its keys."
+
+
 def check_tiles(ran: Run, case: Case, is_extra: bool) -> None:
     """The tiles for which K and V were loaded, against those that the mask leaves: none too many, or none too few."""
     cut = case.tiling
@@ -206,13 +209,8 @@ def check_tiles(ran: Run, case: Case, is_extra: bool) -> None:
     for tensor in ("K", "V"):
         got = set(ran.meter.tiles(tensor))
         if wrong := sorted(got - want if is_extra else want - got, key=str):
-            hint = (
-                "Decide whether to skip a tile before you load it."
-                if is_extra
-                else "Some row of this tile sees some of its keys."
-            )
-            words = ["not loaded", "it was loaded"] if is_extra else ["loaded", "it was not"]
-            raise Failed(f"{tensor} {words[0]} for tile {wrong[0]}", words[1], f"tile {wrong[0]}", hint)
+            what, came, hint = TOO_MANY if is_extra else TOO_FEW
+            raise Failed(f"{tensor} {what} for tile {wrong[0]}", came, f"tile {wrong[0]}", hint)
 
 
 @step
@@ -225,18 +223,13 @@ def operations(report: Report, function, cases=tuple(METERED)) -> None:
         exponentials, other = ops["exp"] + io.rows_visited(cut), io.not_matmul(ops) + io.scores_visited(cut) + rows
         limits = {
             "matmul FLOPs": (
-                ops["matmul"],
-                ops["matmul"],
-                "Each visited tile needs two matrix products, written with @.",
-            ),
+                ops["matmul"], ops["matmul"], "Each visited tile needs two matrix products, written with @."),
             "exponentials": (
-                io.scores_visited(cut),
-                exponentials,
-                "Each visited tile needs one exponential per score and one per row.",
-            ),
+                io.scores_visited(cut), exponentials,
+                "Each visited tile needs one exponential per score and one per row."),
             "divisions": (1, case.N_q + rows, "FA1 divides in every tile. When is one division enough?"),
             "everything else": (1, other, "What multiplies a whole block in every tile? Only α has to do that."),
-        }
+        }  # fmt: skip
         check_operations(report, runs, case, limits)
     hold_little(report, function)
 

@@ -49,17 +49,13 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
 def compare(names: tuple[str, ...], passes: slips.Passes, case: Case) -> None:
     """Gradients against float64; a slip that is known is named."""
     ran = passes[case]
-    want, meter = (
-        dict(zip(("dQ", "dK", "dV"), truth.gradients(*held(case), case.tau, case.causal), strict=True)),
-        ran["meter"],
-    )
+    want, meter = truth.gradients(*held(case), case.tau, case.causal), ran["meter"]
+    want = dict(zip(("dQ", "dK", "dV"), want, strict=True))
     for name in names:
         hint = ""
         if np.isnan(ran[name]).any():
-            hint = (
-                "This row was stored, but as NaN, which comes from memory past the end, or from 0 · ∞ if L = −∞. "
-                "Load with mask= and other=0.0, and mask p."
-            )
+            hint = "This row was stored, but as NaN, which comes from memory past the end, or from 0 · ∞ if L = −∞. "
+            hint += "Load with mask= and other=0.0, and mask p."
             if meter["stores"][name] + meter["adds"][name] < want[name].size:
                 hint = "The outputs start as NaN. Was this row stored?"
         place = tile_place(case.B_r) if name == "dQ" else tile_place(case.B_c, "key")

@@ -41,11 +41,8 @@ def launch(kernel, programs: int, given: dict, outputs: dict, options: dict) -> 
         print("  note: a tl.load with mask= but without other= returns arbitrary numbers where the mask is False")
     got, meter, spilled = apart(probes_triton.launch, kernel, text, name, programs, given, outputs, options)
     for name in spilled:
-        raise Failed(
-            "nothing written past the last row",
-            f"memory past the end of {name} changed",
-            hint="tl.store also has mask=.",
-        )
+        came, hint = f"memory past the end of {name} changed", "tl.store also has mask=."
+        raise Failed("nothing written past the last row", came, hint=hint)
     if rounded := [precision for *_, precision in meter["products"] if precision != "ieee"]:
         raise Failed("products in full fp32", f"in {rounded[0]}", hint='Call tl.dot with input_precision="ieee".')
     return {name: np.asarray(got[name], dtype=np.float64) for name in outputs}, {
@@ -101,10 +98,8 @@ def check_case(passes: slips.Passes, case: Case, names: str) -> None:
     equal("O", O, want_O, tolerance(case), hint, place, lambda: known("O"))
     if "L" in names:
         L = passes[case]["L"]
-        hint = why_nan(np.isnan(L), want_L, case)
-        hint = (
-            hint or "L is a natural logarithm, but s times scale_log2 is in base 2. A row that sees no key has L = −∞."
-        )
+        hint = "L is a natural logarithm, but s times scale_log2 is in base 2. A row that sees no key has L = −∞."
+        hint = why_nan(np.isnan(L), want_L, case) or hint
         equal("L", L, want_L, TOLERANCE, hint, place, lambda: known("L"))
 
 
@@ -127,9 +122,8 @@ def one_tile(report: Report, kernel, cases=tuple(ONE_TILE), seed: int = 0) -> No
     """All queries and keys in one tile."""
     passes = tried(kernel, [truth.varied(case, seed) for case in cases], "one_tile")
     for case in passes.ran:
-        with report.check(
-            str(case), "You need s, its row maximum, exp2, the row sum, the product with v, and one division."
-        ):
+        hint = "You need s, its row maximum, exp2, the row sum, the product with v, and one division."
+        with report.check(str(case), hint):
             check_case(passes, case, "O")
 
 
@@ -138,9 +132,8 @@ def loop(report: Report, kernel, cases=tuple(LOOP), seed: int = 0) -> None:
     """Row blocks in parallel, column blocks in a loop, O and then L."""
     passes = tried(kernel, [truth.varied(case, seed) for case in cases], "loop")
     for case in passes.ran:
-        with report.check(
-            f"O: {case}", "Which row block belongs to this program? What happens to l and o when m changes?"
-        ):
+        hint = "Which row block belongs to this program? What happens to l and o when m changes?"
+        with report.check(f"O: {case}", hint):
             check_case(passes, case, "O")
         with report.check(f"O and L: {case}"):
             check_case(passes, case, "OL")
