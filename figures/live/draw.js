@@ -134,13 +134,13 @@ function follow(form, set, change) {
     soon = setTimeout(keep, 250);
     act();
   };
-  for (const name of Object.keys(set)) if (ask.has(name)) set[name] = asked(form.elements[name], set[name], ask.get(name));
+  for (const name of Object.keys(set)) if (ask.has(name)) set[name] = wanted(form.elements[name], set[name], ask.get(name));
   mark(form, set);
   act();
 }
 
 /** What an address asks of a setting, if it is one that the form has. */
-function asked(field, now, text) {
+function wanted(field, now, text) {
   if (typeof now === "number") return Number(text);
   if (typeof now === "boolean") return text !== "false";
   const values = [...(field.options || field)].map(({ value }) => value);

@@ -318,6 +318,17 @@ def test_a_piece_is_one_document_that_asks_for_nothing_and_says_itself_without_s
     assert "<noscript>" in page and all(live.about(name)[:2])
 
 
+@pytest.mark.parametrize("name", live.STILLS)
+def test_the_scripts_of_a_piece_share_one_scope_without_a_name_declared_twice(name, tmp_path):
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node here")
+    together = tmp_path / "together.js"
+    together.write_text("\n".join(re.findall(r"<script>(.*?)</script>", live.page(name), re.S)), encoding="utf-8")
+    ran = subprocess.run([node, "--check", str(together)], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_an_unknown_piece_is_refused_with_the_names():
     with pytest.raises(ValueError, match=r"^name: got 'sunset'; it takes one of algorithm1, "):
         live.live("sunset")
