@@ -368,7 +368,7 @@ def fenced(library: str, unset: float | None) -> Iterator[list]:
 
 
 def numbers(x: Any) -> np.ndarray:
-    """Return an array of any library as a NumPy array in float64."""
+    """Return an array from any library as a float64 NumPy array."""
     return np.array(x.detach().double().cpu().numpy() if hasattr(x, "detach") else x, dtype=np.float64)
 
 

@@ -189,7 +189,7 @@ def speed_up_interpreter() -> None:
 
         @wraps(numpy_dtype)
         def numpy_dtype_once(dtype: Any) -> Any:
-            """Return the NumPy dtype of a Triton type, which is that of its elements."""
+            """Return the NumPy dtype of the elements of a Triton type."""
             name = dtype.scalar.name
             if name not in known:
                 known[name] = numpy_dtype(dtype)

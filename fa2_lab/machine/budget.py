@@ -38,7 +38,7 @@ STATISTIC = 4  # bytes of one L or D
 
 @dataclass(frozen=True)
 class Fit:
-    """The resources that one thread block needs. If the block does not run without spills, `limit` names the reason."""
+    """The resources that one thread block needs. If the block cannot run without spills, `limit` names the reason."""
 
     ok: bool
     limit: str  # "", "shared memory" (cannot run) or "registers" (runs, but spills)

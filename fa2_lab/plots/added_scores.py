@@ -53,11 +53,11 @@ FUNCTIONS += ("column is row\nor its ancestor", "bucket(row − column),\nlooked
 def draw(
     surfaces: dict[str, np.ndarray], parents: tuple[int, ...], context: int, functions: tuple[str, ...]
 ) -> style.Drawn:
-    """Draw each of the functions in `surfaces` as a grid of queries and keys.
+    """Draw each function in `surfaces` as a grid of queries and keys.
 
-    `surfaces` is {name: values that the function adds to the scores}. The more a function subtracts from a score, the
-    paler the cell of the score is. `parents` lists the parent of each draft of the tree, `context` is the number of
-    keys before the drafts, and `functions` are the formulas that are printed.
+    `surfaces` is {name: values that the function adds to the scores}. The more a negative value lowers a score, the paler
+    that score's cell. `parents` lists the parent of each draft of the tree, `context` is the number of keys before the
+    drafts, and `functions` holds the formulas to print.
     """
     caption = (
         "One small function of row and column gives any mask or bias. The weaker the fill, the more is taken from a"

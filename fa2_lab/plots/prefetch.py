@@ -9,7 +9,7 @@ from fa2_lab.plots import strips, style
 def data(rung: str = "10", tiles: int = 12) -> dict:
     """Return the jobs of a single program of a rung on an SM, with one stage and with three stages.
 
-    A job is (unit, actor, label, from, to), in clocks. The program processes `tiles` tiles.
+    A job is (unit, actor, label, from, to), with times in clocks. The program processes `tiles` tiles.
     """
     panels = []
     for stages in (1, 3):

@@ -10,7 +10,7 @@ PRODUCER = 24  # registers of its threads, in forward_kernel, if sequences are n
 
 
 def data() -> dict:
-    """Return, for four sets of sizes, the KiB of each tensor's buffers and each consumer's registers per thread."""
+    """Return, for four sets of sizes, the size of each tensor's buffers in KiB and each consumer's registers per thread."""
     shared, registers = {}, {}
     for name, d in SETS.items():
         found = getattr(sizes, name.strip())

@@ -18,7 +18,7 @@ DIMENSIONS = range(32, 257, 8)  # TMA pads them with zeros to 64, 128 or 256: se
 
 @dataclass(frozen=True)
 class ForwardSizes:
-    """The sizes of a launch. They fit the registers (64 K) and the shared memory (227 KiB) of an SM."""
+    """The sizes of a launch. They fit in the 64 K registers and the 227 KiB of shared memory of an SM."""
 
     B_c: int  # keys of a tile
     consumers: int  # warpgroups, of 64 rows each

@@ -47,7 +47,7 @@ class Ring:
 
     @gluon.jit
     def fill(self, n, source, batch, head, row, N):
-        """Producer: once the n-th tile's stage is empty, start copying the rows of `source` from `row` on into it.
+        """Producer: once the n-th tile's stage is empty, start filling it with the rows of `source` from `row` on.
 
         Rows from N on become zeros.
         """
