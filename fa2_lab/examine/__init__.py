@@ -77,7 +77,10 @@ def examine(
     if subject.no_gradients:
         refused["its gradients"] = subject.no_gradients
     unsteady = list(repeated(subject, answers[0]))
-    named = explain(answers, subject.tiles(), begun + SECONDS[quick] * 0.7)
+    until = begun + SECONDS[quick] * 0.7
+    named = explain(answers, subject.tiles(), until)
+    late = "; there was no time to try pairs of mistakes" if time.monotonic() > until else ""
+    named = [x._replace(where=x.where + late) if x.name == "unknown" else x for x in named]
     if unsteady or found or subject.happened & {"writes-past-end"}:  # then numbers come from elsewhere
         named = [x for x in named if x.name not in ("unknown", "precision", "grouped-silent")]
     state = conventions(next((x.state for x in reversed(named) if x.mistake.part in ("reads", "O")), Variant()))

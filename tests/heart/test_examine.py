@@ -653,7 +653,8 @@ def test_after_its_time_no_pairs_of_mistakes_are_tried(monkeypatch):
     asked = []
     monkeypatch.setattr("fa2_lab.examine.match.combine", lambda names: asked.append(names) or combine(names))
     monkeypatch.setitem(SECONDS, True, 0)
-    assert names(examine(strange, quick=True, library="torch")) == ["unknown"]
+    report = examine(strange, quick=True, library="torch")
+    assert names(report) == ["unknown"] and "no time" in report.findings[0].where
     assert max(map(len, asked)) == 1
 
 
