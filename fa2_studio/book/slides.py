@@ -6,6 +6,7 @@ One HTML file a lecture, which asks for no other: arrows turn, n shows the notes
 import re
 import shutil
 import subprocess
+import tempfile
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from html import escape, unescape
@@ -24,8 +25,9 @@ from fa2_lab.plots.live import WIDE as WIDE_PIECES
 from fa2_lab.plots.live import page
 from fa2_lab.tools import files
 from fa2_lab.tools.figures import PHONE
+from fa2_studio.book import front
 from fa2_studio.book.callouts import mathml
-from fa2_studio.book.chapters import NOTEBOOKS, written
+from fa2_studio.book.chapters import NOTEBOOKS, Chapter, written
 from fa2_studio.book.site import FIGURES, LIVE, LOOKS, drawn, is_imports
 
 LECTURES = {  # title: its chapters; of those with several parts, which are shown
@@ -42,9 +44,11 @@ LECTURES = {  # title: its chapters; of those with several parts, which are show
     "Change it": {"17": ""},
 }
 LEFT_OUT = ("Exercises", "Checks", "Questions", "Part ")  # the course's, not a lecture's
-ROWS, LETTERS = 15, 80  # what a slide holds: lines of words, and letters in a line
+ROWS, LETTERS = 15, 62  # what a slide holds: lines of words, and letters in a line
+COLUMN, OF_TABLE = 33, 80  # letters in a line beside a picture, and in a row of a table
 FULL, WIDE = 19, 70  # lines of code, which are closer together, and letters in a line of code
-BROAD, ROOM, READ, LIKE_WORDS = 1208, 620, 16, 25  # pixels for a picture; letters that a room reads, and those of words
+BROAD, HALF, ROOM = 1208, 600, 620  # pixels for a picture
+READ, BESIDE, LIKE_WORDS = 16, 14, 25  # letters that a room reads, those beside words, and those of words
 SIZE = re.compile(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"')
 PANEL = re.compile(
     r'<text style="font-weight: 700; font-size: 10\.5px[^>]*?(?:y="|translate\(\S+ )([\d.]+)'
@@ -56,6 +60,7 @@ ASKED = re.compile(r"^\*\*(?:Predict|Build)\.\*\*", re.MULTILINE)
 FENCE = re.compile(r"(^```.*?^```[^\n]*$)", re.DOTALL | re.MULTILINE)
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 COLOURS = HtmlFormatter(style="a11y-high-contrast-light", nowrap=True)
+AT_NIGHT = HtmlFormatter(style="a11y-high-contrast-dark")
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
 MARKDOWN.use(dollarmath_plugin, renderer=lambda tex, how: mathml(tex, "block" if how["display_mode"] else "inline"))
 
@@ -77,19 +82,36 @@ class Beat(NamedTuple):
     text: str = ""
     seen: tuple[str, ...] = ()  # as HTML: blocks that are never cut
     kind: str = ""  # "asks", "answers", "live" or "picture"
+    name: str = ""  # of a picture in figures/
+
+
+class Slide(NamedTuple):
+    """What a slide shows: blocks of words, and a picture or a live piece below or beside them."""
+
+    title: str
+    kind: str  # of its beat
+    words: tuple[str, ...]
+    notes: str
+    seen: str = ""
+    name: str = ""  # of the picture, if one slide shows all of it
+    layout: str = ""  # "two" columns, or words "over" a picture
 
 
 def write(folder: Path) -> list[Path]:
     """The decks; and their handouts as PDF where there is a Chromium."""
     files.check_writable(folder, "book --slides")
     folder.mkdir(parents=True, exist_ok=True)
-    looks = (LOOKS / "slides.css").read_text(encoding="utf-8") + COLOURS.get_style_defs("pre")
+    night = f"@media screen and (prefers-color-scheme: dark) {{\n{AT_NIGHT.get_style_defs('pre')}\n}}"
+    code = f"{COLOURS.get_style_defs('pre')}\n{night}\nbody pre {{ background: none; }}\n"
+    looks = (LOOKS / "slides.css").read_text(encoding="utf-8") + code
     script = (LOOKS / "slides.js").read_text(encoding="utf-8")
-    browser, decks = next(filter(None, map(shutil.which, BROWSERS)), None), []
+    browser, decks, small = next(filter(None, map(shutil.which, BROWSERS)), None), [], cards()
     for number, (title, chapters) in enumerate(LECTURES.items(), start=1):
-        cover = f"<section class=first><h1>{number} · {title}</h1></section>" if len(chapters) > 1 else ""
-        head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{looks}</style>"
-        html = f"{head}<body>{cover}{''.join(deck(chapters))}<script>{script}</script>"
+        asked = "".join(f"<p>{escape(c.question)}</p>" for c in written() if c.number in chapters)
+        cover = f"<section class=first><h1>{number} · {title}</h1>{asked}</section>" if len(chapters) > 1 else ""
+        head = "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        head += f"<title>{title}</title><style>{looks}</style>"
+        html = f"{head}<body>{cover}{''.join(deck(chapters, small))}<script>{script}</script>"
         decks.append(files.write(folder / f"lecture_{number:02}.html", html))
         if browser:
             quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
@@ -99,16 +121,30 @@ def write(folder: Path) -> list[Path]:
     return decks
 
 
-def deck(chapters: dict[str, str]) -> Iterator[str]:
+def cards() -> dict[str, str]:
+    """Return {chapter: its picture on the site's first page}, as HTML for a title."""
+    with tempfile.TemporaryDirectory() as folder:
+        front.write_small(Path(folder))
+        drawn_ = {c.name: Path(folder, f"{front.shown(c)}.svg").read_text(encoding="utf-8") for c in written()}
+    return {name: f'<figure><img alt="" src="{data(svg)}"></figure>' for name, svg in drawn_.items()}
+
+
+def deck(chapters: dict[str, str], small: dict[str, str]) -> Iterator[str]:
     """The slides of some chapters."""
     for chapter in (c for c in written() if c.number in chapters):
-        yield f"<section class=first><h1>{escape(chapter.title)}</h1><p>{escape(chapter.question)}</p></section>"
+        yield begin(chapter, small[chapter.name])
         part = ""
         for title, beats in sections(nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)):
             part = title.split()[1] if title.startswith("Part ") else part
             now = not chapters[chapter.number] or part in chapters[chapter.number].split() or title == "Recap"
             if now and not title.startswith(LEFT_OUT):
-                yield from slides(title, fewer(beats))
+                yield from map(slide, again(beside(merged(list(slides(title, fewer(beats)))))))
+
+
+def begin(chapter: Chapter, image: str) -> str:
+    """The title of a chapter: its question, and its picture."""
+    words = f"<div><h1>{escape(chapter.title)}</h1><p>{escape(chapter.question)}</p></div>"
+    return f"<section class=first><div class=two>{words}{image}</div></section>"
 
 
 def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat]]]:
@@ -224,12 +260,15 @@ def looked_at(cell: nbformat.NotebookNode) -> list[Beat]:
         name, asked = map(unescape, live.groups(""))
         inside = page(name, "&".join(filter(None, [asked, "deck"])))
         frame = f'<iframe width={1240 if name in WIDE_PIECES else 900} loading=lazy srcdoc="{escape(inside)}"></iframe>'
-        return [Beat(seen=(f"{frame}<div class=still>{as_svg(still[1]) if still else ''}</div>",), kind="live")]
+        seen = f"{frame}<div class=still>{as_svg(still[1]) if still else ''}</div>"
+        return [Beat(seen=(seen,), kind="live")]
     if picture := re.search(r'<img alt="([^"]*)"[^>]*>', seen):
         caption = re.search(r"<p[^>]*>(.*?)</p>", seen, re.DOTALL)
         name = drawn().get(unescape(picture[1]))
-        shown = [f'<img alt="{picture[1]}" src="{part}">' for part in parts(name)] if name else [picture[0]]
-        return [Beat(unescape(caption[1]) if caption else "", tuple(shown), "picture")]
+        shown = [image(part, name) for part in parts(name)] if name else [picture[0]]
+        if name:
+            shown[0] += paper(name)
+        return [Beat(unescape(caption[1]) if caption else "", tuple(shown), "picture", name or "")]
     if told := [output.data["text/markdown"] for output in cell.outputs if "text/markdown" in output.get("data", {})]:
         return [Beat(seen=html(FOLD.sub("", "\n\n".join(told))))]
     if is_imports(cell) or {"hide-input", "navigation"} & set(cell.metadata.get("tags", [])):
@@ -240,29 +279,46 @@ def looked_at(cell: nbformat.NotebookNode) -> list[Beat]:
 
 def as_svg(still: str) -> str:
     """The static figure of a live piece for the handout, without the card on which a notebook shows it."""
-    image = re.search(r'<img alt="([^"]*)"[^>]*>', still)
-    name = image and drawn().get(unescape(image[1]))
-    shown = "".join(f'<img alt="{image[1]}" src="{part}">' for part in parts(name)) if name else ""
-    return still.replace(image[0], shown) if shown else still
+    shown = re.search(r'<img alt="([^"]*)"[^>]*>', still)
+    name = shown and drawn().get(unescape(shown[1]))
+    return still.replace(shown[0], paper(name)) if name else still
+
+
+def edition(name: str, folder: str = "") -> str:
+    """A picture of figures/ as SVG: a page's edition, or a phone's."""
+    return (FIGURES / folder / f"{name}.svg").read_text(encoding="utf-8")
+
+
+def data(svg: str) -> str:
+    return f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}"
+
+
+def image(svg: str, name: str, kind: str = "") -> str:
+    """A picture, or a part of it, for a slide."""
+    return f'<img{kind} alt="{escape(front.description(name))}" src="{data(svg)}">'
+
+
+def paper(name: str) -> str:
+    """A picture for the handout: the whole page's edition, which stays light."""
+    light = re.sub(r"<style>@media.*?</style>", "", edition(name), count=1, flags=re.DOTALL)
+    return image(light, name, " class=paper")
 
 
 def parts(name: str) -> list[str]:
-    """A picture for slides, which are light: in as few parts as leave letters that a room reads.
+    """A picture for slides, in as few parts as leave letters that a room reads.
 
     It is the page's edition, which is as wide as a slide, unless the phone's has letters like those of the words.
     """
-    page, phone = ((FIGURES / folder / f"{name}.svg").read_text(encoding="utf-8") for folder in ("", PHONE))
+    page, phone = edition(name), edition(name, PHONE)
     ways = [[page], [phone]] + [in_parts(svg, most) for svg in (page, phone) for most in (2.8, 2, 1.4, 1)]
     read = [way for way in ways if letters(way) >= READ] or [[page]]
-    shown = min(read, key=lambda way: (len(way), letters(way) < LIKE_WORDS))
-    light = [re.sub(r"<style>@media.*?</style>", "", svg, count=1, flags=re.DOTALL) for svg in shown]
-    return [f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}" for svg in light]
+    return min(read, key=lambda way: (len(way), letters(way) < LIKE_WORDS))
 
 
-def letters(shown: list[str]) -> float:
+def letters(shown: list[str], across: float = BROAD, down: float = ROOM) -> float:
     """The size in pixels of the smallest letters, which a picture has at 13, on a slide of 1280 × 720."""
     sizes = [[float(side) for side in SIZE.search(svg).groups()] for svg in shown]
-    return min(13 * min(BROAD / wide, ROOM / high) for wide, high in sizes)
+    return min(13 * min(across / wide, down / high) for wide, high in sizes)
 
 
 def in_parts(svg: str, most: float) -> list[str]:
@@ -296,14 +352,13 @@ def piece(page: str, top: float, end: float, high: float) -> str:
     return head + shown + (part(tall, high - foot, foot, '<use href="#all"/>') if foot else "") + page[stop:]
 
 
-def slides(title: str, beats: list[Beat]) -> Iterator[str]:
+def slides(title: str, beats: list[Beat]) -> Iterator[Slide]:
     """A slide for everything to look at, with the sentence beside it; its notes have what is said after it."""
     at = [n - announced(beats, n) for n, beat in enumerate(beats) if beat.seen]
     for start, stop in pairwise([0, *at[1:], len(beats)]):
         some = beats[start:stop]
         here = next((beat for beat in some if beat.seen), Beat())
         words = [beat.text for beat in some if not beat.seen]
-        notes = rendered("\n\n".join([here.text, *words]))
         if here.kind:  # a picture has its headline inside
             said = []
         elif not here.seen:
@@ -312,8 +367,10 @@ def slides(title: str, beats: list[Beat]) -> Iterator[str]:
             said = words[:1] if not some[0].seen else []
         else:
             said = words[:1] or [here.text]
-        beside = [rendered(sentences(text)) for text in said if text]
-        yield from paged(title, here, beside, notes)
+        shown = {text: sentences(text) for text in said if text}
+        rest = [shown[text][1] if text in shown else text for text in [here.text, *words]]
+        notes = rendered("\n\n".join(filter(None, rest)))
+        yield from paged(title, here, [rendered(first) for first, _ in shown.values()], notes)
 
 
 def announced(beats: list[Beat], n: int) -> bool:
@@ -321,11 +378,12 @@ def announced(beats: list[Beat], n: int) -> bool:
     return n > 0 and not beats[n - 1].seen and beats[n - 1].text.endswith(":")
 
 
-def paged(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[str]:
+def paged(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[Slide]:
     """As many slides as the blocks need."""
     if beat.kind in ("picture", "live"):
+        name = beat.name if len(beat.seen) == 1 else ""
         for n, seen in enumerate(beat.seen):
-            yield slide(title, "".join(beside), seen, beat.kind, "" if n else notes)
+            yield Slide(title, "more" if n else beat.kind, tuple(beside), "" if n else notes, seen, name)
         return
     fits = not beat.seen or sum(map(height, [*beside, beat.seen[0]])) <= ROWS
     pages: list[list[str]] = [[]]
@@ -335,27 +393,110 @@ def paged(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[str
             pages.append([])
         pages[-1].append(block)
     for n, page_ in enumerate(pages):
-        yield slide(title, "".join(page_), "", beat.kind, "" if n else notes)
+        yield Slide(title, beat.kind, tuple(page_), "" if n else notes)
 
 
-def height(block: str) -> float:
+def merged(shown: list[Slide]) -> list[Slide]:
+    """The slides of a section, of which short neighbours are one: words before a question too, but no two listings."""
+    out: list[Slide] = []
+    for now in shown:
+        last = out[-1] if out else None
+        words = last and (*last.words, *now.words)
+        alike = last and last.kind == "" and now.kind in ("", "asks")
+        if alike and sum("<pre data" in block for block in words) < 2 and sum(map(height, words)) <= ROWS:
+            out[-1] = now._replace(words=words, notes=last.notes + now.notes)
+        else:
+            out.append(now)
+    return out
+
+
+def beside(shown: list[Slide]) -> list[Slide]:
+    """The slides of a section, with a picture on the slide of the words before it, or else of those after it.
+
+    It is never on the slide of a question before it, because it may be the answer.
+    """
+    out: list[Slide] = []
+    for now in shown:
+        last = out[-1] if out else None
+        if last and now.kind == "picture" and last.kind in ("", "answers") and (both := with_picture(last, now)):
+            out[-1] = both._replace(notes=last.notes + now.notes)
+        elif last and last.kind == "picture" and now.kind in ("", "asks") and (both := with_picture(now, last)):
+            out[-1] = both._replace(notes=last.notes + now.notes)
+        else:
+            out.append(now)
+    return out
+
+
+def again(shown: list[Slide]) -> list[Slide]:
+    """The slides of a section; those of words alone show the picture that was before them once more.
+
+    If there was none, they show the next one, unless a question comes first. Without a picture, an answer has its
+    question beside it.
+    """
+    out = list(shown)
+    for n, now in enumerate(out):
+        before = [other for other in shown[:n] if other.name]
+        asked = next((k for k in range(n, len(shown)) if shown[k].kind == "asks"), len(shown))
+        after = [other for other in shown[n:asked] if other.name]
+        if not now.seen and (near := [*before[-1:], *after[:1]]):
+            out[n] = with_picture(now, near[0], once_more=True) or now
+        asked = next((other for other in shown[:n][::-1] if other.kind == "asks"), None)
+        if now.kind == "answers" and not out[n].seen and asked and in_column(now.words) and in_column(asked.words):
+            out[n] = now._replace(seen=f"<div class=asked>{''.join(asked.words)}</div>", layout="two")
+    return out
+
+
+def with_picture(words: Slide, picture: Slide, once_more: bool = False) -> Slide | None:
+    """A slide with both, if a room reads both; on paper a picture that is shown once more is left out."""
+    if words.seen or not picture.name:
+        return None
+    page, phone = edition(picture.name), edition(picture.name, PHONE)
+    rows = sum(map(height, words.words))
+    narrow = in_column(words.words)
+    for svg, layout, fits in (
+        (phone, "two", narrow and letters([phone], HALF) >= BESIDE),
+        (page, "two", narrow and letters([page], HALF) >= BESIDE),
+        (page, "over", letters([page], BROAD, ROOM - 40 * rows) >= READ),
+    ):
+        if fits:
+            seen = image(svg, picture.name) + ("" if once_more else paper(picture.name))
+            return words._replace(seen=seen, name=picture.name, layout=layout)
+    return None
+
+
+def in_column(words: tuple[str, ...]) -> bool:
+    """Whether blocks are readable in half of a slide's width, where letters may be a fifth smaller."""
+    return all(map(fits_column, words)) and sum(height(block, COLUMN) for block in words) <= 1.5 * ROWS
+
+
+def fits_column(block: str) -> bool:
+    cells = [unescape(re.sub("<[^>]*>", "", row)) for row in block.split("</tr>")]
+    return not block.startswith("<pre") and ("<table" not in block or max(map(len, cells)) <= COLUMN)
+
+
+def height(block: str, letters: int = LETTERS) -> float:
     """About how many rows a block takes."""
     if rows := re.search(r"data-rows=(\d+)", block):
         return 0.86 * int(rows[1]) + 0.3
+    letters = OF_TABLE if block.startswith("<table") else letters
     lines = [re.sub("<[^>]*>", "", line).strip() for line in re.split(r"</(?:p|li|tr)>", block)]
-    return sum(1.1 * -(-len(line) // LETTERS) for line in lines) + 0.4
+    return sum(1.1 * -(-len(line) // letters) for line in lines) + 0.4
 
 
-def slide(title: str, words: str, seen: str, kind: str, notes: str) -> str:
-    title = f"Answer: {title}" if kind == "answers" else title
+def slide(shown: Slide) -> str:
+    title = f"Answer: {shown.title}" if shown.kind == "answers" else shown.title
     head = f"<h2>{MARKDOWN.renderInline(title)}</h2>"
-    figure = f"<figure>{seen}</figure>" if seen else ""
-    return f'<section class="{kind}">{head}<div>{words}</div>{figure}<aside>{notes}</aside></section>'
+    asked = shown.seen.startswith("<div class=asked>")
+    figure = f"<figure>{shown.seen}</figure>" if shown.seen and not asked else shown.seen
+    inside = f"<div>{''.join(shown.words)}</div>{figure}"
+    if shown.layout:
+        inside = f"<div class={shown.layout}>{inside}</div>"
+    return f'<section class="{shown.kind}">{head}{inside}<aside>{shown.notes}</aside></section>'
 
 
-def sentences(paragraph: str) -> str:
-    """As many of its first sentences as say something."""
+def sentences(paragraph: str) -> tuple[str, str]:
+    """As many of its first sentences as say something, and the others."""
     first, *others = re.split(r"(?<=[.?!])\s+(?=[A-Z$`*])", paragraph)
     while others and len(first) < 60:
         first = f"{first} {others.pop(0)}"
-    return first
+    return first, " ".join(others)

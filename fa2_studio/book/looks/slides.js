@@ -1,4 +1,5 @@
 // Arrows, space and the page keys turn; n shows the notes; the address keeps the place. What is too large is scaled to fit.
+// A phone shows all slides on one page.
 "use strict";
 const all = [...document.querySelectorAll("section")];
 let at = Math.min(Math.max(Number(location.hash.slice(1)) - 1, 0), all.length - 1) || 0;
@@ -6,8 +7,9 @@ for (const [n, section] of all.entries()) section.dataset.number = `${n + 1} / $
 
 /** Letters grow to fill a slide, and shrink only if a wide table leaves no other way; what was printed shrinks alone. */
 function fit(section) {
+  if (phone.matches) return onPage();
   const printed = [...section.querySelectorAll(".printed")];
-  const most = section.querySelector("figure, h1") ? 100 : 140;
+  const most = section.querySelector(":not(.two) > figure, h1") ? 100 : section.querySelector("figure") ? 124 : 140;
   for (let size = most; size > 40; size -= 4) {
     section.style.fontSize = `${size}%`;
     for (const pre of printed) {
@@ -15,7 +17,7 @@ function fit(section) {
       const room = pre.clientWidth / pre.scrollWidth;
       if (room < 1) pre.style.fontSize = `${Math.max(0.6, 0.98 * room)}em`;
     }
-    if (section.scrollHeight <= innerHeight && !wide(section)) break;
+    if (!tall(section) && !wide(section)) break;
   }
   const frame = section.querySelector("iframe");
   if (!frame) return;
@@ -24,6 +26,15 @@ function fit(section) {
   const left = (clientWidth - frame.width * scale) / 2;
   frame.style = `transform: translate(${left}px) scale(${scale})`;
 }
+const phone = matchMedia("(max-width: 600px)");
+function onPage() {
+  for (const element of document.querySelectorAll("section, .printed")) element.style.fontSize = "";
+  for (const frame of document.querySelectorAll("iframe")) frame.style = "";
+}
+const tall = (section) => {
+  const columns = [...section.querySelectorAll(".two > div")];
+  return section.scrollHeight > innerHeight || columns.some((e) => e.scrollHeight > e.clientHeight + 1);
+};
 const wide = (section) => [...section.querySelectorAll("div")].some((e) => e.scrollWidth > e.clientWidth);
 
 function go(to) {
@@ -37,7 +48,9 @@ function go(to) {
 const KEYS = { ArrowRight: 1, PageDown: 1, " ": 1, ArrowLeft: -1, PageUp: -1, Home: -Infinity, End: Infinity };
 addEventListener("keydown", (event) => {
   if (event.key in KEYS) go(at + KEYS[event.key]);
-  if (event.key === "n") document.body.classList.toggle("notes");
+  if (event.key !== "n") return;
+  document.body.classList.toggle("notes");
+  fit(all[at]);
 });
 addEventListener("message", ({ data, source }) => {
   if (data.turn) go(at + data.turn);
