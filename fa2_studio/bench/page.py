@@ -3,8 +3,9 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from statistics import median
 
@@ -24,6 +25,7 @@ CHIP = "MHz, W"
 PROPERTIES = ("N", "batch", "heads", "d", "mask")  # of a problem, each with a column
 MOST = 10  # columns of implementations
 BEHIND = ("faster than `fa2_lab`", "measured", "problems", "lowest ratio", "problem with that ratio")
+RIVALS = ("FlashAttention-3", "FlashAttention-4", "cuDNN")  # the fastest ones, which a result names
 NO_RATIO = ("nats", "count", "µs on the host")
 TIMES = ("ms", "µs", "µs per token")
 NO_MEDIANS = ("ladder", "ideas")  # whose rows are of many kinds
@@ -37,30 +39,56 @@ WAYS = {
 
 def results_page(folder: Path | None = None) -> str:
     """Return RESULTS.md: which implementation is faster where, and a summary of every record."""
-    lines = front(folder)
-    for run in recorded(folder):
-        lines += [*heading(run), *medians(run), "", " ".join([*remarks(run), in_file(run)])]
+    runs = recorded(folder)
+    lines = opening(runs, label)
+    for title, _, text in background(folder):
+        lines += ["", f"## {title}", "", *text]
+    lines += ["", "## What we measured"]
+    for run in runs:
+        about = " ".join([*remarks(run), in_file(run)])
+        lines += ["", f"### {TITLES[run.suite]}", "", subject(run), "", *medians(run), "", about]
     return "\n".join(lines) + "\n"
 
 
 def full_page(folder: Path | None = None) -> str:
-    """Return the same with the commit, the spread and every row of every record."""
+    """Return the same with the commit, the spread and every row of every record, in folds with a result each."""
     runs = recorded(folder)
-    return "\n".join([*front(folder), *(tables(run, usual(runs)) for run in runs)]) + "\n"
+    lines = [*opening(runs, briefly), "", "## What we measured", "", FOLDS]
+    for run in runs:
+        title, inside = TITLES[run.suite], tables(run, usual(runs))
+        lines += ["", *fold(result(run), [f"({slug(title)})=", inside], title)]
+    for title, words, text in background(folder):
+        lines += ["", f"## {title}", "", *fold(words, text)]
+    return "\n".join(lines) + "\n"
 
 
-def front(folder: Path | None) -> list[str]:
-    """Return the outcome, where we are slower, what others measured and tested, and how times were taken."""
-    runs = recorded(folder)
+def fold(words: str, inside: Iterable[str], title: str = "") -> list[str]:
+    """Return lines of Markdown as a fold, of which only a title and a few words are seen until it is opened."""
+    seen = f"<b>{escape(title)}</b> <span>{escape(words)}</span>" if title else escape(words)
+    return [f"<details><summary>{seen}</summary>", "", *inside, "", "</details>"]
+
+
+def opening(runs: list[Record], naming: Callable[[Measurement], str]) -> list[str]:
+    """Return the title, the outcome, and where we are slower, with the problems as `naming` gives them."""
     every = [view for run in runs for view in views(run)]
-    slower = [line for peer in peers_in(row for run in every for row in run.rows) for line in behind(every, peer)]
-    told = [f"For the timing **{name}**, {within(protocol)}\n" for protocol, name in WAYS.items()]
+    slower = [
+        line for peer in peers_in(row for run in every for row in run.rows) for line in behind(every, peer, naming)
+    ]
     lines = ["# Results", "", *outcome(runs)]
-    lines += ["", "## Where `fa2_lab` is slower", "", SLOWER, "", *table(BEHIND, slower)]
-    lines += ["", "## GPU by GPU", "", GPUS, "", *gpus(folder)]
-    lines += ["", "## Third-party tests", "", TESTS, "", *judged(), "", LEAD.read_text(encoding="utf-8")]
-    made = " ".join([made_on(usual(runs)), *assembled(runs)])
-    return [*lines, "## How it was timed", "", *told, made, "", "## What we measured"]
+    return [*lines, "", "## Where `fa2_lab` is slower", "", SLOWER, "", *table(BEHIND, slower)]
+
+
+def background(folder: Path | None) -> Iterable[tuple[str, str, list[str]]]:
+    """Yield (title, result, lines) of what others found, how to read the page, and how times were taken."""
+    speeds = gpus(folder)
+    yield "GPU by GPU", fastest(folder), [GPUS, "", *speeds]
+    yield "Third-party tests", failures(), [TESTS, "", *judged()]
+    title, _, text = LEAD.read_text(encoding="utf-8").removeprefix("## ").partition("\n\n")
+    yield title, "What the names mean, and how we call each implementation", [text.rstrip("\n")]
+    runs = recorded(folder)
+    told = [f"For the timing **{name}**, {within(protocol)}\n" for protocol, name in WAYS.items()]
+    machine = " ".join([made_on(usual(runs)), *assembled(runs)])
+    yield "How it was timed", "Repetitions, pauses, the L2 cache, and the versions of the software", [*told, machine]
 
 
 def outcome(runs: list[Record]) -> list[str]:
@@ -88,6 +116,7 @@ def usual(runs: list[Record]) -> dict:
 
 
 SLOW = "mostly in short calls and in the backward pass of a single long sequence"
+FOLDS = "Each line opens a suite, with its medians, how it was timed, and all of its rows."
 SLOWER = (
     "Each row names another implementation, and counts the problems on which it is faster than `fa2_lab`. The ratio is "
     "the speed of `fa2_lab` divided by that of the other implementation."
@@ -99,7 +128,7 @@ GPUS = (
 TESTS = (
     "We run other projects' test suites against our implementation, because their authors look for mistakes that we "
     "may not have thought of. For large suites, we run a sample of the applicable tests, with fewer parameter values. "
-    "The table also gives the number of tests that were left out for each reason."
+    "A list below the table counts the tests that were left out, and gives the reasons."
 )
 
 
@@ -139,8 +168,8 @@ def tables(run: Record, usual: dict) -> str:
     """Return what a record is, what came out, how sure that is, and all of its rows."""
     rungs = ["", *ladder.markdown(run)] if run.suite == "ladder" and not run.missing else []
     words = [*remarks(run), *filter(None, map(spread, views(run))), f"Measured at commit {code(run, usual)}."]
-    rows = ["<details><summary>All rows</summary>", "", numbers(run), "</details>"]
-    return "\n".join([*heading(run), *medians(run), *rungs, "", " ".join(words), "", *rows])
+    rows = fold("All rows", [numbers(run)])
+    return "\n".join([subject(run), "", *medians(run), *rungs, "", " ".join(words), "", *rows])
 
 
 def numbers(run: Record) -> str:
@@ -174,14 +203,46 @@ def recorded(folder: Path | None = None) -> list[Record]:
 # One record ---------------------------------------------------------------------------------------------------
 
 
-def heading(run: Record) -> list[str]:
-    """Return what a record is, and its problems."""
+def subject(run: Record) -> str:
+    """Return sentences about what a record is, and its problems."""
     what = SUITES[run.suite].what if run.suite in SUITES else OTHERS[run.suite]
     verb = "times" if run.suite in (*CONTESTS, *OTHERS, "packed", "decode", "ring") else "measures"
-    subject = "This record" if run.suite in OTHERS else f"`bench {run.suite}`"
+    name = "This record" if run.suite in OTHERS else f"`bench {run.suite}`"
     rows = run.rows + run.sustained
     inputs = f" The inputs are in {shapes(rows)}." if rows else ""
-    return ["", f"### {TITLES[run.suite]}", "", f"{subject} {verb} {what}.{inputs}", ""]
+    return f"{name} {verb} {what}.{inputs}"
+
+
+def result(run: Record) -> str:
+    """Return the outcome of a record in a few words."""
+    if run.suite == "ladder" and not run.missing:
+        return ladder.claim(run)
+    if run.suite == "ideas":
+        return f"{len({row.problem['idea'] for row in run.rows})} ideas, each measured with and without it"
+    ahead = [words for view in views(run) if (words := wins(view))]
+    if ahead:
+        return f"Faster than {'; '.join(ahead)}"
+    if found := {peer: each[0] for peer in RIVALS if (each := ratios(run.rows, "fa2_lab", peer))}:
+        return listed([f"{near(x)} times as fast as {peer}" for peer, x in found.items()])
+    columns, _, *rows = [line.strip("| ").split(" | ") for line in medians(run)] or [[], []]
+    if not rows:
+        return listed([f"{value:.3g} {name.split()[1]} ({name.split()[0]})" for name, value in run.ceilings.items()])
+    numbers = dict(zip(columns[2:], rows[0][2:], strict=True))
+    shown = {name: x for name, x in numbers.items() if name in ("fa2_lab", *RIVALS)}
+    parts = [f"{name} {x}" for name, x in (shown if len(shown) > 1 else numbers).items()]
+    return f"Median {rows[0][0]}: {', '.join(parts)}"
+
+
+def wins(view: Record) -> str:
+    """Return on how many problems we are faster than the fastest others, or nothing if there is one problem alone.
+
+    The rows of a second protocol follow those of the first one, so the others are not named again.
+    """
+    found = {peer: each for peer in RIVALS if len(each := ratios(view.rows, "fa2_lab", peer)) > 1}
+    counts = {peer: f"{sum(x > 1 for x in each)} of {len(each)}" for peer, each in found.items()}
+    if way := way_of(view):
+        return f"{way}, on {listed([*counts.values()])}"
+    return listed([f"{peer} on {count}" for peer, count in counts.items()])
 
 
 def in_file(run: Record) -> str:
@@ -197,7 +258,12 @@ def way_of(view: Record) -> str:
 def title_of(view: Record) -> str:
     """Return a link to a record's heading, and the timing of a second protocol."""
     name, comma, way = view.suite.partition(", ")
-    return f"[{TITLES[name]}](#{re.sub(r'[^a-z0-9 -]', '', TITLES[name].lower()).replace(' ', '-')}){comma}{way}"
+    return f"[{TITLES[name]}](#{slug(TITLES[name])}){comma}{way}"
+
+
+def slug(title: str) -> str:
+    """Return the anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
 
 
 def medians(run: Record) -> list[str]:
@@ -375,18 +441,28 @@ def near(ratio: float) -> str:
 
 
 def judged() -> list[str]:
-    """Return what other projects' own tests found, and why some of them were left out."""
-    lines, made = [], set()
+    """Return what other projects' own tests found, and in a fold why some of them were left out."""
+    lines, reasons, made = [], [], set()
     for name, counts in judges.recorded().items():
         found = [f"{counts.get(kind, 0):,}" for kind in ("passed", "failed", "skipped by themselves")]
-        out = "; ".join(f"{reason} ({n:,})" for reason, n in counts["left out"].items()) or "none"
+        out = [f"{reason} ({n:,})" for reason, n in counts["left out"].items()]
+        reasons += [f"- **{JUDGES[name].title}**: {'; '.join(out)}."] if out else []
         on = f"{counts['gpu']} with torch {counts['torch']} and Triton {counts['triton']}"
         made.add(on)
-        lines.append([JUDGES[name].title, *found, out, counts["ours"], on])
-    columns = ["their tests", "passed", "failed", "skipped by themselves", "left out", "our commit", "on"]
+        lines.append([JUDGES[name].title, *found, counts["ours"], on])
+    columns = ["their tests", "passed", "failed", "skipped by themselves", "our commit", "on"]
+    left_out = ["", *fold("The tests that were left out, and why", reasons)]
     if len(made) > 1:
-        return table(columns, lines)
-    return [f"All of them ran on an {made.pop()}." if made else "", "", *table(columns[:-1], [x[:-1] for x in lines])]
+        return [*table(columns, lines), *left_out]
+    where = f"All of them ran on an {made.pop()}." if made else ""
+    return [where, "", *table(columns[:-1], [x[:-1] for x in lines]), *left_out]
+
+
+def failures() -> str:
+    """Return how many of other projects' tests ran, and how many failed."""
+    found = judges.recorded().values()
+    passed, failed = (sum(counts.get(kind, 0) for counts in found) for kind in ("passed", "failed"))
+    return f"Of the {passed + failed:,} tests that we ran, {f'{failed:,}' if failed else 'none'} failed"
 
 
 WANTED = ("A100", "RTX 4090", "L4", "MI300")  # GPUs that kernels are compiled for, and that nobody has measured
@@ -414,6 +490,15 @@ def gpus(folder: Path | None = None) -> list[str]:
     return [*table(columns, lines), *([HOW.format(", ".join(wanted))] if wanted else [])]
 
 
+def fastest(folder: Path | None = None) -> str:
+    """Return the median speed of the forward on each GPU that was measured."""
+    runs = [load(name, folder) for name in ("paper", "h100") if path_of(name, folder).exists()]
+    rates = {
+        run.machine["gpu"]: [row.rate("fa2_lab") for row in run.rows if row.direction == "forward"] for run in runs
+    }
+    return "Median forward speed: " + listed([f"{middle(x, places=0)} TFLOP/s on an {gpu}" for gpu, x in rates.items()])
+
+
 def middle(found: list[float], places: int = 2) -> str:
     return f"{median(found):.{places}f}" if found else "–"
 
@@ -437,15 +522,21 @@ def losses(rows: Iterable[Measurement], peer: str) -> list[tuple[float, Measurem
     return sorted((pair for pair in both if pair[0] < 1), key=lambda pair: pair[0])
 
 
-def behind(runs: list[Record], peer: str) -> list[list[str]]:
+def behind(runs: list[Record], peer: str, naming: Callable[[Measurement], str] = label) -> list[list[str]]:
     """Return the suites in which another implementation is faster on some rows: on how many, and where by most."""
     lines = []
     for run in runs:
         if slower := losses(run.rows, peer):
             worst, row = slower[0]
             count = f"{len(slower)} of {len(ratios(run.rows, 'fa2_lab', peer))}"
-            lines.append([peer, title_of(run), count, near(worst), label(row)])
+            lines.append([peer, title_of(run), count, near(worst), naming(row)])
     return lines
+
+
+def briefly(row: Measurement) -> str:
+    """Return what a row measures, in so few words that a table has one line for it."""
+    what, N, _, _, d, mask = shape_of(row)
+    return f"{what}, N = {N}, d = {d}, {mask}"
 
 
 # The README's parts -------------------------------------------------------------------------------------------

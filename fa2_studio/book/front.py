@@ -1,6 +1,7 @@
 """The first page of the site: a moving picture, a sentence, three ways in, the climb, and a card per chapter."""
 
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -57,6 +58,7 @@ def index(assignments: list[str], toctrees: list[str], licence: str, address: st
         "[Forty questions](questions.md) that learners ask, with short answers and the place in the book.",
         "[What runs where](TROUBLESHOOTING.md#what-runs-where), from a laptop to an H200.",
         "## The climb",
+        begins_at(data["rungs"]),
         framed("climb"),
         *(part(name, numbers) for name, numbers in PARTS.items()),
         "## Posters",
@@ -68,6 +70,15 @@ def index(assignments: list[str], toctrees: list[str], licence: str, address: st
         *toctrees,
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def begins_at(rungs: list[climb.RungSpeeds]) -> str:
+    """Return where the climb's frame opens, which is not its first rung."""
+    jumps = [new.full / old.full for old, new in pairwise(rungs)]
+    n = 1 + jumps.index(max(jumps))
+    return (
+        f"The climb opens at rung {rungs[n].number}, where the jump is the highest. Its slider leads back to rung 00."
+    )
 
 
 META = """---
