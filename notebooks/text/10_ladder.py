@@ -159,9 +159,9 @@ page("09")
 #    for L2 or DRAM. A table below explains the other reasons.
 #
 # So the hypothesis survives. But where in the code is this wait? `fa2-lab xray 09 --full --sass` compiles the rung for
-# an H200, which does not require a GPU, and prints its machine code. From the loop without a mask, we keep only the
-# instructions that load, store, run matmuls, compute exponentials or wait. A number in front of an instruction tells
-# you how often it is repeated:
+# an H200, which does not require a GPU, and prints its machine code. Without `--full`, it would compile the rung with
+# the causal mask. From the loop without a mask, we keep only the instructions that load, store, run matmuls, compute
+# exponentials or wait. A number in front of an instruction tells you how often it is repeated:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 KEPT = r"(?:@!?U?P\w+ )?(LDGSTS|LDGDEPBAR|LDG|STS|BAR\.SYNC|DEPBAR|WARPGROUP\.\w+|HGMMA|MUFU)"
