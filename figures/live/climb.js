@@ -97,14 +97,15 @@ function counters(rung, before) {
 
 const paragraph = (e, className, text) => text && add(e, className, "p", text);
 
-/** A rung's name and speed with the change in code. */
+/** A rung's name and speed, its reasons, and the change in code. */
 function change(k) {
-  const [rung, before] = [rungs[k], rungs[k - 1]];
+  const [rung, before, next] = [rungs[k], rungs[k - 1], rungs[k + 1]];
   const e = make("article", "rung change");
   const about = rung.cause ? `: ${rung.cause}` : "";
   e.append(make("h2", "", make("small", "", `Rung ${rung.n}, change ${k} of ${rungs.length - 1}${about}`), rung.name));
   paragraph(e, `gain${loses(k) ? " loss" : ""}`, `${Math.round(rate(rung))} TFLOP/s, ${gain(k)}`);
   paragraph(e, "says", sentence(rung.says));
+  e.append(reasons(k));
   const lines = `${rung.plus} ${rung.plus === 1 ? "line" : "lines"} in, ${rung.minus} out`;
   add(e, "", "h3", before ? `The difference to rung ${before.n}: ${lines}` : `From ${rung.file}`);
   e.append(difference(rung.diff, `Part of ${rung.file}`));
@@ -113,25 +114,34 @@ function change(k) {
     fold.append(difference(rung.whole, `All of the difference to ${rung.file}`));
     e.append(fold);
   }
-  if (!rung.counters.length) return e;
-  e.append(counters(rung, before));
-  paragraph(e, "note", "Counted at d = 128 without a mask. A wait is in clocks of a warp per instruction that it issues.");
+  if (next) paragraph(e, "note", `Next, rung ${next.n}, ${next.name}. What limits this one: ${next.limit}.`);
   return e;
 }
 
 /** What limited the rung before, what the change takes away, and what was predicted. */
 function reasons(k) {
-  const [rung, before, next] = [rungs[k], rungs[k - 1], rungs[k + 1]];
-  const e = make("section", "rung reasons");
+  const [rung, before] = [rungs[k], rungs[k - 1]];
+  const e = make("section", "reasons");
   if (before) {
     add(e, "", "h3", `What limited rung ${before.n}: ${rung.limit}`);
     paragraph(e, "note", rung.waited);
     add(e, "", "h3", `What the change removes: ${rung.removes}`);
   }
   paragraph(e, "why", rung.why);
-  paragraph(e, "says", forecast(k));
-  for (const text of [elsewhere(k), rung.compiled[shapeName()], rung.missed[shapeName()]]) paragraph(e, "note", text);
-  if (next) paragraph(e, "note", `Next, rung ${next.n}, ${next.name}. What limits this one: ${next.limit}.`);
+  paragraph(e, "forecast", forecast(k));
+  for (const text of [rung.missed[shapeName()], elsewhere(k)]) paragraph(e, "note", text);
+  return e;
+}
+
+/** What was counted, and what the compiler made of the change. */
+function counted(k) {
+  const [rung, before] = [rungs[k], rungs[k - 1]];
+  const e = make("section", "rung counted");
+  if (rung.counters.length) {
+    e.append(counters(rung, before));
+    paragraph(e, "note", "Counted at d = 128 without a mask. A wait is in clocks of a warp per instruction that it issues.");
+  }
+  paragraph(e, "note", rung.compiled[shapeName()]);
   return e;
 }
 
@@ -201,7 +211,7 @@ function draw(n) {
   $("speed").textContent = Math.round(rate(rungs[n]));
   $("share").textContent = `${percent(share(n))} of ${peers[0].name}`;
   drawChart(n);
-  $("rung").replaceChildren(change(n), reasons(n));
+  $("rung").replaceChildren(change(n), counted(n));
   const address = `${location.search}#r${rungs[n].n}`;
   if (location.protocol !== "about:" && location.hash !== `#r${rungs[n].n}`) history.replaceState(null, "", address);
 }
