@@ -5,7 +5,9 @@ const set = { rows: 5, columns: 5, causal: false, passes: 1 };
 const form = $("settings");
 const stage = $("stage");
 const LABELS = { rows: "row blocks", columns: "column blocks" };
+const WAYS = ["one pass", "two passes"];
 let run = [];
+let both = []; // the runs of both ways
 
 form.innerHTML = [
   ...Object.entries(LABELS).map(([name, label]) => slider(name, label, upTo(8).map((n) => n + 1))),
@@ -17,7 +19,8 @@ const tiling = () => ({ N_q: set.rows, N_k: set.columns, B_r: 1, B_c: 1, causal:
 
 function prepare() {
   for (const name of Object.keys(LABELS)) whole(LABELS[name], set[name], 1, 8);
-  run = backward(tiling(), set.passes);
+  both = [1, 2].map((passes) => backward(tiling(), passes));
+  run = both[set.passes - 1];
   transport.length(run.length);
 }
 
@@ -33,8 +36,10 @@ function draw(t) {
   if (!stage.clientWidth || !run.length) return; // not laid out yet, or refused
   const step = run[t];
   const width = stage.clientWidth;
-  const c = Math.min(72, Math.floor((width - 212) / set.columns), 360 / set.rows);
-  const place = { c, x: 60, y: 76, dQ: 60 + set.columns * c + 18, dw: 46 };
+  const narrow = width < 480;
+  const [x, gap, dw, meet] = narrow ? [44, 10, 34, 34] : [60, 18, 46, 88];
+  const c = Math.min(72, Math.floor((width - x - gap - dw - meet) / set.columns), 360 / set.rows);
+  const place = { c, x, y: 76, dQ: x + set.columns * c + gap, dw, narrow };
   const height = place.y + set.rows * c + 10;
   clear(stage, height);
   const visits = visitsUntil(t);
@@ -42,9 +47,17 @@ function draw(t) {
   for (const j of upTo(set.columns)) drawColumn(t, j, place);
   for (const i of upTo(set.rows)) drawRow(step, i, place);
   drawNames(place);
+  if (step.op === "done") drawDone(place);
+  $("both").replaceChildren(...counts(t));
   write($("say"), sentence(step));
   stage.setAttribute("aria-label", `${set.rows} row blocks, ${set.columns} column blocks. ${sentence(step)}`);
-  $("note").textContent = count(t);
+}
+
+/** Over the tiles, that all of them are computed. */
+function drawDone({ c, x, y }) {
+  const at = { x: x + (set.columns * c) / 2, y: y + (set.rows * c) / 2 };
+  shape(stage, "rect", { x: at.x - 44, y: at.y - 21, width: 88, height: 42, rx: 21, class: "done-mark" });
+  shape(stage, "text", { x: at.x, y: at.y + 6, class: "middle strong" }, "✓ done");
 }
 
 /** What the numbers beside the tiles count. */
@@ -98,7 +111,7 @@ function drawColumn(t, j, { c, x }) {
 }
 
 /** dQ of a row block, right of its tiles: who adds to it now, and how often it has been added to. */
-function drawRow(step, i, { c, x, y, dQ, dw }) {
+function drawRow(step, i, { c, x, y, dQ, dw, narrow }) {
   const meet = step.meet[i];
   const top = y + i * c;
   shape(stage, "text", { x: x - 6, y: top + c / 2 + 4, class: "small end" }, String(i + 1));
@@ -111,7 +124,7 @@ function drawRow(step, i, { c, x, y, dQ, dw }) {
     { x: dQ + dw / 2, y: top + c / 2 + 4, class: "small middle in" },
     step.added[i] ? String(step.added[i]) : "",
   );
-  const said = meet ? `${meet.length} at once` : "";
+  const said = !meet ? "" : narrow ? `× ${meet.length}` : `${meet.length} at once`;
   shape(stage, "text", { x: dQ + dw + 6, y: top + c / 2 + 4, class: "strong" }, said);
 }
 
@@ -161,13 +174,38 @@ function finished(step) {
   return `${name === "j" ? "dK and dV" : "dQ"} of ${several(name === "j" ? "column" : "row", done)} ${name === "j" || done.length > 1 ? "are" : "is"} finished and stored.`;
 }
 
-function count(t) {
-  const [step, all] = [run[t], run.at(-1)];
-  const tiles = sum(all.added);
-  const key = "A fill grows with every tile that is added, and the edge is dashed until the gradient is complete. The number in a block of dQ counts its additions.";
-  return `${key} So far, ${step.products} of ${all.products} matmuls (${set.passes === 1 ? 5 : "4 + 3"} for each of ${tiles} tiles), ${sum(step.added)} of ${tiles} additions to dQ. All workers start together and take the same time for a tile.`;
+/** What both ways take, side by side, and how far the one that is shown has come. */
+function counts(t) {
+  const rows = both[0].at(-1).added.length;
+  const tiles = sum(both[0].at(-1).added);
+  const time = (way) => sum(both[way].map(({ pass }) => [0, way ? 4 : 5, 3][pass])); // a tile of each worker per step
+  const writers = (way) => Math.max(1, ...both[way].flatMap(({ meet }) => Object.values(meet).map(({ length }) => length)));
+  const lines = [
+    ["matmuls per tile", "5", "4 + 3"],
+    ["matmuls", ...both.map((way) => grouped(way.at(-1).products))],
+    ["time, in matmuls", time(0), time(1)],
+    ["atomic adds to dQ", tiles, 0],
+    ["stores of dQ blocks", 0, rows],
+    ["writers of a block at once", writers(0), writers(1)],
+  ];
+  const table = make("table", "", make("thead", "", make("tr", "", make("td"), ...WAYS.map((name) => make("th", "", name)))), make("tbody"));
+  for (const [name, ...numbers] of lines)
+    table.tBodies[0].append(make("tr", "", make("th", "", name), ...numbers.map((x) => make("td", "", String(x)))));
+  for (const { cells } of table.rows) cells[set.passes].classList.add("now");
+  const most = Math.max(1, ...both.map((way) => way.at(-1).products));
+  const bars = both.map((way, k) => {
+    const [all, now] = [way.at(-1).products, k === set.passes - 1 ? run[t].products : 0];
+    const e = make("div", `row${now || k === set.passes - 1 ? " now" : ""}`, make("span", "", WAYS[k]), make("div", "track"));
+    add(e.children[1], "outline", "i").style.width = `${(100 * all) / most}%`;
+    add(e.children[1], "fill", "i").style.width = `${(100 * now) / most}%`;
+    e.append(make("span", "", k === set.passes - 1 ? `${now} of ${all}` : String(all)));
+    return e;
+  });
+  return [table, make("p", "note", "Matmuls so far"), ...bars];
 }
 
+$("note").textContent =
+  "A fill grows with every tile that is added, and the edge is dashed until the gradient is complete. The number in a block of dQ counts its additions. All workers start together and take the same time for a tile.";
 follow(form, set, () => {
   transport.pause();
   prepare();
