@@ -197,7 +197,7 @@ def moving(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[
         + f'<path class="w" d="M{X + FULL} 122v{BAR_Y + BAR_H + 12 - 122}"/>'
         + bar(film, shares, at)
         + "".join(numbers(film, rungs, k, shares[k], at) for k in range(len(rungs)))
-        + text(X, 289, rest(rungs, jumps), "p", film.shown("e", at[-2] + 0.9))
+        + text(X, 289, rest(rungs, jumps), "p", film.shown("e", at[-2] + 0.9 - QUICK, soft=QUICK))
         + rows
     )
     words = "; ".join(f"{jump.words} ({jump.changes}): times {jump.factor:.2f}" for jump in jumps)
@@ -205,6 +205,43 @@ def moving(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[
     alt += f"At the end the bar has passed a line, the speed of {name}."
     looks = f"{LOOKS}@media(prefers-color-scheme:dark){{{DARK}}}"
     return film.svg(W, H, f"{title}, in {len(rungs) - 1} changes", escape(alt, quote=False), looks, drawing)
+
+
+CARD_H = 630  # of the picture that a link shows, which is as wide as the moving one
+CARD_LOOKS = """
+.t{font-size:42px;font-weight:700;letter-spacing:-1px}.f{font-size:30px;font-weight:700}.s{font-size:27px}
+.q{font-size:25px;fill:var(--quiet)}.p{font-size:27px;font-weight:600}.big{font-size:54px;font-weight:700}
+.d{font-size:24px;font-weight:700;fill:var(--card)}.o{fill:var(--ours)}.e{fill:var(--empty)}.w{stroke:var(--ink);stroke-width:3}
+"""
+
+
+def card(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[Jump], gpu: str, site: str = "") -> str:
+    """The picture that a link to the site shows: the bar and the six jumps, in letters that are read when small."""
+    first, last, end = rungs[0].full / peer[1], rungs[-1].full / peer[1], ' text-anchor="end"'
+    title = f"From {first:.0%} to {last:.0%} of {peer[0]}'s speed"
+    y, tall = 178, 50
+    long = FULL * last
+    marks = rows = ""
+    for k, jump in enumerate(jumps):
+        place, line = X + FULL * jump.after.full / peer[1], 336 + 43 * k
+        for x, cy in ((place, y + tall / 2), (X + 18, line - 10)):
+            disc = f'<circle cx="{n(x)}" cy="{n(cy)}" r="18" class="o" stroke="var(--card)" stroke-width="2"/>'
+            marks += disc + text(x, cy + 8.5, str(k + 1), "d", MIDDLE)
+        rows += text(X + 52, line, f"× {jump.factor:.2f}", "f") + text(X + 184, line, jump.words, "s")
+        rows += text(X + WIDTH, line, f"{jump.before.full / peer[1]:.0%} → {jump.after.full / peer[1]:.0%}", "q", end)
+    drawing = (
+        text(X, 68, title, "t")
+        + text(X, 108, f"One forward kernel of FlashAttention-2, in {len(rungs) - 1} changes", "s")
+        + text(X + WIDTH, 160, peer[0], "p", end)
+        + f'<path class="e" d="M{X} {y}h{WIDTH}v{tall}h-{WIDTH}z"/>'
+        + f'<path class="o" d="M{X} {y}h{n(long)}v{tall}h-{n(long)}z"/>'
+        + f'<path class="w" d="M{X + FULL} {y - 10}v{tall + 20}"/>'
+        + text(X, 270, f"{gpu}, bf16, N = 4,096, d = 128, no mask. The six largest steps:", "q")
+        + f"{marks}{rows}"
+        + text(X, 606, "fa2_lab", "p")
+        + text(X + WIDTH, 606, site.removeprefix("https://").rstrip("/") or "FlashAttention-2, line by line", "q", end)
+    )
+    return Film(1).svg(W, CARD_H, title, title, CARD_LOOKS, drawing)
 
 
 def bar(film: Film, shares: list[float], at: list[float]) -> str:
@@ -224,14 +261,15 @@ def bar(film: Film, shares: list[float], at: list[float]) -> str:
 def numbers(film: Film, rungs: list[RungSpeeds], k: int, share: float, at: list[float]) -> str:
     """While a rung is shown: its share above the end of the bar, and what it changed below."""
     end = X + np.clip(FULL * share, 80, FULL - 10)
+    begin = max(0, at[k] - QUICK)  # while the one before goes, so that there is always one
     until = None if k == len(rungs) - 1 else at[k + 1]
     shown = text(
-        end, BAR_Y - 12, f"{share:.0%}", "big", ' text-anchor="end"' + film.shown(f"n{k}", at[k], until, QUICK)
+        end, BAR_Y - 12, f"{share:.0%}", "big", ' text-anchor="end"' + film.shown(f"n{k}", begin, until, QUICK)
     )
     before = f"change {k - 1}" if k > 1 else "standard attention"
     factor = f"× {rungs[k].full / rungs[k - 1].full:.2f} over {before}"
     change = f"Change {k}, {rungs[k].name}: {factor}" if k else "Standard attention"
-    return shown + text(X, 289, change, "p", film.shown(f"c{k}", at[k], until or at[k] + 0.9, QUICK))
+    return shown + text(X, 289, change, "p", film.shown(f"c{k}", begin, until or at[k] + 0.9, QUICK))
 
 
 def row(film: Film, k: int, jump: Jump, t: float, peer: float) -> str:

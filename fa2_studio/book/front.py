@@ -87,7 +87,7 @@ myst:
     "description": "{title}: exact attention from NumPy to Hopper, every step executed and checked."
     "property=og:title": "FlashAttention-2, line by line"
     "property=og:description": "{title}"
-    "property=og:image": "{address}figures/climb_loop.png"
+    "property=og:image": "{address}figures/card.png"
     "name=twitter:card": "summary_large_image"
 ---"""
 

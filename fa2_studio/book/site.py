@@ -79,11 +79,30 @@ def render(folder: Path) -> Path:
                 status=None,
                 warningiserror=True,
             )
+            app.connect("html-page-context", preview)
             app.build()
         shutil.copytree(pages, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".buildinfo", "objects.inv"))
     shutil.copytree(FIGURES, folder / "figures", dirs_exist_ok=True, ignore=shutil.ignore_patterns("data", "*.md"))
     front.write_small(folder / "figures" / front.SMALL)
+    for piece in (folder / "figures" / "live").glob("*.html"):
+        html = re.sub(r'<meta property="og:image"[^>]*>\n?', "", piece.read_text(encoding="utf-8"))
+        title = re.search("<title>(.*?)</title>", html)[1]
+        files.write(piece, html.replace("</head>", f"{shown_by_links(title, '../../')}</head>", 1))
     return folder / "index.html"
+
+
+def preview(app: Sphinx, page: str, template: str, context: dict, doctree: object) -> None:
+    """Give a page the picture that a link to it shows."""
+    if "og:image" not in context.get("metatags", ""):
+        words = re.sub("<[^>]*>", "", context.get("title", ""))
+        context["metatags"] = context.get("metatags", "") + shown_by_links(words, "../" * page.count("/"))
+
+
+def shown_by_links(title: str, up: str) -> str:
+    """Return the tags of a page's preview. Other sites load its picture by its whole address, if that is known."""
+    image = f"{SETTINGS['html_baseurl'] or up}figures/card.png"
+    tags = {"property=og:title": title, "property=og:image": image, "name=twitter:card": "summary_large_image"}
+    return "".join('<meta {}="{}" content="{}">\n'.format(*kind.split("="), words) for kind, words in tags.items())
 
 
 def write_sources(folder: Path) -> None:

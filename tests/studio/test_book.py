@@ -178,6 +178,9 @@ def test_the_moving_climb_and_the_live_pieces_data_are_what_the_code_makes():
     with Image.open(posted) as png:
         assert png.size == (1200, 675)
         assert png.text["drawing"] == pictures.fingerprint(loop.read_text(encoding="utf-8")), "with Chromium, run it"
+    with Image.open(posted.with_name("card.png")) as png:
+        assert png.size == (1200, 630)
+        assert png.text["drawing"] == pictures.fingerprint(pictures.card()), "with Chromium, run it"
     with Image.open(posted.with_suffix(".gif")) as loop:
         assert loop.n_frames > 50 and posted.with_suffix(".gif").stat().st_size < 2_000_000
 

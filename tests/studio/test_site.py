@@ -100,8 +100,13 @@ def test_a_link_to_the_site_shows_the_climb(folder, monkeypatch):
     shown = r'<meta content="([^"]*)" property="og:image"'
     picture = re.search(shown, (folder / "index.html").read_text(encoding="utf-8"))[1]
     assert (folder / picture).read_bytes()[:4] == b"\x89PNG"
+    for page in [*folder.glob("*.html"), *folder.glob("assignments/*.html"), *folder.glob("figures/live/*.html")]:
+        html = page.read_text(encoding="utf-8")
+        pictures = re.findall(r'<meta (?:content="([^"]*)" )?property="?og:image"?(?: content="([^"]*)")?', html)
+        assert [(page.parent / "".join(one)).resolve() for one in pictures] == [(folder / picture).resolve()], page.name
     monkeypatch.setitem(site.SETTINGS, "html_baseurl", "https://someone.github.io/fa2_lab/")
     assert f'og:image": "https://someone.github.io/fa2_lab/{picture}"' in site.index()
+    assert 'og:image" content="https://someone.github.io/fa2_lab/figures/card.png"' in site.shown_by_links("", "../")
 
 
 def test_no_assignment_shows_its_solution(folder):
