@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from PIL import Image, ImageColor, ImageDraw
 
-from fa2_lab.plots.style import CARD, headline_of
+from fa2_lab.plots.style import CARD, EDGE, headline_of
 
 MANY = ("limits", "pipes", "strips", "waves")  # files that draw several pictures: strips_15 is strips.data("15")
 
@@ -69,20 +69,23 @@ class show:
 def on_card(picture: Image.Image) -> tuple[Image.Image, bytes]:
     """Return a paletted picture on a card with rounded corners, and the opacity of each colour of the palette.
 
-    The page of a notebook may be light or dark, and a picture cannot know which. The card is neither white nor black,
-    so the picture is readable on both, and its white areas do not glare on a dark page.
+    The page of a notebook may be light or dark, and a picture cannot know which. The card is as light as paper, so the
+    picture has its own colours on both, and on a light page the card has an edge.
     """
-    picture = picture.quantize(256 - SOFT)
+    edge = 255 - SOFT  # the place of its colour in the palette
+    picture = picture.quantize(edge)
     paper, card = picture.getpixel((0, 0)), ImageColor.getrgb(CARD)
-    colours = picture.getpalette()[: 3 * (256 - SOFT)]
-    colours += colours[:3] * (256 - SOFT - len(colours) // 3)
+    colours = picture.getpalette()[: 3 * edge]
+    colours += colours[:3] * (edge - len(colours) // 3)
     printed = [round(colour * card[n % 3] / 255) for n, colour in enumerate(colours)]  # as ink on coloured paper
     margin, radius = MARGIN * DENSITY, ROUND * DENSITY
     shown = Image.new("P", tuple(side + 2 * margin for side in picture.size), paper)
     shown.paste(picture, (margin, margin))
+    right, bottom = (side - 1 for side in shown.size)
+    ImageDraw.Draw(shown).rounded_rectangle((0, 0, right, bottom), radius, outline=edge, width=DENSITY)
     outside = corners(shown.size, radius)
     shown.paste(outside.point(lambda level: 255 - SOFT + level), mask=outside.point(lambda level: 255 * (level > 0)))
-    shown.putpalette(printed + SOFT * list(card))
+    shown.putpalette(printed + (1 + SOFT) * list(ImageColor.getrgb(EDGE)))
     return shown, bytes([255] * (256 - SOFT) + [255 - 255 * level // SOFT for level in range(1, SOFT + 1)])
 
 

@@ -43,7 +43,8 @@ OURS = "#6A3D9A"  # the accent of what is ours among what is measured
 WORKERS = ("#1F2F46", "#586A7E", "#93A1AE", "#CDD2D8")  # grey blue, in equal steps of lightness
 BLACK, WHITE = "#000000", "#FEFEFE"  # words on a full hue, which is the same in light and dark
 MASK_HATCH = "////"
-CARD = "#E4E8EC"  # what a picture in a notebook is printed on, whose page may be light or dark
+CARD = "#FFFFFF"  # what a picture in a notebook is printed on, whose page may be light or dark
+EDGE = "#D0D7DE"  # the line around it
 CLEAR = dict(facecolor=PAPER, edgecolor="none", pad=1.0)  # the background of words on lines
 DASHED = (0, (3, 1.5))  # the edge of a gradient, and the line of l next to that of m
 

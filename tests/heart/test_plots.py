@@ -200,10 +200,11 @@ def test_in_a_notebook_a_picture_is_on_a_card_that_reads_on_light_and_dark_pages
     with Image.open(BytesIO(show.show("nested").png())) as png:
         assert png.mode == "P" and len(png.getpalette()) <= 3 * 256
         pixels = np.array(png.convert("RGBA"))
-    card = (*(round(255 * c) for c in matplotlib.colors.to_rgb(style.CARD)), 255)
+    card, edge = ((*(round(255 * c) for c in matplotlib.colors.to_rgb(hue)), 255) for hue in (style.CARD, style.EDGE))
     assert (pixels[[0, 0, -1, -1], [0, -1, 0, -1], 3] == 0).all()  # the corners are round
     middle = len(pixels) // 2
-    assert (pixels[middle, :20] == card).all() and (pixels[middle, -20:] == card).all()
+    assert (pixels[middle, [0, -1]] == edge).all() and (pixels[[0, -1], pixels.shape[1] // 2] == edge).all()
+    assert (pixels[middle, 4:20] == card).all() and (pixels[middle, -20:-4] == card).all()
     for ink in (style.INK, style.QUIET):
         printed = matplotlib.colors.to_hex(
             np.array(matplotlib.colors.to_rgb(ink)) * matplotlib.colors.to_rgb(style.CARD)
