@@ -152,8 +152,8 @@ def known(answers: Iterable[Answer], output: str) -> list[Mistake]:
 def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES, until: float = np.inf) -> list[Finding]:
     """Return the findings that explain a function's answers.
 
-    The findings are about O, then about L and, if O is right, about the gradients. `tiles` are the tile sizes to try. Once
-    time.monotonic() has passed `until`, no more pairs of mistakes are tried.
+    The findings are about O, then about L and, if O is right, about the gradients. `tiles` are the tile sizes to try.
+    Once time.monotonic() has passed `until`, no more pairs of mistakes are tried.
     """
     found, state = explain_part(answers, RIGHT, "O", ("O",), tiles, until)
     usual, plain = conventions(state), not any(x.is_wrong and x.group == "plain" for x in found)

@@ -151,7 +151,7 @@ def rows_without_keys(answers: list[Answer], state: Variant, gives_O: bool) -> I
 
 
 def of_finite_masks(answer: Answer, state: Variant, rows: np.ndarray) -> bool:
-    """Return whether dQ is right and the empty `rows` add to dV what they would add if P were 1 / N_k or had no mask."""
+    """Return whether dQ is right and the empty `rows` add to dV as if P were 1 / N_k or had no mask."""
     dO = answer.case.dO * rows[..., None]
     parts = (attention(replace(answer.case, q=z * answer.case.q, dO=dO), *UNMASKED, gradients=True) for z in (0, 1))
     added = answer.outputs["dV"] - answer.variant(state, "dV")

@@ -55,9 +55,9 @@ def draw(
 ) -> style.Drawn:
     """Draw each function in `surfaces` as a grid of queries and keys.
 
-    `surfaces` is {name: values that the function adds to the scores}. The more a negative value lowers a score, the paler
-    that score's cell. `parents` lists the parent of each draft of the tree, `context` is the number of keys before the
-    drafts, and `functions` holds the formulas to print.
+    `surfaces` is {name: values that the function adds to the scores}. The more a negative value lowers a score, the
+    paler that score's cell. `parents` lists the parent of each draft of the tree, `context` is the number of keys
+    before the drafts, and `functions` holds the formulas to print.
     """
     caption = (
         "One small function of row and column gives any mask or bias. The weaker the fill, the more is taken from a"

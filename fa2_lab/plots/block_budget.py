@@ -24,8 +24,8 @@ def data(stages: int = 2) -> dict:
 def _cells(where: dict, d: int, stages: int) -> dict[tuple[int, int], dict]:
     """Return {(B_r, B_c): needs} for the head dimension d.
 
-    `needs` says what a block of this size needs on the last chip of `where`, and lists the chips on which the block size
-    fits with 4 or 8 warps. `where` is {name: chip}.
+    `needs` says what a block of this size needs on the last chip of `where`, and lists the chips on which the block
+    size fits with 4 or 8 warps. `where` is {name: chip}.
     """
     tables = {name: budget.table(chip, d, sizes=BLOCKS, stages=stages) for name, chip in where.items()}
     cells = {}

@@ -10,7 +10,7 @@ PRODUCER = 24  # registers of its threads, in forward_kernel, if sequences are n
 
 
 def data() -> dict:
-    """Return, for four sets of sizes, the size of each tensor's buffers in KiB and each consumer's registers per thread."""
+    """Return the KiB of each tensor's buffers and the registers per thread of each consumer, for four sets of sizes."""
     shared, registers = {}, {}
     for name, d in SETS.items():
         found = getattr(sizes, name.strip())
