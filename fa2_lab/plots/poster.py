@@ -86,10 +86,10 @@ def code(places: tuple[Place, ...]) -> tuple[str, ...]:
 
 
 SHEET = (420 / 25.4, 297 / 25.4)  # A3, in inches
-MARGIN, TOP, FOOT = 0.5, 4.38, 1.0
-COLUMNS = {"words": 0.45, "numpy": 3.5, "triton": 8.35, "work": 13.6}  # inches from the margin
+MARGIN, TOP, FOOT = 0.36, 4.52, 0.93
+COLUMNS = {"words": 0.45, "numpy": 3.42, "triton": 8.26, "work": 14.24}  # inches from the margin
 STEP = 0.2  # how far a loop sets its lines in
-WRAP = {"words": 36, "numpy": 51, "triton": 56}
+WRAP = {"words": 35, "numpy": 52, "triton": 63}
 TITLE, LETTERS, LEADING = 24, 11, 0.175  # points, points, inches
 MONO = ["DejaVu Sans Mono", "monospace"]
 
@@ -106,8 +106,8 @@ def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> style
     ax = figure.add_axes((0, 0, 1, 1), xlim=(-MARGIN, SHEET[0] - MARGIN), ylim=(SHEET[1], 0))
     ax.set_axis_off()
     _head(ax, algorithm, files)
-    _tiles(ax, 5.75, 1.58, 1.65, algorithm.tag)
-    _chip(ax, 8.5, 0.5, algorithm.tag)
+    _tiles(ax, 5.89, 1.64, 1.6, algorithm.tag)
+    _chip(ax, 8.72, 0.5, algorithm.tag)
     cells = [{name: wrapped(row, name) for name in WRAP} | {"work": worked(row)} for row in rows]
     tall = [LEADING * max(map(len, cell.values())) for cell in cells]
     gap = min(0.2, (SHEET[1] - FOOT - TOP - sum(tall)) / len(rows))
@@ -244,8 +244,12 @@ def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
             style.arrow(ax, (x0 + WIDE / 2, y0 + HIGH), (x0 + WIDE / 2, y1))
         elif x0 > x1:
             style.arrow(ax, (x0 + 0.3, y0 + HIGH), (x1 + WIDE - 0.3, y1))
-        else:
+        elif y0 == y1:
             style.arrow(ax, (x0 + WIDE, y0 + HIGH / 2), (x1, y1 + HIGH / 2))
+        elif y0 > y1:
+            style.arrow(ax, (x0 + WIDE - 0.3, y0), (x1 + 0.3, y1 + HIGH))
+        else:
+            style.arrow(ax, (x0 + WIDE - 0.15, y0 + HIGH), (x1 + 0.7, y1))
     ax.text(x, y + 0.45 + HIGH + 2 * DOWN, UNDER[tag], fontsize=LETTERS, va="top", linespacing=1.4)
 
 
