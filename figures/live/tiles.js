@@ -54,7 +54,7 @@ function drawTile() {
   const { N, d, B_r, B_c, stages, causal } = set;
   const narrow = matchMedia("(max-width: 699px)").matches;
   const [wide, high] = [shown(N, 512, B_c), narrow ? Math.min(N, Math.max(256, B_r)) : shown(N, 512, B_r)];
-  const unit = (stage.clientWidth - 62) / (Math.max(512, 2 * B_c) + Math.max(128, d)); // N alone does not change the scale
+  const unit = (stage.clientWidth - 62) / (Math.max(512, 2 * B_c, 2 * B_r) + Math.max(128, d)); // N alone does not change the scale
   const [strip, w, h] = [d * unit, wide * unit, high * unit];
   const [x, y] = [Math.max(128, d) * unit + 38, strip + 32];
   clear(stage, y + h + 12);
