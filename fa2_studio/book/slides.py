@@ -45,7 +45,7 @@ LECTURES = {  # title: its chapters; of those with several parts, which are show
 }
 LEFT_OUT = ("Exercises", "Checks", "Questions", "Part ")  # the course's, not a lecture's
 ROWS, LETTERS = 15, 62  # what a slide holds: lines of words, and letters in a line
-COLUMN, OF_TABLE = 33, 80  # letters in a line beside a picture, and in a row of a table
+COLUMN, CODE_COLUMN, OF_TABLE = 33, 44, 80  # letters in a line beside a picture, of code there, and in a row of a table
 FULL, WIDE = 19, 70  # lines of code, which are closer together, and letters in a line of code
 BROAD, HALF, ROOM = 1208, 600, 620  # pixels for a picture
 READ, BESIDE, LIKE_WORDS = 16, 14, 25  # letters that a room reads, those beside words, and those of words
@@ -470,8 +470,12 @@ def in_column(words: tuple[str, ...]) -> bool:
 
 
 def fits_column(block: str) -> bool:
+    if block.startswith("<pre"):
+        lines = re.findall(r'--in: (\d+)ch">(.*)', block.replace('<span style="', '\n<span style="'))
+        long = [int(depth) + len(unescape(re.sub("<[^>]*>", "", line))) for depth, line in lines]
+        return "printed" not in block[:20] and max(long) <= CODE_COLUMN
     cells = [unescape(re.sub("<[^>]*>", "", row)) for row in block.split("</tr>")]
-    return not block.startswith("<pre") and ("<table" not in block or max(map(len, cells)) <= COLUMN)
+    return "<table" not in block or max(map(len, cells)) <= COLUMN
 
 
 def height(block: str, letters: int = LETTERS) -> float:
