@@ -43,10 +43,11 @@ def results_page(folder: Path | None = None) -> str:
     lines = opening(runs, label)
     for title, _, text in background(folder):
         lines += ["", f"## {title}", "", *text]
-    lines += ["", "## What we measured"]
+    lines += ["", "## What we measured", "", RECORDS]
     for run in runs:
-        about = " ".join([*remarks(run), in_file(run)])
-        lines += ["", f"### {TITLES[run.suite]}", "", subject(run), "", *medians(run), "", about]
+        name = called(run)
+        about = subject(run).replace(name, f"[{name}](figures/data/{path_of(run.suite).name})", 1)
+        lines += ["", f"### {TITLES[run.suite]}", "", about, "", *medians(run), "", " ".join(remarks(run))]
     return "\n".join(lines) + "\n"
 
 
@@ -87,8 +88,17 @@ def background(folder: Path | None) -> Iterable[tuple[str, str, list[str]]]:
     yield title, "What the names mean, and how we call each implementation", [text.rstrip("\n")]
     runs = recorded(folder)
     told = [f"For the timing **{name}**, {within(protocol)}\n" for protocol, name in WAYS.items()]
-    machine = " ".join([made_on(usual(runs)), *assembled(runs)])
-    yield "How it was timed", "Repetitions, pauses, the L2 cache, and the versions of the software", [*told, machine]
+    machine = " ".join([made_on(usual(runs)), *assembled(runs), CEILINGS])
+    words = "Repetitions, pauses, the L2 cache, ceilings and versions"
+    yield "How it was timed", words, [*told, machine, "", *ceilings(runs)]
+
+
+def ceilings(runs: list[Record]) -> list[str]:
+    """Return a table of the speeds of a large matmul and of a copy in each run that compares implementations."""
+    found = {TITLES[run.suite]: run.ceilings for run in runs if run.ceilings and run.rows}
+    names = dict.fromkeys(name for each in found.values() for name in each)
+    rows = [[title, *(short(each[x]) if x in each else "-" for x in names)] for title, each in found.items()]
+    return table(["run", *(", ".join(name.split()) for name in names)], rows)
 
 
 def outcome(runs: list[Record]) -> list[str]:
@@ -100,8 +110,8 @@ def outcome(runs: list[Record]) -> list[str]:
     gpu = usual(runs)["gpu"]
     lead = f"**On an {gpu}, `fa2_lab` is {than}.** A problem that we timed in two ways counts twice."
     slow = f"It is slower {SLOW}, as [a table below](#where-fa2_lab-is-slower) shows."
-    how = re.sub(r"^.*?\. ", "", picture, count=1)
-    return [f"{lead} {slow}", "", f"![{picture}](figures/ratios.svg)", "", how]
+    message, how = picture.split(". ", 1)
+    return [f"{lead} {slow}", "", f"![{message}.](figures/ratios.svg)", "", how]
 
 
 def within(protocol: str) -> str:
@@ -125,10 +135,11 @@ GPUS = (
     "The table gives medians over the FA2 paper's benchmark settings with the timing *kernel only*, measured by us and "
     "by others. The last columns divide the speed of `fa2_lab` by that of another implementation."
 )
+RECORDS = "The name of each suite leads to its record."
+CEILINGS = "Most runs also time a large matmul (GEMM) and a copy."
 TESTS = (
     "We run other projects' test suites against our implementation, because their authors look for mistakes that we "
-    "may not have thought of. For large suites, we run a sample of the applicable tests, with fewer parameter values. "
-    "A list below the table counts the tests that were left out, and gives the reasons."
+    "may not have thought of. For large suites, we run a sample of the applicable tests, with fewer parameter values."
 )
 
 
@@ -140,9 +151,8 @@ def made_on(machine: dict) -> str:
     """Describe the machine of most records."""
     peers = [f"{name} {version}" for name, version in machine.get("peers", {}).items()]
     software = listed([f"{name} {machine[key]}" for key, name in VERSIONS.items() if key in machine] + peers)
-    where = "the site's results page names the commit and the versions of each suite"
     machine = f"The **machine** of most suites is an {machine['gpu']} with {software}."
-    return f"{machine} Some suites ran with other versions, so {where}."
+    return f"{machine} The site's results page names the commit and the versions of each suite."
 
 
 def assembled(runs: list[Record]) -> Iterable[str]:
@@ -151,9 +161,9 @@ def assembled(runs: list[Record]) -> Iterable[str]:
     if rows:
         speeds = [row.ratio("with it", "without it") for row in rows]
         yield (
-            "The records with Triton 3.9 were compiled by version 12.9 of ptxas, which is NVIDIA's assembler, unless "
-            "they name another version. Triton 3.9 itself brings ptxas 13.4 for Hopper. With that version, our kernels "
-            f"were {min(speeds):.2f} to {max(speeds):.2f} times as fast in {len(rows)} calls."
+            "Records with Triton 3.9 were compiled by NVIDIA's assembler ptxas 12.9, unless they name another version. "
+            f"Triton 3.9 brings ptxas 13.4 for Hopper, with which our kernels were {min(speeds):.2f} to "
+            f"{max(speeds):.2f} times as fast in {len(rows)} calls."
         )
 
 
@@ -207,10 +217,14 @@ def subject(run: Record) -> str:
     """Return sentences about what a record is, and its problems."""
     what = SUITES[run.suite].what if run.suite in SUITES else OTHERS[run.suite]
     verb = "times" if run.suite in (*CONTESTS, *OTHERS, "packed", "decode", "ring") else "measures"
-    name = "This record" if run.suite in OTHERS else f"`bench {run.suite}`"
     rows = run.rows + run.sustained
     inputs = f" The inputs are in {shapes(rows)}." if rows else ""
-    return f"{name} {verb} {what}.{inputs}"
+    return f"{called(run)} {verb} {what}.{inputs}"
+
+
+def called(run: Record) -> str:
+    """Return what a sentence calls a record."""
+    return "This record" if run.suite in OTHERS else f"`bench {run.suite}`"
 
 
 def result(run: Record) -> str:
@@ -243,11 +257,6 @@ def wins(view: Record) -> str:
     if way := way_of(view):
         return f"{way}, on {listed([*counts.values()])}"
     return listed([f"{peer} on {count}" for peer, count in counts.items()])
-
-
-def in_file(run: Record) -> str:
-    """Return a sentence with a link to a record's file."""
-    return f"All numbers are in [the record](figures/data/{path_of(run.suite).name})."
 
 
 def way_of(view: Record) -> str:
@@ -283,12 +292,11 @@ def medians(run: Record) -> list[str]:
 
 
 def remarks(run: Record) -> list[str]:
-    """Return what else there is to know: ceilings, the record's own protocol, loss curves, and missing numbers."""
+    """Return sentences on what else there is to know: the record's own protocol, loss curves, and missing numbers."""
     found = []
-    if run.ceilings:
+    if run.ceilings and not run.rows:
         parts = [f"{value:.3g} {name.split()[1]} ({name.split()[0]})" for name, value in run.ceilings.items()]
-        subject = "ceilings measured in the same run are" if len(parts) > 1 else "ceiling measured in the same run is"
-        found.append(f"The {subject} {listed(parts)}.")
+        found.append(f"The ceilings are {listed(parts)}.")
     if any(row.direction == "loss" for row in run.rows):
         first, *others = run.curves.values()
         apart = max((abs(a - b) for curve in others for a, b in zip(curve, first, strict=True)), default=0.0)
@@ -446,12 +454,12 @@ def judged() -> list[str]:
     for name, counts in judges.recorded().items():
         found = [f"{counts.get(kind, 0):,}" for kind in ("passed", "failed", "skipped by themselves")]
         out = [f"{reason} ({n:,})" for reason, n in counts["left out"].items()]
-        reasons += [f"- **{JUDGES[name].title}**: {'; '.join(out)}."] if out else []
+        reasons += [[JUDGES[name].title, "; ".join(out)]] if out else []
         on = f"{counts['gpu']} with torch {counts['torch']} and Triton {counts['triton']}"
         made.add(on)
         lines.append([JUDGES[name].title, *found, counts["ours"], on])
     columns = ["their tests", "passed", "failed", "skipped by themselves", "our commit", "on"]
-    left_out = ["", *fold("The tests that were left out, and why", reasons)]
+    left_out = ["", *fold("The tests that were left out, and why", table(["tests of", "left out"], reasons))]
     if len(made) > 1:
         return [*table(columns, lines), *left_out]
     where = f"All of them ran on an {made.pop()}." if made else ""
