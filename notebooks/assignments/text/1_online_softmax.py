@@ -93,9 +93,10 @@ report += check.finalize(finalize, seed=103)
 # %% [markdown]
 # ## 4. A test of your own
 #
-# States can be merged in any order and in any grouping. A state without keys changes nothing, and all parts together
-# give the same result as the whole. Because of these properties, the same `merge` serves warps, splits of the keys, and
-# rings of GPUs. But does a given `merge` have these properties? Write a test that finds out.
+# States can be merged in any order and in any grouping. Merging in a state without keys changes nothing, and merging
+# the states of all parts gives the same result as processing all keys at once. Because of these properties, the same
+# `merge` serves warps, splits of the keys, and rings of GPUs. But does a given `merge` have these properties? Write a
+# test that finds out.
 #
 # `test_merge(merge)` raises an `AssertionError` if the merge that it is given is wrong in any way that matters, and
 # returns quietly if that merge is correct. Grading calls it on wrong merges and on correct ones, twice on each. Your

@@ -16,9 +16,9 @@
 # *Time: 6 to 8 hours. Before this: assignments 3 and 4, chapter 09. Hardware: Linux, for Triton; a GPU is not needed.*
 #
 # **How it is graded.** Your kernels run in Triton's interpreter on one head in fp32, and the results are compared with
-# float64. A meter counts what they load, store, add and multiply, and products have to be in full fp32. The memory
-# after the end of every input contains NaN, and outputs start as NaN. Rows are contiguous, so row r of Q starts at `Q +
-# r * d`. Block sizes and d are powers of two and at least 16. Keep the signatures as they are.
+# float64. A meter counts their loads, stores, additions and multiplications. Products have to be computed in full fp32.
+# The memory after the end of every input contains NaN, and outputs start as NaN. Rows are contiguous, so row r of Q
+# starts at `Q + r * d`. Block sizes and d are powers of two and at least 16. Keep the signatures as they are.
 #
 # **Off limits:** all of `fa2_lab`, and the attention of torch and of other libraries. You may use everything in NumPy,
 # torch and Triton that is not attention.

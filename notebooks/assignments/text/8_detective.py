@@ -40,10 +40,10 @@ from checks import detective as check
 # - `line` is the wrong line, exactly as it appears in the program. If a line is in the wrong place, give that line. If
 #   a line is missing, give a line next to the gap.
 # - `cause` is one of the words below.
-# - `mend` is a list of up to three pairs (old text, new text). Each old text occurs in the program exactly once, and it
-#   can be a part of a line or several lines. At most 26 words and signs may be new, and you may use only names that the
-#   program already has.
-# - `shows` and `hides` are the sizes and clocks of two runs, as dicts. Whatever you leave out keeps its default value,
+# - `mend` is a list of up to three pairs (old text, new text). Each old text must occur exactly once in the program. It
+#   can be part of a line or span several lines. Your new texts may add at most 26 words and symbols in all, and you may
+#   use only names that the program already has.
+# - `shows` and `hides` are dicts with the sizes and clocks of two runs. Whatever you leave out keeps its default value,
 #   but each of the two runs must change at least one number.
 #
 # | cause | in words |

@@ -13,12 +13,13 @@
 #
 # *Time: 6 to 8 hours. Before this: assignment 4, chapters 10 and 11. Hardware: Linux, for Triton; a GPU is not needed.*
 #
-# **How it is graded.** You write one kernel, `climbed`, and choose its sizes. The grader takes the text of that kernel
-# and of the functions that it calls, and launches it with one program for each B_r rows of a head. Tensors are fp16 and
-# have the shape (batch, heads, N, d). The memory after Q, K and V contains NaN. The text is run in Triton's interpreter
-# and compiled for sm_90. O has the type of the inputs, and L is fp32. A kernel can use `tl`, its arguments, numbers,
-# and other functions under `@triton.jit`, but no other decorator. Steps 2 and 3 also accept a kernel whose O is exactly
-# that of a known mistake, or whose L is wrong, because that mistake has already cost you points in step 1.
+# **How it is graded.** You write one kernel, `climbed`, and choose its sizes. The grader extracts the source of that
+# kernel and of the functions that it calls, and launches the kernel with one program for every B_r rows of a head.
+# Tensors are fp16 and have the shape (batch, heads, N, d). The memory after Q, K and V contains NaN. The kernel is run
+# in Triton's interpreter, and it is also compiled for sm_90. O has the same type as the inputs, and L is fp32. A kernel
+# can use `tl`, its arguments, numbers, and other functions under `@triton.jit`, but no other decorator. Steps 2 and 3
+# also accept a kernel whose O is exactly that of a known mistake, or whose L is wrong, because that mistake has already
+# cost you points in step 1.
 #
 # Step 3 compiles a causal call with N = 384 and d = 64. It takes the loop that does most of the work, and counts its
 # thread instructions per score, which are the instructions of the loop times 32 threads, divided by its scores. With
