@@ -13,10 +13,10 @@ from fa2_studio.bench.results import machine
 
 PARTS = ("O", "dQ", "dK", "dV")
 PROTOCOL = (
-    "The error is ‖x − truth‖ / ‖truth‖ over the whole of O, dQ, dK and dV, and the truth is computed in float64 from "
+    "The error is ‖x − truth‖ / ‖truth‖ over all of O, dQ, dK or dV, where the truth is computed in float64 from "
     "the same 16-bit inputs. In *normal* inputs, all numbers are drawn from N(0, 1). In *outliers*, one number "
     "in a thousand is from N(0, 1) + N(0, 100), as in the FlashAttention-3 paper. In *peaked*, each query is twice one "
-    "of the keys that it sees, so that nearly all of its row of P is one number."
+    "of the keys that it sees, so that a single entry holds nearly all the weight of its row of P."
 )
 
 # Inputs -------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ FIXED = (1, 4, 16, 32)  # splits
 ALONE_ON_AN_SM, STAGES = 8, (2, 3, 4, 6)  # programs so few that memory is no limit; stages of their loop
 MORE = 3 * REPEATS  # contestants are a microsecond apart
 PROTOCOL = PROTOCOL.replace(f"{REPEATS} repetitions", f"{MORE} repetitions")
-PROTOCOL = PROTOCOL.replace("L2 cache is overwritten", "L2 cache is filled with other data by reading") + (
+PROTOCOL = PROTOCOL.replace("the L2 cache is overwritten", "we read other data to fill the L2 cache") + (
     " *Graph* replays the same calls from a CUDA graph, and *host* is the host time of one eager call."
 )
 

@@ -315,7 +315,7 @@ def remarks(run: Record) -> list[str]:
                 reasons.setdefault(name, {})[why.removesuffix(".")] = None
     if reasons:
         parts = [f"{name} ({next(iter(why))})" for name, why in reasons.items()]
-        found.append(f"Some numbers are missing, because some problems could not be measured with {listed(parts)}.")
+        found.append(f"Some numbers are missing for {listed(parts)}.")
     return [*filter(None, found)]
 
 

@@ -46,10 +46,10 @@ CALLED = (
     "result is checked before the timing starts."
 )
 HOST_PROTOCOL = (
-    "We measure how many microseconds pass on the host until a warm call returns. Each turn takes the mean of "
-    f"{IN_A_ROW} calls in a row, after {BEFORE} calls that do not count. We take the median of {TURNS} such turns, in "
-    "which the implementations alternate. PyTorch's backend is chosen before the clock starts. Every result is checked "
-    "before the timing starts."
+    "We measure how many microseconds pass on the host until a warm call returns. Each turn averages "
+    f"{IN_A_ROW} calls in a row, after {BEFORE} warm-up calls that do not count. We take the median of {TURNS} such "
+    "turns, in which the implementations alternate. PyTorch's backend is chosen before the clock starts. Every result "
+    "is checked before the timing starts."
 )
 
 

@@ -21,7 +21,7 @@ CONTESTS = {
     ),
     "long": "attention over a single sequence of up to 262,144 tokens",
     "heads": "grouped-query attention, with 1 to 32 K/V heads",
-    "deterministic": "deterministic gradients and the faster ones that are not deterministic",
+    "deterministic": "deterministic gradients, and beside them the faster, nondeterministic ones",
     "sweep": "fa2_lab, cuDNN and FlashAttention-3 on 200 random shapes",
     "masks": (
         "attention with a window, a softcap or sinks under the causal mask, counting FLOPs only for the keys that rows "
@@ -34,19 +34,19 @@ SUITES |= {name: Suite("suites:contests", what, takes=("sustained",)) for name, 
 SUITES |= {
     "packed": Suite("packed:run", "attention over sequences of different lengths, both packed and padded"),
     "accuracy": Suite("accuracy:run", "the errors of O, dQ, dK and dV against float64, for every implementation"),
-    "decode": Suite("decode:run", "attention of one query to a long cache, which is dense or stored in pages"),
+    "decode": Suite("decode:run", "attention from a single query to a long cache, which is either dense or paged"),
     "small": Suite("suites:small", "the time that one call takes on the host"),
     "memory": Suite("suites:memory", "peak memory as a function of the sequence length"),
     "ladder": Suite(
         "ladder:run",
-        "one kernel change at a time, compared with the fastest other implementations, with experiments and counters",
+        "the kernel after each change, beside the fastest other implementations, with experiments and counters",
         takes=("part", "beside"),
     ),
     "prices": Suite("prices:run", "bytes per second from shared memory, from L2 and from DRAM"),
-    "train": Suite("train:run", "how a small GPT trains if only its attention is replaced"),
+    "train": Suite("train:run", "how a small GPT trains when only its attention is replaced"),
     "models": Suite(
         "models:run",
-        "how a small Llama model from transformers trains if only its attention is replaced (no GPU needed)",
+        "how a small Llama model from transformers trains when only its attention is replaced (no GPU needed)",
         gpu=False,
     ),
     "ring": Suite(
