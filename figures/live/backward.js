@@ -6,6 +6,10 @@ const form = $("settings");
 const stage = $("stage");
 const LABELS = { rows: "row blocks", columns: "column blocks" };
 const WAYS = ["one pass", "two passes"];
+const LEADS = [
+  "Each worker goes down a column and keeps its dK and dV. Press Next and watch who adds to dQ. Then choose two passes.",
+  "In pass 1, each worker goes down a column and keeps its dK and dV. In pass 2, each worker goes along a row and keeps its dQ.",
+];
 let run = [];
 let both = []; // the runs of both ways
 
@@ -21,6 +25,7 @@ function prepare() {
   for (const name of Object.keys(LABELS)) whole(LABELS[name], set[name], 1, 8);
   both = [1, 2].map((passes) => backward(tiling(), passes));
   run = both[set.passes - 1];
+  write($("lead"), LEADS[set.passes - 1]);
   transport.length(run.length);
 }
 
@@ -29,6 +34,9 @@ function opening() {
   const grown = run.findIndex(({ meet }, t) => t >= 3 && Object.keys(meet).length);
   return grown < 0 ? Math.min(3, transport.last - 1) : grown;
 }
+
+/** The pass that a step belongs to; the start is drawn with the first one, and the end with the last one. */
+const passOf = ({ op, pass }) => pass || (op === "done" ? set.passes : 1);
 
 // Drawing -------------------------------------------------------------------------------------------------------------
 
@@ -46,7 +54,7 @@ function draw(t) {
   for (const i of upTo(set.rows)) for (const j of upTo(set.columns)) drawTile(step, i, j, place, visits);
   for (const j of upTo(set.columns)) drawColumn(t, j, place);
   for (const i of upTo(set.rows)) drawRow(step, i, place);
-  drawNames(place);
+  drawNames(passOf(step), width, place);
   if (step.op === "done") drawDone(place);
   $("both").replaceChildren(...counts(t));
   write($("say"), sentence(step));
@@ -60,19 +68,24 @@ function drawDone({ c, x, y }) {
   shape(stage, "text", { x: at.x, y: at.y + 6, class: "middle strong" }, "✓ done");
 }
 
-/** What the numbers beside the tiles count. */
-function drawNames({ c, x, y }) {
+/** What the numbers beside the tiles count, and which pass this is: the workers share out the columns in the first
+    pass, and the rows in the second. */
+function drawNames(pass, width, { c, x, y, dQ, dw }) {
   const middle = y + (set.rows * c) / 2;
-  const columns = set.columns * c > 150 ? "column blocks, each with its worker" : "column blocks";
+  const [across, down] = [width - x - (set.passes === 2 ? 90 : 0), set.rows * c];
+  const columns = pass === 1 && across > 230 ? "column blocks, each with its worker" : "column blocks";
+  const rows = pass === 2 && down > 200 ? "row blocks, each with its worker" : "row blocks";
   shape(stage, "text", { x, y: 12, class: "small quiet" }, columns);
+  const end = Math.min(width, Math.max(dQ + dw, x + 320));
+  if (set.passes === 2) shape(stage, "text", { x: end, y: 12, class: "small strong end" }, `pass ${pass} of 2`);
   const turned = { x: 12, y: middle, transform: `rotate(-90 12 ${middle})`, class: "small middle quiet" };
-  shape(stage, "text", turned, "row blocks");
+  shape(stage, "text", turned, rows);
 }
 
-/** How often each tile has been computed so far. */
+/** How often each tile has been computed so far, in the pass that runs. */
 function visitsUntil(t) {
   const visits = {};
-  for (const step of run.slice(0, t + 1))
+  for (const step of run.slice(0, t + 1).filter((step) => passOf(step) === passOf(run[t])))
     for (const { i, j } of step.at) visits[`${i} ${j}`] = (visits[`${i} ${j}`] || 0) + 1;
   return visits;
 }
@@ -142,7 +155,8 @@ function sentence(step) {
       : "Done, all gradients are in HBM. No two workers were ever in the same block of dQ.";
   if (step.op === "done")
     return "Done, all gradients are in HBM. Every block of dQ had one writer, so its sum has one order. In exchange, S and dP are computed twice.";
-  return [where(step), finished(step)].filter(Boolean).join(" ");
+  const pass = set.passes === 2 ? `Pass ${step.pass} of 2.` : "";
+  return [pass, where(step), finished(step)].filter(Boolean).join(" ");
 }
 
 /** Where the workers are, and what becomes of their parts of dQ. */

@@ -44,11 +44,14 @@ function draw(t) {
     shape(stage, "rect", { x: left, y, width: table.makespan * unit, height: lane - 2, class: "lane" });
     shape(stage, "text", { x: 0, y: y + lane / 2 + 3, class: "small" }, lane > 12 ? `SM ${k}` : "");
   }
-  for (const p of table.placed) drawProgram(p, t, { left, top, lane, unit });
+  const place = { left, top, lane, unit };
+  drawIdle(place);
+  for (const p of table.placed) drawProgram(p, t, place);
   for (const [k, end] of lastEnds(other).entries())
-    drawGhost(left, Math.min(left + end * unit, width - 2), { y: top + k * lane + 2, high: lane - 6, torn: left + end * unit > width });
+    drawGhost(left, Math.min(left + end * unit, width - 2), { y: top + k * lane + 0.5, high: lane - 3, torn: left + end * unit > width });
   const now = left + t * unit;
   shape(stage, "line", { x1: now, x2: now, y1: top - 6, y2: foot + 4, class: "clock" });
+  for (const p of table.placed) drawLabel(p, t, place); // over the dashes
   drawAxis({ left, foot, unit, longest, cut });
   const [own, name] = [set.algorithm.toUpperCase(), OTHER[set.algorithm][1]];
   const times = (other.makespan / (table.makespan || 1)).toFixed(1);
@@ -99,29 +102,62 @@ function lastEnds({ placed }) {
   return ends;
 }
 
+/** When an SM has nothing to do, until the last thread block of all ends. */
+function idleSpans({ placed, makespan }) {
+  const spans = [];
+  for (const SM of upTo(set.SMs)) {
+    let from = 0;
+    const own = placed.filter((p) => p.SM === SM && p.cost).sort((a, b) => a.start - b.start);
+    for (const { start, end } of [...own, { start: makespan, end: makespan }]) {
+      if (start > from) spans.push({ SM, from, to: start });
+      from = Math.max(from, end);
+    }
+  }
+  return spans;
+}
+
+/** Idle time is hatched, and named where the word has room. */
+function drawIdle({ left, top, lane, unit }) {
+  const hatch = shape(stage, "pattern", { id: "idle", width: 7, height: 7, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }); // prettier-ignore
+  shape(hatch, "line", { x1: 0, x2: 0, y1: 0, y2: 7, style: "stroke: var(--quiet); stroke-width: 1.4" });
+  for (const { SM, from, to } of idleSpans(table)) {
+    const [x, y, width] = [left + from * unit, top + SM * lane, (to - from) * unit];
+    const e = shape(stage, "rect", { x, y, width, height: lane - 2, fill: "url(#idle)", opacity: 0.6 });
+    shape(e, "title", {}, `SM ${SM} idle from ${from} to ${to}`);
+    if (width > 44 && lane > 18) shape(stage, "text", { x: x + width / 2, y: y + lane / 2 + 3, class: "small middle halo" }, "idle");
+  }
+}
+
+const look = (p, t) => (t >= p.end ? "done" : t > p.start ? "running" : "ahead");
+
 function drawProgram(p, t, { left, top, lane, unit }) {
   if (!p.cost) return;
-  const x = left + p.start * unit;
-  const state = t >= p.end ? "done" : t > p.start ? "running" : "ahead";
   const e = shape(stage, "rect", {
-    x,
+    x: left + p.start * unit,
     y: top + p.SM * lane,
     width: Math.max(1, p.cost * unit - 1),
     height: lane - 2,
-    class: `program ${state}`,
+    class: `program ${look(p, t)}`,
     fill: SHADES[p.head % 4][0],
   });
   const what =
     p.index === null ? "all tiles" : `${set.direction === "forward" ? "row" : "column"} block ${p.index + 1}`;
   shape(e, "title", {}, `head ${p.head + 1}, ${what}: ${p.cost} tiles, from ${p.start} to ${p.end} on SM ${p.SM}`);
+}
+
+/** The number of a thread block, if there is room; its edge has the fill of the box, so that no dash runs through. */
+function drawLabel(p, t, { left, top, lane, unit }) {
+  if (!p.cost) return;
+  const state = look(p, t);
+  const [fill, ink] = SHADES[p.head % 4];
   const label = p.index === null ? `head ${p.head + 1}` : String(p.index + 1);
   const room = p.cost * unit - 2;
   if (room > 6.8 * label.length && lane >= 14) {
     const at = {
-      x: x + (p.cost * unit) / 2,
+      x: left + (p.start + p.cost / 2) * unit,
       y: top + p.SM * lane + lane / 2 + 3,
       class: `small${room < 24 ? " tiny" : ""} middle in ${state}`,
-      style: state === "ahead" ? "" : `fill: ${SHADES[p.head % 4][1]}`,
+      style: state === "ahead" ? "" : `fill: ${ink}; stroke: ${fill}; stroke-width: ${Math.min(3, lane / 8)}px; paint-order: stroke`,
     };
     shape(stage, "text", at, label);
   }
@@ -139,7 +175,7 @@ function words(t) {
   stage.setAttribute("aria-label", `${set.SMs} SMs. ${now}`);
   const fewest = Math.ceil(table.placed.reduce((x, p) => x + p.cost, 0) / set.SMs);
   $("note").textContent =
-    `If the work could be cut anywhere, it would end at ${fewest}. The number in a box is its row block (backward: column block), and each head has its own fill. An SM runs one thread block at a time.`;
+    `If the work could be cut anywhere, it would end at ${fewest}. Hatched time is idle. The number in a box is its row block (backward: column block), and each head has its own fill. An SM runs one thread block at a time.`;
 }
 
 follow(form, set, () => {
