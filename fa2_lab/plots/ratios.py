@@ -4,6 +4,7 @@ from statistics import median
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.transforms import blended_transform_factory
 
 from fa2_lab.plots import style
@@ -17,6 +18,7 @@ LOOKS = {  # in the order of the legend; the fastest implementations have strong
 }
 RIVALS = ("FlashAttention-3", "cuDNN")  # for these, the whole range and each loss are drawn
 SLOWER = "slower on one problem"
+GRID = (2, 3, 5)  # ratios with a line from top to bottom
 Ratios = tuple[str, str, dict[str, list[float]]]  # group, name, {implementation: ratios}
 
 
@@ -72,9 +74,10 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     ahead = sum(all(median(found) > 1 for found in ratios.values()) for _, _, ratios in rows)
     settings = f"all {len(rows)}" if ahead == len(rows) else f"{ahead} of {len(rows)}"
     headline = f"By the median ratio, fa2_lab is the fastest in {settings} settings"
+    ranges = f"For {' and '.join(RIVALS)}, which are the fastest of the four, a line also shows the range"
     caption = (
-        f"{headline}. To the right of the line, fa2_lab is faster. A mark shows the median of a setting, and a line its"
-        f" range. A short stroke is a problem on which fa2_lab is slower. {setting}."
+        f"{headline}. To the right of the line, fa2_lab is faster. The scale is logarithmic. A mark shows the median of"
+        f" a setting. {ranges}, and a short stroke is a problem on which fa2_lab is slower. {setting}."
     )
     groups = list(dict.fromkeys(row[0] for row in rows))
     figure, ax = style.new_figure(0.7 + (0.25 if style.narrow() else 0.205) * (len(rows) + len(groups)), caption)
@@ -91,13 +94,14 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
             for peer, found in ratios.items():
                 lane = y + {"FlashAttention-3": -0.24, "cuDNN": 0.24}.get(peer, 0)
                 if peer in RIVALS:
-                    ax.plot([min(found), max(found)], [lane, lane], color=style.INK, linewidth=0.8)
+                    ax.plot([min(found), max(found)], [lane, lane], color=style.QUIET, linewidth=0.8)
                     if losses := [x for x in found if x < 1]:
-                        look = dict(color=style.OURS, markersize=6, markeredgewidth=1.3, zorder=4)
+                        look = dict(color=style.INK, markersize=8, markeredgewidth=1.3, zorder=4)
                         ax.plot(losses, [lane] * len(losses), "|", label=SLOWER, **look)
                 ax.plot([median(found)], [lane], linestyle="none", label=peer, zorder=3, **LOOKS[peer])
         ax.plot([1, 1], [first, y + 0.5], color=style.INK, linewidth=1.2, zorder=1)
         y += 1
+    ax.vlines(GRID, -0.1, y - 0.4, color=style.MASKED, linewidth=0.8, zorder=0)
     ax.set(xscale="log", xlim=(0.5, 6.5), ylim=(y - 0.4, -0.6), yticks=places, yticklabels=labels)
     style.note(ax, 6.4, 0, "fa2_lab is faster →", ha="right")
     ticks = {0.5: "0.5×", 0.7: "0.7×", 1: "equal", 1.5: "1.5×", 2: "2×", 3: "3×", 5: "5×"}
@@ -114,8 +118,10 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
 def legend_on_top(figure: Figure, ax: Axes) -> None:
     """Add the legend between the headline and the drawing, and make the figure higher by as much."""
     drawn = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+    for name in filter(drawn.get, RIVALS):  # the range, behind the mark
+        drawn[name] = (Line2D([], [], color=style.QUIET, linewidth=0.8), drawn[name])
     names = [name for name in (*LOOKS, SLOWER) if name in drawn]
-    columns = 2 if style.narrow() else 5
+    columns = 1 if style.narrow() else 3
     room = 0.2 * -(-len(names) // columns)
     inches = figure.get_figheight() + room
     style.set_height(figure, inches)
@@ -123,9 +129,9 @@ def legend_on_top(figure: Figure, ax: Axes) -> None:
     below = 0.23 * (1 + figure.get_suptitle().count("\n")) + style.GAP
     legend = figure.legend(
         [drawn[name] for name in names],
-        names,
+        [name if name in (*RIVALS, SLOWER) else f"{name}, median only" for name in names],
         loc="upper left",
-        bbox_to_anchor=(0, 1 - below / inches),
+        bbox_to_anchor=(0.012, 1 - below / inches),
         borderaxespad=0,
         borderpad=0,
         ncols=columns,

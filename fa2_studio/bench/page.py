@@ -129,7 +129,8 @@ SLOW = "mostly in short calls and in the backward pass of a single long sequence
 FOLDS = "Each line opens a suite, with its medians, how it was timed, and all of its rows."
 SLOWER = (
     "Each row names another implementation, and counts the problems on which it is faster than `fa2_lab`. The ratio is "
-    "the speed of `fa2_lab` divided by that of the other implementation."
+    "the speed of `fa2_lab` divided by that of the other implementation. The lowest ratio of each "
+    "implementation comes first."
 )
 GPUS = (
     "The table gives medians over the FA2 paper's benchmark settings with the timing *kernel only*, measured by us and "
@@ -531,14 +532,17 @@ def losses(rows: Iterable[Measurement], peer: str) -> list[tuple[float, Measurem
 
 
 def behind(runs: list[Record], peer: str, naming: Callable[[Measurement], str] = label) -> list[list[str]]:
-    """Return the suites in which another implementation is faster on some rows: on how many, and where by most."""
+    """Return the suites in which another implementation is faster on some rows: on how many, and where by most.
+
+    The suite with the lowest ratio is the first.
+    """
     lines = []
     for run in runs:
         if slower := losses(run.rows, peer):
             worst, row = slower[0]
             count = f"{len(slower)} of {len(ratios(run.rows, 'fa2_lab', peer))}"
-            lines.append([peer, title_of(run), count, near(worst), naming(row)])
-    return lines
+            lines.append((worst, [peer, title_of(run), count, near(worst), naming(row)]))
+    return [line for _, line in sorted(lines, key=lambda pair: pair[0])]
 
 
 def briefly(row: Measurement) -> str:

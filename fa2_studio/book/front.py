@@ -59,7 +59,7 @@ def index(assignments: list[str], toctrees: list[str], licence: str, address: st
         "[What runs where](TROUBLESHOOTING.md#what-runs-where), from a laptop to an H200.",
         "## The climb",
         begins_at(data["rungs"]),
-        framed("climb"),
+        framed("climb", wide=False),
         *(part(name, numbers) for name, numbers in PARTS.items()),
         "## Posters",
         block("cards", *(poster(name, words) for name, words in POSTERS.items())),
@@ -103,15 +103,18 @@ def description(name: str) -> str:
     return ElementTree.parse(FIGURES / f"{name}.svg").findtext("{http://www.w3.org/2000/svg}desc", "")
 
 
-def framed(name: str, ask: str = "") -> str:
-    """Return an interactive figure in a frame, with its still for print and for browsers without scripts."""
+def framed(name: str, ask: str = "", wide: bool = True) -> str:
+    """Return an interactive figure in a frame, with its still for print and for browsers without scripts.
+
+    With `wide=False`, a wide figure also stays in the column of text.
+    """
     still = picture(live.STILLS[name], live.about(name)[1], "still")
     title, sentence, _ = map(escape, live.about(name))
     address = escape(f"figures/live/{name}.html{'?' * bool(ask)}{ask}")
     frame = f'<iframe src="{address}" title="{title}" loading="lazy"></iframe>'
     own = f'<a href="{address}">{title}, on a page of its own</a>'
-    wide = " wide" * (name in live.WIDE)
-    return f'<figure class="live-piece{wide}">{frame}{still}<figcaption>{sentence} {own}</figcaption></figure>'
+    kind = "live-piece wide" if wide and name in live.WIDE else "live-piece"
+    return f'<figure class="{kind}">{frame}{still}<figcaption>{sentence} {own}</figcaption></figure>'
 
 
 def block(name: str, *inside: str) -> str:

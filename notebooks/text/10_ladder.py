@@ -823,9 +823,9 @@ first, last = ladder.find("17"), ladder.RUNGS[-1]
 # Each row of the picture compares `attention()` with other implementations in one setting. The paper's grid consists of
 # the settings in which the FA2 paper measures speed, with 16,384 tokens per call and a *hidden size* (heads · d) of
 # 2,048. `torch flash` is FlashAttention-2 inside PyTorch, `cuDNN` is NVIDIA's library, and FlexAttention is PyTorch's
-# compiled attention. In each row, a marker shows the median over the row's problems, a line shows the range of the
-# ratios, and a short stroke marks each problem on which `fa2_lab` is slower. In the last two rows, the host's time
-# counts as well:
+# compiled attention. In each row, a marker shows the median over the row's problems. For FlashAttention-3 and cuDNN,
+# which are the fastest of the four, a line also shows the range of the ratios, and a short stroke marks each problem on
+# which `fa2_lab` is slower. In the last two rows, the host's time counts as well:
 
 # %% tags=["nbval-ignore-output"]
 show("ratios")
