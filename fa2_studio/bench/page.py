@@ -133,10 +133,10 @@ SLOWER = (
     "implementation comes first."
 )
 GPUS = (
-    "The table gives medians over the FA2 paper's benchmark settings with the timing *kernel only*, measured by us and "
-    "by others. The last columns divide the speed of `fa2_lab` by that of another implementation."
+    "The table gives median *kernel only* speeds over the FA2 paper's benchmark settings, as measured by us and by "
+    "others. The last columns divide the speed of `fa2_lab` by that of another implementation."
 )
-RECORDS = "The name of each suite leads to its record."
+RECORDS = "The name of each suite links to its record."
 CEILINGS = "Most runs also time a large matmul (GEMM) and a copy."
 TESTS = (
     "We run other projects' test suites against our implementation, because their authors look for mistakes that we "
@@ -153,7 +153,7 @@ def made_on(machine: dict) -> str:
     peers = [f"{name} {version}" for name, version in machine.get("peers", {}).items()]
     software = listed([f"{name} {machine[key]}" for key, name in VERSIONS.items() if key in machine] + peers)
     machine = f"The **machine** of most suites is an {machine['gpu']} with {software}."
-    return f"{machine} The site's results page names the commit and the versions of each suite."
+    return f"{machine} The site's results page gives the commit and the software versions of each suite."
 
 
 def assembled(runs: list[Record]) -> Iterable[str]:
@@ -162,9 +162,9 @@ def assembled(runs: list[Record]) -> Iterable[str]:
     if rows:
         speeds = [row.ratio("with it", "without it") for row in rows]
         yield (
-            "Records with Triton 3.9 were compiled by NVIDIA's assembler ptxas 12.9, unless they name another version. "
-            f"Triton 3.9 brings ptxas 13.4 for Hopper, with which our kernels were {min(speeds):.2f} to "
-            f"{max(speeds):.2f} times as fast in {len(rows)} calls."
+            "For records with Triton 3.9, the kernels were assembled by NVIDIA's ptxas 12.9, unless the record names "
+            f"another version. Triton 3.9 itself brings ptxas 13.4 for Hopper. In {len(rows)} calls that we compared, "
+            f"our kernels were {min(speeds):.2f} to {max(speeds):.2f} times as fast with 13.4 as with 12.9."
         )
 
 

@@ -25,8 +25,8 @@ def rested(repeats: int) -> str:
     """Describe how `measure` takes times."""
     return (
         f"We take the median of {repeats} repetitions after {WARM_UP} warm-ups, timed with CUDA events. Each "
-        "repetition runs the implementations in a new random order, so that no implementation always runs after the "
-        "same other one. Before every call, the L2 cache is overwritten. Host time does not count, because the GPU is "
+        "repetition runs the implementations in a new random order, so that none of them always follows the same "
+        "one. Before every call, the L2 cache is overwritten. Host time does not count, because the GPU is "
         "kept busy until the whole call is in its queue. Every result is checked before the timing starts."
     )
 
