@@ -246,22 +246,21 @@ climb.step("15", "registers", "programs")
 #
 # The picture shows what an SM does on rungs 14 and 15. Time runs from left to right, the copies have one strip, and
 # each warpgroup has a strip for its matmuls and one for its softmax. On rungs 14 to 16, the warpgroups 0 and 1 are the
-# two programs on an SM, and from rung 17 on, they are the consumers of one program. Each later rung has such a picture
-# as well. The strips come from a model, in which copies run back to back at L2 bandwidth and a matmul takes the number
-# of clocks that the tensor cores need for it. In the model, a softmax takes one clock for each instruction that a
-# thread executes, because an SM has four schedulers, one for each of the four warps. If both warpgroups use the same
-# unit at once, each gets half of it, so its box becomes twice as long. In the pictures of rungs 17 to 19, the two
-# consumers always do so, because they move in step. A softmax of 369 instructions therefore takes about 740 clocks
-# there. In each of these pictures, look at the strips of the tensor cores first, because the gaps that they have in
-# common are the time that a rung can still gain. Then find the boxes above or below a gap, because the tensor cores
-# wait for these. You can skip a picture if the rung is clear without it.
+# two programs on an SM, and from rung 17 on, they belong to one program, which calls them *consumers* (part 3). Each
+# later rung has such a picture as well. The strips come from a model, in which copies run back to back at L2 bandwidth
+# and a matmul takes the number of clocks that the tensor cores need for it. In the model, a softmax takes one clock for
+# each instruction that a thread executes, because an SM has four schedulers, one for each of the four warps. If both
+# warpgroups use the same unit at once, each gets half of it, so its box becomes twice as long. In each of these
+# pictures, look at the strips of the tensor cores first, because the gaps that they have in common are the time that a
+# rung can still gain. Then find the boxes above or below a gap, because the tensor cores wait for these. You can skip a
+# picture if the rung is clear without it.
 #
 # In the pictures of rungs 14 to 16, the copies leave no gap, so the matmuls seem to wait for L2. This comes from the
 # model, which leaves out all waits between instructions, so its softmax is too short. In the model, a round, in which
-# each warpgroup computes one tile, takes as long as its four copies, about 1,640 clocks. In reality, it takes longer.
-# The four matmuls of a round take 1,024 clocks. By the counters, these are 57% of the time on rung 14 and 52.5% on rung
-# 15, so a round takes about 1,790 and 1,950 clocks. Therefore, compare only the lengths of the softmax boxes in these
-# pictures.
+# each warpgroup computes one tile, takes as long as its four copies, about 1,640 clocks. In reality, it takes longer. A
+# tile of these rungs has 64 keys, half as many as in part 1, so each of a round's four matmuls takes 256 clocks, and
+# together they take 1,024. By the counters, these are 57% of the time on rung 14 and 52.5% on rung 15, so a round takes
+# about 1,790 and 1,950 clocks. Therefore, compare only the lengths of the softmax boxes in these pictures.
 
 # %% tags=["hide-input"]
 show("strips_15")
@@ -515,12 +514,13 @@ climb.step("17", "L2 bytes", "tensor cores at work, %", "programs")
 show("strips_17")
 
 # %% [markdown]
-# Only half as many bytes come through L2 now, yet the rung is not faster, for two reasons. First, only one program fits
-# onto an SM instead of two, so at d = 128 an SM still has just two warpgroups that compute. Second, L2 was probably not
-# the limit of rung 16 in the first place. Its four copies per round take about 1,640 clocks, but by the counters, a
-# round takes 1,024 / 0.543, or about 1,890 clocks. So the copies have time to spare, and the ring can deliver the tiles
-# early enough. Without pauses between calls, however, rung 17 is 4% faster than rung 16, because its clock stays higher
-# (chapter 10).
+# In this picture and in those of rungs 18 and 19, the two consumers move in step, so they always share the schedulers,
+# and a softmax of 369 instructions takes about 740 clocks. Only half as many bytes come through L2 now, yet the rung is
+# not faster, for two reasons. First, only one program fits onto an SM instead of two, so at d = 128 an SM still has
+# just two warpgroups that compute. Second, L2 was probably not the limit of rung 16 in the first place. Its four copies
+# per round take about 1,640 clocks, but by the counters, a round takes 1,024 / 0.543, or about 1,890 clocks. So the
+# copies have time to spare, and the ring can deliver the tiles early enough. Without pauses between calls, however,
+# rung 17 is 4% faster than rung 16, because its clock stays higher (chapter 10).
 #
 # ## Rung 18: long tiles
 #
@@ -568,10 +568,12 @@ show("strips_19")
 # Without the test, a thread executes 473 instead of 589 instructions per tile at d = 128, as the picture's title says.
 # Why do 20% fewer instructions make the kernel only 2% faster? Compare them with the time of a whole tile. The matmuls
 # of a tile take 1,024 clocks per consumer, so those of both consumers take 2,048. In rung 18, these are 60.2% of the
-# time, so a tile takes 2,048 / 0.602, or about 3,400 clocks. If each of the 116 saved instructions took one clock, they
-# would be 3% of that. In rung 16, a tile had only 64 keys and took less time, so a smaller saving of 51 instructions
-# was enough for 3% there. Under the causal mask, the loop keeps the test, and the rung is not faster there. The main
-# purpose of rung 19 is to prepare for rung 20.
+# time, so a tile takes 2,048 / 0.602, or about 3,400 clocks. In the model of the pictures, the two consumers share the
+# schedulers at every moment, so the 116 saved instructions would take 232 clocks, or 7% of that. If the consumers did
+# not get in each other's way at all, they would take 116 clocks, or 3%. The measured 2% is closer to the second case.
+# In rung 16, a tile had only 64 keys and took less time, so a smaller saving of 51 instructions was enough for 3%
+# there. Under the causal mask, the loop keeps the test, and the rung is not faster there. The main purpose of rung 19
+# is to prepare for rung 20.
 #
 # ## What could hide behind what?
 #

@@ -756,9 +756,10 @@ print(try_out(leaves_one_out, seed=0)[0].replace("; ", "\n"))
 #
 # On a GPU, nothing prints the waits for you. These steps help you find them:
 #
-# 1. Make the case small. Use one head and one row block, with one tile more than the ring has stages. A missing release
-#    hangs the kernel only when a stage is used for the second time, so the smallest number of tiles with which the
-#    kernel hangs tells you which ring is at fault.
+# 1. Make the case small. A missing release hangs the kernel only when a stage is used for the second time. The stages
+#    of K and V change with every tile, but those of Q and the mailbox change only with every row block. Begin with one
+#    head and one row block, and add tiles until there is one more than K has stages. If the kernel does not hang, give
+#    one program more row blocks, because a missing release of Q or of the mailbox shows only then.
 # 2. Attach `cuda-gdb -p` to the process. `info cuda warps` lists where each warp is, and `x/i $pc` prints the
 #    instruction it is at. A waiting warp is in a loop around `SYNCS.PHASECHK`, and `fa2-lab xray FILE --sass` helps you
 #    find the source line of that loop.
