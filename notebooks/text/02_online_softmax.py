@@ -108,9 +108,10 @@ with np.errstate(over="ignore", invalid="ignore"):
 show("rescaling")
 
 # %% [markdown]
-# Each box is one key's term. Key 1 has the value 0, so its box in $o$ has no width. All old boxes shrink by the same
-# factor, and then the boxes of the new keys are added. Whenever the maximum changes, $\ell$ and $o$ are *rescaled*,
-# which means that they are multiplied by $\alpha = e^{m_{old} - m_{new}}$.
+# Each box is one key's term. Keys are numbered from 0, so key 1 is the second one. Its value is 0, so its box in $o$
+# has no width. All old boxes shrink by the same factor, and then the boxes of the new keys are added. Whenever the
+# maximum changes, $\ell$ and $o$ are *rescaled*, which means that they are multiplied by $\alpha = e^{m_{old} -
+# m_{new}}$.
 
 # %% [markdown]
 # ## A whole row, block by block
@@ -211,12 +212,13 @@ print(f"relative error: 32 blocks in float32 {rescaled:.4f}; at once, but P and 
 # | P and O in bf16, d = 128 | 0.0022 | 0.0022 | 0.0023 | 0.0023 |
 #
 # In float32, the error comes from the sums. A score is a sum of d products, and ℓ and o are sums of N terms, so the
-# error grows with both sizes, but only slowly, because rounding errors have random signs and partly cancel. In bf16,
-# the error does not grow. Every weight has its own relative error, and because these errors are independent, they
-# partly cancel in the sum. If the values have random signs, as here, the terms themselves cancel to the same degree, so
-# the sum's relative error stays about as large as that of a single term. If all values have the same sign, it even
-# shrinks. It is larger only if the terms happen to cancel more completely, so that the output is close to 0. Rounding O
-# adds the same amount for every N and d.
+# error tends to grow with both sizes. It grows only slowly, because rounding errors have random signs and partly
+# cancel, and between N = 512 and 2,048 the growth is smaller than the noise of one random draw. In bf16, the error does
+# not grow. Every weight has its own relative error, and because these errors are independent, they partly cancel in the
+# sum. If the values have random signs, as here, the terms themselves cancel to the same degree, so the sum's relative
+# error stays about as large as that of a single term. If all values have the same sign, it even shrinks. It is larger
+# only if the terms happen to cancel more completely, so that the output is close to 0. Rounding O adds the same amount
+# for every N and d.
 #
 # Only large scores change this picture. A score near 1,000 is off by up to 3 · 10⁻⁵ in float32, and then its weight has
 # a relative error of that size.

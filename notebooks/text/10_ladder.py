@@ -218,7 +218,8 @@ listing("09")
 # tiles, and the picture is an excerpt of 6,000 clocks from the middle. In this model, K and V of a tile are copied one
 # after the other, in 410 clocks each, so a tile takes 820 clocks of copies. The work on a tile consists of two matmuls
 # and a softmax, and takes 917. With one stage, the program copies K, computes S and the softmax, and only then copies
-# V, so a tile takes 820 + 917 = 1,737 clocks. With three stages, the copies run ahead of the work. In this excerpt,
+# V, so a tile takes 820 + 917 = 1,737 clocks. (The machine code of rung 09 requests K and V together, but since nothing
+# overlaps with one stage, the sum is the same.) With three stages, the copies run ahead of the work. In this excerpt,
 # they always find a free stage, so they follow each other without a gap. Since the copies for a tile take a little less
 # time than the work on it, they get farther and farther ahead, and the work never waits for them. It therefore sets the
 # pace, and the tensor cores are idle only during the softmax.
@@ -424,7 +425,8 @@ show_order("10")
 # cannot tell Triton where to set o to 0. But we can exchange the two loops, so that the masked loop comes first, and
 # see where the compiler then puts these instructions. The tiles are processed in a different order, which makes no
 # difference to online softmax. If the guess is right, both the waits in the listing and the message disappear, so we
-# can check the guess before we time anything.
+# can check the guess before we time anything. (In rung 11, the loop that is listed is the masked one. The other loop
+# has the same list.)
 #
 # ## What did exchanging the loops do?
 
@@ -518,9 +520,10 @@ live("climb")
 # than the previous one as from those that are faster.
 #
 # Two tables for reference are folded below. For each rung, the first one shows what limited the previous rung and what
-# the change removed. The second one shows, for each change, the one counter that moved. You do not need to read them
-# now, because the sections below explain the names of rungs 01 to 13 when they use them, and chapter 12a explains the
-# others. To print a single change on one page, run `fa2-lab ladder 07 08` in a terminal.
+# the change removed. The second one shows, for rungs 05 to 23, a hardware counter before and after the change. For
+# rungs 07 and 15, there is none, and for rung 18, it shows what did not change, namely the bytes from L2. You do not
+# need to read them now, because the sections below explain the names of rungs 01 to 13 when they use them, and chapter
+# 12a explains the others. To print a single change on one page, run `fa2-lab ladder 07 08` in a terminal.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 Markdown("\n".join(climbed.markdown(record)))
@@ -629,11 +632,13 @@ show("saw")
 # measured a slowdown. The model assumes that all programs of a wave end at the same time, while real programs drift
 # apart. That is the likely reason, but only the times of the individual programs could prove it.
 #
-# How much is an extra program worth in the model? The model follows a tile through the units of an SM, one after
-# another. A program that is alone on the SM never finds a unit busy, so its clocks simply add up. If two programs share
-# the SM, each of them sometimes finds a unit busy with the other program's tile and has to queue. A tile then takes
-# longer, but two tiles are finished in this time, so we divide by 2. The next cell lists the clocks of one tile of rung
-# 03 at each unit, and then the clocks per tile with one, two and three programs:
+# How much is an extra program worth? The package has a second model, which follows a tile through the units of an SM,
+# one after another. The units are the tensor cores, the issue slots, the exponential unit, and the path from L2 into
+# shared memory (`path`). The model also adds a fixed `wait`, which does not get longer if programs share the SM. A
+# program that is alone on the SM never finds a unit busy, so its clocks simply add up. If two programs share the SM,
+# each of them sometimes finds a unit busy with the other program's tile and has to queue. A tile then takes longer, but
+# two tiles are finished in this time, so we divide by 2. The next cell lists the clocks of one tile of rung 03 at each
+# unit, and then the clocks per tile with one, two and three programs:
 
 # %% tags=["hide-input"]
 rung = reasons.modelled(ladder.find("03"), causal=False, d=128)
@@ -823,9 +828,11 @@ first, last = ladder.find("17"), ladder.RUNGS[-1]
 # Each row of the picture compares `attention()` with other implementations in one setting. The paper's grid consists of
 # the settings in which the FA2 paper measures speed, with 16,384 tokens per call and a *hidden size* (heads · d) of
 # 2,048. `torch flash` is FlashAttention-2 inside PyTorch, `cuDNN` is NVIDIA's library, and FlexAttention is PyTorch's
-# compiled attention. In each row, a marker shows the median over the row's problems. For FlashAttention-3 and cuDNN,
-# which are the fastest of the four, a line also shows the range of the ratios, and a short stroke marks each problem on
-# which `fa2_lab` is slower. In the last two rows, the host's time counts as well:
+# compiled attention. *Sustained* means that there are no pauses between the calls. Windows, softcaps and sinks change
+# the mask or the softmax (chapter 16), and packed sequences are several sequences in one call. In each row, a marker
+# shows the median over the row's problems. For FlashAttention-3 and cuDNN, which are the fastest of the four, a line
+# also shows the range of the ratios, and a short stroke marks each problem on which `fa2_lab` is slower. In the last
+# two rows, the host's time counts as well:
 
 # %% tags=["nbval-ignore-output"]
 show("ratios")
@@ -849,8 +856,8 @@ show("ratios")
 #
 # ## Exercises
 #
-# On Hopper at d = 64, three units are almost equally busy. For a tile of 64 × 128, they need the following numbers of
-# clocks:
+# On Hopper at d = 64, the tensor cores and the exponential unit are almost equally busy, and the issue slots are not
+# far behind. For a tile of 64 × 128, they need the following numbers of clocks:
 
 # %% tags=["hide-input"]
 on = model.units(reasons.modelled(last, causal=False, d=64))
