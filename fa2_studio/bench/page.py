@@ -129,8 +129,8 @@ SLOW = "mostly in short calls and in the backward pass of a single long sequence
 FOLDS = "Each line opens a suite, with its medians, how it was timed, and all of its rows."
 SLOWER = (
     "Each row names another implementation, and counts the problems on which it is faster than `fa2_lab`. The ratio is "
-    "the speed of `fa2_lab` divided by that of the other implementation. The lowest ratio of each "
-    "implementation comes first."
+    "the speed of `fa2_lab` divided by that of the other implementation. For each implementation, the "
+    "rows are sorted by this ratio."
 )
 GPUS = (
     "The table gives median *kernel only* speeds over the FA2 paper's benchmark settings, as measured by us and by "
@@ -152,7 +152,7 @@ def made_on(machine: dict) -> str:
     """Describe the machine of most records."""
     peers = [f"{name} {version}" for name, version in machine.get("peers", {}).items()]
     software = listed([f"{name} {machine[key]}" for key, name in VERSIONS.items() if key in machine] + peers)
-    machine = f"The **machine** of most suites is an {machine['gpu']} with {software}."
+    machine = f"The **machine** used for most suites has an {machine['gpu']} with {software}."
     return f"{machine} The site's results page gives the commit and the software versions of each suite."
 
 

@@ -21,12 +21,9 @@ CONTESTS = {
     ),
     "long": "attention over a single sequence of up to 262,144 tokens",
     "heads": "grouped-query attention, with 1 to 32 K/V heads",
-    "deterministic": "deterministic gradients, and beside them the faster, nondeterministic ones",
+    "deterministic": "deterministic gradients and, for comparison, the faster nondeterministic ones",
     "sweep": "fa2_lab, cuDNN and FlashAttention-3 on 200 random shapes",
-    "masks": (
-        "attention with a window, a softcap or sinks under the causal mask, counting FLOPs only for the keys that rows "
-        "see"
-    ),
+    "masks": ("causal attention with a window, a softcap or sinks, counting FLOPs only for the keys that rows see"),
     "bias": "attention with ALiBi as a bias, and the same problems without it",
 }
 SUITES = {"smoke": Suite("suites:smoke", "small problems, checked in Triton's interpreter (no GPU needed)", gpu=False)}
@@ -39,7 +36,7 @@ SUITES |= {
     "memory": Suite("suites:memory", "peak memory as a function of the sequence length"),
     "ladder": Suite(
         "ladder:run",
-        "the kernel after each change, beside the fastest other implementations, with experiments and counters",
+        "the kernel after each change, the fastest other implementations, experiments and hardware counters",
         takes=("part", "beside"),
     ),
     "prices": Suite("prices:run", "bytes per second from shared memory, from L2 and from DRAM"),
@@ -57,7 +54,7 @@ SUITES |= {
 }
 OTHERS = {  # records that no command writes; each tells how it was made
     "h100": "attention on the FA2 paper's grid, on an H100",
-    "ideas": "earlier Hopper and decode kernels, each with and without one idea that should make it faster",
+    "ideas": "earlier Hopper and decode kernels, each with and without one optimization that was expected to help",
 }
 TITLES = {  # of all records, as the headings of RESULTS.md and the rows of its tables name them
     "paper": "The FA2 paper's grid",
