@@ -129,8 +129,8 @@ SLOW = "mostly in short calls and in the backward pass of a single long sequence
 FOLDS = "Each line opens a suite, with its medians, how it was timed, and all of its rows."
 SLOWER = (
     "Each row names another implementation, and counts the problems on which it is faster than `fa2_lab`. The ratio is "
-    "the speed of `fa2_lab` divided by that of the other implementation. For each implementation, the "
-    "rows are sorted by this ratio."
+    "the speed of `fa2_lab` divided by that of the other implementation. For each implementation, the rows are "
+    "sorted by this ratio."
 )
 GPUS = (
     "The table gives median *kernel only* speeds over the FA2 paper's benchmark settings, as measured by us and by "
@@ -162,9 +162,9 @@ def assembled(runs: list[Record]) -> Iterable[str]:
     if rows:
         speeds = [row.ratio("with it", "without it") for row in rows]
         yield (
-            "For records with Triton 3.9, the kernels were assembled by NVIDIA's ptxas 12.9, unless the record names "
-            f"another version. Triton 3.9 itself brings ptxas 13.4 for Hopper. In {len(rows)} calls that we compared, "
-            f"our kernels were {min(speeds):.2f} to {max(speeds):.2f} times as fast with 13.4 as with 12.9."
+            "Records with Triton 3.9 that do not name the version of NVIDIA's assembler ptxas were probably made with "
+            f"ptxas 12.9, whereas Triton 3.9 itself brings 13.4 for Hopper. In {len(rows)} calls that we compared, our "
+            f"kernels were {min(speeds):.2f} to {max(speeds):.2f} times as fast with 13.4 as with 12.9."
         )
 
 
@@ -239,10 +239,10 @@ def result(run: Record) -> str:
         return f"Faster than {'; '.join(ahead)}"
     if found := {peer: each[0] for peer in RIVALS if (each := ratios(run.rows, "fa2_lab", peer))}:
         return listed([f"{near(x)} times as fast as {peer}" for peer, x in found.items()])
-    columns, _, *rows = [line.strip("| ").split(" | ") for line in medians(run)] or [[], []]
+    names, rows = next(iter(median_rows(run).items()), ((), []))
     if not rows:
         return listed([f"{value:.3g} {name.split()[1]} ({name.split()[0]})" for name, value in run.ceilings.items()])
-    numbers = dict(zip(columns[2:], rows[0][2:], strict=True))
+    numbers = dict(zip(names, rows[0][2:], strict=True))
     shown = {name: x for name, x in numbers.items() if name in ("fa2_lab", *RIVALS)}
     parts = [f"{name} {x}" for name, x in (shown if len(shown) > 1 else numbers).items()]
     return f"Median {rows[0][0]}: {', '.join(parts)}"
@@ -277,8 +277,14 @@ def slug(title: str) -> str:
 
 
 def medians(run: Record) -> list[str]:
-    """Return a table of medians over the problems for which every implementation has a number."""
-    lines: dict[tuple, list[list[str]]] = {}
+    """Return a table for each set of implementations, with medians over the problems that all of them have run."""
+    parts = [table(["median", "problems", *names], rows) for names, rows in median_rows(run).items()]
+    return [line for part in parts for line in [*part, ""]][:-1]
+
+
+def median_rows(run: Record) -> dict[tuple[str, ...], list[list[str]]]:
+    """Return {names of implementations: rows of their table}."""
+    lines: dict[tuple[str, ...], list[list[str]]] = {}
     for direction in dict.fromkeys(row.direction for row in run.rows if run.suite not in NO_MEDIANS):
         rows = [row for row in run.rows if row.direction == direction]
         names = tuple(dict.fromkeys(name for row in rows for name in row.values))
@@ -288,8 +294,7 @@ def medians(run: Record) -> list[str]:
             over = f"{len(shared)} of {len(rows)}" if len(shared) < len(rows) else f"all {len(rows)}"
             cells = [short(median(numbers)) for numbers in found.values()]
             lines.setdefault(names, []).append([f"{direction}, {unit_of(rows[0])}", over, *cells])
-    parts = [table(["median", "problems", *names], rows) for names, rows in lines.items()]
-    return [line for part in parts for line in [*part, ""]][:-1]
+    return lines
 
 
 def remarks(run: Record) -> list[str]:
