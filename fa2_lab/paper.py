@@ -348,7 +348,7 @@ def triton_file(algorithm: Algorithm) -> str | None:
 
 
 def where(tag: str) -> Whereabouts:
-    """Return the Whereabouts of a paper's line: the places in the code that compute it.
+    """Return the places in the code that compute a given line of a paper, as a Whereabouts.
 
     `print(where("FA2.A1.L9"))` shows the lines of code to read first. The method full() returns all of them.
     """

@@ -1,10 +1,10 @@
-"""The meter: it counts what an algorithm loads, stores and computes, per tile and per worker.
+"""A meter that counts what an algorithm loads, stores and computes for each tile and each worker.
 
 Tensors with capital-letter names are in HBM. An algorithm passes them to a `Trace`, which returns tensors that record
-their use. Indexing such a tensor is a load (`q_i = Q[rows]`), and assigning into it is a store (`O[rows] = o_i`). A
-load returns an on-chip array, and everything computed from an on-chip array is an on-chip array, too. Each NumPy
-operation on an on-chip array is counted by its kind. The algorithms are written once, in plain NumPy. Without a meter,
-the same lines run on plain arrays.
+their use. Indexing such a tensor is a load (`q_i = Q[rows]`), and assigning to an index of it is a store (`O[rows] =
+o_i`). A load returns an on-chip array, and everything that is computed from an on-chip array is also an on-chip array.
+The meter counts the NumPy operations on on-chip arrays by kind. Each algorithm is written only once, in plain NumPy.
+Without a meter, the same lines run on plain arrays.
 """
 
 from collections import Counter
@@ -121,7 +121,7 @@ class Trace:
     def by_tile(self) -> dict[tuple, Counter]:
         """Return {(i, j): counts of loads, stores and operations} for each tile (i, j).
 
-        i or j is None for work outside the corresponding loop.
+        i or j is None for work that is done outside the corresponding loop.
         """
         return self._grouped(lambda worker, i, j: (i, j))
 

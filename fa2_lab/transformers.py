@@ -1,18 +1,18 @@
-"""fa2_lab as an attention implementation for Hugging Face transformers. Importing this module registers "fa2_lab".
+"""Use fa2_lab as an attention implementation in Hugging Face transformers. Importing this module registers "fa2_lab".
 
     import fa2_lab.transformers
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fa2_lab")
 
-transformers describes a mask by a function of a row and a column. This module finds out, once for all layers, which
-contiguous range of columns each row sees. It supports causal masks, sliding windows, padding on either side, and
-several concatenated sequences, which are given by position_ids or cu_seq_lens_q. Grouped-query attention, sinks,
-softcap and a KV cache need no extra setting. A mask in which a row sees more than one range is refused, and the error
-names the mask. The padding and the boundaries of sequences are read once per call of the model, and this reading waits
-for the GPU.
+In transformers, a mask is a function of a row and a column. This module computes, once for all layers, which contiguous
+range of columns each row sees. It supports causal masks, sliding windows, padding on either side, and several
+concatenated sequences, which are given by position_ids or cu_seq_lens_q. Grouped-query attention, sinks, softcap and a
+KV cache work without any extra setting. If a row sees more than one range, the module raises an error that names the
+mask. Once per call of the model, the module reads the padding and the boundaries of the sequences, and has to wait for
+the GPU to do so.
 
-With a static cache, `generate` makes the mask before it calls the model, and on a GPU it compiles the model. In that
-case, a row sees the whole cache, and a tensor holds the number of filled keys. The model is therefore not recompiled
-when this number grows.
+With a static cache, `generate` makes the mask before it calls the model, and on a GPU, it also compiles the model. In
+that case, every row sees the whole cache, and a separate tensor holds the number of keys that are already in the cache.
+The model is therefore not recompiled when this number grows.
 """
 
 import inspect

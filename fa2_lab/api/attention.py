@@ -1,13 +1,13 @@
-"""The public function attention().
+"""This module defines the public function attention().
 
-Prepared kernels are cached. A call's cache key consists of the types, dtypes, devices, shapes and strides of its
-tensors and the values of its other arguments. The first call with a key checks its arguments and prepares its kernels.
-Later calls with the same key launch the prepared kernels at once.
+Prepared kernels are kept in a cache. The cache key of a call consists of the types, dtypes, devices, shapes and strides
+of its tensors and the values of its other arguments. The first call with a given key checks the arguments and prepares
+the kernels. Later calls with the same key launch the prepared kernels immediately.
 
-TROUBLESHOOTING.md lists how attention() differs from torch.nn.functional.scaled_dot_product_attention.
+TROUBLESHOOTING.md lists the differences between attention() and torch.nn.functional.scaled_dot_product_attention.
 
-If scores are larger than about 10⁶ in magnitude, L in fp32 is too coarse to recompute P from it. O is still right, but
-the gradients are unreliable.
+If the scores are larger than about 10⁶ in magnitude, fp32 is too coarse for L, so P cannot be recomputed from it. In
+this case, O is still correct, but the gradients are unreliable.
 """
 
 from collections.abc import Callable
@@ -56,67 +56,77 @@ def attention(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return O = softmax(scale · q kᵀ) v for q (batch, heads, N_q, d) and k, v (batch, kv heads, N_k, d).
+    """Return O = softmax(scale · q kᵀ) v for q (batch, heads, N_q, d) and for k and v (batch, kv heads, N_k, d).
 
-    q, k and v must have the same dtype: fp16, bf16 or fp32. Batch, N_q and N_k may be 0. O has the same shape and the
-    same dimension order in memory as q, and each gradient has those of its input. The rows of O and of the gradients
-    are always contiguous, and no two of their elements share memory, even if q, k or v are views for which this is not
-    true.
+    q, k and v must have the same dtype, which can be fp16, bf16 or fp32. The batch size, N_q and N_k may be 0. O has
+    the same shape as q and the same order of dimensions in memory. Likewise, each gradient has the shape and the order
+    of dimensions of its input. The rows of O and of the gradients are always contiguous, and no two of their elements
+    share memory. This holds even if q, k or v is a view whose rows are not contiguous or whose elements share memory.
 
     causal       If True, row r sees the columns up to r + N_k − N_q, so the last query is aligned with the last key.
-    window       A pair (left, right): row r sees columns r + N_k − N_q − left … r + N_k − N_q + right. A bound of None
-                 means unbounded. causal=True means right = 0.
-    softcap      A number c. After the scale, each score s becomes c · tanh(s / c). None means no cap.
-    sinks        A float tensor (heads,). Every row of a head gets one more score, its sink, which has no key and no
-                 value. The sink is not scaled, capped or masked, and gradients flow to it. A sink of −∞ has no effect.
-                 A sink of +∞ would leave no probability for any key. fp32 cannot hold a sink of more than 10³⁸ times
-                 the softcap or, without a softcap, 10³⁸ times a scale from 10⁻¹⁰ to 1. Such sinks are refused if their
-                 values can be read without waiting for a GPU. Otherwise, the results are NaN.
-    bias         A @triton.jit function of (head, row, column). The value that it returns is added to each score, after
-                 the scale and the softcap, and −∞ masks a key. `head` is the index of q's head. `row` is the position
-                 of the query among the keys: row r of q is row r + N_k − N_q, which is also the column of its diagonal.
-                 ALiBi is therefore −slope · (row − column) for all N_q and N_k. The three arguments are int32 and
-                 broadcast against each other. No gradient flows to a bias. With backend="reference", the same function
-                 may be written in NumPy. While torch.compile or torch.export traces, a bias is refused.
-    scale        The factor by which the scores are multiplied. None means 1/√d. Its magnitude is at most 10³⁰, because
-                 the kernels compute in fp32.
-    key_lengths  An integer tensor (batch,) with values from 0 to N_k: the number of keys in each sequence. The position
-                 of the diagonal depends on N_k, not on these lengths. On a GPU, the range is checked once per tensor
-                 and version, and this check waits for the GPU. In a CUDA graph or a compiled function, the range is not
-                 checked, and a length out of range is clamped. A change that torch does not count as a new version,
-                 such as one through NumPy or through .data, is not checked either.
+    window       A pair (left, right). Row r sees the columns from r + N_k − N_q − left to r + N_k − N_q + right. If
+                 left or right is None, the window has no limit on that side. causal=True sets right to 0.
+    softcap      A number c. After scaling, each score s is replaced by c · tanh(s / c). None means that there is no
+                 cap.
+    sinks        A float tensor of shape (heads,). In each head, the softmax of every row includes one additional score,
+                 the sink of that head, which has no key and no value. The sink is not scaled, capped or masked, and
+                 gradients flow to it. A sink of −∞ has no effect. A sink of +∞ is not allowed, because it would leave
+                 no probability for any key. A finite sink must not overflow fp32 inside the kernel. Its magnitude can
+                 be at most 10³⁸ times the softcap or, without a softcap, at most 10³⁸ times the scale. The limit is
+                 never above 10³⁸, and it is 10³⁸ if there is no softcap and the scale is below 10⁻¹⁰. If the values can
+                 be read without waiting for a GPU, a sink that is not allowed raises an error. Otherwise, the results
+                 are NaN.
+    bias         A @triton.jit function of (head, row, column). Its return value is added to each score, after the scale
+                 and the softcap have been applied, and −∞ masks a key. `head` is the index of the query head. `row` is
+                 the position of the query among the keys, which for row r of q is r + N_k − N_q. The diagonal crosses
+                 the row at the column with the same number. ALiBi is therefore −slope · (row − column) for all N_q and
+                 N_k. The three arguments have dtype int32 and broadcast against each other. No gradient flows to a
+                 bias. With backend="reference", you can also write the function in NumPy. While torch.compile or
+                 torch.export is tracing, a bias raises an error.
+    scale        The factor by which the scores are multiplied. None means 1/√d. The magnitude of the scale can be at
+                 most 10³⁰, because the kernels compute in fp32.
+    key_lengths  An integer tensor of shape (batch,), which gives the number of keys in each sequence, from 0 to N_k.
+                 The position of the diagonal depends on N_k, not on these lengths. On a GPU, the range of the lengths
+                 is checked on the first call and again whenever the tensor has been modified, and each check waits for
+                 the GPU. In a CUDA graph or a compiled function, the range is not checked, and a length outside the
+                 range is clamped. A modification that torch does not notice, such as one through NumPy or through
+                 .data, does not cause a new check.
     dropout_p    The probability with which dropout sets an entry of P to 0.
-    seed         A whole number from 0 to 2⁶⁴ − 1, which decides which entries dropout sets to 0. With None, torch's
-                 generator draws a seed.
-    num_splits   A number from 1 to 256. If there are few queries, the keys of every sequence are cut into this number
-                 of splits, whatever the batch size. With None or 0, there are enough splits to fill the GPU. This
-                 choice is faster, but then the other sequences in the batch change the last bits of a row.
-    return_lse   If True, return (O, L) with L (batch, heads, N_q) in fp32. L is the logarithm of each row's sum of
-                 exponentials, which includes the row's sink.
-    backend      "triton" runs the Triton kernels. "portable" also runs Triton, but not the kernels for Hopper.
-                 "reference" runs the NumPy ladder in float64. "auto" selects the first of these three that can run on
-                 the tensors.
+    seed         An integer from 0 to 2⁶⁴ − 1, which determines the entries that dropout sets to 0. If the seed is None,
+                 torch's random number generator draws one.
+    num_splits   An integer from 1 to 256. If there are few queries, the keys of every sequence are divided into this
+                 number of splits, regardless of the batch size. If num_splits is None or 0, the call chooses enough
+                 splits to fill the GPU. This choice is faster, but the last bits of a row then depend on the other
+                 sequences in the batch.
+    return_lse   If True, return (O, L), where L has shape (batch, heads, N_q) and dtype fp32. L is the logarithm of the
+                 sum of exponentials in each row, and this sum includes the row's sink.
+    backend      "triton" runs the Triton kernels. "portable" also runs Triton kernels, but not those for Hopper.
+                 "reference" runs the NumPy reference in float64. "auto" selects the first of these three that can
+                 handle the tensors.
 
-    On Hopper, fp16 and bf16 use the Hopper kernels for every d from 32 to 128 that is divisible by 8, and in the
-    forward pass for larger d up to 256. Calls that are small or have a softcap, sinks, a bias, dropout, or a window
-    with d above 128 run the portable kernels. In the Hopper forward kernel, the running maximum may lag by up to 8 in
-    powers of two, which saves at least 5% of the time. In bf16, this makes the error of O 3 to 4% larger than with the
-    exact maximum if the elements of q, k and v are normally distributed, and 10 to 17% larger if one element in a
-    thousand is an outlier. With outliers, the errors of dQ and dK also grow by up to 10%. With backend="portable", the
-    maximum is exact.
+    On Hopper, calls in fp16 or bf16 use the Hopper kernels for every d from 32 to 128 that is divisible by 8. For
+    larger d up to 256, only the forward pass uses them. The portable kernels run all small calls, and all calls with a
+    softcap, sinks, a bias, dropout, or a window with d above 128.
+
+    In the Hopper forward kernel, the running maximum may lag behind the exact maximum by up to 8 in powers of two. This
+    saves at least 5% of the time, but it makes the results less accurate. In bf16, the error of O is 3 to 4% larger
+    than with the exact maximum if the elements of q, k and v are normally distributed, and 10 to 17% larger if one
+    element in a thousand is an outlier. With outliers, the errors of dQ and dK also grow by up to 10%. With
+    backend="portable", the maximum is exact.
 
     Batch invariance means that O and L of a sequence have the same bits in a batch of any size and at any position in
-    the batch, whatever the other sequences and their lengths are. A call needs one of two options to be
-    batch-invariant:
+    the batch, regardless of the other sequences and their lengths. To make a call batch-invariant, pass one of the
+    following two arguments:
 
-    num_splits          in calls with at most 16 queries, at most 64 query rows per K/V head (heads / kv heads · N_q),
+    num_splits          for calls with at most 16 queries, at most 64 query rows per K/V head (heads / kv heads · N_q),
                         and neither a bias nor dropout
-    backend="portable"  in all other calls. With "auto" on Hopper, the size of the batch decides which kernel and which
-                        tiles are used, so the last bits of O and L may depend on it
+    backend="portable"  for all other calls. With "auto" on Hopper, the batch size decides which kernel and which tiles
+                        are used, so the last bits of O and L may depend on it
 
-    Batch invariance holds on one GPU, with one version of Triton and one mask. Dropout draws a different mask if a
-    sequence changes its position in the batch. If sequences are padded and have key_lengths, causal and window still
-    count from N_k, so N_k has to be the same. A single query without a window is masked by its length alone.
+    The bits are the same only on one GPU, with one version of Triton and one mask. If a sequence changes its position
+    in the batch, dropout draws a different mask for it. If sequences are padded and have key_lengths, causal and window
+    still count from N_k, so N_k has to be the same in every batch. A single query without a window is an exception,
+    because only its length masks its keys.
     """
     option_values: tuple = causal, softcap, scale, dropout_p, num_splits, return_lse, backend
     if bias is not None:

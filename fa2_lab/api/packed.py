@@ -1,18 +1,19 @@
-"""Attention over packed sequences: sequences of different lengths that are concatenated without padding.
+"""Attention over packed sequences, which have different lengths and are concatenated without padding.
 
 q             (total_q, heads, d): the rows of all sequences
 k, v          (total_k, kv heads, d): the keys and values of all sequences
-cu_seqlens_q  int32 (batch + 1,), the cumulative sequence lengths, from 0 to total_q. Sequence b consists of rows
-              cu_seqlens_q[b] … cu_seqlens_q[b + 1] − 1 of q
-cu_seqlens_k  int32 (batch + 1,), the cumulative key lengths, from 0 to total_k. A sequence may have no rows, no keys,
-              or neither rows nor keys
+cu_seqlens_q  int32 (batch + 1,): the cumulative sequence lengths, from 0 to total_q. Sequence b consists of the rows of
+              q from cu_seqlens_q[b] to cu_seqlens_q[b + 1] − 1
+cu_seqlens_k  int32 (batch + 1,): the cumulative key lengths, from 0 to total_k. The number of rows and the number of
+              keys of a sequence may each be 0
 
-No row sees a key of another sequence, and nothing is padded or copied. On a CPU, cumulative lengths are refused if they
-do not begin at 0, if they decrease, or if they do not end with the number of rows. On a GPU, their values are not
-checked, because reading them would wait for the GPU. The kernels treat the first entry as 0 and clamp every entry to
-the valid range, and rows after the last entry see nothing. If the entries decrease on a GPU, the results are
-meaningless, but the call still terminates, and it reads and writes only its own tensors. In that case, the
-deterministic Hopper backward returns NaN in dQ.
+No row sees a key of another sequence, and nothing is padded or copied.
+
+On a CPU, the call raises an error if the cumulative lengths do not begin at 0, if they decrease, or if they do not end
+with the number of rows. On a GPU, their values are not checked, because the call would have to wait for the GPU to read
+them. Instead, the kernels treat the first entry as 0 and clamp every entry to the valid range, and rows after the last
+entry see no keys. If the entries decrease, the results on a GPU are meaningless, but the call still terminates, and it
+reads and writes only its own tensors. In that case, the deterministic Hopper backward returns NaN in dQ.
 """
 
 import warnings
@@ -57,19 +58,21 @@ def attention_packed(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute attention within each packed sequence, and return O (total_q, heads, d). Autograd is supported.
 
-    q is (total_q, heads, d), and k and v are (total_k, kv heads, d). All three must have the same dtype: fp16, bf16 or
-    fp32. cu_seqlens_q and cu_seqlens_k are int32 (batch + 1,), the cumulative sequence lengths.
+    q is (total_q, heads, d), and k and v are (total_k, kv heads, d). All three must have the same dtype, which can be
+    fp16, bf16 or fp32. cu_seqlens_q and cu_seqlens_k are int32 tensors of shape (batch + 1,) that hold the cumulative
+    sequence lengths.
 
-    causal, window  As in attention(), but within each sequence: the diagonal ends in the bottom right corner of the
-                    sequence, at its last row and its last key.
-    bias            As in attention(). Rows and columns are counted within each sequence, as if it were passed alone.
-    max_seqlen_q    The number of rows of the longest sequence, if known. It makes batches with one long sequence among
-                    short ones up to 15% faster on Hopper, and never changes the result.
-    return_lse      If True, return (O, L) with L (heads, total_q) in fp32.
-    longest         The deprecated name of max_seqlen_q. Its use causes a DeprecationWarning.
+    causal, window  As in attention(), but within each sequence. The diagonal ends at the last row and the last key of
+                    the sequence.
+    bias            As in attention(). Rows and columns are counted within each sequence, as if the sequence were passed
+                    alone.
+    max_seqlen_q    The number of rows in the longest sequence, if you know it. On Hopper, this argument makes batches
+                    with one long sequence among short ones up to 15% faster. It never changes the result.
+    return_lse      If True, return (O, L), where L has shape (heads, total_q) and dtype fp32.
+    longest         The deprecated name of max_seqlen_q. Using this name causes a DeprecationWarning.
 
-    The other arguments are as in attention(). On Hopper, the same kernels run as in attention(), except that calls with
-    a window run the portable kernels.
+    The other arguments are the same as in attention(). On Hopper, attention_packed() runs the same kernels as
+    attention(), except that calls with a window run the portable kernels.
     """
     if longest is not None:
         if max_seqlen_q is not None:

@@ -1,13 +1,14 @@
-"""Attention over a paged KV cache of the kind that serving engines use.
+"""Attention over a paged KV cache, as serving engines use it.
 
-Keys and values are stored in pages, and a block table lists the pages of each sequence in their order.
+Keys and values are stored in pages, and a block table lists the pages of each sequence in order.
 
 k_pages, v_pages  (pages, page_size, kv heads, d) with any strides that leave d contiguous
-block_table       integers (batch, width): entry i of a row is the index of the page whose first key is key
-                  i · page_size of that sequence
+block_table       integers (batch, width): entry i of a row is the index of the page whose first key is key i ·
+                  page_size of that sequence
 key_lengths       integers (batch,): the number of keys in each sequence, including the keys of its N_q queries
 
-Nothing past the last key of a sequence is read, in the pages or in the table. Gradients are not supported.
+The call reads nothing past the last key of a sequence, neither in the pages nor in the table. Gradients are not
+supported.
 """
 
 from torch import Tensor
@@ -47,20 +48,20 @@ def attention_paged(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return O (batch, heads, N_q, d) for the last N_q queries of each sequence over its keys and values in pages.
+    """Compute attention for the last N_q queries of each sequence, and return O (batch, heads, N_q, d).
 
-    causal      If True, query r sees the keys up to key_lengths − N_q + r. For a single query, this makes no
+    causal      If True, query r sees the keys up to key_lengths − N_q + r. For a single query, causal makes no
                 difference.
-    window      A pair (left, right) of distances from the key key_lengths − N_q + r. Pages that end before every window
-                are not read, so the table's entries for these pages may have any value.
-    key_lengths, block_table  On a GPU, the range of their values is checked once per tensor and version, and this check
-                waits for the GPU. In a CUDA graph or a compiled function, the range is not checked, and a value out of
-                range is clamped.
-    num_splits  The number of splits, as in attention(). If it is given, O and L of a sequence have the same bits in
-                every batch, at every position in the batch, with any pages and any width of the table. The bits may
-                differ from those of a call to attention() with contiguous keys.
+    window      A pair (left, right) of distances from the key at key_lengths − N_q + r. The call does not read pages
+                that end before every window, so the entries of the table for these pages may have any value.
+    key_lengths, block_table  On a GPU, the range of their values is checked on the first call and again whenever the
+                tensor has been modified, and each check waits for the GPU. In a CUDA graph or a compiled function, the
+                range is not checked, and a value outside the range is clamped.
+    num_splits  The number of splits, as in attention(). If you pass it, O and L of a sequence have the same bits in
+                every batch and at every position in the batch, whichever pages are used and however wide the table is.
+                The bits may differ from those that attention() returns for contiguous keys.
 
-    The other arguments are as in attention().
+    The other arguments are the same as in attention().
     """
     tensors = Tensors(q, k_pages, v_pages, key_lengths, sinks=sinks, block_table=block_table)
     key, call = find_prepared(tensors, window, (causal, softcap, scale, num_splits, return_lse, backend))

@@ -74,17 +74,17 @@ def ring_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return this rank's rows of softmax(scale · Q Kᵀ) V, for q (batch, heads, N, d) and k, v (batch, kv heads, N, d).
 
-    mesh        A 1-D DeviceMesh, a ProcessGroup, or None for all ranks. Each of its ranks must make the same call.
-    layout      The layout in which `shard` has cut the sequence: "zigzag" or "contiguous". Shards may have different
-                lengths and may be empty, because the ranks tell each other their lengths. In zigzag, the front piece of
-                a shard has ⌈N/2⌉ rows.
-    return_lse  If True, return (O, L) with L (batch, heads, N) over all keys of all ranks. Gradients flow through O and
-                L.
-    timeout     The number of seconds to wait for the other ranks before the transfers. The ranks must agree on
-                everything except N.
+    mesh        A 1-D DeviceMesh, a ProcessGroup, or None for all ranks. Every rank in it must make the same call.
+    layout      The layout that was passed to `shard`, either "zigzag" or "contiguous". Shards may have different
+                lengths and may be empty, because the ranks tell each other their lengths. In the zigzag layout, the
+                front piece of a shard has ⌈N/2⌉ rows.
+    return_lse  If True, return (O, L), where L (batch, heads, N) covers all keys of all ranks. Gradients flow through O
+                and L.
+    timeout     The number of seconds to wait for the other ranks before the transfers begin.
 
-    causal, scale and backend are as in attention(). If gradients are needed, the backward has to run on every rank as
-    well. If the loss of a rank does not depend on O, add 0 · O to this loss.
+    causal, scale and backend are the same as in attention(). The ranks must agree on everything except N. If gradients
+    are needed, the backward pass also has to run on every rank. If the loss of a rank does not depend on O, add 0 · O
+    to this loss.
     """
     group = ranks.process_group(mesh)
     timeout = ranks.check_timeout(timeout)
@@ -204,7 +204,7 @@ Partial = tuple[slice, Tensor, Tensor]  # rows, their O and their L over some of
 
 @contextmanager
 def counting() -> Iterator[Counter]:
-    """Count the bytes that this rank sends inside the `with` block. Yield the counts as {"K V": …, "dK dV": …}."""
+    """Count the bytes that this rank sends inside the `with` block, and yield them as {"K V": …, "dK dV": …}."""
     COUNTERS.append(Counter())
     try:
         yield COUNTERS[-1]

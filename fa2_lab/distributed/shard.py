@@ -13,10 +13,11 @@ from fa2_lab.tiles import whole_number
 def shard(
     x: Tensor, mesh: DeviceMesh | dist.ProcessGroup | None = None, *, dim: int = 2, layout: str = "zigzag"
 ) -> Tensor:
-    """Return this rank's shard of x, a tensor that every rank has, cut along `dim`. Gradients flow through the result.
+    """Cut x along `dim`, and return the shard of this rank. Gradients flow through the result.
 
-    No data are sent. Cut everything that belongs to the sequence in the same way: token ids and targets with dim=1, and
-    the positions of a rotary embedding with shard(torch.arange(N), mesh, dim=0).
+    Every rank has to pass the whole tensor x, and no data are sent. Cut everything that belongs to the sequence in the
+    same way. For example, cut token ids and targets with dim=1, and use shard(torch.arange(N), mesh, dim=0) for the
+    positions of a rotary embedding.
     """
     group, dim = ranks.process_group(mesh), whole_number("dim", dim, low=-x.dim(), high=x.dim() - 1)
     lengths = shards.even_lengths(x.shape[dim], dist.get_world_size(group))
@@ -33,7 +34,7 @@ def unshard(
     layout: str = "zigzag",
     timeout: float = 300.0,
 ) -> Tensor:
-    """Return the whole tensor on every rank, joined from the shards of all ranks. No gradient flows through the result.
+    """Join the shards of all ranks, and return the whole tensor on every rank. No gradient flows through the result.
 
     The shards may have different lengths. `timeout` is the number of seconds to wait for the other ranks.
     """

@@ -47,22 +47,24 @@ def examine(
     quick: bool = False,
     given: dict[str, Any] | None = None,
 ) -> Report:
-    """Test a function that should compute softmax(τ q kᵀ) v for known mistakes.
+    """Search for known mistakes in a function that should compute softmax(τ q kᵀ) v.
 
-    The function is called on about fifty small problems, and its answers are compared with those that each known
-    mistake would give. Its arguments besides q, k and v are recognized by their names. If the function cannot be
-    tested, NotExamined is raised with the reason.
+    examine() calls the function on about fifty small problems, and compares its results with those that each known
+    mistake would give. Arguments other than q, k and v are recognized by their names. If the function cannot be tested,
+    examine() raises NotExamined and names the reason.
 
     layout   The layout of q, k and v: bhnd (batch, heads, N, d), bnhd, hnd, nd, flat (batch, N, heads · d), or thd for
-             packed sequences. It is detected if it is not given.
-    library  The array library of the function: numpy, torch or jax. It is detected if it is not given.
-    dtype    For example float16. By default, it is the first dtype that the function accepts.
-    device   For example cuda. By default, it is the CPU, or a GPU if the function rejects tensors on the CPU.
+             packed sequences. If you do not pass a layout, it is detected.
+    library  The array library of the function: numpy, torch or jax. If you do not pass a library, it is detected.
+    dtype    The dtype of the inputs, for example float16. By default, it is the first dtype that the function accepts.
+    device   The device of the inputs, for example cuda. By default, it is the CPU, or a GPU if the function rejects
+             tensors on the CPU.
     quick    If True, the long problems are skipped, so that the examination takes at most ten seconds.
-    given    Extra arguments {name: value} that are passed in every call.
+    given    A dictionary {name: value} of extra arguments that are passed in every call.
 
-    The report has `is_right` and `findings`. Each finding has a name, a description in one sentence, the position and
-    the size of the error, and a reference for further reading. A finding is a mistake, a convention or a remark.
+    The report has the attributes `is_right` and `findings`. A finding is a mistake, a convention or a remark. Each
+    finding has a name, a description in one sentence, the position and the size of the error, and a reference for
+    further reading.
     """
     for name, got, known in (("layout", layout, LAYOUTS), ("library", library, LIBRARIES), ("dtype", dtype, BITS)):
         if got and got not in known:

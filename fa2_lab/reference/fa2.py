@@ -28,7 +28,7 @@ def forward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute FA2 Algorithm 1 for one head. Return O (N_q, d) and the logsumexp L (N_q,)."""
+    """Run Algorithm 1 of FA2 for one head, and return O (N_q, d) and the logsumexp L (N_q,)."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap, sink)
     drop = dropout.drop
     tiling = Tiling(len(Q), len(K), B_r, B_c, mask)  # FA2.A1.L1 FA2.A1.L2
@@ -77,9 +77,9 @@ def backward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute FA2 Algorithm 2 for one head, and return dQ, dK and dV. Column blocks are independent except for dQ.
+    """Run Algorithm 2 of FA2 for one head, and return dQ, dK and dV. Column blocks are independent except for dQ.
 
-    The backward needs no sink, because L already includes it. scores.sink_backward() computes the gradient of the sink.
+    The backward pass needs no sink, because L already includes it. scores.sink_backward() computes the sink's gradient.
     """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap)
     O, dO = checks.shaped_like_q(Q, O=O, dO=dO)

@@ -25,9 +25,9 @@ QKV = tuple[np.ndarray, np.ndarray, np.ndarray]
 def forward(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, *, stage: str = "fa2", B_r: int = 64, B_c: int = 64, **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run the forward of a stage on all heads. Return O (batch, heads, N_q, d) and L (batch, heads, N_q).
+    """Run the forward pass of a stage on all heads, and return O (batch, heads, N_q, d) and L (batch, heads, N_q).
 
-    k and v may have fewer heads than q. Further keyword arguments are those of each_head().
+    k and v may have fewer heads than q. Any other keyword arguments are passed on to each_head().
     """
     q, k, v = _check(stage, q, k, v)
     O, L = np.empty_like(q), np.empty(q.shape[:3])
