@@ -213,15 +213,16 @@ print(f"relative error: 32 blocks in float32 {rescaled:.4f}; at once, but P and 
 #
 # In float32, the error comes from the sums. A score is a sum of d products, and ℓ and o are sums of N terms, so the
 # error tends to grow with both sizes. It grows only slowly, because rounding errors have random signs and partly
-# cancel, and between N = 512 and 2,048 the growth is smaller than the noise of one random draw. In bf16, the error does
-# not grow. Every weight has its own relative error, and because these errors are independent, they partly cancel in the
-# sum. If the values have random signs, as here, the terms themselves cancel to the same degree, so the sum's relative
-# error stays about as large as that of a single term. If all values have the same sign, it even shrinks. It is larger
-# only if the terms happen to cancel more completely, so that the output is close to 0. Rounding O adds the same amount
-# for every N and d.
+# cancel, and between N = 512 and 2,048 the growth is smaller than the noise of one random draw. In bf16, the error
+# hardly grows. Every weight has its own relative error, and because these errors are independent, they partly cancel in
+# the sum. If the values have random signs, as here, the terms themselves cancel to the same degree, so the sum's
+# relative error stays about as large as that of a single term. If all values have the same sign, it even shrinks. It is
+# larger only if the terms happen to cancel more completely, so that the output is close to 0. Rounding O adds the same
+# amount for every N and d.
 #
-# Only large scores change this picture. A score near 1,000 is off by up to 3 · 10⁻⁵ in float32, and then its weight has
-# a relative error of that size.
+# Only large scores change this picture. Merely rounding a score near 1,000 to float32 changes it by up to 3 · 10⁻⁵, and
+# the sum of d products that gives the score adds several times as much. The relative error of the weight is as large as
+# the whole error of its score.
 # </details>
 
 # %% [markdown]

@@ -6,11 +6,12 @@
 #
 # **What did each change gain on a real GPU, and why?**
 #
-# In chapter 08, we wrote a kernel that gives the right answer. This chapter makes it fast, and it works in the way that
-# a GPU programmer does. First, you guess what the kernel is waiting for, and read the counters that could refute the
-# guess. Then you find the machine instructions behind the longest wait, change one thing, and time the kernel again. We
-# go through two such rounds slowly, from rung 09 of the ladder to rung 11. All the other rungs were found with the same
-# loop, although each time, the cause was a different one. A list of them fits on one screen.
+# In chapter 08, we wrote the kernel of rung 11, but we did not say how its order of loops and its three stages were
+# found. This chapter starts from a slower kernel and finds them, and it works in the way that a GPU programmer does.
+# First, you guess what the kernel is waiting for, and read the counters that could refute the guess. Then you find the
+# machine instructions behind the longest wait, change one thing, and time the kernel again. We go through two such
+# rounds slowly, from rung 09 of the ladder to rung 11. All the other rungs were found with the same loop, although each
+# time, the cause was a different one. A list of them fits on one screen.
 #
 # The package implements the same attention 24 times, as the rungs of a *ladder*. Rung 00 is standard attention, and
 # each later rung changes one thing about the previous one. A model predicts how much faster each change should make the
@@ -187,9 +188,9 @@ listing("09")
 # %% [markdown]
 # `LDG` loads from L2 or DRAM into registers, and `STS` stores from registers into shared memory. `HGMMA` is an
 # instruction for the tensor cores, and `MUFU` is one for the special function units, in this case an exponential. A
-# thread computes 34 of these per tile, 32 for its scores (64 · 64 / 128) and 2 for α in its two rows. `BAR.SYNC` is a
-# barrier for the program's warps. The two `WARPGROUP` instructions are part of the matmuls, and they become important
-# in the second round.
+# thread computes 34 of these per tile: 32 for its scores (64 · 64 / 128) and 2 for α, because its scores are 16 from
+# each of two rows (four threads share a row). `BAR.SYNC` is a barrier for the program's warps. The two `WARPGROUP`
+# instructions are part of the matmuls, and they become important in the second round.
 #
 # A warp does not wait at an `LDG` itself. The hardware marks the destination register as *not there yet* in a table,
 # the *scoreboard*, and the warp goes on. It has to stop at the first instruction that reads such a register, and here
@@ -303,9 +304,9 @@ for stages in (1, 3):
 # %% [markdown]
 # With one stage, each step takes 4 + 5 = 9 units. With three stages, only the first copy takes extra time. After that,
 # each step takes just the 5 units that the work needs, as in the picture. A program that is alone on its SM would
-# therefore become 9/5 = 1.8 times as fast. In rung 09, however, a second program on the same SM already fills some of
-# the gaps. This is why the package's model, which a folded section below explains, predicts a smaller speedup for rung
-# 10, a factor of 1.66.
+# therefore become 9/5 = 1.8 times as fast. Our three rules, however, leave out that a tile also has fixed waits, and
+# that two programs share the SM. The package's model, which a folded section below explains, counts both, with a longer
+# fixed wait in rung 10, and therefore predicts a smaller speedup, a factor of 1.66.
 #
 # **Predict.** A copy takes 10 units and the work on a tile takes 5. How many stages are needed so that, after the first
 # tile, the work never waits?
@@ -425,8 +426,7 @@ show_order("10")
 # cannot tell Triton where to set o to 0. But we can exchange the two loops, so that the masked loop comes first, and
 # see where the compiler then puts these instructions. The tiles are processed in a different order, which makes no
 # difference to online softmax. If the guess is right, both the waits in the listing and the message disappear, so we
-# can check the guess before we time anything. (In rung 11, the loop that is listed is the masked one. The other loop
-# has the same list.)
+# can check the guess before we time anything.
 #
 # ## What did exchanging the loops do?
 
@@ -444,10 +444,11 @@ for number in ("10", "11"):
     print(f"rung {number} over the previous rung: no mask × {factor(number, full):.2f}, causal × {factor(number, causal):.2f}")
 
 # %% [markdown]
-# In each loop, all waits but one are gone, and so is the message. The `barrier` stalls have fallen to a third, and the
-# tensor cores are busy for more than half of the time. The eight instructions of $QK^\top$ are now started one right
-# after another, and so are the four of $PV$. The only wait comes after $QK^\top$, so $PV$ even continues while the
-# warps start the next copies and the next $QK^\top$.
+# In each loop, all waits but one are gone, and so is the message. (The loop that is listed is the masked one, and the
+# other loop has the same list.) The `barrier` stalls have fallen to a third, and the tensor cores are busy for more
+# than half of the time. The eight instructions of $QK^\top$ are now started one right after another, and so are the
+# four of $PV$. The only wait comes after $QK^\top$, so $PV$ even continues while the warps start the next copies and
+# the next $QK^\top$.
 #
 # In one respect, rung 11 is no different from rung 10. Its first loop, the masked one, can also be skipped, and a
 # matmul of that loop can also be under way at the wait. The difference is that the compiler now sets o to 0 only before
@@ -632,13 +633,15 @@ show("saw")
 # measured a slowdown. The model assumes that all programs of a wave end at the same time, while real programs drift
 # apart. That is the likely reason, but only the times of the individual programs could prove it.
 #
-# How much is an extra program worth? The package has a second model, which follows a tile through the units of an SM,
-# one after another. The units are the tensor cores, the issue slots, the exponential unit, and the path from L2 into
-# shared memory (`path`). The model also adds a fixed `wait`, which does not get longer if programs share the SM. A
-# program that is alone on the SM never finds a unit busy, so its clocks simply add up. If two programs share the SM,
-# each of them sometimes finds a unit busy with the other program's tile and has to queue. A tile then takes longer, but
-# two tiles are finished in this time, so we divide by 2. The next cell lists the clocks of one tile of rung 03 at each
-# unit, and then the clocks per tile with one, two and three programs:
+# How much is an extra program worth? The model behind the grey line is also the one that predicted the speedup of rung
+# 10 above. It follows a tile through the units of an SM, one after another. The units are the tensor cores, the issue
+# slots, the exponential unit, and the path from L2 into shared memory (`path`). The path takes longer here than the 820
+# clocks in the picture of the copies, because before rung 10 the data pass through registers, and the model's speed for
+# this path is fitted to measurements. The model also adds a fixed `wait`, which does not get longer if programs share
+# the SM. A program that is alone on the SM never finds a unit busy, so its clocks simply add up. If two programs share
+# the SM, each of them sometimes finds a unit busy with the other program's tile and has to queue. A tile then takes
+# longer, but two tiles are finished in this time, so we divide by 2. The next cell lists the clocks of one tile of rung
+# 03 at each unit, and then the clocks per tile with one, two and three programs:
 
 # %% tags=["hide-input"]
 rung = reasons.modelled(ladder.find("03"), causal=False, d=128)
@@ -849,8 +852,8 @@ show("ratios")
 # - Overlapping a copy or a matmul with the warps' other work helps more than saving an instruction. To find out whether
 #   they really overlap, count the waits in the listing.
 # - Giving each row block its own program brings the largest speedup, because it fills the GPU and lets the programs
-#   find K and V in L2. Next comes the number of programs per SM, which is limited by registers and, from rung 10 on,
-#   also by shared memory. How much an extra program helps depends on the waves.
+#   find K and V in L2. The number of programs per SM matters as well, and it is limited by registers and, from rung 10
+#   on, also by shared memory. How much an extra program helps depends on the waves.
 # - In the end, the chip lowers its clock. From then on, a kernel that takes fewer cycles does not always take less
 #   time.
 #

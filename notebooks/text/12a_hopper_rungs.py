@@ -163,9 +163,10 @@ show("bulk_copy")
 # announced bytes have landed, and the barrier then starts over. To wait, a thread specifies which phase it is waiting
 # for. Since a barrier stores only a single bit, the *phase parity*, the phases are numbered 0, 1, 0, 1, … The next cell
 # models a barrier that expects two arrivals. In the listing, `missing` is the number of arrivals that are still to come
-# in this phase, and `phase` is the parity of the current phase. The other two names only serve the model's messages.
-# `came` counts the arrivals of each actor, and `Wait` pairs the question with the words in `what`. At the start and
-# after each arrival, the cell asks the barrier whether phase 0 is over, and whether phase 1 is:
+# in this phase, and `phase` is the parity of the current phase. When `missing` reaches 0, it starts again from
+# `expected`, the number of arrivals for which the barrier was made. The rest serves the model's messages. `came` counts
+# the arrivals of each actor, and `Wait` pairs the question, which `ready()` answers, with the words in `what`. At the
+# start and after each arrival, the cell asks the barrier whether phase 0 is over, and whether phase 1 is:
 
 # %%
 show_code(getsource(Barrier.arrive) + getsource(Barrier.over))
@@ -216,11 +217,11 @@ read(r15, "forward_kernel", begin="for n in range(T_c)", end="o_i = hopper.warpg
 # three stages, goes into the stage of tile n − 1. A single thread starts this copy on behalf of all the others, so all
 # 128 threads must have finished with that stage first. `gl.barrier()` makes sure that they have. It does not use an
 # `mbarrier`, because here the threads simply wait for each other. We write this call only to show where the threads
-# have to wait. You may leave it out, because Triton's compiler inserts such a barrier before each `expect`, and the
-# exercise in part 8 relies on that. The compiler does not merge its barrier with ours, so the threads wait for each
-# other once more per step than they have to. In the PTX that `fa2-lab xray 15 --ptx` prints, these are the two
-# `bar.sync` in front of the loop's first `expect_tx`. `k_here` and `v_here` hold one `mbarrier` for each stage. Each
-# wait specifies a phase, which flips each time all stages have been used once.
+# have to wait. You may leave it out, because Triton's compiler inserts such a barrier before each `expect` (and another
+# one before each `async_load`), and the exercise in part 8 relies on that. The compiler does not merge its barrier with
+# ours, so the threads wait for each other once more per step than they have to. In the PTX that `fa2-lab xray 15 --ptx`
+# prints, these are the two `bar.sync` in front of the loop's first `expect_tx`. `k_here` and `v_here` hold one
+# `mbarrier` for each stage. Each wait specifies a phase, which flips each time all stages have been used once.
 #
 # A few helper functions remain. `rows_of` drops the leading dimension of a stage, which is 1. `O_LAYOUT` is o's layout
 # from the table above. `mask` and `softmax` do what `visit` did in chapter 08. `rounded` converts p to 16 bits with
@@ -429,8 +430,8 @@ read(r16, "forward_kernel", begin="q, k, v = ring", end="gl.warp_specialize")
 # - `gl.warp_specialize` takes a list of (function, arguments) pairs. The first function runs on the 4 warps of the
 #   launch itself. For the other functions, two lists set the number of warps, here `[1]`, and the number of registers
 #   per thread, here `[24]`. Only whole warpgroups can hand over registers, so four warps are set aside for the producer
-#   although it needs only one. Two programs of 256 threads share 65,536 registers, so each thread starts with 128. Each
-#   producer thread keeps 24 of them and gives the other 104 to a consumer thread, which then has 232.
+#   although it needs only one. At d = 128, two programs of 256 threads share 65,536 registers, so each thread starts
+#   with 128. Each producer thread keeps 24 of them and gives the other 104 to a consumer thread, which then has 232.
 
 # %% tags=["nbval-ignore-output"]
 climb.step("16", "issue slots used, %")
@@ -439,7 +440,7 @@ climb.step("16", "issue slots used, %")
 # The consumer now executes fewer instructions per tile, because the copies and their waits have left its loop. But no
 # unit was fully used before, and most issue slots were empty. So why is the rung any faster? A warpgroup executes its
 # own instructions one after another, and after each of them, a warp cannot issue its next one for a few fixed clocks.
-# In chapter 10's table of stalls, this one is called `wait`. So each instruction delays the warpgroup's tile, even if
+# In chapter 10's table of stalls, this delay is called `wait`. So each instruction delays the warpgroup's tile, even if
 # there are free issue slots. With fewer instructions, the tile is done earlier.
 
 # %% tags=["hide-input"]
@@ -465,8 +466,8 @@ show("strips_16")
 # To see how many registers are available, take one thread from each warpgroup. Together, these threads have 65,536 /
 # 128 = 512 registers. The producer's thread keeps 24, and the threads of the n consumers share the rest in steps of 8.
 # So (512 − 24) / 3 gives 160 registers with three consumers, and (512 − 24) / 2 gives 240 with two. Rung 17 keeps tiles
-# of 64 keys, with two consumers at d = 128 and three at d = 64. Three consumers at d = 128 have to wait until rung 23,
-# which makes room for them in shared memory.
+# of 64 keys, with two consumers at d = 128 and three at d = 64. At d = 128, tiles of 64 keys would leave enough
+# registers for three consumers as well, but the ladder tries this only in rung 23.
 #
 # **Predict.** Under the causal mask, the lower 64 rows see more tiles than the upper ones. Can the upper consumer
 # simply skip the tiles that it does not see?
@@ -549,13 +550,13 @@ show("strips_18")
 #
 # ## Rung 19: the first tile before the loop
 #
-# In the next rung, a warpgroup will look ahead, which means that it starts the next tile's S together with this tile's
-# P V. The first S, however, has no P V to run alongside. Rung 19 therefore takes the first tile, which is the rightmost
-# one, out of the loop. No other tile can reach past the last key, so the loop no longer needs any mask, unless the call
-# is causal. In the listing below, `mine` is the number of tiles that this consumer's rows see. It is at least 1, so
-# that there is always a first tile. If the rows see no key in that tile, all of its scores are masked. The rightmost
-# tile that the consumer's rows see is tile `mine − 1`. As in rung 15, `full` counts the tiles on the left that need no
-# mask, so this tile needs the mask if `mine − 1 >= full`, which the listing writes as `mine > full`.
+# In rung 20, a warpgroup will look ahead, which means that it starts the next tile's S together with this tile's P V.
+# The first S, however, has no P V to run alongside. Rung 19 therefore takes the first tile, which is the rightmost one,
+# out of the loop. No other tile can reach past the last key, so the loop no longer needs any mask, unless the call is
+# causal. In the listing below, `mine` is the number of tiles that this consumer's rows see. It is at least 1, so that
+# there is always a first tile. If the rows see no key in that tile, all of its scores are masked. The rightmost tile
+# that the consumer's rows see is tile `mine − 1`. As in rung 15, `full` counts the tiles on the left that need no mask,
+# so this tile needs the mask if `mine − 1 >= full`, which the listing writes as `mine > full`.
 
 # %% tags=["nbval-ignore-output"]
 change("18", "19", "consumer")
@@ -565,15 +566,15 @@ climb.step("19", "tensor cores at work, %")
 show("strips_19")
 
 # %% [markdown]
-# Without the test, a thread executes 473 instead of 589 instructions per tile at d = 128, as the picture's title says.
-# Why do 20% fewer instructions make the kernel only 2% faster? Compare them with the time of a whole tile. The matmuls
-# of a tile take 1,024 clocks per consumer, so those of both consumers take 2,048. In rung 18, these are 60.2% of the
-# time, so a tile takes 2,048 / 0.602, or about 3,400 clocks. In the model of the pictures, the two consumers share the
-# schedulers at every moment, so the 116 saved instructions would take 232 clocks, or 7% of that. If the consumers did
-# not get in each other's way at all, they would take 116 clocks, or 3%. The measured 2% is closer to the second case.
-# In rung 16, a tile had only 64 keys and took less time, so a smaller saving of 51 instructions was enough for 3%
-# there. Under the causal mask, the loop keeps the test, and the rung is not faster there. The main purpose of rung 19
-# is to prepare for rung 20.
+# Without the test, a thread executes 473 instead of 589 instructions per tile at d = 128, as the boxes in the picture
+# say. Why do 20% fewer instructions make the kernel only 2% faster? Compare them with the time of a whole tile. The
+# matmuls of a tile take 1,024 clocks per consumer, so those of both consumers take 2,048. In rung 18, these are 60.2%
+# of the time, so a tile takes 2,048 / 0.602, or about 3,400 clocks. In the model of the pictures, the two consumers
+# share the schedulers at every moment, so the 116 saved instructions would take 232 clocks, or 7% of that. If the
+# consumers did not get in each other's way at all, the saved instructions would take 116 clocks, or 3%. The measured 2%
+# is closer to the second case. In rung 16, a tile had only 64 keys and took less time, so a smaller saving of 51
+# instructions was enough for 3% there. Under the causal mask, the loop keeps the test, and the rung is not faster
+# there. The main purpose of rung 19 is to prepare for rung 20.
 #
 # ## What could hide behind what?
 #
@@ -628,9 +629,10 @@ read("ladder/r20_overlap.py", "consumer", begin="for n in range(begin + 1", end=
 climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "clock, GHz")
 
 # %% [markdown]
-# Starting S early makes the kernel 16% faster. It is tempting to explain this by *Within*, because the source lets P V
-# run during the exponentials. The machine code contradicts that explanation, because NVIDIA's assembler, `ptxas`,
-# places the second wait *before* nearly all exponentials. So let us separate what we know from what we infer:
+# Starting S early makes the kernel 16% faster, and the `barrier` stalls, which probably include waits for matmuls
+# (chapter 10), fall to about half. It is tempting to explain this by *Within*, because the source lets P V run during
+# the exponentials. The machine code contradicts that explanation, because NVIDIA's assembler, `ptxas`, places the
+# second wait *before* nearly all exponentials. So let us separate what we know from what we infer:
 #
 # | | what | which means |
 # | --- | --- | --- |
@@ -712,8 +714,8 @@ read("ladder/r21_persistent.py", "producer", begin="while t", end="gl.store(coun
 #   `l2_group` heads side by side, as rung 13 does. `r` counts the row blocks of this program.
 # - `first` counts tiles across all row blocks, because the ring continues from one row block to the next.
 # - Q has two stages per consumer, so that the next Q can arrive early. O has its own buffer, so that its copy can run
-#   while the next block is being computed. Together, Q's second stages and O's buffers take up the space that a third
-#   stage of K and V would need.
+#   while the next block is being computed. At d = 128, Q's second stages and O's buffers together take up the space
+#   that a third stage of K and V would need.
 
 # %% tags=["hide-input"]
 climb.step("21", "SM cycles", "clock, GHz")
