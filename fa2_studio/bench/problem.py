@@ -32,7 +32,7 @@ class Problem:
     window: int | None = None  # under the causal mask: how many keys a row sees, its own with them
     softcap: int | None = None
     sinks: bool = False
-    alibi: bool = False  # with the slopes of 16 heads
+    alibi: str = ""  # with the slopes of 16 heads, times the "distance" to the key, or its "column" alone
 
     @classmethod
     def square(cls, N: int, d: int, causal: bool, tokens: int = 16384, hidden: int = 2048) -> "Problem":
@@ -77,7 +77,9 @@ class Problem:
         fields = asdict(self)
         window, softcap, sinks, alibi = (fields.pop(name) for name in ("window", "softcap", "sinks", "alibi"))
         words = [f"window {window}"] * (window is not None) + [f"softcap {softcap}"] * (softcap is not None)
-        words += ["sinks"] * sinks + ["ALiBi"] * alibi
+        words += ["sinks"] * sinks
+        if alibi:
+            words += ["causal" if self.causal else "non-causal", f"ALiBi by {alibi}"]
         return fields | (dict(mask=", ".join(words)) if words else {})
 
 

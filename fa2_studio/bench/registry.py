@@ -24,7 +24,10 @@ CONTESTS = {
     "deterministic": "deterministic gradients and, for comparison, the faster nondeterministic ones",
     "sweep": "fa2_lab, cuDNN and FlashAttention-3 on 200 random shapes",
     "masks": ("causal attention with a window, a softcap or sinks, counting FLOPs only for the keys that rows see"),
-    "bias": "attention with ALiBi as a bias, and the same problems without it",
+    "bias": (
+        "attention with ALiBi as a bias, which is computed from the distance or from the column alone, and the same "
+        "problems without it"
+    ),
 }
 SUITES = {"smoke": Suite("suites:smoke", "small problems, checked in Triton's interpreter (no GPU needed)", gpu=False)}
 SUITES |= {name: Suite("suites:contests", what, takes=("sustained",)) for name, what in CONTESTS.items()}

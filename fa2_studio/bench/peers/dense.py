@@ -22,9 +22,9 @@ def ours(problem: Problem, backend: str = "auto") -> Attend:
     if problem.window is not None:
         asked["window"] = (problem.window - 1, 0)
     if asked.pop("slopes", None) is not None:
-        from fa2_studio.bench.peers.alibi import alibi
+        from fa2_studio.bench.peers import alibi
 
-        asked["bias"] = alibi
+        asked["bias"] = getattr(alibi, problem.alibi)
     return partial(attention, causal=problem.causal, backend=backend, **asked)
 
 

@@ -51,8 +51,10 @@ def flex(problem: Problem) -> Attend:
         options["block_mask"] = window_mask(N_q, problem.window)
     if softcap is not None:
         options["score_mod"] = lambda score, b, h, i, j: softcap * torch.tanh(score / softcap)
-    if problem.alibi:
+    if problem.alibi == "distance":
         options["score_mod"] = lambda score, b, h, i, j: score + torch.exp2(-0.5 * (h + 1)) * (j - i)
+    if problem.alibi == "column":
+        options["score_mod"] = lambda score, b, h, i, j: score + torch.exp2(-0.5 * (h + 1)) * j
     options["enable_gqa"] = problem.heads != problem.kv_heads
 
     def with_sinks(q, k, v):
