@@ -85,18 +85,20 @@ def code(places: tuple[Place, ...]) -> tuple[str, ...]:
     return tuple(line for line in lines if line in once.values())
 
 
-SHEET = (420 / 25.4, 297 / 25.4)  # A3, in inches
-MARGIN, TOP, FOOT = 0.36, 4.52, 0.93
-COLUMNS = {"words": 0.45, "numpy": 3.42, "triton": 8.26, "work": 14.24}  # inches from the margin
-STEP = 0.2  # how far a loop sets its lines in
-WRAP = {"words": 35, "numpy": 52, "triton": 63}
-TITLE, LETTERS, LEADING = 24, 11, 0.175  # points, points, inches
+SHEET = (594 / 25.4, 420 / 25.4)  # A2, in inches
+MARGIN, TOP, FOOT = 0.6, 6.45, 1.5
+COLUMNS = {"words": 0.66, "numpy": 5.2, "triton": 11.5, "work": 19.9}  # inches from the margin
+STEP = 0.26  # how far a loop sets its lines in
+WRAP = {"words": 42, "numpy": 53, "triton": 72}
+TITLE, HEADING, FORMULAS, WORDS, CODE = 38, 18, 18, 16, 13.5  # points
+LEADING = {"words": 0.265, "numpy": 0.23, "triton": 0.23, "work": 0.265}  # inches from a line to the next
 MONO = ["DejaVu Sans Mono", "monospace"]
+SERIF = dict(family="STIXGeneral", math_fontfamily="stix")
 
 
 @style.picture
 def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> style.Drawn:
-    """Draw an A3 sheet: the tiles, the values computed from one tile, and one row for each line of the algorithm.
+    """Draw an A2 sheet: the tiles, the values computed from one tile, and one row for each line of the algorithm.
 
     Each loop is drawn as a background behind its lines. `files` are the names of the NumPy file and the Triton file.
     """
@@ -106,19 +108,22 @@ def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> style
     ax = figure.add_axes((0, 0, 1, 1), xlim=(-MARGIN, SHEET[0] - MARGIN), ylim=(SHEET[1], 0))
     ax.set_axis_off()
     _head(ax, algorithm, files)
-    _tiles(ax, 5.89, 1.64, 1.6, algorithm.tag)
-    _chip(ax, 8.72, 0.5, algorithm.tag)
+    _tiles(ax, 8.0, 2.1, 2.5, algorithm.tag)
+    _chip(ax, 12.4, 0.65, algorithm.tag)
     cells = [{name: wrapped(row, name) for name in WRAP} | {"work": worked(row)} for row in rows]
-    tall = [LEADING * max(map(len, cell.values())) for cell in cells]
-    gap = min(0.2, (SHEET[1] - FOOT - TOP - sum(tall)) / len(rows))
+    tall = [max(LEADING[name] * len(lines) for name, lines in cell.items()) for cell in cells]
+    gap = min(0.3, (SHEET[1] - FOOT - TOP - sum(tall)) / len(rows))
     y = TOP
     for row, cell, height in zip(rows, cells, tall, strict=True):
         _ground(ax, row.depth, y, height + gap)
         _entry(ax, row, cell, y + (height + gap) / 2)
         y += height + gap
     _foot(ax, algorithm.tag)
+    for text in ax.texts:
+        if text.get_fontweight() != "bold" and text.get_fontfamily() != MONO:
+            text.set(**SERIF)
     alt = (
-        f"A sheet of A3. Above, the tiles of Q, K, V and S that the loops of {algorithm.tag} go through, and what"
+        f"A sheet of A2. Above, the tiles of Q, K, V and S that the loops of {algorithm.tag} go through, and what"
         f" becomes of one tile on the chip. Below, {len(rows)} lines: the paper's line in our words, the NumPy lines,"
         " the Triton lines, and the numbers that the line moves and the operations that it takes. The foot explains the"
         " names in the code."
@@ -130,17 +135,17 @@ MEANT = {  # the letters of which only one pass speaks
     "FA2.A1": "$m_i$ is the largest score of each row so far,\n"
     "and $\\ell_i$ is the row's sum of exponentials.\n"
     "$L_i = m_i + \\log\\,\\ell_i$ is all that is kept of them.\n",
-    "FA2.A2": "A d before a tensor means its gradient. dO is given.\n"
+    "FA2.A2": "A $d$ before a tensor means its gradient. $dO$ is given.\n"
     "$L_i = m_i + \\log\\,\\ell_i$ is from the forward pass: each row's\n"
     "largest score, and the sum of its exponentials.\n"
-    "$D_i$ is the row sum of $dO_i ∘ O_i$, entry by entry.\n",
+    "$D_i$ is the row sum of $dO_i \\,∘\\, O_i$, entry by entry.\n",
 }
 
 
 def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str]) -> None:
     """Draw the title, the meaning of the letters, and the column headings."""
     way = algorithm.title.split(", ")[1]
-    ax.text(0, 0.35, f"FlashAttention-2:\nthe {way} pass,\nline by line", fontsize=TITLE, weight="bold", va="top")
+    ax.text(0, 0.55, f"FlashAttention-2:\nthe {way} pass", fontsize=TITLE, weight="bold", va="top")
     under = (
         f"Algorithm {algorithm.tag[-1]} of the paper ({algorithm.source}), in our words.\n"
         "$N$ is the length, $d$ the head dimension, $τ$ the scores' scale.\n"
@@ -148,12 +153,12 @@ def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str]) -> None:
         "$T_r = ⌈N/B_r⌉$ row blocks and $T_c = ⌈N/B_c⌉$ column blocks.\n"
         f"{MEANT[algorithm.tag]}To ask for a line: fa2-lab where {algorithm.tag}.L10"
     )
-    ax.text(0, 1.65, under, fontsize=LETTERS, color=style.QUIET, va="top", linespacing=1.45)
+    ax.text(0, 2.1, under, fontsize=WORDS, va="top", linespacing=1.5)
     names = dict(words=("In words", ""), numpy=("In NumPy", files[0]), triton=("In Triton", files[1]))
     for name, (words, file) in (names | dict(work=("Work", "each time it runs"))).items():
-        ax.text(COLUMNS[name], TOP - 0.36, words, fontsize=13, weight="bold", va="center")
-        look = dict(family=MONO) if file.endswith(".py") else {}
-        ax.text(COLUMNS[name], TOP - 0.13, file, fontsize=LETTERS, color=style.QUIET, va="center", **look)
+        ax.text(COLUMNS[name], TOP - 0.55, words, fontsize=HEADING, weight="bold", va="center")
+        look = dict(family=MONO, fontsize=CODE) if file.endswith(".py") else dict(fontsize=WORDS)
+        ax.text(COLUMNS[name], TOP - 0.22, file, color=style.QUIET, va="center", **look)
 
 
 def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
@@ -161,32 +166,32 @@ def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
 
     S is never stored, so only one of its tiles is drawn. The tensors that a worker keeps on chip have a thick edge.
     """
-    forward, wide, apart, i, j = tag == "FA2.A1", 0.3, 0.38, 2, 3
+    forward, wide, apart, i, j = tag == "FA2.A1", 0.42, 0.54, 2, 3
     cell = side / 5
     outer = (x, y + i * cell, side, cell) if forward else (x + j * cell, y, cell, side)
     style.box(ax, x, y, side, side, fill=style.tint(style.INK, 0.05), edgecolor=style.QUIET, linestyle=(0, (2, 2)))
     style.box(ax, *outer, fill=style.tint(style.hue("S"), 0.15), linewidth=0)
-    style.tensor_box(ax, x + j * cell, y + i * cell, cell, cell, "S", "$s_{ij}$", size=14)
+    style.tensor_box(ax, x + j * cell, y + i * cell, cell, cell, "S", "$s_{ij}$", size=FORMULAS)
     left, above = (("Q",), ("K", "V")) if forward else (("Q", "dO"), ("K", "V", "dK", "dV"))
-    right = {"O": wide, "L": 0.15} if forward else {"dQ": wide, "L": 0.15, "D": 0.15}  # L and D have a number a row
-    places = {name: (-0.45 - apart * n, wide) for n, name in enumerate(left)}
-    beside = side + 0.15
+    right = {"O": wide, "L": 0.24} if forward else {"dQ": wide, "L": 0.24, "D": 0.24}  # L and D have a number a row
+    places = {name: (-0.6 - apart * n, wide) for n, name in enumerate(left)}
+    beside = side + 0.18
     for name, broad in right.items():
-        places[name], beside = (beside, broad), beside + broad + 0.08
+        places[name], beside = (beside, broad), beside + broad + 0.12
     for tensor, (at, broad) in places.items():
-        style.box(ax, x + at, y, broad, side, edgecolor=style.hue(tensor), linewidth=0.8)
-        keeps = dict(linewidth=2.8) if forward else {}
-        style.tensor_box(ax, x + at, y + i * cell, broad, cell, tensor, "$i$", size=LETTERS, **keeps)
-        style.note(ax, x + at + broad / 2, y + side + 0.14, tensor, ha="center", fontsize=LETTERS)
+        style.box(ax, x + at, y, broad, side, edgecolor=style.hue(tensor), linewidth=1)
+        keeps = dict(linewidth=3.6) if forward else {}
+        style.tensor_box(ax, x + at, y + i * cell, broad, cell, tensor, "$i$", size=WORDS, **keeps)
+        style.note(ax, x + at + broad / 2, y + side + 0.2, f"${tensor}$", ha="center", fontsize=WORDS)
+    high, apart = (0.42, 0.54) if forward else (0.32, 0.39)
     for n, tensor in enumerate(above):
-        top = y - (0.33 if len(above) > 2 else 0.45) - (0.31 if len(above) > 2 else apart) * n
-        high = 0.26 if len(above) > 2 else wide
-        style.box(ax, x, top, side, high, edgecolor=style.hue(tensor), linewidth=0.8)
-        keeps = {} if forward else dict(linewidth=2.8)
-        style.tensor_box(ax, x + j * cell, top, cell, high, tensor, "$j$", size=LETTERS, **keeps)
-        style.note(ax, x - 0.1, top + high / 2, tensor, ha="right", fontsize=LETTERS)
-    words = "A worker keeps what has strong edges.\nOf S, there is only the tile $s_{ij}$."
-    ax.text(x - 0.85, y + side + 0.32, words, fontsize=LETTERS, linespacing=1.4, va="top")
+        top = y - high - 0.18 - apart * n
+        style.box(ax, x, top, side, high, edgecolor=style.hue(tensor), linewidth=1)
+        keeps = {} if forward else dict(linewidth=3.6)
+        style.tensor_box(ax, x + j * cell, top, cell, high, tensor, "$j$", size=WORDS, **keeps)
+        style.note(ax, x - 0.12, top + high / 2, f"${tensor}$", ha="right", fontsize=WORDS)
+    words = "A worker keeps what has strong edges.\nOf $S$, there is only the tile $s_{ij}$."
+    ax.text(x - 1.14, y + side + 0.42, words, fontsize=WORDS, linespacing=1.4, va="top")
 
 
 FLOW: dict[str, tuple[list[tuple], list[tuple[int, int]]]] = {  # (line, tensor, words, column, row), and the arrows
@@ -209,10 +214,10 @@ FLOW: dict[str, tuple[list[tuple], list[tuple[int, int]]]] = {  # (line, tensor,
             (11, "P", r"$p_{ij} = e^{s_{ij} - L_i}$", 0, 1),
             (12, "dV", r"$dv_j \leftarrow dv_j + p_{ij}^{T} do_i$", 0, 2),
             (13, "dP", r"$dp_{ij} = do_i v_j^{T}$", 1, 0),
-            (14, "dS", r"$ds_{ij} = p_{ij} ∘ (dp_{ij} - D_i)$", 1, 1),
+            (14, "dS", r"$ds_{ij} = p_{ij} \,∘\,(dp_{ij} - D_i)$", 1, 1),
             (15, "dQ", r"$dQ_i \leftarrow dQ_i + τ\,ds_{ij} k_j$", 2, 1),
             (16, "dK", r"$dk_j \leftarrow dk_j + τ\,ds_{ij}^{T} q_i$", 2, 2),
-            (4, "D", r"$D_i = \mathrm{rowsum}(do_i ∘ o_i)$", 2, 0),
+            (4, "D", r"$D_i = \mathrm{rowsum}(do_i \,∘\, o_i)$", 2, 0),
         ],
         [(0, 1), (1, 2), (3, 4), (1, 4), (4, 5), (4, 6), (7, 4)],
     ),
@@ -224,7 +229,7 @@ UNDER = {
     "It adds each part of $dQ_i$ in HBM, where other workers add as well.\n"
     "Box 4 is computed for all rows before the loops begin.",
 }
-WIDE, HIGH, RIGHT, DOWN = 2.22, 0.48, 2.4, 0.88  # of a box, and from one to the next, in inches
+WIDE, HIGH, RIGHT, DOWN = 2.95, 0.7, 3.4, 1.24  # of a box, and from one to the next, in inches
 
 
 def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
@@ -233,47 +238,49 @@ def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
     `tag` is the tag of the algorithm, and the drawing begins at (x, y).
     """
     boxes, arrows = FLOW[tag]
-    ax.text(x, y, "What becomes of one tile", fontsize=13, weight="bold", va="center")
-    places = [(x + RIGHT * column, y + 0.35 + DOWN * row) for *_, column, row in boxes]
+    ax.text(x, y, "What becomes of one tile", fontsize=HEADING, weight="bold", va="center")
+    places = [(x + RIGHT * column, y + 0.6 + DOWN * row) for *_, column, row in boxes]
     for (number, tensor, words, *_), (left, top) in zip(boxes, places, strict=True):
-        style.tensor_box(ax, left, top, WIDE, HIGH, tensor, words, size=LETTERS)
-        ax.text(left + 0.02, top - 0.1, str(number), fontsize=LETTERS, weight="bold", va="center")
+        style.tensor_box(ax, left, top, WIDE, HIGH, tensor, words, size=FORMULAS)
+        ax.text(left + 0.02, top - 0.16, str(number), fontsize=WORDS, weight="bold", va="center")
     for start, end in arrows:
         (x0, y0), (x1, y1) = places[start], places[end]
         if x0 == x1:
-            style.arrow(ax, (x0 + WIDE / 2, y0 + HIGH), (x0 + WIDE / 2, y1))
+            ends = (x0 + WIDE / 2, y0 + HIGH), (x0 + WIDE / 2, y1)
         elif x0 > x1:
-            style.arrow(ax, (x0 + 0.3, y0 + HIGH), (x1 + WIDE - 0.3, y1))
+            ends = (x0 + 0.3, y0 + HIGH), (x1 + WIDE - 0.3, y1)
         elif y0 == y1:
-            style.arrow(ax, (x0 + WIDE, y0 + HIGH / 2), (x1, y1 + HIGH / 2))
+            ends = (x0 + WIDE, y0 + HIGH / 2), (x1, y1 + HIGH / 2)
         elif y0 > y1:
-            style.arrow(ax, (x0 + WIDE - 0.3, y0), (x1 + 0.3, y1 + HIGH))
+            ends = (x0 + WIDE - 0.3, y0), (x1 + 0.3, y1 + HIGH)
         else:
-            style.arrow(ax, (x0 + WIDE - 0.15, y0 + HIGH), (x1 + 0.7, y1))
-    ax.text(x, y + 0.45 + HIGH + 2 * DOWN, UNDER[tag], fontsize=LETTERS, va="top", linespacing=1.4)
+            ends = (x0 + WIDE - 0.15, y0 + HIGH), (x1 + 1.6, y1)
+        style.arrow(ax, *ends, linewidth=1.4, mutation_scale=16)
+    ax.text(x, y + 0.8 + HIGH + 2 * DOWN, UNDER[tag], fontsize=WORDS, va="top", linespacing=1.4)
 
 
 NAMES = {  # of the code, which neither the paper nor the head of the sheet has: in NumPy, and in Triton
     "FA2.A1": (
-        "rows and cols are the rows of block i and the columns of block j. parallel means that each i has a worker, and"
-        " serial that a worker takes each j in turn. visited_cols(i) are the blocks j that the mask does not hide. m_0"
-        " and l_0 are −∞ and 0 (with a sink: its score and 1). finite(m) is m, with 0 for −∞.",
-        "i and j are a block's first row and first key, row its row numbers, and at the addresses of its o. All rows"
-        " see the keys before full, and none sees those from last on. RAGGED: rows past the end are not read. tau_log2"
-        " is τ log₂ e, since m is in base 2. LN2 is log 2, and LOWEST −10³⁰. empty: rows without keys. The file also"
-        " has this loop without a mask.",
+        "`rows` and `cols` are the rows of block $i$ and the columns of block $j$. `parallel` means that each $i$ has a"
+        " worker, and `serial` that a worker takes each $j$ in turn. `visited_cols(i)` are the blocks $j$ that the mask"
+        " does not hide. `m_0` and `l_0` are −∞ and 0 (with a sink: its score and 1). `finite(m)` is `m`, with 0 for"
+        " −∞.",
+        "`i` and `j` are a block's first row and first key, `row` its row numbers, and `at` the addresses of its o. All"
+        " rows see the keys before `full`, and none sees those from `last` on. `RAGGED`: rows past the end are not"
+        " read. `tau_log2` is $τ\\log_2e$, since $m$ is in base 2. `LN2` is log 2, and `LOWEST` $-10^{30}$. `empty`:"
+        " rows without keys. The file also has this loop without a mask.",
     ),
     "FA2.A2": (
-        "rows and cols are the rows of block i and the columns of block j. parallel means that each j has a worker, and"
-        " serial that a worker takes each i in turn. visited_rows(j) are the blocks i that the mask does not hide."
-        " finite(L) is L, with 0 for −∞. dropped(x, z) is x ∘ z, where z_ij has dropout's factors, or x without"
-        " dropout. p_dropped is dropped(p_ij, z_ij).",
-        "i and j are a block's first row and first key, row its row numbers, and first the start of the first row block"
-        " that sees a key of block j. of_rows loads a block of L or D. add_rows adds atomically."
-        " power is (s_ij − L_i) log₂ e, or −∞ where the mask hides the score, and exp2 is in base 2.",
+        "`rows` and `cols` are the rows of block $i$ and the columns of block $j$. `parallel` means that each $j$ has a"
+        " worker, and `serial` that a worker takes each $i$ in turn. `visited_rows(j)` are the blocks $i$ that the mask"
+        " does not hide. `finite(L)` is `L`, with 0 for −∞. `dropped(x,z)` is $x\\,∘\\,z$, where `z_ij` has dropout's"
+        " factors, or $x$ without dropout. `p_dropped` is `dropped(p_ij,z_ij)`.",
+        "`i` and `j` are a block's first row and first key, `row` its row numbers, and `first` the start of the first"
+        " row block that sees a key of block $j$. `of_rows` loads a block of $L$ or $D$. `add_rows` adds atomically."
+        " `power` is $(s_{ij}-L_i)\\log_2e$, or −∞ where the mask hides the score, and `exp2` is in base 2.",
     ),
 }
-HALF = {"numpy": 104, "triton": 94}  # letters of a line below both columns of code
+HALF = {"numpy": 116, "triton": 108}  # letters of a line below both columns of code
 
 
 def _foot(ax: style.Axes, tag: str) -> None:
@@ -281,14 +288,15 @@ def _foot(ax: style.Axes, tag: str) -> None:
     for x, (column, room), words in zip((0, COLUMNS["triton"]), HALF.items(), NAMES[tag], strict=True):
         title = f"Names in {dict(numpy='NumPy', triton='Triton')[column]}: "
         for k, line in enumerate(wrap(title + words, room)):
-            style.note(ax, x, SHEET[1] - FOOT + 0.2 + LEADING * k, line, color=style.QUIET, fontsize=LETTERS)
+            line = re.sub("`(.*?)`", lambda name: rf"$\mathbf{{{name[1].replace('_', chr(92) + '_')}}}$", line)
+            style.note(ax, x, SHEET[1] - FOOT + 0.3 + LEADING["words"] * k, line, color=style.QUIET, fontsize=WORDS)
 
 
 def formulas(words: str) -> str:
     """Return the words with their formulas, such as q_i, m_new, p_ijᵀ and e^(m_i − m_new), in matplotlib's notation."""
 
     def name(found: re.Match) -> str:
-        letter, below, above = found.groups()
+        letter, below, above = found.group(1, 2, 3)
         letter, below = {"l": r"\ell"}.get(letter, letter), {"new": r"\mathrm{new}"}.get(below, below)
         return f"{letter}_{{{below}}}" + ("^{T}" if above else "")
 
@@ -296,7 +304,12 @@ def formulas(words: str) -> str:
     power = re.compile(r"e\^\(([^)]*)\)")
     set_powers = power.sub(lambda f: "$e^{" + re.sub(names, name, f[1]).replace("\u00a0", " ") + "}$", words)
     parts = re.split(r"(\$[^$]*\$)", set_powers)
-    return "".join(p if p.startswith("$") else re.sub(names, lambda f: f"${name(f)}$", p) for p in parts)
+    either = rf"{names}|(?<![\w'])(d?[QKVOSDLN]|[ijdτ])(?![\w'_])"  # or a letter without an index
+
+    def formula(found: re.Match) -> str:
+        return f"${name(found) if found[1] else found[4]}$"
+
+    return "".join(p if p.startswith("$") else re.sub(either, formula, p) for p in parts)
 
 
 def wrapped(row: Row, column: str) -> list[str]:
@@ -369,14 +382,14 @@ def _entry(ax: style.Axes, row: Row, cells: dict[str, list[str]], middle: float)
     """
     tensors = made_of(row.numpy)
     for k, tensor in enumerate(tensors):
-        strip = (0.32 * k / len(tensors), middle - 0.12, 0.32 / len(tensors), 0.24)
+        strip = (0.44 * k / len(tensors), middle - 0.17, 0.44 / len(tensors), 0.34)
         style.box(ax, *strip, fill=style.fill(tensor), linewidth=0)
-    ax.text(0.16, middle, str(row.number), fontsize=LETTERS, weight="bold", ha="center", va="center")
+    ax.text(0.22, middle, str(row.number), fontsize=WORDS, weight="bold", ha="center", va="center")
     for name, lines in cells.items():
-        code = dict(family=MONO) if name in ("numpy", "triton") else {}
+        code = dict(family=MONO, fontsize=CODE) if name in ("numpy", "triton") else {}
         for k, line in enumerate(lines):
-            at = middle + LEADING * (k - (len(lines) - 1) / 2)
+            at = middle + LEADING[name] * (k - (len(lines) - 1) / 2)
             indent = len(line) - len(line.lstrip(" "))
-            x = COLUMNS[name] + (STEP * row.depth if name == "words" else indent * 0.602 * LETTERS / 72)
+            x = COLUMNS[name] + (STEP * row.depth if name == "words" else indent * 0.602 * CODE / 72)
             words = line.lstrip().replace("$", r"\$") if code else line
-            ax.text(x, at, words, va="center", fontsize=LETTERS, **code)
+            ax.text(x, at, words, va="center", **dict(fontsize=WORDS) | code)

@@ -108,7 +108,7 @@ def picture(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
 
 def ell(words: str) -> str:
     """Return the words with each single letter l, as in the code, replaced by ℓ, as in the papers."""
-    return re.sub(r"(?<!\w)l(?![A-Za-z0-9_])", "ℓ", words)
+    return re.sub(r"(?<!\w)l(?![A-Za-z0-9_\\])", "ℓ", words)
 
 
 # Colours --------------------------------------------------------------------------------------------------------
@@ -411,6 +411,15 @@ SHORTER = {  # pattern in matplotlib's SVG: shorter text of equal meaning
     r"(\.\d\d)\d+(?=[^<>]*>)": r"\1",
     r"\s*\n\s*": "\n",
 }
+LOOK = r"""(y="\S+" style="[^"]*'STIX[^"]*")"""
+RUN = re.compile(rf'<tspan x="\S+" {LOOK}>[^<]</tspan>\n(?:<tspan x="\S+" \1>[^<]</tspan>\n)*')
+
+
+def one_run(found: re.Match) -> str:
+    """Return the letters of a formula that have the same look as one element. A space needs no element."""
+    letters = [(x, letter) for x, letter in re.findall(r'x="(\S+)"[^>]*>([^<])', found[0]) if letter != " "]
+    places, word = " ".join(x for x, _ in letters), "".join(letter for _, letter in letters)
+    return f'<tspan x="{places}" {found[1]}>{word}</tspan>\n'.replace("General'", "General', serif") if word else ""
 
 
 def svg(figure: Figure, alt: str) -> bytes:
@@ -426,7 +435,7 @@ def svg(figure: Figure, alt: str) -> bytes:
     body = drawn[drawn.index("<defs") : drawn.rindex("</svg>")]
     for wordy, short in SHORTER.items():
         body = re.sub(wordy, short, body)
-    body = body.replace(SHEET, GROUNDED, 1)
+    body = RUN.sub(one_run, body).replace(SHEET, GROUNDED, 1)
     width, height = (72 * inches for inches in figure.get_size_inches())
     head = (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" version="1.1" role="img"'

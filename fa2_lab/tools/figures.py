@@ -159,7 +159,7 @@ def gallery_page(folder: Path) -> str:
         parts.append(f"## {name.replace('_', ' ')}\n\n![{alt}]({name}.svg)\n\n{message}\n\n{shown}, and {drawn}\n")
     sheets = " and ".join(f"[{name}]({name}.pdf) ([SVG]({name}.svg))" for name in SHEETS)
     words = "shows an algorithm as a picture and line by line in words, NumPy and Triton"
-    parts.append(f"## posters\n\nEach poster is a sheet of A3 that {words}. The posters are {sheets}.\n")
+    parts.append(f"## posters\n\nEach poster is a sheet of A2 that {words}. The posters are {sheets}.\n")
     return "\n".join(parts)
 
 

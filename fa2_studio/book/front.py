@@ -172,5 +172,5 @@ def card(chapter: Chapter) -> str:
 
 
 def poster(name: str, words: str) -> str:
-    image = f'<img src="figures/{name}.svg#svgView(viewBox(366,30,490,250))" alt="The poster: {words}">'
-    return f'<a href="figures/{name}.pdf"><i>{image}</i><b>{words}</b><span>One sheet of A3, as PDF</span></a>'
+    image = f'<img src="figures/{name}.svg#svgView(viewBox(458,20,475,336))" alt="The poster: {words}">'
+    return f'<a href="figures/{name}.pdf"><i>{image}</i><b>{words}</b><span>One sheet of A2, as PDF</span></a>'
