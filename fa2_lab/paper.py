@@ -334,10 +334,7 @@ class Whereabouts:
 
 
 def titled(title: str, places: tuple[Place, ...], none: str) -> list[str]:
-    """Return lines of code as rows of text, without their comments. The first row begins with `title`.
-
-    If there are no lines of code, the only row contains the text `none`.
-    """
+    """Return lines of code as rows of text, without their comments. The first row begins with `title`."""
     rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0]}" for place in places] or [none]
     return [f"{title:9}{rows[0]}", *(" " * 9 + row for row in rows[1:])]
 

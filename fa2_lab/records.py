@@ -34,10 +34,7 @@ class Measurement:
         return self.flops / self.values[name][0] / 1e9
 
     def ratio(self, name: str, baseline: str) -> float:
-        """Return the baseline's value divided by an implementation's value in the same run.
-
-        If the values are times, this ratio is the speedup over the baseline.
-        """
+        """Return the baseline's value divided by an implementation's value in the same run."""
         return self.values[baseline][0] / self.values[name][0]
 
 
@@ -106,19 +103,13 @@ def compared_with(names: Collection[str]) -> str:
 
 
 def recorded(name: str) -> dict | None:
-    """Return the content of figures/data/NAME.json, or None if there is no such file.
-
-    Data that do not belong to a suite are read by this function.
-    """
+    """Return the content of figures/data/NAME.json, or None if there is no such file."""
     file = FOLDER / f"{name}.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
 def layouts_record() -> dict:
-    """Return the recorded layouts of the compiled forward.
-
-    If there are none, raise an error that explains how to get them.
-    """
+    """Return the recorded layouts of the compiled forward."""
     found = recorded("layouts")
     if found is None:
         raise ValueError(f"figures/data/layouts.json is missing: `{COMPILE}` compiles the forward and writes it")

@@ -140,10 +140,7 @@ class Tiling:
         return seen if self.mask.allowed is None else seen & self.mask.allowed[rows, cols]
 
     def hide(self, s_ij: np.ndarray, i: int, j: int) -> np.ndarray:
-        """Return the scores s_ij of tile (i, j) after adding the mask's bias, with −∞ for each masked score.
-
-        In a FULL tile, no score is masked.
-        """
+        """Return the scores s_ij of tile (i, j) after adding the mask's bias, with −∞ for each masked score."""
         if self.mask.bias is not None:
             rows, cols = self.rows(i), self.cols(j)
             diagonal = np.arange(rows.start, rows.stop)[:, None] + self.N_k - self.N_q  # (B_r, 1)

@@ -70,26 +70,17 @@ class Trace:
         self._at.pop(name, None)
 
     def hold(self, *arrays: np.ndarray) -> None:
-        """Record the arrays that one step of the algorithm needs on chip at the same time.
-
-        Of the total sizes of all steps, only the largest is kept.
-        """
+        """Record the arrays that one step of the algorithm needs on chip at the same time."""
         self.peak_on_chip = max(self.peak_on_chip, sum(np.size(a) for a in arrays))
 
     # What a reader asks -----------------------------------------------------------------------------------
 
     def loads(self, tensor: str | None = None) -> int:
-        """Return the number of elements loaded from HBM.
-
-        If `tensor` is the name of a tensor, only the elements of this tensor are counted.
-        """
+        """Return the number of elements loaded from HBM."""
         return self._moved("load", tensor)
 
     def stores(self, tensor: str | None = None) -> int:
-        """Return the number of elements stored to HBM.
-
-        If `tensor` is the name of a tensor, only the elements of this tensor are counted.
-        """
+        """Return the number of elements stored to HBM."""
         return self._moved("store", tensor)
 
     @property
@@ -119,10 +110,7 @@ class Trace:
         return sum(n for kind, n in self.flops.items() if kind not in ("matmul", "exp"))
 
     def by_tile(self) -> dict[tuple, Counter]:
-        """Return {(i, j): counts of loads, stores and operations} for each tile (i, j).
-
-        i or j is None for work that is done outside the corresponding loop.
-        """
+        """Return {(i, j): counts of loads, stores and operations} for each tile (i, j)."""
         return self._grouped(lambda worker, i, j: (i, j))
 
     def by_worker(self) -> dict[tuple, Counter]:

@@ -50,10 +50,7 @@ def check_bias(bias: Any, reference: bool) -> None:
 
 
 def is_jitted(bias: Any) -> bool:
-    """Return whether the function `bias` is decorated with @triton.jit.
-
-    The decorator may be that of Triton's compiler or of Triton's interpreter.
-    """
+    """Return whether the function `bias` is decorated with @triton.jit."""
     from fa2_lab.kernels.common.tile import tile_coord
 
     return type(bias) is type(tile_coord)

@@ -54,10 +54,7 @@ def check_floats(name: str, x: Tensor, dimensions: int, takes: str, q: Tensor | 
 
 
 def check_integers(name: str, x: Tensor, q: Tensor, takes: str, dtypes: tuple = INTEGERS) -> None:
-    """Raise an error unless x is a tensor on q's device with one of the given integer dtypes.
-
-    In the error message, `name` is the name of x, and `takes` describes a valid x.
-    """
+    """Raise an error unless x is a tensor on q's device with one of the given integer dtypes."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}; it takes {takes}")
     if x.dtype not in dtypes:
@@ -72,10 +69,7 @@ def check_device(name: str, x: Tensor, q: Tensor) -> None:
 
 
 def check_heads(name: str, kv_heads: int, heads: int) -> None:
-    """Raise an error unless the number of K/V heads divides the number of query heads.
-
-    `name` is the name of the invalid argument in the error message.
-    """
+    """Raise an error unless the number of K/V heads divides the number of query heads."""
     if heads % kv_heads:
         raise ValueError(
             f"{name}: got {kv_heads} heads; with {heads} heads of q it takes a number that divides {heads}"
@@ -192,10 +186,7 @@ def check_cache(q: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
 
 
 def check_no_gradient(**tensors: Tensor | None) -> None:
-    """Raise an error if any of the named tensors requires a gradient.
-
-    attention_paged() does not support gradients.
-    """
+    """Raise an error if any of the named tensors requires a gradient."""
     for name, x in tensors.items():
         if x is not None and x.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name}: got a tensor that requires a gradient; it takes one without, or torch.no_grad()")
@@ -257,10 +248,7 @@ def check_flags_and_scale(causal: object, scale: object, d: int, return_lse: obj
 
 
 def check_num_splits(num_splits: object) -> int:
-    """Return num_splits as an int, or 0 if num_splits is None.
-
-    Raise an error unless it is None or a whole number from 0 to 256.
-    """
+    """Return num_splits as an int, or 0 if num_splits is None."""
     return 0 if num_splits is None else whole_number("num_splits", num_splits, low=0, high=MOST_SPLITS)
 
 

@@ -41,10 +41,7 @@ def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 
 
 def backward(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
-    """Return (dQ, dK, dV), plus dsinks if the call has sinks.
-
-    dO or dL is None if the corresponding result has no gradient.
-    """
+    """Return (dQ, dK, dV), plus dsinks if the call has sinks."""
     dO = torch.zeros_like(O) if dO is None else dO
     run = reference_backward if options.reference else kernels().backward
     return run(dO, dL, O, L, tensors, options)
@@ -121,10 +118,7 @@ class Attention(torch.autograd.Function):
 
 
 def save_for_backward(ctx: Any, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> None:
-    """Save O, L, the input tensors and the options in `ctx` for the backward.
-
-    No saved tensor has the size N_q × N_k.
-    """
+    """Save O, L, the input tensors and the options in `ctx` for the backward."""
     ctx.options = options
     ctx.save_for_backward(O, L, *tensors)
     ctx.set_materialize_grads(value=False)
@@ -213,10 +207,7 @@ def save_operator(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> Non
 
 
 def operator_gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> tuple:
-    """Return the gradient of each argument of the custom operator fa2_lab::forward.
-
-    The gradient is None for each of the options.
-    """
+    """Return the gradient of each argument of the custom operator fa2_lab::forward."""
     dQ, dK, dV, dsinks = cast(tuple[Tensor, ...], saved_backward(ctx, dO, dL))
     return *Tensors(dQ, dK, dV, sinks=dsinks), *[None] * (len(Options._fields) - 1)
 
@@ -313,10 +304,7 @@ def packed_backward(
 
 
 def packed_sequences(tensors: Tensors) -> Iterator[tuple[slice, slice, Tensors]]:
-    """Yield (rows, keys, Tensors) for each packed sequence: slices of its rows and its keys, and its tensors.
-
-    The Tensors have the dimensions that attention() expects.
-    """
+    """Yield (rows, keys, Tensors) for each packed sequence: slices of its rows and its keys, and its tensors."""
     q, k, v, sinks = tensors.q, tensors.k, tensors.v, None if tensors.sinks is None else tensors.sinks.double()
     starts = (cast(Tensor, x).tolist() for x in (tensors.cu_seqlens_q, tensors.cu_seqlens_k))
     for rows, keys in zip(*([slice(*pair) for pair in pairwise(x)] for x in starts), strict=True):

@@ -105,10 +105,7 @@ class Exchange:
 
 
 def listed(said: Sequence) -> str:
-    """Return a text that groups the ranks by their values, such as "rank 0, 2: 'float16'; rank 1: 'float32'".
-
-    `said` contains the value of each rank.
-    """
+    """Return a text that groups the ranks by their values, such as "rank 0, 2: 'float16'; rank 1: 'float32'"."""
     values = [x for n, x in enumerate(said) if x not in said[:n]]
     return "; ".join(f"rank {', '.join(str(r) for r, y in enumerate(said) if y == x)}: {x!r}" for x in values)
 

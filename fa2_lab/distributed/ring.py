@@ -157,10 +157,7 @@ class RingCall:
         return len(self.lengths)
 
     def source(self, step: int) -> int:
-        """Return the rank whose block of keys this rank has in the given step.
-
-        In each step, every block moves to the right by one rank.
-        """
+        """Return the rank whose block of keys this rank has in the given step."""
         return (self.rank - step) % self.size
 
     def meeting(self, source: int) -> Meeting:
@@ -259,10 +256,7 @@ def forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tenso
 
 
 def partial_forward(ring: RingCall, seen: Meeting, q: Tensor, k: Tensor, v: Tensor) -> Partial | None:
-    """Return (rows, O, L), the partial result for the queries and keys of `seen`, or None if `seen` is empty.
-
-    `rows` is the slice of the queries to which O and L belong.
-    """
+    """Return (rows, O, L), the partial result for the queries and keys of `seen`, or None if `seen` is empty."""
     if seen.kind is Tile.SKIP:
         return None
     tensors = Tensors(q[:, :, seen.queries], k[:, :, seen.keys], v[:, :, seen.keys])
@@ -270,10 +264,7 @@ def partial_forward(ring: RingCall, seen: Meeting, q: Tensor, k: Tensor, v: Tens
 
 
 def options_of(ring: RingCall, seen: Meeting) -> Options:
-    """Return the Options of the kernel call for the queries and keys of `seen`.
-
-    The kernel call is causal if `seen` is DIAGONAL.
-    """
+    """Return the Options of the kernel call for the queries and keys of `seen`."""
     return Options(seen.kind is Tile.DIAGONAL, ring.scale, reference=not ring.on_triton)
 
 
@@ -322,10 +313,7 @@ def partial_backward(
 
 
 def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, dK: Tensor, dV: Tensor) -> None:
-    """Add `part` to this rank's dQ, and to dK and dV of the block of K and V that this rank's queries saw.
-
-    `part` contains the contributions of the queries and keys of `seen`. If it is None, nothing is added.
-    """
+    """Add `part` to this rank's dQ, and to dK and dV of the block of K and V that this rank's queries saw."""
     if part:
         for X, rows, more in zip((dQ, dK, dV), (seen.queries, seen.keys, seen.keys), part, strict=True):
             X[:, :, rows] += more

@@ -20,10 +20,7 @@ B = 16  # tile height and width, and head dimension, where traffic is counted
 
 
 def metered(algorithm: ModuleType, N: int) -> int:
-    """Return the number of elements that `algorithm` moves between HBM and the chip, as counted by the meter.
-
-    There are N keys, and d = B_r = B_c = B.
-    """
+    """Return the number of elements that `algorithm` moves between HBM and the chip, as counted by the meter."""
     case, meter = Small(N, B), Trace()
     algorithm.forward(case.Q, case.K, case.V, B_r=B, B_c=B, trace=meter)
     return meter.hbm_elements
@@ -154,10 +151,7 @@ EXP_COST = Erratum(
 
 
 def scores_of_warps(join: Callable) -> np.ndarray:
-    """Return join(scores), where `scores` is a list with the scores of each of four warps.
-
-    Each warp has the scores of all queries with a quarter of the keys.
-    """
+    """Return join(scores), where `scores` is a list with the scores of each of four warps."""
     return join([CASE.tau * CASE.Q @ K_w.T for K_w in np.split(CASE.K, 4)])
 
 

@@ -41,10 +41,7 @@ class Small:
         return safe_softmax(np.where(self.visible, self.tau * Q @ K.T, -np.inf)) @ V
 
     def computed(self, *mistakes: str, B: int = 2, output: str = "O") -> np.ndarray:
-        """Return the output `output` ("O" or a gradient), computed in B × B tiles with the named mistakes.
-
-        The names are those of the examiner's catalogue.
-        """
+        """Return the output `output` ("O" or a gradient), computed in B × B tiles with the named mistakes."""
         asked = one_head(self.Q, self.K, self.V, self.dO, scale=self.tau, causal=not self.visible.all())
         return attention(asked, mistakes, B, gradients=output != "O")[output][0, 0]
 

@@ -172,19 +172,13 @@ def T_wrong(x: np.ndarray) -> np.ndarray:
 
 
 def weights(S: np.ndarray, of_maximum: int = 3, of_sum: int = 3) -> np.ndarray:
-    """Return exp(S − max) / Σ exp(S − max), with the maximum and the sum along the axes `of_maximum` and `of_sum`.
-
-    Axis 3 (the keys) is right, and any other axis is a mistake.
-    """
+    """Return exp(S − max) / Σ exp(S − max), with the maximum and the sum along the axes `of_maximum` and `of_sum`."""
     e = np.exp(S - finite(S.max(axis=of_maximum, keepdims=True)))
     return e / nonzero(e.sum(axis=of_sum, keepdims=True))
 
 
 def by_tiles(S: np.ndarray, v: np.ndarray, B: int) -> np.ndarray:
-    """Return the sum, over all tiles of B keys, of softmax(scores of the tile) · values of the tile.
-
-    The mistake is that each tile has a softmax of its own.
-    """
+    """Return the sum, over all tiles of B keys, of softmax(scores of the tile) · values of the tile."""
     tiles = [slice(j, j + B) for j in range(0, S.shape[3], B)]
     return np.sum([weights(S[..., x]) @ v[:, :, x] for x in tiles], axis=0)
 
@@ -239,10 +233,7 @@ def unreset(O: np.ndarray, L: np.ndarray, B: int) -> np.ndarray:
 
 
 def last_tile(dS: np.ndarray, seen: np.ndarray, B_r: int, B_c: int) -> np.ndarray:
-    """Return dS with zeros everywhere except in the last tile that each row processes.
-
-    Tiles have B_r × B_c entries, and the mask `seen` is (batch, heads, N_q, N_k).
-    """
+    """Return dS with zeros everywhere except in the last tile that each row processes."""
     kept = np.zeros(dS.shape, dtype=bool)
     for tile, visited in visits(seen, B_r, B_c):
         of_tile = np.isin(np.arange(dS.shape[3]), np.arange(tile.start, tile.stop))
@@ -282,10 +273,7 @@ def tiles_reshaped(k: np.ndarray, B: int) -> np.ndarray:
 
 
 def in_order(k: np.ndarray, page: int) -> np.ndarray:
-    """Return k as it would be read if the pages of a cache were read in their order in memory.
-
-    The mistake is that the block table is ignored. A page has `page` keys.
-    """
+    """Return k as it would be read if the pages of a cache were read in their order in memory."""
     pool, table = paged(k, page)
     k_read = pool[: table.size].reshape(len(k), -1, *pool.shape[1:]).swapaxes(1, 2)
     return k_read.reshape(*k.shape[:2], -1, k.shape[3])[:, :, : k.shape[2]]

@@ -64,10 +64,7 @@ class Answer:
         return self.variants[key][name]
 
     def bound(self, name: str, state: Variant = RIGHT) -> float:
-        """Return the largest difference that rounding alone can cause in the output `name` of the variant `state`.
-
-        The bound is computed from the dtype's precision, the largest score, and the number of keys.
-        """
+        """Return the largest difference that rounding alone can cause in the output `name` of the variant `state`."""
         error = self.eps * (4 + 2 * float(self.variant(state, "largest")) + self.case.k.shape[2] ** 0.5)
         x = np.abs(self.variant(state, name))
         size = max(np.abs(self.case.v).max() if name == "O" else 1.0, x[np.isfinite(x)].max(initial=0.0))
@@ -97,10 +94,7 @@ class Answer:
         return np.broadcast_to(v.mean(axis=2, keepdims=True), self.case.q.shape)
 
     def empty(self, state: Variant) -> np.ndarray:
-        """Return a boolean array (batch, heads, N_q) that is True for each row that sees no key.
-
-        Which keys a row sees depends on the conventions in `state`.
-        """
+        """Return a boolean array (batch, heads, N_q) that is True for each row that sees no key."""
         return np.isneginf(self.variant(conventions(state), "L"))
 
     def fits(self, state: Variant, names: Iterable[str]) -> bool:
@@ -140,10 +134,7 @@ class Finding(NamedTuple):
 
 
 def known(answers: Iterable[Answer], output: str) -> list[Mistake]:
-    """Return the mistakes that, each on its own, reproduce the given output in every answer.
-
-    `output` is "O", "L" or the name of a gradient. Each answer is checked with the tile size of its case.
-    """
+    """Return the mistakes that, each on its own, reproduce the given output in every answer."""
     parts = {"O": ("reads", "O"), "L": ("reads", "O", "L")}.get(output, ("gradients",))
     some = [x for x in CATALOGUE.values() if x.part in parts and "bits" not in x.varies]
     return [x for x in some if all(answer.fits(Variant((x.name,)), (output,)) for answer in answers)]
@@ -373,10 +364,7 @@ def place(answers: list[Answer], state: Variant, outputs: tuple[str, ...]) -> tu
 
 
 def described(wrong: np.ndarray, got: np.ndarray) -> str:
-    """Return a text that describes which elements of (batch, heads, N, d) or (batch, heads, N) are True in `wrong`.
-
-    If no wrong element of the output `got` is finite, the text mentions this as well.
-    """
+    """Return a text that describes which elements of (batch, heads, N, d) or (batch, heads, N) are True in `wrong`."""
     count = f"{int(wrong.sum())} of {wrong.size} numbers"
     names, axes = ("batch", "heads", "rows"), [np.unique(np.nonzero(wrong)[axis]) for axis in range(3)]
     parts = [f"{n} {spans(x)}" for n, x, size in zip(names, axes, wrong.shape, strict=False) if len(x) < size]

@@ -69,10 +69,7 @@ def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[
 
 
 def kinds(subject: Subject) -> list[str]:
-    """Return the dtypes of torch with which the function can be called.
-
-    If it is not a function of torch, there are none.
-    """
+    """Return the dtypes of torch with which the function can be called."""
     interpreted = any(type(x).__name__ == "InterpretedFunction" for x in subject.space.values())
     some = dtypes("torch") if subject.library == "torch" else ()
     return [x for x in some if x != "bfloat16" or not interpreted]  # the interpreter multiplies its bits as integers
@@ -109,10 +106,7 @@ def positions(subject: Subject, state: Variant) -> Iterator[Finding]:
 
 
 def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
-    """Repeat the first call of the examination three times, and yield a finding if the outputs differ.
-
-    `first` is the answer to the first call.
-    """
+    """Repeat the first call of the examination three times, and yield a finding if the outputs differ."""
     answers = [subject.ask(first.case).outputs["O"] for _ in range(3)]
     if not all(np.array_equal(x, answers[0], equal_nan=True) for x in answers):
         yield Finding("not-deterministic", "three calls in a row", float(np.ptp(answers, axis=0).max()), first.case)

@@ -72,11 +72,7 @@ def settle_window(subject: Subject) -> None:
 
 
 def libraries(subject: Subject) -> list[str]:
-    """Return the array libraries to try, in this order.
-
-    The first ones are the libraries that the function's code uses. They are followed by the libraries that its module
-    uses, and then by all others.
-    """
+    """Return the array libraries to try, in this order."""
     used = [subject.space.get(x) for x in (subject.code.co_names if subject.code else ())]
     roots = [x.__name__.split(".")[0] for x in [*used, *subject.space.values()] if inspect.ismodule(x)]
     return list(dict.fromkeys([x for x in roots if x in LIBRARIES] + LIBRARIES))

@@ -92,11 +92,7 @@ class Subject:
         return role in self.roles.values()
 
     def tiles(self) -> tuple[int, ...]:
-        """Return tile sizes that the function may use.
-
-        They are the usual sizes, and every integer from 2 to 256 among the function's defaults, the constants of its
-        code and the constants of its module.
-        """
+        """Return tile sizes that the function may use."""
         numbers = [*self.defaults.values(), *self.given.values(), *(self.code.co_consts if self.code else ())]
         numbers += [x for name, x in self.space.items() if name.upper() == name]
         return tuple(sorted({x for x in numbers if type(x) is int and 2 <= x <= 256} | set(TILES)))

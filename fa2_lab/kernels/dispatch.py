@@ -36,11 +36,7 @@ def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 
 
 def prepare_forward(tensors: Tensors, options: Options) -> Callable:
-    """Return a function that computes (O, L) for calls like this one, with any strides.
-
-    If the rows of a tensor are not contiguous, the function first copies this tensor. Otherwise, it is the function
-    from prepare_contiguous_forward().
-    """
+    """Return a function that computes (O, L) for calls like this one, with any strides."""
     if not any(map(needs_copy, tensors)):
         return prepare_contiguous_forward(tensors, options)
     return lambda tensors: forward(Tensors._make(map(rows_contiguous, tensors)), options)
@@ -147,18 +143,12 @@ def hopper_supports(options: Options, sinks: Tensor | None) -> bool:
 
 
 def hopper_forward(device: torch.device) -> ModuleType | None:
-    """Return the module that prepares the Hopper forward kernel, or None if the kernel cannot run.
-
-    The kernel cannot run if the GPU is not a Hopper GPU or if the installed Gluon is too old.
-    """
+    """Return the module that prepares the Hopper forward kernel, or None if the kernel cannot run."""
     return get_or_make(("Hopper's forward", device), import_hopper, "forward", device)
 
 
 def hopper_backward(device: torch.device) -> ModuleType | None:
-    """Return the module that prepares the Hopper backward kernel, or None if the kernel cannot run.
-
-    The kernel cannot run if the GPU is not a Hopper GPU or if the installed Gluon is too old.
-    """
+    """Return the module that prepares the Hopper backward kernel, or None if the kernel cannot run."""
     return get_or_make(("Hopper's backward", device), import_hopper, "backward", device)
 
 

@@ -147,11 +147,7 @@ def program_count(X: torch.Tensor, B: int, sequences: int | None) -> int:
 def size_arguments(
     Q: torch.Tensor, K: torch.Tensor, owned: torch.Tensor, streamed: torch.Tensor, sequences: int | None
 ) -> dict:
-    """Return the size arguments of a kernel in which each program owns a block of `owned` and loops over `streamed`.
-
-    `owned` is Q and `streamed` is K, or the other way round. The program also loops over a second tensor that has the
-    shape of `streamed`.
-    """
+    """Return the size arguments of a kernel in which each program owns a block of `owned` and loops over `streamed`."""
     (_, H, N_q, _), (_, H_kv, N_k, _), (batch, heads, *_) = shape(Q), shape(K), shape(owned)
     found = dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, heads=batch * heads, sequences=sequences)
     return found | dict(l2_group=min(batch * heads, l2_group(streamed)))
@@ -181,19 +177,12 @@ def sm_count(device: torch.device) -> int:
 
 
 def dropout_rule(p: float) -> tuple[int, float]:
-    """Return (threshold, factor) for dropout with probability p.
-
-    An entry is dropped if its random 32-bit word is below the threshold. All other entries are multiplied by the factor
-    1/(1 − p).
-    """
+    """Return (threshold, factor) for dropout with probability p."""
     return math.floor(p * 2**32), 1 / (1 - p)
 
 
 def on_device_of(Q: torch.Tensor) -> Any:
-    """Return a context manager that makes Q's GPU the current one, as Triton requires during a launch.
-
-    If Q is on the CPU, the context lets Triton's interpreter run only one launch at a time.
-    """
+    """Return a context manager that makes Q's GPU the current one, as Triton requires during a launch."""
     if not Q.is_cuda:
         return interpreter.LOCK
     if Q.get_device() == torch.accelerator.current_device_index():

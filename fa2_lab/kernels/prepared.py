@@ -75,10 +75,7 @@ class Options(NamedTuple):
 
 
 def get_or_make(key: tuple, make: Callable, *arguments: Any) -> Any:
-    """Return make(*arguments), stored in the table of prepared calls under `key`.
-
-    The function `make` is called only if the table does not contain the key.
-    """
+    """Return make(*arguments), stored in the table of prepared calls under `key`."""
     found = PREPARED.get(key, PREPARED)  # which means that it has none, because None is a value, too
     if found is PREPARED:
         found = store(key, make(*arguments))
@@ -86,10 +83,7 @@ def get_or_make(key: tuple, make: Callable, *arguments: Any) -> Any:
 
 
 def store(key: tuple, entry: Any) -> Any:
-    """Store `entry` in the table of prepared calls under `key`, and return it.
-
-    If the table is full, remove its oldest entry.
-    """
+    """Store `entry` in the table of prepared calls under `key`, and return it."""
     if len(PREPARED) >= MAX_ENTRIES:
         PREPARED.pop(next(iter(PREPARED)), None)
     PREPARED[key] = entry
@@ -108,10 +102,7 @@ def tensor_keys(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
 
 
 def needs_copy(x: Tensor | None) -> bool:
-    """Return whether kernels need a copy of x, because its rows are not contiguous or it has a pending negation.
-
-    The result is False if x is None.
-    """
+    """Return whether kernels need a copy of x, because its rows are not contiguous or it has a pending negation."""
     if x is None:
         return False
     strided = x.stride(-1) != 1 and x.shape[-1] > 1

@@ -79,10 +79,7 @@ class Block:
         self.jobs: list[Job] = []  # in the order in which they ended
 
     def start(self, unit: str, clocks: float, label: str, compute: Callable[[], object] = lambda: None) -> Job:
-        """Start a job of `clocks` clocks on `unit` for the running actor, and return the job without waiting for it.
-
-        When the job ends, `compute` is called, and what it returns becomes the job's result.
-        """
+        """Start a job of `clocks` clocks on `unit` for the running actor, and return the job without waiting for it."""
         job = Job(unit, self.actor, label, clocks, compute, clocks)
         self.running.append(job)
         return job

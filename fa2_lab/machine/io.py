@@ -45,10 +45,7 @@ def tiles_per_row(tiling: Tiling) -> np.ndarray:
 
 
 def keys_per_row(tiling: Tiling) -> np.ndarray:
-    """Return an array (T_r,) with the number of keys in the column blocks that row block i visits.
-
-    It is n_i · B_c if none of these column blocks is ragged.
-    """
+    """Return an array (T_r,) with the number of keys in the column blocks that row block i visits."""
     if tiling.mask.allowed is not None:
         size = [len(range(tiling.N_k)[tiling.cols(j)]) for j in range(tiling.T_c)]
         return np.array([sum(size[j] for j in tiling.visited_cols(i)) for i in range(tiling.T_r)])
@@ -80,19 +77,13 @@ def scores_visited(tiling: Tiling) -> int:
 
 
 def standard_forward(tiling: Tiling, d: int) -> Traffic:
-    """Return the traffic of standard attention, whose three passes write and read all of S and P.
-
-    The traffic does not depend on the tile sizes.
-    """
+    """Return the traffic of standard attention, whose three passes write and read all of S and P."""
     q, k, s = _sizes(tiling, d)
     return Traffic(loads={"Q": q, "K": k, "S": s, "P": s, "V": k}, stores={"S": s, "P": s, "O": q})
 
 
 def fa1_forward(tiling: Tiling, d: int) -> Traffic:
-    """Return the traffic of FA1's Algorithm 2, which skips no tile under any mask.
-
-    The algorithm loads K and V once. For each column block, it loads Q, O, l and m, and stores O, l and m.
-    """
+    """Return the traffic of FA1's Algorithm 2, which skips no tile under any mask."""
     q, k, _ = _sizes(tiling, d)
     T_c, N_q = tiling.T_c, tiling.N_q
     loads = {"K": k, "V": k, "Q": T_c * q, "O": T_c * q, "l": T_c * N_q, "m": T_c * N_q}
@@ -101,10 +92,7 @@ def fa1_forward(tiling: Tiling, d: int) -> Traffic:
 
 
 def fa2_forward(tiling: Tiling, d: int) -> Traffic:
-    """Return the traffic of FA2's Algorithm 1.
-
-    The algorithm loads Q once, and stores O and L once. For each row block, it loads the visited tiles of K and V.
-    """
+    """Return the traffic of FA2's Algorithm 1."""
     q, _, _ = _sizes(tiling, d)
     streamed = cols_visited(tiling) * d
     return Traffic(loads={"Q": q, "K": streamed, "V": streamed}, stores={"O": q, "L": tiling.N_q})
@@ -124,10 +112,7 @@ def standard_backward(tiling: Tiling, d: int) -> Traffic:
 
 
 def fa1_backward(tiling: Tiling, d: int) -> Traffic:
-    """Return the traffic of FA1's Algorithm 4.
-
-    The algorithm loads K and V once. For each column block, it loads Q, O, dO, dQ, l and m, and stores dQ.
-    """
+    """Return the traffic of FA1's Algorithm 4."""
     q, k, _ = _sizes(tiling, d)
     T_c, N_q = tiling.T_c, tiling.N_q
     loads = {"K": k, "V": k} | dict.fromkeys(("Q", "O", "dO", "dQ"), T_c * q) | dict.fromkeys(("l", "m"), T_c * N_q)
@@ -135,11 +120,7 @@ def fa1_backward(tiling: Tiling, d: int) -> Traffic:
 
 
 def fa2_backward(tiling: Tiling, d: int) -> Traffic:
-    """Return the traffic of FA2's Algorithm 2.
-
-    The algorithm computes D once at the start. It loads K and V once. For each visited tile, it loads Q, dO, dQ, L and
-    D, and stores dQ.
-    """
+    """Return the traffic of FA2's Algorithm 2."""
     q, k, _ = _sizes(tiling, d)
     rows = rows_visited(tiling)
     loads = {"K": k, "V": k, "O": q, "dO": q + rows * d, "Q": rows * d, "dQ": rows * d, "L": rows, "D": rows}
@@ -194,10 +175,7 @@ def sizes(tiling: Tiling, d: int) -> dict[str, int]:
 
 
 def at_most(passes: int, moved: Traffic, size: dict[str, int]) -> Traffic:
-    """Return `moved` with at most `passes` loads and stores of each whole tensor, as if a cache absorbed the rest.
-
-    `size` contains the number of elements of each tensor.
-    """
+    """Return `moved` with at most `passes` loads and stores of each whole tensor, as if a cache absorbed the rest."""
     return moved.each(lambda tensor, n: min(n, passes * size[tensor]))
 
 
@@ -277,10 +255,7 @@ TILE_OPS = {
 
 
 def tile_operations(algorithm: str, direction: str, b: int, c: int, d: int) -> Counter[str]:
-    """Return {kind: number of operations} for one tile of b rows and c columns.
-
-    `algorithm` is "fa1" or "fa2", and `direction` is "forward" or "backward".
-    """
+    """Return {kind: number of operations} for one tile of b rows and c columns."""
     b, c, d = (whole_number(name, x, low=1) for name, x in (("b", b), ("c", c), ("d", d)))
     return _known(TILE_OPS, algorithm, direction)(b * c, b, c, d)
 

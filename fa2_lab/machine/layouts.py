@@ -101,9 +101,6 @@ def _value(text: str) -> Any:
 
 
 def bank_conflicts(offsets: np.ndarray, itemsize: int = 2) -> int:
-    """Return the largest number of 16-byte chunks that fall into the same group of banks. 1 means no conflict.
-
-    `offsets` contains the offset of the first element of each chunk, and `itemsize` is the number of bytes per element.
-    """
+    """Return the largest number of 16-byte chunks that fall into the same group of banks. 1 means no conflict."""
     groups = offsets * itemsize % LINE_BYTES // CHUNK_BYTES
     return int(np.bincount(groups.ravel()).max())

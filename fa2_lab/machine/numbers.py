@@ -18,10 +18,7 @@ LARGEST = 448  # of E4M3
 
 
 class TiedRows(NamedTuple):
-    """Rows of scores S in which two scores share the maximum.
-
-    Each row has its own V (keys, d) and its own row of dO.
-    """
+    """Rows of scores S in which two scores share the maximum."""
 
     S: np.ndarray  # (rows, keys)
     V: np.ndarray  # (rows, keys, d)
@@ -88,10 +85,7 @@ def rotation(d: int, seed: int = 0) -> np.ndarray:
 
 
 def with_outliers(N: int = 1024, d: int = 64, share: float = 0.001, seed: int = 0) -> np.ndarray:
-    """Return random Q, K and V, each (N, d), as in the FlashAttention-3 paper.
-
-    The elements are N(0, 1), plus N(0, 100) in a fraction `share` of the elements.
-    """
+    """Return random Q, K and V, each (N, d), as in the FlashAttention-3 paper."""
     rng = np.random.default_rng(seed)
     normal, large = rng.standard_normal((2, 3, N, d))
     return normal + 10 * large * (rng.random((3, N, d)) < share)

@@ -90,10 +90,7 @@ class Shares:
         return self.programs + len(self.tiles)
 
     def blocks(self) -> list[grid.BlockWork]:
-        """Return one block for each share, as grid.schedule takes them.
-
-        The cost of a block is its number of units of work.
-        """
+        """Return one block for each share, as grid.schedule takes them."""
         return [
             grid.BlockWork(w, index=None, cost=min(self.share, self.work - w * self.share)) for w in range(self.busy)
         ]
@@ -103,10 +100,7 @@ class Shares:
 
 
 def same_splits(tiles: Sequence[int], splits: int) -> list[grid.BlockWork]:
-    """Return the blocks for grid.schedule if each head is cut into `splits` pieces of nearly equal length.
-
-    A block processes one piece. Its cost is its number of tiles plus one unit of work to start.
-    """
+    """Return the blocks for grid.schedule if each head is cut into `splits` pieces of nearly equal length."""
     whole_number("splits", splits, low=1)
     cut = [[len(part) for part in np.array_split(range(n), min(splits, max(n, 1)))] for n in tiles]
     return [grid.BlockWork(head, k, n + 1) for head, part in enumerate(cut) for k, n in enumerate(part)]

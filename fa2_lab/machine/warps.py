@@ -65,10 +65,7 @@ class SharedMemory:
         return value
 
     def barrier(self, reason: str) -> None:
-        """Make all warps wait for each other, so that each warp can then read what the others have written.
-
-        `reason` is recorded.
-        """
+        """Make all warps wait for each other, so that each warp can then read what the others have written."""
         self.waits[reason] += 1
         self._forget()
 
@@ -147,10 +144,7 @@ def split_k(
 
 
 def _slice_of_s(shared: SharedMemory, tau: float, visible: np.ndarray, keys: slice, w: int) -> np.ndarray:
-    """Return the scores (B_r, B_c / W) that warp w computes for a tile, and write their row maxima to shared memory.
-
-    `keys` is the warp's slice of the tile's keys, and `visible` is True for each visible entry of the tile.
-    """
+    """Return the scores (B_r, B_c / W) that warp w computes for a tile, and write their row maxima to shared memory."""
     q_i, k_w = shared.read(w, "Q"), shared.read(w, "K", keys)  # all of Q, a slice of K
     s_w = np.where(visible[:, keys], tau * (q_i @ k_w.T), -np.inf)
     shared.write(w, "max", w, s_w.max(axis=1, initial=-np.inf))
@@ -182,10 +176,7 @@ def tile_accesses(scheme: str, b: int, c: int, d: int, W: int) -> Counter[tuple]
 
 
 def tile_bytes(scheme: str, b: int, c: int, d: int, W: int) -> int:
-    """Return the total size in bytes of the shared-memory accesses that tile_accesses() counts.
-
-    Q, K and V are 16-bit, and statistics and partial results are fp32.
-    """
+    """Return the total size in bytes of the shared-memory accesses that tile_accesses() counts."""
     return sum(n * BYTES[tensor] for (_, tensor), n in tile_accesses(scheme, b, c, d, W).items())
 
 

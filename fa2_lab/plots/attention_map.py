@@ -52,19 +52,13 @@ def text(draw: np.random.Generator) -> np.ndarray:
 
 
 def one_hot(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return two one-hot matrices of a text.
-
-    A row of the first encodes a word, and a row of the second its predecessor.
-    """
+    """Return two one-hot matrices of a text."""
     X = np.eye(WORDS)[words]
     return X, np.vstack([np.zeros(WORDS), X[:-1]])
 
 
 def head(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return Q, K and V of a text.
-
-    A key encodes the word before its position, and a value encodes the word at its position.
-    """
+    """Return Q, K and V of a text."""
     X, before = one_hot(words)
     return X @ W_Q, before @ W_K, X
 

@@ -59,10 +59,7 @@ def draw() -> style.Drawn:
 
 
 def _edge(ax: style.Axes, start: str, end: str) -> None:
-    """Draw an arrow from the bottom of the box `start` to the top of the box `end`.
-
-    If `start` is a loaded tensor, the arrow has the tensor's hue.
-    """
+    """Draw an arrow from the bottom of the box `start` to the top of the box `end`."""
     x0, y0, w0, _, kind = NODES[start]
     x1, y1, w1, *_ = NODES[end]
     left, right = x1 + 0.15, x1 + w1 - (0.55 if end in AGAIN else 0.15)

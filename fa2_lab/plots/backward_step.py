@@ -98,10 +98,7 @@ def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, se
 
 
 def _job(ax: style.Axes, row: float, span: tuple[float, float], what: str, number: int) -> None:
-    """Draw one job as a box in the colour of its tensor `what`, labelled with the tensor and the number of the step.
-
-    `span` is (start, end) of the job.
-    """
+    """Draw one job as a box in the colour of its tensor `what`, labelled with the tensor and the number of the step."""
     begun, ended = span
     label = f"{what}\n{number}" if style.narrow() else f"{what} {number}"
     style.tensor_box(

@@ -45,10 +45,7 @@ SHOWN = {  # an idea or a prediction in the record's words: in the table's words
 
 
 def worths() -> list[dict]:
-    """Return one dictionary for each idea and each problem on which it was measured.
-
-    A dictionary holds the problem and `worth`: the speed with the idea divided by the speed without it, in one run.
-    """
+    """Return one dictionary for each idea and each problem on which it was measured."""
     rows = [row for row in load("ideas").rows if {"with it", "without it"} <= row.values.keys()]
     return [row.problem | dict(worth=row.ratio("with it", "without it")) for row in rows]
 

@@ -77,10 +77,7 @@ def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -
 
 
 def visited_tiles(parts: list[tuple[int, Tiling]]) -> int:
-    """Return the number of tiles that are computed in all tilings of a mask.
-
-    `parts` are these tilings, each as (first row and column, tiling).
-    """
+    """Return the number of tiles that are computed in all tilings of a mask."""
     counts = [tiling.counts() for _, tiling in parts]
     return sum(n[Tile.FULL] + n[Tile.DIAGONAL] for n in counts)
 
@@ -99,10 +96,7 @@ def _tiles(ax: style.Axes, parts: list[tuple[int, Tiling]]) -> int:
 
 
 def _row(ax: style.Axes, parts: list[tuple[int, Tiling]], row: int) -> None:
-    """Draw the key range of the row with index `row` as a bar, and write the first and the last key below the matrix.
-
-    `parts` are the tilings of the mask, each as (first row and column, tiling).
-    """
+    """Draw the key range of the row with index `row` as a bar, and write the first and the last key below the matrix."""
     start, tiling = next((s, t) for s, t in parts if s <= row < s + t.N_q)
     first, last = (int(start + end) for end in tiling.interval(row - start))
     style.box(ax, first, row, last - first, 1, "", style.INK, linewidth=0)

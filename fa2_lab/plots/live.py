@@ -32,10 +32,7 @@ HEAD = re.compile(
 
 
 def about(name: str) -> tuple[str, str, str]:
-    """Return (title, description, description of the static form), read from the page of an interactive figure.
-
-    In a wheel, all three are empty, because a wheel does not contain the pages.
-    """
+    """Return (title, description, description of the static form), read from the page of an interactive figure."""
     page = FOLDER / f"{name}.html"
     if not page.is_file():
         return "", "", ""

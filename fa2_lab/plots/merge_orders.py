@@ -38,10 +38,7 @@ def merge_pairs(blocks: int) -> dict[str, list[tuple[int, int]]]:
 
 
 def _chain(start: int, stop: int, number: int) -> list[tuple[int, int]]:
-    """Return the pairs of nodes that join the leaves start … stop − 1 one after another.
-
-    The first merge creates the node `number`, and each further merge creates the next node.
-    """
+    """Return the pairs of nodes that join the leaves start … stop − 1 one after another."""
     lefts = [start, *range(number, number + stop - start - 2)]
     return list(zip(lefts, range(start + 1, stop), strict=True))
 

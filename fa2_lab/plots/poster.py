@@ -76,10 +76,7 @@ def data(tag: str = "FA2.A1") -> dict:
 
 
 def code(places: tuple[Place, ...]) -> tuple[str, ...]:
-    """Return these lines of code without their comments.
-
-    If a kernel contains a line twice, in two loops, only the first occurrence is returned.
-    """
+    """Return these lines of code without their comments."""
     lines = [place.text.split("  #")[0] for place in places]
     once = {re.split(r" = | in ", line)[0]: line for line in reversed(lines)}
     return tuple(line for line in lines if line in once.values())
@@ -320,10 +317,7 @@ def wrapped(row: Row, column: str) -> list[str]:
 
 
 def whole(words: str) -> str:
-    """Return the words with non-breaking spaces in formulas.
-
-    They are around operators, between names, and inside parentheses.
-    """
+    """Return the words with non-breaking spaces in formulas."""
     words = re.sub(r" ([=←+−∘×/]) ", "\u00a0\\1\u00a0", words)
     words = re.sub(r"(?<=[τℓ⌉)]) (?=\w)|(?<=_ij) (?=[kv]_)|(?<=_ijᵀ) (?=do_|q_)|(?<=[qo]_i) (?=[kv]_)", "\u00a0", words)
     return re.sub(r"\([^()]*\)", lambda inside: inside[0].replace(" ", "\u00a0"), words)

@@ -48,19 +48,13 @@ def of(rows: list[Measurement], direction: str) -> list[Measurement]:
 
 
 def against(rows: list[Measurement]) -> dict[str, list[float]]:
-    """Return {implementation: list of ratios}: fa2_lab's speed divided by the implementation's speed.
-
-    A list has one ratio for each problem on which both were measured.
-    """
+    """Return {implementation: list of ratios}: fa2_lab's speed divided by the implementation's speed."""
     found = {name: [m.ratio("fa2_lab", name) for m in rows if name in m.values] for name in LOOKS}
     return {name: ratios for name, ratios in found.items() if ratios}
 
 
 def by_direction(group: str, rows: list[Measurement]) -> list[Ratios]:
-    """Return two rows of the picture for these measurements, one for the forward and one for the backward.
-
-    `group` is the heading of both rows.
-    """
+    """Return two rows of the picture for these measurements, one for the forward and one for the backward."""
     return [(group, direction, against(of(rows, direction))) for direction in ("forward", "backward")]
 
 
@@ -153,9 +147,6 @@ def spread(rows: list[Ratios], group: str) -> str:
 
 
 def won(rows: list[Ratios], name: str) -> tuple[int, int]:
-    """Return (wins, problems) of fa2_lab against the implementation `name`.
-
-    `problems` counts the problems for which both have a time, and `wins` counts those on which fa2_lab is faster.
-    """
+    """Return (wins, problems) of fa2_lab against the implementation `name`."""
     found = [x for _, _, ratios in rows for x in ratios.get(name, ())]
     return sum(x > 1 for x in found), len(found)

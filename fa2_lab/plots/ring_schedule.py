@@ -16,10 +16,7 @@ def data(ranks: int = 4, rows: int = 8) -> dict:
 
 
 def cell(lengths: list[int], rank: int, source: int) -> dict:
-    """Return the rows and columns of the scores that a rank computes with the keys of the rank `source`.
-
-    Rows and columns are fractions of a shard. `lengths` are the numbers of rows of all shards.
-    """
+    """Return the rows and columns of the scores that a rank computes with the keys of the rank `source`."""
     seen = meeting(lengths, rank, source, "zigzag", causal=True)
     rows, cols = ((x.start / lengths[0], x.stop / lengths[0]) for x in (seen.queries, seen.keys))
     return dict(source=source, rows=rows, cols=cols, diagonal=seen.kind is Tile.DIAGONAL)

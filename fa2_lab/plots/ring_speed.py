@@ -22,10 +22,7 @@ def data() -> dict:
 
 
 def reached(record: Record, ranks: int = 4, N: int = 131072) -> tuple[float, float]:
-    """Return the FLOP/s of the causal forward on one GPU, and the bytes per second on a link while K and V travel.
-
-    K and V travel round `ranks` GPUs.
-    """
+    """Return the FLOP/s of the causal forward on one GPU, and the bytes per second on a link while K and V travel."""
     rows = {r.direction: r for r in record.rows if r.problem["N_q"] == N and "layout" not in r.problem}
     one, around, p = rows["forward"], rows["K V once round"].values[name_of(ranks)][0], rows["forward"].problem
     moved = (ranks - 1) * N // ranks * p["kv_heads"] * p["d"] * 2 * 2  # K and V, 2 bytes each
@@ -33,10 +30,7 @@ def reached(record: Record, ranks: int = 4, N: int = 131072) -> tuple[float, flo
 
 
 def contiguous(record: Record, by_length: dict) -> tuple[int, int, float]:
-    """Return (number of GPUs, N, speedup over one GPU) for the measurement of the contiguous layout.
-
-    `by_length` is {N: times}, which include the time of one GPU.
-    """
+    """Return (number of GPUs, N, speedup over one GPU) for the measurement of the contiguous layout."""
     row = next(r for r in record.rows if r.problem.get("layout") == "contiguous" and r.direction == "both")
     (name, (ms, *_)), N = next(iter(row.values.items())), row.problem["N_q"]
     return gpus(name), N, by_length[N][name_of(1)][0] / ms

@@ -89,10 +89,7 @@ def _maximum(ax: style.Axes, s: np.ndarray, m: np.ndarray) -> None:
 
 
 def _sum(ax: style.Axes, name: str, meaning: str, total: np.ndarray, alpha: np.ndarray, **look: Any) -> None:
-    """Draw two levels for each key block: the total after it is multiplied by α, and after the new terms are added.
-
-    `total` contains the sum after each key block. `name` and `meaning` are printed.
-    """
+    """Draw two levels for each key block: the total after it is multiplied by α, and after the new terms are added."""
     before = np.concatenate([[0.0], total[:-1]])
     levels = np.stack([alpha * before, total], axis=1).ravel()
     ax.stairs(levels, np.arange(len(levels) + 1) / 2, baseline=None, color=style.hue(name), linewidth=2.2, **look)

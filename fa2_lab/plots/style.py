@@ -146,10 +146,7 @@ def contrast(a: str, b: str) -> float:
 
 
 def ink_on(fill: str) -> str:
-    """Return the colour of words on this fill.
-
-    If a fill has another colour on a dark page, so do the words on it.
-    """
+    """Return the colour of words on this fill."""
     inks = (INK, PAPER) if fill in DARK else (BLACK, WHITE)
     return max(inks, key=lambda ink: contrast(ink, fill))
 
@@ -170,10 +167,7 @@ def tint(color: str, strength: float = 0.3) -> str:
 
 
 def fill(tensor: str) -> str:
-    """Return the fill of a tensor's box: the tensor's hue, tinted so that any label on it is readable.
-
-    The fill of S is stronger than the fill of P.
-    """
+    """Return the fill of a tensor's box: the tensor's hue, tinted so that any label on it is readable."""
     return tint(hue(tensor), {PINK: 0.7, PALE_PINK: 0.5}.get(hue(tensor), 0.3))
 
 
@@ -253,10 +247,7 @@ def _right_of(box: Any, other: Any) -> bool:
 
 
 def trim(figure: Figure) -> None:
-    """Shrink the figure to the height of its contents.
-
-    Axes with a fixed aspect can leave empty space above and below.
-    """
+    """Shrink the figure to the height of its contents."""
     used = figure.get_tightbbox().height + 0.1
     if used < figure.get_figheight() - 0.2:
         set_height(figure, used)
@@ -264,10 +255,7 @@ def trim(figure: Figure) -> None:
 
 
 def bare(ax: Axes, xlim: tuple[float, float], ylim: tuple[float, float], **look: Any) -> None:
-    """Set the limits of axes and remove their ticks and spines. `ylim` is (top, bottom).
-
-    Further keyword arguments go to Axes.set().
-    """
+    """Set the limits of axes and remove their ticks and spines. `ylim` is (top, bottom)."""
     ax.set(xlim=xlim, ylim=(max(ylim), min(ylim)), **dict(xticks=[], yticks=[]) | look)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)

@@ -86,10 +86,7 @@ def draw(window: float, panels: list[Mapping], setting: str) -> style.Drawn:
 
 
 def _job(ax: style.Axes, lane: int, label: str, begun: float, ended: float, letter: float) -> None:
-    """Draw one job from `begun` to `ended` as a box in its lane, with its label if it fits.
-
-    `letter` is the width of one letter.
-    """
+    """Draw one job from `begun` to `ended` as a box in its lane, with its label if it fits."""
     words = label if ended - begun > letter * len(label) else ""
     tensor = HUE[label.rstrip("0123456789")]
     style.tensor_box(ax, begun, lane + 0.08, ended - begun, 0.84, tensor, words, linewidth=0.8)

@@ -28,10 +28,7 @@ def real_array(name: str, x: ArrayLike, ndim: int) -> np.ndarray:
 
 
 def same_shape(name: str, x: ArrayLike, shape: tuple[int, ...], meaning: str) -> np.ndarray:
-    """Return x as a float64 array, or raise an error if its shape is not `shape`.
-
-    In the error message, `name` is the name of the argument, and `meaning` explains the expected shape.
-    """
+    """Return x as a float64 array, or raise an error if its shape is not `shape`."""
     array = real_array(name, x, len(shape))
     if array.shape != shape:
         raise ValueError(f"{name}: got shape {array.shape}; it takes {meaning} = {shape}")
@@ -71,10 +68,7 @@ def shaped_like_q(Q: np.ndarray, **tensors: ArrayLike) -> list[np.ndarray]:
 
 
 def one_per_row(Q: np.ndarray, **vectors: ArrayLike) -> list[np.ndarray]:
-    """Return the named vectors, such as l, m or L, as float64 arrays.
-
-    Raise an error unless each vector has one element per row of Q.
-    """
+    """Return the named vectors, such as l, m or L, as float64 arrays."""
     return [same_shape(name, x, Q.shape[:-1], "one number for each row of Q, shape") for name, x in vectors.items()]
 
 
@@ -92,10 +86,7 @@ def qkv_heads(Q: ArrayLike, K: ArrayLike, V: ArrayLike) -> tuple[np.ndarray, np.
 
 
 def scale(tau: float | None, d: int, name: str = "tau") -> float:
-    """Return the softmax scale τ as a float, or 1/√d if `tau` is None. A scale of 0 is allowed.
-
-    Raise an error if τ is invalid. `name` is the name of the argument in the error message.
-    """
+    """Return the softmax scale τ as a float, or 1/√d if `tau` is None. A scale of 0 is allowed."""
     if tau is None:
         return 1.0 / np.sqrt(d)
     return real_number(name, tau, "a finite number of at least 0, or None for 1/√d", lambda x: 0 <= x < np.inf)

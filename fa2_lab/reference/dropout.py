@@ -31,10 +31,7 @@ def philox(seed: int, c0: Any, c1: Any, c2: Any, c3: Any) -> np.ndarray:
 
 
 def threshold(p: float) -> int:
-    """Return the 32-bit threshold for dropout: an entry is dropped if its random word is below the threshold.
-
-    A fraction p of all 2³² words is below the threshold.
-    """
+    """Return the 32-bit threshold for dropout: an entry is dropped if its random word is below the threshold."""
     return int(p * 2.0**32)
 
 

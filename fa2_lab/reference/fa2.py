@@ -159,9 +159,6 @@ def forward_split_keys(
 
 
 def _shares(blocks: list[int], splits: int) -> list[list[int]]:
-    """Divide a list of blocks into `splits` consecutive shares, one per worker.
-
-    The last shares may be shorter than the others, or empty.
-    """
+    """Divide a list of blocks into `splits` consecutive shares, one per worker."""
     size = cdiv(len(blocks), splits) or 1
     return [blocks[w * size : (w + 1) * size] for w in range(splits)]

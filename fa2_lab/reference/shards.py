@@ -36,10 +36,7 @@ def check_layout(layout: str) -> None:
 
 
 def even_lengths(N: int, ranks: int) -> list[int]:
-    """Return the number of rows of each rank if N rows are distributed as evenly as possible.
-
-    If N is not divisible by the number of ranks, the first ranks get one row more.
-    """
+    """Return the number of rows of each rank if N rows are distributed as evenly as possible."""
     N, ranks = whole_number("N", N, low=1), whole_number("ranks", ranks, low=1)
     return [N // ranks + (rank < N % ranks) for rank in range(ranks)]
 

@@ -10,10 +10,7 @@ NO_CHECKOUT = "{what} needs a checkout of the repository, and there is none arou
 
 
 def checkout(what: str) -> Path:
-    """Return the root of the checkout that contains this package.
-
-    If there is none, raise an error, because `what` needs a checkout.
-    """
+    """Return the root of the checkout that contains this package."""
     if not (ROOT / "pyproject.toml").is_file():
         raise ValueError(NO_CHECKOUT.format(what=what))
     return ROOT

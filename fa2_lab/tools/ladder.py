@@ -87,19 +87,13 @@ def label(name: str) -> str:
 
 
 def both(name: str, what: str) -> str:
-    """Return the compiled number `what` of a rung without a mask and under the causal mask, as "a/b".
-
-    A number that is not recorded becomes "-".
-    """
+    """Return the compiled number `what` of a rung without a mask and under the causal mask, as "a/b"."""
     facts = [reasons.facts().get((name, causal, D)) for causal in MASKS]
     return "/".join(f"{row[what]}" for row in facts if row) if all(facts) else "-"
 
 
 def unmasked(results: Record) -> Measurement:
-    """Return the measurement without a mask for the shape that the table shows.
-
-    Raise an error if it is missing, which happens only after an interrupted run.
-    """
+    """Return the measurement without a mask for the shape that the table shows."""
     row = reasons.timed(results, causal=False, d=D)
     if row is None:
         raise ValueError("the record has no row of the table's shape yet: `fa2-lab bench ladder` measures the rest")

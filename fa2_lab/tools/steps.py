@@ -23,10 +23,7 @@ def code(rung: str) -> list[str]:
 
 
 def steps(old: str, new: str) -> list[tuple[str, list[str], list[str]]]:
-    """Compare two rungs, ignoring indentation, and return a list of (operation, old lines, new lines).
-
-    The operation is "equal", "replace", "delete" or "insert".
-    """
+    """Compare two rungs, ignoring indentation, and return a list of (operation, old lines, new lines)."""
     before, after = code(old), code(new)
     matcher = SequenceMatcher(a=[x.strip() for x in before], b=[x.strip() for x in after], autojunk=False)
     return [(what, before[a:b], after[c:d]) for what, a, b, c, d in matcher.get_opcodes()]
@@ -47,10 +44,7 @@ def diff(old: str, new: str, colours: bool = False) -> str:
 
 
 def context(lines: list[str], first: bool) -> list[str]:
-    """Return those of the unchanged `lines` that a diff shows as context: the first few and the last few.
-
-    If `first` is True, no change precedes the lines, and only the last few are returned.
-    """
+    """Return those of the unchanged `lines` that a diff shows as context: the first few and the last few."""
     if first:
         return lines[-AROUND:]
     return lines if len(lines) <= 2 * AROUND + 1 else [*lines[:AROUND], "…", *lines[-AROUND:]]

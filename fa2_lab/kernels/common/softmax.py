@@ -34,10 +34,7 @@ def log2_scale(scale: float) -> float:
 
 
 def scales(scale: float, softcap: float | None = None) -> Scales:
-    """Return the Scales for a scale τ and a softcap.
-
-    softmax_step() explains how the kernels use them, and apply_softcap() explains how a softcap changes them.
-    """
+    """Return the Scales for a scale τ and a softcap."""
     scale_log2 = log2_scale(scale if softcap is None else softcap)
     softcap_factor = None if softcap is None else min(scale / softcap, MAX_SOFTCAP_FACTOR)
     exact_scale, huge_from = 2.0 ** math.floor(math.log2(scale_log2)), min(2.0**28 / scale_log2, 2.0**126)

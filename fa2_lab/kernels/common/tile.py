@@ -45,10 +45,7 @@ class DropoutKey(NamedTuple):
 
 @triton.jit
 def tile_coord(T, heads, l2_group):
-    """Return the index of the block (of rows or columns) that this program processes, and the index of its head.
-
-    Each head has T blocks. block_coord() explains `l2_group`.
-    """
+    """Return the index of the block (of rows or columns) that this program processes, and the index of its head."""
     return block_coord(tl.program_id(0), T, heads, l2_group)
 
 
@@ -140,10 +137,7 @@ def store_rows(X, x, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: 
 
 @triton.jit
 def sequence_start(cu_seqlens, b, n):
-    """Return the first row of packed sequence b: 0 if b is 0, and otherwise cu_seqlens[b], clamped to 0 … n.
-
-    `cu_seqlens` points to the cumulative sequence lengths.
-    """
+    """Return the first row of packed sequence b: 0 if b is 0, and otherwise cu_seqlens[b], clamped to 0 … n."""
     return tl.where(b == 0, 0, tl.minimum(tl.maximum(tl.load(cu_seqlens + b), 0), n))
 
 
@@ -198,10 +192,7 @@ def block_count(n, sequences, B: tl.constexpr):
 
 @triton.jit
 def key_length(key_lengths, batch, N_k):
-    """Return the number of real keys of a batch entry, which is N_k if key_lengths is None.
-
-    A length outside 0 … N_k is clamped.
-    """
+    """Return the number of real keys of a batch entry, which is N_k if key_lengths is None."""
     if key_lengths is None:
         return N_k
     else:
@@ -235,10 +226,7 @@ def columns_seen(row, N_q, N_k, length, window):
 
 @triton.jit
 def sees(begin, end, col, window):
-    """Return whether column `col` is in begin:end, the columns that a row sees.
-
-    Without a left bound, begin is ignored.
-    """
+    """Return whether column `col` is in begin:end, the columns that a row sees."""
     return col < end if window[0] is None else (begin <= col) & (col < end)
 
 

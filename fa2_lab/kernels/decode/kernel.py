@@ -329,10 +329,7 @@ def row_block(head, key_lengths, table, N_k, sizes):
 
 @triton.jit
 def first_tile(N_k, N_q, left, tile):
-    """Return the index of the first tile of keys that any query of a sequence sees.
-
-    The index is 0 unless the window has a left bound.
-    """
+    """Return the index of the first tile of keys that any query of a sequence sees."""
     if left is None:
         return 0 * N_k
     else:
@@ -379,10 +376,7 @@ def units_in_head(length, work, tile):
 
 @triton.jit
 def units_in_sequences(work, first, end, tile):
-    """Return an array (LENGTHS,) with the number of work units in each of the sequences first:first + LENGTHS.
-
-    Sequences from `end` on count as 0.
-    """
+    """Return an array (LENGTHS,) with the number of work units in each of the sequences first:first + LENGTHS."""
     index = first + tl.arange(0, LENGTHS)
     length = tl.load(work.key_lengths + index, mask=index < end, other=0)
     length = tl.minimum(tl.maximum(length, 0), work.N_k).to(tl.int32)

@@ -21,10 +21,7 @@ STATISTIC = 4  # bytes per number of a partial result, whose m, l and o are fp32
 
 
 def heads_fill(slots: int, heads: int) -> bool:
-    """Return whether one program per head fills nearly all `slots` in every wave, for `heads` heads of equal length.
-
-    A slot is room for one program on an SM.
-    """
+    """Return whether one program per head fills nearly all `slots` in every wave, for `heads` heads of equal length."""
     return heads > 0 and heads / (cdiv(heads, slots) * slots) >= WHOLE_HEADS_FILL
 
 

@@ -65,10 +65,7 @@ class Group(NamedTuple):
 
 @triton.jit
 def load_row_values(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
-    """Load one element per row of a head from X, which is L or D.
-
-    With RAGGED, the element is 0 for a row that does not exist.
-    """
+    """Load one element per row of a head from X, which is L or D."""
     at = X + tl.cast(bh, tl.int64) * head_stride + row
     x = tl.load(at, mask=row < N_q, other=0.0) if RAGGED else tl.load(at)
     return tl.sum(x[:, None], 1)  # over one term; otherwise every thread would load all that it needs itself
@@ -274,10 +271,7 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
 
 
 def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
-    """Return (dQ, dK, dV) in the shapes of Q, K and V, or (dQ, dK, dV, dsinks) if the call has sinks.
-
-    dL is None if L has no gradient.
-    """
+    """Return (dQ, dK, dV) in the shapes of Q, K and V, or (dQ, dK, dV, dsinks) if the call has sinks."""
     return prepare(dO, O, tensors, options)(dO, dL, O, L, tensors)
 
 

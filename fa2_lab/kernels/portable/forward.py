@@ -32,10 +32,7 @@ from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like
 
 
 class Position(NamedTuple):
-    """The head and the diagonal, which a bias needs in addition to the row and column indices.
-
-    The diagonal converts row indices to positions among the keys.
-    """
+    """The head and the diagonal, which a bias needs in addition to the row and column indices."""
 
     head: tl.tensor
     diagonal: tl.tensor  # the column of row 0's diagonal: a bias counts rows among the keys
@@ -139,10 +136,7 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
 
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Return O, in the shape of Q, and L (batch, heads, N_q) in fp32.
-
-    L is the natural logarithm of each row's sum of exponentials.
-    """
+    """Return O, in the shape of Q, and L (batch, heads, N_q) in fp32."""
     return prepare(tensors, options)(tensors)
 
 

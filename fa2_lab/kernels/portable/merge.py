@@ -76,10 +76,7 @@ def merge(m: Tensor, l: Tensor, o: Tensor, rows: slice, O: Tensor, L: Tensor, *,
 
 
 def prepare(N: int, first: int, O: Tensor, O_out: Tensor | None, L_out: Tensor | None) -> launch.Launch:
-    """Return the launch of the merge for tensors like these, as a function of (m, l, o, L, O, L_out, O_out).
-
-    N is the number of rows in the state, and `first` is the first row that is merged.
-    """
+    """Return the launch of the merge for tensors like these, as a function of (m, l, o, L, O, L_out, O_out)."""
     batch, H, n, d = O.shape
     blocks = triton.cdiv(n if O_out is None else N, ROWS)
     strides = tuple(None if X is None else X.stride()[:3] for X in (O, O_out, L_out))

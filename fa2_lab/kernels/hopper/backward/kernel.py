@@ -262,11 +262,7 @@ def finish_dk(n, dk, ds, pipes, others: gl.constexpr):
 
 @gluon.jit
 def add_dq(c: gl.constexpr, n, dq, sums, pipes):
-    """Add this consumer's partial dQ for the n-th row block to the accumulated dQ in HBM, with TMA.
-
-    If dQ is accumulated in a fixed order, only hand the partial dQ over to the consumer's writer warp, which adds it
-    later.
-    """
+    """Add this consumer's partial dQ for the n-th row block to the accumulated dQ in HBM, with TMA."""
     place = pipes.dq.index(c)
     if pipes.dq_semaphore.USED:
         pipes.dq_semaphore.hand_over(c, dq, place)

@@ -147,10 +147,7 @@ class Rows:
 
 @gluon.jit
 def new_rows(Q, dO, starts, shown: gl.constexpr):
-    """Create an empty ring of two stages for tiles of Q, dO and `starts`, which are tensor descriptors.
-
-    `shown` contains the names of the integers that the producer sends with each row block.
-    """
+    """Create an empty ring of two stages for tiles of Q, dO and `starts`, which are tensor descriptors."""
     B_r: gl.constexpr = Q.block_shape[-2]
     q = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), Q.layout)
     do = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), dO.layout)

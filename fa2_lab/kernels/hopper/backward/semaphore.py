@@ -97,9 +97,6 @@ class Semaphore:
 
 @gluon.jit
 def new_semaphore(counters):
-    """Create the semaphore shared by all consumers and their writers.
-
-    `counters` is a pointer, or None if the order of the additions is not fixed.
-    """
+    """Create the semaphore shared by all consumers and their writers."""
     USED: gl.constexpr = counters is not None
     return Semaphore(counters, barriers(2 * CONSUMERS, 1, USED), USED)
