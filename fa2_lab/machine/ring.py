@@ -50,6 +50,6 @@ def work(lengths: Sequence[int], layout: str, causal: bool, B_r: int = 128, B_c:
 
 
 def balance(tiles: np.ndarray) -> float:
-    """Return the fraction of the time for which a rank works on average, if all wait for the rank with the most tiles."""
+    """Return the average fraction of the time for which a rank works, if all wait for the rank with the most tiles."""
     most = tiles.sum(axis=1).max()
     return float(tiles.sum() / (len(tiles) * most)) if most else 1.0

@@ -96,7 +96,7 @@ def _tiles(ax: style.Axes, parts: list[tuple[int, Tiling]]) -> int:
 
 
 def _row(ax: style.Axes, parts: list[tuple[int, Tiling]], row: int) -> None:
-    """Draw the key range of the row with index `row` as a bar, and write the first and the last key below the matrix."""
+    """Draw the key range of the row with index `row` as a bar, and write its first and last key below the matrix."""
     start, tiling = next((s, t) for s, t in parts if s <= row < s + t.N_q)
     first, last = (int(start + end) for end in tiling.interval(row - start))
     style.box(ax, first, row, last - first, 1, "", style.INK, linewidth=0)

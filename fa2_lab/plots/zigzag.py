@@ -15,7 +15,7 @@ def data(ranks: int = 4, N: int = 131072, B: int = 128) -> dict:
 
 
 def owners_of(ranks: int, layout: str) -> np.ndarray:
-    """Return an array [i, j] with the rank that holds the rows of piece i, or −1 if these rows see no key of piece j."""
+    """Return an array [i, j] with the rank that holds the rows of piece i, or −1 if they see no key of piece j."""
     rank_of = np.empty(2 * ranks, dtype=int)
     for rank, places in enumerate(pieces([2] * ranks, layout)):
         for place in places:
