@@ -140,7 +140,7 @@ def draw(
     and it is printed. `roofs` are the ceilings. `shelf` is (TFLOP/s, label) of a second, lower limit of the tensor
     cores.
     """
-    figure, ax = style.new_figure(height, caption)
+    figure, ax = style.new_figure(height + (0.5 if shelf and style.narrow() else 0), caption)
     top = max(roof.flops for roof in roofs)
     across = [place[0] for place in points.values()]
     crowded = any(roof.dashed for roof in roofs)
@@ -154,6 +154,8 @@ def draw(
     low = 0.4 * least if limited else min(50, 0.5 * least)
     high = (2.6 if limited and style.narrow() else 1.9) * top
     ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel="TFLOP/s", xlim=(left, right), ylim=(low, high))
+    if style.narrow():
+        ax.set_xlabel(xlabel.replace(" (", "\n("))
     last = max(2 * max(across), 1000)  # to the right of it are names
     labels = (6 if style.narrow() else 14) * log10(min(last, right) / left) / log10(right / left)  # that have room
     style.log_ticks(ax.xaxis, style.log_places(left, min(last, right), most=int(labels)))
@@ -181,7 +183,9 @@ def reach(low: float, high: float, crowded: bool) -> tuple[float, float, float]:
     """
     if style.narrow() and not crowded:
         return min(1, 0.1 * low), max(4200, 1.6 * high), max(1.5e6, 700 * high)
-    return min(5 if style.narrow() else 8, 0.4 * low), max(5000, 2.3 * high), max(60000, 25 * high)
+    if style.narrow():
+        return min(2, 0.1 * low), max(5000, 2.3 * high), max(3e6, 1500 * high)
+    return min(8, 0.4 * low), max(5000, 2.3 * high), max(60000, 25 * high)
 
 
 def _read(name: str, point: Point) -> str:
@@ -228,7 +232,7 @@ def _roof(
     if roof.dashed:
         style.note(ax, right / 1.05, 1.06 * roof.flops, roof.flat, ha="right", va="bottom", color=style.QUIET)
     elif under_it and style.narrow():
-        style.note(ax, 1.1 * left, roof.flops, roof.flat)
+        style.note(ax, 0.6 * ridge, roof.flops, roof.flat, ha="right")
     elif under_it:
         style.note(ax, 1.05 * ridge, 0.93 * roof.flops, roof.flat, va="top")
     else:
