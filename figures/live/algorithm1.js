@@ -107,15 +107,15 @@ class Board {
     const columns = wide ? N + 0.85 * d + state : N + d;
     const most = innerWidth > 1500 || set.order === "both" ? 48 : 40; // so that the code and the controls are in view
     const c = Math.min(wide ? most : 99, Math.floor((width - tick - (wide ? 2 * gap : gap)) / columns));
-    const [qw, kh] = [wide ? Math.floor(0.85 * c) : c, Math.max(20, Math.floor(c * 0.54))];
+    const [qw, kh] = [wide ? Math.floor(0.85 * c) : c, Math.max(wide ? 20 : 17, Math.floor(c * 0.54))];
     const [xs, y0] = [tick + d * qw + gap, 16];
     const ys = y0 + 2 * d * kh + 14;
     const sx = wide ? xs + N * c + gap : tick;
     return {
       ...{ c, qw, kh, x0: tick, xs, y0, ys, wide, state, sx, tick },
-      rh: wide ? c : Math.max(30, Math.floor(c * 0.8)),
+      rh: wide ? c : Math.max(26, Math.floor(c * 0.7)),
       sw: Math.min(wide ? 1.5 * c : 99, (width - sx) / state),
-      sy: wide ? ys : ys + N * c + 66,
+      sy: wide ? ys : ys + N * c + 44,
     };
   }
 
