@@ -68,10 +68,12 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     ahead = sum(all(median(found) > 1 for found in ratios.values()) for _, _, ratios in rows)
     settings = f"all {len(rows)}" if ahead == len(rows) else f"{ahead} of {len(rows)}"
     headline = f"By the median ratio, fa2_lab is the fastest in {settings} settings"
-    ranges = f"For {' and '.join(RIVALS)}, which are the fastest of the four, a line also shows the range"
+    ranges = f"For {' and '.join(RIVALS)}, the fastest of the other implementations, a line also shows the range"
+    gpu, dtype, *versions = setting.split(", ")
     caption = (
-        f"{headline}. To the right of the line, fa2_lab is faster. The scale is logarithmic. A mark shows the median of"
-        f" a setting. {ranges}, and a short stroke is a problem on which fa2_lab is slower. {setting}."
+        f"{headline}. To the right of the line marked 'equal', fa2_lab is faster. The scale is logarithmic. Each mark "
+        f"shows the median ratio of a setting. {ranges}, and each short stroke is a problem on which fa2_lab is "
+        f"slower. We measured on an {gpu}, in {dtype}, with {' and '.join(versions)}."
     )
     groups = list(dict.fromkeys(row[0] for row in rows))
     figure, ax = style.new_figure(0.7 + (0.25 if style.narrow() else 0.205) * (len(rows) + len(groups)), caption)

@@ -13,10 +13,11 @@ from fa2_studio.bench.results import machine
 
 PARTS = ("O", "dQ", "dK", "dV")
 PROTOCOL = (
-    "The error is ‖x − truth‖ / ‖truth‖ over all of O, dQ, dK or dV, where the truth is computed in float64 from "
-    "the same 16-bit inputs. In *normal* inputs, all numbers are drawn from N(0, 1). In *outliers*, one number "
-    "in a thousand is from N(0, 1) + N(0, 100), as in the FlashAttention-3 paper. In *peaked*, each query is twice one "
-    "of the keys that it sees, so that a single entry holds nearly all the weight of its row of P."
+    "For each tensor x, which is O, dQ, dK or dV, the error is ‖x − truth‖ / ‖truth‖. We compute the truth in float64 "
+    "from the same 16-bit inputs. In *normal* inputs, all numbers are drawn from N(0, 1). In *outliers* inputs, one "
+    "number in a thousand is drawn from N(0, 1) + N(0, 100) instead, as in the FlashAttention-3 paper. In *peaked* "
+    "inputs, each query is twice one of the keys that it sees, so nearly all of the weight in its row of P is in a "
+    "single entry."
 )
 
 # Inputs -------------------------------------------------------------------------------------------------------

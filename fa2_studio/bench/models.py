@@ -20,7 +20,8 @@ SIZES = dict(vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_la
 HEADS = dict(num_attention_heads=2, num_key_value_heads=1)
 PROBLEM = Problem(BATCH, *HEADS.values(), CONTEXT, CONTEXT, SIZES["head_dim"], causal=True, dtype="float32")
 PROTOCOL = (
-    f"We compare the loss after {STEPS} steps of AdamW in float32, with the same seed and batches for every attention."
+    f"We compare the loss after {STEPS} steps of AdamW in float32. Every implementation of attention uses the same "
+    "seed and the same batches."
 )
 
 

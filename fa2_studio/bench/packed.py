@@ -19,9 +19,9 @@ LENGTHS = tuple(range(100, 4001, 260))  # sixteen
 ONE_LONG = 60 * (100,) + (16384,)
 DOCUMENTS = tuple(Random(2048).choices(range(30, 801), k=2048))
 WHAT = (
-    "FLOPs are counted for the tokens only, not for padding. In the batch of 16, every sequence has 100 to 4,000 "
-    "tokens. In the batch of 61, one sequence has 16,384 tokens and the others have 100 each, and in the batch of "
-    "2,048, every sequence has 30 to 800 tokens."
+    "We count FLOPs only for the tokens, not for padding. In the batch of 16 sequences, each sequence has 100 to 4,000 "
+    "tokens. In the batch of 61 sequences, one sequence has 16,384 tokens, and each of the others has 100. In the "
+    "batch of 2,048 sequences, each sequence has 30 to 800 tokens."
 )
 
 

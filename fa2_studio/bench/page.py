@@ -15,7 +15,7 @@ from fa2_lab.tools import files, ladder
 from fa2_studio.bench import contestants
 from fa2_studio.bench.protocol import CALLED, REPEATS, SUSTAINED, rested
 from fa2_studio.bench.registry import CONTESTS, OTHERS, SUITES, TITLES
-from fa2_studio.bench.results import ABSENT, label, named, save, shape_of, table
+from fa2_studio.bench.results import ABSENT, DIRECTIONS, label, named, save, shape_of, table
 from fa2_studio.judges import command as judges
 from fa2_studio.judges.suites import SUITES as JUDGES
 
@@ -109,7 +109,7 @@ def outcome(runs: list[Record]) -> list[str]:
     than = listed([f"faster than {name} on {wins:,} of {every:,} problems" for name, (wins, every) in won.items()])
     gpu = usual(runs)["gpu"]
     lead = f"**On an {gpu}, `fa2_lab` is {than}.** A problem that we timed in two ways counts twice."
-    slow = f"It is slower {SLOW}, as [a table below](#where-fa2_lab-is-slower) shows."
+    slow = f"`fa2_lab` is slower {SLOW}, as [the next table](#where-fa2_lab-is-slower) shows."
     message, how = picture.split(". ", 1)
     return [f"{lead} {slow}", "", f"![{message}.](figures/ratios.svg)", "", how]
 
@@ -128,19 +128,21 @@ def usual(runs: list[Record]) -> dict:
 SLOW = "mostly in short calls and in the backward pass of a single long sequence"
 FOLDS = "Each line opens a suite, with its medians, how it was timed, and all of its rows."
 SLOWER = (
-    "Each row names another implementation, and counts the problems on which it is faster than `fa2_lab`. The ratio is "
-    "the speed of `fa2_lab` divided by that of the other implementation. For each implementation, the rows are "
-    "sorted by this ratio."
+    "Each row shows on how many problems of a suite another implementation is faster than `fa2_lab`. The ratio is the "
+    "speed of `fa2_lab` divided by the speed of the other implementation. For each implementation, the rows are sorted "
+    "by their lowest ratio."
 )
 GPUS = (
-    "The table gives median *kernel only* speeds over the FA2 paper's benchmark settings, as measured by us and by "
-    "others. The last columns divide the speed of `fa2_lab` by that of another implementation."
+    "The FA2 paper's benchmark problems have been measured on the following GPUs, by us or by others, with the timing "
+    "*kernel only*. The column `fa2_lab` shows the median speed over these problems. The columns whose names begin "
+    "with *over* show the median ratio of the speed of `fa2_lab` to the speed of another implementation."
 )
-RECORDS = "The name of each suite links to its record."
-CEILINGS = "Most runs also time a large matmul (GEMM) and a copy."
+RECORDS = "The name of each suite is a link to its record."
+CEILINGS = "For comparison, most runs also measure the speed of a large matmul (GEMM) and of a copy:"
 TESTS = (
     "We run other projects' test suites against our implementation, because their authors look for mistakes that we "
-    "may not have thought of. For large suites, we run a sample of the applicable tests, with fewer parameter values."
+    "may not have thought of. If a suite is large, we run only a sample of the tests that apply to us, and use fewer "
+    "values for each parameter."
 )
 
 
@@ -152,8 +154,8 @@ def made_on(machine: dict) -> str:
     """Describe the machine of most records."""
     peers = [f"{name} {version}" for name, version in machine.get("peers", {}).items()]
     software = listed([f"{name} {machine[key]}" for key, name in VERSIONS.items() if key in machine] + peers)
-    machine = f"The **machine** used for most suites has an {machine['gpu']} with {software}."
-    return f"{machine} The site's results page gives the commit and the software versions of each suite."
+    machine = f"Most suites ran on a **machine** with an {machine['gpu']}, {software}."
+    return f"{machine} The results page of the site lists the commit and the software versions for each suite."
 
 
 def assembled(runs: list[Record]) -> Iterable[str]:
@@ -162,9 +164,10 @@ def assembled(runs: list[Record]) -> Iterable[str]:
     if rows:
         speeds = [row.ratio("with it", "without it") for row in rows]
         yield (
-            "Records with Triton 3.9 that do not name the version of NVIDIA's assembler ptxas were probably made with "
-            f"ptxas 12.9, whereas Triton 3.9 itself brings 13.4 for Hopper. In {len(rows)} calls that we compared, our "
-            f"kernels were {min(speeds):.2f} to {max(speeds):.2f} times as fast with 13.4 as with 12.9."
+            "Some records with Triton 3.9 do not name the version of ptxas, NVIDIA's assembler. They were probably "
+            "made with ptxas 12.9, although Triton 3.9 itself comes with ptxas 13.4 for Hopper. We compared the two "
+            f"versions in {len(rows)} calls, in which our kernels were {min(speeds):.2f} to {max(speeds):.2f} times as "
+            "fast with ptxas 13.4 as with ptxas 12.9."
         )
 
 
@@ -217,9 +220,10 @@ def recorded(folder: Path | None = None) -> list[Record]:
 def subject(run: Record) -> str:
     """Return sentences about what a record is, and its problems."""
     what = SUITES[run.suite].what if run.suite in SUITES else OTHERS[run.suite]
-    verb = "times" if run.suite in (*CONTESTS, *OTHERS, "packed", "decode", "ring") else "measures"
+    verb = "times" if run.suite in (*CONTESTS, "packed", "decode", "ring") else "measures"
+    verb = "contains the times of" if run.suite in OTHERS else verb
     rows = run.rows + run.sustained
-    inputs = f" The inputs are in {shapes(rows)}." if rows else ""
+    inputs = f" {shapes(rows)}" if rows else ""
     return f"{called(run)} {verb} {what}.{inputs}"
 
 
@@ -293,7 +297,9 @@ def median_rows(run: Record) -> dict[tuple[str, ...], list[list[str]]]:
             found = {name: [row.rate(name) if row.flops else row.values[name][0] for row in shared] for name in names}
             over = f"{len(shared)} of {len(rows)}" if len(shared) < len(rows) else f"all {len(rows)}"
             cells = [short(median(numbers)) for numbers in found.values()]
-            lines.setdefault(names, []).append([f"{direction}, {unit_of(rows[0])}", over, *cells])
+            lines.setdefault(names, []).append(
+                [f"{DIRECTIONS.get(direction, direction)}, {unit_of(rows[0])}", over, *cells]
+            )
     return lines
 
 
@@ -302,16 +308,16 @@ def remarks(run: Record) -> list[str]:
     found = []
     if run.ceilings and not run.rows:
         parts = [f"{value:.3g} {name.split()[1]} ({name.split()[0]})" for name, value in run.ceilings.items()]
-        found.append(f"The ceilings are {listed(parts)}.")
+        found.append(f"The measured ceilings are {listed(parts)}.")
     if any(row.direction == "loss" for row in run.rows):
         first, *others = run.curves.values()
         apart = max((abs(a - b) for curve in others for a, b in zip(curve, first, strict=True)), default=0.0)
-        found.append(f"The loss curves never differ by more than {apart:.2g}.")
+        found.append(f"No loss curve ever differs from that of {next(iter(run.curves))} by more than {apart:.2g}.")
     for view in views(run):
         rests = [rest for known in WAYS if (rest := rest_of(view.protocol, known)) is not None]
         found += rests or [view.protocol.removesuffix(".") + "."] if view.protocol else []
     if run.suite in OTHERS:
-        found.append(f"No command writes a record of this name, because {run.made_by}.")
+        found.append(f"No command writes a record with this name, because {run.made_by}.")
     if run.missing:
         found.append(f"The last run was interrupted before {len(run.missing)} of its rows.")
     reasons: dict[str, dict[str, None]] = {}
@@ -320,8 +326,8 @@ def remarks(run: Record) -> list[str]:
             if why != ABSENT:
                 reasons.setdefault(name, {})[why.removesuffix(".")] = None
     if reasons:
-        parts = [f"{name} ({next(iter(why))})" for name, why in reasons.items()]
-        found.append(f"Some numbers are missing for {listed(parts)}.")
+        parts = [f'the reason "{next(iter(why))}" for {name}' for name, why in reasons.items()]
+        found.append(f"Some numbers are missing. The record gives {listed(parts)}.")
     return [*filter(None, found)]
 
 
@@ -378,29 +384,44 @@ def short(x: float) -> str:
 
 
 def shapes(rows: list[Measurement]) -> str:
-    """Return what problems have in common and their ranges, as in "bf16, with 2 heads, batch size 1, …"."""
+    """Return sentences on what problems have in common and on their ranges: "The inputs are bf16 tensors with …"."""
 
     def span(key: str) -> str:
         numbers = sorted({row.problem[key] for row in rows})
-        return (
-            f"{numbers[0]:,}{' or ' if len(numbers) == 2 else ' to '}{numbers[-1]:,}"
-            if numbers[1:]
-            else f"{numbers[0]:,}"
-        )
+        return f"{numbers[0]:,}" + f"{' or ' if len(numbers) == 2 else ' to '}{numbers[-1]:,}" * bool(numbers[1:])
+
+    def sized(name: str, key: str) -> str:
+        return f"{name} from {span(key)}" if " to " in span(key) else f"{name} = {span(key)}"
 
     dtypes = {row.problem["dtype"].replace("bfloat16", "bf16") for row in rows}
     square = all(row.problem["N_q"] == row.problem["N_k"] for row in rows)
-    lengths = f"and N = {span('N_q')}" if square else f"N_q = {span('N_q')}, and N_k = {span('N_k')}"
+    lengths = f"and {sized('N', 'N_q')}" if square else f"{sized('N_q', 'N_q')}, and {sized('N_k', 'N_k')}"
     shared = (
         ""
         if span("heads") == span("kv_heads")
         else f" that share {span('kv_heads')} K/V head{'s' * (span('kv_heads') != '1')}"
     )
     heads = f"{span('heads')} {'query ' * bool(shared)}head{'s' * (span('heads') != '1')}{shared}"
-    masks = sorted({row.problem["causal"] for row in rows}, reverse=True)
-    mask = "each with and without" if masks[1:] else "always with" if masks[0] else "always without"
-    batch = f"batch size{'s' * (',' in span('batch') or ' ' in span('batch'))} {span('batch')}"
-    return f"{' and '.join(sorted(dtypes))}, with {heads}, {batch}, d = {span('d')}, {lengths}, {mask} a causal mask"
+    of_mask = [
+        {tuple(shape_of(row)[1:5]) for row in rows if row.problem["causal"] is causal} for causal in (True, False)
+    ]
+    mask = (
+        "None of the problems has a causal mask"
+        if not of_mask[0]
+        else "All problems have a causal mask"
+        if not of_mask[1]
+        else "Every problem is measured with and without a causal mask"
+        if of_mask[0] == of_mask[1]
+        else "Some of the problems have a causal mask"
+    )
+    sizes = (
+        "batch sizes from"
+        if " to " in span("batch")
+        else f"{'batch sizes' if ' or ' in span('batch') else 'a batch size'} of"
+    )
+    batch = f"{sizes} {span('batch')}"
+    about = f"{' and '.join(sorted(dtypes))} tensors with {heads}, {batch}, {sized('d', 'd')}, {lengths}"
+    return f"The inputs are {about}. {mask}."
 
 
 # Tables -------------------------------------------------------------------------------------------------------
@@ -464,11 +485,11 @@ def judged() -> list[str]:
         on = f"{counts['gpu']} with torch {counts['torch']} and Triton {counts['triton']}"
         made.add(on)
         lines.append([JUDGES[name].title, *found, counts["ours"], on])
-    columns = ["their tests", "passed", "failed", "skipped by themselves", "our commit", "on"]
-    left_out = ["", *fold("The tests that were left out, and why", table(["tests of", "left out"], reasons))]
+    columns = ["test suite", "passed", "failed", "skipped by the suite itself", "our commit", "on"]
+    left_out = ["", *fold("The tests that were left out, and why", table(["test suite", "left out"], reasons))]
     if len(made) > 1:
         return [*table(columns, lines), *left_out]
-    where = f"All of them ran on an {made.pop()}." if made else ""
+    where = f"All of these tests ran on an {made.pop()}." if made else ""
     return [where, "", *table(columns[:-1], [x[:-1] for x in lines]), *left_out]
 
 
@@ -481,8 +502,8 @@ def failures() -> str:
 
 WANTED = ("A100", "RTX 4090", "L4", "MI300")  # GPUs that kernels are compiled for, and that nobody has measured
 PEERS = ("torch flash", "cuDNN", "FlashAttention-3")
-HOW = "\nThese GPUs have not been measured yet: {}. [CONTRIBUTING.md](CONTRIBUTING.md#how-to-add) \
-describes how to measure one of them and send us the record."
+HOW = "\nThe following GPUs have not been measured yet: {}. \
+[CONTRIBUTING.md](CONTRIBUTING.md#how-to-add) describes how to measure a GPU and send us the record."
 
 
 def gpus(folder: Path | None = None) -> list[str]:

@@ -24,32 +24,33 @@ HEAD_START = 3_000_000  # clock cycles that the host has to launch a call: about
 def rested(repeats: int) -> str:
     """Describe how `measure` takes times."""
     return (
-        f"We take the median of {repeats} repetitions after {WARM_UP} warm-ups, timed with CUDA events. Each "
-        "repetition runs the implementations in a new random order, so that none of them always follows the same "
-        "one. Before every call, the L2 cache is overwritten. Host time does not count, because the GPU is "
-        "kept busy until the whole call is in its queue. Every result is checked before the timing starts."
+        f"We measure {repeats} repetitions with CUDA events, after {WARM_UP} warm-up calls, and report the median. "
+        "Each repetition runs the implementations in a new random order, so that no implementation always runs after "
+        "the same one. Before every call, the L2 cache is overwritten. Host time does not count, because the GPU is "
+        "kept busy until the whole call is in its queue. Before the timing starts, we check every result."
     )
 
 
 PROTOCOL = rested(REPEATS)
 SECONDS, CHUNK, SETTLE = 1.0, 0.05, 0.3  # of a contestant's turn, of what is timed at once, of what does not count
 SUSTAINED = (
-    f"Each implementation runs for at least {SECONDS:g} s without a pause, in a new random order. We cut that time "
-    f"into pieces of {1e3 * CHUNK:g} ms, drop the first {SETTLE:g} s, and take the median, again with CUDA events. "
-    "The L2 cache is left alone. We keep the medians of the clock, the power and whatever else nvidia-smi "
-    "reports in the meantime. Every result is checked before the timing starts."
+    "The implementations run one after another, in a new random order, and each of them runs for at least "
+    f"{SECONDS:g} s without a pause. We discard the first {SETTLE:g} s, divide the rest into intervals of "
+    f"{1e3 * CHUNK:g} ms, measure these intervals with CUDA events, and report the median. We do not overwrite the L2 "
+    "cache. Meanwhile, nvidia-smi reports the clock, the power and other values, and we record their medians. Before "
+    "the timing starts, we check every result."
 )
 TURNS, FEW, BEFORE, IN_A_ROW = 15, 5, 5, 20
 CALLED = (
-    f"CUDA events enclose {IN_A_ROW} calls in a row, so the time that the host needs between them counts. We take the "
-    f"median of {FEW} turns in a new random order, and PyTorch's backend is chosen before the clock starts. Every "
-    "result is checked before the timing starts."
+    f"We measure {IN_A_ROW} calls in a row with CUDA events, so the time that the host needs between the calls counts. "
+    f"Each implementation has {FEW} turns, always in a new random order, and we report the median. PyTorch's backend "
+    "is chosen before the clock starts. Before the timing starts, we check every result."
 )
 HOST_PROTOCOL = (
-    "We measure how many microseconds pass on the host until a warm call returns. Each turn averages "
-    f"{IN_A_ROW} calls in a row, after {BEFORE} warm-up calls that do not count. We take the median of {TURNS} such "
-    "turns, in which the implementations alternate. PyTorch's backend is chosen before the clock starts. Every result "
-    "is checked before the timing starts."
+    "We measure on the host how many microseconds pass until a call returns. In each turn, we average "
+    f"{IN_A_ROW} calls in a row, after {BEFORE} warm-up calls that do not count. The implementations alternate, and we "
+    f"report the median of {TURNS} such turns. PyTorch's backend is chosen before the clock starts. Before the timing "
+    "starts, we check every result."
 )
 
 

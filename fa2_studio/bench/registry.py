@@ -14,16 +14,13 @@ class Suite(NamedTuple):
 
 PARTS = ("rungs", "experiments", "lengths", "backward", "counters", "sustained")  # of the ladder
 CONTESTS = {
-    "paper": "attention on the FA2 paper's grid, in which every problem has 16k tokens and d = 64 or 128",
-    "nvidia": (
-        "attention with 64 query heads that share 8 K/V heads, over one sequence, because NVIDIA publishes cuDNN's "
-        "speed for this shape"
-    ),
+    "paper": "attention on the benchmark problems of the FA2 paper, each of which has 16k tokens",
+    "nvidia": "attention over one sequence, with head counts for which NVIDIA publishes cuDNN's speed",
     "long": "attention over a single sequence of up to 262,144 tokens",
     "heads": "grouped-query attention, with 1 to 32 K/V heads",
-    "deterministic": "deterministic gradients and, for comparison, the faster nondeterministic ones",
+    "deterministic": "attention with deterministic gradients and, for comparison, with faster nondeterministic ones",
     "sweep": "fa2_lab, cuDNN and FlashAttention-3 on 200 random shapes",
-    "masks": ("causal attention with a window, a softcap or sinks, counting FLOPs only for the keys that rows see"),
+    "masks": "causal attention with a window, a softcap or sinks, and counts FLOPs only for keys that a row sees",
     "bias": (
         "attention with ALiBi as a bias, which is computed from the distance or from the column alone, and the same "
         "problems without it"
@@ -33,30 +30,31 @@ SUITES = {"smoke": Suite("suites:smoke", "small problems, checked in Triton's in
 SUITES |= {name: Suite("suites:contests", what, takes=("sustained",)) for name, what in CONTESTS.items()}
 SUITES |= {
     "packed": Suite("packed:run", "attention over sequences of different lengths, both packed and padded"),
-    "accuracy": Suite("accuracy:run", "the errors of O, dQ, dK and dV against float64, for every implementation"),
-    "decode": Suite("decode:run", "attention from a single query to a long cache, which is either dense or paged"),
+    "accuracy": Suite("accuracy:run", "the errors of O, dQ, dK and dV in every implementation, compared with float64"),
+    "decode": Suite("decode:run", "attention of a single query over a long cache, which is either dense or paged"),
     "small": Suite("suites:small", "the time that one call takes on the host"),
     "memory": Suite("suites:memory", "peak memory as a function of the sequence length"),
     "ladder": Suite(
         "ladder:run",
-        "the kernel after each change, the fastest other implementations, experiments and hardware counters",
+        "the kernel after each change, and also the fastest other implementations, several experiments and the "
+        "hardware counters",
         takes=("part", "beside"),
     ),
-    "prices": Suite("prices:run", "bytes per second from shared memory, from L2 and from DRAM"),
+    "prices": Suite("prices:run", "how many bytes per second a GPU loads from shared memory, from L2 and from DRAM"),
     "train": Suite("train:run", "how a small GPT trains when only its attention is replaced"),
     "models": Suite(
         "models:run",
-        "how a small Llama model from transformers trains when only its attention is replaced (no GPU needed)",
+        "how a small Llama model from transformers trains when only its attention is replaced, and needs no GPU",
         gpu=False,
     ),
     "ring": Suite(
         "ring:run",
-        "attention over several GPUs, which share one sequence, started with "
+        "attention over one sequence that is divided among several GPUs, and is started with "
         "`torchrun --nproc-per-node 4 -m fa2_lab bench ring`",
     ),
 }
 OTHERS = {  # records that no command writes; each tells how it was made
-    "h100": "attention on the FA2 paper's grid, on an H100",
+    "h100": "attention on the benchmark problems of the FA2 paper, measured on an H100",
     "ideas": "earlier Hopper and decode kernels, each with and without one optimization that was expected to help",
 }
 TITLES = {  # of all records, as the headings of RESULTS.md and the rows of its tables name them

@@ -18,6 +18,7 @@ from fa2_lab.tools import files
 from fa2_studio.bench import contestants
 
 ABSENT = "not installed"
+DIRECTIONS = {"both": "forward and backward"}  # in words, where the name of a direction is none
 
 
 def save(record: Record, folder: Path | None = None) -> Path:
@@ -75,7 +76,10 @@ def shape_of(row: Measurement) -> list[str]:
 def label(row: Measurement) -> str:
     """Return the same in a few words."""
     what, N, batch, heads, d, mask = shape_of(row)
-    return f"{what}, N = {N}, batch {batch}, heads {heads}, d = {d}, {mask}"
+    lengths = "N_q = {}, N_k = {}".format(*N.split(" × ")) if " × " in N else f"N = {N}"
+    shared = heads.replace(", ", " query heads, ").replace(" for K and V", " K/V heads")
+    heads = shared if shared != heads else f"{heads} head{'s' * (heads != '1')}"
+    return f"{DIRECTIONS.get(what, what)}, {lengths}, batch size {batch}, {heads}, d = {d}, {mask}"
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

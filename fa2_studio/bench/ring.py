@@ -25,9 +25,10 @@ LENGTHS = (131072, 65536, 32768, 16384, 8192)
 DIRECTIONS = ("forward", "backward", "both")
 REPEATS = 7
 PROTOCOL = (
-    f"Every GPU is timed with CUDA events, and the slowest one counts. We take the median of {REPEATS} repetitions "
-    "after a warm-up, and a barrier starts each repetition on all GPUs together. O and the gradients are checked "
-    "against float64 before the timing. The column for one GPU shows `fa2_lab.attention`."
+    "We time every GPU with CUDA events, and the slowest GPU counts. After a warm-up, we measure "
+    f"{REPEATS} repetitions and report the median. A barrier starts each repetition at the same time on all GPUs. "
+    "Before the timing starts, we check O and the gradients against float64. The column for one GPU shows "
+    "`fa2_lab.attention`."
 )
 
 

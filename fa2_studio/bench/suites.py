@@ -108,8 +108,8 @@ def row(
 
 FEW_CALLS = partial(protocol.host, turns=3, before=0, in_a_row=1)
 SMOKE_PROTOCOL = (
-    "We measure the microseconds on the host until a call returns, and take the median of 3. Every result is checked "
-    "before the timing starts."
+    "We measure on the host how many microseconds pass until a call returns, and report the median of 3 calls. Before "
+    "the timing starts, we check every result."
 )
 INTERPRETED = " Without a GPU, fa2_lab runs in Triton's interpreter, whose times say nothing about a GPU."
 
@@ -125,8 +125,8 @@ def smoke() -> Plan:
 # Host cost and memory -----------------------------------------------------------------------------------------
 
 MEMORY_PROTOCOL = (
-    "We count the MiB that are allocated at the peak of one call, beyond its inputs and dO, and each call has a fresh "
-    "allocator."
+    "We report the peak of the memory that one call allocates, in MiB. The inputs and dO do not count, and we empty "
+    "the allocator's cache before each call."
 )
 
 

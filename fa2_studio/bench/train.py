@@ -17,8 +17,8 @@ from fa2_studio.bench.problem import Problem
 from fa2_studio.bench.results import machine
 
 PROTOCOL = (
-    "Every implementation trains with bf16 autocast, AdamW, the same seed and the same batches, and the time leaves "
-    "out the first 10 steps."
+    "For every implementation, the model trains with bf16 autocast, AdamW, the same seed and the same batches. The "
+    "first 10 steps do not count towards the time."
 )
 SKIPPED = 10  # steps before the clock starts
 

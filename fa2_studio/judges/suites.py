@@ -37,20 +37,22 @@ def by_flash_attention_2(test: str, case: dict) -> str:
         return "pages in a call for packed sequences"
     if case.get("alibi"):
         return "ALiBi"
-    return "dropout, whose random bits come from another generator" if case.get("dropout_p") else ""
+    return (
+        "dropout, for which the other project uses a different random number generator" if case.get("dropout_p") else ""
+    )
 
 
 def by_flash_attention_3(test: str, case: dict) -> str:
     """What FlashAttention-3 has and we have not."""
     if test == "test_flash_attn_race_condition":
-        return "a test that takes 70 GiB, because FlashAttention-2's test of the same name is run instead"
+        return "a test that takes 70 GiB, instead of which we run FlashAttention-2's test of the same name"
     if test not in ("test_flash_attn_output", "test_flash_attn_varlen_output"):
         return "a cache that the call writes, or parts of their own interface"
     if "float8" in str(case.get("dtype")):
         return "FP8"
     if case.get("has_qv"):
         return "a second query for V (qv)"
-    return "rows that are skipped (seqused)" if case.get("add_unused_qkv") else ""
+    return "rows that the call skips (seqused)" if case.get("add_unused_qkv") else ""
 
 
 def by_flash_attention_4(test: str, case: dict) -> str:
@@ -62,12 +64,12 @@ def by_flash_attention_4(test: str, case: dict) -> str:
     if case.get("local_enum", 0) > 1 and "varlen" not in test:
         return "windows of negative size"
     padded = not (case.get("unpad_q", True) and case.get("unpad_kv", True))
-    return "rows that are skipped (seqused)" if padded else ""
+    return "rows that the call skips (seqused)" if padded else ""
 
 
 def by_torch(test: str, case: dict) -> str:
     """What torch's operator has beside its numbers."""
-    return "how their own operator is registered" if "custom_op" in test else ""
+    return "the registration of their own operator" if "custom_op" in test else ""
 
 
 def by_vllm(test: str, case: dict) -> str:
@@ -87,14 +89,14 @@ def by_flashinfer(test: str, case: dict) -> str:
 def by_transformers(test: str, case: dict) -> str:
     """What is about attention, in tests of whole models."""
     if not test.startswith("test_eager_matches_sdpa_inference"):
-        return "tests of other things than attention"
+        return "tests of something other than attention"
     if "output_attentions" in test:
         return "attention weights as an output"
     return AGAIN if "sdpa_kernels" in test else ""
 
 
 HERE = '"cuda" if torch.cuda.is_available() else "cpu"'
-AGAIN = "the same call again, because theirs chooses between two kernels"
+AGAIN = "the same call again, because the other project chooses between two kernels"
 
 SUITES = {
     "flash-attention-2": TheirTests(

@@ -36,7 +36,9 @@ def test_an_interrupted_run_keeps_what_it_has_and_names_the_rest():
     jobs = [partial(measure, WHERE, direction) for direction in ("forward", "backward", "both")]
     kept = collect(Plan(suite(), jobs), keep)
     assert len(kept.rows) == 1 and seen == [(1, 0, 2)], "and if it is killed"
-    assert kept.missing == [f"{way}, N = 64, batch 1, heads 2, d = 16, causal" for way in ("backward", "both")]
+    assert kept.missing == [
+        f"{way}, N = 64, batch size 1, 2 heads, d = 16, causal" for way in ("backward", "forward and backward")
+    ]
     collect(Plan(suite(), jobs[:1], sustained=jobs[:1]), keep)
     assert seen[1:] == [(1, 0, 1), (1, 1, 0)]
 

@@ -134,7 +134,7 @@ def test_the_page_says_which_assembler_made_the_records_and_what_another_one_cha
     others = [replace(row, values={"with it": [1.0], "without it": [x]}) for x in (0.9, 1.2)]
     ideas = replace(suite(*others, contest(idea="another")), suite="ideas")
     told = " ".join(page.assembled([suite(row), ideas]))
-    assert "In 2 calls" in told and "were 0.90 to 1.20 times as fast with 13.4 as with 12.9" in told
+    assert "in 2 calls" in told and "were 0.90 to 1.20 times as fast with ptxas 13.4 as with ptxas 12.9" in told
     assert not [*page.assembled([suite(row)])]
     assert "ptxas 13.4" in page.made_on(MACHINE | dict(ptxas="13.4")) and "ptxas" not in page.made_on(MACHINE)
 
@@ -221,7 +221,7 @@ def test_what_was_measured_without_pauses_has_tables_of_its_own():
 
 def test_it_says_where_we_are_behind_and_by_how_much():
     rows = [both(cuDNN=3.0), both(cuDNN=1.5), both(causal=True, cuDNN=1.0), both(d=64, FlexAttention=1.0)]
-    where, ours = "forward, N = 4,096, batch 4, heads 16, d = 128, causal", ["cuDNN", page.title_of(suite())]
+    where, ours = "forward, N = 4,096, batch size 4, 16 heads, d = 128, causal", ["cuDNN", page.title_of(suite())]
     assert page.behind([suite(*rows), suite(both(cuDNN=3.0))], "cuDNN") == [[*ours, "2 of 3", "0.50", where]]
 
 
@@ -288,7 +288,7 @@ def test_a_record_that_others_sent_stands_beside_ours(tmp_path):
     rows = page.gpus(tmp_path)
     (row,) = [row for row in rows if "NVIDIA L4" in row]
     assert "**submitted**, abc1234" in row and "| 400 | 2.00 |" in row
-    assert "These GPUs have not been measured yet: A100, RTX 4090, MI300." in rows[-1]
+    assert "The following GPUs have not been measured yet: A100, RTX 4090, MI300." in rows[-1]
     path.write_text("{")
     with pytest.raises(ValueError, match=r"submitted.*\.json is not a record of this version: leave it out"):
         page.gpus(tmp_path)

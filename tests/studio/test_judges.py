@@ -93,7 +93,7 @@ def test_what_cannot_be_run_is_refused(argv, message):
         ("flash-attention-2", "test_flash_attn_output", {"dropout_p": 0.0, "alibi": False}, ""),
         ("flash-attention-3", "test_flash_attn_output", {"dtype": torch.float8_e4m3fn}, "FP8"),
         ("flash-attention-4", "test_flash_attn_output", {"local_enum": 2}, "windows of negative size"),
-        ("torch", "test_custom_op_compliance_cuda_float16", {}, "how their own operator is registered"),
+        ("torch", "test_custom_op_compliance_cuda_float16", {}, "the registration of their own operator"),
         ("vllm", "test_varlen_with_paged_kv", dict(q_dtype=None, fa_version=2), ""),
         ("flashinfer", "test_attention_sink", dict(backend="fa3"), "the same call again"),
         ("transformers", "test_eager_matches_sdpa_inference_01_fp16_pad_left", {}, ""),

@@ -47,7 +47,7 @@ def sdpa(backend: SDPBackend) -> Callable[[Problem], Attend]:
 
     def prepare(problem: Problem) -> Attend:
         if problem.causal and problem.N_q != problem.N_k:
-            raise Missing("through torch its causal diagonal starts in the top left corner")
+            raise Missing("if it is called through torch, its causal diagonal starts in the top left corner")
         if problem.mask("cpu"):
             raise Missing("it takes the causal mask alone")
         grouped = problem.heads != problem.kv_heads
