@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
     copy: float  # of a tile of K, or of V
     rows: float  # of the Q or the O of one consumer
     product: float  # S or P V of one consumer
-    softmax: float  # all other instructions of one consumer that run in most tiles
+    softmax: float  # all instructions of one consumer that run in most tiles, with those that start the matmuls
 
 
 def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
@@ -248,8 +248,8 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
     """
     number = panels[-1]["number"]
     caption = (
-        f"{says}. {why}{' ' * bool(why)}Model of an SM of an H200, d = 128, no mask. The number on a softmax counts all"
-        " instructions per thread and tile except the matmuls."
+        f"{says}. {why}{' ' * bool(why)}Model of an SM of an H200, d = 128, no mask. The number on a softmax counts the"
+        " instructions that a thread executes in most tiles, including the few that start the matmuls."
         + " A dashed box shows how much longer the softmax took on the previous rung." * (ratio > 1)
         + " The hatched part is what the rung adds." * (ratio < 1)
         + " The percentage is measured. It is the share of the time in which a profiler saw the tensor cores at work."

@@ -237,9 +237,9 @@ show("prefetch")
 # %% [markdown]
 # We now count K and V of a tile as one copy. Three rules then decide when each step ends. First, the copy of tile n
 # starts as soon as the tile's stage is free. A stage becomes free when the work on tile n − stages has ended, and it is
-# free at time 0 if no tile has used it yet. Second, a copy takes `copy` clocks, no matter what else is under way.
-# Third, the work on tile n takes `work` clocks, and it starts when both the copy of tile n and the work on tile n − 1
-# have ended.
+# free at time 0 if no tile has used it yet. Second, a copy takes `copy` clocks, no matter what else is under way, so
+# unlike in the picture, copies to different stages can run at the same time. Third, the work on tile n takes `work`
+# clocks, and it starts when both the copy of tile n and the work on tile n − 1 have ended.
 #
 # **Build.** Return the times at which the work on each tile ends, in order.
 
@@ -305,8 +305,8 @@ for stages in (1, 3):
 # With one stage, each step takes 4 + 5 = 9 units. With three stages, only the first copy takes extra time. After that,
 # each step takes just the 5 units that the work needs, as in the picture. A program that is alone on its SM would
 # therefore become 9/5 = 1.8 times as fast. Our three rules, however, leave out that a tile also has fixed waits, and
-# that two programs share the SM. The package's model, which a folded section below explains, counts both, with a longer
-# fixed wait in rung 10, and therefore predicts a smaller speedup, a factor of 1.66.
+# that two programs share the SM. The package's model, which a folded section below explains, counts both. Because it
+# gives rung 10 a longer fixed wait, it predicts a smaller speedup, a factor of 1.66.
 #
 # **Predict.** A copy takes 10 units and the work on a tile takes 5. How many stages are needed so that, after the first
 # tile, the work never waits?
@@ -344,7 +344,7 @@ print(f"rung 10 over rung 09: predicted × {predicted:.2f}, measured × {factor(
 page("09", "10")
 
 # %% [markdown]
-# The wait for data has nearly disappeared, as the hypothesis predicted. But the speedup is far smaller than the model
+# The wait for data has nearly disappeared, as we hoped. But the speedup is far smaller than the model
 # predicted, because the warps now wait for something else instead. The longest stall is now `barrier`, the wait for the
 # program's other warps. Yet the loop has exactly as many barriers as before. So what are the warps waiting for at these
 # barriers? We look at the machine code again (`fa2-lab xray 10 --full --sass`):
@@ -517,8 +517,8 @@ live("climb")
 # %% [markdown]
 # The chart shows each rung's speed as a share of the speed of FlashAttention-3, the Hopper kernel by FlashAttention's
 # authors. It covers the forward pass with 16 heads at batch 4 (64 in all), N = 4,096 and d = 128. A bar shows the speed
-# without a mask, and a dot shows the speed with the causal mask. You can learn as much from the rungs that are slower
-# than the previous one as from those that are faster.
+# without a mask, and a dot shows the speed with the causal mask, each as a share of FlashAttention-3's speed with the
+# same mask. You can learn as much from the rungs that are slower than the previous one as from those that are faster.
 #
 # Two tables for reference are folded below. For each rung, the first one shows what limited the previous rung and what
 # the change removed. The second one shows, for rungs 05 to 23, a hardware counter before and after the change. For
@@ -581,7 +581,7 @@ for heads, row in ((64, full), (8, few)):
 # DRAM.
 #
 # Rungs 04 and 05 together implement tweak 1, which divides only once, at the end. By chapter 04's count of operations,
-# it can make the kernel 8% faster at most. To see which part of the tweak helps, we split it in two. Rung 04 computes p
+# it can save at most 8% of the time. To see which part of the tweak helps, we split it in two. Rung 04 computes p
 # against the new maximum but still divides in every tile, and it is no faster than rung 03. Rung 05 defers the
 # division, and without a mask, it is 24% faster than rung 04.
 #
@@ -604,7 +604,8 @@ for number, mask in (("05", True), ("03", False), ("09", False)):
 
 # %% [markdown]
 # Now three programs fit, and the causal rung 05 speeds up by about as much as the tweak did without a mask. Rung 09
-# also becomes faster, but rung 03 gains far less, because it spills at 168 registers. So the first question about a
+# also becomes faster, but rung 03 gains far less. At 168 registers, all three kernels spill, but rung 03 has 20 of its
+# spills inside the loop, whereas the causal rung 05 has one there and rung 09 has none. So the first question about a
 # change is not how much work it saves, but **how many programs fit onto an SM afterwards**.
 #
 # From rung 10 on, shared memory is a second limit. A tile of 64 × 128 two-byte numbers takes 16 KiB. One tile of Q and
@@ -622,12 +623,12 @@ for number, mask in (("05", True), ("03", False), ("09", False)):
 show("saw")
 
 # %% [markdown]
-# The bars show the measured speedups, and the grey line shows what a model predicts. Wherever this line jumps, one of
-# the two rungs needs one more wave. With three programs on each of 132 SMs, there are 396 slots, so the 384 programs of
-# 6 heads take one wave. With two programs per SM, there are 264 slots, so the same programs take one full wave and a
-# second one that is less than half full. With 8 heads, it is the other way round, because 512 programs nearly fill 264
-# slots twice, whereas they fill 396 slots once and need a second wave for the rest. A speedup therefore depends on the
-# change *and* on the shape.
+# The bars show the measured speedups, and the grey line shows what a model predicts. Wherever this line jumps (apart
+# from the small step between 2 and 3 heads), one of the two rungs needs one more wave. With three programs on each of
+# 132 SMs, there are 396 slots, so the 384 programs of 6 heads take one wave. With two programs per SM, there are 264
+# slots, so the same programs take one full wave and a second one that is less than half full. With 8 heads, it is the
+# other way round, because 512 programs nearly fill 264 slots twice, whereas they fill 396 slots once and need a second
+# wave for the rest. A speedup therefore depends on the change *and* on the shape.
 #
 # The model's predictions are too high for 8, 16 and 20 heads, and for 20 heads it even predicts a speedup where we
 # measured a slowdown. The model assumes that all programs of a wave end at the same time, while real programs drift
@@ -713,11 +714,11 @@ print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with th
 #
 # **it falls.** 264 programs run at the same time. In rung 11, these are row blocks of about four heads, and they find
 # the K and V of those heads in L2. In rung 12, they are row blocks of all 64 heads, whose K and V do not fit into L2.
-# The folded list of counters shows that the GPU therefore reads twelve times as many bytes from DRAM as it does for
-# rung 11. The programs hardly wait for these bytes, but reading them takes power, so the clock falls (the section "When
-# is the chip the limit?" below explains why). With the causal mask, the heavy blocks no longer run last, and with 64
-# heads, this gain is just enough to make up for the lower clock. With only 8 heads, the K and V of all heads fit into
-# L2, so they need not be read from DRAM again and again, and rung 12 is much faster:
+# The folded table of counters above shows that the GPU therefore reads twelve times as many bytes from DRAM as it does
+# for rung 11. The programs hardly wait for these bytes, but reading them takes power, so the clock falls (the section
+# "When is the chip the limit?" below explains why). With the causal mask, the heavy blocks no longer run last, and with
+# 64 heads, this gain is just enough to make up for the lower clock. With only 8 heads, the K and V of all heads fit
+# into L2, so they need not be read from DRAM again and again, and rung 12 is much faster:
 #
 # ```python
 # gains = [factor("12", row) for row in (full, causal, timed[8, 4096, 128, True])]
@@ -847,8 +848,8 @@ show("ratios")
 #
 # - One round consists of a hypothesis, three numbers from `ncu` (units, occupancy, stalls), the instructions behind the
 #   longest stall, one change, and a new measurement. When one wait disappears, another one can take its place.
-# - Prefetching hides latency. With enough stages, a step takes only as long as the slower of its two parts, the copy
-#   and the work.
+# - Prefetching hides latency. With enough stages, a step takes only as long as the work, provided that the path from L2
+#   can deliver tiles at that pace.
 # - Overlapping a copy or a matmul with the warps' other work helps more than saving an instruction. To find out whether
 #   they really overlap, count the waits in the listing.
 # - Giving each row block its own program brings the largest speedup, because it fills the GPU and lets the programs

@@ -241,9 +241,10 @@ climb = Climb()
 climb.step("15", "registers", "programs")
 
 # %% [markdown]
-# Rung 15 is slower than rung 14 for two reasons. Each tile now takes more instructions, and the warpgroup waits for its
-# matmuls twice per tile, while Triton's code waits only once. In exchange, we can now decide ourselves where each wait
-# is.
+# Rung 15 is slower than rung 14 for two reasons. Each tile now takes 70 more instructions. 48 of them belong to the
+# mask, because rung 14 has a second loop without a mask, whereas here a single loop applies the mask to every tile (the
+# compiler makes no branch of the `if`). In addition, the warpgroup waits for its matmuls twice per tile, while Triton's
+# code waits only once. In exchange, we can now decide ourselves where each wait is.
 #
 # The picture shows what an SM does on rungs 14 and 15. Time runs from left to right, the copies have one strip, and
 # each warpgroup has a strip for its matmuls and one for its softmax. On rungs 14 to 16, the warpgroups 0 and 1 are the
@@ -566,15 +567,17 @@ climb.step("19", "tensor cores at work, %")
 show("strips_19")
 
 # %% [markdown]
-# Without the test, a thread executes 473 instead of 589 instructions per tile at d = 128, as the boxes in the picture
-# say. Why do 20% fewer instructions make the kernel only 2% faster? Compare them with the time of a whole tile. The
-# matmuls of a tile take 1,024 clocks per consumer, so those of both consumers take 2,048. In rung 18, these are 60.2%
-# of the time, so a tile takes 2,048 / 0.602, or about 3,400 clocks. In the model of the pictures, the two consumers
-# share the schedulers at every moment, so the 116 saved instructions would take 232 clocks, or 7% of that. If the
-# consumers did not get in each other's way at all, the saved instructions would take 116 clocks, or 3%. The measured 2%
-# is closer to the second case. In rung 16, a tile had only 64 keys and took less time, so a smaller saving of 51
-# instructions was enough for 3% there. Under the causal mask, the loop keeps the test, and the rung is not faster
-# there. The main purpose of rung 19 is to prepare for rung 20.
+# In rung 18, the `if` in front of `mask` does not skip anything, because the compiler makes no branch of it, so a
+# thread compares and selects all of its 64 scores in every tile. Without these instructions, it executes 473 instead of
+# 589 per tile at d = 128, as the boxes in the picture say. Why do 20% fewer instructions make the kernel only 2%
+# faster? Compare them with the time of a whole tile. The matmuls of a tile take 1,024 clocks per consumer, so those of
+# both consumers take 2,048. In rung 18, these are 60.2% of the time, so a tile takes 2,048 / 0.602, or about 3,400
+# clocks. In the model of the pictures, the two consumers share the schedulers at every moment, so the 116 saved
+# instructions would take 232 clocks, or 7% of that. If the consumers did not get in each other's way at all, the saved
+# instructions would take 116 clocks, or 3%. The measured 2% is closer to the second case. In rung 16, a tile had only
+# 64 keys and took less time, so a smaller saving of 51 instructions was enough for 3% there. Under the causal mask, the
+# loop keeps these instructions, and the rung is not faster there. The main purpose of rung 19 is to prepare for rung
+# 20.
 #
 # ## What could hide behind what?
 #
@@ -679,9 +682,10 @@ show("strips_20")
 #
 # <details><summary>Answer</summary>
 #
-# **later.** Program p gets row block p of the first head, row block p + 4 of the next one, then row block p + 8, and so
-# on. Some programs therefore get heavy blocks again and again, and others get light ones. Rung 20's plain launch is
-# dynamic, because the GPU gives the next program to whichever SM is free.
+# **later.** A head has 128 row blocks and there are 132 programs, so program p gets row block p of the first head, row
+# block p + 4 of the next one, then row block p + 8, and so on. Some programs therefore get heavy blocks again and
+# again, and others get light ones. Rung 20's plain launch is dynamic, because the GPU gives the next program to
+# whichever SM is free.
 # </details>
 
 # %% [markdown]
@@ -696,8 +700,9 @@ show("tickets")
 #
 # With dynamic scheduling, all programs end at about the same time. In rung 21, the producer therefore fetches the
 # number of the next row block. The consumers also need this number, so the producer passes it on through a **mailbox**.
-# This is a buffer in shared memory with two barriers, like a stage of the ring. The number −1 tells the consumers that
-# there are no more row blocks.
+# This is a buffer in shared memory with two barriers, like a stage of the ring. It holds a tensor with a single
+# element, which `gl.max` in `receive` turns into a number. The number −1 tells the consumers that there are no more row
+# blocks.
 
 # %% tags=["nbval-ignore-output"]
 read("ladder/r21_persistent.py", "send", "receive")
