@@ -1,7 +1,6 @@
-"""The house rules: arrows, tags, calls, annotations and names; and packaging is as the README says."""
+"""The house rules: arrows and tags; and packaging is as the README says."""
 
 import ast
-import re
 from functools import cache
 from graphlib import TopologicalSorter
 from inspect import signature
@@ -109,86 +108,6 @@ def test_no_tag_names_a_line_that_does_not_exist():
     named = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *(PROJECT / "notebooks" / "text").rglob("*.py")]
     named = {tag: path for path in [*named, *PACKAGE.rglob("*.py")] for tag in TAG.findall(path.read_text("utf-8"))}
     assert {tag: path.name for tag, path in named.items() if tag not in LINES} == {}
-
-
-# Calls --------------------------------------------------------------------------------------------------------
-
-NAMELESS = ("enumerate", "filter", "get", "getattr", "next", "pop", "slice")  # Python's own, which take no names
-SIDED = (ast.BoolOp, ast.IfExp, ast.Starred, ast.Tuple)  # x or None, x if y else None, *(x, None)
-
-
-def constants(passed: ast.expr) -> set[str]:
-    """The constants that an argument is, on any of its sides."""
-    if isinstance(passed, ast.Constant):
-        return {ast.unparse(passed)}
-    sides = [x for x in ast.iter_child_nodes(passed) if x is not getattr(passed, "test", None)]
-    return set().union(*map(constants, sides)) if isinstance(passed, SIDED) else set()
-
-
-def unnamed(source: str) -> list[str]:
-    """Calls that pass None, True or False without a name; of set_x(False) the name says it."""
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    named = [(ast.unparse(call.func).split(".")[-1], call) for call in calls]
-    taken = [call for name, call in named if name not in NAMELESS and not name.startswith("set_")]
-    return [ast.unparse(x) for x in taken if {"None", "True", "False"} & set().union(*map(constants, x.args))]
-
-
-def test_no_call_passes_an_unnamed_None_True_or_False():
-    every = package_modules() | package_modules(PROJECT / "fa2_studio")
-    assert {module: found for module, source in every.items() if (found := unnamed(source))} == {}
-    wrong = ["f(None)", "a.b(1, False, c=2)", "f(True)", "f(x if y else None)", "f(*((x, y) if z else (None, None)))"]
-    right = ["f(a=None)", "next(x, None)", "y.set_z(False)", "f(x, 0)", "f(x == None)", "f(x if None else y)"]
-    assert unnamed("\n".join(wrong + right)) == wrong
-
-
-# Annotations --------------------------------------------------------------------------------------------------
-
-
-def unannotated(source: str) -> list[str]:
-    """Functions that lack an annotation and that Python runs: what Triton compiles is decorated."""
-    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
-    plain = [
-        f for f in functions if not any("jit" in x or "constexpr" in x for x in map(ast.unparse, f.decorator_list))
-    ]
-    takes = {f: [*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs, f.args.vararg, f.args.kwarg] for f in plain}
-    lacks = {f: [x.arg for x in takes[f] if x and not x.annotation and x.arg not in ("self", "cls")] for f in plain}
-    return [f.name for f in plain if lacks[f] or not f.returns]
-
-
-def test_every_function_of_the_heart_that_Python_runs_is_annotated():
-    assert {module: found for module, source in package_modules().items() if (found := unannotated(source))} == {}
-    some = "def a(self, x: int, *y) -> int: ...\n@gluon.jit\ndef b(x): ...\nclass C:\n    def c(self): ..."
-    assert unannotated(some) == ["a", "c"]
-
-
-# Names --------------------------------------------------------------------------------------------------------
-
-
-def types_of(source: str) -> set[str]:
-    """Classes, and at the top of the file names for types: Rows = tuple[int, int]."""
-    tree = ast.parse(source)
-    named = [node for node in tree.body if isinstance(node, ast.Assign)]
-    named = [node for node in named if isinstance(node.value, (ast.Name, ast.Subscript, ast.BinOp))]
-    names = {ast.unparse(target) for node in named for target in node.targets}
-    classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    return classes | {name for name in names if re.fullmatch(r"([A-Z][a-z]+)+", name)}
-
-
-def defined_twice(sources: dict[str, str]) -> dict[str, set[str]]:
-    """{type: modules} of those that several modules define; rungs may repeat each other and the kernels."""
-    where: dict[str, set[str]] = {}
-    for module, source in sources.items():
-        if not module.startswith("fa2_lab.kernels.ladder."):
-            for name in types_of(source):
-                where.setdefault(name, set()).add(module)
-    return {name: modules for name, modules in where.items() if len(modules) > 1}
-
-
-def test_the_name_of_a_type_has_one_meaning():
-    assert defined_twice(package_modules() | package_modules(PROJECT / "fa2_studio")) == {}
-    some = {"a": "class A: ...", "b": "def f():\n    class A: ...", "c": "class B(A): ...", "d": "Ab = list[A]"}
-    some |= {"e": "class Ab: ...", "fa2_lab.kernels.ladder.r01": "class B: ..."}
-    assert defined_twice(some) == {"A": {"a", "b"}, "Ab": {"d", "e"}}
 
 
 # Packaging ----------------------------------------------------------------------------------------------------
