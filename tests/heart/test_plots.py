@@ -1,7 +1,6 @@
 """Every picture: readable at 784 pixels and on a phone, nothing cut or covered, and words for those who cannot see.
 
-The file in figures/ shows what the code draws: the same words, colours and shapes. Places may differ by a few pixels,
-because each version of matplotlib lays a picture out a little differently.
+The file in figures/ shows what the code draws: the same words, colours and shapes, wherever matplotlib puts them.
 """
 
 import functools
@@ -9,7 +8,6 @@ import itertools
 import os
 import pickle
 import re
-from io import BytesIO
 from xml.etree import ElementTree
 
 import matplotlib
@@ -17,15 +15,12 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
-from PIL import Image
 
-from fa2_lab.plots import poster, show, style, visiting_order
+from fa2_lab.plots import poster, show, style
 from fa2_lab.plots.live import STILLS
-from fa2_lab.tiles import Tile
 from fa2_lab.tools import figures, files
 
 FOLDER = files.ROOT / "figures"
-NEAR = 8  # pixels by which a place may differ
 SVG = "{http://www.w3.org/2000/svg}"
 COLUMN = [*figures.PICTURES, *(f"{figures.PHONE}/{name}" for name in figures.PICTURES)]
 every = pytest.mark.parametrize("name", [*COLUMN, *figures.SHEETS])
@@ -71,60 +66,44 @@ def texts(figure):
 
 # The file -------------------------------------------------------------------------------------------------------
 
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-PLACES = ("x", "y", "width", "height", "d", "transform", "viewBox")
-INVENTED = ("id", "clip-path", "{http://www.w3.org/1999/xlink}href")  # names that matplotlib makes up
+NOT_LOOKS = ("x", "y", "width", "height", "d", "transform", "viewBox")  # places
+NOT_LOOKS += ("id", "clip-path", "{http://www.w3.org/1999/xlink}href")  # names that matplotlib makes up
 
 
 def elements(svg):
-    """(kind, words, looks, places) of everything in a drawing."""
+    """(kind, words, looks) of everything in a drawing."""
     found = []
     for e in ElementTree.fromstring(svg).iter():
-        looks = {k: re.sub(r"url\(#\w+\)", "url", v) for k, v in e.attrib.items() if k not in INVENTED}
-        places = " ".join(looks.pop(k, "") for k in PLACES)
-        found.append((e.tag.rpartition("}")[2], " ".join((e.text or "").split()), looks, places))
+        looks = {k: re.sub(r"url\(#\w+\)", "url", v) for k, v in e.attrib.items() if k not in NOT_LOOKS}
+        found.append((e.tag.rpartition("}")[2], " ".join((e.text or "").split()), looks))
     return found
 
 
-def differs(kept, new):
-    """The first thing in which two drawings differ, or None."""
-    for (*what, at), (*what_now, at_now) in itertools.zip_longest(
-        elements(kept), elements(new), fillvalue=("", "", "")
-    ):
-        apart = [abs(float(p) - float(q)) for p, q in zip(NUMBER.findall(at), NUMBER.findall(at_now), strict=False)]
-        if what != what_now or NUMBER.sub("", at) != NUMBER.sub("", at_now) or max(apart, default=0) > NEAR:
-            return (*what, at), (*what_now, at_now)
-    return None
-
-
 @every
-def test_its_file_is_what_the_code_draws(name):
+def test_its_file_is_what_the_code_draws_with_a_caption_and_words_for_those_who_cannot_see_it(name):
     kept = (FOLDER / f"{name}.svg").read_bytes()
-    first = differs(kept, as_svg(name))
+    pairs = itertools.zip_longest(elements(kept), elements(as_svg(name)))
+    first = next((pair for pair in pairs if pair[0] != pair[1]), None)
     assert not first, f"run `python -m fa2_lab figures {name}`: {first}"
-    assert len(kept) < 200_000
+    root = ElementTree.fromstring(kept)
+    caption, alt = root.findtext(f"{SVG}title"), root.findtext(f"{SVG}desc")
+    assert caption.endswith(".") and 60 <= len(alt) <= 1000
+    assert (caption, alt) == (drawn(name)[0].get_label(), drawn(name)[1])
 
 
 # What a reader sees ---------------------------------------------------------------------------------------------
 
 
 @every
-def test_its_words_are_large_enough_and_lie_on_the_page(name):
+def test_its_words_are_large_enough_on_the_page_and_not_on_each_other(name):
     figure, _, renderer = drawn(name)
-    width = style.NARROW if name.startswith(figures.PHONE) else style.WIDTH
-    assert figure.get_figwidth() == pytest.approx(width) or name in figures.SHEETS
-    page = figure.bbox.padded(1)
+    page, least = figure.bbox.padded(1), 11 if name in figures.SHEETS else 9.75  # points; 9.75 are 13 pixels
+    boxes = []
     for text in texts(figure):
-        least = 11 if name in figures.SHEETS else 9.75  # points; 9.75 are 13 pixels
         assert text.get_fontsize() >= least, text.get_text()
         box = text.get_window_extent(renderer)
         assert page.contains(box.x0, box.y0) and page.contains(box.x1, box.y1), text.get_text()
-
-
-@every
-def test_no_two_texts_meet(name):
-    figure, _, renderer = drawn(name)
-    boxes = [(t.get_text(), t.get_window_extent(renderer).padded(-1)) for t in texts(figure)]
+        boxes.append((text.get_text(), box.padded(-1)))
     for (a, box_a), (b, box_b) in itertools.combinations(boxes, 2):
         assert not box_a.overlaps(box_b), (a, b)
 
@@ -153,18 +132,6 @@ def test_no_mark_is_cut_off(name):
                 assert room.contains(box.x0, box.y0) and room.contains(box.x1, box.y1), mark
 
 
-@column
-def test_no_line_goes_through_a_text(name):
-    figure, _, renderer = drawn(name)
-    lines = [line for ax in figure.axes for line in ax.lines if line.get_linestyle() != "None"]
-    for text in texts(figure):
-        if text.get_bbox_patch() is None:  # one on a ground of its own lies above the lines
-            box = text.get_window_extent(renderer).padded(-1)
-            for line in lines:
-                path = line.get_transform().transform_path(line.get_path())
-                assert not path.intersects_bbox(box, filled=False), text.get_text()
-
-
 @every
 def test_its_colours_stand_in_the_table_and_change_for_dark_pages(name):
     svg = as_svg(name).decode()
@@ -174,14 +141,6 @@ def test_its_colours_stand_in_the_table_and_change_for_dark_pages(name):
     assert used <= table, used - table
     greys = {c for c in used if c in {light.lower() for light in style.DARK}}
     assert all(grey in rules for grey in greys) and "prefers-color-scheme: dark" in rules
-
-
-@every
-def test_it_has_a_caption_and_words_for_those_who_cannot_see_it(name):
-    root = ElementTree.parse(FOLDER / f"{name}.svg").getroot()
-    caption, alt = root.findtext(f"{SVG}title"), root.findtext(f"{SVG}desc")
-    assert caption.endswith(".") and 60 <= len(alt) <= 1000 and "\n" not in caption + alt
-    assert (caption, alt) == (drawn(name)[0].get_label(), drawn(name)[1])
 
 
 def test_the_hues_of_tensors_stay_apart_for_eyes_without_green():
@@ -194,32 +153,6 @@ def test_the_hues_of_tensors_stay_apart_for_eyes_without_green():
     places = np.cbrt(np.clip(linear @ seen.T, 0, 1) @ xyz.T) @ lab.T
     for a, b in itertools.combinations(range(7), 2):
         assert np.linalg.norm(places[a] - places[b]) >= 15, ("QKVSPOm"[a], "QKVSPOm"[b])
-
-
-def test_in_a_notebook_a_picture_is_on_a_card_that_reads_on_light_and_dark_pages():
-    with Image.open(BytesIO(show.show("nested").png())) as png:
-        assert png.mode == "P" and len(png.getpalette()) <= 3 * 256
-        pixels = np.array(png.convert("RGBA"))
-    card, edge = ((*(round(255 * c) for c in matplotlib.colors.to_rgb(hue)), 255) for hue in (style.CARD, style.EDGE))
-    assert (pixels[[0, 0, -1, -1], [0, -1, 0, -1], 3] == 0).all()  # the corners are round
-    middle = len(pixels) // 2
-    assert (pixels[middle, [0, -1]] == edge).all() and (pixels[[0, -1], pixels.shape[1] // 2] == edge).all()
-    assert (pixels[middle, 4:20] == card).all() and (pixels[middle, -20:-4] == card).all()
-    for ink in (style.INK, style.QUIET):
-        printed = matplotlib.colors.to_hex(
-            np.array(matplotlib.colors.to_rgb(ink)) * matplotlib.colors.to_rgb(style.CARD)
-        )
-        assert style.contrast(printed, style.CARD) >= 4.5
-
-
-def test_under_a_mask_both_walks_show_which_tiles_are_skipped():
-    seen = visiting_order.data(causal=True)
-    visited = {name: len(visiting_order.visits(log)) for name, log in seen["events"].items()}
-    skipped = seen["tiling"].counts()[Tile.SKIP]
-    assert visited == {"FA1": 12, "FA2": 12 - skipped} and skipped == 3
-    figure, _ = visiting_order.draw(**seen)
-    hatched = [patch for patch in figure.findobj(matplotlib.patches.Rectangle) if patch.get_hatch()]
-    assert len(hatched) == 3 * skipped  # FA1's are computed: a box lies on the hatching
 
 
 # The folder and the command -------------------------------------------------------------------------------------

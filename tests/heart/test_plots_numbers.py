@@ -43,14 +43,6 @@ def test_the_head_of_the_attention_map_has_learned_to_look_behind_the_same_word(
             assert P[i, words.index(word) + 1] > 0.85, word
 
 
-def test_old_terms_shrink_alike_and_new_ones_are_added():
-    seen = data("rescaling")
-    for name, terms, sums in (("ℓ", seen["l"], [4 / 3, 1 / 2, 2]), ("o", seen["o"], [8 / 3, 1, 5])):
-        assert [t.sum() for t in terms] == pytest.approx(sums)
-        assert seen["ends"][name] == pytest.approx([sums[0], sums[2]])  # what the package has
-    assert seen["l"][1] / seen["l"][0] == pytest.approx(seen["m"][0] / seen["m"][1])
-
-
 def test_the_state_after_each_block_is_the_sum_over_all_keys_so_far():
     seen = data("state_stream")
     for j in range(len(seen["m"])):
@@ -97,35 +89,7 @@ def test_a_tile_is_needed_just_where_the_window_and_the_first_keys_leave_a_score
         assert tiles.all(axis=(2, 3))[kinds(N, B, left, first) == Tile.FULL].all()
 
 
-def test_intervals_are_what_each_mask_lets_through():
-    seen, found = data("intervals"), []
-    for parts in seen["masks"].values():
-        start, tiling = next((s, t) for s, t in parts if s <= seen["row"] < s + t.N_q)
-        found.append([int(start + end) for end in tiling.interval(seen["row"] - start)])
-    assert found == [[0, 24], [15, 24], [15, 28], [0, 20], [20, 24], [15, 24]]
-
-
 # Backward, workers, machine -------------------------------------------------------------------------------------
-
-
-def test_schedules_by_hand():
-    fa1, full, by_row, heaviest = data("waves")["ran"].values()
-    assert (len(fa1.placed), fa1.SMs_used, fa1.makespan) == (32, 32, 16 * 16)
-    assert (len(full.placed), full.SMs_used, full.makespan) == (512, 132, 4 * 16)  # four waves of 132
-    assert heaviest.makespan == -(-32 * 136 // 132) + 1 < by_row.makespan
-    dealt, abreast, drawn = data("tickets")["ran"].values()
-    assert drawn.makespan < abreast.makespan < dealt.makespan
-    for s in (dealt, abreast, drawn):
-        work = 16 * 128 * 129 // 2
-        assert sum(p.end - p.start for p in s.placed) == work and s.utilisation == pytest.approx(
-            work / 132 / s.makespan
-        )
-
-
-def test_writes_of_dq_by_hand():
-    one, two = data("dq_over_time")["ways"].values()
-    assert one["writes"] == {(i, 5 * (i + 1)): [0, 1, 2, 3] for i in range(4)}
-    assert two["writes"] == {(i, 4 * (4 + 3)): [i] for i in range(4)}
 
 
 def test_chunks_lie_at_chunk_xor_row():
@@ -177,18 +141,6 @@ def test_a_stage_is_full_before_it_is_read_and_empty_before_it_is_filled():
     for place in ("mailbox slot 0", "mailbox slot 1"):
         full = sorted(span[2:] for span in data("mailbox")["spans"] if span[0] == place)
         assert all(read <= sent for (_, read), (sent, _) in itertools.pairwise(full))
-
-
-def test_what_a_program_takes_is_there_and_the_registers_of_a_step_are_the_chapter_s():
-    seen = data("room")
-    for name, parts in seen["shared"].items():
-        assert sum(parts.values()) <= seen["limit"]
-        assert 128 * (sum(seen["registers"][name]) + seen["producer"]) <= seen["file"]
-    sums = {
-        name: [sum(parts.values()) for parts in phases.values()]
-        for name, phases in data("live_registers")["tiles"].items()
-    }
-    assert list(sums.values()) == [[160, 192, 224], [192, 192, 224], [256, 256, 320]]
 
 
 def test_the_ring_s_speeds_are_the_record_s():
