@@ -67,40 +67,6 @@ def test_what_it_takes(change, fine):
     assert (launch.prepare(dO, Q, Tensors(Q, K, K), Options(True, scale)) is not None) is fine
 
 
-SMALL = [(64, 4, 128, 264), (64, 4, 512, 264), (96, 4, 256, 132), (128, 4, 256, 132)]
-LARGE = [(64, 4, 513, 0), (64, 2, 128, 0), (96, 4, 257, 0), (128, 4, 257, 0), (128, 2, 256, 0)]
-LARGE += [(32, 1, 128, 0), (32, 4, 2049, 0)]
-
-
-@pytest.mark.parametrize("d, kv_heads, N_k, most", [*SMALL, *LARGE])
-def test_where_there_is_enough_work(d, kv_heads, N_k, most):
-    """More than so many blocks of 64 rows."""
-    K = torch.empty(1, kv_heads, N_k, d, device="meta")
-    assert launch.enough_work(torch.empty(most // 4 + 1, 4, 64, d, device="meta"), K)
-    assert not most or not launch.enough_work(torch.empty(most // 4, 4, 64, d, device="meta"), K)
-
-
-def test_few_keys_of_many_rows_are_divided():
-    """The portable kernels would have two programs."""
-    Q, more, K = (torch.empty(1, 1, N, 64, device="meta") for N in (2048, 2049, 128))
-    assert launch.enough_work(more, K) and not launch.enough_work(Q, K)
-    Q, few, K = (torch.empty(1, H, N, 32, device="meta") for H, N in ((33, 9000), (32, 9000), (33, 128)))
-    assert launch.enough_work(few, K[:, 1:]) and not launch.enough_work(Q, K)
-
-
-def test_of_64_keys_half_a_block_would_be_empty():
-    Q, few, K, more = (
-        torch.empty(1, H, N, 128, device="meta") for H, N in ((66, 4000), (65, 4000), (66, 64), (66, 65))
-    )
-    assert launch.enough_work(few, K[:, 1:]) and launch.enough_work(Q, more)
-    assert not launch.enough_work(Q, K) and launch.enough_work(Q, K[:, :33])
-
-
-def test_at_d_32_there_is_never_enough_where_keys_are_few():
-    Q, K = torch.empty(16, 16, 4096, 32, device="meta"), torch.empty(16, 16, 2048, 32, device="meta")
-    assert launch.enough_work(Q, Q) and not launch.enough_work(Q, K)
-
-
 def test_parts():
     """On 132 SMs: undivided where there is enough to do, else about as many programs or more, not more than steps."""
     for causal in (False, True):

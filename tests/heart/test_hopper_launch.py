@@ -305,13 +305,9 @@ def test_the_order_of_a_step_is_what_is_fastest_where():
     for kind, want in {
         (64, 512, False, True, False): (True, False, False, True, USE_LOW_REG),
         (64, 512, True, False, False): (True, not USE_LOW_REG, False, True, USE_LOW_REG),
-        (64, 512, False, False, True): (True, False, False, False, USE_LOW_REG),
-        (64, 512, True, False, True): (True, not USE_LOW_REG, False, False, False),
         (128, 4096, False, False, False): (USE_LOW_REG, False, True, False, False),
         (128, 2049, True, False, False): (False, not USE_LOW_REG, False, False, False),
-        (128, 2048, True, False, False): 5 * (False,),
         (128, 2048, False, True, False): 5 * (False,),
-        (128, 2048, False, False, True): 5 * (False,),
     }.items():
         x = backward_sizes.choose(*kind)
         assert (x.dv_late, x.dk_late, x.hold_v, x.last_first, x.low_reg_schedule) == want, kind

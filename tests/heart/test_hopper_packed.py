@@ -3,7 +3,6 @@
 import random
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -205,29 +204,7 @@ def test_starts_that_run_backwards_make_sums_and_counters_nan(starts):
         assert turns.min() > 2**30 if expected else not turns.any()
 
 
-@pytest.mark.parametrize("wild", (*WILD, [0, 300, 700, 999], [1, 300, 700, 1000]), ids=str)
-def test_wild_starts_are_refused_on_a_cpu(wild):
-    q, wild, good = torch.zeros(1000, 1, 8), torch.tensor(wild).int(), torch.tensor([0, 300, 700, 1000]).int()
-    for name, pair in (("cu_seqlens_q", (wild, good)), ("cu_seqlens_k", (good, wild))):
-        with pytest.raises(ValueError, match=f"^{name}: "):
-            attention_packed(q, q, q, *pair)
-
-
 # The choice ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("d, causal, plan", (
-    (64, True, "USUAL"), (64, False, "USUAL"), (128, True, "WIDE"), (128, False, "WIDE"), (256, True, "USUAL"),
-))  # fmt: skip
-def test_packed_sequences_are_chosen_for_as_if_equally_long(d, causal, plan):
-    """Sixteen of 3,000 rows; and all of d is there."""
-    q = torch.empty(16 * 3000, 2048 // d, d, dtype=torch.float16, device="meta")
-    cu = torch.empty(17, device="meta")
-    chosen = forward.prepare_launch(Tensors(q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu), Options(causal, 0.1)).arguments[
-        "SIZES"
-    ]
-    named = forward.sizes.USUAL[d] if plan == "USUAL" else getattr(forward.sizes, plan)
-    assert replace(chosen, low_reg_schedule=False) == replace(named, low_reg_schedule=False) and chosen.d_pad == d
 
 
 @pytest.mark.parametrize("d", (64, 128))
