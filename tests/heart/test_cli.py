@@ -197,14 +197,6 @@ def test_the_entry_points_are_those_of_pyproject():
     assert declared.keys() <= command.studio().keys(), "pip install -e . again"
 
 
-def test_an_older_egg_info_in_the_checkout_hides_no_command(monkeypatch, tmp_path):
-    old = tmp_path / "fa2_lab.egg-info"
-    old.mkdir()
-    (old / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: fa2-lab\nVersion: 0.0.1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert "bench" in command.studio()
-
-
 # How commands end ---------------------------------------------------------------------------------------------
 
 

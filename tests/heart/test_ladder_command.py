@@ -44,25 +44,18 @@ def test_the_table_has_every_rung_with_prediction_beside_measurement(capsys):
     assert re.findall(r"^(\d\d) ", below, re.MULTILINE) == missed != []
 
 
-def test_one_change_has_cause_prediction_difference_counters_and_what_comes_next(capsys):
+def test_one_change_has_cause_prediction_difference_and_measurement(capsys):
     assert command.main(["ladder", "09", "10"]) == 0
     printed, record = capsys.readouterr().out, load("ladder")
     before, after = ladder.find("09"), ladder.find("10")
-    reason, row = reasons.reason(after), reasons.timed(record, causal=False, d=128)
-    assert printed.startswith(f"Rung 10, {': '.join(ladder.change(after))}\n")
-    assert reason.limit in printed and reason.removes in printed and reason.why.split()[-1] in printed
+    reason, ratio = reasons.reason(after), reasons.timed(record, causal=False, d=128).ratio(after, before)
+    assert reason.limit in printed and reason.removes in printed
     assert f"{before} → {after}" in printed and re.search(r"^\+.*num_stages=", printed, re.MULTILINE)
-    ratio = row.ratio(after, before)
     assert re.search(rf"^measured × +{ratio:.2f} ", printed, re.MULTILINE)
     assert f"{reasons.predicted(before, after, causal=False, d=128):.2f}" in printed
-    assert re.search(rf"N 4,096, batch 4, 16 heads, d 128, no mask .* × {ratio:.2f}$", printed, re.MULTILINE)
-    assert printed.rstrip().splitlines()[-1].startswith(f"Next: {page.label(ladder.find('11'))}. ")
     assert command.main(["ladder", "10"]) == 0 and capsys.readouterr().out == printed
     assert command.main(["ladder", "x23"]) == 0 and "r23_wide → x23_software_exp2" in capsys.readouterr().out
-    assert command.main(["ladder", "00"]) == 0
-    printed = capsys.readouterr().out
-    assert f"→ {ladder.RUNGS[0]}" not in printed and "Next: 01 " in printed
-    assert [page.short(x) for x in (0.0123, 999, 12345, 2.5e6, 4.27e9)] == ["0.0123", "999", "12.3k", "2.5M", "4.27G"]
+    assert command.main(["ladder", "00"]) == 0 and f"→ {ladder.RUNGS[0]}" not in capsys.readouterr().out
 
 
 def test_without_a_record_it_says_how_to_get_one(tmp_path, monkeypatch, capsys):

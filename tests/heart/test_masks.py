@@ -94,17 +94,6 @@ def test_a_window_as_wide_as_the_keys_is_none():
     assert not torch.equal(attention(q, k, v, window=(48, 39)), attention(q, k, v))
 
 
-@pytest.mark.parametrize("scale", (0.0, 1e-38, -0.7))
-def test_a_sink_is_not_scaled(scale):
-    q, k, v, _ = (x.detach() for x in tensors(1, 2, 1, 20, 40, 16))
-    sinks = torch.tensor([3.0, -1.0], device=DEVICE)
-    L = attention(q, k, v, scale=scale, sinks=sinks, return_lse=True)[1]
-    S = scale * q.double() @ k.double().mT
-    want = torch.logaddexp(torch.logsumexp(S, 3), sinks.double()[None, :, None])
-    assert worst(L, want) < 1e-5
-    assert worst(attention(q, k, v, scale=scale), torch.softmax(S, 3) @ v.double()) < 1e-5  # and without a sink
-
-
 def test_sinks_alone_may_want_a_gradient():
     q, k, v, dO = (x.detach() for x in tensors(1, 4, 2, 20, 30, 16))
     sinks = torch.zeros(8, device=DEVICE).requires_grad_()

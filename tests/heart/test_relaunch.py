@@ -116,47 +116,39 @@ POINTERS, REST = (Tensor(16), None, Tensor(32)), ((3, 4), 5, 0.5, Sizes(64, Size
 
 @pytest.mark.parametrize("kind, described", [("installed", 0), ("installed", 2), (InOneRow, 0), (InAList, 0)])
 def test_the_driver_is_handed_the_same_as_by_tritons_own_call(kind, described, gpu):
-    arguments = *(Descriptor(64 * n) for n in range(described)), *POINTERS, *REST
-    run = installed(gpu.launch, described, len(arguments)) if kind == "installed" else kind(gpu.launch)
-    made = Compiled(run, [*"abcdefghi"][: len(arguments)], described)
-    again = relaunch.relaunch(made, (7, 1, 1), 11, arguments, described, len(POINTERS))
-    assert not gpu.seen, "nothing is launched in order to write it down"
+    """At other addresses and in other sizes; a profiler that listens is told by Triton's own call."""
 
-    moved = [*(256 * n for n in range(described)), 160, 0, 320]
-    assert again(12, moved)
-    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-    there = *(Descriptor(256 * n) for n in range(described)), 160, 0, 320, *REST
-    run(7, 1, 1, 12, made.function, made.packed_metadata, None, *hooks, *there)
-    mine, theirs = gpu.seen
-    assert mine == [None if any(x is hook for hook in hooks) else x for x in theirs]
-
-    for hook in hooks:
-        hook.add(print)
-        try:
-            assert not again(12, moved) and len(gpu.seen) == 2, "a profiler is told by Triton's own call"
-        finally:
-            hook.remove(print)
-    assert again(12, moved) and gpu.seen[2] == mine
-
-
-@pytest.mark.parametrize("kind, described", [("installed", 0), ("installed", 2), (InOneRow, 0), (InAList, 0)])
-def test_other_sizes_are_handed_over_as_by_tritons_own_call(kind, described, gpu):
     class Longer(Descriptor):
         shape, strides = [7, 6], [12, 1]
 
     arguments = *(Descriptor(64 * n) for n in range(described)), *POINTERS, *REST
     run = installed(gpu.launch, described, len(arguments)) if kind == "installed" else kind(gpu.launch)
     made = Compiled(run, [*"abcdefghi"][: len(arguments)], described)
-    first = relaunch.relaunch(made, (7, 1, 1), 11, arguments, described, len(POINTERS))
-    rest, moved = ((5, 6), 7, 1.5, Sizes(32, Sizes(3, (4, 5)))), [*(256 * n for n in range(described)), 160, 0, 320]
-    longer = [Longer(256 * n) for n in range(described)]
-    assert first.with_sizes((9, 2, 1), longer, rest)(12, moved)
+    again = relaunch.relaunch(made, (7, 1, 1), 11, arguments, described, len(POINTERS))
+    assert not gpu.seen, "nothing is launched in order to write it down"
+
     hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-    run(9, 2, 1, 12, made.function, made.packed_metadata, None, *hooks, *longer, 160, 0, 320, *rest)
-    mine, theirs = gpu.seen
-    assert mine == [None if any(x is hook for hook in hooks) else x for x in theirs]
-    first(12, moved)
-    assert gpu.seen[2][:3] == [7, 1, 1], "the first is as it was"
+    moved = [*(256 * n for n in range(described)), 160, 0, 320]
+    other = (5, 6), 7, 1.5, Sizes(32, Sizes(3, (4, 5)))
+    longer = [Longer(256 * n) for n in range(described)]
+    for launch, grid, descriptors, rest in (
+        (again, (7, 1, 1), [Descriptor(256 * n) for n in range(described)], REST),
+        (again.with_sizes((9, 2, 1), longer, other), (9, 2, 1), longer, other),
+    ):
+        gpu.seen.clear()
+        assert launch(12, moved)
+        there = *descriptors, 160, 0, 320, *rest
+        run(*grid, 12, made.function, made.packed_metadata, None, *hooks, *there)
+        mine, theirs = gpu.seen
+        assert mine == [None if any(x is hook for hook in hooks) else x for x in theirs]
+    gpu.seen.clear()
+    for hook in hooks:
+        hook.add(print)
+        try:
+            assert not again(12, moved) and not gpu.seen
+        finally:
+            hook.remove(print)
+    assert again(12, moved) and gpu.seen[0][:3] == [7, 1, 1], "the first is as it was"
 
 
 @pytest.mark.beside("launch_worker.py")
