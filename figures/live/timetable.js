@@ -45,61 +45,55 @@ function draw(t) {
     shape(stage, "text", { x: 0, y: y + lane / 2 + 3, class: "small" }, lane > 12 ? `SM ${k}` : "");
   }
   const place = { left, top, lane, unit };
-  drawIdle(place);
   for (const p of table.placed) drawProgram(p, t, place);
-  for (const [k, end] of lastEnds(other).entries())
-    drawGhost(left, Math.min(left + end * unit, width - 2), { y: top + k * lane + 0.5, high: lane - 3, torn: left + end * unit > width });
   const now = left + t * unit;
   shape(stage, "line", { x1: now, x2: now, y1: top - 6, y2: foot + 4, class: "clock" });
-  for (const p of table.placed) drawLabel(p, t, place); // over the dashes
-  drawAxis({ left, foot, unit, longest, cut });
-  const [own, name] = [set.algorithm.toUpperCase(), OTHER[set.algorithm][1]];
-  const times = (other.makespan / (table.makespan || 1)).toFixed(1);
-  if (cut) shape(stage, "text", { x: width, y: 14, class: "small end" }, `${name} (dashed) takes ${times} times as long and ends at ${other.makespan} →`);
-  else drawEnd(other, `${name} (dashed) ends at ${other.makespan}`, 14);
-  drawEnd(table, `${own} ends at ${table.makespan}`, 32);
-  drawRest({ x: left + table.makespan * unit, y: top + (set.SMs * lane) / 2, room: (longest - table.makespan) * unit });
-
-  function drawEnd({ makespan }, words, y) {
-    const x = left + makespan * unit;
-    const before = x > left + 200;
-    shape(stage, "line", { x1: x, x2: x, y1: y - 10, y2: foot, class: "end-line" });
-    shape(stage, "text", { x: x + (before ? -5 : 5), y, class: before ? "small end halo" : "small halo" }, words);
-  }
+  drawIdle(place); // whose words are over the line, too
+  for (const p of table.placed) drawLabel(p, t, place); // over the line
+  drawAxis({ left, foot, unit, longest });
+  drawTotals({ left, foot, unit, width });
+  drawHeads(width, foot + 36);
   words(t);
 }
 
-/** When the other algorithm works on an SM; the end is torn where it runs on beyond the axis. */
-function drawGhost(x, end, { y, high, torn }) {
-  const teeth = torn ? `l-5 ${high / 4} l5 ${high / 4} l-5 ${high / 4} l5 ${high / 4}` : `v${high}`;
-  shape(stage, "path", { d: `M${x} ${y}H${end}${teeth}H${x}Z`, class: "ghost" });
+/** How long both algorithms take, as two bars over the lanes; a bar that runs on beyond the axis has a torn end. */
+function drawTotals({ left, foot, unit, width }) {
+  const times = (other.makespan / (table.makespan || 1)).toFixed(1);
+  const high = 17;
+  for (const [y, run, name, words] of [
+    [0, other, OTHER[set.algorithm][1], `ends at ${other.makespan}, ${times} times as long`],
+    [20, table, set.algorithm.toUpperCase(), `ends at ${table.makespan}`],
+  ]) {
+    const torn = left + run.makespan * unit > width - 2;
+    const end = torn ? width - 2 : left + run.makespan * unit;
+    const teeth = torn ? `l-5 ${high / 4} l5 ${high / 4} l-5 ${high / 4} l5 ${high / 4}` : `v${high}`;
+    shape(stage, "path", { d: `M${left} ${y + 1}H${end}${teeth}H${left}Z`, class: run === table ? "total now" : "total" });
+    shape(stage, "text", { x: 0, y: y + 14, class: run === table ? "small strong" : "small" }, name);
+    const inside = end - left > 6.6 * words.length + 12;
+    shape(stage, "text", { x: inside ? left + 6 : end + 6, y: y + 14, class: !inside ? "small halo" : run === table ? "small on-total" : "small" }, words);
+    if (run === table) shape(stage, "line", { x1: end, x2: end, y1: y, y2: foot, class: "end-line" });
+  }
+}
+
+/** Which fill is which head, if no two heads share one. */
+function drawHeads(width, y) {
+  if (set.heads > SHADES.length) return;
+  for (const k of upTo(set.heads)) {
+    const x = width - 62 * (set.heads - k);
+    shape(stage, "rect", { x, y: y - 10, width: 11, height: 11, fill: SHADES[k][0] });
+    shape(stage, "text", { x: x + 15, y, class: "small" }, `head ${k + 1}`);
+  }
 }
 
 /** The time axis, in tiles, whose ticks are at least 40 pixels apart. */
-function drawAxis({ left, foot, unit, longest, cut }) {
+function drawAxis({ left, foot, unit, longest }) {
   const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].find((x) => x * unit > 40) || longest;
   shape(stage, "line", { x1: left, x2: left + longest * unit, y1: foot + 3, y2: foot + 3, class: "axis" });
   for (let x = 0; x <= longest; x += step) {
     shape(stage, "line", { x1: left + x * unit, x2: left + x * unit, y1: foot + 3, y2: foot + 8, class: "axis" });
     shape(stage, "text", { x: left + x * unit, y: foot + 20, class: "small middle" }, String(x));
   }
-  shape(stage, "text", { x: left, y: foot + 36, class: "small" }, cut ? "time, in tiles →" : "time, in tiles, on one axis for FA1 and FA2 →");
-}
-
-/** Where the algorithm that is shown has ended and the other one still runs. */
-function drawRest({ x, y, room }) {
-  if (room < 190) return;
-  const [own, name] = [set.algorithm.toUpperCase(), OTHER[set.algorithm][1]];
-  const times = (other.makespan / table.makespan).toFixed(1);
-  shape(stage, "text", { x: x + 10, y: y - 2, class: "small strong halo" }, `${own} is done.`);
-  shape(stage, "text", { x: x + 10, y: y + 16, class: "small halo" }, `${name} takes ${times} times as long.`);
-}
-
-/** When each SM that works has done its last thread block. */
-function lastEnds({ placed }) {
-  const ends = [];
-  for (const { SM, end } of placed) ends[SM] = Math.max(ends[SM] || 0, end);
-  return ends;
+  shape(stage, "text", { x: left, y: foot + 36, class: "small" }, "time, in tiles →");
 }
 
 /** When an SM has nothing to do, until the last thread block of all ends. */
@@ -145,7 +139,7 @@ function drawProgram(p, t, { left, top, lane, unit }) {
   shape(e, "title", {}, `head ${p.head + 1}, ${what}: ${p.cost} tiles, from ${p.start} to ${p.end} on SM ${p.SM}`);
 }
 
-/** The number of a thread block, if there is room; its edge has the fill of the box, so that no dash runs through. */
+/** The number of a thread block, if there is room; its edge has the fill of the box, so that no line runs through. */
 function drawLabel(p, t, { left, top, lane, unit }) {
   if (!p.cost) return;
   const state = look(p, t);
