@@ -45,7 +45,7 @@ function draw(t) {
   const step = run[t];
   const width = stage.clientWidth;
   const narrow = width < 480;
-  const [x, gap, dw, meet] = narrow ? [44, 10, 34, 34] : [60, 18, 46, 88];
+  const [x, gap, dw, meet] = narrow ? [44, 10, 34, 40] : [60, 18, 52, 88];
   const c = Math.min(72, Math.floor((width - x - gap - dw - meet) / set.columns), 360 / set.rows);
   const place = { c, x, y: 76, dQ: x + set.columns * c + gap, dw, narrow };
   const height = place.y + set.rows * c + 10;
@@ -135,10 +135,11 @@ function drawRow(step, i, { c, x, y, dQ, dw, narrow }) {
     stage,
     "text",
     { x: dQ + dw / 2, y: top + c / 2 + 4, class: "small middle in" },
-    step.added[i] ? String(step.added[i]) : "",
+    !step.added[i] ? "" : narrow ? String(step.added[i]) : `${step.added[i]} add${step.added[i] > 1 ? "s" : ""}`,
   );
-  const said = !meet ? "" : narrow ? `× ${meet.length}` : `${meet.length} at once`;
-  shape(stage, "text", { x: dQ + dw + 6, y: top + c / 2 + 4, class: "strong" }, said);
+  if (!meet) return;
+  for (const [k, text] of (narrow ? [`${meet.length} at`, "once"] : [`${meet.length} at once`]).entries())
+    shape(stage, "text", { x: dQ + dw + 6, y: top + c / 2 + (narrow ? -4 : 4) + 16 * k, class: narrow ? "small strong" : "strong" }, text);
 }
 
 const names = (numbers) => `${numbers.slice(0, -1).join(", ")}${numbers.length > 1 ? " and " : ""}${numbers.at(-1)}`;
@@ -219,7 +220,7 @@ function counts(t) {
 }
 
 $("note").textContent =
-  "A fill grows with every tile that is added, and the edge is dashed until the gradient is complete. The number in a block of dQ counts its additions. All workers start together and take the same time for a tile.";
+  "A fill grows with every tile that is added, and the edge is dashed until the gradient is complete. The number in a block of dQ counts the parts that have been added to it. All workers start together and take the same time for a tile.";
 follow(form, set, () => {
   transport.pause();
   prepare();
