@@ -87,7 +87,7 @@ def background(folder: Path | None) -> Iterable[tuple[str, str, list[str]]]:
     title, _, text = LEAD.read_text(encoding="utf-8").removeprefix("## ").partition("\n\n")
     yield title, "What the names mean, and how we call each implementation", [text.rstrip("\n")]
     runs = recorded(folder)
-    told = [f"For the timing **{name}**, {within(protocol)}\n" for protocol, name in WAYS.items()]
+    told = [f"**{name.capitalize()}.** {protocol}\n" for protocol, name in WAYS.items()]
     machine = " ".join([made_on(usual(runs)), *assembled(runs), CEILINGS])
     words = "Repetitions, pauses, the L2 cache, ceilings and versions"
     yield "How it was timed", words, [*told, machine, "", *ceilings(runs)]
@@ -112,11 +112,6 @@ def outcome(runs: list[Record]) -> list[str]:
     slow = f"`fa2_lab` is slower {SLOW}, as [the next table](#where-fa2_lab-is-slower) shows."
     message, how = picture.split(". ", 1)
     return [f"{lead} {slow}", "", f"![{message}.](figures/ratios.svg)", "", how]
-
-
-def within(protocol: str) -> str:
-    """Return a protocol so that it goes on after a comma: its first letter is small, except in an abbreviation."""
-    return protocol if protocol[:2].isupper() else protocol[0].lower() + protocol[1:]
 
 
 def usual(runs: list[Record]) -> dict:
