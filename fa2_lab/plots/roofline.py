@@ -154,7 +154,7 @@ def draw(
     low = 0.4 * least if limited else min(50, 0.5 * least)
     high = (2.6 if limited and style.narrow() else 1.9) * top
     ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel="TFLOP/s", xlim=(left, right), ylim=(low, high))
-    if style.narrow():
+    if crowded and style.narrow():
         ax.set_xlabel(xlabel.replace(" (", "\n("))
     last = max(2 * max(across), 1000)  # to the right of it are names
     labels = (6 if style.narrow() else 14) * log10(min(last, right) / left) / log10(right / left)  # that have room
