@@ -3,9 +3,10 @@
 "use strict";
 
 const d = 2;
+const few = ask.has("deck"); // fewer and larger numbers, for a lecture hall
 const set = {
   order: ask.get("order") || "fa2",
-  B_r: Number(ask.get("br") || 4),
+  B_r: Number(ask.get("br") || (few ? 2 : 4)),
   B_c: Number(ask.get("bc") || 2),
   causal: ask.has("causal"),
 };
@@ -105,7 +106,7 @@ class Board {
     const [tick, gap] = [words.length ? Math.min(62, width / 8) : 18, wide ? 12 : 8];
     const state = 3.15 + 1.2 * d + (this.order === "fa2" || set.order === "both" ? 1.1 : 0); // in widths of a cell
     const columns = wide ? N + 0.85 * d + state : N + d;
-    const most = innerWidth > 1500 || set.order === "both" ? 48 : 40; // so that the code and the controls are in view
+    const most = innerWidth > 1500 || few || set.order === "both" ? 48 : 40; // so that the code and the controls are in view
     const c = Math.min(wide ? most : 99, Math.floor((width - tick - (wide ? 2 * gap : gap)) / columns));
     const [qw, kh] = [wide ? Math.floor(0.85 * c) : c, Math.max(wide ? 20 : 17, Math.floor(c * 0.54))];
     const [xs, y0] = [tick + d * qw + gap, 16];
@@ -483,7 +484,7 @@ function sync() {
 
 /** New numbers: those of the words, if there are any, else random ones. */
 function fresh() {
-  data = words.length ? numbersOf(words) : numbers(seed, 8, d);
+  data = words.length ? numbersOf(words) : numbers(seed, few ? 6 : 8, d);
   N = data.q.length;
   clean = copy(data);
   [bias, chosen] = [null, null];

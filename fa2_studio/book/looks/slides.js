@@ -3,20 +3,20 @@
 "use strict";
 const all = [...document.querySelectorAll("section")];
 let at = Math.min(Math.max(Number(location.hash.slice(1)) - 1, 0), all.length - 1) || 0;
-for (const [n, section] of all.entries()) section.dataset.number = `${n + 1} / ${all.length}`;
+for (const [n, section] of all.entries()) section.dataset.number = `${document.title} · ${n + 1} / ${all.length}`;
 
-/** Letters grow to fill a slide, and shrink only if a wide table leaves no other way; what was printed shrinks alone. */
+/** Letters grow to fill a slide, most those of a question; lines of code are never broken, so their letters fit the longest. */
 function fit(section) {
   if (phone.matches) return onPage();
-  const printed = [...section.querySelectorAll(".printed")];
-  const most = section.querySelector(":not(.two) > figure, h1") ? 100 : section.querySelector("figure") ? 124 : 140;
+  const code = [...section.querySelectorAll("pre")];
+  const has = (some) => section.querySelector(some);
+  const most = has(":not(.two) > figure, h1") ? 100 : has("figure, table") ? 124 : has("pre, p + p, ul:not(:has(.choice))") ? 140 : 170;
   for (let size = most; size > 40; size -= 4) {
     section.style.fontSize = `${size}%`;
-    for (const pre of printed) {
-      pre.style.fontSize = "1em";
-      const room = pre.clientWidth / pre.scrollWidth;
-      if (room < 1) pre.style.fontSize = `${Math.max(0.6, 0.98 * room)}em`;
-    }
+    for (const pre of code) pre.style.fontSize = "1em";
+    const rooms = code.map((pre) => Math.min(1, (0.99 * pre.clientWidth) / pre.scrollWidth));
+    const room = Math.min(1, ...rooms.filter((_, n) => code[n].className !== "printed"));
+    for (const [n, pre] of code.entries()) pre.style.fontSize = `${Math.min(room, rooms[n])}em`; // a wide table's alone are smaller
     if (!tall(section) && !wide(section)) break;
   }
   const frame = section.querySelector("iframe");
@@ -28,7 +28,7 @@ function fit(section) {
 }
 const phone = matchMedia("(max-width: 600px)");
 function onPage() {
-  for (const element of document.querySelectorAll("section, .printed")) element.style.fontSize = "";
+  for (const element of document.querySelectorAll("section, pre")) element.style.fontSize = "";
   for (const frame of document.querySelectorAll("iframe")) frame.style = "";
 }
 const tall = (section) => {

@@ -1,0 +1,227 @@
+"""What a slide shows of Markdown and of code, as blocks of HTML that are never cut, and how much room each takes."""
+
+import re
+from base64 import b64encode
+from collections.abc import Callable
+from html import escape
+from math import ceil
+from textwrap import wrap
+
+from markdown_it import MarkdownIt
+from mdit_py_plugins.dollarmath import dollarmath_plugin
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
+
+from fa2_studio.book.callouts import mathml
+from fa2_studio.book.chapters import NOTEBOOKS
+
+ROWS, LETTERS = 15, 64  # what a slide holds: lines of words, and letters in a line
+FULL, WIDE = 17, 70  # lines of code, which are closer together, and letters in a line of code
+COLUMN, CODE_COLUMN, OF_TABLE = 38, 34, 74  # letters in a line beside a picture, of code there, and in a row of a table
+FENCE = re.compile(r"(^```.*?^```[^\n]*$)", re.DOTALL | re.MULTILINE)
+MATH = re.compile(r'(<span class="math inline">(?:(?!</math>).)*</math></span>)([.,;:)]+)', re.DOTALL)
+ITEM = re.compile(r"\n(?=- |\d+\. )")
+STRING = re.compile(r"""([rbf]?)("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')""")
+BREAKS = (r"(?<=,) | (?=(?:if|else|for) )", r" (?=(?:and|or) )", r" (?=[-+<>=!]=? )", r" (?=[*/@%|&]+ )")
+COLOURS = HtmlFormatter(style="a11y-high-contrast-light", nowrap=True)
+AT_NIGHT = HtmlFormatter(style="a11y-high-contrast-dark")
+MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
+MARKDOWN.use(dollarmath_plugin, renderer=lambda tex, how: mathml(tex, "block" if how["display_mode"] else "inline"))
+
+
+def rendered(text: str) -> str:
+    """Markdown as HTML with its pictures inside, and of links the words alone: their files are not in a deck."""
+
+    def inside(found: re.Match) -> str:
+        picture = b64encode((NOTEBOOKS / found[1]).read_bytes()).decode()
+        return f'src="data:image/svg+xml;base64,{picture}"'
+
+    html = re.sub(r"</?a\b[^>]*>", "", MARKDOWN.render(text))
+    html = re.sub(r"<li>☐\s*", "<li class=choice>", html)
+    html = MATH.sub(r"<span class=near>\1\2</span>", html)  # no line begins with a comma
+    html = re.sub(r"<td(?=[^>]*>[^<]{1,12}</td>)", "<td class=short", html)
+    html = re.sub(r"<p><strong>(Predict|Build)\.</strong>", r"<p><b class=task>\1</b>", html)
+    return re.sub(r'src="(\.\./figures/[^"]+\.svg)"', inside, html)
+
+
+def html(text: str) -> tuple[str, ...]:
+    """All blocks of a Markdown text."""
+    return tuple(piece for part in blocks(text) for piece in shown(part))
+
+
+def blocks(text: str) -> list[str]:
+    """Paragraphs, lists, tables and listings; a list stays with the line that announces it."""
+    parts = [[part] if part.startswith("```") else re.split(r"\n\s*\n", part) for part in FENCE.split(text)]
+    return [part.strip() for some in parts for part in some if part.strip()]
+
+
+def shown(part: str) -> list[str]:
+    """A block of Markdown as HTML, in pieces if it is a listing, a table or a list that is higher than a slide."""
+    if part.startswith("```"):
+        return listing(part.split("\n", 1)[1].rsplit("\n", 1)[0], part.startswith("```python"))
+    if part.startswith("|"):
+        return tables(part)
+    if part.startswith(("- ", "1. ")):
+        items = re.split(ITEM, part)
+        return [
+            rendered("\n".join(some)) for some in split(items, [height(rendered(item)) - 0.4 for item in items], ROWS)
+        ]
+    return [rendered(part)]
+
+
+def tables(part: str) -> list[str]:
+    """A table, in several ones with the same head if it is higher than a slide."""
+    head, rule, *rows = part.split("\n")
+    cells = [re.split(r"(?<!\\)\|", row.strip().strip("|")) for row in (head, *rows)]
+    long = [[len(re.sub(r"[$`*\\{}]", "", cell).strip()) for cell in row] for row in cells]
+    columns = [max(column) for column in zip(*long, strict=True)]
+    fold = max(1, sum(columns) / (OF_TABLE - len(columns)))
+    lines = [
+        max(ceil(n * fold / most) if most > 12 else 1 for n, most in zip(row, columns, strict=True)) for row in long
+    ]
+    high = [0.95 * n + 0.2 for n in lines]
+    size = dict(zip(rows, high[1:], strict=True))
+    parts = split(rows, high[1:], ROWS - high[0])
+    return [
+        sized(rendered("\n".join([head, rule, *some])), high[0] + sum(map(size.get, some)), sum(columns))
+        for some in parts
+    ]
+
+
+def split(lines: list[str], heights: list[float], most: float, cost: Callable[[str], float] = lambda line: 0) -> list:
+    """Lines in parts of about the same height, none higher than `most`, cut before the lines that cost least."""
+    number = ceil(sum(heights) / most - 0.01)
+    if number < 2:
+        return [lines]
+    fair = sum(heights) / number
+    good = [k for k in range(1, len(lines)) if 0.6 * fair <= sum(heights[:k]) <= most] or [1]
+    at = min(good, key=lambda k: (cost(lines[k]), abs(sum(heights[:k]) - fair)))
+    return [lines[:at], *split(lines[at:], heights[at:], most, cost)]
+
+
+def brief(text: str, most: int) -> tuple[str, str]:
+    """The first sentences of a paragraph, at least `most` letters of them, and the others, which are for the notes."""
+    first, *others = re.split(r"(?<=[.?!])\s+(?=[A-Z$`*])", text)
+    while others and len(first) < most:
+        first = f"{first} {others.pop(0)}"
+    return first, " ".join(others)
+
+
+def short_list(text: str) -> tuple[str, str]:
+    """A long list with the first sentences of each item, and the others, for the notes; or any other block."""
+    if not text.startswith(("- ", "1. ")) or len(text) < 500:
+        return text, ""
+    items = [brief(item, 90) for item in re.split(ITEM, text)]
+    return "\n".join(first for first, _ in items), "\n\n".join(rest for _, rest in items if rest)
+
+
+def listing(code: str, python: bool = True, printed: str = "") -> list[str]:
+    """Code and what it prints, at a size that the last row of seats reads. Comments leave lines that are too long."""
+    lines = re.sub(r"\n\n\n+", "\n\n", code.rstrip()).split("\n")
+    tall = len(lines) > FULL
+    kept = [re.sub(r"\s+# .*", "", line) if tall or len(line) > WIDE else line for line in lines]
+    short = [
+        part for n, line in enumerate(kept) for part in (folded(line, opened(kept[:n])) if python else in_words(line))
+    ]
+    output = [part for line in printed.rstrip().split("\n") for part in ([line] if is_row(line) else in_words(line))]
+    pieces = [pre(part, python) for part in split(short, [1.0] * len(short), FULL, cost)]
+    python = bool(re.match(r"@|def |class ", printed))
+    return pieces + [
+        pre(part, python, " class=printed") for part in split(output, [1.0] * len(output), FULL) if printed
+    ]
+
+
+def indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def cost(line: str) -> int:
+    """How much a reader loses if a listing is cut before this line."""
+    return indent(line) + 99 * line.lstrip().startswith((")", "]", "}"))
+
+
+def opened(lines: list[str]) -> int:
+    """The number of brackets that are open after some lines of Python."""
+    bare = STRING.sub("", "\n".join(lines))
+    return sum(bare.count(bracket) for bracket in "([{") - sum(bare.count(bracket) for bracket in ")]}")
+
+
+def is_row(line: str) -> bool:
+    """Whether a printed line stays whole in smaller letters, as a row of a table or as a line a little too long."""
+    return len(line) < WIDE + 10 or len(re.findall(r"\S  +", re.sub(r"\[.*?\]", "", line))) > 2
+
+
+def in_words(line: str, further: int = 4) -> list[str]:
+    """A line that is no Python, in lines that are short enough."""
+    after = " " * (indent(line) + further)
+    return wrap(line, WIDE, subsequent_indent=after, break_on_hyphens=False, break_long_words=False) or [""]
+
+
+def folded(line: str, depth: int = 0) -> list[str]:
+    """A line of Python in lines that are short enough, broken where the fewest brackets are open.
+
+    There it is broken after a comma rather than before an operator, and before a sum rather than before a product.
+    `depth` is the number of brackets that were opened in the lines before.
+    """
+    if len(line) <= WIDE:
+        return [line]
+    if line.lstrip().startswith(('"""', "#")):
+        return in_words(line, 0)
+    bare = STRING.sub(lambda string: "x" * len(string[0]), line)
+    open_ = [depth + opened([bare[:k]]) for k in range(WIDE)]
+    places = [
+        (open_[at.start()] + (rank > 0), rank, -at.start())
+        for rank, pattern in enumerate(BREAKS)
+        for at in re.finditer(pattern, bare)
+        if max(indent(line) + 8, WIDE // 3) < at.start() < WIDE - 1
+    ]
+    after = " " * (indent(line) + (8 if line.endswith(":") and not depth else 0 if depth else 4))
+    if places:
+        at = -min(places)[2]
+        return [line[:at] + " \\" * (not open_[at]), *folded(after + line[at + 1 :], max(open_[at], 1))]
+    for string in STRING.finditer(line):
+        spaces = [
+            at.end()
+            for at in re.finditer(r" |(?<=\})(?=\{)", line)
+            if string.start() + 8 < at.end() < min(WIDE, string.end() - 1)
+        ]
+        whole = [at for at in spaces if line[:at].count("{") == line[:at].count("}")]
+        if whole:
+            quote = string[2][0]
+            rest = " " * string.start() + string[1] + quote + line[whole[-1] :]
+            return [line[: whole[-1]] + quote, *folded(rest, max(open_[whole[-1]], 1))]
+    return in_words(line)
+
+
+def pre(lines: list[str], python: bool, kind: str = "") -> str:
+    text = "\n".join(lines).strip("\n")
+    lines = text.split("\n")
+    coloured = highlight(text, PythonLexer(stripnl=False), COLOURS).removesuffix("\n") if python else escape(text)
+    return sized(f"<pre{kind}>{coloured}</pre>", 0.86 * len(lines) + 0.8, max(map(len, lines)))
+
+
+def sized(block: str, rows: float, letters: int) -> str:
+    """A block of HTML whose first tag tells how many rows of words it is high, and how many letters wide."""
+    return re.sub(r"(?<=^<pre)|(?<=^<table)", f" data-rows={rows:.1f} data-letters={letters}", block, count=1)
+
+
+def size(block: str) -> tuple[float, int] | None:
+    """The rows and letters of a listing or a table."""
+    found = re.match(r"<\w+ data-rows=([\d.]+) data-letters=(\d+)", block)
+    return (float(found[1]), int(found[2])) if found else None
+
+
+def height(block: str, letters: int = LETTERS) -> float:
+    """About how many rows a block takes."""
+    if known := size(block):
+        return known[0]
+    lines = [re.sub("<[^>]*>", "", line).strip() for line in re.split(r"</(?:p|li|tr)>", block)]
+    boxes = 0.5 * block.count("class=choice")
+    return sum(1.1 * -(-len(line) // letters) for line in lines) + boxes + 0.4
+
+
+def in_column(words: tuple[str, ...]) -> bool:
+    """Whether blocks are readable in half of a slide's width."""
+    narrow = all(size(block)[1] <= (COLUMN if "<table" in block else CODE_COLUMN) for block in words if size(block))
+    return narrow and sum(height(block, COLUMN) for block in words) <= ROWS

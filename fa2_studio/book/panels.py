@@ -1,0 +1,102 @@
+"""The pictures of figures/ as a slide shows them: whole, or in parts of one or more panels."""
+
+import re
+from base64 import b64encode
+from html import escape, unescape
+from itertools import pairwise
+
+from fa2_lab.tools.figures import PHONE
+from fa2_studio.book import front
+from fa2_studio.book.site import FIGURES, drawn
+
+BROAD, HALF, ROOM = 1208, 600, 620  # pixels for a picture
+READ, BESIDE = 16, 14  # letters that a room reads, and those beside words
+SIZE = re.compile(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"')
+VIEW = re.compile(r'height="[\d.]+" viewBox="0 0 ([\d.]+) ([\d.]+)"')
+PANEL = r'<text style="font-weight: 700; font-size: {}px[^>]*?(?:y="|translate\(\S+ )([\d.]+)'  # its title
+TITLES = (re.compile(PANEL.format(r"10\.5")), re.compile(PANEL.format(r"9\.75")))  # of panels, and of groups of rows
+TICK = re.compile(r'<text[^>]* y="([\d.]+)">([\d,]+)</text>')
+
+
+def as_svg(still: str) -> str:
+    """The static figure of a live piece for the handout, without the card on which a notebook shows it."""
+    shown = re.search(r'<img alt="([^"]*)"[^>]*>', still)
+    name = shown and drawn().get(unescape(shown[1]))
+    return still.replace(shown[0], paper(name)) if name else still
+
+
+def edition(name: str, folder: str = "") -> str:
+    """A picture of figures/ as SVG: a page's edition, or a phone's."""
+    return (FIGURES / folder / f"{name}.svg").read_text(encoding="utf-8")
+
+
+def data(svg: str) -> str:
+    return f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}"
+
+
+def image(svg: str, name: str, kind: str = "") -> str:
+    """A picture, or a part of it, for a slide."""
+    return f'<img{kind} alt="{escape(front.description(name))}" src="{data(svg)}">'
+
+
+def paper(name: str) -> str:
+    """A picture for the handout: the whole page's edition, which stays light."""
+    light = re.sub(r"<style>@media.*?</style>", "", edition(name), count=1, flags=re.DOTALL)
+    return image(light, name, " class=paper")
+
+
+def parts(name: str) -> list[str]:
+    """A picture for slides, in as few parts as leave letters that a room reads.
+
+    It is the page's edition, which is as wide as a slide, unless that would need more parts than the phone's.
+    """
+    page, phone = edition(name), edition(name, PHONE)
+    some = [in_parts(svg, titles, most) for svg in (page, phone) for titles in TITLES for most in (2.8, 2, 1.4, 1)]
+    read = [way for way in [[page], [phone], *some] if letters(way) >= READ]
+    return min(read or [[page]], key=len)
+
+
+def is_tall(name: str) -> bool:
+    """Whether a slide shows the phone's edition of a picture, which leaves room for words beside it."""
+    return bool(name) and parts(name) == [edition(name, PHONE)]
+
+
+def letters(shown: list[str], across: float = BROAD, down: float = ROOM) -> float:
+    """The size in pixels of the smallest letters, which a picture has at 13, on a slide of 1280 × 720."""
+    sizes = [[float(side) for side in SIZE.search(svg).groups()] for svg in shown]
+    return min(13 * min(across / wide, down / high) for wide, high in sizes)
+
+
+def in_parts(svg: str, titles: re.Pattern, most: float) -> list[str]:
+    """An edition of a picture in parts of one or more panels, about `most` times as high as a slide if as wide.
+
+    What is above the first group of rows, such as the axis, is above each part.
+    """
+    cuts, high = sorted({float(y) for y in titles.findall(svg)}), float(VIEW.search(svg)[2])
+    top = max(cuts[0] - 12, 0) if cuts and titles is TITLES[1] else 0.0
+    most = most * ROOM / BROAD * float(VIEW.search(svg)[1]) - top
+    ends = [b - 12 for a, b in pairwise(cuts) if b - a > 20] + [high]  # closer are two lines of a title
+    tops = [top]
+    for end, after in pairwise(ends):
+        if after - tops[-1] > most and end - tops[-1] > most / 4 and high - end > most / 3:
+            tops.append(end)
+    spans = list(pairwise([*tops, high]))
+    return [piece(svg, a, b, top) for a, b in spans] if len(spans) > 1 else [svg]
+
+
+def piece(page: str, top: float, end: float, head: float) -> str:
+    """A picture from top to end, below its head; below it the axis at the picture's foot, if it has no own numbers."""
+    start, stop = page.index(">", page.index("<svg")) + 1, page.rindex("</svg>")
+    width, high = VIEW.search(page)[1], float(VIEW.search(page)[2])
+    rows = [float(y) for y, _ in set(TICK.findall(page))]  # a number that is repeated in a row is no axis's
+    axis = next((y for y in rows if y > high - 25 and rows.count(y) > 2), None)
+    own = end == high or any(end - 40 < y < end and rows.count(y) > 2 for y in rows)
+    foot = high if own or axis is None else axis - 12
+    shown, below = "", 0.0
+    for n, (a, b) in enumerate(span for span in ((0, head), (top, end), (foot, high)) if span[0] < span[1]):
+        inside = '<use href="#all"/>' if n else f'<g id="all">{page[start:stop]}</g>'
+        view = f'viewBox="0 {a:g} {width} {b - a:g}"'
+        shown += f'<svg y="{below:g}" width="{width}" height="{b - a:g}" {view}>{inside}</svg>'
+        below += b - a
+    begin = VIEW.sub(f'height="{below / 0.75:g}" viewBox="0 0 {width} {below:g}"', page[:start], count=1)
+    return begin + shown + page[stop:]
