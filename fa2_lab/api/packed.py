@@ -16,7 +16,6 @@ entry see no keys. If the entries decrease, the results on a GPU are meaningless
 reads and writes only its own tensors. In that case, the deterministic Hopper backward returns NaN in dQ.
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -54,7 +53,6 @@ def attention_packed(
     max_seqlen_q: int | None = None,
     return_lse: bool = False,
     backend: str = "auto",
-    longest: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute attention within each packed sequence, and return O (total_q, heads, d). Autograd is supported.
 
@@ -69,18 +67,10 @@ def attention_packed(
     max_seqlen_q    The number of rows in the longest sequence, if you know it. On Hopper, this argument makes batches
                     with one long sequence among short ones up to 15% faster. It never changes the result.
     return_lse      If True, return (O, L), where L has shape (heads, total_q) and dtype fp32.
-    longest         The deprecated name of max_seqlen_q. Using this name causes a DeprecationWarning.
 
     The other arguments are the same as in attention(). On Hopper, attention_packed() runs the same kernels as
     attention(), except that calls with a window run the portable kernels.
     """
-    if longest is not None:
-        if max_seqlen_q is not None:
-            raise ValueError(
-                f"longest: got {longest!r} and max_seqlen_q = {max_seqlen_q!r}; it takes max_seqlen_q alone"
-            )
-        warnings.warn("attention_packed: longest is now called max_seqlen_q", DeprecationWarning, stacklevel=2)
-        max_seqlen_q = longest
     tensors = Tensors(q, k, v, sinks=sinks, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     one_long = max_seqlen_q is not None and has_dominant_sequence(max_seqlen_q, q, cu_seqlens_q)
     option_values: tuple = causal, softcap, scale, one_long, return_lse, backend

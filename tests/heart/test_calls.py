@@ -189,7 +189,6 @@ OWN = dict(
         *[("cu_seqlens_k", ValueError, x) for x in (lambda x: x[:2], lambda x: torch.cat([x, x[-1:]]))],
         *[("max_seqlen_q", TypeError, x) for x in (True, 2.5, "13")],
         ("max_seqlen_q", ValueError, -1),
-        ("longest", ValueError, 13),  # beside its new name
     ],
     attention_paged=[
         *OF_LENGTHS,

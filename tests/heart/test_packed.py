@@ -118,14 +118,6 @@ def test_the_reference_behind_the_same_call():
     check([20, 3, 0, 7], [9, 0, 4, 9], backend="reference", options={})
 
 
-def test_the_former_name_of_max_seqlen_q_warns():
-    """It still works, and the warning names the new one."""
-    q, starts = torch.randn(20, 2, 16), torch.tensor([0, 13, 20], dtype=torch.int32)
-    with pytest.warns(DeprecationWarning, match="max_seqlen_q"):
-        O = attention_packed(q, q, q, starts, starts, longest=13, backend="reference")
-    assert torch.equal(O, attention_packed(q, q, q, starts, starts, max_seqlen_q=13, backend="reference"))
-
-
 @pytest.mark.parametrize("poison", (0, 1))
 def test_no_sequence_reads_another(poison):
     """With NaN in one sequence, all others are what they would be alone."""
