@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.metadata import EntryPoint, distributions
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import fill, indent
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         try:
             if argv and argv[0] in COMMANDS:
-                return run_command(import_main(COMMANDS[argv[0]][0]), argv[1:])
+                return run_command(lambda: import_module(COMMANDS[argv[0]][0]).main, argv[1:])
             if argv and argv[0] in studio():
                 return run_command(studio()[argv[0]].load, argv[1:])
             if argv and argv[0].isalpha() and argv[0] not in HERE and not studio():
@@ -81,15 +81,6 @@ def run_command(main: Callable[[], Callable], argv: list[str] | argparse.Namespa
             raise
         package = f"'fa2-lab[{EXTRAS[name]}]'" if name in EXTRAS else name
         raise Refused(f"this needs {name}, which is not installed: pip install {package}") from missing
-
-
-def import_main(module: str) -> Callable[[], Callable]:
-    return lambda: import_module(module).main
-
-
-def entry_points(group: str) -> list[EntryPoint]:
-    """Return the entry points of all packages in a group, even if an old fa2_lab.egg-info here hides some."""
-    return [entry for found in distributions() for entry in found.entry_points if entry.group == group]
 
 
 def studio() -> dict[str, EntryPoint]:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from types import ModuleType
 from typing import Any
 
@@ -85,33 +85,22 @@ def pairs(computed: Iterable, right: Iterable) -> Pairs:
     return [(np.reshape(x, np.shape(y)), y) for x, y in zip(computed, right, strict=True)]
 
 
-def forward(stage: str, problem: RandomHeads) -> Callable[[Trace], Pairs]:
-    """Return a function that runs the forward of a stage, and returns pairs (computed, right) for O and for L."""
-
-    def run(trace: Trace) -> Pairs:
-        found = heads.forward(*problem.qkv, causal=problem.mask.causal, stage=stage, **BLOCKS, trace=trace)
-        return pairs(found, problem.right("O L"))
-
-    return run
+def forward(stage: str, problem: RandomHeads, trace: Trace) -> Pairs:
+    """Run the forward of a stage, and return pairs (computed, right) for O and for L."""
+    found = heads.forward(*problem.qkv, causal=problem.mask.causal, stage=stage, **BLOCKS, trace=trace)
+    return pairs(found, problem.right("O L"))
 
 
-def backward(stage: str, problem: RandomHeads) -> Callable[[Trace], Pairs]:
-    """Return a function that runs the backward of a stage, given the true O and L.
-
-    The function returns one pair (computed, right) for each of dQ, dK and dV.
-    """
-
-    def run(trace: Trace) -> Pairs:
-        given = *problem.qkv, *problem.right("O L"), problem.dO
-        found = heads.backward(*given, causal=problem.mask.causal, stage=stage, **BLOCKS, trace=trace)
-        return pairs(found, problem.right("dQ dK dV"))
-
-    return run
+def backward(stage: str, problem: RandomHeads, trace: Trace) -> Pairs:
+    """Run the backward of a stage, given the true O and L, and return pairs (computed, right) for dQ, dK and dV."""
+    given = *problem.qkv, *problem.right("O L"), problem.dO
+    found = heads.backward(*given, causal=problem.mask.causal, stage=stage, **BLOCKS, trace=trace)
+    return pairs(found, problem.right("dQ dK dV"))
 
 
 def grouped_heads(trace: Trace) -> Pairs:
     """Run both passes for two query heads that share one K/V head, so that dK and dV are sums over the two heads."""
-    return forward("fa2", GROUPED)(trace) + backward("fa2", GROUPED)(trace)
+    return forward("fa2", GROUPED, trace) + backward("fa2", GROUPED, trace)
 
 
 def by_rows_forward(trace: Trace) -> Pairs:
@@ -144,34 +133,26 @@ def closed_forms(trace: Trace) -> Pairs:
     return pairs(forms, (trace.hbm_elements, trace.matmul_flops))
 
 
-def warp_scheme(scheme: Callable[..., warps.BlockRun]) -> Callable[[Trace], Pairs]:
-    """Return a function that runs one thread block with four warps, which divide rows or keys according to `scheme`."""
-
-    def run(trace: Trace) -> Pairs:
-        tiling = Tiling(N, N, B_R, B_C)
-        block = scheme(*PLAIN.head, tiling, 1, 4)
-        return pairs((block.O, block.L), [x[0, 0, tiling.rows(1)] for x in PLAIN.right("O L")])
-
-    return run
+def warp_scheme(scheme: Callable[..., warps.BlockRun], trace: Trace) -> Pairs:
+    """Run one thread block with four warps, which divide rows or keys according to `scheme`."""
+    tiling = Tiling(N, N, B_R, B_C)
+    block = scheme(*PLAIN.head, tiling, 1, 4)
+    return pairs((block.O, block.L), [x[0, 0, tiling.rows(1)] for x in PLAIN.right("O L")])
 
 
 # The Triton kernels -----------------------------------------------------------------------------------------
 
 
-def triton_call(backward: bool) -> Callable[[Trace], Pairs]:
-    """Return a function that runs `fa2_lab.attention` in float32, on the GPU or else in Triton's interpreter."""
-
-    def run(trace: Trace) -> Pairs:
-        torch, attention, device = torch_and_attention()
-        q, k, v, dO = (torch.tensor(x, dtype=torch.float32, device=device) for x in (*SMALL.qkv, SMALL.dO))
-        leaves = [x.requires_grad_(backward) for x in (q, k, v)]
-        O = attention(*leaves, causal=True, backend="triton")
-        if not backward:
-            return pairs([O.cpu()], SMALL.right("O"))
-        O.backward(dO)
-        return pairs([x.grad.cpu() for x in leaves], SMALL.right("dQ dK dV"))
-
-    return run
+def triton_call(trace: Trace, backward: bool) -> Pairs:
+    """Run `fa2_lab.attention` in float32, on the GPU or else in Triton's interpreter."""
+    torch, attention, device = torch_and_attention()
+    q, k, v, dO = (torch.tensor(x, dtype=torch.float32, device=device) for x in (*SMALL.qkv, SMALL.dO))
+    leaves = [x.requires_grad_(backward) for x in (q, k, v)]
+    O = attention(*leaves, causal=True, backend="triton")
+    if not backward:
+        return pairs([O.cpu()], SMALL.right("O"))
+    O.backward(dO)
+    return pairs([x.grad.cpu() for x in leaves], SMALL.right("dQ dK dV"))
 
 
 def torch_and_attention() -> tuple[ModuleType, Callable, str]:
@@ -192,24 +173,24 @@ def triton_device() -> str:
 
 
 STAGES = (
-    Stage("standard, forward", forward("naive", PLAIN)),
-    Stage("standard, backward", backward("naive", PLAIN)),
+    Stage("standard, forward", partial(forward, "naive", PLAIN)),
+    Stage("standard, backward", partial(backward, "naive", PLAIN)),
     Stage("O(N) memory, forward", by_rows_forward),
     Stage("O(N) memory, backward", by_rows_backward),
     Stage("online softmax", online),
     Stage("split keys, combined", split_keys),
-    Stage("FA1 forward", forward("fa1", PLAIN)),
-    Stage("FA1 backward", backward("fa1", PLAIN)),
-    Stage("FA2 forward", forward("fa2", PLAIN)),
-    Stage("FA2 backward", backward("fa2", PLAIN)),
-    Stage("FA2 forward, causal", forward("fa2", HALF)),
-    Stage("FA2 backward, causal", backward("fa2", HALF)),
+    Stage("FA1 forward", partial(forward, "fa1", PLAIN)),
+    Stage("FA1 backward", partial(backward, "fa1", PLAIN)),
+    Stage("FA2 forward", partial(forward, "fa2", PLAIN)),
+    Stage("FA2 backward", partial(backward, "fa2", PLAIN)),
+    Stage("FA2 forward, causal", partial(forward, "fa2", HALF)),
+    Stage("FA2 backward, causal", partial(backward, "fa2", HALF)),
     Stage("grouped heads, both", grouped_heads),
     Stage("closed forms = meter", closed_forms, tolerance=0.0),
-    Stage("4 warps, split-K", warp_scheme(warps.split_k)),
-    Stage("4 warps, split-Q", warp_scheme(warps.split_q)),
-    Stage("Triton forward", triton_call(backward=False), tolerance=1e-5, runs=2, device=triton_device),
-    Stage("Triton, both", triton_call(backward=True), tolerance=1e-5, runs=2, device=triton_device),
+    Stage("4 warps, split-K", partial(warp_scheme, warps.split_k)),
+    Stage("4 warps, split-Q", partial(warp_scheme, warps.split_q)),
+    Stage("Triton forward", partial(triton_call, backward=False), tolerance=1e-5, runs=2, device=triton_device),
+    Stage("Triton, both", partial(triton_call, backward=True), tolerance=1e-5, runs=2, device=triton_device),
 )
 
 
