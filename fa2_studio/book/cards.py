@@ -39,10 +39,7 @@ CARDS = {  # chapter: what its picture shows, and its tiles
         "Copies of K and V, matmuls and exponentials, which overlap in time",
         ("KVKVKVKV...", ".SOSOSOSO..", "..P.P.P.P.."),
     ),
-    "14_decode": (
-        "One query, and a long cache of K and V that four workers share",
-        ("..00112233..", "Q.00112233.O"),
-    ),
+    "14_decode": ("One query, and a long cache of K and V that four workers share", ("..00112233..", "Q.00112233.O")),
     "15_rings": ("Four GPUs, to which the blocks of K and V come in turn", ("0123", "3012", "2301", "1230")),
     "16_masks": (
         "A causal mask, a window and two documents",

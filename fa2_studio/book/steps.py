@@ -15,14 +15,7 @@ def fa1_step(m: np.ndarray, l: np.ndarray, o: np.ndarray, s: np.ndarray, v: np.n
 
 
 def tile_gradients(
-    s: np.ndarray,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    do: np.ndarray,
-    L: np.ndarray,
-    D: np.ndarray,
-    tau: float,
+    s: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, do: np.ndarray, L: np.ndarray, D: np.ndarray, tau: float
 ) -> tuple[np.ndarray, ...]:
     """What one tile of scores adds to dQ, dK and dV."""
     L = np.where(np.isneginf(L), 0, L)  # a row without keys, as in chapter 04

@@ -161,11 +161,7 @@ def feedback(graded: Graded) -> str:
         if graded.score < graded.full:
             body += [f"<p>Read these again: {shown(before(graded.assignment))}.</p>"]
     if graded.sentences:
-        body += [
-            "<h2>Remarks</h2><ul>",
-            *(f"<li>{shown(s[:500])}</li>" for s in graded.sentences[:50]),
-            "</ul>",
-        ]
+        body += ["<h2>Remarks</h2><ul>", *(f"<li>{shown(s[:500])}</li>" for s in graded.sentences[:50]), "</ul>"]
     for kind, name, code, output in graded.page:
         body += [f"<h2>{shown(name.removeprefix('test_'))}: {KINDS.get(kind, '')}</h2>"]
         body += [f"<pre>{shown(code)}</pre>"] if code else []

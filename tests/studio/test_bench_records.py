@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,16 +128,6 @@ def test_the_assembler_is_the_one_that_triton_takes_for_this_gpu(monkeypatch):
         assert results.assembler() == version
 
 
-def test_the_page_says_which_assembler_made_the_records_and_what_another_one_changes():
-    row = contest(idea=page.PTXAS)
-    others = [replace(row, values={"with it": [1.0], "without it": [x]}) for x in (0.9, 1.2)]
-    ideas = replace(suite(*others, contest(idea="another")), suite="ideas")
-    told = " ".join(page.assembled([suite(row), ideas]))
-    assert "in 2 calls" in told and "were 0.90 to 1.20 times as fast with ptxas 13.4 as with ptxas 12.9" in told
-    assert not [*page.assembled([suite(row)])]
-    assert "ptxas 13.4" in page.made_on(MACHINE | dict(ptxas="13.4")) and "ptxas" not in page.made_on(MACHINE)
-
-
 def test_a_changed_checkout_names_its_commit_and_a_fingerprint(tmp_path, monkeypatch):
     def git(*words):
         identity = ["-c", "user.name=x", "-c", "user.email=x@x"]
@@ -193,18 +182,6 @@ def test_every_row_is_in_a_table_with_its_ratios():
         page.rows_table([loss], "nats")[2]
         == "| page 16, turns | 1 × 4,096 | 4 | 16, 2 K/V | 128 | non-causal | 1.5 | 3 |"
     )
-
-
-def test_a_record_of_many_kernels_has_a_line_for_each_of_them():
-    kernels = {f"r{n:02}": 4.0 for n in range(12)}
-    rows = [both(**kernels), both(causal=True, r11=8.0)]
-    lines = page.rows_table(rows, "TFLOP/s")
-    assert lines[0] == "N = 4,096, batch = 4, heads = 16, d = 128:"
-    assert lines[2] == "| TFLOP/s | forward, non-causal | forward, causal |"
-    assert "| fa2_lab | 200 | 200 |" in lines and "| r11 | 100 (2.00) | 50 (4.00) |" in lines
-    assert "| r00 | 100 (2.00) | – |" in lines
-    apart = page.alike([*rows, both(direction="backward", cuDNN=3.0), both(direction="backward")])
-    assert [len(group) for group in apart] == [2, 2]
 
 
 def test_what_was_measured_without_pauses_has_tables_of_its_own():
