@@ -5,10 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Term:
-    """One symbol or word: its meaning in English and Chinese, and the chapter that explains it.
-
-    A tensor also has a shape and the memory in which it is stored.
-    """
+    """One symbol or word: its meaning in English and Chinese, and the chapter that explains it."""
 
     name: str
     english: str

@@ -33,10 +33,7 @@ class Event(NamedTuple):
 
 
 class Trace:
-    """A meter for one run of an algorithm.
-
-    It counts loads, stores and operations, and never changes a result.
-    """
+    """A meter for one run of an algorithm."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []

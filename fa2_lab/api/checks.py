@@ -235,10 +235,7 @@ def can_read_values(x: Tensor) -> bool:
 
 
 def check_flags_and_scale(causal: object, scale: object, d: int, return_lse: object) -> float:
-    """Return the scale of the scores, which is 1/√d if `scale` is None.
-
-    Raise an error if causal or return_lse is not a bool, or if the scale is not a finite number.
-    """
+    """Return the scale of the scores, which is 1/√d if `scale` is None."""
     for name, x in (("causal", causal), ("return_lse", return_lse)):
         if not isinstance(x, bool):
             raise TypeError(f"{name}: got {x!r}; it takes True or False")
@@ -358,10 +355,7 @@ def check_not_jit_traced() -> None:
 
 
 def runs_on_triton(backend: str, device: str) -> bool:
-    """Return True if a call on this device runs the Triton kernels, and False if it runs the reference.
-
-    Raise an error if the backend does not exist or cannot run on this device.
-    """
+    """Return True if a call on this device runs the Triton kernels, and False if it runs the reference."""
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise ValueError(f"backend: got {backend!r}; it takes one of {', '.join(BACKENDS)}")
     if backend == "reference" or (device in ("cuda", "meta") and interpreter.triton_is_installed()):

@@ -299,10 +299,7 @@ def backward(
 def partial_backward(
     ring: RingCall, dO: Tensor, dL: Tensor | None, q: Tensor, O: Tensor, L: Tensor, seen: Meeting, kv: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the contributions of the queries and keys of `seen` to dQ, dK and dV, or None if `seen` is empty.
-
-    `kv` is the block (K, V) to which the keys belong.
-    """
+    """Return the contributions of the queries and keys of `seen` to dQ, dK and dV, or None if `seen` is empty."""
     if seen.kind is Tile.SKIP:
         return None
     dO, q, O, L = (x[:, :, seen.queries] for x in (dO, q, O, L))

@@ -52,10 +52,7 @@ def unshard(
 
 
 def joined(parts: list[Tensor], lengths: list[int], layout: str) -> Tensor:
-    """Join `parts`, the shards of all ranks, so that every row is at its position in the sequence.
-
-    `lengths` are the numbers of rows of the shards.
-    """
+    """Join `parts`, the shards of all ranks, so that every row is at its position in the sequence."""
     whole = parts[0].new_empty((sum(lengths), *parts[0].shape[1:]))
     for part, places in zip(parts, shards.pieces(lengths, layout), strict=True):
         start = 0

@@ -348,10 +348,7 @@ def choose(fitting: list[Variant], answers: Sequence[Answer], outputs: Names, kn
 
 
 def place(answers: list[Answer], state: Variant, outputs: tuple[str, ...]) -> tuple[str, float, Question]:
-    """Return (position, size, case) for the error in the first answer that differs from the variant `state`.
-
-    The position is a text that names the output, the heads and the rows. The size is the largest difference.
-    """
+    """Return (position, size, case) for the error in the first answer that differs from the variant `state`."""
     for answer in answers:
         for name in [x for x in outputs if x in answer.outputs]:
             wrong = answer.wrong(state, name)

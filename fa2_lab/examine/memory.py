@@ -37,10 +37,7 @@ VIEWS: list[tuple] = [  # the same, with another place of the inputs in memory, 
 
 
 def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[Finding]:
-    """Yield the findings of all checks that need further calls of the function.
-
-    `answers` are the answers to the earlier calls, and `state` contains the conventions that the function follows.
-    """
+    """Yield the findings of all checks that need further calls of the function."""
     plain = [x for x in answers if x.case.group == "plain"]
     base = next((x for x in plain if x.case.q.shape[0] > 1), plain[0])
     lacks = [x for x in GRADIENTS if x not in base.outputs]

@@ -86,10 +86,7 @@ def draw(
 
 
 def _surface(ax: style.Axes, surface: np.ndarray, cell: bool) -> None:
-    """Draw one bar for each run of equal added values in a row of `surface`. Masked scores are hatched.
-
-    If `cell` is set, draw lines between the rows.
-    """
+    """Draw one bar for each run of equal added values in a row of `surface`. Masked scores are hatched."""
     lowest = min(surface[np.isfinite(surface)].min(), -1)
     for value in np.unique(surface):
         runs = [

@@ -76,10 +76,7 @@ def gradient(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.nd
 
 @style.picture
 def draw(words: list[str], P: np.ndarray) -> style.Drawn:
-    """Draw a square for each weight. The area of a square is proportional to its weight.
-
-    Queries run down, and keys run right.
-    """
+    """Draw a square for each weight. The area of a square is proportional to its weight."""
     caption = "At a word that it has seen before, this head looks at the word that followed it then."
     figure, ax = style.new_figure(4.3, f"{caption} The area of a square is the attention weight.")
     n = len(words)

@@ -64,10 +64,7 @@ def consumer(
 
 @style.picture
 def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, setting: str) -> style.Drawn:
-    """Draw three lanes of one consumer.
-
-    A frame marks the exponentials of step n and the matmuls that overlap with them.
-    """
+    """Draw three lanes of one consumer."""
     caption = (
         f"While step {n} computes its exponentials, the tensor cores run step {n - 1}'s dQ. One consumer; the other"
         f" does the same at the same time. The number on a job is its step ({setting})."

@@ -120,10 +120,7 @@ def _square(ax: style.Axes, sizes: list[int], table: dict, verdicts: dict) -> No
 
 
 def _legend(axes: Iterable[style.Axes], verdicts: dict) -> None:
-    """Draw a legend above each grid that explains the fills and edges of the grid's cells.
-
-    `verdicts` contains, for each grid, the verdict() of each cell.
-    """
+    """Draw a legend above each grid that explains the fills and edges of the grid's cells."""
     for ax, found in zip(axes, verdicts.values(), strict=True):
         present = [words for words in ORDER if words in found.values()]
         present += sorted(set(found.values()) - set(ORDER))

@@ -50,17 +50,11 @@ def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) 
         bar = style.box(ax, 0, y - 0.38, rung.full / full, 0.76, fill=fill, linewidth=0)
         if gain >= NAMED:
             inside = rung.full > 0.2 * full
-            look = dict(fontweight="normal" if style.narrow() else "bold")
-            words = style.note(
-                ax,
-                0.01 + (not inside) * rung.full / full,
-                y,
-                f"×{gain:.2f}" if style.narrow() else f"× {gain:.2f}",
-                **look,
-            )
+            words, weight = (f"×{gain:.2f}", "normal") if style.narrow() else (f"× {gain:.2f}", "bold")
+            text = style.note(ax, 0.01 + (not inside) * rung.full / full, y, words, fontweight=weight)
             if inside:
-                words.set_color(style.ink_on(fill))
-                bar.label_text = words
+                text.set_color(style.ink_on(fill))
+                bar.label_text = text
     dots = dict(color=style.PAPER, markeredgecolor=style.INK, markersize=5.5, linestyle="none")
     ax.plot([r.causal / causal for r in rungs], range(len(rungs)), "o", zorder=3, **dots)
     ax.plot([first + 0.03], [0], "o", **dots)

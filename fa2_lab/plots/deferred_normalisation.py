@@ -45,11 +45,7 @@ HIGH = 0.62
 
 @style.picture
 def draw(loops: dict[str, list], end: list, setting: str) -> style.Drawn:
-    """Draw the steps of a tile in FA1 and in FA2 on one time axis. Dashed boxes mark the steps that FA2 leaves out.
-
-    `loops` maps "FA1" and "FA2" to their steps for one tile. `end` lists FA2's steps after the last tile, which are
-    drawn below.
-    """
+    """Draw the steps of a tile in FA1 and in FA2 on one time axis. Dashed boxes mark the steps that FA2 leaves out."""
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
     saved = 1 - total["FA2"] / total["FA1"]
     caption = f"FA2 divides once per row instead of once per tile, which saves {saved:.0%} of a tile's clocks."

@@ -66,10 +66,7 @@ def draw(ways: dict[str, Mapping], T: int) -> style.Drawn:
 
 
 def _writes(ax: style.Axes, writes: dict[tuple[int, float], list[int]], top: int) -> None:
-    """Draw a mark for each time at which a block of dQ is written.
-
-    If one SM writes at that time, the mark shows the SM's number. Otherwise it shows how many SMs write.
-    """
+    """Draw a mark for each time at which a block of dQ is written."""
     for (i, time), SMs in writes.items():
         several = len(SMs) > 1
         label, width = (f"× {len(SMs)}", 2.6 if style.narrow() else 1.5) if several else (str(SMs[0]), 0.9)

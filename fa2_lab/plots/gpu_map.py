@@ -44,11 +44,7 @@ PHONE = (1.1, 1.22, 0.6, 1.87, 3.22, 0.22)
 
 @style.picture
 def draw(chip: str, places: list[Memory], link: float) -> style.Drawn:
-    """Draw the sizes of the memories as areas, and their bandwidths as bars.
-
-    HBM is a square, and the other memories are dots in it, which a lens enlarges. `places` are the memories, and `link`
-    is the bandwidth of the link to other GPUs.
-    """
+    """Draw the sizes of the memories as areas, and their bandwidths as bars."""
     caption = "Far memory is big and slow, and near memory is small and fast."
     caption += f" This is an {chip}, with areas and bars to scale."
     figure, ax = style.new_figure(3.15, caption)

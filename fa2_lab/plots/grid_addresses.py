@@ -17,10 +17,7 @@ def data(N: int = 6, heads: int = 3, d: int = 4, B_r: int = 2, program: tuple[in
 
 @style.picture
 def draw(grid: tuple[int, int], program: tuple[int, int], N: int, B_r: int, offsets: np.ndarray) -> style.Drawn:
-    """Draw the grid of programs, the arithmetic of one program, and Q in memory with the block of this program.
-
-    `program` is (row block, head). `offsets` (B_r, d) are the offsets of the elements of its block.
-    """
+    """Draw the grid of programs, the arithmetic of one program, and Q in memory with the block of this program."""
     (T_r, heads), (i, head), d = grid, program, offsets.shape[1]
     caption = "From its two numbers, a row block and a head, a program computes its addresses."
     figure, ax = style.new_figure(5.2 if style.narrow() else 3.3, caption)

@@ -29,8 +29,7 @@ def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memor
     """
     caption = "If the chip has twice the room, FA1 loads and stores half as much."
     figure, ax = style.new_figure(
-        3.2,
-        f"{caption} This is one head with N = {N:,} and d = {d}. The short dashed lines mark the room on two GPUs.",
+        3.2, f"{caption} This is one head with N = {N:,} and d = {d}. The short dashed lines mark the room on two GPUs."
     )
     sizes = list(moved)
     ax.plot(sizes, list(moved.values()), color=style.INK, marker="o", markersize=5)
@@ -40,16 +39,9 @@ def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memor
         style.beside(ax, words, (M, moved[M]), (6, 8))
     levels = {f"standard attention: {millions(standard)}": standard, f"Q, K, V, O once: {millions(least)}": least}
     for words, level in levels.items():
-        ax.axhline(level, color=style.QUIET, linestyle=":" if level == standard else "-", linewidth=1.2)
-        end = level == standard
-        style.beside(
-            ax,
-            words,
-            (sizes[-1 if end else 0], level),
-            (10 if end else -12, 9),
-            ha="right" if end else "left",
-            bbox=style.CLEAR,
-        )
+        M, dashes, side, shift = (sizes[-1], ":", "right", 10) if level == standard else (sizes[0], "-", "left", -12)
+        ax.axhline(level, color=style.QUIET, linestyle=dashes, linewidth=1.2)
+        style.beside(ax, words, (M, level), (shift, 9), ha=side, bbox=style.CLEAR)
     low, high = least / 1.6, 1.6 * moved[sizes[0]]
     for name, size in memories.items():
         ax.plot([size / 2] * 2, [low, least * 1.6], color=style.QUIET, linewidth=0.8, linestyle="--")

@@ -41,10 +41,7 @@ MEANING = {
 
 @style.picture
 def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -> style.Drawn:
-    """Draw the tiles of each mask by kind, with a line at each end of the rows' key ranges.
-
-    The key range of the row with index `row` is also shown as a bar with numbers. Tiles are B × B.
-    """
+    """Draw the tiles of each mask by kind, with a line at each end of the rows' key ranges."""
     caption = "A row sees one interval of keys, so whole tiles can be skipped."
     caption += f" These six masks are all of this kind. The bar shows the interval of row {row}."
     rows, columns, last = (3, 2, 0.3) if style.narrow() else (2, 3, 0.12)

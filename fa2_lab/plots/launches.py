@@ -42,12 +42,8 @@ def draw(work: dict[str, float], setting: str) -> style.Drawn:
             style.note(ax, -0.012 * most, y + 0.5, kernel, ha="right")
             launched, free = begun + 0.5, ready + clocks
         ends[name] = free
-        style.bare(
-            ax,
-            (-(0.22 if style.narrow() else 0.12) * most, 1.005 * most),
-            (0, len(work)),
-            xticks=range(0, int(most) + 1, 3),
-        )
+        names = (0.22 if style.narrow() else 0.12) * most
+        style.bare(ax, (-names, 1.005 * most), (0, len(work)), xticks=range(0, int(most) + 1, 3))
         ax.set_title(f"{name}: ends after {free:.1f} µs")
     axes[-1].set_xlabel("µs →")
     words = "; ".join(f"{name}: {end:.1f} µs" for name, end in ends.items())

@@ -73,10 +73,7 @@ class live:
 
 
 def page(name: str, ask: str = "") -> str:
-    """Return the page of an interactive figure as one HTML document that includes its styles and scripts.
-
-    `ask` contains the settings with which the figure begins, in the form of a URL query.
-    """
+    """Return the page of an interactive figure as one HTML document that includes its styles and scripts."""
     html = (FOLDER / f"{name}.html").read_text(encoding="utf-8")
     html = html.replace("<html", f'<html data-ask="{escape(ask)}"', 1)
 

@@ -22,10 +22,7 @@ def data(consumers: int = 2, keys: int = 64, threads: int = 128) -> dict:
 
 @style.picture
 def draw(tiles: dict[str, dict[str, dict[str, int]]], limit: int) -> style.Drawn:
-    """Draw a bar for each phase of a step, divided by tensor, and a line at the number of registers that a thread has.
-
-    `tiles` is {tile: {phase: {tensor: registers}}}, and `limit` is the number of registers of a thread.
-    """
+    """Draw a bar for each phase of a step, divided by tensor, and a line at the number of a thread's registers."""
     caption = "At d = 128, a step of 128 rows needs more registers than a thread has."
     caption += (
         f" So a step has 64 rows. The bars count the fp32 values of one thread. The line marks its {limit} registers,"

@@ -26,10 +26,7 @@ def data(rung: str = "21", tiles: int = 4, row_blocks: int = 4) -> dict:
 
 @style.picture
 def draw(spans: list[tuple], rung: str, clocks: float) -> style.Drawn:
-    """Draw the spans (lane, row block, from, to) of the producer, the mailbox's slots and the consumers over time.
-
-    `clocks` is the duration of the whole simulation.
-    """
+    """Draw the spans (lane, row block, from, to) of the producer, the mailbox's slots and the consumers over time."""
     caption = (
         "The producer starts a row block first and leaves its number in the mailbox. A slot holds the number until both"
         f" consumers have read it (arrows: the first of them reads). Model of rung {rung}, with four tiles per row"

@@ -53,10 +53,7 @@ W, H = 0.9, 0.76  # of one state's box
 
 @style.picture
 def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Drawn:
-    """Draw the states of all key blocks and, below them, each order of merging them, with m, l and o in every box.
-
-    `leaves` are the states of the key blocks. `orders` is {name: list of (left node, right node, merged state)}.
-    """
+    """Draw the states of all key blocks and, below them, each order of merging them, with m, l and o in every box."""
     caption = "The same merge works in any order: a loop, a tree and a split end with the same o and L."
     places = {name: _places(len(leaves), merges) for name, merges in orders.items()}
     depths = [max(y for _, y in place) + 0.9 for place in places.values()]
@@ -99,16 +96,8 @@ def _places(leaves: int, merges: list[Merge]) -> list[tuple[float, float]]:
 
 def _order(ax: style.Axes, places: list, leaves: int, merges: list[Merge]) -> None:
     for k in range(leaves):
-        style.box(
-            ax,
-            k - W / 2,
-            -0.2,
-            W,
-            0.4,
-            f"{k}" if style.narrow() else f"block {k}",
-            style.tint(style.INK, 0.06),
-            linewidth=0.5,
-        )
+        label = f"{k}" if style.narrow() else f"block {k}"
+        style.box(ax, k - W / 2, -0.2, W, 0.4, label, style.tint(style.INK, 0.06), linewidth=0.5)
     for (x, y), (*children, state) in zip(places[leaves:], merges, strict=True):
         for child in children:
             _arrow(ax, places[child], (x, y), leaf=child < leaves)

@@ -7,10 +7,7 @@ from fa2_lab.plots import style
 
 
 def data(name: str = "H200") -> dict:
-    """Return the levels of a chip as (level, description of its contents), from the outermost level to the innermost.
-
-    `name` is the name of the chip.
-    """
+    """Return the levels of a chip as (level, description of its contents), from the outermost to the innermost."""
     chip = chips.named(name)
     kib = 4 * chip.registers_per_sm // 1024
     levels = [
@@ -28,10 +25,7 @@ STEP = 0.5
 
 @style.picture
 def draw(chip: str, levels: list[tuple[str, str]]) -> style.Drawn:
-    """Draw the levels as boxes inside each other. The first line of a box is the level's name and description.
-
-    `levels` is a list of (level, description), from the outermost level to the innermost.
-    """
+    """Draw the levels as boxes inside each other. The first line of a box is the level's name and description."""
     caption = "A GPU has SMs, an SM runs thread blocks, a thread block has warps, and a warp has 32 threads."
     line = 0.62 if style.narrow() else 0.36
     figure, ax = style.new_figure(0.2 + (line + 0.09) * len(levels), f"{caption} The numbers are those of an {chip}.")

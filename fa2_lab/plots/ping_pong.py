@@ -8,10 +8,7 @@ from fa2_lab.plots import strips, style
 
 
 def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
-    """Return the jobs (unit, consumer, label, from, to) without ping-pong and with ping-pong, in clocks.
-
-    Each consumer processes T tiles of `keys` keys.
-    """
+    """Return the jobs (unit, consumer, label, from, to) without ping-pong and with ping-pong, in clocks."""
     product, softmax = 2 * 64 * keys * d / chips.H200.tensor_per_clock, 64 * keys / chips.H200.exp_per_clock
     panels = []
     for name, turns in (("Without ping-pong", False), ("Ping-pong", True)):
@@ -45,10 +42,7 @@ def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, s
 
 @style.picture
 def draw(panels: list[Mapping], d: int, window: float = 6000) -> style.Drawn:
-    """Draw one timeline for each panel, that is, for two consumers without and with ping-pong.
-
-    A panel contains a name, the tensor cores' share of the time, and jobs (unit, consumer, label, from, to) in clocks.
-    """
+    """Draw one timeline for each panel, that is, for two consumers without and with ping-pong."""
     caption = (
         "With ping-pong, one consumer runs matmuls while the other computes its softmax. Without it, both may wait"
     )

@@ -38,10 +38,7 @@ SAME = {"forward": "", "backward": " What is grey works as in the forward pass."
 
 @style.picture
 def draw(way: str, rings: dict[str, tuple[int, int]]) -> style.Drawn:
-    """Draw one thread block of the forward or of the backward.
-
-    `way` is "forward" or "backward". `rings` is {ring: (stages, number of releases that empty a stage)}.
-    """
+    """Draw one thread block of the forward or of the backward."""
     caption = (
         f"{SAYS[way]} A solid arrow means that all bytes are there. A dashed arrow means that the given number of"
         f" consumers has released the stage.{SAME[way]}"

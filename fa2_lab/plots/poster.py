@@ -95,10 +95,7 @@ SERIF = dict(family="STIXGeneral", math_fontfamily="stix")
 
 @style.picture
 def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> style.Drawn:
-    """Draw an A2 sheet: the tiles, the values computed from one tile, and one row for each line of the algorithm.
-
-    Each loop is drawn as a background behind its lines. `files` are the names of the NumPy file and the Triton file.
-    """
+    """Draw an A2 sheet: the tiles, the values computed from one tile, and one row for each line of the algorithm."""
     figure = Figure(figsize=SHEET)
     title = f"{algorithm.title.replace(', ', ': the ')} pass, line by line"
     figure.set_label(f"{title}. Each line is there in words, in NumPy, in Triton and as work for the machine.")
@@ -230,10 +227,7 @@ WIDE, HIGH, RIGHT, DOWN = 2.95, 0.7, 3.4, 1.24  # of a box, and from one to the 
 
 
 def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
-    """Draw the values that are computed from one tile, each in a box with the number of the line that computes it.
-
-    `tag` is the tag of the algorithm, and the drawing begins at (x, y).
-    """
+    """Draw the values that are computed from one tile, each in a box with the number of the line that computes it."""
     boxes, arrows = FLOW[tag]
     ax.text(x, y, "What becomes of one tile", fontsize=HEADING, weight="bold", va="center")
     places = [(x + RIGHT * column, y + 0.6 + DOWN * row) for *_, column, row in boxes]

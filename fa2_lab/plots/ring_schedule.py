@@ -49,13 +49,8 @@ def draw(cells: list[list[Mapping]]) -> style.Drawn:
             end = (pitch * step - 0.05, PITCH * rank + 0.5)
             style.arrow(ax, above if rank else corner, end, style.hue("K"), linewidth=1.2)
             if not rank:
-                style.note(
-                    ax,
-                    pitch * step - 0.06,
-                    0.22,
-                    f"from {ranks - 1}" if style.narrow() else f"from rank {ranks - 1}",
-                    ha="right",
-                )
+                words = f"from {ranks - 1}" if style.narrow() else f"from rank {ranks - 1}"
+                style.note(ax, pitch * step - 0.06, 0.22, words, ha="right")
     for step in range(ranks):
         style.note(ax, pitch * step + 0.5, -0.22, f"step {step}", ha="center")
     foot = PITCH * ranks + 0.1

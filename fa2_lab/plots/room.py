@@ -86,13 +86,7 @@ def _second(ax: style.Axes, start: float, y: float, most: float) -> None:
     The box continues beyond the edge of the picture. `most` is how much of the resource an SM has.
     """
     end = BEYOND * most
-    ax.plot(
-        [end, start, start, end],
-        [y + 0.1, y + 0.1, y + 0.9, y + 0.9],
-        color=style.QUIET,
-        linestyle=style.DASHED,
-        linewidth=1,
-    )
-    style.note(
-        ax, (most + end) / 2, y + 0.5, "2nd" if style.narrow() else "2nd program", ha="center", color=style.QUIET
-    )
+    look = dict(color=style.QUIET, linestyle=style.DASHED, linewidth=1)
+    ax.plot([end, start, start, end], [y + 0.1, y + 0.1, y + 0.9, y + 0.9], **look)
+    words = "2nd" if style.narrow() else "2nd program"
+    style.note(ax, (most + end) / 2, y + 0.5, words, ha="center", color=style.QUIET)

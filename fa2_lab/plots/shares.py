@@ -15,10 +15,7 @@ H = 0.62  # height of a tile
 
 @style.picture
 def draw(cut: Shares) -> style.Drawn:
-    """Draw each head as a row of tiles in the colours of its programs.
-
-    The head's partial results and its output follow.
-    """
+    """Draw each head as a row of tiles in the colours of its programs."""
     caption = "Every program gets an equal share of all tiles, and only a head that several programs have read is"
     heads, longest = len(cut.tiles), max(cut.tiles)
     figure, ax = style.new_figure(0.4 + 0.42 * heads, f"{caption} merged. The number on a tile names its program.")
@@ -44,10 +41,7 @@ def draw(cut: Shares) -> style.Drawn:
 
 
 def _parts(ax: style.Axes, cut: Shares, head: int, x: float) -> None:
-    """Draw the partial results of a head that are merged, with an arrow from them to the head's output.
-
-    The first partial result is at position x.
-    """
+    """Draw the partial results of a head that are merged, with an arrow from them to the head's output."""
     readers = cut.readers(head)
     if len(readers) > 1:
         for k, w in enumerate(readers):

@@ -138,10 +138,7 @@ def row_blocks_of(jobs: list[Job], size: Sizes, tiles: int) -> list[int]:
 
 
 def ran(size: Sizes, tiles: int, row_blocks: int) -> tuple:
-    """Return (block, *programs): a simulated SM, and the programs that ran on it.
-
-    Each program has processed `row_blocks` row blocks of `tiles` tiles.
-    """
+    """Return (block, *programs): a simulated SM, and the programs that ran on it."""
     programs: list[Program] = []
     block, actors = Block(copy=IN_ORDER, tensor=IN_ORDER if size.number >= AHEAD else SHARED), {}
     for n in range(size.programs):

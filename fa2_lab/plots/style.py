@@ -304,10 +304,7 @@ def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill
 
 
 def named_bars(ax: Axes, lengths: dict[str, float], words: Sequence[str], fill: str | Sequence[str]) -> None:
-    """Draw a horizontal bar for each name, from top to bottom, with the name before the bar and its words after it.
-
-    `lengths` is {name: length}.
-    """
+    """Draw a horizontal bar for each name, from top to bottom, with the name before the bar and its words after it."""
     drawn = ax.barh(list(lengths), list(lengths.values()), color=fill)
     ax.bar_label(drawn, words, padding=3, fontsize=SMALL)
     ax.invert_yaxis()

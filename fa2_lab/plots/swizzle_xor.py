@@ -61,10 +61,7 @@ def _steps(steps: list[int]) -> str:
 
 
 def _bits(ax: style.Axes, where: np.ndarray, chunk: int) -> None:
-    """Draw for each row the equation row XOR chunk = position, with three bits per number.
-
-    `where` contains the position of each chunk.
-    """
+    """Draw for each row the equation row XOR chunk = position, with three bits per number."""
     style.note(ax, 0, -1.0, "XOR", weight="bold", va="bottom")
     columns = dict(row=0.7, chunk=2.9, place=5.1)
     for name, x in columns.items():
@@ -77,10 +74,7 @@ def _bits(ax: style.Axes, where: np.ndarray, chunk: int) -> None:
 
 
 def _memory(ax: style.Axes, x: float, where: np.ndarray, chunk: int) -> None:
-    """Draw each chunk at its position, with the groups of banks above and each group's number of marked reads below.
-
-    `where` contains the position of each chunk, and x is the left edge of the drawing. The chunk `chunk` is marked.
-    """
+    """Draw each chunk at its position, with the groups of banks above and each group's number of marked reads below."""
     for place in range(where.shape[1]):
         style.note(ax, x + place + 0.5, -0.5, f"{place}", ha="center")
         reads = int((where[:, chunk] == place).sum())

@@ -49,10 +49,7 @@ NAMES = {"FA1": "FA1 as printed:\none worker per head", "FA2": "FA2 (PyTorch)", 
 
 @style.picture
 def draw(time: dict[str, Readings], memory: dict[str, Readings], setting: str) -> style.Drawn:
-    """Draw two charts over N on logarithmic axes, with milliseconds above and MiB below.
-
-    `time` and `memory` are {name of the implementation: list of (N, value)}.
-    """
+    """Draw two charts over N on logarithmic axes, with milliseconds above and MiB below."""
     (N, slow), (most, _) = time["standard"][-1], memory["standard"][-1]
     faster = slow / dict(time["ours"])[N]
     steep, flat = (curve[most] / curve[most // 2] for curve in (dict(memory["standard"]), dict(memory["ours"])))

@@ -58,10 +58,7 @@ LANES = [(unit, who) for unit in UNITS for who in (0, 1)]
 
 @style.picture
 def draw(window: float, panels: list[Mapping], setting: str) -> style.Drawn:
-    """Draw one timeline for each panel, that is, for each of four ways in which two warpgroups can work.
-
-    A panel contains a name, the tensor cores' share of the time, and jobs (unit, warpgroup, label, from, to) in clocks.
-    """
+    """Draw one timeline for each panel, that is, for each of four ways in which two warpgroups can work."""
     caption = "Exponentials can overlap with matmuls within a warpgroup, between two warpgroups, or in both ways. The"
     caption += " percentages are those of the tensor cores"
     figure, axes = style.new_figure(5.9, f"{caption} ({setting}).", nrows=len(panels), sharex=True)

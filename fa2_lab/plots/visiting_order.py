@@ -13,17 +13,9 @@ STAGES = {"FA1": fa1, "FA2": fa2}
 
 
 def data(
-    N: int = 12,
-    d: int = 4,
-    B_r: int = 4,
-    B_c: int = 3,
-    names: Sequence[str] = ("FA1", "FA2"),
-    causal: bool = False,
+    N: int = 12, d: int = 4, B_r: int = 4, B_c: int = 3, names: Sequence[str] = ("FA1", "FA2"), causal: bool = False
 ) -> dict:
-    """Return the loads and stores that the meter records for FA1, for FA2, or for both, on one small problem.
-
-    `names` lists the algorithms.
-    """
+    """Return the loads and stores that the meter records for FA1, for FA2, or for both, on one small problem."""
     Q, K, V = np.random.default_rng(0).standard_normal((3, N, d))
     mask, events = CAUSAL if causal else NO_MASK, {}
     for name in names:
@@ -35,10 +27,7 @@ def data(
 
 @style.picture
 def draw(tiling: Tiling, events: dict[str, list[Event]]) -> style.Drawn:
-    """Draw a row for each algorithm: its grid of tiles with the time of each visit, and its HBM traffic over time.
-
-    `events` is {"FA1": …, "FA2": …}, as recorded by a Trace. A tile that the mask hides completely is hatched.
-    """
+    """Draw a row for each algorithm: its grid of tiles with the time of each visit, and its HBM traffic over time."""
     T_r, T_c = tiling.T_r, tiling.T_c
     skip = [(i, j) for i in range(T_r) for j in range(T_c) if tiling.kind(i, j) is Tile.SKIP]
     says = {"FA1": "FA1 moves O, l and m through HBM at every tile", "FA2": "FA2 keeps them on the chip"}

@@ -48,10 +48,7 @@ def one_by_one(
 
 @style.picture
 def draw(panels: list[Mapping], setting: str, window: float = 6000) -> style.Drawn:
-    """Draw two timelines, one for a step in which each job waits for the previous job, and one for the kernel's order.
-
-    A panel contains a name, the tensor cores' share of the time, and jobs (unit, consumer, label, from, to) in clocks.
-    """
+    """Draw two timelines: a step in which each job waits for the previous job, and the kernel's order."""
     caption = "In the kernel's order, dQ's matmul overlaps with the next exponentials, and dQ's addition with other"
     caption += " matmuls."
     timelines = {}

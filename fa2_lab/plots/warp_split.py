@@ -49,10 +49,7 @@ def _partials(moved: dict[tuple[str, str], int]) -> int:
 
 
 def _operands(ax: style.Axes, scheme: str, W: int) -> None:
-    """Draw Kᵀ above S, Q to the left of S, and V above O.
-
-    The rows of Q, S and O are queries, and the rows of V are keys.
-    """
+    """Draw Kᵀ above S, Q to the left of S, and V above O."""
     keys = scheme == "split_k"
     d, left, top = W / 2, W / 2 + GAP, W + GAP
     right = left + W + GAP

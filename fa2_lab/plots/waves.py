@@ -96,10 +96,7 @@ def draw(ran: dict[str, Schedule], caption: str) -> style.Drawn:
 
 
 def _bars(ax: style.Axes, schedule: Schedule) -> None:
-    """Draw each block as a bar on the line of its SM, in alternating greys.
-
-    If there are very many blocks, draw a single bar per SM instead.
-    """
+    """Draw each block as a bar on the line of its SM, in alternating greys."""
     if len(schedule.placed) > MANY:
         whole = {p.SM: (0, p.SM, p.end, 1) for p in schedule.placed}  # to the end of its last block
         style.bars(ax, list(whole.values()), style.worker(1))

@@ -53,11 +53,7 @@ def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Draw
 
 
 def _product(ax: style.Axes, top: float, matrices: list[tuple], deep: int, warps: list[int]) -> None:
-    """Draw left operand × right operand = result, side by side, each with its memory below it.
-
-    `matrices` are these three, each as (tensor, name, shape, memory), and `top` is their upper edge. One instruction
-    has a depth of `deep`, and `warps` contains the warp of each row.
-    """
+    """Draw left operand × right operand = result, side by side, each with its memory below it."""
     SIZE, LEFTS, before = PHONE if style.narrow() else PAGE
     middle = top + matrices[1][2][0] * SIZE / 2
     for n, ((tensor, name, shape, place), x) in enumerate(zip(matrices, LEFTS, strict=True)):

@@ -64,10 +64,7 @@ def _grid(ax: style.Axes, owner: np.ndarray, title: str, deeper: float = 0) -> N
 
 
 def _rows_of(ax: style.Axes, T_c: int, tensor: str, writers: list[list[int]], verb: str) -> None:
-    """Draw the blocks of a result next to their rows. Each block is followed by the workers that write it.
-
-    `verb` is the heading above the workers.
-    """
+    """Draw the blocks of a result next to their rows. Each block is followed by the workers that write it."""
     left = T_c + 0.2
     style.note(ax, left + 0.72, -0.22, verb)
     for i, who in enumerate(writers):

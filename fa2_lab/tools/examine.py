@@ -141,11 +141,7 @@ def page(report: Report, function: str, module: str) -> str:
 
 
 def paragraph(report: Report, finding: Finding, module: str) -> list[str]:
-    """Return the lines of text for one finding.
-
-    They are what is wrong, where, by how much, the smallest failing input, and what to read. `module` is the module of
-    the examined function.
-    """
+    """Return the lines of text for one finding."""
     lines = [f"{'WRONG ' if finding.is_wrong else 'remark'}  {finding}  [{finding.name}]"]
     if finding.others:
         lines.append(f"        The same numbers would come from {' or from '.join(finding.others)}.")

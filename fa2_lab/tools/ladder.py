@@ -180,10 +180,7 @@ def page(results: Record, old: str, new: str, colours: bool = False) -> str:
 
 
 def hypothesis(results: Record, old: str, new: str) -> str:
-    """Return text about the change from rung `old` to rung `new`: the limit, the hypothesis, and the speedups.
-
-    The limit is that of the previous rung, and the speedups are the predicted and the measured ones.
-    """
+    """Return text about the change from rung `old` to rung `new`: the limit, the hypothesis, and the speedups."""
     why = reasons.reason(new)
     text = [
         f"Limit of {old[1:3]}:  {why.limit}",

@@ -14,10 +14,7 @@ import triton.language as tl
 
 
 class PortableTile(NamedTuple):
-    """The compile-time constants of a portable kernel.
-
-    They are the tile sizes, the head dimension, and whether bf16 is converted to fp32.
-    """
+    """The compile-time constants of a portable kernel."""
 
     B_r: tl.constexpr
     B_c: tl.constexpr

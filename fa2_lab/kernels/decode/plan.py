@@ -81,10 +81,7 @@ class Decode:
 
 
 def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> Decode:
-    """Choose the sizes, the number of programs and the kernels' constants for calls like this one, and return a Decode.
-
-    If `programs` is given, the work is divided equally among this number of programs.
-    """
+    """Choose sizes, the number of programs and the kernels' constants for calls like this one. Return a Decode."""
     Q = tensors.q
     shape = shape_of(tensors, one_length=tensors.key_lengths is None and not options.num_splits)
     blocks, slots = decode_blocks(Q, shape)
@@ -128,10 +125,7 @@ def prepare_merge(shape: Shape, blocks: tables.Blocks, partition: Partition, com
 
 
 class Entry(NamedTuple):
-    """An entry of the tables in this file.
-
-    It contains the numbers of keys per tile, warps, pipeline stages, programs per SM, and registers per thread.
-    """
+    """An entry of the tables in this file."""
 
     B_c: int
     warps: int

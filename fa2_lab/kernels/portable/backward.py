@@ -276,10 +276,7 @@ def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tenso
 
 
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callable:
-    """Return a function of (dO, dL, O, L, tensors) that computes the portable backward for calls like this one.
-
-    Calls are like this one if they have the same options and tensors of the same types, devices, shapes and strides.
-    """
+    """Return a function of (dO, dL, O, L, tensors) that computes the portable backward for calls like this one."""
     dq_launch = prepare_dq(dO, O, tensors, options)
     dkdv_launch = prepare_dkdv(dO, tensors, options)
 
