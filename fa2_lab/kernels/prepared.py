@@ -129,6 +129,17 @@ def contiguous_like(x: Tensor, device: str | None = None) -> Tensor:
     return torch.empty_like(x, device=device, memory_format=torch.contiguous_format)
 
 
+def layout_of_result(x: Tensor) -> Tensor:
+    """Return a tensor with the shape and strides of contiguous_like(x), of which nothing else may be used.
+
+    A tensor without gaps has them itself, in (batch, heads, N, d) as well as in (batch, N, heads, d). For all others, a
+    tensor on the device "meta" is made, which takes torch a tenth of a millisecond.
+    """
+    if x.is_contiguous() or (x.dim() == 4 and x.transpose(1, 2).is_contiguous()):
+        return x
+    return contiguous_like(x, device="meta")
+
+
 # Values that were checked -----------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from fa2_lab.kernels.decode.kernel import (
     split_kv_kernel,
     stream_k_kernel,
 )
-from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, get_or_make, tensor_keys
+from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, get_or_make, layout_of_result, tensor_keys
 from fa2_lab.kernels.tables import power_of_2
 from fa2_lab.tiles import cdiv
 
@@ -87,7 +87,7 @@ def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> 
     blocks, slots = decode_blocks(Q, shape)
     window = launch.window_bounds(options)
     partition = partition_keys(shape, blocks, Q.element_size(), slots, programs, options)
-    tile = tile_of(shape, blocks, window, split_kv=partition.splits > 0, early_merge=has_pdl(Q.device))
+    tile = tile_of(shape, blocks, split_kv=partition.splits > 0, early_merge=has_pdl(Q.device))
     sizes, strides = sizes_of(shape, blocks, window), strides_of(tensors)
     factors = scales(options.scale, options.softcap)
     common: dict[str, Any] = dict(strides=strides, N_k=shape.N_k, scales=factors, sizes=sizes, tile=tile)
@@ -258,19 +258,13 @@ def partition_keys(
     return Partition(splits=0, programs=programs, share=share, whole_heads=share % (tiles + 1) == 0)
 
 
-def tile_of(shape: Shape, blocks: tables.Blocks, window: tuple, split_kv: bool, early_merge: bool) -> DecodeTile:
+def tile_of(shape: Shape, blocks: tables.Blocks, split_kv: bool, early_merge: bool) -> DecodeTile:
     """Return the compile-time constants of the decode kernels.
 
-    With stream-K, all tiles are masked, because a program's share may end anywhere in a head. With `early_merge`, the
-    merge kernel may start before the kernel that reads the keys has ended.
+    With `early_merge`, the merge kernel may start before the kernel that reads the keys has ended.
     """
-    left, right = window
-    windowed = left is not None or (right is not None and shape.N_q > 1)
-    all_seen = shape.one_length and shape.N_k % blocks.B_c == 0 and not windowed  # each key of each tile by each row
-    masked = not (split_kv and all_seen)
     sizes = shape.d, blocks.d_pad, blocks.B_r, blocks.B_c, shape.page
-    switches = masked, not split_kv, early_merge, blocks.upcast
-    return DecodeTile(*map(tl.constexpr, (*sizes, *switches)))
+    return DecodeTile(*map(tl.constexpr, (*sizes, not split_kv, early_merge, blocks.upcast)))
 
 
 def sizes_of(shape: Shape, blocks: tables.Blocks, window: tuple) -> DecodeSizes:
@@ -334,4 +328,4 @@ def strides_of(tensors: Tensors) -> Strides:
     (page, *K_rest), (V_page, *V_rest) = K.stride()[:3], V.stride()[:3]
     if tensors.block_table is not None:  # in a page, the dimension of keys is before that of heads
         K_rest, V_rest = K_rest[::-1], V_rest[::-1]
-    return Strides(Q.stride()[:3], (page, *K_rest), (V_page, *V_rest), contiguous_like(Q, device="meta").stride()[:3])
+    return Strides(Q.stride()[:3], (page, *K_rest), (V_page, *V_rest), layout_of_result(Q).stride()[:3])

@@ -38,7 +38,7 @@ from fa2_lab.kernels.common.tile import (
     tile_coord,
 )
 from fa2_lab.kernels.portable.forward import Position, biases
-from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like
+from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, layout_of_result
 
 
 class RowTensors(NamedTuple):
@@ -312,7 +312,7 @@ def prepare_dq(
     blocks = blocks or tables.choose_blocks("rows", Q, options.causal)
     return launch.Launch(
         *(bwd_dq, launch.program_count(Q, blocks.B_r, sequences), blocks.compiler_options()),
-        strides=launch.all_strides(Q, K, tensors.v, O, dO, contiguous_like(Q, device="meta")),
+        strides=launch.all_strides(Q, K, tensors.v, O, dO, layout_of_result(Q)),
         **launch.size_arguments(Q, K, owned=Q, streamed=K, sequences=sequences),
         **dict(tile=blocks.tile(Q), **common_arguments(options)),
     )
@@ -327,7 +327,7 @@ def prepare_dkdv(dO: Tensor, tensors: Tensors, options: Options, blocks: tables.
     blocks = blocks or tables.choose_blocks("columns", Q, options.causal)
     return launch.Launch(
         *(bwd_dkdv, launch.program_count(K, blocks.B_c, sequences), blocks.compiler_options()),
-        strides=launch.all_strides(Q, K, V, dO, *(contiguous_like(x, device="meta") for x in (K, V))),
+        strides=launch.all_strides(Q, K, V, dO, *(layout_of_result(x) for x in (K, V))),
         **launch.size_arguments(Q, K, owned=K, streamed=Q, sequences=sequences),
         **dict(tile=blocks.tile(Q), GROUPED=Q.shape[1] != K.shape[1], **common_arguments(options)),
     )

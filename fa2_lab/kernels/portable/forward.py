@@ -28,7 +28,7 @@ from fa2_lab.kernels.common.tile import (
     store_rows,
     tile_coord,
 )
-from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like
+from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, layout_of_result
 
 
 class Position(NamedTuple):
@@ -66,7 +66,8 @@ def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, position,
         s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A1.L8
         s_ij = apply_softcap(s_ij, scales.softcap_factor)
         if bias is not None:
-            s_ij = s_ij + biases(bias, position, row[:, None], col[None, :]) * (LOG2E / scales.scale_log2)
+            b_ij = biases(bias, position, row[:, None], col[None, :])
+            s_ij = tl.fma(b_ij, LOG2E / scales.scale_log2, s_ij)  # a sum would make the matmul wait for b_ij
         if MASKED:
             s_ij = tl.where(sees(begin, end, col[None, :], window), s_ij, NEG_INF)
         p_ij, alpha, m_i, l_i = softmax_step(s_ij, m_i, l_i, scales, MASKED or bias is not None)  # FA2.A1.L9
@@ -153,7 +154,7 @@ def prepare(tensors: Tensors, options: Options, blocks: tables.Blocks | None = N
     rows = (batch, H, N_q) if sequences is None else (H, N_q)
     kernel = launch.Launch(
         *(forward_kernel, launch.program_count(Q, blocks.B_r, sequences), blocks.compiler_options()),
-        strides=launch.all_strides(Q, K, tensors.v, contiguous_like(Q, device="meta")),
+        strides=launch.all_strides(Q, K, tensors.v, layout_of_result(Q)),
         **launch.size_arguments(Q, K, owned=Q, streamed=K, sequences=sequences),
         **dict(window=launch.window_bounds(options), scales=scales(options.scale, options.softcap)),
         **dict(rule=launch.dropout_rule(options.dropout_p), tile=blocks.tile(Q), bias=options.bias),

@@ -18,7 +18,7 @@ from fa2_lab.kernels.hopper.backward.sums import bwd_postprocess, bwd_preprocess
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, lines
 from fa2_lab.kernels.launch import USE_PDL, Launch, on_device_of, program_count, shape, sm_count, strides
-from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like
+from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, layout_of_result
 
 
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool = False) -> Callable | None:
@@ -134,7 +134,7 @@ def prepare_main(
     if parts > 1:
         columns = 2 * (lines(dK_sums, (128, 32), swizzle=128),)
     else:
-        columns = tuple(describe(contiguous_like(X, device="meta"), 64) for X in (K, V))
+        columns = tuple(describe(layout_of_result(X), 64) for X in (K, V))
     sums = lines(starts, (1, 2 * chosen.B_r)), lines(dQ_sums, (chosen.B_r * chosen.d_pad // 64, 32), swizzle=128)
     heads = batch * H_kv * parts  # to the scheduler each part of a K/V head is a head
     SMs, column_blocks = sm_count(Q.device), program_count(K, 128, sequences)
@@ -165,7 +165,7 @@ def prepare_postprocess(tensors: Tensors, options: Options, chosen: sizes.Backwa
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     row_blocks, column_blocks = program_count(Q, chosen.B_r, sequences), program_count(K, 128, sequences)
-    out_strides = tuple(strides(contiguous_like(X, device="meta")) for X in (Q, K, V))
+    out_strides = tuple(strides(layout_of_result(X)) for X in (Q, K, V))
     return Launch(
         *(bwd_postprocess, 2 * row_blocks + 4 * column_blocks * divided, dict(num_warps=4, num_stages=1) | USE_PDL),
         **dict(strides=out_strides, batch=batch, H=H, H_kv=H_kv, N_q=N_q, N_k=N_k, sequences=sequences),

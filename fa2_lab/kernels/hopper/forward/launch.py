@@ -12,7 +12,7 @@ from fa2_lab.kernels.hopper.forward.kernel import forward_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import descriptor
 from fa2_lab.kernels.launch import Launch, on_device_of, program_count, shape, sm_count
-from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like
+from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, layout_of_result
 
 
 def prepare(tensors: Tensors, options: Options) -> Callable | None:
@@ -55,7 +55,7 @@ def prepare_launch(tensors: Tensors, options: Options) -> Launch:
     Q, K, V, sequences, lengths = tensors.q, tensors.k, tensors.v, tensors.sequences, tensors.key_lengths is not None
     causal, scale, many = options.causal, options.scale, 1 if options.one_long else sequences or 1
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
-    SMs, group, O = sm_count(Q.device), H // H_kv, contiguous_like(Q, device="meta")
+    SMs, group, O = sm_count(Q.device), H // H_kv, layout_of_result(Q)
     ragged = lengths or sequences is not None
     if options.windowed:
         chosen = sizes.choose_for_window(d, causal)
