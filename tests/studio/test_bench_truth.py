@@ -183,11 +183,11 @@ def test_packed_and_padded_sequences_are_checked(direction, monkeypatch):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("asked", [dict(window=9), dict(softcap=2), dict(sinks=True), dict(alibi=True)], ids=str)
+@pytest.mark.parametrize("asked", [dict(window=9), dict(softcap=2), dict(sinks=True), dict(alibi="distance")], ids=str)
 def test_masks_are_checked_before_they_are_timed(asked, direction, monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
     p = Problem(1, 3, 3, 80, 80, 16, causal=True, dtype="float32", **asked)
-    nothing = dict(window=None, softcap=None, sinks=False, alibi=False)
+    nothing = dict(window=None, softcap=None, sinks=False, alibi="")
     alone = Contestant(lambda problem: dense.ours(replace(problem, **nothing)), "masks")
     monkeypatch.setitem(CONTESTANTS, "causal alone", alone)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
@@ -196,7 +196,7 @@ def test_masks_are_checked_before_they_are_timed(asked, direction, monkeypatch):
     monkeypatch.setattr(flex, "window_mask", lambda N, window: window)
     row = suites.row(p, direction, contestants.names("masks"), known)
     assert row.values.keys() == {"fa2_lab", "fa2_lab portable", "FlexAttention"}
-    assert row.problem["mask"] in ("window 9", "softcap 2", "sinks", "ALiBi")
+    assert row.problem["mask"] in ("window 9", "softcap 2", "sinks", "causal, ALiBi by distance")
     assert row.failed["causal alone"].startswith("wrong: error ")
 
 
