@@ -32,8 +32,8 @@ class Contestant:
 
 def dao(module: str, distribution: str, suites: str, **kinds) -> Contestant:
     """Return one of Dao's packages."""
-    deterministic = dense.package(module, deterministic=True)
-    return Contestant(dense.package(module), suites, deterministic, distribution=distribution, **kinds)
+    deterministic = partial(dense.package, module=module, deterministic=True)
+    return Contestant(partial(dense.package, module=module), suites, deterministic, distribution=distribution, **kinds)
 
 
 EVERYWHERE = "grid sustained sweep decode ladder train"
@@ -45,18 +45,20 @@ CONTESTANTS: dict[str, Contestant] = {
     "fa2_lab padded": Contestant(packed=packed.with_padding),
     "fa2_lab reference": Contestant(partial(dense.ours, backend="reference"), "smoke"),
     "torch": Contestant(dense.plain, "smoke"),
-    "torch flash": Contestant(dense.sdpa(SDPBackend.FLASH_ATTENTION), "grid deterministic decode train"),
-    "cuDNN": Contestant(dense.sdpa(SDPBackend.CUDNN_ATTENTION), EVERYWHERE),
-    "torch math": Contestant(dense.sdpa(SDPBackend.MATH), "memory train"),
+    "torch flash": Contestant(
+        partial(dense.sdpa, backend=SDPBackend.FLASH_ATTENTION), "grid deterministic decode train"
+    ),
+    "cuDNN": Contestant(partial(dense.sdpa, backend=SDPBackend.CUDNN_ATTENTION), EVERYWHERE),
+    "torch math": Contestant(partial(dense.sdpa, backend=SDPBackend.MATH), "memory train"),
     "torch varlen_attn": Contestant(packed=packed.by_torch),
     "FlexAttention": Contestant(flex.flex, "grid masks bias", compiles=True),
-    "flash_attn": dao("flash_attn", "flash-attn", "grid", packed=packed.package("flash_attn")),
+    "flash_attn": dao("flash_attn", "flash-attn", "grid", packed=partial(packed.package, module="flash_attn")),
     "FlashAttention-3": dao(
         "flash_attn_interface",
         "flash_attn_3",
         EVERYWHERE + " masks deterministic",
         decode=dense.flash3_cache,
-        packed=packed.package("flash_attn_interface"),
+        packed=partial(packed.package, module="flash_attn_interface"),
     ),
     "FlashAttention-4": dao("flash_attn.cute", "flash-attn-4", "grid sustained deterministic"),
 }

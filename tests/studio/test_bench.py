@@ -1,6 +1,5 @@
 """The bench's command without a GPU: what it refuses, keeps and joins; and training in miniature."""
 
-import importlib
 from functools import partial
 
 import pytest
@@ -41,21 +40,6 @@ def test_an_interrupted_run_keeps_what_it_has_and_names_the_rest():
     ]
     collect(Plan(suite(), jobs[:1], sustained=jobs[:1]), keep)
     assert seen[1:] == [(1, 0, 1), (1, 1, 0)]
-
-
-@pytest.mark.parametrize(
-    "failure, reason",
-    [(torch.OutOfMemoryError("CUDA out of memory"), "out of memory"), (KeyError("x"), "KeyError: 'x'")],
-    ids=["memory", "anything"],
-)
-def test_what_fails_as_a_whole_is_a_row_and_the_run_goes_on(failure, reason):
-    def fails(problem, direction):
-        raise failure
-
-    jobs = [partial(fails, WHERE, "backward"), partial(lambda problem: contest(), WHERE)]
-    kept = collect(Plan(suite(), jobs), keep=repr)
-    assert len(kept.rows) == 2 and not kept.missing
-    assert kept.rows[0].failed == {"everybody": reason} and kept.rows[0].direction == "backward"
 
 
 @pytest.mark.parametrize("options, how", [([], {}), (["--sustained"], {"sustained": True})], ids=" ".join)
@@ -105,15 +89,6 @@ def test_a_part_is_not_joined_to_the_record_of_another_gpu(monkeypatch, tmp_path
 # What is refused ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", command.SUITES)
-def test_every_suite_has_a_function_that_measures_it(name):
-    module, function = command.SUITES[name].measure.split(":")
-    if module == "ladder":
-        pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
-    assert callable(getattr(importlib.import_module(f"fa2_studio.bench.{module}"), function))
-    assert "sustained" not in command.SUITES[name].takes or name in suites.CONTESTS
-
-
 def test_without_a_gpu_the_command_says_where_recorded_results_are(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for names in (["paper"], ["smoke", "long"]):
@@ -161,17 +136,3 @@ def test_the_loss_falls_and_the_run_repeats():
     assert len(first) == TINY.steps and first == second and microseconds > 0
     assert 5 < first[0] < 7  # ln 256 = 5.5 for bytes without a clue
     assert sum(first[-5:]) / 5 < first[0] - 1.5
-
-
-def test_a_backend_that_fails_is_named_and_the_training_goes_on(monkeypatch):
-    def fake(backend, setting):
-        if backend == "fa2_lab portable":
-            raise dense.Missing("not here")
-        return [9.0] * 30 + [float(n) for n in range(20)], 0.5, 512.0
-
-    monkeypatch.setattr(train, "train", fake)
-    record = train.run(train.Setting(layers=3, steps=50)).record
-    loss, time, memory = record.rows
-    assert {"fa2_lab", "torch flash"} < loss.values.keys() and loss.values["fa2_lab"] == [9.5], "of the last twenty"
-    assert time.values["fa2_lab"] == [0.5] and memory.values["torch flash"] == [512.0]
-    assert loss.failed == {"fa2_lab portable": "not here"} and record.curves["fa2_lab"][-1] == 19.0

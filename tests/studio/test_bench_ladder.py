@@ -67,15 +67,6 @@ class Kernel:
         return lambda *given, **named: self.given.append((grid, given, named))
 
 
-def test_a_run_of_parts_has_their_jobs_alone(monkeypatch):
-    monkeypatch.setattr(ladder, "elsewhere", lambda call, jobs: None)
-    monkeypatch.setattr(ladder, "ceilings", dict)
-    plan = ladder.run(part=("sustained", "lengths"))
-    assert [job.keywords["timing"] for job in plan.sustained] == [protocol.sustain] * 2
-    assert [(job.args[1], job.args[0].N_q) for job in plan.jobs] == [("over N", 2**n) for n in range(9, 15)]
-    assert not ladder.run(part=("rungs",)).sustained and len(ladder.run(part=("rungs",)).jobs) == len(ladder.grid())
-
-
 def test_what_is_recorded_of_compiled_rungs_is_of_these_files_and_spills_nowhere_else():
     record = records.recorded("rungs")
     assert record["made_by"]["source"] == compiled.digest_of_rungs(), f"stale: {records.COMPILE} ladder"

@@ -42,24 +42,14 @@ def plain(problem: Problem) -> Attend:
     return call
 
 
-def sdpa(backend: SDPBackend) -> Callable[[Problem], Attend]:
+def sdpa(problem: Problem, backend: SDPBackend) -> Attend:
     """torch's scaled_dot_product_attention held to one backend."""
-
-    def prepare(problem: Problem) -> Attend:
-        if problem.causal and problem.N_q != problem.N_k:
-            raise Missing("if it is called through torch, its causal diagonal starts in the top left corner")
-        if problem.mask("cpu"):
-            raise Missing("it takes the causal mask alone")
-        grouped = problem.heads != problem.kv_heads
-
-        def attention(q, k, v):
-            return torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=problem.causal, enable_gqa=grouped
-            )
-
-        return Within(attention, partial(sdpa_kernel, backend))
-
-    return prepare
+    if problem.causal and problem.N_q != problem.N_k:
+        raise Missing("if it is called through torch, its causal diagonal starts in the top left corner")
+    if problem.mask("cpu"):
+        raise Missing("it takes the causal mask alone")
+    options = dict(is_causal=problem.causal, enable_gqa=problem.heads != problem.kv_heads)
+    return Within(partial(torch.nn.functional.scaled_dot_product_attention, **options), partial(sdpa_kernel, backend))
 
 
 @dataclass(frozen=True)
@@ -119,24 +109,19 @@ def heads_first(output: torch.Tensor | tuple) -> torch.Tensor:
     return O_of(output).transpose(1, 2)
 
 
-def package(module: str, **options) -> Callable[[Problem], Attend]:
+def package(problem: Problem, module: str, **options) -> Attend:
     """One of Dao's packages, which take (batch, N, heads, d) and may return L beside O."""
-
-    def prepare(problem: Problem) -> Attend:
-        if problem.sinks:
-            raise Missing("it takes no sinks")
-        asked = dict(options)
-        if problem.window is not None:
-            asked["window_size"] = (problem.window - 1, 0)
-        if problem.softcap is not None:
-            asked["softcap"] = float(problem.softcap)
-        if module == "flash_attn_interface":
-            d_96 = 64 < problem.d <= 96  # built without it, the slower kernels for d 128 would take its place
-            refuse_unbuilt(FP16=problem.dtype == "float16", SOFTCAP="softcap" in asked, HDIM96=d_96)
-        function = partial(function_of(module, "flash_attn_func"), causal=problem.causal, **asked)
-        return lambda q, k, v: heads_first(function(*(x.transpose(1, 2) for x in (q, k, v))))
-
-    return prepare
+    if problem.sinks:
+        raise Missing("it takes no sinks")
+    if problem.window is not None:
+        options["window_size"] = (problem.window - 1, 0)
+    if problem.softcap is not None:
+        options["softcap"] = float(problem.softcap)
+    if module == "flash_attn_interface":
+        d_96 = 64 < problem.d <= 96  # built without it, the slower kernels for d 128 would take its place
+        refuse_unbuilt(FP16=problem.dtype == "float16", SOFTCAP="softcap" in options, HDIM96=d_96)
+    function = partial(function_of(module, "flash_attn_func"), causal=problem.causal, **options)
+    return lambda q, k, v: heads_first(function(*(x.transpose(1, 2) for x in (q, k, v))))
 
 
 def refuse_unbuilt(**asked: bool) -> None:

@@ -54,14 +54,10 @@ def ours(lengths: Sequence[int], tensors: Several) -> Packed:
     return by_starts(function, lengths, tensors, causal=True, max_seqlen_q=max(lengths))
 
 
-def package(module: str) -> Callable[[Sequence[int], Several], Packed]:
+def package(lengths: Sequence[int], tensors: Several, module: str) -> Packed:
     """One of Dao's packages."""
-
-    def prepare(lengths: Sequence[int], tensors: Several) -> Packed:
-        function, longest = function_of(module, "flash_attn_varlen_func"), max(lengths)
-        return by_starts(function, lengths, tensors, longest, longest, causal=True)
-
-    return prepare
+    function, longest = function_of(module, "flash_attn_varlen_func"), max(lengths)
+    return by_starts(function, lengths, tensors, longest, longest, causal=True)
 
 
 def by_torch(lengths: Sequence[int], tensors: Several) -> Packed:
