@@ -11,29 +11,16 @@ this case, O is still correct, but the gradients are unreliable.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fa2_lab.api import operators
-from fa2_lab.api.bias import bias_key, check_bias
-from fa2_lab.api.checks import (
-    check_flags_and_scale,
-    check_key_lengths,
-    check_key_lengths_values,
-    check_masks,
-    check_not_jit_traced,
-    check_num_splits,
-    check_sinks,
-    check_tensors,
-    check_transforms,
-    runs_on_triton,
-)
+from fa2_lab.api.checks import check_key_lengths, check_key_lengths_values, check_sinks, check_tensors
+from fa2_lab.api.options import GivenOptions, check_options, find_prepared
 from fa2_lab.kernels import interpreter
-from fa2_lab.kernels.prepared import PREPARED, Tensors
-from fa2_lab.tiles import real_number, whole_number
+from fa2_lab.kernels.prepared import Tensors
+from fa2_lab.tiles import whole_number
 
 interpreter.enable_without_gpu(torch.cuda.is_available())
 
@@ -128,10 +115,9 @@ def attention(
     still count from N_k, so N_k has to be the same in every batch. A single query without a window is an exception,
     because only its length masks its keys.
     """
-    option_values: tuple = causal, softcap, scale, dropout_p, num_splits, return_lse, backend
-    if bias is not None:
-        option_values = *option_values, bias_key(bias)
-    key, call = find_prepared((q, k, v, key_lengths, sinks), window, option_values)
+    tensors = Tensors(q, k, v, key_lengths, None, sinks)
+    given = window, bias, causal, softcap, scale, return_lse, backend, num_splits, dropout_p
+    key, call = find_prepared(tensors, given)
     if seed is not None:
         seed = whole_number("seed", seed, low=0, high=2**64 - 1)
     if call is not None:  # a call of its kind has passed all checks except those of values
@@ -139,45 +125,14 @@ def attention(
             check_key_lengths_values(key_lengths, k.shape[2])
         if sinks is not None:
             check_sinks(sinks, call.options)
-        drawn = seed_tensor(seed, q.device) if dropout_p else None
-        return call(Tensors(q, k, v, key_lengths, drawn, sinks))
+        return call(tensors._replace(seed=seed_tensor(seed, q.device)) if dropout_p else tensors)
     check_tensors(q, k, v)
     if key_lengths is not None:
         check_key_lengths(key_lengths, q, k.shape[2])
-    scale = check_flags_and_scale(causal, scale, q.shape[3], return_lse)
-    options = check_masks(causal, window, softcap, sinks, q, (*q.shape[1:3], k.shape[2]))
-    dropout_p = real_number("dropout_p", dropout_p, "a probability, 0 ≤ p < 1", lambda p: 0 <= p < 1)
-    options = options._replace(portable=backend == "portable", reference=not runs_on_triton(backend, q.device.type))
-    options = options._replace(scale=scale, dropout_p=dropout_p, num_splits=check_num_splits(num_splits), bias=bias)
-    check_bias(bias, options.reference)
-    check_sinks(sinks, options)
-    drawn = seed_tensor(seed, q.device) if dropout_p else None
-    return operators.compute(key, Tensors(q, k, v, key_lengths, drawn, sinks), options, return_lse)
-
-
-def find_prepared(tensors: tuple, window: tuple | list | None, option_values: tuple) -> tuple[tuple | None, Any]:
-    """Return (key, call): the key of this call, and the call that was prepared for this key, or None if there is none.
-
-    The key contains everything on which the checks and the choice of kernels depend. `option_values` are the
-    arguments besides `tensors` and `window`. Both results are None while torch.compile or torch.export traces, or under
-    fake tensors. They are also None if an argument is invalid, because the checks then report the error.
-    """
-    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
-        return None, None
-    check_transforms()
-    try:
-        bounds = None if window is None else (type(window), *window, *map(type, window))
-        tensor_keys = [
-            None if x is None else (type(x), x.layout, x.dtype, x.device, x.shape, x.stride(), x.is_neg())
-            for x in tensors
-        ]
-        key = *tensor_keys, bounds, *option_values, *map(type, option_values)  # types, for True == 1 == 1.0
-        call = PREPARED.get(key)
-    except (AttributeError, RuntimeError, TypeError):
-        return None, None
-    if call is None:
-        check_not_jit_traced()
-    return key, call
+    options = check_options(GivenOptions(*given), tensors, (*q.shape[1:3], k.shape[2]))
+    if dropout_p:
+        tensors = tensors._replace(seed=seed_tensor(seed, q.device))
+    return operators.compute(key, tensors, options, return_lse)
 
 
 def seed_tensor(seed: int | None, device: torch.device) -> Tensor:

@@ -74,7 +74,7 @@ def compute(key: tuple | None, tensors: Tensors, options: Options, return_lse: b
 class Call(NamedTuple):
     """A prepared call, whose arguments have passed all checks and whose kernels are ready to be launched.
 
-    Calling the object with tensors that have the same key (see api/attention.py) returns O, or (O, L) if return_lse is
+    Calling the object with tensors that have the same key (see api/options.py) returns O, or (O, L) if return_lse is
     set.
     """
 

@@ -22,17 +22,8 @@ from typing import Any
 from torch import Tensor
 
 from fa2_lab.api import operators
-from fa2_lab.api.attention import find_prepared
-from fa2_lab.api.bias import bias_key, check_bias
-from fa2_lab.api.checks import (
-    check_cu_seqlens,
-    check_cu_seqlens_values,
-    check_flags_and_scale,
-    check_masks,
-    check_packed,
-    check_sinks,
-    runs_on_triton,
-)
+from fa2_lab.api.checks import check_cu_seqlens, check_cu_seqlens_values, check_packed, check_sinks
+from fa2_lab.api.options import GivenOptions, check_options, find_prepared
 from fa2_lab.kernels.prepared import Tensors
 from fa2_lab.tiles import whole_number
 
@@ -73,10 +64,8 @@ def attention_packed(
     """
     tensors = Tensors(q, k, v, sinks=sinks, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     one_long = max_seqlen_q is not None and has_dominant_sequence(max_seqlen_q, q, cu_seqlens_q)
-    option_values: tuple = causal, softcap, scale, one_long, return_lse, backend
-    if bias is not None:
-        option_values = *option_values, bias_key(bias)
-    key, call = find_prepared(tensors, window, option_values)
+    given = window, bias, causal, softcap, scale, return_lse, backend, None, 0.0, one_long
+    key, call = find_prepared(tensors, given)
     if call is None:
         check_packed(q, k, v)
         check_cu_seqlens(cu_seqlens_q, cu_seqlens_k, q)
@@ -85,12 +74,7 @@ def attention_packed(
     if call is not None:  # a call of its kind has passed all checks except those of values
         check_sinks(sinks, call.options)
         return call(tensors)
-    scale = check_flags_and_scale(causal, scale, q.shape[2], return_lse)
-    options = check_masks(causal, window, softcap, sinks, q, (q.shape[1], q.shape[0], k.shape[0]))
-    options = options._replace(portable=backend == "portable", reference=not runs_on_triton(backend, q.device.type))
-    options = options._replace(scale=scale, one_long=one_long, bias=bias)
-    check_bias(bias, options.reference)
-    check_sinks(sinks, options)
+    options = check_options(GivenOptions(*given), tensors, (q.shape[1], q.shape[0], k.shape[0]))
     return operators.compute(key, tensors, options, return_lse)
 
 

@@ -14,21 +14,17 @@ supported.
 from torch import Tensor
 
 from fa2_lab.api import operators
-from fa2_lab.api.attention import find_prepared
 from fa2_lab.api.checks import (
     check_block_table,
     check_block_table_values,
     check_cache,
-    check_flags_and_scale,
     check_key_lengths,
     check_key_lengths_values,
-    check_masks,
     check_no_gradient,
-    check_num_splits,
     check_q,
     check_sinks,
-    runs_on_triton,
 )
+from fa2_lab.api.options import GivenOptions, check_options, find_prepared
 from fa2_lab.kernels.prepared import Tensors
 
 
@@ -64,21 +60,20 @@ def attention_paged(
     The other arguments are the same as in attention().
     """
     tensors = Tensors(q, k_pages, v_pages, key_lengths, sinks=sinks, block_table=block_table)
-    key, call = find_prepared(tensors, window, (causal, softcap, scale, num_splits, return_lse, backend))
-    if call is not None:  # a call of its kind has passed all checks except those of values
-        options = call.options
-    else:
+    given = window, None, causal, softcap, scale, return_lse, backend, num_splits
+    key, call = find_prepared(tensors, given)
+    if call is None:
         check_q(q)
         check_cache(q, k_pages, v_pages)
         check_block_table(block_table, q)
         N_k = block_table.shape[1] * k_pages.shape[1]  # the most keys that a sequence can have
         check_key_lengths(key_lengths, q, N_k)
-        scale = check_flags_and_scale(causal, scale, q.shape[3], return_lse)
-        options = check_masks(causal, window, softcap, sinks, q, (*q.shape[1:3], N_k))
-        reference = not runs_on_triton(backend, q.device.type) or not q.numel()
-        options = options._replace(scale=scale, num_splits=check_num_splits(num_splits), reference=reference)
+        options = check_options(GivenOptions(*given), tensors, (*q.shape[1:3], N_k))
+        options = options._replace(reference=options.reference or not q.numel())
+    else:  # a call of its kind has passed all checks except those of values
+        options = call.options
+        check_sinks(sinks, options)
     check_no_gradient(q=q, k_pages=k_pages, v_pages=v_pages, sinks=sinks)
     check_key_lengths_values(key_lengths, block_table.shape[1] * k_pages.shape[1])
     check_block_table_values(block_table, key_lengths, k_pages.shape[:2], q.shape[2], options.left)
-    check_sinks(sinks, options)
     return operators.compute(key, tensors, options, return_lse) if call is None else call(tensors)

@@ -16,7 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fa2_lab
 from fa2_lab.api import operators
 from fa2_lab.api.attention import attention
+from fa2_lab.api.options import GivenOptions, find_prepared
 from fa2_lab.kernels import prepared
+from fa2_lab.kernels.prepared import Tensors
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ROOM = sys.modules["fa2_lab.api.attention"]
@@ -34,9 +36,10 @@ def test_where_torch_records_no_call_is_known():
         def __torch_dispatch__(self, function, types, arguments=(), options=None):
             return function(*arguments, **options or {})
 
-    assert ROOM.find_prepared((*good(), None, None), None, ())[0] is not None
+    given = Tensors(*good()), GivenOptions(*[None] * 7)
+    assert find_prepared(*given)[0] is not None
     with Mode():
-        assert ROOM.find_prepared((*good(), None, None), None, ()) == (None, None)
+        assert find_prepared(*given) == (None, None)
 
 
 @pytest.mark.parametrize("which", "qkv")

@@ -2,12 +2,14 @@
 
 import gc
 import weakref
+from inspect import signature
 
 import pytest
 import torch
 from kernel_truth import DEVICE, tensors, worst
 
 from fa2_lab.api.attention import attention
+from fa2_lab.api.options import GivenOptions, find_prepared
 from fa2_lab.api.packed import attention_packed
 from fa2_lab.api.paged import attention_paged
 from fa2_lab.kernels import dispatch, prepared
@@ -101,6 +103,20 @@ def test_the_kernels_key_holds_all_that_a_launch_depends_on(direction, monkeypat
         call()
         torch.use_deterministic_algorithms(False)
     assert len(keys) == len(set(keys)) > 38
+
+
+NOT_OPTIONS = {*Tensors._fields, "k_pages", "v_pages", "max_seqlen_q", "longest"}  # of which one_long is made
+
+
+@pytest.mark.parametrize("call", (attention, attention_packed, attention_paged))
+def test_every_option_of_a_call_is_in_its_key(call):
+    assert signature(call).parameters.keys() - NOT_OPTIONS <= {*GivenOptions._fields}
+    base = GivenOptions(*range(len(GivenOptions._fields)))._replace(window=None, bias=None)
+    others = [base, base._replace(window=(1, 2)), base._replace(window=(1, 2.0)), base._replace(bias=abs)]
+    for name in {*GivenOptions._fields} - {"window", "bias"}:
+        others += [base._replace(**{name: "another"}), base._replace(**{name: float(getattr(base, name))})]  # 1.0 == 1
+    keys = [find_prepared(Tensors(*good()), other)[0] for other in others]
+    assert len(keys) == len(set(keys)) and None not in keys
 
 
 # Values that were looked at -----------------------------------------------------------------------------------

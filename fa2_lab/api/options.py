@@ -1,0 +1,96 @@
+"""The options of a call as they were passed, the key that they are part of, and their checks.
+
+Prepared kernels are kept in a cache. The cache key of a call consists of the types, dtypes, devices, shapes and strides
+of its tensors and of all fields of its GivenOptions. check_options() computes the Options of the kernels from these
+fields alone. An option that is missing from the key can therefore not reach a kernel either.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch._C._functorch import peek_interpreter_stack
+from torch.compiler import is_compiling
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from fa2_lab.api.bias import bias_key, check_bias
+from fa2_lab.api.checks import (
+    check_flags_and_scale,
+    check_masks,
+    check_not_jit_traced,
+    check_num_splits,
+    check_sinks,
+    check_transforms,
+    runs_on_triton,
+)
+from fa2_lab.kernels.prepared import PREPARED, Options, Tensors
+from fa2_lab.tiles import real_number
+
+
+class GivenOptions(NamedTuple):
+    """The options of a call as they were passed, before any check. No field is a tensor.
+
+    A new option needs a field here, which makes it part of the key, and a line in check_options(). The calls list the
+    fields in a plain tuple, because a call with prepared kernels only needs their values.
+    """
+
+    window: tuple[int | None, int | None] | None
+    bias: Callable | None
+    causal: bool
+    softcap: float | None
+    scale: float | None
+    return_lse: bool
+    backend: str
+    num_splits: int | None = None
+    dropout_p: float = 0.0
+    one_long: bool = False  # whether max_seqlen_q shows that one sequence has most of the work
+
+
+def find_prepared(tensors: Tensors, given: tuple) -> tuple[tuple | None, Any]:
+    """Return (key, call): the key of this call, and the call that was prepared for this key, or None if there is none.
+
+    `given` contains the fields of GivenOptions. The key contains everything on which the checks and the choice of
+    kernels depend. Both results are None while torch.compile or torch.export traces, or under fake tensors. They are
+    also None if an argument is invalid, because the checks then report the error.
+    """
+    window, bias = given[0], given[1]
+    if bias is not None:
+        given = window, bias_key(bias), *given[2:]
+    if is_compiling() or is_in_torch_dispatch_mode():
+        return None, None
+    if peek_interpreter_stack() is not None:  # first here, because a Python call takes time
+        check_transforms()
+    try:
+        values, typed = given, given
+        if window is not None:
+            if type(window) is list:  # a list has no hash
+                values = tuple(window), *given[1:]
+            typed = *window, *given
+        tensor_keys = [
+            None if x is None else (type(x), x.layout, x.dtype, x.device, x.shape, x.stride(), x.is_neg())
+            for x in tensors
+        ]
+        key = *tensor_keys, values, *map(type, typed)  # types, for True == 1 == 1.0
+        call = PREPARED.get(key)
+    except (AttributeError, RuntimeError, TypeError):
+        return None, None
+    if call is None:
+        check_not_jit_traced()
+    return key, call
+
+
+def check_options(given: GivenOptions, tensors: Tensors, sizes: tuple[int, int, int]) -> Options:
+    """Return the Options of a call whose tensors have passed their checks, except the values of its sinks.
+
+    Raise an error if an option or the sinks are invalid. `sizes` is (query heads, N_q, N_k).
+    """
+    q, sinks = tensors.q, tensors.sinks
+    scale = check_flags_and_scale(given.causal, given.scale, q.shape[-1], given.return_lse)
+    options = check_masks(given.causal, given.window, given.softcap, sinks, q, sizes)
+    dropout_p = real_number("dropout_p", given.dropout_p, "a probability, 0 ≤ p < 1", lambda p: 0 <= p < 1)
+    reference = not runs_on_triton(given.backend, q.device.type)
+    options = options._replace(portable=given.backend == "portable", reference=reference, one_long=given.one_long)
+    num_splits = check_num_splits(given.num_splits)
+    options = options._replace(scale=scale, dropout_p=dropout_p, num_splits=num_splits, bias=given.bias)
+    check_bias(given.bias, reference)
+    check_sinks(sinks, options)
+    return options
