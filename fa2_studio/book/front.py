@@ -55,7 +55,7 @@ def index(assignments: list[str], toctrees: list[str], licence: str, address: st
         f"**{SENTENCE}** {claim} Every step was run, and every result was checked against plain attention in float64.",
         block("ways", *(way(name, target, words, assignments) for name, target, words in WAYS)),
         "[Every call of the package](API.md), with its arguments, an example and its limits.",
-        "[Forty questions](questions.md) that learners ask, with short answers and the place in the book.",
+        "[Forty-one questions](questions.md) that learners ask, with short answers and the place in the book.",
         "[What runs where](TROUBLESHOOTING.md#what-runs-where), from a laptop to an H200.",
         "## The climb",
         begins_at(data["rungs"]),
