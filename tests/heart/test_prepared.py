@@ -105,7 +105,7 @@ def test_the_kernels_key_holds_all_that_a_launch_depends_on(direction, monkeypat
     assert len(keys) == len(set(keys)) > 38
 
 
-NOT_OPTIONS = {*Tensors._fields, "k_pages", "v_pages", "max_seqlen_q", "longest"}  # of which one_long is made
+NOT_OPTIONS = {*Tensors._fields, "k_pages", "v_pages", "max_seqlen_q"}  # of which one_long is made
 
 
 @pytest.mark.parametrize("call", (attention, attention_packed, attention_paged))
