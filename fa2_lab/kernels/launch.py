@@ -1,5 +1,6 @@
 """Launch kernels with little host time, and compute the arguments that a launch needs besides its tensors."""
 
+import functools
 import math
 from contextlib import nullcontext
 from copy import copy
@@ -171,6 +172,7 @@ def l2_group(X: torch.Tensor) -> int:
     return max(1, 8 * MiB // (2 * max(1, N) * d * X.element_size()))
 
 
+@functools.cache
 def sm_count(device: torch.device) -> int:
     """Return the number of SMs of the GPU, or 132 (as on an H100) if `device` is not a GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

@@ -47,6 +47,7 @@ class DecodeTile(NamedTuple):
     B_r: int
     B_c: int
     page: int  # keys of a page; 0: the cache is not paged
+    masked: bool  # some row must not see some key of its tiles, so scores are compared with what rows see
     late_q: bool  # q is laid out for the tensor cores after the first keys were asked for, not before
     early_merge: bool  # the merge kernel may start before this one has ended (programmatic dependent launch)
     upcast: bool  # Triton's interpreter multiplies bf16 wrongly: tiles become fp32 first
@@ -179,8 +180,9 @@ def load_keys(X, page_row, first, row_begin, length, tile):
     """
     stride = X.strides[2]
     if tile.page == 0:
-        return load_rows(X.ptr, first, stride, length, tile.B_c, tile.d, tile.d_pad, RAGGED=True, UPCAST=tile.upcast,
-                         row_begin=row_begin)  # fmt: skip
+        return load_rows(
+            X.ptr, first, stride, length, tile.B_c, tile.d, tile.d_pad, tile.masked, tile.upcast, row_begin
+        )
     elif tile.page % tile.B_c == 0:
         page, row = page_row
         end = length - first + row  # of the sequence, as a row of this page
@@ -234,7 +236,7 @@ def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
         s_ij = tl.dot(q_j, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A1.L8
         s_ij = apply_softcap(s_ij, scales.softcap_factor)
         cut = j + tile.B_c > all_see if window[0] is None else (j + tile.B_c > all_see) | (j < none_missed)
-        if not FEW_ROWS or cut:
+        if tile.masked and (not FEW_ROWS or cut):
             s_ij = tl.where(sees(begin[:, None], end[:, None], col[None, :], window), s_ij, NEG_INF)
         m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
         m_ref = tl.where(m_new == NEG_INF, 0.0, m_new)  # a row that has seen no key: −∞ − (−∞) would be NaN

@@ -87,7 +87,7 @@ def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> 
     blocks, slots = decode_blocks(Q, shape)
     window = launch.window_bounds(options)
     partition = partition_keys(shape, blocks, Q.element_size(), slots, programs, options)
-    tile = tile_of(shape, blocks, split_kv=partition.splits > 0, early_merge=has_pdl(Q.device))
+    tile = tile_of(shape, blocks, window, partition, slots, early_merge=has_pdl(Q.device))
     sizes, strides = sizes_of(shape, blocks, window), strides_of(tensors)
     factors = scales(options.scale, options.softcap)
     common: dict[str, Any] = dict(strides=strides, N_k=shape.N_k, scales=factors, sizes=sizes, tile=tile)
@@ -258,13 +258,24 @@ def partition_keys(
     return Partition(splits=0, programs=programs, share=share, whole_heads=share % (tiles + 1) == 0)
 
 
-def tile_of(shape: Shape, blocks: tables.Blocks, split_kv: bool, early_merge: bool) -> DecodeTile:
+def tile_of(
+    shape: Shape, blocks: tables.Blocks, window: tuple, partition: Partition, slots: int, early_merge: bool
+) -> DecodeTile:
     """Return the compile-time constants of the decode kernels.
 
-    With `early_merge`, the merge kernel may start before the kernel that reads the keys has ended.
+    With stream-K, all tiles are masked, because a program's share may end anywhere in a head. If there are more
+    programs than `slots`, they are masked as well, because on an H200 the kernel without masks then takes about
+    10% longer, although it has fewer instructions. With `early_merge`, the merge kernel may start before the kernel
+    that reads the keys has ended.
     """
+    left, right = window
+    windowed = left is not None or (right is not None and shape.N_q > 1)
+    all_seen = shape.one_length and shape.N_k % blocks.B_c == 0 and not windowed  # each key of each tile by each row
+    split_kv = partition.splits > 0
+    masked = not (split_kv and all_seen and partition.programs <= slots)
     sizes = shape.d, blocks.d_pad, blocks.B_r, blocks.B_c, shape.page
-    return DecodeTile(*map(tl.constexpr, (*sizes, not split_kv, early_merge, blocks.upcast)))
+    switches = masked, not split_kv, early_merge, blocks.upcast
+    return DecodeTile(*map(tl.constexpr, (*sizes, *switches)))
 
 
 def sizes_of(shape: Shape, blocks: tables.Blocks, window: tuple) -> DecodeSizes:

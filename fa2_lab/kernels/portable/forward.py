@@ -66,8 +66,7 @@ def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, position,
         s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A1.L8
         s_ij = apply_softcap(s_ij, scales.softcap_factor)
         if bias is not None:
-            b_ij = biases(bias, position, row[:, None], col[None, :])
-            s_ij = tl.fma(b_ij, LOG2E / scales.scale_log2, s_ij)  # a sum would make the matmul wait for b_ij
+            s_ij = s_ij + biases(bias, position, row[:, None], col[None, :]) * (LOG2E / scales.scale_log2)
         if MASKED:
             s_ij = tl.where(sees(begin, end, col[None, :], window), s_ij, NEG_INF)
         p_ij, alpha, m_i, l_i = softmax_step(s_ij, m_i, l_i, scales, MASKED or bias is not None)  # FA2.A1.L9
