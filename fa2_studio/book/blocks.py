@@ -23,7 +23,13 @@ FENCE = re.compile(r"(^```.*?^```[^\n]*$)", re.DOTALL | re.MULTILINE)
 MATH = re.compile(r'(<span class="math inline">(?:(?!</math>).)*</math></span>)([.,;:)]+)', re.DOTALL)
 ITEM = re.compile(r"\n(?=- |\d+\. )")
 STRING = re.compile(r"""([rbf]?)("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')""")
-BREAKS = (r"(?<=,) | (?=(?:if|else|for) )", r" (?=(?:and|or) )", r" (?=[-+<>=!]=? )", r" (?=[*/@%|&]+ )")
+BREAKS = (
+    r"(?<=,) | (?=(?:if|else|for) )",
+    r" (?=(?:and|or) )",
+    r" (?=(?:[-+<>]|[=!<>]=) )",
+    r" (?=[*/@%|&]+ )",
+    r"(?<=[(\[{])(?!$)",
+)
 COLOURS = HtmlFormatter(style="a11y-high-contrast-light", nowrap=True)
 AT_NIGHT = HtmlFormatter(style="a11y-high-contrast-dark")
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
@@ -89,14 +95,17 @@ def tables(part: str) -> list[str]:
     ]
 
 
-def split(lines: list[str], heights: list[float], most: float, cost: Callable[[str], float] = lambda line: 0) -> list:
+def split(
+    lines: list[str], heights: list[float], most: float, cost: Callable[[str, str], float] = lambda before, line: 0
+) -> list:
     """Lines in parts of about the same height, none higher than `most`, cut before the lines that cost least."""
     number = ceil(sum(heights) / most - 0.01)
     if number < 2:
         return [lines]
     fair = sum(heights) / number
-    good = [k for k in range(1, len(lines)) if 0.6 * fair <= sum(heights[:k]) <= most] or [1]
-    at = min(good, key=lambda k: (cost(lines[k]), abs(sum(heights[:k]) - fair)))
+    least = max(0.6 * fair, sum(heights) - (number - 1) * most)  # so that the others fit into as many parts
+    good = [k for k in range(1, len(lines)) if least <= sum(heights[:k]) <= most] or [1]
+    at = min(good, key=lambda k: (cost(lines[k - 1], lines[k]), abs(sum(heights[:k]) - fair)))
     return [lines[:at], *split(lines[at:], heights[at:], most, cost)]
 
 
@@ -136,9 +145,9 @@ def indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def cost(line: str) -> int:
-    """How much a reader loses if a listing is cut before this line."""
-    return indent(line) + 99 * line.lstrip().startswith((")", "]", "}"))
+def cost(before: str, line: str) -> int:
+    """How much a reader loses if a listing is cut between two lines."""
+    return indent(line) + 99 * (line.lstrip().startswith((")", "]", "}")) or before.lstrip().startswith("@"))
 
 
 def opened(lines: list[str]) -> int:
@@ -149,7 +158,7 @@ def opened(lines: list[str]) -> int:
 
 def is_row(line: str) -> bool:
     """Whether a printed line stays whole in smaller letters, as a row of a table or as a line a little too long."""
-    return len(line) < WIDE + 10 or len(re.findall(r"\S  +", re.sub(r"\[.*?\]", "", line))) > 2
+    return len(line) < WIDE + 14 or len(re.findall(r"\S  +", re.sub(r"\[.*?\]", "", line))) > 2
 
 
 def in_words(line: str, further: int = 4) -> list[str]:
@@ -161,7 +170,7 @@ def in_words(line: str, further: int = 4) -> list[str]:
 def folded(line: str, depth: int = 0) -> list[str]:
     """A line of Python in lines that are short enough, broken where the fewest brackets are open.
 
-    There it is broken after a comma rather than before an operator, and before a sum rather than before a product.
+    There it is broken after a comma rather than before an operator, and at a sum rather than at a product.
     `depth` is the number of brackets that were opened in the lines before.
     """
     if len(line) <= WIDE:
@@ -171,15 +180,17 @@ def folded(line: str, depth: int = 0) -> list[str]:
     bare = STRING.sub(lambda string: "x" * len(string[0]), line)
     open_ = [depth + opened([bare[:k]]) for k in range(WIDE)]
     places = [
-        (open_[at.start()] + (rank > 0), rank, -at.start())
+        (open_[at.start()] + (1 < rank < 4), rank, -at.start())
         for rank, pattern in enumerate(BREAKS)
         for at in re.finditer(pattern, bare)
         if max(indent(line) + 8, WIDE // 3) < at.start() < WIDE - 1
     ]
-    after = " " * (indent(line) + (8 if line.endswith(":") and not depth else 0 if depth else 4))
     if places:
         at = -min(places)[2]
-        return [line[:at] + " \\" * (not open_[at]), *folded(after + line[at + 1 :], max(open_[at], 1))]
+        bracket = next((k + 1 for k in reversed(range(at)) if opened([bare[k:at]]) > 0), 0)
+        further = 8 if line.endswith(":") and not depth else 0 if 0 < depth == open_[at] else 4
+        after = " " * (bracket if line.startswith("def ") and bracket < at else indent(line) + further)
+        return [line[:at] + " \\" * (not open_[at]), *folded(after + line[at:].lstrip(), max(open_[at], 1))]
     for string in STRING.finditer(line):
         spaces = [
             at.end()
@@ -216,8 +227,8 @@ def height(block: str, letters: int = LETTERS) -> float:
     """About how many rows a block takes."""
     if known := size(block):
         return known[0]
-    lines = [re.sub("<[^>]*>", "", line).strip() for line in re.split(r"</(?:p|li|tr)>", block)]
-    boxes = 0.5 * block.count("class=choice")
+    lines = [re.sub(r"<[^>]*>\s*", "", line).strip() for line in re.split(r"</(?:p|li|tr)>", block)]
+    boxes = 0.5 * block.count("class=choice") + 1.4 * block.count("<mtr")
     return sum(1.1 * -(-len(line) // letters) for line in lines) + boxes + 0.4
 
 

@@ -13,8 +13,10 @@ BROAD, HALF, ROOM = 1208, 600, 620  # pixels for a picture
 READ, BESIDE = 16, 14  # letters that a room reads, and those beside words
 SIZE = re.compile(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"')
 VIEW = re.compile(r'height="[\d.]+" viewBox="0 0 ([\d.]+) ([\d.]+)"')
-PANEL = r'<text style="font-weight: 700; font-size: {}px[^>]*?(?:y="|translate\(\S+ )([\d.]+)'  # its title
-TITLES = (re.compile(PANEL.format(r"10\.5")), re.compile(PANEL.format(r"9\.75")))  # of panels, and of groups of rows
+TITLES = (  # of panels, and of groups of rows, which begin at the left edge
+    re.compile(r'<text style="font-weight: 700; font-size: 10\.5px[^>]*?(?:y="|translate\(\S+ )([\d.]+)'),
+    re.compile(r'<text style="font-weight: 700; font-size: 9\.75px[^>]* x="\d\.\d*" y="([\d.]+)"'),
+)
 TICK = re.compile(r'<text[^>]* y="([\d.]+)">([\d,]+)</text>')
 
 
