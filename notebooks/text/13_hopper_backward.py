@@ -300,14 +300,15 @@ show("pipes_backward")
 #
 # ## Three copies, one barrier
 #
-# `Rows` is a ring with two stages. Three copies fill a stage: one brings Q, one brings dO, and one brings the *starts*,
-# which are a row of $-L/\tau$ and a row of $-D$. All three share one barrier, so the producer announces the bytes of
-# all three with a single arrival. The method `start` reads $-L/\tau$ or $-D$. In Sᵀ, the queries are columns, and each
-# thread reads the values for its own queries. The line with `reinterpret` moves no data. It only views the bytes of the
-# stage as two rows of B_r fp32 values, of which `index(which)` picks one:
+# `Rows` is a ring with two stages. Three copies fill a stage: one brings Q, one brings dO, and one brings `acc_init`,
+# the initial values of the accumulators, which are a row of $-L/\tau$ and a row of $-D$. All three share one barrier,
+# so the producer announces the bytes of all three with a single arrival. The method `load_acc_init` reads $-L/\tau$ or
+# $-D$. In Sᵀ, the queries are columns, and each thread reads the values for its own queries. The line with
+# `reinterpret` moves no data. It only views the bytes of the stage as two rows of B_r fp32 values, of which
+# `index(which)` picks one:
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/backward/rows.py", "Rows.start")
+read("hopper/backward/rows.py", "Rows.load_acc_init")
 
 # %% [markdown]
 # The producer is a single warp, which announces column blocks and starts copies. For each query head of the group, it
@@ -323,11 +324,11 @@ read("hopper/backward/rows.py", "Rows.start")
 # | `r`, `n` | the number of the column block, and of the row block, counted over all work of this program, as in chapter 12b |
 # | `steps` | the number of row blocks that see this column block |
 # | `seen` | from the function `interval`: the first row that sees each key, and `CUT`, which is true if there is any mask at all |
-# | `take` | waits for K and V, and returns V |
-# | `held` | from `hold`: at d = 128 without a mask, half of V in registers, 16 per thread, and otherwise V as it is |
+# | `load_kv` | waits for K and V, and returns V |
+# | `v_regs` | from `load_v`: at d = 128 without a mask, half of V in registers, 16 per thread, and otherwise V as it is |
 # | `COLS` | 64, the number of keys per consumer |
 # | `accumulator(d)` | the layout in which the tensor cores leave a result with d columns (chapter 12a) |
-# | `sums` | the descriptor of the fp32 dQ buffer |
+# | `dq_accum` | the descriptor of the fp32 dQ buffer |
 # | `dq_semaphore` | the *turns* of part 5; without turns, its `wait_for_room` does nothing, so skip these two lines |
 #
 # The listing leaves out the lines for `dk_late`, an option that moves matmul 4 into the next step. The option is off,
@@ -344,8 +345,8 @@ read(KERNEL, "consumer", begin="seen = interval", end="finish(c", off=LATE)
 # multiplies dK by $\tau$, which the NumPy version did in each step, and writes dK and dV with TMA copies from the
 # buffer that held dQ.
 #
-# V is the same for all row blocks. This is why `hold` can keep half of it in registers for a whole column block. Matmul
-# 3 then takes that half of its left operand from registers instead of shared memory.
+# V is the same for all row blocks. This is why `load_v` can keep half of it in registers for a whole column block.
+# Matmul 3 then takes that half of its left operand from registers instead of shared memory.
 #
 # ## The step
 #
@@ -358,10 +359,10 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # %% [markdown]
 # | line | what runs meanwhile | what it waits for |
 # | --- | --- | --- |
-# | `rows.wait` | – | the producer, for Q, dO and the starts |
+# | `rows.wait` | – | the producer, for Q, dO and the initial values |
 # | `start_dq`, which begins with a wait at `ds_filled` | S | the other consumer, for its dS from the previous step |
 # | first `wait(1)` | dQ | S |
-# | `exp2`, where `scale` is $\tau \log_2 e$ | dQ in the source; for the machine code see below | – |
+# | `exp2`, where `scale_log2` is $\tau \log_2 e$ | dQ in the source; for the machine code see below | – |
 # | second `wait` | dV, unless it starts late | dQ |
 # | `add_dq` | dV, unless it starts late | TMA, until the buffer is free |
 #
@@ -372,7 +373,7 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # needs no more registers than dP and is handed over before dP begins. Each compiled kernel is for one d, either with or
 # without a mask, and each of these cases has its own order:
 #
-# | case | dK, dV, P and dP | half of V (`hold`) | 16-bit P, if early | sum, if early | the kernel starts dV |
+# | case | dK, dV, P and dP | half of V (`load_v`) | 16-bit P, if early | sum, if early | the kernel starts dV |
 # | --- | ---: | ---: | ---: | ---: | --- |
 # | d = 64, with or without a mask | 192 | – | 32 | 224 | late, after dS |
 # | d = 128, no mask | 192 | 16 | 16 | 224 | late, after dS |
@@ -439,7 +440,7 @@ read(KERNEL, "exchange")
 # ## Handing over dQ
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/backward/sums.py", "add_lines")
+read("hopper/backward/accumulators.py", "add_lines")
 
 # %% [markdown]
 # These lines are the whole handover. `x` is the consumer's half of dQ, whose 64 × 64 values are viewed as 128 lines of
@@ -603,13 +604,13 @@ read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
 # | line | what it does |
 # | --- | --- |
 # | `wait(handed.index(2 * c), …)` | waits until consumer c has stored its part in shared memory; each consumer has two barriers, and this is its first |
-# | `number`, `turn` | from the row block's entry in `rows`: which part of dQ this is, and how many column blocks add to it earlier |
-# | `self.wait(number, turn)` | reads the counter `number` again and again, until `turn` contributions have been added |
+# | `sem_index`, `turn` | from the row block's entry in `rows`: which part of dQ this is, and how many column blocks add to it earlier |
+# | `self.wait(sem_index, turn)` | reads the counter `sem_index` again and again, until `turn` contributions have been added |
 # | `async_atomic_add` | starts the addition |
 # | `store_wait(0)` | waits until TMA has *read* the part |
 # | `arrive(handed.index(2 * c + 1), …)` | tells the consumer, at its second barrier, that it may overwrite the part; the consumer waits for this one step later, in `wait_for_room` |
 # | `IN_MEMORY`, in `pass_on` | a line of PTX that waits longer, until the sum has *arrived* in memory |
-# | `atomic_add(counters + number, 1, …)` | passes the turn on |
+# | `atomic_add(counters + sem_index, 1, …)` | passes the turn on |
 #
 # The two calls of `all_threads()` are needed because one of the warp's threads starts the addition and waits for it,
 # while another one arrives or increments the counter. All threads of the warp meet there, so the second one cannot run

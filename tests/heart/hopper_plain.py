@@ -13,8 +13,8 @@ import torch
 from hopper_language import LANGUAGE, Pointer, Tile, Whole, fields, made, maker, multiply, plain, wait, zero_oob_rows
 
 from fa2_lab.kernels.common import tile
+from fa2_lab.kernels.hopper.backward import accumulators, launch, products, rows
 from fa2_lab.kernels.hopper.backward import kernel as backward
-from fa2_lab.kernels.hopper.backward import launch, products, rows, sums
 from fa2_lab.kernels.hopper.backward import semaphore as in_order
 from fa2_lab.kernels.hopper.forward import kernel as forward
 from fa2_lab.kernels.hopper.forward import softmax
@@ -114,8 +114,8 @@ class CopyEngine:
         assert self.waited
         stage.append(X.fetch(at))
 
-    def async_atomic_add(self, sums, at, place):
-        add_tile(place.parts.pop(0), sums, at[0], place)
+    def async_atomic_add(self, accum, at, smem):
+        add_tile(smem.parts.pop(0), accum, at[0], smem)
         self.reading = True
 
 
@@ -233,11 +233,11 @@ class Handed:
         assert n == len(self.parts)
         self.room = True
 
-    def hand_over(self, c, dq, place):
+    def hand_over(self, c, dq, smem):
         assert self.room
         self.room = False
-        plain(in_order.Semaphore)["hand_over"](SimpleNamespace(handed=Held()), c, dq, place)
-        self.parts.append(place.held)
+        plain(in_order.Semaphore)["hand_over"](SimpleNamespace(handed=Held()), c, dq, smem)
+        self.parts.append(smem.held)
 
     def wait(self, number, turn):
         assert self.room and self.added[number] == turn
@@ -329,14 +329,15 @@ def in_turn(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, l2_group=1
     T_r, T_c = blocks_of(N_q, place, B_r), blocks_of(N_k, place, 128)
     Q = SimpleNamespace(shape=(0, N_q, 2 * group) if starts else Q, block_shape=[1] * (5 if starts else 4))
     for number in range(T_c * batch * 2 * parts):
-        added, mailbox, nothing = [], Mailbox(rows.NEXT_IN_TURN.value), SimpleNamespace(fill=lambda *_: None)
+        added, nothing = [], SimpleNamespace(fill=lambda *_: None)
+        mailbox = Mailbox(rows.ORDERED_COLUMN_BLOCK_FIELDS.value)
         semaphore, sizes = SimpleNamespace(USED=True), SimpleNamespace(last_first=False)
         pipes = SimpleNamespace(mailbox=mailbox, k=nothing, v=nothing, dq_semaphore=semaphore, sizes=sizes)
         pipes.rows = SimpleNamespace(fill=lambda *shown, added=added: added.append(shown[-2:]))
         blocks = scheduler(T_c, batch * 2 * parts, l2_group * parts, only=number)
         backward.producer(Q, None, None, None, None, pipes, blocks, place, T_r, parts)
         if parts > 1 and added:
-            added.append((mailbox.read(0, "place"), mailbox.read(0, "turn")))
+            added.append((mailbox.read(0, "sem_index"), mailbox.read(0, "turn")))
         yield added
 
 
@@ -368,12 +369,13 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
     Q, dO = Described(Q, B_r, sizes.d_pad), Described(dO, B_r, sizes.d_pad)
     K, V, dK_told, dV_told = (Described(X, n, sizes.d_pad) for X, n in ((K, 128), (V, 128), (dK, 64), (dV, 64)))
 
-    pipes = SimpleNamespace(k=Ring(), v=Ring(), sizes=sizes, mailbox=Mailbox(rows.NEXT_IN_TURN.value), ds_filled=None)
+    mailbox = Mailbox(rows.ORDERED_COLUMN_BLOCK_FIELDS.value)
+    pipes = SimpleNamespace(k=Ring(), v=Ring(), sizes=sizes, mailbox=mailbox, ds_filled=None)
     pipes.dq, pipes.shown = Held(), {}
-    stages = {name: Stages() for name in ("q", "do", "starts", "filled", "emptied")}
-    pipes.rows = made(rows.Rows, dict(stages, shown=Shown(rows.SHOWN_IN_TURN.value, pipes.k), B_r=B_r))
+    stages = {name: Stages() for name in ("q", "do", "acc_init", "filled", "emptied")}
+    pipes.rows = made(rows.Rows, dict(stages, fields=Shown(rows.ORDERED_ROW_BLOCK_FIELDS.value, pipes.k), B_r=B_r))
     pipes.rows.tiles = lambda n: (stages["q"].kept[n][0], stages["do"].kept[n][0])
-    pipes.rows.start = lambda n, which: stages["starts"].kept[n][0][None, which]
+    pipes.rows.load_acc_init = lambda n, which: stages["acc_init"].kept[n][0][None, which]
     pipes.rows.wait = lambda n: None
     if parts > 1:
         dK_told, dV_told = (SimpleNamespace(dtype=None, numbers=x) for x in all_sums[1:])
@@ -382,7 +384,7 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
     starting = SimpleNamespace(block_type=Described.block_type, fetch=lambda at, x=starting: x[at[0]])
     COPY_ENGINE.waited = False
     backward.producer(Q, K, V, dO, starting, pipes, blocks, place, T_r, Whole(parts))
-    for pipes.fast_launch in (False, True):
+    for pipes.shown_all in (False, True):
         for x in (dK, dV):
             x.fill(np.nan)
         for x in all_sums:
@@ -391,20 +393,20 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
             pipes.k.next = pipes.v.next = 0
             row_blocks = Released()
             pipes.rows.release = row_blocks.release
-            dQ_sums = SimpleNamespace(numbers=all_sums[0])
+            dq_accum = SimpleNamespace(numbers=all_sums[0])
             pipes.dq_semaphore = Handed(2 * sizes.W) if turns else at_any_time
-            backward.consumer(c, dK_told, dV_told, dQ_sums, pipes, place, d**-0.5 / np.log(2))
-            assert not COPY_ENGINE.reading and row_blocks.next == len(pipes.rows.shown.sent)
+            backward.consumer(c, dK_told, dV_told, dq_accum, pipes, place, d**-0.5 / np.log(2))
+            assert not COPY_ENGINE.reading and row_blocks.next == len(pipes.rows.fields.sent)
             assert pipes.k.next == len(pipes.k.filled) == pipes.v.next
             pipes.mailbox.was_read()
             if turns:
-                pipes.dq_semaphore.written(c, dQ_sums, pipes)
+                pipes.dq_semaphore.written(c, dq_accum, pipes)
     return dK, dV, all_sums
 
 
 def start_dq(c, n, pipes):
     """The product of what both have shown."""
-    if not pipes.fast_launch:
+    if not pipes.shown_all:
         return 0
     pipes.ds = SimpleNamespace(index=lambda _: np.concatenate([pipes.shown[n, 0], pipes.shown[n, 1]]).view(Tile))
     return products.start_dq(c, n, pipes)
@@ -414,12 +416,12 @@ def exchange(c, n, ds, pipes):
     pipes.shown[n, c] = ds
 
 
-def add_tile(x, described, at, place):
+def add_tile(x, described, at, smem):
     """Added as the copy engine does it, from line `at` of 32 numbers on."""
     if np.ndim(x):
-        held = sums.as_held.fn(torch.from_numpy(np.array(x))).numpy().reshape(-1)
+        held = accumulators.to_fragment_order.fn(torch.from_numpy(np.array(x))).numpy().reshape(-1)
         described.numbers[32 * at : 32 * at + held.size] += held
 
 
 STAND_INS[backward] = dict(exchange=exchange, start_dq=start_dq, add_tile=add_tile)
-STAND_INS[in_order] = dict(as_held=lambda x: x)
+STAND_INS[in_order] = dict(to_fragment_order=lambda x: x)

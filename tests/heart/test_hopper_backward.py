@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from fa2_lab import attention
 from fa2_lab.kernels import dispatch
-from fa2_lab.kernels.hopper.backward import launch, sizes, sums
+from fa2_lab.kernels.hopper.backward import accumulators, launch, sizes
 from fa2_lab.kernels.hopper.forward import launch as forward
 from fa2_lab.kernels.prepared import Options, Tensors
 
@@ -43,15 +43,15 @@ def test_fits_and_spills_next_to_nothing(rows, jobs):
 
 @pytest.mark.parametrize("W", (64, 128))
 def test_sums_are_put_in_order(W, monkeypatch):
-    """as_held is what each thread holds, four numbers together, and in_order its inverse: both run here by torch."""
-    monkeypatch.setattr(sums, "tl", SimpleNamespace(reshape=torch.reshape, permute=torch.permute))
+    """to_fragment_order: each thread's elements, four together; to_row_major is its inverse. Torch runs both."""
+    monkeypatch.setattr(accumulators, "tl", SimpleNamespace(reshape=torch.reshape, permute=torch.permute))
     x = torch.arange(64 * W).reshape(64, W)
-    held = sums.as_held.fn(x)
+    held = accumulators.to_fragment_order.fn(x)
     for warp, lane, group in product(range(4), range(32), range(W // 8)):
         row, col = 16 * warp + lane // 4, 8 * group + 2 * (lane % 4)
         mine = held.reshape(W // 8, 128, 4)[group, 32 * warp + lane]
         assert mine.tolist() == [x[row, col], x[row, col + 1], x[row + 8, col], x[row + 8, col + 1]]
-    assert torch.equal(sums.in_order.fn(held.flatten(), W), x)
+    assert torch.equal(accumulators.to_row_major.fn(held.flatten(), W), x)
 
 
 TAKEN = [{}, dict(d=80), dict(d=96), dict(d=128), dict(scale=2.0**-60), dict(dO_strides=(0, 3200, 64, 1))]
@@ -85,7 +85,7 @@ def test_parts():
 
 def test_in_turn_fewer_heads_of_large_groups_run_at_a_time():
     """As many as 8 MiB hold, with Q and dO of all their query heads."""
-    assert [sizes.l2_group_in_turn(2048, 128, group) for group in (1, 4, 8, 64)] == [8, 2, 1, 1]
+    assert [sizes.deterministic_l2_group(2048, 128, group) for group in (1, 4, 8, 64)] == [8, 2, 1, 1]
 
 
 # Right on a GPU -----------------------------------------------------------------------------------------------

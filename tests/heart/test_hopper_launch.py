@@ -97,7 +97,7 @@ def test_the_forward_s_windows_have_sizes_of_their_own(options, monkeypatch):
     assert (told[1]["CAUSAL"], told[1]["left"], told[1]["right"]) == (options.causal, options.left, options.right)
     assert told[1]["l2_group"] == told[1]["heads"] > 1, "as under the causal mask"
     Q, K = tensors(1, 2, 1, 500, 640, 128)
-    assert not backward.choose(Tensors(Q, K, K), options, False)[0].hold_v
+    assert not backward.choose(Tensors(Q, K, K), options, False)[0].v_in_registers
     Q, K = tensors(1, 2, 1, 500, 600, 64, packed=True)
     packed = Tensors(Q, K, K, **others(1, False, 2))
     assert forward.prepare(packed, options) is None and backward.prepare(Q, Q, packed, options) is None
@@ -149,10 +149,10 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     assert asked == [(column_blocks, group * ceil(N_q / many / chosen.B_r), SMs, causal, group, chosen.d_pad)]
     assert programs == min(SMs, column_blocks * parts) and counter == ("its own" if causal else "counter")
     assert (args["RAGGED"], args["CAUSAL"], args["group"], args["parts"]) == (ragged, causal, group, parts)
-    assert 2 ** args["scale"] == pytest.approx(exp(0.1))
+    assert 2 ** args["scale_log2"] == pytest.approx(exp(0.1))
     assert {x.block_shape[-1] for x in made[:4]} == {chosen.d_pad}
     if deterministic:
-        l2_group = parts * backward_sizes.l2_group_in_turn(ceil(N_q / many), d, group)
+        l2_group = parts * backward_sizes.deterministic_l2_group(ceil(N_q / many), d, group)
     else:
         blocks = ceil(column_blocks / (batch * H_kv * many))
         bytes_each = ceil(N_q / (many * parts)) * group * 4 * (d + chosen.d_pad)
@@ -301,7 +301,7 @@ def test_expanded_heads_are_taken_and_their_gradients_lie_apart(packed, monkeypa
 
 
 def test_the_order_of_a_step_is_what_is_fastest_where():
-    """dv_late, dk_late, hold_v, last_first and low_reg_schedule, of d, N_q, causal, ragged and deterministic."""
+    """dv_late, dk_late, v_in_registers, last_first, low_reg_schedule, of d, N_q, causal, ragged and deterministic."""
     for kind, want in {
         (64, 512, False, True, False): (True, False, False, True, USE_LOW_REG),
         (64, 512, True, False, False): (True, not USE_LOW_REG, False, True, USE_LOW_REG),
@@ -310,7 +310,7 @@ def test_the_order_of_a_step_is_what_is_fastest_where():
         (128, 2048, False, True, False): 5 * (False,),
     }.items():
         x = backward_sizes.choose(*kind)
-        assert (x.dv_late, x.dk_late, x.hold_v, x.last_first, x.low_reg_schedule) == want, kind
+        assert (x.dv_late, x.dk_late, x.v_in_registers, x.last_first, x.low_reg_schedule) == want, kind
 
 
 def test_each_stream_counts_for_itself_and_a_graph_has_a_counter_of_its_own(monkeypatch):

@@ -49,7 +49,7 @@ def ends(lengths) -> list[int]:
 def one_after_the_other(monkeypatch):
     """Triton's interpreter knows no early start; there each kernel ends before the next one begins."""
     for name in ("gdc_wait", "gdc_launch_dependents") if interpreter.is_enabled() else ():
-        monkeypatch.setattr(f"fa2_lab.kernels.hopper.backward.sums.{name}", lambda: None)
+        monkeypatch.setattr(f"fa2_lab.kernels.hopper.backward.accumulators.{name}", lambda: None)
 
 
 def found_by_python(Q, K, V, dO, dL, starts, causal, d, B_c, consumers, parts):
@@ -130,7 +130,7 @@ def test_what_is_put_in_order_ends_with_its_sequence(monkeypatch):
     after.grid = (2, 1, 1)  # the parts of two consumers
     sums, dQ, cu = (x.to(DEVICE) for x in (torch.full(backward.shapes(q, q, chosen, 2)[1], NAN), dQ, cu))
     if interpreter.is_enabled():  # there the sums are there once the kernel has waited for them
-        monkeypatch.setattr("fa2_lab.kernels.hopper.backward.sums.gdc_wait", sums.zero_)
+        monkeypatch.setattr("fa2_lab.kernels.hopper.backward.accumulators.gdc_wait", sums.zero_)
     else:
         sums.zero_()
     after(sums, dQ, None, None, cu, cu)

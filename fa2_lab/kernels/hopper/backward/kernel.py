@@ -18,20 +18,20 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fa2_lab.kernels.common.constants import LN2
 from fa2_lab.kernels.common.tile import block_count
-from fa2_lab.kernels.hopper.backward.products import HELD, start_dk, start_dp, start_dq, start_dv, start_scores
+from fa2_lab.kernels.hopper.backward.accumulators import add_tile
+from fa2_lab.kernels.hopper.backward.products import V_REG_COLS, start_dk, start_dp, start_dq, start_dv, start_scores
 from fa2_lab.kernels.hopper.backward.rows import (
     COLS,
+    COLUMN_BLOCK_FIELDS,
     CONSUMERS,
-    NEXT,
-    NEXT_IN_TURN,
-    SHOWN,
-    SHOWN_IN_TURN,
+    ORDERED_COLUMN_BLOCK_FIELDS,
+    ORDERED_ROW_BLOCK_FIELDS,
+    ROW_BLOCK_FIELDS,
     Rows,
     interval,
     new_rows,
 )
 from fa2_lab.kernels.hopper.backward.semaphore import Semaphore, new_semaphore
-from fa2_lab.kernels.hopper.backward.sums import add_tile
 from fa2_lab.kernels.hopper.shared.descriptors import shape_of, tile_at
 from fa2_lab.kernels.hopper.shared.geometry import Geometry, Scheduler
 from fa2_lab.kernels.hopper.shared.mailbox import Mailbox, new_mailbox
@@ -66,7 +66,7 @@ class BackwardPipes:
 
 
 @gluon.jit
-def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
+def producer(Q, K, V, dO, acc_init, pipes, scheduler, geometry, T_r, parts):
     """Run as the producer warp: send every column block to the consumers, and start each copy once its stage is empty.
 
     If each K/V head is divided into parts, the scheduler treats every part as a head with the same number of column
@@ -96,8 +96,9 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
             full, seen_from = sequence.unmasked_from(col, length), sequence.seen_from(col)
             column = bh * scheduler.blocks + block
             before_it = gl.minimum(part, begin)  # nonempty parts that add to the same dK and dV earlier
-            place = row_blocks + column  # its counter, after those of all row blocks
-            pipes.mailbox.send(r, (end - begin, k_batch, head, col, full, seen_from, length, column, before_it, place))
+            sem_index = row_blocks + column  # its counter, after those of all row blocks
+            message = end - begin, k_batch, head, col, full, seen_from, length, column, before_it, sem_index
+            pipes.mailbox.send(r, message)
             keys = gl.where(sequence.N_q > 0, sequence.N_k, 0)  # 0 without rows, so that tiles become zeros
             pipes.k.fill(r, K, k_batch, head, col, keys)  # FA2.A2.L6
             pipes.v.fill(r, V, k_batch, head, col, keys)  # FA2.A2.L6
@@ -105,9 +106,9 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
             for m in range(begin, end):
                 q_head = head * geometry.group + m // seen
                 i = first + (seen - 1 - m % seen if pipes.sizes.last_first else m % seen)
-                number = (batch * geometry.H + q_head) * T_r + before + i
+                row_id = (batch * geometry.H + q_head) * T_r + before + i
                 turn = sequence.last_column_block(i, length) - j
-                pipes.rows.fill(n, r & 1, Q, dO, starts, q_batch, q_head, i, sequence.N_q, number, turn)  # FA2.A2.L9
+                pipes.rows.fill(n, r & 1, Q, dO, acc_init, q_batch, q_head, i, sequence.N_q, row_id, turn)  # FA2.A2.L9
                 n += 1
             r += 1
         t = scheduler.next()  # not sooner
@@ -119,7 +120,7 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
 
 
 @gluon.jit
-def consumer(c: gl.constexpr, dK, dV, sums, pipes, geometry, scale):
+def consumer(c: gl.constexpr, dK, dV, dq_accum, pipes, geometry, scale_log2):
     """Run as consumer warpgroup c: compute dK and dV for its 64 columns of every column block that is fetched."""
     d: gl.constexpr = pipes.sizes.d_pad
     n = 0  # row blocks so far, as the producer counts them
@@ -127,13 +128,13 @@ def consumer(c: gl.constexpr, dK, dV, sums, pipes, geometry, scale):
     steps = receive(r, pipes.mailbox)
     while steps > 0:
         seen = interval(c, r, pipes.mailbox, geometry)
-        v = take(c, r, pipes, geometry)
-        held = hold(v, pipes)
+        v = load_kv(c, r, pipes, geometry)
+        v_regs = load_v(v, pipes)
         dk = gl.zeros([COLS, d], gl.float32, accumulator(d))  # FA2.A2.L7
         dv = gl.zeros([COLS, d], gl.float32, accumulator(d))  # FA2.A2.L7
-        dk, dv, ds = step(c, n, dk, dv, v, held, seen, sums, pipes, scale, ds=None)
+        dk, dv, ds = step(c, n, dk, dv, v, v_regs, seen, dq_accum, pipes, scale_log2, ds=None)
         for m in range(n + 1, n + steps):  # FA2.A2.L8
-            dk, dv, ds = step(c, m, dk, dv, v, held, seen, sums, pipes, scale, ds)
+            dk, dv, ds = step(c, m, dk, dv, v, v_regs, seen, dq_accum, pipes, scale_log2, ds)
         n += steps
         pipes.v.release(r)
         if pipes.sizes.dk_late:
@@ -141,9 +142,9 @@ def consumer(c: gl.constexpr, dK, dV, sums, pipes, geometry, scale):
         dq = warpgroup_mma_wait(0, deps=[start_dq(c, n - 1, pipes)])
         pipes.k.release(r)
         pipes.dq_semaphore.wait_for_room(c, n - 1)
-        add_dq(c, n - 1, dq, sums, pipes)
+        add_dq(c, n - 1, dq, dq_accum, pipes)
         pipes.dq_semaphore.wait_for_room(c, n)
-        finish(c, r, dk, dv, dK, dV, pipes, scale)
+        finish(c, r, dk, dv, dK, dV, pipes, scale_log2)
         r += 1
         steps = receive(r, pipes.mailbox)
     tma.store_wait(0)  # shared memory must outlive the last copy
@@ -160,7 +161,7 @@ def receive(r, mailbox):
 
 
 @gluon.jit
-def take(c: gl.constexpr, r, pipes, geometry):
+def load_kv(c: gl.constexpr, r, pipes, geometry):
     """Wait for K and V of the r-th column block, and return consumer c's rows of V as (64, d).
 
     If the call has key_lengths or a window with a left bound, first set the rows of K and V that no query sees to zero.
@@ -181,24 +182,24 @@ def take(c: gl.constexpr, r, pipes, geometry):
 
 
 @gluon.jit
-def hold(v, pipes):
-    """Load the first HELD columns of v (64, d) into registers, and return them, if hold_v is set.
+def load_v(v, pipes):
+    """Load the first V_REG_COLS columns of v (64, d) into registers, and return them, if v_in_registers is set.
 
     Otherwise, return v, which is in shared memory.
     """
-    if pipes.sizes.hold_v:
-        v = v.slice(0, HELD, 1).load(gl.DotOperandLayout(0, accumulator(pipes.sizes.B_r), 2))
+    if pipes.sizes.v_in_registers:
+        v = v.slice(0, V_REG_COLS, 1).load(gl.DotOperandLayout(0, accumulator(pipes.sizes.B_r), 2))
     return v
 
 
 @gluon.jit
-def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
+def step(c: gl.constexpr, n, dk, dv, v, v_regs, seen, dq_accum, pipes, scale_log2, ds):
     """Add the contribution of row block n to dk and dv (64, d), and compute dQ of the previous row block.
 
     Return dk, dv and dS of row block n. The argument ds is dS of the previous row block, or None in the first step. v
-    is the consumer's part of V in shared memory, `held` is the result of hold(), and `seen` is the result of
-    interval(). P is 2 to the power of `scale` times the scores. If dk_late is set, the matmul for dK also runs one step
-    later, together with the next row block.
+    is the consumer's part of V in shared memory, `v_regs` is the result of load_v(), and `seen` is the result of
+    interval(). P is 2 to the power of `scale_log2` times the scores. If dk_late is set, the matmul for dK also runs one
+    step later, together with the next row block.
     """
     FIRST: gl.constexpr = ds is None
     pipes.rows.wait(n)
@@ -214,7 +215,7 @@ def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
         s = warpgroup_mma_wait(1, deps=[s])
         if pipes.sizes.dk_late:
             dk = finish_dk(n - 1, dk, ds, pipes, others=1)
-    p = gl.exp2(s * scale)  # (64, B_r)  FA2.A2.L11
+    p = gl.exp2(s * scale_log2)  # (64, B_r)  FA2.A2.L11
     if not pipes.sizes.dv_late:
         dv, p_half = start_dv(dv, p, do)
     if not FIRST:
@@ -222,8 +223,8 @@ def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
             dq, p = warpgroup_mma_wait(0, deps=[dq, p])
         else:
             dq = warpgroup_mma_wait(0 if pipes.sizes.dv_late else 1, deps=[dq])  # dV's matmul, the last one, may run on
-        add_dq(c, n - 1, dq, sums, pipes)
-    dp = start_dp(n, v, held, do, pipes)
+        add_dq(c, n - 1, dq, dq_accum, pipes)
+    dp = start_dp(n, v, v_regs, do, pipes)
     dp = warpgroup_mma_wait(0, deps=[dp])
     ds = (p * dp).to(q.dtype)  # (64, B_r)  FA2.A2.L14
     exchange(c, n, ds, pipes)
@@ -244,8 +245,8 @@ def exchange(c: gl.constexpr, n, ds, pipes):
     """Store this consumer's dS of the n-th row block in shared memory.
 
     Both consumers read it in the next step, so two buffers are enough. The fence serves two purposes: it makes the
-    stored dS visible to the tensor cores, and it orders the reads in rows.start() before the TMA copy that overwrites
-    the released rows.
+    stored dS visible to the tensor cores, and it orders the reads in rows.load_acc_init() before the TMA copy that
+    overwrites the released rows.
     """
     pipes.ds.index(n & 1).slice(c * COLS, COLS, 0).store(ds)
     fence_async_shared()
@@ -261,37 +262,37 @@ def finish_dk(n, dk, ds, pipes, others: gl.constexpr):
 
 
 @gluon.jit
-def add_dq(c: gl.constexpr, n, dq, sums, pipes):
+def add_dq(c: gl.constexpr, n, dq, dq_accum, pipes):
     """Add this consumer's partial dQ for the n-th row block to the accumulated dQ in HBM, with TMA."""
-    place = pipes.dq.index(c)
+    smem = pipes.dq.index(c)
     if pipes.dq_semaphore.USED:
-        pipes.dq_semaphore.hand_over(c, dq, place)
+        pipes.dq_semaphore.hand_over(c, dq, smem)
     else:
-        add_tile(dq, sums, (pipes.rows.number(n) * CONSUMERS + c) * (2 * pipes.sizes.W), place)  # FA2.A2.L15
+        add_tile(dq, dq_accum, (pipes.rows.block_id(n) * CONSUMERS + c) * (2 * pipes.sizes.W), smem)  # FA2.A2.L15
 
 
 @gluon.jit
-def finish(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale):
+def finish(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale_log2):
     """Write dK and dV of the r-th column block to HBM.
 
     If several programs share the column block, add them to the accumulators in HBM instead.
     """
     batch, head, col = pipes.mailbox.read(r, "batch"), pipes.mailbox.read(r, "head"), pipes.mailbox.read(r, "col")
     if dK.dtype == gl.float32:
-        at = (pipes.mailbox.read(r, "number") * CONSUMERS + c) * (2 * pipes.sizes.d_pad)
+        at = (pipes.mailbox.read(r, "block_id") * CONSUMERS + c) * (2 * pipes.sizes.d_pad)
         if pipes.dq_semaphore.USED:
-            place = pipes.mailbox.read(r, "place") * CONSUMERS + c
-            pipes.dq_semaphore.wait(place, pipes.mailbox.read(r, "turn"))
+            sem_index = pipes.mailbox.read(r, "sem_index") * CONSUMERS + c
+            pipes.dq_semaphore.wait(sem_index, pipes.mailbox.read(r, "turn"))
         pipes.mailbox.release(r)
         add_tile(dv, dV, at, pipes.dq.index(c))  # FA2.A2.L18
         add_tile(dk, dK, at, pipes.dq.index(c))  # FA2.A2.L18
         if pipes.dq_semaphore.USED:
-            pipes.dq_semaphore.pass_on(place)
+            pipes.dq_semaphore.pass_on(sem_index)
     else:
         N_k = pipes.mailbox.read(r, "length")  # of a packed sequence; otherwise, the value is not used
         pipes.mailbox.release(r)
         store(c, dv, dV, batch, head, col, N_k, pipes)  # FA2.A2.L18
-        store(c, dk * (scale * LN2), dK, batch, head, col, N_k, pipes)  # FA2.A2.L18
+        store(c, dk * (scale_log2 * LN2), dK, batch, head, col, N_k, pipes)  # FA2.A2.L18
 
 
 @gluon.jit
@@ -312,7 +313,7 @@ def store(c: gl.constexpr, x, X, batch, head, col, N_k, pipes):
 
 
 @gluon.jit
-def writer(c: gl.constexpr, sums, pipes):
+def writer(c: gl.constexpr, dq_accum, pipes):
     """Run as consumer c's writer warp: add the consumer's partial dQ to dQ in HBM with TMA, in the fixed order."""
     n = 0
     r = 0
@@ -320,7 +321,7 @@ def writer(c: gl.constexpr, sums, pipes):
     while steps > 0:
         pipes.mailbox.release(r)
         for m in range(n, n + steps):
-            pipes.dq_semaphore.add(c, m, pipes.rows, sums, pipes.dq.index(c))
+            pipes.dq_semaphore.add(c, m, pipes.rows, dq_accum, pipes.dq.index(c))
         n += steps
         r += 1
         steps = receive(r, pipes.mailbox)
@@ -330,17 +331,17 @@ def writer(c: gl.constexpr, sums, pipes):
 
 
 @gluon.jit(do_not_specialize=["key_lengths", "cu_seqlens_q", "cu_seqlens_k", "sequences", "group", "T_r", "heads",
-                              "parts", "l2_group", "left", "right", "scale"])  # fmt: skip
-def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, dq_semaphore, cu_seqlens_q, cu_seqlens_k,
-                    sequences, group, T_r, heads, parts, l2_group, left, right, scale, CAUSAL: gl.constexpr,
-                    RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
+                              "parts", "l2_group", "left", "right", "scale_log2"])  # fmt: skip
+def backward_kernel(Q, K, V, dO, acc_init, dq_accum, dK, dV, counter, key_lengths, dq_semaphore, cu_seqlens_q,
+                    cu_seqlens_k, sequences, group, T_r, heads, parts, l2_group, left, right, scale_log2,
+                    CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
     """Compute dK and dV, and accumulate dQ in HBM.
 
     Q, K, V and dO are tensor descriptors of (batch, heads, N, d). dK and dV are descriptors of the same kind, or of
-    fp32 accumulators if several programs share a column block. sums.py describes `starts` and `sums`. `dq_semaphore`
-    points to the counters of semaphore.py. If it is None, dQ is accumulated in any order. `counter` points to the
-    counters of the tile scheduler. Each column block is divided into `parts` parts. SIZES are the BackwardSizes of the
-    launch, and RAGGED means that a column block may reach past the last key.
+    fp32 accumulators if several programs share a column block. accumulators.py describes `acc_init` and `dq_accum`.
+    `dq_semaphore` points to the counters of semaphore.py. If it is None, dQ is accumulated in any order. `counter`
+    points to the counters of the tile scheduler. Each column block is divided into `parts` parts. SIZES are the
+    BackwardSizes of the launch, and RAGGED means that a column block may reach past the last key.
 
     left and right are the bounds of a window, or None. CAUSAL means that right is 0. If `sequences` is not None, it is
     the number of packed sequences, and cu_seqlens_q and cu_seqlens_k are the cumulative sequence lengths. Whole numbers
@@ -356,31 +357,32 @@ def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, dq_
         N_q, N_k, heads_q, group, key_lengths, RAGGED, BOUNDED, right, left, SIZES.B_r, COLUMNS, cu_seqlens_q,
         cu_seqlens_k, sequences
     )  # fmt: skip
-    IN_TURN: gl.constexpr = dq_semaphore is not None
-    scheduler = Scheduler(counter, block_count(N_k, sequences, COLUMNS), heads, l2_group, IN_TURN)
+    DETERMINISTIC: gl.constexpr = dq_semaphore is not None
+    scheduler = Scheduler(counter, block_count(N_k, sequences, COLUMNS), heads, l2_group, DETERMINISTIC)
     semaphore = new_semaphore(dq_semaphore)
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([COLUMNS, SIZES.B_r], Q.dtype)
     ds = gl.allocate_shared_memory(Q.dtype, [2, COLUMNS, SIZES.B_r], DS)
-    part: gl.constexpr = [CONSUMERS, sums.block_shape[0], sums.block_shape[1]]
-    dq = gl.allocate_shared_memory(gl.float32, part, sums.layout)
+    part: gl.constexpr = [CONSUMERS, dq_accum.block_shape[0], dq_accum.block_shape[1]]
+    dq = gl.allocate_shared_memory(gl.float32, part, dq_accum.layout)
     k, v = new_ring(K, 2, CONSUMERS), new_ring(V, 1, CONSUMERS)
     ds_filled = barriers(1, CONSUMERS).index(0)
-    rows = new_rows(Q, dO, starts, SHOWN_IN_TURN if IN_TURN else SHOWN)
-    READERS: gl.constexpr = 2 * CONSUMERS if IN_TURN else CONSUMERS
-    mailbox = new_mailbox(NEXT_IN_TURN if IN_TURN and dK.dtype == gl.float32 else NEXT, READERS)
+    rows = new_rows(Q, dO, acc_init, ORDERED_ROW_BLOCK_FIELDS if DETERMINISTIC else ROW_BLOCK_FIELDS)
+    READERS: gl.constexpr = 2 * CONSUMERS if DETERMINISTIC else CONSUMERS
+    DK_IN_ORDER: gl.constexpr = DETERMINISTIC and dK.dtype == gl.float32
+    mailbox = new_mailbox(ORDERED_COLUMN_BLOCK_FIELDS if DK_IN_ORDER else COLUMN_BLOCK_FIELDS, READERS)
     pipes = BackwardPipes(k, v, rows, ds, ds_filled, dq, mailbox, semaphore, SIZES)
     fence_async_shared()  # TMA must see the barriers
     gdc_launch_dependents()  # the next kernel may start on SMs that are idle; it waits by itself
     # A thread of a consumer has 240 registers, any other 24.
-    copies = Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts
-    if IN_TURN:
+    copies = Q, K, V, dO, acc_init, pipes, scheduler, geometry, T_r, parts
+    if DETERMINISTIC:
         gl.warp_specialize(
             [
-                (consumer, (gl.constexpr(0), dK, dV, sums, pipes, geometry, scale)),
-                (consumer, (gl.constexpr(1), dK, dV, sums, pipes, geometry, scale)),
+                (consumer, (gl.constexpr(0), dK, dV, dq_accum, pipes, geometry, scale_log2)),
+                (consumer, (gl.constexpr(1), dK, dV, dq_accum, pipes, geometry, scale_log2)),
                 (producer, copies),
-                (writer, (gl.constexpr(0), sums, pipes)),
-                (writer, (gl.constexpr(1), sums, pipes)),
+                (writer, (gl.constexpr(0), dq_accum, pipes)),
+                (writer, (gl.constexpr(1), dq_accum, pipes)),
             ],
             [4, 1, 1, 1],
             [240, 24, 24, 24],
@@ -388,8 +390,8 @@ def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, dq_
     else:
         gl.warp_specialize(
             [
-                (consumer, (gl.constexpr(0), dK, dV, sums, pipes, geometry, scale)),
-                (consumer, (gl.constexpr(1), dK, dV, sums, pipes, geometry, scale)),
+                (consumer, (gl.constexpr(0), dK, dV, dq_accum, pipes, geometry, scale_log2)),
+                (consumer, (gl.constexpr(1), dK, dV, dq_accum, pipes, geometry, scale_log2)),
                 (producer, copies),
             ],
             [4, 1],

@@ -2,7 +2,7 @@
 
 The first launch sets the fp32 accumulators in HBM to zero, and writes the initial values of the accumulators of S and
 dP. The second launch computes dK and dV and accumulates dQ. The third launch converts the accumulated dQ to its final
-form. sums.py describes the accumulators and the initial values.
+form. accumulators.py describes the accumulators and the initial values.
 """
 
 import functools
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fa2_lab.kernels.common.softmax import log2_scale
 from fa2_lab.kernels.hopper.backward import sizes
+from fa2_lab.kernels.hopper.backward.accumulators import bwd_postprocess, bwd_preprocess
 from fa2_lab.kernels.hopper.backward.kernel import backward_kernel
-from fa2_lab.kernels.hopper.backward.sums import bwd_postprocess, bwd_preprocess
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, lines
 from fa2_lab.kernels.launch import USE_PDL, Launch, on_device_of, program_count, shape, sm_count, strides
@@ -38,11 +38,11 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
         return None  # the producer does not send the consumers enough about a packed sequence for a window
     tensors, dO, O = host.as_rows_of_one_head(tensors, options, dO, O)
     chosen, parts = choose(tensors, options, deterministic)
-    starts, dQ_sums, dK_sums, counters = shapes(tensors.q, K, chosen, sequences)
-    divided = parts > 1  # then dK and dV are sums as well, which follow those of dQ
-    lines_of_sums = dQ_sums[0] + 2 * dK_sums[0] * divided
-    all_sums = lines_of_sums + counters[0] * deterministic, 32  # all sums and counters are cleared together
-    preprocess = prepare_preprocess(dO, O, tensors, options, chosen, all_sums)
+    acc_init_shape, dq_accum_shape, dk_accum_shape, counters = shapes(tensors.q, K, chosen, sequences)
+    divided = parts > 1  # then dK and dV have accumulators as well, which follow those of dQ
+    accum_lines = dq_accum_shape[0] + 2 * dk_accum_shape[0] * divided
+    accum_shape = accum_lines + counters[0] * deterministic, 32  # all accumulators and counters are cleared together
+    preprocess = prepare_preprocess(dO, O, tensors, options, chosen, accum_shape)
     main = prepare_main(dO, tensors, options, chosen, parts, deterministic)
     postprocess = prepare_postprocess(tensors, options, chosen, divided)
 
@@ -51,15 +51,16 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
         if not host.tma_aligned(dO, Q, K, V, O, L, dL):
             return None
         dQ, dK, dV = contiguous_like(Q), contiguous_like(K), contiguous_like(V)
-        start, sums = (torch.empty(*shape, dtype=torch.float32, device=Q.device) for shape in (starts, all_sums))
-        columns = (sums[dQ_sums[0] :], sums[dQ_sums[0] + dK_sums[0] :]) if divided else (dK, dV)
+        new = functools.partial(torch.empty, dtype=torch.float32, device=Q.device)
+        acc_init, accum = new(acc_init_shape), new(accum_shape)
+        columns = (accum[dq_accum_shape[0] :], accum[dq_accum_shape[0] + dk_accum_shape[0] :]) if divided else (dK, dV)
         rounded = (dK, dV) if divided else (None, None)
-        dq_semaphore, ordered = (sums[lines_of_sums:].view(torch.int32), cu_k) if deterministic else (None, None)
+        dq_semaphore, ordered = (accum[accum_lines:].view(torch.int32), cu_k) if deterministic else (None, None)
         with on_device_of(Q):
             counter = host.scheduler_counter(Q, options.traced)  # here, so that no gap is left between the kernels
-            preprocess(O, dO, L, dL, start, sums, cu_q, ordered)
-            main(Q, K, V, dO, start, sums, *columns, counter, tensors.key_lengths, dq_semaphore, cu_q, cu_k)
-            postprocess(sums, dQ, *rounded, cu_q, cu_k)
+            preprocess(O, dO, L, dL, acc_init, accum, cu_q, ordered)
+            main(Q, K, V, dO, acc_init, accum, *columns, counter, tensors.key_lengths, dq_semaphore, cu_q, cu_k)
+            postprocess(accum, dQ, *rounded, cu_q, cu_k)
         return dQ, dK, dV  # FA2.A2.L20
 
     return call
@@ -96,24 +97,24 @@ def shapes(Q: Tensor, K: Tensor, chosen: sizes.BackwardSizes, sequences: int | N
     """
     row_blocks, column_blocks = program_count(Q, chosen.B_r, sequences), program_count(K, 128, sequences)
     lines_of_32 = chosen.d_pad // 32
-    dQ_sums, dK_sums = row_blocks * chosen.B_r * lines_of_32, column_blocks * 128 * lines_of_32
+    dq_lines, dk_lines = row_blocks * chosen.B_r * lines_of_32, column_blocks * 128 * lines_of_32
     counters = -(-2 * (row_blocks + column_blocks) // (64 * chosen.d_pad)) * 2 * chosen.d_pad
-    return (row_blocks, 2 * chosen.B_r), (dQ_sums, 32), (dK_sums, 32), (counters, 32)
+    return (row_blocks, 2 * chosen.B_r), (dq_lines, 32), (dk_lines, 32), (counters, 32)
 
 
 def prepare_preprocess(
-    dO: Tensor, O: Tensor, tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, sums: tuple[int, int]
+    dO: Tensor, O: Tensor, tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, accum_shape: tuple[int, int]
 ) -> Launch:
     """Return the launch that zeros the accumulators and writes the initial values of S and dP.
 
-    It has one program per 64 rows. `sums` is the shape of all accumulators together.
+    It has one program per 64 rows. `accum_shape` is the shape of all accumulators together.
     """
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     (_, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
     return Launch(
         *(bwd_preprocess, program_count(Q, chosen.B_r, sequences) * chosen.B_r // 64, dict(num_warps=4, num_stages=1)),
         **dict(O_strides=strides(O), dO_strides=strides(dO), H=H, N_q=N_q, N_k=N_k, sequences=sequences),
-        **dict(tiles=sums[0] // (2 * chosen.d_pad)),
+        **dict(tiles=accum_shape[0] // (2 * chosen.d_pad)),
         **dict(scale_log2=log2_scale(options.scale), d=d, d_pad=chosen.d_pad, B_r=chosen.B_r),
     )
 
@@ -129,29 +130,31 @@ def prepare_main(
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     causal, scale = options.window != (None, None), options.scale
     (batch, H, N_q, d), (_, H_kv, *_) = shape(Q), shape(K)
-    starts, dQ_sums, dK_sums, _ = shapes(Q, K, chosen, sequences)
+    acc_init_shape, dq_accum_shape, dk_accum_shape, _ = shapes(Q, K, chosen, sequences)
     describe = functools.partial(descriptor, d=chosen.d_pad)
     if parts > 1:
-        columns = 2 * (lines(dK_sums, (128, 32), swizzle=128),)
+        columns = 2 * (lines(dk_accum_shape, (128, 32), swizzle=128),)
     else:
         columns = tuple(describe(layout_of_result(X), 64) for X in (K, V))
-    sums = lines(starts, (1, 2 * chosen.B_r)), lines(dQ_sums, (chosen.B_r * chosen.d_pad // 64, 32), swizzle=128)
+    acc_init = lines(acc_init_shape, (1, 2 * chosen.B_r))
+    dq_accum = lines(dq_accum_shape, (chosen.B_r * chosen.d_pad // 64, 32), swizzle=128)
     heads = batch * H_kv * parts  # to the scheduler each part of a K/V head is a head
     SMs, column_blocks = sm_count(Q.device), program_count(K, 128, sequences)
     many = sequences or 1
     if deterministic:
-        l2_group = parts * sizes.l2_group_in_turn(-(-N_q // many), d, H // H_kv)
+        l2_group = parts * sizes.deterministic_l2_group(-(-N_q // many), d, H // H_kv)
     else:
         rows = 1 if options.windowed else -(-N_q // (many * parts))  # that are in use together
-        bytes_each = rows * (H // H_kv) * 4 * (d + chosen.d_pad)  # of Q, dO and the sums of dQ
+        bytes_each = rows * (H // H_kv) * 4 * (d + chosen.d_pad)  # of Q, dO and the accumulators of dQ
         l2_group = sizes.l2_group(-(-column_blocks // (batch * H_kv * many)), heads, SMs, causal, H // H_kv, bytes_each)
+    descriptors = describe(Q, chosen.B_r), describe(K, 128), describe(V, 128), describe(dO, chosen.B_r)
     return Launch(
         backward_kernel,
         min(SMs, column_blocks * parts),
         chosen.options | USE_PDL,
-        (describe(Q, chosen.B_r), describe(K, 128), describe(V, 128), describe(dO, chosen.B_r), *sums, *columns),
-        **dict(group=H // H_kv, T_r=starts[0] // (batch * H), heads=heads, parts=parts, sequences=sequences),
-        **dict(l2_group=min(heads, l2_group), left=options.left, right=options.right, scale=log2_scale(scale)),
+        (*descriptors, acc_init, dq_accum, *columns),
+        **dict(group=H // H_kv, T_r=acc_init_shape[0] // (batch * H), heads=heads, parts=parts, sequences=sequences),
+        **dict(l2_group=min(heads, l2_group), left=options.left, right=options.right, scale_log2=log2_scale(scale)),
         **dict(CAUSAL=options.causal, RAGGED=ragged(tensors), SIZES=chosen),
     )
 

@@ -8,7 +8,7 @@ from fa2_lab.kernels.common.constants import NEG_INF
 from fa2_lab.kernels.hopper.backward.rows import COLS
 from fa2_lab.kernels.hopper.shared.pipeline import accumulator, as_operand, matrix
 
-HELD = gl.constexpr(64)  # of d columns of V in registers, with hold_v
+V_REG_COLS = gl.constexpr(64)  # of d columns of V in registers, with v_in_registers
 
 
 @gluon.jit
@@ -18,7 +18,7 @@ def start_scores(c: gl.constexpr, n, q, seen, pipes):
     The accumulator starts from −L/scale, or from −∞ for each entry that is masked.
     """
     B_r: gl.constexpr = pipes.sizes.B_r
-    start = spread(pipes.rows.start(n, 0))
+    init = spread(pipes.rows.load_acc_init(n, 0))
     if seen.CUT:
         first = pipes.rows.first(n)
         cut = first < seen.full
@@ -26,33 +26,33 @@ def start_scores(c: gl.constexpr, n, q, seen, pipes):
             cut |= first + B_r > seen.end
         if cut:
             row = gl.arange(0, B_r, gl.SliceLayout(0, accumulator(B_r)))[None, :]
-            start = gl.where((row & ~6) >= (seen.begin - first)[:, None] - (row & 6), start, NEG_INF)
+            init = gl.where((row & ~6) >= (seen.begin - first)[:, None] - (row & 6), init, NEG_INF)
             if seen.end is not None:
                 end = seen.end + c * COLS + gl.arange(0, COLS, gl.SliceLayout(1, accumulator(B_r)))
-                start = gl.where((row & ~6) < (end - first)[:, None] - (row & 6), start, NEG_INF)
+                init = gl.where((row & ~6) < (end - first)[:, None] - (row & 6), init, NEG_INF)
     k = matrix(pipes.k.tiles.index(pipes.rows.k_stage(n))).slice(c * COLS, COLS, 0)
-    return warpgroup_mma(k, q.permute((1, 0)), start, is_async=True)  # FA2.A2.L10
+    return warpgroup_mma(k, q.permute((1, 0)), init, is_async=True)  # FA2.A2.L10
 
 
 @gluon.jit
-def start_dp(n, v, held, do, pipes):
+def start_dp(n, v, v_regs, do, pipes):
     """Start the matmul that computes V dOᵀ − D (64, B_r) for the n-th row block. The accumulator starts from −D.
 
-    If the option hold_v is set, `held` is the half of V that is kept in registers.
+    If the option v_in_registers is set, `v_regs` is the half of V that is kept in registers.
     """
-    dp = spread(pipes.rows.start(n, 1))
-    if pipes.sizes.hold_v:
-        dp = warpgroup_mma(held, do.slice(0, HELD, 1).permute((1, 0)), dp, is_async=True)  # FA2.A2.L13
-        v, do = v.slice(HELD, HELD, 1), do.slice(HELD, HELD, 1)
+    dp = spread(pipes.rows.load_acc_init(n, 1))
+    if pipes.sizes.v_in_registers:
+        dp = warpgroup_mma(v_regs, do.slice(0, V_REG_COLS, 1).permute((1, 0)), dp, is_async=True)  # FA2.A2.L13
+        v, do = v.slice(V_REG_COLS, V_REG_COLS, 1), do.slice(V_REG_COLS, V_REG_COLS, 1)
     return warpgroup_mma(v, do.permute((1, 0)), dp, is_async=True)  # FA2.A2.L13
 
 
 @gluon.jit
-def spread(start):
-    """Broadcast `start`, which has one element per query row, to the accumulator (64, B_r) of a matmul."""
-    B_r: gl.constexpr = start.shape[1]
-    start, _ = gl.broadcast(start, gl.zeros([COLS, B_r], gl.float32, accumulator(B_r)))
-    return start
+def spread(init):
+    """Broadcast `init`, which has one element per query row, to the accumulator (64, B_r) of a matmul."""
+    B_r: gl.constexpr = init.shape[1]
+    init, _ = gl.broadcast(init, gl.zeros([COLS, B_r], gl.float32, accumulator(B_r)))
+    return init
 
 
 @gluon.jit

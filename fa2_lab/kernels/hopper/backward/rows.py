@@ -13,17 +13,19 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from fa2_lab.kernels.hopper.shared.descriptors import tile_at
 from fa2_lab.kernels.hopper.shared.geometry import NO_ROW
-from fa2_lab.kernels.hopper.shared.mailbox import Numbers, all_threads, new_numbers
+from fa2_lab.kernels.hopper.shared.mailbox import IntSets, all_threads, new_int_sets
 from fa2_lab.kernels.hopper.shared.pipeline import accumulator, barriers, matrix, stacked
 
 CONSUMERS = gl.constexpr(2)
 COLS = gl.constexpr(64)  # of one consumer
-NEXT = gl.constexpr(  # of a column block, in the mailbox; 0 steps say that there are none
-    ("steps", "batch", "head", "col", "unmasked_from", "seen_from", "length", "number")
+COLUMN_BLOCK_FIELDS = gl.constexpr(  # of a column block, in the mailbox; 0 steps say that there are none
+    ("steps", "batch", "head", "col", "unmasked_from", "seen_from", "length", "block_id")
 )
-SHOWN = gl.constexpr(("row", "number", "k_stage"))  # of a row block
-NEXT_IN_TURN = gl.constexpr((*NEXT.value, "turn", "place"))  # if dK and dV are added in a fixed order: see semaphore.py
-SHOWN_IN_TURN = gl.constexpr((*SHOWN.value, "turn"))  # and if dQ is added in a fixed order
+ROW_BLOCK_FIELDS = gl.constexpr(("row", "block_id", "k_stage"))  # of a row block
+ORDERED_COLUMN_BLOCK_FIELDS = gl.constexpr(  # if dK and dV are added in a fixed order: see semaphore.py
+    (*COLUMN_BLOCK_FIELDS.value, "turn", "sem_index")
+)
+ORDERED_ROW_BLOCK_FIELDS = gl.constexpr((*ROW_BLOCK_FIELDS.value, "turn"))  # and if dQ is added in a fixed order
 
 
 @triton.aggregate
@@ -63,36 +65,36 @@ def first_rows(c: gl.constexpr, r, mailbox, geometry):
 class Rows:
     """A ring (circular buffer) of two stages for row blocks.
 
-    Each stage holds tiles of Q and dO, and the initial values of the accumulators of S and dP (sums.py).
-    compute-sanitizer's racecheck reports races on `shown`, because it does not see that barriers in shared memory order
-    the accesses.
+    Each stage holds tiles of Q and dO, and the initial values of the accumulators of S and dP (accumulators.py).
+    compute-sanitizer's racecheck reports races on `fields`, because it does not see that barriers in shared memory
+    order the accesses.
     """
 
     q: gl.shared_memory_descriptor  # (2, …, B_r, d)
     do: gl.shared_memory_descriptor
-    starts: gl.shared_memory_descriptor  # (2, 1, 2 · B_r)
-    shown: Numbers  # of the last four row blocks
+    acc_init: gl.shared_memory_descriptor  # (2, 1, 2 · B_r)
+    fields: IntSets  # of the last four row blocks
     filled: gl.shared_memory_descriptor
     emptied: gl.shared_memory_descriptor
     B_r: gl.constexpr
 
     @gluon.jit
-    def fill(self, n, k_stage, Q, dO, starts, batch, head, i, N_q, number, turn):
+    def fill(self, n, k_stage, Q, dO, acc_init, batch, head, i, N_q, block_id, turn):
         """Producer: once the stage is empty, start copying row block i of a head into the ring, as the n-th row block.
 
-        N_q is the number of rows of the head. `number` is the index of row block i among all row blocks of the call.
+        N_q is the number of rows of the head. `block_id` is the index of row block i among all row blocks of the call.
         `turn` is the number of column blocks that must add to dQ of this row block before the current one. `k_stage` is
         the stage of the ring of K that contains the keys of the column block.
         """
         stage = n & 1
         filled = self.filled.index(stage)
         mbarrier.wait(self.emptied.index(stage), (n >> 1 & 1) ^ 1)
-        self.shown.write(n, (i * self.B_r, number, k_stage, turn))
+        self.fields.write(n, (i * self.B_r, block_id, k_stage, turn))
         all_threads()
-        mbarrier.expect(filled, Q.block_type.nbytes + dO.block_type.nbytes + starts.block_type.nbytes)
+        mbarrier.expect(filled, Q.block_type.nbytes + dO.block_type.nbytes + acc_init.block_type.nbytes)
         at = tile_at(Q, batch, head, i * self.B_r, N_q)
         tma.async_load(Q, at, filled, self.q.index(stage))
-        tma.async_load(starts, [number, 0], filled, self.starts.index(stage))
+        tma.async_load(acc_init, [block_id, 0], filled, self.acc_init.index(stage))
         tma.async_load(dO, at, filled, self.do.index(stage))
 
     @gluon.jit
@@ -106,30 +108,30 @@ class Rows:
         return matrix(self.q.index(n & 1)), matrix(self.do.index(n & 1))
 
     @gluon.jit
-    def start(self, n, which: gl.constexpr):
+    def load_acc_init(self, n, which: gl.constexpr):
         """Consumer: return the initial values of S (if `which` is 0) or dP (if it is 1), one per row, as (1, B_r)."""
         # Threads read here what TMA will overwrite, so exchange() fences between this read and release().
-        both = self.starts.index(n & 1)
+        both = self.acc_init.index(n & 1)
         both = both.reinterpret(gl.float32, [2, self.B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         return both.index(which).load(gl.SliceLayout(0, accumulator(self.B_r)))[None, :]
 
     @gluon.jit
     def first(self, n):
         """Consumer: return the index, within its head, of the first row of the n-th row block."""
-        return self.shown.read(n, "row")
+        return self.fields.read(n, "row")
 
     @gluon.jit
-    def number(self, n):
+    def block_id(self, n):
         """Consumer: return the index of the n-th row block among all row blocks of the call.
 
         The index can still be read during the next row block.
         """
-        return self.shown.read(n, "number")
+        return self.fields.read(n, "block_id")
 
     @gluon.jit
     def turn(self, n):
         """Consumer: return the number of column blocks that add to dQ of the n-th row block before this one does."""
-        return self.shown.read(n, "turn")
+        return self.fields.read(n, "turn")
 
     @gluon.jit
     def k_stage(self, n):
@@ -137,7 +139,7 @@ class Rows:
 
         Keeping the addresses of K in registers instead would take 14 registers.
         """
-        return self.shown.read(n, "k_stage")
+        return self.fields.read(n, "k_stage")
 
     @gluon.jit
     def release(self, n):
@@ -146,10 +148,10 @@ class Rows:
 
 
 @gluon.jit
-def new_rows(Q, dO, starts, shown: gl.constexpr):
-    """Create an empty ring of two stages for tiles of Q, dO and `starts`, which are tensor descriptors."""
+def new_rows(Q, dO, acc_init, fields: gl.constexpr):
+    """Create an empty ring of two stages for tiles of Q, dO and `acc_init`, which are tensor descriptors."""
     B_r: gl.constexpr = Q.block_shape[-2]
     q = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), Q.layout)
     do = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), dO.layout)
-    start = gl.allocate_shared_memory(gl.float32, [2, 1, 2 * B_r], starts.layout)
-    return Rows(q, do, start, new_numbers(shown, 4), barriers(2, 1), barriers(2, CONSUMERS), B_r)
+    init = gl.allocate_shared_memory(gl.float32, [2, 1, 2 * B_r], acc_init.layout)
+    return Rows(q, do, init, new_int_sets(fields, 4), barriers(2, 1), barriers(2, CONSUMERS), B_r)

@@ -9,9 +9,9 @@ column block that sees it adds first, and then the other column blocks follow fr
 No writer waits forever. A writer waits only for column blocks that the tile scheduler hands out earlier, and every such
 column block, even the first of a program, was fetched by a program that is already running. This argument requires
 packed sequences whose starts never decrease. If some starts decrease, no program fetches some of the column blocks for
-which writers wait. For such starts, bwd_preprocess (sums.py) therefore sets the counters past every turn, so that no
-writer waits at all. Under the causal mask, no writer waits long, because no column block further right sees the first
-rows that a column block processes.
+which writers wait. For such starts, bwd_preprocess (accumulators.py) therefore sets the counters past every turn, so
+that no writer waits at all. Under the causal mask, no writer waits long, because no column block further right sees the
+first rows that a column block processes.
 """
 
 import triton
@@ -19,8 +19,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from fa2_lab.kernels.hopper.backward.accumulators import to_fragment_order
 from fa2_lab.kernels.hopper.backward.rows import CONSUMERS
-from fa2_lab.kernels.hopper.backward.sums import as_held
 from fa2_lab.kernels.hopper.shared.mailbox import all_threads
 from fa2_lab.kernels.hopper.shared.pipeline import barriers
 
@@ -50,13 +50,13 @@ class Semaphore:
     USED: gl.constexpr
 
     @gluon.jit
-    def hand_over(self, c: gl.constexpr, dq, place):
-        """Consumer c: store its partial result dq in the shared-memory buffer `place`, for its writer warp to add.
+    def hand_over(self, c: gl.constexpr, dq, smem):
+        """Consumer c: store its partial result dq in the shared-memory buffer `smem`, for its writer warp to add.
 
         Call wait_for_room() first.
         """
         tma.store_wait(0)  # dK and dV go through the same buffer
-        place.store(as_held(dq))
+        smem.store(to_fragment_order(dq))
         fence_async_shared()
         mbarrier.arrive(self.handed.index(2 * c), count=1)
 
@@ -67,32 +67,32 @@ class Semaphore:
             mbarrier.wait(self.handed.index(2 * c + 1), (n & 1) ^ 1)
 
     @gluon.jit
-    def add(self, c: gl.constexpr, n, rows, sums, place):
-        """Writer: wait for the turn of consumer c's partial dQ for row block n, and add it to `sums` with TMA."""
+    def add(self, c: gl.constexpr, n, rows, accum, smem):
+        """Writer: wait for the turn of consumer c's partial dQ for row block n, and add it to `accum` with TMA."""
         mbarrier.wait(self.handed.index(2 * c), n & 1)
-        number, turn = rows.number(n) * CONSUMERS + c, rows.turn(n)
-        self.wait(number, turn)
-        tma.async_atomic_add(sums, [number * place.shape[0], 0], place)  # FA2.A2.L15
+        sem_index, turn = rows.block_id(n) * CONSUMERS + c, rows.turn(n)
+        self.wait(sem_index, turn)
+        tma.async_atomic_add(accum, [sem_index * smem.shape[0], 0], smem)  # FA2.A2.L15
         tma.store_wait(0)
         all_threads()
         mbarrier.arrive(self.handed.index(2 * c + 1), count=1)
-        self.pass_on(number)
+        self.pass_on(sem_index)
 
     @gluon.jit
-    def wait(self, number, turn):
-        """Wait until `turn` consumers have added to the tile whose counter has the index `number`."""
-        given = [self.counters + number, turn]
+    def wait(self, sem_index, turn):
+        """Wait until `turn` consumers have added to the tile whose counter has the index `sem_index`."""
+        given = [self.counters + sem_index, turn]
         gl.inline_asm_elementwise(UNTIL, "=r,l,r", given, gl.int32, is_pure=False, pack=1)
 
     @gluon.jit
-    def pass_on(self, number):
-        """Increase the counter with the index `number` once all additions by TMA are in memory.
+    def pass_on(self, sem_index):
+        """Increase the counter with the index `sem_index` once all additions by TMA are in memory.
 
         The next consumer can then add to the tile.
         """
         gl.inline_asm_elementwise(IN_MEMORY, "=r", [], gl.int32, is_pure=False, pack=1)
         all_threads()  # one thread has given the addition to TMA, and another thread counts
-        gl.atomic_add(self.counters + number, 1, sem="release")
+        gl.atomic_add(self.counters + sem_index, 1, sem="release")
 
 
 @gluon.jit

@@ -27,7 +27,7 @@ class BackwardSizes:
     d_pad: int
     dv_late: bool  # dV's matmul starts after dS is stored, not before dQ is handed over, to save registers
     dk_late: bool  # dK's matmul starts in the next step, not at the end of its own
-    hold_v: bool  # half of V stays in registers
+    v_in_registers: bool  # half of V stays in registers
     last_first: bool  # row blocks from the last to the first; the last is seen by all column blocks of a head
     low_reg_schedule: bool = False  # whether the compiler must use fewer registers than it would
 
@@ -47,18 +47,20 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, deterministic: bool = F
 
     The choice of the fields of BackwardSizes follows measurements. Under the causal mask, dk_late is 2 to 7% faster,
     but at d = 128 only if there are more than 2,048 rows. Without a mask, it is 2 to 4% slower. Since Triton 3.9,
-    dk_late is up to 4% slower for all calls. hold_v takes 16 registers and is 1 to 4% faster at d = 128, but with a
-    mask, or with `deterministic`, there are not enough registers. last_first is 1 to 5% faster at d = 64 if sequences
-    are long, and up to 6% slower at d = 128 if they are short. With `deterministic`, at d = 128 or under the causal
-    mask, an order of instructions that spills nothing is 1 to 3% slower than an order that spills up to 48 bytes per
-    thread.
+    dk_late is up to 4% slower for all calls. v_in_registers takes 16 registers and is 1 to 4% faster at d = 128, but
+    with a mask, or with `deterministic`, there are not enough registers. last_first is 1 to 5% faster at d = 64 if
+    sequences are long, and up to 6% slower at d = 128 if they are short. With `deterministic`, at d = 128 or under the
+    causal mask, an order of instructions that spills nothing is 1 to 3% slower than an order that spills up to 48 bytes
+    per thread.
     """
     if d <= 64:
-        order = dict(dv_late=True, dk_late=causal and not USE_LOW_REG, hold_v=False, last_first=not deterministic)
+        order = dict(dv_late=True, dk_late=causal and not USE_LOW_REG, last_first=not deterministic)
+        order |= dict(v_in_registers=False)
         return BackwardSizes(128, 64, **order, low_reg_schedule=USE_LOW_REG and not (deterministic and causal))
-    hold_v = not (causal or ragged or deterministic)
+    v_in_registers = not (causal or ragged or deterministic)
     late = causal and N_q > 2048 and not USE_LOW_REG
-    return BackwardSizes(64, 128, dv_late=USE_LOW_REG and hold_v, dk_late=late, hold_v=hold_v, last_first=False)
+    order = dict(dv_late=USE_LOW_REG and v_in_registers, dk_late=late, last_first=False)
+    return BackwardSizes(64, 128, v_in_registers=v_in_registers, **order)
 
 
 # When the portable kernels are faster: they start sooner, and their two launches take the host 25 µs, these three 40.
@@ -127,7 +129,7 @@ def l2_group(blocks: int, heads: int, SMs: int, causal: bool, group: int, bytes_
     return even_l2_group(heads, max(least, math.ceil(0.8 * SMs / blocks))) if causal else 1
 
 
-def l2_group_in_turn(N_q: int, d: int, group: int) -> int:
+def deterministic_l2_group(N_q: int, d: int, group: int) -> int:
     """Return the number of K/V heads to process concurrently if dQ is accumulated in a fixed order.
 
     More heads hide more of the time that writers spend waiting, as long as the heads' Q and dO fit in 8 MiB of L2.

@@ -11,11 +11,11 @@ all_threads = gl.barrier
 
 
 @triton.aggregate
-class Numbers:
+class IntSets:
     """Sets of named integers (fields) in shared memory. Set n overwrites set n − stages."""
 
     memory: gl.shared_memory_descriptor
-    names: gl.constexpr  # of the numbers of a set
+    names: gl.constexpr  # of the integers of a set
     stages: gl.constexpr  # a power of two
 
     @gluon.jit
@@ -25,21 +25,21 @@ class Numbers:
         Values past the last name are ignored.
         """
         for i in gl.static_range(len(self.names)):
-            place = self.memory.index((n & (self.stages - 1)) * set_stride(self.names) + i)
-            place.store(gl.full([1], values[i], gl.int32, scalar_layout(gl.num_warps())))
+            element = self.memory.index((n & (self.stages - 1)) * set_stride(self.names) + i)
+            element.store(gl.full([1], values[i], gl.int32, scalar_layout(gl.num_warps())))
 
     @gluon.jit
     def read(self, n, name: gl.constexpr):
         """Return the value of the field `name` in set n, replicated in every thread."""
-        place = self.memory.index((n & (self.stages - 1)) * set_stride(self.names) + field_index(self.names, name))
-        return gl.max(place.load(scalar_layout(gl.num_warps())), 0)
+        element = self.memory.index((n & (self.stages - 1)) * set_stride(self.names) + field_index(self.names, name))
+        return gl.max(element.load(scalar_layout(gl.num_warps())), 0)
 
 
 @gluon.jit
-def new_numbers(names: gl.constexpr, stages: gl.constexpr):
+def new_int_sets(names: gl.constexpr, stages: gl.constexpr):
     """Allocate shared memory for `stages` sets of integers with these field names."""
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    return Numbers(gl.allocate_shared_memory(gl.int32, [stages * set_stride(names), 1], layout), names, stages)
+    return IntSets(gl.allocate_shared_memory(gl.int32, [stages * set_stride(names), 1], layout), names, stages)
 
 
 @gluon.constexpr_function
@@ -71,7 +71,7 @@ class Mailbox:
     order the accesses.
     """
 
-    numbers: Numbers
+    fields: IntSets
     filled: gl.shared_memory_descriptor  # where consumers wait for the producer
     emptied: gl.shared_memory_descriptor  # where the producer waits until all have read the block before last
 
@@ -79,7 +79,7 @@ class Mailbox:
     def send(self, n, values):
         """Producer: wait until all consumers have released block n − 2, and then write the fields of the n-th block."""
         mbarrier.wait(self.emptied.index(n & 1), (n >> 1 & 1) ^ 1)
-        self.numbers.write(n, values)
+        self.fields.write(n, values)
         all_threads()
         mbarrier.arrive(self.filled.index(n & 1), count=1)
 
@@ -91,7 +91,7 @@ class Mailbox:
     @gluon.jit
     def read(self, n, name: gl.constexpr):
         """Consumer: return the value of the field `name` for the n-th block."""
-        return self.numbers.read(n, name)
+        return self.fields.read(n, name)
 
     @gluon.jit
     def release(self, n):
@@ -107,4 +107,4 @@ class Mailbox:
 @gluon.jit
 def new_mailbox(names: gl.constexpr, consumers: gl.constexpr):
     """Create an empty mailbox with these field names. `consumers` consumers must release each block."""
-    return Mailbox(new_numbers(names, 2), barriers(2, 1), barriers(2, consumers))
+    return Mailbox(new_int_sets(names, 2), barriers(2, 1), barriers(2, consumers))

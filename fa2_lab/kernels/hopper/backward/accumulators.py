@@ -12,7 +12,7 @@ While the backward runs, the accumulators take 4 bytes per element of dQ and, if
 per element of dK and dV. Rows are padded to whole blocks, and d is padded to 64 or 128.
 
 A matmul for S or dP does not start from zero. Its accumulator starts from −L/scale or −D, so that the tensor cores do
-the subtraction. These initial values are called starts.
+the subtraction. The kernels call these initial values `acc_init`.
 """
 
 import triton
@@ -27,31 +27,31 @@ from fa2_lab.kernels.common.tile import block_count, head_ptr, load_rows, packed
 
 
 @gluon.jit
-def add_tile(x, sums, at, place):
-    """Add x, which is (64, 64) or (64, 128), to `sums` with TMA, from line `at` on. Each line has 32 elements.
+def add_tile(x, accum, at, smem):
+    """Add x, which is (64, 64) or (64, 128), to `accum` with TMA, from line `at` on. Each line has 32 elements.
 
-    TMA reads x, or one half of x after the other, from the shared-memory buffer `place`.
+    TMA reads x, or one half of x after the other, from the shared-memory buffer `smem`.
     """
     W: gl.constexpr = x.shape[1]
     if W == 64:
-        add_lines(as_held(x), sums, at, place)
+        add_lines(to_fragment_order(x), accum, at, smem)
     else:
-        left, right = as_held(x).reshape([2, W, 32]).permute([1, 2, 0]).split()
-        add_lines(left, sums, at, place)
-        add_lines(right, sums, at + W, place)
+        left, right = to_fragment_order(x).reshape([2, W, 32]).permute([1, 2, 0]).split()
+        add_lines(left, accum, at, smem)
+        add_lines(right, accum, at + W, smem)
 
 
 @gluon.jit
-def add_lines(x, sums, at, place):
-    """Add x (128, 32) to `sums` with TMA, from line `at` on. The shared-memory buffer `place` holds x for TMA."""
+def add_lines(x, accum, at, smem):
+    """Add x (128, 32) to `accum` with TMA, from line `at` on. The shared-memory buffer `smem` holds x for TMA."""
     tma.store_wait(0)  # the previous content of the buffer has been read
-    place.store(x)
+    smem.store(x)
     fence_async_shared()
-    tma.async_atomic_add(sums, [at, 0], place)
+    tma.async_atomic_add(accum, [at, 0], smem)
 
 
 @gluon.jit
-def as_held(x):
+def to_fragment_order(x):
     """Reshape x (64, W) to (2 · W, 32), in the order in which a consumer's registers hold x, so that no data move."""
     W: gl.constexpr = x.shape[1]
     x = x.reshape([4, 2, 8, W // 8, 4, 2])  # row: warp, upper or lower 8, lane; column: group of 8, lane, pair
@@ -59,44 +59,44 @@ def as_held(x):
 
 
 @triton.jit
-def in_order(x, W: tl.constexpr):
-    """Undo as_held(): return a tile of an accumulator in the usual element order, as (64, W)."""
+def to_row_major(x, W: tl.constexpr):
+    """Undo to_fragment_order(): return a tile of an accumulator in the usual element order, as (64, W)."""
     x = tl.reshape(x, [W // 8, 4, 8, 4, 2, 2])
     return tl.reshape(tl.permute(x, [1, 4, 2, 0, 3, 5]), [64, W])
 
 
 @triton.jit
-def starts_in_order(starts, n, sequences):
-    """Return whether the starts of the packed sequences never decrease, once sequence_start() has clamped them."""
+def cu_seqlens_in_order(cu_seqlens, n, sequences):
+    """Return whether the cumulative lengths never decrease, once sequence_start() has clamped them."""
     back = tl.zeros((128,), tl.int32)
     for b in range(0, sequences, 128):
         left = tl.minimum(b + tl.arange(0, 128), sequences - 1)
-        back += (sequence_start(starts, left + 1, n) < sequence_start(starts, left, n)).to(tl.int32)
+        back += (sequence_start(cu_seqlens, left + 1, n) < sequence_start(cu_seqlens, left, n)).to(tl.int32)
     return tl.sum(back) == 0
 
 
 @triton.jit(do_not_specialize=["H", "N_q", "N_k", "sequences", "tiles"])
-def bwd_preprocess(O, dO, L, dL, starts, sums, cu_seqlens_q, cu_seqlens_k, O_strides, dO_strides, H, N_q, N_k,
+def bwd_preprocess(O, dO, L, dL, acc_init, accum, cu_seqlens_q, cu_seqlens_k, O_strides, dO_strides, H, N_q, N_k,
                    sequences, tiles, scale_log2, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
     """Zero all accumulators, and write the initial values of the matmuls: −L/scale for S, and −D for dP.
 
     A row that sees no key, or is past the end, gets −∞ for S, so its P is 0. cu_seqlens_k is given only if dQ is
     accumulated in a fixed order. In that case, if the starts of packed sequences decrease, all accumulators are set to
     NaN instead of 0. The counters of semaphore.py are then also set to NaN, whose bits, read as a whole number, exceed
-    every turn, so that no writer waits. `tiles` is the number of (64, d_pad) tiles in `sums`.
+    every turn, so that no writer waits. `tiles` is the number of (64, d_pad) tiles in `accum`.
     """
     gdc_launch_dependents()  # the next kernel may start on SMs that are idle; it waits by itself
     PARTS: tl.constexpr = B_r // 64
     T_r = block_count(N_q, sequences, B_r)
-    number, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
-    bh, i = number // T_r, number % T_r
+    block_id, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
+    bh, i = block_id // T_r, block_id % T_r
     zeros = tl.zeros((64 * d_pad,), tl.float32)
     if cu_seqlens_k is not None:
-        in_order = starts_in_order(cu_seqlens_q, N_q, sequences) & starts_in_order(cu_seqlens_k, N_k, sequences)
+        in_order = cu_seqlens_in_order(cu_seqlens_q, N_q, sequences) & cu_seqlens_in_order(cu_seqlens_k, N_k, sequences)
         zeros = tl.where(in_order, zeros, float("nan"))
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         at = tl.cast(tile, tl.int64) * (64 * d_pad) + tl.arange(0, 64 * d_pad)
-        tl.store(sums + at, zeros)  # FA2.A2.L3 FA2.A2.L7
+        tl.store(accum + at, zeros)  # FA2.A2.L3 FA2.A2.L7
 
     tokens = N_q
     if cu_seqlens_q is not None:  # a packed sequence is addressed by its first row instead of a batch entry
@@ -115,13 +115,13 @@ def bwd_preprocess(O, dO, L, dL, starts, sums, cu_seqlens_q, cu_seqlens_k, O_str
         D_i -= tl.load(dL + at, mask=row < N_q, other=0.0)
     L_i = tl.load(L + at, mask=row < N_q, other=NEG_INF)
     nobody = L_i == NEG_INF
-    at = starts + tl.cast(number, tl.int64) * (2 * B_r) + part * 64 + tl.arange(0, 64)
+    at = acc_init + tl.cast(block_id, tl.int64) * (2 * B_r) + part * 64 + tl.arange(0, 64)
     tl.store(at, tl.where(nobody, NEG_INF, -L_i * LOG2E / scale_log2))
     tl.store(at + B_r, tl.where(nobody, 0.0, -D_i))
 
 
 @triton.jit(do_not_specialize=["batch", "H", "H_kv", "N_q", "N_k", "sequences"])
-def bwd_postprocess(sums, dQ, dK, dV, cu_seqlens_q, cu_seqlens_k, strides, batch, H, H_kv, N_q, N_k, sequences, scale,
+def bwd_postprocess(accum, dQ, dK, dV, cu_seqlens_q, cu_seqlens_k, strides, batch, H, H_kv, N_q, N_k, sequences, scale,
                     d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
     """Reorder, scale and round a tile of the accumulated dQ, or of dK or dV if they are given, and write the tile."""
     gdc_wait()  # until all has been added
@@ -130,34 +130,35 @@ def bwd_postprocess(sums, dQ, dK, dV, cu_seqlens_q, cu_seqlens_k, strides, batch
     row_tiles, column_tiles = 2 * T_r * batch * H, 2 * T_c * batch * H_kv
     n = tl.program_id(0)
     if n < row_tiles:
-        finish(sums, n, dQ, dQ_strides, H, N_q, T_r, cu_seqlens_q, sequences, scale, d, d_pad, B_r)  # FA2.A2.L20
+        finish(accum, n, dQ, dQ_strides, H, N_q, T_r, cu_seqlens_q, sequences, scale, d, d_pad, B_r)  # FA2.A2.L20
     elif dK is not None:
         n -= row_tiles
-        sums += tl.cast(row_tiles, tl.int64) * (B_r * d_pad // 2)
+        accum += tl.cast(row_tiles, tl.int64) * (B_r * d_pad // 2)
         if n < column_tiles:
-            finish(sums, n, dK, dK_strides, H_kv, N_k, T_c, cu_seqlens_k, sequences, scale, d, d_pad, 128)  # FA2.A2.L18
+            # FA2.A2.L18
+            finish(accum, n, dK, dK_strides, H_kv, N_k, T_c, cu_seqlens_k, sequences, scale, d, d_pad, 128)
         else:
-            sums += tl.cast(column_tiles, tl.int64) * (64 * d_pad)
+            accum += tl.cast(column_tiles, tl.int64) * (64 * d_pad)
             n -= column_tiles
-            finish(sums, n, dV, dV_strides, H_kv, N_k, T_c, cu_seqlens_k, sequences, 1.0, d, d_pad, 128)  # FA2.A2.L18
+            finish(accum, n, dV, dV_strides, H_kv, N_k, T_c, cu_seqlens_k, sequences, 1.0, d, d_pad, 128)  # FA2.A2.L18
 
 
 @triton.jit
-def finish(sums, n, X, strides, H, N, T, starts, sequences, scale, d: tl.constexpr, d_pad: tl.constexpr,
+def finish(accum, n, X, strides, H, N, T, cu_seqlens, sequences, scale, d: tl.constexpr, d_pad: tl.constexpr,
            B: tl.constexpr):  # fmt: skip
     """Reorder and scale tile n of an accumulator, to which all column blocks have added, and write it to X.
 
-    The tiles of the two consumers together cover B rows of X, which has T such blocks per head. `starts` contains the
-    cumulative lengths of packed sequences, or is None.
+    The tiles of the two consumers together cover B rows of X, which has T such blocks per head. `cu_seqlens` contains
+    the cumulative lengths of packed sequences, or is None.
     """
     W: tl.constexpr = B * d_pad // 128
-    number, c = n // 2, n % 2
-    bh, i = number // T, number % T
-    if starts is not None:
-        i, begin, N, _, _ = packed_block(i, starts, N, starts, N, sequences, B)
-    x = in_order(tl.load(sums + tl.cast(n, tl.int64) * (64 * W) + tl.arange(0, 64 * W)), W)
+    block_id, c = n // 2, n % 2
+    bh, i = block_id // T, block_id % T
+    if cu_seqlens is not None:
+        i, begin, N, _, _ = packed_block(i, cu_seqlens, N, cu_seqlens, N, sequences, B)
+    x = to_row_major(tl.load(accum + tl.cast(n, tl.int64) * (64 * W) + tl.arange(0, 64 * W)), W)
     row, col = i * B, c * W  # consumers share the columns of a tile of 64 rows,
     if B > 64:  # and the rows of a taller one
         row, col = i * B + c * 64, 0
-    batch = bh // H if starts is None else begin
+    batch = bh // H if cu_seqlens is None else begin
     store_rows(head_ptr(X, strides, batch, bh % H) + col, x * scale, row, strides[2], N, 64, d - col, W)
