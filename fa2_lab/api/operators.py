@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from fa2_lab.api import bias
 from fa2_lab.api.checks import GRADIENT_ADVICE, check_transforms, is_traced, with_positive_scale
-from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, rows_contiguous, store
+from fa2_lab.kernels.prepared import Options, Tensors, cache_put, contiguous_like, rows_contiguous
 
 # The kernels ----------------------------------------------------------------------------------------------------
 
@@ -68,7 +68,7 @@ def compute(key: tuple | None, tensors: Tensors, options: Options, return_lse: b
         if options.reference
         else kernels().prepare_forward(tensors, options)
     )
-    return store(key, Call(run, options, return_lse))(tensors)
+    return cache_put(key, Call(run, options, return_lse))(tensors)
 
 
 class Call(NamedTuple):

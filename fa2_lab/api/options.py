@@ -22,7 +22,7 @@ from fa2_lab.api.checks import (
     check_transforms,
     runs_on_triton,
 )
-from fa2_lab.kernels.prepared import PREPARED, Options, Tensors
+from fa2_lab.kernels.prepared import CACHE, Options, Tensors
 from fa2_lab.tiles import real_number
 
 
@@ -42,7 +42,7 @@ class GivenOptions(NamedTuple):
     backend: str
     num_splits: int | None = None
     dropout_p: float = 0.0
-    one_long: bool = False  # whether max_seqlen_q shows that one sequence has most of the work
+    dominant_sequence: bool = False  # whether max_seqlen_q shows that one sequence has most of the work
 
 
 def find_prepared(tensors: Tensors, given: tuple) -> tuple[tuple | None, Any]:
@@ -70,7 +70,7 @@ def find_prepared(tensors: Tensors, given: tuple) -> tuple[tuple | None, Any]:
             for x in tensors
         ]
         key = *tensor_keys, values, *map(type, typed)  # types, for True == 1 == 1.0
-        call = PREPARED.get(key)
+        call = CACHE.get(key)
     except (AttributeError, RuntimeError, TypeError):
         return None, None
     if call is None:
@@ -88,9 +88,10 @@ def check_options(given: GivenOptions, tensors: Tensors, sizes: tuple[int, int, 
     options = check_masks(given.causal, given.window, given.softcap, sinks, q, sizes)
     dropout_p = real_number("dropout_p", given.dropout_p, "a probability, 0 ≤ p < 1", lambda p: 0 <= p < 1)
     reference = not runs_on_triton(given.backend, q.device.type)
-    options = options._replace(portable=given.backend == "portable", reference=reference, one_long=given.one_long)
-    num_splits = check_num_splits(given.num_splits)
+    num_splits, force_portable = check_num_splits(given.num_splits), given.backend == "portable"
     options = options._replace(scale=scale, dropout_p=dropout_p, num_splits=num_splits, bias=given.bias)
+    options = options._replace(force_portable=force_portable, reference=reference)
+    options = options._replace(dominant_sequence=given.dominant_sequence)
     check_bias(given.bias, reference)
     check_sinks(sinks, options)
     return options

@@ -63,8 +63,8 @@ def attention_packed(
     attention(), except that calls with a window run the portable kernels.
     """
     tensors = Tensors(q, k, v, sinks=sinks, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    one_long = max_seqlen_q is not None and has_dominant_sequence(max_seqlen_q, q, cu_seqlens_q)
-    given = window, bias, causal, softcap, scale, return_lse, backend, None, 0.0, one_long
+    dominant_sequence = max_seqlen_q is not None and has_dominant_sequence(max_seqlen_q, q, cu_seqlens_q)
+    given = window, bias, causal, softcap, scale, return_lse, backend, None, 0.0, dominant_sequence
     key, call = find_prepared(tensors, given)
     if call is None:
         check_packed(q, k, v)

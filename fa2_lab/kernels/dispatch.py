@@ -24,7 +24,7 @@ from fa2_lab.kernels import interpreter
 from fa2_lab.kernels.decode import plan as decode
 from fa2_lab.kernels.portable import backward as portable_backward
 from fa2_lab.kernels.portable import forward as portable
-from fa2_lab.kernels.prepared import Options, Tensors, get_or_make, needs_copy, rows_contiguous, tensor_keys
+from fa2_lab.kernels.prepared import Options, Tensors, cached, needs_copy, rows_contiguous, tensor_keys
 
 # Forward ------------------------------------------------------------------------------------------------------
 
@@ -32,7 +32,7 @@ from fa2_lab.kernels.prepared import Options, Tensors, get_or_make, needs_copy, 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """Compute and return (O, L). All kernels define L in the same way, so any backward can follow any forward."""
     key = "forward", options, *tensor_keys(tensors)
-    return get_or_make(key, prepare_forward, tensors, options)(tensors)
+    return cached(key, prepare_forward, tensors, options)(tensors)
 
 
 def prepare_forward(tensors: Tensors, options: Options) -> Callable:
@@ -50,7 +50,7 @@ def prepare_contiguous_forward(tensors: Tensors, options: Options) -> Callable:
     q, k = tensors.q, tensors.k
     if tensors.block_table is not None:
         return with_fallback("decode over pages", decode.prepare(tensors, options))
-    if tensors.cu_seqlens_q is None and not options.needs_portable and decode.is_decode(q, k, options.num_splits):
+    if tensors.cu_seqlens_q is None and not options.portable_only and decode.is_decode(q, k, options.num_splits):
         return with_fallback("decode", decode.prepare(tensors, options), portable_fallback)
     launcher = hopper_forward(q.device) if hopper_supports(options, tensors.sinks) else None
     kernel = launcher.prepare(tensors, options) if launcher is not None and launcher.enough_work(q, k) else None
@@ -73,7 +73,7 @@ def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tenso
     """Compute and return (dQ, dK, dV), plus dsinks if the call has sinks. dL is None if L has no gradient."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     key = "backward", options, deterministic, *tensor_keys((dO, dL, O, L, *tensors))
-    call = get_or_make(key, prepare_backward, dO, dL, O, L, tensors, options, deterministic)
+    call = cached(key, prepare_backward, dO, dL, O, L, tensors, options, deterministic)
     return call(dO, dL, O, L, tensors)
 
 
@@ -85,8 +85,8 @@ def prepare_backward(
     If the rows of a tensor are not contiguous, the function first copies this tensor. Otherwise, it is the function
     from prepare_contiguous_backward(). `deterministic` asks for gradients that are bit for bit the same in every run.
     """
-    in_rows = all(x is None or x.is_contiguous() for x in (dL, L))
-    if in_rows and not any(map(needs_copy, (dO, dL, O, *tensors))):
+    stats_contiguous = all(x is None or x.is_contiguous() for x in (dL, L))
+    if stats_contiguous and not any(map(needs_copy, (dO, dL, O, *tensors))):
         return prepare_contiguous_backward(dO, O, tensors, options, deterministic)
 
     def on_copies(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors) -> tuple:
@@ -137,19 +137,20 @@ def bias_suffix(options: Options) -> str:
 def hopper_supports(options: Options, sinks: Tensor | None) -> bool:
     """Return whether the options of a call allow the Hopper kernels.
 
-    The Hopper kernels do not support dropout, a bias, a softcap or sinks, and they are not used if `portable` is set.
+    The Hopper kernels do not support dropout, a bias, a softcap or sinks, and they are not used if `force_portable` is
+    set.
     """
-    return not (options.needs_portable or options.portable) and options.softcap is sinks is None
+    return not (options.portable_only or options.force_portable) and options.softcap is sinks is None
 
 
 def hopper_forward(device: torch.device) -> ModuleType | None:
     """Return the module that prepares the Hopper forward kernel, or None if the kernel cannot run."""
-    return get_or_make(("Hopper's forward", device), import_hopper, "forward", device)
+    return cached(("Hopper's forward", device), import_hopper, "forward", device)
 
 
 def hopper_backward(device: torch.device) -> ModuleType | None:
     """Return the module that prepares the Hopper backward kernel, or None if the kernel cannot run."""
-    return get_or_make(("Hopper's backward", device), import_hopper, "backward", device)
+    return cached(("Hopper's backward", device), import_hopper, "backward", device)
 
 
 def import_hopper(direction: str, device: torch.device) -> ModuleType | None:

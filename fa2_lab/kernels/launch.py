@@ -11,7 +11,7 @@ import torch
 import triton
 
 from fa2_lab.kernels import interpreter, triton_versions
-from fa2_lab.kernels.prepared import PREPARED, store
+from fa2_lab.kernels.prepared import CACHE, cache_put
 from fa2_lab.kernels.triton_versions import driver, relaunch, specialization_key
 from fa2_lab.tiles import cdiv
 
@@ -46,8 +46,9 @@ class Launch:
         self.kernel, self.options, self.arguments = kernel, options | FP_FUSION, arguments
         self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
         self.descriptors = descriptors
-        # What launches from the second time on, or False if Triton's own call cannot be skipped.
-        self.fast_launch: Any = None
+        # The relauncher launches from the second time on. It is None if Triton's own call cannot be bypassed.
+        self.relauncher: Any = None
+        self.tried = False  # whether it is known which of the two is the case
 
     def __call__(self, *tensors: Any) -> None:
         """Launch the kernel on these tensors.
@@ -63,18 +64,19 @@ class Launch:
         at = addresses(tensors)
         aligned = self.descriptors or math.gcd(16, *at) == 16
         n_descriptors = len(self.descriptors)
-        if aligned and self.fast_launch is None and (known := PREPARED.get(self.compile_key(tensors))):
+        if aligned and not self.tried and (known := CACHE.get(self.compile_key(tensors))):
             rest = [self.arguments[name] for name in self.kernel.arg_names[len(tensors) :]]
-            self.fast_launch = known.with_sizes(self.grid, self.descriptors, rest)
-        if aligned and self.fast_launch and self.fast_launch(current_stream(tensors[0]), at):
+            self.relauncher, self.tried = known.with_sizes(self.grid, self.descriptors, rest), True
+        if aligned and self.relauncher and self.relauncher(current_stream(tensors[0]), at):
             return
         args = *map(descriptor_for, self.descriptors, tensors), *tensors[n_descriptors:]
         compiled = self.kernel[self.grid](*args, **self.arguments, **self.options)
-        if aligned and self.fast_launch is None and isinstance(compiled, triton.compiler.CompiledKernel):
+        if aligned and not self.tried and isinstance(compiled, triton.compiler.CompiledKernel):
             all_args = *args, *(self.arguments[name] for name in compiled.src.fn.arg_names[len(args) :])
             stream, n_pointers = current_stream(tensors[0]), len(tensors) - n_descriptors
-            self.fast_launch = relaunch(compiled, self.grid, stream, all_args, n_descriptors, n_pointers) or False
-            store(self.compile_key(tensors), self.fast_launch)
+            self.relauncher = relaunch(compiled, self.grid, stream, all_args, n_descriptors, n_pointers)
+            self.tried = True
+            cache_put(self.compile_key(tensors), self.relauncher)
 
     def compile_key(self, tensors: Any) -> tuple:
         """Return everything about a launch that affects the compiled kernel.

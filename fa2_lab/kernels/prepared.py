@@ -1,10 +1,10 @@
-"""The table of prepared calls, which lets all calls with the same key share one round of checks and choices.
+"""The cache of the process, which lets all calls with the same key share one round of checks and choices.
 
 The key contains everything on which checks and choices depend: types, dtypes, devices, shapes, strides and options, but
-neither addresses nor values. For each key, PREPARED stores the function that computes such a call, and its launches
-with all arguments except the pointers. Launches that look the same to the compiler share the kernel that Triton
-compiled for the first of them. Besides this table, only relaunch.py stores data per call, namely the last 1,024
-addresses of each descriptor.
+neither addresses nor values. For each key, CACHE stores the function that computes such a call, and its launches with
+all arguments except the pointers. Launches that look the same to the compiler share the kernel that Triton compiled for
+the first of them. CACHE also stores the modules of the Hopper kernels and the counters of their tile schedulers.
+Besides this table, only relaunch.py stores data per call, namely the last 1,024 addresses of each descriptor.
 
 A few checks depend on values, such as the check on the range of key_lengths, and read them before a launch. CHECKED
 records which versions of which tensors have passed these checks, without writing anything to the tensors.
@@ -18,7 +18,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-PREPARED: dict = {}
+CACHE: dict = {}
 MAX_ENTRIES = 4096
 CHECKED: dict = {}  # {id of a tensor: (weak reference, state)}, and the same of a second one it was checked with
 
@@ -52,14 +52,14 @@ class Options(NamedTuple):
     right: int | None = None  # columns that it sees after its diagonal, if the mask is not causal
     softcap: float | None = None
     num_splits: int = 0  # of the keys of each sequence in decode; 0 means as many as fill the GPU
-    portable: bool = False  # whether the portable kernels compute it also on Hopper
-    one_long: bool = False  # whether one of the packed sequences has most of the work
+    force_portable: bool = False  # whether the portable kernels compute it also on Hopper
+    dominant_sequence: bool = False  # whether one of the packed sequences has most of the work
     reference: bool = False  # whether the NumPy ladder computes it
     traced: bool = False  # whether it is an operator, all of whose memory torch may put into a CUDA graph
     bias: Any = None  # a function of (head, row, column), added to the scores; operators do not take it
 
     @property
-    def needs_portable(self) -> bool:
+    def portable_only(self) -> bool:
         """Whether the call uses dropout or a bias, which only the portable kernels support."""
         return self.dropout_p > 0 or self.bias is not None
 
@@ -74,25 +74,25 @@ class Options(NamedTuple):
         return self.left, 0 if self.causal else self.right
 
 
-def get_or_make(key: tuple, make: Callable, *arguments: Any) -> Any:
-    """Return make(*arguments), stored in the table of prepared calls under `key`."""
-    found = PREPARED.get(key, PREPARED)  # which means that it has none, because None is a value, too
-    if found is PREPARED:
-        found = store(key, make(*arguments))
+def cached(key: tuple, make: Callable, *arguments: Any) -> Any:
+    """Return make(*arguments), stored in CACHE under `key`."""
+    found = CACHE.get(key, CACHE)  # which means that it has none, because None is a value, too
+    if found is CACHE:
+        found = cache_put(key, make(*arguments))
     return found
 
 
-def store(key: tuple, entry: Any) -> Any:
-    """Store `entry` in the table of prepared calls under `key`, and return it."""
-    if len(PREPARED) >= MAX_ENTRIES:
-        PREPARED.pop(next(iter(PREPARED)), None)
-    PREPARED[key] = entry
+def cache_put(key: tuple, entry: Any) -> Any:
+    """Store `entry` in CACHE under `key`, and return it. If CACHE is full, its oldest entry is removed."""
+    if len(CACHE) >= MAX_ENTRIES:
+        CACHE.pop(next(iter(CACHE)), None)
+    CACHE[key] = entry
     return entry
 
 
 def clear_caches() -> None:
-    """Empty the tables PREPARED and CHECKED, so that every check and every choice is made again."""
-    PREPARED.clear()
+    """Empty the tables CACHE and CHECKED, so that every check and every choice is made again."""
+    CACHE.clear()
     CHECKED.clear()
 
 

@@ -99,7 +99,7 @@ def test_every_address_is_looked_at(odd, monkeypatch):
 
 
 ASKED = dict(dropout=dict(dropout_p=0.1), left=dict(left=3), right=dict(right=3), softcap=dict(softcap=2.0))
-ASKED |= dict(portable=dict(portable=True))
+ASKED |= dict(portable=dict(force_portable=True))
 
 
 @pytest.mark.parametrize("packed", (False, True), ids=("", "packed"))

@@ -180,7 +180,7 @@ def test_launched_again_past_triton_and_keeps_nothing_alive(monkeypatch):
     Q = draw(1, 2, 200, 64, torch.float16)
     call = launch.prepare(Tensors(Q, Q, Q), Options(False, 0.1))
     alive = [weakref.ref(x) for x in (Q, *call(Tensors(Q, Q, Q)))]
-    assert made[0].fast_launch
+    assert made[0].relauncher
     del Q
     gc.collect()
     assert [x() for x in alive] == [None] * 3

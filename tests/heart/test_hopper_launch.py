@@ -211,7 +211,7 @@ def test_what_a_row_s_place_matters_to_keeps_its_heads(options, lengths, H_kv, o
     q, dO, O = (odd(Q) if odd else Q for odd in (odd_q, odd_dO, odd_O))
     record = Tensors(q, K, K, **others(2, lengths, None))
     for more in ((dO, O), (q,)) if odd_q else ((dO, O),):
-        kept = host.as_rows_of_one_head(record, options, *more)
+        kept = host.pack_gqa(record, options, *more)
         assert all(x is y for x, y in zip(kept, (record, *more), strict=True))
     given, made = [], []
     monkeypatch.setattr(forward, "prepare_launch", lambda tensors, options: given.append(tensors))
@@ -227,7 +227,7 @@ def test_what_a_row_s_place_matters_to_keeps_its_heads(options, lengths, H_kv, o
 def test_packed_sequences_keep_their_heads():
     Q, K = tensors(1, 4, 2, 300, 512, 64, packed=True)
     record = Tensors(Q, K, K, **others(1, False, 2))
-    assert host.as_rows_of_one_head(record, Options(False, 0.1), Q)[0] is record
+    assert host.pack_gqa(record, Options(False, 0.1), Q)[0] is record
 
 
 @pytest.mark.parametrize("d", (64, 128))

@@ -214,7 +214,7 @@ def test_one_long_sequence_among_short_ones_changes_sizes_alone(d):
     cu = torch.empty(62, device="meta")
     record = Tensors(q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu)
     short, long = (
-        forward.prepare_launch(record, Options(True, 0.1, one_long=hint)).arguments for hint in (False, True)
+        forward.prepare_launch(record, Options(True, 0.1, dominant_sequence=hint)).arguments for hint in (False, True)
     )
     assert (short["SIZES"].B_c, long["SIZES"].rows) == (64, 192)
     assert {name for name in long if long[name] != short[name]} == {"SIZES", "l2_group"}

@@ -24,7 +24,7 @@ from fa2_lab.kernels.decode.kernel import (
     split_kv_kernel,
     stream_k_kernel,
 )
-from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, get_or_make, layout_of_result, tensor_keys
+from fa2_lab.kernels.prepared import Options, Tensors, cached, contiguous_like, layout_of_result, tensor_keys
 from fa2_lab.kernels.tables import power_of_2
 from fa2_lab.tiles import cdiv
 
@@ -53,7 +53,7 @@ def decode(tensors: Tensors, options: Options, programs: int | None = None) -> A
     If `programs` is given, the work is divided equally among this number of programs.
     """
     key = "decode", options, programs, *tensor_keys(tensors)
-    return get_or_make(key, prepare, tensors, options, programs)(tensors)
+    return cached(key, prepare, tensors, options, programs)(tensors)
 
 
 @dataclass(frozen=True)

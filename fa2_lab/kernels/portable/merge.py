@@ -11,7 +11,7 @@ from torch import Tensor
 from fa2_lab.kernels import launch, tables
 from fa2_lab.kernels.common.constants import NEG_INF
 from fa2_lab.kernels.common.tile import head_ptr, load_rows, store_rows
-from fa2_lab.kernels.prepared import get_or_make, rows_contiguous, tensor_keys
+from fa2_lab.kernels.prepared import cached, rows_contiguous, tensor_keys
 
 ROWS = 32  # of a program
 
@@ -70,7 +70,7 @@ def merge(m: Tensor, l: Tensor, o: Tensor, rows: slice, O: Tensor, L: Tensor, *,
     O, L = rows_contiguous(O), L.contiguous()
     if O.shape[2] or O_out is not None:
         key = "merge", rows.start, m.shape, *tensor_keys((O, O_out, L_out))
-        kernel = get_or_make(key, prepare, m.shape[2], rows.start, O, O_out, L_out)
+        kernel = cached(key, prepare, m.shape[2], rows.start, O, O_out, L_out)
         with launch.on_device_of(O):
             kernel(m, l, o, L, O, L_out, O_out)
 

@@ -36,7 +36,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
         return None
     if sequences and options.windowed:
         return None  # the producer does not send the consumers enough about a packed sequence for a window
-    tensors, dO, O = host.as_rows_of_one_head(tensors, options, dO, O)
+    tensors, dO, O = host.pack_gqa(tensors, options, dO, O)
     chosen, parts = choose(tensors, options, deterministic)
     acc_init_shape, dq_accum_shape, dk_accum_shape, counters = shapes(tensors.q, K, chosen, sequences)
     divided = parts > 1  # then dK and dV have accumulators as well, which follow those of dQ

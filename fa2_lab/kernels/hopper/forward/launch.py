@@ -29,7 +29,7 @@ def prepare(tensors: Tensors, options: Options) -> Callable | None:
         return None
     (batch, H, N_q, _), device = shape(Q), Q.device
     rows = (batch, H, N_q) if sequences is None else (H, N_q)
-    (as_launched,) = host.as_rows_of_one_head(tensors, options)
+    (as_launched,) = host.pack_gqa(tensors, options)
     launch = prepare_launch(as_launched, options)
 
     def call(tensors: Tensors) -> tuple[Tensor, Tensor] | None:
@@ -53,7 +53,7 @@ def prepare_launch(tensors: Tensors, options: Options) -> Launch:
     have most of the work, the sizes are chosen as if all rows belonged to a single sequence.
     """
     Q, K, V, sequences, lengths = tensors.q, tensors.k, tensors.v, tensors.sequences, tensors.key_lengths is not None
-    causal, scale, many = options.causal, options.scale, 1 if options.one_long else sequences or 1
+    causal, scale, many = options.causal, options.scale, 1 if options.dominant_sequence else sequences or 1
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     SMs, group, O = sm_count(Q.device), H // H_kv, layout_of_result(Q)
     ragged = lengths or sequences is not None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fa2_lab.kernels.hopper.shared.descriptors import HALVES, copyable
 from fa2_lab.kernels.launch import addresses, current_stream
-from fa2_lab.kernels.prepared import Options, Tensors, get_or_make
+from fa2_lab.kernels.prepared import Options, Tensors, cached
 
 
 def scheduler_counter(X: Tensor, traced: bool) -> Tensor:
@@ -23,7 +23,7 @@ def scheduler_counter(X: Tensor, traced: bool) -> Tensor:
     new = partial(torch.zeros, 2, dtype=torch.int32, device=X.device)
     if traced or torch.cuda.is_current_stream_capturing():
         return new()
-    return get_or_make(("counter", X.device, current_stream(X)), new)
+    return cached(("counter", X.device, current_stream(X)), new)
 
 
 def even_l2_group(heads: int, least: int) -> int:
@@ -55,7 +55,7 @@ def supports(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None) -> boo
     )
 
 
-def as_rows_of_one_head(tensors: Tensors, options: Options, *others: Tensor) -> tuple[Any, ...]:
+def pack_gqa(tensors: Tensors, options: Options, *others: Tensor) -> tuple[Any, ...]:
     """Return the tensors of a call and `others`, with all query heads of a K/V head as the rows of a single head.
 
     `others` are tensors in the shape of Q. Without a mask, all rows of these query heads see the same keys, so g heads
