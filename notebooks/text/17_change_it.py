@@ -44,6 +44,7 @@ from fa2_lab.machine.time import tile_clocks
 from fa2_lab.paper import PACKAGE
 from fa2_lab.plots import added_scores, window_tiles
 from fa2_lab.plots.show import show
+from fa2_lab.records import load
 from fa2_lab.reference import heads, naive
 from fa2_lab.reference.online_softmax import SoftmaxState
 from fa2_lab.tiles import CAUSAL, Tiling
@@ -212,7 +213,9 @@ print(lines[end].strip().split("(")[0] + "(…)")
 # **L, but not O.** The two biases differ by slope · row, which is the same for all scores of a row. Softmax subtracts
 # the maximum of the row, so this constant cancels in the weights, but it is added to L. In fp32, there is one more
 # difference. With a slope of 1/2, the bias at column 16,384 is about 8,192. Neighbouring fp32 numbers of this size
-# are 0.001 apart, so the scores lose precision. With column − row, the bias is small wherever a weight is large.
+# are 0.001 apart, so the scores lose precision. With column − row, the bias is small wherever a weight is large. On the
+# other hand, the column alone makes the kernel faster, because slope · column is the same for all rows of a tile. How
+# much faster, a measurement further below will show.
 #
 # ```python
 # def by_column(head, row, column):
@@ -694,11 +697,36 @@ for d in (64, 128):
 # 5% if all units overlap perfectly. If the new instructions overlapped with nothing, they would cost 128 / 528, or 24%.
 # We expect a number in between, because chapter 10 found that extra instructions can cost time that the busiest unit
 # does not explain. At d = 128, the busiest unit stays the same, so ALiBi costs little. We have tested neither of these
-# two predictions. The project has a benchmark with and without ALiBi, `bias`, but on Hopper it runs the portable
-# kernels, and none of its runs is recorded yet. The model also does not show whether there are enough registers, so the
-# next step would be to write the line, compile the kernel, and count its spills. The authors of FlashAttention have
-# taken this route. Their newer kernels compile a user's function, which they call `score_mod`, into the softmax of
-# [Hopper and Blackwell](https://research.colfax-intl.com/a-users-guide-to-flexattention-in-flash-attention-cute-dsl).
+# two predictions on the Hopper kernel. The model also does not show whether there are enough registers, so the next
+# step would be to write the line, compile the kernel, and count its spills. The authors of FlashAttention have taken
+# this route. Their newer kernels compile a user's function, which they call `score_mod`, into the softmax of [Hopper
+# and Blackwell](https://research.colfax-intl.com/a-users-guide-to-flexattention-in-flash-attention-cute-dsl).
+#
+# What we did measure is the cost of ALiBi in the portable kernels, which compile the function today. The command
+# `fa2-lab bench bias` times them with and without ALiBi, in its two forms. The next cell shows how many times as long a
+# call takes with ALiBi, on an H200, with N = 4,096:
+
+# %% tags=["hide-input"]
+def with_alibi(name="fa2_lab portable"):  # {(d, direction, mask): {form: how many times as long}}
+    times = {}
+    for measured in load("bias").rows:
+        asked = measured.problem
+        form = asked.get("mask", "without").split()[-1]
+        case = asked["d"], measured.direction, "causal" if asked["causal"] else "no mask"
+        times.setdefault(case, {})[form] = measured.values[name][0]
+    return {case: {form: took / at["without"] for form, took in at.items()} for case, at in times.items()}
+
+
+print("                          column − row   column alone")
+for case, longer in with_alibi().items():
+    print("d = {:3}, {:9} {:8}".format(case[0], case[1] + ",", case[2]) + f"{longer['distance']:13.2f}{longer['column']:15.2f}")
+
+# %% [markdown]
+# At d = 64, the difference of column and row costs 15 to 19%, and the column alone 5 to 12%. At d = 128, where the
+# matmuls take twice as long for the same number of scores, either form costs less. So if your bias contains a term that
+# is the same for a whole row, leave it out, provided that you do not need L and that the bias stays small enough for
+# fp32. The column alone still costs something in the forward pass. A thread holds two rows of a tile there, so what it
+# computes for a column serves only two scores.
 
 # %% [markdown]
 # ## Part 2 · What comes after Hopper (35 minutes)
@@ -997,6 +1025,10 @@ verdict("the figure's window and tree are those of this page", (seen == (np.isfi
         and (np.isfinite(drawn["surfaces"]["a tree of drafts"]) == np.isfinite(right_tree(None, np.arange(6, 13)[:, None], np.arange(13)[None, :]))).all())  # fmt: skip
 verdict("ALiBi at d = 64: 426 issue slots become 554, so the busiest unit takes 5% longer; at d = 128 no longer",
         limits == {64: (528, 554), 128: (1024, 1024)})
+longer = {form: {d: [at[form] for (on, *_), at in with_alibi().items() if on == d] for d in (64, 128)} for form in ("distance", "column")}
+verdict("at d = 64, the distance costs 15 to 19% and the column 5 to 12%; at d = 128, each costs less", all(
+    round(min(at[64]), 2) == low and round(max(at[64]), 2) == high and max(at[128]) < max(at[64])
+    for at, low, high in ((longer["distance"], 1.15, 1.19), (longer["column"], 1.05, 1.12))))  # fmt: skip
 verdict("4 d FLOPs per exponential: 512 at d = 128, as a B200 does", chips.B200.tensor_per_clock / chips.B200.exp_per_clock == 512)
 verdict("an H200's shared memory takes the clocks that tile_clocks counts", clocks(chips.H200, 128, 2)["shared memory"] == tile_clocks(chips.H200, 128, 128, 128).shared)
 last = [max(units, key=units.get) for units in (clocks(chips.B200, 64, 1), clocks(chips.B200, 128, 1), with_share(128, 0))]
