@@ -43,12 +43,8 @@ def pool() -> ProcessPoolExecutor | None:
     """Return the processes for all suites of a run, as many as the cores and the GPU's memory allow."""
     workers = min(os.cpu_count() - 1, torch.cuda.mem_get_info()[0] // (8 * 2**30))
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # or each would start as many again
-    return ProcessPoolExecutor(workers, get_context("spawn"), ignore_interrupts) if workers > 1 else None
-
-
-def ignore_interrupts() -> None:
-    """Leave Ctrl-C to the process that measures."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is left to the process that measures
+    return ProcessPoolExecutor(workers, get_context("spawn"), *ignore) if workers > 1 else None
 
 
 def tried(call: Callable[..., None], *job) -> None:

@@ -15,7 +15,6 @@ from fa2_lab.tools import files
 from fa2_studio.bench.results import commit
 from fa2_studio.judges.suites import SUITES, TheirTests
 
-ADAPTERS = Path(__file__).with_name("adapters")
 RECORD = files.ROOT / "figures" / "data" / "judged.json"
 
 
