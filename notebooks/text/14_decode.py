@@ -510,10 +510,10 @@ show("programs")
 # The dots are measured, and the dashed line is a model. In the model, the launch takes a few microseconds. After that,
 # each program reads at its own speed, but all programs together read no faster than a copy. Since the speed of one
 # program is taken from the first dot, the line passes through that dot by construction, and only the rest of the line
-# is a prediction. Beyond 128 programs, the dots rise slowly to 80 µs, because there are more programs to start and more
-# parts to merge. For each head that a program begins, the model adds the time of one tile, but it does not count the
-# merge. The line ends at 512 programs, because with fewer than 16 tiles per program, rounding to whole tiles would
-# dominate the model.
+# is a prediction. Beyond 128 programs, the dots rise slowly to about 80 µs, because there are more programs to start
+# and more parts to merge. For each head that a program begins, the model adds the time of one tile, but it does not
+# count the merge. The line ends at 512 programs, because with fewer than 16 tiles per program, rounding to whole tiles
+# would dominate the model.
 #
 # Why does a single program not read faster, although it has an SM to itself? We can only narrow this down. There are
 # four candidates, namely DRAM, the path from L2 into the SM, the wait for tiles, and the program's own work on each
@@ -534,9 +534,9 @@ for n, speed in stages.items():
 # either waits for its tiles or is busy with them:
 #
 # - **It waits.** The program works on the tile in one of its stages, while the tiles for the other stages are in
-#   flight. If the work took no time, the speed would be set by the tiles in flight alone. By *Little's law*, it would be
-#   their bytes divided by the *latency*, the time that a tile takes to arrive. With 2, 3, 4 and 6 stages, 1, 2, 3 and 5
-#   tiles are in flight, so a program would read 2, 3 and 5 times as fast with 3, 4 and 6 stages as with 2.
+#   flight. If the work took no time, the speed would be set by the tiles in flight alone. By *Little's law*, it would
+#   be their bytes divided by the *latency*, the time that a tile takes to arrive. With 2, 3, 4 and 6 stages, 1, 2, 3
+#   and 5 tiles are in flight, so a program would read 2, 3 and 5 times as fast with 3, 4 and 6 stages as with 2.
 #
 # - **It is busy.** For each tile, the program computes S, then the softmax, and then P V. Each of these steps waits for
 #   the previous one, and the program goes on to the next tile only when all three are done. If this takes longer than
@@ -636,7 +636,7 @@ verdict("16 splits cost at most 13%, and at most 4% from 16,384 keys on", max(fi
 verdict("about 100 programs use all of the memory's bandwidth", 80 < copy / each < 130)
 verdict("the time halves up to 64 programs", all(1.7 < curve[n] / curve[2 * n] < 2.2 for n in (8, 16, 32)))
 after = [curve[n] for n in (128, 256, 512, 1024, 2048)]
-verdict("beyond 128 programs, it rises slowly to 80 µs", after == sorted(after) and round(after[-1]) == 80)
+verdict("beyond 128 programs, it rises slowly to about 80 µs", after == sorted(after) and 75 < after[-1] < 85)
 near = [r.ratio("fa2_lab", "reading alone") for r in rows if r.problem["bytes"] > 2e8]
 verdict("for long caches, decode comes close to a pure read", min(near) > 0.85)
 
