@@ -72,8 +72,8 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     gpu, dtype, *versions = setting.split(", ")
     caption = (
         f"{headline}. To the right of the line marked 'equal', fa2_lab is faster. The scale is logarithmic. Each mark "
-        f"shows the median ratio of a setting. {ranges}, and each short stroke is a problem on which fa2_lab is "
-        f"slower. We measured on an {gpu}, in {dtype}, with {' and '.join(versions)}."
+        f"shows the median ratio for one setting. {ranges} of the ratios, and each short stroke marks a problem on "
+        f"which fa2_lab is slower. We measured on an {gpu}, in {dtype}, with {' and '.join(versions)}."
     )
     groups = list(dict.fromkeys(row[0] for row in rows))
     figure, ax = style.new_figure(0.7 + (0.25 if style.narrow() else 0.205) * (len(rows) + len(groups)), caption)

@@ -25,8 +25,8 @@ ALONE_ON_AN_SM, STAGES = 8, (2, 3, 4, 6)  # programs so few that memory is no li
 MORE = 3 * REPEATS  # contestants are a microsecond apart
 PROTOCOL = PROTOCOL.replace(f"{REPEATS} repetitions", f"{MORE} repetitions")
 PROTOCOL = PROTOCOL.replace("the L2 cache is overwritten", "we read other data to fill the L2 cache") + (
-    " The rows *graph* show the same calls when they are replayed from a CUDA graph, and the row *host* shows the host "
-    "time of one eager call."
+    " The *graph* rows show the same calls, replayed from a CUDA graph, and the *host* row shows the host time of one "
+    "eager call."
 )
 
 

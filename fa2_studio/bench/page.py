@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from html import escape
+from itertools import takewhile
 from pathlib import Path
 from statistics import median
 
@@ -35,6 +36,7 @@ WAYS = {
     SUSTAINED: "sustained",
     CALLED: "with host",
 }  # the protocols that are told on top
+AS_LISTED = "in the order in which the record lists them"  # in a record from before the order was random
 
 
 def results_page(folder: Path | None = None) -> str:
@@ -120,17 +122,17 @@ def usual(runs: list[Record]) -> dict:
     return json.loads(Counter(kept).most_common(1)[0][0]) if kept else {}
 
 
-SLOW = "mostly in short calls and in the backward pass of a single long sequence"
+SLOW = "mainly for short calls and for the backward pass of a single long sequence"
 FOLDS = "Each line opens a suite, with its medians, how it was timed, and all of its rows."
 SLOWER = (
-    "Each row shows on how many problems of a suite another implementation is faster than `fa2_lab`. The ratio is the "
-    "speed of `fa2_lab` divided by the speed of the other implementation. For each implementation, the rows are sorted "
-    "by their lowest ratio."
+    "Each row gives the number of problems in a suite on which another implementation is faster than `fa2_lab`. The "
+    "ratio is the speed of `fa2_lab` divided by the speed of the other implementation. For each implementation, the "
+    "rows are sorted by their lowest ratio."
 )
 GPUS = (
-    "The FA2 paper's benchmark problems have been measured on the following GPUs, by us or by others, with the timing "
-    "*kernel only*. The column `fa2_lab` shows the median speed over these problems. The columns whose names begin "
-    "with *over* show the median ratio of the speed of `fa2_lab` to the speed of another implementation."
+    "The FA2 paper's benchmark problems have been measured on the following GPUs, by us or by others, using the "
+    "*kernel only* timing. The column `fa2_lab` shows the median speed over these problems. The columns whose names "
+    "begin with *over* show the median ratio of the speed of `fa2_lab` to the speed of another implementation."
 )
 RECORDS = "The name of each suite is a link to its record."
 CEILINGS = "For comparison, most runs also measure the speed of a large matmul (GEMM) and of a copy:"
@@ -161,7 +163,7 @@ def assembled(runs: list[Record]) -> Iterable[str]:
         yield (
             "Some records with Triton 3.9 do not name the version of ptxas, NVIDIA's assembler. They were probably "
             "made with ptxas 12.9, although Triton 3.9 itself comes with ptxas 13.4 for Hopper. We compared the two "
-            f"versions in {len(rows)} calls, in which our kernels were {min(speeds):.2f} to {max(speeds):.2f} times as "
+            f"versions on {len(rows)} calls, and our kernels were {min(speeds):.2f} to {max(speeds):.2f} times as "
             "fast with ptxas 13.4 as with ptxas 12.9."
         )
 
@@ -216,7 +218,7 @@ def subject(run: Record) -> str:
     """Return sentences about what a record is, and its problems."""
     what = SUITES[run.suite].what if run.suite in SUITES else OTHERS[run.suite]
     verb = "times" if run.suite in (*CONTESTS, "packed", "decode", "ring") else "measures"
-    verb = "contains the times of" if run.suite in OTHERS else verb
+    verb = "contains" if run.suite in OTHERS else verb
     rows = run.rows + run.sustained
     inputs = f" {shapes(rows)}" if rows else ""
     return f"{called(run)} {verb} {what}.{inputs}"
@@ -309,21 +311,39 @@ def remarks(run: Record) -> list[str]:
         apart = max((abs(a - b) for curve in others for a, b in zip(curve, first, strict=True)), default=0.0)
         found.append(f"No loss curve ever differs from that of {next(iter(run.curves))} by more than {apart:.2g}.")
     for view in views(run):
-        rests = [rest for known in WAYS if (rest := rest_of(view.protocol, known)) is not None]
+        protocol = view.protocol.replace(AS_LISTED, "in random order")
+        rests = [rest for known in WAYS if (rest := rest_of(protocol, known)) is not None]
+        if protocol != view.protocol:
+            found.append(f"For the *{way_of(view)}* timing, the implementations run {AS_LISTED}, not in random order.")
         found += rests or [view.protocol.removesuffix(".") + "."] if view.protocol else []
     if run.suite in OTHERS:
         found.append(f"No command writes a record with this name, because {run.made_by}.")
     if run.missing:
-        found.append(f"The last run was interrupted before {len(run.missing)} of its rows.")
+        found.append(f"The last run was interrupted before it reached {len(run.missing)} of its rows.")
+    return [*filter(None, found), *absent(run.rows + run.sustained)]
+
+
+def absent(rows: list[Measurement]) -> list[str]:
+    """Return a sentence per implementation on whether some or all of its numbers are missing, and why."""
     reasons: dict[str, dict[str, None]] = {}
-    for row in run.rows + run.sustained:
+    for row in rows:
         for name, why in row.failed.items():
             if why != ABSENT:
-                reasons.setdefault(name, {})[why.removesuffix(".")] = None
-    if reasons:
-        parts = [f'the reason "{next(iter(why))}" for {name}' for name, why in reasons.items()]
-        found.append(f"Some numbers are missing. The record gives {listed(parts)}.")
-    return [*filter(None, found)]
+                reasons.setdefault(name, {})[clause(why.removesuffix("."))] = None
+    lines = []
+    for name, found in reasons.items():
+        words = [each.split() for each in found]
+        alike = takewhile(lambda column: len({*column}) == 1, zip(*words, strict=False)) if len(words) > 1 else ()
+        begin = [column[0] for column in alike]
+        why = " ".join([*begin, listed([" ".join(each[len(begin) :]) for each in words])])
+        some = "Some" if any(name in row.values for row in rows) else "All"
+        lines.append(f"{some} numbers for {name} are missing because {why}.")
+    return lines
+
+
+def clause(why: str) -> str:
+    """Return a recorded reason, or the first sentence of an error, as words that can follow "because"."""
+    return f'it failed with "{why.split(". ")[0]}"' if re.match(r"\w+: ", why) else why
 
 
 def views(run: Record) -> list[Record]:
@@ -366,7 +386,7 @@ def spread(view: Record) -> str:
         return ""
     typical, most = reach[len(reach) // 2], reach[-1]
     within = f"typically within {typical:.1%} of their median ({most:.1%} at worst)"
-    return f"{f'With the timing {way_of(view)}, half' if way_of(view) else 'Half'} of the repetitions are {within}."
+    return f"{f'For the *{way_of(view)}* timing, half' if way_of(view) else 'Half'} of the repetitions are {within}."
 
 
 def unit_of(row: Measurement) -> str:

@@ -34,7 +34,7 @@ def rested(repeats: int) -> str:
 PROTOCOL = rested(REPEATS)
 SECONDS, CHUNK, SETTLE = 1.0, 0.05, 0.3  # of a contestant's turn, of what is timed at once, of what does not count
 SUSTAINED = (
-    "The implementations run one after another, in a new random order, and each of them runs for at least "
+    "On each problem, the implementations run one after another in random order, and each of them runs for at least "
     f"{SECONDS:g} s without a pause. We discard the first {SETTLE:g} s, divide the rest into intervals of "
     f"{1e3 * CHUNK:g} ms, measure these intervals with CUDA events, and report the median. We do not overwrite the L2 "
     "cache. Meanwhile, nvidia-smi reports the clock, the power and other values, and we record their medians. Before "
@@ -43,11 +43,11 @@ SUSTAINED = (
 TURNS, FEW, BEFORE, IN_A_ROW = 15, 5, 5, 20
 CALLED = (
     f"We measure {IN_A_ROW} calls in a row with CUDA events, so the time that the host needs between the calls counts. "
-    f"Each implementation has {FEW} turns, always in a new random order, and we report the median. PyTorch's backend "
-    "is chosen before the clock starts. Before the timing starts, we check every result."
+    f"In each of {FEW} rounds, the implementations take turns in a new random order, and we report the median. "
+    "PyTorch's backend is chosen before the clock starts. Before the timing starts, we check every result."
 )
 HOST_PROTOCOL = (
-    "We measure on the host how many microseconds pass until a call returns. In each turn, we average "
+    "On the host, we measure how many microseconds a call takes to return. In each turn, we average "
     f"{IN_A_ROW} calls in a row, after {BEFORE} warm-up calls that do not count. The implementations alternate, and we "
     f"report the median of {TURNS} such turns. PyTorch's backend is chosen before the clock starts. Before the timing "
     "starts, we check every result."
@@ -181,7 +181,7 @@ def tried(call: Callable):
         return str(why)
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
-        return "out of memory"
+        return "it ran out of memory"
     except Exception as failure:
         if isinstance(failure, torch.AcceleratorError):
             torch.cuda.synchronize()  # raises the same again if nothing can run any more

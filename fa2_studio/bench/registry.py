@@ -20,7 +20,9 @@ CONTESTS = {
     "heads": "grouped-query attention, with 1 to 32 K/V heads",
     "deterministic": "attention with deterministic gradients and, for comparison, with faster nondeterministic ones",
     "sweep": "fa2_lab, cuDNN and FlashAttention-3 on 200 random shapes",
-    "masks": "causal attention with a window, a softcap or sinks, and counts FLOPs only for keys that a row sees",
+    "masks": (
+        "causal attention with a window, a softcap or sinks, and counts FLOPs only for the keys that each row sees"
+    ),
     "bias": (
         "attention with ALiBi as a bias, which is computed from the distance or from the column alone, and the same "
         "problems without it"
@@ -30,13 +32,13 @@ SUITES = {"smoke": Suite("suites:smoke", "small problems, checked in Triton's in
 SUITES |= {name: Suite("suites:contests", what, takes=("sustained",)) for name, what in CONTESTS.items()}
 SUITES |= {
     "packed": Suite("packed:run", "attention over sequences of different lengths, both packed and padded"),
-    "accuracy": Suite("accuracy:run", "the errors of O, dQ, dK and dV in every implementation, compared with float64"),
+    "accuracy": Suite("accuracy:run", "how far each implementation's O, dQ, dK and dV are from float64 results"),
     "decode": Suite("decode:run", "attention of a single query over a long cache, which is either dense or paged"),
     "small": Suite("suites:small", "the time that one call takes on the host"),
     "memory": Suite("suites:memory", "peak memory as a function of the sequence length"),
     "ladder": Suite(
         "ladder:run",
-        "the kernel after each change, and also the fastest other implementations, several experiments and the "
+        "the kernel after each change, the fastest of the other implementations and several experiments, and reads the "
         "hardware counters",
         takes=("part", "beside"),
     ),
@@ -44,18 +46,20 @@ SUITES |= {
     "train": Suite("train:run", "how a small GPT trains when only its attention is replaced"),
     "models": Suite(
         "models:run",
-        "how a small Llama model from transformers trains when only its attention is replaced, and needs no GPU",
+        "how a small Llama model from transformers trains when only its attention is replaced (no GPU needed)",
         gpu=False,
     ),
     "ring": Suite(
         "ring:run",
-        "attention over one sequence that is divided among several GPUs, and is started with "
+        "attention over one sequence that is divided among several GPUs. To start this suite, run "
         "`torchrun --nproc-per-node 4 -m fa2_lab bench ring`",
     ),
 }
 OTHERS = {  # records that no command writes; each tells how it was made
-    "h100": "attention on the benchmark problems of the FA2 paper, measured on an H100",
-    "ideas": "earlier Hopper and decode kernels, each with and without one optimization that was expected to help",
+    "h100": "attention timings for the benchmark problems of the FA2 paper, measured on an H100",
+    "ideas": (
+        "timings of earlier Hopper and decode kernels, each with and without one optimization that was expected to help"
+    ),
 }
 TITLES = {  # of all records, as the headings of RESULTS.md and the rows of its tables name them
     "paper": "The FA2 paper's grid",

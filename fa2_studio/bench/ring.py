@@ -25,7 +25,7 @@ LENGTHS = (131072, 65536, 32768, 16384, 8192)
 DIRECTIONS = ("forward", "backward", "both")
 REPEATS = 7
 PROTOCOL = (
-    "We time every GPU with CUDA events, and the slowest GPU counts. After a warm-up, we measure "
+    "We time every GPU with CUDA events and use the time of the slowest GPU. After a warm-up, we measure "
     f"{REPEATS} repetitions and report the median. A barrier starts each repetition at the same time on all GPUs. "
     "Before the timing starts, we check O and the gradients against float64. The column for one GPU shows "
     "`fa2_lab.attention`."

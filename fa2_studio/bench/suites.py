@@ -108,7 +108,7 @@ def row(
 
 FEW_CALLS = partial(protocol.host, turns=3, before=0, in_a_row=1)
 SMOKE_PROTOCOL = (
-    "We measure on the host how many microseconds pass until a call returns, and report the median of 3 calls. Before "
+    "On the host, we measure how many microseconds a call takes to return, and report the median of 3 calls. Before "
     "the timing starts, we check every result."
 )
 INTERPRETED = " Without a GPU, fa2_lab runs in Triton's interpreter, whose times say nothing about a GPU."

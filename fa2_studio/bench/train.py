@@ -17,8 +17,8 @@ from fa2_studio.bench.problem import Problem
 from fa2_studio.bench.results import machine
 
 PROTOCOL = (
-    "For every implementation, the model trains with bf16 autocast, AdamW, the same seed and the same batches. The "
-    "first 10 steps do not count towards the time."
+    "The model trains with bf16 autocast and AdamW. Every implementation of attention uses the same seed and the same "
+    "batches. The first 10 steps do not count towards the time."
 )
 SKIPPED = 10  # steps before the clock starts
 

@@ -191,7 +191,7 @@ def test_what_was_measured_without_pauses_has_tables_of_its_own():
     text = page.tables(run, run.machine)
     assert "by hand. without a pause." in text and page.ceilings([run])[-1].endswith("| 791 |")
     assert "| 133 (1.50) |" in text and "| 400 (0.50) |" in text and "1,580, 700" in text
-    assert "The last run was interrupted before 1 of its rows." in text
+    assert "The last run was interrupted before it reached 1 of its rows." in text
     run.sustained[1].machine = dict(triton="3.10")
     assert run.made().endswith("triton 3.10 or 3.6")
 

@@ -45,9 +45,9 @@ def plain(problem: Problem) -> Attend:
 def sdpa(problem: Problem, backend: SDPBackend) -> Attend:
     """torch's scaled_dot_product_attention held to one backend."""
     if problem.causal and problem.N_q != problem.N_k:
-        raise Missing("if it is called through torch, its causal diagonal starts in the top left corner")
+        raise Missing("torch would align the causal mask with the top left corner")
     if problem.mask("cpu"):
-        raise Missing("it takes the causal mask alone")
+        raise Missing("it supports only the causal mask")
     options = dict(is_causal=problem.causal, enable_gqa=problem.heads != problem.kv_heads)
     return Within(partial(torch.nn.functional.scaled_dot_product_attention, **options), partial(sdpa_kernel, backend))
 
@@ -112,7 +112,7 @@ def heads_first(output: torch.Tensor | tuple) -> torch.Tensor:
 def package(problem: Problem, module: str, **options) -> Attend:
     """One of Dao's packages, which take (batch, N, heads, d) and may return L beside O."""
     if problem.sinks:
-        raise Missing("it takes no sinks")
+        raise Missing("it does not support sinks")
     if problem.window is not None:
         options["window_size"] = (problem.window - 1, 0)
     if problem.softcap is not None:
@@ -132,7 +132,7 @@ def refuse_unbuilt(**asked: bool) -> None:
         return
     for feature, wanted in asked.items():
         if wanted and flags.get(f"FLASHATTENTION_DISABLE_{feature}"):
-            raise Missing(f"built without {feature.lower()}")
+            raise Missing(f"it was built without support for {feature.lower().replace('hdim', 'd = ')}")
 
 
 def flash3_cache(problem: Problem) -> Attend:

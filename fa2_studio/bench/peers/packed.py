@@ -32,7 +32,7 @@ def with_padding(lengths: Sequence[int], tensors: Several) -> Packed:
 
     rows = len(lengths) * max(lengths)
     if rows > MOST_ROWS:
-        raise Missing(f"with padding, the batch would have {rows:,} rows for {sum(lengths):,} tokens")
+        raise Missing(f"padding would turn {sum(lengths):,} tokens into {rows:,} rows")
     count = torch.tensor(lengths, dtype=torch.int32, device=tensors[0].device)
     call = partial(attention, causal=True, key_lengths=count)
     return Packed(call, [padded(x, lengths) for x in tensors], lambda x: x[-1:, :, : lengths[-1]])
