@@ -1,7 +1,7 @@
 """Rung 11, diagonal first: the two loops are swapped, so that NVIDIA's compiler lets a matmul overlap the next tile.
 
 This is the canonical Triton kernel, a direct transcription of Algorithm 1 of FlashAttention-2. Without prefetching
-(num_stages=1), the order of the loops makes no difference.
+(num_stages=1) and without a mask, the order of the loops makes no difference.
 """
 
 import math
