@@ -165,8 +165,9 @@ show("bulk_copy")
 # models a barrier that expects two arrivals. In the listing, `missing` is the number of arrivals that are still to come
 # in this phase, and `phase` is the parity of the current phase. When `missing` reaches 0, it starts again from
 # `expected`, the number of arrivals for which the barrier was made. The rest serves the model's messages. `came` counts
-# the arrivals of each actor, and `Wait` pairs the question, which `ready()` answers, with the words in `what`. At the
-# start and after each arrival, the cell asks the barrier whether phase 0 is over, and whether phase 1 is:
+# the arrivals of each actor. A `Wait` holds a condition, which `ready()` tests, and the words in `what`, which a
+# message about this wait would use. At the start and after each arrival, the cell asks the barrier whether phase 0 is
+# over, and whether phase 1 is:
 
 # %%
 show_code(getsource(Barrier.arrive) + getsource(Barrier.over))
@@ -529,9 +530,9 @@ show("strips_17")
 # Since one ring now serves both consumers, shared memory has room for tiles of 128 keys at d = 128. A row of 128 16-bit
 # values takes 256 bytes. Each consumer's 64 rows of Q therefore take 16 KiB, and a stage, with 128 rows of K and 128 of
 # V, takes 64 KiB. Two consumers and three stages add up to 2 · 16 + 3 · 64 = 224 KiB, which fits into the 227 KiB that
-# an SM has for its programs. In rung 16, two programs shared the SM, so each had only 113 KiB. That was too little for
-# two stages of such tiles, which need 16 + 2 · 64 = 144 KiB, although there would have been enough registers (184 of
-# 232). Only the sizes change in this rung:
+# a program can have if it is alone on its SM. In rung 16, two programs shared the SM, so each had only 113 KiB. That
+# was too little for two stages of such tiles, which need 16 + 2 · 64 = 144 KiB, although there would have been enough
+# registers (184 of 232). Only the sizes change in this rung:
 
 # %% tags=["nbval-ignore-output"]
 change("17", "18", "SIZES")
@@ -784,8 +785,8 @@ print(f"m grows in {growths(s16, lag=0)[0]} of 127 tiles")
 # ## Rung 22: exchange values only if a lane needs it
 #
 # Rung 22 stores m and ℓ once per lane, in the shape (64, 4). The four lanes of a row always hold the *same* m, because
-# o is summed over all columns and so can be rescaled by only one α per row. Their ℓ differ, because each lane adds up
-# only its own columns.
+# a row of o is a sum over all keys, so a single α has to rescale it. Their ℓ differ, because each lane adds up only its
+# own columns.
 #
 # For each of its two rows, a lane compares its own largest score with the row's m + 8. If *any* lane in the warp finds
 # a score above this bound, the warp updates m in all of its 16 rows. The four lanes of each row then find their

@@ -2,9 +2,9 @@
 
 This step makes more than one change, because Gluon code also differs from Triton code in other ways. The two loops
 become one loop from right to left, in which an `if` decides whether a tile is masked. Elements of p are rounded in
-pairs, with an instruction that Triton does not choose. The kernel waits for P V immediately, whereas Triton let that
-matmul overlap the next tile. Rung 20 restores the overlap. The kernel needs a Hopper GPU, 16-bit inputs, and d = 64 or
-128.
+pairs, with an instruction that Triton chooses by itself only since version 3.9. The kernel waits for P V immediately,
+whereas Triton let that matmul overlap the next tile. Rung 20 restores the overlap. The kernel needs a Hopper GPU,
+16-bit inputs, and d = 64 or 128.
 """
 
 import math
