@@ -135,9 +135,9 @@ from fa2_lab.kernels.prepared import Options, Tensors
 
 def forward(q, k, v, causal):
     d = q.shape[3]
-    blocks = tables.Blocks({B_r}, {B_c}, {warps}, {stages}, d_pad=tables.padded_head_dim(d))
+    config = tables.KernelConfig({B_r}, {B_c}, {warps}, {stages}, d_pad=tables.padded_head_dim(d))
     tensors = Tensors(q, k, v)
-    portable.prepare(tensors, Options(causal, scale=d**-0.5), blocks)(tensors)
+    portable.prepare(tensors, Options(causal, scale=d**-0.5), config)(tensors)
 """
 
 

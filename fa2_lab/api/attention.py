@@ -132,7 +132,7 @@ def attention(
     options = check_options(GivenOptions(*given), tensors, (*q.shape[1:3], k.shape[2]))
     if dropout_p:
         tensors = tensors._replace(seed=seed_tensor(seed, q.device))
-    return operators.compute(key, tensors, options, return_lse)
+    return operators.run_checked(key, tensors, options, return_lse)
 
 
 def seed_tensor(seed: int | None, device: torch.device) -> Tensor:

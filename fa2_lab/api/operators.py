@@ -25,7 +25,7 @@ from fa2_lab.kernels.prepared import Options, Tensors, cache_put, contiguous_lik
 
 
 @cache
-def kernels() -> ModuleType:
+def dispatch_module() -> ModuleType:
     """Import and return kernels.dispatch, the module that chooses the kernels.
 
     Only this function imports the module, because the module needs Triton.
@@ -37,20 +37,22 @@ def kernels() -> ModuleType:
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """Compute (O, L) with the kernels, or with the NumPy reference if options.reference is set."""
-    return reference_forward(tensors, options) if options.reference else kernels().forward(tensors, options)
+    return reference_forward(tensors, options) if options.reference else dispatch_module().forward(tensors, options)
 
 
 def backward(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
     """Return (dQ, dK, dV), plus dsinks if the call has sinks."""
     dO = torch.zeros_like(O) if dO is None else dO
-    run = reference_backward if options.reference else kernels().backward
+    run = reference_backward if options.reference else dispatch_module().backward
     return run(dO, dL, O, L, tensors, options)
 
 
 # Computed at once -----------------------------------------------------------------------------------------------
 
 
-def compute(key: tuple | None, tensors: Tensors, options: Options, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
+def run_checked(
+    key: tuple | None, tensors: Tensors, options: Options, return_lse: bool
+) -> Tensor | tuple[Tensor, Tensor]:
     """Compute and return O, or (O, L) if return_lse is set, for a call that has passed all checks.
 
     If `key` is not None, the prepared kernels are stored in the table of prepared calls under this key.
@@ -66,7 +68,7 @@ def compute(key: tuple | None, tensors: Tensors, options: Options, return_lse: b
     run = (
         partial(reference_forward, options=options)
         if options.reference
-        else kernels().prepare_forward(tensors, options)
+        else dispatch_module().prepare_forward(tensors, options)
     )
     return cache_put(key, Call(run, options, return_lse))(tensors)
 

@@ -75,7 +75,7 @@ def attention_packed(
         check_sinks(sinks, call.options)
         return call(tensors)
     options = check_options(GivenOptions(*given), tensors, (q.shape[1], q.shape[0], k.shape[0]))
-    return operators.compute(key, tensors, options, return_lse)
+    return operators.run_checked(key, tensors, options, return_lse)
 
 
 def has_dominant_sequence(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:

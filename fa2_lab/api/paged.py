@@ -76,4 +76,4 @@ def attention_paged(
     check_no_gradient(q=q, k_pages=k_pages, v_pages=v_pages, sinks=sinks)
     check_key_lengths_values(key_lengths, block_table.shape[1] * k_pages.shape[1])
     check_block_table_values(block_table, key_lengths, k_pages.shape[:2], q.shape[2], options.left)
-    return operators.compute(key, tensors, options, return_lse) if call is None else call(tensors)
+    return operators.run_checked(key, tensors, options, return_lse) if call is None else call(tensors)

@@ -1,6 +1,6 @@
 """Block sizes, warps and stages of the portable kernels, for each chip family and each d.
 
-There are three kernels: "forward", and in the backward pass "columns" (dK, dV) and "rows" (dQ). The entries for Hopper
+There are three kernels: "forward", and in the backward pass "dkdv" (dK, dV) and "dq" (dQ). The entries for Hopper
 were measured on an H200. The others were chosen by compiling: without a bias, they fit the shared memory of the chip
 and spill no register, as tests/heart/test_compile.py checks. If several entries for 8.x at d = 64 or 128 passed this
 check, they were compared by running the A100's code on an H200. Three entries do spill: the backward of Hopper at
@@ -20,7 +20,7 @@ from fa2_lab.kernels.triton_versions import by_triton, driver
 
 
 @dataclass(frozen=True)
-class Blocks:
+class KernelConfig:
     """An entry of the tables: the tile size B_r × B_c, the number of warps, and the number of pipeline stages.
 
     Other kernels call B_r and B_c BLOCK_M and BLOCK_N.
@@ -43,8 +43,8 @@ class Blocks:
 
     def tile(self, Q: torch.Tensor) -> PortableTile:
         """Return the compile-time constants of a kernel for tensors like Q."""
-        width = min(self.d_pad, self.B_r) if splits_head_dim(Q) else self.d_pad
-        numbers = self.B_r, self.B_c, Q.shape[-1], self.d_pad, width, self.upcast
+        o_chunk = min(self.d_pad, self.B_r) if splits_head_dim(Q) else self.d_pad
+        numbers = self.B_r, self.B_c, Q.shape[-1], self.d_pad, o_chunk, self.upcast
         return PortableTile(*map(triton.language.constexpr, numbers))
 
 
@@ -61,7 +61,7 @@ HOPPER = dict(
         128: (64, 64, 4, 3),
         256: (128, 32, 8, 2, None, USE_LOW_REG),
     },
-    columns={
+    dkdv={
         16: (64, 64, 4, 2),
         32: (64, 64, 4, 2),
         64: (64, 64, 4, 3),
@@ -70,7 +70,7 @@ HOPPER = dict(
         256: (32, 64, 8, 2),
     },
     # at 16, 64 × 64 in two or three stages crashes the ptxas of Triton 3.6 if N_q = N_k = 1
-    rows={
+    dq={
         16: (64, 32, 4, 2),
         32: (64, 64, 4, 3),
         64: (64, 64, 4, 3),
@@ -81,31 +81,31 @@ HOPPER = dict(
 ADA = dict[str, dict](  # sm_86 and sm_89: everything fits into their 99 KiB
     forward={16: (128, 64, 4, 2), 32: (128, 64, 4, 2), 64: (128, 32, 4, 2), 128: (64, 64, 4, 2), 256: (64, 16, 4, 2)},
     # at 256, without a number of registers, ptxas stops at 168 for sm_80 and spills 2
-    columns={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (64, 32, 4, 2), 128: (64, 64, 8, 2), 256: (32, 16, 4, 2, 255)},
-    rows={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
+    dkdv={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (64, 32, 4, 2), 128: (64, 64, 8, 2), 256: (32, 16, 4, 2, 255)},
+    dq={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
 )
 AMPERE = dict(  # sm_80; compared with FlashAttention-2's own kernels, both as sm_80 code on an H200
     forward=ADA["forward"] | {64: (128, 64, 4, 2, None, USE_LOW_REG)},
-    columns=ADA["columns"] | {64: (32, 64, 4, 2), 128: (32, 32, 4, 2)},  # at 128, all that are faster spill at some d
-    rows=ADA["rows"],
+    dkdv=ADA["dkdv"] | {64: (32, 64, 4, 2), 128: (32, 32, 4, 2)},  # at 128, all that are faster spill at some d
+    dq=ADA["dq"],
 )
 BLACKWELL = dict(  # sm_100 and sm_120, the latter with 99 KiB
     # at 64, without a number of registers, ptxas stops at 128 for sm_100 and spills 4
     forward=ADA["forward"] | {64: (128, 64, 8, 2, 168), 128: (128, 32, 8, 2)},
-    columns=ADA["columns"],
-    rows=ADA["rows"] | {128: (64, 64, 8, 2)},
+    dkdv=ADA["dkdv"],
+    dq=ADA["dq"] | {128: (64, 64, 8, 2)},
 )
 CDNA = dict(  # AMD's MI300 family: 64 KiB
     forward={16: (128, 64, 4, 1), 32: (128, 64, 4, 1), 64: (128, 64, 4, 1), 128: (64, 64, 4, 1), 256: (32, 32, 4, 1)},
-    columns={16: (64, 64, 4, 1), 32: (64, 64, 4, 1), 64: (32, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 4, 1)},
-    rows={16: (64, 64, 4, 1), 32: (64, 64, 4, 1), 64: (64, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 4, 1)},
+    dkdv={16: (64, 64, 4, 1), 32: (64, 64, 4, 1), 64: (32, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 4, 1)},
+    dq={16: (64, 64, 4, 1), 32: (64, 64, 4, 1), 64: (64, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 4, 1)},
 )
 FP32 = dict(  # no tensor cores: products of single numbers, held in registers
     forward={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (32, 32, 4, 1), 128: (32, 16, 4, 1), 256: (32, 16, 4, 1)},
-    columns={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (16, 32, 4, 1), 128: (16, 16, 8, 1), 256: (16, 16, 8, 1)},
-    rows={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (32, 32, 4, 1), 128: (32, 16, 4, 1), 256: (16, 16, 4, 1)},
+    dkdv={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (16, 32, 4, 1), 128: (16, 16, 8, 1), 256: (16, 16, 8, 1)},
+    dq={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (32, 32, 4, 1), 128: (32, 16, 4, 1), 256: (16, 16, 4, 1)},
 )
-INTERPRETED = dict(forward=(32, 64, 1, 1), columns=(64, 32, 1, 1), rows=(32, 64, 1, 1))  # a few large tiles are fastest
+INTERPRETED = dict(forward=(32, 64, 1, 1), dkdv=(64, 32, 1, 1), dq=(32, 64, 1, 1))  # a few large tiles are fastest
 
 
 def chip_tables() -> dict:
@@ -144,12 +144,12 @@ def needs_upcast(Q: torch.Tensor) -> bool:
     return Q.dtype == torch.bfloat16 and interpreter.is_enabled()
 
 
-def choose_blocks(kernel: str, Q: torch.Tensor, causal: bool) -> Blocks:
-    """Return the block sizes of one kernel ("forward", "columns" or "rows") for tensors like Q on this GPU."""
+def choose_config(kernel: str, Q: torch.Tensor, causal: bool) -> KernelConfig:
+    """Return the block sizes of one kernel ("forward", "dkdv" or "dq") for tensors like Q on this GPU."""
     fixed: dict[str, Any] = dict(d_pad=padded_head_dim(Q.shape[-1]), upcast=needs_upcast(Q))
     if interpreter.is_enabled():
-        return Blocks(*INTERPRETED[kernel], **fixed)
+        return KernelConfig(*INTERPRETED[kernel], **fixed)
     entry = (FP32 if Q.dtype == torch.float32 else chip_tables())[kernel][fixed["d_pad"]]
     if isinstance(entry[0], tuple):
         entry = entry[causal]
-    return Blocks(*entry, **fixed)
+    return KernelConfig(*entry, **fixed)

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from fa2_studio.bench.protocol import Timing, measure
 
-KERNELS = ("forward", "rows", "columns")
+KERNELS = ("forward", "dq", "dkdv")
 SIZES = (32, 64, 128)
 REPEATS = 7
 WRONG = 0.02  # of ‖x − y‖ / ‖y‖ between a candidate's result and the default's
@@ -55,27 +55,27 @@ def tune(ds, N: int, dtype: torch.dtype, kernels=KERNELS) -> int:
     return 0
 
 
-def entry(blocks) -> tuple:
+def entry(config) -> tuple:
     """Return block sizes as the tables have them, with limits if there are any."""
-    limits = (blocks.registers, blocks.low_reg_schedule) if blocks.registers or blocks.low_reg_schedule else ()
-    return blocks.B_r, blocks.B_c, blocks.warps, blocks.stages, *limits
+    limits = (config.registers, config.low_reg_schedule) if config.registers or config.low_reg_schedule else ()
+    return config.B_r, config.B_c, config.warps, config.stages, *limits
 
 
 def search(kernel: str, tensors: list[torch.Tensor], causal: bool):
     """Return the current choice, the fastest right one, and the milliseconds of all that ran."""
     from fa2_lab.kernels import tables
 
-    before = tables.choose_blocks(kernel, tensors[0], causal)
+    before = tables.choose_config(kernel, tensors[0], causal)
     make = caller(kernel, tensors, causal)
     truth = make(before)()
     calls, timings = {}, {}
-    for blocks in tqdm(candidates(kernel, before), desc="compile", leave=False, disable=None):
-        call = make(blocks)
+    for config in tqdm(candidates(kernel, before), desc="compile", leave=False, disable=None):
+        call = make(config)
         if works(call, truth):
-            calls[blocks] = call
-    for blocks, timing in measure(calls, repeats=REPEATS).items():
+            calls[config] = call
+    for config, timing in measure(calls, repeats=REPEATS).items():
         if isinstance(timing, Timing):
-            timings[blocks] = timing.median
+            timings[config] = timing.median
     return before, min(timings, key=timings.get), timings
 
 
@@ -93,7 +93,7 @@ def candidates(kernel: str, before) -> list:
 
 
 def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
-    """Return a function that takes blocks and makes a call, which runs one kernel and returns what it wrote."""
+    """Return a function that takes a KernelConfig and makes a call, which runs one kernel and returns what it wrote."""
     from fa2_lab.kernels.portable import backward, forward
     from fa2_lab.kernels.prepared import Options, Tensors
 
@@ -105,23 +105,23 @@ def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
     dL = key_lengths = seed = cu_seqlens_q = cu_seqlens_k = None
     plain = key_lengths, seed, cu_seqlens_q, cu_seqlens_k
 
-    def rows(blocks, dQ: torch.Tensor) -> Callable:
-        launch = backward.prepare_dq(dO, O, given, options, blocks)
+    def dq(config, dQ: torch.Tensor) -> Callable:
+        launch = backward.prepare_dq(dO, O, given, options, config)
         return lambda: launch(Q, K, V, O, dO, L, dL, D, dQ, *plain) or (dQ,)
 
-    def columns(blocks, dK: torch.Tensor, dV: torch.Tensor) -> Callable:
-        launch = backward.prepare_dkdv(dO, given, options, blocks)
+    def dkdv(config, dK: torch.Tensor, dV: torch.Tensor) -> Callable:
+        launch = backward.prepare_dkdv(dO, given, options, config)
         return lambda: launch(Q, K, V, dO, L, D, dK, dV, *plain) or (dK, dV)
 
-    def make(blocks):
+    def make(config):
         if kernel == "forward":
-            run = forward.prepare(given, options, blocks)
+            run = forward.prepare(given, options, config)
             return lambda: run(given)[:1]
-        if kernel == "rows":
-            return rows(blocks, torch.empty_like(Q))
-        return columns(blocks, torch.empty_like(K), torch.empty_like(V))
+        if kernel == "dq":
+            return dq(config, torch.empty_like(Q))
+        return dkdv(config, torch.empty_like(K), torch.empty_like(V))
 
-    rows(blocks=None, dQ=scratch)()  # the columns' kernel reads D
+    dq(config=None, dQ=scratch)()  # the kernel for dK and dV reads D
     return make
 
 

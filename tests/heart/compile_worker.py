@@ -94,7 +94,7 @@ def biased(target: str, which: str) -> list[dict]:
 def compiled_for(target: str, wanted: list[tuple]) -> list[dict]:
     """Each kernel for each (d, dtype, whether it is causal, the name of a bias or None)."""
     offline.compile_for(target)
-    made = dict(zip(("columns", "rows"), compiling(backward, "bwd_dkdv", "bwd_dq"), strict=True))
+    made = dict(zip(("dkdv", "dq"), compiling(backward, "bwd_dkdv", "bwd_dq"), strict=True))
     made |= dict(forward=compiling(forward, "forward_kernel")[0])
     rows = []
     for d, dtype, causal, bias in wanted:
@@ -103,7 +103,7 @@ def compiled_for(target: str, wanted: list[tuple]) -> list[dict]:
         O, L = forward.forward(tensors, options)
         backward.backward(O, None, O, L, tensors, options)
         for name, kernel in made.items():
-            blocks = tables.choose_blocks(name, Q, causal)
+            blocks = tables.choose_config(name, Q, causal)
             row = dict(target=target, kernel=name, d=d, dtype=dtype, causal=causal, bias=bias, warps=blocks.warps)
             waits = target == "sm_90" and dtype != "float32"
             row |= dict(made=kernel.made, waits=waits, narrow=narrow(kernel.made.asm.get("ptx", "")))
@@ -152,7 +152,7 @@ def decode(target: str, which: str) -> list[dict]:
             made = plan.prepare(tensors, options)
             made(tensors)
             one_length = given is None and not splits
-            programs = plan.decode_blocks(q, plan.shape_of(tensors, one_length))[1]
+            programs = plan.decode_config(q, plan.shape_of(tensors, one_length))[1]
             row = dict(target=target, call=what, d=d, warps=made.attend.options["num_warps"], programs=programs // 132)
             read = split_kv if made.attend.kernel is split_kv else stream_k
             rows.append(row | dict(made=read.made, merge=merge.made))

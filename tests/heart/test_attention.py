@@ -70,8 +70,8 @@ def test_slice_of_the_product(case):
 def test_any_block_sizes(sizes, monkeypatch):
     monkeypatch.setattr(
         tables,
-        "choose_blocks",
-        lambda kernel, Q, causal: tables.Blocks(*sizes, 4, 1, d_pad=tables.padded_head_dim(Q.shape[3])),
+        "choose_config",
+        lambda kernel, Q, causal: tables.KernelConfig(*sizes, 4, 1, d_pad=tables.padded_head_dim(Q.shape[3])),
     )
     check(*tensors(1, 2, 1, 50, 83, 16), causal=True, lengths=torch.tensor([70], device=DEVICE))
     check(*tensors(1, 2, 1, 83, 50, 16), causal=True)

@@ -110,7 +110,7 @@ def test_the_kernel_shares_as_the_model_says(monkeypatch, programs, lengths):
     q, k, v, _ = drawn(3, 4, 2, 1, 150, 16)
     given = None if lengths is None else torch.tensor(lengths, device=DEVICE)
     shape, d_pad, R = plan.shape_of(Tensors(q, k, v), one_length=True), 16, 2
-    B_c = plan.decode_blocks(q, shape)[0].B_c
+    B_c = plan.decode_config(q, shape)[0].B_c
     scratch = scratch_of(monkeypatch, lambda: decode(q, k, v, key_lengths=given, programs=programs))
     made = plan.prepare(Tensors(q[:2], k[:2], v[:2]), Options(False, 1.0), programs=programs)
     assert made.attend.kernel is plan.stream_k_kernel  # else 4 heads would be split
@@ -149,7 +149,7 @@ def test_the_merge_kernel_is_SoftmaxState_merge(programs):
         m = m.astype(np.float32).astype(float)
         part[:, :d], part[:, d], part[:, d + 1] = map(torch.from_numpy, (o, m, l))
         whole = whole.merge(SoftmaxState(scale * m, l, o))
-    blocks = tables.Blocks(16, 16, 1, 1, d_pad=d)
+    blocks = tables.KernelConfig(16, 16, 1, 1, d_pad=d)
     shape = plan.Shape(1, 1, R, 1, 16 * (programs - 1), d, 0, 0, 0, True)
     cut = plan.Partition(splits=0, programs=programs, share=1, whole_heads=False)
     common = dict(strides=plan.strides_of(Tensors(O, O, O)), N_k=shape.N_k, scales=softmax.scales(scale))
@@ -241,8 +241,8 @@ def test_any_cut_of_any_mask(
     options = options if window[1] == 0 else options._replace(right=window[1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "MAX_ROWS", most_rows)
-        blocks_of = plan.decode_blocks
-        patch.setattr(plan, "decode_blocks", lambda *given: (blocks_of(*given)[0], at_once))
+        blocks_of = plan.decode_config
+        patch.setattr(plan, "decode_config", lambda *given: (blocks_of(*given)[0], at_once))
         prepared.clear_caches()
         got = plan.decode(Tensors(q, k, v, lengths, sinks=sinks), options, programs=programs)
     for name, a, b in zip("OL", got, want, strict=False):

@@ -49,10 +49,10 @@ def test_what_the_compiler_and_the_kernels_are_told(monkeypatch):
     monkeypatch.setattr(tables, "chip_tables", lambda: tables.HOPPER)
     Q = torch.empty(2, 3, 130, 128, dtype=torch.float16, device="meta")
     kinds = (Q, False), (Q, True), (Q.float(), True)
-    tiles = [(found.B_r, found.B_c, found.warps) for found in (tables.choose_blocks("rows", *kind) for kind in kinds)]
+    tiles = [(found.B_r, found.B_c, found.warps) for found in (tables.choose_config("dq", *kind) for kind in kinds)]
     assert tiles == [(64, 64, 4), (128, 64, 8), (32, 16, 4)]
-    assert tables.choose_blocks("forward", Q[..., :64], True).compiler_options()["maxnreg"] == 128
-    assert "maxnreg" not in tables.choose_blocks("forward", Q, True).compiler_options()
+    assert tables.choose_config("forward", Q[..., :64], True).compiler_options()["maxnreg"] == 128
+    assert "maxnreg" not in tables.choose_config("forward", Q, True).compiler_options()
     assert [tables.padded_head_dim(d) for d in (1, 16, 17, 96, 129)] == [16, 16, 32, 128, 256]
     assert launch.program_count(Q, 64, None) == 2 * 3 * 3
     assert launch.program_count(torch.empty(256, 3, 64, device="meta"), 64, 4) == 3 * (
@@ -173,7 +173,7 @@ def test_the_search_prints_the_fastest_right_one_as_an_entry_of_the_table(monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     real = torch.randn
     monkeypatch.setattr(torch, "randn", lambda *shape, device, dtype: real(1, 1, 40, shape[-1], dtype=dtype).to(DEVICE))
-    made = [tables.Blocks(B_r, B_c, 4, 1, d_pad=16) for B_r, B_c in ((16, 16), (32, 16), (7, 7))]
+    made = [tables.KernelConfig(B_r, B_c, 4, 1, d_pad=16) for B_r, B_c in ((16, 16), (32, 16), (7, 7))]
     monkeypatch.setattr(tune, "candidates", lambda kernel, before: [before, *made])
 
     def measure(calls, repeats):

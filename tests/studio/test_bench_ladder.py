@@ -111,14 +111,14 @@ def test_the_kernels_of_each_call_are_added_up_in_bytes_and_shares_weighted_by_c
 # Tuning -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernel, wanted", [("forward", [0]), ("rows", [1]), ("columns", [2, 3])])
+@pytest.mark.parametrize("kernel, wanted", [("forward", [0]), ("dq", [1]), ("dkdv", [2, 3])])
 def test_a_search_runs_the_kernel_that_it_names(kernel, wanted):
     """One kernel with sizes of its own gives O, or dQ, or dK and dV."""
     tensors = WHERE.tensors(grad=True, device=DEVICE)
     O = dense.plain(WHERE)(*tensors[:3])
     truth = [O.detach(), *torch.autograd.grad(O, tensors[:3], tensors[3])]
     make = tune.caller(kernel, [x.detach() for x in tensors], causal=True)
-    blocks = tables.choose_blocks(kernel, tensors[0], causal=True)
+    blocks = tables.choose_config(kernel, tensors[0], causal=True)
     found = make(blocks)()
     assert max(problem.distance(x, truth[n]) for x, n in zip(found, wanted, strict=True)) < 1e-2
     assert tune.works(make(blocks), found)

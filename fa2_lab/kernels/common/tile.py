@@ -20,7 +20,7 @@ class PortableTile(NamedTuple):
     B_c: tl.constexpr
     d: tl.constexpr
     d_pad: tl.constexpr
-    width: tl.constexpr  # columns of O that one product makes
+    o_chunk: tl.constexpr  # columns of O that one product makes
     upcast: tl.constexpr  # whether tiles become fp32 before they are multiplied: bf16 in Triton's interpreter
 
 
@@ -91,9 +91,9 @@ def load_tile(X, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, row_begi
 
 @triton.jit
 def load_columns(X, c, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
-    """Load columns c:c + tile.width of rows first:first + B of the Head X, as a tile (B, tile.width)."""
-    d: tl.constexpr = min(tile.d - c, tile.width)
-    return load_rows(X.ptr + c, first, X.stride, n, B, d, tile.width, RAGGED, tile.upcast, row_begin)
+    """Load columns c:c + tile.o_chunk of rows first:first + B of the Head X, as a tile (B, tile.o_chunk)."""
+    d: tl.constexpr = min(tile.d - c, tile.o_chunk)
+    return load_rows(X.ptr + c, first, X.stride, n, B, d, tile.o_chunk, RAGGED, tile.upcast, row_begin)
 
 
 @triton.jit

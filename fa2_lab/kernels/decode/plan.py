@@ -84,40 +84,42 @@ def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> 
     """Choose sizes, the number of programs and the kernels' constants for calls like this one. Return a Decode."""
     Q = tensors.q
     shape = shape_of(tensors, one_length=tensors.key_lengths is None and not options.num_splits)
-    blocks, slots = decode_blocks(Q, shape)
+    config, slots = decode_config(Q, shape)
     window = launch.window_bounds(options)
-    partition = partition_keys(shape, blocks, Q.element_size(), slots, programs, options)
-    tile = tile_of(shape, blocks, window, partition, slots, early_merge=has_pdl(Q.device))
-    sizes, strides = sizes_of(shape, blocks, window), strides_of(tensors)
+    partition = partition_keys(shape, config, Q.element_size(), slots, programs, options)
+    tile = tile_of(shape, config, window, partition, slots, early_merge=has_pdl(Q.device))
+    sizes, strides = sizes_of(shape, config, window), strides_of(tensors)
     factors = scales(options.scale, options.softcap)
     common: dict[str, Any] = dict(strides=strides, N_k=shape.N_k, scales=factors, sizes=sizes, tile=tile)
     if partition.splits:
         kernel, own = split_kv_kernel, dict(splits=partition.splits, WHOLE=partition.whole_heads)
     else:
         kernel, own = stream_k_kernel, dict(batch=shape.batch, share=partition.share)
-    attend = launch.Launch(kernel, partition.programs, blocks.compiler_options(), **common, **own)
+    attend = launch.Launch(kernel, partition.programs, config.compiler_options(), **common, **own)
     if partition.whole_heads:
         return Decode(attend, merge=None, scratch=0)
-    merge = prepare_merge(shape, blocks, partition, common)
+    merge = prepare_merge(shape, config, partition, common)
     parts = partition.programs + shape.batch * sizes.heads
-    return Decode(attend, merge, scratch=parts * sizes.R * (blocks.d_pad + 4))
+    return Decode(attend, merge, scratch=parts * sizes.R * (config.d_pad + 4))
 
 
-def prepare_merge(shape: Shape, blocks: tables.Blocks, partition: Partition, common: dict[str, Any]) -> launch.Launch:
+def prepare_merge(
+    shape: Shape, config: tables.KernelConfig, partition: Partition, common: dict[str, Any]
+) -> launch.Launch:
     """Return the launch of the merge kernel, in which each program merges a few columns of a row of O.
 
     The number of warps per program depends on the number of these columns and on the number of partial results per
     head. `common` contains the arguments that all decode kernels share.
     """
-    width, heads = min(blocks.d_pad, MERGE_WIDTH), shape.batch * common["sizes"].heads
+    width, heads = min(config.d_pad, MERGE_WIDTH), shape.batch * common["sizes"].heads
     parts = min(64, max(4, power_of_2(partition.programs // heads + 2)))
-    warps, registers = min(4, max(1, parts * width // 1024)), blocks.registers and 128
-    options = tables.Blocks(blocks.B_r, blocks.B_c, warps, stages=1, registers=registers).compiler_options()
+    warps, registers = min(4, max(1, parts * width // 1024)), config.registers and 128
+    options = tables.KernelConfig(config.B_r, config.B_c, warps, stages=1, registers=registers).compiler_options()
     if common["tile"].early_merge:
         options |= launch.USE_PDL
     numbers = dict(batch=shape.batch, share=partition.share, programs=partition.programs)
     own = dict(SPLIT_KV=partition.splits > 0, PARTS=parts, WIDTH=width)
-    grid = shape.batch * shape.H * shape.N_q * (blocks.d_pad // width)
+    grid = shape.batch * shape.H * shape.N_q * (config.d_pad // width)
     return launch.Launch(merge_partials_kernel, grid, options, **common | numbers | own)
 
 
@@ -134,7 +136,7 @@ class Entry(NamedTuple):
     registers: int = 255  # the limit per thread, an option of NVIDIA's compiler alone
 
 
-# {case: {d_pad: Entry}}; decode_blocks() takes the first case that applies and has this d. Hopper's entries are the
+# {case: {d_pad: Entry}}; decode_config() takes the first case that applies and has this d. Hopper's entries are the
 # fastest of those that were timed with `python -m fa2_lab bench decode` on an H200, where about 96 KiB on their way to
 # each SM are best. `python -m pytest tests/heart/test_compile.py` checks that all entries fit: no register spills, and
 # an SM holds as many programs as the entry says.
@@ -167,7 +169,7 @@ INTERPRETED = Entry(B_c=64, warps=1, stages=1, per_SM=4)
 EXTRA_PAGED_STAGES = 2
 
 
-def decode_blocks(Q: torch.Tensor, shape: Shape) -> tuple[tables.Blocks, int]:
+def decode_config(Q: torch.Tensor, shape: Shape) -> tuple[tables.KernelConfig, int]:
     """Return the Blocks of the decode kernels for queries like Q, and the number of programs that run concurrently."""
     B_r, d_pad = min(MAX_ROWS, max(16, power_of_2(shape.rows))), tables.padded_head_dim(shape.d)
     if interpreter.is_enabled():
@@ -180,13 +182,13 @@ def decode_blocks(Q: torch.Tensor, shape: Shape) -> tuple[tables.Blocks, int]:
         registers = None if table is FOR_CDNA else found.registers
     stages = found.stages + EXTRA_PAGED_STAGES * (shape.page > 0 and found.stages > 2)
     fixed: dict[str, Any] = dict(registers=registers, d_pad=d_pad, upcast=tables.needs_upcast(Q))
-    return tables.Blocks(B_r, found.B_c, found.warps, stages, **fixed), SMs * found.per_SM
+    return tables.KernelConfig(B_r, found.B_c, found.warps, stages, **fixed), SMs * found.per_SM
 
 
 def matching_cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[str]:
     """Return the names of the cases in the tables of this file that apply to a call, the most specific one first.
 
-    decode_blocks() uses the first of these cases that has an entry for d_pad.
+    decode_config() uses the first of these cases that has an entry for d_pad.
     """
     usual = Entry(*chip_table()["any"][tables.padded_head_dim(shape.d)])
     heads = shape.batch * shape.H_kv if shape.one_length else 0  # of the one length of all
@@ -233,7 +235,7 @@ class Partition(NamedTuple):
 
 
 def partition_keys(
-    shape: Shape, blocks: tables.Blocks, itemsize: int, slots: int, programs: int | None, options: Options
+    shape: Shape, config: tables.KernelConfig, itemsize: int, slots: int, programs: int | None, options: Options
 ) -> Partition:
     """Return the Partition that divides the keys among programs, by split-KV or by stream-K.
 
@@ -241,11 +243,11 @@ def partition_keys(
     shares.py prefer split-KV. Otherwise, it is a stream-K Partition. `slots` is the number of programs that run
     concurrently on the GPU, and `itemsize` is the number of bytes per element.
     """
-    row_blocks, tiles = cdiv(shape.rows, blocks.B_r), cdiv(shape.N_k, blocks.B_c)
+    row_blocks, tiles = cdiv(shape.rows, config.B_r), cdiv(shape.N_k, config.B_c)
     if options.left is not None:  # and no tile before the window of the first query
-        tiles -= max(shape.N_k - shape.N_q - options.left, 0) // blocks.B_c
+        tiles -= max(shape.N_k - shape.N_q - options.left, 0) // config.B_c
     heads = shape.batch * shape.H_kv * row_blocks
-    min_share = shares.min_share(min(blocks.B_r, shape.rows), blocks.d_pad, blocks.B_c, itemsize)
+    min_share = shares.min_share(min(config.B_r, shape.rows), config.d_pad, config.B_c, itemsize)
     splits = options.num_splits
     if shape.one_length and programs is None:
         splits = shares.splits_of_head(slots, heads, tiles, min_share)
@@ -259,7 +261,7 @@ def partition_keys(
 
 
 def tile_of(
-    shape: Shape, blocks: tables.Blocks, window: tuple, partition: Partition, slots: int, early_merge: bool
+    shape: Shape, config: tables.KernelConfig, window: tuple, partition: Partition, slots: int, early_merge: bool
 ) -> DecodeTile:
     """Return the compile-time constants of the decode kernels.
 
@@ -270,20 +272,20 @@ def tile_of(
     """
     left, right = window
     windowed = left is not None or (right is not None and shape.N_q > 1)
-    all_seen = shape.one_length and shape.N_k % blocks.B_c == 0 and not windowed  # each key of each tile by each row
+    all_seen = shape.one_length and shape.N_k % config.B_c == 0 and not windowed  # each key of each tile by each row
     split_kv = partition.splits > 0
     masked = not (split_kv and all_seen and partition.programs <= slots)
-    sizes = shape.d, blocks.d_pad, blocks.B_r, blocks.B_c, shape.page
-    switches = masked, not split_kv, early_merge, blocks.upcast
+    sizes = shape.d, config.d_pad, config.B_r, config.B_c, shape.page
+    switches = masked, not split_kv, early_merge, config.upcast
     return DecodeTile(*map(tl.constexpr, (*sizes, *switches)))
 
 
-def sizes_of(shape: Shape, blocks: tables.Blocks, window: tuple) -> DecodeSizes:
+def sizes_of(shape: Shape, config: tables.KernelConfig, window: tuple) -> DecodeSizes:
     """Return the DecodeSizes of a call.
 
     These sizes hardly change from call to call, so that the kernels are rarely recompiled.
     """
-    row_blocks, R = cdiv(shape.rows, blocks.B_r), min(blocks.B_r, shape.rows)
+    row_blocks, R = cdiv(shape.rows, config.B_r), min(config.B_r, shape.rows)
     return DecodeSizes(
         *(shape.H, shape.group, shape.N_q, row_blocks), heads=shape.H_kv * row_blocks, R=R,
         pages=shape.pages, width=shape.width, left=window[0], right=window[1]

@@ -302,34 +302,36 @@ def sink_gradients(sinks: Tensor, L: Tensor, D: Tensor) -> Tensor:
 
 
 def prepare_dq(
-    dO: Tensor, O: Tensor, tensors: Tensors, options: Options, blocks: tables.Blocks | None = None
+    dO: Tensor, O: Tensor, tensors: Tensors, options: Options, config: tables.KernelConfig | None = None
 ) -> launch.Launch:
     """Return the launch that computes D and dQ, with one program per row block of a query head.
 
-    `blocks` gives the block sizes. If it is None, they are taken from the tables.
+    `config` gives the block sizes. If it is None, they are taken from the tables.
     """
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
-    blocks = blocks or tables.choose_blocks("rows", Q, options.causal)
+    config = config or tables.choose_config("dq", Q, options.causal)
     return launch.Launch(
-        *(bwd_dq, launch.program_count(Q, blocks.B_r, sequences), blocks.compiler_options()),
+        *(bwd_dq, launch.program_count(Q, config.B_r, sequences), config.compiler_options()),
         strides=launch.all_strides(Q, K, tensors.v, O, dO, layout_of_result(Q)),
         **launch.size_arguments(Q, K, owned=Q, streamed=K, sequences=sequences),
-        **dict(tile=blocks.tile(Q), **common_arguments(options)),
+        **dict(tile=config.tile(Q), **common_arguments(options)),
     )
 
 
-def prepare_dkdv(dO: Tensor, tensors: Tensors, options: Options, blocks: tables.Blocks | None = None) -> launch.Launch:
+def prepare_dkdv(
+    dO: Tensor, tensors: Tensors, options: Options, config: tables.KernelConfig | None = None
+) -> launch.Launch:
     """Return the launch that computes dK and dV, with one program per column block of a K/V head.
 
-    `blocks` gives the block sizes. If it is None, they are taken from the tables.
+    `config` gives the block sizes. If it is None, they are taken from the tables.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
-    blocks = blocks or tables.choose_blocks("columns", Q, options.causal)
+    config = config or tables.choose_config("dkdv", Q, options.causal)
     return launch.Launch(
-        *(bwd_dkdv, launch.program_count(K, blocks.B_c, sequences), blocks.compiler_options()),
+        *(bwd_dkdv, launch.program_count(K, config.B_c, sequences), config.compiler_options()),
         strides=launch.all_strides(Q, K, V, dO, *(layout_of_result(x) for x in (K, V))),
         **launch.size_arguments(Q, K, owned=K, streamed=Q, sequences=sequences),
-        **dict(tile=blocks.tile(Q), GROUPED=Q.shape[1] != K.shape[1], **common_arguments(options)),
+        **dict(tile=config.tile(Q), GROUPED=Q.shape[1] != K.shape[1], **common_arguments(options)),
     )
 
 

@@ -50,7 +50,7 @@ def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, position,
                 MASKED: tl.constexpr):  # fmt: skip
     """Process the tiles in `columns` for a row block, and return the updated softmax state.
 
-    The state consists of o_i in pieces (B_r, tile.width), m_i (B_r,) and l_i (B_r,). `columns` is a range from
+    The state consists of o_i in pieces (B_r, tile.o_chunk), m_i (B_r,) and l_i (B_r,). `columns` is a range from
     column_ranges(). `keys` is (the first key that any row of the block sees, the number of real keys). `rows` contains
     the indices of the rows, and the columns begin:end that each row sees.
     """
@@ -73,9 +73,9 @@ def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, position,
         if dropout is not None:  # after the row sum: l counts every key, O only those that are kept
             p_ij = apply_dropout(p_ij, row[:, None], col[None, :], dropout)
         new_o_i = ()
-        for c in tl.static_range(0, tile.d, tile.width):
-            v_j = load_columns(V, c, j, keys[1], tile, B_c, MASKED, row_begin)  # (B_c, width)  FA2.A1.L7
-            o_c = alpha[:, None] * o_i[c // tile.width]
+        for c in tl.static_range(0, tile.d, tile.o_chunk):
+            v_j = load_columns(V, c, j, keys[1], tile, B_c, MASKED, row_begin)  # (B_c, o_chunk)  FA2.A1.L7
+            o_c = alpha[:, None] * o_i[c // tile.o_chunk]
             new_o_i += (tl.dot(p_ij.to(v_j.dtype), v_j, o_c, input_precision="ieee"),)  # FA2.A1.L10
         o_i = new_o_i
     return o_i, m_i, l_i
@@ -113,8 +113,8 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
 
     q_i = load_tile(Q, i * B_r, N_q, tile, B_r, RAGGED=True)  # (B_r, d)  FA2.A1.L4
     o_i = ()
-    for _ in tl.static_range(0, tile.d, tile.width):
-        o_i += (tl.zeros((B_r, tile.width), tl.float32),)  # FA2.A1.L5
+    for _ in tl.static_range(0, tile.d, tile.o_chunk):
+        o_i += (tl.zeros((B_r, tile.o_chunk), tl.float32),)  # FA2.A1.L5
     m_i = tl.full((B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
     if sinks is not None:  # a key with a score and no value, seen by all
@@ -129,9 +129,11 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
 
     l_i = tl.where(l_i == 0.0, 1.0, l_i)  # a row that sees no key: O = 0 and L = −∞
     L_i = (m_i * scales.scale_log2 + tl.log2(l_i)) * LN2  # (B_r,)  FA2.A1.L13
-    for c in tl.static_range(0, tile.d, tile.width):
-        o_c = o_i[c // tile.width] / l_i[:, None]  # (B_r, width)  FA2.A1.L12
-        store_rows(O + c, o_c, i * B_r, O_strides[2], N_q, B_r, min(tile.d - c, tile.width), tile.width)  # FA2.A1.L14
+    for c in tl.static_range(0, tile.d, tile.o_chunk):
+        o_c = o_i[c // tile.o_chunk] / l_i[:, None]  # (B_r, o_chunk)  FA2.A1.L12
+        store_rows(
+            O + c, o_c, i * B_r, O_strides[2], N_q, B_r, min(tile.d - c, tile.o_chunk), tile.o_chunk
+        )  # FA2.A1.L14
     tl.store(L + L_h + row, L_i, mask=row < N_q)  # FA2.A1.L15
 
 
@@ -140,23 +142,23 @@ def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     return prepare(tensors, options)(tensors)
 
 
-def prepare(tensors: Tensors, options: Options, blocks: tables.Blocks | None = None) -> Callable:
+def prepare(tensors: Tensors, options: Options, config: tables.KernelConfig | None = None) -> Callable:
     """Return a function of `tensors` that computes the portable forward for calls like this one.
 
     Calls are like this one if they have the same options and tensors of the same types, devices, shapes and strides.
-    The launch has one program per row block. `blocks` gives the block sizes. If it is None, they are taken from the
+    The launch has one program per row block. `config` gives the block sizes. If it is None, they are taken from the
     tables.
     """
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
-    blocks = blocks or tables.choose_blocks("forward", Q, options.causal)
+    config = config or tables.choose_config("forward", Q, options.causal)
     (batch, H, N_q, _), device = launch.shape(Q), Q.device
     rows = (batch, H, N_q) if sequences is None else (H, N_q)
     kernel = launch.Launch(
-        *(forward_kernel, launch.program_count(Q, blocks.B_r, sequences), blocks.compiler_options()),
+        *(forward_kernel, launch.program_count(Q, config.B_r, sequences), config.compiler_options()),
         strides=launch.all_strides(Q, K, tensors.v, layout_of_result(Q)),
         **launch.size_arguments(Q, K, owned=Q, streamed=K, sequences=sequences),
         **dict(window=launch.window_bounds(options), scales=scales(options.scale, options.softcap)),
-        **dict(rule=launch.dropout_rule(options.dropout_p), tile=blocks.tile(Q), bias=options.bias),
+        **dict(rule=launch.dropout_rule(options.dropout_p), tile=config.tile(Q), bias=options.bias),
     )
 
     def call(tensors: Tensors) -> tuple[Tensor, Tensor]:
