@@ -139,7 +139,7 @@ class Tiling:
         seen = (first[:, None] <= col) & (col < last[:, None])
         return seen if self.mask.allowed is None else seen & self.mask.allowed[rows, cols]
 
-    def hide(self, s_ij: np.ndarray, i: int, j: int) -> np.ndarray:
+    def apply_mask(self, s_ij: np.ndarray, i: int, j: int) -> np.ndarray:
         """Return the scores s_ij of tile (i, j) after adding the mask's bias, with −∞ for each masked score."""
         if self.mask.bias is not None:
             rows, cols = self.rows(i), self.cols(j)

@@ -55,7 +55,7 @@ def forward(
             rows = tiling.rows(i)
             q_i, o_i, l_i, m_i = Q[rows], O[rows], l[rows], m[rows]  # FA1.A2.L9
             s_ij = tau * (q_i @ k_j.T)  # FA1.A2.L10  (B_r, B_c)
-            s_ij = tiling.hide(cap(s_ij, softcap), i, j)  # FA1.A2.L11
+            s_ij = tiling.apply_mask(cap(s_ij, softcap), i, j)  # FA1.A2.L11
             m_ij = s_ij.max(axis=1)  # FA1.A2.L12  (B_r,)
             m_new = np.maximum(m_i, m_ij)  # FA1.A2.L13  (B_r,)
             p_ij = np.exp(s_ij - finite(m_ij)[:, None])  # FA1.A2.L12  (B_r, B_c)
@@ -111,7 +111,7 @@ def backward(
             l_i, m_i = l[rows], m[rows]  # FA1.A4.L10  (B_r,)
             s_ij = tau * (q_i @ k_j.T)  # FA1.A4.L11  (B_r, B_c)
             c_ij = cap(s_ij, softcap)
-            s_ij = tiling.hide(c_ij, i, j)  # FA1.A4.L12
+            s_ij = tiling.apply_mask(c_ij, i, j)  # FA1.A4.L12
             p_ij = (1 / nonzero(l_i))[:, None] * np.exp(s_ij - finite(m_i)[:, None])  # FA1.A4.L13  (B_r, B_c)
             z_ij = z(rows, cols)  # FA1.A4.L14  (B_r, B_c)
             p_dropped = dropped(p_ij, z_ij)  # FA1.A4.L15

@@ -42,7 +42,7 @@ def forward(
             cols = tiling.cols(j)
             k_j, v_j = K[cols], V[cols]  # FA2.A1.L7  (B_c, d)
             s_ij = tau * (q_i @ k_j.T)  # FA2.A1.L8  (B_r, B_c)
-            s_ij = tiling.hide(cap(s_ij, softcap), i, j)
+            s_ij = tiling.apply_mask(cap(s_ij, softcap), i, j)
             m_ij = s_ij.max(axis=1)  # FA2.A1.L9  (B_r,)
             m_new = np.maximum(m_i, m_ij)  # FA2.A1.L9  (B_r,)
             p_ij = np.exp(s_ij - finite(m_new)[:, None])  # FA2.A1.L9  (B_r, B_c)
@@ -99,7 +99,7 @@ def backward(
             q_i, do_i, L_i, D_i = Q[rows], dO[rows], L[rows], D[rows]  # FA2.A2.L9
             s_ij = tau * (q_i @ k_j.T)  # FA2.A2.L10  (B_r, B_c)
             c_ij = cap(s_ij, softcap)
-            s_ij = tiling.hide(c_ij, i, j)
+            s_ij = tiling.apply_mask(c_ij, i, j)
             p_ij = np.exp(s_ij - finite(L_i)[:, None])  # FA2.A2.L11  (B_r, B_c)
             z_ij = z(rows, cols)
             p_dropped = dropped(p_ij, z_ij)
@@ -148,7 +148,7 @@ def forward_split_keys(
             state = SoftmaxState.reset(*q_i.shape)
             for j in trace.serial("j", shares[w]):
                 cols = tiling.cols(j)
-                s_ij = tiling.hide(cap(tau * (q_i @ K[cols].T), softcap), i, j)
+                s_ij = tiling.apply_mask(cap(tau * (q_i @ K[cols].T), softcap), i, j)
                 state = state.update(s_ij, V[cols], dropout.z(rows, cols))
             O_part[w, rows], L_part[w, rows] = state.finalize()
         state = SoftmaxState.reset(rows.stop - rows.start, Q.shape[1], sink)  # no partial result has the sink

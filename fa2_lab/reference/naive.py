@@ -63,7 +63,7 @@ def forward(
     S, P = np.empty((len(Q), len(K))), np.empty((len(Q), len(K)))
     Q, K, V, S, P, O = trace.hbm(Q=Q, K=K, V=V, S=S, P=P, O=np.empty_like(Q))
     S[:] = tau * (Q[:] @ K[:].T)  # (N_q, N_k)
-    s = whole.hide(cap(S[:], softcap), 0, 0)
+    s = whole.apply_mask(cap(S[:], softcap), 0, 0)
     P[:] = safe_softmax(beside_sink(s, sink))[:, : len(K)]  # the sink's column has no value to weigh
     O[:] = dropped(P[:], z) @ V[:]  # (N_q, d)
     return np.asarray(O), np.asarray(P)
@@ -116,10 +116,10 @@ def forward_linear_memory(
     row_of = Tiling(len(Q), len(K), 1, len(K), mask)
     L, O = np.empty(len(Q)), np.empty_like(Q)
     for i, q_i in enumerate(Q):  # equation (1), as its logarithm
-        s = row_of.hide(cap(tau * (K @ q_i), softcap)[None, :], i, 0)[0]
+        s = row_of.apply_mask(cap(tau * (K @ q_i), softcap)[None, :], i, 0)[0]
         L[i] = logsumexp(beside_sink(s, sink))
     for i, q_i in enumerate(Q):  # equation (2)
-        s = row_of.hide(cap(tau * (K @ q_i), softcap)[None, :], i, 0)[0]
+        s = row_of.apply_mask(cap(tau * (K @ q_i), softcap)[None, :], i, 0)[0]
         O[i] = np.exp(s - finite(L[i])) @ V
     return O, L
 
@@ -149,11 +149,11 @@ def backward_linear_memory(
     D = D_from_output(dO, O)  # equation (4)
     for i, q_i in enumerate(Q):
         s = cap(tau * (K @ q_i), softcap)
-        p = np.exp(row_of.hide(s[None, :], i, 0)[0] - finite(L[i]))  # (N_k,)
+        p = np.exp(row_of.apply_mask(s[None, :], i, 0)[0] - finite(L[i]))  # (N_k,)
         dQ[i] = tau * cap_backward(p * (V @ dO[i] - D[i]), s, softcap) @ K  # equation (5)
     for j, k_j in enumerate(K):
         s = cap(tau * (Q @ k_j), softcap)
-        p = np.exp(col_of.hide(s[:, None], 0, j)[:, 0] - finite(L))  # (N_q,)
+        p = np.exp(col_of.apply_mask(s[:, None], 0, j)[:, 0] - finite(L))  # (N_q,)
         dV[j] = p @ dO  # equation (3)
         dK[j] = tau * cap_backward(p * (dO @ V[j] - D), s, softcap) @ Q  # equation (6)
     return dQ, dK, dV

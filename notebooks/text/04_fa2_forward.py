@@ -229,10 +229,10 @@ show("causal_tiles")
 # rows see no key at all.
 #
 # FA1 as printed computes and masks all tiles. For FA2, `tiling.visited_cols(i)` lists the column blocks that row block
-# i has to visit, that is, those whose tiles are not SKIP. `tiling.hide(s, i, j)` returns the scores of a tile with −∞
-# wherever the mask hides a score, and it leaves a FULL tile unchanged. A masked score must be −∞, because a score of 0
-# would still get a weight, $e^{0 - m}$. To find out a tile's kind before loading anything, it is enough to look at two
-# of its corners:
+# i has to visit, that is, those whose tiles are not SKIP. `tiling.apply_mask(s, i, j)` returns the scores of a tile
+# with −∞ wherever the mask hides a score, and it leaves a FULL tile unchanged. A masked score must be −∞, because a
+# score of 0 would still get a weight, $e^{0 - m}$. To find out a tile's kind before loading anything, it is enough to
+# look at two of its corners:
 
 # %%
 def kind(tiling, i, j):  # for as many queries as keys
@@ -287,9 +287,9 @@ live("algorithm1", ask="order=both&causal", causal=True)
 #
 # **Build.** `forward(Q, K, V, tiling)` returns O and L. It needs the scale $\tau = 1/\sqrt{d}$, two loops, `update`
 # from above, one division, and the formula for L. `tiling` has `T_r`, `rows(i)`, `cols(j)`, `visited_cols(i)` and
-# `hide(s, i, j)`. The paper's Algorithm 1 has neither the scale nor a mask, so $\tau$, `visited_cols` and `hide` are
-# our additions. The check includes an N that is not a multiple of the block size, a causal mask, and rows that see no
-# key.
+# `apply_mask(s, i, j)`. The paper's Algorithm 1 has neither the scale nor a mask, so $\tau$, `visited_cols` and
+# `apply_mask` are our additions. The check includes an N that is not a multiple of the block size, a causal mask, and
+# rows that see no key.
 
 # %%
 def forward(Q, K, V, tiling):  # (N_q, d), (N_k, d), (N_k, d) -> (N_q, d), (N_q,)
@@ -331,7 +331,7 @@ check(
 #         o_i = np.zeros(q_i.shape)  # FA2.A1.L5
 #         for j in tiling.visited_cols(i):  # FA2.A1.L6
 #             k_j, v_j = K[tiling.cols(j)], V[tiling.cols(j)]  # FA2.A1.L7  (B_c, d)
-#             s_ij = tiling.hide(tau * (q_i @ k_j.T), i, j)  # FA2.A1.L8  (B_r, B_c)
+#             s_ij = tiling.apply_mask(tau * (q_i @ k_j.T), i, j)  # FA2.A1.L8  (B_r, B_c)
 #             m_i, l_i, o_i = update(m_i, l_i, o_i, s_ij, v_j)  # FA2.A1.L9 FA2.A1.L10
 #         l_i = np.where(l_i == 0, 1, l_i)  # a row without keys: O = 0, and L = m_i = −∞
 #         O[rows] = (1 / l_i)[:, None] * o_i  # FA2.A1.L12 FA2.A1.L14: one division per row

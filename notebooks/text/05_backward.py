@@ -224,7 +224,7 @@ def fa2_backward(Q, K, V, O, L, dO, tiling, trace=UNWATCHED):
         for i in trace.serial("i", tiling.visited_rows(j)):  # FA2.A2.L8
             rows = tiling.rows(i)
             q_i, do_i, L_i, D_i = Q[rows], dO[rows], L[rows], D[rows]  # FA2.A2.L9
-            s_ij = tiling.hide(tau * (q_i @ k_j.T), i, j)  # FA2.A2.L10  (B_r, B_c)
+            s_ij = tiling.apply_mask(tau * (q_i @ k_j.T), i, j)  # FA2.A2.L10  (B_r, B_c)
             dq, dk, dv = tile_gradients(s_ij, q_i, k_j, v_j, do_i, L_i, D_i, tau)
             dQ[rows] = dQ[rows] + dq  # FA2.A2.L15: not safe in parallel, see below
             dk_j, dv_j = dk_j + dk, dv_j + dv

@@ -131,7 +131,7 @@ def tiled(Q, K, V, head, bias, B_r=4, B_c=4):  # one head, causal
             cols = tiling.cols(j)
             column = np.arange(cols.start, cols.stop)[None, :]  # (1, B_c)
             s_ij = tau * (Q[rows] @ K[cols].T) + bias(head, row, column)  # this line
-            state = state.update(tiling.hide(s_ij, i, j), V[cols])
+            state = state.update(tiling.apply_mask(s_ij, i, j), V[cols])
         O[rows], _ = state.finalize()
     return O
 

@@ -23,7 +23,7 @@ def check_tiles(case: Case) -> None:
             tile = seen[tiling.rows(i), tiling.cols(j)]
             assert np.array_equal(tiling.visible(i, j), tile)
             hidden = np.where(tile, 1.0 + added[tiling.rows(i), tiling.cols(j)], -np.inf)
-            assert np.array_equal(tiling.hide(np.ones(tile.shape), i, j), hidden)
+            assert np.array_equal(tiling.apply_mask(np.ones(tile.shape), i, j), hidden)
             kinds[i, j] = Tile.FULL if tile.all() else Tile.DIAGONAL if tile.any() else Tile.SKIP
             assert tiling.kind(i, j) is kinds[i, j], (i, j, case)
     busy = {at for at, kind in kinds.items() if kind is not Tile.SKIP}
