@@ -40,6 +40,34 @@ class DropoutKey(NamedTuple):
     batch: tl.tensor
 
 
+class ColSpan(NamedTuple):
+    """A range of the columns that a row block has to process: a loop over tiles from `first` to `stop`.
+
+    The loop skips `width` columns at column `hole`.
+    """
+
+    first: tl.tensor
+    stop: tl.tensor
+    hole: tl.tensor
+    width: tl.tensor
+
+
+class RowSpan(NamedTuple):
+    """A range of the rows that a column block has to process: first:stop followed by tail:tail_stop."""
+
+    first: tl.tensor
+    stop: tl.tensor
+    tail: tl.tensor
+    tail_stop: tl.tensor
+
+
+class KeyBounds(NamedTuple):
+    """The keys of a head that a row block may read: no row of the block sees a key outside begin:length."""
+
+    begin: tl.tensor
+    length: tl.tensor  # the number of real keys
+
+
 @triton.jit
 def tile_coord(T, heads, l2_group):
     """Return the index of the block (of rows or columns) that this program processes, and the index of its head."""
@@ -210,7 +238,7 @@ def keys_seen(row, N_q, N_k, length, CAUSAL: tl.constexpr):
 
 
 @triton.jit
-def columns_seen(row, N_q, N_k, length, window):
+def col_bounds(row, N_q, N_k, length, window):
     """Return (begin, end): the row sees the columns begin:end.
 
     The bounds (left, right) of a window count from the diagonal of the row, which is column row + N_k − N_q. A bound of
@@ -222,13 +250,13 @@ def columns_seen(row, N_q, N_k, length, window):
 
 
 @triton.jit
-def sees(begin, end, col, window):
+def in_col_bounds(begin, end, col, window):
     """Return whether column `col` is in begin:end, the columns that a row sees."""
     return col < end if window[0] is None else (begin <= col) & (col < end)
 
 
 @triton.jit
-def rows_seeing(col, N_q, N_k, length, window):
+def row_bounds(col, N_q, N_k, length, window):
     """Return (begin, end): the rows begin:end see column `col`."""
     left, right = window
     begin = tl.where(col < length, 0 if right is None else col + N_q - N_k - right, N_q)
@@ -236,36 +264,35 @@ def rows_seeing(col, N_q, N_k, length, window):
 
 
 @triton.jit
-def seen_by(begin, end, row, window):
+def in_row_bounds(begin, end, row, window):
     """Return whether row `row` is in begin:end, the rows that see a column. Without a left bound, end is ignored."""
     return row >= begin if window[0] is None else (begin <= row) & (row < end)
 
 
 @triton.jit
 def column_ranges(i, N_q, N_k, length, window, tile):
-    """Return two ranges of the columns that row block i has to process.
+    """Return two ColSpans, which contain the columns that row block i has to process.
 
     The first range contains the tiles that need a mask. The second contains the tiles that all rows of the block see in
-    full. Each range is (first, stop, hole, width): a loop from `first` to `stop` that skips `width` columns at column
-    `hole`.
+    full.
     """
-    first, full = columns_seen(i * tile.B_r, N_q, N_k, length, window)
-    hole, stop = columns_seen(tl.minimum(i * tile.B_r + tile.B_r, N_q) - 1, N_q, N_k, length, window)
+    first, full = col_bounds(i * tile.B_r, N_q, N_k, length, window)
+    hole, stop = col_bounds(tl.minimum(i * tile.B_r + tile.B_r, N_q) - 1, N_q, N_k, length, window)
     full = full // tile.B_c * tile.B_c  # every row sees all from the hole's begin to here
     if window[0] is None:
-        return (full, stop, 0, 0), (0, full, 0, 0)
+        return ColSpan(full, stop, 0, 0), ColSpan(0, full, 0, 0)
     else:
         hole = tl.cdiv(hole, tile.B_c) * tile.B_c
         width = tl.maximum(full - hole, 0)
-        return (first // tile.B_c * tile.B_c, stop - width, hole, width), (hole, full, 0, 0)
+        masked = ColSpan(first // tile.B_c * tile.B_c, stop - width, hole, width)
+        return masked, ColSpan(hole, full, 0, 0)
 
 
 @triton.jit
 def row_ranges(col, N_q, N_k, length, window, tile):
-    """Return two ranges of the rows that the column block starting at column `col` has to process.
+    """Return two RowSpans, which contain the rows that the column block starting at column `col` has to process.
 
     The first range contains the tiles that need a mask. The second contains the rows that see all columns of the block.
-    Each range is (first, stop, tail, end), which stands for the rows first:stop followed by the rows tail:end.
     """
     left, right = window
     B_r: tl.constexpr = tile.B_r
@@ -285,7 +312,7 @@ def row_ranges(col, N_q, N_k, length, window, tile):
         first = end
         full = end
         tail = end
-    return (tl.minimum(first, tail), full, tail, end), (full, tail, tail, tail)
+    return RowSpan(tl.minimum(first, tail), full, tail, end), RowSpan(full, tail, tail, tail)
 
 
 @triton.jit

@@ -21,7 +21,7 @@ import triton.language as tl
 
 from fa2_lab.kernels.common.constants import LN2, LOG2E, NEG_INF
 from fa2_lab.kernels.common.softmax import apply_softcap
-from fa2_lab.kernels.common.tile import columns_seen, head_ptr, key_length, load_rows, sees
+from fa2_lab.kernels.common.tile import col_bounds, head_ptr, in_col_bounds, key_length, load_rows
 
 # What the kernels are given -------------------------------------------------------------------------------------
 
@@ -237,7 +237,7 @@ def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
         s_ij = apply_softcap(s_ij, scales.softcap_factor)
         cut = j + tile.B_c > all_see if window[0] is None else (j + tile.B_c > all_see) | (j < none_missed)
         if tile.masked and (not FEW_ROWS or cut):
-            s_ij = tl.where(sees(begin[:, None], end[:, None], col[None, :], window), s_ij, NEG_INF)
+            s_ij = tl.where(in_col_bounds(begin[:, None], end[:, None], col[None, :], window), s_ij, NEG_INF)
         m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
         m_ref = tl.where(m_new == NEG_INF, 0.0, m_new)  # a row that has seen no key: −∞ − (−∞) would be NaN
         p_ij = tl.exp2((s_ij - m_ref[:, None]) * scales.scale_log2)  # (B_r, B_c)  FA2.A1.L9
@@ -291,8 +291,8 @@ def attend(rows, cache, block, span, part, scales, sizes, tile):
     if tile.upcast:
         q_i = q_i.to(tl.float32)
     window = sizes.left, sizes.right
-    seen = columns_seen(row % sizes.N_q, sizes.N_q, block.N_k, block.length, window)  # (B_r,) each
-    keys = columns_seen(0 * block.i, sizes.N_q, block.N_k, block.length, window)[0], block.length
+    seen = col_bounds(row % sizes.N_q, sizes.N_q, block.N_k, block.length, window)  # (B_r,) each
+    keys = col_bounds(0 * block.i, sizes.N_q, block.N_k, block.length, window)[0], block.length
     sink = None
     if rows.sinks is not None:
         head = block.kv_head * sizes.group + row // sizes.N_q

@@ -16,24 +16,25 @@ from torch import Tensor
 
 from fa2_lab.kernels import launch, tables
 from fa2_lab.kernels.common.constants import LOG2E, NEG_INF
-from fa2_lab.kernels.common.softmax import apply_softcap, scales
+from fa2_lab.kernels.common.softmax import Scales, apply_softcap, scales
 from fa2_lab.kernels.common.tile import (
     DropoutKey,
+    KeyBounds,
     accumulate_dot,
     aligned_strides,
     apply_dropout,
     block_count,
+    col_bounds,
     column_ranges,
-    columns_seen,
     head_ptr,
     head_view,
+    in_col_bounds,
+    in_row_bounds,
     key_length,
     load_tile,
     packed_block,
+    row_bounds,
     row_ranges,
-    rows_seeing,
-    seen_by,
-    sees,
     store_rows,
     tile_coord,
 )
@@ -57,10 +58,38 @@ class RowTensors(NamedTuple):
 class Group(NamedTuple):
     """The group of query heads that share a K/V head."""
 
-    batch: tl.tensor  # or, of a packed sequence, its first row
+    q_base: tl.tensor  # the batch entry, or the first row of a packed sequence
     heads_before: tl.tensor  # query heads of the batch entries before
     first: tl.tensor
     size: tl.tensor
+
+
+class ColumnBlock(NamedTuple):
+    """A column block: its tiles of K and V, its columns, and the rows begin:end that see each column."""
+
+    k_j: tl.tensor  # (B_c, d)
+    v_j: tl.tensor  # (B_c, d)
+    col: tl.tensor  # (B_c,)
+    begin: tl.tensor  # (B_c, 1)
+    end: tl.tensor  # (B_c, 1)
+
+
+class RowBlock(NamedTuple):
+    """A row block: its L and D, its rows, and the columns begin:end that each row sees."""
+
+    L_i: tl.tensor  # (B_r,)
+    D_i: tl.tensor  # (B_r,)
+    row: tl.tensor  # (B_r,)
+    begin: tl.tensor  # (B_r, 1)
+    end: tl.tensor  # (B_r, 1)
+
+
+class BackwardScalars(NamedTuple):
+    """The numbers by which the backward multiplies, and its dropout rule."""
+
+    scale: float  # τ
+    scales: Scales
+    dropout_rule: tuple[int, float]  # (threshold, factor)
 
 
 @triton.jit
@@ -106,33 +135,30 @@ def score_gradients(p_ij, s_ij, do_i, v_j, D_i, row, col, scales, dropout):
 
 
 @triton.jit
-def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, position, seed, tile,
+def visit_rows(dk_j, dv_j, columns, rows, span, group, window, scalars, position, seed, tile,
                bias: tl.constexpr, GROUPED: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add the contributions of the rows in `span`, of every query head of the group, to dk_j and dv_j (B_c, d).
 
-    `columns` contains k_j and v_j, the indices of the columns, and the rows begin:end that see each column. `span` is
-    (first, stop, tail, tail_stop), which stands for the rows first:stop followed by the rows tail:tail_stop. `factors`
-    contains the scale, the Scales and the dropout rule. GROUPED means that the group has several query heads, and
-    MASKED that the rows may need a mask. Return dk_j and dv_j.
+    `columns` is a ColumnBlock, `span` is a RowSpan, and `scalars` are BackwardScalars. GROUPED means that the group has
+    several query heads, and MASKED that the rows may need a mask. Return dk_j and dv_j.
     """
     B_r: tl.constexpr = tile.B_r
-    k_j, v_j, col, begin, end = columns
-    _, scales, rule = factors
+    k_j, v_j, col, scales = columns.k_j, columns.v_j, columns.col, scalars.scales
     N_q = rows.N
-    first, stop, tail, tail_stop = span
-    tiles = tl.cdiv(stop - first, B_r) + (tl.cdiv(tail_stop - tail, B_r) if MASKED else 0)
-    start = tl.where(first < stop, first, tail) if MASKED else first
+    stop, tail, tail_stop = span.stop, span.tail, span.tail_stop
+    tiles = tl.cdiv(stop - span.first, B_r) + (tl.cdiv(tail_stop - tail, B_r) if MASKED else 0)
+    start = tl.where(span.first < stop, span.first, tail) if MASKED else span.first
     head = group.first
     i = start
     for _ in range(0, group.size * tiles if GROUPED else tiles):  # FA2.A2.L8
         bh = group.heads_before + head
         row = i + tl.arange(0, B_r)  # (B_r,)
-        dropout = None if seed is None else DropoutKey(seed, rule, head, group.batch)
-        Q = head_view(rows.Q, rows.Q_strides, group.batch, head)
+        dropout = None if seed is None else DropoutKey(seed, scalars.dropout_rule, head, group.q_base)
+        Q = head_view(rows.Q, rows.Q_strides, group.q_base, head)
         q_i = load_tile(Q, i, N_q, tile, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
         L_i = load_row_values(rows.L, bh, rows.head_stride, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
         # Keys take the queries' place here and rows the columns', so S, P, dP and dS come out transposed: (B_c, B_r).
-        visible = seen_by(begin, end, row[None, :], window)
+        visible = in_row_bounds(columns.begin, columns.end, row[None, :], window)
         b_ji = None
         if bias is not None:
             b_ji = biases(bias, Position(head, position.diagonal), row[None, :], col[:, None])
@@ -142,7 +168,7 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, position
         kept_ji = p_ji
         if dropout is not None:
             kept_ji = apply_dropout(p_ji, row[None, :], col[:, None], dropout)
-        dO = head_view(rows.dO, rows.dO_strides, group.batch, head)
+        dO = head_view(rows.dO, rows.dO_strides, group.q_base, head)
         do_i = load_tile(dO, i, N_q, tile, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
         D_i = load_row_values(rows.D, bh, rows.head_stride, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
         ds_ji = score_gradients(p_ji, s_ji, v_j, do_i, D_i[None, :], row[None, :], col[:, None], scales, dropout)
@@ -160,71 +186,70 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, position
 
 @triton.jit(do_not_specialize=launch.UNSPECIALIZED)
 def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
-             heads, l2_group, sequences, window, factors, tile, bias: tl.constexpr, GROUPED: tl.constexpr):  # fmt: skip
+             heads, l2_group, sequences, window, scalars, tile, bias: tl.constexpr, GROUPED: tl.constexpr):  # fmt: skip
     """Compute dK_j and dV_j of column block j of a K/V head, summed over the query heads that share this head."""
     B_c: tl.constexpr = tile.B_c
     j, b_kv = tile_coord(block_count(N_k, sequences, B_c), heads, l2_group)  # FA2.A2.L1 FA2.A2.L5
     batch, head_kv = b_kv // (H // group), b_kv % (H // group)
-    q_at, k_at, heads_before, head_stride = batch, batch, batch * H, N_q
-    if cu_seqlens_q is not None:  # a packed sequence is found by its first row, in place of the batch entry
-        j, k_at, N_k, q_at, N_q = packed_block(j, cu_seqlens_k, N_k, cu_seqlens_q, N_q, sequences, B_c)
-        L, D = L + q_at, D + q_at
+    q_base, k_base, heads_before, head_stride = batch, batch, batch * H, N_q
+    if cu_seqlens_q is not None:  # a packed sequence is addressed by its first row instead of a batch entry
+        j, k_base, N_k, q_base, N_q = packed_block(j, cu_seqlens_k, N_k, cu_seqlens_q, N_q, sequences, B_c)
+        L, D = L + q_base, D + q_base
     Q_strides, K_strides, V_strides, dO_strides, dK_strides, dV_strides = aligned_strides(strides)
-    K, V = head_view(K, K_strides, k_at, head_kv), head_view(V, V_strides, k_at, head_kv)
+    K, V = head_view(K, K_strides, k_base, head_kv), head_view(V, V_strides, k_base, head_kv)
     col = j * B_c + tl.arange(0, B_c)  # (B_c,)
     length = key_length(key_lengths, batch, N_k)
     masked_rows, full_rows = row_ranges(j * B_c, N_q, N_k, length, window, tile)
-    begin, end = rows_seeing(col[:, None], N_q, N_k, length, window)  # (B_c, 1)
+    begin, end = row_bounds(col[:, None], N_q, N_k, length, window)  # (B_c, 1)
     row_begin = (
-        None if window[0] is None else columns_seen(0 * j, N_q, N_k, length, window)[0]
+        None if window[0] is None else col_bounds(0 * j, N_q, N_k, length, window)[0]
     )  # no row sees a key before this one
 
     k_j = load_tile(K, j * B_c, length, tile, B_c, RAGGED=True, row_begin=row_begin)  # (B_c, d)  FA2.A2.L6
     v_j = load_tile(V, j * B_c, length, tile, B_c, RAGGED=True, row_begin=row_begin)  # (B_c, d)  FA2.A2.L6
     dk_j = tl.zeros((B_c, tile.d_pad), tl.float32)  # FA2.A2.L7
     dv_j = tl.zeros((B_c, tile.d_pad), tl.float32)  # FA2.A2.L7
-    columns = k_j, v_j, col, begin, end
+    columns = ColumnBlock(k_j, v_j, col, begin, end)
     rows = RowTensors(Q, dO, L, D, N_q, head_stride, Q_strides, dO_strides)
-    shared_by = Group(q_at, heads_before, head_kv * group if GROUPED else head_kv, group)
+    shared_by = Group(q_base, heads_before, head_kv * group if GROUPED else head_kv, group)
     position = Position(shared_by.first, N_k - N_q)
-    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, masked_rows, shared_by, window, factors, position, seed, tile,
+    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, masked_rows, shared_by, window, scalars, position, seed, tile,
                             bias, GROUPED, MASKED=True)  # fmt: skip
-    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, full_rows, shared_by, window, factors, position, seed, tile,
+    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, full_rows, shared_by, window, scalars, position, seed, tile,
                             bias, GROUPED, MASKED=False)  # fmt: skip
 
-    dK, dV = head_ptr(dK, dK_strides, k_at, head_kv), head_ptr(dV, dV_strides, k_at, head_kv)
-    store_rows(dK, dk_j * factors[0], j * B_c, dK_strides[2], N_k, B_c, tile.d, tile.d_pad)  # FA2.A2.L18
+    dK, dV = head_ptr(dK, dK_strides, k_base, head_kv), head_ptr(dV, dV_strides, k_base, head_kv)
+    # dk_j is a sum over all query heads of the group, so this single product is right only if they share one scale τ.
+    store_rows(dK, dk_j * scalars.scale, j * B_c, dK_strides[2], N_k, B_c, tile.d, tile.d_pad)  # FA2.A2.L18
     store_rows(dV, dv_j, j * B_c, dV_strides[2], N_k, B_c, tile.d, tile.d_pad)  # FA2.A2.L18
 
 
 @triton.jit
-def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, keys, window, scales, position, dropout, tile,
+def visit_columns(dq_i, q_i, do_i, rows, K, V, span, keys, window, scales, position, dropout, tile,
                   bias: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Add the contributions of the tiles in `columns` to dq_i (B_r, d), and return dq_i.
+    """Add the contributions of the tiles in `span` to dq_i (B_r, d), and return dq_i.
 
-    `per_row` contains L_i, D_i, the indices of the rows, and the columns begin:end that each row sees. The other
-    arguments are as in visit_tiles() of forward.py.
+    `rows` is a RowBlock. The other arguments are as in visit_tiles() of forward.py.
     """
     B_c: tl.constexpr = tile.B_c
-    first, stop, hole, width = columns
-    L_i, D_i, row, begin, end = per_row
-    row_begin = None if window[0] is None else keys[0]
-    for n in range(first, stop, B_c):
-        j = n + tl.where(n >= hole, width, 0)
+    row = rows.row
+    row_begin = None if window[0] is None else keys.begin
+    for n in range(span.first, span.stop, B_c):
+        j = n + tl.where(n >= span.hole, span.width, 0)
         col = j + tl.arange(0, B_c)  # (B_c,)
-        k_j = load_tile(K, j, keys[1], tile, B_c, MASKED, row_begin)  # (B_c, d)
-        v_j = load_tile(V, j, keys[1], tile, B_c, MASKED, row_begin)  # (B_c, d)
-        visible = sees(begin, end, col[None, :], window)
+        k_j = load_tile(K, j, keys.length, tile, B_c, MASKED, row_begin)  # (B_c, d)
+        v_j = load_tile(V, j, keys.length, tile, B_c, MASKED, row_begin)  # (B_c, d)
+        visible = in_col_bounds(rows.begin, rows.end, col[None, :], window)
         b_ij = None if bias is None else biases(bias, position, row[:, None], col[None, :])
-        p_ij, s_ij = probabilities(q_i, k_j, L_i[:, None], b_ij, visible, scales, MASKED)
-        ds_ij = score_gradients(p_ij, s_ij, do_i, v_j, D_i[:, None], row[:, None], col[None, :], scales, dropout)
+        p_ij, s_ij = probabilities(q_i, k_j, rows.L_i[:, None], b_ij, visible, scales, MASKED)
+        ds_ij = score_gradients(p_ij, s_ij, do_i, v_j, rows.D_i[:, None], row[:, None], col[None, :], scales, dropout)
         dq_i = accumulate_dot(dq_i, ds_ij.to(k_j.dtype), k_j)  # (B_r, d)  FA2.A2.L15
     return dq_i
 
 
 @triton.jit(do_not_specialize=launch.UNSPECIALIZED)
 def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
-           heads, l2_group, sequences, window, factors, tile, bias: tl.constexpr):  # fmt: skip
+           heads, l2_group, sequences, window, scalars, tile, bias: tl.constexpr):  # fmt: skip
     """Compute D_i and dQ_i of row block i of a query head. As in the forward, each program owns a row block."""
     B_r: tl.constexpr = tile.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A2.L1 FA2.A2.L2
@@ -233,19 +258,19 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
         i = T_r - 1 - i  # the heaviest row blocks first
     batch, head = bh // H, bh % H
     Q_strides, K_strides, V_strides, O_strides, dO_strides, dQ_strides = aligned_strides(strides)
-    q_at, k_at, head_stride = batch, batch, N_q
+    q_base, k_base, head_stride = batch, batch, N_q
     if cu_seqlens_q is not None:
-        i, q_at, N_q, k_at, N_k = packed_block(i, cu_seqlens_q, N_q, cu_seqlens_k, N_k, sequences, B_r)
-        L, D, dL = L + q_at, D + q_at, None if dL is None else dL + q_at
-    K, V = head_view(K, K_strides, k_at, head // group), head_view(V, V_strides, k_at, head // group)
+        i, q_base, N_q, k_base, N_k = packed_block(i, cu_seqlens_q, N_q, cu_seqlens_k, N_k, sequences, B_r)
+        L, D, dL = L + q_base, D + q_base, None if dL is None else dL + q_base
+    K, V = head_view(K, K_strides, k_base, head // group), head_view(V, V_strides, k_base, head // group)
     row = i * B_r + tl.arange(0, B_r)  # (B_r,)
     length = key_length(key_lengths, batch, N_k)
-    begin, end = columns_seen(row[:, None], N_q, N_k, length, window)  # (B_r, 1)
+    begin, end = col_bounds(row[:, None], N_q, N_k, length, window)  # (B_r, 1)
     masked_cols, full_cols = column_ranges(i, N_q, N_k, length, window, tile)
-    keys = columns_seen(i * B_r, N_q, N_k, length, window)[0], length
+    keys = KeyBounds(col_bounds(i * B_r, N_q, N_k, length, window)[0], length)
 
-    Q, O = head_view(Q, Q_strides, q_at, head), head_view(O, O_strides, q_at, head)
-    dO = head_view(dO, dO_strides, q_at, head)
+    Q, O = head_view(Q, Q_strides, q_base, head), head_view(O, O_strides, q_base, head)
+    dO = head_view(dO, dO_strides, q_base, head)
     q_i = load_tile(Q, i * B_r, N_q, tile, B_r, RAGGED=True)  # (B_r, d)
     do_i = load_tile(dO, i * B_r, N_q, tile, B_r, RAGGED=True)  # (B_r, d)
     L_i = load_row_values(L, bh, head_stride, row, N_q, RAGGED=True)  # (B_r,)
@@ -254,20 +279,20 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
     if dL is not None:  # if the loss also uses L, dS has one more term, P ∘ dL, so dL is subtracted from D
         D_i = tl.where(L_i == NEG_INF, 0.0, D_i - load_row_values(dL, bh, head_stride, row, N_q, RAGGED=True))
     tl.store(D + tl.cast(bh, tl.int64) * head_stride + row, D_i, mask=row < N_q)  # FA2.A2.L4
-    scale, scales, rule = factors
-    dropout = None if seed is None else DropoutKey(seed, rule, head, batch)
+    scales = scalars.scales
+    dropout = None if seed is None else DropoutKey(seed, scalars.dropout_rule, head, batch)
     position = Position(head, N_k - N_q)
     if bias is not None:
         L_i = mask_empty_rows(L_i, row, N_q)
-    per_row = L_i, D_i, row, begin, end
+    rows = RowBlock(L_i, D_i, row, begin, end)
     dq_i = tl.zeros((B_r, tile.d_pad), tl.float32)
-    dq_i = visit_columns(dq_i, q_i, do_i, per_row, K, V, full_cols, keys, window, scales, position, dropout, tile,
+    dq_i = visit_columns(dq_i, q_i, do_i, rows, K, V, full_cols, keys, window, scales, position, dropout, tile,
                          bias, MASKED=False)  # fmt: skip
-    if masked_cols[0] < masked_cols[1]:
-        dq_i = visit_columns(dq_i, q_i, do_i, per_row, K, V, masked_cols, keys, window, scales, position, dropout, tile,
+    if masked_cols.first < masked_cols.stop:
+        dq_i = visit_columns(dq_i, q_i, do_i, rows, K, V, masked_cols, keys, window, scales, position, dropout, tile,
                              bias, MASKED=True)  # fmt: skip
-    dQ = head_ptr(dQ, dQ_strides, q_at, head)
-    store_rows(dQ, dq_i * scale, i * B_r, dQ_strides[2], N_q, B_r, tile.d, tile.d_pad)
+    dQ = head_ptr(dQ, dQ_strides, q_base, head)
+    store_rows(dQ, dq_i * scalars.scale, i * B_r, dQ_strides[2], N_q, B_r, tile.d, tile.d_pad)
 
 
 def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
@@ -336,6 +361,7 @@ def prepare_dkdv(
 
 
 def common_arguments(options: Options) -> dict:
-    """Return the keyword arguments of both passes that are not sizes: the window, the factors, and the bias."""
-    factors = options.scale, scales(options.scale, options.softcap), launch.dropout_rule(options.dropout_p)
-    return dict(window=launch.window_bounds(options), factors=factors, bias=options.bias)
+    """Return the keyword arguments of both passes that are not sizes: the window, the scalars, and the bias."""
+    rule = launch.dropout_rule(options.dropout_p)
+    scalars = BackwardScalars(options.scale, scales(options.scale, options.softcap), rule)
+    return dict(window=launch.window_bounds(options), scalars=scalars, bias=options.bias)

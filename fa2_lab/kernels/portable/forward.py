@@ -13,18 +13,19 @@ from fa2_lab.kernels.common.constants import LN2, LOG2E, NEG_INF
 from fa2_lab.kernels.common.softmax import apply_softcap, scales, softmax_step
 from fa2_lab.kernels.common.tile import (
     DropoutKey,
+    KeyBounds,
     aligned_strides,
     apply_dropout,
     block_count,
+    col_bounds,
     column_ranges,
-    columns_seen,
     head_ptr,
     head_view,
+    in_col_bounds,
     key_length,
     load_columns,
     load_tile,
     packed_block,
-    sees,
     store_rows,
     tile_coord,
 )
@@ -38,6 +39,14 @@ class Position(NamedTuple):
     diagonal: tl.tensor  # the column of row 0's diagonal: a bias counts rows among the keys
 
 
+class RowView(NamedTuple):
+    """The rows of a row block, and the columns begin:end that each of them sees."""
+
+    row: tl.tensor  # (B_r,)
+    begin: tl.tensor  # (B_r, 1)
+    end: tl.tensor  # (B_r, 1)
+
+
 @triton.jit
 def biases(bias: tl.constexpr, position, row, col):
     """Return bias(head, row, column) in fp32 for the given rows and columns. These values are added to the scores."""
@@ -46,35 +55,33 @@ def biases(bias: tl.constexpr, position, row, col):
 
 
 @triton.jit
-def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, position, dropout, tile, bias: tl.constexpr,
+def visit_tiles(state, q_i, K, V, span, keys, rows, window, scales, position, dropout, tile, bias: tl.constexpr,
                 MASKED: tl.constexpr):  # fmt: skip
-    """Process the tiles in `columns` for a row block, and return the updated softmax state.
+    """Process the tiles in `span` for a row block, and return the updated softmax state.
 
-    The state consists of o_i in pieces (B_r, tile.o_chunk), m_i (B_r,) and l_i (B_r,). `columns` is a range from
-    column_ranges(). `keys` is (the first key that any row of the block sees, the number of real keys). `rows` contains
-    the indices of the rows, and the columns begin:end that each row sees.
+    The state consists of o_i in pieces (B_r, tile.o_chunk), m_i (B_r,) and l_i (B_r,). `span` is a ColSpan, `keys` are
+    KeyBounds, and `rows` is a RowView.
     """
     o_i, m_i, l_i = state
-    first, stop, hole, width = columns
-    row, begin, end = rows
+    row = rows.row
     B_c: tl.constexpr = tile.B_c
-    row_begin = None if window[0] is None else keys[0]
-    for n in range(first, stop, B_c):  # FA2.A1.L6
-        j = n + tl.where(n >= hole, width, 0)
+    row_begin = None if window[0] is None else keys.begin
+    for n in range(span.first, span.stop, B_c):  # FA2.A1.L6
+        j = n + tl.where(n >= span.hole, span.width, 0)
         col = j + tl.arange(0, B_c)  # (B_c,)
-        k_j = load_tile(K, j, keys[1], tile, B_c, MASKED, row_begin)  # (B_c, d)  FA2.A1.L7
+        k_j = load_tile(K, j, keys.length, tile, B_c, MASKED, row_begin)  # (B_c, d)  FA2.A1.L7
         s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A1.L8
         s_ij = apply_softcap(s_ij, scales.softcap_factor)
         if bias is not None:
             s_ij = s_ij + biases(bias, position, row[:, None], col[None, :]) * (LOG2E / scales.scale_log2)
         if MASKED:
-            s_ij = tl.where(sees(begin, end, col[None, :], window), s_ij, NEG_INF)
+            s_ij = tl.where(in_col_bounds(rows.begin, rows.end, col[None, :], window), s_ij, NEG_INF)
         p_ij, alpha, m_i, l_i = softmax_step(s_ij, m_i, l_i, scales, MASKED or bias is not None)  # FA2.A1.L9
         if dropout is not None:  # after the row sum: l counts every key, O only those that are kept
             p_ij = apply_dropout(p_ij, row[:, None], col[None, :], dropout)
         new_o_i = ()
         for c in tl.static_range(0, tile.d, tile.o_chunk):
-            v_j = load_columns(V, c, j, keys[1], tile, B_c, MASKED, row_begin)  # (B_c, o_chunk)  FA2.A1.L7
+            v_j = load_columns(V, c, j, keys.length, tile, B_c, MASKED, row_begin)  # (B_c, o_chunk)  FA2.A1.L7
             o_c = alpha[:, None] * o_i[c // tile.o_chunk]
             new_o_i += (tl.dot(p_ij.to(v_j.dtype), v_j, o_c, input_precision="ieee"),)  # FA2.A1.L10
         o_i = new_o_i
@@ -95,19 +102,19 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
         i = T_r - 1 - i  # the lower a row block, the more keys it sees: start with the heaviest
     batch, head = bh // H, bh % H
     Q_strides, K_strides, V_strides, O_strides = aligned_strides(strides)
-    q_at, k_at, L_h = batch, batch, tl.cast(bh, tl.int64) * N_q
-    if cu_seqlens_q is not None:  # a packed sequence is found by its first row, in place of the batch entry
-        i, q_at, N_q, k_at, N_k = packed_block(i, cu_seqlens_q, N_q, cu_seqlens_k, N_k, sequences, B_r)
-        L_h += q_at
-    Q = head_view(Q, Q_strides, q_at, head)
-    K = head_view(K, K_strides, k_at, head // group)
-    V = head_view(V, V_strides, k_at, head // group)
-    O = head_ptr(O, O_strides, q_at, head)
+    q_base, k_base, L_h = batch, batch, tl.cast(bh, tl.int64) * N_q
+    if cu_seqlens_q is not None:  # a packed sequence is addressed by its first row instead of a batch entry
+        i, q_base, N_q, k_base, N_k = packed_block(i, cu_seqlens_q, N_q, cu_seqlens_k, N_k, sequences, B_r)
+        L_h += q_base
+    Q = head_view(Q, Q_strides, q_base, head)
+    K = head_view(K, K_strides, k_base, head // group)
+    V = head_view(V, V_strides, k_base, head // group)
+    O = head_ptr(O, O_strides, q_base, head)
     row = i * B_r + tl.arange(0, B_r)  # (B_r,)
     length = key_length(key_lengths, batch, N_k)
-    begin, end = columns_seen(row[:, None], N_q, N_k, length, window)  # (B_r, 1)
+    begin, end = col_bounds(row[:, None], N_q, N_k, length, window)  # (B_r, 1)
     masked_cols, full_cols = column_ranges(i, N_q, N_k, length, window, tile)
-    keys = columns_seen(i * B_r, N_q, N_k, length, window)[0], length  # these rows see no key outside this range
+    keys = KeyBounds(col_bounds(i * B_r, N_q, N_k, length, window)[0], length)
     dropout = None if seed is None else DropoutKey(seed, rule, head, batch)
     position = Position(head, N_k - N_q)
 
@@ -121,7 +128,7 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
         m_i = l_i + tl.load(sinks + head).to(tl.float32) * (LOG2E / scales.scale_log2)
         l_i += 1.0
     # DIAGONAL tiles first: the sum does not mind, and the other way round ptxas makes each product wait (15% slower).
-    state, rows = (o_i, m_i, l_i), (row, begin, end)
+    state, rows = (o_i, m_i, l_i), RowView(row, begin, end)
     state = visit_tiles(state, q_i, K, V, masked_cols, keys, rows, window, scales, position, dropout, tile, bias,
                         MASKED=True)  # fmt: skip
     o_i, m_i, l_i = visit_tiles(state, q_i, K, V, full_cols, keys, rows, window, scales, position, dropout, tile, bias,
