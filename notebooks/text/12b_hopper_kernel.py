@@ -432,8 +432,8 @@ read(KERNEL, "consumer", begin="for j in range(all_end - end)", end="n += all_en
 # %% [markdown]
 # The listing leaves out the lines for packed sequences. If all of the consumer's rows are past the end of the sequence,
 # then `end` equals `first`, and the consumer drains all tiles without using any. If O has its own buffer, `visit`
-# releases Q right after the last S. Otherwise, or if `visit` was not called, the lines above release Q, after the copy
-# of O has finished reading the buffer.
+# releases Q right after the last S. Otherwise, or if `process_row_block` was not called, the lines above release Q,
+# after the copy of O has finished reading the buffer.
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "drain_tile")
@@ -584,9 +584,9 @@ for d, causal in product((64, 128), (False, True)):
 # *Between*. The recorded speeds suggest that they do. To read the machine code that the cell has searched, run `fa2-lab
 # xray hopper.forward --d 64 --sass`, and add `--full` to leave out the mask.
 #
-# The function around this loop, `visit`, handles the first and the last tile. Before the loop, it masks the first,
-# rightmost tile if the last key is not at the end of that tile, and after the loop it computes the last P V. Inside the
-# loop, therefore, no tile can extend past the last key.
+# The function around this loop, `process_row_block`, handles the first and the last tile. Before the loop, it masks the
+# first, rightmost tile if the last key is not at the end of that tile, and after the loop it computes the last P V.
+# Inside the loop, therefore, no tile can extend past the last key.
 #
 # ## Part 4 · Inside a tile (23 minutes)
 #
@@ -619,9 +619,9 @@ show("ping_pong")
 # ## The softmax step
 #
 # The softmax is the one from rung 22, with one addition for huge scores. For a score s, the kernel computes p as
-# 2^(`scale` · s − m), and `scale` is $\tau \log_2 e$. The product `scale` · s enters this formula exactly, because an
-# FMA rounds only its result. But m, which is the same product for the row's largest score, has been rounded to fp32. So
-# the row's largest p is not exactly 1, and if m is huge, it can be far from 1:
+# 2^(`row_scale` · s − m), and `row_scale` is $\tau \log_2 e$. The product `row_scale` · s enters this formula exactly,
+# because an FMA rounds only its result. But m, which is the same product for the row's largest score, has been rounded
+# to fp32. So the row's largest p is not exactly 1, and if m is huge, it can be far from 1:
 
 # %%
 scale = np.float32(64**-0.5 * np.log2(np.e))
@@ -636,12 +636,12 @@ for size in (1e3, 1e6, 3e9):
 # %% [markdown]
 # For scores in the billions, neighbouring fp32 numbers near m are 64 apart, so rounding m can be off by 32. Then p is
 # up to 2³², but fp16 ends at 65,504, so p becomes ∞. As the cell shows, the fix is a power of two, because multiplying
-# by it never rounds. Each row therefore keeps its own copy of the scale, under the name `scale`. If |m| reaches
+# by it never rounds. Each row therefore keeps its own copy of the scale, under the name `row_scale`. If |m| reaches
 # $2^{28}$, the row's copy becomes the power of two below $\tau \log_2 e$. This hardly changes O, however. Scores of
-# this size are so far apart in fp32 that the next smaller score, times `scale`, is at least 16 lower. With either
+# this size are so far apart in fp32 that the next smaller score, times `row_scale`, is at least 16 lower. With either
 # scale, p should therefore be 1 for the row's largest score and at most $2^{-16}$ for all smaller ones.
 #
-# Since four lanes share a row, m, `scale` and ℓ are stored once for each of these lanes, in the shape (64, 4):
+# Since four lanes share a row, m, `row_scale` and ℓ are stored once for each of these lanes, in the shape (64, 4):
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/softmax.py", "softmax_step", "largest")
@@ -677,7 +677,7 @@ raised = "\n".join(lines_of("hopper/forward/softmax.py", "RAISED"))
 show_code(raised[raised.index("mov.f32") : raised.index("DONE;") + 5], "text")
 
 # %% [markdown]
-# `some` is true if, in either row, the lane's largest score times `scale` is more than 8 above m. The vote,
+# `some` is true if, in either row, the lane's largest score times `row_scale` is more than 8 above m. The vote,
 # `vote.sync.any`, combines the answers of all lanes in the warp, because its mask, −1, selects all of them. If `some`
 # is false in every lane, all lanes jump to the end with α = 1. `.uni` promises the assembler that all lanes of the warp
 # take the same way, which is true because they all have the result of the same vote. Otherwise, they go on with the

@@ -85,7 +85,7 @@ def producer(Q, K, V, dO, acc_init, pipes, scheduler, geometry, T_r, parts):
         bh, part = head_part // parts, head_part % parts
         H_kv = geometry.H // geometry.group
         batch, head = bh // H_kv, bh % H_kv
-        j, k_batch, q_batch, before, T, sequence = geometry.column_block(block, batch, T_r)
+        j, k_anchor, q_anchor, before, T, sequence = geometry.column_block(block, batch, T_r)
         col = j * geometry.B_c
         length = sequence.length(batch)
         first = sequence.first_row_block(col, length)
@@ -97,18 +97,18 @@ def producer(Q, K, V, dO, acc_init, pipes, scheduler, geometry, T_r, parts):
             column = bh * scheduler.blocks + block
             before_it = gl.minimum(part, begin)  # nonempty parts that add to the same dK and dV earlier
             sem_index = row_blocks + column  # its counter, after those of all row blocks
-            message = end - begin, k_batch, head, col, full, seen_from, length, column, before_it, sem_index
+            message = end - begin, k_anchor, head, col, full, seen_from, length, column, before_it, sem_index
             pipes.mailbox.send(r, message)
             keys = gl.where(sequence.N_q > 0, sequence.N_k, 0)  # 0 without rows, so that tiles become zeros
-            pipes.k.fill(r, K, k_batch, head, col, keys)  # FA2.A2.L6
-            pipes.v.fill(r, V, k_batch, head, col, keys)  # FA2.A2.L6
+            pipes.k.fill(r, K, k_anchor, head, col, keys)  # FA2.A2.L6
+            pipes.v.fill(r, V, k_anchor, head, col, keys)  # FA2.A2.L6
             gdc_wait()  # until the kernel before has ended, because its results are read and its zeros are added to
             for m in range(begin, end):
                 q_head = head * geometry.group + m // seen
                 i = first + (seen - 1 - m % seen if pipes.sizes.last_first else m % seen)
                 row_id = (batch * geometry.H + q_head) * T_r + before + i
                 turn = sequence.last_column_block(i, length) - j
-                pipes.rows.fill(n, r & 1, Q, dO, acc_init, q_batch, q_head, i, sequence.N_q, row_id, turn)  # FA2.A2.L9
+                pipes.rows.fill(n, r & 1, Q, dO, acc_init, q_anchor, q_head, i, sequence.N_q, row_id, turn)  # FA2.A2.L9
                 n += 1
             r += 1
         t = scheduler.next()  # not sooner
@@ -277,7 +277,7 @@ def finish(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale_log2):
 
     If several programs share the column block, add them to the accumulators in HBM instead.
     """
-    batch, head, col = pipes.mailbox.read(r, "batch"), pipes.mailbox.read(r, "head"), pipes.mailbox.read(r, "col")
+    anchor, head, col = pipes.mailbox.read(r, "k_anchor"), pipes.mailbox.read(r, "head"), pipes.mailbox.read(r, "col")
     if dK.dtype == gl.float32:
         at = (pipes.mailbox.read(r, "block_id") * CONSUMERS + c) * (2 * pipes.sizes.d_pad)
         if pipes.dq_semaphore.USED:
@@ -291,12 +291,12 @@ def finish(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale_log2):
     else:
         N_k = pipes.mailbox.read(r, "length")  # of a packed sequence; otherwise, the value is not used
         pipes.mailbox.release(r)
-        store(c, dv, dV, batch, head, col, N_k, pipes)  # FA2.A2.L18
-        store(c, dk * (scale_log2 * LN2), dK, batch, head, col, N_k, pipes)  # FA2.A2.L18
+        store(c, dv, dV, anchor, head, col, N_k, pipes)  # FA2.A2.L18
+        store(c, dk * (scale_log2 * LN2), dK, anchor, head, col, N_k, pipes)  # FA2.A2.L18
 
 
 @gluon.jit
-def store(c: gl.constexpr, x, X, batch, head, col, N_k, pipes):
+def store(c: gl.constexpr, x, X, anchor, head, col, N_k, pipes):
     """Write x (64, d), which is dK or dV of consumer c, to X with a TMA copy.
 
     The copy goes through the consumer's shared-memory buffer for dQ.
@@ -306,7 +306,7 @@ def store(c: gl.constexpr, x, X, batch, head, col, N_k, pipes):
     tma.store_wait(0)
     matrix(tile).store(x.to(X.dtype))
     fence_async_shared()
-    tma.async_store(X, tile_at(X, batch, head, col + c * COLS, N_k), tile)
+    tma.async_store(X, tile_at(X, anchor, head, col + c * COLS, N_k), tile)
 
 
 # A writer warp, if the order is fixed ------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from fa2_lab.kernels.hopper.shared.pipeline import accumulator, barriers, matrix
 CONSUMERS = gl.constexpr(2)
 COLS = gl.constexpr(64)  # of one consumer
 COLUMN_BLOCK_FIELDS = gl.constexpr(  # of a column block, in the mailbox; 0 steps say that there are none
-    ("steps", "batch", "head", "col", "unmasked_from", "seen_from", "length", "block_id")
+    ("steps", "k_anchor", "head", "col", "unmasked_from", "seen_from", "length", "block_id")
 )
 ROW_BLOCK_FIELDS = gl.constexpr(("row", "block_id", "k_stage"))  # of a row block
 ORDERED_COLUMN_BLOCK_FIELDS = gl.constexpr(  # if dK and dV are added in a fixed order: see semaphore.py
@@ -79,7 +79,7 @@ class Rows:
     B_r: gl.constexpr
 
     @gluon.jit
-    def fill(self, n, k_stage, Q, dO, acc_init, batch, head, i, N_q, block_id, turn):
+    def fill(self, n, k_stage, Q, dO, acc_init, anchor, head, i, N_q, block_id, turn):
         """Producer: once the stage is empty, start copying row block i of a head into the ring, as the n-th row block.
 
         N_q is the number of rows of the head. `block_id` is the index of row block i among all row blocks of the call.
@@ -92,7 +92,7 @@ class Rows:
         self.fields.write(n, (i * self.B_r, block_id, k_stage, turn))
         all_threads()
         mbarrier.expect(filled, Q.block_type.nbytes + dO.block_type.nbytes + acc_init.block_type.nbytes)
-        at = tile_at(Q, batch, head, i * self.B_r, N_q)
+        at = tile_at(Q, anchor, head, i * self.B_r, N_q)
         tma.async_load(Q, at, filled, self.q.index(stage))
         tma.async_load(acc_init, [block_id, 0], filled, self.acc_init.index(stage))
         tma.async_load(dO, at, filled, self.do.index(stage))

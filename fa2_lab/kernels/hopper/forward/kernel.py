@@ -7,8 +7,8 @@ consumers compute exponentials. Tiles are processed from right to left, first th
 In all functions, c is the index of a consumer, n counts the tiles that this program has processed, and r counts its row
 blocks.
 
-ThunderKittens divides a kernel into load, compute and store. They correspond to `producer`, to `consumer` with `visit`
-and `step`, and to `store`.
+ThunderKittens divides a kernel into load, compute and store. They correspond to `producer`, to `consumer` with
+`process_row_block` and `step`, and to `store`.
 """
 
 import triton
@@ -37,7 +37,7 @@ from fa2_lab.kernels.hopper.shared.pipeline import (
 from fa2_lab.kernels.triton_versions import by_triton
 
 ROWS = gl.constexpr(64)  # of one consumer: what one warpgroup multiplies at a time
-NEXT = gl.constexpr(("row", "batch", "head"))  # of a row block, in the mailbox; a row below 0 says that there are none
+NEXT = gl.constexpr(("row", "q_anchor", "head"))  # of a row block, in the mailbox; a row below 0: there is none
 NEXT_PACKED = gl.constexpr((*NEXT.value, "N_q", "N_k"))
 HIDE_ROW_SUM = gl.constexpr(by_triton({"3.6": False, "3.7": True, "3.8": False}))
 
@@ -72,23 +72,23 @@ def producer(Q, K, V, pipes, scheduler, geometry):
     t = scheduler.first()
     while scheduler.more(t):
         block, bh = scheduler.tile_coord(t)
-        row, batch, k_batch, head, sequence = geometry.row_block(block, bh)
+        row, q_anchor, k_anchor, head, sequence = geometry.row_block(block, bh)
         if geometry.cu_seqlens_q is None or (row >= 0 and row < sequence.N_q):
             kv_head = head // geometry.group
-            pipes.mailbox.send(r, (row, batch, head, sequence.N_q, sequence.N_k))
-            end = sequence.tiles(row, sequence.B_r, sequence.length(batch))
+            pipes.mailbox.send(r, (row, q_anchor, head, sequence.N_q, sequence.N_k))
+            end = sequence.tiles(row, sequence.B_r, sequence.length(q_anchor))
             first = sequence.first_tile(row, end)
             T_c = end - first
-            pipes.k.fill(n, K, k_batch, kv_head, (end - 1) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
+            pipes.k.fill(n, K, k_anchor, kv_head, (end - 1) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             for c in gl.static_range(CONSUMERS):
-                pipes.q.fill(r * CONSUMERS + c, Q, batch, head, row + c * ROWS, sequence.N_q)  # FA2.A1.L4
+                pipes.q.fill(r * CONSUMERS + c, Q, q_anchor, head, row + c * ROWS, sequence.N_q)  # FA2.A1.L4
             for j in range(1, T_c):
-                pipes.k.fill(n + j, K, k_batch, kv_head, (end - 1 - j) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
-                pipes.v.fill(n + j - 1, V, k_batch, kv_head, (end - j) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
+                pipes.k.fill(n + j, K, k_anchor, kv_head, (end - 1 - j) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
+                pipes.v.fill(n + j - 1, V, k_anchor, kv_head, (end - j) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             n += T_c
             t = scheduler.next()  # not sooner; and here the rings are full, so that its way to L2 costs no time
             pipes.k.wait_for_room(n)
-            pipes.v.fill(n - 1, V, k_batch, kv_head, first * sequence.B_c, sequence.N_k)  # FA2.A1.L7
+            pipes.v.fill(n - 1, V, k_anchor, kv_head, first * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             r += 1
         else:
             t = scheduler.next()
@@ -104,10 +104,10 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, scale_log2):
     """Run as consumer warpgroup c: compute O and L for its 64 rows of every row block that this program fetches."""
     n = 0  # tiles so far, as the producer counts them
     r = 0
-    row, batch, head, N_q, N_k = receive(r, pipes.mailbox, geometry)
+    row, q_anchor, head, N_q, N_k = receive(r, pipes.mailbox, geometry)
     while row >= 0:
         sequence = geometry.of_sequence(N_q, N_k)
-        length = sequence.length(batch)
+        length = sequence.length(q_anchor)
         # Two intervals of tiles: all_begin to all_end are those of all consumers, first to end are this one's. If its
         # rows lie past the last row, it has none: end = first.
         all_end = sequence.tiles(row, sequence.B_r, length)
@@ -124,34 +124,35 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, scale_log2):
             at, relative = row, sequence
             if geometry.cu_seqlens_q is not None:  # store() needs only the difference, which takes one register less
                 at, relative = row - N_q, geometry.of_sequence(0 * N_q, 0 * N_k)
-            o, m, l = visit(c, n + all_end - end, q, q_tile, row, first, end, length, pipes, sequence, scale_log2)
+            begun = n + all_end - end
+            o, m, l = process_row_block(c, begun, q, q_tile, row, first, end, length, pipes, sequence, scale_log2)
             if sequence.left is not None:
                 for j in range(all_end - first, all_end - all_begin):  # tiles that only upper rows see
                     drain_tile(c, n + j, pipes)
-            store(O, L, o, m, l, pipes.o.index(c), batch, head, at, relative)
+            store(O, L, o, m, l, pipes.o.index(c), q_anchor, head, at, relative)
         if end == first or not pipes.sizes.O_apart:
             tma.store_wait(0)
             pipes.q.release(q_tile)
         n += all_end - all_begin
         r += 1
-        row, batch, head, N_q, N_k = receive(r, pipes.mailbox, geometry)
+        row, q_anchor, head, N_q, N_k = receive(r, pipes.mailbox, geometry)
     tma.store_wait(0)  # shared memory must outlive the last copy
 
 
 @gluon.jit
 def receive(r, mailbox, geometry):
-    """Wait for this program's r-th row block, and return its first row, batch entry and head, and its N_q and N_k.
+    """Wait for this program's r-th row block, and return its first row, its anchor in Q, its head, and its N_q and N_k.
 
     N_q and N_k are the lengths of the call or of the packed sequence. A negative first row means that no row block is
     left.
     """
     mailbox.wait(r)
-    row, batch, head = mailbox.read(r, "row"), mailbox.read(r, "batch"), mailbox.read(r, "head")
+    row, q_anchor, head = mailbox.read(r, "row"), mailbox.read(r, "q_anchor"), mailbox.read(r, "head")
     N_q, N_k = geometry.N_q, geometry.N_k
     if geometry.cu_seqlens_q is not None:
         N_q, N_k = mailbox.read(r, "N_q"), mailbox.read(r, "N_k")
     mailbox.release(r)
-    return row, batch, head, N_q, N_k
+    return row, q_anchor, head, N_q, N_k
 
 
 @gluon.jit
@@ -165,7 +166,7 @@ def drain_tile(c: gl.constexpr, n, pipes):
 
 
 @gluon.jit
-def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometry, scale_log2):
+def process_row_block(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometry, scale_log2):
     """Process all tiles that 64 rows see, from right to left. Return o (64, d), and m and l, each (64, 4).
 
     The tiles have the indices first … end − 1, and `row` is the first of the rows. q is Q of these rows, the tile with
@@ -184,13 +185,13 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
     pipes.k.release(n)
     if geometry.CAUSAL or geometry.RAGGED or geometry.left is not None:
         s = mask(s, sees, (end - 1) * B_c)
-    m, scale, l = first_state(s, scale_log2)  # FA2.A1.L5
-    p, m, scale, l, _ = softmax_step(s, m, scale, l, scale_log2)
+    m, row_scale, l = first_state(s, scale_log2)  # FA2.A1.L5
+    p, m, row_scale, l, _ = softmax_step(s, m, row_scale, l, scale_log2)
     p = as_operand(rounded(p, pipes.q.tiles.dtype), pipes.q.tiles.dtype, d)
 
     T_c = end - first
     for j in range(1, T_c):  # FA2.A1.L6
-        o, m, scale, l, p = step(c, n + j, o, m, scale, l, p, q, sees, end - 1 - j, pipes, geometry, scale_log2)
+        o, m, row_scale, l, p = step(c, n + j, o, m, row_scale, l, p, q, sees, end - 1 - j, pipes, geometry, scale_log2)
     if pipes.sizes.O_apart:  # so that the next row block's Q may be copied
         pipes.q.release(q_tile)
 
@@ -198,7 +199,7 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
         zero_oob_rows(pipes.v.take(n + T_c - 1), geometry.begin(0) - first * B_c, BEFORE=True)
     o = warpgroup_mma(p, pipes.v.take(n + T_c - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
     o, p = warpgroup_mma_wait(0, deps=[o, p])
-    return o, m * (scale_log2 / scale), l
+    return o, m * (scale_log2 / row_scale), l
 
 
 @gluon.jit
@@ -228,13 +229,13 @@ def hide_row_sum(row):
 
 
 @gluon.jit
-def step(c: gl.constexpr, n, o, m, scale, l, p, q, sees, j, pipes, geometry, scale_log2):
+def step(c: gl.constexpr, n, o, m, row_scale, l, p, q, sees, j, pipes, geometry, scale_log2):
     """Start Q Kᵀ of the n-th tile and P V of the previous tile, and update m for the n-th tile while P V runs.
 
     The n-th tile has the index j among the tiles of the keys. The argument p is P of the previous tile, and `sees` is
-    the result of interval(). Return o, m, scale, l and p of the n-th tile. ptxas decides which instructions run during
-    P V. With Triton 3.9, these are the maxima and at most 9 of 68 exponentials. At d = 64 under the causal mask, no
-    instruction runs during P V, as `fa2-lab xray hopper.forward --d 64 --sass` shows.
+    the result of interval(). Return o, m, row_scale, l and p of the n-th tile. ptxas decides which instructions run
+    during P V. With Triton 3.9, these are the maxima and at most 9 of 68 exponentials. At d = 64 under the causal mask,
+    no instruction runs during P V, as `fa2-lab xray hopper.forward --d 64 --sass` shows.
     """
     s = start_scores(c, n, q, pipes)
     o = warpgroup_mma(p, pipes.v.take(n - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
@@ -243,13 +244,13 @@ def step(c: gl.constexpr, n, o, m, scale, l, p, q, sees, j, pipes, geometry, sca
     if geometry.CAUSAL or geometry.left is not None:
         if sees.cuts(j):
             s = mask(s, sees, j * geometry.B_c)
-    p_next, m, scale, l, alpha = softmax_step(s, m, scale, l, scale_log2)
+    p_next, m, row_scale, l, alpha = softmax_step(s, m, row_scale, l, scale_log2)
     p_next = as_operand(rounded(p_next, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.sizes.d_pad)
     # ptxas moves this wait up, above nearly all exponentials. Naming p_next here does not hold it down: without a mask
     # that changes nothing, and at d = 64 under the causal mask numbers spill.
     o, p = warpgroup_mma_wait(0, deps=[o, p])
     pipes.k.release(n)  # and the tile n − 1 of V
-    return rescale_o(o, alpha), m, scale, l, p_next  # FA2.A1.L10
+    return rescale_o(o, alpha), m, row_scale, l, p_next  # FA2.A1.L10
 
 
 @gluon.jit
@@ -265,7 +266,7 @@ def start_scores(c: gl.constexpr, n, q, pipes):
 
 
 @gluon.jit
-def store(O, L, o, m, l, o_tile, batch, head, row, geometry):
+def store(O, L, o, m, l, o_tile, anchor, head, row, geometry):
     """Divide o by l, start the TMA copy of the result to O, and write L.
 
     The copy ends while the next row block is computed. It goes through the shared-memory buffer o_tile.
@@ -278,13 +279,13 @@ def store(O, L, o, m, l, o_tile, batch, head, row, geometry):
     tma.store_wait(0)  # the copy of the row block before has read its tile
     matrix(o_tile).store(o.to(O.dtype))
     fence_async_shared()
-    tma.async_store(O, tile_at(O, batch, head, row, geometry.N_q), o_tile)  # FA2.A1.L14
+    tma.async_store(O, tile_at(O, anchor, head, row, geometry.N_q), o_tile)  # FA2.A1.L14
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, LANES))[:, None]
     writes = (rows < geometry.N_q) & (gl.arange(0, 4, gl.SliceLayout(0, LANES))[None, :] == 0)
     L_i = (m + gl.log2(l)[:, None]) * LN2  # (64, 4): four lanes know it, one writes it  FA2.A1.L13
     L_i = gl.where(empty[:, None], NEG_INF, L_i)
     L_i, writes = gl.broadcast(L_i, writes)
-    at, writes = gl.broadcast(L + geometry.first_of(batch, head, O) + rows, writes)
+    at, writes = gl.broadcast(L + geometry.first_of(anchor, head, O) + rows, writes)
     gl.store(at, L_i, mask=writes)  # FA2.A1.L15
 
 

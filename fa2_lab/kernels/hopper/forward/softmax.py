@@ -13,7 +13,7 @@ element in a thousand is an outlier, the error is 10 to 17% larger, because with
 
 p = 2^(scale_log2 · s − m) takes one FMA and one exponential. Because no other operation separates m from the FMAs, the
 FMAs begin while the tensor cores still work. m itself is a product with scale_log2 and is rounded. This rounding error
-cancels as well, but if |m| is 2²⁸ or more, rounding alone could make p larger than 2⁸. The `scale` of such a row is
+cancels as well, but if |m| is 2²⁸ or more, rounding alone could make p larger than 2⁸. The `row_scale` of such a row is
 therefore the next power of two below scale_log2, with which all products are exact. With such large scores, a row of P
 has only one entry that is not almost 0. When the scale of a row changes, its old and its new largest score differ by at
 least 16, so all earlier tiles contribute almost nothing, and alpha is 0.
@@ -31,29 +31,29 @@ LOWEST = gl.constexpr(-3.0e38)  # where m starts: at −∞ a row without keys w
 
 @gluon.jit
 def first_state(s, scale_log2):
-    """Return the initial m, scale and l, each (64, 4), before the first tile of scores s.
+    """Return the initial m, row_scale and l, each (64, 4), before the first tile of scores s.
 
-    `scale` is the factor of each row's scores in the exponent. It starts at scale_log2, which is the softmax scale
+    `row_scale` is the factor of each row's scores in the exponent. It starts at scale_log2, which is the softmax scale
     times log₂ e.
     """
     STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, by_lanes(s).type.layout))
     m = gl.full([s.shape[0], 4], LOWEST, gl.float32, STATE)  # FA2.A1.L5
-    scale = gl.full([s.shape[0], 4], scale_log2, gl.float32, STATE)
+    row_scale = gl.full([s.shape[0], 4], scale_log2, gl.float32, STATE)
     l = gl.zeros([s.shape[0], 4], gl.float32, STATE)  # FA2.A1.L5
-    return m, scale, l
+    return m, row_scale, l
 
 
 @gluon.jit
-def softmax_step(s, m, scale, l, scale_log2):
-    """Update m, scale and l with a tile of scores s (64, B_c).
+def softmax_step(s, m, row_scale, l, scale_log2):
+    """Update m, row_scale and l with a tile of scores s (64, B_c).
 
-    Return p, m, scale, l, and alpha, the factor for o.
+    Return p, m, row_scale, l, and alpha, the factor for o.
     """
     x = by_lanes(s)
-    m, scale, alpha = update_row_max(m, scale, largest(x), scale_log2)  # (64, 4)  FA2.A1.L9
-    p = gl.exp2(along(scale, x) * x - along(m, x))  # (64, B_c / 8, 4, 2)  FA2.A1.L9
+    m, row_scale, alpha = update_row_max(m, row_scale, largest(x), scale_log2)  # (64, 4)  FA2.A1.L9
+    p = gl.exp2(along(row_scale, x) * x - along(m, x))  # (64, B_c / 8, 4, 2)  FA2.A1.L9
     l = alpha * l + gl.sum(gl.sum(p, 3), 1)  # (64, 4)  FA2.A1.L9
-    return as_tile(p), m, scale, l, alpha
+    return as_tile(p), m, row_scale, l, alpha
 
 
 # Four lanes to a row -----------------------------------------------------------------------------------------
@@ -91,19 +91,19 @@ def largest(x):
 
 # Work that most warps need not do, and skip --------------------------------------------------------------------
 
-# One row: m, scale and alpha, changed in place; `top` is this lane's largest score, and $12 is scale_log2.
+# One row: m, row_scale and alpha, changed in place; `top` is this lane's largest score, and $12 is scale_log2.
 # 0f4D800000 is 2²⁸, and 0x7f800000 leaves of a number the power of two below it.
 FOLLOW = """
 shfl.sync.bfly.b32 x, {top}, 1, 31, -1; max.f32 all, {top}, x;
 shfl.sync.bfly.b32 x, all, 2, 31, -1; max.f32 all, all, x;
-mul.f32 x, all, {scale}; setp.gt.f32 higher, x, {m};
+mul.f32 x, all, {row_scale}; setp.gt.f32 higher, x, {m};
 mul.f32 x, all, $12; abs.f32 x, x; setp.lt.f32 fine, x, 0f4D800000;
 and.b32 x, $12, 0x7f800000; selp.f32 x, $12, x, fine;
-setp.eq.f32 same, x, {scale};
+setp.eq.f32 same, x, {row_scale};
 mul.rn.f32 all, all, x; sub.rn.f32 y, {m}, all; ex2.approx.f32 y, y; selp.f32 y, y, 0.0, same;
-@higher mov.f32 {m}, all; @higher mov.f32 {scale}, x; @higher mov.f32 {alpha}, y;
+@higher mov.f32 {m}, all; @higher mov.f32 {row_scale}, x; @higher mov.f32 {alpha}, y;
 """
-# A thread holds two rows: $0 and $1 are their m, $2 and $3 scale, $4 and $5 alpha, $10 and $11 the largest scores.
+# A thread holds two rows: $0 and $1 are their m, $2 and $3 row_scale, $4 and $5 alpha, $10 and $11 the largest scores.
 RAISED = """{
 .reg .pred some, higher, fine, same;
 .reg .f32 x, y, all;
@@ -113,21 +113,22 @@ neg.f32 x, $1; fma.rn.f32 x, $11, $3, x; setp.gt.or.f32 some, x, 8.0, some;
 vote.sync.any.pred some, some, -1;
 @!some bra.uni DONE;"""
 for i in (0, 1):
-    RAISED += FOLLOW.format(m=f"${i}", scale=f"${2 + i}", alpha=f"${4 + i}", top=f"${10 + i}")
+    RAISED += FOLLOW.format(m=f"${i}", row_scale=f"${2 + i}", alpha=f"${4 + i}", top=f"${10 + i}")
 RAISED = gl.constexpr(RAISED + "DONE:\n}")
 
 
 @gluon.jit
-def update_row_max(m, scale, top, scale_log2):
-    """Return the new m, scale and alpha, each (64, 4).
+def update_row_max(m, row_scale, top, scale_log2):
+    """Return the new m, row_scale and alpha, each (64, 4).
 
-    `top` is each lane's largest score, not yet scaled. If scale · top exceeds m by more than 8 in any row of a warp,
-    the warp raises m in each of its rows to the row's largest scaled score, but never lowers it. A row that is raised
-    gets scale = scale_log2 or, if |m| would be 2²⁸ or more, the next power of two below scale_log2. The inline PTX
-    processes two elements per thread at a time, which must belong to the thread's rows r and r + 8, in this order.
+    `top` is each lane's largest score, not yet scaled. If row_scale · top exceeds m by more than 8 in any row of a
+    warp, the warp raises m in each of its rows to the row's largest scaled score, but never lowers it. A row that is
+    raised gets row_scale = scale_log2 or, if |m| would be 2²⁸ or more, the next power of two below scale_log2. The
+    inline PTX processes two elements per thread at a time, which must belong to the thread's rows r and r + 8, in this
+    order.
     """
     scale_log2 = gl.full([m.shape[0], m.shape[1]], scale_log2, gl.float32, m.type.layout)
-    return gl.inline_asm_elementwise(RAISED, "=&f,=&f,=&f,=&f,=&f,=&f,0,1,2,3,f,f,f,f", [m, scale, top, scale_log2],
+    return gl.inline_asm_elementwise(RAISED, "=&f,=&f,=&f,=&f,=&f,=&f,0,1,2,3,f,f,f,f", [m, row_scale, top, scale_log2],
                                      (gl.float32, gl.float32, gl.float32), is_pure=True, pack=2)  # fmt: skip
 
 

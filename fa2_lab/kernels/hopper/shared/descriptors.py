@@ -60,15 +60,15 @@ def shape_of(X):
 
 
 @gluon.jit
-def tile_at(X, batch, head, row, N):
+def tile_at(X, anchor, head, row, N):
     """Return the coordinates, for the descriptor X, of the tile that begins at `row` of a head.
 
-    For a packed sequence of N rows, `batch` is the row of X at which the sequence ends.
+    `anchor` is the batch entry or, for a packed sequence of N rows, the row of X at which the sequence ends.
     """
     if len(X.block_shape) == 4:
-        return batch, head, row, 0
+        return anchor, head, row, 0
     else:
-        return FAR, batch - 1, head, FAR + 1 - N + row, 0
+        return FAR, anchor - 1, head, FAR + 1 - N + row, 0
 
 
 def lines(shape: tuple[int, int], block: tuple[int, int], swizzle: int = 0) -> TensorDescriptor:

@@ -111,14 +111,14 @@ class Geometry:
         """Return five values that describe a row block.
 
         1. the first row of the row block
-        2. its batch entry in Q
-        3. its batch entry in K
+        2. its anchor in Q
+        3. its anchor in K
         4. its head
         5. the geometry of its sequence
 
-        `block` is the index of the row block within its head, and `bh` is the index of the head in the batch. For a
-        packed sequence, the row of Q or K at which the sequence ends replaces the batch entry. If the row block does
-        not exist, the first row is outside the sequence.
+        `block` is the index of the row block within its head, and `bh` is the index of the head in the batch. The
+        anchor of a tensor is what tile_at() needs to find the rows: the batch entry or, for a packed sequence, the row
+        at which the sequence ends. If the row block does not exist, the first row is outside the sequence.
         """
         if self.cu_seqlens_q is None:
             row = self.first_row(block)
@@ -136,13 +136,13 @@ class Geometry:
         """Return six values that describe a column block, given its index within its head and the batch entry.
 
         1. the index of the column block in its sequence
-        2. the sequence's batch entry in K
-        3. the sequence's batch entry in Q
+        2. the sequence's anchor in K
+        3. the sequence's anchor in Q
         4. the index, within a head, of the sequence's first row block
         5. the number of the sequence's row blocks
         6. the geometry of the sequence
 
-        T_r is the number of row blocks of a head. Packed sequences are treated as in row_block(). A sequence without
+        T_r is the number of row blocks of a head. The anchors are as in row_block(). A sequence without
         rows still counts as one row block, so that its dK and dV become zeros. For a column block that does not exist,
         the number of row blocks is 0.
         """
@@ -157,16 +157,16 @@ class Geometry:
             return j, k + N_k, q + N_q, before, T_r, self.of_sequence(N_q, N_k)
 
     @gluon.jit
-    def first_of(self, batch, head, X):
+    def first_of(self, anchor, head, X):
         """Return the index of a head's first row in L. X is the descriptor of a tensor with the same rows as L.
 
-        For a packed sequence, `batch` is the row of X at which the sequence ends.
+        `anchor` is the batch entry or, for a packed sequence, the row of X at which the sequence ends.
         """
         if self.cu_seqlens_q is None:
-            return (batch * self.H + head).to(gl.int64) * self.N_q
+            return (anchor * self.H + head).to(gl.int64) * self.N_q
         else:
             _, _, tokens = shape_of(X)
-            return head.to(gl.int64) * tokens + batch - self.N_q
+            return head.to(gl.int64) * tokens + anchor - self.N_q
 
     @gluon.jit
     def first_row(self, i):

@@ -46,7 +46,7 @@ class Ring:
     HAS_EMPTY: gl.constexpr  # whether consumers release its tiles; if not, releases of another ring also count for them
 
     @gluon.jit
-    def fill(self, n, source, batch, head, row, N):
+    def fill(self, n, source, anchor, head, row, N):
         """Producer: once the n-th tile's stage is empty, start filling it with the rows of `source` from `row` on.
 
         Rows from N on become zeros.
@@ -55,7 +55,7 @@ class Ring:
         if self.HAS_EMPTY:
             self.wait_for_room(n)
         mbarrier.expect(self.filled.index(stage), source.block_type.nbytes)
-        tma.async_load(source, tile_at(source, batch, head, row, N), self.filled.index(stage), self.tiles.index(stage))
+        tma.async_load(source, tile_at(source, anchor, head, row, N), self.filled.index(stage), self.tiles.index(stage))
 
     @gluon.jit
     def wait_for_room(self, n):
