@@ -59,7 +59,7 @@ def test_tiles_between_the_edges_are_not_masked(window, monkeypatch):
     """Windows wider than several tiles, which begin and end within one."""
     sizes = (16, 16, 4, 1)
     if DEVICE == "cpu":
-        monkeypatch.setattr(tables, "INTERPRETED", dict(forward=sizes, columns=sizes, rows=sizes))
+        monkeypatch.setattr(tables, "INTERPRETED", dict(forward=sizes, dkdv=sizes, dq=sizes))
     check((1, 2, 1, 50, 100, 16), window=window)
 
 
