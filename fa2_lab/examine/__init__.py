@@ -85,7 +85,7 @@ def examine(
     named = [x._replace(where=x.where + late) if x.name == "unknown" else x for x in named]
     if unsteady or found or subject.happened & {"writes-past-end"}:  # then numbers come from elsewhere
         named = [x for x in named if x.name not in ("unknown", "precision", "grouped-silent")]
-    state = conventions(next((x.state for x in reversed(named) if x.mistake.part in ("reads", "O")), Variant()))
+    state = conventions(next((x.state for x in reversed(named) if x.mistake.part in ("conventions", "O")), Variant()))
     if not unsteady and all(x.fits(state, ("O",)) for x in plain):
         subject.eps = plain[0].eps
         found += checks(subject, answers, state)

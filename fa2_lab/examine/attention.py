@@ -13,13 +13,13 @@ from functools import cache
 
 import numpy as np
 
-from fa2_lab.examine.cases import OPEN, PAGE, Question, TileSize, paged, rounded  # noqa: F401 — some mistakes use them
+from fa2_lab.examine.cases import OPEN, PAGE, AttentionCase, TileSize, paged, rounded  # noqa: F401 — some mistakes use them
 from fa2_lab.examine.catalogue import CATALOGUE
 from fa2_lab.reference.online_softmax import finite, nonzero
 
 
 def attention(
-    case: Question, mistakes: Iterable[str] = (), B: TileSize = 0, bits: int = 8, *, gradients: bool = False
+    case: AttentionCase, mistakes: Iterable[str] = (), B: TileSize = 0, bits: int = 8, *, gradients: bool = False
 ) -> dict[str, np.ndarray]:
     """Return a dictionary with "O", "L" and "largest" for a case, computed with the given mistakes.
 
@@ -49,12 +49,12 @@ def changed(mistakes: tuple[str, ...], gradients: bool) -> Callable:
 def combine(mistakes: tuple[str, ...]) -> str:
     """Return the source of right() with these mistakes, or "" if one of them changes code that another has removed."""
     source = combine(mistakes[:-1]) if mistakes else inspect.getsource(right)
-    for old, new in CATALOGUE[mistakes[-1]].changes if mistakes else ():
+    for old, new in CATALOGUE[mistakes[-1]].edits if mistakes else ():
         source = source.replace(old, new) if old in source else ""
     return source
 
 
-def right(case: Question, B_r: int, B_c: int, bits: int, gradients: bool) -> dict[str, np.ndarray]:
+def right(case: AttentionCase, B_r: int, B_c: int, bits: int, gradients: bool) -> dict[str, np.ndarray]:
     """Return O, L and, if `gradients` is set, dQ, dK and dV of a case, by the steps of FlashAttention-2.
 
     Arrays are (batch, heads, rows, keys or features). B_r and B_c are the tile sizes, and 0 means a single tile. `bits`

@@ -16,7 +16,7 @@ SCALE_UP = 100.0  # the last feature of q and k where all scores are moved up or
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class AttentionCase:
     """A problem for an attention function, also called a case, with arrays (batch, heads, N, d) in float64.
 
     It contains q, k, v and the options, dO and dL for the backward, and the name of the group of mistakes that it
@@ -46,11 +46,11 @@ class Question:
     def is_long(self) -> bool:
         return self.q.shape[2] * self.k.shape[2] > 5000
 
-    def rounded(self, to: Callable[[np.ndarray], np.ndarray]) -> Question:
+    def rounded(self, to: Callable[[np.ndarray], np.ndarray]) -> AttentionCase:
         """Return this case with q, k, v and dO rounded by the function `to`, which rounds an array to a dtype."""
         return replace(self, q=to(self.q), k=to(self.k), v=to(self.v), dO=to(self.dO), single=True)
 
-    def part(self, batch: slice = slice(None), heads: slice = slice(None)) -> Question:
+    def part(self, batch: slice = slice(None), heads: slice = slice(None)) -> AttentionCase:
         """Return this case restricted to a slice of the batch entries and a slice of the heads."""
         cut = {name: getattr(self, name)[batch, heads] for name in ("q", "k", "v", "dO")}
         of_option = dict(mask=(batch, heads), kept=(batch, heads), key_lengths=batch, sinks=heads, slopes=heads)
@@ -60,10 +60,10 @@ class Question:
 
 def one_head(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, dO: np.ndarray | None = None, tile: tuple = (0, 0), **options: Any
-) -> Question:
+) -> AttentionCase:
     """Return a case with one head, given Q, K, V and dO (N, d) and options such as `scale` and `causal`."""
     q, k, v, of_O = (x[None, None] for x in (Q, K, V, np.zeros_like(Q) if dO is None else dO))
-    return Question("", q, k, v, of_O, options, tile=tile)
+    return AttentionCase("", q, k, v, of_O, options, tile=tile)
 
 
 def short(value: Any) -> str:
@@ -72,7 +72,7 @@ def short(value: Any) -> str:
 
 def case(
     group: str, N_q: int, N_k: int = 0, d: int = 16, batch: int = 1, heads: int = 2, kv_heads: int = 0, **more: Any
-) -> Question:
+) -> AttentionCase:
     """Return a random case of these sizes. N_k = 0 means N_q, and kv_heads = 0 means `heads`.
 
     `more` contains the options of the case. It can also contain `gradients` and `dL`, which are True if gradients and a
@@ -87,17 +87,17 @@ def case(
     if shift:
         q[..., -1], k[..., -1] = SCALE_UP, shift / SCALE_UP
     dL = draw((batch, heads, N_q)) if more.pop("dL", False) else None
-    return Question(group, q, k, v, dO, more, gradients, dL, made=(size, shift))
+    return AttentionCase(group, q, k, v, dO, more, gradients, dL, made=(size, shift))
 
 
-def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Question]:
+def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[AttentionCase]:
     """Return all cases, with head dimension d. If `quick` is set, leave out the long cases.
 
     Lengths are rounded up to multiples of `multiple`, for functions that require this.
     """
     draw = np.random.default_rng(7)
 
-    def make(group: str, N_q: int, N_k: int = 0, **more: Any) -> Question:
+    def make(group: str, N_q: int, N_k: int = 0, **more: Any) -> AttentionCase:
         N_q, N_k = (-(-n // multiple) * multiple for n in (N_q, N_k or N_q))
         return case(group, N_q, N_k, **dict(d=d) | more)
 

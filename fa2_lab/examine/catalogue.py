@@ -4,21 +4,22 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-PARTS = ("reads", "O", "L", "gradients", "memory", "remarks")  # the sections of catalogue.md, in their order
+PARTS = ("conventions", "O", "L", "gradients", "memory", "remarks")  # the sections of catalogue.md, in their order
 
 
 class Mistake(NamedTuple):
     """A row of the catalogue. `part` is the output in which the mistake is visible, or the section of the catalogue.
 
-    Rows with the part "reads" are conventions, and rows with the part "remarks" are remarks. All others are mistakes.
+    Rows with the part "conventions" are conventions, and rows with the part "remarks" are remarks. All others are
+    mistakes.
     """
 
     name: str
-    varies: str  # "B" if it depends on the tile, "bits" if on a dtype
-    says: str
-    read: str
+    depends_on: str  # "B" if it depends on the tile, "bits" if on a dtype
+    description: str
+    reference: str
     part: str
-    changes: list[tuple[str, str]]  # what stands in the right attention, and what stands there instead
+    edits: list[tuple[str, str]]  # what stands in the right attention, and what stands there instead
 
 
 def tables() -> list[list[list[str]]]:
@@ -29,8 +30,8 @@ def tables() -> list[list[list[str]]]:
 
 *MISTAKES, ARGUMENTS = tables()
 CATALOGUE = {
-    name: Mistake(name, varies, says, read, part, re.findall("`([^`]*)` → `([^`]*)`", "".join(code)))
+    name: Mistake(name, depends_on, description, reference, part, re.findall("`([^`]*)` → `([^`]*)`", "".join(code)))
     for part, rows in zip(PARTS, MISTAKES, strict=True)
-    for name, varies, says, read, *code in rows
+    for name, depends_on, description, reference, *code in rows
 }
 ROLES = {name: role for role, _, names in ARGUMENTS for name in names.split()}  # {its name in a function: argument}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fa2_lab.examine.attention import attention, combine
-from fa2_lab.examine.cases import OPEN, Question, TileSize
+from fa2_lab.examine.cases import OPEN, AttentionCase, TileSize
 from fa2_lab.examine.catalogue import CATALOGUE, Mistake
 
 Names = tuple[str, ...]
@@ -48,7 +48,7 @@ class Answer:
     Each output is (batch, heads, N, d), or (batch, heads, N) for L.
     """
 
-    case: Question
+    case: AttentionCase
     outputs: dict[str, np.ndarray]
     eps: float = 1.2e-7  # the distance of two numbers of its dtype near 1
     variants: dict[tuple, dict[str, np.ndarray]] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Answer:
 
 
 def conventions(state: Variant) -> Variant:
-    return Variant(tuple(name for name in state.names if CATALOGUE[name].part == "reads"))
+    return Variant(tuple(name for name in state.names if CATALOGUE[name].part == "conventions"))
 
 
 class Finding(NamedTuple):
@@ -111,7 +111,7 @@ class Finding(NamedTuple):
     name: str
     where: str
     much: float = np.nan
-    case: Question | None = None
+    case: AttentionCase | None = None
     others: tuple[str, ...] = ()  # mistakes that would explain the outputs equally well
     state: Variant = RIGHT  # of the function, up to and with this finding
 
@@ -125,18 +125,18 @@ class Finding(NamedTuple):
 
     @property
     def is_wrong(self) -> bool:
-        return self.mistake.part not in ("reads", "remarks")
+        return self.mistake.part not in ("conventions", "remarks")
 
     def __str__(self) -> str:
-        says, B = self.mistake.says.replace("{bits}", str(self.state.bits)), self.state.B
-        tile = f" (tiles of {' × '.join(map(str, np.atleast_1d(B)))})" if "B" in self.mistake.varies and B else ""
+        says, B = self.mistake.description.replace("{bits}", str(self.state.bits)), self.state.B
+        tile = f" (tiles of {' × '.join(map(str, np.atleast_1d(B)))})" if "B" in self.mistake.depends_on and B else ""
         return says.removesuffix(".") + tile + "."
 
 
 def known(answers: Iterable[Answer], output: str) -> list[Mistake]:
     """Return the mistakes that, each on its own, reproduce the given output in every answer."""
-    parts = {"O": ("reads", "O"), "L": ("reads", "O", "L")}.get(output, ("gradients",))
-    some = [x for x in CATALOGUE.values() if x.part in parts and "bits" not in x.varies]
+    parts = {"O": ("conventions", "O"), "L": ("conventions", "O", "L")}.get(output, ("gradients",))
+    some = [x for x in CATALOGUE.values() if x.part in parts and "bits" not in x.depends_on]
     return [x for x in some if all(answer.fits(Variant((x.name,)), (output,)) for answer in answers)]
 
 
@@ -154,7 +154,7 @@ def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES, until: floa
     if not fits_all(state, of_L, ("L",)) and not fits_all(usual, of_L, ("L",)):
         single = [s for base in (state, usual) for s in candidates(base, "L", tiles) if fits_all(s, of_L, ("L",))]
         if single:
-            found.append(Finding(single[0].names[-1], *place(of_L, state, ("L",)), state=single[0]))
+            found.append(Finding(single[0].names[-1], *describe_error(of_L, state, ("L",)), state=single[0]))
         elif plain:
             found += explain_part([x for x in right if "L" in x.outputs], usual, "L", ("L",), tiles, until)[0]
     skip = {"empty", "empty-mask"} | {"dL" for x in found if x.mistake.part == "L"}
@@ -176,11 +176,11 @@ def explain_part(
         mine = sorted((x for x in answers if x.case.group == group), key=lambda x: x.case.q.size + x.case.k.size)
         if any(x.name == SILENT["cross"] for x in found):  # then it is asked about one length alone
             mine = [x for x in mine if x.case.q.shape[2] == x.case.k.shape[2] or "cu_seqlens_k" in x.case.options]
-        if group in EXTREME and any(x.name == "precision" or "bits" in x.mistake.varies for x in found):
+        if group in EXTREME and any(x.name == "precision" or "bits" in x.mistake.depends_on for x in found):
             continue
         is_plain = part == "O" and group == "plain"
         if is_plain and all(np.isnan(x.outputs["O"]).all() for x in mine):
-            return [Finding("all-nan", *place(mine, state, outputs))], state
+            return [Finding("all-nan", *describe_error(mine, state, outputs))], state
         if fits_all(state, mine, outputs):
             settled += mine
             continue
@@ -197,7 +197,7 @@ def explain_part(
         if fitting:
             best, others = choose(fitting, answers, outputs, len(state.names))
             new = best.names[len(state.names) :]
-            found += [Finding(name, *place(mine, state, outputs), others=others, state=best) for name in new]
+            found += [Finding(name, *describe_error(mine, state, outputs), others=others, state=best) for name in new]
             state, settled = best, settled + mine
             if any(name.startswith("axis") for name in new):  # then no mask of keys does what it should
                 break
@@ -210,7 +210,7 @@ def explain_part(
         elif state == conventions(state):  # after a mistake, what it does to other groups is not known
             name = SILENT.get(group, "unknown") if part == "O" else "unknown"
             name = "options-kept" if is_late(mine, answers, state, outputs) else name
-            found.append(Finding(name, *place(mine, state, outputs), state=state))
+            found.append(Finding(name, *describe_error(mine, state, outputs), state=state))
             if group == "plain":
                 break
     return found, state
@@ -225,7 +225,7 @@ def is_late(mine: list[Answer], answers: Sequence[Answer], state: Variant, outpu
     kinds = {x: (x.case.q.shape, x.case.k.shape, *x.case.options) for x in answers}
     same = {x: [y.case.options for y in answers if kinds[y] == kinds[x] and y is not x] for x in mine}
     asked = {x: [x.of(**y) for y in same[x]] for x in mine}
-    bases = [state, *(s for s in candidates(state, "O", ()) if CATALOGUE[s.names[-1]].part == "reads")]
+    bases = [state, *(s for s in candidates(state, "O", ()) if CATALOGUE[s.names[-1]].part == "conventions")]
     return any(all(any(y.fits(s, outputs) for y in (x, *asked[x])) for x in mine) for s in bases)
 
 
@@ -243,9 +243,9 @@ def rounding(answers: list[Answer], state: Variant, tiles: Sequence[int]) -> Fin
         here = distance(state)
         if not here < 2.0**-7:
             return None
-        of_bits = [m for m in CATALOGUE.values() if "bits" in m.varies]
+        of_bits = [m for m in CATALOGUE.values() if "bits" in m.depends_on]
         best = min((s for m in of_bits for s in forms(m, state, (*tiles, 0))), key=distance)
-    where, much, case = place(answers, state, ("O",))
+    where, much, case = describe_error(answers, state, ("O",))
     if distance(best) < here / 8:
         return Finding(best.names[-1], where, much, case, state=best)
     size = ", as in bf16" if here > 2.0**-11 else ", as in fp16 or TF32" if here > 2.0**-15 else ""
@@ -254,12 +254,12 @@ def rounding(answers: list[Answer], state: Variant, tiles: Sequence[int]) -> Fin
 
 def forms(mistake: Mistake, state: Variant, tiles: Sequence) -> Iterator[Variant]:
     """Yield the variants that add this mistake to `state`, one for each tile size and precision that it can have."""
-    if "parts" in mistake.varies:
+    if "parts" in mistake.depends_on:
         tiles = [x for B in tiles if isinstance(B, int) for x in ((B, 0), (B, 1), (OPEN, B))]
-    elif state.B or "B" not in mistake.varies:
+    elif state.B or "B" not in mistake.depends_on:
         tiles = (state.B,)
     for B in tiles:
-        for bits in (8, 11) if "bits" in mistake.varies else (state.bits,):
+        for bits in (8, 11) if "bits" in mistake.depends_on else (state.bits,):
             if combine((*state.names, mistake.name)):
                 yield Variant((*state.names, mistake.name), B, bits)
 
@@ -272,14 +272,14 @@ def oblong(state: Variant, part: str, tiles: Sequence[int]) -> Iterator[Variant]
     sides = [x for x in tiles if x >= 8]
     pairs = [(a, b) for a in sides for b in sides if max(a, b) in (2 * min(a, b), 4 * min(a, b))]
     for s in candidates(state, part, pairs):
-        if re.search("start|first|visited", str(CATALOGUE[s.names[-1]].changes)):
+        if re.search("start|first|visited", str(CATALOGUE[s.names[-1]].edits)):
             yield s
 
 
 def candidates(state: Variant, part: str, tiles: Sequence) -> Iterator[Variant]:
-    parts = ("reads", part) if part == "O" else (part,)
+    parts = ("conventions", part) if part == "O" else (part,)
     for mistake in CATALOGUE.values():
-        if mistake.part in parts and mistake.name not in state.names and "bits" not in mistake.varies:
+        if mistake.part in parts and mistake.name not in state.names and "bits" not in mistake.depends_on:
             yield from forms(mistake, state, tiles)
 
 
@@ -289,7 +289,7 @@ def bases(state: Variant, part: str, mine: list[Answer], settled: list[Answer], 
     `mine` are the answers of the current group of cases. Its larger cases need not fit, because a mistake that depends
     on the tile size may be visible only in them.
     """
-    some = [s for s in candidates(state, part, ()) if CATALOGUE[s.names[-1]].part == "reads"]
+    some = [s for s in candidates(state, part, ()) if CATALOGUE[s.names[-1]].part == "conventions"]
     return [s for s in some if part == "O" and fits_all(s, mine[:1] + settled, outputs)]
 
 
@@ -318,14 +318,14 @@ def pairs(
         pairs = [(x.variant(s, name), x.variant(state, name)) for x in mine[:2] if time.monotonic() < until]
         return not all(np.allclose(*pair, atol=1e-3, equal_nan=True) for pair in pairs)
 
-    single = [s for s in candidates(state, part, tiles) if CATALOGUE[s.names[-1]].part == "reads" or changes(s)]
-    single = [s for s in single if CATALOGUE[s.names[-1]].varies != "parts" and fits_all(s, settled, outputs)]
+    single = [s for s in candidates(state, part, tiles) if CATALOGUE[s.names[-1]].part == "conventions" or changes(s)]
+    single = [s for s in single if CATALOGUE[s.names[-1]].depends_on != "parts" and fits_all(s, settled, outputs)]
     tried = set()  # in one order or the other
     for first in [s for s in single if s.B == state.B and s.bits == state.bits]:
         for second in single if time.monotonic() < until else ():
             both = Variant((*first.names, second.names[-1]), second.B, second.bits)
             alike = second.names[-1].split("-")[0] == first.names[-1].split("-")[0] and part != "gradients"
-            alike = second.names == first.names or (alike and CATALOGUE[first.names[-1]].part != "reads")
+            alike = second.names == first.names or (alike and CATALOGUE[first.names[-1]].part != "conventions")
             asked = frozenset(both.names), both.B, both.bits
             if not alike and asked not in tried and combine(both.names):
                 tried.add(asked)
@@ -339,15 +339,15 @@ def choose(fitting: list[Variant], answers: Sequence[Answer], outputs: Names, kn
     Conventions are preferred. Otherwise, the best variant fits the most answers of all groups. `known` is the number of
     names that all variants share.
     """
-    new = [s for s in fitting if all(CATALOGUE[name].part == "reads" for name in s.names[known:])]
+    new = [s for s in fitting if all(CATALOGUE[name].part == "conventions" for name in s.names[known:])]
     score = {s: sum(x.fits(s, outputs) for x in answers) for s in new or fitting}
     most = [s for s in score if score[s] == max(score.values())]
-    best = ((new and most) or sorted(most, key=lambda s: "B" in CATALOGUE[s.names[-1]].varies))[0]
+    best = ((new and most) or sorted(most, key=lambda s: "B" in CATALOGUE[s.names[-1]].depends_on))[0]
     others = [] if new else ["+".join(s.names[known:]) for s in most if set(s.names) != set(best.names)]
     return best, tuple(dict.fromkeys(others))
 
 
-def place(answers: list[Answer], state: Variant, outputs: tuple[str, ...]) -> tuple[str, float, Question]:
+def describe_error(answers: list[Answer], state: Variant, outputs: tuple[str, ...]) -> tuple[str, float, AttentionCase]:
     """Return (position, size, case) for the error in the first answer that differs from the variant `state`."""
     for answer in answers:
         for name in [x for x in outputs if x in answer.outputs]:

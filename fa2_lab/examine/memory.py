@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from fa2_lab.examine.attention import attention
-from fa2_lab.examine.cases import BITS, Question, case, rounded
-from fa2_lab.examine.match import GRADIENTS, RIGHT, UNMASKED, Answer, Finding, Variant, explain_part, place
+from fa2_lab.examine.cases import BITS, AttentionCase, case, rounded
+from fa2_lab.examine.match import GRADIENTS, RIGHT, UNMASKED, Answer, Finding, Variant, describe_error, explain_part
 from fa2_lab.examine.subject import NotExamined, Subject, dtypes
 
 
-def alike(x: Question) -> Question:
+def alike(x: AttentionCase) -> AttentionCase:
     """Return a copy of the case in which all batch entries and heads have the same q, k and v."""
     q, k, v = (np.broadcast_to(y[:1, :1], y.shape) for y in (x.q, x.k, x.v))
     return replace(x, q=q, k=k, v=v)
@@ -57,7 +57,7 @@ def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[
                 answer = subject.like(**how).ask(change(first.case), gradients=name in ("unwritten", "dO-strides"))
                 if not answer.fits(state, outputs):
                     allowed = f"; rounding allows {answer.bound('O'):.1e}" if name == "precision" else ""
-                    yield Finding(name, where + allowed, place([answer], state, outputs)[1], answer.case)
+                    yield Finding(name, where + allowed, describe_error([answer], state, outputs)[1], answer.case)
     yield from rows_without_keys(answers, state, subject.gives_O)
     if all(x.fits(state, ("O",)) for x in answers if x.case.group == "causal"):
         yield from positions(subject, state)
@@ -99,7 +99,7 @@ def positions(subject: Subject, state: Variant) -> Iterator[Finding]:
         with suppress(NotExamined):
             answer = subject.like(dtype="bfloat16").ask(asked, gradients=False)
             if not answer.fits(state, ("O",)):
-                yield Finding("positions-rounded", *place([answer], state, ("O",)))
+                yield Finding("positions-rounded", *describe_error([answer], state, ("O",)))
 
 
 def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
@@ -180,7 +180,7 @@ def dropout(subject: Subject, state: Variant) -> Iterator[Finding]:
     yield from found
 
 
-def guarded(subject: Subject, case: Question) -> tuple[Answer, list[Finding]]:
+def guarded(subject: Subject, case: AttentionCase) -> tuple[Answer, list[Finding]]:
     """Run a case with NaN before and after each input in memory, and return the answer and the findings.
 
     If NaN reaches O, run this case and all later cases with zeros instead of NaN.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fa2_lab.examine.cases import SCALE_UP, Question, case
+from fa2_lab.examine.cases import SCALE_UP, AttentionCase, case
 from fa2_lab.examine.match import GRADIENTS, Answer, Finding, Variant, conventions
 from fa2_lab.examine.subject import NotExamined, Subject
 
@@ -32,7 +32,7 @@ def program(subject: Subject, finding: Finding, module: str) -> str:
     return ""
 
 
-def smaller_cases(like: Question, subject: Subject) -> Iterator[Question]:
+def smaller_cases(like: AttentionCase, subject: Subject) -> Iterator[AttentionCase]:
     """Yield smaller cases of the same kind as `like`, starting from one row.
 
     For each number of rows, a case with one head and one batch entry comes first, if this is possible.
@@ -102,7 +102,7 @@ def written(subject: Subject, answer: Answer, name: str, module: str, before: Va
     return "\n".join([*lines, f"print({what}{place})  # {shown[0]}; right: {shown[1]}"])
 
 
-def arguments(subject: Subject, case: Question) -> list[str]:
+def arguments(subject: Subject, case: AttentionCase) -> list[str]:
     """Return the arguments of a call of the function as Python source, one text per argument."""
     make = "torch.tensor" if subject.library == "torch" else "np.array"
     axis = -4 if subject.layout in ("bhnd", "hnd") else -3

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fa2_lab.examine.attention import attention
-from fa2_lab.examine.cases import BITS, OPEN, PAGE, Question, paged, rounded
+from fa2_lab.examine.cases import BITS, OPEN, PAGE, AttentionCase, paged, rounded
 from fa2_lab.examine.catalogue import ROLES
 from fa2_lab.examine.match import GRADIENTS, TILES, Answer
 
@@ -97,14 +97,14 @@ class Subject:
         numbers += [x for name, x in self.space.items() if name.upper() == name]
         return tuple(sorted({x for x in numbers if type(x) is int and 2 <= x <= 256} | set(TILES)))
 
-    def fitted(self, case: Question) -> Question:
+    def fitted(self, case: AttentionCase) -> AttentionCase:
         """Return the case with the function's softcap, and only its first batch entry if the layout is thd."""
         cap = next((self.defaults[name] for name, role in self.roles.items() if role == "softcap"), 0)
         if type(cap) in (int, float) and cap > 0:  # it is always capped
             case = replace(case, options=dict(softcap=cap) | case.options)
         return case.part(slice(1)) if self.layout == "thd" else case
 
-    def lacks(self, case: Question) -> str:
+    def lacks(self, case: AttentionCase) -> str:
         """Return an option or a property of the case that the function does not support, or "" if there is none."""
         names = dict(mask=("mask", "bias") if case.group.startswith("bias") else ("mask",))
         names["key_lengths"] = ("key_lengths", "padding")
@@ -124,7 +124,7 @@ class Subject:
             return "windows with an open side"
         return "windows with two sides" if self.window_is_int and left != right else ""
 
-    def ask(self, case: Question, gradients: bool = True) -> Answer:
+    def ask(self, case: AttentionCase, gradients: bool = True) -> Answer:
         """Call the function on a case, and return its Answer, with the gradients if `gradients` is set.
 
         Raise NotExamined if the call fails or if its result is not an array of the right shape.
@@ -164,7 +164,7 @@ class Subject:
         whole = {name: x.reshape(case.q.shape[0], -1, *x.shape[2:]) for name, x in known.items()}
         return Answer(case, whole, max(2.0 ** -BITS[self.dtype], self.eps))
 
-    def parts(self, case: Question) -> list[Question]:
+    def parts(self, case: AttentionCase) -> list[AttentionCase]:
         """Return the cases for the separate calls into which a case is split.
 
         In the layout hnd, each batch entry needs its own call. In the layout nd, each head does. In any other layout,
@@ -195,7 +195,7 @@ class Subject:
         x = x.reshape([1] * (len(shape) - x.ndim) + list(x.shape))
         return next((y for y in (x, x.swapaxes(-1, -2)) if y.shape == shape), None)
 
-    def options(self, case: Question) -> dict[str, Any]:
+    def options(self, case: AttentionCase) -> dict[str, Any]:
         """Return the options of a case as keyword arguments, with the function's names and in its layout."""
         (batch, heads, N_q, _), N_k = case.q.shape, case.k.shape[2]
         known: dict[str, Any] = dict(causal=False, lse=True, grouped=case.k.shape[1] != heads, page=PAGE, seed=0)
@@ -232,7 +232,7 @@ class Subject:
                 values[name] = known.get(role)
         return values
 
-    def call(self, tensors: list, case: Question, gradients: bool) -> dict[str, Any]:
+    def call(self, tensors: list, case: AttentionCase, gradients: bool) -> dict[str, Any]:
         """Call the function once, and return its outputs as {"O": …, "L": …, "dQ": …, "dK": …, "dV": …}.
 
         L is omitted if the function does not return it, and the gradients if `gradients` is not set. The gradients are
@@ -273,7 +273,7 @@ class Subject:
         is_taped = is_taped and getattr(got[0], "requires_grad", False)
         return dict(zip("OL", got, strict=False)) | (self.backward(got, tensors, case) if is_taped else {})
 
-    def backward(self, got: list, tensors: list, case: Question) -> dict[str, Any]:
+    def backward(self, got: list, tensors: list, case: AttentionCase) -> dict[str, Any]:
         """Return {"dQ", "dK", "dV"} from torch's autograd, given the function's outputs `got` and its inputs `tensors`.
 
         A gradient that autograd does not compute is omitted. The result is empty if the case has a dL but L does not

@@ -115,7 +115,7 @@ def load(text: str) -> tuple[str, Callable]:
 def page(report: Report, function: str, module: str) -> str:
     """Return the report as text for the terminal."""
     said = [f"{function}: {report.asked} problems in {report.seconds:.0f} s"]
-    reads = [str(x).removesuffix(".") for x in report.findings if x.mistake.part == "reads"]
+    reads = [str(x).removesuffix(".") for x in report.findings if x.mistake.part == "conventions"]
     said += [f"reads   {'; '.join([report.how, *reads])}", f"gives   {', '.join(report.parts)}"]
     also = report.subject.also
     said += (
@@ -131,7 +131,7 @@ def page(report: Report, function: str, module: str) -> str:
     )
     said += [f"refuses {name}: {why}" for name, why in report.refused.items() if why]
     for finding in report.findings:
-        if finding.mistake.part != "reads":
+        if finding.mistake.part != "conventions":
             said += ["", *paragraph(report, finding, module)]
     if report.is_right and UNASKED in report.refused:
         said += ["", "Nothing is wrong in the problems that were tested, but there was no time for all of them."]
@@ -149,7 +149,7 @@ def paragraph(report: Report, finding: Finding, module: str) -> list[str]:
     lines.append(f"where   {finding.where}{much}")
     if finding.case is not None:
         lines.append(f"in      {finding.case}")
-    lines.append(f"read    {finding.mistake.read}")
+    lines.append(f"read    {finding.mistake.reference}")
     if (finding.is_wrong and finding.mistake.part != "memory") or finding.name in ("unknown", "all-nan"):
         text = program(report.subject, finding, module)
         lines += ["", *(f"    {line}".rstrip() for line in text.splitlines())] if text else []
@@ -163,7 +163,7 @@ def as_json(report: Report) -> str:
         known = dict(
             name=x.name, wrong=x.is_wrong, says=str(x), where=x.where, much=None if x.much != x.much else x.much
         )
-        return known | dict(case=str(x.case) if x.case else None, others=list(x.others), read=x.mistake.read)
+        return known | dict(case=str(x.case) if x.case else None, others=list(x.others), read=x.mistake.reference)
 
     kept = {name: getattr(report, name) for name in ("name", "how", "asked", "parts", "refused", "seconds")}
     return json.dumps(kept | dict(right=report.is_right, findings=[of(x) for x in report.findings]), indent=1)

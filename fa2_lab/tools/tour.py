@@ -11,7 +11,7 @@ import numpy as np
 
 from fa2_lab.errata.cases import distance
 from fa2_lab.examine.attention import attention
-from fa2_lab.examine.cases import Question
+from fa2_lab.examine.cases import AttentionCase
 from fa2_lab.machine import io, warps
 from fa2_lab.paper import PACKAGE
 from fa2_lab.reference import fa2, heads, naive, online_softmax
@@ -38,7 +38,7 @@ class RandomHeads:
     @cached_property
     def truth(self) -> dict[str, np.ndarray]:
         """The true O, L, dQ, dK and dV, as a dictionary."""
-        return attention(Question("", *self.qkv, self.dO, dict(causal=self.mask.causal)), gradients=True)
+        return attention(AttentionCase("", *self.qkv, self.dO, dict(causal=self.mask.causal)), gradients=True)
 
     def right(self, names: str) -> list[np.ndarray]:
         return [self.truth[name] for name in names.split()]

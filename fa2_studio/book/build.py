@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fa2_lab.examine.cases import Question
+from fa2_lab.examine.cases import AttentionCase
 from fa2_lab.examine.match import RIGHT, Answer, known
 from fa2_studio.book.verdicts import close
 
@@ -15,7 +15,7 @@ class Case(NamedTuple):
     words: str  # what the case is, and the question that leads to the mistake
     arguments: tuple
     expected: Any  # an array, or a tuple of arrays
-    asked: Question | None = None  # the same for the examiner, if the function is a whole pass of one head
+    asked: AttentionCase | None = None  # the same for the examiner, if the function is a whole pass of one head
 
 
 def check(function: Callable, *cases: Case, tolerance: float = 1e-9, names: Sequence[str] = ()) -> None:
@@ -54,7 +54,7 @@ def recognised(answers: list[Answer], names: Sequence[str]) -> list[str]:
     """What the examiner says of the last answer: the known mistake that gives its numbers, and those of all others."""
     wrong = [name for name in names if answers and not answers[-1].fits(RIGHT, (name,))]
     found = [x for name in wrong for x in known(answers, name)]
-    return [f"{x.says} (Read {x.read}.)" for x in found[:1]]
+    return [f"{x.description} (Read {x.reference}.)" for x in found[:1]]
 
 
 def invitation(name: str) -> str:

@@ -140,7 +140,7 @@ def mine(q, k, v, causal=False):  # (batch, heads, N, d)
 
 report = examine(mine, quick=True)
 for finding in report.findings:
-    print(f"{finding}\n    {finding.where}; read {finding.mistake.read}")
+    print(f"{finding}\n    {finding.where}; read {finding.mistake.reference}")
 
 # %% [markdown]
 # If this function is in a file `mine.py`, `fa2-lab examine mine.py:mine` prints the same report in a terminal. It also

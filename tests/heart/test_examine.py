@@ -17,14 +17,14 @@ import fa2_lab
 from fa2_lab.errata import ERRATA
 from fa2_lab.examine import SECONDS, NotExamined, examine
 from fa2_lab.examine.attention import attention, combine
-from fa2_lab.examine.cases import OPEN, Question, all_cases
+from fa2_lab.examine.cases import OPEN, AttentionCase, all_cases
 from fa2_lab.examine.catalogue import CATALOGUE
 from fa2_lab.examine.match import Answer, explain
 from fa2_lab.reference import heads
 from fa2_lab.tools.command import main
 
-KNOBS = {name: m for name, m in CATALOGUE.items() if m.part in ("reads", "O", "L", "gradients")}
-OUTPUTS = {"reads": ("O",), "O": ("O",), "L": ("L",), "gradients": ("dQ", "dK", "dV")}
+KNOBS = {name: m for name, m in CATALOGUE.items() if m.part in ("conventions", "O", "L", "gradients")}
+OUTPUTS = {"conventions": ("O",), "O": ("O",), "L": ("L",), "gradients": ("dQ", "dK", "dV")}
 
 
 CASES = [(case, {}) for case in all_cases(quick=True)]  # with the variants of each, which all answers share
@@ -33,10 +33,10 @@ CASES = [(case, {}) for case in all_cases(quick=True)]  # with the variants of e
 def answers(name: str, B: int = 16) -> list[Answer]:
     """What a function with one mistake answers, with the noise of float32."""
     noise, part = np.random.default_rng(0), CATALOGUE[name].part if name else "gradients"
-    B = {"B": B, "B bits": B, "parts": (4, 1)}.get(CATALOGUE[name].varies, 0) if name else 0
+    B = {"B": B, "B bits": B, "parts": (4, 1)}.get(CATALOGUE[name].depends_on, 0) if name else 0
     found = []
     for case, variants in CASES:
-        outputs = attention(case, [name] if name else [], B, gradients=part in ("reads", "gradients"))
+        outputs = attention(case, [name] if name else [], B, gradients=part in ("conventions", "gradients"))
         kept = {x: y for x, y in outputs.items() if case.gradients or x in "OL"}
         noisy = {x: y * (1 + 1e-7 * noise.uniform(-1, 1, y.shape)) for x, y in kept.items()}
         found.append(Answer(case, noisy, variants=variants))
@@ -50,8 +50,8 @@ def test_no_two_mistakes_give_the_same_numbers_on_all_cases(part):
     forms = [("", 0)] + [
         (name, B)
         for name, m in KNOBS.items()
-        for B in sizes.get(m.varies, (0,))
-        if m.part == part or (part == "O" and m.part == "reads")
+        for B in sizes.get(m.depends_on, (0,))
+        if m.part == part or (part == "O" and m.part == "conventions")
     ]
     cases = all_cases()
     for name, B in forms:
@@ -78,7 +78,7 @@ def planted(*names: str):
     """A function of q, k, v and most options with these mistakes; if they are of the gradients, a backward pass."""
 
     def asked(q, k, v, dO, **options):
-        return Question("", q, k, v, dO, {x: y for x, y in options.items() if y is not None and y is not False})
+        return AttentionCase("", q, k, v, dO, {x: y for x, y in options.items() if y is not None and y is not False})
 
     def forward(q, k, v, causal=False, scale=None, softcap=None, window=None):
         case = asked(q, k, v, 0 * q, causal=causal, scale=scale, softcap=softcap, window=window)
@@ -757,7 +757,7 @@ def test_the_printed_program_runs_and_shows_the_mistake(tmp_path, capsys):
 def test_the_catalogue_points_to_errata_that_exist_and_importing_takes_numpy_alone():
     assert len(KNOBS) >= 45
     for mistake in CATALOGUE.values():
-        for word in mistake.read.replace(";", " ").split():
+        for word in mistake.reference.replace(";", " ").split():
             assert not word.startswith(("fa1-", "fa2-", "article-", "notes-", "bilingual-")) or word in ERRATA, mistake
     check = "import sys, fa2_lab.examine; assert not {'torch', 'triton', 'jax'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)

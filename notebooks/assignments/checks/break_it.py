@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from fa2_lab.examine.attention import attention
-from fa2_lab.examine.cases import Question
+from fa2_lab.examine.cases import AttentionCase
 from fa2_lab.examine.catalogue import CATALOGUE
 
 from .report import Report
@@ -43,7 +43,7 @@ class Bug:
         if self.told:
             return self.told
         known = CATALOGUE[self.mistake]
-        return f"{known.says.removesuffix('.').replace('{bits}', str(self.bits))} ({known.read})"
+        return f"{known.description.removesuffix('.').replace('{bits}', str(self.bits))} ({known.reference})"
 
 
 def kernel(bug: Bug) -> SimpleNamespace:
@@ -58,7 +58,7 @@ def kernel(bug: Bug) -> SimpleNamespace:
         given = [np.asarray(x, dtype=np.float64)[None] for x in bug.inputs(q, k, v, dO)]
         options = dict(causal=bool(causal)) | ({} if scale is None else dict(scale=scale))
         knobs = [bug.mistake] if bug.mistake else []
-        asked = Question("", *given, options, tile=(bug.rows, bug.keys))
+        asked = AttentionCase("", *given, options, tile=(bug.rows, bug.keys))
         found = attention(asked, knobs, bits=bug.bits, gradients="dQ" in names)
         return tuple(found[name][0] for name in names.split())
 

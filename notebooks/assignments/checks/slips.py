@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from fa2_lab.examine.attention import attention
-from fa2_lab.examine.cases import Question, one_head
+from fa2_lab.examine.cases import AttentionCase, one_head
 from fa2_lab.examine.catalogue import CATALOGUE, Mistake
 from fa2_lab.examine.match import RIGHT, Answer, Variant, known
 from fa2_lab.reference.online_softmax import finite
@@ -126,7 +126,7 @@ def of_kind(case: Case, tiles: list[tuple[slice, slice]]) -> dict[str, list[str]
 # Whole passes: what the examiner knows --------------------------------------------------------------------------------
 
 
-def asked(case: Case, tensors: list | None = None) -> Question:
+def asked(case: Case, tensors: list | None = None) -> AttentionCase:
     """A case as the examiner asks it."""
     return one_head(*(tensors or case.tensors()), tile=(case.B_r, case.B_c), scale=case.tau, causal=case.causal)
 
@@ -137,7 +137,7 @@ def with_mistakes(case: Case) -> Answer:
     return Answer(asked(case), {})
 
 
-def made(question: Question, output: str, *knobs: str) -> np.ndarray:
+def made(question: AttentionCase, output: str, *knobs: str) -> np.ndarray:
     """O, L, dQ, dK or dV of one head with mistakes in it."""
     return attention(question, knobs, gradients=output.startswith("d"))[output][0, 0]
 
@@ -146,7 +146,7 @@ class Known(str):
     """What the examiner says of a mistake in an output."""
 
     def __new__(cls, mistake: Mistake, output: str):
-        self = super().__new__(cls, mistake.says)
+        self = super().__new__(cls, mistake.description)
         self.name, self.output = mistake.name, output
         return self
 
@@ -169,7 +169,7 @@ class Known(str):
         return ""
 
 
-def in_halves(question: Question, output: str, came: np.ndarray, want: np.ndarray, tolerance: float) -> Slips:
+def in_halves(question: AttentionCase, output: str, came: np.ndarray, want: np.ndarray, tolerance: float) -> Slips:
     """The mistakes that explain an output of a pass in fp16 as exactly as a right one would be, and are no rounding."""
     answer = Answer(question, {output: came[None, None]}, eps=2.0**-11)
     fitting = {Known(x, output): answer.variant(Variant((x.name,)), output)[0, 0] for x in known([answer], output)}
@@ -190,7 +190,7 @@ def of_tile(arguments: list, name: str, came) -> Slips:
     found = {Known(x, output): answer.variant(Variant((x.name,)), output)[0, 0] for x in known([answer], output)}
     p = np.where(seen, np.exp(Q @ K.T - finite(L)[:, None]), 0.0)
     ds = tau * p * (dO @ V.T - D[:, None])
-    return found | {CATALOGUE["scale-missing"].says: dict(dq=ds @ K, dk=ds.T @ Q, dv=p.T @ dO)[name]}
+    return found | {CATALOGUE["scale-missing"].description: dict(dq=ds @ K, dk=ds.T @ Q, dv=p.T @ dO)[name]}
 
 
 class Passes:
