@@ -138,9 +138,8 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
     L_i = (m_i * scales.scale_log2 + tl.log2(l_i)) * LN2  # (B_r,)  FA2.A1.L13
     for c in tl.static_range(0, tile.d, tile.o_chunk):
         o_c = o_i[c // tile.o_chunk] / l_i[:, None]  # (B_r, o_chunk)  FA2.A1.L12
-        store_rows(
-            O + c, o_c, i * B_r, O_strides[2], N_q, B_r, min(tile.d - c, tile.o_chunk), tile.o_chunk
-        )  # FA2.A1.L14
+        store_rows(O + c, o_c, i * B_r, O_strides[2], N_q, B_r, min(tile.d - c, tile.o_chunk),  # FA2.A1.L14
+                   tile.o_chunk)  # fmt: skip
     tl.store(L + L_h + row, L_i, mask=row < N_q)  # FA2.A1.L15
 
 
