@@ -170,7 +170,7 @@ def test_starts_in_any_order_make_nobody_wait_for_ever(monkeypatch):
     """Starts that run backwards have the counters begin past every turn; the next test sees that they do."""
     by_python(monkeypatch)
     chance, back = random.Random(0), 0
-    for n in range(2000):
+    for n in range(600):
         many, rows, keys = chance.randrange(1, 6), chance.randrange(1, 700), chance.randrange(1, 700)
         sides = [[0, *(chance.randrange(-99, size + 99) for _ in range(many))] for size in (rows, keys)]
         sides = [sorted(side) if chance.random() < 0.3 else side for side in sides]
@@ -182,7 +182,7 @@ def test_starts_in_any_order_make_nobody_wait_for_ever(monkeypatch):
         room = 2 * (rows // kind["B_r"] + many + 1) + 2 * (keys // 128 + many + 1)  # counters, of two heads
         assert all(0 <= place < room for item in items for place, _ in item), sides
         back += wild
-    assert 500 < back < 1900
+    assert 150 < back < 570
 
 
 @pytest.mark.parametrize("starts", (*WILD, *TAME), ids=str)

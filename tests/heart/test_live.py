@@ -87,7 +87,7 @@ class Watching(Trace):
 
 def test_algorithm_1_moves_and_holds_what_the_reference_does_under_its_meter():
     rng, cases, questions = np.random.default_rng(0), [], []
-    for _ in range(210):
+    for _ in range(100):
         tiling, d = sizes(rng), int(rng.integers(1, 5))
         Q, K, V = (2 * rng.standard_normal((n, d)) for n in (tiling.N_q, tiling.N_k, tiling.N_k))
         for order in ORDERS:
