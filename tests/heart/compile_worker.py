@@ -11,7 +11,6 @@ import os
 import re
 import sys
 from collections import Counter
-from dataclasses import replace
 from functools import cache
 from itertools import product
 from multiprocessing import get_context
@@ -66,13 +65,13 @@ def causal(*dimensions: int) -> list[tuple]:
     return [(d, "bfloat16", True) for d in dimensions]
 
 
-FEW_PORTABLE = {  # every entry for d > 16, and dimensions that 8 divides and 16 does not
-    "sm_80": causal(32, 40, 64, 72, 128, 256),
+FEW_PORTABLE = {  # the entries for d > 32, one for 32, and dimensions that 8 divides and 16 does not
+    "sm_80": causal(32, 64, 72, 128, 256),
     "sm_86": [*causal(96), (256, "float32", False)],
-    "sm_89": causal(32, 40, 64, 72, 128, 256),
+    "sm_89": causal(64, 72, 128, 256),
     "sm_90": [*causal(64, 72, 128, 256), (128, "float16", False)],
     "sm_100": causal(64, 128, 256),
-    "sm_120": causal(64, 96, 128, 256),
+    "sm_120": causal(64, 128, 256),
     "gfx942": [*causal(64, 128), (256, "float32", False)],
 }
 MORE_PORTABLE = [*product((16, 32, 40, 64, 72, 88, 96, 104, 120, 128, 256), ("bfloat16",), (True, False))]
@@ -85,10 +84,10 @@ def portable(target: str, which: str) -> list[dict]:
 
 
 def biased(target: str, which: str) -> list[dict]:
-    """Every kernel with ALiBi and, if all are asked for, with a mask, which needs more registers."""
-    names = ("alibi", "tree") if which == "all" else ("alibi",)
-    masks = (True, False) if which == "all" else (True,)
-    return compiled_for(target, [*product((64, 128), ("bfloat16",), masks, names)])
+    """Every kernel with ALiBi at d = 128; if all are asked for, also at 64, and with a mask, which needs registers."""
+    if which != "all":
+        return compiled_for(target, [(128, "bfloat16", True, "alibi")])
+    return compiled_for(target, [*product((64, 128), ("bfloat16",), (True, False), ("alibi", "tree"))])
 
 
 def compiled_for(target: str, wanted: list[tuple]) -> list[dict]:
@@ -178,7 +177,14 @@ def every() -> list[tuple]:
     """All kinds of calls, with whole tiles and ragged ones, and with packed sequences; 96 is as 128."""
     all_kinds = [(d, kind) for d in (64, 128, 256) for kind in kinds(d)]
     packed = [(d, 511, sizes, causal, False, PACKED) for d, (sizes, causal, keys) in all_kinds if not keys]
-    return [(d, N, *kind) for d, kind in all_kinds for N in (512, 511)] + packed
+    return [(d, N, *kind) for d, kind in all_kinds for N in (512, 511)] + packed + windowed(WINDOWS)
+
+
+WINDOWS = [(64, True, True), (128, False, False), (96, True, True), (128, True, False)]  # d, causal, with key_lengths
+
+
+def windowed(some: list[tuple]) -> list[tuple]:
+    return [(d, 511 + keys, None, causal, keys, NEAR) for d, causal, keys in some]
 
 
 def few() -> list[tuple]:
@@ -193,11 +199,8 @@ def few() -> list[tuple]:
             met[mask, N] += 1
             jobs.append((d, N, sizes, *mask))
     jobs.append((128, 512, WIDE, True, False))  # met without the mask alone above
-    long_rows = replace(USUAL[64], low_reg_schedule=tables.USE_LOW_REG)
-    windows = ((64, True, True), (96, True, True), (128, True, False), (128, False, False))
-    jobs += [(d, 511 + keys, None, causal, keys, NEAR) for d, causal, keys in windows]
-    packed = ((64, USUAL[64], False), (64, long_rows, True), (128, WIDE, True), (128, USUAL[128], True))
-    return jobs + [(d, 511, sizes, causal, False, PACKED) for d, sizes, causal in packed]
+    packed = ((64, USUAL[64], False), (128, WIDE, True))
+    return jobs + windowed(WINDOWS[:2]) + [(d, 511, sizes, causal, False, PACKED) for d, sizes, causal in packed]
 
 
 @cache
@@ -246,7 +249,7 @@ MORE = [(LENGTHS[0], 3, IN_TURN), (LENGTHS[7], 1, IN_TURN), (LENGTHS[6], 1, NEAR
 MORE += [(LENGTHS[2], 1, NEAR | IN_TURN), (LENGTHS[2], 1, PACKED), (LENGTHS[4], 3, PACKED | IN_TURN)]
 MORE += [(LENGTHS[8], 3, IN_TURN)]
 ALL = [*product(LENGTHS, (1, 3), ({},)), *MORE]  # in one part, and in three that share dK and dV
-FEW = [(LENGTHS[n], parts, {}) for n, parts in ((0, 1), (3, 3), (5, 3), (6, 1), (8, 1), (10, 3), (12, 3), (13, 1))]
+FEW = [(LENGTHS[n], parts, {}) for n, parts in ((0, 1), (3, 3), (5, 3), (6, 1), (10, 3), (12, 3))]
 FEW += MORE
 
 
