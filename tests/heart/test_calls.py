@@ -3,7 +3,6 @@
 import re
 from fractions import Fraction
 from functools import partial
-from itertools import permutations
 
 import numpy as np
 import pytest
@@ -293,7 +292,9 @@ VIEWS = dict(
     sliced=lambda x: torch.cat([x, x, x], -3)[..., 1 : x.shape[-3] + 1, :, :],
     **{f"expanded_{n}": lambda x, n=n: x.narrow(-n, 0, 1).expand(x.shape) for n in (1, 2, 3)},
     all_expanded=lambda x: x.flatten()[0].expand(x.shape),
-    **{f"turned_{''.join(map(str, order))}": turned(*order) for order in permutations(range(3)) if order != (0, 1, 2)},
+    turned_102=turned(1, 0, 2),
+    turned_120=turned(1, 2, 0),  # an order that is not its own inverse
+    turned_210=turned(2, 1, 0),
 )
 
 
@@ -308,9 +309,7 @@ def in_contiguous_rows(x):
 def test_whatever_view_comes_in_results_are_right_and_in_contiguous_rows(call, view):
     """The results' memory held NaN before. Where the copies are of a gradient, it counts each copy for itself."""
     base = arguments_of(call)
-    if (
-        call == "attention"
-    ):  # fewer rows than columns: of a view that overlaps, torch takes the columns for the rows then
+    if call == "attention":  # fewer rows than columns: of a view that overlaps, torch takes columns for rows then
         base |= dict(q=base["q"][:, :, :5], k=base["k"][:, :, :7], v=base["v"][:, :, :7], key_lengths=whole(3, 7))
     pages = call == "attention_paged"
     for d in (8, 1):
@@ -377,7 +376,7 @@ def test_the_largest_scale_with_a_softcap_of_any_size(softcap, N_q):
 def test_every_scale_softcap_and_sink_is_computed_rightly_or_refused(call, scale, softcap):
     """Sinks grow until one is refused by its name, and the reference takes that, too. L is judged beside its size."""
     base = arguments_of(call) | dict(scale=scale, softcap=softcap)
-    for power in (0, 5, 10, 20, 30, 38):
+    for power in (0, 10, 30, 38):
         arguments = base | dict(sinks=torch.full_like(base["sinks"], 10.0**power))
         want = defined(call, arguments)
         for backend in ("auto", "reference"):
