@@ -60,16 +60,16 @@ def find_prepared(tensors: Tensors, given: tuple) -> tuple[tuple | None, Any]:
     if peek_interpreter_stack() is not None:  # first here, because a Python call takes time
         check_transforms()
     try:
-        values, typed = given, given
+        typed = given
         if window is not None:
-            if type(window) is list:  # a list has no hash
-                values = tuple(window), *given[1:]
             typed = *window, *given
+            if type(window) is list:  # a list has no hash
+                given = tuple(window), *given[1:]
         tensor_keys = [
             None if x is None else (type(x), x.layout, x.dtype, x.device, x.shape, x.stride(), x.is_neg())
             for x in tensors
         ]
-        key = *tensor_keys, values, *map(type, typed)  # types, for True == 1 == 1.0
+        key = *tensor_keys, given, *map(type, typed)  # types, for True == 1 == 1.0
         call = CACHE.get(key)
     except (AttributeError, RuntimeError, TypeError):
         return None, None
