@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from multiprocessing import get_context
@@ -65,13 +66,13 @@ def causal(*dimensions: int) -> list[tuple]:
     return [(d, "bfloat16", True) for d in dimensions]
 
 
-FEW_PORTABLE = {  # the entries for d > 32, one for 32, and dimensions that 8 divides and 16 does not
-    "sm_80": causal(32, 64, 72, 128, 256),
+FEW_PORTABLE = {  # every entry for d > 16, and dimensions that 8 divides and 16 does not
+    "sm_80": causal(32, 40, 64, 72, 128, 256),
     "sm_86": [*causal(96), (256, "float32", False)],
-    "sm_89": causal(64, 72, 128, 256),
+    "sm_89": causal(32, 40, 64, 72, 128, 256),
     "sm_90": [*causal(64, 72, 128, 256), (128, "float16", False)],
     "sm_100": causal(64, 128, 256),
-    "sm_120": causal(64, 128, 256),
+    "sm_120": causal(64, 96, 128, 256),
     "gfx942": [*causal(64, 128), (256, "float32", False)],
 }
 MORE_PORTABLE = [*product((16, 32, 40, 64, 72, 88, 96, 104, 120, 128, 256), ("bfloat16",), (True, False))]
@@ -199,7 +200,8 @@ def few() -> list[tuple]:
             met[mask, N] += 1
             jobs.append((d, N, sizes, *mask))
     jobs.append((128, 512, WIDE, True, False))  # met without the mask alone above
-    packed = ((64, USUAL[64], False), (128, WIDE, True))
+    long_rows = replace(USUAL[64], low_reg_schedule=tables.USE_LOW_REG)
+    packed = ((64, USUAL[64], False), (64, long_rows, True), (128, WIDE, True))
     return jobs + windowed(WINDOWS[:2]) + [(d, 511, sizes, causal, False, PACKED) for d, sizes, causal in packed]
 
 
