@@ -485,10 +485,17 @@ def test_a_launch_that_is_replaced_by_numpy_gets_nothing(tmp_path):
     assert graded.score == 0 and "not a single function under @triton.jit" in " ".join(graded.sentences)
 
 
+OF_ORACLE = """def test_backward(kernel):
+    x = np.arange(6.0).reshape(1, 3, 2) / 3
+    y, (O, L) = x + 1e-5 * (np.arange(6) == 2).reshape(x.shape), oracle(x, x, x, False, None)
+    slope = np.sum(x * (oracle(x, y, x, False, None)[0] - O)) / 1e-5
+    assert abs(kernel.backward(x, x, x, O, L, x)[1][0, 1, 0] - slope) < 1e-3
+"""
 WRONG_BY_ONE = {  # the rest is solved; these steps are wrong, and later ones are tried again without them
     "1": {"update": "def update(m, l, o, s, v):\n    return m, l, o"},
     "2": {"row_block": "def row_block(*a):\n    return 0"},
     "3": {"tile_gradients": "def tile_gradients(*a):\n    return 0"},
+    "5": {"oracle": "def oracle(*a):\n    return 0, 0", "backward": OF_ORACLE},
     "6": {"traffic": "def traffic(*a):\n    return 0"},
 }
 
@@ -501,7 +508,7 @@ def solution_lines(name: str, wrong: dict) -> set[str]:
     return {line for line in mine - others if len(line) > 12 and not line.startswith(("###", "def ", '"""'))}
 
 
-@pytest.mark.parametrize("name", ["1", "2", "3", "6"])
+@pytest.mark.parametrize("name", WRONG_BY_ONE)
 def test_no_line_of_a_solution_is_ever_sent_to_a_student_s_process(name, tmp_path, monkeypatch):
     """A step is tried again with what right functions return: nothing else of them leaves the grader."""
     sent, real, path = [], channel.send, write(handed_in(name, answers=WRONG_BY_ONE[name]), tmp_path / "in")

@@ -184,7 +184,7 @@ def backward_traffic(N, d, B_r, B_c, causal):
     columns = 4 * 2 * N * d
     return start + columns + rows * (2 * 2 * d + 2 * 4 + 2 * 4 * d)
 
-# %% test="backward_traffic" points=2
+# %% test="backward_traffic" points=2 given="writers"
 report = check.backward_traffic(backward_traffic)
 report += check.backward_traffic(backward_traffic, [(777, 40, (128, 128), True), (129, 128, (64, 64), True)], seed=606)
 
@@ -211,7 +211,7 @@ def passes(N, d, B_r, B_c, causal):
     two = columns + 3 * 2 * N * d + 2 * 4 * N + keys * 2 * 2 * d
     return two, 1 if one <= two else 2
 
-# %% test="passes" points=2 given="backward_traffic"
+# %% test="passes" points=2 given="writers backward_traffic"
 report = check.passes(passes)
 report += check.passes(passes, [(777, 40, (128, 128), True), (128, 64, (128, 128), False), (64, 32, (64, 64), True)], seed=607)
 
