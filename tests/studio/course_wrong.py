@@ -45,6 +45,14 @@ ROWS = "m_new = np.maximum(m, s.max(axis=1))\n    base"
 V_LOAD = "v = tl.load(V + col[:, None] * d + e[None, :], mask=there, other=0.0)"
 SECOND = "tl.dot(p.to(v.dtype), v"
 LOOP = "    for j in range(0, N_k, B_c):\n        col = j + tl.arange(0, B_c)\n"
+SAID = """    '''A text, and a comment: raise NotImplementedError()'''
+    print(f"{d}", Q)
+    tl.device_print("Q", tl.load(Q))
+    tl.static_print(f"{d}")
+    assert d > 8, f"{d}"
+    tl.static_assert(d > 8, f"{d}")
+    # raise NotImplementedError()
+"""
 TWO_PASSES = """    o = tl.zeros((B_r, d), tl.float32)
     for j in range(0, N_k, B_c):
         k = tl.load(K + (j + tl.arange(0, B_c))[:, None] * d + e[None, :])
@@ -140,7 +148,7 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
     (FOURTH, "(m + tl.log2(l)) *", "(m + tl.log2(l)) + 0 *", {"loop": 2.0}, ["NOT YET O and L", "in base 2"]),
     (FOURTH, END, "end = N_k", {"full": 3.89},
      ["values 32 to 47 not loaded for rows 0 to 31", "first at tile (0, 2)"]),
-    (FOURTH, "ty), mask=real)", "ty))", {"full": 1.67}, ["expected nothing written past the last row"]),
+    (FOURTH, "ty), mask=real)", "ty))", {"full": 0.56}, ["expected nothing written past the last row"]),
     (FOURTH, "seen = (col < N_k)[None, :]", "seen = (col < N_k + B_c)[None, :]", {"full": 3.33},
      ["their scores should be −∞"]),
     (SEVENTH, "tl.sum(o * do, 1)", "tl.sum(o, 1)", {"row_dots": 0.0}, ["NOT YET N_q = 64", "sum over d of dO times O"]),
@@ -151,11 +159,11 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
     (SEVENTH, NO_D, NO_D.replace("(dp - D_i[:, None])", "dp"), {"columns": 0.0}, ["hint D is missing, so dS"]),
     (SEVENTH, "dq += tl.dot", "dq = tl.dot", {"rows": 0.0}, ["dQ holds only the last column block's part"]),
     (SEVENTH, UNMASKED.replace("P", MASKED_P), UNMASKED.replace("P", "tl.exp(s - L_i[:, None])"), {"rows": 0.9},
-     ["NOT YET all scores near −100", "which comes from memory past the end, or from 0 · ∞"]),
+     ["NOT YET all scores near −100", "This row was stored, but as NaN, which comes from"]),
     (SEVENTH, "tl.store(dV + at_col, tl.dot(p.T, do, input_precision=\"ieee\"))", "pass", {"tile": 2.67},
-     ["got dV[0, 0] = nan", "The outputs start as NaN. Was this row stored?"]),
+     ["got dV[0, 0] = nan", "Nothing is written to row 0 of dV"]),
     (SEVENTH, "tl.store(dQ + at_row, tau * dq, mask=real)", "tl.store(dQ + at_row, tau * dq)", {"rows": 0.6},
-     ["got memory past the end of dQ changed", "tl.store also has mask="]),
+     ["got memory past the end of dQ changed", "Each access needs mask="]),
     (SEVENTH, DQ, RACE, {"one_pass": 0.0},
      ["at most 0 elements of dQ loaded", "another program can change dQ in between"]),
     (SEVENTH, DQ, EXCHANGE, {"one_pass": 0.0},
@@ -208,7 +216,7 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
     ("4_triton_forward", FULL, FULL + "    m = tl.full((B_r,), -1e4, tl.float32)\n", {"full": 3.89},
      ["NOT YET scores far below zero"]),
     ("4_triton_forward", V_LOAD, "v = tl.load(V + col[:, None] * d + e[None, :])", {"full": 1.67},
-     ["Is anything loaded from past the last key"]),
+     ["Memory past the end of V is reached. Each access needs mask="]),
     ("4_triton_forward", SECOND + ', input_precision="ieee")', SECOND + ")", {"full": 0.0},
      ["expected products in full fp32", "got in tf32"]),
     ("4_triton_forward", "@triton.jit\ndef one_tile(", POSING, {"one_tile": 0.0}, ["instead of a Triton kernel"]),
@@ -284,6 +292,93 @@ SLIPS = [
     ("3", {"[:, None] + N_k - N_q": "[:, None]"}, "The backward pass has its mask at the other corner"),
     ("3", {"            if causal:\n                seen": "            if False:\n                seen"},
      "The backward pass skips the tiles past the diagonal, but it does not mask those that the diagonal cuts"),
+]  # fmt: skip
+
+# The same for the other assignments, where a step's functions stand alone, so the cell that has the slip is named:
+# (assignment, cell, what is replaced, by what, what a student is told)
+IEEE, LN2 = ', input_precision="ieee")', "(m + tl.log2(l)) * 0.6931471805599453"
+OF_K, AT_O, RAGGED = "K + col[:, None] * d", "O + row[:, None] * d + e[None, :], o)", "range(0, end, B_c)"
+IN_BF16 = {
+    "o = tl.zeros((B_r, d), tl.float32)": "o = tl.zeros((B_r, d), tl.bfloat16)",
+    f"o + tl.dot(p, v{IEEE}": f"o + tl.dot(p, v{IEEE}\n        o = o.to(tl.bfloat16)",
+    "o / l[:": "o.to(tl.float32) / l[:",
+}
+ALONE = "Is every tile visited in which a row sees a key?"
+CLOSE = "rtol=1e-5, atol=1e-5 * max(1.0, np.abs(want[np.isfinite(want)]).max())"
+CELL_SLIPS = [
+    ("4", "one_tile", {"tl.exp2(s": "tl.exp(s"},
+     "The scores carry the factor log₂ e, but the exponential has base e, so use exp2"),
+    ("4", "one_tile", {" * scale_log2\n": "\n"}, "The scores are not scaled"),
+    ("4", "one_tile", {"(Q + row[:, None] * d + e[None, :])": "(Q + row[:, None] * d + e[None, :]) * scale_log2"},
+     "The scores are scaled twice"),
+    ("4", "one_tile", {AT_O: "O + e[:, None] * B_r + row[None, :], o.T)"}, "O is stored transposed"),
+    ("4", "one_tile", {OF_K: OF_K.replace("d", "B_c")}, "row r begins at K + r * d"),
+    ("4", "one_tile", {"tl.max(s, 1)[:, None]": "tl.max(s, 0)[None, :]"}, "The maximum is taken over the queries"),
+    ("4", "loop", {"tl.program_id(0) * B_r + ": ""}, "Nothing is written to row 32 of O"),
+    ("4", "loop", {"col = j + tl": "col = tl"}, "Row 32 of K is never loaded"),
+    ("4", "loop", {"l = alpha * l": "l = l"}, "l is not rescaled when the maximum moves, though O is"),
+    ("4", "loop", {"l = alpha * l": "l = l", "o = alpha[:, None] * o": "o = o"}, "Neither O nor l is rescaled"),
+    ("4", "loop", {"o / l[:, None]": "o"}, "O is never divided by l"),
+    ("4", "loop", {LN2: "m + tl.log2(l)"}, "L is in base 2, so multiply it by ln 2"),
+    ("4", "loop", IN_BF16, "something is kept in 16 bits"),
+    ("4", "full", {f"{OF_K} + e[None, :], mask=there, other=0.0": f"{OF_K} + e[None, :]"},
+     "Memory past the end of K is reached"),
+    ("4", "full", {"t_ty), mask=real)": "t_ty))"}, "Memory past the end of O is reached"),
+    ("4", "full", {"seen = (col < N_k)": "seen = (col >= 0)"}, "Keys that pad the last tile with zeros are counted"),
+    ("4", "full", {"col[None, :] <= row": "col[None, :] < row"}, "The diagonal is masked"),
+    ("4", "full", {"<= row[:, None] + N_k - N_q": "<= row[:, None]"},
+     "The causal mask begins at the top left corner, as in PyTorch's is_causal, so it lacks N_k − N_q"),
+    ("4", "full", {"N_q) + N_k - N_q)": "N_q) - 1 + N_k - N_q)"}, "Where does the loop end for this row block?"),
+    ("4", "full", {RAGGED: "range(0, end // B_c * B_c, B_c)"}, "Keys after the last whole tile are dropped"),
+    ("5", "oracle", {"s = scale * q": "s = q"}, "Your test accepted 0 of 5 correct versions"),
+    ("5", "forward", {'        assert same(L, want_L), f"L of shape {number}"\n': ""}, "caught: L is in base 2"),
+    ("5", "forward", {"17, 30, True": "17, 17, True", "21, 9, True": "21, 21, True"},
+     "caught: The causal mask begins at the top left corner"),
+    ("5", "forward", {CLOSE: "rtol=0, atol=1e-9"},
+     "the kernel with results rounded to float32 is correct, but your test rejected it"),
+    ("5", "backward", {'("dq", "dk", "dv"), got': '("dq",), got'}, "caught: The scale is missing in dK"),
+    ("6", "by_hand", {"2 * (B_r * d + 2 * 2": "2 * (B_r * d + 2"}, "It holds Q once, and K and V in two stages"),
+    ("6", "waves", {"-(-blocks // slots)": "max(1, blocks // slots)"}, "how many run at once?"),
+    ("6", "traffic", {"if causal else N": "if False else N"}, "K and V once for each row block that sees them"),
+    ("6", "fits", {"stages * 2 * B_c * d": "2 * B_c * d"}, "Do you compare the bytes with the limit of a block"),
+    ("6", "writers", {"-(-keys // B_c)": "keys // B_c"}, "Which row blocks see it, if you include their last row?"),
+    ("6", "backward_traffic", {"2 * 4 + 2 * 4 * d": "2 * 4 + 4 * d"}, "Is dQ loaded, stored, or both?"),
+    ("6", "passes", {" - rows * 2 * 4 * d": ""}, "The first pass no longer touches dQ"),
+    ("7", "row_dots", {"tl.program_id(0) * B_r + ": ""}, "Nothing is written to row 32 of D"),
+    ("7", "tile", {"s = tau * ": "s = "}, "The scale is missing, so S is Q Kᵀ instead of τ Q Kᵀ"),
+    ("7", "tile", {"tl.exp(s": "tl.exp2(s"}, "P is 2^(S − L)"),
+    ("7", "tile", {"s - tl.load(L + row)[:, None]": "s"}, "L is missing, so P is exp(S) instead of exp(S − L)"),
+    ("7", "tile", {"ds = p * (dp": "ds = tau * p * (dp"}, "dQ and dK carry the scale twice"),
+    ("7", "tile", {"p.T, do": "ds.T, do"}, "dV is dSᵀ dO"),
+    ("7", "tile", {"dK + at_col, tau * tl.dot(ds.T, q": "dK + e[:, None] * B_c + col[None, :], tau * tl.dot(q.T, ds"},
+     "dK is stored transposed"),
+    ("7", "columns", {"tau * dk, mask": "dk, mask"}, "The scale is missing in dK"),
+    ("7", "columns", {"dk += ": "dk = ", "dv += ": "dv = "}, "dK and dV hold only the last row block's part"),
+    ("7", "columns", {"(dp - D_i[:, None])": "dp"}, "D is missing, so dS is P ∘ dP"),
+    ("7", "columns", {"col[None, :] <= row": "col[None, :] < row"}, "The diagonal is masked"),
+    ("7", "columns", {"row < N_q, other=0.0), tl.load(D + row, mask=row < N_q, other=0.0)":
+     "row < N_q, other=0.0), tl.load(D + row)"}, "Memory past the end of D is reached"),
+    ("7", "columns", {"range(start, N_q, B_r)": "range(start, N_q // B_r * B_r, B_r)"}, "Row 32 of Q is never loaded"),
+    ("7", "columns", {f"p.T, do{IEEE}": f"p.T.to(tl.bfloat16), do.to(tl.bfloat16){IEEE}"},
+     "Call tl.dot with fp32 tiles"),
+    ("7", "columns", {"first + N_q - N_k": "first"}, ALONE),
+    ("7", "rows", {"tau * dq, mask": "dq, mask"}, "The scale is missing in dQ"),
+    ("7", "rows", {"dq += ": "dq = "}, "dQ holds only the last column block's part"),
+    ("7", "one_pass", {DQ: RACE}, "another program can change dQ in between"),
+    ("7", "one_pass", {f"k{IEEE}, mask=real)": f"k{IEEE})"}, "Memory past the end of dQ is reached"),
+    ("8", "hang", {'cause="arrivals"': 'cause="phase"'}, "a wait is for the wrong phase"),
+    ("8", "hang", {"shows=dict(tiles=3": "shows=dict(tiles=2"},
+     "For which sizes or clocks does the wrong line make a difference?"),
+    ("8", "race", {SERIAL.replace(WAITS, ""): SERIAL}, "Copies and products must still overlap"),
+    ("8", "wrong", {'"(col < N_k)[None, :]")]': '"(col < N_k + N_k % 2)[None, :]")]'},
+     "Compare one row with the dense result"),
+    ("8", "wrong", {"    return dict(\n": "    mine = dict(\n", "48),\n    )": "48),\n    )\n    return mine"},
+     "Write the values into that line"),
+    ("9", "kernel", {"tau_log2 = tau * ": "tau_log2 = "}, "The scale is missing, so S is Q Kᵀ instead of τ Q Kᵀ"),
+    ("9", "kernel", {"tau * 1.4426950408889634": "tau"}, "The exponential has base 2"),
+    ("9", "kernel", {"row + 1 + N_k - N_q": "row + N_k - N_q"}, "The diagonal is masked"),
+    ("9", "kernel", {LN2: "m + tl.log2(l)"}, "L is in base 2, so multiply it by ln 2"),
+    ("9", "kernel", {"row < N, other=0.0)": "row < N + 64, other=0.0)"}, "memory past the end of K or V"),
 ]  # fmt: skip
 
 # Ways to points that are not deserved: (assignment, what is replaced, the most that is left)

@@ -6,6 +6,7 @@ A student writes the kernel and chooses its sizes; what launches it is written h
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -60,15 +61,16 @@ def program(kernel, sizes, d: int) -> str:
 def call(kernel, text: str, case: Case, heads: int = 2) -> dict:
     """A program run in the interpreter and held to float64; what the meter counted.
 
-    With two heads it is step 1. With one head it is counted, and a slip that is known has been paid for in step 1, and
-    so has a wrong L, because O shows that the work was done.
+    With two heads it is step 1. With one head it is counted. A slip that is known has been paid for in step 1, and so
+    have a wrong L, because O shows that the work was done, and what is read from behind the end of Q, K and V.
     """
     from . import probes_triton
 
     draw = np.random.default_rng([9, case.seed]).standard_normal
     shapes = ((case.N_q, case.size), (case.N_k, case.size), (case.N_k, 1.0))
     q, k, v = (np.float16(size * draw((1, heads, n, case.d))) for n, size in shapes)
-    O, L, counted = guard.apart(probes_triton.run, kernel, text, q, k, v, case.causal)
+    beyond = math.nan if heads > 1 else 0.0
+    O, L, counted = guard.apart(probes_triton.run, kernel, text, q, k, v, case.causal, beyond)
     for h in range(heads):
         given = [np.float64(x[0, h]) for x in (q, k, v)]
         want = truth.dense(*given, case.d**-0.5, case.causal)

@@ -155,7 +155,8 @@ def answer_of(function, name: str):
         return written({k.arg: k.value for k in value.keywords}[name])
     except (ValueError, KeyError, TypeError, AttributeError):
         wanted = "a line `return dict(line=…, cause=…, mend=…, shows=…, hides=…)`, with only texts and numbers in "
-        raise Failed(wanted + name, ast.unparse(value)[:120] if value else "none") from None
+        hint = "Write the values into that line, without names or computation."
+        raise Failed(wanted + name, ast.unparse(value)[:120] if value else "none", hint=hint) from None
 
 
 def written(node: ast.expr):

@@ -15,8 +15,9 @@ from .probes import NotAllowed
 PLAIN = {"range", "min", "max", "float", "int", "bool", "abs", "len", "tl", "triton"}  # names that every kernel may use
 OWN = {"torch", "forward"}  # names of the program itself
 SEALED = {"handle", "data", "value", "fn"}  # attributes that lead out of Triton's language
+SAYING = {"print", "tl.static_print", "tl.device_print", "tl.static_assert", "tl.device_assert"}
 LAWFUL = (  # no f-string and no `is`: what they give differs between Triton's interpreter and its compiler
-    ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If, ast.Expr, ast.Pass, ast.Return, ast.Assert,
+    ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If, ast.Expr, ast.Pass, ast.Return,
     ast.Name, ast.Constant, ast.Attribute, ast.Subscript, ast.Slice, ast.Tuple, ast.List, ast.Call, ast.keyword,
     ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.arguments, ast.arg, ast.expr_context, ast.operator,
     ast.unaryop, ast.boolop, ast.cmpop,
@@ -27,7 +28,7 @@ HEADER = "import torch\nimport triton\nimport triton.language as tl\n\n"
 def kernel(name: str, source: str, known: set[str]) -> str:
     """A kernel's or a helper's text, a statement a line, or NotAllowed with what does not belong into one."""
     try:
-        text = ast.unparse(ast.parse(source)) + "\n"
+        text = ast.unparse(Silent().visit(ast.parse(source))) + "\n"
         tree = ast.parse(text)  # what is read here is what will run
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise NotAllowed(f"the text of {name} cannot be read ({type(error).__name__})") from None
@@ -38,6 +39,19 @@ def kernel(name: str, source: str, known: set[str]) -> str:
         raise NotAllowed(f"{name} has other decorators than @triton.jit")
     lawful(function, known)
     return text
+
+
+class Silent(ast.NodeTransformer):
+    """Leaves out the statements of a kernel that only say something, which costs nothing: prints, assertions, texts."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
+        said = node.value
+        is_said = isinstance(said, (ast.Constant, ast.JoinedStr))
+        is_said |= isinstance(said, ast.Call) and ast.unparse(said.func) in SAYING
+        return ast.Pass() if is_said else node
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        return ast.Pass()
 
 
 def lawful(function: ast.FunctionDef, known: set[str]) -> None:

@@ -1,8 +1,9 @@
 """Triton kernels: beside the student's code their texts; apart, what they do on a meter, and what they are compiled to.
 
 The meter counts what all programs of a launch do together: elements loaded from and stored to each tensor, elements
-added to it by atomic adds, multiplications of products, exponentials, divisions, and entries that a mask goes over; and
-of each product its rows, its inner length, its columns and its precision, as tl.dot was asked for it.
+added to it by atomic adds, multiplications of products, exponentials, divisions, and entries that a mask goes over; of
+each product its rows, its inner length, its columns and its precision, as tl.dot was asked for it; and of each tensor
+how often something past its end was reached, and which elements never were.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def texts(kernel) -> dict:
     """The text of a kernel, of the functions that it calls, and the numbers that they read."""
     if type(kernel) not in KERNELS:
         raise NotAllowed(f"this is a {type(kernel).__name__} instead of a Triton kernel, a def under @triton.jit")
-    if "raise NotImplementedError" in inspect.getsource(kernel.fn):
+    nodes = ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kernel.fn))))
+    if any(isinstance(x, ast.Raise) and "NotImplementedError" in ast.unparse(x) for x in nodes):
         raise NotImplementedError
     found = dict(kernels={}, constants={})
     take(kernel.fn, **found)
@@ -75,6 +77,8 @@ class Meter:
     adds: Counter = field(default_factory=Counter)
     operations: Counter = field(default_factory=Counter)
     products: Counter = field(default_factory=Counter)
+    past: Counter = field(default_factory=Counter)  # accesses of the memory after each tensor's end
+    missed: Counter = field(default_factory=Counter)  # elements that were neither loaded nor stored
     places: Counter = field(default_factory=Counter)  # multiplications by the lines of `file` that lead to them
 
 
@@ -84,13 +88,22 @@ def metered(file: str, **tensors: torch.Tensor) -> Iterator[Meter]:
     meter, builder = Meter(), interpreter.interpreter_builder
     ends = {name: x.untyped_storage() for name, x in tensors.items()}
     ends = {name: (x.data_ptr(), x.data_ptr() + x.nbytes()) for name, x in ends.items()}
+    reached = {name: np.zeros(x.numel(), dtype=bool) for name, x in tensors.items()}
 
     def count(where: Counter, pointers, mask) -> None:
         touched = np.asarray(pointers.data)
         touched = touched if mask is None else touched[np.asarray(mask.data, dtype=bool)]
         where["everything"] += touched.size
+        inside = 0
         for name, (first, end) in ends.items():
-            where[name] += int(((touched >= first) & (touched < end)).sum())
+            mine = (touched[(touched >= first) & (touched < end)] - first) // tensors[name].element_size()
+            own = mine[mine < reached[name].size].astype(int)
+            reached[name][own] = True
+            where[name] += mine.size
+            meter.past[name] += mine.size - own.size
+            inside += mine.size
+        if ends and inside < touched.size:  # the interpreter would crash, or overwrite what is not its own
+            raise IndexError("a pointer is far outside of every tensor: by how much does it grow from row to row?")
 
     def load(pointers, mask, *rest, **more):
         count(meter.loads, pointers, mask)
@@ -114,7 +127,8 @@ def metered(file: str, **tensors: torch.Tensor) -> Iterator[Meter]:
     def dot(a, b, d, precision, *rest):
         size = (*a.data.shape[-2:], b.data.shape[-1])
         meter.operations["multiplications of products"] += math.prod(size)
-        meter.products[(*size, getattr(precision, "name", str(precision)).lower())] += 1
+        asked = getattr(precision, "name", str(precision)).lower()
+        meter.products[(*size, asked if str(a.dtype) == "fp32" else str(a.dtype))] += 1
         meter.places[lines_to(sys._getframe(1), file)] += math.prod(size)
         return kept["create_dot"](a, b, d, precision, *rest)
 
@@ -141,6 +155,7 @@ def metered(file: str, **tensors: torch.Tensor) -> Iterator[Meter]:
     vars(builder).update(watched)
     try:
         yield meter
+        meter.missed.update({name: np.flatnonzero(~x).tolist() for name, x in reached.items() if not x.all()})
     finally:
         for name in watched:
             with suppress(KeyError):
@@ -189,11 +204,11 @@ def launch(
 # A program with a forward(q, k, v, causal) ----------------------------------------------------------------------------
 
 
-def run(text: str, q, k, v, causal: bool) -> tuple[np.ndarray, np.ndarray, dict]:
-    """Its O and L in Triton's interpreter, and what the meter counted."""
+def run(text: str, q, k, v, causal: bool, beyond: float = math.nan) -> tuple[np.ndarray, np.ndarray, dict]:
+    """Its O and L in Triton's interpreter, and what the meter counted. `beyond` stands behind the end of Q, K and V."""
     forward = defined(text, "forward")
     with metered(forward.__code__.co_filename) as meter:
-        O, L = forward(*(fenced(torch.tensor(x)) for x in (q, k, v)), causal)
+        O, L = forward(*(fenced(torch.tensor(x), beyond) for x in (q, k, v)), causal)
     counted = dict(meter.operations) | dict(loaded=meter.loads["everything"])
     counted["products"] = [[list(place[1:]), n] for place, n in sorted(meter.places.items())]  # without forward's line
     return O.double().numpy(), L.double().numpy(), counted

@@ -157,10 +157,13 @@ def unless_known(check) -> None:
 
 def slip_of(got: np.ndarray, want: np.ndarray, slips, tolerance: float) -> str:
     """The hint whose values these are; empty if none fits."""
+    size = np.abs(want[np.isfinite(want)]).max(initial=0.0) or 1.0
     with np.errstate(all="ignore"):
         for hint, wrong in slips().items():
-            near = (got == wrong) | (np.abs(got - wrong) <= tolerance) | (np.isnan(got) & np.isnan(wrong))
-            if near.all() and not np.isnan(got).all() and (got != want).any():
+            grown = max(1.0, np.abs(wrong[np.isfinite(wrong)]).max(initial=0.0) / size)
+            near = (got == wrong) | (np.abs(got - wrong) <= tolerance * grown) | (np.isnan(got) & np.isnan(wrong))
+            changes_nothing = ((wrong == want) | (np.abs(wrong - want) <= tolerance / 10)).all()
+            if near.all() and not changes_nothing and not np.isnan(got).all() and (got != want).any():
                 return hint
     return ""
 

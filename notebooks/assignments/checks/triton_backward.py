@@ -11,7 +11,7 @@ from fa2_lab.machine import io
 
 from . import slips, truth
 from .report import Failed, Report, at_most, equal, step, tile_place
-from .triton_steps import launch
+from .triton_steps import launch, of_memory, past
 from .truth import Case
 
 __all__ = ["Case", "columns", "one_pass", "row_dots", "rows", "tile"]
@@ -30,7 +30,8 @@ CASES = [
 METER = Case(72, 72, 16, 16, 16, causal=True, seed=81, tau=0.3)
 HINT = {
     False: "Loads past the end need mask= and other=. A row or key that does not exist must have p = 0.",
-    True: "Row r sees column c if c ≤ r + N_k − N_q. A row that sees no key has L = −∞, but p = 0, not exp(∞).",
+    True: "Row r sees column c if c ≤ r + N_k − N_q. Is every tile visited in which a row sees a key? "
+    "A row that sees no key has L = −∞, but p = 0, not exp(∞).",
 }
 
 
@@ -51,15 +52,18 @@ def compare(names: tuple[str, ...], passes: slips.Passes, case: Case) -> None:
     ran = passes[case]
     want, meter = truth.gradients(*held(case), case.tau, case.causal), ran["meter"]
     want = dict(zip(("dQ", "dK", "dV"), want, strict=True))
+
+    def known(name: str) -> slips.Slips:
+        found = passes.known(name, case) | slips.of_given_L([*inputs(case).values(), case.seen, case.tau], name)
+        turned = {f"{name} is stored transposed. Row r begins at {name} + r * d.": want[name].T.reshape(-1, case.d)}
+        return found | (turned if case.tiling.T_r == case.tiling.T_c == 1 else {})
+
     for name in names:
-        hint = ""
-        if np.isnan(ran[name]).any():
-            hint = "This row was stored, but as NaN, which comes from memory past the end, or from 0 · ∞ if L = −∞. "
-            hint += "Load with mask= and other=0.0, and mask p."
-            if meter["stores"][name] + meter["adds"][name] < want[name].size:
-                hint = "The outputs start as NaN. Was this row stored?"
+        hint = of_memory(meter, name, ran[name], want[name], case)
+        if not hint and np.isnan(ran[name]).any():
+            hint = "This row was stored, but as NaN, which comes from ∞ − ∞ or from 0 · ∞. Unseen keys need p = 0."
         place = tile_place(case.B_r) if name == "dQ" else tile_place(case.B_c, "key")
-        equal(name, ran[name], want[name], TOLERANCE, hint, place, partial(passes.known, name, case))
+        equal(name, ran[name], want[name], TOLERANCE, hint, place, partial(known, name))
 
 
 def unwritten(case: Case, names: tuple[str, ...]) -> dict[str, np.ndarray]:
@@ -96,7 +100,8 @@ def check_meter(kernel, case: Case, names: tuple[str, ...], loads: dict, product
     compare(names, passes, case)
     meter = passes[case]["meter"]
     for name, most in loads.items():
-        at_most(f"elements of {name} loaded", meter["loads"][name], most, "Which tiles does no row see?")
+        hint = past(meter, name) or "Which tiles does no row see?"
+        at_most(f"elements of {name} loaded", meter["loads"][name], most, hint)
     one = case.B_r * case.B_c * case.d
     tiles = int(io.tiles_per_row(case.tiling).sum())
     came = meter["operations"]["multiplications of products"]
@@ -126,8 +131,9 @@ def row_dots(report: Report, kernel, cases=tuple(DOTS), seed: int = 0) -> None:
             O, _ = truth.dense(given["Q"], given["K"], given["V"], case.tau, False)
             tensors, out = dict(O=O, dO=given["dO"]), dict(D=np.full(case.N_q, np.nan))
             sizes = dict(N_q=case.N_q, B_r=case.B_r, d=case.d)
-            got, _ = launch(kernel, case.tiling.T_r, tensors, out, sizes)
-            equal("D", got["D"], given["D"], TOLERANCE, place=tile_place(case.B_r))
+            got, meter = launch(kernel, case.tiling.T_r, tensors, out, sizes)
+            hint = of_memory(meter, "D", got["D"], given["D"], case)
+            equal("D", got["D"], given["D"], TOLERANCE, hint, tile_place(case.B_r))
 
 
 @step
@@ -180,4 +186,5 @@ def one_pass(report: Report, kernel, cases=tuple(CASES[1:4]), seed: int = 0) -> 
         visited = io.rows_visited(case.tiling)
         meter = check_meter(kernel, case, ("dQ", "dK", "dV"), {}, products=5, zero="dQ")
         no_race(meter, "dQ")
-        at_most("elements added to dQ", meter["adds"]["dQ"], visited * case.d, "Add to dQ once per visited tile.")
+        hint = past(meter, "dQ") or "Add to dQ once per visited tile."
+        at_most("elements added to dQ", meter["adds"]["dQ"], visited * case.d, hint)

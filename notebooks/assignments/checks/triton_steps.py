@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 
 from . import slips, truth
 from .guard import apart, name_of
 from .listing import of_kernel
-from .report import Failed, Report, at_most, equal, step, tile_place
+from .report import NAN, Failed, Report, at_most, equal, step, tile_place
 from .truth import Case
 
 LOG2E = 1.4426950408889634
 LOW_TOLERANCE = 1e-2  # fp32 keeps a score of −20,000 to 0.002
-BEHIND = "Was this row stored? Is anything loaded from past the last key, where the memory holds NaN?"
+VANISHED = "All weights are 0, so a number above every score counts as the maximum, such as 0 or −10⁴. Use −∞ instead."
+COARSE = "The result is right to two digits, so something is kept in 16 bits. All tiles and sums have to be fp32."
+UNSCALED, TWICE = ("scale-missing", "base-2"), ("scale-twice", "base-2-twice")
 TOLERANCE = 2e-5  # fp32 sums in another order; the products are exact fp32 ("ieee")
 
 ONE_TILE = [Case(32, 32, 16, 32, 32, seed=41, tau=0.3), Case(16, 64, 32, 16, 64, size=6.0, seed=42, tau=0.2)]
@@ -27,6 +30,7 @@ FULL = [
     ("scores far below zero", Case(35, 37, 16, 16, 16, seed=51, tau=0.3, shift=70.0)),
     ("rows that see no key", Case(45, 19, 16, 16, 16, causal=True, seed=48, tau=0.3)),
 ]
+SKIPS = Case(47, 48, 16, 16, 16, causal=True, seed=49, tau=0.3)  # the last tile of a block has one key for one row
 
 
 def launch(kernel, programs: int, given: dict, outputs: dict, options: dict) -> tuple[dict, dict]:
@@ -41,17 +45,18 @@ def launch(kernel, programs: int, given: dict, outputs: dict, options: dict) -> 
         print("  note: a tl.load with mask= but without other= returns arbitrary numbers where the mask is False")
     got, meter, spilled = apart(probes_triton.launch, kernel, text, name, programs, given, outputs, options)
     for name in spilled:
-        came, hint = f"memory past the end of {name} changed", "tl.store also has mask=."
-        raise Failed("nothing written past the last row", came, hint=hint)
+        came = f"memory past the end of {name} changed"
+        raise Failed("nothing written past the last row", came, hint=past(meter, name))
     if rounded := [precision for *_, precision in meter["products"] if precision != "ieee"]:
-        raise Failed("products in full fp32", f"in {rounded[0]}", hint='Call tl.dot with input_precision="ieee".')
+        hint = 'Call tl.dot with fp32 tiles and input_precision="ieee".'
+        raise Failed("products in full fp32", f"in {rounded[0]}", hint=hint)
     return {name: np.asarray(got[name], dtype=np.float64) for name in outputs}, {
         kind: Counter(counts) for kind, counts in meter.items()
     }
 
 
-def run(kernel, case: Case, step: str, hidden: int = 0) -> dict[str, np.ndarray]:
-    """A student's forward on one head: O, and L but for one tile. The last `hidden` values are NaN."""
+def run(kernel, case: Case, step: str, hidden: int = 0) -> dict:
+    """A student's forward on one head: O, and L but for one tile, and the meter. The last `hidden` values are NaN."""
     Q, K, V, _ = case.tensors()
     V[case.N_k - hidden :] = np.nan
     outputs = dict(O=np.full(Q.shape, np.nan)) | ({} if step == "one_tile" else dict(L=np.full(case.N_q, np.nan)))
@@ -61,9 +66,35 @@ def run(kernel, case: Case, step: str, hidden: int = 0) -> dict[str, np.ndarray]
     got, meter = launch(kernel, case.tiling.T_r, dict(Q=Q, K=K, V=V), outputs, options)
     check_products(sorted(meter["products"]), case)
     for name in ("K", "V"):
-        hint = "Each program goes through the keys once, and carries m, l and o along."
+        hint = past(meter, name) or "Each program goes through the keys once, and carries m, l and o along."
         at_most(f"elements of {name} loaded", meter["loads"][name], case.tiling.T_r * case.N_k * case.d, hint)
-    return got
+    return got | dict(meter=meter)
+
+
+def past(meter: dict, *names: str) -> str:
+    """A hint about the first of these tensors past whose end something was reached; empty if there is none."""
+    found = [name for name in names if meter["past"][name]]
+    if not found:
+        return ""
+    row = f"{found[0]} + r{' * d' if found[0] not in 'LD' else ''}"
+    return f"Memory past the end of {found[0]} is reached. Each access needs mask=, and row r begins at {row}."
+
+
+def of_memory(meter: dict, name: str, got: np.ndarray, want: np.ndarray, case: Case) -> str:
+    """A hint to a wrong output from the memory that was reached, or that was not; empty if that explains nothing."""
+    width = got[0].size
+    for row in sorted({n // width for n in meter["missed"][name] or ()}):
+        if not np.array_equal(got[row], want[row]):
+            return f"Nothing is written to row {row} of {name}, so it is what it was at the start."
+    if np.isnan(got).any() and (hint := past(meter, *"QKVOLD", "dO")):
+        return hint
+    needed = dict(Q=case.seen.any(axis=1), K=case.seen.any(axis=0))
+    for given, rows in (needed | dict(V=needed["K"], dO=needed["Q"])).items():
+        if missed := sorted({n // case.d for n in meter["missed"][given] or ()} & set(np.flatnonzero(rows).tolist())):
+            return f"Row {missed[0]} of {given} is never loaded. At which row does each tile begin?"
+    with np.errstate(invalid="ignore"):
+        is_coarse = np.abs(got - want).max() <= 0.02 * np.abs(want[np.isfinite(want)]).max(initial=0.0)
+    return COARSE if is_coarse else ""
 
 
 def check_products(products: list, case: Case) -> None:
@@ -90,16 +121,21 @@ def check_case(passes: slips.Passes, case: Case, names: str) -> None:
     want_O, want_L = truth.forward(case)
 
     def known(name: str) -> dict[str, np.ndarray]:
-        unscaled = slips.made(slips.asked(case), name, "scale-missing", "base-2")
-        return passes.known(name, case) | {"The scores are not scaled. Multiply s by scale_log2.": unscaled}
+        asked, found = slips.asked(case), passes.known(name, case)
+        unscaled, twice = (slips.made(asked, name, *x) for x in (UNSCALED, TWICE))
+        found |= {"The scores are not scaled. Multiply s by scale_log2.": unscaled}
+        found |= {"The scores are scaled twice. Multiply them by scale_log2 once.": twice}
+        turned = {"O is stored transposed. Row r of O begins at O + r * d.": want_O.T.reshape(want_O.shape)}
+        vanished = {VANISHED: 0 * want_O} if name == "O" and case.shift else {}
+        return vanished | found | (turned if name == "O" and case.tiling.T_r == 1 else {})
 
-    O, place = passes[case]["O"], tile_place(case.B_r)
-    hint = why_nan(np.isnan(O).any(axis=1), want_L, case)
+    O, meter, place = passes[case]["O"], passes[case]["meter"], tile_place(case.B_r)
+    hint = of_memory(meter, "O", O, want_O, case) or why_nan(np.isnan(O).any(axis=1), want_L, case)
     equal("O", O, want_O, tolerance(case), hint, place, lambda: known("O"))
     if "L" in names:
         L = passes[case]["L"]
         hint = "L is a natural logarithm, but s times scale_log2 is in base 2. A row that sees no key has L = −∞."
-        hint = why_nan(np.isnan(L), want_L, case) or hint
+        hint = of_memory(meter, "L", L, want_L, case) or why_nan(np.isnan(L), want_L, case) or hint
         equal("L", L, want_L, TOLERANCE, hint, place, lambda: known("L"))
 
 
@@ -110,8 +146,8 @@ def why_nan(rows: np.ndarray, want_L: np.ndarray, case: Case) -> str:
     if np.isneginf(want_L[rows]).all():
         return "These rows see no key, so m is −∞ and l is 0. Both −∞ − (−∞) and 0 / 0 are NaN."
     if case.size > 1:
-        return "If this row was stored, ∞ / ∞ gave NaN. Is its maximum subtracted before tl.exp2?"
-    return BEHIND if case.N_k % case.B_c else "The outputs start as NaN. Was this row stored?"
+        return "∞ / ∞ gives NaN. Is the maximum of each row subtracted before tl.exp2?"
+    return NAN
 
 
 # The steps ------------------------------------------------------------------------------------------------------
@@ -144,22 +180,22 @@ def full(report: Report, kernel, cases=tuple(FULL), seed: int = 0) -> None:
     """Causal and ragged."""
     hints = {
         False: "Loads past the end need mask= and other=. A key that does not exist must have the score −inf.",
-        True: "Row r sees column c if c ≤ r + N_k − N_q. A row that has seen no key yet has m = −inf.",
+        True: "Row r sees column c if c ≤ r + N_k − N_q. Is every tile visited in which a row sees a key? "
+        "A row that has seen no key yet has m = −inf.",
     }
     cases = [(claim, truth.varied(case, seed)) for claim, case in cases]
-    passes = tried(kernel, [case for _, case in cases], "full")
+    passes = tried(kernel, [*(case for _, case in cases), SKIPS], "full")
     for claim, case in cases:
         with report.check(f"{claim}: {case}", hints[case.causal]):
             check_case(passes, case, "OL")
     with report.check("tiles above the diagonal are not visited", "Where does the loop end for this row block?"):
-        check_skips(kernel)
+        check_skips(kernel, passes)
 
 
-def check_skips(kernel) -> None:
+def check_skips(kernel, passes: slips.Passes) -> None:
     """Keys that no row of a block sees are NaN: whoever loads their tile and multiplies shows it."""
-    case = Case(48, 48, 16, 16, 16, causal=True, seed=49, tau=0.3)
-    check_case(tried(kernel, [case], "full"), case, "O")
-    O = run(kernel, case, "full", hidden=16)["O"]  # only the last row block sees these
+    check_case(passes, SKIPS, "O")
+    O = run(kernel, replace(SKIPS, N_q=48), "full", hidden=16)["O"]  # only the last row block sees these
     for i in range(2):
         if np.isnan(O[16 * i : 16 * i + 16]).any():
             raise Failed("values 32 to 47 not loaded for rows 0 to 31", "they were loaded", f"tile ({i}, 2)")
