@@ -3,22 +3,20 @@
 from statistics import median
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.transforms import blended_transform_factory
 
 from fa2_lab.plots import style
 from fa2_lab.records import Measurement, load
 
-LOOKS = {  # in the order of the legend; the fastest implementations have strong marks
-    "FlashAttention-3": dict(color=style.INK, marker="o", markersize=5.5),
-    "cuDNN": dict(color=style.INK, marker="^", markersize=5.5, markerfacecolor=style.PAPER),
-    "FlexAttention": dict(color=style.QUIET, marker="D", markersize=3.5),
-    "torch flash": dict(color=style.QUIET, marker="s", markersize=3.5, markerfacecolor=style.PAPER),
+RIVALS = {  # the fastest of the other implementations: each has a lane in every row
+    "FlashAttention-3": dict(color=style.BLUE, marker="o", markersize=6),
+    "cuDNN": dict(color=style.VERMILION, marker="^", markersize=6.5),
 }
-RIVALS = ("FlashAttention-3", "cuDNN")  # for these, the whole range and each loss are drawn
-SLOWER = "slower on one problem"
-GRID = (2, 3, 5)  # ratios with a line from top to bottom
+FAR = ("FlexAttention", "torch flash")  # each has a column of numbers
+LOW, HIGH = 0.75, 1.8  # the ratios at the ends of the scale
+TICKS = {0.8: "0.8×", 0.9: "0.9×", 1: "equal", 1.1: "1.1×", 1.2: "1.2×", 1.4: "1.4×", 1.6: "1.6×", 1.8: "1.8×"}
+KEY = ("Speed of fa2_lab ÷ speed of another implementation.", "Mark and number: median. Bar: all problems of a row.")
+LINE = 0.168  # inches of a line of small letters
 Ratios = tuple[str, str, dict[str, list[float]]]  # group, name, {implementation: ratios}
 
 
@@ -32,13 +30,13 @@ def data() -> dict:
                 mask = "causal" if causal else "non-causal"
                 found = [m for m in of(paper.rows, direction) if (m.problem["d"], m.problem["causal"]) == (d, causal)]
                 rows.append((f"The FA2 paper's grid, {direction}", f"d = {d}, {mask}", against(found)))
-    rows += by_direction("The same, sustained", paper.sustained)
+    rows += by_direction("The FA2 paper's grid, sustained", paper.sustained)
     rows += by_direction("64 query heads, 8 K/V heads", load("nvidia").rows)
     rows += by_direction("Causal, windows, softcap, sinks", load("masks").rows)
     rows += by_direction("Packed sequences", load("packed").rows)
     rows.append(("One query, a long cache", "decode", against(of(load("decode").rows, "decode"))))
     rows += by_direction("200 random shapes", sweep.rows)
-    rows += by_direction("The same, with host time", sweep.sustained)
+    rows += by_direction("200 random shapes, with host time", sweep.sustained)
     return dict(rows=rows, setting=paper.made())
 
 
@@ -49,7 +47,7 @@ def of(rows: list[Measurement], direction: str) -> list[Measurement]:
 
 def against(rows: list[Measurement]) -> dict[str, list[float]]:
     """Return {implementation: list of ratios}: fa2_lab's speed divided by the implementation's speed."""
-    found = {name: [m.ratio("fa2_lab", name) for m in rows if name in m.values] for name in LOOKS}
+    found = {name: [m.ratio("fa2_lab", name) for m in rows if name in m.values] for name in (*RIVALS, *FAR)}
     return {name: ratios for name, ratios in found.items() if ratios}
 
 
@@ -60,83 +58,79 @@ def by_direction(group: str, rows: list[Measurement]) -> list[Ratios]:
 
 @style.picture
 def draw(rows: list[Ratios], setting: str) -> style.Drawn:
-    """Draw a row for each setting that shows the median ratio over each implementation.
+    """Draw a row for each setting, with a lane for each of the fastest implementations.
 
-    For the two fastest implementations, also draw the range of ratios, and a mark for each problem on which fa2_lab is
-    slower.
+    A lane has a mark at the median ratio, a bar over the range of the ratios, and the number of problems on which
+    fa2_lab is slower. For the other implementations, the row has only the medians, as numbers.
     """
     ahead = sum(all(median(found) > 1 for found in ratios.values()) for _, _, ratios in rows)
     settings = f"all {len(rows)}" if ahead == len(rows) else f"{ahead} of {len(rows)}"
-    headline = f"By the median ratio, fa2_lab is the fastest in {settings} settings"
-    ranges = f"For {' and '.join(RIVALS)}, the fastest of the other implementations, a line also shows the range"
     gpu, dtype, *versions = setting.split(", ")
     caption = (
-        f"{headline}. To the right of the line marked 'equal', fa2_lab is faster. The scale is logarithmic. Each mark "
-        f"shows the median ratio for one setting. {ranges} of the ratios, and each short stroke marks a problem on "
-        f"which fa2_lab is slower. We measured on an {gpu}, in {dtype}, with {' and '.join(versions)}."
+        f"By the median ratio, fa2_lab is the fastest in {settings} settings. "
+        f"The ratio is the speed of fa2_lab divided by the speed of the other implementation, on a logarithmic scale. "
+        f"An arrow at the end of a bar gives a ratio beyond the scale. "
+        f"We measured on an {gpu}, in {dtype}, with {' and '.join(versions)}."
     )
     groups = list(dict.fromkeys(row[0] for row in rows))
-    figure, ax = style.new_figure(0.7 + (0.25 if style.narrow() else 0.205) * (len(rows) + len(groups)), caption)
-    left = blended_transform_factory(figure.transFigure, ax.transData)
-    y, places, labels = 0.0, [], []
+    stacks = style.narrow()  # then the name and the numbers of a row are above its lanes
+    high = 3.1 if stacks else 2.1  # of a row, in lines
+    top, bottom = -2.2 if stacks else -1.2, (high + 0.25) * len(rows) + 1.5 * len(groups)
+    figure, ax = style.new_figure((bottom - top + 4) * LINE * style.width() / style.across(), caption)
+    ends = dict(zip(FAR, (0.75, 0.99) if stacks else (0.875, 0.992), strict=True))  # of the columns of numbers
+    across = blended_transform_factory(ax.transAxes, ax.transData)
+    for peer, end in ends.items():
+        style.note(ax, end, -0.5, peer, ha="right", transform=across)
+    style.beside(ax, "← slower", (1, top + 0.7), (-6, 0), ha="right")
+    style.beside(ax, "fa2_lab is faster →", (1, top + 0.7), (6, 0))
+    y = 0.0
     for group in groups:
-        style.note(ax, 0.01, y, group, fontweight="bold", transform=left).set_in_layout(False)
-        first = y + 0.5
-        for _, name, ratios in (row for row in rows if row[0] == group):
-            y += 1
-            places.append(y)
-            labels.append(name)
-            ax.axhline(y, color=style.MASKED, linewidth=0.8, zorder=0)
-            for peer, found in ratios.items():
-                lane = y + {"FlashAttention-3": -0.24, "cuDNN": 0.24}.get(peer, 0)
-                if peer in RIVALS:
-                    ax.plot([min(found), max(found)], [lane, lane], color=style.QUIET, linewidth=0.8)
-                    if losses := [x for x in found if x < 1]:
-                        look = dict(color=style.INK, markersize=8, markeredgewidth=1.3, zorder=4)
-                        ax.plot(losses, [lane] * len(losses), "|", label=SLOWER, **look)
-                ax.plot([median(found)], [lane], linestyle="none", label=peer, zorder=3, **LOOKS[peer])
-        ax.plot([1, 1], [first, y + 0.5], color=style.INK, linewidth=1.2, zorder=1)
-        y += 1
-    ax.vlines(GRID, -0.1, y - 0.4, color=style.MASKED, linewidth=0.8, zorder=0)
-    ax.set(xscale="log", xlim=(0.5, 6.5), ylim=(y - 0.4, -0.6), yticks=places, yticklabels=labels)
-    style.note(ax, 6.4, 0, "fa2_lab is faster →", ha="right")
-    ticks = {0.5: "0.5×", 0.7: "0.7×", 1: "equal", 1.5: "1.5×", 2: "2×", 3: "3×", 5: "5×"}
-    shown = [x for x in ticks if x in (0.5, 1, 2, 5) or (not style.narrow() and x > 1.5)]
-    style.log_ticks(ax.xaxis, shown, [ticks[x] for x in shown])
-    ax.xaxis.tick_top()
-    ax.tick_params(axis="y", length=0)
+        style.note(ax, 0, y + 0.75, group, fontweight="bold", transform=across)
+        y += 1.5
+        for k, (_, name, ratios) in enumerate(row for row in rows if row[0] == group):
+            style.bars(ax, [(0, y, 1, high)], style.MASKED, transform=across, zorder=0)
+            at = y + (0.6 if stacks else high / 2)
+            style.note(ax, 0.01, at, name, transform=across)
+            for peer, end in ends.items():
+                words = f"{median(ratios[peer]):.2f}×" if peer in ratios else "–"
+                style.note(ax, end, at, words, ha="right", transform=across)
+            for lane, (peer, look) in enumerate(RIVALS.items(), start=-1):
+                if peer in ratios:
+                    draw_lane(ax, y + high - 0.55 + lane, ratios[peer], look, "" if k else peer)
+            lanes = [y + stacks, y + high]
+            ax.vlines(list(TICKS), *lanes, color=style.PAPER, linewidth=0.8, zorder=0.5)
+            ax.plot([1, 1], lanes, color=style.INK, linewidth=1.2, zorder=1.5)
+            y += high + 0.25
+    ax.set(xscale="log", xlim=(LOW, HIGH) if stacks else (0.56, 2.57), ylim=(bottom, top), yticks=[])
+    shown = [x for x in TICKS if not stacks or x not in (1.1, 1.8)]
+    style.log_ticks(ax.xaxis, shown, [TICKS[x] for x in shown])
+    ax.tick_params(axis="x", top=True, labeltop=True, labelbottom=True)
+    ax.xaxis.set_label_position("top")
+    ax.set_xlabel(("\n" if stacks else " ").join(KEY), loc="left", fontsize=style.SMALL, labelpad=8)
     ax.spines[:].set_visible(False)
-    legend_on_top(figure, ax)
     medians = "; ".join(f"{group}: {spread(rows, group)}" for group in groups)
-    return figure, f"Speed ratios with a line at 1, one row for each setting. Medians: {medians}."
+    return figure, f"Speed ratios, one row for each setting. Medians: {medians}."
 
 
-def legend_on_top(figure: Figure, ax: Axes) -> None:
-    """Add the legend between the headline and the drawing, and make the figure higher by as much."""
-    drawn = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-    for name in filter(drawn.get, RIVALS):  # the range, behind the mark
-        drawn[name] = (Line2D([], [], color=style.QUIET, linewidth=0.8), drawn[name])
-    names = [name for name in (*LOOKS, SLOWER) if name in drawn]
-    columns = 1 if style.narrow() else 3
-    room = 0.2 * -(-len(names) // columns)
-    inches = figure.get_figheight() + room
-    style.set_height(figure, inches)
-    figure.get_layout_engine().set(w_pad=0.08, rect=(0, 0, 1, 1 - (style.GAP + room) / inches))
-    below = 0.23 * (1 + figure.get_suptitle().count("\n")) + style.GAP
-    legend = figure.legend(
-        [drawn[name] for name in names],
-        [name if name in (*RIVALS, SLOWER) else f"{name}, median only" for name in names],
-        loc="upper left",
-        bbox_to_anchor=(0.012, 1 - below / inches),
-        borderaxespad=0,
-        borderpad=0,
-        ncols=columns,
-        frameon=False,
-        fontsize=style.SMALL,
-        handletextpad=0.3,
-        columnspacing=1.2,
-    )
-    legend.set_in_layout(False)
+def draw_lane(ax: Axes, y: float, found: list[float], look: dict, name: str) -> None:
+    """Draw the ratios over one implementation: their range, their median, and the number of ratios below 1."""
+    least, most, middle = min(found), max(found), median(found)
+    low, high, color = max(least, LOW), min(most, HIGH), style.tint(look["color"], 0.45)
+    style.bars(ax, [(low, y - 0.42, high - low, 0.84)], color, zorder=1)
+    ax.plot([middle], [y], linestyle="none", zorder=3, **look)
+    if slower := sum(x < 1 for x in found):
+        words = f"{slower} of {len(found)} slower"
+        if least < LOW:
+            words = f"← {least:.2f}, {words.removesuffix(' slower') if style.narrow() else words}"
+        style.beside(ax, words, (1, y), (-4, -0.5), ha="right")
+    beyond = f"{most:.2f} →" if most > HIGH else ""
+    if middle > 1.5:  # little room is left on the right
+        style.beside(
+            ax, f"{middle:.2f} (to {beyond})" if beyond else f"{middle:.2f}", (middle, y), (-6, -0.5), ha="right"
+        )
+    else:
+        style.beside(ax, f"{middle:.2f}", (middle, y), (6, -0.5))
+        style.beside(ax, beyond or (name if most < 1.36 else ""), (HIGH, y), (-2, -0.5), ha="right")
 
 
 def spread(rows: list[Ratios], group: str) -> str:

@@ -25,7 +25,7 @@ LEAD = Path(__file__).with_name("results.md")  # how to read the page, and how e
 CHIP = "MHz, W"
 PROPERTIES = ("N", "batch", "heads", "d", "mask")  # of a problem, each with a column
 MOST = 10  # columns of implementations
-BEHIND = ("faster than `fa2_lab`", "measured", "problems", "lowest ratio", "problem with that ratio")
+BEHIND = ("measured", "problems", "lowest ratio", "problem with that ratio")
 RIVALS = ("FlashAttention-3", "FlashAttention-4", "cuDNN")  # the fastest ones, which a result names
 NO_RATIO = ("nats", "count", "µs on the host")
 TIMES = ("ms", "µs", "µs per token")
@@ -74,9 +74,10 @@ def fold(words: str, inside: Iterable[str], title: str = "") -> list[str]:
 def opening(runs: list[Record], naming: Callable[[Measurement], str]) -> list[str]:
     """Return the title, the outcome, and where we are slower, with the problems as `naming` gives them."""
     every = [view for run in runs for view in views(run)]
-    slower = [
-        line for peer in peers_in(row for run in every for row in run.rows) for line in behind(every, peer, naming)
-    ]
+    slower = []
+    for peer in sorted(peers_in(row for run in every for row in run.rows), key=lambda peer: peer not in RIVALS):
+        if lines := behind(every, peer, naming):
+            slower += [[f"**{peer}**", "", "", ""], *lines]
     lines = ["# Results", "", *outcome(runs)]
     return [*lines, "", "## Where `fa2_lab` is slower", "", SLOWER, "", *table(BEHIND, slower)]
 
@@ -125,9 +126,9 @@ def usual(runs: list[Record]) -> dict:
 SLOW = "mainly for short calls and for the backward pass of a single long sequence"
 FOLDS = "Each line opens a suite, with its medians, how it was timed, and all of its rows."
 SLOWER = (
-    "Each row gives the number of problems in a suite on which another implementation is faster than `fa2_lab`. The "
-    "ratio is the speed of `fa2_lab` divided by the speed of the other implementation. For each implementation, the "
-    "rows are sorted by their lowest ratio."
+    "Below the name of another implementation, each row gives the number of problems in a suite on which that "
+    "implementation is faster than `fa2_lab`. The ratio is the speed of `fa2_lab` divided by the speed of the other "
+    "implementation. For each implementation, the rows are sorted by their lowest ratio."
 )
 GPUS = (
     "The FA2 paper's benchmark problems have been measured on the following GPUs, by us or by others, using the "
@@ -582,7 +583,7 @@ def behind(runs: list[Record], peer: str, naming: Callable[[Measurement], str] =
         if slower := losses(run.rows, peer):
             worst, row = slower[0]
             count = f"{len(slower)} of {len(ratios(run.rows, 'fa2_lab', peer))}"
-            lines.append((worst, [peer, title_of(run), count, near(worst), naming(row)]))
+            lines.append((worst, [title_of(run), count, near(worst), naming(row)]))
     return [line for _, line in sorted(lines, key=lambda pair: pair[0])]
 
 

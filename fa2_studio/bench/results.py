@@ -84,7 +84,7 @@ def label(row: Measurement) -> str:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a table in Markdown, with the columns of numbers aligned to the right."""
-    numeric = [all(re.match(r"\d|[–-]$", cell) for cell in cells) for cells in zip(*rows, strict=True)]
+    numeric = [all(re.match(r"\d|[–-]?$", cell) for cell in cells) for cells in zip(*rows, strict=True)]
     rules = ["---:" if numbers else "---" for numbers in numeric or [False] * len(columns)]
     return [f"| {' | '.join(cells)} |" for cells in (columns, rules, *rows)]
 

@@ -839,10 +839,10 @@ first, last = ladder.find("17"), ladder.RUNGS[-1]
 # the settings in which the FA2 paper measures speed, with 16,384 tokens per call and a *hidden size* (heads · d) of
 # 2,048. `torch flash` is FlashAttention-2 inside PyTorch, `cuDNN` is NVIDIA's library, and FlexAttention is PyTorch's
 # compiled attention. *Sustained* means that there are no pauses between the calls. Windows, softcaps and sinks change
-# the mask or the softmax (chapter 16), and packed sequences are several sequences in one call. In each row, a marker
-# shows the median over the row's problems. For FlashAttention-3 and cuDNN, which are the fastest of the four, a line
-# also shows the range of the ratios, and a short stroke marks each problem on which `fa2_lab` is slower. In the last
-# two rows, the host's time counts as well:
+# the mask or the softmax (chapter 16), and packed sequences are several sequences in one call. Each number after a mark
+# is the median over the row's problems. FlashAttention-3 and cuDNN, which are the fastest of the four, each have a bar
+# that shows the range of the ratios, and the words on its left count the problems on which `fa2_lab` is slower. For the
+# other two, the row has only the medians. In the last two rows, the host's time counts as well:
 
 # %% tags=["nbval-ignore-output"]
 show("ratios")
