@@ -38,6 +38,21 @@ form.innerHTML = [
 ].join("");
 
 const DWELL = { shrink: 700, add: 1100, end: 1500, store: 800, s: 1000, max: 1100, p: 900, S: 350, P: 350, O: 350 };
+// On a narrow page, one of two boards
+let shown = ask.get("shown") === "fa1" ? "fa1" : "fa2";
+$("which").innerHTML = choice("", "shown", [["fa1", "FA1: keys outside"], ["fa2", "FA2: queries outside"]]); // prettier-ignore
+$("which").oninput = () => {
+  shown = new FormData($("which")).get("shown");
+  showOne();
+  transport.pause();
+  transport.show();
+};
+
+function showOne() {
+  document.querySelector(".algorithm").dataset.shown = shown;
+  mark($("which"), { shown });
+}
+
 const transport = new Transport($("transport"), { draw, dwell, speeds: true });
 const stepOf = (board, t) => board.run[frames[t][boards.indexOf(board)]];
 
@@ -48,6 +63,12 @@ function dwell(t) {
 
 /** Whether this step shrinks a sum that has something in it. */
 const shrinks = (step) => step.op === "shrink" && step.factor.some((x, a) => x < 0.9 && step.before[a] > -Infinity);
+
+/** Where the columns of the state begin, in widths of a cell; α and what can be negative have more room. */
+const AT = { m: 0, α: 1.15, ℓ: 2.5, o: 3.5, L: 3.6 + 1.2 * d, end: 4.75 + 1.2 * d };
+
+/** A number in a small cell, with a shorter minus sign. */
+const brief = (x, digits) => show(x, digits).replace("−", "–");
 
 // A board -------------------------------------------------------------------------------------------------------------
 
@@ -101,10 +122,10 @@ class Board {
 
   /** Sizes in pixels: the state of the rows stands beside the square, and below it on a narrow page. */
   measure() {
-    const width = this.stage.clientWidth;
+    const width = this.stage.clientWidth || $("boards").clientWidth; // a hidden board has none
     const wide = width >= 520;
     const [tick, gap] = [words.length ? Math.min(62, width / 8) : 18, wide ? 12 : 8];
-    const state = 3.15 + 1.2 * d + (this.order === "fa2" || set.order === "both" ? 1.1 : 0); // in widths of a cell
+    const state = this.order === "fa2" || set.order === "both" ? AT.end : AT.o + 1.2 * d;
     const columns = wide ? N + 0.85 * d + state : N + d;
     const most = innerWidth > 1500 || few || set.order === "both" ? 48 : 40; // so that the code and the controls are in view
     const c = Math.min(wide ? most : 99, Math.floor((width - tick - (wide ? 2 * gap : gap)) / columns));
@@ -135,26 +156,26 @@ class Board {
         put(this.q[r][e], x0 + e * qw, ys + r * c, qw + 1, c + 1);
         put(this.k[r][e], xs + r * c, y0 + e * kh, c + 1, kh + 1);
         put(this.v[r][e], xs + r * c, y0 + 5 + (d + e) * kh, c + 1, kh + 1);
-        put(this.o[r][e], sx + (3.15 + 1.2 * e) * sw, sy + r * rh, 1.2 * sw + 1, rh + 1);
+        put(this.o[r][e], sx + (AT.o + 1.2 * e) * sw, sy + r * rh, 1.2 * sw + 1, rh + 1);
       }
       for (const b of upTo(N)) put(this.s[r][b], xs + b * c, ys + r * c, c + 1, c + 1);
-      put(this.m[r], sx, sy + r * rh, sw + 1, rh + 1);
-      put(this.alpha[r], sx + sw + 3, sy + r * rh + rh / 2 - 11, 1.15 * sw - 5, 22);
-      put(this.l[r], sx + 2.15 * sw, sy + r * rh, sw + 1, rh + 1);
-      put(this.L[r], sx + (3.25 + 1.2 * d) * sw, sy + r * rh, sw + 1, rh + 1);
+      put(this.m[r], sx, sy + r * rh, AT.α * sw + 1, rh + 1);
+      put(this.alpha[r], sx + AT.α * sw + 4, sy + r * rh + rh / 2 - 11, (AT.ℓ - AT.α) * sw - 7, 22);
+      put(this.l[r], sx + AT.ℓ * sw, sy + r * rh, sw + 1, rh + 1);
+      put(this.L[r], sx + AT.L * sw, sy + r * rh, (AT.end - AT.L) * sw + 1, rh + 1);
       this.L[r].hidden = this.order !== "fa2";
     }
     put(names["Kᵀ"], xs - 26, y0 + (d * kh) / 2 - 8);
     put(names["Vᵀ"], xs - 26, y0 + 5 + 1.5 * d * kh - 8);
     put(names.Q, x0, ys - 19);
-    const above = { m: 0, α: 1.45, ℓ: 2.15, o: 3.15, L: 3.25 + 1.2 * d };
-    for (const [name, x] of Object.entries(above)) put(names[name], sx + x * sw + 2, sy - 19);
+    const wides = { m: AT.α, α: AT.ℓ - AT.α, ℓ: 1, o: 1.2 * d, L: AT.end - AT.L };
+    for (const [name, w] of Object.entries(wides)) put(names[name], sx + AT[name] * sw, sy - 19, w * sw, 16);
     names.L.hidden = this.order !== "fa2";
     put(kept, xs, ys + N * c + 7);
-    kept.style.width = `${N * c}px`;
+    kept.style.width = `${wide ? N * c : sw * state + sx - xs}px`;
     put(result, sx, sy + N * rh + 7);
     result.style.width = `${state * sw}px`;
-    stage.style.height = `${Math.max(ys + N * c, sy + N * rh) + (wide ? 40 : 28)}px`;
+    stage.style.height = `${Math.max(ys + N * c, sy + N * rh) + 50}px`; // two lines
   }
 
   draw(t) {
@@ -171,7 +192,7 @@ class Board {
     this.drawFrames(step);
     this.drawCaptions(step, t);
     this.say.setAttribute("aria-live", transport.timer ? "off" : "polite");
-    write(this.say, say(step, row, { N_q: N, N_k: N, ...set }));
+    write(this.say, typeset(say(step, row, { N_q: N, N_k: N, ...set })));
     if (this.lines) drawCode(this.lines, step, row);
   }
 
@@ -196,7 +217,7 @@ class Board {
       ]) {
         const x = data[name][r][e];
         cell.classList.toggle("on", Boolean(on));
-        write(cell.value, show(x, 1));
+        write(cell.value, brief(x, 1));
         this.grab(cell, Boolean(on), row, `${name} of ${r + 1}, entry ${e + 1}`, x);
       }
     }
@@ -214,8 +235,9 @@ class Board {
     let level = S === -Infinity ? 0 : 0.3 + (0.7 * (S - low)) / (high - low || 1);
     if (P != null) level = 0.12 + 0.5 * P;
     cell.style.setProperty("--x", shown ? `calc(var(--most) * ${Math.max(0, level).toFixed(3)})` : "0%");
-    write(cell.value, shown ? show(P ?? S) : "");
-    write(cell.small, shown && P != null && S > -Infinity ? show(S) : "");
+    const score = (x) => brief(x, this.cells.c < 38 ? 1 : 2);
+    write(cell.value, shown ? (P != null ? show(P) : score(S)) : "");
+    write(cell.small, shown && P != null && S > -Infinity ? score(S) : "");
     cell.classList.toggle("top", Boolean(here && !step.p && S > -Infinity && S === Math.max(...step.s[a])));
     cell.classList.toggle("hide", hidden && !shown);
     cell.classList.toggle("moved", Boolean(bias) && Math.abs(bias[r][b]) > 0.005);
@@ -263,7 +285,7 @@ class Board {
       if (yes) put(frame, x - 2, y - 2, w + 5, h + 5);
     };
     box(this.frames.q, step.q, x0, ys + r0 * c, d * qw, (r1 - r0) * c);
-    box(this.frames.o, step.o, sx, sy + r0 * rh, (this.order === "fa2" ? state : 3.15 + 1.2 * d) * sw, (r1 - r0) * rh);
+    box(this.frames.o, step.o, sx, sy + r0 * rh, (this.order === "fa2" ? state : AT.o + 1.2 * d) * sw, (r1 - r0) * rh);
     const all = this.order === "standard";
     box(this.frames.kv, step.k && !all, xs + c0 * c, y0, (c1 - c0) * c, 2 * d * kh + 5);
     if (all) box(this.frames.s, step.rows, xs, ys + r0 * c, N * c, c);
@@ -282,6 +304,12 @@ class Board {
     write(this.result, finished.length ? `${text}<b>${Math.max(...apart).toFixed(3)}</b>` : "");
     write(this.names.o, step.op === "done" ? "O" : "o");
   }
+}
+
+/** Exponents and indices of a sentence as HTML. */
+function typeset(text) {
+  const raised = text.replace(/e\^\(((?:[^()]|\([^()]*\))*)\)/g, "e<sup>$1</sup>");
+  return raised.replace(/([ℓm])_(new|j)/g, "$1<sub>$2</sub>");
 }
 
 const TITLES = {
@@ -308,6 +336,7 @@ function build() {
   $("code-side").hidden = $("chip-side").hidden = set.order === "both";
   boards = (set.order === "both" ? ["fa1", "fa2"] : [set.order]).map((order) => new Board($("boards"), order));
   for (const board of boards) board.layout();
+  showOne();
 }
 
 /** Run all three; `keep` stays at this step, else at the same share of the run. */
@@ -352,9 +381,12 @@ function scales(run) {
     high: Math.max(...seen),
     l: Math.max(1, ...sums),
     o: Math.max(0.1, ...outputs),
-    held: Math.max(...run.map((x) => x.held)),
+    held: held(run[0].order),
   };
 }
+
+/** The most numbers that a run holds on the chip. */
+const held = (order) => Math.max(...runs[order].map((step) => step.held));
 
 /** The query that the sentences speak of: the chosen one of this block, or else the one that shrinks most. */
 function focus(step) {
@@ -381,7 +413,7 @@ function draw(t) {
   $("undo").disabled = !bias && JSON.stringify(data) === JSON.stringify(clean);
   const { B_r, B_c, ...more } = set;
   const sizes = { br: B_r === 4 ? null : B_r, bc: B_c === 2 ? null : B_c };
-  const numbers = { seed: words.length || seed === 13 ? null : seed, words: words.join(" ") };
+  const numbers = { seed: words.length || seed === 13 ? null : seed, words: words.join(" "), shown: shown === "fa2" ? null : shown };
   if (!transport.timer) remember({ ...more, ...sizes, ...numbers, step: t });
 }
 
@@ -410,11 +442,14 @@ function drawCode(code, step, row) {
   if (code.order !== step.order) writeCode(code, step.order);
   const numbers = values(step, row);
   code.items.forEach((item, n) => {
-    const now = LISTING[step.order][n][2].split(" ").includes(step.op);
+    const ops = LISTING[step.order][n][2].split(" ");
+    const last = step.op === "done" && set.order === "both" && ops.includes("store"); // stays, with what the run has taken
+    const now = ops.includes(step.op) || last;
     item.className = now ? `now ${step.op}` : "";
     if (now) item.setAttribute("aria-current", "step");
     else item.removeAttribute("aria-current");
-    if (item.numbers) write(item.numbers, numbers[n] || "&nbsp;");
+    const all = last && `${step.moved} numbers moved, at most ${held(step.order)} on chip`;
+    if (item.numbers) write(item.numbers, all || numbers[n] || "&nbsp;");
   });
   const whose = step.rows && step.order !== "standard" ? `Numbers: query ${row + 1}. ` : "";
   const where = "Q[i] is row block i, K[j] is column block j, and τ = 1/√2 = 0.71.";
@@ -456,8 +491,8 @@ function drawMeter(step, t) {
     e.style.width = `${(100 * x) / boards[0].run.scale.held}%`;
     write(e, x ? `${letter} ${x}` : "");
   }
-  const held = Object.entries(step.parts).filter(([, x]) => x);
-  $("chip").setAttribute("aria-label", held.map(([name, x]) => `${name}: ${x}`).join(", ") || "nothing");
+  const parts = Object.entries(step.parts).filter(([, x]) => x);
+  $("chip").setAttribute("aria-label", parts.map(([name, x]) => `${name}: ${x}`).join(", ") || "nothing");
 }
 
 // What the reader does ------------------------------------------------------------------------------------------------

@@ -275,6 +275,14 @@ function theme(name) {
   if (name) document.documentElement.dataset.theme = name;
 }
 
+/** Keep the bar in view, if so much of the frame's top is past the top of the window around. */
+function keepInView(past) {
+  const bar = document.querySelector(".transport");
+  const top = bar.offsetTop - (parseFloat(bar.style.getPropertyValue("--past")) || 0);
+  const most = document.body.clientHeight - top - bar.offsetHeight;
+  bar.style.setProperty("--past", `${Math.min(most, Math.max(0, past - top))}px`);
+}
+
 function frame() {
   theme(ask.get("theme"));
   if (self === top) return;
@@ -287,7 +295,10 @@ function frame() {
   } catch {
     own = null;
   }
-  addEventListener("message", (e) => theme(e.data?.theme));
+  addEventListener("message", ({ data }) => {
+    theme(data?.theme);
+    if (Number.isFinite(data?.past)) keepInView(data.past);
+  });
   addEventListener("keydown", ({ key }) => {
     if (key in { PageUp: 1, PageDown: 1 }) parent.postMessage({ turn: key === "PageUp" ? -1 : 1 }, "*"); // a deck's slide
   });

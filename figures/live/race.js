@@ -5,34 +5,36 @@ const set = { blocks: 4, causal: false };
 const form = $("settings");
 const stage = $("stage");
 const WAYS = ["One pass, atomic adds", "Two passes"];
-let seed = 1;
+const BEGIN = 12; // the first run has the seed after it: in the next one, many sums are others
+let run = 2;
 let ways = [];
-let before = null; // the sums of the run before, if the same input was run again
+let before = []; // the sums of the run before, on the same input
 
 form.innerHTML = [
   slider("blocks", "row and key blocks", [2, 3, 4, 5, 6]),
   choice("mask", "causal", [["true", "causal"]], "checkbox"),
-  `<fieldset><legend>the same input</legend><button type="button" id="again">run both again</button></fieldset>`,
 ].join("");
 const transport = new Transport($("transport"), { draw, dwell: () => 420 });
 
 function prepare() {
   const n = whole("blocks", set.blocks, 2, 6);
-  before = null;
-  ways = race({ N_q: n, N_k: n, B_r: 1, B_c: 1, causal: set.causal }, seed);
+  const tiling = { N_q: n, N_k: n, B_r: 1, B_c: 1, causal: set.causal };
+  before = race(tiling, BEGIN + run - 1).map(({ sums }) => sums);
+  ways = race(tiling, BEGIN + run);
   transport.length(Math.max(...ways.map(({ end }) => end)) + 1);
 }
 
 function draw(t) {
   if (!stage.clientWidth || !ways.length) return; // not laid out yet, or refused
-  const [lane, left, right] = [Math.min(21, Math.floor(92 / set.blocks)), 66, 12];
+  const narrow = stage.clientWidth < 560;
+  const [lane, left, right] = [Math.min(narrow ? 17 : 20, Math.floor(92 / set.blocks)), 74, 12];
   const unit = (stage.clientWidth - left - right) / transport.last;
-  const high = 2 * set.blocks * lane + 58;
-  clear(stage, 2 * high + 32);
+  const high = set.blocks * (lane + TICK) + 48;
+  clear(stage, 2 * high + 30);
   const x = left + t * unit;
-  for (const top of [24, high + 24]) shape(stage, "line", { x1: x, x2: x, y1: top - 4, y2: top + high - 40, class: "clock" });
-  ways.forEach((way, n) => drawWay(way, WAYS[n], t, { lane, left, unit, top: n * high + 24 })); // its words lie on the line
-  drawAxis(left, unit, 2 * high - 14);
+  for (const top of [20, high + 20]) shape(stage, "line", { x1: x, x2: x, y1: top - 4, y2: top + set.blocks * lane, class: "clock" });
+  ways.forEach((way, n) => drawWay(way, WAYS[n], t, { lane, left, unit, narrow, top: n * high + 20 })); // its words lie on the line
+  drawAxis(left, unit, 2 * high - 10);
   $("entries").replaceChildren(...ways.map((way, n) => entries(way, n, t)));
   write($("say"), sentence(t));
   stage.setAttribute("aria-label", sentence(t));
@@ -48,57 +50,72 @@ function drawAxis(left, unit, y) {
   shape(stage, "text", { x: left, y: y + 36, class: "small" }, "time, in matmuls of one tile →");
 }
 
-/** The first of some words that a box has room for. */
-const fitting = (words, width) => words.find((word) => word.length * 7.4 < width);
+const TICK = 12; // the height of an addition
 
-/** The workers as lanes, and below them the blocks of dQ with every addition. */
-function drawWay({ visits, writes, end }, name, t, { lane, left, unit, top }) {
+/** The first of some words that a box has room for. */
+const fitting = (words, width, letter = 7.4) => words.find((word) => word.length * letter < width);
+
+/** The workers as lanes, and below them one lane with every addition. */
+function drawWay(way, name, t, { lane, left, unit, narrow, top }) {
+  const { visits, writes, end } = way;
   shape(stage, "text", { x: 0, y: top - 8, class: "strong" }, `${name}: ends after ${end}`);
   for (const k of upTo(set.blocks))
     shape(stage, "text", { x: 0, y: top + k * lane + 0.66 * lane, class: "small" }, `worker ${k + 1}`);
+  const wide = []; // labels that are for all boxes of a lane
   for (const { worker, from, to, i } of visits) {
     const state = t >= to ? "" : t > from ? " running" : " ahead";
     const at = { x: left + from * unit, y: top + worker * lane, width: (to - from) * unit - 1, height: lane - 3 };
     shape(stage, "rect", { ...at, class: `visit${state}` });
-    const words = fitting(i === null ? ["dK, dV", "dK,dV", "KV"] : [`dQ ${i + 1}`, `dQ${i + 1}`, `Q${i + 1}`], at.width);
-    const text = { x: at.x + at.width / 2, y: at.y + at.height / 2 + 4, class: `small${stage.clientWidth < 560 ? " tiny" : ""} middle in${state}` };
+    const words = fitting(i === null ? ["dK, dV", "dK,dV"] : [`dQ ${i + 1}`, `dQ${i + 1}`, `${i + 1}`], at.width, narrow && i === null ? 6.6 : 7.4);
+    const text = { x: at.x + at.width / 2, y: at.y + at.height / 2 + 4, class: `small${narrow ? " tiny" : ""} middle in${state}` };
     if (words) shape(stage, "text", text, words);
+    else if (i === null && from === 0) wide.push({ x: at.x + 4, y: text.y, class: "small tiny in" });
   }
-  const below = top + set.blocks * lane + 22;
-  shape(stage, "text", { x: 0, y: below - 5, class: "small quiet" }, "who adds to dQ");
-  for (const i of upTo(set.blocks)) {
-    const y = below + i * lane;
-    shape(stage, "text", { x: 0, y: y + 0.66 * lane, class: "small" }, `dQ ${i + 1}`);
-    const all = writes.filter((write) => write.i === i);
-    if (name === WAYS[1]) drawKept(visits.filter((visit) => visit.i === i), t, { left, unit, y, lane }); // prettier-ignore
-    for (const { time, workers } of all.filter((write) => write.time <= t)) {
-      const width = workers.length > 1 ? 30 : 18;
-      const box = { x: left + time * unit - width, y, width, height: lane - 3 };
-      shape(stage, "rect", { ...box, class: `write Q${workers.length > 1 ? " meet" : ""}` });
-      const mark = workers.length > 1 ? `× ${workers.length}` : workers[0] + 1;
-      shape(stage, "text", { x: box.x + width / 2, y: y + box.height / 2 + 4, class: "small middle in" }, String(mark));
-    }
-  }
+  for (const text of wide) shape(stage, "text", text, "dK, dV");
+  const below = top + set.blocks * lane + 3;
+  const high = 15 + set.blocks * TICK;
+  shape(stage, "text", { x: 0, y: below + 12, class: "small" }, "who adds");
+  if (name === WAYS[0]) shape(stage, "text", { x: 0, y: below + 27, class: "small quiet" }, "first on top");
+  shape(stage, "rect", { x: left, y: below, width: end * unit, height: high, class: "lane" });
+  if (name === WAYS[1]) drawKept(way, t, { left, unit, y: below, high });
+  for (const time of new Set(writes.map((write) => write.time).filter((time) => time <= t)))
+    drawAdds(writes.filter((write) => write.time === time), left + time * unit, below, 5 * unit < 38 ? "dQ" : "dQ "); // prettier-ignore
 }
 
-/** In the second pass, a worker keeps its block of dQ on the chip until it is whole. */
-function drawKept(visits, t, { left, unit, y, lane }) {
-  const [from, to] = [visits[0].from, Math.min(t, visits.at(-1).to)];
-  if (to <= from) return;
-  shape(stage, "rect", { x: left + from * unit, y: y + 2, width: (to - from) * unit, height: lane - 7, class: "kept Q" });
+/** What is added at one moment: a tick for each worker from the top down, in the order in which they come. */
+function drawAdds(writes, x, y, name) {
+  const meet = writes.some(({ workers }) => workers.length > 1);
+  if (meet) shape(stage, "text", { x: x - 3, y: y + 11, class: "small tiny strong end" }, `${name}${writes[0].i + 1}`);
+  writes.flatMap(({ workers }) => workers).forEach((worker, k) => {
+    const at = y + 14 + k * TICK;
+    shape(stage, "line", { x1: x, x2: x, y1: at + 1, y2: at + TICK - 2, class: `write Q${meet ? " meet" : ""}` });
+    shape(stage, "text", { x: x - 6, y: at + 10, class: "small tiny end" }, String(worker + 1));
+  });
+}
+
+/** In the second pass, the workers keep their blocks of dQ on the chip until they are whole. */
+function drawKept({ visits, writes }, t, { left, unit, y, high }) {
+  const second = visits.filter(({ i }) => i !== null);
+  const [from, to] = [Math.min(...second.map((visit) => visit.from)), Math.max(...second.map((visit) => visit.to))];
+  const words = (text, x, width) => {
+    if (fitting([text], width, 6.6)) shape(stage, "text", { x: left + x * unit + 6, y: y + 15, class: "small tiny quiet" }, text);
+  };
+  words("nothing is added", 0, from * unit);
+  if (t <= from) return;
+  shape(stage, "rect", { x: left + from * unit, y, width: (Math.min(t, to) - from) * unit, height: high, class: "kept Q" });
+  words("dQ on chip", from, (Math.min(...writes.map(({ time }) => time)) - from) * unit - 18);
 }
 
 /** The entries of one way that are whole, and beside them those of the run before. */
 function entries({ writes, sums }, n, t) {
   const table = make("table", "", make("caption", "", WAYS[n]), make("thead"), make("tbody"));
   const line = (part, kind, cells) => part.append(make("tr", "", ...cells.map((cell) => make(kind, "", cell))));
-  line(table.tHead, "th", before ? ["", `run ${seed - 1}`, `run ${seed}`] : ["", `run ${seed}`]);
+  line(table.tHead, "th", ["", `run ${run - 1}`, `run ${run}`]);
   for (const i of upTo(set.blocks)) {
     const whole = writes.every((write) => write.i !== i || write.time <= t);
     const now = show(sums[i], 7);
-    const old = before && show(before[n][i], 7);
-    const cells = !whole ? ["…"] : !old ? [now] : old === now ? [old, make("i", "", "the same")] : [changed(old, now), changed(now, old)];
-    if (!whole && before) cells.unshift(old);
+    const old = show(before[n][i], 7);
+    const cells = !whole ? [old, "…"] : old === now ? [old, make("i", "", "the same")] : [changed(old, now), changed(now, old)];
     line(table.tBodies[0], "td", [`dQ ${i + 1}`, ...cells]);
   }
   return table;
@@ -110,26 +127,29 @@ function changed(x, other) {
   return make("span", "", x.slice(0, same), make("mark", "", x.slice(same)));
 }
 
-/** How many sums of each way differ from those of the run before. */
+/** How many sums of the atomic adds differ from those of the run before; with two passes, none does. */
 function differences() {
-  const changed = ways.map(({ sums }, way) => sums.filter((x, i) => show(x, 7) !== show(before[way][i], 7)).length);
-  if (!changed[0]) {
-    const meets = ways[0].writes.some(({ workers }) => workers.length > 1);
-    const why = meets ? "With atomic adds, that is luck, so run both once more." : "No two workers meet here, so even atomic adds have one order.";
-    return `The same input, run again: all digits are as before. ${why} With two passes, it is certain.`;
+  const changed = ways[0].sums.filter((x, i) => show(x, 7) !== show(before[0][i], 7)).length;
+  if (!changed) {
+    const most = Math.max(...ways[0].writes.map(({ workers }) => workers.length));
+    const reasons = [
+      "No two workers meet here, so even atomic adds have one order.",
+      "A sum of two numbers is the same in both orders.",
+    ];
+    const why = reasons[most - 1] || "With atomic adds, that is luck, so run both once more.";
+    return `All digits are as in the run before. ${why} With two passes, it is certain.`;
   }
-  const [one, two] = changed.map((n) => `${n || "none"} of ${set.blocks}`);
-  return `The same input, run again: with atomic adds, ${one} entries ${changed[0] === 1 ? "has" : "have"} other last digits, and with two passes ${two}.`;
+  const some = `${changed} of ${set.blocks} entries ${changed === 1 ? "has" : "have"}`;
+  return `With atomic adds, ${some} other last digits in run ${run} than in run ${run - 1}. With two passes, all digits are the same.`;
 }
 
 function sentence(t) {
   const [one, two] = ways;
   const now = one.writes.filter(({ time, workers }) => time === t && workers.length > 1);
   if (t === 0) return "All workers start together. Watch which workers add to dQ, and when.";
-  if (t === transport.last && before) return differences();
   if (t === transport.last) {
     const later = (two.end / one.end).toFixed(2);
-    return `Counted in matmuls, two passes take ${later} times as long, because they compute S and dP twice. (An atomic add takes no time on this axis, but it does on a GPU.) Now run both again. With atomic adds, the last digits of dQ change, and with two passes they never do.`;
+    return `${differences()} Counted in matmuls, two passes take ${later} times as long, because they compute S and dP twice.`;
   }
   if (now.length) {
     const [{ i, workers }] = now;
@@ -143,18 +163,16 @@ function sentence(t) {
 }
 
 $("again").onclick = () => {
-  const sums = ways.map((way) => way.sums);
-  seed += 1;
+  run += 1;
   prepare();
-  before = sums;
   transport.jump(transport.last);
 };
 follow(form, set, () => {
   transport.pause();
   prepare();
-  transport.go(ways[0].writes[0].time);
+  transport.go(transport.last);
 });
 $("note").textContent =
-  "A box is a tile. With atomic adds it takes five matmuls, and in the two passes it takes four and three. A mark × 4 means that 4 workers add at the same time. The table has one entry of each block of dQ, summed in float32 in the order of its run. Both ways add the same numbers, but in different orders, so their last digits can differ.";
+  "A box is a tile, and its label names what the tile adds to. With atomic adds it takes five matmuls, and in the two passes it takes four and three. A tick is one addition, by the worker at its left. Ticks below each other happen at the same time on this axis, on which an atomic add takes no time. On a GPU, it takes time. The table has one entry of each block of dQ, summed in float32 in the order of its run. Both ways add the same numbers, but in different orders, so their last digits can differ.";
 if (ask.has("step")) transport.go(Number(ask.get("step")));
 onWidth(stage, () => transport.show());

@@ -16,6 +16,16 @@ addEventListener("message", (event) => {
   frame.contentWindow.postMessage({ theme: document.documentElement.dataset.theme }, "*");
 });
 
+/** A frame is as high as its page, so it must be told how much of it is above the window or below the header. */
+const tellPast = () => {
+  const header = document.querySelector(".bd-header-article")?.getBoundingClientRect().bottom ?? 0;
+  for (const frame of frames()) {
+    const { top, bottom } = frame.getBoundingClientRect();
+    if (top < innerHeight && bottom > 0) frame.contentWindow?.postMessage({ past: Math.max(0, header) - top }, "*");
+  }
+};
+addEventListener("scroll", tellPast, { passive: true });
+
 /** A wide piece breaks out of the column of text, over the bars at both sides. */
 const widen = () => {
   const room = document.documentElement.clientWidth;
