@@ -148,6 +148,8 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
     (FOURTH, "(m + tl.log2(l)) *", "(m + tl.log2(l)) + 0 *", {"loop": 2.0}, ["NOT YET O and L", "in base 2"]),
     (FOURTH, END, "end = N_k", {"full": 3.89},
      ["values 32 to 47 not loaded for rows 0 to 31", "first at tile (0, 2)"]),
+    (FOURTH, "e[None, :], mask=real, other=0.0)", "e[None, :])", {"full": 5.0},
+     ["note: Memory past the end of Q is reached."]),
     (FOURTH, "ty), mask=real)", "ty))", {"full": 0.56}, ["expected nothing written past the last row"]),
     (FOURTH, "seen = (col < N_k)[None, :]", "seen = (col < N_k + B_c)[None, :]", {"full": 3.33},
      ["their scores should be −∞"]),
@@ -223,6 +225,10 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
     ("4_triton_forward", "    o = tl.zeros((B_r, d), tl.float32)\n    for j in range(0, N_k, B_c):\n",
      TWO_PASSES, {"loop": 0.0},
      ["elements of K loaded", "Each program goes through the keys once"]),
+    ("4_triton_forward", LOOP, f"{SAID}{LOOP}", {"loop": 4.0}, []),
+    (SEVENTH, "    row, col, e = tl.arange", f"{SAID}    row, col, e = tl.arange", {"tile": 4.0}, []),
+    ("4_triton_forward", V_LOAD, V_LOAD.replace("* d", "* d * N_k * d"), {"full": 0.0},
+     ["got IndexError: a pointer is far outside of every tensor", "v = tl.load"]),
     ("4_triton_forward", LOOP, LOOP.replace("B_c", "2 * B_c"), {"loop": 0.0}, ["Tiles have the sizes B_r and B_c"]),
 ]  # fmt: skip
 

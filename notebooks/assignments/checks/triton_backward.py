@@ -11,7 +11,7 @@ from fa2_lab.machine import io
 
 from . import slips, truth
 from .report import Failed, Report, at_most, equal, step, tile_place
-from .triton_steps import launch, of_memory, past
+from .triton_steps import launch, note_past, of_memory, past
 from .truth import Case
 
 __all__ = ["Case", "columns", "one_pass", "row_dots", "rows", "tile"]
@@ -64,6 +64,7 @@ def compare(names: tuple[str, ...], passes: slips.Passes, case: Case) -> None:
             hint = "This row was stored, but as NaN, which comes from ∞ − ∞ or from 0 · ∞. Unseen keys need p = 0."
         place = tile_place(case.B_r) if name == "dQ" else tile_place(case.B_c, "key")
         equal(name, ran[name], want[name], TOLERANCE, hint, place, partial(known, name))
+    note_past(meter)
 
 
 def unwritten(case: Case, names: tuple[str, ...]) -> dict[str, np.ndarray]:
@@ -134,6 +135,7 @@ def row_dots(report: Report, kernel, cases=tuple(DOTS), seed: int = 0) -> None:
             got, meter = launch(kernel, case.tiling.T_r, tensors, out, sizes)
             hint = of_memory(meter, "D", got["D"], given["D"], case)
             equal("D", got["D"], given["D"], TOLERANCE, hint, tile_place(case.B_r))
+            note_past(meter)
 
 
 @step
