@@ -360,7 +360,7 @@ for N_k, batch in fixed[1]:
 # A single split makes a single sequence up to ten times slower. (The model predicts 1,025 / 65 = 16 times, because it
 # does not know that the 128 programs of 16 splits together reach the limit of DRAM.) But it costs next to nothing with
 # 16 sequences or more. With 16 splits, the batches in the table take at most 12% longer, and with 16,384 keys or more,
-# at most 2%. With 32 splits, short caches pay for the parts. So if rows must not depend on the batch, a fixed number
+# at most 3%. With 32 splits, short caches pay for the parts. So if rows must not depend on the batch, a fixed number
 # that suits a single sequence is cheap for large batches too, unless the caches are short.
 #
 # ## Where is key 20?
@@ -499,9 +499,9 @@ each, copy = group.crossed / 8 / curve[8] / 1e3, 1e3 * record.ceilings["copy TB/
 # ```
 #
 # ```text
-# each of 8 programs reads 43 GB/s, a copy on this GPU 4,245 GB/s
+# each of 8 programs reads 43 GB/s, a copy on this GPU 4,271 GB/s
 # a copy's speed is that of 99 programs
-# {8: '781 µs', 16: '395 µs', 32: '203 µs', 64: '108 µs', 128: '68 µs', 256: '70 µs'}
+# {8: '776 µs', 16: '394 µs', 32: '202 µs', 64: '107 µs', 128: '68 µs', 256: '71 µs'}
 # ```
 # </details>
 
@@ -633,8 +633,8 @@ verdict("a tile takes 0.76 µs; a second tile in flight makes a program half as 
         round(tile / each / 1e3, 2) == 0.76 and 1.4 < stages[3] / stages[2] < 1.6 and stages[6] < 1.05 * stages[3])  # fmt: skip
 verdict("one split is up to ten times slower for one sequence, and costs nothing from 16 sequences on", 9 < max(fixed[1].values()) < 11
         and all(ratio < 1.03 for (_, batch), ratio in fixed[1].items() if batch >= 16))  # fmt: skip
-verdict("16 splits cost at most 12%, and at most 2% from 16,384 keys on", max(fixed[16].values()) < 1.125
-        and all(ratio < 1.025 for (N_k, _), ratio in fixed[16].items() if N_k >= 16384))  # fmt: skip
+verdict("16 splits cost at most 12%, and at most 3% from 16,384 keys on", max(fixed[16].values()) < 1.125
+        and all(ratio < 1.035 for (N_k, _), ratio in fixed[16].items() if N_k >= 16384))  # fmt: skip
 verdict("about 100 programs use all of the memory's bandwidth", 80 < copy / each < 130)
 verdict("the time halves up to 64 programs", all(1.7 < curve[n] / curve[2 * n] < 2.2 for n in (8, 16, 32)))
 after = [curve[n] for n in (128, 256, 512, 1024, 2048)]
