@@ -32,6 +32,7 @@ class Jump(NamedTuple):
     after: RungSpeeds
     words: str
     line: str  # of code, as markup
+    lost: str  # which of the changes make the kernel slower, before the last one makes it faster, if any do
 
     @property
     def factor(self) -> float:
@@ -52,7 +53,10 @@ def data() -> dict:
     jumps = []
     for number, (changes, words, begin) in JUMPS.items():
         k = numbers.index(number)
-        jumps.append(Jump(rungs[k - changes], rungs[k], words, changed_line(numbers[k - 1], number, begin)))
+        before, line = rungs[k - changes], changed_line(numbers[k - 1], number, begin)
+        slow = [int(rung.number) for rung in rungs[k - changes + 1 : k] if rung.full < before.full]
+        lost = f"changes {slow[0]}–{slow[-1]} lose first" if slow else ""
+        jumps.append(Jump(before, rungs[k], words, line, lost))
     made = drawn["setting"].split(",")[0]
     return dict(rungs=rungs, peer=peer, jumps=jumps, gpu=made)
 
@@ -120,13 +124,25 @@ class Film:
         self.rules.append(f"@keyframes {name}{{{frames}}}")
         return f' style="animation:{name} {self.seconds:g}s linear infinite"'
 
-    def shown(self, name: str, a: float, b: float | None = None, soft: float = SOFT) -> str:
+    def shown(self, name: str, a: float, b: float | None = None) -> str:
         """Make an element opaque from a until b, or the end. What stays is opaque as written, what goes is not."""
-        begin = [(0, "opacity:0"), (a, "opacity:0"), (a + soft, "opacity:1")] if a else [(0, "opacity:1")]
+        begin = [(0, "opacity:0"), (a, "opacity:0"), (a + SOFT, "opacity:1")] if a else [(0, "opacity:1")]
         if b is None:
             return self.play(name, [*begin, (self.seconds, "opacity:1")])
-        end = [(b - soft, "opacity:1"), (b, "opacity:0"), (self.seconds, "opacity:0")]
+        end = [(b - SOFT, "opacity:1"), (b, "opacity:0"), (self.seconds, "opacity:0")]
         return ' opacity="0"' + self.play(name, [*begin, *end])
+
+    def cut(self, name: str, a: float, b: float | None) -> str:
+        """Make an element opaque from a until b, or the end, without a fade."""
+        stops = [(0, "opacity:0", "step-end")] * (a > 0) + [(a, "opacity:1", "step-end")]
+        if b is None:
+            return self.play(name, [*stops, (self.seconds, "opacity:1")])
+        return ' opacity="0"' + self.play(name, [*stops, (b, "opacity:0"), (self.seconds, "opacity:0")])
+
+    def lit(self, name: str, a: float) -> str:
+        """Make an element grey until a, and as it is written from then on."""
+        grey, full = "opacity:.45;filter:grayscale(1)", "opacity:1;filter:grayscale(0)"
+        return self.play(name, [(0, grey), (a, grey), (a + SOFT, full), (self.seconds, full)])
 
     def svg(self, w: int, h: int, title: str, words: str, looks: str, drawing: str) -> str:
         """Return the whole picture on a card, which adapts to dark pages, print and readers who want no motion."""
@@ -147,7 +163,7 @@ class Film:
 # Time and places ------------------------------------------------------------------------------------------------
 
 START, SMALL, JUMP, END = 1.2, 0.24, 1.1, 2.8  # seconds of the first rung, a change, a jump, the last rung
-MOVE, QUICK = 0.2, 0.03  # of each, while the bar moves, and while a number follows the one before
+MOVE = 0.2  # of each, while the bar moves
 W, H = 1200, 675
 X, WIDTH = 40, 1120  # the bar's room
 BAR_Y, BAR_H = 170, 52
@@ -196,8 +212,9 @@ def moving(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[
         + f'<path class="e" d="M{X} {BAR_Y}h{WIDTH}v{BAR_H}h-{WIDTH}z"/>'
         + f'<path class="w" d="M{X + FULL} 122v{BAR_Y + BAR_H + 12 - 122}"/>'
         + bar(film, shares, at)
-        + "".join(numbers(film, rungs, k, shares[k], at) for k in range(len(rungs)))
-        + text(X, 289, rest(rungs, jumps), "p", film.shown("e", at[-2] + 0.9 - QUICK, soft=QUICK))
+        + numbers(film, shares, at)
+        + "".join(change(film, rungs, k, at) for k in range(len(rungs)))
+        + text(X, 289, rest(rungs, jumps), "p", film.cut("e", at[-2] + 0.9, None))
         + rows
     )
     words = "; ".join(f"{jump.words} ({jump.changes}): times {jump.factor:.2f}" for jump in jumps)
@@ -244,50 +261,65 @@ def card(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[Ju
     return Film(1).svg(W, CARD_H, title, title, CARD_LOOKS, drawing)
 
 
+def moves(places: list[str], at: list[float]) -> list[tuple]:
+    """Return the keyframes of what moves with the bar, which is at these places, one for each rung."""
+    stops: list[tuple] = [(0, places[0])]
+    for before, place, t in zip(places, places[1:], at[1:-1], strict=False):
+        stops += [(t, before, "cubic-bezier(.4,0,.2,1)"), (t + MOVE, place)]
+    return [*stops, (at[-1], places[-1])]
+
+
 def bar(film: Film, shares: list[float], at: list[float]) -> str:
     """The bar as long as the speed of the last rung; it grows, and at times shrinks, from rung to rung."""
-
-    def long(share: float) -> str:
-        return f"transform:scaleX({share / shares[-1]:.4f})"
-
-    stops = [(0, long(shares[0]))]
-    for before, share, t in zip(shares, shares[1:], at[1:-1], strict=False):
-        stops += [(t, long(before), "cubic-bezier(.4,0,.2,1)"), (t + MOVE, long(share))]
+    play = film.play("b", moves([f"transform:scaleX({share / shares[-1]:.4f})" for share in shares], at))
     d = f"M0 {BAR_Y}h{n(FULL * shares[-1])}v{BAR_H}H0z"
-    play = film.play("b", [*stops, (at[-1], long(shares[-1]))])
     return f'<g transform="translate({X} 0)"><path class="o" d="{d}"{play}/></g>'
 
 
-def numbers(film: Film, rungs: list[RungSpeeds], k: int, share: float, at: list[float]) -> str:
-    """While a rung is shown: its share above the end of the bar, and what it changed below."""
-    end = X + np.clip(FULL * share, 80, FULL - 10)
-    begin = max(0, at[k] - QUICK)  # while the one before goes, so that there is always one
-    until = None if k == len(rungs) - 1 else at[k + 1]
-    shown = text(
-        end, BAR_Y - 12, f"{share:.0%}", "big", ' text-anchor="end"' + film.shown(f"n{k}", begin, until, QUICK)
+def numbers(film: Film, shares: list[float], at: list[float]) -> str:
+    """The share of each rung, above the end of the bar and moving with it."""
+    ends = [X + np.clip(FULL * share, 80, FULL - 10) for share in shares]
+    play = film.play("m", moves([f"transform:translateX({end - ends[-1]:.1f}px)" for end in ends], at))
+    look = ' text-anchor="end"'
+    shown = "".join(
+        text(ends[-1], BAR_Y - 12, f"{share:.0%}", "big", look + film.cut(f"n{k}", *turn(k, at)))
+        for k, share in enumerate(shares)
     )
+    return f"<g{play}>{shown}</g>"
+
+
+def turn(k: int, at: list[float]) -> tuple[float, float | None]:
+    """Return from when until when the words of rung k are seen: they change in the middle of the bar's move."""
+    return at[k] + MOVE / 2 if k else 0, None if k == len(at) - 2 else at[k + 1] + MOVE / 2
+
+
+def change(film: Film, rungs: list[RungSpeeds], k: int, at: list[float]) -> str:
+    """While a rung is shown: what it changed, below the bar."""
     before = f"change {k - 1}" if k > 1 else "standard attention"
     factor = f"× {rungs[k].full / rungs[k - 1].full:.2f} over {before}"
-    change = f"Change {k}, {rungs[k].name}: {factor}" if k else "Standard attention"
-    return shown + text(X, 289, change, "p", film.shown(f"c{k}", begin, until or at[k] + 0.9, QUICK))
+    words = f"Change {k}, {rungs[k].name}: {factor}" if k else "Standard attention"
+    begin, until = turn(k, at)
+    return text(X, 289, words, "p", film.cut(f"c{k}", begin, until or at[k] + 0.9))
 
 
 def row(film: Film, k: int, jump: Jump, t: float, peer: float) -> str:
-    """A jump: its number under the bar and before the row, its factor, name, line, changes, and from where to where."""
-    y, place = ROW_Y + k * ROW_H, X + FULL * jump.after.full / peer
+    """A jump, grey until it comes: its factor, name, line, changes, from where to where, and its place on the bar."""
+    y, place, t = ROW_Y + k * ROW_H, X + FULL * jump.after.full / peer, t + MOVE / 2
     from_to = f"{jump.changes}: {jump.before.full / peer:.0%} → {jump.after.full / peer:.0%}"
     ground = f'<rect x="{X - 12}" y="{y - 3}" width="{WIDTH + 24}" height="{ROW_H - 2}" rx="8" class="e"'
-    lit = film.shown(f"l{k}", t, t + JUMP + 0.15)
-    inside = "".join(
+    here, under = (
         f'<circle cx="{n(x)}" cy="{n(cy)}" r="15" class="o"/>{text(x, cy + 7.2, str(k + 1), "d", MIDDLE)}'
-        for x, cy in ((place, BAR_Y + BAR_H + 22), (X + 16, y + 26))
+        for x, cy in ((X + 16, y + 26), (place, BAR_Y + BAR_H + 22))
     )
-    return f"<g{film.shown(f'j{k}', t + 0.05)}>{ground}{lit}/>{inside}" + (
-        text(X + 46, y + 36, f"× {jump.factor:.2f}", "f")
+    end = ' text-anchor="end"'
+    lost = text(X + WIDTH, y + 47, jump.lost, "q", end) if jump.lost else ""
+    return f"{ground}{film.shown(f'l{k}', t, t + JUMP + 0.15)}/><g{film.shown(f'j{k}', t)}>{under}</g>" + (
+        f"<g{film.lit(f'r{k}', t)}>{here}"
+        + text(X + 46, y + 36, f"× {jump.factor:.2f}", "f")
         + text(X + 176, y + 22, jump.words, "s")
         + text(X + 176, y + 47, jump.line, "c", ' xml:space="preserve"')
-        + text(X + WIDTH, y + 22, from_to, "q", ' text-anchor="end"')
-        + "</g>"
+        + text(X + WIDTH, y + 22, from_to, "q", end)
+        + f"{lost}</g>"
     )
 
 
