@@ -301,6 +301,16 @@ def test_both_ways_to_add_up_dq_take_the_time_that_the_picture_gives_them():
     assert len({str(ways[1]["sums"]) for ways in again}) == 1
 
 
+def test_the_race_opens_with_two_runs_whose_atomic_sums_differ():
+    begin = int(re.search(r"const BEGIN = (\d+);", (PIECES / "race.js").read_text(encoding="utf-8"))[1])
+    for T in range(3, 7):  # a sum of two is the same in both orders
+        tiling = tiling_of(Tiling(T, T, 1, 1, NO_MASK))
+        runs = ask([("race", dict(tiling=tiling, seed=begin + run)) for run in (1, 2)])
+        atomics, two = ([ways[n]["sums"] for ways in runs] for n in (0, 1))
+        assert sum(f"{x:.7f}" != f"{y:.7f}" for x, y in zip(*atomics, strict=True)) > T / 2
+        assert two[0] == two[1]
+
+
 def test_a_sentence_looks_where_the_map_says():
     """A word that was seen before looks at what followed it then."""
     numbers = ask([("numbersOf", "the cat saw the dog".split())])[0]
