@@ -92,6 +92,12 @@ def planted(*names: str):
     return backward if names and CATALOGUE[names[0]].part == "gradients" else forward
 
 
+@pytest.fixture(autouse=True)
+def enough_time(monkeypatch):
+    """A busy machine gets the time that it needs."""
+    monkeypatch.setitem(SECONDS, True, 600)
+
+
 def names(report) -> list[str]:
     return [finding.name for finding in report.findings]
 
@@ -100,8 +106,7 @@ WRONG = "o-not-rescaled", "window-left-long", "L-base-2", "D-missing"
 
 
 @pytest.mark.parametrize("wrong", [*WRONG, "scale-missing causal-strict"])
-def test_a_function_with_a_mistake_is_examined(wrong, monkeypatch):
-    monkeypatch.setitem(SECONDS, True, 600)  # a busy machine gets the time that it needs
+def test_a_function_with_a_mistake_is_examined(wrong):
     report = examine(planted(*wrong.split()), quick=True)
     assert names(report) == wrong.split() and not report.is_right
 
@@ -365,9 +370,7 @@ def test_what_others_write_is_right_or_named(name):
     assert [x for x in names(report) if x not in silent] == says, [(x.name, x.where) for x in report.findings]
 
 
-def test_our_kernels_are_right_in_the_interpreter(monkeypatch):
-    monkeypatch.setitem(SECONDS, True, 600)  # a busy machine gets the time that it needs
-
+def test_our_kernels_are_right_in_the_interpreter():
     def ours(q, k, v, causal=False, window=None):
         return fa2_lab.attention(q, k, v, causal=causal, window=window, return_lse=True)
 
