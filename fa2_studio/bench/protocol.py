@@ -42,7 +42,7 @@ SUSTAINED = (
 )
 TURNS, FEW, BEFORE, IN_A_ROW = 15, 5, 5, 20
 CALLED = (
-    f"We measure {IN_A_ROW} calls in a row with CUDA events, so the time that the host needs between the calls counts. "
+    f"We measure {IN_A_ROW} calls in a row with CUDA events, so the host time between the calls counts. "
     f"In each of {FEW} rounds, the implementations take turns in a new random order, and we report the median. "
     "PyTorch's backend is chosen before the clock starts. Before the timing starts, we check every result."
 )

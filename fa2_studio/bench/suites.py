@@ -125,7 +125,7 @@ def smoke() -> Plan:
 # Host cost and memory -----------------------------------------------------------------------------------------
 
 MEMORY_PROTOCOL = (
-    "We report the peak of the memory that one call allocates, in MiB. The inputs and dO do not count, and we empty "
+    "We report the peak memory that one call allocates, in MiB. The inputs and dO do not count, and we empty "
     "the allocator's cache before each call."
 )
 
