@@ -18,6 +18,7 @@ from fa2_studio.book.chapters import NOTEBOOKS
 
 ROWS, LETTERS = 15, 64  # what a slide holds: lines of words, and letters in a line
 FULL, WIDE = 17, 70  # lines of code, which are closer together, and letters in a line of code
+SMALL = 104  # letters in a printed line that stays whole, in letters of 20 pixels or more
 COLUMN, CODE_COLUMN, OF_TABLE = 38, 34, 74  # letters in a line beside a picture, of code there, and in a row of a table
 FENCE = re.compile(r"(^```.*?^```[^\n]*$)", re.DOTALL | re.MULTILINE)
 MATH = re.compile(r'(<span class="math inline">(?:(?!</math>).)*</math></span>)([.,;:)]+)', re.DOTALL)
@@ -131,9 +132,9 @@ def listing(code: str, python: bool = True, printed: str = "") -> list[str]:
     tall = len(lines) > FULL
     kept = [re.sub(r"\s+# .*", "", line) if tall or len(line) > WIDE else line for line in lines]
     short = [
-        part for n, line in enumerate(kept) for part in (folded(line, opened(kept[:n])) if python else in_words(line))
+        part for n, line in enumerate(kept) for part in (folded(line, opened(kept[:n])) if python else as_printed(line))
     ]
-    output = [part for line in printed.rstrip().split("\n") for part in ([line] if is_row(line) else in_words(line))]
+    output = [part for line in printed.rstrip().split("\n") for part in as_printed(line)]
     pieces = [pre(part, python) for part in split(short, [1.0] * len(short), FULL, cost)]
     python = bool(re.match(r"@|def |class ", printed))
     return pieces + [
@@ -156,9 +157,9 @@ def opened(lines: list[str]) -> int:
     return sum(bare.count(bracket) for bracket in "([{") - sum(bare.count(bracket) for bracket in ")]}")
 
 
-def is_row(line: str) -> bool:
-    """Whether a printed line stays whole in smaller letters, as a row of a table or as a line a little too long."""
-    return len(line) < WIDE + 14 or len(re.findall(r"\S  +", re.sub(r"\[.*?\]", "", line))) > 2
+def as_printed(line: str) -> list[str]:
+    """A printed line, whole in smaller letters unless it is longer than any row of a table."""
+    return [line] if len(line) <= SMALL else in_words(line)
 
 
 def in_words(line: str, further: int = 4) -> list[str]:

@@ -105,7 +105,7 @@ def deck(chapters: dict[str, str], small: dict[str, str]) -> Iterator[str]:
             part = title.split()[1] if title.startswith("Part ") else part
             now = not chapters[chapter.number] or part in chapters[chapter.number].split() or title == "Recap"
             if now and not title.startswith(LEFT_OUT):
-                yield from map(slide, again(beside(merged(list(slides(title, fewer(beats)))))))
+                yield from section(again(beside(merged(list(slides(title, fewer(beats)))))))
 
 
 def begin(chapter: Chapter, image: str) -> str:
@@ -143,7 +143,7 @@ def fewer(beats: list[Beat]) -> list[Beat]:
     short = [beat for beat in code if sum(map(height, beat.seen)) <= ROWS]
     kept = (short if others else short or code)[:1]
     left_out = [beat for beat in code if beat not in kept] + (lists if others or kept else []) + tables[1:]
-    return [beat for beat in beats if beat not in left_out]
+    return [Beat() if beat in left_out else beat for beat in beats]
 
 
 def read(text: str) -> Iterator[Beat]:
@@ -164,6 +164,7 @@ def read(text: str) -> Iterator[Beat]:
 
 def answer(parts: list[str]) -> Beat:
     """An answer, of whose long paragraphs the first sentences have a slide, and the others are in its notes."""
+    parts = [re.sub(r"^\*\*[a-z](?=[a-z ])", lambda first: first[0].upper(), part) for part in parts]
     long = {part: blocks.brief(part, 200) for part in parts if len(part) > 300 and part[0] not in "|`$-"}
     seen = tuple(piece for part in parts for piece in blocks.shown(long[part][0] if part in long else part))
     return Beat("\n\n".join(rest for _, rest in long.values()), seen, "answers")
@@ -200,7 +201,7 @@ def slides(title: str, beats: list[Beat]) -> Iterator[Slide]:
     for start, stop in pairwise([0, *at[1:], len(beats)]):
         some = beats[start:stop]
         here = next((beat for beat in some if beat.seen), Beat())
-        words = [beat.text for beat in some if not beat.seen]
+        words = [beat.text for beat in some if beat.text and not beat.seen]
         if here.kind == "picture" and panels.is_tall(here.name):  # its headline is inside
             said = [MEASURED.sub("", here.text.partition(". ")[2]) or "".join(words[:1])]
         elif here.kind:
@@ -236,8 +237,10 @@ def paged(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[Sli
     pages: list[list[str]] = [[]]
     for block in [*(beside if fits else []), *beat.seen]:
         if pages[-1] and sum(map(height, pages[-1])) + height(block) > room(block):
-            alone = pages[-1][-1].endswith(":</p>\n") and len(pages[-1]) > 1  # which announces the block
-            pages.append([pages[-1].pop()] if alone else [])
+            last = pages[-1][-1]
+            code = last.startswith("<pre") and block.startswith("<pre") and height(last) + height(block) <= room(block)
+            with_it = len(pages[-1]) > 1 and (code or last.endswith(":</p>\n") or "class=choice" in block)
+            pages.append([pages[-1].pop()] if with_it else [])
         pages[-1].append(block)
     for n, page_ in enumerate(pages):
         yield Slide(title, beat.kind, tuple(page_), "" if n else notes)
@@ -282,16 +285,13 @@ def beside(shown: list[Slide]) -> list[Slide]:
 def again(shown: list[Slide]) -> list[Slide]:
     """The slides of a section; those of words alone show the picture that was before them once more.
 
-    If there was none, they show the next one, unless a question comes first. Without a picture, an answer has its
-    question beside it.
+    Without a picture, an answer has its question beside it.
     """
     out = list(shown)
     for n, now in enumerate(out):
         before = [other for other in shown[:n] if other.name]
-        asked = next((k for k in range(n, len(shown)) if shown[k].kind == "asks"), len(shown))
-        after = [other for other in shown[n:asked] if other.name]
-        if not now.seen and (near := [*before[-1:], *after[:1]]):
-            out[n] = with_picture(now, near[0], once_more=True) or now
+        if before and not now.seen:
+            out[n] = with_picture(now, before[-1], once_more=True) or now
         asked = next((other for other in shown[:n][::-1] if other.kind == "asks"), None)
         if (
             now.kind == "answers"
@@ -322,9 +322,17 @@ def with_picture(words: Slide, picture: Slide, once_more: bool = False) -> Slide
     return None
 
 
-def slide(shown: Slide) -> str:
+def section(shown: list[Slide]) -> Iterator[str]:
+    """The slides of a section as HTML, numbered if there are several apart from answers."""
+    named = [now for now in shown if now.kind != "answers"]
+    for now in shown:
+        which = f"{named.index(now) + 1}/{len(named)}" if now in named and len(named) > 1 else ""
+        yield slide(now, which)
+
+
+def slide(shown: Slide, which: str) -> str:
     title = f"Answer: {shown.title}" if shown.kind == "answers" else shown.title
-    head = f"<h2>{blocks.MARKDOWN.renderInline(title)}</h2>"
+    head = f"<h2>{blocks.MARKDOWN.renderInline(title)}{f' <small>{which}</small>' if which else ''}</h2>"
     asked = shown.seen.startswith("<div class=asked>")
     figure = f"<figure>{shown.seen}</figure>" if shown.seen and not asked else shown.seen
     inside = f"<div>{''.join(shown.words)}</div>{figure}"
