@@ -323,19 +323,14 @@ def with_picture(words: Slide, picture: Slide, once_more: bool = False) -> Slide
 
 
 def section(shown: list[Slide]) -> Iterator[str]:
-    """The slides of a section as HTML, numbered if there are several apart from answers."""
-    named = [now for now in shown if now.kind != "answers"]
+    """The slides of a section as HTML, numbered if there are several; answers are not counted."""
+    others = [now for now in shown if now.kind != "answers"]
     for now in shown:
-        which = f"{named.index(now) + 1}/{len(named)}" if now in named and len(named) > 1 else ""
-        yield slide(now, which)
-
-
-def slide(shown: Slide, which: str) -> str:
-    title = f"Answer: {shown.title}" if shown.kind == "answers" else shown.title
-    head = f"<h2>{blocks.MARKDOWN.renderInline(title)}{f' <small>{which}</small>' if which else ''}</h2>"
-    asked = shown.seen.startswith("<div class=asked>")
-    figure = f"<figure>{shown.seen}</figure>" if shown.seen and not asked else shown.seen
-    inside = f"<div>{''.join(shown.words)}</div>{figure}"
-    if shown.layout:
-        inside = f"<div class={shown.layout}>{inside}</div>"
-    return f'<section class="{shown.kind}">{head}{inside}<aside>{shown.notes}</aside></section>'
+        title = blocks.MARKDOWN.renderInline(now.title)
+        which = f"<small>{others.index(now) + 1}/{len(others)}</small>" if now in others and others[1:] else ""
+        head = f"<h2>{title}{which}</h2>" if now in others else f"<h2>Answer: {title}</h2>"
+        figure = f"<figure>{now.seen}</figure>" if now.seen.startswith(("<img", "<iframe")) else now.seen
+        inside = f"<div>{''.join(now.words)}</div>{figure}"
+        if now.layout:
+            inside = f"<div class={now.layout}>{inside}</div>"
+        yield f'<section class="{now.kind}">{head}{inside}<aside>{now.notes}</aside></section>'
