@@ -16,8 +16,8 @@ PROTOCOL = (
     "For each tensor x (O, dQ, dK or dV), the error is ‖x − truth‖ / ‖truth‖. We compute the truth in float64 "
     "from the same 16-bit inputs. In the *normal* inputs, all numbers are drawn from N(0, 1). In the *outliers* "
     "inputs, one number in a thousand is drawn from N(0, 1) + N(0, 100) instead, as in the FlashAttention-3 paper. In "
-    "*peaked* inputs, each query is twice one of the keys that it sees, so nearly all of the weight in its row of P is "
-    "in a single entry."
+    "the *peaked* inputs, each query is twice one of the keys that it sees, so nearly all of the weight in its row of "
+    "P is in a single entry."
 )
 
 # Inputs -------------------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def made_on(machine: dict) -> str:
     """Describe the machine of most records."""
     peers = [f"{name} {version}" for name, version in machine.get("peers", {}).items()]
     software = listed([f"{name} {machine[key]}" for key, name in VERSIONS.items() if key in machine] + peers)
-    machine = f"Most suites ran on a **machine** with an {machine['gpu']}, {software}."
+    machine = f"Most suites ran on a machine with an {machine['gpu']}, {software}."
     return f"{machine} The results page of the site lists the commit and the software versions for each suite."
 
 
@@ -318,7 +318,8 @@ def remarks(run: Record) -> list[str]:
             found.append(f"For the *{way_of(view)}* timing, the implementations run {AS_LISTED}, not in random order.")
         found += rests or [view.protocol.removesuffix(".") + "."] if view.protocol else []
     if run.suite in OTHERS:
-        found.append(f"No command writes a record with this name, because {run.made_by}.")
+        what = "can make this record again" if run.suite == "ideas" else "writes a record with this name"
+        found.append(f"No command {what}, because {run.made_by}.")
     if run.missing:
         found.append(f"The last run was interrupted before it reached {len(run.missing)} of its rows.")
     return [*filter(None, found), *absent(run.rows + run.sustained)]
@@ -430,11 +431,7 @@ def shapes(rows: list[Measurement]) -> str:
         if of_mask[0] == of_mask[1]
         else "Some of the problems have a causal mask"
     )
-    sizes = (
-        "batch sizes from"
-        if " to " in span("batch")
-        else f"{'batch sizes' if ' or ' in span('batch') else 'a batch size'} of"
-    )
+    sizes = "batch sizes from" if " to " in span("batch") else "a batch size of"
     batch = f"{sizes} {span('batch')}"
     about = f"{' and '.join(sorted(dtypes))} tensors with {heads}, {batch}, {sized('d', 'd')}, {lengths}"
     return f"The inputs are {about}. {mask}."

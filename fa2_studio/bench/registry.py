@@ -24,8 +24,8 @@ CONTESTS = {
         "causal attention with a window, a softcap or sinks, and counts FLOPs only for the keys that each row sees"
     ),
     "bias": (
-        "attention with ALiBi as a bias, computed either from the distance or from the column alone, and also the same "
-        "problems without the bias"
+        "attention with ALiBi as a bias, computed either from the distance or from the column alone. For comparison, "
+        "it also times the same problems without the bias"
     ),
 }
 SUITES = {"smoke": Suite("suites:smoke", "small problems, checked in Triton's interpreter (no GPU needed)", gpu=False)}
@@ -38,15 +38,15 @@ SUITES |= {
     "memory": Suite("suites:memory", "peak memory as a function of the sequence length"),
     "ladder": Suite(
         "ladder:run",
-        "not only the kernel after each change, but also the fastest of the other implementations and several "
-        "experiments, and it reads the hardware counters",
+        "the kernel after each change, the fastest of the other implementations and several experimental kernels. It "
+        "also reads the hardware counters",
         takes=("part", "beside"),
     ),
     "prices": Suite("prices:run", "how many bytes per second a GPU loads from shared memory, from L2 and from DRAM"),
     "train": Suite("train:run", "how a small GPT trains when only its attention is replaced"),
     "models": Suite(
         "models:run",
-        "how a small Llama model from transformers trains when only its attention is replaced, without needing a GPU",
+        "how a small Llama model from transformers trains when only its attention is replaced. It needs no GPU",
         gpu=False,
     ),
     "ring": Suite(
