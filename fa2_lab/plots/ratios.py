@@ -21,7 +21,7 @@ Ratios = tuple[str, str, dict[str, list[float]]]  # group, name, {implementation
 
 
 def data() -> dict:
-    """Return the speed ratios over each implementation, from all suites that compare speed."""
+    """Return the speed ratios over each implementation, from the suites that the picture shows."""
     paper, sweep = load("paper"), load("sweep")
     rows: list[Ratios] = []
     for direction in ("forward", "backward"):

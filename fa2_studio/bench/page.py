@@ -111,8 +111,9 @@ def outcome(runs: list[Record]) -> list[str]:
     won = {name: ratio_plot.won(numbers["rows"], name) for name in ratio_plot.RIVALS}
     than = listed([f"faster than {name} on {wins:,} of {every:,} problems" for name, (wins, every) in won.items()])
     gpu = usual(runs)["gpu"]
-    lead = f"**On an {gpu}, `fa2_lab` is {than}.** A problem that we timed in two ways counts twice."
-    slow = f"`fa2_lab` is slower {SLOW}, as [the next table](#where-fa2_lab-is-slower) shows."
+    lead = f"**In the settings of the following figure, measured on an {gpu}, `fa2_lab` is {than}.** A problem that we"
+    lead += " timed in two ways counts twice. The figure leaves out some of the suites."
+    slow = f"In all suites together, `fa2_lab` is slower {SLOW}, as [the next table](#where-fa2_lab-is-slower) shows."
     message, how = picture.split(". ", 1)
     return [f"{lead} {slow}", "", f"![{message}.](figures/ratios.svg)", "", how]
 
@@ -126,7 +127,7 @@ def usual(runs: list[Record]) -> dict:
 SLOW = "mainly for short calls and for the backward pass of a single long sequence"
 FOLDS = "Each line opens a suite, with its medians, how it was timed, and all of its rows."
 SLOWER = (
-    "Below the name of another implementation, each row gives the number of problems in a suite on which that "
+    "Each row below the name of an implementation stands for one suite, and shows on how many of its problems that "
     "implementation is faster than `fa2_lab`. The ratio is the speed of `fa2_lab` divided by the speed of the other "
     "implementation. For each implementation, the rows are sorted by their lowest ratio."
 )
@@ -135,7 +136,7 @@ GPUS = (
     "*kernel only* timing. The column `fa2_lab` shows the median speed over these problems. The columns whose names "
     "begin with *over* show the median ratio of the speed of `fa2_lab` to the speed of another implementation."
 )
-RECORDS = "The name of each suite is a link to its record."
+RECORDS = "In each of the following sections, the first link leads to the suite's record."
 CEILINGS = "For comparison, most runs also measure the speed of a large matmul (GEMM) and of a copy:"
 TESTS = (
     "We run other projects' test suites against our implementation, because their authors look for mistakes that we "

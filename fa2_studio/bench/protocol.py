@@ -37,8 +37,8 @@ SUSTAINED = (
     "On each problem, the implementations run one after another in random order, and each of them runs for at least "
     f"{SECONDS:g} s without a pause. We discard the first {SETTLE:g} s, divide the rest into intervals of "
     f"{1e3 * CHUNK:g} ms, measure these intervals with CUDA events, and report the median. We do not overwrite the L2 "
-    "cache. Meanwhile, nvidia-smi reports the clock, the power and other values, and we record their medians. Before "
-    "the timing starts, we check every result."
+    "cache. While the calls run, nvidia-smi reports the clock, the power and other values, and we record their "
+    "medians. Before the timing starts, we check every result."
 )
 TURNS, FEW, BEFORE, IN_A_ROW = 15, 5, 5, 20
 CALLED = (

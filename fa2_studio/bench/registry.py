@@ -38,8 +38,8 @@ SUITES |= {
     "memory": Suite("suites:memory", "peak memory as a function of the sequence length"),
     "ladder": Suite(
         "ladder:run",
-        "the kernel after each change, the fastest of the other implementations and several experimental kernels. It "
-        "also reads the hardware counters",
+        "the kernel after each change and, for comparison, the fastest of the other implementations and several "
+        "experimental kernels. It also reads the hardware counters",
         takes=("part", "beside"),
     ),
     "prices": Suite("prices:run", "how many bytes per second a GPU loads from shared memory, from L2 and from DRAM"),
