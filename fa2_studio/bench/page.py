@@ -127,8 +127,8 @@ def usual(runs: list[Record]) -> dict:
 SLOW = "mainly for short calls and for the backward pass of a single long sequence"
 FOLDS = "Each line opens a suite, with its medians, how it was timed, and all of its rows."
 SLOWER = (
-    "Each row below the name of an implementation stands for one suite, and shows on how many of its problems that "
-    "implementation is faster than `fa2_lab`. The ratio is the speed of `fa2_lab` divided by the speed of the other "
+    "Each row below the name of an implementation shows on how many problems of one suite that implementation is "
+    "faster than `fa2_lab`. The ratio is the speed of `fa2_lab` divided by the speed of the other "
     "implementation. For each implementation, the rows are sorted by their lowest ratio."
 )
 GPUS = (
