@@ -74,10 +74,10 @@ def attention(
                  most 10³⁰, because the kernels compute in fp32.
     key_lengths  An integer tensor of shape (batch,), which gives the number of keys in each sequence, from 0 to N_k.
                  The position of the diagonal depends on N_k, not on these lengths. On a GPU, the range of the lengths
-                 is checked on the first call and again whenever the tensor has been modified, and each check waits for
-                 the GPU. In a CUDA graph or a compiled function, the range is not checked, and a length outside the
-                 range is clamped. A modification that torch does not notice, such as one through NumPy or through
-                 .data, does not cause a new check.
+                 is checked the first time that a tensor is passed, and again whenever that tensor has been modified.
+                 Each check waits for the GPU. In a CUDA graph or a compiled function, the range is not checked, and a
+                 length outside the range is clamped. A modification that torch does not notice, such as one through
+                 NumPy or through .data, does not cause a new check.
     dropout_p    The probability with which dropout sets an entry of P to 0.
     seed         An integer from 0 to 2⁶⁴ − 1, which determines the entries that dropout sets to 0. If the seed is None,
                  torch's random number generator draws one.

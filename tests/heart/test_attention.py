@@ -11,6 +11,7 @@ from slices import many_kernels, once, shared_out
 
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import tables
+from fa2_lab.kernels.common import softmax
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PAIRS = [(1, 1), (1, 128), (113, 203), (127, 127), (128, 217), (256, 512), (512, 256), (1023, 1024), (1024, 1023)]
@@ -226,3 +227,10 @@ def test_O_in_pieces(d, monkeypatch):
         pytest.skip("there the chip decides")
     monkeypatch.setattr(tables, "splits_head_dim", lambda Q: True)
     check(*tensors(1, 2, 1, 50, 83, d, torch.bfloat16), causal=True)
+
+
+@pytest.mark.parametrize("scale", (1e-30, 0.088, 0.125, 1.0, 3.7, 1e20))
+def test_p_of_huge_scores_keeps_within_fp16(scale):
+    """The factor that rounding makes p wrong by, below the limit and beyond it: 2⁸ at most, and none."""
+    fine, coarse, huge, _ = softmax.scales(scale)
+    assert 2.0**-25 * huge * fine <= 8 and coarse <= fine < 2 * coarse and np.log2(coarse) % 1 == 0

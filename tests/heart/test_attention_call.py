@@ -1,5 +1,6 @@
 """How fa2_lab.attention is called: bad input, calls of a known kind, which gradients, the reference behind it."""
 
+import math
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -291,3 +292,12 @@ assert fa2_lab.attention == 3
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     assert fa2_lab.attention is attention
+
+
+@pytest.mark.parametrize("scale", (1e30, -1e30, 1e20))
+@pytest.mark.parametrize("N_q", (1, 20))
+def test_the_largest_scales_are_right(scale, N_q):
+    q, k, v, dO = (x.detach() for x in tensors(1, 2, 1, N_q, 12, 16))
+    O, L = attention(q / abs(scale) ** 0.5, k / abs(scale) ** 0.5, v, scale=scale, return_lse=True)
+    truth = dense(q, k, v, dO, scale=math.copysign(1, scale))
+    assert worst(O, truth[0]) < 1e-4 and worst(L, truth[1]) < 1e-4

@@ -333,3 +333,14 @@ def test_pages_before_every_window_are_not_read(page, backend, decode_alone):
     pages = paged(k, v, lengths, page, begins=[max(0, n - N_q - left) for n in lengths])
     got = attention_paged(q, *pages, torch.tensor(lengths, device=DEVICE), backend=backend, **masks)
     assert worst(got, want) < 1e-5
+
+
+@pytest.mark.parametrize("scale", (0.0, 1e-38, -0.7))
+def test_a_sink_is_not_scaled(scale):
+    q, k, v, _ = (x.detach() for x in tensors(1, 2, 1, 20, 40, 16))
+    sinks = torch.tensor([3.0, -1.0], device=DEVICE)
+    L = attention(q, k, v, scale=scale, sinks=sinks, return_lse=True)[1]
+    S = scale * q.double() @ k.double().mT
+    want = torch.logaddexp(torch.logsumexp(S, 3), sinks.double()[None, :, None])
+    assert worst(L, want) < 1e-5
+    assert worst(attention(q, k, v, scale=scale), torch.softmax(S, 3) @ v.double()) < 1e-5  # and without a sink

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 import fa2_lab
@@ -39,6 +40,36 @@ def run(command: str, folder: Path = PROJECT, **variables: str) -> subprocess.Co
     environment = os.environ | dict(PATH=path) | variables
     call = ["bash", "-e", "-o", "pipefail", "-c", command]
     return subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def hooks() -> list[str]:
+    """What pre-commit runs, over all files and without changing them."""
+    config = yaml.safe_load((PROJECT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    entries = [hook["entry"] for hook in config["repos"][0]["hooks"]]
+    return [entry.replace("ruff format", "ruff format --check") + " ." * entry.startswith("ruff") for entry in entries]
+
+
+@pytest.mark.parametrize("hook", hooks())
+def test_the_style_job(hook):
+    assert own("ci", "style") == ["pre-commit run --all-files\n"]
+    if not shutil.which(hook.split()[0], path=str(Path(sys.executable).parent)):
+        pytest.skip(f"{hook.split()[0]} is not installed here")
+    done = run(hook)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_job_of_the_newest_versions():
+    assert own("ci", "newest") == ["python -m fa2_lab doctor\n"]  # whose status test_doctor.py looks at
+    assert own("ci", "readme") == []
+
+
+def test_the_job_with_numpy_alone(tmp_path):
+    hidden = "import sys\nsys.modules.update(dict.fromkeys(('torch', 'triton', 'matplotlib', 'transformers')))\n"
+    (tmp_path / "sitecustomize.py").write_text(hidden)
+    path = os.pathsep.join((str(tmp_path), str(PROJECT)))
+    done = [run(command, PYTHONPATH=path) for command in own("ci", "numpy")]
+    assert [job.returncode for job in done] == [0, 0, 0], [job.stdout + job.stderr for job in done]
+    assert "skipped: torch is not installed" in done[0].stdout
 
 
 def test_the_release_job(tmp_path):
