@@ -74,7 +74,7 @@ class ColumnBlock(NamedTuple):
     end: tl.tensor  # (B_c, 1)
 
 
-class RowBlock(NamedTuple):
+class QueryBlock(NamedTuple):
     """A row block: its L and D, its rows, and the columns begin:end that each row sees."""
 
     L_i: tl.tensor  # (B_r,)
@@ -229,7 +229,7 @@ def visit_columns(dq_i, q_i, do_i, rows, K, V, span, keys, window, scales, posit
                   bias: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add the contributions of the tiles in `span` to dq_i (B_r, d), and return dq_i.
 
-    `rows` is a RowBlock. The other arguments are as in visit_tiles() of forward.py.
+    `rows` is a QueryBlock. The other arguments are as in visit_tiles() of forward.py.
     """
     B_c: tl.constexpr = tile.B_c
     row = rows.row
@@ -284,7 +284,7 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
     position = Position(head, N_k - N_q)
     if bias is not None:
         L_i = mask_empty_rows(L_i, row, N_q)
-    rows = RowBlock(L_i, D_i, row, begin, end)
+    rows = QueryBlock(L_i, D_i, row, begin, end)
     dq_i = tl.zeros((B_r, tile.d_pad), tl.float32)
     dq_i = visit_columns(dq_i, q_i, do_i, rows, K, V, full_cols, keys, window, scales, position, dropout, tile,
                          bias, MASKED=False)  # fmt: skip
