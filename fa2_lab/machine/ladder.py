@@ -122,7 +122,9 @@ def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -
     def look(SM: int, now: float) -> None:
         since[SM], plan[SM] = now, plan[SM] + 1
         if left[SM]:
-            heapq.heappush(ends, (now + min(left[SM]) * tile[len(left[SM]) - 1], SM, plan[SM]))
+            then = now + min(left[SM]) * tile[len(left[SM]) - 1]
+            # Rounded, because the order of equal times would else depend on how this Python version adds floats.
+            heapq.heappush(ends, (round(then, 3), SM, plan[SM]))
 
     for _ in tile:
         for SM in range(SMs):
@@ -135,7 +137,7 @@ def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -
         if planned != plan[SM]:
             continue
         now, done = then, (then - since[SM]) / tile[len(left[SM]) - 1]
-        left[SM] = [n - done for n in left[SM] if n - done > 1e-9]
+        left[SM] = [n - done for n in left[SM] if n - done > 1e-5]
         while len(left[SM]) < len(tile) and (n := next(waiting, 0)):
             left[SM].append(n)
         look(SM, now)

@@ -34,7 +34,9 @@ paged = fa2_lab.attention_paged(q, *pages, table, lengths, causal=False)
 assert close(paged[0, 0])
 assert fa2_lab.where("FA2.A1.L9").first_numpy and fa2_lab.where("FA2.A1.L9").first_triton
 assert fa2_lab.records.load("ladder").rows
-assert ladder.load("11").forward(*(x.half() for x in (q, k, v)), causal=True)[0].shape == q.shape
+device = "cuda" if torch.cuda.is_available() else "cpu"
+half = [x.to(device).half() for x in (q, k, v)]
+assert ladder.load("11").forward(*half, causal=True)[0].shape == q.shape
 """
 
 
