@@ -1,6 +1,7 @@
 """`fa2-lab figures`: draw every picture, with its description, into figures/, and write a page that shows them all."""
 
 import argparse
+import re
 from io import BytesIO
 from pathlib import Path
 from xml.etree import ElementTree
@@ -85,7 +86,7 @@ PICTURES = {  # name of a picture: the chapter that shows it
     "rounding_bias": "D_numbers",
 }
 MOVING = {  # moving picture: how it is made
-    "hero": "Because no command draws this picture, edit the file itself.",
+    "hero": "Because no command draws this picture, edit the file itself. The command derives its narrow version.",
     "climb_loop": "Its code is in [book/climb_loop.py](../fa2_studio/book/climb_loop.py), which also writes it as "
     "[PNG](climb_loop.png) and [GIF](climb_loop.gif).",
 }
@@ -102,7 +103,16 @@ def build(folder: Path, names: list[str] | None = None) -> None:
         figure, alt = picture.draw(**numbers)
         files.write(folder / f"{name}.svg", style.svg(figure, alt))
         files.write(folder / PHONE / f"{name}.svg", style.svg(*picture.draw(**numbers, narrow=True)))
+    if (folder / "hero.svg").exists():
+        files.write(folder / PHONE / "hero.svg", stacked((folder / "hero.svg").read_text(encoding="utf-8")))
     files.write(folder / "README.md", gallery_page(folder))
+
+
+def stacked(hero: str) -> str:
+    """Return the README's first picture with its halves below each other, where its own class `narrow` places them."""
+    narrow = 'class="narrow" viewBox="0 0 420 792" width="420" height="792"'
+    hero = hero.replace('viewBox="0 0 840 540" width="840" height="540"', narrow)
+    return re.sub("</tspan> ([^<]*)", r'</tspan><tspan x="420" dy="1.5em">\1</tspan>', hero)
 
 
 def build_posters(folder: Path) -> None:

@@ -160,6 +160,8 @@ def test_the_hues_of_tensors_stay_apart_for_eyes_without_green():
 
 def test_the_page_shows_every_picture_and_every_picture_is_shown_where_it_says():
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == figures.gallery_page(FOLDER)
+    wide, narrow = ((FOLDER / folder / "hero.svg").read_text(encoding="utf-8") for folder in ("", figures.PHONE))
+    assert narrow == figures.stacked(wide)
     for name, chapter in figures.PICTURES.items():
         text = (files.ROOT / f"notebooks/text/{chapter}.py").read_text(encoding="utf-8")
         still = [f'live("{live}")' for live, shown in STILLS.items() if shown == name]
