@@ -1,7 +1,8 @@
 /* What all pieces share: small helpers for a page, the bar that steps through a run, and a word with the page around. */
 "use strict";
 
-const ask = new URLSearchParams(location.search || document.documentElement.dataset.ask); // or of a page around
+if (location.search) document.documentElement.dataset.ask = location.search.slice(1); // else of a page around
+const ask = new URLSearchParams(document.documentElement.dataset.ask);
 const $ = (id) => document.getElementById(id);
 const within = (x, span) => span && span[0] <= x && x < span[1];
 

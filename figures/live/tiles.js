@@ -115,6 +115,7 @@ function drawHidden({ x, y, unit, wide, high }) {
     const [from, top] = [keysLoaded(i, tiling), i * set.B_r];
     const at = { x: x + from * unit, y: y + top * unit, height: Math.min(set.B_r, high - top) * unit };
     if (from < wide) shape(stage, "rect", { ...at, width: (wide - from) * unit, class: "hidden-tiles" });
+    if (!i && (wide - from) * unit > 90) shape(stage, "text", { x: x + wide * unit - 8, y: y + 18, class: "small end" }, "not computed");
   }
 }
 
@@ -185,21 +186,21 @@ function misfit({ ok, scarce, over, limit, registers }, chip) {
   return `This tile needs about ${registers} registers per thread, ${over} more than the ${limit} to be had: they spill to memory.`;
 }
 
-/** How much more than the least, in words. */
+/** How many more than the fewest, in words. */
 function compared(ratio) {
-  return ratio < 1.05 ? "about as much" : `${ratio.toFixed(ratio < 10 ? 1 : 0)} times as much`;
+  return ratio < 1.05 ? "about as many" : `${ratio.toFixed(ratio < 10 ? 1 : 0)} times as many`;
 }
 
 function verdict({ moved, winner, ok, scarce, programs, slots, waves }) {
   const others = Object.keys(moved).filter((name) => name !== winner);
   const ratio = (name) => moved[name].requested / moved[winner].requested;
-  const [one, two] = others.map((name) => `${NAMES[name]} ${compared(ratio(name))}`);
+  const [one, two] = others.map((name) => `${NAMES[name]} requests ${compared(ratio(name))}`);
   const { requested, dram } = moved.fa2;
   const blocked = ok || scarce === "registers" ? "" : " But this tile cannot run here.";
   const fills = slots ? percent((programs - (waves - 1) * slots) / slots) : "";
   const ends = waves === 1 ? `make one wave, which fills ${fills} of the slots` : `make ${grouped(waves)} waves, and the last one fills ${fills} of the slots`;
   const runs = slots ? ` FA2’s ${grouped(programs)} thread ${programs === 1 ? "block" : "blocks"} ${ends}.` : "";
-  return `${NAMES[winner]} requests least. ${one}, and ${two}. Of FA2’s requests, ${percent(dram / requested)} reach DRAM.${runs}${blocked}`;
+  return `${NAMES[winner]} requests the fewest bytes. ${one}, and ${two}. Of FA2’s requests, ${percent(dram / requested)} reach DRAM.${runs}${blocked}`;
 }
 
 function drawTraffic({ moved, flops }, chip) {
