@@ -1,7 +1,8 @@
 """Small pictures for the cards of the first page, drawn for their size: a few tiles that are large enough to read.
 
 Each row is a string with a tile per character. A capital letter is a tensor with its name, a small letter is one
-without, a digit is a worker, and "/" is masked. A square has no fill, a full stop leaves room, and all else is text.
+without, a digit is a worker, "#" is ours, and "/" is masked or idle. A square has no fill, a full stop leaves room,
+and all else is text.
 """
 
 import matplotlib
@@ -13,10 +14,26 @@ from fa2_lab.plots import style
 INCHES = (2.69, 1.42)  # a card's width and height
 GRADIENTS = dict(a="dQ", b="dK", c="dV", e="dO")
 PALER = 0.22  # the tint of t, a score that is smaller than that of p
-CARDS = {  # chapter: what its picture shows, and its tiles
+CARDS = {  # chapter or poster: what its picture shows, and its tiles
+    "00_start": (
+        "A large memory with all of Q, K and V, and a small chip with one block of each",
+        ("qqqqq.....", "kkkkk.→.QK", "vvvvv...VO"),
+    ),
+    "01_naive_attention": (
+        "All scores between Q and K, which give O",
+        ("..kkkkk....", "q.sssss...o", "q.sssss.→.o", "q.sssss...o"),
+    ),
+    "02_online_softmax": (
+        "Three blocks of a row of scores, each of which updates O",
+        ("sss□□□□□□..→.O", "tttsss□□□..→.O", "ttttttsss..→.O"),
+    ),
     "03_fa1": (
         "One tile of the scores at a time, between Q, K, V and O",
         ("..KKKK..", "Q.□□□□.O", "Q.□S□□.O", "Q.□□□□.O"),
+    ),
+    "04_fa2_forward": (
+        "Row blocks of scores under a causal mask, each with its block of O",
+        ("Q.s////.O", "Q.ss///.O", "Q.sss//.O", "Q.ssss/.O"),
     ),
     "05_backward": ("Q, K and V give O, and dO gives dQ, dK and dV", ("QKV→O", ".....", "abc←e")),
     "06_parallelism": (
@@ -35,9 +52,25 @@ CARDS = {  # chapter: what its picture shows, and its tiles
         "Four column blocks that add to the same blocks of dQ",
         ("bbbb..", "0123→a", "0123→a", "0123→a"),
     ),
+    "10_ladder": (
+        "Columns that become higher from rung to rung",
+        (".......##", "....#.###", "...######", ".########"),
+    ),
+    "11_workshop": (
+        "A trace in which matmuls wait for copies",
+        ("KV//KV//KV", "//SO//SO//"),
+    ),
     "12a_hopper_rungs": (
         "Copies of K and V, matmuls and exponentials, which overlap in time",
         ("KVKVKVKV...", ".SOSOSOSO..", "..P.P.P.P.."),
+    ),
+    "12b_hopper_kernel": (
+        "One warp copies K and V, and two groups of warps alternate between matmuls and exponentials",
+        ("KVKVKVKV..", ".SPSPSPSP.", "..SPSPSPSP"),
+    ),
+    "13_hopper_backward": (
+        "Two groups of warps compute tiles, and one worker adds their parts to dQ",
+        ("1ss......", "1ss→3→a", "2ss→3→a", "2ss......"),
     ),
     "14_decode": ("One query, and a long cache of K and V that four workers share", ("..00112233..", "Q.00112233.O")),
     "15_rings": ("Four GPUs, to which the blocks of K and V come in turn", ("0123", "3012", "2301", "1230")),
@@ -53,8 +86,27 @@ CARDS = {  # chapter: what its picture shows, and its tiles
         "A column of a tile in one memory bank, and the same column swizzled over all banks",
         ("k□□□□..k□□□□", "k□□□□..□k□□□", "k□□□□..□□k□□", "k□□□□..□□□k□", "k□□□□..□□□□k"),
     ),
+    "B_errata": ("Two results that agree, and two that do not", ("O.=.O", ".....", "L.≠.L")),
     "C_package": ("attention takes Q, K and V, and returns O and L", ("Q....", "K.→.O", "V...L")),
+    "D_numbers": (
+        "Three results whose last digits differ",
+        ("O.=.□□□□□□//", "O.=.□□□□□///", "O.=.□□□□////"),
+    ),
+    "poster_forward": (
+        "A tile of the scores, with its blocks of Q, K, V and O",
+        ("...VV...", "...KK...", "Q.□SS□.O", "Q.□SS□.O"),
+    ),
+    "poster_backward": (
+        "A tile of the scores, with its blocks of dQ, dK and dV",
+        ("...cc...", "...bb...", "Q.□SS□.a", "Q.□SS□.a"),
+    ),
 }
+
+
+def svg(name: str) -> str:
+    """Return the picture of a card."""
+    alt, tiles = CARDS[name]
+    return style.svg(draw(tiles), alt)
 
 
 def draw(rows: tuple[str, ...]) -> Figure:
@@ -76,6 +128,8 @@ def tile(ax: Axes, x: int, y: int, mark: str) -> None:
         style.masked(ax, x, y)
     elif mark == "□":
         style.box(ax, x, y, 1, 1, edgecolor=style.QUIET)
+    elif mark == "#":
+        style.box(ax, x, y, 1, 1, fill=style.OURS)
     elif mark == "t":
         style.box(ax, x, y, 1, 1, fill=style.tint(style.hue("P"), PALER), edgecolor=style.hue("P"))
     elif mark.isdigit():

@@ -5,13 +5,9 @@ from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
-import matplotlib
-from matplotlib.text import Text
-
-from fa2_lab.plots import climb, live, style
-from fa2_lab.plots.show import draw
+from fa2_lab.plots import climb, live
 from fa2_lab.tools import files, ladder
-from fa2_lab.tools.figures import PHONE, PICTURES, caption
+from fa2_lab.tools.figures import PHONE
 from fa2_studio.book import cards
 from fa2_studio.book.callouts import WORD_JOINER
 from fa2_studio.book.cards import CARDS
@@ -26,17 +22,10 @@ WAYS = (  # what somebody wants, where to begin, and a sentence
     ("Teach", "assignments/{first}.html", "Nine assignments that grade themselves, offline and without a GPU."),
     ("Change a kernel", "08_triton_forward.html", "From the paper's line to Triton, and to the fastest of 24 kernels."),
 )
-SHOWN = {  # on a card without tiles of its own, if not the chapter's first picture
-    "00_start": "nested",
-    "04_fa2_forward": "causal_tiles",
-    "11_workshop": "roofline",
-    "12b_hopper_kernel": "stages",
-    "13_hopper_backward": "backward_step",
-    "B_errata": "deferred_normalisation",
-}
 FIGURES = files.ROOT / "figures"
 SMALL = "small"  # the folder of the cards' pictures
 POSTERS = {"poster_forward": "Algorithm 1, forward", "poster_backward": "Algorithm 2, backward"}
+SHEET = "One sheet of A2, as PDF"
 
 
 def index(assignments: list[str], toctrees: list[str], licence: str, address: str) -> str:
@@ -51,7 +40,7 @@ def index(assignments: list[str], toctrees: list[str], licence: str, address: st
     parts = [
         META.format(title=title, address=address),
         "# FlashAttention-2, line by line",
-        block("hero", f'<img src="figures/hero.svg" width="840" height="540" alt="{escape(description("hero"))}">'),
+        block("hero", picture("hero", description("hero"))),
         f"**{SENTENCE}** {claim} Every step was run, and every result was checked against plain attention in float64.",
         block("ways", *(way(name, target, words, assignments) for name, target, words in WAYS)),
         "[Every call of the package](API.md), with its arguments, an example and its limits.",
@@ -59,10 +48,10 @@ def index(assignments: list[str], toctrees: list[str], licence: str, address: st
         "[What runs where](TROUBLESHOOTING.md#what-runs-where), from a laptop to an H200.",
         "## The climb",
         begins_at(data["rungs"]),
-        framed("climb", wide=False),
+        framed("climb", "brief", wide=False),
         *(part(name, numbers) for name, numbers in PARTS.items()),
         "## Posters",
-        block("cards", *(poster(name, words) for name, words in POSTERS.items())),
+        block("cards", *(linked(name, f"figures/{name}.pdf", words, SHEET) for name, words in POSTERS.items())),
         "## Results",
         "\n".join(ladder.markdown(ladder.load(ladder.SUITE))),
         "[Every row of every record](results.md)",
@@ -112,7 +101,7 @@ def framed(name: str, ask: str = "", wide: bool = True) -> str:
     title, sentence, _ = map(escape, live.about(name))
     address = escape(f"figures/live/{name}.html{'?' * bool(ask)}{ask}")
     frame = f'<iframe src="{address}" title="{title}" loading="lazy"></iframe>'
-    own = f'<a href="{address}">{title}, on a page of its own</a>'
+    own = f'<a href="{address.removesuffix("?brief")}">{title}, on a page of its own</a>'
     kind = "live-piece wide" if wide and name in live.WIDE else "live-piece"
     return f'<figure class="{kind}">{frame}{still}<figcaption>{sentence} {own}</figcaption></figure>'
 
@@ -133,44 +122,19 @@ def part(title: str, numbers: str) -> str:
     return f"## {title}\n\n{block('cards', *map(card, chapters))}" if chapters else ""
 
 
-def shown(chapter: Chapter) -> str:
-    """Return the name of the picture on a chapter's card: its own, or one of figures/."""
-    if chapter.name in CARDS:
-        return chapter.name
-    return SHOWN.get(chapter.name) or next(name for name, place in PICTURES.items() if place == chapter.name)
-
-
 def write_small(folder: Path) -> None:
-    """Write the pictures of all cards: tiles, or the shapes of a picture without its words."""
+    """Write the pictures of all cards."""
     folder.mkdir(exist_ok=True)
-    for name in map(shown, written()):
-        if name in CARDS:
-            alt, tiles = CARDS[name]
-            files.write(folder / f"{name}.svg", style.svg(cards.draw(tiles), alt))
-            continue
-        figure, alt = draw(name)
-        with matplotlib.rc_context(style.RC):
-            for text in figure.findobj(Text):
-                text.set_visible(False)
-            figure.suptitle("")
-            for ax in figure.axes:
-                ax.set(title="", xlabel="", ylabel="", xticks=[], yticks=[])
-                ax.set_title("", loc="left")
-            figure.set_size_inches(cards.INCHES)
-            figure.set_layout_engine("constrained", w_pad=0.03, h_pad=0.03)
-            figure.draw_without_rendering()
-        files.write(folder / f"{name}.svg", style.svg(figure, alt))
+    for name in CARDS:
+        files.write(folder / f"{name}.svg", cards.svg(name))
 
 
 def card(chapter: Chapter) -> str:
-    name = shown(chapter)
-    alt = CARDS[name][0] if name in CARDS else caption(FIGURES / f"{name}.svg")
-    image = f'<img src="figures/{SMALL}/{name}.svg" alt="{escape(alt)}">'
     title = escape(chapter.title).replace("FlashAttention-", f"FlashAttention-{WORD_JOINER}")
-    words = f"<b>{chapter.number} · {title}</b><span>{escape(chapter.question)}</span>"
-    return f'<a href="{chapter.name}.html"><i>{image}</i>{words}</a>'
+    return linked(chapter.name, f"{chapter.name}.html", f"{chapter.number} · {title}", escape(chapter.question))
 
 
-def poster(name: str, words: str) -> str:
-    image = f'<img src="figures/{name}.svg#svgView(viewBox(458,20,475,336))" alt="The poster: {words}">'
-    return f'<a href="figures/{name}.pdf"><i>{image}</i><b>{words}</b><span>One sheet of A2, as PDF</span></a>'
+def linked(name: str, address: str, title: str, words: str) -> str:
+    """Return a card, which is a link with a picture of CARDS."""
+    image = f'<img src="figures/{SMALL}/{name}.svg" alt="{escape(CARDS[name][0])}">'
+    return f'<a href="{address}"><i>{image}</i><b>{title}</b><span>{words}</span></a>'

@@ -6,7 +6,6 @@ One HTML file a lecture, which asks for no other: arrows turn, n shows the notes
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from html import escape, unescape
 from itertools import pairwise
@@ -18,7 +17,7 @@ import nbformat
 from fa2_lab.plots.live import WIDE, page
 from fa2_lab.tools import files
 from fa2_lab.tools.figures import PHONE
-from fa2_studio.book import blocks, front, panels
+from fa2_studio.book import blocks, cards, panels
 from fa2_studio.book.blocks import ROWS, height, rendered
 from fa2_studio.book.chapters import NOTEBOOKS, Chapter, written
 from fa2_studio.book.site import LIVE, LOOKS, drawn, is_imports
@@ -72,7 +71,7 @@ def write(folder: Path) -> list[Path]:
     code = f"{blocks.COLOURS.get_style_defs('pre')}\n{night}\nbody pre {{ background: var(--ground); }}\n"
     looks = (LOOKS / "slides.css").read_text(encoding="utf-8") + code
     script = (LOOKS / "slides.js").read_text(encoding="utf-8")
-    browser, decks, small = next(filter(None, map(shutil.which, BROWSERS)), None), [], cards()
+    browser, decks, small = next(filter(None, map(shutil.which, BROWSERS)), None), [], small_pictures()
     for number, (title, chapters) in enumerate(LECTURES.items(), start=1):
         asked = "".join(f"<p>{escape(c.question)}</p>" for c in written() if c.number in chapters)
         cover = f"<section class=first><h1>{number} · {title}</h1>{asked}</section>" if len(chapters) > 1 else ""
@@ -88,12 +87,9 @@ def write(folder: Path) -> list[Path]:
     return decks
 
 
-def cards() -> dict[str, str]:
+def small_pictures() -> dict[str, str]:
     """Return {chapter: its picture on the site's first page}, as HTML for a title."""
-    with tempfile.TemporaryDirectory() as folder:
-        front.write_small(Path(folder))
-        drawn_ = {c.name: Path(folder, f"{front.shown(c)}.svg").read_text(encoding="utf-8") for c in written()}
-    return {name: f'<figure><img alt="" src="{panels.data(svg)}"></figure>' for name, svg in drawn_.items()}
+    return {c.name: f'<figure><img alt="" src="{panels.data(cards.svg(c.name).decode())}"></figure>' for c in written()}
 
 
 def deck(chapters: dict[str, str], small: dict[str, str]) -> Iterator[str]:
