@@ -9,8 +9,8 @@ from fa2_lab.plots import style
 from fa2_lab.records import Measurement, load
 
 RIVALS = {  # the fastest of the other implementations: each has a lane in every row
-    "FlashAttention-3": dict(color=style.BLUE, marker="o", markersize=6),
-    "cuDNN": dict(color=style.VERMILION, marker="^", markersize=6.5),
+    "FlashAttention-3": dict(color=style.BLUE, marker="o", markersize=7),
+    "cuDNN": dict(color=style.VERMILION, marker="^", markersize=7.5),
 }
 FAR = ("FlexAttention", "torch flash")  # each has a column of numbers
 LOW, HIGH = 0.75, 1.8  # the ratios at the ends of the scale
@@ -75,12 +75,15 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     groups = list(dict.fromkeys(row[0] for row in rows))
     stacks = style.narrow()  # then the name and the numbers of a row are above its lanes
     high = 3.1 if stacks else 2.1  # of a row, in lines
-    top, bottom = -2.2 if stacks else -1.2, (high + 0.25) * len(rows) + 1.5 * len(groups)
+    top, bottom = -3.4 if stacks else -1.2, (high + 0.25) * len(rows) + 1.5 * len(groups)
     figure, ax = style.new_figure((bottom - top + 4) * LINE * style.width() / style.across(), caption)
     ends = dict(zip(FAR, (0.75, 0.99) if stacks else (0.875, 0.992), strict=True))  # of the columns of numbers
     across = blended_transform_factory(ax.transAxes, ax.transData)
     for peer, end in ends.items():
         style.note(ax, end, -0.5, peer, ha="right", transform=across)
+    for (peer, look), start in zip(RIVALS.items(), (0.015, 0.42 if stacks else 0.2), strict=True):
+        ax.plot([start], [-1.7 if stacks else -0.5], linestyle="none", transform=across, **look)
+        style.note(ax, start + (0.03 if stacks else 0.018), -1.7 if stacks else -0.5, peer, transform=across)
     style.beside(ax, "← slower", (1, top + 0.7), (-6, 0), ha="right")
     style.beside(ax, "fa2_lab is faster →", (1, top + 0.7), (6, 0))
     y = 0.0
@@ -115,9 +118,9 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
 def draw_lane(ax: Axes, y: float, found: list[float], look: dict, name: str) -> None:
     """Draw the ratios over one implementation: their range, their median, and the number of ratios below 1."""
     least, most, middle = min(found), max(found), median(found)
-    low, high, color = max(least, LOW), min(most, HIGH), style.tint(look["color"], 0.45)
+    low, high, color = max(least, LOW), min(most, HIGH), style.tint(look["color"], 0.55)
     style.bars(ax, [(low, y - 0.42, high - low, 0.84)], color, zorder=1)
-    ax.plot([middle], [y], linestyle="none", zorder=3, **look)
+    ax.plot([middle], [y], linestyle="none", markeredgecolor=style.PAPER, zorder=3, **look)
     if slower := sum(x < 1 for x in found):
         words = f"{slower} of {len(found)} slower"
         if least < LOW:

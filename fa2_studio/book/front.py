@@ -65,9 +65,7 @@ def begins_at(rungs: list[climb.RungSpeeds]) -> str:
     """Return where the climb's frame opens, which is not its first rung."""
     jumps = [new.full / old.full for old, new in pairwise(rungs)]
     n = 1 + jumps.index(max(jumps))
-    return (
-        f"The climb opens at rung {rungs[n].number}, where the jump is the highest. Its slider leads back to rung 00."
-    )
+    return f"The climb opens at its highest jump, rung {rungs[n].number}."
 
 
 META = """---
