@@ -103,7 +103,7 @@ class Board {
     const stage = add(place, "stage");
     stage.setAttribute("role", "group");
     stage.setAttribute("aria-label", "The square of scores, with Q at its left, K and V above it, and the state of every query");
-    this.lines = set.order === "both" ? add(add(place, "code"), "", "ol") : null;
+    this.lines = add(add(place, "code"), "", "ol"); // the line that runs, where the listing is below or left out
     this.stage = stage;
     for (const name of ["q", "k", "v"]) this[name] = grid(stage, name, N, d, name.toUpperCase());
     this.s = grid(stage, "s", N, N, "S");
@@ -193,7 +193,7 @@ class Board {
     this.drawCaptions(step, t);
     this.say.setAttribute("aria-live", transport.timer ? "off" : "polite");
     write(this.say, typeset(say(step, row, { N_q: N, N_k: N, ...set })));
-    if (this.lines) drawCode(this.lines, step, row);
+    drawCode(this.lines, step, row);
   }
 
   /** A cell that can be dragged; those of the row in question are reached by the keyboard, too. */
@@ -304,12 +304,6 @@ class Board {
     write(this.result, finished.length ? `${text}<b>${Math.max(...apart).toFixed(3)}</b>` : "");
     write(this.names.o, step.op === "done" ? "O" : "o");
   }
-}
-
-/** Exponents and indices of a sentence as HTML. */
-function typeset(text) {
-  const raised = text.replace(/e\^\(((?:[^()]|\([^()]*\))*)\)/g, "e<sup>$1</sup>");
-  return raised.replace(/([ℓm])_(new|j)/g, "$1<sub>$2</sub>");
 }
 
 const TITLES = {

@@ -39,6 +39,12 @@ function write(e, html) {
   if (e.written !== html) e.innerHTML = e.written = html;
 }
 
+/** Exponents and indices of a sentence as HTML. */
+function typeset(text) {
+  const raised = text.replace(/e\^\(((?:[^()]|\([^()]*\))*)\)/g, "e<sup>$1</sup>");
+  return raised.replace(/([ℓm])_(new|j)/g, "$1<sub>$2</sub>");
+}
+
 const MARKS = { svg: "http://www.w3.org/2000/svg" };
 
 /** An element of an SVG with its attributes. */

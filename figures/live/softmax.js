@@ -99,7 +99,7 @@ function draw(t) {
   drawAxes(step);
   for (const c of upTo(N)) drawKey(step, c);
   drawState(step);
-  write($("say"), sentence(step));
+  write($("say"), typeset(sentence(step)));
   $("note").textContent = answer(step);
 }
 

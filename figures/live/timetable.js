@@ -164,7 +164,7 @@ function words(t) {
   const name = set.algorithm.toUpperCase();
   const end = `${name}’s last thread block ends at ${table.makespan}, and until then the SMs work ${percent(table.busy)} of the time.`;
   const now =
-    t === table.last || !running ? end : `At ${t}: ${running} run, ${waiting} wait, ${idle} of ${set.SMs} SMs idle. ${end}`;
+    t === table.last || !running ? end : `At time ${t}, ${running} thread ${running === 1 ? "block runs" : "blocks run"}, ${waiting} ${waiting === 1 ? "waits" : "wait"}, and ${idle} of ${set.SMs} SMs ${idle === 1 ? "is" : "are"} idle. ${end}`;
   write($("say"), now);
   stage.setAttribute("aria-label", `${set.SMs} SMs. ${now}`);
   const fewest = Math.ceil(table.placed.reduce((x, p) => x + p.cost, 0) / set.SMs);
