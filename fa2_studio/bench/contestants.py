@@ -6,7 +6,7 @@ from functools import partial
 
 from torch.nn.attention import SDPBackend
 
-from fa2_studio.bench.peers import dense, flex, packed
+from fa2_studio.bench.peers import dense, flex, hopper, packed
 from fa2_studio.bench.problem import Problem
 
 Prepare = Callable[[Problem], dense.Attend]
@@ -61,6 +61,9 @@ CONTESTANTS: dict[str, Contestant] = {
         packed=partial(packed.package, module="flash_attn_interface"),
     ),
     "FlashAttention-4": dao("flash_attn.cute", "flash-attn-4", "grid sustained deterministic"),
+    "ThunderKittens": Contestant(hopper.thunder_kittens, "grid sustained", distribution=hopper.KITTENS),
+    "TileLang": Contestant(hopper.tilelang, "grid sustained", distribution="tilelang", compiles=True),
+    "TLX": Contestant(hopper.tlx, "grid sustained", distribution="fbtriton"),
 }
 
 
