@@ -1,1 +1,1 @@
-"""The workshop around the package: the book, the bench, the course, the pictures, the command line."""
+"""What only a checkout needs: the benchmark suites, the book and its site, the course, and other projects' tests."""

@@ -273,8 +273,8 @@ def paged_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     for b, n in enumerate(lengths.tolist()):
         used = table[b, : -(-n // tensors.k.shape[1])].long().clamp(0, len(tensors.k) - 1)
         k, v = (x[used].flatten(0, 1)[:n].transpose(0, 1)[None] for x in (tensors.k, tensors.v))
-        one = reference_forward(Tensors(q[[b]], k, v, sinks=tensors.sinks), options)
-        O[b], L[b] = (x[0] for x in one)
+        one = tensors._replace(q=q[[b]], k=k, v=v, block_table=None, key_lengths=None)
+        O[b], L[b] = (x[0] for x in reference_forward(one, options))
     return O, L
 
 
@@ -308,10 +308,11 @@ def packed_backward(
 def packed_sequences(tensors: Tensors) -> Iterator[tuple[slice, slice, Tensors]]:
     """Yield (rows, keys, Tensors) for each packed sequence: slices of its rows and its keys, and its tensors."""
     q, k, v, sinks = tensors.q, tensors.k, tensors.v, None if tensors.sinks is None else tensors.sinks.double()
+    dense = tensors._replace(cu_seqlens_q=None, cu_seqlens_k=None, sinks=sinks)
     starts = (cast(Tensor, x).tolist() for x in (tensors.cu_seqlens_q, tensors.cu_seqlens_k))
     for rows, keys in zip(*([slice(*pair) for pair in pairwise(x)] for x in starts), strict=True):
         q_b, k_b, v_b = (x.transpose(0, 1)[None] for x in (q[rows], k[keys], v[keys]))
-        yield rows, keys, Tensors(q_b, k_b, v_b, sinks=sinks)
+        yield rows, keys, dense._replace(q=q_b, k=k_b, v=v_b)
 
 
 def with_at_least_one_key(tensors: Tensors) -> Tensors:

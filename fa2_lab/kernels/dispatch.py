@@ -52,7 +52,7 @@ def prepare_contiguous_forward(tensors: Tensors, options: Options) -> Callable:
         return with_fallback("decode over pages", decode.prepare(tensors, options))
     if tensors.cu_seqlens_q is None and not options.portable_only and decode.is_decode(q, k, options.num_splits):
         return with_fallback("decode", decode.prepare(tensors, options), portable_fallback)
-    launcher = hopper_forward(q.device) if hopper_supports(options, tensors.sinks) else None
+    launcher = hopper_forward(q.device) if hopper_supports(tensors, options) else None
     kernel = launcher.prepare(tensors, options) if launcher is not None and launcher.enough_work(q, k) else None
     return (
         portable_fallback(tensors) if kernel is None else with_fallback("Hopper's forward", kernel, portable_fallback)
@@ -104,7 +104,7 @@ def prepare_contiguous_backward(
 
     On Hopper, these are the Hopper backward kernels if they support the call. Otherwise, they are the portable ones.
     """
-    launcher = hopper_backward(tensors.q.device) if hopper_supports(options, tensors.sinks) else None
+    launcher = hopper_backward(tensors.q.device) if hopper_supports(tensors, options) else None
     kernel = None
     if launcher is not None and launcher.enough_work(tensors.q, tensors.k):
         kernel = launcher.prepare(dO, O, tensors, options, deterministic)
@@ -134,13 +134,13 @@ def bias_suffix(options: Options) -> str:
 # Who can ------------------------------------------------------------------------------------------------------
 
 
-def hopper_supports(options: Options, sinks: Tensor | None) -> bool:
-    """Return whether the options of a call allow the Hopper kernels.
+def hopper_supports(tensors: Tensors, options: Options) -> bool:
+    """Return whether the Hopper kernels support a call with these options and optional tensors.
 
     The Hopper kernels do not support dropout, a bias, a softcap or sinks, and they are not used if `force_portable` is
     set.
     """
-    return not (options.portable_only or options.force_portable) and options.softcap is sinks is None
+    return not (options.portable_only or options.force_portable) and options.softcap is tensors.sinks is None
 
 
 def hopper_forward(device: torch.device) -> ModuleType | None:

@@ -76,7 +76,7 @@ class Options(NamedTuple):
 
 def cached(key: tuple, make: Callable, *arguments: Any) -> Any:
     """Return make(*arguments), stored in CACHE under `key`."""
-    found = CACHE.get(key, CACHE)  # which means that it has none, because None is a value, too
+    found = CACHE.get(key, CACHE)  # CACHE itself stands for a missing entry, because None is a valid one
     if found is CACHE:
         found = cache_put(key, make(*arguments))
     return found
@@ -106,7 +106,7 @@ def needs_copy(x: Tensor | None) -> bool:
     if x is None:
         return False
     strided = x.stride(-1) != 1 and x.shape[-1] > 1
-    return strided or (not torch.compiler.is_compiling() and x.is_neg())  # what is compiled has turned all signs
+    return strided or (not torch.compiler.is_compiling() and x.is_neg())  # torch.compile negates before
 
 
 def rows_contiguous(x: Any) -> Any:

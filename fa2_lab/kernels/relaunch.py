@@ -35,7 +35,7 @@ def relaunch(compiled: Any, grid: Any, stream: Any, arguments: Any, n_descriptor
     try:
         return Relaunch(compiled, grid, stream, arguments, n_descriptors, n_pointers)
     except Exception:
-        return None  # this Triton is another inside
+        return None  # Triton's internals have changed: the caller uses Triton's own launch
 
 
 class Relaunch:
@@ -118,7 +118,7 @@ def specialization_key(kernel: Any, arguments: dict[str, Any]) -> tuple:
     try:
         parameters = trailing_parameters(kernel, len(arguments))
     except AttributeError:
-        return (object(),)  # this Triton is another inside: no launch is like another
+        return (object(),)  # Triton's internals have changed: a new object equals no other key, so nothing is reused
     return tuple([specialization(arguments[name], constant, special) for name, constant, special in parameters])
 
 

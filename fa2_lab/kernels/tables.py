@@ -80,7 +80,7 @@ HOPPER = dict(
 )
 ADA = dict[str, dict](  # sm_86 and sm_89: everything fits into their 99 KiB
     forward={16: (128, 64, 4, 2), 32: (128, 64, 4, 2), 64: (128, 32, 4, 2), 128: (64, 64, 4, 2), 256: (64, 16, 4, 2)},
-    # at 256, without a number of registers, ptxas stops at 168 for sm_80 and spills 2
+    # at 256, ptxas limits itself to 168 registers for sm_80 and spills 2, unless a number is given
     dkdv={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (64, 32, 4, 2), 128: (64, 64, 8, 2), 256: (32, 16, 4, 2, 255)},
     dq={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
 )
@@ -90,7 +90,7 @@ AMPERE = dict(  # sm_80; compared with FlashAttention-2's own kernels, both as s
     dq=ADA["dq"],
 )
 BLACKWELL = dict(  # sm_100 and sm_120, the latter with 99 KiB
-    # at 64, without a number of registers, ptxas stops at 128 for sm_100 and spills 4
+    # at 64, ptxas limits itself to 128 registers for sm_100 and spills 4, unless a number is given
     forward=ADA["forward"] | {64: (128, 64, 8, 2, 168), 128: (128, 32, 8, 2)},
     dkdv=ADA["dkdv"],
     dq=ADA["dq"] | {128: (64, 64, 8, 2)},

@@ -33,7 +33,7 @@ FIXED_REGISTERS = 40  # per thread: addresses, loop counters, m and l, masks
 RESERVED = 1 * KiB  # shared memory that the system reserves per resident block
 WARP = 32
 THREADS_PER_BLOCK = 1024
-STATISTIC = 4  # bytes of one L or D
+FP32_BYTES = 4  # bytes of one L or D
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, items
     if kernel in ("forward", "rows"):  # Q_i, dO_i for "rows"; K_j, V_j per stage; O_i is stored via Q_i's buffer
         stay = B_r if kernel == "forward" else 2 * B_r
         return (stay + stages * 2 * B_c) * d * itemsize
-    streamed = 2 * B_r * (d * itemsize + STATISTIC)  # Q_i, dO_i, and L_i, D_i in fp32; K_j and V_j stay
+    streamed = 2 * B_r * (d * itemsize + FP32_BYTES)  # Q_i, dO_i, and L_i, D_i in fp32; K_j and V_j stay
     turned = B_r * B_c * itemsize if kernel == "backward" else 0  # dS: dK wants its rows summed, dQ its columns
     return 2 * B_c * d * itemsize + stages * streamed + turned
 

@@ -75,9 +75,10 @@ def read(X: torch.Tensor, out: torch.Tensor, size: int, workers: int) -> None:
 
 
 def reading(X: torch.Tensor, block: int = 4096) -> Callable[[], torch.Tensor]:
-    """A call that reads all of X once, the floor of all that reads; returns sums of its blocks of so many numbers.
+    """Return a call that reads X once and sums each block of `block` numbers. No kernel that reads X can be faster.
 
-    Many small programs, of which the next goes to whoever is done. X has whole blocks of four-byte numbers.
+    It launches one small program per block, so that the hardware balances the load. X has whole blocks of four-byte
+    numbers.
     """
     numbers = X.view(-1).view(torch.float32)
     blocks = numbers.numel() // block

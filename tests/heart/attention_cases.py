@@ -18,7 +18,7 @@ MODULES += [HOPPER, dispatch.hopper_backward(torch.device("cuda", 0))] if HOPPER
 def kernels(request, monkeypatch):
     """Everything with the portable kernels and, where a GPU has its own, again with those that attention() takes."""
     if request.param == "portable":
-        monkeypatch.setattr(dispatch, "hopper_supports", lambda options, sinks: False)
+        monkeypatch.setattr(dispatch, "hopper_supports", lambda tensors, options: False)
         monkeypatch.setattr(dispatch.decode, "is_decode", lambda *given: False)
     else:
         for module in (HOPPER, dispatch.hopper_backward(torch.device("cuda", 0))):

@@ -224,7 +224,7 @@ def test_the_portable_kernels_can_be_asked_for(monkeypatch):
     """Whoever chooses is told so, forward and backward, in recorded calls, too; and of one long sequence."""
     asked, starts = [], 2 * [torch.tensor([0, 40], dtype=torch.int32, device=DEVICE)]
     monkeypatch.setattr(
-        dispatch, "hopper_supports", lambda options, _: asked.append((options.force_portable, options.traced))
+        dispatch, "hopper_supports", lambda _, options: asked.append((options.force_portable, options.traced))
     )
     for backend, portable in (("portable", True), ("triton", False), ("auto", False)):
         dense = [torch.randn(1, 2, 40, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
@@ -236,7 +236,7 @@ def test_the_portable_kernels_can_be_asked_for(monkeypatch):
             torch.compile(call, backend="eager")(*given, backend=backend)
             assert asked[2:] == [(portable, True)]
             asked.clear()
-    monkeypatch.setattr(dispatch, "hopper_supports", lambda options, sinks: asked.append(options.dominant_sequence))
+    monkeypatch.setattr(dispatch, "hopper_supports", lambda _, options: asked.append(options.dominant_sequence))
     starts = torch.tensor([0, 30, 40], dtype=torch.int32, device=DEVICE)
     for longest in (None, 30):
         attention_packed(*packed[:3], starts, starts, max_seqlen_q=longest)

@@ -19,7 +19,7 @@ from course_class import FIRST, PATIENT, QUICK, code, graded_at_once, handed_in,
 from fa2_studio.course import box, channel, command, grade, judge, notebooks, package, results
 from fa2_studio.course.notebooks import grade_id, named, source
 
-needs_box = pytest.mark.skipif(not box.kind(), reason="no box on this machine: no bubblewrap, podman or docker")
+needs_box = pytest.mark.skipif(not box.kind(), reason="no box on this machine: bubblewrap is missing or not allowed")
 
 SEARCH = """import json, os, sys
 found = []

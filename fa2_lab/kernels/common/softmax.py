@@ -12,7 +12,7 @@ import triton.language as tl
 from fa2_lab.kernels.common.constants import LOG2E, NEG_INF
 
 MIN_LOG2_SCALE = 2.0**-126  # replaces a scale of 0, so that −∞ · scale stays −∞
-MAX_SOFTCAP_FACTOR = 1e38  # times any score except 0, it is past the values that tanh tells apart
+MAX_SOFTCAP_FACTOR = 1e38  # so large that tanh of its product with a score is ±1, or 0 for a score of 0
 
 
 class Scales(NamedTuple):
@@ -20,7 +20,7 @@ class Scales(NamedTuple):
 
     scale_log2: float  # τ log₂e
     pow2_scale: float  # the power of two below it, for huge scores
-    exact_from_abs_m: float  # the |m| from which on scores are huge
+    huge_from_abs_m: float  # the |m| from which on scores are huge
     softcap_factor: float | None  # the factor of a score inside the softcap's tanh
 
 
@@ -37,8 +37,8 @@ def scales(scale: float, softcap: float | None = None) -> Scales:
     """Return the Scales for a scale τ and a softcap."""
     scale_log2 = log2_scale(scale if softcap is None else softcap)
     softcap_factor = None if softcap is None else min(scale / softcap, MAX_SOFTCAP_FACTOR)
-    pow2_scale, exact_from_abs_m = 2.0 ** math.floor(math.log2(scale_log2)), min(2.0**28 / scale_log2, 2.0**126)
-    return Scales(scale_log2, pow2_scale, exact_from_abs_m, softcap_factor)
+    pow2_scale, huge_from_abs_m = 2.0 ** math.floor(math.log2(scale_log2)), min(2.0**28 / scale_log2, 2.0**126)
+    return Scales(scale_log2, pow2_scale, huge_from_abs_m, softcap_factor)
 
 
 @triton.jit
@@ -82,7 +82,7 @@ def softmax_step(s_ij, m_i, l_i, scales, MASKED: tl.constexpr):
     m_ref = m_new
     if MASKED:  # a row that has seen no key yet has m = −∞, and −∞ − (−∞) is NaN
         m_ref = tl.where(m_new == NEG_INF, 0.0, m_new)
-    c_i = tl.where(tl.abs(m_ref) < scales.exact_from_abs_m, scales.scale_log2, scales.pow2_scale)  # (B_r,)
+    c_i = tl.where(tl.abs(m_ref) < scales.huge_from_abs_m, scales.scale_log2, scales.pow2_scale)  # (B_r,)
     p_ij = tl.exp2(s_ij * c_i[:, None] - (m_ref * c_i)[:, None])  # (B_r, B_c), τ of L8 is in c  FA2.A1.L8 FA2.A1.L9
     alpha = tl.exp2((m_i - m_ref) * c_i)  # (B_r,)  FA2.A1.L9
     l_i = alpha * l_i + tl.sum(p_ij, 1)  # (B_r,)  FA2.A1.L9

@@ -71,7 +71,8 @@ class DecodeSizes(NamedTuple):
     right: int  # and after it; the causal mask is 0
 
 
-# The compiler learns nothing about these numbers, so that other values compile nothing new. In a tuple, it would.
+# Triton would compile anew when one of these numbers becomes 1 or divisible by 16. The list works only for plain
+# arguments, so they are in no tuple.
 UNSPECIALIZED = ["N_k", "batch", "programs", "share", "splits"]
 
 
@@ -231,7 +232,8 @@ def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
         col = j + tl.arange(0, tile.B_c)  # (B_c,)
         page_row = page_and_row(cache, j, length, tile) if tile.page else None
         k_j = load_keys(cache.K, page_row, j, row_begin, length, tile)  # (B_c, d)  FA2.A1.L7
-        # The condition is always true. The compiler cannot know, and so cannot lay q out before the loop.
+        # j < span.stop is always true. It keeps the compiler from converting q's layout before the loop, where the
+        # converted q would occupy registers in every iteration.
         q_j = tl.where(j < span.stop, q_i, 0.0) if FEW_ROWS and tile.late_q else q_i
         s_ij = tl.dot(q_j, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A1.L8
         s_ij = apply_softcap(s_ij, scales.softcap_factor)

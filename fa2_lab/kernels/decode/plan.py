@@ -170,7 +170,7 @@ EXTRA_PAGED_STAGES = 2
 
 
 def decode_config(Q: torch.Tensor, shape: Shape) -> tuple[tables.KernelConfig, int]:
-    """Return the Blocks of the decode kernels for queries like Q, and the number of programs that run concurrently."""
+    """Return the configuration of the decode kernels for queries like Q, and how many programs run concurrently."""
     B_r, d_pad = min(MAX_ROWS, max(16, power_of_2(shape.rows))), tables.padded_head_dim(shape.d)
     if interpreter.is_enabled():
         SMs, found, registers = 1, INTERPRETED, None

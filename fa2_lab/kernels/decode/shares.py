@@ -17,7 +17,7 @@ from fa2_lab.tiles import cdiv
 WHOLE_HEADS_FILL = 0.9  # of the slots, over all waves: whole heads are then as fast as equal shares, and need no merge
 SPLITS_FILL = 0.95  # of the slots: with fewer splits equal shares on all slots are as fast
 
-STATISTIC = 4  # bytes per number of a partial result, whose m, l and o are fp32
+FP32_BYTES = 4  # bytes per number of a partial result, whose m, l and o are fp32
 
 
 def heads_fill(slots: int, heads: int) -> bool:
@@ -42,7 +42,7 @@ def splits_of_head(slots: int, heads: int, tiles: int, min_share: int = 1) -> in
 
 def partial_bytes(rows: int, d: int) -> int:
     """Return the number of bytes moved if a partial result (m, ℓ, o) of `rows` rows is written and read once."""
-    return 2 * rows * (d + 2) * STATISTIC
+    return 2 * rows * (d + 2) * FP32_BYTES
 
 
 def tile_bytes(B_c: int, d: int, itemsize: int) -> int:

@@ -9,9 +9,10 @@ with the same number of heads in all three. N may differ between q and k. The Tr
 power of two and at least 16. The Gluon rungs need a Hopper GPU and d = 64 or 128. `fa2-lab ladder 08 --run` runs rung
 08 by itself.
 
-The folder also has kernels that are not rungs. s00 and s01 are two ways to divide a tile among warps. x23 is rung 23
-with some exponentials computed by the FMA units. b00, b01 and b02 are three ways to accumulate dQ in the backward pass,
-and their `backward(q, k, v, O, L, dO, causal)` returns dQ, dK and dV. b02 is written in Gluon.
+The folder also has side rungs, which are not part of the numbered sequence. s00 and s01 are two ways to divide a tile
+among warps. x23 is rung 23 with some exponentials computed by the FMA units. b00, b01 and b02 are three ways to
+accumulate dQ in the backward pass, and their `backward(q, k, v, O, L, dO, causal)` returns dQ, dK and dV. b02 is in
+Gluon.
 """
 
 import ast

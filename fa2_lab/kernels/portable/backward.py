@@ -97,7 +97,8 @@ def load_row_values(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
     """Load one element per row of a head from X, which is L or D."""
     at = X + tl.cast(bh, tl.int64) * head_stride + row
     x = tl.load(at, mask=row < N_q, other=0.0) if RAGGED else tl.load(at)
-    return tl.sum(x[:, None], 1)  # over one term; otherwise every thread would load all that it needs itself
+    # This sum over one term changes no value, but Triton then loads each value once per block, not once per thread.
+    return tl.sum(x[:, None], 1)
 
 
 @triton.jit

@@ -124,10 +124,11 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
         o_i += (tl.zeros((B_r, tile.o_chunk), tl.float32),)  # FA2.A1.L5
     m_i = tl.full((B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
-    if sinks is not None:  # a key with a score and no value, seen by all
+    if sinks is not None:  # a sink is a key that every row sees: it adds to l, and nothing to o
         m_i = l_i + tl.load(sinks + head).to(tl.float32) * (LOG2E / scales.scale_log2)
         l_i += 1.0
-    # DIAGONAL tiles first: the sum does not mind, and the other way round ptxas makes each product wait (15% slower).
+    # Tiles on the diagonal come first. The order does not affect the result, but with the loops swapped, ptxas makes
+    # each matmul wait for the one before it (15% slower).
     state, rows = (o_i, m_i, l_i), RowView(row, begin, end)
     state = visit_tiles(state, q_i, K, V, masked_cols, keys, rows, window, scales, position, dropout, tile, bias,
                         MASKED=True)  # fmt: skip

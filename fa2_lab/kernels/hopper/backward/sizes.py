@@ -63,11 +63,11 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, deterministic: bool = F
     return BackwardSizes(64, 128, v_in_registers=v_in_registers, **order)
 
 
-# When the portable kernels are faster: they start sooner, and their two launches take the host 25 µs, these three 40.
-# At d 96 and 128 that is more than the 2 to 6 µs that the GPU loses. At d 32 this kernel multiplies as many zeros as
-# numbers, and is still faster from 2,049 keys on, with Triton 3.9 by 1.03 to 2.1 times. It is always chosen with
-# grouped heads, and for many rows whose keys, in all heads, are so few that the portable programs, of 64 keys at most,
-# keep few SMs busy: each loops over all rows, which takes longer than three launches.
+# The portable kernels are faster if there is little work, because their two launches take the host 25 µs and the three
+# launches here 40 µs. At d 96 and 128, this difference exceeds the 2 to 6 µs that the GPU loses with them. At d 32, the
+# Hopper kernel pads rows to 64 numbers, and is still faster from 2,049 keys on (1.03 to 2.1 times with Triton 3.9).
+# The Hopper kernel is always chosen for grouped heads. It is also chosen for many rows and few keys: a portable program
+# owns at most 64 keys and loops over all rows, so few programs would keep few SMs busy for a long time.
 PORTABLE = {  # d up to: (N_k, 64-row blocks an SM, and rows where few SMs are busy) up to
     32: (2048, math.inf, 2048),
     64: (512, 2, 2048),
@@ -89,11 +89,11 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int)
     return grouped or not (little or half_empty)
 
 
-# Column blocks divided among programs: what it costs, in the time of one step, which is one row block.
-ENDS = {64: 1, 128: 3}  # to begin a part and to end it, by d_pad
-SUMS, SUMS_PER_COLUMN = 2, 1 / 4096  # to add up dK and dV in HBM, and for each column block and each of d_pad
-UNEVEN = 1 / 5  # of the longest part is lost at the end under the causal mask, because parts differ
-DRIFT = 1.09  # times as long, if causal parts of more than four query heads drift apart and no two read the same Q
+# The cost of dividing a column block among programs. The unit is one step, which is one row block.
+PART_COST = {64: 1, 128: 3}  # to begin and to end a part, by d_pad
+SUM_COST, SUM_COST_PER_COLUMN = 2, 1 / 4096  # to add up dK and dV in HBM, and more per column block and d_pad
+IDLE_SHARE = 1 / 5  # of the longest part's time, in which SMs idle at the end, because causal parts differ in length
+DRIFT_FACTOR = 1.09  # more time if causal parts of over four query heads drift apart, so that none share Q in L2
 
 
 def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool, group: int, d_pad: int) -> int:
@@ -104,11 +104,11 @@ def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool, group: int
     """
 
     def time(parts: int) -> float:
-        rounds, longest, ends = column_blocks * parts / SMs, steps / parts, ENDS[d_pad]
-        sums = SUMS + column_blocks * d_pad * SUMS_PER_COLUMN if parts > 1 else 0
+        rounds, longest, ends = column_blocks * parts / SMs, steps / parts, PART_COST[d_pad]
+        sums = SUM_COST + column_blocks * d_pad * SUM_COST_PER_COLUMN if parts > 1 else 0
         if causal:
-            drift = DRIFT if group > 4 * parts else 1
-            return max(rounds * (longest / 2 + ends) + longest * UNEVEN, longest + ends) * drift + sums
+            drift = DRIFT_FACTOR if group > 4 * parts else 1
+            return max(rounds * (longest / 2 + ends) + longest * IDLE_SHARE, longest + ends) * drift + sums
         return math.ceil(rounds) * (longest + ends) + sums
 
     return min((2**n for n in range(9) if 2**n <= steps), key=time)
