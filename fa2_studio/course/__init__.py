@@ -1,15 +1,17 @@
 """The course around the assignments in notebooks/assignments: what students get, and how their work is graded.
 
-notebooks   the assignments and what is handed in: reading, what students get of them; texts: built from their texts
-seeds, keys     numbers, sizes and planted slips of each student's own; what students do not get
-box         the box around a student's process; worker: what runs in it; channel: plain messages between the two
-judge       one notebook: its tests here, the student's code in the box
-grade       a folder of submissions, each judged in a process that may be lost; results: records, tables, pages
-similar     which submissions share lines
-package     parts of this package as a folder; handout: bundles for students, packages for Gradescope
+notebooks   the assignments' notebooks, students' versions of them, and submissions; texts: builds them from texts
+seeds, keys each student's own numbers and sizes; the planted bugs, which students do not get
+box         the sandbox of a student's process; worker: the process in it; channel: messages to and from it; seal:
+            system calls that it may not make
+judge       grades one notebook: runs its tests, and the student's code in the sandbox
+grade       grades a folder of submissions, each in its own process; results: records, tables, pages
+similar     finds submissions that share lines
+package     the modules that a student's process may import; handout: bundles for students, packages for Gradescope
+command     the command line
 """
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "notebooks" / "assignments"))  # where the checks are
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "notebooks" / "assignments"))  # for `import checks`

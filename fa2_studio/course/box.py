@@ -1,7 +1,8 @@
-"""The box around a student's process, one for each notebook, made by bubblewrap.
+"""The sandbox around the process that runs a student's notebook: one per notebook, made by bubblewrap.
 
-No network, nothing of the disk but Python and a part of the package, all of it read-only; a stage in memory to write
-on; one core; limits on memory, processes, files, time and on what comes back. `seal` refuses what is left.
+The process has no network. It can read Python and a part of the package, and nothing else of the disk. It can write
+only to the folder /stage, which is in memory. It gets one core, and limits on memory, processes, files, time and the
+size of its messages. `seal` makes the kernel refuse the system calls by which notebooks could still exchange data.
 """
 
 import contextlib
@@ -28,12 +29,12 @@ from fa2_studio.course import channel
 from fa2_studio.course.worker import alarm
 
 PROJECT = Path(__file__).resolve().parents[2]
-SITES = ("site-packages", "dist-packages")  # what folders of installed packages are called
-STAGE_MB = 256  # of all files that a notebook writes: they live in memory
-PROCESSES = 64  # threads count
-FILE_BYTES = 100 * 2**20  # of one file that a notebook writes
-GRACE = 3.0  # seconds after its time is up before a process is ended
-START = 300.0  # seconds that a process may take to be ready: torch's import on a busy machine takes a minute
+SITES = ("site-packages", "dist-packages")  # the names of folders with installed packages
+STAGE_MB = 256  # the size of /stage, which holds all files that a notebook writes, in memory
+PROCESSES = 64  # the most processes of one notebook, where each thread counts as one
+FILE_BYTES = 100 * 2**20  # the most bytes of one file that a notebook writes
+GRACE = 3.0  # seconds between the end of a request's time and the end of a process that has not answered
+START = 300.0  # seconds that a process may take to start, since importing torch on a busy machine takes a minute
 NO_BOX = (
     "there is no sandbox for students' code on this machine, so install bubblewrap (Linux: apt-get install bubblewrap)."
     " If it is installed but may not start, as for a plain user on Ubuntu 24.04, run grade with sudo (INSTRUCTOR.md). "
@@ -42,24 +43,24 @@ NO_BOX = (
 
 
 class NotReady(Exception):
-    """A process did not start: the machine's fault, and no student's."""
+    """Raised if a sandbox does not start. This is a fault of the machine, so it costs no student points."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one notebook may use."""
+    """The time and the memory that one notebook may use."""
 
     cell_seconds: float = 60.0
     notebook_seconds: float = 300.0
     memory_mb: int = 4096
 
 
-# Which box, and how it is started -----------------------------------------------------------------------------------
+# The kind of sandbox, and the command that starts it ----------------------------------------------------------------
 
 
 @cache
 def kind() -> str:
-    """The box that this machine has: "bwrap", or nothing."""
+    """Return the sandbox that works on this machine: "bwrap", or "" if bubblewrap is missing or may not start."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         command = [*bubblewrap(Path(sys.prefix)), "true"]
         return "bwrap" if subprocess.run(command, capture_output=True, timeout=30).returncode == 0 else ""
@@ -67,7 +68,7 @@ def kind() -> str:
 
 
 def in_words(box: str) -> str:
-    """A box as `grade` names it."""
+    """Return the words by which `grade` names the sandbox `box`."""
     if not box:
         return "none, so students' code runs under your account"
     if box == "user":
@@ -76,7 +77,11 @@ def in_words(box: str) -> str:
 
 
 def bubblewrap(package: Path, needs: tuple[str, ...] = ()) -> list[str]:
-    """bwrap's part of the command: started by root, without rights but that of becoming another user."""
+    """Return the beginning of a command that runs the rest of it in a bubblewrap sandbox.
+
+    The sandbox shows Python, the folder `package` and the installed packages that `needs` names; without `needs`, NumPy
+    is the only installed package. If root starts it, it keeps one right, which is to become another user.
+    """
     namespaces = "--unshare-ipc --unshare-pid --unshare-net --unshare-uts --unshare-cgroup-try"
     rights = "--cap-drop ALL --cap-add CAP_SETUID --cap-add CAP_SETGID"
     shut = f"{namespaces} {rights}" if os.getuid() == 0 else "--unshare-all"
@@ -106,13 +111,13 @@ def bubblewrap(package: Path, needs: tuple[str, ...] = ()) -> list[str]:
 
 
 def sites(needs: tuple[str, ...]) -> list[Path]:
-    """The folders of installed packages that hold NumPy and what else an assignment needs."""
+    """Return the folders of installed packages that contain NumPy and the packages that `needs` names."""
     found = (find_spec(name) for name in ("numpy", *needs))
     return list(dict.fromkeys(Path(spec.origin).resolve().parents[1] for spec in found if spec and spec.origin))
 
 
 def installed(seen: Path) -> list[Path]:
-    """All folders of installed packages below a visible folder, torch's among them."""
+    """Return the folders of installed packages below a folder that the sandbox shows; torch may be in one of them."""
     if seen.name in SITES:
         return [seen]
     return [
@@ -123,28 +128,35 @@ def installed(seen: Path) -> list[Path]:
 
 
 def own_parts(seen: Path) -> list[Path]:
-    """What of a visible folder holds solutions: this package where it is installed, this checkout."""
+    """Return the parts of a folder that the sandbox must hide because they contain solutions.
+
+    These are fa2_lab, fa2_studio and checks, if they are installed there, and this checkout.
+    """
     places = [seen / name for name in ("fa2_lab", "fa2_studio", "checks")] + [PROJECT]
     return [p for p in places if p.is_dir() and p.is_relative_to(seen) and p != seen]
 
 
 def pinned(core: int) -> list[str]:
-    """The words that give a command, and all that it starts, one core."""
+    """Return the words to put before a command, so that it and all its children run on one core."""
     if not shutil.which("taskset"):
-        return []  # no Linux
+        return []  # this system is not Linux
     cores = sorted(os.sched_getaffinity(0))
     return ["taskset", "-c", str(cores[core % len(cores)])]
 
 
 def limited(limits: Limits, uid: int, counts_apart: bool) -> list[str]:
-    """The words that give a command limits that everything below it inherits, and, unless 0, another user."""
+    """Return the words to put before a command, so that it and all its children keep to `limits`.
+
+    Unless `uid` is 0, the command also runs as that user. `counts_apart` means that the kernel counts the sandbox's
+    processes apart from the other processes of its user, so that a limit on their number is possible.
+    """
     if not shutil.which("prlimit"):
-        return []  # no Linux
+        return []  # this system is not Linux
     # CUDA reserves far more addresses than it uses: on a GPU machine only private memory is counted.
     memory = "data" if os.path.exists("/dev/nvidiactl") else "as"
     words = f"nice -n 5 prlimit --{memory}={limits.memory_mb * 2**20}"
     words += f" --fsize={FILE_BYTES} --core=0 --nofile=256 --cpu={int(limits.notebook_seconds) + 60}"
-    if uid or counts_apart:  # elsewhere the user's other processes would count: they are watched from outside
+    if uid or counts_apart:  # otherwise the user's other processes would count, so Room._watch counts them instead
         words += f" --nproc={PROCESSES}"
     if uid:
         words += f" setpriv --reuid {uid} --regid {uid} --clear-groups --no-new-privs"
@@ -152,7 +164,7 @@ def limited(limits: Limits, uid: int, counts_apart: bool) -> list[str]:
 
 
 def environment(package: Path, home: str, needs: tuple[str, ...]) -> dict[str, str]:
-    """All that a student's process gets of an environment."""
+    """Return the environment variables of a student's process. It inherits none of ours."""
     own = dict(PATH="/usr/local/bin:/usr/bin:/bin", LANG="C.UTF-8")
     own |= dict(PYTHONPATH=os.pathsep.join(map(str, [package, *sites(needs)])))
     own |= dict.fromkeys(("HOME", "TMPDIR", "IPYTHONDIR", "MPLCONFIGDIR", "TRITON_HOME"), home)
@@ -161,14 +173,15 @@ def environment(package: Path, home: str, needs: tuple[str, ...]) -> dict[str, s
     return own | {"TRITON_INTERPRET": "1"}
 
 
-# Talking to it ------------------------------------------------------------------------------------------------------
+# Messages to a process in its sandbox -------------------------------------------------------------------------------
 
 
 class Room:
-    """One process in its box. `needs` is what it imports beforehand.
+    """One process in a sandbox. It imports the packages that `needs` names before it answers the first request.
 
-    A box is "bwrap"; "user", inside of a platform's container, is another user alone; "" is no box. A `clean` one runs
-    no code of the student's, and is another user than those that do.
+    `box` is "bwrap" for bubblewrap; "user" for only a different user, on a platform that already provides a container;
+    or "" for no sandbox. A `clean` process never runs a student's code, and its user differs from the user of the
+    processes that do. Raises NotReady if the process does not start.
     """
 
     def __init__(self, package: Path, limits: Limits, box: str, needs: tuple[str, ...] = (), clean: bool = False):
@@ -193,7 +206,7 @@ class Room:
             run, env=env, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
             start_new_session=True,
         )  # fmt: skip
-        self.arrived: queue.Queue = queue.Queue(2)  # who sends more than is asked for has to wait
+        self.arrived: queue.Queue = queue.Queue(2)  # a process that sends more messages than that has to wait
         for listen in (self._listen, self._watch):
             threading.Thread(target=listen, daemon=True).start()
         try:
@@ -210,15 +223,19 @@ class Room:
             )
 
     def ask(self, request: dict, seconds: float) -> dict:
-        """The reply to a request. The student's code may ask back in between, as often as it likes."""
-        token, self.far = secrets.token_hex(8), []  # what was lent for an earlier request is out of reach
+        """Send a request and return the reply. Raises Stopped if the process ends or none comes within `seconds`.
+
+        Until it replies, the student's code may call the functions and objects among the request's arguments, as often
+        as it likes.
+        """
+        token, self.far = secrets.token_hex(8), []  # the code can no longer call what an earlier request gave to it
         try:
             channel.send(self.process.stdin, request | {"token": token, "seconds": seconds}, self._refer)
             until = time.monotonic() + seconds + GRACE
             while True:
                 reply = self._next(until)
                 if not isinstance(reply, dict) or reply.get("token") != token:
-                    continue  # what an earlier request or a stranger left behind
+                    continue  # a message of an earlier request, or one that the student's code forged
                 if "ask" not in reply:
                     return reply
                 channel.send(self.process.stdin, self._do(reply, until), self._refer)
@@ -237,12 +254,12 @@ class Room:
             shutil.rmtree(self.home, ignore_errors=True)
 
     def _refer(self, thing) -> int:
-        """The number by which the student's code may call something of the grader's."""
+        """Return the number by which the student's code may call `thing`, a function or an object of the grader."""
         self.far.append(thing)
         return len(self.far) - 1
 
     def _do(self, question: dict, until: float) -> dict:
-        """Call what the student's code asked for: a function, or a public method of an object."""
+        """Call the function or the public method that the student's code asked for, and return its value or error."""
         try:
             thing, method = self.far[question["ask"]], question["method"]
             act = getattr(thing, method) if method and not method.startswith("_") else thing
@@ -256,15 +273,15 @@ class Room:
             return {"error": [type(error).__name__, str(error)[:500]]}
 
     def _listen(self) -> None:
-        """Read messages as they come; a thread of its own, so that waiting for one can end."""
+        """Put each message of the process into `arrived`. This runs in its own thread, so that `_next` can time out."""
         try:
             while True:
                 self.arrived.put(channel.receive(self.process.stdout))
-        except Exception as end:  # whatever came: it is the end of this process
+        except Exception as end:  # of any kind: without a readable message, this process counts as ended
             self.arrived.put(end)
 
     def _next(self, until: float):
-        """The next message, or Stopped."""
+        """Return the next message. Raises Stopped if the process ends or none comes before the time `until`."""
         while True:
             try:
                 message = self.arrived.get(timeout=0.25)
@@ -277,11 +294,14 @@ class Room:
             if isinstance(message, Exception):
                 raise self._ended(self._last_words() or str(message))
             if time.monotonic() > until:
-                raise self._late()  # however many more there are
+                raise self._late()  # even if more messages are waiting
             return message
 
     def _watch(self) -> None:
-        """What limits for one process do not see: memory and number of all of them together. A thread of its own."""
+        """End the process if it and its children together use too much memory, or are too many.
+
+        The kernel's limits cannot do this, since they hold for each process alone. This runs in its own thread.
+        """
         while self.process.poll() is None and not self.why:
             memory, processes = used_by(self.process.pid)
             if memory > self.limits.memory_mb:
@@ -304,7 +324,7 @@ class Room:
         return Stopped(f"the process ended here ({why})")
 
     def _last_words(self) -> str:
-        """The last line that the process wrote about itself."""
+        """Return the last line that the process wrote to stderr."""
         with contextlib.suppress(OSError, ValueError):
             self.errors.seek(0)
             lines = self.errors.read(10_000).decode(errors="replace").strip().splitlines()
@@ -313,7 +333,7 @@ class Room:
 
 
 def other_user(box: str, package: Path) -> bool:
-    """Whether a student's code can run as a user that owns nothing, yet reads Python."""
+    """Return whether a student's code can run as another user, one that owns no files but can read Python's."""
     if box not in ("bwrap", "user") or os.getuid() != 0:
         return False
     places = [Path(p).resolve() for p in (sys.prefix, sys.base_prefix, package)] if box == "user" else []
@@ -321,7 +341,7 @@ def other_user(box: str, package: Path) -> bool:
 
 
 def used_by(pid: int) -> tuple[float, int]:
-    """MB of memory, and the number of processes and threads, of a process and everything below it."""
+    """Return the memory in MB, and the number of threads, that a process and all its children have together."""
     parents, used = {}, {}
     for entry in Path("/proc").glob("[0-9]*") if os.path.isdir("/proc/self") else ():
         with contextlib.suppress(OSError, ValueError, IndexError):

@@ -1,6 +1,7 @@
-"""Messages between the grader and the box: each a line of JSON of a limited size, arrays in it as text, no pickle.
+"""Messages between the grader and the sandbox: each is a line of JSON of limited size, with arrays as text.
 
-Whatever arrives is data. Reading it runs nothing, and a message that makes no sense is a ValueError.
+Messages are data only. Pickle is not used, so reading a message runs no code. A message that makes no sense raises
+ValueError.
 """
 
 import base64
@@ -13,16 +14,20 @@ from importlib import import_module
 
 import numpy as np
 
-MOST = 2 * 2**20  # bytes of one message: this limits arrays, lists and texts alike
-NUMBERS = "biufc"  # kinds of NumPy arrays that may travel
+MOST = 2 * 2**20  # the most bytes of one message, and thereby of the arrays, lists and texts in it
+NUMBERS = "biufc"  # the kinds of NumPy dtypes that messages may contain
 
 
 class Closed(Exception):
-    """The other side is gone."""
+    """Raised if the other process has closed its end."""
 
 
 def send(stream, message, refer: Callable | None = None) -> None:
-    """Write one message. `refer(thing)` names what only its own process can call; without it such a thing is opaque."""
+    """Write one message. Raises ValueError if it is too large.
+
+    `refer(thing)` returns a number for a function or object that cannot be sent, by which the other process may call
+    it. Without `refer`, only the name of its type is sent.
+    """
     line = json.dumps(_packed(message, refer)).encode()
     if len(line) > MOST:
         raise ValueError(f"a message of {len(line):,} bytes; it takes at most {MOST:,}")
@@ -31,7 +36,10 @@ def send(stream, message, refer: Callable | None = None) -> None:
 
 
 def receive(stream, resolve: Callable | None = None):
-    """Read one message. `resolve(name)` makes what stands for the grader's things; only the box has one."""
+    """Read one message. Raises ValueError if it cannot be read, and Closed at the end of the stream.
+
+    `resolve(number)` returns the stand-in for a function or an object of the grader. Only the sandbox has a `resolve`.
+    """
     line = stream.readline(MOST + 1)
     if len(line) > MOST:
         raise ValueError(f"a message that is too long; it takes at most {MOST:,} bytes")
@@ -44,7 +52,7 @@ def receive(stream, resolve: Callable | None = None):
 
 
 def _packed(value, refer):
-    """A value as JSON. Lists stand for themselves; what JSON has no word for is {mark: what}."""
+    """Return a value as JSON can write it. A value that JSON does not have becomes {mark: content}."""
 
     def inner(values) -> list:
         return [_packed(x, refer) for x in values]
@@ -53,11 +61,11 @@ def _packed(value, refer):
         return int(value) if abs(value) < 2**63 else {"opaque": "int of more than 63 bits"}
     if value is None or isinstance(value, (bool, str)) or type(value) is float:
         return value
-    if not refer and hasattr(value, "__array__") and not isinstance(value, np.generic):  # such as a tensor of torch
+    if not refer and hasattr(value, "__array__") and not isinstance(value, np.generic):  # such as a PyTorch tensor
         value = np.asarray(value)
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in NUMBERS:
         axes = np.argsort([-abs(step) for step in value.strides], kind="stable").tolist()
-        data = np.asarray(value).transpose(axes).tobytes()  # the layout stays: it may be what a kernel trips over
+        data = np.asarray(value).transpose(axes).tobytes()  # keep the strides, which may make a kernel fail
         text = base64.b64encode(data).decode()
         return {"array": [text, value.dtype.str, list(value.shape), axes, isinstance(value, np.generic)]}
     if isinstance(value, list):
@@ -77,7 +85,7 @@ def _packed(value, refer):
 
 
 def _unpacked(marked: dict, resolve):
-    """What {mark: what} stands for; what is in it has been unpacked."""
+    """Return the value that {mark: content} stands for. The content is already unpacked."""
     ((mark, inside),) = marked.items()
     if mark in PLAIN:
         return PLAIN[mark](inside)
@@ -89,7 +97,7 @@ def _unpacked(marked: dict, resolve):
 
 
 def _array(text: str, kind: str, shape: list, axes: list, is_scalar: bool):
-    """An array of its own memory, its axes in that memory from the slowest to the fastest, or a NumPy scalar."""
+    """Return an array in new memory, or a NumPy scalar. `axes` are in memory order, the slowest first."""
     dtype = np.dtype(kind)
     if dtype.kind not in NUMBERS:
         raise ValueError("an array that holds no numbers")
@@ -99,7 +107,7 @@ def _array(text: str, kind: str, shape: list, axes: list, is_scalar: bool):
 
 
 def _data(module: str, name: str, named: dict):
-    """A dataclass of the package with the fields that were sent; what was not is left empty."""
+    """Return a dataclass of the package with the fields that were sent. Fields that were not sent are None."""
     kind = getattr(import_module(module), name)
     thing = object.__new__(kind)
     for f in fields(kind):

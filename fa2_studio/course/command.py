@@ -6,11 +6,14 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-NEEDS = ("jupytext", "nbformat", "tqdm")  # of all commands but check, which is a student's
+NEEDS = ("jupytext", "nbformat", "tqdm")  # for all commands except check, which students run
 
 
 def main(argv: list[str]) -> int:
-    """0: all well. 1: the grader is not in order, or a checked notebook is not full. 2: the call makes no sense."""
+    """Run one command of the course and return the exit status.
+
+    0: all is well. 1: the grader cannot grade here, or a checked notebook lacks points. 2: the call is wrong.
+    """
     options = parser().parse_args(argv)
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing and options.command != "check":
@@ -20,7 +23,7 @@ def main(argv: list[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The commands and what each takes."""
+    """Return the parser of all commands and their arguments."""
     top = argparse.ArgumentParser(prog="fa2-lab course", description="Assignments that grade themselves.")
     commands = top.add_subparsers(title="commands", metavar="command", dest="command", required=True)
     check = commands.add_parser("check", help="run the visible checks of one notebook, as a student does")
@@ -69,14 +72,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def chosen(names: list[str]) -> list:
-    """The assignments named in full or by number; all of them when none is named."""
+    """Return the assignments with these names or numbers, or all assignments if none is named."""
     from fa2_studio.course import notebooks
 
     return [notebooks.named(name) for name in dict.fromkeys(names)] if names else notebooks.ASSIGNMENTS
 
 
 def secret_of(options) -> str:
-    """The words in the secret's file; empty without one."""
+    """Return the text of the secret's file, or "" if there is none."""
     if options.secret is None:
         return ""
     if options.roster is None:
@@ -129,10 +132,10 @@ def run_similar(options) -> int:
 
 
 def run_check(options) -> int:
-    """The same as a student's `python -m checks NOTEBOOK`."""
+    """Run the visible checks, as a student's `python -m checks NOTEBOOK` does."""
     from checks import __main__ as alone
 
-    import fa2_studio.course  # noqa: F401 — finds the checks
+    import fa2_studio.course  # noqa: F401 — puts the checks on the path
 
     return alone.main([str(options.notebook)])
 

@@ -1,15 +1,15 @@
-"""A folder of submissions: each notebook gets a score and a sentence, whatever is in it; results are kept.
+"""Grade a folder of submissions: give each notebook a score and remarks, whatever it contains, and keep the results.
 
-What an assignment keeps to, so that its checks can judge in another process than the student's code:
+Checks run in one process and the student's code in another, so an assignment has to follow these rules:
 
-1. `notebooks.ASSIGNMENTS` names it, the packages it needs, and in `gives` the modules of fa2_lab that its students may
-   import. Everything else of the package is not there when it is graded.
-2. Its module in `checks` has one function for each step: `step(function, ...) -> Report`. A test cell names what the
-   student wrote, `check.update(update)`, and ends in `report.points(4)`.
-3. A check never calls what a student wrote; it asks `guard`. Arguments and results are numbers, strings, None, NumPy
-   arrays, and tuples, lists and dicts of these; an argument may also be a function or an object of the check's.
-4. Right values are computed in the check alone, from seeds that the test cell gives. What must not be in students'
-   hands stands between the marks of hidden tests, or in `keys`.
+1. `notebooks.ASSIGNMENTS` names the assignment, the packages it needs, and in `gives` the modules of fa2_lab that its
+   students may import. While it is graded, no other module of the package can be imported.
+2. Its module in `checks` has one function for each step: `step(function, ...) -> Report`. A test cell passes the
+   student's function, as in `check.update(update)`, and ends in `report.points(4)`.
+3. A check never calls the student's function itself, but through `guard`. Arguments and results are numbers, strings,
+   None, NumPy arrays, and tuples, lists and dicts of these. An argument may also be a function or object of the check.
+4. Only the check computes right values, from seeds that are in the test cell. What students must not see is between the
+   marks of hidden tests, or in `keys`.
 """
 
 import hashlib
@@ -36,32 +36,32 @@ from fa2_studio.course.judge import Graded
 from fa2_studio.course.notebooks import Assignment, content, source, steps
 
 NEVER = re.compile(r"^\.|^__|~$|\.ipynb_checkpoints")
-MOST_FILES = 10_000  # of one student that are looked at
-MARGIN = 30.0  # seconds that a grading process may take beyond its notebook's own and what its boxes take to start
+MOST_FILES = 10_000  # the most files of one student's folder that are considered
+MARGIN = 30.0  # seconds for a grading process beyond the time of its notebook and of the start of its two sandboxes
 
 
 class GraderError(RuntimeError):
-    """The grader itself is not in order: nobody is graded, or nobody's work for one assignment."""
+    """Raised if the grader cannot grade here, because a package or the sandbox is missing. No notebook is graded."""
 
 
 @dataclass(frozen=True)
 class Grading:
-    """How a folder is graded."""
+    """The settings for grading a folder."""
 
     limits: Limits = field(default_factory=Limits)
     jobs: int = 1
     secret: str = ""
     roster: tuple[results.Person, ...] = ()
-    again: tuple[str, ...] = ()  # students who are graded even if nothing changed
-    trust: bool = False  # grade without a box
+    again: tuple[str, ...] = ()  # if not empty, only these students are graded, even if nothing changed
+    trust: bool = False  # grade without a sandbox
 
 
-# What was handed in -------------------------------------------------------------------------------------------------
+# Submissions --------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Found:
-    """What a student handed in for one assignment: the file that counts, or none, and remarks."""
+    """A student's submission for one assignment: the file that is graded, or None, and remarks."""
 
     student: str
     assignment: Assignment
@@ -70,7 +70,10 @@ class Found:
 
 
 def submissions(folder: Path, assignments: list[Assignment], students: tuple[str, ...] = ()) -> list[Found]:
-    """Each student's file for each assignment, in a folder with one folder for each student."""
+    """Return each student's submission for each assignment, from a folder that contains one folder per student.
+
+    `students` are the names of the roster. A student of the roster without a folder has submissions without files.
+    """
     if not folder.is_dir():
         raise ValueError(
             f"folder: got {folder}, which is not a folder; it takes a folder that contains one folder per student"
@@ -90,7 +93,10 @@ def submissions(folder: Path, assignments: list[Assignment], students: tuple[str
 
 
 def of_student(student: str, homes: list[Path], assignments: list[Assignment]) -> Iterator[Found]:
-    """One student's files. The file named exactly as the assignment counts, or else the one with the shortest name."""
+    """Return one student's submission for each assignment.
+
+    The notebook whose name is exactly the assignment's name counts, or else the one with the shortest name.
+    """
     handed = [path for home in homes for path in files_below(home)]
     for assignment in assignments:
         name = assignment.name
@@ -107,7 +113,7 @@ def of_student(student: str, homes: list[Path], assignments: list[Assignment]) -
 
 
 def files_below(home: Path) -> list[Path]:
-    """Everything under a student's folder that is no folder; links to folders are not followed."""
+    """Return the files below a student's folder. Links to folders are not followed."""
     found = []
     for place, folders, names in os.walk(home):
         folders[:] = sorted(f for f in folders if not NEVER.search(f))
@@ -123,9 +129,10 @@ def files_below(home: Path) -> list[Path]:
 def grade_folder(
     folder: Path, out: Path, assignments: list[Assignment], how: Grading
 ) -> tuple[list[Graded], list[str]]:
-    """Grade every submission that has no record yet; write records, feedback pages and tables.
+    """Grade every submission that has no record yet or has changed; write records, feedback pages and tables.
 
-    Returns all records, and a sentence for each assignment whose own solution has not full marks: it is left out.
+    Return all records, and a sentence for each assignment that was left out because its own solution does not score
+    full marks here.
     """
     todo = submissions(folder, assignments, tuple(person.folder for person in how.roster))
     if unknown := sorted(set(how.again) - {one.student for one in todo}):
@@ -161,7 +168,7 @@ def grade_folder(
 
 
 def check_grader(assignments: list[Assignment], how: Grading) -> None:
-    """The packages and the box that grading takes, or nobody is graded."""
+    """Raise GraderError if a package that the assignments need, or the sandbox, is missing."""
     needed = {"numpy", "nbformat"} | {name for a in assignments for name in a.needs}
     if missing := sorted(name for name in needed if find_spec(name) is None):
         raise GraderError(
@@ -173,14 +180,14 @@ def check_grader(assignments: list[Assignment], how: Grading) -> None:
 
 @contextmanager
 def packages(assignments: list[Assignment]):
-    """{assignment: the folder with the part of the package that its students get}."""
+    """Yield {assignment: folder with the part of the package that its students may import}; delete all at the end."""
     with tempfile.TemporaryDirectory(prefix="fa2-course-") as folder:
         os.chmod(folder, 0o755)
         yield {a.name: package.for_box(Path(folder, a.name), a) for a in assignments}
 
 
 def prove_grader(assignments: list[Assignment], staged: dict, how: Grading, out: Path) -> dict[str, str]:
-    """The own solution of each must score full marks here and now; a sentence for each one that does not."""
+    """Grade each assignment's own solution, and return {assignment: sentence} for those without full marks."""
     with tempfile.TemporaryDirectory(prefix="fa2-course-") as folder:
         tasks = []
         for assignment in assignments:
@@ -205,7 +212,7 @@ def prove_grader(assignments: list[Assignment], staged: dict, how: Grading, out:
 
 
 def run_all(tasks: list[tuple], staged: dict, how: Grading, done: Callable[[tuple, Graded], None]) -> None:
-    """Grade several at a time, each in a process of its own with a core of its own; `done` gets each as it ends."""
+    """Grade the tasks, `how.jobs` at a time, each in its own process on its own core. Call `done` after each."""
     from tqdm import tqdm
 
     cores: SimpleQueue[int] = SimpleQueue()
@@ -226,7 +233,7 @@ def run_all(tasks: list[tuple], staged: dict, how: Grading, done: Callable[[tupl
 
 
 def grade_one(one: Found, seed: int, staged: dict, how: Grading, core: int, kind: str) -> Graded:
-    """One submission's result; a process that is lost costs this one alone."""
+    """Grade one submission in its own process. If the process fails, only this submission stays unfinished."""
     graded = Graded(one.student, one.assignment.name, steps(source(one.assignment)), is_absent=one.path is None)
     if one.path is None:
         return graded
@@ -253,7 +260,7 @@ def grade_one(one: Found, seed: int, staged: dict, how: Grading, core: int, kind
 
 
 def work_of(one: Found) -> bytes:
-    """What a file holds; of one that is not read, why."""
+    """Return the bytes of a submission's file, or if the file is not read, the reason."""
     try:
         return content(one.path) if one.path else b""
     except (ValueError, OSError) as refusal:
@@ -261,4 +268,5 @@ def work_of(one: Found) -> bytes:
 
 
 def digest(*parts) -> str:
+    """Return the SHA-256 digest of the parts' printed form, which tells whether any of them has changed."""
     return hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,4 +1,4 @@
-"""What leaves the instructor's machine: a bundle for students, and packages that grade on Gradescope."""
+"""Write what an instructor gives away: bundles for students, and packages that grade on Gradescope."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from fa2_studio.course import box, grade, package, results, seeds
 from fa2_studio.course.judge import Graded
 from fa2_studio.course.notebooks import FOLDER, PROJECT, Assignment, named, source, student_version
 
-PAGES = {"STUDENT.md": "README.md", "AGENTS.md": "AGENTS.md"}  # beside the notebooks, and what a bundle calls them
+PAGES = {"STUDENT.md": "README.md", "AGENTS.md": "AGENTS.md"}  # pages beside the notebooks: name in a bundle
 
 
 def bundle(
@@ -25,7 +25,10 @@ def bundle(
     secret: str = "",
     wheel: Path | None = None,
 ) -> list[Path]:
-    """Notebooks, their visible checks, two pages and the package: a folder for each student, or one for all."""
+    """Write notebooks, their visible checks, two pages and the package's wheel, and return the folders.
+
+    With `people`, each student gets a folder with their own seed. Otherwise there is one folder for all.
+    """
     if wheel and not (wheel.is_file() and wheel.match("fa2_lab-*.whl")):
         raise ValueError(f"--wheel: got {wheel}; it takes the file fa2_lab-….whl that `pip wheel` made")
     files.check_writable(folder, "course bundle")
@@ -64,7 +67,10 @@ cd /autograder/source && PYTHONPATH=. /autograder/env/bin/python -m fa2_studio.c
 
 
 def gradescope(folder: Path, assignments: list[Assignment]) -> list[Path]:
-    """An autograder package for each assignment: NAME.zip with setup.sh, run_autograder and all that grading takes."""
+    """Write an autograder package for each assignment, and return the files.
+
+    Each is NAME.zip, which contains setup.sh, run_autograder and all the code that grading needs.
+    """
     files.check_writable(folder, "course gradescope")
     tops = (PROJECT / "fa2_lab", PROJECT / "fa2_studio", FOLDER / "checks", FOLDER / "programs")
     code = [path for top in tops for path in sorted(top.rglob("*")) if path.suffix in (".py", ".md")]  # .md: its data
@@ -85,16 +91,16 @@ def gradescope(folder: Path, assignments: list[Assignment]) -> list[Path]:
 
 
 def on_gradescope(name: str, home: Path) -> dict:
-    """Grade what lies in home/submission, and write home/results/results.json."""
+    """Grade the submission in home/submission, and write home/results/results.json."""
     assignment = named(name)
     how = grade.Grading(trust=True)
     (one,) = grade.of_student("", [home / "submission"], [assignment])
     alone = [p for p in grade.files_below(home / "submission") if p.suffix == ".ipynb"]
-    if one.path is None and len(alone) == 1:  # who uploads here says by that which assignment it is
+    if one.path is None and len(alone) == 1:  # the upload itself tells the assignment
         one.path, one.remarks = alone[0], [f"{alone[0].name} was graded"]
     with grade.packages([assignment]) as staged:
         graded = grade.grade_one(one, seed=0, staged=staged, how=how, core=0, kind=box.kind() or "user")
-    if graded.is_unfinished:  # without a result the platform tells the instructor
+    if graded.is_unfinished:  # if there is no result, the platform tells the instructor
         raise SystemExit("; ".join(graded.sentences))
     graded.sentences = one.remarks + graded.sentences
     found = results_json(graded)
@@ -104,7 +110,7 @@ def on_gradescope(name: str, home: Path) -> dict:
 
 
 def results_json(graded: Graded) -> dict:
-    """What the platform shows: a test for each step, with a line, and where it failed a hint, for each check."""
+    """Return what Gradescope shows: a test per step, with a line per check and a hint for each check that failed."""
     texts = {name: [] for name in graded.most}
     for kind, name, _, output in graded.page:
         if name in texts:

@@ -1,7 +1,8 @@
-"""One notebook: the original's tests are run here, the student's code in a box of its own.
+"""Grade one notebook: run the original's tests in this process, and the student's code in a sandbox.
 
-The original is rebuilt from the release. Of a submission only text enters: that of the solution cells, the first of
-each name, and that of all other code cells as the student's own. Its tests, points and metadata count for nothing.
+The original is rebuilt from the release. A submission adds only the text of its code cells: the first cell that has the
+name of a solution cell is the student's answer, and cells without such a name are the student's own. The tests, the
+points and all other metadata of a submission are ignored.
 """
 
 import ast
@@ -25,24 +26,24 @@ from fa2_studio.course import notebooks, seeds
 from fa2_studio.course.box import Limits, NotReady, Room
 from fa2_studio.course.notebooks import HIDDEN, Cell, grade_id, is_solution, steps
 
-MOST_DEATHS = 8  # how often a student's process is started again in one notebook
-OWN_MB = 1024  # of memory for the grader of one notebook, whatever it is handed
-MOST_SHOWN = 200_000  # characters of a feedback page
+MOST_DEATHS = 8  # the most times that the processes of one notebook are started again
+OWN_MB = 1024  # the most memory of this process, so that no submission makes it use more
+MOST_SHOWN = 200_000  # the most characters of a feedback page
 
 
 @dataclass
 class Graded:
-    """One submission after grading. `page` has (kind, title, code, output) for each piece that feedback shows."""
+    """The result of grading one submission. `page` has [kind, title, code, output] per part of the feedback page."""
 
     student: str
     assignment: str
-    most: dict[str, float] = field(default_factory=dict)  # points of each step
-    got: dict[str, float] = field(default_factory=dict)
+    most: dict[str, float] = field(default_factory=dict)  # the most points of each step
+    got: dict[str, float] = field(default_factory=dict)  # the student's points of each step
     sentences: list[str] = field(default_factory=list)
     page: list[list[str]] = field(default_factory=list)
     is_absent: bool = False  # nothing was handed in
-    is_unfinished: bool = False  # the machine's fault: it will be graded again
-    other_numbers: bool = False  # the notebook was made with another seed than it is graded with
+    is_unfinished: bool = False  # grading failed because of the machine, so the next run grades it again
+    other_numbers: bool = False  # the student's notebook was made with a seed that is not the one it is graded with
 
     @property
     def score(self) -> float:
@@ -53,7 +54,7 @@ class Graded:
         return sum(self.most.values())
 
     def show(self, kind: str, title: str, code: str, output: str) -> None:
-        """Put a piece on the feedback page, as far as there is place."""
+        """Append a part to the feedback page, cut off where the page would exceed MOST_SHOWN characters."""
         left = max(0, MOST_SHOWN - sum(len(text) for piece in self.page for text in piece))
         self.page.append([kind, title, code[:left], output[: max(0, left - len(code))]])
 
@@ -63,16 +64,20 @@ class Graded:
 
 @dataclass(frozen=True)
 class AssembledCell:
-    """One piece of what is run: a locked cell ("given"), an "answer", a cell of the student's "own", or a "test"."""
+    """One cell to run. `kind` is "given" (locked), "answer", "own" (added by the student) or "test"."""
 
     kind: str
     name: str
     source: str
-    given: tuple[str, ...] = ()  # of a test: functions that right ones stand for where it lost points
+    given: tuple[str, ...] = ()  # only in a test: earlier functions that correct ones replace in a second run
 
 
 def assemble(original, cells: list[Cell]) -> tuple[list[AssembledCell], list[str]]:
-    """The original's locked cells around a student's answers and own cells, and what is said of lost cells."""
+    """Return the cells to run, and a remark for each cell of the original that the student deleted or changed in type.
+
+    The cells are the original's locked cells and tests, the student's answers in the places of the original's
+    solutions, and the student's own cells after the named cells that they followed in the submission.
+    """
     known = {grade_id(c): c for c in original.cells if grade_id(c)}
     by_id = {c.get("id"): grade_id(c) for c in known.values() if c.get("id")}
     answers, own, last = {}, {"": []}, ""
@@ -105,7 +110,7 @@ OTHER_NUMBERS = (
 
 
 def is_of_another_seed(original, cells: list[Cell]) -> bool:
-    """Whether a submission's tests name another seed than the original's."""
+    """Return whether the tests of a submission name a seed that is not the seed of the original."""
     tests = {grade_id(cell): cell for cell in original.cells if grade_id(cell) in steps(original)}
 
     def shown(cell) -> list[str]:
@@ -116,24 +121,27 @@ def is_of_another_seed(original, cells: list[Cell]) -> bool:
 
 
 def defined(source: str) -> set[str]:
-    """The names of the functions that a cell of the original defines."""
+    """Return the names of the functions and classes that a cell of the original defines."""
     return {node.name for node in ast.parse(source).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
 
 
 def used(source: str) -> set[str]:
-    """The names that a cell of the original reads."""
+    """Return the names that a cell of the original reads."""
     return {x.id for x in ast.walk(ast.parse(source)) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)}
 
 
 def asked(original, test: AssembledCell, parts: list[AssembledCell]) -> dict[str, str]:
-    """The names of the student's that a test reads, each with the text of its cell."""
+    """Return {name: source of the student's cell that should define it} for the names of answers that a test reads."""
     cells = {name: grade_id(cell) for cell in original.cells if is_solution(cell) for name in defined(cell.source)}
     texts = {part.name: part.source for part in parts if part.kind == "answer"}
     return {name: texts.get(cells[name], "") for name in sorted(used(test.source) & set(cells))}
 
 
 def right_functions(original, names: tuple[str, ...]) -> dict[str, Callable]:
-    """The original's own functions of these names. They stay here: a student's process gets what they return."""
+    """Return the original's own functions of these names.
+
+    The functions stay in this process. The student's process receives only what they return.
+    """
     space: dict = {"np": np}
     for cell in original.cells:
         if is_solution(cell) and defined(cell.source) & set(names):
@@ -141,17 +149,17 @@ def right_functions(original, names: tuple[str, ...]) -> dict[str, Callable]:
     return {name: space[name] for name in names}
 
 
-# Asking a student's process -------------------------------------------------------------------------------------------
+# Requests to a student's process --------------------------------------------------------------------------------------
 
 
 class Session:
-    """A student's process over one notebook. If it ends, the next question finds a new one in the same state."""
+    """The process that runs a student's cells. If it ends, the next request starts another and runs the cells again."""
 
     def __init__(self, open_room: Callable[[bool], Room], limits: Limits):
         self.open_room, self.limits, self.room, self.clean = open_room, limits, None, None
         self.until = time.monotonic() + limits.notebook_seconds
-        self.done: list[str] = []  # the cells that ran, for a new process
-        self.lent: dict[str, Callable] = {}  # right functions that stand for earlier ones of the student's
+        self.done: list[str] = []  # the cells that ran, which a new process runs again
+        self.lent: dict[str, Callable] = {}  # correct functions that replace the student's own in a second run
         self.opened, self.ready = 0, set()
         self.begin_step()
 
@@ -160,14 +168,17 @@ class Session:
         self.over, self.stopped, self.deaths = "", "", 0
 
     def cell(self, source: str) -> tuple[str, str]:
-        """Run a cell: what it printed, and what it raised."""
+        """Run a cell, and return what it printed and the text of the error that it raised, or ""."""
         reply = self.ask({"do": "cell", "source": source}, self.limits.cell_seconds)
         self.done.append(source)
         return str(reply.get("printed", "")), str(error_of(reply) or "")
 
     def call(self, name: str, args: tuple, kwargs: dict, probe: Callable | None = None, is_theirs: bool = True):
-        """What a function of the student's returns, or a probe of the checks beside it, or the error that was raised;
-        Stopped once the step's time is over."""
+        """Call a function of the student's in their process and return its value, or raise the error that it raised.
+
+        With a `probe`, a function of the checks, the process calls the probe on the student's function instead; without
+        a name, it calls the probe alone. Raises Stopped if the process ends or the step's time is over.
+        """
         if self.over:
             raise Stopped(self.over)
         place = f"{probe.__module__.rpartition('.')[2]}:{probe.__name__}" if probe else ""
@@ -185,7 +196,7 @@ class Session:
         return reply.get("value")
 
     def apart(self, probe: Callable, args: tuple):
-        """Run a probe in a process of its own, in which nothing of the student's runs."""
+        """Run a probe in a clean process, one that never runs the student's code."""
         mine, self.room = self.room, self.clean
         try:
             return self.call("", args, {}, probe, is_theirs=False)
@@ -193,7 +204,10 @@ class Session:
             self.clean, self.room = self.room, mine
 
     def ask(self, request: dict, seconds: float, is_theirs: bool = True) -> dict:
-        """The reply to a request, or Stopped with a sentence. Without seconds, it has those that its step has left."""
+        """Return the reply to a request. Raises Stopped, with a sentence for the student, if there is none in time.
+
+        With seconds = 0, the request has the time that its step has left.
+        """
         try:
             if self.room is None:
                 self.open(is_theirs)
@@ -209,8 +223,10 @@ class Session:
         return reply
 
     def open(self, is_theirs: bool) -> None:
-        """A new process; one of the student's is brought to where the last one was. The first of each kind takes its
-        time to start, and that is nobody's."""
+        """Start a process. A process for the student's code (`is_theirs`) first runs the cells that ran before.
+
+        The first start of each kind does not count: its time is added to the time of the notebook and of the step.
+        """
         if self.opened > MOST_DEATHS:
             raise Stopped("the process ended too often")
         began = time.monotonic()
@@ -224,7 +240,7 @@ class Session:
             self.room.ask({"do": "cell", "source": source}, max(0.0, min(self.limits.cell_seconds, left)))
 
     def end(self) -> None:
-        """End the process that was asked last; the next question starts a new one."""
+        """End the process that got the last request. The next request starts a new one."""
         if self.room is not None:
             self.room.close()
         self.room = None
@@ -236,7 +252,7 @@ class Session:
 
 
 def error_of(reply: dict) -> Exception | None:
-    """The error that a reply names."""
+    """Return the error that a reply reports as an exception, or None if it reports none."""
     error = reply.get("error")
     if error is None:
         return None
@@ -248,7 +264,7 @@ def error_of(reply: dict) -> Exception | None:
 
 
 def grade_notebook(original, cells: list[Cell], open_room: Callable[[bool], Room], limits: Limits) -> Graded:
-    """Run a student's answers against the original's tests."""
+    """Run the original's tests on a student's answers, and return the points and the feedback."""
     graded = Graded("", "", steps(original))
     parts, lost = assemble(original, cells)
     graded.sentences += lost
@@ -266,7 +282,7 @@ def grade_notebook(original, cells: list[Cell], open_room: Callable[[bool], Room
 
 
 def run_cell(part: AssembledCell, session: Session, space: dict, graded: Graded) -> None:
-    """A cell that is not a test, in the student's process; a locked one here as well, for the tests."""
+    """Run a cell that is not a test in the student's process. A locked cell also runs here, because tests need it."""
     if part.kind == "given":
         with redirect_stdout(io.StringIO()):
             run_source(part.source, part.name, space)
@@ -281,7 +297,7 @@ def run_cell(part: AssembledCell, session: Session, space: dict, graded: Graded)
 
 
 def run_step(part: AssembledCell, session: Session, space: dict, names: dict[str, str], graded: Graded) -> None:
-    """One step's tests: its points, and what was said."""
+    """Run the test cell of one step, and add its points, remark and output to `graded`."""
     points, shown, hidden, sentence = judged(part, session, space, names)
     graded.got[part.name] = min(points, graded.most[part.name])
     graded.sentences += [f"{part.name.removeprefix('test_')}: {sentence}"] if sentence else []
@@ -291,7 +307,10 @@ def run_step(part: AssembledCell, session: Session, space: dict, names: dict[str
 
 
 def judged(part: AssembledCell, session: Session, space: dict, names: dict[str, str]) -> tuple[float, str, str, str]:
-    """Points, what the visible and the hidden checks printed, and a remark."""
+    """Run a test cell, and return its points, what its visible and its hidden checks printed, and a remark.
+
+    Each of `names` becomes a stand-in that calls the student's function of that name in the student's process.
+    """
     session.begin_step()
     space |= {name: Far(session, name, text) for name, text in names.items()}
     space.pop("report", None)
@@ -308,15 +327,18 @@ def judged(part: AssembledCell, session: Session, space: dict, names: dict[str, 
             points = float(eval(end.strip(), space))
     except NotReady:
         raise
-    except Exception as error:  # what a check did not expect of an answer costs this step
+    except Exception as error:  # the answer did something that a check did not expect, so this step has no points
         sentence = f"{type(error).__name__}: {error}"[:300]
     sentence = sentence or session.over or session.stopped or getattr(space.get("report"), "refused", "")
-    hidden = re.sub(r"^ {11}expected.*\n", "", papers[1].getvalue(), flags=re.MULTILINE)  # no number to look up
+    hidden = re.sub(r"^ {11}expected.*\n", "", papers[1].getvalue(), flags=re.MULTILINE)  # hide right values
     return (points if points >= 0 else 0.0), papers[0].getvalue(), hidden, sentence
 
 
 def follow_through(original, parts: list[AssembledCell], session: Session, space: dict, graded: Graded) -> None:
-    """A step that lost points is tried again with what right functions return, for the earlier steps its cell names."""
+    """Run each test that lost points again, with correct versions of the earlier functions that its cell names.
+
+    So a mistake in an earlier step costs no points in this one. The better of the two runs counts.
+    """
     for part in parts:
         if not part.given or graded.got.get(part.name, 0) >= graded.most.get(part.name, 0):
             continue
@@ -333,11 +355,11 @@ def follow_through(original, parts: list[AssembledCell], session: Session, space
     session.lent = {}
 
 
-# A process of its own -------------------------------------------------------------------------------------------------
+# The process that grades one submission -------------------------------------------------------------------------------
 
 
 def main() -> int:
-    """Grade one submission, given as JSON, and print what came of it."""
+    """Grade one submission. Read the task as JSON from stdin, and print the result, or the machine's fault, as JSON."""
     task = json.load(sys.stdin)
     limits = Limits(**task["limits"])
     with contextlib.suppress(ImportError):

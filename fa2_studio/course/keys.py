@@ -1,7 +1,7 @@
-"""What students do not get: the slips of assignment 8's programs, and how each seed plants one of them.
+"""The planted bugs ("slips") of assignment 8, and how a seed chooses among them. Students do not get this file.
 
-The programs are right as they stand in notebooks/assignments/programs. A slip replaces text; a seed decides
-which, and what the program calls its variables.
+The programs in notebooks/assignments/programs are correct. A slip replaces one piece of their text. A seed decides
+which slip a student gets, and which names the program's variables have.
 """
 
 import re
@@ -18,7 +18,10 @@ PIPELINE, KERNEL = (FOLDER / "programs" / f"suspect_{name}.py" for name in ("pip
 
 @dataclass(frozen=True)
 class Slip:
-    """A slip: what it is, the right text, the wrong one, and what of a run has to change to show it, or to hide it."""
+    """A planted bug: its cause, the right text, and the wrong text that replaces it.
+
+    `shows` has the arguments of a run in which the bug shows, and `hides` those of a run in which it does not.
+    """
 
     cause: str
     right: str
@@ -41,7 +44,7 @@ HANGS = [
 
 
 def moved(line: str, above: str) -> tuple[str, str]:
-    """The stretch of the pipeline from `above` to `line`, as it is, and with the line right above `above`."""
+    """Return (right, wrong): the pipeline's text from `above` to `line`, and this text with `line` moved to its top."""
     text = PIPELINE.read_text(encoding="utf-8")
     first = text.index(above)
     right = text[first : text.index(line, first) + len(line)]
@@ -73,15 +76,15 @@ WRONG = [
 ]
 
 
-# What a seed plants ---------------------------------------------------------------------------------------------
+# Planting the bug of a seed -------------------------------------------------------------------------------------
 
 
 def planted(slips: list[Slip], seed: int) -> Slip:
-    """The slip of a seed; seed 0 has the first."""
+    """Return the slip of a seed. Seed 0 has the first slip."""
     return slips[seed * 2654435761 % 2**32 * len(slips) >> 32]
 
 
-WORDS = {  # what a program calls its things; a seed takes one of each
+WORDS = {  # the names that a variable of a program may have; a seed chooses one of each group
     PIPELINE: (("ring", "belt", "pool"), ("filled", "full", "ready"), ("emptied", "free", "vacant"),
                ("stage", "place", "cell")),
     KERNEL: (("seen", "shown", "visible"), ("there", "exists", "inside"), ("real", "within", "alive"),
@@ -90,14 +93,14 @@ WORDS = {  # what a program calls its things; a seed takes one of each
 
 
 def renamed(path: Path, text: str, seed: int) -> str:
-    """The text with a seed's words; seed 0 has the first of each."""
+    """Return a program's text with the variable names of a seed. Seed 0 keeps the names as they are."""
     for number, words in enumerate(WORDS[path]):
         text = re.sub(rf"\b{words[0]}\b", words[seed // 3**number % 3], text)
     return text
 
 
 def broken(path: Path, slip: Slip, seed: int = 0) -> str:
-    """A program with a slip in it."""
+    """Return the text of a program with a slip in it and with the variable names of a seed."""
     text = path.read_text(encoding="utf-8")
     if text.count(slip.right) != 1:
         raise LookupError(
@@ -110,24 +113,24 @@ CASES = {"hang": (PIPELINE, HANGS, 0), "race": (PIPELINE, RACES, 1), "wrong": (K
 
 
 def slip_of(step: str, seed: int) -> tuple[Path, Slip]:
-    """The program of a step and what a seed plants in it."""
+    """Return the program of a step and the slip that a seed plants in it."""
     path, slips, more = CASES[step]
     return path, planted(slips, seed=seed + more if seed else 0)
 
 
 def program(step: str, seed: int = 0) -> str:
-    """The broken program of a step, as a cell."""
+    """Return the broken program of a step, as the text of a cell."""
     return broken(*slip_of(step, seed), seed)
 
 
 def wrong_lines(path: Path, slip: Slip, seed: int = 0) -> set[str]:
-    """The lines that may be named: those that differ, and where a line is missing, its neighbours."""
+    """Return the lines that count as a right answer: lines that differ, and the neighbours of a missing line."""
     right = renamed(path, path.read_text(encoding="utf-8"), seed).splitlines()
     return changed_lines(broken(path, slip, seed).splitlines(), right)
 
 
 def named(step: str, function, seed: int = 0) -> Report:
-    """Two checks that only the grader can make: the line, and the cause."""
+    """Return the report of two checks that only the grader can make: the wrong line, and the cause."""
     (path, slip), report = slip_of(step, seed), Report(f"{step}: line and cause")
     with report.check("find: the line", FIND[step]):
         line = str(answer_of(function, "line")).strip()

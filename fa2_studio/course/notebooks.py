@@ -1,4 +1,4 @@
-"""The assignments' notebooks: nbgrader sources, and what students get of them."""
+"""The assignments' notebooks: the nbgrader sources, the versions for students, and the submissions."""
 
 import json
 import re
@@ -16,7 +16,10 @@ SOLUTION, HIDDEN = ("### BEGIN SOLUTION", "### END SOLUTION"), ("### BEGIN HIDDE
 
 @dataclass(frozen=True)
 class Assignment:
-    """One assignment: its notebook, what it needs beyond NumPy, and what of fa2_lab its students may import."""
+    """One assignment: its notebook's name, the packages it needs besides NumPy, and the modules of fa2_lab it gives.
+
+    Students may import these modules, and no others of fa2_lab.
+    """
 
     name: str
     needs: tuple[str, ...] = ()
@@ -37,7 +40,7 @@ ASSIGNMENTS = [
 
 
 def named(name: str) -> Assignment:
-    """The assignment of a name, or of a number such as "2"."""
+    """Return the assignment with this name, or with a number such as "2"."""
     for assignment in ASSIGNMENTS:
         if name in (assignment.name, assignment.name[:1]):
             return assignment
@@ -45,22 +48,22 @@ def named(name: str) -> Assignment:
 
 
 def source(assignment: Assignment) -> nbformat.NotebookNode:
-    """The nbgrader source of an assignment, with solutions and hidden tests."""
+    """Return the nbgrader source of an assignment, with solutions and hidden tests."""
     return nbformat.read(FOLDER / f"{assignment.name}.ipynb", as_version=4)
 
 
-# Asking a notebook ------------------------------------------------------------------------------------------------
+# The metadata of cells --------------------------------------------------------------------------------------------
 
 
 def marks(cell) -> dict:
-    """nbgrader's metadata of a cell, whatever shape a notebook has it in."""
+    """Return the nbgrader metadata of a cell, or {} if the cell has none or it is malformed."""
     metadata = cell.get("metadata") if isinstance(cell, dict) else None
     found = metadata.get("nbgrader") if isinstance(metadata, dict) else None
     return found if isinstance(found, dict) else {}
 
 
 def grade_id(cell) -> str:
-    """The name nbgrader knows a cell by; empty for a cell of the reader's own."""
+    """Return nbgrader's name of a cell, or "" for a cell that a student added."""
     name = marks(cell).get("grade_id", "")
     return name if isinstance(name, str) else ""
 
@@ -70,19 +73,19 @@ def is_solution(cell) -> bool:
 
 
 def steps(notebook) -> dict[str, float]:
-    """{grade_id: points} of a notebook's test cells."""
+    """Return {grade_id: points} of a notebook's test cells."""
     return {m["grade_id"]: float(m["points"]) for m in map(marks, notebook.cells) if m.get("grade")}
 
 
-# What students hand in ------------------------------------------------------------------------------------------------
+# Submissions ----------------------------------------------------------------------------------------------------------
 
-LARGEST = 20 * 2**20  # bytes of a notebook
+LARGEST = 20 * 2**20  # the most bytes of a submitted notebook
 MOST_CELLS = 2000
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is read of a submitted cell: its ids, whether it is code, its text. Nothing else of it counts."""
+    """The parts of a submitted cell that are read: `id`, nbgrader's `name`, whether it is code, and its text."""
 
     id: str
     name: str
@@ -91,7 +94,7 @@ class Cell:
 
 
 def read(path: Path) -> list[Cell]:
-    """The cells of a submitted notebook, whatever else is in it, or a ValueError with a sentence."""
+    """Return the cells of a submitted notebook. Raises ValueError, with a sentence for the student, if it is none."""
     if path.suffix != ".ipynb":
         raise ValueError(f"{path.name} is not a notebook, because its name does not end in .ipynb")
     try:
@@ -110,7 +113,7 @@ def read(path: Path) -> list[Cell]:
 
 
 def content(path: Path) -> bytes:
-    """The bytes of a file that is a file, and neither a link nor a pipe nor too large."""
+    """Return the bytes of a file. Raises ValueError if it is a link, no regular file, or too large."""
     if path.is_symlink():
         raise ValueError("a link")
     if not path.is_file():
@@ -121,7 +124,7 @@ def content(path: Path) -> bytes:
 
 
 def as_cell(cell: dict) -> Cell:
-    """One cell, plain: letters that are no text become question marks."""
+    """Return one cell of a notebook's JSON, whatever its fields contain. Invalid characters become question marks."""
     source = cell.get("source", "")
     source = "".join(x for x in source if isinstance(x, str)) if isinstance(source, list) else source
     source = source.encode("utf-8", "replace").decode() if isinstance(source, str) else ""
@@ -135,7 +138,7 @@ STUB = r"\1# YOUR CODE HERE\n\1raise NotImplementedError()\n"
 
 
 def student_version(notebook) -> nbformat.NotebookNode:
-    """What students get: solutions replaced by stubs, hidden tests gone, no outputs, test cells locked."""
+    """Return a copy for students: stubs replace solutions, hidden tests and outputs are removed, tests are locked."""
     notebook = deepcopy(notebook)
     for cell in notebook.cells:
         cell.source = re.sub(block(*SOLUTION), STUB, cell.source + "\n", flags=re.DOTALL | re.MULTILINE)
@@ -152,5 +155,5 @@ def student_version(notebook) -> nbformat.NotebookNode:
 
 
 def block(begin: str, end: str) -> str:
-    """A pattern for everything between two marks, the marks with it; its first group is the indentation."""
+    """Return a pattern for two marks and everything between them. Its first group is the indentation."""
     return rf"^( *){re.escape(begin)}\n.*?^ *{re.escape(end)}\n"

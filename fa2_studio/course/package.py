@@ -1,4 +1,4 @@
-"""Parts of this package as a folder: what a student's process in the box may import, and what a bundle holds."""
+"""Choose the parts of this package that a student's process in the sandbox may import, and those of a bundle."""
 
 from collections.abc import Sequence
 from modulefinder import ModuleFinder
@@ -7,7 +7,7 @@ from pathlib import Path
 from fa2_studio.course.notebooks import FOLDER, PROJECT, Assignment
 
 CHECKS = FOLDER / "checks"
-BESIDE = ("cells", "probes", "probes_triton", "probes_cases")  # checks that run beside a student's code
+BESIDE = ("cells", "probes", "probes_triton", "probes_cases")  # the checks that run in the student's process
 NOTHING = '''"""While work is graded, the checks are in another process: what is asked of them here is nothing."""
 
 from unittest.mock import MagicMock
@@ -21,7 +21,10 @@ def __getattr__(name):
 
 
 def for_box(folder: Path, assignment: Assignment) -> Path:
-    """Write what a student's process gets: what runs it, the probes, and what the assignment gives."""
+    """Write all modules that a student's process may import to a folder, and return the folder.
+
+    These are the worker, the probes, and the modules of fa2_lab that the assignment gives.
+    """
     wanted = ["fa2_studio.course.worker", *(f"checks.{name}" for name in BESIDE), *assignment.gives]
     for path in closure(wanted):
         to = folder / path.relative_to(FOLDER if path.parent == CHECKS else PROJECT)
@@ -37,16 +40,16 @@ def for_box(folder: Path, assignment: Assignment) -> Path:
 
 
 def visible_checks(assignments: list[Assignment]) -> list[Path]:
-    """The files of the checks that these assignments' notebooks import, with all that those import of the checks."""
+    """Return the files of `checks` that these assignments' notebooks import, directly or through other checks."""
     texts = [FOLDER / "text" / f"{a.name}.py" for a in assignments]
     return sorted(path for path in closure(["checks.__main__"], texts) if path.parent == CHECKS)
 
 
 def closure(modules: list[str], scripts: Sequence[Path] = ()) -> set[Path]:
-    """The files of modules, of all that is below them, and of what they and scripts import of this project."""
+    """Return the files of modules, of their submodules, and of this project's modules that they or scripts import."""
     tops = {"fa2_lab": PROJECT, "fa2_studio": PROJECT, "checks": FOLDER}
     finder = ModuleFinder([])
-    for name, home in tops.items():  # as they are, without what their own files import: that is too much
+    for name, home in tops.items():  # the package alone, not the many modules that its __init__.py imports
         finder.add_module(name).__path__ = [str(home / name)]
     for name in modules:
         place = tops[name.partition(".")[0]].joinpath(*name.split("."))

@@ -1,4 +1,4 @@
-"""What grading leaves: a record for each submission, tables for people and for platforms, and pages for students."""
+"""The results of grading: a record per submission, tables for instructors and platforms, and pages for students."""
 
 import csv
 import html
@@ -19,7 +19,7 @@ COLUMNS = ["student", "assignment", "score", "max_score", "steps", "remarks"]
 
 @dataclass(frozen=True)
 class Person:
-    """A student as a platform knows them; `folder` is what their submissions lie in."""
+    """A student as a platform knows them. `folder` is the name of the folder with their submissions."""
 
     folder: str
     id: str = ""
@@ -27,7 +27,7 @@ class Person:
 
 
 def roster(path: Path | None) -> tuple[Person, ...]:
-    """The people of a CSV file with the columns folder, id and name; the first is enough."""
+    """Return the people of a CSV file with the columns folder, id and name, of which only folder is required."""
     if path is None:
         return ()
     try:
@@ -50,7 +50,7 @@ def roster(path: Path | None) -> tuple[Person, ...]:
 
 
 def printable(text: str) -> str:
-    """A name as it can be printed and put into a table: no line breaks, and no formula for a spreadsheet."""
+    """Return a name that is safe in a table: without line breaks, and not taken for a formula by a spreadsheet."""
     text = "".join(c if c.isprintable() else "?" for c in text.encode("utf-8", "replace").decode())
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
@@ -63,7 +63,10 @@ def record_path(out: Path, student: str, assignment: str) -> Path:
 
 
 def keep(graded: Graded, out: Path, key: str = "") -> None:
-    """Write one submission's record and its page, each whole or not at all. `key` tells what was graded."""
+    """Write one submission's record and its feedback page, each atomically.
+
+    `key` is a digest of all that the result depends on, so that an unchanged submission is not graded again.
+    """
     page = out / "feedback" / graded.student / f"{graded.assignment}.html"
     record = record_path(out, graded.student, graded.assignment)
     for path in (page, record):
@@ -73,7 +76,7 @@ def keep(graded: Graded, out: Path, key: str = "") -> None:
 
 
 def kept(path: Path) -> tuple[Graded, str]:
-    """A record and its key; nothing if it is not there or cannot be read."""
+    """Return a record and its key. If there is no record that can be read, both are empty."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         key = record.pop("key")
@@ -83,7 +86,7 @@ def kept(path: Path) -> tuple[Graded, str]:
 
 
 def all_kept(out: Path) -> list[Graded]:
-    """Every record, by student and assignment."""
+    """Return all records, sorted by student and assignment."""
     found = [kept(path)[0] for path in sorted((out / "records").glob("*/*.json"))]
     return sorted((g for g in found if g.student), key=lambda g: (g.student, g.assignment))
 
@@ -92,17 +95,18 @@ def all_kept(out: Path) -> list[Graded]:
 
 
 def write_tables(out: Path, people: tuple[Person, ...] = ()) -> None:
-    """scores.csv, a line for each student and assignment; canvas.csv and moodle.csv, a line for each student.
+    """Write scores.csv, with a line per student and assignment, and canvas.csv and moodle.csv, with a line per student.
 
-    With a roster the platforms' tables have its people alone: Moodle refuses a table with anybody else. Who handed
-    nothing in has no number, which leaves the platform's as it is; what nobody handed in has no column.
+    With a roster, the platforms' tables contain only its people, because Moodle refuses a table with anyone else. A
+    student who handed in nothing has an empty cell, so the platform keeps its own score. An assignment that no student
+    handed in has no column.
     """
     graded = all_kept(out)
     files.write(out / "scores.csv", table([COLUMNS, *(row(g) for g in graded)]))
     names = sorted({g.assignment for g in graded if not g.is_absent})
     full = {g.assignment: f"{g.full:g}" for g in graded}
     score = {(g.student, g.assignment): points(g) for g in graded}
-    canvas = [["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *names]]  # ID is Canvas's own number
+    canvas = [["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *names]]  # Canvas's own ID stays empty
     canvas.append(["    Points Possible", *[""] * 4, *(full[name] for name in names)])
     moodle = [["Identifier", "Full name", *(f"{name} ({full[name]})" for name in names)]]
     for person in people or [Person(student) for student in sorted({g.student for g in graded})]:
@@ -115,7 +119,7 @@ def write_tables(out: Path, people: tuple[Person, ...] = ()) -> None:
 
 
 def points(g: Graded) -> str:
-    """A score as the tables have it; empty where nothing was handed in."""
+    """Return a score as the tables have it, which is empty if nothing was handed in."""
     return "" if g.is_absent else f"{g.score:g}"
 
 
@@ -147,7 +151,7 @@ KINDS = {
 
 
 def feedback(graded: Graded) -> str:
-    """A page for the student: what the score is made of, remarks, and for each step what the checks said."""
+    """Return the student's feedback page in HTML: the points per step, remarks, and the output of the checks."""
     title = html.escape(f"{printable(graded.student)}: {graded.assignment}")
     points = "No score" if graded.is_absent else f"{graded.score:g} of {graded.full:g} points"
     body = [f"<h1>{title}</h1><p><strong>{points}</strong></p>"]
@@ -173,10 +177,10 @@ def feedback(graded: Graded) -> str:
 
 
 def before(assignment: str) -> str:
-    """The chapters and assignments that come before one, as its notebook names them."""
+    """Return the chapters and assignments that an assignment builds on, as its notebook names them."""
     return re.search(r"Before this: (.+?)\. Hardware", source(named(assignment)).cells[0].source)[1]
 
 
 def shown(text: str) -> str:
-    """Text as a page can show it: escaped, and without what is no character."""
+    """Return text for a page: escaped, with a question mark for each invalid character."""
     return html.escape(text.encode("utf-8", "replace").decode())

@@ -1,7 +1,8 @@
-"""What a student's process may not ask of the kernel, whatever box it is in, set by itself before it runs anything.
+"""The seccomp filter of a student's process: system calls that the kernel refuses to it, in every kind of sandbox.
 
-No sockets, key rings, queues, shared segments, locks or watches on files: nothing by which one notebook tells another.
-No new namespaces, no other process's memory, no other core.
+The process installs the filter itself, before it runs any of the student's code. Refused are sockets, key rings,
+queues, shared segments, locks and watches on files, because with them one notebook could send data to another. Also
+refused are new namespaces, the memory of other processes, and other cores.
 """
 
 import ctypes
@@ -9,7 +10,7 @@ import errno
 import platform
 import struct
 
-DENIED = {  # the numbers of a call on x86-64 and on ARM; −1: it has none
+DENIED = {  # the numbers of a system call on x86-64 and on ARM, or −1 where the call does not exist
     "socket": (41, 198), "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "shmget": (29, 194),
     "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180), "flock": (73, 32), "inotify_init": (253, -1),
     "inotify_init1": (294, 26), "fanotify_init": (300, 262), "unshare": (272, 97), "setns": (308, 268),
@@ -18,24 +19,25 @@ DENIED = {  # the numbers of a call on x86-64 and on ARM; −1: it has none
     "userfaultfd": (323, 282), "sched_setaffinity": (203, 122), "open_by_handle_at": (304, 265),
 }  # fmt: skip
 CLONE3, CLONE, FCNTL = (435, 435), (56, 220), (72, 25)
-NAMESPACES = 0x7E020000  # clone's flags
-LOCKS = (5, 6, 7, 36, 37, 38, 1024)  # fcntl's commands
-MACHINES = {"x86_64": (0, 0xC000003E, 317), "aarch64": (1, 0xC00000B7, 277)}  # column, name, the number of seccomp
+NAMESPACES = 0x7E020000  # the flags of clone that make new namespaces
+LOCKS = (5, 6, 7, 36, 37, 38, 1024)  # the commands of fcntl that ask for, take or release a lock or a lease
+# (the column in DENIED, the kernel's number of the architecture, the number of the system call seccomp)
+MACHINES = {"x86_64": (0, 0xC000003E, 317), "aarch64": (1, 0xC00000B7, 277)}
 LOAD, EQUAL, LEAST, ANY, END = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, REFUSE, UNKNOWN, KILL = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS, 0x80000000
 
 
 def program(column: int, machine: int) -> bytes:
-    """The filter: each test is followed by what becomes of a call that it fits."""
+    """Return the filter as a BPF program, in which each test is followed by the verdict on calls that pass the test."""
 
     def when(test: int, value: int, then: int) -> list[tuple]:
         return [(test, 0, 1, value), (END, 0, 0, then)]
 
     lines = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, machine), (END, 0, 0, KILL), (LOAD, 0, 0, 0)]
-    lines += when(LEAST, 0x40000000, REFUSE)  # x86-64's other numbers for the same calls
+    lines += when(LEAST, 0x40000000, REFUSE)  # the x32 numbers, by which x86-64 offers the same calls once more
     for numbers in DENIED.values():
         lines += when(EQUAL, numbers[column], REFUSE) if numbers[column] >= 0 else []
-    lines += when(EQUAL, CLONE3[column], UNKNOWN)  # its flags are out of sight; C libraries take clone instead
+    lines += when(EQUAL, CLONE3[column], UNKNOWN)  # a filter cannot read its flags; C libraries then call clone
     lines += [(EQUAL, 0, 4, CLONE[column]), (LOAD, 0, 0, 16), *when(ANY, NAMESPACES, REFUSE), (END, 0, 0, ALLOW)]
     locks = [line for command in LOCKS for line in when(EQUAL, command, REFUSE)]
     lines += [(EQUAL, 0, len(locks) + 1, FCNTL[column]), (LOAD, 0, 0, 24), *locks, (END, 0, 0, ALLOW)]
@@ -43,7 +45,7 @@ def program(column: int, machine: int) -> bytes:
 
 
 def seal() -> bool:
-    """Refuse these calls from here on, to this process and all that it starts; False where this cannot be done."""
+    """Install the filter for this process and all processes that it starts. Return False if this is not possible."""
     if platform.system() != "Linux" or platform.machine() not in MACHINES:
         return False
     column, machine, number = MACHINES[platform.machine()]
@@ -52,4 +54,5 @@ def seal() -> bool:
     rules = ctypes.create_string_buffer(struct.pack("HP", len(text) // 8, ctypes.addressof(lines)))
     library = ctypes.CDLL(name=None, use_errno=True)
     no_new_rights = library.prctl(38, 1, 0, 0, 0)
-    return no_new_rights == 0 and library.syscall(number, 1, 1, rules) == 0  # 1, 1: a filter, for all threads
+    # 1, 1: SECCOMP_SET_MODE_FILTER, for all threads
+    return no_new_rights == 0 and library.syscall(number, 1, 1, rules) == 0

@@ -1,7 +1,7 @@
-"""A seed for each student: other numbers, sizes and planted bugs, the same difficulty.
+"""A seed for each student, so that each gets other numbers, sizes and planted bugs of the same difficulty.
 
-A seed enters a notebook where its tests say `seed=0`, and in the cells that are written for a seed. The grader puts
-the same seed into the original before it takes a student's answers over. Hidden cases are drawn from it and the day.
+A seed replaces the 0 of `seed=0` in a notebook's tests, and some cells are written for a seed. The grader puts the
+student's seed into the original before it adds the student's answers. Hidden cases depend on the seed and the day.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ RUNG = PROJECT / "fa2_lab" / "kernels" / "ladder" / "r03_row_blocks.py"
 
 
 def rung(seed: int = 0) -> str:
-    """Rung 03 as a cell, without what the first cell imports. It is the same for every seed."""
+    """Return rung 03 as the text of a cell, without its imports. It is the same for every seed."""
     text = RUNG.read_text(encoding="utf-8")
     return text[text.index("NEG_INF = ") :].rstrip()
 
@@ -34,9 +34,9 @@ WRITTEN = {  # cells that are written for a seed, by their names
 
 
 def seed_of(student: str, secret: str) -> int:
-    """The seed of a student, by their id in the roster, from 1 on.
+    """Return the seed of a student, who is given by their id in the roster. Seeds start at 1.
 
-    Without a secret everybody has 0, which is the notebook as it stands.
+    Without a secret, all students have seed 0, which leaves the notebook as it is.
     """
     if not secret:
         return 0
@@ -45,7 +45,7 @@ def seed_of(student: str, secret: str) -> int:
 
 
 def seeded(notebook, seed: int):
-    """The notebook for one seed. What students write stays as it is."""
+    """Return a copy of the notebook for one seed. Cells that students write stay as they are."""
     notebook = deepcopy(notebook)
     for cell in notebook.cells:
         if grade_id(cell) and not is_solution(cell):
@@ -56,7 +56,10 @@ def seeded(notebook, seed: int):
 
 
 def on_day(notebook, seed: int, day: str):
-    """The notebook with hidden cases of one student and one day: what is learned from them serves no second hand-in."""
+    """Return a copy of the notebook whose hidden cases depend on the student's seed and on the day.
+
+    So what a student learns from the hidden cases of one grading does not help in another on a later day.
+    """
     notebook = deepcopy(notebook)
     for cell in notebook.cells:
         visible, mark, hidden = cell.source.partition(HIDDEN[0])
@@ -67,5 +70,6 @@ def on_day(notebook, seed: int, day: str):
 
 
 def drawn_for(match: re.Match, seed: int, day: str) -> str:
+    """Return the text `seed=…` for a hidden case: a number computed from the student's seed, the day and the case."""
     digest = hashlib.sha256(f"{seed} {day} {match[1]}".encode()).digest()
     return f"seed={1 + int.from_bytes(digest[:4], 'big') % (2**31 - 1)}"

@@ -1,6 +1,7 @@
-"""Which submissions share lines that are not given, with each other, with the release's solution or, in 9, with a rung.
+"""Find submissions that share lines which the assignment does not give.
 
-Names do not count: a line is compared with its variables numbered. A reason to ask the students, and no more.
+Each submission is compared with all others, with the release's solution, and in assignment 9 with the rungs. Variables
+are numbered before lines are compared, so renaming hides nothing. A match is only a reason to ask the students.
 """
 
 import io
@@ -16,15 +17,18 @@ from fa2_studio.course.grade import submissions
 from fa2_studio.course.notebooks import Assignment, is_solution, read, source, student_version
 from fa2_studio.course.seeds import RUNG
 
-SHORT = 25  # characters: shorter lines are alike by themselves
-COMMON = 0.25  # of a class: what so many wrote is how one writes it, unless the release has it
-MOST_LINES = 5000  # of one submission that are looked at
-COPIED = 0.5  # of the release's lines: who has so many has its solution
+SHORT = 25  # characters: lines of this length or shorter are often equal by chance, so they are not compared
+COMMON = 0.25  # a line that more than this part of the class wrote is not evidence that two students shared it
+MOST_LINES = 5000  # the most lines of one submission that are compared
+COPIED = 0.5  # a submission with at least this part of the lines of the release's solution is listed
 LEFT_OUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 class Pair(NamedTuple):
-    """Two students, the lines that hardly anybody but them has, and how many of their own the shorter work has."""
+    """Two students, the lines that they share and few others have, and the number of own lines in the shorter work.
+
+    `second` may also be "the release's solution" or a rung.
+    """
 
     first: str
     second: str
@@ -33,12 +37,12 @@ class Pair(NamedTuple):
 
 
 def pairs(folder: Path, assignment: Assignment) -> list[Pair]:
-    """Pairs that share lines of an assignment, those that share most first."""
+    """Return the pairs that share lines in an assignment. Pairs that share most of the shorter work come first."""
     book = source(assignment)
     given = set(lines_of("\n".join(cell.source for cell in student_version(book).cells)))
     own: dict[str, dict[str, str]] = {}
     for one in submissions(folder, [assignment]):
-        with suppress(ValueError):  # what cannot be read is a row of the grade
+        with suppress(ValueError):  # grading reports a notebook that cannot be read
             text = "\n".join(cell.source for cell in (read(one.path) if one.path else []) if cell.is_code)
             own[one.student] = {key: line for key, line in lines_of(text).items() if key not in given}
     often = Counter(key for lines in own.values() for key in lines)
@@ -62,7 +66,7 @@ def pairs(folder: Path, assignment: Assignment) -> list[Pair]:
 
 
 def lines_of(text: str) -> dict[str, str]:
-    """{a line with its names numbered and without spaces: as it was} for lines that are long enough."""
+    """Return {line with numbered names: line as written} for the lines that are long enough to compare."""
     found = {}
     for line in text.splitlines()[:MOST_LINES]:
         line = line.strip()[:500]
@@ -72,7 +76,10 @@ def lines_of(text: str) -> dict[str, str]:
 
 
 def numbered(line: str) -> str:
-    """A line in which its first name is 0, the second 1, and so on; names behind a dot and Python's own stay."""
+    """Return a line with $0 for its first name, $1 for its second, and so on.
+
+    Keywords and names after a dot stay as they are.
+    """
     words, names, after_dot = [], {}, False
     with suppress(tokenize.TokenError, IndentationError, SyntaxError):
         for word in tokenize.generate_tokens(io.StringIO(line).readline):

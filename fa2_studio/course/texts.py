@@ -1,4 +1,4 @@
-"""The assignments' notebooks from their texts: what `course build` writes."""
+"""Build the assignments' notebooks from their texts, as `course build` does."""
 
 from pathlib import Path
 
@@ -13,10 +13,11 @@ KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
 def from_text(path: Path) -> nbformat.NotebookNode:
-    """A text as an nbgrader source. A cell is marked locked="id", solution="id", or test="id" points=4.
+    """Return an nbgrader source made from a text, whose cells have marks: locked="id", solution="id", or test="id".
 
-    A solution goes on to the end of its cell. Of a test students see the first line; what follows is hidden. A test
-    with given="kind" is run again, where it fails, with the right `kind` in the place of the student's.
+    A solution goes on to the end of its cell. A test also has points=4. Students see only the first line of a test,
+    and the lines after it are hidden. If a test with given="kind" loses points, it is run again with the correct
+    function `kind` in place of the student's.
     """
     notebook = jupytext.read(path, fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
@@ -32,7 +33,10 @@ def from_text(path: Path) -> nbformat.NotebookNode:
 
 
 def with_ends(cell) -> str:
-    """A cell's text with what its marks say already: where a solution and hidden tests end, and a test's points."""
+    """Return a cell's text with the lines that follow from its marks.
+
+    These are the end of a solution, the begin and end of hidden tests, and the call report.points(…) of a test.
+    """
     if "solution" in cell.metadata:
         return f"{cell.source}\n    {SOLUTION[1]}"
     if "test" not in cell.metadata:
@@ -43,7 +47,7 @@ def with_ends(cell) -> str:
 
 
 def nbgrader_metadata(cell) -> dict:
-    """A text's marks in nbgrader's words; a cell without marks is the reader's own."""
+    """Return the nbgrader metadata for the marks of a cell, and {} for a cell without marks."""
     own = dict(cell.metadata)
     kind = next((k for k in ("locked", "solution", "test") if k in own), None)
     if kind is None:
@@ -56,7 +60,7 @@ def nbgrader_metadata(cell) -> dict:
 
 
 def build() -> list[Path]:
-    """Renew every nbgrader source from its text."""
+    """Write every nbgrader source from its text, and return the files that changed."""
     files.check_writable(FOLDER, "course build")
     texts = [(TEXT / f"{a.name}.py", FOLDER / f"{a.name}.ipynb") for a in ASSIGNMENTS]
     return [files.write(path, nbformat.writes(from_text(text)) + "\n") for text, path in texts]

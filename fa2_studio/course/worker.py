@@ -1,6 +1,6 @@
-"""The process in the box that runs a student's code: it executes cells and calls functions as it is told, and answers.
+"""The process in the sandbox, which runs a student's code: it runs cells and calls functions on request, and replies.
 
-It judges nothing and knows no right value. Everything in it belongs to the student.
+It makes no checks and contains no right values, because the student's code can read and change everything in it.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from checks.probes import lent
 from fa2_studio.course import channel
 from fa2_studio.course.seal import seal
 
-OUTPUT = 20_000  # characters of one cell
+OUTPUT = 20_000  # the characters that are kept of the output of one cell
 
 
 class Late(BaseException):
-    """The time of a request is over. No ordinary except clause swallows it."""
+    """Raised when the time of a request is over. It is no Exception, so `except Exception` does not catch it."""
 
 
 class Paper(io.TextIOBase):
-    """Takes any amount of text and keeps the first part."""
+    """A text stream that accepts any amount of text and keeps its first OUTPUT characters."""
 
     def __init__(self):
         self.kept, self.room = [], OUTPUT
@@ -37,20 +37,20 @@ class Paper(io.TextIOBase):
         return len(text)
 
 
-# Before anything of the student's runs --------------------------------------------------------------------------------
+# Before any code of the student runs ----------------------------------------------------------------------------------
 
 
 def main() -> int:
-    """Keep what messages come and go by, and serve."""
+    """Keep stdin and stdout for messages alone, install the filter, then answer requests until the grader closes."""
     outgoing, incoming = os.fdopen(os.dup(1), "wb"), os.fdopen(os.dup(0), "rb")
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nowhere, number)
     sealed = seal()
-    sys.path[:] = [place for place in sys.path if place not in ("", os.getcwd())]  # nothing is imported from a stage
+    sys.path[:] = [place for place in sys.path if place not in ("", os.getcwd())]  # import no file of the student's
     os.chdir(os.environ["HOME"])
     for name in sys.argv[1:]:
-        import_module(name)  # before anybody's time begins
+        import_module(name)  # now, so that no request's time includes it
     worker = Worker(incoming, outgoing)
     channel.send(outgoing, {"sealed": sealed})
     with contextlib.suppress(channel.Closed, BrokenPipeError):
@@ -63,14 +63,14 @@ def main() -> int:
 
 
 class Worker:
-    """The student's namespace and what can be asked of it."""
+    """The namespace in which a student's cells run, and the requests that the grader can make to it."""
 
     def __init__(self, incoming, outgoing):
         self.incoming, self.outgoing, self.token = incoming, outgoing, ""
         self.space, self.cells = {"__name__": "__main__"}, 0
 
     def answer(self, request: dict) -> None:
-        """Do what is asked, within its time, and send what came of it under the token of the request."""
+        """Do what a request asks within its time, and send the value or the error with the token of the request."""
         self.token = request["token"]
         paper = Paper()
         with contextlib.redirect_stdout(paper), contextlib.redirect_stderr(paper), np.errstate(all="ignore"):
@@ -87,7 +87,11 @@ class Worker:
         run_source(request["source"], str(self.cells), self.space)
 
     def do_call(self, request: dict):
-        """Call something of the student's; or a probe, on it or, without a name, alone."""
+        """Call the student's function of the name in the request, or the request's probe on it.
+
+        Without a name, the probe is called alone. During the call, functions that the request lends replace the
+        student's own functions of the same names.
+        """
         name = request["name"]
         if name and name not in self.space:
             raise NameError(f"name {name!r} is not defined")
@@ -102,7 +106,7 @@ class Worker:
             self.space |= {key: mine[key] for key in request["lent"] if key in mine}
 
     def called(self, theirs: list, request: dict):
-        """What comes of a call, or of a probe."""
+        """Return the value of the call. `theirs` has the student's function, or nothing if the probe runs alone."""
         args = request["args"]
         if not request["probe"]:
             return theirs[0](*args, **request["kwargs"])
@@ -110,11 +114,11 @@ class Worker:
         return getattr(import_module(f"checks.{module}"), probe)(*theirs, *args, **request["kwargs"])
 
     def stand_in(self, name: int):
-        """What stands here for a function or an object of the grader's."""
+        """Return the stand-in for a function or an object that the grader keeps."""
         return StandIn(self, name)
 
     def ask(self, name: int, method: str, args, kwargs):
-        """Have the grader call something of its own."""
+        """Ask the grader to call one of its functions or methods. Return the value or raise the error of that call."""
         question = {"token": self.token, "ask": name, "method": method, "args": args, "kwargs": kwargs}
         channel.send(self.outgoing, question)
         answer = channel.receive(self.incoming, self.stand_in)
@@ -125,7 +129,7 @@ class Worker:
 
 
 class StandIn:
-    """A function, or an object with methods, that lives in the grader's process."""
+    """Stand for a function, or an object with methods, of the grader's process: a call here becomes a call there."""
 
     def __init__(self, worker: Worker, name: int, method: str = ""):
         self._worker, self._name, self._method = worker, name, method
@@ -139,12 +143,12 @@ class StandIn:
         return StandIn(self._worker, self._name, method)
 
 
-# What becomes of a request --------------------------------------------------------------------------------------------
+# Time limits ----------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def alarm(seconds: float, late: BaseException):
-    """Raise `late` in what is done inside once its time is over, and again for code that swallows it."""
+    """Raise `late` inside the with block once `seconds` are over, and again every 0.5 s, in case code catches it."""
 
     def ring(*_):
         raise late
@@ -162,7 +166,7 @@ def alarm(seconds: float, late: BaseException):
 
 
 def in_time(seconds: float, act) -> dict:
-    """The reply of an act, or what it raised, or that it was late."""
+    """Return the reply that `act` returns, or one that describes the error it raised or reports that it was late."""
     try:
         with alarm(seconds, Late()):
             return act()
