@@ -30,8 +30,8 @@ function faint(document, view) {  // texts that do not stand out from what is be
   return [...found];
 }
 
-function small(document) {  // pictures whose letters, 13 px as they are drawn, come out below 11.5 px
-  return [...document.querySelectorAll("article :is(picture, .text_html) > img")].flatMap(image => {
+function small(document) {  // pictures whose letters, 13 px as they are drawn, come out below 11.5 px (the first page's have larger ones)
+  return [...document.querySelectorAll("article :is(picture, .text_html) > img:not(.hero img)")].flatMap(image => {
     const size = 13 * image.clientWidth / (image.getAttribute("width") ?? image.naturalWidth);
     return size && size < 11.5 ? [`${image.alt.slice(0, 60)}: ${size.toFixed(1)} px`] : [];
   });
