@@ -1,4 +1,7 @@
-"""API.md as a page: where it names a call, its signature and docstring, read from the source. Nothing is imported."""
+"""Render API.md as a page: each place that names a call gets its signature and docstring.
+
+Both are read from the source, so that nothing is imported.
+"""
 
 import ast
 import re
@@ -8,16 +11,16 @@ from pathlib import Path
 from fa2_lab.paper import PACKAGE
 
 PAGE = PACKAGE.parent / "API.md"
-NAMED = re.compile(r"<!-- docstring: (\S+\.py) ?(\S*) -->")  # without a name: the module's
+NAMED = re.compile(r"<!-- docstring: (\S+\.py) ?(\S*) -->")  # without a name: the module's docstring
 
 
 def page() -> str:
-    """The page in MyST's Markdown."""
+    """Return API.md with all docstrings, in MyST Markdown."""
     return NAMED.sub(lambda found: described(*found.groups()), PAGE.read_text(encoding="utf-8"))
 
 
 def described(file: str, name: str) -> str:
-    """One function, method or class of a file, or what the file says of itself."""
+    """Return the signature and docstring of a function, method or class; without a name, the module's docstring."""
     tree: ast.Module | ast.ClassDef | ast.FunctionDef = ast.parse((PACKAGE.parent / file).read_text(encoding="utf-8"))
     if not name:
         return shown(ast.get_docstring(tree))
@@ -31,7 +34,7 @@ def described(file: str, name: str) -> str:
 
 
 def shown(docstring: str) -> str:
-    """Prose as prose; two columns as a table; what else is indented as it is."""
+    """Return a docstring in Markdown: two columns become a table, and other indented text a code block."""
     return "\n\n".join(table(part) or as_it_is(part) for part in docstring.split("\n\n"))
 
 
@@ -42,8 +45,8 @@ def as_it_is(paragraph: str) -> str:
 
 
 def table(paragraph: str) -> str:
-    """Names and what they are, or "" if a line is neither; one that is indented goes on with the line before."""
-    rows: list[list[str]] = [] if paragraph.startswith(" ") else [["", ""]]  # indented: the first line is the heads
+    """Return a paragraph of two columns as a table, or "" if it is none. An indented line goes on with the last row."""
+    rows: list[list[str]] = [] if paragraph.startswith(" ") else [["", ""]]  # if indented, its first line has the heads
     for line in textwrap.dedent(paragraph).splitlines():
         cells = re.fullmatch(r"(\S.*?) {2,}(\S.*)", line)
         if cells:
@@ -57,5 +60,5 @@ def table(paragraph: str) -> str:
 
 
 def plain(words: str) -> str:
-    """What stands in backticks is code; no other letter is markup."""
+    """Return text in which every character of markup is escaped, except code in backticks."""
     return re.sub(r"`[^`]+`|[*_$<\[|`]", lambda found: found[0] if found[0][1:] else f"\\{found[0]}", words)

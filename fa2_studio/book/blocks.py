@@ -1,4 +1,4 @@
-"""What a slide shows of Markdown and of code, as blocks of HTML that are never cut, and how much room each takes."""
+"""Convert Markdown and code to blocks of HTML for slides, and estimate the height of each. A block is never cut."""
 
 import re
 from base64 import b64encode
@@ -16,10 +16,10 @@ from pygments.lexers import PythonLexer
 from fa2_studio.book.callouts import mathml
 from fa2_studio.book.chapters import NOTEBOOKS
 
-ROWS, LETTERS = 15, 64  # what a slide holds: lines of words, and letters in a line
-FULL, WIDE = 17, 70  # lines of code, which are closer together, and letters in a line of code
-SMALL = 104  # letters in a printed line that stays whole, in letters of 20 pixels or more
-COLUMN, CODE_COLUMN, OF_TABLE = 38, 34, 74  # letters in a line beside a picture, of code there, and in a row of a table
+ROWS, LETTERS = 15, 64  # a slide has room for this number of lines of text, with this number of letters each
+FULL, WIDE = 17, 70  # the same for code, whose lines are closer together
+SMALL = 104  # a printed line of at most this number of letters is not wrapped; its letters are then at least 20 pixels
+COLUMN, CODE_COLUMN, OF_TABLE = 38, 34, 74  # letters per line beside a picture: of text, code; per row of a table
 FENCE = re.compile(r"(^```.*?^```[^\n]*$)", re.DOTALL | re.MULTILINE)
 MATH = re.compile(r'(<span class="math inline">(?:(?!</math>).)*</math></span>)([.,;:)]+)', re.DOTALL)
 ITEM = re.compile(r"\n(?=- |\d+\. )")
@@ -38,7 +38,7 @@ MARKDOWN.use(dollarmath_plugin, renderer=lambda tex, how: mathml(tex, "block" if
 
 
 def rendered(text: str) -> str:
-    """Markdown as HTML with its pictures inside, and of links the words alone: their files are not in a deck."""
+    """Return Markdown as HTML that contains its pictures. Links become plain words, as a deck has no other files."""
 
     def inside(found: re.Match) -> str:
         picture = b64encode((NOTEBOOKS / found[1]).read_bytes()).decode()
@@ -46,25 +46,25 @@ def rendered(text: str) -> str:
 
     html = re.sub(r"</?a\b[^>]*>", "", MARKDOWN.render(text))
     html = re.sub(r"<li>☐\s*", "<li class=choice>", html)
-    html = MATH.sub(r"<span class=near>\1\2</span>", html)  # no line begins with a comma
+    html = MATH.sub(r"<span class=near>\1\2</span>", html)  # so that no line begins with a comma
     html = re.sub(r"<td(?=[^>]*>[^<]{1,12}</td>)", "<td class=short", html)
     html = re.sub(r"<p><strong>(Predict|Build)\.</strong>", r"<p><b class=task>\1</b>", html)
     return re.sub(r'src="(\.\./figures/[^"]+\.svg)"', inside, html)
 
 
 def html(text: str) -> tuple[str, ...]:
-    """All blocks of a Markdown text."""
+    """Return all blocks of a Markdown text as HTML."""
     return tuple(piece for part in blocks(text) for piece in shown(part))
 
 
 def blocks(text: str) -> list[str]:
-    """Paragraphs, lists, tables and listings; a list stays with the line that announces it."""
+    """Return the paragraphs, lists, tables and listings of a Markdown text, which are what empty lines separate."""
     parts = [[part] if part.startswith("```") else re.split(r"\n\s*\n", part) for part in FENCE.split(text)]
     return [part.strip() for some in parts for part in some if part.strip()]
 
 
 def shown(part: str) -> list[str]:
-    """A block of Markdown as HTML, in pieces if it is a listing, a table or a list that is higher than a slide."""
+    """Return a block of Markdown as HTML: in pieces if it is a listing, table or list that is higher than a slide."""
     if part.startswith("```"):
         return listing(part.split("\n", 1)[1].rsplit("\n", 1)[0], part.startswith("```python"))
     if part.startswith("|"):
@@ -78,7 +78,7 @@ def shown(part: str) -> list[str]:
 
 
 def tables(part: str) -> list[str]:
-    """A table, in several ones with the same head if it is higher than a slide."""
+    """Return a table as HTML. If it is higher than a slide, it becomes several tables with the same head."""
     head, rule, *rows = part.split("\n")
     cells = [re.split(r"(?<!\\)\|", row.strip().strip("|")) for row in (head, *rows)]
     long = [[len(re.sub(r"[$`*\\{}]", "", cell).strip()) for cell in row] for row in cells]
@@ -99,19 +99,22 @@ def tables(part: str) -> list[str]:
 def split(
     lines: list[str], heights: list[float], most: float, cost: Callable[[str, str], float] = lambda before, line: 0
 ) -> list:
-    """Lines in parts of about the same height, none higher than `most`, cut before the lines that cost least."""
+    """Return the lines in parts of about the same height, none higher than `most`.
+
+    `cost(before, line)` tells how bad a cut between these two lines is. Cuts are where it is smallest.
+    """
     number = ceil(sum(heights) / most - 0.01)
     if number < 2:
         return [lines]
     fair = sum(heights) / number
-    least = max(0.6 * fair, sum(heights) - (number - 1) * most)  # so that the others fit into as many parts
+    least = max(0.6 * fair, sum(heights) - (number - 1) * most)  # so that the rest fits into number − 1 parts
     good = [k for k in range(1, len(lines)) if least <= sum(heights[:k]) <= most] or [1]
     at = min(good, key=lambda k: (cost(lines[k - 1], lines[k]), abs(sum(heights[:k]) - fair)))
     return [lines[:at], *split(lines[at:], heights[at:], most, cost)]
 
 
 def brief(text: str, most: int) -> tuple[str, str]:
-    """The first sentences of a paragraph, at least `most` letters of them, and the others, which are for the notes."""
+    """Return the first sentences of a paragraph, in total at least `most` letters, and the rest, for the notes."""
     first, *others = re.split(r"(?<=[.?!])\s+(?=[A-Z$`*])", text)
     while others and len(first) < most:
         first = f"{first} {others.pop(0)}"
@@ -119,7 +122,10 @@ def brief(text: str, most: int) -> tuple[str, str]:
 
 
 def short_list(text: str) -> tuple[str, str]:
-    """A long list with the first sentences of each item, and the others, for the notes; or any other block."""
+    """Return a long list with only the first sentences of each item, and the rest, for the notes.
+
+    Any other block is returned whole.
+    """
     if not text.startswith(("- ", "1. ")) or len(text) < 500:
         return text, ""
     items = [brief(item, 90) for item in re.split(ITEM, text)]
@@ -127,7 +133,10 @@ def short_list(text: str) -> tuple[str, str]:
 
 
 def listing(code: str, python: bool = True, printed: str = "") -> list[str]:
-    """Code and what it prints, at a size that the last row of seats reads. Comments leave lines that are too long."""
+    """Return a listing and its output as HTML, in pieces of at most FULL lines, readable from the last row of seats.
+
+    Comments at the end of a line are left out if the line is too long, or the listing is higher than a slide.
+    """
     lines = re.sub(r"\n\n\n+", "\n\n", code.rstrip()).split("\n")
     tall = len(lines) > FULL
     kept = [re.sub(r"\s+# .*", "", line) if tall or len(line) > WIDE else line for line in lines]
@@ -147,32 +156,32 @@ def indent(line: str) -> int:
 
 
 def cost(before: str, line: str) -> int:
-    """How much a reader loses if a listing is cut between two lines."""
+    """Return how bad a cut of a listing between two lines is. Cuts at a small indentation are best."""
     return indent(line) + 99 * (line.lstrip().startswith((")", "]", "}")) or before.lstrip().startswith("@"))
 
 
 def opened(lines: list[str]) -> int:
-    """The number of brackets that are open after some lines of Python."""
+    """Return the number of brackets that are open after some lines of Python."""
     bare = STRING.sub("", "\n".join(lines))
     return sum(bare.count(bracket) for bracket in "([{") - sum(bare.count(bracket) for bracket in ")]}")
 
 
 def as_printed(line: str) -> list[str]:
-    """A printed line, whole in smaller letters unless it is longer than any row of a table."""
+    """Return a printed line whole if it has at most SMALL letters, and wrapped if it is longer."""
     return [line] if len(line) <= SMALL else in_words(line)
 
 
 def in_words(line: str, further: int = 4) -> list[str]:
-    """A line that is no Python, in lines that are short enough."""
+    """Return a line that is not Python, wrapped at spaces into lines of at most WIDE letters."""
     after = " " * (indent(line) + further)
     return wrap(line, WIDE, subsequent_indent=after, break_on_hyphens=False, break_long_words=False) or [""]
 
 
 def folded(line: str, depth: int = 0) -> list[str]:
-    """A line of Python in lines that are short enough, broken where the fewest brackets are open.
+    """Return a line of Python in lines of at most WIDE letters, broken where the fewest brackets are open.
 
-    There it is broken after a comma rather than before an operator, and at a sum rather than at a product.
-    `depth` is the number of brackets that were opened in the lines before.
+    Among such places, a comma is better than an operator, and a sum better than a product. `depth` is the number of
+    brackets that the lines before have left open.
     """
     if len(line) <= WIDE:
         return [line]
@@ -214,18 +223,18 @@ def pre(lines: list[str], python: bool, kind: str = "") -> str:
 
 
 def sized(block: str, rows: float, letters: int) -> str:
-    """A block of HTML whose first tag tells how many rows of words it is high, and how many letters wide."""
+    """Return a listing or a table whose first tag has its height in rows of text and its width in letters."""
     return re.sub(r"(?<=^<pre)|(?<=^<table)", f" data-rows={rows:.1f} data-letters={letters}", block, count=1)
 
 
 def size(block: str) -> tuple[float, int] | None:
-    """The rows and letters of a listing or a table."""
+    """Return the height in rows and the width in letters of a listing or a table, and None for any other block."""
     found = re.match(r"<\w+ data-rows=([\d.]+) data-letters=(\d+)", block)
     return (float(found[1]), int(found[2])) if found else None
 
 
 def height(block: str, letters: int = LETTERS) -> float:
-    """About how many rows a block takes."""
+    """Return the estimated height of a block, in rows of text with this number of letters."""
     if known := size(block):
         return known[0]
     lines = [re.sub(r"<[^>]*>\s*", "", line).strip() for line in re.split(r"</(?:p|li|tr)>", block)]
@@ -234,6 +243,6 @@ def height(block: str, letters: int = LETTERS) -> float:
 
 
 def in_column(words: tuple[str, ...]) -> bool:
-    """Whether blocks are readable in half of a slide's width."""
+    """Return whether these blocks fit into half of a slide's width."""
     narrow = all(size(block)[1] <= (COLUMN if "<table" in block else CODE_COLUMN) for block in words if size(block))
     return narrow and sum(height(block, COLUMN) for block in words) <= ROWS

@@ -1,4 +1,7 @@
-"""The empty function of a chapter, and its check: an invitation, right, or wrong with the case that tells why."""
+"""Check a function that readers write in a chapter, and print the result.
+
+The result is an invitation while the function is empty, "right", or "wrong" with the case that shows the mistake.
+"""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -12,16 +15,16 @@ from fa2_studio.book.verdicts import close
 
 
 class Case(NamedTuple):
-    words: str  # what the case is, and the question that leads to the mistake
+    words: str  # describes the case, and asks a question that leads to the mistake
     arguments: tuple
     expected: Any  # an array, or a tuple of arrays
-    asked: AttentionCase | None = None  # the same for the examiner, if the function is a whole pass of one head
+    asked: AttentionCase | None = None  # the case for fa2_lab.examine, if the function is a whole pass of one head
 
 
 def check(function: Callable, *cases: Case, tolerance: float = 1e-9, names: Sequence[str] = ()) -> None:
-    """Call a reader's function on each case, up to the first that fails, and print how it went.
+    """Call a reader's function on each case, up to the first that fails, and print the result.
 
-    names: of its results, if it has several.
+    If the function returns several arrays, `names` are their names.
     """
     says, answers = f"right: {function.__name__} passes all {len(cases)} cases", []
     for case in cases:
@@ -42,7 +45,7 @@ def check(function: Callable, *cases: Case, tolerance: float = 1e-9, names: Sequ
 
 
 def answer(case: Case, got: Any, names: Sequence[str], tolerance: float) -> list[Answer]:
-    """What came, for the examiner, if it has the right shapes."""
+    """Return the function's results in the form that fa2_lab.examine takes, or [] if their shapes are wrong."""
     shapes = [np.shape(x) for x in got] if isinstance(got, tuple | list) else []
     if case.asked is None or shapes != [x.shape for x in case.expected]:
         return []
@@ -51,19 +54,19 @@ def answer(case: Case, got: Any, names: Sequence[str], tolerance: float) -> list
 
 
 def recognised(answers: list[Answer], names: Sequence[str]) -> list[str]:
-    """What the examiner says of the last answer: the known mistake that gives its numbers, and those of all others."""
+    """Return the description of the first known mistake that reproduces a wrong output in all answers, or []."""
     wrong = [name for name in names if answers and not answers[-1].fits(RIGHT, (name,))]
     found = [x for name in wrong for x in known(answers, name)]
     return [f"{x.description} (Read {x.reference}.)" for x in found[:1]]
 
 
 def invitation(name: str) -> str:
-    """What is printed while a function is still empty."""
+    """Return what is printed while a function is still empty."""
     return f"your turn: write {name} in the cell above, and run this cell again"
 
 
 def difference(got: Any, expected: Any, tolerance: float, names: Sequence[str] = ()) -> str:
-    """Where a result is farthest from what it should be; empty if it is close everywhere."""
+    """Return where a result is farthest from the expected one, in words, or "" if it is close everywhere."""
     if isinstance(expected, tuple):
         number = len(got) if isinstance(got, tuple | list) else 1
         if number != len(expected):

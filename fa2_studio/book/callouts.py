@@ -13,7 +13,7 @@ WORD_JOINER = "\u2060"  # has no width, and a search in a browser ignores it
 
 
 class Callouts(SphinxTransform):
-    """A paragraph that begins with **Predict.** or **Takeaway.** becomes a callout of that name."""
+    """Turn each paragraph that begins with **Predict.** or **Takeaway.** into a callout of that name."""
 
     default_priority = 400
 
@@ -29,7 +29,7 @@ class Callouts(SphinxTransform):
 
 
 class FoldedRows(SphinxTransform):
-    """The rows of the results' tables stay out of the search, where they would hide everything else."""
+    """Keep the tables of results out of the site's search, because their rows would hide all other matches."""
 
     default_priority = 400
 
@@ -40,7 +40,7 @@ class FoldedRows(SphinxTransform):
 
 
 class WholeNames(SphinxPostTransform):
-    """A column of a table is never so narrow that the hyphen of FlashAttention-3 ends a line."""
+    """Keep names such as FlashAttention-3 whole in tables: no line ends at their hyphen, however narrow the column."""
 
     default_priority = 400
 
@@ -53,7 +53,7 @@ class WholeNames(SphinxPostTransform):
 
 
 class Signs(SphinxTransform):
-    """A comma goes with the formula before it: browsers would let it begin the next line."""
+    """Attach a comma or full stop to the formula before it, because browsers would let it begin the next line."""
 
     default_priority = 400
 
@@ -67,7 +67,7 @@ class Signs(SphinxTransform):
 
 
 def mathml(tex: str, display: str) -> str:
-    """A formula as MathML. Indices are lowered by hand: a browser without a font for mathematics would not."""
+    """Return a formula as MathML. Subscripts are lowered explicitly, for browsers without a font for mathematics."""
     text = tex2mathml(tex).replace(' xmlns="http://www.w3.org/1998/Math/MathML"', "", 1)
     formula = ElementTree.fromstring(text.replace("&ApplyFunction;", "\u2061"))
     formula.set("display", display)
@@ -76,7 +76,7 @@ def mathml(tex: str, display: str) -> str:
         index[1] = ElementTree.Element("mpadded", voffset="-0.25em")
         ElementTree.SubElement(index[1], "mstyle", scriptlevel="+1").append(below)
     for function in formula.iter("mo"):
-        if function.text == "\u2061":  # "log of": a narrow space, as in print
+        if function.text == "\u2061":  # after a function such as log: a narrow space, as in print
             function.tag, function.text = "mspace", None
             function.set("width", "0.17em")
     return ElementTree.tostring(formula, encoding="unicode")

@@ -1,4 +1,4 @@
-"""The chapters in reading order, and the navigation bar that every notebook carries on top and at the end."""
+"""The chapters in reading order, and the navigation bar at the top and the end of every notebook."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ class Chapter(NamedTuple):
 
     @property
     def number(self) -> str:
-        """Its place: 00 to 17 (12 has two, 12a and 12b), or an appendix's letter."""
+        """Return the chapter's number, from 00 to 17 with 12a and 12b, or the letter of an appendix."""
         return self.name.split("_")[0]
 
 
@@ -48,7 +48,7 @@ CHAPTERS = [
     Chapter("D_numbers", "Numbers", "Which digits of a result can I trust?"),
 ]
 
-PARTS = {  # of the book, and the numbers of their chapters
+PARTS = {  # part of the book: the numbers of its chapters
     "I · The method": "00 01 02 03 04 05",
     "II · The machine": "06 07",
     "III · Triton": "08 09 10 11",
@@ -59,12 +59,12 @@ PARTS = {  # of the book, and the numbers of their chapters
 
 
 def written() -> list[Chapter]:
-    """The chapters that exist."""
+    """Return the chapters that have a text in notebooks/text."""
     return [c for c in CHAPTERS if (TEXT / f"{c.name}.py").exists()]
 
 
 def navigation(name: str, chapters: list[Chapter]) -> str:
-    """The navigation bar of one chapter: the one before, the map, the one after."""
+    """Return the navigation bar of one chapter: links to the chapter before, the map, and the chapter after."""
     names = [c.name for c in chapters]
     here = names.index(name)
     parts = []

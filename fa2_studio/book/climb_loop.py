@@ -1,6 +1,6 @@
-"""The climb as a moving picture: one bar goes through the speeds of all rungs, and six jumps stay below it.
+"""Draw the climb as a moving picture: one bar goes through the speeds of all rungs, above a list of six jumps.
 
-`moving(**data())` reads every number from the record of the ladder and every line of code from the rungs themselves.
+`moving(**data())` takes every number from the record of the ladder, and every line of code from the rungs themselves.
 """
 
 import re
@@ -15,7 +15,7 @@ from fa2_lab.plots import climb
 from fa2_lab.plots.climb import RungSpeeds
 from fa2_lab.tools import steps
 
-JUMPS = {  # by its last rung: how many changes, what they do, and how the line begins that shows it
+JUMPS = {  # number of the jump's last rung: number of changes, a description, the beginning of the line that shows it
     "03": (3, "Scores stay on the chip, one program per row block", "grid = "),
     "05": (1, "O is divided once, after the last tile", "o_i = alpha"),
     "10": (1, "The copies of two tiles run ahead", "num_warps"),
@@ -26,13 +26,13 @@ JUMPS = {  # by its last rung: how many changes, what they do, and how the line 
 
 
 class Jump(NamedTuple):
-    """Changes that count, from one rung to another, and the line that shows them."""
+    """A large gain in speed: one or more changes from one rung to another, and the line of code that shows them."""
 
     before: RungSpeeds
     after: RungSpeeds
     words: str
     line: str  # of code, as markup
-    lost: str  # which of the changes make the kernel slower, before the last one makes it faster, if any do
+    lost: str  # a note on changes before the last one that make the kernel slower, or ""
 
     @property
     def factor(self) -> float:
@@ -40,13 +40,13 @@ class Jump(NamedTuple):
 
     @property
     def changes(self) -> str:
-        """Return which changes the factor is of."""
+        """Return the numbers of the jump's changes in words, such as "changes 1–3"."""
         last, many = int(self.after.number), JUMPS[self.after.number][0]
         return f"change {last}" if many == 1 else f"changes {last - many + 1}–{last}"
 
 
 def data() -> dict:
-    """The speeds of all rungs and of the peer, and the six jumps."""
+    """Return the speeds of all rungs and of the peer, the six jumps, and the name of the GPU."""
     drawn = climb.data()
     rungs, peer = drawn["rungs"], drawn["peer"]
     numbers = [rung.number for rung in rungs]
@@ -62,7 +62,10 @@ def data() -> dict:
 
 
 def changed_line(before: str, after: str, begin: str) -> str:
-    """The new line that begins so, with what differs from an old line that it replaces marked."""
+    """Return the new line that begins with `begin`, as markup in which everything new is marked.
+
+    If the line does not replace a similar old line, nothing in it is marked.
+    """
     for what, gone, come in steps.steps(ladder.find(before), ladder.find(after)):
         found = next((line for line in come if what != "equal" and line.strip().startswith(begin)), None)
         if found is not None:
@@ -70,7 +73,7 @@ def changed_line(before: str, after: str, begin: str) -> str:
             pairs = [SequenceMatcher(a=words_of(line), b=new, autojunk=False) for line in gone]
             near = max(pairs, key=SequenceMatcher.ratio, default=None)
             if near is None or near.ratio() < 0.75:
-                return escape("".join(new), quote=False)  # a line of its own
+                return escape("".join(new), quote=False)  # no old line is similar
             return "".join(
                 mark(what, escape("".join(new[a:b]), quote=False)) for what, _, _, a, b in near.get_opcodes()
             )
@@ -78,7 +81,7 @@ def changed_line(before: str, after: str, begin: str) -> str:
 
 
 def words_of(line: str) -> list[str]:
-    """A line's words and signs, without its comment."""
+    """Return the words and signs of a line without its comment."""
     return re.findall(r"\w+|\W", line.split("  # ")[0].strip())
 
 
@@ -92,11 +95,11 @@ FONTS = 'system-ui,-apple-system,"Segoe UI",Roboto,Helvetica,Arial,"DejaVu Sans"
 LIGHT = "svg{--card:#fff;--edge:#d9dce0;--ink:#1f2328;--quiet:#59636e;--empty:#eff1f3;--ours:#6a3d9a}"
 DARK = "svg{--card:#12161c;--edge:#343b44;--ink:#f0f3f6;--quiet:#a5adb8;--empty:#232932;--ours:#b48ce0}"
 MIDDLE = ' text-anchor="middle"'
-SOFT = 0.1  # seconds of a fade
+SOFT = 0.1  # the seconds that a fade takes
 
 
 def n(x: float) -> str:
-    """A number as short as it can be written."""
+    """Return a number with at most two decimals, as short as possible."""
     return f"{x:.2f}".rstrip("0").rstrip(".").removeprefix("0") or "0"
 
 
@@ -105,17 +108,17 @@ def text(x: float, y: float, words: str, kind: str, more: str = "") -> str:
 
 
 class Film:
-    """Collects the keyframes of all elements that move, in a loop of so many seconds.
+    """Collect the keyframes of all elements that move, in a loop of `seconds`.
 
-    An element as it is written is its last frame, and only keyframes take it back to the start. A reader who sees no
-    motion, as in print, therefore sees the result.
+    The attributes of an element show its last frame, and only keyframes take it back to the start. Therefore, where
+    nothing moves, as in print, readers see the result.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.rules = seconds, list[str]()
 
     def play(self, name: str, stops: list[tuple]) -> str:
-        """Return the attribute that plays keyframes: (seconds, what holds then, easing from then on) each."""
+        """Return the attribute that plays keyframes. Each stop is (seconds, style at that time, easing after it)."""
         frames = ""
         for t, what, *how in stops:
             share = f"{100 * t / self.seconds:.2f}".rstrip("0").rstrip(".")
@@ -125,7 +128,7 @@ class Film:
         return f' style="animation:{name} {self.seconds:g}s linear infinite"'
 
     def shown(self, name: str, a: float, b: float | None = None) -> str:
-        """Make an element opaque from a until b, or the end. What stays is opaque as written, what goes is not."""
+        """Return attributes that show an element from a until b, with fades. With b = None, it stays to the end."""
         begin = [(0, "opacity:0"), (a, "opacity:0"), (a + SOFT, "opacity:1")] if a else [(0, "opacity:1")]
         if b is None:
             return self.play(name, [*begin, (self.seconds, "opacity:1")])
@@ -133,14 +136,14 @@ class Film:
         return ' opacity="0"' + self.play(name, [*begin, *end])
 
     def cut(self, name: str, a: float, b: float | None) -> str:
-        """Make an element opaque from a until b, or the end, without a fade."""
+        """Return attributes that show an element from a until b without fades. With b = None, it stays to the end."""
         stops = [(0, "opacity:0", "step-end")] * (a > 0) + [(a, "opacity:1", "step-end")]
         if b is None:
             return self.play(name, [*stops, (self.seconds, "opacity:1")])
         return ' opacity="0"' + self.play(name, [*stops, (b, "opacity:0"), (self.seconds, "opacity:0")])
 
     def lit(self, name: str, a: float) -> str:
-        """Make an element grey until a, and as it is written from then on."""
+        """Return the attribute that makes an element grey until a, and shows it in its own colours after that."""
         grey, full = "opacity:.45;filter:grayscale(1)", "opacity:1;filter:grayscale(0)"
         return self.play(name, [(0, grey), (a, grey), (a + SOFT, full), (self.seconds, full)])
 
@@ -163,11 +166,11 @@ class Film:
 # Time and places ------------------------------------------------------------------------------------------------
 
 START, SMALL, JUMP, END = 1.2, 0.24, 1.1, 2.8  # seconds of the first rung, a change, a jump, the last rung
-MOVE = 0.2  # of each, while the bar moves
+MOVE = 0.2  # the seconds of these in which the bar moves
 W, H = 1200, 675
-X, WIDTH = 40, 1120  # the bar's room
+X, WIDTH = 40, 1120  # the left edge and the width of the bar's background
 BAR_Y, BAR_H = 170, 52
-FULL = 1018  # how long the bar is at the peer's speed
+FULL = 1018  # the bar's length at the peer's speed
 ROW_Y, ROW_H = 311, 59
 
 LOOKS = """
@@ -181,7 +184,7 @@ LOOKS = """
 
 
 def times(rungs: list[RungSpeeds]) -> list[float]:
-    """When each rung comes, and when the loop ends."""
+    """Return the times at which each rung begins, and the end of the loop, in seconds."""
     at = [0.0, START]
     for rung in rungs[1:-1]:
         at.append(at[-1] + (JUMP if rung.number in JUMPS else SMALL))
@@ -197,7 +200,7 @@ def seconds() -> float:
 
 
 def moving(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[Jump], gpu: str) -> str:
-    """The picture that plays; as it is written it shows the last rung, and all jumps."""
+    """Return the moving picture as SVG. Where nothing moves, it shows the last rung and all jumps."""
     at = times(rungs)
     film, name = Film(at[-1]), peer[0]
     shares = [rung.full / peer[1] for rung in rungs]
@@ -224,7 +227,7 @@ def moving(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[
     return film.svg(W, H, f"{title}, in {len(rungs) - 1} changes", escape(alt, quote=False), looks, drawing)
 
 
-CARD_H = 630  # of the picture that a link shows, which is as wide as the moving one
+CARD_H = 630  # the height of the card, which is as wide as the moving picture
 CARD_LOOKS = """
 .t{font-size:42px;font-weight:700;letter-spacing:-1px}.f{font-size:30px;font-weight:700}.s{font-size:27px}
 .q{font-size:25px;fill:var(--quiet)}.p{font-size:27px;font-weight:600}.big{font-size:54px;font-weight:700}
@@ -233,7 +236,7 @@ CARD_LOOKS = """
 
 
 def card(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[Jump], gpu: str, site: str = "") -> str:
-    """The picture that a link to the site shows: the bar and the six jumps, in letters that are read when small."""
+    """Return the picture that a link to the site shows: the bar and six jumps, in letters readable at a small size."""
     first, last, end = rungs[0].full / peer[1], rungs[-1].full / peer[1], ' text-anchor="end"'
     title = f"From {first:.0%} to {last:.0%} of {peer[0]}'s speed"
     y, tall = 178, 50
@@ -262,7 +265,7 @@ def card(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[Ju
 
 
 def moves(places: list[str], at: list[float]) -> list[tuple]:
-    """Return the keyframes of what moves with the bar, which is at these places, one for each rung."""
+    """Return keyframes for an element that moves with the bar. `places` has its style at each rung."""
     stops: list[tuple] = [(0, places[0])]
     for before, place, t in zip(places, places[1:], at[1:-1], strict=False):
         stops += [(t, before, "cubic-bezier(.4,0,.2,1)"), (t + MOVE, place)]
@@ -270,14 +273,14 @@ def moves(places: list[str], at: list[float]) -> list[tuple]:
 
 
 def bar(film: Film, shares: list[float], at: list[float]) -> str:
-    """The bar as long as the speed of the last rung; it grows, and at times shrinks, from rung to rung."""
+    """Return the bar, drawn at the length of the last rung's speed. It grows or shrinks from rung to rung."""
     play = film.play("b", moves([f"transform:scaleX({share / shares[-1]:.4f})" for share in shares], at))
     d = f"M0 {BAR_Y}h{n(FULL * shares[-1])}v{BAR_H}H0z"
     return f'<g transform="translate({X} 0)"><path class="o" d="{d}"{play}/></g>'
 
 
 def numbers(film: Film, shares: list[float], at: list[float]) -> str:
-    """The share of each rung, above the end of the bar and moving with it."""
+    """Return each rung's speed as a percentage of the peer's. It is above the end of the bar and moves with it."""
     ends = [X + np.clip(FULL * share, 80, FULL - 10) for share in shares]
     play = film.play("m", moves([f"transform:translateX({end - ends[-1]:.1f}px)" for end in ends], at))
     look = ' text-anchor="end"'
@@ -289,12 +292,12 @@ def numbers(film: Film, shares: list[float], at: list[float]) -> str:
 
 
 def turn(k: int, at: list[float]) -> tuple[float, float | None]:
-    """Return from when until when the words of rung k are seen: they change in the middle of the bar's move."""
+    """Return the times between which the words of rung k are shown. They change in the middle of the bar's move."""
     return at[k] + MOVE / 2 if k else 0, None if k == len(at) - 2 else at[k + 1] + MOVE / 2
 
 
 def change(film: Film, rungs: list[RungSpeeds], k: int, at: list[float]) -> str:
-    """While a rung is shown: what it changed, below the bar."""
+    """Return the line below the bar that describes the change of rung k while this rung is shown."""
     before = f"change {k - 1}" if k > 1 else "standard attention"
     factor = f"× {rungs[k].full / rungs[k - 1].full:.2f} over {before}"
     words = f"Change {k}, {rungs[k].name}: {factor}" if k else "Standard attention"
@@ -303,7 +306,10 @@ def change(film: Film, rungs: list[RungSpeeds], k: int, at: list[float]) -> str:
 
 
 def row(film: Film, k: int, jump: Jump, t: float, peer: float) -> str:
-    """A jump, grey until it comes: its factor, name, line, changes, from where to where, and its place on the bar."""
+    """Return the row of a jump, which is grey until time t, and its mark on the bar.
+
+    The row has the jump's factor, description and line of code, the numbers of its changes, and both speeds.
+    """
     y, place, t = ROW_Y + k * ROW_H, X + FULL * jump.after.full / peer, t + MOVE / 2
     from_to = f"{jump.changes}: {jump.before.full / peer:.0%} → {jump.after.full / peer:.0%}"
     ground = f'<rect x="{X - 12}" y="{y - 3}" width="{WIDTH + 24}" height="{ROW_H - 2}" rx="8" class="e"'
@@ -324,7 +330,7 @@ def row(film: Film, k: int, jump: Jump, t: float, peer: float) -> str:
 
 
 def rest(rungs: list[RungSpeeds], jumps: list[Jump]) -> str:
-    """What all other changes give together, here and under the causal mask."""
+    """Return the line with the factor of all other changes together, without and with the causal mask."""
     here, causal = rungs[-1].full / rungs[0].full, rungs[-1].causal / rungs[0].causal
     for jump in jumps:
         here, causal = here / jump.factor, causal / (jump.after.causal / jump.before.causal)

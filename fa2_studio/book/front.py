@@ -17,7 +17,7 @@ SENTENCE = (
     "Standard attention writes down every score. FlashAttention-2 keeps one small tile of them at a time, and its "
     "answer is the same."
 )
-WAYS = (  # what somebody wants, where to begin, and a sentence
+WAYS = (  # what a reader wants to do, the page to begin with, and a sentence
     ("Understand", "00_start.html", "Begin with the map. The first seven chapters need Python and matrices only."),
     ("Teach", "assignments/{first}.html", "Nine assignments that grade themselves, offline and without a GPU."),
     ("Change a kernel", "08_triton_forward.html", "From the paper's line to Triton, and to the fastest of 24 kernels."),
@@ -62,7 +62,7 @@ def index(assignments: list[str], toctrees: list[str], licence: str, address: st
 
 
 def begins_at(rungs: list[climb.RungSpeeds]) -> str:
-    """Return where the climb's frame opens, which is not its first rung."""
+    """Return a sentence that tells at which rung the interactive climb opens, since it is not the first."""
     jumps = [new.full / old.full for old, new in pairwise(rungs)]
     n = 1 + jumps.index(max(jumps))
     return f"The climb opens at its highest jump, rung {rungs[n].number}."

@@ -1,4 +1,4 @@
-"""What chapters 12a, 12b and 13 share: listings of the Hopper kernels, and the ladder's record, rung by rung."""
+"""Show listings of the Hopper kernels, and the ladder's record rung by rung, in chapters 12a, 12b and 13."""
 
 import ast
 from collections.abc import Callable
@@ -22,7 +22,7 @@ COMPILED = {"programs": "programs on an SM"}
 
 
 def lines_of(file: str, name: str) -> list[str]:
-    """A function, a class, a method or a constant of a file of kernels/, with the comment above it."""
+    """Return the lines of a function, class, method or constant in a file of kernels/, with the comment above it."""
     lines = (PACKAGE / "kernels" / file).read_text(encoding="utf-8").splitlines()
     nodes = ast.parse("\n".join(lines)).body
     for part in name.split("."):
@@ -39,7 +39,7 @@ def lines_of(file: str, name: str) -> list[str]:
 
 
 def names_of(node: ast.AST) -> set[str]:
-    """What a definition defines."""
+    """Return the names that a definition or an assignment defines."""
     if hasattr(node, "name"):
         return {node.name}
     targets = getattr(node, "targets", [getattr(node, "target", node)])
@@ -47,9 +47,9 @@ def names_of(node: ast.AST) -> set[str]:
 
 
 def read(file: str, *names: str, begin: str = "", end: str = "", off: str = "") -> None:
-    """Show definitions of a file of kernels/; of the only one, the lines from one that begins so up to another.
+    """Show definitions from a file in kernels/.
 
-    What runs only if `off` holds is left out.
+    `begin` and `end` are the beginnings of the first and the last line to show. Branches under `if {off}` are hidden.
     """
     listing = "\n\n".join("\n".join(lines_of(file, name)) for name in names).split("\n")
     if off:
@@ -63,8 +63,8 @@ def read(file: str, *names: str, begin: str = "", end: str = "", off: str = "") 
 
 
 def without(listing: list[str], condition: str) -> list[str]:
-    """The lines without those under `if condition`; those under its else move to the left."""
-    shown, hidden, moved = [], None, None  # how far the if stands to the right whose lines are hidden, or moved
+    """Return the lines without the branches under `if condition`. Lines under its else move four columns left."""
+    shown, hidden, moved = [], None, None  # the indentation of the `if` whose branch is hidden; whose else is moved
     for line in listing:
         depth = len(line) - len(line.lstrip())
         if hidden is not None and depth > hidden:
@@ -79,7 +79,7 @@ def without(listing: list[str], condition: str) -> list[str]:
 
 
 def at(listing: list[str], words: str) -> int:
-    """The first line that begins with these words."""
+    """Return the index of the first line that begins with these words."""
     return next(n for n, line in enumerate(listing) if line.strip().startswith(words))
 
 
@@ -88,7 +88,7 @@ def show_code(text: str, language: str = "python") -> None:
 
 
 def change(old: str, new: str, *names: str) -> None:
-    """What a rung changes in these functions."""
+    """Show what rung `new` changes in these functions of rung `old`, as a diff."""
     old_file, new_file = (f"ladder/{ladder.find(rung)}.py" for rung in (old, new))
     known = {name for node in ast.parse(steps.source(old)).body for name in names_of(node)}
     parts = [marked(lines_of(old_file, x) if x in known else [], lines_of(new_file, x)) for x in names]
@@ -96,7 +96,10 @@ def change(old: str, new: str, *names: str) -> None:
 
 
 def marked(before: list[str], after: list[str], seen: Callable[[str], str] = str.strip) -> list[str]:
-    """The lines that differ, and where others stand between. A line that only moves to the right is the same."""
+    """Return the lines that differ, marked by − or +, with "…" for longer stretches of equal lines.
+
+    `seen` returns the part of a line that is compared: by default, all but its indentation.
+    """
     before, after = ([line for line in lines if line.strip()] for lines in (before, after))
     matcher = SequenceMatcher(a=[*map(seen, before)], b=[*map(seen, after)], autojunk=False)
     shown: list[str] = []
@@ -112,7 +115,7 @@ def marked(before: list[str], after: list[str], seen: Callable[[str], str] = str
 
 
 class Climb:
-    """The ladder's record at 16,384 tokens, N = 4,096; its counters are of d = 128 without a mask."""
+    """The ladder's record at 16,384 tokens and N = 4,096. Its counters are for d = 128 without a mask."""
 
     def __init__(self) -> None:
         self.record = climbed.load(climbed.SUITE)
@@ -120,12 +123,12 @@ class Climb:
         self.shapes = {(d, causal): reasons.timed(self.record, causal, d) for d, causal in shapes}
 
     def factor(self, new: str, d: int = 128, causal: bool = False, old: str = "") -> float:
-        """How many times as fast a rung is as the one before it, or as `old`."""
+        """Return the speed of a rung divided by the speed of rung `old`, or of the rung before it."""
         new = full_name(new)
         return self.shapes[d, causal].ratio(new, full_name(old) if old else climbed.before(new))
 
     def value(self, name: str, what: str) -> float:
-        """A counter, or a number of the compiled kernel; the clock is SM cycles over time."""
+        """Return a counter of a rung or a number of its compiled kernel. The clock is SM cycles divided by time."""
         name = full_name(name)
         if what == "clock, GHz":
             milliseconds = np.median(self.shapes[128, False].values[name])
@@ -135,7 +138,7 @@ class Climb:
         return reasons.counters(self.record, name)[what]
 
     def table(self, *names: str) -> None:
-        """TFLOP/s of each, and the share of FlashAttention-3's in the same run."""
+        """Print the TFLOP/s of each rung, and its percentage of FlashAttention-3's speed in the same run."""
         titles = [f"d = {d}{', causal' if causal else ''}" for d, causal in self.shapes]
         print(f"{'':22}" + "".join(f"{title:>16}" for title in titles))
         for name in map(full_name, names):
@@ -143,7 +146,7 @@ class Climb:
             print(f"{name:22}" + "".join(f"{cell:>16}" for cell in cells))
 
     def step(self, number: str, *counters: str) -> None:
-        """A rung beside the one before it, and why it is there."""
+        """Print a rung beside the rung before it: the reason for the change, the speeds and the given counters."""
         new = full_name(number)
         why = reasons.reason(new)
         print(f"limit before: {why.limit}\ntaken away:   {why.removes}")
@@ -155,11 +158,11 @@ class Climb:
             print(f"{COMPILED.get(name, name)}: {short(a)} → {short(b)}  (× {b / a:.2f})")
 
     def compare(self, rung: str, what: str) -> float:
-        """A counter of a rung over that of the one before it."""
+        """Return a counter of a rung divided by the same counter of the rung before it."""
         new = full_name(rung)
         return self.value(new, what) / self.value(climbed.before(new), what)
 
 
 def full_name(name: str) -> str:
-    """A rung's full name; the others keep theirs."""
+    """Return the full name of a rung that is given by its number. Any other name is returned as it is."""
     return ladder.find(name) if name[:1].isdigit() else name

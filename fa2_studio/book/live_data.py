@@ -1,4 +1,4 @@
-"""What the live pieces read: the GPUs for the playground; for the climb each rung's speed, counters, words, change."""
+"""Write the data of the interactive figures: GPUs for the playground, and for the climb everything about each rung."""
 
 import json
 from dataclasses import fields
@@ -11,13 +11,13 @@ from fa2_studio.book.hopper import marked
 
 
 def script() -> str:
-    """figures/live/data.js."""
+    """Return the text of figures/live/data.js."""
     text = json.dumps(data(), ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
     return f"window.LIVE = {text};\n"
 
 
 def data() -> dict:
-    """The GPUs for the playground, and the rungs for the climb."""
+    """Return the GPUs for the playground, and the rungs for the climb."""
     names = [field.name for field in fields(chips.Chip) if field.name not in ("compute_capability", "name")]
     gpus = {chip.name: {name: getattr(chip, name) for name in names} for chip in chips.CHIPS.values()}
     return dict(chips=gpus, climb=climb())
@@ -28,7 +28,9 @@ PEERS = {"FlashAttention-3": "FlashAttention-3", "cuDNN": "cuDNN", "triton_tutor
 
 
 def climb() -> dict:
-    """Every rung of the record: cause, prediction and speed, its counters beside those before, its change in code."""
+    """Return each rung of the record: its reason, prediction and speed, its counters beside those of the rung before,
+    and its change in code.
+    """
     record = load("ladder")
     rows = {shape: reasons.timed(record, causal, d) for shape, (causal, d) in SHAPES.items()}
     speeds = {shape: {name: row.rate(name) for name in row.values} for shape, row in rows.items()}
@@ -53,7 +55,7 @@ def climb() -> dict:
 
 
 def because(record: Record, before: str | None, name: str) -> dict:
-    """What limited the rung before, what the change removes and why it should help, and what was predicted."""
+    """Return what limited the rung before, what the change removes, why it should help, and what was predicted."""
     reason = reasons.reason(name)
     if before is None:
         return dict(cause="", limit="", removes="", why=reason.why, predicted={}, missed={}, compiled={})
@@ -66,7 +68,7 @@ def because(record: Record, before: str | None, name: str) -> dict:
 
 
 def in_words(before: str, name: str, causal: bool, d: int) -> str:
-    """What the compiler made of both rungs."""
+    """Return a sentence that compares two compiled rungs: programs per SM, registers and instructions per tile."""
     old, new = (reasons.facts().get((rung, causal, d)) for rung in (before, name))
     if old is None or new is None:
         return ""
@@ -79,7 +81,7 @@ def rates(speeds: dict, name: str) -> dict[str, float]:
 
 
 def counters_of(record: Record) -> dict[str, dict[str, float]]:
-    """{rung: {counter: value}} without a mask."""
+    """Return {rung: {counter: value}} without a mask."""
     found = {}
     for name in ladder.RUNGS:
         values = reasons.counters(record, name)
@@ -101,7 +103,10 @@ COUNTERS = {  # name in the record: name on the page, divisor, unit, decimals
 
 
 def beside(before: dict[str, float], now: dict[str, float]) -> list[list]:
-    """The tensor cores' share, and the two other counters that changed most: [name, before, now, unit, decimals]."""
+    """Return the two counters that changed most, then the time in which tensor cores are at work.
+
+    Each row is [name, value before, value now, unit, decimals].
+    """
     always = "tensor cores at work, %"
 
     def change(name: str) -> float:
@@ -132,7 +137,7 @@ STALLS = {
 
 
 def limit(values: dict[str, float] | None) -> str:
-    """What limited a rung, as its counters have it: how busy the tensor cores were, and what its warps waited for."""
+    """Return a sentence on what limited a rung: how busy the tensor cores were, and what its warps waited for most."""
     stalls = {name.removeprefix("stall: "): x for name, x in (values or {}).items() if name.startswith("stall: ")}
     if not stalls:
         return ""
@@ -143,11 +148,14 @@ def limit(values: dict[str, float] | None) -> str:
 
 # A rung's change in code ----------------------------------------------------------------------------------------
 
-LINES = 14  # of a difference that are shown at once
+LINES = 14  # the most lines of a difference that are shown at once
 
 
 def difference(before: str, name: str) -> list[str]:
-    """Each line with its mark: + or −, or a blank; "…" where others stand between. Another comment is no change."""
+    """Return the lines that differ between two rungs, each after its mark: +, − or a blank.
+
+    "…" stands for longer stretches of equal lines. A line with only a new comment counts as equal.
+    """
     shown = marked(steps.code(before), steps.code(name), lambda line: line.split("  # ")[0].strip())
     lines = ["…" if line == "  …" else line[0] + line[2:] for line in shown]
     return lines[lines[0] == "…" :]
@@ -160,7 +168,7 @@ def first_kernel(name: str) -> list[str]:
 
 
 def excerpt(lines: list[str]) -> list[str]:
-    """As many lines as are shown at once: from the part of a difference on that brings most new code."""
+    """Return at most LINES lines of a difference, beginning at the part that contains most new code."""
     starts = [0, *(n + 1 for n, line in enumerate(lines) if line == "…")]
     best = max(starts, key=lambda n: sum(map(is_new_code, lines[n : n + LINES])))
     shown = lines[best : best + LINES]
@@ -168,6 +176,6 @@ def excerpt(lines: list[str]) -> list[str]:
 
 
 def is_new_code(line: str) -> bool:
-    """Not an import, a comment or a decorator."""
+    """Return whether a line of a difference is new, and neither an import, a comment nor a decorator."""
     code = line[1:].strip()
     return line[0] == "+" and len(code) > 3 and not code.startswith(("#", '"""', "import", "from", "@"))

@@ -1,4 +1,4 @@
-"""Judges of what readers write in chapters 12b and 13: an order of copies, and the order of a step."""
+"""Check what readers write in chapters 12b and 13: an order of copies, and the order of work in a backward step."""
 
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -24,7 +24,10 @@ CONSUMERS = ("consumer 0", "consumer 1")
 
 
 def judge_copies(copies: Callable, T: int = 4) -> None:
-    """Whether a producer of T tiles neither hangs nor overwrites, with one to three stages, in any order of events."""
+    """Print whether a producer of T tiles neither hangs nor overwrites a tile that is still needed.
+
+    It runs with one, two and three stages, in 100 random orders of events each.
+    """
     verdict(lambda: try_copies(copies, T))
 
 
@@ -45,7 +48,7 @@ def try_copies(copies: Callable, T: int) -> str:
 
 
 def well_formed(producer: Iterator) -> Iterator[tuple]:
-    """The same producer, if each thing that it yields is a wait."""
+    """Yield what a producer yields. Raises RuntimeError if any of it is not a wait."""
     for wait in producer:
         if not isinstance(wait, tuple):
             raise RuntimeError(
@@ -55,7 +58,10 @@ def well_formed(producer: Iterator) -> Iterator[tuple]:
 
 
 def wiping(K: RingModel, V: RingModel, T: int, me: str) -> Iterator[tuple]:
-    """A consumer that takes V's first tile before it releases K's."""
+    """Run a consumer that waits for the first tile of V before it releases the first tile of K.
+
+    Raises RuntimeError if a tile is overwritten before it was read.
+    """
 
     def read(ring, n):
         stage = yield from ring.take(n)
@@ -80,15 +86,16 @@ NEEDS = {"S": "", "P": "S", "dP": "", "dV": "P", "dK": "P dP", "dQ": "P dP", "ad
 
 
 class Watched(Block):
-    """A thread block that refuses work whose operands are not there. One unit is slow, so that waits are needed.
+    """A thread block that raises RuntimeError if a job starts before its operands exist.
 
-    For both consumers, or for one: then they need to wait for each other, too.
+    The unit `slow` takes 20 times as long as usual for the consumers in `whose`, so that a missing wait shows. If it is
+    slow for only one consumer, a missing wait for the other consumer also shows.
     """
 
     def __init__(self, ds_filled: Barrier, slow: str, whose: tuple[str, ...]):
         super().__init__()
         self.ds_filled, self.slow, self.whose = ds_filled, slow, whose
-        self.begun: dict[tuple[str, str], tuple[float, int]] = {}  # the clock, and how many came before
+        self.begun: dict[tuple[str, str], tuple[float, int]] = {}  # (clock, number of jobs begun before)
 
     def start(self, unit: str, clocks: float, label: str, *more: Callable) -> Job:
         what, _, n = label.rpartition(" ")
@@ -111,7 +118,7 @@ class Watched(Block):
         return super().start(unit, 20 * clocks if slow else clocks, label, *more)
 
     def not_as_asked(self, steps: int) -> list[str]:
-        """What of the exercise's order a right order has in another way."""
+        """Return how an order with right operands still differs from the order that the exercise asks for, in words."""
         ended = {(job.actor, job.label): job.ended for job in self.jobs}
         found = []
         for c, n in product(CONSUMERS, range(steps - 1)):
@@ -126,7 +133,7 @@ class Watched(Block):
 
 
 def judge_step(order: Callable, T: int = 50) -> None:
-    """Whether an order of the backward's step leaves nothing out and waits for all that it needs, and its time."""
+    """Print whether an order of the backward pass's step is complete and waits for all operands, and its time."""
     verdict(lambda: try_step(order, T))
 
 

@@ -1,4 +1,4 @@
-"""The pictures of figures/ as a slide shows them: whole, or in parts of one or more panels."""
+"""Prepare the pictures of figures/ for slides: whole, or in parts of one or more panels."""
 
 import re
 from base64 import b64encode
@@ -9,11 +9,11 @@ from fa2_lab.tools.figures import PHONE
 from fa2_studio.book import front
 from fa2_studio.book.site import FIGURES, drawn
 
-BROAD, HALF, ROOM = 1208, 600, 620  # pixels for a picture
-READ, BESIDE = 16, 14  # letters that a room reads, and those beside words
+BROAD, HALF, ROOM = 1208, 600, 620  # a picture's room in pixels: width of a slide, half of it, height
+READ, BESIDE = 16, 14  # the smallest readable letters in pixels: of a picture alone, of a picture beside text
 SIZE = re.compile(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"')
 VIEW = re.compile(r'height="[\d.]+" viewBox="0 0 ([\d.]+) ([\d.]+)"')
-TITLES = (  # of panels, and of groups of rows, which begin at the left edge
+TITLES = (  # patterns for the titles of panels, and of groups of rows, which begin at the left edge
     re.compile(r'<text style="font-weight: 700; font-size: 10\.5px[^>]*?(?:y="|translate\(\S+ )([\d.]+)'),
     re.compile(r'<text style="font-weight: 700; font-size: 9\.75px[^>]* x="\d\.\d*" y="([\d.]+)"'),
 )
@@ -21,14 +21,14 @@ TICK = re.compile(r'<text[^>]* y="([\d.]+)">([\d,]+)</text>')
 
 
 def as_svg(still: str) -> str:
-    """The static figure of a live piece for the handout, without the card on which a notebook shows it."""
+    """Return the static figure of an interactive one for the handout, without the card that it has in a notebook."""
     shown = re.search(r'<img alt="([^"]*)"[^>]*>', still)
     name = shown and drawn().get(unescape(shown[1]))
     return still.replace(shown[0], paper(name)) if name else still
 
 
 def edition(name: str, folder: str = "") -> str:
-    """A picture of figures/ as SVG: a page's edition, or a phone's."""
+    """Return a picture of figures/ as SVG: the edition for a page, or with a folder, the one for a phone."""
     return (FIGURES / folder / f"{name}.svg").read_text(encoding="utf-8")
 
 
@@ -37,20 +37,20 @@ def data(svg: str) -> str:
 
 
 def image(svg: str, name: str, kind: str = "") -> str:
-    """A picture, or a part of it, for a slide."""
+    """Return a picture, or a part of it, as an HTML image with the picture's description."""
     return f'<img{kind} alt="{escape(front.description(name))}" src="{data(svg)}">'
 
 
 def paper(name: str) -> str:
-    """A picture for the handout: the whole page's edition, which stays light."""
+    """Return a picture for the handout: the whole edition for a page, which has no dark colours."""
     light = re.sub(r"<style>@media.*?</style>", "", edition(name), count=1, flags=re.DOTALL)
     return image(light, name, " class=paper")
 
 
 def parts(name: str) -> list[str]:
-    """A picture for slides, in as few parts as leave letters that a room reads.
+    """Return a picture in as few parts as possible such that its letters are readable on a slide.
 
-    It is the page's edition, which is as wide as a slide, unless that would need more parts than the phone's.
+    The edition for a page is preferred, unless it needs more parts than the edition for a phone.
     """
     page, phone = edition(name), edition(name, PHONE)
     some = [in_parts(svg, titles, most) for svg in (page, phone) for titles in TITLES for most in (2.8, 2, 1.4, 1)]
@@ -59,25 +59,28 @@ def parts(name: str) -> list[str]:
 
 
 def is_tall(name: str) -> bool:
-    """Whether a slide shows the phone's edition of a picture, which leaves room for words beside it."""
+    """Return whether a slide shows the edition for a phone, which leaves room for text beside it."""
     return bool(name) and parts(name) == [edition(name, PHONE)]
 
 
 def letters(shown: list[str], across: float = BROAD, down: float = ROOM) -> float:
-    """The size in pixels of the smallest letters, which a picture has at 13, on a slide of 1280 × 720."""
+    """Return the size in pixels of the smallest letters of pictures on a slide of 1280 × 720.
+
+    In the pictures themselves, the smallest letters have 13 pixels.
+    """
     sizes = [[float(side) for side in SIZE.search(svg).groups()] for svg in shown]
     return min(13 * min(across / wide, down / high) for wide, high in sizes)
 
 
 def in_parts(svg: str, titles: re.Pattern, most: float) -> list[str]:
-    """An edition of a picture in parts of one or more panels, about `most` times as high as a slide if as wide.
+    """Return a picture in parts of one or more panels. Scaled to a slide's width, each is about `most` slides high.
 
-    What is above the first group of rows, such as the axis, is above each part.
+    What is above the first group of rows, such as the axis, is repeated above each part.
     """
     cuts, high = sorted({float(y) for y in titles.findall(svg)}), float(VIEW.search(svg)[2])
     top = max(cuts[0] - 12, 0) if cuts and titles is TITLES[1] else 0.0
     most = most * ROOM / BROAD * float(VIEW.search(svg)[1]) - top
-    ends = [b - 12 for a, b in pairwise(cuts) if b - a > 20] + [high]  # closer are two lines of a title
+    ends = [b - 12 for a, b in pairwise(cuts) if b - a > 20] + [high]  # closer: two lines of one title
     tops = [top]
     for end, after in pairwise(ends):
         if after - tops[-1] > most and end - tops[-1] > most / 4 and high - end > most / 3:
@@ -87,10 +90,13 @@ def in_parts(svg: str, titles: re.Pattern, most: float) -> list[str]:
 
 
 def piece(page: str, top: float, end: float, head: float) -> str:
-    """A picture from top to end, below its head; below it the axis at the picture's foot, if it has no own numbers."""
+    """Return the part of a picture from `top` to `end`, below the picture's first `head` units.
+
+    If the part has no axis of its own, the axis at the picture's foot is repeated below it.
+    """
     start, stop = page.index(">", page.index("<svg")) + 1, page.rindex("</svg>")
     width, high = VIEW.search(page)[1], float(VIEW.search(page)[2])
-    rows = [float(y) for y, _ in set(TICK.findall(page))]  # a number that is repeated in a row is no axis's
+    rows = [float(y) for y, _ in set(TICK.findall(page))]  # equal numbers in one row count once: they are no axis
     axis = next((y for y in rows if y > high - 25 and rows.count(y) > 2), None)
     own = end == high or any(end - 40 < y < end and rows.count(y) > 2 for y in rows)
     foot = high if own or axis is None else axis - 12

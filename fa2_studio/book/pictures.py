@@ -1,7 +1,8 @@
-"""`python -m fa2_studio.book.pictures`: the moving climb of README and site, and the data of the interactive figures.
+"""Make the moving climb of README and site, and the data of the interactive figures.
 
-If Chromium is installed, it also makes three files for posting: the climb's last frame as PNG, the whole climb as GIF,
-and the card that a link to the site shows. The card has the site's address if the variable SITE has it.
+Call it as `python -m fa2_studio.book.pictures`. If Chromium is installed, it also makes three files for posting: the
+climb's last frame as PNG, the whole climb as GIF, and the card that a link to the site shows. The card contains the
+site's address if the environment variable SITE is set to it.
 """
 
 import base64
@@ -24,16 +25,19 @@ LOOP, CARD = "climb_loop", "card"
 CHROMIUM = "--headless --no-sandbox --disable-gpu --hide-scrollbars --force-device-scale-factor=1"
 LIGHT = "--blink-settings=preferredColorScheme=1"
 STILL = "*{{animation-delay:-{}s!important;animation-play-state:paused!important}}</style>"
-FRAME, FIRST = 0.08, 1.4  # seconds of a frame of the GIF, and of the result, which comes first
+FRAME, FIRST = 0.08, 1.4  # seconds of one frame of the GIF, and of the result at its beginning
 
 
 def files() -> dict[str, str]:
-    """Return {place in figures/: content}."""
+    """Return {path in figures/: content} of the moving climb and of the data."""
     return {f"{LOOP}.svg": climb_loop.moving(**climb_loop.data()), "live/data.js": live_data.script()}
 
 
 def frames(browser: str, svg: str, times: list[float], high: int = H) -> list[Image.Image]:
-    """Return a moving picture at these seconds. Chromium shows all of them, one below the other."""
+    """Return the frames of a moving picture at these times in seconds.
+
+    Chromium draws all frames on one page, one below the other.
+    """
     page = "<!doctype html><style>*{margin:0}img{display:block}</style>"
     for t in times:
         still = svg.replace("</style>", STILL.format(t), 1)
@@ -54,7 +58,7 @@ def card() -> str:
 
 
 def last_frame(browser: str, svg: str, high: int = H) -> bytes:
-    """Return the picture as it ends, with the drawing's fingerprint inside."""
+    """Return the last frame as PNG. Its metadata has the fingerprint of the SVG that it was made from."""
     out, words = BytesIO(), PngInfo()
     words.add_text("drawing", fingerprint(svg))
     (image,) = frames(browser, svg, [climb_loop.seconds() - 0.1], high)
@@ -63,7 +67,7 @@ def last_frame(browser: str, svg: str, high: int = H) -> bytes:
 
 
 def gif(browser: str, svg: str) -> bytes:
-    """Return the whole loop at two thirds of its size. Pillow makes one long frame of equal ones.
+    """Return the whole loop as a GIF at two thirds of its size. Pillow merges equal frames into one long frame.
 
     It begins with the result, because a GIF's first frame is what a preview shows.
     """
@@ -85,7 +89,7 @@ def alike(one: Image.Image, other: Image.Image) -> bool:
 
 
 def fingerprint(svg: str) -> str:
-    """Return a mark of the drawing that a PNG was made from."""
+    """Return a short hash of an SVG, by which a test tells whether a PNG was made from it."""
     return hashlib.sha256(svg.encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""QUESTIONS.md as pages: each group of questions has a page of its own, and the first page lists all questions."""
+"""Split QUESTIONS.md into pages: one for each group of questions, after a first page that lists all questions."""
 
 import re
 
@@ -17,7 +17,7 @@ def pages() -> dict[str, str]:
 
 
 def places() -> dict[str, str]:
-    """Return {anchor: name of its page} of all headings."""
+    """Return {anchor: name of the page} for all headings."""
     found, page = {}, FIRST
     for marks, title in re.findall(r"^(##+) (.*)", FILE.read_text(encoding="utf-8"), re.MULTILINE):
         page = name(title) if marks == "##" else page
@@ -31,7 +31,7 @@ def name(group: str) -> str:
 
 
 def anchor(title: str) -> str:
-    """Return what a link to a heading ends in, on GitHub and on the site."""
+    """Return the anchor of a heading, which is the end of a link to it, on GitHub and on the site."""
     return re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
 
 

@@ -1,4 +1,4 @@
-"""Copies of the chapters for Colab and Kaggle, and the links to them."""
+"""Write copies of the chapters for Colab and Kaggle, and links to these copies."""
 
 import os
 from pathlib import Path

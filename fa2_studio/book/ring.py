@@ -1,6 +1,6 @@
-"""The ring of chapters 12a and 12b, event by event: actors are generators, and chance picks who goes on.
+"""Simulate the ring of chapters 12a and 12b event by event, in a random order.
 
-An actor yields a barrier, the phase whose end it waits for, and words that say what it waits for.
+Actors are generators. An actor yields a barrier, the phase whose end it waits for, and a description of the wait.
 """
 
 import random
@@ -10,20 +10,20 @@ import numpy as np
 
 from fa2_lab.machine.asynchrony import Barrier
 
-PAUSE = (Barrier("nothing", 1), 1, "")  # over at once: somebody else may go first
+PAUSE = (Barrier("nothing", 1), 1, "")  # a wait that is over at once, so that another actor may go on first
 
 
 class RingModel:
-    """Stages for tiles, and two barriers for each."""
+    """A ring of stages, each of which holds one tile and has two barriers, `filled` and `emptied`."""
 
     def __init__(self, stages: int, consumers: int, name: str = "the ring"):
         self.stages, self.tiles, self.name = stages, [None] * stages, name
-        self.latest = [None] * stages  # tiles that are there or on their way
+        self.latest = [None] * stages  # the number of each stage's tile, from the start of its copy on
         self.filled = [Barrier("filled", 1) for _ in range(stages)]
         self.emptied = [Barrier("emptied", consumers) for _ in range(stages)]
 
     def fill(self, n: int) -> Iterator[tuple]:
-        """Producer: tile n, which holds the number n, as soon as its stage is empty."""
+        """Wait as the producer until the stage of tile n is empty, then copy the tile, whose content is n."""
         yield self.room(n)
         yield from self.copy(n)
 
@@ -33,24 +33,24 @@ class RingModel:
 
     def copy(self, n: int) -> Iterator[tuple]:
         self.latest[n % self.stages] = n
-        self.tiles[n % self.stages] = np.nan  # on its way: neither old nor new
+        self.tiles[n % self.stages] = np.nan  # while the copy runs, the stage has neither the old nor the new tile
         yield PAUSE
         self.tiles[n % self.stages] = n
         self.filled[n % self.stages].arrive("copy engine")
 
     def take(self, n: int) -> Iterator[tuple]:
-        """Consumer: wait for tile n; returns its stage."""
+        """Wait as a consumer for tile n, and return its stage."""
         stage = n % self.stages
         yield self.filled[stage], n // self.stages & 1, f"{self.name}'s tile {n}"
         return stage
 
     def release(self, n: int) -> None:
-        """Consumer: tile n is no longer needed here."""
+        """Release tile n as a consumer, which no longer needs it."""
         self.emptied[n % self.stages].arrive("consumer")
 
 
 def run(actors: dict, seed: int) -> str:
-    """Run all actors to their ends, or until everybody waits; returns how it ended."""
+    """Run all actors until each has ended or all of them wait. Return "all done", or which actor waits for what."""
     chance, asleep = random.Random(seed), dict.fromkeys(actors, PAUSE)
     while asleep:
         awake = [name for name, (bar, phase, _) in asleep.items() if bar.over(phase).ready()]
@@ -64,7 +64,7 @@ def run(actors: dict, seed: int) -> str:
 
 
 def try_out(consumer: Callable, seed: int, stages: int = 2, consumers: int = 3, T: int = 6) -> tuple[str, list]:
-    """A producer of T tiles and some consumers: how it ended, and what each consumer has read."""
+    """Run a producer of T tiles with some consumers, and return how it ended and the tiles that each consumer read."""
     ring, seen = RingModel(stages, consumers), [[] for _ in range(consumers)]
     actors = {f"consumer {c}": consumer(ring, T, c, seen) for c in range(consumers)}
     actors["producer"] = (wait for n in range(T) for wait in ring.fill(n))

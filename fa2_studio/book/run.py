@@ -20,15 +20,15 @@ from fa2_studio.book.chapters import NOTEBOOKS, TEXT, Chapter, navigation, writt
 SOURCE = {"jupytext": {"notebook_metadata_filter": "-all", "cell_metadata_filter": "tags"}}
 KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
 QUESTION = "**Predict.**"
-ANSWER = re.compile(r"(```python\n(.*?)\n```\n)(\n```text\n.*?\n```\n)?", flags=re.DOTALL)  # code, and what it printed
-HIDE_CODE = "hide-input"  # a cell whose code is not for reading
-FRAME = re.compile(r"<iframe.*?</iframe>", flags=re.DOTALL)  # a live piece comes when it is run: its still is recorded
+ANSWER = re.compile(r"(```python\n(.*?)\n```\n)(\n```text\n.*?\n```\n)?", flags=re.DOTALL)  # code and its output
+HIDE_CODE = "hide-input"  # the tag of a cell whose code readers can skip
+FRAME = re.compile(r"<iframe.*?</iframe>", flags=re.DOTALL)  # an interactive figure; only its still is recorded
 SHOWN = re.compile(r'^(?:show|live)\("[^\n]*\)$', flags=re.MULTILINE)  # the line of a cell that shows a picture
 LANGUAGE = {"language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"}}
 
 
 class Executed(NamedTuple):
-    """How one notebook's run ended."""
+    """The result of running one notebook."""
 
     name: str
     cells: int
@@ -52,14 +52,14 @@ def read_source(chapter: Chapter) -> nbformat.NotebookNode:
 
 
 def fold_code(cells: list[nbformat.NotebookNode]) -> None:
-    """Fold code in JupyterLab that is not for reading."""
+    """Fold code that readers can skip, in JupyterLab."""
     for cell in cells:
         if HIDE_CODE in cell.metadata.get("tags", []):
             cell.metadata["jupyter"] = {"source_hidden": True}
 
 
 def write_source(chapter: Chapter) -> None:
-    """Write the navigation bars, and what the answers printed, into the source as well."""
+    """Write the navigation bars and the output of code in answers, which the notebook has, into its source too."""
     notebook = nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)
     notebook.metadata = nbformat.from_dict(SOURCE)
     for cell in notebook.cells:
@@ -68,7 +68,7 @@ def write_source(chapter: Chapter) -> None:
 
 
 def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.NotebookNode, Executed]:
-    """Run one notebook from top to bottom in a fresh kernel and an empty folder: a reader's files stay out of it."""
+    """Run one notebook in a fresh kernel and an empty folder, so that it neither reads nor writes a reader's files."""
     notebook, scratch = read_source(chapter), TemporaryDirectory()
     client = NotebookClient(
         notebook,
@@ -76,13 +76,13 @@ def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.Noteboo
         kernel_name="python3",
         record_timing=False,
         coalesce_streams=True,
-        shutdown_kernel="immediate",  # asked to leave, a kernel that is at work complains
+        shutdown_kernel="immediate",  # a busy kernel prints an error if it is asked to end
         resources={"metadata": {"path": scratch.name}},
     )
     start, error = time.perf_counter(), ""
     try:
         client.reset_execution_trackers()
-        with client.setup_kernel():  # client.execute() would keep Ctrl-C to itself
+        with client.setup_kernel():  # client.execute() would catch Ctrl-C
             count = 0
             for index, cell in enumerate(notebook.cells):
                 if cell.cell_type == "code":
@@ -108,7 +108,7 @@ def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.Noteboo
 
 
 def answer(client: NotebookClient, index: int, code: re.Match) -> str:
-    """Return the code in a question's fold, followed by what it prints."""
+    """Run the code in a question's fold, and return the code followed by its output."""
     cell = client.execute_cell(nbformat.v4.new_code_cell(code[2]), index, store_history=False)
     printed = "".join(output.text for output in cell.outputs if output.output_type == "stream").rstrip()
     return code[1] + (f"\n```text\n{printed}\n```\n" if printed else "")
@@ -138,7 +138,7 @@ def write_blank(folder: Path, chapters: list[Chapter]) -> None:
 
 
 def record(chapters: list[Chapter]) -> list[Executed]:
-    """Renew every output of the committed notebooks, and what their sources repeat of it."""
+    """Renew all outputs of the committed notebooks, and the outputs that are also in their sources."""
     files.check_writable(TEXT, "book --record")
     verdicts = run_all(NOTEBOOKS, chapters)
     for chapter in chapters:

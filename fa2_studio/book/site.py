@@ -1,4 +1,4 @@
-"""The book as an offline site. Sphinx and myst-nb render the executed notebooks, and nothing is run here."""
+"""Render the book as an offline site. Sphinx and myst-nb render the executed notebooks, and no notebook runs here."""
 
 import ast
 import os
@@ -23,13 +23,13 @@ from fa2_studio.course.notebooks import student_version
 LOOKS = Path(__file__).with_name("looks")  # the style sheet
 FIGURES = front.FIGURES
 PICTURE = re.compile(r'<img alt="([^"]*)" width="\d+" src="data:image/png;base64,[^"]*">')  # of plots/show.py
-SHOWN = re.compile(r"(show|live)\(.*\)", flags=re.DOTALL)  # a cell that does nothing but show a picture or a piece
+SHOWN = re.compile(r"(show|live)\(.*\)", flags=re.DOTALL)  # a cell that only shows a figure
 LIVE = re.compile(r'<div class="live-piece" data-piece="(\w+)"(?: data-ask="([^"]*)")?>')  # of plots/live.py
 OF_PART = r"^(?=##+ (?!Part |Recap|Exercises|Checks))"  # a heading that belongs to a part, if there are parts
-PAGES = ("API.md", "TROUBLESHOOTING.md")  # of the repository, shown as pages too
+PAGES = ("API.md", "TROUBLESHOOTING.md")  # files of the repository that are also pages of the site
 SETTINGS = {
     "project": "fa2_lab",
-    "html_baseurl": os.environ.get("SITE", ""),  # where the pages will be; pages.yml knows it
+    "html_baseurl": os.environ.get("SITE", ""),  # the site's address, which pages.yml sets
     "html_title": "fa2_lab",
     "html_context": {"default_mode": "auto"},
     "smartquotes": False,
@@ -92,27 +92,30 @@ def render(folder: Path) -> Path:
 
 
 def preview(app: Sphinx, page: str, template: str, context: dict, doctree: object) -> None:
-    """Give a page the picture that a link to it shows."""
+    """Add tags to a page, unless it has them, with the title and the picture that a link to it shows."""
     if "og:image" not in context.get("metatags", ""):
         words = re.sub("<[^>]*>", "", context.get("title", ""))
         context["metatags"] = context.get("metatags", "") + shown_by_links(words, "../" * page.count("/"))
 
 
 def shown_by_links(title: str, up: str) -> str:
-    """Return the tags of a page's preview. Other sites load its picture by its whole address, if that is known."""
+    """Return the tags for a page's preview on other sites.
+
+    Its picture has the site's full address if that is known, or else a path that begins with `up`.
+    """
     image = f"{SETTINGS['html_baseurl'] or up}figures/card.png"
     tags = {"property=og:title": title, "property=og:image": image, "name=twitter:card": "summary_large_image"}
     return "".join('<meta {}="{}" content="{}">\n'.format(*kind.split("="), words) for kind, words in tags.items())
 
 
 def write_sources(folder: Path) -> None:
-    """Write what Sphinx reads: the notebooks, prepared for a page, and the index."""
+    """Write all files that Sphinx reads: the notebooks, prepared for pages, the other pages, pictures and the index."""
     (folder / "assignments").mkdir(parents=True)
     buttons = {c.name: reach.button(c) for c in written()}
     for name in [*buttons, *assignments()]:
         notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
         if name not in buttons:
-            notebook = student_version(notebook)  # a reader is about to solve it
+            notebook = student_version(notebook)  # without solutions
         dress(notebook, buttons.get(name, ""))
         relink(notebook, (NOTEBOOKS / name).parent)
         nbformat.write(notebook, folder / f"{name}.ipynb")
@@ -127,7 +130,7 @@ def write_sources(folder: Path) -> None:
 
 
 def assignments() -> list[str]:
-    """Return the course's notebooks by the names that links to them have."""
+    """Return the paths of the assignments' notebooks, without suffix, as links to them have them."""
     return [f"assignments/{path.stem}" for path in sorted((NOTEBOOKS / "assignments").glob("*.ipynb"))]
 
 
@@ -135,7 +138,11 @@ def assignments() -> list[str]:
 
 
 def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
-    """Leave out navigation bars, fold imports and hidden code, colour printed Python, and give pictures their text."""
+    """Prepare a notebook for the site.
+
+    Leave out navigation bars, fold imports and hidden code, colour printed Python, and replace recorded pictures by the
+    files of figures/, and interactive figures by frames.
+    """
     notebook.cells = [c for c in notebook.cells if "navigation" not in c.metadata.get("tags", [])]
     if button:
         notebook.cells[0].source += f"\n\n{button}"
@@ -144,7 +151,7 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
         if cell.cell_type == "code":
             tags, look = list(cell.metadata.get("tags", [])), {}
             if SHOWN.fullmatch(cell.source) and cell.outputs:
-                tags = [*tags, "remove-input"]  # the picture speaks
+                tags = [*tags, "remove-input"]  # the line show(…) tells readers nothing
             elif is_imports(cell):
                 tags = sorted({*tags, "hide-input"})
                 look = {"code_prompt_show": "Imports", "code_prompt_hide": "Imports"}
@@ -162,7 +169,7 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
 
 
 def in_parts(notebook: nbformat.NotebookNode) -> None:
-    """Move the headings of a chapter with parts one level down, so that its contents have two levels."""
+    """Move the headings in parts of a chapter one level down, so that its table of contents has two levels."""
     begun = False
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
@@ -173,12 +180,12 @@ def in_parts(notebook: nbformat.NotebookNode) -> None:
 
 @cache
 def drawn() -> dict[str, str]:
-    """Return {description: name} of the pictures in figures/."""
+    """Return {description: name} for the pictures in figures/."""
     return {front.description(name): name for name in PICTURES}
 
 
 def is_imports(cell: nbformat.NotebookNode) -> bool:
-    """Whether a cell imports, does at most one other thing, and shows nothing."""
+    """Return whether a cell has imports, at most one other statement, and no output."""
     body = ast.parse(re.sub(r"^[%!].*", "", cell.source, flags=re.MULTILINE)).body
     imports = [isinstance(node, (ast.Import, ast.ImportFrom)) for node in body]
     return sum(imports) >= max(1, len(body) - 1) and not cell.outputs

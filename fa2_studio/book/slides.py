@@ -1,6 +1,7 @@
-"""Eleven lectures as decks, from the chapters' own headings, sentences, pictures, listings and live pieces.
+"""Make eleven lectures from the headings, sentences, pictures, listings and interactive figures of the chapters.
 
-One HTML file a lecture, which asks for no other: arrows turn, n shows the notes, and printed it is the handout.
+Each lecture is one HTML file, which needs no other file. Arrow keys turn slides, n shows the notes, and the printed
+file is the handout.
 """
 
 import re
@@ -22,7 +23,7 @@ from fa2_studio.book.blocks import ROWS, height, rendered
 from fa2_studio.book.chapters import NOTEBOOKS, Chapter, written
 from fa2_studio.book.site import LIVE, LOOKS, drawn, is_imports
 
-LECTURES = {  # title: its chapters; of those with several parts, which are shown
+LECTURES = {  # title: {chapter: numbers of the parts that are shown, or "" for the whole chapter}
     "Attention and its cost": {"00": "", "01": ""},
     "Online softmax": {"02": ""},
     "FlashAttention": {"03": ""},
@@ -35,7 +36,7 @@ LECTURES = {  # title: its chapters; of those with several parts, which are show
     "Decoding, rings and masks": {"14": "", "15": "", "16": ""},
     "Change it": {"17": ""},
 }
-LEFT_OUT = ("Exercises", "Checks", "Questions", "Part ", "What comes next?")  # the course's, not a lecture's
+LEFT_OUT = ("Exercises", "Checks", "Questions", "Part ", "What comes next?")  # belong to the course
 FOLD = re.compile(r"<details>\s*<summary>(.*?)</summary>(.*?)</details>", re.DOTALL)
 ASKED = re.compile(r"^\*\*(?:Predict|Build)\.\*\*", re.MULTILINE)
 MEASURED = re.compile(r"[^.]*\b(?:NVIDIA|Model of) .*")  # the end of a caption that tells how something was measured
@@ -43,28 +44,28 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 class Beat(NamedTuple):
-    """A paragraph to be said, something to look at, a question, or its answer on a slide of its own."""
+    """One element of a section: a paragraph, something to look at, a question, or an answer on its own slide."""
 
-    text: str = ""
-    seen: tuple[str, ...] = ()  # as HTML: blocks that are never cut
+    text: str = ""  # what the lecturer says
+    seen: tuple[str, ...] = ()  # what the audience sees: blocks of HTML, which are never cut
     kind: str = ""  # "asks", "answers", "live" or "picture"
-    name: str = ""  # of a picture in figures/
+    name: str = ""  # the name of a picture in figures/
 
 
 class Slide(NamedTuple):
-    """What a slide shows: blocks of words, and a picture or a live piece below or beside them."""
+    """The content of a slide: blocks of words, and a picture or an interactive figure below or beside them."""
 
     title: str
-    kind: str  # of its beat
+    kind: str  # the kind of its beat, or "more" for further parts of a picture
     words: tuple[str, ...]
     notes: str
     seen: str = ""
-    name: str = ""  # of the picture, if one slide shows all of it
-    layout: str = ""  # "two" columns, or words "over" a picture
+    name: str = ""  # the picture's name, if the slide shows the whole picture
+    layout: str = ""  # "two" for two columns, or "over" for words over a picture
 
 
 def write(folder: Path) -> list[Path]:
-    """The decks; and their handouts as PDF where there is a Chromium."""
+    """Write the decks, and if Chromium is installed, their handouts as PDF. Return the decks' files."""
     files.check_writable(folder, "book --slides")
     folder.mkdir(parents=True, exist_ok=True)
     night = f"@media screen and (prefers-color-scheme: dark) {{\n{blocks.AT_NIGHT.get_style_defs('pre')}\n}}"
@@ -88,12 +89,12 @@ def write(folder: Path) -> list[Path]:
 
 
 def small_pictures() -> dict[str, str]:
-    """Return {chapter: its picture on the site's first page}, as HTML for a title."""
+    """Return {chapter: HTML of its picture on the site's first page}, for the chapter's title slide."""
     return {c.name: f'<figure><img alt="" src="{panels.data(cards.svg(c.name).decode())}"></figure>' for c in written()}
 
 
 def deck(chapters: dict[str, str], small: dict[str, str]) -> Iterator[str]:
-    """The slides of some chapters."""
+    """Yield the slides of some chapters as HTML."""
     for chapter in (c for c in written() if c.number in chapters):
         yield begin(chapter, small[chapter.name])
         part = ""
@@ -105,18 +106,18 @@ def deck(chapters: dict[str, str], small: dict[str, str]) -> Iterator[str]:
 
 
 def begin(chapter: Chapter, image: str) -> str:
-    """The title of a chapter: its question, and its picture."""
+    """Return the title slide of a chapter, with its question and its picture."""
     words = f"<div><h1>{escape(chapter.title)}</h1><p>{escape(chapter.question)}</p></div>"
     return f"<section class=first><div class=two>{words}{image}</div></section>"
 
 
 def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat]]]:
-    """(heading, beats) of a chapter, in order."""
+    """Yield (heading, beats) for each section of a chapter, in order."""
     title, beats = "", []
     for cell in notebook.cells:
         if cell.cell_type == "code":
             more = looked_at(cell)
-            if beats and beats[-1].kind == "asks" and more and not more[0].kind:  # the empty function to be filled
+            if beats and beats[-1].kind == "asks" and more and not more[0].kind:  # the function to write
                 beats[-1] = beats[-1]._replace(seen=beats[-1].seen + more.pop().seen)
             beats += more
             continue
@@ -131,7 +132,11 @@ def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat]]
 
 
 def fewer(beats: list[Beat]) -> list[Beat]:
-    """What a lecture shows of a section: one table, and one listing that a room can read; a list if nothing else."""
+    """Return a section's beats, in which empty beats replace what a lecture leaves out.
+
+    It keeps one table and one listing that fits on a slide. It keeps lists only if there is nothing else to look at,
+    and a longer listing only if there is at most a list besides.
+    """
     code = [beat for beat in beats if not beat.kind and beat.seen and beat.seen[0].startswith("<pre")]
     lists = [beat for beat in beats if not beat.kind and beat.seen and beat.seen[0].startswith(("<ul", "<ol"))]
     tables = [beat for beat in beats if not beat.kind and beat.seen and beat.seen[0].startswith("<table")]
@@ -143,7 +148,10 @@ def fewer(beats: list[Beat]) -> list[Beat]:
 
 
 def read(text: str) -> Iterator[Beat]:
-    """The paragraphs of a cell; tables, formulas and questions are looked at. Of its folds, the answers have slides."""
+    """Yield the beats of a Markdown cell: paragraphs are said, and tables, formulas, lists and questions are seen.
+
+    Among the folds of a cell, only answers and solutions become beats.
+    """
     for n, part in enumerate(FOLD.split(text)):  # text, title, inside, text, …
         if n % 3 == 0:
             said, *asked = re.split(ASKED, part, maxsplit=1)
@@ -159,7 +167,7 @@ def read(text: str) -> Iterator[Beat]:
 
 
 def answer(parts: list[str]) -> Beat:
-    """An answer, of whose long paragraphs the first sentences have a slide, and the others are in its notes."""
+    """Return the beat of an answer: the slide has the first sentences of long paragraphs, the notes have the rest."""
     parts = [re.sub(r"^\*\*[a-z](?=[a-z ])", lambda first: first[0].upper(), part) for part in parts]
     long = {part: blocks.brief(part, 200) for part in parts if len(part) > 300 and part[0] not in "|`$-"}
     seen = tuple(piece for part in parts for piece in blocks.shown(long[part][0] if part in long else part))
@@ -167,7 +175,10 @@ def answer(parts: list[str]) -> Beat:
 
 
 def looked_at(cell: nbformat.NotebookNode) -> list[Beat]:
-    """What a code cell shows: a picture, a live piece, or its lines and what they print."""
+    """Return the beat of a code cell: its picture, its interactive figure, its Markdown, or its lines and their output.
+
+    Imports and hidden code have no beat.
+    """
     seen = "".join(output.get("data", {}).get("text/html", "") for output in cell.outputs)
     if live := LIVE.search(seen):
         still = re.search(r'<div class="still">(.*?</p>)</div>', seen, re.DOTALL)
@@ -192,13 +203,16 @@ def looked_at(cell: nbformat.NotebookNode) -> list[Beat]:
 
 
 def slides(title: str, beats: list[Beat]) -> Iterator[Slide]:
-    """A slide for everything to look at, with the sentence beside it; its notes have what is said after it."""
+    """Yield the slides of a section: one or more for each beat to look at, with a sentence beside it.
+
+    The notes have the other sentences of this beat and of the paragraphs up to the next one to look at.
+    """
     at = [n - announced(beats, n) for n, beat in enumerate(beats) if beat.seen]
     for start, stop in pairwise([0, *at[1:], len(beats)]):
         some = beats[start:stop]
         here = next((beat for beat in some if beat.seen), Beat())
         words = [beat.text for beat in some if beat.text and not beat.seen]
-        if here.kind == "picture" and panels.is_tall(here.name):  # its headline is inside
+        if here.kind == "picture" and panels.is_tall(here.name):  # the picture contains its headline
             said = [MEASURED.sub("", here.text.partition(". ")[2]) or "".join(words[:1])]
         elif here.kind:
             said = []
@@ -215,12 +229,12 @@ def slides(title: str, beats: list[Beat]) -> Iterator[Slide]:
 
 
 def announced(beats: list[Beat], n: int) -> bool:
-    """Whether the paragraph before ends with a colon."""
+    """Return whether the paragraph before beat n ends with a colon, and so announces it."""
     return n > 0 and not beats[n - 1].seen and beats[n - 1].text.endswith(":")
 
 
 def paged(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[Slide]:
-    """As many slides as the blocks need."""
+    """Yield the slides that the blocks of one beat need, with the paragraphs `beside` on the first if they fit."""
     if beat.kind in ("picture", "live"):
         name = beat.name if len(beat.seen) == 1 else ""
         for n, seen in enumerate(beat.seen):
@@ -243,12 +257,15 @@ def paged(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[Sli
 
 
 def room(block: str = "") -> float:
-    """The rows of a slide that ends with a block: code may go down to its foot, most of all with what it prints."""
+    """Return the rows of a slide that ends with this block: one more for code, and 1.5 more for printed output."""
     return ROWS + 1.0 * block.startswith("<pre") + 1.5 * ("class=printed" in block)
 
 
 def merged(shown: list[Slide]) -> list[Slide]:
-    """The slides of a section, of which short neighbours are one: words before a question too, but no two listings."""
+    """Return a section's slides, with short neighbours merged into one slide.
+
+    Words are also merged with a question after them. Two listings are never on one slide.
+    """
     out: list[Slide] = []
     for now in shown:
         last = out[-1] if out else None
@@ -262,9 +279,9 @@ def merged(shown: list[Slide]) -> list[Slide]:
 
 
 def beside(shown: list[Slide]) -> list[Slide]:
-    """The slides of a section, with a picture on the slide of the words before it, or else of those after it.
+    """Return a section's slides, with each picture moved to the slide of the words before it, or else after it.
 
-    It is never on the slide of a question before it, because it may be the answer.
+    A picture is never moved to the slide of a question before it, because the picture may be the answer.
     """
     out: list[Slide] = []
     for now in shown:
@@ -279,9 +296,9 @@ def beside(shown: list[Slide]) -> list[Slide]:
 
 
 def again(shown: list[Slide]) -> list[Slide]:
-    """The slides of a section; those of words alone show the picture that was before them once more.
+    """Return a section's slides, where slides that only have words repeat the last picture before them.
 
-    Without a picture, an answer has its question beside it.
+    An answer without a picture repeats its question.
     """
     out = list(shown)
     for n, now in enumerate(out):
@@ -301,7 +318,10 @@ def again(shown: list[Slide]) -> list[Slide]:
 
 
 def with_picture(words: Slide, picture: Slide, once_more: bool = False) -> Slide | None:
-    """A slide with both, if a room reads both; on paper a picture that is shown once more is left out."""
+    """Return a slide with these words and this picture, or None if the letters would be too small to read.
+
+    A picture that is shown `once_more` is left out of the printed handout.
+    """
     if words.seen or not picture.name:
         return None
     page, phone = panels.edition(picture.name), panels.edition(picture.name, PHONE)
@@ -319,7 +339,7 @@ def with_picture(words: Slide, picture: Slide, once_more: bool = False) -> Slide
 
 
 def section(shown: list[Slide]) -> Iterator[str]:
-    """The slides of a section as HTML, numbered if there are several; answers are not counted."""
+    """Yield a section's slides as HTML, numbered if there are several. Answers are not counted."""
     others = [now for now in shown if now.kind != "answers"]
     for now in shown:
         title = blocks.MARKDOWN.renderInline(now.title)

@@ -1,10 +1,10 @@
-"""The steps that readers of chapters 03 and 05 write. The loops after them run these, so no cell shows a solution."""
+"""The steps that readers of chapters 03 and 05 write. Later loops call these, so that no cell shows a solution."""
 
 import numpy as np
 
 
 def fa1_step(m: np.ndarray, l: np.ndarray, o: np.ndarray, s: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, ...]:
-    """FA1's step: the new m, l and o of a block of rows; o is divided by l before and after."""
+    """Return the new m, l and o of a row block after one step of FA1. o is divided by l before and after the step."""
     m_tile = s.max(axis=1)  # FA1.A2.L12  (B_r,): of this tile alone
     p = np.exp(s - m_tile[:, None])  # FA1.A2.L12  (B_r, B_c)
     m_new = np.maximum(m, m_tile)  # FA1.A2.L13  (B_r,)
@@ -17,7 +17,7 @@ def fa1_step(m: np.ndarray, l: np.ndarray, o: np.ndarray, s: np.ndarray, v: np.n
 def tile_gradients(
     s: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, do: np.ndarray, L: np.ndarray, D: np.ndarray, tau: float
 ) -> tuple[np.ndarray, ...]:
-    """What one tile of scores adds to dQ, dK and dV."""
+    """Return what one tile of scores adds to dQ, dK and dV."""
     L = np.where(np.isneginf(L), 0, L)  # a row without keys, as in chapter 04
     p = np.exp(s - L[:, None])  # FA2.A2.L11  (B_r, B_c)
     dp = do @ v.T  # FA2.A2.L13  (B_r, B_c)

@@ -1,4 +1,4 @@
-"""What the last section of every notebook prints: a line for each claim that holds, an error for one that does not."""
+"""Print a line for each claim that holds, and stop at one that does not, in the last section of every notebook."""
 
 import ast
 from inspect import getsource
@@ -7,7 +7,11 @@ import numpy as np
 
 
 def close(got, want, tolerance: float = 1e-12) -> bool:
-    """Whether two results agree: relative to the norm of the second, the same infinities, no NaN."""
+    """Return whether two results agree.
+
+    The norm of the difference of finite values is at most `tolerance` times the norm of `want`, and infinities are
+    equal. NaN agrees with nothing.
+    """
     got, want = np.asarray(got, dtype=np.float64), np.asarray(want, dtype=np.float64)
     finite = np.isfinite(want)
     if got.shape != want.shape or not np.isfinite(got[finite]).all() or (got != want)[~finite].any():
@@ -17,14 +21,14 @@ def close(got, want, tolerance: float = 1e-12) -> bool:
 
 
 def verdict(claim: str, holds: bool) -> None:
-    """Print the claim if it holds; stop the notebook if it does not."""
+    """Print the claim if it holds. Otherwise raise AssertionError, which stops the notebook."""
     if not holds:
         raise AssertionError(f"does not hold: {claim}")
     print(f"ok  {claim}")
 
 
 def same_code(mine, theirs) -> bool:
-    """Whether two kernels have the same statements; their docstrings, comments and spaces do not count."""
+    """Return whether two kernels have the same statements. Docstrings, comments and spaces do not count."""
 
     def statements(kernel) -> list[str]:
         body = ast.parse(getsource(kernel.fn)).body[0].body
