@@ -52,7 +52,7 @@ def tilelang(problem: Problem) -> Attend:
 
 
 def tlx(problem: Problem) -> Attend:
-    """The fastest of TLX's tutorials for Hopper, in the Triton that has TLX."""
+    """TLX's tutorial with two consumers in turns on Hopper, in the Triton that has TLX."""
     function = function_of(TLX, "attention")
     refuse_others(problem)
     if problem.causal:
