@@ -286,11 +286,16 @@ def medians(run: Record) -> list[str]:
 
 
 def median_rows(run: Record) -> dict[tuple[str, ...], list[list[str]]]:
-    """Return {names of implementations: rows of their table}."""
+    """Return {names of implementations: rows of their table}.
+
+    An implementation that ran some problems of a direction, but less than a third of the suite, is left out.
+    """
     lines: dict[tuple[str, ...], list[list[str]]] = {}
+    ran = Counter(name for row in run.rows for name in row.values)
     for direction in dict.fromkeys(row.direction for row in run.rows if run.suite not in NO_MEDIANS):
         rows = [row for row in run.rows if row.direction == direction]
-        names = tuple(dict.fromkeys(name for row in rows for name in row.values))
+        times = Counter(name for row in rows for name in row.values)
+        names = tuple(name for name, count in times.items() if count == len(rows) or 3 * ran[name] >= len(run.rows))
         shared = [row for row in rows if names and set(names) <= row.values.keys()]
         if shared:
             found = {name: [row.rate(name) if row.flops else row.values[name][0] for row in shared] for name in names}
@@ -612,7 +617,8 @@ def sentence(*runs: Record) -> str:
                 f"{sum(x > 1 for x in each)} of {len(each)}, {median(each):.2f}×" if each else "–" for each in found
             ]
             lines.append([TITLES[run.suite], way, *cells])
-    text = [lead, "", *table(["problems", "timing", *peers], lines), "", NOTES, "", by_the_host(runs[-1], "cuDNN")]
+    text = [lead, "", *table(["problems", "timing", *peers], lines), "", NOTES, ""]
+    text += [*ahead(runs[0], "FlashAttention-4"), by_the_host(runs[-1], "cuDNN")]
     last = f"[RESULTS.md](RESULTS.md) describes how each implementation is called and where ours is slower: {SLOW}."
     return "\n".join([*text, "", last])
 
@@ -623,6 +629,14 @@ NOTES = (
     "on the paper's grid and on random shapes other than those in the table. `torch flash` is FlashAttention-2, which "
     "was not written for Hopper."
 )
+
+
+def ahead(run: Record, peer: str) -> list[str]:
+    """Return a sentence that names each problem on which `peer`'s kernels are faster, and an empty line."""
+    slower = [(ratio, row.direction, *shape_of(row)[1::3], shape_of(row)[5]) for ratio, row in losses(run.rows, peer)]
+    named = [f"{what}, N = {N}, d = {d}, {mask} ({ratio:.3f}×)" for ratio, what, N, d, mask in slower]
+    words = f"{peer}'s kernels are faster on {len(named)} problems of {TITLES[run.suite]}: {'; '.join(named)}."
+    return [words.replace("of The", "of the"), ""] if named else []
 
 
 def by_the_host(run: Record, peer: str) -> str:
