@@ -1,1 +1,4 @@
-"""Measuring: how a GPU is timed, against whom, and how the answer is kept. `fa2-lab bench SUITE` runs a suite."""
+"""Benchmarks: suites that time our kernels and other implementations on a GPU and keep records.
+
+`fa2-lab bench SUITE` runs a suite.
+"""

@@ -1,4 +1,4 @@
-"""The suite `accuracy`: how far O, dQ, dK and dV of every contestant are from float64, on inputs of three kinds."""
+"""The suite `accuracy`: each implementation's errors of O, dQ, dK and dV against float64, on three kinds of inputs."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -24,13 +24,13 @@ PROTOCOL = (
 
 
 def normal(problem: Problem, draw: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """q, k, v and dO of N(0, 1)."""
+    """Return q, k, v and dO drawn from N(0, 1)."""
     shape = problem.batch, problem.heads, problem.N_q, problem.d
     return tuple(torch.randn(shape, device=draw.device, generator=draw) for _ in range(4))
 
 
 def outliers(problem: Problem, draw: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """One number in a thousand is ten times as far out."""
+    """Return normal inputs in which one number in a thousand has another number from N(0, 100) added to it."""
 
     def some(x: torch.Tensor) -> torch.Tensor:
         far = torch.rand(x.shape, device=draw.device, generator=draw) < 1e-3
@@ -40,7 +40,7 @@ def outliers(problem: Problem, draw: torch.Generator) -> tuple[torch.Tensor, ...
 
 
 def peaked(problem: Problem, draw: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """Each query is twice a key that it sees."""
+    """Return normal inputs, except that each query is twice one of the keys that it sees."""
     _, k, v, dO = normal(problem, draw)
     seen = torch.arange(1, problem.N_q + 1, device=draw.device) if problem.causal else problem.N_k
     one = (torch.rand(problem.N_q, device=draw.device, generator=draw) * seen).long()
@@ -55,7 +55,7 @@ INPUTS: dict[str, Callable[[Problem, torch.Generator], tuple[torch.Tensor, ...]]
 
 
 def grid() -> list[Problem]:
-    """Eight heads of 2,048 rows: d 64 and 128, causal or not, in bf16 and fp16."""
+    """Return problems with eight heads of 2,048 rows: d = 64 or 128, causal or not, in bf16 or fp16."""
     return [
         Problem(1, 8, 8, 2048, 2048, d, causal, dtype)
         for dtype in ("bfloat16", "float16")
@@ -65,13 +65,13 @@ def grid() -> list[Problem]:
 
 
 def run() -> Plan:
-    """Every kind of input on every problem."""
+    """Plan a row for each problem, kind of input and result (O, dQ, dK, dV)."""
     jobs = [partial(row, problem, part, kind) for problem in grid() for kind in INPUTS for part in PARTS]
     return Plan(Record("accuracy", machine(), PROTOCOL), jobs)
 
 
 def row(problem: Problem, part: str, kind: str) -> Measurement:
-    """The errors of one of the four results."""
+    """Return the row with the errors of one result: O, dQ, dK or dV."""
     by_name, failed = errors(problem, kind)
     where = problem.as_dict() | dict(rung=f"{part}, {kind}, {problem.dtype}")
     values = {name: [of_parts[part]] for name, of_parts in by_name.items()}
@@ -80,7 +80,7 @@ def row(problem: Problem, part: str, kind: str) -> Measurement:
 
 @cache
 def errors(problem: Problem, kind: str, names: Sequence[str] = contestants.names("grid")) -> tuple[dict, dict]:
-    """{contestant: {part: error}}, and {contestant: why there is none}."""
+    """Return {implementation: {result: error}}, and {implementation: reason why it has no errors}."""
     draw = torch.Generator(here()).manual_seed(0)
     tensors = [x.to(getattr(torch, problem.dtype)) for x in INPUTS[kind](problem, draw)]
     q, k, v, dO = (x.requires_grad_(n < 3) for n, x in enumerate(tensors))
@@ -95,7 +95,7 @@ def errors(problem: Problem, kind: str, names: Sequence[str] = contestants.names
 
 
 def truth(q, k, v, dO, causal: bool) -> tuple[torch.Tensor, ...]:
-    """O, dQ, dK and dV of every head in float64."""
+    """Return O, dQ, dK and dV of all heads in float64."""
     last = k.shape[2] - q.shape[2]
     heads = zip(*(x.flatten(0, 1) for x in (q, k, v, dO)), strict=True)
     parts = zip(*(with_gradients(*head, last=last, causal=causal) for head in heads), strict=True)

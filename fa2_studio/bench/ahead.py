@@ -1,6 +1,6 @@
 """Compile on all cores before measuring, because FlexAttention alone takes seconds per shape.
 
-Torch and Triton keep what they compile on disk, where the run that measures finds it.
+PyTorch and Triton keep compiled kernels on disk, where the process that measures finds them.
 """
 
 import os
@@ -19,19 +19,22 @@ from fa2_studio.bench.problem import Problem
 
 
 def compile_ahead(problems: Sequence[Problem], names: Sequence[str] = contestants.names("grid")) -> None:
-    """Let other processes call each implementation that compiles once. What fails there will fail again later."""
+    """Let other processes call each implementation that has to compile, once per problem. Failures are ignored.
+
+    The process that measures will meet the same failure and record it.
+    """
     compiling = [name for name in names if name in contestants.preparing("compiles")]
     elsewhere(call_once, [(problem, name) for name in compiling for problem in problems])
 
 
 def elsewhere(call: Callable[..., None], jobs: Sequence[tuple]) -> None:
-    """Call a function in other processes, once per job. What fails there will fail again later."""
+    """Call a function in other processes, once per job. Failures are ignored, since they will occur again later."""
     if not jobs or pool() is None:
         return
     try:
         done = pool().map(partial(tried, call), *zip(*jobs, strict=True))
         list(tqdm(done, total=len(jobs), desc="compile", unit="kernel", disable=None, leave=False))
-    except BrokenProcessPool:  # one has died; what it could not do is compiled when it is measured
+    except BrokenProcessPool:  # a process died; its kernels are compiled when they are measured
         return
     except KeyboardInterrupt:
         pool().shutdown(cancel_futures=True)
@@ -42,7 +45,7 @@ def elsewhere(call: Callable[..., None], jobs: Sequence[tuple]) -> None:
 def pool() -> ProcessPoolExecutor | None:
     """Return the processes for all suites of a run, as many as the cores and the GPU's memory allow."""
     workers = min(os.cpu_count() - 1, torch.cuda.mem_get_info()[0] // (8 * 2**30))
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # or each would start as many again
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # or each process would start as many of its own
     ignore = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is left to the process that measures
     return ProcessPoolExecutor(workers, get_context("spawn"), *ignore) if workers > 1 else None
 

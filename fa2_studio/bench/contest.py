@@ -1,4 +1,4 @@
-"""A contest times the implementations that give right answers, and names the others with the reason."""
+"""Time the implementations that give right answers, and note for each of the others why it has no time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,7 +17,7 @@ from fa2_studio.bench.results import label
 DIRECTIONS = ("forward", "backward")
 TOLERANCE = 2e-2  # of ‖x − truth‖ / ‖truth‖ in bf16, where x is O, dQ, dK or dV; a wrong answer is far above
 
-Prepared = Callable[[], object] | str  # the call to time, or why there is none
+Prepared = Callable[[], object] | str  # the call to time, or the reason why there is none
 
 # A suite ------------------------------------------------------------------------------------------------------
 
@@ -69,7 +69,10 @@ def described(job: partial) -> str:
 
 
 def all_tried(prepares: Mapping[str, Callable]) -> tuple[dict, dict[str, str]]:
-    """Return {name: what it has prepared}, and {name: why it has not}."""
+    """Call each function and return {name: its result}, and {name: reason} for those that failed.
+
+    A function fails if it raises, or if it returns a text, which is then the reason.
+    """
     prepared = {name: tried(prepare) for name, prepare in prepares.items()}
     failed = {name: why for name, why in prepared.items() if isinstance(why, str)}
     return {name: call for name, call in prepared.items() if name not in failed}, failed
@@ -83,7 +86,7 @@ def contest(
     timing: Callable[[dict], dict] = measure,
     unit: str = "ms",
 ) -> Measurement:
-    """Return one row, for which the implementations that give right answers take turns."""
+    """Time the implementations that give right answers, and return one row with all times and failures."""
     calls, failed = all_tried(prepares)
     timings = timing(calls)
     failed |= {name: why for name, why in timings.items() if isinstance(why, str)}
@@ -94,7 +97,7 @@ def contest(
 
 
 def ready(problem: Problem, direction: str, names: Sequence[str], tensors: Several) -> dict[str, Callable]:
-    """Return what prepares each implementation for a problem and checks its answer."""
+    """Return {name: a function that prepares this implementation, checks its answer and returns the call to time}."""
     mask = dict(causal=problem.causal) | problem.mask(tensors[0].device)
     truth = gradients_by_definition(*tensors, **mask) if direction != "forward" else None
 
@@ -109,7 +112,10 @@ def ready(problem: Problem, direction: str, names: Sequence[str], tensors: Sever
 
 
 def checked(attention: dense.Attend, tensors: Several, direction: str, errors: Callable) -> Prepared:
-    """Return the call to time, or how wrong its answer is by errors(O, gradients). With dO, there are gradients."""
+    """Return the call to time, or how wrong its answer is by errors(O, gradients).
+
+    If dO is among the tensors, the gradients are also checked.
+    """
     O, gradients = attention(*tensors[:3]), ()
     if len(tensors) == 4:
         gradients = torch.autograd.grad(O, tensors[:3], tensors[3], retain_graph=True)
@@ -125,7 +131,7 @@ def refused(errors: Sequence[float]) -> str:
 def call_of(attention: dense.Attend, direction: str, tensors: Several, O: torch.Tensor | None = None) -> Callable:
     """Return the call to time: the forward pass, the backward pass after a kept forward pass, or both."""
     (q, k, v, *dO), (bare, context) = tensors, dense.apart(attention)
-    free = [x.detach() for x in (q, k, v)]  # nothing is kept for a backward
+    free = [x.detach() for x in (q, k, v)]  # so that nothing is saved for a backward pass
     calls = dict(
         forward=lambda: bare(*free),
         backward=lambda: torch.autograd.grad(O, (q, k, v), dO, retain_graph=True),
@@ -135,7 +141,7 @@ def call_of(attention: dense.Attend, direction: str, tensors: Several, O: torch.
 
 
 def ceilings() -> dict[str, float]:
-    """Return what this GPU reaches in this run on a large matmul and a large copy."""
+    """Return the speeds of a large matmul and of a large copy on this GPU in this run."""
     (gemm, flops), (copy, moved) = dense.gemm_call(), dense.copy_call()
     timings = measure(dict(gemm=gemm, copy=copy))
     return {"GEMM TFLOP/s": flops / timings["gemm"].median / 1e9, "copy TB/s": moved / timings["copy"].median / 1e9}

@@ -22,16 +22,16 @@ class Contestant:
     """
 
     dense: Prepare | None = None
-    suites: str = ""  # words
-    deterministic: Prepare | None = None  # if it has an argument for that
-    decode: Prepare | None = None  # if it is not its dense call
+    suites: str = ""  # names of suites, separated by spaces
+    deterministic: Prepare | None = None  # only if the implementation has an argument for determinism
+    decode: Prepare | None = None  # only if it has another call for decoding than the dense one
     packed: Callable | None = None
     distribution: str = ""  # the installed package whose version a record names
-    compiles: bool = False  # for seconds per shape, so before anything is timed
+    compiles: bool = False  # whether it compiles for seconds per shape, which is then done before anything is timed
 
 
 def dao(module: str, distribution: str, suites: str, **kinds) -> Contestant:
-    """Return one of Dao's packages."""
+    """Return one of Dao's packages, such as flash_attn, as a contestant."""
     deterministic = partial(dense.package, module=module, deterministic=True)
     return Contestant(partial(dense.package, module=module), suites, deterministic, distribution=distribution, **kinds)
 
@@ -68,13 +68,16 @@ CONTESTANTS: dict[str, Contestant] = {
 
 
 def names(*suites: str) -> tuple[str, ...]:
-    """Return those that take part in any of these suites. For "deterministic", each of them is there twice."""
+    """Return the names of those that take part in any of these suites.
+
+    For "deterministic", each name is followed by the name with SAME_BITS.
+    """
     found = [name for name, who in CONTESTANTS.items() if set(suites) & set(who.suites.split())]
     return tuple(name + mode for name in found for mode in (("", SAME_BITS) if "deterministic" in suites else ("",)))
 
 
 def prepare(name: str, problem: Problem) -> dense.Attend:
-    """Return an implementation's attention, which is deterministic if its name asks for that."""
+    """Return the attention of an implementation for a problem. It is deterministic if its name ends with SAME_BITS."""
     who = CONTESTANTS[name.removesuffix(SAME_BITS)]
     if name.endswith(SAME_BITS):
         return (who.deterministic or dense.deterministic(who.dense))(problem)
@@ -82,10 +85,10 @@ def prepare(name: str, problem: Problem) -> dense.Attend:
 
 
 def preparing(kind: str) -> dict[str, Callable]:
-    """Return {name: how it prepares a call of this kind} for all that have this kind."""
+    """Return {name: value of the field `kind`} for all contestants in which the field is not empty."""
     return {name: getattr(who, kind) for name, who in CONTESTANTS.items() if getattr(who, kind)}
 
 
 def peers(names: Iterable[str]) -> list[str]:
-    """Return those that are other packages, in the order of the table."""
+    """Return the names that belong to other packages, in the order of the table."""
     return [name for name in CONTESTANTS if name in set(names) and not name.startswith("fa2_lab")]

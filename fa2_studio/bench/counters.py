@@ -1,6 +1,6 @@
-"""Hardware counters of one call of each contestant, read by NVIDIA's ncu from a process of its own.
+"""Read hardware counters for one call of each implementation, with NVIDIA's ncu.
 
-`python -m MODULE PROBLEM NAME...` is the process that ncu watches: a module that hands its calls to `watched`.
+ncu runs and watches another process, `python -m MODULE PROBLEM NAME...`, whose module passes its calls to `watched`.
 """
 
 import csv
@@ -15,28 +15,28 @@ import torch
 from fa2_studio.bench.problem import Problem
 from fa2_studio.bench.protocol import warm_up
 
-SUMS = {  # added up over the kernels of a call
+SUMS = {  # counters that are summed over the kernels of a call
     "DRAM bytes read": "dram__bytes_read.sum",
     "DRAM bytes written": "dram__bytes_write.sum",
     "L2 bytes": "lts__t_bytes.sum",
     "shared-memory wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
     "exp and other special instructions": "smsp__inst_executed_pipe_xu.sum",
 }
-CYCLES = "SM cycles"  # what shares of cycles are weighted with where a call has several kernels
+CYCLES = "SM cycles"  # weights the shares of cycles, if a call has several kernels
 STALLS = ("barrier", "gmma", "long_scoreboard", "math_pipe_throttle", "membar", "mio_throttle", "short_scoreboard",
           "sleeping", "wait")  # fmt: skip
-SHARES = {  # in percent of a kernel's cycles
+SHARES = {  # counters relative to a kernel's cycles
     "tensor cores at work, %": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
     "exponential unit at work, %": "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_elapsed",
     "issue slots used, %": "smsp__issue_active.avg.pct_of_peak_sustained_elapsed",
 } | {f"stall: {why}": f"smsp__average_warps_issue_stalled_{why}_per_issue_active.ratio" for why in STALLS}
 METRICS = SUMS | {CYCLES: "sm__cycles_elapsed.max"} | SHARES
 UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12}
-MARKER = "spin_kernel"  # of torch.cuda._sleep: it stands before the kernels of each contestant
+MARKER = "spin_kernel"  # the kernel of torch.cuda._sleep, which runs before the kernels of each call
 
 
 def read(module: str, problem: Problem, names: Sequence[str], timeout: int = 300) -> dict[str, dict[str, float]]:
-    """{contestant: {metric: sum over all kernels of one call}}."""
+    """Return {implementation: {metric: value over all kernels of one call}}. Raises RuntimeError if ncu fails."""
     watched = [sys.executable, "-m", module, json.dumps(problem.as_dict()), *names]
     options = ["--clock-control", "none", "--profile-from-start", "off", "--csv", "--page", "raw"]
     command = ["ncu", *options, "--metrics", ",".join(METRICS.values()), *watched]
@@ -52,7 +52,10 @@ def read(module: str, problem: Problem, names: Sequence[str], timeout: int = 300
 
 
 def summed(output: str) -> list[dict[str, float]]:
-    """ncu's table, the kernels after each marker added up; a counter that this GPU does not have is left out."""
+    """Return the totals of each call in ncu's output, where a marker kernel is before each call's kernels.
+
+    Counters that this GPU does not have are left out.
+    """
     start = output.index('"ID"')
     units, *kernels = csv.DictReader(io.StringIO(output[start:]))
     calls: list[list[dict]] = []
@@ -65,7 +68,7 @@ def summed(output: str) -> list[dict[str, float]]:
 
 
 def totals(kernels: list[dict], units: dict) -> dict[str, float]:
-    """{metric: number} of the kernels of one call: sums, and shares weighted by cycles."""
+    """Return {metric: number} over the kernels of one call: sums, and averages of shares weighted by cycles."""
     found = {}
     cycles = [number(kernel, METRICS[CYCLES]) or 0.0 for kernel in kernels]
     for name, metric in METRICS.items():
@@ -79,7 +82,7 @@ def totals(kernels: list[dict], units: dict) -> dict[str, float]:
 
 
 def number(kernel: dict, metric: str) -> float | None:
-    """A counter of one kernel; None where this GPU does not have it."""
+    """Return a counter of one kernel, or None if this GPU does not have the counter."""
     try:
         return float(kernel.get(metric, "").replace(",", ""))
     except ValueError:
@@ -89,7 +92,7 @@ def number(kernel: dict, metric: str) -> float | None:
 def watched(calls: dict[str, Callable], names: Sequence[str]) -> None:
     """Call each contestant twice and let ncu watch the second calls."""
     for name in names:
-        if warm_up(calls[name], times=1):  # the timed rows say why it does not run
+        if warm_up(calls[name], times=1):  # it fails: the timed rows give the reason
             calls[name] = lambda: None
     torch.cuda.profiler.start()
     for name in names:

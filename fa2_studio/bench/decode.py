@@ -1,6 +1,6 @@
-"""The suite `decode`: one query over long caches, where bytes are everything.
+"""The suite `decode`: one query over long caches, where the time depends on the bytes to read.
 
-The caches are dense, paged or of uneven lengths, and cut into a free or a fixed number of splits.
+The caches are dense, paged or of different lengths, and the number of splits is chosen by the package or fixed.
 """
 
 import math
@@ -18,11 +18,11 @@ from fa2_studio.bench.problem import Problem, distance
 from fa2_studio.bench.protocol import PROTOCOL, REPEATS, measure, reading
 from fa2_studio.bench.results import machine
 
-ALONE = "reading alone"  # of as many bytes as the cache has
-PAGES = (16, 64, 256)
-FIXED = (1, 4, 16, 32)  # splits
-ALONE_ON_AN_SM, STAGES = 8, (2, 3, 4, 6)  # programs so few that memory is no limit; stages of their loop
-MORE = 3 * REPEATS  # contestants are a microsecond apart
+ALONE = "reading alone"  # the name of a kernel that only reads all bytes of the cache
+PAGES = (16, 64, 256)  # page sizes in tokens
+FIXED = (1, 4, 16, 32)  # fixed numbers of splits
+ALONE_ON_AN_SM, STAGES = 8, (2, 3, 4, 6)  # programs, too few for memory to be the limit; stages of their loop
+MORE = 3 * REPEATS  # more repetitions, since times differ by only a microsecond
 PROTOCOL = PROTOCOL.replace(f"{REPEATS} repetitions", f"{MORE} repetitions")
 PROTOCOL = PROTOCOL.replace("the L2 cache is overwritten", "we read other data to fill the L2 cache") + (
     " The *graph* rows show the same calls, replayed from a CUDA graph, and the *host* row shows the host time of one "
@@ -31,14 +31,14 @@ PROTOCOL = PROTOCOL.replace("the L2 cache is overwritten", "we read other data t
 
 
 def grid() -> list[Problem]:
-    """One query for 32 heads: caches of 34 MB to 2 GB, mostly with 8 K/V heads."""
+    """Return problems with one query for 32 heads and caches of 34 MB to 2 GB, mostly with 8 K/V heads."""
     shapes = [(1, 8192), (1, 32768), (1, 65536), (8, 16384), (32, 2048), (32, 8192)]
     few = [Problem(batch, 32, 8, 1, N, 128, causal=False) for batch, N in shapes]
     return [*few, Problem(4, 32, 32, 1, 16384, 128, causal=False), Problem(8, 32, 8, 1, 16384, 64, causal=False)]
 
 
 def run() -> Plan:
-    """Measure all of it."""
+    """Plan all rows, and measure the ceilings and both curves at once."""
     jobs = [partial(everybody, problem) for problem in grid()]
     jobs += [partial(everybody, problem, "graph") for problem in grid()]
     jobs += [partial(host, problem) for problem in grid()[:1]]
@@ -54,7 +54,10 @@ def run() -> Plan:
 
 
 def everybody(problem: Problem, what: str = "decode") -> Measurement:
-    """Everybody on the same cache, called or replayed from a graph; and a kernel that only reads."""
+    """Return the row of all implementations on the same cache, and of a kernel that only reads it.
+
+    With what="graph", each call is replayed from a CUDA graph.
+    """
     from fa2_studio.bench import prices  # it needs Triton
 
     q, k, v = problem.tensors()
@@ -69,7 +72,10 @@ def everybody(problem: Problem, what: str = "decode") -> Measurement:
 
 
 def recorded(call: Callable) -> Callable:
-    """One call as a graph, to be replayed. It keeps the call: a replay reads the tensors that the call holds."""
+    """Record a call as a CUDA graph, and return a function that replays it.
+
+    The function keeps a reference to the call, because a replay reads tensors that the call owns.
+    """
     call()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -78,13 +84,13 @@ def recorded(call: Callable) -> Callable:
 
 
 def host(problem: Problem) -> Measurement:
-    """How long an eager call keeps the host busy."""
+    """Return the row with the host time of one eager call."""
     found = suites.row(problem, "forward", contestants.names("decode"), protocol.host, "µs")
     return replace(found, problem=described(problem), direction="host")
 
 
 def pages(problem: Problem) -> Measurement:
-    """The same cache as one tensor, and in shuffled pages of several sizes."""
+    """Return the row of one cache as a dense tensor, and in shuffled pages of several sizes."""
     from fa2_lab.api.attention import attention
     from fa2_lab.api.paged import attention_paged
 
@@ -101,7 +107,7 @@ def pages(problem: Problem) -> Measurement:
 
 
 def shuffled(k, v, page: int) -> tuple:
-    """(k_pages, v_pages, block_table) of a dense cache."""
+    """Return (k_pages, v_pages, block_table) with the contents of a dense cache, in pages of random order."""
     batch, heads, N_k, d = k.shape
     count = batch * N_k // page
     table = torch.randperm(count, device=k.device).view(batch, -1)
@@ -112,7 +118,10 @@ def shuffled(k, v, page: int) -> tuple:
 
 
 def uneven(problem: Problem) -> Measurement:
-    """Sequences of lengths from 1 to N_k, beside all of them half as long as the longest: nearly as many keys."""
+    """Return the row of sequences with lengths from 1 to N_k, and of equal sequences of their mean length.
+
+    Both have nearly the same number of keys in total.
+    """
     from fa2_lab.api.attention import attention
 
     q, k, v = problem.tensors()
@@ -123,7 +132,10 @@ def uneven(problem: Problem) -> Measurement:
 
 
 def splits(problem: Problem) -> Measurement:
-    """As many splits as the package chooses, and fixed numbers, with which a row does not depend on the batch."""
+    """Return the row with the number of splits that the package chooses, and with fixed numbers of splits.
+
+    With a fixed number, the result of a sequence does not depend on the batch.
+    """
     from fa2_lab.api.attention import attention
 
     q, k, v = problem.tensors()
@@ -138,19 +150,19 @@ def splits(problem: Problem) -> Measurement:
 
 
 def row(problem: Problem, what: str, prepares: dict[str, Callable[[], Prepared]]) -> Measurement:
-    """Time those that are right, in microseconds."""
+    """Time the calls whose results are right, and return their row in microseconds."""
     timing = partial(measure, repeats=MORE, flushing=reading)
     return contest(described(problem), what, prepares, timing=timing, unit="µs")
 
 
 def described(problem: Problem) -> dict:
-    """Its fields, and the bytes of its keys and values."""
+    """Return a problem's fields for a record, and the bytes of its keys and values."""
     numbers = 2 * problem.batch * problem.kv_heads * problem.N_k * problem.d
     return problem.as_dict() | dict(bytes=numbers * getattr(torch, problem.dtype).itemsize)
 
 
 def by_programs(problem: Problem) -> dict[str, list[float]]:
-    """µs over the number of programs that share the tiles, and how many the package takes."""
+    """Return a curve: the µs of a call for different numbers of programs, and the number that the package chooses."""
     from fa2_lab.kernels.decode import plan
     from fa2_lab.kernels.prepared import Options, Tensors
 
@@ -165,7 +177,10 @@ def by_programs(problem: Problem) -> dict[str, list[float]]:
 
 
 def by_stages(problem: Problem) -> dict[str, list[float]]:
-    """GB/s that each of eight programs reads, over the stages of its loop: stages − 1 tiles are on their way."""
+    """Return a curve: the GB/s that each of eight programs reads, for different numbers of stages of its loop.
+
+    With n stages, n − 1 tiles are being copied while the program computes.
+    """
     from fa2_lab.kernels.decode import plan
     from fa2_lab.kernels.launch import Launch
     from fa2_lab.kernels.prepared import Options, Tensors

@@ -1,10 +1,10 @@
-"""Questions to the rungs: the same kernels, launched in another way, each with what was expected before it was timed.
+"""Experiments with the rungs: the same kernels, launched differently, with the result expected before the timing.
 
     forward("05 at 168 registers")(q, k, v, causal=True)
 
-What a change names is looked for in three places: constants of the rung's file, arguments of its kernel, and options of
-the launch. `shared` is new: so many bytes of shared memory are asked for, which keeps other programs off the SM.
-`fa2-lab bench ladder` times each beside `against`.
+A change names a constant of the rung's file, an argument of its kernel, or an option of the launch. In addition,
+`shared` reserves this number of bytes of shared memory, so that fewer programs fit on an SM. `fa2-lab bench ladder`
+times each experiment and the kernel `against` which it is compared.
 """
 
 import re
@@ -17,15 +17,18 @@ from fa2_lab.records import Record
 from fa2_studio.bench import results
 from fa2_studio.bench.problem import Problem
 
-TWO = 110 * 1024  # bytes of shared memory with which two programs fit on an SM
+TWO = 110 * 1024  # bytes of shared memory per program with which two programs fit on an SM
 
 
 class Experiment(NamedTuple):
-    """One question. A shape is (d, causal, heads of 4,096 tokens); None is expected where nothing was predicted."""
+    """One experiment and its question. `expected` has the prediction per shape (d, causal, heads of 4,096 tokens).
+
+    It is None for a shape without a prediction.
+    """
 
     changes: dict[str, Any]
     asks: str
-    expected: dict[tuple[int, bool, int], float | None]  # how many times as fast as `against`
+    expected: dict[tuple[int, bool, int], float | None]  # the speed relative to `against`
     against: str  # a rung, or an experiment by its name
     rung: str
 
@@ -93,7 +96,7 @@ TABLE = """
 
 
 def parsed(line: str) -> tuple[str, Experiment]:
-    """A line of the table."""
+    """Return the name and the experiment of a line of the table."""
     name, changes, over, expected, asks = map(str.strip, line.split("|"))
     pairs = (change.split("=") for change in changes.split(", "))
     given = {key: TWO if value == "TWO" else literal_eval(value) for key, value in pairs}
@@ -111,7 +114,10 @@ WAVES = {  # rungs by heads of 4,096 tokens, d = 128, no mask: programs come in 
 
 
 def forward(name: str) -> Callable:
-    """forward(q, k, v, causal) of an experiment, in a copy of its rung; of a rung, as it is."""
+    """Return forward(q, k, v, causal) of an experiment or of a rung.
+
+    An experiment changes a copy of its rung's module, so that the rung itself stays as it is.
+    """
     if name not in EXPERIMENTS:
         return ladder.load(name).forward
     asked = EXPERIMENTS[name]
@@ -128,7 +134,7 @@ def forward(name: str) -> Callable:
 
 
 class Altered:
-    """Stands in for a kernel: it is launched with other arguments and options."""
+    """A stand-in for a kernel that launches it with other arguments and options."""
 
     def __init__(self, kernel: Any, changes: Mapping[str, Any]) -> None:
         self.kernel, self.changes = kernel, dict(changes)

@@ -22,7 +22,7 @@ from fa2_studio.bench.protocol import PROTOCOL, SUSTAINED, measure, sustain
 from fa2_studio.bench.registry import PARTS
 from fa2_studio.bench.results import machine
 
-OVER_N, ALONE = "over N", ladder.RUNGS[:2]  # the direction of rows in which these are timed while N grows
+OVER_N, ALONE = "over N", ladder.RUNGS[:2]  # the direction of rows for these rungs over N
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 MAIN = Problem.square(4096, 128, causal=False)  # where the table begins, and where the counters are read
 WARPS = Problem.square(4096, 64, causal=False)  # where the side rungs s00 and s01 take part
@@ -39,7 +39,7 @@ def everybody(problem: Problem) -> tuple[str, ...]:
     return ladder.RUNGS + (ladder.SIDE if problem == WARPS else ()) + contestants.names("ladder")
 
 
-COUNTED = {WARPS: ("r09_free_loads", *ladder.SIDE), MAIN: everybody(MAIN)}  # whose counters are read
+COUNTED = {WARPS: ("r09_free_loads", *ladder.SIDE), MAIN: everybody(MAIN)}  # {problem: names whose counters are read}
 
 
 def run(beside: Path | None = None, part: Sequence[str] = PARTS) -> Plan:
@@ -121,7 +121,7 @@ def timed(
     error_of: Callable,
     timing: Callable = measure,
 ) -> Measurement:
-    """Time what each maker makes, after a check."""
+    """Time the call that each maker returns, after a check of its result, and return their row."""
 
     def checked(make: Callable[[], Callable]):
         call = make()
@@ -142,7 +142,7 @@ def count(problem: Problem, rung: str) -> Measurement:
 
 @cache
 def counted(problem: Problem) -> tuple[dict[str, dict[str, float]], str]:
-    """Return their counters, or why there are none."""
+    """Return {name: counters} for all names of COUNTED[problem], and "" or the reason why there are none."""
     try:
         return counters.read(__name__, problem, COUNTED[problem]), ""
     except RuntimeError as failure:

@@ -1,7 +1,7 @@
-"""The suite `models`: a small model of Hugging Face's transformers, trained with one attention after the other.
+"""The suite `models`: a small model from Hugging Face's transformers, trained with each implementation of attention.
 
-The model is a Llama of two layers that reads the package's own sources byte by byte. All start with the same weights
-and see the same batches, so the loss curves differ by rounding alone.
+The model is a Llama of two layers that reads the package's own sources byte by byte. All runs start with the same
+weights and use the same batches, so their loss curves differ only by rounding.
 """
 
 from functools import partial
@@ -26,7 +26,7 @@ PROTOCOL = (
 
 
 def train(implementation: str, device: str, steps: int = STEPS) -> list[float]:
-    """The loss of every step."""
+    """Train the model with one implementation of attention, and return the loss of every step."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     import fa2_lab.transformers  # noqa: F401 (registers itself)
@@ -38,7 +38,7 @@ def train(implementation: str, device: str, steps: int = STEPS) -> list[float]:
 
 
 def run() -> Plan:
-    """A loss curve for each attention that runs here."""
+    """Train with each implementation that runs here, and return a finished record with the loss curves."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     curves, failed = all_tried({name: partial(train, name, device) for name in NAMES})
     last = {name: curve[-1:] for name, curve in curves.items()}
@@ -48,7 +48,7 @@ def run() -> Plan:
 
 
 def table(curves: dict[str, list[float]]) -> str:
-    """Every tenth loss of each curve, and how far it lies from the first curve at most."""
+    """Return a table with every tenth loss of each curve, and the curve's largest difference from the first curve."""
     first = next(iter(curves.values()))
     steps = range(0, len(first), 10)
     lines = [f"{'loss after step':16}" + "".join(f"{n:8}" for n in steps) + "   largest difference"]

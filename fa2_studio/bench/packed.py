@@ -1,4 +1,4 @@
-"""The suite `packed`: causal sequences of different lengths, one after the other without padding, or padded."""
+"""The suite `packed`: causal sequences of different lengths, either packed one after another or padded."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from fa2_studio.bench.problem import Problem, Several, error, gradient_error, gr
 from fa2_studio.bench.protocol import PROTOCOL, measure
 from fa2_studio.bench.results import machine
 
-LENGTHS = tuple(range(100, 4001, 260))  # sixteen
+LENGTHS = tuple(range(100, 4001, 260))  # of sixteen sequences
 ONE_LONG = 60 * (100,) + (16384,)
 DOCUMENTS = tuple(Random(2048).choices(range(30, 801), k=2048))
 WHAT = (
@@ -26,13 +26,13 @@ WHAT = (
 
 
 def grid(lengths: Sequence[int]) -> list[Problem]:
-    """A hidden dimension of 2,048, in heads of 64 or 128."""
+    """Return problems with a hidden dimension of 2,048, in heads of d = 64 or d = 128."""
     N = max(lengths)
     return [Problem(len(lengths), 2048 // d, 2048 // d, N, N, d, causal=True) for d in (64, 128)]
 
 
 def run() -> Plan:
-    """Forward and backward of everybody."""
+    """Plan a row for each batch of sequences, problem and direction."""
     jobs = [
         partial(row, problem, direction, lengths)
         for lengths in (LENGTHS, ONE_LONG, DOCUMENTS)
@@ -43,7 +43,7 @@ def run() -> Plan:
 
 
 def flops(problem: Problem, lengths: Sequence[int], direction: str) -> float:
-    """As the paper counts them, added up over the sequences."""
+    """Return the FLOPs as the paper counts them, summed over the sequences."""
     each = (Problem(1, problem.heads, problem.heads, n, n, problem.d, causal=True) for n in lengths)
     return sum(one.flops(direction) for one in each)
 
@@ -51,7 +51,7 @@ def flops(problem: Problem, lengths: Sequence[int], direction: str) -> float:
 def row(
     problem: Problem, direction: str, lengths: Sequence[int], timing: Callable[[dict], dict] = measure
 ) -> Measurement:
-    """Every contestant whose answer for the last sequence is right."""
+    """Return the row of all implementations whose answer for the last sequence is right."""
     one_after_the_other = replace(problem, batch=1, N_q=sum(lengths), N_k=sum(lengths))
     given = [x.detach()[0].transpose(0, 1).contiguous() for x in one_after_the_other.tensors(grad=True)]
 
@@ -63,7 +63,7 @@ def row(
 
 
 def checked_packed(call: Packed, direction: str) -> Prepared:
-    """The call to time, or how wrong its answer for the last sequence is."""
+    """Return the call to time, or how wrong its answer for the last sequence is."""
     q, k, v = (x.detach().requires_grad_() for x in call.tensors[:3])
     one = [call.last(x.detach()) for x in call.tensors]
 

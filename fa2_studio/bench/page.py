@@ -1,4 +1,4 @@
-"""Recorded runs as Markdown: RESULTS.md, every table, and the README's generated parts. Nothing in them is typed."""
+"""Write recorded runs as Markdown: RESULTS.md, all tables, and the README's parts. Every number is from a record."""
 
 import json
 import re
@@ -20,23 +20,23 @@ from fa2_studio.bench.results import ABSENT, DIRECTIONS, label, named, save, sha
 from fa2_studio.judges import command as judges
 from fa2_studio.judges.suites import SUITES as JUDGES
 
-MARKERS = "<!-- {}: written by `python -m fa2_lab bench --results` -->", "<!-- end of {} -->"  # the README's parts
-LEAD = Path(__file__).with_name("results.md")  # how to read the page, and how each implementation is called
+MARKERS = "<!-- {}: written by `python -m fa2_lab bench --results` -->", "<!-- end of {} -->"  # of README's parts
+LEAD = Path(__file__).with_name("results.md")  # text on how to read the page and how each implementation is called
 CHIP = "MHz, W"
-PROPERTIES = ("N", "batch", "heads", "d", "mask")  # of a problem, each with a column
-MOST = 10  # columns of implementations
+PROPERTIES = ("N", "batch", "heads", "d", "mask")  # properties of a problem, which have a column each
+MOST = 10  # if a table had more columns of implementations than this, it may get a line for each of them instead
 BEHIND = ("measured", "problems", "lowest ratio", "problem with that ratio")
-RIVALS = ("FlashAttention-3", "FlashAttention-4", "cuDNN")  # the fastest ones, which a result names
+RIVALS = ("FlashAttention-3", "FlashAttention-4", "cuDNN")  # the fastest other implementations
 NO_RATIO = ("nats", "count", "µs on the host")
 TIMES = ("ms", "µs", "µs per token")
-NO_MEDIANS = ("ladder", "ideas")  # whose rows are of many kinds
+NO_MEDIANS = ("ladder", "ideas")  # records without medians, because their rows are of many kinds
 REPETITIONS = r"(\d+) repetitions"
 WAYS = {
     rested(REPEATS): "kernel only",
     SUSTAINED: "sustained",
     CALLED: "with host",
-}  # the protocols that are told on top
-AS_LISTED = "in the order in which the record lists them"  # in a record from before the order was random
+}  # the protocols that the page describes once for all suites
+AS_LISTED = "in the order in which the record lists them"  # the protocol of old records, whose order was not random
 
 
 def results_page(folder: Path | None = None) -> str:
@@ -54,7 +54,7 @@ def results_page(folder: Path | None = None) -> str:
 
 
 def full_page(folder: Path | None = None) -> str:
-    """Return the same with the commit, the spread and every row of every record, in folds with a result each."""
+    """Return RESULTS.md for the site, in folds, with the commit, the spread and all rows of every record."""
     runs = recorded(folder)
     lines = [*opening(runs, briefly), "", "## What we measured", "", FOLDS]
     for run in runs:
@@ -66,13 +66,13 @@ def full_page(folder: Path | None = None) -> str:
 
 
 def fold(words: str, inside: Iterable[str], title: str = "") -> list[str]:
-    """Return lines of Markdown as a fold, of which only a title and a few words are seen until it is opened."""
+    """Return lines of Markdown as a fold. Until a reader opens it, only the title and a few words are visible."""
     seen = f"<b>{escape(title)}</b> <span>{escape(words)}</span>" if title else escape(words)
     return [f"<details><summary>{seen}</summary>", "", *inside, "", "</details>"]
 
 
 def opening(runs: list[Record], naming: Callable[[Measurement], str]) -> list[str]:
-    """Return the title, the outcome, and where we are slower, with the problems as `naming` gives them."""
+    """Return the title, the outcome, and the table of where we are slower, with problems described by `naming`."""
     every = [view for run in runs for view in views(run)]
     slower = []
     for peer in sorted(peers_in(row for run in every for row in run.rows), key=lambda peer: peer not in RIVALS):
@@ -83,7 +83,7 @@ def opening(runs: list[Record], naming: Callable[[Measurement], str]) -> list[st
 
 
 def background(folder: Path | None) -> Iterable[tuple[str, str, list[str]]]:
-    """Yield (title, result, lines) of what others found, how to read the page, and how times were taken."""
+    """Yield (title, result, lines) of the sections on GPUs, third-party tests, how to read the page, and timing."""
     speeds = gpus(folder)
     yield "GPU by GPU", fastest(folder), [GPUS, "", *speeds]
     yield "Third-party tests", failures(), [TESTS, "", *judged()]
@@ -97,7 +97,7 @@ def background(folder: Path | None) -> Iterable[tuple[str, str, list[str]]]:
 
 
 def ceilings(runs: list[Record]) -> list[str]:
-    """Return a table of the speeds of a large matmul and of a copy in each run that compares implementations."""
+    """Return a table of the speeds of a large matmul and of a copy, with a line per run that also has other rows."""
     found = {TITLES[run.suite]: run.ceilings for run in runs if run.ceilings and run.rows}
     names = dict.fromkeys(name for each in found.values() for name in each)
     rows = [[title, *(short(each[x]) if x in each else "-" for x in names)] for title, each in found.items()]
@@ -119,7 +119,7 @@ def outcome(runs: list[Record]) -> list[str]:
 
 
 def usual(runs: list[Record]) -> dict:
-    """Return the machine and the versions of most records."""
+    """Return the machine and the versions that most records have, without commit and Python."""
     kept = [json.dumps({k: v for k, v in run.machine.items() if k not in ("commit", "python")}) for run in runs]
     return json.loads(Counter(kept).most_common(1)[0][0]) if kept else {}
 
@@ -146,7 +146,7 @@ TESTS = (
 
 
 VERSIONS = dict(driver="driver", torch="torch", triton="Triton", ptxas="ptxas", cudnn="cuDNN")
-PTXAS = "ptxas 13.4, which Triton 3.9 brings, instead of 12.9"  # in the record of ideas
+PTXAS = "ptxas 13.4, which Triton 3.9 brings, instead of 12.9"  # the name of an idea in the record `ideas`
 
 
 def made_on(machine: dict) -> str:
@@ -171,14 +171,17 @@ def assembled(runs: list[Record]) -> Iterable[str]:
 
 
 def rest_of(protocol: str, known: str) -> str | None:
-    """Return what a protocol adds to a known one, or None if it is another. The repetitions may differ."""
+    """Return the text that a protocol adds to a known one, or None if it does not begin with the known one.
+
+    The numbers of repetitions may differ.
+    """
     count = re.search(REPETITIONS, protocol)
     known = re.sub(REPETITIONS, count[0], known) if count else known
     return protocol.removeprefix(known).strip() if protocol.startswith(known) else None
 
 
 def tables(run: Record, usual: dict) -> str:
-    """Return what a record is, what came out, how sure that is, and all of its rows."""
+    """Return the section of a record for the site: its subject, medians, remarks, spread and all rows."""
     rungs = ["", *ladder.markdown(run)] if run.suite == "ladder" and not run.missing else []
     words = [*remarks(run), *filter(None, map(spread, views(run))), f"Measured at commit {code(run, usual)}."]
     rows = fold("All rows", [numbers(run)])
@@ -186,7 +189,7 @@ def tables(run: Record, usual: dict) -> str:
 
 
 def numbers(run: Record) -> str:
-    """Return all rows of a record, which may be of an interrupted run."""
+    """Return tables with all rows of a record, also of one from an interrupted run."""
     lines = []
     for view in views(run):
         for rows in alike(view.rows):
@@ -197,7 +200,7 @@ def numbers(run: Record) -> str:
 
 
 def alike(rows: list[Measurement]) -> Iterable[list[Measurement]]:
-    """Return the rows in groups of one unit and of directions that were measured with the same implementations."""
+    """Return the rows in groups for one table each: with the same unit and the same implementations per direction."""
     names: dict[str, dict[str, None]] = {}
     for row in rows:
         names.setdefault(row.direction, {}).update(dict.fromkeys(row.values))
@@ -208,7 +211,7 @@ def alike(rows: list[Measurement]) -> Iterable[list[Measurement]]:
 
 
 def recorded(folder: Path | None = None) -> list[Record]:
-    """Return the existing records in the order of the registry, without smoke, which compares nothing."""
+    """Return the existing records in the order of the registry, without `smoke`, which is only a test of the bench."""
     names = [name for name in (*SUITES, *OTHERS) if name != "smoke" and path_of(name, folder).exists()]
     return [load(name, folder) for name in names]
 
@@ -217,7 +220,7 @@ def recorded(folder: Path | None = None) -> list[Record]:
 
 
 def subject(run: Record) -> str:
-    """Return sentences about what a record is, and its problems."""
+    """Return sentences that describe what a record measures and its problems."""
     what = SUITES[run.suite].what if run.suite in SUITES else OTHERS[run.suite]
     verb = "times" if run.suite in (*CONTESTS, "packed", "decode", "ring") else "measures"
     verb = "contains" if run.suite in OTHERS else verb
@@ -227,7 +230,7 @@ def subject(run: Record) -> str:
 
 
 def called(run: Record) -> str:
-    """Return what a sentence calls a record."""
+    """Return the name of a record in sentences."""
     return "This record" if run.suite in OTHERS else f"`bench {run.suite}`"
 
 
@@ -252,9 +255,9 @@ def result(run: Record) -> str:
 
 
 def wins(view: Record) -> str:
-    """Return on how many problems we are faster than the fastest others, or nothing if there is one problem alone.
+    """Return on how many problems we are faster than each of RIVALS, or "" if there is only one problem.
 
-    The rows of a second protocol follow those of the first one, so the others are not named again.
+    In the rows of a second protocol, the rivals are not named again, because the first protocol's rows come before.
     """
     found = {peer: each for peer in RIVALS if len(each := ratios(view.rows, "fa2_lab", peer)) > 1}
     counts = {peer: f"{sum(x > 1 for x in each)} of {len(each)}" for peer, each in found.items()}
@@ -264,12 +267,12 @@ def wins(view: Record) -> str:
 
 
 def way_of(view: Record) -> str:
-    """Return the timing of a second protocol's rows, such as "sustained", or nothing."""
+    """Return the name of the second protocol, such as "sustained", or "" for rows of the first one."""
     return view.suite.partition(", ")[2]
 
 
 def title_of(view: Record) -> str:
-    """Return a link to a record's heading, and the timing of a second protocol."""
+    """Return a link to a record's heading, and the name of the second protocol if the rows have it."""
     name, comma, way = view.suite.partition(", ")
     return f"[{TITLES[name]}](#{slug(TITLES[name])}){comma}{way}"
 
@@ -280,7 +283,7 @@ def slug(title: str) -> str:
 
 
 def medians(run: Record) -> list[str]:
-    """Return a table for each set of implementations, with medians over the problems that all of them have run."""
+    """Return the lines of a table per set of implementations, with medians over the problems that all of them ran."""
     parts = [table(["median", "problems", *names], rows) for names, rows in median_rows(run).items()]
     return [line for part in parts for line in [*part, ""]][:-1]
 
@@ -308,7 +311,7 @@ def median_rows(run: Record) -> dict[tuple[str, ...], list[list[str]]]:
 
 
 def remarks(run: Record) -> list[str]:
-    """Return sentences on what else there is to know: the record's own protocol, loss curves, and missing numbers."""
+    """Return further sentences about a record: on ceilings, loss curves, its own protocol and missing numbers."""
     found = []
     if run.ceilings and not run.rows:
         parts = [f"{value:.3g} {name.split()[1]} ({name.split()[0]})" for name, value in run.ceilings.items()]
@@ -355,19 +358,19 @@ def clause(why: str) -> str:
 
 
 def views(run: Record) -> list[Record]:
-    """Return the rows of each protocol as a record, where the second one has its protocol in its name."""
+    """Return a record for the rows of each protocol. The suite of the second one ends with the protocol's name."""
     sustained = dict(suite=f"{run.suite}, {second_way(run)}", protocol=run.sustained_protocol, rows=run.sustained)
     both = replace(run, sustained=[]), replace(run, sustained=[], **sustained)
     return [view for view in both if view.rows] or [both[0]]
 
 
 def second_way(run: Record) -> str:
-    """Return how `--sustained` times a suite."""
+    """Return the name of the protocol that `--sustained` uses for this suite."""
     return "with host" if run.suite == "sweep" else "sustained"
 
 
 def code(run: Record, usual: dict) -> str:
-    """Return the commit or the fingerprint of the sources, and what was measured with another one."""
+    """Return the commit, or the fingerprint of the sources, and the directions that were measured at another commit."""
     parts, apart = [versions(run.machine, usual)], {}
     for kind, rows in (("", run.rows), (f"{second_way(run)} ", run.sustained)):
         for row in rows:
@@ -377,7 +380,7 @@ def code(run: Record, usual: dict) -> str:
 
 
 def versions(machine: dict, usual: dict) -> str:
-    """Return a commit, and what differs from the usual machine."""
+    """Return a machine's commit, and its versions that differ from those of the usual machine."""
     both = [
         {k: v for k, v in m.items() if k not in ("commit", "peers", "python")} | m.get("peers", {})
         for m in (machine, usual)
@@ -387,7 +390,7 @@ def versions(machine: dict, usual: dict) -> str:
 
 
 def spread(view: Record) -> str:
-    """Return how far the middle half of the repetitions is from the median, typically and at worst."""
+    """Return a sentence on how far the quartiles of the repetitions are from their median, typically and at most."""
     kept = [numbers for row in view.rows for numbers in row.values.values() if len(numbers) == 3]
     reach = sorted(max(high - middle, middle - low) / middle for middle, low, high in kept)
     if not reach:
@@ -407,7 +410,7 @@ def short(x: float) -> str:
 
 
 def shapes(rows: list[Measurement]) -> str:
-    """Return sentences on what problems have in common and on their ranges: "The inputs are bf16 tensors with …"."""
+    """Return sentences that describe the shapes of all problems together: "The inputs are bf16 tensors with …"."""
 
     def span(key: str) -> str:
         numbers = sorted({row.problem[key] for row in rows})
@@ -447,10 +450,10 @@ def shapes(rows: list[Measurement]) -> str:
 
 
 def rows_table(rows: list[Measurement], unit: str, way: str = "") -> list[str]:
-    """Return a line per row and a column per implementation, with its number, or the SM clock and power meanwhile.
+    """Return a table with a line per row and a column per implementation. With unit=CHIP, it has SM clock and power.
 
-    The properties that all rows share have no column, because the line above the table gives them. If there are more
-    implementations than rows, the table has a line for each of them.
+    Properties that all rows share have no column, because the line above the table has them. If there are more
+    implementations than rows, and more than MOST, the table has a line per implementation instead.
     """
     kept = [row.chip if unit == CHIP else row.values for row in rows]
     names = list(dict.fromkeys(name for numbers in kept for name in numbers))
@@ -476,12 +479,12 @@ def in_words(properties: dict[str, str]) -> str:
 
 
 def clock_and_power(clock: float = 0.0, watts: float = 0.0, capped: float = 0.0) -> str:
-    """Return MHz and watts of one implementation, and whether the power limit held the clock down."""
+    """Return the MHz and watts during one implementation's run, and whether the power limit held the clock down."""
     return f"{clock:,.0f}, {watts:,.0f}{', at the power limit' * bool(capped)}" if clock else "–"
 
 
 def cell(row: Measurement, name: str) -> str:
-    """Return an implementation's number, and in parentheses how many times as good fa2_lab's is."""
+    """Return an implementation's number, and in parentheses the ratio of fa2_lab's speed to its speed."""
     if name not in row.values:
         return "–"
     number = f"{row.rate(name):.0f}" if row.flops else f"{row.values[name][0]:,.4g}"
@@ -490,12 +493,12 @@ def cell(row: Measurement, name: str) -> str:
 
 
 def near(ratio: float) -> str:
-    """Return a ratio with two digits, or with three if two would not show on which side of 1 it is."""
+    """Return a ratio with two decimals, or with three if it would otherwise be shown as 1.00."""
     return f"{ratio:.3f}" if f"{ratio:.2f}" == "1.00" else f"{ratio:.2f}"
 
 
 def judged() -> list[str]:
-    """Return what other projects' own tests found, and in a fold why some of them were left out."""
+    """Return a table with the outcomes of other projects' tests, and a fold that lists why tests were left out."""
     lines, reasons, made = [], [], set()
     for name, counts in judges.recorded().items():
         found = [f"{counts.get(kind, 0):,}" for kind in ("passed", "failed", "skipped by themselves")]
@@ -513,20 +516,20 @@ def judged() -> list[str]:
 
 
 def failures() -> str:
-    """Return how many of other projects' tests ran, and how many failed."""
+    """Return a sentence on how many of other projects' tests ran, and how many of them failed."""
     found = judges.recorded().values()
     passed, failed = (sum(counts.get(kind, 0) for counts in found) for kind in ("passed", "failed"))
     return f"Of the {passed + failed:,} tests that we ran, {f'{failed:,}' if failed else 'none'} failed"
 
 
-WANTED = ("A100", "RTX 4090", "L4", "MI300")  # GPUs that kernels are compiled for, and that nobody has measured
+WANTED = ("A100", "RTX 4090", "L4", "MI300")  # GPUs that the kernels support, and that have no record yet
 PEERS = ("torch flash", "cuDNN", "FlashAttention-3")
 HOW = "\nThe following GPUs have not been measured yet: {}. \
 [CONTRIBUTING.md](CONTRIBUTING.md#how-to-add) describes how to measure a GPU and send us the record."
 
 
 def gpus(folder: Path | None = None) -> list[str]:
-    """Return a line per GPU and direction, for our records of the paper's grid and for those that others sent."""
+    """Return a table with a line per GPU and direction, from our records of the paper's grid and submitted ones."""
     files_of = {path_of(name, folder): "here" for name in ("paper", "h100")}
     files_of |= dict.fromkeys(sorted(((folder or FOLDER) / "submitted").glob("*.json")), "**submitted**")
     runs = [(loaded(path), by) for path, by in files_of.items() if path.exists()]
@@ -545,7 +548,7 @@ def gpus(folder: Path | None = None) -> list[str]:
 
 
 def fastest(folder: Path | None = None) -> str:
-    """Return the median speed of the forward on each GPU that was measured."""
+    """Return the median speed of the forward pass on each GPU that we measured, in words."""
     runs = [load(name, folder) for name in ("paper", "h100") if path_of(name, folder).exists()]
     rates = {
         run.machine["gpu"]: [row.rate("fa2_lab") for row in run.rows if row.direction == "forward"] for run in runs
@@ -566,7 +569,7 @@ def peers_in(rows: Iterable[Measurement]) -> list[str]:
 
 
 def ratios(rows: Iterable[Measurement], us: str, peer: str) -> list[float]:
-    """Return our speed over another implementation's for all rows in which both have a time."""
+    """Return our speed divided by another implementation's, for all rows in which both have a time."""
     return [row.ratio(us, peer) for row in rows if row.unit in TIMES and {us, peer} <= row.values.keys()]
 
 
@@ -577,9 +580,9 @@ def losses(rows: Iterable[Measurement], peer: str) -> list[tuple[float, Measurem
 
 
 def behind(runs: list[Record], peer: str, naming: Callable[[Measurement], str] = label) -> list[list[str]]:
-    """Return the suites in which another implementation is faster on some rows: on how many, and where by most.
+    """Return a line per suite in which another implementation is faster on some rows.
 
-    The suite with the lowest ratio is the first.
+    The line has the number of these rows, the lowest ratio and its problem. The suite with the lowest ratio is first.
     """
     lines = []
     for run in runs:
@@ -591,7 +594,7 @@ def behind(runs: list[Record], peer: str, naming: Callable[[Measurement], str] =
 
 
 def briefly(row: Measurement) -> str:
-    """Return what a row measures, in so few words that a table has one line for it."""
+    """Return a short description of a row, which fits on one line of a table."""
     what, N, _, _, d, mask = shape_of(row)
     return f"{what}, N = {N}, d = {d}, {mask}"
 
@@ -600,7 +603,7 @@ def briefly(row: Measurement) -> str:
 
 
 def sentence(*runs: Record) -> str:
-    """Return for each grid and way of timing on how many problems we are faster, and by what median factor."""
+    """Return the README's part on speed: per grid and timing, on how many problems we are faster, and how much."""
     every = [view for run in runs for view in views(run)]
     commits = {run.machine["commit"] for run in every}
     at = f", at commit {commits.pop()}" if len(commits) == 1 else ""
@@ -640,7 +643,9 @@ def ahead(run: Record, peer: str) -> list[str]:
 
 
 def by_the_host(run: Record, peer: str) -> str:
-    """Tell how many of the problems that we lose with the host included our kernels themselves are faster."""
+    """Return a sentence: of the problems on which `peer` is faster when host time counts, on how many are our kernels
+    alone faster?
+    """
     alone = {(repr(row.problem), row.direction): row for row in run.rows}
     slower = [alone[repr(row.problem), row.direction] for _, row in losses(run.sustained, peer)]
     faster = sum(row.ratio("fa2_lab", peer) > 1 for row in slower)
@@ -659,7 +664,7 @@ def listed(parts: list[str]) -> str:
 
 
 def verdict() -> str:
-    """Return what other projects' tests found, and on which machines."""
+    """Return the README's part on other projects' tests: the outcomes, and the GPUs that they ran on."""
     found = judges.recorded()
     machines = listed(sorted({counts["gpu"].removeprefix("NVIDIA ") for counts in found.values()}))
     failed = sum(counts.get("failed", 0) for counts in found.values())

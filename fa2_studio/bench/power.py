@@ -1,4 +1,4 @@
-"""SM clock and power of the GPU, and whether power held the clock down, read beside a measurement by nvidia-smi."""
+"""Read the GPU's SM clock and power during a measurement with nvidia-smi, and whether power limited the clock."""
 
 import statistics
 import subprocess
@@ -6,12 +6,12 @@ import threading
 import time
 from contextlib import suppress
 
-EVERY = 100  # milliseconds from reading to reading
+EVERY = 100  # milliseconds between readings
 POWER_CAP = 0x4  # the driver's bit for a clock that is held down because the power limit is reached
 
 
 class Meter:
-    """While it is open, a thread notes what nvidia-smi says; without nvidia-smi it notes nothing."""
+    """A context in which a thread keeps all readings of nvidia-smi. Without nvidia-smi, there are no readings."""
 
     def __init__(self, command: list[str] | None = None):
         self.command, self.process, self.noted = command, None, []  # noted: seconds, MHz, watts, 0 or 1
@@ -28,7 +28,7 @@ class Meter:
             self.process.wait()
 
     def listen(self) -> None:
-        """Note every line that holds clock, power and the reasons for a lower clock."""
+        """Keep the reading of each line that has a clock, a power and the reasons for a lower clock."""
         for line in self.process.stdout:
             with suppress(ValueError):
                 clock, watts, why = line.split(",")
@@ -36,16 +36,16 @@ class Meter:
                 self.noted.append((time.perf_counter(), float(clock), float(watts), float(capped)))
 
     def between(self, first: float, last: float) -> list[float]:
-        """Medians from one time of `time.perf_counter` to another; empty if nothing was noted.
+        """Return medians of the readings between two times of `time.perf_counter`, or [] if there are none.
 
-        They are the clock in MHz, the power in watts, and 1 if the power limit held the clock down.
+        The medians are the clock in MHz, the power in watts, and 1 if the power limit held the clock down, or else 0.
         """
         found = [reading for when, *reading in list(self.noted) if first <= when <= last]
         return [statistics.median(kind) for kind in zip(*found, strict=True)]
 
 
 def smi() -> list[str]:
-    """nvidia-smi, which says again and again how the running GPU is."""
+    """Return the nvidia-smi command that prints a reading of the current GPU every EVERY milliseconds."""
     import torch
 
     gpu = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"

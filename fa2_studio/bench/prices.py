@@ -1,4 +1,7 @@
-"""Bytes per second from shared memory, from L2 and from DRAM, read as fast as it goes; and a call that only reads."""
+"""The suite `prices`: the most bytes per second that a GPU reads from shared memory, from L2 and from DRAM.
+
+It also has a call that only reads, to which other suites compare kernels.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,8 +17,8 @@ from fa2_studio.bench.contest import Plan, ceilings
 from fa2_studio.bench.protocol import measure, rested
 from fa2_studio.bench.results import machine
 
-REPEATS, BLOCK, WARPS = 9, 2048, 4  # BLOCK: numbers of four bytes, four for each thread at a time
-LOADS = 512  # blocks that one worker reads
+REPEATS, BLOCK, WARPS = 9, 2048, 4  # BLOCK counts numbers of four bytes, which each thread loads four at a time
+LOADS = 512  # the number of blocks that one worker reads
 SIZES = (8, 16, 24, 32, 48, 64, 128, 1024, 8192)  # MiB of the buffer
 IN_L2, IN_DRAM = 16, 8192
 STAGES, ROWS, COLUMNS, ROUNDS = 2, 64, 128, 4096
@@ -23,7 +26,7 @@ STAGES, ROWS, COLUMNS, ROUNDS = 2, 64, 128, 4096
 
 @triton.jit
 def read_kernel(X, out, blocks, loads, BLOCK: tl.constexpr):
-    """Workers go through a buffer side by side, again and again. ".cg" passes by the L1 cache of the SM."""
+    """Read a buffer repeatedly with all workers, which take its blocks in turn. ".cg" bypasses the L1 cache."""
     worker, workers, lane = tl.program_id(0), tl.num_programs(0), tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for k in range(loads):
@@ -34,7 +37,7 @@ def read_kernel(X, out, blocks, loads, BLOCK: tl.constexpr):
 
 @gluon.jit
 def read_shared_kernel(out, rounds, STAGES: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """Each warp reads rows of COLUMNS numbers, 512 bytes at a time: no two lanes meet in a bank."""
+    """Read shared memory repeatedly. Each warp reads whole rows of 512 bytes, so that there are no bank conflicts."""
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
     rows: gl.constexpr = gl.SliceLayout(1, layout)
     columns: gl.constexpr = gl.SliceLayout(0, layout)
@@ -50,7 +53,7 @@ def read_shared_kernel(out, rounds, STAGES: gl.constexpr, ROWS: gl.constexpr, CO
 
 
 def run() -> Plan:
-    """The three prices, and the speed over the size of the buffer."""
+    """Measure the three bandwidths, and the speed for each size of the buffer, and return the finished record."""
     SMs = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
     workers = 8 * SMs
     X = torch.zeros(max(SIZES) * 2**18, device="cuda")
@@ -69,7 +72,7 @@ def run() -> Plan:
 
 
 def read(X: torch.Tensor, out: torch.Tensor, size: int, workers: int) -> None:
-    """Every worker reads LOADS blocks of the first `size` MiB."""
+    """Let each worker read LOADS blocks of the first `size` MiB of X."""
     blocks = size * 2**18 // BLOCK
     read_kernel[(workers,)](X, out, blocks, LOADS, BLOCK=BLOCK, num_warps=WARPS)
 
@@ -92,12 +95,12 @@ def reading(X: torch.Tensor, block: int = 4096) -> Callable[[], torch.Tensor]:
 
 
 def read_shared(SMs: int) -> Callable[[], object]:
-    """Two workers on an SM, so that one loads while the other adds."""
+    """Return a call that reads shared memory with two workers per SM, so that one loads while the other adds."""
     out = torch.empty(2 * SMs * ROWS * COLUMNS, device="cuda")
     sizes = dict(STAGES=STAGES, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS)
     return lambda: read_shared_kernel[(2 * SMs,)](out, ROUNDS, **sizes)
 
 
 def shared_bytes(SMs: int) -> int:
-    """What all workers of read_shared read."""
+    """Return the number of bytes that all workers of a call of `read_shared` read."""
     return 2 * SMs * ROUNDS * ROWS * COLUMNS * 4

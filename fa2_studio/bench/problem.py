@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-Several = Sequence[torch.Tensor]  # q, k, v and, for a backward, dO
+Several = Sequence[torch.Tensor]  # q, k, v and, for a backward pass, dO
 
 
 class Missing(Exception):
-    """Why an implementation cannot take part. The reason is printed in its place."""
+    """Raised if an implementation cannot take part. The record has the reason in place of its number."""
 
 
 def here() -> str:
@@ -29,10 +29,10 @@ class Problem:
     d: int
     causal: bool
     dtype: str = "bfloat16"
-    window: int | None = None  # under the causal mask: how many keys a row sees, its own with them
+    window: int | None = None  # under the causal mask: the number of keys that a row sees, including its own
     softcap: int | None = None
     sinks: bool = False
-    alibi: str = ""  # with the slopes of 16 heads, times the "distance" to the key, or its "column" alone
+    alibi: str = ""  # ALiBi with the slopes of 16 heads, computed from the "distance" to the key or only its "column"
 
     @classmethod
     def square(cls, N: int, d: int, causal: bool, tokens: int = 16384, hidden: int = 2048) -> "Problem":
@@ -66,14 +66,14 @@ class Problem:
         return (*inputs, draw(self.heads, self.N_q)) if grad else inputs
 
     def mask(self, device: torch.device | str) -> dict:
-        """Return what is asked for besides the causal mask: window, softcap, and all heads' sinks and ALiBi slopes."""
+        """Return the problem's masks besides the causal one: window, softcap, and the sinks and slopes of all heads."""
         sinks = torch.linspace(-1, 3, self.heads, device=device) if self.sinks else None
         slopes = 2 ** (-0.5 * torch.arange(1, self.heads + 1, device=device)) if self.alibi else None
         asked = dict(window=self.window, softcap=self.softcap, sinks=sinks, slopes=slopes)
         return {name: value for name, value in asked.items() if value is not None}
 
     def as_dict(self) -> dict:
-        """Return its fields for a record, and in words what is asked for besides the causal mask."""
+        """Return the fields for a record, with all masks besides the causal one in words."""
         fields = asdict(self)
         window, softcap, sinks, alibi = (fields.pop(name) for name in ("window", "softcap", "sinks", "alibi"))
         words = [f"window {window}"] * (window is not None) + [f"softcap {softcap}"] * (softcap is not None)
@@ -85,14 +85,14 @@ class Problem:
 
 # Right or wrong -----------------------------------------------------------------------------------------------
 
-MOST = 2**26  # elements of P in float64 at a time: 512 MiB
-FEW = 64  # rows and keys that are worked out: enough to tell right from wrong
+MOST = 2**26  # the most elements of P in float64 at a time, which are 512 MiB
+FEW = 64  # the number of rows and keys that are checked, which is enough to tell right from wrong
 
 
 def definition(
     q, k, v, *, last: int, causal: bool, window: int | None = None, softcap=None, sink=None, slope=None
 ) -> torch.Tensor:
-    """Return O for rows of one head. Under the causal mask, the first of them sees `window` keys up to `last`."""
+    """Return O for some rows of one head. Under the causal mask, the first of them sees `window` keys up to `last`."""
     s = q @ k.T * q.shape[1] ** -0.5
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
@@ -108,7 +108,7 @@ def definition(
 
 
 def with_gradients(q, k, v, dO, **mask) -> tuple[torch.Tensor, ...]:
-    """Return O, dQ, dK and dV for rows of one head, in float64."""
+    """Return O, dQ, dK and dV for some rows of one head, in float64."""
     leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
     O = definition(*leaves, **mask)
     return O.detach(), *torch.autograd.grad(O, leaves, dO.double())
@@ -121,7 +121,10 @@ def of_head(head: int, mask: dict) -> dict:
 
 
 def gradients_by_definition(q, k, v, dO, causal: bool, few: int = FEW, **mask) -> tuple[torch.Tensor, ...]:
-    """Return in float64 dQ of the last head's last rows, and dK and dV of the last key head's first keys."""
+    """Return dQ for the last rows of the last head, and dK and dV for the first keys of the last K/V head.
+
+    All three are in float64 and have `few` rows or keys.
+    """
     group, chunk = q.shape[1] // k.shape[1], max(few, MOST // k.shape[2])
     k, v = k[-1, -1], v[-1, -1]
     dK, dV = (torch.zeros(x[:few].shape, dtype=torch.float64, device=x.device) for x in (k, v))
@@ -154,5 +157,5 @@ def distance(x: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def worst(errors) -> float:
-    """Return the largest error, or NaN if there is one, which Python's max would lose."""
+    """Return the largest error, or NaN if any error is NaN, which Python's max might ignore."""
     return float(torch.tensor(list(errors)).max())

@@ -1,7 +1,8 @@
-"""How calls are timed with CUDA events: rested (with pauses and a cold L2), sustained (without pauses), or called.
+"""Time calls with CUDA events in one of three ways: rested, sustained or called. Each begins with a warm-up.
 
-All begin with a warm-up. Rested implementations take turns in each repetition, so that drift affects them alike, while
-sustained ones run one after another. As called, a few in a row, the host's time counts if it is longer than the GPU's.
+Rested (`measure`): with pauses and a cold L2 cache. Implementations take turns in each repetition, so that drift
+affects them alike. Sustained (`sustain`): without pauses, one implementation after another. Called (`called`): a few
+calls in a row, so host time counts if it is longer than the GPU's time. `host` measures only the host time.
 """
 
 import random
@@ -18,7 +19,7 @@ from fa2_studio.bench.power import Meter
 from fa2_studio.bench.problem import Missing
 
 REPEATS, WARM_UP = 20, 3
-HEAD_START = 3_000_000  # clock cycles that the host has to launch a call: about 1.5 ms
+HEAD_START = 3_000_000  # clock cycles, about 1.5 ms, for which the GPU is kept busy while the host launches a call
 
 
 def rested(repeats: int) -> str:
@@ -32,7 +33,7 @@ def rested(repeats: int) -> str:
 
 
 PROTOCOL = rested(REPEATS)
-SECONDS, CHUNK, SETTLE = 1.0, 0.05, 0.3  # of a contestant's turn, of what is timed at once, of what does not count
+SECONDS, CHUNK, SETTLE = 1.0, 0.05, 0.3  # of one turn, of one timed interval, of the discarded beginning
 SUSTAINED = (
     "On each problem, the implementations run one after another in random order, and each of them runs for at least "
     f"{SECONDS:g} s without a pause. We discard the first {SETTLE:g} s, divide the rest into intervals of "
@@ -74,7 +75,10 @@ def overwriting() -> Callable[[], object]:
 
 
 def reading() -> Callable[[], object]:
-    """Return a call that does so by reading, because the next call would write back written lines, for about 12 µs."""
+    """Return a call that fills the L2 cache with other data by reading.
+
+    After writing, the next call would have to write the changed lines back, for about 12 µs.
+    """
     return torch.zeros(l2_bytes() // 2, dtype=torch.float32, device="cuda").amax
 
 
@@ -99,12 +103,15 @@ def measure(
 
 
 def drawn(names: list[str], turns: int) -> list[str]:
-    """Return all names once per turn, in a random order, because the clock is higher after a pause or little power."""
+    """Return all names once per turn, each turn in a random order.
+
+    The order is random because the clock is higher after a pause or after a call that used little power.
+    """
     return [name for turn in range(turns) for name in random.Random(turn).sample(names, len(names))]
 
 
 def sustain(calls: dict[str, Callable[[], object]]) -> dict[str, Timing | str]:
-    """Return a Timing for each call, or why there is none. Each runs for seconds before the next one begins."""
+    """Return a Timing for each call, or why there is none. Each runs without pause before the next one begins."""
     failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
     with Meter() as meter:
         order = random.sample([*calls], len(calls))
@@ -113,7 +120,10 @@ def sustain(calls: dict[str, Callable[[], object]]) -> dict[str, Timing | str]:
 
 
 def without_pause(call: Callable[[], object], meter: Meter) -> Timing:
-    """Time a call in pieces. Two pieces are in the GPU's queue while the host waits for the one before them."""
+    """Time a call in pieces of CHUNK seconds, and return the Timing of one call.
+
+    The host waits for a piece only after it has launched the two next ones, so that the GPU never runs dry.
+    """
     many = max(1, round(1e3 * CHUNK / milliseconds(call, 3)))
     marks, begun = [mark()], time.perf_counter()
     while time.perf_counter() - begun < SETTLE + SECONDS or len(marks) < 4:
@@ -142,7 +152,7 @@ def called(calls: dict[str, Callable[[], object]]) -> dict[str, Timing | str]:
 
 
 def mark() -> torch.cuda.Event:
-    """Return an event, put into the queue."""
+    """Put an event into the GPU's queue and return it."""
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
@@ -171,9 +181,9 @@ def warm_up(call: Callable[[], object], times: int = WARM_UP) -> str:
 
 
 def tried(call: Callable):
-    """Return what a call returns, or in one line why it failed, so that the run goes on.
+    """Return what a call returns, or if it fails, the reason in one line, so that the run goes on.
 
-    If a failure took the GPU from this process, raise it, because the other calls would fail, too, and be blamed.
+    If this process can no longer use the GPU after a failure, raise it, because all further calls would also fail.
     """
     try:
         return call()
@@ -184,7 +194,7 @@ def tried(call: Callable):
         return "it ran out of memory"
     except Exception as failure:
         if isinstance(failure, torch.AcceleratorError):
-            torch.cuda.synchronize()  # raises the same again if nothing can run any more
+            torch.cuda.synchronize()  # raises the failure again if the GPU cannot be used any more
         return f"{type(failure).__name__}: {failure}".splitlines()[0][:160]
 
 

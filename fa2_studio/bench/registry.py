@@ -7,12 +7,12 @@ class Suite(NamedTuple):
     """One suite: the function that plans it, and what it measures."""
 
     measure: str  # module:function
-    what: str  # goes on after "This suite times" or "measures"
+    what: str  # the object of a sentence that begins with "`bench NAME` times" or "measures"
     gpu: bool = True
-    takes: tuple[str, ...] = ()  # options of the command; a suite that takes "sustained" also takes its own name
+    takes: tuple[str, ...] = ()  # options; a suite that takes "sustained" also gets its own name
 
 
-PARTS = ("rungs", "experiments", "lengths", "backward", "counters", "sustained")  # of the ladder
+PARTS = ("rungs", "experiments", "lengths", "backward", "counters", "sustained")  # the parts of the suite `ladder`
 CONTESTS = {
     "paper": "attention on the benchmark problems of the FA2 paper, each of which has 16k tokens",
     "nvidia": "attention over one sequence, with head counts for which NVIDIA publishes cuDNN's speed",
@@ -55,13 +55,13 @@ SUITES |= {
         "`torchrun --nproc-per-node 4 -m fa2_lab bench ring`",
     ),
 }
-OTHERS = {  # records that no command writes; each tells how it was made
+OTHERS = {  # records that no command writes; `made_by` in each describes how it was made
     "h100": "attention timings for the benchmark problems of the FA2 paper, measured on an H100",
     "ideas": (
         "timings of earlier Hopper and decode kernels, each with and without one optimization that was expected to help"
     ),
 }
-TITLES = {  # of all records, as the headings of RESULTS.md and the rows of its tables name them
+TITLES = {  # the titles of all records, for the headings of RESULTS.md and the rows of its tables
     "paper": "The FA2 paper's grid",
     "nvidia": "64 query heads that share 8 K/V heads",
     "long": "Long sequences",

@@ -1,4 +1,4 @@
-"""How a run becomes a record: what it was made with, and what stays of an earlier run."""
+"""Make a record of a run: note the machine and the versions, and keep rows of an earlier run that were not measured."""
 
 import hashlib
 import json
@@ -18,11 +18,11 @@ from fa2_lab.tools import files
 from fa2_studio.bench import contestants
 
 ABSENT = "not installed"
-DIRECTIONS = {"both": "forward and backward"}  # in words, where the name of a direction is none
+DIRECTIONS = {"both": "forward and backward"}  # directions whose name is not a word
 
 
 def save(record: Record, folder: Path | None = None) -> Path:
-    """Write a record so that its file is whole at any time."""
+    """Write a record atomically, so that its file is never incomplete."""
     path = path_of(record.suite, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     return files.write(path, json.dumps(to_dict(record), indent=1) + "\n")
@@ -54,7 +54,7 @@ def joined(old: Record | None, new: Record) -> Record:
 
 
 def rows_of_both(old: Record, new: Record, kind: str) -> list[Measurement]:
-    """Return the rows of two runs, each with its whole machine."""
+    """Return the rows of two runs, each with all fields of its machine. A new row replaces an old one."""
     found = {}
     done = set() if new.missing else {row.direction for row in getattr(new, kind)}
     for run, without in ((old, done), (new, ())):
@@ -65,7 +65,7 @@ def rows_of_both(old: Record, new: Record, kind: str) -> list[Measurement]:
 
 
 def shape_of(row: Measurement) -> list[str]:
-    """Return what a row measures, and its problem: N, batch, heads, d, mask."""
+    """Return what a row measures and the properties of its problem: N, batch, heads, d, mask."""
     p = row.problem
     N = f"{p['N_q']:,}" if p["N_q"] == p["N_k"] else f"{p['N_q']:,} × {p['N_k']:,}"
     heads = f"{p['heads']}" if p["heads"] == p["kv_heads"] else f"{p['heads']}, {p['kv_heads']} for K and V"
@@ -74,7 +74,7 @@ def shape_of(row: Measurement) -> list[str]:
 
 
 def label(row: Measurement) -> str:
-    """Return the same in a few words."""
+    """Return what a row measures and its problem, in a few words."""
     what, N, batch, heads, d, mask = shape_of(row)
     lengths = "N_q = {}, N_k = {}".format(*N.split(" × ")) if " × " in N else f"N = {N}"
     shared = heads.replace(", ", " query heads, ").replace(" for K and V", " K/V heads")
@@ -109,7 +109,7 @@ def named(record: Record) -> Record:
 
 
 def machine() -> dict:
-    """Return what the numbers depend on: the GPU (or what takes its place), driver, versions and commit."""
+    """Return what the numbers depend on: the GPU (or the processor without one), driver, versions and commit."""
     import torch
 
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]

@@ -1,7 +1,8 @@
-"""The ring over the GPUs of one machine: speed beside one GPU, what the layout is worth, links, memory per GPU.
+"""The suite `ring`: ring attention over the GPUs of one machine, compared with one GPU.
 
-`torchrun --nproc-per-node 4 -m fa2_lab bench ring`: with n processes it measures 1, 2, 4, … up to n GPUs in one run, so
-that all shares come from the same machine in the same minutes.
+It measures speed, the gain of the zigzag layout, the transfers alone, and memory per GPU. Start it with
+`torchrun --nproc-per-node 4 -m fa2_lab bench ring`. With n processes, it measures 1, 2, 4, … up to n GPUs in one run,
+so that all numbers come from the same machine within a few minutes.
 """
 
 import os
@@ -33,7 +34,7 @@ PROTOCOL = (
 
 
 def run() -> Plan:
-    """Measure on 1, 2, 4, … GPUs; only rank 0 comes back with the results."""
+    """Measure on 1, 2, 4, … GPUs, and return the finished record on rank 0. The other ranks exit."""
     world = start()
     groups = {n: dist.new_group(range(n)) for n in (1, 2, 4, 8) if n <= world}
     results = Record("ring", machine() | dict(gpus=world), PROTOCOL)
@@ -52,7 +53,7 @@ def run() -> Plan:
 
 
 def start() -> int:
-    """Join the other processes, each on its own GPU; how many there are."""
+    """Join the other processes, each of which has its own GPU, and return their number."""
     if "WORLD_SIZE" not in os.environ:
         raise ValueError("ring: start it with `torchrun --nproc-per-node GPUS -m fa2_lab bench ring`")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -62,7 +63,7 @@ def start() -> int:
 
 
 def rows_of(problem: Problem, groups: dict[int, dist.ProcessGroup]) -> list[Measurement]:
-    """Times in each direction, those of the contiguous layout, the links alone, and peak memory."""
+    """Return the rows of a problem: times per direction, of the contiguous layout and of transfers; peak memory."""
     by_name: dict[str, dict] = {name: {} for name in (*DIRECTIONS, "peak memory", "K V once round")}
     for n, group in groups.items():
         if dist.get_rank() < n:
@@ -83,7 +84,7 @@ def gpus(n: int) -> str:
 
 
 def row(problem: Problem, name: str, values: dict, **more) -> Measurement:
-    """One line of the table; a name that is a direction has FLOPs."""
+    """Return one row. It has FLOPs if its name is a direction."""
     where = problem.as_dict() | more | (dict(rung=f"{name}, {more['layout']}") if more else {})
     unit = "MiB" if name == "peak memory" else "ms"
     return Measurement(where, name, values, unit=unit, flops=problem.flops(name) if name in DIRECTIONS else 0.0)
@@ -93,7 +94,7 @@ def row(problem: Problem, name: str, values: dict, **more) -> Measurement:
 
 
 def measured(problem: Problem, group: dist.ProcessGroup, layout: str) -> dict[str, list[float]]:
-    """{what: numbers} on the GPUs of a group, after a check that the answers are right."""
+    """Return {name of the row: numbers} on the GPUs of a group, after a check of the answers."""
     whole = problem.tensors(grad=True)
     q, k, v, dO = (shard(x.detach(), group, layout=layout) for x in whole)
     mine = [x.requires_grad_() for x in (q, k, v)]
@@ -118,7 +119,7 @@ def measured(problem: Problem, group: dist.ProcessGroup, layout: str) -> dict[st
 
 
 def check(whole, parts, causal: bool, group: dist.ProcessGroup, layout: str) -> None:
-    """Stop the run if O or a gradient is wrong."""
+    """Raise RuntimeError if O or a gradient is wrong."""
     O, *gradients = (unshard(x, group, layout=layout, timeout=60.0) for x in parts)
     truth = gradients_by_definition(*whole, causal)
     wrong = worst([error(O, *whole[:3], causal), gradient_error(gradients, truth)])
@@ -127,7 +128,7 @@ def check(whole, parts, causal: bool, group: dist.ProcessGroup, layout: str) -> 
 
 
 def slowest(call: Callable[[], object], group: dist.ProcessGroup) -> Timing:
-    """Milliseconds of a call, of the GPU that takes longest in each repetition."""
+    """Return the milliseconds of a call, on the slowest GPU of each repetition."""
     times = []
     for _ in range(1 + REPEATS):
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -143,7 +144,7 @@ def slowest(call: Callable[[], object], group: dist.ProcessGroup) -> Timing:
 
 
 def peak_mebibytes(call: Callable[[], object], group: dist.ProcessGroup) -> float:
-    """All that one call and its inputs need on the GPU that needs most."""
+    """Return the peak memory in MiB of one call and its inputs, on the GPU where it is largest."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     call()
@@ -153,7 +154,7 @@ def peak_mebibytes(call: Callable[[], object], group: dist.ProcessGroup) -> floa
 
 
 def once_round(problem: Problem, k: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """The forward's transfers and nothing else."""
+    """Make the transfers of a forward pass and compute nothing."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     lengths = tuple(even_lengths(problem.N_k, size))
     how = dict(layout="zigzag", causal=True, scale=1.0, timeout=60.0, call=0, on_triton=True)

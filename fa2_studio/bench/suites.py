@@ -1,4 +1,4 @@
-"""The suites over a grid of dense problems: which problems, in which direction, against whom."""
+"""The suites over grids of dense problems: their problems, directions and implementations."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ BOTH = (False, True)  # without a mask, and causal
 def random_grid(count: int = 200, seed: int = 2811) -> list[Problem]:
     """Return problems of random shapes: batch, heads, groups, N with tails, d, mask.
 
-    The seed of the record is fixed. Block sizes were tuned on other seeds (77, 2603, 4711, 2611 and 2711), and whoever
-    tunes on this one has to take another for the record.
+    The seed of the record is fixed. Block sizes were tuned on other seeds (77, 2603, 4711, 2611 and 2711). If they are
+    ever tuned on this seed, the record needs a new one.
     """
     draw, problems = random.Random(seed), []
 
@@ -38,23 +38,23 @@ def random_grid(count: int = 200, seed: int = 2811) -> list[Problem]:
         kv, group, d = pick(1, 2, 4, 8, 16), pick(1, 1, 2, 4, 8), pick(32, 64, 64, 64, 96, 128, 128, 128)
         causal = draw.random() < 0.5 and N <= N_k
         problem = Problem(pick(1, 2, 3, 4, 8, 16), kv * group, kv, N, N_k, d, causal)
-        if 1e9 < problem.forward_flops < 2e12:  # neither a launch's time nor seconds
+        if 1e9 < problem.forward_flops < 2e12:  # a call longer than its launch, but not seconds
             problems.append(problem)
     return problems
 
 
 PAPER = [Problem.square(N, d, causal) for d in (64, 128) for causal in BOTH for N in (2**n for n in range(9, 15))]
-LONG = [(False, 32768), (False, 65536), *((True, 2**n) for n in range(15, 19))]  # without a mask it takes longer
+LONG = [(False, 32768), (False, 65536), *((True, 2**n) for n in range(15, 19))]  # unmasked calls are slower
 MASKS = ({}, dict(window=1024), dict(window=128), dict(softcap=50), dict(sinks=True), dict(window=128, sinks=True))
 BIAS = [
     Problem(2, 16, 16, 4096, 4096, d, causal, alibi=alibi)
     for d in (64, 128)
     for causal in BOTH
-    for alibi in ("", "distance", "column")  # softmax cannot tell the last two apart
+    for alibi in ("", "distance", "column")  # the last two give the same softmax
 ]
-SMALL = [Problem(1, 8, 8, N, N, d, causal=False) for d in (64, 128) for N in (128, 256, 512)]  # a launch takes longer
+SMALL = [Problem(1, 8, 8, N, N, d, causal=False) for d in (64, 128) for N in (128, 256, 512)]  # shorter than a launch
 MEMORY = [Problem(1, 16, 16, 2**n, 2**n, 128, causal=True) for n in range(11, 17)]
-SMOKE = [  # square and not, with whole tiles and ragged ones, with grouped heads
+SMOKE = [  # square or not, with whole or ragged tiles, and with grouped heads
     Problem(1, *shape, causal, dtype="float32")
     for shape in ((2, 2, 128, 128, 64), (4, 1, 70, 100, 32), (1, 1, 96, 96, 128))
     for causal in BOTH
@@ -62,7 +62,7 @@ SMOKE = [  # square and not, with whole tiles and ragged ones, with grouped head
 
 
 class Contest(NamedTuple):
-    """On which problems, who of the table (a word of contestants.py), and how often."""
+    """The problems of a suite, its implementations (a suite's name in contestants.py), and the repetitions."""
 
     grid: list[Problem]
     who: str = "grid"
@@ -82,7 +82,11 @@ CONTESTS = dict(
 
 
 def contests(suite: str, sustained: bool = False) -> Plan:
-    """Everybody on every problem of a grid, rested; or the fastest peers sustained, on random shapes as called."""
+    """Plan all implementations on all problems and directions of a suite, timed rested.
+
+    With `sustained`, plan only the fastest implementations without pauses, or for the suite "sweep", a few calls in a
+    row with host time.
+    """
     problems, who, repeats = CONTESTS[suite]
     names = contestants.names("sustained" if sustained else who)
     compile_ahead(problems, names)
@@ -98,7 +102,7 @@ def contests(suite: str, sustained: bool = False) -> Plan:
 def row(
     problem: Problem, direction: str, names: Sequence[str], timing: Callable[[dict], dict], unit: str = "ms"
 ) -> Measurement:
-    """Every contestant on the same tensors."""
+    """Return the row of the named implementations on the same tensors."""
     prepares = ready(problem, direction, names, problem.tensors(grad=direction != "forward"))
     flops = problem.flops(direction) if unit == "ms" else 0.0
     return contest(problem.as_dict(), direction, prepares, flops, timing, unit)
@@ -115,7 +119,7 @@ INTERPRETED = " Without a GPU, fa2_lab runs in Triton's interpreter, whose times
 
 
 def smoke() -> Plan:
-    """Every contestant that needs no GPU on every small problem. It shows that the bench works."""
+    """Plan all implementations that need no GPU on small problems, which shows that the bench works."""
     how = SMOKE_PROTOCOL if torch.cuda.is_available() else SMOKE_PROTOCOL + INTERPRETED
     names = contestants.names("smoke")
     jobs = [partial(row, p, way, names, FEW_CALLS, "µs on the host") for p in SMOKE for way in DIRECTIONS]
@@ -131,7 +135,7 @@ MEMORY_PROTOCOL = (
 
 
 def small() -> Plan:
-    """What one warm call costs on the host: forward, or forward with gradients and backward."""
+    """Plan the host time of one warm call: of a forward pass, or of a forward and a backward pass together."""
     places = [(p, way) for way in ("forward", "both") for p in SMALL if way == "forward" or p.N_q == 256]
     jobs = [partial(row, *place, contestants.names("grid"), protocol.host, "µs") for place in places]
     compile_ahead(SMALL)
@@ -139,7 +143,7 @@ def small() -> Plan:
 
 
 def memory() -> Plan:
-    """What one call allocates at its peak."""
+    """Plan the peak memory of one call, for each problem and direction."""
     jobs = [partial(peak_memory, problem, direction) for problem in MEMORY for direction in ("forward", "both")]
     compile_ahead(MEMORY)
     return Plan(Record("memory", machine(), MEMORY_PROTOCOL), jobs)
@@ -148,13 +152,13 @@ def memory() -> Plan:
 def peak_memory(
     problem: Problem, direction: str, names: Sequence[str] = contestants.names("grid", "memory")
 ) -> Measurement:
-    """What one call allocates beyond its inputs: forward alone, or forward and backward."""
+    """Return the row with the peak memory of one call beyond its inputs: of forward, or of forward and backward."""
     values, failed = all_tried({name: partial(extra_mebibytes, name, problem, direction) for name in names})
     return Measurement(problem.as_dict(), direction, values, failed, unit="MiB")
 
 
 def extra_mebibytes(name: str, problem: Problem, direction: str) -> list[float]:
-    """The peak of one call after a first one has compiled everything."""
+    """Return the peak memory in MiB of a second call, because the first call may compile."""
     attention = contestants.prepare(name, problem)
     tensors = problem.tensors(grad=direction != "forward")
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""A small GPT trained on the project's own text, with its attention swapped: same curve, other speed and memory."""
+"""The suite `train`: a small GPT trained on the package's sources with each attention, for loss, speed and memory."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,20 +20,20 @@ PROTOCOL = (
     "The model trains with bf16 autocast and AdamW. Every implementation of attention uses the same seed and the same "
     "batches. The first 10 steps do not count towards the time."
 )
-SKIPPED = 10  # steps before the clock starts
+SKIPPED = 10  # the number of steps before the clock starts
 
-# What any training run here is made of ------------------------------------------------------------------------
+# Parts of every training run ----------------------------------------------------------------------------------
 
 
 @cache
 def own_text() -> torch.Tensor:
-    """The bytes of the package's own sources, in a fixed order."""
+    """Return the bytes of the package's own sources, in a fixed order."""
     text = b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py")))
     return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
 
 def batches(steps: int, batch: int, length: int, device: str) -> Iterator[torch.Tensor]:
-    """The same pieces of the text in every run, (batch, length)."""
+    """Yield batches of pieces of the text, each of shape (batch, length). They are the same in every run."""
     text, draw = own_text(), torch.Generator().manual_seed(1)
     for _ in range(steps):
         at = torch.randint(len(text) - length, (batch, 1), generator=draw)
@@ -41,7 +41,7 @@ def batches(steps: int, batch: int, length: int, device: str) -> Iterator[torch.
 
 
 def losses(model: nn.Module, loss_of: Callable, rate: float, data: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Train, and give the loss of every step."""
+    """Train the model with AdamW, and yield the loss of every step."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate)
     for batch in data:
         loss = loss_of(model, batch)
@@ -56,7 +56,7 @@ def losses(model: nn.Module, loss_of: Callable, rate: float, data: Iterable[torc
 
 @dataclass(frozen=True)
 class Setting:
-    """Sizes of model and run."""
+    """The sizes of the model and of the training run."""
 
     layers: int = 6
     heads: int = 8
@@ -71,7 +71,7 @@ class Setting:
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward network, each after a norm and added to the stream."""
+    """A transformer layer: attention and a feed-forward network, each with a LayerNorm before and a residual."""
 
     def __init__(self, setting: Setting, attention):
         super().__init__()
@@ -88,7 +88,7 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    """Bytes in, the next byte's logits out."""
+    """A model that takes bytes and returns the logits of the next byte at each position."""
 
     def __init__(self, setting: Setting, attention):
         super().__init__()
@@ -102,7 +102,7 @@ class GPT(nn.Module):
 
 
 def next_byte_loss(model: GPT, batch: torch.Tensor) -> torch.Tensor:
-    """In bf16, as models are trained."""
+    """Return the cross-entropy of the next bytes, computed with bf16 autocast as in usual training."""
     with torch.autocast(batch.device.type, dtype=torch.bfloat16):
         logits = model(batch[:, :-1])
     return nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
@@ -112,7 +112,10 @@ def next_byte_loss(model: GPT, batch: torch.Tensor) -> torch.Tensor:
 
 
 def train(backend: str, setting: Setting, device: str = "cuda") -> tuple[list[float], float, float]:
-    """The loss of every step, µs a token, and peak MiB, from the same start on the same batches."""
+    """Train with one implementation, and return the loss of every step, the µs per token and the peak memory in MiB.
+
+    All implementations start with the same weights and use the same batches.
+    """
     torch.manual_seed(0)
     model = GPT(setting, contestants.prepare(backend, setting.problem())).to(device)
     data = batches(setting.steps, setting.batch, setting.context + 1, device)
@@ -123,7 +126,7 @@ def train(backend: str, setting: Setting, device: str = "cuda") -> tuple[list[fl
     for loss in tqdm(steps, total=setting.steps, desc=backend, unit="step", disable=None, leave=False):
         kept.append(loss)
         if len(kept) == SKIPPED:
-            loss.item()  # the GPU is done with it
+            loss.item()  # wait until the GPU has done these steps
             start = time.perf_counter()
     curve = [loss.item() for loss in kept]
     seconds = time.perf_counter() - start
@@ -133,7 +136,10 @@ def train(backend: str, setting: Setting, device: str = "cuda") -> tuple[list[fl
 
 
 def run(setting: Setting = Setting()) -> Plan:
-    """Train with every backend: a loss curve for each, and a row each for the last losses, the time and the memory."""
+    """Train with every implementation, and return a finished record.
+
+    It has a loss curve per implementation, and three rows: the mean of the last losses, the time and the memory.
+    """
     runs, failed = all_tried({name: partial(train, name, setting) for name in contestants.names("train")})
     problem = setting.problem().as_dict() | dict(layers=setting.layers, steps=setting.steps)
     values = dict(

@@ -17,11 +17,11 @@ from fa2_studio.bench.protocol import Timing, measure
 KERNELS = ("forward", "dq", "dkdv")
 SIZES = (32, 64, 128)
 REPEATS = 7
-WRONG = 0.02  # of ‖x − y‖ / ‖y‖ between a candidate's result and the default's
+WRONG = 0.02  # the largest ‖x − y‖ / ‖y‖ between a candidate's result x and the default's result y
 
 
 def main(argv: list[str]) -> int:
-    """Search for each kernel, head dimension and mask, and print what is fastest."""
+    """Search for each kernel, head dimension and mask, and print the fastest block sizes."""
     parser = argparse.ArgumentParser(
         prog="fa2-lab tune", description="Search for the best block sizes on this machine's GPU."
     )
@@ -56,13 +56,13 @@ def tune(ds, N: int, dtype: torch.dtype, kernels=KERNELS) -> int:
 
 
 def entry(config) -> tuple:
-    """Return block sizes as the tables have them, with limits if there are any."""
+    """Return block sizes in the form of kernels/tables.py, with a limit of registers if there is one."""
     limits = (config.registers, config.low_reg_schedule) if config.registers or config.low_reg_schedule else ()
     return config.B_r, config.B_c, config.warps, config.stages, *limits
 
 
 def search(kernel: str, tensors: list[torch.Tensor], causal: bool):
-    """Return the current choice, the fastest right one, and the milliseconds of all that ran."""
+    """Return the current choice, the fastest choice with right results, and {choice: milliseconds} of all that ran."""
     from fa2_lab.kernels import tables
 
     before = tables.choose_config(kernel, tensors[0], causal)
@@ -80,7 +80,7 @@ def search(kernel: str, tensors: list[torch.Tensor], causal: bool):
 
 
 def candidates(kernel: str, before) -> list:
-    """Return the current choice, and everything that machine/budget.py does not rule out."""
+    """Return the current choice, and all block sizes that machine/budget.py does not rule out."""
     from fa2_lab.machine import budget
 
     room = torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_block_optin
@@ -93,7 +93,7 @@ def candidates(kernel: str, before) -> list:
 
 
 def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
-    """Return a function that takes a KernelConfig and makes a call, which runs one kernel and returns what it wrote."""
+    """Return a function that takes a KernelConfig and returns a call, which runs the kernel and returns its outputs."""
     from fa2_lab.kernels.portable import backward, forward
     from fa2_lab.kernels.prepared import Options, Tensors
 
@@ -126,7 +126,7 @@ def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
 
 
 def works(call: Callable, truth) -> bool:
-    """Whether it compiles, fits and computes the same."""
+    """Return whether a call compiles, fits on the GPU and computes the same as `truth`."""
     try:
         return all((x - y).norm() <= WRONG * y.norm() for x, y in zip(call(), truth, strict=True))
     except Exception:  # out of shared memory or registers, or a size that the compiler refuses

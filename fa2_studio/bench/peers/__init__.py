@@ -1,1 +1,1 @@
-"""The contestants' own calls; contestants.py says who they are."""
+"""The calls of each implementation. The table of all implementations is in contestants.py."""

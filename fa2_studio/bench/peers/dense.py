@@ -1,4 +1,4 @@
-"""How each contestant computes dense attention: from a problem to a function of q, k and v."""
+"""The dense attention of each implementation: a function takes a problem and returns a function of q, k and v."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,7 +15,7 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def ours(problem: Problem, backend: str = "auto") -> Attend:
-    """What attention() chooses for these tensors on this machine, or one of its backends."""
+    """Return our attention(), with the backend that it chooses itself or with the given one."""
     from fa2_lab.api.attention import attention
 
     asked = problem.mask(here())
@@ -29,7 +29,7 @@ def ours(problem: Problem, backend: str = "auto") -> Attend:
 
 
 def plain(problem: Problem) -> Attend:
-    """Torch's own operations with the N × N matrices; it aligns the causal mask as we do."""
+    """Return attention by PyTorch operations with N × N matrices. It aligns the causal mask as attention() does."""
     group, d = problem.heads // problem.kv_heads, problem.d
     hidden = torch.ones(problem.N_q, problem.N_k, dtype=torch.bool).triu(problem.N_k - problem.N_q + 1)
 
@@ -43,7 +43,7 @@ def plain(problem: Problem) -> Attend:
 
 
 def sdpa(problem: Problem, backend: SDPBackend) -> Attend:
-    """torch's scaled_dot_product_attention held to one backend."""
+    """Return PyTorch's scaled_dot_product_attention, restricted to one backend."""
     if problem.causal and problem.N_q != problem.N_k:
         raise Missing("torch would align the causal mask with the top left corner")
     if problem.mask("cpu"):
@@ -54,9 +54,9 @@ def sdpa(problem: Problem, backend: SDPBackend) -> Attend:
 
 @dataclass(frozen=True)
 class Within:
-    """A call that stands inside a context: torch's choice of a backend, or of the same bits.
+    """A call that has to run in a context manager, such as sdpa_kernel(backend) or deterministic_algorithms().
 
-    Both are apart for a program that enters the context once for many calls.
+    `bare` and `context` are separate, so that a benchmark can enter the context once for many calls.
     """
 
     bare: Callable
@@ -68,13 +68,13 @@ class Within:
 
 
 def apart(call: Callable) -> tuple[Callable, Callable[[], AbstractContextManager]]:
-    """A call, and the context that it needs."""
+    """Return a call without its context, and the context that it needs."""
     return (call.bare, call.context) if isinstance(call, Within) else (call, nullcontext)
 
 
 @contextmanager
 def deterministic_algorithms():
-    """Torch asks for the same bits in every call. What it adds to that, new memory filled with NaN, is left out."""
+    """Make PyTorch use only deterministic algorithms, in a context, without filling new memory with NaN."""
     settings = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(mode=True)
@@ -87,12 +87,12 @@ def deterministic_algorithms():
 
 
 def deterministic(prepare: Callable[[Problem], Attend]) -> Callable[[Problem], Attend]:
-    """A contestant that is asked for the same bits in every call, forward and backward."""
+    """Return a contestant that has to give the same bits in every call, forward and backward."""
     return lambda problem: Within(prepare(problem), deterministic_algorithms)
 
 
 def function_of(module: str, name: str) -> Callable:
-    """A function of a package that need not be installed."""
+    """Return a function of a package. Raises Missing if the package is not installed."""
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as absent:
@@ -100,17 +100,17 @@ def function_of(module: str, name: str) -> Callable:
 
 
 def O_of(output: torch.Tensor | tuple) -> torch.Tensor:
-    """What is O, of a function that returns O or (O, L)."""
+    """Return O from the output of a function that returns O or (O, L)."""
     return output[0] if isinstance(output, tuple) else output
 
 
 def heads_first(output: torch.Tensor | tuple) -> torch.Tensor:
-    """What Dao's packages return, O or (O, L), as (batch, heads, N, d)."""
+    """Return O from the output of Dao's packages, O or (O, L), with the axes (batch, heads, N, d)."""
     return O_of(output).transpose(1, 2)
 
 
 def package(problem: Problem, module: str, **options) -> Attend:
-    """One of Dao's packages, which take (batch, N, heads, d) and may return L beside O."""
+    """Return the attention of one of Dao's packages, which take (batch, N, heads, d) and may return L beside O."""
     if problem.sinks:
         raise Missing("it does not support sinks")
     if problem.window is not None:
@@ -118,14 +118,14 @@ def package(problem: Problem, module: str, **options) -> Attend:
     if problem.softcap is not None:
         options["softcap"] = float(problem.softcap)
     if module == "flash_attn_interface":
-        d_96 = 64 < problem.d <= 96  # built without it, the slower kernels for d 128 would take its place
+        d_96 = 64 < problem.d <= 96  # if built without d = 96, it would use its slower kernels for d = 128
         refuse_unbuilt(FP16=problem.dtype == "float16", SOFTCAP="softcap" in options, HDIM96=d_96)
     function = partial(function_of(module, "flash_attn_func"), causal=problem.causal, **options)
     return lambda q, k, v: heads_first(function(*(x.transpose(1, 2) for x in (q, k, v))))
 
 
 def refuse_unbuilt(**asked: bool) -> None:
-    """Refuse what the FlashAttention-3 that is installed was built without: calling it would end the process."""
+    """Raise Missing if the installed FlashAttention-3 was built without a feature. A call would end the process."""
     try:
         flags = import_module("flash_attn_config").CONFIG["build_flags"]
     except ImportError:
@@ -136,7 +136,7 @@ def refuse_unbuilt(**asked: bool) -> None:
 
 
 def flash3_cache(problem: Problem) -> Attend:
-    """FlashAttention-3's way to decode; its cache, (batch, N, heads, d), is laid out once."""
+    """Return FlashAttention-3's call for decoding. Its cache, (batch, N, heads, d), is laid out once per k."""
     function, kept = function_of("flash_attn_interface", "flash_attn_with_kvcache"), {}
 
     def call(q, k, v):
@@ -148,12 +148,15 @@ def flash3_cache(problem: Problem) -> Attend:
 
 
 def gemm_call(n: int = 8192) -> tuple[Callable[[], object], float]:
-    """A large bf16 product, the ceiling of everything that multiplies, and its FLOPs."""
+    """Return a call of a large bf16 matmul, whose speed is a ceiling for all matmuls, and its FLOPs."""
     a, b = torch.randn(2, n, n, device="cuda", dtype=torch.bfloat16)
     return lambda: a @ b, 2.0 * n**3
 
 
 def copy_call(elements: int = 2**30) -> tuple[Callable[[], object], float]:
-    """A large copy within HBM, the ceiling of everything that moves, and its bytes (read and written)."""
+    """Return a call of a large copy within HBM, whose speed is a ceiling for all copies, and its bytes.
+
+    The bytes are those that are read and those that are written.
+    """
     source, target = torch.empty(2, elements, device="cuda", dtype=torch.bfloat16)
     return lambda: target.copy_(source), 4.0 * elements

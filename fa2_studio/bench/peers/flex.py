@@ -1,4 +1,4 @@
-"""FlexAttention, torch's compiler for attention: dense, and with masks."""
+"""The attention of FlexAttention, PyTorch's compiler for attention, without and with masks."""
 
 from collections.abc import Callable
 from functools import cache
@@ -13,14 +13,17 @@ from fa2_studio.bench.problem import Problem, here
 def compiled_flex() -> Callable:
     from torch.nn.attention import flex_attention
 
-    torch._dynamo.config.recompile_limit = 1000  # one version for every shape, and none that is not compiled
-    torch._functorch.config.donated_buffer = False  # its backward is called many times after one forward
+    torch._dynamo.config.recompile_limit = 1000  # compile for every shape, and never run uncompiled
+    torch._functorch.config.donated_buffer = False  # backward runs many times after one forward
     return torch.compile(flex_attention.flex_attention, dynamic=False)
 
 
 @cache
 def causal_mask(N_q: int, N_k: int, device: str = "cuda"):
-    """The causal BlockMask, its tiles of 128 × 128 from their corners: to look at every element takes N² bytes."""
+    """Return the causal BlockMask with tiles of 128 × 128.
+
+    The kind of a tile is computed from its corners, because a check of every element would need N² bytes.
+    """
     from torch.nn.attention import flex_attention
 
     offset = N_k - N_q
@@ -35,15 +38,18 @@ def causal_mask(N_q: int, N_k: int, device: str = "cuda"):
 
 
 def listed(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many tiles each row block visits, and which: those first, as BlockMask wants it."""
+    """Return the number of tiles that each row block visits, and their indices followed by those of other tiles.
+
+    This is the form that BlockMask takes.
+    """
     order = tiles.int().argsort(dim=1, descending=True, stable=True)
     return tiles.sum(dim=1, dtype=torch.int32)[None, None], order.int()[None, None]
 
 
 def flex(problem: Problem) -> Attend:
-    """torch's FlexAttention, compiled, with a block mask where causal.
+    """Return PyTorch's compiled FlexAttention, with a block mask if the problem has a causal mask or a window.
 
-    A softcap and ALiBi are functions of the score; a sink is applied by what it takes from each row's sum.
+    A softcap and ALiBi are functions of the score. A sink scales each row of O by the keys' share of the row's sum.
     """
     N_q, softcap, sinks = problem.N_q, problem.softcap, problem.mask(here()).get("sinks")
     options = dict(block_mask=causal_mask(N_q, problem.N_k) if problem.causal else None)
@@ -66,7 +72,7 @@ def flex(problem: Problem) -> Attend:
 
 @cache
 def window_mask(N: int, window: int):
-    """The BlockMask of a causal window."""
+    """Return the BlockMask of a causal window."""
     from torch.nn.attention import flex_attention
 
     visible = lambda b, h, i, j: (j <= i) & (i - j < window)  # noqa: E731

@@ -1,4 +1,4 @@
-"""Attention for Hopper from the examples of other projects. None of their code is here."""
+"""Attention for Hopper from the examples of other projects, which have to be installed. None of their code is here."""
 
 import torch
 
@@ -10,7 +10,7 @@ TLX = "triton.language.extra.tlx.tutorials.hopper_fa_ws_pipelined_pingpong_persi
 
 
 def refuse_others(problem: Problem) -> None:
-    """Refuse what such an example would answer wrongly: it stops at whole blocks."""
+    """Raise Missing for a problem that such an example would compute wrongly, for example with incomplete blocks."""
     if problem.mask("cpu"):
         raise Missing("it supports only the causal mask")
     if problem.N_q != problem.N_k or problem.N_q % 128 or problem.d not in (64, 128):
@@ -20,7 +20,7 @@ def refuse_others(problem: Problem) -> None:
 
 
 class Kittens(torch.autograd.Function):
-    """ThunderKittens' two functions."""
+    """ThunderKittens' functions for the forward and the backward pass as one autograd function."""
 
     @staticmethod
     def forward(ctx, q, k, v, causal):
@@ -35,24 +35,30 @@ class Kittens(torch.autograd.Function):
 
 
 def thunder_kittens(problem: Problem) -> Attend:
-    """ThunderKittens' attention for the H100."""
+    """Return ThunderKittens' attention for the H100."""
     function_of(KITTENS, "mha_forward")
     refuse_others(problem)
     return lambda q, k, v: Kittens.apply(q, k, v, problem.causal)
 
 
 def tilelang(problem: Problem) -> Attend:
-    """TileLang's examples/flash_attention, which is on the path: the tuned forward, or the one with a backward."""
+    """Return the attention of TileLang's examples/flash_attention, a folder that has to be on the Python path.
+
+    It is the tuned forward kernel, or if gradients are needed, the example with a backward pass.
+    """
     build = function_of("example_mha_fwd_bhsd", "flashattn")
     with_gradients = function_of("example_mha_bwd_bhsd", "attention")
     refuse_others(problem)
     sizes = problem.batch, problem.heads, problem.N_q, problem.N_k, problem.d
-    forward = build(*sizes, problem.causal, block_M=128, block_N=128, num_stages=2, threads=256)  # as they measure it
+    forward = build(*sizes, problem.causal, block_M=128, block_N=128, num_stages=2, threads=256)  # their own sizes
     return lambda q, k, v: with_gradients(q, k, v, problem.causal) if q.requires_grad else forward(q, k, v)
 
 
 def tlx(problem: Problem) -> Attend:
-    """TLX's tutorial with two consumers in turns on Hopper, in the Triton that has TLX."""
+    """Return the attention of TLX's tutorial for Hopper in which two consumers alternate.
+
+    It needs the version of Triton that contains TLX.
+    """
     function = function_of(TLX, "attention")
     refuse_others(problem)
     if problem.causal:

@@ -1,4 +1,4 @@
-"""How contestants compute causal sequences of different lengths, one after the other or padded."""
+"""The attention of each implementation for causal sequences of different lengths, packed or padded."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -10,11 +10,14 @@ import torch
 from fa2_studio.bench.peers.dense import Attend, O_of, function_of
 from fa2_studio.bench.problem import Missing, Several
 
-MOST_ROWS = 2**18  # of a padded call: 1 GiB for each tensor of the suite, and there are more than ten
+MOST_ROWS = 2**18  # the most rows of a padded call, which needs more than ten tensors of 1 GiB each at this size
 
 
 class Packed(NamedTuple):
-    """A call, its q, k, v and dO, and what takes the last sequence out of a tensor of theirs, as (1, heads, N, d)."""
+    """A call and its tensors q, k, v and dO.
+
+    `last` takes one of these tensors, or O, and returns its last sequence with the shape (1, heads, N, d).
+    """
 
     attention: Attend
     tensors: Several
@@ -22,12 +25,12 @@ class Packed(NamedTuple):
 
 
 def padded(x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    """(tokens, heads, d) as (batch, heads, N, d), with zeros behind each sequence."""
+    """Return a tensor (tokens, heads, d) as (batch, heads, N, d), with zeros after each sequence."""
     return torch.nn.utils.rnn.pad_sequence(x.split(list(lengths)), batch_first=True).transpose(1, 2).contiguous()
 
 
 def with_padding(lengths: Sequence[int], tensors: Several) -> Packed:
-    """attention() with key_lengths."""
+    """Return a call of attention() on padded sequences with key_lengths. Raises Missing if there are too many rows."""
     from fa2_lab.api.attention import attention
 
     rows = len(lengths) * max(lengths)
@@ -39,7 +42,7 @@ def with_padding(lengths: Sequence[int], tensors: Several) -> Packed:
 
 
 def by_starts(function: Callable, lengths: Sequence[int], tensors: Several, *more: int, **options) -> Packed:
-    """A call that takes where each sequence begins, for q and for k, and maybe the longest length of each."""
+    """Return a call of a function that takes cu_seqlens for q and k, and in `more` perhaps the longest lengths."""
     starts = torch.tensor([0, *lengths], device=tensors[0].device).cumsum(0).int()
 
     def call(q, k, v):
@@ -49,19 +52,19 @@ def by_starts(function: Callable, lengths: Sequence[int], tensors: Several, *mor
 
 
 def ours(lengths: Sequence[int], tensors: Several) -> Packed:
-    """attention_packed()."""
+    """Return a call of our attention_packed()."""
     function = function_of("fa2_lab.api.packed", "attention_packed")
     return by_starts(function, lengths, tensors, causal=True, max_seqlen_q=max(lengths))
 
 
 def package(lengths: Sequence[int], tensors: Several, module: str) -> Packed:
-    """One of Dao's packages."""
+    """Return a call of one of Dao's packages."""
     function, longest = function_of(module, "flash_attn_varlen_func"), max(lengths)
     return by_starts(function, lengths, tensors, longest, longest, causal=True)
 
 
 def by_torch(lengths: Sequence[int], tensors: Several) -> Packed:
-    """torch's own, whose argument for the causal mask has had two names."""
+    """Return a call of PyTorch's varlen_attn, whose argument for the causal mask depends on PyTorch's version."""
     function, longest = function_of("torch.nn.attention.varlen", "varlen_attn"), max(lengths)
     old = "is_causal" in inspect.signature(function).parameters
     causal = dict(is_causal=True) if old else dict(window_size=(-1, 0))
