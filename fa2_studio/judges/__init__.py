@@ -1,4 +1,5 @@
-"""Other projects' tests, run on this package: it stands behind the names that they import.
+"""Run other projects' tests on this package, whose functions replace the functions that these tests import.
 
-Their files are taken from a checkout that the user has, at a commit that is named here; none of them lies here.
+The tests are taken from the user's checkout of that project, at a commit that suites.py names. None of their files is
+part of this repository.
 """

@@ -19,7 +19,7 @@ RECORD = files.ROOT / "figures" / "data" / "judged.json"
 
 
 def main(argv: list[str]) -> int:
-    """Return 0 if nothing failed."""
+    """Run one suite and print its outcomes, or without a suite print the recorded ones. Return 0 if no test failed."""
     words = "Run other projects' own tests on our calls. Without a suite, print the recorded outcomes."
     parser = argparse.ArgumentParser(prog="fa2-lab judge", description=words)
     parser.add_argument("suite", nargs="?", help=", ".join(SUITES))
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
 
 
 def check(suite: TheirTests, checkout: Path | None) -> None:
-    """Refuse a machine or a checkout that does not suit."""
+    """Raise ValueError if the checkout, the installed packages or the GPU do not suit the suite."""
     import torch
 
     how = f"git clone {suite.repository} && git -C {Path(suite.repository).name} checkout {suite.commit[:8]}"
@@ -70,7 +70,7 @@ def check(suite: TheirTests, checkout: Path | None) -> None:
 
 
 def lay_down(suite: TheirTests, checkout: Path, folder: Path) -> None:
-    """Copy their tests with what these import: our adapter under their names, and their own helpers."""
+    """Copy their tests and their own helpers to a folder, with files under their names that import our adapter."""
     for name in suite.stands_for:
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def lay_down(suite: TheirTests, checkout: Path, folder: Path) -> None:
 
 
 def run(name: str, checkout: Path, processes: int = 1) -> dict:
-    """Run their tests, and return the counts."""
+    """Run the tests of a suite, and return the counts of their outcomes, the failures and the machine."""
     import pytest
 
     suite = SUITES[name]
@@ -112,7 +112,7 @@ def run(name: str, checkout: Path, processes: int = 1) -> dict:
 
 
 def machine() -> dict[str, str]:
-    """Return what the tests ran on."""
+    """Return the GPU and the versions with which the tests ran."""
     import torch
     import triton
 
@@ -121,12 +121,12 @@ def machine() -> dict[str, str]:
 
 
 def recorded() -> dict[str, dict]:
-    """Return the record, {suite: counts}."""
+    """Return the recorded outcomes, {suite: counts}."""
     return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
 
 
 def table(found: dict[str, dict]) -> str:
-    """Return a line for each suite, and below it why some of its tests were left out."""
+    """Return a table with a line per suite, and below it the reasons why tests were left out."""
     lines = [f"{'suite':20}{'passed':>8}{'failed':>8}{'skipped':>9}{'left out':>10}   on"]
     for name, counts in found.items():
         numbers = [counts.get(kind, 0) for kind in ("passed", "failed", "skipped by themselves")]

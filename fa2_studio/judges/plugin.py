@@ -1,4 +1,7 @@
-"""The pytest plugin of a run: which of their tests apply, and what became of them. Both go into $FA2_LAB_JUDGED."""
+"""The pytest plugin of a run: it leaves out tests that do not apply to us, and counts outcomes.
+
+Both counts are written to the folder $FA2_LAB_JUDGED.
+"""
 
 import hashlib
 import json
@@ -20,12 +23,12 @@ failures: list[str] = []
 
 
 def chosen(name: str) -> bool:
-    """Whether a test belongs to the sample."""
+    """Return whether a test belongs to the sample, which a hash of its name decides."""
     return int(hashlib.sha256(name.encode()).hexdigest(), 16) % SAMPLE == 0
 
 
 def reason(test: str, name: str, case: dict) -> str:
-    """Why a case is left out; "" if it is run. Counts it."""
+    """Return why a case is left out, or "" if it runs, and count the case under this reason."""
     why = SUITE.left_out(test, case) or ("" if chosen(name) else "not in the sample")
     left_out[why] += 1
     return why
@@ -33,12 +36,12 @@ def reason(test: str, name: str, case: dict) -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc):
-    """Leaves cases out before pytest makes a test of each: there are half a million in one of the files."""
+    """Leave cases out before pytest makes a test of each, because one of the files has half a million cases."""
     test, cases = metafunc.function.__name__, metafunc._calls
     if cases:
         cases[:] = [case for case in cases if not reason(test, f"{test}[{case.id}]", case.params)]
         if not cases:
-            emptied.add(metafunc.definition.nodeid)  # pytest now takes it for a test without cases
+            emptied.add(metafunc.definition.nodeid)  # pytest now takes it for a test without parameters
 
 
 def pytest_collection_modifyitems(config, items):

@@ -1,4 +1,4 @@
-"""The suites: whose tests, at which commit, what stands in for what they import, and which of them apply to us."""
+"""The suites: for each, the project and its commit, our adapter for the modules it imports, and the tests to run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,27 +10,27 @@ FLASH_ATTENTION = "https://github.com/Dao-AILab/flash-attention", "0251105a2fb19
 
 @dataclass(frozen=True)
 class TheirTests:
-    """One file of tests of another project."""
+    """A file of tests from another project, and how we run it."""
 
     title: str
     repository: str
     commit: str
-    tests: str  # the file, in their checkout
-    adapter: str  # our module of fa2_studio.judges.adapters, and
-    stands_for: tuple[str, ...]  # the files that it is laid down as, where the tests look for them
-    takes: dict[str, str] = field(default_factory=dict)  # their own files that the tests import: {file: laid down as}
-    changes: dict[str, str] = field(default_factory=dict)  # in the text of the tests
-    runs: str = ""  # what pytest is given, where it is not `tests`
+    tests: str  # the file with the tests, in the checkout
+    adapter: str  # our module in fa2_studio.judges.adapters that replaces theirs
+    stands_for: tuple[str, ...]  # the files, as the tests import them, that are written to import the adapter
+    takes: dict[str, str] = field(default_factory=dict)  # their own helpers: {file in the checkout: copy for the tests}
+    changes: dict[str, str] = field(default_factory=dict)  # {their text: our text} in the file with the tests
+    runs: str = ""  # the file that pytest runs, if it is not `tests`
     needs: tuple[str, ...] = ()  # packages that the tests import
     needs_gpu: bool = True
-    sample: int = 1  # of the tests that apply, one in so many is run, chosen by a hash of its name
-    sample_on_a_laptop: int = 1
+    sample: int = 1  # 1 runs all tests that apply, and n about one in n, chosen by a hash of its name
+    sample_on_a_laptop: int = 1  # the same without a GPU
     environment: dict[str, str] = field(default_factory=dict)
-    left_out: Callable[[str, dict], str] = lambda test, case: ""  # the reason why a case does not apply; "" if it does
+    left_out: Callable[[str, dict], str] = lambda test, case: ""  # returns why a case does not apply, or ""
 
 
 def by_flash_attention_2(test: str, case: dict) -> str:
-    """What FlashAttention-2 has and we have not, or have with other bits."""
+    """Return why a case of FlashAttention-2 does not apply, or "": a feature that we lack, or dropout."""
     if test in ("test_flash_attn_kvcache", "test_flash_attn_splitkv", "test_flash_attn_generator_arg_must_be_none"):
         return "a cache that the call writes, or their own extension's arguments"
     if "paged" in test or case.get("paged_kv_block_size"):
@@ -43,7 +43,7 @@ def by_flash_attention_2(test: str, case: dict) -> str:
 
 
 def by_flash_attention_3(test: str, case: dict) -> str:
-    """What FlashAttention-3 has and we have not."""
+    """Return why a case of FlashAttention-3 does not apply, or "": a feature that we lack, or too much memory."""
     if test == "test_flash_attn_race_condition":
         return "a test that takes 70 GiB, instead of which we run FlashAttention-2's test of the same name"
     if test not in ("test_flash_attn_output", "test_flash_attn_varlen_output"):
@@ -56,7 +56,7 @@ def by_flash_attention_3(test: str, case: dict) -> str:
 
 
 def by_flash_attention_4(test: str, case: dict) -> str:
-    """What FlashAttention-4 has and we have not."""
+    """Return why a case of FlashAttention-4 does not apply, or "": a feature that we lack."""
     if any(word in test for word in ("mla", "deepseek", "fp8", "paged", "kvcache", "sm100", "sm120", "metadata")):
         return "latent attention, FP8, a cache that the call writes, or one chip's scheduler"
     if any(word in test for word in ("preallocated", "invalid_head", "ex2_emu", "small_head", "per_split", "layouts")):
@@ -68,12 +68,12 @@ def by_flash_attention_4(test: str, case: dict) -> str:
 
 
 def by_torch(test: str, case: dict) -> str:
-    """What torch's operator has beside its numbers."""
+    """Return why a case of PyTorch does not apply, or "": a test of the registration of its operator."""
     return "the registration of their own operator" if "custom_op" in test else ""
 
 
 def by_vllm(test: str, case: dict) -> str:
-    """What vLLM's copy of FlashAttention has and we have not."""
+    """Return why a case of vLLM does not apply, or "": a feature that we lack, or the same call again."""
     if "fa4" in test:
         return "a kernel for Blackwell"
     if case.get("q_dtype") is not None:
@@ -82,12 +82,12 @@ def by_vllm(test: str, case: dict) -> str:
 
 
 def by_flashinfer(test: str, case: dict) -> str:
-    """What would be the same call twice."""
+    """Return why a case of FlashInfer does not apply, or "": the same call again."""
     return AGAIN if case.get("backend") == "fa3" else ""
 
 
 def by_transformers(test: str, case: dict) -> str:
-    """What is about attention, in tests of whole models."""
+    """Return why a case of transformers does not apply, or "": a test that is not about attention, or a repetition."""
     if not test.startswith("test_eager_matches_sdpa_inference"):
         return "tests of something other than attention"
     if "output_attentions" in test:
@@ -122,7 +122,7 @@ SUITES = {
         adapter="flash_attention_3",
         stands_for=("flash_attn_interface.py",),
         takes={"hopper/padding.py": "padding.py", "hopper/test_util.py": "test_util.py"},
-        changes={  # V as wide as K, and no attention within chunks
+        changes={  # only V as wide as K, and no attention within chunks
             "dv_vals = [128, d] if d > 128 and d <= 192 else ([256, 512, d] if d <= 64 else [d])": "dv_vals = [d]",
             "attention_chunk_vals = [torch.randint(1, seqlen_k * 2, (1,)).item(), 0]": "attention_chunk_vals = [0]",
         },
@@ -140,7 +140,7 @@ SUITES = {
         adapter="flash_attention_4",
         stands_for=("flash_attn/__init__.py", "flash_attn/cute/interface.py", "flash_attn/cute/cache_utils.py"),
         takes={"flash_attn/cute/testing.py": "flash_attn/cute/testing.py"},
-        changes={  # V as wide as K; backward also where their Hopper kernels have none
+        changes={  # only V as wide as K, which also tests a backward pass that their Hopper kernels do not have
             "dv_vals = [128] if d == 192 else ([d] if d != 128 else [64, d])": "dv_vals = [d]",
         },
         environment={"FLASH_ATTENTION_DISABLE_SPLIT": "TRUE"},
@@ -189,8 +189,8 @@ SUITES = {
             "from .exporters.test_export import ExportTesterMixin": "ExportTesterMixin = object",
             "from .generation.test_utils import GenerationTesterMixin": "GenerationTesterMixin = object",
             'attn_implementation="sdpa"': 'attn_implementation="fa2_lab"',
-            "if not self.all_model_classes[0]._supports_sdpa:": "if False:",  # softcap and sinks are no reason here
-            # without this, what is refused would be torch's:
+            "if not self.all_model_classes[0]._supports_sdpa:": "if False:",  # do not skip softcap and sinks
+            # without this change, models that refuse our attention would be tested with PyTorch's:
             "model_sdpa = model_class.from_pretrained(**model_from_pretrained_kwargs)": "raise",
         },
         needs=("transformers", "parameterized"),
@@ -234,6 +234,6 @@ SUITES = {
         needs=("einops",),
         left_out=by_flashinfer,
         needs_gpu=False,
-        sample_on_a_laptop=183,  # picked for its short cases: others take minutes each in the interpreter
+        sample_on_a_laptop=183,  # chosen for short cases, as others take minutes each in the interpreter
     ),
 }

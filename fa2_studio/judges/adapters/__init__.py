@@ -1,1 +1,1 @@
-"""What stands in for the modules that other projects' tests import: our calls under their names and in their order."""
+"""The adapters: our calls with the names and the arguments of the modules that other projects' tests import."""

@@ -1,4 +1,4 @@
-"""What the adapters share: (batch, N, heads, d) instead of (batch, heads, N, d), and −1 for an unbounded window."""
+"""Functions that the adapters share, for tensors (batch, N, heads, d) and windows in which −1 means unbounded."""
 
 import torch
 from torch import Tensor
@@ -7,19 +7,19 @@ import fa2_lab
 
 
 def deterministic_if(asked: bool) -> None:
-    """Equal bits until the test ends, its backward pass included: there autograd looks at torch's switch again."""
+    """Make PyTorch deterministic until the test ends, because autograd reads this switch again in the backward pass."""
     if asked:
         torch.use_deterministic_algorithms(mode=True, warn_only=True)
 
 
 def bounds(window_size: tuple) -> tuple[int | None, int | None] | None:
-    """A window as we take it; None and −1 are unbounded."""
+    """Return a window in the form that attention() takes. In `window_size`, None and −1 mean unbounded."""
     left, right = (None if x is None or int(x) < 0 else int(x) for x in window_size)
     return None if left is right is None else (left, right)
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[Tensor, Tensor]:
-    """(O, L) of attention() for tensors (batch, N, heads, d)."""
+    """Return O and L of attention() for tensors (batch, N, heads, d)."""
     O, L = fa2_lab.attention(*(x.transpose(1, 2) for x in (q, k, v)), return_lse=True, **options)
     return O.transpose(1, 2), L
 
@@ -27,12 +27,12 @@ def dense(q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[Tensor, Tensor]:
 def packed(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, **options
 ) -> tuple[Tensor, Tensor]:
-    """(O, L) of attention_packed()."""
+    """Return O and L of attention_packed()."""
     return fa2_lab.attention_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, return_lse=True, **options)
 
 
 def paged(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, table: Tensor, lengths: Tensor, **options) -> Tensor:
-    """O of attention_paged() for packed queries: sequences that have equally many of them in one call."""
+    """Return O of attention_paged() for packed queries, with one call for all sequences with equally many queries."""
     O, counts = torch.empty_like(q), starts.diff()
     for N_q in counts.unique().tolist():
         chosen = (counts == N_q).nonzero().flatten()

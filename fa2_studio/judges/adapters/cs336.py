@@ -1,4 +1,4 @@
-"""Behind the adapters of Stanford's CS336, assignment 2: two autograd functions on (batch, N, d) that keep L."""
+"""The adapter for Stanford's CS336, assignment 2: two autograd functions on (batch, N, d) that save L."""
 
 import torch
 
@@ -6,7 +6,7 @@ import fa2_lab
 
 
 def function_of(backend: str) -> type[torch.autograd.Function]:
-    """An autograd function that computes with one of our backends."""
+    """Return an autograd function that computes with one of our backends."""
 
     class SingleHead(torch.autograd.Function):
         @staticmethod

@@ -1,4 +1,4 @@
-"""Behind the names of `flash_attn`, FlashAttention-2's package."""
+"""The adapter with the names of `flash_attn`, FlashAttention-2's package."""
 
 from fa2_studio.judges.adapters import flash_attention_4 as four
 
@@ -51,7 +51,7 @@ def flash_attn_with_kvcache(*_, **__):
 
 
 def _get_block_size_n(*_):
-    """What their tests take for the width of a tile when they read dropout's mask back."""
+    """Return a tile width, with which their tests would read the mask of dropout back."""
     return 128
 
 

@@ -1,4 +1,4 @@
-"""Behind the names of `flash_attn_interface`, FlashAttention-3's package."""
+"""The adapter with the names of `flash_attn_interface`, FlashAttention-3's package."""
 
 from fa2_studio.judges.adapters import flash_attention_4 as four
 

@@ -1,4 +1,4 @@
-"""Behind the names of `flash_attn.cute.interface`, FlashAttention-4's package."""
+"""The adapter with the names of `flash_attn.cute.interface`, FlashAttention-4's package."""
 
 from fa2_studio.judges.adapters.common import bounds, dense, deterministic_if, packed
 
@@ -12,7 +12,7 @@ def masks(
     deterministic=False,
     **unused,
 ):
-    """Their options as ours."""
+    """Return their options in the form that our calls take."""
     deterministic_if(deterministic)
     window = bounds(window_size)
     return dict(causal=causal, window=window, softcap=softcap or None, scale=softmax_scale, sinks=learnable_sink)
@@ -29,11 +29,11 @@ def flash_attn_varlen_func(
 
 
 def get_scheduler_metadata(*_, **__):
-    """We plan nothing ahead."""
+    """Return None, because our calls need no metadata."""
 
 
 class JITCache(dict):
-    """Named by tests that are left out."""
+    """A name that their tests import, and that only tests which we leave out use."""
 
 
 _flash_attn_fwd = _flash_attn_bwd = _flash_attn_bwd_sparse_mla = None

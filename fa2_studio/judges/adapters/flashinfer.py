@@ -1,4 +1,4 @@
-"""Behind the names of `flashinfer` that its tests of sinks import: objects that plan a call and then run it."""
+"""The adapter with the names of `flashinfer` that its tests of sinks import: objects that plan a call, then run it."""
 
 from collections import defaultdict
 
@@ -7,11 +7,11 @@ from torch.nn.utils.rnn import pad_sequence
 from fa2_studio.judges.adapters.common import bounds, packed, paged
 
 filename_safe_dtype_map: dict = defaultdict(str)
-attention_sink_decl: dict = defaultdict(str)  # the source of their variant; ours has sinks already
+attention_sink_decl: dict = defaultdict(str)  # their kernel's source, which ours does not need
 
 
 class BatchPrefillWithRaggedKVCacheWrapper:
-    """Packed sequences."""
+    """Attention with sinks over packed sequences."""
 
     def __init__(self, *_, **unused):
         pass
@@ -26,7 +26,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
 
 
 class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithRaggedKVCacheWrapper):
-    """Sequences whose keys lie in pages."""
+    """Attention with sinks over sequences whose keys are stored in pages."""
 
     def plan(self, qo_indptr, page_indptr, pages, last_page_len, heads, kv_heads, d, page_size, **options):
         super().plan(qo_indptr, page_indptr, **options)

@@ -1,4 +1,4 @@
-"""Behind torch.nn.attention.varlen, torch's own attention for packed sequences."""
+"""The adapter for torch.nn.attention.varlen, PyTorch's own attention for packed sequences."""
 
 from fa2_studio.judges.adapters.common import bounds, packed
 

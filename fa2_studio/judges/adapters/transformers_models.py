@@ -1,8 +1,8 @@
-"""transformers' tests of a model, on small models with our attention in the place of torch's."""
+"""The tests of transformers for a model, on small models with our attention in place of PyTorch's."""
 
 import unittest
 
-import test_modeling_common as theirs  # laid down beside this
+import test_modeling_common as theirs  # copied beside this file
 import torch
 import transformers
 
@@ -41,7 +41,7 @@ FAMILIES: dict[str, dict] = dict(
 
 
 class OneModel:
-    """What their tests ask for a model: its configuration and inputs."""
+    """A model tester, from which their tests get the configuration and the inputs of a model."""
 
     def __init__(self, family):
         self.config = getattr(transformers, f"{family}Config")(**SIZES | FAMILIES[family])

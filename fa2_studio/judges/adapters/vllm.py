@@ -1,4 +1,4 @@
-"""Behind the names of `vllm` that its tests of attention over pages import."""
+"""The adapter with the names of `vllm` that its tests of paged attention import."""
 
 from types import SimpleNamespace
 
