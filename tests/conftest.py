@@ -1,9 +1,10 @@
-"""What all tests share: a clean start, processes that share them, and programs that run beside them.
+"""Hooks and fixtures for all tests: a clean start of each, and worker programs that run beside the tests.
 
-What takes long and needs a process of its own is done there, above all compiling for GPUs that need not be here. Such a
-test is marked `beside(worker, *arguments)` and gets as `rows` what that program beside the tests prints, lines of JSON.
-In one process all workers begin with the first test, one after the other, on a core that it leaves idle, and are asked
-for what they found after the last. Where processes share the tests, each begins the workers that its own tests need.
+Work that takes long and needs its own process is done by workers, for example compiling for GPUs that are not present.
+A test that needs one is marked `beside(worker, *arguments)`. Its fixture `rows` has the lines of JSON that the worker
+prints. If one process runs all tests, the workers start with the first test and run one after another on an idle core,
+and the tests that need them run last. If several processes share the tests (pytest-xdist), each starts the workers that
+its own tests need.
 """
 
 import json
@@ -23,14 +24,14 @@ import torch
 
 import fa2_lab.kernels  # noqa: F401 — before a test file imports Triton: it switches the interpreter on where there is no GPU
 
-for library in ("OPENBLAS", "MKL", "OMP"):  # before NumPy and torch: threads that share a tile wait for each other
+for library in ("OPENBLAS", "MKL", "OMP"):  # set before NumPy and torch: on small tiles, more threads only wait
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or JAX takes three quarters of a GPU's memory
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else JAX takes three quarters of a GPU's memory
 
 HERE = Path(__file__).parent
 
-LONGEST = (  # at least 15 seconds of one core; all others follow by their number of tests
+LONGEST = (  # files that take at least 15 seconds of one core; all others follow by their number of tests
     *("test_compile.py", "test_hopper_backward.py", "test_hopper.py", "test_plots.py", "test_calls.py"),
     *("test_course.py", "test_examine.py", "test_xray.py", "12b_hopper_kernel.ipynb", "11_workshop.ipynb"),
     *("08_triton_forward.ipynb", "09_triton_backward.ipynb", "10_ladder.ipynb", "12a_hopper_rungs.ipynb"),
@@ -44,10 +45,10 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config):
-    """Processes share the whole run; many on a GPU, where every case compiles kernels.
+    """Let several processes share a run of all tests, and more of them with a GPU, where each case compiles kernels.
 
-    Each takes whole files, as a notebook's cells follow one another. What is exhaustive are a few files with many long
-    tests: those go one by one, but for what is compiled together.
+    Each process takes whole files, because a notebook's cells depend on each other. The exhaustive tests are in a few
+    files with many long tests, so they are distributed one by one, except for groups that one worker compiles.
     """
     whole = config.args_source is config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput")
     if whole and getattr(config.option, "numprocesses", 0) is None:
@@ -61,19 +62,21 @@ def pytest_cmdline_main(config):
 
 
 def shared() -> bool:
-    """Whether this process has a part of the tests."""
+    """Return whether this process is one of several that share the tests."""
     return "PYTEST_XDIST_WORKER" in os.environ
 
 
 def command_of(item) -> tuple[str, ...]:
-    """The worker that a test needs, and its arguments; nothing for most tests."""
+    """Return the worker that a test needs and the worker's arguments, or () for most tests."""
     marker = item.get_closest_marker("beside")
     return marker.args if marker else ()
 
 
 def pytest_collection_modifyitems(items):
-    """What waits for a worker comes last. Where processes share the tests, the longest files come first, so that the
-    processes end at nearly the same time.
+    """Move tests that need a worker to the end.
+
+    If several processes share the tests, put the longest files first instead, so that the processes end at nearly the
+    same time.
     """
     if not shared():
         return items.sort(key=lambda item: bool(command_of(item)))
@@ -83,7 +86,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_runtest_setup(item):
-    """Whether its GPU is here; and what calls have found out with other kernels in place is nothing for this test."""
+    """Skip tests whose GPU is not present, and clear the caches, which may hold choices made with patched kernels."""
     for asked in item.iter_markers("gpu"):
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA GPU")
@@ -94,8 +97,8 @@ def pytest_runtest_setup(item):
 
 
 def lines_of(name: str, *arguments: str) -> list[dict]:
-    """What a program beside the tests prints, without Triton's interpreter."""
-    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(HERE.parent)])  # another Triton may lie there
+    """Run a worker without Triton's interpreter, and return the lines of JSON that it prints."""
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(HERE.parent)])  # PYTHONPATH may have another Triton
     env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
     command = [sys.executable, str(next(HERE.glob(f"*/{name}"))), *arguments]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
@@ -104,16 +107,17 @@ def lines_of(name: str, *arguments: str) -> list[dict]:
 
 
 def give_way() -> None:
-    """To everybody else; and be a group that can be ended as a whole."""
+    """Give this process the lowest priority, and its own process group, which can be ended as a whole."""
     os.setsid()
     os.nice(19)
 
 
 @pytest.fixture(scope="session")
 def begin():
-    """Has a worker begin, and gives what it will have found: begin(*command).result(). One works after the other.
+    """Yield a function that starts a worker once: begin(*command).result() waits for it and returns its rows.
 
-    They begin below one process that is there from the first on: a test that ends strays ends no worker.
+    Workers run one after another, as children of one process that starts before any test. So a test that ends stray
+    processes does not end a worker.
     """
     with ProcessPoolExecutor(1, get_context("fork"), give_way) as one_at_a_time:
         group = one_at_a_time.submit(os.getpid).result()
@@ -125,7 +129,7 @@ def begin():
 
 @pytest.fixture(scope="session", autouse=True)
 def all_begin(request):
-    """With the first test; where processes share the tests, each worker when a test of its file asks for it."""
+    """Start all workers with the first test. If several processes share the tests, `rows` starts them instead."""
     commands = dict.fromkeys(command for item in request.session.items if (command := command_of(item)))
     if commands and not shared():
         begin = request.getfixturevalue("begin")
@@ -135,11 +139,11 @@ def all_begin(request):
 
 @pytest.fixture
 def rows(request, begin) -> list[dict]:
-    """What the worker has found that the test is marked with."""
+    """Return the rows of the worker with which the test is marked."""
     return begin(*command_of(request.node)).result()
 
 
 def pytest_runtest_teardown(item):
-    """What a test held on a GPU is given back, as other processes need it."""
+    """Release the GPU memory that a test no longer uses, because other processes need it."""
     if shared() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

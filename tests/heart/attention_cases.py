@@ -1,4 +1,7 @@
-"""attention() run with the portable kernels and again with a chip's own, its outputs poisoned, and judged."""
+"""Fixtures and a check that run attention() with the portable kernels, and again with a chip's own kernels.
+
+Outputs hold NaN before a kernel writes them, and each result is checked against float64.
+"""
 
 import pytest
 import torch
@@ -16,13 +19,13 @@ MODULES += [HOPPER, dispatch.hopper_backward(torch.device("cuda", 0))] if HOPPER
 
 @pytest.fixture(autouse=True, params=["portable", "chosen"] if HOPPER else ["portable"])
 def kernels(request, monkeypatch):
-    """Everything with the portable kernels and, where a GPU has its own, again with those that attention() takes."""
+    """Run each test with the portable kernels, and if the GPU has kernels of its own, again with those."""
     if request.param == "portable":
         monkeypatch.setattr(dispatch, "hopper_supports", lambda tensors, options: False)
         monkeypatch.setattr(dispatch.decode, "is_decode", lambda *given: False)
     else:
         for module in (HOPPER, dispatch.hopper_backward(torch.device("cuda", 0))):
-            monkeypatch.setattr(module, "enough_work", lambda *_: True)  # also where there is so little that it is not
+            monkeypatch.setattr(module, "enough_work", lambda *_: True)  # also for small work
     return request.param
 
 
@@ -32,7 +35,7 @@ def poisoned(monkeypatch):
 
 
 def check(q, k, v, dO, causal=False, scale=None, lengths=None, p=0.0, seed=0, dL=None, rough=False) -> tuple:
-    """Run the call and judge it."""
+    """Run attention() forward and backward, check the results against float64, and return them."""
     common = dict(causal=causal, scale=scale)
     got = run(attention, q, k, v, dO, dL, key_lengths=lengths, dropout_p=p, seed=seed, **common)
     more = dict(lengths=lengths, p=p, seed=seed, dL=dL, **common)

@@ -1,4 +1,4 @@
-"""Biases to test with: each as a function for the kernels, and as one for NumPy."""
+"""Biases for tests: each is a Triton function for the kernels and a NumPy function for the truth."""
 
 import numpy as np
 import triton
@@ -61,5 +61,5 @@ BIASES = dict(
     two_keys=(two_keys, lambda head, row, column: np.where((column == 7) | (column == 70), 1e4, column % 3 - 1.0)),
     eighths=(eighths, lambda head, row, column: (row - column + 999) // 8),
 )
-# Only under a causal mask, and with fewer than 90 keys: what is not seen, and what there is not, may be NaN.
+# Only for calls with a causal mask and fewer than 90 keys, because this bias is NaN for hidden keys and past the end.
 CAUSAL_BIAS = undefined_elsewhere, undefined_elsewhere_in_numpy

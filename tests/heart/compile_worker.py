@@ -1,9 +1,9 @@
-"""Compile kernels as they are launched, for GPUs that need not be here; prints a line of JSON for each.
+"""Compile kernels as calls launch them, for GPUs that need not be present, and print a line of JSON for each.
 
     python tests/heart/compile_worker.py KIND few|all [TARGET …]
 
-A kind is portable, biased, decode, forward or backward: the last two are Hopper's. Triton's interpreter must be off,
-and a process keeps its first target, so every target gets a process of its own.
+KIND is portable, biased, decode, forward or backward. The last two are Hopper's kernels. Triton's interpreter must be
+off. A process can compile only for its first target, so each target gets its own process.
 """
 
 import json
@@ -31,11 +31,11 @@ PACKED, NEAR, IN_TURN = (
     dict(packed=3),
     dict(left=100),
     dict(deterministic=True),
-)  # what a call of Hopper's kernels may ask
+)  # options of a call of Hopper's kernels
 
 
 class Compiling:
-    """Stands in for a kernel: called in the same way, it compiles and keeps what came out."""
+    """A stand-in for a kernel that is launched in the same way, but only compiles and keeps the compiled kernel."""
 
     def __init__(self, kernel):
         self.kernel, self.made = kernel, None
@@ -48,7 +48,7 @@ class Compiling:
 
 
 def compiling(module, *names: str) -> list[Compiling]:
-    """Puts stand-ins in the place of a module's kernels."""
+    """Replace kernels of a module by stand-ins that only compile, and return these."""
     for name in names:
         if not isinstance(getattr(module, name), Compiling):
             setattr(module, name, Compiling(getattr(module, name)))
@@ -66,7 +66,7 @@ def causal(*dimensions: int) -> list[tuple]:
     return [(d, "bfloat16", True) for d in dimensions]
 
 
-FEW_PORTABLE = {  # every entry for d > 16, and dimensions that 8 divides and 16 does not
+FEW_PORTABLE = {  # every entry of the tables for d > 16, and dimensions divisible by 8 but not by 16
     "sm_80": causal(32, 40, 64, 72, 128, 256),
     "sm_86": [*causal(96), (256, "float32", False)],
     "sm_89": causal(32, 40, 64, 72, 128, 256),
@@ -79,20 +79,23 @@ MORE_PORTABLE = [*product((16, 32, 40, 64, 72, 88, 96, 104, 120, 128, 256), ("bf
 
 
 def portable(target: str, which: str) -> list[dict]:
-    """Every kernel in the sizes that are asked of this target."""
+    """Return rows of the portable kernels for the head dimensions of this target, a few or all."""
     wanted = dict.fromkeys(FEW_PORTABLE[target] + MORE_PORTABLE * (which == "all"))
     return compiled_for(target, [(*one, None) for one in wanted])
 
 
 def biased(target: str, which: str) -> list[dict]:
-    """Every kernel with ALiBi at d = 128; if all are asked for, also at 64, and with a mask, which needs registers."""
+    """Return rows of the portable kernels with ALiBi at d = 128.
+
+    With "all", also at d = 64, without a causal mask, and with a tree mask as a bias, which needs more registers.
+    """
     if which != "all":
         return compiled_for(target, [(128, "bfloat16", True, "alibi")])
     return compiled_for(target, [*product((64, 128), ("bfloat16",), (True, False), ("alibi", "tree"))])
 
 
 def compiled_for(target: str, wanted: list[tuple]) -> list[dict]:
-    """Each kernel for each (d, dtype, whether it is causal, the name of a bias or None)."""
+    """Return a row per portable kernel for each wanted (d, dtype, causal, name of a bias or None)."""
     offline.compile_for(target)
     made = dict(zip(("dkdv", "dq"), compiling(backward, "bwd_dkdv", "bwd_dq"), strict=True))
     made |= dict(forward=compiling(forward, "forward_kernel")[0])
@@ -112,7 +115,10 @@ def compiled_for(target: str, wanted: list[tuple]) -> list[dict]:
 
 
 def narrow(ptx: str) -> int:
-    """Loads, copies and stores of fewer than sixteen bytes of a 16-bit tensor: L and D are fp32."""
+    """Return the number of loads, copies and stores of a 16-bit tensor that move fewer than sixteen bytes.
+
+    L and D are fp32, so their accesses do not count.
+    """
     return len(
         re.findall(r"(?:ld|st)\.global\S*\.(?:b16|v2\.b32)\s|cp\.async\S*\s+\[[^]]*\], \[[^]]*\], (?:0x)?[28]\b", ptx)
     )
@@ -120,7 +126,7 @@ def narrow(ptx: str) -> int:
 
 # Decode -------------------------------------------------------------------------------------------------------
 
-CALLS = {  # (batch, query heads, N_q, page size or 0, key_lengths, causal, num_splits): 8 K/V heads
+CALLS = {  # (batch, query heads, N_q, page size or 0, key_lengths, causal, num_splits), all with 8 K/V heads
     "one query": (2, 32, 1, 0, False, False, 0),
     "whole heads": (32, 32, 1, 0, False, False, 0),
     "a head on each SM": (16, 32, 1, 0, False, False, 0),
@@ -136,11 +142,15 @@ OF_D_64 = ("lengths", "64 rows", "one query", "a head on each SM")
 
 
 def decode(target: str, which: str) -> list[dict]:
-    """Every kind of call at d = 128; at 64 the two that take the most registers, and those with sizes of their own."""
+    """Return a row per kind of decode call at d = 128, and at d = 64 for the calls of OF_D_64.
+
+    At d = 64, these are the two that take the most registers and those with sizes of their own. Other targets than
+    Hopper compile only two calls at d = 128, unless all are asked for.
+    """
     offline.compile_for(target)
     plan.has_pdl = lambda device: target in ("sm_90", "sm_100", "sm_120")
     split_kv, stream_k, merge = compiling(plan, "split_kv_kernel", "stream_k_kernel", "merge_partials_kernel")
-    rows, few = [], ("one query", "64 rows")  # on a chip that is not Hopper
+    rows, few = [], ("one query", "64 rows")  # for targets other than Hopper
     for d, calls in ((64, OF_D_64), (128, CALLS)) if which == "all" or target == "sm_90" else ((128, few),):
         for what in calls:
             batch, heads, N_q, page, lengths, causal, splits = CALLS[what]
@@ -166,7 +176,7 @@ SIZES, HEADS = (60, 250, 500, 1000, 2000, 8000, 32000), (1, 8, 32, 128, 512)
 
 
 def kinds(d: int) -> list[tuple]:
-    """All (sizes, causal, with key_lengths) that the forward chooses somewhere for this d."""
+    """Return all (sizes, causal, with key_lengths) that the forward kernel chooses for any shape with this d."""
     from fa2_lab.kernels.hopper.forward.sizes import choose
 
     masks = product((False, True), (False, True))
@@ -175,7 +185,10 @@ def kinds(d: int) -> list[tuple]:
 
 
 def every() -> list[tuple]:
-    """All kinds of calls, with whole tiles and ragged ones, and with packed sequences; 96 is as 128."""
+    """Return jobs for all kinds of calls, with whole and ragged tiles, packed sequences, and windows.
+
+    d = 96 has the same kernels as d = 128.
+    """
     all_kinds = [(d, kind) for d in (64, 128, 256) for kind in kinds(d)]
     packed = [(d, 511, sizes, causal, False, PACKED) for d, (sizes, causal, keys) in all_kinds if not keys]
     return [(d, N, *kind) for d, kind in all_kinds for N in (512, 511)] + packed + windowed(WINDOWS)
@@ -189,7 +202,10 @@ def windowed(some: list[tuple]) -> list[tuple]:
 
 
 def few() -> list[tuple]:
-    """All sizes once, each with the mask and the length that were met least so far; and a few more of each kind."""
+    """Return jobs with each choice of sizes once, and a few more with windows and packed sequences.
+
+    Each has the mask and the length that earlier jobs have least.
+    """
     from fa2_lab.kernels.hopper.forward.sizes import USUAL, WIDE
 
     jobs, met = [], Counter()
@@ -199,7 +215,7 @@ def few() -> list[tuple]:
             mask, N = min(product(masks, (512, 511)), key=met.__getitem__)
             met[mask, N] += 1
             jobs.append((d, N, sizes, *mask))
-    jobs.append((128, 512, WIDE, True, False))  # met without the mask alone above
+    jobs.append((128, 512, WIDE, True, False))  # above, these sizes occur only without the mask
     long_rows = replace(USUAL[64], low_reg_schedule=tables.USE_LOW_REG)
     packed = ((64, USUAL[64], False), (64, long_rows, True), (128, WIDE, True))
     return jobs + windowed(WINDOWS[:2]) + [(d, 511, sizes, causal, False, PACKED) for d, sizes, causal in packed]
@@ -207,7 +223,7 @@ def few() -> list[tuple]:
 
 @cache
 def pretend() -> None:
-    """Have a Hopper GPU, as far as compiling goes."""
+    """Make the kernels' modules compile as on a Hopper GPU."""
     from fa2_lab.kernels.hopper.shared import host
 
     offline.compile_for("sm_90")
@@ -216,7 +232,7 @@ def pretend() -> None:
 
 
 def call_of(d: int, N: int, keys: torch.dtype | None, packed: int | None = None) -> Tensors:
-    """The tensors of a call."""
+    """Return the tensors of a call, with key_lengths of dtype `keys`, or packed in this number of sequences."""
     Q = torch.empty((2, 4, N, d) if packed is None else (N, 4, d), dtype=torch.bfloat16)
     lengths = None if keys is None else torch.ones(2, dtype=keys)
     starts = None if packed is None else torch.zeros(packed + 1, dtype=torch.int32)
@@ -224,7 +240,7 @@ def call_of(d: int, N: int, keys: torch.dtype | None, packed: int | None = None)
 
 
 def hopper_forward(d: int, N: int, sizes, causal: bool, keys: bool, more: dict | None = None) -> list[dict]:
-    """One call of the forward as far as the launch."""
+    """Compile the forward kernel of one call, and return its row."""
     pretend()
     from fa2_lab.kernels.hopper.forward import launch
 
@@ -246,17 +262,17 @@ def hopper_forward(d: int, N: int, sizes, causal: bool, keys: bool, more: dict |
 BACKWARD = ("bwd_preprocess", "backward_kernel", "bwd_postprocess")
 LENGTHS = [*product((64, 128), (1024,), (False, True), (False, True))]  # d, N, causal, key_lengths
 LENGTHS += [(64, 1000, True, False), (96, 1000, True, False), (96, 1000, False, False), (96, 1024, False, False)]
-LENGTHS += [(128, 4096, True, False), (96, 4096, True, True)]  # long enough for dK's product in the next step
+LENGTHS += [(128, 4096, True, False), (96, 4096, True, True)]  # long enough to compute dK in the next step
 MORE = [(LENGTHS[0], 3, IN_TURN), (LENGTHS[7], 1, IN_TURN), (LENGTHS[6], 1, NEAR), (LENGTHS[2], 3, NEAR)]
 MORE += [(LENGTHS[2], 1, NEAR | IN_TURN), (LENGTHS[2], 1, PACKED), (LENGTHS[4], 3, PACKED | IN_TURN)]
 MORE += [(LENGTHS[8], 3, IN_TURN)]
-ALL = [*product(LENGTHS, (1, 3), ({},)), *MORE]  # in one part, and in three that share dK and dV
+ALL = [*product(LENGTHS, (1, 3), ({},)), *MORE]  # in one part, and in three parts that add to the same dK and dV
 FEW = [(LENGTHS[n], parts, {}) for n, parts in ((0, 1), (3, 3), (5, 3), (6, 1), (10, 3), (12, 3))]
 FEW += MORE
 
 
 def hopper_backward(length: tuple, parts: int, more: dict) -> list[dict]:
-    """One call of the backward as far as the launches."""
+    """Compile the backward kernels of one call, and return their rows."""
     pretend()
     from fa2_lab.kernels.hopper.backward import launch
 
@@ -282,13 +298,16 @@ KINDS = dict(portable=portable, biased=biased, decode=decode, forward=hopper_for
 
 
 def rows_of(task: tuple[str, list]) -> list[dict]:
-    """What is found by some jobs of a kind."""
+    """Return the rows of some jobs of a kind."""
     kind, jobs = task
     return counted([row for job in jobs for row in KINDS[kind](*job)])
 
 
 def counted(rows: list[dict]) -> list[dict]:
-    """Rows with what the machine code of their kernels tells in place of these; `waits` where it is asked."""
+    """Return the rows with numbers from the kernels' machine code in place of the compiled kernels.
+
+    `waits` is added where a row asks for it.
+    """
     kernels = [row[name] for row in rows for name in ("made", "merge") if name in row]
     offline.read = machine_code.read({x.asm["cubin"]: x.metadata.target.arch for x in kernels if "cubin" in x.asm}).get
     for row in rows:
@@ -300,7 +319,7 @@ def counted(rows: list[dict]) -> list[dict]:
 
 
 def tasks(kind: str, which: str, targets: list[str]) -> list[tuple[str, list]]:
-    """What one process does after another: all jobs of a target, or every so manieth of Hopper's."""
+    """Return tasks, each for one process: all jobs of one target, or a part of Hopper's jobs."""
     if targets:
         return [(kind, [(target, which)]) for target in targets]
     jobs = dict(forward=every if which == "all" else few, backward=lambda: ALL if which == "all" else FEW)[kind]()
@@ -309,7 +328,7 @@ def tasks(kind: str, which: str, targets: list[str]) -> list[tuple[str, list]]:
 
 if __name__ == "__main__":
     kind, which, *targets = sys.argv[1:]
-    context = get_context("fork")  # this process has imported what all need, which takes long, and compiles nothing
+    context = get_context("fork")  # so that the slow imports are done once, by a process that compiles nothing
     with context.Pool(os.cpu_count(), maxtasksperchild=1 if targets else None) as pool:
         for rows in pool.imap(rows_of, tasks(kind, which, targets)):
             print(*map(json.dumps, rows), sep="\n", flush=True)

@@ -1,4 +1,4 @@
-"""What tests of decode share: outputs and scratch that hold NaN, and the accuracy rule."""
+"""Fixtures and checks for tests of decode: outputs and scratch hold NaN, and results follow the accuracy rule."""
 
 import pytest
 import torch
@@ -13,15 +13,15 @@ NAN = float("nan")
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
-    """Outputs and scratch hold NaN until they are written; the interpreter gets small tiles, so that there are many."""
+    """Fill outputs and scratch with NaN before they are written, and make the interpreter's tiles small and many."""
     poison(monkeypatch, plan)
     monkeypatch.setattr(plan, "INTERPRETED", plan.Entry(B_c=16, warps=1, stages=1, per_SM=4))
 
 
 def paged(k, v, lengths, page, seed=0, begins=None):
-    """The same cache in pages: in any order, with strangers between them, NaN in whatever nobody may read.
+    """Return (k_pages, v_pages, table) of a dense cache: pages in random order, with unused pages between them.
 
-    `begins` is the first key of each sequence that a window shows.
+    Everything that no query may read holds NaN. `begins` has the first key of each sequence that a window shows.
     """
     (batch, heads, N_k, d), begins = k.shape, begins or [0] * len(lengths)
     width = -(-N_k // page)
@@ -34,12 +34,12 @@ def paged(k, v, lengths, page, seed=0, begins=None):
         pages.append(torch.full((batch * width + 3, page, heads, d), NAN, dtype=x.dtype, device=DEVICE))
         pages[-1][order.to(DEVICE)] = whole.view(batch, heads, width, page, d).permute(0, 2, 3, 1, 4).flatten(0, 1)
     for b, (first, end) in enumerate(zip(begins, lengths, strict=True)):
-        table[b, : first // page] = table[b, -(-end // page) :] = -(2**31)  # nobody's pages
+        table[b, : first // page] = table[b, -(-end // page) :] = -(2**31)  # pages that do not exist
     return *pages, table
 
 
 def near(got, q, k, v, dO, what="", rough=False, **options):
-    """(O, L) is as near to float64 as the accuracy rule asks."""
+    """Assert that (O, L) is as near to float64 as the accuracy rule demands."""
     judge(got, dense(q, k, v, dO, **options), dense(q, k, v, dO, dtype=q.dtype, **options), what, rough)
 
 
@@ -48,7 +48,7 @@ def drawn(*shape, **more):
 
 
 def decode(q, k, v, causal=False, scale=1.0, key_lengths=None, table=None, **more):
-    """(O, L) by the kernels of decode."""
+    """Return (O, L) from the decode kernels."""
     return plan.decode(Tensors(q, k, v, key_lengths, block_table=table), Options(causal, scale), **more)
 
 

@@ -1,4 +1,4 @@
-"""Hopper's own kernels on such a GPU, called past the choice: on memory that holds NaN, and judged by float64."""
+"""Helpers that call Hopper's kernels directly on a Hopper GPU, with NaN in free memory, and check their results."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ DTYPES, NAN = (torch.float16, torch.bfloat16), float("nan")
 
 
 def draw(batch, heads, N, d, dtype, turned=False, seed=0):
-    """Random rows, on request as a view of (batch, N, heads, d)."""
+    """Return a random tensor (batch, heads, N, d). With `turned`, it is stored as (batch, N, heads, d)."""
     shape = (batch, N, heads, d) if turned else (batch, heads, N, d)
     x = torch.randn(shape, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(seed)).to(dtype)
     return x.transpose(1, 2) if turned else x
@@ -22,14 +22,14 @@ def lengths_of(*numbers, dtype=torch.int32):
 
 
 def poison(*tensors) -> None:
-    """Leave NaN in the memory that outputs and sums are likely to get."""
+    """Leave NaN in the free memory that outputs and sums are likely to get."""
     keep = [torch.full_like(x, NAN) for x in tensors for _ in range(2)]
     keep += [torch.full((2 * x.numel() + 4096 * 128,), NAN, device=DEVICE) for x in tensors]
     del keep
 
 
 def computed(q, k, v, dO, options, lengths=None, cu=(), dL=None, deterministic=False):
-    """O, L and, with a dO and as far as there is a backward for this d, dQ, dK and dV; cu has both cu_seqlens."""
+    """Return O and L, and if dO is given and d has a backward kernel, dQ, dK and dV. `cu` has both cu_seqlens."""
     from fa2_lab.kernels.hopper.backward import launch as backward
     from fa2_lab.kernels.hopper.forward import launch as forward
 
@@ -44,7 +44,7 @@ def computed(q, k, v, dO, options, lengths=None, cu=(), dL=None, deterministic=F
 
 
 def hidden(q, k, v, options, lengths):
-    """k and v with NaN where no row sees them."""
+    """Return k and v with NaN for keys that no row sees."""
     col, N_k = torch.arange(k.shape[2], device=DEVICE), k.shape[2]
     unseen = col[None] >= (lengths_of(N_k) if lengths is None else lengths)[:, None]
     if options.left is not None:
@@ -53,7 +53,10 @@ def hidden(q, k, v, options, lengths):
 
 
 def check(q, k, v, dO, options, lengths=None, cu=(), dL=None, deterministic=False):
-    """By the rule; the gradients' truth is that for O as it was returned, which is rounded."""
+    """Check the kernels' results by the accuracy rule.
+
+    The truth of the gradients is computed for the returned O, because the kernels compute D from this rounded O.
+    """
     truth = partial(dense_packed, cu_seqlens_q=cu[0], cu_seqlens_k=cu[1]) if cu else partial(dense, lengths=lengths)
     given = torch.zeros_like(q) if dO is None else dO
     truth = partial(truth, q, k, v, given, window=options.window, scale=options.scale)
@@ -70,7 +73,7 @@ def check(q, k, v, dO, options, lengths=None, cu=(), dL=None, deterministic=Fals
 
 
 def backward_of(Q, K, V, dO, options, deterministic=False):
-    """The backward on these tensors, to be called as often as one likes."""
+    """Return a function that runs the backward kernels on these tensors, any number of times."""
     from fa2_lab.kernels.hopper.backward import launch as backward
     from fa2_lab.kernels.hopper.forward import launch as forward
 
@@ -86,7 +89,10 @@ def counters_are_put_back() -> bool:
 
 
 def replayed(call):
-    """What a recorded call gives, three times, where before there was NaN."""
+    """Record a call as a CUDA graph, and yield (its results, the results of a plain call) for three replays.
+
+    Before each replay, the results are filled with NaN.
+    """
     want = call()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

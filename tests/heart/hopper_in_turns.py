@@ -1,8 +1,8 @@
-"""One of several processes that share a GPU: launches forward and backward for so many seconds, counts wrong ones.
+"""Launch the forward and backward kernels for some seconds, and count wrong results, while processes share a GPU.
 
-The GPU stops a process in the middle of its kernels to let another one go on, and brings their shared memory back.
-For that to happen often, launches have to be queued: if each is looked at before the next, hardly one is interrupted.
-Outputs are poisoned: a block that nobody computes must not find the right numbers of an earlier launch.
+Several such processes run at once. The GPU interrupts a process within its kernels to let another one run, and later
+restores its shared memory. This happens often only if launches are queued, so results are compared after several
+launches. Outputs are then filled with NaN, so that a block which is not computed cannot keep an earlier result.
 """
 
 import sys
@@ -19,7 +19,10 @@ from fa2_lab.kernels.prepared import Options, Tensors
 
 
 def wrong(call, bitwise: int, seconds: float) -> tuple[int, int]:
-    """How many of how many launches differ from the first; outputs after the first `bitwise` may in rounding."""
+    """Return the number of launches whose results differ from the first launch, and the number of all launches.
+
+    The first `bitwise` outputs have to have equal bits. The others may differ by rounding.
+    """
     first = [x.clone() for x in call()]
     count, end, launches = torch.zeros((), dtype=torch.int32, device="cuda"), time.monotonic() + seconds, 0
     while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""Python's stand-ins for Gluon's language: whole numbers, tiles and pointers, and the functions that kernels call."""
+"""Stand-ins in Python for the language Gluon: integers, tiles, pointers, and the functions that kernels call."""
 
 import ast
 import inspect
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Whole(int):
-    """A whole number that divides as a GPU does: towards zero."""
+    """An integer whose division rounds toward zero, as on a GPU."""
 
     def __floordiv__(self, other):
         return Whole(abs(self) // abs(other) * (1 if (self < 0) == (other < 0) else -1))
@@ -33,7 +33,7 @@ for operator in ("add", "sub", "mul", "and", "radd", "rsub", "rmul"):
 
 
 class Tile(np.ndarray):
-    """A matrix with the methods of one in shared memory, or in registers."""
+    """A NumPy matrix with the methods of a Gluon tile in shared memory or in registers."""
 
     type = SimpleNamespace(layout=None)
 
@@ -48,7 +48,7 @@ class Tile(np.ndarray):
 
 
 class Pointer:
-    """Into an array, at one place or at many."""
+    """A pointer to one element of an array, or to several elements if `at` is an array."""
 
     def __init__(self, numbers, at=0):
         self.numbers, self.at = numbers, at
@@ -87,7 +87,7 @@ def broadcast(a, b):
 
 
 def either(scalar, array):
-    """One function for whole numbers and for arrays."""
+    """Return a function that calls `array` if any argument is an array, and `scalar` otherwise."""
     return lambda *x: array(*x) if any(isinstance(y, np.ndarray) for y in x) else Whole(scalar(*x))
 
 
@@ -117,24 +117,24 @@ LANGUAGE = SimpleNamespace(
 
 
 def plain(owner) -> dict:
-    """The functions of a module or the methods of a class that are written for a GPU, as Python's own."""
+    """Return {name: Python function} for the GPU functions of a module, or the GPU methods of a class."""
     return {name: x.fn for name, x in vars(owner).items() if hasattr(x, "fn") and hasattr(x, "arg_names")}
 
 
 def made(cls, fields: dict):
-    """One of the kernels' aggregates."""
+    """Return an object with the methods of one of the kernels' aggregates and with these fields."""
     one = type(cls.__name__, (), plain(cls))()
     vars(one).update({name: Whole(x) if type(x) is int else x for name, x in fields.items()})
     return one
 
 
 def maker(cls, *names):
-    """What stands in for an aggregate's constructor."""
+    """Return a stand-in for the constructor of an aggregate whose fields have these names."""
     return lambda *values, **named: made(cls, dict(zip(names, values, strict=False)) | named)
 
 
 def fields(module, name: str) -> list[str]:
-    """The fields of an aggregate by its text: Triton 3.6 keeps no annotations."""
+    """Return the names of an aggregate's fields, read from its source, because Triton 3.6 keeps no annotations."""
     (body,) = (x.body for x in ast.parse(inspect.getsource(module)).body if getattr(x, "name", "") == name)
     return [x.target.id for x in body if isinstance(x, ast.AnnAssign)]
 

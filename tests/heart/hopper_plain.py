@@ -1,8 +1,8 @@
-"""Runs the Hopper kernels' own functions by Python, on NumPy tiles: one warp after the other, nothing at the same time.
+"""Run the functions of Hopper's kernels in Python on NumPy tiles: one warp after another, and nothing in parallel.
 
-Who is where, who sees whom, what is masked or zeroed, where it is stored, and whose turn it is are computed by the very
-lines that a GPU runs. Layouts, barriers and registers mean nothing here; the softmax and what is assembly have plain
-stand-ins, and so has the copy engine, which is told what a GPU's is told.
+The very lines that a GPU runs compute which rows and keys a block has, which scores are masked, which rows are zeroed,
+where results are stored, and whose turn it is. Layouts, barriers and registers have no meaning here. The softmax,
+assembly and the copy engine have plain stand-ins. The copy engine's stand-in gets the same descriptors as a GPU's.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from fa2_lab.kernels.prepared import Tensors
 
 
 class Described:
-    """An array, (batch, heads, N, d) or packed, of which tiles are fetched and stored as its descriptor says."""
+    """An array, (batch, heads, N, d) or packed, whose tiles are fetched and stored as its descriptor says."""
 
     dtype, block_type = "half", SimpleNamespace(nbytes=0)
 
@@ -35,7 +35,10 @@ class Described:
         assert X.flags.c_contiguous and self.numbers.base is not None
 
     def rows(self, at):
-        """(row of the tile, its place in memory), of those that there are; an address has 64 bits, a number 2 bytes."""
+        """Yield (row of the tile, its slice of memory) for the rows that exist.
+
+        Addresses wrap at 64 bits as on a GPU, and a number has 2 bytes.
+        """
         for i in range(self.block_shape[-2]):
             place = [int(n) for n in (*at[:-2], at[-2] + i, 0)]
             if all(0 <= n < size for n, size in zip(place, self.shape, strict=True)):
@@ -57,7 +60,7 @@ class Described:
 
 
 class Held:
-    """Where a tile waits in shared memory to be stored; what was there must have been read."""
+    """A place in shared memory from which a tile is stored. Before it is filled again, it must have been read."""
 
     def store(self, x):
         assert not COPY_ENGINE.reading
@@ -71,7 +74,7 @@ class Held:
 
 
 def by_python(monkeypatch) -> None:
-    """From now on the kernels' functions are Python's."""
+    """Replace the GPU functions in the kernels' modules by their Python functions and by stand-ins."""
     far = Whole(2**30)
     far.value = 2**30
     for module in (tile, descriptors, geometry, forward, softmax, backward, rows, products, in_order):
@@ -95,8 +98,10 @@ def by_python(monkeypatch) -> None:
 
 
 class CopyEngine:
-    """It copies at once, but reads shared memory until somebody has waited for that; what the kernel before writes is
-    there for those who have waited for its end."""
+    """A copy engine that copies at once, but counts as reading shared memory until `store_wait` is called.
+
+    It loads what the kernel before has written only after `others_end`, with which a kernel waits for that kernel.
+    """
 
     reading = waited = False
 
@@ -127,13 +132,16 @@ NOTHING = SimpleNamespace(wait=lambda *_: None, expect=lambda *_: None, arrive=l
 
 
 def first_state(s, scale_log2):
-    """m, its scale and l of each row's four lanes; m is kept at half of scale_log2, as rows of huge scores keep it."""
+    """Return the first m, its scale, and l, for each row's four lanes.
+
+    m is stored at half of scale_log2, as the kernels do for rows with huge scores.
+    """
     m, scale, l = (np.full((len(s), 4), x).view(Tile) for x in (softmax.LOWEST.value, scale_log2 / 2, 0.0))
     return m, scale, l
 
 
 def softmax_step(s, m, scale, l, scale_log2):
-    """p, m, its scale, l and alpha, of each row's four lanes; m is the exact maximum."""
+    """Return p, and m, its scale, l and alpha for each row's four lanes. m is the exact maximum."""
     top = np.maximum(m, scale * s.max(1)[:, None])
     p, alpha = np.exp2((scale[:, :1] * s - top[:, :1]) * 2), np.exp2((m - top) * 2)
     return p, top, scale, alpha * l + p.sum(1)[:, None] / 4, alpha
@@ -154,11 +162,11 @@ STAND_INS = {
 }
 
 
-# Rings and mailboxes, all of whose stages are kept ----------------------------------------------------------------
+# Rings and mailboxes that keep all stages -------------------------------------------------------------------------
 
 
 class Released:
-    """What one reader has released, in order and nothing twice: a release that is missing hangs a GPU."""
+    """Asserts that one reader releases all stages in order and none twice. On a GPU, a missing release is a hang."""
 
     def __init__(self, first=0, step=1):
         self.next, self.step = first, step
@@ -169,7 +177,7 @@ class Released:
 
 
 class Ring(Released):
-    """Everything that was ever filled; and what the consumer that runs has released."""
+    """A ring that keeps all tiles with which it was filled, and checks the releases of the running consumer."""
 
     def __init__(self):
         super().__init__()
@@ -188,7 +196,7 @@ class Ring(Released):
 
 
 class Mailbox(Released):
-    """All letters."""
+    """A mailbox that keeps all messages."""
 
     def __init__(self, names):
         super().__init__()
@@ -204,13 +212,16 @@ class Mailbox(Released):
         return self.sent[n][self.names.index(name)]
 
     def was_read(self):
-        """The last letter says that there are no more, so nobody waits for its release; the next reader begins."""
+        """Assert that all messages were released, and begin again for the next reader.
+
+        Only the last message, which announces the end, needs no release.
+        """
         assert self.next >= len(self.sent) - 1
         self.next = 0
 
 
 class Shown(Mailbox):
-    """What consumers see of row blocks; K lies where it was filled last, and no stage is filled again."""
+    """The mailbox from which consumers learn about row blocks. It also notes which stage of K was filled last."""
 
     def __init__(self, names, k):
         super().__init__(names)
@@ -222,7 +233,7 @@ class Shown(Mailbox):
 
 
 class Handed:
-    """One consumer's parts of dQ, as it leaves them for its writer; and its turns where it adds dK and dV itself."""
+    """A semaphore that keeps a consumer's parts of dQ for its writer, and the turns of its additions to dK and dV."""
 
     USED = True
 
@@ -248,7 +259,7 @@ class Handed:
         self.added[number] += 1
 
     def written(self, c, sums, pipes):
-        """The writer adds them, each at its turn, which it passes on."""
+        """Run the writer, which adds each part at its turn and passes the turn on, and assert that none is left."""
         semaphore = made(in_order.Semaphore, dict(handed=Held(), USED=True))
         semaphore.wait, semaphore.pass_on = self.wait, self.pass_on
         backward.writer(
@@ -261,7 +272,7 @@ class Handed:
 
 
 class Stages:
-    """A new one each time, and all are kept."""
+    """Stages of which every `index` returns a new one. All are kept."""
 
     def __init__(self):
         self.kept = []
@@ -272,7 +283,7 @@ class Stages:
 
 
 def scheduler(blocks: int, heads: int, l2_group: int, only=None):
-    """Hands out all blocks to one program, or only one."""
+    """Return a scheduler that gives one program all blocks, or only block `only`."""
     numbers = iter(range(blocks * heads) if only is None else [only])
     one = made(geometry.Scheduler, dict(blocks=blocks, heads=heads, l2_group=l2_group))
     one.first = one.next = lambda: Whole(next(numbers, blocks * heads))
@@ -281,7 +292,7 @@ def scheduler(blocks: int, heads: int, l2_group: int, only=None):
 
 
 def described(Q, K, lengths, window, B_r, B_c, starts=None, RAGGED=True):
-    """The geometry of a call whose tensors have these shapes; `starts` are both cu_seqlens of packed sequences."""
+    """Return the geometry of a call with tensors of these shapes. `starts` has both cu_seqlens of packed sequences."""
     (_, H, N_q, _), (_, H_kv, N_k, _) = ((1, Q[1], Q[0], 0), (1, K[1], K[0], 0)) if starts else (Q, K)
     left, right = window
     sizes = dict(N_q=N_q, N_k=N_k, H=H, group=H // H_kv, B_r=B_r, B_c=B_c, left=left, right=right or 0)
@@ -295,12 +306,15 @@ def described(Q, K, lengths, window, B_r, B_c, starts=None, RAGGED=True):
 
 
 def blocks_of(n, geometry, B):
-    """How many blocks of B rows of a head the scheduler hands out."""
+    """Return the number of blocks of B rows that the scheduler hands out per head."""
     return tile.block_count(Whole(n), geometry.sequences, B)
 
 
 def run_forward(Q, K, V, window, lengths=None, B_c=64, consumers=2, starts=None):
-    """O like Q and L, NaN where nobody wrote; with `starts` of packed sequences."""
+    """Run the forward kernel, and return O and L, with NaN where nothing was written.
+
+    With `starts`, the sequences are packed.
+    """
     place = described(Q.shape, K.shape, lengths, window, 64 * consumers, B_c, starts)
     O, L = np.full(Q.shape, np.nan), np.full(Q.shape[1::-1] if starts else Q.shape[:3], np.nan)
     d, heads = Q.shape[-1], L.size // place.N_q
@@ -322,7 +336,7 @@ def run_forward(Q, K, V, window, lengths=None, B_c=64, consumers=2, starts=None)
 
 
 def in_turn(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, l2_group=1, starts=None):
-    """What the backward's producer has added, for every number at the scheduler: [(place, turn), …] of a consumer."""
+    """Yield [(place, turn), …] for each of the scheduler's blocks in the backward: where and when a consumer adds."""
     batch = len(lengths or [N_k])
     Q, K = ((N_q, 2 * group, 8), (N_k, 2, 8)) if starts else ((batch, 2 * group, N_q, 8), (batch, 2, N_k, 8))
     place = described(Q, K, lengths, window, B_r, 128, starts)
@@ -342,7 +356,7 @@ def in_turn(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, l2_group=1
 
 
 def starting(L, D, d: int, B_r: int):
-    """What S and dP start from, of every row block, as bwd_preprocess writes it for (batch, heads, N)."""
+    """Return the initial values of S and dP of each row block, as bwd_preprocess writes them for (batch, heads, N)."""
     blocks = -(-L.shape[2] // B_r)
     found = np.zeros((2, *L.shape[:2], blocks * B_r))
     found[0] = -np.inf
@@ -353,10 +367,11 @@ def starting(L, D, d: int, B_r: int):
 
 
 def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, starts=None, turns=False):
-    """dK and dV like K, NaN where nobody wrote, and sums: of dQ, and with parts of dK and dV, as they lie in HBM.
+    """Run the backward kernel, and return dK and dV, with NaN where nothing was written, and three sums.
 
-    `starting` is what S and dP start from, of every row block. The consumers, who exchange their dS, run twice: first
-    to show it, then to use what the other one has shown. With `turns` their writers add in turn.
+    The sums are those of dQ, and with several parts of dK and dV, in the order in which HBM has them. `starting` has
+    the initial values of S and dP of each row block. Consumers exchange their dS, so each runs twice: first to show its
+    dS, then to use the dS of the other. With `turns`, their writers add in turn.
     """
     B_r, d = sizes.B_r, Q.shape[-1]
     k, cu = torch.empty(K.shape, device="meta"), None if starts is None else torch.empty(len(starts[0]), device="meta")
@@ -405,7 +420,7 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
 
 
 def start_dq(c, n, pipes):
-    """The product of what both have shown."""
+    """Start the matmul for dQ with the dS of both consumers, or return 0 while they only show their dS."""
     if not pipes.shown_all:
         return 0
     pipes.ds = SimpleNamespace(index=lambda _: np.concatenate([pipes.shown[n, 0], pipes.shown[n, 1]]).view(Tile))
@@ -417,7 +432,7 @@ def exchange(c, n, ds, pipes):
 
 
 def add_tile(x, described, at, smem):
-    """Added as the copy engine does it, from line `at` of 32 numbers on."""
+    """Add a tile to a sum as the copy engine does, beginning at line `at`, where a line has 32 numbers."""
     if np.ndim(x):
         held = accumulators.to_fragment_order.fn(torch.from_numpy(np.array(x))).numpy().reshape(-1)
         described.numbers[32 * at : 32 * at + held.size] += held

@@ -1,4 +1,4 @@
-"""Attention by its definition in torch: in float64 the truth, in any other dtype torch's own error."""
+"""Attention by its definition in PyTorch. In float64 it is the truth; in another dtype it shows PyTorch's own error."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ hopper = pytest.mark.gpu("Hopper")
 
 
 def poison(monkeypatch, *modules):
-    """What is allocated for results, and by these modules, holds NaN, so that an unwritten output cannot pass."""
+    """Fill all memory that `prepared` and these modules allocate with NaN, so that an unwritten output cannot pass."""
 
     def poisoned(make):
         def made(*arguments, **options):
@@ -36,7 +36,7 @@ def poison(monkeypatch, *modules):
 
 
 def tensors(batch, heads, kv_heads, N_q, N_k, d, dtype=torch.float32, seed=0, size=1.0, device=DEVICE):
-    """q, k, v that want gradients, and dO; the same numbers on every device."""
+    """Return q, k and v, which require gradients, and dO. The numbers are the same on every device."""
     draw = torch.Generator().manual_seed(seed)
     shapes = [(batch, heads, N_q, d), (batch, kv_heads, N_k, d), (batch, kv_heads, N_k, d), (batch, heads, N_q, d)]
     q, k, v, dO = (torch.randn(s, generator=draw).to(device, dtype) for s in shapes)
@@ -44,7 +44,7 @@ def tensors(batch, heads, kv_heads, N_q, N_k, d, dtype=torch.float32, seed=0, si
 
 
 def elsewhere(x, dim: int):
-    """The same numbers, every third along a dimension of a larger tensor, whose others are NaN or nobody's."""
+    """Return a copy of x as every third element along a dimension of a larger tensor, whose others are NaN or 99."""
     size = list(x.shape)
     size[dim] = 3 * size[dim] + 1
     poison = torch.nan if x.is_floating_point() else 99
@@ -54,7 +54,7 @@ def elsewhere(x, dim: int):
 
 
 def visible(N_q, N_k, causal, lengths, window, device):
-    """True where a query may look, (batch or 1, 1, N_q, N_k)."""
+    """Return a mask that is True where a query sees a key, of shape (batch or 1, 1, N_q, N_k)."""
     seen = torch.from_numpy(oracle.visible(N_q, N_k, causal, window=window)).to(device)[None, None]
     if lengths is None:
         return seen
@@ -62,7 +62,7 @@ def visible(N_q, N_k, causal, lengths, window, device):
 
 
 def keep(p, seed, batch, heads, N_q, N_k, device):
-    """Dropout's factors by the rule that the project documents, written apart from it."""
+    """Return dropout's factors by the documented rule, computed without the package's code."""
     c0, c1, c2, c3 = np.broadcast_arrays(
         np.arange(N_k)[None, None, None, :],
         np.arange(N_q)[None, None, :, None],
@@ -82,7 +82,7 @@ def dense(
     q, k, v, dO, causal=False, scale=None, lengths=None, p=0.0, seed=0, dL=None, dtype=torch.float64,
     window=None, softcap=None, sinks=None, bias=None,
 ):  # fmt: skip
-    """(O, L, dQ, dK, dV) with everything in `dtype`, on the device of q; with sinks dsinks as well."""
+    """Return (O, L, dQ, dK, dV), and with sinks also dsinks, computed in `dtype` on the device of q."""
     inputs = [x.detach().to(dtype) for x in (q, k, v, sinks) if x is not None]
     (batch, heads, N_q, _), N_k = q.shape, k.shape[2]
     seen = visible(N_q, N_k, causal, lengths, window, q.device)
@@ -95,7 +95,10 @@ def dense(
 
 
 def dense_packed(q, k, v, dO, cu_seqlens_q, cu_seqlens_k, dL=None, dtype=torch.float64, **options):
-    """The same of packed sequences, each for itself; L is (heads, rows), and rows of no sequence see nothing."""
+    """Return the same as dense() for packed sequences, each computed alone. L is (heads, rows).
+
+    Rows that belong to no sequence see no key.
+    """
     O, dQ, dK, dV = (torch.zeros(x.shape, dtype=dtype, device=q.device) for x in (q, q, k, v))
     L, dsinks = torch.full(q.shape[1::-1], -torch.inf, dtype=dtype, device=q.device), []
     for rows, keys in zip(*(pairwise(x.tolist()) for x in (cu_seqlens_q, cu_seqlens_k)), strict=True):
@@ -110,9 +113,9 @@ def dense_packed(q, k, v, dO, cu_seqlens_q, cu_seqlens_k, dL=None, dtype=torch.f
 
 
 def dense_for(O, q, k, v, dO, dL=None, **options):
-    """dense(), but the gradients are those for this O, as it was returned.
+    """Return the same as dense(), except that the gradients are those for this returned O.
 
-    D = rowsum(dO ∘ O) is made from the O that is kept, which is rounded. torch keeps P and does not round there.
+    The kernels compute D = rowsum(dO ∘ O) from the stored O, which is rounded. PyTorch keeps P and has no such error.
     """
     truth = dense(q, k, v, dO, dL=dL, **options)
     lost = (dO * (truth[0] - O)).sum(-1)
@@ -120,7 +123,7 @@ def dense_for(O, q, k, v, dO, dL=None, **options):
 
 
 def worst(got, want) -> float:
-    """The largest deviation; infinite for NaN, or an infinity where there should be none."""
+    """Return the largest absolute error. It is infinite if `got` has a NaN, or an infinity in another place."""
     got, want = got.detach().double(), want.detach().double()
     if got.shape != want.shape or torch.isnan(got).any() or not torch.equal(torch.isinf(got), torch.isinf(want)):
         return float("inf")
@@ -133,9 +136,10 @@ ALLOWED = dict(O=2.0, L=2.0, dQ=3.0, dK=3.0, dV=3.0)  # times torch's own error 
 
 
 def judge(got, truth, torchs, what="", rough=False) -> None:
-    """The error against float64 stays within so many times torch's own, plus 1e-5.
+    """Assert that errors against float64 are at most ALLOWED times PyTorch's own errors, plus 1e-5.
 
-    rough: scores so large that rounding them, and L in fp32, costs digits of P; torch takes off the maximum first.
+    With `rough`, scores are so large that rounding them and L in fp32 costs digits of P, so more is allowed. PyTorch
+    subtracts the maximum first and does not lose these digits.
     """
     lost = 2.0**-22 * truth[1].nan_to_num(0, 0, 0).abs().max().item() if rough else 0.0
     for name, a, t, b in zip(NAMES, got, truth, torchs, strict=False):
@@ -145,7 +149,7 @@ def judge(got, truth, torchs, what="", rough=False) -> None:
 
 
 def run(attention, q, k, v, dO, dL=None, **options):
-    """(O, L, dQ, dK, dV) of the call under test."""
+    """Return (O, L, dQ, dK, dV) of the call under test."""
     O, L = attention(q, k, v, return_lse=True, **options)
     outputs, grads = ((O, L), (dO, dL)) if dL is not None else ((O,), (dO,))
     return O, L, *torch.autograd.grad(outputs, (q, k, v), grads)

@@ -1,4 +1,4 @@
-"""Compiles the Gluon rungs, and what stands beside the ladder, for sm_90 without a GPU; a line of JSON for each."""
+"""Compile the Gluon rungs and the ladder's side kernels for sm_90 without a GPU, and print a line of JSON for each."""
 
 import json
 

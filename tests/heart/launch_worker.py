@@ -1,6 +1,6 @@
-"""Prepares calls of many sizes, and prints for each launch what it is filed under and what Triton's compiler is given.
+"""Prepare calls of many sizes, and print each launch's key in our cache and all that Triton's compiler would get.
 
-Nothing is compiled and nothing is launched.
+No kernel is compiled or launched.
 """
 
 import json
@@ -21,7 +21,7 @@ names, given = {}, []
 
 
 def number(x) -> int:
-    """Equal things have equal numbers."""
+    """Return a number for x that is the same for equal objects."""
     return names.setdefault(x, len(names))
 
 
@@ -34,7 +34,7 @@ def launched(self, *tensors):
     described = len(self.descriptors)
     handed = *map(launch.descriptor_for, self.descriptors, tensors), *tensors[described:]
     given.clear()
-    self.kernel.device_caches.clear()  # also what it has seen is compiled again
+    self.kernel.device_caches.clear()  # so that nothing counts as compiled already
     self.kernel[self.grid](*handed, **self.arguments, **self.options)
     print(json.dumps([self.kernel.__name__, number(self.compile_key(tensors)), given[0]]))
 
@@ -51,7 +51,7 @@ def floats(*shape, dtype=torch.bfloat16):
 
 
 def calls(N: int, d: int = 64):
-    """Dense calls forward and backward, few queries among them, and packed ones whose number of rows is the same."""
+    """Make dense calls forward and backward, also with few queries, and packed calls with the same number of rows."""
     for N_q, heads, options in (
         (1, 8, Options(False, 0.1)),
         (N, 2, Options(True, 0.1)),

@@ -1,4 +1,4 @@
-"""Machine code of many NVIDIA binaries from one run of nvdisasm, whose start takes longer than reading a kernel."""
+"""Disassemble many NVIDIA binaries with one run of nvdisasm, because its start takes longer than one kernel."""
 
 import re
 import struct
@@ -10,11 +10,11 @@ from tempfile import TemporaryDirectory
 from fa2_lab.tools import offline
 
 INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/.*\n", re.MULTILINE)
-BYTES = 16  # of an instruction, since Volta
+BYTES = 16  # the size of an instruction, since Volta
 
 
 def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
-    """The name and content of every section of a 64-bit ELF file."""
+    """Yield the name and the content of each section of a 64-bit ELF file."""
     (at,), (size, number, named) = struct.unpack_from("<Q", elf, 40), struct.unpack_from("<HHH", elf, 58)
     headers = [struct.unpack_from("<II16xQQ", elf, at + n * size) for n in range(number)]
     names = headers[named][2]
@@ -23,12 +23,15 @@ def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def code_of(cubin: bytes) -> bytes:
-    """The instructions of a binary with one kernel."""
+    """Return the instructions of a binary with one kernel."""
     return b"".join(content for name, content in sections(cubin) if name.startswith(".text."))
 
 
 def read(cubins: dict[bytes, int]) -> dict[bytes, tuple[str, str]]:
-    """{binary: what offline.read says of it, but for labels and lines} of {binary: its compute capability}."""
+    """Return {binary: (resource usage, machine code)} for {binary: compute capability}.
+
+    The values are those of offline.read, without labels and source lines.
+    """
     found, chips = {}, defaultdict(list)
     for cubin, capability in cubins.items():
         chips[f"SM{capability}{'a' * (capability >= 90)}"].append(cubin)

@@ -1,11 +1,11 @@
-"""Attention by its definition, in torch with autograd: written apart from the package, to judge it."""
+"""Attention by its definition, in PyTorch with autograd. It shares no code with the package that it checks."""
 
 import numpy as np
 import torch
 
 
 def visible(N_q, N_k, causal=False, key_length=None, allowed=None, window=None):
-    """The mask, straight from its definition."""
+    """Return the mask, computed directly from its definition: True where a row sees a key."""
     row, column = np.arange(N_q)[:, None], np.arange(N_k)
     ahead = column - (row + N_k - N_q)
     left, right = window or (None, None)
@@ -15,10 +15,10 @@ def visible(N_q, N_k, causal=False, key_length=None, allowed=None, window=None):
 
 
 def attention(inputs, dO, seen, scale=None, factors=None, dL=None, softcap=None, bias=None):
-    """(O, L) and the gradients of all inputs, (batch, heads, N, d), for these of O and L.
+    """Return (O, L) and the gradients of all inputs, given the gradients dO and dL.
 
-    Inputs are q, k, v, with fewer heads or as many, and sinks if there are any; `factors` are dropout's. A bias, one
-    number for each score, is added last.
+    Inputs are q, k and v of shape (batch, heads, N, d), of which k and v may have fewer heads, and perhaps sinks.
+    `factors` are dropout's factors. A bias, with one number per score, is added after the softcap.
     """
     q, k, v, *sinks = inputs = [x.detach().requires_grad_() for x in inputs]
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
@@ -29,7 +29,7 @@ def attention(inputs, dO, seen, scale=None, factors=None, dL=None, softcap=None,
     if bias is not None:
         S, seen = S + bias.to(S), seen & ~torch.isneginf(bias)
     S = S.masked_fill(~seen, -torch.inf)
-    if sinks:  # a key of its own, in the last column, whose value is nothing
+    if sinks:  # a sink is one more key, in the last column, without a value
         S = torch.cat([S, sinks[0][None, :, None, None].expand(batch, heads, N_q, 1)], 3)
     empty = torch.isneginf(S).all(3)
     S = S.masked_fill(empty[..., None], 0.0)
@@ -43,7 +43,7 @@ def attention(inputs, dO, seen, scale=None, factors=None, dL=None, softcap=None,
 
 
 def dense(Q, K, V, seen, scale=None, Z=None, dO=None, softcap=None, sink=None, bias=None):
-    """(O, L) and, for a given dO, (O, L, dQ, dK, dV) of one head in NumPy; with a sink dsink as well."""
+    """Return (O, L) of one head in NumPy, or with a dO, (O, L, dQ, dK, dV), and with a sink also dsink."""
     one = [torch.tensor(x, dtype=torch.float64)[None, None] for x in (Q, K, V, np.zeros_like(Q) if dO is None else dO)]
     sinks = [] if sink is None else [torch.tensor([sink], dtype=torch.float64)]
     factors = None if Z is None else torch.tensor(Z)
@@ -54,12 +54,12 @@ def dense(Q, K, V, seen, scale=None, Z=None, dO=None, softcap=None, sink=None, b
 
 
 def places(N_q, N_k):
-    """(row, column) of every score, the row counted among the keys, so that both are the same on the diagonal."""
+    """Return (row, column) of all scores. Rows are counted such that row = column on the diagonal."""
     return np.arange(N_q)[:, None] + N_k - N_q, np.arange(N_k)[None, :]
 
 
 def error(got, want, floor=0.0) -> float:
-    """‖got − want‖ / max(‖want‖, floor), infinite where got is not a number or an infinity stands elsewhere."""
+    """Return ‖got − want‖ / max(‖want‖, floor). It is infinite if `got` has a NaN, or an infinity in another place."""
     got, want = np.asarray(got, dtype=np.float64), np.asarray(want, dtype=np.float64)
     if got.shape != want.shape or np.isnan(got).any() or not np.array_equal(np.isinf(got), np.isinf(want)):
         return np.inf

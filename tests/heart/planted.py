@@ -1,10 +1,11 @@
-"""Plant faults, one at a time, in a copy of the package, and see whether the tests of their part fail.
+"""Plant faults, one at a time, in a copy of the package, and check that the tests of their part fail.
 
-    python tests/heart/planted.py                    all of them; that takes a while
-    python tests/heart/planted.py reference decode   those of some parts
+    python tests/heart/planted.py                    plants all faults, which takes a while
+    python tests/heart/planted.py reference decode   plants the faults of some parts
 
-planted.txt has the faults: below `[part] tests`, a file of fa2_lab (or a pattern), a text it has once, and another.
-0: all were seen. 1: some were not, or have lost their place. 2: the tests fail without a fault.
+planted.txt has a line per fault below its `[part] tests`: a file of fa2_lab (or a pattern), a text that occurs once in
+it, and the wrong text. The exit status is 0 if tests failed for all faults, 1 if not or if a text was not found once,
+and 2 if the tests fail without a fault.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ ROOT = HERE.parents[1]
 COPIED = ("fa2_lab", "fa2_studio", "tests", "notebooks", "figures")
 PYTEST = ("-q", "-x", "--tb=line", "-o", "addopts=", "-p", "no:cacheprovider", "-m", "not exhaustive and not beside")
 SECONDS = 600
-IMPORTED = ("hypothesis.strategies", "triton.language", "torch._dynamo", "transformers")  # once, not for each fault
+IMPORTED = ("hypothesis.strategies", "triton.language", "torch._dynamo", "transformers")  # not for each fault
 
 
 class Fault(NamedTuple):
-    """One wrong text in the place of a right one, and the tests that must see it."""
+    """A wrong text that replaces a right one, and the tests that have to fail with it."""
 
     part: str
     tests: tuple[str, ...]
@@ -39,7 +40,7 @@ class Fault(NamedTuple):
     wrong: str
 
     def place(self, root: Path) -> Path:
-        """The one file that has the right text, once."""
+        """Return the one file that contains the right text. Raises LookupError if it does not occur exactly once."""
         found = [path for path in root.glob(f"fa2_lab/{self.files}") if self.right in path.read_text(encoding="utf-8")]
         if len(found) != 1 or found[0].read_text(encoding="utf-8").count(self.right) != 1:
             raise LookupError(f"{self.files} does not have {self.right!r} once: plant the fault elsewhere")
@@ -47,7 +48,7 @@ class Fault(NamedTuple):
 
 
 def faults() -> list[Fault]:
-    """The rows of planted.txt."""
+    """Return the faults of planted.txt."""
     made, part, tests = [], "", ()
     for line in (HERE / "planted.txt").read_text(encoding="utf-8").splitlines():
         if head := re.fullmatch(r"\[(\w+)\] (.*)", line):
@@ -58,8 +59,10 @@ def faults() -> list[Fault]:
 
 
 def run(copy: Path, tests: tuple[str, ...]) -> int:
-    """pytest's exit status, in a process that begins where the imports of other packages end; 99 where it hangs, less
-    than 0 where it crashes."""
+    """Run tests in a copy, in a forked process that has imported other packages already. Return pytest's exit status.
+
+    It is 99 if the process hangs, and negative if it crashes.
+    """
     child = os.fork()
     if child == 0:
         os.setsid()

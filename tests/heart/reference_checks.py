@@ -1,4 +1,4 @@
-"""What every stage of the NumPy reference must do on one head, whatever its sizes, its mask and its scores."""
+"""Check each stage of the NumPy reference on one head, for any sizes, mask and scores."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from fa2_lab.reference.dropout import Dropout
 from fa2_lab.reference.scores import sink_backward
 from fa2_lab.tiles import Mask
 
-BIASES = dict(  # of (row, column)
+BIASES = dict(  # functions of (row, column)
     alibi=lambda row, column: -0.3 * (row - column),
     one_key=lambda row, column: np.where(column == 4, 40.0, 0.0) + 0 * row,
     rows_without_keys=lambda row, column: np.where((row % 5 == 2) | ((row ^ column) % 3 == 1), -np.inf, 0.5),
@@ -41,7 +41,7 @@ class Case:
     bias: str | None = None  # its name in BIASES
 
     def tensors(self):
-        """Q, K, V, dO."""
+        """Return random Q, K, V and dO."""
         draw = np.random.default_rng(self.seed).standard_normal
         Q, K, V, dO = (draw((n, self.d)) for n in (self.N_q, self.N_k, self.N_k, self.N_q))
         return self.size * Q, self.size * K, V, dO
@@ -61,7 +61,7 @@ class Case:
         return Mask(self.causal, self.key_length, self.allowed(), self.window, BIASES.get(self.bias))
 
 
-# Small cases that between them meet every branch; each has more than one tile each way.
+# Small cases that together reach every branch. Each has more than one row block and more than one column block.
 CORNERS = [
     Case(),
     Case(N_q=8, N_k=8, d=4, B_r=4, B_c=2, causal=True),
@@ -82,7 +82,10 @@ CORNERS = [
 
 
 def check_one_head(case: Case, tolerance=1e-12, floor=0.0) -> None:
-    """Every stage against the dense result and its gradients, relative to their norm (or to `floor`, if larger)."""
+    """Assert that each stage agrees with the dense result and its gradients.
+
+    Errors are relative to their norms, or to `floor` if it is larger.
+    """
     Q, K, V, dO = case.tensors()
     dropout = Dropout(case.p, seed=77, batch=1, head=2)
     Z = dropout.z(slice(0, case.N_q), slice(0, case.N_k))

@@ -1,7 +1,7 @@
-"""The ring on real GPUs: `torchrun --nproc-per-node 4 tests/heart/ring_gpu.py`: NCCL, 2 GPUs and all of them.
+"""Test the ring on real GPUs with NCCL, on 2 GPUs and on all: `torchrun --nproc-per-node 4 tests/heart/ring_gpu.py`.
 
-Every rank judges the joined result by the rule of the kernels' tests: against float64, at most 2 times (O and L) or
-3 times (gradients) the error that torch makes in the same dtype.
+Each rank checks the joined result by the rule of the kernels' tests: the error against float64 is at most 2 times (O
+and L) or 3 times (gradients) the error of PyTorch in the same dtype.
 """
 
 import os
@@ -24,7 +24,7 @@ from fa2_lab.distributed import ring, ring_attention  # noqa: E402
 
 START = time.perf_counter()
 HALF, BF16 = torch.float16, torch.bfloat16
-CASES = [  # heads, kv heads, N, d, dtype, causal, layout; few kinds of kernels, because each has to be compiled
+CASES = [  # heads, K/V heads, N, d, dtype, causal, layout; few kinds of kernels, because each has to be compiled
     (4, 4, 4096, 128, BF16, True, "zigzag"),
     (4, 2, 2048, 128, BF16, True, "contiguous"),
     (4, 1, 2047, 64, HALF, True, "zigzag"),
@@ -35,7 +35,7 @@ CASES = [  # heads, kv heads, N, d, dtype, causal, layout; few kinds of kernels,
 
 
 def tensors(case):
-    """q, k, v, dO and dL, the same on every rank."""
+    """Return q, k, v, dO and dL, which are the same on every rank."""
     heads, kv_heads, N, d, dtype, *_ = case
     q, k, v, dO = truths.tensors(2, heads, kv_heads, N, N, d, dtype)
     dL = torch.randn(2, heads, N, generator=torch.Generator().manual_seed(1)).to(truths.DEVICE)
@@ -43,12 +43,12 @@ def tensors(case):
 
 
 def run(case, group, inputs, **options):
-    """(O, L, dQ, dK, dV) of the whole sequence, by the ring."""
+    """Return (O, L, dQ, dK, dV) of the whole sequence, computed by the ring."""
     return processes.run(inputs, group, causal=case[5], layout=case[6], backend="auto", **options)
 
 
 def right(case, group, message=ring.MESSAGE):
-    """Within the rule, again and again; O and L have the same bits every time."""
+    """Assert that three runs keep to the rule, and that O and L have the same bits in all of them."""
     inputs, options = tensors(case), dict(causal=case[5], scale=-0.2)
     truth, torchs = (
         truths.dense(*inputs[:4], dL=inputs[4], dtype=dtype, **options) for dtype in (torch.float64, case[4])
@@ -62,7 +62,7 @@ def right(case, group, message=ring.MESSAGE):
 
 
 def in_another_stream(case, group):
-    """On a stream of the caller's own, behind work that is still running: late inputs must be waited for."""
+    """Assert that the ring waits for inputs that the caller's own stream has not finished writing."""
     inputs = tensors(case)
     want = run(case, group, inputs)
     stream = torch.cuda.Stream()
@@ -80,7 +80,7 @@ def in_another_stream(case, group):
 
 
 def told_apart(case, group):
-    """One rank in another dtype: every rank gets an error at once, and the next call works."""
+    """Assert that every rank raises an error at once if one rank has another dtype, and that the next call works."""
     q = torch.randn(1, 2, 64, 64, device=truths.DEVICE, dtype=HALF if dist.get_rank(group) == 1 else BF16)
     start = time.perf_counter()
     try:
@@ -94,7 +94,7 @@ def told_apart(case, group):
 
 
 def attempt(number, task, case, group, *more):
-    """Whether a task went well; its rank and reason are printed otherwise."""
+    """Run a task, and return whether it succeeded. If not, print the rank and the reason."""
     try:
         task(case, group, *more)
     except Exception:

@@ -1,4 +1,4 @@
-"""Ranks as processes that speak gloo: launch(task, world) runs task(rank, world, *arguments) in each."""
+"""Run ranks as processes with the backend gloo: launch(task, world) runs task(rank, world, *arguments) in each."""
 
 import multiprocessing
 import os
@@ -19,7 +19,7 @@ METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 
 
 def launch(task, world, *arguments, limit=50):
-    """What every rank's task returned, in order; DIED where a rank returned nothing."""
+    """Run a task on all ranks, and return their results in order, with DIED for a rank that returned nothing."""
     context = multiprocessing.get_context(METHOD)
     if METHOD == "forkserver":
         context.set_forkserver_preload(["torch._dynamo", "fa2_lab.distributed"])
@@ -48,7 +48,7 @@ def free_port():
 
 
 def rank_main(rank, world, port, answers, task, arguments):
-    """One rank: join, work, answer, and leave without waiting for those who have died."""
+    """Join as one rank, run the task, send its result, and exit without waiting for ranks that have died."""
     torch.set_num_threads(1)
     where = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world, timeout=timedelta(seconds=30))
@@ -63,8 +63,8 @@ def rank_main(rank, world, port, answers, task, arguments):
 
 
 def run(inputs, group, *, layout=None, backend="reference", **options):
-    """(O, L, dQ, dK, dV) of whole tensors, by shards; nothing of it may be NaN because nobody wrote it."""
-    cut = dict(layout=layout) if layout else {}  # else all three cut as they do by themselves
+    """Return (O, L, dQ, dK, dV) of whole tensors, which are sharded, sent through the ring and joined again."""
+    cut = dict(layout=layout) if layout else {}  # else all three functions use their own default
     q, k, v, dO, dL = (shard(x, group, **cut) for x in inputs)
     mine = [x.detach().requires_grad_() for x in (q, k, v)]
     O, L = ring_attention(*mine, group, return_lse=True, backend=backend, timeout=20.0, **cut, **options)
@@ -73,7 +73,7 @@ def run(inputs, group, *, layout=None, backend="reference", **options):
 
 
 def all_cases(rank, world, cases):
-    """{name: results on rank 0}, each case on the first `size` ranks; an error's text in place of results."""
+    """Run each case on the first `size` ranks, and return {name: results on this rank, or the text of an error}."""
     groups = {size: dist.new_group(list(range(size))) for size in range(1, world + 1)}
     found = {}
     for name, (size, inputs, options) in cases.items():
@@ -87,7 +87,7 @@ def all_cases(rank, world, cases):
 
 
 def meshes(rank, world, inputs):
-    """The same by a mesh of all ranks and by each row of a 2 × 2 mesh; and growing parts, joined."""
+    """Return results from a mesh of all ranks and from each row of a 2 × 2 mesh, a refusal, and joined uneven parts."""
     from torch.distributed.device_mesh import init_device_mesh
 
     line = init_device_mesh("cpu", (world,), mesh_dim_names=("context",))
@@ -100,7 +100,7 @@ def meshes(rank, world, inputs):
     return run(inputs, line, causal=True), run(inputs, square["context"], causal=True), refused, uneven
 
 
-FAULTS = {  # what rank 1 does otherwise -> what every rank must be told
+FAULTS = {  # the fault: (changed arguments of rank 1, text of the error that every rank has to raise)
     "dtype": (dict(dtype=torch.float16), "do not agree on dtype: rank 0, 2: 'torch.float32'; rank 1: 'torch.float16'"),
     "heads": (dict(heads=2), "do not agree on heads"),
     "kv heads": (dict(kv_heads=4), "do not agree on kv_heads"),
@@ -118,7 +118,7 @@ USUAL = dict(
 
 
 def call(group=None, timeout=20.0, rows=6, **changes):
-    """A small call with some things changed."""
+    """Run a small call with some arguments changed."""
     c = USUAL | changes
     draw = [torch.randn(c["batch"], h, rows, c["d"]).to(c["dtype"]) for h in (c["heads"], c["kv_heads"], c["kv_heads"])]
     q, k, v = (x.requires_grad_(c["grad"]) for x in draw)
@@ -127,7 +127,7 @@ def call(group=None, timeout=20.0, rows=6, **changes):
 
 
 def told(attempt):
-    """(type, message, seconds) of an error, or what was returned."""
+    """Return (type, message, seconds) of the error that `attempt` raises, or ("nothing", result, seconds)."""
     start = time.monotonic()
     try:
         value = attempt()
@@ -137,8 +137,10 @@ def told(attempt):
 
 
 def watched():
-    """What this rank does from now on, in a list that grows: it computes, waits for headers, begins a transfer that
-    arrives."""
+    """Return a list to which this rank from now on appends what it does.
+
+    "kernel" is a computation, "wait" a wait for headers, "start …" the begin of a transfer, and "arrive" its end.
+    """
     seen = []
 
     def watch(owner, name, what):
@@ -159,8 +161,11 @@ def watched():
 
 
 def disagreements(rank, world):
-    """Each fault in turn on rank 1, at last another call's backward; a kernel that fails on all; in the end a call that
-    everybody makes alike."""
+    """Return what this rank raises for each fault of rank 1, and what it did until then.
+
+    The last tasks are a backward pass of another call on rank 1, a kernel that fails on all ranks, and two calls
+    without a fault, which have to work.
+    """
     seen, did = watched(), {}
     tasks = {name: lambda c=change: call(**(c if rank == 1 else {})) for name, (change, _) in FAULTS.items()}
     tasks["unshard"] = lambda: unshard(torch.zeros(1, 2, 3 + rank, 4 + (rank == 1)), timeout=20.0)
@@ -178,7 +183,7 @@ def disagreements(rank, world):
 
 
 def kernel_fails():
-    """A call whose first kernel fails, on every rank."""
+    """Run a call whose first kernel fails on every rank."""
     kept, ring.partial_forward = ring.partial_forward, lambda *_: 1 / 0
     try:
         call(rows=9)
@@ -197,7 +202,7 @@ def dies_before_first(rank, world):
     store = dist.distributed_c10d._get_default_store()
     store.add("joined", 1)
     if rank == 2:
-        while store.add("joined", 0) < world:  # who is still joining would not even come to the call
+        while store.add("joined", 0) < world:  # a rank that is still joining would not reach the call
             time.sleep(0.01)
         os._exit(1)
     return told(lambda: call(timeout=3.0))

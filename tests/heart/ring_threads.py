@@ -1,7 +1,7 @@
-"""A ring whose ranks are threads of one process and whose links are queues: the ring's own code, without processes.
+"""Run the ring's own code with threads of one process as ranks and queues as links, for any number of ranks.
 
-On a GPU all threads use one stream, so that each waits for what was put there before; a rank's pieces, kernels, merges
-and memory are the real ones, at any number of ranks, on one GPU.
+On a GPU, all threads use one stream, so each waits for work that was launched before. A rank's pieces, kernels, merges
+and memory are the real ones, but need only one GPU.
 """
 
 import threading
@@ -24,7 +24,7 @@ class Threaded(rings.RingCall):
 
 
 class Arriving:
-    """The block at the other end of a link."""
+    """A transfer: the block that will arrive at the other end of a link."""
 
     def __init__(self, link, shapes):
         self.link, self.shapes = link, shapes
@@ -36,7 +36,7 @@ class Arriving:
 
 
 def run(size, work):
-    """work(rank, links) in a thread for each rank; what they return, in order."""
+    """Run work(rank, links) in a thread per rank, and return the results in order."""
     links = {(rank, what): Queue() for rank in range(size) for what in ("K V", "dK dV")}
     results, failures = [None] * size, []
 
@@ -65,12 +65,12 @@ def ring_of(rank, links, lengths, layout, causal, scale, on_triton):
 
 
 def whole(parts, lengths, layout):
-    """Shards (batch, heads, N, …) of all ranks as one tensor."""
+    """Return the shards (batch, heads, N, …) of all ranks joined to one tensor."""
     return joined([part.movedim(2, 0) for part in parts], lengths, layout).movedim(0, 2)
 
 
 def attention(q, k, v, dO, dL, lengths, layout, causal, scale, on_triton):
-    """(O, L, dQ, dK, dV) of whole tensors, cut, sent round and joined again; dO or dL may be None."""
+    """Return (O, L, dQ, dK, dV) of whole tensors, which are sharded, sent round and joined. dO or dL may be None."""
     places = shards.pieces(lengths, layout)
 
     def work(rank, links):

@@ -1,10 +1,13 @@
-"""What a kernel's TTGIR tells: how warps share products, and in Hopper's kernels what must not stand there."""
+"""Read a kernel's TTGIR: how warps share matmuls, and in Hopper's kernels, lines that would be a race."""
 
 import re
 
 
 def shares_of_warps(ttgir: str) -> list[tuple]:
-    """Of each product by mma.sync its rows and columns, and how many of them all warps together take in one round."""
+    """Return (rows, columns, rows per round, columns per round) of each matmul by mma.sync.
+
+    A round is what all warps together compute at once.
+    """
     by_mma = r"^(#\w+) = #ttg\.nvidia_mma<\{versionMajor = 2.*?warpsPerCTA = \[(\d+), (\d+)\]"
     warps = {name: (int(rows), int(columns)) for name, rows, columns in re.findall(by_mma, ttgir, re.MULTILINE)}
     made = re.findall(r"tt\.dot .*-> tensor<(\d+)x(\d+)xf32, (#\w+)>", ttgir)
@@ -12,7 +15,7 @@ def shares_of_warps(ttgir: str) -> list[tuple]:
 
 
 def idle_barriers(ttgir: str) -> list[str]:
-    """Barriers that are made for nobody: no part of the kernel takes them along, so others may get their memory."""
+    """Return the barriers that no partition of the kernel takes, so that other data may get their memory."""
     taken = set(re.search(r"ttg\.warp_specialize\((.*?)\)", ttgir)[1].split(", "))
     whole = dict(re.findall(r"(%\w+) = ttg\.memdesc_index (%\w+)\[", ttgir))
     made = re.findall(r"ttng\.init_barrier (%\w+),", ttgir)
@@ -23,20 +26,20 @@ def idle_barriers(ttgir: str) -> list[str]:
 
 
 def producer_of(ttgir: str) -> str:
-    """The producer's part of a kernel."""
+    """Return the producer's partition of a kernel."""
     (part,) = (part for part in re.split(r"partition\d+\(", ttgir) if "async_tma_copy_global_to_local" in part)
     return part
 
 
 def before_the_draw(ttgir: str) -> int:
-    """How many of the producer's lines that copy stand before the one that draws the next number."""
+    """Return the number of the producer's copies before the line that draws the next block number."""
     return producer_of(ttgir).split("tt.atomic_rmw")[0].count("async_tma_copy_global_to_local")
 
 
 def overwrites(ttgir: str) -> list[str]:
-    """The producer's lines that write to shared memory without asking whether all have read what is there.
+    """Return the producer's lines that write to shared memory without waiting until all have read the old contents.
 
-    One wait stands for a whole letter of the mailbox, or for a copy of K and one of V.
+    One wait is enough for a whole message of the mailbox, or for one copy of K and one of V.
     """
     found, asked, made = [], False, 2
     for line in producer_of(ttgir).splitlines():
@@ -54,10 +57,10 @@ def overwrites(ttgir: str) -> list[str]:
 
 
 def hasty(ttgir: str, ping_pong: bool) -> list[str]:
-    """The consumers' lines that give up a tile which a product may be reading, or hide from one what was written.
+    """Return the consumers' lines that release a tile which a matmul may be reading, or that use unfenced stores.
 
-    While a product runs, nobody is told anything, but the next consumer that it may start. What was stored is fenced
-    before tensor cores or the copy engine read it.
+    While a matmul runs, a consumer may arrive at no barrier, except that with ping-pong it lets the next consumer
+    start. Stores need a fence before tensor cores or the copy engine read them.
     """
     found, running, told, shown = [], 0, 0, True
     for line in ttgir.splitlines():
@@ -82,11 +85,11 @@ def hasty(ttgir: str, ping_pong: bool) -> list[str]:
 
 
 def too_early(ttgir: str) -> list[str]:
-    """Lines that give up, or write over, shared memory which a product or the copy engine may still be reading.
+    """Return lines that release or overwrite shared memory which a matmul or the copy engine may still be reading.
 
-    While products run, a barrier may be arrived at only if what the producer writes, once it need not wait there, is
-    none of what they read. A tile that the copy engine is to read is stored when it has read all it had to before, or a
-    consumer has said so at a barrier, and no warp ends earlier.
+    While matmuls run, a warp may arrive at a barrier only if the memory that the producer writes after a wait at this
+    barrier is not read by these matmuls. A tile for the copy engine may be stored only after the engine has read all
+    earlier tiles, or a consumer has announced this at a barrier. No warp may end before that.
     """
     rewritten, found, products, all_read, free, met = written_after_waits(ttgir), [], [], None, False, set()
     for name, given, line in operations(ttgir):
@@ -100,7 +103,7 @@ def too_early(ttgir: str) -> list[str]:
             all_read = pending == 0
         elif name == "ttg.local_store":
             free = all_read
-        elif name == "ttng.wait_barrier" and "ttg.local_store" not in met:  # a writer: what it adds, others store
+        elif name == "ttng.wait_barrier" and "ttg.local_store" not in met:  # a writer, which adds what consumers store
             free = all_read is not False
         elif name in ("ttng.async_tma_reduce", "ttng.async_tma_copy_local_to_global"):
             found += [] if free else [line]
@@ -115,7 +118,7 @@ def too_early(ttgir: str) -> list[str]:
 
 
 def written_after_waits(ttgir: str) -> dict[str, set]:
-    """For each barrier what the producer, or a writer, writes or has copied before it waits at another."""
+    """Return {barrier: memory that the producer or a writer fills after a wait at it and before the next wait}."""
     written, barrier, part = {}, None, ""
     for name, given, _ in operations(ttgir):
         part = name if name.startswith("partition") else part
@@ -128,7 +131,7 @@ def written_after_waits(ttgir: str) -> dict[str, set]:
 
 
 def operations(ttgir: str):
-    """Of each line its operation and what that is given; of shared memory not a slot or a part, but the whole."""
+    """Yield (operation, operands, line) for each line. Slots and parts of shared memory are replaced by the whole."""
     whole, outside = {}, []
     for line in ttgir.splitlines():
         result, name, rest = re.search(r"(?:(%\w+) = )?(ttn?g\.\w+|partition\d+|$)(.*)", line).groups()

@@ -1,4 +1,4 @@
-"""What test_xray.py looks at, compiled without a GPU; a line of JSON for each question."""
+"""Compile all kernels that test_xray.py needs, without a GPU, and print a line of JSON for each of its questions."""
 
 import json
 import os

@@ -1,26 +1,26 @@
-"""A GPU and a host that are nothing but clocks, so that a bench's numbers can be known beforehand."""
+"""Stand-ins for a GPU and a host that are only clocks, so that a test knows the times that the bench should measure."""
 
 from types import SimpleNamespace
 
 
 class Clocks:
-    """Seconds of the host, and the second until which the GPU has work; how long the GPU had nothing to do."""
+    """Clocks in seconds: the host's time, the time until which the GPU has work, and the GPU's idle time so far."""
 
     def __init__(self):
         self.host = self.gpu = self.idle = 0.0
 
     def work(self, seconds: float, launch: float = 0.0) -> None:
-        """The host needs `launch` to hand over work that keeps the GPU busy for some seconds."""
+        """Launch work that keeps the GPU busy for `seconds`. The launch takes `launch` seconds of the host's time."""
         self.host += launch
         self.idle += max(0.0, self.host - self.gpu)
         self.gpu = max(self.gpu, self.host) + seconds
 
     def wait(self, until: float | None = None) -> None:
-        """The host waits for the GPU."""
+        """Let the host wait for all work of the GPU, or until a time."""
         self.host = max(self.host, self.gpu if until is None else until)
 
     def put_in_place(self, monkeypatch, torch, time) -> "Clocks":
-        """Let torch.cuda and the host's clock be these."""
+        """Replace the functions of torch.cuda and the host's clock by these clocks."""
         monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(self))
         monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: self.work(cycles / 1e9), raising=False)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: self.wait())
@@ -29,7 +29,7 @@ class Clocks:
 
 
 class Event(SimpleNamespace):
-    """What torch.cuda.Event is to the GPU's clock."""
+    """A stand-in for torch.cuda.Event that records the time of these clocks."""
 
     def __init__(self, clocks: Clocks):
         super().__init__(clocks=clocks, when=0.0)

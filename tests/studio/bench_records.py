@@ -1,4 +1,4 @@
-"""Rows and records by hand, for tests of the bench."""
+"""Handmade rows and records for tests of the bench."""
 
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench.problem import Problem
@@ -9,7 +9,7 @@ MACHINE = dict(
 
 
 def contest(**changes):
-    """A row of two contestants, the second twice as fast, and one that failed."""
+    """Return a row with two implementations, of which the second is twice as fast, and one that failed."""
     where = Problem(4, 16, 16, 4096, 4096, 128, causal=False).as_dict() | changes
     values = {"torch flash": [2.0, 1.9, 2.1], "fa2_lab": [1.0, 0.9, 1.1]}
     return Measurement(where, "forward", values, {"flash_attn": "not installed"}, flops=4e11)

@@ -1,4 +1,4 @@
-"""Submissions for assignment 1, and grading without the proof that the grader is in order."""
+"""Make submissions of an assignment, and grade them without the check of the assignment's own solution."""
 
 import json
 from copy import deepcopy
@@ -12,11 +12,11 @@ from fa2_studio.course.notebooks import grade_id, is_solution, marks, source, st
 FIRST = notebooks.named("1")
 FILE = f"{FIRST.name}.ipynb"
 QUICK = Limits(cell_seconds=5, notebook_seconds=60, memory_mb=1500)
-PATIENT = Limits(cell_seconds=300, notebook_seconds=1500)  # where nothing has to be stopped, however slow the machine
+PATIENT = Limits(cell_seconds=300, notebook_seconds=1500)  # stops nothing, even on a slow machine
 
 
 def handed_in(name: str = "1", own: tuple = (), answers: dict | None = None, solved: bool = True, seed=None) -> dict:
-    """The student version of an assignment with answers, as plain JSON; `own` are code cells before everything."""
+    """Return the student version of an assignment with answers, as plain JSON. `own` are code cells at its top."""
     original = source(notebooks.named(name)) if seed is None else seed
     solution = {grade_id(c): c.source for c in original.cells if is_solution(c)}
     book = json.loads(json.dumps(student_version(original)))
@@ -34,7 +34,7 @@ def code(text: str, **marked) -> dict:
 
 
 def write(book, folder: Path, name: str = FILE) -> Path:
-    """A submission's folder."""
+    """Write a notebook to a submission's folder, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     path.write_text(book if isinstance(book, str) else json.dumps(book), encoding="utf-8")
@@ -42,7 +42,7 @@ def write(book, folder: Path, name: str = FILE) -> Path:
 
 
 def graded_at_once(folder: Path, books: dict, kind: str, limits: Limits = PATIENT, jobs: int = 2, name: str = "1"):
-    """{key: what it got} for {key: notebook}, in a box of this kind; "" is none."""
+    """Return {key: result} for {key: notebook}, graded in a sandbox of this kind, where "" is none."""
     assignment = notebooks.named(name)
     how, found = replace(grade.Grading(), limits=limits, jobs=jobs, trust=not kind), {}
     paths = {key: write(deepcopy(book), folder / str(n), f"{assignment.name}.ipynb") for n, (key, book) in

@@ -1,5 +1,8 @@
-"""What one mistake costs: `python tests/studio/course_costs.py [WORD …]` grades the slips of course_wrong, or those
-whose line has one of the words, and renews their lines in the table of TEACHING.md."""
+"""Renew the table of TEACHING.md, which lists the points that each known mistake costs.
+
+`python tests/studio/course_costs.py [WORD …]` grades the mistakes in course_wrong.py, or only those whose line contains
+one of the words, and writes their lines.
+"""
 
 import io
 import os
@@ -27,7 +30,7 @@ TABLE = re.compile(r"(?<=\| points \|\n\| --- \| --- \| --- \|\n)(\|.*\n)+")
 
 
 class Here(worker.Worker):
-    """What a box does, without one: these are our own slips, and what the checks learn of one serves the next."""
+    """A worker in this process instead of in a sandbox, which our own mistakes do not need."""
 
     def __init__(self):
         super().__init__(None, None)
@@ -41,17 +44,17 @@ class Here(worker.Worker):
             return {"error": list(described(error))}
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing, because no process was started."""
 
 
 def graded(name: str, book) -> judge.Graded:
-    """What a notebook gets, judged in this process."""
+    """Return the result of a notebook, graded in this process."""
     cells = [notebooks.as_cell(cell) for cell in book.cells]
     return judge.grade_notebook(source(notebooks.named(name)), cells, lambda _: Here(), Limits(10_000, 100_000))
 
 
 def slipped(number: str, pairs: dict, name: str = ""):
-    """An assignment's solution with a slip in it, in one cell or in all."""
+    """Return an assignment's solution with a mistake in the named cell, or in all cells that have the right text."""
     book = source(notebooks.named(number))
     cells = [cell for cell in book.cells if is_solution(cell) and name in ("", grade_id(cell))]
     for right, wrong in pairs.items():
@@ -63,14 +66,14 @@ def slipped(number: str, pairs: dict, name: str = ""):
 
 
 def row(number: str, hint: str, graded) -> str:
-    """One line of the table: the steps that lost points, and how many in all."""
+    """Return one line of the table: the steps that lost points, the hint, and the points lost in total."""
     lost = {step.removeprefix("test_"): most - graded.got[step] for step, most in graded.most.items()}
     where = ", ".join(step for step, points in lost.items() if points)
     return f"| {number}: {where} | {hint.rstrip('.')} | {sum(lost.values()):.2f} |\n"
 
 
 def rows(slips) -> list[str]:
-    """A line for each slip, if the student is told of it."""
+    """Return a line per mistake. Raises LookupError if the feedback page does not contain the mistake's hint."""
     lines = []
     for number, cell, pairs, hint in slips:
         found = graded(number, slipped(number, pairs, cell))
@@ -81,7 +84,7 @@ def rows(slips) -> list[str]:
 
 
 def in_order(lines: list[str]) -> str:
-    """The table: one line for each slip, the newest, and the dearest of an assignment first."""
+    """Return the table with the newest line of each mistake. Those that cost most in an assignment come first."""
     newest = {(line[2], line.split(" | ")[1]): line for line in lines}
     kept = [newest[number, hint.rstrip(".")] for number, _, _, hint in ALL if (number, hint.rstrip(".")) in newest]
     return "".join(sorted(kept, key=lambda line: (line[2], -float(line.split(" | ")[2].strip(" |\n")))))

@@ -1,4 +1,4 @@
-"""Plays every version of an assignment in Triton; in a process apart, where the interpreter is chosen before Triton."""
+"""Run all versions of an assignment in Triton, in a process that turns the interpreter on before it imports Triton."""
 
 import io
 import json
@@ -13,7 +13,7 @@ from checks.__main__ import played
 
 
 def outcome(notebook: dict) -> tuple[dict[str, float], str]:
-    """{step: points} of a notebook's test cells, and all that was printed."""
+    """Return {step: points} of a notebook's test cells, and everything that was printed."""
     printed = io.StringIO()
     points, _ = played(json.loads(json.dumps(notebook)), printed)
     return points, printed.getvalue()

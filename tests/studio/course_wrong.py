@@ -1,4 +1,4 @@
-"""Wrong answers to the assignments, each a change of the right one: the points it keeps, and what the checks say."""
+"""Wrong answers to the assignments: each is a change of the right answer, with the points it keeps and the feedback."""
 
 DENSE = """    S = tau * (Q[:] @ K[:].T)
     P = np.exp(S - S.max(axis=1, keepdims=True))
@@ -72,7 +72,7 @@ one_tile = Eager()
 @triton.jit
 def unused("""
 
-WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
+WRONG = [  # assignment, right text, wrong text, {step: points it keeps}, texts of the feedback
     ("1_online_softmax", "base = np.where(np.isneginf(m_new), 0.0, m_new)", "base = m_new", {"update": 3.33},
      ["rows that have seen no key yet: no NaN", "got      l[2] = nan", "NaN comes from −inf − (−inf)"]),
     ("1_online_softmax", "right[:, None] * b[2]", "b[2]", {"merge": 0.75, "finalize": 2.0},
@@ -232,7 +232,7 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
     ("4_triton_forward", LOOP, LOOP.replace("B_c", "2 * B_c"), {"loop": 0.0}, ["Tiles have the sizes B_r and B_c"]),
 ]  # fmt: skip
 
-# Slips of assignments 1 to 3 that are known: (assignment, what is replaced, by what, the hint that a student gets)
+# Known mistakes in assignments 1 to 3: (assignment, {right text: wrong text}, the hint that a student gets)
 L_SUM, O_SUM = "alpha * l + p.sum(axis=1)", "alpha[:, None] * o + p @ v"
 P_OF, FULL_IF, SKIP_IF = "p = np.exp(s - base[:, None])", "col_end - 1 <= row + offset", "col > row_end - 1 + offset"
 CORNER = "np.arange(row, row + b)[:, None] + N_k - N_q"
@@ -300,8 +300,8 @@ SLIPS = [
      "The backward pass skips the tiles past the diagonal, but it does not mask those that the diagonal cuts"),
 ]  # fmt: skip
 
-# The same for the other assignments, where a step's functions stand alone, so the cell that has the slip is named:
-# (assignment, cell, what is replaced, by what, what a student is told)
+# Known mistakes in the other assignments, whose functions are in separate cells, so the cell is also named:
+# (assignment, cell, {right text: wrong text}, the hint that a student gets)
 IEEE, LN2 = ', input_precision="ieee")', "(m + tl.log2(l)) * 0.6931471805599453"
 OF_K, AT_O, RAGGED = "K + col[:, None] * d", "O + row[:, None] * d + e[None, :], o)", "range(0, end, B_c)"
 IN_BF16 = {
@@ -387,7 +387,7 @@ CELL_SLIPS = [
     ("9", "kernel", {"row < N, other=0.0)": "row < N + 64, other=0.0)"}, "memory past the end of K or V"),
 ]  # fmt: skip
 
-# Ways to points that are not deserved: (assignment, what is replaced, the most that is left)
+# Wrong solutions that could gain points: {description: (assignment, {right text: wrong text}, the most points allowed)}
 KEEPS = """        kept.append((s, v_j))
     m = np.max([s.max(axis=1) for s, _ in kept], axis=0) if kept else m
     base = np.where(np.isneginf(m), 0.0, m)
