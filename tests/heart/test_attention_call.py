@@ -59,7 +59,7 @@ def test_a_tensor_of_another_type_is_asked_as_an_operator(which):
 
 
 def calls():
-    """What was prepared for attention() itself."""
+    """Return the prepared calls of attention() that the cache holds."""
     return [made for made in prepared.CACHE.values() if isinstance(made, operators.Call)]
 
 

@@ -54,7 +54,7 @@ for code in json.loads(sys.argv[1]):
 
 
 def python(*codes: str) -> list[tuple[int, str]]:
-    """(exit status, stderr) of each, without a GPU, in a process that begins where torch has been imported."""
+    """Run each code in a process without a GPU that has already imported torch, and return (exit status, stderr)."""
     env = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"} | dict(CUDA_VISIBLE_DEVICES="")
     command = [sys.executable, "-c", FORKING, json.dumps(codes)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300, check=True)
@@ -85,7 +85,7 @@ def test_the_quickened_interpreter_gives_the_same_bits_as_triton_s_own(monkeypat
     from triton.runtime import interpreter as inside
 
     def looks() -> int:
-        """How often triton.language is looked through; afterwards it is as it was."""
+        """Return how often a call patches triton.language, and assert that it is unchanged after the call."""
         seen, before, look = [], dict(vars(language)), inside._patch_builtin
         with monkeypatch.context() as watched:
             watched.setattr(inside, "_patch_builtin", lambda *given: seen.append(given) or look(*given))
@@ -125,7 +125,7 @@ def test_a_launch_is_on_the_gpu_of_its_tensors(current, monkeypatch):
 
 @pytest.fixture
 def same_bits(kernels):  # noqa: F811
-    """Where a GPU has kernels of its own, torch must be asked for the same bits."""
+    """Ask PyTorch for deterministic algorithms if a GPU's own kernels run, whose gradients else differ in rounding."""
     torch.use_deterministic_algorithms(kernels == "chosen")
     yield
     torch.use_deterministic_algorithms(False)

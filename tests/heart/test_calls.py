@@ -29,7 +29,7 @@ def whole(*numbers, dtype=torch.int32):
 
 
 def arguments_of(call: str) -> dict:
-    """A good call with all that it may take."""
+    """Return valid arguments of a call, with every optional tensor and mask that it accepts."""
     DRAW.manual_seed(1)
     if call == "attention":
         tensors = dict(q=floats(2, 2, 20, 8), k=floats(2, 1, 24, 8), v=floats(2, 1, 24, 8), key_lengths=whole(3, 24))
@@ -45,7 +45,7 @@ def arguments_of(call: str) -> dict:
 
 
 def results(call: str, arguments: dict) -> list:
-    """(O, L), and where there are gradients those of q, k, v and the sinks, of Σ O² + Σ L."""
+    """Return O, L, and if the call has gradients, those of Σ O² + Σ L with respect to q, k, v and the sinks."""
     if call == "attention_paged":
         with torch.no_grad():
             arguments = arguments | dict(q=arguments["q"].detach().requires_grad_())
@@ -61,7 +61,7 @@ def loss_of(O, L):
 
 
 def defined(call: str, arguments: dict) -> list:
-    """The same by the definition, in float64."""
+    """Return the same as results(), by the definition in float64."""
     given = MASKS | {name: x for name, x in arguments.items() if name != "backend"}
     q, masks = given["q"], {name: given[name] for name in MASKS}
     if call == "attention_paged":
@@ -80,7 +80,7 @@ def defined(call: str, arguments: dict) -> list:
 
 
 def compare(call: str, arguments: dict, want: list, what) -> list:
-    """What a call gives, if it is right."""
+    """Assert that a call's results are near `want`, and return them."""
     found = results(call, arguments)
     for name, a, b in zip(NAMES, found, want, strict=False):
         precision = max(3e-5, torch.finfo(a.dtype).eps)
@@ -265,17 +265,17 @@ def test_the_least_and_the_largest_head_dimension(call):
 
 
 def torch_s_negative(x):
-    """−x, negated when it is read: what torch makes of the imaginary part of a conjugate."""
+    """Return −x as a tensor that PyTorch negates when it is read, which is the imaginary part of a conjugate."""
     return torch.complex(torch.zeros_like(x), x).conj().imag
 
 
 def one_inside_the_next(x):
-    """Rows that share all but one of their numbers, side by side in memory."""
+    """Return a tensor like x in which each row overlaps the next one in memory, in all but one of its numbers."""
     return floats(*x.shape[:-2], x.shape[-2] + x.shape[-1] - 1).unfold(-1, x.shape[-1], 1)
 
 
 def turned(*order):
-    """In memory in another order of dimensions, counted from the last."""
+    """Return a function that copies a tensor so that memory has its last three dimensions in another order."""
 
     def lay(x):
         axes = [*range(x.dim() - 3), *(x.dim() - 3 + n for n in order)]
@@ -299,7 +299,7 @@ VIEWS = dict(
 
 
 def in_contiguous_rows(x):
-    """And with no room between them."""
+    """Return whether a tensor has contiguous rows and no gaps between its rows."""
     spans = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
     return spans == x.numel() and (x.shape[-1] < 2 or x.stride(-1) == 1)
 
@@ -396,7 +396,7 @@ def test_every_scale_softcap_and_sink_is_computed_rightly_or_refused(call, scale
 
 
 def sizes_of_none_and_one(call: str, n: int):
-    """The good call with n batch entries, rows, keys, and where it goes more."""
+    """Yield valid arguments in which one size at a time is n: the batch, the rows, the keys, or the pages."""
     base = arguments_of(call)
     if call == "attention_packed":
         yield base | dict(q=base["q"][:n], cu_seqlens_q=whole(0, 0, n))

@@ -22,7 +22,7 @@ from fa2_lab.tools.tour import STAGES, Skipped, Stage
 
 
 def width(text: str) -> int:
-    """Columns that a terminal gives to a line: Chinese characters take two."""
+    """Return the number of a terminal's columns that a line takes. Chinese characters take two each."""
     return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
@@ -272,14 +272,14 @@ sys.exit(command.main(sys.argv[1:]))
 
 
 def started(call):
-    """A process that hears Ctrl-C, also where the tests themselves ignore it."""
+    """Start a process that reacts to Ctrl-C, even if the process of the tests ignores it."""
     listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     return subprocess.Popen(call, **pipes, start_new_session=True, preexec_fn=listens)
 
 
 def hidden(folder):
-    """Files that were begun and are not whole yet begin with a point."""
+    """Return the incomplete files in a folder, whose names begin with a full stop."""
     return [file for file in folder.iterdir() if file.name.startswith(".")]
 
 

@@ -97,7 +97,7 @@ def test_slice_of_the_product(case):
 
 
 def scratch_of(monkeypatch, call):
-    """What a call leaves in its scratch."""
+    """Run a call and return its scratch memory."""
     kept, empty = [], plan.torch.empty
     monkeypatch.setattr(plan.torch, "empty", lambda *a, **o: kept.append(empty(*a, **o)) or kept[-1], raising=False)
     call()

@@ -63,7 +63,7 @@ def test_a_page_outside_counts_as_the_nearest_inside():
 
 
 def serving(dtype=torch.float32, page=16):
-    """Arguments of attention_paged(), and the dense tensors they stand for."""
+    """Return arguments of attention_paged(), and the dense k and v with the same contents, and dO."""
     lengths = [64, 0, 37]
     q, k, v, dO = drawn(3, 4, 2, 2, 64, 16, dtype=dtype)
     k_pages, v_pages, table = paged(k, v, lengths, page)

@@ -23,12 +23,12 @@ N_K = 4096 if GPU else 90  # long enough that a free choice depends on the batch
 
 
 def given(heads, asked):
-    """The options of a call."""
+    """Return the options of a call, with a tensor of sinks if sinks are asked for."""
     return asked | dict(sinks=torch.linspace(-1, 1, heads, device=DEVICE)) if "sinks" in asked else asked
 
 
 def batches(heads, kv_heads, N_q, N_k=N_K):
-    """(q, k, v, lengths, b): the same sequence of N_K − 3 keys at place b of larger and larger batches."""
+    """Yield (q, k, v, lengths, b) for larger and larger batches, whose entry b is always the same N_K − 3 keys."""
     q, k, v, _ = drawn(65, heads, kv_heads, N_q, N_k, 16, dtype=torch.float16)
     lengths = torch.randint(1, N_k + 1, (65,), generator=torch.Generator().manual_seed(1))
     for batch in BATCHES:
@@ -45,7 +45,7 @@ def row_of(result, b):
 
 
 def first(calls):
-    """The number of the first call that has other bits than the first of all, or None."""
+    """Return the number of the first call whose result has other bits than the result of call 0, or None."""
     want = None
     for number, (result, b) in enumerate(calls):
         got = row_of(result, b)

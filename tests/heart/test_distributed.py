@@ -29,7 +29,7 @@ EXACT = 2e-6  # fp32, computed in float64 and rounded at every merge
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
-    """What nobody has written is NaN."""
+    """Make PyTorch fill new memory with NaN, so that unwritten results are noticed."""
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -38,13 +38,13 @@ def poisoned(monkeypatch):
 
 
 def inputs_of(heads, kv_heads, N, d, dtype=torch.float32, size=1.0, device="cpu"):
-    """q, k, v, dO, dL: on the CPU, whose ranks speak gloo and compute with torch, unless kernels are asked for."""
+    """Return q, k, v, dO and dL, by default on the CPU, where ranks use gloo and compute with PyTorch."""
     q, k, v, dO = (x.detach() for x in tensors(2, heads, kv_heads, N, N, d, dtype, size=size, device=device))
     return q, k, v, dO, torch.randn(2, heads, N, generator=torch.Generator().manual_seed(3)).to(device)
 
 
 def truth_of(inputs, dtype=torch.float64, **options):
-    """The same in one piece."""
+    """Return O, L and the gradients for the whole sequence on one device."""
     *qkv, dL = inputs
     return dense(*qkv, dL=dL, dtype=dtype, **options)
 
@@ -161,7 +161,7 @@ DEATHS = ["dies_before", "dies_before_first", "dies_between", "dies_within", "sk
 
 @pytest.fixture(scope="module")
 def left():
-    """{what happened: what those who are left were told}; all at the same time, since they mostly wait."""
+    """Return {event: the errors on the remaining ranks}. All events run at the same time, since ranks mostly wait."""
     happen = [*DEATHS, "never_comes"]
     with ThreadPoolExecutor(len(happen)) as pool:
         tasks = {name: pool.submit(processes.launch, getattr(processes, name), 3) for name in happen}
@@ -208,7 +208,7 @@ def test_heads_take_turns(monkeypatch):
 
 
 def within_the_rule(inputs, lengths, on_triton):
-    """On several ranks, each of whose parts is rounded before they are merged: at most 2 and 3 times torch's error."""
+    """Assert that results of several ranks, whose parts are rounded before the merge, keep to the accuracy rule."""
     found = by_threads(inputs, lengths, "zigzag", True, on_triton)
     judge(found, truth_of(inputs, causal=True), truth_of(inputs, causal=True, dtype=inputs[0].dtype))
 
@@ -295,7 +295,7 @@ def test_states_of_two_lengths_take_the_same_part():
 
 @pytest.fixture
 def alone(tmp_path):
-    """A group of one, in this process."""
+    """Make a process group of only this process."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()

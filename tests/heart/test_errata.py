@@ -23,7 +23,7 @@ def test_the_check_refuses_the_wrong_version_and_accepts_the_right_one(erratum):
 
 
 def nudged(result, part: int, step: float):
-    """The result with one of its numbers a little off, by more than any tolerance and less than any slip."""
+    """Return a result with one number changed by more than any tolerance and less than any erratum changes it."""
     if isinstance(result, tuple):
         sizes = [np.size(x) for x in result]
         k = next(k for k in range(len(sizes)) if part < sum(sizes[: k + 1]))

@@ -31,7 +31,7 @@ CASES = [(case, {}) for case in all_cases(quick=True)]  # with the variants of e
 
 
 def answers(name: str, B: int = 16) -> list[Answer]:
-    """What a function with one mistake answers, with the noise of float32."""
+    """Return the answers of a function with one mistake, or with none if name is "", with the noise of float32."""
     noise, part = np.random.default_rng(0), CATALOGUE[name].part if name else "gradients"
     B = {"B": B, "B bits": B, "parts": (4, 1)}.get(CATALOGUE[name].depends_on, 0) if name else 0
     found = []
@@ -75,7 +75,7 @@ def test_each_mistake_is_named(part):
 
 
 def planted(*names: str):
-    """A function of q, k, v and most options with these mistakes; if they are of the gradients, a backward pass."""
+    """Return a forward pass with these mistakes and most options, or if they are in gradients, a backward pass."""
 
     def asked(q, k, v, dO, **options):
         return AttentionCase("", q, k, v, dO, {x: y for x, y in options.items() if y is not None and y is not False})
@@ -94,7 +94,7 @@ def planted(*names: str):
 
 @pytest.fixture(autouse=True)
 def enough_time(monkeypatch):
-    """A busy machine gets the time that it needs."""
+    """Raise the time limit, so that a test also passes on a busy machine."""
     monkeypatch.setitem(SECONDS, True, 600)
 
 
@@ -112,7 +112,7 @@ def test_a_function_with_a_mistake_is_examined(wrong):
 
 
 class Planted(torch.autograd.Function):
-    """The right O, and gradients with a mistake."""
+    """An autograd function with the right O and with one mistake in its gradients."""
 
     @staticmethod
     def forward(ctx, q, k, v, causal, name):
@@ -154,7 +154,7 @@ def reference(q, k, v, causal=False, window=None, softcap=None, sinks=None, scal
 
 
 def written_with_loops(q, k, v, causal=False, sm_scale=None, BLOCK=16):
-    """Tiles of keys for all rows, (batch, N, heads, d), with torch's own gradients."""
+    """Return O, (batch, N, heads, d), computed by a loop over tiles of keys, with PyTorch's own gradients."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     (_, _, N_q, d), N_k = q.shape, k.shape[2]
     m, l, o = torch.full(q.shape[:3], -torch.inf), torch.zeros(q.shape[:3]), torch.zeros_like(q)
@@ -171,7 +171,7 @@ def written_with_loops(q, k, v, causal=False, sm_scale=None, BLOCK=16):
 
 
 class Layer(torch.nn.Module):
-    """As layers of a model are written, with a scale that was computed once."""
+    """Attention as a layer of a model has it, with the scale computed once."""
 
     def __init__(self, d):
         super().__init__()
@@ -207,7 +207,10 @@ def scores(q, k, tau=None):
 
 
 def hidden(s, later=0, corner=None):
-    """−∞ where a key is later than a row, by more than so many, from a corner."""
+    """Return scores with −∞ for keys that are more than `later` places after their row.
+
+    The diagonal begins at the bottom right corner, or at an offset `corner` from the top left one.
+    """
     N_q, N_k = s.shape[-2:]
     ahead = torch.arange(N_k) - torch.arange(N_q)[:, None] - (N_k - N_q if corner is None else corner)
     return s.masked_fill(ahead > later, -torch.inf)
@@ -241,7 +244,7 @@ def of_packed(q, k, v, cu_seqlens_q, cu_seqlens_k):
 
 
 def of_pages(chosen):
-    """Attention over a cache in pages, of which a batch entry reads the chosen ones."""
+    """Return attention over a paged cache, in which batch entry b reads the pages chosen(block_table, b)."""
 
     def paged(q, k_cache, v_cache, block_table, cache_seqlens):
         out = []
@@ -273,7 +276,7 @@ of_positions = module["numbered"]
 
 
 class Dropped(torch.autograd.Function):
-    """Attention with dropout whose backward pass draws its factors again, from the same seed or not, or does not."""
+    """Attention with dropout. Its backward pass draws factors again, from the seed `again`, or uses none if None."""
 
     @staticmethod
     def forward(ctx, q, k, v, p, again):
@@ -310,7 +313,10 @@ def of_splits(q, k, v):
 
 
 def of_tall_tiles(q, k, v, causal=False, B_r=32, B_c=16):
-    """The mask numbers keys from each tile's first one, and a block of rows visits two tiles on its diagonal."""
+    """Return O with a mistake: within a tile, the mask counts keys from the tile's first key.
+
+    A row block visits two tiles on its diagonal, so that the mistake shows.
+    """
     (N_q, N_k), s = (q.shape[2], k.shape[2]), scores(q, k)
     row, col = torch.arange(N_q)[:, None], torch.arange(N_k)
     last = (row // B_r * B_r + B_r).clamp(max=N_q) - 1 + N_k - N_q
@@ -319,7 +325,7 @@ def of_tall_tiles(q, k, v, causal=False, B_r=32, B_c=16):
 
 
 def of_whole_mask(q, k, v, cu_seqlens_q, cu_seqlens_k, causal=False):
-    """A causal mask that counts from the start of the pack."""
+    """Return packed attention with a mistake: the causal mask counts from the pack's start, not the sequence's."""
     ends, s = (cu_seqlens_q, cu_seqlens_k), scores(q.transpose(0, 1), k.transpose(0, 1))
     i, j = (torch.bucketize(torch.arange(int(x[-1])), x, right=True) for x in ends)
     s = s.masked_fill(i[:, None] != j, -torch.inf)
@@ -553,7 +559,7 @@ def test_a_coarse_dtype_inside_is_the_only_thing_that_is_said():
 
 
 class Guarded(torch.autograd.Function):
-    """Rows that see no key have O = 0, but NaN in the backward pass."""
+    """Attention in which rows that see no key have O = 0, but NaN in their gradients."""
 
     @staticmethod
     def forward(ctx, q, k, v, causal):

@@ -25,7 +25,7 @@ def test_two_processes_that_write_one_file_leave_one_of_both_whole(tmp_path, mon
     path, replace = tmp_path / "x.json", os.replace
 
     def after_another(*names):
-        """This file is written, and not yet renamed, when the other process writes all of its own."""
+        """Let another process write its whole file between this file's writing and its renaming."""
         monkeypatch.setattr(os, "replace", replace)
         child = os.fork()
         if not child:

@@ -28,7 +28,7 @@ several = pytest.mark.parametrize(
 
 
 def behind(x):
-    """The same numbers, with NaN behind the last of them."""
+    """Return a copy of x with NaN in the memory behind its last number."""
     long = torch.full((x.numel() + 64 * x.shape[3],), torch.nan, dtype=x.dtype, device=x.device)
     long[: x.numel()] = x.flatten()
     return long[: x.numel()].view(x.shape)
@@ -73,7 +73,7 @@ calls = st.fixed_dictionaries(NUMBERS)
 
 
 def call_of(case):
-    """q, k, v and dO, and the options."""
+    """Return [q, k, v, dO] and the options of a drawn case."""
     case = SimpleNamespace(**case)
     numbers, lengths = torch.Generator().manual_seed(case.seed % 2**32), None
     of_q, of_k = (case.batch, case.kv_heads * case.group, case.N_q), (case.batch, case.kv_heads, case.N_k)
@@ -88,7 +88,7 @@ def call_of(case):
 
 
 def poisoned(k, v, lengths, filling):
-    """Keys and values with something in the padding that must not be looked at."""
+    """Return k and v whose padding, which no kernel may use, is filled with a value."""
     if lengths is None:
         return k, v
     behind = (torch.arange(k.shape[2], device=k.device)[None, :] >= lengths[:, None])[:, None, :, None]
@@ -96,11 +96,11 @@ def poisoned(k, v, lengths, filling):
 
 
 def compare(got, tensors, **options):
-    """Each result that was asked for is as near to float64 as the accuracy rule asks, and an ulp more."""
+    """Assert that each result that is not None keeps to the accuracy rule, plus one ulp."""
     q, k, v, dO = (x.detach().contiguous() for x in tensors)
     options["bias"] = options["bias"] and options["bias"][1]
     truth, torchs = dense_for(got[0], q, k, v, dO, **options), dense(q, k, v, dO, dtype=q.dtype, **options)
-    digits = 2.0**-22 * truth[1].nan_to_num(0, 0, 0).abs().max().item()  # of P, that L in fp32 costs
+    digits = 2.0**-22 * truth[1].nan_to_num(0, 0, 0).abs().max().item()  # the digits of P that L in fp32 costs
     for name, a, t, b in zip(NAMES, got, truth[:5], torchs[:5], strict=True):
         if a is not None:
             rounding = max(1e-5, torch.finfo(q.dtype).eps, digits) * max(1.0, t.nan_to_num(0, 0, 0).abs().max().item())
@@ -108,7 +108,7 @@ def compare(got, tensors, **options):
 
 
 def called(q, k, v, dO, wanted, options):
-    """O, L and the gradients that are wanted; None for the others."""
+    """Return O, L, and the gradients of q, k and v, with None for those that are not wanted."""
     leaves = [x.detach().requires_grad_(w) for x, w in zip((q, k, v), wanted, strict=True)]
     names = dict(lengths="key_lengths", p="dropout_p")
     options = options | dict(bias=options["bias"] and options["bias"][0])

@@ -197,7 +197,7 @@ def test_the_bytes_of_the_buffers_are_the_kernels():
 
 
 def rings_of(kernel, known):
-    """{ring: (stages, how many releases empty one)} of a kernel's calls of new_ring."""
+    """Return {ring: (stages, number of releases that empty a stage)} for a kernel's calls of new_ring."""
     calls = [node for node in ast.walk(ast.parse(Path(kernel.__file__).read_text())) if isinstance(node, ast.Call)]
     found = {}
     for call in calls:

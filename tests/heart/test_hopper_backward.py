@@ -93,12 +93,12 @@ def test_in_turn_fewer_heads_of_large_groups_run_at_a_time():
 
 @pytest.fixture
 def divided(monkeypatch):
-    """A function that has every column block divided into so many parts."""
+    """Return a function that makes the backward split each column block into this number of parts."""
     return lambda parts: monkeypatch.setattr(sizes, "parts_for", lambda *_: parts)
 
 
 def try_all(cases):
-    """Cases are d, dtype, a pair of lengths, and a kind of call."""
+    """Check all cases: (d, dtype, (N_q, N_k), (causal, with key_lengths, stored as (batch, N, heads, d)))."""
     for d, dtype, (N_q, N_k), (causal, padded, turned) in cases:
         Q, dO = draw(2, 6, N_q, d, dtype, turned, 0), draw(2, 6, N_q, d, dtype, turned, 3)
         K, V = (draw(2, 2, N_k, d, dtype, turned, seed) for seed in (1, 2))

@@ -38,12 +38,12 @@ GROUPS = [(16, 2), (6, 2), (8, 1)]  # query heads and K/V heads
 
 @pytest.fixture
 def planned(monkeypatch):
-    """Has every call take these sizes, from now on."""
+    """Return a function that makes all further calls use these sizes."""
     return lambda chosen: monkeypatch.setattr(launch.sizes, "choose", lambda *_: chosen)
 
 
 def try_all(d, dtype, cases, planned):
-    """Cases are pairs of lengths, whether rows lie apart, and a kind of call."""
+    """Check all cases: ((N_q, N_k), stored as (batch, N, heads, d), (sizes, causal, with key_lengths))."""
     for (N_q, N_k), turned, (sizes, causal, padded) in cases:
         planned(sizes)
         Q = draw(2, 6, N_q, d, dtype, turned, 0)
@@ -99,7 +99,10 @@ def test_scores_that_climb(d, causal, dtype, planned):
 
 
 def differing(times, Q, K, V, lengths, causal):
-    """Whether any of so many repeats differs in a bit; outputs are poisoned, else a block left out would look right."""
+    """Return whether any of `times` repetitions differs from the first call in a bit.
+
+    Outputs are filled with NaN in between, because a block that is not computed would otherwise look right.
+    """
     tensors = Tensors(Q, K, V, lengths)
     call = partial(launch.prepare(tensors, Options(causal, 0.1)), tensors)
     first = call()

@@ -21,13 +21,13 @@ SMs = 132
 
 @pytest.fixture(autouse=True)
 def some_hopper(monkeypatch):
-    """As if tensors without data were on a GPU; launches keep what they are called with."""
+    """Treat tensors without data as if they were on a Hopper GPU."""
     monkeypatch.setattr(host, "tma_aligned", lambda *tensors: True)
     monkeypatch.setattr(host, "scheduler_counter", lambda X, traced: "its own" if traced else "counter")
 
 
 def tensors(batch, H, H_kv, N_q, N_k, d, packed=False):
-    """Q and K without data; packed sequences are (tokens, heads, d)."""
+    """Return Q and K without data. Packed sequences are (tokens, heads, d)."""
     shapes = ((N_q, H, d), (N_k, H_kv, d)) if packed else ((batch, H, N_q, d), (batch, H_kv, N_k, d))
     return [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes]
 
@@ -45,7 +45,7 @@ CASES = [  # batch, H, H_kv, N_q, N_k, d, causal, with key_lengths, packed seque
 
 
 def others(batch, lengths, sequences):
-    """The tensors of a call beside q, k and v: key_lengths, cu_seqlens_q and cu_seqlens_k."""
+    """Return the other tensors of a call: key_lengths, cu_seqlens_q and cu_seqlens_k, each a tensor or None."""
     keys = torch.empty(batch, device="meta", dtype=torch.int32) if lengths else None
     starts = (None if sequences is None else torch.empty(sequences + 1, device="meta") for _ in "qk")
     return dict(zip(("key_lengths", "cu_seqlens_q", "cu_seqlens_k"), (keys, *starts), strict=True))
@@ -104,7 +104,7 @@ def test_the_forward_s_windows_have_sizes_of_their_own(options, monkeypatch):
 
 
 def by_hand(Q, K, chosen, sequences, batch):
-    """(row blocks, column blocks) of all heads."""
+    """Return the numbers of row blocks and of column blocks of all heads, computed by hand."""
     (H, N_q), (H_kv, N_k) = ((x.shape[1], x.shape[2 if sequences is None else 0]) for x in (Q, K))
     if sequences is None:
         return batch * H * ceil(N_q / chosen.B_r), batch * H_kv * ceil(N_k / 128)
@@ -186,12 +186,12 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
 
 
 def apart(x):
-    """The same shape with gaps between the rows."""
+    """Return a tensor of the same shape with gaps between the rows."""
     return torch.cat([x, x], -1)[..., : x.shape[-1]]
 
 
 def turned(x):
-    """The same shape as a view of (batch, N, heads, d)."""
+    """Return a tensor of the same shape that is stored as (batch, N, heads, d)."""
     return torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 

@@ -38,7 +38,7 @@ LENGTHS = [
 
 
 def ends(lengths) -> list[int]:
-    """Where sequences of these lengths begin, and where the last ends."""
+    """Return the starts of sequences of these lengths, and the end of the last one."""
     return np.cumsum([0, *lengths]).tolist()
 
 
@@ -47,13 +47,13 @@ def ends(lengths) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def one_after_the_other(monkeypatch):
-    """Triton's interpreter knows no early start; there each kernel ends before the next one begins."""
+    """Remove instructions for early starts from the interpreter, in which each kernel ends before the next begins."""
     for name in ("gdc_wait", "gdc_launch_dependents") if interpreter.is_enabled() else ():
         monkeypatch.setattr(f"fa2_lab.kernels.hopper.backward.accumulators.{name}", lambda: None)
 
 
 def found_by_python(Q, K, V, dO, dL, starts, causal, d, B_c, consumers, parts):
-    """O, L, dQ, dK, dV: the main kernels by Python, those before and after as they are, and all that launches them."""
+    """Return O, L, dQ, dK and dV. Python runs the main kernels, and the kernels before and after are launched."""
     window, many, options = (None, 0 if causal else None), len(starts[0]) - 1, Options(causal, Q.shape[2] ** -0.5)
     with pytest.MonkeyPatch.context() as patch, np.errstate(invalid="ignore", divide="ignore"):
         by_python(patch)
@@ -83,7 +83,11 @@ def found_by_python(Q, K, V, dO, dL, starts, causal, d, B_c, consumers, parts):
 
 
 def check_by_python(n_q, n_k, causal, d=64, B_c=64, consumers=2, heads=(4, 2), parts=1, planted=None, behind=0):
-    """Rows behind the last start are of no sequence. One sequence may hold NaN, which no other may get to see."""
+    """Check packed sequences by Python against float64.
+
+    The `behind` rows after the last sequence belong to none, and hold NaN. Sequence `planted` also holds NaN, which
+    must not reach any other sequence.
+    """
     draw, starts = np.random.default_rng(len(n_q) + sum(n_q)), (ends(n_q), ends(n_k))
     width = 8 if d == 64 else 128  # half of dQ is the second consumer's
     Q, dO = draw.standard_normal((2, starts[0][-1] + behind, heads[0], width))
@@ -162,7 +166,7 @@ TAME = [[0, 300, 700, 1000], [7, 0, 300, 2**31 - 1], [-9, -3, 1000, 1001], [0, 0
 
 
 def moved(starts, n) -> list[int]:
-    """Starts as kernels read them: the first is 0, the others lie among n rows."""
+    """Return starts as kernels read them: the first is 0, and the others are limited to 0 to n."""
     return [0, *(min(max(x, 0), n) for x in starts[1:])]
 
 
@@ -235,7 +239,7 @@ def test_a_batch_of_other_lengths_is_of_the_same_kind():
 
 
 def drawn(n_q, n_k, heads, d, dtype, behind=0):
-    """q, k, v, dO, amid NaN: rows before and after, heads between; and both starts."""
+    """Return q, k, v and dO with NaN in the memory around their rows and between their heads, and both cu_seqlens."""
     generator = torch.Generator(DEVICE).manual_seed(sum(n_q))
 
     def fenced(rows, heads):

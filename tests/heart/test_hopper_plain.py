@@ -31,7 +31,7 @@ def plain(monkeypatch):
 
 
 def truth(Q, K, V, dO, window, lengths):
-    """O, L, dK, dV and D in float64, and K and V with NaN where no row of their batch entry sees them."""
+    """Return (O, L, dK, dV, D) in float64, and [K, V] with NaN for keys that no row of their batch entry sees."""
     N_q, N_k, lengths = Q.shape[2], K.shape[2], torch.tensor([K.shape[2]] if lengths is None else lengths)
     found = dense(*map(torch.from_numpy, (Q, K, V, dO)), lengths=lengths, window=window)
     O, L, _, dK, dV = (x.numpy() for x in found)
@@ -108,9 +108,9 @@ def test_each_block_is_handed_out_once_and_the_counters_end_at_zero(DYNAMIC_FIRS
 
 
 def in_any_order(items, programs, chance, begun=0):
-    """Each program adds what it has drawn, in order, and draws one item ahead; returns who added where, in order.
+    """Simulate programs in random order, each of which draws items, one of them ahead, and adds their parts in order.
 
-    All counters begin with `begun`.
+    Return {place: numbers of the items in the order in which they were added}. All counters begin at `begun`.
     """
     counters, order, left = Counter(), {}, list(enumerate(items))[::-1]
     todo = [[] for _ in range(programs)]

@@ -19,14 +19,14 @@ RUNGS = ("r20", "r21", "r22", "r23")
 
 
 class Kept(Tile):
-    """A tile that can be written."""
+    """A tile that a kernel can store to."""
 
     def store(self, x):
         self[:] = x
 
 
 class Room:
-    """Shared memory for so many tiles; a ring keeps all that was ever filled."""
+    """Shared memory that has a tile for every index, so that no earlier tile is ever overwritten."""
 
     def __init__(self, shape):
         self.shape, self.kept = shape, {}
@@ -36,13 +36,13 @@ class Room:
 
 
 class Ring:
-    """Tiles in the order of their numbers, and how often each was released."""
+    """A ring that keeps all its tiles in order, and counts the releases of each."""
 
     def __init__(self, tiles, consumers):
         self.tiles, self.consumers, self.filled, self.released = tiles, consumers, [], Counter()
 
     def nobody_waits_for_ever(self) -> bool:
-        """Each tile that took another one's stage could do so, because all consumers had released that one."""
+        """Return whether all consumers released each tile whose stage a later tile needs, and none of them twice."""
         stages = self.tiles.shape[0]
         once = all(count <= self.consumers for count in self.released.values())
         return once and all(self.released[n - stages] == self.consumers for n in range(stages, len(self.filled)))
@@ -79,13 +79,13 @@ def async_store(O, at, tile):
 
 
 def update_row_max(m, top, limit):
-    """A warp raises all its rows together."""
+    """Return the new maxima, where a warp raises the maxima of all its rows if any row exceeds the limit."""
     some = (top > limit).reshape(4, -1).any(1).repeat(16)[:, None]
     return np.where(some, np.maximum(m, top.max(1)[:, None]), m).view(Tile)
 
 
 def tiled(function):
-    """What it returns is a tile, unless it is a number."""
+    """Return a function whose result is a tile if `function` returns an array."""
 
     def found(*given, **named):
         x = function(*given, **named)
@@ -95,7 +95,7 @@ def tiled(function):
 
 
 def by_python(module, monkeypatch, rings, program, programs):
-    """From now on the rung's functions are Python's."""
+    """Replace the GPU functions of a rung by their Python functions and by stand-ins."""
 
     def ring(tiles, consumers):
         rings.append(Ring(tiles, consumers))

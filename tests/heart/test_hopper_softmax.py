@@ -41,12 +41,12 @@ OPERATIONS = {
 
 
 def constant(text: str):
-    """A number as PTX writes it."""
+    """Return the number that a constant in PTX stands for."""
     return np.uint32(int(text[2:], 16)).view(np.float32) if text[:2] in ("0f", "0x") else np.float32(text)
 
 
 def execute(text: str, registers: dict) -> dict:
-    """What registers, of 32 numbers each, hold when the 32 threads of a warp have carried out the text."""
+    """Run PTX for the 32 threads of a warp, and return the registers, each of which holds 32 numbers."""
     for line in re.split(r"[;\n]\s*", text):
         if not line or line[0] in "{}." or line == "DONE:":
             continue
@@ -67,7 +67,11 @@ def execute(text: str, registers: dict) -> dict:
 
 
 def inline_asm_elementwise(text, constraints, tiles, dtype, is_pure, pack):
-    """Gluon's. Thread 4 g + lane holds rows g and g + 8 of a warp's 16: of 8 columns 2 of the one, 2 of the other, …"""
+    """Run inline PTX as Gluon does, on tiles of 64 rows.
+
+    Thread 4 g + lane holds parts of rows g and g + 8 of a warp's 16 rows. From each 8 columns, it holds first 2 numbers
+    of row g, then 2 numbers of row g + 8.
+    """
     J, E = (tiles[0].shape[1], 2) if tiles[0].ndim == 4 else (1, 1)  # by lanes (64, J, 4, 2), or (64, 4)
     held = np.array([np.float32(x).reshape(4, 2, 8, J, 4, E).transpose(0, 3, 1, 5, 2, 4) for x in tiles])
     held = held.swapaxes(0, 1).reshape(4, -1, 32)  # (warps, numbers of a thread, threads)
@@ -75,7 +79,7 @@ def inline_asm_elementwise(text, constraints, tiles, dtype, is_pure, pack):
     found = []
     for inputs in held:
         registers = {f"${outputs + i}": x for i, x in enumerate(inputs)}
-        given = constraints.split(",")[outputs:]  # a number: it comes in that output's place
+        given = constraints.split(",")[outputs:]  # a digit ties an input to the output of this number
         registers |= {f"${tied}": x for tied, x in zip(given, inputs, strict=True) if tied.isdigit()}
         registers = execute(getattr(text, "value", text), registers)
         found.append([registers[f"${i}"] for i in range(outputs)])
@@ -98,7 +102,10 @@ def plain(monkeypatch):
 
 
 def stream(tiles, scale_log2):
-    """After tiles (64, 64) of scores: O, L in powers of two and l; and of each step p and the rows' m, scale, alpha."""
+    """Run the softmax over tiles (64, 64) of scores. Return O, L in base 2, l, and a list of steps.
+
+    Each step has p, and m, scale and alpha of the rows.
+    """
     tiles, scale_log2 = (
         np.float32(tiles).astype(float).view(Tile),
         np.float32(scale_log2),
@@ -116,7 +123,7 @@ def stream(tiles, scale_log2):
 
 
 def check(tiles, scale_log2, rows=slice(None)):
-    """O and L are right, as float64 knows them; returns the steps."""
+    """Assert that O and L agree with float64, and return the steps."""
     O, L, _, steps = stream(tiles, scale_log2)
     s = np.concatenate(np.float32(tiles), 1)[rows].astype(float) * np.float32(scale_log2)
     p = np.exp2(s - s.max(1)[:, None])

@@ -44,14 +44,17 @@ NEVER = {("kernels", "reference")}  # downward, and still not wanted: a kernel s
 
 
 def part_of(module: str) -> str:
-    """fa2_lab.reference.fa2 → reference; fa2_lab itself → __init__."""
+    """Return the part of the package to which a module belongs.
+
+    For example, it is "reference" for fa2_lab.reference.fa2, and "__init__" for fa2_lab itself.
+    """
     parts = module.split(".")
     name = parts[1] if len(parts) > 1 else "__init__"
     return SAME_PART.get(name, name)
 
 
 def imported_modules(source: str, module: str, modules: frozenset[str] = frozenset()) -> set[str]:
-    """Every module of the package that a source imports, at its top or inside a function.
+    """Return all modules of the package that a source imports, at its top or inside a function.
 
     `from fa2_lab.kernels import launch` imports fa2_lab.kernels.launch if that is one of the modules, and a name that
     fa2_lab.kernels defines if it is not. From the package itself only modules are taken.
@@ -71,7 +74,7 @@ def imported_modules(source: str, module: str, modules: frozenset[str] = frozens
 
 
 def wrong_arrows(source: str, module: str) -> list[str]:
-    """What is wrong with the imports of one file."""
+    """Return the imports of a file that are not from a lower floor, or that NEVER forbids, in words."""
     here, wrong = part_of(module), []
     if here not in FLOORS:
         return [f"{here}: no floor in tests/heart/test_house.py"]
@@ -86,7 +89,7 @@ def wrong_arrows(source: str, module: str) -> list[str]:
 
 @cache
 def package_modules(folder: Path = PACKAGE) -> dict[str, str]:
-    """{module: source} of a whole package."""
+    """Return {module: source} for a whole package."""
     names = {path: ".".join(path.relative_to(PROJECT).with_suffix("").parts) for path in folder.rglob("*.py")}
     return {name.removesuffix(".__init__"): path.read_text(encoding="utf-8") for path, name in names.items()}
 
@@ -119,7 +122,7 @@ OF_OTHERS = {"cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "softcap", "dropout
 
 
 def types_of(source: str) -> set[str]:
-    """Classes, and at the top of the file names for types: Rows = tuple[int, int]."""
+    """Return the names of all classes, and of types that are defined at the top level, as in Rows = tuple[int, int]."""
     tree = ast.parse(source)
     named = [node for node in tree.body if isinstance(node, ast.Assign)]
     named = [node for node in named if isinstance(node.value, (ast.Name, ast.Subscript, ast.BinOp))]
@@ -129,7 +132,7 @@ def types_of(source: str) -> set[str]:
 
 
 def defined_twice(sources: dict[str, str]) -> dict[str, set[str]]:
-    """{type: modules} of those that several modules define; rungs may repeat each other and the kernels."""
+    """Return {type: modules} for types that several modules define. Rungs may repeat each other and the kernels."""
     where: dict[str, set[str]] = {}
     for module, source in sources.items():
         if not module.startswith("fa2_lab.kernels.ladder."):

@@ -121,13 +121,13 @@ def test_tanh_keeps_its_digits_where_its_series_ends():
 
 
 class Made:
-    """A compiled kernel."""
+    """A stand-in for a compiled kernel."""
 
     src = SimpleNamespace(fn=SimpleNamespace(arg_names=["Q", "K", "lengths", "N"]))
 
 
 class Kernel:
-    """Stands in for a kernel: keeps what Triton is asked to launch."""
+    """A stand-in for a kernel that keeps the arguments of all launches."""
 
     def __init__(self):
         self.asked = []

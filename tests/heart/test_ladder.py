@@ -36,13 +36,13 @@ def gluon(rung: str) -> bool:
 
 
 def runnable(rungs=ladder.RUNGS) -> list:
-    """All rungs, those that need another machine marked as skipped."""
+    """Return all rungs as parameters. Those that need a Hopper GPU are marked as skipped if there is none."""
     missing = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
     return [pytest.param(rung, marks=missing) if gluon(rung) else rung for rung in rungs]
 
 
 def fenced(x):
-    """x with NaN behind its last element, so that a read past the end is seen."""
+    """Return x with NaN in memory behind its last element, so that a read past the end shows."""
     memory = torch.full((x.numel() + 128 * x.shape[-1],), torch.nan, dtype=x.dtype, device=DEVICE)
     memory[: x.numel()] = x.flatten()
     return memory[: x.numel()].view(x.shape)
@@ -55,7 +55,7 @@ def tensors(N_q, N_k, d, dtype=torch.float16, heads=2):
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
-    """torch.empty hands out NaN, so that what a kernel leaves unwritten is seen."""
+    """Fill memory from torch.empty with NaN, so that unwritten results show."""
     for name in ("empty", "empty_like"):
         make = getattr(torch, name)
 
@@ -67,7 +67,7 @@ def poisoned(monkeypatch):
 
 
 def check(rung, q, k, v, causal):
-    """O and L are as near to float64 as the dtype allows."""
+    """Assert that O and L of a rung are as near to float64 as the dtype allows."""
     seen = oracle.visible(q.shape[2], k.shape[2], causal)
     heads = zip(*(x.flatten(0, 1).double().cpu().numpy() for x in (q, k, v)), strict=True)
     want = map(np.stack, zip(*(oracle.dense(*qkv, seen) for qkv in heads), strict=True))
@@ -119,7 +119,7 @@ def test_a_side_rung_is_right(rung, N, d, size):
 
 
 def low(q, k):
-    """q and k whose scores are about −40, so that e^(−L) is more than 16 bits can hold."""
+    """Return q and k changed so that scores are about −40, and e^(−L) exceeds the range of 16-bit numbers."""
     q[..., 0], k[..., 0] = 100, -4
     return q, k
 
@@ -141,7 +141,10 @@ def test_a_backward_rung_is_right(rung, N_q, N_k, d, causal, change):
 
 
 def one_pass(Q, K, V, dO, L, D, causal):
-    """dQ, dK and dV of one head, by the consumers of rung b02 in Python: two threads, each with 64 of 128 keys."""
+    """Return dQ, dK and dV of one head, computed by the consumers of rung b02 as two Python threads.
+
+    Each thread has 64 of 128 keys.
+    """
     from hopper_language import LANGUAGE, Tile, multiply, plain, wait
     from hopper_plain import starting
 
@@ -281,7 +284,7 @@ def test_a_rung_does_what_its_sentence_says(rung, monkeypatch):
 
 
 def launched(rung, monkeypatch, **sizes) -> tuple[tuple, tuple, dict]:
-    """(grid, arguments, options) of a rung's launch, which does nothing."""
+    """Return (grid, arguments, options) of a rung's launch, without launching the kernel."""
     asked, module = [], ladder.load(rung)
     spy = type("Spy", (), {"__getitem__": lambda _, grid: lambda *given, **named: asked.append((grid, given, named))})
     monkeypatch.setattr(module, "forward_kernel", spy())
@@ -317,7 +320,7 @@ def test_heavy_blocks_come_first_and_no_head_is_left_out(rung):
 
 
 def allowed(rung: str) -> int:
-    """How many registers it may spill, as its file says."""
+    """Return the number of registers that a rung may spill, which its file also gives."""
     return {"s00 3.7": 9, "b02 3.9": 11}.get(f"{rung[:3]} {version('triton')[:3]}", 0)
 
 

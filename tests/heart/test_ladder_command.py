@@ -15,7 +15,7 @@ from fa2_studio.bench.results import save
 
 
 def row_of(text: str, rung: str) -> list[str]:
-    """A rung's cells in the printed table."""
+    """Return a rung's cells in the printed table."""
     (line,) = [line for line in text.splitlines() if line.startswith(page.label(rung) + " ")]
     return line[22:].replace("≤ ", "≤").split(maxsplit=len(page.COLUMNS))
 

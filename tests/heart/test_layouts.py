@@ -60,7 +60,7 @@ for layout, shape in {cases}:
 
 
 def triton_bases(cases: str) -> list[list[list[list[int]]]]:
-    """Triton's own linear layouts: where each bit of a register, lane, warp or offset leads."""
+    """Return Triton's own linear layouts: the (row, col) of each bit of a register, lane, warp or offset."""
     done = subprocess.run(
         [sys.executable, "-c", TRITON.format(cases=cases)], capture_output=True, text=True, timeout=120
     )
@@ -70,13 +70,13 @@ def triton_bases(cases: str) -> list[list[list[list[int]]]]:
 
 
 def spread(bases: list[list[int]]) -> np.ndarray:
-    """The (row, col) of every number whose bits lead along these bases."""
+    """Return the (row, col) of each number whose bits have these bases."""
     bits = np.arange(2 ** len(bases))[:, None] >> np.arange(len(bases)) & 1
     return np.array([np.bitwise_xor.reduce(np.where(b[:, None], bases, 0), axis=0) for b in bits]) if bases else bits
 
 
 def gluon(mma: Mma, shape: tuple[int, int]) -> str:
-    """The layout as Gluon, Triton's lower language, spells it, with the shape."""
+    """Return Gluon's source code for a layout and a shape."""
     instruction = [*mma.instruction, 16][: mma.version]
     return f"(gl.NVMMADistributedLayout([{mma.version}, 0], {list(mma.warps)}, {instruction}), {list(shape)})"
 

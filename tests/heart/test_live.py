@@ -23,7 +23,7 @@ ORDERS = {"standard": naive, "fa1": fa1, "fa2": fa2}
 
 
 def ask(questions):
-    """[(function, its arguments)] → what the pieces answer."""
+    """Call functions of the interactive figures, given as [(function, arguments)], and return their results."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("no node here, which runs the pieces' functions")
@@ -35,7 +35,7 @@ def ask(questions):
 
 
 def plain(x):
-    """Arrays as lists, −∞ as a word: what JSON can hold."""
+    """Return x in a form that JSON can write: arrays as lists, and −∞ as a word."""
     if isinstance(x, np.ndarray):
         return plain(x.tolist())
     if isinstance(x, dict):
@@ -57,7 +57,7 @@ def same(ours, theirs, what=""):
 
 
 def sizes(rng, most=14):
-    """N_q, N_k, B_r, B_c and the mask: most lengths are no multiple of a block, some rows see no key."""
+    """Return a random tiling and mask. Most lengths are not multiples of a block, and some rows see no key."""
     N_q, N_k = (int(rng.integers(1, most)) for _ in range(2))
     if rng.random() < 0.5:
         N_k = N_q
@@ -72,7 +72,7 @@ def tiling_of(t):
 
 
 class Watching(Trace):
-    """Keeps what the algorithm holds at the end of every tile, and how much it had moved until then."""
+    """A trace that keeps, for the end of each tile, what the algorithm holds and how much it has moved."""
 
     def __init__(self):
         super().__init__()
@@ -120,7 +120,7 @@ def compare_results(order, tiling, d, answer, results, watch):
 
 
 def compare_tiles(order, answer, watch):
-    """o, ℓ, m, s, p and α of every tile, and the counters at its end."""
+    """Assert that a figure's o, ℓ, m, s, p and α of each tile, and its counters, agree with the reference's trace."""
     added = [step for step in answer["tiles"] if step["op"] == "add"]
     shrunk = [step for step in answer["tiles"] if step["op"] == "shrink"]
     stored = [step for step in answer["tiles"] if step["op"] == "store"]
@@ -253,7 +253,7 @@ def test_programs_run_on_sms_as_list_scheduling_has_it():
 
 
 def collisions(tiling):
-    """For each step, {row block: workers that add into it in that same step}, where there are two or more."""
+    """Return for each step {row block: workers that add to it in this step}, if these are two or more."""
     rows = [list(tiling.visited_rows(j)) for j in range(tiling.T_c)]
     steps = []
     for t in range(max(map(len, rows))):

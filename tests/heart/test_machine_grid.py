@@ -15,7 +15,7 @@ from fa2_lab.trace import Trace
 
 
 def ticking_clock(costs, slots):
-    """The same by brute force: at every tick, free slots take the next blocks. Returns (start, end) pairs."""
+    """Return (start, end) of each block, simulated tick by tick: free slots take the next blocks."""
     waiting, running, ran, now = list(enumerate(costs)), [], {}, 0
     while waiting or running:
         running = [(n, end) for n, end in running if end > now]

@@ -15,7 +15,7 @@ COUNTED = sorted(io.TILE_OPS)
 
 
 def metered(algorithm, direction, tiling, d):
-    """A meter that has watched this one pass, on random inputs."""
+    """Run one pass on random inputs, and return the trace that has metered it."""
     rng = np.random.default_rng(0)
     Q, dO = rng.standard_normal((2, tiling.N_q, d))
     K, V = rng.standard_normal((2, tiling.N_k, d))
@@ -44,7 +44,7 @@ def nonzero(counts):
 
 @st.composite
 def tilings(draw):
-    """Any lengths, ragged or not, N_q ≠ N_k, any blocks, causal or not, padded or not, or any boolean mask."""
+    """Draw a tiling of any lengths and blocks, with any causal mask, window, key length or boolean mask."""
     N_q, N_k = draw(st.integers(1, 13)), draw(st.integers(1, 13))
     B_r, B_c = draw(st.integers(1, 6)), draw(st.integers(1, 6))
     length = draw(st.none() | st.integers(0, N_k))
@@ -69,7 +69,7 @@ def test_traffic_equals_the_meter_tensor_by_tensor(algorithm, direction, tiling,
 
 
 def walked(rows, inner, columns):
-    """Elements that a product loads of its two operands, one tile of its result after the other."""
+    """Return the elements of both operands that a matmul loads, counted tile by tile of its result."""
     left = right = 0
     for i in range(0, rows, io.GEMM_TILE):
         for j in range(0, columns, io.GEMM_TILE):

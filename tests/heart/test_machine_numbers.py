@@ -38,7 +38,7 @@ def test_the_rotation_keeps_scores_and_spreads_an_outlier():
 
 
 def of_D(sum_bits, at=lambda m: m):
-    """The sum of D's errors, in what chance alone would make of it."""
+    """Return the sum of D's errors divided by its standard deviation if their signs were random."""
     S, V, dO = numbers.repeated_maxima()
     found = numbers.outputs(S, V, at(S.max(1, keepdims=True)), sum_bits)
     errors = (dO * (found - numbers.truth(S, V))).sum(1)

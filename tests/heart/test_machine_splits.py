@@ -12,7 +12,7 @@ HEADS = st.lists(st.integers(0, 9), min_size=1, max_size=12).map(tuple)
 
 
 def walked(tiles, share):
-    """Unit by unit: {(program, head): its tiles}."""
+    """Return {(program, head): tiles}, counted unit by unit."""
     found, t = {}, 0
     for head, n in enumerate(tiles):
         for tile in range(-1, n):  # −1: the unit that begins the head

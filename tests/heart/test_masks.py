@@ -28,8 +28,10 @@ NAMES = ("O", "L", "dQ", "dK", "dV", "dsinks")
 def check(
     shape, dtype=torch.float32, *, sink=False, p=0.0, backend="auto", gradients=True, bias=None, **options
 ) -> tuple:
-    """One call and its gradients, held to float64 as closely as torch is, computing in the same dtype. A bias is two
-    functions, in Triton and in NumPy."""
+    """Check one call and its gradients against float64, by the accuracy rule relative to PyTorch in the same dtype.
+
+    A bias is a pair of functions, one in Triton and one in NumPy.
+    """
     q, k, v, dO = tensors(*shape, dtype)
     jitted, in_numpy = bias or (None, None)
     options = dict(causal=False, window=None, softcap=None, lengths=None) | options
@@ -44,9 +46,9 @@ def check(
         got = O, L, *torch.autograd.grad((O, L), [q, k, v] + [sinks] * sink, (dO, dL))
     options |= dict(sinks=sinks, p=p, seed=3, bias=in_numpy)
     right, torchs = (dense(q, k, v, dO, dL=dL, dtype=t, **options) for t in (torch.float64, dtype))
-    # dsinks comes from D = rowsum(dO ∘ O), whose O is rounded; that is what torch, which keeps P, does not lose
+    # dsinks is computed from D = rowsum(dO ∘ O), whose O is rounded. PyTorch keeps P, so it has no such error.
     lost = dict(dsinks=torch.finfo(dtype).eps * (dO * right[0]).square().sum((0, 2, 3)).max().sqrt().item())
-    digits = 2.0**-22 * right[1].nan_to_num(0, 0, 0).abs().max().item()  # of P, that L in fp32 costs
+    digits = 2.0**-22 * right[1].nan_to_num(0, 0, 0).abs().max().item()  # the digits of P that L in fp32 costs
     for name, a, t, b in zip(NAMES, got, right, torchs, strict=False):
         mine, theirs, size = worst(a, t), worst(b, t), max(1.0, t.nan_to_num(0, 0, 0).abs().max().item())
         allowed = ALLOWED.get(name, 3.0) * theirs + (1e-5 + digits) * size + lost.get(name, 0.0)
@@ -165,7 +167,7 @@ def alibi(head, row, column):
 
 
 def alibi_of(slope, folder):
-    """ALiBi with one slope for all heads: the names of a module that defines it, and the function for NumPy."""
+    """Return ALiBi with one slope for all heads, as the namespace of a Triton module and as a function for NumPy."""
     file, names = folder / "book.py", dict(__name__="book")
     file.write_text(ALIBI.format(slope), encoding="utf-8")
     linecache.checkcache()
@@ -187,7 +189,7 @@ def test_every_bias_gets_its_own_answer(tmp_path):
 
 
 def compiled(module):
-    """The function that a GPU would compile of a module."""
+    """Return the bias of a module's namespace as the function that a GPU would compile."""
     for name in ("distance", "alibi"):
         module[name] = triton.JITFunction(module[name].fn)
     return module["alibi"]
@@ -290,7 +292,7 @@ def test_where_there_is_no_bias():
 
 @pytest.fixture
 def decode_alone(monkeypatch):
-    """No other kernel serves, and tiles are so small that a window leaves some out."""
+    """Make all calls use the decode kernels, with tiles so small that a window skips some of them."""
     monkeypatch.setattr(plan, "is_decode", lambda *given: True)
     if DEVICE == "cpu":
         monkeypatch.setattr(plan, "INTERPRETED", plan.Entry(B_c=16, warps=1, stages=1, per_SM=4))

@@ -61,7 +61,10 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel) -> dict:
-    """What runs commands in an environment that has the wheel, and what is installed here besides this project."""
+    """Make an environment with the wheel and with all other packages that are installed here.
+
+    Return its folder of commands, its site-packages, and the arguments with which subprocess.run uses it.
+    """
     home = wheel.parent / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True, timeout=60)
     python = home / "bin" / "python"

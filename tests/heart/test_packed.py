@@ -18,19 +18,19 @@ def poisoned(monkeypatch):
 
 
 def starts(lengths):
-    """Where sequences of these lengths begin, and where the last ends."""
+    """Return cu_seqlens of sequences of these lengths."""
     return torch.tensor([0, *lengths]).cumsum(0).int().to(DEVICE)
 
 
 def fenced(total, heads, d, dtype, draw):
-    """Normal random (total, heads, d) amid NaN: rows before and behind, heads between, and columns behind."""
+    """Return a random tensor (total, heads, d) within a larger one that is otherwise NaN on all sides."""
     room = torch.full((total + 4, heads + 2, d + 3), NAN)
     room[2:-2, 1:-1, :d] = torch.randn(total, heads, d, generator=draw)
     return room.to(DEVICE, dtype)[2:-2, 1:-1, :d]
 
 
 def drawn(n_q, n_k, heads=1, kv_heads=1, d=16, dtype=torch.float32, seed=0):
-    """q, k, v that want gradients, dO, and both starts."""
+    """Return q, k and v, which require gradients, dO, and both cu_seqlens."""
     draw = torch.Generator().manual_seed(seed)
     q, dO = (fenced(sum(n_q), heads, d, dtype, draw) for _ in range(2))
     k, v = (fenced(sum(n_k), kv_heads, d, dtype, draw) for _ in range(2))
@@ -38,7 +38,7 @@ def drawn(n_q, n_k, heads=1, kv_heads=1, d=16, dtype=torch.float32, seed=0):
 
 
 def check(n_q, n_k=None, dL=False, backend="auto", options=None, sink=False, bias=None, **more):
-    """Run the call and judge it."""
+    """Run attention_packed() forward and backward, check the results against float64, and return them."""
     q, k, v, dO, cu_seqlens_q, cu_seqlens_k = drawn(n_q, n_q if n_k is None else n_k, **more)
     draw, options = torch.Generator().manual_seed(9), dict(causal=True) if options is None else options
     dL = torch.randn(q.shape[1], q.shape[0], generator=draw).to(DEVICE) if dL else None
@@ -168,7 +168,7 @@ def test_many_blocks_on_a_gpu(d):
 
 
 def kernels_alone(q, k, v, dO, cu_seqlens_q, cu_seqlens_k):
-    """(O, L, dQ, dK, dV) with nobody looking at the starts first, as on a GPU."""
+    """Return (O, L, dQ, dK, dV) from the operators alone, without the checks of cu_seqlens, as on a GPU."""
     O, L = torch.ops.fa2_lab.forward(q, k, v, None, None, None, cu_seqlens_q, cu_seqlens_k, None, True, 0.25)
     return O, L, *torch.autograd.grad(O, (q, k, v), dO)
 

@@ -44,7 +44,7 @@ def test_its_numpy_file_computes_every_line_in_the_printed_order(algorithm):
 
 
 def letters(text: str) -> set[str]:
-    """The tensors and statistics that a text speaks of: q of q_i or Q, dk of dk_j, m of m_new."""
+    """Return the names of tensors and statistics in a text, such as q for q_i or Q, dk for dk_j, m for m_new."""
     plain = text.replace("m̃", "m").replace("l̃", "l").replace("p̃", "p")
     return {name.lower() for name in re.findall(r"\b(d?[A-Za-z])(?:_(?:ij|ji|i|j|new|r|c|dropped))?\b", plain)}
 

@@ -29,7 +29,7 @@ matplotlib.rcParams["text.hinting"] = style.RC["text.hinting"]  # texts are meas
 
 
 def draw(name):
-    """(figure, alternative text) of a picture, of the same for a phone, or of a poster."""
+    """Return (figure, alternative text) of a picture, of its edition for a phone, or of a poster."""
     if name in figures.SHEETS:
         return poster.draw(**poster.data(figures.SHEETS[name]))
     folder, _, name = name.rpartition("/")
@@ -38,20 +38,20 @@ def draw(name):
 
 @functools.cache
 def drawn(name):
-    """A picture drawn once: its figure, its alternative text, and what measures it."""
+    """Return a picture's figure, its alternative text, and a renderer that measures it. Each is drawn only once."""
     figure, alt = draw(name)
     return figure, alt, FigureCanvasAgg(figure).get_renderer()
 
 
 @functools.cache
 def as_svg(name):
-    """A copy is saved, as that changes a figure, and to draw it anew would take longer."""
+    """Return a picture as SVG. A copy is saved, because saving changes a figure, and copying is faster than drawing."""
     figure, alt, _ = drawn(name)
     return style.svg(pickle.loads(pickle.dumps(figure)), alt)
 
 
 def texts(figure):
-    """Every text that is seen; labels of ticks beyond an axis' ends exist, but never are."""
+    """Return all visible texts of a figure. Labels of ticks beyond the ends of an axis exist, but are not visible."""
     unseen = set()
     for ax in figure.axes:
         for axis in (ax.xaxis, ax.yaxis):
@@ -71,7 +71,7 @@ NOT_LOOKS += ("id", "clip-path", "{http://www.w3.org/1999/xlink}href")  # names 
 
 
 def elements(svg):
-    """(kind, words, looks) of everything in a drawing."""
+    """Return (kind, words, looks) of each element of an SVG."""
     found = []
     for e in ElementTree.fromstring(svg).iter():
         looks = {k: re.sub(r"url\(#\w+\)", "url", v) for k, v in e.attrib.items() if k not in NOT_LOOKS}

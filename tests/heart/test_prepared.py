@@ -124,7 +124,7 @@ def test_every_option_of_a_call_is_in_its_key(call):
 
 @pytest.fixture
 def looked(monkeypatch):
-    """Counts how often the values of a tensor are looked at."""
+    """Return a list that gets an entry each time a tensor's values are read by torch.aminmax."""
     times, usual = [], torch.aminmax
     monkeypatch.setattr(torch, "aminmax", lambda x: times.append(1) or usual(x))
     return times

@@ -106,7 +106,7 @@ ADVERSE = [
 
 
 class PoisonedNumPy:
-    """NumPy, but memory that nobody has written holds NaN."""
+    """NumPy, except that memory from `empty` and `empty_like` holds NaN."""
 
     def __getattr__(self, name):
         return getattr(np, name)

@@ -29,7 +29,7 @@ OF_TRITON = [
 
 
 def raised_in(module: str, error: Exception):
-    """A function of a module of that name which raises it."""
+    """Return a function that raises the error and whose module has this name."""
     space = dict(__name__=module, error=error)
     exec("def compile(*given, **named):\n    raise error", space)
     return space["compile"]
@@ -56,7 +56,7 @@ def nothing_said(monkeypatch):
 
 
 def raising(error):
-    """The error itself, or a function that raises it from within a module."""
+    """Return a function that raises `error`, or if `error` is a function, calls it so that it raises."""
 
     def fail(*given, **named):
         if isinstance(error, Exception):
@@ -68,7 +68,7 @@ def raising(error):
 
 @pytest.fixture
 def hopper(monkeypatch):
-    """Puts Hopper modules in place whose launches all raise; counts how often they are launched and prepared for."""
+    """Return a function that installs Hopper modules whose launches all raise, and the counts of what is called."""
     counts = dict(prepared=0, launched=0, portable=0)
 
     def put(error):
@@ -141,7 +141,7 @@ def test_a_call_that_a_kernel_declines_is_served_at_once_and_the_next_by_the_ker
 
 
 class Uncompiled:
-    """Stands in for a kernel that Triton cannot compile."""
+    """A stand-in for a kernel that Triton cannot compile."""
 
     def __getitem__(self, grid):
         return raising(OF_TRITON[1])
@@ -173,7 +173,7 @@ def test_decode_hands_on_what_is_no_page_and_says_what_to_do_with_pages(monkeypa
 
 
 def fail_for(real, *names):
-    """Launch.__call__ that cannot compile the kernels of these names."""
+    """Return a Launch.__call__ that raises a compile error for kernels of these names, and else calls `real`."""
 
     def call(self, *pointers):
         if getattr(self.kernel, "__name__", None) in names or self.kernel in [getattr(plan, name) for name in names]:

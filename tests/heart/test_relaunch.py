@@ -36,7 +36,7 @@ class Descriptor:
 
 
 class Driver:
-    """What is in C, and the driver of a GPU: keeps what it is handed, and what it is told of tensors."""
+    """A stand-in for the launcher in C and the GPU's driver. It keeps the arguments of launches."""
 
     def __init__(self):
         self.seen = []
@@ -51,7 +51,7 @@ class Driver:
 
 
 class InOneRow:
-    """CudaLauncher of Triton 3.6 in small: the kernel's arguments come last, in a row."""
+    """A small CudaLauncher as in Triton 3.6, which passes the kernel's arguments one by one at the end."""
 
     def __init__(self, launch):
         self.launch = launch
@@ -61,7 +61,7 @@ class InOneRow:
 
 
 class InAList:
-    """CudaLauncher since Triton 3.7 in small."""
+    """A small CudaLauncher as in Triton 3.7 and later, which passes the kernel's arguments in one tuple."""
 
     def __init__(self, launch):
         self.launch = launch
@@ -73,7 +73,7 @@ class InAList:
 
 
 def installed(launch, described: int, count: int):
-    """CudaLauncher of the Triton that is installed, around another function than the driver's in C."""
+    """Return the installed Triton's CudaLauncher, with `launch` in place of its launcher in C."""
     run = object.__new__(nvidia.CudaLauncher)
     signature = {n: "tensordesc<fp16[1, 64]>" if n < described else "i32" for n in range(count)}
     run.launch = nvidia.wrap_handle_tensordesc(launch, signature, [META] * described)
@@ -84,7 +84,7 @@ def installed(launch, described: int, count: int):
 
 
 class Compiled:
-    """CompiledKernel in small."""
+    """A small stand-in for Triton's CompiledKernel."""
 
     function, packed_metadata = 99, (4, 1, 2048)
 

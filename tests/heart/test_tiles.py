@@ -14,7 +14,9 @@ SIDES = st.none() | st.integers(0, 20)
 
 
 def check_tiles(case: Case) -> None:
-    """Tile kinds, what is visited and what is hidden; the meter sees no skipped tile touched."""
+    """Assert that kinds of tiles, visited tiles, masks and intervals agree with the mask, and that no skipped tile is
+    touched.
+    """
     seen, tiling = case.seen(), Tiling(case.N_q, case.N_k, case.B_r, case.B_c, case.mask())
     added = np.zeros(seen.shape) if case.bias is None else case.added()
     kinds = {}

@@ -39,7 +39,7 @@ PADDING = dict(none=None, left=[[0] * 3 + [1] * 6, [1] * 9], right=[[1] * 9, [1]
 
 
 def model_of(family, dtype=torch.float32, seed=0):
-    """A small random model, in eager."""
+    """Return a small random model with eager attention."""
     torch.manual_seed(seed)
     config = getattr(transformers, f"{family}Config")(**COMMON | FAMILIES[family])
     config._attn_implementation = "eager"
@@ -52,14 +52,17 @@ def model_of(family, dtype=torch.float32, seed=0):
 
 
 def tokens(padding=None):
-    """Two sequences, which of their places are real, and the places that the real ones have."""
+    """Return the tokens of two sequences, a mask of those that are not padding, and the positions of these."""
     ids = torch.randint(2, COMMON["vocab_size"], (2, 9), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     real = torch.ones_like(ids) if padding is None else torch.tensor(padding, device=DEVICE)
     return ids, real, (real.cumsum(1) - 1).clamp(min=0)
 
 
 def step(model, implementation, padding=None):
-    """The loss of all next tokens, and all gradients: ours of one padded batch, eager's of each sequence alone."""
+    """Return the loss of all next tokens and all gradients.
+
+    Ours runs one padded batch, and eager runs each sequence alone.
+    """
     model.set_attn_implementation(implementation)
     ids, real, places = tokens(padding)
     if implementation == "eager":
@@ -76,10 +79,11 @@ def step(model, implementation, padding=None):
 
 
 def judge(family, dtype, padding):
-    """Ours is as near to float64 as eager in the same dtype, three times over, by the norm of each tensor's error.
+    """Assert that our error against float64 is at most three times eager's in the same dtype, by norm, for each tensor.
 
-    In bf16 each tensor may miss that in two models of five. One model tells nothing: attention computed in float64 and
-    rounded once misses it in 9 of 288, with up to 37 times eager's error, because a small model enlarges how O rounds.
+    In bf16, each tensor may exceed this in two models of five. A single model proves nothing: even attention that is
+    computed in float64 and rounded once exceeds it in 9 of 288 tensors, with up to 37 times eager's error, because a
+    small model amplifies the rounding of O.
     """
     missed, (floor, seeds) = {}, (1e-5, 1) if dtype == torch.float32 else (1e-2, 5)
     for seed in range(seeds):
@@ -155,7 +159,7 @@ def test_generation_is_compiled_once(family, graphs):
 
 
 def visible(seen, batch, N_q, N_k):
-    """What an Interval lets rows see, (batch, N_q, N_k): as attention() counts, from the bottom right corner."""
+    """Return the mask (batch, N_q, N_k) of an Interval, aligned with the bottom right corner as in attention()."""
     found = torch.zeros(batch, N_q, N_k, dtype=torch.bool)
     for b in range(batch):
         first = 0 if seen.first is None else seen.first[b]

@@ -24,13 +24,13 @@ ELSEWHERE = (  # commands that install, or that .ci/run and other tests run: tes
 
 
 def steps(workflow: str, job: str) -> list[str]:
-    """The commands of a job."""
+    """Return the commands of a workflow's job."""
     read = yaml.safe_load((PROJECT / ".github" / "workflows" / f"{workflow}.yml").read_text(encoding="utf-8"))
     return [step["run"].strip() + "\n" for step in read["jobs"][job]["steps"] if "run" in step]
 
 
 def own(workflow: str, job: str) -> list[str]:
-    """Those of its commands that no other test runs."""
+    """Return the commands of a workflow's job that no other test runs."""
     return [command for command in steps(workflow, job) if not command.startswith(ELSEWHERE)]
 
 
@@ -43,7 +43,7 @@ def run(command: str, folder: Path = PROJECT, **variables: str) -> subprocess.Co
 
 
 def hooks() -> list[str]:
-    """What pre-commit runs, over all files and without changing them."""
+    """Return the commands of pre-commit, changed so that they check all files and change none."""
     config = yaml.safe_load((PROJECT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
     entries = [hook["entry"] for hook in config["repos"][0]["hooks"]]
     return [entry.replace("ruff format", "ruff format --check") + " ." * entry.startswith("ruff") for entry in entries]

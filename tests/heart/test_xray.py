@@ -18,7 +18,7 @@ compiled = pytest.mark.beside("xray_worker.py")
 
 @pytest.fixture
 def found(rows):
-    """{what was asked: the kernels of each launch, or why there are none}, as the worker compiled them."""
+    """Return {question: the compiled kernels of each launch, or the reason why there are none} from the worker."""
     kernels = [[[Compiled(**kernel) for kernel in call] for call in row["calls"]] for row in rows]
     return {row["asked"]: row.get("refused") or calls for row, calls in zip(rows, kernels, strict=True)}
 

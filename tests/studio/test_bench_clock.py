@@ -26,7 +26,7 @@ def clocks(monkeypatch) -> Clocks:
 
 
 def calls_of(clocks: Clocks, order: list, **milliseconds: float) -> dict:
-    """Calls of known length, which take the host 0.2 ms each and write down that they were made."""
+    """Return calls of known length. Each takes the host 0.2 ms and appends its name to `order`."""
 
     def call(name: str, ms: float):
         order.append(name)

@@ -22,7 +22,7 @@ WHERE = Problem(1, 2, 2, 40, 40, 16, causal=True, dtype="float32")
 
 
 def known(calls):
-    """A timing for every call."""
+    """Return the same timing for every call."""
     return {name: protocol.Timing(1.0, 0.5, 2.0) for name in calls}
 
 
@@ -56,7 +56,7 @@ def test_an_experiment_changes_its_launch_and_leaves_its_rung():
 
 
 class Kernel:
-    """Notes how it is launched."""
+    """A stand-in for a kernel that keeps the arguments of its launches."""
 
     arg_names = ("Q", "heads", "at_once")
 
@@ -130,7 +130,7 @@ def test_a_search_runs_the_kernel_that_it_names(kernel, wanted):
 
 @pytest.fixture
 def four(monkeypatch):
-    """A process that is rank 2 of 4, and the calls that it made to the others."""
+    """Make this process rank 2 of 4, and return the list of its calls to the other ranks."""
     made = []
     monkeypatch.setattr(ring.dist, "get_rank", lambda *group: 2)
     monkeypatch.setattr(ring.dist, "get_world_size", lambda *group: 4)

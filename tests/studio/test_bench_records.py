@@ -45,14 +45,14 @@ def test_a_missing_record_says_how_to_get_it(tmp_path):
 
 
 def at(commit, *rows, **more):
-    """A run at a commit."""
+    """Return a record that was made at a commit."""
     run = suite(*rows, **more)
     run.machine = MACHINE | dict(commit=commit)
     return run
 
 
 def way(direction, d, ms=2.0):
-    """A row of one contestant."""
+    """Return a row with only fa2_lab."""
     row = contest(d=d)
     row.direction, row.values = direction, {"fa2_lab": [ms]}
     return row
@@ -158,7 +158,7 @@ def test_a_changed_checkout_names_its_commit_and_a_fingerprint(tmp_path, monkeyp
 
 
 def both(causal=False, d=128, portable=4.0, direction="forward", **peers):
-    """A row where fa2_lab takes 2 ms and the others what is given."""
+    """Return a row in which fa2_lab takes 2 ms and the others take the given milliseconds."""
     row = contest(causal=causal, d=d)
     row.values = {name: [ms] for name, ms in {"fa2_lab": 2.0, "fa2_lab portable": portable, **peers}.items() if ms}
     row.direction = direction

@@ -22,14 +22,14 @@ SMALL = Problem(1, 4, 2, 40, 40, 16, causal=True, dtype="float32")
 
 
 def known(calls, **how):
-    """A timing of three milliseconds for every call, which is made."""
+    """Make every call, and return a timing of three milliseconds for each."""
     for call in calls.values():
         call()
     return {name: protocol.Timing(3.0, 2.0, 4.0) for name in calls}
 
 
 class Scaled(torch.autograd.Function):
-    """The identity, whose gradient is wrong by a factor."""
+    """The identity with a gradient that is wrong by a factor."""
 
     @staticmethod
     def forward(ctx, x, factor):
@@ -202,7 +202,7 @@ def test_masks_are_checked_before_they_are_timed(asked, direction, monkeypatch):
 
 
 def plain_flex(q, k, v, block_mask, enable_gqa, score_mod=None, return_lse=False):
-    """What FlexAttention computes, key by key."""
+    """Return what FlexAttention computes, by the definition."""
     row, key = torch.arange(q.shape[2])[:, None], torch.arange(q.shape[2])[None, :]
     s = q @ k.transpose(2, 3) * q.shape[3] ** -0.5
     s = s if score_mod is None else score_mod(s, 0, torch.arange(q.shape[1])[:, None, None], row, key)

@@ -22,7 +22,7 @@ CELLS = {
 
 @pytest.fixture
 def book(tmp_path, monkeypatch):
-    """A folder with a book of three chapters: one that runs, one with an error, and one that takes very long."""
+    """Make a book of three chapters: one that runs, one with an error, one that takes very long. Return its folder."""
     (tmp_path / "text").mkdir()
     for name, code in CELLS.items():
         code = code.replace("{here!r}", repr(str(tmp_path / "here")))
@@ -35,7 +35,7 @@ def book(tmp_path, monkeypatch):
 
 
 def printed(path) -> list[str]:
-    """What each code cell of a notebook printed."""
+    """Return what each code cell of a notebook printed."""
     cells = nbformat.read(path, as_version=4).cells
     return ["".join(o.get("text", "") for o in c.outputs) for c in cells if c.cell_type == "code"]
 

@@ -39,14 +39,14 @@ def test_the_exercise_takes_its_solution():
 
 
 def hasty(block, ds_filled, T):
-    """Waits for all but the other consumer's dS."""
+    """Run a step that waits for everything except the other consumer's dS."""
     for n in range(T):
         for unit, what in ("tensor", "S"), ("exp", "P"), ("tensor", "dP"), ("tensor", "dK"), ("tensor", "dQ"):
             yield block.start(unit, 256, f"{what} {n}").done()
 
 
 def lonely(block, ds_filled, T):
-    """Its dS comes long before dQ, but the other consumer's may not."""
+    """Run a step that arrives at ds_filled long before dQ, but does not wait for the other consumer."""
     for n in range(T):
         for unit, what in ("tensor", "S"), ("exp", "P"), ("tensor", "dP"):
             yield block.start(unit, 256, f"{what} {n}").done()
@@ -56,13 +56,13 @@ def lonely(block, ds_filled, T):
 
 
 def short(block, ds_filled, T):
-    """Multiplies nothing but S."""
+    """Run a step that computes only S."""
     for n in range(T):
         yield block.start("tensor", 256, f"S {n}").done()
 
 
 def ahead(K, V, T):
-    """K runs ahead of V, as in the kernel."""
+    """Run a producer that copies K ahead of V, as the kernel does."""
     for n in range(T):
         yield K.room(n)
         yield from K.copy(n)
@@ -73,7 +73,7 @@ def ahead(K, V, T):
 
 
 def eager(K, V, T):
-    """V's tile is copied as soon as K's, over one that may not have been read."""
+    """Run a producer that copies V together with K, over a tile of V that may not have been read."""
     for n in range(T):
         yield K.room(n)
         yield from K.copy(n)
@@ -81,7 +81,7 @@ def eager(K, V, T):
 
 
 def fewer(K, V, T):
-    """Forgets the last tile."""
+    """Run a producer that forgets the last tile."""
     for n in range(T - 1):
         yield K.room(n)
         yield from K.copy(n)
@@ -91,7 +91,7 @@ def fewer(K, V, T):
 
 
 def yielding(K, V, T):
-    """Yields a copy, not what it waits for."""
+    """Run a producer that yields a copy instead of a wait."""
     yield K.room(0)
     yield K.copy(0)
 

@@ -27,7 +27,7 @@ CASES = [  # N_q, N_k, causal: square; ragged; more keys; rows that see no key, 
 
 
 def listing(chapter: str, *functions: str) -> dict:
-    """The last that a chapter says of some functions, in its cells or in a fold, by their names."""
+    """Return {name: value} after running a chapter's last listing of each function, from a cell or a fold."""
     source = re.sub("^# ", "", (TEXT / f"{chapter}.py").read_text(encoding="utf-8"), flags=re.MULTILINE)
     names = {"np": np, "UNWATCHED": UNWATCHED, "fa1_step": fa1_step, "tile_gradients": tile_gradients}
     for function in functions:
@@ -109,7 +109,7 @@ BUILDS = [  # a chapter, and which of its builds
 
 
 class Chapter:
-    """A chapter's cells, run as they stand up to one of its builds, without pictures."""
+    """A chapter whose cells up to one of its Build tasks have run as they are, but without pictures."""
 
     def __init__(self, chapter, folder: Path, build: int = 0):
         self.names, self.folder = {"__name__": chapter.name}, folder
@@ -123,7 +123,7 @@ class Chapter:
         self.solution = re.search(r"```python\n(.*?)```", cells[checked + 1].source, re.DOTALL)[1]
 
     def run(self, source: str) -> str:
-        """What a cell prints. It lies in a file, where Triton looks for a kernel's lines."""
+        """Run a cell and return what it prints. The cell is written to a file, from which Triton reads kernels."""
         tree = ast.parse(source)
         pictures = [s for s in tree.body if re.match(r"(show|live)\(", ast.unparse(s))]
         tree.body = [s for s in tree.body if s not in pictures]

@@ -26,7 +26,7 @@ TRITON = [a.name for a in ASSIGNMENTS.values() if "triton" in a.needs]
 
 
 def versions(name: str) -> dict:
-    """Every version of a Triton assignment that is judged here."""
+    """Return {key: notebook} for all versions of a Triton assignment that are graded here."""
     original = source(ASSIGNMENTS[name])
     books = {"solved": original, "empty": notebooks.student_version(original)}
     if name in SEEDED:
@@ -37,13 +37,13 @@ def versions(name: str) -> dict:
 
 
 def beside(name: str):
-    """An assignment as a parameter: one in Triton is played beside the tests, in a process with the interpreter."""
+    """Return an assignment as a parameter. Those in Triton run beside the tests, in a process with the interpreter."""
     return pytest.param(name, marks=pytest.mark.beside("course_play.py", name)) if name in TRITON else name
 
 
 @pytest.fixture
 def outcome(request):
-    """Points and printed text of one version of an assignment."""
+    """Return a function that returns the points and the printed text of one version of an assignment."""
 
     def found(name: str, key: str, notebook=None) -> tuple[dict[str, float], str]:
         if name not in TRITON:
@@ -58,7 +58,7 @@ def outcome(request):
 
 
 def steps_alone(notebook, steps):
-    """The notebook with the cells of some steps alone, for assignments whose steps do not need each other."""
+    """Return the notebook with only the cells of some steps, for assignments whose steps are independent."""
     names = {"setup", "hanging", "racing", "ragged", "forward", "kernel", "sizes"}
     names |= {*steps, *(f"test_{step}" for step in steps)}
     notebook.cells = [cell for cell in notebook.cells if grade_id(cell) in names]
@@ -66,7 +66,7 @@ def steps_alone(notebook, steps):
 
 
 def with_answer(name: str, right: str, wrong: str):
-    """The solved notebook of an assignment with a piece of its solution replaced, or several."""
+    """Return the solved notebook of an assignment with one or several pieces of its solution replaced."""
     notebook = source(ASSIGNMENTS[name])
     for old, new in [(right, wrong)] if isinstance(right, str) else zip(right, wrong, strict=True):
         places = [cell for cell in notebook.cells if is_solution(cell) and old in cell.source]

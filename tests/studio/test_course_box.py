@@ -137,7 +137,7 @@ NOW, LATER = ([name for name, (*_, waits) in HARM.items() if waits is late] for 
 
 
 def class_of(names: list[str], folder: Path) -> dict:
-    """What these attackers got, two at a time, with neighbours among them whose work is right."""
+    """Return the results of these attackers, graded two at a time, with neighbours among them whose work is right."""
     books = {name: handed_in(own=(text,), solved=False) for name, text in GAIN.items() if names is NOW}
     for name in names:
         books[name] = handed_in(own=HARM[name][0], answers=HARM[name][1])
@@ -290,7 +290,7 @@ assert not found, found"""
 
 
 def said_in_a_box(package: Path, *cells: str, assignment=FIRST, rooms=None) -> str:
-    """What the last of these cells raised in a box; the box goes to `rooms`, or is closed."""
+    """Return what the last of these cells raised in a sandbox, which is then closed, or appended to `rooms`."""
     room = box.Room(package, QUICK, box.kind(), assignment.needs)
     try:
         replies = [room.ask({"do": "cell", "source": cell}, 60.0) for cell in cells]
@@ -501,7 +501,7 @@ WRONG_BY_ONE = {  # the rest is solved; these steps are wrong, and later ones ar
 
 
 def solution_lines(name: str, wrong: dict) -> set[str]:
-    """Lines of the solutions in whose place a student wrote something wrong, and of no other cell."""
+    """Return the lines that are only in the solutions which a student replaced by something wrong."""
     book = source(named(name))
     mine = {line.strip() for c in book.cells if grade_id(c) in wrong for line in c.source.splitlines()}
     others = {line.strip() for c in book.cells if grade_id(c) not in wrong for line in c.source.splitlines()}

@@ -73,7 +73,7 @@ def test_a_message_has_a_largest_size():
 
 @pytest.fixture
 def unproven(monkeypatch):
-    """Grading begins at once: that the grader proves itself first has a test of its own."""
+    """Skip the grading of the own solutions, which has its own test."""
     monkeypatch.setattr(grade, "prove_grader", lambda *_: {})
 
 

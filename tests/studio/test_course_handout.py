@@ -28,7 +28,7 @@ ASSIGNMENTS = {a.name: a for a in notebooks.ASSIGNMENTS}
 
 
 def secret_lines(name: str) -> set[str]:
-    """The lines of an assignment's solutions and hidden tests that no assignment shows."""
+    """Return the lines of an assignment's solutions and hidden tests that no assignment shows to students."""
     inside, shown = set(), set()
     for other in ASSIGNMENTS:
         for cell in source(ASSIGNMENTS[other]).cells:
@@ -45,7 +45,7 @@ def secret_lines(name: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def bundled(tmp_path_factory):
-    """The bundles of two students."""
+    """Write the bundles of two students, and return their folder."""
     folder = tmp_path_factory.mktemp("class")
     (folder / "class.csv").write_text("folder,id,name\nada,1,Ada\nbob,2,Bob\n")
     (folder / "secret").write_text("autumn")
@@ -56,7 +56,7 @@ def bundled(tmp_path_factory):
 
 
 def texts_in(node) -> list[str]:
-    """Every string in a notebook, keys and metadata included."""
+    """Return all strings in a notebook, including keys and metadata."""
     if isinstance(node, dict):
         return [text for key, value in node.items() for text in (key, *texts_in(value))]
     if isinstance(node, list):
@@ -66,7 +66,7 @@ def texts_in(node) -> list[str]:
 
 
 def everything_in(folder: Path) -> str:
-    """All text of a folder, notebooks unpacked."""
+    """Return all text of a folder, with the strings of its notebooks."""
     parts = []
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         text = path.read_text(encoding="utf-8")
@@ -152,7 +152,7 @@ def test_every_seed_asks_for_other_numbers_by_hand(seed):
 
 
 class Answer:
-    """A student's answer as the judge has it: a text."""
+    """A student's answer in the form that the grader has it, which is a text."""
 
     def __init__(self, **parts):
         self.parts = parts
@@ -163,7 +163,7 @@ class Answer:
 
 @pytest.fixture
 def judged(monkeypatch):
-    """(visible checks passed, hidden checks passed) of an answer to a case of a seed."""
+    """Return a function that returns the numbers of visible and of hidden checks that an answer passes with a seed."""
     monkeypatch.setattr(detective.guard, "text", str)
 
     def points(step: str, answer, seed: int) -> tuple[int, int]:
@@ -178,7 +178,7 @@ def judged(monkeypatch):
 
 
 def right_answer(step: str, seed: int) -> Answer:
-    """What a student who has seen through a slip writes down."""
+    """Return the right answer to the planted bug of a step and a seed."""
     path, slip = keys.slip_of(step, seed)
     line = sorted(keys.wrong_lines(path, slip, seed))[0]
     pair = tuple(keys.renamed(path, text, seed).rstrip("\n") for text in (slip.wrong, slip.right))

@@ -37,7 +37,7 @@ def matmul(direction: str) -> int:
 
 
 def one_by_one(*scores: float) -> float:
-    """ℓ of a row whose scores come one after the other."""
+    """Return ℓ of a row after an update with each score alone."""
     state = SoftmaxState.reset(rows=1, d=1)
     for score in scores:
         state = state.update(np.array([[score]]), np.ones((1, 1)))
@@ -45,7 +45,7 @@ def one_by_one(*scores: float) -> float:
 
 
 def merged() -> float:
-    """The output of two states that are joined."""
+    """Return the output of two merged states."""
     left = SoftmaxState(np.zeros(1), np.array([2.0]), np.array([[6.0]]))
     right = SoftmaxState(np.log([4.0]), np.ones(1), np.ones((1, 1)))
     return float(left.merge(right).finalize()[0][0, 0])
@@ -88,7 +88,7 @@ NUMBERS = {
 
 
 def answers() -> dict[int, str]:
-    """{number: the line of a question}."""
+    """Return {number: line} for the exam questions of TEACHING.md."""
     text = PAGE.read_text(encoding="utf-8").partition("## Forty exam questions")[2]
     return {int(n): line for n, line in re.findall(r"^(\d+)\. (.+)$", text, re.MULTILINE)}
 

@@ -34,7 +34,7 @@ def section(title: str, name: str = "README.md") -> str:
 
 @cache
 def commands() -> set[str]:
-    """Those that the command line has."""
+    """Return the names of all commands that the command line has."""
     done = subprocess.run([sys.executable, "-m", "fa2_lab", "--help"], capture_output=True, text=True, timeout=60)
     return set(re.findall(r"^    ([a-z]+) ", done.stdout, re.MULTILINE))
 
@@ -84,7 +84,7 @@ def test_the_readme_lists_every_chapter():
 
 
 def anchors(name: str) -> set[str]:
-    """What can be linked to in a page or a chapter: its headings in lower case, with dashes."""
+    """Return the anchors of a page or a chapter: its headings in lower case, with dashes."""
     words = text(name)
     if name.endswith(".ipynb"):
         words = "\n".join(

@@ -28,7 +28,7 @@ LOADS = {"src", "srcset", "data", "poster", "action"}  # attributes whose addres
 
 
 class Page(HTMLParser):
-    """What a page links to, loads, and can be linked at."""
+    """The links, loaded files, anchors and images of a page."""
 
     def __init__(self, path):
         super().__init__()
@@ -159,7 +159,7 @@ QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dis
 
 
 class Server(SimpleHTTPRequestHandler):
-    """The site, a list of its pages, and a place where the browser leaves what it has seen."""
+    """A server of the site, a list of its pages, and an address to which the browser posts what it has seen."""
 
     def do_GET(self):
         if self.path == "/":
