@@ -30,7 +30,7 @@ from fa2_lab.records import FOLDER as RECORDED
 from fa2_lab.tools import files
 from fa2_lab.tools.xray import Compiled, loops, xray
 
-SOURCES = ("portable/forward.py", "common/softmax.py", "common/tile.py")  # what decides how the forward compiles
+SOURCES = ("portable/forward.py", "common/softmax.py", "common/tile.py")  # the sources of the forward kernel
 TARGETS = ("sm_80", "sm_90")
 INSTRUCTIONS = {2: "mma", 3: "wgmma"}
 FORWARD = "forward_kernel, fp16, not causal"
@@ -38,14 +38,14 @@ CLIMBING = ladder.RUNGS + ladder.OTHERS
 
 
 def record(folder: Path = RECORDED) -> None:
-    """Compile the forward and the ladder, and write down what came out."""
+    """Compile the forward kernel and the ladder, and write all three files."""
     files.check_writable(folder, "fa2_studio.compiled")
     record_forward(folder)
     record_rungs(folder)
 
 
 def record_forward(folder: Path = RECORDED) -> None:
-    """Compile the forward with the tiles that ship, for its layouts, and at every block size, and write it down."""
+    """Compile the forward kernel with the package's tiles, for layouts.json, and at all sizes, for compiled.json."""
     source = digest(PACKAGE / "kernels" / name for name in SOURCES)
     drawn = [dict(target=target, d=d, **shipped(target, d)) for target, d in product(TARGETS, (64, 128))]
     write(folder / "layouts.json", "layouts", at_once(layouts_of, drawn), source, FORWARD)
@@ -53,7 +53,7 @@ def record_forward(folder: Path = RECORDED) -> None:
 
 
 def record_rungs(folder: Path = RECORDED) -> None:
-    """Compile every rung for an H200, at both head dimensions, with and without a mask, and write it down."""
+    """Compile each rung for an H200, at both head dimensions, with and without a mask, and write rungs.json."""
     jobs = [dict(rung=rung, d=d, causal=mask) for rung in CLIMBING for d in (128, 64) for mask in (False, True)]
     jobs += [dict(rung=rung, d=128, causal=False) for rung in ladder.BACKWARD]
     kernel = "forward(q, k, v, causal) of each rung, bf16, sm_90"
@@ -61,19 +61,19 @@ def record_rungs(folder: Path = RECORDED) -> None:
 
 
 def at_once(compile_one: Callable[[dict], dict], jobs: Sequence[dict]) -> list[dict]:
-    """Each job with what was made of it; as many at once as there are cores."""
+    """Compile all jobs, as many at once as there are cores, and return each job with its results."""
     with ThreadPoolExecutor(os.cpu_count()) as several:
         made = tqdm(several.map(compile_one, jobs), total=len(jobs), desc="compile", unit="kernel", disable=None)
         return [job | found for job, found in zip(jobs, made, strict=True)]
 
 
 def digest_of_rungs() -> str:
-    """A fingerprint of the rungs' sources."""
+    """Return a fingerprint of the rungs' sources."""
     return digest(ladder.FOLDER / f"{rung}.py" for rung in CLIMBING + ladder.BACKWARD)
 
 
 def digest(sources: Iterable[Path]) -> str:
-    """A fingerprint that comments, docstrings and line breaks do not change."""
+    """Return a fingerprint of sources that does not depend on comments, docstrings and line breaks."""
     trees = [ast.parse(file.read_text(encoding="utf-8")) for file in sources]
     for tree in trees:
         for node in ast.walk(tree):
@@ -83,7 +83,7 @@ def digest(sources: Iterable[Path]) -> str:
 
 
 def write(file: Path, name: str, rows: list[dict], source: str, kernel: str) -> None:
-    """The rows, one to a line, after what made them."""
+    """Write a record with one row per line, after a head that names the command, the sources and Triton's version."""
     import triton
 
     made = dict(command=COMPILE, kernel=kernel, source=source, triton=triton.__version__)
@@ -96,7 +96,10 @@ def write(file: Path, name: str, rows: list[dict], source: str, kernel: str) -> 
 
 
 def numbers_of(job: dict) -> dict:
-    """What is recorded of a rung's largest kernel. The loop is that over tiles, without a mask where there are two."""
+    """Return the recorded numbers of a rung's largest kernel.
+
+    The numbers of a loop are those of the loop over tiles, or if there are two, of the one without a mask.
+    """
     rung, d = job["rung"], job["d"]
     kernel = max(xray(rung, "sm_90", d=d, causal=job["causal"]), key=lambda kernel: kernel.numbers["registers"])
     numbers = kernel.numbers
@@ -109,7 +112,7 @@ def numbers_of(job: dict) -> dict:
     if rung in ladder.BACKWARD:
         return made
     loop = min(loops(kernel.stages["sass"]), key=lambda loop: loop.instructions)
-    products = 1 if rung.startswith("r00") else 2  # in that loop
+    products = 1 if rung.startswith("r00") else 2  # the matmuls in this loop
     return made | dict(
         consumers=max(1, numbers["warps"] // 4 - 1),
         keys=round(loop.multiplications / (16 * d * products)),  # a warp has 16 rows
@@ -120,7 +123,7 @@ def numbers_of(job: dict) -> dict:
 
 
 def registers_of(kernel: Compiled) -> int:
-    """Registers of a thread that multiplies: where warps have roles, those of the consumer that has fewest."""
+    """Return the registers per thread that computes matmuls. If warps have roles, take the consumer with the fewest."""
     launched = kernel.numbers["registers"]
     handed_out = map(int, re.findall(r"setmaxnreg\S*\s+(\d+)", kernel.stages["ptx"]))
     return min([n for n in handed_out if launched < n < 256], default=launched)
@@ -142,7 +145,7 @@ def forward(q, k, v, causal):
 
 
 def shipped(target: str, d: int) -> dict:
-    """The tile that the package's tables have for a target."""
+    """Return the block sizes of the forward kernel in the package's tables for a target and d."""
     from fa2_lab.kernels import tables
 
     table = dict(sm_80=tables.AMPERE, sm_90=tables.HOPPER)[target]
@@ -150,7 +153,7 @@ def shipped(target: str, d: int) -> dict:
 
 
 def sizes() -> list[dict]:
-    """One job for every cell of the picture of block sizes, with the warps and stages that it names."""
+    """Return a job for each cell of the picture of block sizes, with the cell's warps and the picture's stages."""
     data = block_budget.data()
     return [
         dict(target="sm_90", d=d, B_r=B_r, B_c=B_c, warps=cell["warps"], stages=data["stages"])
@@ -160,7 +163,7 @@ def sizes() -> list[dict]:
 
 
 def compiled(job: dict) -> Compiled:
-    """The forward with the block sizes of a job."""
+    """Return the forward kernel compiled with the block sizes of a job."""
     with TemporaryDirectory() as folder:
         file = Path(folder, "forward_at.py")
         file.write_text(FILE.format(**job), encoding="utf-8")
@@ -169,17 +172,17 @@ def compiled(job: dict) -> Compiled:
 
 
 def budget_of(job: dict) -> dict:
-    """What it takes of an SM."""
+    """Return the registers, spills and shared memory of the forward kernel for a job."""
     numbers = compiled(job).numbers
     return {name: numbers[name] for name in ("registers", "spills", "shared")}
 
 
 def layouts_of(job: dict) -> dict:
-    """Layouts and shapes of S, of O or one of its pieces, and of the tile of K, and the instruction that multiplies."""
+    """Return the matmul instruction, and the layouts and shapes of S, of O or a piece of it, and of the tile of K."""
     kernel = compiled(job)
     ttgir = kernel.stages["ttgir"]
     dots = re.findall(r"(?:tt\.dot|warp_group_dot) .*-> tensor<(\d+)x(\d+)xf32, #(\w+)>", ttgir)
-    S, O, *others = dots[: len(dots) // 2]  # the tile's products; both loops over tiles have them
+    S, O, *others = dots[: len(dots) // 2]  # the matmuls of a tile, which both loops over tiles have
     if dots != 2 * [S, O, *others] or {O, *others} != {O}:
         raise ValueError(f"the forward's products differ from loop to loop: {dots}")
     allocated = re.findall(r"local_alloc : \(\) -> !ttg\.memdesc<\d+x(\d+)x(\d+)xf16, #(\w+),", ttgir)

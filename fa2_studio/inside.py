@@ -20,7 +20,7 @@ pl.enable_semantic("triton")  # without it only Gluon kernels may name stretches
 
 @triton.jit
 def loop_kernel(K, V, O, T, B: tl.constexpr):
-    """One program: T tiles of K and V, each copied, then multiplied."""
+    """Copy and multiply T tiles of K and V, one after another. There is only one program."""
     at = tl.arange(0, B)[:, None] * B + tl.arange(0, B)[None, :]
     o = tl.zeros((B, B), tl.float32)
     for j in range(T):
@@ -34,7 +34,7 @@ def loop_kernel(K, V, O, T, B: tl.constexpr):
 
 
 def record(T: int = 4, B: int = 64) -> list[dict]:
-    """The stretches of one launch, as Proton writes them for a trace viewer."""
+    """Return the named intervals of one launch, as Proton writes them for a trace viewer, sorted by their start."""
     K, V = torch.randn(2, T, B, B, device="cuda", dtype=torch.bfloat16)
     O = torch.empty(B, B, device="cuda")
     with TemporaryDirectory() as folder:

@@ -17,7 +17,7 @@ NUMBERS, BLOCK, STRIDES = 2**25, 4096, (1, 2, 4, 8, 16, 32)
 
 @triton.jit
 def sum_kernel(X, Y, stride, B: tl.constexpr):
-    """One program sums B numbers of X, each a stride after the one before."""
+    """Sum B numbers of X per program, where neighbouring numbers are `stride` apart in memory."""
     at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     tl.store(Y + tl.program_id(0), tl.sum(tl.load(X + at * stride), 0))
 

@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 def check(names: list[str], how: dict) -> None:
-    """Refuse suites that do not exist or cannot run here before anything is measured."""
+    """Raise ValueError for suites that do not exist or cannot run here, before anything is measured."""
     unknown = [name for name in names if name not in SUITES]
     if unknown or not names:
         raise ValueError(f"suite: got {', '.join(unknown) or 'none'}; it takes {', '.join(SUITES)}")
@@ -76,7 +76,7 @@ def check(names: list[str], how: dict) -> None:
 
 
 def same_gpu(name: str, folder: Path, how: dict) -> None:
-    """Refuse to join a part to another GPU's record."""
+    """Raise ValueError if the rows of a partial run would be joined to a record of another GPU."""
     if how.keys() - {"beside"} and path_of(name, folder).exists():
         from fa2_studio.bench.results import machine
 

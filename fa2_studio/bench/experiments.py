@@ -153,13 +153,17 @@ class Altered:
 
 
 def against(name: str) -> str:
-    """The full name of what an experiment is compared with."""
+    """Return the full name of the rung or the name of the experiment with which an experiment is compared."""
     other = EXPERIMENTS[name].against
     return other if other in EXPERIMENTS else ladder.find(other)
 
 
 def problems() -> dict[Problem, list[str]]:
-    """{problem: the experiments that ask for it, each after what it is compared with, and the rungs of its wave}."""
+    """Return {problem: names to time}.
+
+    The names are those of the experiments on this problem, each after the kernel with which it is compared, and of the
+    rungs in WAVES.
+    """
     found: dict[Problem, dict[str, None]] = {}
     for name, asked in EXPERIMENTS.items():
         for shape in asked.expected:
@@ -171,23 +175,26 @@ def problems() -> dict[Problem, list[str]]:
 
 
 def problem_of(d: int, causal: bool, heads: int) -> Problem:
-    """So many heads of 4,096 tokens; those that fill the GPU are four sequences, as in the table."""
+    """Return a problem with this number of heads of 4,096 tokens.
+
+    If the heads fill the GPU, they are those of four sequences, as in the ladder's table. Otherwise, they are of one.
+    """
     filling = Problem.square(4096, d, causal)
     return filling if heads == filling.batch * filling.heads else Problem(1, heads, heads, 4096, 4096, d, causal)
 
 
-# What came out --------------------------------------------------------------------------------------------------
+# Results --------------------------------------------------------------------------------------------------------
 
 
 def ratio(record: Record, name: str, d: int, causal: bool, heads: int) -> float | None:
-    """How many times as fast an experiment was as what it is compared with; None if it was not measured."""
+    """Return an experiment's speed divided by that of the kernel it is compared with, or None if not measured."""
     problem, other = problem_of(d, causal, heads).as_dict(), against(name)
     rows = [row for row in record.rows if (row.direction, row.problem) == ("experiments", problem)]
     return next((row.ratio(name, other) for row in rows if {name, other} <= row.values.keys()), None)
 
 
 def table(record: Record) -> list[str]:
-    """Every question for a page: what was expected of it and what was measured, in each shape."""
+    """Return a table with a line per experiment and shape: its question, the expected and the measured ratio."""
     lines = []
     for name, asked in EXPERIMENTS.items():
         for (d, causal, heads), expected in asked.expected.items():
