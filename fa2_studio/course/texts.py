@@ -60,7 +60,7 @@ def nbgrader_metadata(cell) -> dict:
 
 
 def build() -> list[Path]:
-    """Write every nbgrader source from its text, and return the files that changed."""
+    """Write every nbgrader source from its text, and return the files."""
     files.check_writable(FOLDER, "course build")
     texts = [(TEXT / f"{a.name}.py", FOLDER / f"{a.name}.ipynb") for a in ASSIGNMENTS]
     return [files.write(path, nbformat.writes(from_text(text)) + "\n") for text, path in texts]
