@@ -83,12 +83,12 @@ def code(places: tuple[Place, ...]) -> tuple[str, ...]:
 
 
 SHEET = (594 / 25.4, 420 / 25.4)  # A2, in inches
-MARGIN, TOP, FOOT = 0.6, 6.45, 1.5
+MARGIN, TOP, FOOT = 0.6, 7.75, 1.2
 COLUMNS = {"words": 0.66, "numpy": 5.2, "triton": 11.5, "work": 19.9}  # inches from the margin
 STEP = 0.26  # how far a loop sets its lines in
-WRAP = {"words": 42, "numpy": 53, "triton": 72}
-TITLE, HEADING, FORMULAS, WORDS, CODE = 38, 18, 18, 16, 13.5  # points
-LEADING = {"words": 0.265, "numpy": 0.23, "triton": 0.23, "work": 0.265}  # inches from a line to the next
+WRAP = {"words": 46, "numpy": 58, "triton": 80}
+TITLE, HEADING, FORMULAS, WORDS, CODE = 50, 18, 20, 14.5, 12.2  # points
+LEADING = {"words": 0.24, "numpy": 0.208, "triton": 0.208, "work": 0.24}  # inches from a line to the next
 MONO = ["DejaVu Sans Mono", "monospace"]
 SERIF = dict(family="STIXGeneral", math_fontfamily="stix")
 
@@ -97,13 +97,14 @@ SERIF = dict(family="STIXGeneral", math_fontfamily="stix")
 def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> style.Drawn:
     """Draw an A2 sheet: the tiles, the values computed from one tile, and one row for each line of the algorithm."""
     figure = Figure(figsize=SHEET)
-    title = f"{algorithm.title.replace(', ', ': the ')} pass, line by line"
-    figure.set_label(f"{title}. Each line is there in words, in NumPy, in Triton and as work for the machine.")
+    message, _ = SAYS[algorithm.tag]
+    figure.set_label(f"{message}. Each line is there in words, in NumPy, in Triton and as work for the machine.")
     ax = figure.add_axes((0, 0, 1, 1), xlim=(-MARGIN, SHEET[0] - MARGIN), ylim=(SHEET[1], 0))
     ax.set_axis_off()
     _head(ax, algorithm, files)
-    _tiles(ax, 8.0, 2.1, 2.5, algorithm.tag)
-    _chip(ax, 12.4, 0.65, algorithm.tag)
+    forward = algorithm.tag == "FA2.A1"
+    _tiles(ax, 6.7, 3.4 if forward else 3.8, 3.2 if forward else 2.8, algorithm.tag)
+    _chip(ax, 11.75, 2.2, algorithm.tag)
     cells = [{name: wrapped(row, name) for name in WRAP} | {"work": worked(row)} for row in rows]
     tall = [max(LEADING[name] * len(lines) for name, lines in cell.items()) for cell in cells]
     gap = min(0.3, (SHEET[1] - FOOT - TOP - sum(tall)) / len(rows))
@@ -125,34 +126,48 @@ def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> style
     return figure, alt
 
 
+SAYS = {  # what is read from afar, and the sentence below it
+    "FA2.A1": (
+        "The forward pass never stores the scores",
+        "It uses each tile of $S$ at once, and keeps a maximum, a sum and an output for each row.",
+    ),
+    "FA2.A2": (
+        "The backward pass computes the scores again",
+        "It runs five matmuls for each tile of $S$. From the forward pass, it needs only $O$ and $L$.",
+    ),
+}
 MEANT = {  # the letters of which only one pass speaks
     "FA2.A1": "$m_i$ is the largest score of each row so far,\n"
     "and $\\ell_i$ is the row's sum of exponentials.\n"
     "$L_i = m_i + \\log\\,\\ell_i$ is all that is kept of them.\n",
-    "FA2.A2": "A $d$ before a tensor means its gradient. $dO$ is given.\n"
-    "$L_i = m_i + \\log\\,\\ell_i$ is from the forward pass: each row's\n"
-    "largest score, and the sum of its exponentials.\n"
+    "FA2.A2": "A $d$ before a tensor means its gradient.\n$dO$ is given.\n"
+    "$L_i = m_i + \\log\\,\\ell_i$ is from the forward pass: each\n"
+    "row's largest score, and the sum of its\nexponentials.\n"
     "$D_i$ is the row sum of $dO_i \\,∘\\, O_i$, entry by entry.\n",
 }
 
 
 def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str]) -> None:
     """Draw the title, the meaning of the letters, and the column headings."""
-    way = algorithm.title.split(", ")[1]
-    ax.text(0, 0.55, f"FlashAttention-2:\nthe {way} pass", fontsize=TITLE, weight="bold", va="top")
+    message, more = SAYS[algorithm.tag]
+    kicker = f"FlashAttention-2 line by line: algorithm {algorithm.tag[-1]} of the paper ({algorithm.source})"
+    ax.text(0, 0.45, kicker, fontsize=HEADING, color=style.QUIET)
+    ax.text(0, 0.6, message, fontsize=TITLE, weight="bold", va="top")
+    ax.text(0, 1.65, more, fontsize=24, va="center")
     under = (
-        f"Algorithm {algorithm.tag[-1]} of the paper ({algorithm.source}), in our words.\n"
-        "$N$ is the length, $d$ the head dimension, $τ$ the scores' scale.\n"
+        "$N$ is the length, $d$ the head dimension,\nand $τ$ the scale of the scores.\n"
         "A tile has $B_r$ rows and $B_c$ columns. There are\n"
-        "$T_r = ⌈N/B_r⌉$ row blocks and $T_c = ⌈N/B_c⌉$ column blocks.\n"
-        f"{MEANT[algorithm.tag]}To ask for a line: fa2-lab where {algorithm.tag}.L10"
+        "$T_r = ⌈N/B_r⌉$ row blocks and\n$T_c = ⌈N/B_c⌉$ column blocks.\n"
+        f"{MEANT[algorithm.tag]}A worker keeps what has strong edges.\n"
+        f"To ask for a line: fa2-lab where {algorithm.tag}.L10"
     )
-    ax.text(0, 2.1, under, fontsize=WORDS, va="top", linespacing=1.5)
+    ax.text(0, 2.2, under, fontsize=16, va="top", linespacing=1.45)
     names = dict(words=("In words", ""), numpy=("In NumPy", files[0]), triton=("In Triton", files[1]))
     for name, (words, file) in (names | dict(work=("Work", "each time it runs"))).items():
-        ax.text(COLUMNS[name], TOP - 0.55, words, fontsize=HEADING, weight="bold", va="center")
+        ax.text(COLUMNS[name], TOP - 0.25, words, fontsize=HEADING, weight="bold", va="center")
         look = dict(family=MONO, fontsize=CODE) if file.endswith(".py") else dict(fontsize=WORDS)
-        ax.text(COLUMNS[name], TOP - 0.22, file, color=style.QUIET, va="center", **look)
+        at = COLUMNS[name] + 0.205 * len(words)
+        ax.text(at, TOP - 0.25, file, color=style.QUIET, va="center", **look)
 
 
 def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
@@ -166,6 +181,7 @@ def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
     style.box(ax, x, y, side, side, fill=style.tint(style.INK, 0.05), edgecolor=style.QUIET, linestyle=(0, (2, 2)))
     style.box(ax, *outer, fill=style.tint(style.hue("S"), 0.15), linewidth=0)
     style.tensor_box(ax, x + j * cell, y + i * cell, cell, cell, "S", "$s_{ij}$", size=FORMULAS)
+    ax.text(x + 1.5 * cell, y + 4 * cell, "$S$ is never\nstored", fontsize=HEADING, ha="center", va="center")
     left, above = (("Q",), ("K", "V")) if forward else (("Q", "dO"), ("K", "V", "dK", "dV"))
     right = {"O": wide, "L": 0.24} if forward else {"dQ": wide, "L": 0.24, "D": 0.24}  # L and D have a number a row
     places = {name: (-0.6 - apart * n, wide) for n, name in enumerate(left)}
@@ -184,8 +200,6 @@ def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
         keeps = {} if forward else dict(linewidth=3.6)
         style.tensor_box(ax, x + j * cell, top, cell, high, tensor, "$j$", size=WORDS, **keeps)
         style.note(ax, x - 0.12, top + high / 2, f"${tensor}$", ha="right", fontsize=WORDS)
-    words = "A worker keeps what has strong edges.\nOf $S$, there is only the tile $s_{ij}$."
-    ax.text(x - 1.14, y + side + 0.42, words, fontsize=WORDS, linespacing=1.4, va="top")
 
 
 FLOW: dict[str, tuple[list[tuple], list[tuple[int, int]]]] = {  # (line, tensor, words, column, row), and the arrows
@@ -223,7 +237,7 @@ UNDER = {
     "It adds each part of $dQ_i$ in HBM, where other workers add as well.\n"
     "Box 4 is computed for all rows before the loops begin.",
 }
-WIDE, HIGH, RIGHT, DOWN = 2.95, 0.7, 3.4, 1.24  # of a box, and from one to the next, in inches
+WIDE, HIGH, RIGHT, DOWN = 3.2, 0.8, 3.6, 1.3  # of a box, and from one to the next, in inches
 
 
 def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
@@ -271,7 +285,7 @@ NAMES = {  # of the code, which neither the paper nor the head of the sheet has:
         " `power` is $(s_{ij}-L_i)\\log_2e$, or −∞ where the mask hides the score, and `exp2` is in base 2.",
     ),
 }
-HALF = {"numpy": 116, "triton": 108}  # letters of a line below both columns of code
+HALF = {"numpy": 145, "triton": 138}  # letters of a line below both columns of code
 
 
 def _foot(ax: style.Axes, tag: str) -> None:
@@ -280,7 +294,7 @@ def _foot(ax: style.Axes, tag: str) -> None:
         title = f"Names in {dict(numpy='NumPy', triton='Triton')[column]}: "
         for k, line in enumerate(wrap(title + words, room)):
             line = re.sub("`(.*?)`", lambda name: rf"$\mathbf{{{name[1].replace('_', chr(92) + '_')}}}$", line)
-            style.note(ax, x, SHEET[1] - FOOT + 0.3 + LEADING["words"] * k, line, color=style.QUIET, fontsize=WORDS)
+            style.note(ax, x, SHEET[1] - FOOT + 0.25 + LEADING["words"] * k, line, color=style.QUIET, fontsize=WORDS)
 
 
 def formulas(words: str) -> str:
