@@ -1,7 +1,5 @@
 """A picture that shows which block sizes fit: their shared memory, their registers, and the chips on which they run."""
 
-from collections.abc import Iterable
-
 from fa2_lab.machine import budget, chips
 from fa2_lab.plots import style
 from fa2_lab.records import recorded
@@ -81,16 +79,15 @@ def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compile
         f", but only {n} at d = {d}" for d, n in others
     )
     caption = (
-        f"{ends}. In each cell are the estimated registers per thread (at most 255) and the KiB of shared memory (at"
+        f"{ends}. In each cell are the estimated registers per thread (at most 255) and the shared memory (at"
         f" most {room}). A cell that spills does so when compiled for {list(limits)[-1]}. Forward, 16 bits, 4 warps (8"
         f" if 4 do not fit), with room for {stages} tiles of K and {stages} of V (num_stages = {stages} on an H100,"
         f" {stages + 1} on the others)."
     )
-    figure, axes = style.stacked(4.1 if style.narrow() else 3.3, caption, ncols=len(cells))
+    figure, axes = style.stacked(4.1 if style.narrow() else 3.4, caption, ncols=len(cells))
     for ax, (d, table) in zip(axes.flat, cells.items(), strict=True):
         _square(ax, sizes, table, verdicts[d])
-        ax.set_title(f"d = {d}: registers, KiB")
-    _legend(axes.flat, verdicts)
+        ax.set_title(f"d = {d}: {fit[d]} run without spilling")
     alt = (
         f"For each head dimension a grid of block sizes {', '.join(map(str, sizes))}, B_r down and B_c right; in each"
         f" cell registers of a thread, KiB of shared memory, and where it fits. {ends}."
@@ -98,35 +95,23 @@ def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compile
     return figure, alt
 
 
-ORDER = ("fits all", "spills", "too large")  # each darker than the one before; a fit on some GPUs has a dashed edge
-SAYS = {"fits all": "fits", "spills": "spills", "too large": "no room"}
-
-
-def _cell(ax: style.Axes, place: tuple[float, float, float, float], words: str, found: str) -> None:
-    fills = {"spills": style.worker(3), "too large": style.worker(1)}
-    partly = found not in ORDER
-    look = dict(linestyle=style.DASHED, edgecolor=style.INK, linewidth=1.6) if partly else dict(linewidth=0.8)
-    style.box(ax, *place, words, fills.get(found, style.PAPER), **look)
+SAYS = {"fits all": "fits", "spills": "spills", "too large": "no room"}  # a fit on some chips has a dashed edge
+LOOKS = {
+    "fits all": dict(fill=style.worker(3), linewidth=1.4),
+    "spills": dict(fill=style.MASKED, hatch=style.MASK_HATCH, edgecolor=style.QUIET),
+    "too large": dict(fill=style.PAPER, edgecolor=style.QUIET, linewidth=0.6),
+}
 
 
 def _square(ax: style.Axes, sizes: list[int], table: dict, verdicts: dict) -> None:
+    """Draw a cell for each block size, with what happens, the registers and the shared memory."""
+    partly = dict(fill=style.worker(3), linewidth=2.2, linestyle=style.DASHED)
     for (B_r, B_c), cell in table.items():
-        y, x = sizes.index(B_r), sizes.index(B_c)
-        words = f"{cell['registers']}\n{cell['shared'] // 1024} KiB"
-        _cell(ax, (x + 0.03, y + 0.03, 0.94, 0.94), words, verdicts[B_r, B_c])
+        y, x, found = sizes.index(B_r), sizes.index(B_c), verdicts[B_r, B_c]
+        words = f"{SAYS.get(found, 'fits')}\n{cell['registers']} regs\n{cell['shared'] // 1024} KiB"
+        style.box(ax, x + 0.03, y + 0.03, 0.94, 0.94, words, **LOOKS.get(found, partly))
     ticks = [n + 0.5 for n in range(len(sizes))]
-    style.bare(ax, (-0.03, len(sizes) + 0.03), (-0.78, len(sizes) + 0.03), xticks=ticks, yticks=ticks)
-    ax.set(xticklabels=sizes, yticklabels=sizes, xlabel="B_c →", ylabel="← B_r")
-
-
-def _legend(axes: Iterable[style.Axes], verdicts: dict) -> None:
-    """Draw a legend above each grid that explains the fills and edges of the grid's cells."""
-    for ax, found in zip(axes, verdicts.values(), strict=True):
-        present = [words for words in ORDER if words in found.values()]
-        present += sorted(set(found.values()) - set(ORDER))
-        x = 0.03
-        for words in present:
-            said = SAYS.get(words, words.replace("not ", "not on a "))
-            wide = 0.115 * len(said) + 0.25
-            _cell(ax, (x, -0.6, wide, 0.42), said, words)
-            x += wide + 0.1
+    style.bare(ax, (-0.03, len(sizes) + 0.03), (-0.03, len(sizes) + 0.03), xticks=ticks, yticks=ticks)
+    dashed = sorted({found for found in verdicts.values() if found not in SAYS})
+    notes = [f"dashed edge: fits, but {words.replace('not', 'not on a')}" for words in dashed]
+    ax.set(xticklabels=sizes, yticklabels=sizes, xlabel="\n".join(["B_c →", *notes]), ylabel="← B_r")

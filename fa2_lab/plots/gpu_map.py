@@ -38,48 +38,29 @@ def memories(chip: chips.Chip) -> list[Memory]:
 
 
 ZOOM = 14  # how many times as long the sides under the lens are
-PAGE = (1.75, 2.3, 0.84, 3.2, 4.25, 0.85)  # inches: HBM's side, the lens and its width, words, bars, the longest bar
-PHONE = (1.1, 1.22, 0.6, 1.87, 3.22, 0.22)
 
 
 @style.picture
 def draw(chip: str, places: list[Memory], link: float) -> style.Drawn:
-    """Draw the sizes of the memories as areas, and their bandwidths as bars."""
+    """Draw the sizes of the memories as areas, and their bandwidths as bars beside them or, on a phone, below them."""
     caption = "Far memory is big and slow, and near memory is small and fast."
     caption += f" This is an {chip}, with areas and bars to scale."
-    figure, ax = style.new_figure(3.15, caption)
-    *near, far = places
-    SIDE, LENS, WIDE, WORDS, BARS, LONGEST = PHONE if style.narrow() else PAGE
-    unit = SIDE / sqrt(far.size)
-    dots = [unit * sqrt(place.size) for place in near]
-    style.box(ax, 0, 0.4, SIDE, SIDE, fill=style.tint(style.INK, 0.12))
-    style.note(ax, 0, 0.4 + SIDE + 0.2, f"{far.name} {_size(far.size)}", bbox=style.CLEAR)
-    pitch, x, low = 0.72, 0.06, 0.4 + SIDE - 0.06
-    for n, (place, dot) in enumerate(zip(near, dots, strict=True)):
-        style.box(ax, x, low - dot, dot, dot, fill=style.WORKERS[1], linewidth=0)
-        x += 1.3 * dot
-        large, middle = ZOOM * dot, 0.4 + pitch * (n + 0.35)
-        style.box(ax, LENS + (WIDE - large) / 2, middle - large / 2, large, large, fill=style.WORKERS[1], linewidth=0)
-        style.note(ax, WORDS, middle, f"{place.name}\n{_size(place.size)}")
-    bottom, edge = 0.4 + pitch * len(near) - 0.1, dict(color=style.QUIET, linewidth=0.8)
-    lens = dict(fill="none", edgecolor=style.QUIET, linewidth=1)
-    style.box(ax, 0.03, low - max(dots) - 0.03, x, max(dots) + 0.06, **lens)
-    style.box(ax, LENS, 0.3, WIDE, bottom - 0.3, **lens)
-    for start, end in ((low - max(dots) - 0.03, 0.3), (low + 0.03, bottom)):
-        ax.plot([0.03 + x, LENS], [start, end], **edge)
-    style.note(ax, WORDS, bottom + 0.3, far.name)
-    style.note(ax, WORDS, bottom + 0.68, "link to\nother GPUs")
-    fastest = max(place.speed or 0 for place in places)
-    speeds = [(0.4 + pitch * (n + 0.35), place.speed) for n, place in enumerate(near)]
-    for y, speed in [*speeds, (bottom + 0.3, far.speed), (bottom + 0.68, link)]:
-        if speed:
-            style.box(ax, BARS, y - 0.11, LONGEST * speed / fastest, 0.22, fill=style.WORKERS[1], linewidth=0)
-        words = _speed(speed) if speed else "not measured"
-        style.note(ax, BARS + LONGEST * (speed or 0) / fastest + 0.06, y, words)
-    style.note(ax, 0, 0.1, "size", weight="bold")
-    style.note(ax, LENS, 0.1, f"sides × {ZOOM}", weight="bold")
-    style.note(ax, BARS, 0.1, "bytes per second", weight="bold")
-    style.bare(ax, (-0.02, style.width() - 0.06), (0, bottom + 0.8), aspect="equal")
+    side = 1.75 if style.narrow() else 2.16  # of HBM's square, in units
+    figure, ax = style.new_figure(side + (2.6 if style.narrow() else 1.1), caption)
+    words, pitch = _sizes(ax, places, side), side / (len(places) - 1)
+    speeds = {place.name: place.speed for place in places} | {"other GPUs": link}
+    longest = 0.75 / max(speed or 0 for speed in speeds.values())
+    heights, x = [pitch * (n + 0.5) for n in range(len(places) - 1)], words + 0.95
+    heights += [side + 0.25, side + 0.6]
+    if style.narrow():
+        heights, x, longest = [side + 0.75 + 0.33 * n for n in range(len(speeds))], 1.2, 2.2 * longest
+    style.note(ax, x, heights[0] - (0.33 if style.narrow() else pitch / 2 + 0.15), "bytes per second", weight="bold")
+    for n, (y, (name, speed)) in enumerate(zip(heights, speeds.items(), strict=True)):
+        if style.narrow() or n > 2:
+            style.note(ax, x - 0.1 if style.narrow() else words, y, name, ha="right" if style.narrow() else "left")
+        style.box(ax, x, y - 0.11, longest * (speed or 0), 0.22, fill=style.WORKERS[1], linewidth=0)
+        style.note(ax, x + longest * (speed or 0) + 0.06, y, _speed(speed) if speed else "not measured")
+    style.bare(ax, (-0.02, style.width() - 0.06), (-0.25, heights[-1] + 0.15), aspect="equal")
     parts = [f"{p.name} {_size(p.size)}" + (f" and {_speed(p.speed)}" if p.speed else "") for p in places]
     alt = (
         f"The memories of an {chip} to scale. HBM is a large square with three dots in it, which a lens enlarges to"
@@ -87,6 +68,32 @@ def draw(chip: str, places: list[Memory], link: float) -> style.Drawn:
         " speed is what the FP32 units read."
     )
     return figure, alt
+
+
+def _sizes(ax: style.Axes, places: list[Memory], side: float) -> float:
+    """Draw HBM as a square with the other memories in its corner, and a lens that enlarges them.
+
+    Return the x-coordinate of the names of the enlarged memories.
+    """
+    *near, far = places
+    dots, pitch = [side * sqrt(place.size / far.size) for place in near], side / len(near)
+    x, low, left, wide = side - 1.4 * sum(dots), side - 0.06, side + 0.25, 1.15 * pitch
+    style.note(ax, 0, -0.15, "size", weight="bold")
+    style.note(ax, left, -0.15, f"sides × {ZOOM}", weight="bold")
+    style.box(ax, 0, 0, side, side, fill=style.tint(style.INK, 0.12))
+    style.note(ax, 0.12, 0.12, f"{far.name}\n{_size(far.size)}", va="top")
+    lens = dict(fill="none", edgecolor=style.QUIET, linewidth=1)
+    style.box(ax, x - 0.03, low - max(dots) - 0.03, side - x, max(dots) + 0.06, **lens)
+    style.box(ax, left, 0, wide, side, **lens)
+    for start, end in ((low - max(dots) - 0.03, 0), (low + 0.03, side)):
+        ax.plot([side - 0.03, left], [start, end], color=style.QUIET, linewidth=0.8)
+    for n, (place, dot) in enumerate(zip(near, dots, strict=True)):
+        style.box(ax, x, low - dot, dot, dot, fill=style.WORKERS[1], linewidth=0)
+        x += 1.3 * dot
+        large, middle = ZOOM * dot, pitch * (n + 0.5)
+        style.box(ax, left + (wide - large) / 2, middle - large / 2, large, large, fill=style.WORKERS[1], linewidth=0)
+        style.note(ax, left + wide + 0.1, middle, f"{place.name}\n{_size(place.size)}")
+    return left + wide + 0.1
 
 
 def _size(n: float) -> str:

@@ -28,13 +28,15 @@ def draw(grid: tuple[int, int], program: tuple[int, int], N: int, B_r: int, offs
         style.box(ax, 2 * h, 1.4 * k, 1.9, 1.3, f"{k}, {h}", **chosen)
     style.note(ax, 0, 1.4 * T_r + 0.5, "row block, head")
     words = (
-        f"i = program_id(0) = {i}\nhead = program_id(1) = {head}\n"
-        f"row = i · B_r + (0 … {B_r - 1})\nwith B_r = {B_r}, N = {N}, d = {d}\n"
-        f"address = Q + (head · N + row) · d + (0 … {d - 1})"
+        f"B_r = {B_r}, N = {N}, d = {d}\ni = program_id(0) = {i}\nhead = program_id(1) = {head}\n"
+        f"row = i · B_r + (0 … {B_r - 1})\naddress = Q + (head · N + row) · d + (0 … {d - 1})"
     )
-    left, high = 9.6, 0.62
-    below = heads * N * high + 0.5 if style.narrow() else 1.4 * T_r + 1.6
-    style.note(ax, 0, below, words, va="top", linespacing=1.4)
+    left, high = 8.2 if style.narrow() else 9.4, 0.62
+    first, bottom = offsets[0, 0] // d * high, heads * N * high
+    block = (left, first + B_r * high / 2)
+    below = bottom + 4.5 if style.narrow() else first  # the last line of the words
+    style.note(ax, 0, below, words, va="bottom", linespacing=1.4)
+    style.note(ax, 0, below + 0.62, f"= Q + {offsets[0, 0]} … {offsets[-1, -1]}", weight="bold")
     style.note(ax, left, -0.3, "Q's offsets" if style.narrow() else "Q in memory, by offsets", **title)
     for row in range(heads * N):
         for c in range(d):
@@ -44,11 +46,11 @@ def draw(grid: tuple[int, int], program: tuple[int, int], N: int, B_r: int, offs
             style.box(ax, left + 1.5 * c, high * row, 1.5, high, str(n), fill, linewidth=0.5)
     for h in range(heads):
         style.box(ax, left, h * N * high, 1.5 * d, N * high, fill="none", linewidth=1.6)
-        style.note(ax, left - 0.2, (h + 0.5) * N * high, f"head {h}", ha="right", bbox=style.CLEAR, zorder=5)
-    first = offsets[0, 0] // d
-    style.box(ax, left, first * high, 1.5 * d, B_r * high, fill="none", linewidth=2.4)
-    style.arrow(ax, (2 * head + 1.9, 1.4 * i + 0.65), (left, first * high))
-    style.bare(ax, (-0.1, left + 1.5 * d + 0.1), (-1.2, max(heads * N * high, below + 4.7) + 0.1))
+        style.note(ax, left + 1.5 * d + 0.2, (h + 0.5) * N * high, f"head {h}")
+    style.box(ax, left, first, 1.5 * d, B_r * high, fill="none", linewidth=2.4)
+    start = (2 * head + 1.9, 1.4 * i + 0.65) if style.narrow() else (2.8, below + 0.62)
+    style.arrow(ax, start, block, linewidth=1.6)
+    style.bare(ax, (-0.1, left + 1.5 * d + 1.5), (-1.2, max(bottom, below + 1) + 0.1))
     alt = (
         f"A grid of {T_r} row blocks by {heads} heads. Program ({i}, {head}) is framed. On the right is Q of all heads,"
         f" {heads * N} rows of {d} numbers. The block has offsets {offsets[0, 0]} to {offsets[-1, -1]}."

@@ -44,7 +44,7 @@ def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -
     """Draw the tiles of each mask by kind, with a line at each end of the rows' key ranges."""
     caption = "A row sees one interval of keys, so whole tiles can be skipped."
     caption += f" These six masks are all of this kind. The bar shows the interval of row {row}."
-    rows, columns, last = (3, 2, 0.3) if style.narrow() else (2, 3, 0.12)
+    rows, columns, last = (3, 2, 0.42) if style.narrow() else (2, 3, 0.12)
     figure, axes = style.new_figure(
         7.2 if style.narrow() else 4.5, caption, nrows=rows + 1, ncols=columns, height_ratios=[1] * rows + [last]
     )
@@ -55,7 +55,14 @@ def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -
         style.bare(ax, (SINK - 0.5, N + 1), (-1, N + 1), aspect="equal")
         if "sink" in name:
             style.box(ax, SINK, 0, 3, N, "", style.fill("m"), edgecolor=style.hue("m"))
-            style.note(ax, SINK + 1.5, N / 2, "sink: a score, no value", rotation=90, ha="center")
+            style.note(
+                ax,
+                SINK + 1.5,
+                N / 2,
+                "sink: no value" if style.narrow() else "sink: a score, no value",
+                rotation=90,
+                ha="center",
+            )
         _row(ax, parts, row)
     figure.get_layout_engine().set(hspace=0.06)
     for ax in axes[:rows, 0]:

@@ -38,14 +38,14 @@ def draw(tiles: dict[str, dict[str, dict[str, int]]], limit: int) -> style.Drawn
                 style.tensor_box(ax, x, y + 0.08, n, 0.84, tensor, tensor, linewidth=0.8)
                 x += n
             over = x > limit
+            style.box(ax, limit, y + 0.08, max(x - limit, 0), 0.84, fill="none", hatch=style.MASK_HATCH, linewidth=0)
             style.note(
                 ax, 1.02 * most, y + 0.5, f"{x} > {limit}" if over else f"{x}", weight="bold" if over else "normal"
             )
             style.note(ax, -0.012 * most, y + 0.5, phase, ha="right")
             words.append(f"{name}, {phase}: {x}")
         ax.plot([limit, limit], [0, len(phases)], color=style.INK, linewidth=2.2, zorder=3)
-        said = f"{limit}" if style.narrow() else f"limit: {limit} registers per thread"
-        style.note(ax, limit, -0.2, said, ha="center", weight="bold")
+        style.note(ax, limit, -0.2, f"{'' if style.narrow() else 'limit: '}{limit}", ha="center", weight="bold")
         style.bare(
             ax, (-(0.42 if style.narrow() else 0.2) * most, (1.3 if style.narrow() else 1.18) * most), (0, len(phases))
         )

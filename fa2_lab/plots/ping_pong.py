@@ -57,4 +57,6 @@ def draw(panels: list[Mapping], d: int, window: float = 6000) -> style.Drawn:
         timelines[f"{panel['name']}: tensor cores at work {panel['share']:.0%} of the time"] = rows
     ways = "; ".join(f"{panel['name']}: tensor cores at work {panel['share']:.0%}" for panel in panels)
     figure = strips.stacked(3.3, caption, timelines, window)
+    for ax, rows in zip(figure.axes, timelines.values(), strict=True):
+        strips.mark_waits(ax, rows, window)
     return figure, f"Two timelines of two consumers, with lines for matmuls and softmax of each. {ways}."

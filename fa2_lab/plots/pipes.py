@@ -19,7 +19,7 @@ def data(way: str = "forward") -> dict:
 
 
 PAGE = (1.1, 2.05, 3.85, 4.8)  # units: the producer's edge, the stages from and to, the consumers' edge
-PHONE = (0.75, 1.3, 2.75, 3.3)
+PHONE = (0.72, 1.14, 2.52, 3.05)
 LANE, HIGH = 0.62, 0.32
 LOOKS = {"mailbox": ("m", "mailbox"), "rows": ("Q", "Q, dO")}  # the hue and the name of what is no tensor
 
@@ -33,7 +33,7 @@ SAYS = {
     "forward": "The producer waits until a stage is empty, and the consumers wait until it is full.",
     "backward": "In the backward pass, each consumer also waits for the other's half of dS.",
 }
-SAME = {"forward": "", "backward": " What is grey works as in the forward pass."}
+SAME = {"forward": "", "backward": " The rings on the left work as in the forward pass."}
 
 
 @style.picture
@@ -68,7 +68,7 @@ def _block(ax: style.Axes, way: str, rings: dict[str, tuple[int, int]]) -> None:
     for c, y in enumerate((0.05, bottom - high - 0.05)):
         style.box(ax, consumers + 0.05, y, wide, high, f"consumer{space}{c}{gap}4 warps\ncompute", style.worker(3))
     middle, low, top = (consumers + end) / 2, 0.08 + high, bottom - high - 0.08
-    for c, x in enumerate((middle - 0.2, middle + 0.2)):
+    for c, x in enumerate((middle - 0.23, middle + 0.23)):
         start, stop = (top, low) if c else (low, top)
         if way == "forward":
             style.arrow(ax, (x, start), (x, stop), linewidth=2)
@@ -76,7 +76,7 @@ def _block(ax: style.Axes, way: str, rings: dict[str, tuple[int, int]]) -> None:
             style.arrow(ax, (x, low), (x, bottom / 2 - 0.2), style="<|-|>", linewidth=2)
             style.arrow(ax, (x, bottom / 2 + 0.2), (x, top), style="<|-|>", linewidth=2)
             label = f"dS\n{('even', 'odd')[c]}"
-            style.tensor_box(ax, x - 0.18, bottom / 2 - 0.2, 0.36, 0.4, "dS", label, linewidth=1.8)
+            style.tensor_box(ax, x - 0.21, bottom / 2 - 0.2, 0.42, 0.4, "dS", label, linewidth=1.8)
     if way == "forward":
         ground = style.CLEAR | dict(facecolor=style.tint(style.worker(3)))
         style.note(ax, middle, bottom / 2, "turns", ha="center", bbox=ground)
@@ -97,6 +97,7 @@ def _block(ax: style.Axes, way: str, rings: dict[str, tuple[int, int]]) -> None:
                 style.arrow(ax, (stop - 0.05, y + 0.1), (start + 0.03, y + 0.1), color, linestyle=(0, (3, 2)))
         words = "with K" if not releases else f"{releases} ×" if style.narrow() else style.counted(releases, "release")
         style.note(ax, (right + consumers) / 2, y + 0.21, words, ha="center")
+        style.note(ax, (right + consumers) / 2, y - 0.18, "full", ha="center")
     style.note(
         ax, 0.02, bottom + 0.15, textwrap.fill(f"Between them: {BETWEEN[way]}.", 44 if style.narrow() else 90), va="top"
     )

@@ -32,12 +32,12 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
     for k in range(rows[-1] // B_r + 1):
         style.box(ax, -3.1, k * B_r + 0.1, 1.6, B_r - 0.2, str(k), style.worker(3) if k == i else style.PAPER)
     style.note(ax, -2.3, -0.3, "program", **title)
-    top = (len(every) - B_r) / 2
+    top = len(every) - B_r
     if style.narrow():  # one tile above the other
-        places = (d + 2.6, 1.5), (d + 2.6, len(every) - B_r - 0.5)
+        places = (d + 2.6, top), (d + 2.6, 1.5)
         arrows = (
-            ((d + 0.4, 1.5 + B_r / 2), (d + 1.3, 1.5 + B_r / 2)),
-            ((1.5 * d + 2.6, B_r + 1.7), (1.5 * d + 2.6, B_r + 2.5)),
+            ((d + 0.4, top + B_r / 2), (d + 1.3, top + B_r / 2)),
+            ((1.5 * d + 2.6, top - 1.2), (1.5 * d + 2.6, B_r + 1.7)),
         )
     else:
         places = (d + 2.6, top), (2 * d + 5.4, top)
@@ -52,7 +52,7 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
         f"row = {i} · B_r + (0 … {B_r - 1}) = {', '.join(map(str, rows))}\noffset = row · d + (0 … {d - 1})\n"
         f"mask = row < N, with N = {N}\n\nhatched: masked"
     )
-    at = (-4, len(every) + 1.6) if style.narrow() else (d + 2.6, top + B_r + 0.5)
+    at = (-4, len(every) + 1.6) if style.narrow() else (d + 2.6, 0)
     style.note(ax, *at, words, va="top")
     bottom = len(every) + (6.8 if style.narrow() else 1.1)
     style.bare(ax, (-4.1, (2 * d + 3 if style.narrow() else 3 * d + 5.6)), (-1.1, bottom), aspect="equal")

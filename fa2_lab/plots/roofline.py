@@ -122,6 +122,7 @@ def named(rung: str) -> str:
 # The picture ----------------------------------------------------------------------------------------------------
 
 Point = tuple[float, float] | tuple[float, float, str]  # FLOPs per byte, TFLOP/s; of a method also its limit
+ALLOWED = style.tint(style.INK, 0.05)  # the ground below a ceiling
 LINE = 0.2  # inches from one line of words to the next
 
 
@@ -147,7 +148,7 @@ def draw(
     left, column, right = reach(min(across), max(across), crowded)
     limited = any(len(place) > 2 for place in points.values())  # by a unit that is printed
     if limited:
-        left, column, right = min(4, 0.12 * min(across)), inf, 2500
+        left, column, right = min(4 if style.narrow() else inf, 0.1 * min(across)), inf, 2500
     elif not crowded and max(across) < column / 60:
         right = max(300, 30 * max(across))  # all names are beside their places
     least = min(place[1] for place in points.values())
@@ -160,6 +161,10 @@ def draw(
     labels = (6 if style.narrow() else 14) * log10(min(last, right) / left) / log10(right / left)  # that have room
     style.log_ticks(ax.xaxis, style.log_places(left, min(last, right), most=int(labels)))
     style.log_ticks(ax.yaxis, style.log_places(low, high))
+    edge = max((roof for roof in roofs if not roof.dashed), key=lambda roof: roof.bytes)
+    begin = max(left, low / edge.bytes)
+    corners = [begin, edge.flops / edge.bytes, right], [begin * edge.bytes, edge.flops, edge.flops]
+    ax.fill_between(corners[0], low, corners[1], color=ALLOWED, linewidth=0, zorder=-1)
     for number, roof in enumerate(roofs):
         _roof(ax, roof, left, right, left_of_it=number == 0, under_it=crowded, limited=limited)
         if limited:
@@ -255,7 +260,10 @@ def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float
         words = f"{named(name)}: {y:.0f}"
         if unit and not (style.narrow() and y == shelf):
             words += f" ({unit[0]})" if style.narrow() else f", limited by {unit[0]}"
-        ax.plot(x, y, "o", color=color, markersize=6 if unit else 5)
+        ax.plot(x, y, "o", color=color, markersize=8 if units else 5)
+        for bound in (other[1] for other in points.values() if units and not unit and other[0] == x and other[1] > y):
+            style.arrow(ax, (x, bound), (x, y), color, shrinkA=6, shrinkB=6, linewidth=1.6)
+            words += f", {y / bound:.0%} of it"
         if name in crowd:
             height = 10 ** heights[list(crowd).index(name)]
             ax.plot([x, 0.95 * column], [y, height], color=style.QUIET, linewidth=0.6, zorder=0)

@@ -40,7 +40,7 @@ def waves(heads: int, held: int, N: int = 4096) -> int:
 
 @style.picture
 def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[int], setting: str) -> style.Drawn:
-    """Draw the model as a line and the measurements as bars that begin at 1.
+    """Draw the model as an area and the measurements as bars that begin at 1.
 
     `model` and `measured` are {heads: speedup}. `held` contains the number of resident programs per SM before and after
     the change.
@@ -54,7 +54,7 @@ def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[i
     )
     figure, ax = style.new_figure(3.4, caption)
     ax.axhline(1, color=style.INK, linewidth=0.9)
-    ax.step(list(model), list(model.values()), color=style.tint(style.QUIET, 0.5), where="mid", linewidth=1)
+    ax.fill_between(list(model), 1, list(model.values()), color=style.tint(style.QUIET, 0.25), step="mid", linewidth=0)
     low, high = 0.55, 1.4
     for heads, factor in measured.items():
         more = counts[heads][1] > counts[heads][0]
@@ -62,7 +62,7 @@ def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[i
         ax.plot(heads, factor, "o", color=style.OURS, markersize=9 if heads == least else 6)
         if heads not in (least, most):
             place = (0, -12) if more else (0, 12)
-            style.beside(ax, f"{factor:.2f}", (heads, factor), place, ha="center", bbox=style.CLEAR)
+            style.beside(ax, f"{factor:.2f}", (heads, factor), place, ha="center")
     x = least + (1.1 if style.narrow() else 2)
     style.arrow(ax, (x, measured[least]), (least + 0.45, measured[least]))
     now, then = reversed(counts[least])
@@ -73,7 +73,7 @@ def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[i
     words = f"{most} heads:{space}{measured[most] - 1:.0%} faster"
     style.beside(ax, words, (most, measured[most]), (-8, 24), va="bottom")
     style.note(ax, max(model) + 0.4, 1.32, "bars: measured", ha="right", color=style.OURS)
-    style.note(ax, max(model) + 0.4, 1.24, "line: the model", ha="right", color=style.QUIET)
+    style.note(ax, max(model) + 0.4, 1.24, "shaded: the model", ha="right", color=style.QUIET)
     style.note(ax, max(model) + 0.4, 1.03, "as fast as before", ha="right", va="bottom", color=style.QUIET)
     ax.set(ylabel="times as fast", xlim=(0, max(model) + 0.5), ylim=(low, high))
     ax.set_xticks([])

@@ -57,7 +57,10 @@ def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, windo
                 look = dict(hatch=style.MASK_HATCH) if copying else {}
                 words = f"copy {tile}" if copying else tile if style.narrow() else f"{tile} is there"
                 words = words if stop - start > letter * (len(words) + 0.6) else ""
-                style.tensor_box(ax, start, y + 0.06, stop - start, 0.88, tile[0], words, linewidth=0.8, **look)
+                label = words if copying else ""  # of a full stage it is at the left, where no arrow crosses it
+                style.tensor_box(ax, start, y + 0.06, stop - start, 0.88, tile[0], label, linewidth=0.8, **look)
+                if words and not copying:
+                    style.note(ax, start + 0.6 * letter, y + 0.5, words)
         for consumer, end in ends.get(tile, ()):
             if 0.02 * window < end < window:
                 above = order.index(consumer) < y

@@ -36,46 +36,43 @@ def data(B_r: int = 4, B_c: int = 4, T_c: int = 10, d: int = 4, row: int = 2, se
 def draw(
     row: int, s: np.ndarray, m: np.ndarray, l: np.ndarray, o: np.ndarray, alpha: np.ndarray, O: np.ndarray
 ) -> style.Drawn:
-    """Draw α of every row and key block as a grid and, below it, the scores, m, l and one component of o of one row.
+    """Draw the scores, m, l and one component of o of one row, with a column for each key block.
 
     The scores s have shape (T_c, B_r, B_c). m, l, o and alpha have shape (T_c, B_r) and are those after each key block.
     O has shape (B_r,) and is the same component of the output.
     """
-    caption = "A new maximum shrinks what l and o have summed so far, and all other blocks only add to it."
-    figure, axes = style.new_figure(6.4, caption, nrows=4, sharex=True, height_ratios=[1, 1.1, 1, 1])
-    _factors(axes[0], alpha, row)
-    _maximum(axes[1], s[:, row], m[:, row])
-    _sum(axes[2], "l", "Σ exp(s − m)", l[:, row], alpha[:, row], linestyle=style.DASHED)
-    _sum(axes[3], "o", "Σ exp(s − m) v (one component)", o[:, row], alpha[:, row])
-    ratio = o[-1, row] / l[-1, row]
-    words = f"o / l = {ratio:.4f}; standard attention: {O[row]:.4f}"
-    style.note(axes[3], 0.99, 0.03, words, transform=axes[3].transAxes, ha="right", va="bottom", bbox=style.CLEAR)
-    events = [j for j in range(1, len(alpha)) if alpha[j, row] < 1]
-    for ax in axes[1:]:
+    caption = "A new maximum shrinks what l and o have summed so far, and all other blocks only add to it. Each shaded"
+    caption += " column has a new maximum, and its number is α = exp(m before − m after), the factor for l and o."
+    figure, axes = style.new_figure(
+        5.8 if style.narrow() else 5.2, caption, nrows=3, sharex=True, height_ratios=[1.15, 1, 1]
+    )
+    T_c = len(alpha)
+    events = [j for j in range(1, T_c) if alpha[j, row] < 1]
+    for ax in axes:
         for j in events:
-            ax.axvline(j, color=style.QUIET, linewidth=0.8, linestyle=(0, (2, 2)), zorder=0)
-    axes[3].set_xlabel("key blocks in the order they arrive →")
+            ax.axvspan(j + 0.03, j + 0.97, color=style.tint(style.hue("m"), 0.3), linewidth=0, zorder=0)
+    _maximum(axes[0], s[:, row], m[:, row])
+    for j in events:
+        factor = f"{alpha[j, row]:.2f}"
+        words = factor.removeprefix("0") if style.narrow() else f"× {factor}"
+        style.note(axes[0], j + 0.5, s[:, row].min(), words, ha="center", weight="bold")
+    _sum(axes[1], "l", l[:, row], alpha[:, row], linestyle=style.DASHED)
+    _sum(axes[2], "o", o[:, row], alpha[:, row])
+    axes[1].set_title("l, the sum of exp(s − m): first times α, then plus the block")
+    axes[2].set_title("o, the sum of exp(s − m) v: likewise (one component)")
+    ratio = o[-1, row] / l[-1, row]
+    words = f"at the end o / l = {ratio:.4f}; standard attention: {O[row]:.4f}"
+    axes[2].set_xlabel(f"key blocks in the order they arrive →\n{words}")
+    axes[2].set(xlim=(0, T_c), xticks=np.arange(T_c) + 0.5, xticklabels=range(T_c))
+    for ax in axes:
+        ax.tick_params(axis="x", length=0)
     alt = (
-        f"{len(alpha)} key blocks stream past {alpha.shape[1]} rows. A grid shows the factor α for each row and block:"
-        f" 1 almost everywhere, smaller only where a row meets a new maximum. For row {row} that happens at blocks"
-        f" {', '.join(str(j) for j in events)}. There m steps up, and l and o first drop to α times what they"
-        f" were, before the block is added. At the end o / l = {ratio:.4f}, as standard attention has it."
+        f"{T_c} key blocks stream past a row of scores, each in its own column. At blocks"
+        f" {', '.join(str(j) for j in events)} the row meets a new maximum. There m steps up, and l and o first drop"
+        f" to α times what they were, before the block is added. At the end o / l = {ratio:.4f}, as standard attention"
+        " has it."
     )
     return figure, alt
-
-
-def _factors(ax: style.Axes, alpha: np.ndarray, row: int) -> None:
-    T_c, B_r = alpha.shape
-    for (j, i), factor in np.ndenumerate(alpha):
-        new = j > 0 and factor < 1
-        number = f"{factor:.2f}".removeprefix("0" if style.narrow() else "")
-        label = ("" if style.narrow() else "start") if j == 0 else number if new else "1"
-        look = dict(linewidth=1.8, zorder=3) if i == row else dict(linewidth=0.6, edgecolor=style.QUIET)
-        style.box(ax, j, i, 1, 1, label, style.hue("m") if new else style.PAPER, **look)
-    ticks = dict(xticks=np.arange(T_c) + 0.5, yticks=np.arange(B_r) + 0.5)
-    style.bare(ax, (0, T_c + 0.9), (B_r + 0.05, -0.05), **ticks)
-    ax.set(xticklabels=range(T_c), yticklabels=[f"row {i}" for i in range(B_r)])
-    ax.set_title(f"α = exp(m before − m after), the factor for l and o (row {row} is drawn below)")
 
 
 def _maximum(ax: style.Axes, s: np.ndarray, m: np.ndarray) -> None:
@@ -85,13 +82,13 @@ def _maximum(ax: style.Axes, s: np.ndarray, m: np.ndarray) -> None:
     ax.stairs(m, np.arange(T_c + 1), baseline=None, color=style.hue("m"), linewidth=2.2)
     style.note(ax, T_c + 0.1, m[-1], "m")
     style.note(ax, T_c + 0.1, s[-1].mean(), "scores s")
-    ax.set_title("m, the largest score so far")
+    ax.set_title("m, the largest score so far, and the factor α where m grows")
+    ax.margins(y=0.12)
 
 
-def _sum(ax: style.Axes, name: str, meaning: str, total: np.ndarray, alpha: np.ndarray, **look: Any) -> None:
+def _sum(ax: style.Axes, name: str, total: np.ndarray, alpha: np.ndarray, **look: Any) -> None:
     """Draw two levels for each key block: the total after it is multiplied by α, and after the new terms are added."""
     before = np.concatenate([[0.0], total[:-1]])
     levels = np.stack([alpha * before, total], axis=1).ravel()
     ax.stairs(levels, np.arange(len(levels) + 1) / 2, baseline=None, color=style.hue(name), linewidth=2.2, **look)
     ax.text(len(total) + 0.1, total[-1], name, va="center")
-    ax.set_title(f"{name} = {meaning}: first times α, then the block is added")

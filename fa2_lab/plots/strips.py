@@ -263,7 +263,8 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
             if key == unit == "copy":
                 rows[""] = []  # room for the words about the copies
         name = f"rung {panel['number']}, {panel['name'].replace('_', ' ')}"
-        timelines[f"{name}: tensor cores {panel['counted']:.0f}% (measured)" if panel["counted"] else name] = rows
+        measured = f": tensor cores {panel['counted']:.0f}% busy (measured)"
+        timelines[name + measured * bool(panel["counted"])] = rows
         heights.append(0.4 + 0.26 * sum(row_heights(rows, faded)))
     alt = (
         f"Two timelines of one SM with strips for copies, tensor cores and softmax. {says}."
@@ -271,7 +272,8 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
     )
     titled = {name.capitalize(): rows for name, rows in timelines.items()}
     figure = stacked(sum(heights) + 0.3, caption, titled, window, faded=faded, height_ratios=heights)
-    clocks = f"clocks → (1,000 clocks = {1e9 / chips.H200.clock_hz:.1f} µs)"
+    clocks = f"time in the model → (1,000 clocks = {1e9 / chips.H200.clock_hz:.1f} µs)"
+    clocks += "\nnumber on a softmax: instructions of a thread"
     figure.axes[-1].set_xlabel(clocks + "\nthick edge: the next row block" * (number == PERSISTENT))
     if unit == "copy":
         for ax, rows, panel, cause in zip(figure.axes, timelines.values(), panels, CAUSE[number], strict=True):
@@ -280,7 +282,24 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
         more = round(panels[-1]["instructions"] * (1 - ratio))
         words = f"{'+' if more > 0 else '−'}{abs(more)} instructions", CAUSE[number]
         _mark_change(figure.axes[-1], list(timelines.values())[-1], faded, words, ratio, window)
+    else:
+        for ax, rows in zip(figure.axes, timelines.values(), strict=True):
+            mark_waits(ax, rows, window)
     return figure, alt
+
+
+def mark_waits(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -> None:
+    """Hatch the times at which the tensor cores run no matmul of any warpgroup."""
+    window = span(window)
+    lines = [n for n, name in enumerate(rows) if name.startswith(UNITS["tensor"])]
+    jobs = sorted(job[1:3] for name, of in rows.items() if name.startswith(UNITS["tensor"]) for job in of)
+    busy = 0.0
+    for begun, ended in [*jobs, (window, window)]:
+        if busy + 1 < min(begun, window):
+            wide = min(begun, window) - busy
+            words = "wait" if wide > 0.07 * window else ""
+            style.masked(ax, busy, lines[0] + 0.06, wide, len(lines) - 0.12, words, zorder=0.5)
+        busy = max(busy, ended)
 
 
 def _mark_change(
@@ -381,5 +400,5 @@ def lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float, faded:
 
 
 def span(window: float) -> float:
-    """Return the number of clocks that are drawn: all of `window` or, on a phone, half of it, so that labels fit."""
-    return window / 2 if style.narrow() else window
+    """Return the number of clocks that are drawn: `window` or, on a phone, less of it, so that labels fit."""
+    return min(window, max(2400, 0.55 * window)) if style.narrow() else window

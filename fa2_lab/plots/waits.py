@@ -51,12 +51,15 @@ def draw(panels: list[Mapping], setting: str, window: float = 6000) -> style.Dra
     """Draw two timelines: a step in which each job waits for the previous job, and the kernel's order."""
     caption = "In the kernel's order, dQ's matmul overlaps with the next exponentials, and dQ's addition with other"
     caption += " matmuls."
+    window = 6800 if style.narrow() else window  # with an addition of the first panel
     timelines = {}
     for panel in panels:
         rows = {name: [job[2:] for job in panel["jobs"] if job[:2] == (unit, "0")]
                 for unit, name in backward_step.UNITS.items()}  # fmt: skip
         timelines[f"{panel['name']}: tensor cores at work {panel['share']:.0%}"] = rows
     figure = strips.stacked(3.1, f"{caption} This is one of two consumers. {setting}.", timelines, window)
+    for ax, rows in zip(figure.axes, timelines.values(), strict=True):
+        strips.mark_waits(ax, rows, window)
     ways = "; ".join(f"{panel['name']}: {panel['share']:.0%}" for panel in panels)
     return (
         figure,

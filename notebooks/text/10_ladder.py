@@ -520,8 +520,8 @@ live("climb")
 # The chart shows each rung's speed as a share of the speed of FlashAttention-3, the Hopper kernel by FlashAttention's
 # authors. It covers the forward pass with 16 heads at batch 4 (64 in all), N = 4,096 and d = 128. A bar shows the speed
 # without a mask, and a dot shows the speed with the causal mask, each as a share of FlashAttention-3's speed with the
-# same mask. The coloured bars are the largest steps, each with its factor over the previous rung. You can learn as much
-# from the rungs that are slower than the previous one as from those that are faster.
+# same mask. The bars with a number are the largest steps, and the number is the factor over the previous rung. You can
+# learn as much from the rungs that are slower than the previous one as from those that are faster.
 #
 # Two tables for reference are folded below. For each rung, the first one shows what limited the previous rung and what
 # the change removed. The second one shows, for rungs 05 to 23, a hardware counter before and after the change. For
@@ -626,8 +626,8 @@ for number, mask in (("05", True), ("03", False), ("09", False)):
 show("saw")
 
 # %% [markdown]
-# The bars show the measured speedups, and the grey line shows what a model predicts. Wherever this line jumps (apart
-# from the small step between 2 and 3 heads), one of the two rungs needs one more wave. With three programs on each of
+# The bars show the measured speedups, and the shaded area shows what a model predicts. Wherever it jumps (apart from
+# the small step between 2 and 3 heads), one of the two rungs needs one more wave. With three programs on each of
 # 132 SMs, there are 396 slots, so the 384 programs of 6 heads take one wave. With two programs per SM, there are 264
 # slots, so the same programs take one full wave and a second one that is less than half full. With 8 heads, both rungs
 # need two waves, but rung 09 gains, because 512 programs nearly fill 264 slots twice, whereas they fill 396 slots once
@@ -636,11 +636,11 @@ show("saw")
 # The model's predictions are too high for 8, 16 and 20 heads, and for 20 heads it even predicts a speedup where we
 # measured a slowdown. The model assumes that all programs of a wave end at the same time and that each SM then takes as
 # many new ones as fit. With 8 heads, the last 116 programs of rung 07 therefore share 39 SMs, three on each. If they
-# spread over the SMs instead, as in chapter 06, the same clocks per tile put the line at 1.03 for 8 heads, which is
+# spread over the SMs instead, as in chapter 06, the same clocks per tile put the model at 1.03 for 8 heads, which is
 # much closer to the measurement (but at 0.72 for 6 heads, which is farther off). Real programs drift apart and probably
 # spread in this way, but only the times of the individual programs could prove it.
 #
-# How much is an extra program worth? The model behind the grey line is also the one that predicted the speedup of rung
+# How much is an extra program worth? The model in the picture is also the one that predicted the speedup of rung
 # 10 above. It follows a tile through the units of an SM, one after another. The units are the tensor cores, the issue
 # slots, the exponential unit, and the path from L2 into shared memory (`path`). The path takes longer here than the 820
 # clocks in the picture of the copies, because before rung 10 the data pass through registers, and the model's speed for
