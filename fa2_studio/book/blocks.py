@@ -1,9 +1,12 @@
 """Convert Markdown and code to blocks of HTML for slides, and estimate the height of each. A block is never cut."""
 
+import ast
+import builtins
 import re
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html import escape
+from itertools import chain
 from math import ceil
 from textwrap import wrap
 
@@ -16,21 +19,22 @@ from pygments.lexers import PythonLexer
 from fa2_studio.book.callouts import mathml
 from fa2_studio.book.chapters import NOTEBOOKS
 
-ROWS, LETTERS = 15, 64  # a slide has room for this number of lines of text, with this number of letters each
+ROWS, LETTERS = 15.5, 64  # a slide has room for this number of lines of text, with this number of letters each
 FULL, WIDE = 17, 70  # the same for code, whose lines are closer together
-SMALL = 104  # a printed line of at most this number of letters is not wrapped; its letters are then at least 20 pixels
+SHORT, NOTED = 11, 60  # most lines of a cell that a slide shows whole, and most letters of a line with a comment
+SMALL = 84  # a printed line of at most this number of letters is not wrapped; its letters are then at least 24 pixels
 COLUMN, CODE_COLUMN, OF_TABLE = 38, 34, 74  # letters per line beside a picture: of text, code; per row of a table
-FENCE = re.compile(r"(^```.*?^```[^\n]*$)", re.DOTALL | re.MULTILINE)
-MATH = re.compile(r'(<span class="math inline">(?:(?!</math>).)*</math></span>)([.,;:)]+)', re.DOTALL)
-ITEM = re.compile(r"\n(?=- |\d+\. )")
-STRING = re.compile(r"""([rbf]?)("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')""")
-BREAKS = (
-    r"(?<=,) | (?=(?:if|else|for) )",
-    r" (?=(?:and|or) )",
-    r" (?=(?:[-+<>]|[=!<>]=) )",
-    r" (?=[*/@%|&]+ )",
-    r"(?<=[(\[{])(?!$)",
+FENCE = re.compile(  # code, with what it prints
+    r"(^```python\n(?:(?!^```).)*^```\s+^```text\n.*?^```$|^```.*?^```$)", re.DOTALL | re.MULTILINE
 )
+MATH = re.compile(r'(<span class="math inline">(?:(?!</math>).)*</math></span>)([.,;:)]+)', re.DOTALL)
+SENTENCE = re.compile(r"(?:(?<=[.?!])|(?<=[.?!]\)))\s+(?=[A-Z$`*(])")  # between two
+ITEM = re.compile(r"\n(?=- |\d+\. )")
+DEFINITION = ast.FunctionDef | ast.ClassDef
+KNOWN = {*dir(builtins), "np", "torch", "tl", "triton", "math", "device"}  # in every cell
+SIGNATURE = re.compile(r"def \w+\([^()]*\)", re.DOTALL)
+STRING = re.compile(r"""([rbf]?)("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')""")
+BREAK = re.compile(r"(?<=,) | (?=(?:if|else|for|and|or) )|(?<=[(\[{])(?!$)")
 COLOURS = HtmlFormatter(style="a11y-high-contrast-light", nowrap=True)
 AT_NIGHT = HtmlFormatter(style="a11y-high-contrast-dark")
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
@@ -66,7 +70,8 @@ def blocks(text: str) -> list[str]:
 def shown(part: str) -> list[str]:
     """Return a block of Markdown as HTML: in pieces if it is a listing, table or list that is higher than a slide."""
     if part.startswith("```"):
-        return listing(part.split("\n", 1)[1].rsplit("\n", 1)[0], part.startswith("```python"))
+        code, _, printed = re.sub(r"\A.*\n|\n```(?=\n|\Z)", "", part).partition("\n\n```text\n")
+        return listing(lean(code, printed) if printed else code, part.startswith("```python"), printed)
     if part.startswith("|"):
         return tables(part)
     if part.startswith(("- ", "1. ")):
@@ -113,9 +118,17 @@ def split(
     return [lines[:at], *split(lines[at:], heights[at:], most, cost)]
 
 
+def about(names: list[str], text: str, most: int) -> tuple[str, str]:
+    """Return the sentence of a paragraph with one of these names, and the one before if `most` allows; and the rest."""
+    parts = re.split(SENTENCE, text)
+    at = next((n for n, part in enumerate(parts) if any(f"`{name}`" in part for name in names)), 0)
+    start = at - (most > 60)
+    return (" ".join(parts[start : at + 1]), " ".join(parts[:start] + parts[at + 1 :])) if at else brief(text, most)
+
+
 def brief(text: str, most: int) -> tuple[str, str]:
     """Return the first sentences of a paragraph, in total at least `most` letters, and the rest, for the notes."""
-    first, *others = re.split(r"(?<=[.?!])\s+(?=[A-Z$`*])", text)
+    first, *others = re.split(SENTENCE, text)
     while others and len(first) < most:
         first = f"{first} {others.pop(0)}"
     return first, " ".join(others)
@@ -132,23 +145,61 @@ def short_list(text: str) -> tuple[str, str]:
     return "\n".join(first for first, _ in items), "\n\n".join(rest for _, rest in items if rest)
 
 
-def listing(code: str, python: bool = True, printed: str = "") -> list[str]:
-    """Return a listing and its output as HTML, in pieces of at most FULL lines, readable from the last row of seats.
+def printing(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements that only print."""
+    for node in body:
+        inside = list(printing(node.body)) if isinstance(node, ast.For | ast.With) else []
+        if inside and len(inside) < len(node.body):
+            yield from inside
+        elif inside or (isinstance(node, ast.Expr) and ast.unparse(node).startswith("print(")):
+            yield node
 
-    Comments at the end of a line are left out if the line is too long, or the listing is higher than a slide.
-    """
+
+def is_alone(code: ast.Module) -> bool:
+    """Return whether a cell uses no names of other cells, so that it can be understood on its own slide."""
+    nodes = list(ast.walk(code))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    own = {node.id for node in names if isinstance(node.ctx, ast.Store)} | KNOWN
+    own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    return own.issuperset({x.id for x in names} - {x.name for x in code.body if isinstance(x, DEFINITION)})
+
+
+def lean(code: str, printed: str = "") -> str:
+    """Return the lines of a cell for a slide: functions without their calls, long ones from their loop on; no prints."""
+    lines, tree = code.split("\n"), ast.parse(code)
+    defined = [node for node in tree.body if isinstance(node, DEFINITION)]
+    out = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    out += printing(tree.body) if printed else []
+    gone = {n for node in out for n in range(node.lineno, node.end_lineno + 1)}
+    if len(lines) - len(gone) + printed.count("\n") > SHORT or not is_alone(tree) or not (printed or defined):
+        kept = {n for x in defined for n in range(x.lineno - len(x.decorator_list), x.end_lineno + 1)}
+        gone = {n for n in range(1, len(lines) + 1) if n not in kept and lines[n - 1].strip()}
+    for node in defined if len(lines) - len(gone) > SHORT + 2 else []:
+        loop = next((x for x in reversed(node.body) if isinstance(x, ast.For)), node.body[0])
+        gone |= set(range(node.body[0].lineno, loop.lineno))
+        if loop is not node.body[0]:
+            lines[loop.lineno - 1] = " " * loop.col_offset + "…\n" + lines[loop.lineno - 1]
+    return "\n".join(line for n, line in enumerate(lines, start=1) if n not in gone).strip("\n")
+
+
+def shorter(signature: re.Match) -> str:
+    """Return a signature, if it is long without its annotations."""
+    line = re.sub(r"(?<=\() |, (?=\))", "", re.sub(r"\s+", " ", signature[0]))
+    return re.sub(r": [^,)=]+", "", line) if len(line) > NOTED else signature[0]
+
+
+def listing(code: str, python: bool = True, printed: str = "") -> list[str]:
+    """Return a listing and its output as HTML, in pieces of at most FULL lines. Long lines lose their comments."""
+    code = SIGNATURE.sub(shorter, code) if python else code
     lines = re.sub(r"\n\n\n+", "\n\n", code.rstrip()).split("\n")
     tall = len(lines) > FULL
-    kept = [re.sub(r"\s+# .*", "", line) if tall or len(line) > WIDE else line for line in lines]
-    short = [
-        part for n, line in enumerate(kept) for part in (folded(line, opened(kept[:n])) if python else as_printed(line))
-    ]
-    output = [part for line in printed.rstrip().split("\n") for part in as_printed(line)]
-    pieces = [pre(part, python) for part in split(short, [1.0] * len(short), FULL, cost)]
-    python = bool(re.match(r"@|def |class ", printed))
-    return pieces + [
-        pre(part, python, " class=printed") for part in split(output, [1.0] * len(output), FULL) if printed
-    ]
+    kept = [re.sub(r"\s+# .*", "", line) if tall or len(line) > NOTED else line for line in lines]
+    kept = [line for line, whole in zip(kept, lines, strict=True) if line or not whole]
+    ways = (folded(line, opened(kept[:n])) if python else in_words(line, SMALL) for n, line in enumerate(kept))
+    short = list(chain(*ways))
+    output = list(chain(*(in_words(line, SMALL) for line in closer(printed).split("\n")))) if printed else []
+    pieces = [pre(part, python) for part in split(short, [1.0] * len(short), FULL, cost) if code]
+    return pieces + [pre(part, False, " class=printed") for part in split(output, [1.0] * len(output), FULL) if part]
 
 
 def indent(line: str) -> int:
@@ -166,52 +217,38 @@ def opened(lines: list[str]) -> int:
     return sum(bare.count(bracket) for bracket in "([{") - sum(bare.count(bracket) for bracket in ")]}")
 
 
-def as_printed(line: str) -> list[str]:
-    """Return a printed line whole if it has at most SMALL letters, and wrapped if it is longer."""
-    return [line] if len(line) <= SMALL else in_words(line)
+def closer(printed: str) -> str:
+    """Return a printed table with at most two spaces between its columns."""
+    printed = printed.rstrip()
+    lines = [line.ljust(max(map(len, printed.split("\n")))) for line in printed.split("\n")]
+    columns = ["".join(column) for column in zip(*lines, strict=True)]
+    kept = [n for n, column in enumerate(columns) if n < 2 or "".join(columns[n - 2 : n + 1]).strip()]
+    return "\n".join("".join(line[n] for n in kept).rstrip() for line in lines)
 
 
-def in_words(line: str, further: int = 4) -> list[str]:
-    """Return a line that is not Python, wrapped at spaces into lines of at most WIDE letters."""
-    after = " " * (indent(line) + further)
-    return wrap(line, WIDE, subsequent_indent=after, break_on_hyphens=False, break_long_words=False) or [""]
+def in_words(line: str, most: int = WIDE) -> list[str]:
+    """Return a line that is not Python, wrapped at spaces into lines of at most `most` letters."""
+    after = " " * (indent(line) + 4 * (most > WIDE))
+    return wrap(line, most, subsequent_indent=after, break_on_hyphens=False, break_long_words=False) or [""]
 
 
 def folded(line: str, depth: int = 0) -> list[str]:
     """Return a line of Python in lines of at most WIDE letters, broken where the fewest brackets are open.
 
-    Among such places, a comma is better than an operator, and a sum better than a product. `depth` is the number of
-    brackets that the lines before have left open.
+    `depth` is the number of brackets that the lines before have left open.
     """
     if len(line) <= WIDE:
         return [line]
     if line.lstrip().startswith(('"""', "#")):
-        return in_words(line, 0)
+        return in_words(line)
     bare = STRING.sub(lambda string: "x" * len(string[0]), line)
     open_ = [depth + opened([bare[:k]]) for k in range(WIDE)]
-    places = [
-        (open_[at.start()] + (1 < rank < 4), rank, -at.start())
-        for rank, pattern in enumerate(BREAKS)
-        for at in re.finditer(pattern, bare)
-        if max(indent(line) + 8, WIDE // 3) < at.start() < WIDE - 1
-    ]
+    least = max(indent(line) + 8, WIDE // 3)
+    places = [(open_[x.start()], -x.start()) for x in re.finditer(BREAK, bare) if least < x.start() < WIDE - 1]
     if places:
-        at = -min(places)[2]
-        bracket = next((k + 1 for k in reversed(range(at)) if opened([bare[k:at]]) > 0), 0)
-        further = 8 if line.endswith(":") and not depth else 0 if 0 < depth == open_[at] else 4
-        after = " " * (bracket if line.startswith("def ") and bracket < at else indent(line) + further)
+        at = -min(places)[1]
+        after = " " * (indent(line) + (8 if line.endswith(":") and not depth else 4 * (depth in (0, open_[at]))))
         return [line[:at] + " \\" * (not open_[at]), *folded(after + line[at:].lstrip(), max(open_[at], 1))]
-    for string in STRING.finditer(line):
-        spaces = [
-            at.end()
-            for at in re.finditer(r" |(?<=\})(?=\{)", line)
-            if string.start() + 8 < at.end() < min(WIDE, string.end() - 1)
-        ]
-        whole = [at for at in spaces if line[:at].count("{") == line[:at].count("}")]
-        if whole:
-            quote = string[2][0]
-            rest = " " * string.start() + string[1] + quote + line[whole[-1] :]
-            return [line[: whole[-1]] + quote, *folded(rest, max(open_[whole[-1]], 1))]
     return in_words(line)
 
 
@@ -219,7 +256,8 @@ def pre(lines: list[str], python: bool, kind: str = "") -> str:
     text = "\n".join(lines).strip("\n")
     lines = text.split("\n")
     coloured = highlight(text, PythonLexer(stripnl=False), COLOURS).removesuffix("\n") if python else escape(text)
-    return sized(f"<pre{kind}>{coloured}</pre>", 0.86 * len(lines) + 0.8, max(map(len, lines)))
+    letters = max(map(len, lines))
+    return sized(f"<pre{kind}>{coloured}</pre>", 0.86 * len(lines) * WIDE / max(letters, WIDE) + 0.8, letters)
 
 
 def sized(block: str, rows: float, letters: int) -> str:

@@ -49,7 +49,7 @@ class Beat(NamedTuple):
     text: str = ""  # what the lecturer says
     seen: tuple[str, ...] = ()  # what the audience sees: blocks of HTML, which are never cut
     kind: str = ""  # "asks", "answers", "live" or "picture"
-    name: str = ""  # the name of a picture in figures/
+    name: str = ""  # the name of a picture in figures/, the names that a listing defines, or a question in short
 
 
 class Slide(NamedTuple):
@@ -113,10 +113,10 @@ def begin(chapter: Chapter, image: str) -> str:
 
 def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat]]]:
     """Yield (heading, beats) for each section of a chapter, in order."""
-    title, beats = "", []
+    title, beats, asked = "", [], ""
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            more = looked_at(cell)
+            more = looked_at(cell, announced=bool(beats) and beats[-1].text.endswith(":"))
             if beats and beats[-1].kind == "asks" and more and not more[0].kind:  # the function to write
                 beats[-1] = beats[-1]._replace(seen=beats[-1].seen + more.pop().seen)
             beats += more
@@ -126,24 +126,32 @@ def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat]]
                 if title:
                     yield title, beats
                 (title, _, part), beats = part.removeprefix("## ").partition("\n"), []
-            if title:
-                beats += read(part)
+            for beat in read(part) if title else ():
+                if beat.kind == "asks":
+                    asked = beat.name
+                elif beat.kind == "answers" and beat.seen[0].startswith("<pre"):  # a solution repeats its task
+                    beat = beat._replace(seen=(asked, *beat.seen), name=asked)
+                beats.append(beat)
     yield title, beats
 
 
 def fewer(beats: list[Beat]) -> list[Beat]:
     """Return a section's beats, in which empty beats replace what a lecture leaves out.
 
-    It keeps one table and one listing that fits on a slide. It keeps lists only if there is nothing else to look at,
-    and a longer listing only if there is at most a list besides.
+    It keeps one table (or output, unless a listing has one) and one listing that fits on a slide. It keeps lists only
+    if there is nothing else to look at, and a longer listing only if there is at most a list besides.
     """
-    code = [beat for beat in beats if not beat.kind and beat.seen and beat.seen[0].startswith("<pre")]
-    lists = [beat for beat in beats if not beat.kind and beat.seen and beat.seen[0].startswith(("<ul", "<ol"))]
-    tables = [beat for beat in beats if not beat.kind and beat.seen and beat.seen[0].startswith("<table")]
+    plain = [beat for beat in beats if not beat.kind and beat.seen]
+    printed = [beat for beat in beats if "class=printed" in "".join(beat.seen)]
+    outputs = [beat for beat in printed if beat in plain and len(beat.seen) == 1]
+    tables = [beat for beat in plain if beat.seen[0].startswith("<table")] + outputs
+    code = [beat for beat in plain if beat.seen[0].startswith("<pre") and beat not in tables]
+    lists = [beat for beat in plain if beat.seen[0].startswith(("<ul", "<ol"))]
     others = any(beat.seen and beat not in code + lists for beat in beats)
     short = [beat for beat in code if sum(map(height, beat.seen)) <= ROWS]
     kept = (short if others else short or code)[:1]
     left_out = [beat for beat in code if beat not in kept] + (lists if others or kept else []) + tables[1:]
+    left_out += outputs if len(printed) > len(outputs) else []
     return [Beat() if beat in left_out else beat for beat in beats]
 
 
@@ -158,9 +166,12 @@ def read(text: str) -> Iterator[Beat]:
             for block in blocks.blocks(said):
                 look = block.startswith(("|", "![", "$$", "- ", "1. ", "```"))
                 block, rest = blocks.short_list(block)
-                yield Beat(rest, seen=tuple(blocks.shown(block))) if look else Beat(block)
+                seen = tuple(blocks.shown(block)) if look else ()
+                picture = tuple(re.findall("<img[^>]*>", seen[0])) if block.startswith("![") else ()
+                yield Beat(rest if look else block, picture or seen, "picture" * bool(picture))
             if asked:
-                yield Beat(seen=blocks.html(ASKED.search(part)[0] + asked[0]), kind="asks")
+                name = f"<div class=asked>{rendered(blocks.brief(asked[0].strip(), 60)[0])}</div>"
+                yield Beat(seen=blocks.html(ASKED.search(part)[0] + asked[0]), kind="asks", name=name)
         answers = n % 3 == 1 and part.startswith(("Answer", "A solution", "Solution"))
         if answers:
             yield answer(blocks.blocks(FOLD.split(text)[n + 1]))
@@ -174,10 +185,10 @@ def answer(parts: list[str]) -> Beat:
     return Beat("\n\n".join(rest for _, rest in long.values()), seen, "answers")
 
 
-def looked_at(cell: nbformat.NotebookNode) -> list[Beat]:
+def looked_at(cell: nbformat.NotebookNode, announced: bool) -> list[Beat]:
     """Return the beat of a code cell: its picture, its interactive figure, its Markdown, or its lines and their output.
 
-    Imports and hidden code have no beat.
+    Imports and hidden code have no beat, but the output of hidden code has one if a sentence announces it.
     """
     seen = "".join(output.get("data", {}).get("text/html", "") for output in cell.outputs)
     if live := LIVE.search(seen):
@@ -196,10 +207,13 @@ def looked_at(cell: nbformat.NotebookNode) -> list[Beat]:
         return [Beat(unescape(caption[1]) if caption else "", tuple(shown), "picture", name or "")]
     if told := [output.data["text/markdown"] for output in cell.outputs if "text/markdown" in output.get("data", {})]:
         return [Beat(seen=blocks.html(FOLD.sub("", "\n\n".join(told))))]
-    if is_imports(cell) or {"hide-input", "navigation"} & set(cell.metadata.get("tags", [])):
-        return []
     printed = "".join(output.get("text", "") for output in cell.outputs)
-    return [Beat(seen=tuple(blocks.listing(cell.source, printed=printed)))]
+    hidden = is_imports(cell) or {"hide-input", "navigation"} & set(cell.metadata.get("tags", []))
+    wide = max(map(len, blocks.closer(printed).split("\n"))) > blocks.SMALL
+    printed = "" if wide or (hidden and not announced) or printed.startswith("your turn") else printed
+    code = "" if hidden else blocks.lean(cell.source, printed)
+    names = " ".join(re.findall(r"^(?:def|class) (\w+)", code, re.MULTILINE))
+    return [Beat(seen=tuple(blocks.listing(code, printed=printed)), name=names)] if code or printed else []
 
 
 def slides(title: str, beats: list[Beat]) -> Iterator[Slide]:
@@ -222,15 +236,19 @@ def slides(title: str, beats: list[Beat]) -> Iterator[Slide]:
             said = words[:1] if not some[0].seen else []
         else:
             said = words[:1] or [here.text]
-        shown = {text: blocks.brief(text, 60 if here.seen else 120) for text in said if text}
+        most = 60 if sum(map(height, here.seen)) > 9 else 140
+        shown = {text: blocks.about(here.name.split(), text, most) for text in said if text}
         rest = [shown[text][1] if text in shown else text for text in [here.text, *words]]
         notes = rendered("\n\n".join(filter(None, rest)))
         yield from paged(title, here, [rendered(first) for first, _ in shown.values()], notes)
 
 
 def announced(beats: list[Beat], n: int) -> bool:
-    """Return whether the paragraph before beat n ends with a colon, and so announces it."""
-    return n > 0 and not beats[n - 1].seen and beats[n - 1].text.endswith(":")
+    """Return whether the paragraph before beat n announces it: by a colon, a name, or since nothing else needs it."""
+    before = beats[n - 1].text if n and not beats[n - 1].seen else ""
+    other = n > 1 and (beats[n - 2].kind or not beats[n - 2].seen) and beats[n].seen[0].startswith("<pre")
+    named = any(f"`{name}`" in before for name in beats[n].name.split())
+    return bool(before) and (before.endswith(":") or other or named)
 
 
 def paged(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[Slide]:
@@ -248,17 +266,18 @@ def paged(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[Sli
     for block in [*(beside if fits else []), *beat.seen]:
         if pages[-1] and sum(map(height, pages[-1])) + height(block) > room(block):
             last = pages[-1][-1]
-            code = last.startswith("<pre") and block.startswith("<pre") and height(last) + height(block) <= room(block)
+            code = "class=printed" in block and height(last) + height(block) <= room(block)
             with_it = len(pages[-1]) > 1 and (code or last.endswith(":</p>\n") or "class=choice" in block)
             pages.append([pages[-1].pop()] if with_it else [])
         pages[-1].append(block)
-    for n, page_ in enumerate(pages):
-        yield Slide(title, beat.kind, tuple(page_), "" if n else notes)
+    for n, page_ in enumerate(pages[pages[0] == [beat.name] :]):
+        said = ([beat.name] if beat.kind else beside) if n and page_[0].startswith("<pre") else []
+        yield Slide(title, beat.kind, (*filter(None, said), *page_), "" if n else notes)
 
 
 def room(block: str = "") -> float:
-    """Return the rows of a slide that ends with this block: one more for code, and 1.5 more for printed output."""
-    return ROWS + 1.0 * block.startswith("<pre") + 1.5 * ("class=printed" in block)
+    """Return the rows of a slide that ends with this block: 1.1 more for code, and 1.5 more for printed output."""
+    return ROWS + 1.1 * block.startswith("<pre") + 0.4 * ("class=printed" in block)
 
 
 def merged(shown: list[Slide]) -> list[Slide]:
@@ -279,10 +298,13 @@ def merged(shown: list[Slide]) -> list[Slide]:
 
 
 def beside(shown: list[Slide]) -> list[Slide]:
-    """Return a section's slides, with each picture moved to the slide of the words before it, or else after it.
+    """Return a section's slides, with each picture before a listing, and on the slide of the words before or after it.
 
     A picture is never moved to the slide of a question before it, because the picture may be the answer.
     """
+    for n in range(len(shown) - 1):
+        if shown[n + 1].kind in ("picture", "more") and not shown[n].kind and "<pre" in "".join(shown[n].words):
+            shown[n : n + 2] = shown[n + 1], shown[n]
     out: list[Slide] = []
     for now in shown:
         last = out[-1] if out else None
@@ -306,13 +328,8 @@ def again(shown: list[Slide]) -> list[Slide]:
         if before and not now.seen:
             out[n] = with_picture(now, before[-1], once_more=True) or now
         asked = next((other for other in shown[:n][::-1] if other.kind == "asks"), None)
-        if (
-            now.kind == "answers"
-            and not out[n].seen
-            and asked
-            and blocks.in_column(now.words)
-            and blocks.in_column(asked.words)
-        ):
+        narrow = asked and blocks.in_column(now.words) and blocks.in_column(asked.words)
+        if now.kind == "answers" and not out[n].seen and narrow:
             out[n] = now._replace(seen=f"<div class=asked>{''.join(asked.words)}</div>", layout="two")
     return out
 

@@ -99,7 +99,8 @@ Markdown(f"One after the other:\n\n{timeline('AAABBB')}\n\nAt the same time:\n\n
 # ```python
 # p, v = np.array([1.0, 3.0, 4.0, 8.0]) / 16, np.array([8.0, 0.0, 4.0, 2.0])
 # dp = v  # dP = dO Vᵀ: how much the loss grows with a weight
-# print("dS = p (dp - D), in sixteenths:", np.round(16 * p * (dp - p @ dp), 4))
+# ds = p * (dp - p @ dp)
+# print("dS = p (dp - D), in sixteenths:", np.round(16 * ds, 4))
 # ```
 #
 # ```text

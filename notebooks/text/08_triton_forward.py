@@ -587,7 +587,8 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 # values = np.append(np.ones(10), np.zeros(6))
 # for missing in (0.0, -np.inf):
 #     p = np.exp(np.append(np.zeros(10), np.full(6, missing)))
-#     print(f"missing scores are {missing}: {p @ values / p.sum()}")
+#     O = p @ values / p.sum()
+#     print(f"missing scores are {missing}: {O}")
 # ```
 #
 # ```text
@@ -636,17 +637,18 @@ def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
 # %% [markdown]
 # ## Now write it
 #
-# **Build.** Write the forward kernel for one head. It must support a causal mask, and rows that see no key must get O =
-# 0 and L = −∞. In this kernel, `i` is the first *row* of a row block, and `j` is the first *key* of a column block.
-# Always pass `MASKED=True` to `visit`, since this also masks the keys past the end. You can use
+# Your kernel works on one head. In it, `i` is the first *row* of a row block, and `j` is the first *key* of a column
+# block.
 #
-# - `load_rows`, `keys_seen` and `visit`. `keys_seen` counts from key 0, whereas `visit` counts from the tile's first
-#   key,
+# **Build.** Write the forward kernel for one head. It must support a causal mask, and rows that see no key must get O =
+# 0 and L = −∞. Always pass `MASKED=True` to `visit`, since this also masks the keys past the end. You can use
+#
+# - `load_rows`, `keys_seen`, which counts from key 0, and `visit`, which counts from the tile's first key,
 # - the constants `LOWEST`, `NEG_INF` (−∞) and `LN2` (ln 2),
-# - `tl.zeros(shape, tl.float32)` and `tl.full(shape, value, tl.float32)` for the state (o, ℓ, m), which is in fp32. The
-#   shape of a single number per row is `(B_r,)`,
+# - `tl.zeros(shape, tl.float32)` and `tl.full(shape, value, tl.float32)` for the state (o, ℓ, m), which is in fp32, and
+#   in which one number per row has the shape `(B_r,)`,
 # - `tl.log2(x)`, and `tl.where(condition, a, b)`, which works as `np.where` does,
-# - `tl.store`, which converts the values to the type of the tensor, so O needs no conversion.
+# - `tl.store`, which converts the values to the tensor's type.
 
 # %%
 @triton.jit
@@ -842,7 +844,7 @@ show("grid_addresses")
 # only the time to enqueue it. Instead, the GPU itself records the time at two *events*, one before the kernel and one
 # after it. We discard the first calls, because they compile the kernel and wake up the GPU. Before each call, we fill
 # L2 with other data. Otherwise, every call after the first would find its inputs in L2, and would be faster than in a
-# model. All of this takes a dozen lines:
+# model. `milliseconds` does all of this in a dozen lines:
 
 # %%
 def milliseconds(call, repeats=20):

@@ -107,10 +107,10 @@ for run in range(3):
 # The line numbers in this chapter refer to Algorithm 2 of the FA2 paper, and [the
 # poster](../figures/poster_backward.pdf) shows the whole algorithm on one sheet. Each tile of a row uses the row's L
 # and its $D_i = do_i \cdot o_i$ (line 4), which is subtracted in line 14. The forward pass has already computed L, so
-# only D is missing. The smallest kernel in this chapter computes D once. `load_rows` is the function from chapter 08
-# without the `RAGGED` option, because it always masks. We take it from rung b01, together with two functions that work
-# in the same way. `store_rows` stores a block of rows, and `of_rows` loads one number per row, such as L or D, as a (B,
-# 1) block, which has zeros for rows past the end.
+# only D is missing. The smallest kernel in this chapter, `D_kernel`, computes D once. `load_rows` is the function from
+# chapter 08 without the `RAGGED` option, because it always masks. We take it from rung b01, together with two functions
+# that work in the same way. `store_rows` stores a block of rows, and `of_rows` loads one number per row, such as L or
+# D, as a (B, 1) block, which has zeros for rows past the end.
 
 # %%
 b00, b01 = load("b00"), load("b01")
@@ -347,7 +347,11 @@ compare("dQ", [mine], [dQ])
 #
 # The second pass computes S and dP once more, so two passes take seven matmuls per tile, and one pass takes five. If
 # only matmuls counted, one pass would take 5/7 of the time. What does the single pass cost instead?
-#
+
+# %% tags=["hide-input"]
+show("passes")
+
+# %% [markdown]
 # Both versions request the same number of bytes, namely 8 bytes per tile for each of a block's B · d elements (chapter
 # 05). But an atomic addition is more than a store, because L2 reads the old sum, adds to it, and writes the new one. No
 # data sheet specifies how long that takes, so we assume that an atomic addition costs L2 as much as a load and a store.

@@ -60,6 +60,14 @@ import triton.language as tl
 print("kernels of this notebook:", "interpreted" if triton.knobs.runtime.interpret else "compiled for the GPU here")
 _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package warns once that it is slow here
 
+
+def host(x):  # to NumPy, for comparing
+    return x.detach().double().cpu().numpy()
+
+
+def here(*arrays):  # to torch, with a batch dimension
+    return [torch.from_numpy(np.float32(x))[None].to(device) for x in arrays]
+
 # %% [markdown]
 # ## Part 1 · Your own scores (90 minutes)
 #
@@ -166,14 +174,6 @@ print(f"10 queries, 23 keys: largest difference {apart:.6f}")
 def alibi_jit(head, row, column):
     slope = tl.exp2(-8.0 * (head + 1) / 4)
     return slope * (column - row)
-
-
-def host(x):  # to NumPy, for comparing
-    return x.detach().double().cpu().numpy()
-
-
-def here(*arrays):  # to torch, with a batch dimension
-    return [torch.from_numpy(np.float32(x))[None].to(device) for x in arrays]
 
 
 O = attention(*here(q, k, v), causal=True, bias=alibi_jit)

@@ -10,8 +10,8 @@ function fit(section) {
   if (phone.matches) return onPage();
   const code = [...section.querySelectorAll("pre")];
   const has = (some) => section.querySelector(some);
-  const most = has(":not(.two) > figure, h1") ? 100 : has("figure, table") ? 124 : has("pre, p + p, ul:not(:has(.choice))") ? 140 : 170;
-  for (let size = most; size > 40; size -= 4) {
+  const most = has(":not(.two) > figure, h1") ? 100 : has("figure") ? 115 : has("table, pre, p + p, ul:not(:has(.choice))") ? 130 : 160;
+  for (const size of [160, 130, 115, 100, 96, 92, 84, 76, 68, 60, 52].filter((step) => step <= most)) {
     section.style.fontSize = `${size}%`;
     for (const pre of code) pre.style.fontSize = "1em";
     const rooms = code.map((pre) => Math.min(1, (0.99 * pre.clientWidth) / pre.scrollWidth));
