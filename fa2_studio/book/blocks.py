@@ -280,6 +280,10 @@ def height(block: str, letters: int = LETTERS) -> float:
     return sum(1.1 * -(-len(line) // letters) for line in lines) + boxes + 0.4
 
 
+def is_code(block: str) -> bool:
+    return block.startswith("<pre") and "class=printed" not in block
+
+
 def in_column(words: tuple[str, ...]) -> bool:
     """Return whether these blocks fit into half of a slide's width."""
     narrow = all(size(block)[1] <= (COLUMN if "<table" in block else CODE_COLUMN) for block in words if size(block))

@@ -303,7 +303,7 @@ def beside(shown: list[Slide]) -> list[Slide]:
     A picture is never moved to the slide of a question before it, because the picture may be the answer.
     """
     for n in range(len(shown) - 1):
-        if shown[n + 1].kind in ("picture", "more") and not shown[n].kind and "<pre" in "".join(shown[n].words):
+        if not shown[n].kind and shown[n + 1].kind in ("picture", "more") and any(map(blocks.is_code, shown[n].words)):
             shown[n : n + 2] = shown[n + 1], shown[n]
     out: list[Slide] = []
     for now in shown:

@@ -301,7 +301,7 @@ plain = safe_softmax(S) @ V
 cuts = slice(0, 5), slice(5, 6), slice(6, 12)
 parts = [empty.update(S[:, keys], V[keys]) for keys in cuts]
 O, L = reduce(SoftmaxState.merge, parts).finalize()
-print("row 0, merged:", O[0].round(9), " plain softmax:", plain[0].round(9))
+print(f"row 0, merged: {O[0].round(9)}\nplain softmax: {plain[0].round(9)}")
 
 # %% tags=["hide-input"]
 show("merge_orders")

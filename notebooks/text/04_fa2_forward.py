@@ -203,7 +203,8 @@ def masked(seen, values):
 
 changed = np.array([8.0, 0.0, 4.0, 100.0])  # only the last token's value differs
 for words, seen in (("c ≤ r", column <= row), ("c ≤ r + 1", column <= row + 1)):
-    print(f"{words:9}  outputs {masked(seen, values)}, after the last value has changed {masked(seen, changed)}")
+    print(f"{words:9}  outputs           {masked(seen, values)}")
+    print(f"           after the change  {masked(seen, changed)}")
 
 # %% [markdown]
 # With the right mask, only the last row depends on the last token. With the wrong one, each row except the last sees
