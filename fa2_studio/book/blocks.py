@@ -165,7 +165,7 @@ def is_alone(code: ast.Module) -> bool:
 
 
 def lean(code: str, printed: str = "") -> str:
-    """Return the lines of a cell for a slide: functions without their calls, long ones from their loop on; no prints."""
+    """Return a cell for a slide: functions without their calls, long ones from their loop on, and no prints."""
     lines, tree = code.split("\n"), ast.parse(code)
     defined = [node for node in tree.body if isinstance(node, DEFINITION)]
     out = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -183,7 +183,7 @@ def lean(code: str, printed: str = "") -> str:
 
 
 def shorter(signature: re.Match) -> str:
-    """Return a signature, if it is long without its annotations."""
+    """Return a signature, without its annotations if it is long."""
     line = re.sub(r"(?<=\() |, (?=\))", "", re.sub(r"\s+", " ", signature[0]))
     return re.sub(r": [^,)=]+", "", line) if len(line) > NOTED else signature[0]
 
@@ -281,6 +281,7 @@ def height(block: str, letters: int = LETTERS) -> float:
 
 
 def is_code(block: str) -> bool:
+    """Return whether a block of HTML is a listing, and not printed output."""
     return block.startswith("<pre") and "class=printed" not in block
 
 
