@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from fa2_lab.examine.cases import BITS, all_cases
 from fa2_lab.examine.catalogue import CATALOGUE
-from fa2_lab.examine.match import GRADIENTS, Answer, Finding, Variant, conventions, explain
+from fa2_lab.examine.match import GRADIENTS, SILENT, Answer, Finding, Variant, conventions, explain
 from fa2_lab.examine.memory import checks, coarse_sums, guarded, repeated
+from fa2_lab.examine.readout import read_out
 from fa2_lab.examine.settle import settle
 from fa2_lab.examine.subject import LAYOUTS, LIBRARIES, NotExamined, Subject
 
@@ -79,12 +80,11 @@ def examine(
     if subject.no_gradients:
         refused["its gradients"] = subject.no_gradients
     unsteady = list(repeated(subject, answers[0]))
-    until = begun + SECONDS[quick] * 0.7
-    named = explain(answers, subject.tiles(), until)
-    late = "; there was no time to try pairs of mistakes" if time.monotonic() > until else ""
-    named = [x._replace(where=x.where + late) if x.name == "unknown" else x for x in named]
+    named = explain(answers, subject.tiles())
     if unsteady or found or subject.happened & {"writes-past-end"}:  # then numbers come from elsewhere
         named = [x for x in named if x.name not in ("unknown", "precision", "grouped-silent")]
+    else:
+        named = [described(subject, x, answers) for x in named]
     state = conventions(next((x.state for x in reversed(named) if x.mistake.part in ("conventions", "O")), Variant()))
     if not unsteady and all(x.fits(state, ("O",)) for x in plain):
         subject.eps = plain[0].eps
@@ -93,12 +93,20 @@ def examine(
     if any(x.where.startswith(GRADIENTS) for x in named):
         found = [x for x in found if x.name != "gradient-empty"]
     if not any(x.is_wrong for x in named + found):
-        found += coarse_sums(subject)
+        found += coarse_sums(subject, state)
     first = {x.name: x for x in reversed(named + found)}  # of each name the first finding
     findings = [first[name] for name in dict.fromkeys(x.name for x in named + found)]
     how = f"{subject.library}, {subject.dtype}, {LAYOUTS[subject.layout]}"
     parts = [x for x in ("O", "L", "dQ", "dK", "dV") if any(x in answer.outputs for answer in answers)]
     return Report(subject.name, how, findings, len(answers), parts, refused, time.monotonic() - begun, subject)
+
+
+def described(subject: Subject, finding: Finding, answers: list[Answer]) -> Finding:
+    """Return the finding, with a sentence about the weights of the function if it is no known mistake of O."""
+    is_unknown = finding.name in ("unknown", *SILENT.values()) and finding.where.startswith("O")
+    if not is_unknown or not (said := read_out(subject, finding, answers)):
+        return finding
+    return finding._replace(read_out=said, name="weights" if finding.name == "unknown" else finding.name)
 
 
 def asked(subject: Subject, cases: list, seconds: float) -> tuple[list[Answer], list[Finding], dict[str, str]]:

@@ -141,6 +141,7 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Atten
         make("window", 20, window=(4, OPEN)),
         make("window", 20, window=(OPEN, 2)),
         make("window", 200, heads=1, causal=True, window=(41, 41)),
+        make("window", 140, heads=1, window=(4, 4)),
         make("softcap", 12, softcap=1.5, size=2.0, gradients=True),
         make("softcap", 12, softcap=2.0, causal=True),
         case("mask", 12, d=d, mask=allowed),

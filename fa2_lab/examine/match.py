@@ -6,7 +6,6 @@ The answers are given as arrays, and the function is not called.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -22,7 +21,6 @@ GRADIENTS = ("dQ", "dK", "dV")
 TILES = (1, 2, 4, 8, 16, 32, 64, 128)
 EXTREME = ("large", "hidden", "hidden mask")  # groups in which 16 bits may overflow
 SILENT = {"grouped": "grouped-silent", "cross": "lengths-silent"}  # what a function may take without a word
-PAIRED = "plain cross scale causal corner window softcap mask bias alibi packed dropout".split()  # by two
 
 
 class Variant(NamedTuple):
@@ -114,6 +112,7 @@ class Finding(NamedTuple):
     case: AttentionCase | None = None
     others: tuple[str, ...] = ()  # mistakes that would explain the outputs equally well
     state: Variant = RIGHT  # of the function, up to and with this finding
+    read_out: str = ""  # what the weights that were read out show
 
     @property
     def mistake(self) -> Mistake:
@@ -128,7 +127,7 @@ class Finding(NamedTuple):
         return self.mistake.part not in ("conventions", "remarks")
 
     def __str__(self) -> str:
-        says, B = self.mistake.description.replace("{bits}", str(self.state.bits)), self.state.B
+        says, B = self.read_out or self.mistake.description.replace("{bits}", str(self.state.bits)), self.state.B
         tile = f" (tiles of {' × '.join(map(str, np.atleast_1d(B)))})" if "B" in self.mistake.depends_on and B else ""
         return says.removesuffix(".") + tile + "."
 
@@ -140,13 +139,12 @@ def known(answers: Iterable[Answer], output: str) -> list[Mistake]:
     return [x for x in some if all(answer.fits(Variant((x.name,)), (output,)) for answer in answers)]
 
 
-def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES, until: float = np.inf) -> list[Finding]:
+def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Finding]:
     """Return the findings that explain a function's answers.
 
     The findings are about O, then about L and, if O is right, about the gradients. `tiles` are the tile sizes to try.
-    Once time.monotonic() has passed `until`, no more pairs of mistakes are tried.
     """
-    found, state = explain_part(answers, RIGHT, "O", ("O",), tiles, until)
+    found, state = explain_part(answers, RIGHT, "O", ("O",), tiles)
     usual, plain = conventions(state), not any(x.is_wrong and x.group == "plain" for x in found)
     strange = {x.group for x in found if x.name in ("unknown", *SILENT.values())}
     right = [x for x in answers if x.case.group not in strange and x.fits(usual, ("O",))]
@@ -156,14 +154,14 @@ def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES, until: floa
         if single:
             found.append(Finding(single[0].names[-1], *describe_error(of_L, state, ("L",)), state=single[0]))
         elif plain:
-            found += explain_part([x for x in right if "L" in x.outputs], usual, "L", ("L",), tiles, until)[0]
+            found += explain_part([x for x in right if "L" in x.outputs], usual, "L", ("L",), tiles)[0]
     skip = {"empty", "empty-mask"} | {"dL" for x in found if x.mistake.part == "L"}
     asked = [x for x in right if "dQ" in x.outputs and x.case.group not in skip]
-    return found + (explain_part(asked, usual, "gradients", GRADIENTS, tiles, until)[0] if plain else [])
+    return found + (explain_part(asked, usual, "gradients", GRADIENTS, tiles)[0] if plain else [])
 
 
 def explain_part(
-    answers: Sequence[Answer], state: Variant, part: str, outputs: Names, tiles: Sequence[int], until: float = np.inf
+    answers: Sequence[Answer], state: Variant, part: str, outputs: Names, tiles: Sequence[int]
 ) -> tuple[list[Finding], Variant]:
     """Explain the outputs of one part of the catalogue ("O", "L" or "gradients"), one group of cases after another.
 
@@ -192,8 +190,6 @@ def explain_part(
         if not fitting and not state.B and group not in ("plain", "cross"):
             fitting = [s for s in oblong(state, part, tiles) if fits_all(s, mine + settled, outputs)]
         coarse = rounding(mine, state, tiles) if is_plain and not fitting else None
-        if not fitting and not coarse and group in PAIRED:
-            fitting = list(pairs(state, part, tiles, mine, settled, outputs, until))
         if fitting:
             best, others = choose(fitting, answers, outputs, len(state.names))
             new = best.names[len(state.names) :]
@@ -202,7 +198,7 @@ def explain_part(
             if any(name.startswith("axis") for name in new):  # then no mask of keys does what it should
                 break
         elif len(outputs) > 1:
-            found += [x for name in outputs for x in explain_part(mine, state, part, (name,), tiles, until)[0]]
+            found += [x for name in outputs for x in explain_part(mine, state, part, (name,), tiles)[0]]
         elif coarse:
             found.append(coarse)
             for x in answers:  # what follows is judged as if in 16 bits
@@ -222,9 +218,9 @@ def is_late(mine: list[Answer], answers: Sequence[Answer], state: Variant, outpu
     This is the case if the given outputs of each answer in `mine` are right for the options of its own case or of
     another case with the same sizes. `answers` are the answers to all cases.
     """
-    kinds = {x: (x.case.q.shape, x.case.k.shape, *x.case.options) for x in answers}
-    same = {x: [y.case.options for y in answers if kinds[y] == kinds[x] and y is not x] for x in mine}
-    asked = {x: [x.of(**y) for y in same[x]] for x in mine}
+    sizes = {x: (x.case.q.shape[2], x.case.k.shape[2]) for x in answers}
+    same = {x: [y.case.options for y in answers if sizes[y] == sizes[x] and y is not x] for x in mine}
+    asked = {x: [replace(x, case=replace(x.case, options=y), variants={}) for y in same[x] if y] for x in mine}
     bases = [state, *(s for s in candidates(state, "O", ()) if CATALOGUE[s.names[-1]].part == "conventions")]
     return any(all(any(y.fits(s, outputs) for y in (x, *asked[x])) for x in mine) for s in bases)
 
@@ -287,50 +283,15 @@ def bases(state: Variant, part: str, mine: list[Answer], settled: list[Answer], 
     """Return the variants that add a convention to `state` and fit the answers `settled` and the smallest in `mine`.
 
     `mine` are the answers of the current group of cases. Its larger cases need not fit, because a mistake that depends
-    on the tile size may be visible only in them.
+    on the tile size may be visible only in them. A convention that changes none of them is left out.
     """
     some = [s for s in candidates(state, part, ()) if CATALOGUE[s.names[-1]].part == "conventions"]
+    some = [s for s in some if not all(np.array_equal(x.variant(s, "O"), x.variant(state, "O"), True) for x in mine)]
     return [s for s in some if part == "O" and fits_all(s, mine[:1] + settled, outputs)]
 
 
 def fits_all(state: Variant, answers: list[Answer], outputs: tuple[str, ...]) -> bool:
     return all(x.fits(state, outputs) for x in answers)
-
-
-def pairs(
-    state: Variant,
-    part: str,
-    tiles: Sequence[int],
-    mine: list[Answer],
-    settled: list[Answer],
-    outputs: Names,
-    until: float,
-) -> Iterator[Variant]:
-    """Yield the variants that add two entries of the catalogue to `state` and fit all answers in `mine` and `settled`.
-
-    `mine` are the answers of the current group of cases. Each of the two entries is a convention, or a mistake that
-    changes the group's two smallest cases. The first entry does not depend on the tile size, and neither entry is a
-    mistake in merging parts of the keys. At the time `until`, the search ends.
-    """
-    name = outputs[0]
-
-    def changes(s: Variant) -> bool:
-        pairs = [(x.variant(s, name), x.variant(state, name)) for x in mine[:2] if time.monotonic() < until]
-        return not all(np.allclose(*pair, atol=1e-3, equal_nan=True) for pair in pairs)
-
-    single = [s for s in candidates(state, part, tiles) if CATALOGUE[s.names[-1]].part == "conventions" or changes(s)]
-    single = [s for s in single if CATALOGUE[s.names[-1]].depends_on != "parts" and fits_all(s, settled, outputs)]
-    tried = set()  # in one order or the other
-    for first in [s for s in single if s.B == state.B and s.bits == state.bits]:
-        for second in single if time.monotonic() < until else ():
-            both = Variant((*first.names, second.names[-1]), second.B, second.bits)
-            alike = second.names[-1].split("-")[0] == first.names[-1].split("-")[0] and part != "gradients"
-            alike = second.names == first.names or (alike and CATALOGUE[first.names[-1]].part != "conventions")
-            asked = frozenset(both.names), both.B, both.bits
-            if not alike and asked not in tried and combine(both.names):
-                tried.add(asked)
-                if fits_all(both, mine + settled, outputs):
-                    yield both
 
 
 def choose(fitting: list[Variant], answers: Sequence[Answer], outputs: Names, known: int) -> tuple[Variant, Names]:

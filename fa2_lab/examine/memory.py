@@ -67,24 +67,32 @@ def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[
 
 def kinds(subject: Subject) -> list[str]:
     """Return the dtypes of torch with which the function can be called."""
+    if subject.library == "numpy":
+        return ["float64", "float32"]
     interpreted = any(type(x).__name__ == "InterpretedFunction" for x in subject.space.values())
     some = dtypes("torch") if subject.library == "torch" else ()
     return [x for x in some if x != "bfloat16" or not interpreted]  # the interpreter multiplies its bits as integers
 
 
-def coarse_sums(subject: Subject) -> Iterator[Finding]:
+def coarse_sums(subject: Subject, state: Variant) -> Iterator[Finding]:
     """Compare the error on many keys with that of an attention that rounds P and O to 16 bits, but not its sums.
 
-    Yield a finding if the function's error is more than three times as large.
+    Yield a finding if the function's error is more than three times as large, or if dV differs from the right one as it
+    does if L is rounded.
     """
-    asked = case("sums", 512, d=subject.d, heads=1)
+    asked = case("sums", 512, d=subject.d, heads=1, gradients=True)
     for dtype in [x for x in kinds(subject) if BITS[x] < 16 and not subject.lacks(asked)]:
         with suppress(NotExamined):
-            answer = subject.like(dtype=dtype).ask(subject.fitted(asked), gradients=False)
-            usual = rounded(answer.variant(Variant(("p-rounded",), 64, BITS[dtype]), "O"), BITS[dtype])
-            mine, theirs = (np.std(x - answer.variant(RIGHT, "O")) for x in (usual, answer.outputs["O"]))
+            answer = subject.like(dtype=dtype).ask(subject.fitted(asked))
+            usual = rounded(answer.variant(Variant((*state.names, "p-rounded"), 64, BITS[dtype]), "O"), BITS[dtype])
+            mine, theirs = (np.std(x - answer.variant(state, "O")) for x in (usual, answer.outputs["O"]))
             if theirs > 3 * mine:
                 yield Finding("sums-coarse", f"{dtype}, {theirs / mine:.0f} times", float(theirs), answer.case)
+            of_L = Variant((*state.names, "L-rounded"), 0, BITS[dtype])
+            off = answer.variant(of_L, "dV") - answer.variant(state, "dV")
+            error = (answer.outputs["dV"] - answer.variant(state, "dV")) if "dV" in answer.outputs else 0 * off
+            if 0.8 < (error * off).sum() / (off * off).sum() < 1.2:
+                yield Finding("L-rounded", f"dV in {dtype}", float(np.abs(error).max()), answer.case, state=of_L)
 
 
 def positions(subject: Subject, state: Variant) -> Iterator[Finding]:

@@ -23,6 +23,7 @@ from fa2_lab.examine.smallest import program
 from fa2_lab.examine.subject import LAYOUTS, Endless, NotExamined
 
 NOTHING = "It makes none of the known mistakes."
+MEANT = " But what is listed after `reads` is a mistake as well if you did not mean it."
 VERDICTS = """The exit code is 0 for a right function, 1 for a wrong one, and 2 for one that cannot be examined.
 Conventions and remarks count as right, for example the corner of the mask, a scale of 0 that is taken as not given, and
 NaN, 0 or a mean of values in rows that see no key. If such a row is NaN, the gradients of K and V may be NaN as well,
@@ -136,7 +137,7 @@ def page(report: Report, function: str, module: str) -> str:
     if report.is_right and UNASKED in report.refused:
         said += ["", "Nothing is wrong in the problems that were tested, but there was no time for all of them."]
     elif report.is_right:
-        said += ["", NOTHING]
+        said += ["", NOTHING + MEANT * bool(reads)]
     return "\n".join(said)
 
 

@@ -1,0 +1,190 @@
+"""Read out the weight that a function gives to each key, and describe in a sentence what is wrong with the weights.
+
+O is linear in V, so V can be a probe: if it is 1 for a single key and feature, that feature of O is the key's weight.
+This also explains mistakes that are not in the catalogue.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from fa2_lab.examine.attention import attention
+from fa2_lab.examine.cases import AttentionCase
+from fa2_lab.examine.catalogue import KEYS, OF_KEYS, OF_ROWS, OF_TILES, ROWS
+from fa2_lab.examine.match import Answer, Finding, conventions, spans
+from fa2_lab.examine.subject import NotExamined, Subject
+
+CLOSE = 1e-2  # how far logarithms of weights may differ through rounding
+
+
+class Reading(NamedTuple):
+    """The weights W (batch, heads, N_q, N_k) that a function gives to the keys of a case, and the right ones, P."""
+
+    case: AttentionCase
+    W: np.ndarray
+    P: np.ndarray
+    near: float  # how far W and P may differ through rounding
+
+    @property
+    def clear(self) -> np.ndarray:
+        return self.P > 100 * max(self.near, 1e-6)
+
+    @property
+    def is_wrong(self) -> bool:
+        return not np.abs(self.W - self.P).max() <= self.near
+
+    def quantities(self, table: list[list[str]], sizes: Sequence[int] = (0,)) -> dict[str, np.ndarray]:
+        """Return {words: array} for each row (words, expression) of a table of catalogue.md, for each tile size."""
+        (N_q, N_k), P, q, d = self.W.shape[2:], self.P, self.case.q, self.case.q.shape[3]
+        i, j, k = (
+            np.arange(N_q)[:, None],
+            np.arange(N_k)[None],
+            np.repeat(self.case.k, q.shape[1] // self.case.k.shape[1], 1),
+        )
+        is_top_left = self.case.options.get("causal") and not (P * (j > i)).any()
+        own, qk = (
+            (i if is_top_left else i + N_k - N_q),
+            q @ k.swapaxes(2, 3) * (self.case.options.get("scale") or d**-0.5),
+        )
+        m = np.where(P > 0, qk, -np.inf).max(axis=3, keepdims=True)
+        l = (P / P.max(axis=3, keepdims=True)).sum(axis=3, keepdims=True)
+        known = dict(np=np, N_q=N_q, N_k=N_k, P=P, q=q, k=k, d=d, i=i, j=j, own=own, qk=qk, m=m, l=l, per_tile=per_tile)
+        return {words.format(B=B): eval(code[1:-1], known | dict(B=B)) for B in sizes for words, code in table}
+
+
+def per_tile(of: np.ufunc, P: np.ndarray, B: int, up_to: bool = False) -> np.ndarray:
+    """Return the logarithm of a quantity of each tile of B keys, or of all tiles up to it, for each of its keys."""
+    x = of.reduceat(P, np.arange(0, P.shape[3], B), axis=3)
+    return np.log(of.accumulate(x, axis=3) if up_to else x).repeat(B, axis=3)[..., : P.shape[3]]
+
+
+def read_out(subject: Subject, finding: Finding, answers: Sequence[Answer]) -> str:
+    """Return a sentence about the weights of a function whose O is wrong in the group of the finding, or ""."""
+    state, readings = conventions(finding.state), []
+    group = [x for x in answers if x.case.group == finding.group and not x.case.is_long]
+    with suppress(NotExamined), np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # rows without keys
+        for x in sorted(group, key=lambda x: x.case.q.size + x.case.k.size):
+            P = weights(lambda case: attention(case, *state)["O"], x.case)
+            W = P if x.fits(state, ("O",)) else weights(lambda case: subject.ask(case, False).outputs["O"], x.case)
+            readings.append(Reading(x.case, W, P, 4 * x.bound("O") / np.abs(x.case.v).max()))
+        wrong = [x for x in readings if x.is_wrong]
+        if wrong and all(np.isfinite(x.W).all() for x in wrong):
+            for some, where in ((readings, ""), (wrong[:1], f" (with {wrong[0].case})")):
+                said = (about(some, subject.tiles()) for about in ABOUT)
+                if found := next(filter(None, said), ""):
+                    return found + where
+    return ""
+
+
+def weights(O: Callable[[AttentionCase], np.ndarray], case: AttentionCase) -> np.ndarray:
+    """Return the weights (batch, heads, N_q, N_k) with which the function O(case) adds the rows of V."""
+    N_k, d = case.v.shape[2:]
+    found = []
+    for first in range(0, N_k, d):
+        v = np.eye(N_k, N_k + d)[:, first : first + d]
+        found.append(O(replace(case, v=np.broadcast_to(v, case.v.shape)))[..., : N_k - first])
+    return np.concatenate(found, axis=3)
+
+
+def of_others(readings: list[Reading], sizes: Sequence[int]) -> str:
+    """Return a sentence about heads, batch entries, rows or keys that have the right weights of others."""
+    for axis, noun in ((1, "head"), (0, "batch entry"), (2, "row"), (3, "key")):
+        found = []
+        for x in [x for x in readings if x.is_wrong]:
+            W, P = np.moveaxis(x.W, axis, 0), np.moveaxis(x.P, axis, 0)
+            alike = np.array([[np.abs(w - p).max() < x.near for p in P] for w in W])
+            found.append([(i, int(np.argmax(y)), len(W)) for i, y in enumerate(alike) if not alike[i, i]])
+            if not alike.any(axis=1).all():
+                break
+        else:
+            every = [y for x in found for y in x]
+            forms = {"N − 1 − i": all(k == n - 1 - i for i, k, n in every)}
+            forms |= {f"i {c:+d} (modulo N)": all(k == (i + c) % n for i, k, n in every) for c in (-1, 1, -2, 2)}
+            forms |= {str(every[0][1]): len({k for _, k, _ in every}) == 1}
+            listed = ", ".join(f"{k} for i = {i}" for i, k, _ in found[0][:4])
+            return f"{noun.capitalize()} i has the weights of {noun} {next((x for x in forms if forms[x]), listed)}"
+    return ""
+
+
+def of_mask(readings: list[Reading], sizes: Sequence[int]) -> str:
+    """Return a sentence about keys that have a weight but should not, or the other way round."""
+    sees = [np.abs(x.W) > max(x.near, 1e-5) for x in readings]
+    more = [(x, y & (x.P == 0), (x.P == 0) & (y | (x.W == 0))) for x, y in zip(readings, sees, strict=True)]
+    less = [(x, (x.W == 0) & x.clear, x.clear) for x in readings]
+    said = [
+        place(y, verb, sizes) for verb, y in (("also sees", more), ("does not see", less)) if any(z[1].any() for z in y)
+    ]
+    is_one = all(np.allclose(x.W.sum(axis=3)[x.P.any(axis=3)], 1, atol=1e-3) for x in readings)
+    return f"{'; '.join(said)}; the weights of a row {'still' if is_one else 'do not'} sum to 1" if said else ""
+
+
+def place(sets: list[tuple[Reading, np.ndarray, np.ndarray]], verb: str, sizes: Sequence[int]) -> str:
+    """Describe a set of weights of each reading, if possible in words that fit all readings.
+
+    Each set has two boolean arrays (batch, heads, N_q, N_k), which are True for its elements and for possible ones.
+    """
+    tried: list[tuple[str, str]] = []
+    for number, (x, is_in, possible) in enumerate(sets):
+        keys, rows = (x.quantities(y, sizes) for y in (KEYS, ROWS))
+        heads = is_in.any(axis=(2, 3)) | ~is_in.any()
+        tried = [(a, b) for a in rows for b in keys] if number == 0 else tried
+        pairs = [(y, rows[y[0]] & keys[y[1]]) for y in tried]
+        tried = [y for y, z in pairs if np.array_equal((z & possible)[heads], is_in[heads])]
+    x, is_in, _ = next(y for y in sets if y[1].any())
+    at = np.argwhere(is_in.any(axis=(2, 3)))
+    names = [f"head {h} of batch entry {b}" for b, h in at[:3]]
+    some = "" if len(at) == is_in[:, :, 0, 0].size else f"in {', '.join(names)}, "
+    if tried:
+        return f"{some}{tried[0][0]} {verb} {tried[0][1]}"
+    of_rows = [f"row {i} {verb} {spans(np.nonzero(y)[0])}" for i, y in enumerate(is_in[tuple(at[0])]) if y.any()]
+    return f"{some}of the keys, {', '.join(of_rows[:3])}{', …' * (len(of_rows) > 3)} (with {x.case})"
+
+
+def of_logarithms(readings: list[Reading], sizes: Sequence[int]) -> str:
+    """Return a sentence about weights whose logarithm is a wrong sum of known quantities."""
+    kinds = (("All weights of a row", OF_ROWS, 0), ("The weights of each row", OF_KEYS, 0))
+    tiles = [(f"In each tile of {B} keys, the weights", OF_TILES, B) for B in sorted(sizes, reverse=True)]
+    for which, table, B in (*kinds, *tiles):
+        said: dict[str, int] = {}
+        for x in [x for x in readings if x.is_wrong and B < x.W.shape[3]]:
+            known = {n: np.broadcast_to(z, x.W.shape) for n, z in x.quantities(table, [B]).items()}
+            for at in map(tuple, np.argwhere(np.abs(x.W - x.P).max(axis=(2, 3)) > x.near)):
+                y = np.log(x.W[at]) - np.log(x.P[at])
+                clear = x.clear[at] & np.isfinite(y)
+                said[fit(y, {n: z[at] for n, z in known.items()}, clear, table is OF_ROWS)] = 0
+        if said and all(said):
+            factor = " or ".join(f"exp({c})" for c in list(said)[:3])
+            also = "" if table is OF_ROWS else ", apart from a factor of each row"
+            return f"{which} are multiplied by {factor}{also}"
+    return ""
+
+
+def fit(y: np.ndarray, known: dict[str, np.ndarray], at: np.ndarray, of_rows: bool) -> str:
+    """Return the sum of known quantities, each with a factor, that y is where `at` is True, or "" if there is none.
+
+    If `of_rows` is not set, each row may have a constant of its own.
+    """
+    shift = (lambda z: 0) if of_rows else lambda z: np.nanmean(np.where(at, z, np.nan), axis=1, keepdims=True)
+    y, of = (y - shift(y))[at], {name: (z - shift(z))[at] for name, z in known.items()}
+    few = [(a, b) for a in of for b in of if a <= b]
+    for names in [*((a, b) for a, b in few if a == b), *few, tuple(of)]:
+        A = np.stack([of[name] for name in dict.fromkeys(names)], axis=1)
+        c = np.linalg.lstsq(A, y, rcond=1e-9)[0]
+        if len(y) > 1.5 * len(c) and np.abs(A @ c - y).max() < CLOSE:
+            break
+    else:
+        return ""
+    alike: dict[str, list[str]] = {}
+    for name, a in zip(dict.fromkeys(names), c, strict=True):
+        alike.setdefault(f"{a:+.3g}" if abs(a) > CLOSE / 5 else "", []).append(name)
+    return " ".join(f"{a} ({' + '.join(x)})" for a, x in alike.items() if a).removeprefix("+")
+
+
+ABOUT = (of_others, of_mask, of_logarithms)
