@@ -23,6 +23,7 @@
 # answer.
 
 # %% tags=["hide-input"]
+# Setup: run this cell first. You do not have to read it.
 import numpy as np
 from IPython.display import Markdown
 
@@ -270,6 +271,7 @@ def looks_right(P):  # (N_q, N_k)
 
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 E = np.array([[1.0, 3.0, 4.0], [2.0, 2.0, 4.0]])  # two queries, three keys
 right, wrong = (E / E.sum(axis=axis, keepdims=True) for axis in (1, 0))
 square = E[:, :2] / E[:, :2].sum(axis=0)

@@ -20,6 +20,7 @@
 # · The map](00_start.ipynb), and the chain rule.*
 
 # %% tags=["hide-input"]
+# Setup: run this cell first. You do not have to read it.
 import numpy as np
 from IPython.display import Markdown
 
@@ -371,6 +372,7 @@ def by_rows(Q, K, V, tau):  # (N_q, d), (N_k, d), (N_k, d), number -> (N_q, d), 
 
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 def rows(words, N_q, N_k, tau, size=1):
     draw = np.random.default_rng(N_q)
     q, k, v = size * draw.standard_normal((N_q, 4)), *draw.standard_normal((2, N_k, 4))

@@ -21,6 +21,7 @@
 # attention](01_naive_attention.ipynb).*
 
 # %% tags=["hide-input"]
+# Setup: run this cell first. You do not have to read it.
 from functools import reduce
 from itertools import permutations
 
@@ -126,6 +127,7 @@ def update(m, l, o, s, v):  # (B_r,), (B_r,), (B_r, d), (B_r, B_c), (B_c, d)
 
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 def after(S, V):  # the state after all of these keys, in one go
     m = S.max(axis=1)
     p = np.exp(S - m[:, None])
@@ -250,6 +252,7 @@ print(f"relative error: 32 blocks in float32 {rescaled:.4f}; at once, but P and 
 # below checks it:
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 hidden, right = S.copy(), after(S, V)
 hidden[1], right[0][1], right[1][1], right[2][1] = -np.inf, -np.inf, 0, 0
 nothing = np.full(4, -np.inf), np.zeros(4), np.zeros((4, 2))

@@ -22,6 +22,7 @@
 # softmax](02_online_softmax.ipynb).*
 
 # %% tags=["hide-input"]
+# Setup: run this cell first. You do not have to read it.
 import numpy as np
 from IPython.display import Markdown
 
@@ -106,6 +107,7 @@ def step(m, l, o, s, v):  # (B_r,), (B_r,), (B_r, d), (B_r, B_c), (B_c, d)
 
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 def after(S, V):  # the state after all of these keys, in one go
     m = S.max(axis=1)
     return m, np.exp(S - m[:, None]).sum(axis=1), naive.safe_softmax(S) @ V

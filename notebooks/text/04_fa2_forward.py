@@ -22,6 +22,7 @@
 # with NumPy. Before this: [03 · FlashAttention](03_fa1.ipynb).*
 
 # %% tags=["hide-input"]
+# Setup: run this cell first. You do not have to read it.
 import numpy as np
 from IPython.display import Markdown
 
@@ -298,6 +299,7 @@ def forward(Q, K, V, tiling):  # (N_q, d), (N_k, d), (N_k, d) -> (N_q, d), (N_q,
 
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 def case(words, N_q, N_k, mask=NO_MASK, size=1):
     rng = np.random.default_rng(N_q)
     q, k, v = size * rng.standard_normal((N_q, 4)), *rng.standard_normal((2, N_k, 4))
@@ -536,6 +538,7 @@ def seconds(N, d, B_r):
 
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 def times(words, N, d, B_r):
     one = cost("FA2", N=N, d=d, B_r=B_r, heads=1)
     return Case(words, (N, d, B_r), (one.flops / TENSOR, one.requested / L2, one.crossed / DRAM))

@@ -21,6 +21,7 @@
 # this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %% tags=["hide-input"]
+# Setup: run this cell first. You do not have to read it.
 from itertools import permutations
 
 import numpy as np
@@ -147,6 +148,7 @@ def one_tile(s, q, k, v, do, L, D, tau):
 
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 def case(words, N_q, N_k, rows, cols, mask=NO_MASK):  # a tile of a small problem, and what it adds by dense gradients
     rng = np.random.default_rng(0)
     q, do, k, v = *rng.standard_normal((2, N_q, 4)), *rng.standard_normal((2, N_k, 4))

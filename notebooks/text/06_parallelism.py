@@ -21,6 +21,7 @@
 # backward pass](05_backward.ipynb).*
 
 # %% tags=["hide-input"]
+# Setup: run this cell first. You do not have to read it.
 import numpy as np
 
 from fa2_lab.machine import chips, grid, prices
@@ -117,6 +118,7 @@ def schedule(SMs, costs):
 
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 one_wave = "4 equal thread blocks, 6 SMs. Does each get its own SM?"
 queue = "a long one, then short ones, 2 SMs. The SM that had a short one is free early. Does it take the next?"
 unequal = "8 thread blocks of unequal length, 3 SMs. Does each start as soon as one SM is free, or wait until all three are?"

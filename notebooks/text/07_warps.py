@@ -22,6 +22,7 @@
 # how large a tile can be.*
 
 # %% tags=["hide-input"]
+# Setup: run this cell first. You do not have to read it.
 import numpy as np
 
 from fa2_lab.machine import chips, grid, io, time, warps
@@ -120,6 +121,7 @@ def exchange(m, l, o):  # (W, B_r), (W, B_r), (W, B_r, d)
 
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 def published_by_warps(s, v, W):  # what each warp has before the exchange
     m, l, o = [], [], []
     for s_w, v_w in zip(np.split(s, W, axis=1), np.split(v, W), strict=True):

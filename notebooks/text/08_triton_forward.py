@@ -27,6 +27,7 @@
 # Parallelism](06_parallelism.ipynb) and [07 · Warps](07_warps.ipynb).*
 
 # %% tags=["hide-input"]
+# Setup: run this cell first. You do not have to read it.
 import math
 import re
 import statistics
@@ -49,6 +50,7 @@ from fa2_studio.book.verdicts import close, same_code, verdict
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% tags=["nbval-ignore-output", "hide-input"]
+# Setup: run this cell as well.
 import triton
 import triton.language as tl
 
@@ -145,6 +147,7 @@ def difference(X, Y):
 
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 def host(x):  # to NumPy, for comparing
     return x.double().cpu().numpy()
 
@@ -227,6 +230,7 @@ def copy(X, Y):
 
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 wide = guarded(normal(16, 24, dtype=torch.float32))[0]
 cases = {
     "16 × 24. Does each program have its own rows and columns, and is a row of Y `columns` long?": ((wide,), wide),
@@ -342,6 +346,7 @@ def softmax(X, Y):
 
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 scores = guarded(normal(5, 24, dtype=torch.float32))[0]
 cases = {
     "5 rows of 16, which are 24 apart. Is x_stride used, and is the sum of a row 1?": scores[:, :16],
@@ -393,6 +398,7 @@ def product(A, B, C):
 
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 def factors(M, N, K):
     a, b = normal(M, K), normal(K, N, seed=1)
     return (guarded(a)[0], guarded(b)[0]), (a.double() @ b.double()).float()
@@ -664,6 +670,7 @@ def my_forward(Q, K, V, O, L, causal):  # one head: (N, d)
 
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 def my_attention(q, k, v, causal):  # O and L by your kernel; nothing if it stores nothing
     (O, after_O), (L, after_L) = (guarded(torch.full(s, torch.inf), 7.0) for s in (q.shape, q.shape[:1]))
     my_forward(*(guarded(x)[0] for x in (q, k, v)), O, L, causal)

@@ -27,6 +27,7 @@
 # forward kernel](08_triton_forward.ipynb).*
 
 # %% tags=["hide-input"]
+# Setup: run this cell first. You do not have to read it.
 import math
 import warnings
 from dataclasses import replace
@@ -50,6 +51,7 @@ from fa2_studio.book.verdicts import close, same_code, verdict
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% tags=["nbval-ignore-output", "hide-input"]
+# Setup: run this cell as well.
 import triton
 import triton.language as tl
 
@@ -57,6 +59,7 @@ print("kernels of this notebook:", "interpreted" if triton.knobs.runtime.interpr
 _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package says once that it is slow here
 
 # %% tags=["hide-input"]
+# Setup: run this cell as well.
 def normal(*shape, seed=0):
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)).to(device, torch.float16)
 
@@ -209,6 +212,7 @@ def my_columns(Q, K, V, dO, L, D, dK, dV, N_q, N_k, tau, CAUSAL: tl.constexpr,
 
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 def truth(Q, K, V, O, L, dO, causal=False):  # float64, with all of P
     six = (host(x)[None, None] for x in (Q, K, V, O, L, dO))
     return [x[0, 0] for x in heads.backward(*six, stage="naive", causal=causal)]

@@ -29,6 +29,7 @@
 # · The Triton backward kernels](09_triton_backward.ipynb).*
 
 # %% tags=["hide-input"]
+# Setup: run this cell first. You do not have to read it.
 import re
 import textwrap
 from itertools import groupby, pairwise
@@ -48,25 +49,6 @@ from fa2_studio.bench import experiments
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict
 
-# %% [markdown]
-# ## How do we time a kernel?
-#
-# As in chapter 08, the GPU itself records the time at two events, one before the call and one after it. The *host*,
-# which is the computer that sends commands to the GPU, does not wait for the kernel, so its own clock cannot time it.
-# Each of our other rules prevents one particular mistake:
-#
-# | rule | what goes wrong without it |
-# | --- | --- |
-# | check the answer in float64 first | a kernel that wrongly skips a tile looks fast |
-# | warm up | the time of the first call includes compiling the kernel |
-# | make the kernels take turns (two of them run as A B B A) | a warm GPU lowers its clock, so the kernel that runs later looks slower |
-# | take the median | one disturbed call shifts the mean |
-# | overwrite the L2 cache before each call | the second call finds its inputs in the cache |
-#
-# `fa2-lab bench ladder` times every rung by these rules, and this chapter's numbers come from its recorded run. We
-# count only the FLOPs that the answer needs, which are $4N^2d$ per head, or half of that if the mask is causal.
-
-# %% tags=["hide-input"]
 record = load("ladder")
 timed = {}
 for row in record.rows:
@@ -98,7 +80,25 @@ def held(number, mask=False, what="programs"):
 def count(number, what):
     return counts[ladder.find(number)][what]
 
+# %% [markdown]
+# ## How do we time a kernel?
+#
+# As in chapter 08, the GPU itself records the time at two events, one before the call and one after it. The *host*,
+# which is the computer that sends commands to the GPU, does not wait for the kernel, so its own clock cannot time it.
+# Each of our other rules prevents one particular mistake:
+#
+# | rule | what goes wrong without it |
+# | --- | --- |
+# | check the answer in float64 first | a kernel that wrongly skips a tile looks fast |
+# | warm up | the time of the first call includes compiling the kernel |
+# | make the kernels take turns (two of them run as A B B A) | a warm GPU lowers its clock, so the kernel that runs later looks slower |
+# | take the median | one disturbed call shifts the mean |
+# | overwrite the L2 cache before each call | the second call finds its inputs in the cache |
+#
+# `fa2-lab bench ladder` times every rung by these rules, and this chapter's numbers come from its recorded run. We
+# count only the FLOPs that the answer needs, which are $4N^2d$ per head, or half of that if the mask is causal.
 
+# %% tags=["hide-input"]
 cores = "tensor cores at work, %"
 for number in ("09", "10", "11"):
     speed_of = full.rate(ladder.find(number))
@@ -249,6 +249,7 @@ def pipeline(tiles, stages, copy, work):
 
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 def by_rules(tiles, stages, copy, work):
     found = []
     for n in range(tiles):

@@ -27,6 +27,7 @@
 # measured](10_ladder.ipynb).*
 
 # %% tags=["hide-input"]
+# Setup: run this cell first. You do not have to read it.
 import re
 import sys
 from collections import Counter
@@ -56,6 +57,7 @@ def faster(heads, d, causal=False):  # rung 11 over rung 10 in one of the record
     return row.ratio(ladder.find("11"), ladder.find("10"))
 
 # %% tags=["hide-input"]
+# Setup: run this cell as well.
 import triton
 import triton.language as tl
 
@@ -117,6 +119,7 @@ def programs(registers, shared, warps):  # registers of one thread, bytes and wa
 
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 KIB = 1024
 cases = {
     "128 registers, 4 warps. Do you count the registers of all threads, 32 in a warp?": (128, 8 * KIB, 4),

@@ -23,6 +23,7 @@
 # speeds and times were measured on an NVIDIA H200 in bf16.*
 
 # %%
+# Setup: run this cell first. You do not have to read it.
 from itertools import product
 
 import numpy as np
@@ -45,6 +46,7 @@ from fa2_studio.book.ring import PAUSE, RingModel, run, try_out
 from fa2_studio.book.verdicts import close, verdict
 
 # %% tags=["nbval-ignore-output"]
+# Setup: run this cell as well.
 on_gpu = torch.cuda.is_available()
 device = "cuda" if on_gpu else "cpu"
 _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the kernels run here

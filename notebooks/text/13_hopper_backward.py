@@ -22,6 +22,7 @@
 # [12b](12b_hopper_kernel.ipynb), which introduce producers, consumers, rings and barriers.*
 
 # %%
+# Setup: run this cell first. You do not have to read it.
 import numpy as np
 import torch
 from IPython.display import Markdown, display
@@ -41,6 +42,7 @@ from fa2_studio.book.orders import judge_step
 from fa2_studio.book.verdicts import close, verdict
 
 # %% tags=["nbval-ignore-output"]
+# Setup: run this cell as well.
 on_gpu = torch.cuda.is_available()
 device = "cuda" if on_gpu else "cpu"
 _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the kernels run here

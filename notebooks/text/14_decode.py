@@ -23,6 +23,7 @@
 # Parallelism](06_parallelism.ipynb) and [08 · The Triton forward kernel](08_triton_forward.ipynb).*
 
 # %% tags=["hide-input"]
+# Setup: run this cell first. You do not have to read it.
 import math
 
 import numpy as np
@@ -41,6 +42,7 @@ from fa2_studio.book.verdicts import close, verdict
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% tags=["nbval-ignore-output", "hide-input"]
+# Setup: run this cell as well.
 import triton
 import triton.language as tl
 
@@ -588,6 +590,7 @@ def finished(O_w, L_w):  # (parts, d), (parts,)
     ...
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 row0 = host(parts[0, :, 0])  # the five parts of head 0, row 0: (5, d + 2)
 O_w, L_w = row0[:, :16] / row0[:, 17:], (row0[:, 16] + np.log2(row0[:, 17])) * math.log(2)
 whole = right[0, 0, 0], np.logaddexp.reduce(L_w)

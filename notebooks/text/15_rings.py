@@ -21,6 +21,7 @@
 # pass](05_backward.ipynb).*
 
 # %% tags=["hide-input"]
+# Setup: run this cell first. You do not have to read it.
 import numpy as np
 
 from fa2_lab.machine import chips
@@ -369,6 +370,7 @@ def ring_step(q, o, lse, do, dq, k, v, dk):
     ...
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 Q_e, K_e, V_e, dO_e = np.random.default_rng(5).standard_normal((4, 24, d))
 O_e, L_e = fa2.forward(Q_e, K_e, V_e, B_r=4, B_c=4)
 lists = [np.split(x, ranks) for x in (Q_e, K_e, V_e, O_e, L_e, dO_e)]

@@ -23,6 +23,7 @@
 # pass](05_backward.ipynb), where $D$ and $L$ come from.*
 
 # %% tags=["hide-input"]
+# Setup: run this cell first. You do not have to read it.
 from itertools import pairwise
 
 import numpy as np
@@ -356,6 +357,7 @@ def column_kinds(j, B_r, B_c, N_q, N_k, left, right):
     ...
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 def column_case(question, j, B_r, B_c, N_q, N_k, left, right):
     kind_of = {}
     for i in range(-(-N_q // B_r)):

@@ -26,6 +26,7 @@
 # Hopper and Blackwell builds on [12b · Hopper, the kernel](12b_hopper_kernel.ipynb).*
 
 # %% tags=["hide-input"]
+# Setup: run this cell first. You do not have to read it.
 import ast
 from inspect import getsource
 
@@ -54,6 +55,7 @@ from fa2_studio.book.verdicts import close, verdict
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% tags=["nbval-ignore-output", "hide-input"]
+# Setup: run this cell as well.
 import triton
 import triton.language as tl
 
@@ -281,6 +283,7 @@ def window_and_first(head, row, column):
 
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 def is_empty(function):  # whether the reader has not written this kernel yet
     return all(isinstance(x, ast.Pass | ast.Expr) for x in ast.parse(getsource(function.fn)).body[0].body)
 

@@ -21,6 +21,7 @@
 # Two sentences mention launch options of Triton, which [08](08_triton_forward.ipynb) explains.*
 
 # %% tags=["hide-input"]
+# Setup: run this cell first. You do not have to read it.
 import numpy as np
 
 from fa2_lab.machine import budget, chips, layouts
@@ -249,6 +250,7 @@ def place(r, c):  # row, chunk 0 to 3
     ...
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 def steps_with_your_place(chunk):  # steps for a chunk of eight rows; 99 if two chunks collide
     if place(0, 0) is None:
         return None

@@ -20,6 +20,7 @@
 # forward](04_fa2_forward.ipynb) and [05 · The backward pass](05_backward.ipynb).*
 
 # %% tags=["hide-input"]
+# Setup: run this cell first. You do not have to read it.
 import numpy as np
 from IPython.display import Markdown
 
@@ -285,6 +286,7 @@ def accepts(version):
     ...
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 words = "the version {!r}. Does your test accept the right version, and only that one?"
 seventh = {"divided by the new sum": lambda l1, o1, O1, alpha, b2, l2: (O1 / l2 + b2) / l2}
 right_first = enumerate((VERSIONS | seventh).items())

@@ -20,6 +20,7 @@
 # Before this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %% tags=["hide-input"]
+# Setup: run this cell first. You do not have to read it.
 from importlib.util import find_spec
 
 import numpy as np
@@ -248,6 +249,7 @@ def softmax(x, y, B):  # x and y are in HBM: read x[i : i + B], write y[i : i + 
     ...
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 def softmax_and_loads(x, B):
     watch, y = Trace(), np.full(len(x), np.nan)
     softmax(*watch.hbm(x=x, y=y), B)

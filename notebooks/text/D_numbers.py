@@ -22,6 +22,7 @@
 # [08 · The Triton forward kernel](08_triton_forward.ipynb) and [14 · Decode](14_decode.ipynb).*
 
 # %% tags=["hide-input"]
+# Setup: run this cell first. You do not have to read it.
 from inspect import getsource
 
 import numpy as np
@@ -611,6 +612,7 @@ def passes(ours, plain, exact):
     ...
 
 # %% tags=["hide-input"]
+# Check: run this cell when you have written your function. You do not have to read it.
 far, one, up = plain + 3 * abs(plain - truth).max(), np.array([1.0, 2.0]), np.array([0.0, 1.0])
 inf = np.array([-np.inf, 1.0])
 check(passes,
