@@ -2,6 +2,7 @@
 
 import ast
 import re
+import symtable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -14,7 +15,7 @@ from fa2_lab.tiles import Mask, Tiling
 from fa2_lab.trace import UNWATCHED
 from fa2_studio.book.build import Case, check, difference
 from fa2_studio.book.chapters import NOTEBOOKS, TEXT, written
-from fa2_studio.book.run import read_source
+from fa2_studio.book.run import ANSWER, QUESTION, read_source
 from fa2_studio.book.steps import fa1_step, tile_gradients
 
 CASES = [  # N_q, N_k, causal: square; ragged; more keys; rows that see no key, with and without blocks that are skipped
@@ -108,47 +109,86 @@ BUILDS = [  # a chapter, and which of its builds
 ]
 
 
-class Chapter:
-    """A chapter whose cells up to one of its Build tasks have run as they are, but without pictures."""
+def names_of(source: str) -> tuple[set[str], set[str]]:
+    """Return the names that a cell defines or changes, and those that it reads."""
+    top = symtable.symtable(source, "cell", "exec")
+    given = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()}
+    for statement in ast.parse(source).body:
+        for node in ast.walk(statement) if not isinstance(statement, ast.FunctionDef | ast.ClassDef) else ():
+            if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
+                given.add(next(part.id for part in ast.walk(node) if isinstance(part, ast.Name)))
+    read, tables = set(), [top]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        read |= {s.get_name() for s in table.get_symbols() if s.is_referenced() and (table is top or s.is_global())}
+    return given, read
 
-    def __init__(self, chapter, folder: Path, build: int = 0):
-        self.names, self.folder = {"__name__": chapter.name}, folder
-        cells = read_source(chapter).cells
-        start = [k for k, cell in enumerate(cells) if "**Build.**" in cell.source][build]
-        checked = next(k for k in range(start, len(cells)) if re.search(r"^(check|judge_\w+)\(", cells[k].source, re.M))
-        for cell in cells[:checked]:
-            if cell.cell_type == "code":
-                self.run(cell.source)
-        self.check = cells[checked].source
-        self.solution = re.search(r"```python\n(.*?)```", cells[checked + 1].source, re.DOTALL)[1]
 
-    def run(self, source: str) -> str:
-        """Run a cell and return what it prints. The cell is written to a file, from which Triton reads kernels."""
-        tree = ast.parse(source)
-        pictures = [s for s in tree.body if re.match(r"(show|live)\(", ast.unparse(s))]
-        tree.body = [s for s in tree.body if s not in pictures]
-        file = self.folder / f"cell_{len(list(self.folder.iterdir()))}.py"
-        file.write_text(source, encoding="utf-8")
-        with redirect_stdout(StringIO()) as printed:
-            exec(compile(tree, str(file), "exec"), self.names)
+def rests_on(cells: list, end: int, *code: str) -> list[str]:
+    """Return the code cells before `end` that this code needs, directly or not. A chapter shows and compiles more."""
+    needed, found = set().union(*(names_of(source)[1] for source in code)), []
+    for cell in reversed(cells[:end]):
+        if cell.cell_type == "code":
+            given, read = names_of(cell.source)
+            if given & needed:
+                needed |= read
+                found.insert(0, cell.source)
+    return found
+
+
+class Reader:
+    """A reader of a chapter, who runs some of its cells as they are, but without pictures."""
+
+    def __init__(self, chapter, folder: Path):
+        self.names, self.folder, self.cells = {"__name__": chapter.name}, folder, read_source(chapter).cells
+
+    def run(self, *sources: str) -> str:
+        """Run cells and return what the last one prints. Each is written to a file, from which Triton reads kernels."""
+        for source in sources:
+            tree = ast.parse(source)
+            pictures = [s for s in tree.body if re.match(r"(show|live)\(", ast.unparse(s))]
+            tree.body = [s for s in tree.body if s not in pictures]
+            file = self.folder / f"cell_{len(list(self.folder.iterdir()))}.py"
+            file.write_text(source, encoding="utf-8")
+            with redirect_stdout(StringIO()) as printed:
+                exec(compile(tree, str(file), "exec"), self.names)
         return printed.getvalue()
 
 
 @pytest.mark.parametrize("chapter, build", BUILDS)
 def test_a_build_is_empty_and_its_solution_passes(chapter, build, tmp_path, monkeypatch):
     monkeypatch.chdir(NOTEBOOKS)
-    cells = Chapter(chapter, tmp_path, build)
-    assert cells.run(cells.check).startswith("your turn")
-    cells.run(cells.solution)
-    assert cells.run(cells.check).startswith("right")
+    reader = Reader(chapter, tmp_path)
+    cells = reader.cells
+    start = [k for k, cell in enumerate(cells) if "**Build.**" in cell.source][build]
+    checked = next(k for k in range(start, len(cells)) if re.search(r"^(check|judge_\w+)\(", cells[k].source, re.M))
+    check = cells[checked].source
+    solution = re.search(r"```python\n(.*?)```", cells[checked + 1].source, re.DOTALL)[1]
+    assert reader.run(*rests_on(cells, checked, check, solution), check).startswith("your turn")
+    assert reader.run(solution, check).startswith("right")
     name = chapter.number + "abcde"[build] * (build > 0)
     if name in WRONG:
         right, *wrong = WRONG[name]
-        assert right in cells.solution
+        assert right in solution
         for n, written in enumerate(wrong):
-            cells.run(cells.solution.replace(right, written))
-            said = cells.run(cells.check)
+            said = reader.run(solution.replace(right, written), check)
             assert said.startswith("wrong") and (n > 0 or NAMED.get(name, "") in said)
+
+
+@pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["", "compiled"])
+@pytest.mark.parametrize("chapter", written(), ids=lambda chapter: chapter.name)
+def test_answers_show_what_their_code_prints(chapter, compiles, tmp_path, monkeypatch):
+    """Answers that need a compiled kernel are exhaustive. How many numbers differ by rounding depends on the CPU."""
+    monkeypatch.chdir(NOTEBOOKS)
+    cells = Reader(chapter, tmp_path).cells
+    for at, card in enumerate(cells):
+        for _, code, shown in ANSWER.findall(card.source) if QUESTION in card.source else ():
+            before = rests_on(cells, at, code)
+            if any(re.search(r"\bxray\w*\(", source) for source in before) is compiles:
+                printed = Reader(chapter, tmp_path).run(*before, code).rstrip()
+                printed = f"\n```text\n{printed}\n```\n" if printed else ""
+                assert re.sub(r"\d+% of the numbers", "", shown) == re.sub(r"\d+% of the numbers", "", printed), code
 
 
 @pytest.mark.parametrize(
