@@ -6,8 +6,6 @@ from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
-import nbformat
-
 PROJECT = Path(__file__).resolve().parents[2]
 FOLDER = PROJECT / "notebooks" / "assignments"
 TEXT = FOLDER / "text"
@@ -47,9 +45,25 @@ def named(name: str) -> Assignment:
     raise ValueError(f"assignment: got {name!r}; it takes one of {', '.join(a.name for a in ASSIGNMENTS)}")
 
 
-def source(assignment: Assignment) -> nbformat.NotebookNode:
+class Node(dict):
+    """A notebook or a part of it, whose entries are attributes too. nbformat has the same, but its import takes longer
+    than judging a notebook does.
+    """
+
+    def __getattr__(self, name: str):
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
+
+    __setattr__, __delattr__ = dict.__setitem__, dict.__delitem__
+
+
+def source(assignment: Assignment) -> Node:
     """Return the nbgrader source of an assignment, with solutions and hidden tests."""
-    return nbformat.read(FOLDER / f"{assignment.name}.ipynb", as_version=4)
+    notebook = json.loads((FOLDER / f"{assignment.name}.ipynb").read_text(encoding="utf-8"), object_hook=Node)
+    for cell in notebook.cells:
+        cell.source = "".join(cell.source)
+    return notebook
 
 
 # The metadata of cells --------------------------------------------------------------------------------------------
@@ -137,8 +151,8 @@ def as_cell(cell: dict) -> Cell:
 STUB = r"\1# YOUR CODE HERE\n\1raise NotImplementedError()\n"
 
 
-def student_version(notebook) -> nbformat.NotebookNode:
-    """Return a copy for students: stubs replace solutions, hidden tests and outputs are removed, tests are locked."""
+def student_version(notebook) -> Node:
+    """What students get: solutions replaced by stubs, hidden tests gone, no outputs, test cells locked."""
     notebook = deepcopy(notebook)
     for cell in notebook.cells:
         cell.source = re.sub(block(*SOLUTION), STUB, cell.source + "\n", flags=re.DOTALL | re.MULTILINE)
