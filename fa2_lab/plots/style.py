@@ -100,7 +100,7 @@ def picture(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
             figure.draw_without_rendering()
             fold_titles(figure)
             trim(figure)
-            figure.set_layout_engine("none")
+            figure.set_layout_engine(None)  # a placeholder ("none") would have savefig draw twice
         figure.set_label(ell(figure.get_label()))
         return figure, ell(alt)
 
