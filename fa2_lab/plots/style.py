@@ -97,6 +97,7 @@ def picture(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
                 text.set_text(ell(text.get_text()))
             for ax in figure.axes:
                 group_digits(ax)
+                ax.set_anchor("N")  # no gap below the headline
             figure.draw_without_rendering()
             fold_titles(figure)
             trim(figure)
