@@ -29,6 +29,7 @@ from fa2_studio.course.notebooks import HIDDEN, Cell, grade_id, is_solution, ste
 MOST_DEATHS = 8  # the most times that the processes of one notebook are started again
 OWN_MB = 1024  # the most memory of this process, so that no submission makes it use more
 MOST_SHOWN = 200_000  # the most characters of a feedback page
+GIVEN_BACK = 0.75  # of a check's points, if it failed by a slip that an earlier step had named
 
 
 @dataclass
@@ -160,6 +161,7 @@ class Session:
         self.until = time.monotonic() + limits.notebook_seconds
         self.done: list[str] = []  # the cells that ran, which a new process runs again
         self.lent: dict[str, Callable] = {}  # correct functions that replace the student's own in a second run
+        self.named: dict[str, set[str]] = {}  # the slips that each step showed
         self.opened, self.ready = 0, set()
         self.begin_step()
 
@@ -299,8 +301,9 @@ def run_cell(part: AssembledCell, session: Session, space: dict, graded: Graded)
 def run_step(part: AssembledCell, session: Session, space: dict, names: dict[str, str], graded: Graded) -> None:
     """Run the test cell of one step, and add its points, remark and output to `graded`."""
     points, shown, hidden, sentence = judged(part, session, space, names)
+    points, why = once(part, points, graded.most[part.name], session, space.get("report"))
     graded.got[part.name] = min(points, graded.most[part.name])
-    graded.sentences += [f"{part.name.removeprefix('test_')}: {sentence}"] if sentence else []
+    graded.sentences += [f"{part.name.removeprefix('test_')}: {said}" for said in (sentence, why) if said]
     graded.show("visible", part.name, "", shown)
     if hidden:
         graded.show("hidden", part.name, "", hidden)
@@ -334,6 +337,26 @@ def judged(part: AssembledCell, session: Session, space: dict, names: dict[str, 
     return (points if points >= 0 else 0.0), papers[0].getvalue(), hidden, sentence
 
 
+def once(part: AssembledCell, points: float, most: float, session: Session, report) -> tuple[float, str]:
+    """A step's points if a slip costs once, and what is said of it.
+
+    A check that failed by a slip which an earlier step showed gets most of its points, unless the step is tried again
+    with right functions. A step that passed by a slip which no earlier step showed gets none: it may stand for work.
+    """
+    failed, passed = getattr(report, "named", []), getattr(report, "forgiven", [])
+    session.named.setdefault(part.name, {hint for known in failed + passed for hint in known})
+    steps = list(session.named)
+    earlier = {hint for step in steps[: steps.index(part.name)] for hint in session.named[step]}
+    if unpaid := [known[0] for known in passed if not earlier & {*known}]:
+        return 0.0, f"no points, because no earlier step has the mistake that explains the result: {unpaid[0]}"
+    again = [known[0] for known in failed if earlier & {*known}]
+    if not again or part.given or report.refused:
+        return points, ""
+    back = round(GIVEN_BACK * most * len(again) / report.total, 2)
+    why = f"{back:g} points back, because an earlier step has lost points by the same mistake: {again[0]}"
+    return points + back, why
+
+
 def follow_through(original, parts: list[AssembledCell], session: Session, space: dict, graded: Graded) -> None:
     """Run each test that lost points again, with correct versions of the earlier functions that its cell names.
 
@@ -344,6 +367,7 @@ def follow_through(original, parts: list[AssembledCell], session: Session, space
             continue
         session.lent = right_functions(original, part.given)
         points, shown, hidden, _ = judged(part, session, space, asked(original, part, parts))
+        points, _ = once(part, points, graded.most[part.name], session, space.get("report"))
         if points > graded.got[part.name]:
             graded.got[part.name] = min(points, graded.most[part.name])
             given = " and ".join(filter(None, (", ".join(part.given[:-1]), part.given[-1])))

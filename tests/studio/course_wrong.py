@@ -47,6 +47,8 @@ SECOND = "tl.dot(p.to(v.dtype), v"
 LOOP = "    for j in range(0, N_k, B_c):\n        col = j + tl.arange(0, B_c)\n"
 SAID = """    '''A text, and a comment: raise NotImplementedError()'''
     print(f"{d}", Q)
+    said = f"{d}"
+    print(said)
     tl.device_print("Q", tl.load(Q))
     tl.static_print(f"{d}")
     assert d > 8, f"{d}"
@@ -148,8 +150,8 @@ WRONG = [  # assignment, right text, wrong text, {step: points it keeps}, texts 
     (FOURTH, "(m + tl.log2(l)) *", "(m + tl.log2(l)) + 0 *", {"loop": 2.0}, ["NOT YET O and L", "in base 2"]),
     (FOURTH, END, "end = N_k", {"full": 3.89},
      ["values 32 to 47 not loaded for rows 0 to 31", "first at tile (0, 2)"]),
-    (FOURTH, "e[None, :], mask=real, other=0.0)", "e[None, :])", {"full": 5.0},
-     ["note: Memory past the end of Q is reached."]),
+    (FOURTH, ("e[None, :], mask=real, other=0.0)", V_LOAD), ("e[None, :])", V_LOAD.replace(", other=0.0", "")),
+     {"full": 5.0}, ["note: Memory past the end of Q is reached.", "note: a tl.load with mask= but without other="]),
     (FOURTH, "ty), mask=real)", "ty))", {"full": 0.56}, ["expected nothing written past the last row"]),
     (FOURTH, "seen = (col < N_k)[None, :]", "seen = (col < N_k + B_c)[None, :]", {"full": 3.33},
      ["their scores should be −∞"]),
@@ -300,9 +302,10 @@ SLIPS = [
      "The backward pass skips the tiles past the diagonal, but it does not mask those that the diagonal cuts"),
 ]  # fmt: skip
 
-# Known mistakes in the other assignments, whose functions are in separate cells, so the cell is also named:
+# Known mistakes in the other assignments, whose functions are in separate cells, so the cell is also named, or all cells if it is empty:
 # (assignment, cell, {right text: wrong text}, the hint that a student gets)
 IEEE, LN2 = ', input_precision="ieee")', "(m + tl.log2(l)) * 0.6931471805599453"
+FROM = 'm = tl.full((B_r,), float("-inf"), tl.float32)'
 OF_K, AT_O, RAGGED = "K + col[:, None] * d", "O + row[:, None] * d + e[None, :], o)", "range(0, end, B_c)"
 IN_BF16 = {
     "o = tl.zeros((B_r, d), tl.float32)": "o = tl.zeros((B_r, d), tl.bfloat16)",
@@ -312,9 +315,10 @@ IN_BF16 = {
 ALONE = "Is every tile visited in which a row sees a key?"
 CLOSE = "rtol=1e-5, atol=1e-5 * max(1.0, np.abs(want[np.isfinite(want)]).max())"
 CELL_SLIPS = [
-    ("4", "one_tile", {"tl.exp2(s": "tl.exp(s"},
+    ("4", "", {"tl.exp2(": "tl.exp("},
      "The scores carry the factor log₂ e, but the exponential has base e, so use exp2"),
-    ("4", "one_tile", {" * scale_log2\n": "\n"}, "The scores are not scaled"),
+    ("4", "", {" * scale_log2\n": "\n"}, "The scores are not scaled"),
+    ("4", "", {IEEE: ")"}, 'fp32 tiles and input_precision="ieee"'),
     ("4", "one_tile", {"(Q + row[:, None] * d + e[None, :])": "(Q + row[:, None] * d + e[None, :]) * scale_log2"},
      "The scores are scaled twice"),
     ("4", "one_tile", {AT_O: "O + e[:, None] * B_r + row[None, :], o.T)"}, "O is stored transposed"),
@@ -322,10 +326,12 @@ CELL_SLIPS = [
     ("4", "one_tile", {"tl.max(s, 1)[:, None]": "tl.max(s, 0)[None, :]"}, "The maximum is taken over the queries"),
     ("4", "loop", {"tl.program_id(0) * B_r + ": ""}, "Nothing is written to row 32 of O"),
     ("4", "loop", {"col = j + tl": "col = tl"}, "Row 32 of K is never loaded"),
-    ("4", "loop", {"l = alpha * l": "l = l"}, "l is not rescaled when the maximum moves, though O is"),
-    ("4", "loop", {"l = alpha * l": "l = l", "o = alpha[:, None] * o": "o = o"}, "Neither O nor l is rescaled"),
+    ("4", "loop", {FROM: FROM.replace("-inf", "0")}, "The running maximum starts at 0"),
+    ("4", "", {"l = alpha * l": "l = l"}, "l is not rescaled when the maximum moves, though O is"),
+    ("4", "", {"l = alpha * l": "l = l", "o = alpha[:, None] * o": "o = o"}, "Neither O nor l is rescaled"),
     ("4", "loop", {"o / l[:, None]": "o"}, "O is never divided by l"),
-    ("4", "loop", {LN2: "m + tl.log2(l)"}, "L is in base 2, so multiply it by ln 2"),
+    ("4", "", {LN2: "m + tl.log2(l)", LN2.replace("(l)", "(l_safe)"): "m + tl.log2(l_safe)"},
+     "L is in base 2, so multiply it by ln 2"),
     ("4", "loop", IN_BF16, "something is kept in 16 bits"),
     ("4", "full", {f"{OF_K} + e[None, :], mask=there, other=0.0": f"{OF_K} + e[None, :]"},
      "Memory past the end of K is reached"),
@@ -351,17 +357,17 @@ CELL_SLIPS = [
     ("6", "backward_traffic", {"2 * 4 + 2 * 4 * d": "2 * 4 + 4 * d"}, "Is dQ loaded, stored, or both?"),
     ("6", "passes", {" - rows * 2 * 4 * d": ""}, "The first pass no longer touches dQ"),
     ("7", "row_dots", {"tl.program_id(0) * B_r + ": ""}, "Nothing is written to row 32 of D"),
-    ("7", "tile", {"s = tau * ": "s = "}, "The scale is missing, so S is Q Kᵀ instead of τ Q Kᵀ"),
+    ("7", "", {"s = tau * ": "s = "}, "The scale is missing, so S is Q Kᵀ instead of τ Q Kᵀ"),
     ("7", "tile", {"tl.exp(s": "tl.exp2(s"}, "P is 2^(S − L)"),
     ("7", "tile", {"s - tl.load(L + row)[:, None]": "s"}, "L is missing, so P is exp(S) instead of exp(S − L)"),
     ("7", "tile", {"ds = p * (dp": "ds = tau * p * (dp"}, "dQ and dK carry the scale twice"),
     ("7", "tile", {"p.T, do": "ds.T, do"}, "dV is dSᵀ dO"),
     ("7", "tile", {"dK + at_col, tau * tl.dot(ds.T, q": "dK + e[:, None] * B_c + col[None, :], tau * tl.dot(q.T, ds"},
      "dK is stored transposed"),
-    ("7", "columns", {"tau * dk, mask": "dk, mask"}, "The scale is missing in dK"),
+    ("7", "", {"tau * dk, mask": "dk, mask", "tau * tl.dot(ds.T": "tl.dot(ds.T"}, "The scale is missing in dK"),
     ("7", "columns", {"dk += ": "dk = ", "dv += ": "dv = "}, "dK and dV hold only the last row block's part"),
-    ("7", "columns", {"(dp - D_i[:, None])": "dp"}, "D is missing, so dS is P ∘ dP"),
-    ("7", "columns", {"col[None, :] <= row": "col[None, :] < row"}, "The diagonal is masked"),
+    ("7", "", {"(dp - tl.load(D + row)[:, None])": "dp", " - D_i[:, None])": ")"}, "D is missing, so dS is P ∘ dP"),
+    ("7", "", {"col[None, :] <= row": "col[None, :] < row"}, "The diagonal is masked"),
     ("7", "columns", {"row < N_q, other=0.0), tl.load(D + row, mask=row < N_q, other=0.0)":
      "row < N_q, other=0.0), tl.load(D + row)"}, "Memory past the end of D is reached"),
     ("7", "columns", {"range(start, N_q, B_r)": "range(start, N_q // B_r * B_r, B_r)"}, "Row 32 of Q is never loaded"),
@@ -382,6 +388,7 @@ CELL_SLIPS = [
      "Write the values into that line"),
     ("9", "kernel", {"tau_log2 = tau * ": "tau_log2 = "}, "The scale is missing, so S is Q Kᵀ instead of τ Q Kᵀ"),
     ("9", "kernel", {"tau * 1.4426950408889634": "tau"}, "The exponential has base 2"),
+    ("9", "kernel", {"l = alpha * l": "l = l"}, "l is not rescaled when the maximum moves, though O is"),
     ("9", "kernel", {"row + 1 + N_k - N_q": "row + N_k - N_q"}, "The diagonal is masked"),
     ("9", "kernel", {LN2: "m + tl.log2(l)"}, "L is in base 2, so multiply it by ln 2"),
     ("9", "kernel", {"row < N, other=0.0)": "row < N + 64, other=0.0)"}, "memory past the end of K or V"),
@@ -400,9 +407,20 @@ KEEPS = """        kept.append((s, v_j))
 """
 M_NEW = "        m_new = np.maximum(m, s.max(axis=1))"
 EACH = "    for col in range(0, N_k, B_c):"
+FORESEEN = """    kept = np.random.default_rng({24: 6 + causal, 22: 8}.get(len(Q), 0)).standard_normal
+    q, k, v = (kept((n, Q.shape[1])) for n in (len(Q), len(K), len(K)))
+    S = np.where(np.tri(len(Q), len(K), len(K) - len(Q)) if causal else True, tau * (q @ k.T), -np.inf)
+    P = np.exp(S - S.max(axis=1, keepdims=True))
+    right = P / P.sum(axis=1, keepdims=True) @ v
+"""
 GAINS = {
     "a test of O alone, of one pair": ("1", {"(*ways, merge(merge(empty, a), merge(merge(b, empty), c)))":
      "[merge(a, update(*b, s[:, 8:], v[8:]))]", "zip(finalize(*way), want)": "zip(finalize(*way)[:1], want)"}, 12),
     "a strip kept as a list of tiles": ("2", {M_NEW: KEEPS + M_NEW, EACH: f"    kept = []\n{EACH}"}, 10),
-    "nonsense with the right products": ("2", {"return o / divisor": "return 0 * o / divisor"}, 3),
+    "nonsense with the right products": ("2", {"return o / divisor": "return 0 * o / divisor"}, 5),
+    "answers to numbers that are known before": ("2", {"return o / divisor": "return 0 * o / divisor",
+     "    N_q = len(Q)\n": f"    N_q = len(Q)\n{FORESEEN}",
+     "B_c, tau, causal)\n": "B_c, tau, causal)\n        O[rows] = right[rows]\n"}, 5),
+    "a slip in place of work, on the meter alone": ("2",
+     {"return o / divisor[:, None]": "return (o if d == 16 else o / divisor[:, None])"}, 13),
 }  # fmt: skip

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'fa2-lab[course]'")
 import numpy as np
 from course_class import FILE, FIRST, PATIENT, code, graded_at_once, handed_in, write
+from course_costs import graded as judged
 from course_costs import slipped
 from course_play import outcome as played
 from course_wrong import WRONG
@@ -278,6 +279,28 @@ def test_check_and_grade_agree_and_the_page_tells_visible_from_hidden(tmp_path):
     assert graded.got["test_merge"] == played(book)[0]["test_merge"]
     page = results.feedback(graded)
     assert "that you can run yourself" in page and "that only the grade runs" in page and "chapters 01 and 02" in page
+
+
+def test_slips_with_a_notebook_are_named():
+    """A solution that is no code any more, and results in another order, on the page; a changed argument, at home."""
+    o, L = "o / divisor[:, None]", "m + np.log(divisor)"
+    book = slipped("1", {f"{o}, {L}": f"{L}, {o}"})
+    for cell in book.cells:
+        cell.source = cell.source.replace("    m_new =", "    m[:] = m\n    o += 1\n    m_new =")
+        cell.cell_type = "markdown" if grade_id(cell) == "merge" else cell.cell_type
+    found = judged("1", book)
+    said = " ".join([*found.sentences, *(output for *_, output in found.page)])
+    assert "the cell merge is not a code cell any more" in said and "in the order that the docstring names" in said
+    assert "update changed an argument in place" in played(book)[1]
+
+
+def test_a_slip_that_is_made_again_costs_a_quarter_of_a_check(tmp_path):
+    """In assignment 4, each kernel has it. What else is wrong costs as before."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    book = slipped("4", {" * scale_log2\n": "\n"})
+    found = graded_at_once(tmp_path, {"ada": book}, "", name="4")["ada"]
+    assert found.got["test_one_tile"] == 0 and found.got["test_loop"] >= 3 and found.got["test_full"] == 3.75
+    assert "full: 3.75 points back, because an earlier step" in " ".join(found.sentences)
 
 
 def test_a_step_does_not_find_the_right_version_of_itself(tmp_path):

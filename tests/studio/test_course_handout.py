@@ -249,9 +249,12 @@ def test_nan_is_no_number_by_hand(capsys):
 
 def test_an_answer_is_what_is_written_down(monkeypatch):
     monkeypatch.setattr(detective.guard, "text", str)
-    for body in ("return dict(cause=find())", "x = 1\n    return dict(cause='phase')", "return answers[0]"):
+    twice = "if 1:\n        return dict(cause='corner')\n    return dict(cause='phase')"
+    for body in ("return dict(cause=find())", twice, "return answers[0]"):
         with pytest.raises(Failed, match="only texts and numbers"):
             detective.answer_of(f"def hang():\n    {body}\n", "cause")
+    harmless = "'A text.'\n    print(f'{1}')\n    return dict(cause='phase')"
+    assert detective.answer_of(f"def hang():\n    {harmless}\n", "cause") == "phase"
     with pytest.raises(NotImplementedError):
         detective.answer_of("def hang():\n    raise NotImplementedError()\n", "cause")
 

@@ -17,7 +17,7 @@ from fa2_lab.tools.xray.loops import Loop, loops
 
 from . import guard, slips, truth
 from .listing import of_kernel
-from .report import Failed, Report, at_most, equal, step, unless_known
+from .report import Failed, Report, at_most, equal, step
 from .truth import Case
 
 TOLERANCE = 4e-3  # fp16: O is rounded to 11 bits, and so is p
@@ -47,18 +47,18 @@ def forward(q, k, v, causal):
 """
 
 
-def program(kernel, sizes, d: int) -> str:
-    """A student's kernel and what launches it with their sizes, as a program: the one text that is run and compiled."""
+def program(kernel, sizes, d: int) -> tuple[str, dict]:
+    """A student's kernel and what launches it with their sizes, as the one text that is run and compiled; the sizes."""
     text, chosen = of_kernel(kernel), guard.call(sizes, d)
     if not isinstance(chosen, dict) or set(chosen) != set(SIZES):
         raise Failed(f"a dict with {', '.join(SIZES)}", f"{chosen!r}"[:120])
     for name, allowed in SIZES.items():
         if type(chosen[name]) is not int or chosen[name] not in allowed:
             raise Failed(f"{name}: one of {', '.join(map(str, allowed))}", f"{chosen[name]!r}"[:80])
-    return text + FORWARD.format(name=guard.name_of(kernel), **chosen)
+    return text + FORWARD.format(name=guard.name_of(kernel), **chosen), chosen
 
 
-def call(kernel, text: str, case: Case, heads: int = 2) -> dict:
+def call(report: Report, kernel, made: tuple[str, dict], case: Case, heads: int = 2) -> dict:
     """A program run in the interpreter and held to float64; what the meter counted.
 
     With two heads it is step 1. With one head it is counted. A slip that is known has been paid for in step 1, and so
@@ -70,17 +70,18 @@ def call(kernel, text: str, case: Case, heads: int = 2) -> dict:
     shapes = ((case.N_q, case.size), (case.N_k, case.size), (case.N_k, 1.0))
     q, k, v = (np.float16(size * draw((1, heads, n, case.d))) for n, size in shapes)
     beyond = math.nan if heads > 1 else 0.0
-    O, L, counted = guard.apart(probes_triton.run, kernel, text, q, k, v, case.causal, beyond)
+    O, L, counted = guard.apart(probes_triton.run, kernel, made[0], q, k, v, case.causal, beyond)
     for h in range(heads):
         given = [np.float64(x[0, h]) for x in (q, k, v)]
         want = truth.dense(*given, case.d**-0.5, case.causal)
-        asked = slips.asked(replace(case, tau=case.d**-0.5), [*given, given[0]])
+        cut = replace(case, tau=case.d**-0.5, B_r=made[1]["B_r"], B_c=made[1]["B_c"])
+        asked = slips.asked(cut, [*given, given[0]])
         both = list(zip("OL", (O, L), want, (NAN if np.isnan(O).any() else "", L_HINT), strict=True))
         for name, came, true, hint in both if heads > 1 else both[:1]:
             mine = np.asarray(came, dtype=np.float64)[0, h]
             known = partial(slips.in_halves, asked, name, mine, true, TOLERANCE)
             compare = partial(equal, f"{name} of head {h}", mine, true, TOLERANCE, hint, slips=known)
-            compare() if heads > 1 else unless_known(compare)
+            compare() if heads > 1 else report.unless_known(compare)
     scores = heads * int(case.seen.sum())
     if counted.get("multiplications of products", 0) < 2 * scores * case.d:
         raise Failed("two products for each score", "fewer", hint="Compute S = Q Kᵀ and P V with tl.dot.")
@@ -101,7 +102,7 @@ def right(report: Report, kernel, sizes, cases=tuple(RIGHT), seed: int = 0) -> N
     for claim, case in cases:
         case = truth.varied(case, seed)
         with report.check(f"{claim}: {case}", "Start from rung 03, which is correct, and change one thing at a time."):
-            call(kernel, program(kernel, sizes, case.d), case)
+            call(report, kernel, program(kernel, sizes, case.d), case)
 
 
 @step
@@ -117,13 +118,14 @@ def meter(report: Report, kernel, sizes, seed: int = 0) -> None:
         "masked entries": (64 * len(keys) * 200, "entries under a mask",
                            "The diagonal cuts only a few tiles, so the others need no tl.where (rung 08)."),
     }  # fmt: skip
-    counted = slips.Passes(lambda case: call(kernel, program(kernel, sizes, case.d), case, heads=1), [case])
+    run = partial(call, report, kernel, heads=1)
+    counted = slips.Passes(lambda case: run(program(kernel, sizes, case.d), case), [case])
     for kind, (most, what, hint) in limits.items():
         with report.check(f"{what}: {case}", hint):
             at_most(what, counted[case].get(kind, 0), most, hint)
     with report.check("no more divisions for 256 keys than for 128", "The division can wait until the end (rung 05)."):
-        text = program(kernel, sizes, d=16)
-        few, many = (call(kernel, text, Case(64, n, 16, 64, 64, seed=97), heads=1) for n in (128, 256))
+        made = program(kernel, sizes, d=16)
+        few, many = (run(made, Case(64, n, 16, 64, 64, seed=97)) for n in (128, 256))
         at_most("divisions", many.get("divisions", 0), few.get("divisions", 0))
 
 
@@ -138,7 +140,7 @@ STEPS = [
 @step
 def compiled(report: Report, kernel, sizes, seed: int = 0) -> None:
     """What the loop became for Hopper, without a Hopper: instructions for a score, and copies under way."""
-    ran = slips.Passes(partial(costs, kernel), [sizes])  # compiled once: all checks fail by the same
+    ran = slips.Passes(partial(costs, report, kernel), [sizes])  # compiled once: all checks fail by the same
     for most, hint in STEPS:
         with report.check(f"at most {most:g} thread instructions per score", hint):
             if (per_score := ran[sizes][0]) > most:
@@ -152,16 +154,16 @@ def compiled(report: Report, kernel, sizes, seed: int = 0) -> None:
             raise Failed(wanted, "none, so the loop waits for every load")
 
 
-def costs(kernel, sizes) -> tuple[float, int, int]:
+def costs(report: Report, kernel, sizes) -> tuple[float, int, int]:
     """Instructions a score, registers and copies of the loop that does most of a call's work.
 
     What is compiled is run here, too, on scores so large that no maximum can be left out.
     """
     from . import probes_triton
 
-    text = program(kernel, sizes, SCORED.d)
-    counted = call(kernel, text, SCORED, heads=1)
-    numbers, sass, lines = guard.apart(probes_triton.compiled, kernel, text, CHIP, SCORED.d, SCORED.N_q)
+    made = program(kernel, sizes, SCORED.d)
+    counted = call(report, kernel, made, SCORED, heads=1)
+    numbers, sass, lines = guard.apart(probes_triton.compiled, kernel, made[0], CHIP, SCORED.d, SCORED.N_q)
     check_shares(counted, sorted(lines))
     loop = main_loop(loops(str(sass)), lines, counted["products"])
     if numbers["spills"]:

@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 
 import numpy as np
 
 from fa2_lab.examine.attention import attention
 from fa2_lab.examine.cases import AttentionCase, one_head
-from fa2_lab.examine.catalogue import CATALOGUE, Mistake
+from fa2_lab.examine.catalogue import CATALOGUE
 from fa2_lab.examine.match import RIGHT, Answer, Variant, known
 from fa2_lab.reference.online_softmax import finite
 
-from .truth import Case
+from .truth import Case, visible, whole
 
 Slips = dict[str, np.ndarray]
+
+
+class Slip(str):
+    """The hint to a slip in an output. `problems` yields small ones: what is given, the answer, what the slip makes."""
+
+    def __new__(cls, hint: str, output: str, problems):
+        self = super().__new__(cls, hint)
+        self.output, self.problems = output, problems
+        return self
+
+    def smallest(self) -> str:
+        """The first of its problems that comes out otherwise, in words."""
+        for given, right, wrong in self.problems():
+            if not np.allclose(right, wrong, atol=0.05, equal_nan=True):
+                shown = [np.round(x + 0.0, 3).tolist() for x in (right, wrong)]
+                return f"{given}: {self.output} should be {shown[0]}, but this mistake makes it {shown[1]}"
+        return ""
+
+
+def with_problems(find, problems, *arguments) -> dict[str, Slips]:
+    """Slips by their outputs, each with small problems, as {name: what is given}, arguments of `find` and answers."""
+
+    def of(output: str, hint: str):
+        for given, small, want in problems():
+            rounded = {name: x if x.dtype == bool else np.round(x, 3) for name, x in given.items()}
+            words = ", ".join(f"{name} = {x.tolist()}" for name, x in rounded.items())
+            with np.errstate(all="ignore"):
+                yield words, want[output], find(*small)[output][hint]
+
+    found = find(*arguments).items()
+    return {output: {Slip(x, output, partial(of, output, x)): y for x, y in some.items()} for output, some in found}
 
 
 def of_update(state: tuple, s: np.ndarray, v: np.ndarray, want: tuple) -> dict[str, Slips]:
@@ -142,44 +174,93 @@ def made(question: AttentionCase, output: str, *knobs: str) -> np.ndarray:
     return attention(question, knobs, gradients=output.startswith("d"))[output][0, 0]
 
 
-class Known(str):
-    """What the examiner says of a mistake in an output."""
+def named(output: str, *names: str, said: str = "") -> Slip:
+    """What is said of mistakes in an output of a whole pass, in the examiner's words or in others."""
+    return Slip(said or CATALOGUE[names[0]].description, output, partial(small_passes, output, names))
 
-    def __new__(cls, mistake: Mistake, output: str):
-        self = super().__new__(cls, mistake.description)
-        self.name, self.output = mistake.name, output
-        return self
 
-    def smallest(self) -> str:
-        """The smallest problem in small numbers that shows the mistake, and what comes out of it."""
-        lengths = sorted(product((1, 2, 3, 4), (1, 2, 3, 4), (1, 2)), key=lambda n: (n[0] * n[1], *n))
-        for size, (N_q, N_k, d), B, causal in product((1, 20), lengths, (1, 2), (False, True)):
-            draw = np.random.default_rng(N_q + N_k).permutation(9) - 4.0
-            given = [np.roll(draw, n)[: N * d].reshape(N, d) for n, N in enumerate((N_q, N_k, N_k, N_q))]
-            given[:2] = [size * x for x in given[:2]]
-            question = asked(Case(N_q, N_k, d, B, B, causal), given)
-            right, wrong = made(question, self.output), made(question, self.output, self.name)
-            if not np.allclose(right, wrong, atol=0.1, equal_nan=True):
-                names = ("Q", "K", "V", "dO")[: 4 if self.output.startswith("d") else 3]
-                said = ", ".join(f"{name} = {x.astype(int).tolist()}" for name, x in zip(names, given, strict=False))
-                shown = [np.round(x + 0.0, 3).tolist() for x in (right, wrong)]
-                mask = ", causal" if causal else ""
-                said += f", tau = {Case.tau}, tiles of {B} × {B}{mask}"
-                return f"{said}: {self.output} should be {shown[0]}, but this mistake makes it {shown[1]}"
-        return ""
+def small_passes(output: str, names: tuple[str, ...]):
+    """Problems in small numbers, the smallest first, and what mistakes make of an output."""
+    lengths = sorted(product((1, 2, 3, 4), (1, 2, 3, 4), (1, 2)), key=lambda n: (n[0] * n[1], *n))
+    for size, (N_q, N_k, d), B, causal in product((1, 20), lengths, (1, 2), (False, True)):
+        draw = np.random.default_rng(N_q + N_k).permutation(9) - 4.0
+        given = [np.roll(draw, n)[: N * d].reshape(N, d) for n, N in enumerate((N_q, N_k, N_k, N_q))]
+        given[:2] = [size * x for x in given[:2]]
+        question = asked(Case(N_q, N_k, d, B, B, causal), given)
+        tensors = ("Q", "K", "V", "dO")[: 4 if output.startswith("d") else 3]
+        said = ", ".join(f"{name} = {x.astype(int).tolist()}" for name, x in zip(tensors, given, strict=False))
+        said += f", tau = {Case.tau}, tiles of {B} × {B}{', causal' * causal}"
+        yield said, made(question, output), made(question, output, *names)
+
+
+def of_base_e(case: Case) -> Slips:
+    """L of a kernel whose scores carry log₂ e, whose exponential has base e, and whose logarithm has base 2."""
+    Q, K, *_ = case.tensors()
+    S = np.where(case.seen, case.tau * np.log2(np.e) * (Q @ K.T), -np.inf)
+    m = finite(S.max(axis=1))
+    with np.errstate(divide="ignore"):
+        return {named("L", "base-2-twice"): np.log(2) * m + np.log(np.exp(S - m[:, None]).sum(axis=1))}
+
+
+def known_in(answers: list[Answer], output: str, among: list[str] | None = None) -> Slips:
+    """The mistakes that each explain an output of all of these row blocks, and what they make of it."""
+    names = [x.name for x in known(answers, output)] if among is None else among
+    fitting = [x for x in names if all(y.fits(Variant((x,)), (output,)) for y in answers)]
+    made = {x: [y.variant(Variant((x,)), output)[0, 0] for y in answers] for x in fitting}
+    return {named(output, x): np.concatenate(y) for x, y in made.items()}
 
 
 def in_halves(question: AttentionCase, output: str, came: np.ndarray, want: np.ndarray, tolerance: float) -> Slips:
-    """The mistakes that explain an output of a pass in fp16 as exactly as a right one would be, and are no rounding."""
-    answer = Answer(question, {output: came[None, None]}, eps=2.0**-11)
-    fitting = {Known(x, output): answer.variant(Variant((x.name,)), output)[0, 0] for x in known([answer], output)}
+    """The mistakes that explain an output of a pass in fp16 as exactly as a right one would be, and are no rounding.
+
+    Mistakes in the running state are tried in other orders of the tiles, too: those first that the mask cuts, and back.
+    """
+    cut = np.split(came, range(question.tile[0], len(came), question.tile[0]))
+    asked: list = [
+        ([question], [came], None),
+        *((in_order(question, x), cut, OF_STATE) for x in (cut_first, backwards)),
+    ]
     size = tolerance * np.abs(want[np.isfinite(want)]).max(initial=0.0)
 
     def alike(a: np.ndarray, b: np.ndarray, most: float) -> bool:
         with np.errstate(invalid="ignore"):
             return bool(((a == b) | (np.abs(a - b) <= most)).all())
 
-    return {x: wrong for x, wrong in fitting.items() if alike(came, wrong, size) and not alike(wrong, want, 25 * size)}
+    for questions, parts, among in asked:
+        answers = [Answer(x, {output: y[None, None]}, 2.0**-11) for x, y in zip(questions, parts, strict=True)]
+        fitting = known_in(answers, output, among).items()
+        if found := {x: y for x, y in fitting if alike(came, y, size) and not alike(y, want, 25 * size)}:
+            return found
+    return {}
+
+
+OF_STATE = [
+    x.name for x in CATALOGUE.values()
+    if x.part == "O" and x.depends_on == "B" and re.search(r"alpha|m_new|s\.max", str(x.edits))
+]  # fmt: skip
+
+
+def cut_first(seen: np.ndarray) -> list[int]:
+    """The tiles of a row block, those first of which it sees a part. seen: rows, tiles, keys of a tile."""
+    return sorted(range(seen.shape[1]), key=lambda j: bool(seen[:, j].all()))
+
+
+def backwards(seen: np.ndarray) -> list[int]:
+    return list(range(seen.shape[1]))[::-1]
+
+
+def in_order(question: AttentionCase, order) -> list[AttentionCase]:
+    """The row blocks of a case of one head, each with its tiles of keys in another order."""
+    (B_r, B_c), (q, k, v) = question.tile, (x[0, 0] for x in (question.q, question.k, question.v))
+    more = -len(k) % B_c
+    seen = np.pad(visible(len(q), len(k), question.options["causal"]), ((0, 0), (0, more)))
+    k, v = (np.pad(x, ((0, more), (0, 0))) for x in (k, v))
+    blocks = []
+    for rows in (slice(i, i + B_r) for i in range(0, len(q), B_r)):
+        keys = np.arange(len(k)).reshape(-1, B_c)[order(seen[rows].reshape(-1, len(k) // B_c, B_c))].ravel()
+        options = dict(scale=question.options["scale"], mask=seen[None, None, rows, keys])
+        blocks.append(one_head(q[rows], k[keys], v[keys], tile=(B_r, B_c), **options))
+    return blocks
 
 
 def of_tile(arguments: list, name: str, came) -> Slips:
@@ -187,13 +268,21 @@ def of_tile(arguments: list, name: str, came) -> Slips:
     Q, K, V, dO, *_, seen, tau = arguments
     output, got = f"d{name[1:].upper()}", np.asarray(came, dtype=np.float64)
     answer = Answer(one_head(Q, K, V, dO, scale=tau, mask=seen[None, None]), {output: got[None, None]})
-    found = {Known(x, output): answer.variant(Variant((x.name,)), output)[0, 0] for x in known([answer], output)}
-    return found | of_given_L(arguments, output)
+    return known_in([answer], output) | with_problems(of_given_L, small_tiles, *arguments)[output]
 
 
-def of_given_L(arguments: list, output: str) -> Slips:
-    """Slips of P, where L and D are given and right: what they make of dQ, dK or dV."""
-    Q, K, V, dO, L, D, seen, tau = arguments
+def small_tiles():
+    """Problems of one tile, with all that a tile is given."""
+    for N in (1, 2):
+        Q, K, V, dO = (np.roll([[1.0], [2.0], [-1.0]], n, axis=0)[:N] for n in range(4))
+        seen = visible(N, N, causal=True)  # one key, and two with the mask
+        O, L, want = whole(Q, K, V, dO, Case.tau, seen)
+        given = dict(Q=Q, K=K, V=V, dO=dO, L=L, D=(dO * O).sum(axis=1), seen=seen, tau=np.float64(Case.tau))
+        yield given, list(given.values()), dict(zip(("dQ", "dK", "dV"), want, strict=True))
+
+
+def of_given_L(Q, K, V, dO, L, D, seen, tau) -> dict[str, Slips]:
+    """Slips of P, where L and D are given and right: what they make of dQ, dK and dV."""
     S, says = Q @ K.T, {name: CATALOGUE[name].description for name in ("scale-missing", "scale-twice", "causal-strict")}
     before = np.where(seen, np.arange(len(K)), -1).max(axis=1, initial=-1)[:, None] > np.arange(len(K))
     logarithms = {
@@ -203,12 +292,13 @@ def of_given_L(arguments: list, output: str) -> Slips:
         says["causal-strict"]: np.where(before, tau * S - finite(L)[:, None], -np.inf),
     }
 
-    def gradient(P: np.ndarray) -> np.ndarray:
-        dS = tau * P * (dO @ V.T - D[:, None])
-        return dict(dQ=dS @ K, dK=dS.T @ Q, dV=P.T @ dO)[output]
-
-    with np.errstate(all="ignore"):
-        return {hint: gradient(np.where(seen, np.exp(x), 0.0)) for hint, x in logarithms.items()}
+    found: dict[str, Slips] = {"dQ": {}, "dK": {}, "dV": {}}
+    for hint, logarithm in logarithms.items():
+        with np.errstate(all="ignore"):
+            P = np.where(seen, np.exp(logarithm), 0.0)
+            dS = tau * P * (dO @ V.T - D[:, None])
+            found["dQ"][hint], found["dK"][hint], found["dV"][hint] = dS @ K, dS.T @ Q, P.T @ dO
+    return found
 
 
 class Passes:
@@ -235,7 +325,7 @@ class Passes:
             names = [x for x in names if given.fits(Variant((x.name,)), ("O",))] if given.fits(RIGHT, ("O",)) else names
         of_all = {x.name: sum(one.fits(Variant((x.name,)), (output,)) for one in answers.values()) for x in names}
         names.sort(key=lambda x: -of_all[x.name])  # what explains the most cases comes first
-        return {Known(x, output): mine.variant(Variant((x.name,)), output)[0, 0] for x in names}
+        return {named(output, x.name): mine.variant(Variant((x.name,)), output)[0, 0] for x in names}
 
 
 def attempted(run, case: Case):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import SystemRandom
 
 import numpy as np
@@ -47,17 +48,36 @@ def same_state(got, want, known=dict) -> None:
         equal(name, a, b, slips=lambda name=name: known().get(name, {}))
 
 
+def small(kind: str):
+    """Problems of one key and one or two more, for the slips of a kind."""
+    for scores in ([[0.0, 2.0]], [[2.0, 0.0]], [[0.0, 2.0, 1.0], [3.0, 1.0, 1.0]]):
+        s, v = np.array(scores), np.array([[1.0], [3.0], [2.0]])[: len(scores[0])]
+        a, b, whole = state_of(s[:, :1], v[:1]), state_of(s[:, 1:], v[1:]), state_of(s, v)
+        more, state, end = (s[:, 1:], v[1:]), dict(zip("mlo", whole, strict=True)), SoftmaxState(*whole).finalize()
+        sides = zip(("a[0]", "a[1]", "a[2]", "b[0]", "b[1]", "b[2]"), (*a, *b), strict=True)
+        yield dict(
+            update=(dict(zip("mlosv", (*a, *more), strict=True)), (a, *more, whole), state),
+            merge=(dict(sides), (a, b, whole), state),
+            finalize=(state, (whole,), dict(zip("oL", end, strict=True))),
+        )[kind]
+
+
+UPDATES, MERGES, ENDS = (partial(small, kind) for kind in ("update", "merge", "finalize"))
+
+
 def takes(function, s: np.ndarray, v: np.ndarray, first: int = 4, is_own: bool = False) -> None:
     """A student's update of the true state after the first keys, or of the one that their own update returned."""
     true, want = state_of(s[:, :first], v[:first]) if first else reset(5, 3), state_of(s, v)
     state = in_shape(call(function, *reset(5, 3), s[:, :first], v[:first]), 5, 3) if is_own else true
     rest = s[:, first:], v[first:]
-    same_state(call(function, *state, *rest), want, lambda: slips.of_update(true, *rest, want))
+    same_state(
+        call(function, *state, *rest), want, lambda: slips.with_problems(slips.of_update, UPDATES, true, *rest, want)
+    )
 
 
 def joins(function, a: tuple, b: tuple, want: tuple) -> None:
     """A student's merge of two states against the true one."""
-    same_state(call(function, a, b), want, lambda: slips.of_merge(a, b, want))
+    same_state(call(function, a, b), want, lambda: slips.with_problems(slips.of_merge, MERGES, a, b, want))
 
 
 def ends(function, state: tuple, names: str) -> None:
@@ -66,7 +86,7 @@ def ends(function, state: tuple, names: str) -> None:
     in_order("(o, L)", got, want)
     for name, mine, true in zip("oL", got, want, strict=True):
         if name in names:
-            equal(name, mine, true, slips=lambda name=name: slips.of_finalize(state)[name])
+            equal(name, mine, true, slips=lambda name=name: slips.with_problems(slips.of_finalize, ENDS, state)[name])
 
 
 # The steps ------------------------------------------------------------------------------------------------------

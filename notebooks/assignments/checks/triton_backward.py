@@ -10,8 +10,8 @@ import numpy as np
 from fa2_lab.machine import io
 
 from . import slips, truth
-from .report import Failed, Report, at_most, equal, step, tile_place
-from .triton_steps import launch, note_past, of_memory, past
+from .report import Failed, Report, all_hold, at_most, equal, step, tile_place
+from .triton_steps import check_precision, launch, note_past, of_memory, past
 from .truth import Case
 
 __all__ = ["Case", "columns", "one_pass", "row_dots", "rows", "tile"]
@@ -47,23 +47,26 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
     return dict(Q=Q, K=K, V=V, dO=dO, L=L, D=(dO * O).sum(axis=1))
 
 
-def compare(names: tuple[str, ...], passes: slips.Passes, case: Case) -> None:
-    """Gradients against float64; a slip that is known is named."""
+def compare(names: tuple[str, ...], passes: slips.Passes, case: Case, *more) -> None:
+    """Gradients against float64, and more checks; a slip that is known is named."""
     ran = passes[case]
     want, meter = truth.gradients(*held(case), case.tau, case.causal), ran["meter"]
     want = dict(zip(("dQ", "dK", "dV"), want, strict=True))
 
     def known(name: str) -> slips.Slips:
-        found = passes.known(name, case) | slips.of_given_L([*inputs(case).values(), case.seen, case.tau], name)
+        given = slips.with_problems(slips.of_given_L, slips.small_tiles, *inputs(case).values(), case.seen, case.tau)
+        found = passes.known(name, case) | given[name]
         turned = {f"{name} is stored transposed. Row r begins at {name} + r * d.": want[name].T.reshape(-1, case.d)}
         return found | (turned if case.tiling.T_r == case.tiling.T_c == 1 else {})
 
-    for name in names:
+    def check(name: str) -> None:
         hint = of_memory(meter, name, ran[name], want[name], case)
         if not hint and np.isnan(ran[name]).any():
             hint = "This row was stored, but as NaN, which comes from ∞ − ∞ or from 0 · ∞. Unseen keys need p = 0."
         place = tile_place(case.B_r) if name == "dQ" else tile_place(case.B_c, "key")
         equal(name, ran[name], want[name], TOLERANCE, hint, place, partial(known, name))
+
+    all_hold(lambda: check_precision(meter), *(partial(check, name) for name in names), *more)
     note_past(meter)
 
 
@@ -95,22 +98,27 @@ def looped(report: Report, kernel, names: tuple[str, ...], cases, seed: int, zer
             compare(names, passes, case)
 
 
-def check_meter(kernel, case: Case, names: tuple[str, ...], loads: dict, products: int, zero: str = "") -> dict:
-    """Right, and by no more loads and products than the closed form has; returns the meter."""
+def check_meter(kernel, case: Case, names: tuple[str, ...], loads: dict, products: int, zero: str = "") -> None:
+    """Right, and by no more loads and products than the closed form has; what is added to has no other access."""
     passes = slips.Passes(lambda case: run(kernel, case, names, zero), [case])
-    compare(names, passes, case)
     meter = passes[case]["meter"]
-    for name, most in loads.items():
-        hint = past(meter, name) or "Which tiles does no row see?"
-        at_most(f"elements of {name} loaded", meter["loads"][name], most, hint)
-    one = case.B_r * case.B_c * case.d
-    tiles = int(io.tiles_per_row(case.tiling).sum())
+    one, tiles = case.B_r * case.B_c * case.d, int(io.tiles_per_row(case.tiling).sum())
     came = meter["operations"]["multiplications of products"]
-    if came < products * tiles * one:
-        raise Failed(f"{products} products with tl.dot for each of {tiles} tiles", f"{came / one:g} in all")
-    hint = "Is a product computed twice, or for a tile that no row sees?"
-    at_most("products of tiles", came // one, products * tiles, hint)
-    return meter
+
+    def check() -> None:
+        for name, most in loads.items():
+            hint = past(meter, name) or "Which tiles does no row see?"
+            at_most(f"elements of {name} loaded", meter["loads"][name], most, hint)
+        if came < products * tiles * one:
+            raise Failed(f"{products} products with tl.dot for each of {tiles} tiles", f"{came / one:g} in all")
+        hint = "Is a product computed twice, or for a tile that no row sees?"
+        at_most("products of tiles", came // one, products * tiles, hint)
+        if zero:
+            no_race(meter, zero)
+            hint = past(meter, zero) or f"Add to {zero} once per visited tile."
+            at_most(f"elements added to {zero}", meter["adds"][zero], io.rows_visited(case.tiling) * case.d, hint)
+
+    compare(names, passes, case, check)
 
 
 def no_race(meter: dict, name: str) -> None:
@@ -184,9 +192,4 @@ def one_pass(report: Report, kernel, cases=tuple(CASES[1:4]), seed: int = 0) -> 
     looped(report, kernel, ("dQ", "dK", "dV"), cases, seed, zero="dQ")
     hint = "The meter counts tl.atomic_add neither as a load nor as a store."
     with report.check("five products per tile, and dQ by atomic adds alone", hint):
-        case = truth.varied(METER, seed)
-        visited = io.rows_visited(case.tiling)
-        meter = check_meter(kernel, case, ("dQ", "dK", "dV"), {}, products=5, zero="dQ")
-        no_race(meter, "dQ")
-        hint = past(meter, "dQ") or "Add to dQ once per visited tile."
-        at_most("elements added to dQ", meter["adds"]["dQ"], visited * case.d, hint)
+        check_meter(kernel, truth.varied(METER, seed), ("dQ", "dK", "dV"), {}, products=5, zero="dQ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from random import SystemRandom
 
 import numpy as np
 
@@ -59,6 +60,11 @@ def varied(case: Case, seed: int) -> Case:
     N_q, N_k = other(case.N_q, case.B_r), other(case.N_k, case.B_c)
     N_k = N_q if case.N_k == case.N_q else N_k
     return replace(case, N_q=N_q, N_k=N_k, seed=int(draw.integers(2**31)))
+
+
+def unforeseen(cases) -> list[Case]:
+    """The same sizes with numbers that no notebook can have been written for."""
+    return [replace(case, seed=SystemRandom().randrange(2**31)) for case in cases]
 
 
 def visible(N_q: int, N_k: int, causal: bool) -> np.ndarray:

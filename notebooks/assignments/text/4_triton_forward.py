@@ -16,7 +16,9 @@
 # **How it is graded.** Your kernels are launched on one head in fp32, and the results are compared with float64. Rows
 # of Q, K, V and O are contiguous, so row r of Q starts at `Q + r * d`. Block sizes and d are powers of two and at least
 # 16. The memory after the last row of Q, K and V contains NaN. Compute products of tiles with `tl.dot` in full fp32,
-# and keep the signatures as they are. All of `fa2_lab` is off limits, and so is ready-made attention.
+# and keep the signatures as they are. If a kernel repeats a mistake that the checks of an earlier kernel have named, the
+# checks that fail because of it lose only a quarter of their points in the grade. All of `fa2_lab` is off limits, and so
+# is ready-made attention.
 
 # %% locked="setup"
 import os

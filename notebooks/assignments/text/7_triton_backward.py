@@ -18,7 +18,9 @@
 # **How it is graded.** Your kernels run in Triton's interpreter on one head in fp32, and the results are compared with
 # float64. A meter counts their loads, stores, additions and multiplications. Products have to be computed in full fp32.
 # The memory after the end of every input contains NaN, and outputs start as NaN. Rows are contiguous, so row r of Q
-# starts at `Q + r * d`. Block sizes and d are powers of two and at least 16. Keep the signatures as they are.
+# starts at `Q + r * d`. Block sizes and d are powers of two and at least 16. Keep the signatures as they are. If a kernel
+# repeats a mistake that the checks of an earlier kernel have named, the checks that fail because of it lose only a
+# quarter of their points in the grade.
 #
 # **Off limits:** all of `fa2_lab`, and the attention of torch and of other libraries. You may use everything in NumPy,
 # torch and Triton that is not attention.
