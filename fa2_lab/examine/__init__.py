@@ -85,6 +85,8 @@ def examine(
         named = [x for x in named if x.name not in ("unknown", "precision", "grouped-silent")]
     else:
         named = [described(subject, x, answers) for x in named]
+        strange = [x.case.options.keys() for x in named if x.name == "weights" and x.case]
+        named = [x for x in named if x.read_out or not x.case or not any(y <= x.case.options.keys() for y in strange)]
     state = conventions(next((x.state for x in reversed(named) if x.mistake.part in ("conventions", "O")), Variant()))
     if not unsteady and all(x.fits(state, ("O",)) for x in plain):
         subject.eps = plain[0].eps
@@ -106,6 +108,7 @@ def described(subject: Subject, finding: Finding, answers: list[Answer]) -> Find
     is_unknown = finding.name in ("unknown", *SILENT.values()) and finding.where.startswith("O")
     if not is_unknown or not (said := read_out(subject, finding, answers)):
         return finding
+    said = said[0].upper() + said[1:]
     return finding._replace(read_out=said, name="weights" if finding.name == "unknown" else finding.name)
 
 

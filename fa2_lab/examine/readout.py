@@ -119,7 +119,9 @@ def of_mask(readings: list[Reading], sizes: Sequence[int]) -> str:
     more = [(x, y & (x.P == 0), (x.P == 0) & (y | (x.W == 0))) for x, y in zip(readings, sees, strict=True)]
     less = [(x, (x.W == 0) & x.clear, x.clear) for x in readings]
     said = [
-        place(y, verb, sizes) for verb, y in (("also sees", more), ("does not see", less)) if any(z[1].any() for z in y)
+        place(y, verb, sizes)
+        for verb, y in (("can also see", more), ("cannot see", less))
+        if any(z[1].any() for z in y)
     ]
     is_one = all(np.allclose(x.W.sum(axis=3)[x.P.any(axis=3)], 1, atol=1e-3) for x in readings)
     return f"{'; '.join(said)}; the weights of a row {'still' if is_one else 'do not'} sum to 1" if said else ""
