@@ -29,7 +29,7 @@ from fa2_studio.course.notebooks import HIDDEN, Cell, grade_id, is_solution, ste
 MOST_DEATHS = 8  # the most times that the processes of one notebook are started again
 OWN_MB = 1024  # the most memory of this process, so that no submission makes it use more
 MOST_SHOWN = 200_000  # the most characters of a feedback page
-GIVEN_BACK = 0.75  # of a check's points, if it failed by a slip that an earlier step had named
+GIVEN_BACK = 0.75  # the share of a check's points that remains if an earlier step has shown its mistake
 
 
 @dataclass
@@ -161,7 +161,7 @@ class Session:
         self.until = time.monotonic() + limits.notebook_seconds
         self.done: list[str] = []  # the cells that ran, which a new process runs again
         self.lent: dict[str, Callable] = {}  # correct functions that replace the student's own in a second run
-        self.named: dict[str, set[str]] = {}  # the slips that each step showed
+        self.named: dict[str, set[str]] = {}  # the mistakes that each step has shown, by their hints
         self.opened, self.ready = 0, set()
         self.begin_step()
 
@@ -338,10 +338,11 @@ def judged(part: AssembledCell, session: Session, space: dict, names: dict[str, 
 
 
 def once(part: AssembledCell, points: float, most: float, session: Session, report) -> tuple[float, str]:
-    """A step's points if a slip costs once, and what is said of it.
+    """Return a step's points, changed so that a mistake costs once, and a remark about the change.
 
-    A check that failed by a slip which an earlier step showed gets most of its points, unless the step is tried again
-    with right functions. A step that passed by a slip which no earlier step showed gets none: it may stand for work.
+    A check that failed because of a mistake which an earlier step has shown gets most of its points, unless the step
+    is run again with correct functions. If a result was accepted because a known mistake explains it, but no earlier
+    step has shown this mistake, the step gets no points, because the mistake may be there in place of work.
     """
     failed, passed = getattr(report, "named", []), getattr(report, "forgiven", [])
     session.named.setdefault(part.name, {hint for known in failed + passed for hint in known})

@@ -302,7 +302,7 @@ SLIPS = [
      "The backward pass skips the tiles past the diagonal, but it does not mask those that the diagonal cuts"),
 ]  # fmt: skip
 
-# Known mistakes in the other assignments, whose functions are in separate cells, so the cell is also named, or all cells if it is empty:
+# Known mistakes in the other assignments, whose functions are in separate cells. "" means that all cells have it:
 # (assignment, cell, {right text: wrong text}, the hint that a student gets)
 IEEE, LN2 = ', input_precision="ieee")', "(m + tl.log2(l)) * 0.6931471805599453"
 FROM = 'm = tl.full((B_r,), float("-inf"), tl.float32)'

@@ -73,7 +73,7 @@ class Report:
         return self
 
     def unless_known(self, check) -> None:
-        """Run a check that a known slip may pass. The grader takes that back if no earlier step named the slip."""
+        """Run a check that a known mistake may pass. The grader takes that back if no earlier step has shown it."""
         try:
             check()
         except Failed as failed:
@@ -159,7 +159,7 @@ def equal(name: str, got, want, tolerance: float = 1e-9, hint: str = "", place=N
 
 
 def all_hold(*checks) -> None:
-    """Run checks, and raise what the first of them raised. What is known by it explains all that failed."""
+    """Run checks, and raise the first failure. The mistakes that it knows are those that explain all failures."""
     failures = []
     for check in checks:
         try:

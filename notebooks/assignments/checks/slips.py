@@ -29,7 +29,7 @@ class Slip(str):
         return self
 
     def smallest(self) -> str:
-        """The first of its problems that comes out otherwise, in words."""
+        """Return the first of its problems that comes out otherwise, in words."""
         for given, right, wrong in self.problems():
             if not np.allclose(right, wrong, atol=0.05, equal_nan=True):
                 shown = [np.round(x + 0.0, 3).tolist() for x in (right, wrong)]
@@ -38,7 +38,10 @@ class Slip(str):
 
 
 def with_problems(find, problems, *arguments) -> dict[str, Slips]:
-    """Slips by their outputs, each with small problems, as {name: what is given}, arguments of `find` and answers."""
+    """Return what `find` returns, {output: slips}, each hint with the problems that show its slip.
+
+    `problems` yields {name: what is given}, the arguments of `find`, and {output: answer}.
+    """
 
     def of(output: str, hint: str):
         for given, small, want in problems():
@@ -175,12 +178,12 @@ def made(question: AttentionCase, output: str, *knobs: str) -> np.ndarray:
 
 
 def named(output: str, *names: str, said: str = "") -> Slip:
-    """What is said of mistakes in an output of a whole pass, in the examiner's words or in others."""
+    """Return the hint to mistakes in an output of a whole pass, in the examiner's words or in others."""
     return Slip(said or CATALOGUE[names[0]].description, output, partial(small_passes, output, names))
 
 
 def small_passes(output: str, names: tuple[str, ...]):
-    """Problems in small numbers, the smallest first, and what mistakes make of an output."""
+    """Yield problems in small numbers, the smallest first, with an output and what mistakes make of it."""
     lengths = sorted(product((1, 2, 3, 4), (1, 2, 3, 4), (1, 2)), key=lambda n: (n[0] * n[1], *n))
     for size, (N_q, N_k, d), B, causal in product((1, 20), lengths, (1, 2), (False, True)):
         draw = np.random.default_rng(N_q + N_k).permutation(9) - 4.0
@@ -194,7 +197,7 @@ def small_passes(output: str, names: tuple[str, ...]):
 
 
 def of_base_e(case: Case) -> Slips:
-    """L of a kernel whose scores carry log₂ e, whose exponential has base e, and whose logarithm has base 2."""
+    """Return L of a kernel whose scores carry log₂ e, whose exponential has base e, and whose logarithm has base 2."""
     Q, K, *_ = case.tensors()
     S = np.where(case.seen, case.tau * np.log2(np.e) * (Q @ K.T), -np.inf)
     m = finite(S.max(axis=1))
@@ -203,7 +206,7 @@ def of_base_e(case: Case) -> Slips:
 
 
 def known_in(answers: list[Answer], output: str, among: list[str] | None = None) -> Slips:
-    """The mistakes that each explain an output of all of these row blocks, and what they make of it."""
+    """Return the mistakes that each explain an output of all of these row blocks, and what they make of it."""
     names = [x.name for x in known(answers, output)] if among is None else among
     fitting = [x for x in names if all(y.fits(Variant((x,)), (output,)) for y in answers)]
     made = {x: [y.variant(Variant((x,)), output)[0, 0] for y in answers] for x in fitting}
@@ -211,9 +214,10 @@ def known_in(answers: list[Answer], output: str, among: list[str] | None = None)
 
 
 def in_halves(question: AttentionCase, output: str, came: np.ndarray, want: np.ndarray, tolerance: float) -> Slips:
-    """The mistakes that explain an output of a pass in fp16 as exactly as a right one would be, and are no rounding.
+    """Return the mistakes that explain an output of a pass in fp16 as exactly as a right one would be.
 
-    Mistakes in the running state are tried in other orders of the tiles, too: those first that the mask cuts, and back.
+    Mistakes that are as small as rounding do not count. Mistakes in the running state are also tried in two other
+    orders of the tiles, in which those that the mask cuts come first, or the last keys.
     """
     cut = np.split(came, range(question.tile[0], len(came), question.tile[0]))
     asked: list = [
@@ -241,7 +245,7 @@ OF_STATE = [
 
 
 def cut_first(seen: np.ndarray) -> list[int]:
-    """The tiles of a row block, those first of which it sees a part. seen: rows, tiles, keys of a tile."""
+    """Return the tiles of a row block, those first of which it sees a part. `seen` is (rows, tiles, keys of a tile)."""
     return sorted(range(seen.shape[1]), key=lambda j: bool(seen[:, j].all()))
 
 
@@ -250,7 +254,7 @@ def backwards(seen: np.ndarray) -> list[int]:
 
 
 def in_order(question: AttentionCase, order) -> list[AttentionCase]:
-    """The row blocks of a case of one head, each with its tiles of keys in another order."""
+    """Return the row blocks of a case of one head, each with its tiles of keys in another order."""
     (B_r, B_c), (q, k, v) = question.tile, (x[0, 0] for x in (question.q, question.k, question.v))
     more = -len(k) % B_c
     seen = np.pad(visible(len(q), len(k), question.options["causal"]), ((0, 0), (0, more)))
@@ -272,7 +276,7 @@ def of_tile(arguments: list, name: str, came) -> Slips:
 
 
 def small_tiles():
-    """Problems of one tile, with all that a tile is given."""
+    """Yield problems of one tile: what it is given, the same as a list, and the gradients."""
     for N in (1, 2):
         Q, K, V, dO = (np.roll([[1.0], [2.0], [-1.0]], n, axis=0)[:N] for n in range(4))
         seen = visible(N, N, causal=True)  # one key, and two with the mask
@@ -282,7 +286,7 @@ def small_tiles():
 
 
 def of_given_L(Q, K, V, dO, L, D, seen, tau) -> dict[str, Slips]:
-    """Slips of P, where L and D are given and right: what they make of dQ, dK and dV."""
+    """Return what mistakes in P make of dQ, dK and dV if L and D are given and right."""
     S, says = Q @ K.T, {name: CATALOGUE[name].description for name in ("scale-missing", "scale-twice", "causal-strict")}
     before = np.where(seen, np.arange(len(K)), -1).max(axis=1, initial=-1)[:, None] > np.arange(len(K))
     logarithms = {
