@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from fa2_lab.examine.match import Answer, Finding, conventions, spans
 from fa2_lab.examine.subject import NotExamined, Subject
 
 CLOSE = 1e-2  # how far logarithms of weights may differ through rounding
+OWN = {0: "its own key"} | {c: f"the key {abs(c)} {'after' if c > 0 else 'before'} its own" for c in range(-4, 5) if c}
 
 
 class Reading(NamedTuple):
@@ -42,20 +44,19 @@ class Reading(NamedTuple):
     def quantities(self, table: list[list[str]], sizes: Sequence[int] = (0,)) -> dict[str, np.ndarray]:
         """Return {words: array} for each row (words, expression) of a table of catalogue.md, for each tile size."""
         (N_q, N_k), P, q, d = self.W.shape[2:], self.P, self.case.q, self.case.q.shape[3]
-        i, j, k = (
-            np.arange(N_q)[:, None],
-            np.arange(N_k)[None],
-            np.repeat(self.case.k, q.shape[1] // self.case.k.shape[1], 1),
-        )
+        i, j = np.arange(N_q)[:, None], np.arange(N_k)[None]
+        k = np.repeat(self.case.k, q.shape[1] // self.case.k.shape[1], 1)
+        qk = q @ k.swapaxes(2, 3) * (self.case.options.get("scale") or d**-0.5)
         is_top_left = self.case.options.get("causal") and not (P * (j > i)).any()
-        own, qk = (
-            (i if is_top_left else i + N_k - N_q),
-            q @ k.swapaxes(2, 3) * (self.case.options.get("scale") or d**-0.5),
-        )
+        own = i if is_top_left else i + N_k - N_q
         m = np.where(P > 0, qk, -np.inf).max(axis=3, keepdims=True)
         l = (P / P.max(axis=3, keepdims=True)).sum(axis=3, keepdims=True)
-        known = dict(np=np, N_q=N_q, N_k=N_k, P=P, q=q, k=k, d=d, i=i, j=j, own=own, qk=qk, m=m, l=l, per_tile=per_tile)
-        return {words.format(B=B): eval(code[1:-1], known | dict(B=B)) for B in sizes for words, code in table}
+        known = dict(np=np, N_q=N_q, N_k=N_k, P=P, q=q, k=k, d=d, i=i, j=j, qk=qk, m=m, l=l, per_tile=per_tile)
+        found = {}
+        for B, (words, code) in product(sizes, table):
+            for c, name in OWN.items() if "{own}" in words else ((0, ""),):
+                found[words.format(B=B, own=name)] = eval(code[1:-1], known | dict(B=B, own=own + c))
+        return found
 
 
 def per_tile(of: np.ufunc, P: np.ndarray, B: int, up_to: bool = False) -> np.ndarray:

@@ -1,8 +1,7 @@
 """The interactive figures of figures/live, as a notebook shows them.
 
 `live("algorithm1")` at the end of a cell shows the interactive figure if scripts can run, as on the site or in a
-trusted notebook. Elsewhere, for example on GitHub or in print, it shows a static figure and a sentence that describes
-the interactive one.
+trusted notebook. Elsewhere, for example on GitHub or in print, it shows a static figure and the sentences about it.
 """
 
 import re
@@ -57,7 +56,8 @@ class live:
         shown, _ = show(drawing.draw(**drawing.data(**self.words)))._repr_mimebundle_()
         title, sentence, of_still = about(self.name)
         words = " ".join(filter(None, [f"{title}. {sentence}" if title else "", of_still]))
-        still = f'<div class="still">{shown["text/html"]}<p>{escape(words)}</p></div>'
+        caption = f"<figcaption>{escape(of_still)}</figcaption>" if of_still else ""  # where nothing moves
+        still = f'<div class="still">{shown["text/html"]}{caption}</div>'
         frame = self.frame(title) if title else ""
         html = f'<div class="live-piece" data-piece="{self.name}" data-ask="{escape(self.ask)}">{still}{frame}</div>'
         return {"text/html": html, "text/plain": f"[live] {words}"}, {}

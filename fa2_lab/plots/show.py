@@ -54,7 +54,7 @@ class show:
         shown = f'<img alt="{escape(self.alt)}" width="{width}" src="data:image/png;base64,{image}">'
         whole = self.figure.get_label()
         caption = whole.removeprefix(headline_of(whole)).removeprefix(".").strip()  # the headline is in the picture
-        shown += f'<p style="max-width:{width}px">{escape(caption)}</p>' if caption else ""
+        shown += f'<figcaption style="max-width:{width}px">{escape(caption)}</figcaption>' if caption else ""
         return {"text/html": shown, "text/plain": " ".join(filter(None, ["[figure]", whole, self.alt]))}, {}
 
     def png(self) -> bytes:

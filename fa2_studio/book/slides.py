@@ -192,14 +192,14 @@ def looked_at(cell: nbformat.NotebookNode, announced: bool) -> list[Beat]:
     """
     seen = "".join(output.get("data", {}).get("text/html", "") for output in cell.outputs)
     if live := LIVE.search(seen):
-        still = re.search(r'<div class="still">(.*?</p>)</div>', seen, re.DOTALL)
+        still = re.search(r'<div class="still">(.*?)</div>', seen, re.DOTALL)
         name, asked = map(unescape, live.groups(""))
         inside = page(name, "&".join(filter(None, [asked, "deck"])))
         frame = f'<iframe width={1240 if name in WIDE else 900} loading=lazy srcdoc="{escape(inside)}"></iframe>'
         seen = f"{frame}<div class=still>{panels.as_svg(still[1]) if still else ''}</div>"
         return [Beat(seen=(seen,), kind="live")]
     if picture := re.search(r'<img alt="([^"]*)"[^>]*>', seen):
-        caption = re.search(r"<p[^>]*>(.*?)</p>", seen, re.DOTALL)
+        caption = re.search(r"<figcaption[^>]*>(.*?)</figcaption>", seen, re.DOTALL)
         name = drawn().get(unescape(picture[1]))
         shown = [panels.image(part, name) for part in panels.parts(name)] if name else [picture[0]]
         if name:

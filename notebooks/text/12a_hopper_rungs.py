@@ -23,8 +23,8 @@
 # another 30 minutes and explains layouts, banks and lanes (a *lane* is one of a warp's 32 threads). You do not need
 # CUDA. Hardware: any laptop with Linux. All speeds and times were measured on an NVIDIA H200 in bf16.*
 #
-# The rungs lead to the kernel in this picture. A single warp copies tiles into shared memory, and two warpgroups compute
-# with them:
+# The rungs lead to the kernel in this picture. In it, a single warp copies tiles into shared memory, and two groups of
+# four warps compute with them:
 #
 # ![The producer waits until a stage is empty, and the consumers wait until it is full. Between them is a row for each
 # ring of buffers in shared memory: the mailbox, Q, K and V](../figures/pipes_forward.svg)

@@ -665,7 +665,7 @@ def safe_base(m):
         (dict(cut=1), "cannot see the last of each tile of 16 keys"),
         (dict(power=2), "In each tile of 16 keys, the weights are multiplied by exp(1 (m up to it))"),
         (dict(lift=0.1), "multiplied by exp(0.1 (j))"),
-        (dict(off=2), "can also see the keys up to its own key +2"),
+        (dict(off=2), "can also see the keys up to the key 2 after its own"),
         (dict(roll=1), "Row i has the weights of row i -1 (modulo N)"),
     ],
 )

@@ -61,12 +61,13 @@ def tlx(problem: Problem) -> Attend:
     """
     function = function_of(TLX, "attention")
     refuse_others(problem)
+    absent = Missing("its tutorial for Hopper has neither a causal mask nor a backward pass")
     if problem.causal:
-        raise Missing("its tutorial for Hopper has no causal mask")
+        raise absent
 
     def call(q, k, v):
         if q.requires_grad:
-            raise Missing("its tutorial for Hopper has no backward pass")
+            raise absent
         return function(q, k, v, problem.d**-0.5)
 
     return call
