@@ -315,6 +315,7 @@ IN_BF16 = {
 ALONE = "Is every tile visited in which a row sees a key?"
 CLOSE = "rtol=1e-5, atol=1e-5 * max(1.0, np.abs(want[np.isfinite(want)]).max())"
 CELL_SLIPS = [
+    ("4", "", {"k.T": "k"}, "Which of the two operands has to be transposed?"),
     ("4", "", {"tl.exp2(": "tl.exp("},
      "The scores carry the factor log₂ e, but the exponential has base e, so use exp2"),
     ("4", "", {" * scale_log2\n": "\n"}, "The scores are not scaled"),
@@ -358,6 +359,7 @@ CELL_SLIPS = [
     ("6", "passes", {" - rows * 2 * 4 * d": ""}, "The first pass no longer touches dQ"),
     ("7", "row_dots", {"tl.program_id(0) * B_r + ": ""}, "Nothing is written to row 32 of D"),
     ("7", "", {"s = tau * ": "s = "}, "The scale is missing, so S is Q Kᵀ instead of τ Q Kᵀ"),
+    ("7", "", {"k.T": "k", "p.T": "p"}, "Which of the two operands has to be transposed?"),
     ("7", "tile", {"tl.exp(s": "tl.exp2(s"}, "P is 2^(S − L)"),
     ("7", "tile", {"s - tl.load(L + row)[:, None]": "s"}, "L is missing, so P is exp(S) instead of exp(S − L)"),
     ("7", "tile", {"ds = p * (dp": "ds = tau * p * (dp"}, "dQ and dK carry the scale twice"),

@@ -294,12 +294,11 @@ def test_slips_with_a_notebook_are_named():
     assert "update changed an argument in place" in played(book)[1]
 
 
-def test_a_slip_that_is_made_again_costs_a_quarter_of_a_check(tmp_path):
+def test_a_slip_that_is_made_again_costs_a_quarter_of_a_check():
     """In assignment 4, each kernel has it. What else is wrong costs as before."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    book = slipped("4", {" * scale_log2\n": "\n"})
-    found = graded_at_once(tmp_path, {"ada": book}, "", name="4")["ada"]
-    assert found.got["test_one_tile"] == 0 and found.got["test_loop"] >= 3 and found.got["test_full"] == 3.75
+    found = judged("4", slipped("4", {"k.T": "k"}))
+    assert found.got == {"test_one_tile": 0, "test_loop": 3, "test_full": 3.75}
     assert "full: 3.75 points back, because an earlier step" in " ".join(found.sentences)
 
 

@@ -28,6 +28,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
 
+from .cells import described
 from .probes import NotAllowed
 from .probes_cases import defined
 
@@ -79,6 +80,7 @@ class Meter:
     products: Counter = field(default_factory=Counter)
     past: Counter = field(default_factory=Counter)  # accesses of the memory after each tensor's end
     missed: Counter = field(default_factory=Counter)  # elements that were neither loaded nor stored
+    misfits: Counter = field(default_factory=Counter)  # what errors of products say, by their lines
     places: Counter = field(default_factory=Counter)  # multiplications by the lines of `file` that lead to them
 
 
@@ -183,7 +185,33 @@ def fence(x: torch.Tensor) -> torch.Tensor:
     return x.flatten().as_strided((x.numel() + FENCE,), (1,))[x.numel() :]
 
 
-def launch(
+def launch(text: str, name: str, *more) -> tuple[dict, dict, list[str]]:
+    """Run a kernel of a program, as `launched` does. If the operands of a product misfit, add what the error said.
+
+    The kernel then runs again with products that turn an operand themselves, so that the rest can be checked.
+    """
+    try:
+        return launched(text, name, *more)
+    except Exception as error:
+        said = described(error)[1:]
+        if "reduction dimensions" not in said[0]:
+            raise
+        with suppress(Exception):
+            came, counted, spilled = launched(text.replace("tl.dot(", "fitting(") + FITTING, name, *more)
+            return came, counted | dict(misfits=dict([said])), spilled
+        raise
+
+
+FITTING = """
+
+def fitting(input, other, *more, **named):
+    if input.shape[1] != other.shape[0]:
+        input, other = (input, other.T) if input.shape[1] == other.shape[1] else (input.T, other)
+    return tl.dot(input, other, *more, **named)
+"""
+
+
+def launched(
     text: str, name: str, programs: int, tensors: dict, outputs: dict, options: dict
 ) -> tuple[dict, dict, list[str]]:
     """Run a kernel of a program on the tensors, then the outputs, then the options, in fp32.

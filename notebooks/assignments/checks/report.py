@@ -14,12 +14,11 @@ from .probes import NotAllowed
 
 
 class Failed(Exception):
-    """One check did not hold."""
+    """One check did not hold. `known` has the hints of the slips that come to these values."""
 
-    def __init__(self, expected: str, came: str, where: str = "", hint: str = ""):
+    def __init__(self, expected: str, came: str, where: str = "", hint: str = "", known: tuple = ()):
         super().__init__(expected)
-        self.expected, self.came, self.where, self.hint = expected, came, where, hint
-        self.known: tuple = ()  # the hints of the slips that come to these values
+        self.expected, self.came, self.where, self.hint, self.known = expected, came, where, hint, known
 
 
 MISFIT = "Which of the two operands has to be transposed?"
@@ -153,9 +152,7 @@ def equal(name: str, got, want, tolerance: float = 1e-9, hint: str = "", place=N
         hint = known[0] if known else hint or (NAN if np.isnan(got[at]) else "")
         where = place(at) if place and at else f"row {at[0]}" if at else ""
         count = f"; {int(far.sum())} of {far.size} entries differ" if far.size > 1 else ""
-        failed = Failed(expected, came, where + count, hint)
-        failed.known = known
-        raise failed
+        raise Failed(expected, came, where + count, hint, known)
 
 
 def all_hold(*checks) -> None:

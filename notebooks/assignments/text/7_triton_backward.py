@@ -81,7 +81,7 @@ def tile(Q, K, V, dO, L, D, dQ, dK, dV, tau,
 
 # %% test="tile" points=4
 report = check.tile(tile, seed=0)
-report += check.tile(tile, [check.Case(16, 16, 64, 16, 16, size=2.0, seed=702, tau=0.1)], seed=0)
+report += check.tile(tile, [check.Case(32, 16, 64, 32, 16, size=2.0, seed=702, tau=0.1)], seed=0)
 
 # %% [markdown]
 # ## 3. Column blocks
