@@ -8,7 +8,7 @@ from fa2_lab.plots import style
 def data(way: str = "forward") -> dict:
     """Return {ring: (stages, number of consumers that must release a stage before it is filled again)} of a pass.
 
-    `way` is "forward" or "backward". The rings of the forward are those of sizes.SHORT. The ring of V needs no
+    `way` is "forward" or "backward". The rings of the forward are those of sizes.TWO_CONSUMERS. The ring of V needs no
     releases, because a release of K also shows that the corresponding stage of V is empty.
     """
     rings = {

@@ -4,7 +4,7 @@ from fa2_lab.kernels.hopper.forward import sizes
 from fa2_lab.machine import chips
 from fa2_lab.plots import style
 
-SETS = {"USUAL": 64, "SHORT": 64, "USUAL ": 128, "WIDE": 128}
+SETS = (("DEFAULT", 64), ("TWO_CONSUMERS", 64), ("DEFAULT", 128), ("THREE_CONSUMERS", 128))
 FILE = chips.H200.registers_per_sm
 PRODUCER = 24  # registers of its threads, in forward_kernel, if sequences are not packed
 
@@ -12,10 +12,10 @@ PRODUCER = 24  # registers of its threads, in forward_kernel, if sequences are n
 def data() -> dict:
     """Return the KiB of each tensor's buffers and the registers per thread of each consumer, for four sets of sizes."""
     shared, registers = {}, {}
-    for name, d in SETS.items():
-        found = getattr(sizes, name.strip())
+    for name, d in SETS:
+        found = getattr(sizes, name)
         size = found[d] if isinstance(found, dict) else found
-        label = f"{name.strip()}, d = {d}"
+        label = f"{name}, d = {d}"
         shared[label] = {tensor: nbytes / 1024 for tensor, nbytes in size.shared.items()}
         registers[label] = registers_of(size)
     limit = chips.H200.shared_per_block / 1024
@@ -54,7 +54,7 @@ def draw(
     for y, parts in enumerate(shared.values()):
         x = 0.0
         for tensor, size in parts.items():
-            words = tensor if style.narrow() and size < 0.15 * limit else f"{tensor} {size:.0f}"
+            words = tensor if style.narrow() and size < 0.25 * limit else f"{tensor} {size:.0f}"
             style.tensor_box(above, x, y + 0.1, size, 0.8, tensor, words, linewidth=0.9)
             x += size
         _second(above, x, y, limit)
@@ -69,7 +69,7 @@ def draw(
         (below, file, f"limit: {file:,}", "Registers (hatched: of the producer)"),
     ):
         ax.plot([most, most], [0, len(shared)], color=style.INK, linewidth=2.4)
-        left = (0.62 if style.narrow() else 0.24) * most
+        left = (0.98 if style.narrow() else 0.37) * most
         for y, name in enumerate(shared):
             style.note(ax, -0.015 * most, y + 0.5, name, ha="right")
         style.note(ax, most, -0.25, limits, ha="center")

@@ -52,7 +52,7 @@ def well_formed(producer: Iterator) -> Iterator[tuple]:
     for wait in producer:
         if not isinstance(wait, tuple):
             raise RuntimeError(
-                "you yielded a copy or a part of a wait. Write `yield K.room(n)` and `yield from K.copy(n)`"
+                "you yielded a copy or a part of a wait. Write `yield K.acquire(n)` and `yield from K.copy(n)`"
             )
         yield wait
 
@@ -64,7 +64,7 @@ def wiping(K: RingModel, V: RingModel, T: int, me: str) -> Iterator[tuple]:
     """
 
     def read(ring, n):
-        stage = yield from ring.take(n)
+        stage = yield from ring.wait(n)
         yield PAUSE
         if ring.tiles[stage] != n:
             over = f"tile {ring.latest[stage]}"
@@ -75,7 +75,7 @@ def wiping(K: RingModel, V: RingModel, T: int, me: str) -> Iterator[tuple]:
         if n > 0:
             yield from read(V, n - 1)
         else:
-            yield from V.take(0)
+            yield from V.wait(0)
         K.release(n)
     yield from read(V, T - 1)
 

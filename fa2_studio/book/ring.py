@@ -22,12 +22,12 @@ class RingModel:
         self.filled = [Barrier("filled", 1) for _ in range(stages)]
         self.emptied = [Barrier("emptied", consumers) for _ in range(stages)]
 
-    def fill(self, n: int) -> Iterator[tuple]:
+    def load(self, n: int) -> Iterator[tuple]:
         """Wait as the producer until the stage of tile n is empty, then copy the tile, whose content is n."""
-        yield self.room(n)
+        yield self.acquire(n)
         yield from self.copy(n)
 
-    def room(self, n: int) -> tuple:
+    def acquire(self, n: int) -> tuple:
         stage = n % self.stages
         return self.emptied[stage], (n // self.stages & 1) ^ 1, f"room for {self.name}'s tile {n}"
 
@@ -38,7 +38,7 @@ class RingModel:
         self.tiles[n % self.stages] = n
         self.filled[n % self.stages].arrive("copy engine")
 
-    def take(self, n: int) -> Iterator[tuple]:
+    def wait(self, n: int) -> Iterator[tuple]:
         """Wait as a consumer for tile n, and return its stage."""
         stage = n % self.stages
         yield self.filled[stage], n // self.stages & 1, f"{self.name}'s tile {n}"
@@ -67,5 +67,5 @@ def try_out(consumer: Callable, seed: int, stages: int = 2, consumers: int = 3, 
     """Run a producer of T tiles with some consumers, and return how it ended and the tiles that each consumer read."""
     ring, seen = RingModel(stages, consumers), [[] for _ in range(consumers)]
     actors = {f"consumer {c}": consumer(ring, T, c, seen) for c in range(consumers)}
-    actors["producer"] = (wait for n in range(T) for wait in ring.fill(n))
+    actors["producer"] = (wait for n in range(T) for wait in ring.load(n))
     return run(actors, seed), seen

@@ -356,7 +356,7 @@ with TemporaryDirectory() as folder:
 #
 # The next cell runs a model of the ring ([book/ring.py](../fa2_studio/book/ring.py)) with three consumers, two stages
 # and six tiles. Its actors are Python generators, and at every step, the model picks at random which of them runs next.
-# `take(n)` waits until tile n has arrived, and `release(n)` gives tile n's stage back. A consumer takes each tile, runs
+# `wait(n)` waits until tile n has arrived, and `release(n)` gives tile n's stage back. A consumer takes each tile, runs
 # a matmul for a while, records what it has read, and releases the tile. Two other versions of the consumer make one
 # mistake each. In `forgetful`, consumer 1 does not release tile 2. In `hasty`, every consumer releases a tile right
 # after starting the matmul that reads it.
@@ -364,7 +364,7 @@ with TemporaryDirectory() as folder:
 # %%
 def consumer(ring, T, c, seen, skip=None, early=False):  # skip: (tile, consumer)
     for n in range(T):
-        stage = yield from ring.take(n)
+        stage = yield from ring.wait(n)
         if early:
             ring.release(n)
         yield PAUSE  # the tensor cores read the tile all the while
@@ -420,11 +420,11 @@ print(f"right in {sum(end == right for end in ends)} of 500 orders")
 
 # %% tags=["nbval-ignore-output"]
 r16 = "ladder/r16_ring.py"
-read(r16, "fill", "take", "release")
-read(r16, "producer", begin="fill")
+read(r16, "load", "wait", "release")
+read(r16, "producer", begin="load")
 
 # %% [markdown]
-# The consumer runs the same loop as rung 15, except that it calls `take` instead of `mbarrier.wait`, calls `release`
+# The consumer runs the same loop as rung 15, except that it calls `wait` instead of `mbarrier.wait`, calls `release`
 # after each matmul, and starts no copies. The two roles are launched like this:
 
 # %% tags=["nbval-ignore-output"]
@@ -432,7 +432,7 @@ read(r16, "forward_kernel", begin="q, k, v = ring", end="gl.warp_specialize")
 
 # %% [markdown]
 # - `room(X, n)` allocates n buffers for tiles of X. `ring(…)` bundles such buffers with a *filled* and an *emptied*
-#   barrier for each of them. The parameter `ring` of `fill`, `take` and `release` is such a bundle. Q is a ring of one
+#   barrier for each of them. The parameter `ring` of `load`, `wait` and `release` is such a bundle. Q is a ring of one
 #   stage.
 # - `arrive(…, count=1)` is one arrival, made by one thread. It counts for the whole warpgroup, because the compiler
 #   makes all 128 threads wait for each other first.
@@ -504,7 +504,7 @@ def upper(ring, T, c, seen, waits):
     for n in range(T):
         needed = c > 0 or n > 2  # consumer 0 does not need tiles 0 to 2
         if needed or waits:
-            stage = yield from ring.take(n)
+            stage = yield from ring.wait(n)
         if needed:
             yield PAUSE
             seen[c].append(ring.tiles[stage])

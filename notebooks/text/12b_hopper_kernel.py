@@ -64,18 +64,18 @@ show("pipes_forward")
 
 # %% [markdown]
 # The picture shows a program with two consumers and with three stages each for K and V. A table below calls this set of
-# sizes `SHORT`. A solid arrow means that a copy fills a stage, which a consumer then takes. A dashed arrow means that a
-# consumer releases a stage and that the producer waits for this release. V has no dashed arrows at all, and part 2
-# explains why it does not need any.
+# sizes `TWO_CONSUMERS`. A solid arrow means that a copy fills a stage, for which a consumer waits. A dashed arrow
+# means that a consumer releases a stage and that the producer waits for this release. V has no dashed arrows at all,
+# and part 2 explains why it does not need any.
 #
-# CUTLASS, NVIDIA's library of kernels, uses different names for the same things. It calls the two barriers *full* and
-# *empty*, and its calls correspond to ours as follows:
+# CUTLASS, NVIDIA's library of kernels, calls such a ring a *pipeline*, and our class `TmaPipeline` has the methods of
+# its pipelines. CUTLASS calls the two barriers *full* and *empty*:
 #
 # | here | CUTLASS | who calls it |
 # | --- | --- | --- |
-# | `wait_for_room`, inside `fill` | `producer_acquire` | the producer, before a copy |
-# | `expect`, inside `fill` | the second half of `producer_acquire` | the producer; TMA then arrives on its own |
-# | `take` | `consumer_wait` | a consumer, before it reads a tile |
+# | `acquire`, inside `load` | `producer_acquire` | the producer, before a copy |
+# | `expect`, inside `load` | the second half of `producer_acquire` | the producer; TMA then arrives on its own |
+# | `wait` | `consumer_wait` | a consumer, before it reads a tile |
 # | `release` | `consumer_release` | a consumer, after it has read a tile |
 #
 # ThunderKittens, another library, names the roles *load*, *compute* and *store*. In our kernel, these roles are
@@ -108,7 +108,7 @@ show("pipes_forward")
 # side by side, but only on as many as fit into a certain part of L2 with their K and V.
 #
 # `sizes.choose` picks one of a few sets of sizes, by rules that were fitted to times measured on an H200. At d = 128,
-# for example, long rows use `WIDE`, which has the sizes of rung 23, and `USUAL`, the default, has those of rung 22. The
+# for example, long rows use `THREE_CONSUMERS`, which has the sizes of rung 23, and `DEFAULT` has those of rung 22. The
 # other sets are for calls that these sizes do not suit. You can open the whole list, but the rest of the chapter needs
 # only the names that it mentions:
 
@@ -116,11 +116,11 @@ show("pipes_forward")
 from fa2_lab.kernels.hopper.forward import sizes
 
 SETS = {
-    "USUAL": "if no other set fits better",
-    "ALONE": "if there are few row blocks, which then have 64 rows, so that more SMs are busy",
-    "HALF": "if rows are short, because under the causal mask the diagonal then cuts most tiles",
-    "SHORT": "if blocks of 192 rows fit badly",
-    "WIDE": "if rows are long, so that K and V are read once for 192 rows",
+    "DEFAULT": "if no other set fits better",
+    "ONE_CONSUMER": "if there are few row blocks, which then have 64 rows, so that more SMs are busy",
+    "HALF_B_C": "if rows are short, because under the causal mask the diagonal then cuts most tiles",
+    "TWO_CONSUMERS": "if blocks of 192 rows fit badly",
+    "THREE_CONSUMERS": "if rows are long, so that K and V are read once for 192 rows",
 }
 heads = "| d | set | when it is used | consumers | keys per tile | stages | ping-pong | O has its own buffer |"
 lines = [heads, "| --- " * 8 + "|"]
@@ -128,7 +128,7 @@ for d, (name, where) in product((64, 128), SETS.items()):
     found = getattr(sizes, name)
     one = found[d] if isinstance(found, dict) else found
     if one.d_pad == d:
-        words = ["yes" if x else "no" for x in (one.ping_pong, one.O_apart)]
+        words = ["yes" if x else "no" for x in (one.ping_pong, one.separate_O_buffer)]
         cells = d, f"`{name}`", where, one.consumers, one.B_c, one.stages, *words
         lines.append(f"| {' | '.join(map(str, cells))} |")
 display(Markdown("\n".join(["<details><summary>All sets of sizes</summary>", "", *lines, "", "</details>"])))
@@ -213,17 +213,17 @@ show("mailbox")
 
 # %% tags=["nbval-ignore-output"]
 KERNEL = "hopper/forward/kernel.py"
-read(KERNEL, "forward_kernel", begin="q = new_ring", end="pipes = ForwardPipes")
+read(KERNEL, "forward_kernel", begin="q = new_pipeline", end="smem = ForwardSharedStorage")
 
 # %% [markdown]
-# `new_ring(X, stages, consumers)` creates the ring from chapter 12a, with the buffers and barriers for tiles of X.
-# `HAS_EMPTY=False` means that V's ring has no *emptied* barriers, which the next section is about. `stacked` is the
-# shape of one buffer for O per consumer. `new_ping_pong` creates the barriers of part 4, and `new_mailbox` those of
-# rung 21's mailbox. `ForwardPipes` bundles everything in shared memory under one name. It is an *aggregate*, which is
-# what Gluon calls a class with typed fields.
+# `new_pipeline(X, stages, consumers)` creates the ring from chapter 12a, with the buffers and barriers for tiles of X.
+# `OWN_EMPTY_BARRIERS=False` means that V's ring has no *emptied* barriers, which the next section is about. `stacked`
+# is the shape of one buffer for O per consumer. `new_ping_pong` creates the barriers of part 4, and `new_mailbox` those
+# of rung 21's mailbox. `ForwardSharedStorage` bundles everything in shared memory under one name. It is an *aggregate*,
+# which is what Gluon calls a class with typed fields.
 #
-# Two things in the listing only matter for special calls. `NEXT_PACKED` is the message for packed sequences ([chapter
-# 16](16_masks.ipynb)). The comment on `key_lengths` is about calls in which each sequence of the batch has its own
+# Two things in the listing only matter for special calls. `PACKED_ROW_BLOCK_FIELDS` are the fields of the message for
+# packed sequences ([chapter 16](16_masks.ipynb)). The comment on `key_lengths` is about calls in which each sequence of the batch has its own
 # number of real keys, and the exercise at the end of this chapter returns to it. Later listings also mention
 # `cu_seqlens_q`, for packed sequences, and `left`, for windows.
 #
@@ -241,7 +241,7 @@ read(KERNEL, "forward_kernel", begin="q = new_ring", end="pipes = ForwardPipes")
 # %% tags=["hide-input"]
 size = sizes.choose(128, 4096, 4096, heads=64, SMs=132, causal=True, lengths=False)
 tile, C = 2 * size.d_pad, size.consumers  # bytes of a row
-Q, O = C * (1 + size.O_apart), C * size.O_apart  # tiles of 64 rows
+Q, O = C * (1 + size.separate_O_buffer), C * size.separate_O_buffer  # tiles of 64 rows
 parts = [("Q", f"{Q} × 64 rows", Q * 64 * tile, f"{Q} full, {Q} empty")]
 parts += [("K", f"{size.stages} × {size.B_c} keys", size.stages * size.B_c * tile, f"{size.stages} full, {size.stages} empty")]
 parts += [("V", f"{size.stages} × {size.B_c} keys", size.stages * size.B_c * tile, f"{size.stages} full")]
@@ -278,13 +278,13 @@ display(Markdown("\n".join(lines)))
 # The last row shows the rule. V's tile n − 1 overwrites V's tile n − 1 − stages. That tile was released together with
 # K's tile n − stages, and the copy of K's tile n, one line earlier, had to wait for the same release.
 #
-# We can try this out in the model from chapter 12a. `RingModel(2, 2)` has two stages and two consumers. `take` and
-# `release` work as in 12a, and the consumers only release K. The producer's `fill` of 12a is split in two:
+# We can try this out in the model from chapter 12a. `RingModel(2, 2)` has two stages and two consumers. `wait` and
+# `release` work as in 12a, and the consumers only release K. The producer's `load` of 12a is split in two:
 #
-# - `K.room(n)` waits until all consumers have released tile n − stages, so that tile n may be copied into its stage.
-#   For n < stages, the stage is empty from the start. `room` copies nothing, so n may also be a tile that is never
+# - `K.acquire(n)` waits until all consumers have released tile n − stages, so that tile n may be copied into its stage.
+#   For n < stages, the stage is empty from the start. `acquire` copies nothing, so n may also be a tile that is never
 #   copied.
-# - `K.copy(n)` copies tile n, without waiting for room.
+# - `K.copy(n)` copies tile n, without waiting for an empty stage.
 #
 # The table ends before the end of the row block, so the producer may still have to wait somewhere. `careful` lists the
 # tiles of V that it copies only after an extra wait. In this list, the tiles of each row block are counted from 0. A
@@ -295,11 +295,11 @@ display(Markdown("\n".join(lines)))
 def copies(K, V, T, blocks, careful):  # the producer, for `blocks` row blocks of T tiles each
     def copy_v(m):
         if m % T in careful:
-            yield K.room(m + 1)
+            yield K.acquire(m + 1)
         yield from V.copy(m)
 
     for n in range(T * blocks):
-        yield K.room(n)
+        yield K.acquire(n)
         yield from K.copy(n)
         if n % T > 0:
             yield from copy_v(n - 1)
@@ -309,12 +309,12 @@ def copies(K, V, T, blocks, careful):  # the producer, for `blocks` row blocks o
 
 def tiles_of(K, V, T, blocks, seen):  # a consumer
     def multiply(n):
-        yield from V.take(n)
+        yield from V.wait(n)
         yield PAUSE
         seen.append(V.tiles[n % V.stages])
 
     for n in range(T * blocks):
-        yield from K.take(n)
+        yield from K.wait(n)
         if n % T > 0:
             yield from multiply(n - 1)
         K.release(n)  # and V's tile n − 1
@@ -382,7 +382,7 @@ read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 #
 # `geometry` knows which keys each row sees. `tiles` returns the index just past the last tile that the block's rows
 # see, but at least 1, so that O is always written. `first_tile` returns the index of the first tile, which is 0 unless
-# there is a window. `wait_for_room(n)` is the wait that the question above was about. When the producer reaches that
+# there is a window. `acquire(n)` is the wait that the question above was about. When the producer reaches that
 # line, n has already grown by T_c, so n is now the number of the next row block's first tile. The producer therefore
 # waits for the stage of K that this next tile will use.
 
@@ -423,7 +423,7 @@ show("stages")
 # `first` from this consumer's rows:
 
 # %% tags=["nbval-ignore-output"]
-read(KERNEL, "consumer", begin="# Two intervals", end="q = pipes")
+read(KERNEL, "consumer", begin="# Two intervals", end="q = smem")
 
 # %% [markdown]
 # Then the consumer goes through the tiles:
@@ -441,9 +441,9 @@ read(KERNEL, "consumer", begin="for j in range(all_end - end)", end="n += all_en
 read(KERNEL, "drain_tile")
 
 # %% [markdown]
-# **Predict.** `drain_tile` neither uses V's tile nor releases it. Why does it still call `pipes.v.take(n)`?
+# **Predict.** `drain_tile` neither uses V's tile nor releases it. Why does it still call `smem.v.wait(n)`?
 #
-# - ☐ because `take` counts, so this consumer would otherwise fall one tile behind
+# - ☐ because `wait` counts, so this consumer would otherwise fall one tile behind
 # - ☐ because K would otherwise be released before V's copy is complete
 # - ☐ because a barrier remembers only one bit, so a consumer must not miss a phase
 #
@@ -452,19 +452,19 @@ read(KERNEL, "drain_tile")
 # **because a barrier remembers only one bit, so a consumer must not miss a phase.** Take a row block of four tiles and
 # two stages. The upper consumer's rows do not see tiles 0 and 1, so it drains them, while the lower consumer uses all
 # four. V's tiles 1 and 3 share a stage. Tile 1 ends the stage's phase 0, and tile 3 ends its phase 1. Suppose that the
-# copy of V's tile 1 is slow, and that the upper consumer drains tile 1 without taking it:
+# copy of V's tile 1 is slow, and that the upper consumer drains tile 1 without waiting for it:
 #
 # | the upper consumer | V's stage for tiles 1 and 3 | the barrier's answer |
 # | --- | --- | --- |
-# | drains tiles 0 and 1 without `v.take` | tile 1 is being copied | not asked |
+# | drains tiles 0 and 1 without `v.wait` | tile 1 is being copied | not asked |
 # | takes K's tiles 2 and 3, and V's tile 2 | tile 1 is still being copied | not asked |
 # | takes V's tile 3, so it waits for the end of phase 1 | tile 1 is still being copied | "phase 1 is over", as at the start, when no phase has ended yet |
 # | runs P V with this stage | neither tile 1 nor tile 3 is complete | |
 #
-# If the consumer had taken tile 1, it would have seen the end of phase 0, and after that, phase 1 counts as over only
+# If the consumer had waited for tile 1, it would have seen the end of phase 0, and after that, phase 1 counts as over only
 # when tile 3 has arrived.
 #
-# The first answer is wrong because `take` does not count tiles itself. The consumer passes it the tile's number, n. The
+# The first answer is wrong because `wait` does not count tiles itself. The consumer passes it the tile's number, n. The
 # second is wrong because this tile of V is freed only when K's *next* tile is released, and a consumer that needs V
 # does not release that tile of K until its matmul P V is done.
 # </details>
@@ -481,25 +481,25 @@ def skipping(T, takes, orders=500):  # the upper consumer does not see tiles 0 a
 
     def producer():
         for n in range(T):
-            yield K.room(n)
+            yield K.acquire(n)
             started[K][n].arrive("producer")
             if n > 0:
                 started[V][n - 1].arrive("producer")
-        yield K.room(T)
+        yield K.acquire(T)
         started[V][T - 1].arrive("producer")
 
     def use(n, seen):
-        stage = yield from V.take(n)
+        stage = yield from V.wait(n)
         seen.append(V.tiles[stage])
 
     def consumer(first, seen):
         for n in range(T):
-            yield from K.take(n)
+            yield from K.wait(n)
             if n > first:
                 yield from use(n - 1, seen)
             K.release(n)
             if n < first and takes:  # as in drain_tile
-                yield from V.take(n)
+                yield from V.wait(n)
         yield from use(T - 1, seen)
 
     failed = 0
@@ -524,7 +524,7 @@ for T in (4, 5):
 # In general, a consumer takes K's tile n + stages + 1 before V's tile n + stages, and this guarantees that V's tile n
 # has arrived. The exception is a tile n + stages that is the last one of its row block. K's tile n + stages + 1 then
 # belongs to the *next* row block, so the consumer takes it only after V's tile n + stages, which is too late. In this
-# case, the `take` in `drain_tile` is needed.
+# case, the `wait` in `drain_tile` is needed.
 
 # %% [markdown]
 # ## One tile
@@ -548,8 +548,8 @@ read(KERNEL, "step", begin="s = start_scores")
 #
 # | name | meaning |
 # | --- | --- |
-# | `start_scores(c, n, q, pipes)` | takes K's tile n, waits for the turn of consumer c, starts S, and returns it before it is ready |
-# | `sees.cuts(j)` | true if tile j contains a column that one of the 64 rows does not see; only then is the mask needed |
+# | `start_scores(c, n, q, smem)` | waits for K's tile n and for the turn of consumer c, starts S, and returns it before it is ready |
+# | `bounds.cuts(j)` | true if tile j contains a column that one of the 64 rows does not see; only then is the mask needed |
 # | `scale_log2` | $\tau \log_2 e$, which the host has computed |
 # | `as_operand(p, dtype, columns)` | gives p the layout of a left operand (chapter 12a) for a matmul whose result has this number of columns |
 # | `d_pad` | d, rounded up to the width of the tiles, which is 64, 128 or 256 |
@@ -569,7 +569,8 @@ for d, causal in product((64, 128), (False, True)):
         print(f"d = {d:3},", "causal, " if causal else "no mask,", "during P V:", counts)
 
 # %% [markdown]
-# Per tile, every thread of a consumer has 64 scores at d = 64, and 32 at d = 128, where `WIDE` has tiles of 64 keys. It
+# Per tile, every thread of a consumer has 64 scores at d = 64, and 32 at d = 128, where
+# `THREE_CONSUMERS` has tiles of 64 keys. It
 # computes as many exponentials as it has scores, and up to two more for α. The cell shows that hardly any of them run
 # during the consumer's own P V. With d = 64 under the mask, not even the maxima do.
 #
@@ -675,7 +676,7 @@ read("hopper/forward/softmax.py", "softmax_step", "largest")
 # The test, the vote and the jump look like this:
 
 # %% tags=["nbval-ignore-output"]
-raised = "\n".join(lines_of("hopper/forward/softmax.py", "RAISED"))
+raised = "\n".join(lines_of("hopper/forward/softmax.py", "PTX_UPDATE_ROW_MAX"))
 show_code(raised[raised.index("mov.f32") : raised.index("DONE;") + 5], "text")
 
 # %% [markdown]
@@ -711,7 +712,7 @@ show_code(raised[raised.index("mov.f32") : raised.index("DONE;") + 5], "text")
 read("hopper/forward/softmax.py", "mask")
 
 # %% [markdown]
-# If we write `seen` for `sees.end - first`, the first `where` tests `col - (col & 6) < seen - (col & 6)`. The left side
+# If we write `seen` for `bounds.end - first`, the first `where` tests `col - (col & 6) < seen - (col & 6)`. The left side
 # is a constant that the compiler knows, so a lane no longer has to keep its 32 column indices. The right side is
 # computed only once per row.
 #
@@ -734,7 +735,7 @@ read("hopper/forward/softmax.py", "mask")
 # %% tags=["hide-input"]
 def leaves_one_out(ring, T, c, seen):
     for n in range(T):
-        yield from ring.take(n)
+        yield from ring.wait(n)
         if (n, c) != (2, 1):
             ring.release(n)
 
@@ -797,7 +798,7 @@ read(KERNEL, "store", begin="LANES")
 #
 # The last seven lines store L, with one value per row. Like m, `L_i` has the shape (64, 4), because all four lanes of a
 # row compute it. `writes` is therefore true only for the first of the four lanes, and only for rows that exist.
-# `first_of` returns the index at which this head's rows begin in L, and `gl.broadcast` expands the addresses and the
+# `first_L_index` returns the index at which this head's rows begin in L, and `gl.broadcast` expands the addresses and the
 # mask to shape (64, 4).
 #
 # There is another fence in `zero_oob_rows` ([pipeline.py](../fa2_lab/kernels/hopper/shared/pipeline.py)). With key
@@ -927,9 +928,9 @@ for (d, causal), ratio in over.items():
 # some rows of V's tile to zero. From the next tile on, it behaves like `tiles_of`. With only one stage, the kernel's
 # producer would then hang, since it copies V₀ after K₁, and K₁ has to wait until K₀ is released. For the model, write a
 # producer for one row block that gets by with a single stage. The check tries 1, 2 and 3 stages. As above, `yield
-# K.room(n)` waits until all consumers have released K's tile n − stages. It copies nothing, so n = T is allowed,
+# K.acquire(n)` waits until all consumers have released K's tile n − stages. It copies nothing, so n = T is allowed,
 # although there is no tile T. `yield from K.copy(n)` and `yield from V.copy(n)` copy a tile. Since V is never released,
-# `V.room` would wait forever.
+# `V.acquire` would wait forever.
 
 # %%
 def my_copies(K, V, T):  # T tiles
@@ -945,10 +946,10 @@ judge_copies(my_copies)
 # ```python
 # def my_copies(K, V, T):
 #     for n in range(T):
-#         yield K.room(n)
+#         yield K.acquire(n)
 #         yield from K.copy(n)
 #         if n > 0:
-#             yield K.room(n + 1)
+#             yield K.acquire(n + 1)
 #         yield from V.copy(n)
 # ```
 # K does not run ahead in this solution, so the copy of V₀ does not have to wait for the copy of K₁. With one stage, V's

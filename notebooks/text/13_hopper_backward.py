@@ -302,7 +302,7 @@ show("pipes_backward")
 #
 # ## Three copies, one barrier
 #
-# `Rows` is a ring with two stages. Three copies fill a stage: one brings Q, one brings dO, and one brings `acc_init`,
+# `RowBlockPipeline` is a ring with two stages. Three copies fill a stage: one brings Q, one brings dO, and one brings `acc_init`,
 # the initial values of the accumulators, which are a row of $-L/\tau$ and a row of $-D$. All three share one barrier,
 # so the producer announces the bytes of all three with a single arrival. The method `load_acc_init` reads $-L/\tau$ or
 # $-D$. In Sᵀ, the queries are columns, and each thread reads the values for its own queries. The line with
@@ -310,7 +310,7 @@ show("pipes_backward")
 # `index(which)` picks one:
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/backward/rows.py", "Rows.load_acc_init")
+read("hopper/backward/rows.py", "RowBlockPipeline.load_acc_init")
 
 # %% [markdown]
 # The producer is a single warp, which announces column blocks and starts copies. For each query head of the group, it
@@ -325,11 +325,11 @@ read("hopper/backward/rows.py", "Rows.load_acc_init")
 # | --- | --- |
 # | `r`, `n` | the number of the column block, and of the row block, counted over all work of this program, as in chapter 12b |
 # | `steps` | the number of row blocks that see this column block |
-# | `seen` | from the function `interval`: the first row that sees each key, and `CUT`, which is true if there is any mask at all |
+# | `bounds` | from the function `seeing_rows`: the first row that sees each key, and `CUT`, which is true if there is any mask at all |
 # | `load_kv` | waits for K and V, and returns V |
 # | `v_regs` | from `load_v`: at d = 128 without a mask, half of V in registers, 16 per thread, and otherwise V as it is |
 # | `COLS` | 64, the number of keys per consumer |
-# | `accumulator(d)` | the layout in which the tensor cores leave a result with d columns (chapter 12a) |
+# | `acc_layout(d)` | the layout in which the tensor cores leave a result with d columns (chapter 12a) |
 # | `dq_accum` | the descriptor of the fp32 dQ buffer |
 # | `dq_semaphore` | the *turns* of part 5; without turns, its `wait_for_room` does nothing, so skip these two lines |
 #
@@ -337,8 +337,8 @@ read("hopper/backward/rows.py", "Rows.load_acc_init")
 # because with Triton 3.9, it does not make the kernel faster.
 
 # %% tags=["nbval-ignore-output"]
-KERNEL, LATE = "hopper/backward/kernel.py", "pipes.sizes.dk_late"
-read(KERNEL, "consumer", begin="seen = interval", end="finish(c", off=LATE)
+KERNEL, LATE = "hopper/backward/kernel.py", "smem.sizes.dk_late"
+read(KERNEL, "consumer", begin="bounds = seeing_rows", end="finish(c", off=LATE)
 
 # %% [markdown]
 # The first step, the *prologue*, comes before the loop. The argument `ds=None` means that there was no previous row
@@ -361,7 +361,7 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 # %% [markdown]
 # | line | what runs meanwhile | what it waits for |
 # | --- | --- | --- |
-# | `rows.wait` | – | the producer, for Q, dO and the initial values |
+# | `row_blocks.wait` | – | the producer, for Q, dO and the initial values |
 # | `start_dq`, which begins with a wait at `ds_filled` | S | the other consumer, for its dS from the previous step |
 # | first `wait(1)` | dQ | S |
 # | `exp2`, where `scale_log2` is $\tau \log_2 e$ | dQ in the source; for the machine code see below | – |
@@ -418,7 +418,7 @@ read(KERNEL, "exchange")
 # %% [markdown]
 # - `ds` is used twice. `exchange` writes it to shared memory for both consumers, and `as_operand` turns it into the
 #   left operand of matmul 4 without moving it out of its registers.
-# - `rows.release(n)` announces that Q and dO have been read. The matmul for dQ is still to come, but it only reads dS
+# - `row_blocks.release(n)` announces that Q and dO have been read. The matmul for dQ is still to come, but it only reads dS
 #   and K.
 #
 # **Predict.** The last wait has `deps=[dv, p_half, dk, ds]`. `p_half` is P in 16 bits, and no later line uses it. Why
@@ -611,7 +611,7 @@ read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
 # | `async_atomic_add` | starts the addition |
 # | `store_wait(0)` | waits until TMA has *read* the part |
 # | `arrive(handed.index(2 * c + 1), …)` | tells the consumer, at its second barrier, that it may overwrite the part; the consumer waits for this one step later, in `wait_for_room` |
-# | `IN_MEMORY`, in `pass_on` | a line of PTX that waits longer, until the sum has *arrived* in memory |
+# | `PTX_WAIT_BULK_GROUP`, in `pass_on` | a line of PTX that waits longer, until the sum has *arrived* in memory |
 # | `atomic_add(counters + sem_index, 1, …)` | passes the turn on |
 #
 # The two calls of `all_threads()` are needed because one of the warp's threads starts the addition and waits for it,

@@ -206,7 +206,7 @@ def few() -> list[tuple]:
 
     Each has the mask and the length that earlier jobs have least.
     """
-    from fa2_lab.kernels.hopper.forward.sizes import USUAL, WIDE
+    from fa2_lab.kernels.hopper.forward.sizes import DEFAULT, THREE_CONSUMERS
 
     jobs, met = [], Counter()
     for d in (64, 128, 256):
@@ -215,9 +215,9 @@ def few() -> list[tuple]:
             mask, N = min(product(masks, (512, 511)), key=met.__getitem__)
             met[mask, N] += 1
             jobs.append((d, N, sizes, *mask))
-    jobs.append((128, 512, WIDE, True, False))  # above, these sizes occur only without the mask
-    long_rows = replace(USUAL[64], low_reg_schedule=tables.USE_LOW_REG)
-    packed = ((64, USUAL[64], False), (64, long_rows, True), (128, WIDE, True))
+    jobs.append((128, 512, THREE_CONSUMERS, True, False))  # above, these sizes occur only without the mask
+    long_rows = replace(DEFAULT[64], low_reg_schedule=tables.USE_LOW_REG)
+    packed = ((64, DEFAULT[64], False), (64, long_rows, True), (128, THREE_CONSUMERS, True))
     return jobs + windowed(WINDOWS[:2]) + [(d, 511, sizes, causal, False, PACKED) for d, sizes, causal in packed]
 
 

@@ -82,7 +82,7 @@ def by_python(monkeypatch) -> None:
         stand_ins |= dict(
             NO_ROW=2**30,
             LN2=np.log(2),
-            accumulator=lambda columns: None,
+            acc_layout=lambda columns: None,
             zero_oob_rows=zero_oob_rows,
             matrix=lambda x: x,
         )
@@ -119,8 +119,8 @@ class CopyEngine:
         assert self.waited
         stage.append(X.fetch(at))
 
-    def async_atomic_add(self, accum, at, smem):
-        add_tile(smem.parts.pop(0), accum, at[0], smem)
+    def async_atomic_add(self, accum, at, buffer):
+        add_tile(buffer.parts.pop(0), accum, at[0], buffer)
         self.reading = True
 
 
@@ -156,9 +156,9 @@ STAND_INS = {
         softmax_step=softmax_step,
         rescale_o=lambda o, alpha: o * alpha[:, :1],
         rounded=lambda p, dtype: p,
-        SeenColumns=maker(softmax.SeenColumns, "end", "full_end", "begin", "full"),
+        ColumnBounds=maker(softmax.ColumnBounds, "end", "full_end", "begin", "full"),
     ),
-    rows: dict(SeeingRows=maker(rows.SeeingRows, "begin", "full", "end", "CUT")),
+    rows: dict(RowBounds=maker(rows.RowBounds, "begin", "full", "end", "CUT")),
 }
 
 
@@ -184,14 +184,14 @@ class Ring(Released):
         self.filled = []
         self.tiles = SimpleNamespace(dtype=None, index=lambda n: self.filled[n])
 
-    def fill(self, n, X, batch, head, row, N):
+    def load(self, n, X, batch, head, row, N):
         assert n == len(self.filled)
         self.filled.append(X.fetch(descriptors.tile_at(X, batch, head, row, N)))
 
-    def wait_for_room(self, n):
+    def acquire(self, n):
         pass
 
-    def take(self, n):
+    def wait(self, n):
         return self.filled[n]
 
 
@@ -244,11 +244,11 @@ class Handed:
         assert n == len(self.parts)
         self.room = True
 
-    def hand_over(self, c, dq, smem):
+    def hand_over(self, c, dq, buffer):
         assert self.room
         self.room = False
-        plain(in_order.Semaphore)["hand_over"](SimpleNamespace(handed=Held()), c, dq, smem)
-        self.parts.append(smem.held)
+        plain(in_order.Semaphore)["hand_over"](SimpleNamespace(handed=Held()), c, dq, buffer)
+        self.parts.append(buffer.held)
 
     def wait(self, number, turn):
         assert self.room and self.added[number] == turn
@@ -258,16 +258,16 @@ class Handed:
         assert self.owed.pop() == number and not COPY_ENGINE.reading
         self.added[number] += 1
 
-    def written(self, c, sums, pipes):
+    def written(self, c, sums, smem):
         """Run the writer, which adds each part at its turn and passes the turn on, and assert that none is left."""
         semaphore = made(in_order.Semaphore, dict(handed=Held(), USED=True))
         semaphore.wait, semaphore.pass_on = self.wait, self.pass_on
         backward.writer(
             c,
             sums,
-            SimpleNamespace(**vars(pipes) | dict(dq_semaphore=semaphore, dq=SimpleNamespace(index=lambda c: self))),
+            SimpleNamespace(**vars(smem) | dict(dq_semaphore=semaphore, dq=SimpleNamespace(index=lambda c: self))),
         )
-        pipes.mailbox.was_read()
+        smem.mailbox.was_read()
         assert self.room and not self.owed and not self.parts
 
 
@@ -318,20 +318,20 @@ def run_forward(Q, K, V, window, lengths=None, B_c=64, consumers=2, starts=None)
     place = described(Q.shape, K.shape, lengths, window, 64 * consumers, B_c, starts)
     O, L = np.full(Q.shape, np.nan), np.full(Q.shape[1::-1] if starts else Q.shape[:3], np.nan)
     d, heads = Q.shape[-1], L.size // place.N_q
-    sizes = SimpleNamespace(consumers=consumers, O_apart=consumers < 3, low_reg_schedule=True, d_pad=d)
-    pipes = SimpleNamespace(q=Ring(), k=Ring(), v=Ring(), sizes=sizes)
-    pipes.mailbox = Mailbox((forward.NEXT_PACKED if starts else forward.NEXT).value)
-    pipes.ping_pong = SimpleNamespace(wait=lambda c, n: turns.append(n), pass_on=lambda c: None)
-    pipes.o, turns, blocks = SimpleNamespace(index=lambda c: Held()), [], blocks_of(place.N_q, place, place.B_r)
+    sizes = SimpleNamespace(consumers=consumers, separate_O_buffer=consumers < 3, low_reg_schedule=True, d_pad=d)
+    smem = SimpleNamespace(q=Ring(), k=Ring(), v=Ring(), sizes=sizes)
+    smem.mailbox = Mailbox((forward.PACKED_ROW_BLOCK_FIELDS if starts else forward.ROW_BLOCK_FIELDS).value)
+    smem.ping_pong = SimpleNamespace(wait=lambda c, n: turns.append(n), pass_on=lambda c: None)
+    smem.o, turns, blocks = SimpleNamespace(index=lambda c: Held()), [], blocks_of(place.N_q, place, place.B_r)
     Q, K, V, O_told = (Described(X, rows, d) for X, rows in ((Q, 64), (K, B_c), (V, B_c), (O, 64)))
-    forward.producer(Q, K, V, pipes, scheduler(blocks, heads, 1), place)
+    forward.producer(Q, K, V, smem, scheduler(blocks, heads, 1), place)
     for c in range(consumers):
-        pipes.k.next, pipes.q.next, pipes.q.step = 0, c, consumers
+        smem.k.next, smem.q.next, smem.q.step = 0, c, consumers
         turns.clear()
-        forward.consumer(c, O_told, Pointer(L.reshape(-1)), pipes, place, d**-0.5 / np.log(2))
-        assert turns == list(range(len(pipes.k.filled))) and pipes.k.next == len(turns) == len(pipes.v.filled)
-        assert pipes.q.next == len(pipes.q.filled) + c and not COPY_ENGINE.reading
-        pipes.mailbox.was_read()
+        forward.consumer(c, O_told, Pointer(L.reshape(-1)), smem, place, d**-0.5 / np.log(2))
+        assert turns == list(range(len(smem.k.filled))) and smem.k.next == len(turns) == len(smem.v.filled)
+        assert smem.q.next == len(smem.q.filled) + c and not COPY_ENGINE.reading
+        smem.mailbox.was_read()
     return O, L
 
 
@@ -343,15 +343,15 @@ def in_turn(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, l2_group=1
     T_r, T_c = blocks_of(N_q, place, B_r), blocks_of(N_k, place, 128)
     Q = SimpleNamespace(shape=(0, N_q, 2 * group) if starts else Q, block_shape=[1] * (5 if starts else 4))
     for number in range(T_c * batch * 2 * parts):
-        added, nothing = [], SimpleNamespace(fill=lambda *_: None)
+        added, nothing = [], SimpleNamespace(load=lambda *_: None)
         mailbox = Mailbox(rows.ORDERED_COLUMN_BLOCK_FIELDS.value)
         semaphore, sizes = SimpleNamespace(USED=True), SimpleNamespace(last_first=False)
-        pipes = SimpleNamespace(mailbox=mailbox, k=nothing, v=nothing, dq_semaphore=semaphore, sizes=sizes)
-        pipes.rows = SimpleNamespace(fill=lambda *shown, added=added: added.append(shown[-2:]))
+        smem = SimpleNamespace(mailbox=mailbox, k=nothing, v=nothing, dq_semaphore=semaphore, sizes=sizes)
+        smem.row_blocks = SimpleNamespace(load=lambda *shown, added=added: added.append(shown[-2:]))
         blocks = scheduler(T_c, batch * 2 * parts, l2_group * parts, only=number)
-        backward.producer(Q, None, None, None, None, pipes, blocks, place, T_r, parts)
+        backward.producer(Q, None, None, None, None, smem, blocks, place, T_r, parts)
         if parts > 1 and added:
-            added.append((mailbox.read(0, "sem_index"), mailbox.read(0, "turn")))
+            added.append((mailbox.read(0, "sem_index"), mailbox.read(0, "dkv_turn")))
         yield added
 
 
@@ -385,53 +385,55 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
     K, V, dK_told, dV_told = (Described(X, n, sizes.d_pad) for X, n in ((K, 128), (V, 128), (dK, 64), (dV, 64)))
 
     mailbox = Mailbox(rows.ORDERED_COLUMN_BLOCK_FIELDS.value)
-    pipes = SimpleNamespace(k=Ring(), v=Ring(), sizes=sizes, mailbox=mailbox, ds_filled=None)
-    pipes.dq, pipes.shown = Held(), {}
+    smem = SimpleNamespace(k=Ring(), v=Ring(), sizes=sizes, mailbox=mailbox, ds_filled=None)
+    smem.dq, smem.shown = Held(), {}
     stages = {name: Stages() for name in ("q", "do", "acc_init", "filled", "emptied")}
-    pipes.rows = made(rows.Rows, dict(stages, fields=Shown(rows.ORDERED_ROW_BLOCK_FIELDS.value, pipes.k), B_r=B_r))
-    pipes.rows.tiles = lambda n: (stages["q"].kept[n][0], stages["do"].kept[n][0])
-    pipes.rows.load_acc_init = lambda n, which: stages["acc_init"].kept[n][0][None, which]
-    pipes.rows.wait = lambda n: None
+    smem.row_blocks = made(
+        rows.RowBlockPipeline, dict(stages, fields=Shown(rows.ORDERED_ROW_BLOCK_FIELDS.value, smem.k), B_r=B_r)
+    )
+    smem.row_blocks.tiles = lambda n: (stages["q"].kept[n][0], stages["do"].kept[n][0])
+    smem.row_blocks.load_acc_init = lambda n, which: stages["acc_init"].kept[n][0][None, which]
+    smem.row_blocks.wait = lambda n: None
     if parts > 1:
         dK_told, dV_told = (SimpleNamespace(dtype=None, numbers=x) for x in all_sums[1:])
     blocks = scheduler(T_c, heads * parts, parts)
-    pipes.dq_semaphore = at_any_time = SimpleNamespace(USED=turns, wait_for_room=lambda c, n: None)
+    smem.dq_semaphore = at_any_time = SimpleNamespace(USED=turns, wait_for_room=lambda c, n: None)
     starting = SimpleNamespace(block_type=Described.block_type, fetch=lambda at, x=starting: x[at[0]])
     COPY_ENGINE.waited = False
-    backward.producer(Q, K, V, dO, starting, pipes, blocks, place, T_r, Whole(parts))
-    for pipes.shown_all in (False, True):
+    backward.producer(Q, K, V, dO, starting, smem, blocks, place, T_r, Whole(parts))
+    for smem.shown_all in (False, True):
         for x in (dK, dV):
             x.fill(np.nan)
         for x in all_sums:
             x.fill(0)
         for c in range(2):
-            pipes.k.next = pipes.v.next = 0
+            smem.k.next = smem.v.next = 0
             row_blocks = Released()
-            pipes.rows.release = row_blocks.release
+            smem.row_blocks.release = row_blocks.release
             dq_accum = SimpleNamespace(numbers=all_sums[0])
-            pipes.dq_semaphore = Handed(2 * sizes.W) if turns else at_any_time
-            backward.consumer(c, dK_told, dV_told, dq_accum, pipes, place, d**-0.5 / np.log(2))
-            assert not COPY_ENGINE.reading and row_blocks.next == len(pipes.rows.fields.sent)
-            assert pipes.k.next == len(pipes.k.filled) == pipes.v.next
-            pipes.mailbox.was_read()
+            smem.dq_semaphore = Handed(2 * sizes.W) if turns else at_any_time
+            backward.consumer(c, dK_told, dV_told, dq_accum, smem, place, d**-0.5 / np.log(2))
+            assert not COPY_ENGINE.reading and row_blocks.next == len(smem.row_blocks.fields.sent)
+            assert smem.k.next == len(smem.k.filled) == smem.v.next
+            smem.mailbox.was_read()
             if turns:
-                pipes.dq_semaphore.written(c, dq_accum, pipes)
+                smem.dq_semaphore.written(c, dq_accum, smem)
     return dK, dV, all_sums
 
 
-def start_dq(c, n, pipes):
+def start_dq(c, n, smem):
     """Start the matmul for dQ with the dS of both consumers, or return 0 while they only show their dS."""
-    if not pipes.shown_all:
+    if not smem.shown_all:
         return 0
-    pipes.ds = SimpleNamespace(index=lambda _: np.concatenate([pipes.shown[n, 0], pipes.shown[n, 1]]).view(Tile))
-    return products.start_dq(c, n, pipes)
+    smem.ds = SimpleNamespace(index=lambda _: np.concatenate([smem.shown[n, 0], smem.shown[n, 1]]).view(Tile))
+    return products.start_dq(c, n, smem)
 
 
-def exchange(c, n, ds, pipes):
-    pipes.shown[n, c] = ds
+def exchange(c, n, ds, smem):
+    smem.shown[n, c] = ds
 
 
-def add_tile(x, described, at, smem):
+def add_tile(x, described, at, buffer):
     """Add a tile to a sum as the copy engine does, beginning at line `at`, where a line has 32 numbers."""
     if np.ndim(x):
         held = accumulators.to_fragment_order.fn(torch.from_numpy(np.array(x))).numpy().reshape(-1)

@@ -173,44 +173,44 @@ def test_no_few_heads_are_left_over(heads, least, l2_group):
 
 def test_sizes_fit():
     """Registers and shared memory as the chip has them, counted from the sizes."""
-    assert set(sizes.CAUSAL) == {*sizes.USUAL, 192}
-    assert set(sizes.FULL) == set(sizes.USUAL) == set(map(sizes.d_padded, sizes.DIMENSIONS))
+    assert set(sizes.CAUSAL) == {*sizes.DEFAULT, 192}
+    assert set(sizes.UNMASKED_TIMES) == set(sizes.DEFAULT) == set(map(sizes.d_padded, sizes.DIMENSIONS))
     assert all(
         size.low_reg_schedule is USE_LOW_REG
         for size, causal, _ in kinds(64)
         if causal and size.ping_pong and size.stages == 4
     )
-    for size in {size for d in sizes.USUAL for size, *_ in kinds(d)}:
+    for size in {size for d in sizes.DEFAULT for size, *_ in kinds(d)}:
         assert 128 * (size.registers * size.consumers + 32) <= 65536
         assert sum(size.shared.values()) < 227 * 1024 - 1024
 
 
 def test_the_bytes_of_the_buffers_are_the_kernels():
-    """What new_ring and allocate_shared_memory are given, for every set of sizes."""
-    for size in {size for d in sizes.USUAL for size, *_ in kinds(d)}:
+    """What new_pipeline and allocate_shared_memory are given, for every set of sizes."""
+    for size in {size for d in sizes.DEFAULT for size, *_ in kinds(d)}:
         known = dict(CONSUMERS=size.consumers, SIZES=size)
         found = {
             ring: stages * (64 if ring == "Q" else size.B_c) for ring, (stages, _) in rings_of(forward, known).items()
         }
-        found |= dict(O=64 * size.consumers) if size.O_apart else {}
+        found |= dict(O=64 * size.consumers) if size.separate_O_buffer else {}
         assert size.shared == {tensor: 2 * rows * size.d_pad for tensor, rows in found.items()}
 
 
 def rings_of(kernel, known):
-    """Return {ring: (stages, number of releases that empty a stage)} for a kernel's calls of new_ring."""
+    """Return {ring: (stages, number of releases that empty a stage)} for a kernel's calls of new_pipeline."""
     calls = [node for node in ast.walk(ast.parse(Path(kernel.__file__).read_text())) if isinstance(node, ast.Call)]
     found = {}
     for call in calls:
-        if ast.unparse(call.func) == "new_ring":
+        if ast.unparse(call.func) == "new_pipeline":
             ring, stages, releases = (ast.unparse(x) for x in call.args)
-            found[ring] = eval(stages, known), 0 if call.keywords else eval(releases, known)  # HAS_EMPTY=False
+            found[ring] = eval(stages, known), 0 if call.keywords else eval(releases, known)
     return found
 
 
 @pytest.mark.parametrize("way, kernel, rings", [("forward", forward, "QKV"), ("backward", backward, "KV")])
 def test_the_picture_of_pipes_has_the_kernels_rings(way, kernel, rings):
-    """Stages, and how many releases empty one: what new_ring is given in the set that the picture names."""
-    found = rings_of(kernel, dict(CONSUMERS=2, SIZES=sizes.SHORT))
+    """Stages, and how many releases empty one: what new_pipeline is given in the set that the picture names."""
+    found = rings_of(kernel, dict(CONSUMERS=2, SIZES=sizes.TWO_CONSUMERS))
     shown = pipes.data(way)["rings"]
     assert found == {ring: shown[ring] for ring in rings}
     assert {shown[ring] for ring in shown.keys() - found.keys()} == {(2, 2)}  # mailbox and rows: by n & 1, by consumers

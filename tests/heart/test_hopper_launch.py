@@ -86,7 +86,7 @@ def test_the_forward_s_launch(shape, causal, lengths, sequences, monkeypatch):
 def test_the_forward_s_windows_have_sizes_of_their_own(options, monkeypatch):
     Q, K = tensors(1, 2, 1, 500, 600, 64)
     args = forward.prepare_launch(Tensors(Q, K, K), options).arguments
-    assert args["SIZES"] == forward_sizes.HALF[64] and args["CAUSAL"] is options.causal
+    assert args["SIZES"] == forward_sizes.HALF_B_C[64] and args["CAUSAL"] is options.causal
     assert (args["left"], args["right"]) == (options.left, options.right)
     for d, taken in ((32, True), (128, True), (192, False)):
         wide = tensors(1, 2, 1, 500, 600, d)

@@ -48,7 +48,7 @@ class Ring:
         return once and all(self.released[n - stages] == self.consumers for n in range(stages, len(self.filled)))
 
 
-def fill(ring, n, X, head, row):
+def load(ring, n, X, head, row):
     assert n == len(ring.filled)
     tile = ring.tiles.index(n)
     tile[:] = 0
@@ -108,8 +108,8 @@ def by_python(module, monkeypatch, rings, program, programs):
     language |= dict(allocate_shared_memory=lambda dtype, shape, layout: Room(shape))
     language |= dict(warp_specialize=lambda parts, *_: [part(*given) for part, given in reversed(parts)])
     stand_ins = plain(module) | dict(gl=SimpleNamespace(**language), LN2=math.log(2), NEG_INF=-np.inf, LOWEST=-1e30)
-    stand_ins |= dict(LAG=8.0, room=lambda X, stages: Room((stages, 1, *X.block_shape[1:])), ring=ring, fill=fill)
-    stand_ins |= dict(take=lambda ring, n: ring.filled[n], release=release, send=send, receive=receive)
+    stand_ins |= dict(LAG=8.0, room=lambda X, stages: Room((stages, 1, *X.block_shape[1:])), ring=ring, load=load)
+    stand_ins |= dict(wait=lambda ring, n: ring.filled[n], release=release, send=send, receive=receive)
     stand_ins |= dict(scores=lambda q, k: (q @ k.T).view(Tile), rounded=lambda p, *_: p)
     stand_ins |= dict(update_row_max=update_row_max, rescale_o=lambda o, alpha: o * alpha[:, :1])
     stand_ins |= dict(tma=SimpleNamespace(async_store=async_store, store_wait=lambda n: None))

@@ -64,18 +64,18 @@ def short(block, ds_filled, T):
 def ahead(K, V, T):
     """Run a producer that copies K ahead of V, as the kernel does."""
     for n in range(T):
-        yield K.room(n)
+        yield K.acquire(n)
         yield from K.copy(n)
         if n > 0:
             yield from V.copy(n - 1)
-    yield K.room(T)
+    yield K.acquire(T)
     yield from V.copy(T - 1)
 
 
 def eager(K, V, T):
     """Run a producer that copies V together with K, over a tile of V that may not have been read."""
     for n in range(T):
-        yield K.room(n)
+        yield K.acquire(n)
         yield from K.copy(n)
         yield from V.copy(n)
 
@@ -83,16 +83,16 @@ def eager(K, V, T):
 def fewer(K, V, T):
     """Run a producer that forgets the last tile."""
     for n in range(T - 1):
-        yield K.room(n)
+        yield K.acquire(n)
         yield from K.copy(n)
         if n > 0:
-            yield K.room(n + 1)
+            yield K.acquire(n + 1)
         yield from V.copy(n)
 
 
 def yielding(K, V, T):
     """Run a producer that yields a copy instead of a wait."""
-    yield K.room(0)
+    yield K.acquire(0)
     yield K.copy(0)
 
 

@@ -82,7 +82,7 @@ WRONG = {  # chapter, and a letter from its second build on: (a part of the solu
     "09": ("tl.maximum(j + N_q - N_k, 0)", "(j + N_q - N_k)", "tl.maximum(j + N_k - N_q, 0)"),
     "10": ("ends[n - stages] if n >= stages else 0", "0", "ends[n - 1] if n else 0", "(n // stages) * work"),
     "11": ("-(-registers // 8) * 8", "registers", "registers // 8 * 8"),
-    "12b": ("yield K.room(n + 1)", "pass"),
+    "12b": ("yield K.acquire(n + 1)", "pass"),
     "13": ("yield added.done()", "pass"),
     "14": ("(top if np.isfinite(top) else 0)", "top", "0"),
     "15": (

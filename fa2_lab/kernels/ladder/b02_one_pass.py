@@ -56,7 +56,7 @@ def ring(X, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
 
 
 @gluon.jit
-def fill(ring, n, X, head, row):
+def load(ring, n, X, head, row):
     """Producer: wait until the n-th tile's stage is empty, then start copying the tile of X at (head, row) into it."""
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.emptied.index(n % STAGES), (n // STAGES & 1) ^ 1)
@@ -65,7 +65,7 @@ def fill(ring, n, X, head, row):
 
 
 @gluon.jit
-def take(ring, n):
+def wait(ring, n):
     """Consumer: wait until the n-th tile has arrived, and return it as (rows, d) in shared memory."""
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.filled.index(n % STAGES), n // STAGES & 1)
@@ -129,13 +129,13 @@ def producer(Q, K, V, dO, starts, rings, here):
     B_r: gl.constexpr = Q.block_shape[1]
     q, k, v, do, started = rings
     head, j, first, T_r = here
-    fill(k, 0, K, head, j)  # FA2.A2.L6
+    load(k, 0, K, head, j)  # FA2.A2.L6
     for c in gl.static_range(2):
-        fill(v, c, V, head, j + 64 * c)  # FA2.A2.L6
+        load(v, c, V, head, j + 64 * c)  # FA2.A2.L6
     for i in range(first, T_r):  # FA2.A2.L8
-        fill(q, i - first, Q, head, i * B_r)  # FA2.A2.L9
-        fill(started, i - first, starts, head, i)  # FA2.A2.L9
-        fill(do, i - first, dO, head, i * B_r)  # FA2.A2.L9
+        load(q, i - first, Q, head, i * B_r)  # FA2.A2.L9
+        load(started, i - first, starts, head, i)  # FA2.A2.L9
+        load(do, i - first, dO, head, i * B_r)  # FA2.A2.L9
 
 
 @gluon.jit
@@ -152,21 +152,21 @@ def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, here, sizes, CAUSAL: gl
     B_r: gl.constexpr = q.tiles.shape[2]
     d: gl.constexpr = q.tiles.shape[3]
     key = j + 64 * c + gl.arange(0, 64, gl.SliceLayout(1, accumulator(B_r)))  # (64,)
-    seen_from = key + N_q - N_k if CAUSAL else 0 * key  # (64,), the first row that sees a key
-    seen_from = gl.where(key < N_k, seen_from, NO_ROW)  # (64,)
+    row_begin = key + N_q - N_k if CAUSAL else 0 * key  # (64,), the first row that sees a key
+    row_begin = gl.where(key < N_k, row_begin, NO_ROW)  # (64,)
     full = j + B_c - 1 + N_q - N_k if CAUSAL else 0  # from this row on, every row sees all 128 keys
     full = gl.where(j + B_c > N_k, NO_ROW, full)  # unless some of these keys do not exist
-    k_j, v_j = take(k, 0), take(v, c)  # (128, d), (64, d)
+    k_j, v_j = wait(k, 0), wait(v, c)  # (128, d), (64, d)
     dk_j = gl.zeros([64, d], gl.float32, accumulator(d))  # FA2.A2.L7
     dv_j = gl.zeros([64, d], gl.float32, accumulator(d))  # FA2.A2.L7
     for i in range(first, T_r):  # FA2.A2.L8
         n = i - first
-        q_i, do_i = take(q, n), take(do, n)  # (B_r, d)
-        from_both = take(started, n)  # (1, 2 B_r)
+        q_i, do_i = wait(q, n), wait(do, n)  # (B_r, d)
+        from_both = wait(started, n)  # (1, 2 B_r)
         s_ji = start(from_both, 0)  # (64, B_r)
         if i * B_r < full:
             row = i * B_r + gl.arange(0, B_r, gl.SliceLayout(0, accumulator(B_r)))  # (B_r,)
-            s_ji = gl.where(row[None, :] >= seen_from[:, None], s_ji, NEG_INF)
+            s_ji = gl.where(row[None, :] >= row_begin[:, None], s_ji, NEG_INF)
         k_c = k_j.slice(64 * c, 64, 0)  # (64, d)
         s_ji = hopper.warpgroup_mma(k_c, q_i.permute((1, 0)), s_ji, is_async=True)  # (64, B_r)  FA2.A2.L10
         dp_ji = start(from_both, 1)  # (64, B_r)

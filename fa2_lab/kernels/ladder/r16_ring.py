@@ -59,7 +59,7 @@ def ring(tiles):
 
 
 @gluon.jit
-def fill(ring, n, X, head, row):
+def load(ring, n, X, head, row):
     """Producer: wait until the n-th tile's stage is empty, then start copying the tile of X at (head, row) into it."""
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.emptied.index(n % STAGES), (n // STAGES & 1) ^ 1)
@@ -68,7 +68,7 @@ def fill(ring, n, X, head, row):
 
 
 @gluon.jit
-def take(ring, n):
+def wait(ring, n):
     """Consumer: wait until the n-th tile has arrived, and return it as (rows, d) in shared memory."""
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.filled.index(n % STAGES), n // STAGES & 1)
@@ -121,10 +121,10 @@ def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
 def producer(Q, K, V, q, k, v, head, i, T_c):
     """Run as the producer warp: start each copy as soon as its destination stage is empty."""
     B_c: gl.constexpr = K.block_shape[1]
-    fill(q, 0, Q, head, i)  # FA2.A1.L4
+    load(q, 0, Q, head, i)  # FA2.A1.L4
     for n in range(T_c):  # from right to left: the masked tiles come first  FA2.A1.L6
-        fill(k, n, K, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
-        fill(v, n, V, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
+        load(k, n, K, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
+        load(v, n, V, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
 
 
 @gluon.jit
@@ -138,13 +138,13 @@ def consumer(O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL: gl.constex
     seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
     full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of this many tiles
 
-    q_i = take(q, 0)  # FA2.A1.L4
+    q_i = wait(q, 0)  # FA2.A1.L4
     o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
     l_i = gl.zeros([64], gl.float32, ROWS)  # FA2.A1.L5
     m_i = gl.full([64], LOWEST, gl.float32, ROWS)  # FA2.A1.L5
     for n in range(T_c):  # FA2.A1.L6
         j = T_c - 1 - n
-        s_ij = scores(q_i, take(k, n))  # (64, B_c)  FA2.A1.L8
+        s_ij = scores(q_i, wait(k, n))  # (64, B_c)  FA2.A1.L8
         s_ij = hopper.warpgroup_mma_wait(0, deps=[s_ij])
         release(k, n)
         if j >= full:
@@ -152,7 +152,7 @@ def consumer(O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL: gl.constex
         p_ij, alpha, l_i, m_i = softmax(s_ij, l_i, m_i, tau_log2)
         p_ij = rounded(p_ij, O.dtype, O_LAYOUT)
         o_i = gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i
-        o_i = hopper.warpgroup_mma(p_ij, take(v, n), o_i, is_async=True)  # (64, d)  FA2.A1.L10
+        o_i = hopper.warpgroup_mma(p_ij, wait(v, n), o_i, is_async=True)  # (64, d)  FA2.A1.L10
         o_i = hopper.warpgroup_mma_wait(0, deps=[o_i])
         release(v, n)
 

@@ -62,7 +62,7 @@ def ring(tiles, CONSUMERS: gl.constexpr):
 
 
 @gluon.jit
-def fill(ring, n, X, head, row):
+def load(ring, n, X, head, row):
     """Producer: wait until the n-th tile's stage is empty, then start copying the tile of X at (head, row) into it."""
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.emptied.index(n % STAGES), (n // STAGES & 1) ^ 1)
@@ -71,7 +71,7 @@ def fill(ring, n, X, head, row):
 
 
 @gluon.jit
-def take(ring, n):
+def wait(ring, n):
     """Consumer: wait until the n-th tile has arrived, and return it as (rows, d) in shared memory."""
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.filled.index(n % STAGES), n // STAGES & 1)
@@ -148,12 +148,12 @@ def producer(Q, K, V, counter, q, k, v, mailbox, N_q, N_k, heads, l2_group, CAUS
         send(mailbox, r, t)
         i, head, T_c = tile_coord(t, N_q, N_k, heads, l2_group, CAUSAL, 64 * CONSUMERS, B_c)
         for c in gl.static_range(CONSUMERS):
-            fill(q, CONSUMERS * r + c, Q, head, i + 64 * c)  # FA2.A1.L4
+            load(q, CONSUMERS * r + c, Q, head, i + 64 * c)  # FA2.A1.L4
         for n in range(T_c):  # from right to left: the masked tiles come first  FA2.A1.L6
-            fill(k, first + n, K, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
+            load(k, first + n, K, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
             if n == T_c - 1:  # fetched before the last copy, so that the number arrives during it
                 t = gl.num_programs(0) + gl.atomic_add(counter, 1, sem="relaxed")
-            fill(v, first + n, V, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
+            load(v, first + n, V, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
         r, first = r + 1, first + T_c
     send(mailbox, r, -1)
     if t == gl.num_programs(0) + blocks - 1:  # the last program to fetch resets the counter for the next launch
@@ -180,16 +180,16 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
         mine = gl.maximum(gl.cdiv(used, B_c), 1)  # tiles, at least one
         begin, end = first + T_c - mine, first + T_c  # tiles before `begin` are seen by other consumers only
 
-        q_i = take(q, q_n)  # FA2.A1.L4
+        q_i = wait(q, q_n)  # FA2.A1.L4
         o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
         l_i = gl.zeros([64], gl.float32, ROWS)  # FA2.A1.L5
         m_i = gl.full([64], LOWEST, gl.float32, ROWS)  # FA2.A1.L5
         for n in range(first, begin):
-            take(k, n)
+            wait(k, n)
             release(k, n)
-            take(v, n)
+            wait(v, n)
             release(v, n)
-        s_ij = scores(q_i, take(k, begin))  # (64, B_c)  FA2.A1.L8
+        s_ij = scores(q_i, wait(k, begin))  # (64, B_c)  FA2.A1.L8
         s_ij = hopper.warpgroup_mma_wait(0, deps=[s_ij])
         release(k, begin)
         if mine > full:
@@ -198,8 +198,8 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
         p_ij = rounded(p_ij, O.dtype, O_LAYOUT)
         for n in range(begin + 1, end):  # FA2.A1.L6
             j = end - 1 - n
-            s_ij = scores(q_i, take(k, n))  # (64, B_c)  FA2.A1.L8
-            o_i = hopper.warpgroup_mma(p_ij, take(v, n - 1), o_i, is_async=True)  # (64, d)  FA2.A1.L10
+            s_ij = scores(q_i, wait(k, n))  # (64, B_c)  FA2.A1.L8
+            o_i = hopper.warpgroup_mma(p_ij, wait(v, n - 1), o_i, is_async=True)  # (64, d)  FA2.A1.L10
             s_ij = hopper.warpgroup_mma_wait(1, deps=[s_ij])
             release(k, n)
             if CAUSAL:
@@ -212,7 +212,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
             o_i = gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i
             p_ij = p_next
         release(q, q_n)
-        o_i = hopper.warpgroup_mma(p_ij, take(v, end - 1), o_i, is_async=True)  # (64, d)  FA2.A1.L10
+        o_i = hopper.warpgroup_mma(p_ij, wait(v, end - 1), o_i, is_async=True)  # (64, d)  FA2.A1.L10
         o_i = hopper.warpgroup_mma_wait(0, deps=[o_i])
         release(v, end - 1)
 

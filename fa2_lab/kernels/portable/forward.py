@@ -159,7 +159,7 @@ def prepare(tensors: Tensors, options: Options, config: tables.KernelConfig | No
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     config = config or tables.choose_config("forward", Q, options.causal)
     (batch, H, N_q, _), device = launch.shape(Q), Q.device
-    rows = (batch, H, N_q) if sequences is None else (H, N_q)
+    L_shape = (batch, H, N_q) if sequences is None else (H, N_q)
     kernel = launch.Launch(
         *(forward_kernel, launch.program_count(Q, config.B_r, sequences), config.compiler_options()),
         strides=launch.all_strides(Q, K, tensors.v, layout_of_result(Q)),
@@ -170,7 +170,7 @@ def prepare(tensors: Tensors, options: Options, config: tables.KernelConfig | No
 
     def call(tensors: Tensors) -> tuple[Tensor, Tensor]:
         O = contiguous_like(tensors.q)
-        L = torch.empty(*rows, dtype=torch.float32, device=device)
+        L = torch.empty(*L_shape, dtype=torch.float32, device=device)
         optional = tensors.key_lengths, tensors.seed, tensors.sinks, tensors.cu_seqlens_q, tensors.cu_seqlens_k
         with launch.on_device_of(O):
             kernel(tensors.q, tensors.k, tensors.v, O, L, *optional)

@@ -27,27 +27,27 @@ from fa2_lab.kernels.common.tile import block_count, head_ptr, load_rows, packed
 
 
 @gluon.jit
-def add_tile(x, accum, at, smem):
+def add_tile(x, accum, at, buffer):
     """Add x, which is (64, 64) or (64, 128), to `accum` with TMA, from line `at` on. Each line has 32 elements.
 
-    TMA reads x, or one half of x after the other, from the shared-memory buffer `smem`.
+    TMA reads x, or one half of x after the other, from the shared-memory buffer `buffer`.
     """
     W: gl.constexpr = x.shape[1]
     if W == 64:
-        add_lines(to_fragment_order(x), accum, at, smem)
+        add_lines(to_fragment_order(x), accum, at, buffer)
     else:
         left, right = to_fragment_order(x).reshape([2, W, 32]).permute([1, 2, 0]).split()
-        add_lines(left, accum, at, smem)
-        add_lines(right, accum, at + W, smem)
+        add_lines(left, accum, at, buffer)
+        add_lines(right, accum, at + W, buffer)
 
 
 @gluon.jit
-def add_lines(x, accum, at, smem):
-    """Add x (128, 32) to `accum` with TMA, from line `at` on. The shared-memory buffer `smem` holds x for TMA."""
+def add_lines(x, accum, at, buffer):
+    """Add x (128, 32) to `accum` with TMA, from line `at` on. The shared-memory buffer `buffer` holds x for TMA."""
     tma.store_wait(0)  # the previous content of the buffer has been read
-    smem.store(x)
+    buffer.store(x)
     fence_async_shared()
-    tma.async_atomic_add(accum, [at, 0], smem)
+    tma.async_atomic_add(accum, [at, 0], buffer)
 
 
 @gluon.jit

@@ -27,33 +27,33 @@ from fa2_lab.kernels.hopper.backward.rows import (
     ORDERED_COLUMN_BLOCK_FIELDS,
     ORDERED_ROW_BLOCK_FIELDS,
     ROW_BLOCK_FIELDS,
-    Rows,
-    interval,
-    new_rows,
+    RowBlockPipeline,
+    new_row_block_pipeline,
+    seeing_rows,
 )
 from fa2_lab.kernels.hopper.backward.semaphore import Semaphore, new_semaphore
 from fa2_lab.kernels.hopper.shared.descriptors import shape_of, tile_at
 from fa2_lab.kernels.hopper.shared.geometry import Geometry, Scheduler
 from fa2_lab.kernels.hopper.shared.mailbox import Mailbox, new_mailbox
 from fa2_lab.kernels.hopper.shared.pipeline import (
-    Ring,
-    accumulator,
+    TmaPipeline,
+    acc_layout,
     as_operand,
     barriers,
     matrix,
-    new_ring,
+    new_pipeline,
     stacked,
     zero_oob_rows,
 )
 
 
 @triton.aggregate
-class BackwardPipes:
+class BackwardSharedStorage:
     """The buffers and barriers of a thread block in shared memory, and the sizes of the launch."""
 
-    k: Ring
-    v: Ring
-    rows: Rows
+    k: TmaPipeline
+    v: TmaPipeline
+    row_blocks: RowBlockPipeline
     ds: gl.shared_memory_descriptor  # (2, 128, B_r): dS of both consumers, of this row block and the one before
     ds_filled: gl.shared_memory_descriptor
     dq: gl.shared_memory_descriptor  # (2, …): where each consumer's part of dQ waits to be added
@@ -66,7 +66,7 @@ class BackwardPipes:
 
 
 @gluon.jit
-def producer(Q, K, V, dO, acc_init, pipes, scheduler, geometry, T_r, parts):
+def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
     """Run as the producer warp: send every column block to the consumers, and start each copy once its stage is empty.
 
     If each K/V head is divided into parts, the scheduler treats every part as a head with the same number of column
@@ -74,45 +74,48 @@ def producer(Q, K, V, dO, acc_init, pipes, scheduler, geometry, T_r, parts):
     semaphore.py.
     """
     entries, heads, _ = shape_of(Q)
-    row_blocks = entries * heads * T_r
+    all_row_blocks = entries * heads * T_r
     n = 0  # row blocks so far
     r = 0  # column blocks so far
     t = scheduler.first()
     while scheduler.more(t):
         block, head_part = scheduler.tile_coord(t)
-        if pipes.dq_semaphore.USED:
+        if smem.dq_semaphore.USED:
             block = scheduler.blocks - 1 - block
         bh, part = head_part // parts, head_part % parts
         H_kv = geometry.H // geometry.group
         batch, head = bh // H_kv, bh % H_kv
-        j, k_anchor, q_anchor, before, T, sequence = geometry.column_block(block, batch, T_r)
+        j, k_batch_or_end, q_batch_or_end, before, T, sequence = geometry.column_block(block, batch, T_r)
         col = j * geometry.B_c
         length = sequence.length(batch)
         first = sequence.first_row_block(col, length)
-        seen = sequence.end_of_row_blocks(col, length, T) - first  # row blocks of each query head
-        steps = geometry.group * seen
+        per_head = sequence.end_of_row_blocks(col, length, T) - first  # row blocks per query head
+        steps = geometry.group * per_head
         begin, end = steps * part // parts, steps * (part + 1) // parts
         if begin < end:
-            full, seen_from = sequence.unmasked_from(col, length), sequence.seen_from(col)
-            column = bh * scheduler.blocks + block
-            before_it = gl.minimum(part, begin)  # nonempty parts that add to the same dK and dV earlier
-            sem_index = row_blocks + column  # its counter, after those of all row blocks
-            message = end - begin, k_anchor, head, col, full, seen_from, length, column, before_it, sem_index
-            pipes.mailbox.send(r, message)
+            unmasked_from, row_begin = sequence.unmasked_from(col, length), sequence.row_begin(col)
+            col_block_id = bh * scheduler.blocks + block
+            dkv_turn = gl.minimum(part, begin)  # nonempty parts that add to the same dK and dV earlier
+            sem_index = all_row_blocks + col_block_id  # its counter, after those of all row blocks
+            fields = end - begin, k_batch_or_end, head, col, unmasked_from, row_begin, length, col_block_id
+            fields += dkv_turn, sem_index
+            smem.mailbox.send(r, fields)
             keys = gl.where(sequence.N_q > 0, sequence.N_k, 0)  # 0 without rows, so that tiles become zeros
-            pipes.k.fill(r, K, k_anchor, head, col, keys)  # FA2.A2.L6
-            pipes.v.fill(r, V, k_anchor, head, col, keys)  # FA2.A2.L6
+            smem.k.load(r, K, k_batch_or_end, head, col, keys)  # FA2.A2.L6
+            smem.v.load(r, V, k_batch_or_end, head, col, keys)  # FA2.A2.L6
             gdc_wait()  # until the kernel before has ended, because its results are read and its zeros are added to
             for m in range(begin, end):
-                q_head = head * geometry.group + m // seen
-                i = first + (seen - 1 - m % seen if pipes.sizes.last_first else m % seen)
-                row_id = (batch * geometry.H + q_head) * T_r + before + i
-                turn = sequence.last_column_block(i, length) - j
-                pipes.rows.fill(n, r & 1, Q, dO, acc_init, q_anchor, q_head, i, sequence.N_q, row_id, turn)  # FA2.A2.L9
+                q_head = head * geometry.group + m // per_head
+                i = first + (per_head - 1 - m % per_head if smem.sizes.last_first else m % per_head)
+                row_block_id = (batch * geometry.H + q_head) * T_r + before + i
+                dq_turn = sequence.last_column_block(i, length) - j
+                smem.row_blocks.load(
+                    n, r & 1, Q, dO, acc_init, q_batch_or_end, q_head, i, sequence.N_q, row_block_id, dq_turn
+                )  # FA2.A2.L9
                 n += 1
             r += 1
         t = scheduler.next()  # not sooner
-    pipes.mailbox.send(r, (0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+    smem.mailbox.send(r, (0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
     scheduler.leave()
 
 
@@ -120,33 +123,33 @@ def producer(Q, K, V, dO, acc_init, pipes, scheduler, geometry, T_r, parts):
 
 
 @gluon.jit
-def consumer(c: gl.constexpr, dK, dV, dq_accum, pipes, geometry, scale_log2):
+def consumer(c: gl.constexpr, dK, dV, dq_accum, smem, geometry, scale_log2):
     """Run as consumer warpgroup c: compute dK and dV for its 64 columns of every column block that is fetched."""
-    d: gl.constexpr = pipes.sizes.d_pad
+    d: gl.constexpr = smem.sizes.d_pad
     n = 0  # row blocks so far, as the producer counts them
     r = 0
-    steps = receive(r, pipes.mailbox)
+    steps = receive(r, smem.mailbox)
     while steps > 0:
-        seen = interval(c, r, pipes.mailbox, geometry)
-        v = load_kv(c, r, pipes, geometry)
-        v_regs = load_v(v, pipes)
-        dk = gl.zeros([COLS, d], gl.float32, accumulator(d))  # FA2.A2.L7
-        dv = gl.zeros([COLS, d], gl.float32, accumulator(d))  # FA2.A2.L7
-        dk, dv, ds = step(c, n, dk, dv, v, v_regs, seen, dq_accum, pipes, scale_log2, ds=None)
+        bounds = seeing_rows(c, r, smem.mailbox, geometry)
+        v = load_kv(c, r, smem, geometry)
+        v_regs = load_v(v, smem)
+        dk = gl.zeros([COLS, d], gl.float32, acc_layout(d))  # FA2.A2.L7
+        dv = gl.zeros([COLS, d], gl.float32, acc_layout(d))  # FA2.A2.L7
+        dk, dv, ds = step(c, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_log2, ds=None)
         for m in range(n + 1, n + steps):  # FA2.A2.L8
-            dk, dv, ds = step(c, m, dk, dv, v, v_regs, seen, dq_accum, pipes, scale_log2, ds)
+            dk, dv, ds = step(c, m, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_log2, ds)
         n += steps
-        pipes.v.release(r)
-        if pipes.sizes.dk_late:
-            dk = finish_dk(n - 1, start_dk(n - 1, dk, ds, pipes), ds, pipes, others=0)
-        dq = warpgroup_mma_wait(0, deps=[start_dq(c, n - 1, pipes)])
-        pipes.k.release(r)
-        pipes.dq_semaphore.wait_for_room(c, n - 1)
-        add_dq(c, n - 1, dq, dq_accum, pipes)
-        pipes.dq_semaphore.wait_for_room(c, n)
-        finish(c, r, dk, dv, dK, dV, pipes, scale_log2)
+        smem.v.release(r)
+        if smem.sizes.dk_late:
+            dk = finish_dk(n - 1, start_dk(n - 1, dk, ds, smem), ds, smem, others=0)
+        dq = warpgroup_mma_wait(0, deps=[start_dq(c, n - 1, smem)])
+        smem.k.release(r)
+        smem.dq_semaphore.wait_for_room(c, n - 1)
+        add_dq(c, n - 1, dq, dq_accum, smem)
+        smem.dq_semaphore.wait_for_room(c, n)
+        finish(c, r, dk, dv, dK, dV, smem, scale_log2)
         r += 1
-        steps = receive(r, pipes.mailbox)
+        steps = receive(r, smem.mailbox)
     tma.store_wait(0)  # shared memory must outlive the last copy
 
 
@@ -161,170 +164,176 @@ def receive(r, mailbox):
 
 
 @gluon.jit
-def load_kv(c: gl.constexpr, r, pipes, geometry):
+def load_kv(c: gl.constexpr, r, smem, geometry):
     """Wait for K and V of the r-th column block, and return consumer c's rows of V as (64, d).
 
     If the call has key_lengths or a window with a left bound, first set the rows of K and V that no query sees to zero.
     """
-    k = pipes.k.take(r).slice(c * COLS, COLS, 0)
-    v = pipes.v.take(r).slice(c * COLS, COLS, 0)
+    k = smem.k.wait(r).slice(c * COLS, COLS, 0)
+    v = smem.v.wait(r).slice(c * COLS, COLS, 0)
     # Each consumer zeroes its own 64 rows of K. For dQ it reads the other's, too, but only once that one has arrived at
     # ds_filled, after it has zeroed them and fenced.
     if geometry.key_lengths is not None:
-        real = pipes.mailbox.read(r, "length") - pipes.mailbox.read(r, "col") - c * COLS
+        real = smem.mailbox.read(r, "length") - smem.mailbox.read(r, "col") - c * COLS
         zero_oob_rows(k, real)
         zero_oob_rows(v, real)
     if geometry.left is not None:  # no row sees a key before the first key of the first row
-        unseen = geometry.begin(0) - pipes.mailbox.read(r, "col") - c * COLS
+        unseen = geometry.col_begin(0) - smem.mailbox.read(r, "col") - c * COLS
         zero_oob_rows(k, unseen, BEFORE=True)
         zero_oob_rows(v, unseen, BEFORE=True)
     return v
 
 
 @gluon.jit
-def load_v(v, pipes):
+def load_v(v, smem):
     """Load the first V_REG_COLS columns of v (64, d) into registers, and return them, if v_in_registers is set.
 
     Otherwise, return v, which is in shared memory.
     """
-    if pipes.sizes.v_in_registers:
-        v = v.slice(0, V_REG_COLS, 1).load(gl.DotOperandLayout(0, accumulator(pipes.sizes.B_r), 2))
+    if smem.sizes.v_in_registers:
+        v = v.slice(0, V_REG_COLS, 1).load(gl.DotOperandLayout(0, acc_layout(smem.sizes.B_r), 2))
     return v
 
 
 @gluon.jit
-def step(c: gl.constexpr, n, dk, dv, v, v_regs, seen, dq_accum, pipes, scale_log2, ds):
+def step(c: gl.constexpr, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_log2, ds):
     """Add the contribution of row block n to dk and dv (64, d), and compute dQ of the previous row block.
 
     Return dk, dv and dS of row block n. The argument ds is dS of the previous row block, or None in the first step. v
-    is the consumer's part of V in shared memory, `v_regs` is the result of load_v(), and `seen` is the result of
-    interval(). P is 2 to the power of `scale_log2` times the scores. If dk_late is set, the matmul for dK also runs one
-    step later, together with the next row block.
+    is the consumer's part of V in shared memory, `v_regs` is the result of load_v(), and `bounds` is the result of
+    seeing_rows(). P is 2 to the power of `scale_log2` times the scores. If dk_late is set, the matmul for dK also runs
+    one step later, together with the next row block.
     """
     FIRST: gl.constexpr = ds is None
-    pipes.rows.wait(n)
-    q, do = pipes.rows.tiles(n)  # (B_r, d)
-    if pipes.sizes.dk_late and not FIRST:
-        dk = start_dk(n - 1, dk, ds, pipes)
-    s = start_scores(c, n, q, seen, pipes)
+    smem.row_blocks.wait(n)
+    q, do = smem.row_blocks.tiles(n)  # (B_r, d)
+    if smem.sizes.dk_late and not FIRST:
+        dk = start_dk(n - 1, dk, ds, smem)
+    s = start_scores(c, n, q, bounds, smem)
     if FIRST:
         s = warpgroup_mma_wait(0, deps=[s])
     else:
-        dq = start_dq(c, n - 1, pipes)
-        pipes.dq_semaphore.wait_for_room(c, n - 1)
+        dq = start_dq(c, n - 1, smem)
+        smem.dq_semaphore.wait_for_room(c, n - 1)
         s = warpgroup_mma_wait(1, deps=[s])
-        if pipes.sizes.dk_late:
-            dk = finish_dk(n - 1, dk, ds, pipes, others=1)
+        if smem.sizes.dk_late:
+            dk = finish_dk(n - 1, dk, ds, smem, others=1)
     p = gl.exp2(s * scale_log2)  # (64, B_r)  FA2.A2.L11
-    if not pipes.sizes.dv_late:
+    if not smem.sizes.dv_late:
         dv, p_half = start_dv(dv, p, do)
     if not FIRST:
-        if pipes.sizes.dv_late and not seen.CUT:  # naming P is 1% faster, though ptxas moves no exponential
+        if smem.sizes.dv_late and not bounds.CUT:  # naming P is 1% faster, though ptxas moves no exponential
             dq, p = warpgroup_mma_wait(0, deps=[dq, p])
         else:
-            dq = warpgroup_mma_wait(0 if pipes.sizes.dv_late else 1, deps=[dq])  # dV's matmul, the last one, may run on
-        add_dq(c, n - 1, dq, dq_accum, pipes)
-    dp = start_dp(n, v, v_regs, do, pipes)
+            dq = warpgroup_mma_wait(0 if smem.sizes.dv_late else 1, deps=[dq])  # dV's matmul, the last one, may run on
+        add_dq(c, n - 1, dq, dq_accum, smem)
+    dp = start_dp(n, v, v_regs, do, smem)
     dp = warpgroup_mma_wait(0, deps=[dp])
     ds = (p * dp).to(q.dtype)  # (64, B_r)  FA2.A2.L14
-    exchange(c, n, ds, pipes)
-    if pipes.sizes.dv_late:
+    exchange(c, n, ds, smem)
+    if smem.sizes.dv_late:
         dv, p_half = start_dv(dv, p, do)
-    ds = as_operand(ds, q.dtype, pipes.sizes.d_pad)
-    if pipes.sizes.dk_late:
+    ds = as_operand(ds, q.dtype, smem.sizes.d_pad)
+    if smem.sizes.dk_late:
         dv, p_half = warpgroup_mma_wait(0, deps=[dv, p_half])
     else:
-        dk = start_dk(n, dk, ds, pipes)
+        dk = start_dk(n, dk, ds, smem)
         dv, p_half, dk, ds = warpgroup_mma_wait(0, deps=[dv, p_half, dk, ds])
-        pipes.rows.release(n)
+        smem.row_blocks.release(n)
     return dk, dv, ds
 
 
 @gluon.jit
-def exchange(c: gl.constexpr, n, ds, pipes):
+def exchange(c: gl.constexpr, n, ds, smem):
     """Store this consumer's dS of the n-th row block in shared memory.
 
     Both consumers read it in the next step, so two buffers are enough. The fence serves two purposes: it makes the
-    stored dS visible to the tensor cores, and it orders the reads in rows.load_acc_init() before the TMA copy that
-    overwrites the released rows.
+    stored dS visible to the tensor cores, and it orders the reads in row_blocks.load_acc_init() before the TMA
+    copy that overwrites the released rows.
     """
-    pipes.ds.index(n & 1).slice(c * COLS, COLS, 0).store(ds)
+    smem.ds.index(n & 1).slice(c * COLS, COLS, 0).store(ds)
     fence_async_shared()
-    mbarrier.arrive(pipes.ds_filled, count=1)
+    mbarrier.arrive(smem.ds_filled, count=1)
 
 
 @gluon.jit
-def finish_dk(n, dk, ds, pipes, others: gl.constexpr):
+def finish_dk(n, dk, ds, smem, others: gl.constexpr):
     """Wait for the matmul for dK, but not for the `others` matmuls started after it. Then release Q and dO."""
     dk, ds = warpgroup_mma_wait(others, deps=[dk, ds])
-    pipes.rows.release(n)
+    smem.row_blocks.release(n)
     return dk
 
 
 @gluon.jit
-def add_dq(c: gl.constexpr, n, dq, dq_accum, pipes):
+def add_dq(c: gl.constexpr, n, dq, dq_accum, smem):
     """Add this consumer's partial dQ for the n-th row block to the accumulated dQ in HBM, with TMA."""
-    smem = pipes.dq.index(c)
-    if pipes.dq_semaphore.USED:
-        pipes.dq_semaphore.hand_over(c, dq, smem)
+    buffer = smem.dq.index(c)
+    if smem.dq_semaphore.USED:
+        smem.dq_semaphore.hand_over(c, dq, buffer)
     else:
-        add_tile(dq, dq_accum, (pipes.rows.block_id(n) * CONSUMERS + c) * (2 * pipes.sizes.W), smem)  # FA2.A2.L15
+        add_tile(
+            dq, dq_accum, (smem.row_blocks.row_block_id(n) * CONSUMERS + c) * (2 * smem.sizes.W), buffer
+        )  # FA2.A2.L15
 
 
 @gluon.jit
-def finish(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale_log2):
+def finish(c: gl.constexpr, r, dk, dv, dK, dV, smem, scale_log2):
     """Write dK and dV of the r-th column block to HBM.
 
     If several programs share the column block, add them to the accumulators in HBM instead.
     """
-    anchor, head, col = pipes.mailbox.read(r, "k_anchor"), pipes.mailbox.read(r, "head"), pipes.mailbox.read(r, "col")
+    batch_or_end, head, col = (
+        smem.mailbox.read(r, "k_batch_or_end"),
+        smem.mailbox.read(r, "head"),
+        smem.mailbox.read(r, "col"),
+    )
     if dK.dtype == gl.float32:
-        at = (pipes.mailbox.read(r, "block_id") * CONSUMERS + c) * (2 * pipes.sizes.d_pad)
-        if pipes.dq_semaphore.USED:
-            sem_index = pipes.mailbox.read(r, "sem_index") * CONSUMERS + c
-            pipes.dq_semaphore.wait(sem_index, pipes.mailbox.read(r, "turn"))
-        pipes.mailbox.release(r)
-        add_tile(dv, dV, at, pipes.dq.index(c))  # FA2.A2.L18
-        add_tile(dk, dK, at, pipes.dq.index(c))  # FA2.A2.L18
-        if pipes.dq_semaphore.USED:
-            pipes.dq_semaphore.pass_on(sem_index)
+        at = (smem.mailbox.read(r, "col_block_id") * CONSUMERS + c) * (2 * smem.sizes.d_pad)
+        if smem.dq_semaphore.USED:
+            sem_index = smem.mailbox.read(r, "sem_index") * CONSUMERS + c
+            smem.dq_semaphore.wait(sem_index, smem.mailbox.read(r, "dkv_turn"))
+        smem.mailbox.release(r)
+        add_tile(dv, dV, at, smem.dq.index(c))  # FA2.A2.L18
+        add_tile(dk, dK, at, smem.dq.index(c))  # FA2.A2.L18
+        if smem.dq_semaphore.USED:
+            smem.dq_semaphore.pass_on(sem_index)
     else:
-        N_k = pipes.mailbox.read(r, "length")  # of a packed sequence; otherwise, the value is not used
-        pipes.mailbox.release(r)
-        store(c, dv, dV, anchor, head, col, N_k, pipes)  # FA2.A2.L18
-        store(c, dk * (scale_log2 * LN2), dK, anchor, head, col, N_k, pipes)  # FA2.A2.L18
+        N_k = smem.mailbox.read(r, "length")  # of a packed sequence; otherwise, the value is not used
+        smem.mailbox.release(r)
+        store(c, dv, dV, batch_or_end, head, col, N_k, smem)  # FA2.A2.L18
+        store(c, dk * (scale_log2 * LN2), dK, batch_or_end, head, col, N_k, smem)  # FA2.A2.L18
 
 
 @gluon.jit
-def store(c: gl.constexpr, x, X, anchor, head, col, N_k, pipes):
+def store(c: gl.constexpr, x, X, batch_or_end, head, col, N_k, smem):
     """Write x (64, d), which is dK or dV of consumer c, to X with a TMA copy.
 
     The copy goes through the consumer's shared-memory buffer for dQ.
     """
-    room: gl.constexpr = stacked(pipes.sizes.B_r // 64, X.block_shape)
-    tile = pipes.dq.index(c).reinterpret(X.dtype, room, X.layout).index(0)
+    room: gl.constexpr = stacked(smem.sizes.B_r // 64, X.block_shape)
+    tile = smem.dq.index(c).reinterpret(X.dtype, room, X.layout).index(0)
     tma.store_wait(0)
     matrix(tile).store(x.to(X.dtype))
     fence_async_shared()
-    tma.async_store(X, tile_at(X, anchor, head, col + c * COLS, N_k), tile)
+    tma.async_store(X, tile_at(X, batch_or_end, head, col + c * COLS, N_k), tile)
 
 
 # A writer warp, if the order is fixed ------------------------------------------------------------------------
 
 
 @gluon.jit
-def writer(c: gl.constexpr, dq_accum, pipes):
+def writer(c: gl.constexpr, dq_accum, smem):
     """Run as consumer c's writer warp: add the consumer's partial dQ to dQ in HBM with TMA, in the fixed order."""
     n = 0
     r = 0
-    steps = receive(r, pipes.mailbox)
+    steps = receive(r, smem.mailbox)
     while steps > 0:
-        pipes.mailbox.release(r)
+        smem.mailbox.release(r)
         for m in range(n, n + steps):
-            pipes.dq_semaphore.add(c, m, pipes.rows, dq_accum, pipes.dq.index(c))
+            smem.dq_semaphore.add(c, m, smem.row_blocks, dq_accum, smem.dq.index(c))
         n += steps
         r += 1
-        steps = receive(r, pipes.mailbox)
+        steps = receive(r, smem.mailbox)
 
 
 # The kernel -------------------------------------------------------------------------------------------------
@@ -364,25 +373,27 @@ def backward_kernel(Q, K, V, dO, acc_init, dq_accum, dK, dV, counter, key_length
     ds = gl.allocate_shared_memory(Q.dtype, [2, COLUMNS, SIZES.B_r], DS)
     part: gl.constexpr = [CONSUMERS, dq_accum.block_shape[0], dq_accum.block_shape[1]]
     dq = gl.allocate_shared_memory(gl.float32, part, dq_accum.layout)
-    k, v = new_ring(K, 2, CONSUMERS), new_ring(V, 1, CONSUMERS)
+    k, v = new_pipeline(K, 2, CONSUMERS), new_pipeline(V, 1, CONSUMERS)
     ds_filled = barriers(1, CONSUMERS).index(0)
-    rows = new_rows(Q, dO, acc_init, ORDERED_ROW_BLOCK_FIELDS if DETERMINISTIC else ROW_BLOCK_FIELDS)
+    row_blocks = new_row_block_pipeline(
+        Q, dO, acc_init, ORDERED_ROW_BLOCK_FIELDS if DETERMINISTIC else ROW_BLOCK_FIELDS
+    )
     READERS: gl.constexpr = 2 * CONSUMERS if DETERMINISTIC else CONSUMERS
     DK_IN_ORDER: gl.constexpr = DETERMINISTIC and dK.dtype == gl.float32
     mailbox = new_mailbox(ORDERED_COLUMN_BLOCK_FIELDS if DK_IN_ORDER else COLUMN_BLOCK_FIELDS, READERS)
-    pipes = BackwardPipes(k, v, rows, ds, ds_filled, dq, mailbox, semaphore, SIZES)
+    smem = BackwardSharedStorage(k, v, row_blocks, ds, ds_filled, dq, mailbox, semaphore, SIZES)
     fence_async_shared()  # TMA must see the barriers
     gdc_launch_dependents()  # the next kernel may start on SMs that are idle; it waits by itself
     # A thread of a consumer has 240 registers, any other 24.
-    copies = Q, K, V, dO, acc_init, pipes, scheduler, geometry, T_r, parts
+    copies = Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts
     if DETERMINISTIC:
         gl.warp_specialize(
             [
-                (consumer, (gl.constexpr(0), dK, dV, dq_accum, pipes, geometry, scale_log2)),
-                (consumer, (gl.constexpr(1), dK, dV, dq_accum, pipes, geometry, scale_log2)),
+                (consumer, (gl.constexpr(0), dK, dV, dq_accum, smem, geometry, scale_log2)),
+                (consumer, (gl.constexpr(1), dK, dV, dq_accum, smem, geometry, scale_log2)),
                 (producer, copies),
-                (writer, (gl.constexpr(0), dq_accum, pipes)),
-                (writer, (gl.constexpr(1), dq_accum, pipes)),
+                (writer, (gl.constexpr(0), dq_accum, smem)),
+                (writer, (gl.constexpr(1), dq_accum, smem)),
             ],
             [4, 1, 1, 1],
             [240, 24, 24, 24],
@@ -390,8 +401,8 @@ def backward_kernel(Q, K, V, dO, acc_init, dq_accum, dK, dV, counter, key_length
     else:
         gl.warp_specialize(
             [
-                (consumer, (gl.constexpr(0), dK, dV, dq_accum, pipes, geometry, scale_log2)),
-                (consumer, (gl.constexpr(1), dK, dV, dq_accum, pipes, geometry, scale_log2)),
+                (consumer, (gl.constexpr(0), dK, dV, dq_accum, smem, geometry, scale_log2)),
+                (consumer, (gl.constexpr(1), dK, dV, dq_accum, smem, geometry, scale_log2)),
                 (producer, copies),
             ],
             [4, 1],

@@ -16,7 +16,7 @@ from fa2_lab.kernels.hopper.backward import sizes
 from fa2_lab.kernels.hopper.backward.accumulators import bwd_postprocess, bwd_preprocess
 from fa2_lab.kernels.hopper.backward.kernel import backward_kernel
 from fa2_lab.kernels.hopper.shared import host
-from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, lines
+from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, matrix_descriptor
 from fa2_lab.kernels.launch import USE_PDL, Launch, on_device_of, program_count, shape, sm_count, strides
 from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, layout_of_result
 
@@ -133,11 +133,11 @@ def prepare_main(
     acc_init_shape, dq_accum_shape, dk_accum_shape, _ = shapes(Q, K, chosen, sequences)
     describe = functools.partial(descriptor, d=chosen.d_pad)
     if parts > 1:
-        columns = 2 * (lines(dk_accum_shape, (128, 32), swizzle=128),)
+        columns = 2 * (matrix_descriptor(dk_accum_shape, (128, 32), swizzle=128),)
     else:
         columns = tuple(describe(layout_of_result(X), 64) for X in (K, V))
-    acc_init = lines(acc_init_shape, (1, 2 * chosen.B_r))
-    dq_accum = lines(dq_accum_shape, (chosen.B_r * chosen.d_pad // 64, 32), swizzle=128)
+    acc_init = matrix_descriptor(acc_init_shape, (1, 2 * chosen.B_r))
+    dq_accum = matrix_descriptor(dq_accum_shape, (chosen.B_r * chosen.d_pad // 64, 32), swizzle=128)
     heads = batch * H_kv * parts  # to the scheduler each part of a K/V head is a head
     SMs, column_blocks = sm_count(Q.device), program_count(K, 128, sequences)
     many = sequences or 1

@@ -6,42 +6,42 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 
 from fa2_lab.kernels.common.constants import NEG_INF
 from fa2_lab.kernels.hopper.backward.rows import COLS
-from fa2_lab.kernels.hopper.shared.pipeline import accumulator, as_operand, matrix
+from fa2_lab.kernels.hopper.shared.pipeline import acc_layout, as_operand, matrix
 
 V_REG_COLS = gl.constexpr(64)  # of d columns of V in registers, with v_in_registers
 
 
 @gluon.jit
-def start_scores(c: gl.constexpr, n, q, seen, pipes):
+def start_scores(c: gl.constexpr, n, q, bounds, smem):
     """Start the matmul that computes K Qᵀ − L/scale (64, B_r) for consumer c's columns and the n-th row block.
 
     The accumulator starts from −L/scale, or from −∞ for each entry that is masked.
     """
-    B_r: gl.constexpr = pipes.sizes.B_r
-    init = spread(pipes.rows.load_acc_init(n, 0))
-    if seen.CUT:
-        first = pipes.rows.first(n)
-        cut = first < seen.full
-        if seen.end is not None:
-            cut |= first + B_r > seen.end
+    B_r: gl.constexpr = smem.sizes.B_r
+    init = spread(smem.row_blocks.load_acc_init(n, 0))
+    if bounds.CUT:
+        first = smem.row_blocks.first(n)
+        cut = first < bounds.full
+        if bounds.end is not None:
+            cut |= first + B_r > bounds.end
         if cut:
-            row = gl.arange(0, B_r, gl.SliceLayout(0, accumulator(B_r)))[None, :]
-            init = gl.where((row & ~6) >= (seen.begin - first)[:, None] - (row & 6), init, NEG_INF)
-            if seen.end is not None:
-                end = seen.end + c * COLS + gl.arange(0, COLS, gl.SliceLayout(1, accumulator(B_r)))
+            row = gl.arange(0, B_r, gl.SliceLayout(0, acc_layout(B_r)))[None, :]
+            init = gl.where((row & ~6) >= (bounds.begin - first)[:, None] - (row & 6), init, NEG_INF)
+            if bounds.end is not None:
+                end = bounds.end + c * COLS + gl.arange(0, COLS, gl.SliceLayout(1, acc_layout(B_r)))
                 init = gl.where((row & ~6) < (end - first)[:, None] - (row & 6), init, NEG_INF)
-    k = matrix(pipes.k.tiles.index(pipes.rows.k_stage(n))).slice(c * COLS, COLS, 0)
+    k = matrix(smem.k.tiles.index(smem.row_blocks.k_stage(n))).slice(c * COLS, COLS, 0)
     return warpgroup_mma(k, q.permute((1, 0)), init, is_async=True)  # FA2.A2.L10
 
 
 @gluon.jit
-def start_dp(n, v, v_regs, do, pipes):
+def start_dp(n, v, v_regs, do, smem):
     """Start the matmul that computes V dOᵀ − D (64, B_r) for the n-th row block. The accumulator starts from −D.
 
     If the option v_in_registers is set, `v_regs` is the half of V that is kept in registers.
     """
-    dp = spread(pipes.rows.load_acc_init(n, 1))
-    if pipes.sizes.v_in_registers:
+    dp = spread(smem.row_blocks.load_acc_init(n, 1))
+    if smem.sizes.v_in_registers:
         dp = warpgroup_mma(v_regs, do.slice(0, V_REG_COLS, 1).permute((1, 0)), dp, is_async=True)  # FA2.A2.L13
         v, do = v.slice(V_REG_COLS, V_REG_COLS, 1), do.slice(V_REG_COLS, V_REG_COLS, 1)
     return warpgroup_mma(v, do.permute((1, 0)), dp, is_async=True)  # FA2.A2.L13
@@ -51,7 +51,7 @@ def start_dp(n, v, v_regs, do, pipes):
 def spread(init):
     """Broadcast `init`, which has one element per query row, to the accumulator (64, B_r) of a matmul."""
     B_r: gl.constexpr = init.shape[1]
-    init, _ = gl.broadcast(init, gl.zeros([COLS, B_r], gl.float32, accumulator(B_r)))
+    init, _ = gl.broadcast(init, gl.zeros([COLS, B_r], gl.float32, acc_layout(B_r)))
     return init
 
 
@@ -66,24 +66,24 @@ def start_dv(dv, p, do):
 
 
 @gluon.jit
-def start_dk(n, dk, ds, pipes):
+def start_dk(n, dk, ds, smem):
     """Start adding dS Q of the n-th row block to dk (64, d). ds must stay in registers until the matmul ends."""
-    q, _ = pipes.rows.tiles(n)
+    q, _ = smem.row_blocks.tiles(n)
     return warpgroup_mma(ds, q, dk, is_async=True)  # FA2.A2.L16
 
 
 @gluon.jit
-def start_dq(c: gl.constexpr, n, pipes):
+def start_dq(c: gl.constexpr, n, smem):
     """Start the matmul for consumer c's half of dQ of the n-th row block, over all 128 keys of the column block.
 
     The half consists of half the columns of dQ or, if B_r = 128, of half its rows.
     """
-    W: gl.constexpr = pipes.sizes.W
-    mbarrier.wait(pipes.ds_filled, n & 1)
-    k = matrix(pipes.k.tiles.index(pipes.rows.k_stage(n)))
-    ds = pipes.ds.index(n & 1)
-    zero = gl.zeros([64, W], gl.float32, accumulator(W))
-    if pipes.sizes.B_r == 64:
+    W: gl.constexpr = smem.sizes.W
+    mbarrier.wait(smem.ds_filled, n & 1)
+    k = matrix(smem.k.tiles.index(smem.row_blocks.k_stage(n)))
+    ds = smem.ds.index(n & 1)
+    zero = gl.zeros([64, W], gl.float32, acc_layout(W))
+    if smem.sizes.B_r == 64:
         ds = ds.permute((1, 0))
         k = k.slice(c * W, W, 1)
     else:

@@ -13,23 +13,23 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from fa2_lab.kernels.hopper.shared.descriptors import tile_at
 from fa2_lab.kernels.hopper.shared.geometry import NO_ROW
-from fa2_lab.kernels.hopper.shared.mailbox import IntSets, all_threads, new_int_sets
-from fa2_lab.kernels.hopper.shared.pipeline import accumulator, barriers, matrix, stacked
+from fa2_lab.kernels.hopper.shared.mailbox import IntRecords, all_threads, new_int_records
+from fa2_lab.kernels.hopper.shared.pipeline import acc_layout, barriers, matrix, stacked
 
 CONSUMERS = gl.constexpr(2)
 COLS = gl.constexpr(64)  # of one consumer
 COLUMN_BLOCK_FIELDS = gl.constexpr(  # of a column block, in the mailbox; 0 steps say that there are none
-    ("steps", "k_anchor", "head", "col", "unmasked_from", "seen_from", "length", "block_id")
+    ("steps", "k_batch_or_end", "head", "col", "unmasked_from", "row_begin", "length", "col_block_id")
 )
-ROW_BLOCK_FIELDS = gl.constexpr(("row", "block_id", "k_stage"))  # of a row block
+ROW_BLOCK_FIELDS = gl.constexpr(("row", "row_block_id", "k_stage"))  # of a row block
 ORDERED_COLUMN_BLOCK_FIELDS = gl.constexpr(  # if dK and dV are added in a fixed order: see semaphore.py
-    (*COLUMN_BLOCK_FIELDS.value, "turn", "sem_index")
+    (*COLUMN_BLOCK_FIELDS.value, "dkv_turn", "sem_index")
 )
-ORDERED_ROW_BLOCK_FIELDS = gl.constexpr((*ROW_BLOCK_FIELDS.value, "turn"))  # and if dQ is added in a fixed order
+ORDERED_ROW_BLOCK_FIELDS = gl.constexpr((*ROW_BLOCK_FIELDS.value, "dq_turn"))  # and if dQ is added in a fixed order
 
 
 @triton.aggregate
-class SeeingRows:
+class RowBounds:
     """The rows that see a consumer's 64 columns, and the first row that sees all 128 columns of the column block."""
 
     begin: gl.tensor  # (64,), for each column the first row that sees it
@@ -39,30 +39,30 @@ class SeeingRows:
 
 
 @gluon.jit
-def interval(c: gl.constexpr, r, mailbox, geometry):
-    """Return, as SeeingRows, the rows that see consumer c's columns of the r-th column block."""
+def seeing_rows(c: gl.constexpr, r, mailbox, geometry):
+    """Return, as RowBounds, the rows that see consumer c's columns of the r-th column block."""
     CUT: gl.constexpr = geometry.CAUSAL or geometry.RAGGED or geometry.left is not None
     full = mailbox.read(r, "unmasked_from")
     begin = first_rows(c, r, mailbox, geometry)
     if geometry.left is None:
-        return SeeingRows(begin, full, end=None, CUT=CUT)
+        return RowBounds(begin, full, end=None, CUT=CUT)
     else:
-        return SeeingRows(begin, full, end=geometry.unseen_from(mailbox.read(r, "col")), CUT=CUT)
+        return RowBounds(begin, full, end=geometry.row_end(mailbox.read(r, "col")), CUT=CUT)
 
 
 @gluon.jit
 def first_rows(c: gl.constexpr, r, mailbox, geometry):
     """Return, for each of consumer c's 64 columns of the r-th column block, the first row that sees the column."""
-    seen_from = mailbox.read(r, "seen_from")
-    key = c * COLS + gl.arange(0, COLS, gl.SliceLayout(1, accumulator(geometry.B_r)))
-    seen_from += key if geometry.CAUSAL else 0 * key
+    row_begin = mailbox.read(r, "row_begin")
+    key = c * COLS + gl.arange(0, COLS, gl.SliceLayout(1, acc_layout(geometry.B_r)))
+    row_begin += key if geometry.CAUSAL else 0 * key
     if geometry.RAGGED:
-        seen_from = gl.where(key < mailbox.read(r, "length") - mailbox.read(r, "col"), seen_from, NO_ROW)
-    return seen_from
+        row_begin = gl.where(key < mailbox.read(r, "length") - mailbox.read(r, "col"), row_begin, NO_ROW)
+    return row_begin
 
 
 @triton.aggregate
-class Rows:
+class RowBlockPipeline:
     """A ring (circular buffer) of two stages for row blocks.
 
     Each stage holds tiles of Q and dO, and the initial values of the accumulators of S and dP (accumulators.py).
@@ -73,28 +73,28 @@ class Rows:
     q: gl.shared_memory_descriptor  # (2, …, B_r, d)
     do: gl.shared_memory_descriptor
     acc_init: gl.shared_memory_descriptor  # (2, 1, 2 · B_r)
-    fields: IntSets  # of the last four row blocks
+    fields: IntRecords  # of the last four row blocks
     filled: gl.shared_memory_descriptor
     emptied: gl.shared_memory_descriptor
     B_r: gl.constexpr
 
     @gluon.jit
-    def fill(self, n, k_stage, Q, dO, acc_init, anchor, head, i, N_q, block_id, turn):
+    def load(self, n, k_stage, Q, dO, acc_init, batch_or_end, head, i, N_q, row_block_id, dq_turn):
         """Producer: once the stage is empty, start copying row block i of a head into the ring, as the n-th row block.
 
-        N_q is the number of rows of the head. `block_id` is the index of row block i among all row blocks of the call.
-        `turn` is the number of column blocks that must add to dQ of this row block before the current one. `k_stage` is
-        the stage of the ring of K that contains the keys of the column block.
+        N_q is the number of rows of the head. `row_block_id` is the index of row block i among all row blocks of the
+        call. `dq_turn` is the number of column blocks that must add to dQ of this row block before the current one.
+        `k_stage` is the stage of the ring of K that contains the keys of the column block.
         """
         stage = n & 1
         filled = self.filled.index(stage)
         mbarrier.wait(self.emptied.index(stage), (n >> 1 & 1) ^ 1)
-        self.fields.write(n, (i * self.B_r, block_id, k_stage, turn))
+        self.fields.write(n, (i * self.B_r, row_block_id, k_stage, dq_turn))
         all_threads()
         mbarrier.expect(filled, Q.block_type.nbytes + dO.block_type.nbytes + acc_init.block_type.nbytes)
-        at = tile_at(Q, anchor, head, i * self.B_r, N_q)
+        at = tile_at(Q, batch_or_end, head, i * self.B_r, N_q)
         tma.async_load(Q, at, filled, self.q.index(stage))
-        tma.async_load(acc_init, [block_id, 0], filled, self.acc_init.index(stage))
+        tma.async_load(acc_init, [row_block_id, 0], filled, self.acc_init.index(stage))
         tma.async_load(dO, at, filled, self.do.index(stage))
 
     @gluon.jit
@@ -113,7 +113,7 @@ class Rows:
         # Threads read here what TMA will overwrite, so exchange() fences between this read and release().
         both = self.acc_init.index(n & 1)
         both = both.reinterpret(gl.float32, [2, self.B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-        return both.index(which).load(gl.SliceLayout(0, accumulator(self.B_r)))[None, :]
+        return both.index(which).load(gl.SliceLayout(0, acc_layout(self.B_r)))[None, :]
 
     @gluon.jit
     def first(self, n):
@@ -121,17 +121,17 @@ class Rows:
         return self.fields.read(n, "row")
 
     @gluon.jit
-    def block_id(self, n):
+    def row_block_id(self, n):
         """Consumer: return the index of the n-th row block among all row blocks of the call.
 
         The index can still be read during the next row block.
         """
-        return self.fields.read(n, "block_id")
+        return self.fields.read(n, "row_block_id")
 
     @gluon.jit
-    def turn(self, n):
+    def dq_turn(self, n):
         """Consumer: return the number of column blocks that add to dQ of the n-th row block before this one does."""
-        return self.fields.read(n, "turn")
+        return self.fields.read(n, "dq_turn")
 
     @gluon.jit
     def k_stage(self, n):
@@ -148,10 +148,10 @@ class Rows:
 
 
 @gluon.jit
-def new_rows(Q, dO, acc_init, fields: gl.constexpr):
+def new_row_block_pipeline(Q, dO, acc_init, fields: gl.constexpr):
     """Create an empty ring of two stages for tiles of Q, dO and `acc_init`, which are tensor descriptors."""
     B_r: gl.constexpr = Q.block_shape[-2]
     q = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), Q.layout)
     do = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), dO.layout)
     init = gl.allocate_shared_memory(gl.float32, [2, 1, 2 * B_r], acc_init.layout)
-    return Rows(q, do, init, new_int_sets(fields, 4), barriers(2, 1), barriers(2, CONSUMERS), B_r)
+    return RowBlockPipeline(q, do, init, new_int_records(fields, 4), barriers(2, 1), barriers(2, CONSUMERS), B_r)

@@ -24,7 +24,7 @@ from fa2_lab.kernels.hopper.backward.rows import CONSUMERS
 from fa2_lab.kernels.hopper.shared.mailbox import all_threads
 from fa2_lab.kernels.hopper.shared.pipeline import barriers
 
-UNTIL = gl.constexpr("""{
+PTX_SPIN_UNTIL = gl.constexpr("""{
 .reg .pred early;
 .reg .u32 count;
 AGAIN:
@@ -34,7 +34,7 @@ setp.lt.u32 early, count, $2;
 fence.proxy.async.global;
 mov.u32 $0, count;
 }""")  # the fence: TMA, which reaches memory through another proxy, must not add before this
-IN_MEMORY = gl.constexpr("cp.async.bulk.wait_group 0; mov.u32 $0, 0;")
+PTX_WAIT_BULK_GROUP = gl.constexpr("cp.async.bulk.wait_group 0; mov.u32 $0, 0;")
 
 
 @triton.aggregate
@@ -50,13 +50,13 @@ class Semaphore:
     USED: gl.constexpr
 
     @gluon.jit
-    def hand_over(self, c: gl.constexpr, dq, smem):
-        """Consumer c: store its partial result dq in the shared-memory buffer `smem`, for its writer warp to add.
+    def hand_over(self, c: gl.constexpr, dq, buffer):
+        """Consumer c: store its partial result dq in the shared-memory buffer `buffer`, for its writer warp to add.
 
         Call wait_for_room() first.
         """
         tma.store_wait(0)  # dK and dV go through the same buffer
-        smem.store(to_fragment_order(dq))
+        buffer.store(to_fragment_order(dq))
         fence_async_shared()
         mbarrier.arrive(self.handed.index(2 * c), count=1)
 
@@ -67,12 +67,12 @@ class Semaphore:
             mbarrier.wait(self.handed.index(2 * c + 1), (n & 1) ^ 1)
 
     @gluon.jit
-    def add(self, c: gl.constexpr, n, rows, accum, smem):
+    def add(self, c: gl.constexpr, n, row_blocks, accum, buffer):
         """Writer: wait for the turn of consumer c's partial dQ for row block n, and add it to `accum` with TMA."""
         mbarrier.wait(self.handed.index(2 * c), n & 1)
-        sem_index, turn = rows.block_id(n) * CONSUMERS + c, rows.turn(n)
+        sem_index, turn = row_blocks.row_block_id(n) * CONSUMERS + c, row_blocks.dq_turn(n)
         self.wait(sem_index, turn)
-        tma.async_atomic_add(accum, [sem_index * smem.shape[0], 0], smem)  # FA2.A2.L15
+        tma.async_atomic_add(accum, [sem_index * buffer.shape[0], 0], buffer)  # FA2.A2.L15
         tma.store_wait(0)
         all_threads()
         mbarrier.arrive(self.handed.index(2 * c + 1), count=1)
@@ -82,7 +82,7 @@ class Semaphore:
     def wait(self, sem_index, turn):
         """Wait until `turn` consumers have added to the tile whose counter has the index `sem_index`."""
         given = [self.counters + sem_index, turn]
-        gl.inline_asm_elementwise(UNTIL, "=r,l,r", given, gl.int32, is_pure=False, pack=1)
+        gl.inline_asm_elementwise(PTX_SPIN_UNTIL, "=r,l,r", given, gl.int32, is_pure=False, pack=1)
 
     @gluon.jit
     def pass_on(self, sem_index):
@@ -90,7 +90,7 @@ class Semaphore:
 
         The next consumer can then add to the tile.
         """
-        gl.inline_asm_elementwise(IN_MEMORY, "=r", [], gl.int32, is_pure=False, pack=1)
+        gl.inline_asm_elementwise(PTX_WAIT_BULK_GROUP, "=r", [], gl.int32, is_pure=False, pack=1)
         all_threads()  # one thread has given the addition to TMA, and another thread counts
         gl.atomic_add(self.counters + sem_index, 1, sem="release")
 

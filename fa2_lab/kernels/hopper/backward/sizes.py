@@ -81,10 +81,10 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int)
 
     `heads` counts the query heads of all batch entries, and `grouped` is True if several of them share a K/V head.
     """
-    per_SM = -(-N_q // 64) * heads / SMs
+    row_blocks_per_SM = -(-N_q // 64) * heads / SMs
     keys, most, rows = smallest_fitting(d, PORTABLE | {256: (0, 0, 0)})  # beyond 128 prepare() takes none
     busy = 2 * -(-N_k // 64) * heads >= SMs  # half of the SMs, by the portable columns' programs
-    little = N_k <= keys and per_SM <= most and (busy or N_q <= rows)
+    little = N_k <= keys and row_blocks_per_SM <= most and (busy or N_q <= rows)
     half_empty = N_k <= 64 and 2 * heads >= SMs  # of 128 keys in a block; portable ones are 1.2 to 1.4 times as fast
     return grouped or not (little or half_empty)
 

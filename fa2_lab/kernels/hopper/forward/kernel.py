@@ -18,18 +18,18 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from fa2_lab.kernels.common.constants import LN2, NEG_INF
 from fa2_lab.kernels.common.tile import block_count
-from fa2_lab.kernels.hopper.forward.softmax import SeenColumns, first_state, mask, rescale_o, rounded, softmax_step
+from fa2_lab.kernels.hopper.forward.softmax import ColumnBounds, first_state, mask, rescale_o, rounded, softmax_step
 from fa2_lab.kernels.hopper.shared.descriptors import shape_of, tile_at
 from fa2_lab.kernels.hopper.shared.geometry import Geometry, Scheduler
 from fa2_lab.kernels.hopper.shared.mailbox import Mailbox, new_mailbox
 from fa2_lab.kernels.hopper.shared.pipeline import (
     PingPong,
-    Ring,
-    accumulator,
+    TmaPipeline,
+    acc_layout,
     as_operand,
     matrix,
     new_ping_pong,
-    new_ring,
+    new_pipeline,
     opaque_smem,
     stacked,
     zero_oob_rows,
@@ -37,18 +37,20 @@ from fa2_lab.kernels.hopper.shared.pipeline import (
 from fa2_lab.kernels.triton_versions import by_triton
 
 ROWS = gl.constexpr(64)  # of one consumer: what one warpgroup multiplies at a time
-NEXT = gl.constexpr(("row", "q_anchor", "head"))  # of a row block, in the mailbox; a row below 0: there is none
-NEXT_PACKED = gl.constexpr((*NEXT.value, "N_q", "N_k"))
+ROW_BLOCK_FIELDS = gl.constexpr(
+    ("row", "q_batch_or_end", "head")
+)  # of a row block, in the mailbox; a row below 0: there is none
+PACKED_ROW_BLOCK_FIELDS = gl.constexpr((*ROW_BLOCK_FIELDS.value, "N_q", "N_k"))
 HIDE_ROW_SUM = gl.constexpr(by_triton({"3.6": False, "3.7": True, "3.8": False}))
 
 
 @triton.aggregate
-class ForwardPipes:
+class ForwardSharedStorage:
     """The buffers and barriers of a thread block in shared memory, and the sizes of the launch."""
 
-    q: Ring  # two stages per consumer, so that the next row block's Q comes early, or one stage if O waits in it
-    k: Ring
-    v: Ring
+    q: TmaPipeline  # two stages per consumer, so that the next row block's Q comes early, or one stage if O waits in it
+    k: TmaPipeline
+    v: TmaPipeline
     o: gl.shared_memory_descriptor  # (consumers, …, 64, d): where O waits for its copy to HBM
     ping_pong: PingPong
     mailbox: Mailbox
@@ -59,40 +61,40 @@ class ForwardPipes:
 
 
 @gluon.jit
-def producer(Q, K, V, pipes, scheduler, geometry):
+def producer(Q, K, V, smem, scheduler, geometry):
     """Run as the producer warp: send each row block to the consumers, and start each copy once its stage is empty.
 
     A tile of V is needed one step later than the same tile of K, so K is copied one tile ahead of V. A consumer
     releases a tile of V together with the next tile of K. Once the copy of K has found an empty stage, the stage of V
     is therefore empty as well.
     """
-    CONSUMERS: gl.constexpr = pipes.sizes.consumers
+    CONSUMERS: gl.constexpr = smem.sizes.consumers
     n = 0  # tiles of K, and of V, so far
     r = 0  # row blocks so far
     t = scheduler.first()
     while scheduler.more(t):
         block, bh = scheduler.tile_coord(t)
-        row, q_anchor, k_anchor, head, sequence = geometry.row_block(block, bh)
+        row, q_batch_or_end, k_batch_or_end, head, sequence = geometry.row_block(block, bh)
         if geometry.cu_seqlens_q is None or (row >= 0 and row < sequence.N_q):
             kv_head = head // geometry.group
-            pipes.mailbox.send(r, (row, q_anchor, head, sequence.N_q, sequence.N_k))
-            end = sequence.tiles(row, sequence.B_r, sequence.length(q_anchor))
+            smem.mailbox.send(r, (row, q_batch_or_end, head, sequence.N_q, sequence.N_k))
+            end = sequence.tiles(row, sequence.B_r, sequence.length(q_batch_or_end))
             first = sequence.first_tile(row, end)
             T_c = end - first
-            pipes.k.fill(n, K, k_anchor, kv_head, (end - 1) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
+            smem.k.load(n, K, k_batch_or_end, kv_head, (end - 1) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             for c in gl.static_range(CONSUMERS):
-                pipes.q.fill(r * CONSUMERS + c, Q, q_anchor, head, row + c * ROWS, sequence.N_q)  # FA2.A1.L4
+                smem.q.load(r * CONSUMERS + c, Q, q_batch_or_end, head, row + c * ROWS, sequence.N_q)  # FA2.A1.L4
             for j in range(1, T_c):
-                pipes.k.fill(n + j, K, k_anchor, kv_head, (end - 1 - j) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
-                pipes.v.fill(n + j - 1, V, k_anchor, kv_head, (end - j) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
+                smem.k.load(n + j, K, k_batch_or_end, kv_head, (end - 1 - j) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
+                smem.v.load(n + j - 1, V, k_batch_or_end, kv_head, (end - j) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             n += T_c
             t = scheduler.next()  # not sooner; and here the rings are full, so that its way to L2 costs no time
-            pipes.k.wait_for_room(n)
-            pipes.v.fill(n - 1, V, k_anchor, kv_head, first * sequence.B_c, sequence.N_k)  # FA2.A1.L7
+            smem.k.acquire(n)
+            smem.v.load(n - 1, V, k_batch_or_end, kv_head, first * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             r += 1
         else:
             t = scheduler.next()
-    pipes.mailbox.send(r, (-1, 0, 0, 0, 0))
+    smem.mailbox.send(r, (-1, 0, 0, 0, 0))
     scheduler.leave()
 
 
@@ -100,14 +102,14 @@ def producer(Q, K, V, pipes, scheduler, geometry):
 
 
 @gluon.jit
-def consumer(c: gl.constexpr, O, L, pipes, geometry, scale_log2):
+def consumer(c: gl.constexpr, O, L, smem, geometry, scale_log2):
     """Run as consumer warpgroup c: compute O and L for its 64 rows of every row block that this program fetches."""
     n = 0  # tiles so far, as the producer counts them
     r = 0
-    row, q_anchor, head, N_q, N_k = receive(r, pipes.mailbox, geometry)
+    row, q_batch_or_end, head, N_q, N_k = receive(r, smem.mailbox, geometry)
     while row >= 0:
         sequence = geometry.of_sequence(N_q, N_k)
-        length = sequence.length(q_anchor)
+        length = sequence.length(q_batch_or_end)
         # Two intervals of tiles: all_begin to all_end are those of all consumers, first to end are this one's. If its
         # rows lie past the last row, it has none: end = first.
         all_end = sequence.tiles(row, sequence.B_r, length)
@@ -116,105 +118,107 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, scale_log2):
         end, first = gl.where(row < sequence.N_q, sequence.tiles(row, ROWS, length), all_begin), all_begin
         if sequence.left is not None:
             first = gl.where(row < sequence.N_q, sequence.first_tile(row, end), all_begin)
-        q_tile = r * pipes.sizes.consumers + c
-        q = pipes.q.take(q_tile)
+        q_tile = r * smem.sizes.consumers + c
+        q = smem.q.wait(q_tile)
         for j in range(all_end - end):  # tiles that only lower rows see, or all tiles past the last row
-            drain_tile(c, n + j, pipes)
+            drain_tile(c, n + j, smem)
         if end > first:
             at, relative = row, sequence
             if geometry.cu_seqlens_q is not None:  # store() needs only the difference, which takes one register less
                 at, relative = row - N_q, geometry.of_sequence(0 * N_q, 0 * N_k)
             begun = n + all_end - end
-            o, m, l = process_row_block(c, begun, q, q_tile, row, first, end, length, pipes, sequence, scale_log2)
+            o, m, l = process_row_block(c, begun, q, q_tile, row, first, end, length, smem, sequence, scale_log2)
             if sequence.left is not None:
                 for j in range(all_end - first, all_end - all_begin):  # tiles that only upper rows see
-                    drain_tile(c, n + j, pipes)
-            store(O, L, o, m, l, pipes.o.index(c), q_anchor, head, at, relative)
-        if end == first or not pipes.sizes.O_apart:
+                    drain_tile(c, n + j, smem)
+            store(O, L, o, m, l, smem.o.index(c), q_batch_or_end, head, at, relative)
+        if end == first or not smem.sizes.separate_O_buffer:
             tma.store_wait(0)
-            pipes.q.release(q_tile)
+            smem.q.release(q_tile)
         n += all_end - all_begin
         r += 1
-        row, q_anchor, head, N_q, N_k = receive(r, pipes.mailbox, geometry)
+        row, q_batch_or_end, head, N_q, N_k = receive(r, smem.mailbox, geometry)
     tma.store_wait(0)  # shared memory must outlive the last copy
 
 
 @gluon.jit
 def receive(r, mailbox, geometry):
-    """Wait for this program's r-th row block, and return its first row, its anchor in Q, its head, and its N_q and N_k.
+    """Wait for this program's r-th row block, and return its first row, q_batch_or_end, head, N_q and N_k.
 
-    N_q and N_k are the lengths of the call or of the packed sequence. A negative first row means that no row block is
-    left.
+    q_batch_or_end is the batch entry or, for a packed sequence, the row of Q at which the sequence ends. N_q and N_k
+    are the lengths of the call or of the packed sequence. A negative first row means that no row block is left.
     """
     mailbox.wait(r)
-    row, q_anchor, head = mailbox.read(r, "row"), mailbox.read(r, "q_anchor"), mailbox.read(r, "head")
+    row, q_batch_or_end, head = mailbox.read(r, "row"), mailbox.read(r, "q_batch_or_end"), mailbox.read(r, "head")
     N_q, N_k = geometry.N_q, geometry.N_k
     if geometry.cu_seqlens_q is not None:
         N_q, N_k = mailbox.read(r, "N_q"), mailbox.read(r, "N_k")
     mailbox.release(r)
-    return row, q_anchor, head, N_q, N_k
+    return row, q_batch_or_end, head, N_q, N_k
 
 
 @gluon.jit
-def drain_tile(c: gl.constexpr, n, pipes):
+def drain_tile(c: gl.constexpr, n, smem):
     """Skip the n-th tile, which consumer c's rows do not see, but advance the rings and the ping-pong."""
-    pipes.ping_pong.wait(c, n)
-    pipes.ping_pong.pass_on(c)
-    pipes.k.take(n)
-    pipes.k.release(n)
-    pipes.v.take(n)
+    smem.ping_pong.wait(c, n)
+    smem.ping_pong.pass_on(c)
+    smem.k.wait(n)
+    smem.k.release(n)
+    smem.v.wait(n)
 
 
 @gluon.jit
-def process_row_block(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometry, scale_log2):
+def process_row_block(c: gl.constexpr, n, q, q_tile, row, first, end, length, smem, geometry, scale_log2):
     """Process all tiles that 64 rows see, from right to left. Return o (64, d), and m and l, each (64, 4).
 
     The tiles have the indices first … end − 1, and `row` is the first of the rows. q is Q of these rows, the tile with
     the index `q_tile` in the ring of Q. `length` is the number of real keys.
     """
     B_c: gl.constexpr = geometry.B_c
-    d: gl.constexpr = pipes.sizes.d_pad
-    sees = interval(row, length, geometry)
-    o = gl.zeros([ROWS, d], gl.float32, accumulator(d))  # FA2.A1.L5
+    d: gl.constexpr = smem.sizes.d_pad
+    bounds = seen_columns(row, length, geometry)
+    o = gl.zeros([ROWS, d], gl.float32, acc_layout(d))  # FA2.A1.L5
 
     if geometry.key_lengths is not None:  # waits for V before K is released: needs two stages, see forward_kernel()
-        zero_oob_rows(pipes.v.take(n), length - (end - 1) * B_c)
-    s = start_scores(c, n, q, pipes)
-    pipes.ping_pong.pass_on(c)
+        zero_oob_rows(smem.v.wait(n), length - (end - 1) * B_c)
+    s = start_scores(c, n, q, smem)
+    smem.ping_pong.pass_on(c)
     s = warpgroup_mma_wait(0, deps=[s])
-    pipes.k.release(n)
+    smem.k.release(n)
     if geometry.CAUSAL or geometry.RAGGED or geometry.left is not None:
-        s = mask(s, sees, (end - 1) * B_c)
+        s = mask(s, bounds, (end - 1) * B_c)
     m, row_scale, l = first_state(s, scale_log2)  # FA2.A1.L5
     p, m, row_scale, l, _ = softmax_step(s, m, row_scale, l, scale_log2)
-    p = as_operand(rounded(p, pipes.q.tiles.dtype), pipes.q.tiles.dtype, d)
+    p = as_operand(rounded(p, smem.q.tiles.dtype), smem.q.tiles.dtype, d)
 
     T_c = end - first
     for j in range(1, T_c):  # FA2.A1.L6
-        o, m, row_scale, l, p = step(c, n + j, o, m, row_scale, l, p, q, sees, end - 1 - j, pipes, geometry, scale_log2)
-    if pipes.sizes.O_apart:  # so that the next row block's Q may be copied
-        pipes.q.release(q_tile)
+        o, m, row_scale, l, p = step(
+            c, n + j, o, m, row_scale, l, p, q, bounds, end - 1 - j, smem, geometry, scale_log2
+        )
+    if smem.sizes.separate_O_buffer:  # so that the next row block's Q may be copied
+        smem.q.release(q_tile)
 
     if geometry.left is not None:  # no row sees a key before the first key of the first row
-        zero_oob_rows(pipes.v.take(n + T_c - 1), geometry.begin(0) - first * B_c, BEFORE=True)
-    o = warpgroup_mma(p, pipes.v.take(n + T_c - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
+        zero_oob_rows(smem.v.wait(n + T_c - 1), geometry.col_begin(0) - first * B_c, BEFORE=True)
+    o = warpgroup_mma(p, smem.v.wait(n + T_c - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
     o, p = warpgroup_mma_wait(0, deps=[o, p])
     return o, m * (scale_log2 / row_scale), l
 
 
 @gluon.jit
-def interval(row, length, geometry):
-    """Return, as SeenColumns, the columns that each of the 64 rows row:row + 64 sees."""
+def seen_columns(row, length, geometry):
+    """Return, as ColumnBounds, the columns that each of the 64 rows row:row + 64 sees."""
     if HIDE_ROW_SUM and geometry.B_c == 128:
         row = hide_row_sum(row)
-    rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(geometry.B_c)))
-    end = geometry.seen(rows, length)
-    full_end = geometry.seen(row, length) // geometry.B_c
+    rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, acc_layout(geometry.B_c)))
+    end = geometry.col_end(rows, length)
+    full_end = geometry.col_end(row, length) // geometry.B_c
     if geometry.left is None:
-        return SeenColumns(end, full_end, begin=None, full=None)
+        return ColumnBounds(end, full_end, begin=None, full=None)
     else:
-        full = gl.cdiv(gl.maximum(geometry.begin(row + ROWS - 1), 0), geometry.B_c)
-        return SeenColumns(end, full_end, geometry.begin(rows), full)
+        full = gl.cdiv(gl.maximum(geometry.col_begin(row + ROWS - 1), 0), geometry.B_c)
+        return ColumnBounds(end, full_end, geometry.col_begin(rows), full)
 
 
 @gluon.jit
@@ -229,44 +233,44 @@ def hide_row_sum(row):
 
 
 @gluon.jit
-def step(c: gl.constexpr, n, o, m, row_scale, l, p, q, sees, j, pipes, geometry, scale_log2):
+def step(c: gl.constexpr, n, o, m, row_scale, l, p, q, bounds, j, smem, geometry, scale_log2):
     """Start Q Kᵀ of the n-th tile and P V of the previous tile, and update m for the n-th tile while P V runs.
 
-    The n-th tile has the index j among the tiles of the keys. The argument p is P of the previous tile, and `sees` is
-    the result of interval(). Return o, m, row_scale, l and p of the n-th tile. ptxas decides which instructions run
+    The n-th tile has the index j among the tiles of the keys. The argument p is P of the previous tile, and `bounds` is
+    the result of seen_columns(). Return o, m, row_scale, l and p of the n-th tile. ptxas decides which instructions run
     during P V. With Triton 3.9, these are the maxima and at most 9 of 68 exponentials. At d = 64 under the causal mask,
     no instruction runs during P V, as `fa2-lab xray hopper.forward --d 64 --sass` shows.
     """
-    s = start_scores(c, n, q, pipes)
-    o = warpgroup_mma(p, pipes.v.take(n - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
-    pipes.ping_pong.pass_on(c)
+    s = start_scores(c, n, q, smem)
+    o = warpgroup_mma(p, smem.v.wait(n - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
+    smem.ping_pong.pass_on(c)
     s = warpgroup_mma_wait(1, deps=[s])
     if geometry.CAUSAL or geometry.left is not None:
-        if sees.cuts(j):
-            s = mask(s, sees, j * geometry.B_c)
+        if bounds.cuts(j):
+            s = mask(s, bounds, j * geometry.B_c)
     p_next, m, row_scale, l, alpha = softmax_step(s, m, row_scale, l, scale_log2)
-    p_next = as_operand(rounded(p_next, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.sizes.d_pad)
+    p_next = as_operand(rounded(p_next, smem.q.tiles.dtype), smem.q.tiles.dtype, smem.sizes.d_pad)
     # ptxas moves this wait up, above nearly all exponentials. Naming p_next here does not hold it down: without a mask
     # that changes nothing, and at d = 64 under the causal mask numbers spill.
     o, p = warpgroup_mma_wait(0, deps=[o, p])
-    pipes.k.release(n)  # and the tile n − 1 of V
+    smem.k.release(n)  # and the tile n − 1 of V
     return rescale_o(o, alpha), m, row_scale, l, p_next  # FA2.A1.L10
 
 
 @gluon.jit
-def start_scores(c: gl.constexpr, n, q, pipes):
+def start_scores(c: gl.constexpr, n, q, smem):
     """Start the matmul Q Kᵀ of consumer c's n-th tile. The result can be used only after warpgroup_mma_wait()."""
-    k = pipes.k.take(n)
+    k = smem.k.wait(n)
     B_c: gl.constexpr = k.shape[0]
-    zero = gl.zeros([ROWS, B_c], gl.float32, accumulator(B_c))
-    pipes.ping_pong.wait(c, n)
-    if pipes.sizes.low_reg_schedule:
+    zero = gl.zeros([ROWS, B_c], gl.float32, acc_layout(B_c))
+    smem.ping_pong.wait(c, n)
+    if smem.sizes.low_reg_schedule:
         q = opaque_smem(q)
     return warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
 
 
 @gluon.jit
-def store(O, L, o, m, l, o_tile, anchor, head, row, geometry):
+def store(O, L, o, m, l, o_tile, batch_or_end, head, row, geometry):
     """Divide o by l, start the TMA copy of the result to O, and write L.
 
     The copy ends while the next row block is computed. It goes through the shared-memory buffer o_tile.
@@ -275,17 +279,17 @@ def store(O, L, o, m, l, o_tile, anchor, head, row, geometry):
     l = gl.sum(l, 1)  # (64,)
     empty = l == 0.0  # a row that sees no key: O = 0 and L = −inf
     l = gl.where(empty, 1.0, l)
-    o = o * gl.convert_layout(1.0 / l, gl.SliceLayout(1, accumulator(o.shape[1])))[:, None]  # (64, d)  FA2.A1.L12
+    o = o * gl.convert_layout(1.0 / l, gl.SliceLayout(1, acc_layout(o.shape[1])))[:, None]  # (64, d)  FA2.A1.L12
     tma.store_wait(0)  # the copy of the row block before has read its tile
     matrix(o_tile).store(o.to(O.dtype))
     fence_async_shared()
-    tma.async_store(O, tile_at(O, anchor, head, row, geometry.N_q), o_tile)  # FA2.A1.L14
+    tma.async_store(O, tile_at(O, batch_or_end, head, row, geometry.N_q), o_tile)  # FA2.A1.L14
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, LANES))[:, None]
     writes = (rows < geometry.N_q) & (gl.arange(0, 4, gl.SliceLayout(0, LANES))[None, :] == 0)
     L_i = (m + gl.log2(l)[:, None]) * LN2  # (64, 4): four lanes know it, one writes it  FA2.A1.L13
     L_i = gl.where(empty[:, None], NEG_INF, L_i)
     L_i, writes = gl.broadcast(L_i, writes)
-    at, writes = gl.broadcast(L + geometry.first_of(anchor, head, O) + rows, writes)
+    at, writes = gl.broadcast(L + geometry.first_L_index(batch_or_end, head, O) + rows, writes)
     gl.store(at, L_i, mask=writes)  # FA2.A1.L15
 
 
@@ -315,23 +319,23 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens
         cu_seqlens_k, sequences
     )  # fmt: skip
     scheduler = Scheduler(counter, block_count(N_q, sequences, SIZES.rows), batch * H, l2_group, DYNAMIC_FIRST=False)
-    q = new_ring(Q, CONSUMERS * (2 if SIZES.O_apart else 1), 1)
-    if SIZES.O_apart:
+    q = new_pipeline(Q, CONSUMERS * (2 if SIZES.separate_O_buffer else 1), 1)
+    if SIZES.separate_O_buffer:
         o = gl.allocate_shared_memory(O.dtype, stacked(CONSUMERS, O.block_shape), O.layout)
     else:
         o = q.tiles
     # K and V have equally many stages: a release of K's tile frees V's, too. With key_lengths there are at least two:
     # a consumer waits for V's first tile before it releases K's, and the producer fills K's second before V's first.
-    k = new_ring(K, SIZES.stages, CONSUMERS)
-    v = new_ring(V, SIZES.stages, CONSUMERS, HAS_EMPTY=False)  # releases of K count for V as well
+    k = new_pipeline(K, SIZES.stages, CONSUMERS)
+    v = new_pipeline(V, SIZES.stages, CONSUMERS, OWN_EMPTY_BARRIERS=False)  # releases of K count for V as well
     ping_pong = new_ping_pong(CONSUMERS, SIZES.ping_pong)
-    mailbox = new_mailbox(NEXT if sequences is None else NEXT_PACKED, CONSUMERS)
-    pipes = ForwardPipes(q, k, v, o, ping_pong, mailbox, SIZES)
+    mailbox = new_mailbox(ROW_BLOCK_FIELDS if sequences is None else PACKED_ROW_BLOCK_FIELDS, CONSUMERS)
+    smem = ForwardSharedStorage(q, k, v, o, ping_pong, mailbox, SIZES)
     fence_async_shared()  # TMA must see the barriers
-    copies = (Q, K, V, pipes, scheduler, geometry)
-    first = (0, O, L, pipes, geometry, scale_log2)
-    second = (1, O, L, pipes, geometry, scale_log2)
-    third = (2, O, L, pipes, geometry, scale_log2)
+    copies = (Q, K, V, smem, scheduler, geometry)
+    first = (0, O, L, smem, geometry, scale_log2)
+    second = (1, O, L, smem, geometry, scale_log2)
+    third = (2, O, L, smem, geometry, scale_log2)
     if CONSUMERS == 1:
         gl.warp_specialize([(consumer, first), (producer, copies)], [1], [PRODUCER])
     elif CONSUMERS == 2:

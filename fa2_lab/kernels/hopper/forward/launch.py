@@ -28,7 +28,7 @@ def prepare(tensors: Tensors, options: Options) -> Callable | None:
     if options.windowed and (sequences or Q.shape[-1] > 128):
         return None
     (batch, H, N_q, _), device = shape(Q), Q.device
-    rows = (batch, H, N_q) if sequences is None else (H, N_q)
+    L_shape = (batch, H, N_q) if sequences is None else (H, N_q)
     (as_launched,) = host.pack_gqa(tensors, options)
     launch = prepare_launch(as_launched, options)
 
@@ -37,7 +37,7 @@ def prepare(tensors: Tensors, options: Options) -> Callable | None:
         if not host.tma_aligned(Q, K, V):
             return None
         O = contiguous_like(Q)
-        L = torch.empty(*rows, dtype=torch.float32, device=device)
+        L = torch.empty(*L_shape, dtype=torch.float32, device=device)
         optional = tensors.key_lengths, tensors.cu_seqlens_q, tensors.cu_seqlens_k
         with on_device_of(Q):
             launch(Q, K, V, O, L, host.scheduler_counter(Q, options.traced), *optional)

@@ -2,8 +2,8 @@
 
 The values in these tables were fitted to times on an H200 with Triton 3.9. These times were measured for the paper's
 grid of problems and for 510 random shapes like those of `fa2-lab bench sweep`, with every set of sizes for each problem
-and shape. The values for d = 192 and d = 256 are based on fewer calls. `per_SM` always means the number of blocks of 64
-rows, in all heads, per SM.
+and shape. The values for d = 192 and d = 256 are based on fewer calls. `row_blocks_per_SM`
+always means the number of blocks of 64 rows, in all heads, per SM.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ class ForwardSizes:
     stages: int  # of the ring of K, and of that of V
     d_pad: int = 128
     ping_pong: bool = False  # whether consumers start their matmuls in turn
-    O_apart: bool = True  # whether O waits for its copy to HBM in a buffer of its own, not in that of Q
+    separate_O_buffer: bool = True  # whether O waits for its copy to HBM in a buffer of its own, not in that of Q
     low_reg_schedule: bool = False  # whether the compiler must use fewer registers than it would
 
     @property
@@ -47,8 +47,10 @@ class ForwardSizes:
 
         If O has a buffer of its own, the next row block's Q is copied early, so each consumer has two buffers for Q.
         """
-        rows = dict(Q=self.rows * (2 if self.O_apart else 1), K=self.stages * self.B_c, V=self.stages * self.B_c)
-        rows |= dict(O=self.rows) if self.O_apart else {}
+        rows = dict(
+            Q=self.rows * (2 if self.separate_O_buffer else 1), K=self.stages * self.B_c, V=self.stages * self.B_c
+        )
+        rows |= dict(O=self.rows) if self.separate_O_buffer else {}
         return {tensor: 2 * n * self.d_pad for tensor, n in rows.items()}
 
     @property
@@ -62,54 +64,66 @@ class ForwardSizes:
 
 
 # Sizes by d_pad. One consumer alone is slower than two, but needs fewer rows to keep an SM busy.
-USUAL = {
+DEFAULT = {
     64: ForwardSizes(128, consumers=3, stages=4, d_pad=64, ping_pong=True),
     128: ForwardSizes(128, consumers=2, stages=2),
-    256: ForwardSizes(64, consumers=2, stages=2, d_pad=256, O_apart=False, low_reg_schedule=USE_LOW_REG),
+    256: ForwardSizes(64, consumers=2, stages=2, d_pad=256, separate_O_buffer=False, low_reg_schedule=USE_LOW_REG),
 }
-ALONE = {d_pad: replace(sizes, consumers=1, ping_pong=False) for d_pad, sizes in USUAL.items()}
+ONE_CONSUMER = {d_pad: replace(sizes, consumers=1, ping_pong=False) for d_pad, sizes in DEFAULT.items()}
 # Half as many keys per tile, for short causal rows, most of whose tiles the diagonal cuts. Also for rows without a mask
 # that do not fill whole tiles well or, at d 64, are so short that an earlier start counts.
-HALF = {64: ForwardSizes(64, consumers=3, stages=8, d_pad=64), 128: ForwardSizes(64, consumers=2, stages=4)}
+HALF_B_C = {64: ForwardSizes(64, consumers=3, stages=8, d_pad=64), 128: ForwardSizes(64, consumers=2, stages=4)}
 # For d 64 if blocks of 192 rows fit badly, and for causal rows with key_lengths. Below, with half the keys per tile.
-SHORT = ForwardSizes(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
-SHORT_HALF = replace(SHORT, B_c=64, stages=6)
+TWO_CONSUMERS = ForwardSizes(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
+TWO_CONSUMERS_HALF_B_C = replace(TWO_CONSUMERS, B_c=64, stages=6)
 # For d 96 and 128 with many rows: K and V are read once for 192 of them.
-WIDE = ForwardSizes(64, consumers=3, stages=5, O_apart=False)
+THREE_CONSUMERS = ForwardSizes(64, consumers=3, stages=5, separate_O_buffer=False)
 
 # Without a mask, all row blocks take the same time, tile · keys / 128 + start with the keys of whole tiles, and run in
 # rounds of one block per SM. Only sizes with the same d_pad are compared.
-FULL = {  # d_pad: (sizes, tile, start)
-    64: [(ALONE[64], 0.75, 0.0), (HALF[64], 1.25, 0.58), (SHORT, 1.14, 0.0), (USUAL[64], 1.18, 0.86)],
-    128: [(USUAL[128], 1.0, 1.0), (ALONE[128], 0.75, 0.45), (HALF[128], 1.03, 1.0), (WIDE, 1.33, 2.26)],
-    256: [(USUAL[256], 1.0, 1.0), (ALONE[256], 0.75, 0.45)],
+UNMASKED_TIMES = {  # d_pad: (sizes, tile, start)
+    64: [
+        (ONE_CONSUMER[64], 0.75, 0.0),
+        (HALF_B_C[64], 1.25, 0.58),
+        (TWO_CONSUMERS, 1.14, 0.0),
+        (DEFAULT[64], 1.18, 0.86),
+    ],
+    128: [
+        (DEFAULT[128], 1.0, 1.0),
+        (ONE_CONSUMER[128], 0.75, 0.45),
+        (HALF_B_C[128], 1.03, 1.0),
+        (THREE_CONSUMERS, 1.33, 2.26),
+    ],
+    256: [(DEFAULT[256], 1.0, 1.0), (ONE_CONSUMER[256], 0.75, 0.45)],
 }
 
 # Under the causal mask, row blocks differ, so there are no rounds to count, and the first line that fits is taken. From
-# N_k = 1.5 N_q on, without key_lengths, row blocks differ little, and FULL is used.
-CAUSAL: dict[int, list[tuple]] = {  # d up to: (per_SM up to, N_q up to, with key_lengths or without, sizes)
+# N_k = 1.5 N_q on, without key_lengths, row blocks differ little, and UNMASKED_TIMES is used.
+CAUSAL: dict[int, list[tuple]] = {  # d up to: (row_blocks_per_SM up to, N_q up to, with key_lengths or without, sizes)
     64: [
-        (2.5, ANY, None, ALONE[64]),
-        (ANY, ANY, True, SHORT),
-        (ANY, 256, None, SHORT_HALF),
-        (4.2, ANY, None, SHORT),
-        (ANY, 2048, None, HALF[64]),
-        (ANY, ANY, None, USUAL[64]),
+        (2.5, ANY, None, ONE_CONSUMER[64]),
+        (ANY, ANY, True, TWO_CONSUMERS),
+        (ANY, 256, None, TWO_CONSUMERS_HALF_B_C),
+        (4.2, ANY, None, TWO_CONSUMERS),
+        (ANY, 2048, None, HALF_B_C[64]),
+        (ANY, ANY, None, DEFAULT[64]),
     ],
     128: [
-        (2.4, 512, None, replace(HALF[128], consumers=1)),
-        (2.4, ANY, None, ALONE[128]),
-        (ANY, 1024, False, HALF[128]),
-        (ANY, ANY, True, USUAL[128]),
-        (9, ANY, None, USUAL[128]),
-        (ANY, ANY, None, WIDE),
+        (2.4, 512, None, replace(HALF_B_C[128], consumers=1)),
+        (2.4, ANY, None, ONE_CONSUMER[128]),
+        (ANY, 1024, False, HALF_B_C[128]),
+        (ANY, ANY, True, DEFAULT[128]),
+        (9, ANY, None, DEFAULT[128]),
+        (ANY, ANY, None, THREE_CONSUMERS),
     ],
-    192: [(1.5, ANY, None, ALONE[256]), (ANY, ANY, None, USUAL[256])],
-    256: [(2.3, ANY, None, ALONE[256]), (ANY, ANY, None, USUAL[256])],
+    192: [(1.5, ANY, None, ONE_CONSUMER[256]), (ANY, ANY, None, DEFAULT[256])],
+    256: [(2.3, ANY, None, ONE_CONSUMER[256]), (ANY, ANY, None, DEFAULT[256])],
 }
 
 # When the portable kernel is faster, because it starts sooner or, at d 32, needs no zeros, as long as keys are few.
-PORTABLE: dict[int, list[tuple]] = {  # d up to: (N_q up to, N_k up to, per_SM above, per_SM up to)
+PORTABLE: dict[
+    int, list[tuple]
+] = {  # d up to: (N_q up to, N_k up to, row_blocks_per_SM above, row_blocks_per_SM up to)
     32: [(ANY, 3200, 0, ANY)],
     64: [(ANY, 512, 0, 4), (511, 2048, 1, 4), (64, 2048, 1, 32)],
     96: [(ANY, 255, 0, 2), (ANY, 384, 0, 1)],
@@ -130,7 +144,7 @@ def choose_for_window(d: int, causal: bool) -> ForwardSizes:
     d = 128, there are not enough registers, and above d = 64, some would spill if the window had no right bound. For
     right bounds, only the causal mask (right = 0) is distinguished from all others.
     """
-    return HALF[64] if d <= 64 else replace(WIDE, low_reg_schedule=USE_LOW_REG and not causal)
+    return HALF_B_C[64] if d <= 64 else replace(THREE_CONSUMERS, low_reg_schedule=USE_LOW_REG and not causal)
 
 
 def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengths: bool) -> ForwardSizes:
@@ -138,7 +152,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
 
     `heads` counts the query heads of all batch entries, and `lengths` is set if the call has key_lengths.
     """
-    d_pad, per_SM = d_padded(d), -(-N_q // 64) * heads / SMs
+    d_pad, row_blocks_per_SM = d_padded(d), -(-N_q // 64) * heads / SMs
 
     def time(row: tuple) -> float:
         sizes, tile, start = row
@@ -149,21 +163,23 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
         found = next(
             sizes
             for most, longest, only, sizes in smallest_fitting(d, CAUSAL)
-            if per_SM <= most and N_q <= longest and only in (None, lengths)
+            if row_blocks_per_SM <= most and N_q <= longest and only in (None, lengths)
         )
     else:
-        found = min((row for row in FULL[d_pad] if not (lengths and row[0] == WIDE)), key=time)[0]
-        if causal and found == USUAL[128]:  # its two consumers see different numbers of tiles; in turn, none runs ahead
+        found = min((row for row in UNMASKED_TIMES[d_pad] if not (lengths and row[0] == THREE_CONSUMERS)), key=time)[0]
+        if (
+            causal and found == DEFAULT[128]
+        ):  # its two consumers see different numbers of tiles; in turn, none runs ahead
             found = replace(found, ping_pong=True)
-    masked = causal and found == USUAL[64]  # the mask takes registers as well
+    masked = causal and found == DEFAULT[64]  # the mask takes registers as well
     return replace(found, low_reg_schedule=USE_LOW_REG) if masked else found
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
     """Return whether the Hopper forward is the fastest choice. `heads` counts the query heads of all batch entries."""
-    per_SM = -(-N_q // 64) * heads / SMs
+    row_blocks_per_SM = -(-N_q // 64) * heads / SMs
     return not any(
-        N_q <= longest and N_k <= keys and few < per_SM <= most
+        N_q <= longest and N_k <= keys and few < row_blocks_per_SM <= most
         for longest, keys, few, most in smallest_fitting(d, PORTABLE)
     )
 

@@ -24,7 +24,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from fa2_lab.kernels.common.constants import NEG_INF
-from fa2_lab.kernels.hopper.shared.pipeline import accumulator
+from fa2_lab.kernels.hopper.shared.pipeline import acc_layout
 
 LOWEST = gl.constexpr(-3.0e38)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
 
@@ -68,7 +68,7 @@ def by_lanes(x):
 @gluon.jit
 def as_tile(x):
     """Undo by_lanes(): reshape (64, columns / 8, 4, 2) to a tile (64, columns)."""
-    return gl.convert_layout(x.reshape([x.shape[0], 8 * x.shape[1]]), accumulator(8 * x.shape[1]))
+    return gl.convert_layout(x.reshape([x.shape[0], 8 * x.shape[1]]), acc_layout(8 * x.shape[1]))
 
 
 @gluon.jit
@@ -93,7 +93,7 @@ def largest(x):
 
 # One row: m, row_scale and alpha, changed in place; `top` is this lane's largest score, and $12 is scale_log2.
 # 0f4D800000 is 2²⁸, and 0x7f800000 leaves of a number the power of two below it.
-FOLLOW = """
+PTX_UPDATE_ROW = """
 shfl.sync.bfly.b32 x, {top}, 1, 31, -1; max.f32 all, {top}, x;
 shfl.sync.bfly.b32 x, all, 2, 31, -1; max.f32 all, all, x;
 mul.f32 x, all, {row_scale}; setp.gt.f32 higher, x, {m};
@@ -104,7 +104,7 @@ mul.rn.f32 all, all, x; sub.rn.f32 y, {m}, all; ex2.approx.f32 y, y; selp.f32 y,
 @higher mov.f32 {m}, all; @higher mov.f32 {row_scale}, x; @higher mov.f32 {alpha}, y;
 """
 # A thread holds two rows: $0 and $1 are their m, $2 and $3 row_scale, $4 and $5 alpha, $10 and $11 the largest scores.
-RAISED = """{
+PTX_UPDATE_ROW_MAX = """{
 .reg .pred some, higher, fine, same;
 .reg .f32 x, y, all;
 mov.f32 $4, 1.0; mov.f32 $5, 1.0;
@@ -113,8 +113,8 @@ neg.f32 x, $1; fma.rn.f32 x, $11, $3, x; setp.gt.or.f32 some, x, 8.0, some;
 vote.sync.any.pred some, some, -1;
 @!some bra.uni DONE;"""
 for i in (0, 1):
-    RAISED += FOLLOW.format(m=f"${i}", row_scale=f"${2 + i}", alpha=f"${4 + i}", top=f"${10 + i}")
-RAISED = gl.constexpr(RAISED + "DONE:\n}")
+    PTX_UPDATE_ROW_MAX += PTX_UPDATE_ROW.format(m=f"${i}", row_scale=f"${2 + i}", alpha=f"${4 + i}", top=f"${10 + i}")
+PTX_UPDATE_ROW_MAX = gl.constexpr(PTX_UPDATE_ROW_MAX + "DONE:\n}")
 
 
 @gluon.jit
@@ -128,8 +128,10 @@ def update_row_max(m, row_scale, top, scale_log2):
     order.
     """
     scale_log2 = gl.full([m.shape[0], m.shape[1]], scale_log2, gl.float32, m.type.layout)
-    return gl.inline_asm_elementwise(RAISED, "=&f,=&f,=&f,=&f,=&f,=&f,0,1,2,3,f,f,f,f", [m, row_scale, top, scale_log2],
-                                     (gl.float32, gl.float32, gl.float32), is_pure=True, pack=2)  # fmt: skip
+    return gl.inline_asm_elementwise(
+        PTX_UPDATE_ROW_MAX, "=&f,=&f,=&f,=&f,=&f,=&f,0,1,2,3,f,f,f,f", [m, row_scale, top, scale_log2],
+        (gl.float32, gl.float32, gl.float32), is_pure=True, pack=2
+    )  # fmt: skip
 
 
 @gluon.constexpr_function
@@ -165,7 +167,7 @@ def rescale_o(o, alpha):
 
 
 @triton.aggregate
-class SeenColumns:
+class ColumnBounds:
     """The columns that each of 64 rows sees, and the tiles that all 64 rows see in full."""
 
     end: gl.tensor  # (64,), of each row
@@ -183,12 +185,12 @@ class SeenColumns:
 
 
 @gluon.jit
-def mask(s, sees, first):
+def mask(s, bounds, first):
     """Return the scores s with −∞ for each column that a row does not see. `first` is the first column of the tile."""
-    col = gl.arange(0, s.shape[1], gl.SliceLayout(0, accumulator(s.shape[1])))[None, :]
-    s = gl.where((col & ~6) < (sees.end - first)[:, None] - (col & 6), s, NEG_INF)
-    if sees.begin is not None:
-        s = gl.where((col & ~6) >= (sees.begin - first)[:, None] - (col & 6), s, NEG_INF)
+    col = gl.arange(0, s.shape[1], gl.SliceLayout(0, acc_layout(s.shape[1])))[None, :]
+    s = gl.where((col & ~6) < (bounds.end - first)[:, None] - (col & 6), s, NEG_INF)
+    if bounds.begin is not None:
+        s = gl.where((col & ~6) >= (bounds.begin - first)[:, None] - (col & 6), s, NEG_INF)
     return s
 
 

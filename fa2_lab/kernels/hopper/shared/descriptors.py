@@ -60,28 +60,28 @@ def shape_of(X):
 
 
 @gluon.jit
-def tile_at(X, anchor, head, row, N):
+def tile_at(X, batch_or_end, head, row, N):
     """Return the coordinates, for the descriptor X, of the tile that begins at `row` of a head.
 
-    `anchor` is the batch entry or, for a packed sequence of N rows, the row of X at which the sequence ends.
+    `batch_or_end` is the batch entry or, for a packed sequence of N rows, the row of X at which the sequence ends.
     """
     if len(X.block_shape) == 4:
-        return anchor, head, row, 0
+        return batch_or_end, head, row, 0
     else:
-        return FAR, anchor - 1, head, FAR + 1 - N + row, 0
+        return FAR, batch_or_end - 1, head, FAR + 1 - N + row, 0
 
 
-def lines(shape: tuple[int, int], block: tuple[int, int], swizzle: int = 0) -> TensorDescriptor:
+def matrix_descriptor(shape: tuple[int, int], block: tuple[int, int], swizzle: int = 0) -> TensorDescriptor:
     """Return a descriptor with which TMA copies blocks of an fp32 matrix of this shape, or adds to them.
 
     The descriptor does not contain the address of the matrix yet. `swizzle` is the width of the swizzle in bytes.
     """
-    nowhere, layout = block_of_lines(swizzle)
+    nowhere, layout = matrix_block(swizzle)
     return TensorDescriptor(nowhere, list(shape), [shape[1], 1], list(block), layout)
 
 
 @cache
-def block_of_lines(swizzle: int) -> tuple[torch.Tensor, Any]:
+def matrix_block(swizzle: int) -> tuple[torch.Tensor, Any]:
     """Return what a descriptor of an fp32 matrix needs besides the shapes of the matrix and of its blocks.
 
     The two values are an empty CPU tensor, which stands in for the matrix until its address is known, and the layout of

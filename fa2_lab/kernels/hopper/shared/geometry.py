@@ -111,14 +111,14 @@ class Geometry:
         """Return five values that describe a row block.
 
         1. the first row of the row block
-        2. its anchor in Q
-        3. its anchor in K
+        2. the batch entry or, for a packed sequence, the row of Q at which the sequence ends
+        3. the same for K
         4. its head
         5. the geometry of its sequence
 
-        `block` is the index of the row block within its head, and `bh` is the index of the head in the batch. The
-        anchor of a tensor is what tile_at() needs to find the rows: the batch entry or, for a packed sequence, the row
-        at which the sequence ends. If the row block does not exist, the first row is outside the sequence.
+        `block` is the index of the row block within its head, and `bh` is the index of the head in the batch.
+        tile_at() needs the second and the third value. If the row block does not exist, the first row is outside the
+        sequence.
         """
         if self.cu_seqlens_q is None:
             row = self.first_row(block)
@@ -136,15 +136,14 @@ class Geometry:
         """Return six values that describe a column block, given its index within its head and the batch entry.
 
         1. the index of the column block in its sequence
-        2. the sequence's anchor in K
-        3. the sequence's anchor in Q
+        2. the batch entry or, for a packed sequence, the row of K at which the sequence ends
+        3. the same for Q
         4. the index, within a head, of the sequence's first row block
         5. the number of the sequence's row blocks
         6. the geometry of the sequence
 
-        T_r is the number of row blocks of a head. The anchors are as in row_block(). A sequence without
-        rows still counts as one row block, so that its dK and dV become zeros. For a column block that does not exist,
-        the number of row blocks is 0.
+        T_r is the number of row blocks of a head. A sequence without rows still counts as one row block, so that its dK
+        and dV become zeros. For a column block that does not exist, the number of row blocks is 0.
         """
         if self.cu_seqlens_q is None:
             return block, batch, batch, 0, T_r, self
@@ -157,16 +156,16 @@ class Geometry:
             return j, k + N_k, q + N_q, before, T_r, self.of_sequence(N_q, N_k)
 
     @gluon.jit
-    def first_of(self, anchor, head, X):
+    def first_L_index(self, batch_or_end, head, X):
         """Return the index of a head's first row in L. X is the descriptor of a tensor with the same rows as L.
 
-        `anchor` is the batch entry or, for a packed sequence, the row of X at which the sequence ends.
+        `batch_or_end` is the batch entry or, for a packed sequence, the row of X at which the sequence ends.
         """
         if self.cu_seqlens_q is None:
-            return (anchor * self.H + head).to(gl.int64) * self.N_q
+            return (batch_or_end * self.H + head).to(gl.int64) * self.N_q
         else:
             _, _, tokens = shape_of(X)
-            return head.to(gl.int64) * tokens + anchor - self.N_q
+            return head.to(gl.int64) * tokens + batch_or_end - self.N_q
 
     @gluon.jit
     def first_row(self, i):
@@ -184,12 +183,12 @@ class Geometry:
         return key_length(self.key_lengths, batch, self.N_k)
 
     @gluon.jit
-    def seen(self, row, length):
+    def col_end(self, row, length):
         """Return the end of a row's interval, that is, the index of the first key after the interval."""
         return keys_seen(row + self.right, self.N_q, self.N_k, length, self.CAUSAL)
 
     @gluon.jit
-    def begin(self, row):
+    def col_begin(self, row):
         """Return the first column of a row's interval, for calls with a left bound. The column can be negative."""
         return row + self.N_k - self.N_q - self.left
 
@@ -200,7 +199,7 @@ class Geometry:
         Every row block processes at least one tile, so that O and L are always written.
         """
         last = gl.minimum(row + rows, self.N_q) - 1
-        return gl.maximum(gl.cdiv(self.seen(last, length), self.B_c), 1)
+        return gl.maximum(gl.cdiv(self.col_end(last, length), self.B_c), 1)
 
     @gluon.jit
     def first_tile(self, row, end):
@@ -211,15 +210,15 @@ class Geometry:
         if self.left is None:
             return 0
         else:
-            return gl.minimum(gl.maximum(self.begin(row), 0) // self.B_c, end - 1)
+            return gl.minimum(gl.maximum(self.col_begin(row), 0) // self.B_c, end - 1)
 
     @gluon.jit
-    def seen_from(self, col):
+    def row_begin(self, col):
         """Return the first row that sees key `col`, if `col` is a real key. The row can be negative."""
         return col + self.N_q - self.N_k - self.right if self.CAUSAL else 0
 
     @gluon.jit
-    def unseen_from(self, col):
+    def row_end(self, col):
         """Return the first row that no longer sees key `col`, for calls with a left bound. The row can be negative."""
         return col + self.N_q - self.N_k + self.left + 1
 
@@ -228,7 +227,7 @@ class Geometry:
         """Return the first row block that sees the column block starting at `col`, or the last one if none sees it."""
         i = 0
         if self.CAUSAL:
-            i = gl.maximum(self.seen_from(col), 0) // self.B_r
+            i = gl.maximum(self.row_begin(col), 0) // self.B_r
         if self.key_lengths is not None:
             i = gl.where(col >= length, gl.cdiv(self.N_q, self.B_r) - 1, i)
         return i
@@ -241,7 +240,7 @@ class Geometry:
         """
         end = T_r
         if self.left is not None:
-            row = gl.minimum(gl.maximum(self.unseen_from(col + self.B_c - 1), 1), self.N_q)
+            row = gl.minimum(gl.maximum(self.row_end(col + self.B_c - 1), 1), self.N_q)
             end = gl.cdiv(row, self.B_r)
             if self.key_lengths is not None:
                 end = gl.where(col >= length, T_r, end)
@@ -255,7 +254,7 @@ class Geometry:
         """
         if self.key_lengths is not None:
             length = gl.where((i + 1) * self.B_r >= self.N_q, self.N_k, length)
-        return gl.cdiv(self.seen((i + 1) * self.B_r - 1, length), self.B_c) - 1
+        return gl.cdiv(self.col_end((i + 1) * self.B_r - 1, length), self.B_c) - 1
 
     @gluon.jit
     def unmasked_from(self, col, length):
@@ -266,7 +265,7 @@ class Geometry:
         row = 0
         last = col + self.B_c - 1
         if self.CAUSAL:
-            row = self.seen_from(last)
+            row = self.row_begin(last)
         if self.RAGGED:
             row = gl.where(last >= length, NO_ROW, row)
         return row

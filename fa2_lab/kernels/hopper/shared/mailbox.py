@@ -11,40 +11,40 @@ all_threads = gl.barrier
 
 
 @triton.aggregate
-class IntSets:
-    """Sets of named integers (fields) in shared memory. Set n overwrites set n − stages."""
+class IntRecords:
+    """Records of named integers (fields) in shared memory. Record n overwrites record n − stages."""
 
     memory: gl.shared_memory_descriptor
-    names: gl.constexpr  # of the integers of a set
+    names: gl.constexpr  # of the integers of a record
     stages: gl.constexpr  # a power of two
 
     @gluon.jit
     def write(self, n, values):
-        """Write `values`, which are in the order of the field names, to set n.
+        """Write `values`, which are in the order of the field names, to record n.
 
         Values past the last name are ignored.
         """
         for i in gl.static_range(len(self.names)):
-            element = self.memory.index((n & (self.stages - 1)) * set_stride(self.names) + i)
+            element = self.memory.index((n & (self.stages - 1)) * record_stride(self.names) + i)
             element.store(gl.full([1], values[i], gl.int32, scalar_layout(gl.num_warps())))
 
     @gluon.jit
     def read(self, n, name: gl.constexpr):
-        """Return the value of the field `name` in set n, replicated in every thread."""
-        element = self.memory.index((n & (self.stages - 1)) * set_stride(self.names) + field_index(self.names, name))
+        """Return the value of the field `name` in record n, replicated in every thread."""
+        element = self.memory.index((n & (self.stages - 1)) * record_stride(self.names) + field_index(self.names, name))
         return gl.max(element.load(scalar_layout(gl.num_warps())), 0)
 
 
 @gluon.jit
-def new_int_sets(names: gl.constexpr, stages: gl.constexpr):
-    """Allocate shared memory for `stages` sets of integers with these field names."""
+def new_int_records(names: gl.constexpr, stages: gl.constexpr):
+    """Allocate shared memory for `stages` records of integers with these field names."""
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    return IntSets(gl.allocate_shared_memory(gl.int32, [stages * set_stride(names), 1], layout), names, stages)
+    return IntRecords(gl.allocate_shared_memory(gl.int32, [stages * record_stride(names), 1], layout), names, stages)
 
 
 @gluon.constexpr_function
-def set_stride(names):
-    """Return the number of elements reserved for a set: its number of fields, rounded up to a power of two.
+def record_stride(names):
+    """Return the number of elements reserved for a record: its number of fields, rounded up to a power of two.
 
     Computing the address of a field then needs no multiplication.
     """
@@ -53,7 +53,7 @@ def set_stride(names):
 
 @gluon.constexpr_function
 def field_index(names, name):
-    """Return the index of the field `name` within a set."""
+    """Return the index of the field `name` within a record."""
     return names.index(name)
 
 
@@ -71,7 +71,7 @@ class Mailbox:
     order the accesses.
     """
 
-    fields: IntSets
+    fields: IntRecords
     filled: gl.shared_memory_descriptor  # where consumers wait for the producer
     emptied: gl.shared_memory_descriptor  # where the producer waits until all have read the block before last
 
@@ -107,4 +107,4 @@ class Mailbox:
 @gluon.jit
 def new_mailbox(names: gl.constexpr, consumers: gl.constexpr):
     """Create an empty mailbox with these field names. `consumers` consumers must release each block."""
-    return Mailbox(new_int_sets(names, 2), barriers(2, 1), barriers(2, consumers))
+    return Mailbox(new_int_records(names, 2), barriers(2, 1), barriers(2, consumers))

@@ -31,39 +31,40 @@ def barriers(number: gl.constexpr, arrivals: gl.constexpr, USED: gl.constexpr = 
 
 
 @triton.aggregate
-class Ring:
-    """A ring (circular buffer) of tiles in shared memory, with one tile per stage.
+class TmaPipeline:
+    """A ring (circular buffer) of tiles in shared memory, with one tile per stage, that TMA copies fill.
 
-    The producer fills the n-th tile, and the consumers take it and release it afterwards. CUTLASS calls the barriers
-    full and empty, and has other names for the methods: wait_for_room() is producer_acquire there, take() is
-    consumer_wait, and release() is consumer_release. fill() calls wait_for_room() itself.
+    The methods are those of CUTLASS's pipelines: acquire() is producer_acquire there, and wait() and release() are
+    consumer_wait and consumer_release. load() calls acquire() and starts the copy. `filled` and `emptied` are CUTLASS's
+    full and empty barriers.
     """
 
     tiles: gl.shared_memory_descriptor  # (stages, …, rows, d)
     filled: gl.shared_memory_descriptor  # one barrier per stage, where consumers wait for the producer's copy
     emptied: gl.shared_memory_descriptor  # one barrier per stage, where the producer waits for all consumers
     stages: gl.constexpr
-    HAS_EMPTY: gl.constexpr  # whether consumers release its tiles; if not, releases of another ring also count for them
+    OWN_EMPTY_BARRIERS: gl.constexpr  # whether consumers release its tiles; if not, releases of another ring count
 
     @gluon.jit
-    def fill(self, n, source, anchor, head, row, N):
+    def load(self, n, source, batch_or_end, head, row, N):
         """Producer: once the n-th tile's stage is empty, start filling it with the rows of `source` from `row` on.
 
         Rows from N on become zeros.
         """
         stage = n % self.stages
-        if self.HAS_EMPTY:
-            self.wait_for_room(n)
+        if self.OWN_EMPTY_BARRIERS:
+            self.acquire(n)
         mbarrier.expect(self.filled.index(stage), source.block_type.nbytes)
-        tma.async_load(source, tile_at(source, anchor, head, row, N), self.filled.index(stage), self.tiles.index(stage))
+        at = tile_at(source, batch_or_end, head, row, N)
+        tma.async_load(source, at, self.filled.index(stage), self.tiles.index(stage))
 
     @gluon.jit
-    def wait_for_room(self, n):
+    def acquire(self, n):
         """Producer: wait until the stage of the n-th tile is empty."""
         mbarrier.wait(self.emptied.index(n % self.stages), (n // self.stages & 1) ^ 1)
 
     @gluon.jit
-    def take(self, n):
+    def wait(self, n):
         """Consumer: wait for the n-th tile, and return it as (rows, d) in shared memory."""
         stage = n % self.stages
         mbarrier.wait(self.filled.index(stage), n // self.stages & 1)
@@ -76,14 +77,15 @@ class Ring:
 
 
 @gluon.jit
-def new_ring(source, stages: gl.constexpr, consumers: gl.constexpr, HAS_EMPTY: gl.constexpr = True):
+def new_pipeline(source, stages: gl.constexpr, consumers: gl.constexpr, OWN_EMPTY_BARRIERS: gl.constexpr = True):
     """Create an empty ring of `stages` tiles, each with the block shape of the descriptor `source`.
 
-    A stage is empty again once `consumers` consumers have released its tile. If HAS_EMPTY is false, consumers never
-    release tiles of this ring, because releases of another ring also count for them.
+    A stage is empty again once `consumers` consumers have released its tile. If OWN_EMPTY_BARRIERS is false,
+    consumers never release tiles of this ring, because releases of another ring also count for them.
     """
     tiles = gl.allocate_shared_memory(source.dtype, stacked(stages, source.block_shape), source.layout)
-    return Ring(tiles, barriers(stages, 1), barriers(stages, consumers, HAS_EMPTY), stages, HAS_EMPTY)
+    emptied = barriers(stages, consumers, OWN_EMPTY_BARRIERS)
+    return TmaPipeline(tiles, barriers(stages, 1), emptied, stages, OWN_EMPTY_BARRIERS)
 
 
 # Ping-pong --------------------------------------------------------------------------------------------------
@@ -168,7 +170,7 @@ def opaque_smem(tile):
 
 
 @gluon.constexpr_function
-def accumulator(columns):
+def acc_layout(columns):
     """Return the layout of a matmul's accumulator with 64 rows in a warpgroup: 16 rows per warp, 4 lanes per row."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
 
@@ -179,4 +181,4 @@ def as_operand(p, dtype: gl.constexpr, columns: gl.constexpr):
 
     No element moves to another thread.
     """
-    return gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, accumulator(columns), 2))
+    return gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, acc_layout(columns), 2))
