@@ -70,7 +70,10 @@ def draw(
         ax.set_title(name)
         _surface(ax, surface, cell=len(surface) < 20)
         height, width = surface.shape
-        look = dict(ylabel="← queries", xlabel=f"keys →\n\n{function}", aspect=width / height)  # a square
+        first = ax in (axes[:, 0] if style.narrow() else axes[:1])
+        look = dict(
+            ylabel="← queries" if first else "", xlabel=f"keys →\n\n{function}", aspect=width / height
+        )  # a square
         style.bare(ax, (-0.02 * width, 1.02 * width), (-0.02 * height, 1.02 * height), **look)
         ax.xaxis.label.set_fontsize(style.SMALL)
     tree = "; ".join(f"{n} after {p}" for n, p in enumerate(parents) if p >= 0)

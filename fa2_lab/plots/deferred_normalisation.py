@@ -45,30 +45,32 @@ HIGH = 0.62
 
 @style.picture
 def draw(loops: dict[str, list], end: list, setting: str) -> style.Drawn:
-    """Draw the steps of a tile in FA1 and in FA2 on one time axis. Dashed boxes mark the steps that FA2 leaves out."""
+    """Draw the steps of a tile in FA1 and in FA2 on one time axis, and those that FA2 has only at a row block's end."""
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
     saved = 1 - total["FA2"] / total["FA1"]
     caption = f"FA2 divides once per row instead of once per tile, which saves {saved:.0%} of a tile's clocks."
     figure, ax = style.new_figure(
-        2.7,
+        2.9,
         f"{caption} These clocks are saved only if the operations run one after another. If all units work at once,"
         f" nothing is saved. {setting}.",
     )
     for y, (name, steps) in enumerate(loops.items()):
         stop = _boxes(ax, y, steps)
-        style.note(ax, -30, y + HIGH / 2, f"{name}, one tile\n{total[name]:,.0f}", ha="right")
+        style.note(ax, 0, y - 0.15, f"{name}, each tile: {total[name]:,.0f} clocks", weight="bold")
     style.box(ax, stop, 1, total["FA1"] - stop, HIGH, "", linestyle=(0, (2, 1.5)), linewidth=1.2)
-    style.note(ax, total["FA1"], 1.12 + HIGH, "dashed: no longer needed", ha="right", va="top")
+    gone = (total["FA1"] + stop) / 2
+    style.arrow(ax, (gone, HIGH + 0.03), (gone, 0.97), linewidth=1.6)
+    style.note(ax, gone - 60, 0.85, "not scaled", ha="right")
+    last = sum(s.clocks for s in end)
     _boxes(ax, 2, end)
-    style.note(ax, -30, 2 + HIGH / 2, f"FA2, at the end\n{sum(s.clocks for s in end):,.0f}", ha="right")
-    style.note(ax, sum(s.clocks for s in end) + 40, 2 + HIGH / 2, "the one division of a row block")
-    left = -1400 if style.narrow() else -560
-    style.bare(ax, (left, total["FA1"] + 15), (-0.1, 2.7), xticks=range(0, int(total["FA1"]), 1000), xlabel="clocks →")
+    style.note(ax, 0, 1.85, f"FA2, once per row block: {last:,.0f} clocks", weight="bold")
+    style.note(ax, last + 40, 2 + HIGH / 2, "the only division")
+    style.bare(ax, (-15, total["FA1"] + 15), (-0.3, 2.7), xticks=range(0, int(total["FA1"]), 1000), xlabel="clocks →")
     alt = (
         f"Two rows of boxes on a time axis: FA1's inner loop takes {total['FA1']:,.0f} clocks, FA2's"
-        f" {total['FA2']:,.0f}, {saved:.0%} less. FA1 scales p v as well and divides by l; these boxes are dashed at"
-        f" the end of FA2's row. A third row has what FA2 does once after the last tile: one division and one scaling"
-        f" of o."
+        f" {total['FA2']:,.0f}, {saved:.0%} less. FA1 scales p v as well and divides by l; this is a dashed, empty"
+        f" box at the end of FA2's row. A third row has what FA2 does once after the last tile: one division and one"
+        f" scaling of o."
     )
     return figure, alt
 

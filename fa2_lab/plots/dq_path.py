@@ -14,14 +14,14 @@ def data(d: int = 128, B_r: int = 64, N: int = 16384, keys: int = 128, consumers
     return dict(columns=columns, additions=consumers * columns * N // B_r, sizes=sizes, N=N, d=d)
 
 
-PAGE = ((0, 1.45), (2.7, 1.3), (4.72, 0.95))  # where the column blocks, L2 and HBM begin, and how wide they are
-PHONE = ((0, 1.05), (1.5, 1.1), (3.1, 0.95))
-PITCH, THIN = 0.56, 5  # of the column blocks, and how many arrows are drawn for each
+PAGE = ((0, 1.5), (2.65, 1.3), (4.75, 0.95))  # where the column blocks, L2 and HBM begin, and how wide they are
+PHONE = ((0, 1.05), (1.65, 1.05), (3.15, 0.92))
+PITCH = 0.52  # of the column blocks
 
 
 @style.picture
 def draw(columns: int, additions: int, sizes: dict[str, int], N: int, d: int) -> style.Drawn:
-    """Draw column blocks on the left, many arrows from them to L2, and a single arrow from L2 to HBM on the right."""
+    """Draw column blocks on the left, thick arrows from them to L2, and a thin arrow from L2 to HBM on the right."""
     caption = (
         "The parts of dQ are added up in L2, and dQ goes to HBM only once. A part goes from the registers of a consumer"
         " through its buffer in shared memory, and TMA adds it in L2. The last kernel multiplies the sums by τ and"
@@ -30,29 +30,34 @@ def draw(columns: int, additions: int, sizes: dict[str, int], N: int, d: int) ->
     figure, ax = style.new_figure(3.3, caption)
     (left, wide), (L2, across), (HBM, last) = PHONE if style.narrow() else PAGE
     names = ["0", "1", "2", "…", f"{columns - 1}"]
-    block = "block" if style.narrow() else "column block"
+    block, each = "block" if style.narrow() else "column block", additions // columns
     for k, name in enumerate(names):
+        y = k * PITCH + 0.21
         if name == "…":
-            style.note(ax, left + wide / 2, k * PITCH + 0.23, "⋮", ha="center")
-        else:
-            style.tensor_box(ax, left, k * PITCH, wide, 0.46, "dQ", f"{block} {name}")
-        for n in range(THIN):
-            y = k * PITCH + 0.07 + 0.08 * n
-            style.arrow(ax, (left + wide + 0.05, y), (L2 - 0.04, y), linewidth=0.6, mutation_scale=5)
-    high = (len(names) - 1) * PITCH + 0.46
-    sums = f"+\n\nsums\nin fp32,\n{amount(sizes['sums'])}"
+            style.note(ax, left + wide / 2, y, "⋮", ha="center")
+            style.note(ax, (left + wide + L2) / 2, y, "⋮", ha="center")
+            continue
+        style.tensor_box(ax, left, y - 0.21, wide, 0.42, "dQ", f"{block} {name}")
+        style.arrow(ax, (left + wide + 0.05, y), (L2 - 0.04, y), linewidth=5, mutation_scale=16)
+        words = f"{each} ×" if style.narrow() else f"{each} additions"
+        style.note(ax, (left + wide + L2) / 2 - 0.05, y - 0.17, words, ha="center")
+    high = (len(names) - 1) * PITCH + 0.42
+    sums = f"sums\nin fp32,\n{amount(sizes['sums'])}"
     style.tensor_box(ax, L2, 0, across, high, "dQ", sums, linewidth=2)
-    style.arrow(ax, (L2 + across + 0.05, high / 2), (HBM - 0.04, high / 2), linewidth=3, mutation_scale=16)
+    style.arrow(ax, (L2 + across + 0.05, high / 2), (HBM - 0.04, high / 2), linewidth=1.4, mutation_scale=10)
     style.tensor_box(ax, HBM, high / 2 - 0.55, last, 1.1, "dQ", f"dQ\nin 16 bits,\n{amount(sizes['dQ'])}")
-    style.note(ax, L2 + across + (HBM - L2 - across) / 2, high / 2 - 0.2, "once", ha="center", weight="bold")
+    style.note(ax, (L2 + across + HBM) / 2, high / 2 - 0.2, "once", ha="center", weight="bold")
     for x, name in ((left, "SMs"), (L2, "L2"), (HBM, "HBM")):
         style.note(ax, x, -0.16, name, weight="bold")
-    style.note(ax, left, high + 0.2, f"{additions:,} additions of {amount(sizes['part'])} each", weight="bold")
+    moved = additions * sizes["part"] // 2**20
+    words = f"{additions:,} additions of {amount(sizes['part'])}: {moved:,} MiB"
+    style.note(ax, left, high + 0.2, words, weight="bold")
+    style.note(ax, HBM + last, high + 0.2, f"once: {amount(sizes['dQ'])}", weight="bold", ha="right")
     style.bare(ax, (-0.03, style.width() - 0.1), (-0.3, high + 0.35))
     alt = (
-        f"From left to right: {columns} column blocks in the SMs send many thin arrows into one box, the sums in L2"
+        f"From left to right: {columns} column blocks in the SMs send thick arrows into one box, the sums in L2"
         f" ({amount(sizes['sums'])} in fp32). These are {additions:,} additions of {amount(sizes['part'])} each. One"
-        f" thick arrow leads from L2 to dQ in HBM ({amount(sizes['dQ'])} in 16 bits), once."
+        f" thin arrow leads from L2 to dQ in HBM ({amount(sizes['dQ'])} in 16 bits), once."
     )
     return figure, alt
 

@@ -79,7 +79,7 @@ def _sizes(ax: style.Axes, places: list[Memory], side: float) -> float:
     dots, pitch = [side * sqrt(place.size / far.size) for place in near], side / len(near)
     x, low, left, wide = side - 1.4 * sum(dots), side - 0.06, side + 0.25, 1.15 * pitch
     style.note(ax, 0, -0.15, "size", weight="bold")
-    style.note(ax, left, -0.15, f"sides × {ZOOM}", weight="bold")
+    style.note(ax, left, -0.15, f"enlarged × {ZOOM}", weight="bold")
     style.box(ax, 0, 0, side, side, fill=style.tint(style.INK, 0.12))
     style.note(ax, 0.12, 0.12, f"{far.name}\n{_size(far.size)}", va="top")
     lens = dict(fill="none", edgecolor=style.QUIET, linewidth=1)

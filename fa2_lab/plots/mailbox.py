@@ -32,10 +32,10 @@ def draw(spans: list[tuple], rung: str, clocks: float) -> style.Drawn:
         f" consumers have read it (arrows: the first of them reads). Model of rung {rung}, with four tiles per row"
         " block."
     )
-    figure, ax = style.new_figure(2.3, caption)
+    figure, ax = style.new_figure(2.9, caption)
     order = ("producer", "mailbox", "consumer")
     names = sorted({span[0] for span in spans}, key=lambda name: (order.index(name.split()[0]), name))
-    names.insert(3, "")  # room for the arrows
+    names = [names[0], "", *names[1:3], " ", *names[3:]]  # with room for the arrows
     window = 1.005 * clocks
     strips.lanes(ax, {name: [] for name in names}, window * window / strips.span(window))
     first = min(y for y, name in enumerate(names) if name.startswith("consumer"))
@@ -49,7 +49,11 @@ def draw(spans: list[tuple], rung: str, clocks: float) -> style.Drawn:
         style.box(ax, begun, y + 0.06, wide, 0.88, words, style.worker(3 - r % 4), linewidth=0.8)
         if "slot" in name:
             read = min(b for other, block, b, _ in spans if block == r and other.startswith("consumer"))
+            style.arrow(ax, (begun, 0.94), (begun, y + 0.04), linewidth=1.6)
             style.arrow(ax, (read, y + 0.94), (read, first + 0.04), linewidth=1.6)
+            if r == 1:  # the first number that waits
+                style.beside(ax, "writes" if style.narrow() else "writes number 1", (begun, 1.5), (5, 0))
+                style.beside(ax, "reads" if style.narrow() else "reads it", (read, first - 0.5), (5, 0))
     ax.set(xticks=range(0, int(window), 10000), xlabel="clocks →")
     alt = (
         "Lines over time show the producer, two slots of the mailbox and two consumers. The producer begins to copy"

@@ -48,77 +48,69 @@ WHERE = {
     "tree": "Tree: neighbours merge, then pairs of pairs (warps of a block)",
     "split": "Split: two workers loop over half of the keys each, then merge (decoding)",
 }
-W, H = 0.9, 0.76  # of one state's box
+ROW = 0.72  # the height of a state's bar, where rows are 1 apart
 
 
 @style.picture
 def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Drawn:
-    """Draw the states of all key blocks and, below them, each order of merging them, with m, l and o in every box."""
-    caption = "The same merge works in any order: a loop, a tree and a split end with the same o and L."
-    places = {name: _places(len(leaves), merges) for name, merges in orders.items()}
-    depths = [max(y for _, y in place) + 0.9 for place in places.values()]
-    figure, axes = style.new_figure(
-        10 if style.narrow() else 7.4, caption, nrows=1 + len(orders), height_ratios=[0.95, *depths]
+    """Draw the states of all key blocks and, below them, each order of merging them.
+
+    A state is a bar as wide as the blocks that it has seen, with m, l and o in it, and the last one has a thick edge.
+    """
+    caption = (
+        "The same merge works in any order: a loop, a tree and a split end with the same o and L. A bar is a state and"
+        " lies below the key blocks that it has seen. Here the rows have one column (d = 1)."
     )
+    spans = {name: _spans(len(leaves), merges) for name, merges in orders.items()}
+    depths = [max(row for *_, row in of) + 1.9 for of in spans.values()]
+    figure, axes = style.new_figure(
+        9.6 if style.narrow() else 6.0, caption, nrows=1 + len(orders), height_ratios=[2.2, *depths]
+    )
+    axes[0].set_title("The state of each key block")
     for k, state in enumerate(leaves):
-        _state(axes[0], k, 0, state)
-    axes[0].set_title("The state of each key block: m, l and o, from top to bottom (d = 1)")
-    style.bare(axes[0], (-0.5, len(leaves) - 0.5), (-0.45, 0.45))
+        style.note(axes[0], k + 0.5, -0.3, f"{k}" if style.narrow() else f"block {k}", ha="center", va="center")
+        names = ("", "", "") if style.narrow() else ("m ", "l ", "o ")
+        style.box(axes[0], k + 0.04, 0.1, 0.92, 1.75, _words(state, names, "\n"), style.fill("m"), linewidth=0.8)
+    style.bare(axes[0], (-0.02, len(leaves) + 0.02), (-0.6, 1.9))
     for ax, (name, merges) in zip(axes[1:], orders.items(), strict=True):
-        _order(ax, places[name], len(leaves), merges)
         ax.set_title(WHERE[name])
+        for k in range(len(leaves)):
+            style.box(ax, k + 0.04, 0.3, 0.92, 0.25, "", style.fill("m"), linewidth=0.5)
+        for (start, stop, row), (*_, state) in zip(spans[name], merges, strict=True):
+            last = stop - start == len(leaves)
+            words = _words(state, ("m ", "l ", "o "), ", ") if stop - start > (3 if style.narrow() else 1) else ""
+            words = _result(merges, 4).replace("-", "−") if last else words
+            look = dict(linewidth=2.4) if last else dict(linewidth=0.8)
+            patch = style.box(ax, start + 0.04, row - 0.1, stop - start - 0.08, ROW, words, style.fill("m"), **look)
+            if last:
+                patch.label_text.set_weight("bold")
+        style.bare(ax, (-0.02, len(leaves) + 0.02), (0.25, spans[name][-1][2] + 0.7))
     results = "; ".join(f"{name} {_result(merges, 6)}" for name, merges in orders.items())
     alt = (
         f"{len(leaves)} boxes hold the states (m, l, o) of {len(leaves)} key blocks. Beneath, the same merge joins"
-        f" them in three orders: a chain of {len(orders['loop'])}, a tree of three levels, and two chains joined at the"
-        f" end. The numbers in between differ, but the results do not: {results}."
+        f" them in three orders, as bars that become longer: one by one in {len(orders['loop'])} steps, as a tree of"
+        f" three levels, and as two loops joined at the end. The numbers in between differ, but the results do not:"
+        f" {results}."
     )
     return figure, alt
 
 
-def _result(merges: list[Merge], digits: int, between: str = ", ") -> str:
-    """Return o / l and L of the last merge as text, with `digits` decimals and with `between` as the separator."""
+def _result(merges: list[Merge], digits: int) -> str:
+    """Return o / l and L of the last merge as text, with `digits` decimals."""
     o, L = (x.item() for x in merges[-1][2].finalize())
-    return f"o / l = {o:.{digits}f}{between}L = {L:.{digits}f}"
+    return f"o / l = {o:.{digits}f}, L = {L:.{digits}f}"
 
 
-def _places(leaves: int, merges: list[Merge]) -> list[tuple[float, float]]:
-    """Return the position of each node: the leaves side by side, and each merge below the nodes that it joins.
-
-    A merge that joins a leaf is directly below this leaf. Any other merge is halfway between its two nodes.
-    """
-    places = [(float(k), 0.0) for k in range(leaves)]
+def _spans(leaves: int, merges: list[Merge]) -> list[tuple[int, int, int]]:
+    """Return (first block, end, row) of the state that each merge makes. It is one row below the states it joins."""
+    spans = [(k, k + 1, 0) for k in range(leaves)]
     for left, right, _ in merges:
-        (x_left, y_left), (x, y) = places[left], places[right]
-        places.append((x, 1.0) if right < leaves else ((x_left + x) / 2, max(y_left, y) + 1))
-    return places
+        (start, _, above), (_, stop, beside) = spans[left], spans[right]
+        spans.append((start, stop, max(above, beside) + 1))
+    return spans[leaves:]
 
 
-def _order(ax: style.Axes, places: list, leaves: int, merges: list[Merge]) -> None:
-    for k in range(leaves):
-        label = f"{k}" if style.narrow() else f"block {k}"
-        style.box(ax, k - W / 2, -0.2, W, 0.4, label, style.tint(style.INK, 0.06), linewidth=0.5)
-    for (x, y), (*children, state) in zip(places[leaves:], merges, strict=True):
-        for child in children:
-            _arrow(ax, places[child], (x, y), leaf=child < leaves)
-        _state(ax, x, y, state)
-    words = _result(merges, 4, ",  ").replace("-", "−")
-    bottom = y + H / 2 + 0.1
-    at, side = (x + W / 2, "right") if x > leaves / 2 else (x, "center")
-    style.note(ax, at, bottom, words, va="top", ha=side, weight="bold")
-    style.bare(ax, (-0.5, leaves - 0.5), (-0.25, bottom + 0.35))
-
-
-def _arrow(ax: style.Axes, start: tuple, end: tuple, leaf: bool) -> None:
-    (x0, y0), (x1, y1) = start, end
-    if y0 == y1:  # along a chain
-        style.arrow(ax, (x0 + W / 2, y0), (x1 - W / 2, y1))
-    else:  # down, ending off the middle if it starts from the side
-        aside = 0.25 * max(-1, min(1, x0 - x1))
-        style.arrow(ax, (x0, y0 + (0.2 if leaf else H / 2)), (x1 + aside, y1 - H / 2))
-
-
-def _state(ax: style.Axes, x: float, y: float, state: SoftmaxState) -> None:
-    names = dict.fromkeys("mlo", "") if style.narrow() else {name: f"{name} " for name in "mlo"}
-    words = "\n".join(f"{word}{getattr(state, name).item():.2f}" for name, word in names.items()).replace("-", "−")
-    style.box(ax, x - W / 2, y - H / 2, W, H, words, style.fill("m"))
+def _words(state: SoftmaxState, names: tuple[str, ...], between: str) -> str:
+    """Return m, l and o of a state as text, each after its name."""
+    numbers = (state.m, state.l, state.o)
+    return between.join(f"{name}{x.item():.2f}" for name, x in zip(names, numbers, strict=True)).replace("-", "−")

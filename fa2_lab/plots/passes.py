@@ -25,8 +25,8 @@ def draw(ways: dict[str, list[list[str]]]) -> style.Drawn:
     for y, (name, passes) in enumerate(ways.items()):
         seen: list[str] = []
         for what in (what for each in passes for what in each):
-            look = dict(hatch=style.MASK_HATCH) if what in seen else {}
-            style.tensor_box(ax, len(seen), y + 0.12, 0.94, 0.76, what, what, **look)
+            look, words = (dict(hatch=style.MASK_HATCH), f"{what}\nagain") if what in seen else ({}, what)
+            style.tensor_box(ax, len(seen), y + 0.12, 0.94, 0.76, what, words, **look)
             seen.append(what)
         style.note(ax, -0.1, y + 0.5, f"{name}: {len(seen)}", ha="right")
     style.bare(ax, (-(2.2 if style.narrow() else 1.4), max(counts.values())), (0, len(ways)))

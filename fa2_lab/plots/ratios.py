@@ -3,7 +3,7 @@
 from statistics import median
 
 from matplotlib.axes import Axes
-from matplotlib.transforms import blended_transform_factory
+from matplotlib.transforms import Transform, blended_transform_factory
 
 from fa2_lab.plots import style
 from fa2_lab.records import Measurement, load
@@ -14,8 +14,12 @@ RIVALS = {  # the fastest of the other implementations: each has a lane in every
 }
 FAR = ("FlexAttention", "torch flash")  # each has a column of numbers
 LOW, HIGH = 0.75, 1.8  # the ratios at the ends of the scale
-TICKS = {0.8: "0.8×", 0.9: "0.9×", 1: "equal", 1.1: "1.1×", 1.2: "1.2×", 1.4: "1.4×", 1.6: "1.6×", 1.8: "1.8×"}
-KEY = ("Speed of fa2_lab ÷ speed of another implementation.", "Mark and number: median. Bar: all problems of a row.")
+TICKS = {0.8: "0.8×", 1: "equal", 1.2: "1.2×", 1.4: "1.4×", 1.6: "1.6×", 1.8: "1.8×"}
+KEY = ("Speed of fa2_lab ÷ speed of another implementation.", "Mark and number: median. Bar: all problems.")
+PAGE = dict(
+    scale=(0.2, 0.6), lane=0.625, slower=0.855, FlexAttention=0.93, **{"torch flash": 0.992}
+)  # where, from 0 to 1 across
+PHONE = dict(scale=(0.02, 0.6), lane=0.66, slower=0.99, FlexAttention=0.75, **{"torch flash": 0.99})
 LINE = 0.168  # inches of a line of small letters
 Ratios = tuple[str, str, dict[str, list[float]]]  # group, name, {implementation: ratios}
 
@@ -60,8 +64,8 @@ def by_direction(group: str, rows: list[Measurement]) -> list[Ratios]:
 def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     """Draw a row for each setting, with a lane for each of the fastest implementations.
 
-    A lane has a mark at the median ratio, a bar over the range of the ratios, and the number of problems on which
-    fa2_lab is slower. For the other implementations, the row has only the medians, as numbers.
+    A lane has a mark at the median ratio, a bar over the range of the ratios, and beside them the median and the number
+    of problems on which fa2_lab is slower. For the other implementations, the row has only the medians.
     """
     ahead = sum(all(median(found) > 1 for found in ratios.values()) for _, _, ratios in rows)
     settings = f"all {len(rows)}" if ahead == len(rows) else f"{ahead} of {len(rows)}"
@@ -69,18 +73,19 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     caption = (
         f"By the median ratio, fa2_lab is the fastest in {settings} settings. "
         f"The ratio is the speed of fa2_lab divided by the speed of the other implementation, on a logarithmic scale. "
-        f"An arrow at the end of a bar gives a ratio beyond the scale. "
+        f"An arrowhead at the end of a bar means that the bar goes on beyond the scale. "
         f"We measured on an {gpu}, in {dtype}, with {' and '.join(versions)}."
     )
     groups = list(dict.fromkeys(row[0] for row in rows))
     stacks = style.narrow()  # then the name and the numbers of a row are above its lanes
     high = 3.1 if stacks else 2.1  # of a row, in lines
-    top, bottom = -3.4 if stacks else -1.2, (high + 0.25) * len(rows) + 1.5 * len(groups)
+    top, bottom = -3.4 if stacks else -2.1, (high + 0.25) * len(rows) + 1.5 * len(groups)
     figure, ax = style.new_figure((bottom - top + 4) * LINE * style.width() / style.across(), caption)
-    ends = dict(zip(FAR, (0.75, 0.99) if stacks else (0.875, 0.992), strict=True))  # of the columns of numbers
+    place = PHONE if stacks else PAGE
     across = blended_transform_factory(ax.transAxes, ax.transData)
-    for peer, end in ends.items():
-        style.note(ax, end, -0.5, peer, ha="right", transform=across)
+    for peer in FAR:
+        words = peer if stacks else peer.replace(" ", "\n").replace("xA", "x-\nA")
+        style.note(ax, place[peer], -0.5 if stacks else -0.8, words, ha="right", transform=across)
     for (peer, look), start in zip(RIVALS.items(), (0.015, 0.42 if stacks else 0.2), strict=True):
         ax.plot([start], [-1.7 if stacks else -0.5], linestyle="none", transform=across, **look)
         style.note(ax, start + (0.03 if stacks else 0.018), -1.7 if stacks else -0.5, peer, transform=across)
@@ -90,22 +95,25 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     for group in groups:
         style.note(ax, 0, y + 0.75, group, fontweight="bold", transform=across)
         y += 1.5
-        for k, (_, name, ratios) in enumerate(row for row in rows if row[0] == group):
+        for _, name, ratios in (row for row in rows if row[0] == group):
             style.bars(ax, [(0, y, 1, high)], style.MASKED, transform=across, zorder=0)
             at = y + (0.6 if stacks else high / 2)
             style.note(ax, 0.01, at, name, transform=across)
-            for peer, end in ends.items():
+            for peer in FAR:
                 words = f"{median(ratios[peer]):.2f}×" if peer in ratios else "–"
-                style.note(ax, end, at, words, ha="right", transform=across)
-            for lane, (peer, look) in enumerate(RIVALS.items(), start=-1):
-                if peer in ratios:
-                    draw_lane(ax, y + high - 0.55 + lane, ratios[peer], look, "" if k else peer)
-            lanes = [y + stacks, y + high]
-            ax.vlines(list(TICKS), *lanes, color=style.PAPER, linewidth=0.8, zorder=0.5)
-            ax.plot([1, 1], lanes, color=style.INK, linewidth=1.2, zorder=1.5)
+                style.note(ax, place[peer], at, words, ha="right", transform=across)
+            lanes = [peer for peer in RIVALS if peer in ratios]
+            for lane, peer in enumerate(lanes):
+                middle = y + high - 1.05 + lane - (len(lanes) - 1) / 2
+                draw_lane(ax, middle, ratios[peer], RIVALS[peer], (place["lane"], across))
+            ends = [y + stacks, y + high]
+            ax.vlines(list(TICKS), *ends, color=style.PAPER, linewidth=0.8, zorder=0.5)
+            ax.plot([1, 1], ends, color=style.INK, linewidth=1.2, zorder=1.5)
             y += high + 0.25
-    ax.set(xscale="log", xlim=(LOW, HIGH) if stacks else (0.56, 2.57), ylim=(bottom, top), yticks=[])
-    shown = [x for x in TICKS if not stacks or x not in (1.1, 1.8)]
+    left, right = place["scale"]
+    whole = (HIGH / LOW) ** (1 / (right - left))  # the ratio of the right end of the axes to the left one
+    ax.set(xscale="log", xlim=(LOW / whole**left, HIGH * whole ** (1 - right)), ylim=(bottom, top), yticks=[])
+    shown = [x for x in TICKS if x != 1.6 or not stacks]
     style.log_ticks(ax.xaxis, shown, [TICKS[x] for x in shown])
     ax.tick_params(axis="x", top=True, labeltop=True, labelbottom=True)
     ax.xaxis.set_label_position("top")
@@ -115,25 +123,23 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     return figure, f"Speed ratios, one row for each setting. Medians: {medians}."
 
 
-def draw_lane(ax: Axes, y: float, found: list[float], look: dict, name: str) -> None:
-    """Draw the ratios over one implementation: their range, their median, and the number of ratios below 1."""
-    least, most, middle = min(found), max(found), median(found)
-    low, high, color = max(least, LOW), min(most, HIGH), style.tint(look["color"], 0.55)
+def draw_lane(ax: Axes, y: float, found: list[float], look: dict, beside: tuple[float, Transform]) -> None:
+    """Draw the ratios over one implementation: their range and their median, and `beside` them both as numbers.
+
+    `beside` is (x, transform). An arrowhead marks the end of a range that goes on beyond the scale.
+    """
+    (x, across), middle, slower = beside, median(found), sum(x < 1 for x in found)
+    low, high, color = max(min(found), LOW), min(max(found), HIGH), style.tint(look["color"], 0.7)
     style.bars(ax, [(low, y - 0.42, high - low, 0.84)], color, zorder=1)
     ax.plot([middle], [y], linestyle="none", markeredgecolor=style.PAPER, zorder=3, **look)
-    if slower := sum(x < 1 for x in found):
-        words = f"{slower} of {len(found)} slower"
-        if least < LOW:
-            words = f"← {least:.2f}, {words.removesuffix(' slower') if style.narrow() else words}"
-        style.beside(ax, words, (1, y), (-4, -0.5), ha="right")
-    beyond = f"{most:.2f} →" if most > HIGH else ""
-    if middle > 1.5:  # little room is left on the right
-        style.beside(
-            ax, f"{middle:.2f} (to {beyond})" if beyond else f"{middle:.2f}", (middle, y), (-6, -0.5), ha="right"
-        )
-    else:
-        style.beside(ax, f"{middle:.2f}", (middle, y), (6, -0.5))
-        style.beside(ax, beyond or (name if most < 1.36 else ""), (HIGH, y), (-2, -0.5), ha="right")
+    for end, marker in ((low, "<"), (high, ">")):
+        if end in (LOW, HIGH):
+            ax.plot([end], [y], marker, color=color, markersize=9, markeredgewidth=0, zorder=1)
+    ax.plot([x], [y], linestyle="none", transform=across, **look)
+    style.note(ax, x + (0.03 if style.narrow() else 0.015), y, f"{middle:.2f}×", transform=across)
+    if slower:
+        words = f"{slower}{'' if style.narrow() else f' of {len(found)}'} slower"
+        style.note(ax, PHONE["slower"] if style.narrow() else PAGE["slower"], y, words, ha="right", transform=across)
 
 
 def spread(rows: list[Ratios], group: str) -> str:

@@ -6,7 +6,8 @@ from fa2_lab.examine.cases import rounded
 from fa2_lab.machine import numbers
 from fa2_lab.plots import style
 
-BINS = np.linspace(-0.5125, 0.5125, 42)  # of an ulp, with a bin around each of −½, 0 and ½
+EACH = 16  # rows per point of a line
+BINS = np.array([-0.5, -0.375, -0.125, 0.125, 0.375, 0.5])  # of an ulp, with a bin around each of −½, −¼, 0, ¼ and ½
 
 
 def data() -> dict:
@@ -38,30 +39,29 @@ def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Dr
     caption = (
         "If two scores share the maximum, rounding errors do not cancel. The usual softmax computes exp(s − m). With 2m"
         " instead of m, O is mathematically the same, but its largest p differs from row to row. On the left, the"
-        " error of rounding o to bf16, in steps of bf16, over all rows. On the right, the sum of the errors of D over"
-        " the rows. All numbers are simulated in NumPy."
+        " errors of rounding o to bf16. Each pair of bars counts the rows whose error is near its value. On the right,"
+        " the sum of the errors of D over the rows. All numbers are simulated in NumPy."
     )
     figure, axes = style.stacked(2.9, caption, ncols=2)
     errors, lines = axes[0]
-    middles = (BINS[1:] + BINS[:-1]) / 2
-    errors.bar(middles, shares["m"], width=0.025, color=style.INK)
-    errors.plot(middles, shares["2m"], color=style.OURS, linewidth=1)
-    errors.set(xlabel="error of o, in steps of bf16", ylabel="share of the rows", xlim=(-0.68, 0.68))
-    errors.set_xticks([-0.5, -0.25, 0, 0.25, 0.5], labels=["−½", "−¼", "0", "¼", "½"])
-    near = [shares["m"][abs(middles + x) < 0.06].sum() for x in (0.5, 0)]
-    top = shares["m"].max()
-    errors.set_ylim(0, 1.3 * top)
-    errors.set_title("one error: mostly −½ or 0, never ½")
-    for x, share in zip((-0.5, 0), near, strict=True):
-        style.note(errors, x, 1.06 * top, f"{share:.0%} of\nthe rows", ha="center", va="bottom", weight="bold")
-    style.note(errors, 0.42, 0.62 * top, "no row\nat ½", ha="center", va="bottom", weight="bold")
-    style.arrow(errors, (0.42, 0.58 * top), (0.5, 0.1 * top))
-    style.note(errors, -0.25, 0.14 * top, "with 2m:\neven", ha="center", va="bottom", color=style.OURS)
-    lines.set_title("their sum in D: it grows")
+    looks = dict(m=dict(color=style.INK), **{"2m": dict(facecolor=style.PAPER, edgecolor=style.OURS, linewidth=1.6)})
+    places = np.arange(len(BINS) - 1)
+    for n, (name, share) in enumerate(shares.items()):
+        drawn = errors.bar(places + 0.42 * (n - 0.5), share, width=0.38, **looks[name])
+        color, weight = (style.INK, "bold") if name == "m" else (style.OURS, "normal")
+        words = [f"{part:.0%}" for part in share]
+        errors.bar_label(drawn, words, padding=2, fontsize=style.SMALL, color=color, fontweight=weight)
+    errors.set(xlabel="error of o, in steps of bf16", yticks=[], ylim=(0, 1.12 * shares["m"].max()))
+    errors.set_xticks(places, labels=["−½", "−¼", "0", "¼", "½"])
+    errors.spines["left"].set_visible(False)
+    errors.set_title("share of the rows by error")
+    for k, (words, color) in enumerate((("filled: exp(s − m)", style.INK), ("open: exp(s − 2m)", style.OURS))):
+        style.note(errors, 4.4, (1.06 - 0.1 * k) * shares["m"].max(), words, ha="right", color=color)
+    lines.set_title("the sum of the errors in D grows")
     looks = ((style.INK, "-", 2.6), (style.OURS, "-", 1), (style.QUIET, style.DASHED, 1))
     rows = len(next(iter(sums.values())))
     for line, (color, dashes, thick) in zip(sums.values(), looks, strict=True):
-        lines.plot(np.arange(1, rows + 1), line, color=color, linestyle=dashes, linewidth=thick)
+        lines.plot(np.arange(1, rows + 1)[::EACH], line[::EACH], color=color, linestyle=dashes, linewidth=thick)
     lines.set(xlabel="rows", ylabel="sum of the errors of D", xlim=(0, rows * 1.02))
     lines.set_xticks(range(0, rows, 1000))
     biased, fixed, exact = sums
@@ -71,9 +71,9 @@ def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Dr
     style.note(lines, 0.5 * rows, min(sums[fixed]) - 0.07 * top, "exp(s − 2m), in bf16", ha="right", color=style.OURS)
     lines.set_ylim(min(sums[fixed]) - 0.14 * top, 1.05 * top)
     alt = (
-        "On the left, the errors of one rounding: relative to m, they are piled up at −½ of a step"
-        f" ({near[0]:.0%} of the rows) and at 0 ({near[1]:.0%}), and relative to 2m they are spread evenly from −½ to"
-        f" ½. On the right, the sum of the errors of D over {rows:,} rows: "
+        "On the left, bars for the errors of one rounding: relative to m, they are piled up at −½ of a step"
+        f" ({shares['m'][0]:.0%} of the rows) and at 0 ({shares['m'][2]:.0%}), with none at ½. Relative to 2m, they are"
+        f" spread evenly from −½ to ½. On the right, the sum of the errors of D over {rows:,} rows: "
         + "; ".join(f"{name} {end:+.2f} in the end" for name, end in ends.items())
         + ". The first is a straight line, and the others stay near 0."
     )

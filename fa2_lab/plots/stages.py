@@ -48,7 +48,7 @@ def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, windo
             if tile:
                 ends.setdefault(tile, []).append((f"consumer {c}", job[3]))
     strips.lanes(ax, rows, window)
-    window, letter = strips.span(window), 0.0135 * window
+    window, letter = strips.span(window), strips.letter_width() * strips.span(window)
     for stage, tile, begun, ended, released in spans:
         y = order.index(stage)
         for start, stop, copying in ((begun, ended, True), (ended, released, False)):
@@ -60,7 +60,9 @@ def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, windo
                 label = words if copying else ""  # of a full stage it is at the left, where no arrow crosses it
                 style.tensor_box(ax, start, y + 0.06, stop - start, 0.88, tile[0], label, linewidth=0.8, **look)
                 if words and not copying:
-                    style.note(ax, start + 0.6 * letter, y + 0.5, words)
+                    x = start + 0.6 * letter
+                    across = [end for pair in ends.values() for _, end in pair if x < end < x + letter * len(words)]
+                    style.note(ax, max([x, *(end + letter for end in across)]), y + 0.5, words)
         for consumer, end in ends.get(tile, ()):
             if 0.02 * window < end < window:
                 above = order.index(consumer) < y

@@ -18,7 +18,8 @@ from fa2_lab.plots import style
 from fa2_lab.records import load
 
 LEAD = 250  # clocks that are drawn before what a rung changes
-AHEAD, PERSISTENT, LAGGING = 20, 21, 22  # from which rung on S starts early, programs stay, o is seldom rescaled
+AHEAD, PERSISTENT, LAGGING, WIDE = 20, 21, 22, 23  # from which rung on S starts early, programs stay, o is seldom
+# rescaled, and a program has three consumers
 
 
 class Sizes(NamedTuple):
@@ -78,6 +79,8 @@ WHY = {  # what a caption adds
     21: "The boxes with a thick edge belong to the next row block.",
     19: "A tile takes {now} instructions instead of {then}.",
     22: "A tile takes {now} instructions instead of {then}.",
+    23: "After its softmax, a consumer has time to spare (dashed) until its next matmul, so a short delay stops no"
+    " matmul. The boxes with a thick edge belong to the third consumer.",
 }
 CHANGED = {14: "exp", 15: "exp", 16: "exp", 17: "copy", 18: "exp", 19: "exp", 22: "exp"}  # the unit that is emphasised
 CAUSE = {  # what a page adds to the words beside the first changed box, or below the copies
@@ -89,6 +92,7 @@ CAUSE = {  # what a page adds to the words beside the first changed box, or belo
     19: "no test for the last key",
     22: "o is not rescaled",
 }
+THICK = {21: "\nthick edge: the next row block", 23: "\nthick edge: the third consumer · dashed: time to spare"}
 WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}  # clocks that are drawn, if the change is a small part of a tile
 
 
@@ -114,6 +118,8 @@ def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
         start = min(stores) - 1500 if number == PERSISTENT else aligned
         if number == PERSISTENT:
             marked = [block_of > 0 for block_of in row_blocks_of(block.jobs, size, tiles // size.keys)]
+        elif number == WIDE:
+            marked = [job.actor == "2" for job in block.jobs]
         else:
             marked = [size.number == number and job.unit == unit for job in block.jobs]
         jobs = [(job.unit, job.actor, job.label, job.begun - start, job.ended - start) for job in block.jobs]
@@ -274,7 +280,7 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
     figure = stacked(sum(heights) + 0.3, caption, titled, window, faded=faded, height_ratios=heights)
     clocks = f"time in the model → (1,000 clocks = {1e9 / chips.H200.clock_hz:.1f} µs)"
     clocks += "\nnumber on a softmax: instructions of a thread"
-    figure.axes[-1].set_xlabel(clocks + "\nthick edge: the next row block" * (number == PERSISTENT))
+    figure.axes[-1].set_xlabel(clocks + THICK.get(number, ""))
     if unit == "copy":
         for ax, rows, panel, cause in zip(figure.axes, timelines.values(), panels, CAUSE[number], strict=True):
             _count_copies(ax, rows, panel, cause)
@@ -285,7 +291,18 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
     else:
         for ax, rows in zip(figure.axes, timelines.values(), strict=True):
             mark_waits(ax, rows, window)
+            if number == WIDE:
+                _mark_spare(ax, rows, window)
     return figure, alt
+
+
+def _mark_spare(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -> None:
+    """Draw a dashed box from the end of consumer 0's first softmax to its next matmul, with the length in clocks."""
+    y = list(rows).index("softmax, 0")
+    ended = min(job[2] for job in rows["softmax, 0"] if job[1] > 0)
+    wide = min(job[1] for job in rows["tensor cores, 0"] if job[1] > ended) - ended
+    words = f"{wide:,.0f}" if style.narrow() else f"spare: {wide:,.0f}"
+    style.box(ax, ended, y + 0.06, wide, 0.88, words, linestyle=style.DASHED)
 
 
 def mark_waits(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -> None:
@@ -374,7 +391,7 @@ def lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float, faded:
 
     A job with a fourth member that is true gets a thick edge. `faded` names the units whose rows are drawn pale.
     """
-    window, letter = span(window), 0.0135 * window
+    window, letter = span(window), letter_width() * span(window)
     for (name, jobs), (y, high) in zip(rows.items(), row_places(rows, faded), strict=True):
         pale = name.split(",")[0] in faded
         style.note(ax, -0.012 * window, y + high / 2, name, ha="right", color=style.QUIET if pale else style.INK)
@@ -397,6 +414,11 @@ def lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float, faded:
     step = 2000 if style.narrow() and window > 6000 else 1000 if window > 2000 else 500
     deep = sum(row_heights(rows, faded))
     style.bare(ax, (-names, window), (-0.05, deep + 0.05), xticks=range(0, int(window) + 1, step))
+
+
+def letter_width() -> float:
+    """Return the width of a letter, as a share of the clocks that are drawn."""
+    return 0.0252 if style.narrow() else 0.0135
 
 
 def span(window: float) -> float:

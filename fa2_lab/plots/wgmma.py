@@ -17,9 +17,8 @@ def data(d: int = 128, B_c: int = 128) -> dict:
     return dict(products=products, deep=DEEP, warps=warps)
 
 
-PAGE = (1 / 100, (0.05, 2.05, 4.3), 0.36)  # inches: an element, where each matrix begins, the sign before it
-PHONE = (1 / 112, (0.03, 1.47, 2.9), 0.15)
-HIGH = 1.95
+PAGE, PHONE = (1 / 100, 0.18, 0.3), (1 / 118, 0.075, 0.16)  # an element, the room around a matrix, that for a sign
+DOWN, ABOVE, BELOW = 1.95, 0.52, 0.12  # to the second matmul; the room above and below the right operand
 
 
 @style.picture
@@ -33,16 +32,29 @@ def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Draw
         "In both matmuls of a tile, the right operand comes from shared memory, and the result stays in registers."
     )
     caption += f" A frame marks what one wgmma instruction reads, with {len(warps)} rows and a depth of {deep}."
-    figure, ax = style.new_figure(4.1, caption)
-    lines = []
-    for k, (left, right, result) in enumerate(products):
-        _product(ax, k * HIGH, (left, right, result), deep, warps)
-        (_, a, shape, place), (_, b, _, _), (_, c, _, _) = left, right, result
+    figure, ax = style.new_figure(4.4, caption)
+    size, around, between = PHONE if style.narrow() else PAGE
+    each = products[0][1][2][1] * size + 2 * around  # the width of a column
+    high, lines = products[0][1][2][0] * size, []
+    for n in range(3):
+        x, places = n * (each + between), [product[n][3] for product in products]
+        for k, place in enumerate(places if places[0] != places[1] else places[:1]):
+            tall = high + (0 if places[0] != places[1] else DOWN)
+            ground = style.tint(style.INK, 0.09) if place == SHARED else style.PAPER
+            style.box(ax, x, k * DOWN - ABOVE, each, tall + ABOVE + BELOW, fill=ground, edgecolor=style.QUIET)
+            style.note(ax, x + each / 2, k * DOWN - ABOVE + 0.15, place, ha="center", weight="bold")
+    for k, product in enumerate(products):
+        for n, matrix in enumerate(product):
+            _matrix(ax, n * (each + between) + around, k * DOWN + high / 2, size, matrix, n, deep)
+        for n, sign in enumerate("×="):
+            x = (n + 1) * (each + between) - between / 2
+            style.note(ax, x, k * DOWN + high / 2, sign, ha="center", fontsize=style.LARGE)
+        (_, a, shape, place), (_, b, _, _), (_, c, _, _) = product
         lines.append(f"{c} = {a} {b} has {a} in {place} and takes {shape[1] // deep} instructions")
-    foot, times = 2 * HIGH - 0.1, products[0][0][2][1] // deep
-    style.box(ax, 0.05, foot - 0.08, 0.16, 0.16, fill="none", linewidth=1.8)
-    style.note(ax, 0.3, foot, f"what one of a matmul's {times} instructions reads")
-    style.bare(ax, (0, style.width() - 0.1), (-0.25, foot + 0.15), aspect="equal")
+    foot, times = DOWN + high + 0.36, products[0][0][2][1] // deep
+    style.box(ax, 0, foot - 0.08, 0.16, 0.16, fill="none", linewidth=2.4)
+    style.note(ax, 0.25, foot, f"what one of a matmul's {times} instructions reads")
+    style.bare(ax, (-0.02, 3 * each + 2 * between + 0.02), (-ABOVE - 0.02, foot + 0.15), aspect="equal")
     alt = (
         f"Two matmuls of a warpgroup, drawn as left operand times right operand = result. {', and '.join(lines)}. The"
         f" right operand is in shared memory both times, and the result is in registers, with {warps.count(0)} rows in"
@@ -52,23 +64,20 @@ def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Draw
     return figure, alt
 
 
-def _product(ax: style.Axes, top: float, matrices: list[tuple], deep: int, warps: list[int]) -> None:
-    """Draw left operand × right operand = result, side by side, each with its memory below it."""
-    SIZE, LEFTS, before = PHONE if style.narrow() else PAGE
-    middle = top + matrices[1][2][0] * SIZE / 2
-    for n, ((tensor, name, shape, place), x) in enumerate(zip(matrices, LEFTS, strict=True)):
-        rows, cols = (SIZE * length for length in shape)
-        y = middle - rows / 2
-        if place == SHARED:
-            style.tensor_box(ax, x, y, cols, rows, tensor)
-        else:  # in registers: a strip of rows for each warp
-            each = rows / len(set(warps))
-            for w in sorted(set(warps)):
-                style.tensor_box(ax, x, y + w * each, cols, each, tensor, f"warp {w}", linewidth=0.8)
-        if n < 2:
-            wide, high = (deep * SIZE, rows) if n == 0 else (cols, deep * SIZE)
-            style.box(ax, x, y, wide, high, fill="none", linewidth=1.8)
-        style.note(ax, x, y - 0.11, f"{name}  {shape[0]} × {shape[1]}", weight="bold")
-        style.note(ax, x, y + rows + 0.11, f"in {place}")
-    for sign, x in zip("×=", LEFTS[1:], strict=True):
-        style.note(ax, x - before, middle, sign, ha="center", fontsize=style.LARGE)
+def _matrix(ax: style.Axes, x: float, middle: float, size: float, matrix: tuple, n: int, deep: int) -> None:
+    """Draw operand or result n of a matmul with its name: in registers as four strips of rows, one for each warp."""
+    tensor, name, shape, place = matrix
+    rows, cols = (size * length for length in shape)
+    y = middle - rows / 2
+    if place == SHARED:
+        style.tensor_box(ax, x, y, cols, rows, tensor)
+    else:
+        for w in range(4):
+            words = "" if style.narrow() else f"warp {w}"
+            style.tensor_box(ax, x, y + w * rows / 4, cols, rows / 4, tensor, words, linewidth=0.8)
+    if place != SHARED and style.narrow():
+        style.note(ax, x, y + rows + 0.11, "in 4 warps")
+    if n < 2:
+        wide, high = (deep * size, rows) if n == 0 else (cols, deep * size)
+        style.box(ax, x, y, wide, high, fill="none", linewidth=2.4, zorder=3)
+    style.note(ax, x, y - 0.12, f"{name}  {shape[0]} × {shape[1]}")
