@@ -55,12 +55,12 @@ def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Dr
     errors.set_xticks(places, labels=["−½", "−¼", "0", "¼", "½"])
     errors.spines["left"].set_visible(False)
     errors.set_title("share of the rows by error")
-    for k, (words, color) in enumerate((("filled: exp(s − m)", style.INK), ("open: exp(s − 2m)", style.OURS))):
-        style.note(errors, 4.4, (1.06 - 0.1 * k) * shares["m"].max(), words, ha="right", color=color)
+    style.note(errors, 4.4, 1.06 * shares["m"].max(), "filled: exp(s − m)", ha="right")
+    style.note(errors, 4.4, 0.96 * shares["m"].max(), "open: exp(s − 2m)", ha="right", color=style.OURS)
     lines.set_title("the sum of the errors in D grows")
-    looks = ((style.INK, "-", 2.6), (style.OURS, "-", 1), (style.QUIET, style.DASHED, 1))
+    lined = ((style.INK, "-", 2.6), (style.OURS, "-", 1), (style.QUIET, style.DASHED, 1))
     rows = len(next(iter(sums.values())))
-    for line, (color, dashes, thick) in zip(sums.values(), looks, strict=True):
+    for line, (color, dashes, thick) in zip(sums.values(), lined, strict=True):
         lines.plot(np.arange(1, rows + 1)[::EACH], line[::EACH], color=color, linestyle=dashes, linewidth=thick)
     lines.set(xlabel="rows", ylabel="sum of the errors of D", xlim=(0, rows * 1.02))
     lines.set_xticks(range(0, rows, 1000))
