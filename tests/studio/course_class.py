@@ -1,10 +1,16 @@
 """Make submissions of an assignment, and grade them without the check of the assignment's own solution."""
 
+import io
 import json
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+from checks.__main__ import played as played_on
+
+import fa2_studio.course  # noqa: F401 — finds the checks
+from fa2_lab.kernels import interpreter
 from fa2_studio.course import grade, notebooks
 from fa2_studio.course.box import Limits
 from fa2_studio.course.notebooks import grade_id, is_solution, marks, source, student_version
@@ -51,3 +57,18 @@ def graded_at_once(folder: Path, books: dict, kind: str, limits: Limits = PATIEN
     with grade.packages([assignment]) as staged:
         grade.run_all(tasks, staged, how, lambda task, graded: found.__setitem__(task[0].student, graded))
     return found
+
+
+def played(notebook: dict) -> tuple[dict[str, float], str]:
+    """Return {step: points} of a notebook's test cells in a student's own check, and everything that was printed."""
+    printed = io.StringIO()
+    points, _ = played_on(json.loads(json.dumps(notebook)), printed)
+    return points, printed.getvalue()
+
+
+def interpreted(name: str) -> None:
+    """Skip the test if this assignment cannot run in this process, which needs Triton's interpreter for some."""
+    for need in notebooks.named(name).needs:
+        pytest.importorskip(need, reason=f"{need} is not installed")
+    if notebooks.named(name).needs and (not interpreter.is_enabled() or interpreter.version_conflict()):
+        pytest.skip(interpreter.version_conflict() or "the interpreter is off: set TRITON_INTERPRET=1")

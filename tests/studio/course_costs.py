@@ -18,13 +18,12 @@ if __name__ == "__main__":
 import fa2_studio.course  # noqa: F401, I001 — finds the checks
 import numpy as np
 from checks.cells import described
-from course_wrong import CELL_SLIPS, SLIPS
+from course_wrong import SLIPS
 
 from fa2_studio.course import judge, notebooks, worker
 from fa2_studio.course.box import Limits
 from fa2_studio.course.notebooks import grade_id, is_solution, source
 
-ALL = [(number, "", pairs, hint) for number, pairs, hint in SLIPS] + CELL_SLIPS
 PAGE = notebooks.FOLDER / "TEACHING.md"
 TABLE = re.compile(r"(?<=\| points \|\n\| --- \| --- \| --- \|\n)(\|.*\n)+")
 
@@ -47,10 +46,10 @@ class Here(worker.Worker):
         """Do nothing, because no process was started."""
 
 
-def graded(name: str, book) -> judge.Graded:
+def graded(name: str, book, original=None) -> judge.Graded:
     """Return the result of a notebook, graded in this process."""
-    cells = [notebooks.as_cell(cell) for cell in book.cells]
-    return judge.grade_notebook(source(notebooks.named(name)), cells, lambda _: Here(), Limits(10_000, 100_000))
+    cells, original = [notebooks.as_cell(cell) for cell in book.cells], original or source(notebooks.named(name))
+    return judge.grade_notebook(original, cells, lambda _: Here(), Limits(10_000, 100_000))
 
 
 def slipped(number: str, pairs: dict, name: str = ""):
@@ -86,14 +85,14 @@ def rows(slips) -> list[str]:
 def in_order(lines: list[str]) -> str:
     """Return the table with the newest line of each mistake. Those that cost most in an assignment come first."""
     newest = {(line[2], line.split(" | ")[1]): line for line in lines}
-    kept = [newest[number, hint.rstrip(".")] for number, _, _, hint in ALL if (number, hint.rstrip(".")) in newest]
+    kept = [newest[number, hint.rstrip(".")] for number, _, _, hint in SLIPS if (number, hint.rstrip(".")) in newest]
     return "".join(sorted(kept, key=lambda line: (line[2], -float(line.split(" | ")[2].strip(" |\n")))))
 
 
 if __name__ == "__main__":
     import fa2_lab.kernels  # noqa: F401 — makes the interpreter three times as fast
 
-    for slip in [x for x in ALL if any(word in f"{x[0]}: {x[1]} {x[3]}" for word in sys.argv[1:] or [""])]:
+    for slip in [x for x in SLIPS if any(word in f"{x[0]}: {x[1]} {x[3]}" for word in sys.argv[1:] or [""])]:
         new, text = rows([slip]), PAGE.read_text(encoding="utf-8")
         old = TABLE.search(text)[0].splitlines(keepends=True)
         PAGE.write_text(text.replace("".join(old), in_order(old + new)), encoding="utf-8")

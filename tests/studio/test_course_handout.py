@@ -15,8 +15,7 @@ import nbformat
 from checks import detective, listing, predict
 from checks.probes import NotAllowed
 from checks.report import Failed
-from course_class import FIRST, handed_in, write
-from course_play import outcome as played
+from course_class import FIRST, handed_in, played, write
 
 from fa2_studio.course import box, command, keys, notebooks, seeds
 from fa2_studio.course.notebooks import FOLDER, HIDDEN, PROJECT, SOLUTION, grade_id, is_solution, source
