@@ -5,7 +5,7 @@ every tensor descriptor. With four descriptors, this takes 14 µs. This module r
 passes to the driver, and later launches replace only the addresses. If this is not possible, Triton's own call is used,
 which gives the same results but is slower.
 
-The module relies on internals that Triton 3.6 to 3.9 have in common. INTERNALS in triton_versions.py lists them. The
+The module relies on internals that Triton 3.6 to 3.9 have in common. triton_versions.py lists them. The
 `run` of a compiled kernel is a callable object that receives the grid, the stream, the function, packed metadata,
 launch metadata, two hooks and the kernel's arguments, and passes them to its `launch`, the driver's C function. For
 kernels with descriptors, `launch` is a Python wrapper around the C function. The wrapper replaces each descriptor by

@@ -3,15 +3,22 @@
 The kernels use the API names of the newest Triton, and add_newest_names() makes these names available in older
 versions. by_triton() selects values that depend on the version, such as tile sizes. Internal names, which begin with an
 underscore or belong to triton.runtime, are used only in this file and in relaunch.py. Other files import `driver` and
-`relaunch` from this file. INTERNALS lists the internal names. If a later Triton lacks one of them, a launch is slower,
-or the portable kernels run instead.
+`relaunch` from this file. If a later Triton lacks one of the following internal names, a launch is slower, or the
+portable kernels run instead.
+
+- runtime.driver.active is the GPU and its stream, where offline.py puts a GPU that is not present;
+- runtime.interpreter, such as _patch_lang, is what speed_up_interpreter() replaces;
+- CompiledKernel.run and CudaLauncher.launch are what relaunch.py calls;
+- CompiledKernel.metadata and .packed_metadata are what reserve_shared_memory() changes;
+- language.core._aggregate and builder.create_async_tma_reduce (until 3.7) and shared_memory_descriptor._reinterpret
+  (until 3.8) are what add_newest_names() makes public.
 """
 
 import os
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, wraps
-from typing import Any, NamedTuple
+from typing import Any
 
 with suppress(ImportError):  # without Triton, TESTED can be read all the same
     import triton
@@ -22,27 +29,6 @@ with suppress(ImportError):  # without Triton, TESTED can be read all the same
 
 TESTED = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
 OLDEST = "3.6"
-
-
-class Internal(NamedTuple):
-    """An internal of Triton that the project uses, what it is used for, and the tested versions that contain it."""
-
-    name: str
-    needed_for: str
-    seen_in: tuple[str, ...]
-
-
-INTERNALS = (
-    Internal("runtime.driver.active", "the chip and its stream; offline.py puts an absent GPU there", TESTED),
-    Internal(
-        "runtime.interpreter: _patch_lang, …", "speed_up_interpreter(): the interpreter, three times as fast", TESTED
-    ),
-    Internal("CompiledKernel.run, CudaLauncher.launch, …", "relaunch.py: a launch at a third of the time", TESTED),
-    Internal("CompiledKernel.metadata, .packed_metadata", "reserve_shared_memory(): fewer programs on an SM", TESTED),
-    Internal("language.core._aggregate", "triton.aggregate, public since 3.8", TESTED[:2]),
-    Internal("builder.create_async_tma_reduce", "tma.async_atomic_add, public since 3.8", TESTED[:2]),
-    Internal("shared_memory_descriptor._reinterpret", ".reinterpret, public since 3.9", TESTED[:3]),
-)
 
 
 def major_minor(version: str) -> tuple[int, ...]:

@@ -79,7 +79,7 @@ def data(
 
 def listed(words: list[str]) -> str:
     """Return words as an enumeration in a sentence, such as "a, b and c"."""
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def ladder(d: int) -> dict:

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from fa2_lab.plots import ratios as ratio_plot
+from fa2_lab.plots.roofline import listed
 from fa2_lab.records import FOLDER, Measurement, Record, load, loaded, path_of
 from fa2_lab.tools import files, ladder
 from fa2_studio.bench import contestants
@@ -659,11 +660,6 @@ def by_the_host(run: Record, peer: str) -> str:
     )
     words = f"When host time is included, {peer} is faster on {len(slower)} of the random problems. On {faster} of "
     return f"{words}those, our kernels themselves are faster{why}."
-
-
-def listed(parts: list[str]) -> str:
-    """Return "a, b and c"."""
-    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
 def verdict() -> str:

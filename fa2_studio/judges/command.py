@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fa2_lab.paper import PACKAGE
 from fa2_lab.tools import files
-from fa2_studio.bench.results import commit
+from fa2_studio.bench.results import machine
 from fa2_studio.judges.suites import SUITES, TheirTests
 
 RECORD = files.ROOT / "figures" / "data" / "judged.json"
@@ -94,7 +94,8 @@ def run(name: str, checkout: Path, processes: int = 1) -> dict:
     import pytest
 
     suite = SUITES[name]
-    about = {"commit": suite.commit, "ours": commit(), **machine()}
+    here = machine()
+    about = {"commit": suite.commit, "ours": here["commit"]} | {key: here[key] for key in ("gpu", "torch", "triton")}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         lay_down(suite, checkout, folder)
@@ -109,15 +110,6 @@ def run(name: str, checkout: Path, processes: int = 1) -> dict:
         outcomes = json.loads((folder / "outcomes.json").read_text())
         left_out = json.loads((folder / "left_out.json").read_text())
     return {**about, "left out": left_out, **outcomes}
-
-
-def machine() -> dict[str, str]:
-    """Return the GPU and the versions with which the tests ran."""
-    import torch
-    import triton
-
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU, Triton's interpreter"
-    return {"gpu": gpu, "torch": torch.__version__, "triton": triton.__version__}
 
 
 def recorded() -> dict[str, dict]:

@@ -5,16 +5,12 @@ Outputs hold NaN before a kernel writes them, and each result is checked against
 
 import pytest
 import torch
-from kernel_truth import GPU, dense, dense_for, judge, poison, run
+from kernel_truth import GPU, dense, dense_for, judge, poisoned, run  # noqa: F401 (poisoned is a fixture)
 
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import dispatch
-from fa2_lab.kernels.portable import backward as portable_backward
-from fa2_lab.kernels.portable import forward as portable_forward
 
 HOPPER = dispatch.hopper_forward(torch.device("cuda", 0)) if GPU else None
-MODULES = [portable_forward, portable_backward]
-MODULES += [HOPPER, dispatch.hopper_backward(torch.device("cuda", 0))] if HOPPER else []
 
 
 @pytest.fixture(autouse=True, params=["portable", "chosen"] if HOPPER else ["portable"])
@@ -27,11 +23,6 @@ def kernels(request, monkeypatch):
         for module in (HOPPER, dispatch.hopper_backward(torch.device("cuda", 0))):
             monkeypatch.setattr(module, "enough_work", lambda *_: True)  # also for small work
     return request.param
-
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
-    poison(monkeypatch, *MODULES)
 
 
 def check(q, k, v, dO, causal=False, scale=None, lengths=None, p=0.0, seed=0, dL=None, rough=False) -> tuple:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import fa2_lab  # noqa: F401  (before Triton: it switches the interpreter on where there is no GPU)
-from fa2_lab.kernels import prepared
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"  # where the kernels run: on a GPU, or in the interpreter
@@ -19,20 +18,17 @@ if not GPU and "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") !=
 hopper = pytest.mark.gpu("Hopper")
 
 
-def poison(monkeypatch, *modules):
-    """Fill all memory that `prepared` and these modules allocate with NaN, so that an unwritten output cannot pass."""
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Fill memory from torch.empty with NaN, so that an unwritten output cannot pass."""
+    for name in ("empty", "empty_like"):
+        make = getattr(torch, name)
 
-    def poisoned(make):
-        def made(*arguments, **options):
+        def with_nan(*arguments, make=make, **options):
             x = make(*arguments, **options)
             return x.fill_(torch.nan) if x.is_floating_point() and not torch.compiler.is_compiling() else x
 
-        return made
-
-    for module in (prepared, *modules):
-        fake = type("torch", (), {"__getattr__": lambda _, name: getattr(torch, name)})()
-        fake.empty, fake.empty_like = poisoned(torch.empty), poisoned(torch.empty_like)
-        monkeypatch.setattr(module, "torch", fake)
+        monkeypatch.setattr(torch, name, with_nan)
 
 
 def tensors(batch, heads, kv_heads, N_q, N_k, d, dtype=torch.float32, seed=0, size=1.0, device=DEVICE):

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from attention_cases import HOPPER, check, kernels, poisoned, portable_backward  # noqa: F401 (two are fixtures)
+from attention_cases import HOPPER, check, kernels, poisoned  # noqa: F401 (two are fixtures)
 from kernel_truth import DEVICE, GPU, NAMES, dense, keep, run, tensors, worst
 from slices import many_kernels, once, shared_out
 

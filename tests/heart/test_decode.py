@@ -4,13 +4,13 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
-from decode_checks import DTYPES, NAN, check, decode, drawn, near, poisoned  # noqa: F401 (one is a fixture)
+from decode_checks import DTYPES, NAN, check, decode, drawn, near, poisoned, small_tiles  # noqa: F401 (fixtures)
 from hypothesis import strategies as st
 from kernel_truth import DEVICE, GPU, dense, judge, run, tensors, worst
 from slices import many_kernels, once
 
 import fa2_lab
-from fa2_lab.kernels import interpreter, prepared, tables
+from fa2_lab.kernels import prepared, tables
 from fa2_lab.kernels.common import softmax
 from fa2_lab.kernels.decode import kernel, plan
 from fa2_lab.kernels.decode.shares import min_share
@@ -348,46 +348,3 @@ def test_attention_takes_decode_for_few_rows(monkeypatch):
     fa2_lab.attention(q, k, v, dropout_p=0.5, seed=1)
     fa2_lab.attention(*(x.detach() for x in tensors(1, 1, 1, 65, 90, 16)[:3]))
     assert len(asked) == 1
-
-
-# How it is launched ---------------------------------------------------------------------------------------------
-
-
-def test_where_decode_is_the_faster_kernel():
-    def of(rows, N_q, N_k, splits=0):
-        q, k = torch.empty(1, rows, N_q, 64, device="meta"), torch.empty(1, 1, N_k, 64, device="meta")
-        return plan.is_decode(q, k, splits)
-
-    assert of(16, 1, 1) and of(1, 16, 1) and of(64, 1, 2048) and of(4, 16, 2048)
-    assert not of(17, 1, 2047) and not of(65, 1, 9999) and not of(1, 17, 9999)
-    assert of(64, 1, 1, splits=1) and not of(65, 1, 9999, splits=1)  # no length decides
-
-
-@pytest.mark.parametrize("case, d, page, entry, registers", [
-    (dict(), 128, 0, "any", 255),
-    (dict(H=8, N_k=65536), 64, 0, "split or shared heads", 168),
-    (dict(H=8, N_k=65536), 128, 0, "one query, split heads", 255),
-    (dict(H=32, N_q=2, dtype=torch.float32), 128, 0, "fp32", 240),
-    (dict(H=512, N_q=1), 128, 16, "64 rows", 255),
-    (dict(H=64, N_q=1, dtype=torch.float32), 128, 16, "fp32", 240),
-])  # fmt: skip
-def test_a_hopper_gets_its_entry_of_the_table(case, d, page, entry, registers, monkeypatch):
-    """Tile, warps, stages, two more with pages, and the most registers, in what the compiler is told; and the merge."""
-    monkeypatch.setattr(interpreter, "is_enabled", lambda: False)
-    monkeypatch.setattr(tables, "chip_tables", lambda: tables.HOPPER)
-    H, N_q, N_k, dtype = (dict(H=2112, N_q=1, N_k=512, dtype=torch.bfloat16) | case).values()
-    H_kv = 8 if page else min(H, 264 * 8)
-    Q, K = (torch.empty(1, h, n, d, device="meta", dtype=dtype) for h, n in ((H, N_q), (H_kv, N_k)))
-    table, lengths = None, None
-    if page:
-        K = torch.empty(900, page, 8, d, device="meta", dtype=dtype)
-        table, lengths = torch.empty(1, 300, device="meta"), torch.empty(1, device="meta")
-    made = plan.prepare(Tensors(Q, K, K, lengths, block_table=table), Options(causal=False, scale=0.1))
-    want = plan.Entry(*plan.FOR_HOPPER[entry][d])
-    stages = want.stages + (2 if page and want.stages > 2 else 0)
-    options = dict(num_warps=want.warps, num_stages=stages, maxnreg=registers)
-    assert made.attend.options | options == made.attend.options and made.attend.arguments["tile"].B_c.value == want.B_c
-    if made.merge is not None:
-        assert made.merge.options["maxnreg"] == 128 and made.merge.options["num_stages"] == 1
-        parts = 132 * want.per_SM if made.attend.kernel is plan.stream_k_kernel else made.attend.grid[0]
-        assert made.scratch == (parts + H_kv) * made.attend.arguments["sizes"].R * (d + 4)

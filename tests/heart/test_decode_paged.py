@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from decode_checks import DTYPES, decode, drawn, near, paged, poisoned  # noqa: F401 (one is a fixture)
+from decode_checks import DTYPES, decode, drawn, near, paged, poisoned, small_tiles  # noqa: F401 (fixtures)
 from kernel_truth import DEVICE, worst
 
 import fa2_lab

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from decode_checks import DTYPES, drawn, near, paged, poisoned  # noqa: F401 (one is a fixture)
+from decode_checks import DTYPES, drawn, near, paged, poisoned, small_tiles  # noqa: F401 (fixtures)
 from kernel_truth import DEVICE, GPU
 from slices import shared_out
 

@@ -16,7 +16,6 @@ from fa2_lab.kernels.hopper.backward import kernel as backward
 from fa2_lab.kernels.hopper.backward import launch as backward_launch
 from fa2_lab.kernels.hopper.forward import kernel as forward
 from fa2_lab.kernels.hopper.forward import launch, sizes
-from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor
 from fa2_lab.kernels.prepared import Options, Tensors
 from fa2_lab.kernels.tables import USE_LOW_REG
@@ -145,30 +144,6 @@ def test_a_large_call_is_theirs_and_a_tiny_one_is_not():
     large, tiny = torch.empty(4, 16, 4096, 64, device="meta"), torch.empty(1, 1, 64, 64, device="meta")
     for room in (launch, backward_launch):
         assert room.enough_work(large, large) and not room.enough_work(tiny, tiny)
-
-
-@pytest.mark.parametrize("d, N_q, N_k, heads, causal, lengths, consumers, B_c", [
-    (128, 8192, 8192, 2, False, False, 2, 128),  # 256 blocks of 64 rows: two rounds
-    (128, 320, 320, 250, False, False, 2, 64),  # five tiles of 64 keys, not three of 128
-    (128, 8192, 8192, 3, False, False, 3, 64),  # 129 blocks of 192 rows: one round
-    (128, 513, 513, 34, True, False, 1, 128),  # 2.3 blocks of 64 rows to an SM
-    (192, 4096, 4096, 3, True, False, 1, 64),  # 1.5
-    (128, 1025, 1025, 72, True, False, 3, 64),  # 9.3
-    (128, 512, 512, 512, True, True, 2, 128),
-    (128, 8080, 20275, 2, True, False, 2, 128),  # causal rows of nearly one length: 128 blocks of 128 rows, one round
-    (64, 748, 2240, 32, True, True, 2, 128),  # of any length
-])  # fmt: skip
-def test_sizes(d, N_q, N_k, heads, causal, lengths, consumers, B_c):
-    found = sizes.choose(d, N_q, N_k, heads, 132, causal, lengths)
-    assert (found.consumers, found.B_c) == (consumers, B_c)
-
-
-@pytest.mark.parametrize(
-    "heads, least, l2_group",
-    [(32, 29, 32), (32, 11, 16), (128, 20, 32), (16, 4, 4), (24, 5, 6), (113, 5, 6), (7, 1, 1), (3, 9, 3)],
-)
-def test_no_few_heads_are_left_over(heads, least, l2_group):
-    assert host.even_l2_group(heads, least) == l2_group
 
 
 def test_sizes_fit():

@@ -67,27 +67,6 @@ def test_what_it_takes(change, fine):
     assert (launch.prepare(dO, Q, Tensors(Q, K, K), Options(True, scale)) is not None) is fine
 
 
-def test_parts():
-    """On 132 SMs: undivided where there is enough to do, else about as many programs or more, not more than steps."""
-    for causal in (False, True):
-        assert sizes.parts_for(2048, 64, 132, causal, 1, 128) == 1
-        assert sizes.parts_for(32, 2048, 132, causal, 1, 128) * 32 >= 0.9 * 132
-        for column_blocks, steps in product((1, 10, 100, 1000), (1, 2, 30, 4000)):
-            assert sizes.parts_for(column_blocks, steps, 132, causal, 8, 128) <= steps
-    for group, parts in ((4, 1), (8, 2)):  # 64 K/V heads of 3,584 keys: enough for all SMs, but causal parts drift
-        assert sizes.parts_for(64 * 28, group * 56, 132, True, group, 128) == parts
-        assert sizes.parts_for(64 * 28, group * 56, 132, False, group, 128) == 1
-    for blocks, steps, group, d, parts in ((40, 20, 4, 64, 8), (103, 1648, 8, 128, 16), (1920, 480, 4, 64, 2)):
-        assert sizes.parts_for(blocks, steps, 132, True, group, d) == parts
-    for d, parts in ((64, 4), (128, 1)):  # short: the sums of dK and dV cost more, or at d 64 less, than is saved
-        assert sizes.parts_for(8 * 17, 17, 132, False, 1, d) == parts
-
-
-def test_in_turn_fewer_heads_of_large_groups_run_at_a_time():
-    """As many as 8 MiB hold, with Q and dO of all their query heads."""
-    assert [sizes.deterministic_l2_group(2048, 128, group) for group in (1, 4, 8, 64)] == [8, 2, 1, 1]
-
-
 # Right on a GPU -----------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,7 @@
-"""What Hopper's kernels are launched with, on tensors without data: grids, heads at once, RAGGED, and room for sums."""
+"""What Hopper's kernels are launched with, on tensors without data: masks, RAGGED, strides, and room for sums."""
 
 from itertools import product
-from math import ceil, exp, log
+from math import log
 
 import pytest
 import torch
@@ -13,10 +13,8 @@ from fa2_lab.kernels.hopper.backward import launch as backward  # noqa: E402
 from fa2_lab.kernels.hopper.backward import sizes as backward_sizes  # noqa: E402
 from fa2_lab.kernels.hopper.forward import launch as forward  # noqa: E402
 from fa2_lab.kernels.hopper.forward import sizes as forward_sizes  # noqa: E402
+from fa2_lab.kernels.launch import program_count  # noqa: E402
 from fa2_lab.kernels.prepared import Options, Tensors  # noqa: E402
-from fa2_lab.kernels.tables import USE_LOW_REG  # noqa: E402
-
-SMs = 132
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +28,11 @@ def tensors(batch, H, H_kv, N_q, N_k, d, packed=False):
     """Return Q and K without data. Packed sequences are (tokens, heads, d)."""
     shapes = ((N_q, H, d), (N_k, H_kv, d)) if packed else ((batch, H, N_q, d), (batch, H_kv, N_k, d))
     return [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes]
+
+
+def apart(x):
+    """Return a tensor of the same shape with gaps between the rows."""
+    return torch.cat([x, x], -1)[..., : x.shape[-1]]
 
 
 CASES = [  # batch, H, H_kv, N_q, N_k, d, causal, with key_lengths, packed sequences
@@ -53,23 +56,16 @@ def others(batch, lengths, sequences):
 
 @pytest.mark.parametrize("shape, causal, lengths, sequences", CASES)
 def test_the_forward_s_launch(shape, causal, lengths, sequences, monkeypatch):
-    batch, H, H_kv, N_q, N_k, d = shape
+    batch, H, H_kv, N_q, N_k, _ = shape
     Q, K = tensors(*shape, packed=sequences is not None)
-    many, group = sequences or 1, H // H_kv
-    asked, choose = [], forward_sizes.choose
-    monkeypatch.setattr(forward_sizes, "choose", lambda *given: asked.append(given) or choose(*given))
     beside = others(batch, lengths, sequences)
     made = forward.prepare_launch(Tensors(Q, K, K, **beside), Options(causal, 0.1))
-    args, want = made.arguments, choose(*asked[0])
-    assert asked == [(d, ceil(N_q / many), ceil(N_k / many), many * batch * H, SMs, causal, lengths)]
-    blocks = batch * ceil(N_q / want.rows) if sequences is None else N_q // want.rows + sequences + 1
-    assert args["SIZES"] == want and made.grid == (min(SMs, H * blocks), 1, 1)
-    assert args["RAGGED"] is (lengths or sequences is not None or N_k % want.B_c != 0)
-    assert (args["CAUSAL"], args["group"], args["sequences"], args["left"]) == (causal, group, sequences, None)
+    args, size = made.arguments, made.arguments["SIZES"]
+    assert args["RAGGED"] is (lengths or sequences is not None or N_k % size.B_c != 0)
+    assert (args["CAUSAL"], args["group"], args["sequences"], args["left"]) == (causal, H // H_kv, sequences, None)
     assert args["scale_log2"] == pytest.approx(0.1 / log(2))
-    assert args["l2_group"] == group * forward_sizes.l2_group(ceil(N_k / many), d, batch * H_kv, causal)
     rows = [described.block_shape[-2:] for described in made.descriptors]
-    assert rows == [[n, want.d_pad] for n in (64, want.B_c, want.B_c, 64)]
+    assert rows == [[n, size.d_pad] for n in (64, size.B_c, size.B_c, 64)]
 
     called, V = [], torch.empty_like(K)
     monkeypatch.setattr(forward, "prepare_launch", lambda *kind: lambda *tensors: called.extend(tensors))
@@ -103,91 +99,61 @@ def test_the_forward_s_windows_have_sizes_of_their_own(options, monkeypatch):
     assert forward.prepare(packed, options) is None and backward.prepare(Q, Q, packed, options) is None
 
 
-def by_hand(Q, K, chosen, sequences, batch):
-    """Return the numbers of row blocks and of column blocks of all heads, computed by hand."""
-    (H, N_q), (H_kv, N_k) = ((x.shape[1], x.shape[2 if sequences is None else 0]) for x in (Q, K))
-    if sequences is None:
-        return batch * H * ceil(N_q / chosen.B_r), batch * H_kv * ceil(N_k / 128)
-    return H * (N_q // chosen.B_r + sequences + 1), H_kv * (N_k // 128 + sequences + 1)
-
-
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("shape, causal, lengths, sequences", CASES)
 def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences, parts, deterministic, monkeypatch):
     """Sums of dQ, then of dK and dV where column blocks are divided, then semaphores: none in the place of another."""
-    batch, H, H_kv, N_q, N_k, d = shape
+    batch, H, H_kv, _, N_k, _ = shape
     Q, K = tensors(*shape, packed=sequences is not None)
-    beside = others(batch, lengths, sequences)
-    given, starts = beside["key_lengths"], (beside["cu_seqlens_q"], beside["cu_seqlens_k"])
-    asked, called = [], {}
-
-    def parts_for(*arguments):
-        asked.append(arguments)
-        return parts
+    beside, called = others(batch, lengths, sequences), {}
+    starts = beside["cu_seqlens_q"], beside["cu_seqlens_k"]
 
     def launch(kernel, *setting, **arguments):
         return lambda *tensors: called.update({kernel.fn.__name__: (setting, arguments, tensors)})
 
-    monkeypatch.setattr(backward_sizes, "parts_for", parts_for)
+    monkeypatch.setattr(backward_sizes, "parts_for", lambda *_: parts)
     monkeypatch.setattr(backward, "Launch", launch)
-    Q, K = (torch.cat([x, x], -1)[..., :d] for x in (Q, K))  # rows with gaps between them, as those of dO
+    Q, K = apart(Q), apart(K)  # rows with gaps between them, as those of dO
     L, V, O, dO = *(torch.empty_like(x) for x in (Q[..., 0], K, Q)), Q[:]
     record = Tensors(Q, K, V, **beside)
     call = backward.prepare(dO, O, record, Options(causal, 0.1, traced=causal), deterministic)
     dQ, dK, dV = call(dO, "dL", O, L, record)
     assert [x.shape for x in (dQ, dK, dV)] == [Q.shape, K.shape, K.shape]
 
-    (programs, _, made), args, handed = called["backward_kernel"]
+    (_, _, made), args, handed = called["backward_kernel"]
     *main, start, sums, dK_at, dV_at, counter, keys, semaphore, cu_seqlens_q, cu_seqlens_k = handed
-    assert all(x is y for x, y in zip(main, (Q, K, V, dO), strict=True)) and keys is given
-    assert cu_seqlens_q is starts[0] and cu_seqlens_k is starts[1]
-    chosen = args["SIZES"]
-    many, group, ragged = sequences or 1, H // H_kv, lengths or sequences is not None or N_k % 128 != 0
-    assert chosen == backward_sizes.choose(d, ceil(N_q / many), causal, ragged, deterministic)
-    row_blocks, column_blocks = by_hand(Q, K, chosen, sequences, batch)
-    assert asked == [(column_blocks, group * ceil(N_q / many / chosen.B_r), SMs, causal, group, chosen.d_pad)]
-    assert programs == min(SMs, column_blocks * parts) and counter == ("its own" if causal else "counter")
-    assert (args["RAGGED"], args["CAUSAL"], args["group"], args["parts"]) == (ragged, causal, group, parts)
-    assert 2 ** args["scale_log2"] == pytest.approx(exp(0.1))
-    assert {x.block_shape[-1] for x in made[:4]} == {chosen.d_pad}
-    if deterministic:
-        l2_group = parts * backward_sizes.deterministic_l2_group(ceil(N_q / many), d, group)
-    else:
-        blocks = ceil(column_blocks / (batch * H_kv * many))
-        bytes_each = ceil(N_q / (many * parts)) * group * 4 * (d + chosen.d_pad)
-        l2_group = backward_sizes.l2_group(blocks, batch * H_kv * parts, SMs, causal, group, bytes_each)
-    assert args["heads"] == batch * H_kv * parts and args["l2_group"] == min(args["heads"], l2_group)
-    assert args["T_r"] * batch * H == row_blocks == len(start) and start.shape[1] == 2 * chosen.B_r
+    assert all(x is y for x, y in zip(main, (Q, K, V, dO), strict=True)) and keys is beside["key_lengths"]
+    assert cu_seqlens_q is starts[0] and cu_seqlens_k is starts[1] and counter == ("its own" if causal else "counter")
+    ragged, size = lengths or sequences is not None or N_k % 128 != 0, args["SIZES"]
+    assert (args["RAGGED"], args["CAUSAL"], args["group"], args["parts"]) == (ragged, causal, H // H_kv, parts)
+    assert args["scale_log2"] == pytest.approx(0.1 / log(2)) and {x.block_shape[-1] for x in made[:4]} == {size.d_pad}
+    assert args["heads"] == batch * H_kv * parts >= args["l2_group"]
+    row_blocks, column_blocks = len(start), program_count(K, 128, sequences)
+    assert args["T_r"] * batch * H == row_blocks and start.shape[1] == 2 * size.B_r
 
-    tile = 64 * chosen.d_pad  # numbers of 64 rows
-    places = [(0, row_blocks * chosen.B_r * chosen.d_pad)]
+    tile = 64 * size.d_pad  # numbers of 64 rows
+    places = [(0, row_blocks * size.B_r * size.d_pad)]
     if parts > 1:
-        places += [(x.storage_offset(), column_blocks * 128 * chosen.d_pad) for x in (dK_at, dV_at)]
+        places += [(x.storage_offset(), column_blocks * 128 * size.d_pad) for x in (dK_at, dV_at)]
     else:
         assert dK_at is dK and dV_at is dV
     if deterministic:
         places.append((semaphore.storage_offset(), 2 * (row_blocks + column_blocks)))
         assert semaphore.numel() >= places[-1][1]
     assert (semaphore is None) is not deterministic
-    for (begin, size), (later, _) in zip(places, [*places[1:], (sums.numel(), 0)], strict=True):
-        assert begin % tile == 0 and begin + size <= later, "one lies in another's place"
+    for (begin, number), (later, _) in zip(places, [*places[1:], (sums.numel(), 0)], strict=True):
+        assert begin % tile == 0 and begin + number <= later, "one lies in another's place"
     (cleared, *_), before, given = called["bwd_preprocess"]
     want = O, dO, L, "dL", start, sums, starts[0], starts[1] if deterministic else None
     assert all(x is y for x, y in zip(given, want, strict=True))
     assert (before["O_strides"], before["dO_strides"]) == (backward.strides(O), backward.strides(dO))
-    assert before["tiles"] * tile == sums.numel() and cleared == row_blocks * chosen.B_r // 64
+    assert before["tiles"] * tile == sums.numel() and cleared == row_blocks * size.B_r // 64
     (added, *_), after, (*given, dK_out, dV_out, cu_seqlens_q, cu_seqlens_k) = called["bwd_postprocess"]
     assert given[0] is sums and given[1] is dQ and cu_seqlens_q is starts[0] and cu_seqlens_k is starts[1]
-    assert (dK_out is dK and dV_out is dV) is (parts > 1)
+    assert (dK_out is dK and dV_out is dV) if parts > 1 else dK_out is dV_out is None
     assert after["strides"] == tuple(map(backward.strides, (dQ, dK, dV))) and after["N_k"] == N_k
-    assert added == 2 * row_blocks + 4 * column_blocks * (parts > 1)
-    assert (dK_out is None) is (parts == 1) and after["scale"] == 0.1 and (dV_out is None) is (parts == 1)
-
-
-def apart(x):
-    """Return a tensor of the same shape with gaps between the rows."""
-    return torch.cat([x, x], -1)[..., : x.shape[-1]]
+    assert added == 2 * row_blocks + 4 * column_blocks * (parts > 1) and after["scale"] == 0.1
 
 
 def turned(x):
@@ -300,19 +266,6 @@ def test_expanded_heads_are_taken_and_their_gradients_lie_apart(packed, monkeypa
     assert all(x.is_contiguous() for x in call(Q, None, Q, Q[..., 0], record))
 
 
-def test_the_order_of_a_step_is_what_is_fastest_where():
-    """dv_late, dk_late, v_in_registers, last_first, low_reg_schedule, of d, N_q, causal, ragged and deterministic."""
-    for kind, want in {
-        (64, 512, False, True, False): (True, False, False, True, USE_LOW_REG),
-        (64, 512, True, False, False): (True, not USE_LOW_REG, False, True, USE_LOW_REG),
-        (128, 4096, False, False, False): (USE_LOW_REG, False, True, False, False),
-        (128, 2049, True, False, False): (False, not USE_LOW_REG, False, False, False),
-        (128, 2048, False, True, False): 5 * (False,),
-    }.items():
-        x = backward_sizes.choose(*kind)
-        assert (x.dv_late, x.dk_late, x.v_in_registers, x.last_first, x.low_reg_schedule) == want, kind
-
-
 def test_each_stream_counts_for_itself_and_a_graph_has_a_counter_of_its_own(monkeypatch):
     monkeypatch.undo()
     stream, capturing = [7], [False]
@@ -328,10 +281,3 @@ def test_each_stream_counts_for_itself_and_a_graph_has_a_counter_of_its_own(monk
     assert kept() is not first
     stream[0], capturing[0] = 7, True
     assert kept() is not first and kept() is not kept()
-
-
-def test_as_many_heads_at_once_as_l2_holds():
-    """K and V of 11 MiB, or of 21 where those of one head are 1 MiB or more; or some more, if none are left over."""
-    for N_k, heads, l2_group in ((1024, 4400, 44), (4095, 2100, 12), (4096, 2100, 21), (10**6, 7, 1)):
-        assert forward_sizes.l2_group(N_k, 64, heads, True) == l2_group
-        assert forward_sizes.l2_group(N_k, 64, heads, False) == 1
