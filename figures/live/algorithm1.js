@@ -133,32 +133,33 @@ class Board {
     const [xs, y0] = [tick + d * qw + gap, 16];
     const ys = y0 + 2 * d * kh + 14;
     const sx = wide ? xs + N * c + gap : tick;
+    const h = wide ? c : Math.min(c, 28); // of a row of scores: on a phone, all rows of the state are on the first screen
     return {
-      ...{ c, qw, kh, x0: tick, xs, y0, ys, wide, state, sx, tick },
+      ...{ c, h, qw, kh, x0: tick, xs, y0, ys, wide, state, sx, tick },
       rh: wide ? c : Math.max(26, Math.floor(c * 0.7)),
       sw: Math.min(wide ? 1.5 * c : 99, (width - sx) / state),
-      sy: wide ? ys : ys + N * c + 44,
+      sy: wide ? ys : ys + N * h + 44,
     };
   }
 
   layout() {
     this.cells = this.measure();
     const { stage, rowTick, colTick, stateTick, names, kept, result } = this;
-    const { c, qw, kh, x0, xs, y0, ys, sx, sw, sy, rh, wide, tick, state } = this.cells;
+    const { c, h, qw, kh, x0, xs, y0, ys, sx, sw, sy, rh, wide, tick, state } = this.cells;
     stage.style.setProperty("--digits", `${Math.min(15, Math.max(10.5, c * 0.3))}px`);
     stage.style.setProperty("--top", c < 40 ? 400 : 700); // bold digits need room
     for (const r of upTo(N)) {
-      put(rowTick[r], 0, ys + r * c + c / 2 - 8, tick - 3, 16);
+      put(rowTick[r], 0, ys + r * h + h / 2 - 8, tick - 3, 16);
       put(colTick[r], xs + r * c, 0, c, 14);
       put(stateTick[r], 0, sy + r * rh + rh / 2 - 8, tick - 3, 16);
       stateTick[r].hidden = wide;
       for (const e of upTo(d)) {
-        put(this.q[r][e], x0 + e * qw, ys + r * c, qw + 1, c + 1);
+        put(this.q[r][e], x0 + e * qw, ys + r * h, qw + 1, h + 1);
         put(this.k[r][e], xs + r * c, y0 + e * kh, c + 1, kh + 1);
         put(this.v[r][e], xs + r * c, y0 + 5 + (d + e) * kh, c + 1, kh + 1);
         put(this.o[r][e], sx + (AT.o + 1.2 * e) * sw, sy + r * rh, 1.2 * sw + 1, rh + 1);
       }
-      for (const b of upTo(N)) put(this.s[r][b], xs + b * c, ys + r * c, c + 1, c + 1);
+      for (const b of upTo(N)) put(this.s[r][b], xs + b * c, ys + r * h, c + 1, h + 1);
       put(this.m[r], sx, sy + r * rh, AT.α * sw + 1, rh + 1);
       put(this.alpha[r], sx + AT.α * sw + 4, sy + r * rh + rh / 2 - 11, (AT.ℓ - AT.α) * sw - 7, 22);
       put(this.l[r], sx + AT.ℓ * sw, sy + r * rh, sw + 1, rh + 1);
@@ -171,11 +172,11 @@ class Board {
     const wides = { m: AT.α, α: AT.ℓ - AT.α, ℓ: 1, o: 1.2 * d, L: AT.end - AT.L };
     for (const [name, w] of Object.entries(wides)) put(names[name], sx + AT[name] * sw, sy - 19, w * sw, 16);
     names.L.hidden = this.order !== "fa2";
-    put(kept, xs, ys + N * c + 7);
+    put(kept, xs, ys + N * h + 7);
     kept.style.width = `${wide ? N * c : sw * state + sx - xs}px`;
     put(result, sx, sy + N * rh + 7);
     result.style.width = `${state * sw}px`;
-    stage.style.height = `${Math.max(ys + N * c, sy + N * rh) + 50}px`; // two lines
+    stage.style.height = `${Math.max(ys + N * h, sy + N * rh) + 50}px`; // two lines
   }
 
   draw(t) {
@@ -277,19 +278,19 @@ class Board {
   }
 
   drawFrames(step) {
-    const { c, qw, kh, x0, xs, y0, ys, sx, sw, sy, rh, state } = this.cells;
+    const { c, h, qw, kh, x0, xs, y0, ys, sx, sw, sy, rh, state } = this.cells;
     const [r0, r1] = step.rows || [0, 0];
     const [c0, c1] = step.cols || [0, 0];
     const box = (frame, yes, x, y, w, h) => {
       frame.classList.toggle("off", !yes);
       if (yes) put(frame, x - 2, y - 2, w + 5, h + 5);
     };
-    box(this.frames.q, step.q, x0, ys + r0 * c, d * qw, (r1 - r0) * c);
+    box(this.frames.q, step.q, x0, ys + r0 * h, d * qw, (r1 - r0) * h);
     box(this.frames.o, step.o, sx, sy + r0 * rh, (this.order === "fa2" ? state : AT.o + 1.2 * d) * sw, (r1 - r0) * rh);
     const all = this.order === "standard";
     box(this.frames.kv, step.k && !all, xs + c0 * c, y0, (c1 - c0) * c, 2 * d * kh + 5);
-    if (all) box(this.frames.s, step.rows, xs, ys + r0 * c, N * c, c);
-    else box(this.frames.s, step.s || step.p, xs + c0 * c, ys + r0 * c, (c1 - c0) * c, (r1 - r0) * c);
+    if (all) box(this.frames.s, step.rows, xs, ys + r0 * h, N * c, h);
+    else box(this.frames.s, step.s || step.p, xs + c0 * c, ys + r0 * h, (c1 - c0) * c, (r1 - r0) * h);
   }
 
   drawCaptions(step, t) {
