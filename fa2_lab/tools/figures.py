@@ -110,7 +110,7 @@ def build(folder: Path, names: list[str] | None = None) -> None:
 
 def stacked(hero: str) -> str:
     """Return the README's first picture with its halves below each other, where its own class `narrow` places them."""
-    narrow = 'class="narrow" viewBox="0 0 420 792" width="420" height="792"'
+    narrow = 'class="narrow" viewBox="0 0 420 865" width="420" height="865"'
     hero = hero.replace('viewBox="0 0 840 540" width="840" height="540"', narrow)
     return re.sub("</tspan> ([^<]*)", r'</tspan><tspan x="420" dy="1.5em">\1</tspan>', hero)
 
