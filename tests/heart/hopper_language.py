@@ -43,6 +43,12 @@ class Tile(np.ndarray):
     def permute(self, order):
         return self.transpose(order)
 
+    def index(self, n):
+        return self[n]
+
+    def store(self, x):
+        self[...] = x
+
     def slice(self, begin, size, dim):
         return self[begin : begin + size] if dim == 0 else self[:, begin : begin + size]
 

@@ -18,7 +18,7 @@ def test_default_blocks(rows, target, jobs):
     where tensor cores are told by mma.sync no product is made twice, and the forward's warps have whole rows of S.
     """
     rows = [row for row in rows if row["target"] == target]
-    assert {row["kernel"] for row in rows} == {"forward", "dkdv", "dq"} and len(rows) >= 9 - 3 * (jobs == "few")
+    assert {row["kernel"] for row in rows} == {"forward", "dkdv", "dq"}
     for row in rows:
         assert row["shared"] <= TARGETS[target] * KiB, row
         if row["d"] <= 128 or not (row["dtype"] == "float32" or (target == "sm_90" and row["kernel"] != "forward")):
@@ -32,8 +32,8 @@ def test_default_blocks(rows, target, jobs):
             assert row["kernel"] != "forward" or m_at_once == 16 * row["warps"], row
 
 
-@compiled_by("biased", "sm_80", "sm_89", "sm_90")
-@pytest.mark.parametrize("target", ("sm_80", "sm_89", "sm_90"))
+@compiled_by("biased", "sm_80", "sm_90")
+@pytest.mark.parametrize("target", ("sm_80", "sm_90"))
 def test_a_bias_fits(rows, target, jobs):
     """It has no tiles of its own, so a few registers are spilled: next to none by ALiBi, more by a mask on Hopper."""
     rows = [row for row in rows if row["target"] == target]

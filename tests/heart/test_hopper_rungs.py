@@ -18,13 +18,6 @@ from fa2_lab.kernels import ladder
 RUNGS = ("r20", "r21", "r22", "r23")
 
 
-class Kept(Tile):
-    """A tile that a kernel can store to."""
-
-    def store(self, x):
-        self[:] = x
-
-
 class Room:
     """Shared memory that has a tile for every index, so that no earlier tile is ever overwritten."""
 
@@ -32,7 +25,7 @@ class Room:
         self.shape, self.kept = shape, {}
 
     def index(self, n):
-        return self.kept.setdefault(n, np.zeros(self.shape[2:]).view(Kept))
+        return self.kept.setdefault(n, np.zeros(self.shape[2:]).view(Tile))
 
 
 class Ring:

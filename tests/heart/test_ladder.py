@@ -135,17 +135,10 @@ def one_pass(Q, K, V, dO, L, D, causal):
     from hopper_language import LANGUAGE, Tile, multiply, plain, wait
     from hopper_plain import starting
 
-    class Shared(Tile):
-        def index(self, n):
-            return self[n]
-
-        def store(self, x):
-            self[...] = x
-
     def blocks(X, rows):  # what the copy engine brings: rows past the end are zero
         whole = np.zeros((-(-len(X) // rows) * rows, d))
         whole[: len(X)] = X
-        return whole.reshape(-1, 1, rows, d).view(Shared)
+        return whole.reshape(-1, 1, rows, d).view(Tile)
 
     def store(x, X, head, row, tile):
         X[row : row + 64] = x[: len(X[row : row + 64])]
@@ -165,7 +158,7 @@ def one_pass(Q, K, V, dO, L, D, causal):
         hopper=SimpleNamespace(warpgroup_mma=multiply, warpgroup_mma_wait=wait, fence_async_shared=lambda: None),
         mbarrier=SimpleNamespace(arrive=lambda both, count: None, wait=lambda both, phase: both.wait(timeout=20)),
         tma=SimpleNamespace(store_wait=lambda n: None, async_atomic_add=add),
-        take=lambda ring, n: ring.tiles[n, 0],
+        wait=lambda ring, n: ring.tiles[n, 0],
         start=lambda begin, which: np.tile(begin[0, which * B_r : (which + 1) * B_r], (64, 1)).view(Tile),
         release=lambda ring, n: None,
         operand=lambda x, like: x,
@@ -176,8 +169,8 @@ def one_pass(Q, K, V, dO, L, D, causal):
     for j in range(0, N_k, 128):
         first = max(j + N_q - N_k, 0) // B_r if causal else 0
         tiles = Q[first:], K[j // 128 :], V[j // 64 :], dO[first:], begin[first:]
-        rings = tuple(SimpleNamespace(tiles=x.view(Shared)) for x in tiles)
-        shared = np.zeros((2, 128, B_r)).view(Shared), both, np.zeros((2, 1, 64, 64)).view(Shared)
+        rings = tuple(SimpleNamespace(tiles=x.view(Tile)) for x in tiles)
+        shared = np.zeros((2, 128, B_r)).view(Tile), both, np.zeros((2, 1, 64, 64)).view(Tile)
         given = dQ, dK, dV, rings, shared, (0, j, first, len(Q)), (N_q, N_k, d**-0.5, d**-0.5 / np.log(2)), causal
         with ThreadPoolExecutor(2) as threads:
             list(threads.map(lambda c, given=given: module.consumer(c, *given), range(2)))
