@@ -171,7 +171,7 @@ def check_key_lengths_values(key_lengths: Tensor, N_k: int) -> None:
     mark_checked(key_lengths, (N_k,))
 
 
-def check_cache(q: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
+def check_kv_pages(q: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
     """Raise an error unless q, k_pages and v_pages are valid, matching arguments of attention_paged()."""
     takes = f"(pages, page_size, kv heads, d) with d = {q.shape[3]}"
     for name, x in (("k_pages", k_pages), ("v_pages", v_pages)):

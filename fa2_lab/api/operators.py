@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from fa2_lab.api import bias
 from fa2_lab.api.checks import GRADIENT_ADVICE, check_transforms, is_traced, with_positive_scale
-from fa2_lab.kernels.prepared import Options, Tensors, cache_put, contiguous_like, rows_contiguous
+from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, keep_prepared, rows_contiguous
 
 # The kernels ----------------------------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ def run_checked(
         if options.reference
         else dispatch_module().prepare_forward(tensors, options)
     )
-    return cache_put(key, Call(run, options, return_lse))(tensors)
+    return keep_prepared(key, Call(run, options, return_lse))(tensors)
 
 
 class Call(NamedTuple):
@@ -147,32 +147,34 @@ def saved_backward(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[T
 
 TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", bool: "bool", int: "int", float: "float"}
 TYPES |= {int | None: "int?", float | None: "float?"}
+OP_OPTIONS = [name for name in Options._fields if name != "bias"]  # the options that a custom operator takes
 
 
 def schema() -> str:
     """Return the fields of Tensors and Options as the arguments of a custom operator. The bias is left out."""
     defaults = {name: f"={value}" for name, value in Options._field_defaults.items()}
     fields = [f"{TYPES[hint]} {name}" for name, hint in get_type_hints(Tensors).items()]
-    options = get_type_hints(Options).items()
-    fields += [f"{TYPES[hint]} {name}{defaults.get(name, '')}" for name, hint in options if name != "bias"]
+    types = get_type_hints(Options)
+    fields += [f"{TYPES[types[name]]} {name}{defaults.get(name, '')}" for name in OP_OPTIONS]
     return ", ".join(fields)
 
 
 def to_op_args(options: Options) -> Sequence:
     """Return the fields of `options` in the order of a custom operator's arguments.
 
-    The field `traced` is set to True, and the bias is left out. Raise an error if there is a bias, because a custom
-    operator cannot have a function as an argument.
+    The field `in_custom_op` is set to True. Raise an error if there is a bias, because a custom operator cannot have a
+    function as an argument.
     """
     if options.bias is not None:
         raise ValueError(bias.NOT_TRACEABLE)
-    return options._replace(traced=True)[:-1]
+    fields = options._replace(in_custom_op=True)._asdict()
+    return [fields[name] for name in OP_OPTIONS]
 
 
 def from_op_args(args: Sequence) -> tuple[Tensors, Options]:
     """Return the arguments of a custom operator, given one by one, as the two records Tensors and Options."""
     n_tensors = len(Tensors._fields)
-    return Tensors(*args[:n_tensors]), Options(*args[n_tensors:])
+    return Tensors(*args[:n_tensors]), Options(**dict(zip(OP_OPTIONS, args[n_tensors:], strict=True)))
 
 
 @torch.library.custom_op("fa2_lab::forward", mutates_args=(), schema=f"({schema()}) -> (Tensor, Tensor)")
@@ -211,7 +213,7 @@ def save_operator(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> Non
 def operator_gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> tuple:
     """Return the gradient of each argument of the custom operator fa2_lab::forward."""
     dQ, dK, dV, dsinks = cast(tuple[Tensor, ...], saved_backward(ctx, dO, dL))
-    return *Tensors(dQ, dK, dV, sinks=dsinks), *[None] * (len(Options._fields) - 1)
+    return *Tensors(dQ, dK, dV, sinks=dsinks), *[None] * len(OP_OPTIONS)
 
 
 def no_second_derivative(ctx: Any, *_: Any) -> NoReturn:

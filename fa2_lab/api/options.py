@@ -22,7 +22,7 @@ from fa2_lab.api.checks import (
     check_transforms,
     runs_on_triton,
 )
-from fa2_lab.kernels.prepared import CACHE, Options, Tensors
+from fa2_lab.kernels.prepared import PREPARED, Options, Tensors
 from fa2_lab.tiles import real_number
 
 
@@ -70,7 +70,7 @@ def find_prepared(tensors: Tensors, given: tuple) -> tuple[tuple | None, Any]:
             for x in tensors
         ]
         key = *tensor_keys, given, *map(type, typed)  # types, for True == 1 == 1.0
-        call = CACHE.get(key)
+        call = PREPARED.get(key)
     except (AttributeError, RuntimeError, TypeError):
         return None, None
     if call is None:

@@ -17,9 +17,9 @@ from fa2_lab.api import operators
 from fa2_lab.api.checks import (
     check_block_table,
     check_block_table_values,
-    check_cache,
     check_key_lengths,
     check_key_lengths_values,
+    check_kv_pages,
     check_no_gradient,
     check_q,
     check_sinks,
@@ -64,7 +64,7 @@ def attention_paged(
     key, call = find_prepared(tensors, given)
     if call is None:
         check_q(q)
-        check_cache(q, k_pages, v_pages)
+        check_kv_pages(q, k_pages, v_pages)
         check_block_table(block_table, q)
         N_k = block_table.shape[1] * k_pages.shape[1]  # the most keys that a sequence can have
         check_key_lengths(key_lengths, q, N_k)

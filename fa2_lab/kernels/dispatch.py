@@ -24,7 +24,7 @@ from fa2_lab.kernels import interpreter
 from fa2_lab.kernels.decode import plan as decode
 from fa2_lab.kernels.portable import backward as portable_backward
 from fa2_lab.kernels.portable import forward as portable
-from fa2_lab.kernels.prepared import Options, Tensors, cached, needs_copy, rows_contiguous, tensor_keys
+from fa2_lab.kernels.prepared import Options, Tensors, get_or_prepare, needs_copy, rows_contiguous, tensor_keys
 
 # Forward ------------------------------------------------------------------------------------------------------
 
@@ -32,7 +32,7 @@ from fa2_lab.kernels.prepared import Options, Tensors, cached, needs_copy, rows_
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """Compute and return (O, L). All kernels define L in the same way, so any backward can follow any forward."""
     key = "forward", options, *tensor_keys(tensors)
-    return cached(key, prepare_forward, tensors, options)(tensors)
+    return get_or_prepare(key, prepare_forward, tensors, options)(tensors)
 
 
 def prepare_forward(tensors: Tensors, options: Options) -> Callable:
@@ -73,7 +73,7 @@ def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tenso
     """Compute and return (dQ, dK, dV), plus dsinks if the call has sinks. dL is None if L has no gradient."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     key = "backward", options, deterministic, *tensor_keys((dO, dL, O, L, *tensors))
-    call = cached(key, prepare_backward, dO, dL, O, L, tensors, options, deterministic)
+    call = get_or_prepare(key, prepare_backward, dO, dL, O, L, tensors, options, deterministic)
     return call(dO, dL, O, L, tensors)
 
 
@@ -145,12 +145,12 @@ def hopper_supports(tensors: Tensors, options: Options) -> bool:
 
 def hopper_forward(device: torch.device) -> ModuleType | None:
     """Return the module that prepares the Hopper forward kernel, or None if the kernel cannot run."""
-    return cached(("Hopper's forward", device), import_hopper, "forward", device)
+    return get_or_prepare(("Hopper's forward", device), import_hopper, "forward", device)
 
 
 def hopper_backward(device: torch.device) -> ModuleType | None:
     """Return the module that prepares the Hopper backward kernel, or None if the kernel cannot run."""
-    return cached(("Hopper's backward", device), import_hopper, "backward", device)
+    return get_or_prepare(("Hopper's backward", device), import_hopper, "backward", device)
 
 
 def import_hopper(direction: str, device: torch.device) -> ModuleType | None:

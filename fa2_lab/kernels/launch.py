@@ -11,15 +11,16 @@ import torch
 import triton
 
 from fa2_lab.kernels import interpreter, triton_versions
-from fa2_lab.kernels.prepared import CACHE, cache_put
+from fa2_lab.kernels.common.tile import DropoutRule
+from fa2_lab.kernels.prepared import PREPARED, keep_prepared
 from fa2_lab.kernels.triton_versions import driver, relaunch, specialization_key
 from fa2_lab.tiles import cdiv
 
-triton_versions.prepare()
+triton_versions.check_and_patch()
 MiB = 2**20
 
 # The sizes on which kernels are not specialized, so that Triton compiles one kernel for all values.
-UNSPECIALIZED = ["H", "group", "N_k", "heads", "l2_group", "sequences"]
+UNSPECIALIZED = ["H", "group", "N_k", "batch_heads", "l2_group", "sequences"]
 
 # Programmatic dependent launch: a kernel can start while the previous one still runs, and waits for it by itself.
 USE_PDL = dict(launch_pdl=True)
@@ -48,7 +49,7 @@ class Launch:
         self.descriptors = descriptors
         # The relauncher launches from the second time on. It is None if Triton's own call cannot be bypassed.
         self.relauncher: Any = None
-        self.tried = False  # whether it is known which of the two is the case
+        self.tried = False  # from the first launch on, the relauncher is final
 
     def __call__(self, *tensors: Any) -> None:
         """Launch the kernel on these tensors.
@@ -64,7 +65,7 @@ class Launch:
         at = addresses(tensors)
         aligned = self.descriptors or math.gcd(16, *at) == 16
         n_descriptors = len(self.descriptors)
-        if aligned and not self.tried and (known := CACHE.get(self.compile_key(tensors))):
+        if aligned and not self.tried and (known := PREPARED.get(self.compile_key(tensors))):
             rest = [self.arguments[name] for name in self.kernel.arg_names[len(tensors) :]]
             self.relauncher, self.tried = known.with_sizes(self.grid, self.descriptors, rest), True
         if aligned and self.relauncher and self.relauncher(current_stream(tensors[0]), at):
@@ -76,7 +77,7 @@ class Launch:
             stream, n_pointers = current_stream(tensors[0]), len(tensors) - n_descriptors
             self.relauncher = relaunch(compiled, self.grid, stream, all_args, n_descriptors, n_pointers)
             self.tried = True
-            cache_put(self.compile_key(tensors), self.relauncher)
+            keep_prepared(self.compile_key(tensors), self.relauncher)
 
     def compile_key(self, tensors: Any) -> tuple:
         """Return everything about a launch that affects the compiled kernel.
@@ -152,8 +153,8 @@ def size_arguments(
 ) -> dict:
     """Return the size arguments of a kernel in which each program owns a block of `owned` and loops over `streamed`."""
     (_, H, N_q, _), (_, H_kv, N_k, _), (batch, heads, *_) = shape(Q), shape(K), shape(owned)
-    found = dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, heads=batch * heads, sequences=sequences)
-    return found | dict(l2_group=min(batch * heads, l2_group(streamed)))
+    sizes = dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, batch_heads=batch * heads, sequences=sequences)
+    return sizes | dict(l2_group=min(batch * heads, l2_group(streamed)))
 
 
 def window_bounds(options: Any) -> tuple:
@@ -180,9 +181,9 @@ def sm_count(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
-def dropout_rule(p: float) -> tuple[int, float]:
-    """Return (threshold, factor) for dropout with probability p."""
-    return math.floor(p * 2**32), 1 / (1 - p)
+def dropout_rule(p: float) -> DropoutRule:
+    """Return the DropoutRule for dropout with probability p."""
+    return DropoutRule(math.floor(p * 2**32), 1 / (1 - p))
 
 
 def on_device_of(Q: torch.Tensor) -> Any:

@@ -1,10 +1,10 @@
-"""The cache of the process, which lets all calls with the same key share one round of checks and choices.
+"""The table of prepared calls, which lets all calls with the same key share one round of checks and choices.
 
 The key contains everything on which checks and choices depend: types, dtypes, devices, shapes, strides and options, but
-neither addresses nor values. For each key, CACHE stores the function that computes such a call, and its launches with
-all arguments except the pointers. Launches that look the same to the compiler share the kernel that Triton compiled for
-the first of them. CACHE also stores the modules of the Hopper kernels and the counters of their tile schedulers.
-Besides this table, only relaunch.py stores data per call, namely the last 1,024 addresses of each descriptor.
+neither addresses nor values. For each key, PREPARED stores the function that computes such a call, and its launches
+with all arguments except the pointers. Launches that look the same to the compiler share the kernel that Triton
+compiled for the first of them. PREPARED also stores the modules of the Hopper kernels and the counters of their tile
+schedulers. Besides this table, only relaunch.py stores data per call: the last 1,024 addresses of each descriptor.
 
 A few checks depend on values, such as the check on the range of key_lengths, and read them before a launch. CHECKED
 records which versions of which tensors have passed these checks, without writing anything to the tensors.
@@ -18,9 +18,11 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-CACHE: dict = {}
+PREPARED: dict = {}
 MAX_ENTRIES = 4096
-CHECKED: dict = {}  # {id of a tensor: (weak reference, state)}, and the same of a second one it was checked with
+# {id(x): (weak reference to x, (limits, version, address))}. If the check of x also depended on a second tensor, the
+# entry continues with the weak reference and the (version, address) of that tensor.
+CHECKED: dict = {}
 
 
 class Tensors(NamedTuple):
@@ -55,7 +57,7 @@ class Options(NamedTuple):
     force_portable: bool = False  # whether the portable kernels compute it also on Hopper
     dominant_sequence: bool = False  # whether one of the packed sequences has most of the work
     reference: bool = False  # whether the NumPy ladder computes it
-    traced: bool = False  # whether it is an operator, all of whose memory torch may put into a CUDA graph
+    in_custom_op: bool = False  # whether it goes through the custom operator, whose memory a CUDA graph may own
     bias: Any = None  # a function of (head, row, column), added to the scores; operators do not take it
 
     @property
@@ -74,25 +76,25 @@ class Options(NamedTuple):
         return self.left, 0 if self.causal else self.right
 
 
-def cached(key: tuple, make: Callable, *arguments: Any) -> Any:
-    """Return make(*arguments), stored in CACHE under `key`."""
-    found = CACHE.get(key, CACHE)  # CACHE itself stands for a missing entry, because None is a valid one
-    if found is CACHE:
-        found = cache_put(key, make(*arguments))
+def get_or_prepare(key: tuple, make: Callable, *arguments: Any) -> Any:
+    """Return make(*arguments), stored in PREPARED under `key`."""
+    found = PREPARED.get(key, PREPARED)  # PREPARED itself stands for a missing entry, because None is a valid one
+    if found is PREPARED:
+        found = keep_prepared(key, make(*arguments))
     return found
 
 
-def cache_put(key: tuple, entry: Any) -> Any:
-    """Store `entry` in CACHE under `key`, and return it. If CACHE is full, its oldest entry is removed."""
-    if len(CACHE) >= MAX_ENTRIES:
-        CACHE.pop(next(iter(CACHE)), None)
-    CACHE[key] = entry
+def keep_prepared(key: tuple, entry: Any) -> Any:
+    """Store `entry` in PREPARED under `key`, and return it. If PREPARED is full, its oldest entry is removed."""
+    if len(PREPARED) >= MAX_ENTRIES:
+        PREPARED.pop(next(iter(PREPARED)), None)
+    PREPARED[key] = entry
     return entry
 
 
 def clear_caches() -> None:
-    """Empty the tables CACHE and CHECKED, so that every check and every choice is made again."""
-    CACHE.clear()
+    """Empty the tables PREPARED and CHECKED, so that every check and every choice is made again."""
+    PREPARED.clear()
     CHECKED.clear()
 
 

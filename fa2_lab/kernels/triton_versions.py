@@ -59,7 +59,7 @@ def version_conflict(triton: str, numpy: str, interpreted: bool = True) -> str:
     return ""
 
 
-def prepare() -> None:
+def check_and_patch() -> None:
     """Raise an error if Triton is too old, and speed up Triton's interpreter.
 
     This function must be called before a kernel is imported.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fa2_lab.machine.io import check_tiling, tiles_per_row
+from fa2_lab.machine.io_model import check_tiling, tiles_per_row
 from fa2_lab.tiles import Tiling, cdiv, whole_number
 
 ORDERS = ("rows", "heaviest first")

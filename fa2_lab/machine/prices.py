@@ -7,9 +7,9 @@ function units, L2 and DRAM can all work concurrently, so the slowest of them de
 
 from dataclasses import dataclass
 
-from fa2_lab.machine import chips, io
+from fa2_lab.machine import chips, io_model
 from fa2_lab.machine.chips import Chip
-from fa2_lab.machine.time import fp32_instructions
+from fa2_lab.machine.time_model import fp32_instructions
 from fa2_lab.records import load, path_of
 from fa2_lab.tiles import Mask, Tiling, cdiv, whole_number
 
@@ -67,7 +67,7 @@ class Cost:
     instructions: int  # neither a matrix product nor an exponential
     exponentials: int
     requested: int  # bytes that the SMs load and store
-    crossed: int  # bytes of these that reach DRAM, because L2 does not hold them
+    dram_bytes: int  # bytes of these that reach DRAM, because L2 does not hold them
     workers: int  # thread blocks that can work at the same time
 
     def seconds(self, chip: Chip) -> dict[str, float]:
@@ -81,7 +81,7 @@ class Cost:
             "FP32 units": self.instructions / price.fp32 / at_work,
             "special function units": self.exponentials / price.exp / at_work,
             "L2": self.requested / price.l2,
-            "DRAM": self.crossed / price.dram,
+            "DRAM": self.dram_bytes / price.dram,
         }
 
     def limit(self, chip: Chip) -> tuple[str, float]:
@@ -97,13 +97,13 @@ class Cost:
     def intensity(self, place: str) -> float:
         """Return the number of matmul FLOPs per byte.
 
-        If `place` is "requested", the bytes are those that the SMs request, and if it is "crossed", those that reach
+        If `place` is "requested", the bytes are those that the SMs request, and if it is "dram_bytes", those that reach
         DRAM.
         """
         return self.flops / getattr(self, place)
 
 
-METHODS = {  # name: the algorithm and the direction in io
+METHODS = {  # name: the algorithm and the direction in io_model
     "standard": ("standard", "forward"),
     "FA1": ("fa1", "forward"),
     "FA2": ("fa2", "forward"),
@@ -126,7 +126,7 @@ def cost(
     causal: bool = False,
     chip: Chip = chips.H200,
 ) -> Cost:
-    """Return the cost of `heads` heads of N_q queries and N keys, as counted by machine/io. By default, N_q is N.
+    """Return the cost of `heads` heads of N_q queries and N keys, as counted by machine/io_model. By default, N_q is N.
 
     `method` is a key of METHODS. Standard attention stores S and P, and its operations are counted as those of one tile
     of the size of S. Its matmuls request Q, K and V once per tile of their results, but only the first request reaches
@@ -137,20 +137,22 @@ def cost(
     whole_number("heads", heads, low=1)
     algorithm, direction = METHODS[method]
     tiling = Tiling(N if N_q is None else N_q, N, B_r, B_c, Mask(causal=causal))
-    asked, workers = io.requests(algorithm, direction, tiling, d), workers_of(method, tiling, chip)
-    moved = io.traffic(algorithm, direction, tiling, d)
-    crossed = io.at_most(passes(algorithm, tiling, d, moved, workers, heads, chip), moved, io.sizes(tiling, d))
+    asked, workers = io_model.requests(algorithm, direction, tiling, d), workers_of(method, tiling, chip)
+    moved = io_model.traffic(algorithm, direction, tiling, d)
+    dram_bytes = io_model.at_most(
+        passes(algorithm, tiling, d, moved, workers, heads, chip), moved, io_model.sizes(tiling, d)
+    )
     if algorithm == "standard":
         algorithm, tiling = "fa2", Tiling(tiling.N_q, N, tiling.N_q, N)
-    ops = io.operations(algorithm, direction, tiling, d)
-    tiles = io.scores_visited(tiling) / (tiling.B_r * tiling.B_c)
+    ops = io_model.operations(algorithm, direction, tiling, d)
+    tiles = io_model.scores_visited(tiling) / (tiling.B_r * tiling.B_c)
     instructions = tiles * fp32_instructions(algorithm, tiling.B_r, tiling.B_c, d, direction)
     return Cost(
         flops=heads * ops["matmul"],
         instructions=round(heads * instructions),
         exponentials=heads * ops["exp"],
-        requested=heads * io.in_bytes(METHODS[method][0], asked).total,
-        crossed=heads * io.in_bytes(METHODS[method][0], crossed).total,
+        requested=heads * io_model.in_bytes(METHODS[method][0], asked).total,
+        dram_bytes=heads * io_model.in_bytes(METHODS[method][0], dram_bytes).total,
         workers=heads * workers,
     )
 
@@ -167,7 +169,9 @@ def workers_of(method: str, tiling: Tiling, chip: Chip) -> int:
     return 1 if algorithm == "fa1" else tiling.T_r if direction == "forward" else tiling.T_c
 
 
-def passes(algorithm: str, tiling: Tiling, d: int, moved: io.Traffic, workers: int, heads: int, chip: Chip) -> int:
+def passes(
+    algorithm: str, tiling: Tiling, d: int, moved: io_model.Traffic, workers: int, heads: int, chip: Chip
+) -> int:
     """Return the number of times that repeatedly loaded data is read from DRAM.
 
     `moved` is the traffic of one head in elements, and `workers` is the number of workers that share a head.
@@ -176,9 +180,9 @@ def passes(algorithm: str, tiling: Tiling, d: int, moved: io.Traffic, workers: i
     the data once per wave of workers, because the workers of a head load the same tile at about the same time. FA1 has
     one worker per head, and standard attention runs one kernel after another, so both read the data each time.
     """
-    size = io.sizes(tiling, d)
+    size = io_model.sizes(tiling, d)
     again = {tensor: size[tensor] for tensor, n in moved.loads.items() if n > size[tensor]}
     at_once = heads if algorithm == "standard" else min(heads, cdiv(chip.SMs, workers))
-    if at_once * io.in_bytes(algorithm, io.Traffic(again, {})).total <= chip.l2_bytes:
+    if at_once * io_model.in_bytes(algorithm, io_model.Traffic(again, {})).total <= chip.l2_bytes:
         return 1
     return cdiv(workers, chip.SMs) if algorithm == "fa2" else max(tiling.T_c, 2)

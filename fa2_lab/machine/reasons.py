@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fa2_lab.kernels import ladder
-from fa2_lab.machine import ladder as model
+from fa2_lab.machine import ladder_model as model
 from fa2_lab.records import Measurement, Record, recorded
 
 UNKNOWN = "The model counts instructions and programs per SM. It does not know that one matmul can wait for another."
@@ -19,7 +19,7 @@ class Reason(NamedTuple):
     removes: str  # what the change removes or adds
     why: str
     missed: str = UNKNOWN  # what the prediction leaves out, shown if it misses by more than a tenth
-    modelled: bool = True  # by fa2_lab.machine.ladder; if it is not, the counters give only a limit
+    modelled: bool = True  # by fa2_lab.machine.ladder_model; if it is not, the counters give only a limit
 
 
 NOTHING = Reason("", "", "", "No rung comes before this one, because the climb begins here.")

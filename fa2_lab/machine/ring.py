@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fa2_lab.machine.io import tiles_per_row
+from fa2_lab.machine.io_model import tiles_per_row
 from fa2_lab.reference.shards import meeting
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tile, Tiling
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fa2_lab.machine.io import check_tiling
+from fa2_lab.machine.io_model import check_tiling
 from fa2_lab.reference import checks
 from fa2_lab.reference.dropout import NO_DROPOUT
 from fa2_lab.reference.online_softmax import SoftmaxState, finite

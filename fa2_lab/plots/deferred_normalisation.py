@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from fa2_lab.machine import chips, io, time
+from fa2_lab.machine import chips, io_model, time_model
 from fa2_lab.plots import style
 
 
@@ -30,10 +30,10 @@ def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A
     sums = [Timed("o ×α", "O", of_rows), Timed("p v", "O", product)]
     loops = {"FA1": [*scores, *sums, Timed(ONLY_FA1, "O", of_rows)], "FA2": [*scores, *sums]}
     for algorithm, steps in loops.items():
-        whole = time.tile_clocks(chip, B_r, B_c, d, algorithm=algorithm.lower())
+        whole = time_model.tile_clocks(chip, B_r, B_c, d, algorithm=algorithm.lower())
         rest = whole.tensor + whole.fp32 + whole.exp - sum(step.clocks for step in steps)
         steps.insert(len(scores), Timed("", "m", rest))
-    once = io.fa2_forward_end(B_r, d)
+    once = io_model.fa2_forward_end(B_r, d)
     rest = (once.total() - once["multiply"]) / chip.fp32_per_clock
     end = [Timed("", "m", rest), Timed("o ÷ℓ", "O", once["multiply"] / chip.fp32_per_clock)]
     setting = f"Tile {B_r} × {B_c}, d = {d}, one SM of {chip.name}"

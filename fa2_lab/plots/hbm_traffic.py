@@ -1,6 +1,6 @@
 """A picture of FA1's traffic as a function of on-chip memory, with standard attention and the lower bound."""
 
-from fa2_lab.machine import chips, io
+from fa2_lab.machine import chips, io_model
 from fa2_lab.plots import style
 from fa2_lab.reference import fa1
 from fa2_lab.tiles import Tiling
@@ -17,7 +17,7 @@ def data(N: int = 1024, d: int = 64) -> dict:
 
 def elements(name: str, N: int, B_r: int, B_c: int, d: int) -> int:
     """Return the number of elements that the forward of the method `name` loads and stores for one head."""
-    return io.requests(name, "forward", Tiling(N, N, B_r=B_r, B_c=B_c), d).total
+    return io_model.requests(name, "forward", Tiling(N, N, B_r=B_r, B_c=B_c), d).total
 
 
 @style.picture

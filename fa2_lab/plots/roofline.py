@@ -57,7 +57,7 @@ def data(
     for name, asked in costs.items():
         unit, seconds = asked.limit(chip)
         height = asked.flops / seconds / 1e12
-        bytes_of = "crossed" if unit == "DRAM" else "requested"
+        bytes_of = "dram_bytes" if unit == "DRAM" else "requested"
         points[PRINTED.get(name, name)] = (asked.intensity(bytes_of), height, unit)
         words.append(f"{height:.0f} TFLOP/s for {name} ({unit})")
     slow = {unit for *_, unit in points.values()}

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fa2_lab.examine.cases import rounded
-from fa2_lab.machine import numbers
+from fa2_lab.machine import rounding
 from fa2_lab.plots import style
 
 EACH = 16  # rows per point of a line
@@ -15,17 +15,17 @@ def data() -> dict:
 
     The errors of o are counted in steps of bf16.
     """
-    S, V, dO = numbers.repeated_maxima()
-    exact, m = numbers.truth(S, V), S.max(1, keepdims=True)
+    S, V, dO = rounding.repeated_maxima()
+    exact, m = rounding.truth(S, V), S.max(1, keepdims=True)
     shares = {}
     for name, at in (("m", m), ("2m", 2 * m)):
-        o = np.einsum("rk,rk->r", rounded(np.exp(S - at), numbers.BF16), V[..., 0])
-        step = 2.0 ** (np.frexp(o)[1] - numbers.BF16)
-        found, _ = np.histogram((rounded(o, numbers.BF16) - o) / step, BINS)
+        o = np.einsum("rk,rk->r", rounded(np.exp(S - at), rounding.BF16), V[..., 0])
+        step = 2.0 ** (np.frexp(o)[1] - rounding.BF16)
+        found, _ = np.histogram((rounded(o, rounding.BF16) - o) / step, BINS)
         shares[name] = found / len(o)
-    ways = {"sums in bf16": (m, numbers.BF16), "the same, with 2m": (2 * m, numbers.BF16)}
-    ways["sums in fp32"] = m, numbers.FP32
-    sums = {name: np.cumsum((dO * (numbers.outputs(S, V, *way) - exact)).sum(1)) for name, way in ways.items()}
+    ways = {"sums in bf16": (m, rounding.BF16), "the same, with 2m": (2 * m, rounding.BF16)}
+    ways["sums in fp32"] = m, rounding.FP32
+    sums = {name: np.cumsum((dO * (rounding.outputs(S, V, *way) - exact)).sum(1)) for name, way in ways.items()}
     return dict(shares=shares, sums=sums)
 
 

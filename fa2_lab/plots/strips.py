@@ -1,8 +1,8 @@
 """A picture of an SM on a rung and on the previous rung, with copies, tensor cores and softmax as strips over time.
 
-The time of a tile on each unit is computed from the compiled code and the chip, as in `machine.ladder`. A warpgroup's
-matmuls occupy the tensor cores, its instructions the issue slots, and its tiles the path from L2. `Program.producer`
-and `Program.consumer` define who waits for whom.
+The time of a tile on each unit is computed from the compiled code and the chip, as in machine/ladder_model.py. A
+warpgroup's matmuls occupy the tensor cores, its instructions the issue slots, and its tiles the path from L2.
+`Program.producer` and `Program.consumer` define who waits for whom.
 """
 
 from collections import defaultdict
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, reasons
-from fa2_lab.machine import ladder as model
+from fa2_lab.machine import ladder_model as model
 from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Block, Job, Wait
 from fa2_lab.machine.prices import prices
 from fa2_lab.plots import style

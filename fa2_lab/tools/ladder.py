@@ -7,7 +7,7 @@ import textwrap
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import reasons
 from fa2_lab.records import Measurement, Record, compared_with, load
-from fa2_lab.tools import steps
+from fa2_lab.tools import rung_diff
 
 SUITE, D = "ladder", 128
 NAMES = {"triton_tutorial": "Triton's tutorial 06"}  # a file that `bench ladder --beside` timed
@@ -27,9 +27,9 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"rungs: got {len(given.rungs)}; it takes none, one or two, and one with --run")
     names = [ladder.find(rung) for rung in given.rungs]
     if given.run:
-        from fa2_lab.tools import rung  # loads torch, which the tables do without
+        from fa2_lab.tools import rung_check  # loads torch, which the tables do without
 
-        rung.alone(names[0])
+        rung_check.alone(names[0])
         return 0
     results = load(SUITE)
     if not names:
@@ -114,9 +114,9 @@ def setting(results: Record) -> str:
     shape = f"{results.machine['gpu']}, bf16, forward, 16,384 tokens, N = {reasons.N:,}, d = {D}"
     text = (
         f"{shape}. The share is the rung's speed divided by {peer}'s, without a mask. Predicted (by "
-        "fa2_lab.machine.ladder) and measured are the rung's speed divided by that of the previous rung. A ≤ marks the "
-        "largest speedup that the share of busy tensor cores allows. Per SM is the number of programs that fit at the "
-        "same time, and registers are those of a thread that runs matmuls. In a/b, a is without a mask and b is "
+        "machine/ladder_model.py) and measured are the rung's speed divided by that of the previous rung. A ≤ marks "
+        "the largest speedup that the share of busy tensor cores allows. Per SM is the number of programs that fit at "
+        "the same time, and registers are those of a thread that runs matmuls. In a/b, a is without a mask and b is "
         "causal. GHz is the SM clock in a run without pauses, or else cycles divided by time. A - was not measured."
     )
     if newer := [name[1:3] for name in ladder.RUNGS if name not in row.values and name not in row.failed]:
@@ -174,7 +174,7 @@ def page(results: Record, old: str, new: str, colours: bool = False) -> str:
     if climbs(new) and old == before(new):
         parts.append(hypothesis(results, old, new))
     if old != new:
-        parts.append(f"{old} → {new}\n{steps.diff(old, new, colours)}")
+        parts.append(f"{old} → {new}\n{rung_diff.diff(old, new, colours)}")
     parts += filter(None, [numbers(results, old, new), following(new)])
     return "\n\n".join(parts)
 

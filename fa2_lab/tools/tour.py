@@ -12,7 +12,7 @@ import numpy as np
 from fa2_lab.errata.cases import distance
 from fa2_lab.examine.attention import attention
 from fa2_lab.examine.cases import AttentionCase
-from fa2_lab.machine import io, warps
+from fa2_lab.machine import io_model, warps
 from fa2_lab.paper import PACKAGE
 from fa2_lab.reference import fa2, heads, naive, online_softmax
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
@@ -129,7 +129,7 @@ def closed_forms(trace: Trace) -> Pairs:
     """Return pairs (formula's value, meter's count) for the HBM traffic and the matmul FLOPs of the causal forward."""
     what = "fa2", "forward", Tiling(N, N, B_R, B_C, CAUSAL), D_HEAD
     fa2.forward(*HALF.head, **BLOCKS, mask=CAUSAL, trace=trace)
-    forms = io.traffic(*what).total, io.operations(*what)["matmul"]
+    forms = io_model.traffic(*what).total, io_model.operations(*what)["matmul"]
     return pairs(forms, (trace.hbm_elements, trace.matmul_flops))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from fa2_lab.kernels import ladder
 from fa2_lab.plots import climb
 from fa2_lab.plots.climb import RungSpeeds
-from fa2_lab.tools import steps
+from fa2_lab.tools import rung_diff
 
 JUMPS = {  # number of the jump's last rung: number of changes, a description, the beginning of the line that shows it
     "03": (3, "Scores stay on the chip, one program per row block", "grid = "),
@@ -66,7 +66,7 @@ def changed_line(before: str, after: str, begin: str) -> str:
 
     If the line does not replace a similar old line, nothing in it is marked.
     """
-    for what, gone, come in steps.steps(ladder.find(before), ladder.find(after)):
+    for what, gone, come in rung_diff.steps(ladder.find(before), ladder.find(after)):
         found = next((line for line in come if what != "equal" and line.strip().startswith(begin)), None)
         if found is not None:
             new = words_of(found)

@@ -11,7 +11,7 @@ from fa2_lab.kernels import ladder
 from fa2_lab.machine import reasons
 from fa2_lab.paper import PACKAGE
 from fa2_lab.tools import ladder as climbed
-from fa2_lab.tools import steps
+from fa2_lab.tools import rung_diff
 
 NODES = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
 PEER = "FlashAttention-3"
@@ -90,7 +90,7 @@ def show_code(text: str, language: str = "python") -> None:
 def change(old: str, new: str, *names: str) -> None:
     """Show what rung `new` changes in these functions of rung `old`, as a diff."""
     old_file, new_file = (f"ladder/{ladder.find(rung)}.py" for rung in (old, new))
-    known = {name for node in ast.parse(steps.source(old)).body for name in names_of(node)}
+    known = {name for node in ast.parse(rung_diff.source(old)).body for name in names_of(node)}
     parts = [marked(lines_of(old_file, x) if x in known else [], lines_of(new_file, x)) for x in names]
     show_code("\n".join("\n".join(part) for part in parts), "diff")
 

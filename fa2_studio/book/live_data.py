@@ -6,7 +6,7 @@ from dataclasses import fields
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, reasons
 from fa2_lab.records import Record, load
-from fa2_lab.tools import steps
+from fa2_lab.tools import rung_diff
 from fa2_studio.book.hopper import marked
 
 
@@ -156,13 +156,13 @@ def difference(before: str, name: str) -> list[str]:
 
     "…" stands for longer stretches of equal lines. A line with only a new comment counts as equal.
     """
-    shown = marked(steps.code(before), steps.code(name), lambda line: line.split("  # ")[0].strip())
+    shown = marked(rung_diff.code(before), rung_diff.code(name), lambda line: line.split("  # ")[0].strip())
     lines = ["…" if line == "  …" else line[0] + line[2:] for line in shown]
     return lines[lines[0] == "…" :]
 
 
 def first_kernel(name: str) -> list[str]:
-    lines = steps.code(name)
+    lines = rung_diff.code(name)
     start = next(k for k, line in enumerate(lines) if "tl.dot" in line)
     return [f"+{line}" for line in lines[start - 1 : start + LINES - 1]]
 

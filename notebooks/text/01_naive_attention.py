@@ -26,7 +26,7 @@ from IPython.display import Markdown
 
 from fa2_lab.errata.cases import central_differences
 from fa2_lab.examine.cases import one_head
-from fa2_lab.machine import chips, io, reasons
+from fa2_lab.machine import chips, io_model, reasons
 from fa2_lab.machine.prices import cost, prices
 from fa2_lab.plots import time_and_memory
 from fa2_lab.plots.show import show
@@ -461,8 +461,8 @@ check(
 verdict("standard = naive.forward", close(standard(Q8, K8, V8, 0.5), naive.forward(Q8, K8, V8, tau=0.5)[0]))
 verdict("the rows of dS sum to 0", close(dS.sum(axis=1), np.zeros(5)))
 verdict("the gradients = naive.backward", all(map(close, (dQ, dK, dV), naive.backward(Q, K, V, P, dO, tau=tau))))
-verdict("the meter = the closed form", meter.hbm_elements == io.standard_forward(Tiling(8, 8, 1, 1), 4).total)
-intensity = cost("standard", N=4096, d=128).intensity("crossed")
+verdict("the meter = the closed form", meter.hbm_elements == io_model.standard_forward(Tiling(8, 8, 1, 1), 4).total)
+intensity = cost("standard", N=4096, d=128).intensity("dram_bytes")
 verdict("42 FLOPs per byte, a fifth of what the GPU could do", [round(intensity), round(intensity / 20.6)] == [42, 2])
 reached = reasons.timed(load("ladder"), causal=False, d=128).rate("r00_standard") * 1e12 / chips.H200.tensor_flops
 verdict("measured: 14%", round(reached, 2) == 0.14)

@@ -26,7 +26,7 @@
 import numpy as np
 from IPython.display import Markdown
 
-from fa2_lab.machine import chips, io, reasons
+from fa2_lab.machine import chips, io_model, reasons
 from fa2_lab.machine.prices import cost, prices
 from fa2_lab.plots import roofline, time_and_memory
 from fa2_lab.plots.live import live
@@ -260,7 +260,7 @@ print(f"B_c = 2: {formula} by the formula, {meter.hbm_elements} on the meter")
 # %% tags=["hide-input"]
 lines = []
 for d in (64, 128):
-    shares = [cost("FA1", d=d, B_c=B_c).crossed / cost("standard", d=d).crossed for B_c in (64, 128, 256)]
+    shares = [cost("FA1", d=d, B_c=B_c).dram_bytes / cost("standard", d=d).dram_bytes for B_c in (64, 128, 256)]
     lines.append(f"| d = {d} | " + " | ".join(f"{share:.0%}" for share in shares) + " |")
 Markdown("\n".join(["| | 64 keys per block | 128 keys | 256 keys |", "| --- | ---: | ---: | ---: |", *lines]))
 
@@ -418,10 +418,10 @@ show("hbm_traffic")
 
 # %% tags=["hide-input"]
 verdict("fa1_forward here = fa1.forward", all(map(close, (O, l, m), fa1.forward(Q, K, V, B_r=4, B_c=2, tau=tau))))
-verdict("the formula = io.fa1_forward", formula == io.fa1_forward(Tiling(8, 8, 4, 2), 4).total)
+verdict("the formula = io_model.fa1_forward", formula == io_model.fa1_forward(Tiling(8, 8, 4, 2), 4).total)
 slow = {name: dict(points) for name, points in time_and_memory.data()["time"].items()}
 verdict("FA1 takes about four times standard's time", 3.5 < slow["FA1"][4096] / slow["standard"][4096] < 4.5)
-verdict("1.7 times the bytes reach DRAM", round(cost("FA1").crossed / cost("standard").crossed, 1) == 1.7)
+verdict("1.7 times the bytes reach DRAM", round(cost("FA1").dram_bytes / cost("standard").dram_bytes, 1) == 1.7)
 verdict("counted: 1.7 times", round(moved["r01_fa1"] / moved["r00_standard"], 1) == 1.7)
 drawn = [round(moved[rung] / took.values[rung][0] / 1e9, 1) for rung in ("r00_standard", "r01_fa1")]
 verdict("standard attention drew 3.2 TB/s from DRAM, FA1 1.4", drawn == [3.2, 1.4])
@@ -433,7 +433,7 @@ ms = {
 verdict("FA1 takes 16.3 ms with 64 heads, 11.7 ms with 8", ms == {64: 16.3, 8: 11.7})
 verdict("at full speed, FA1's bytes take 4.6 ms", round(1e3 * moved["r01_fa1"] / chips.H200.hbm_per_second, 1) == 4.6)
 verdict("the H100 and the H200 have the same room", chips.H100.shared_per_sm == chips.H200.shared_per_sm)
-verdict("99% of what FA1 loads and stores reaches DRAM", cost("FA1").crossed > 0.99 * cost("FA1").requested)
+verdict("99% of what FA1 loads and stores reaches DRAM", cost("FA1").dram_bytes > 0.99 * cost("FA1").requested)
 needed = [(10 * d + 16) / 12 for d in (64, 128)]
 verdict("FA1 needs 55 and 109 keys in a block: at exactly 108, it is a tie", [int(x) + 1 for x in needed] == [55, 109] and needed[1] == 108)
 B_c, B_r, d = 228, 128, 128

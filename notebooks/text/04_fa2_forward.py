@@ -27,7 +27,7 @@ import numpy as np
 from IPython.display import Markdown
 
 from fa2_lab.examine.cases import one_head
-from fa2_lab.machine import chips, io, reasons, time
+from fa2_lab.machine import chips, io_model, reasons, time_model
 from fa2_lab.machine.prices import cost, prices
 from fa2_lab.plots import roofline, visiting_order
 from fa2_lab.plots.live import live
@@ -475,7 +475,7 @@ allowed = {  # TFLOP/s that each unit allows
 }
 table = {
     "FLOPs per requested byte": [f"{asked.intensity('requested'):.0f}" for asked in settings.values()],
-    "FLOPs per byte that reaches DRAM": [f"{asked.intensity('crossed'):,.0f}" for asked in settings.values()],
+    "FLOPs per byte that reaches DRAM": [f"{asked.intensity('dram_bytes'):,.0f}" for asked in settings.values()],
     **{f"{unit}: TFLOP/s": [f"{x[unit]:,.0f}" for x in allowed.values()] for unit in ("L2", "DRAM", "tensor cores")},
     "the limit": [f"**{asked.limit(chips.H200)[0]}**" for asked in settings.values()],
     "measured: TFLOP/s": [f"{took.rate(rung):.0f}" for rung in rungs.values()] + [""],
@@ -541,7 +541,7 @@ def seconds(N, d, B_r):
 # Check: run this cell when you have written your function. You do not have to read it.
 def times(words, N, d, B_r):
     one = cost("FA2", N=N, d=d, B_r=B_r, heads=1)
-    return Case(words, (N, d, B_r), (one.flops / TENSOR, one.requested / L2, one.crossed / DRAM))
+    return Case(words, (N, d, B_r), (one.flops / TENSOR, one.requested / L2, one.dram_bytes / DRAM))
 
 
 check(
@@ -609,11 +609,11 @@ verdict("L = m + log ℓ", close(m + np.log(l), theirs[1]))
 tilings = [Tiling(N, N, B_r, B_c, CAUSAL) for N, B_r, B_c in [(8, 2, 2), (12, 4, 3), (12, 3, 4), (13, 5, 4)]]
 same = [kind(t, i, j) is t.kind(i, j) for t in tilings for i in range(t.T_r) for j in range(t.T_c)]
 verdict("the corner tests = Tiling.kind, also for tiles that are not square", all(same))
-one, two = (io.traffic(x, "forward", Tiling(8192, 8192, 128, 128), 64).total for x in ("fa1", "fa2"))
+one, two = (io_model.traffic(x, "forward", Tiling(8192, 8192, 128, 128), 64).total for x in ("fa1", "fa2"))
 drawn = sum(event.elements for event in visiting_order.data()["events"]["FA2"])
 verdict("the picture stores one number per row, this code two: 408 elements", drawn + 12 == 408)
 verdict("the swap saves a third", round(one / two, 1) == 1.5)
-old, new = (time.tile_clocks(chips.A100, 128, 64, 128, algorithm=x) for x in ("fa1", "fa2"))
+old, new = (time_model.tile_clocks(chips.A100, 128, 64, 128, algorithm=x) for x in ("fa1", "fa2"))
 in_turns, later = (c.tensor + c.fp32 + c.exp for c in (old, new))
 verdict("tweak 1: 8% of the time in turns", (in_turns, round(1 - later / in_turns, 2)) == (3488, 0.08))
 gains = []  # by dividing once, without a mask and with the causal one
@@ -639,15 +639,15 @@ formulas = {
     "fa1": t.T_c * (3 * N * d + 4 * N) + 3 * N * d + 2 * N,
     "fa2": t.T_r * 2 * N * d + 2 * N * d + N,
 }
-verdict("three formulas", all(io.requests(x, "forward", t, d).total == n for x, n in formulas.items()))
-per_score = {x: io.in_bytes(x, io.requests(x, "forward", t, d)).total / N**2 for x in formulas}
+verdict("three formulas", all(io_model.requests(x, "forward", t, d).total == n for x, n in formulas.items()))
+per_score = {x: io_model.in_bytes(x, io_model.requests(x, "forward", t, d)).total / N**2 for x in formulas}
 wanted = {"standard": 12 + 6 * d / 128, "fa1": (10 * d + 16) / 64, "fa2": 4 * d / 64}
 verdict("bytes per score, but for terms in N", all(abs(per_score[x] - wanted[x]) < 0.3 for x in wanted))
 few, chip = settings["FA2, 64 × 64"], prices(chips.H200)
-verdict("130 MiB per head, of which 3% reach DRAM", (few.requested >> 26, round(few.crossed / few.requested, 2)) == (130, 0.03))
+verdict("130 MiB per head, of which 3% reach DRAM", (few.requested >> 26, round(few.dram_bytes / few.requested, 2)) == (130, 0.03))
 last = cost("FA2", d=64, B_r=128, B_c=128).limit(chips.H200)[0]
 verdict("128 rows at d = 64: exponentials; room for 122,880 keys", (last, chips.H200.l2_bytes // 512) == ("special function units", 122880))
-fed = few.intensity("requested") * chip.l2 / 1e12, few.intensity("crossed") * chip.dram / 1e12
+fed = few.intensity("requested") * chip.l2 / 1e12, few.intensity("dram_bytes") * chip.dram / 1e12
 verdict("FA2: L2 allows 609 TFLOP/s, DRAM 9,800", (round(fed[0]), round(fed[1], -2)) == (609, 9800))
 
 # %% [markdown] tags=["navigation"]

@@ -25,7 +25,7 @@
 # Setup: run this cell first. You do not have to read it.
 import numpy as np
 
-from fa2_lab.machine import chips, grid, io, time, warps
+from fa2_lab.machine import chips, grid, io_model, time_model, warps
 from fa2_lab.machine.prices import cost
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
@@ -289,7 +289,7 @@ show("warp_split")
 
 # %% tags=["hide-input"]
 def both(chip, *sizes, W=4):  # a tile's clocks under split-K and under split-Q, and how far they are apart
-    keys, queries = (time.tile_clocks(chip, *sizes, W=W, scheme=x) for x in ("split_k", "split_q"))
+    keys, queries = (time_model.tile_clocks(chip, *sizes, W=W, scheme=x) for x in ("split_k", "split_q"))
     return keys, queries, keys.serial / queries.serial, keys.overlapped / queries.overlapped
 
 
@@ -390,9 +390,9 @@ kib = [round(warps.tile_bytes(name, 128, 64, 128, 4) / 1024) for name in ("split
 verdict("192 KiB against 718", kib == [192, 718])
 verdict("the kernels are farther apart than the model says", slow / fast > high)
 N, d, B = 8192, 64, 128  # the table of changes
-tiling, size = Tiling(N, N, B, B), io.sizes(Tiling(N, N, B, B), d)
-standard, one, two = (cost(name, N=N, d=d, B_r=B, B_c=B, heads=32).crossed for name in ("standard", "FA1", "FA2"))
-work = [time.fp32_instructions(name, B, B, d) for name in ("fa1", "fa2")]
+tiling, size = Tiling(N, N, B, B), io_model.sizes(Tiling(N, N, B, B), d)
+standard, one, two = (cost(name, N=N, d=d, B_r=B, B_c=B, heads=32).dram_bytes for name in ("standard", "FA1", "FA2"))
+work = [time_model.fp32_instructions(name, B, B, d) for name in ("fa1", "fa2")]
 tiles, skipped = tiling.T_r * tiling.T_c, Tiling(N, N, B, B, CAUSAL).counts()[Tile.SKIP]
 busy = [grid.schedule(launch(32, tiling), chips.H200.SMs).utilisation for launch in (grid.fa1_grid, grid.fa2_grid)]
 shared = [warps.tile_bytes(scheme, B, B, d, W=4) for scheme in ("split_k", "split_q")]

@@ -37,7 +37,7 @@ from itertools import groupby, pairwise
 from IPython.display import Markdown
 
 from fa2_lab.kernels import ladder
-from fa2_lab.machine import ladder as model
+from fa2_lab.machine import ladder_model as model
 from fa2_lab.machine import reasons
 from fa2_lab.plots import prefetch, roofline, saw, strips
 from fa2_lab.plots.live import live

@@ -478,7 +478,7 @@ show("shares")
 record = load("decode")
 curve = dict(zip(record.curves["programs"], record.curves["microseconds"], strict=True))
 group = cost("decode", N=65536, N_q=4, heads=8, B_r=16)
-each, copy = group.crossed / 8 / curve[8] / 1e3, 1e3 * record.ceilings["copy TB/s"]
+each, copy = group.dram_bytes / 8 / curve[8] / 1e3, 1e3 * record.ceilings["copy TB/s"]
 
 # %% [markdown]
 # **Predict.** How does the time change as we go from 8 to 16, 32, 64, 128 and 256 programs?

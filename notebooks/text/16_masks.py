@@ -28,7 +28,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from fa2_lab.machine.io import tiles_per_row
+from fa2_lab.machine.io_model import tiles_per_row
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import fa2, naive

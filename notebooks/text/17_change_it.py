@@ -39,9 +39,9 @@ from fa2_lab.examine.cases import rounded
 from fa2_lab.kernels import ladder
 from fa2_lab.kernels.portable import forward as portable
 from fa2_lab.machine import chips, reasons, warps
-from fa2_lab.machine import ladder as model
+from fa2_lab.machine import ladder_model as model
 from fa2_lab.machine.prices import cost, prices
-from fa2_lab.machine.time import tile_clocks
+from fa2_lab.machine.time_model import tile_clocks
 from fa2_lab.paper import PACKAGE
 from fa2_lab.plots import added_scores, window_tiles
 from fa2_lab.plots.show import show

@@ -26,7 +26,7 @@ from importlib.util import find_spec
 import numpy as np
 
 from fa2_lab.examine import CATALOGUE, all_cases, examine
-from fa2_lab.machine import io
+from fa2_lab.machine import io_model
 from fa2_lab.paper import PACKAGE, where
 from fa2_lab.records import load
 from fa2_lab.reference import fa2, naive
@@ -289,7 +289,7 @@ row_mean(X, mean, B=4, trace=UNWATCHED)
 verdict("row_mean computes the mean, with and without a meter", close(mean, X.mean(axis=0)))
 watch, X = Trace(), np.random.default_rng(0).standard_normal((3, 64, 16))
 O, L = fa2.forward(*X, B_r=16, B_c=8, mask=CAUSAL, trace=watch)
-by_formula = io.fa2_forward(Tiling(64, 64, 16, 8, CAUSAL), 16).total
+by_formula = io_model.fa2_forward(Tiling(64, 64, 16, 8, CAUSAL), 16).total
 verdict("fa2's traffic agrees with the formula", watch.hbm_elements == by_formula)
 folders = {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").exists()}
 named = {"reference", "kernels", "api", "distributed", "examine", "machine", "errata"}

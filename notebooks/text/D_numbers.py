@@ -28,7 +28,7 @@ from inspect import getsource
 import numpy as np
 
 from fa2_lab.examine.cases import rounded
-from fa2_lab.machine import numbers
+from fa2_lab.machine import rounding
 from fa2_lab.plots.show import show
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import verdict
@@ -179,8 +179,8 @@ def errors(O):
 #   published.
 
 # %%
-print(getsource(numbers.outputs))
-S, V_rows, dO = numbers.repeated_maxima()
+print(getsource(rounding.outputs))
+S, V_rows, dO = rounding.repeated_maxima()
 m = S.max(1, keepdims=True)
 
 # %% [markdown]
@@ -266,9 +266,9 @@ show("rounding_bias")
 # change only in rows with a repeated maximum.
 #
 # ```python
-# want = numbers.truth(S, V_rows)
+# want = rounding.truth(S, V_rows)
 # for name, at in {"m": m, "m + log 2": m + np.log(2), "m + 0.3": m + 0.3, "2m": 2 * m}.items():
-#     error = (dO * (numbers.outputs(S, V_rows, at, sum_bits=8) - want)).sum(1)
+#     error = (dO * (rounding.outputs(S, V_rows, at, sum_bits=8) - want)).sum(1)
 #     chance = rms(error) * np.sqrt(len(error))
 #     print(f"{name:10} sum of the errors of D: {error.sum():5.2f}, by chance about {chance:.1f}")
 # ```
@@ -462,24 +462,24 @@ of_product = {name: abs(attention_with(f) - exact(Q32, K32, V32)).max() for name
 # takes only d log d additions per row.
 
 # %%
-print(getsource(numbers.e4m3))
-print(getsource(numbers.scaled))
+print(getsource(rounding.e4m3))
+print(getsource(rounding.scaled))
 
 # %% tags=["hide-input"]
 def fp8(Q, K, V, rows, turn=None):  # P has a fixed scale, since its largest number is 1
     q, k = (Q, K) if turn is None else (Q @ turn, K @ turn)
-    S = numbers.scaled(q, rows) @ numbers.scaled(k, rows).T / np.sqrt(Q.shape[1])
+    S = rounding.scaled(q, rows) @ rounding.scaled(k, rows).T / np.sqrt(Q.shape[1])
     E = np.exp(S - S.max(1, keepdims=True))
-    return numbers.e4m3(256 * E) / 256 @ numbers.scaled(V, rows) / E.sum(1, keepdims=True)
+    return rounding.e4m3(256 * E) / 256 @ rounding.scaled(V, rows) / E.sum(1, keepdims=True)
 
 
 def rms_of(share, rows, turn=None, draws=4):  # error of O, over several draws
-    drawn = [numbers.with_outliers(N=1024, share=share, seed=seed) for seed in range(draws)]
+    drawn = [rounding.with_outliers(N=1024, share=share, seed=seed) for seed in range(draws)]
     return rms(np.array([fp8(*x, rows, turn) - exact(*x) for x in drawn]))
 
 
 WAYS = {"one scale": (1024, None), "one for 64 rows": (64, None)}
-WAYS |= {f"{name}, rotated": (rows, numbers.rotation(64)) for name, (rows, _) in WAYS.items()}
+WAYS |= {f"{name}, rotated": (rows, rounding.rotation(64)) for name, (rows, _) in WAYS.items()}
 of_fp8 = {name: [rms_of(share, *way) for share in (0, 0.001)] for name, way in WAYS.items()}
 
 # %% [markdown]
@@ -647,10 +647,10 @@ check(passes,
 # %% tags=["hide-input"]
 nearer = abs(ours - truth).max() < abs(plain - truth).max()
 verdict("the loop is closer to the exact result than standard attention", nearer)
-want = numbers.truth(S, V_rows)
+want = rounding.truth(S, V_rows)
 sums = {}
 for name, at, bits in (("bf16", m, 8), ("2m", 2 * m, 8), ("half", m + np.log(2), 8), ("fp32", m, 24)):
-    error = (dO * (numbers.outputs(S, V_rows, at, bits) - want)).sum(1)
+    error = (dO * (rounding.outputs(S, V_rows, at, bits) - want)).sum(1)
     sums[name] = error.sum() / (rms(error) * np.sqrt(len(error)))
 verdict("with sums in bf16, the errors of D add up", sums["bf16"] > 10 and sums["half"] > 10)
 verdict("with 2m or sums in fp32, they do not", max(abs(sums["2m"]), abs(sums["fp32"])) < 3)
@@ -658,8 +658,8 @@ verdict("TF32, which truncates, has about half of bf16's error", 0.3 < of_produc
 verdict("three products have less than a thousandth of TF32's error", of_product["three times TF32"] < of_product["TF32"] / 1000)
 rotated, blocks = (of_fp8[name][1] / of_fp8["one scale"][1] for name in ("one scale, rotated", "one for 64 rows"))
 verdict("with outliers, the rotation helps, and a scale for each block hardly helps", rotated < 0.8 < blocks)
-Q8, K8, _ = numbers.with_outliers()
-worst = abs(numbers.scaled(Q8, 1024) @ numbers.scaled(K8, 1024).T - Q8 @ K8.T).max() / np.sqrt(64)
+Q8, K8, _ = rounding.with_outliers()
+worst = abs(rounding.scaled(Q8, 1024) @ rounding.scaled(K8, 1024).T - Q8 @ K8.T).max() / np.sqrt(64)
 verdict("some scores in FP8 are wrong by more than 1", worst > 1)
 in_one, in_64 = (abs(in_parts(n) - products.sum(1, dtype=np.float64)).mean() for n in (1, 64))
 verdict("64 parts are more exact than one", in_64 < in_one)

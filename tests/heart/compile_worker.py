@@ -230,7 +230,7 @@ def pretend() -> None:
 
     offline.compile_for("sm_90")
     host.supports = lambda *kind: True
-    host.scheduler_counter = lambda X, traced: torch.zeros(2, dtype=torch.int32)
+    host.scheduler_counter = lambda X, in_custom_op: torch.zeros(2, dtype=torch.int32)
 
 
 def call_of(d: int, N: int, keys: torch.dtype | None, packed: int | None = None) -> Tensors:

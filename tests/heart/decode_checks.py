@@ -14,7 +14,7 @@ NAN = float("nan")
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Make the interpreter's tiles small and many."""
-    monkeypatch.setattr(plan, "INTERPRETED", plan.Entry(B_c=16, warps=1, stages=1, per_SM=4))
+    monkeypatch.setattr(plan, "INTERPRETED", plan.DecodeConfig(B_c=16, warps=1, stages=1, programs_per_SM=4))
 
 
 def paged(k, v, lengths, page, seed=0, begins=None):

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from kernel_truth import DEVICE, dense, dense_packed, judge
 
-from fa2_lab.kernels.prepared import CACHE, Tensors
+from fa2_lab.kernels.prepared import PREPARED, Tensors
 
 DTYPES, NAN = (torch.float16, torch.bfloat16), float("nan")
 
@@ -84,7 +84,7 @@ def backward_of(Q, K, V, dO, options, deterministic=False):
 
 
 def counters_are_put_back() -> bool:
-    counters = [made for key, made in CACHE.items() if key[0] == "counter"]
+    counters = [made for key, made in PREPARED.items() if key[0] == "counter"]
     return bool(counters) and not any(counter.any() for counter in counters)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from fa2_lab import errata, paper
 from fa2_lab.errata import ERRATA
-from fa2_lab.machine import io
+from fa2_lab.machine import io_model
 from fa2_lab.tiles import Tiling
 from fa2_lab.tools import command, tour
 from fa2_lab.tools.tour import STAGES, Skipped, Stage
@@ -47,7 +47,7 @@ def test_the_table_counts_what_the_meter_counts():
     n, d, T_r, T_c = tour.N, tour.D_HEAD, 8, 16
     moved = (n * d + 2 * n) + 2 * n * d + T_c * (3 * n * d + 4 * n), 2 * n * d + n + T_r * 2 * n * d
     for name, hbm in zip(("fa1", "fa2"), moved, strict=True):
-        form = io.operations(name, "forward", Tiling(n, n, tour.B_R, tour.B_C), d)
+        form = io_model.operations(name, "forward", Tiling(n, n, tour.B_R, tour.B_C), d)
         work = hbm, 4 * n * n * d, form.total() - form["matmul"]
         assert rows[f"{name.upper()} forward"] == [*map(tour.short, work)]
     assert [tour.short(x) for x in (0, 999, 999_600, 1_234_567)] == ["-", "999", "1M", "1.23M"]

@@ -348,3 +348,12 @@ def test_attention_takes_decode_for_few_rows(monkeypatch):
     fa2_lab.attention(q, k, v, dropout_p=0.5, seed=1)
     fa2_lab.attention(*(x.detach() for x in tensors(1, 1, 1, 65, 90, 16)[:3]))
     assert len(asked) == 1
+
+
+# How it is launched ---------------------------------------------------------------------------------------------
+
+
+def test_with_splits_no_length_decides_whether_decode_takes_a_call():
+    """Else the result of a sequence would depend on the longest one of its batch."""
+    q = torch.empty(1, 64, 1, 64, device="meta")
+    assert all(plan.is_decode(q, torch.empty(1, 1, N_k, 64, device="meta"), num_splits=1) for N_k in (1, 9999))

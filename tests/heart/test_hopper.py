@@ -90,7 +90,7 @@ def test_what_fits(change, fine):
 @pytest.mark.parametrize("odd", ("Q", "K", "V", None))
 def test_every_address_is_looked_at(odd, monkeypatch):
     monkeypatch.setattr(launch, "prepare_launch", lambda *_: lambda *_: None)
-    monkeypatch.setattr(launch.host, "scheduler_counter", lambda X, traced: None)
+    monkeypatch.setattr(launch.host, "scheduler_counter", lambda X, in_custom_op: None)
     tensors = [torch.empty(5000, dtype=torch.float16)[8 - 4 * (name == odd) :][:4096] for name in "QKV"]
     tensors = Tensors(*(x.view(1, 2, 32, 64) for x in tensors))
     found = launch.prepare(tensors, Options(True, 0.1))(tensors)

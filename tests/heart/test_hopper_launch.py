@@ -21,7 +21,7 @@ from fa2_lab.kernels.prepared import Options, Tensors  # noqa: E402
 def some_hopper(monkeypatch):
     """Treat tensors without data as if they were on a Hopper GPU."""
     monkeypatch.setattr(host, "tma_aligned", lambda *tensors: True)
-    monkeypatch.setattr(host, "scheduler_counter", lambda X, traced: "its own" if traced else "counter")
+    monkeypatch.setattr(host, "scheduler_counter", lambda X, in_custom_op: "its own" if in_custom_op else "counter")
 
 
 def tensors(batch, H, H_kv, N_q, N_k, d, packed=False):
@@ -70,7 +70,7 @@ def test_the_forward_s_launch(shape, causal, lengths, sequences, monkeypatch):
     called, V = [], torch.empty_like(K)
     monkeypatch.setattr(forward, "prepare_launch", lambda *kind: lambda *tensors: called.extend(tensors))
     given = Tensors(Q, K, V, **beside)
-    O, L = forward.prepare(given, Options(causal, 0.1, traced=causal))(given)
+    O, L = forward.prepare(given, Options(causal, 0.1, in_custom_op=causal))(given)
     assert O.shape == Q.shape and L.shape == ((batch, H, N_q) if sequences is None else (H, N_q))
     want = Q, K, V, O, L, "its own" if causal else "counter", *beside.values()
     assert all(x is y for x, y in zip(called, want, strict=True))
@@ -117,7 +117,7 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     Q, K = apart(Q), apart(K)  # rows with gaps between them, as those of dO
     L, V, O, dO = *(torch.empty_like(x) for x in (Q[..., 0], K, Q)), Q[:]
     record = Tensors(Q, K, V, **beside)
-    call = backward.prepare(dO, O, record, Options(causal, 0.1, traced=causal), deterministic)
+    call = backward.prepare(dO, O, record, Options(causal, 0.1, in_custom_op=causal), deterministic)
     dQ, dK, dV = call(dO, "dL", O, L, record)
     assert [x.shape for x in (dQ, dK, dV)] == [Q.shape, K.shape, K.shape]
 

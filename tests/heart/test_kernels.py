@@ -11,7 +11,7 @@ from kernel_truth import DEVICE  # before Triton
 
 from fa2_lab.kernels import dispatch, launch, tables
 from fa2_lab.kernels.common import softmax, tile
-from fa2_lab.kernels.decode.kernel import Cache, DecodeTile, page_and_row
+from fa2_lab.kernels.decode.kernel import DecodeTile, KVCache, page_and_row
 
 
 @pytest.mark.parametrize("backend, arch, table", [
@@ -60,7 +60,7 @@ def test_what_the_kernels_are_told():
 @triton.jit
 def pointers_kernel(X, heads, rows, pages, table, strides, paged):
     n = tl.program_id(0)
-    page, _ = page_and_row(Cache(None, None, table, 4), n * paged.B_c, 64, paged)
+    page, _ = page_and_row(KVCache(None, None, table, 4), n * paged.B_c, 64, paged)
     tl.store(pages + n, page * strides[0])
     tl.store(heads + n, tile.head_ptr(X, strides, n, n).to(tl.int64))
     tl.store(rows + 4 * n + tl.arange(0, 4)[:, None], tile.row_pointers(X, 4 * n, strides[0], 4, 1).to(tl.int64))

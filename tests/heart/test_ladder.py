@@ -18,8 +18,8 @@ import triton.language as tl  # noqa: E402
 
 from fa2_lab.kernels import interpreter, ladder  # noqa: E402
 from fa2_lab.kernels.common import tile  # noqa: E402
-from fa2_lab.tools import command, steps  # noqa: E402
-from fa2_lab.tools import rung as alone  # noqa: E402
+from fa2_lab.tools import command, rung_diff  # noqa: E402
+from fa2_lab.tools import rung_check as alone  # noqa: E402
 
 if interpreter.version_conflict():
     pytest.skip(interpreter.version_conflict(), allow_module_level=True)
@@ -32,7 +32,7 @@ LARGE = [(1000, 1000, 64, True), (1000, 1300, 128, True), (1300, 1000, 128, True
 
 
 def gluon(rung: str) -> bool:
-    return "gluon" in steps.source(rung)
+    return "gluon" in rung_diff.source(rung)
 
 
 def runnable(rungs=ladder.RUNGS) -> list:
@@ -324,7 +324,7 @@ def test_what_stands_beside_the_ladder_compiles_without_spills(rows, name, kerne
 
 @pytest.mark.parametrize("rung", ladder.RUNGS + ladder.SIDE + ladder.BACKWARD)
 def test_a_rung_stands_alone_and_names_its_change(rung):
-    tree = ast.parse(steps.source(rung))
+    tree = ast.parse(rung_diff.source(rung))
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.split(".")[0] for name in names} <= {"torch", "triton", "math", "collections", "functools"}
@@ -357,8 +357,8 @@ def test_a_rung_is_found_by_its_number():
 
 
 def test_a_diff_shows_what_moved_and_what_changed():
-    shown = steps.diff("02", "03").splitlines()
+    shown = rung_diff.diff("02", "03").splitlines()
     assert "-     for i in range(0, N_q, B_r):  # FA2.A1.L3" in shown  # the loop is gone
     assert shown[1].startswith("  def forward_kernel(")  # what stands right before the first change
     assert any(line.startswith("+     i, head = tl.program_id(0) * B_r, tl.program_id(1)") for line in shown)
-    assert "\033[32m+" in steps.diff("02", "03", colours=True) and shown[-1].startswith("      return O, L")
+    assert "\033[32m+" in rung_diff.diff("02", "03", colours=True) and shown[-1].startswith("      return O, L")

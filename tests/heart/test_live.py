@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fa2_lab.machine import budget, chips, grid, io
+from fa2_lab.machine import budget, chips, grid, io_model
 from fa2_lab.machine.prices import cost
 from fa2_lab.plots import dq_over_time, live
 from fa2_lab.reference import fa1, fa2, naive
@@ -109,7 +109,7 @@ def compare_results(order, tiling, d, answer, results, watch):
     assert array(done["difference"]) < 1e-12 and answer["bad"] == []
     for name, counted in (("loads", watch.loads), ("stores", watch.stores)):
         assert done[name] == {t: counted(t) for t in {e.tensor for e in watch.events} if counted(t)}, (order, tiling)
-    closed = io.traffic(order, "forward", tiling, d).total
+    closed = io_model.traffic(order, "forward", tiling, d).total
     assert done["moved"] == watch.hbm_elements == answer["closed"] == closed
     assert answer["moved"] == sorted(answer["moved"])
     if order == "fa2":
@@ -204,11 +204,11 @@ def test_a_plan_is_what_the_models_of_the_machine_say():
         tiling = Tiling(s["N"], s["N"], s["B_r"], s["B_c"], CAUSAL if s["causal"] else NO_MASK)
         sizes = {name: s[name] for name in ("N", "d", "B_r", "B_c", "heads", "causal")}
         costs = {name.lower(): cost(name, chip=chip, **sizes) for name in ("standard", "FA1", "FA2")}
-        moved = {name: dict(requested=c.requested, dram=c.crossed) for name, c in costs.items()}
+        moved = {name: dict(requested=c.requested, dram=c.dram_bytes) for name, c in costs.items()}
         assert plan["moved"] == moved
         assert moved[plan["winner"]]["requested"] == min(c.requested for c in costs.values())
         assert plan["programs"] == s["heads"] * tiling.T_r
-        assert plan["flops"] == s["heads"] * 4 * io.scores_visited(tiling) * s["d"]
+        assert plan["flops"] == s["heads"] * 4 * io_model.scores_visited(tiling) * s["d"]
         if plan["slots"]:
             assert plan["waves"] == grid.waves(plan["programs"], plan["slots"])
             assert plan["busy"] == pytest.approx(grid.efficiency(plan["programs"], plan["slots"]))
@@ -267,7 +267,7 @@ def test_the_backward_meets_on_dq_where_the_model_says_so():
     cases = [(sizes(rng, 40), passes) for passes in (1, 2) for _ in range(100)]
     given = [("backward", dict(tiling=tiling_of(tiling), passes=passes)) for tiling, passes in cases]
     for (tiling, passes), steps in zip(cases, ask(given), strict=True):
-        writers, tiles = grid.dq_writers(tiling), int(io.tiles_per_row(tiling).sum())
+        writers, tiles = grid.dq_writers(tiling), int(io_model.tiles_per_row(tiling).sum())
         done, walked = steps[-1], [step for step in steps if step["op"] == "tile"]
         assert done["added"] == [len(w) for w in writers]
         assert done["products"] == (5 if passes == 1 else 7) * tiles  # two passes: S and dP twice

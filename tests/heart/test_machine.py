@@ -1,11 +1,11 @@
-"""machine/: chips.py, time.py and prices.py, by hand, by what counters saw, and by what says the same."""
+"""machine/: chips.py, time_model.py and prices.py, by hand, by what counters saw, and by what says the same."""
 
 from dataclasses import astuple, fields
 
 import numpy as np
 import pytest
 
-from fa2_lab.machine import budget, chips, grid, io, prices, ring, splits, time, warps
+from fa2_lab.machine import budget, chips, grid, io_model, prices, ring, splits, time_model, warps
 from fa2_lab.machine.chips import A100, B200, CHIPS, H100, H200, L40S, RTX_3090, RTX_4090, KiB
 from fa2_lab.plots import roofline
 from fa2_lab.records import load
@@ -69,7 +69,7 @@ def test_names_and_that_no_copy_was_faster_than_the_sheet_s_memory():
 
 def test_one_tile_on_an_a100_by_hand():
     """128 × 64, d = 128, 4 warps: matmul 4·128·64·128 / 2048, exp (128·64 + 128) / 16, and so on."""
-    tile = time.tile_clocks(A100, 128, 64, 128)
+    tile = time_model.tile_clocks(A100, 128, 64, 128)
     assert tile.tensor == 4 * 128 * 64 * 128 / 2048 == 2048
     assert tile.exp == (128 * 64 + 128) / 16 == 520
     # scale and shift, max, sum; α o; α l and m − m
@@ -80,20 +80,22 @@ def test_one_tile_on_an_a100_by_hand():
 
 def test_one_tile_on_an_h100_by_hand():
     """Tensor cores twice as fast, exp no faster. Two slabs of 64 rows read K and V twice, not four times."""
-    tile = time.tile_clocks(H100, 128, 64, 128)
+    tile = time_model.tile_clocks(H100, 128, 64, 128)
     assert (tile.tensor, tile.exp, tile.fp32) == (1024, 520, 322)
     assert tile.shared == 2 * (2 * 64 * 128 + 2 * 2 * 64 * 128 + 128 * 128) / 128 == 1024
-    assert time.tile_clocks(B200, 128, 64, 128).shared == 2 * (2 * 64 * 128 + 2 * 64 * 128 + 128 * 128) / 128  # once
+    assert (
+        time_model.tile_clocks(B200, 128, 64, 128).shared == 2 * (2 * 64 * 128 + 2 * 64 * 128 + 128 * 128) / 128
+    )  # once
 
 
 @each
 def test_what_the_changes_are_worth(chip):
-    fa1, fa2 = (time.tile_clocks(chip, 128, 64, 128, algorithm=name) for name in ("fa1", "fa2"))
+    fa1, fa2 = (time_model.tile_clocks(chip, 128, 64, 128, algorithm=name) for name in ("fa1", "fa2"))
     assert 1.01 < fa1.serial / fa2.serial < 1.07 and fa1.overlapped >= fa2.overlapped
     saved_fp32 = (fa1.fp32 - fa2.fp32) * chip.fp32_per_clock
     assert saved_fp32 == 128 * 128 + 6 * 128  # one scaling of o, and six operations on each row
     assert fa1.tensor == fa2.tensor and fa1.shared == fa2.shared
-    keys, queries = (time.tile_clocks(chip, 128, 64, 128, scheme=name) for name in ("split_k", "split_q"))
+    keys, queries = (time_model.tile_clocks(chip, 128, 64, 128, scheme=name) for name in ("split_k", "split_q"))
     assert keys.serial > 1.3 * queries.serial and keys.shared > 2 * queries.shared and keys.exp == queries.exp
     assert keys.fp32 - queries.fp32 == 3 * 128 * 128 / chip.fp32_per_clock  # four parts of o are added
 
@@ -107,22 +109,22 @@ RUNGS = {"standard": "r00_standard", "FA1": "r01_fa1", "FA2": "r07_skipping"}
 @pytest.mark.parametrize("method", RUNGS)
 def test_what_crosses_to_dram_is_what_hardware_counters_saw(method):
     counted = roofline.counted(load("ladder"), 128)[RUNGS[method]]
-    assert prices.cost(method, N=4096, d=128, heads=64).crossed == pytest.approx(counted, rel=0.05)
+    assert prices.cost(method, N=4096, d=128, heads=64).dram_bytes == pytest.approx(counted, rel=0.05)
 
 
 def test_intensities_that_the_chapters_name():
     standard = prices.cost("standard")
-    assert [round(standard.intensity(place)) for place in ("crossed", "requested")] == [42, 28]  # 01, 04
+    assert [round(standard.intensity(place)) for place in ("dram_bytes", "requested")] == [42, 28]  # 01, 04
     assert [round(prices.cost("FA2", B_r=B, B_c=B).intensity("requested")) for B in (64, 128)] == [63, 124]  # 04
-    assert prices.cost("FA2").intensity("crossed") == pytest.approx(2048, rel=0.01)
-    one, eight = (prices.cost("decode", N_q=rows).intensity("crossed") for rows in (1, 8))
+    assert prices.cost("FA2").intensity("dram_bytes") == pytest.approx(2048, rel=0.01)
+    one, eight = (prices.cost("decode", N_q=rows).intensity("dram_bytes") for rows in (1, 8))
     assert (round(one, 1), round(eight)) == (1.0, 8)  # 14: a row does one FLOP for each byte
 
 
 def test_a_multiply_add_is_two_flops_and_one_instruction_everywhere():
     B, d, seen = 64, 128, prices.cost("FA2", N=64, heads=1)
     assert seen.flops == 2 * (B * B * d) + 2 * (B * B * d)
-    assert seen.instructions == time.fp32_instructions("fa2", B, B, d)
+    assert seen.instructions == time_model.fp32_instructions("fa2", B, B, d)
     price = prices.prices(A100).in_flops()
     assert price["fp32"] == pytest.approx(32, rel=0.01)  # an instruction: a multiply-add
     for chip in chips.CHIPS.values():
@@ -130,14 +132,14 @@ def test_a_multiply_add_is_two_flops_and_one_instruction_everywhere():
         assert price["dram"] == chip.tensor_flops / chip.hbm_per_second
         assert price["exp"] == pytest.approx(chip.tensor_per_clock / chip.exp_per_clock, rel=0.02)
     assert prices.measured(A100) == {} and prices.prices(A100).l2 == 5120 * A100.clock_hz  # measured on others
-    assert time.fp32_instructions("fa2", B, 2 * B, d, "backward") == 3 * B * 2 * B + B * d + 2 * B * d
+    assert time_model.fp32_instructions("fa2", B, 2 * B, d, "backward") == 3 * B * 2 * B + B * d + 2 * B * d
     assert prices.cost("FA2 backward", N=256, B_r=64, B_c=128, heads=1).workers == 2  # its column blocks
     assert prices.cost("decode", N_q=1, heads=1).workers >= H200.SMs  # its keys are split
     assert prices.cost("FA2", N=256, heads=1, causal=True).flops == 10 * seen.flops  # tiles of 16
     for N in (65536, 2**18):  # L2 has room for one head, not for all; for none
         many, one = (prices.cost("FA2", N=N, heads=heads) for heads in (64, 1))
         assert astuple(many) == tuple(64 * n for n in astuple(one))
-    clocks = time.tile_clocks(H200, B, B, d)
+    clocks = time_model.tile_clocks(H200, B, B, d)
     one_sm = {unit: seconds * H200.clock_hz for unit, seconds in seen.seconds(H200).items()}
     assert one_sm["FP32 units"] == pytest.approx(clocks.fp32)
     assert one_sm["tensor cores"] == pytest.approx(clocks.tensor, rel=0.01)
@@ -152,7 +154,7 @@ def test_the_slowest_unit_is_the_limit_and_idle_sms_count():
 
 def test_bytes_are_elements_times_their_width():
     tiling = Tiling(64, 64, 16, 16)
-    moved = io.traffic("fa1", "forward", tiling, 8)
+    moved = io_model.traffic("fa1", "forward", tiling, 8)
     sums, passed_on = ("L", "D", "dQ"), ("S", "dP", "dQ")
     for algorithm, way, wide in (
         ("fa1", "forward", ("O", "l", "m")),
@@ -160,9 +162,13 @@ def test_bytes_are_elements_times_their_width():
         ("standard", "forward", passed_on),
         ("standard", "backward", passed_on),
     ):
-        form = io.traffic(algorithm, way, tiling, 8)
-        assert io.in_bytes(algorithm, form) == form.each(lambda tensor, n, wide=wide: n * (4 if tensor in wide else 2))
-    assert io.at_most(1, moved, io.sizes(tiling, 8)).loads == {t: io.sizes(tiling, 8)[t] for t in moved.loads}
+        form = io_model.traffic(algorithm, way, tiling, 8)
+        assert io_model.in_bytes(algorithm, form) == form.each(
+            lambda tensor, n, wide=wide: n * (4 if tensor in wide else 2)
+        )
+    assert io_model.at_most(1, moved, io_model.sizes(tiling, 8)).loads == {
+        t: io_model.sizes(tiling, 8)[t] for t in moved.loads
+    }
 
 
 # What all of them refuse: one argument at a time is wrong, and the error names it --------------------------------
@@ -181,10 +187,10 @@ CALLS = [  # a call, good arguments, and wrong ones for each
      dict(blocks=[[]], SMs=[0], blocks_per_sm=[0])),
     (grid.fa1_grid, dict(heads=1, tiling=TILING), dict(heads=[0], tiling=[(8, 8)])),
     (grid.fa2_grid, dict(heads=1, tiling=TILING), dict(tiling=[(8, 8)], direction=["sideways"], order=["random"])),
-    (io.tile_operations, dict(algorithm="fa2", direction="forward", b=4, c=4, d=4), dict(b=[0], d=[2.0])),
-    *[(io.traffic, dict(algorithm=algorithm, direction=direction, tiling=TILING, d=4),
-       dict(tiling=[(8, 8)], d=[0, 2.0])) for algorithm, direction in io.FORMS],
-    (time.tile_clocks, dict(chip=A100, **TILE), dict(chip=["A100"], W=[0], scheme=["split_d"])),
+    (io_model.tile_operations, dict(algorithm="fa2", direction="forward", b=4, c=4, d=4), dict(b=[0], d=[2.0])),
+    *[(io_model.traffic, dict(algorithm=algorithm, direction=direction, tiling=TILING, d=4),
+       dict(tiling=[(8, 8)], d=[0, 2.0])) for algorithm, direction in io_model.FORMS],
+    (time_model.tile_clocks, dict(chip=A100, **TILE), dict(chip=["A100"], W=[0], scheme=["split_d"])),
     (warps.tile_accesses, dict(scheme="split_q", b=8, c=8, d=4, W=4), dict(scheme=["split_d"])),
     *[(scheme, dict(**QKV, tiling=TILING, i=1, W=2), WARPS) for scheme in warps.SCHEMES.values()],
     (splits.Shares, dict(tiles=(1,), programs=1, least=1), dict(tiles=[(), (1, -1)], programs=[0], least=[0])),
@@ -206,8 +212,8 @@ def test_bad_input_is_named(call, good, wrong):
 
 
 def test_an_algorithm_that_there_is_not_is_refused():
-    for call in (io.traffic, io.operations):
+    for call in (io_model.traffic, io_model.operations):
         with pytest.raises(ValueError, match=r"'fa3', 'forward'; it takes algorithm one of .*fa1, fa2 and direction"):
             call("fa3", "forward", TILING, 4)
     with pytest.raises(ValueError, match="fa3"):
-        time.tile_clocks(A100, 64, 64, 64, algorithm="fa3")
+        time_model.tile_clocks(A100, 64, 64, 64, algorithm="fa3")

@@ -295,7 +295,7 @@ def decode_alone(monkeypatch):
     """Make all calls use the decode kernels, with tiles so small that a window skips some of them."""
     monkeypatch.setattr(plan, "is_decode", lambda *given: True)
     if DEVICE == "cpu":
-        monkeypatch.setattr(plan, "INTERPRETED", plan.Entry(B_c=16, warps=1, stages=1, per_SM=4))
+        monkeypatch.setattr(plan, "INTERPRETED", plan.DecodeConfig(B_c=16, warps=1, stages=1, programs_per_SM=4))
 
 
 DECODE = [

@@ -10,7 +10,7 @@ import pytest
 from fa2_lab import paper
 from fa2_lab.errata import ERRATA
 from fa2_lab.glossary import GLOSSARY, TERMS
-from fa2_lab.machine import io
+from fa2_lab.machine import io_model
 from fa2_lab.paper import ALGORITHMS, LINES, PACKAGE, tagged_lines, where
 from fa2_lab.tiles import Tiling
 
@@ -150,4 +150,4 @@ def test_symbols_have_the_shapes_of_a_small_attention():
         shape = GLOSSARY[name].shape
         names = [] if shape == "number" else re.findall(r"\w+", shape)
         assert np.shape(x) == tuple(sizes[n] for n in names), (name, shape)
-    assert io.sizes(Tiling(7, 10, 2, 4), d=3) == {name: x.size for name, x in tensors.items() if name != "tau"}
+    assert io_model.sizes(Tiling(7, 10, 2, 4), d=3) == {name: x.size for name, x in tensors.items() if name != "tau"}

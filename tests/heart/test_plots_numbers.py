@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fa2_lab.kernels import ladder
-from fa2_lab.machine import chips, io, prices, reasons
+from fa2_lab.machine import chips, io_model, prices, reasons
 from fa2_lab.plots import poster, ratios, ring_speed, roofline
 from fa2_lab.records import load, path_of
 from fa2_lab.reference import fa2
@@ -75,7 +75,7 @@ def test_the_visits_and_the_elements_are_the_meter_s(name):
     assert order == (tiles if name == "FA2" else sorted(tiles, key=lambda tile: tile[::-1]))
     assert (
         sum(e.elements for e in seen["events"][name])
-        == io.traffic(name.lower(), "forward", Tiling(12, 12, 4, 3), 4).total
+        == io_model.traffic(name.lower(), "forward", Tiling(12, 12, 4, 3), 4).total
     )
 
 
@@ -174,7 +174,7 @@ def test_speeds_are_flops_over_the_recorded_time():
     seen, asked = roofline.data("FA2"), prices.cost("FA2")
     assert seen["points"]["FA2"] == (asked.intensity("requested"), pytest.approx(rate(asked)), "L2")
     seen, asked = roofline.data("standard"), prices.cost("standard")
-    assert seen["points"]["standard"] == (asked.intensity("crossed"), pytest.approx(rate(asked)), "DRAM")
+    assert seen["points"]["standard"] == (asked.intensity("dram_bytes"), pytest.approx(rate(asked)), "DRAM")
     assert seen["roofs"][0].bytes == chips.H200.hbm_per_second / 1e12
     assert all(data("roofline")["points"][name][1] == rates[name] for name in data("roofline")["points"])
 

@@ -22,22 +22,22 @@ def good():
 
 def test_what_is_prepared_is_made_once_and_forgotten_together():
     made = []
-    assert prepared.cached("a kind", lambda x: made.append(x) or made, 3) is made
-    assert prepared.cached("a kind", lambda x: made.append(x), 4) is made and made == [3]
+    assert prepared.get_or_prepare("a kind", lambda x: made.append(x) or made, 3) is made
+    assert prepared.get_or_prepare("a kind", lambda x: made.append(x), 4) is made and made == [3]
     lengths = torch.tensor([3])
     prepared.mark_checked(lengths, (5,))
     assert prepared.was_checked(lengths, (5,))
     prepared.clear_caches()
     assert not prepared.was_checked(lengths, (5,))
-    assert prepared.cached("a kind", lambda: made.clear()) is None  # is also what was made, and kept
-    assert prepared.cached("a kind", lambda: 5) is None
+    assert prepared.get_or_prepare("a kind", lambda: made.clear()) is None  # is also what was made, and kept
+    assert prepared.get_or_prepare("a kind", lambda: 5) is None
 
 
 def test_the_table_does_not_grow_without_end(monkeypatch):
     monkeypatch.setattr(prepared, "MAX_ENTRIES", 3)
     for n in range(9):
-        prepared.cached(n, int)
-        assert list(prepared.CACHE) == [*range(max(0, n - 2), n + 1)], "only the oldest goes"
+        prepared.get_or_prepare(n, int)
+        assert list(prepared.PREPARED) == [*range(max(0, n - 2), n + 1)], "only the oldest goes"
 
 
 @pytest.mark.parametrize("N_q", (20, 1))
@@ -46,7 +46,7 @@ def test_no_tensor_is_kept_alive_and_nothing_is_written_on_it(N_q):
     lengths = torch.tensor([3, 24], device=DEVICE)
     O = attention(q, k, v, causal=True, key_lengths=lengths)
     O.backward(dO)
-    assert prepared.CACHE and prepared.CHECKED
+    assert prepared.PREPARED and prepared.CHECKED
     assert not any(vars(x) for x in (q, k, v, dO, lengths, O))
     alive = [weakref.ref(x) for x in (q, k, v, dO, lengths, O)]
     del q, k, v, dO, lengths, O
@@ -65,7 +65,7 @@ def test_a_known_kind_of_pages_takes_other_tensors_and_keeps_none(scale):
         alive = [weakref.ref(x) for x in (*given, sinks, O)]
         del q, k, v, sinks, table, lengths, given, O, truth
         gc.collect()
-        assert prepared.CACHE and not any(x() is not None for x in alive)
+        assert prepared.PREPARED and not any(x() is not None for x in alive)
 
 
 CHANGES = dict(
@@ -79,7 +79,7 @@ CHANGES = dict(
 @pytest.mark.parametrize("direction", ("forward", "backward"))
 def test_the_kernels_key_holds_all_that_a_launch_depends_on(direction, monkeypatch):
     keys, (q, k, v) = [], good()
-    monkeypatch.setattr(dispatch, "cached", lambda key, make, *given: keys.append(key) or (lambda *given: None))
+    monkeypatch.setattr(dispatch, "get_or_prepare", lambda key, make, *given: keys.append(key) or (lambda *given: None))
     starts = torch.tensor([0, 3, 12], dtype=torch.int32, device=DEVICE)
     record = dict(q=q, k=k, v=v, key_lengths=starts[1:], sinks=q[0, :, 0, 0], cu_seqlens_q=starts, cu_seqlens_k=starts)
     beside = dict(dO=q.clone(), dL=q[..., 0], O=q.clone(), L=q[..., 0]) if direction == "backward" else {}
@@ -224,7 +224,7 @@ def test_the_portable_kernels_can_be_asked_for(monkeypatch):
     """Whoever chooses is told so, forward and backward, in recorded calls, too; and of one long sequence."""
     asked, starts = [], 2 * [torch.tensor([0, 40], dtype=torch.int32, device=DEVICE)]
     monkeypatch.setattr(
-        dispatch, "hopper_supports", lambda _, options: asked.append((options.force_portable, options.traced))
+        dispatch, "hopper_supports", lambda _, options: asked.append((options.force_portable, options.in_custom_op))
     )
     for backend, portable in (("portable", True), ("triton", False), ("auto", False)):
         dense = [torch.randn(1, 2, 40, 16, device=DEVICE, requires_grad=True) for _ in range(3)]

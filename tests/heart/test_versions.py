@@ -31,5 +31,5 @@ def test_a_triton_that_is_too_old_is_refused_in_one_sentence(monkeypatch):
     monkeypatch.setattr(triton, "__version__", "3.5.1")
     says = "Triton 3.5.1 is too old for these kernels: install 'triton>=3.6'"
     with pytest.raises(RuntimeError, match=re.escape(says)):
-        triton_versions.prepare()
+        triton_versions.check_and_patch()
     assert triton_versions.version_conflict("3.5.1", "2.3.5") == says

@@ -211,7 +211,7 @@ def plain_flex(q, k, v, block_mask, enable_gqa, score_mod=None, return_lse=False
     return (O, torch.logsumexp(s, 3)) if return_lse else O
 
 
-CACHE = Problem(2, 4, 2, 1, 64, 16, causal=False, dtype="float32")
+PREPARED = Problem(2, 4, 2, 1, 64, 16, causal=False, dtype="float32")
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_a_cache_is_read_by_everybody_who_is_right_and_times_are_microseconds(ti
     for name, who in {**CONTESTANTS}.items():
         monkeypatch.setitem(CONTESTANTS, name, replace(who, suites="decode" if name == "torch" else ""))
     monkeypatch.setitem(CONTESTANTS, "wrong", doubled)
-    row = decode.everybody(CACHE)
+    row = decode.everybody(PREPARED)
     three = [3000.0, 2000.0, 4000.0]
     assert row.values == {"reading alone": three, "torch": three} and row.unit == "µs"
     assert row.failed == {"wrong": "wrong: error 1.0e+00"}
@@ -241,7 +241,7 @@ def test_a_cache_is_read_by_everybody_who_is_right_and_times_are_microseconds(ti
 def test_pages_that_give_another_answer_are_not_timed(timed, monkeypatch):
     import fa2_lab.api.paged
 
-    right = dense.plain(CACHE)
+    right = dense.plain(PREPARED)
 
     def paged(q, k_pages, v_pages, table, lengths):
         k, v = (x[table.long()].flatten(1, 2).transpose(1, 2) for x in (k_pages, v_pages))
@@ -251,7 +251,7 @@ def test_pages_that_give_another_answer_are_not_timed(timed, monkeypatch):
     monkeypatch.setattr(import_module("fa2_lab.api.attention"), "attention", right)
     monkeypatch.setattr(fa2_lab.api.paged, "attention_paged", paged)
     monkeypatch.setattr(decode, "PAGES", (16, 64))
-    row = decode.pages(CACHE)
+    row = decode.pages(PREPARED)
     assert list(row.values) == ["fa2_lab", "page 16"] and row.failed == {"page 64": "wrong: error 5.0e-01"}
 
 

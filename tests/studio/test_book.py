@@ -12,7 +12,7 @@ import pytest
 from jupytext.config import load_jupytext_config
 from PIL import Image
 
-from fa2_lab.tools import steps
+from fa2_lab.tools import rung_diff
 from fa2_studio.book import climb_loop, pictures
 from fa2_studio.book.chapters import NOTEBOOKS, PARTS, TEXT, navigation, written
 from fa2_studio.book.command import main
@@ -183,4 +183,4 @@ def test_the_moving_climb_names_the_largest_jumps_and_its_factors_are_the_whole_
         assert rest * np.prod(every) == pytest.approx(getattr(rungs[-1], mask) / getattr(rungs[0], mask), rel=0.01)
     for jump in jumps:  # each line is in its rung's file, and was not where it now is
         line = unescape(re.sub("<[^>]*>", "", jump.line))
-        assert line in steps.source(jump.after.number) and len(line) > 15
+        assert line in rung_diff.source(jump.after.number) and len(line) > 15

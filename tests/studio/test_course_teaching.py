@@ -9,7 +9,7 @@ pytest.importorskip("nbformat", reason="nbformat is not installed: pip install '
 from course_costs import PAGE, TABLE, rows
 from course_wrong import SLIPS
 
-from fa2_lab.machine import budget, grid, io
+from fa2_lab.machine import budget, grid, io_model
 from fa2_lab.machine.chips import CHIPS, GiB, KiB, MiB
 from fa2_lab.reference.naive import logsumexp, safe_softmax
 from fa2_lab.reference.online_softmax import SoftmaxState
@@ -20,12 +20,12 @@ A100 = CHIPS["A100 SXM 80GB"]
 PLAIN, CAUSAL = (Tiling(1024, 1024, 128, 128, Mask(causal=causal)) for causal in (False, True))
 NARROW = Tiling(1024, 1024, 128, 64, Mask(causal=True))
 ROW = np.log([[1.0, 2.0, 5.0]])
-PRODUCTS = 32 * io.operations("fa2", "forward", Tiling(4096, 4096, 128, 128, Mask()), 128)["matmul"]
+PRODUCTS = 32 * io_model.operations("fa2", "forward", Tiling(4096, 4096, 128, 128, Mask()), 128)["matmul"]
 BLOCKS = 32 * cdiv(4096, 128)
 
 
 def scores_of(N: int) -> int:
-    return io.standard_forward(Tiling(N, N, 128, 128, Mask()), 64).stores["S"]
+    return io_model.standard_forward(Tiling(N, N, 128, 128, Mask()), 64).stores["S"]
 
 
 def moved(form, tiling: Tiling, *tensors: str) -> int:
@@ -33,7 +33,7 @@ def moved(form, tiling: Tiling, *tensors: str) -> int:
 
 
 def matmul(direction: str) -> int:
-    return io.operations("fa2", direction, PLAIN, 64)["matmul"]
+    return io_model.operations("fa2", direction, PLAIN, 64)["matmul"]
 
 
 def one_by_one(*scores: float) -> float:
@@ -59,17 +59,17 @@ NUMBERS = {
     5: one_by_one(1, 3, 2),
     6: merged(),
     7: np.log(float(np.finfo(np.float16).max)),
-    8: io.standard_forward(PLAIN, 64).total,
-    9: moved(io.fa1_forward, PLAIN, "Q"),
-    10: moved(io.fa2_forward, PLAIN, "K", "V"),
-    11: io.fa2_forward(PLAIN, 64).total,
-    12: io.tiles_per_row(CAUSAL).sum(),
+    8: io_model.standard_forward(PLAIN, 64).total,
+    9: moved(io_model.fa1_forward, PLAIN, "Q"),
+    10: moved(io_model.fa2_forward, PLAIN, "K", "V"),
+    11: io_model.fa2_forward(PLAIN, 64).total,
+    12: io_model.tiles_per_row(CAUSAL).sum(),
     13: sum(NARROW.kind(i, j) is Tile.DIAGONAL for i, j in np.ndindex(NARROW.T_r, NARROW.T_c)),
     14: Mask(causal=True).interval(row=0, N_q=2, N_k=6)[1],
-    15: io.tiles_per_row(Tiling(4096, 4096, 64, 64, Mask(causal=True, window=(255, 0))))[40],
+    15: io_model.tiles_per_row(Tiling(4096, 4096, 64, 64, Mask(causal=True, window=(255, 0))))[40],
     16: PRODUCTS / 1e9,
     17: 1e3 * PRODUCTS / A100.tensor_flops,
-    18: io.operations("fa2", "forward", Tiling(1024, 1024, 128, 64, Mask()), 64)["exp"],
+    18: io_model.operations("fa2", "forward", Tiling(1024, 1024, 128, 64, Mask()), 64)["exp"],
     19: A100.tensor_per_clock / A100.exp_per_clock,
     20: A100.tensor_per_clock / A100.exp_per_clock / (matmul("forward") / 1024**2),
     21: grid.waves(BLOCKS, A100.SMs),
@@ -81,7 +81,7 @@ NUMBERS = {
     27: budget.forward_registers(128, 64, 128, warps=4),
     28: 2 * 8 * 8192 * 128 * 2 / MiB,
     29: matmul("backward") / matmul("forward"),
-    30: moved(io.fa2_backward, PLAIN, "dQ"),
+    30: moved(io_model.fa2_backward, PLAIN, "dQ"),
     31: len(grid.dq_writers(CAUSAL)[-1]),
     32: A100.tensor_flops / A100.hbm_per_second,
 }

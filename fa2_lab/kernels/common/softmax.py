@@ -19,8 +19,8 @@ class Scales(NamedTuple):
     """The factors by which kernels multiply scores, chosen so that exponentials become powers of 2."""
 
     scale_log2: float  # τ log₂e
-    pow2_scale: float  # the power of two below it, for huge scores
-    huge_from_abs_m: float  # the |m| from which on scores are huge
+    exact_scale: float  # the largest power of two up to scale_log2: products with it are exact
+    exact_from_abs_m: float  # rows whose |m| is at least this use exact_scale: see softmax_step()
     softcap_factor: float | None  # the factor of a score inside the softcap's tanh
 
 
@@ -37,8 +37,8 @@ def scales(scale: float, softcap: float | None = None) -> Scales:
     """Return the Scales for a scale τ and a softcap."""
     scale_log2 = log2_scale(scale if softcap is None else softcap)
     softcap_factor = None if softcap is None else min(scale / softcap, MAX_SOFTCAP_FACTOR)
-    pow2_scale, huge_from_abs_m = 2.0 ** math.floor(math.log2(scale_log2)), min(2.0**28 / scale_log2, 2.0**126)
-    return Scales(scale_log2, pow2_scale, huge_from_abs_m, softcap_factor)
+    exact_scale, exact_from_abs_m = 2.0 ** math.floor(math.log2(scale_log2)), min(2.0**28 / scale_log2, 2.0**126)
+    return Scales(scale_log2, exact_scale, exact_from_abs_m, softcap_factor)
 
 
 @triton.jit
@@ -79,11 +79,13 @@ def softmax_step(s_ij, m_i, l_i, scales, MASKED: tl.constexpr):
     with the smaller c, so all p except the largest are almost 0.
     """
     m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
-    m_ref = m_new
+    m_safe = m_new
     if MASKED:  # a row that has seen no key yet has m = −∞, and −∞ − (−∞) is NaN
-        m_ref = tl.where(m_new == NEG_INF, 0.0, m_new)
-    c_i = tl.where(tl.abs(m_ref) < scales.huge_from_abs_m, scales.scale_log2, scales.pow2_scale)  # (B_r,)
-    p_ij = tl.exp2(s_ij * c_i[:, None] - (m_ref * c_i)[:, None])  # (B_r, B_c), τ of L8 is in c  FA2.A1.L8 FA2.A1.L9
-    alpha = tl.exp2((m_i - m_ref) * c_i)  # (B_r,)  FA2.A1.L9
+        m_safe = tl.where(m_new == NEG_INF, 0.0, m_new)
+    row_scale = tl.where(tl.abs(m_safe) < scales.exact_from_abs_m, scales.scale_log2, scales.exact_scale)  # (B_r,)
+    p_ij = tl.exp2(
+        s_ij * row_scale[:, None] - (m_safe * row_scale)[:, None]
+    )  # (B_r, B_c), τ of L8 is in c  FA2.A1.L8 FA2.A1.L9
+    alpha = tl.exp2((m_i - m_safe) * row_scale)  # (B_r,)  FA2.A1.L9
     l_i = alpha * l_i + tl.sum(p_ij, 1)  # (B_r,)  FA2.A1.L9
     return p_ij, alpha, m_new, l_i

@@ -31,34 +31,45 @@ class Head(NamedTuple):
     stride: tl.tensor
 
 
+class DropoutRule(NamedTuple):
+    """The constants of dropout. An entry whose random 32-bit word is below `threshold` is dropped, others are rescaled.
+
+    `threshold` is p · 2³² for the dropout probability p, and `rescale` is 1 / (1 − p).
+    """
+
+    threshold: int
+    rescale: float
+
+
 class DropoutKey(NamedTuple):
     """The values that, together with a row and a column, decide which entries of P are dropped in a head."""
 
     seed: tl.tensor  # pointer
-    rule: tuple  # (bound, factor): a random word below the bound drops an entry, and others get the factor
+    rule: DropoutRule
     head: tl.tensor
     batch: tl.tensor
 
 
 class ColSpan(NamedTuple):
-    """A range of the columns that a row block has to process: a loop over tiles from `first` to `stop`.
+    """The columns that a row block has to process: first:stop + skip_cols without skip_at:skip_at + skip_cols.
 
-    The loop skips `width` columns at column `hole`.
+    A loop runs over first:stop in steps of B_c. From skip_at on, its tiles start skip_cols further right. The loop with
+    masks thus jumps over the FULL tiles between the two edges of a window. Without such a gap, skip_cols is 0.
     """
 
     first: tl.tensor
     stop: tl.tensor
-    hole: tl.tensor
-    width: tl.tensor
+    skip_at: tl.tensor
+    skip_cols: tl.tensor
 
 
 class RowSpan(NamedTuple):
-    """A range of the rows that a column block has to process: first:stop followed by tail:tail_stop."""
+    """A range of the rows that a column block has to process: first:stop, then second:second_stop."""
 
     first: tl.tensor
     stop: tl.tensor
-    tail: tl.tensor
-    tail_stop: tl.tensor
+    second: tl.tensor
+    second_stop: tl.tensor
 
 
 class KeyBounds(NamedTuple):
@@ -69,13 +80,13 @@ class KeyBounds(NamedTuple):
 
 
 @triton.jit
-def tile_coord(T, heads, l2_group):
+def tile_coord(T, batch_heads, l2_group):
     """Return the index of the block (of rows or columns) that this program processes, and the index of its head."""
-    return block_coord(tl.program_id(0), T, heads, l2_group)
+    return block_coord(tl.program_id(0), T, batch_heads, l2_group)
 
 
 @triton.jit
-def block_coord(t, T, heads, l2_group):
+def block_coord(t, T, batch_heads, l2_group):
     """Return the index of the t-th block within its head, and the index of the head. Each head has T blocks.
 
     `l2_group` heads are processed concurrently, so that their K and V stay in L2. Within such a group of heads, block 0
@@ -83,17 +94,17 @@ def block_coord(t, T, heads, l2_group):
     """
     section = t // (l2_group * T)
     within = t % (l2_group * T)
-    width = tl.minimum(l2_group, heads - section * l2_group)
+    width = tl.minimum(l2_group, batch_heads - section * l2_group)
     return within // width, section * l2_group + within % width
 
 
 @triton.jit
 def aligned_strides(strides):
     """Return the strides from launch.all_strides() in a form that tells the compiler whether 8 divides all of them."""
-    given, IN_EIGHTS = strides
-    if IN_EIGHTS:
-        given = [[n // 8 * 8 for n in one] for one in given]
-    return given
+    strides, MULTIPLES_OF_8 = strides
+    if MULTIPLES_OF_8:
+        strides = [[n // 8 * 8 for n in strides_of_one] for strides_of_one in strides]
+    return strides
 
 
 @triton.jit
@@ -277,15 +288,15 @@ def column_ranges(i, N_q, N_k, length, window, tile):
     full.
     """
     first, full = col_bounds(i * tile.B_r, N_q, N_k, length, window)
-    hole, stop = col_bounds(tl.minimum(i * tile.B_r + tile.B_r, N_q) - 1, N_q, N_k, length, window)
-    full = full // tile.B_c * tile.B_c  # every row sees all from the hole's begin to here
+    skip_at, stop = col_bounds(tl.minimum(i * tile.B_r + tile.B_r, N_q) - 1, N_q, N_k, length, window)
+    full = full // tile.B_c * tile.B_c  # all rows see the columns skip_at:full, so these tiles need no mask
     if window[0] is None:
         return ColSpan(full, stop, 0, 0), ColSpan(0, full, 0, 0)
     else:
-        hole = tl.cdiv(hole, tile.B_c) * tile.B_c
-        width = tl.maximum(full - hole, 0)
-        masked = ColSpan(first // tile.B_c * tile.B_c, stop - width, hole, width)
-        return masked, ColSpan(hole, full, 0, 0)
+        skip_at = tl.cdiv(skip_at, tile.B_c) * tile.B_c
+        skip_cols = tl.maximum(full - skip_at, 0)
+        masked = ColSpan(first // tile.B_c * tile.B_c, stop - skip_cols, skip_at, skip_cols)
+        return masked, ColSpan(skip_at, full, 0, 0)
 
 
 @triton.jit
@@ -299,33 +310,33 @@ def row_ranges(col, N_q, N_k, length, window, tile):
     first = 0
     full = 0
     end = N_q
-    tail = N_q // B_r * B_r
+    second = N_q // B_r * B_r
     if left is not None:
         end = tl.minimum(tl.maximum(col + tile.B_c + N_q - N_k + left, 0), N_q)
-        tail = tl.minimum(tl.maximum(col + 1 + N_q - N_k + left, 0), N_q) // B_r * B_r
+        second = tl.minimum(tl.maximum(col + 1 + N_q - N_k + left, 0), N_q) // B_r * B_r
     if right is not None:
         first = tl.minimum(tl.maximum(col + N_q - N_k - right, 0), N_q) // B_r * B_r
-        full = tl.minimum(tl.cdiv(tl.maximum(col + tile.B_c - 1 + N_q - N_k - right, 0), B_r) * B_r, tail)
+        full = tl.minimum(tl.cdiv(tl.maximum(col + tile.B_c - 1 + N_q - N_k - right, 0), B_r) * B_r, second)
     if col + tile.B_c > length:  # a ragged column block has no FULL tile
-        full = tail
+        full = second
     if col >= length:  # no row sees this block
         first = end
         full = end
-        tail = end
-    return RowSpan(tl.minimum(first, tail), full, tail, end), RowSpan(full, tail, tail, tail)
+        second = end
+    return RowSpan(tl.minimum(first, second), full, second, end), RowSpan(full, second, second, second)
 
 
 @triton.jit
 def apply_dropout(x, row, col, dropout):
     """Return x with dropped entries set to 0 and all other entries multiplied by 1/(1 − p).
 
-    Only the position (row, col) of an entry decides whether it is dropped, so the mask does not depend on the order of
-    the loops.
+    An entry is dropped if a random word is below the rule's threshold. The word is the first one of Philox with the
+    counter (col, row, head, batch) and the seed as its key. It depends only on the position of the entry, so the
+    backward drops the same entries, whatever the order of its loops.
     """
-    threshold, factor = dropout.rule
     zero = 0 * row + 0 * col
     word, _, _, _ = tl.philox(tl.load(dropout.seed), col + zero, row + zero, dropout.head + zero, dropout.batch + zero)
-    return tl.where(word.to(tl.uint32) >= tl.cast(threshold, tl.uint32), x * factor, 0.0)
+    return tl.where(word.to(tl.uint32) >= tl.cast(dropout.rule.threshold, tl.uint32), x * dropout.rule.rescale, 0.0)
 
 
 @triton.jit

@@ -47,8 +47,8 @@ class DecodeTile(NamedTuple):
     B_r: int
     B_c: int
     page: int  # keys of a page; 0: the cache is not paged
-    masked: bool  # some row must not see some key of its tiles, so scores are compared with what rows see
-    late_q: bool  # q is laid out for the tensor cores after the first keys were asked for, not before
+    masked: bool  # whether scores are compared with the bounds of their rows; not if all rows see all keys
+    late_q: bool  # whether q is converted to the layout of the tensor cores inside the loop, as in stream-K
     early_merge: bool  # the merge kernel may start before this one has ended (programmatic dependent launch)
     upcast: bool  # Triton's interpreter multiplies bf16 wrongly: tiles become fp32 first
 
@@ -63,10 +63,10 @@ class DecodeSizes(NamedTuple):
     group: int  # query heads that share a K/V head
     N_q: int
     row_blocks: int  # of a K/V head: its group · N_q rows, by B_r
-    heads: int  # K/V heads times row_blocks: the heads of a sequence, as programs count them
+    heads_per_sequence: int  # K/V heads times row_blocks: the heads of a sequence, as programs count them
     R: int  # rows of a partial result
     pages: int  # of a paged cache
-    width: int  # entries of the block table for each sequence
+    table_stride: int  # entries of the block table for each sequence
     left: int  # columns that a row sees before its diagonal, or None: all
     right: int  # and after it; the causal mask is 0
 
@@ -83,7 +83,7 @@ class Strided(NamedTuple):
     strides: tuple
 
 
-class Queries(NamedTuple):
+class QueryOutput(NamedTuple):
     """The queries and their sinks, together with the tensors to which O and L are written."""
 
     sinks: tl.tensor  # one for each query head, or None
@@ -92,7 +92,7 @@ class Queries(NamedTuple):
     L: tl.tensor
 
 
-class Cache(NamedTuple):
+class KVCache(NamedTuple):
     """The keys, the values, and the block table that lists their pages. The table is None if the cache is not paged."""
 
     K: Strided
@@ -101,7 +101,7 @@ class Cache(NamedTuple):
     pages: tl.tensor  # how many there are
 
 
-class RowBlock(NamedTuple):
+class DecodeRowBlock(NamedTuple):
     """Row block i of a K/V head of sequence b.
 
     Its B_r rows start at row i · B_r of the group · N_q query rows that share this K/V head.
@@ -147,7 +147,7 @@ class Work(NamedTuple):
     key_lengths: tl.tensor  # or None
     N_k: tl.tensor  # the most keys that a sequence may have
     batch: tl.tensor
-    heads: tl.tensor  # of each sequence
+    heads_per_sequence: tl.tensor
     N_q: tl.tensor
     left: tl.tensor  # columns that a row sees before its diagonal, or None
     programs: tl.tensor
@@ -207,11 +207,11 @@ def load_keys(X, page_row, first, row_begin, length, tile):
 
 
 @triton.jit
-def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
+def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, tile):
     """Process the tiles of a span for a row block, and return the state m_i (B_r,), l_i (B_r,) and o_i (B_r, d_pad).
 
-    `keys` is (the first key that any row of the block sees, the number of real keys). `seen` is (begin, end), the
-    columns that each row sees. `sink` contains the sink of each row, or is None.
+    `keys` is (the first key that any row of the block sees, the number of real keys). `bounds` is (begin, end):
+    each row sees the columns begin:end. `sink` contains the sink of each row, or is None.
 
     If B_r = 16, there are enough registers to keep one partial row sum per column. Different warps have different
     columns, so the warps then exchange row sums only once, after the loop.
@@ -224,7 +224,7 @@ def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
         m_i = tl.where(span.is_first, sink * (LOG2E / scales.scale_log2), m_i)
         one = tl.where(tl.arange(0, tile.B_c) == 0, 1.0, 0.0)[None, :] if FEW_ROWS else 1.0
         l_i += tl.where(span.is_first, one, 0.0)
-    begin, end = seen
+    begin, end = bounds
     first_key, length = keys
     row_begin = None if window[0] is None else first_key
     all_see, none_missed = tl.min(end, 0), tl.max(begin, 0)
@@ -241,9 +241,9 @@ def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
         if tile.masked and (not FEW_ROWS or cut):
             s_ij = tl.where(in_col_bounds(begin[:, None], end[:, None], col[None, :], window), s_ij, NEG_INF)
         m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
-        m_ref = tl.where(m_new == NEG_INF, 0.0, m_new)  # a row that has seen no key: −∞ − (−∞) would be NaN
-        p_ij = tl.exp2((s_ij - m_ref[:, None]) * scales.scale_log2)  # (B_r, B_c)  FA2.A1.L9
-        alpha = tl.exp2((m_i - m_ref) * scales.scale_log2)  # (B_r,)  FA2.A1.L9
+        m_safe = tl.where(m_new == NEG_INF, 0.0, m_new)  # a row that has seen no key: −∞ − (−∞) would be NaN
+        p_ij = tl.exp2((s_ij - m_safe[:, None]) * scales.scale_log2)  # (B_r, B_c)  FA2.A1.L9
+        alpha = tl.exp2((m_i - m_safe) * scales.scale_log2)  # (B_r,)  FA2.A1.L9
         l_i = alpha[:, None] * l_i + p_ij if FEW_ROWS else alpha * l_i + tl.sum(p_ij, 1)  # FA2.A1.L9
         m_i = m_new
         v_j = load_keys(cache.V, page_row, j, row_begin, length, tile)  # (B_c, d)  FA2.A1.L7
@@ -281,7 +281,7 @@ def part_rows(part, r, sizes, tile):
 
 @triton.jit
 def attend(rows, cache, block, span, part, scales, sizes, tile):
-    """Compute the attention of a row block to a span of keys. `rows` are the Queries of the call.
+    """Compute the attention of a row block to a span of keys. `rows` is the QueryOutput of the call.
 
     If the span contains all keys of the row block, write O and L. Otherwise, write the partial result `part`.
     """
@@ -293,7 +293,7 @@ def attend(rows, cache, block, span, part, scales, sizes, tile):
     if tile.upcast:
         q_i = q_i.to(tl.float32)
     window = sizes.left, sizes.right
-    seen = col_bounds(row % sizes.N_q, sizes.N_q, block.N_k, block.length, window)  # (B_r,) each
+    bounds = col_bounds(row % sizes.N_q, sizes.N_q, block.N_k, block.length, window)  # (B_r,) each
     keys = col_bounds(0 * block.i, sizes.N_q, block.N_k, block.length, window)[0], block.length
     sink = None
     if rows.sinks is not None:
@@ -302,9 +302,9 @@ def attend(rows, cache, block, span, part, scales, sizes, tile):
     b = 0 * block.b if tile.page else block.b  # pages belong to no sequence
     K_h = Strided(head_ptr(cache.K.ptr, cache.K.strides, b, block.kv_head), cache.K.strides)
     V_h = Strided(head_ptr(cache.V.ptr, cache.V.strides, b, block.kv_head), cache.V.strides)
-    table_b = cache.table + tl.cast(block.b, tl.int64) * sizes.width if tile.page else cache.table
-    cache_h = Cache(K_h, V_h, table_b, cache.pages)
-    m_i, l_i, o_i = visit_keys(q_i, cache_h, span, keys, seen, sink, window, scales, tile)
+    table_b = cache.table + tl.cast(block.b, tl.int64) * sizes.table_stride if tile.page else cache.table
+    cache_h = KVCache(K_h, V_h, table_b, cache.pages)
+    m_i, l_i, o_i = visit_keys(q_i, cache_h, span, keys, bounds, sink, window, scales, tile)
     if tile.early_merge:  # the merge kernel may start from now on; it waits until this one has ended
         tl.extra.cuda.gdc_launch_dependents()
 
@@ -323,10 +323,10 @@ def attend(rows, cache, block, span, part, scales, sizes, tile):
 
 @triton.jit
 def row_block(head, key_lengths, table, N_k, sizes):
-    """Return the RowBlock with the index `head` among the row blocks of all K/V heads of all sequences."""
-    b, h = head // sizes.heads, head % sizes.heads
+    """Return the DecodeRowBlock with the index `head` among the row blocks of all K/V heads of all sequences."""
+    b, h = head // sizes.heads_per_sequence, head % sizes.heads_per_sequence
     length = key_length(key_lengths, b, N_k)
-    return RowBlock(b, h // sizes.row_blocks, h % sizes.row_blocks, length, N_k if table is None else length)
+    return DecodeRowBlock(b, h // sizes.row_blocks, h % sizes.row_blocks, length, N_k if table is None else length)
 
 
 @triton.jit
@@ -350,8 +350,8 @@ def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
     L.
     """
     w, head = tl.program_id(0) % splits, tl.program_id(0) // splits
-    rows = Queries(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
-    cache = Cache(Strided(K, strides.K), Strided(V, strides.V), table, sizes.pages)
+    rows = QueryOutput(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
+    cache = KVCache(Strided(K, strides.K), Strided(V, strides.V), table, sizes.pages)
     block = row_block(head, key_lengths, table, N_k, sizes)
     first = (first_tile(block.N_k, sizes.N_q, sizes.left, tile) + w) * tile.B_c
     span = Span(first, block.length, splits * tile.B_c, w == 0, WHOLE)
@@ -382,7 +382,7 @@ def units_in_sequences(work, first, end, tile):
     index = first + tl.arange(0, LENGTHS)
     length = tl.load(work.key_lengths + index, mask=index < end, other=0)
     length = tl.minimum(tl.maximum(length, 0), work.N_k).to(tl.int32)
-    return tl.where(index < end, work.heads * units_in_head(length, work, tile), 0)  # (LENGTHS,)
+    return tl.where(index < end, work.heads_per_sequence * units_in_head(length, work, tile), 0)  # (LENGTHS,)
 
 
 @triton.jit
@@ -392,7 +392,7 @@ def units_before(b, work, tile):
     The host does not know key_lengths, so every program computes this sum itself.
     """
     if work.key_lengths is None:
-        return b * work.heads * units_in_head(work.N_k, work, tile)
+        return b * work.heads_per_sequence * units_in_head(work.N_k, work, tile)
     else:
         units = 0 * b
         for first in range(0, b, LENGTHS):
@@ -404,7 +404,7 @@ def units_before(b, work, tile):
 def find_sequence(unit, work, tile):
     """Return the index of the sequence that contains a work unit, and the index of the first unit of this sequence."""
     if work.key_lengths is None:
-        units = work.heads * units_in_head(work.N_k, work, tile)
+        units = work.heads_per_sequence * units_in_head(work.N_k, work, tile)
         return unit // units, unit // units * units
     else:
         b, begin, before = 0 * unit, 0 * unit, 0 * unit
@@ -433,27 +433,27 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
     unique, because from one partial result to the next, w or h increases.
     """
     w, programs = tl.program_id(0), tl.num_programs(0)
-    rows = Queries(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
-    cache = Cache(Strided(K, strides.K), Strided(V, strides.V), table, sizes.pages)
-    work = Work(key_lengths, N_k, batch, sizes.heads, sizes.N_q, sizes.left, programs, share)
+    rows = QueryOutput(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
+    cache = KVCache(Strided(K, strides.K), Strided(V, strides.V), table, sizes.pages)
+    work = Work(key_lengths, N_k, batch, sizes.heads_per_sequence, sizes.N_q, sizes.left, programs, share)
 
     total = units_before(batch, work, tile)
     unit = w * share_of(total, work)
-    left = tl.minimum(unit + share_of(total, work), total) - unit  # units that this program still has to do
+    remaining = tl.minimum(unit + share_of(total, work), total) - unit  # units that this program still has to do
     b, begin = find_sequence(unit, work, tile)
     units = units_in_head(key_length(key_lengths, tl.minimum(b, batch - 1), N_k), work, tile)
-    head = b * sizes.heads + (unit - begin) // units  # counted through the batch
+    head = b * sizes.heads_per_sequence + (unit - begin) // units  # counted through the batch
     skipped = (unit - begin) % units  # units of this head that programs before this one do
-    while left > 0:
+    while remaining > 0:
         block = row_block(head, key_lengths, table, N_k, sizes)
         units = units_in_head(block.length, work, tile)
-        done = tl.minimum(left, units - skipped)
+        done = tl.minimum(remaining, units - skipped)
         begin = first_tile(block.N_k, sizes.N_q, sizes.left, tile)
         first = (begin + tl.maximum(skipped - 1, 0)) * tile.B_c  # the unit that begins a head is no tile
         stop = (begin + skipped + done - 1) * tile.B_c
         span = Span(first, stop, tile.B_c, skipped == 0, done == units)
         attend(rows, cache, block, span, Part(scratch, w + head), scales, sizes, tile)
-        left, head, skipped = left - done, head + 1, 0
+        remaining, head, skipped = remaining - done, head + 1, 0
 
 
 # The merge --------------------------------------------------------------------------------------------------------
@@ -466,8 +466,8 @@ def merge_partials(m, l, o, m_w, l_w, o_w, scale_log2):
     The formulas are those of SoftmaxState.merge.
     """
     m_new = tl.maximum(m, tl.max(m_w, 0))  # merge: m
-    m_ref = tl.where(m_new == NEG_INF, 0.0, m_new)  # merge: finite(m)
-    alpha, beta = tl.exp2((m - m_ref) * scale_log2), tl.exp2((m_w - m_ref) * scale_log2)  # merge: alpha, beta
+    m_safe = tl.where(m_new == NEG_INF, 0.0, m_new)  # merge: finite(m)
+    alpha, beta = tl.exp2((m - m_safe) * scale_log2), tl.exp2((m_w - m_safe) * scale_log2)  # merge: alpha, beta
     l = alpha * l + tl.sum(beta * l_w, 0)  # merge: l
     o = alpha * o + tl.sum(beta[:, None] * o_w, 0)  # merge: o
     return m_new, l, o
@@ -480,8 +480,8 @@ def programs_of_head(b, h, work, tile, SPLIT_KV: tl.constexpr):
     SPLIT_KV tells whether the programs have run split_kv_kernel or stream_k_kernel.
     """
     if SPLIT_KV:
-        splits = work.programs // (work.batch * work.heads)
-        first = (b * work.heads + h) * splits
+        splits = work.programs // (work.batch * work.heads_per_sequence)
+        first = (b * work.heads_per_sequence + h) * splits
         return first, first + splits - 1
     else:
         share = share_of(units_before(work.batch, work, tile), work)
@@ -501,7 +501,7 @@ def merge_partials_kernel(O, L, scratch, key_lengths, strides, N_k, batch, share
     b, head, n = pid // (sizes.H * sizes.N_q), pid // sizes.N_q % sizes.H, pid % sizes.N_q
     row = head % sizes.group * sizes.N_q + n
     h = head // sizes.group * sizes.row_blocks + row // tile.B_r
-    work = Work(key_lengths, N_k, batch, sizes.heads, sizes.N_q, sizes.left, programs, share)
+    work = Work(key_lengths, N_k, batch, sizes.heads_per_sequence, sizes.N_q, sizes.left, programs, share)
     first, last = programs_of_head(b, h, work, tile, SPLIT_KV)
     if tile.early_merge:
         tl.extra.cuda.gdc_wait()
@@ -512,7 +512,9 @@ def merge_partials_kernel(O, L, scratch, key_lengths, strides, N_k, batch, share
     for w in range(first, last + 1, PARTS):
         reader = w + tl.arange(0, PARTS)  # (PARTS,)
         real = reader <= last
-        at = part_rows(Part(scratch, reader + b * sizes.heads + h), row % tile.B_r, sizes, tile)  # (PARTS,)
+        at = part_rows(
+            Part(scratch, reader + b * sizes.heads_per_sequence + h), row % tile.B_r, sizes, tile
+        )  # (PARTS,)
         m_w = tl.load(at + tile.d_pad, mask=real, other=NEG_INF)
         l_w = tl.load(at + tile.d_pad + 1, mask=real, other=0.0)
         o_w = tl.load(at[:, None] + e[None, :], mask=real[:, None], other=0.0)  # (PARTS, WIDTH)

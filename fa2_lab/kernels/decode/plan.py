@@ -24,7 +24,7 @@ from fa2_lab.kernels.decode.kernel import (
     split_kv_kernel,
     stream_k_kernel,
 )
-from fa2_lab.kernels.prepared import Options, Tensors, cached, contiguous_like, layout_of_result, tensor_keys
+from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, get_or_prepare, layout_of_result, tensor_keys
 from fa2_lab.kernels.tables import power_of_2
 from fa2_lab.tiles import cdiv
 
@@ -53,11 +53,11 @@ def decode(tensors: Tensors, options: Options, programs: int | None = None) -> A
     If `programs` is given, the work is divided equally among this number of programs.
     """
     key = "decode", options, programs, *tensor_keys(tensors)
-    return cached(key, prepare, tensors, options, programs)(tensors)
+    return get_or_prepare(key, prepare, tensors, options, programs)(tensors)
 
 
 @dataclass(frozen=True)
-class Decode:
+class PreparedDecode:
     """A prepared decode call, which consists of its launches with all arguments except the tensors.
 
     Calling it with Tensors returns (O, L).
@@ -80,8 +80,8 @@ class Decode:
         return O, L
 
 
-def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> Decode:
-    """Choose sizes, the number of programs and the kernels' constants for calls like this one. Return a Decode."""
+def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> PreparedDecode:
+    """Choose sizes, the number of programs and the kernels' constants for calls like this one."""
     Q = tensors.q
     shape = shape_of(tensors, one_length=tensors.key_lengths is None and not options.num_splits)
     config, slots = decode_config(Q, shape)
@@ -97,10 +97,10 @@ def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> 
         kernel, own = stream_k_kernel, dict(batch=shape.batch, share=partition.share)
     attend = launch.Launch(kernel, partition.programs, config.compiler_options(), **common, **own)
     if partition.whole_heads:
-        return Decode(attend, merge=None, scratch=0)
+        return PreparedDecode(attend, merge=None, scratch=0)
     merge = prepare_merge(shape, config, partition, common)
-    parts = partition.programs + shape.batch * sizes.heads
-    return Decode(attend, merge, scratch=parts * sizes.R * (config.d_pad + 4))
+    parts = partition.programs + shape.batch * sizes.heads_per_sequence
+    return PreparedDecode(attend, merge, scratch=parts * sizes.R * (config.d_pad + 4))
 
 
 def prepare_merge(
@@ -111,7 +111,7 @@ def prepare_merge(
     The number of warps per program depends on the number of these columns and on the number of partial results per
     head. `common` contains the arguments that all decode kernels share.
     """
-    width, heads = min(config.d_pad, MERGE_WIDTH), shape.batch * common["sizes"].heads
+    width, heads = min(config.d_pad, MERGE_WIDTH), shape.batch * common["sizes"].heads_per_sequence
     parts = min(64, max(4, power_of_2(partition.programs // heads + 2)))
     warps, registers = min(4, max(1, parts * width // 1024)), config.registers and 128
     options = tables.KernelConfig(config.B_r, config.B_c, warps, stages=1, registers=registers).compiler_options()
@@ -126,20 +126,20 @@ def prepare_merge(
 # Sizes -----------------------------------------------------------------------------------------------------------
 
 
-class Entry(NamedTuple):
+class DecodeConfig(NamedTuple):
     """An entry of the tables in this file."""
 
     B_c: int
     warps: int
     stages: int
-    per_SM: int  # programs that run on an SM at once
+    programs_per_SM: int  # programs that run on an SM at once
     registers: int = 255  # the limit per thread, an option of NVIDIA's compiler alone
 
 
-# {case: {d_pad: Entry}}; decode_config() takes the first case that applies and has this d. Hopper's entries are the
-# fastest of those that were timed with `python -m fa2_lab bench decode` on an H200, where about 96 KiB on their way to
-# each SM are best. `python -m pytest tests/heart/test_compile.py` checks that all entries fit: no register spills, and
-# an SM holds as many programs as the entry says.
+# {case: {d_pad: DecodeConfig}}; decode_config() takes the first case that applies and has this d. Hopper's entries are
+# the fastest of those that were timed with `python -m fa2_lab bench decode` on an H200, where about 96 KiB on their way
+# to each SM are best. `python -m pytest tests/heart/test_compile.py` checks that all entries fit: no register spills,
+# and an SM holds as many programs as the entry says.
 FOR_HOPPER: dict[str, dict[int, tuple]] = {
     "fp32, 64 rows": {d: (32 if d < 256 else 16, 4, 3, 2, 240) for d in (16, 32, 64, 128, 256)},
     "fp32": {d: (64 if d < 256 else 16, 4, 2, 2, 240) for d in (16, 32, 64, 128, 256)},
@@ -164,7 +164,7 @@ FOR_CDNA = {  # AMD's MI300 family
     "64 rows": {16: (64, 4, 2, 2), 32: (64, 4, 2, 2), 64: (32, 4, 2, 2), 128: (16, 4, 2, 2), 256: (16, 4, 2, 2)},
     "any": {16: (128, 4, 2, 2), 32: (128, 4, 2, 2), 64: (64, 4, 2, 2), 128: (32, 4, 2, 2), 256: (16, 4, 2, 2)},
 }
-INTERPRETED = Entry(B_c=64, warps=1, stages=1, per_SM=4)
+INTERPRETED = DecodeConfig(B_c=64, warps=1, stages=1, programs_per_SM=4)
 # Paged calls with more than two stages get more, because the entry of the block table is loaded ahead of its page.
 EXTRA_PAGED_STAGES = 2
 
@@ -173,16 +173,18 @@ def decode_config(Q: torch.Tensor, shape: Shape) -> tuple[tables.KernelConfig, i
     """Return the configuration of the decode kernels for queries like Q, and how many programs run concurrently."""
     B_r, d_pad = min(MAX_ROWS, max(16, power_of_2(shape.rows))), tables.padded_head_dim(shape.d)
     if interpreter.is_enabled():
-        SMs, found, registers = 1, INTERPRETED, None
+        SMs, entry, registers = 1, INTERPRETED, None
     else:
         SMs, table = launch.sm_count(Q.device), chip_table()
-        found = next(
-            Entry(*table[case][d_pad]) for case in matching_cases(Q, shape, SMs, B_r) if d_pad in table.get(case, ())
+        entry = next(
+            DecodeConfig(*table[case][d_pad])
+            for case in matching_cases(Q, shape, SMs, B_r)
+            if d_pad in table.get(case, ())
         )
-        registers = None if table is FOR_CDNA else found.registers
-    stages = found.stages + EXTRA_PAGED_STAGES * (shape.page > 0 and found.stages > 2)
+        registers = None if table is FOR_CDNA else entry.registers
+    stages = entry.stages + EXTRA_PAGED_STAGES * (shape.page > 0 and entry.stages > 2)
     fixed: dict[str, Any] = dict(registers=registers, d_pad=d_pad, upcast=tables.needs_upcast(Q))
-    return tables.KernelConfig(B_r, found.B_c, found.warps, stages, **fixed), SMs * found.per_SM
+    return tables.KernelConfig(B_r, entry.B_c, entry.warps, stages, **fixed), SMs * entry.programs_per_SM
 
 
 def matching_cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[str]:
@@ -190,7 +192,7 @@ def matching_cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[st
 
     decode_config() uses the first of these cases that has an entry for d_pad.
     """
-    usual = Entry(*chip_table()["any"][tables.padded_head_dim(shape.d)])
+    usual = DecodeConfig(*chip_table()["any"][tables.padded_head_dim(shape.d)])
     heads = shape.batch * shape.H_kv if shape.one_length else 0  # of the one length of all
     few, fp32 = B_r == 16, Q.dtype == torch.float32
     splits = shares.splits_of_head(SMs, heads, cdiv(shape.N_k, usual.B_c))
@@ -200,7 +202,7 @@ def matching_cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[st
         "64 rows": B_r == MAX_ROWS,
         "a head on each SM": few and splits == 1 and heads <= SMs,
         "one query, split heads": few and splits > 1 and shape.N_q == 1,
-        "split or shared heads": few and not shares.heads_fill(SMs * usual.per_SM, heads),
+        "split or shared heads": few and not shares.heads_fill(SMs * usual.programs_per_SM, heads),
         "pages": shape.page > 0,
         "any": True,
     }
@@ -209,9 +211,9 @@ def matching_cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[st
 
 def chip_table() -> dict:
     """Return the table of tile sizes for the decode kernels on the GPU of the current driver."""
-    theirs = tables.chip_tables()
-    ours = ((tables.HOPPER, FOR_HOPPER), (tables.BLACKWELL, FOR_BLACKWELL), (tables.CDNA, FOR_CDNA))
-    return next((table for sizes, table in ours if sizes is theirs), FOR_AMPERE)
+    portable_table = tables.chip_tables()
+    pairs = ((tables.HOPPER, FOR_HOPPER), (tables.BLACKWELL, FOR_BLACKWELL), (tables.CDNA, FOR_CDNA))
+    return next((table for portable, table in pairs if portable is portable_table), FOR_AMPERE)
 
 
 def has_pdl(device: torch.device) -> bool:
@@ -283,12 +285,12 @@ def tile_of(
 def sizes_of(shape: Shape, config: tables.KernelConfig, window: tuple) -> DecodeSizes:
     """Return the DecodeSizes of a call.
 
-    These sizes hardly change from call to call, so that the kernels are rarely recompiled.
+    Triton specializes these sizes, so only those are here that a model does not change. The others are UNSPECIALIZED.
     """
     row_blocks, R = cdiv(shape.rows, config.B_r), min(config.B_r, shape.rows)
     return DecodeSizes(
-        *(shape.H, shape.group, shape.N_q, row_blocks), heads=shape.H_kv * row_blocks, R=R,
-        pages=shape.pages, width=shape.width, left=window[0], right=window[1]
+        *(shape.H, shape.group, shape.N_q, row_blocks), heads_per_sequence=shape.H_kv * row_blocks, R=R,
+        pages=shape.pages, table_stride=shape.table_stride, left=window[0], right=window[1]
     )  # fmt: skip
 
 
@@ -306,8 +308,8 @@ class Shape(NamedTuple):
     d: int
     page: int  # keys of a page; 0: the cache is not paged
     pages: int
-    width: int  # how far apart rows of the block table are
-    one_length: bool  # whether all sequences have N_k keys and may be cut accordingly; else the GPU alone knows lengths
+    table_stride: int  # how far apart rows of the block table are
+    one_length: bool  # whether all sequences have N_k keys and num_splits is not given; else programs read the lengths
 
     @property
     def H(self) -> int:
@@ -330,7 +332,7 @@ def shape_of(tensors: Tensors, one_length: bool) -> Shape:
     (batch, H, N_q, d), K, table = tensors.q.shape, tensors.k, tensors.block_table
     if table is None:
         _, H_kv, N_k, _ = K.shape
-        return Shape(batch, H_kv, H // H_kv, N_q, N_k, d, page=0, pages=0, width=0, one_length=one_length)
+        return Shape(batch, H_kv, H // H_kv, N_q, N_k, d, page=0, pages=0, table_stride=0, one_length=one_length)
     pages, page, H_kv, _ = K.shape
     return Shape(batch, H_kv, H // H_kv, N_q, table.shape[1] * page, d, page, pages, table.stride(0), one_length)
 

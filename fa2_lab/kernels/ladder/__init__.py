@@ -60,7 +60,7 @@ def ready() -> None:
     """Make the API names that the rungs use available in older versions of Triton. Call this before a rung's import."""
     from fa2_lab.kernels import triton_versions
 
-    triton_versions.prepare()
+    triton_versions.check_and_patch()
     triton_versions.add_newest_names()
 
 

@@ -19,6 +19,7 @@ from fa2_lab.kernels.common.constants import LOG2E, NEG_INF
 from fa2_lab.kernels.common.softmax import Scales, apply_softcap, scales
 from fa2_lab.kernels.common.tile import (
     DropoutKey,
+    DropoutRule,
     KeyBounds,
     accumulate_dot,
     aligned_strides,
@@ -38,11 +39,11 @@ from fa2_lab.kernels.common.tile import (
     store_rows,
     tile_coord,
 )
-from fa2_lab.kernels.portable.forward import Position, biases
+from fa2_lab.kernels.portable.forward import BiasContext, RowBlock, eval_bias
 from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, layout_of_result
 
 
-class RowTensors(NamedTuple):
+class QueryTensors(NamedTuple):
     """The tensors that have one row or one element per query, for all heads, and the strides of Q and dO."""
 
     Q: tl.tensor
@@ -74,22 +75,12 @@ class ColumnBlock(NamedTuple):
     end: tl.tensor  # (B_c, 1)
 
 
-class QueryBlock(NamedTuple):
-    """A row block: its L and D, its rows, and the columns begin:end that each row sees."""
-
-    L_i: tl.tensor  # (B_r,)
-    D_i: tl.tensor  # (B_r,)
-    row: tl.tensor  # (B_r,)
-    begin: tl.tensor  # (B_r, 1)
-    end: tl.tensor  # (B_r, 1)
-
-
 class BackwardScalars(NamedTuple):
     """The numbers by which the backward multiplies, and its dropout rule."""
 
     scale: float  # τ
     scales: Scales
-    dropout_rule: tuple[int, float]  # (threshold, factor)
+    dropout_rule: DropoutRule
 
 
 @triton.jit
@@ -136,61 +127,62 @@ def score_gradients(p_ij, s_ij, do_i, v_j, D_i, row, col, scales, dropout):
 
 
 @triton.jit
-def visit_rows(dk_j, dv_j, columns, rows, span, group, window, scalars, position, seed, tile,
+def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_context, seed, tile,
                bias: tl.constexpr, GROUPED: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add the contributions of the rows in `span`, of every query head of the group, to dk_j and dv_j (B_c, d).
 
-    `columns` is a ColumnBlock, `span` is a RowSpan, and `scalars` are BackwardScalars. GROUPED means that the group has
-    several query heads, and MASKED that the rows may need a mask. Return dk_j and dv_j.
+    `columns` is a ColumnBlock, `queries` are QueryTensors, `span` is a RowSpan, and `scalars` are BackwardScalars.
+    GROUPED means that the group has several query heads, and MASKED that the rows may need a mask. Return dk_j, dv_j.
     """
     B_r: tl.constexpr = tile.B_r
     k_j, v_j, col, scales = columns.k_j, columns.v_j, columns.col, scalars.scales
-    N_q = rows.N
-    stop, tail, tail_stop = span.stop, span.tail, span.tail_stop
-    tiles = tl.cdiv(stop - span.first, B_r) + (tl.cdiv(tail_stop - tail, B_r) if MASKED else 0)
-    start = tl.where(span.first < stop, span.first, tail) if MASKED else span.first
+    N_q = queries.N
+    stop, second, second_stop = span.stop, span.second, span.second_stop
+    tiles = tl.cdiv(stop - span.first, B_r) + (tl.cdiv(second_stop - second, B_r) if MASKED else 0)
+    start = tl.where(span.first < stop, span.first, second) if MASKED else span.first
     head = group.first
     i = start
     for _ in range(0, group.size * tiles if GROUPED else tiles):  # FA2.A2.L8
         bh = group.heads_before + head
         row = i + tl.arange(0, B_r)  # (B_r,)
         dropout = None if seed is None else DropoutKey(seed, scalars.dropout_rule, head, group.q_base)
-        Q = head_view(rows.Q, rows.Q_strides, group.q_base, head)
+        Q = head_view(queries.Q, queries.Q_strides, group.q_base, head)
         q_i = load_tile(Q, i, N_q, tile, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
-        L_i = load_row_values(rows.L, bh, rows.head_stride, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
+        L_i = load_row_values(queries.L, bh, queries.head_stride, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
         # Keys take the queries' place here and rows the columns', so S, P, dP and dS come out transposed: (B_c, B_r).
         visible = in_row_bounds(columns.begin, columns.end, row[None, :], window)
         b_ji = None
         if bias is not None:
-            b_ji = biases(bias, Position(head, position.diagonal), row[None, :], col[:, None])
+            b_ji = eval_bias(bias, BiasContext(head, bias_context.diagonal), row[None, :], col[:, None])
             visible = visible & (row < N_q)[None, :]  # after the last row, a bias may be NaN
             L_i = mask_empty_rows(L_i, row, N_q)
         p_ji, s_ji = probabilities(k_j, q_i, L_i[None, :], b_ji, visible, scales, MASKED)
         kept_ji = p_ji
         if dropout is not None:
             kept_ji = apply_dropout(p_ji, row[None, :], col[:, None], dropout)
-        dO = head_view(rows.dO, rows.dO_strides, group.q_base, head)
+        dO = head_view(queries.dO, queries.dO_strides, group.q_base, head)
         do_i = load_tile(dO, i, N_q, tile, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
-        D_i = load_row_values(rows.D, bh, rows.head_stride, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
+        D_i = load_row_values(queries.D, bh, queries.head_stride, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
         ds_ji = score_gradients(p_ji, s_ji, v_j, do_i, D_i[None, :], row[None, :], col[:, None], scales, dropout)
         dv_j = accumulate_dot(dv_j, kept_ji.to(do_i.dtype), do_i)  # (B_c, d)  FA2.A2.L12
         ds_ji = ds_ji.to(q_i.dtype)
         dk_j = accumulate_dot(dk_j, ds_ji, q_i)  # (B_c, d)  FA2.A2.L16
-        i += B_r  # the next tile: down to `stop`, then the ragged end at `tail`, then on to the next head
+        i += B_r  # the next tile: down to `stop`, then the ragged end at `second`, then on to the next head
         if MASKED:
-            i = tl.where(i < stop, i, tl.maximum(i, tail))
+            i = tl.where(i < stop, i, tl.maximum(i, second))
         if GROUPED:
-            head += (i >= tail_stop).to(tl.int32)
-            i = tl.where(i >= tail_stop, start, i)
+            head += (i >= second_stop).to(tl.int32)
+            i = tl.where(i >= second_stop, start, i)
     return dk_j, dv_j
 
 
 @triton.jit(do_not_specialize=launch.UNSPECIALIZED)
 def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
-             heads, l2_group, sequences, window, scalars, tile, bias: tl.constexpr, GROUPED: tl.constexpr):  # fmt: skip
+             batch_heads, l2_group, sequences, window, scalars, tile, bias: tl.constexpr,
+             GROUPED: tl.constexpr):  # fmt: skip
     """Compute dK_j and dV_j of column block j of a K/V head, summed over the query heads that share this head."""
     B_c: tl.constexpr = tile.B_c
-    j, b_kv = tile_coord(block_count(N_k, sequences, B_c), heads, l2_group)  # FA2.A2.L1 FA2.A2.L5
+    j, b_kv = tile_coord(block_count(N_k, sequences, B_c), batch_heads, l2_group)  # FA2.A2.L1 FA2.A2.L5
     batch, head_kv = b_kv // (H // group), b_kv % (H // group)
     q_base, k_base, heads_before, head_stride = batch, batch, batch * H, N_q
     if cu_seqlens_q is not None:  # a packed sequence is addressed by its first row instead of a batch entry
@@ -211,13 +203,13 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
     dk_j = tl.zeros((B_c, tile.d_pad), tl.float32)  # FA2.A2.L7
     dv_j = tl.zeros((B_c, tile.d_pad), tl.float32)  # FA2.A2.L7
     columns = ColumnBlock(k_j, v_j, col, begin, end)
-    rows = RowTensors(Q, dO, L, D, N_q, head_stride, Q_strides, dO_strides)
+    queries = QueryTensors(Q, dO, L, D, N_q, head_stride, Q_strides, dO_strides)
     shared_by = Group(q_base, heads_before, head_kv * group if GROUPED else head_kv, group)
-    position = Position(shared_by.first, N_k - N_q)
-    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, masked_rows, shared_by, window, scalars, position, seed, tile,
-                            bias, GROUPED, MASKED=True)  # fmt: skip
-    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, full_rows, shared_by, window, scalars, position, seed, tile,
-                            bias, GROUPED, MASKED=False)  # fmt: skip
+    bias_context = BiasContext(shared_by.first, N_k - N_q)
+    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, queries, masked_rows, shared_by, window, scalars, bias_context, seed,
+                            tile, bias, GROUPED, MASKED=True)  # fmt: skip
+    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, queries, full_rows, shared_by, window, scalars, bias_context, seed,
+                            tile, bias, GROUPED, MASKED=False)  # fmt: skip
 
     dK, dV = head_ptr(dK, dK_strides, k_base, head_kv), head_ptr(dV, dV_strides, k_base, head_kv)
     # dk_j is a sum over all query heads of the group, so this single product is right only if they share one scale τ.
@@ -226,35 +218,37 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
 
 
 @triton.jit
-def visit_columns(dq_i, q_i, do_i, rows, K, V, span, keys, window, scales, position, dropout, tile,
+def visit_columns(dq_i, q_i, do_i, row_block, K, V, span, keys, window, scales, bias_context, dropout, tile,
                   bias: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add the contributions of the tiles in `span` to dq_i (B_r, d), and return dq_i.
 
-    `rows` is a QueryBlock. The other arguments are as in visit_tiles() of forward.py.
+    The arguments are those of visit_tiles() in forward.py.
     """
     B_c: tl.constexpr = tile.B_c
-    row = rows.row
+    row = row_block.row
     row_begin = None if window[0] is None else keys.begin
     for n in range(span.first, span.stop, B_c):
-        j = n + tl.where(n >= span.hole, span.width, 0)
+        j = n + tl.where(n >= span.skip_at, span.skip_cols, 0)
         col = j + tl.arange(0, B_c)  # (B_c,)
         k_j = load_tile(K, j, keys.length, tile, B_c, MASKED, row_begin)  # (B_c, d)
         v_j = load_tile(V, j, keys.length, tile, B_c, MASKED, row_begin)  # (B_c, d)
-        visible = in_col_bounds(rows.begin, rows.end, col[None, :], window)
-        b_ij = None if bias is None else biases(bias, position, row[:, None], col[None, :])
-        p_ij, s_ij = probabilities(q_i, k_j, rows.L_i[:, None], b_ij, visible, scales, MASKED)
-        ds_ij = score_gradients(p_ij, s_ij, do_i, v_j, rows.D_i[:, None], row[:, None], col[None, :], scales, dropout)
+        visible = in_col_bounds(row_block.begin, row_block.end, col[None, :], window)
+        b_ij = None if bias is None else eval_bias(bias, bias_context, row[:, None], col[None, :])
+        p_ij, s_ij = probabilities(q_i, k_j, row_block.L_i[:, None], b_ij, visible, scales, MASKED)
+        ds_ij = score_gradients(
+            p_ij, s_ij, do_i, v_j, row_block.D_i[:, None], row[:, None], col[None, :], scales, dropout
+        )
         dq_i = accumulate_dot(dq_i, ds_ij.to(k_j.dtype), k_j)  # (B_r, d)  FA2.A2.L15
     return dq_i
 
 
 @triton.jit(do_not_specialize=launch.UNSPECIALIZED)
 def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
-           heads, l2_group, sequences, window, scalars, tile, bias: tl.constexpr):  # fmt: skip
+           batch_heads, l2_group, sequences, window, scalars, tile, bias: tl.constexpr):  # fmt: skip
     """Compute D_i and dQ_i of row block i of a query head. As in the forward, each program owns a row block."""
     B_r: tl.constexpr = tile.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A2.L1 FA2.A2.L2
-    i, bh = tile_coord(T_r, heads, l2_group)
+    i, bh = tile_coord(T_r, batch_heads, l2_group)
     if window[1] is not None:
         i = T_r - 1 - i  # the heaviest row blocks first
     batch, head = bh // H, bh % H
@@ -282,16 +276,16 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
     tl.store(D + tl.cast(bh, tl.int64) * head_stride + row, D_i, mask=row < N_q)  # FA2.A2.L4
     scales = scalars.scales
     dropout = None if seed is None else DropoutKey(seed, scalars.dropout_rule, head, batch)
-    position = Position(head, N_k - N_q)
+    bias_context = BiasContext(head, N_k - N_q)
     if bias is not None:
         L_i = mask_empty_rows(L_i, row, N_q)
-    rows = QueryBlock(L_i, D_i, row, begin, end)
+    row_block = RowBlock(row, begin, end, L_i, D_i)
     dq_i = tl.zeros((B_r, tile.d_pad), tl.float32)
-    dq_i = visit_columns(dq_i, q_i, do_i, rows, K, V, full_cols, keys, window, scales, position, dropout, tile,
-                         bias, MASKED=False)  # fmt: skip
+    dq_i = visit_columns(dq_i, q_i, do_i, row_block, K, V, full_cols, keys, window, scales, bias_context, dropout,
+                         tile, bias, MASKED=False)  # fmt: skip
     if masked_cols.first < masked_cols.stop:
-        dq_i = visit_columns(dq_i, q_i, do_i, rows, K, V, masked_cols, keys, window, scales, position, dropout, tile,
-                             bias, MASKED=True)  # fmt: skip
+        dq_i = visit_columns(dq_i, q_i, do_i, row_block, K, V, masked_cols, keys, window, scales, bias_context, dropout,
+                             tile, bias, MASKED=True)  # fmt: skip
     dQ = head_ptr(dQ, dQ_strides, q_base, head)
     store_rows(dQ, dq_i * scalars.scale, i * B_r, dQ_strides[2], N_q, B_r, tile.d, tile.d_pad)
 
@@ -363,6 +357,6 @@ def prepare_dkdv(
 
 def common_arguments(options: Options) -> dict:
     """Return the keyword arguments of both passes that are not sizes: the window, the scalars, and the bias."""
-    rule = launch.dropout_rule(options.dropout_p)
-    scalars = BackwardScalars(options.scale, scales(options.scale, options.softcap), rule)
+    factors = scales(options.scale, options.softcap)
+    scalars = BackwardScalars(options.scale, factors, launch.dropout_rule(options.dropout_p))
     return dict(window=launch.window_bounds(options), scalars=scalars, bias=options.bias)

@@ -32,50 +32,54 @@ from fa2_lab.kernels.common.tile import (
 from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, layout_of_result
 
 
-class Position(NamedTuple):
-    """The head and the diagonal, which a bias needs in addition to the row and column indices."""
+class BiasContext(NamedTuple):
+    """The head and the diagonal, which a bias needs in addition to the row and the column."""
 
     head: tl.tensor
     diagonal: tl.tensor  # the column of row 0's diagonal: a bias counts rows among the keys
 
 
-class RowView(NamedTuple):
-    """The rows of a row block, and the columns begin:end that each of them sees."""
+class RowBlock(NamedTuple):
+    """A row block: its rows, the columns begin:end that each row sees, and in the backward its L and D."""
 
     row: tl.tensor  # (B_r,)
     begin: tl.tensor  # (B_r, 1)
     end: tl.tensor  # (B_r, 1)
+    L_i: tl.tensor  # (B_r,), or None in the forward
+    D_i: tl.tensor  # (B_r,), or None in the forward
 
 
 @triton.jit
-def biases(bias: tl.constexpr, position, row, col):
+def eval_bias(bias: tl.constexpr, bias_context, row, col):
     """Return bias(head, row, column) in fp32 for the given rows and columns. These values are added to the scores."""
-    one = tl.full((1, 1), 1.0, tl.float32)  # a product takes what the interpreter makes of a constant times a tensor
-    return tl.cast(one * bias(position.head, row + position.diagonal, col), tl.float32)
+    one = tl.full((1, 1), 1.0, tl.float32)  # with the interpreter, a bias may return a plain number
+    return tl.cast(one * bias(bias_context.head, row + bias_context.diagonal, col), tl.float32)
 
 
 @triton.jit
-def visit_tiles(state, q_i, K, V, span, keys, rows, window, scales, position, dropout, tile, bias: tl.constexpr,
-                MASKED: tl.constexpr):  # fmt: skip
+def visit_tiles(state, q_i, K, V, span, keys, row_block, window, scales, bias_context, dropout, tile,
+                bias: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Process the tiles in `span` for a row block, and return the updated softmax state.
 
-    The state consists of o_i in pieces (B_r, tile.o_chunk), m_i (B_r,) and l_i (B_r,). `span` is a ColSpan, `keys` are
-    KeyBounds, and `rows` is a RowView.
+    The state consists of o_i in pieces (B_r, tile.o_chunk), m_i (B_r,) and l_i (B_r,). K and V are Heads. `span` is
+    the ColSpan of the tiles, and `keys` are the KeyBounds of the keys that may be read at all. `window` is (left,
+    right). `dropout` is a DropoutKey, and without dropout or a bias, these are None. With MASKED, each column is
+    compared with the bounds of each row of the RowBlock.
     """
     o_i, m_i, l_i = state
-    row = rows.row
+    row = row_block.row
     B_c: tl.constexpr = tile.B_c
     row_begin = None if window[0] is None else keys.begin
     for n in range(span.first, span.stop, B_c):  # FA2.A1.L6
-        j = n + tl.where(n >= span.hole, span.width, 0)
+        j = n + tl.where(n >= span.skip_at, span.skip_cols, 0)
         col = j + tl.arange(0, B_c)  # (B_c,)
         k_j = load_tile(K, j, keys.length, tile, B_c, MASKED, row_begin)  # (B_c, d)  FA2.A1.L7
         s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A1.L8
         s_ij = apply_softcap(s_ij, scales.softcap_factor)
         if bias is not None:
-            s_ij = s_ij + biases(bias, position, row[:, None], col[None, :]) * (LOG2E / scales.scale_log2)
+            s_ij = s_ij + eval_bias(bias, bias_context, row[:, None], col[None, :]) * (LOG2E / scales.scale_log2)
         if MASKED:
-            s_ij = tl.where(in_col_bounds(rows.begin, rows.end, col[None, :], window), s_ij, NEG_INF)
+            s_ij = tl.where(in_col_bounds(row_block.begin, row_block.end, col[None, :], window), s_ij, NEG_INF)
         p_ij, alpha, m_i, l_i = softmax_step(s_ij, m_i, l_i, scales, MASKED or bias is not None)  # FA2.A1.L9
         if dropout is not None:  # after the row sum: l counts every key, O only those that are kept
             p_ij = apply_dropout(p_ij, row[:, None], col[None, :], dropout)
@@ -90,14 +94,12 @@ def visit_tiles(state, q_i, K, V, span, keys, rows, window, scales, position, dr
 
 @triton.jit(do_not_specialize=launch.UNSPECIALIZED)
 def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
-                   heads, l2_group, sequences, window, scales, rule, tile, bias: tl.constexpr):  # fmt: skip
-    """Compute O_i and L_i of row block i of a query head. `group` query heads share a K/V head.
-
-    `rule` is the dropout rule (threshold, factor).
-    """
+                   batch_heads, l2_group, sequences, window, scales, dropout_rule, tile,
+                   bias: tl.constexpr):  # fmt: skip
+    """Compute O_i and L_i of row block i of a query head. `group` query heads share a K/V head."""
     B_r: tl.constexpr = tile.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A1.L1 FA2.A1.L2
-    i, bh = tile_coord(T_r, heads, l2_group)  # FA2.A1.L3
+    i, bh = tile_coord(T_r, batch_heads, l2_group)  # FA2.A1.L3
     if window[1] is not None:
         i = T_r - 1 - i  # the lower a row block, the more keys it sees: start with the heaviest
     batch, head = bh // H, bh % H
@@ -115,8 +117,8 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
     begin, end = col_bounds(row[:, None], N_q, N_k, length, window)  # (B_r, 1)
     masked_cols, full_cols = column_ranges(i, N_q, N_k, length, window, tile)
     keys = KeyBounds(col_bounds(i * B_r, N_q, N_k, length, window)[0], length)
-    dropout = None if seed is None else DropoutKey(seed, rule, head, batch)
-    position = Position(head, N_k - N_q)
+    dropout = None if seed is None else DropoutKey(seed, dropout_rule, head, batch)
+    bias_context = BiasContext(head, N_k - N_q)
 
     q_i = load_tile(Q, i * B_r, N_q, tile, B_r, RAGGED=True)  # (B_r, d)  FA2.A1.L4
     o_i = ()
@@ -129,11 +131,11 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
         l_i += 1.0
     # Tiles on the diagonal come first. The order does not affect the result, but with the loops swapped, ptxas makes
     # each matmul wait for the one before it (15% slower).
-    state, rows = (o_i, m_i, l_i), RowView(row, begin, end)
-    state = visit_tiles(state, q_i, K, V, masked_cols, keys, rows, window, scales, position, dropout, tile, bias,
-                        MASKED=True)  # fmt: skip
-    o_i, m_i, l_i = visit_tiles(state, q_i, K, V, full_cols, keys, rows, window, scales, position, dropout, tile, bias,
-                                MASKED=False)  # fmt: skip
+    state, row_block = (o_i, m_i, l_i), RowBlock(row, begin, end, None, None)
+    state = visit_tiles(state, q_i, K, V, masked_cols, keys, row_block, window, scales, bias_context, dropout,
+                        tile, bias, MASKED=True)  # fmt: skip
+    o_i, m_i, l_i = visit_tiles(state, q_i, K, V, full_cols, keys, row_block, window, scales, bias_context, dropout,
+                                tile, bias, MASKED=False)  # fmt: skip
 
     l_i = tl.where(l_i == 0.0, 1.0, l_i)  # a row that sees no key: O = 0 and L = −∞
     L_i = (m_i * scales.scale_log2 + tl.log2(l_i)) * LN2  # (B_r,)  FA2.A1.L13
@@ -165,7 +167,7 @@ def prepare(tensors: Tensors, options: Options, config: tables.KernelConfig | No
         strides=launch.all_strides(Q, K, tensors.v, layout_of_result(Q)),
         **launch.size_arguments(Q, K, owned=Q, streamed=K, sequences=sequences),
         **dict(window=launch.window_bounds(options), scales=scales(options.scale, options.softcap)),
-        **dict(rule=launch.dropout_rule(options.dropout_p), tile=config.tile(Q), bias=options.bias),
+        **dict(dropout_rule=launch.dropout_rule(options.dropout_p), tile=config.tile(Q), bias=options.bias),
     )
 
     def call(tensors: Tensors) -> tuple[Tensor, Tensor]:

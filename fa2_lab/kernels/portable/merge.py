@@ -11,7 +11,7 @@ from torch import Tensor
 from fa2_lab.kernels import launch, tables
 from fa2_lab.kernels.common.constants import NEG_INF
 from fa2_lab.kernels.common.tile import head_ptr, load_rows, store_rows
-from fa2_lab.kernels.prepared import cached, rows_contiguous, tensor_keys
+from fa2_lab.kernels.prepared import get_or_prepare, rows_contiguous, tensor_keys
 
 ROWS = 32  # of a program
 
@@ -27,8 +27,9 @@ def merge_state_kernel(m, l, o, L, O, L_out, O_out, strides, first, n, N, H, d: 
                  B_r: tl.constexpr):  # fmt: skip
     """Merge n rows of (O, L) into rows first:first + n of the state, which has N rows in every head.
 
-    If O_out is given, write all N rows of the final output to O_out and L_out instead of updating the state. For a row
-    that has seen no key, only m is read, so l and o may be uninitialized before the first (O, L).
+    The part (O, L) is merged like a state with m = L, l = 1 and o = O. If O_out is given, write all N rows of the final
+    output to O_out and L_out instead of updating the state. The l and o of a row are read only if its m is not −∞, so
+    they may be uninitialized before the first (O, L).
     """
     begin, end = first, first + n
     if O_out is not None:
@@ -70,7 +71,7 @@ def merge(m: Tensor, l: Tensor, o: Tensor, rows: slice, O: Tensor, L: Tensor, *,
     O, L = rows_contiguous(O), L.contiguous()
     if O.shape[2] or O_out is not None:
         key = "merge", rows.start, m.shape, *tensor_keys((O, O_out, L_out))
-        kernel = cached(key, prepare, m.shape[2], rows.start, O, O_out, L_out)
+        kernel = get_or_prepare(key, prepare, m.shape[2], rows.start, O, O_out, L_out)
         with launch.on_device_of(O):
             kernel(m, l, o, L, O, L_out, O_out)
 

@@ -33,7 +33,7 @@ def compile_only(run: Callable) -> Callable:
 def call(name: str, q: torch.Tensor, causal: bool) -> None:
     """Call the forward or backward that `name` refers to, in a rung, the package or a file, with q as every tensor."""
     L, dL = torch.empty(q.shape[:3], device=q.device), None
-    tensors, options = Tensors(q, q, q), Options(causal, scale=0.1, traced=True)
+    tensors, options = Tensors(q, q, q), Options(causal, scale=0.1, in_custom_op=True)
     if name == "portable.forward":
         import_module("fa2_lab.kernels.portable.forward").forward(tensors, options)
     elif name == "portable.backward":

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from fa2_lab.machine import io
+from fa2_lab.machine import io_model
 from fa2_lab.reference import heads
 
 from . import slips, truth
@@ -145,7 +145,7 @@ def traffic(report: Report, function, cases=tuple(METERED)) -> None:
     """What the backward moves, and that it skips what the mask hides."""
     runs = slips.Passes(partial(correct, report, function), truth.unforeseen(cases))
     for case in runs.ran:
-        form = io.fa2_backward(case.tiling, case.d)
+        form = io_model.fa2_backward(case.tiling, case.d)
         for tensors in (("K", "V"), ("Q", "L", "dO"), ("dQ", "dK", "dV"), ("O", "D")):
             with report.check(f"{', '.join(tensors)} moved: {case}"):
                 check_moved(runs[case], form, tensors, may_move_less="O D dO")
@@ -157,8 +157,8 @@ def operations(report: Report, function, cases=tuple(METERED)) -> None:
     runs = slips.Passes(partial(correct, report, function), truth.unforeseen(cases))
     for case in runs.ran:
         cut = case.tiling
-        ops = io.operations("fa2", "backward", cut, case.d)
-        other = io.not_matmul(ops) + 2 * io.scores_visited(cut)
+        ops = io_model.operations("fa2", "backward", cut, case.d)
+        other = io_model.not_matmul(ops) + 2 * io_model.scores_visited(cut)
         products = "Each visited tile needs five products, namely s, dp, and one per gradient."
         limits = {
             "matmul FLOPs": (ops["matmul"], ops["matmul"], products),

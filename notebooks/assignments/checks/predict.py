@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 
-from fa2_lab.machine import budget, grid, io
+from fa2_lab.machine import budget, grid, io_model
 from fa2_lab.machine.chips import CHIPS, KiB
 from fa2_lab.tiles import Mask, Tiling, cdiv
 
@@ -71,7 +71,7 @@ def by_hand(report: Report, function, seed: int = 0) -> None:
 
 def bytes_moved(cut: Tiling, d: int) -> int:
     """HBM bytes of one head's forward: 16-bit tensors, L in fp32."""
-    form = io.fa2_forward(cut, d)
+    form = io_model.fa2_forward(cut, d)
     return 2 * (form.total - form.stores["L"]) + 4 * form.stores["L"]
 
 
@@ -212,17 +212,17 @@ def writers(report: Report, function, shapes=WRITERS, seed: int = 0) -> None:
 
 def one_pass_bytes(cut: Tiling, d: int) -> int:
     """HBM bytes of Algorithm 2 for one head: 16-bit tensors, L, D and the sums of dQ in fp32."""
-    form = io.fa2_backward(cut, d)
+    form = io_model.fa2_backward(cut, d)
     wide = sum(moved.get(name, 0) for moved in (form.loads, form.stores) for name in ("L", "D", "dQ"))
     return 2 * (form.total - wide) + 4 * wide
 
 
 def two_passes_bytes(cut: Tiling, d: int) -> int:
     """Two passes: Algorithm 2 without dQ, then one program for each row block that keeps dQ_i on chip."""
-    form = io.fa2_backward(cut, d)
+    form = io_model.fa2_backward(cut, d)
     columns = one_pass_bytes(cut, d) - 4 * (form.loads["dQ"] + form.stores["dQ"])
     once = 2 * 3 * cut.N_q * d + 4 * 2 * cut.N_q  # Q, dO and dQ in 16 bits, L and D in fp32
-    return columns + once + 2 * 2 * io.cols_visited(cut) * d  # K and V for each row block that sees them
+    return columns + once + 2 * 2 * io_model.cols_visited(cut) * d  # K and V for each row block that sees them
 
 
 PASSES = [(1024, 64, (128, 64), False), (1024, 64, (64, 128), True), (1000, 96, (64, 64), False)]

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from fa2_lab.machine import io
+from fa2_lab.machine import io_model
 
 from . import slips, truth
 from .guard import call
@@ -159,7 +159,7 @@ def traffic(report: Report, function, cases=tuple(METERED)) -> None:
     runs = slips.Passes(partial(correct, report, function), truth.unforeseen(cases))
     for case in runs.ran:
         with report.check(f"loads and stores: {case}"):
-            check_moved(runs[case], io.fa2_forward(case.tiling, case.d), ("Q", "K", "V", "O", "L"))
+            check_moved(runs[case], io_model.fa2_forward(case.tiling, case.d), ("Q", "K", "V", "O", "L"))
         for is_extra, claim in ((True, "no tile is loaded that no row sees"), (False, "no tile is left out")):
             with report.check(f"{claim}: {case}"):
                 check_tiles(runs[case], case, is_extra)
@@ -218,13 +218,16 @@ def operations(report: Report, function, cases=tuple(METERED)) -> None:
     runs = slips.Passes(partial(correct, report, function), truth.unforeseen(cases))
     for case in runs.ran:
         cut = case.tiling
-        ops, rows = io.operations("fa2", "forward", cut, case.d), case.N_q * case.d
-        exponentials, other = ops["exp"] + io.rows_visited(cut), io.not_matmul(ops) + io.scores_visited(cut) + rows
+        ops, rows = io_model.operations("fa2", "forward", cut, case.d), case.N_q * case.d
+        exponentials, other = (
+            ops["exp"] + io_model.rows_visited(cut),
+            io_model.not_matmul(ops) + io_model.scores_visited(cut) + rows,
+        )
         limits = {
             "matmul FLOPs": (
                 ops["matmul"], ops["matmul"], "Each visited tile needs two matrix products, written with @."),
             "exponentials": (
-                io.scores_visited(cut), exponentials,
+                io_model.scores_visited(cut), exponentials,
                 "Each visited tile needs one exponential per score and one per row."),
             "divisions": (1, case.N_q + rows, "FA1 divides in every tile. When is one division enough?"),
             "everything else": (1, other, "What multiplies a whole block in every tile? Only α has to do that."),

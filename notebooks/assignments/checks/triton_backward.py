@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from fa2_lab.machine import io
+from fa2_lab.machine import io_model
 
 from . import slips, truth
 from .report import Failed, Report, all_hold, at_most, equal, step, tile_place
@@ -102,7 +102,7 @@ def check_meter(kernel, case: Case, names: tuple[str, ...], loads: dict, product
     """Right, and by no more loads and products than the closed form has; what is added to has no other access."""
     passes = slips.Passes(lambda case: run(kernel, case, names, zero), [case])
     meter = passes[case]["meter"]
-    one, tiles = case.B_r * case.B_c * case.d, int(io.tiles_per_row(case.tiling).sum())
+    one, tiles = case.B_r * case.B_c * case.d, int(io_model.tiles_per_row(case.tiling).sum())
     came = meter["operations"]["multiplications of products"]
 
     def check() -> None:
@@ -116,7 +116,7 @@ def check_meter(kernel, case: Case, names: tuple[str, ...], loads: dict, product
         if zero:
             no_race(meter, zero)
             hint = past(meter, zero) or f"Add to {zero} once per visited tile."
-            at_most(f"elements added to {zero}", meter["adds"][zero], io.rows_visited(case.tiling) * case.d, hint)
+            at_most(f"elements added to {zero}", meter["adds"][zero], io_model.rows_visited(case.tiling) * case.d, hint)
 
     compare(names, passes, case, check)
 
@@ -169,7 +169,7 @@ def columns(report: Report, kernel, cases=tuple(CASES), seed: int = 0) -> None:
     hint = "Load K_j and V_j once, and Q, dO, L and D once per visited tile."
     with report.check("loads, and four products per tile", hint):
         case = truth.varied(METER, seed)
-        visited = io.rows_visited(case.tiling)
+        visited = io_model.rows_visited(case.tiling)
         loads = dict(K=case.N_k * case.d, V=case.N_k * case.d, Q=visited * case.d, dO=visited * case.d)
         check_meter(kernel, case, ("dK", "dV"), loads | dict(L=visited, D=visited), products=4)
 
@@ -181,7 +181,7 @@ def rows(report: Report, kernel, cases=tuple(CASES), seed: int = 0) -> None:
     hint = "Load Q_i, dO_i, L_i and D_i once, and K and V once per visited tile."
     with report.check("loads, and three products per tile", hint):
         case = truth.varied(METER, seed)
-        visited, own = io.cols_visited(case.tiling), case.N_q
+        visited, own = io_model.cols_visited(case.tiling), case.N_q
         loads = dict(K=visited * case.d, V=visited * case.d, Q=own * case.d, dO=own * case.d, L=own, D=own)
         check_meter(kernel, case, ("dQ",), loads, products=3)
 

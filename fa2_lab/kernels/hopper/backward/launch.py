@@ -57,7 +57,9 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
         rounded = (dK, dV) if divided else (None, None)
         dq_semaphore, ordered = (accum[accum_lines:].view(torch.int32), cu_k) if deterministic else (None, None)
         with on_device_of(Q):
-            counter = host.scheduler_counter(Q, options.traced)  # here, so that no gap is left between the kernels
+            counter = host.scheduler_counter(
+                Q, options.in_custom_op
+            )  # here, so that no gap is left between the kernels
             preprocess(O, dO, L, dL, acc_init, accum, cu_q, ordered)
             main(Q, K, V, dO, acc_init, accum, *columns, counter, tensors.key_lengths, dq_semaphore, cu_q, cu_k)
             postprocess(accum, dQ, *rounded, cu_q, cu_k)

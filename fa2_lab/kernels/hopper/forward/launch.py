@@ -40,7 +40,7 @@ def prepare(tensors: Tensors, options: Options) -> Callable | None:
         L = torch.empty(*L_shape, dtype=torch.float32, device=device)
         optional = tensors.key_lengths, tensors.cu_seqlens_q, tensors.cu_seqlens_k
         with on_device_of(Q):
-            launch(Q, K, V, O, L, host.scheduler_counter(Q, options.traced), *optional)
+            launch(Q, K, V, O, L, host.scheduler_counter(Q, options.in_custom_op), *optional)
         return O, L  # FA2.A1.L17
 
     return call

@@ -9,21 +9,21 @@ from torch import Tensor
 
 from fa2_lab.kernels.hopper.shared.descriptors import HALVES, copyable
 from fa2_lab.kernels.launch import addresses, current_stream
-from fa2_lab.kernels.prepared import Options, Tensors, cached
+from fa2_lab.kernels.prepared import Options, Tensors, get_or_prepare
 
 
-def scheduler_counter(X: Tensor, traced: bool) -> Tensor:
+def scheduler_counter(X: Tensor, in_custom_op: bool) -> Tensor:
     """Return two counters for the tile scheduler, which are 0 before and after each launch.
 
     One pair of counters per stream is enough, because two launches that use the counters never overlap on a stream. Of
     these launches, only backward_kernel can start before the preceding kernel has ended, and that kernel is
     bwd_preprocess, which uses no counter. A CUDA graph gets its own counters. So does a call that torch may trace
-    (`traced`), because memory that is allocated in its warm-up belongs to the graph as well.
+    (`in_custom_op`), because memory that is allocated in its warm-up belongs to the graph as well.
     """
     new = partial(torch.zeros, 2, dtype=torch.int32, device=X.device)
-    if traced or torch.cuda.is_current_stream_capturing():
+    if in_custom_op or torch.cuda.is_current_stream_capturing():
         return new()
-    return cached(("counter", X.device, current_stream(X)), new)
+    return get_or_prepare(("counter", X.device, current_stream(X)), new)
 
 
 def even_l2_group(heads: int, least: int) -> int:

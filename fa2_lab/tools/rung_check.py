@@ -9,7 +9,7 @@ from fa2_lab.api.attention import attention
 from fa2_lab.kernels import interpreter, ladder
 from fa2_lab.machine.budget import blocks_per_sm
 from fa2_lab.machine.chips import H200
-from fa2_lab.tools import steps
+from fa2_lab.tools import rung_diff
 from fa2_lab.tools.xray import xray
 
 SMALL = [(128, 128, 64, False), (70, 100, 64, True), (100, 37, 64, True)]  # N_q, N_k, d, causal
@@ -20,7 +20,7 @@ def alone(name: str) -> None:
     """Print a rung's change, its errors, its compiled numbers and, on a GPU, its time."""
     print(": ".join(ladder.change(name)) + "\n")
     gpu = torch.cuda.is_available()
-    if "gluon" in steps.source(name) and not (gpu and torch.cuda.get_device_capability() == (9, 0)):
+    if "gluon" in rung_diff.source(name) and not (gpu and torch.cuda.get_device_capability() == (9, 0)):
         print("It runs on a Hopper GPU only, and there is none here.")
     elif interpreter.version_conflict():
         print(interpreter.version_conflict())

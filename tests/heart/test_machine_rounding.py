@@ -4,25 +4,25 @@ import numpy as np
 import pytest
 import torch
 
-from fa2_lab.machine import numbers
+from fa2_lab.machine import rounding
 
 
 def test_e4m3_is_torch_s_format():
-    """All its numbers, all halves between them, and numbers of every size; torch does not saturate."""
+    """All its rounding, all halves between them, and numbers of every size; torch does not saturate."""
     codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double().numpy()
     codes = np.unique(codes[np.isfinite(codes)])
     draw = np.random.default_rng(0)
     drawn = np.clip(draw.standard_normal(10_000) * 10.0 ** draw.integers(-4, 3, 10_000), -448, 448)
     for x in (codes, (codes[1:] + codes[:-1]) / 2, drawn.astype(np.float32).astype(float)):
         want = torch.from_numpy(x).float().to(torch.float8_e4m3fn).double().numpy()
-        assert (numbers.e4m3(x) == want).all()
-    assert (numbers.e4m3(np.array([1e6, -449.0])) == [448, -448]).all()
+        assert (rounding.e4m3(x) == want).all()
+    assert (rounding.e4m3(np.array([1e6, -449.0])) == [448, -448]).all()
 
 
 @pytest.mark.parametrize("rows", [8, 32])
 def test_a_scale_brings_the_largest_number_of_its_block_to_the_largest_of_the_format(rows):
     X = np.random.default_rng(1).standard_normal((32, 4)) * np.repeat([1.0, 1e-6, 1e6, 3.0], 8)[:, None]
-    found = numbers.scaled(X, rows)
+    found = rounding.scaled(X, rows)
     for begin in range(0, 32, rows):
         block, got = X[begin : begin + rows], found[begin : begin + rows]
         assert np.isclose(abs(got).max(), abs(block).max(), rtol=1e-12)
@@ -31,7 +31,7 @@ def test_a_scale_brings_the_largest_number_of_its_block_to_the_largest_of_the_fo
 
 
 def test_the_rotation_keeps_scores_and_spreads_an_outlier():
-    turn, outlier = numbers.rotation(64), np.zeros(64)
+    turn, outlier = rounding.rotation(64), np.zeros(64)
     outlier[5] = 80.0
     assert np.allclose(turn @ turn.T, np.eye(64)) and np.allclose(abs(outlier @ turn), 10)
     assert len({*turn[:, 0].round(3)}) == 2  # random signs: the first column is not constant
@@ -39,13 +39,13 @@ def test_the_rotation_keeps_scores_and_spreads_an_outlier():
 
 def of_D(sum_bits, at=lambda m: m):
     """Return the sum of D's errors divided by its standard deviation if their signs were random."""
-    S, V, dO = numbers.repeated_maxima()
-    found = numbers.outputs(S, V, at(S.max(1, keepdims=True)), sum_bits)
-    errors = (dO * (found - numbers.truth(S, V))).sum(1)
+    S, V, dO = rounding.repeated_maxima()
+    found = rounding.outputs(S, V, at(S.max(1, keepdims=True)), sum_bits)
+    errors = (dO * (found - rounding.truth(S, V))).sum(1)
     return errors.sum() / np.sqrt((errors**2).sum())
 
 
 def test_errors_of_one_sign_add_up_only_if_sums_are_rounded_and_the_largest_weight_is_the_same_in_all_rows():
-    assert of_D(numbers.BF16) > 10 and of_D(numbers.BF16, lambda m: m + np.log(2)) > 10
-    assert of_D(numbers.BF16, lambda m: m + 0.3) > 10
-    assert abs(of_D(numbers.BF16, lambda m: 2 * m)) < 3 and abs(of_D(numbers.FP32)) < 3
+    assert of_D(rounding.BF16) > 10 and of_D(rounding.BF16, lambda m: m + np.log(2)) > 10
+    assert of_D(rounding.BF16, lambda m: m + 0.3) > 10
+    assert abs(of_D(rounding.BF16, lambda m: 2 * m)) < 3 and abs(of_D(rounding.FP32)) < 3

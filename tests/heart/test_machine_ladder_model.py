@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import reasons
-from fa2_lab.machine.ladder import Rung, blocks, clocks, launch, makespan, tile_bytes, units
+from fa2_lab.machine.ladder_model import Rung, blocks, clocks, launch, makespan, tile_bytes, units
 from fa2_lab.records import load
 
 FULL, CAUSAL = False, True

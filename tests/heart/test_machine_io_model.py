@@ -1,17 +1,17 @@
-"""The closed forms of machine/io.py against the meter, to the element."""
+"""The closed forms of machine/io_model.py against the meter, to the element."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa2_lab.machine import io
+from fa2_lab.machine import io_model
 from fa2_lab.reference import fa1, fa2, naive
 from fa2_lab.tiles import Mask, Tiling
 from fa2_lab.trace import Trace
 
-ALL = sorted(io.FORMS)
-COUNTED = sorted(io.TILE_OPS)
+ALL = sorted(io_model.FORMS)
+COUNTED = sorted(io_model.TILE_OPS)
 
 
 def metered(algorithm, direction, tiling, d):
@@ -62,7 +62,7 @@ def tilings(draw):
 @given(tilings(), st.integers(1, 4))
 @pytest.mark.parametrize("algorithm, direction", ALL)
 def test_traffic_equals_the_meter_tensor_by_tensor(algorithm, direction, tiling, d):
-    form, trace = io.traffic(algorithm, direction, tiling, d), metered(algorithm, direction, tiling, d)
+    form, trace = io_model.traffic(algorithm, direction, tiling, d), metered(algorithm, direction, tiling, d)
     assert nonzero(form.loads) == nonzero(moved(trace, "load"))
     assert nonzero(form.stores) == nonzero(moved(trace, "store"))
     assert form.total == trace.hbm_elements
@@ -71,10 +71,10 @@ def test_traffic_equals_the_meter_tensor_by_tensor(algorithm, direction, tiling,
 def walked(rows, inner, columns):
     """Return the elements of both operands that a matmul loads, counted tile by tile of its result."""
     left = right = 0
-    for i in range(0, rows, io.GEMM_TILE):
-        for j in range(0, columns, io.GEMM_TILE):
-            left += len(range(rows)[i : i + io.GEMM_TILE]) * inner
-            right += inner * len(range(columns)[j : j + io.GEMM_TILE])
+    for i in range(0, rows, io_model.GEMM_TILE):
+        for j in range(0, columns, io_model.GEMM_TILE):
+            left += len(range(rows)[i : i + io_model.GEMM_TILE]) * inner
+            right += inner * len(range(columns)[j : j + io_model.GEMM_TILE])
     return np.array([left, right])
 
 
@@ -82,10 +82,10 @@ def walked(rows, inner, columns):
 def test_standard_attention_requests_what_its_products_load(N_q, N_k, d):
     q, k, s = N_q * d, N_k * d, N_q * N_k
     scores, output = walked(N_q, d, N_k), walked(N_q, N_k, d)
-    asked = io.requests("standard", "forward", Tiling(N_q, N_k, 64, 64), d)
+    asked = io_model.requests("standard", "forward", Tiling(N_q, N_k, 64, 64), d)
     assert asked.total == (scores + output).sum() + s + (s + s + q)  # softmax loads S; S, P and O are stored
     dv, dp, dq, dk = walked(N_k, N_q, d), walked(N_q, d, N_k), walked(N_q, N_k, d), walked(N_k, N_q, d)
-    asked = io.requests("standard", "backward", Tiling(N_q, N_k, 64, 64), d)
+    asked = io_model.requests("standard", "backward", Tiling(N_q, N_k, 64, 64), d)
     assert asked.total == (dv + dp + dq + dk).sum() + (s + s) + (2 * s + q + 2 * k)  # softmax's loads P and dP
 
 
@@ -93,9 +93,9 @@ def test_standard_attention_requests_what_its_products_load(N_q, N_k, d):
 @given(tilings(), st.integers(1, 4))
 @pytest.mark.parametrize("algorithm, direction", COUNTED)
 def test_operations_equal_the_meter_kind_by_kind(algorithm, direction, tiling, d):
-    ops, trace = io.operations(algorithm, direction, tiling, d), metered(algorithm, direction, tiling, d)
+    ops, trace = io_model.operations(algorithm, direction, tiling, d), metered(algorithm, direction, tiling, d)
     assert nonzero(ops) == nonzero(trace.flops)
-    assert (ops["matmul"], ops["exp"], io.not_matmul(ops)) == (
+    assert (ops["matmul"], ops["exp"], io_model.not_matmul(ops)) == (
         trace.matmul_flops,
         trace.exponentials,
         trace.other_flops,
@@ -116,4 +116,4 @@ def test_operations_of_one_tile_equal_the_meter_at_every_tile(algorithm, directi
             continue
         b, c = tiling.visible(i, j).shape
         counts.pop("load"), counts.pop("store", None)
-        assert nonzero(counts) == nonzero(io.tile_operations(algorithm, direction, b, c, 5))
+        assert nonzero(counts) == nonzero(io_model.tile_operations(algorithm, direction, b, c, 5))

@@ -12,7 +12,7 @@ loop control and HBM are ignored.
 
 from typing import NamedTuple
 
-from fa2_lab.machine import io, warps
+from fa2_lab.machine import io_model, warps
 from fa2_lab.machine.chips import Chip, check_chip
 from fa2_lab.tiles import cdiv, whole_number
 
@@ -55,7 +55,7 @@ def tile_clocks(
     """
     check_chip(chip)
     whole_number("W", W, low=1, high=32)
-    ops = io.tile_operations(algorithm, "forward", B_r, B_c, d)
+    ops = io_model.tile_operations(algorithm, "forward", B_r, B_c, d)
     by_keys = scheme == "split_k"
     moved = warps.tile_bytes(scheme, B_r, B_c, d, W if by_keys else readers(chip, B_r, W))
     parts_added = (W - 1) * B_r * d if by_keys else 0  # each warp has a partial P V
@@ -73,7 +73,7 @@ def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str
     The subtraction in τ s − m is free, because it is part of an FMA. Sums into o, or into dQ, dK and dV, are free as
     well, because they are part of an FMA or of a matmul.
     """
-    counted = io.not_matmul(io.tile_operations(algorithm, direction, B_r, B_c, d))
+    counted = io_model.not_matmul(io_model.tile_operations(algorithm, direction, B_r, B_c, d))
     summed = B_r * d if direction == "forward" else (B_r + 2 * B_c) * d
     return counted - B_r * B_c - summed
 
