@@ -1,4 +1,4 @@
-"""`fa2-lab course`: build, bundle, check, grade and compare assignments."""
+"""`fa2-lab course`: build, bundle, grade and compare assignments."""
 
 import argparse
 import os
@@ -6,17 +6,17 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-NEEDS = ("jupytext", "nbformat", "tqdm")  # for all commands except check, which students run
+NEEDS = ("jupytext", "nbformat", "tqdm")
 
 
 def main(argv: list[str]) -> int:
     """Run one command of the course and return the exit status.
 
-    0: all is well. 1: the grader cannot grade here, or a checked notebook lacks points. 2: the call is wrong.
+    0: all is well. 1: the grader cannot grade here. 2: the call is wrong.
     """
     options = parser().parse_args(argv)
     missing = [name for name in NEEDS if find_spec(name) is None]
-    if missing and options.command != "check":
+    if missing:
         print(f"course {options.command} needs {', '.join(missing)}: pip install 'fa2-lab[course]'", file=sys.stderr)
         return 1
     return options.run(options)
@@ -26,8 +26,6 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands and their arguments."""
     top = argparse.ArgumentParser(prog="fa2-lab course", description="Assignments that grade themselves.")
     commands = top.add_subparsers(title="commands", metavar="command", dest="command", required=True)
-    check = commands.add_parser("check", help="run the visible checks of one notebook, as a student does")
-    check.add_argument("notebook", type=Path)
     bundle = commands.add_parser(
         "bundle", help="write what students get: notebooks and visible checks, without solutions"
     )
@@ -64,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
         )
     for one in (bundle, grade, scope, similar):
         one.add_argument("--only", nargs="+", default=[], help="names or numbers of assignments, such as 2")
-    runs = {check: run_check, bundle: run_bundle, grade: run_grade, scope: run_gradescope, build: run_build}
+    runs = {bundle: run_bundle, grade: run_grade, scope: run_gradescope, build: run_build}
     runs[similar] = run_similar
     for one, run in runs.items():
         one.set_defaults(run=run)
@@ -129,15 +127,6 @@ def run_similar(options) -> int:
     if not found:
         print("no two submissions share such lines")
     return 0
-
-
-def run_check(options) -> int:
-    """Run the visible checks, as a student's `python -m checks NOTEBOOK` does."""
-    from checks import __main__ as alone
-
-    import fa2_studio.course  # noqa: F401 — puts the checks on the path
-
-    return alone.main([str(options.notebook)])
 
 
 def run_grade(options) -> int:

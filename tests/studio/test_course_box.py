@@ -409,7 +409,7 @@ def test_what_a_notebook_does_to_the_grader_costs_that_notebook_alone(tmp_path):
                         most[0] = max(most[0], pages * 4096 / 2**20)
 
     threading.Thread(target=watch, daemon=True).start()
-    got = graded_at_once(tmp_path, books, box.kind(), box.Limits(25, 120, 1500))
+    got = graded_at_once(tmp_path, books, box.kind(), box.Limits(10, 60, 1500))
     stop.set()
     assert got["beside"].score == got["beside too"].score == 12 and most[0] < 1200
     assert got["grows"].got["test_own"] == got["wide"].got["test_own"] == 0
@@ -419,9 +419,9 @@ def test_what_a_notebook_does_to_the_grader_costs_that_notebook_alone(tmp_path):
 @needs_box
 def test_a_notebook_ends_in_the_time_it_is_told(tmp_path):
     began = time.monotonic()
-    limits = box.Limits(cell_seconds=5, notebook_seconds=15, memory_mb=1500)
+    limits = box.Limits(cell_seconds=3, notebook_seconds=8, memory_mb=1500)
     graded = graded_at_once(tmp_path, {"deaf": handed_in(own=(DEAF,) * 12)}, box.kind(), limits)["deaf"]
-    assert time.monotonic() - began < 15 + 25 and graded.score == 0
+    assert time.monotonic() - began < 8 + 25 and graded.score == 0
 
 
 @needs_box

@@ -194,11 +194,6 @@ def test_every_planted_slip_of_the_pipeline_can_be_found_mended_and_proven(step,
         assert judged(step, Answer(**(answer.parts | {part: wrong})), seed) == (3, 1)
 
 
-@pytest.mark.parametrize("step", ["hang", "race"])
-def test_an_empty_answer_has_no_points(step, judged):
-    assert judged(step, Answer(line="", cause="", mend=[], shows={}, hides={}), 0) == (0, 0)
-
-
 def test_hidden_cases_are_a_student_s_own_and_the_day_s():
     """What is learned from one hand-in serves no second one, and no neighbour."""
     for name, assignment in ASSIGNMENTS.items():

@@ -73,7 +73,7 @@ def call(report: Report, kernel, made: tuple[str, dict], case: Case, heads: int 
     O, L, counted = guard.apart(probes_triton.run, kernel, made[0], q, k, v, case.causal, beyond)
     for h in range(heads):
         given = [np.float64(x[0, h]) for x in (q, k, v)]
-        want = truth.dense(*given, case.d**-0.5, case.causal)
+        want = truth.attended(*given, scale=case.d**-0.5, causal=case.causal).values()
         cut = replace(case, tau=case.d**-0.5, B_r=made[1]["B_r"], B_c=made[1]["B_c"])
         asked = slips.asked(cut, [*given, given[0]])
         both = list(zip("OL", (O, L), want, (NAN if np.isnan(O).any() else "", L_HINT), strict=True))

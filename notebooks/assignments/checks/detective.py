@@ -66,7 +66,7 @@ def pipeline_call(run: dict, seed: int = 0) -> tuple:
 
 
 def pipeline_truth(Q, K, V, options: dict) -> np.ndarray:
-    return truth.dense(Q, K, V, 1.0, options["causal"])[0]
+    return truth.attended(Q, K, V, scale=1.0, causal=options["causal"])["O"]
 
 
 def kernel_call(run: dict, seed: int = 0) -> tuple:
@@ -79,7 +79,8 @@ def kernel_call(run: dict, seed: int = 0) -> tuple:
 def kernel_truth(Q, K, V, causal: bool, tau: float) -> np.ndarray:
     """O, with L as one more column."""
     heads = zip(*(np.float64(x) for x in (Q, K, V)), strict=True)
-    return np.stack([np.column_stack(truth.dense(q, k, v, tau, causal)) for q, k, v in heads])
+    found = [truth.attended(q, k, v, scale=tau, causal=causal) for q, k, v in heads]
+    return np.stack([np.column_stack((x["O"], x["L"])) for x in found])
 
 
 def verdict(came: tuple, want: np.ndarray) -> str:

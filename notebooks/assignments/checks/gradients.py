@@ -81,8 +81,8 @@ def tile_case(case: Case, is_masked: bool = False, empty_row: int | None = None)
     seen = np.tri(case.N_q, case.N_k, 0 if is_masked else case.N_k, dtype=bool)
     if empty_row is not None:
         seen[empty_row] = False
-    O, L, want = truth.whole(Q, K, V, dO, case.tau, seen)
-    return [Q, K, V, dO, L, (dO * O).sum(axis=1), seen, case.tau], want
+    O, L, *want = truth.attended(Q, K, V, dO, scale=case.tau, mask=seen[None, None]).values()
+    return [Q, K, V, dO, L, (dO * O).sum(axis=1), seen, case.tau], tuple(want)
 
 
 # The whole backward ---------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def tile_case(case: Case, is_masked: bool = False, empty_row: int | None = None)
 def run(function, case: Case) -> Run:
     """The student's backward on watched tensors; D, dQ, dK and dV start as NaN."""
     Q, K, V, dO = case.tensors()
-    O, L = truth.forward(case)
+    O, L = (truth.outputs(case)[name].copy() for name in "OL")  # a student's code may write to them
     inputs = {"Q": (Q, "i"), "K": (K, "j"), "V": (V, "j"), "O": (O, "i"), "L": (L, "i"), "dO": (dO, "i")}
     nan = {"D": (len(Q), "i"), "dQ": (Q.shape, "i"), "dK": (K.shape, "j"), "dV": (V.shape, "j")}
     outputs = {name: (np.full(shape, np.nan), axis) for name, (shape, axis) in nan.items()}
@@ -119,12 +119,13 @@ def backward(report: Report, function, seed: int = 0) -> None:
 def check_gradient(passes: slips.Passes, case: Case, name: str) -> None:
     """One gradient against the dense one."""
     outputs = passes[case]
-    want = dict(zip(HINTS, truth.gradients(*case.tensors(), case.tau, case.causal), strict=True))[name]
     place = tile_place(case.B_r) if name == "dQ" else tile_place(case.B_c, "key")
     hint = HINTS[name]
     if np.isnan(outputs[name]).any():
         hint = "The gradients start as NaN. Was this row stored, and was everything stored that it is computed from?"
-    equal(name, outputs[name], want, place=place, hint=hint, slips=partial(passes.known, name, case))
+    equal(
+        name, outputs[name], truth.outputs(case)[name], place=place, hint=hint, slips=partial(passes.known, name, case)
+    )
 
 
 def correct(report: Report, function, case: Case) -> Run:
@@ -210,8 +211,8 @@ def dropped(report: Report, function, seed: int = 0) -> None:
 
 
 def dropped_case(case: Case, p: float) -> tuple[list, tuple]:
-    """A tile that is all there is, and what dropout makes of it, by the chain rule on whole matrices."""
+    """A tile that is all there is, and what dropout makes of it."""
     Q, K, V, dO = case.tensors()
     kept = np.random.default_rng([case.seed, 7]).random((case.N_q, case.N_k)) >= p
-    O, L, gradients = truth.whole(Q, K, V, dO, case.tau, np.ones_like(kept), kept / (1 - p))
-    return [Q, K, V, dO, L, (dO * O).sum(axis=1), kept, p, case.tau], (O, *gradients)
+    O, L, *want = truth.attended(Q, K, V, dO, scale=case.tau, kept=kept[None, None], dropout=p).values()
+    return [Q, K, V, dO, L, (dO * O).sum(axis=1), kept, p, case.tau], (O, *want)

@@ -15,7 +15,7 @@ from fa2_lab.examine.catalogue import CATALOGUE
 from fa2_lab.examine.match import RIGHT, Answer, Variant, known
 from fa2_lab.reference.online_softmax import finite
 
-from .truth import Case, visible, whole
+from .truth import Case, attended, visible
 
 Slips = dict[str, np.ndarray]
 
@@ -280,7 +280,7 @@ def small_tiles():
     for N in (1, 2):
         Q, K, V, dO = (np.roll([[1.0], [2.0], [-1.0]], n, axis=0)[:N] for n in range(4))
         seen = visible(N, N, causal=True)  # one key, and two with the mask
-        O, L, want = whole(Q, K, V, dO, Case.tau, seen)
+        O, L, *want = attended(Q, K, V, dO, scale=Case.tau, mask=seen[None, None]).values()
         given = dict(Q=Q, K=K, V=V, dO=dO, L=L, D=(dO * O).sum(axis=1), seen=seen, tau=np.float64(Case.tau))
         yield given, list(given.values()), dict(zip(("dQ", "dK", "dV"), want, strict=True))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import product
 
 import numpy as np
@@ -10,8 +9,8 @@ import numpy as np
 from fa2_lab.machine import io_model
 
 from . import slips, truth
-from .report import Failed, Report, all_hold, at_most, equal, step, tile_place
-from .triton_steps import check_operands, launch, note_past, of_memory, past
+from .report import Failed, Report, at_most, equal, step, tile_place
+from .triton_steps import hold, launch, note_past, of_memory, past
 from .truth import Case
 
 __all__ = ["Case", "columns", "one_pass", "row_dots", "rows", "tile"]
@@ -43,31 +42,23 @@ def held(case: Case) -> list[np.ndarray]:
 def inputs(case: Case) -> dict[str, np.ndarray]:
     """Q, K, V, dO, L and D of one head."""
     Q, K, V, dO = held(case)
-    O, L = truth.dense(Q, K, V, case.tau, case.causal)
+    O, L = truth.attended(Q, K, V, scale=case.tau, causal=case.causal).values()
     return dict(Q=Q, K=K, V=V, dO=dO, L=L, D=(dO * O).sum(axis=1))
 
 
 def compare(names: tuple[str, ...], passes: slips.Passes, case: Case, *more) -> None:
     """Gradients against float64, and more checks; a slip that is known is named."""
-    ran = passes[case]
-    want, meter = truth.gradients(*held(case), case.tau, case.causal), ran["meter"]
-    want = dict(zip(("dQ", "dK", "dV"), want, strict=True))
+    ran, want = passes[case], truth.attended(*held(case), scale=case.tau, causal=case.causal)
 
     def known(name: str) -> slips.Slips:
         given = slips.with_problems(slips.of_given_L, slips.small_tiles, *inputs(case).values(), case.seen, case.tau)
-        found = passes.known(name, case) | given[name]
-        turned = {f"{name} is stored transposed. Row r begins at {name} + r * d.": want[name].T.reshape(-1, case.d)}
-        return found | (turned if case.tiling.T_r == case.tiling.T_c == 1 else {})
+        return passes.known(name, case) | given[name]
 
-    def check(name: str) -> None:
-        hint = of_memory(meter, name, ran[name], want[name], case)
-        if not hint and np.isnan(ran[name]).any():
-            hint = "This row was stored, but as NaN, which comes from ∞ − ∞ or from 0 · ∞. Unseen keys need p = 0."
-        place = tile_place(case.B_r) if name == "dQ" else tile_place(case.B_c, "key")
-        equal(name, ran[name], want[name], TOLERANCE, hint, place, partial(known, name))
+    def hint(name: str) -> str:
+        nan = "This row was stored, but as NaN, which comes from ∞ − ∞ or from 0 · ∞. Unseen keys need p = 0."
+        return nan if np.isnan(ran[name]).any() else ""
 
-    all_hold(lambda: check_operands(meter), *(partial(check, name) for name in names), *more)
-    note_past(meter)
+    hold(ran, case, want, names, lambda _: TOLERANCE, known, hint, *more)
 
 
 def unwritten(case: Case, names: tuple[str, ...]) -> dict[str, np.ndarray]:
@@ -137,7 +128,7 @@ def row_dots(report: Report, kernel, cases=tuple(DOTS), seed: int = 0) -> None:
     for case in (truth.varied(case, seed) for case in cases):
         with report.check(str(case), "D has one number per row, which is the sum over d of dO times O."):
             given = inputs(case)
-            O, _ = truth.dense(given["Q"], given["K"], given["V"], case.tau, False)
+            O = truth.attended(given["Q"], given["K"], given["V"], scale=case.tau)["O"]
             tensors, out = dict(O=O, dO=given["dO"]), dict(D=np.full(case.N_q, np.nan))
             sizes = dict(N_q=case.N_q, B_r=case.B_r, d=case.d)
             got, meter = launch(kernel, case.tiling.T_r, tensors, out, sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -136,7 +137,7 @@ def tried(kernel, cases, step: str) -> slips.Passes:
 
 def check_case(passes: slips.Passes, case: Case, names: str) -> None:
     """O, or O and L, against the dense result."""
-    ran, want = passes[case], dict(zip("OL", truth.forward(case), strict=True))
+    ran, want = passes[case], truth.outputs(case)
 
     def known(name: str) -> dict[str, np.ndarray]:
         low = [(("maximum-zero",), "")] if case.shift else []
@@ -144,18 +145,26 @@ def check_case(passes: slips.Passes, case: Case, names: str) -> None:
             {slips.named(name, *x, said=said): slips.made(slips.asked(case), name, *x) for x, said in some}
             for some in (low, OWN_SLIPS)
         )
-        turned = {"O is stored transposed. Row r of O begins at O + r * d.": want["O"].T.reshape(want["O"].shape)}
-        own |= slips.of_base_e(case) if name == "L" else turned if case.tiling.T_r == 1 else {}
-        return first | passes.known(name, case) | own
+        return first | passes.known(name, case) | own | (slips.of_base_e(case) if name == "L" else {})
+
+    def hint(name: str) -> str:
+        rows = np.isnan(ran[name].reshape(case.N_q, -1)).any(axis=1)
+        return why_nan(rows, want["L"], case) or (OF_L if name == "L" else "")
+
+    hold(ran, case, want, names, lambda name: tolerance(case) if name == "O" else TOLERANCE, known, hint)
+
+
+def hold(ran: dict, case: Case, want: dict, names: Iterable[str], tolerance, known, hint, *more) -> None:
+    """Compare outputs with float64, and run more checks. A slip of known(name) is named; without one, hint(name)."""
 
     def check(name: str) -> None:
-        hint = of_memory(ran["meter"], name, ran[name], want[name], case)
-        hint = hint or why_nan(np.isnan(ran[name].reshape(case.N_q, -1)).any(axis=1), want["L"], case)
-        hint = hint or (OF_L if name == "L" else "")
-        most = tolerance(case) if name == "O" else TOLERANCE
-        equal(name, ran[name], want[name], most, hint, tile_place(case.B_r), lambda: known(name))
+        right, is_one = want[name], name != "L" and case.tiling.T_r == case.tiling.T_c == 1
+        turned = {f"{name} is stored transposed. Row r begins at {name} + r * d.": right.T.reshape(right.shape)}
+        said = of_memory(ran["meter"], name, ran[name], right, case) or hint(name)
+        place = tile_place(case.B_c, "key") if name in ("dK", "dV") else tile_place(case.B_r)
+        equal(name, ran[name], right, tolerance(name), said, place, lambda: known(name) | (turned if is_one else {}))
 
-    all_hold(lambda: check_operands(ran["meter"]), *(partial(check, name) for name in names))
+    all_hold(lambda: check_operands(ran["meter"]), *(partial(check, name) for name in names), *more)
     note_past(ran["meter"])
 
 

@@ -1,13 +1,15 @@
-"""Attention by its definition in float64, and the cases that students' functions are checked on."""
+"""Right attention in float64, as the examiner has it, and the cases that students' functions are checked on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from random import SystemRandom
 
 import numpy as np
 
-from fa2_lab.reference.naive import logsumexp, safe_softmax, softmax_backward
+from fa2_lab.examine.attention import attention
+from fa2_lab.examine.cases import one_head
 from fa2_lab.tiles import Mask, Tiling
 
 
@@ -73,31 +75,13 @@ def visible(N_q: int, N_k: int, causal: bool) -> np.ndarray:
     return (col <= row + N_k - N_q) if causal else np.ones((N_q, N_k), dtype=bool)
 
 
-def probabilities(Q: np.ndarray, K: np.ndarray, tau: float, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """P and L of one head whose queries see these keys; a row that sees none has zeros and −inf."""
-    S = np.where(seen, tau * (Q @ K.T), -np.inf)
-    return safe_softmax(S), logsumexp(S)
+@cache
+def outputs(case: Case) -> dict[str, np.ndarray]:
+    """O, L, dQ, dK and dV of a case."""
+    return attended(*case.tensors(), scale=case.tau, causal=case.causal)
 
 
-def forward(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """O and L."""
-    Q, K, V, _ = case.tensors()
-    return dense(Q, K, V, case.tau, case.causal)
-
-
-def dense(Q: np.ndarray, K: np.ndarray, V: np.ndarray, tau: float, causal: bool) -> tuple[np.ndarray, np.ndarray]:
-    """O and L of one head."""
-    P, L = probabilities(Q, K, tau, visible(len(Q), len(K), causal))
-    return P @ V, L
-
-
-def gradients(Q, K, V, dO, tau: float, causal: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """dQ, dK, dV of one head."""
-    return whole(Q, K, V, dO, tau, visible(len(Q), len(K), causal))[2]
-
-
-def whole(Q, K, V, dO, tau: float, seen: np.ndarray, Z: np.ndarray | float = 1.0) -> tuple:
-    """O, L and (dQ, dK, dV) by the chain rule on whole matrices; Z multiplies P, as dropout does."""
-    P, L = probabilities(Q, K, tau, seen)
-    dS = softmax_backward(P, Z * (dO @ V.T))
-    return (Z * P) @ V, L, (tau * dS @ K, tau * dS.T @ Q, (Z * P).T @ dO)
+def attended(Q, K, V, dO=None, **options) -> dict[str, np.ndarray]:
+    """O and L of one head, and dQ, dK and dV if dO is given, with the examiner's options."""
+    found = attention(one_head(Q, K, V, dO, **options), gradients=dO is not None)
+    return {name: x[0, 0] for name, x in found.items() if name != "largest"}
