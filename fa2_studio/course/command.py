@@ -105,6 +105,8 @@ def run_bundle(options) -> int:
     people, assignments = results.roster(options.roster), chosen(options.only)
     homes = handout.bundle(options.folder, assignments, people, secret_of(options), options.wheel)
     print("\n".join(str(home) for home in homes))
+    if people and options.secret is None:
+        print("note: without --secret, all bundles have the same numbers", file=sys.stderr)
     if options.wheel is None:
         print("note: without --wheel, the bundles contain no fa2_lab-….whl for students to install", file=sys.stderr)
     return 0
@@ -150,17 +152,28 @@ def run_grade(options) -> int:
     except grade.GraderError as fault:
         print(f"fa2-lab course: {fault}", file=sys.stderr)
         return 1
-    for g in graded:
+    homes, absent = grade.homes_of(options.folder, people), 0
+    for g in (g for g in graded if g.student in homes):
         remarks = results.printable(" | ".join(g.sentences))[:100]
-        score = results.points(g) or "-"
-        print(f"{results.printable(g.student):20} {g.assignment:20} {score:>6} of {g.full:<4g} {remarks}")
+        absent += g.is_absent and "but there is" not in remarks
+        if not g.is_absent or "but there is" in remarks:
+            score = results.points(g) or "-"
+            print(f"{results.printable(g.student):20} {g.assignment:20} {score:>6} of {g.full:<4g} {remarks}")
+    if absent:
+        print(f"nothing was handed in for {absent} other pairs of a student and an assignment (scores.csv)")
+    if ghosts := sorted({g.student for g in graded} - set(homes)):
+        print(
+            f"WARNING: {options.out} also has results of {', '.join(map(results.printable, ghosts))}, without a folder "
+            f"in {options.folder}. If they are old, delete their folders in records/ and feedback/, and grade again",
+            file=sys.stderr,
+        )
     if others := [f"{results.printable(g.student)} {g.assignment}" for g in graded if g.other_numbers]:
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         print(
             "WARNING: these notebooks have other numbers than those they are graded with: "
             f"{', '.join(others[:5])}{more}. "
-            "Either the student handed in another student's file, or the bundles were made with another --secret "
-            "or other ids",
+            "Either the roster does not list the folder under the right id, or the bundles were made with another "
+            "--secret or other ids, or the student handed in another student's file",
             file=sys.stderr,
         )
     print(f"{options.out}: scores.csv, canvas.csv, moodle.csv and feedback/")

@@ -33,7 +33,7 @@ from fa2_lab.tools import files
 from fa2_studio.course import box, package, results, seeds
 from fa2_studio.course.box import PROJECT, Limits
 from fa2_studio.course.judge import Graded
-from fa2_studio.course.notebooks import Assignment, content, source, steps
+from fa2_studio.course.notebooks import ASSIGNMENTS, Assignment, content, source, steps
 
 NEVER = re.compile(r"^\.|^__|~$|\.ipynb_checkpoints")
 MOST_FILES = 10_000  # the most files of one student's folder that are considered
@@ -67,29 +67,38 @@ class Found:
     assignment: Assignment
     path: Path | None = None
     remarks: list[str] = field(default_factory=list)
+    folder: str = ""  # the folder with the file
 
 
-def submissions(folder: Path, assignments: list[Assignment], students: tuple[str, ...] = ()) -> list[Found]:
+def submissions(folder: Path, assignments: list[Assignment], roster: tuple[results.Person, ...] = ()) -> list[Found]:
     """Return each student's submission for each assignment, from a folder that contains one folder per student.
 
-    `students` are the names of the roster. A student of the roster without a folder has submissions without files.
+    A student of the roster without a folder has submissions without files.
     """
+    homes, known = homes_of(folder, roster), {person.folder for person in roster}
+    found = [one for name in sorted(homes) for one in of_student(name, homes[name], assignments)]
+    for one in found:
+        one.remarks += [results.NOT_IN_ROSTER] if roster and one.student not in known else []
+    return found
+
+
+def homes_of(folder: Path, roster: tuple[results.Person, ...] = ()) -> dict[str, list[Path]]:
+    """Return {student: folders}. The student has the name of the folder, or of the first of them in the roster."""
     if not folder.is_dir():
         raise ValueError(
             f"folder: got {folder}, which is not a folder; it takes a folder that contains one folder per student"
         )
-    homes: dict[str, list[Path]] = {name: [] for name in students}
+    homes: dict[str, list[Path]] = {person.folder: [] for person in roster}
+    known = {name: person.folder for person in roster for name in person.more}
     for home in sorted(folder.iterdir()):
         if home.is_dir() and not home.is_symlink() and not NEVER.search(home.name):
-            homes.setdefault(unicodedata.normalize("NFC", home.name), []).append(home)
+            name = unicodedata.normalize("NFC", home.name)
+            homes.setdefault(known.get(name, name), []).append(home)
     if not any(homes.values()):
         raise ValueError(
             f"folder: got {folder}, which contains no folder; it takes a folder that contains one folder per student"
         )
-    found = [one for name in sorted(homes) for one in of_student(name, homes[name], assignments)]
-    for one in found:
-        one.remarks += ["not in the roster"] if students and one.student not in students else []
-    return found
+    return homes
 
 
 def of_student(student: str, homes: list[Path], assignments: list[Assignment]) -> Iterator[Found]:
@@ -98,17 +107,23 @@ def of_student(student: str, homes: list[Path], assignments: list[Assignment]) -
     The notebook whose name is exactly the assignment's name counts, or else the one with the shortest name.
     """
     handed = [path for home in homes for path in files_below(home)]
+    names = [unicodedata.normalize("NFC", home.name) for home in homes]
+
+    def is_of(path: Path, name: str) -> bool:
+        return name == path.parent.name or name in path.stem.lower()
+
+    others = [p.name for p in handed if not any(is_of(p, a.name) for a in ASSIGNMENTS)]
     for assignment in assignments:
         name = assignment.name
-        mine = [p for p in handed if name == p.parent.name or name in p.stem.lower()]
-        mine = [p for p in mine if p.suffix == ".ipynb" or p.stem.lower().startswith(name)]
+        mine = [p for p in handed if is_of(p, name) and (p.suffix == ".ipynb" or p.stem.lower().startswith(name))]
         mine.sort(key=lambda p, name=name: (p.suffix != ".ipynb", p.stem != name, len(p.stem), str(p)))
         one = Found(student, assignment, path=mine[0] if mine else None)
+        one.folder = next((x for x, home in zip(names, homes, strict=True) if mine and home in mine[0].parents), "")
         more = [p.name for p in mine[1:] if p.suffix == ".ipynb"]
         one.remarks += [f"{mine[0].name} was graded, not {', '.join(more)}"] if more else []
-        others = ", ".join(p.name for p in handed[:5])
-        one.remarks += [] if mine else [f"nothing was handed in{f', but there is {others}' if others else ''}"[:300]]
-        one.remarks += ["two folders have the same name, but in different bytes"] if len(homes) > 1 else []
+        there = f", but there is {', '.join(others[:5])}" if others else ""
+        one.remarks += [] if mine else [f"nothing was handed in{there}"[:300]]
+        one.remarks += ["two folders have the same name, but in different bytes"] if len({*names}) < len(names) else []
         yield one
 
 
@@ -134,7 +149,7 @@ def grade_folder(
     Return all records, and a sentence for each assignment that was left out because its own solution does not score
     full marks here.
     """
-    todo = submissions(folder, assignments, tuple(person.folder for person in how.roster))
+    todo = submissions(folder, assignments, how.roster)
     if unknown := sorted(set(how.again) - {one.student for one in todo}):
         names = ", ".join(sorted({one.student for one in todo}))
         raise ValueError(f"--again: got {', '.join(unknown)}; it takes names of folders in {folder}: {names}")
@@ -235,6 +250,7 @@ def run_all(tasks: list[tuple], staged: dict, how: Grading, done: Callable[[tupl
 def grade_one(one: Found, seed: int, staged: dict, how: Grading, core: int, kind: str) -> Graded:
     """Grade one submission in its own process. If the process fails, only this submission stays unfinished."""
     graded = Graded(one.student, one.assignment.name, steps(source(one.assignment)), is_absent=one.path is None)
+    graded.folder = one.folder
     if one.path is None:
         return graded
     task = dict(assignment=one.assignment.name, path=str(one.path.absolute()), seed=seed, limits=asdict(how.limits))
@@ -255,7 +271,7 @@ def grade_one(one: Found, seed: int, staged: dict, how: Grading, core: int, kind
         graded.sentences.append("the grading of this notebook did not finish; run grade again")
         graded.is_unfinished = True
         return graded
-    found.student, found.assignment = graded.student, graded.assignment
+    found.student, found.assignment, found.folder = graded.student, graded.assignment, graded.folder
     return found
 
 

@@ -44,6 +44,7 @@ class Graded:
     page: list[list[str]] = field(default_factory=list)
     is_absent: bool = False  # nothing was handed in
     is_unfinished: bool = False  # grading failed because of the machine, so the next run grades it again
+    folder: str = ""  # the folder with the work, if the student has several
     other_numbers: bool = False  # the student's notebook was made with a seed that is not the one it is graded with
 
     @property
@@ -74,7 +75,7 @@ class AssembledCell:
 
 
 def assemble(original, cells: list[Cell]) -> tuple[list[AssembledCell], list[str]]:
-    """Return the cells to run, and a remark for each cell of the original that the student deleted or changed in type.
+    """Return the cells to run, and a remark for each cell of the original that the student deleted or changed.
 
     The cells are the original's locked cells and tests, the student's answers in the places of the original's
     solutions, and the student's own cells after the named cells that they followed in the submission.
@@ -101,13 +102,16 @@ def assemble(original, cells: list[Cell]) -> tuple[list[AssembledCell], list[str
         parts += [AssembledCell("own", "", c.source) for c in own.get(name, [])]
     lost = [f"the cell {name} was deleted" for name in known if name not in answers]
     lost += [f"the cell {name} is not a code cell any more" for name, cell in answers.items() if not cell.is_code]
+    if not is_of_another_seed(original, cells):  # then more differs
+        texts = {part.name: part.source for part in parts if part.kind == "given"}
+        changed = [
+            name for name, text in texts.items() if name in answers and answers[name].source.strip() != text.strip()
+        ]
+        lost += [f"the cell {name} was changed, but grading ran it as it was handed out" for name in changed]
     return parts, lost
 
 
-OTHER_NUMBERS = (
-    "this notebook has other numbers than those it was graded with, because of another secret, another id, or "
-    "another student's file"
-)
+OTHER_NUMBERS = "this notebook has other numbers than those that it was graded with"
 
 
 def is_of_another_seed(original, cells: list[Cell]) -> bool:

@@ -5,6 +5,7 @@ import re
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 PROJECT = Path(__file__).resolve().parents[2]
 FOLDER = PROJECT / "notebooks" / "assignments"
@@ -129,7 +130,7 @@ def read(path: Path) -> list[Cell]:
 def content(path: Path) -> bytes:
     """Return the bytes of a file. Raises ValueError if it is a link, no regular file, or too large."""
     if path.is_symlink():
-        raise ValueError("a link")
+        raise ValueError("it is a symbolic link")
     if not path.is_file():
         raise ValueError("not a file, but a folder, a pipe or a device")
     if (size := path.stat().st_size) > LARGEST:
@@ -164,7 +165,8 @@ def student_version(notebook) -> Node:
             cell.metadata.deletable = False
         if marks(cell).get("locked"):
             cell.metadata.editable = False
-    notebook.metadata["fa2_lab"] = {"steps": steps(notebook)}
+    locked = {grade_id(c): crc32(c.source.strip().encode()) for c in notebook.cells if marks(c).get("locked")}
+    notebook.metadata["fa2_lab"] = {"steps": steps(notebook), "locked": locked}
     return notebook
 
 

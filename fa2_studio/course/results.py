@@ -6,7 +6,7 @@ import io
 import json
 import re
 import unicodedata
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fa2_lab.tools import files
@@ -14,6 +14,8 @@ from fa2_studio.course.judge import Graded
 from fa2_studio.course.notebooks import named, source
 
 ROSTER = ["folder", "id", "name"]
+BY_HAND = ["folder", "assignment", "points", "comment"]
+NOT_IN_ROSTER = "not in the roster"  # a remark for the instructor alone
 COLUMNS = ["student", "assignment", "score", "max_score", "steps", "remarks"]
 
 
@@ -24,29 +26,42 @@ class Person:
     folder: str
     id: str = ""
     name: str = ""
+    more: tuple[str, ...] = ()  # further folders, because Moodle names a folder differently for each assignment
 
 
 def roster(path: Path | None) -> tuple[Person, ...]:
-    """Return the people of a CSV file with the columns folder, id and name, of which only folder is required."""
-    if path is None:
-        return ()
+    """Return the people of a CSV file with the columns folder, id and name, of which only folder is required.
+
+    Lines with the same id and the same name are folders of one person.
+    """
+    people: dict[str, Person] = {}
+    rows = lines_of(path, "--roster", ROSTER, required=("folder",)) if path else []
+    folders = [folder for folder, *_ in rows]
+    for folder, own_id, name in rows:
+        if folder in ("", ".", "..") or "/" in folder or "\\" in folder:
+            raise ValueError(f"--roster: {path}: got {folder!r}; it takes names that can be folders")
+        if folders.count(folder) > 1:
+            raise ValueError(f"--roster: {path}: folder: got {folder!r} twice; it takes one line for each folder")
+        first = people.setdefault(f"id {own_id}" if own_id else folder, Person(folder, own_id, name))
+        if first.folder != folder and (not name or name != first.name):
+            raise ValueError(f"--roster: {path}: id: got {own_id!r} twice; lines of one person need the same name")
+        if first.folder != folder:
+            people[f"id {own_id}"] = replace(first, more=(*first.more, folder))
+    return tuple(people.values())
+
+
+def lines_of(path: Path, name: str, columns: list[str], required: tuple[str, ...]) -> list[list[str]]:
+    """Return the texts in these columns of a CSV file. Raises ValueError if it or a required column is missing."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeError, csv.Error) as error:
-        raise ValueError(f"--roster: {path}: {error}") from error
-    if not rows or "folder" not in rows[0]:
-        raise ValueError(f"--roster: {path}: it takes a CSV file with the columns folder, id and name")
-    texts = [[unicodedata.normalize("NFC", str(row.get(key) or "").strip()) for key in ROSTER] for row in rows]
-    people = [Person(*text) for text in texts]
-    for key in ("folder", "id"):
-        values = [value for person in people if (value := getattr(person, key))]
-        if twice := sorted({value for value in values if values.count(value) > 1}):
-            raise ValueError(f"--roster: {path}: {key}: got {twice[0]!r} twice; it takes one line for each person")
-    for person in people:
-        if person.folder in ("", ".", "..") or "/" in person.folder or "\\" in person.folder:
-            raise ValueError(f"--roster: {path}: got {person.folder!r}; it takes names that can be folders")
-    return tuple(people)
+        raise ValueError(f"{name}: {path}: {error}") from error
+    if not rows or not {*required} <= {*rows[0]}:
+        raise ValueError(
+            f"{name}: {path}: it takes a CSV file with the columns {', '.join(columns)}, separated by commas"
+        )
+    return [[unicodedata.normalize("NFC", str(row.get(key) or "").strip()) for key in columns] for row in rows]
 
 
 def printable(text: str) -> str:
@@ -67,12 +82,17 @@ def keep(graded: Graded, out: Path, key: str = "") -> None:
 
     `key` is a digest of all that the result depends on, so that an unchanged submission is not graded again.
     """
-    page = out / "feedback" / graded.student / f"{graded.assignment}.html"
     record = record_path(out, graded.student, graded.assignment)
-    for path in (page, record):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    files.write(page, feedback(graded))
+    record.parent.mkdir(parents=True, exist_ok=True)
+    write_page(graded, out)
     files.write(record, json.dumps({"key": key} | asdict(graded)))
+
+
+def write_page(graded: Graded, out: Path, name: str = "") -> None:
+    """Write a feedback page into a folder that has the name of the folder with the work."""
+    page = out / "feedback" / (graded.folder or graded.student) / f"{graded.assignment}.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    files.write(page, feedback(graded, name))
 
 
 def kept(path: Path) -> tuple[Graded, str]:
@@ -86,22 +106,38 @@ def kept(path: Path) -> tuple[Graded, str]:
 
 
 def all_kept(out: Path) -> list[Graded]:
-    """Return all records, sorted by student and assignment."""
+    """Return all records, sorted by student and assignment, with the points and comments of by_hand.csv."""
     found = [kept(path)[0] for path in sorted((out / "records").glob("*/*.json"))]
-    return sorted((g for g in found if g.student), key=lambda g: (g.student, g.assignment))
+    found = sorted((g for g in found if g.student), key=lambda g: (g.student, g.assignment))
+    path = out / "by_hand.csv"
+    for folder, name, points, comment in (
+        lines_of(path, "by_hand.csv", BY_HAND, tuple(BY_HAND)) if path.exists() else []
+    ):
+        mine = [g for g in found if folder in (g.student, g.folder) and g.assignment == named(name).name]
+        try:
+            (graded,), more = mine, float(points or 0)
+        except ValueError:
+            said = f"{folder}, {name}, {points}; it takes a graded folder, its assignment and a number"
+            raise ValueError(f"{path}: got {said}") from None
+        graded.most.setdefault("by hand", 0.0)
+        graded.got["by hand"] = graded.got.get("by hand", 0.0) + more
+        graded.sentences[:0], graded.is_absent = [comment] if comment else [], False
+    return found
 
 
 # Tables -------------------------------------------------------------------------------------------------------------
 
 
 def write_tables(out: Path, people: tuple[Person, ...] = ()) -> None:
-    """Write scores.csv, with a line per student and assignment, and canvas.csv and moodle.csv, with a line per student.
+    """Write all pages and scores.csv, and canvas.csv and moodle.csv, which have a line per student.
 
     With a roster, the platforms' tables contain only its people, because Moodle refuses a table with anyone else. A
     student who handed in nothing has an empty cell, so the platform keeps its own score. An assignment that no student
     handed in has no column.
     """
-    graded = all_kept(out)
+    graded, called = all_kept(out), {person.folder: person.name for person in people}
+    for g in graded:
+        write_page(g, out, called.get(g.student, ""))
     files.write(out / "scores.csv", table([COLUMNS, *(row(g) for g in graded)]))
     names = sorted({g.assignment for g in graded if not g.is_absent})
     full = {g.assignment: f"{g.full:g}" for g in graded}
@@ -150,9 +186,10 @@ KINDS = {
 }
 
 
-def feedback(graded: Graded) -> str:
+def feedback(graded: Graded, name: str = "") -> str:
     """Return the student's feedback page in HTML: the points per step, remarks, and the output of the checks."""
-    title = html.escape(f"{printable(graded.student)}: {graded.assignment}")
+    title = html.escape(f"{printable(name or graded.student)}: {graded.assignment}")
+    remarks = [said for said in graded.sentences if said != NOT_IN_ROSTER]
     points = "No score" if graded.is_absent else f"{graded.score:g} of {graded.full:g} points"
     body = [f"<h1>{title}</h1><p><strong>{points}</strong></p>"]
     if not graded.is_absent:
@@ -164,8 +201,8 @@ def feedback(graded: Graded) -> str:
         body += ["</table>"]
         if graded.score < graded.full:
             body += [f"<p>Read these again: {shown(before(graded.assignment))}.</p>"]
-    if graded.sentences:
-        body += ["<h2>Remarks</h2><ul>", *(f"<li>{shown(s[:500])}</li>" for s in graded.sentences[:50]), "</ul>"]
+    if remarks:
+        body += ["<h2>Remarks</h2><ul>", *(f"<li>{shown(s[:500])}</li>" for s in remarks[:50]), "</ul>"]
     for kind, name, code, output in graded.page:
         body += [f"<h2>{shown(name.removeprefix('test_'))}: {KINDS.get(kind, '')}</h2>"]
         body += [f"<pre>{shown(code)}</pre>"] if code else []

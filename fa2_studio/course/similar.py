@@ -1,6 +1,6 @@
 """Find submissions that share lines which the assignment does not give.
 
-Each submission is compared with all others, with the release's solution, and in assignment 9 with the rungs. Variables
+Each submission is compared with all others, with this project's solution, and in assignment 9 with the rungs. Variables
 are numbered before lines are compared, so renaming hides nothing. A match is only a reason to ask the students.
 """
 
@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fa2_studio.course.grade import submissions
-from fa2_studio.course.notebooks import Assignment, is_solution, read, source, student_version
+from fa2_studio.course.notebooks import Assignment, grade_id, is_solution, read, source, student_version
 from fa2_studio.course.seeds import RUNG
 
 SHORT = 25  # characters: lines of this length or shorter are often equal by chance, so they are not compared
 COMMON = 0.25  # a line that more than this part of the class wrote is not evidence that two students shared it
 MOST_LINES = 5000  # the most lines of one submission that are compared
-COPIED = 0.5  # a submission with at least this part of the lines of the release's solution is listed
+COPIED = 0.5  # a submission with at least this part of the lines of this project's solution is listed
 LEFT_OUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 class Pair(NamedTuple):
     """Two students, the lines that they share and few others have, and the number of own lines in the shorter work.
 
-    `second` may also be "the release's solution" or a rung.
+    `second` may also be "this project's solution" or a rung.
     """
 
     first: str
@@ -40,10 +40,12 @@ def pairs(folder: Path, assignment: Assignment) -> list[Pair]:
     """Return the pairs that share lines in an assignment. Pairs that share most of the shorter work come first."""
     book = source(assignment)
     given = set(lines_of("\n".join(cell.source for cell in student_version(book).cells)))
+    locked = {grade_id(cell) for cell in book.cells if grade_id(cell) and not is_solution(cell)}  # differ by seeds
     own: dict[str, dict[str, str]] = {}
     for one in submissions(folder, [assignment]):
         with suppress(ValueError):  # grading reports a notebook that cannot be read
-            text = "\n".join(cell.source for cell in (read(one.path) if one.path else []) if cell.is_code)
+            cells = [cell for cell in (read(one.path) if one.path else []) if cell.is_code and cell.name not in locked]
+            text = "\n".join(cell.source for cell in cells)
             own[one.student] = {key: line for key, line in lines_of(text).items() if key not in given}
     often = Counter(key for lines in own.values() for key in lines)
     common = {key for key, count in often.items() if count > max(2, COMMON * len(own))}
@@ -53,7 +55,7 @@ def pairs(folder: Path, assignment: Assignment) -> list[Pair]:
         if (shared := (own[first].keys() & own[second].keys()) - common)
     ]
     solution = "\n".join(cell.source for cell in book.cells if is_solution(cell))
-    release = {"the release's solution": (lines_of(solution), COPIED)}
+    release = {"this project's solution": (lines_of(solution), COPIED)}
     rungs = sorted(RUNG.parent.glob("r[0-9]*.py")) if assignment.name.startswith("9") else []
     release |= {f"rung {path.stem}": (lines_of(path.read_text(encoding="utf-8")), 0.0) for path in rungs}
     for student, (name, (lines, least)) in product(sorted(own), release.items()):

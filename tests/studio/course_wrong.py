@@ -292,6 +292,7 @@ SLIPS = [  # known mistakes: (assignment, the cell or "" for all, {right text: w
      "the kernel with results rounded to float32 is correct, but your test rejected it"),
     ("5", "backward", {'("dq", "dk", "dv"), got': '("dq",), got'}, "caught: The scale is missing in dK"),
     ("6", "by_hand", {"2 * (B_r * d + 2 * 2": "2 * (B_r * d + 2"}, "It holds Q once, and K and V in two stages"),
+    ("6", "waves", {"heads * -(-N_q // B_r), c": "-(-heads * N_q // B_r), c"}, "Count the row blocks of each head"),
     ("6", "waves", {"-(-blocks // slots)": "max(1, blocks // slots)"}, "how many run at once?"),
     ("6", "traffic", {"if causal else N": "if False else N"}, "K and V once for each row block that sees them"),
     ("6", "fits", {"stages * 2 * B_c * d": "2 * B_c * d"}, "Do you compare the bytes with the limit of a block"),

@@ -117,6 +117,13 @@ def test_a_slip_is_named(number, cell, pairs, hint):
     ("number", "pairs", "step", "said", "false"),
     [
         ("3", {"tau * (ds @ k_j)": "ds @ k_j"}, "tile_gradients", "dQ, which is τ dS K", "P has to be 0 in a row"),
+        (
+            "2",
+            {"if not causal or col_end - 1 <= row + offset": "if True"},
+            "kind",
+            "Every tile is called",
+            "wrong sign",
+        ),
         ("1", {"alpha * l +": "l +", "alpha[:, None] * o +": "o +"}, "update", "l is not rescaled", "m can be any"),
     ],
 )

@@ -17,7 +17,7 @@ from course_class import FILE, FIRST, PATIENT, code, graded_at_once, handed_in, 
 from course_costs import graded as judged
 from course_costs import slipped
 
-from fa2_studio.course import channel, command, grade, judge, notebooks, results
+from fa2_studio.course import channel, command, grade, judge, notebooks, results, seeds
 from fa2_studio.course.notebooks import grade_id, is_solution, source
 
 TRUST = grade.Grading(PATIENT, trust=True)
@@ -133,6 +133,33 @@ def test_a_class_is_graded_resumed_and_graded_again(tmp_path, monkeypatch, unpro
         "an empty cell leaves what the platform has"
     )
     assert "not in the roster" in rows["ben"]["remarks"] and not rows["ada"]["remarks"]
+    assert "not in the roster" not in (out / "feedback" / "ben" / f"{FIRST.name}.html").read_text(encoding="utf-8")
+
+
+def test_a_student_with_a_folder_for_each_assignment_is_one_person(tmp_path, capsys, unproven):
+    """As Moodle names folders. Points by hand are added in each run, and results without a folder are named."""
+    folder, out = tmp_path / "in", tmp_path / "out"
+    write(handed_in(), folder / "Ada_3_x")
+    write(handed_in("6"), folder / "Ada_4_x", "6_read_the_machine.ipynb")
+    (tmp_path / "class.csv").write_text("folder,id,name\nAda_3_x,7,Ada\nAda_4_x,7,Ada\n")
+    results.keep(judge.Graded("old", FIRST.name, {"test_a": 12.0}), out)
+    (out / "by_hand.csv").write_text("folder,assignment,points,comment\nAda_4_x,6,-1.5,Late\n")
+    words = ["grade", str(folder), "--only", "1", "6", "--trust", "--out", str(out)]
+    for _ in range(2):
+        assert command.main([*words, "--roster", str(tmp_path / "class.csv")]) == 0
+        (row,) = rows_of(out / "moodle.csv")
+        assert row == {
+            "Identifier": "7",
+            "Full name": "Ada",
+            f"{FIRST.name} (12)": "12",
+            "6_read_the_machine (20)": "18.5",
+        }
+    assert "has results of old, without a folder" in capsys.readouterr().err
+    page = (out / "feedback" / "Ada_4_x" / "6_read_the_machine.html").read_text(encoding="utf-8")
+    assert "Ada: 6_read_the_machine" in page and "Late" in page and "<td>-1.5</td>" in page
+    (out / "by_hand.csv").write_text("folder,assignment,points,comment\nbob,6,1,\n")
+    with pytest.raises(ValueError, match=r"by_hand\.csv: got bob, 6, 1; it takes"):
+        command.main(words)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="signals are Linux's")
@@ -189,6 +216,11 @@ def test_submissions_that_share_lines_of_their_own_are_listed(tmp_path, capsys):
     assert command.main(["similar", str(tmp_path), "--only", "1"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("1_online_softmax: ada and bob share 1 of") and printed.count("\n") == 1
+    same = seeds.seeded(source(notebooks.named("6")), 5)
+    for name in ("ada", "bob"):
+        write(handed_in("6", solved=False, seed=same), tmp_path / name, "6_read_the_machine.ipynb")
+    assert command.main(["similar", str(tmp_path), "--only", "6"]) == 0
+    assert "no two submissions" in capsys.readouterr().out
     rung = (notebooks.PROJECT / "fa2_lab" / "kernels" / "ladder" / "r06_base_2.py").read_text(encoding="utf-8")
     write(handed_in("9", own=(rung,), solved=False), tmp_path / "eve", "9_up_the_ladder.ipynb")
     assert command.main(["similar", str(tmp_path), "--only", "9"]) == 0
@@ -205,7 +237,7 @@ def test_the_release_s_own_solution_is_seen_however_many_hand_it_in(tmp_path, ca
     began = time.monotonic()
     assert command.main(["similar", str(tmp_path), "--only", "1"]) == 0
     printed = capsys.readouterr().out
-    assert all(f"s{n} and the release's solution share" in printed for n in range(8)) and "long" not in printed
+    assert all(f"s{n} and this project's solution share" in printed for n in range(8)) and "long" not in printed
     assert time.monotonic() - began < 60
 
 
@@ -249,7 +281,7 @@ def test_a_notebook_that_cannot_be_read_is_a_sentence(text, said, tmp_path):
 def test_a_pipe_and_a_link_are_no_notebooks(tmp_path):
     os.mkfifo(tmp_path / "pipe.ipynb")
     (tmp_path / "link.ipynb").symlink_to("nowhere")
-    for name, said in (("pipe", "a pipe or a device"), ("link", "a link")):
+    for name, said in (("pipe", "a pipe or a device"), ("link", "a symbolic link")):
         with pytest.raises(ValueError, match=said):
             notebooks.read(tmp_path / f"{name}.ipynb")
 
@@ -284,10 +316,15 @@ def test_slips_with_a_notebook_are_named():
     book = slipped("1", {f"{o}, {L}": f"{L}, {o}"})
     for cell in book.cells:
         cell.source = cell.source.replace("    m_new =", "    m[:] = m\n    o += 1\n    m_new =")
+        cell.source += "\nimport math" if grade_id(cell) == "setup" else ""
         cell.cell_type = "markdown" if grade_id(cell) == "merge" else cell.cell_type
     found = judged("1", book)
     said = " ".join([*found.sentences, *(output for *_, output in found.page)])
-    assert "the cell merge is not a code cell any more" in said and "in the order that the docstring names" in said
+    assert (
+        "the cell merge is not a code cell any more" in said
+        and "the cell setup was changed" in said
+        and "in the order that the docstring names" in said
+    )
     assert "update changed an argument in place" in played(book)[1]
 
 
@@ -339,7 +376,7 @@ def test_numbers_hang_on_the_id_and_a_forgotten_secret_is_named(tmp_path, capsys
         assert command.main([*words, *more]) == 0
         (row,) = rows_of(tmp_path / "out" / "scores.csv")
         said = capsys.readouterr().err
-        assert (f"graded with: lovelace_99 {FIRST.name}" in said) == ("another secret" in row["remarks"]) == is_warned
+        assert (f"graded with: lovelace_99 {FIRST.name}" in said) == ("other numbers" in row["remarks"]) == is_warned
     with pytest.raises(ValueError, match=r"--again: got tom; .*: lovelace_99"):
         command.main([*words, "--again", "tom"])
     with pytest.raises(ValueError, match="--secret: it takes --roster"):
@@ -423,6 +460,9 @@ def test_a_student_s_own_check_names_a_broken_cell_and_a_deleted_one(tmp_path):
     book = handed_in(answers={"update": "def update(m, l, o, s, v):\n    return (m, l, o"}, own=("%matplotlib inline",))
     book["cells"] = [c for c in book["cells"] if c["metadata"].get("nbgrader", {}).get("grade_id") != "test_finalize"]
     book["cells"].append(code("!ls"))
+    next(c for c in book["cells"] if "import numpy" in c["source"])["source"] += "\nimport math"
     points, printed = played(book)
     assert points == {"test_update": 0, "test_merge": 3, "test_own": 0}
-    assert "SyntaxError" in printed and "test_finalize was deleted" in printed
+    assert (
+        "SyntaxError" in printed and "the cell setup was changed" in printed and "test_finalize was deleted" in printed
+    )

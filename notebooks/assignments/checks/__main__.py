@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from zlib import crc32
 
 from .cells import run_source
 from .report import words_of
@@ -39,17 +40,21 @@ def main(argv: list[str]) -> int:
 
 def played(notebook: dict, out) -> tuple[dict[str, float], float]:
     """{step: points} of a notebook's test cells, and the points of all steps that it was handed out with."""
-    promised = notebook.get("metadata", {}).get("fa2_lab", {}).get("steps", {})
+    ours = notebook.get("metadata", {}).get("fa2_lab", {})
+    promised, locked = ours.get("steps", {}), ours.get("locked", {})
     space, points, found = {"__name__": "__main__"}, {}, {}
     for number, cell in enumerate(notebook["cells"]):
         if cell["cell_type"] != "code":
             continue
         marks, began = cell["metadata"].get("nbgrader") or {}, time.monotonic()
         name = marks.get("grade_id") or f"cell {number}"
+        source = "".join(cell["source"])
+        if name in locked and crc32(source.strip().encode()) != locked[name]:
+            print(f"note: the cell {name} was changed, but grading runs it as it was handed out", file=out)
         paper = out if marks.get("grade") else io.StringIO()
         try:
             with contextlib.redirect_stdout(paper):
-                value = value_of("".join(cell["source"]), name, bool(marks.get("grade")), space)
+                value = value_of(source, name, bool(marks.get("grade")), space)
         except Exception as error:
             print(f"note: {name}: {', '.join(filter(None, words_of(error)))}"[:500], file=out)
             value = 0.0
@@ -57,6 +62,8 @@ def played(notebook: dict, out) -> tuple[dict[str, float], float]:
             points[name], found[name] = float(value), float(marks.get("points", 0))
         if time.monotonic() - began > SLOW:
             print(f"note: {name} took {time.monotonic() - began:.0f} s, and grading allows 60 s", file=out)
+    if not promised and not found:
+        print("note: the cells of this notebook have lost their names, so nothing is checked here", file=out)
     for name in set(promised) - set(points):
         print(f"note: the cell {name} was deleted, so its step gets no points", file=out)
     return points, sum((promised or found).values())

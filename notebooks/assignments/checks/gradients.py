@@ -24,8 +24,8 @@ CASES = [
     Case(N_q=9, N_k=13, d=4, B_r=4, B_c=3, causal=True, seed=14),
     Case(N_q=13, N_k=6, d=4, B_r=3, B_c=2, causal=True, seed=15),
 ]
-METERED = [Case(24, 24, 8, 4, 4, seed=16), Case(24, 24, 8, 4, 4, causal=True, seed=17)]
-METERED_RAGGED = Case(22, 27, 8, 8, 4, causal=True, seed=18)
+METERED = [Case(24, 24, 8, 4, 4, seed=16), Case(22, 27, 8, 8, 4, causal=True, seed=18)]
+METERED_HIDDEN = Case(24, 24, 8, 4, 4, causal=True, seed=17)
 
 
 @step

@@ -93,7 +93,7 @@ def varied(shapes, place: int, seed: int) -> list:
     return [(*x[:place], x[place] + more, *x[place + 1 :]) for x, more in zip(shapes, longer, strict=True)]
 
 
-SHAPES = [(A100, 8, 4096, 128, 1), (H100, 2, 1000, 128, 2), (RTX, 3, 2048, 64, 1)]
+SHAPES = [(A100, 8, 4096, 128, 1), (H100, 7, 900, 128, 2), (RTX, 3, 2048, 64, 1)]
 
 
 @step
@@ -103,8 +103,8 @@ def waves(report: Report, function, shapes=SHAPES, seed: int = 0) -> None:
         where = f"{chip.name}, {heads} heads, {N_q} queries, B_r = {B_r}, {resident} block(s) per SM"
         blocks, slots = heads * cdiv(N_q, B_r), chip.SMs * resident
         hints = {
-            "waves": "How many thread blocks are there, and how many run at once?",
-            "share of slots at work": "The last wave is seldom full, so some of its slots have no work.",
+            "waves": "How many row blocks has one head, also if the last is short, and how many run at once?",
+            "share of slots at work": "Count the row blocks of each head. The last wave is seldom full.",
         }
         wanted = grid.waves(blocks, slots), grid.efficiency(blocks, slots)
         for n, ((claim, hint), want) in enumerate(zip(hints.items(), wanted, strict=True)):

@@ -147,12 +147,12 @@ def of_kind(case: Case, tiles: list[tuple[slice, slice]]) -> dict[str, list[str]
     corner, no_half = kinds(col <= row), ["full" if x == "diagonal" else x for x in kinds(seen)]
     other = {"skip": "full", "full": "skip", "diagonal": "diagonal"}
     return {
+        "Every tile is called full, as if there were no mask.": kinds(np.ones_like(seen)),
         "The diagonal begins at the top left. It should end at the bottom right, so N_k − N_q is missing.": corner,
         "N_k − N_q has the wrong sign.": kinds(col <= row + case.N_q - case.N_k),
         "One row too many is tested. The last row is row_end − 1.": kinds(seen, rows=1),
         "One column too many is tested. The last column is col_end − 1.": kinds(seen, cols=1),
         "The diagonal itself is visible, so < has to be ≤.": kinds(col < row + case.N_k - case.N_q),
-        "Every tile is called full, as if there were no mask.": kinds(np.ones_like(seen)),
         '"skip" and "full" are swapped.': [other[x] for x in kinds(seen)],
         '"diagonal" is missing, although a tile can have both visible and masked entries.': no_half,
     }

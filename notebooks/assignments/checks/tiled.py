@@ -32,8 +32,8 @@ CAUSAL_RAGGED = Case(N_q=9, N_k=13, d=4, B_r=4, B_c=3, causal=True, seed=3)
 EMPTY_ROWS = Case(N_q=13, N_k=6, d=4, B_r=3, B_c=2, causal=True, seed=4)
 HUGE = Case(N_q=10, N_k=10, d=4, B_r=4, B_c=4, size=30.0, seed=5)
 LOW = Case(N_q=7, N_k=11, d=4, B_r=4, B_c=3, shift=100.0, seed=10)
-METERED = [Case(24, 24, 16, 4, 4, seed=6), Case(24, 24, 16, 4, 4, causal=True, seed=7)]
-METERED_RAGGED = Case(22, 27, 16, 8, 4, causal=True, seed=8)
+METERED = [Case(24, 24, 16, 4, 4, seed=6), Case(22, 27, 16, 8, 4, causal=True, seed=8)]
+METERED_HIDDEN = Case(24, 24, 16, 4, 4, causal=True, seed=7)
 LONG = Case(N_q=8, N_k=256, d=8, B_r=8, B_c=8, causal=True, seed=9)
 
 
@@ -77,7 +77,7 @@ ROW_BLOCKS = [
     (
         "rows that see no key",
         EMPTY_ROWS,
-        "A row that sees no key must end with O = 0 and L = −inf, without NaN on the way.",
+        "Row r sees column c if c ≤ r + N_k − N_q. A row that sees no key ends with O = 0 and L = −inf, never NaN.",
     ),
     ("large scores", HUGE, "Is the maximum subtracted before every exponential?"),
     ("very negative scores", LOW, "m has to start at −∞, because a score can be below any other number."),

@@ -16,12 +16,12 @@
 #
 # *Time: 4 to 5 hours. Before this: chapters 03 and 04. Hardware: any laptop, NumPy alone.*
 #
-# **How it is graded.** Grading works as in assignment 1, and the same things are off limits, namely all of `fa2_lab`
-# and ready-made attention. Steps 4 to 6 run your `forward` once more with the meter on. They give points if O is
-# correct, and also if O shows a mistake that the checks know by name, because that mistake has already cost you points
-# in step 2. They do not compare L with the correct one, because steps 2 and 3 have done so. If you keep the scores of a
-# whole row block (a strip), or all scores, the step scores 0. Steps 3, 5 and 6 also lose points if numbers leave the
-# chip, for example through `float` or `if`, because the meter cannot count what is computed elsewhere.
+# **How it is graded.** Grading works as `README.md` explains. All of `fa2_lab` is off limits, and so is ready-made
+# attention. Steps 4 to 6 run your `forward` once more with the meter on. They give points if O is correct, and also if O
+# shows a mistake that the checks know by name, because that mistake has already cost you points in step 2. They do not
+# compare L with the correct one, because steps 2 and 3 have done so. If you keep the scores of a whole row block (a
+# strip), or all scores, the step scores 0. Steps 3, 5 and 6 also lose points if numbers leave the chip, for example
+# through `float` or `if`, because the meter cannot count what is computed elsewhere.
 
 # %% locked="setup"
 import numpy as np
@@ -124,7 +124,7 @@ report += check.forward(forward, seed=202)
 
 # %% test="traffic" points=3 given="kind"
 report = check.traffic(forward)
-report += check.traffic(forward, [check.METERED_RAGGED])
+report += check.traffic(forward, [check.METERED_HIDDEN])
 
 # %% [markdown]
 # ## 5. The meter: operations
@@ -134,7 +134,7 @@ report += check.traffic(forward, [check.METERED_RAGGED])
 
 # %% test="operations" points=3 given="kind"
 report = check.operations(forward)
-report += check.operations(forward, [check.METERED_RAGGED])
+report += check.operations(forward, [check.METERED_HIDDEN])
 
 # %% [markdown]
 # ## 6. The meter: memory
@@ -144,4 +144,4 @@ report += check.operations(forward, [check.METERED_RAGGED])
 
 # %% test="memory" points=2 given="kind"
 report = check.memory(forward)
-report += check.memory(forward, [check.METERED_RAGGED])
+report += check.memory(forward, [check.METERED_HIDDEN])

@@ -17,8 +17,8 @@
 #
 # *Time: 5 to 6 hours. Before this: chapter 05, assignment 2. Hardware: any laptop, NumPy alone.*
 #
-# **How it is graded.** Grading works as in assignment 2, and the same things are off limits, namely all of `fa2_lab`
-# and ready-made attention.
+# **How it is graded.** Grading works as `README.md` explains, and the meter works as in assignment 2. All of `fa2_lab`
+# is off limits, and so is ready-made attention.
 
 # %% locked="setup"
 import numpy as np
@@ -112,7 +112,7 @@ report += check.backward(backward, seed=303)
 
 # %% test="traffic" points=2 given="row_dots tile_gradients"
 report = check.traffic(backward)
-report += check.traffic(backward, [check.METERED_RAGGED])
+report += check.traffic(backward, [check.METERED_HIDDEN])
 
 # %% [markdown]
 # ## 5. The meter: operations
@@ -122,7 +122,7 @@ report += check.traffic(backward, [check.METERED_RAGGED])
 
 # %% test="operations" points=2 given="row_dots tile_gradients"
 report = check.operations(backward)
-report += check.operations(backward, [check.METERED_RAGGED])
+report += check.operations(backward, [check.METERED_HIDDEN])
 
 # %% [markdown]
 # ## 6. Query heads that share a key head
