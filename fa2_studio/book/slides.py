@@ -227,7 +227,7 @@ def slides(title: str, beats: list[Beat]) -> Iterator[Slide]:
         here = next((beat for beat in some if beat.seen), Beat())
         words = [beat.text for beat in some if beat.text and not beat.seen]
         if here.kind == "picture" and panels.is_tall(here.name):  # the picture contains its headline
-            said = [MEASURED.sub("", here.text.partition(". ")[2]) or "".join(words[:1])]
+            said = words[:1] or [MEASURED.sub("", here.text)]
         elif here.kind:
             said = []
         elif not here.seen:
