@@ -613,15 +613,14 @@ def sentence(*runs: Record) -> str:
         f"backward{at}. Each cell shows on how many problems `attention()` is faster, and by what median factor."
     )
     peers = peers_in(row for run in every for row in run.rows)
-    lines = []
+    head, lines = ["implementation"], [[peer] for peer in peers]
     for run in runs:
         for view, way in zip(views(run), ("kernel only", second_way(run)), strict=False):
-            found = [ratios(view.rows, "fa2_lab", peer) for peer in peers]
-            cells = [
-                f"{sum(x > 1 for x in each)} of {len(each)}, {median(each):.2f}×" if each else "–" for each in found
-            ]
-            lines.append([TITLES[run.suite], way, *cells])
-    text = [lead, "", *table(["problems", "timing", *peers], lines), "", NOTES, ""]
+            head.append(f"{TITLES[run.suite]}, {way}")
+            for line in lines:
+                found = ratios(view.rows, "fa2_lab", line[0])
+                line.append(f"{sum(x > 1 for x in found)} of {len(found)}, {median(found):.2f}×" if found else "–")
+    text = [lead, "", *table(head, lines), "", NOTES, ""]
     text += [*ahead(runs[0], "FlashAttention-4"), by_the_host(runs[-1], "cuDNN")]
     last = f"[RESULTS.md](RESULTS.md) describes how each implementation is called and where ours is slower: {SLOW}."
     return "\n".join([*text, "", last])
