@@ -15,7 +15,7 @@ from fa2_lab.examine.catalogue import CATALOGUE
 from fa2_lab.examine.match import RIGHT, Answer, Variant, known
 from fa2_lab.reference.online_softmax import finite
 
-from .truth import Case, attended, visible
+from .truth import Case, visible
 
 Slips = dict[str, np.ndarray]
 
@@ -272,37 +272,7 @@ def of_tile(arguments: list, name: str, came) -> Slips:
     Q, K, V, dO, *_, seen, tau = arguments
     output, got = f"d{name[1:].upper()}", np.asarray(came, dtype=np.float64)
     answer = Answer(one_head(Q, K, V, dO, scale=tau, mask=seen[None, None]), {output: got[None, None]})
-    return known_in([answer], output) | with_problems(of_given_L, small_tiles, *arguments)[output]
-
-
-def small_tiles():
-    """Yield problems of one tile: what it is given, the same as a list, and the gradients."""
-    for N in (1, 2):
-        Q, K, V, dO = (np.roll([[1.0], [2.0], [-1.0]], n, axis=0)[:N] for n in range(4))
-        seen = visible(N, N, causal=True)  # one key, and two with the mask
-        O, L, *want = attended(Q, K, V, dO, scale=Case.tau, mask=seen[None, None]).values()
-        given = dict(Q=Q, K=K, V=V, dO=dO, L=L, D=(dO * O).sum(axis=1), seen=seen, tau=np.float64(Case.tau))
-        yield given, list(given.values()), dict(zip(("dQ", "dK", "dV"), want, strict=True))
-
-
-def of_given_L(Q, K, V, dO, L, D, seen, tau) -> dict[str, Slips]:
-    """Return what mistakes in P make of dQ, dK and dV if L and D are given and right."""
-    S, says = Q @ K.T, {name: CATALOGUE[name].description for name in ("scale-missing", "scale-twice", "causal-strict")}
-    before = np.where(seen, np.arange(len(K)), -1).max(axis=1, initial=-1)[:, None] > np.arange(len(K))
-    logarithms = {
-        says["scale-missing"]: S - finite(L)[:, None],
-        says["scale-twice"]: tau**2 * S - finite(L)[:, None],
-        "L is missing, so P is exp(S) instead of exp(S − L).": tau * S,
-        says["causal-strict"]: np.where(before, tau * S - finite(L)[:, None], -np.inf),
-    }
-
-    found: dict[str, Slips] = {"dQ": {}, "dK": {}, "dV": {}}
-    for hint, logarithm in logarithms.items():
-        with np.errstate(all="ignore"):
-            P = np.where(seen, np.exp(logarithm), 0.0)
-            dS = tau * P * (dO @ V.T - D[:, None])
-            found["dQ"][hint], found["dK"][hint], found["dV"][hint] = dS @ K, dS.T @ Q, P.T @ dO
-    return found
+    return known_in([answer], output)
 
 
 class Passes:

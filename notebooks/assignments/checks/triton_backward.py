@@ -50,15 +50,11 @@ def compare(names: tuple[str, ...], passes: slips.Passes, case: Case, *more) -> 
     """Gradients against float64, and more checks; a slip that is known is named."""
     ran, want = passes[case], truth.attended(*held(case), scale=case.tau, causal=case.causal)
 
-    def known(name: str) -> slips.Slips:
-        given = slips.with_problems(slips.of_given_L, slips.small_tiles, *inputs(case).values(), case.seen, case.tau)
-        return passes.known(name, case) | given[name]
-
     def hint(name: str) -> str:
         nan = "This row was stored, but as NaN, which comes from ∞ − ∞ or from 0 · ∞. Unseen keys need p = 0."
         return nan if np.isnan(ran[name]).any() else ""
 
-    hold(ran, case, want, names, lambda _: TOLERANCE, known, hint, *more)
+    hold(ran, case, want, names, lambda _: TOLERANCE, lambda name: passes.known(name, case), hint, *more)
 
 
 def unwritten(case: Case, names: tuple[str, ...]) -> dict[str, np.ndarray]:
