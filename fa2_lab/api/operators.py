@@ -64,16 +64,16 @@ def run_checked(
         O, L = torch.ops.fa2_lab.forward(*tensors, *to_op_args(options))
         return (O, L) if return_lse else O
     if key is None or not q_unchanged:  # a prepared call uses q unchanged
-        return Call(partial(forward, options=options), options, return_lse)(tensors)
+        return PreparedCall(partial(forward, options=options), options, return_lse)(tensors)
     run = (
         partial(reference_forward, options=options)
         if options.reference
         else dispatch_module().prepare_forward(tensors, options)
     )
-    return keep_prepared(key, Call(run, options, return_lse))(tensors)
+    return keep_prepared(key, PreparedCall(run, options, return_lse))(tensors)
 
 
-class Call(NamedTuple):
+class PreparedCall(NamedTuple):
     """A prepared call, whose arguments have passed all checks and whose kernels are ready to be launched.
 
     Calling the object with tensors that have the same key (see api/options.py) returns O, or (O, L) if return_lse is
@@ -98,12 +98,12 @@ class Attention(torch.autograd.Function):
     """The autograd function for calls that need gradients, in eager mode.
 
     It is written in Python because it then takes a third of the host time that a custom operator takes. Every argument
-    adds to this time, so the Call and its Tensors are passed as one argument.
+    adds to this time, so the PreparedCall and its Tensors are passed as one argument.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, call_and_tensors: tuple[Call, Tensors]
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, call_and_tensors: tuple[PreparedCall, Tensors]
     ) -> Tensor | tuple[Tensor, Tensor]:
         call, tensors = call_and_tensors
         O, L = call.forward(tensors)

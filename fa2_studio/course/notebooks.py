@@ -153,7 +153,7 @@ STUB = r"\1# YOUR CODE HERE\n\1raise NotImplementedError()\n"
 
 
 def student_version(notebook) -> Node:
-    """What students get: solutions replaced by stubs, hidden tests gone, no outputs, test cells locked."""
+    """Return what students get: solutions replaced by stubs, no hidden tests, no outputs, and test cells locked."""
     notebook = deepcopy(notebook)
     for cell in notebook.cells:
         cell.source = re.sub(block(*SOLUTION), STUB, cell.source + "\n", flags=re.DOTALL | re.MULTILINE)

@@ -60,7 +60,7 @@ def test_a_tensor_of_another_type_is_asked_as_an_operator(which):
 
 def calls():
     """Return the prepared calls of attention() that the cache holds."""
-    return [made for made in prepared.PREPARED.values() if isinstance(made, operators.Call)]
+    return [made for made in prepared.PREPARED.values() if isinstance(made, operators.PreparedCall)]
 
 
 APART = LENGTHS.int().repeat_interleave(2)[::2]
