@@ -6,9 +6,9 @@ from functools import cache, partial
 import torch
 
 from fa2_lab.records import Measurement, Record
-from fa2_studio.bench import contestants
-from fa2_studio.bench.contest import Plan, all_tried
-from fa2_studio.bench.problem import Problem, distance, here, with_gradients
+from fa2_studio.bench import implementations
+from fa2_studio.bench.compare import Plan, prepare_all
+from fa2_studio.bench.problem import Problem, default_device, distance, with_gradients
 from fa2_studio.bench.results import machine
 
 PARTS = ("O", "dQ", "dK", "dV")
@@ -79,19 +79,19 @@ def row(problem: Problem, part: str, kind: str) -> Measurement:
 
 
 @cache
-def errors(problem: Problem, kind: str, names: Sequence[str] = contestants.names("grid")) -> tuple[dict, dict]:
+def errors(problem: Problem, kind: str, names: Sequence[str] = implementations.names("grid")) -> tuple[dict, dict]:
     """Return {implementation: {result: error}}, and {implementation: reason why it has no errors}."""
-    draw = torch.Generator(here()).manual_seed(0)
+    draw = torch.Generator(default_device()).manual_seed(0)
     tensors = [x.to(getattr(torch, problem.dtype)) for x in INPUTS[kind](problem, draw)]
     q, k, v, dO = (x.requires_grad_(n < 3) for n, x in enumerate(tensors))
     right = truth(q, k, v, dO, problem.causal)
 
-    def apart(name: str) -> dict[str, float]:
-        O = contestants.prepare(name, problem)(q, k, v)
+    def call_and_context(name: str) -> dict[str, float]:
+        O = implementations.prepare(name, problem)(q, k, v)
         results = (O.detach(), *torch.autograd.grad(O, (q, k, v), dO))
         return {part: distance(x, y) for part, x, y in zip(PARTS, results, right, strict=True)}
 
-    return all_tried({name: partial(apart, name) for name in names})
+    return prepare_all({name: partial(call_and_context, name) for name in names})
 
 
 def truth(q, k, v, dO, causal: bool) -> tuple[torch.Tensor, ...]:

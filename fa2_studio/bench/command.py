@@ -87,11 +87,11 @@ def same_gpu(name: str, folder: Path, how: dict) -> None:
 
 def run_all(names: list[str], folder: Path, how: dict) -> int:
     """Run one suite after another. A suite that fails does not stop the next one, but Ctrl-C does."""
-    from fa2_studio.bench.protocol import tried
+    from fa2_studio.bench.protocol import result_or_reason
 
     worst = 0
     for name in names:
-        status = tried(partial(run, name, folder, how))
+        status = result_or_reason(partial(run, name, folder, how))
         if isinstance(status, str):
             print(f"{name}: {status}", flush=True)
             status = 1
@@ -104,7 +104,7 @@ def run_all(names: list[str], folder: Path, how: dict) -> int:
 def run(name: str, folder: Path, how: dict) -> int:
     """Measure one suite and keep it. Return 0 if all is well, 1 if a result of ours was wrong, 130 after Ctrl-C."""
     from fa2_studio.bench import page, results
-    from fa2_studio.bench.contest import collect
+    from fa2_studio.bench.compare import collect
 
     module, function = SUITES[name].measure.split(":")
     start = time.perf_counter()

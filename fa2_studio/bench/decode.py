@@ -12,8 +12,8 @@ from itertools import product
 import torch
 
 from fa2_lab.records import Measurement, Record
-from fa2_studio.bench import contestants, protocol, suites
-from fa2_studio.bench.contest import Plan, Prepared, ceilings, contest, ready, refused
+from fa2_studio.bench import implementations, protocol, suites
+from fa2_studio.bench.compare import Plan, Prepared, ceilings, compare, ready, refused
 from fa2_studio.bench.problem import Problem, distance
 from fa2_studio.bench.protocol import PROTOCOL, REPEATS, measure, reading
 from fa2_studio.bench.results import machine
@@ -62,7 +62,7 @@ def everybody(problem: Problem, what: str = "decode") -> Measurement:
 
     q, k, v = problem.tensors()
     prepares = {ALONE: lambda: prices.reading(torch.stack([k, v]))}
-    prepares |= ready(problem, "forward", contestants.names("decode"), (q, k, v))
+    prepares |= ready(problem, "forward", implementations.names("decode"), (q, k, v))
 
     def replayed(prepare: Callable[[], Prepared]) -> Prepared:
         call = prepare()
@@ -85,7 +85,7 @@ def recorded(call: Callable) -> Callable:
 
 def host(problem: Problem) -> Measurement:
     """Return the row with the host time of one eager call."""
-    found = suites.row(problem, "forward", contestants.names("decode"), protocol.host, "µs")
+    found = suites.row(problem, "forward", implementations.names("decode"), protocol.host, "µs")
     return replace(found, problem=described(problem), direction="host")
 
 
@@ -152,7 +152,7 @@ def splits(problem: Problem) -> Measurement:
 def row(problem: Problem, what: str, prepares: dict[str, Callable[[], Prepared]]) -> Measurement:
     """Time the calls whose results are right, and return their row in microseconds."""
     timing = partial(measure, repeats=MORE, flushing=reading)
-    return contest(described(problem), what, prepares, timing=timing, unit="µs")
+    return compare(described(problem), what, prepares, timing=timing, unit="µs")
 
 
 def described(problem: Problem) -> dict:

@@ -13,10 +13,10 @@ from fa2_lab.api.attention import attention
 from fa2_lab.kernels import ladder
 from fa2_lab.records import Measurement, Record
 from fa2_lab.tools import files
-from fa2_studio.bench import contestants, counters, experiments
-from fa2_studio.bench.ahead import elsewhere
-from fa2_studio.bench.contest import Plan, ceilings, contest, refused
+from fa2_studio.bench import counters, experiments, implementations
+from fa2_studio.bench.compare import Plan, ceilings, compare, refused
 from fa2_studio.bench.peers import dense
+from fa2_studio.bench.precompile import in_other_processes
 from fa2_studio.bench.problem import Problem, error, gradient_error, gradients_by_definition
 from fa2_studio.bench.protocol import PROTOCOL, SUSTAINED, measure, sustain
 from fa2_studio.bench.registry import PARTS
@@ -36,7 +36,7 @@ def grid() -> list[Problem]:
 
 def everybody(problem: Problem) -> tuple[str, ...]:
     """Return every rung, what attention() runs, and the other implementations."""
-    return ladder.RUNGS + (ladder.SIDE if problem == WARPS else ()) + contestants.names("ladder")
+    return ladder.RUNGS + (ladder.SIDE if problem == WARPS else ()) + implementations.names("ladder")
 
 
 COUNTED = {WARPS: ("r09_free_loads", *ladder.SIDE), MAIN: everybody(MAIN)}  # {problem: names whose counters are read}
@@ -63,7 +63,7 @@ def run(beside: Path | None = None, part: Sequence[str] = PARTS) -> Plan:
         "backward": [partial(down, problem, "backward") for problem in down_here],
         "counters": [partial(count, problem, name) for problem, names in COUNTED.items() for name in names],
     }
-    elsewhere(call_once, [call for name in part for call in compiling.get(name, ())])
+    in_other_processes(call_once, [call for name in part for call in compiling.get(name, ())])
     record = Record("ladder", machine(), PROTOCOL, ceilings(), sustained_protocol=SUSTAINED)
     sustained = jobs.pop("sustained") if "sustained" in part else ()
     return Plan(record, [job for name in jobs if name in part for job in jobs[name]], sustained)
@@ -81,8 +81,8 @@ def call_once(name: str, problem: Problem) -> None:
 
 def caller(problem: Problem, name: str | Path, tensors: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
     """Return a call of an implementation, a rung, an experiment or a file, which returns O."""
-    if name in contestants.CONTESTANTS:
-        return partial(contestants.prepare(name, problem), *tensors)
+    if name in implementations.IMPLEMENTATIONS:
+        return partial(implementations.prepare(name, problem), *tensors)
     forward = files.module_at(name).forward if isinstance(name, Path) else experiments.forward(name)
     return lambda: dense.O_of(forward(*tensors, problem.causal))
 
@@ -106,7 +106,7 @@ def down(problem: Problem, direction: str) -> Measurement:
     given = *(x.detach() for x in (q, k, v)), O, L, dO, problem.causal
 
     def ours(name: str) -> Callable:
-        kept = contestants.prepare(name, problem)(q, k, v)
+        kept = implementations.prepare(name, problem)(q, k, v)
         return partial(torch.autograd.grad, kept, (q, k, v), dO, retain_graph=True)
 
     makers = {rung: lambda rung=rung: partial(ladder.load(rung).backward, *given) for rung in ladder.BACKWARD}
@@ -129,7 +129,7 @@ def timed(
 
     prepared = {name: partial(checked, make) for name, make in makers.items()}
     flops = problem.flops("backward" if direction == "backward" else "forward")
-    return contest(problem.as_dict(), direction, prepared, flops, timing)
+    return compare(problem.as_dict(), direction, prepared, flops, timing)
 
 
 def count(problem: Problem, rung: str) -> Measurement:

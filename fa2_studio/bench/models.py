@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from fa2_lab.records import Measurement, Record
-from fa2_studio.bench.contest import Plan, all_tried
+from fa2_studio.bench.compare import Plan, prepare_all
 from fa2_studio.bench.problem import Problem
 from fa2_studio.bench.results import machine, version
 from fa2_studio.bench.train import batches, losses
@@ -40,7 +40,7 @@ def train(implementation: str, device: str, steps: int = STEPS) -> list[float]:
 def run() -> Plan:
     """Train with each implementation that runs here, and return a finished record with the loss curves."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    curves, failed = all_tried({name: partial(train, name, device) for name in NAMES})
+    curves, failed = prepare_all({name: partial(train, name, device) for name in NAMES})
     last = {name: curve[-1:] for name, curve in curves.items()}
     row = Measurement(PROBLEM.as_dict(), "loss", last, failed, unit="nats")
     made_with = machine() | dict(transformers=version("transformers"))

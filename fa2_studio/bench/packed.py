@@ -8,10 +8,10 @@ from random import Random
 import torch
 
 from fa2_lab.records import Measurement, Record
-from fa2_studio.bench import contestants
-from fa2_studio.bench.contest import DIRECTIONS, Plan, Prepared, ceilings, checked, contest
+from fa2_studio.bench import implementations
+from fa2_studio.bench.compare import DIRECTIONS, Plan, Prepared, ceilings, checked, compare
 from fa2_studio.bench.peers.packed import Packed
-from fa2_studio.bench.problem import Problem, Several, error, gradient_error, gradients_by_definition
+from fa2_studio.bench.problem import Problem, TensorSequence, error, gradient_error, gradients_by_definition
 from fa2_studio.bench.protocol import PROTOCOL, measure
 from fa2_studio.bench.results import machine
 
@@ -58,8 +58,8 @@ def row(
     def prepared(prepare: Callable) -> Prepared:
         return checked_packed(prepare(lengths, given), direction)
 
-    prepares = {name: partial(prepared, prepare) for name, prepare in contestants.preparing("packed").items()}
-    return contest(problem.as_dict(), direction, prepares, flops(problem, lengths, direction), timing)
+    prepares = {name: partial(prepared, prepare) for name, prepare in implementations.preparing("packed").items()}
+    return compare(problem.as_dict(), direction, prepares, flops(problem, lengths, direction), timing)
 
 
 def checked_packed(call: Packed, direction: str) -> Prepared:
@@ -67,7 +67,7 @@ def checked_packed(call: Packed, direction: str) -> Prepared:
     q, k, v = (x.detach().requires_grad_() for x in call.tensors[:3])
     one = [call.last(x.detach()) for x in call.tensors]
 
-    def errors(O: torch.Tensor, gradients: Several) -> list[float]:
+    def errors(O: torch.Tensor, gradients: TensorSequence) -> list[float]:
         truth = gradients_by_definition(*one, causal=True)
         of_O = error(call.last(O), *one[:3], causal=True)
         return [of_O, gradient_error([call.last(x) for x in gradients], truth)]

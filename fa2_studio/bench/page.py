@@ -14,12 +14,12 @@ from fa2_lab.plots import ratios as ratio_plot
 from fa2_lab.plots.roofline import listed
 from fa2_lab.records import FOLDER, Measurement, Record, load, loaded, path_of
 from fa2_lab.tools import files, ladder
-from fa2_studio.bench import contestants
-from fa2_studio.bench.protocol import CALLED, REPEATS, SUSTAINED, rested
-from fa2_studio.bench.registry import CONTESTS, OTHERS, SUITES, TITLES
+from fa2_studio.bench import implementations
+from fa2_studio.bench.protocol import REPEATED, REPEATS, SUSTAINED, rested
+from fa2_studio.bench.registry import GRIDS, OTHERS, SUITES, TITLES
 from fa2_studio.bench.results import ABSENT, DIRECTIONS, label, named, save, shape_of, table
-from fa2_studio.judges import command as judges
-from fa2_studio.judges.suites import SUITES as JUDGES
+from fa2_studio.upstream_tests import command as judges
+from fa2_studio.upstream_tests.suites import SUITES as JUDGES
 
 MARKERS = "<!-- {}: written by `python -m fa2_lab bench --results` -->", "<!-- end of {} -->"  # of README's parts
 LEAD = Path(__file__).with_name("results.md")  # text on how to read the page and how each implementation is called
@@ -35,7 +35,7 @@ REPETITIONS = r"(\d+) repetitions"
 WAYS = {
     rested(REPEATS): "kernel only",
     SUSTAINED: "sustained",
-    CALLED: "with host",
+    REPEATED: "with host",
 }  # the protocols that the page describes once for all suites
 AS_LISTED = "in the order in which the record lists them"  # the protocol of old records, whose order was not random
 
@@ -223,7 +223,7 @@ def recorded(folder: Path | None = None) -> list[Record]:
 def subject(run: Record) -> str:
     """Return sentences that describe what a record measures and its problems."""
     what = SUITES[run.suite].what if run.suite in SUITES else OTHERS[run.suite]
-    verb = "times" if run.suite in (*CONTESTS, "packed", "decode", "ring") else "measures"
+    verb = "times" if run.suite in (*GRIDS, "packed", "decode", "ring") else "measures"
     verb = "contains" if run.suite in OTHERS else verb
     rows = run.rows + run.sustained
     inputs = f" {shapes(rows)}" if rows else ""
@@ -566,7 +566,7 @@ def middle(found: list[float], places: int = 2) -> str:
 
 def peers_in(rows: Iterable[Measurement]) -> list[str]:
     """Return the other implementations that have a number in any of the rows."""
-    return contestants.peers({name for row in rows for name in row.values})
+    return implementations.peers({name for row in rows for name in row.values})
 
 
 def ratios(rows: Iterable[Measurement], us: str, peer: str) -> list[float]:

@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from fa2_lab.records import Record
-from fa2_studio.bench.contest import Plan, ceilings
+from fa2_studio.bench.compare import Plan, ceilings
 from fa2_studio.bench.protocol import measure, rested
 from fa2_studio.bench.results import machine
 

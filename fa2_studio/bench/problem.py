@@ -5,14 +5,14 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-Several = Sequence[torch.Tensor]  # q, k, v and, for a backward pass, dO
+TensorSequence = Sequence[torch.Tensor]  # q, k, v and, for a backward pass, dO
 
 
 class Missing(Exception):
     """Raised if an implementation cannot take part. The record has the reason in place of its number."""
 
 
-def here() -> str:
+def default_device() -> str:
     """Return the device on which a suite runs."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -54,7 +54,7 @@ class Problem:
 
     def tensors(self, seed: int = 0, grad: bool = False, device: str = "") -> tuple[torch.Tensor, ...]:
         """Return normal random q, k, v and, with `grad`, dO, each of shape (batch, heads, N, d)."""
-        device = device or here()
+        device = device or default_device()
         options = dict(device=device, dtype=getattr(torch, self.dtype), generator=torch.Generator(device))
         options["generator"].manual_seed(seed)
 
@@ -131,8 +131,8 @@ def gradients_by_definition(q, k, v, dO, causal: bool, few: int = FEW, **mask) -
     for head in range(q.shape[1] - group, q.shape[1]):
         for first in range(0, q.shape[2], chunk):
             q_i, dO_i = (x[-1, head, first : first + chunk] for x in (q, dO))
-            here = dict(last=first + len(k) - q.shape[2], causal=causal, **of_head(head, mask))
-            _, dQ, dK_i, dV_i = with_gradients(q_i, k, v, dO_i, **here)
+            default_device = dict(last=first + len(k) - q.shape[2], causal=causal, **of_head(head, mask))
+            _, dQ, dK_i, dV_i = with_gradients(q_i, k, v, dO_i, **default_device)
             dK += dK_i[:few]
             dV += dV_i[:few]
     return dQ[-few:], dK, dV

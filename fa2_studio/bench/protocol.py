@@ -1,8 +1,9 @@
-"""Time calls with CUDA events in one of three ways: rested, sustained or called. Each begins with a warm-up.
+"""Time calls with CUDA events in one of three ways: rested, sustained or repeated. Each begins with a warm-up.
 
 Rested (`measure`): with pauses and a cold L2 cache. Implementations take turns in each repetition, so that drift
-affects them alike. Sustained (`sustain`): without pauses, one implementation after another. Called (`called`): a few
-calls in a row, so host time counts if it is longer than the GPU's time. `host` measures only the host time.
+affects them alike. Sustained (`sustain`): without pauses, one implementation after another. Repeated
+(`measure_repeated`): a few calls in a row, so host time counts if it is longer than the GPU's time. `host` measures
+only the host time.
 """
 
 import random
@@ -14,7 +15,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from fa2_studio.bench.peers.dense import apart
+from fa2_studio.bench.peers.dense import call_and_context
 from fa2_studio.bench.power import Meter
 from fa2_studio.bench.problem import Missing
 
@@ -42,7 +43,7 @@ SUSTAINED = (
     "medians. Before the timing starts, we check every result."
 )
 TURNS, FEW, BEFORE, IN_A_ROW = 15, 5, 5, 20
-CALLED = (
+REPEATED = (
     f"We measure {IN_A_ROW} calls in a row with CUDA events, so the host time between the calls counts. "
     f"In each of {FEW} rounds, the implementations take turns in a new random order, and we report the median. "
     "PyTorch's backend is chosen before the clock starts. Before the timing starts, we check every result."
@@ -140,12 +141,12 @@ def without_pause(call: Callable[[], object], meter: Meter) -> Timing:
     return replace(timing, chip=tuple(meter.between(begun + SETTLE, ended)))
 
 
-def called(calls: dict[str, Callable[[], object]]) -> dict[str, Timing | str]:
+def measure_repeated(calls: dict[str, Callable[[], object]]) -> dict[str, Timing | str]:
     """Return a Timing for each call as a program repeats it, or the reason why there is none."""
     failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
     times = {name: [] for name in calls if name not in failed}
     for name in drawn([*times], FEW):
-        bare, context = apart(calls[name])
+        bare, context = call_and_context(calls[name])
         with context():
             times[name].append(milliseconds(bare, IN_A_ROW))
     return failed | {name: summary(taken) for name, taken in times.items()}
@@ -177,10 +178,10 @@ def warm_up(call: Callable[[], object], times: int = WARM_UP) -> str:
         torch.cuda.synchronize()
         return ""
 
-    return tried(runs)
+    return result_or_reason(runs)
 
 
-def tried(call: Callable):
+def result_or_reason(call: Callable):
     """Return what a call returns, or if it fails, the reason in one line, so that the run goes on.
 
     If this process can no longer use the GPU after a failure, raise it, because all further calls would also fail.
@@ -222,7 +223,7 @@ def host(
     synchronize = torch.cuda.synchronize if torch.cuda.is_available() else int
     times = {name: [] for name in calls}
     for name, call in turns * [*calls.items()]:
-        bare, context = apart(call)
+        bare, context = call_and_context(call)
         with context():
             for _ in range(before):
                 bare()

@@ -13,7 +13,7 @@ class Suite(NamedTuple):
 
 
 PARTS = ("rungs", "experiments", "lengths", "backward", "counters", "sustained")  # the parts of the suite `ladder`
-CONTESTS = {
+GRIDS = {
     "paper": "attention on the benchmark problems of the FA2 paper, each of which has 16k tokens",
     "nvidia": "attention over one sequence, with head counts for which NVIDIA publishes cuDNN's speed",
     "long": "attention over a single sequence of up to 262,144 tokens",
@@ -29,7 +29,7 @@ CONTESTS = {
     ),
 }
 SUITES = {"smoke": Suite("suites:smoke", "small problems, checked in Triton's interpreter (no GPU needed)", gpu=False)}
-SUITES |= {name: Suite("suites:contests", what, takes=("sustained",)) for name, what in CONTESTS.items()}
+SUITES |= {name: Suite("suites:plan_grid", what, takes=("sustained",)) for name, what in GRIDS.items()}
 SUITES |= {
     "packed": Suite("packed:run", "attention over sequences of different lengths, both packed and padded"),
     "accuracy": Suite("accuracy:run", "how far each implementation's O, dQ, dK and dV are from float64 results"),

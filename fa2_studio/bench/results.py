@@ -15,7 +15,7 @@ from pathlib import Path
 from fa2_lab.paper import PACKAGE
 from fa2_lab.records import Measurement, Record, path_of, to_dict
 from fa2_lab.tools import files
-from fa2_studio.bench import contestants
+from fa2_studio.bench import implementations
 
 ABSENT = "not installed"
 DIRECTIONS = {"both": "forward and backward"}  # directions whose name is not a word
@@ -114,7 +114,7 @@ def machine() -> dict:
 
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     gpu = torch.cuda.is_available()
-    distributions = contestants.preparing("distribution")
+    distributions = implementations.preparing("distribution")
     return dict(
         gpu=torch.cuda.get_device_name() if gpu else f"no GPU, {platform.machine()}",
         driver=(output_of(query).splitlines() or ["unknown"])[0] if gpu else "none",

@@ -17,7 +17,7 @@ from fa2_lab.distributed import ring as rings
 from fa2_lab.distributed import ring_attention, shard, unshard
 from fa2_lab.records import Measurement, Record
 from fa2_lab.reference.shards import even_lengths
-from fa2_studio.bench.contest import TOLERANCE, Plan
+from fa2_studio.bench.compare import TOLERANCE, Plan
 from fa2_studio.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
 from fa2_studio.bench.protocol import Timing, summary
 from fa2_studio.bench.results import label, machine

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 
 from fa2_lab.records import Measurement, Record
-from fa2_studio.bench import contestants, protocol
-from fa2_studio.bench.ahead import compile_ahead
-from fa2_studio.bench.contest import DIRECTIONS, Plan, all_tried, ceilings, contest, ready
+from fa2_studio.bench import implementations, protocol
+from fa2_studio.bench.compare import DIRECTIONS, Plan, ceilings, compare, prepare_all, ready
+from fa2_studio.bench.precompile import precompile_all
 from fa2_studio.bench.problem import Problem
 from fa2_studio.bench.results import machine
 
@@ -61,37 +61,37 @@ SMOKE = [  # square or not, with whole or ragged tiles, and with grouped heads
 ]
 
 
-class Contest(NamedTuple):
-    """The problems of a suite, its implementations (a suite's name in contestants.py), and the repetitions."""
+class ProblemGrid(NamedTuple):
+    """The problems of a suite, its implementations (a suite's name in implementations.py), and the repetitions."""
 
     grid: list[Problem]
     who: str = "grid"
     repeats: int = protocol.REPEATS
 
 
-CONTESTS = dict(
-    paper=Contest(PAPER),
-    nvidia=Contest([Problem(1, 64, 8, 2**n, 2**n, 128, causal) for causal in BOTH for n in range(11, 16)]),
-    long=Contest([Problem(1, 1, 1, N, N, 128, causal) for causal, N in LONG]),
-    heads=Contest([Problem(2, 32, kv, 4096, 4096, 128, causal) for causal in BOTH for kv in (32, 8, 1)]),
-    deterministic=Contest([problem for problem in PAPER if problem.N_q in (2048, 8192)], "deterministic"),
-    sweep=Contest(random_grid(), "sweep", repeats=7),
-    masks=Contest([Problem(2, 16, 16, 8192, 8192, d, causal=True, **x) for d in (64, 128) for x in MASKS], "masks"),
-    bias=Contest(BIAS, "bias"),
+GRIDS = dict(
+    paper=ProblemGrid(PAPER),
+    nvidia=ProblemGrid([Problem(1, 64, 8, 2**n, 2**n, 128, causal) for causal in BOTH for n in range(11, 16)]),
+    long=ProblemGrid([Problem(1, 1, 1, N, N, 128, causal) for causal, N in LONG]),
+    heads=ProblemGrid([Problem(2, 32, kv, 4096, 4096, 128, causal) for causal in BOTH for kv in (32, 8, 1)]),
+    deterministic=ProblemGrid([problem for problem in PAPER if problem.N_q in (2048, 8192)], "deterministic"),
+    sweep=ProblemGrid(random_grid(), "sweep", repeats=7),
+    masks=ProblemGrid([Problem(2, 16, 16, 8192, 8192, d, causal=True, **x) for d in (64, 128) for x in MASKS], "masks"),
+    bias=ProblemGrid(BIAS, "bias"),
 )
 
 
-def contests(suite: str, sustained: bool = False) -> Plan:
+def plan_grid(suite: str, sustained: bool = False) -> Plan:
     """Plan all implementations on all problems and directions of a suite, timed rested.
 
     With `sustained`, plan only the fastest implementations without pauses, or for the suite "sweep", a few calls in a
     row with host time.
     """
-    problems, who, repeats = CONTESTS[suite]
-    names = contestants.names("sustained" if sustained else who)
-    compile_ahead(problems, names)
-    called = protocol.called, protocol.CALLED
-    without_pause, told = called if suite == "sweep" else (protocol.sustain, protocol.SUSTAINED)
+    problems, who, repeats = GRIDS[suite]
+    names = implementations.names("sustained" if sustained else who)
+    precompile_all(problems, names)
+    repeated = protocol.measure_repeated, protocol.REPEATED
+    without_pause, told = repeated if suite == "sweep" else (protocol.sustain, protocol.SUSTAINED)
     timing = without_pause if sustained else partial(protocol.measure, repeats=repeats)
     jobs = [partial(row, problem, direction, names, timing) for problem in problems for direction in DIRECTIONS]
     if sustained:
@@ -105,7 +105,7 @@ def row(
     """Return the row of the named implementations on the same tensors."""
     prepares = ready(problem, direction, names, problem.tensors(grad=direction != "forward"))
     flops = problem.flops(direction) if unit == "ms" else 0.0
-    return contest(problem.as_dict(), direction, prepares, flops, timing, unit)
+    return compare(problem.as_dict(), direction, prepares, flops, timing, unit)
 
 
 # Without a GPU ------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ INTERPRETED = " Without a GPU, fa2_lab runs in Triton's interpreter, whose times
 def smoke() -> Plan:
     """Plan all implementations that need no GPU on small problems, which shows that the bench works."""
     how = SMOKE_PROTOCOL if torch.cuda.is_available() else SMOKE_PROTOCOL + INTERPRETED
-    names = contestants.names("smoke")
+    names = implementations.names("smoke")
     jobs = [partial(row, p, way, names, FEW_CALLS, "µs on the host") for p in SMOKE for way in DIRECTIONS]
     return Plan(Record("smoke", machine(), how), jobs)
 
@@ -137,29 +137,29 @@ MEMORY_PROTOCOL = (
 def small() -> Plan:
     """Plan the host time of one warm call: of a forward pass, or of a forward and a backward pass together."""
     places = [(p, way) for way in ("forward", "both") for p in SMALL if way == "forward" or p.N_q == 256]
-    jobs = [partial(row, *place, contestants.names("grid"), protocol.host, "µs") for place in places]
-    compile_ahead(SMALL)
+    jobs = [partial(row, *place, implementations.names("grid"), protocol.host, "µs") for place in places]
+    precompile_all(SMALL)
     return Plan(Record("small", machine(), protocol.HOST_PROTOCOL), jobs)
 
 
 def memory() -> Plan:
     """Plan the peak memory of one call, for each problem and direction."""
     jobs = [partial(peak_memory, problem, direction) for problem in MEMORY for direction in ("forward", "both")]
-    compile_ahead(MEMORY)
+    precompile_all(MEMORY)
     return Plan(Record("memory", machine(), MEMORY_PROTOCOL), jobs)
 
 
 def peak_memory(
-    problem: Problem, direction: str, names: Sequence[str] = contestants.names("grid", "memory")
+    problem: Problem, direction: str, names: Sequence[str] = implementations.names("grid", "memory")
 ) -> Measurement:
     """Return the row with the peak memory of one call beyond its inputs: of forward, or of forward and backward."""
-    values, failed = all_tried({name: partial(extra_mebibytes, name, problem, direction) for name in names})
+    values, failed = prepare_all({name: partial(extra_mebibytes, name, problem, direction) for name in names})
     return Measurement(problem.as_dict(), direction, values, failed, unit="MiB")
 
 
 def extra_mebibytes(name: str, problem: Problem, direction: str) -> list[float]:
     """Return the peak memory in MiB of a second call, because the first call may compile."""
-    attention = contestants.prepare(name, problem)
+    attention = implementations.prepare(name, problem)
     tensors = problem.tensors(grad=direction != "forward")
     for _ in range(2):
         torch.cuda.empty_cache()

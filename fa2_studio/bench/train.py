@@ -11,8 +11,8 @@ from tqdm import tqdm
 
 from fa2_lab.paper import PACKAGE
 from fa2_lab.records import Measurement, Record
-from fa2_studio.bench import contestants
-from fa2_studio.bench.contest import Plan, all_tried
+from fa2_studio.bench import implementations
+from fa2_studio.bench.compare import Plan, prepare_all
 from fa2_studio.bench.problem import Problem
 from fa2_studio.bench.results import machine
 
@@ -117,7 +117,7 @@ def train(backend: str, setting: Setting, device: str = "cuda") -> tuple[list[fl
     All implementations start with the same weights and use the same batches.
     """
     torch.manual_seed(0)
-    model = GPT(setting, contestants.prepare(backend, setting.problem())).to(device)
+    model = GPT(setting, implementations.prepare(backend, setting.problem())).to(device)
     data = batches(setting.steps, setting.batch, setting.context + 1, device)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -140,7 +140,7 @@ def run(setting: Setting = Setting()) -> Plan:
 
     It has a loss curve per implementation, and three rows: the mean of the last losses, the time and the memory.
     """
-    runs, failed = all_tried({name: partial(train, name, setting) for name in contestants.names("train")})
+    runs, failed = prepare_all({name: partial(train, name, setting) for name in implementations.names("train")})
     problem = setting.problem().as_dict() | dict(layers=setting.layers, steps=setting.steps)
     values = dict(
         loss=({name: [sum(curve[-20:]) / 20] for name, (curve, _, _) in runs.items()}, "nats"),

@@ -232,13 +232,13 @@ def test_what_does_not_exist_is_refused_in_one_line(line, capsys):
     "why, status", [({}, 0), ({"fa2_lab": "wrong: error 1.0e+00"}, 1), ({"x": "not installed"}, 0)]
 )
 def test_a_wrong_result_decides_how_the_bench_ends(why, status, monkeypatch, tmp_path, capsys):
-    from bench_records import MACHINE, contest
+    from bench_records import MACHINE, compare
 
     from fa2_lab.records import Record
     from fa2_studio.bench import suites
-    from fa2_studio.bench.contest import Plan
+    from fa2_studio.bench.compare import Plan
 
-    row = contest()
+    row = compare()
     row.failed = why
     monkeypatch.setattr(suites, "smoke", lambda: Plan(Record("smoke", MACHINE, "by hand", rows=[row])))
     assert command.main(["bench", "smoke", "--folder", str(tmp_path)]) == status

@@ -8,7 +8,7 @@ MACHINE = dict(
 )
 
 
-def contest(**changes):
+def compare(**changes):
     """Return a row with two implementations, of which the second is twice as fast, and one that failed."""
     where = Problem(4, 16, 16, 4096, 4096, 128, causal=False).as_dict() | changes
     values = {"torch flash": [2.0, 1.9, 2.1], "fa2_lab": [1.0, 0.9, 1.1]}

@@ -6,12 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the bench needs torch")
 
-from bench_records import MACHINE, contest, suite  # noqa: E402
+from bench_records import MACHINE, compare, suite  # noqa: E402
 
 from fa2_lab import records  # noqa: E402
 from fa2_lab.records import Record  # noqa: E402
-from fa2_studio.bench import command, contestants, results, suites, train  # noqa: E402
-from fa2_studio.bench.contest import DIRECTIONS, Plan, collect  # noqa: E402
+from fa2_studio.bench import command, implementations, results, suites, train  # noqa: E402
+from fa2_studio.bench.compare import DIRECTIONS, Plan, collect  # noqa: E402
 from fa2_studio.bench.peers import dense  # noqa: E402
 from fa2_studio.bench.problem import Problem  # noqa: E402
 
@@ -25,7 +25,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_names_the_rest():
     def measure(problem, direction):
         if direction == "backward":
             raise KeyboardInterrupt
-        return contest()
+        return compare()
 
     seen = []
 
@@ -46,17 +46,17 @@ def test_an_interrupted_run_keeps_what_it_has_and_names_the_rest():
 def test_a_part_of_a_suite_is_joined_to_its_record(options, how, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(results, "machine", lambda: MACHINE)
-    results.save(Record("paper", MACHINE, "by hand", rows=[contest(d=64)]), tmp_path)
+    results.save(Record("paper", MACHINE, "by hand", rows=[compare(d=64)]), tmp_path)
     asked = []
 
     def measure(name, **given):
         asked.append((name, given))
-        return Plan(Record(name, MACHINE, "", sustained=[contest()], sustained_protocol="without pauses"))
+        return Plan(Record(name, MACHINE, "", sustained=[compare()], sustained_protocol="without pauses"))
 
-    monkeypatch.setattr(suites, "contests", measure)
+    monkeypatch.setattr(suites, "plan_grid", measure)
     assert command.main(["paper", *options, "--folder", str(tmp_path)]) == 0
     kept = records.load("paper", tmp_path)
-    assert asked == [("paper", how)] and (kept.rows, kept.sustained) == ([contest(d=64)], [contest()])
+    assert asked == [("paper", how)] and (kept.rows, kept.sustained) == ([compare(d=64)], [compare()])
 
 
 def test_a_suite_that_fails_does_not_stop_the_next_and_ctrl_c_does(monkeypatch, tmp_path, capsys):
@@ -67,12 +67,12 @@ def test_a_suite_that_fails_does_not_stop_the_next_and_ctrl_c_does(monkeypatch, 
             raise RuntimeError("no such chip")
         if name == "heads":
             raise KeyboardInterrupt
-        return Plan(Record(name, MACHINE, "by hand", rows=[contest()]))
+        return Plan(Record(name, MACHINE, "by hand", rows=[compare()]))
 
-    monkeypatch.setattr(suites, "contests", measure)
+    monkeypatch.setattr(suites, "plan_grid", measure)
     assert command.main(["paper", "long", "--folder", str(tmp_path)]) == 1
     assert "paper: RuntimeError: no such chip" in capsys.readouterr().out
-    assert records.load("long", tmp_path).rows == [contest()] and not records.path_of("paper", tmp_path).exists()
+    assert records.load("long", tmp_path).rows == [compare()] and not records.path_of("paper", tmp_path).exists()
     with pytest.raises(KeyboardInterrupt):
         command.main(["heads", "sweep", "--folder", str(tmp_path)])
     assert not records.path_of("sweep", tmp_path).exists()
@@ -81,7 +81,7 @@ def test_a_suite_that_fails_does_not_stop_the_next_and_ctrl_c_does(monkeypatch, 
 def test_a_part_is_not_joined_to_the_record_of_another_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(results, "machine", lambda: MACHINE | dict(gpu="NVIDIA H100"))
-    results.save(Record("paper", MACHINE, "by hand", rows=[contest()]), tmp_path)
+    results.save(Record("paper", MACHINE, "by hand", rows=[compare()]), tmp_path)
     with pytest.raises(ValueError, match=r"^folder: got .*, whose paper is of an NVIDIA H200; on an NVIDIA H100 it"):
         command.main(["paper", "--sustained", "--folder", str(tmp_path)])
 
@@ -118,8 +118,8 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(words, message):
 
 def test_smoke_checks_ragged_grouped_and_causal_problems_without_a_gpu(monkeypatch):
     assert any(p.N_q != p.N_k and p.N_q % 32 and p.kv_heads < p.heads and p.causal for p in suites.SMOKE)
-    doubled = contestants.Contestant(lambda problem: lambda q, k, v: 2 * dense.plain(problem)(q, k, v))
-    monkeypatch.setitem(contestants.CONTESTANTS, "wrong", doubled)
+    doubled = implementations.Implementation(lambda problem: lambda q, k, v: 2 * dense.plain(problem)(q, k, v))
+    monkeypatch.setitem(implementations.IMPLEMENTATIONS, "wrong", doubled)
     p = Problem(1, 2, 1, 33, 40, 16, causal=True, dtype="float32")
     for direction in DIRECTIONS:
         row = suites.row(p, direction, ("torch", "wrong"), suites.FEW_CALLS, "µs")

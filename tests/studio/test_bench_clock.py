@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch", reason="the bench needs torch")
 
 from bench_clock import Clocks  # noqa: E402
 
-from fa2_studio.bench import contest, protocol, suites  # noqa: E402
-from fa2_studio.bench.contestants import CONTESTANTS, Contestant  # noqa: E402
+from fa2_studio.bench import compare, protocol, suites  # noqa: E402
+from fa2_studio.bench.implementations import IMPLEMENTATIONS, Implementation  # noqa: E402
 from fa2_studio.bench.peers import dense  # noqa: E402
 from fa2_studio.bench.power import Meter  # noqa: E402
 from fa2_studio.bench.problem import Problem  # noqa: E402
@@ -49,7 +49,7 @@ def test_a_time_is_that_of_the_call_without_flush_head_start_and_host(clocks):
     assert {name: timing.median for name, timing in found.items()} == pytest.approx(dict(a=0.5, b=2.0, c=0.01))
     assert len(flushed) == 5 * 3, "once before every call"
     assert protocol.summary([7.0, 1, 2, 3, 4, 5, 6]) == protocol.Timing(median=4, low=2, high=6)
-    assert contest.refused([0.0, math.nan]).startswith("wrong")
+    assert compare.refused([0.0, math.nan]).startswith("wrong")
 
 
 def test_contestants_take_turns_and_nobody_always_comes_after_the_same_one(clocks):
@@ -112,13 +112,13 @@ def test_clock_power_and_its_limit_are_medians_of_what_was_read_meanwhile():
 
 def test_the_readings_reach_the_row(clocks):
     prepares = {name: lambda call=call: call for name, call in calls_of(clocks, [], fa2_lab=1.0, cuDNN=2.0).items()}
-    row = contest.contest({}, "forward", prepares, 1e9, protocol.sustain)
+    row = compare.compare({}, "forward", prepares, 1e9, protocol.sustain)
     assert row.values["cuDNN"] == pytest.approx([2.0] * 3) and row.chip == {name: [1500.0, 690.0] for name in prepares}
     assert row.ratio("fa2_lab", "cuDNN") == pytest.approx(2.0) and row.rate("fa2_lab") == pytest.approx(1.0)
 
 
 def test_as_called_a_time_is_the_hosts_where_that_is_longer(clocks):
-    found = protocol.called(calls_of(clocks, [], a=1.0, b=0.05) | dict(broken=lambda: [][0]))
+    found = protocol.measure_repeated(calls_of(clocks, [], a=1.0, b=0.05) | dict(broken=lambda: [][0]))
     assert found.pop("broken").startswith("IndexError")
     assert {name: timing.median for name, timing in found.items()} == pytest.approx(dict(a=1.0, b=0.2), rel=0.02)
 
@@ -142,7 +142,7 @@ def test_the_hosts_time_is_that_of_calls_in_a_row_inside_what_is_held(clocks):
         clocks.host += 50.0 if first else seconds  # what comes after another contestant is slow
 
     calls = {name: partial(call, name, seconds) for name, seconds in (("a", 2e-6), ("b", 3e-6))}
-    found = protocol.host(calls | dict(b=dense.Within(calls["b"], held)), turns=4)
+    found = protocol.host(calls | dict(b=dense.WithContext(calls["b"], held)), turns=4)
     assert {name: 1e3 * timing.median for name, timing in found.items()} == pytest.approx(dict(a=2.0, b=3.0), rel=1e-3)
     assert all(within == (name == "b") for name, within in log)
 
@@ -151,8 +151,8 @@ def test_ceilings_are_work_over_time_and_more_is_overwritten_than_l2_holds(monke
     monkeypatch.setattr(dense, "gemm_call", lambda: ("a product", 6e12))
     monkeypatch.setattr(dense, "copy_call", lambda: ("a copy", 8e9))
     times = dict(gemm=protocol.Timing(12, 12, 12), copy=protocol.Timing(2, 2, 2))
-    monkeypatch.setattr(contest, "measure", lambda calls: times)
-    assert contest.ceilings() == {"GEMM TFLOP/s": 500, "copy TB/s": 4}
+    monkeypatch.setattr(compare, "measure", lambda calls: times)
+    assert compare.ceilings() == {"GEMM TFLOP/s": 500, "copy TB/s": 4}
     monkeypatch.setattr(protocol, "l2_bytes", lambda: 50)
     monkeypatch.setattr(torch, "empty", lambda size, **kind: SimpleNamespace(zero_=size))
     assert protocol.overwriting() > 50
@@ -169,6 +169,6 @@ def test_memory_is_what_a_second_call_takes_beyond_what_was_there(monkeypatch):
     def gone(problem):
         raise dense.Missing("not installed")
 
-    monkeypatch.setitem(CONTESTANTS, "gone", Contestant(gone))
+    monkeypatch.setitem(IMPLEMENTATIONS, "gone", Implementation(gone))
     row = suites.peak_memory(Problem(1, 2, 2, 40, 40, 16, causal=False, dtype="float32"), "forward", ("torch", "gone"))
     assert (row.values, row.unit, row.failed) == ({"torch": [6.0]}, "MiB", {"gone": "not installed"})

@@ -10,20 +10,20 @@ import pytest
 
 pytest.importorskip("torch", reason="the bench needs torch")
 
-from bench_records import MACHINE, contest, suite
+from bench_records import MACHINE, compare, suite
 
 from fa2_lab import records
 from fa2_lab.records import Measurement, Record
 from fa2_lab.tools import files, ladder
 from fa2_studio.bench import command, page, results
 from fa2_studio.bench.registry import OTHERS, SUITES
-from fa2_studio.bench.suites import CONTESTS
+from fa2_studio.bench.suites import GRIDS
 
 # Records ------------------------------------------------------------------------------------------------------
 
 
 def test_a_record_comes_back_as_it_was_saved_and_a_write_that_fails_leaves_it_whole(tmp_path, monkeypatch):
-    kept = suite(contest(), contest(causal=True), missing=["(2,)"], curves={"fa2_lab": [5.5, 5.25]}, made_by="a test")
+    kept = suite(compare(), compare(causal=True), missing=["(2,)"], curves={"fa2_lab": [5.5, 5.25]}, made_by="a test")
     path = results.save(kept, tmp_path / "new")
     assert path.name == "bench_paper.json" and records.load("paper", tmp_path / "new") == kept
 
@@ -53,7 +53,7 @@ def at(commit, *rows, **more):
 
 def way(direction, d, ms=2.0):
     """Return a row with only fa2_lab."""
-    row = contest(d=d)
+    row = compare(d=d)
     row.direction, row.values = direction, {"fa2_lab": [ms]}
     return row
 
@@ -95,9 +95,9 @@ def test_every_record_names_its_commit_and_the_command_that_writes_it(suite):
     assert re.match(r"[0-9a-f]{7,}( |$)|sources [0-9a-f]{12}", record.machine["commit"])
     name = suite.stem.removeprefix("bench_")
     assert record.made_by == f"python -m fa2_lab bench {name}" if name in SUITES else name in OTHERS and record.made_by
-    if name in CONTESTS:
+    if name in GRIDS:
         measured = [row.problem for row in record.rows]
-        assert all(problem.as_dict() in measured for problem in CONTESTS[name].grid)
+        assert all(problem.as_dict() in measured for problem in GRIDS[name].grid)
 
 
 # The machine --------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_a_changed_checkout_names_its_commit_and_a_fingerprint(tmp_path, monkeyp
 
 def both(causal=False, d=128, portable=4.0, direction="forward", **peers):
     """Return a row in which fa2_lab takes 2 ms and the others take the given milliseconds."""
-    row = contest(causal=causal, d=d)
+    row = compare(causal=causal, d=d)
     row.values = {name: [ms] for name, ms in {"fa2_lab": 2.0, "fa2_lab portable": portable, **peers}.items() if ms}
     row.direction = direction
     return row
@@ -176,7 +176,7 @@ def test_every_row_is_in_a_table_with_its_ratios():
         "| forward | 128 | causal | 200 | – | – | – |",
         "| forward | 64 | non-causal | 200 | 100 (2.00) | – | 80 (2.50) |",
     ]
-    where = contest().problem | dict(kv_heads=2, N_q=1, rung="page 16", idea="turns")
+    where = compare().problem | dict(kv_heads=2, N_q=1, rung="page 16", idea="turns")
     loss = Measurement(where, "loss", {"fa2_lab": [1.5], "cuDNN": [3.0]}, unit="nats")
     assert (
         page.rows_table([loss], "nats")[2]
@@ -185,7 +185,7 @@ def test_every_row_is_in_a_table_with_its_ratios():
 
 
 def test_what_was_measured_without_pauses_has_tables_of_its_own():
-    run = suite(both(cuDNN=3.0), contest(), missing=["the rest"])
+    run = suite(both(cuDNN=3.0), compare(), missing=["the rest"])
     run.sustained, run.sustained_protocol = [both(cuDNN=1.0), both(causal=True, cuDNN=3.0)], "without a pause"
     run.sustained[0].chip = {"fa2_lab": [1580.0, 699.6]}
     text = page.tables(run, run.machine)
@@ -218,7 +218,7 @@ def test_medians_are_of_the_problems_for_which_every_implementation_has_a_number
     found = page.medians(suite(*rows))
     assert "| forward, TFLOP/s | 1 of 2 | 200 | 100 | 133 |" in found
     assert "| backward, TFLOP/s | all 1 | 200 | 100 | 80 |" in found
-    loss = Measurement(contest().problem, "loss", {"fa2_lab": [2.6841], "cuDNN": [2.5]}, unit="nats")
+    loss = Measurement(compare().problem, "loss", {"fa2_lab": [2.6841], "cuDNN": [2.5]}, unit="nats")
     curves = {"fa2_lab": [5.0, 3.0], "cuDNN": [5.0, 3.0025], "torch math": [4.999, 3.0]}
     train = Record("train", MACHINE, "by hand", rows=[loss], curves=curves)
     assert page.medians(train)[-1] == "| loss, nats | all 1 | 2.68 | 2.5 |"
@@ -258,10 +258,10 @@ def test_writing_takes_a_checkout_and_touches_only_what_stands_between_the_marke
 
 
 def test_a_record_that_others_sent_stands_beside_ours(tmp_path):
-    theirs = suite(contest(), contest(causal=True))
+    theirs = suite(compare(), compare(causal=True))
     theirs.machine = MACHINE | dict(gpu="NVIDIA L4")
     path = results.save(theirs, tmp_path / "submitted")
-    results.save(suite(contest()), tmp_path)
+    results.save(suite(compare()), tmp_path)
     rows = page.gpus(tmp_path)
     (row,) = [row for row in rows if "NVIDIA L4" in row]
     assert "**submitted**, abc1234" in row and "| 400 | 2.00 |" in row

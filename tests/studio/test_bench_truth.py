@@ -1,4 +1,4 @@
-"""Right or wrong: FLOPs, float64 truths, contestants, and that a wrong answer is never timed."""
+"""Right or wrong: FLOPs, float64 truths, implementations, and that a wrong answer is never timed."""
 
 import sys
 from dataclasses import replace
@@ -10,9 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the bench needs torch")
 
-from fa2_studio.bench import accuracy, contestants, decode, packed, problem, protocol, suites  # noqa: E402
-from fa2_studio.bench.contest import DIRECTIONS, TOLERANCE, all_tried, call_of, ready  # noqa: E402
-from fa2_studio.bench.contestants import CONTESTANTS, SAME_BITS, Contestant  # noqa: E402
+from fa2_studio.bench import accuracy, decode, implementations, packed, problem, protocol, suites  # noqa: E402
+from fa2_studio.bench.compare import DIRECTIONS, TOLERANCE, call_of, prepare_all, ready  # noqa: E402
+from fa2_studio.bench.implementations import IMPLEMENTATIONS, SAME_BITS, Implementation  # noqa: E402
 from fa2_studio.bench.peers import dense, flex  # noqa: E402
 from fa2_studio.bench.peers.packed import padded  # noqa: E402
 from fa2_studio.bench.problem import Problem  # noqa: E402
@@ -88,8 +88,8 @@ def test_the_whole_truth_is_autograds_too(causal):
 def test_every_error_is_that_of_its_contestant_and_its_part(kind, monkeypatch):
     p = replace(SMALL, heads=2)
     right = dense.plain(p)
-    wrong = Contestant(lambda problem: lambda q, k, v: right(q, Scaled.apply(k, 0.75), Scaled.apply(v, 1.5)))
-    monkeypatch.setitem(CONTESTANTS, "wrong", wrong)
+    wrong = Implementation(lambda problem: lambda q, k, v: right(q, Scaled.apply(k, 0.75), Scaled.apply(v, 1.5)))
+    monkeypatch.setitem(IMPLEMENTATIONS, "wrong", wrong)
     errors, failed = accuracy.errors(p, kind, ("torch", "wrong"))
     assert not failed and max(errors["torch"].values()) < 1e-4
     assert errors["wrong"] == pytest.approx(errors["torch"] | dict(dK=0.25, dV=0.5), rel=1e-3)
@@ -105,9 +105,9 @@ def test_a_contestant_takes_grouped_heads_and_the_mask_with_and_without_gradient
         pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
     p = replace(SMALL, causal=causal)
     q, k, v = p.tensors(device=DEVICE)
-    attention = contestants.prepare(name, p)
+    attention = implementations.prepare(name, p)
     assert problem.error(attention(q, k, v), q, k, v, causal) < 1e-2
-    bare, context = dense.apart(attention)
+    bare, context = dense.call_and_context(attention)
     with context():
         assert problem.error(bare(q, k, v), q, k, v, causal) < 1e-2
     if name != "fa2_lab reference":
@@ -116,11 +116,13 @@ def test_a_contestant_takes_grouped_heads_and_the_mask_with_and_without_gradient
 
 def test_a_wrong_gradient_is_not_timed(monkeypatch):
     right = dense.plain(SMALL)
-    monkeypatch.setitem(CONTESTANTS, "wrong", Contestant(lambda p: lambda q, k, v: right(q, k, Scaled.apply(v, 0.5))))
+    monkeypatch.setitem(
+        IMPLEMENTATIONS, "wrong", Implementation(lambda p: lambda q, k, v: right(q, k, Scaled.apply(v, 0.5)))
+    )
     tensors = SMALL.tensors(grad=True, device="cpu")
-    calls, failed = all_tried(ready(SMALL, "forward", ("torch", "wrong"), tensors[:3]))
+    calls, failed = prepare_all(ready(SMALL, "forward", ("torch", "wrong"), tensors[:3]))
     assert calls.keys() == {"torch", "wrong"} and not failed
-    calls, failed = all_tried(ready(SMALL, "backward", ("torch", "wrong"), tensors))
+    calls, failed = prepare_all(ready(SMALL, "backward", ("torch", "wrong"), tensors))
     assert calls.keys() == {"torch"} and failed == {"wrong": "wrong: error 5.0e-01"}
     for direction in ("backward", "both"):
         O = right(*tensors[:3])
@@ -143,10 +145,10 @@ def test_the_same_bits_are_asked_for_forward_and_backward_and_nowhere_else(monke
             return dO, dO, dO
 
     plain = lambda problem: Asking.apply  # noqa: E731
-    monkeypatch.setitem(CONTESTANTS, "asking", Contestant(plain, deterministic=dense.deterministic(plain)))
+    monkeypatch.setitem(IMPLEMENTATIONS, "asking", Implementation(plain, deterministic=dense.deterministic(plain)))
     x = torch.ones(2, requires_grad=True)
     for name in ("asking" + SAME_BITS, "asking"):
-        call_of(contestants.prepare(name, SMALL), "both", (x, x.clone(), x.clone(), torch.ones(2)))()
+        call_of(implementations.prepare(name, SMALL), "both", (x, x.clone(), x.clone(), torch.ones(2)))()
     assert asked == [True, True, False, False]
 
 
@@ -175,9 +177,9 @@ def test_packed_and_padded_sequences_are_checked(direction, monkeypatch):
     assert row.flops == packed.flops(p, lengths, direction)
     built = dict(build_flags=dict(FLASHATTENTION_DISABLE_HDIM96=True))  # at d 96 it would run, slowly
     monkeypatch.setitem(sys.modules, "flash_attn_config", SimpleNamespace(CONFIG=built))
-    asked = {d: partial(contestants.prepare, "FlashAttention-3", replace(p, d=d)) for d in (64, 96, 128)}
+    asked = {d: partial(implementations.prepare, "FlashAttention-3", replace(p, d=d)) for d in (64, 96, 128)}
     unbuilt = "it was built without support for d = 96"
-    assert all_tried(asked)[1] == {64: "not installed", 96: unbuilt, 128: "not installed"}
+    assert prepare_all(asked)[1] == {64: "not installed", 96: unbuilt, 128: "not installed"}
     x = torch.arange(7 * 2 * 3.0).view(7, 2, 3)
     y = padded(x, (2, 4, 1))
     assert torch.equal(y[1].transpose(0, 1), x[2:6]) and not y[2, :, 1:].any()
@@ -189,13 +191,13 @@ def test_masks_are_checked_before_they_are_timed(asked, direction, monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
     p = Problem(1, 3, 3, 80, 80, 16, causal=True, dtype="float32", **asked)
     nothing = dict(window=None, softcap=None, sinks=False, alibi="")
-    alone = Contestant(lambda problem: dense.ours(replace(problem, **nothing)), "masks")
-    monkeypatch.setitem(CONTESTANTS, "causal alone", alone)
+    alone = Implementation(lambda problem: dense.ours(replace(problem, **nothing)), "masks")
+    monkeypatch.setitem(IMPLEMENTATIONS, "causal alone", alone)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
     monkeypatch.setattr(flex, "compiled_flex", lambda: plain_flex)
     monkeypatch.setattr(flex, "causal_mask", lambda N_q, N_k: N_q)
     monkeypatch.setattr(flex, "window_mask", lambda N, window: window)
-    row = suites.row(p, direction, contestants.names("masks"), known)
+    row = suites.row(p, direction, implementations.names("masks"), known)
     assert row.values.keys() == {"fa2_lab", "fa2_lab portable", "FlexAttention"}
     assert row.problem["mask"] in ("window 9", "softcap 2", "sinks", "causal, ALiBi by distance")
     assert row.failed["causal alone"].startswith("wrong: error ")
@@ -226,10 +228,10 @@ def timed(monkeypatch):
 
 
 def test_a_cache_is_read_by_everybody_who_is_right_and_times_are_microseconds(timed, monkeypatch):
-    doubled = Contestant(lambda problem: lambda q, k, v: 2 * dense.plain(problem)(q, k, v), "decode")
-    for name, who in {**CONTESTANTS}.items():
-        monkeypatch.setitem(CONTESTANTS, name, replace(who, suites="decode" if name == "torch" else ""))
-    monkeypatch.setitem(CONTESTANTS, "wrong", doubled)
+    doubled = Implementation(lambda problem: lambda q, k, v: 2 * dense.plain(problem)(q, k, v), "decode")
+    for name, who in {**IMPLEMENTATIONS}.items():
+        monkeypatch.setitem(IMPLEMENTATIONS, name, replace(who, suites="decode" if name == "torch" else ""))
+    monkeypatch.setitem(IMPLEMENTATIONS, "wrong", doubled)
     row = decode.everybody(PREPARED)
     three = [3000.0, 2000.0, 4000.0]
     assert row.values == {"reading alone": three, "torch": three} and row.unit == "µs"

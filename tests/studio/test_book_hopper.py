@@ -103,7 +103,11 @@ HANGS = "with stages = 1, no actor can go on: "
     "judge, order, mistake",
     [
         (orders.judge_step, lonely, "consumer 0 starts dQ 0 before P 0 of consumer 1 has ended"),
-        (orders.judge_copies, ahead, f"{HANGS}the producer waits for room for K's tile 1; consumer 0 waits for V's"),
+        (
+            orders.judge_copies,
+            ahead,
+            f"{HANGS}the producer waits for room for K's tile 1; consumer 0 waits for V's",
+        ),
         (orders.judge_copies, eager, "with stages = 1, V's tile 0 was overwritten by tile 1 before consumer 1"),
         (orders.judge_copies, fewer, f"{HANGS}the producer has ended; consumer 0 waits for K's tile 3"),
         (orders.judge_copies, yielding, "with stages = 1, you yielded a copy"),

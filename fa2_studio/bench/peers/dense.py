@@ -9,7 +9,7 @@ from importlib import import_module
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fa2_studio.bench.problem import Missing, Problem, here
+from fa2_studio.bench.problem import Missing, Problem, default_device
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -18,7 +18,7 @@ def ours(problem: Problem, backend: str = "auto") -> Attend:
     """Return our attention(), with the backend that it chooses itself or with the given one."""
     from fa2_lab.api.attention import attention
 
-    asked = problem.mask(here())
+    asked = problem.mask(default_device())
     if problem.window is not None:
         asked["window"] = (problem.window - 1, 0)
     if asked.pop("slopes", None) is not None:
@@ -49,11 +49,13 @@ def sdpa(problem: Problem, backend: SDPBackend) -> Attend:
     if problem.mask("cpu"):
         raise Missing("it supports only the causal mask")
     options = dict(is_causal=problem.causal, enable_gqa=problem.heads != problem.kv_heads)
-    return Within(partial(torch.nn.functional.scaled_dot_product_attention, **options), partial(sdpa_kernel, backend))
+    return WithContext(
+        partial(torch.nn.functional.scaled_dot_product_attention, **options), partial(sdpa_kernel, backend)
+    )
 
 
 @dataclass(frozen=True)
-class Within:
+class WithContext:
     """A call that has to run in a context manager, such as sdpa_kernel(backend) or deterministic_algorithms().
 
     `bare` and `context` are separate, so that a benchmark can enter the context once for many calls.
@@ -67,9 +69,9 @@ class Within:
             return self.bare(*given)
 
 
-def apart(call: Callable) -> tuple[Callable, Callable[[], AbstractContextManager]]:
+def call_and_context(call: Callable) -> tuple[Callable, Callable[[], AbstractContextManager]]:
     """Return a call without its context, and the context that it needs."""
-    return (call.bare, call.context) if isinstance(call, Within) else (call, nullcontext)
+    return (call.bare, call.context) if isinstance(call, WithContext) else (call, nullcontext)
 
 
 @contextmanager
@@ -88,7 +90,7 @@ def deterministic_algorithms():
 
 def deterministic(prepare: Callable[[Problem], Attend]) -> Callable[[Problem], Attend]:
     """Return a contestant that has to give the same bits in every call, forward and backward."""
-    return lambda problem: Within(prepare(problem), deterministic_algorithms)
+    return lambda problem: WithContext(prepare(problem), deterministic_algorithms)
 
 
 def function_of(module: str, name: str) -> Callable:

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 
 from fa2_studio.bench.peers.dense import Attend
-from fa2_studio.bench.problem import Problem, here
+from fa2_studio.bench.problem import Problem, default_device
 
 
 @cache
@@ -51,7 +51,7 @@ def flex(problem: Problem) -> Attend:
 
     A softcap and ALiBi are functions of the score. A sink scales each row of O by the keys' share of the row's sum.
     """
-    N_q, softcap, sinks = problem.N_q, problem.softcap, problem.mask(here()).get("sinks")
+    N_q, softcap, sinks = problem.N_q, problem.softcap, problem.mask(default_device()).get("sinks")
     options = dict(block_mask=causal_mask(N_q, problem.N_k) if problem.causal else None)
     if problem.window is not None:
         options["block_mask"] = window_mask(N_q, problem.window)

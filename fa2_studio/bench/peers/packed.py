@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from fa2_studio.bench.peers.dense import Attend, O_of, function_of
-from fa2_studio.bench.problem import Missing, Several
+from fa2_studio.bench.problem import Missing, TensorSequence
 
 MOST_ROWS = 2**18  # the most rows of a padded call, which needs more than ten tensors of 1 GiB each at this size
 
@@ -20,7 +20,7 @@ class Packed(NamedTuple):
     """
 
     attention: Attend
-    tensors: Several
+    tensors: TensorSequence
     last: Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -29,7 +29,7 @@ def padded(x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(x.split(list(lengths)), batch_first=True).transpose(1, 2).contiguous()
 
 
-def with_padding(lengths: Sequence[int], tensors: Several) -> Packed:
+def with_padding(lengths: Sequence[int], tensors: TensorSequence) -> Packed:
     """Return a call of attention() on padded sequences with key_lengths. Raises Missing if there are too many rows."""
     from fa2_lab.api.attention import attention
 
@@ -41,7 +41,7 @@ def with_padding(lengths: Sequence[int], tensors: Several) -> Packed:
     return Packed(call, [padded(x, lengths) for x in tensors], lambda x: x[-1:, :, : lengths[-1]])
 
 
-def by_starts(function: Callable, lengths: Sequence[int], tensors: Several, *more: int, **options) -> Packed:
+def by_starts(function: Callable, lengths: Sequence[int], tensors: TensorSequence, *more: int, **options) -> Packed:
     """Return a call of a function that takes cu_seqlens for q and k, and in `more` perhaps the longest lengths."""
     starts = torch.tensor([0, *lengths], device=tensors[0].device).cumsum(0).int()
 
@@ -51,19 +51,19 @@ def by_starts(function: Callable, lengths: Sequence[int], tensors: Several, *mor
     return Packed(call, tensors, lambda x: x[-lengths[-1] :].transpose(0, 1)[None])
 
 
-def ours(lengths: Sequence[int], tensors: Several) -> Packed:
+def ours(lengths: Sequence[int], tensors: TensorSequence) -> Packed:
     """Return a call of our attention_packed()."""
     function = function_of("fa2_lab.api.packed", "attention_packed")
     return by_starts(function, lengths, tensors, causal=True, max_seqlen_q=max(lengths))
 
 
-def package(lengths: Sequence[int], tensors: Several, module: str) -> Packed:
+def package(lengths: Sequence[int], tensors: TensorSequence, module: str) -> Packed:
     """Return a call of one of Dao's packages."""
     function, longest = function_of(module, "flash_attn_varlen_func"), max(lengths)
     return by_starts(function, lengths, tensors, longest, longest, causal=True)
 
 
-def by_torch(lengths: Sequence[int], tensors: Several) -> Packed:
+def by_torch(lengths: Sequence[int], tensors: TensorSequence) -> Packed:
     """Return a call of PyTorch's varlen_attn, whose argument for the causal mask depends on PyTorch's version."""
     function, longest = function_of("torch.nn.attention.varlen", "varlen_attn"), max(lengths)
     old = "is_causal" in inspect.signature(function).parameters

@@ -14,7 +14,7 @@ SAME_BITS = " deterministic"  # ends the name of an implementation that must giv
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Implementation:
     """How an implementation prepares each kind of call, and the suites of dense problems in which it takes part.
 
     A kind of call that it does not have is None. "grid" stands for every suite over a grid of problems, and "sustained"
@@ -30,28 +30,30 @@ class Contestant:
     compiles: bool = False  # whether it compiles for seconds per shape, which is then done before anything is timed
 
 
-def dao(module: str, distribution: str, suites: str, **kinds) -> Contestant:
-    """Return one of Dao's packages, such as flash_attn, as a contestant."""
+def dao(module: str, distribution: str, suites: str, **kinds) -> Implementation:
+    """Return one of Dao's packages, such as flash_attn, as an implementation."""
     deterministic = partial(dense.package, module=module, deterministic=True)
-    return Contestant(partial(dense.package, module=module), suites, deterministic, distribution=distribution, **kinds)
+    return Implementation(
+        partial(dense.package, module=module), suites, deterministic, distribution=distribution, **kinds
+    )
 
 
 EVERYWHERE = "grid sustained sweep decode ladder train"
-CONTESTANTS: dict[str, Contestant] = {
-    "fa2_lab": Contestant(
+IMPLEMENTATIONS: dict[str, Implementation] = {
+    "fa2_lab": Implementation(
         dense.ours, EVERYWHERE + " masks bias deterministic smoke", packed=packed.ours, compiles=True
     ),
-    "fa2_lab portable": Contestant(partial(dense.ours, backend="portable"), "grid masks bias train", compiles=True),
-    "fa2_lab padded": Contestant(packed=packed.with_padding),
-    "fa2_lab reference": Contestant(partial(dense.ours, backend="reference"), "smoke"),
-    "torch": Contestant(dense.plain, "smoke"),
-    "torch flash": Contestant(
+    "fa2_lab portable": Implementation(partial(dense.ours, backend="portable"), "grid masks bias train", compiles=True),
+    "fa2_lab padded": Implementation(packed=packed.with_padding),
+    "fa2_lab reference": Implementation(partial(dense.ours, backend="reference"), "smoke"),
+    "torch": Implementation(dense.plain, "smoke"),
+    "torch flash": Implementation(
         partial(dense.sdpa, backend=SDPBackend.FLASH_ATTENTION), "grid deterministic decode train"
     ),
-    "cuDNN": Contestant(partial(dense.sdpa, backend=SDPBackend.CUDNN_ATTENTION), EVERYWHERE),
-    "torch math": Contestant(partial(dense.sdpa, backend=SDPBackend.MATH), "memory train"),
-    "torch varlen_attn": Contestant(packed=packed.by_torch),
-    "FlexAttention": Contestant(flex.flex, "grid masks bias", compiles=True),
+    "cuDNN": Implementation(partial(dense.sdpa, backend=SDPBackend.CUDNN_ATTENTION), EVERYWHERE),
+    "torch math": Implementation(partial(dense.sdpa, backend=SDPBackend.MATH), "memory train"),
+    "torch varlen_attn": Implementation(packed=packed.by_torch),
+    "FlexAttention": Implementation(flex.flex, "grid masks bias", compiles=True),
     "flash_attn": dao("flash_attn", "flash-attn", "grid", packed=partial(packed.package, module="flash_attn")),
     "FlashAttention-3": dao(
         "flash_attn_interface",
@@ -61,9 +63,9 @@ CONTESTANTS: dict[str, Contestant] = {
         packed=partial(packed.package, module="flash_attn_interface"),
     ),
     "FlashAttention-4": dao("flash_attn.cute", "flash-attn-4", "grid sustained deterministic"),
-    "ThunderKittens": Contestant(hopper.thunder_kittens, "grid sustained", distribution=hopper.KITTENS),
-    "TileLang": Contestant(hopper.tilelang, "grid sustained", distribution="tilelang", compiles=True),
-    "TLX": Contestant(hopper.tlx, "grid sustained", distribution="fbtriton"),
+    "ThunderKittens": Implementation(hopper.thunder_kittens, "grid sustained", distribution=hopper.KITTENS),
+    "TileLang": Implementation(hopper.tilelang, "grid sustained", distribution="tilelang", compiles=True),
+    "TLX": Implementation(hopper.tlx, "grid sustained", distribution="fbtriton"),
 }
 
 
@@ -72,23 +74,23 @@ def names(*suites: str) -> tuple[str, ...]:
 
     For "deterministic", each name is followed by the name with SAME_BITS.
     """
-    found = [name for name, who in CONTESTANTS.items() if set(suites) & set(who.suites.split())]
+    found = [name for name, who in IMPLEMENTATIONS.items() if set(suites) & set(who.suites.split())]
     return tuple(name + mode for name in found for mode in (("", SAME_BITS) if "deterministic" in suites else ("",)))
 
 
 def prepare(name: str, problem: Problem) -> dense.Attend:
     """Return the attention of an implementation for a problem. It is deterministic if its name ends with SAME_BITS."""
-    who = CONTESTANTS[name.removesuffix(SAME_BITS)]
+    who = IMPLEMENTATIONS[name.removesuffix(SAME_BITS)]
     if name.endswith(SAME_BITS):
         return (who.deterministic or dense.deterministic(who.dense))(problem)
     return (who.decode if who.decode and problem.N_q == 1 else who.dense)(problem)
 
 
 def preparing(kind: str) -> dict[str, Callable]:
-    """Return {name: value of the field `kind`} for all contestants in which the field is not empty."""
-    return {name: getattr(who, kind) for name, who in CONTESTANTS.items() if getattr(who, kind)}
+    """Return {name: value of the field `kind`} for all implementations in which the field is not empty."""
+    return {name: getattr(who, kind) for name, who in IMPLEMENTATIONS.items() if getattr(who, kind)}
 
 
 def peers(names: Iterable[str]) -> list[str]:
     """Return the names that belong to other packages, in the order of the table."""
-    return [name for name in CONTESTANTS if name in set(names) and not name.startswith("fa2_lab")]
+    return [name for name in IMPLEMENTATIONS if name in set(names) and not name.startswith("fa2_lab")]

@@ -14,25 +14,25 @@ from multiprocessing import get_context
 import torch
 from tqdm import tqdm
 
-from fa2_studio.bench import contestants
+from fa2_studio.bench import implementations
 from fa2_studio.bench.problem import Problem
 
 
-def compile_ahead(problems: Sequence[Problem], names: Sequence[str] = contestants.names("grid")) -> None:
+def precompile_all(problems: Sequence[Problem], names: Sequence[str] = implementations.names("grid")) -> None:
     """Let other processes call each implementation that has to compile, once per problem. Failures are ignored.
 
     The process that measures will meet the same failure and record it.
     """
-    compiling = [name for name in names if name in contestants.preparing("compiles")]
-    elsewhere(call_once, [(problem, name) for name in compiling for problem in problems])
+    compiling = [name for name in names if name in implementations.preparing("compiles")]
+    in_other_processes(call_once, [(problem, name) for name in compiling for problem in problems])
 
 
-def elsewhere(call: Callable[..., None], jobs: Sequence[tuple]) -> None:
+def in_other_processes(call: Callable[..., None], jobs: Sequence[tuple]) -> None:
     """Call a function in other processes, once per job. Failures are ignored, since they will occur again later."""
     if not jobs or pool() is None:
         return
     try:
-        done = pool().map(partial(tried, call), *zip(*jobs, strict=True))
+        done = pool().map(partial(result_or_reason, call), *zip(*jobs, strict=True))
         list(tqdm(done, total=len(jobs), desc="compile", unit="kernel", disable=None, leave=False))
     except BrokenProcessPool:  # a process died; its kernels are compiled when they are measured
         return
@@ -50,7 +50,7 @@ def pool() -> ProcessPoolExecutor | None:
     return ProcessPoolExecutor(workers, get_context("spawn"), *ignore) if workers > 1 else None
 
 
-def tried(call: Callable[..., None], *job) -> None:
+def result_or_reason(call: Callable[..., None], *job) -> None:
     """Make a call and wait for the GPU. The run that measures will meet a failure again, and name it."""
     try:
         call(*job)
@@ -63,7 +63,7 @@ def tried(call: Callable[..., None], *job) -> None:
 
 def call_once(problem: Problem, name: str) -> None:
     """Run a forward pass without gradients and one with, then a backward pass."""
-    attention = contestants.prepare(name, problem)
+    attention = implementations.prepare(name, problem)
     q, k, v, dO = problem.tensors(grad=True)
     with torch.no_grad():
         attention(q, k, v)

@@ -8,10 +8,10 @@ import torch
 from tqdm import tqdm
 
 from fa2_lab.records import Measurement, Record
-from fa2_studio.bench import contestants
+from fa2_studio.bench import implementations
 from fa2_studio.bench.peers import dense
-from fa2_studio.bench.problem import Problem, Several, error, gradient_error, gradients_by_definition, worst
-from fa2_studio.bench.protocol import Timing, measure, tried
+from fa2_studio.bench.problem import Problem, TensorSequence, error, gradient_error, gradients_by_definition, worst
+from fa2_studio.bench.protocol import Timing, measure, result_or_reason
 from fa2_studio.bench.results import label
 
 DIRECTIONS = ("forward", "backward")
@@ -50,7 +50,7 @@ def collect(plan: Plan, keep: Callable[[Record], object]) -> Record:
 
 def attempt(job: partial) -> Measurement:
     """Return a row, without numbers if the inputs and the check do not fit into memory or anything else fails."""
-    row = tried(job)  # so that a failure does not lose what was measured before
+    row = result_or_reason(job)  # so that a failure does not lose what was measured before
     return empty(job, {"everybody": row}) if isinstance(row, str) else row
 
 
@@ -68,17 +68,17 @@ def described(job: partial) -> str:
 # A row --------------------------------------------------------------------------------------------------------
 
 
-def all_tried(prepares: Mapping[str, Callable]) -> tuple[dict, dict[str, str]]:
+def prepare_all(prepares: Mapping[str, Callable]) -> tuple[dict, dict[str, str]]:
     """Call each function and return {name: its result}, and {name: reason} for those that failed.
 
     A function fails if it raises, or if it returns a text, which is then the reason.
     """
-    prepared = {name: tried(prepare) for name, prepare in prepares.items()}
+    prepared = {name: result_or_reason(prepare) for name, prepare in prepares.items()}
     failed = {name: why for name, why in prepared.items() if isinstance(why, str)}
     return {name: call for name, call in prepared.items() if name not in failed}, failed
 
 
-def contest(
+def compare(
     where: dict,
     direction: str,
     prepares: Mapping[str, Callable[[], Prepared]],
@@ -87,7 +87,7 @@ def contest(
     unit: str = "ms",
 ) -> Measurement:
     """Time the implementations that give right answers, and return one row with all times and failures."""
-    calls, failed = all_tried(prepares)
+    calls, failed = prepare_all(prepares)
     timings = timing(calls)
     failed |= {name: why for name, why in timings.items() if isinstance(why, str)}
     timed = {name: t for name, t in timings.items() if isinstance(t, Timing)}
@@ -96,22 +96,22 @@ def contest(
     return Measurement(where, direction, values, failed, unit, flops=flops, chip=chip)
 
 
-def ready(problem: Problem, direction: str, names: Sequence[str], tensors: Several) -> dict[str, Callable]:
+def ready(problem: Problem, direction: str, names: Sequence[str], tensors: TensorSequence) -> dict[str, Callable]:
     """Return {name: a function that prepares this implementation, checks its answer and returns the call to time}."""
     mask = dict(causal=problem.causal) | problem.mask(tensors[0].device)
     truth = gradients_by_definition(*tensors, **mask) if direction != "forward" else None
 
-    def errors(O: torch.Tensor, gradients: Several) -> list[float]:
+    def errors(O: torch.Tensor, gradients: TensorSequence) -> list[float]:
         of_gradients = [gradient_error(gradients, truth)] if gradients else []
         return [error(O, *tensors[:3], **mask), *of_gradients]
 
     def prepared(name: str) -> Prepared:
-        return checked(contestants.prepare(name, problem), tensors, direction, errors)
+        return checked(implementations.prepare(name, problem), tensors, direction, errors)
 
     return {name: partial(prepared, name) for name in names}
 
 
-def checked(attention: dense.Attend, tensors: Several, direction: str, errors: Callable) -> Prepared:
+def checked(attention: dense.Attend, tensors: TensorSequence, direction: str, errors: Callable) -> Prepared:
     """Return the call to time, or how wrong its answer is by errors(O, gradients).
 
     If dO is among the tensors, the gradients are also checked.
@@ -128,16 +128,18 @@ def refused(errors: Sequence[float]) -> str:
     return "" if most <= TOLERANCE else f"wrong: error {most:.1e}"
 
 
-def call_of(attention: dense.Attend, direction: str, tensors: Several, O: torch.Tensor | None = None) -> Callable:
+def call_of(
+    attention: dense.Attend, direction: str, tensors: TensorSequence, O: torch.Tensor | None = None
+) -> Callable:
     """Return the call to time: the forward pass, the backward pass after a kept forward pass, or both."""
-    (q, k, v, *dO), (bare, context) = tensors, dense.apart(attention)
+    (q, k, v, *dO), (bare, context) = tensors, dense.call_and_context(attention)
     free = [x.detach() for x in (q, k, v)]  # so that nothing is saved for a backward pass
     calls = dict(
         forward=lambda: bare(*free),
         backward=lambda: torch.autograd.grad(O, (q, k, v), dO, retain_graph=True),
         both=lambda: torch.autograd.grad(bare(q, k, v), (q, k, v), dO),
     )
-    return dense.Within(calls[direction], context)
+    return dense.WithContext(calls[direction], context)
 
 
 def ceilings() -> dict[str, float]:
