@@ -246,7 +246,7 @@ SLIPS = [  # known mistakes: (assignment, the cell or "" for all, {right text: w
     ("2", "", {"m + np.log(divisor)": "np.log(divisor)"}, "m is missing in L"),
     ("2", "", {"q_i @ k_j.T": "q_i @ k_j"}, "Which of the two operands has to be transposed?"),
     ("2", "", {"q_i @ k_j.T": "q_i @ k_j.reshape(k_j.shape[::-1])"}, "reshaped to (d, B_c) instead of transposed"),
-    ("3", "", {"s = tau * (q_i @ k_j.T)": "s = q_i @ k_j.T"}, "The scale is missing where the backward pass computes P"),
+    ("3", "", {"s = tau * (q_i": "s = (q_i"}, "The scale is missing where the backward pass computes P"),
     ("3", "", {"tau * (ds @ k_j)": "ds @ k_j"}, "The scale is missing in dQ"),
     ("3", "", {"tau * (ds.T @ q_i)": "ds.T @ q_i"}, "The scale is missing in dK"),
     ("3", "", {"p * (do_i @ v_j.T - D_i[:, None])": "p * (do_i @ v_j.T)"}, "D is missing"),
