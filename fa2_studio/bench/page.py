@@ -18,8 +18,8 @@ from fa2_studio.bench import implementations
 from fa2_studio.bench.protocol import REPEATED, REPEATS, SUSTAINED, rested
 from fa2_studio.bench.registry import GRIDS, OTHERS, SUITES, TITLES
 from fa2_studio.bench.results import ABSENT, DIRECTIONS, label, named, save, shape_of, table
-from fa2_studio.upstream_tests import command as judges
-from fa2_studio.upstream_tests.suites import SUITES as JUDGES
+from fa2_studio.judges import command as judges
+from fa2_studio.judges.suites import SUITES as JUDGES
 
 MARKERS = "<!-- {}: written by `python -m fa2_lab bench --results` -->", "<!-- end of {} -->"  # of README's parts
 LEAD = Path(__file__).with_name("results.md")  # text on how to read the page and how each implementation is called

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import fa2_lab
-from fa2_studio.upstream_tests import command
-from fa2_studio.upstream_tests.adapters import flash_attention_2 as two
-from fa2_studio.upstream_tests.adapters import flash_attention_3 as three
-from fa2_studio.upstream_tests.adapters import flash_attention_4 as four
-from fa2_studio.upstream_tests.adapters import flashinfer, torch_varlen, vllm
-from fa2_studio.upstream_tests.suites import SUITES
+from fa2_studio.judges import command
+from fa2_studio.judges.adapters import flash_attention_2 as two
+from fa2_studio.judges.adapters import flash_attention_3 as three
+from fa2_studio.judges.adapters import flash_attention_4 as four
+from fa2_studio.judges.adapters import flashinfer, torch_varlen, vllm
+from fa2_studio.judges.suites import SUITES
 
 THEIRS = """
 import pytest, torch

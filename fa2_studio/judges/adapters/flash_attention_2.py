@@ -1,6 +1,6 @@
 """The adapter with the names of `flash_attn`, FlashAttention-2's package."""
 
-from fa2_studio.upstream_tests.adapters import flash_attention_4 as four
+from fa2_studio.judges.adapters import flash_attention_4 as four
 
 
 def flash_attn_func(q, k, v, dropout_p=0.0, *, alibi_slopes=None, return_attn_probs=False, **options):

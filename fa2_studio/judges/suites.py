@@ -16,7 +16,7 @@ class TheirTests:
     repository: str
     commit: str
     tests: str  # the file with the tests, in the checkout
-    adapter: str  # our module in fa2_studio.upstream_tests.adapters that replaces theirs
+    adapter: str  # our module in fa2_studio.judges.adapters that replaces theirs
     stands_for: tuple[str, ...]  # the files, as the tests import them, that are written to import the adapter
     takes: dict[str, str] = field(default_factory=dict)  # their own helpers: {file in the checkout: copy for the tests}
     changes: dict[str, str] = field(default_factory=dict)  # {their text: our text} in the file with the tests

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fa2_studio.upstream_tests.suites import SUITES
+from fa2_studio.judges.suites import SUITES
 
 SUITE, FOLDER = SUITES[os.environ["FA2_LAB_SUITE"]], Path(os.environ["FA2_LAB_JUDGED"])
 SAMPLE = SUITE.sample if torch.cuda.is_available() else SUITE.sample_on_a_laptop

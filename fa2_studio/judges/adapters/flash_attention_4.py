@@ -1,6 +1,6 @@
 """The adapter with the names of `flash_attn.cute.interface`, FlashAttention-4's package."""
 
-from fa2_studio.upstream_tests.adapters.common import bounds, dense, deterministic_if, packed
+from fa2_studio.judges.adapters.common import bounds, dense, deterministic_if, packed
 
 
 def masks(

@@ -1,6 +1,6 @@
 """The adapter with the names of `flash_attn_interface`, FlashAttention-3's package."""
 
-from fa2_studio.upstream_tests.adapters import flash_attention_4 as four
+from fa2_studio.judges.adapters import flash_attention_4 as four
 
 
 def flash_attn_func(q, k, v, **options):

@@ -13,7 +13,7 @@ from pathlib import Path
 from fa2_lab.paper import PACKAGE
 from fa2_lab.tools import files
 from fa2_studio.bench.results import machine
-from fa2_studio.upstream_tests.suites import SUITES, TheirTests
+from fa2_studio.judges.suites import SUITES, TheirTests
 
 RECORD = files.ROOT / "figures" / "data" / "judged.json"
 
@@ -75,7 +75,7 @@ def lay_down(suite: TheirTests, checkout: Path, folder: Path) -> None:
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(
-            f"import fa2_studio.upstream_tests.adapters.{suite.adapter} as ours\n\n"
+            f"import fa2_studio.judges.adapters.{suite.adapter} as ours\n\n"
             "globals().update({name: x for name, x in vars(ours).items() if not name.startswith('__')})\n",
             encoding="utf-8",
         )
@@ -102,7 +102,7 @@ def run(name: str, checkout: Path, processes: int = 1) -> dict:
         path = os.pathsep.join([scratch, str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
         env = {**os.environ, **suite.environment, "FA2_LAB_SUITE": name, "FA2_LAB_JUDGED": scratch, "PYTHONPATH": path}
         command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=line", "-p", "no:warnings"]
-        command += ["-p", "fa2_studio.upstream_tests.plugin"]
+        command += ["-p", "fa2_studio.judges.plugin"]
         command += ["-n", str(processes)] if processes > 1 else []
         done = subprocess.run([*command, suite.runs or suite.tests], cwd=folder, env=env, check=False)
         if done.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):

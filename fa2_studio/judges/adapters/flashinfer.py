@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from torch.nn.utils.rnn import pad_sequence
 
-from fa2_studio.upstream_tests.adapters.common import bounds, packed, paged
+from fa2_studio.judges.adapters.common import bounds, packed, paged
 
 filename_safe_dtype_map: dict = defaultdict(str)
 attention_sink_decl: dict = defaultdict(str)  # their kernel's source, which ours does not need

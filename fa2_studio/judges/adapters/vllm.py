@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from fa2_studio.upstream_tests.adapters.common import bounds, paged
+from fa2_studio.judges.adapters.common import bounds, paged
 
 current_platform = SimpleNamespace(is_device_capability_family=lambda family: False)
 set_random_seed = torch.manual_seed
