@@ -95,8 +95,9 @@ def homes_of(folder: Path, roster: tuple[results.Person, ...] = ()) -> dict[str,
             name = unicodedata.normalize("NFC", home.name)
             homes.setdefault(known.get(name, name), []).append(home)
     if not any(homes.values()):
+        packed = "".join(f", but {path.name}, which you can unpack there" for path in [*folder.glob("*.zip")][:1])
         raise ValueError(
-            f"folder: got {folder}, which contains no folder; it takes a folder that contains one folder per student"
+            f"folder: got {folder}, which contains no folder{packed}; it takes a folder with one folder per student"
         )
     return homes
 

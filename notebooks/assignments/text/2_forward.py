@@ -14,7 +14,7 @@
 # | 5. the meter: operations | 3 |
 # | 6. the meter: nothing of size N² | 2 |
 #
-# *Time: 4 to 5 hours. Before this: chapters 03 and 04. Hardware: any laptop, NumPy alone.*
+# *Time: 4 to 5 hours. Before this: chapters 02 to 04. Hardware: any laptop, NumPy alone.*
 #
 # **How it is graded.** Grading works as `README.md` explains. All of `fa2_lab` is off limits, and so is ready-made
 # attention. Steps 4 to 6 run your `forward` once more with the meter on. They give points if O is correct, and also if O
