@@ -4,7 +4,7 @@ from collections.abc import Generator, Mapping
 
 from fa2_lab.machine import chips
 from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Block, Job, Wait
-from fa2_lab.plots import style
+from fa2_lab.plots import strips, style
 
 FOUR_WAYS = {  # whether a warpgroup looks ahead, and how two of them share the tensor cores
     "Neither": (False, SHARED),
@@ -51,9 +51,7 @@ def warpgroup(block: Block, T: int, product: float, softmax: float, ahead: bool)
             yield block.start("tensor", product, f"PV{n}").done()
 
 
-HUE = {"S": "S", "PV": "O", "P": "P"}
 UNITS = {"tensor": "tensor cores", "exp": "exponentials"}
-LANES = [(unit, who) for unit in UNITS for who in (0, 1)]
 
 
 @style.picture
@@ -61,18 +59,19 @@ def draw(window: float, panels: list[Mapping], setting: str) -> style.Drawn:
     """Draw one timeline for each panel, that is, for each of four ways in which two warpgroups can work."""
     caption = "Exponentials can overlap with matmuls within a warpgroup, between two warpgroups, or in both ways. The"
     caption += " percentages are those of the tensor cores"
-    figure, axes = style.new_figure(5.9, f"{caption} ({setting}).", nrows=len(panels), sharex=True)
-    for ax, panel in zip(axes, panels, strict=True):
-        for unit, who, label, begun, ended in panel["jobs"]:
-            if begun < window:
-                _job(ax, LANES.index((unit, who)), label, begun, min(ended, window), 0.02 * window)
-        for lane, (unit, who) in enumerate(LANES):
-            style.note(ax, -0.012 * window, lane + 0.5, f"{UNITS[unit]}, {who}", ha="right")
-        ax.set(ylim=(len(LANES), 0), yticks=[])
-        ax.spines["left"].set_visible(False)
-        ax.set_title(f"{panel['name']}: {panel['share']:.0%} busy")
-    names = 0.26 if style.narrow() else 0.21  # of the window, for the lanes' names
-    axes[-1].set(xlim=(-names * window, window), xticks=range(0, int(window), 1000), xlabel="clocks of one SM →")
+    timelines = {
+        f"{panel['name']}: {panel['share']:.0%} busy": {
+            f"{name}, {who}": [job[2:] for job in panel["jobs"] if job[:2] == (unit, who)]
+            for unit, name in UNITS.items()
+            for who in (0, 1)
+        }
+        for panel in panels
+    }
+    window *= window / strips.span(window)  # a phone shows all of it, too
+    figure = strips.stacked(5.9, f"{caption} ({setting}).", timelines, window)
+    for ax, rows in zip(figure.axes, timelines.values(), strict=True):
+        strips.mark_waits(ax, rows, window)
+    figure.axes[-1].set_xlabel("clocks of one SM →")
     busy = "; ".join(f"{p['name']}: tensor cores busy {p['share']:.0%} of the time" for p in panels)
     alt = (
         "Four timelines of one SM, one above the other. Each has two lanes for the tensor cores and two for"
@@ -80,10 +79,3 @@ def draw(window: float, panels: list[Mapping], setting: str) -> style.Drawn:
         " matmuls at the same time and then both compute exponentials. In the last, they take turns."
     )
     return figure, alt
-
-
-def _job(ax: style.Axes, lane: int, label: str, begun: float, ended: float, letter: float) -> None:
-    """Draw one job from `begun` to `ended` as a box in its lane, with its label if it fits."""
-    words = label if ended - begun > letter * len(label) else ""
-    tensor = HUE[label.rstrip("0123456789")]
-    style.tensor_box(ax, begun, lane + 0.08, ended - begun, 0.84, tensor, words, linewidth=0.8)
