@@ -194,10 +194,14 @@ def feedback(graded: Graded, name: str = "") -> str:
     body = [f"<h1>{title}</h1><p><strong>{points}</strong></p>"]
     if not graded.is_absent:
         body += ["<table><caption>How the score was computed</caption>"]
-        body += ["<tr><th scope=col>step</th><th scope=col>points</th><th scope=col>of</th></tr>"]
+        titles = "".join(f"<th scope=col>{title}</th>" for title in ("step", "points", "of", "checks that failed"))
+        body += [f"<tr>{titles}</tr>"]
         for name, most in graded.most.items():
             step, got = shown(name.removeprefix("test_")), graded.got.get(name, 0)
-            body += [f"<tr><th scope=row>{step}</th><td>{got:g}</td><td>{most:g}</td></tr>"]
+            missed = sum(
+                x.count("  NOT YET ") for kind, of, _, x in graded.page if of == name and kind in ("visible", "hidden")
+            )
+            body += [f"<tr><th scope=row>{step}</th><td>{got:g}</td><td>{most:g}</td><td>{missed or ''}</td></tr>"]
         body += ["</table>"]
         if graded.score < graded.full:
             body += [f"<p>Read these again: {shown(before(graded.assignment))}.</p>"]
