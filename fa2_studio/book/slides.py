@@ -74,7 +74,8 @@ def write(folder: Path) -> list[Path]:
     script = (LOOKS / "slides.js").read_text(encoding="utf-8")
     browser, decks, small = next(filter(None, map(shutil.which, BROWSERS)), None), [], small_pictures()
     for number, (title, chapters) in enumerate(LECTURES.items(), start=1):
-        asked = "".join(f"<p>{escape(c.question)}</p>" for c in written() if c.number in chapters)
+        parts = [c for c in written() if c.number in chapters]
+        asked = "".join(f"<div class=part>{small[c.name]}<p>{escape(c.question)}</p></div>" for c in parts)
         cover = f"<section class=first><h1>{number} · {title}</h1>{asked}</section>" if len(chapters) > 1 else ""
         head = "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
         head += f"<title>{title}</title><style>{looks}</style>"
