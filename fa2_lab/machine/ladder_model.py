@@ -5,9 +5,10 @@ For each tile of its 64 rows, a warpgroup uses the units of an SM one after anot
 for a fixed time, in which it uses no unit that warpgroups share. Warpgroups on one SM queue at every unit, and `clocks`
 is a mean-value analysis of these queues. Row blocks queue for SMs in launch order, which `makespan` simulates.
 
-Three constants are fitted to measurements without a mask at d = 128: PATH and WAIT to rungs 07 and 09, and AHEAD to
-rungs 11 to 16. All other values come from the compiled code and the data sheet of the chip. The model takes HBM into
-account only for rung 00, and ignores that one matmul can wait for another.
+Three constants are fitted to measurements without a mask at d = 128: L2_TO_SMEM_BYTES_PER_CLOCK and STALL_CLOCKS to
+rungs 07 and 09, and STALL_CLOCKS_PREFETCHED to rungs 11 to 16. All other values come from the compiled code and the
+data sheet of the chip. The model takes HBM into account only for rung 00, and ignores that one matmul can wait for
+another.
 """
 
 import heapq
@@ -18,9 +19,9 @@ from typing import NamedTuple
 from fa2_lab.machine.chips import H200, Chip
 
 ROWS = 64  # of a warpgroup
-PATH = 29.5  # bytes per clock and SM from L2 through registers into shared memory
-WAIT = 120  # clocks per tile in which its warpgroup waits for something that no other one uses
-AHEAD = 375  # the same if the next tiles are copied ahead
+L2_TO_SMEM_BYTES_PER_CLOCK = 29.5  # bytes per clock and SM from L2 through registers into shared memory
+STALL_CLOCKS = 120  # per tile: waits that no unit explains, such as those for barriers and dependent instructions
+STALL_CLOCKS_PREFETCHED = 375  # the same if the next tiles are copied ahead
 
 # The rung from which on a change holds, because the ladder keeps every change.
 ON_CHIP, ROW_BLOCKS, SKIPPING, COPIED_AHEAD, HEAVY_FIRST = 2, 3, 7, 10, 12
@@ -52,7 +53,7 @@ def units(rung: Rung, chip: Chip = H200) -> dict[str, float]:
         exp=128 * rung.exponentials / chip.exp_per_clock,
     )
     if rung.number < COPIED_AHEAD:
-        clocks["path"] = tile_bytes(rung) / PATH
+        clocks["path"] = tile_bytes(rung) / L2_TO_SMEM_BYTES_PER_CLOCK
     return clocks
 
 
@@ -73,7 +74,7 @@ def clocks(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
     average queue of a system with one warpgroup fewer.
     """
     demands = units(rung, chip)
-    wait = WAIT if rung.number < COPIED_AHEAD else AHEAD
+    wait = STALL_CLOCKS if rung.number < COPIED_AHEAD else STALL_CLOCKS_PREFETCHED
     standing = dict.fromkeys(demands, 0.0)
     tile = wait + sum(demands.values())
     for warpgroups in range(1, (programs or rung.programs) * rung.consumers + 1):
@@ -87,16 +88,16 @@ def clocks(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
 
 
 @cache
-def launch(rung: Rung, heads: int, N: int = 4096, causal: bool = False, chip: Chip = H200) -> float:
+def predicted_clocks(rung: Rung, heads: int, N: int = 4096, causal: bool = False, chip: Chip = H200) -> float:
     """Return the predicted clocks of one launch of a rung for `heads` heads of N queries and N keys."""
     if rung.number == 0:
         moved = heads * N * (12 * N + 8 * rung.d)  # bytes: S has four per number, P two, and both are written and read
         return moved * chip.clock_hz / chip.hbm_per_second
     tile = [clocks(rung, k, chip) for k in range(1, rung.programs + 1)]
-    return makespan(blocks(rung, heads, N, causal), tile, chip.SMs)
+    return makespan(tiles_per_program(rung, heads, N, causal), tile, chip.SMs)
 
 
-def blocks(rung: Rung, heads: int, N: int, causal: bool) -> list[int]:
+def tiles_per_program(rung: Rung, heads: int, N: int, causal: bool) -> list[int]:
     """Return the number of tiles of each program, in launch order."""
     rows = ROWS * rung.consumers
     if rung.number < ROW_BLOCKS:
@@ -115,20 +116,20 @@ def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -
     tiles takes `tile[k]` clocks.
     """
     waiting = iter(tiles)
-    left: list[list[float]] = [[] for _ in range(SMs)]  # tiles that each program still has to visit
+    tiles_left: list[list[float]] = [[] for _ in range(SMs)]  # tiles that each program still has to visit
     since, plan = [0.0] * SMs, [0] * SMs  # when an SM was planned last, and how often
     ends: list[tuple[float, int, int]] = []  # when a program of an SM ends, and by which plan
 
     def look(SM: int, now: float) -> None:
         since[SM], plan[SM] = now, plan[SM] + 1
-        if left[SM]:
-            then = now + min(left[SM]) * tile[len(left[SM]) - 1]
+        if tiles_left[SM]:
+            then = now + min(tiles_left[SM]) * tile[len(tiles_left[SM]) - 1]
             # Rounded, because the order of equal times would else depend on how this Python version adds floats.
             heapq.heappush(ends, (round(then, 3), SM, plan[SM]))
 
     for _ in tile:
         for SM in range(SMs):
-            left[SM] += [n for n in [next(waiting, 0)] if n]
+            tiles_left[SM] += [n for n in [next(waiting, 0)] if n]
     for SM in range(SMs):
         look(SM, now=0.0)
     now = 0.0
@@ -136,14 +137,14 @@ def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -
         then, SM, planned = heapq.heappop(ends)
         if planned != plan[SM]:
             continue
-        now, done = then, (then - since[SM]) / tile[len(left[SM]) - 1]
-        left[SM] = [n - done for n in left[SM] if n - done > 1e-5]
-        while len(left[SM]) < len(tile) and (n := next(waiting, 0)):
-            left[SM].append(n)
+        now, done = then, (then - since[SM]) / tile[len(tiles_left[SM]) - 1]
+        tiles_left[SM] = [n - done for n in tiles_left[SM] if n - done > 1e-5]
+        while len(tiles_left[SM]) < len(tile) and (n := next(waiting, 0)):
+            tiles_left[SM].append(n)
         look(SM, now)
     return now
 
 
 def speedup(before: Rung, after: Rung, heads: int, N: int = 4096, causal: bool = False) -> float:
     """Return the speedup that the model predicts for the rung `after` over the rung `before`."""
-    return launch(before, heads, N, causal) / launch(after, heads, N, causal)
+    return predicted_clocks(before, heads, N, causal) / predicted_clocks(after, heads, N, causal)

@@ -19,7 +19,7 @@ FINE = "Nothing is wrong"  # the beginning of advice that asks for nothing
 
 
 @dataclass(frozen=True)
-class Machine:
+class Environment:
     """The software versions and the GPU of this machine, as text.
 
     An empty string means that the package or the device is missing.
@@ -46,19 +46,19 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for reports and scripts")
     options = parser.parse_args(argv)
-    machine = examine()
+    environment = inspect_environment()
     if options.json:
-        print(json.dumps(dict(fa2_lab=fa2_lab.__version__) | asdict(machine) | dict(advice=advice(machine))))
+        print(json.dumps(dict(fa2_lab=fa2_lab.__version__) | asdict(environment) | dict(advice=advice(environment))))
     else:
-        print(screen(machine))
-    return 0 if advice(machine).startswith(FINE) else 1
+        print(screen(environment))
+    return 0 if advice(environment).startswith(FINE) else 1
 
 
 # What is here -------------------------------------------------------------------------------------------------
 
 
-def examine() -> Machine:
-    """Inspect this machine. TRITON_INTERPRET is read first, because importing the kernels may set the variable."""
+def inspect_environment() -> Environment:
+    """Return the Environment. TRITON_INTERPRET is read first, because importing the kernels may set the variable."""
     asked = os.environ.get("TRITON_INTERPRET", "")
     asked = "1" if asked.lower() in ("true", "on", "yes", "y") else asked  # as Triton reads it
     from fa2_lab.kernels import triton_versions
@@ -82,7 +82,7 @@ def examine() -> Machine:
     elif number(triton):
         interpreted = asked == "1" or not here.get("gpu")
         here["misfit"] = triton_versions.version_conflict(triton, numpy, interpreted)
-    return Machine(**here, kernels=serving(Machine(**here)))
+    return Environment(**here, kernels=serving(Environment(**here)))
 
 
 def version(package: str) -> str:
@@ -108,12 +108,12 @@ def graphics() -> dict:
     return dict(gpu=torch.cuda.get_device_name(), capability=major + minor / 10, driver=driver)
 
 
-def serving(machine: Machine) -> dict[str, str]:
+def serving(environment: Environment) -> dict[str, str]:
     """Return {d: kernels that run a causal bf16 call with 16 heads and N = 4,096} as text, for d = 64 and 128."""
-    forbidden = not machine.gpu and machine.asked not in ("", "1")
-    if not (machine.torch and machine.triton) or machine.misfit or forbidden:
+    forbidden = not environment.gpu and environment.asked not in ("", "1")
+    if not (environment.torch and environment.triton) or environment.misfit or forbidden:
         return dict.fromkeys(("64", "128"), "the NumPy reference")
-    if not machine.gpu or machine.asked == "1":
+    if not environment.gpu or environment.asked == "1":
         return dict.fromkeys(("64", "128"), "portable, in the interpreter")
     import torch
 
@@ -152,57 +152,59 @@ def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
     return " and ".join(unknown)
 
 
-def interpreted(machine: Machine) -> str:
+def interpreted(environment: Environment) -> str:
     """Return text that tells whether Triton's interpreter runs the kernels, and why."""
-    if not machine.triton:
+    if not environment.triton:
         return "off: Triton is not installed"
-    if machine.asked:
-        return f"{'on' if machine.asked == '1' else 'off'}: TRITON_INTERPRET={machine.asked} is set"
-    return "off: there is a GPU" if machine.gpu_node or machine.gpu else "on: there is no GPU"
+    if environment.asked:
+        return f"{'on' if environment.asked == '1' else 'off'}: TRITON_INTERPRET={environment.asked} is set"
+    return "off: there is a GPU" if environment.gpu_node or environment.gpu else "on: there is no GPU"
 
 
-def advice(machine: Machine) -> str:
+def advice(environment: Environment) -> str:
     """Return the most urgent advice as a sentence, or a sentence that begins with FINE if nothing is wrong."""
-    if not machine.torch:
+    if not environment.torch:
         return "torch is not installed, but the NumPy reference works. For attention, pip install 'fa2-lab[kernels]'"
-    if not machine.triton:
-        if machine.system == "Linux":
+    if not environment.triton:
+        if environment.system == "Linux":
             return "Triton is not installed, so the NumPy reference runs instead: pip install 'fa2-lab[kernels]'"
         return f"{FINE}."  # Triton exists for Linux only
-    if machine.misfit:
-        return machine.misfit
-    if machine.gpu_node and not machine.gpu:
+    if environment.misfit:
+        return environment.misfit
+    if environment.gpu_node and not environment.gpu:
         return "torch cannot use the GPU of this machine: install a build of torch for it, or a newer driver"
-    if machine.gpu and machine.asked == "1":
+    if environment.gpu and environment.asked == "1":
         return "the interpreter is on although there is a GPU. To compile the kernels, unset TRITON_INTERPRET"
-    if not machine.gpu and machine.asked not in ("", "1"):
-        return f"no GPU, and TRITON_INTERPRET={machine.asked} switches the interpreter off: unset it"
-    if machine.gpu and machine.capability < OLDEST_GPU and not machine.asked:
+    if not environment.gpu and environment.asked not in ("", "1"):
+        return f"no GPU, and TRITON_INTERPRET={environment.asked} switches the interpreter off: unset it"
+    if environment.gpu and environment.capability < OLDEST_GPU and not environment.asked:
         return "Triton cannot use the tensor cores of this GPU, so set TRITON_INTERPRET=1, or expect slow kernels"
-    if machine.untested:
+    if environment.untested:
         remedy = "pip install -c constraints.txt -e '.[dev]'"
-        return f"{FINE}, but fa2_lab was not tested with {machine.untested}. If a kernel fails, {remedy}"
+        return f"{FINE}, but fa2_lab was not tested with {environment.untested}. If a kernel fails, {remedy}"
     return f"{FINE}."
 
 
-def screen(machine: Machine) -> str:
+def screen(environment: Environment) -> str:
     """Return the text that the command prints: all findings, and the advice in the last line."""
     from fa2_lab.kernels.triton_versions import TESTED
 
     oldest, newest = (version.rpartition(".")[0] for version in (TESTED[0], TESTED[-1]))
     tested = f"torch {' to '.join(TORCH)}, Triton {oldest} to {newest}"
     gpu = (
-        f"{machine.gpu}, sm_{machine.capability * 10:.0f}, driver {machine.driver or 'unknown'}" if machine.gpu else ""
+        f"{environment.gpu}, sm_{environment.capability * 10:.0f}, driver {environment.driver or 'unknown'}"
+        if environment.gpu
+        else ""
     )
     rows = {
         "fa2_lab": fa2_lab.__version__,
-        "Python": f"{machine.python}, {machine.system}",
-        "NumPy": machine.numpy,
-        "torch": machine.torch or "not installed",
-        "Triton": machine.triton or ("not installed" if machine.system == "Linux" else "exists for Linux only"),
-        "GPU": gpu or ("there is one that torch cannot use" if machine.gpu_node else "none"),
-        "interpreter": interpreted(machine),
-        **{f"causal, d {d}": kernels for d, kernels in machine.kernels.items()},
-        "tested": tested + f"; not {machine.untested}" * bool(machine.untested),
+        "Python": f"{environment.python}, {environment.system}",
+        "NumPy": environment.numpy,
+        "torch": environment.torch or "not installed",
+        "Triton": environment.triton or ("not installed" if environment.system == "Linux" else "exists for Linux only"),
+        "GPU": gpu or ("there is one that torch cannot use" if environment.gpu_node else "none"),
+        "interpreter": interpreted(environment),
+        **{f"causal, d {d}": kernels for d, kernels in environment.kernels.items()},
+        "tested": tested + f"; not {environment.untested}" * bool(environment.untested),
     }
-    return "\n".join([*(f"{name:15}{what}" for name, what in rows.items()), "", advice(machine)])
+    return "\n".join([*(f"{name:15}{what}" for name, what in rows.items()), "", advice(environment)])

@@ -269,6 +269,6 @@ def tour(stages: tuple[Stage, ...] = STAGES) -> int:
     notebooks = sorted((PACKAGE.parent / "notebooks").glob("*.ipynb"))
     if notebooks:
         print(f"The book: jupyter lab notebooks/{notebooks[0].name}")
-    if (advice := doctor.advice(doctor.examine())) != f"{doctor.FINE}.":
+    if (advice := doctor.advice(doctor.inspect_environment())) != f"{doctor.FINE}.":
         print(f"fa2-lab doctor: {advice}")
     return 1 if wrong else 0

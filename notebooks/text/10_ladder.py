@@ -654,9 +654,9 @@ show("saw")
 # %% tags=["hide-input"]
 rung = reasons.modelled(ladder.find("03"), causal=False, d=128)
 demands = model.units(rung)
-alone = model.WAIT + sum(demands.values())
-two = model.WAIT + sum(D * (1 + D / alone) for D in demands.values())
-print(", ".join(f"{unit} {D:.0f}" for unit, D in demands.items()), f"clocks; wait {model.WAIT}")
+alone = model.STALL_CLOCKS + sum(demands.values())
+two = model.STALL_CLOCKS + sum(D * (1 + D / alone) for D in demands.values())
+print(", ".join(f"{unit} {D:.0f}" for unit, D in demands.items()), f"clocks; wait {model.STALL_CLOCKS}")
 three = model.clocks(rung, programs=3)  # by the same rule
 print(f"rung 03: a tile costs {alone:.0f} clocks with one program")
 print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with three")

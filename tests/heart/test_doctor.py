@@ -10,21 +10,21 @@ import pytest
 
 from fa2_lab.kernels import interpreter
 from fa2_lab.tools import command, doctor
-from fa2_lab.tools.doctor import FINE, Machine, advice, interpreted, screen, untested
+from fa2_lab.tools.doctor import FINE, Environment, advice, interpreted, screen, untested
 
-LAPTOP = Machine("3.12.1", "Linux", "2.3.0", "2.13.0+cpu", "3.8.0")
+LAPTOP = Environment("3.12.1", "Linux", "2.3.0", "2.13.0+cpu", "3.8.0")
 H100 = replace(LAPTOP, torch="2.13.0", gpu="NVIDIA H100", capability=9.0, driver="570.1", gpu_node=True)
 
 
 @pytest.mark.parametrize(
-    "machine", [LAPTOP, H100, replace(H100, capability=8.0), replace(LAPTOP, system="Darwin", triton="")]
+    "environment", [LAPTOP, H100, replace(H100, capability=8.0), replace(LAPTOP, system="Darwin", triton="")]
 )
-def test_where_nothing_is_wrong_it_says_so(machine):
-    assert advice(machine) == f"{FINE}." and screen(machine).endswith(f"{FINE}.")
+def test_where_nothing_is_wrong_it_says_so(environment):
+    assert advice(environment) == f"{FINE}." and screen(environment).endswith(f"{FINE}.")
 
 
 @pytest.mark.parametrize(
-    "machine, words",
+    "environment, words",
     [
         (replace(LAPTOP, torch="", triton=""), "pip install 'fa2-lab[kernels]'"),
         (replace(LAPTOP, triton=""), "Triton is not installed"),
@@ -35,8 +35,8 @@ def test_where_nothing_is_wrong_it_says_so(machine):
         (replace(H100, gpu="Tesla T4", capability=7.5), "TRITON_INTERPRET=1"),
     ],
 )
-def test_what_is_wrong_is_said_with_what_to_do(machine, words):
-    assert words in advice(machine) and screen(machine).endswith(advice(machine))
+def test_what_is_wrong_is_said_with_what_to_do(environment, words):
+    assert words in advice(environment) and screen(environment).endswith(advice(environment))
 
 
 def test_whether_the_interpreter_is_on_and_why():

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import reasons
-from fa2_lab.machine.ladder_model import Rung, blocks, clocks, launch, makespan, tile_bytes, units
+from fa2_lab.machine.ladder_model import Rung, clocks, makespan, predicted_clocks, tile_bytes, tiles_per_program, units
 from fa2_lab.records import load
 
 FULL, CAUSAL = False, True
@@ -44,24 +44,26 @@ def test_the_schedule_by_hand():
 
 
 def test_programs_in_launch_order():
-    assert blocks(rung(3)._replace(number=2), 2, 256, FULL) == [16, 16]
-    assert blocks(rung(3), 2, 256, CAUSAL) == 8 * [4]  # nothing is skipped yet
-    assert blocks(rung(7), 2, 256, CAUSAL) == [1, 2, 3, 4, 1, 2, 3, 4]
-    assert blocks(rung(7)._replace(number=12), 2, 200, CAUSAL) == [4, 4, 3, 3, 2, 2, 1, 1]
+    assert tiles_per_program(rung(3)._replace(number=2), 2, 256, FULL) == [16, 16]
+    assert tiles_per_program(rung(3), 2, 256, CAUSAL) == 8 * [4]  # nothing is skipped yet
+    assert tiles_per_program(rung(7), 2, 256, CAUSAL) == [1, 2, 3, 4, 1, 2, 3, 4]
+    assert tiles_per_program(rung(7)._replace(number=12), 2, 200, CAUSAL) == [4, 4, 3, 3, 2, 2, 1, 1]
     wide = Rung(18, 1, 400, 66, keys=128, consumers=2)
-    assert blocks(wide, 1, 512, CAUSAL) == [4, 3, 2, 1] and blocks(wide, 1, 512, FULL) == 4 * [4]
+    assert tiles_per_program(wide, 1, 512, CAUSAL) == [4, 3, 2, 1] and tiles_per_program(wide, 1, 512, FULL) == 4 * [4]
 
 
 def test_rung_00_is_bound_by_hbm():
-    assert launch(Rung(0, 1, 1, 1), heads=64) == pytest.approx(64 * 4096 * (12 * 4096 + 8 * 128) * 1.83e9 / 4.8e12)
+    assert predicted_clocks(Rung(0, 1, 1, 1), heads=64) == pytest.approx(
+        64 * 4096 * (12 * 4096 + 8 * 128) * 1.83e9 / 4.8e12
+    )
 
 
 @pytest.mark.parametrize("number", ["07", "09", *range(11, 19)], ids=str)
 def test_it_is_within_a_tenth_of_the_clocks_that_were_counted(number):
     name = ladder.find(f"{number}")
-    said = launch(reasons.modelled(name, FULL, 128), heads=64)
+    said = predicted_clocks(reasons.modelled(name, FULL, 128), heads=64)
     assert said == pytest.approx(reasons.counters(load("ladder"), name)["SM cycles"], rel=0.1)
-    assert launch(rung(7), 64, causal=CAUSAL) < 0.6 * launch(rung(7), 64)  # it skips tiles
+    assert predicted_clocks(rung(7), 64, causal=CAUSAL) < 0.6 * predicted_clocks(rung(7), 64)  # it skips tiles
     before = ladder.find("00")
     for d in (64, 128):
         assert reasons.predicted(before, name, FULL, d) == reasons.predicted(before, name, FULL, d, heads=8192 // d)
