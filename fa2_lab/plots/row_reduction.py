@@ -48,7 +48,7 @@ def draw(owners: Owners, row: int, scores: np.ndarray, known: list[np.ndarray], 
     where = f"This is row {row} of {rows} × {cols} scores in registers. {OBSERVED}: {made}. The numbers are made up."
     figure, ax = style.new_figure(3.4, f"{caption} {where}")
     _row(ax, 0.42, owners, row, scores)
-    _reduction(ax, 1.95, row, lanes, known, each)
+    _reduction(ax, 1.95, lanes, known, each)
     style.bare(ax, (0, style.width() - 0.08), (-0.15, 3.3))
     steps = "; ".join(", ".join(map(str, numbers)) for numbers in known)
     alt = (
@@ -80,22 +80,26 @@ def _row(ax: style.Axes, y: float, owners: Owners, row: int, scores: np.ndarray)
     style.note(ax, LEFT + CELL * first + GAP / 2, y + 0.4, "…", ha="center")
 
 
-def _reduction(ax: style.Axes, y: float, row: int, lanes: np.ndarray, known: list[np.ndarray], each: int) -> None:
+def _reduction(ax: style.Axes, y: float, lanes: np.ndarray, known: list[np.ndarray], each: int) -> None:
     """Draw one line for each step, with the maximum that each lane knows.
 
     `known` lists these maxima for each step, and `each` is the number of scores per lane. Two strokes connect a maximum
     to the two lanes that were compared.
     """
-    style.note(ax, 0, y - 0.42, f"The maximum of row {row}: what each lane knows", weight="bold")
+    style.note(ax, 0, y - 0.42, "Thick edge: the lane knows the maximum", weight="bold")
     steps = [f"of its {each}\nnumbers", "after lane\nXOR 1", "after lane\nXOR 2"]
-    left = LEFT + 0.78 * np.arange(len(lanes))
+    wide, pitch = (0.6, 0.78) if style.narrow() else (0.8, 1.25)
+    left = LEFT + pitch * np.arange(len(lanes))
     for step, numbers in enumerate(known):
         top = y + 0.1 + 0.42 * step
         for k, number in enumerate(numbers):
-            style.box(ax, left[k], top, 0.6, 0.25, str(number), _tone(k))
+            knows = dict(linewidth=2.8, zorder=2) if number == known[-1][k] else {}
+            style.box(ax, left[k], top, wide, 0.25, str(number), _tone(k), **knows)
             if step:
                 for source in (k, int(np.searchsorted(lanes, lanes[k] ^ step))):
-                    ax.plot([left[source] + 0.3, left[k] + 0.3], [top - 0.17, top], color=style.QUIET, linewidth=1)
+                    ax.plot(
+                        [left[source] + wide / 2, left[k] + wide / 2], [top - 0.17, top], color=style.QUIET, linewidth=1
+                    )
         style.note(ax, LEFT - 0.08, top + 0.125, steps[step], ha="right")
     for k, lane in enumerate(lanes):
-        style.note(ax, left[k] + 0.3, y - 0.06, f"lane {lane}", ha="center")
+        style.note(ax, left[k] + wide / 2, y - 0.06, f"lane {lane}", ha="center")
