@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from html import escape
-from itertools import takewhile
 from pathlib import Path
 from statistics import median
 
@@ -37,7 +36,6 @@ WAYS = {
     SUSTAINED: "sustained",
     REPEATED: "with host",
 }  # the protocols that the page describes once for all suites
-AS_LISTED = "in the order in which the record lists them"  # the protocol of old records, whose order was not random
 
 
 def results_page(folder: Path | None = None) -> str:
@@ -322,10 +320,7 @@ def remarks(run: Record) -> list[str]:
         apart = max((abs(a - b) for curve in others for a, b in zip(curve, first, strict=True)), default=0.0)
         found.append(f"No loss curve ever differs from that of {next(iter(run.curves))} by more than {apart:.2g}.")
     for view in views(run):
-        protocol = view.protocol.replace(AS_LISTED, "in random order")
-        rests = [rest for known in WAYS if (rest := rest_of(protocol, known)) is not None]
-        if protocol != view.protocol:
-            found.append(f"For the *{way_of(view)}* timing, the implementations run {AS_LISTED}, not in random order.")
+        rests = [rest for known in WAYS if (rest := rest_of(view.protocol, known)) is not None]
         found += rests or [view.protocol.removesuffix(".") + "."] if view.protocol else []
     if run.suite in OTHERS:
         what = "can make this record again" if run.suite == "ideas" else "writes a record with this name"
@@ -342,15 +337,8 @@ def absent(rows: list[Measurement]) -> list[str]:
         for name, why in row.failed.items():
             if why != ABSENT:
                 reasons.setdefault(name, {})[clause(why.removesuffix("."))] = None
-    lines = []
-    for name, found in reasons.items():
-        words = [each.split() for each in found]
-        alike = takewhile(lambda column: len({*column}) == 1, zip(*words, strict=False)) if len(words) > 1 else ()
-        begin = [column[0] for column in alike]
-        why = " ".join([*begin, listed([" ".join(each[len(begin) :]) for each in words])])
-        some = "Some" if any(name in row.values for row in rows) else "All"
-        lines.append(f"{some} numbers for {name} are missing because {why}.")
-    return lines
+    some = {name: "Some" if any(name in row.values for row in rows) else "All" for name in reasons}
+    return [f"{some[name]} numbers for {name} are missing because {listed([*why])}." for name, why in reasons.items()]
 
 
 def clause(why: str) -> str:
@@ -411,40 +399,26 @@ def short(x: float) -> str:
 
 
 def shapes(rows: list[Measurement]) -> str:
-    """Return sentences that describe the shapes of all problems together: "The inputs are bf16 tensors with …"."""
+    """Return a sentence with the sizes of all problems, such as "The inputs are bf16 tensors with batch size 1, …"."""
 
     def span(key: str) -> str:
         numbers = sorted({row.problem[key] for row in rows})
-        return f"{numbers[0]:,}" + f"{' or ' if len(numbers) == 2 else ' to '}{numbers[-1]:,}" * bool(numbers[1:])
-
-    def sized(name: str, key: str) -> str:
-        return f"{name} from {span(key)}" if " to " in span(key) else f"{name} = {span(key)}"
+        ends = [f"{n:,}" for n in dict.fromkeys((numbers[0], numbers[-1]))]
+        return (" or " if len(numbers) == 2 else " to ").join(ends)
 
     dtypes = {row.problem["dtype"].replace("bfloat16", "bf16") for row in rows}
     square = all(row.problem["N_q"] == row.problem["N_k"] for row in rows)
-    lengths = f"and {sized('N', 'N_q')}" if square else f"{sized('N_q', 'N_q')}, and {sized('N_k', 'N_k')}"
-    shared = (
-        ""
+    many = (
+        [("heads", "head")]
         if span("heads") == span("kv_heads")
-        else f" that share {span('kv_heads')} K/V head{'s' * (span('kv_heads') != '1')}"
+        else [("heads", "query head"), ("kv_heads", "K/V head")]
     )
-    heads = f"{span('heads')} {'query ' * bool(shared)}head{'s' * (span('heads') != '1')}{shared}"
-    of_mask = [
-        {tuple(shape_of(row)[1:5]) for row in rows if row.problem["causal"] is causal} for causal in (True, False)
-    ]
-    mask = (
-        "None of the problems has a causal mask"
-        if not of_mask[0]
-        else "All problems have a causal mask"
-        if not of_mask[1]
-        else "Every problem is measured with and without a causal mask"
-        if of_mask[0] == of_mask[1]
-        else "Some of the problems have a causal mask"
-    )
-    sizes = "batch sizes from" if " to " in span("batch") else "a batch size of"
-    batch = f"{sizes} {span('batch')}"
-    about = f"{' and '.join(sorted(dtypes))} tensors with {heads}, {batch}, {sized('d', 'd')}, {lengths}"
-    return f"The inputs are {about}. {mask}."
+    sizes = [f"batch size {span('batch')}"]
+    sizes += [f"{span(key)} {name}{'s' * (span(key) != '1')}" for key, name in many]
+    sizes += [f"{name} = {span(key)}" for name, key in dict(d="d", N="N_q").items() if square or key == "d"]
+    sizes += [] if square else [f"{key} = {span(key)}" for key in ("N_q", "N_k")]
+    masks = " and ".join(sorted({"causal" if row.problem["causal"] else "non-causal" for row in rows}))
+    return f"The inputs are {' and '.join(sorted(dtypes))} tensors with {', '.join(sizes)}, {masks}."
 
 
 # Tables -------------------------------------------------------------------------------------------------------
