@@ -20,6 +20,7 @@ import machine_code
 import torch
 import ttgir
 from biases import BIASES
+from triton.runtime import cache as cache_of_triton
 
 from fa2_lab.kernels import tables
 from fa2_lab.kernels.decode import plan
@@ -330,7 +331,9 @@ def tasks(kind: str, which: str, targets: list[str]) -> list[tuple[str, list]]:
 
 if __name__ == "__main__":
     kind, which, *targets = sys.argv[1:]
-    context = get_context("fork")  # so that the slow imports are done once, by a process that compiles nothing
+    context = get_context("fork")  # so that what is slow is done once, by a process that compiles nothing:
+    torch.empty_like(meta(1))  # imports sympy
+    getattr(cache_of_triton, "triton_key", int)()  # hashes Triton's files
     with context.Pool(os.cpu_count(), maxtasksperchild=1 if targets else None) as pool:
         for rows in pool.imap(rows_of, tasks(kind, which, targets)):
             print(*map(json.dumps, rows), sep="\n", flush=True)

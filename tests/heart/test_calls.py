@@ -9,6 +9,7 @@ import pytest
 import torch
 from attention_cases import kernels, poisoned  # noqa: F401 (fixtures)
 from kernel_truth import DEVICE, dense, dense_packed, elsewhere, worst
+from slices import shared_out
 
 import fa2_lab.api.paged  # and its operator
 from fa2_lab.api import operators
@@ -304,9 +305,8 @@ def in_contiguous_rows(x):
     return spans == x.numel() and (x.shape[-1] < 2 or x.stride(-1) == 1)
 
 
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("call", CALLS)
-def test_whatever_view_comes_in_results_are_right_and_in_contiguous_rows(call, view):
+@pytest.mark.parametrize("view, call", shared_out(list(VIEWS), CALLS))
+def test_whatever_view_comes_in_results_are_right_and_in_contiguous_rows(view, call):
     """The results' memory held NaN before. Where the copies are of a gradient, it counts each copy for itself."""
     base = arguments_of(call)
     if call == "attention":  # fewer rows than columns: of a view that overlaps, torch takes columns for rows then
