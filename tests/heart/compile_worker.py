@@ -207,13 +207,16 @@ def windowed(some: list[tuple]) -> list[tuple]:
 def few() -> list[tuple]:
     """Return jobs with each choice of sizes once, and a few more with windows and packed sequences.
 
-    Each has the mask and the length that earlier jobs have least.
+    Each has the mask and the length that earlier jobs have least. Sizes whose tiles have fewer keys than those of other
+    sizes with as many consumers take fewer registers, and are left out.
     """
     from fa2_lab.kernels.hopper.forward.sizes import DEFAULT, THREE_CONSUMERS
 
     jobs, met = [], Counter()
     for d in (64, 128, 256):
-        for sizes in dict.fromkeys(sizes for sizes, *_ in kinds(d)):
+        chosen = [x for x, *_ in kinds(d)]
+        longest = {(x.consumers, max(y.B_c for y in chosen if y.consumers == x.consumers)) for x in chosen}
+        for sizes in dict.fromkeys(x for x in chosen if (x.consumers, x.B_c) in longest):
             masks = [tuple(mask) for other, *mask in kinds(d) if other == sizes]
             mask, N = min(product(masks, (512, 511)), key=met.__getitem__)
             met[mask, N] += 1
