@@ -65,7 +65,7 @@ function drawWay(way, name, t, { lane, left, unit, narrow, top }) {
   for (const { worker, from, to, i } of visits) {
     const state = t >= to ? "" : t > from ? " running" : " ahead";
     const at = { x: left + from * unit, y: top + worker * lane, width: (to - from) * unit - 1, height: lane - 3 };
-    shape(stage, "rect", { ...at, class: `visit${state}` });
+    shape(stage, "rect", { ...at, class: `visit${state}${i !== null && name === WAYS[1] ? " Q" : ""}` });
     const words = fitting(i === null ? ["dK, dV", "dK,dV"] : [`dQ ${i + 1}`, `dQ${i + 1}`, `${i + 1}`], at.width, narrow && i === null ? 6.6 : 7.4);
     const text = { x: at.x + at.width / 2, y: at.y + at.height / 2 + 4, class: `small${narrow ? " tiny" : ""} middle in${state}` };
     if (words) shape(stage, "text", text, words);
@@ -97,13 +97,14 @@ function drawAdds(writes, x, y, name) {
 function drawKept({ visits, writes }, t, { left, unit, y, high }) {
   const second = visits.filter(({ i }) => i !== null);
   const [from, to] = [Math.min(...second.map((visit) => visit.from)), Math.max(...second.map((visit) => visit.to))];
-  const words = (text, x, width) => {
-    if (fitting([text], width, 6.6)) shape(stage, "text", { x: left + x * unit + 6, y: y + 15, class: "small tiny quiet" }, text);
+  const words = (texts, x, width) => {
+    const text = fitting(texts, width, 6.6);
+    if (text) shape(stage, "text", { x: left + x * unit + 6, y: y + 15, class: "small tiny quiet" }, text);
   };
-  words("nothing is added", 0, from * unit);
+  words(["pass 1: nothing is added to dQ", "pass 1: no dQ"], 0, from * unit);
   if (t <= from) return;
   shape(stage, "rect", { x: left + from * unit, y, width: (Math.min(t, to) - from) * unit, height: high, class: "kept Q" });
-  words("dQ on chip", from, (Math.min(...writes.map(({ time }) => time)) - from) * unit - 18);
+  words(["pass 2: dQ on chip", "dQ on chip"], from, (Math.min(...writes.map(({ time }) => time)) - from) * unit - 18);
 }
 
 /** The entries of one way that are whole, and beside them those of the run before. */
