@@ -27,7 +27,7 @@ class Measurement:
     unit: str = "ms"
     flops: float = 0.0
     chip: dict[str, list[float]] = field(default_factory=dict)  # name -> MHz, watts, 1 if power held the clock down
-    machine: dict = field(default_factory=dict)  # what of the record's machine was another, such as its commit
+    machine: dict = field(default_factory=dict)  # the fields of the record's machine that differ for this row
 
     def rate(self, name: str) -> float:
         """Return an implementation's speed in TFLOP/s."""

@@ -24,7 +24,7 @@ class Erratum:
     right: Callable[[], Any]
     error: Callable[[Any], float]  # distance from the truth: another formula, central differences, a count
     tolerance: float = 1e-9
-    unit: str = ""  # of the distance; without one it is a matrix's largest error, relative to its largest entry
+    unit: str = ""  # of the error; if empty, the error is relative to the largest entry of the matrix
     met: str = ""  # where people met it: "project #number, #number; project #number", threads on GitHub
 
     def check(self, result: object) -> bool:

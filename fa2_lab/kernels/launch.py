@@ -49,7 +49,7 @@ class Launch:
         self.descriptors = descriptors
         # The relauncher launches from the second time on. It is None if Triton's own call cannot be bypassed.
         self.relauncher: Any = None
-        self.tried = False  # from the first launch on, the relauncher is final
+        self.relauncher_is_final = False  # from the first launch on, the relauncher is final
 
     def __call__(self, *tensors: Any) -> None:
         """Launch the kernel on these tensors.
@@ -65,18 +65,18 @@ class Launch:
         at = addresses(tensors)
         aligned = self.descriptors or math.gcd(16, *at) == 16
         n_descriptors = len(self.descriptors)
-        if aligned and not self.tried and (known := PREPARED.get(self.compile_key(tensors))):
+        if aligned and not self.relauncher_is_final and (known := PREPARED.get(self.compile_key(tensors))):
             rest = [self.arguments[name] for name in self.kernel.arg_names[len(tensors) :]]
-            self.relauncher, self.tried = known.with_sizes(self.grid, self.descriptors, rest), True
+            self.relauncher, self.relauncher_is_final = known.with_arguments(self.grid, self.descriptors, rest), True
         if aligned and self.relauncher and self.relauncher(current_stream(tensors[0]), at):
             return
         args = *map(descriptor_for, self.descriptors, tensors), *tensors[n_descriptors:]
         compiled = self.kernel[self.grid](*args, **self.arguments, **self.options)
-        if aligned and not self.tried and isinstance(compiled, triton.compiler.CompiledKernel):
+        if aligned and not self.relauncher_is_final and isinstance(compiled, triton.compiler.CompiledKernel):
             all_args = *args, *(self.arguments[name] for name in compiled.src.fn.arg_names[len(args) :])
             stream, n_pointers = current_stream(tensors[0]), len(tensors) - n_descriptors
             self.relauncher = relaunch(compiled, self.grid, stream, all_args, n_descriptors, n_pointers)
-            self.tried = True
+            self.relauncher_is_final = True
             keep_prepared(self.compile_key(tensors), self.relauncher)
 
     def compile_key(self, tensors: Any) -> tuple:

@@ -69,7 +69,7 @@ class Relaunch:
             if len(computed) != len(expected) or not all(map(same_argument, computed[:-others], expected)):
                 raise ValueError("descriptors are taken apart in another way")
 
-    def with_sizes(self, grid: Any, descriptors: Any, rest: Any) -> "Relaunch":
+    def with_arguments(self, grid: Any, descriptors: Any, rest: Any) -> "Relaunch":
         """Return a copy of this launch with a new grid, new `descriptors` and other new arguments (`rest`).
 
         The new arguments must lead to the same compiled kernel, that is, Launch.compile_key() must be equal for both

@@ -9,7 +9,7 @@ from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import implementations
 from fa2_studio.bench.compare import Plan, prepare_all
 from fa2_studio.bench.problem import Problem, default_device, distance, with_gradients
-from fa2_studio.bench.results import machine
+from fa2_studio.bench.results import environment
 
 PARTS = ("O", "dQ", "dK", "dV")
 PROTOCOL = (
@@ -67,7 +67,7 @@ def grid() -> list[Problem]:
 def run() -> Plan:
     """Plan a row for each problem, kind of input and result (O, dQ, dK, dV)."""
     jobs = [partial(row, problem, part, kind) for problem in grid() for kind in INPUTS for part in PARTS]
-    return Plan(Record("accuracy", machine(), PROTOCOL), jobs)
+    return Plan(Record("accuracy", environment(), PROTOCOL), jobs)
 
 
 def row(problem: Problem, part: str, kind: str) -> Measurement:

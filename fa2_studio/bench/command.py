@@ -78,9 +78,9 @@ def check(names: list[str], how: dict) -> None:
 def same_gpu(name: str, folder: Path, how: dict) -> None:
     """Raise ValueError if the rows of a partial run would be joined to a record of another GPU."""
     if how.keys() - {"beside"} and path_of(name, folder).exists():
-        from fa2_studio.bench.results import machine
+        from fa2_studio.bench.results import environment
 
-        here, there = machine()["gpu"], load(name, folder).machine["gpu"]
+        here, there = environment()["gpu"], load(name, folder).machine["gpu"]
         if here != there:
             raise ValueError(f"folder: got {folder}, whose {name} is of an {there}; on an {here} it takes another")
 

@@ -16,7 +16,7 @@ from fa2_studio.bench import implementations, protocol, suites
 from fa2_studio.bench.compare import Plan, Prepared, ceilings, compare, ready, refused
 from fa2_studio.bench.problem import Problem, distance
 from fa2_studio.bench.protocol import PROTOCOL, REPEATS, measure, reading
-from fa2_studio.bench.results import machine
+from fa2_studio.bench.results import environment
 
 ALONE = "reading alone"  # the name of a kernel that only reads all bytes of the cache
 PAGES = (16, 64, 256)  # page sizes in tokens
@@ -47,7 +47,9 @@ def run() -> Plan:
     shapes = product((4096, 16384, 65536), (1, 4, 16, 64))
     jobs += [partial(splits, Problem(batch, 32, 8, 1, N, 128, causal=False)) for N, batch in shapes]
     copy = {"copy TB/s": ceilings()["copy TB/s"]}
-    return Plan(Record("decode", machine(), PROTOCOL, copy, curves=by_programs(grid()[2]) | by_stages(grid()[2])), jobs)
+    return Plan(
+        Record("decode", environment(), PROTOCOL, copy, curves=by_programs(grid()[2]) | by_stages(grid()[2])), jobs
+    )
 
 
 # Rows -----------------------------------------------------------------------------------------------------------

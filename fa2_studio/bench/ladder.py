@@ -20,7 +20,7 @@ from fa2_studio.bench.precompile import in_other_processes
 from fa2_studio.bench.problem import Problem, error, gradient_error, gradients_by_definition
 from fa2_studio.bench.protocol import PROTOCOL, SUSTAINED, measure, sustain
 from fa2_studio.bench.registry import PARTS
-from fa2_studio.bench.results import machine
+from fa2_studio.bench.results import environment
 
 OVER_N, ALONE = "over N", ladder.RUNGS[:2]  # the direction of rows for these rungs over N
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -64,7 +64,7 @@ def run(beside: Path | None = None, part: Sequence[str] = PARTS) -> Plan:
         "counters": [partial(count, problem, name) for problem, names in COUNTED.items() for name in names],
     }
     in_other_processes(call_once, [call for name in part for call in compiling.get(name, ())])
-    record = Record("ladder", machine(), PROTOCOL, ceilings(), sustained_protocol=SUSTAINED)
+    record = Record("ladder", environment(), PROTOCOL, ceilings(), sustained_protocol=SUSTAINED)
     sustained = jobs.pop("sustained") if "sustained" in part else ()
     return Plan(record, [job for name in jobs if name in part for job in jobs[name]], sustained)
 

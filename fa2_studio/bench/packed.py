@@ -13,7 +13,7 @@ from fa2_studio.bench.compare import DIRECTIONS, Plan, Prepared, ceilings, check
 from fa2_studio.bench.peers.packed import Packed
 from fa2_studio.bench.problem import Problem, TensorSequence, error, gradient_error, gradients_by_definition
 from fa2_studio.bench.protocol import PROTOCOL, measure
-from fa2_studio.bench.results import machine
+from fa2_studio.bench.results import environment
 
 LENGTHS = tuple(range(100, 4001, 260))  # of sixteen sequences
 ONE_LONG = 60 * (100,) + (16384,)
@@ -39,7 +39,7 @@ def run() -> Plan:
         for problem in grid(lengths)
         for direction in DIRECTIONS
     ]
-    return Plan(Record("packed", machine(), f"{PROTOCOL} {WHAT}", ceilings()), jobs)
+    return Plan(Record("packed", environment(), f"{PROTOCOL} {WHAT}", ceilings()), jobs)
 
 
 def flops(problem: Problem, lengths: Sequence[int], direction: str) -> float:

@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from fa2_lab.records import Record
 from fa2_studio.bench.compare import Plan, ceilings
 from fa2_studio.bench.protocol import measure, rested
-from fa2_studio.bench.results import machine
+from fa2_studio.bench.results import environment
 
 REPEATS, BLOCK, WARPS = 9, 2048, 4  # BLOCK counts numbers of four bytes, which each thread loads four at a time
 LOADS = 512  # the number of blocks that one worker reads
@@ -68,7 +68,7 @@ def run() -> Plan:
     speed = {name: moved[name] / timings[name].median / 1e9 for name in calls}
     found = {"shared TB/s": speed["shared"], "L2 TB/s": speed[IN_L2], "DRAM TB/s": speed[IN_DRAM]} | ceilings()
     over_size = {f"read from {size} MiB, TB/s": [speed[size]] for size in SIZES}
-    return Plan(Record("prices", machine(), rested(REPEATS), found, curves=over_size))
+    return Plan(Record("prices", environment(), rested(REPEATS), found, curves=over_size))
 
 
 def read(X: torch.Tensor, out: torch.Tensor, size: int, workers: int) -> None:

@@ -92,7 +92,10 @@ FEW = 64  # the number of rows and keys that are checked, which is enough to tel
 def definition(
     q, k, v, *, last: int, causal: bool, window: int | None = None, softcap=None, sink=None, slope=None
 ) -> torch.Tensor:
-    """Return O for some rows of one head. Under the causal mask, the first of them sees `window` keys up to `last`."""
+    """Return O for some rows of one head. The diagonal of the first row is column `last`.
+
+    Under the causal mask, row r sees the `window` columns that end with column last + r.
+    """
     s = q @ k.T * q.shape[1] ** -0.5
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)

@@ -142,7 +142,10 @@ def without_pause(call: Callable[[], object], meter: Meter) -> Timing:
 
 
 def measure_repeated(calls: dict[str, Callable[[], object]]) -> dict[str, Timing | str]:
-    """Return a Timing for each call as a program repeats it, or the reason why there is none."""
+    """Time calls in a row, with their host time, as in a training loop.
+
+    Return a Timing for each call, or the reason why there is none.
+    """
     failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
     times = {name: [] for name in calls if name not in failed}
     for name in drawn([*times], FEW):

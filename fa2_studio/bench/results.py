@@ -108,7 +108,7 @@ def named(record: Record) -> Record:
 # What a record is made with -----------------------------------------------------------------------------------
 
 
-def machine() -> dict:
+def environment() -> dict:
     """Return what the numbers depend on: the GPU (or the processor without one), driver, versions and commit."""
     import torch
 

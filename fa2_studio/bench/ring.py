@@ -20,7 +20,7 @@ from fa2_lab.reference.shards import even_lengths
 from fa2_studio.bench.compare import TOLERANCE, Plan
 from fa2_studio.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
 from fa2_studio.bench.protocol import Timing, summary
-from fa2_studio.bench.results import label, machine
+from fa2_studio.bench.results import environment, label
 
 LENGTHS = (131072, 65536, 32768, 16384, 8192)
 DIRECTIONS = ("forward", "backward", "both")
@@ -37,7 +37,7 @@ def run() -> Plan:
     """Measure on 1, 2, 4, … GPUs, and return the finished record on rank 0. The other ranks exit."""
     world = start()
     groups = {n: dist.new_group(range(n)) for n in (1, 2, 4, 8) if n <= world}
-    results = Record("ring", machine() | dict(gpus=world), PROTOCOL)
+    results = Record("ring", environment() | dict(gpus=world), PROTOCOL)
     for N in LENGTHS:
         problem = Problem(1, 16, 16, N, N, 128, causal=True)
         for row in rows_of(problem, groups):

@@ -12,7 +12,7 @@ from fa2_studio.bench import implementations, protocol
 from fa2_studio.bench.compare import DIRECTIONS, Plan, ceilings, compare, prepare_all, ready
 from fa2_studio.bench.precompile import precompile_all
 from fa2_studio.bench.problem import Problem
-from fa2_studio.bench.results import machine
+from fa2_studio.bench.results import environment
 
 BOTH = (False, True)  # without a mask, and causal
 
@@ -95,8 +95,8 @@ def plan_grid(suite: str, sustained: bool = False) -> Plan:
     timing = without_pause if sustained else partial(protocol.measure, repeats=repeats)
     jobs = [partial(row, problem, direction, names, timing) for problem in problems for direction in DIRECTIONS]
     if sustained:
-        return Plan(Record(suite, machine(), protocol="", sustained_protocol=told), sustained=jobs)
-    return Plan(Record(suite, machine(), protocol.rested(repeats), ceilings()), jobs)
+        return Plan(Record(suite, environment(), protocol="", sustained_protocol=told), sustained=jobs)
+    return Plan(Record(suite, environment(), protocol.rested(repeats), ceilings()), jobs)
 
 
 def row(
@@ -123,7 +123,7 @@ def smoke() -> Plan:
     how = SMOKE_PROTOCOL if torch.cuda.is_available() else SMOKE_PROTOCOL + INTERPRETED
     names = implementations.names("smoke")
     jobs = [partial(row, p, way, names, FEW_CALLS, "µs on the host") for p in SMOKE for way in DIRECTIONS]
-    return Plan(Record("smoke", machine(), how), jobs)
+    return Plan(Record("smoke", environment(), how), jobs)
 
 
 # Host cost and memory -----------------------------------------------------------------------------------------
@@ -139,14 +139,14 @@ def small() -> Plan:
     places = [(p, way) for way in ("forward", "both") for p in SMALL if way == "forward" or p.N_q == 256]
     jobs = [partial(row, *place, implementations.names("grid"), protocol.host, "µs") for place in places]
     precompile_all(SMALL)
-    return Plan(Record("small", machine(), protocol.HOST_PROTOCOL), jobs)
+    return Plan(Record("small", environment(), protocol.HOST_PROTOCOL), jobs)
 
 
 def memory() -> Plan:
     """Plan the peak memory of one call, for each problem and direction."""
     jobs = [partial(peak_memory, problem, direction) for problem in MEMORY for direction in ("forward", "both")]
     precompile_all(MEMORY)
-    return Plan(Record("memory", machine(), MEMORY_PROTOCOL), jobs)
+    return Plan(Record("memory", environment(), MEMORY_PROTOCOL), jobs)
 
 
 def peak_memory(

@@ -14,7 +14,7 @@ from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import implementations
 from fa2_studio.bench.compare import Plan, prepare_all
 from fa2_studio.bench.problem import Problem
-from fa2_studio.bench.results import machine
+from fa2_studio.bench.results import environment
 
 PROTOCOL = (
     "The model trains with bf16 autocast and AdamW. Every implementation of attention uses the same seed and the same "
@@ -149,4 +149,4 @@ def run(setting: Setting = Setting()) -> Plan:
     )
     rows = [Measurement(problem, what, numbers, failed, unit) for what, (numbers, unit) in values.items()]
     curves = {name: [round(loss, 5) for loss in curve] for name, (curve, _, _) in runs.items()}
-    return Plan(Record("train", machine(), PROTOCOL, rows=rows, curves=curves))
+    return Plan(Record("train", environment(), PROTOCOL, rows=rows, curves=curves))

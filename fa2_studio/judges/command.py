@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fa2_lab.paper import PACKAGE
 from fa2_lab.tools import files
-from fa2_studio.bench.results import machine
+from fa2_studio.bench.results import environment
 from fa2_studio.judges.suites import SUITES, TheirTests
 
 RECORD = files.ROOT / "figures" / "data" / "judged.json"
@@ -94,7 +94,7 @@ def run(name: str, checkout: Path, processes: int = 1) -> dict:
     import pytest
 
     suite = SUITES[name]
-    here = machine()
+    here = environment()
     about = {"commit": suite.commit, "ours": here["commit"]} | {key: here[key] for key in ("gpu", "torch", "triton")}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

@@ -133,7 +133,7 @@ def test_the_driver_is_handed_the_same_as_by_tritons_own_call(kind, described, g
     longer = [Longer(256 * n) for n in range(described)]
     for launch, grid, descriptors, rest in (
         (again, (7, 1, 1), [Descriptor(256 * n) for n in range(described)], REST),
-        (again.with_sizes((9, 2, 1), longer, other), (9, 2, 1), longer, other),
+        (again.with_arguments((9, 2, 1), longer, other), (9, 2, 1), longer, other),
     ):
         gpu.seen.clear()
         assert launch(12, moved)

@@ -45,7 +45,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_names_the_rest():
 @pytest.mark.parametrize("options, how", [([], {}), (["--sustained"], {"sustained": True})], ids=" ".join)
 def test_a_part_of_a_suite_is_joined_to_its_record(options, how, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(results, "machine", lambda: MACHINE)
+    monkeypatch.setattr(results, "environment", lambda: MACHINE)
     results.save(Record("paper", MACHINE, "by hand", rows=[compare(d=64)]), tmp_path)
     asked = []
 
@@ -80,7 +80,7 @@ def test_a_suite_that_fails_does_not_stop_the_next_and_ctrl_c_does(monkeypatch, 
 
 def test_a_part_is_not_joined_to_the_record_of_another_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(results, "machine", lambda: MACHINE | dict(gpu="NVIDIA H100"))
+    monkeypatch.setattr(results, "environment", lambda: MACHINE | dict(gpu="NVIDIA H100"))
     results.save(Record("paper", MACHINE, "by hand", rows=[compare()]), tmp_path)
     with pytest.raises(ValueError, match=r"^folder: got .*, whose paper is of an NVIDIA H200; on an NVIDIA H100 it"):
         command.main(["paper", "--sustained", "--folder", str(tmp_path)])

@@ -114,7 +114,7 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
                 )  # FA2.A2.L9
                 n += 1
             r += 1
-        t = scheduler.next()  # not sooner
+        t = scheduler.next()  # late, for a good balance of the load
     smem.mailbox.send(r, (0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
     scheduler.leave()
 

@@ -25,10 +25,10 @@ class BackwardSizes:
 
     B_r: int  # rows of a row block; a column block has 128 keys
     d_pad: int
-    dv_late: bool  # dV's matmul starts after dS is stored, not before dQ is handed over, to save registers
-    dk_late: bool  # dK's matmul starts in the next step, not at the end of its own
-    v_in_registers: bool  # half of V stays in registers
-    last_first: bool  # row blocks from the last to the first; the last is seen by all column blocks of a head
+    dv_late: bool  # whether P dO starts after dS is in shared memory, which saves registers, and not before
+    dk_late: bool  # whether dS Q of a step starts in the next step
+    v_in_registers: bool  # whether half of V stays in registers
+    last_first: bool  # whether row blocks are visited from the last one, which sees all column blocks, to the first
     low_reg_schedule: bool = False  # whether the compiler must use fewer registers than it would
 
     @property

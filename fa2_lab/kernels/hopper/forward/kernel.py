@@ -88,7 +88,7 @@ def producer(Q, K, V, smem, scheduler, geometry):
                 smem.k.load(n + j, K, k_batch_or_end, kv_head, (end - 1 - j) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
                 smem.v.load(n + j - 1, V, k_batch_or_end, kv_head, (end - j) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             n += T_c
-            t = scheduler.next()  # not sooner; and here the rings are full, so that its way to L2 costs no time
+            t = scheduler.next()  # late, for a good balance; but the queued copies still hide the latency of the atomic
             smem.k.acquire(n)
             smem.v.load(n - 1, V, k_batch_or_end, kv_head, first * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             r += 1

@@ -29,8 +29,8 @@ def prepare(tensors: Tensors, options: Options) -> Callable | None:
         return None
     (batch, H, N_q, _), device = shape(Q), Q.device
     L_shape = (batch, H, N_q) if sequences is None else (H, N_q)
-    (as_launched,) = host.pack_gqa(tensors, options)
-    launch = prepare_launch(as_launched, options)
+    (packed,) = host.pack_gqa(tensors, options)
+    launch = prepare_launch(packed, options)
 
     def call(tensors: Tensors) -> tuple[Tensor, Tensor] | None:
         Q, K, V = tensors.q, tensors.k, tensors.v

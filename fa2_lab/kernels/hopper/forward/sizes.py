@@ -6,7 +6,10 @@ and shape. The values for d = 192 and d = 256 are based on fewer calls. `row_blo
 always means the number of blocks of 64 rows, in all heads, per SM.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from fa2_lab.kernels.hopper.shared.host import even_l2_group, smallest_fitting
 from fa2_lab.kernels.launch import MiB
@@ -14,6 +17,24 @@ from fa2_lab.kernels.tables import LOW_REG_SCHEDULE, USE_LOW_REG, padded_head_di
 
 ANY = float("inf")
 DIMENSIONS = range(32, 257, 8)  # TMA pads them with zeros to 64, 128 or 256: see d_padded()
+
+
+class CausalCase(NamedTuple):
+    """The sizes for causal calls up to these limits, with or without key_lengths, or with both if it is None."""
+
+    max_row_blocks_per_SM: float
+    max_N_q: float
+    key_lengths: bool | None
+    sizes: ForwardSizes
+
+
+class PortableCase(NamedTuple):
+    """The limits up to which the portable kernel is faster. It needs more than `over_row_blocks_per_SM`."""
+
+    max_N_q: float
+    max_N_k: float
+    over_row_blocks_per_SM: float
+    max_row_blocks_per_SM: float
 
 
 @dataclass(frozen=True)
@@ -73,7 +94,7 @@ ONE_CONSUMER = {d_pad: replace(sizes, consumers=1, ping_pong=False) for d_pad, s
 # Half as many keys per tile, for short causal rows, most of whose tiles the diagonal cuts. Also for rows without a mask
 # that do not fill whole tiles well or, at d 64, are so short that an earlier start counts.
 HALF_B_C = {64: ForwardSizes(64, consumers=3, stages=8, d_pad=64), 128: ForwardSizes(64, consumers=2, stages=4)}
-# For d 64 if blocks of 192 rows fit badly, and for causal rows with key_lengths. Below, with half the keys per tile.
+# At d = 64, if blocks of 192 rows fit badly, and for causal calls with key_lengths; also with half the keys per tile.
 TWO_CONSUMERS = ForwardSizes(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
 TWO_CONSUMERS_HALF_B_C = replace(TWO_CONSUMERS, B_c=64, stages=6)
 # For d 96 and 128 with many rows: K and V are read once for 192 of them.
@@ -99,35 +120,33 @@ UNMASKED_TIMES = {  # d_pad: (sizes, tile, start)
 
 # Under the causal mask, row blocks differ, so there are no rounds to count, and the first line that fits is taken. From
 # N_k = 1.5 N_q on, without key_lengths, row blocks differ little, and UNMASKED_TIMES is used.
-CAUSAL: dict[int, list[tuple]] = {  # d up to: (row_blocks_per_SM up to, N_q up to, with key_lengths or without, sizes)
+CAUSAL: dict[int, list[CausalCase]] = {  # by the largest d
     64: [
-        (2.5, ANY, None, ONE_CONSUMER[64]),
-        (ANY, ANY, True, TWO_CONSUMERS),
-        (ANY, 256, None, TWO_CONSUMERS_HALF_B_C),
-        (4.2, ANY, None, TWO_CONSUMERS),
-        (ANY, 2048, None, HALF_B_C[64]),
-        (ANY, ANY, None, DEFAULT[64]),
+        CausalCase(2.5, ANY, None, ONE_CONSUMER[64]),
+        CausalCase(ANY, ANY, True, TWO_CONSUMERS),
+        CausalCase(ANY, 256, None, TWO_CONSUMERS_HALF_B_C),
+        CausalCase(4.2, ANY, None, TWO_CONSUMERS),
+        CausalCase(ANY, 2048, None, HALF_B_C[64]),
+        CausalCase(ANY, ANY, None, DEFAULT[64]),
     ],
     128: [
-        (2.4, 512, None, replace(HALF_B_C[128], consumers=1)),
-        (2.4, ANY, None, ONE_CONSUMER[128]),
-        (ANY, 1024, False, HALF_B_C[128]),
-        (ANY, ANY, True, DEFAULT[128]),
-        (9, ANY, None, DEFAULT[128]),
-        (ANY, ANY, None, THREE_CONSUMERS),
+        CausalCase(2.4, 512, None, replace(HALF_B_C[128], consumers=1)),
+        CausalCase(2.4, ANY, None, ONE_CONSUMER[128]),
+        CausalCase(ANY, 1024, False, HALF_B_C[128]),
+        CausalCase(ANY, ANY, True, DEFAULT[128]),
+        CausalCase(9, ANY, None, DEFAULT[128]),
+        CausalCase(ANY, ANY, None, THREE_CONSUMERS),
     ],
-    192: [(1.5, ANY, None, ONE_CONSUMER[256]), (ANY, ANY, None, DEFAULT[256])],
-    256: [(2.3, ANY, None, ONE_CONSUMER[256]), (ANY, ANY, None, DEFAULT[256])],
+    192: [CausalCase(1.5, ANY, None, ONE_CONSUMER[256]), CausalCase(ANY, ANY, None, DEFAULT[256])],
+    256: [CausalCase(2.3, ANY, None, ONE_CONSUMER[256]), CausalCase(ANY, ANY, None, DEFAULT[256])],
 }
 
 # When the portable kernel is faster, because it starts sooner or, at d 32, needs no zeros, as long as keys are few.
-PORTABLE: dict[
-    int, list[tuple]
-] = {  # d up to: (N_q up to, N_k up to, row_blocks_per_SM above, row_blocks_per_SM up to)
-    32: [(ANY, 3200, 0, ANY)],
-    64: [(ANY, 512, 0, 4), (511, 2048, 1, 4), (64, 2048, 1, 32)],
-    96: [(ANY, 255, 0, 2), (ANY, 384, 0, 1)],
-    128: [(ANY, 255, 0, 2), (ANY, 512, 0, 0.5)],
+PORTABLE: dict[int, list[PortableCase]] = {  # by the largest d
+    32: [PortableCase(ANY, 3200, 0, ANY)],
+    64: [PortableCase(ANY, 512, 0, 4), PortableCase(511, 2048, 1, 4), PortableCase(64, 2048, 1, 32)],
+    96: [PortableCase(ANY, 255, 0, 2), PortableCase(ANY, 384, 0, 1)],
+    128: [PortableCase(ANY, 255, 0, 2), PortableCase(ANY, 512, 0, 0.5)],
     256: [],
 }
 
@@ -161,9 +180,11 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
 
     if causal and (lengths or 2 * N_k < 3 * N_q):
         found = next(
-            sizes
-            for most, longest, only, sizes in smallest_fitting(d, CAUSAL)
-            if row_blocks_per_SM <= most and N_q <= longest and only in (None, lengths)
+            case.sizes
+            for case in smallest_fitting(d, CAUSAL)
+            if row_blocks_per_SM <= case.max_row_blocks_per_SM
+            and N_q <= case.max_N_q
+            and case.key_lengths in (None, lengths)
         )
     else:
         found = min((row for row in UNMASKED_TIMES[d_pad] if not (lengths and row[0] == THREE_CONSUMERS)), key=time)[0]
@@ -179,8 +200,10 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
     """Return whether the Hopper forward is the fastest choice. `heads` counts the query heads of all batch entries."""
     row_blocks_per_SM = -(-N_q // 64) * heads / SMs
     return not any(
-        N_q <= longest and N_k <= keys and few < row_blocks_per_SM <= most
-        for longest, keys, few, most in smallest_fitting(d, PORTABLE)
+        N_q <= case.max_N_q
+        and N_k <= case.max_N_k
+        and case.over_row_blocks_per_SM < row_blocks_per_SM <= case.max_row_blocks_per_SM
+        for case in smallest_fitting(d, PORTABLE)
     )
 
 

@@ -81,7 +81,8 @@ def new_pipeline(source, stages: gl.constexpr, consumers: gl.constexpr, OWN_EMPT
     """Create an empty ring of `stages` tiles, each with the block shape of the descriptor `source`.
 
     A stage is empty again once `consumers` consumers have released its tile. If OWN_EMPTY_BARRIERS is false,
-    consumers never release tiles of this ring, because releases of another ring also count for them.
+    consumers never release tiles of this ring. In the forward, this is the ring of V, because a consumer releases K's
+    tile n only when it is also done with V's tile n − 1. The producer must then have waited for K first.
     """
     tiles = gl.allocate_shared_memory(source.dtype, stacked(stages, source.block_shape), source.layout)
     emptied = barriers(stages, consumers, OWN_EMPTY_BARRIERS)
