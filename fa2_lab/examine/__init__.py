@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from fa2_lab.examine.backward import read_backward, read_L
 from fa2_lab.examine.cases import BITS, all_cases
 from fa2_lab.examine.catalogue import CATALOGUE
 from fa2_lab.examine.match import GRADIENTS, SILENT, Answer, Finding, Variant, conventions, explain
@@ -84,7 +85,7 @@ def examine(
     if unsteady or found or subject.happened & {"writes-past-end"}:  # then numbers come from elsewhere
         named = [x for x in named if x.name not in ("unknown", "precision", "grouped-silent")]
     else:
-        named = [described(subject, x, answers) for x in named]
+        named = [y for x in named for y in described(subject, x, named, answers)]
         strange = [x.case.options.keys() for x in named if x.name == "weights" and x.case]
         named = [x for x in named if x.read_out or not x.case or not any(y <= x.case.options.keys() for y in strange)]
     state = conventions(next((x.state for x in reversed(named) if x.mistake.part in ("conventions", "O")), Variant()))
@@ -96,20 +97,36 @@ def examine(
         found = [x for x in found if x.name != "gradient-empty"]
     if not any(x.is_wrong for x in named + found):
         found += coarse_sums(subject, state)
-    first = {x.name: x for x in reversed(named + found)}  # of each name the first finding
-    findings = [first[name] for name in dict.fromkeys(x.name for x in named + found)]
+    first = {(x.name, x.read_out): x for x in reversed(named + found)}  # of each name the first finding
+    findings = [first[key] for key in dict.fromkeys((x.name, x.read_out) for x in named + found)]
     how = f"{subject.library}, {subject.dtype}, {LAYOUTS[subject.layout]}"
     parts = [x for x in ("O", "L", "dQ", "dK", "dV") if any(x in answer.outputs for answer in answers)]
     return Report(subject.name, how, findings, len(answers), parts, refused, time.monotonic() - begun, subject)
 
 
-def described(subject: Subject, finding: Finding, answers: list[Answer]) -> Finding:
-    """Return the finding, with a sentence about the weights of the function if it is no known mistake of O."""
-    is_unknown = finding.name in ("unknown", *SILENT.values()) and finding.where.startswith("O")
-    if not is_unknown or not (said := read_out(subject, finding, answers)):
-        return finding
-    said = said[0].upper() + said[1:]
-    return finding._replace(read_out=said, name="weights" if finding.name == "unknown" else finding.name)
+def described(subject: Subject, finding: Finding, named: list[Finding], answers: list[Answer]) -> list[Finding]:
+    """Return the finding or, if it is no known mistake, findings that describe what can be read out of the function.
+
+    The weights of the keys are read out of O, and P and dS out of the gradients.
+    """
+    if finding.name not in ("unknown", *SILENT.values()):
+        return [finding]
+    output, state = finding.where.split(":")[0], conventions(finding.state)
+    group = [x for x in answers if x.case.group == finding.group and not x.case.is_long]
+    if output == "O":
+        name, said = "weights" if finding.name == "unknown" else finding.name, [read_out(subject, finding, answers)]
+    elif output == "L":
+        name, said = "L-other", [read_L([x for x in group if "L" in x.outputs], state, subject.tiles())]
+    else:
+        alike = [x for x in named if x.name == "unknown" and x.group == finding.group and x.where.startswith(GRADIENTS)]
+        outputs = [x.where.split(":")[0] for x in alike]
+        name, said = "gradients", []
+        if finding is alike[0]:
+            said = read_backward(subject, [x for x in group if "dQ" in x.outputs], state, outputs)
+            if not said:
+                return alike
+    found = [finding._replace(read_out=x[0].upper() * (x[0] != "d") + x[x[0] != "d" :], name=name) for x in said if x]
+    return found or [finding] * (output in "OL")
 
 
 def asked(subject: Subject, cases: list, seconds: float) -> tuple[list[Answer], list[Finding], dict[str, str]]:

@@ -132,7 +132,7 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Atten
         make("hidden", 12, causal=True, shift=-2.4e5),
         make("empty", 21, 9, causal=True, gradients=True),
         make("grouped", 8, heads=6, kv_heads=3, batch=2, gradients=True),
-        make("grouped", 8, heads=4, kv_heads=1),
+        make("grouped", 8, heads=4, kv_heads=1, gradients=True),
         make("window", 20, window=(4, 4)),
         make("window", 20, window=(7, 7)),
         make("window", 20, causal=True, window=(5, 5), gradients=True),

@@ -155,7 +155,7 @@ def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Fin
             found.append(Finding(single[0].names[-1], *describe_error(of_L, state, ("L",)), state=single[0]))
         elif plain:
             found += explain_part([x for x in right if "L" in x.outputs], usual, "L", ("L",), tiles)[0]
-    skip = {"empty", "empty-mask"} | {"dL" for x in found if x.mistake.part == "L"}
+    skip = {"empty", "empty-mask"} | {"dL" for x in found if x.mistake.part == "L" or x.where.startswith("L")}
     asked = [x for x in right if "dQ" in x.outputs and x.case.group not in skip]
     return found + (explain_part(asked, usual, "gradients", GRADIENTS, tiles)[0] if plain else [])
 
@@ -198,7 +198,9 @@ def explain_part(
             if any(name.startswith("axis") for name in new):  # then no mask of keys does what it should
                 break
         elif len(outputs) > 1:
-            found += [x for name in outputs for x in explain_part(mine, state, part, (name,), tiles)[0]]
+            of_each = {name: explain_part(mine, state, part, (name,), tiles)[0] for name in outputs}
+            found += [x for name in outputs for x in of_each[name]]
+            outputs = tuple(name for name in outputs if not of_each[name])  # of each the first mistake is enough
         elif coarse:
             found.append(coarse)
             for x in answers:  # what follows is judged as if in 16 bits

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,37 +26,57 @@ OWN = {0: "its own key"} | {c: f"the key {abs(c)} {'after' if c > 0 else 'before
 
 
 class Reading(NamedTuple):
-    """The weights W (batch, heads, N_q, N_k) that a function gives to the keys of a case, and the right ones, P."""
+    """Weights W (batch, heads, N_q, N_k) that a function gives to the keys of a case, and the right ones.
+
+    `known` are the arrays that the expressions of catalogue.md use, for example P.
+    """
 
     case: AttentionCase
     W: np.ndarray
-    P: np.ndarray
-    near: float  # how far W and P may differ through rounding
+    right: np.ndarray
+    near: float  # how far the two may differ through rounding
+    known: dict[str, Any]
+
+    @property
+    def are_weights(self) -> bool:
+        return self.right is self.known["P"]
 
     @property
     def clear(self) -> np.ndarray:
-        return self.P > 100 * max(self.near, 1e-6)
+        return np.abs(self.right) > 100 * max(self.near, 1e-6)
 
     @property
     def is_wrong(self) -> bool:
-        return not np.abs(self.W - self.P).max() <= self.near
+        return not np.abs(self.W - self.right).max() <= self.near
 
     def quantities(self, table: list[list[str]], sizes: Sequence[int] = (0,)) -> dict[str, np.ndarray]:
         """Return {words: array} for each row (words, expression) of a table of catalogue.md, for each tile size."""
-        (N_q, N_k), P, q, d = self.W.shape[2:], self.P, self.case.q, self.case.q.shape[3]
-        i, j = np.arange(N_q)[:, None], np.arange(N_k)[None]
-        k = np.repeat(self.case.k, q.shape[1] // self.case.k.shape[1], 1)
-        qk = q @ k.swapaxes(2, 3) * (self.case.options.get("scale") or d**-0.5)
-        is_top_left = self.case.options.get("causal") and not (P * (j > i)).any()
-        own = i if is_top_left else i + N_k - N_q
-        m = np.where(P > 0, qk, -np.inf).max(axis=3, keepdims=True)
-        l = (P / P.max(axis=3, keepdims=True)).sum(axis=3, keepdims=True)
-        known = dict(np=np, N_q=N_q, N_k=N_k, P=P, q=q, k=k, d=d, i=i, j=j, qk=qk, m=m, l=l, per_tile=per_tile)
         found = {}
         for B, (words, code) in product(sizes, table):
             for c, name in OWN.items() if "{own}" in words else ((0, ""),):
-                found[words.format(B=B, own=name)] = eval(code[1:-1], known | dict(B=B, own=own + c))
+                known = self.known | dict(B=B, own=self.known["own"] + c)
+                found[words.format(B=B, own=name)] = eval(code[1:-1], globals() | known)
         return found
+
+
+def arrays(case: AttentionCase, P: np.ndarray, L: np.ndarray) -> dict[str, Any]:
+    """Return {name: array} of what is known of a case with the right weights P and the right L."""
+    (batch, H, N_q, d), N_k = case.q.shape, case.k.shape[2]
+    i, j = np.arange(N_q)[:, None], np.arange(N_k)[None]
+    k, v = (np.repeat(x, H // case.k.shape[1], 1) for x in (case.k, case.v))
+    tau, L = case.options.get("scale") or d**-0.5, L[..., None]
+    qk = case.q @ k.swapaxes(2, 3) * tau
+    S = np.where(P > 0, np.log(P) + L, -np.inf)
+    m = S.max(axis=3, keepdims=True)
+    is_top_left = case.options.get("causal") and not (P * (j > i)).any()
+    sizes = dict(batch=batch, H=H, group=H // case.k.shape[1], N_q=N_q, N_k=N_k, d=d, tau=tau)
+    known = dict(i=i, j=j, own=i if is_top_left else i + N_k - N_q, X=np.where(P > 0, S, qk), qk=qk, S=S)
+    return sizes | known | dict(q=case.q, k=k, v=v, dO=case.dO, P=P, L=L, m=m, l=np.exp(L - m))
+
+
+def of_keys(S: np.ndarray, axis: int = 3) -> np.ndarray:
+    """Return the logarithm of the sum of exp(S) over an axis, by default that of the keys."""
+    return np.logaddexp.reduce(S, axis=axis, keepdims=True)
 
 
 def per_tile(of: np.ufunc, P: np.ndarray, B: int, up_to: bool = False) -> np.ndarray:
@@ -74,7 +94,8 @@ def read_out(subject: Subject, finding: Finding, answers: Sequence[Answer]) -> s
         for x in sorted(group, key=lambda x: x.case.q.size + x.case.k.size):
             P = weights(lambda case: attention(case, *state)["O"], x.case)
             W = P if x.fits(state, ("O",)) else weights(lambda case: subject.ask(case, False).outputs["O"], x.case)
-            readings.append(Reading(x.case, W, P, 4 * x.bound("O") / np.abs(x.case.v).max()))
+            near = 4 * x.bound("O") / np.abs(x.case.v).max()
+            readings.append(Reading(x.case, W, P, near, arrays(x.case, P, x.variant(state, "L"))))
         wrong = [x for x in readings if x.is_wrong]
         if wrong and all(np.isfinite(x.W).all() for x in wrong):
             for some, where in ((readings, ""), (wrong[:1], f" (with {wrong[0].case})")):
@@ -99,7 +120,7 @@ def of_others(readings: list[Reading], sizes: Sequence[int]) -> str:
     for axis, noun in ((1, "head"), (0, "batch entry"), (2, "row"), (3, "key")):
         found = []
         for x in [x for x in readings if x.is_wrong]:
-            W, P = np.moveaxis(x.W, axis, 0), np.moveaxis(x.P, axis, 0)
+            W, P = np.moveaxis(x.W, axis, 0), np.moveaxis(x.right, axis, 0)
             alike = np.array([[np.abs(w - p).max() < x.near for p in P] for w in W])
             found.append([(i, int(np.argmax(y)), len(W)) for i, y in enumerate(alike) if not alike[i, i]])
             if not alike.any(axis=1).all():
@@ -114,22 +135,31 @@ def of_others(readings: list[Reading], sizes: Sequence[int]) -> str:
     return ""
 
 
-def of_mask(readings: list[Reading], sizes: Sequence[int]) -> str:
-    """Return a sentence about keys that have a weight but should not, or the other way round."""
+def of_mask(readings: list[Reading], sizes: Sequence[int], listed: bool = True) -> str:
+    """Return a sentence about keys that have a weight but should not, or the other way round.
+
+    If no words fit, list the keys, unless `listed` is False.
+    """
     sees = [np.abs(x.W) > max(x.near, 1e-5) for x in readings]
-    more = [(x, y & (x.P == 0), (x.P == 0) & (y | (x.W == 0))) for x, y in zip(readings, sees, strict=True)]
+    more = [(x, y & (x.right == 0), (x.right == 0) & (y | (x.W == 0))) for x, y in zip(readings, sees, strict=True)]
     less = [(x, (x.W == 0) & x.clear, x.clear) for x in readings]
     said = [
-        place(y, verb, sizes)
+        place(y, verb, sizes, listed)
         for verb, y in (("can also see", more), ("cannot see", less))
         if any(z[1].any() for z in y)
     ]
-    is_one = all(np.allclose(x.W.sum(axis=3)[x.P.any(axis=3)], 1, atol=1e-3) for x in readings)
-    return f"{'; '.join(said)}; the weights of a row {'still' if is_one else 'do not'} sum to 1" if said else ""
+    if not all(said):
+        return ""
+    ends = [x.W.sum(axis=3)[x.right.any(axis=3)] for x in readings]
+    is_one = all(np.allclose(x, 1, atol=1e-3) for x in ends)
+    of_sum = f"; the weights of a row {'still' if is_one else 'do not'} sum to 1" if readings[0].are_weights else ""
+    return "; ".join(said) + of_sum if said else ""
 
 
-def place(sets: list[tuple[Reading, np.ndarray, np.ndarray]], verb: str, sizes: Sequence[int]) -> str:
-    """Describe a set of weights of each reading, if possible in words that fit all readings.
+def place(
+    sets: list[tuple[Reading, np.ndarray, np.ndarray]], verb: str, sizes: Sequence[int], listed: bool = True
+) -> str:
+    """Describe a set of weights of each reading in words that fit all readings, or list the set if `listed` is True.
 
     Each set has two boolean arrays (batch, heads, N_q, N_k), which are True for its elements and for possible ones.
     """
@@ -145,7 +175,10 @@ def place(sets: list[tuple[Reading, np.ndarray, np.ndarray]], verb: str, sizes: 
     names = [f"head {h} of batch entry {b}" for b, h in at[:3]]
     some = "" if len(at) == is_in[:, :, 0, 0].size else f"in {', '.join(names)}, "
     if tried:
+        verb = verb.replace("counts", "count") if " rows" in tried[0][0] else verb
         return f"{some}{tried[0][0]} {verb} {tried[0][1]}"
+    if not listed:
+        return ""
     of_rows = [f"row {i} {verb} {spans(np.nonzero(y)[0])}" for i, y in enumerate(is_in[tuple(at[0])]) if y.any()]
     return f"{some}of the keys, {', '.join(of_rows[:3])}{', …' * (len(of_rows) > 3)} (with {x.case})"
 
@@ -158,9 +191,9 @@ def of_logarithms(readings: list[Reading], sizes: Sequence[int]) -> str:
         said: dict[str, int] = {}
         for x in [x for x in readings if x.is_wrong and B < x.W.shape[3]]:
             known = {n: np.broadcast_to(z, x.W.shape) for n, z in x.quantities(table, [B]).items()}
-            for at in map(tuple, np.argwhere(np.abs(x.W - x.P).max(axis=(2, 3)) > x.near)):
-                y = np.log(x.W[at]) - np.log(x.P[at])
-                clear = x.clear[at] & np.isfinite(y)
+            for at in map(tuple, np.argwhere(np.abs(x.W - x.right).max(axis=(2, 3)) > x.near)):
+                y = np.log(x.W[at]) - np.log(x.right[at])
+                clear = x.clear[at] & (x.W[at] > 100 * x.near)
                 said[fit(y, {n: z[at] for n, z in known.items()}, clear, table is OF_ROWS)] = 0
         if said and all(said):
             factor = " or ".join(f"exp({c})" for c in list(said)[:3])
@@ -190,4 +223,17 @@ def fit(y: np.ndarray, known: dict[str, np.ndarray], at: np.ndarray, of_rows: bo
     return " ".join(f"{a} ({' + '.join(x)})" for a, x in alike.items() if a).removeprefix("+")
 
 
-ABOUT = (of_others, of_mask, of_logarithms)
+def of_parts(readings: list[Reading], sizes: Sequence[int], listed: bool = True) -> str:
+    """Return a sentence about some of the weights, all of which are multiplied by the same number."""
+    sets, numbers = [], []
+    for x in readings:
+        ratio = np.where(x.clear, x.W / np.where(x.clear, x.right, 1), 1)
+        sets.append((x, np.abs(ratio - 1) > CLOSE, x.clear))
+        numbers += list(ratio[sets[-1][1]])
+    is_all = all(np.array_equal(y & z, z) for _, y, z in sets)
+    if not numbers or np.ptp(numbers) > CLOSE or is_all:
+        return ""
+    return place(sets, f"counts {np.median(numbers):.3g} times", sizes, listed)
+
+
+ABOUT = (of_others, of_mask, of_parts, of_logarithms)

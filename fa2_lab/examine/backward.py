@@ -1,0 +1,463 @@
+"""Read out how a function computes L and its gradients, and describe in a sentence what is wrong with them.
+
+dV = Pᵀ dO, dQ = τ dS K and dK = τ dSᵀ Q are sums of the rows of dO, K and Q. If these rows are orthogonal, the weights
+of the sums can be read off the gradients. They show P, as the backward pass uses it, and dS = P ∘ (dP − D).
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from fa2_lab.examine.attention import attention
+from fa2_lab.examine.cases import AttentionCase, rounded
+from fa2_lab.examine.catalogue import FACTORS, KEYS, OF_DS, OF_L, OF_SLOPE, ROWS
+from fa2_lab.examine.match import GRADIENTS, Answer, Variant, spans
+from fa2_lab.examine.readout import (
+    CLOSE,
+    Reading,
+    arrays,
+    of_keys,
+    of_logarithms,
+    of_mask,
+    of_others,
+    of_parts,
+    weights,
+)
+from fa2_lab.examine.subject import NotExamined, Subject
+
+SUMMED = {"dV": "dO", "dQ": "k", "dK": "q"}  # the rows that a gradient sums
+NOUN = {"q": "Q", "k": "K", "v": "V", "dO": "dO"}
+PLURAL = {"is": " are", "sums": " sum", "uses": " use"}
+ROUND = (1, 2, 3, 4, 1 / 2, 1 / 3, 1 / 4)  # numbers that are a factor in their own right
+
+
+class Backward:
+    """The gradients of a function for a case in which the rows of each of q, k, v and dO are orthogonal."""
+
+    def __init__(self, subject: Subject, like: AttentionCase, state: Variant) -> None:
+        rows = max(like.q[..., 0].size, like.k[..., 0].size)
+        for d in (1 << (2 * rows - 1).bit_length(), like.q.shape[3]):
+            if rows <= d:
+                with suppress(NotExamined):
+                    self.answer = subject.ask(orthogonal(like, d))
+                    break
+        else:
+            raise NotExamined("its head dimension is too small for orthogonal rows")
+        self.case = case = self.answer.case
+        self.group = case.q.shape[1] // case.k.shape[1]
+        self.got = {x: self.answer.outputs[x] for x in GRADIENTS if x in self.answer.outputs}
+        right = attention(case, *state, gradients=True)
+        self.right = {x: right[x] for x in GRADIENTS}
+        self.made = {x: self.sums(self.got[x], SUMMED[x]) for x in self.got}
+        self.should = {x: self.sums(self.right[x], SUMMED[x]) for x in GRADIENTS}
+        P = weights(lambda x: attention(x, *state)["O"], case)
+        self.known = arrays(case, P, right["L"]) | dict(O=right["O"])
+        dP = case.dO @ self.known["v"].swapaxes(2, 3)
+        dL = np.zeros_like(right["L"]) if case.dL is None else case.dL
+        kept = case.options.get("kept")
+        Z = 1.0 if kept is None else kept / (1 - case.options["dropout"])
+        D = (case.dO * right["O"]).sum(axis=3, keepdims=True) - dL[..., None]
+        self.known |= dict(dP=Z * dP, D=D, dL=dL[..., None], Z=Z, dS=P * (Z * dP - D))
+        if cap := case.options.get("softcap"):
+            self.known["dS"] *= 1 - (self.known["X"] / cap) ** 2
+
+    def sums(self, G: np.ndarray, name: str) -> np.ndarray:
+        """Return the weights with which the rows of G sum those of an input: (batch, heads, rows) of both."""
+        rows = getattr(self.case, name)
+        return np.einsum("abcd,xyzd->abcxyz", G, rows) / (rows[0, 0, 0] ** 2).sum()
+
+    def rest(self, G: np.ndarray, *names: str) -> float:
+        """Return the largest element of G that is not a sum of rows of these inputs."""
+        rows = np.concatenate([getattr(self.case, name).reshape(-1, G.shape[3]) for name in names])
+        flat = G.reshape(-1, G.shape[3])
+        return float(np.abs(flat - np.linalg.lstsq(rows.T, flat.T, rcond=None)[0].T @ rows).max())
+
+    def own(self, M: np.ndarray, output: str) -> np.ndarray:
+        """Return the weights (batch, heads, N_q, N_k) between the rows and keys that belong together."""
+        b, h = np.ix_(np.arange(len(self.case.q)), np.arange(self.case.q.shape[1]))
+        if output == "dQ":
+            return M[b, h, :, b, h // self.group]
+        return M[b, h // self.group, :, b, h].swapaxes(2, 3)
+
+    def near(self, output: str) -> float:
+        """Return how far a weight in this gradient may differ through rounding."""
+        return 8 * self.answer.bound(output) / float((getattr(self.case, SUMMED[output])[0, 0, 0] ** 2).sum() ** 0.5)
+
+    def reading(self, W: np.ndarray, right: np.ndarray, near: float) -> Reading:
+        return Reading(self.case, np.where(np.abs(W) < max(near, 1e-6), 0, W), right, near, self.known)
+
+
+def orthogonal(case: AttentionCase, d: int) -> AttentionCase:
+    """Return the case with head dimension d, in which the rows of each of q, k, v and dO are orthogonal."""
+    draw = np.random.default_rng(3).standard_normal
+    size = (1.4 * d**0.5 / (case.options.get("scale") or d**-0.5)) ** 0.5
+    made = {}
+    for name, length in dict(q=size, k=size, v=d**0.5, dO=2.0).items():
+        shape = getattr(case, name).shape[:3]
+        made[name] = length * np.linalg.qr(draw((d, int(np.prod(shape)))))[0].T.reshape(*shape, d)
+    return replace(case, **made, usual_d=case.usual_d or case.q.shape[3])
+
+
+def read_backward(subject: Subject, answers: Sequence[Answer], state: Variant, outputs: Sequence[str]) -> list[str]:
+    """Return sentences about the outputs (of dQ, dK and dV) that are wrong in these answers to a group of cases."""
+    runs = []
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for x in sorted(answers, key=lambda x: x.case.q.size + x.case.k.size):
+            with suppress(NotExamined):
+                runs.append(Backward(subject, x.case, state))
+        runs = [x for x in runs if all(np.isfinite(x.got[y]).all() for y in outputs)]
+        return (runs and described(runs, [x for x in ("dV", "dQ", "dK") if x in outputs], subject.tiles())) or of_dO(
+            subject, runs[0], outputs
+        )
+
+
+def of_dO(subject: Subject, run: Backward, outputs: Sequence[str]) -> list[str]:
+    """Return a sentence about gradients that are not proportional to dO."""
+    other = subject.ask(replace(run.case, dO=-2 * run.case.dO)).outputs
+    near = {x: 4 * run.answer.bound(x) for x in outputs}
+    same = [x for x in outputs if np.abs(other[x] - run.got[x]).max() <= near[x]]
+    apart = [x for x in outputs if np.abs(other[x] + 2 * run.got[x]).max() > near[x]]
+    if same:
+        return [f"{' and '.join(same)} do{'es' * (len(same) == 1)} not depend on dO"]
+    return [f"{' and '.join(apart)} {'is' if len(apart) == 1 else 'are'} not proportional to dO"] if apart else []
+
+
+def described(runs: list[Backward], outputs: list[str], sizes: Sequence[int]) -> list[str]:
+    """Return sentences that describe what is wrong with the given gradients in these runs."""
+    said, of_dS = {}, []
+    P_used = [x.own(x.made["dV"], "dV") for x in runs] if "dV" in outputs else []
+    for output in outputs:
+        if all(np.abs(x.got[output] - x.right[output]).max() <= x.answer.bound(output) for x in runs):
+            continue
+        if sentence := about_sums(runs, output):
+            said[output] = sentence
+        elif output == "dV":
+            said["dV"] = about_P(runs, P_used, sizes)
+        else:
+            of_dS.append(output)
+    if P_used and of_dS and all(follows(runs, output, P_used) for output in of_dS):
+        said["the backward pass"], of_dS = said.pop("dV"), []
+    if len(of_dS) == 2:
+        both = [[x.own(x.made[y], y) for y in of_dS] for x in runs]
+        near = [2 * x.near("dQ") + 2 * x.near("dK") for x in runs]
+        if all(np.abs(a - b).max() <= c for (a, b), c in zip(both, near, strict=True)):
+            of_dS, said["dS"] = [], about_dS(runs, "dQ", sizes)
+    said |= {output: about_dS(runs, output, sizes) for output in of_dS}
+    alike: dict[str, list[str]] = {}
+    for name, sentence in said.items():
+        alike.setdefault(sentence, []).append(name)
+    return [joined(" and ".join(names), sentence) for sentence, names in alike.items() if sentence]
+
+
+def joined(name: str, sentence: str) -> str:
+    """Return the sentence with the name of what it is about."""
+    if "{name}" in sentence:
+        sentence = sentence.format(name=name)
+        return re.sub(r" (is|sums|uses)\b", lambda x: PLURAL[x[1]], sentence, count=1) if " and d" in name else sentence
+    return f"In {name}, {sentence[0].lower()}{sentence[1:]}"
+
+
+def first(ways: Sequence, readings: list[Reading], sizes: Sequence[int]) -> str:
+    return next(filter(None, (about(readings, sizes) for about in ways)), "")
+
+
+def about_P(runs: list[Backward], used: list[np.ndarray], sizes: Sequence[int]) -> str:
+    """Return a sentence about the weights that dV shows."""
+    some = [x.reading(W, x.known["Z"] * x.known["P"], x.near("dV")) for x, W in zip(runs, used, strict=True)]
+    some = [
+        x._replace(right=x.known["P"]) if np.ndim(y.known["Z"]) == 0 else x for x, y in zip(some, runs, strict=True)
+    ]
+    if said := first((of_others, in_words(of_mask), in_words(of_parts)), some, sizes):
+        return said
+    if said := formula([(x.W / x.right, x.quantities(OF_SLOPE), x.clear) for x in some], runs):
+        return f"{{name}} uses P ∘ ({said}) instead of P"
+    shift = [np.where(x.clear, np.log(x.W) - np.log(x.right), np.nan) for x in some]
+    if all(np.nanmax(np.nanmax(y, axis=3) - np.nanmin(y, axis=3)) < 2 * CLOSE for y in shift):
+        of_L = [x.known["L"] - np.nanmean(y, axis=3, keepdims=True) for x, y in zip(some, shift, strict=True)]
+        parts = [(y, parts_of_L(x, sizes), np.isfinite(y)) for x, y in zip(some, of_L, strict=True)]
+        if said := formula(parts, runs):
+            return f"{{name}} uses exp(S − L) with {said} instead of L"
+    if said := of_scale(some, runs):
+        return said
+    return first((of_logarithms, of_mask, of_parts), some, sizes)
+
+
+def of_scale(readings: list[Reading], runs: list[Backward]) -> str:
+    """Return a sentence about weights that are the softmax of scores with another scale, or ""."""
+    found = []
+    for x in readings:
+        at = x.clear & (x.W > 100 * x.near)
+        y, S = (np.where(at, z, np.nan) for z in (np.log(x.W / x.right), x.known["S"]))
+        y, S = (z - np.nanmean(z, axis=3, keepdims=True) for z in (y, S))
+        found.append(np.nansum(y * S) / np.nansum(S * S))
+        if not np.nanmax(np.abs(y - found[-1] * S)) < CLOSE:
+            return ""
+    said = number([1 + c for c in found], runs)
+    return f"{{name}} uses the softmax of scores that are multiplied by {said} instead of P" if said else ""
+
+
+def in_words(about: Callable) -> Callable:
+    return partial(about, listed=False)
+
+
+def about_sums(runs: list[Backward], output: str) -> str:
+    """Return a sentence if a gradient has a factor too many, sums other rows, or those of other heads or entries."""
+    ratios = [(x.made[output] * x.should[output]).sum() / (x.should[output] ** 2).sum() for x in runs]
+    is_factor = all(
+        np.abs(x.got[output] - c * x.right[output]).max() <= 2 * max(1, abs(c)) * x.answer.bound(output)
+        for x, c in zip(runs, ratios, strict=True)
+    )
+    if is_factor:
+        is_zero = all(abs(c) < 1e-6 for c in ratios)
+        return "{name} is 0" if is_zero else f"{{name}} is multiplied by {number(ratios, runs) or values(ratios)}"
+    for other in GRADIENTS:
+        if other != output and all(is_alike(x, output, other) for x in runs):
+            return f"{{name}} is what {other} should be"
+    wrong = [x for x in runs if x.rest(x.got[output], SUMMED[output]) > x.answer.bound(output)]
+    if wrong:
+        mine = SUMMED[output]
+        for other in [x for x in NOUN if x != mine]:
+            if all(x.rest(x.got[output], other) <= 2 * x.answer.bound(output) for x in wrong):
+                return f"{{name}} sums the rows of {NOUN[other]} instead of those of {NOUN[mine]}"
+            if all(x.rest(x.got[output], mine, other) <= 2 * x.answer.bound(output) for x in wrong):
+                return f"{{name}} sums not only the rows of {NOUN[mine]}, but also those of {NOUN[other]}"
+        return about_numbers(wrong, output)
+    for x in runs:
+        made, should = (
+            (np.abs(y) > x.near(output)).any(axis=(2, 5)) for y in (x.made[output], x.should[output])
+        )  # (batch, heads, batch, heads): which head of which entry takes part
+        if made.any() and not np.array_equal(made, should):
+            return about_heads(x, output, made, should)
+    return ""
+
+
+def is_alike(x: Backward, output: str, other: str) -> bool:
+    """Return whether a gradient is the right other one."""
+    a, b = x.got[output], x.right[other]
+    return a.shape == b.shape and bool(np.abs(a - b).max() <= 2 * x.answer.bound(other))
+
+
+def by_element(got: list[np.ndarray], right: list[np.ndarray], near: list[float]) -> str:
+    """Return how each element of what the function computes follows from the right one, or ""."""
+    most = [np.abs(x).max() for x in got]
+    ways = {
+        f"cut off at ±{values(most)}": [np.clip(x, -c, c) for x, c in zip(right, most, strict=True)],
+        "without its sign": [np.abs(x) for x in right],
+        "0 where it should be negative": [np.maximum(x, 0) for x in right],
+        "0 where it should be positive": [np.minimum(x, 0) for x in right],
+    }
+    fits = {way: all(np.abs(x - y).max() <= c for x, y, c in zip(got, z, near, strict=True)) for way, z in ways.items()}
+    return next((f"{{name}} is {way}" for way in ways if fits[way]), "")
+
+
+def about_numbers(runs: list[Backward], output: str) -> str:
+    """Return a sentence about a gradient that is no sum of rows, but equals the right one apart from some numbers."""
+    got, right = ([getattr(x, y)[output] for x in runs] for y in ("got", "right"))
+    bounds = [x.answer.bound(output) for x in runs]
+    if said := by_element(got, right, bounds):
+        return said
+    wrong = [np.abs(x - y) > b for x, y, b in zip(got, right, bounds, strict=True)]
+    of_d = [np.nonzero(x.any(axis=(0, 1, 2)))[0] for x in wrong]
+    if any(len(x) < y.shape[3] for x, y in zip(of_d, got, strict=True)):
+        x, y, n = got[0], of_d[0], got[0].shape[3]
+        zero = " and 0 there" if np.abs(x[..., y]).max() < bounds[0] else ""
+        part = "the last feature" if list(y) == [n - 1] else "the first feature" if list(y) == [0] else ""
+        part = part or ("the second half of the features" if list(y) == [*range(n // 2, n)] else "")
+        return f"{{name}} is wrong in {part or f'the features {spans(y)} of {n}'}{zero}"
+    return ""
+
+
+def about_heads(x: Backward, output: str, made: np.ndarray, should: np.ndarray) -> str:
+    """Return a sentence about a gradient that sums rows of too few or of other heads or batch entries.
+
+    `made` and `should` are (batch, heads, batch, heads), of the gradient and of the summed rows.
+    """
+    rows = f"rows of {NOUN[SUMMED[output]]}"
+    lacks, more = should & ~made, made & ~should
+    heads = np.argwhere(lacks)[:, 3]
+    if not more.any() and output != "dQ" and x.group > 1:
+        places = sorted({int(h) % x.group for h in heads})
+        if len(heads) == len(places) * lacks.shape[0] * lacks.shape[1]:
+            kept = [str(n) for n in range(x.group) if n not in places]
+            return f"{{name}} sums only query head {' and '.join(kept)} of each group of {x.group}, counted from 0"
+    if not made.any(axis=(2, 3)).all():
+        at = [f"head {h} of batch entry {b}" for b, h in np.argwhere(~made.any(axis=(2, 3)) & should.any(axis=(2, 3)))]
+        return f"{{name}} is 0 in {', '.join(at[:3])}" if at and not more.any() else ""
+    b, h = np.argwhere(more.any(axis=(2, 3)))[0]
+    of = np.argwhere(made[b, h])
+    all_b, all_h = (len(set(of[:, a])) == made.shape[a + 2] for a in (0, 1))
+    if all_b and made.shape[0] > 1 and not (lacks.any() or all_h):
+        return f"{{name}} of each batch entry sums the {rows} of all batch entries"
+    if all_h and made.shape[3] > x.group and not lacks.any():
+        return f"{{name}} of each head sums the {rows} of all heads"
+    some = " and ".join(f"head {d} of batch entry {c}" for c, d in of[:3])
+    return f"{{name}} of head {h} of batch entry {b} sums the {rows} of {some}{' and others' * (len(of) > 3)}"
+
+
+def follows(runs: list[Backward], output: str, P_used: list[np.ndarray]) -> bool:
+    """Return whether a wrong P, as dV shows it, explains this gradient."""
+    for x, P in zip(runs, P_used, strict=True):
+        dP, D, W = x.known["dP"], x.known["D"], x.own(x.made[output], output) / x.known["tau"]
+        near = x.near(output) / x.known["tau"] * 2
+        sums = (D, (P * dP).sum(axis=3, keepdims=True))
+        if not any(np.abs(W - P * (dP - y)).max() <= near * max(1, np.abs(P).max()) for y in sums):
+            return False
+    return True
+
+
+def about_dS(runs: list[Backward], output: str, sizes: Sequence[int]) -> str:
+    """Return a sentence about dS, which τ dS K or τ dSᵀ Q shows."""
+    taus = [x.known["tau"] for x in runs]
+    some = [
+        x.reading(x.own(x.made[output], output) / tau, x.known["dS"], x.near(output) / tau)
+        for x, tau in zip(runs, taus, strict=True)
+    ]
+    if said := first((of_others, in_words(of_mask), in_words(of_parts)), some, sizes):
+        return said
+    if said := by_element([x.W for x in some], [x.right for x in some], [x.near for x in some]):
+        return said
+    parts, slopes, used = [], [], []
+    for x in some:
+        P, dP, D = (x.known[y] for y in ("P", "dP", "D"))
+        clear = P > 200 * max(x.near, 1e-6)
+        parts.append((x.W / P, x.quantities(OF_DS), clear))
+        far = clear & (np.abs(dP - D) > 0.05)
+        slopes.append((x.W / P / (dP - D), x.quantities(OF_SLOPE), far))
+        used.append(x._replace(W=np.where(far, x.W / (dP - D), P), right=P, near=200 * x.near))
+    if said := formula(slopes, runs):
+        return f"{{name}} is P ∘ (dP − D) ∘ ({said})"
+    if said := formula(parts, runs):
+        return f"{{name}} is P ∘ ({said}) instead of P ∘ (dP − D)"
+    if said := first((of_others, of_logarithms), used, sizes):
+        return f"In P of P ∘ (dP − D), {said[0].lower()}{said[1:]}"
+    rows = [np.where(at, y - x["dP"], np.nan) for (y, x, at) in parts]
+    if all(np.nanmax(np.nanmax(y, axis=3) - np.nanmin(y, axis=3)) < 2 * CLOSE for y in rows):
+        return "{name} is P ∘ (dP − D), but its D is not the row sum of dO ∘ O"
+    return first((of_mask, of_parts), some, sizes)
+
+
+Part = tuple[np.ndarray, dict[str, np.ndarray], np.ndarray]
+
+
+def formula(parts: list[Part], runs: Sequence[Any], closest: float = CLOSE) -> str:
+    """Return the sum of at most two known quantities, each with a factor, that y is in all parts, or "".
+
+    A part is (y, the known quantities, where to compare them).
+    """
+    flat = []
+    for y, known, at in parts:
+        at = at & np.isfinite(y)
+        flat.append((y[at], {name: np.broadcast_to(z, y.shape)[at] for name, z in known.items()}))
+    flat, runs = zip(*[(x, z) for x, z in zip(flat, runs, strict=True) if len(x[0])], strict=True) if flat else ((), ())
+    if not flat:
+        return ""
+    names = [name for name in flat[0][1] if all(name in x and np.isfinite(x[name]).all() for _, x in flat)]
+    pairs = [x for x in names if " alone" not in x and " without " not in x]
+    for some in [*((x,) for x in names), *combinations(pairs, 2), *((*names[:2], x) for x in pairs[2:])]:
+        factors = []
+        for y, known in flat:
+            A = np.stack([known[name] for name in some], axis=1)
+            few, close = slice(None, None, 1 + len(y) // 50), closest * min(1.0, 2 * np.median(np.abs(y)))
+            c = np.linalg.lstsq(A[few], y[few], rcond=1e-9)[0]
+            if len(y) < 2 * len(c) or np.abs(A[few] @ c - y[few]).max() > close or np.abs(A @ c - y).max() > close:
+                break
+            factors.append(c)
+        else:
+            words = [number(c, runs) for c in zip(*factors, strict=True)]
+            if all(words):
+                return added([(a, name) for a, name in zip(words, some, strict=True) if a != "0"])
+    return ""
+
+
+def added(terms: list[tuple[str, str]]) -> str:
+    """Return the sum of these (factor, quantity) as text."""
+    said = "" if terms else "0"
+    for a, name in terms:
+        sign, a = ("−", a[1:]) if a.startswith("−") else ("+", a)
+        word = name if a == "1" else a if name == "1" else f"{a} · {name}" if " " not in name else f"{a} · ({name})"
+        said += f" {sign} {word}"
+    return said.removeprefix(" + ").replace(" −", "−", 1) if said.startswith(" −") else said.removeprefix(" + ")
+
+
+def number(values: Sequence[float], runs: Sequence[Any]) -> str:
+    """Return what these factors, one of each run, have in common: a number or a quantity, or "" if nothing."""
+    c = np.array(values)
+    close = 3e-3 * np.abs(c) + 1e-3
+    if (np.abs(c) < 3e-3).all():
+        return "0"
+    sign = "−" * int(c[0] < 0)
+    for x in ROUND:
+        if (np.abs(np.abs(c) - x) < close).all() and len(set(np.sign(c))) == 1:
+            return sign + (f"1/{round(1 / x)}" if x < 1 else str(x))
+    for name, code in FACTORS:
+        known = np.array([eval(code[1:-1], dict(np=np) | {k: v for k, v in x.known.items()}) for x in runs])
+        if (np.abs(np.abs(c) - known) < 3e-3 * np.abs(c)).all() and len(set(np.sign(c))) == 1:
+            return sign + name
+    return f"{c[0]:.3g}".replace("-", "−") if np.ptp(c) < 2 * close.min() else ""
+
+
+def values(numbers: Sequence[float]) -> str:
+    """Return the different values as text."""
+    return " or ".join(list(dict.fromkeys(f"{x:.3g}" for x in numbers))[:3])
+
+
+class OfL:
+    """An answer, with the arrays that the expressions of catalogue.md use."""
+
+    def __init__(self, answer: Answer, state: Variant) -> None:
+        P = weights(lambda x: attention(x, *state)["O"], answer.case)
+        self.known = arrays(answer.case, P, attention(answer.case, *state)["L"])
+        self.got, self.near = answer.outputs["L"][..., None], 1e-4 + 4 * answer.bound("L")
+        self.seen = P.any(axis=3, keepdims=True)
+        self.wrong = self.seen & ~(np.abs(self.got - self.known["L"]) <= self.near)
+        self.reading = Reading(answer.case, P, P, self.near, self.known)
+
+    def rows(self, sizes: Sequence[int]) -> dict[str, np.ndarray]:
+        """Return {words: boolean array} of rows whose L may be wrong while that of other rows is right."""
+        found = self.reading.quantities(ROWS, sizes) | {"the rows in which L is negative": self.known["L"][..., 0] < 0}
+        return {name: self.seen & (x[..., None] if x.ndim == 3 else x.astype(bool)) for name, x in found.items()}
+
+
+def parts_of_L(reading: Reading, sizes: Sequence[int]) -> dict[str, np.ndarray]:
+    """Return {words: array} of quantities that L may be, or be a sum of."""
+    S, L = reading.known["S"], reading.known["L"]
+    found = reading.quantities(OF_L)
+    for words, keys in reading.quantities(KEYS, sizes).items():
+        for name, at in ((f"L of {words} alone", keys), (f"L without {words}", ~np.array(keys > 0))):
+            found[name] = of_keys(np.where(at, S, -np.inf))
+    fitting = {name: x for name, x in found.items() if x.shape[2] in (1, L.shape[2]) and x.shape[3] == 1}
+    return {name: np.broadcast_to(x, L.shape) for name, x in fitting.items()}
+
+
+def read_L(answers: Sequence[Answer], state: Variant, sizes: Sequence[int]) -> str:
+    """Return a sentence about L, which is wrong in these answers to a group of cases, or ""."""
+    with np.errstate(all="ignore"):
+        runs = [OfL(x, state) for x in answers]
+        if not all(np.isfinite(x.got[x.seen]).all() for x in runs):
+            return ""
+        for bits, dtype in ((11, "fp16 or TF32"), (8, "bf16")):
+            off = [[np.abs(x.got - y)[x.seen].max() for y in (x.known["L"], rounded(x.known["L"], bits))] for x in runs]
+            if all(b <= max(a / 2, x.near) for (a, b), x in zip(off, runs, strict=True)):
+                return f"L is rounded to {bits} bits, as in {dtype}"
+        where, wrong = "", [x for x in runs if x.wrong.any()]
+        said = formula([(x.got, parts_of_L(x.reading, sizes), x.seen) for x in runs], runs, runs[0].near)
+        if not said and not all((x.wrong | ~x.seen).all() for x in wrong):
+            rows = [x.rows(sizes) for x in wrong]
+            same = [n for n in rows[0] if all(np.array_equal(y[n], x.wrong) for x, y in zip(wrong, rows, strict=True))]
+            parts = [(x.got, parts_of_L(x.reading, sizes), x.wrong) for x in wrong]
+            said, where = formula(parts, wrong, wrong[0].near) if same else "", f" in {same[0]}" if same else ""
+        said = said.removeprefix("L of ")
+    is_of = "that of " * (
+        said != "" and said[0].islower() and not said.startswith(("m", "log", "l ", "the mean", "the largest", "the entropy"))
+    )
+    return f"L is {is_of}{said}{where} instead of m + log l" if said else ""
