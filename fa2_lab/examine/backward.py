@@ -456,8 +456,5 @@ def read_L(answers: Sequence[Answer], state: Variant, sizes: Sequence[int]) -> s
             same = [n for n in rows[0] if all(np.array_equal(y[n], x.wrong) for x, y in zip(wrong, rows, strict=True))]
             parts = [(x.got, parts_of_L(x.reading, sizes), x.wrong) for x in wrong]
             said, where = formula(parts, wrong, wrong[0].near) if same else "", f" in {same[0]}" if same else ""
-        said = said.removeprefix("L of ")
-    is_of = "that of " * (
-        said != "" and said[0].islower() and not said.startswith(("m", "log", "l ", "the mean", "the largest", "the entropy"))
-    )
-    return f"L is {is_of}{said}{where} instead of m + log l" if said else ""
+    said = f"that of {said.removeprefix('L of ')}" if said.startswith("L of ") else said
+    return f"L is {said}{where} instead of m + log l" if said else ""
