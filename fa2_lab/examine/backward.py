@@ -75,6 +75,24 @@ class Backward:
         rows = getattr(self.case, name)
         return np.einsum("abcd,xyzd->abcxyz", G, rows) / (rows[0, 0, 0] ** 2).sum()
 
+    def with_rounded(self, output: str, step: str, bits: int) -> np.ndarray:
+        """Return what a gradient would be if one step of its computation were rounded to `bits` bits."""
+        if step == output:
+            return rounded(self.right[output], bits)
+        rows = getattr(self.case, SUMMED[output])
+        known = {x: self.known[x] for x in ("P", "dP", "D", "dS")}
+        known |= {step: rounded(known[step], bits)} if step in known else {}
+        P, dP, D, dS = known.values()
+        D = (P * dP).sum(axis=3, keepdims=True) if step == "P" and output != "dV" else D
+        W = self.known["Z"] * P if output == "dV" else dS if step == "dS" else P * (dP - D)
+        M = np.zeros_like(self.should[output])
+        b, h = np.ix_(np.arange(len(W)), np.arange(W.shape[1]))
+        if output == "dQ":
+            M[b, h, :, b, h // self.group] = self.known["tau"] * W
+        else:
+            M[b, h // self.group, :, b, h] = (self.known["tau"] if output == "dK" else 1) * W.swapaxes(2, 3)
+        return np.einsum("abcxyz,xyzd->abcd", M, rows if step in known else rounded(rows, bits))
+
     def rest(self, G: np.ndarray, *names: str) -> float:
         """Return the largest element of G that is not a sum of rows of these inputs."""
         rows = np.concatenate([getattr(self.case, name).reshape(-1, G.shape[3]) for name in names])
@@ -139,7 +157,7 @@ def described(runs: list[Backward], outputs: list[str], sizes: Sequence[int]) ->
     for output in outputs:
         if all(np.abs(x.got[output] - x.right[output]).max() <= x.answer.bound(output) for x in runs):
             continue
-        if sentence := about_sums(runs, output):
+        if sentence := about_rounding(runs, output) or about_sums(runs, output):
             said[output] = sentence
         elif output == "dV":
             said["dV"] = about_P(runs, P_used, sizes)
@@ -208,6 +226,24 @@ def of_scale(readings: list[Reading], runs: list[Backward]) -> str:
 
 def in_words(about: Callable) -> Callable:
     return partial(about, listed=False)
+
+
+def about_rounding(runs: list[Backward], output: str) -> str:
+    """Return a sentence about a gradient whose error is that of a rounded step, or ""."""
+
+    def error(step: str, bits: int) -> float:
+        wants = (x.with_rounded(output, step, bits) if step else x.right[output] for x in runs)
+        return max(float(np.std(x.got[output] - y)) for x, y in zip(runs, wants, strict=True))
+
+    far = error("", 0) / max(float(np.std(x.right[output])) for x in runs)
+    if not far < 2.0**-6:
+        return ""
+    steps = [output, SUMMED[output], "P", *(["D", "dP", "dS"] if output != "dV" else [])]
+    bits, step = min(((bits, step) for bits in (11, 8) for step in steps), key=lambda x: error(x[1], x[0]))
+    if error(step, bits) < error("", 0) / 3:
+        of_step = "rounded" if step == output else f"computed from a {NOUN.get(step, step)} that is rounded"
+        return f"{{name}} is {of_step} to {bits} bits"
+    return f"{{name}} is right, but as inaccurate as in {'bf16' if far > 2.0**-11 else 'fp16 or TF32'}"
 
 
 def about_sums(runs: list[Backward], output: str) -> str:
@@ -346,7 +382,7 @@ def about_dS(runs: list[Backward], output: str, sizes: Sequence[int]) -> str:
     return first((of_mask, of_parts), some, sizes)
 
 
-Part = tuple[np.ndarray, dict[str, np.ndarray], np.ndarray]
+Part = tuple[np.ndarray, dict[str, np.ndarray], Any]
 
 
 def formula(parts: list[Part], runs: Sequence[Any], closest: float = CLOSE) -> str:
@@ -354,11 +390,12 @@ def formula(parts: list[Part], runs: Sequence[Any], closest: float = CLOSE) -> s
 
     A part is (y, the known quantities, where to compare them).
     """
-    flat = []
-    for y, known, at in parts:
+    flat, used = [], []
+    for (y, known, at), run in zip(parts, runs, strict=True):
         at = at & np.isfinite(y)
-        flat.append((y[at], {name: np.broadcast_to(z, y.shape)[at] for name, z in known.items()}))
-    flat, runs = zip(*[(x, z) for x, z in zip(flat, runs, strict=True) if len(x[0])], strict=True) if flat else ((), ())
+        if at.any():
+            flat.append((y[at], {name: np.broadcast_to(z, y.shape)[at] for name, z in known.items()}))
+            used.append(run)
     if not flat:
         return ""
     names = [name for name in flat[0][1] if all(name in x and np.isfinite(x[name]).all() for _, x in flat)]
@@ -373,7 +410,7 @@ def formula(parts: list[Part], runs: Sequence[Any], closest: float = CLOSE) -> s
                 break
             factors.append(c)
         else:
-            words = [number(c, runs) for c in zip(*factors, strict=True)]
+            words = [number(c, used) for c in zip(*factors, strict=True)]
             if all(words):
                 return added([(a, name) for a, name in zip(words, some, strict=True) if a != "0"])
     return ""
@@ -419,7 +456,7 @@ class OfL:
         self.known = arrays(answer.case, P, attention(answer.case, *state)["L"])
         self.got, self.near = answer.outputs["L"][..., None], 1e-4 + 4 * answer.bound("L")
         self.seen = P.any(axis=3, keepdims=True)
-        self.wrong = self.seen & ~(np.abs(self.got - self.known["L"]) <= self.near)
+        self.wrong: np.ndarray = self.seen & ~(np.abs(self.got - self.known["L"]) <= self.near)
         self.reading = Reading(answer.case, P, P, self.near, self.known)
 
     def rows(self, sizes: Sequence[int]) -> dict[str, np.ndarray]:

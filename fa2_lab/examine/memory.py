@@ -26,6 +26,7 @@ AGAIN: list[tuple] = [  # what is wrong if the answer is another now: its name, 
     ("unwritten", "where torch.empty is full of NaN", replace, dict(unset=np.nan)),
     ("dO-strides", "dO with strides 0", lambda x: replace(x, dO=np.ones_like(x.dO)), {}),
 ]
+OF_ALL = ("batch-dependent", "unwritten")  # of which all outputs are judged
 VIEWS: list[tuple] = [  # the same, with another place of the inputs in memory, and what lies around them
     ("strides-ignored", "heads that lie apart in memory", "gapped", 0.0),
     ("strides-ignored", "the last axis has a stride above 1", "turned", 0.0),
@@ -51,10 +52,11 @@ def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[
     tests += [("precision", x, replace, dict(dtype=x)) for x in kinds(subject) if x != subject.dtype]
     for name, where, change, how in tests:
         for first in plain[:3] if name == "precision" else [base]:
-            outputs = {"unwritten": ("O", "L", *GRADIENTS), "dO-strides": GRADIENTS}.get(name, ("O",))
+            of_all = ("O", "L", *GRADIENTS) if name in OF_ALL else ("O",)
+            outputs: tuple[str, ...] = GRADIENTS if name == "dO-strides" else of_all
             outputs = tuple(x for x in outputs if x in first.outputs and first.fits(state, (x,)))
             with suppress(NotExamined):  # a function may refuse
-                answer = subject.like(**how).ask(change(first.case), gradients=name in ("unwritten", "dO-strides"))
+                answer = subject.like(**how).ask(change(first.case), gradients=name in (*OF_ALL, "dO-strides"))
                 if not answer.fits(state, outputs):
                     allowed = f"; rounding allows {answer.bound('O'):.1e}" if name == "precision" else ""
                     yield Finding(name, where + allowed, describe_error([answer], state, outputs)[1], answer.case)
@@ -111,12 +113,20 @@ def positions(subject: Subject, state: Variant) -> Iterator[Finding]:
 
 
 def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
-    """Repeat the first call of the examination three times, and yield a finding if the outputs differ."""
-    answers = [subject.ask(first.case).outputs["O"] for _ in range(3)]
-    if not all(np.array_equal(x, answers[0], equal_nan=True) for x in answers):
-        yield Finding("not-deterministic", "three calls in a row", float(np.ptp(answers, axis=0).max()), first.case)
-    elif not np.allclose(answers[0], first.outputs["O"], rtol=0, atol=first.bound("O"), equal_nan=True):
-        yield Finding("state-kept", "the first call, repeated after all others", case=first.case)
+    """Repeat the first call of the examination three times, and yield a finding if an output differs."""
+    answers = [subject.ask(first.case).outputs for _ in range(3)]
+    for name, before in first.outputs.items():
+        x, near = [y[name] for y in answers if name in y], first.bound(name)
+        exact = name not in GRADIENTS  # which may be summed in any order
+        if not all(np.allclose(y, x[0], rtol=0, atol=near * (not exact), equal_nan=True) for y in x):
+            grows = np.allclose(x[2] - x[1], x[1] - x[0], rtol=1e-3, atol=near)
+            where = f"{name} in three calls in a row"
+            much = float(np.ptp(x, axis=0).max())
+            yield Finding("state-kept" if grows else "not-deterministic", where, much, first.case)
+            return
+        if not np.allclose(x[0], before, rtol=0, atol=near, equal_nan=True):
+            yield Finding("state-kept", f"{name} in the first call, repeated after all others", case=first.case)
+            return
 
 
 def rows_without_keys(answers: list[Answer], state: Variant, gives_O: bool) -> Iterator[Finding]:

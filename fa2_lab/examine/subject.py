@@ -257,6 +257,8 @@ class Subject:
         before = [arguments.pop(x) for x in first if x in arguments]
         with time_limit(self.name):
             result = self.function(*before, **arguments)
+        if is_backward and not np.array_equal(numbers(roles["dO"]), numbers(self.array(self.turned(case.dO)))):
+            self.happened.add("inputs-changed")
         if result is None:  # it writes into what it was given
             result = [roles[x] for x in ("O", "L") if x in roles]
             for memory in [x._base if self.library == "torch" else x.base for x in result]:
@@ -289,7 +291,10 @@ class Subject:
             orders = (case.dL[0], case.dL[0].swapaxes(0, 1))
             of_L = next(x for x in orders if x.squeeze().shape == tuple(got[1].squeeze().shape))
             gradients.append(torch.tensor(of_L.reshape(got[1].shape)).to(got[1]))
+        before = gradients[0].clone()
         found = torch.autograd.grad(got[: len(gradients)], tensors, gradients, allow_unused=True)
+        if not torch.equal(before, gradients[0]):
+            self.happened.add("inputs-changed")
         return {name: x for name, x in zip(GRADIENTS, found, strict=True) if x is not None}
 
     def hold(self, x: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -673,6 +674,97 @@ def test_weights_that_no_known_mistake_gives_are_described(wrong, says):
     report = examine(partial(tiles_of, **wrong), quick=True, library="torch")
     assert names(report)[0] == "weights" and set(names(report)) <= {"weights", "empty-mean", "unknown"}, names(report)
     assert says in str(report.findings[0]), str(report.findings[0])
+
+
+STEPS = {
+    "L": lambda x: x.S.logsumexp(-1, keepdim=True),
+    "P": lambda x: torch.nan_to_num((x.S - x.L).exp()),
+    "dP": lambda x: x.dO @ x.v.mT,
+    "D": lambda x: (x.P * x.dP).sum(-1, keepdim=True),
+    "dS": lambda x: x.P * (x.dP - x.D),
+    "dQ": lambda x: x.tau * x.dS @ x.k,
+    "dK": lambda x: x.tau * x.dS.mT @ x.q,
+    "dV": lambda x: x.P.mT @ x.dO,
+}
+GRADIENT_MISTAKES = [  # a step, what is there instead, and what is said of it
+    ("dQ", lambda x: x.tau**1.5 * x.dS @ x.k, "dQ is multiplied by √τ"),
+    ("dS", lambda x: x.P * (x.dP - x.D) / 3, "dQ and dK are multiplied by 1/3"),
+    ("dQ", lambda x: x.tau * x.dS @ x.v, "dQ sums the rows of V instead of those of K"),
+    ("dK", lambda x: STEPS["dK"](x).sum(0, keepdim=True).expand_as(x.k), "dK of each batch entry sums the rows of Q"),
+    ("dK", lambda x: x.tau * x.dS[:, :, 16:].mT @ x.q[:, :, 16:], "In dK, the first 16 rows cannot see any key"),
+    (
+        "dV",
+        lambda x: (x.P * (1 + (torch.arange(x.k.shape[2]) < 16))).mT @ x.dO,
+        "In dV, row i counts 2 times the first 16 keys",
+    ),
+    (
+        "dV",
+        lambda x: (x.S / x.tau).softmax(-1).nan_to_num().mT @ x.dO,
+        "dV uses the softmax of scores that are multiplied",
+    ),
+    ("L", lambda x: x.S[..., :16].logsumexp(-1, keepdim=True), "uses exp(S − L) with L of the first 16 keys alone"),
+    (
+        "P",
+        lambda x: STEPS["P"](x) * (torch.arange(x.k.shape[2]) > 0),
+        "In the backward pass, row i cannot see the first key",
+    ),
+    ("D", lambda x: STEPS["D"](x).roll(-1, 2), "dS is P ∘ (dP − D of the next row)"),
+    ("D", lambda x: STEPS["D"](x) * x.tau, "dS is P ∘ (dP − τ · D)"),
+    ("dS", lambda x: STEPS["dS"](x).clamp(-0.05, 0.05), "dS is cut off at ±0.05"),
+    ("dO", lambda x: torch.ones_like(x.dO), "do not depend on dO"),
+    ("dS", lambda x: STEPS["dS"](x).half().float(), "dQ and dK are computed from a dS that is rounded to 11 bits"),
+]
+
+
+@pytest.mark.parametrize(("step", "wrong", "says"), GRADIENT_MISTAKES, ids=[x[2] for x in GRADIENT_MISTAKES])
+def test_gradients_that_no_known_mistake_gives_are_described(step, wrong, says):
+    def backward(q, k, v, dO, causal=False):
+        x = SimpleNamespace(q=q, k=k, v=v, dO=dO, tau=q.shape[-1] ** -0.5)
+        x.S = hidden(scores(q, k)) if causal else scores(q, k)
+        for name, how in ({"dO": lambda x: x.dO} | STEPS | {step: wrong}).items():
+            setattr(x, name, how(x))
+        return x.dQ, x.dK, x.dV
+
+    report = examine(backward, quick=True, library="torch")
+    assert names(report)[0] == "gradients", names(report)
+    assert says in str(report.findings[0]), str(report.findings[0])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda S, L: L - np.log(S.shape[-1]), "L is L − log N_k"),
+        (lambda S, L: S.amax(-1) + torch.log1p((S - S.amax(-1, keepdim=True)).exp().sum(-1)), "L is m + log (1 + l)"),
+        (lambda S, L: S[..., 1:].logsumexp(-1), "L is L without the first key"),
+        (lambda S, L: L.roll(1, 2), "L is that of the row before"),
+        (lambda S, L: L.half().float(), "L is rounded to 11 bits"),
+    ],
+)
+def test_an_l_that_no_known_mistake_gives_is_described(wrong, says):
+    def function(q, k, v):
+        S = scores(q, k)
+        return safe(S) @ v, wrong(S, S.logsumexp(-1))
+
+    report = examine(function, quick=True, library="torch")
+    assert names(report) == ["L-other"] and says in str(report.findings[0]), [str(x) for x in report.findings]
+
+
+def test_gradients_that_a_call_keeps_or_spoils_are_findings():
+    kept = {}
+
+    def backward(q, k, v, dO):
+        S = scores(q, k)
+        P, dP = S.softmax(-1), dO @ v.mT
+        dS = P * (dP - (P * dP).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+        kept[q.shape] = kept.get(q.shape, 0) + dS @ k
+        return kept[q.shape], dS.mT @ q, P.mT @ dO
+
+    def spoils(q, k, v, dO):
+        dO *= 2
+        return backward(q, k, v, dO / 2)
+
+    assert names(examine(backward, quick=True, library="torch")) == ["state-kept"]
+    assert "inputs-changed" in names(examine(spoils, quick=True, library="torch"))
 
 
 def test_l_may_come_first_and_a_mask_may_be_boolean_or_additive():
