@@ -78,7 +78,7 @@ def examine(
     plain = [x for x in answers if x.case.group == "plain"]
     if not plain:
         raise NotExamined(next(filter(None, refused.values()), "it took no problem"))
-    if subject.no_gradients:
+    if subject.no_gradients and not any("dQ" in x.outputs for x in answers):
         refused["its gradients"] = subject.no_gradients
     unsteady = list(repeated(subject, answers[0]))
     named = explain(answers, subject.tiles())
@@ -100,6 +100,7 @@ def examine(
     first = {(x.name, x.read_out): x for x in reversed(named + found)}  # of each name the first finding
     findings = [first[key] for key in dict.fromkeys((x.name, x.read_out) for x in named + found)]
     how = f"{subject.library}, {subject.dtype}, {LAYOUTS[subject.layout]}"
+    how += "; True in its padding mask marks a key that takes part" * subject.padding_keeps
     parts = [x for x in ("O", "L", "dQ", "dK", "dV") if any(x in answer.outputs for answer in answers)]
     return Report(subject.name, how, findings, len(answers), parts, refused, time.monotonic() - begun, subject)
 
@@ -112,7 +113,7 @@ def described(subject: Subject, finding: Finding, named: list[Finding], answers:
     if finding.name not in ("unknown", *SILENT.values()):
         return [finding]
     output, state = finding.where.split(":")[0], conventions(finding.state)
-    group = [x for x in answers if x.case.group == finding.group and not x.case.is_long]
+    group = [x for x in answers if x.case.group == finding.group and (not x.case.is_long or output == "L")]
     if output == "O":
         name, said = "weights" if finding.name == "unknown" else finding.name, [read_out(subject, finding, answers)]
     elif output == "L":

@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
 
 from fa2_lab.examine.attention import attention
 from fa2_lab.examine.cases import AttentionCase, rounded
-from fa2_lab.examine.catalogue import FACTORS, KEYS, OF_DS, OF_L, OF_SLOPE, ROWS
-from fa2_lab.examine.match import GRADIENTS, Answer, Variant, spans
+from fa2_lab.examine.catalogue import CATALOGUE, FACTORS, KEYS, OF_DS, OF_L, OF_SLOPE, ROWS
+from fa2_lab.examine.match import GRADIENTS, Answer, Variant, candidates, spans
 from fa2_lab.examine.readout import (
     CLOSE,
     Reading,
@@ -44,6 +44,7 @@ class Backward:
     """The gradients of a function for a case in which the rows of each of q, k, v and dO are orthogonal."""
 
     def __init__(self, subject: Subject, like: AttentionCase, state: Variant) -> None:
+        self.state = state
         rows = max(like.q[..., 0].size, like.k[..., 0].size)
         for d in (1 << (2 * rows - 1).bit_length(), like.q.shape[3]):
             if rows <= d:
@@ -67,8 +68,9 @@ class Backward:
         Z = 1.0 if kept is None else kept / (1 - case.options["dropout"])
         D = (case.dO * right["O"]).sum(axis=3, keepdims=True) - dL[..., None]
         self.known |= dict(dP=Z * dP, D=D, dL=dL[..., None], Z=Z, dS=P * (Z * dP - D))
-        if cap := case.options.get("softcap"):
-            self.known["dS"] *= 1 - (self.known["X"] / cap) ** 2
+        cap = case.options.get("softcap")
+        self.slope = 1 - (self.known["X"] / cap) ** 2 if cap else 1.0
+        self.known["dS"] = self.slope * self.known["dS"]
 
     def sums(self, G: np.ndarray, name: str) -> np.ndarray:
         """Return the weights with which the rows of G sum those of an input: (batch, heads, rows) of both."""
@@ -195,6 +197,8 @@ def about_P(runs: list[Backward], used: list[np.ndarray], sizes: Sequence[int]) 
     some = [
         x._replace(right=x.known["P"]) if np.ndim(y.known["Z"]) == 0 else x for x, y in zip(some, runs, strict=True)
     ]
+    if said := (as_forward(some, runs, sizes) if runs[0].case.options else ""):
+        return said
     if said := first((of_others, in_words(of_mask), in_words(of_parts)), some, sizes):
         return said
     if said := formula([(x.W / x.right, x.quantities(OF_SLOPE), x.clear) for x in some], runs):
@@ -203,11 +207,32 @@ def about_P(runs: list[Backward], used: list[np.ndarray], sizes: Sequence[int]) 
     if all(np.nanmax(np.nanmax(y, axis=3) - np.nanmin(y, axis=3)) < 2 * CLOSE for y in shift):
         of_L = [x.known["L"] - np.nanmean(y, axis=3, keepdims=True) for x, y in zip(some, shift, strict=True)]
         parts = [(y, parts_of_L(x, sizes), np.isfinite(y)) for x, y in zip(some, of_L, strict=True)]
-        if said := formula(parts, runs):
+        if (said := formula(parts, runs)) and said != "L":
             return f"{{name}} uses exp(S − L) with {said} instead of L"
     if said := of_scale(some, runs):
         return said
-    return first((of_logarithms, of_mask, of_parts), some, sizes)
+    return first((of_logarithms, *((of_mask,) if is_mask(some) else ())), some, sizes)
+
+
+def is_mask(readings: list[Reading]) -> bool:
+    """Return whether all that is wrong with some weights is which keys have one."""
+    return all((np.abs(x.W - x.right) <= x.near)[(x.W != 0) & (x.known["P"] != 0)].all() for x in readings)
+
+
+def as_forward(readings: list[Reading], runs: list[Backward], sizes: Sequence[int]) -> str:
+    """Return a sentence about weights that are those of a forward pass with a known mistake, apart from their sums."""
+
+    def is_alike(x: Reading, run: Backward, state: Variant) -> bool:
+        P = weights(lambda case: attention(case, *state)["O"], x.case)
+        W, P = (y / np.maximum(y.sum(axis=3, keepdims=True), 1e-9) for y in (x.W, P))
+        return bool(np.abs(W - P).max() <= 2 * x.near)
+
+    wrong = [(x, y) for x, y in zip(readings, runs, strict=True) if x.is_wrong]
+    for state in candidates(runs[0].state, "O", sizes):
+        if all(is_alike(x, y, state) for x, y in wrong):
+            said = CATALOGUE[state.names[-1]].description
+            return f"P in {{name}} is that of a wrong forward pass: {said[0].lower()}{said[1:]}"
+    return ""
 
 
 def of_scale(readings: list[Reading], runs: list[Backward]) -> str:
@@ -221,7 +246,9 @@ def of_scale(readings: list[Reading], runs: list[Backward]) -> str:
         if not np.nanmax(np.abs(y - found[-1] * S)) < CLOSE:
             return ""
     said = number([1 + c for c in found], runs)
-    return f"{{name}} uses the softmax of scores that are multiplied by {said} instead of P" if said else ""
+    is_one = all(np.abs(x.W.sum(axis=3) - x.right.sum(axis=3)).max() < 1e-2 for x in readings)
+    also = "" if is_one else ", apart from a factor of each row,"
+    return f"{{name}} uses the softmax of scores that are multiplied by {said}{also} instead of P" if said else ""
 
 
 def in_words(about: Callable) -> Callable:
@@ -346,7 +373,7 @@ def follows(runs: list[Backward], output: str, P_used: list[np.ndarray]) -> bool
         dP, D, W = x.known["dP"], x.known["D"], x.own(x.made[output], output) / x.known["tau"]
         near = x.near(output) / x.known["tau"] * 2
         sums = (D, (P * dP).sum(axis=3, keepdims=True))
-        if not any(np.abs(W - P * (dP - y)).max() <= near * max(1, np.abs(P).max()) for y in sums):
+        if not any(np.abs(W - x.slope * P * (dP - y)).max() <= near * max(1, np.abs(P).max()) for y in sums):
             return False
     return True
 
@@ -372,17 +399,34 @@ def about_dS(runs: list[Backward], output: str, sizes: Sequence[int]) -> str:
         used.append(x._replace(W=np.where(far, x.W / (dP - D), P), right=P, near=200 * x.near))
     if said := formula(slopes, runs):
         return f"{{name}} is P ∘ (dP − D) ∘ ({said})"
-    if said := formula(parts, runs):
+    if (said := formula(parts, runs)) and said != "dP − D":
         return f"{{name}} is P ∘ ({said}) instead of P ∘ (dP − D)"
     if said := first((of_others, of_logarithms), used, sizes):
         return f"In P of P ∘ (dP − D), {said[0].lower()}{said[1:]}"
-    rows = [np.where(at, y - x["dP"], np.nan) for (y, x, at) in parts]
-    if all(np.nanmax(np.nanmax(y, axis=3) - np.nanmin(y, axis=3)) < 2 * CLOSE for y in rows):
+    apart = formula([centred(*part) for part in parts], runs)
+    if apart == "dP":
         return "{name} is P ∘ (dP − D), but its D is not the row sum of dO ∘ O"
-    return first((of_mask, of_parts), some, sizes)
+    if apart:
+        return f"{{name}} is P ∘ ({apart} − D), where D is a number of each row, instead of P ∘ (dP − D)"
+    return of_mask(some, sizes) if is_mask(some) else ""
 
 
 Part = tuple[np.ndarray, dict[str, np.ndarray], Any]
+
+
+def centred(y: np.ndarray, known: dict[str, np.ndarray], at: Any) -> Part:
+    """Return the part without the mean of each row, and without quantities that are the same in a whole row."""
+
+    def less_mean(x: np.ndarray) -> np.ndarray:
+        x = np.where(at, np.broadcast_to(x, y.shape), np.nan)
+        return x - np.nanmean(x, axis=3, keepdims=True)
+
+    at = at & (at.sum(axis=3, keepdims=True) > 1)
+    return (
+        less_mean(y),
+        {name: less_mean(x) for name, x in known.items() if x.shape[3] > 1 and np.ptp(x, axis=3).any()},
+        at,
+    )
 
 
 def formula(parts: list[Part], runs: Sequence[Any], closest: float = CLOSE) -> str:
@@ -411,6 +455,8 @@ def formula(parts: list[Part], runs: Sequence[Any], closest: float = CLOSE) -> s
             factors.append(c)
         else:
             words = [number(c, used) for c in zip(*factors, strict=True)]
+            if (some, words) == (("1",), ["1"]):
+                return ""
             if all(words):
                 return added([(a, name) for a, name in zip(words, some, strict=True) if a != "0"])
     return ""
@@ -419,7 +465,7 @@ def formula(parts: list[Part], runs: Sequence[Any], closest: float = CLOSE) -> s
 def added(terms: list[tuple[str, str]]) -> str:
     """Return the sum of these (factor, quantity) as text."""
     said = "" if terms else "0"
-    for a, name in terms:
+    for a, name in sorted(terms, key=lambda x: x[0].startswith("−")):
         sign, a = ("−", a[1:]) if a.startswith("−") else ("+", a)
         word = name if a == "1" else a if name == "1" else f"{a} · {name}" if " " not in name else f"{a} · ({name})"
         said += f" {sign} {word}"
@@ -436,10 +482,10 @@ def number(values: Sequence[float], runs: Sequence[Any]) -> str:
     for x in ROUND:
         if (np.abs(np.abs(c) - x) < close).all() and len(set(np.sign(c))) == 1:
             return sign + (f"1/{round(1 / x)}" if x < 1 else str(x))
-    for name, code in FACTORS:
-        known = np.array([eval(code[1:-1], dict(np=np) | {k: v for k, v in x.known.items()}) for x in runs])
+    for x, (name, code) in product(ROUND, FACTORS):
+        known = x * np.array([eval(code[1:-1], dict(np=np) | run.known) for run in runs])
         if (np.abs(np.abs(c) - known) < 3e-3 * np.abs(c)).all() and len(set(np.sign(c))) == 1:
-            return sign + name
+            return sign + (name if x == 1 else f"{x} · {name}" if x > 1 else f"1/{round(1 / x)} · {name}")
     return f"{c[0]:.3g}".replace("-", "−") if np.ptp(c) < 2 * close.min() else ""
 
 

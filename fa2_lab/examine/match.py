@@ -268,7 +268,7 @@ def oblong(state: Variant, part: str, tiles: Sequence[int]) -> Iterator[Variant]
     One side of such a tile is two or four times as long as the other, and both sides are in `tiles`.
     """
     sides = [x for x in tiles if x >= 8]
-    pairs = [(a, b) for a in sides for b in sides if max(a, b) in (2 * min(a, b), 4 * min(a, b))]
+    pairs = [(a, b) for a in sides for b in sides if a != b and ({a, b} - {*TILES} or max(a, b) <= 4 * min(a, b))]
     for s in candidates(state, part, pairs):
         if re.search("start|first|visited", str(CATALOGUE[s.names[-1]].edits)):
             yield s

@@ -70,7 +70,7 @@ def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[
 def kinds(subject: Subject) -> list[str]:
     """Return the dtypes of torch with which the function can be called."""
     if subject.library == "numpy":
-        return ["float64", "float32"]
+        return ["float64", "float32", "float16"]
     interpreted = any(type(x).__name__ == "InterpretedFunction" for x in subject.space.values())
     some = dtypes("torch") if subject.library == "torch" else ()
     return [x for x in some if x != "bfloat16" or not interpreted]  # the interpreter multiplies its bits as integers

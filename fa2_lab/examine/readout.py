@@ -117,9 +117,13 @@ def weights(O: Callable[[AttentionCase], np.ndarray], case: AttentionCase) -> np
 
 def of_others(readings: list[Reading], sizes: Sequence[int]) -> str:
     """Return a sentence about heads, batch entries, rows or keys that have the right weights of others."""
+    wrong = [x for x in readings if x.is_wrong]
+    T = [(x, x.right.swapaxes(2, 3)) for x in wrong]
+    if wrong and all(x.W.shape == y.shape and np.abs(x.W - y).max() <= x.near for x, y in T):
+        return "Row i has the weight of row j that key j should have, because the weights are transposed"
     for axis, noun in ((1, "head"), (0, "batch entry"), (2, "row"), (3, "key")):
         found = []
-        for x in [x for x in readings if x.is_wrong]:
+        for x in wrong:
             W, P = np.moveaxis(x.W, axis, 0), np.moveaxis(x.right, axis, 0)
             alike = np.array([[np.abs(w - p).max() < x.near for p in P] for w in W])
             found.append([(i, int(np.argmax(y)), len(W)) for i, y in enumerate(alike) if not alike[i, i]])
@@ -127,9 +131,9 @@ def of_others(readings: list[Reading], sizes: Sequence[int]) -> str:
                 break
         else:
             every = [y for x in found for y in x]
-            forms = {"N − 1 − i": all(k == n - 1 - i for i, k, n in every)}
+            forms = {str(every[0][1]): len({k for _, k, _ in every}) == 1}
             forms |= {f"i {c:+d} (modulo N)": all(k == (i + c) % n for i, k, n in every) for c in (-1, 1, -2, 2)}
-            forms |= {str(every[0][1]): len({k for _, k, _ in every}) == 1}
+            forms |= {"N − 1 − i": all(k == n - 1 - i for i, k, n in every)}
             listed = ", ".join(f"{k} for i = {i}" for i, k, _ in found[0][:4])
             return f"{noun.capitalize()} i has the weights of {noun} {next((x for x in forms if forms[x]), listed)}"
     return ""

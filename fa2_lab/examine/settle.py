@@ -50,6 +50,7 @@ def settle(subject: Subject, layout: str = "", library: str = "", dtype: str = "
             best, subject.library, subject.dtype, subject.layout = max(whole, key=lambda x: x[0])
             subject.also = next((x[-1] for x in tried if x not in whole and x[0] == 4 > best), "")
             settle_scale(subject, is_right=best == 4)
+            settle_padding(subject)
             return settle_window(subject)
     raise NotExamined(failure or f"{dtype} is no dtype that it can be asked in")
 
@@ -60,6 +61,18 @@ def settle_scale(subject: Subject, is_right: bool) -> None:
         if is_right and type(subject.defaults[name]) in (int, float) and subject.defaults[name] != subject.d**-0.5:
             del subject.roles[name]
             subject.unused.append(name)
+
+
+def settle_padding(subject: Subject) -> None:
+    """Find out whether True in a padding mask marks padding, or a key that takes part."""
+    n = 16 * subject.multiple
+    asked = case("lengths", n, d=subject.d, batch=2, key_lengths=np.array([n // 2, n]))
+    for keeps in (False, True) if subject.takes("padding") else ():
+        subject.padding_keeps = keeps
+        with suppress(NotExamined):
+            if subject.ask(asked).fits(RIGHT, ("O",)):
+                return
+    subject.padding_keeps = False
 
 
 def settle_window(subject: Subject) -> None:

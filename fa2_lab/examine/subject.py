@@ -60,6 +60,7 @@ class Subject:
         self.no_gradients = ""  # why there are none
         self.gives_O = True  # only a backward function may not
         self.happened: set[str] = set()  # mistakes that were noticed during a call
+        self.padding_keeps = False  # whether True in a padding mask marks a key that takes part
         self.eps = 0.0  # the distance of two numbers, if it is not that of the dtype
         function = getattr(function, "forward", function)  # of a torch.nn.Module
         parameters = [p for p in signature(function).parameters.values() if p.kind < 4 and p.kind != p.VAR_POSITIONAL]
@@ -206,7 +207,7 @@ class Subject:
         known |= case.options
         of_q, of_k = (int(np.diff(known[name]).max()) for name in ("cu_seqlens", "cu_seqlens_k"))
         longest = {"_q": of_q, "_k": of_k, "kv": of_k}  # by the end of the argument's name
-        known["padding"] = np.arange(N_k) >= known["key_lengths"][:, None]
+        known["padding"] = (np.arange(N_k) >= known["key_lengths"][:, None]) != self.padding_keeps
         if self.layout == "nd":
             known |= {name: known[name][0] for name in ("key_lengths", "sinks", "slopes")}
         if self.layout in ("hnd", "nd"):

@@ -702,6 +702,10 @@ GRADIENT_MISTAKES = [  # a step, what is there instead, and what is said of it
         lambda x: (x.S / x.tau).softmax(-1).nan_to_num().mT @ x.dO,
         "dV uses the softmax of scores that are multiplied",
     ),
+    ("dV", lambda x: x.P[:, :1].expand_as(x.P).mT @ x.dO, "In dV, head i has the weights of head 0"),
+    ("dP", lambda x: x.dO @ x.v.roll(1, 2).mT, "dS is P ∘ (dP of the key before − D)"),
+    ("dV", lambda x: x.P.mT @ x.dO.clamp(min=0), "dV is not proportional to dO"),
+    ("dQ", lambda x: x.tau * STEPS["dQ"](x) * 0.5, "dQ is multiplied by 1/2 · τ"),
     ("L", lambda x: x.S[..., :16].logsumexp(-1, keepdim=True), "uses exp(S − L) with L of the first 16 keys alone"),
     (
         "P",
@@ -747,6 +751,29 @@ def test_an_l_that_no_known_mistake_gives_is_described(wrong, says):
 
     report = examine(function, quick=True, library="torch")
     assert names(report) == ["L-other"] and says in str(report.findings[0]), [str(x) for x in report.findings]
+
+
+def test_a_backward_pass_with_other_options_than_the_forward_pass_is_named():
+    def backward(q, k, v, dO, causal=False, key_lengths=None):
+        S = hidden(scores(q, k)) if causal else scores(q, k)
+        P, dP = safe(S), dO @ v.mT
+        dS = P * (dP - (P * dP).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+        return dS @ k, dS.mT @ q, P.mT @ dO
+
+    report = examine(backward, quick=True, library="torch")
+    assert "wrong forward pass: the lengths of the keys are ignored" in str(report.findings[0]), report.findings[0]
+
+
+def test_a_padding_mask_may_mark_padding_or_what_is_none():
+    def masked(q, k, v, key_padding_mask=None):
+        s = scores(q, k)
+        return safe(s if key_padding_mask is None else s.masked_fill(~key_padding_mask[:, None, None], -torch.inf)) @ v
+
+    report = examine(masked, quick=True, library="torch")
+    assert report.is_right and "a key that takes part" in report.how
+    report = examine(lambda q, k, v, key_padding_mask=None: masked(q, k, v, None if key_padding_mask is None else
+        ~key_padding_mask), quick=True, library="torch")  # fmt: skip
+    assert report.is_right and "a key that takes part" not in report.how
 
 
 def test_gradients_that_a_call_keeps_or_spoils_are_findings():
