@@ -146,8 +146,13 @@ for finding in report.findings:
 # %% [markdown]
 # If this function is in a file `mine.py`, `fa2-lab examine mine.py:mine` prints the same report in a terminal. It also
 # prints the smallest input that shows each mistake, as a program that you can run. The command works with functions
-# written for NumPy, PyTorch, Triton or JAX, and it also checks their gradients and their memory. If no known mistake
-# explains the numbers, the command says so and reports where they are wrong.
+# written for NumPy, PyTorch, Triton or JAX, and it also checks their gradients and their memory.
+#
+# If no known mistake explains the numbers, `examine` reads out what the function computes. If V is the identity, O
+# contains the weights of the keys. If the rows of Q, K and dO are orthogonal, the gradients contain P and dS as the
+# backward pass uses them, because dV = Pᵀ dO, dQ = τ dS K and dK = τ dSᵀ Q. The report then describes the difference,
+# for example "dS is P ∘ (dP − D of the next row)" or "row i cannot see the last key". If nothing fits, it says that no
+# known mistake gives these numbers, and where they are wrong.
 #
 # ## How do I count what my own algorithm moves?
 #
