@@ -12,24 +12,24 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import combinations, product
-from typing import Any
 
 import numpy as np
 
 from fa2_lab.examine.attention import attention
 from fa2_lab.examine.cases import AttentionCase, rounded
-from fa2_lab.examine.catalogue import CATALOGUE, FACTORS, KEYS, OF_DS, OF_L, OF_SLOPE, ROWS
+from fa2_lab.examine.catalogue import CATALOGUE, OF_DS, OF_SLOPE, ROWS
+from fa2_lab.examine.formulas import by_element, centred, formula, number, values
 from fa2_lab.examine.match import GRADIENTS, Answer, Variant, candidates, spans
 from fa2_lab.examine.readout import (
-    CLOSE,
     Reading,
     arrays,
-    of_keys,
+    of_L,
     of_logarithms,
     of_mask,
     of_others,
     of_parts,
+    of_scale,
+    parts_of_L,
     weights,
 )
 from fa2_lab.examine.subject import NotExamined, Subject
@@ -37,7 +37,6 @@ from fa2_lab.examine.subject import NotExamined, Subject
 SUMMED = {"dV": "dO", "dQ": "k", "dK": "q"}  # the rows that a gradient sums
 NOUN = {"q": "Q", "k": "K", "v": "V", "dO": "dO"}
 PLURAL = {"is": " are", "sums": " sum", "uses": " use"}
-ROUND = (1, 2, 3, 4, 1 / 2, 1 / 3, 1 / 4)  # numbers that are a factor in their own right
 
 
 class Backward:
@@ -203,15 +202,7 @@ def about_P(runs: list[Backward], used: list[np.ndarray], sizes: Sequence[int]) 
         return said
     if said := formula([(x.W / x.right, x.quantities(OF_SLOPE), x.clear) for x in some], runs):
         return f"{{name}} uses P ∘ ({said}) instead of P"
-    shift = [np.where(x.clear, np.log(x.W) - np.log(x.right), np.nan) for x in some]
-    if all(np.nanmax(np.nanmax(y, axis=3) - np.nanmin(y, axis=3)) < 2 * CLOSE for y in shift):
-        of_L = [x.known["L"] - np.nanmean(y, axis=3, keepdims=True) for x, y in zip(some, shift, strict=True)]
-        parts = [(y, parts_of_L(x, sizes), np.isfinite(y)) for x, y in zip(some, of_L, strict=True)]
-        if (said := formula(parts, runs)) and said != "L":
-            return f"{{name}} uses exp(S − L) with {said} instead of L"
-    if said := of_scale(some, runs):
-        return said
-    return first((of_logarithms, *((of_mask,) if is_mask(some) else ())), some, sizes)
+    return first((of_scale, of_L, of_logarithms, *((of_mask,) if is_mask(some) else ())), some, sizes)
 
 
 def is_mask(readings: list[Reading]) -> bool:
@@ -233,22 +224,6 @@ def as_forward(readings: list[Reading], runs: list[Backward], sizes: Sequence[in
             said = CATALOGUE[state.names[-1]].description
             return f"P in {{name}} is that of a wrong forward pass: {said[0].lower()}{said[1:]}"
     return ""
-
-
-def of_scale(readings: list[Reading], runs: list[Backward]) -> str:
-    """Return a sentence about weights that are the softmax of scores with another scale, or ""."""
-    found = []
-    for x in readings:
-        at = x.clear & (x.W > 100 * x.near)
-        y, S = (np.where(at, z, np.nan) for z in (np.log(x.W / x.right), x.known["S"]))
-        y, S = (z - np.nanmean(z, axis=3, keepdims=True) for z in (y, S))
-        found.append(np.nansum(y * S) / np.nansum(S * S))
-        if not np.nanmax(np.abs(y - found[-1] * S)) < CLOSE:
-            return ""
-    said = number([1 + c for c in found], runs)
-    is_one = all(np.abs(x.W.sum(axis=3) - x.right.sum(axis=3)).max() < 1e-2 for x in readings)
-    also = "" if is_one else ", apart from a factor of each row,"
-    return f"{{name}} uses the softmax of scores that are multiplied by {said}{also} instead of P" if said else ""
 
 
 def in_words(about: Callable) -> Callable:
@@ -308,19 +283,6 @@ def is_alike(x: Backward, output: str, other: str) -> bool:
     """Return whether a gradient is the right other one."""
     a, b = x.got[output], x.right[other]
     return a.shape == b.shape and bool(np.abs(a - b).max() <= 2 * x.answer.bound(other))
-
-
-def by_element(got: list[np.ndarray], right: list[np.ndarray], near: list[float]) -> str:
-    """Return how each element of what the function computes follows from the right one, or ""."""
-    most = [np.abs(x).max() for x in got]
-    ways = {
-        f"cut off at ±{values(most)}": [np.clip(x, -c, c) for x, c in zip(right, most, strict=True)],
-        "without its sign": [np.abs(x) for x in right],
-        "0 where it should be negative": [np.maximum(x, 0) for x in right],
-        "0 where it should be positive": [np.minimum(x, 0) for x in right],
-    }
-    fits = {way: all(np.abs(x - y).max() <= c for x, y, c in zip(got, z, near, strict=True)) for way, z in ways.items()}
-    return next((f"{{name}} is {way}" for way in ways if fits[way]), "")
 
 
 def about_numbers(runs: list[Backward], output: str) -> str:
@@ -411,89 +373,6 @@ def about_dS(runs: list[Backward], output: str, sizes: Sequence[int]) -> str:
     return of_mask(some, sizes) if is_mask(some) else ""
 
 
-Part = tuple[np.ndarray, dict[str, np.ndarray], Any]
-
-
-def centred(y: np.ndarray, known: dict[str, np.ndarray], at: Any) -> Part:
-    """Return the part without the mean of each row, and without quantities that are the same in a whole row."""
-
-    def less_mean(x: np.ndarray) -> np.ndarray:
-        x = np.where(at, np.broadcast_to(x, y.shape), np.nan)
-        return x - np.nanmean(x, axis=3, keepdims=True)
-
-    at = at & (at.sum(axis=3, keepdims=True) > 1)
-    return (
-        less_mean(y),
-        {name: less_mean(x) for name, x in known.items() if x.shape[3] > 1 and np.ptp(x, axis=3).any()},
-        at,
-    )
-
-
-def formula(parts: list[Part], runs: Sequence[Any], closest: float = CLOSE) -> str:
-    """Return the sum of at most two known quantities, each with a factor, that y is in all parts, or "".
-
-    A part is (y, the known quantities, where to compare them).
-    """
-    flat, used = [], []
-    for (y, known, at), run in zip(parts, runs, strict=True):
-        at = at & np.isfinite(y)
-        if at.any():
-            flat.append((y[at], {name: np.broadcast_to(z, y.shape)[at] for name, z in known.items()}))
-            used.append(run)
-    if not flat:
-        return ""
-    names = [name for name in flat[0][1] if all(name in x and np.isfinite(x[name]).all() for _, x in flat)]
-    pairs = [x for x in names if " alone" not in x and " without " not in x]
-    for some in [*((x,) for x in names), *combinations(pairs, 2), *((*names[:2], x) for x in pairs[2:])]:
-        factors = []
-        for y, known in flat:
-            A = np.stack([known[name] for name in some], axis=1)
-            few, close = slice(None, None, 1 + len(y) // 50), closest * min(1.0, 2 * np.median(np.abs(y)))
-            c = np.linalg.lstsq(A[few], y[few], rcond=1e-9)[0]
-            if len(y) < 2 * len(c) or np.abs(A[few] @ c - y[few]).max() > close or np.abs(A @ c - y).max() > close:
-                break
-            factors.append(c)
-        else:
-            words = [number(c, used) for c in zip(*factors, strict=True)]
-            if (some, words) == (("1",), ["1"]):
-                return ""
-            if all(words):
-                return added([(a, name) for a, name in zip(words, some, strict=True) if a != "0"])
-    return ""
-
-
-def added(terms: list[tuple[str, str]]) -> str:
-    """Return the sum of these (factor, quantity) as text."""
-    said = "" if terms else "0"
-    for a, name in sorted(terms, key=lambda x: x[0].startswith("−")):
-        sign, a = ("−", a[1:]) if a.startswith("−") else ("+", a)
-        word = name if a == "1" else a if name == "1" else f"{a} · {name}" if " " not in name else f"{a} · ({name})"
-        said += f" {sign} {word}"
-    return said.removeprefix(" + ").replace(" −", "−", 1) if said.startswith(" −") else said.removeprefix(" + ")
-
-
-def number(values: Sequence[float], runs: Sequence[Any]) -> str:
-    """Return what these factors, one of each run, have in common: a number or a quantity, or "" if nothing."""
-    c = np.array(values)
-    close = 3e-3 * np.abs(c) + 1e-3
-    if (np.abs(c) < 3e-3).all():
-        return "0"
-    sign = "−" * int(c[0] < 0)
-    for x in ROUND:
-        if (np.abs(np.abs(c) - x) < close).all() and len(set(np.sign(c))) == 1:
-            return sign + (f"1/{round(1 / x)}" if x < 1 else str(x))
-    for x, (name, code) in product(ROUND, FACTORS):
-        known = x * np.array([eval(code[1:-1], dict(np=np) | run.known) for run in runs])
-        if (np.abs(np.abs(c) - known) < 3e-3 * np.abs(c)).all() and len(set(np.sign(c))) == 1:
-            return sign + (name if x == 1 else f"{x} · {name}" if x > 1 else f"1/{round(1 / x)} · {name}")
-    return f"{c[0]:.3g}".replace("-", "−") if np.ptp(c) < 2 * close.min() else ""
-
-
-def values(numbers: Sequence[float]) -> str:
-    """Return the different values as text."""
-    return " or ".join(list(dict.fromkeys(f"{x:.3g}" for x in numbers))[:3])
-
-
 class OfL:
     """An answer, with the arrays that the expressions of catalogue.md use."""
 
@@ -509,17 +388,6 @@ class OfL:
         """Return {words: boolean array} of rows whose L may be wrong while that of other rows is right."""
         found = self.reading.quantities(ROWS, sizes) | {"the rows in which L is negative": self.known["L"][..., 0] < 0}
         return {name: self.seen & (x[..., None] if x.ndim == 3 else x.astype(bool)) for name, x in found.items()}
-
-
-def parts_of_L(reading: Reading, sizes: Sequence[int]) -> dict[str, np.ndarray]:
-    """Return {words: array} of quantities that L may be, or be a sum of."""
-    S, L = reading.known["S"], reading.known["L"]
-    found = reading.quantities(OF_L)
-    for words, keys in reading.quantities(KEYS, sizes).items():
-        for name, at in ((f"L of {words} alone", keys), (f"L without {words}", ~np.array(keys > 0))):
-            found[name] = of_keys(np.where(at, S, -np.inf))
-    fitting = {name: x for name, x in found.items() if x.shape[2] in (1, L.shape[2]) and x.shape[3] == 1}
-    return {name: np.broadcast_to(x, L.shape) for name, x in fitting.items()}
 
 
 def read_L(answers: Sequence[Answer], state: Variant, sizes: Sequence[int]) -> str:

@@ -127,6 +127,9 @@ def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
         if not np.allclose(x[0], before, rtol=0, atol=near, equal_nan=True):
             yield Finding("state-kept", f"{name} in the first call, repeated after all others", case=first.case)
             return
+    turned = {x: np.roll(getattr(first.case, x), 1, axis=2) for x in "qkv"}
+    if first.fits(RIGHT, ("O",)) and not subject.ask(replace(first.case, **turned)).fits(RIGHT, ("O",)):
+        yield Finding("state-kept", "O of other numbers in the same shape", case=first.case)
 
 
 def rows_without_keys(answers: list[Answer], state: Variant, gives_O: bool) -> Iterator[Finding]:

@@ -17,11 +17,11 @@ import numpy as np
 
 from fa2_lab.examine.attention import attention
 from fa2_lab.examine.cases import AttentionCase
-from fa2_lab.examine.catalogue import KEYS, OF_KEYS, OF_ROWS, OF_TILES, ROWS
+from fa2_lab.examine.catalogue import KEYS, OF_KEYS, OF_L, OF_ROWS, OF_TILES, ROWS
+from fa2_lab.examine.formulas import CLOSE, formula, number
 from fa2_lab.examine.match import Answer, Finding, conventions, spans
 from fa2_lab.examine.subject import NotExamined, Subject
 
-CLOSE = 1e-2  # how far logarithms of weights may differ through rounding
 OWN = {0: "its own key"} | {c: f"the key {abs(c)} {'after' if c > 0 else 'before'} its own" for c in range(-4, 5) if c}
 
 
@@ -72,11 +72,6 @@ def arrays(case: AttentionCase, P: np.ndarray, L: np.ndarray) -> dict[str, Any]:
     sizes = dict(batch=batch, H=H, group=H // case.k.shape[1], N_q=N_q, N_k=N_k, d=d, tau=tau)
     known = dict(i=i, j=j, own=i if is_top_left else i + N_k - N_q, X=np.where(P > 0, S, qk), qk=qk, S=S)
     return sizes | known | dict(q=case.q, k=k, v=v, dO=case.dO, P=P, L=L, m=m, l=np.exp(L - m))
-
-
-def of_keys(S: np.ndarray, axis: int = 3) -> np.ndarray:
-    """Return the logarithm of the sum of exp(S) over an axis, by default that of the keys."""
-    return np.logaddexp.reduce(S, axis=axis, keepdims=True)
 
 
 def per_tile(of: np.ufunc, P: np.ndarray, B: int, up_to: bool = False) -> np.ndarray:
@@ -168,10 +163,10 @@ def place(
     Each set has two boolean arrays (batch, heads, N_q, N_k), which are True for its elements and for possible ones.
     """
     tried: list[tuple[str, str]] = []
-    for number, (x, is_in, possible) in enumerate(sets):
+    for n, (x, is_in, possible) in enumerate(sets):
         keys, rows = (x.quantities(y, sizes) for y in (KEYS, ROWS))
         heads = is_in.any(axis=(2, 3)) | ~is_in.any()
-        tried = [(a, b) for a in rows for b in keys] if number == 0 else tried
+        tried = [(a, b) for a in rows for b in keys] if n == 0 else tried
         pairs = [(y, rows[y[0]] & keys[y[1]]) for y in tried]
         tried = [y for y, z in pairs if np.array_equal((z & possible)[heads], is_in[heads])]
     x, is_in, _ = next(y for y in sets if y[1].any())
@@ -185,6 +180,54 @@ def place(
         return ""
     of_rows = [f"row {i} {verb} {spans(np.nonzero(y)[0])}" for i, y in enumerate(is_in[tuple(at[0])]) if y.any()]
     return f"{some}of the keys, {', '.join(of_rows[:3])}{', …' * (len(of_rows) > 3)} (with {x.case})"
+
+
+def of_scale(readings: list[Reading], sizes: Sequence[int]) -> str:
+    """Return a sentence about weights that are the softmax of scores with another scale, or ""."""
+    found = []
+    for x in readings:
+        at = x.clear & (x.W > 100 * x.near)
+        y, S = (np.where(at, z, np.nan) for z in (np.log(x.W / x.right), x.known["S"]))
+        y, S = (z - np.nanmean(z, axis=3, keepdims=True) for z in (y, S))
+        found.append(np.nansum(y * S) / np.nansum(S * S))
+        if not np.nanmax(np.abs(y - found[-1] * S)) < CLOSE:
+            return ""
+    said = number([1 + c for c in found], readings)
+    is_one = all(np.abs(x.W.sum(axis=3) - x.right.sum(axis=3)).max() < CLOSE for x in readings)
+    also = "" if is_one else ", apart from a factor of each row"
+    return f"The weights are the softmax of scores that are multiplied by {said}{also}" if said not in ("", "1") else ""
+
+
+def of_L(readings: list[Reading], sizes: Sequence[int]) -> str:
+    """Return a sentence about weights exp(S − L) with another L, or ""."""
+    parts, shifts = [], []
+    for x in readings:
+        shift = np.where(x.clear, np.log(x.W) - np.log(x.right), np.nan)
+        if not np.nanmax(np.nanmax(shift, axis=3) - np.nanmin(shift, axis=3)) < 2 * CLOSE:
+            return ""
+        shifts.append((np.nanmax(shift) - np.nanmin(shift), float(np.exp(np.nanmean(shift)))))
+        L = x.known["L"] - np.nanmean(shift, axis=3, keepdims=True)
+        parts.append((L, parts_of_L(x, sizes), np.isfinite(L)))
+    if all(wide < CLOSE for wide, _ in shifts) and (said := number([c for _, c in shifts], readings)) not in ("", "1"):
+        return f"All weights are multiplied by {said}"
+    said = formula(parts, readings)
+    return f"The weights are exp(S − L) with {said} instead of L" if said not in ("", "L") else ""
+
+
+def of_keys(S: np.ndarray, axis: int = 3) -> np.ndarray:
+    """Return the logarithm of the sum of exp(S) over an axis, by default that of the keys."""
+    return np.logaddexp.reduce(S, axis=axis, keepdims=True)
+
+
+def parts_of_L(reading: Reading, sizes: Sequence[int]) -> dict[str, np.ndarray]:
+    """Return {words: array} of quantities that L may be, or be a sum of."""
+    S, L = reading.known["S"], reading.known["L"]
+    found = reading.quantities(OF_L)
+    for words, keys in reading.quantities(KEYS, sizes).items():
+        for name, at in ((f"L of {words} alone", keys), (f"L without {words}", ~np.array(keys > 0))):
+            found[name] = of_keys(np.where(at, S, -np.inf))
+    fitting = {name: x for name, x in found.items() if x.shape[2] in (1, L.shape[2]) and x.shape[3] == 1}
+    return {name: np.broadcast_to(x, L.shape) for name, x in fitting.items()}
 
 
 def of_logarithms(readings: list[Reading], sizes: Sequence[int]) -> str:
@@ -214,7 +257,7 @@ def fit(y: np.ndarray, known: dict[str, np.ndarray], at: np.ndarray, of_rows: bo
     shift = (lambda z: 0) if of_rows else lambda z: np.nanmean(np.where(at, z, np.nan), axis=1, keepdims=True)
     y, of = (y - shift(y))[at], {name: (z - shift(z))[at] for name, z in known.items()}
     few = [(a, b) for a in of for b in of if a <= b]
-    for names in [*((a, b) for a, b in few if a == b), *few, tuple(of)]:
+    for names in [*((a, b) for a, b in few if a == b), *few, *([] if of_rows else [tuple(of)])]:
         A = np.stack([of[name] for name in dict.fromkeys(names)], axis=1)
         c = np.linalg.lstsq(A, y, rcond=1e-9)[0]
         if len(y) > 1.5 * len(c) and np.abs(A @ c - y).max() < CLOSE:
@@ -240,4 +283,4 @@ def of_parts(readings: list[Reading], sizes: Sequence[int], listed: bool = True)
     return place(sets, f"counts {np.median(numbers):.3g} times", sizes, listed)
 
 
-ABOUT = (of_others, of_mask, of_parts, of_logarithms)
+ABOUT = (of_others, of_mask, of_parts, of_scale, of_L, of_logarithms)

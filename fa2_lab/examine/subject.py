@@ -61,6 +61,7 @@ class Subject:
         self.gives_O = True  # only a backward function may not
         self.happened: set[str] = set()  # mistakes that were noticed during a call
         self.padding_keeps = False  # whether True in a padding mask marks a key that takes part
+        self.last: tuple[Any, np.ndarray] | None = None  # what the last call returned, and its numbers then
         self.eps = 0.0  # the distance of two numbers, if it is not that of the dtype
         function = getattr(function, "forward", function)  # of a torch.nn.Module
         parameters = [p for p in signature(function).parameters.values() if p.kind < 4 and p.kind != p.VAR_POSITIONAL]
@@ -254,10 +255,16 @@ class Subject:
         roles |= {x: self.array(y, fill=FENCE) for x, y in (("O", O), ("L", L)) if self.takes(x)}
         arguments = self.given | {name: self.option(x) for name, x in self.options(case).items()}
         arguments |= {name: roles[role] for name, role in self.roles.items() if role in roles}
+        arrays = [arguments[name] for name in self.roles if hasattr(arguments.get(name), "shape")]
+        before = [(x, numbers(x)) for x in arrays if not any(x is y for y in roles.values())]
         first = [name for name, kind in self.kinds.items() if kind is inspect.Parameter.POSITIONAL_ONLY]
-        before = [arguments.pop(x) for x in first if x in arguments]
+        by_place = [arguments.pop(x) for x in first if x in arguments]
         with time_limit(self.name):
-            result = self.function(*before, **arguments)
+            result = self.function(*by_place, **arguments)
+        if not all(np.array_equal(numbers(x), y) for x, y in before):
+            self.happened.add("inputs-changed")
+        if self.last and not np.array_equal(numbers(self.last[0]), self.last[1], equal_nan=True):
+            self.happened.add("output-reused")
         if is_backward and not np.array_equal(numbers(roles["dO"]), numbers(self.array(self.turned(case.dO)))):
             self.happened.add("inputs-changed")
         if result is None:  # it writes into what it was given
@@ -266,6 +273,7 @@ class Subject:
                 if (memory[:GUARD] != FENCE).any() or (memory[-GUARD:] != FENCE).any():
                     self.happened.add("writes-past-end")
         got = list(result) if isinstance(result, (tuple, list)) else [result]
+        self.last = (got[0], numbers(got[0]))
         if is_backward:
             self.gives_O = len(got) > 3
             return {"O": got[0] if self.gives_O else O} | dict(zip(GRADIENTS, got[-3:] * gradients, strict=False))

@@ -676,6 +676,40 @@ def test_weights_that_no_known_mistake_gives_are_described(wrong, says):
     assert says in str(report.findings[0]), str(report.findings[0])
 
 
+@pytest.mark.parametrize(
+    ("P", "says"),
+    [
+        (lambda S: (1.2 * S).softmax(-1), "The weights are the softmax of scores that are multiplied by 1.2"),
+        (lambda S: S.exp() / (S.exp().sum(-1, keepdim=True) + 1), "exp(S − L) with log (exp(L) + 1) instead of L"),
+        (lambda S: S.softmax(-1) / 2, "All weights are multiplied by 1/2"),
+        (lambda S: S.softmax(-1) * (1 + (torch.arange(S.shape[-1]) < 16) * (S.shape[-1] > 16)), "the first 16 keys"),
+    ],
+)
+def test_other_weights_of_the_same_scores_are_described(P, says):
+    report = examine(lambda q, k, v: P(scores(q, k)) @ v, quick=True, library="torch")
+    assert says in str(report.findings[0]), str(report.findings[0])
+
+
+def test_a_call_that_overwrites_or_keeps_what_an_earlier_one_gave_is_named():
+    kept = {}
+
+    def reuses(q, k, v):
+        return kept.setdefault(q.shape, torch.empty_like(q)).copy_(dot_product(q, k, v).detach())
+
+    def keeps(q, k, v):
+        k = kept.setdefault((k.shape, "k"), k.detach().clone())
+        return dot_product(q, k, v)
+
+    def changes(q, k, v, attn_mask=None):
+        P = safe(scores(q, k) + (0 if attn_mask is None else attn_mask))
+        if attn_mask is not None:
+            attn_mask.zero_()
+        return P @ v
+
+    for function, name in ((reuses, "output-reused"), (keeps, "state-kept"), (changes, "inputs-changed")):
+        assert name in names(examine(function, quick=True, library="torch")), name
+
+
 STEPS = {
     "L": lambda x: x.S.logsumexp(-1, keepdim=True),
     "P": lambda x: torch.nan_to_num((x.S - x.L).exp()),
@@ -700,13 +734,17 @@ GRADIENT_MISTAKES = [  # a step, what is there instead, and what is said of it
     (
         "dV",
         lambda x: (x.S / x.tau).softmax(-1).nan_to_num().mT @ x.dO,
-        "dV uses the softmax of scores that are multiplied",
+        "In dV, the weights are the softmax of scores that",
     ),
     ("dV", lambda x: x.P[:, :1].expand_as(x.P).mT @ x.dO, "In dV, head i has the weights of head 0"),
     ("dP", lambda x: x.dO @ x.v.roll(1, 2).mT, "dS is P ∘ (dP of the key before − D)"),
     ("dV", lambda x: x.P.mT @ x.dO.clamp(min=0), "dV is not proportional to dO"),
     ("dQ", lambda x: x.tau * STEPS["dQ"](x) * 0.5, "dQ is multiplied by 1/2 · τ"),
-    ("L", lambda x: x.S[..., :16].logsumexp(-1, keepdim=True), "uses exp(S − L) with L of the first 16 keys alone"),
+    (
+        "L",
+        lambda x: x.S[..., :16].logsumexp(-1, keepdim=True),
+        "the weights are exp(S − L) with L of the first 16 keys alone",
+    ),
     (
         "P",
         lambda x: STEPS["P"](x) * (torch.arange(x.k.shape[2]) > 0),
