@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from fa2_lab.examine.match import GRADIENTS, Answer, Variant, candidates, spans
 from fa2_lab.examine.readout import (
     Reading,
     arrays,
+    in_words,
     of_L,
     of_logarithms,
     of_mask,
@@ -224,10 +224,6 @@ def as_forward(readings: list[Reading], runs: list[Backward], sizes: Sequence[in
             said = CATALOGUE[state.names[-1]].description
             return f"P in {{name}} is that of a wrong forward pass: {said[0].lower()}{said[1:]}"
     return ""
-
-
-def in_words(about: Callable) -> Callable:
-    return partial(about, listed=False)
 
 
 def about_rounding(runs: list[Backward], output: str) -> str:

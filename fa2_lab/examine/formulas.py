@@ -12,13 +12,13 @@ from fa2_lab.examine.catalogue import FACTORS
 
 CLOSE = 1e-2  # how far logarithms of weights may differ through rounding
 ROUND = (1, 2, 3, 4, 1 / 2, 1 / 3, 1 / 4)  # numbers that are a factor in their own right
-Part = tuple[np.ndarray, dict[str, np.ndarray], Any]
+Equation = tuple[np.ndarray, dict[str, np.ndarray], Any]
 
 
-def formula(parts: list[Part], runs: Sequence[Any], closest: float = CLOSE) -> str:
-    """Return the sum of at most two known quantities, each with a factor, that y is in all parts, or "".
+def formula(parts: list[Equation], runs: Sequence[Any], closest: float = CLOSE) -> str:
+    """Return the sum of at most two known quantities, each with a factor, that y is in all equations, or "".
 
-    A part is (y, the known quantities, where to compare them).
+    An equation is (y, the known quantities, where to compare them).
     """
     flat, used = [], []
     for (y, known, at), run in zip(parts, runs, strict=True):
@@ -48,7 +48,7 @@ def formula(parts: list[Part], runs: Sequence[Any], closest: float = CLOSE) -> s
     return ""
 
 
-def centred(y: np.ndarray, known: dict[str, np.ndarray], at: Any) -> Part:
+def centred(y: np.ndarray, known: dict[str, np.ndarray], at: Any) -> Equation:
     """Return the part without the mean of each row, and without quantities that are the same in a whole row."""
 
     def less_mean(x: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -93,8 +94,9 @@ def read_out(subject: Subject, finding: Finding, answers: Sequence[Answer]) -> s
             readings.append(Reading(x.case, W, P, near, arrays(x.case, P, x.variant(state, "L"))))
         wrong = [x for x in readings if x.is_wrong]
         if wrong and all(np.isfinite(x.W).all() for x in wrong):
-            for some, where in ((readings, ""), (wrong[:1], f" (with {wrong[0].case})")):
-                said = (about(some, subject.tiles()) for about in ABOUT)
+            tries = (readings, ABOUT_ALL, ""), (wrong[:1], ABOUT, f" (with {wrong[0].case})")
+            for some, ways, where in tries:
+                said = (about(some, subject.tiles()) for about in ways)
                 if found := next(filter(None, said), ""):
                     return found + where
     return ""
@@ -256,6 +258,7 @@ def fit(y: np.ndarray, known: dict[str, np.ndarray], at: np.ndarray, of_rows: bo
     """
     shift = (lambda z: 0) if of_rows else lambda z: np.nanmean(np.where(at, z, np.nan), axis=1, keepdims=True)
     y, of = (y - shift(y))[at], {name: (z - shift(z))[at] for name, z in known.items()}
+    of = {name: z for name, z in of.items() if np.isfinite(z).all()}
     few = [(a, b) for a in of for b in of if a <= b]
     for names in [*((a, b) for a, b in few if a == b), *few, *([] if of_rows else [tuple(of)])]:
         A = np.stack([of[name] for name in dict.fromkeys(names)], axis=1)
@@ -283,4 +286,10 @@ def of_parts(readings: list[Reading], sizes: Sequence[int], listed: bool = True)
     return place(sets, f"counts {np.median(numbers):.3g} times", sizes, listed)
 
 
+def in_words(about: Callable) -> Callable:
+    """Return a function that says the same in words, but lists no keys."""
+    return partial(about, listed=False)
+
+
 ABOUT = (of_others, of_mask, of_parts, of_scale, of_L, of_logarithms)
+ABOUT_ALL = (of_others, in_words(of_mask), in_words(of_parts), of_scale, of_L, of_logarithms)

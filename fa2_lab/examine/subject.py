@@ -273,7 +273,7 @@ class Subject:
                 if (memory[:GUARD] != FENCE).any() or (memory[-GUARD:] != FENCE).any():
                     self.happened.add("writes-past-end")
         got = list(result) if isinstance(result, (tuple, list)) else [result]
-        self.last = (got[0], numbers(got[0]))
+        self.last = (got[0], numbers(got[0])) if got else None
         if is_backward:
             self.gives_O = len(got) > 3
             return {"O": got[0] if self.gives_O else O} | dict(zip(GRADIENTS, got[-3:] * gradients, strict=False))

@@ -682,7 +682,7 @@ def test_weights_that_no_known_mistake_gives_are_described(wrong, says):
         (lambda S: (1.2 * S).softmax(-1), "The weights are the softmax of scores that are multiplied by 1.2"),
         (lambda S: S.exp() / (S.exp().sum(-1, keepdim=True) + 1), "exp(S − L) with log (exp(L) + 1) instead of L"),
         (lambda S: S.softmax(-1) / 2, "All weights are multiplied by 1/2"),
-        (lambda S: S.softmax(-1) * (1 + (torch.arange(S.shape[-1]) < 16) * (S.shape[-1] > 16)), "the first 16 keys"),
+        (lambda S: S.softmax(-1) * (1 + (torch.arange(S.shape[-1]) < 16)), "counts 2 times the first 16 keys"),
     ],
 )
 def test_other_weights_of_the_same_scores_are_described(P, says):
