@@ -2,7 +2,7 @@
 
     python tests/heart/compile_worker.py KIND few|all [TARGET …]
 
-KIND is portable, biased, decode, forward or backward. The last two are Hopper's kernels. Triton's interpreter must be
+KIND is portable, decode, forward or backward. The last two are Hopper's kernels. Triton's interpreter must be
 off. A process can compile only for its first target, so each target gets its own process.
 """
 
@@ -64,37 +64,29 @@ def meta(*shape, dtype=torch.bfloat16):
 
 
 def causal(*dimensions: int) -> list[tuple]:
-    return [(d, "bfloat16", True) for d in dimensions]
+    return [(d, "bfloat16", True, None) for d in dimensions]
 
 
 # Every entry of the tables for d > 16. 40 and 72, whose rows are loaded as 8 · 5 and 8 · 9 numbers, have the entries of
-# 64 and 128. What the tables of sm_80 and sm_89 have in common is compiled for one of both.
+# 64 and 128. What the tables of two chips with the same instructions have in common is compiled for one of both.
+ALIBI = (128, "bfloat16", True, "alibi")
 FEW_PORTABLE = {
-    "sm_80": causal(32, 40, 72),
-    "sm_86": [(256, "float32", False)],
+    "sm_80": [*causal(32, 40, 72), ALIBI],
+    "sm_86": [(256, "float32", False, None)],
     "sm_89": causal(64, 128, 256),
-    "sm_90": [*causal(64, 128, 256), (128, "float16", False)],
+    "sm_90": [*causal(64, 128, 256), (128, "float16", False, None), ALIBI],
     "sm_100": causal(64, 128, 256),
-    "sm_120": causal(64, 128, 256),
-    "gfx942": [*causal(64, 128), (256, "float32", False)],
+    "sm_120": causal(64, 128),
+    "gfx942": [*causal(64, 128), (256, "float32", False, None)],
 }
-MORE_PORTABLE = [*product((16, 32, 40, 64, 72, 88, 96, 104, 120, 128, 256), ("bfloat16",), (True, False))]
+MORE_PORTABLE = [*product((16, 32, 40, 64, 72, 88, 96, 104, 120, 128, 256), ("bfloat16",), (True, False), (None,))]
+BIASED = [*product((64, 128), ("bfloat16",), (True, False), ("alibi", "tree"))]  # a tree mask needs more registers
 
 
 def portable(target: str, which: str) -> list[dict]:
-    """Return rows of the portable kernels for the head dimensions of this target, a few or all."""
-    wanted = dict.fromkeys(FEW_PORTABLE[target] + MORE_PORTABLE * (which == "all"))
-    return compiled_for(target, [(*one, None) for one in wanted])
-
-
-def biased(target: str, which: str) -> list[dict]:
-    """Return rows of the portable kernels with ALiBi at d = 128.
-
-    With "all", also at d = 64, without a causal mask, and with a tree mask as a bias, which needs more registers.
-    """
-    if which != "all":
-        return compiled_for(target, [(128, "bfloat16", True, "alibi")])
-    return compiled_for(target, [*product((64, 128), ("bfloat16",), (True, False), ("alibi", "tree"))])
+    """Return rows of the portable kernels for the head dimensions and biases of this target, a few or all."""
+    more = MORE_PORTABLE + BIASED * (target in ("sm_80", "sm_89", "sm_90"))
+    return compiled_for(target, list(dict.fromkeys(FEW_PORTABLE[target] + more * (which == "all"))))
 
 
 def compiled_for(target: str, wanted: list[tuple]) -> list[dict]:
@@ -273,7 +265,7 @@ MORE = [(LENGTHS[0], 3, IN_TURN), (LENGTHS[7], 1, IN_TURN), (LENGTHS[6], 1, NEAR
 MORE += [(LENGTHS[2], 1, NEAR | IN_TURN), (LENGTHS[2], 1, PACKED), (LENGTHS[4], 3, PACKED | IN_TURN)]
 MORE += [(LENGTHS[8], 3, IN_TURN)]
 ALL = [*product(LENGTHS, (1, 3), ({},)), *MORE]  # in one part, and in three parts that add to the same dK and dV
-FEW = [(LENGTHS[n], parts, {}) for n, parts in ((0, 1), (3, 3), (5, 3), (6, 1), (10, 3), (12, 3))]
+FEW = [(LENGTHS[n], parts, {}) for n, parts in ((0, 1), (3, 3), (5, 3), (6, 1), (12, 3))]
 FEW += MORE
 
 
@@ -300,7 +292,7 @@ def hopper_backward(length: tuple, parts: int, more: dict) -> list[dict]:
     return rows
 
 
-KINDS = dict(portable=portable, biased=biased, decode=decode, forward=hopper_forward, backward=hopper_backward)
+KINDS = dict(portable=portable, decode=decode, forward=hopper_forward, backward=hopper_backward)
 
 
 def rows_of(task: tuple[str, list]) -> list[dict]:

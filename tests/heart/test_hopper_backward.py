@@ -27,7 +27,7 @@ PAIRS = [(1, 1), (1, 239), (113, 203), (127, 513), (192, 192), (1023, 1024), (10
 
 @compiled_by("backward")
 def test_fits_and_spills_next_to_nothing(rows, jobs):
-    assert len(rows) == (108 if jobs == "all" else 42)
+    assert len(rows) == (108 if jobs == "all" else 39)
     for name in ("causal", "keys", "parts"):
         assert len({(row["d"] > 64, row[name]) for row in rows}) == 4, name
     for row in rows:
