@@ -172,9 +172,12 @@ def to_op_args(options: Options) -> Sequence:
 
 
 def from_op_args(args: Sequence) -> tuple[Tensors, Options]:
-    """Return the arguments of a custom operator, given one by one, as the two records Tensors and Options."""
+    """Return the arguments of a custom operator, given one by one, as the two records Tensors and Options.
+
+    torch leaves out arguments at the end that have their default values.
+    """
     n_tensors = len(Tensors._fields)
-    return Tensors(*args[:n_tensors]), Options(**dict(zip(OP_OPTIONS, args[n_tensors:], strict=True)))
+    return Tensors(*args[:n_tensors]), Options(**dict(zip(OP_OPTIONS, args[n_tensors:], strict=False)))
 
 
 @torch.library.custom_op("fa2_lab::forward", mutates_args=(), schema=f"({schema()}) -> (Tensor, Tensor)")

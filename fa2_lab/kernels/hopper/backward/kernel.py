@@ -110,8 +110,9 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
                 row_block_id = (batch * geometry.H + q_head) * T_r + before + i
                 dq_turn = sequence.last_column_block(i, length) - j
                 smem.row_blocks.load(
-                    n, r & 1, Q, dO, acc_init, q_batch_or_end, q_head, i, sequence.N_q, row_block_id, dq_turn
-                )  # FA2.A2.L9
+                    n, r & 1, Q, dO, acc_init,  # FA2.A2.L9
+                    q_batch_or_end, q_head, i, sequence.N_q, row_block_id, dq_turn,
+                )  # fmt: skip
                 n += 1
             r += 1
         t = scheduler.next()  # late, for a good balance of the load
@@ -271,9 +272,8 @@ def add_dq(c: gl.constexpr, n, dq, dq_accum, smem):
     if smem.dq_semaphore.USED:
         smem.dq_semaphore.hand_over(c, dq, buffer)
     else:
-        add_tile(
-            dq, dq_accum, (smem.row_blocks.row_block_id(n) * CONSUMERS + c) * (2 * smem.sizes.W), buffer
-        )  # FA2.A2.L15
+        row = (smem.row_blocks.row_block_id(n) * CONSUMERS + c) * (2 * smem.sizes.W)
+        add_tile(dq, dq_accum, row, buffer)  # FA2.A2.L15
 
 
 @gluon.jit
