@@ -41,11 +41,11 @@ def check_bias(bias: Any, reference: bool) -> None:
         return
     try:
         with np.errstate(all="ignore"):
-            found = np.asarray(function(0, *np.ogrid[:2, :3]))
-            np.broadcast_to(found, (2, 3))
+            values = np.asarray(function(0, *np.ogrid[:2, :3]))
+            np.broadcast_to(values, (2, 3))
     except Exception as error:
         raise TypeError(f"{got}, which fails on NumPy arrays ({error}); it takes {takes}") from error
-    if found.dtype.kind not in "fiub":
+    if values.dtype.kind not in "fiub":
         raise TypeError(f"{got}, which gives no numbers; it takes {takes}")
 
 
@@ -83,13 +83,13 @@ def captured_values(jitted: Any) -> dict[str, Any]:
     This includes the outside variables of the jitted functions that it calls.
     """
     function = jitted.fn
-    found = {name: function.__globals__.get(name) for name in globals_of(function.__code__)}
+    values = {name: function.__globals__.get(name) for name in globals_of(function.__code__)}
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    found |= dict(zip(function.__code__.co_freevars, cells, strict=True))
-    for name, x in list(found.items()):
+    values |= dict(zip(function.__code__.co_freevars, cells, strict=True))
+    for name, x in list(values.items()):
         if hasattr(x, "cache_key"):
-            found |= {f"{name}: {inner}": value for inner, value in captured_values(x).items()}
-    return found
+            values |= {f"{name}: {inner}": value for inner, value in captured_values(x).items()}
+    return values
 
 
 @cache

@@ -295,10 +295,10 @@ def check_sinks(sinks: Tensor | None, options: Options) -> None:
     size = sinks.double().abs()
     wrong = torch.isposinf(sinks) | ((size > most) & (size != math.inf))
     if wrong.any():
-        found = f"sinks: got {sinks[wrong][0].item():g}; it takes numbers below infinity"
+        message = f"sinks: got {sinks[wrong][0].item():g}; it takes numbers below infinity"
         if most == math.inf:
-            raise ValueError(found)
-        raise ValueError(f"{found}, here up to {most:g} in absolute value; backend='reference' takes every float")
+            raise ValueError(message)
+        raise ValueError(f"{message}, here up to {most:g} in absolute value; backend='reference' takes every float")
     mark_checked(sinks, (most,))
 
 

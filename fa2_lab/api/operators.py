@@ -136,11 +136,11 @@ def saved_backward(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[T
     if dO is None and dL is None:
         return (None,) * 4
     if torch.is_grad_enabled() or is_traced(dO, dL):
-        found = torch.ops.fa2_lab.backward(dO, dL, *ctx.saved_tensors, *to_op_args(ctx.options))
+        gradients = torch.ops.fa2_lab.backward(dO, dL, *ctx.saved_tensors, *to_op_args(ctx.options))
     else:
         O, L, *tensors = ctx.saved_tensors
-        found = backward(dO, dL, O, L, Tensors(*tensors), ctx.options)
-    return found if len(found) == 4 else (*found, None)
+        gradients = backward(dO, dL, O, L, Tensors(*tensors), ctx.options)
+    return gradients if len(gradients) == 4 else (*gradients, None)
 
 
 # Recorded -------------------------------------------------------------------------------------------------------
@@ -263,8 +263,8 @@ def reference_backward(
     q, k, v = (to_numpy(pad(x, (0, 1))) for x in (tensors.q, *zero_unseen_keys(tensors, options)))
     O, dO = torch.cat([O.double(), -dL[..., None].double()], dim=3), pad(dO, (0, 1), value=1.0)
     results = [to_numpy(x) for x in (O, L, dO)]
-    found = heads.backward(q, k, v, *results, **reference_kwargs(tensors, options))
-    gradients = tuple(to_torch(g[:, :, : x.shape[2], :-1], x) for g, x in zip(found, inputs, strict=True))
+    padded = heads.backward(q, k, v, *results, **reference_kwargs(tensors, options))
+    gradients = tuple(to_torch(g[:, :, : x.shape[2], :-1], x) for g, x in zip(padded, inputs, strict=True))
     if tensors.sinks is None:
         return gradients
     dsinks = heads.sinks_backward(to_numpy(tensors.sinks), *results)

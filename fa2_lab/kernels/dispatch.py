@@ -243,8 +243,8 @@ def bias_error_message(bias: Callable, error: BaseException) -> str:
     """Return the message for a bias that fails in Triton's interpreter. It contains the first of the chained errors."""
     while is_interpreter_error(error) and error.__cause__ is not None:
         error = error.__cause__
-    found = f"fails in Triton's interpreter ({type(error).__name__}: {error})"
-    return f"bias: got {bias.__name__}, which {found}; it takes a @triton.jit function of (head, row, column)"
+    failure = f"fails in Triton's interpreter ({type(error).__name__}: {error})"
+    return f"bias: got {bias.__name__}, which {failure}; it takes a @triton.jit function of (head, row, column)"
 
 
 def warn_once(name: str, error: Exception) -> None:

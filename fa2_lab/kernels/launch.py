@@ -94,9 +94,9 @@ class Launch:
 
 def descriptor_for(descriptor: Any, X: torch.Tensor) -> Any:
     """Return a copy of a tensor descriptor for the tensor X, without repeating the checks of the descriptor."""
-    found = copy(descriptor)
-    found.base = X
-    return found
+    described = copy(descriptor)
+    described.base = X
+    return described
 
 
 def current_stream(X: torch.Tensor) -> int:

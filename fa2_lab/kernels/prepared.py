@@ -78,10 +78,10 @@ class Options(NamedTuple):
 
 def get_or_prepare(key: tuple, make: Callable, *arguments: Any) -> Any:
     """Return make(*arguments), stored in PREPARED under `key`."""
-    found = PREPARED.get(key, PREPARED)  # PREPARED itself stands for a missing entry, because None is a valid one
-    if found is PREPARED:
-        found = keep_prepared(key, make(*arguments))
-    return found
+    prepared = PREPARED.get(key, PREPARED)  # PREPARED itself stands for a missing entry, because None is a valid one
+    if prepared is PREPARED:
+        prepared = keep_prepared(key, make(*arguments))
+    return prepared
 
 
 def keep_prepared(key: tuple, entry: Any) -> Any:
@@ -147,10 +147,10 @@ def layout_of_result(x: Tensor) -> Tensor:
 
 def was_checked(x: Tensor, limits: tuple, other: Tensor | None = None) -> bool:
     """Return whether x has passed a check with these limits, and neither x nor `other` has changed since then."""
-    found = CHECKED.get(id(x))
-    if found is None or found[0]() is not x or found[1] != (limits, x._version, x.data_ptr()):
+    entry = CHECKED.get(id(x))
+    if entry is None or entry[0]() is not x or entry[1] != (limits, x._version, x.data_ptr()):
         return False
-    return other is None or (found[2]() is other and found[3] == (other._version, other.data_ptr()))
+    return other is None or (entry[2]() is other and entry[3] == (other._version, other.data_ptr()))
 
 
 def mark_checked(x: Tensor, limits: tuple, other: Tensor | None = None) -> None:
@@ -163,5 +163,5 @@ def mark_checked(x: Tensor, limits: tuple, other: Tensor | None = None) -> None:
     if x.is_inference() or (other is not None and other.is_inference()):
         return
     name = id(x)
-    found = ref(x, lambda _: CHECKED.pop(name, None)), (limits, x._version, x.data_ptr())
-    CHECKED[name] = found if other is None else (*found, ref(other), (other._version, other.data_ptr()))
+    entry = ref(x, lambda _: CHECKED.pop(name, None)), (limits, x._version, x.data_ptr())
+    CHECKED[name] = entry if other is None else (*entry, ref(other), (other._version, other.data_ptr()))

@@ -75,11 +75,11 @@ class Relaunch:
         The new arguments must lead to the same compiled kernel, that is, Launch.compile_key() must be equal for both
         launches.
         """
-        found = copy.copy(self)
-        found.base = [*grid, *self.base[3:]]
-        found.encoders = [*map(descriptor_encoder, descriptors, self.meta)]
-        found.rest = [*map(as_plain_tuples, rest)]
-        return found
+        copied = copy.copy(self)
+        copied.base = [*grid, *self.base[3:]]
+        copied.encoders = [*map(descriptor_encoder, descriptors, self.meta)]
+        copied.rest = [*map(as_plain_tuples, rest)]
+        return copied
 
     def __call__(self, stream: Any, addresses: Any) -> bool:
         """Launch the kernel on the tensors with these addresses, and return True.

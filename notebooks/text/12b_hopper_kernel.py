@@ -380,8 +380,8 @@ read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 # the tiles on the diagonal, which need the mask, come first. K always stays one tile ahead of V. `sequence` holds the
 # lengths of a packed sequence, and without packing it is simply `geometry`.
 #
-# `geometry` knows which keys each row sees. `tiles` returns the index just past the last tile that the block's rows
-# see, but at least 1, so that O is always written. `first_tile` returns the index of the first tile, which is 0 unless
+# `geometry` knows which keys each row sees. `tile_end` returns the index just past the last tile that the block's rows
+# see, but at least 1, so that O is always written. `tile_begin` returns the index of the first tile, which is 0 unless
 # there is a window. `acquire(n)` is the wait that the question above was about. When the producer reaches that
 # line, n has already grown by T_c, so n is now the number of the next row block's first tile. The producer therefore
 # waits for the stage of K that this next tile will use.

@@ -78,8 +78,8 @@ def producer(Q, K, V, smem, scheduler, geometry):
         if geometry.cu_seqlens_q is None or (row >= 0 and row < sequence.N_q):
             kv_head = head // geometry.group
             smem.mailbox.send(r, (row, q_batch_or_end, head, sequence.N_q, sequence.N_k))
-            end = sequence.tiles(row, sequence.B_r, sequence.length(q_batch_or_end))
-            first = sequence.first_tile(row, end)
+            end = sequence.tile_end(row, sequence.B_r, sequence.length(q_batch_or_end))
+            first = sequence.tile_begin(row, end)
             T_c = end - first
             smem.k.load(n, K, k_batch_or_end, kv_head, (end - 1) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             for c in gl.static_range(CONSUMERS):
@@ -112,12 +112,12 @@ def consumer(c: gl.constexpr, O, L, smem, geometry, scale_log2):
         length = sequence.length(q_batch_or_end)
         # Two intervals of tiles: all_begin to all_end are those of all consumers, first to end are this one's. If its
         # rows lie past the last row, it has none: end = first.
-        all_end = sequence.tiles(row, sequence.B_r, length)
-        all_begin = sequence.first_tile(row, all_end)
+        all_end = sequence.tile_end(row, sequence.B_r, length)
+        all_begin = sequence.tile_begin(row, all_end)
         row += c * ROWS
-        end, first = gl.where(row < sequence.N_q, sequence.tiles(row, ROWS, length), all_begin), all_begin
+        end, first = gl.where(row < sequence.N_q, sequence.tile_end(row, ROWS, length), all_begin), all_begin
         if sequence.left is not None:
-            first = gl.where(row < sequence.N_q, sequence.first_tile(row, end), all_begin)
+            first = gl.where(row < sequence.N_q, sequence.tile_begin(row, end), all_begin)
         q_tile = r * smem.sizes.consumers + c
         q = smem.q.wait(q_tile)
         for j in range(all_end - end):  # tiles that only lower rows see, or all tiles past the last row

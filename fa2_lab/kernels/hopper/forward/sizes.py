@@ -179,7 +179,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
         return rounds * (tile * keys / 128 + start)
 
     if causal and (lengths or 2 * N_k < 3 * N_q):
-        found = next(
+        chosen = next(
             case.sizes
             for case in smallest_fitting(d, CAUSAL)
             if row_blocks_per_SM <= case.max_row_blocks_per_SM
@@ -187,13 +187,13 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
             and case.key_lengths in (None, lengths)
         )
     else:
-        found = min((row for row in UNMASKED_TIMES[d_pad] if not (lengths and row[0] == THREE_CONSUMERS)), key=time)[0]
+        chosen = min((row for row in UNMASKED_TIMES[d_pad] if not (lengths and row[0] == THREE_CONSUMERS)), key=time)[0]
         if (
-            causal and found == DEFAULT[128]
+            causal and chosen == DEFAULT[128]
         ):  # its two consumers see different numbers of tiles; in turn, none runs ahead
-            found = replace(found, ping_pong=True)
-    masked = causal and found == DEFAULT[64]  # the mask takes registers as well
-    return replace(found, low_reg_schedule=USE_LOW_REG) if masked else found
+            chosen = replace(chosen, ping_pong=True)
+    masked = causal and chosen == DEFAULT[64]  # the mask takes registers as well
+    return replace(chosen, low_reg_schedule=USE_LOW_REG) if masked else chosen
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:

@@ -193,7 +193,7 @@ class Geometry:
         return row + self.N_k - self.N_q - self.left
 
     @gluon.jit
-    def tiles(self, row, rows: gl.constexpr, length):
+    def tile_end(self, row, rows: gl.constexpr, length):
         """Return the index after the last tile that the rows row:row + rows have to process.
 
         Every row block processes at least one tile, so that O and L are always written.
@@ -202,7 +202,7 @@ class Geometry:
         return gl.maximum(gl.cdiv(self.col_end(last, length), self.B_c), 1)
 
     @gluon.jit
-    def first_tile(self, row, end):
+    def tile_begin(self, row, end):
         """Return the index of the first tile that the rows from `row` on have to process.
 
         The last tile that they process is end − 1.
