@@ -83,8 +83,7 @@ def softmax_step(s_ij, m_i, l_i, scales, MASKED: tl.constexpr):
     if MASKED:  # a row that has seen no key yet has m = −∞, and −∞ − (−∞) is NaN
         m_safe = tl.where(m_new == NEG_INF, 0.0, m_new)
     row_scale = tl.where(tl.abs(m_safe) < scales.exact_from_abs_m, scales.scale_log2, scales.exact_scale)  # (B_r,)
-    shifted = s_ij * row_scale[:, None] - (m_safe * row_scale)[:, None]  # (B_r, B_c), τ of L8 is in c  FA2.A1.L8
-    p_ij = tl.exp2(shifted)  # FA2.A1.L9
+    p_ij = tl.exp2(s_ij * row_scale[:, None] - (m_safe * row_scale)[:, None])  # (B_r, B_c)  FA2.A1.L8 FA2.A1.L9
     alpha = tl.exp2((m_i - m_safe) * row_scale)  # (B_r,)  FA2.A1.L9
     l_i = alpha * l_i + tl.sum(p_ij, 1)  # (B_r,)  FA2.A1.L9
     return p_ij, alpha, m_new, l_i
