@@ -26,7 +26,9 @@ def poisoned(monkeypatch):
 
         def with_nan(*arguments, make=make, **options):
             x = make(*arguments, **options)
-            return x.fill_(torch.nan) if x.is_floating_point() and not torch.compiler.is_compiling() else x
+            if x.is_floating_point() and not torch.compiler.is_compiling():
+                x.detach().fill_(torch.nan)
+            return x
 
         monkeypatch.setattr(torch, name, with_nan)
 
