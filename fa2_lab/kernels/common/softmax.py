@@ -74,9 +74,9 @@ def softmax_step(s_ij, m_i, l_i, scales, MASKED: tl.constexpr):
 
     m c is rounded, so all p of a row are wrong by the same factor. This factor does not change O, because O is a
     quotient. If |m c| is 2²⁸ or more, however, the factor can exceed 2⁸, and p could soon be too large or too small for
-    fp16. For such rows, c is replaced by the next smaller power of two, whose products are exact. The replacement
-    hardly changes the result: if scores of that size differ at all, their p differ by a factor of at least 2¹⁶, or 2⁸
-    with the smaller c, so all p except the largest are almost 0.
+    fp16. For such rows, `row_scale` is not c but the next smaller power of two, whose products are exact. This hardly
+    changes the result: if scores of that size differ at all, their p differ by a factor of at least 2¹⁶, or 2⁸ with the
+    smaller factor, so all p except the largest are almost 0.
     """
     m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
     m_safe = m_new
