@@ -13,11 +13,12 @@ import pytest
 
 pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'fa2-lab[course]'")
 from checks import meter
-from course_class import FIRST, PATIENT, QUICK, code, graded_at_once, handed_in, write
+from course_class import FIRST, PATIENT, QUICK, code, graded_at_once, handed_in, needs_limits, write
 
 from fa2_studio.course import box, channel, command, grade, judge, notebooks, package, results
 from fa2_studio.course.notebooks import grade_id, named, source
 
+pytestmark = needs_limits
 needs_box = pytest.mark.skipif(not box.kind(), reason="no box on this machine: bubblewrap is missing or not allowed")
 
 SEARCH = """import json, os, sys

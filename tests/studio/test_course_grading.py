@@ -13,12 +13,14 @@ import pytest
 
 pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'fa2-lab[course]'")
 import numpy as np
-from course_class import FILE, FIRST, PATIENT, code, graded_at_once, handed_in, interpreted, played, write
+from course_class import FILE, FIRST, PATIENT, code, graded_at_once, handed_in, interpreted, needs_limits, played, write
 from course_costs import graded as judged
 from course_costs import slipped
 
 from fa2_studio.course import channel, command, grade, judge, notebooks, results, seeds
 from fa2_studio.course.notebooks import grade_id, is_solution, source
+
+pytestmark = needs_limits
 
 TRUST = grade.Grading(PATIENT, trust=True)
 

@@ -14,7 +14,6 @@ from zlib import crc32
 from .cells import run_source
 from .report import words_of
 
-os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 SLOW = 20  # seconds of a step that a slower machine may not have
 
 
@@ -23,6 +22,7 @@ def main(argv: list[str]) -> int:
     if len(argv) != 1 or not argv[0].endswith(".ipynb"):
         print("give the name of one notebook, such as 1_online_softmax.ipynb", file=sys.stderr)
         return 2
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
     with contextlib.suppress(AttributeError):
         sys.stdout.reconfigure(errors="replace")  # Windows may write to a file in an alphabet without "−"
     try:
