@@ -114,8 +114,12 @@ def described(subject: Subject, finding: Finding, named: list[Finding], answers:
         return [finding]
     output, state = finding.where.split(":")[0], conventions(finding.state)
     group = [x for x in answers if x.case.group == finding.group and (not x.case.is_long or output == "L")]
+    if any(x.name == SILENT["cross"] for x in named) and finding.name == "unknown":
+        group = [x for x in group if x.case.q.shape[2] == x.case.k.shape[2]]
     if output == "O":
-        name, said = "weights" if finding.name == "unknown" else finding.name, [read_out(subject, finding, answers)]
+        said = [read_out(subject, finding, [x for x in group if not x.case.is_long])]
+        is_wrong = finding.name == "unknown" or said[0].startswith("Head i has the weights")
+        name = "weights" if is_wrong else finding.name
     elif output == "L":
         name, said = "L-other", [read_L([x for x in group if "L" in x.outputs], state, subject.tiles())]
     else:

@@ -254,6 +254,14 @@ def padded(k: np.ndarray, B: int) -> np.ndarray:
     return np.pad(k, ((0, 0), (0, 0), (0, -k.shape[2] % B), (0, 0)))
 
 
+def stale(k: np.ndarray, B: int) -> np.ndarray:
+    """Return k padded to whole tiles with what a buffer still holds: the rows of the tile before, or zeros."""
+    n, k = k.shape[2], padded(k, B)
+    if n > B:
+        k[:, :, n:] = k[:, :, n - B : k.shape[2] - B]
+    return k
+
+
 def reshaped(x: np.ndarray, form: str) -> np.ndarray:
     """Return x (batch, heads, N, d) as it would look if heads and N were swapped by a reshape instead of a transpose.
 

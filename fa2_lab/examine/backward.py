@@ -215,13 +215,25 @@ def as_forward(readings: list[Reading], runs: list[Backward], sizes: Sequence[in
 
     def is_alike(x: Reading, run: Backward, state: Variant) -> bool:
         P = weights(lambda case: attention(case, *state)["O"], x.case)
-        W, P = (y / np.maximum(y.sum(axis=3, keepdims=True), 1e-9) for y in (x.W, P))
-        return bool(np.abs(W - P).max() <= 2 * x.near)
+        if np.abs(x.W - P).max() <= 2 * x.near:
+            return True
+        W, P, right = (y / np.maximum(y.sum(axis=3, keepdims=True), 1e-9) for y in (x.W, P, x.right))
+        return bool(np.abs(W - P).max() <= 2 * x.near < np.abs(P - right).max())
+
+    def is_right_without_options(state: Variant, run: Backward) -> bool:  # else other groups would show the mistake
+        a, b = (attention(replace(run.case, options={}), *x)["O"] for x in (state, run.state))
+        return not run.case.options or np.array_equal(a, b)
 
     wrong = [(x, y) for x, y in zip(readings, runs, strict=True) if x.is_wrong]
     for state in candidates(runs[0].state, "O", sizes):
-        if all(is_alike(x, y, state) for x, y in wrong):
-            said = CATALOGUE[state.names[-1]].description
+        known = CATALOGUE[state.names[-1]]
+        is_mask = not known.depends_on or (known.depends_on == "B" and re.search("visited|ahead", str(known.edits)))
+        if (
+            known.part == "O"
+            and is_mask
+            and all(is_alike(x, y, state) and is_right_without_options(state, y) for x, y in wrong)
+        ):
+            said = known.description
             return f"P in {{name}} is that of a wrong forward pass: {said[0].lower()}{said[1:]}"
     return ""
 

@@ -29,8 +29,10 @@ def formula(parts: list[Equation], runs: Sequence[Any], closest: float = CLOSE) 
     if not flat:
         return ""
     names = [name for name in flat[0][1] if all(name in x and np.isfinite(x[name]).all() for _, x in flat)]
+    of_tiles = [(x, "log l") for x in names if x.startswith("m of ") and x.endswith(" alone")]
     pairs = [x for x in names if " alone" not in x and " without " not in x]
-    for some in [*((x,) for x in names), *combinations(pairs, 2), *((*names[:2], x) for x in pairs[2:])]:
+    three = ((*names[:2], x) for x in pairs[2:])
+    for some in [*((x,) for x in names), *combinations(pairs, 2), *three, *of_tiles]:
         factors = []
         for y, known in flat:
             A = np.stack([known[name] for name in some], axis=1)

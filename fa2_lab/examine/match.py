@@ -198,7 +198,7 @@ def explain_part(
             if any(name.startswith("axis") for name in new):  # then no mask of keys does what it should
                 break
         elif len(outputs) > 1:
-            of_each = {name: explain_part(mine, state, part, (name,), tiles)[0] for name in outputs}
+            of_each = {name: explain_part([*settled, *mine], state, part, (name,), tiles)[0] for name in outputs}
             found += [x for name in outputs for x in of_each[name]]
             outputs = tuple(name for name in outputs if not of_each[name])  # of each the first mistake is enough
         elif coarse:

@@ -228,6 +228,7 @@ def parts_of_L(reading: Reading, sizes: Sequence[int]) -> dict[str, np.ndarray]:
     for words, keys in reading.quantities(KEYS, sizes).items():
         for name, at in ((f"L of {words} alone", keys), (f"L without {words}", ~np.array(keys > 0))):
             found[name] = of_keys(np.where(at, S, -np.inf))
+        found[f"m of {words} alone"] = np.where(keys, S, -np.inf).max(axis=3, keepdims=True)
     fitting = {name: x for name, x in found.items() if x.shape[2] in (1, L.shape[2]) and x.shape[3] == 1}
     return {name: np.broadcast_to(x, L.shape) for name, x in fitting.items()}
 

@@ -11,6 +11,7 @@ from itertools import product
 import numpy as np
 
 from fa2_lab.examine.cases import case
+from fa2_lab.examine.catalogue import CATALOGUE
 from fa2_lab.examine.match import GRADIENTS, RIGHT, Variant, candidates
 from fa2_lab.examine.subject import LAYOUTS, LIBRARIES, WHOLE, NotExamined, Subject, dtypes
 
@@ -67,10 +68,11 @@ def settle_padding(subject: Subject) -> None:
     """Find out whether True in a padding mask marks padding, or a key that takes part."""
     n = 16 * subject.multiple
     asked = case("lengths", n, d=subject.d, batch=2, key_lengths=np.array([n // 2, n]))
-    for keeps in (False, True) if subject.takes("padding") else ():
+    states = [RIGHT, *(Variant((name,)) for name, x in CATALOGUE.items() if name.startswith("lengths-") and x.edits)]
+    for state, keeps in product(states if subject.takes("padding") else (), (False, True)):
         subject.padding_keeps = keeps
         with suppress(NotExamined):
-            if subject.ask(asked).fits(RIGHT, ("O",)):
+            if subject.ask(asked).fits(state, ("O",)):
                 return
     subject.padding_keeps = False
 
