@@ -220,8 +220,9 @@ def is_late(mine: list[Answer], answers: Sequence[Answer], state: Variant, outpu
     This is the case if the given outputs of each answer in `mine` are right for the options of its own case or of
     another case with the same sizes. `answers` are the answers to all cases.
     """
-    sizes = {x: (x.case.q.shape, x.case.k.shape) for x in answers}
-    same = {x: [y.case.options for y in answers if sizes[y] == sizes[x] and y is not x] for x in mine}
+    sizes = {x: (x.case.q.shape[2], x.case.k.shape[2]) for x in answers}
+    plain = [y for y in answers if not any(isinstance(z, np.ndarray) for z in y.case.options.values())]
+    same = {x: [y.case.options for y in plain if sizes[y] == sizes[x] and y is not x] for x in mine}
     asked = {x: [replace(x, case=replace(x.case, options=y), variants={}) for y in same[x] if y] for x in mine}
     bases = [state, *(s for s in candidates(state, "O", ()) if CATALOGUE[s.names[-1]].part == "conventions")]
     return any(all(any(y.fits(s, outputs) for y in (x, *asked[x])) for x in mine) for s in bases)

@@ -70,7 +70,16 @@ def arrays(case: AttentionCase, P: np.ndarray, L: np.ndarray) -> dict[str, Any]:
     S = np.where(P > 0, np.log(P) + L, -np.inf)
     m = S.max(axis=3, keepdims=True)
     is_top_left = case.options.get("causal") and not (P * (j > i)).any()
-    sizes = dict(batch=batch, H=H, group=H // case.k.shape[1], N_q=N_q, N_k=N_k, d=d, tau=tau)
+    sizes = dict(
+        batch=batch,
+        H=H,
+        group=H // case.k.shape[1],
+        N_q=N_q,
+        N_k=N_k,
+        d=d,
+        tau=tau,
+        cap=case.options.get("softcap", np.nan),
+    )
     known = dict(i=i, j=j, own=i if is_top_left else i + N_k - N_q, X=np.where(P > 0, S, qk), qk=qk, S=S)
     return sizes | known | dict(q=case.q, k=k, v=v, dO=case.dO, P=P, L=L, m=m, l=np.exp(L - m))
 
