@@ -6,14 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 import fa2_lab
 
 PROJECT = Path(__file__).resolve().parents[2]
 VERSION = fa2_lab.__version__
-ELSEWHERE = (  # commands that install, or that other tests run: test_package, test_site, test_reach
+ELSEWHERE = (  # commands that install, or that .ci/run and other tests run: test_package, test_site, test_reach
     "pip install ",
+    "bash .ci/run",
+    "python -m pytest\n",
     "python -m build\n",
     "python -m fa2_lab book --html ",
     "python -m fa2_lab book --colab ",
@@ -37,6 +40,27 @@ def run(command: str, folder: Path = PROJECT, **variables: str) -> subprocess.Co
     environment = os.environ | dict(PATH=path) | variables
     call = ["bash", "-e", "-o", "pipefail", "-c", command]
     return subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def hooks() -> list[str]:
+    """Return the commands of pre-commit, changed so that they check all files and change none."""
+    config = yaml.safe_load((PROJECT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    entries = [hook["entry"] for hook in config["repos"][0]["hooks"]]
+    return [entry.replace("ruff format", "ruff format --check") + " ." * entry.startswith("ruff") for entry in entries]
+
+
+@pytest.mark.parametrize("hook", hooks())
+def test_the_style_job(hook):
+    assert own("ci", "style") == ["pre-commit run --all-files\n"]
+    if not shutil.which(hook.split()[0], path=str(Path(sys.executable).parent)):
+        pytest.skip(f"{hook.split()[0]} is not installed here")
+    done = run(hook)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_job_of_the_newest_versions():
+    assert own("ci", "newest") == ["python -m fa2_lab doctor\n"]  # whose status test_doctor.py looks at
+    assert own("ci", "readme") == []
 
 
 def test_the_job_with_numpy_alone(tmp_path):
