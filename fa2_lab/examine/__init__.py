@@ -51,7 +51,7 @@ def examine(
 ) -> Report:
     """Search for known mistakes in a function that should compute softmax(τ q kᵀ) v.
 
-    examine() calls the function on about fifty small problems, and compares its results with those that each known
+    examine() calls the function on about sixty small problems, and compares its results with those that each known
     mistake would give. Arguments other than q, k and v are recognized by their names. If the function cannot be tested,
     examine() raises NotExamined and names the reason.
 
