@@ -10,16 +10,18 @@ from fa2_lab.records import Measurement, load
 
 RIVALS = {  # the fastest of the other implementations: each has a lane in every row
     "FlashAttention-3": dict(color=style.BLUE, marker="o", markersize=7),
+    "FlashAttention-4": dict(color=style.GREEN, marker="s", markersize=6.5),
     "cuDNN": dict(color=style.VERMILION, marker="^", markersize=7.5),
 }
-FAR = ("FlexAttention", "torch flash")  # each has a column of numbers
-LOW, HIGH = 0.75, 1.8  # the ratios at the ends of the scale
-TICKS = {0.8: "0.8×", 1: "equal", 1.2: "1.2×", 1.4: "1.4×", 1.6: "1.6×", 1.8: "1.8×"}
+FAR = {"FlexAttention": "Flex", "torch flash": "torch"}  # each has a column, or, on a phone, a short name
+LOW, HIGH = 0.6, 1.8  # the ratios at the ends of the scale
+TICKS = {0.6: "0.6×", 0.8: "0.8×", 1: "equal", 1.2: "1.2×", 1.4: "1.4×", 1.8: "1.8×"}
 KEY = ("Speed of fa2_lab ÷ speed of another implementation.", "Mark and number: median. Bar: all problems.")
 SCALE = (0.2, 0.6), (0.02, 0.6)  # where its ends are on a page and on a phone, from 0 to 1 across
 PAGE = {"lane": 0.625, "slower": 0.855, "FlexAttention": 0.93, "torch flash": 0.992}  # and where the numbers are
-PHONE = {"lane": 0.66, "slower": 0.99, "FlexAttention": 0.75, "torch flash": 0.99}
-LINE = 0.168  # inches of a line of small letters
+PHONE = {"lane": 0.66, "slower": 0.99}
+STARTS = (0.015, 0.21, 0.405), (0.015, 0.36, 0.71)  # of the names in the key, on a page and on a phone
+LINE = 0.16  # inches of a line of small letters
 Ratios = tuple[str, str, dict[str, list[float]]]  # group, name, {implementation: ratios}
 
 
@@ -40,11 +42,15 @@ def data() -> dict:
     rows.append(("One query, a long cache", "decode", against(of(load("decode").rows, "decode"))))
     rows += by_direction("200 random shapes", sweep.rows)
     rows += by_direction("200 random shapes, with host time", sweep.sustained)
+    rows += by_direction("Long sequences, one head", load("long").rows)
+    short = load("small").rows
+    names = {"forward": "forward", "both": "forward and backward"}
+    rows += [("Short calls, with host time", name, against(of(short, way))) for way, name in names.items()]
     return dict(rows=rows, setting=paper.made())
 
 
 def of(rows: list[Measurement], direction: str) -> list[Measurement]:
-    """Return the measurements in `rows` that have this direction ("forward", "backward" or "decode")."""
+    """Return the measurements in `rows` that have this direction, such as "forward"."""
     return [row for row in rows if row.direction == direction]
 
 
@@ -66,53 +72,59 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     A lane has a mark at the median ratio, a bar over the range of the ratios, and beside them the median and the number
     of problems on which fa2_lab is slower. For the other implementations, the row has only the medians.
     """
-    ahead = sum(all(median(found) > 1 for found in ratios.values()) for _, _, ratios in rows)
-    settings = f"all {len(rows)}" if ahead == len(rows) else f"{ahead} of {len(rows)}"
+    behind = [(f"{group}: {name}", slower) for group, name, ratios in rows if (slower := ahead_of_us(ratios))]
     gpu, dtype, *versions = setting.split(", ")
     caption = (
-        f"By the median ratio, fa2_lab is the fastest in {settings} settings. "
-        f"The ratio is the speed of fa2_lab divided by the speed of the other implementation, on a logarithmic scale. "
-        f"An arrowhead at the end of a bar means that the bar goes on beyond the scale. "
-        f"We measured on an {gpu}, in {dtype}, with {' and '.join(versions)}."
+        f"By median, fa2_lab is faster in {len(rows) - len(behind)} of {len(rows)} settings than all others measured"
+        f" there. Elsewhere, its median ratio is below 1 against another implementation:"
+        f" {'; '.join(f'{name} ({slower})' for name, slower in behind)}."
+        f" The ratio is the speed of fa2_lab divided by the speed of the other implementation, on a logarithmic scale."
+        f" An arrowhead at the end of a bar means that the bar goes on beyond the scale."
+        f" We measured on an {gpu}, in {dtype}, with {' and '.join(versions)}."
     )
     groups = list(dict.fromkeys(row[0] for row in rows))
     stacks = style.narrow()  # then the name and the numbers of a row are above its lanes
-    high = 3.1 if stacks else 2.1  # of a row, in lines
-    top, bottom = -3.4 if stacks else -2.1, (high + 0.25) * len(rows) + 1.5 * len(groups)
+    lanes = [[peer for peer in RIVALS if peer in ratios] for *_, ratios in rows]
+    highs = [0.1 + stacks + len(peers) for peers in lanes]  # of the rows, in lines
+    top, bottom = -3.4 if stacks else -2.6, sum(highs) + 0.25 * len(rows) + 1.5 * len(groups)
     figure, ax = style.new_figure((bottom - top + 4) * LINE * style.width() / style.across(), caption)
     place = PHONE if stacks else PAGE
     across = blended_transform_factory(ax.transAxes, ax.transData)
-    for peer in FAR:
-        words = peer if stacks else peer.replace(" ", "\n").replace("xA", "x-\nA")
-        style.note(ax, place[peer], -0.5 if stacks else -0.8, words, ha="right", transform=across)
-    for (peer, look), start in zip(RIVALS.items(), (0.015, 0.42 if stacks else 0.2), strict=True):
+    for peer in () if stacks else FAR:
+        words = peer.replace(" ", "\n").replace("xA", "x-\nA")
+        style.note(ax, place[peer], -0.8, words, ha="right", transform=across)
+    if stacks:
+        style.note(ax, 0.01, -0.5, "; ".join(f"{short}: {peer}" for peer, short in FAR.items()), transform=across)
+    for (peer, look), start in zip(RIVALS.items(), STARTS[stacks], strict=True):
         ax.plot([start], [-1.7 if stacks else -0.5], linestyle="none", transform=across, **look)
         style.note(ax, start + (0.03 if stacks else 0.018), -1.7 if stacks else -0.5, peer, transform=across)
     style.beside(ax, "← slower", (1, top + 0.7), (-6, 0), ha="right")
     style.beside(ax, "fa2_lab is faster →", (1, top + 0.7), (6, 0))
-    y = 0.0
-    for group in groups:
-        style.note(ax, 0, y + 0.75, group, fontweight="bold", transform=across)
-        y += 1.5
-        for _, name, ratios in (row for row in rows if row[0] == group):
-            style.bars(ax, [(0, y, 1, high)], style.MASKED, transform=across, zorder=0)
-            at = y + (0.6 if stacks else high / 2)
-            style.note(ax, 0.01, at, name, transform=across)
-            for peer in FAR:
-                words = f"{median(ratios[peer]):.2f}×" if peer in ratios else "–"
-                style.note(ax, place[peer], at, words, ha="right", transform=across)
-            lanes = [peer for peer in RIVALS if peer in ratios]
-            for lane, peer in enumerate(lanes):
-                middle = y + high - 1.05 + lane - (len(lanes) - 1) / 2
-                draw_lane(ax, middle, ratios[peer], RIVALS[peer], (place["lane"], across))
-            ends = [y + stacks, y + high]
-            ax.vlines(list(TICKS), *ends, color=style.PAPER, linewidth=0.8, zorder=0.5)
-            ax.plot([1, 1], ends, color=style.INK, linewidth=1.2, zorder=1.5)
-            y += high + 0.25
+    y, before = 0.0, ""
+    for (group, name, ratios), peers, high in zip(rows, lanes, highs, strict=True):
+        if group != before:
+            style.note(ax, 0, y + 0.75, group, fontweight="bold", transform=across)
+            y, before = y + 1.5, group
+        style.bars(ax, [(0, y, 1, high)], style.MASKED, transform=across, zorder=0)
+        at = y + (0.6 if stacks else high / 2)
+        style.note(ax, 0.01, at, name, transform=across)
+        far = {peer: f"{median(ratios[peer]):.2f}×" if peer in ratios else "–" for peer in FAR}
+        if stacks:
+            words = ", ".join(f"{FAR[peer]} {number}" for peer, number in far.items() if peer in ratios)
+            style.note(ax, 0.99, at, words, ha="right", transform=across)
+        else:
+            for peer, number in far.items():
+                style.note(ax, place[peer], at, number, ha="right", transform=across)
+        for lane, peer in enumerate(peers):
+            draw_lane(ax, y + stacks + 0.55 + lane, ratios[peer], RIVALS[peer], (place["lane"], across))
+        ends = [y + stacks, y + high]
+        ax.vlines(list(TICKS), *ends, color=style.PAPER, linewidth=0.8, zorder=0.5)
+        ax.plot([1, 1], ends, color=style.INK, linewidth=1.2, zorder=1.5)
+        y += high + 0.25
     left, right = SCALE[stacks]
     whole = (HIGH / LOW) ** (1 / (right - left))  # the ratio of the right end of the axes to the left one
     ax.set(xscale="log", xlim=(LOW / whole**left, HIGH * whole ** (1 - right)), ylim=(bottom, top), yticks=[])
-    shown = [x for x in TICKS if x != 1.6 or not stacks]
+    shown = [x for x in TICKS if x != 1.2 or not stacks]
     style.log_ticks(ax.xaxis, shown, [TICKS[x] for x in shown])
     ax.tick_params(axis="x", top=True, labeltop=True, labelbottom=True)
     ax.xaxis.set_label_position("top")
@@ -128,11 +140,13 @@ def draw_lane(ax: Axes, y: float, found: list[float], look: dict, beside: tuple[
     `beside` is (x, transform). An arrowhead marks the end of a range that goes on beyond the scale.
     """
     (x, across), middle, slower = beside, median(found), sum(x < 1 for x in found)
-    low, high, color = max(min(found), LOW), min(max(found), HIGH), style.tint(look["color"], 0.7)
+    low, high = (min(max(x, LOW), HIGH) for x in (min(found), max(found)))
+    color = style.tint(look["color"], 0.7)
     style.bars(ax, [(low, y - 0.42, high - low, 0.84)], color, zorder=1)
-    ax.plot([middle], [y], linestyle="none", markeredgecolor=style.PAPER, zorder=3, **look)
-    for end, marker in ((low, "<"), (high, ">")):
-        if end in (LOW, HIGH):
+    if LOW <= middle <= HIGH:
+        ax.plot([middle], [y], linestyle="none", markeredgecolor=style.PAPER, zorder=3, **look)
+    for end, limit, marker in ((low, LOW, "<"), (high, HIGH, ">")):
+        if end == limit:
             ax.plot([end], [y], marker, color=color, markersize=9, markeredgewidth=0, zorder=1)
     ax.plot([x], [y], linestyle="none", transform=across, **look)
     style.note(ax, x + (0.03 if style.narrow() else 0.015), y, f"{middle:.2f}×", transform=across)
@@ -141,13 +155,19 @@ def draw_lane(ax: Axes, y: float, found: list[float], look: dict, beside: tuple[
         style.note(ax, PHONE["slower"] if style.narrow() else PAGE["slower"], y, words, ha="right", transform=across)
 
 
+def ahead_of_us(ratios: dict[str, list[float]]) -> str:
+    """Return the names of the implementations whose median ratio is below 1, with the ratios, as text."""
+    middles = {name: median(found) for name, found in ratios.items()}
+    return ", ".join(f"{name} {middle:.2f}" for name, middle in middles.items() if middle < 1)
+
+
 def spread(rows: list[Ratios], group: str) -> str:
-    """Return as text, for each implementation, the smallest and the largest median in the rows of a group."""
+    """Return as text, for each of RIVALS, the smallest and the largest median in the rows of a group."""
     every: dict[str, list[float]] = {}
     for _, _, ratios in (row for row in rows if row[0] == group):
-        for name, found in ratios.items():
-            every.setdefault(name, []).append(median(found))
-    return ", ".join(f"{min(found):.2f} to {max(found):.2f} × {name}" for name, found in every.items())
+        for name in RIVALS.keys() & ratios:
+            every.setdefault(name, []).append(median(ratios[name]))
+    return ", ".join(f"{name} {min(found):.2f}–{max(found):.2f}" for name, found in sorted(every.items()))
 
 
 def won(rows: list[Ratios], name: str) -> tuple[int, int]:

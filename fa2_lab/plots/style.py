@@ -2,10 +2,10 @@
 
 A hue shows to which tensor a mark belongs. P has a paler form of the hue of S. A worker (thread block, warp or rank)
 has one of four greys, and its name is printed on it. Measurements are grey, except that those of fa2_lab have an accent
-colour, and that FlashAttention-3 and cuDNN have a hue each where a picture compares only these two. Queries run down,
-and keys run right. The same function draws a picture for a page's column of 784 pixels and for a phone, where panels
-may stack and no letter is smaller. The first sentence of the caption is also the headline above the picture. Words
-never name a colour, because a label, hatching or an outline shows the same as the hue.
+colour, and that FlashAttention-3, FlashAttention-4 and cuDNN have a hue each where a picture compares these. Queries
+run down, and keys run right. The same function draws a picture for a page's column of 784 pixels and for a phone, where
+panels may stack and no letter is smaller. The first sentence of the caption is also the headline above the picture.
+Words never name a colour, because a label, hatching or an outline shows the same as the hue.
 """
 
 import re

@@ -841,15 +841,18 @@ first, last = ladder.find("17"), ladder.RUNGS[-1]
 # 2,048. `torch flash` is FlashAttention-2 inside PyTorch, `cuDNN` is NVIDIA's library, and FlexAttention is PyTorch's
 # compiled attention. *Sustained* means that there are no pauses between the calls. Windows, softcaps and sinks change
 # the mask or the softmax (chapter 16), and packed sequences are several sequences in one call. Each number after a mark
-# is the median over the row's problems. FlashAttention-3 and cuDNN, which are the fastest of the four, each have a bar
-# that shows the range of the ratios, and the words on its left count the problems on which `fa2_lab` is slower. For the
-# other two, the row has only the medians. In the last two rows, the host's time counts as well:
+# is the median over the row's problems. FlashAttention-3, FlashAttention-4 and cuDNN, which are the fastest of the five,
+# each have a bar that shows the range of the ratios, and beside the median, the picture counts the problems on which
+# `fa2_lab` is slower. For the other two, the row has only the medians. Not every implementation was measured in every
+# setting. In the rows *with host time*, the host's time counts as well:
 
 # %% tags=["nbval-ignore-output"]
 show("ratios")
 
 # %% [markdown]
-# Most of the strokes are in these last two rows, because our host code takes longer than cuDNN's for a short call.
+# Most of the problems on which `fa2_lab` is slower are in the rows with host time, because our host code takes longer
+# than cuDNN's for a short call. `fa2_lab` is also slower in the backward pass of a single long sequence, where both
+# FlashAttention-3 and FlashAttention-4 are ahead.
 #
 # ## Recap
 #
