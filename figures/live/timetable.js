@@ -9,6 +9,7 @@ const LABELS = { SMs: "SMs", heads: "heads", blocks: "row blocks" };
 const SHADES = [["#586a7e", "#fff"], ["#93a1ae", "#222"], ["#38506b", "#fff"], ["#b4bec8", "#222"]]; // prettier-ignore
 let table = null;
 let other = null; // the timetable of the other algorithm
+let swapped = null; // the timetable in the other order
 const OTHER = { fa1: ["fa2", "FA2"], fa2: ["fa1", "FA1"] };
 
 form.innerHTML = [
@@ -23,8 +24,9 @@ const transport = new Transport($("transport"), { draw, dwell: () => 140 });
 function prepare() {
   for (const [name, [low, high]] of Object.entries(LIMITS)) whole(LABELS[name], set[name], low, high);
   const tiling = { N_q: set.blocks, N_k: set.blocks, B_r: 1, B_c: 1, causal: set.causal };
-  const run = (algorithm) => timetable(programs(set.heads, tiling, { ...set, algorithm }), set.SMs);
-  [table, other] = [run(set.algorithm), run(OTHER[set.algorithm][0])];
+  const run = (change) => timetable(programs(set.heads, tiling, { ...set, ...change }), set.SMs);
+  const order = set.order === "rows" ? "heaviest first" : "rows";
+  [table, other, swapped] = [run({}), run({ algorithm: OTHER[set.algorithm][0] }), run({ order })];
   transport.length(table.makespan + 1);
 }
 
@@ -122,7 +124,7 @@ function drawIdle({ left, top, lane, unit }) {
   }
 }
 
-const look = (p, t) => (t >= p.end ? "done" : t > p.start ? "running" : "ahead");
+const look = (p, t) => (t >= p.end ? "done" : t >= p.start ? "running" : "ahead");
 
 function drawProgram(p, t, { left, top, lane, unit }) {
   if (!p.cost) return;
@@ -157,12 +159,18 @@ function drawLabel(p, t, { left, top, lane, unit }) {
   }
 }
 
+/** When the last thread block would end in the other order, if that changes anything. */
+function inOtherOrder() {
+  if (swapped.makespan === table.makespan) return "";
+  return ` ${set.order === "rows" ? "With the heaviest first" : "As they come"}, it would end at ${swapped.makespan}.`;
+}
+
 function words(t) {
-  const running = table.placed.filter((p) => p.start <= t && t < p.end).length;
-  const waiting = table.placed.filter((p) => p.start > t).length;
-  const idle = set.SMs - new Set(table.placed.filter((p) => p.start <= t && t < p.end).map((p) => p.SM)).size;
+  const running = table.placed.filter((p) => look(p, t) === "running").length;
+  const waiting = table.placed.filter((p) => look(p, t) === "ahead").length;
+  const idle = set.SMs - running; // an SM runs one thread block at a time
   const name = set.algorithm.toUpperCase();
-  const end = `${name}’s last thread block ends at ${table.makespan}, and until then the SMs work ${percent(table.busy)} of the time.`;
+  const end = `${name}’s last thread block ends at ${table.makespan}, and until then the SMs work ${percent(table.busy)} of the time.${inOtherOrder()}`;
   const now =
     t === table.last || !running ? end : `At time ${t}, ${running} thread ${running === 1 ? "block runs" : "blocks run"}, ${waiting} ${waiting === 1 ? "waits" : "wait"}, and ${idle} of ${set.SMs} SMs ${idle === 1 ? "is" : "are"} idle. ${end}`;
   write($("say"), now);
