@@ -1,13 +1,12 @@
 /* The backward, block by block, in both ways: all workers take one tile at a time, and dQ is where they may meet. */
 "use strict";
 
-const set = { rows: 5, columns: 5, causal: false, passes: 1 };
+const set = { rows: 5, columns: 5, causal: false };
 const form = $("settings");
 const LABELS = { rows: "row blocks", columns: "column blocks" };
 const WAYS = ["One pass", "Two passes"];
 
 form.innerHTML = [
-  choice("picture", "passes", WAYS.map((name, k) => [k + 1, name])),
   ...Object.entries(LABELS).map(([name, label]) => slider(name, label, upTo(8).map((n) => n + 1))),
   choice("mask", "causal", [["true", "causal"]], "checkbox"),
 ].join(""); // prettier-ignore
@@ -24,7 +23,6 @@ const tiling = () => ({ N_q: set.rows, N_k: set.columns, B_r: 1, B_c: 1, causal:
 function prepare() {
   for (const name of Object.keys(LABELS)) whole(LABELS[name], set[name], 1, 8);
   for (const board of boards) board.run = backward(tiling(), board.passes);
-  $("boards").dataset.shown = set.passes; // where only one of them has room
   transport.length(boards[1].run.length);
 }
 
@@ -50,7 +48,7 @@ function drawBoard(board, step) {
   const { passes, stage, say } = board;
   const narrow = stage.clientWidth < 480;
   const [x, gap, dw, meet] = narrow ? [44, 10, 34, 40] : [60, 18, 52, 88];
-  const c = Math.min(64, Math.floor((stage.clientWidth - x - gap - dw - meet) / set.columns), 280 / set.rows);
+  const c = Math.min(64, Math.floor((stage.clientWidth - x - gap - dw - meet) / set.columns), (narrow ? 150 : 280) / set.rows); // on a phone, both are on the first screen
   const place = { stage, c, x, y: 76, dQ: x + set.columns * c + gap, dw, narrow };
   clear(stage, place.y + set.rows * c + 6);
   const done = board.run.slice(0, board.run.indexOf(step) + 1);
@@ -139,28 +137,28 @@ function sentence(passes, { op, pass, at, meet, added, collisions }) {
   return `${met.length > 1 ? "Up to" : workers === set.columns ? "All" : "Now"} ${workers} workers add to ${blocks} at once, so the adds must be atomic.`;
 }
 
-/** What both ways take. */
+/** What both ways have taken up to step t, and what they take in all. */
 function counts(t) {
-  const runs = boards.map(({ run }) => run);
-  const tiles = sum(runs[0].at(-1).added);
-  const time = (run, way) => sum(run.map(({ pass }) => [0, way ? 4 : 5, 3][pass])); // a tile of each worker per step
-  const writers = (run) => Math.max(1, ...run.flatMap(({ meet }) => Object.values(meet).map(({ length }) => length)));
+  const both = (count) => boards.map(({ run, passes }) => {
+    const [now, all] = [run.slice(0, t + 1), run].map((steps) => count(steps, passes));
+    return all ? `${grouped(now)} of ${grouped(all)}` : "none";
+  }); // prettier-ignore
+  const adds = (steps) => sum(steps.at(-1).added);
   const lines = [
-    ["matmuls so far", ...boards.map((board) => `${stepOf(board, t).products} of ${grouped(board.run.at(-1).products)}`)],
-    ["matmuls per tile", "5", "4 + 3"],
-    ["time, in matmuls", ...runs.map(time)],
-    ["atomic adds to dQ", tiles, 0],
-    ["stores of dQ blocks", 0, runs[0].at(-1).added.length],
-    ["writers of a block at once", ...runs.map(writers)],
+    ["matmuls", ...both((steps) => steps.at(-1).products)],
+    ["time, in matmuls", ...both((steps, passes) => sum(steps.map(({ pass }) => [0, passes === 1 ? 5 : 4, 3][pass])))], // a tile of each worker per step
+    ["atomic adds to dQ", ...both((steps, passes) => (passes === 1 ? adds(steps) : 0))],
+    ["stores of dQ blocks", ...both((steps, passes) => (passes === 2 && steps.at(-1).op === "done" ? set.rows : 0))],
   ];
-  const table = make("table", "", make("thead", "", make("tr", "", make("td"), ...WAYS.map((name) => make("th", "", name)))), make("tbody"));
+  const head = make("tr", "", make("th", "", "so far"), ...WAYS.map((name) => make("th", "", name)));
+  const table = make("table", "", make("thead", "", head), make("tbody"));
   for (const [name, ...numbers] of lines)
     table.tBodies[0].append(make("tr", "", make("th", "", name), ...numbers.map((x) => make("td", "", String(x)))));
   return table;
 }
 
 $("note").textContent =
-  "A fill grows with every tile that is added, and the edge is dashed until the gradient is complete. The number in a block of dQ counts the parts that have been added to it. All workers start together and take the same time for a tile.";
+  "A fill grows with every tile that is added, and the edge is dashed until the gradient is complete. The number in a block of dQ counts the parts that have been added to it. All workers start together. A tile takes five matmuls in one pass, and four and then three in two passes.";
 follow(form, set, () => {
   transport.pause();
   prepare();

@@ -32,21 +32,22 @@ function draw(t) {
   const high = set.blocks * (lane + TICK) + 48;
   clear(stage, 2 * high + 30);
   const x = left + t * unit;
-  for (const top of [20, high + 20]) shape(stage, "line", { x1: x, x2: x, y1: top - 4, y2: top + set.blocks * lane, class: "clock" });
+  shape(stage, "line", { x1: x, x2: x, y1: 16, y2: 2 * high - 10, class: "clock" });
   ways.forEach((way, n) => drawWay(way, WAYS[n], t, { lane, left, unit, narrow, top: n * high + 20 })); // its words lie on the line
-  drawAxis(left, unit, 2 * high - 10);
+  drawAxis(left, unit, 2 * high - 10, t);
   $("entries").replaceChildren(...ways.map((way, n) => entries(way, n, t)));
   write($("say"), sentence(t));
   stage.setAttribute("aria-label", sentence(t));
 }
 
-/** The time axis of both ways. */
-function drawAxis(left, unit, y) {
+/** The time axis of both ways; at the line that crosses both, it has the time that is shown. */
+function drawAxis(left, unit, y, t) {
   shape(stage, "line", { x1: left, x2: left + transport.last * unit, y1: y, y2: y, class: "axis" });
   for (let x = 0; x <= transport.last; x += unit < 7 ? 10 : 5) {
     shape(stage, "line", { x1: left + x * unit, x2: left + x * unit, y1: y, y2: y + 5, class: "axis" });
-    shape(stage, "text", { x: left + x * unit, y: y + 18, class: "small middle" }, String(x));
+    if (Math.abs(x - t) * unit > 18) shape(stage, "text", { x: left + x * unit, y: y + 18, class: "small middle" }, String(x));
   }
+  shape(stage, "text", { x: left + t * unit, y: y + 18, class: "small middle strong" }, String(t));
   shape(stage, "text", { x: left, y: y + 36, class: "small" }, "time, in matmuls of one tile →");
 }
 
@@ -58,7 +59,7 @@ const fitting = (words, width, letter = 7.4) => words.find((word) => word.length
 /** The workers as lanes, and below them one lane with every addition. */
 function drawWay(way, name, t, { lane, left, unit, narrow, top }) {
   const { visits, writes, end } = way;
-  shape(stage, "text", { x: 0, y: top - 8, class: "strong" }, `${name}: ends after ${end}`);
+  shape(stage, "text", { x: 0, y: top - 8, class: "strong halo" }, `${name}: ends after ${end}`);
   for (const k of upTo(set.blocks))
     shape(stage, "text", { x: 0, y: top + k * lane + 0.66 * lane, class: "small" }, `worker ${k + 1}`);
   const wide = []; // labels that are for all boxes of a lane
@@ -174,6 +175,6 @@ follow(form, set, () => {
   transport.go(transport.last);
 });
 $("note").textContent =
-  "A box is a tile, and its label names what the tile adds to. With atomic adds it takes five matmuls, and in the two passes it takes four and three. A tick is one addition, by the worker at its left. Ticks below each other happen at the same time on this axis, on which an atomic add takes no time. On a GPU, it takes time. The table has one entry of each block of dQ, summed in float32 in the order of its run. Both ways add the same numbers, but in different orders, so their last digits can differ.";
+  "The line is the time that the bar has reached. A box is a tile, and its label names what the tile adds to. With atomic adds it takes five matmuls, and in the two passes it takes four and three. A tick is one addition, by the worker at its left. Ticks below each other happen at the same time on this axis, on which an atomic add takes no time. On a GPU, it takes time. The table has one entry of each block of dQ, summed in float32 in the order of its run. Both ways add the same numbers, but in different orders, so their last digits can differ.";
 if (ask.has("step")) transport.go(Number(ask.get("step")));
 onWidth(stage, () => transport.show());
