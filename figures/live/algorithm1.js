@@ -267,12 +267,12 @@ class Board {
       if (!e.was.hidden) e.was.style.left = `calc(${100 * (middle ? 0.5 + share(old) / 2 : share(old))}% - 1px)`;
     };
     fill(this.m[r], now.m, (x) => 0.04 + (0.96 * (x - scale.low)) / (scale.high - scale.low || 1), was.m?.[a]);
-    fill(this.l[r], now.l, (x) => x / scale.l, was.l?.[a]);
-    for (const e of upTo(d)) fill(this.o[r][e], now.o ? now.o[e] : null, (x) => x / scale.o, was.o?.[a][e], true);
+    fill(this.l[r], now.l, (x) => x / scale.l[r], was.l?.[a]);
+    for (const e of upTo(d)) fill(this.o[r][e], now.o ? now.o[e] : null, (x) => x / scale.o[r], was.o?.[a][e], true);
     fill(this.L[r], mine ? null : step.L[r], (x) => 0.04 + (0.96 * (x - scale.low)) / (scale.high + 2 - scale.low || 1));
     const factor = within(r, step.rows) && step.op !== "end" ? step.factor || step.alpha : null;
     const less = Boolean(factor && factor[a] < 1 - 1e-9 && step.before && step.before[a] > -Infinity);
-    write(this.alpha[r], factor ? `×${factor[a] === 0 || factor[a] === 1 ? factor[a] : show(factor[a])}` : "");
+    write(this.alpha[r], factor ? `×${factor[a] === 0 || factor[a] === 1 ? factor[a] : show(factor[a], 3)}` : "");
     this.alpha[r].classList.toggle("less", less);
     this.alpha[r].classList.toggle("flash", less && step.op === "shrink");
   }
@@ -366,16 +366,16 @@ function firstSeen(run) {
   return first;
 }
 
-/** The largest of everything that is drawn as a length or a tint. */
+/** The largest of everything that is drawn as a length or a tint; for ℓ and o, that of each row. */
 function scales(run) {
   const seen = run.exact.S.flat().filter(Number.isFinite);
-  const sums = run.flatMap((x) => [...(x.l || []), ...x.hbm_l.map((y) => y || 0)]);
-  const outputs = run.flatMap((x) => [...(x.o || []), ...x.O.filter((y) => y)].flat().map(Math.abs));
+  const most = (r, onChip, stored) =>
+    Math.max(...run.flatMap((x) => [(within(r, x.rows) && x[onChip]?.[r - x.rows[0]]) || 0, x[stored][r] || 0].flat().map(Math.abs)));
   return {
     low: Math.min(...seen),
     high: Math.max(...seen),
-    l: Math.max(1, ...sums),
-    o: Math.max(0.1, ...outputs),
+    l: upTo(N).map((r) => most(r, "l", "hbm_l") || 1),
+    o: upTo(N).map((r) => most(r, "o", "O") || 1),
     held: held(run[0].order),
   };
 }

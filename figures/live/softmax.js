@@ -67,7 +67,7 @@ function prepare() {
 function measure() {
   const width = stage.clientWidth;
   const narrow = width < 560;
-  const side = narrow ? 0 : 210; // the state stands beside the bars, or below
+  const side = narrow ? 0 : 300; // the state stands beside the bars, or below
   const left = 26;
   const column = (width - left - side) / N;
   place = {
@@ -81,7 +81,7 @@ function measure() {
     keys: 344,
     stateX: narrow ? 0 : width - side + 24,
   };
-  place.height = narrow ? 510 : 372;
+  place.height = narrow ? 530 : 372;
   stage.setAttribute("viewBox", `0 0 ${width} ${place.height}`);
   stage.style.height = `${place.height}px`;
 }
@@ -135,7 +135,9 @@ function drawKey(step, c) {
   drawHandle(c, x, seen || here);
   if (!hidden[c]) {
     shape(marks, "line", { x1: x, x2: x, y1: scoreY(0), y2: scoreY(scores[c]), class: seen || here ? "stem on" : "stem" });
-    shape(marks, "text", { x, y: scoreY(scores[c]) - 14, class: "small middle halo" }, show(scores[c], 1));
+    const above = scoreY(scores[c]) - 14;
+    const crossed = Math.abs(scoreY(step.m) - above + 4) < 10; // by the line m
+    shape(marks, "text", { x, y: crossed ? above + 37 : above, class: "small middle halo" }, show(scores[c], 1));
   }
   if (seen) {
     const y = weightY(step.weights[c]);
@@ -167,7 +169,7 @@ function drawHandle(c, x, on) {
 function drawState(step) {
   const { narrow, stateX, width } = place;
   const [x, y, w] = narrow ? [0, 374, width] : [stateX, 30, width - stateX - 4];
-  const high = narrow ? 28 : 38;
+  const high = narrow ? 36 : 52;
   const at = (v) => x + 24 + ((v - sums[0]) / (sums[1] - sums[0])) * (w - 76);
   const foot = y + 3 * high - 2;
   for (const v of upTo(sums[1] - sums[0] + 1).map((k) => sums[0] + k)) {
@@ -184,19 +186,16 @@ function drawState(step) {
     shape(marks, "text", { x, y: top + 15, class: "letter" }, name);
     shape(marks, "text", { x: x + w, y: top + 15, class: "end" }, show(v));
     if (!hue) return;
-    const box = (v) => ({ x: Math.min(at(0), at(v)), width: Math.abs(at(v) - at(0)), y: top + 2, height: 16 });
+    const box = (v) => ({ x: Math.min(at(0), at(v)), width: Math.abs(at(v) - at(0)), y: top - high / 2 + 19, height: high - 18 });
     shape(marks, "rect", { ...box(v), class: `length ${hue}` });
     if (step.op === "shrink" && step.rises) shape(marks, "rect", { ...box(v / step.alpha), class: "ghost" });
   });
   shape(marks, "text", { x: x + 24, y: y + 15, class: "small quiet" }, "the line");
-  const pill = step.op === "start" || step.op === "end" ? "" : `α = ${show(step.alpha)}`;
+  const pill = step.op === "start" || step.op === "end" ? "" : `α = ${show(step.alpha, 3)}`;
   const top = foot + (narrow ? 42 : 48);
   if (step.rises) shape(marks, "rect", { x, y: top - 18, width: 96, height: 26, rx: 13, class: "pill" });
   shape(marks, "text", { x: x + 12, y: top, class: step.rises ? "strong" : "small" }, pill);
 }
-
-/** α as it is computed, which no line break divides. */
-const power = ({ before, m, alpha }) => `α = e^(${show(before)} − ${show(m)}) = ${show(alpha)}`.replaceAll(" ", "\u00a0");
 
 function sentence(step) {
   const keys = step.block.map((c) => c + 1).join(" and ");
@@ -210,7 +209,7 @@ function sentence(step) {
   if (step.before === -Infinity)
     return `${name}: the first maximum is ${show(step.m)}. Nothing is summed yet, so nothing shrinks.`;
   if (step.rises)
-    return `${name}: a larger score shrinks all earlier weights, ℓ and o by ${power(step)}. Dashed edges show them before.`;
+    return `${name}: a larger score shrinks all earlier weights, ℓ and o by α\u00a0=\u00a0${power(step.before, step.m, step.alpha)}. Dashed edges show them before.`;
   return `${name}: no score is larger than ${show(step.m)}. α = 1, and nothing shrinks.`;
 }
 

@@ -596,6 +596,21 @@ function show(x, digits = 2) {
   return x < 0 && Number(text) ? `−${text}` : text;
 }
 
+/** The fewest digits, at least 2 or 3, with which an equation holds as it is printed. `holds` takes the rounding. */
+const enough = (least, holds) => [least, 4, 5].find((digits) => holds((x) => Number(x.toFixed(digits)))) ?? 6;
+
+/** α = e^(before − m), in digits from which the printed α follows. */
+function power(before, m, alpha) {
+  const digits = enough(2, (r) => Math.exp(r(before) - r(m)).toFixed(3) === alpha.toFixed(3));
+  return `e^(${show(before, digits)}\u00a0−\u00a0${show(m, digits).replace(/^(−.*)$/, "($1)")})\u00a0=\u00a0${show(alpha, 3)}`;
+}
+
+/** factor · x for a number or a row, in digits from which what the cells show follows. */
+function shrunk(factor, x) {
+  const digits = enough(3, (r) => [x].flat().every((y) => show(r(factor) * r(y)) === show(factor * y)));
+  return `${show(factor, digits)} · ${Array.isArray(x) ? list(x, digits) : show(x, digits)}`;
+}
+
 /** A row of numbers; of a long one the first three. */
 function list(a, digits = 2) {
   const shown = a.slice(0, a.length > 4 ? 3 : 4).map((x) => show(x, digits));
@@ -634,11 +649,11 @@ function say(step, row, { N_q, N_k, B_r, B_c }) {
           : `Query ${row + 1}: a larger score has come. m rises from ${show(step.before[a])} to ${show(step.m[a])}.`;
     case "shrink":
       if (fa1)
-        return `The old answer gets its share of the new one: o of query ${row + 1} is multiplied by α ℓ / ℓ_new = ${show(step.factor[a])}.`;
+        return `The old answer gets its share of the new one: o of query ${row + 1} is multiplied by α ℓ / ℓ_new = ${show(step.factor[a], 3)}.`;
       return step.before[a] === -Infinity
         ? "Nothing is summed yet, so nothing shrinks: 0 stays 0."
         : step.alpha[a] < 1
-          ? `Query ${row + 1} was measured against ${show(step.before[a])}, and now against ${show(step.m[a])}. So o and ℓ shrink: α\u00a0=\u00a0e^(${show(step.before[a])}\u00a0−\u00a0${show(step.m[a]).replace(/^(−.*)$/, "($1)")})\u00a0=\u00a0${show(step.alpha[a])}.`
+          ? `Query ${row + 1} was measured against ${show(step.before[a])}, and now against ${show(step.m[a])}. So o and ℓ shrink: α\u00a0=\u00a0${power(step.before[a], step.m[a], step.alpha[a])}.`
           : `Query ${row + 1} has the same m as before: α = 1, so o and ℓ keep their size.`;
     case "add":
       return fa1
@@ -704,14 +719,13 @@ function values(step, row) {
     a = rows ? row - rows[0] : 0;
   if (order === "standard" || !rows) return LISTING[order].map(() => "");
   const keys = step.cols ? `keys ${range(step.cols)}` : "",
-    scores = s ? list(s[a]) : "",
-    f = factor && show(order === "fa1" ? alpha[a] : factor[a]);
+    scores = s ? list(s[a]) : "";
   const sums = !factor
     ? ["", ""]
     : gain
       ? [`${show(was.l[a])} + ${show(gain.l[a])} = ${show(l[a])}`, `… + ${list(gain.o[a])} = ${list(o[a])}`]
       : op === "shrink"
-        ? [`${f} · ${show(was.l[a])}`, `${show(factor[a])} · ${list(was.o[a])}`]
+        ? [shrunk(order === "fa1" ? alpha[a] : factor[a], was.l[a]), shrunk(factor[a], was.o[a])]
         : ["", ""];
   if (order === "fa1")
     return [
@@ -723,7 +737,7 @@ function values(step, row) {
       scores,
       p ? `${show(own[a])}; ${list(p[a])}` : "",
       before ? show(m[a]) : "",
-      before ? `${show(alpha[a])}, ${show(beta[a])}` : "",
+      before ? `${show(alpha[a], 3)}, ${show(beta[a], 3)}` : "",
       ...sums,
       "",
     ];
@@ -734,7 +748,7 @@ function values(step, row) {
     keys,
     scores,
     before ? `max(${show(before[a])}, ${show(Math.max(...s[a]))}) = ${show(m[a])}` : "",
-    p ? `${list(p[a])}, ${show(alpha[a])}` : "",
+    p ? `${list(p[a])}, ${show(alpha[a], 3)}` : "",
     ...sums,
     L_i ? `${list(o[a])}, ${show(L_i[a])}` : "",
   ];

@@ -7,11 +7,17 @@ const run = (code) => runInThisContext(`(${code})`);
 const [steps, say, values, traffic] = ["steps", "say", "values", "traffic"].map(run);
 const only = (x, names) => Object.fromEntries(names.map((n) => [n, x[n]]));
 
+/** Whether a sentence has an equation e^(a − b) = α that does not hold in the digits that it prints. */
+function wrongPower(words) {
+  const [, a, b, alpha] = words.replaceAll("−", "-").match(/e\^\((-?[\d.]+)\s-\s\(?(-?[\d.]+)\)*\s=\s(\d\.\d+)/) || [];
+  return alpha !== undefined && Math.exp(a - b).toFixed(alpha.split(".")[1].length) !== alpha;
+}
+
 /** Sentences and numbers beside the code that a reader must never see. */
 function badWords(step, sizes) {
   const rows = step.rows ? Array.from({ length: step.rows[1] - step.rows[0] }, (_, a) => step.rows[0] + a) : [0];
   const words = rows.flatMap((r) => [say(step, r, sizes), ...values(step, r)]);
-  return words.filter((x) => typeof x !== "string" || /NaN|undefined|Infinity/.test(x));
+  return words.filter((x) => typeof x !== "string" || /NaN|undefined|Infinity/.test(x) || wrongPower(x));
 }
 
 const asked = {
