@@ -82,6 +82,28 @@ def shown(part: str) -> list[str]:
     return [rendered(part)]
 
 
+def lettered(answer: str, options: str) -> str:
+    """Return the first paragraph of an answer, which begins with the right option, with this option's letter."""
+    right = re.match(r"<p><strong>(.*?)\.?</strong>", answer, re.DOTALL)
+    texts = [plain(option) for option in re.findall(r"<li class=choice>(.*?)</li>", options, re.DOTALL)]
+    if not right or plain(right[1]) not in texts:
+        raise ValueError(f"answer: got {answer[:80]!r}; it begins with one of {texts}")
+    return answer.replace("<p>", f"<p><b class=letter>{chr(65 + texts.index(plain(right[1])))}</b>", 1)
+
+
+def marked(asked: str, answer: str) -> str:
+    """Return a question with a frame around the option whose letter the answer begins with."""
+    letter = re.match("<p><b class=letter>(.)", answer)
+    parts = asked.split("<li class=choice>")
+    n = ord(letter[1]) - 64 if letter else 0
+    return "".join(p if not k else f'<li class="choice{" right" * (k == n)}">{p}' for k, p in enumerate(parts))
+
+
+def plain(html: str) -> str:
+    """Return the words of an option, as questions and answers both have them."""
+    return re.sub(r"<[^>]*>|\s|\.$", "", html.strip()).casefold()
+
+
 def tables(part: str) -> list[str]:
     """Return a table as HTML. If it is higher than a slide, it becomes several tables with the same head."""
     head, rule, *rows = part.split("\n")

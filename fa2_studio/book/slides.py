@@ -114,7 +114,7 @@ def begin(chapter: Chapter, image: str) -> str:
 
 def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat]]]:
     """Yield (heading, beats) for each section of a chapter, in order."""
-    title, beats, asked = "", [], ""
+    title, beats, asked, options = "", [], "", ""
     for cell in notebook.cells:
         if cell.cell_type == "code":
             more = looked_at(cell, announced=bool(beats) and beats[-1].text.endswith(":"))
@@ -129,7 +129,9 @@ def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat]]
                 (title, _, part), beats = part.removeprefix("## ").partition("\n"), []
             for beat in read(part) if title else ():
                 if beat.kind == "asks":
-                    asked = beat.name
+                    asked, options = beat.name, beat.seen[-1] if "class=choice" in beat.seen[-1] else ""
+                elif beat.kind == "answers" and options:
+                    beat, options = beat._replace(seen=(blocks.lettered(beat.seen[0], options), *beat.seen[1:])), ""
                 elif beat.kind == "answers" and beat.seen[0].startswith("<pre"):  # a solution repeats its task
                     beat = beat._replace(seen=(asked, *beat.seen), name=asked)
                 beats.append(beat)
@@ -321,7 +323,7 @@ def beside(shown: list[Slide]) -> list[Slide]:
 def again(shown: list[Slide]) -> list[Slide]:
     """Return a section's slides, where slides that only have words repeat the last picture before them.
 
-    An answer without a picture repeats its question.
+    An answer without a picture repeats its question, in which the right option is marked.
     """
     out = list(shown)
     for n, now in enumerate(out):
@@ -331,7 +333,8 @@ def again(shown: list[Slide]) -> list[Slide]:
         asked = next((other for other in shown[:n][::-1] if other.kind == "asks"), None)
         narrow = asked and blocks.in_column(now.words) and blocks.in_column(asked.words)
         if now.kind == "answers" and not out[n].seen and narrow:
-            out[n] = now._replace(seen=f"<div class=asked>{''.join(asked.words)}</div>", layout="two")
+            repeated = blocks.marked("".join(asked.words), now.words[0])
+            out[n] = now._replace(seen=f"<div class=asked>{repeated}</div>", layout="two")
     return out
 
 

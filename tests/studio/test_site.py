@@ -242,6 +242,15 @@ def test_decks_ask_for_no_other_file_and_show_every_picture_of_their_chapters(tm
         for n, (kind, _) in enumerate(sections):
             if kind == "asks":
                 assert sections[n + 1][0] in ("asks", "answers"), (deck.name, n, "an answer is on the slide after")
+                assert not re.search("class=letter|choice right", sections[n][1]), "a question does not mark its answer"
+                if "class=choice" in sections[n][1] and sections[n + 1][0] == "answers":
+                    letter, right = re.search(
+                        r"class=letter>(\w)</b> ?<strong>(.*?)\.?</strong>", sections[n + 1][1]
+                    ).groups()
+                    option = re.findall("<li class=choice>(.*?)</li>", sections[n][1], re.DOTALL)[
+                        ord(letter) - ord("A")
+                    ]
+                    assert option.strip().casefold() == right.casefold(), (deck.name, n, "the right letter")
             elif kind == "answers":
                 assert not any(words[n][:130] in earlier for earlier in words[:n]), (deck.name, n, "not before it")
         for chapter in (c for c in written() if c.number in chapters and not chapters[c.number]):
