@@ -140,10 +140,14 @@ def split(
     return [lines[:at], *split(lines[at:], heights[at:], most, cost)]
 
 
-def about(names: list[str], text: str, most: int) -> tuple[str, str]:
-    """Return the sentence of a paragraph with one of these names, and the one before if `most` allows; and the rest."""
+def about(names: list[str], text: str, most: int, *, last: bool) -> tuple[str, str]:
+    """Return the sentence of a paragraph with one of these names, and the one before if `most` allows; and the rest.
+
+    With `last`, it is the last sentence, which announces printed output.
+    """
     parts = re.split(SENTENCE, text)
-    at = next((n for n, part in enumerate(parts) if any(f"`{name}`" in part for name in names)), 0)
+    named = (n for n, part in enumerate(parts) if any(f"`{name}`" in part for name in names))
+    at = len(parts) - 1 if last else next(named, 0)
     start = at - (most > 60)
     return (" ".join(parts[start : at + 1]), " ".join(parts[:start] + parts[at + 1 :])) if at else brief(text, most)
 

@@ -191,7 +191,7 @@ def answer(parts: list[str]) -> Beat:
 def looked_at(cell: nbformat.NotebookNode, announced: bool) -> list[Beat]:
     """Return the beat of a code cell: its picture, its interactive figure, its Markdown, or its lines and their output.
 
-    Imports and hidden code have no beat, but the output of hidden code has one if a sentence announces it.
+    Imports and hidden code have no beat. Output without its code has one if a sentence announces it.
     """
     seen = "".join(output.get("data", {}).get("text/html", "") for output in cell.outputs)
     if live := LIVE.search(seen):
@@ -213,8 +213,9 @@ def looked_at(cell: nbformat.NotebookNode, announced: bool) -> list[Beat]:
     printed = "".join(output.get("text", "") for output in cell.outputs)
     hidden = is_imports(cell) or {"hide-input", "navigation"} & set(cell.metadata.get("tags", []))
     wide = max(map(len, blocks.closer(printed).split("\n"))) > blocks.SMALL
-    printed = "" if wide or (hidden and not announced) or printed.startswith("your turn") else printed
+    printed = "" if wide or printed.startswith("your turn") else printed
     code = "" if hidden else blocks.lean(cell.source, printed)
+    printed = printed if code or announced else ""
     names = " ".join(re.findall(r"^(?:def|class) (\w+)", code, re.MULTILINE))
     return [Beat(seen=tuple(blocks.listing(code, printed=printed)), name=names)] if code or printed else []
 
@@ -229,18 +230,21 @@ def slides(title: str, beats: list[Beat]) -> Iterator[Slide]:
         some = beats[start:stop]
         here = next((beat for beat in some if beat.seen), Beat())
         words = [beat.text for beat in some if beat.text and not beat.seen]
+        bare = bool(here.seen) and "class=printed" in here.seen[0]  # output without its code
         if here.kind == "picture" and panels.is_tall(here.name):  # the picture contains its headline
             said = words[:1] or [MEASURED.sub("", here.text)]
         elif here.kind:
             said = []
         elif not here.seen:
             said = words[:3]
+        elif bare:  # what announces it
+            said = [some[some.index(here) - 1].text]
         elif here.seen[0].startswith(("<ul", "<ol")):
             said = words[:1] if not some[0].seen else []
         else:
             said = words[:1] or [here.text]
         most = 60 if sum(map(height, here.seen)) > 9 else 140
-        shown = {text: blocks.about(here.name.split(), text, most) for text in said if text}
+        shown = {text: blocks.about(here.name.split(), text, most, last=bare) for text in said if text}
         rest = [shown[text][1] if text in shown else text for text in [here.text, *words]]
         notes = rendered("\n\n".join(filter(None, rest)))
         yield from paged(title, here, [rendered(first) for first, _ in shown.values()], notes)

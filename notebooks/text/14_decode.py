@@ -497,13 +497,20 @@ each, copy = group.dram_bytes / 8 / curve[8] / 1e3, 1e3 * record.ceilings["copy 
 # ```python
 # print(f"each of 8 programs reads {each:.0f} GB/s, a copy on this GPU {copy:,.0f} GB/s")
 # print(f"a copy's speed is that of {copy / each:.0f} programs")
-# print({int(n): f"{t:.0f} µs" for n, t in curve.items() if n <= 256})
+# for programs, time in curve.items():
+#     if programs <= 256:
+#         print(f"{programs:3.0f} programs: {time:3.0f} µs")
 # ```
 #
 # ```text
 # each of 8 programs reads 43 GB/s, a copy on this GPU 4,271 GB/s
 # a copy's speed is that of 99 programs
-# {8: '776 µs', 16: '394 µs', 32: '202 µs', 64: '107 µs', 128: '68 µs', 256: '71 µs'}
+#   8 programs: 776 µs
+#  16 programs: 394 µs
+#  32 programs: 202 µs
+#  64 programs: 107 µs
+# 128 programs:  68 µs
+# 256 programs:  71 µs
 # ```
 # </details>
 
