@@ -7,6 +7,7 @@ from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, reasons
 from fa2_lab.records import Record, load
 from fa2_lab.tools import rung_diff
+from fa2_studio.book.climb_loop import JUMPS
 from fa2_studio.book.hopper import marked
 
 
@@ -44,7 +45,7 @@ def climb() -> dict:
             dict(n=name[1:3], file=f"{name}.py", name=title, says=sentence, rate=rates(speeds, name))
             | dict(waited=limit(counters.get(before)) if before else "", **because(record, before, name))
             | dict(counters=beside(counters.get(before, {}), counters.get(name, {})))
-            | dict(diff=excerpt(whole), whole=whole)
+            | dict(diff=excerpt(whole), whole=whole, changes=JUMPS[name[1:3]][0] if name[1:3] in JUMPS else 0)
             | {words: sum(line[0] == mark for line in whole) for words, mark in (("plus", "+"), ("minus", "-"))}
         )
     peers = [dict(name=PEERS[p], rate=rates(speeds, p)) for p in PEERS if all(p in speeds[s] for s in SHAPES)]

@@ -2,6 +2,7 @@
 "use strict";
 
 const { rungs, peers, made } = window.LIVE.climb;
+const JUMPS = "full128"; // the shape whose six largest jumps are numbered; one of them is of several changes
 const SHAPES = ["full128", "causal128", "full64", "causal64"];
 const asked = /^(full|causal)(64|128)$/.exec(ask.get("shape") || "");
 const set = { mask: asked ? asked[1] : "full", d: asked ? asked[2] : "128" };
@@ -26,6 +27,8 @@ function title() {
 function gain(k) {
   if (k === 0) return "where the climb begins";
   const x = ratio(k);
+  const many = rungs[k].changes;
+  if (many > 1 && shapeName() === JUMPS) return `× ${x.toFixed(2)}, and × ${(rate(rungs[k]) / rate(rungs[k - many])).toFixed(2)} over rung ${rungs[k - many].n}`;
   if (loses(k)) return `× ${x.toFixed(2)}: it loses here`;
   return x <= 1.01 ? `× ${x.toFixed(2)}: nothing gained here` : `× ${x.toFixed(2)}`;
 }
@@ -170,6 +173,7 @@ const bars = rungs.map((rung, k) => {
     event.preventDefault();
     transport.jump(k);
   };
+  if (rung.changes) add(e, "", "b", `${rungs.slice(0, k + 1).filter(({ changes }) => changes).length}`);
   chart.append(e);
   return e;
 });
@@ -190,6 +194,7 @@ function drawChart(n) {
     const label = `${rungs[k].n} ${rungs[k].name}: ${Math.round(rate(rungs[k]))} TFLOP/s, ${gain(k)}`;
     e.setAttribute("aria-label", label);
     e.title = label;
+    if (rungs[k].changes) e.lastChild.hidden = shapeName() !== JUMPS;
   });
   const left = rungs.length - 1 - n;
   ahead.textContent = left > 4 ? `${left} changes still to come` : "";
@@ -232,7 +237,7 @@ addEventListener("touchend", (e) => {
   from = null;
 });
 
-$("made").textContent = `${made}. An empty bar is a change that loses in this shape, and a dotted line is one that is still to come. Step with ← and →, the bars, or a swipe.`;
+$("made").textContent = `${made}. An empty bar is a change that loses in this shape, and a pale one is still to come. The numbers below the bars count the six largest jumps without a mask at d = 128. Step with ← and →, the bars, or a swipe.`;
 mark(form, set);
 transport.length(rungs.length);
 transport.show();

@@ -13,7 +13,15 @@ const SIZES_OF = {
   heads: ["batch × heads", upTo(257).slice(1)],
 }; // prettier-ignore
 
+const FIRST = { ...set };
+const TRIES = {
+  "a tile that fits": {},
+  "too large for the chip": { B_r: 128, B_c: 256, d: 256, warps: 8 },
+  "a last wave nearly empty": { N: 1024, heads: 17 },
+};
+
 form.innerHTML = [
+  `<fieldset class="tries"><legend>begin with</legend>${Object.keys(TRIES).map((x) => `<button type="button">${x}</button>`).join("")}</fieldset>`,
   `<label class="field"><span>GPU</span><select name="GPU">${Object.keys(chips)
     .map((x) => `<option>${x}</option>`)
     .join("")}</select></label>`,
@@ -204,10 +212,13 @@ function verdict({ moved, winner, ok, scarce, programs, slots, waves }) {
 }
 
 function drawTraffic({ moved, flops }, chip) {
+  const narrow = matchMedia("(max-width: 699px)").matches;
   const most = Math.max(...Object.values(moved).map(({ requested }) => requested));
   const rows = Object.entries(moved).map(([name, { requested, dram }]) => {
     const parts = [[requested / most, "outline"], [dram / most, "fill"]]; // prettier-ignore
-    return row(NAMES[name], parts, `${bytes(requested)} → ${bytes(dram)}`, name === "fa2" ? "now" : "");
+    const e = row(NAMES[name], parts, `${bytes(requested)} → ${bytes(dram)}`, name === "fa2" ? "now" : "");
+    if (requested / most < 0.6) add(e.children[1], "", "b", percent(dram / requested) + (narrow ? "" : " reach DRAM")).style.left = `${(100 * requested) / most}%`;
+    return e;
   });
   rows.unshift(row("", [], "requested → DRAM", "names"));
   $("traffic").replaceChildren(...rows);
@@ -260,4 +271,9 @@ function drawWaves({ programs, perSM, by, slots, waves, busy, fa1Programs }, chi
 }
 
 follow(form, set, draw);
+for (const button of form.querySelectorAll(".tries button"))
+  button.onclick = () => {
+    mark(form, { ...FIRST, ...TRIES[button.textContent] });
+    form.oninput();
+  };
 onWidth(stage, drawTile);
