@@ -5,7 +5,8 @@ from base64 import b64encode
 from html import escape, unescape
 from itertools import pairwise
 
-from fa2_lab.tools.figures import PHONE
+from fa2_lab.plots.style import headline_of
+from fa2_lab.tools.figures import PHONE, caption
 from fa2_studio.book import front
 from fa2_studio.book.site import FIGURES, drawn
 
@@ -17,6 +18,7 @@ TITLES = (  # patterns for the titles of panels, and of groups of rows, which be
     re.compile(r'<text style="font-weight: 700; font-size: 10\.5px[^>]*?(?:y="|translate\(\S+ )([\d.]+)'),
     re.compile(r'<text style="font-weight: 700; font-size: 9\.75px[^>]* x="\d\.\d*" y="([\d.]+)"'),
 )
+HEADLINE = re.compile(r'<text style="font-weight: 700; font-size: 12px[^>]*?(?:y="|translate\(\S+ )([\d.]+)')
 TICK = re.compile(r'<text[^>]* y="([\d.]+)">([\d,]+)</text>')
 
 
@@ -41,6 +43,23 @@ def image(svg: str, name: str, kind: str = "") -> str:
     return f'<img{kind} alt="{escape(front.description(name))}" src="{data(svg)}">'
 
 
+def message(name: str) -> str:
+    """Return the headline of a picture, which is the first sentence of its caption."""
+    return headline_of(caption(FIGURES / f"{name}.svg"))
+
+
+def headless(svg: str) -> str:
+    """Return a picture, or its first part, without the headline, which is the title of its slide."""
+    start, stop = svg.index(">", svg.index("<svg")) + 1, svg.rindex("</svg>")
+    lines = [float(y) for y in HEADLINE.findall(svg)]
+    if not lines or re.match(r'<svg y="0"[^>]* viewBox="0 (?!0 )', svg[start:]):
+        return svg
+    top = max(lines) + 6
+    width, high = map(float, VIEW.search(svg).groups())
+    begin = VIEW.sub(f'height="{(high - top) / 0.75:g}" viewBox="0 0 {width:g} {high - top:g}"', svg[:start], count=1)
+    return f'{begin}<g transform="translate(0 -{top:g})">{svg[start:stop]}</g>{svg[stop:]}'
+
+
 def paper(name: str) -> str:
     """Return a picture for the handout: the whole edition for a page, which has no dark colours."""
     light = re.sub(r"<style>@media.*?</style>", "", edition(name), count=1, flags=re.DOTALL)
@@ -50,12 +69,13 @@ def paper(name: str) -> str:
 def parts(name: str) -> list[str]:
     """Return a picture in as few parts as possible such that its letters are readable on a slide.
 
-    The edition for a page is preferred, unless it needs more parts than the edition for a phone.
+    The edition for a page, without its headline, is preferred, unless it needs more parts than the edition for a phone.
     """
     page, phone = edition(name), edition(name, PHONE)
     some = [in_parts(svg, titles, most) for svg in (page, phone) for titles in TITLES for most in (2.8, 2, 1.4, 1)]
-    read = [way for way in [[page], [phone], *some] if letters(way) >= READ]
-    return min(read or [[page]], key=len)
+    some = [[headless(part) for part in way] for way in [[page], *some]]
+    read = [way for way in [some[0], [phone], *some[1:]] if letters(way) >= READ]
+    return min(read or some, key=len)
 
 
 def is_tall(name: str) -> bool:

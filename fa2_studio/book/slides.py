@@ -62,6 +62,7 @@ class Slide(NamedTuple):
     seen: str = ""
     name: str = ""  # the picture's name, if the slide shows the whole picture
     layout: str = ""  # "two" for two columns, or "over" for words over a picture
+    message: str = ""  # the headline of a picture that is alone on its slide
 
 
 def write(folder: Path) -> list[Path]:
@@ -232,7 +233,7 @@ def slides(title: str, beats: list[Beat]) -> Iterator[Slide]:
         words = [beat.text for beat in some if beat.text and not beat.seen]
         bare = bool(here.seen) and "class=printed" in here.seen[0]  # output without its code
         if here.kind == "picture" and panels.is_tall(here.name):  # the picture contains its headline
-            said = words[:1] or [MEASURED.sub("", here.text)]
+            said = words[:1] or [MEASURED.sub("", here.text) or here.text]
         elif here.kind:
             said = []
         elif not here.seen:
@@ -261,10 +262,11 @@ def announced(beats: list[Beat], n: int) -> bool:
 def paged(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[Slide]:
     """Yield the slides that the blocks of one beat need, with the paragraphs `beside` on the first if they fit."""
     if beat.kind in ("picture", "live"):
-        name = beat.name if len(beat.seen) == 1 else ""
+        name, layout = beat.name if len(beat.seen) == 1 else "", "two" if beside else ""
+        message = panels.message(beat.name) if beat.name and not beside else ""
         for n, seen in enumerate(beat.seen):
-            layout = "two" if beside else ""
-            yield Slide(title, "more" if n else beat.kind, tuple(beside), "" if n else notes, seen, name, layout)
+            kind = "more" if n else beat.kind
+            yield Slide(title, kind, tuple(beside), "" if n else notes, seen, name, layout, message)
         return
     first = beat.seen[: 1 + any("class=printed" in block for block in beat.seen[1:2])]  # code with what it prints
     fits = sum(map(height, [*beside, *first])) <= room(*first[-1:])
@@ -369,7 +371,8 @@ def section(shown: list[Slide]) -> Iterator[str]:
     for now in shown:
         title = blocks.MARKDOWN.renderInline(now.title)
         which = f"<small>{others.index(now) + 1}/{len(others)}</small>" if now in others and others[1:] else ""
-        head = f"<h2>{title}{which}</h2>" if now in others else f"<h2>Answer: {title}</h2>"
+        says = f"<i>{title}</i> <b>{escape(now.message)}</b>" if now.message else title
+        head = f"<h2>{says}{which}</h2>" if now in others else f"<h2>Answer: {title}</h2>"
         figure = f"<figure>{now.seen}</figure>" if now.seen.startswith(("<img", "<iframe")) else now.seen
         inside = f"<div>{''.join(now.words)}</div>{figure}"
         if now.layout:
