@@ -1,7 +1,6 @@
 """The first page of the site: a moving picture, a sentence, three ways in, the climb, and a card per chapter."""
 
 from html import escape
-from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,6 +20,10 @@ WAYS = (  # what a reader wants to do, the page to begin with, and a sentence
     ("Understand", "00_start.html", "Begin with the map. The first seven chapters need Python and matrices only."),
     ("Teach", "assignments/{first}.html", "Nine assignments that grade themselves, offline and without a GPU."),
     ("Change a kernel", "08_triton_forward.html", "From the paper's line to Triton, and to the fastest of 24 kernels."),
+)
+LOOK_UP = (
+    "You can also look up [every call of the package](API.md), [forty-one questions](questions.md) that learners ask, "
+    "and [what runs where](TROUBLESHOOTING.md#what-runs-where)."
 )
 FIGURES = files.ROOT / "figures"
 SMALL = "small"  # the folder of the cards' pictures
@@ -43,11 +46,9 @@ def index(assignments: list[str], toctrees: list[str], licence: str, address: st
         block("hero", picture("hero", description("hero"))),
         f"**{SENTENCE}** {claim} Every step was run, and every result was checked against plain attention in float64.",
         block("ways", *(way(name, target, words, assignments) for name, target, words in WAYS)),
-        "[Every call of the package](API.md), with its arguments, an example and its limits.",
-        "[Forty-one questions](questions.md) that learners ask, with short answers and the place in the book.",
-        "[What runs where](TROUBLESHOOTING.md#what-runs-where), from a laptop to an H200.",
+        LOOK_UP,
         "## The climb",
-        begins_at(data["rungs"]),
+        "Step through the changes. The numbers below the bars mark the six largest jumps.",
         framed("climb", "brief", wide=False),
         *(part(name, numbers) for name, numbers in PARTS.items()),
         "## Posters",
@@ -59,13 +60,6 @@ def index(assignments: list[str], toctrees: list[str], licence: str, address: st
         *toctrees,
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def begins_at(rungs: list[climb.RungSpeeds]) -> str:
-    """Return a sentence that tells at which rung the interactive climb opens, since it is not the first."""
-    jumps = [new.full / old.full for old, new in pairwise(rungs)]
-    n = 1 + jumps.index(max(jumps))
-    return f"The climb opens at its highest jump, rung {rungs[n].number}."
 
 
 META = """---
