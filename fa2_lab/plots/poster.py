@@ -82,29 +82,33 @@ def code(places: tuple[Place, ...]) -> tuple[str, ...]:
     return tuple(line for line in lines if line in once.values())
 
 
-SHEET = (594 / 25.4, 420 / 25.4)  # A2, in inches
+UNIT = 0.5**0.5  # of all lengths below, in inches: a sheet of A1 has the size of A2 in these units
+SHEET = (594 / 25.4, 420 / 25.4)  # in units
 MARGIN, TOP, FOOT = 0.6, 7.75, 1.2
-COLUMNS = {"words": 0.66, "numpy": 5.2, "triton": 11.5, "work": 19.9}  # inches from the margin
+COLUMNS = {"words": 0.66, "numpy": 5.2, "triton": 11.5, "work": 19.9}  # units from the margin
 STEP = 0.26  # how far a loop sets its lines in
 WRAP = {"words": 46, "numpy": 58, "triton": 80}
-TITLE, HEADING, FORMULAS, WORDS, CODE = 50, 18, 20, 14.5, 12.2  # points
-LEADING = {"words": 0.24, "numpy": 0.208, "triton": 0.208, "work": 0.24}  # inches from a line to the next
+TITLE, HEADING, FORMULAS, WORDS, CODE = 70, 25, 28, 20.5, 17.25  # points
+LEADING = {"words": 0.24, "numpy": 0.208, "triton": 0.208, "work": 0.24}  # units from a line to the next
 MONO = ["DejaVu Sans Mono", "monospace"]
 SERIF = dict(family="STIXGeneral", math_fontfamily="stix")
 
 
 @style.picture
-def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> style.Drawn:
-    """Draw an A2 sheet: the tiles, the values computed from one tile, and one row for each line of the algorithm."""
-    figure = Figure(figsize=SHEET)
+def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str], site: str = "") -> style.Drawn:
+    """Draw an A1 sheet: the tiles, the values computed from one tile, and one row for each line of the algorithm.
+
+    `site` is the address that the sheet shows.
+    """
+    figure = Figure(figsize=(SHEET[0] / UNIT, SHEET[1] / UNIT))
     message, _ = SAYS[algorithm.tag]
     figure.set_label(f"{message}. Each line is there in words, in NumPy, in Triton and as work for the machine.")
     ax = figure.add_axes((0, 0, 1, 1), xlim=(-MARGIN, SHEET[0] - MARGIN), ylim=(SHEET[1], 0))
     ax.set_axis_off()
-    _head(ax, algorithm, files)
+    _head(ax, algorithm, files, site)
     forward = algorithm.tag == "FA2.A1"
-    _tiles(ax, 6.7, 3.4 if forward else 3.8, 3.2 if forward else 2.8, algorithm.tag)
-    _chip(ax, 11.75, 2.2, algorithm.tag)
+    _tiles(ax, 6.5, *((3.25, 3.7) if forward else (3.75, 3.1)), algorithm.tag)
+    _chip(ax, COLUMNS["triton"] + (RIGHT - WIDE) / 2, 2.15, algorithm.tag)
     cells = [{name: wrapped(row, name) for name in WRAP} | {"work": worked(row)} for row in rows]
     tall = [max(LEADING[name] * len(lines) for name, lines in cell.items()) for cell in cells]
     gap = min(0.3, (SHEET[1] - FOOT - TOP - sum(tall)) / len(rows))
@@ -118,7 +122,7 @@ def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> style
         if text.get_fontweight() != "bold" and text.get_fontfamily() != MONO:
             text.set(**SERIF)
     alt = (
-        f"A sheet of A2. Above, the tiles of Q, K, V and S that the loops of {algorithm.tag} go through, and what"
+        f"A sheet of A1. Above, the tiles of Q, K, V and S that the loops of {algorithm.tag} go through, and what"
         f" becomes of one tile on the chip. Below, {len(rows)} lines: the paper's line in our words, the NumPy lines,"
         " the Triton lines, and the numbers that the line moves and the operations that it takes. The foot explains the"
         " names in the code."
@@ -140,28 +144,31 @@ MEANT = {  # the letters of which only one pass speaks
     "FA2.A1": "$m_i$ is the largest score of each row so far,\n"
     "and $\\ell_i$ is the row's sum of exponentials.\n"
     "$L_i = m_i + \\log\\,\\ell_i$ is all that is kept of them.\n",
-    "FA2.A2": "A $d$ before a tensor means its gradient.\n$dO$ is given.\n"
+    "FA2.A2": "A $d$ before a tensor means its gradient,\nwhich has dashed edges. $dO$ is given.\n"
     "$L_i = m_i + \\log\\,\\ell_i$ is from the forward pass: each\n"
     "row's largest score, and the sum of its\nexponentials.\n"
     "$D_i$ is the row sum of $dO_i \\,∘\\, O_i$, entry by entry.\n",
 }
 
 
-def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str]) -> None:
+def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str], site: str) -> None:
     """Draw the title, the meaning of the letters, and the column headings."""
     message, more = SAYS[algorithm.tag]
     kicker = f"FlashAttention-2 line by line: algorithm {algorithm.tag[-1]} of the paper ({algorithm.source})"
     ax.text(0, 0.45, kicker, fontsize=HEADING, color=style.QUIET)
     ax.text(0, 0.6, message, fontsize=TITLE, weight="bold", va="top")
-    ax.text(0, 1.65, more, fontsize=24, va="center")
+    ax.text(0, 1.65, more, fontsize=34, va="center")
+    address = site.removeprefix("https://").rstrip("/")
+    ax.text(SHEET[0] - 2 * MARGIN, 0.45, address, fontsize=HEADING, ha="right", color=style.QUIET)
     under = (
         "$N$ is the length, $d$ the head dimension,\nand $τ$ the scale of the scores.\n"
         "A tile has $B_r$ rows and $B_c$ columns. There are\n"
         "$T_r = ⌈N/B_r⌉$ row blocks and\n$T_c = ⌈N/B_c⌉$ column blocks.\n"
         f"{MEANT[algorithm.tag]}A worker keeps what has strong edges.\n"
+        "Lines that only cut blocks, end a loop or\nreturn are left out.\n"
         f"To ask for a line: fa2-lab where {algorithm.tag}.L10"
     )
-    ax.text(0, 2.2, under, fontsize=16, va="top", linespacing=1.45)
+    ax.text(0, 2.2, under, fontsize=22.5, va="top", linespacing=1.3)
     names = dict(words=("In words", ""), numpy=("In NumPy", files[0]), triton=("In Triton", files[1]))
     for name, (words, file) in (names | dict(work=("Work", "each time it runs"))).items():
         ax.text(COLUMNS[name], TOP - 0.25, words, fontsize=HEADING, weight="bold", va="center")
@@ -206,15 +213,14 @@ FLOW: dict[str, tuple[list[tuple], list[tuple[int, int]]]] = {  # (line, tensor,
     "FA2.A1": (
         [
             (8, "S", r"$s_{ij} = τ\,q_i k_j^{T}$", 0, 0),
-            (9, "m", r"$m_\mathrm{new} = \max(m_i, \mathrm{rowmax}\,s_{ij})$", 0, 1),
-            (9, "P", r"$p_{ij} = e^{s_{ij} - m_\mathrm{new}}$", 1, 0),
-            (9, "l", r"$\ell_i \leftarrow α\,\ell_i + \mathrm{rowsum}\,p_{ij}$", 1, 1),
+            (9, "m", r"$m_\mathrm{new} = \max(m_i, \mathrm{rowmax}\,s_{ij})$", 1, 0),
+            (9, "P", r"$p_{ij} = e^{s_{ij} - m_\mathrm{new}}$", 1, 1),
             (10, "O", r"$o_i \leftarrow α\,o_i + p_{ij} v_j$", 2, 0),
-            (12, "O", r"$o_i \leftarrow o_i / \ell_i$, once", 2, 1),
-            (13, "L", r"$L_i = m_i + \log\,\ell_i$", 1, 2),
-            (14, "O", r"store $o_i$", 2, 2),
+            (9, "l", r"$\ell_i \leftarrow α\,\ell_i + \mathrm{rowsum}\,p_{ij}$", 2, 1),
+            (13, "L", r"$L_i = m_i + \log\,\ell_i$, stored", 1, 2),
+            (12, "O", r"$o_i \leftarrow o_i / \ell_i$, stored", 2, 2),
         ],
-        [(0, 1), (0, 2), (1, 2), (2, 3), (2, 4), (4, 5), (3, 5), (3, 6), (5, 7)],
+        [(0, 1), (0, 2), (1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (4, 5), (4, 6), (3, 6)],
     ),
     "FA2.A2": (
         [
@@ -230,27 +236,39 @@ FLOW: dict[str, tuple[list[tuple], list[tuple[int, int]]]] = {  # (line, tensor,
         [(0, 1), (1, 2), (3, 4), (1, 4), (4, 5), (4, 6), (7, 4)],
     ),
 }
-UNDER = {
-    "FA2.A1": r"The factor $α = e^{m_i - m_\mathrm{new}}$ shrinks the old sums when a larger score arrives."
-    "\nOnly boxes 8 to 10 are in the inner loop.",
-    "FA2.A2": "A worker keeps $dk_j$ and $dv_j$ to the end of its loop.\n"
-    "It adds each part of $dQ_i$ in HBM, where other workers add as well.\n"
-    "Box 4 is computed for all rows before the loops begin.",
+LOOP = {  # (column, row) of the corners of the frame around what the inner loop computes
+    "FA2.A1": [(0, 0), (3, 0), (3, 2), (0, 2)],
+    "FA2.A2": [(0, 0), (2, 0), (2, 1), (3, 1), (3, 3), (0, 3)],
 }
-WIDE, HIGH, RIGHT, DOWN = 3.2, 0.8, 3.6, 1.3  # of a box, and from one to the next, in inches
+BESIDE = {  # (column, row) without a box, and the words that are there instead
+    "FA2.A1": (0, 1, "The factor\n$α = e^{m_i - m_\\mathrm{new}}$ shrinks the\nold sums when a larger\nscore arrives."),
+    "FA2.A2": (
+        *(1, 2),
+        "A worker keeps $dk_j$ and $dv_j$ to\nthe end of its loop. It adds each\n"
+        "part of $dQ_i$ in HBM, where other\nworkers add as well.",
+    ),
+}
+WIDE, HIGH, RIGHT, DOWN = 3.2, 0.85, 3.56, 1.55  # of a box, and from one to the next, in units
 
 
 def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
     """Draw the values that are computed from one tile, each in a box with the number of the line that computes it."""
     boxes, arrows = FLOW[tag]
     ax.text(x, y, "What becomes of one tile", fontsize=HEADING, weight="bold", va="center")
-    places = [(x + RIGHT * column, y + 0.6 + DOWN * row) for *_, column, row in boxes]
+    ax.text(x + 3.75, y, "in the frame: the inner loop", fontsize=WORDS, va="center")
+    frame = [(x + RIGHT * column - (RIGHT - WIDE) / 2, y + 0.28 + DOWN * row) for column, row in LOOP[tag]]
+    ax.fill(*zip(*frame, strict=True), facecolor=style.tint(style.INK, 0.05), edgecolor=style.QUIET, linewidth=2)
+    places = [(x + RIGHT * column, y + 0.75 + DOWN * row) for *_, column, row in boxes]
     for (number, tensor, words, *_), (left, top) in zip(boxes, places, strict=True):
         style.tensor_box(ax, left, top, WIDE, HIGH, tensor, words, size=FORMULAS)
         ax.text(left + 0.02, top - 0.16, str(number), fontsize=WORDS, weight="bold", va="center")
     for start, end in arrows:
         (x0, y0), (x1, y1) = places[start], places[end]
-        if x0 == x1:
+        if x0 == x1 and y1 > y0 + 1.5 * DOWN:  # around the box between
+            side, middle = x0 + WIDE + 0.1, y1 + HIGH / 2
+            ax.plot([x0 + WIDE, side, side], [y0 + HIGH / 2, y0 + HIGH / 2, middle], color=style.INK, linewidth=2)
+            ends = (side, middle), (x0 + WIDE, middle)
+        elif x0 == x1:
             ends = (x0 + WIDE / 2, y0 + HIGH), (x0 + WIDE / 2, y1)
         elif x0 > x1:
             ends = (x0 + 0.3, y0 + HIGH), (x1 + WIDE - 0.3, y1)
@@ -259,9 +277,10 @@ def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
         elif y0 > y1:
             ends = (x0 + WIDE - 0.3, y0), (x1 + 0.3, y1 + HIGH)
         else:
-            ends = (x0 + WIDE - 0.15, y0 + HIGH), (x1 + 1.6, y1)
-        style.arrow(ax, *ends, linewidth=1.4, mutation_scale=16)
-    ax.text(x, y + 0.8 + HIGH + 2 * DOWN, UNDER[tag], fontsize=WORDS, va="top", linespacing=1.4)
+            ends = (x0 + WIDE - 0.3, y0 + HIGH), (x1 + 1.1, y1)
+        style.arrow(ax, *ends, linewidth=2, mutation_scale=23)
+    column, row, words = BESIDE[tag]
+    ax.text(x + RIGHT * column, y + 0.6 + DOWN * row, words, fontsize=WORDS, va="top", linespacing=1.3)
 
 
 NAMES = {  # of the code, which neither the paper nor the head of the sheet has: in NumPy, and in Triton
@@ -392,6 +411,6 @@ def _entry(ax: style.Axes, row: Row, cells: dict[str, list[str]], middle: float)
         for k, line in enumerate(lines):
             at = middle + LEADING[name] * (k - (len(lines) - 1) / 2)
             indent = len(line) - len(line.lstrip(" "))
-            x = COLUMNS[name] + (STEP * row.depth if name == "words" else indent * 0.602 * CODE / 72)
+            x = COLUMNS[name] + (STEP * row.depth if name == "words" else indent * 0.602 * CODE / 72 * UNIT)
             words = line.lstrip().replace("$", r"\$") if code else line
             ax.text(x, at, words, va="center", **dict(fontsize=WORDS) | code)

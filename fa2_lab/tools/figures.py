@@ -1,6 +1,7 @@
 """`fa2-lab figures`: draw every picture, with its description, into figures/, and write a page that shows them all."""
 
 import argparse
+import os
 import re
 from io import BytesIO
 from pathlib import Path
@@ -118,7 +119,7 @@ def stacked(hero: str) -> str:
 def build_posters(folder: Path) -> None:
     """Draw the two posters, each as SVG and as PDF."""
     for name, tag in SHEETS.items():
-        figure, alt = poster.draw(**poster.data(tag))
+        figure, alt = poster.draw(**poster.data(tag), site=os.environ.get("SITE", ""))
         files.write(folder / f"{name}.svg", style.svg(figure, alt))
         files.write(folder / f"{name}.pdf", pdf(figure))
 
@@ -169,7 +170,7 @@ def gallery_page(folder: Path) -> str:
         parts.append(f"## {name.replace('_', ' ')}\n\n![{alt}]({name}.svg)\n\n{message}\n\n{shown}, and {drawn}\n")
     sheets = " and ".join(f"[{name}]({name}.pdf) ([SVG]({name}.svg))" for name in SHEETS)
     words = "shows an algorithm as a picture and line by line in words, NumPy and Triton"
-    parts.append(f"## posters\n\nEach poster is a sheet of A2 that {words}. The posters are {sheets}.\n")
+    parts.append(f"## posters\n\nEach poster is a sheet of A1 that {words}. The posters are {sheets}.\n")
     return "\n".join(parts)
 
 

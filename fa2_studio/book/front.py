@@ -28,7 +28,7 @@ LOOK_UP = (
 FIGURES = files.ROOT / "figures"
 SMALL = "small"  # the folder of the cards' pictures
 POSTERS = {"poster_forward": "Algorithm 1, forward", "poster_backward": "Algorithm 2, backward"}
-SHEET = "One sheet of A2, as PDF"
+SHEET = "One sheet of A1, as PDF"
 
 
 def index(assignments: list[str], toctrees: list[str], licence: str, address: str) -> str:

@@ -14,7 +14,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
 from fa2_lab.tools import files
-from fa2_lab.tools.figures import PICTURES
+from fa2_lab.tools.figures import PICTURES, build_posters
 from fa2_studio.bench.page import full_page
 from fa2_studio.book import api, front, questions, reach
 from fa2_studio.book.chapters import NOTEBOOKS, PARTS, written
@@ -83,6 +83,8 @@ def render(folder: Path) -> Path:
             app.build()
         shutil.copytree(pages, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".buildinfo", "objects.inv"))
     shutil.copytree(FIGURES, folder / "figures", dirs_exist_ok=True, ignore=shutil.ignore_patterns("data", "*.md"))
+    if SETTINGS["html_baseurl"]:
+        build_posters(folder / "figures")  # again, with the site's address
     front.write_small(folder / "figures" / front.SMALL)
     for piece in (folder / "figures" / "live").glob("*.html"):
         html = re.sub(r'<meta property="og:image"[^>]*>\n?', "", piece.read_text(encoding="utf-8"))

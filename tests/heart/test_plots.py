@@ -168,14 +168,16 @@ def test_the_page_shows_every_picture_and_every_picture_is_shown_where_it_says()
         assert any(shows in text for shows in (f'show("{name}")', f"figures/{name}.svg)", *still)), name
 
 
-def test_one_picture_can_be_drawn_alone_and_an_unknown_one_is_named(tmp_path, capsys):
+def test_one_picture_can_be_drawn_alone_and_an_unknown_one_is_named(tmp_path, capsys, monkeypatch):
     assert figures.main(["visiting_order", "--folder", str(tmp_path)]) == 0
     assert "1 figures" in capsys.readouterr().out
     assert {f.name for f in tmp_path.rglob("*.*")} == {"visiting_order.svg", "README.md"}
     wide, narrow = (tmp_path / folder / "visiting_order.svg" for folder in ("", figures.PHONE))
     assert wide.read_text() != narrow.read_text()
+    monkeypatch.setenv("SITE", "https://example.org/book/")
     assert figures.main(["poster", "--folder", str(tmp_path)]) == 0 and "2 figures" in capsys.readouterr().out
-    assert (tmp_path / "poster_forward.svg").exists() and (tmp_path / "poster_backward.pdf").exists()
+    assert (tmp_path / "poster_backward.pdf").exists()
+    assert "example.org/book<" in (tmp_path / "poster_forward.svg").read_text(encoding="utf-8")
     with pytest.raises(ValueError, match=r"^figure: got sunset; it takes"):
         figures.main(["sunset", "--folder", str(tmp_path)])
     assert figures.chosen(["poster"]) == []  # no picture of a chapter
