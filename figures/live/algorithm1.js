@@ -259,7 +259,7 @@ class Board {
     const now = mine ? { m: step.m[a], l: step.l[a], o: step.o[a] } : this.stored(step, r);
     const was = (mine && step.was) || {};
     const fill = (e, x, share, old, middle = false) => {
-      e.classList.toggle("on", mine);
+      e.classList.toggle("on", mine && x != null);
       e.classList.toggle("done", !mine && Boolean(now.o));
       e.fill.style.transform = `scaleX(${x == null || x === -Infinity ? 0 : share(x)})`;
       write(e.value, x == null ? "" : show(x));
