@@ -1,5 +1,7 @@
 """A picture of FA1's traffic as a function of on-chip memory, with standard attention and the lower bound."""
 
+from itertools import pairwise
+
 from fa2_lab.machine import chips, io_model
 from fa2_lab.plots import style
 from fa2_lab.reference import fa1
@@ -27,9 +29,11 @@ def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memor
     `moved` is {M: elements that FA1 moves}. `standard` and `least` are the numbers of elements that standard attention
     and the lower bound move for any M. `memories` is {chip: bytes of shared memory}.
     """
-    caption = "If the chip has twice the room, FA1 loads and stores half as much."
+    gains = [before / after for before, after in pairwise(moved.values())]
+    caption = "Twice the room on the chip divides FA1's traffic by"
+    caption += f" {gains[0]:.1f} at first, but by {gains[-1]:.1f} at the end."
     figure, ax = style.new_figure(
-        3.2, f"{caption} This is one head with N = {N:,} and d = {d}. The short dashed lines mark the room on two GPUs."
+        3.2, f"{caption} One head has N = {N:,} and d = {d}. The short dashed lines mark the room on two GPUs."
     )
     sizes = list(moved)
     ax.plot(sizes, list(moved.values()), color=style.INK, marker="o", markersize=5)
@@ -47,16 +51,17 @@ def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memor
         ax.plot([size / 2] * 2, [low, least * 1.6], color=style.QUIET, linewidth=0.8, linestyle="--")
         side = "right" if name == "A100" else "left"
         style.note(ax, size / 2 * (0.95 if side == "right" else 1.05), least / 1.28, name, ha=side)
-    ax.set(xscale="log", yscale="log", xlabel="room for M elements of 2 bytes, in KiB", ylabel="elements moved")
+    ax.set(xscale="log", yscale="log", xlabel="room for M elements of 2 bytes, in KiB")
+    ax.set_ylabel(f"elements moved, N = {N:,}, d = {d}")
     ax.set(xlim=(sizes[0] / 1.5, sizes[-1] * 1.5), ylim=(low, high))
     style.log_ticks(ax.xaxis, sizes, [f"{M * 2 // 1024:g}" for M in sizes])
     counts = style.log_places(low, high)
     style.log_ticks(ax.yaxis, counts, [f"{n / 1e6:g} million" for n in counts])
     steps = ", ".join(f"{M * 2 // 1024} KiB {millions(n)}" for M, n in moved.items())
     alt = (
-        f"A log-log chart of the elements that one head moves over the room on the chip. FA1 falls in proportion:"
-        f" {steps}. Standard attention stays at {millions(standard)}, and each of Q, K, V and O once makes"
-        f" {millions(least)}."
+        "A log-log chart of the elements that one head moves over the room on the chip. FA1 falls, first in proportion"
+        f" and then more slowly: {steps}. Standard attention stays at {millions(standard)}, and each of Q, K, V and O"
+        f" once makes {millions(least)}."
     )
     return figure, alt
 

@@ -48,7 +48,6 @@ WHERE = {
     "tree": "Tree: neighbours merge, then pairs of pairs (warps of a block)",
     "split": "Split: two workers loop over half of the keys each, then merge (decoding)",
 }
-ROW = 0.72  # the height of a state's bar, where rows are 1 apart
 
 
 @style.picture
@@ -64,9 +63,12 @@ def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Dr
     spans = {name: _spans(len(leaves), merges) for name, merges in orders.items()}
     depths = [max(row for *_, row in of) + 1.9 for of in spans.values()]
     figure, axes = style.new_figure(
-        9.6 if style.narrow() else 6.0, caption, nrows=1 + len(orders), height_ratios=[2.2, *depths]
+        11.9 if style.narrow() else 6.0,
+        caption,
+        nrows=1 + len(orders),
+        height_ratios=[1.9 if style.narrow() else 2.2, *depths],
     )
-    axes[0].set_title("The state of each key block")
+    axes[0].set_title("The state of each key block" + ": m above l above o" * style.narrow())
     for k, state in enumerate(leaves):
         style.note(axes[0], k + 0.5, -0.3, f"{k}" if style.narrow() else f"block {k}", ha="center", va="center")
         names = ("", "", "") if style.narrow() else ("m ", "l ", "o ")
@@ -78,10 +80,13 @@ def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Dr
             style.box(ax, k + 0.04, 0.3, 0.92, 0.25, "", style.fill("m"), linewidth=0.5)
         for (start, stop, row), (*_, state) in zip(spans[name], merges, strict=True):
             last = stop - start == len(leaves)
-            words = _words(state, ("m ", "l ", "o "), ", ") if stop - start > (3 if style.narrow() else 1) else ""
-            words = _result(merges, 4).replace("-", "−") if last else words
+            between = "\n" if style.narrow() and stop - start < 4 else ", "
+            words = _result(merges, 4).replace("-", "−") if last else _words(state, ("m ", "l ", "o "), between)
             look = dict(linewidth=2.4) if last else dict(linewidth=0.8)
-            patch = style.box(ax, start + 0.04, row - 0.1, stop - start - 0.08, ROW, words, style.fill("m"), **look)
+            high = 0.92 if style.narrow() else 0.72  # where rows are 1 apart
+            patch = style.box(
+                ax, start + 0.04, row + 0.62 - high, stop - start - 0.08, high, words, style.fill("m"), **look
+            )
             if last:
                 patch.label_text.set_weight("bold")
         style.bare(ax, (-0.02, len(leaves) + 0.02), (0.25, spans[name][-1][2] + 0.7))

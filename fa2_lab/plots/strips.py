@@ -70,7 +70,7 @@ SAYS = {  # what the strips of a rung show beside those of the rung before
     20: "Rung 20 starts S early, so one consumer runs matmuls during the other's softmax",
     21: "Programs of rung 21 stay, so the next row block's copies arrive while this one ends",
     22: "In rung 22, m may lag behind, so most tiles skip the rescaling of o",
-    23: "Rung 23 has a third consumer, so the tensor cores seldom wait",
+    23: "In rung 23, a third consumer leaves each softmax more time to spare before its next matmul",
 }
 WHY = {  # what a caption adds
     15: "So it is slower at first, but from now on we can place each wait.",
@@ -79,8 +79,8 @@ WHY = {  # what a caption adds
     21: "The boxes with a thick edge belong to the next row block.",
     19: "A tile takes {now} instructions instead of {then}.",
     22: "A tile takes {now} instructions instead of {then}.",
-    23: "After its softmax, a consumer has time to spare (dashed) until its next matmul, so a short delay stops no"
-    " matmul. The boxes with a thick edge belong to the third consumer.",
+    23: "The dashed boxes show this time, in clocks. With more of it, a delay is less likely to stop the tensor cores."
+    " The boxes with a thick edge belong to the third consumer.",
 }
 CHANGED = {14: "exp", 15: "exp", 16: "exp", 17: "copy", 18: "exp", 19: "exp", 22: "exp"}  # the unit that is emphasised
 CAUSE = {  # what a page adds to the words beside the first changed box, or below the copies
@@ -92,7 +92,7 @@ CAUSE = {  # what a page adds to the words beside the first changed box, or belo
     19: "no test for the last key",
     22: "o is not rescaled",
 }
-THICK = {21: "\nthick edge: the next row block", 23: "\nthick edge: the third consumer · dashed: time to spare"}
+THICK = {21: "\nthick edge: the next row block", 23: "\nthick edge: third consumer · dashed: clocks to spare"}
 WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}  # clocks that are drawn, if the change is a small part of a tile
 
 
@@ -423,4 +423,4 @@ def letter_width() -> float:
 
 def span(window: float) -> float:
     """Return the number of clocks that are drawn: `window` or, on a phone, less of it, so that labels fit."""
-    return min(window, max(2400, 0.55 * window)) if style.narrow() else window
+    return min(window, max(2400, 0.53 * window)) if style.narrow() else window

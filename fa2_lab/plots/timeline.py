@@ -29,7 +29,9 @@ def data(d: int = 128, T: int = 16, window: float = 5600) -> dict:
         block.run({str(who): warpgroup(block, T, product, softmax, ahead) for who in (0, 1)})
         jobs = [(job.unit, int(job.actor), job.label, job.begun, job.ended) for job in block.jobs]
         panels.append(dict(name=name, share=block.busy("tensor"), jobs=sorted(jobs)))
-    return dict(window=window, panels=panels, setting=f"schematic: H200, d = {d}, two tiles of 64 × 128 at a time")
+    return dict(
+        window=window, tiles=T, panels=panels, setting=f"schematic: H200, d = {d}, two tiles of 64 × 128 at a time"
+    )
 
 
 def warpgroup(block: Block, T: int, product: float, softmax: float, ahead: bool) -> Generator[Wait]:
@@ -55,10 +57,13 @@ UNITS = {"tensor": "tensor cores", "exp": "exponentials"}
 
 
 @style.picture
-def draw(window: float, panels: list[Mapping], setting: str) -> style.Drawn:
-    """Draw one timeline for each panel, that is, for each of four ways in which two warpgroups can work."""
+def draw(window: float, tiles: int, panels: list[Mapping], setting: str) -> style.Drawn:
+    """Draw one timeline for each panel, that is, for each of four ways in which two warpgroups can work.
+
+    `window` is the number of clocks that are drawn. The shares in the panels are those of all `tiles`.
+    """
     caption = "Exponentials can overlap with matmuls within a warpgroup, between two warpgroups, or in both ways. The"
-    caption += " percentages are those of the tensor cores"
+    caption += f" percentages are those of the tensor cores, over all {tiles} tiles, of which only the first are drawn"
     timelines = {
         f"{panel['name']}: {panel['share']:.0%} busy": {
             f"{name}, {who}": [job[2:] for job in panel["jobs"] if job[:2] == (unit, who)]
@@ -71,7 +76,10 @@ def draw(window: float, panels: list[Mapping], setting: str) -> style.Drawn:
     figure = strips.stacked(5.9, f"{caption} ({setting}).", timelines, window)
     for ax, rows in zip(figure.axes, timelines.values(), strict=True):
         strips.mark_waits(ax, rows, window)
-    figure.axes[-1].set_xlabel("clocks of one SM →")
+        style.box(ax, 0, 0.06, strips.span(window), 1.88, "", style.MASKED, linewidth=0, zorder=0)
+    words = "clocks of one SM →", "0 and 1: warpgroups, which share the tensor cores"
+    idle = f"hatched: no matmul runs · percentages: {tiles} tiles"
+    figure.axes[-1].set_xlabel("\n".join([*words, idle]))
     busy = "; ".join(f"{p['name']}: tensor cores busy {p['share']:.0%} of the time" for p in panels)
     alt = (
         "Four timelines of one SM, one above the other. Each has two lanes for the tensor cores and two for"

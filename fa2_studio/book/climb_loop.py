@@ -17,9 +17,9 @@ from fa2_lab.tools import rung_diff
 
 JUMPS = {  # number of the jump's last rung: number of changes, a description, the beginning of the line that shows it
     "03": (3, "Scores stay on the chip, one program per row block", "grid = "),
-    "05": (1, "O is divided once, after the last tile", "o_i = alpha"),
+    "05": (1, "O is divided once, so a third program fits on an SM", "o_i = alpha"),
     "10": (1, "The copies of two tiles run ahead", "num_warps"),
-    "11": (1, "The masked tiles come first, so matmuls need not wait", "for j in "),
+    "11": (1, "The two loops are swapped, so matmuls need not wait", "for j in "),
     "18": (1, "A tile has 128 keys instead of 64", "SIZES"),
     "20": (1, "Q Kᵀ of the next tile runs beside P V of this one", "s_ij = hopper.warpgroup_mma_wait(1"),
 }
@@ -170,7 +170,7 @@ MOVE = 0.2  # the seconds of these in which the bar moves
 W, H = 1200, 675
 X, WIDTH = 40, 1120  # the left edge and the width of the bar's background
 BAR_Y, BAR_H = 170, 52
-FULL = 1018  # the bar's length at the peer's speed
+FULL = 960  # the bar's length at the peer's speed
 ROW_Y, ROW_H = 311, 59
 
 LOOKS = """
@@ -256,7 +256,7 @@ def card(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[Ju
         + f'<path class="e" d="M{X} {y}h{WIDTH}v{tall}h-{WIDTH}z"/>'
         + f'<path class="o" d="M{X} {y}h{n(long)}v{tall}h-{n(long)}z"/>'
         + f'<path class="w" d="M{X + FULL} {y - 10}v{tall + 20}"/>'
-        + text(X, 270, f"{gpu}, bf16, N = 4,096, d = 128, no mask. The six largest steps:", "q")
+        + text(X, 270, f"{gpu}, bf16, N = 4,096, d = 128, no mask. Largest steps (1 is {jumps[0].changes}):", "q")
         + f"{marks}{rows}"
         + text(X, 606, "fa2_lab", "p")
         + text(X + WIDTH, 606, site.removeprefix("https://").rstrip("/") or "FlashAttention-2, line by line", "q", end)
@@ -280,8 +280,11 @@ def bar(film: Film, shares: list[float], at: list[float]) -> str:
 
 
 def numbers(film: Film, shares: list[float], at: list[float]) -> str:
-    """Return each rung's speed as a percentage of the peer's. It is above the end of the bar and moves with it."""
-    ends = [X + np.clip(FULL * share, 80, FULL - 10) for share in shares]
+    """Return each rung's speed as a percentage of the peer's. It is above the end of the bar and moves with it.
+
+    From the peer's speed on, it is on the right of the line.
+    """
+    ends = [X + (FULL + 150 if share > 1 else np.clip(FULL * share, 80, FULL - 10)) for share in shares]
     play = film.play("m", moves([f"transform:translateX({end - ends[-1]:.1f}px)" for end in ends], at))
     look = ' text-anchor="end"'
     shown = "".join(
