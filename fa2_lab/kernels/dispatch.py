@@ -44,9 +44,7 @@ def prepare_forward(tensors: Tensors, options: Options) -> Callable:
 
 def prepare_contiguous_forward(tensors: Tensors, options: Options) -> Callable:
     """Return a function that computes (O, L) for calls like this one, with the fastest kernel that supports them."""
-    portable_fallback = partial(
-        prepare_portable_forward, options=options
-    )  # a function of the tensors of a call; it keeps none
+    portable_fallback = partial(prepare_portable_forward, options=options)  # of the tensors of a call; it keeps none
     q, k = tensors.q, tensors.k
     if tensors.block_table is not None:
         return with_fallback("decode over pages", decode.prepare(tensors, options))

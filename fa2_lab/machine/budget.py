@@ -16,8 +16,8 @@ The model knows four kernels:
 
 forward   the forward pass: keeps a row block on chip, and loops over K and V
 backward  a one-pass backward (FA2's Algorithm 2): keeps a column block, loops over Q and dO, and adds to dQ in HBM
-columns   the first of two backward passes: the same loop as `backward`, but without dQ
-rows      the second of two backward passes, for dQ alone: keeps a row block, and loops over K and V
+columns   the pass of a two-pass backward that computes dK and dV: the same loop as `backward`, but without dQ
+rows      the pass that computes dQ: keeps a row block, and loops over K and V
 """
 
 from collections.abc import Sequence

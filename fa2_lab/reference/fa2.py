@@ -131,10 +131,11 @@ def forward_split_keys(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute O and L of one head with split keys, as the decode kernels do.
+    """Compute O and L of one head with split keys.
 
-    The keys of each row block are cut into `splits` shares. Each worker computes the partial result (O, L) of one
-    share, and the partial results are merged at the end.
+    The keys of each row block are cut into `splits` shares of consecutive column blocks. Each worker computes the
+    partial result (O, L) of one share, and the partial results are merged at the end. The split-KV decode kernel deals
+    the tiles out in turn instead, which gives the same result up to rounding.
     """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap, sink)
     splits = whole_number("splits", splits, low=1)

@@ -134,8 +134,8 @@ def gradients_by_definition(q, k, v, dO, causal: bool, few: int = FEW, **mask) -
     for head in range(q.shape[1] - group, q.shape[1]):
         for first in range(0, q.shape[2], chunk):
             q_i, dO_i = (x[-1, head, first : first + chunk] for x in (q, dO))
-            default_device = dict(last=first + len(k) - q.shape[2], causal=causal, **of_head(head, mask))
-            _, dQ, dK_i, dV_i = with_gradients(q_i, k, v, dO_i, **default_device)
+            mask_arguments = dict(last=first + len(k) - q.shape[2], causal=causal, **of_head(head, mask))
+            _, dQ, dK_i, dV_i = with_gradients(q_i, k, v, dO_i, **mask_arguments)
             dK += dK_i[:few]
             dV += dV_i[:few]
     return dQ[-few:], dK, dV
