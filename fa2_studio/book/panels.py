@@ -61,9 +61,10 @@ def headless(svg: str) -> str:
 
 
 def paper(name: str) -> str:
-    """Return a picture for the handout: the whole edition for a page, which has no dark colours."""
+    """Return a picture for the handout: the whole edition for a page, without dark colours, at the end if it moves."""
     light = re.sub(r"<style>@media.*?</style>", "", edition(name), count=1, flags=re.DOTALL)
-    return image(light, name, " class=paper")
+    still = light.replace("@media print{*{animation:none!important}}", "*{animation:none!important}")
+    return image(still, name, " class=paper")
 
 
 def parts(name: str) -> list[str]:

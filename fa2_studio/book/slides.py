@@ -171,8 +171,9 @@ def read(text: str) -> Iterator[Beat]:
                 look = block.startswith(("|", "![", "$$", "- ", "1. ", "```"))
                 block, rest = blocks.short_list(block)
                 seen = tuple(blocks.shown(block)) if look else ()
-                picture = tuple(re.findall("<img[^>]*>", seen[0])) if block.startswith("![") else ()
-                yield Beat(rest if look else block, picture or seen, "picture" * bool(picture))
+                if drawing := re.search(r"^!\[[^]]*\]\(\.\./figures/(\w+)\.svg\)", block):
+                    seen = (re.search("<img[^>]*>", seen[0])[0] + panels.paper(drawing[1]),)
+                yield Beat(rest if look else block, seen, "picture" * bool(drawing))
             if asked:
                 name = f"<div class=asked>{rendered(blocks.brief(asked[0].strip(), 60)[0])}</div>"
                 yield Beat(seen=blocks.html(ASKED.search(part)[0] + asked[0]), kind="asks", name=name)
@@ -374,7 +375,7 @@ def section(shown: list[Slide]) -> Iterator[str]:
         says = f"<i>{title}</i> <b>{escape(now.message)}</b>" if now.message else title
         head = f"<h2>{says}{which}</h2>" if now in others else f"<h2>Answer: {title}</h2>"
         figure = f"<figure>{now.seen}</figure>" if now.seen.startswith(("<img", "<iframe")) else now.seen
-        inside = f"<div>{''.join(now.words)}</div>{figure}"
+        inside = f"<div>{''.join(now.words)}</div>{figure}" if now.words else figure
         if now.layout:
             inside = f"<div class={now.layout}>{inside}</div>"
         yield f'<section class="{now.kind}">{head}{inside}<aside>{now.notes}</aside></section>'

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from base64 import b64decode
 from functools import partial
 from html import unescape
 from html.parser import HTMLParser
@@ -234,6 +235,10 @@ def test_decks_ask_for_no_other_file_and_show_every_picture_of_their_chapters(tm
     decks = sorted(tmp_path.glob("*.html"))
     for deck, chapters in zip(decks, slides.LECTURES.values(), strict=True):
         page, text = Page(deck), deck.read_text(encoding="utf-8")
+        images = re.findall(r'<img( class=paper)? [^>]*svg\+xml;base64,([^"]*)', text)
+        moving = [(kind, svg) for kind, data in images if "@keyframes" in (svg := b64decode(data).decode())]
+        ends = [(kind, "@media print{*{animation" not in svg) for kind, svg in moving]
+        assert ends in ([], [("", False), (" class=paper", True)]), "in print, a moving picture shows its end"
         assert not page.links and all(load.startswith("data:") for load in page.loads), deck.name
         sections = re.findall(r'<section class="?(\w*)"?>(.*?)</section>', text, re.DOTALL)
         assert sum(kind != "answers" for kind, _ in sections) <= 45, "more than a lecture has time for"
