@@ -189,7 +189,7 @@ def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
     style.box(ax, *outer, fill=style.tint(style.hue("S"), 0.15), linewidth=0)
     style.tensor_box(ax, x + j * cell, y + i * cell, cell, cell, "S", "$s_{ij}$", size=FORMULAS)
     ax.text(x + 1.5 * cell, y + 4 * cell, "$S$ is never\nstored", fontsize=HEADING, ha="center", va="center")
-    left, above = (("Q",), ("K", "V")) if forward else (("Q", "dO"), ("K", "V", "dK", "dV"))
+    left, above = (("Q",), ("V", "K")) if forward else (("Q", "dO"), ("V", "K", "dV", "dK"))
     right = {"O": wide, "L": 0.24} if forward else {"dQ": wide, "L": 0.24, "D": 0.24}  # L and D have a number a row
     places = {name: (-0.6 - apart * n, wide) for n, name in enumerate(left)}
     beside = side + 0.18

@@ -32,7 +32,7 @@ def draw(cells: list[list[Mapping]]) -> style.Drawn:
     `cells[rank][step]` is dict(source, rows, cols, diagonal). `source` is the rank that owns the keys, and `rows` and
     `cols` are (from, to) as fractions of a shard.
     """
-    caption = "Queries stay, and K and V go round while each rank computes."
+    caption = "In a zigzag ring, queries stay, and K and V go round while each rank computes."
     figure, ax = style.new_figure(
         3.9,
         f"{caption} In a cell, a rank's queries run down and the keys that are here run right."

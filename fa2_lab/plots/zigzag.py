@@ -33,6 +33,7 @@ def draw(owners: dict[str, np.ndarray], tiles: dict[str, list[int]], setting: st
     caption = "Contiguous shards make causal work uneven, but a front and a back piece per rank make it even."
     figure, axes = style.stacked(4.1, f"{caption} Here are {setting}.", nrows=2, ncols=2, height_ratios=[2.5, 1])
     figure.get_layout_engine().set(w_pad=0.08)
+    length = setting.split(" on ")[0]
     most = max(max(counts) for counts in tiles.values())
     busy = {layout: sum(counts) / (len(counts) * max(counts)) for layout, counts in tiles.items()}
     for column, (layout, owner) in enumerate(owners.items()):
@@ -44,7 +45,7 @@ def draw(owners: dict[str, np.ndarray], tiles: dict[str, list[int]], setting: st
         words, fills = [f"{n:,}" for n in tiles[layout]], [style.worker(rank) for rank in range(len(counts))]
         style.named_bars(axes[1][column], counts, words, fills)
         axes[1][column].set(xlim=(0, 1.4 * most))
-        axes[1][column].set_title(f"{layout}: tiles, {busy[layout]:.0%} busy")
+        axes[1][column].set_title(f"{layout}, {length}: tiles, {busy[layout]:.0%} busy")
     counts = "; ".join(
         f"{layout} {', '.join(f'{n:,}' for n in tiles[layout])}, {busy[layout]:.0%} busy" for layout in tiles
     )
