@@ -39,8 +39,9 @@ def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Dr
     caption = (
         "If two scores share the maximum, errors of bf16 add up with exp(s − m), not with exp(s − 2m). The usual"
         " softmax computes exp(s − m). With 2m instead of m, O is mathematically the same, but its largest p differs"
-        " from row to row. On the left, the errors of rounding o to bf16. Each pair of bars counts the rows whose error"
-        " is near its value. On the right, the sum of the errors of D over the rows. All numbers are simulated in NumPy."
+        " from row to row. On the left, the errors of rounding o to bf16. Each pair of bars counts the rows whose"
+        " error is near its value. On the right, the sum of the errors of D over the rows. All numbers are simulated"
+        " in NumPy."
     )
     figure, axes = style.stacked(2.9, caption, ncols=2)
     errors, lines = axes[0]
