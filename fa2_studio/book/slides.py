@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import nbformat
 
-from fa2_lab.plots.live import WIDE, page
+from fa2_lab.plots.live import page
 from fa2_lab.tools import files
 from fa2_lab.tools.figures import PHONE
 from fa2_studio.book import blocks, cards, panels
@@ -199,10 +199,13 @@ def looked_at(cell: nbformat.NotebookNode, announced: bool) -> list[Beat]:
     if live := LIVE.search(seen):
         still = re.search(r'<div class="still">(.*?)</div>', seen, re.DOTALL)
         name, asked = map(unescape, live.groups(""))
-        inside = page(name, "&".join(filter(None, [asked, "deck"])))
-        frame = f'<iframe width={1240 if name in WIDE else 900} loading=lazy srcdoc="{escape(inside)}"></iframe>'
-        seen = f"{frame}<div class=still>{panels.as_svg(still[1]) if still else ''}</div>"
-        return [Beat(seen=(seen,), kind="live")]
+        width = {"algorithm1": 1080, "climb": 1240}.get(name, 900)  # the narrowest that fills a slide
+        orders = ["fa1", "fa2"] if "order=both" in asked else [""]  # beside each other, they are too small for a room
+        asks = [asked.replace("order=both", f"order={order}") for order in orders]
+        pages = [escape(page(name, "&".join(filter(None, [ask, "deck"])))) for ask in asks]
+        frames = [f'<iframe width={width} loading=lazy srcdoc="{inside}"></iframe>' for inside in pages]
+        frames[0] += f"<div class=still>{panels.as_svg(still[1]) if still else ''}</div>"
+        return [Beat(seen=tuple(frames), kind="live")]
     if picture := re.search(r'<img alt="([^"]*)"[^>]*>', seen):
         caption = re.search(r"<figcaption[^>]*>(.*?)</figcaption>", seen, re.DOTALL)
         name = drawn().get(unescape(picture[1]))
@@ -266,7 +269,7 @@ def paged(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[Sli
         name, layout = beat.name if len(beat.seen) == 1 else "", "two" if beside else ""
         message = panels.message(beat.name) if beat.name and not beside else ""
         for n, seen in enumerate(beat.seen):
-            kind = "more" if n else beat.kind
+            kind = "more" if n and beat.kind == "picture" else beat.kind
             yield Slide(title, kind, tuple(beside), "" if n else notes, seen, name, layout, message)
         return
     first = beat.seen[: 1 + any("class=printed" in block for block in beat.seen[1:2])]  # code with what it prints
