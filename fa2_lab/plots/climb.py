@@ -41,7 +41,7 @@ def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) 
     first, last = rungs[0].full / full, rungs[-1].full / full
     caption = (
         f"From {first:.0%} to {last:.0%} of {name}'s speed in {len(rungs) - 1} changes. A bar shows the speed without"
-        f" a mask, and a dot the speed under a causal mask. A factor marks a jump. {setting}."
+        f" a mask, and a dot the speed under a causal mask. A factor marks a jump over the rung before. {setting}."
     )
     figure, ax = style.new_figure((0.225 if style.narrow() else 0.18) * len(rungs) + 0.35, caption)
     for y, (before, rung) in enumerate(zip([rungs[0], *rungs], rungs, strict=False)):

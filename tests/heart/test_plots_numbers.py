@@ -188,6 +188,13 @@ def test_every_ratio_is_the_record_s_and_the_claim_is_counted():
     slower = sum(x < 1 for _, _, found in seen for x in found.get("cuDNN", ()))
     wins, all_ = ratios.won(seen, "cuDNN")
     assert 0 < slower == all_ - wins
+    for suite, direction, peer in (("long", "backward", "FlashAttention-4"), ("small", "forward", "cuDNN")):
+        lost = [
+            r["values"][peer][0] / r["values"]["fa2_lab"][0]
+            for r in recorded(suite)["rows"]
+            if r["direction"] == direction
+        ]
+        assert np.median(lost) < 1 and lost in [pytest.approx(found.get(peer)) for *_, found in seen if peer in found]
 
 
 def test_time_and_memory_are_the_records_and_whole_batches():
