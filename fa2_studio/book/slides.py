@@ -343,7 +343,8 @@ def again(shown: list[Slide]) -> list[Slide]:
         asked = next((other for other in shown[:n][::-1] if other.kind == "asks"), None)
         narrow = asked and blocks.in_column(now.words) and blocks.in_column(asked.words)
         if now.kind == "answers" and not out[n].seen and narrow:
-            repeated = blocks.marked("".join(asked.words), now.words[0])
+            first = next(other for other in shown[shown.index(asked) :] if other.kind == "answers")
+            repeated = blocks.marked("".join(asked.words), first.words[0])
             out[n] = now._replace(seen=f"<div class=asked>{repeated}</div>", layout="two")
     return out
 

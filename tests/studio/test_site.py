@@ -257,6 +257,8 @@ def test_decks_ask_for_no_other_file_and_show_every_picture_of_their_chapters(tm
                     ]
                     assert option.strip().casefold() == right.casefold(), (deck.name, n, "the right letter")
             elif kind == "answers":
+                repeated = re.findall("class=[\"']?choice( right)?", sections[n][1])
+                assert not repeated or repeated.count(" right") == 1, (deck.name, n, "one option is marked")
                 assert not any(words[n][:130] in earlier for earlier in words[:n]), (deck.name, n, "not before it")
         for chapter in (c for c in written() if c.number in chapters and not chapters[c.number]):
             for cell in notebook(chapter).cells:
