@@ -84,7 +84,7 @@ def test_its_file_is_what_the_code_draws_with_a_caption_and_words_for_those_who_
     kept = (FOLDER / f"{name}.svg").read_bytes()
     pairs = itertools.zip_longest(elements(kept), elements(as_svg(name)))
     first = next((pair for pair in pairs if pair[0] != pair[1]), None)
-    assert not first, f"run `python -m fa2_lab figures {name.removeprefix("narrow/")}`: {first}"
+    assert not first, f"run `python -m fa2_lab figures {name.removeprefix('narrow/')}`: {first}"
     root = ElementTree.fromstring(kept)
     caption, alt = root.findtext(f"{SVG}title"), root.findtext(f"{SVG}desc")
     assert caption.endswith(".") and 60 <= len(alt) <= 1000
