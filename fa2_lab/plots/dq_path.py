@@ -25,7 +25,8 @@ def draw(columns: int, additions: int, sizes: dict[str, int], N: int, d: int) ->
     caption = (
         "The parts of dQ are added up in L2, and dQ goes to HBM only once. A part goes from the registers of a consumer"
         " through its buffer in shared memory, and TMA adds it in L2. The last kernel multiplies the sums by τ and"
-        f" rounds them to 16 bits. A dashed edge marks a gradient. This is one head with N = {N:,}, d = {d}."
+        " rounds them to 16 bits. The paper's line 15 adds to dQ in HBM; here, the GPU's L2 holds the sums while they"
+        f" are added to. A dashed edge marks a gradient. This is one head with N = {N:,}, d = {d}."
     )
     figure, ax = style.new_figure(3.3, caption)
     (left, wide), (L2, across), (HBM, last) = PHONE if style.narrow() else PAGE
