@@ -135,9 +135,10 @@ def read_backward(subject: Subject, answers: Sequence[Answer], state: Variant, o
             with suppress(NotExamined):
                 runs.append(Backward(subject, x.case, state))
         runs = [x for x in runs if all(np.isfinite(x.got[y]).all() for y in outputs)]
-        return (runs and described(runs, [x for x in ("dV", "dQ", "dK") if x in outputs], subject.tiles())) or of_dO(
-            subject, runs[0], outputs
-        )
+        if not runs:  # the function refuses these cases, or returns NaN
+            return []
+        said = described(runs, [x for x in ("dV", "dQ", "dK") if x in outputs], subject.tiles())
+        return said or of_dO(subject, runs[0], outputs)
 
 
 def of_dO(subject: Subject, run: Backward, outputs: Sequence[str]) -> list[str]:

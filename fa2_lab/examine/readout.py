@@ -65,7 +65,7 @@ def arrays(case: AttentionCase, P: np.ndarray, L: np.ndarray) -> dict[str, Any]:
     (batch, H, N_q, d), N_k = case.q.shape, case.k.shape[2]
     i, j = np.arange(N_q)[:, None], np.arange(N_k)[None]
     k, v = (np.repeat(x, H // case.k.shape[1], 1) for x in (case.k, case.v))
-    tau, L = case.options.get("scale") or d**-0.5, L[..., None]  # a scale of 0 would make all scores equal
+    tau, L = case.options.get("scale") or d**-0.5, L[..., None]  # nothing can be divided by a scale of 0
     qk = case.q @ k.swapaxes(2, 3) * tau
     S = np.where(P > 0, np.log(P) + L, -np.inf)
     m = S.max(axis=3, keepdims=True)

@@ -772,6 +772,22 @@ def test_gradients_that_no_known_mistake_gives_are_described(step, wrong, says):
     assert says in str(report.findings[0]), str(report.findings[0])
 
 
+@pytest.mark.parametrize("most", (32, 4096), ids=("refuses a large d", "is NaN"))
+def test_wrong_gradients_that_cannot_be_read_out_are_unknown(most):
+    """They are NaN, or the function refuses the large head dimension with which they would be read."""
+
+    def backward(q, k, v, dO):
+        if q.shape[3] > most:
+            raise ValueError("head dimension")
+        P, dP = safe(scores(q, k)), dO @ v.mT
+        dS = P * (dP - (P * dP).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+        dQ = dS @ k
+        return dQ.square() + 1 if most == 32 else dQ * torch.nan, dS.mT @ q, P.mT @ dO
+
+    report = examine(backward, quick=True, library="torch")
+    assert "unknown" in names(report) and not report.is_right
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
