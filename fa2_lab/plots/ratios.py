@@ -72,11 +72,11 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     A lane has a mark at the median ratio, a bar over the range of the ratios, and beside them the median and the number
     of problems on which fa2_lab is slower. For the other implementations, the row has only the medians.
     """
-    behind = [(f"{group}: {name}", slower) for group, name, ratios in rows if (slower := ahead_of_us(ratios))]
+    behind = [(f"{group}, {name}", slower) for group, name, ratios in rows if (slower := ahead_of_us(ratios))]
     gpu, dtype, *versions = setting.split(", ")
     caption = (
         f"By median, fa2_lab is faster in {len(rows) - len(behind)} of {len(rows)} settings than all others measured"
-        f" there. Elsewhere, its median ratio is below 1 against another implementation:"
+        f" there. In the others, its median ratio is below 1 against at least one implementation:"
         f" {'; '.join(f'{name} ({slower})' for name, slower in behind)}."
         f" The ratio is the speed of fa2_lab divided by the speed of the other implementation, on a logarithmic scale."
         f" An arrowhead at the end of a bar means that the bar goes on beyond the scale."
