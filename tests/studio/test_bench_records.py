@@ -115,6 +115,7 @@ def test_a_machine_names_the_versions_of_the_peers_that_are_installed(unpacked, 
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     others = [folder for folder in sys.path if not any(Path(folder).glob("*.dist-info"))]
     monkeypatch.setattr("sys.path", [str(tmp_path), *others])
+    monkeypatch.setattr(results, "find_spec", lambda module: None)  # no module without a distribution either
     machine = results.environment()
     assert machine["peers"] == peers and json.loads(json.dumps(machine)) == machine
 

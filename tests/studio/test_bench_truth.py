@@ -205,9 +205,10 @@ def test_masks_are_checked_before_they_are_timed(asked, direction, monkeypatch):
 
 def plain_flex(q, k, v, block_mask, enable_gqa, score_mod=None, return_lse=False):
     """Return what FlexAttention computes, by the definition."""
-    row, key = torch.arange(q.shape[2])[:, None], torch.arange(q.shape[2])[None, :]
+    row, head = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(q.shape[1], device=q.device)
+    key = row.T
     s = q @ k.transpose(2, 3) * q.shape[3] ** -0.5
-    s = s if score_mod is None else score_mod(s, 0, torch.arange(q.shape[1])[:, None, None], row, key)
+    s = s if score_mod is None else score_mod(s, 0, head[:, None, None], row, key)
     s = s.masked_fill((key > row) | (row - key >= block_mask), -torch.inf)
     O = torch.softmax(s, 3) @ v
     return (O, torch.logsumexp(s, 3)) if return_lse else O

@@ -358,6 +358,14 @@ def test_a_plain_user_s_box_has_a_limit_of_processes_too():
     assert "--nproc=64" in box.limited(QUICK, uid=0, counts_apart=True)
 
 
+def test_a_container_s_own_limit_of_memory_is_kept_to(monkeypatch):
+    kinds = {"--as", "--data"}  # a process may not raise the hard limit that it has
+    for hard, expected in ((2**30, 2**30), (-1, QUICK.memory_mb * 2**20)):
+        monkeypatch.setattr("resource.getrlimit", lambda kind, hard=hard: (hard, hard))
+        words = dict(word.split("=") for word in box.limited(QUICK, uid=0, counts_apart=True) if "=" in word)
+        assert [words[kind] for kind in kinds & words.keys()] == [str(expected)]
+
+
 GROWS = """import os, time
 def test_merge(merge):
     for _ in range(7):
