@@ -109,13 +109,14 @@ INTERPRETED = dict(forward=(32, 64, 1, 1), dkdv=(64, 32, 1, 1), dq=(32, 64, 1, 1
 
 
 def chip_tables() -> dict:
-    """Return the tables of the chip family to which the GPU of the current driver belongs."""
-    target = driver.active.get_current_target()
+    """Return the tables of the chip family for which Triton compiles: the current GPU's, or TRITON_OVERRIDE_ARCH's."""
+    target, override = driver.active.get_current_target(), triton.knobs.runtime.override_arch
     if target.backend == "hip":
         return CDNA
-    if target.arch >= 90:
-        return HOPPER if target.arch < 100 else BLACKWELL
-    return AMPERE if target.arch < 86 else ADA
+    arch = int(override.removeprefix("sm")) if override else target.arch
+    if arch >= 90:
+        return HOPPER if arch < 100 else BLACKWELL
+    return AMPERE if arch < 86 else ADA
 
 
 def splits_head_dim(Q: torch.Tensor) -> bool:

@@ -1,6 +1,7 @@
 """`fa2-lab bench`: measure the kernels and other implementations on a GPU."""
 
 import argparse
+import os
 import time
 from dataclasses import replace
 from functools import partial
@@ -73,6 +74,9 @@ def check(names: list[str], how: dict) -> None:
 
     if any(SUITES[name].gpu for name in names) and not torch.cuda.is_available():
         raise ValueError("bench: there is no CUDA GPU here (smoke needs none); recorded results are in figures/data")
+    override = os.environ.get("TRITON_OVERRIDE_ARCH", "")
+    if override != ("sm80" if names == ["ampere"] else ""):
+        raise ValueError(f"TRITON_OVERRIDE_ARCH: got {override!r}; the suite ampere alone takes sm80")
 
 
 def same_gpu(name: str, folder: Path, how: dict) -> None:

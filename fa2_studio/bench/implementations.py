@@ -43,12 +43,14 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "fa2_lab": Implementation(
         dense.ours, EVERYWHERE + " masks bias deterministic smoke", packed=packed.ours, compiles=True
     ),
-    "fa2_lab portable": Implementation(partial(dense.ours, backend="portable"), "grid masks bias train", compiles=True),
+    "fa2_lab portable": Implementation(
+        partial(dense.ours, backend="portable"), "grid masks bias train ampere", compiles=True
+    ),
     "fa2_lab padded": Implementation(packed=packed.with_padding),
     "fa2_lab reference": Implementation(partial(dense.ours, backend="reference"), "smoke"),
     "torch": Implementation(dense.plain, "smoke"),
     "torch flash": Implementation(
-        partial(dense.sdpa, backend=SDPBackend.FLASH_ATTENTION), "grid deterministic decode train"
+        partial(dense.sdpa, backend=SDPBackend.FLASH_ATTENTION), "grid deterministic decode train ampere"
     ),
     "cuDNN": Implementation(partial(dense.sdpa, backend=SDPBackend.CUDNN_ATTENTION), EVERYWHERE),
     "torch math": Implementation(partial(dense.sdpa, backend=SDPBackend.MATH), "memory train"),

@@ -31,6 +31,12 @@ GRIDS = {
 SUITES = {"smoke": Suite("suites:smoke", "small problems, checked in Triton's interpreter (no GPU needed)", gpu=False)}
 SUITES |= {name: Suite("suites:plan_grid", what, takes=("sustained",)) for name, what in GRIDS.items()}
 SUITES |= {
+    "ampere": Suite(
+        "suites:ampere",
+        "the portable kernels, compiled as for an A100, beside FlashAttention-2's own kernels in PyTorch, which are "
+        "also the A100's code, on the problems of the FA2 paper. To start this suite, run "
+        "`TRITON_OVERRIDE_ARCH=sm80 python -m fa2_lab bench ampere`",
+    ),
     "packed": Suite("packed:run", "attention over sequences of different lengths, both packed and padded"),
     "accuracy": Suite("accuracy:run", "how far each implementation's O, dQ, dK and dV are from float64 results"),
     "decode": Suite("decode:run", "attention of a single query over a long cache, which is either dense or paged"),
@@ -63,6 +69,7 @@ OTHERS = {  # records that no command writes; `made_by` in each describes how it
 }
 TITLES = {  # the titles of all records, for the headings of RESULTS.md and the rows of its tables
     "paper": "The FA2 paper's grid",
+    "ampere": "The A100's code on a newer GPU",
     "nvidia": "64 query heads that share 8 K/V heads",
     "long": "Long sequences",
     "heads": "Grouped-query attention",

@@ -71,6 +71,7 @@ class ProblemGrid(NamedTuple):
 
 GRIDS = dict(
     paper=ProblemGrid(PAPER),
+    ampere=ProblemGrid(PAPER, "ampere"),
     nvidia=ProblemGrid([Problem(1, 64, 8, 2**n, 2**n, 128, causal) for causal in BOTH for n in range(11, 16)]),
     long=ProblemGrid([Problem(1, 1, 1, N, N, 128, causal) for causal, N in LONG]),
     heads=ProblemGrid([Problem(2, 32, kv, 4096, 4096, 128, causal) for causal in BOTH for kv in (32, 8, 1)]),
@@ -106,6 +107,11 @@ def row(
     prepares = ready(problem, direction, names, problem.tensors(grad=direction != "forward"))
     flops = problem.flops(direction) if unit == "ms" else 0.0
     return compare(problem.as_dict(), direction, prepares, flops, timing, unit)
+
+
+def ampere() -> Plan:
+    """Plan the code for an A100 on the paper's problems. Triton compiles for that chip in the whole process."""
+    return plan_grid("ampere")
 
 
 # Without a GPU ------------------------------------------------------------------------------------------------

@@ -23,6 +23,9 @@ def test_each_chip_has_its_family(backend, arch, table, monkeypatch):
     there = SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: target))
     monkeypatch.setattr(tables, "driver", there)
     assert tables.chip_tables() is getattr(tables, table)
+    if backend == "cuda":
+        monkeypatch.setenv("TRITON_OVERRIDE_ARCH", "sm80")
+        assert tables.chip_tables() is tables.AMPERE
 
 
 @pytest.mark.parametrize("capability, hip, interpreted", [

@@ -96,6 +96,14 @@ def test_without_a_gpu_the_command_says_where_recorded_results_are(monkeypatch):
             command.main(names)
 
 
+def test_code_of_an_older_chip_is_measured_by_its_own_suite_alone(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for override, names in (("", ["ampere"]), ("sm80", ["paper"]), ("sm80", ["ampere", "paper"])):
+        monkeypatch.setenv("TRITON_OVERRIDE_ARCH", override)
+        with pytest.raises(ValueError, match=r"^TRITON_OVERRIDE_ARCH: got .*; the suite ampere alone takes sm80"):
+            command.main(names)
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
