@@ -82,21 +82,24 @@ def shown(part: str) -> list[str]:
     return [rendered(part)]
 
 
-def lettered(answer: str, options: str) -> str:
-    """Return the first paragraph of an answer, which begins with the right option, with this option's letter."""
-    right = re.match(r"<p><strong>(.*?)\.?</strong>", answer, re.DOTALL)
+def answered(answer: tuple[str, ...], options: str) -> tuple[str, ...]:
+    """Return an answer below the options, of which the right one is marked, or if this is too high, after its letter.
+
+    The answer begins with the right option in bold.
+    """
+    first, *rest = answer
+    right = re.match(r"<p><strong>(.*?)\.?</strong>\s*", first, re.DOTALL)
     texts = [plain(option) for option in re.findall(r"<li class=choice>(.*?)</li>", options, re.DOTALL)]
     if not right or plain(right[1]) not in texts:
-        raise ValueError(f"answer: got {answer[:80]!r}; it begins with one of {texts}")
-    return answer.replace("<p>", f"<p><b class=letter>{chr(65 + texts.index(plain(right[1])))}</b>", 1)
-
-
-def marked(asked: str, answer: str) -> str:
-    """Return a question with a frame around the option whose letter the answer begins with."""
-    letter = re.match("<p><b class=letter>(.)", answer)
-    parts = asked.split("<li class=choice>")
-    n = ord(letter[1]) - 64 if letter else 0
-    return "".join(p if not k else f'<li class="choice{" right" * (k == n)}">{p}' for k, p in enumerate(parts))
+        raise ValueError(f"answer: got {first[:80]!r}; it begins with one of {texts}")
+    n = texts.index(plain(right[1]))
+    before, *parts = options.split("<li class=choice>")
+    marked = before + "".join(f'<li class="choice{" right" * (k == n)}">{part}' for k, part in enumerate(parts))
+    why = first.replace(right[0], "<p>")
+    both = (marked, *([why] if plain(why) else []), *rest)
+    if sum(map(height, both)) <= ROWS:
+        return both
+    return (first.replace("<p>", f"<p><b class=letter>{chr(65 + n)}</b>", 1), *rest)
 
 
 def plain(html: str) -> str:

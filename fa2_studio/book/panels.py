@@ -10,7 +10,7 @@ from fa2_lab.tools.figures import PHONE, caption
 from fa2_studio.book import front
 from fa2_studio.book.site import FIGURES, drawn
 
-BROAD, HALF, ROOM = 1208, 600, 620  # a picture's room in pixels: width of a slide, half of it, height
+BROAD, HALF, ROOM = 1208, 600, 590  # a picture's room in pixels: width of a slide, half of it, height
 READ, BESIDE = 16, 14  # the smallest readable letters in pixels: of a picture alone, of a picture beside text
 SIZE = re.compile(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"')
 VIEW = re.compile(r'height="[\d.]+" viewBox="0 0 ([\d.]+) ([\d.]+)"')
@@ -75,13 +75,19 @@ def parts(name: str) -> list[str]:
     page, phone = edition(name), edition(name, PHONE)
     some = [in_parts(svg, titles, most) for svg in (page, phone) for titles in TITLES for most in (2.8, 2, 1.4, 1)]
     some = [[headless(part) for part in way] for way in [[page], *some]]
-    read = [way for way in [some[0], [phone], *some[1:]] if letters(way) >= READ]
+    read = [way for way in [some[0], [headless(phone)], *some[1:]] if letters(way) >= READ]
     return min(read or some, key=len)
+
+
+def pages(name: str) -> list[list[str]]:
+    """Return the pictures of each slide: one, or the panels of the edition for a phone, in two columns."""
+    some = [headless(part) for part in in_parts(edition(name, PHONE), TITLES[0], 0.2)] if is_tall(name) else []
+    return [some] if len(some) > 1 else [[part] for part in parts(name)]
 
 
 def is_tall(name: str) -> bool:
     """Return whether a slide shows the edition for a phone, which leaves room for text beside it."""
-    return bool(name) and parts(name) == [edition(name, PHONE)]
+    return bool(name) and parts(name) == [headless(edition(name, PHONE))]
 
 
 def letters(shown: list[str], across: float = BROAD, down: float = ROOM) -> float:

@@ -77,7 +77,7 @@ def write(folder: Path) -> list[Path]:
     for number, (title, chapters) in enumerate(LECTURES.items(), start=1):
         parts = [c for c in written() if c.number in chapters]
         asked = "".join(f"<div class=part>{small[c.name]}<p>{escape(c.question)}</p></div>" for c in parts)
-        cover = f"<section class=first><h1>{number} · {title}</h1>{asked}</section>" if len(chapters) > 1 else ""
+        cover = f"<section class=first><h1>{number} · {title}</h1>{asked}</section>"
         head = "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
         head += f"<title>{title}</title><style>{looks}</style>"
         html = f"{head}<body>{cover}{''.join(deck(chapters, small))}<script>{script}</script>"
@@ -98,7 +98,8 @@ def small_pictures() -> dict[str, str]:
 def deck(chapters: dict[str, str], small: dict[str, str]) -> Iterator[str]:
     """Yield the slides of some chapters as HTML."""
     for chapter in (c for c in written() if c.number in chapters):
-        yield begin(chapter, small[chapter.name])
+        if len(chapters) > 1:
+            yield begin(chapter, small[chapter.name])
         part = ""
         for title, beats in sections(nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)):
             part = title.split()[1] if title.startswith("Part ") else part
@@ -132,7 +133,7 @@ def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat]]
                 if beat.kind == "asks":
                     asked, options = beat.name, beat.seen[-1] if "class=choice" in beat.seen[-1] else ""
                 elif beat.kind == "answers" and options:
-                    beat, options = beat._replace(seen=(blocks.lettered(beat.seen[0], options), *beat.seen[1:])), ""
+                    beat, options = beat._replace(seen=blocks.answered(beat.seen, options)), ""
                 elif beat.kind == "answers" and beat.seen[0].startswith("<pre"):  # a solution repeats its task
                     beat = beat._replace(seen=(asked, *beat.seen), name=asked)
                 beats.append(beat)
@@ -209,7 +210,8 @@ def looked_at(cell: nbformat.NotebookNode, announced: bool) -> list[Beat]:
     if picture := re.search(r'<img alt="([^"]*)"[^>]*>', seen):
         caption = re.search(r"<figcaption[^>]*>(.*?)</figcaption>", seen, re.DOTALL)
         name = drawn().get(unescape(picture[1]))
-        shown = [panels.image(part, name) for part in panels.parts(name)] if name else [picture[0]]
+        pages = panels.pages(name) if name else []
+        shown = ["".join(panels.image(part, name) for part in some) for some in pages] or [picture[0]]
         if name:
             shown[0] += panels.paper(name)
         return [Beat(unescape(caption[1]) if caption else "", tuple(shown), "picture", name or "")]
@@ -267,7 +269,8 @@ def paged(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[Sli
     """Yield the slides that the blocks of one beat need, with the paragraphs `beside` on the first if they fit."""
     if beat.kind in ("picture", "live"):
         name, layout = beat.name if len(beat.seen) == 1 else "", "two" if beside else ""
-        message = panels.message(beat.name) if beat.name and not beside else ""
+        layout = "over" if beside and beat.seen[0].count("<img") > 2 else layout  # its panels, and the page for print
+        message = panels.message(beat.name) if beat.name else ""
         for n, seen in enumerate(beat.seen):
             kind = "more" if n and beat.kind == "picture" else beat.kind
             yield Slide(title, kind, tuple(beside), "" if n else notes, seen, name, layout, message)
@@ -331,21 +334,12 @@ def beside(shown: list[Slide]) -> list[Slide]:
 
 
 def again(shown: list[Slide]) -> list[Slide]:
-    """Return a section's slides, where slides that only have words repeat the last picture before them.
-
-    An answer without a picture repeats its question, in which the right option is marked.
-    """
+    """Return a section's slides, where slides that only have words repeat the last picture before them."""
     out = list(shown)
     for n, now in enumerate(out):
         before = [other for other in shown[:n] if other.name]
         if before and not now.seen:
             out[n] = with_picture(now, before[-1], once_more=True) or now
-        asked = next((other for other in shown[:n][::-1] if other.kind == "asks"), None)
-        narrow = asked and blocks.in_column(now.words) and blocks.in_column(asked.words)
-        if now.kind == "answers" and not out[n].seen and narrow:
-            first = next(other for other in shown[shown.index(asked) :] if other.kind == "answers")
-            repeated = blocks.marked("".join(asked.words), first.words[0])
-            out[n] = now._replace(seen=f"<div class=asked>{repeated}</div>", layout="two")
     return out
 
 
@@ -356,7 +350,7 @@ def with_picture(words: Slide, picture: Slide, once_more: bool = False) -> Slide
     """
     if words.seen or not picture.name:
         return None
-    page, phone = panels.edition(picture.name), panels.edition(picture.name, PHONE)
+    page, phone = (panels.headless(panels.edition(picture.name, folder)) for folder in ("", PHONE))
     rows = sum(map(height, words.words))
     narrow = blocks.in_column(words.words)
     for svg, layout, fits in (
@@ -366,19 +360,17 @@ def with_picture(words: Slide, picture: Slide, once_more: bool = False) -> Slide
     ):
         if fits:
             seen = panels.image(svg, picture.name) + ("" if once_more else panels.paper(picture.name))
-            return words._replace(seen=seen, name=picture.name, layout=layout)
+            message = panels.message(picture.name) if not words.kind and not once_more else ""
+            return words._replace(seen=seen, name=picture.name, layout=layout, message=message)
     return None
 
 
 def section(shown: list[Slide]) -> Iterator[str]:
-    """Yield a section's slides as HTML, numbered if there are several. Answers are not counted."""
-    others = [now for now in shown if now.kind != "answers"]
+    """Yield a section's slides as HTML. The headline of a picture is the title of its slide, except in print."""
     for now in shown:
-        title = blocks.MARKDOWN.renderInline(now.title)
-        which = f"<small>{others.index(now) + 1}/{len(others)}</small>" if now in others and others[1:] else ""
-        says = f"<i>{title}</i> <b>{escape(now.message)}</b>" if now.message else title
-        head = f"<h2>{says}{which}</h2>" if now in others else f"<h2>Answer: {title}</h2>"
-        figure = f"<figure>{now.seen}</figure>" if now.seen.startswith(("<img", "<iframe")) else now.seen
+        title = "Answer: " * (now.kind == "answers") + blocks.MARKDOWN.renderInline(now.title)
+        head = f"<h2><i>{title}</i><b>{escape(now.message) or title}</b></h2>"
+        figure = f"<figure>{now.seen}</figure>" if now.seen else ""
         inside = f"<div>{''.join(now.words)}</div>{figure}" if now.words else figure
         if now.layout:
             inside = f"<div class={now.layout}>{inside}</div>"

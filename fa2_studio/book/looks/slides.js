@@ -3,15 +3,19 @@
 "use strict";
 const all = [...document.querySelectorAll("section")];
 let at = Math.min(Math.max(Number(location.hash.slice(1)) - 1, 0), all.length - 1) || 0;
-for (const [n, section] of all.entries()) section.dataset.number = `${document.title} · ${n + 1} / ${all.length}`;
+for (const [n, section] of all.entries()) {
+  const [title, part] = ["h2 b", "h2 i"].map((some) => section.querySelector(some)?.textContent);
+  section.dataset.part = title === part ? document.title : `${document.title} · ${part}`; // a picture's headline hides it
+  section.dataset.number = `${n + 1} / ${all.length}`;
+}
 
 /** Letters grow to fill a slide, most those of a question; lines of code are never broken, so their letters fit the longest. */
 function fit(section) {
   if (phone.matches) return onPage();
   const code = [...section.querySelectorAll("pre")];
   const has = (some) => section.querySelector(some);
-  const most = has(":not(.two) > figure, h1") ? 100 : has("figure") ? 115 : has("table, pre, p + p, ul:not(:has(.choice))") ? 130 : 160;
-  for (const size of [160, 130, 115, 100, 96, 92, 84, 76, 68, 60, 52].filter((step) => step <= most)) {
+  const most = has(".over, h1") ? 115 : has("figure") ? 128 : 143;
+  for (const size of [143, 128, 115, 100, 96, 92, 84, 76, 68, 60, 52].filter((step) => step <= most)) {
     section.style.fontSize = `${size}%`;
     for (const pre of code) pre.style.fontSize = "1em";
     const rooms = code.map((pre) => Math.min(1, (0.99 * pre.clientWidth) / pre.scrollWidth));
