@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fa2_lab.reference.dropout import Dropout
+from fa2_lab.reference.scores import NO_SCORE_OPTIONS, ScoreOptions
 from fa2_lab.tiles import real_number
 
 
@@ -41,13 +42,12 @@ def inputs(
     V: ArrayLike,
     tau: float | None,
     dropout: Dropout,
-    softcap: float | None = None,
-    sink: float | None = None,
+    score_options: ScoreOptions = NO_SCORE_OPTIONS,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """Return Q (N_q, d), K and V (N_k, d) of one head as float64 arrays, and the scale τ as a float.
 
-    If tau is None, the scale is 1/√d. Raise an error if an argument is invalid. dropout, softcap and sink are checked
-    but not returned.
+    If tau is None, the scale is 1/√d. Raise an error if an argument is invalid. The types of dropout and score_options
+    are checked, but they are not returned.
     """
     Q, K = real_array("Q", Q, 2), real_array("K", K, 2)
     if K.shape[1] != Q.shape[1]:
@@ -55,10 +55,8 @@ def inputs(
     V = same_shape("V", V, K.shape, "the shape of K")
     if not isinstance(dropout, Dropout):
         raise TypeError(f"dropout: got {dropout!r}; it takes a Dropout, as in Dropout(p=0.1, seed=0)")
-    if softcap is not None:
-        real_number("softcap", softcap, "a finite number above 0, or None for no cap", lambda c: 0 < c < np.inf)
-    if sink is not None:
-        real_number("sink", sink, "a finite number, or None for no sink")
+    if not isinstance(score_options, ScoreOptions):
+        raise TypeError(f"score_options: got {score_options!r}; it takes ScoreOptions, as in ScoreOptions(softcap=3.0)")
     return Q, K, V, scale(tau, Q.shape[1])
 
 

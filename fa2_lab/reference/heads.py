@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from fa2_lab.reference import checks, fa1, fa2, naive
 from fa2_lab.reference.dropout import Dropout
 from fa2_lab.reference.online_softmax import nonzero
-from fa2_lab.reference.scores import sink_backward
+from fa2_lab.reference.scores import ScoreOptions, sink_backward
 from fa2_lab.tiles import Mask, whole_number
 from fa2_lab.trace import UNWATCHED, Trace
 
@@ -34,8 +34,8 @@ def forward(
     for b, h, _, qkv, common in each_head(q, k, v, **options):
         if stage == "naive":
             O[b, h], _ = naive.forward(*qkv, **common)
-            scores = {name: common[name] for name in ("tau", "mask", "softcap", "sink")}
-            _, L[b, h] = naive.forward_linear_memory(*qkv, **scores)
+            scoring = {name: common[name] for name in ("tau", "mask", "score_options")}
+            _, L[b, h] = naive.forward_linear_memory(*qkv, **scoring)
         elif stage == "fa1":
             O[b, h], l, m = fa1.forward(*qkv, B_r=B_r, B_c=B_c, **common)
             L[b, h] = m + np.log(nonzero(l))
@@ -66,16 +66,15 @@ def backward(
     (L,) = checks.one_per_row(q, L=L)
     dQ, dK, dV = np.empty_like(q), np.zeros_like(k), np.zeros_like(v)
     for b, h, g, qkv, common in each_head(q, k, v, **options):
-        kept = {name: x for name, x in common.items() if name != "sink"}  # L holds it already
         if stage == "naive":
             _, P = naive.forward(*qkv, **common | dict(trace=UNWATCHED))
-            del kept["mask"]  # P holds it already
-            dQ[b, h], dk, dv = naive.backward(*qkv, P, dO[b, h], **kept)
+            del common["mask"]  # P already includes it
+            dQ[b, h], dk, dv = naive.backward(*qkv, P, dO[b, h], **common)
         elif stage == "fa1":  # l = 1 and m = L say the same as the l and m of the forward: exp(S − m) / l = exp(S − L)
             l = np.where(np.isneginf(L[b, h]), 0.0, 1.0)
-            dQ[b, h], dk, dv = fa1.backward(*qkv, O[b, h], l, L[b, h], dO[b, h], B_r=B_r, B_c=B_c, **kept)
+            dQ[b, h], dk, dv = fa1.backward(*qkv, O[b, h], l, L[b, h], dO[b, h], B_r=B_r, B_c=B_c, **common)
         else:
-            dQ[b, h], dk, dv = fa2.backward(*qkv, O[b, h], L[b, h], dO[b, h], B_r=B_r, B_c=B_c, **kept)
+            dQ[b, h], dk, dv = fa2.backward(*qkv, O[b, h], L[b, h], dO[b, h], B_r=B_r, B_c=B_c, **common)
         dK[b, g] += dk
         dV[b, g] += dv
     return dQ, dK, dV
@@ -99,8 +98,8 @@ def each_head(
 ) -> Iterator[tuple[int, int, int, QKV, dict[str, Any]]]:
     """Yield (b, h, g, (Q, K, V), options) for each batch entry b and each query head h, whose K/V head is g.
 
-    The yielded options are the keyword arguments of a stage's forward for this head. `bias` is a function of (head,
-    row, column): `head` is the index of the query head, and `row` and `column` are as in Mask.bias.
+    The yielded options are the keyword arguments of a stage for this head. `bias` is a function of (head, row, column):
+    `head` is the index of the query head, and `row` and `column` are as in Mask.bias.
     """
     lengths, sink_of, group = _check_lengths(key_lengths, k), _check_sinks(sinks, q), q.shape[1] // k.shape[1]
     scale = checks.scale(scale, q.shape[3], "scale")
@@ -111,9 +110,8 @@ def each_head(
             g = h // group
             mask = Mask(causal, lengths[b], window=window, bias=None if bias is None else partial(bias, h))
             dropout = Dropout(dropout_p, seed, b, h)
-            common: dict[str, Any] = dict(
-                tau=scale, mask=mask, softcap=softcap, sink=sink_of[h], dropout=dropout, trace=trace
-            )
+            scores = ScoreOptions(softcap, sink_of[h])
+            common = dict(tau=scale, mask=mask, score_options=scores, dropout=dropout, trace=trace)
             yield b, h, g, (q[b, h], k[b, g], v[b, g]), common
 
 

@@ -4,22 +4,45 @@ softcap  A score s becomes c · tanh(s / c), which is close to s if s is small a
 sink     One extra score per head without a key or a value, which takes part in the softmax and adds nothing to O.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from fa2_lab.reference.online_softmax import finite
+from fa2_lab.tiles import real_number
 
 
-def cap(s: np.ndarray, softcap: float | None) -> np.ndarray:
+@dataclass(frozen=True)
+class ScoreOptions:
+    """The softcap and the sink of one head. None means that the head has none."""
+
+    softcap: float | None = None
+    sink: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.softcap is not None:
+            takes = "a finite number above 0, or None for no cap"
+            real_number("softcap", self.softcap, takes, lambda c: 0 < c < np.inf)
+        if self.sink is not None:
+            real_number("sink", self.sink, "a finite number, or None for no sink")
+
+
+NO_SCORE_OPTIONS = ScoreOptions()
+
+
+def cap(s: np.ndarray, options: ScoreOptions) -> np.ndarray:
     """Return the capped scores c · tanh(s / c) for c = softcap, or s itself without a softcap."""
-    return s if softcap is None else softcap * np.tanh(s / softcap)
+    c = options.softcap
+    return s if c is None else c * np.tanh(s / c)
 
 
-def cap_backward(ds: np.ndarray, s: np.ndarray, softcap: float | None) -> np.ndarray:
+def cap_backward(ds: np.ndarray, s: np.ndarray, options: ScoreOptions) -> np.ndarray:
     """Return the gradient of the scores before the cap, given the gradient ds of the capped scores s.
 
     Pass s before masking: the slope of the cap, 1 − (s/c)², is computed from s, and a masked score is −∞.
     """
-    return ds if softcap is None else ds * (1 - (s / softcap) ** 2)
+    c = options.softcap
+    return ds if c is None else ds * (1 - (s / c) ** 2)
 
 
 def beside_sink(s: np.ndarray, sink: float | None) -> np.ndarray:

@@ -32,7 +32,7 @@ from fa2_lab.machine.io_model import tiles_per_row
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import fa2, naive
-from fa2_lab.reference.scores import sink_backward
+from fa2_lab.reference.scores import ScoreOptions, sink_backward
 from fa2_lab.tiles import CAUSAL, Mask, Tiling
 from fa2_studio.bench.packed import LENGTHS
 from fa2_studio.book.build import Case, check
@@ -276,22 +276,28 @@ print(f"weight left for the keys: {1 - np.exp(sink - L):.4f}")
 
 # %%
 Q, K, V, dO = np.random.default_rng(3).standard_normal((4, 12, 8))
-options, sink = dict(B_r=4, B_c=4, mask=Mask(window=(5, 0)), softcap=3.0), 0.7
-O, L = fa2.forward(Q, K, V, sink=sink, **options)
+tiles, sink = dict(B_r=4, B_c=4, mask=Mask(window=(5, 0))), 0.7
+
+
+def forward(K, sink):
+    return fa2.forward(Q, K, V, score_options=ScoreOptions(softcap=3.0, sink=sink), **tiles)
+
+
+O, L = forward(K, sink)
 D, P_sink = (dO * O).sum(axis=1), np.exp(sink - L)  # as for any score: exp(s − L)
 dsink = -(P_sink * D).sum()
-up, down = (fa2.forward(Q, K, V, sink=sink + h, **options)[0] for h in (1e-5, -1e-5))
+up, down = (forward(K, sink + h)[0] for h in (1e-5, -1e-5))
 print(f"dsink: {dsink:.6f}, by finite differences {((up - down) * dO).sum() / 2e-5:.6f}")
 
 # %% [markdown]
-# dQ, dK and dV need $P = e^{S - L}$ and $D$. Since $L$ and $O$ already include the sink, `fa2.backward` is called as
-# before. We check one element of dK:
+# dQ, dK and dV need $P = e^{S - L}$ and $D$. Since $L$ and $O$ already include the sink, `fa2.backward` does not need
+# it. We check one element of dK:
 
 # %%
-dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, **options)
+dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, score_options=ScoreOptions(softcap=3.0), **tiles)
 step = np.zeros_like(K)
 step[3, 5] = 1e-5
-up, down = (fa2.forward(Q, K + x, V, sink=sink, **options)[0] for x in (step, -step))
+up, down = (forward(K + x, sink)[0] for x in (step, -step))
 print(f"dK[3, 5]: {dK[3, 5]:.6f}, by finite differences {((up - down) * dO).sum() / 2e-5:.6f}")
 
 # %% [markdown]

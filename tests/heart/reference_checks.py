@@ -7,7 +7,7 @@ import oracle
 
 from fa2_lab.reference import fa1, fa2, naive
 from fa2_lab.reference.dropout import Dropout
-from fa2_lab.reference.scores import sink_backward
+from fa2_lab.reference.scores import ScoreOptions, sink_backward
 from fa2_lab.tiles import Mask
 
 BIASES = dict(  # functions of (row, column)
@@ -92,8 +92,9 @@ def check_one_head(case: Case, tolerance=1e-12, floor=0.0) -> None:
     if Z is not None:
         assert set(np.unique(Z)) <= {0.0, 1 / (1 - case.p)}
     O, L, *gradients = oracle.dense(Q, K, V, case.seen(), case.scale, Z, dO, case.softcap, case.sink, case.added())
-    masking = dict(tau=case.scale, mask=case.mask(), softcap=case.softcap)
-    back, common = dict(masking, dropout=dropout), dict(masking, dropout=dropout, sink=case.sink)
+    scoring = dict(tau=case.scale, score_options=ScoreOptions(case.softcap, case.sink))
+    masking = dict(scoring, mask=case.mask())
+    common = dict(masking, dropout=dropout)
     blocks = dict(B_r=case.B_r, B_c=case.B_c)
 
     O_naive, P = naive.forward(Q, K, V, **common)
@@ -114,12 +115,12 @@ def check_one_head(case: Case, tolerance=1e-12, floor=0.0) -> None:
         assert oracle.error(got, want) <= tolerance, (name, oracle.error(got, want), case)
 
     found = {
-        "naive": naive.backward(Q, K, V, P, dO, tau=case.scale, softcap=case.softcap, dropout=dropout),
-        "fa1": fa1.backward(Q, K, V, O_1, l, m, dO, **blocks, **back),
-        "fa2": fa2.backward(Q, K, V, O_2, L_2, dO, **blocks, **back),
+        "naive": naive.backward(Q, K, V, P, dO, **scoring, dropout=dropout),
+        "fa1": fa1.backward(Q, K, V, O_1, l, m, dO, **blocks, **common),
+        "fa2": fa2.backward(Q, K, V, O_2, L_2, dO, **blocks, **common),
     }
     if case.p == 0:
-        O_lin, L_lin = naive.forward_linear_memory(Q, K, V, sink=case.sink, **masking)
+        O_lin, L_lin = naive.forward_linear_memory(Q, K, V, **masking)
         assert oracle.error(O_lin, O) <= tolerance and oracle.error(L_lin, L) <= tolerance, case
         found["linear memory"] = naive.backward_linear_memory(Q, K, V, O_lin, L_lin, dO, **masking)
     for name, got in found.items():

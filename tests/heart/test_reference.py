@@ -14,6 +14,7 @@ from reference_checks import BIASES, CORNERS, Case, check_one_head
 from fa2_lab.reference import fa1, fa2, heads, naive, online_softmax, shards
 from fa2_lab.reference.dropout import Dropout, keep_mask, philox, sequential_mask
 from fa2_lab.reference.online_softmax import SoftmaxState
+from fa2_lab.reference.scores import ScoreOptions
 from fa2_lab.tiles import Mask, Tile, Tiling
 from fa2_lab.trace import Trace
 
@@ -291,7 +292,7 @@ SIZES = dict(B_r=2, B_c=2, splits=2)
 REFUSED = dict(
     **{name: x[:-1] for name, x in TAKEN.items() if name not in ("Q", "K")},  # a row too few
     **dict(Q=TALL[0], K=WIDE[:, :2], B_r=0, B_c=0, splits=0),
-    **dict(tau=-1.0, softcap=0.0, sink=float("nan"), dropout=0.1, mask="causal"),
+    **dict(tau=-1.0, score_options=3.0, dropout=0.1, mask="causal"),
 )
 STAGE_CALLS = [
     *(naive.forward, naive.backward, naive.forward_linear_memory, naive.backward_linear_memory),
@@ -345,9 +346,11 @@ def forward(Q=ONE, K=ONE, V=ONE, **options):
         (lambda: forward(K=[[1.0], [1.0, 2.0]]), "K: got nested lists of unequal length; it takes a real"),
         (lambda: forward(Q=ONE == 1), "Q: got dtype bool; it takes real numbers"),
         (lambda: forward(Q=ONE * 1j), "Q: got dtype complex128; it takes real numbers"),
-        (lambda: forward(softcap=np.inf), f"softcap: got inf; {NUMBER} above 0, or None for no cap"),
-        (lambda: forward(softcap=True), f"softcap: got True; {NUMBER} above 0, or None for no cap"),
-        (lambda: forward(sink="1"), f"sink: got '1'; {NUMBER}, or None for no sink"),
+        (lambda: ScoreOptions(softcap=np.inf), f"softcap: got inf; {NUMBER} above 0, or None for no cap"),
+        (lambda: ScoreOptions(softcap=True), f"softcap: got True; {NUMBER} above 0, or None for no cap"),
+        (lambda: ScoreOptions(softcap=0.0), f"softcap: got 0.0; {NUMBER} above 0, or None for no cap"),
+        (lambda: ScoreOptions(sink="1"), f"sink: got '1'; {NUMBER}, or None for no sink"),
+        (lambda: ScoreOptions(sink=np.nan), f"sink: got nan; {NUMBER}, or None for no sink"),
         (lambda: forward(Q=ONE[:0]), "Q: got shape (0, 3); it takes 2 dimensions, none of them empty"),
         (lambda: forward(tau=np.nan), "tau: got nan; it takes a finite number of at least 0"),
         (lambda: forward(tau=-1), "tau: got -1; it takes a finite number of at least 0"),
