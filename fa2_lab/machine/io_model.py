@@ -3,7 +3,7 @@
 All formulas depend on a `Tiling` (N_q, N_k, B_r, B_c, mask) and the head dimension d, and count one head. The meter in
 `fa2_lab.trace` counts the same quantities while the algorithm runs, and the two must agree to the element. `requests`
 differs from the meter only for standard attention, whose matmuls load their operands once per tile of the result. How
-much of this traffic reaches DRAM depends on L2, which prices.cost takes into account.
+much of this traffic reaches DRAM depends on L2, which rates.cost takes into account.
 """
 
 from collections import Counter

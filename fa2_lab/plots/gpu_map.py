@@ -4,7 +4,7 @@ from math import sqrt
 from typing import NamedTuple
 
 from fa2_lab.machine import chips
-from fa2_lab.machine.prices import measured
+from fa2_lab.machine.rates import measured
 from fa2_lab.plots import style
 
 

@@ -6,7 +6,7 @@ For example, `data("decode")` returns the numbers of one roofline, and `roofline
 from dataclasses import replace
 
 from fa2_lab.machine import chips, warps
-from fa2_lab.machine.prices import cost, prices
+from fa2_lab.machine.rates import cost, rates
 from fa2_lab.plots import roofline
 from fa2_lab.plots.roofline import Roof, draw
 from fa2_lab.records import load
@@ -57,17 +57,17 @@ def split() -> dict:
 
     Its horizontal axis is FLOPs per byte of shared memory.
     """
-    price, flops, points = prices(chips.A100), 4 * 128 * 64 * 128, {}
+    rate, flops, points = rates(chips.A100), 4 * 128 * 64 * 128, {}
     for name, scheme in (("split-K", "split_k"), ("split-Q", "split_q")):
         intensity = flops / warps.tile_bytes(scheme, 128, 64, 128, 4)
-        points[name] = intensity, min(price.tensor, intensity * price.shared) / 1e12
-    roof = Roof(price.tensor / 1e12, price.shared / 1e12, "", f"tensor cores {price.tensor / 1e12:.0f}")
+        points[name] = intensity, min(rate.tensor, intensity * rate.shared) / 1e12
+    roof = Roof(rate.tensor / 1e12, rate.shared / 1e12, "", f"tensor cores {rate.tensor / 1e12:.0f}")
     caption = (
         "Shared memory limits split-K, and the tensor cores limit split-Q. A tile of 128 × 64 on one A100, d = 128."
         " Here a dot counts bytes of shared memory, whereas in the earlier chapters it counts requested bytes or"
         " bytes that reach DRAM."
     )
-    xlabel = f"FLOPs per byte of shared memory ({price.shared / 1e12:.1f} TB/s)"
+    xlabel = f"FLOPs per byte of shared memory ({rate.shared / 1e12:.1f} TB/s)"
     return dict(points=points, roofs=[roof], caption=caption, xlabel=xlabel)
 
 

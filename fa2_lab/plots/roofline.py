@@ -1,12 +1,12 @@
 """The roofline of a GPU: the largest speed of a method, by the bytes that it requests and those that reach DRAM.
 
-    show(roofline.draw(**roofline.data("standard", "FA1", "FA2", B_r=128)))    methods, with arguments of prices.cost
-    own = prices.cost("decode", N=8192, N_q=8)
+    show(roofline.draw(**roofline.data("standard", "FA1", "FA2", B_r=128)))    methods, with arguments of rates.cost
+    own = rates.cost("decode", N=8192, N_q=8)
     show(roofline.draw(**roofline.data(("8 queries", own))))                  (label, Cost): several settings
 
 The rooflines of the chapters are in limits.py.
 
-The names of methods are those of prices.METHODS, and cost.limit(chip) returns the slowest unit and its seconds. Without
+The names of methods are those of rates.METHODS, and cost.limit(chip) returns the slowest unit and its seconds. Without
 a method, `data()` returns the ladder of chapter 10 as it was measured, over the bytes that hardware counters saw.
 """
 
@@ -15,7 +15,7 @@ from math import inf, log10
 from typing import Any, NamedTuple
 
 from fa2_lab.machine import chips, reasons
-from fa2_lab.machine.prices import Cost, cost, prices
+from fa2_lab.machine.rates import Cost, cost, rates
 from fa2_lab.plots import style
 from fa2_lab.records import Record, load
 
@@ -46,13 +46,13 @@ def data(
 
     The x-coordinate of a method is its FLOPs per byte of DRAM traffic if DRAM limits the method, and its FLOPs per
     requested byte otherwise. `message` is the headline, which is a full sentence. `sizes` are arguments of
-    prices.cost().
+    rates.cost().
     """
     if not methods:
         return ladder(d)
     costs = dict(m if isinstance(m, tuple) else (m, cost(m, d=d, chip=chip, **sizes)) for m in methods)
-    price = prices(chip)
-    top, flat = price.tensor / 1e12, f"tensor cores {price.tensor / 1e12:.0f} TFLOP/s"
+    rate = rates(chip)
+    top, flat = rate.tensor / 1e12, f"tensor cores {rate.tensor / 1e12:.0f} TFLOP/s"
     points, words = {}, []
     for name, asked in costs.items():
         unit, seconds = asked.limit(chip)
@@ -61,9 +61,9 @@ def data(
         points[PRINTED.get(name, name)] = (asked.intensity(bytes_of), height, unit)
         words.append(f"{height:.0f} TFLOP/s for {name} ({unit})")
     slow = {unit for *_, unit in points.values()}
-    roofs = [Roof(top, price.l2 / 1e12, f"L2 {price.l2 / 1e12:.1f} TB/s", flat)] if slow != {"DRAM"} else []
+    roofs = [Roof(top, rate.l2 / 1e12, f"L2 {rate.l2 / 1e12:.1f} TB/s", flat)] if slow != {"DRAM"} else []
     if "DRAM" in slow:
-        roofs.append(Roof(top, price.dram / 1e12, f"DRAM {price.dram / 1e12:.1f} TB/s", "" if roofs else flat))
+        roofs.append(Roof(top, rate.dram / 1e12, f"DRAM {rate.dram / 1e12:.1f} TB/s", "" if roofs else flat))
     bounds = f"On an {chip.name}, the upper bound is {words[0]}."
     if len(words) > 1:
         bounds = f"On an {chip.name}, the upper bounds are {listed(words)}."

@@ -13,7 +13,7 @@ from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, reasons
 from fa2_lab.machine import ladder_model as model
 from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Block, Job, Wait
-from fa2_lab.machine.prices import prices
+from fa2_lab.machine.rates import rates
 from fa2_lab.plots import style
 from fa2_lab.records import load
 
@@ -44,7 +44,7 @@ def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
     name = ladder.find(rung)
     fact = reasons.facts()[name, False, d]
     number, keys, rows = int(name[1:3]), fact["keys"], 64 * fact["consumers"]
-    rate = prices(chip).l2 / chip.SMs / chip.clock_hz  # bytes a clock
+    rate = rates(chip).l2 / chip.SMs / chip.clock_hz  # bytes a clock
     kept = rows * (2 if number in (21, 22) else 1)  # these keep O apart from the next Q
     skipped = model.ROWS * d // 128 if number >= LAGGING else 0  # a thread's numbers of o, each a multiplication
     return Sizes(

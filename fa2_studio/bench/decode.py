@@ -60,10 +60,10 @@ def everybody(problem: Problem, what: str = "decode") -> Measurement:
 
     With what="graph", each call is replayed from a CUDA graph.
     """
-    from fa2_studio.bench import prices  # it needs Triton
+    from fa2_studio.bench import bandwidth  # it needs Triton
 
     q, k, v = problem.tensors()
-    prepares = {ALONE: lambda: prices.reading(torch.stack([k, v]))}
+    prepares = {ALONE: lambda: bandwidth.reading(torch.stack([k, v]))}
     prepares |= ready(problem, "forward", implementations.names("decode"), (q, k, v))
 
     def replayed(prepare: Callable[[], Prepared]) -> Prepared:

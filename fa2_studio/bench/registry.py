@@ -48,7 +48,7 @@ SUITES |= {
         "experimental kernels. It also reads the hardware counters",
         takes=("part", "beside"),
     ),
-    "prices": Suite("prices:run", "how many bytes per second a GPU loads from shared memory, from L2 and from DRAM"),
+    "bandwidth": Suite("bandwidth:run", "how many bytes per second a GPU loads from shared memory, L2 and DRAM"),
     "train": Suite("train:run", "how a small GPT trains when only its attention is replaced"),
     "models": Suite(
         "models:run",
@@ -83,7 +83,7 @@ TITLES = {  # the titles of all records, for the headings of RESULTS.md and the 
     "small": "Short calls, timed on the host",
     "memory": "Peak memory",
     "ladder": "The ladder, one change per kernel",
-    "prices": "Bandwidth of shared memory, L2 and DRAM",
+    "bandwidth": "Bandwidth of shared memory, L2 and DRAM",
     "train": "Training a small GPT",
     "models": "Training a small Llama model",
     "ring": "One sequence over several GPUs",

@@ -28,7 +28,7 @@ import numpy as np
 from IPython.display import Markdown
 
 from fa2_lab.machine import chips
-from fa2_lab.machine.prices import prices
+from fa2_lab.machine.rates import rates
 from fa2_lab.plots import time_and_memory
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, fa2, naive
@@ -169,7 +169,7 @@ show("gpu_map")
 
 # %%
 chip = chips.H200
-for name, price in prices(chip).in_flops().items():
+for name, price in rates(chip).in_flops().items():
     print(f"{name:6} {price:4.0f}")
 
 # %% [markdown]
@@ -299,10 +299,10 @@ verdict("HBM delivers 4.8 TB/s", chip.hbm_per_second == 4.8e12)
 verdict("FA1 is the slowest at every N", all(max(time, key=lambda name: time[name][n]) == "FA1" for n in time["FA1"]))
 growth = [memory[name][4 * N] / memory[name][2 * N] for name in ("standard", "FA2", "ours")]
 verdict("memory at twice the N: fourfold, double, double", [round(x, 1) for x in growth] == [3.9, 2.0, 2.0])
-price = prices(chip).in_flops()
+price = rates(chip).in_flops()
 verdict("to compute twice is 13 times as cheap", round(8 * price["dram"] / (2 * 64)) == 13)
 verdict("eight bytes through L2 cost about 820 FLOPs", round(8 * price["l2"], -1) == 820)
-verdict("31 · 10¹² FP32 instructions per second", round(prices(chip).fp32 / 1e12) == 31)
+verdict("31 · 10¹² FP32 instructions per second", round(rates(chip).fp32 / 1e12) == 31)
 
 # %% [markdown] tags=["navigation"]
 # [Naive attention →](01_naive_attention.ipynb)

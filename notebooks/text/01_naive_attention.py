@@ -27,7 +27,7 @@ from IPython.display import Markdown
 from fa2_lab.errata.cases import central_differences
 from fa2_lab.examine.cases import one_head
 from fa2_lab.machine import chips, io_model, reasons
-from fa2_lab.machine.prices import cost, prices
+from fa2_lab.machine.rates import cost, rates
 from fa2_lab.plots import time_and_memory
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
@@ -466,7 +466,7 @@ intensity = cost("standard", N=4096, d=128).intensity("dram_bytes")
 verdict("42 FLOPs per byte, a fifth of what the GPU could do", [round(intensity), round(intensity / 20.6)] == [42, 2])
 reached = reasons.timed(load("ladder"), causal=False, d=128).rate("r00_standard") * 1e12 / chips.H200.tensor_flops
 verdict("measured: 14%", round(reached, 2) == 0.14)
-price = prices(chips.H200).in_flops()
+price = rates(chips.H200).in_flops()
 rows_from_l2, both_from_dram = 2 * 2 * 64 * price["l2"], 12 * price["dram"]
 verdict("by_rows: 26,000 N² FLOPs for L2, ten times DRAM's", [round(rows_from_l2, -3), rows_from_l2 // both_from_dram] == [26000, 10])
 growth = [held[2 * N] / held[N] for N in (4096, 8192)]

@@ -27,7 +27,7 @@ import numpy as np
 from IPython.display import Markdown
 
 from fa2_lab.machine import chips, io_model, reasons
-from fa2_lab.machine.prices import cost, prices
+from fa2_lab.machine.rates import cost, rates
 from fa2_lab.plots import roofline, time_and_memory
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
@@ -439,7 +439,7 @@ verdict("FA1 needs 55 and 109 keys in a block: at exactly 108, it is a tie", [in
 B_c, B_r, d = 228, 128, 128
 held = 2 * 2 * B_c * d + 4 * B_r * B_c + (2 + 4) * B_r * d
 verdict("the paper's blocks need 42% more than there is", round(held / (228 * 1024), 2) == 1.42)
-price = prices(chips.H200).in_flops()
+price = rates(chips.H200).in_flops()
 again, stored = [round(2 * d + price["exp"] + price["fp32"]) for d in (64, 128)], 4 * price["dram"]
 verdict("computed again 416 or 544, stored and loaded 824", again == [416, 544] and stored == 824.5)
 

@@ -28,7 +28,7 @@ from IPython.display import Markdown
 
 from fa2_lab.examine.cases import one_head
 from fa2_lab.machine import chips, io_model, reasons, time_model
-from fa2_lab.machine.prices import cost, prices
+from fa2_lab.machine.rates import cost, rates
 from fa2_lab.plots import roofline, visiting_order
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
@@ -628,7 +628,7 @@ half = took.rate("r03_row_blocks") / allowed["FA2, 64 × 64"]["L2"]
 verdict("FA2 reaches about half of its bound", 0.45 < half < 0.55)
 others = [min(x["FP32 units"], x["special function units"]) / x["tensor cores"] for x in allowed.values()]
 verdict("the other units allow more than the tensor cores", min(others) > 1)
-small = 4 * 128 / (12 + 6 * 128 / 64) * prices(chips.H200).l2  # FLOPs per byte of standard attention in tiles of 64 × 64
+small = 4 * 128 / (12 + 6 * 128 / 64) * rates(chips.H200).l2  # FLOPs per byte of standard attention in tiles of 64 × 64
 verdict("DRAM limits standard attention in tiles of 64 × 64, too", small > 1e12 * allowed["standard"]["DRAM"])
 windows = [[range(first, first + blocks * chips.H200.SMs) for first in range(64)] for blocks in (1, 3)]  # workers at work
 at_work = [sorted({len({worker // 64 for worker in window}) for window in among}) for among in windows]  # heads
@@ -643,7 +643,7 @@ verdict("three formulas", all(io_model.requests(x, "forward", t, d).total == n f
 per_score = {x: io_model.in_bytes(x, io_model.requests(x, "forward", t, d)).total / N**2 for x in formulas}
 wanted = {"standard": 12 + 6 * d / 128, "fa1": (10 * d + 16) / 64, "fa2": 4 * d / 64}
 verdict("bytes per score, but for terms in N", all(abs(per_score[x] - wanted[x]) < 0.3 for x in wanted))
-few, chip = settings["FA2, 64 × 64"], prices(chips.H200)
+few, chip = settings["FA2, 64 × 64"], rates(chips.H200)
 verdict("130 MiB per head, of which 3% reach DRAM", (few.requested >> 26, round(few.dram_bytes / few.requested, 2)) == (130, 0.03))
 last = cost("FA2", d=64, B_r=128, B_c=128).limit(chips.H200)[0]
 verdict("128 rows at d = 64: exponentials; room for 122,880 keys", (last, chips.H200.l2_bytes // 512) == ("special function units", 122880))

@@ -29,7 +29,7 @@ from IPython.display import Markdown
 
 from fa2_lab.errata.cases import central_differences
 from fa2_lab.machine import chips
-from fa2_lab.machine.prices import cost, prices
+from fa2_lab.machine.rates import cost, rates
 from fa2_lab.plots import limits
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
@@ -555,8 +555,8 @@ verdict("185 and 377 TFLOP/s, a quarter and 38% of the bounds", [round(x) for x 
         and [round(x / y, 2) for x, (_, y) in zip(reached, allowed[1:], strict=True)] == [0.25, 0.38])
 should, did = flops[1] / allowed[2][1] * allowed[1][1] / flops[0], times["b00_atomics"] / times["b01_two_passes"]
 verdict("one pass should be 5% faster, and was 45% slower", (round(should, 2), round(did, 2)) == (1.05, 1.45))
-price = prices(chips.H200)
-verdict("L2's line ends at 102 FLOPs per byte", 80 < round(price.tensor / price.l2) == 102 < 112)
+rate = rates(chips.H200)
+verdict("L2's line ends at 102 FLOPs per byte", 80 < round(rate.tensor / rate.l2) == 102 < 112)
 rng = np.random.default_rng(1)
 q, (k, v) = rng.standard_normal((1, 8, 3, 4)), rng.standard_normal((2, 1, 2, 3, 4))
 of_heads, _ = heads.forward(q, k, v)

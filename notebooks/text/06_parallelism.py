@@ -24,7 +24,7 @@
 # Setup: run this cell first. You do not have to read it.
 import numpy as np
 
-from fa2_lab.machine import chips, grid, prices
+from fa2_lab.machine import chips, grid, rates
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
@@ -179,7 +179,7 @@ check(
 # time by the fraction of busy SMs. L2 serves all SMs, so the cell prints L2's time at full bandwidth.
 
 # %% tags=["hide-input"]
-costs = {f"B_r = {B_r}": prices.cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64) for B_r in (128, 64, 32, 16)}
+costs = {f"B_r = {B_r}": rates.cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64) for B_r in (128, 64, 32, 16)}
 for name, cost in costs.items():
     seconds = cost.seconds(chips.H200)
     cores, l2 = (1e6 * seconds[unit] for unit in ("tensor cores", "L2"))

@@ -26,7 +26,7 @@
 import numpy as np
 
 from fa2_lab.machine import chips, grid, io_model, time_model, warps
-from fa2_lab.machine.prices import cost
+from fa2_lab.machine.rates import cost
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference.naive import safe_softmax

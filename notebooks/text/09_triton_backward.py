@@ -38,7 +38,7 @@ import torch
 from fa2_lab.api.attention import attention
 from fa2_lab.examine.cases import one_head
 from fa2_lab.kernels.ladder import load
-from fa2_lab.machine import chips, prices
+from fa2_lab.machine import chips, rates
 from fa2_lab.machine.budget import blocks_per_sm
 from fa2_lab.plots.show import show
 from fa2_lab.records import load as record_of
@@ -363,7 +363,7 @@ show("passes")
 # from the tensor cores and one from L2, and the time that an H200 took:
 
 # %% tags=["hide-input"]
-one = prices.cost("FA2 backward")  # 64 heads, N = 4,096, d = 128, tiles of 64 × 64; it counts dQ in and out
+one = rates.cost("FA2 backward")  # 64 heads, N = 4,096, d = 128, tiles of 64 × 64; it counts dQ in and out
 dQ_moved = 2 * 64 * (4096 // 64) * 4096 * 128 * 4  # bytes: in and out, heads, column blocks, dQ in fp32
 # the second pass requests K and V as often as the first Q and dO
 two = replace(one, flops=one.flops * 7 // 5, requested=2 * (one.requested - dQ_moved))

@@ -32,7 +32,7 @@ import torch
 from fa2_lab import attention, attention_paged
 from fa2_lab.kernels.ladder import r11_diagonal_first as rung
 from fa2_lab.machine import chips, grid, splits
-from fa2_lab.machine.prices import cost, prices
+from fa2_lab.machine.rates import cost, rates
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import heads as reference
@@ -532,7 +532,7 @@ show("programs")
 # the number of stages:
 
 # %% tags=["hide-input"]
-tile, path = tile_bytes(64, d=128, itemsize=2), prices(chips.H200).l2 / chips.H200.SMs / 1e9  # bytes; GB/s
+tile, path = tile_bytes(64, d=128, itemsize=2), rates(chips.H200).l2 / chips.H200.SMs / 1e9  # bytes; GB/s
 print(f"each of 8 programs reads {each:.0f} GB/s, so a tile of K and V, {tile // 1024} KiB, takes {tile / each / 1e3:.2f} µs")
 print(f"together they read {8 * each / copy:.0%} of a copy's speed")
 print(f"L2 delivers {path:.0f} GB/s to each SM, even if all SMs load at the same time")

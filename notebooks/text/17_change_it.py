@@ -40,7 +40,7 @@ from fa2_lab.kernels import ladder
 from fa2_lab.kernels.portable import forward as portable
 from fa2_lab.machine import chips, reasons, warps
 from fa2_lab.machine import ladder_model as model
-from fa2_lab.machine.prices import cost, prices
+from fa2_lab.machine.rates import cost, rates
 from fa2_lab.machine.time_model import tile_clocks
 from fa2_lab.paper import PACKAGE
 from fa2_lab.plots import added_scores, window_tiles
@@ -106,7 +106,7 @@ for N in (2048, 8192, 16384, 32768):
 # needs it. A few instructions per score are far cheaper than two bytes from DRAM:
 
 # %%
-price = prices(chips.H200).in_flops()
+price = rates(chips.H200).in_flops()
 print(f"two bytes from DRAM: {2 * price['dram']:.0f} FLOPs")
 print(f"an instruction: {price['fp32']:.0f} FLOPs")
 

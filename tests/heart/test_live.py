@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fa2_lab.machine import budget, chips, grid, io_model
-from fa2_lab.machine.prices import cost
+from fa2_lab.machine.rates import cost
 from fa2_lab.plots import dq_over_time, live
 from fa2_lab.reference import fa1, fa2, naive
 from fa2_lab.reference.online_softmax import SoftmaxState

@@ -1,11 +1,11 @@
-"""machine/: chips.py, time_model.py and prices.py, by hand, by what counters saw, and by what says the same."""
+"""machine/: chips.py, time_model.py and rates.py, by hand, by what counters saw, and by what says the same."""
 
 from dataclasses import astuple, fields
 
 import numpy as np
 import pytest
 
-from fa2_lab.machine import budget, chips, grid, io_model, prices, ring, splits, time_model, warps
+from fa2_lab.machine import budget, chips, grid, io_model, rates, ring, splits, time_model, warps
 from fa2_lab.machine.chips import A100, B200, CHIPS, H100, H200, L40S, RTX_3090, RTX_4090, KiB
 from fa2_lab.plots import roofline
 from fa2_lab.records import load
@@ -100,7 +100,7 @@ def test_what_the_changes_are_worth(chip):
     assert keys.fp32 - queries.fp32 == 3 * 128 * 128 / chip.fp32_per_clock  # four parts of o are added
 
 
-# Prices ---------------------------------------------------------------------------------------------------------
+# Rates ----------------------------------------------------------------------------------------------------------
 
 
 RUNGS = {"standard": "r00_standard", "FA1": "r01_fa1", "FA2": "r07_skipping"}
@@ -109,35 +109,35 @@ RUNGS = {"standard": "r00_standard", "FA1": "r01_fa1", "FA2": "r07_skipping"}
 @pytest.mark.parametrize("method", RUNGS)
 def test_what_crosses_to_dram_is_what_hardware_counters_saw(method):
     counted = roofline.counted(load("ladder"), 128)[RUNGS[method]]
-    assert prices.cost(method, N=4096, d=128, heads=64).dram_bytes == pytest.approx(counted, rel=0.05)
+    assert rates.cost(method, N=4096, d=128, heads=64).dram_bytes == pytest.approx(counted, rel=0.05)
 
 
 def test_intensities_that_the_chapters_name():
-    standard = prices.cost("standard")
+    standard = rates.cost("standard")
     assert [round(standard.intensity(place)) for place in ("dram_bytes", "requested")] == [42, 28]  # 01, 04
-    assert [round(prices.cost("FA2", B_r=B, B_c=B).intensity("requested")) for B in (64, 128)] == [63, 124]  # 04
-    assert prices.cost("FA2").intensity("dram_bytes") == pytest.approx(2048, rel=0.01)
-    one, eight = (prices.cost("decode", N_q=rows).intensity("dram_bytes") for rows in (1, 8))
+    assert [round(rates.cost("FA2", B_r=B, B_c=B).intensity("requested")) for B in (64, 128)] == [63, 124]  # 04
+    assert rates.cost("FA2").intensity("dram_bytes") == pytest.approx(2048, rel=0.01)
+    one, eight = (rates.cost("decode", N_q=rows).intensity("dram_bytes") for rows in (1, 8))
     assert (round(one, 1), round(eight)) == (1.0, 8)  # 14: a row does one FLOP for each byte
 
 
 def test_a_multiply_add_is_two_flops_and_one_instruction_everywhere():
-    B, d, seen = 64, 128, prices.cost("FA2", N=64, heads=1)
+    B, d, seen = 64, 128, rates.cost("FA2", N=64, heads=1)
     assert seen.flops == 2 * (B * B * d) + 2 * (B * B * d)
     assert seen.instructions == time_model.fp32_instructions("fa2", B, B, d)
-    price = prices.prices(A100).in_flops()
+    price = rates.rates(A100).in_flops()
     assert price["fp32"] == pytest.approx(32, rel=0.01)  # an instruction: a multiply-add
     for chip in chips.CHIPS.values():
-        price = prices.prices(chip).in_flops()
+        price = rates.rates(chip).in_flops()
         assert price["dram"] == chip.tensor_flops / chip.hbm_per_second
         assert price["exp"] == pytest.approx(chip.tensor_per_clock / chip.exp_per_clock, rel=0.02)
-    assert prices.measured(A100) == {} and prices.prices(A100).l2 == 5120 * A100.clock_hz  # measured on others
+    assert rates.measured(A100) == {} and rates.rates(A100).l2 == 5120 * A100.clock_hz  # measured on others
     assert time_model.fp32_instructions("fa2", B, 2 * B, d, "backward") == 3 * B * 2 * B + B * d + 2 * B * d
-    assert prices.cost("FA2 backward", N=256, B_r=64, B_c=128, heads=1).workers == 2  # its column blocks
-    assert prices.cost("decode", N_q=1, heads=1).workers >= H200.SMs  # its keys are split
-    assert prices.cost("FA2", N=256, heads=1, causal=True).flops == 10 * seen.flops  # tiles of 16
+    assert rates.cost("FA2 backward", N=256, B_r=64, B_c=128, heads=1).workers == 2  # its column blocks
+    assert rates.cost("decode", N_q=1, heads=1).workers >= H200.SMs  # its keys are split
+    assert rates.cost("FA2", N=256, heads=1, causal=True).flops == 10 * seen.flops  # tiles of 16
     for N in (65536, 2**18):  # L2 has room for one head, not for all; for none
-        many, one = (prices.cost("FA2", N=N, heads=heads) for heads in (64, 1))
+        many, one = (rates.cost("FA2", N=N, heads=heads) for heads in (64, 1))
         assert astuple(many) == tuple(64 * n for n in astuple(one))
     clocks = time_model.tile_clocks(H200, B, B, d)
     one_sm = {unit: seconds * H200.clock_hz for unit, seconds in seen.seconds(H200).items()}
@@ -146,9 +146,9 @@ def test_a_multiply_add_is_two_flops_and_one_instruction_everywhere():
 
 
 def test_the_slowest_unit_is_the_limit_and_idle_sms_count():
-    assert prices.cost("standard").limit(H200)[0] == "DRAM"
-    assert prices.cost("FA2", B_r=128, B_c=128).limit(H200)[0] == "tensor cores"
-    few, many = (prices.cost("FA1", heads=heads).seconds(H200)["tensor cores"] / heads for heads in (16, 132))
+    assert rates.cost("standard").limit(H200)[0] == "DRAM"
+    assert rates.cost("FA2", B_r=128, B_c=128).limit(H200)[0] == "tensor cores"
+    few, many = (rates.cost("FA1", heads=heads).seconds(H200)["tensor cores"] / heads for heads in (16, 132))
     assert few == pytest.approx(many * 132 / 16)
 
 
@@ -198,7 +198,7 @@ CALLS = [  # a call, good arguments, and wrong ones for each
     (splits.seconds, dict(tiles=(5,), tile_bytes=64, programs=1, slots=1, alone=1.0, bandwidth=1.0), dict(alone=[0.0])),
     (ring.sent, dict(lengths=[8, 8], rank=0, direction="forward", kv_heads=2, d=16), dict(direction=["sideways"])),
     (chips.named, dict(name="H200"), dict(name=["V100", 90])),
-    (prices.cost, dict(method="FA2"), dict(method=["FA3"])),
+    (rates.cost, dict(method="FA2"), dict(method=["FA3"])),
 ]  # fmt: skip
 
 

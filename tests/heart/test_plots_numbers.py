@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fa2_lab.kernels import ladder
-from fa2_lab.machine import chips, io_model, prices, reasons
+from fa2_lab.machine import chips, io_model, rates, reasons
 from fa2_lab.plots import poster, ratios, ring_speed, roofline
 from fa2_lab.records import load, path_of
 from fa2_lab.reference import fa2
@@ -162,21 +162,21 @@ def test_the_ring_s_speeds_are_the_record_s():
 def test_speeds_are_flops_over_the_recorded_time():
     rows = [r for r in recorded("ladder")["rows"] if r["direction"] == "forward" and not r["problem"]["causal"]]
     row = next(r for r in rows if (r["problem"]["N_q"], r["problem"]["d"], r["problem"]["batch"]) == (4096, 128, 4))
-    rates = {name: row["flops"] / ms[0] / 1e9 for name, ms in row["values"].items()}
+    rate_of = {name: row["flops"] / ms[0] / 1e9 for name, ms in row["values"].items()}
     climbed = data("climb")
     for rung in climbed["rungs"]:
-        assert rung.full == next(rate for name, rate in rates.items() if name.startswith(f"r{rung.number}_"))
-    assert climbed["peer"][:2] == (climbed["peer"][0], rates[climbed["peer"][0]])
+        assert rung.full == next(rate for name, rate in rate_of.items() if name.startswith(f"r{rung.number}_"))
+    assert climbed["peer"][:2] == (climbed["peer"][0], rate_of[climbed["peer"][0]])
 
     def rate(asked):
         return asked.flops / asked.limit(chips.H200)[1] / 1e12
 
-    seen, asked = roofline.data("FA2"), prices.cost("FA2")
+    seen, asked = roofline.data("FA2"), rates.cost("FA2")
     assert seen["points"]["FA2"] == (asked.intensity("requested"), pytest.approx(rate(asked)), "L2")
-    seen, asked = roofline.data("standard"), prices.cost("standard")
+    seen, asked = roofline.data("standard"), rates.cost("standard")
     assert seen["points"]["standard"] == (asked.intensity("dram_bytes"), pytest.approx(rate(asked)), "DRAM")
     assert seen["roofs"][0].bytes == chips.H200.hbm_per_second / 1e12
-    assert all(data("roofline")["points"][name][1] == rates[name] for name in data("roofline")["points"])
+    assert all(data("roofline")["points"][name][1] == rate_of[name] for name in data("roofline")["points"])
 
 
 def test_every_ratio_is_the_record_s_and_the_claim_is_counted():

@@ -220,11 +220,11 @@ PREPARED = Problem(2, 4, 2, 1, 64, 16, causal=False, dtype="float32")
 @pytest.fixture
 def timed(monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
-    from fa2_studio.bench import prices
+    from fa2_studio.bench import bandwidth
 
     asked = []
     monkeypatch.setattr(decode, "measure", lambda calls, **how: asked.append(how) or known(calls))
-    monkeypatch.setattr(prices, "reading", lambda X: partial(asked.append, X.nbytes))
+    monkeypatch.setattr(bandwidth, "reading", lambda X: partial(asked.append, X.nbytes))
     return asked
 
 
@@ -260,7 +260,7 @@ def test_pages_that_give_another_answer_are_not_timed(timed, monkeypatch):
 
 def test_reading_alone_looks_at_every_number():
     pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
-    from fa2_studio.bench import prices
+    from fa2_studio.bench import bandwidth
 
     X = torch.arange(3 * 64.0, device=DEVICE)
-    assert prices.reading(X, block=64)().tolist() == [2016.0, 6112.0, 10208.0]
+    assert bandwidth.reading(X, block=64)().tolist() == [2016.0, 6112.0, 10208.0]

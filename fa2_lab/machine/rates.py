@@ -1,7 +1,7 @@
 """The work that an attention method requires of each unit of a chip, and the time that each unit needs for this work.
 
-There are six prices: the prices of a tensor-core FLOP, of any other instruction, of an exponential, and of a byte from
-shared memory, from L2 and from DRAM. An FMA is one instruction and two FLOPs. Tensor cores, FP32 units, special
+There are six rates: those of tensor-core FLOPs, of all other instructions, of exponentials, and of bytes from shared
+memory, from L2 and from DRAM. An FMA is one instruction and two FLOPs. Tensor cores, FP32 units, special
 function units, L2 and DRAM can all work concurrently, so the slowest of them determines the time of a method.
 """
 
@@ -17,7 +17,7 @@ L2_PER_CLOCK = 5120  # bytes, of a whole A100 (NVIDIA A100 whitepaper); of later
 
 
 @dataclass(frozen=True)
-class Prices:
+class Rates:
     """The rates of a chip per second: tensor-core FLOPs, other instructions, exponentials, and bytes of memories."""
 
     tensor: float
@@ -32,7 +32,7 @@ class Prices:
         return {name: self.tensor / getattr(self, name) for name in ("fp32", "exp", "shared", "l2", "dram")}
 
 
-def prices(chip: Chip) -> Prices:
+def rates(chip: Chip) -> Rates:
     """Return the rates of a chip. All rates but that of L2 are the manufacturer's.
 
     The rate of L2 is the rate measured on this chip or, without a measurement, the A100's published bytes per clock
@@ -40,7 +40,7 @@ def prices(chip: Chip) -> Prices:
     """
     clocks = chip.SMs * chip.clock_hz
     l2 = measured(chip).get("L2 TB/s")
-    return Prices(
+    return Rates(
         tensor=chip.tensor_flops,
         fp32=chip.fp32_per_clock * clocks,
         exp=chip.exp_per_clock * clocks,
@@ -51,8 +51,8 @@ def prices(chip: Chip) -> Prices:
 
 
 def measured(chip: Chip) -> dict[str, float]:
-    """Return the rates that `fa2-lab bench prices` recorded on this chip, or an empty dictionary without a record."""
-    record = load("prices") if path_of("prices").exists() else None
+    """Return the rates that `fa2-lab bench bandwidth` recorded on this chip, or {} if there is no record."""
+    record = load("bandwidth") if path_of("bandwidth").exists() else None
     return record.ceilings if record and chips.named(record.machine["gpu"]) == chip else {}
 
 
@@ -75,13 +75,13 @@ class Cost:
 
         If there are fewer workers than SMs, the remaining SMs are idle.
         """
-        price, at_work = prices(chip), min(1.0, self.workers / chip.SMs)
+        rate, at_work = rates(chip), min(1.0, self.workers / chip.SMs)
         return {
-            "tensor cores": self.flops / price.tensor / at_work,
-            "FP32 units": self.instructions / price.fp32 / at_work,
-            "special function units": self.exponentials / price.exp / at_work,
-            "L2": self.requested / price.l2,
-            "DRAM": self.dram_bytes / price.dram,
+            "tensor cores": self.flops / rate.tensor / at_work,
+            "FP32 units": self.instructions / rate.fp32 / at_work,
+            "special function units": self.exponentials / rate.exp / at_work,
+            "L2": self.requested / rate.l2,
+            "DRAM": self.dram_bytes / rate.dram,
         }
 
     def limit(self, chip: Chip) -> tuple[str, float]:

@@ -1,4 +1,4 @@
-"""The suite `prices`: the most bytes per second that a GPU reads from shared memory, from L2 and from DRAM.
+"""The suite `bandwidth`: the most bytes per second that a GPU reads from shared memory, from L2 and from DRAM.
 
 It also has a call that only reads, to which other suites compare kernels.
 """
@@ -63,12 +63,12 @@ def run() -> Plan:
     timings = measure(calls, repeats=REPEATS)
     failed = {name: why for name, why in timings.items() if isinstance(why, str)}
     if failed:
-        raise RuntimeError(f"prices: {failed}")
+        raise RuntimeError(f"bandwidth: {failed}")
     moved = dict.fromkeys(SIZES, 4 * BLOCK * LOADS * workers) | {"shared": shared_bytes(SMs)}
     speed = {name: moved[name] / timings[name].median / 1e9 for name in calls}
     found = {"shared TB/s": speed["shared"], "L2 TB/s": speed[IN_L2], "DRAM TB/s": speed[IN_DRAM]} | ceilings()
     over_size = {f"read from {size} MiB, TB/s": [speed[size]] for size in SIZES}
-    return Plan(Record("prices", environment(), rested(REPEATS), found, curves=over_size))
+    return Plan(Record("bandwidth", environment(), rested(REPEATS), found, curves=over_size))
 
 
 def read(X: torch.Tensor, out: torch.Tensor, size: int, workers: int) -> None:
