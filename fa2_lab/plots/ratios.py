@@ -17,6 +17,7 @@ FAR = {"FlexAttention": "Flex", "torch flash": "torch"}  # each has a column, or
 LOW, HIGH = 0.6, 1.8  # the ratios at the ends of the scale
 TICKS = {0.6: "0.6×", 0.8: "0.8×", 1: "equal", 1.2: "1.2×", 1.4: "1.4×", 1.8: "1.8×"}
 KEY = ("Speed of fa2_lab ÷ speed of another implementation.", "Mark and number: median. Bar: all problems.")
+OUTLINED = "Outlined: slower, by median, than at least one."
 SCALE = (0.2, 0.6), (0.02, 0.6)  # where its ends are on a page and on a phone, from 0 to 1 across
 PAGE = {"lane": 0.625, "slower": 0.855, "FlexAttention": 0.93, "torch flash": 0.992}  # and where the numbers are
 PHONE = {"lane": 0.66, "slower": 0.99}
@@ -74,9 +75,11 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     """
     behind = [(f"{group}, {name}", slower) for group, name, ratios in rows if (slower := ahead_of_us(ratios))]
     gpu, dtype, *versions = setting.split(", ")
+    ties = sum(min(medians(ratios).values()) == 1 for *_, ratios in rows)
     caption = (
-        f"By median, fa2_lab is faster in {len(rows) - len(behind)} of {len(rows)} settings than all others measured"
-        f" there. In the others, its median ratio is below 1 against at least one implementation:"
+        f"By median, fa2_lab is fastest in {len(rows) - len(behind) - ties} of {len(rows)} settings,"
+        f" ties in {ties} and loses in {len(behind)}."
+        f" A setting compares it with those that we measured there. It loses in these settings:"
         f" {'; '.join(f'{name} ({slower})' for name, slower in behind)}."
         f" The ratio is the speed of fa2_lab divided by the speed of the other implementation, on a logarithmic scale."
         f" An arrowhead at the end of a bar means that the bar goes on beyond the scale."
@@ -105,7 +108,8 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
         if group != before:
             style.note(ax, 0, y + 0.75, group, fontweight="bold", transform=across)
             y, before = y + 1.5, group
-        style.bars(ax, [(0, y, 1, high)], style.MASKED, transform=across, zorder=0)
+        edge = dict(edgecolor=style.INK, linewidth=1.4 if ahead_of_us(ratios) else 0)
+        style.bars(ax, [(0.002, y, 0.996, high)], style.MASKED, transform=across, zorder=0, **edge)
         at = y + (0.6 if stacks else high / 2)
         style.note(ax, 0.01, at, name, transform=across)
         far = {peer: f"{median(ratios[peer]):.2f}×" if peer in ratios else "–" for peer in FAR}
@@ -128,10 +132,10 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     style.log_ticks(ax.xaxis, shown, [TICKS[x] for x in shown])
     ax.tick_params(axis="x", top=True, labeltop=True, labelbottom=True)
     ax.xaxis.set_label_position("top")
-    ax.set_xlabel(("\n" if stacks else " ").join(KEY), loc="left", fontsize=style.SMALL, labelpad=8)
+    ax.set_xlabel(("\n" if stacks else " ").join(KEY) + f"\n{OUTLINED}", loc="left", fontsize=style.SMALL, labelpad=8)
     ax.spines[:].set_visible(False)
-    medians = "; ".join(f"{group}: {spread(rows, group)}" for group in groups)
-    return figure, f"Speed ratios, one row for each setting. Medians: {medians}."
+    middles = "; ".join(f"{group}: {spread(rows, group)}" for group in groups)
+    return figure, f"Speed ratios, one row for each setting. Medians: {middles}."
 
 
 def draw_lane(ax: Axes, y: float, found: list[float], look: dict, beside: tuple[float, Transform]) -> None:
@@ -155,10 +159,14 @@ def draw_lane(ax: Axes, y: float, found: list[float], look: dict, beside: tuple[
         style.note(ax, PHONE["slower"] if style.narrow() else PAGE["slower"], y, words, ha="right", transform=across)
 
 
+def medians(ratios: dict[str, list[float]]) -> dict[str, float]:
+    """Return {implementation: median ratio}, rounded as it is shown. At 1.00, neither is faster."""
+    return {name: round(median(found), 2) for name, found in ratios.items()}
+
+
 def ahead_of_us(ratios: dict[str, list[float]]) -> str:
     """Return the names of the implementations whose median ratio is below 1, with the ratios, as text."""
-    middles = {name: median(found) for name, found in ratios.items()}
-    return ", ".join(f"{name} {middle:.2f}" for name, middle in middles.items() if middle < 1)
+    return ", ".join(f"{name} {middle:.2f}" for name, middle in medians(ratios).items() if middle < 1)
 
 
 def spread(rows: list[Ratios], group: str) -> str:

@@ -1,48 +1,37 @@
 """Draw the climb as a moving picture: one bar goes through the speeds of all rungs, above a list of six jumps.
 
-`moving(**data())` takes every number from the record of the ladder, and every line of code from the rungs themselves.
+`moving(**data())` takes every number from the record of the ladder. Its last frame is the card that a link shows.
 """
 
-import re
-from difflib import SequenceMatcher
 from html import escape
 from typing import NamedTuple
 
 import numpy as np
 
-from fa2_lab.kernels import ladder
 from fa2_lab.plots import climb
 from fa2_lab.plots.climb import RungSpeeds
-from fa2_lab.tools import rung_diff
 
-JUMPS = {  # number of the jump's last rung: number of changes, a description, the beginning of the line that shows it
-    "03": (3, "Scores stay on the chip, one program per row block", "grid = "),
-    "05": (1, "O is divided once, so a third program fits on an SM", "o_i = alpha"),
-    "10": (1, "The copies of two tiles run ahead", "num_warps"),
-    "11": (1, "The two loops are swapped, so matmuls need not wait", "for j in "),
-    "18": (1, "A tile has 128 keys instead of 64", "SIZES"),
-    "20": (1, "Q Kᵀ of the next tile runs beside P V of this one", "s_ij = hopper.warpgroup_mma_wait(1"),
+JUMPS = {  # number of the jump's last rung: number of changes, a description
+    "03": (3, "Scores stay on the chip, rows in parallel"),
+    "05": (1, "O is divided once, so a third program fits on an SM"),
+    "10": (1, "The copies of two tiles run ahead"),
+    "11": (1, "The two loops are swapped, so matmuls need not wait"),
+    "18": (1, "A tile has 128 keys instead of 64"),
+    "20": (1, "Q Kᵀ of the next tile runs beside P V of this one"),
 }
+LOST = 0.02  # a change that makes the kernel slower by more than this share of the peer's speed has an arrow
 
 
 class Jump(NamedTuple):
-    """A large gain in speed: one or more changes from one rung to another, and the line of code that shows them."""
+    """A large gain in speed: one or more changes from one rung to another."""
 
     before: RungSpeeds
     after: RungSpeeds
     words: str
-    line: str  # of code, as markup
-    lost: str  # a note on changes before the last one that make the kernel slower, or ""
 
     @property
     def factor(self) -> float:
         return self.after.full / self.before.full
-
-    @property
-    def changes(self) -> str:
-        """Return the numbers of the jump's changes in words, such as "changes 1–3"."""
-        last, many = int(self.after.number), JUMPS[self.after.number][0]
-        return f"change {last}" if many == 1 else f"changes {last - many + 1}–{last}"
 
 
 def data() -> dict:
@@ -51,42 +40,10 @@ def data() -> dict:
     rungs, peer = drawn["rungs"], drawn["peer"]
     numbers = [rung.number for rung in rungs]
     jumps = []
-    for number, (changes, words, begin) in JUMPS.items():
+    for number, (changes, words) in JUMPS.items():
         k = numbers.index(number)
-        before, line = rungs[k - changes], changed_line(numbers[k - 1], number, begin)
-        slow = [int(rung.number) for rung in rungs[k - changes + 1 : k] if rung.full < before.full]
-        lost = f"changes {slow[0]}–{slow[-1]} lose first" if slow else ""
-        jumps.append(Jump(before, rungs[k], words, line, lost))
-    made = drawn["setting"].split(",")[0]
-    return dict(rungs=rungs, peer=peer, jumps=jumps, gpu=made)
-
-
-def changed_line(before: str, after: str, begin: str) -> str:
-    """Return the new line that begins with `begin`, as markup in which everything new is marked.
-
-    If the line does not replace a similar old line, nothing in it is marked.
-    """
-    for what, gone, come in rung_diff.steps(ladder.find(before), ladder.find(after)):
-        found = next((line for line in come if what != "equal" and line.strip().startswith(begin)), None)
-        if found is not None:
-            new = words_of(found)
-            pairs = [SequenceMatcher(a=words_of(line), b=new, autojunk=False) for line in gone]
-            near = max(pairs, key=SequenceMatcher.ratio, default=None)
-            if near is None or near.ratio() < 0.75:
-                return escape("".join(new), quote=False)  # no old line is similar
-            return "".join(
-                mark(what, escape("".join(new[a:b]), quote=False)) for what, _, _, a, b in near.get_opcodes()
-            )
-    raise ValueError(f"rung {after}: no changed line begins with {begin!r}")
-
-
-def words_of(line: str) -> list[str]:
-    """Return the words and signs of a line without its comment."""
-    return re.findall(r"\w+|\W", line.split("  # ")[0].strip())
-
-
-def mark(what: str, code: str) -> str:
-    return code if what == "equal" or not code else f'<tspan class="n">{code}</tspan>'
+        jumps.append(Jump(rungs[k - changes], rungs[k], words + f" ({changes} changes)" * (changes > 1)))
+    return dict(rungs=rungs, peer=peer, jumps=jumps, gpu=drawn["setting"].split(",")[0])
 
 
 # SVG that plays by itself, without a script ---------------------------------------------------------------------
@@ -94,7 +51,7 @@ def mark(what: str, code: str) -> str:
 FONTS = 'system-ui,-apple-system,"Segoe UI",Roboto,Helvetica,Arial,"DejaVu Sans",sans-serif'
 LIGHT = "svg{--card:#fff;--edge:#d9dce0;--ink:#1f2328;--quiet:#59636e;--empty:#eff1f3;--ours:#6a3d9a}"
 DARK = "svg{--card:#12161c;--edge:#343b44;--ink:#f0f3f6;--quiet:#a5adb8;--empty:#232932;--ours:#b48ce0}"
-MIDDLE = ' text-anchor="middle"'
+MIDDLE, END_OF = ' text-anchor="middle"', ' text-anchor="end"'
 SOFT = 0.1  # the seconds that a fade takes
 
 
@@ -167,19 +124,18 @@ class Film:
 
 START, SMALL, JUMP, END = 1.2, 0.24, 1.1, 2.8  # seconds of the first rung, a change, a jump, the last rung
 MOVE = 0.2  # the seconds of these in which the bar moves
-W, H = 1200, 675
+W, H = 1200, 630
 X, WIDTH = 40, 1120  # the left edge and the width of the bar's background
-BAR_Y, BAR_H = 170, 52
+BAR_Y, BAR_H = 182, 52
 FULL = 960  # the bar's length at the peer's speed
-ROW_Y, ROW_H = 311, 59
+ROW_Y, ROW_H = 315, 43
 
 LOOKS = """
-.h{font-size:36px;font-weight:700;letter-spacing:-.5px}.q{font-size:21px;fill:var(--quiet)}
-.big{font-size:46px;font-weight:700;letter-spacing:-1px}.s{font-size:22px;font-weight:600}.p{font-size:21px}
-.f{font-size:29px;font-weight:700;letter-spacing:-.5px}.o{fill:var(--ours)}.e{fill:var(--empty)}
-.c{font-size:19.5px;font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
-.n{fill:var(--ours);font-weight:700}.d{font-size:20px;font-weight:700;fill:var(--card)}
-.w{stroke:var(--ink);stroke-width:3}
+.h{font-size:41px;font-weight:700;letter-spacing:-1px}.q{font-size:24px;fill:var(--quiet)}
+.big{font-size:44px;font-weight:700;letter-spacing:-1px}.s{font-size:26px}.p{font-size:24px;font-weight:600}
+.f{font-size:29px;font-weight:700}.o{fill:var(--ours)}.e{fill:var(--empty)}.b{fill:var(--quiet)}
+.d{font-size:23px;font-weight:700;fill:var(--card)}.r{fill:var(--ours);opacity:.55}.t{stroke:var(--card);stroke-width:2}
+.w{stroke:var(--ink);stroke-width:3}.a{stroke:var(--quiet);stroke-width:3;fill:none}
 """
 
 
@@ -199,7 +155,7 @@ def seconds() -> float:
 # The picture ----------------------------------------------------------------------------------------------------
 
 
-def moving(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[Jump], gpu: str) -> str:
+def moving(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[Jump], gpu: str, site: str = "") -> str:
     """Return the moving picture as SVG. Where nothing moves, it shows the last rung and all jumps."""
     at = times(rungs)
     film, name = Film(at[-1]), peer[0]
@@ -207,61 +163,31 @@ def moving(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[
     come = dict(zip((rung.number for rung in rungs), at, strict=False))
     title = f"From {shares[0]:.0%} to {shares[-1]:.0%} of {name}'s speed"
     setting = f"One forward kernel, {len(rungs) - 1} changes. {gpu}, bf16, N = 4,096, d = 128, no mask"
-    rows = "".join(row(film, k, jump, come[jump.after.number], peer[1]) for k, jump in enumerate(jumps))
     drawing = (
         text(X, 58, title, "h")
-        + text(X, 91, setting, "q")
-        + text(X + WIDTH, 112, name, "p", ' text-anchor="end"')
+        + text(X, 94, setting, "q")
+        + text(X + FULL - 10, 127, name, "p", END_OF)
         + f'<path class="e" d="M{X} {BAR_Y}h{WIDTH}v{BAR_H}h-{WIDTH}z"/>'
-        + f'<path class="w" d="M{X + FULL} 122v{BAR_Y + BAR_H + 12 - 122}"/>'
-        + bar(film, shares, at)
+        + bar(film, rungs, shares, at)
+        + f'<path class="w" d="M{X + FULL} {BAR_Y - 76}v{BAR_H + 86}"/>'
         + numbers(film, shares, at)
+        + losses(film, shares, at)
         + "".join(change(film, rungs, k, at) for k in range(len(rungs)))
-        + text(X, 289, rest(rungs, jumps), "p", film.cut("e", at[-2] + 0.9, None))
-        + rows
+        + "".join(row(film, k, jump, come[jump.after.number], peer[1]) for k, jump in enumerate(jumps))
+        + text(X, H - 24, "fa2_lab", "p")
+        + text(
+            X + WIDTH,
+            H - 24,
+            site.removeprefix("https://").rstrip("/") or "FlashAttention-2, line by line",
+            "q",
+            END_OF,
+        )
     )
-    words = "; ".join(f"{jump.words} ({jump.changes}): times {jump.factor:.2f}" for jump in jumps)
+    words = "; ".join(f"{jump.words}: times {jump.factor:.2f}" for jump in jumps)
     alt = f"One bar, the speed of a forward kernel, goes through {len(rungs) - 1} changes; six jumps: {words}. "
-    alt += f"At the end the bar has passed a line, the speed of {name}."
+    alt += f"Arrows mark the changes that lose speed. At the end the bar has passed a line, the speed of {name}."
     looks = f"{LOOKS}@media(prefers-color-scheme:dark){{{DARK}}}"
     return film.svg(W, H, f"{title}, in {len(rungs) - 1} changes", escape(alt, quote=False), looks, drawing)
-
-
-CARD_H = 630  # the height of the card, which is as wide as the moving picture
-CARD_LOOKS = """
-.t{font-size:42px;font-weight:700;letter-spacing:-1px}.f{font-size:30px;font-weight:700}.s{font-size:27px}
-.q{font-size:25px;fill:var(--quiet)}.p{font-size:27px;font-weight:600}.big{font-size:54px;font-weight:700}
-.d{font-size:24px;font-weight:700;fill:var(--card)}.o{fill:var(--ours)}.e{fill:var(--empty)}.w{stroke:var(--ink);stroke-width:3}
-"""
-
-
-def card(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[Jump], gpu: str, site: str = "") -> str:
-    """Return the picture that a link to the site shows: the bar and six jumps, in letters readable at a small size."""
-    first, last, end = rungs[0].full / peer[1], rungs[-1].full / peer[1], ' text-anchor="end"'
-    title = f"From {first:.0%} to {last:.0%} of {peer[0]}'s speed"
-    y, tall = 178, 50
-    long = FULL * last
-    marks = rows = ""
-    for k, jump in enumerate(jumps):
-        place, line = X + FULL * jump.after.full / peer[1], 336 + 43 * k
-        for x, cy in ((place, y + tall / 2), (X + 18, line - 10)):
-            disc = f'<circle cx="{n(x)}" cy="{n(cy)}" r="18" class="o" stroke="var(--card)" stroke-width="2"/>'
-            marks += disc + text(x, cy + 8.5, str(k + 1), "d", MIDDLE)
-        rows += text(X + 52, line, f"× {jump.factor:.2f}", "f") + text(X + 184, line, jump.words, "s")
-        rows += text(X + WIDTH, line, f"{jump.before.full / peer[1]:.0%} → {jump.after.full / peer[1]:.0%}", "q", end)
-    drawing = (
-        text(X, 68, title, "t")
-        + text(X, 108, f"One forward kernel of FlashAttention-2, in {len(rungs) - 1} changes", "s")
-        + text(X + WIDTH, 160, peer[0], "p", end)
-        + f'<path class="e" d="M{X} {y}h{WIDTH}v{tall}h-{WIDTH}z"/>'
-        + f'<path class="o" d="M{X} {y}h{n(long)}v{tall}h-{n(long)}z"/>'
-        + f'<path class="w" d="M{X + FULL} {y - 10}v{tall + 20}"/>'
-        + text(X, 270, f"{gpu}, bf16, N = 4,096, d = 128, no mask. Largest steps (1 is {jumps[0].changes}):", "q")
-        + f"{marks}{rows}"
-        + text(X, 606, "fa2_lab", "p")
-        + text(X + WIDTH, 606, site.removeprefix("https://").rstrip("/") or "FlashAttention-2, line by line", "q", end)
-    )
-    return Film(1).svg(W, CARD_H, title, title, CARD_LOOKS, drawing)
 
 
 def moves(places: list[str], at: list[float]) -> list[tuple]:
@@ -272,11 +198,38 @@ def moves(places: list[str], at: list[float]) -> list[tuple]:
     return [*stops, (at[-1], places[-1])]
 
 
-def bar(film: Film, shares: list[float], at: list[float]) -> str:
-    """Return the bar, drawn at the length of the last rung's speed. It grows or shrinks from rung to rung."""
-    play = film.play("b", moves([f"transform:scaleX({share / shares[-1]:.4f})" for share in shares], at))
-    d = f"M0 {BAR_Y}h{n(FULL * shares[-1])}v{BAR_H}H0z"
-    return f'<g transform="translate({X} 0)"><path class="o" d="{d}"{play}/></g>'
+def bar(film: Film, rungs: list[RungSpeeds], shares: list[float], at: list[float]) -> str:
+    """Return the bar, in which each part has the look of the change that reached it first.
+
+    The first rung's part is grey and has its percentage. The part of a jump has the jump's number, and the parts of all
+    other changes are pale. A cover in the colour of the background moves with the bar's end.
+    """
+    parts, best = "", 0.0
+    jumps = list(JUMPS)
+    for rung, share in zip(rungs, shares, strict=True):
+        if share <= best:
+            continue
+        left, wide, jump = FULL * best, FULL * (share - best), rung.number in JUMPS
+        kind = "o" if jump else "r" if best else "b"
+        parts += f'<path class="{kind} t" d="M{n(left)} 0h{n(wide)}v{BAR_H}h-{n(wide)}z"/>'
+        words = f"{jumps.index(rung.number) + 1}" if jump else "" if best else f"{share:.0%}"
+        parts += text(left + wide / 2, BAR_H / 2 + 8, words, "d", MIDDLE) if words else ""
+        best = share
+    play = film.play("b", moves([f"transform:translateX({FULL * (share - shares[-1]):.1f}px)" for share in shares], at))
+    cover = f'<path class="e" d="M{n(FULL * shares[-1])} 0h{WIDTH}v{BAR_H}h-{WIDTH}z"{play}/>'
+    return f'<svg x="{X}" y="{BAR_Y}" width="{WIDTH}" height="{BAR_H}">{parts}{cover}</svg>'
+
+
+def losses(film: Film, shares: list[float], at: list[float]) -> str:
+    """Return an arrow below the bar for each change that loses speed, and the last frame's line, which names them."""
+    lost = [k for k in range(1, len(shares)) if shares[k - 1] - shares[k] > LOST]
+    arrows = ""
+    for nth, k in enumerate(lost):
+        y, tip, start = BAR_Y + BAR_H + 14 + 12 * (nth % 2), *(X + FULL * shares[j] for j in (k, k - 1))
+        d = f"M{n(start)} {y - 5}v10m0-5H{n(tip)}m9-6l-9 6l9 6"
+        arrows += f'<path class="a" d="{d}"{film.shown(f"a{k}", at[k])}/>'
+    words = f"Arrows: changes {', '.join(map(str, lost[:-1]))} and {lost[-1]} lose speed, and later ones win it back."
+    return arrows + text(X, 289, words, "q", film.cut("e", at[-2] + 0.9, None))
 
 
 def numbers(film: Film, shares: list[float], at: list[float]) -> str:
@@ -284,11 +237,10 @@ def numbers(film: Film, shares: list[float], at: list[float]) -> str:
 
     From the peer's speed on, it is on the right of the line.
     """
-    ends = [X + (FULL + 150 if share > 1 else np.clip(FULL * share, 80, FULL - 10)) for share in shares]
+    ends = [X + (FULL + 140 if share > 1 else np.clip(FULL * share, 80, FULL - 10)) for share in shares]
     play = film.play("m", moves([f"transform:translateX({end - ends[-1]:.1f}px)" for end in ends], at))
-    look = ' text-anchor="end"'
     shown = "".join(
-        text(ends[-1], BAR_Y - 12, f"{share:.0%}", "big", look + film.cut(f"n{k}", *turn(k, at)))
+        text(ends[-1], BAR_Y - 12, f"{share:.0%}", "big", END_OF + film.cut(f"n{k}", *turn(k, at)))
         for k, share in enumerate(shares)
     )
     return f"<g{play}>{shown}</g>"
@@ -305,37 +257,17 @@ def change(film: Film, rungs: list[RungSpeeds], k: int, at: list[float]) -> str:
     factor = f"× {rungs[k].full / rungs[k - 1].full:.2f} over {before}"
     words = f"Change {k}, {rungs[k].name}: {factor}" if k else "Standard attention"
     begin, until = turn(k, at)
-    return text(X, 289, words, "p", film.cut(f"c{k}", begin, until or at[k] + 0.9))
+    return text(X, 289, words, "q", film.cut(f"c{k}", begin, until or at[k] + 0.9))
 
 
 def row(film: Film, k: int, jump: Jump, t: float, peer: float) -> str:
-    """Return the row of a jump, which is grey until time t, and its mark on the bar.
-
-    The row has the jump's factor, description and line of code, the numbers of its changes, and both speeds.
-    """
-    y, place, t = ROW_Y + k * ROW_H, X + FULL * jump.after.full / peer, t + MOVE / 2
-    from_to = f"{jump.changes}: {jump.before.full / peer:.0%} → {jump.after.full / peer:.0%}"
-    ground = f'<rect x="{X - 12}" y="{y - 3}" width="{WIDTH + 24}" height="{ROW_H - 2}" rx="8" class="e"'
-    here, under = (
-        f'<circle cx="{n(x)}" cy="{n(cy)}" r="15" class="o"/>{text(x, cy + 7.2, str(k + 1), "d", MIDDLE)}'
-        for x, cy in ((X + 16, y + 26), (place, BAR_Y + BAR_H + 22))
+    """Return the row of a jump, which is grey until time t. It has the jump's factor, description and both speeds."""
+    y, t = ROW_Y + k * ROW_H, t + MOVE / 2
+    ground = f'<rect x="{X - 12}" y="{y}" width="{WIDTH + 24}" height="{ROW_H}" rx="8" class="e"'
+    return f"{ground}{film.shown(f'l{k}', t, t + JUMP + 0.15)}/><g{film.lit(f'r{k}', t)}>" + (
+        f'<circle cx="{X + 17}" cy="{y + 21}" r="17" class="o"/>{text(X + 17, y + 29, str(k + 1), "d", MIDDLE)}'
+        + text(X + 52, y + 31, f"× {jump.factor:.2f}", "f")
+        + text(X + 184, y + 30, jump.words, "s")
+        + text(X + WIDTH, y + 30, f"{jump.before.full / peer:.0%} → {jump.after.full / peer:.0%}", "q", END_OF)
+        + "</g>"
     )
-    end = ' text-anchor="end"'
-    lost = text(X + WIDTH, y + 47, jump.lost, "q", end) if jump.lost else ""
-    return f"{ground}{film.shown(f'l{k}', t, t + JUMP + 0.15)}/><g{film.shown(f'j{k}', t)}>{under}</g>" + (
-        f"<g{film.lit(f'r{k}', t)}>{here}"
-        + text(X + 46, y + 36, f"× {jump.factor:.2f}", "f")
-        + text(X + 176, y + 22, jump.words, "s")
-        + text(X + 176, y + 47, jump.line, "c", ' xml:space="preserve"')
-        + text(X + WIDTH, y + 22, from_to, "q", end)
-        + f"{lost}</g>"
-    )
-
-
-def rest(rungs: list[RungSpeeds], jumps: list[Jump]) -> str:
-    """Return the line with the factor of all other changes together, without and with the causal mask."""
-    here, causal = rungs[-1].full / rungs[0].full, rungs[-1].causal / rungs[0].causal
-    for jump in jumps:
-        here, causal = here / jump.factor, causal / (jump.after.causal / jump.before.causal)
-    others = len(rungs) - 1 - sum(changes for changes, *_ in JUMPS.values())
-    return f"The other {others} changes together: × {here:.2f} without a mask, × {causal:.2f} with the causal mask"

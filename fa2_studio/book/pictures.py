@@ -1,8 +1,8 @@
 """Make the moving climb of README and site, and the data of the interactive figures.
 
-Call it as `python -m fa2_studio.book.pictures`. If Chromium is installed, it also makes three files for posting: the
-climb's last frame as PNG, the whole climb as GIF, and the card that a link to the site shows. The card contains the
-site's address if the environment variable SITE is set to it.
+Call it as `python -m fa2_studio.book.pictures`. If Chromium is installed, it also makes two files for posting: the
+whole climb as GIF, and its last frame as PNG, the card that a link to the site shows. The card contains the site's
+address if the environment variable SITE is set to it.
 """
 
 import base64
@@ -19,7 +19,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from fa2_lab.tools.files import ROOT, write
 from fa2_studio.book import climb_loop, live_data
-from fa2_studio.book.climb_loop import CARD_H, H, W
+from fa2_studio.book.climb_loop import H, W
 
 LOOP, CARD = "climb_loop", "card"
 CHROMIUM = "--headless --no-sandbox --disable-gpu --hide-scrollbars --force-device-scale-factor=1"
@@ -33,7 +33,7 @@ def files() -> dict[str, str]:
     return {f"{LOOP}.svg": climb_loop.moving(**climb_loop.data()), "live/data.js": live_data.script()}
 
 
-def frames(browser: str, svg: str, times: list[float], high: int = H) -> list[Image.Image]:
+def frames(browser: str, svg: str, times: list[float]) -> list[Image.Image]:
     """Return the frames of a moving picture at these times in seconds.
 
     Chromium draws all frames on one page, one below the other.
@@ -45,23 +45,23 @@ def frames(browser: str, svg: str, times: list[float], high: int = H) -> list[Im
     with tempfile.TemporaryDirectory() as folder:
         html, png = Path(folder, "frames.html"), Path(folder, "frames.png")
         html.write_text(page, encoding="utf-8")
-        where = [f"--window-size={W},{high * len(times)}", f"--screenshot={png}", html.as_uri()]
+        where = [f"--window-size={W},{H * len(times)}", f"--screenshot={png}", html.as_uri()]
         call = [browser, *CHROMIUM.split(), LIGHT, f"--user-data-dir={folder}/profile", *where]
         subprocess.run(call, check=True, capture_output=True, timeout=120)
         sheet = Image.open(png).convert("RGB")
-    return [sheet.crop((0, k * high, W, (k + 1) * high)) for k in range(len(times))]
+    return [sheet.crop((0, k * H, W, (k + 1) * H)) for k in range(len(times))]
 
 
 def card() -> str:
-    """Return the card as SVG."""
-    return climb_loop.card(**climb_loop.data(), site=os.environ.get("SITE", ""))
+    """Return the moving climb with the site's address, of which the card is the last frame."""
+    return climb_loop.moving(**climb_loop.data(), site=os.environ.get("SITE", ""))
 
 
-def last_frame(browser: str, svg: str, high: int = H) -> bytes:
+def last_frame(browser: str, svg: str) -> bytes:
     """Return the last frame as PNG. Its metadata has the fingerprint of the SVG that it was made from."""
     out, words = BytesIO(), PngInfo()
     words.add_text("drawing", fingerprint(svg))
-    (image,) = frames(browser, svg, [climb_loop.seconds() - 0.1], high)
+    (image,) = frames(browser, svg, [climb_loop.seconds() - 0.1])
     image.quantize(128, dither=Image.Dither.NONE).save(out, "PNG", optimize=True, pnginfo=words)
     return out.getvalue()
 
@@ -99,10 +99,9 @@ def main(folder: Path = ROOT / "figures") -> None:
         print(write(folder / name, content))
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
-        print("no Chromium here, so the climb's PNG, GIF and card stay as they are")
+        print("no Chromium here, so the climb's GIF and card stay as they are")
     else:
-        print(write(folder / f"{LOOP}.png", last_frame(browser, made[f"{LOOP}.svg"])))
-        print(write(folder / f"{CARD}.png", last_frame(browser, card(), CARD_H)))
+        print(write(folder / f"{CARD}.png", last_frame(browser, card())))
         print(write(folder / f"{LOOP}.gif", gif(browser, made[f"{LOOP}.svg"])))
 
 
