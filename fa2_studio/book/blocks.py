@@ -309,6 +309,11 @@ def height(block: str, letters: int = LETTERS) -> float:
     return sum(1.1 * -(-len(line) // letters) for line in lines) + boxes + 0.4
 
 
+def is_dense(block: str) -> bool:
+    """Return whether a block of HTML is a table or a listing."""
+    return block.startswith("<table") or is_code(block)
+
+
 def is_code(block: str) -> bool:
     """Return whether a block of HTML is a listing, and not printed output."""
     return block.startswith("<pre") and "class=printed" not in block

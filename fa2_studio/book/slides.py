@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from html import escape, unescape
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -200,7 +200,8 @@ def looked_at(cell: nbformat.NotebookNode, announced: bool) -> list[Beat]:
     if live := LIVE.search(seen):
         still = re.search(r'<div class="still">(.*?)</div>', seen, re.DOTALL)
         name, asked = map(unescape, live.groups(""))
-        width = {"algorithm1": 1080, "climb": 1240}.get(name, 900)  # the narrowest that fills a slide
+        # The narrowest that fills a slide
+        width = {"algorithm1": 1020, "climb": 880, "backward": 840, "tiles": 820}.get(name, 900)
         orders = ["fa1", "fa2"] if "order=both" in asked else [""]  # beside each other, they are too small for a room
         asks = [asked.replace("order=both", f"order={order}") for order in orders]
         pages = [escape(page(name, "&".join(filter(None, [ask, "deck"])))) for ask in asks]
@@ -286,6 +287,10 @@ def paged(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[Sli
             with_it = len(pages[-1]) > 1 and (code or last.endswith(":</p>\n") or "class=choice" in block)
             pages.append([pages[-1].pop()] if with_it else [])
         pages[-1].append(block)
+    if beat.kind == "answers":  # what follows is said, unless it is a table or a listing
+        later = [page for page in pages[1:] if not any(map(blocks.is_dense, page))]
+        notes += "".join(chain(*later))
+        pages = [page for page in pages if page not in later]
     for n, page_ in enumerate(pages[pages[0] == [beat.name] :]):
         said = ([beat.name] if beat.kind else beside) if n and page_[0].startswith("<pre") else []
         yield Slide(title, beat.kind, (*filter(None, said), *page_), "" if n else notes)

@@ -606,7 +606,7 @@ $("words").value = words.join(" ");
 fresh();
 sync();
 transport.jump(ask.has("step") ? Number(ask.get("step")) : firstShrink());
-onWidth($("boards"), () => {
+onWidth(document.querySelector(".algorithm"), () => {
   for (const board of boards) board.layout();
   transport.show();
 });

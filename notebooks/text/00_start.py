@@ -164,8 +164,8 @@ show("gpu_map")
 #
 # The same division gives the other costs. For example, the FP32 units of all SMs together carry out 31 · 10¹²
 # instructions per second, so one instruction costs 989 / 31 = 32 FLOPs. The special function units compute 3.86 · 10¹²
-# exponentials per second, shared memory delivers 31 TB/s, and L2 delivers 9.7 TB/s. For an H200, the next cell prints the
-# FLOPs that each kind of work costs:
+# exponentials per second, shared memory delivers 31 TB/s, and L2 delivers 9.7 TB/s. On an H200, each kind of work costs
+# this number of FLOPs:
 
 # %%
 chip = chips.H200

@@ -61,8 +61,8 @@ with np.errstate(over="ignore", invalid="ignore"):
 
 # %% [markdown]
 # The formula is right, but the program fails for large queries. That is the first failure. The second one is memory
-# use. The table below shows how much memory PyTorch's own standard attention needed on an H200 in addition to its
-# inputs, so O is included. This version computes in float32, here for one text with N tokens, 16 heads and d = 128:
+# use. This table shows how much memory PyTorch's own standard attention needed on an H200 in addition to its inputs, so
+# O is included. This version computes in float32, here for one text with N tokens, 16 heads and d = 128:
 
 # %% tags=["hide-input"]
 held = dict(time_and_memory.data()["memory"]["standard"])
@@ -249,9 +249,9 @@ print("in total:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # $\varphi$ with respect to X, which has the same shape as X. We take dO as given, because it comes from the later parts
 # of the model. We begin with $O = PV$.
 #
-# Take the three queries from above again, and let the loss be a single entry, $\varphi = O_{00} = P_{00} V_{00} +
-# P_{01} V_{10} + P_{02} V_{20}$. The gradients with respect to these entries of V are the weights $P_{00}, P_{01},
-# P_{02}$ = 1/4, 1/2, 1/4. The gradients with respect to the weights are $V_{00}, V_{10}, V_{20}$ = 8, 2, 0.
+# Take our three queries again, and let the loss be a single entry, $\varphi = O_{00} = P_{00} V_{00} + P_{01} V_{10} +
+# P_{02} V_{20}$. The gradients with respect to these entries of V are the weights $P_{00}, P_{01}, P_{02}$ = 1/4, 1/2,
+# 1/4. The gradients with respect to the weights are $V_{00}, V_{10}, V_{20}$ = 8, 2, 0.
 #
 # In general, $V_{jc}$ contributes to $O_{ic}$ in every row i, with the weight $P_{ij}$, so $dV_{jc} = \sum_i P_{ij}\,
 # dO_{ic}$, or in matrix form $dV = P^\top dO$. In the same way, $P_{ij}$ contributes to $O_{ic}$ in every column c,
@@ -306,8 +306,8 @@ print("in total:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # %% [markdown]
 # ## How do we know that a gradient is right?
 #
-# The five lines of `backward` below are Algorithm 3 of the FlashAttention paper (FA1.A3 in our tags). As in the paper,
-# D is the row sum of $P \circ dP$ here. In chapter 05, we use the cheaper $do \cdot o$, which is the same number.
+# The five lines of `backward` are Algorithm 3 of the FlashAttention paper (FA1.A3 in our tags). As in the paper, D is
+# the row sum of $P \circ dP$ here. In chapter 05, we use the cheaper $do \cdot o$, which is the same number.
 
 
 # %%

@@ -46,12 +46,11 @@ from fa2_studio.book.verdicts import close, verdict
 show("visiting_order")
 
 # %% [markdown]
-# The upper half shows FA1, as in chapter 03. It goes down the columns, so k and v stay on the chip, while everything
-# that belongs to a query is loaded and stored again for each tile. In the lower half, the loops are swapped. According
-# to section 3.2 of the paper, P. Tillet was the first to do this, in Triton. Now a row block's $m$, $\ell$ and $o$
-# start on the chip, stay there for all tiles, and leave it only once. The lower half already stores L, one number per
-# row, as the finished FA2 does. The code below still stores $\ell$ and m, like FA1, so that only the order of the loops
-# changes.
+# FA1 goes down the columns, as in chapter 03, so k and v stay on the chip, while everything that belongs to a query is
+# loaded and stored again for each tile. In FA2, the loops are swapped. According to section 3.2 of the paper, P. Tillet
+# was the first to do this, in Triton. Now a row block's $m$, $\ell$ and $o$ start on the chip, stay there for all
+# tiles, and leave it only once. In the picture, FA2 already stores L, one number per row, as the finished FA2 does. The
+# code below still stores $\ell$ and m, like FA1, so that only the order of the loops changes.
 #
 # A comment in the code marks each line that moved. `tiling.rows(i)` and `tiling.cols(j)` return the rows of row block i
 # and the columns of column block j. A loop over `trace.serial` has to run its iterations one after another, whereas the

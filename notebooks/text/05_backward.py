@@ -276,7 +276,7 @@ for name, ours, right in zip(("dQ", "dK", "dV"), result, dense, strict=True):
 #
 # A GPU can load, add and store in a single step that cannot be interrupted. Such a step is called an *atomic add*. With
 # atomic adds, no contribution is lost. However, the contributions can arrive in any order, and float32 has only about
-# seven digits. The next cell computes dQ in all 24 orders of its four contributions:
+# seven digits. We compute dQ in all 24 orders of its four contributions:
 
 # %%
 dS = P * (dO @ V.T - (dO * O).sum(axis=1)[:, None])

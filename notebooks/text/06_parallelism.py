@@ -150,10 +150,10 @@ check(
 # %% [markdown]
 # ## How long does a launch take?
 #
-# Look at the first picture again. FA1 as printed has 4 thread blocks of 16 tiles, so its launch ends at time 16. FA2
-# has 16 thread blocks of 4 tiles on six SMs, so they run in three rounds, which are called *waves*. The third wave has
-# only four thread blocks, and the launch ends at 3 · 4 = 12. If the work could be shared evenly, the launch would end
-# at 64 / 6 = 10⅔, but a thread block cannot be split.
+# In the first picture, FA1 as printed has 4 thread blocks of 16 tiles, so its launch ends at time 16. FA2 has 16 thread
+# blocks of 4 tiles on six SMs, so they run in three rounds, which are called *waves*. The third wave has only four
+# thread blocks, and the launch ends at 3 · 4 = 12. If the work could be shared evenly, the launch would end at 64 / 6 =
+# 10⅔, but a thread block cannot be split.
 #
 # If an SM runs one thread block at a time, a launch of equal thread blocks takes ⌈thread blocks / SMs⌉ times as long as
 # a single thread block. On 132 SMs, 133 thread blocks therefore take twice as long as 132, because the second wave is a

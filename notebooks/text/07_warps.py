@@ -211,11 +211,11 @@ show("warp_split")
 # Each warp could keep its own state $(m, \ell, o)$ through all tiles, so that `exchange` runs only once, after the last
 # tile. The bytes that cross shared memory would then hardly matter, but where would the warps keep their states?
 #
-# The listing above computes a warp's partial result for all rows at once. A real kernel that exchanges in every tile
-# can do this for a few rows at a time, publish them, and reuse the registers for the next rows. A state that is kept
-# through the loop, however, needs registers for all 128 rows at once. A register holds one fp32 value, so an $o$ of 128
-# × 128 takes 128 · 128 / 32 = 512 registers in each of a warp's 32 threads. But a thread has at most 255 registers.
-# Under split-Q, the four warps share the rows, so each thread needs only 128 registers for $o$.
+# The function `split_k_tile` computes a warp's partial result for all rows at once. A real kernel that exchanges in
+# every tile can do this for a few rows at a time, publish them, and reuse the registers for the next rows. A state that
+# is kept through the loop, however, needs registers for all 128 rows at once. A register holds one fp32 value, so an
+# $o$ of 128 × 128 takes 128 · 128 / 32 = 512 registers in each of a warp's 32 threads. But a thread has at most 255
+# registers. Under split-Q, the four warps share the rows, so each thread needs only 128 registers for $o$.
 
 # %% [markdown]
 # ## What do the barriers protect?
@@ -310,7 +310,7 @@ show("limits_split")
 
 # %% [markdown]
 # How much does a real GPU gain? We ran the kernels s00 and s01 on an H200, with two warps and tiles of 32 × 32. The
-# next cell evaluates the model for this smaller tile on an H200, whereas the table above is for an A100:
+# figure is for an A100, so we evaluate the model again, for this smaller tile on an H200:
 
 # %% tags=["hide-input"]
 *_, low, high = both(chips.H200, 32, 32, row.problem["d"], W=2)

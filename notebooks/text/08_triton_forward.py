@@ -61,8 +61,8 @@ _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package says o
 # ## How slow is a first kernel?
 #
 # Suppose that you translate the FlashAttention paper of 2022 line by line into Triton. Your kernel works in tiles,
-# never stores S or P, and returns the right result. The next cell compares such a kernel's time on an H200 with the
-# times of three other kernels that compute the same result:
+# never stores S or P, and returns the right result. We compare such a kernel's time on an H200 with the times of three
+# other kernels that compute the same result:
 
 # %% tags=["hide-input"]
 ladder, paper = record_of("ladder"), record_of("paper")
@@ -872,8 +872,8 @@ def milliseconds(call, repeats=20):
 # %% [markdown]
 # With a GPU, the next cell times rung 11 and PyTorch's `scaled_dot_product_attention`, and you can add your own kernels
 # to `calls`. Its last two calls test what part 1 told you about sectors. Both copy the same number of elements, but the
-# second copy reads only every 8th element of a larger tensor. Without a GPU, the cell prints the times that were
-# recorded on an H200:
+# second copy reads only every 8th element of a larger tensor. Without a GPU, you see the times that were recorded on an
+# H200:
 
 # %% tags=["nbval-ignore-output"]
 if device == "cuda":

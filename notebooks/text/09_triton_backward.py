@@ -359,8 +359,8 @@ show("passes")
 # Both versions request the same number of bytes, namely 8 bytes per tile for each of a block's B · d elements (chapter
 # 05). But an atomic addition is more than a store, because L2 reads the old sum, adds to it, and writes the new one. No
 # data sheet specifies how long that takes, so we assume that an atomic addition costs L2 as much as a load and a store.
-# For one pass, we therefore count 12 bytes instead of 8. For each version, the next cell prints two lower bounds, one
-# from the tensor cores and one from L2, and the time that an H200 took:
+# For one pass, we therefore count 12 bytes instead of 8. For each version, we compare two lower bounds, one from the
+# tensor cores and one from L2, with the time that an H200 took:
 
 # %% tags=["hide-input"]
 one = rates.cost("FA2 backward")  # 64 heads, N = 4,096, d = 128, tiles of 64 × 64; it counts dQ in and out

@@ -128,8 +128,8 @@ for number in ("09", "10", "11"):
 # for _ in range(3): ladder.load('09').forward(q, k, v, False)"
 # ```
 #
-# `ncu` prints pages of numbers, but three of them are enough to begin with. The next cell shows their recorded values.
-# Without a GPU, you can list the same counters with `fa2-lab ladder 09 10`:
+# `ncu` prints pages of numbers, but three of them are enough to begin with. Without a GPU, you can list their recorded
+# values with `fa2-lab ladder 09 10`. For rung 09, they are:
 
 # %% tags=["hide-input"]
 def page(*numbers):
@@ -381,9 +381,9 @@ listing("10")
 #
 # The *accumulator registers* are the registers of o, to which $PV$ is added. So between the start of a matmul and the
 # wait for its end, ordinary instructions write to o. Where are these instructions? Since rung 08, there are two loops,
-# one over the tiles without a mask and, after it, one over the masked tiles on the diagonal. The next cell goes through
-# the PTX (`fa2-lab xray 10 --full --ptx`) up to the first wait after the first loop. It prints each place where o is
-# written, and each branch:
+# one over the tiles without a mask and, after it, one over the masked tiles on the diagonal. We go through the PTX
+# (`fa2-lab xray 10 --full --ptx`) up to the first wait after the first loop. These are the places where o is written,
+# and the branches:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 def order(number):  # up to the wait after the first loop: what writes the 64 registers of o, and the branches
@@ -491,10 +491,9 @@ for number in ("10", "11"):
 #
 # ## From a stall to a change
 #
-# Our two rounds correspond to two rows of the following table, the first and the second. The other rows are for
-# reference, so come back to them when `ncu` shows you another stall. They also name changes that only later sections
-# and chapter 12a explain. In `ncu`, you find the stall reasons in the section *Warp State*, and the *Source* page shows
-# them next to each instruction.
+# Our two rounds correspond to the first two rows of this table. The other rows are for reference, so come back to them
+# when `ncu` shows you another stall. They also name changes that only later sections and chapter 12a explain. In `ncu`,
+# you find the stall reasons in the section *Warp State*, and the *Source* page shows them next to each instruction.
 #
 # | the stall | the warp waits for | look for | then try | on the ladder |
 # | --- | --- | --- | --- | --- |

@@ -221,8 +221,8 @@ if not mine.exists():
 #
 # ## What does the compiler make of a launch option?
 #
-# The next cell compiles `mine.py` at d = 128 with four different sets of launch options. Before you read the last
-# column of the table, compute it with your `programs`.
+# We compile `mine.py` at d = 128 with four different sets of launch options. Before you read the last column of the
+# table, compute it with your `programs`.
 
 # %%
 LAUNCHES = {
@@ -319,8 +319,8 @@ for launch, kernel in kernels.items():
 # ## Which line does an instruction come from?
 #
 # `xray` also knows which line of the source each instruction belongs to. Between Triton and the GPU, there are two
-# assembly languages: *PTX* is NVIDIA's portable one, and *SASS* is the machine code that the chip executes. The next
-# cell counts the SASS instructions for the line that computes `s_ij`, with three stages and with one:
+# assembly languages: *PTX* is NVIDIA's portable one, and *SASS* is the machine code that the chip executes. We count
+# the SASS instructions for the line that computes `s_ij`, with three stages and with one:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 lines = mine.read_text(encoding="utf-8").splitlines()
@@ -411,8 +411,8 @@ for repeats in (1, 9):
 # We now turn to kernels whose result is wrong, and we start with a mistake that the interpreter hides. In NumPy and in
 # Triton's interpreter, an fp32 number has 23 bits after the point. On a GPU, however, `tl.dot` of two fp32 tiles runs
 # on the tensor cores, which use a format of their own, *TF32*. They read only the first 10 bits after the point and
-# ignore the other 13. The function `tf32` below does the same, because the hexadecimal number in it has 19 ones and
-# then 13 zeros.
+# ignore the other 13. The function `tf32` does the same, because the hexadecimal number in it has 19 ones and then 13
+# zeros.
 
 
 # %%
@@ -465,7 +465,7 @@ def error(rounded):  # of Q Kᵀ, if the operands are rounded
 # ## How do you look inside a kernel?
 #
 # In Triton's interpreter, a kernel is plain Python, so `breakpoint()` stops it, and Python's debugger can show every
-# tile. For each row of 10 values, the kernel below computes $L = \log \sum_j e^{s_j}$, using a block of 16 elements. In
+# tile. For each row of 10 values, this kernel computes $L = \log \sum_j e^{s_j}$, using a block of 16 elements. In
 # memory, each row directly follows the previous one. So that this notebook can run unattended, a function takes the
 # debugger's place and prints what `p s` and `p m` would show:
 

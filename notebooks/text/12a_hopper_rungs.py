@@ -354,12 +354,12 @@ with TemporaryDirectory() as folder:
 #
 # Other libraries call the same barriers *full* and *empty*. Chapter 12b lists CUTLASS's names for the calls.
 #
-# The next cell runs a model of the ring ([book/ring.py](../fa2_studio/book/ring.py)) with three consumers, two stages
-# and six tiles. Its actors are Python generators, and at every step, the model picks at random which of them runs next.
-# `wait(n)` waits until tile n has arrived, and `release(n)` gives tile n's stage back. A consumer takes each tile, runs
-# a matmul for a while, records what it has read, and releases the tile. Two other versions of the consumer make one
-# mistake each. In `forgetful`, consumer 1 does not release tile 2. In `hasty`, every consumer releases a tile right
-# after starting the matmul that reads it.
+# Our model of the ring ([book/ring.py](../fa2_studio/book/ring.py)) has three consumers, two stages and six tiles. Its
+# actors are Python generators, and at every step, the model picks at random which of them runs next. `wait(n)` waits
+# until tile n has arrived, and `release(n)` gives tile n's stage back. A consumer takes each tile, runs a matmul for a
+# while, records what it has read, and releases the tile. Two other versions of the consumer make one mistake each. In
+# `forgetful`, consumer 1 does not release tile 2. In `hasty`, every consumer releases a tile right after starting the
+# matmul that reads it.
 
 # %%
 def consumer(ring, T, c, seen, skip=None, early=False):  # skip: (tile, consumer)

@@ -187,9 +187,9 @@ for w in range(5):
 # %% [markdown]
 # ## How do parts become one row?
 #
-# Each of the five programs has found its own maximum. The merge is the one from chapter 02, extended to several
-# states at once. It takes the largest m of all parts, computes a factor $\beta$ for each part, and forms two sums.
-# There is one program for each row of each head.
+# The program of each split has found its own maximum. The merge is the one from chapter 02, extended to several states
+# at once. It takes the largest m of all parts, computes a factor $\beta$ for each part, and forms two sums. There is
+# one program for each row of each head.
 
 # %%
 @triton.jit
@@ -422,7 +422,7 @@ def decode_paged(q, k_pages, v_pages, table, lengths, splits):  # both launches
 
 # %% [markdown]
 # In the next example, three sequences have 37, 0 and 48 keys. The second sequence has no page, so its entries in the
-# table are −1. The unused rows of the pages hold NaN. For each sequence, the output shows one number of O:
+# table are −1. The unused rows of the pages hold NaN. For each sequence, we print one number of O:
 
 # %% tags=["hide-input"]
 lengths = torch.tensor([37, 0, 48], device=device, dtype=torch.int32)

@@ -165,10 +165,9 @@ for keys in rows:  # each block meets all queries
 #
 # Now add a causal mask, so that no query looks ahead. The scores between the queries of one rank and the keys of
 # another then form one large tile, which is FULL, DIAGONAL or SKIP, as in chapter 04. Each rank has a quarter of the
-# sequence, and rank 0 has the first quarter. In the next cell, a quarter has 32 rows, and tiles are 4 × 4. A rank
+# sequence, and rank 0 has the first quarter. In our example, a quarter has 32 rows, and tiles are 4 × 4. A rank
 # therefore visits 8 · 8 = 64 tiles for the keys of an earlier rank (FULL), 1 + 2 + … + 8 = 36 for its own keys
-# (DIAGONAL), and none for the keys of a later rank (SKIP). Each line of the output is a rank, and each column is a
-# step:
+# (DIAGONAL), and none for the keys of a later rank (SKIP). The rows are the ranks, and the columns are the steps:
 
 # %% tags=["hide-input"]
 quarters = [32] * 4
@@ -274,7 +273,7 @@ show("ring_schedule")
 # FLOP/s $/$ (bytes/s), which depends neither on d nor on the number of heads. The backward pass sends three times as
 # much data and does 2.5 times as many FLOPs, so at the same FLOP/s it needs a fifth more rows.
 #
-# The next cell computes this number for three chips and for the recorded run:
+# For three chips and for the recorded run, this number is:
 
 # %% tags=["hide-input"]
 def smallest(flops, link):  # rows; FLOP/s, bytes per second in one direction
