@@ -132,7 +132,7 @@ def run_similar(options) -> int:
 
 
 def run_grade(options) -> int:
-    from fa2_studio.course import box, grade, results
+    from fa2_studio.course import grade, results, sandbox
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if not 1 <= options.jobs <= cores:
@@ -140,11 +140,11 @@ def run_grade(options) -> int:
     for name in ("cell_seconds", "notebook_seconds", "memory_mb"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')}: got {getattr(options, name)}; it takes a positive number")
-    limits = box.Limits(options.cell_seconds, options.notebook_seconds, options.memory_mb)
+    limits = sandbox.Limits(options.cell_seconds, options.notebook_seconds, options.memory_mb)
     people = results.roster(options.roster)
     how = grade.Grading(limits, options.jobs, secret_of(options), people, tuple(options.again), options.trust)
     print(
-        f"{'WARNING: ' if options.trust else ''}sandbox: {box.in_words('' if options.trust else box.kind())}",
+        f"{'WARNING: ' if options.trust else ''}sandbox: {sandbox.in_words('' if options.trust else sandbox.kind())}",
         file=sys.stderr,
     )
     try:

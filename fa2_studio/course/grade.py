@@ -30,10 +30,10 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from fa2_lab.tools import files
-from fa2_studio.course import box, package, results, seeds
-from fa2_studio.course.box import PROJECT, Limits
-from fa2_studio.course.judge import Graded
+from fa2_studio.course import package, results, sandbox, seeds
+from fa2_studio.course.grade_notebook import Graded
 from fa2_studio.course.notebooks import ASSIGNMENTS, Assignment, content, source, steps
+from fa2_studio.course.sandbox import PROJECT, Limits
 
 NEVER = re.compile(r"^\.|^__|~$|\.ipynb_checkpoints")
 MOST_FILES = 10_000  # the most files of one student's folder that are considered
@@ -190,8 +190,8 @@ def check_grader(assignments: list[Assignment], how: Grading) -> None:
         raise GraderError(
             f"not installed here: {', '.join(missing)}. No notebook was graded. Run pip install 'fa2-lab[course]'"
         )
-    if not how.trust and not box.kind():
-        raise GraderError(box.NO_BOX)
+    if not how.trust and not sandbox.kind():
+        raise GraderError(sandbox.NO_SANDBOX)
 
 
 @contextmanager
@@ -238,7 +238,7 @@ def run_all(tasks: list[tuple], staged: dict, how: Grading, done: Callable[[tupl
     def graded(task: tuple) -> tuple[tuple, Graded]:
         core = cores.get()
         try:
-            return task, grade_one(*task[:2], staged, how, core, "" if how.trust else box.kind())
+            return task, grade_one(*task[:2], staged, how, core, "" if how.trust else sandbox.kind())
         finally:
             cores.put(core)
 
@@ -255,12 +255,12 @@ def grade_one(one: Found, seed: int, staged: dict, how: Grading, core: int, kind
     if one.path is None:
         return graded
     task = dict(assignment=one.assignment.name, path=str(one.path.absolute()), seed=seed, limits=asdict(how.limits))
-    task |= dict(package=str(staged[one.assignment.name]), box=kind, day=str(date.today()))
+    task |= dict(package=str(staged[one.assignment.name]), sandbox=kind, day=str(date.today()))
     env = os.environ | {"TRITON_INTERPRET": os.environ.get("TRITON_INTERPRET", "1"), "OMP_NUM_THREADS": "1"}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
-    most = how.limits.notebook_seconds + 2 * box.START + MARGIN
+    most = how.limits.notebook_seconds + 2 * sandbox.START + MARGIN
     try:
-        command = [*box.pinned(core), sys.executable, "-m", "fa2_studio.course.judge"]
+        command = [*sandbox.pinned(core), sys.executable, "-m", "fa2_studio.course.grade_notebook"]
         ended = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, env=env, timeout=most)
         came = json.loads(ended.stdout)
         if "fault" in came:

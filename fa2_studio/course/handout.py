@@ -11,8 +11,8 @@ from pathlib import Path
 import nbformat
 
 from fa2_lab.tools import files
-from fa2_studio.course import box, grade, package, results, seeds
-from fa2_studio.course.judge import Graded
+from fa2_studio.course import grade, package, results, sandbox, seeds
+from fa2_studio.course.grade_notebook import Graded
 from fa2_studio.course.notebooks import FOLDER, PROJECT, Assignment, named, source, student_version
 
 PAGES = {"STUDENT.md": "README.md", "AGENTS.md": "AGENTS.md"}  # pages beside the notebooks: name in a bundle
@@ -99,7 +99,7 @@ def on_gradescope(name: str, home: Path) -> dict:
     if one.path is None and len(alone) == 1:  # the upload itself tells the assignment
         one.path, one.remarks = alone[0], [f"{alone[0].name} was graded"]
     with grade.packages([assignment]) as staged:
-        graded = grade.grade_one(one, seed=0, staged=staged, how=how, core=0, kind=box.kind() or "user")
+        graded = grade.grade_one(one, seed=0, staged=staged, how=how, core=0, kind=sandbox.kind() or "user")
     if graded.is_unfinished:  # if there is no result, the platform tells the instructor
         raise SystemExit("; ".join(graded.sentences))
     graded.sentences = one.remarks + graded.sentences

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fa2_lab.tools import files
-from fa2_studio.course.judge import Graded
+from fa2_studio.course.grade_notebook import Graded
 from fa2_studio.course.notebooks import named, source
 
 ROSTER = ["folder", "id", "name"]

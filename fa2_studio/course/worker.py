@@ -16,7 +16,7 @@ from checks.cells import described, run_source
 from checks.probes import lent
 
 from fa2_studio.course import channel
-from fa2_studio.course.seal import seal
+from fa2_studio.course.seccomp import install_filter
 
 OUTPUT = 20_000  # the characters that are kept of the output of one cell
 
@@ -29,11 +29,11 @@ class Paper(io.TextIOBase):
     """A text stream that accepts any amount of text and keeps its first OUTPUT characters."""
 
     def __init__(self):
-        self.kept, self.room = [], OUTPUT
+        self.kept, self.left = [], OUTPUT
 
     def write(self, text: str) -> int:
-        self.kept.append(text[: self.room])
-        self.room -= len(self.kept[-1])
+        self.kept.append(text[: self.left])
+        self.left -= len(self.kept[-1])
         return len(text)
 
 
@@ -46,13 +46,13 @@ def main() -> int:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nowhere, number)
-    sealed = seal()
+    filtered = install_filter()
     sys.path[:] = [place for place in sys.path if place not in ("", os.getcwd())]  # import no file of the student's
     os.chdir(os.environ["HOME"])
     for name in sys.argv[1:]:
         import_module(name)  # now, so that no request's time includes it
     worker = Worker(incoming, outgoing)
-    channel.send(outgoing, {"sealed": sealed})
+    channel.send(outgoing, {"filtered": filtered})
     with contextlib.suppress(channel.Closed, BrokenPipeError):
         while True:
             worker.answer(channel.receive(incoming, worker.stand_in))

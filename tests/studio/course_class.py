@@ -13,8 +13,8 @@ from checks.__main__ import played as played_on
 import fa2_studio.course  # noqa: F401 — finds the checks
 from fa2_lab.kernels import interpreter
 from fa2_studio.course import grade, notebooks
-from fa2_studio.course.box import Limits, limited
 from fa2_studio.course.notebooks import grade_id, is_solution, marks, source, student_version
+from fa2_studio.course.sandbox import Limits, limited
 
 FIRST = notebooks.named("1")
 FILE = f"{FIRST.name}.ipynb"

@@ -20,8 +20,8 @@ import numpy as np
 from checks.cells import described
 from course_wrong import SLIPS
 
-from fa2_studio.course import judge, notebooks, worker
-from fa2_studio.course.box import Limits
+from fa2_studio.course import grade_notebook, notebooks, worker
+from fa2_studio.course.sandbox import Limits
 from fa2_studio.course.notebooks import grade_id, is_solution, source
 
 PAGE = notebooks.FOLDER / "TEACHING.md"
@@ -46,10 +46,10 @@ class Here(worker.Worker):
         """Do nothing, because no process was started."""
 
 
-def graded(name: str, book, original=None) -> judge.Graded:
+def graded(name: str, book, original=None) -> grade_notebook.Graded:
     """Return the result of a notebook, graded in this process."""
     cells, original = [notebooks.as_cell(cell) for cell in book.cells], original or source(notebooks.named(name))
-    return judge.grade_notebook(original, cells, lambda _: Here(), Limits(10_000, 100_000))
+    return grade_notebook.grade_notebook(original, cells, lambda _: Here(), Limits(10_000, 100_000))
 
 
 def slipped(number: str, pairs: dict, name: str = ""):

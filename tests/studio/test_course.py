@@ -15,7 +15,7 @@ from course_class import graded_at_once, interpreted, played
 from course_costs import graded, slipped
 from course_wrong import GAINS, SLIPS, WRONG
 
-from fa2_studio.course import box, notebooks, seeds
+from fa2_studio.course import notebooks, sandbox, seeds
 from fa2_studio.course.notebooks import TEXT, grade_id, source
 from fa2_studio.course.texts import from_text
 
@@ -69,10 +69,10 @@ def test_a_source_says_what_a_student_needs(name):
 
 @each
 def test_the_solution_scores_full_marks(name, tmp_path):
-    """With the box, if there is one. `grade` asks for the same before it grades anybody."""
+    """With the sandbox, if there is one. `grade` runs the same check before it grades any submission."""
     for need in ASSIGNMENTS[name].needs:
         pytest.importorskip(need, reason=f"{need} is not installed")
-    solved = graded_at_once(tmp_path, {"own": source(ASSIGNMENTS[name])}, box.kind(), name=name)["own"]
+    solved = graded_at_once(tmp_path, {"own": source(ASSIGNMENTS[name])}, sandbox.kind(), name=name)["own"]
     lost = [output for *_, output in solved.page if "NOT YET" in output]
     assert solved.score == solved.full and not solved.sentences, (solved.sentences, lost)
 

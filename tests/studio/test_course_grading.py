@@ -17,7 +17,7 @@ from course_class import FILE, FIRST, PATIENT, code, graded_at_once, handed_in, 
 from course_costs import graded as judged
 from course_costs import slipped
 
-from fa2_studio.course import channel, command, grade, judge, notebooks, results, seeds
+from fa2_studio.course import channel, command, grade, grade_notebook, notebooks, results, seeds
 from fa2_studio.course.notebooks import grade_id, is_solution, source
 
 pytestmark = needs_limits
@@ -144,7 +144,7 @@ def test_a_student_with_a_folder_for_each_assignment_is_one_person(tmp_path, cap
     write(handed_in(), folder / "Ada_3_x")
     write(handed_in("6"), folder / "Ada_4_x", "6_read_the_machine.ipynb")
     (tmp_path / "class.csv").write_text("folder,id,name\nAda_3_x,7,Ada\nAda_4_x,7,Ada\n")
-    results.keep(judge.Graded("old", FIRST.name, {"test_a": 12.0}), out)
+    results.keep(grade_notebook.Graded("old", FIRST.name, {"test_a": 12.0}), out)
     (out / "by_hand.csv").write_text("folder,assignment,points,comment\nAda_4_x,6,-1.5,Late\n")
     words = ["grade", str(folder), "--only", "1", "6", "--trust", "--out", str(out)]
     for _ in range(2):
@@ -266,7 +266,7 @@ def test_an_answer_is_known_by_its_name_or_else_its_id_and_the_first_counts(tmp_
     (mine,) = (cell for cell in cells if cell.name == "merge")
     without_marks = [replace(cell, name="") for cell in cells]  # as some editors save a notebook
     for handed in ([*cells, replace(mine, source="a copy")], without_marks):
-        parts, deleted = judge.assemble(source(FIRST), handed)
+        parts, deleted = grade_notebook.assemble(source(FIRST), handed)
         assert [part.source for part in parts if part.name == "merge"] == [mine.source] and not deleted
 
 
@@ -304,7 +304,7 @@ def test_a_step_that_is_tried_again_shows_what_counts(tmp_path):
 
 
 def test_check_and_grade_agree_and_the_page_tells_visible_from_hidden(tmp_path):
-    """A wrong answer has the points in the judge that it has in a student's own notebook."""
+    """The grader gives a wrong answer the same points as the checks in the student's own notebook."""
     book = slipped("1", {"right[:, None] * b[2]": "b[2]"})
     graded = graded_at_once(tmp_path, {"ada": book}, "")["ada"]
     assert graded.got["test_merge"] == played(book)[0]["test_merge"]
@@ -440,7 +440,7 @@ MARKUP = "<script>1 < 2 & 3</script>"
 def test_feedback_shows_what_a_student_wrote_and_runs_none_of_it(tmp_path):
     points = dict(most={"test_a": 4.0, "test_b": 3.0}, got={"test_a": 0.5, "test_b": 3.0})
     page = [["code", MARKUP, MARKUP, MARKUP], ["visible", "test_b", "", MARKUP]]
-    graded = judge.Graded("ann & bo", FIRST.name, **points, sentences=[MARKUP], page=page)
+    graded = grade_notebook.Graded("ann & bo", FIRST.name, **points, sentences=[MARKUP], page=page)
     results.keep(graded, tmp_path, "key")
     text = (tmp_path / "feedback" / "ann & bo" / f"{FIRST.name}.html").read_text(encoding="utf-8")
     assert "<script" not in text and text.count("&lt;script&gt;1 &lt; 2 &amp; 3&lt;/script&gt;") == 5
@@ -448,7 +448,7 @@ def test_feedback_shows_what_a_student_wrote_and_runs_none_of_it(tmp_path):
     path = results.record_path(tmp_path, "ann & bo", FIRST.name)
     assert results.kept(path) == (graded, "key")
     path.write_text(path.read_text()[:-9])
-    assert results.kept(path) == (judge.Graded("", ""), ""), "a record that was cut short counts as none"
+    assert results.kept(path) == (grade_notebook.Graded("", ""), ""), "a record that was cut short counts as none"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from checks.probes import NotAllowed
 from checks.report import Failed
 from course_class import FIRST, handed_in, played, write
 
-from fa2_studio.course import box, command, keys, notebooks, seeds
+from fa2_studio.course import command, keys, notebooks, sandbox, seeds
 from fa2_studio.course.notebooks import FOLDER, HIDDEN, PROJECT, SOLUTION, grade_id, is_solution, source
 
 ASSIGNMENTS = {a.name: a for a in notebooks.ASSIGNMENTS}
@@ -313,7 +313,7 @@ def test_a_gradescope_package_has_all_that_its_checks_read(tmp_path):
 
 def test_a_gradescope_package_grades_as_the_platform_lays_it_out(tmp_path):
     """source/ unpacked, submission/, results/: the score, and for each step what the checks said, hints included."""
-    if os.getuid() == 0 and not box.other_user("user", Path(sys.prefix)):
+    if os.getuid() == 0 and not sandbox.other_user("user", Path(sys.prefix)):
         pytest.skip("no other user can read this Python, and the platform's container grades as another one")
     assert command.main(["gradescope", str(tmp_path / "made"), "--only", "1"]) == 0
     home = tmp_path / "autograder"

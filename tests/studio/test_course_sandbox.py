@@ -1,4 +1,4 @@
-"""Attacks on the box and the judge: each gets what it deserves, a neighbour loses nothing, nothing is seen."""
+"""Attacks on the sandbox and the grader: an attacker gets no points, other students lose none, and nothing leaks."""
 
 import contextlib
 import json
@@ -15,11 +15,11 @@ pytest.importorskip("nbformat", reason="nbformat is not installed: pip install '
 from checks import meter
 from course_class import FIRST, PATIENT, QUICK, code, graded_at_once, handed_in, needs_limits, write
 
-from fa2_studio.course import box, channel, command, grade, judge, notebooks, package, results
+from fa2_studio.course import channel, command, grade, grade_notebook, notebooks, package, results, sandbox
 from fa2_studio.course.notebooks import grade_id, named, source
 
 pytestmark = needs_limits
-needs_box = pytest.mark.skipif(not box.kind(), reason="no box on this machine: bubblewrap is missing or not allowed")
+needs_sandbox = pytest.mark.skipif(not sandbox.kind(), reason="no sandbox here: bubblewrap is missing or not allowed")
 
 SEARCH = """import json, os, sys
 found = []
@@ -145,7 +145,7 @@ def class_of(names: list[str], folder: Path) -> dict:
     (folder / "secret.txt").write_text("secret words")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLASS_SECRET", "secret words")
-        return graded_at_once(folder, books, box.kind(), QUICK)
+        return graded_at_once(folder, books, sandbox.kind(), QUICK)
 
 
 @pytest.fixture(scope="module")
@@ -158,14 +158,14 @@ def attacked_later(tmp_path_factory):
     return class_of(LATER, tmp_path_factory.mktemp("later"))
 
 
-@needs_box
+@needs_sandbox
 @pytest.mark.parametrize("name", GAIN)
 def test_an_attack_gains_nothing(name, attacked):
     assert attacked[name].score == 0, attacked[name].page
     assert not [s for s in attacked[name].sentences if "AssertionError" in s]
 
 
-@needs_box
+@needs_sandbox
 @pytest.mark.parametrize("name", [*NOW, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in LATER)])
 def test_an_attack_harms_nobody(name, request):
     _, _, least, most, remark, waits = HARM[name]
@@ -177,7 +177,7 @@ def test_an_attack_harms_nobody(name, request):
         assert neighbour.score == 12, neighbour.sentences
 
 
-@needs_box
+@needs_sandbox
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="this system does not list what runs")
 def test_nothing_outlives_its_grading(attacked):
     time.sleep(0.5)
@@ -187,7 +187,7 @@ def test_nothing_outlives_its_grading(attacked):
 
 def test_a_page_has_a_limit(tmp_path):
     """Two thousand cells that print much are one page of a fifth of a megabyte."""
-    graded = judge.Graded("ada", "1_online_softmax", {"test_a": 1.0})
+    graded = grade_notebook.Graded("ada", "1_online_softmax", {"test_a": 1.0})
     for _ in range(2000):
         graded.show("code", "a cell", "x" * 1000, "y" * 20_000)
     graded.show("code", "the last cell", "z" * 10**7, "")
@@ -220,17 +220,17 @@ def test_a_chip_computes_nothing_large_and_nothing_that_is_not_on_its_list():
 
 def test_without_a_box_grade_says_what_to_install_and_stops(tmp_path, monkeypatch, capsys):
     write(handed_in(), tmp_path / "in" / "ada")
-    monkeypatch.setattr(box, "kind", lambda: "")
+    monkeypatch.setattr(sandbox, "kind", lambda: "")
     assert command.main(["grade", str(tmp_path / "in"), "--only", "1", "--out", str(tmp_path / "out")]) == 1
     assert "install bubblewrap" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_a_student_s_code_never_runs_as_root_beside_the_grader(tmp_path, monkeypatch):
     """In a platform's container it is another user, or it is not run."""
-    monkeypatch.setattr(box, "other_user", lambda *_: False)
-    monkeypatch.setattr(box.os, "getuid", lambda: 0)
-    with pytest.raises(box.NotReady, match="no other user"):
-        box.Room(tmp_path, QUICK, "user")
+    monkeypatch.setattr(sandbox, "other_user", lambda *_: False)
+    monkeypatch.setattr(sandbox.os, "getuid", lambda: 0)
+    with pytest.raises(sandbox.NotReady, match="no other user"):
+        sandbox.SandboxProcess(tmp_path, QUICK, "user")
 
 
 LEAVE = """import ctypes, fcntl, os, socket, struct, sys
@@ -278,29 +278,29 @@ found += ["user namespace"] if attempt(lambda: libc.unshare(0x10000000)) == 0 el
 assert not found, found"""
 
 
-def said_in_a_box(package: Path, *cells: str, assignment=FIRST, rooms=None) -> str:
-    """Return what the last of these cells raised in a sandbox, which is then closed, or appended to `rooms`."""
-    room = box.Room(package, QUICK, box.kind(), assignment.needs)
+def error_in_a_sandbox(package: Path, *cells: str, assignment=FIRST, processes=None) -> str:
+    """Return what the last of these cells raised in a sandbox, which is then closed, or appended to `processes`."""
+    process = sandbox.SandboxProcess(package, QUICK, sandbox.kind(), assignment.needs)
     try:
-        replies = [room.ask({"do": "cell", "source": cell}, 60.0) for cell in cells]
+        replies = [process.ask({"do": "cell", "source": cell}, 60.0) for cell in cells]
         assert not replies[-1].get("late")
         return " ".join(map(str, replies[-1].get("error", ())))
     finally:
-        room.close() if rooms is None else rooms.append(room)
+        process.close() if processes is None else processes.append(process)
 
 
-@needs_box
+@needs_sandbox
 def test_no_word_passes_from_one_notebook_to_another():
     """By none of the ways that the kernel has, neither beside it nor after it."""
     with grade.packages([FIRST]) as staged:
-        package, rooms = staged[FIRST.name], []
-        said_in_a_box(package, LEAVE, LEFT, rooms=rooms)
-        beside = said_in_a_box(package, LEAVE, FOUND)
-        rooms[0].close()
-        assert (beside, said_in_a_box(package, LEAVE, FOUND)) == ("", "")
+        package, processes = staged[FIRST.name], []
+        error_in_a_sandbox(package, LEAVE, LEFT, processes=processes)
+        beside = error_in_a_sandbox(package, LEAVE, FOUND)
+        processes[0].close()
+        assert (beside, error_in_a_sandbox(package, LEAVE, FOUND)) == ("", "")
 
 
-@needs_box
+@needs_sandbox
 @pytest.mark.parametrize("assignment", notebooks.ASSIGNMENTS, ids=lambda assignment: assignment.name)
 def test_no_box_has_what_finds_mistakes(assignment, tmp_path):
     """A test that calls the examiner catches every bug of 5, and its attention is an answer to 2, 3, 4 and 7."""
@@ -315,16 +315,16 @@ for top in (sys.prefix, sys.base_prefix, "/usr", "/usr/local"):
     sys.path += glob.glob(f"{top}/lib*/python3*/*-packages")
 import torch"""
     with grade.packages([FIRST]) as staged:
-        assert "ModuleNotFoundError" in said_in_a_box(staged[FIRST.name], reach)
+        assert "ModuleNotFoundError" in error_in_a_sandbox(staged[FIRST.name], reach)
 
 
-@needs_box
+@needs_sandbox
 def test_a_checkout_below_any_folder_stays_unseen(tmp_path, monkeypatch):
     home = tmp_path / "my-packages" / "dist-packages-of-mine" / "notebooks" / "assignments"
     monkeypatch.setattr(sys, "path", [*sys.path, str(home), str(home.parents[1])])
     monkeypatch.setenv("PYTHONPATH", str(home))
     home.mkdir(parents=True)
-    words = [*box.bubblewrap(tmp_path / "package"), *box.environment(tmp_path / "package", "", ()).values()]
+    words = [*sandbox.bubblewrap(tmp_path / "package"), *sandbox.environment(tmp_path / "package", "", ()).values()]
     assert not [word for word in words if "my-packages" in word]
 
 
@@ -336,33 +336,33 @@ def test_the_process_that_runs_no_student_s_code_is_another_user(tmp_path, monke
         users.append(words[words.index("--reuid") + 1])
         raise NotADirectoryError
 
-    monkeypatch.setattr(box, "other_user", lambda *_: True)
-    monkeypatch.setattr(box.os, "chown", lambda *_: None)
-    monkeypatch.setattr(box.subprocess, "Popen", popen)
+    monkeypatch.setattr(sandbox, "other_user", lambda *_: True)
+    monkeypatch.setattr(sandbox.os, "chown", lambda *_: None)
+    monkeypatch.setattr(sandbox.subprocess, "Popen", popen)
     for clean in (False, True):
         with pytest.raises(NotADirectoryError):
-            box.Room(tmp_path, QUICK, "user", clean=clean)
+            sandbox.SandboxProcess(tmp_path, QUICK, "user", clean=clean)
     assert len(set(users)) == 2
 
 
 def test_nothing_is_imported_from_where_a_student_s_code_can_write():
     with grade.packages([FIRST]) as staged:
-        room = box.Room(staged[FIRST.name], PATIENT, "")
+        process = sandbox.SandboxProcess(staged[FIRST.name], PATIENT, "")
         cell = "open('left.py', 'w').write('x = 1')\nimport left"
-        said = room.ask({"do": "cell", "source": cell}, 60.0)["error"]
-        room.close()
+        said = process.ask({"do": "cell", "source": cell}, 60.0)["error"]
+        process.close()
     assert said[0] == "ModuleNotFoundError"
 
 
 def test_a_plain_user_s_box_has_a_limit_of_processes_too():
-    assert "--nproc=64" in box.limited(QUICK, uid=0, counts_apart=True)
+    assert "--nproc=64" in sandbox.limited(QUICK, uid=0, counts_apart=True)
 
 
 def test_a_container_s_own_limit_of_memory_is_kept_to(monkeypatch):
     kinds = {"--as", "--data"}  # a process may not raise the hard limit that it has
     for hard, expected in ((2**30, 2**30), (-1, QUICK.memory_mb * 2**20)):
         monkeypatch.setattr("resource.getrlimit", lambda kind, hard=hard: (hard, hard))
-        words = dict(word.split("=") for word in box.limited(QUICK, uid=0, counts_apart=True) if "=" in word)
+        words = dict(word.split("=") for word in sandbox.limited(QUICK, uid=0, counts_apart=True) if "=" in word)
         assert [words[kind] for kind in kinds & words.keys()] == [str(expected)]
 
 
@@ -398,7 +398,7 @@ def flood():
 threading.Thread(target=flood, daemon=True).start()"""
 
 
-@needs_box
+@needs_sandbox
 def test_what_a_notebook_does_to_the_grader_costs_that_notebook_alone(tmp_path):
     """Memory that grows while messages come, arrays that broadcast to gigabytes, and a flood of messages."""
     books = {
@@ -413,27 +413,27 @@ def test_what_a_notebook_does_to_the_grader_costs_that_notebook_alone(tmp_path):
         while not stop.wait(0.1):
             for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
                 with contextlib.suppress(OSError):
-                    if b"course.judge" in cmdline.read_bytes():
+                    if b"course.grade_notebook" in cmdline.read_bytes():
                         pages = int((cmdline.parent / "statm").read_text().split()[1])
                         most[0] = max(most[0], pages * 4096 / 2**20)
 
     threading.Thread(target=watch, daemon=True).start()
-    got = graded_at_once(tmp_path, books, box.kind(), box.Limits(10, 60, 1500))
+    got = graded_at_once(tmp_path, books, sandbox.kind(), sandbox.Limits(10, 60, 1500))
     stop.set()
     assert got["beside"].score == got["beside too"].score == 12 and most[0] < 1200
     assert got["grows"].got["test_own"] == got["wide"].got["test_own"] == 0
     assert "more than 1,500 MB" in " ".join(got["grows"].sentences)
 
 
-@needs_box
+@needs_sandbox
 def test_a_notebook_ends_in_the_time_it_is_told(tmp_path):
     began = time.monotonic()
-    limits = box.Limits(cell_seconds=3, notebook_seconds=8, memory_mb=1500)
-    graded = graded_at_once(tmp_path, {"deaf": handed_in(own=(DEAF,) * 12)}, box.kind(), limits)["deaf"]
+    limits = sandbox.Limits(cell_seconds=3, notebook_seconds=8, memory_mb=1500)
+    graded = graded_at_once(tmp_path, {"deaf": handed_in(own=(DEAF,) * 12)}, sandbox.kind(), limits)["deaf"]
     assert time.monotonic() - began < 8 + 25 and graded.score == 0
 
 
-@needs_box
+@needs_sandbox
 def test_a_kernel_that_never_ends_costs_its_step_alone(tmp_path):
     """And torch's import costs nobody a step, though it may take longer than a step has."""
     pytest.importorskip("triton", reason="Triton is not installed")
@@ -444,8 +444,8 @@ def test_a_kernel_that_never_ends_costs_its_step_alone(tmp_path):
             "    tl.store(O +", "    while tl.sum(row) > 0:\n        row += 1\n    tl.store(O +"
         )
     }
-    limits = box.Limits(cell_seconds=8, notebook_seconds=120)
-    graded = graded_at_once(tmp_path, {"ada": handed_in("4", answers=answers)}, box.kind(), limits, name="4")["ada"]
+    limits = sandbox.Limits(cell_seconds=8, notebook_seconds=120)
+    graded = graded_at_once(tmp_path, {"ada": handed_in("4", answers=answers)}, sandbox.kind(), limits, name="4")["ada"]
     assert graded.got == {"test_one_tile": 0, "test_loop": 4, "test_full": 5}, graded.sentences
 
 
@@ -455,7 +455,7 @@ def test_results_are_written_as_they_come(tmp_path, monkeypatch):
 
     def grade_one(one, *_):
         time.sleep(2.0 if one.student == "a" else 0.0)
-        return judge.Graded(one.student, one.assignment.name)
+        return grade_notebook.Graded(one.student, one.assignment.name)
 
     monkeypatch.setattr(grade, "grade_one", grade_one)
     tasks = [(grade.Found(name, FIRST), 0, "") for name in "abc"]
@@ -514,11 +514,11 @@ def test_no_line_of_a_solution_is_ever_sent_to_a_student_s_process(name, tmp_pat
         sent.append(json.dumps(message, default=repr))
         real(stream, message, *more)
 
-    monkeypatch.setattr(box.channel, "send", send)
+    monkeypatch.setattr(sandbox.channel, "send", send)
     with grade.packages([named(name)]) as staged:
         package = staged[named(name).name]
-        graded = judge.grade_notebook(
-            source(named(name)), notebooks.read(path), lambda _: box.Room(package, PATIENT, ""), PATIENT
+        graded = grade_notebook.grade_notebook(
+            source(named(name)), notebooks.read(path), lambda _: sandbox.SandboxProcess(package, PATIENT, ""), PATIENT
         )
     assert any(kind == "again" for kind, *_ in graded.page), "a step was tried again"
     secret = solution_lines(name, WRONG_BY_ONE[name])

@@ -23,8 +23,8 @@ from checks.guard import Far, Raised, Stopped, raised
 from checks.meter import lending
 
 from fa2_studio.course import notebooks, seeds
-from fa2_studio.course.box import Limits, NotReady, Room
 from fa2_studio.course.notebooks import HIDDEN, Cell, grade_id, is_solution, steps
+from fa2_studio.course.sandbox import Limits, NotReady, SandboxProcess
 
 MOST_DEATHS = 8  # the most times that the processes of one notebook are started again
 OWN_MB = 1024  # the most memory of this process, so that no submission makes it use more
@@ -160,8 +160,8 @@ def right_functions(original, names: tuple[str, ...]) -> dict[str, Callable]:
 class Session:
     """The process that runs a student's cells. If it ends, the next request starts another and runs the cells again."""
 
-    def __init__(self, open_room: Callable[[bool], Room], limits: Limits):
-        self.open_room, self.limits, self.room, self.clean = open_room, limits, None, None
+    def __init__(self, open_process: Callable[[bool], SandboxProcess], limits: Limits):
+        self.open_process, self.limits, self.process, self.clean = open_process, limits, None, None
         self.until = time.monotonic() + limits.notebook_seconds
         self.done: list[str] = []  # the cells that ran, which a new process runs again
         self.lent: dict[str, Callable] = {}  # correct functions that replace the student's own in a second run
@@ -203,11 +203,11 @@ class Session:
 
     def apart(self, probe: Callable, args: tuple):
         """Run a probe in a clean process, one that never runs the student's code."""
-        mine, self.room = self.room, self.clean
+        mine, self.process = self.process, self.clean
         try:
             return self.call("", args, {}, probe, is_theirs=False)
         finally:
-            self.clean, self.room = self.room, mine
+            self.clean, self.process = self.process, mine
 
     def ask(self, request: dict, seconds: float, is_theirs: bool = True) -> dict:
         """Return the reply to a request. Raises Stopped, with a sentence for the student, if there is none in time.
@@ -215,12 +215,12 @@ class Session:
         With seconds = 0, the request has the time that its step has left.
         """
         try:
-            if self.room is None:
+            if self.process is None:
                 self.open(is_theirs)
             now = time.monotonic()
             if now > self.until:
                 raise Stopped("the time for this notebook was over")
-            reply = self.room.ask(request, max(0.0, min((seconds or self.step_until - now), self.until - now)))
+            reply = self.process.ask(request, max(0.0, min((seconds or self.step_until - now), self.until - now)))
             if reply.get("late"):
                 raise Stopped(f"it did not finish within {self.limits.cell_seconds:g} s")
         except Stopped:
@@ -236,24 +236,24 @@ class Session:
         if self.opened > MOST_DEATHS:
             raise Stopped("the process ended too often")
         began = time.monotonic()
-        self.room, self.opened = self.open_room(not is_theirs), self.opened + 1
+        self.process, self.opened = self.open_process(not is_theirs), self.opened + 1
         if is_theirs not in self.ready:
             self.ready.add(is_theirs)
             took = time.monotonic() - began
             self.until, self.step_until = self.until + took, self.step_until + took
         for source in self.done if is_theirs else ():
             left = self.until - time.monotonic()
-            self.room.ask({"do": "cell", "source": source}, max(0.0, min(self.limits.cell_seconds, left)))
+            self.process.ask({"do": "cell", "source": source}, max(0.0, min(self.limits.cell_seconds, left)))
 
     def end(self) -> None:
         """End the process that got the last request. The next request starts a new one."""
-        if self.room is not None:
-            self.room.close()
-        self.room = None
+        if self.process is not None:
+            self.process.close()
+        self.process = None
 
     def close(self) -> None:
         self.end()
-        self.room, self.clean = self.clean, None
+        self.process, self.clean = self.clean, None
         self.end()
 
 
@@ -266,15 +266,17 @@ def error_of(reply: dict) -> Exception | None:
     return raised(*texts) if len(texts) == 3 else Raised("an answer that cannot be read", "")
 
 
-# Judging ------------------------------------------------------------------------------------------------------------
+# Grading ------------------------------------------------------------------------------------------------------------
 
 
-def grade_notebook(original, cells: list[Cell], open_room: Callable[[bool], Room], limits: Limits) -> Graded:
+def grade_notebook(
+    original, cells: list[Cell], open_process: Callable[[bool], SandboxProcess], limits: Limits
+) -> Graded:
     """Run the original's tests on a student's answers, and return the points and the feedback."""
     graded = Graded("", "", steps(original))
     parts, lost = assemble(original, cells)
     graded.sentences += lost
-    session, space = Session(open_room, limits), {}
+    session, space = Session(open_process, limits), {}
     try:
         for part in parts:
             if part.kind == "test":
@@ -304,7 +306,7 @@ def run_cell(part: AssembledCell, session: Session, space: dict, graded: Graded)
 
 def run_step(part: AssembledCell, session: Session, space: dict, names: dict[str, str], graded: Graded) -> None:
     """Run the test cell of one step, and add its points, remark and output to `graded`."""
-    points, shown, hidden, sentence = judged(part, session, space, names)
+    points, shown, hidden, sentence = run_test(part, session, space, names)
     points, why = once(part, points, graded.most[part.name], session, space.get("report"))
     graded.got[part.name] = min(points, graded.most[part.name])
     graded.sentences += [f"{part.name.removeprefix('test_')}: {said}" for said in (sentence, why) if said]
@@ -313,7 +315,7 @@ def run_step(part: AssembledCell, session: Session, space: dict, names: dict[str
         graded.show("hidden", part.name, "", hidden)
 
 
-def judged(part: AssembledCell, session: Session, space: dict, names: dict[str, str]) -> tuple[float, str, str, str]:
+def run_test(part: AssembledCell, session: Session, space: dict, names: dict[str, str]) -> tuple[float, str, str, str]:
     """Run a test cell, and return its points, what its visible and its hidden checks printed, and a remark.
 
     Each of `names` becomes a stand-in that calls the student's function of that name in the student's process.
@@ -371,7 +373,7 @@ def follow_through(original, parts: list[AssembledCell], session: Session, space
         if not part.given or graded.got.get(part.name, 0) >= graded.most.get(part.name, 0):
             continue
         session.lent = right_functions(original, part.given)
-        points, shown, hidden, _ = judged(part, session, space, asked(original, part, parts))
+        points, shown, hidden, _ = run_test(part, session, space, asked(original, part, parts))
         points, _ = once(part, points, graded.most[part.name], session, space.get("report"))
         if points > graded.got[part.name]:
             graded.got[part.name] = min(points, graded.most[part.name])
@@ -404,11 +406,11 @@ def main() -> int:
         graded = Graded("", "", steps(original), sentences=[str(unreadable)])
     else:
 
-        def open_room(clean: bool) -> Room:
-            return Room(Path(task["package"]), limits, task["box"], assignment.needs, clean)
+        def open_process(clean: bool) -> SandboxProcess:
+            return SandboxProcess(Path(task["package"]), limits, task["sandbox"], assignment.needs, clean)
 
         try:
-            graded = grade_notebook(original, cells, open_room, limits)
+            graded = grade_notebook(original, cells, open_process, limits)
         except NotReady as fault:
             json.dump({"fault": str(fault)}, sys.stdout)
             return 1

@@ -44,7 +44,7 @@ def program(column: int, machine: int) -> bytes:
     return b"".join(struct.pack("HBBI", *line) for line in lines)
 
 
-def seal() -> bool:
+def install_filter() -> bool:
     """Install the filter for this process and all processes that it starts. Return False if this is not possible."""
     if platform.system() != "Linux" or platform.machine() not in MACHINES:
         return False

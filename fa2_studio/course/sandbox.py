@@ -2,7 +2,8 @@
 
 The process has no network. It can read Python and a part of the package, and nothing else of the disk. It can write
 only to the folder /stage, which is in memory. It gets one core, and limits on memory, processes, files, time and the
-size of its messages. `seal` makes the kernel refuse the system calls by which notebooks could still exchange data.
+size of its messages. The filter of seccomp.py makes the kernel refuse the system calls by which notebooks could still
+exchange data.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ PROCESSES = 64  # the most processes of one notebook, where each thread counts a
 FILE_BYTES = 100 * 2**20  # the most bytes of one file that a notebook writes
 GRACE = 3.0  # seconds between the end of a request's time and the end of a process that has not answered
 START = 300.0  # seconds that a process may take to start, since importing torch on a busy machine takes a minute
-NO_BOX = (
+NO_SANDBOX = (
     "there is no sandbox for students' code on this machine, so install bubblewrap (Linux: apt-get install bubblewrap)."
     " If it is installed but may not start, as for a plain user on Ubuntu 24.04, run grade with sudo (INSTRUCTOR.md). "
     "With --trust, grade uses no sandbox"
@@ -67,11 +68,11 @@ def kind() -> str:
     return ""
 
 
-def in_words(box: str) -> str:
-    """Return the words by which `grade` names the sandbox `box`."""
-    if not box:
+def in_words(kind: str) -> str:
+    """Return the words by which `grade` names the sandbox `kind`."""
+    if not kind:
         return "none, so students' code runs under your account"
-    if box == "user":
+    if kind == "user":
         return "a separate user in this container"
     return f"bubblewrap, {'started by root, with a user for each notebook' if os.getuid() == 0 else 'started by you'}"
 
@@ -162,7 +163,7 @@ def limited(limits: Limits, uid: int, counts_apart: bool) -> list[str]:
         memory_bytes = min(memory_bytes, hard)
     words = f"nice -n 5 prlimit --{memory}={memory_bytes}"
     words += f" --fsize={FILE_BYTES} --core=0 --nofile=256 --cpu={int(limits.notebook_seconds) + 60}"
-    if uid or counts_apart:  # otherwise the user's other processes would count, so Room._watch counts them instead
+    if uid or counts_apart:  # otherwise the user's other processes would count, so _watch() counts them instead
         words += f" --nproc={PROCESSES}"
     if uid:
         words += f" setpriv --reuid {uid} --regid {uid} --clear-groups --no-new-privs"
@@ -182,30 +183,30 @@ def environment(package: Path, home: str, needs: tuple[str, ...]) -> dict[str, s
 # Messages to a process in its sandbox -------------------------------------------------------------------------------
 
 
-class Room:
+class SandboxProcess:
     """One process in a sandbox. It imports the packages that `needs` names before it answers the first request.
 
-    `box` is "bwrap" for bubblewrap; "user" for only a different user, on a platform that already provides a container;
+    `kind` is "bwrap" for bubblewrap; "user" for only a different user, on a platform that already provides a container;
     or "" for no sandbox. A `clean` process never runs a student's code, and its user differs from the user of the
     processes that do. Raises NotReady if the process does not start.
     """
 
-    def __init__(self, package: Path, limits: Limits, box: str, needs: tuple[str, ...] = (), clean: bool = False):
-        self.limits, self.far, self.box, self.why = limits, [], box, ""
-        self.home = "" if box == "bwrap" else tempfile.mkdtemp(prefix="fa2-course-")
+    def __init__(self, package: Path, limits: Limits, kind: str, needs: tuple[str, ...] = (), clean: bool = False):
+        self.limits, self.far, self.kind, self.why = limits, [], kind, ""
+        self.home = "" if kind == "bwrap" else tempfile.mkdtemp(prefix="fa2-course-")
         self.errors = tempfile.TemporaryFile()
-        uid = 100_000 + 2 * (os.getpid() % 25_000) + clean if other_user(box, package) else 0
-        if box == "user" and os.getuid() == 0 and not uid:
+        uid = 100_000 + 2 * (os.getpid() % 25_000) + clean if other_user(kind, package) else 0
+        if kind == "user" and os.getuid() == 0 and not uid:
             raise NotReady(
                 "the sandbox could not be started: no other user can read this Python, and root may do everything"
             )
         if self.home and uid:
             os.chown(self.home, uid, uid)
-        apart = box == "bwrap" and not uid and tuple(map(int, platform.release().split(".")[:2])) >= (5, 14)
+        apart = kind == "bwrap" and not uid and tuple(map(int, platform.release().split(".")[:2])) >= (5, 14)
         beforehand = [*needs, *(["checks.probes_triton"] if clean and needs else [])]
         run = [*limited(limits, uid, apart), sys.executable, "-m", "fa2_studio.course.worker", *beforehand]
         env = environment(package, self.home or "/stage", needs)
-        if box == "bwrap":
+        if kind == "bwrap":
             inside = [word for key, value in env.items() for word in ("--setenv", key, value)]
             run = [*bubblewrap(package, needs), *inside, *run]
         self.process = subprocess.Popen(
@@ -216,13 +217,13 @@ class Room:
         for listen in (self._listen, self._watch):
             threading.Thread(target=listen, daemon=True).start()
         try:
-            is_sealed = self._next(time.monotonic() + START)["sealed"]
+            is_filtered = self._next(time.monotonic() + START)["filtered"]
         except Stopped as failure:
             late = f"it was not ready after {START:.0f} s" if self.process.poll() is None else ""
             said = self._last_words() or late or str(failure)
             self.close()
             raise NotReady(f"the sandbox could not be started: {said}") from failure
-        if box and not is_sealed:
+        if kind and not is_filtered:
             self.close()
             raise NotReady(
                 "the sandbox could not be started: this system has no seccomp filters, or its processor is unknown"
@@ -338,11 +339,11 @@ class Room:
         return ""
 
 
-def other_user(box: str, package: Path) -> bool:
+def other_user(kind: str, package: Path) -> bool:
     """Return whether a student's code can run as another user, one that owns no files but can read Python's."""
-    if box not in ("bwrap", "user") or os.getuid() != 0:
+    if kind not in ("bwrap", "user") or os.getuid() != 0:
         return False
-    places = [Path(p).resolve() for p in (sys.prefix, sys.base_prefix, package)] if box == "user" else []
+    places = [Path(p).resolve() for p in (sys.prefix, sys.base_prefix, package)] if kind == "user" else []
     return all(p.stat().st_mode & 0o005 == 0o005 for place in places for p in (place, *place.parents))
 
 
