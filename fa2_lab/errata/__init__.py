@@ -5,7 +5,7 @@ fa2-lab errata ID         check one erratum and print it in full
 """
 
 from fa2_lab.errata import article, fa1_paper, fa2_paper, notes
-from fa2_lab.errata.erratum import Erratum, Verdict, judge
+from fa2_lab.errata.erratum import Erratum, Verdict, measure
 
 ERRATA: dict[str, Erratum] = {e.id: e for source in (fa2_paper, fa1_paper, notes, article) for e in source.ERRATA}
 
@@ -17,4 +17,4 @@ SOURCES = {  # what an erratum's source begins with, and what that is
     "bilingual notes on FA2": "the FA2 paper's abstract and algorithms in English and Chinese; author unknown",
 }
 
-__all__ = ["ERRATA", "SOURCES", "Erratum", "Verdict", "judge"]
+__all__ = ["ERRATA", "SOURCES", "Erratum", "Verdict", "measure"]

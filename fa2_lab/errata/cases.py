@@ -1,4 +1,4 @@
-"""Small attention problems for judging errata. The truth comes from dense float64 attention and central differences."""
+"""Small attention problems for measuring errata. The truth is dense float64 attention with central differences."""
 
 from collections.abc import Callable
 from functools import cached_property

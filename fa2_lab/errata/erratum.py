@@ -40,7 +40,7 @@ class Verdict(NamedTuple):
     told_apart: bool
 
 
-def judge(erratum: Erratum) -> Verdict:
+def measure(erratum: Erratum) -> Verdict:
     """Run the wrong and the right version of an erratum, and return the verdict.
 
     The versions are told apart if the check rejects the wrong version and accepts the right one.

@@ -152,10 +152,10 @@ def show_where(arguments: argparse.Namespace) -> int:
 
 def show_errata(arguments: argparse.Namespace) -> int:
     """Check all errata and print them as a table, or check one erratum and print it in full."""
-    from fa2_lab.errata import ERRATA, SOURCES, judge
+    from fa2_lab.errata import ERRATA, SOURCES, measure
 
     if arguments.id is None:
-        verdicts = {name: judge(erratum) for name, erratum in ERRATA.items()}
+        verdicts = {name: measure(erratum) for name, erratum in ERRATA.items()}
         print(f"{'erratum':24}{'wrong: error':>14}{'right: error':>14}  verdict")
         for name, (wrong, right, apart) in verdicts.items():
             print(f"{name:24}{wrong:14.1e}{right:14.1e}  {'differ' if apart else 'DO NOT DIFFER'}")
@@ -164,7 +164,7 @@ def show_errata(arguments: argparse.Namespace) -> int:
     if arguments.id not in ERRATA:
         raise Refused(f"errata: there is no {arguments.id!r}{close_to(arguments.id, ERRATA)}")
     erratum = ERRATA[arguments.id]
-    verdict = judge(erratum)
+    verdict = measure(erratum)
     lines = [tag for tag, (_, line) in paper.LINES.items() if erratum.id in line.errata]
     print(erratum.id + "\n")
     for title, text in (

@@ -24,7 +24,7 @@
 import numpy as np
 from IPython.display import Markdown
 
-from fa2_lab.errata import ERRATA, judge
+from fa2_lab.errata import ERRATA, measure
 from fa2_lab.errata.cases import Small, distance
 from fa2_lab.reference.online_softmax import SoftmaxState
 from fa2_studio.book.build import Case, check
@@ -235,7 +235,7 @@ def table(title, source):
     found = {name: e for name, e in ERRATA.items() if e.source.startswith(source)}
     rows = ["| mistake | where | printed | right | off by | met in |", "|---" * 6 + "|"]
     for name, e in found.items():
-        met, error = "; ".join(threads(e.met)) if e.met else "", off(judge(e).wrong_error)
+        met, error = "; ".join(threads(e.met)) if e.met else "", off(measure(e).wrong_error)
         cells = f"`{name}`", place(e.source), e.claim, e.instead, f"{error} {e.unit}".strip(), met
         rows.append(f"| {' | '.join(cells)} |")
     summary = f"<details><summary>{title}: {len(found)}</summary>\n"
@@ -312,7 +312,7 @@ for part in (slice(0, 2), slice(2, 4)):
     state = state.update(np.log(E)[None, part], v[part, None])
 by_hand, (by_state, _) = two_blocks(VERSIONS["lines 10 and 12"], E, v, 2), state.finalize()
 verdict("lines 10 and 12 agree with two updates of SoftmaxState", close([[by_hand]], by_state))
-apart = [judge(e).told_apart for e in ERRATA.values()]
+apart = [measure(e).told_apart for e in ERRATA.values()]
 verdict(f"the checks tell the wrong version from the right one in all {len(apart)} errata", all(apart) and len(apart) == 35)
 
 # %% [markdown] tags=["navigation"]

@@ -5,7 +5,7 @@ Outputs hold NaN before a kernel writes them, and each result is checked against
 
 import pytest
 import torch
-from kernel_truth import GPU, dense, dense_for, judge, poisoned, run  # noqa: F401 (poisoned is a fixture)
+from kernel_truth import GPU, check_accuracy, dense, dense_for, poisoned, run  # noqa: F401 (poisoned is a fixture)
 
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import dispatch
@@ -32,5 +32,5 @@ def check(q, k, v, dO, causal=False, scale=None, lengths=None, p=0.0, seed=0, dL
     more = dict(lengths=lengths, p=p, seed=seed, dL=dL, **common)
     truth = dense_for(got[0], q, k, v, dO, **more)
     what = f"{tuple(q.shape)} {tuple(k.shape)} {q.dtype} {more}"
-    judge(got, truth, dense(q, k, v, dO, dtype=q.dtype, **more), what, rough)
+    check_accuracy(got, truth, dense(q, k, v, dO, dtype=q.dtype, **more), what, rough)
     return got

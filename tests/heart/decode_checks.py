@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernel_truth import DEVICE, dense, judge, poisoned, tensors  # noqa: F401 (poisoned is a fixture)
+from kernel_truth import DEVICE, check_accuracy, dense, poisoned, tensors  # noqa: F401 (poisoned is a fixture)
 
 from fa2_lab.kernels.decode import plan
 from fa2_lab.kernels.prepared import Options, Tensors
@@ -39,7 +39,7 @@ def paged(k, v, lengths, page, seed=0, begins=None):
 
 def near(got, q, k, v, dO, what="", rough=False, **options):
     """Assert that (O, L) is as near to float64 as the accuracy rule demands."""
-    judge(got, dense(q, k, v, dO, **options), dense(q, k, v, dO, dtype=q.dtype, **options), what, rough)
+    check_accuracy(got, dense(q, k, v, dO, **options), dense(q, k, v, dO, dtype=q.dtype, **options), what, rough)
 
 
 def drawn(*shape, **more):

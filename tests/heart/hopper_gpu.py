@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch
-from kernel_truth import DEVICE, dense, dense_packed, judge
+from kernel_truth import DEVICE, check_accuracy, dense, dense_packed
 
 from fa2_lab.kernels.prepared import PREPARED, Tensors
 
@@ -69,7 +69,7 @@ def check(q, k, v, dO, options, lengths=None, cu=(), dL=None, deterministic=Fals
         lost = (given.nan_to_num() * (want[0] - got[0]).nan_to_num()).sum(-1)
         lost = lost.T if cu else lost
         want = *want[:2], *truth(dL=lost if dL is None else dL + lost)[2:]
-    judge(got, want, torchs, f"{tuple(q.shape)} {tuple(k.shape)} {options} {lengths} {cu}")
+    check_accuracy(got, want, torchs, f"{tuple(q.shape)} {tuple(k.shape)} {options} {lengths} {cu}")
 
 
 def backward_of(Q, K, V, dO, options, deterministic=False):

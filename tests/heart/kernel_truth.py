@@ -133,7 +133,7 @@ NAMES = ("O", "L", "dQ", "dK", "dV")
 ALLOWED = dict(O=2.0, L=2.0, dQ=3.0, dK=3.0, dV=3.0)  # times torch's own error in the same dtype
 
 
-def judge(got, truth, torchs, what="", rough=False) -> None:
+def check_accuracy(got, truth, torchs, what="", rough=False) -> None:
     """Assert that errors against float64 are at most ALLOWED times PyTorch's own errors, plus 1e-5.
 
     With `rough`, scores are so large that rounding them and L in fp32 costs digits of P, so more is allowed. PyTorch

@@ -1,4 +1,4 @@
-"""Plant faults, one at a time, in a copy of the package, and check that the tests of their part fail.
+"""Mutation tests: plant faults, one at a time, in a copy of the package, and check that the tests of their part fail.
 
     python tests/heart/planted.py                    plants all faults, which takes a while
     python tests/heart/planted.py reference decode   plants the faults of some parts

@@ -57,7 +57,7 @@ def right(case, group, message=ring.MESSAGE):
     runs = [run(case, group, inputs, scale=-0.2) for _ in range(3)]
     ring.MESSAGE = kept
     for got in runs:
-        truths.judge(got, truth, torchs, str(case))
+        truths.check_accuracy(got, truth, torchs, str(case))
         assert all(map(torch.equal, got[:2], runs[0][:2])), "another run, other bits"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import kernels, poisoned  # noqa: F401 (fixtures)
-from kernel_truth import DEVICE, dense, judge, run, tensors, worst
+from kernel_truth import DEVICE, check_accuracy, dense, run, tensors, worst
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -205,7 +205,7 @@ def test_the_reference_behind_the_same_call(options, dtype):
     assert got[0].dtype == dtype and got[1].dtype == torch.float32 and got[0].device.type == DEVICE
     names = dict(dropout_p="p", key_lengths="lengths")
     more = {names.get(n, n): x for n, x in options.items()} | dict(dL=dL)
-    judge(got, dense(q, k, v, dO, **more), dense(q, k, v, dO, dtype=dtype, **more))
+    check_accuracy(got, dense(q, k, v, dO, **more), dense(q, k, v, dO, dtype=dtype, **more))
 
 
 @pytest.mark.parametrize("backend", ("auto", "reference"))

@@ -374,7 +374,7 @@ def test_the_largest_scale_with_a_softcap_of_any_size(softcap, N_q):
 @pytest.mark.parametrize("scale, softcap", [(1e30, None), (1e-29, None), (1e-9, None), (0.3, 1e-30)])
 @pytest.mark.parametrize("call", CALLS)
 def test_every_scale_softcap_and_sink_is_computed_rightly_or_refused(call, scale, softcap):
-    """Sinks grow until one is refused by its name, and the reference takes that, too. L is judged beside its size."""
+    """Sinks grow until an error names one that the reference still accepts. The error of L is relative to its size."""
     base = arguments_of(call) | dict(scale=scale, softcap=softcap)
     for power in (0, 10, 30, 38):
         arguments = base | dict(sinks=torch.full_like(base["sinks"], 10.0**power))

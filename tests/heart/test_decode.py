@@ -6,7 +6,7 @@ import pytest
 import torch
 from decode_checks import DTYPES, NAN, check, decode, drawn, near, poisoned, small_tiles  # noqa: F401 (fixtures)
 from hypothesis import strategies as st
-from kernel_truth import DEVICE, GPU, dense, judge, run, tensors, worst
+from kernel_truth import DEVICE, GPU, check_accuracy, dense, run, tensors, worst
 from slices import many_kernels, once
 
 import fa2_lab
@@ -344,7 +344,7 @@ def test_attention_takes_decode_for_few_rows(monkeypatch):
     q, k, v, dO = tensors(1, 4, 2, 3, 90, 16)
     got = run(fa2_lab.attention, q, k, v, dO, causal=True)
     assert len(asked) == 1
-    judge(got, dense(q, k, v, dO, True), dense(q, k, v, dO, True, dtype=torch.float32))
+    check_accuracy(got, dense(q, k, v, dO, True), dense(q, k, v, dO, True, dtype=torch.float32))
     fa2_lab.attention(q, k, v, dropout_p=0.5, seed=1)
     fa2_lab.attention(*(x.detach() for x in tensors(1, 1, 1, 65, 90, 16)[:3]))
     assert len(asked) == 1

@@ -15,7 +15,7 @@ if not torch.distributed.is_available():
 
 import ring_processes as processes  # noqa: E402
 import ring_threads as threads  # noqa: E402
-from kernel_truth import DEVICE, GPU, dense, judge, tensors, worst  # noqa: E402
+from kernel_truth import DEVICE, GPU, check_accuracy, dense, tensors, worst  # noqa: E402
 
 from fa2_lab.distributed import group as ranks  # noqa: E402
 from fa2_lab.distributed import ring, ring_attention, shard, unshard  # noqa: E402
@@ -210,7 +210,7 @@ def test_heads_take_turns(monkeypatch):
 def within_the_rule(inputs, lengths, on_triton):
     """Assert that results of several ranks, whose parts are rounded before the merge, keep to the accuracy rule."""
     found = by_threads(inputs, lengths, "zigzag", True, on_triton)
-    judge(found, truth_of(inputs, causal=True), truth_of(inputs, causal=True, dtype=inputs[0].dtype))
+    check_accuracy(found, truth_of(inputs, causal=True), truth_of(inputs, causal=True, dtype=inputs[0].dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from fa2_lab.errata import ERRATA, SOURCES, Erratum, cases, judge
+from fa2_lab.errata import ERRATA, SOURCES, Erratum, cases, measure
 from fa2_lab.paper import LINES
 
 every = pytest.mark.parametrize("erratum", ERRATA.values(), ids=ERRATA)
@@ -13,10 +13,10 @@ every = pytest.mark.parametrize("erratum", ERRATA.values(), ids=ERRATA)
 
 @every
 def test_the_check_refuses_the_wrong_version_and_accepts_the_right_one(erratum):
-    verdict = judge(erratum)
+    verdict = measure(erratum)
     assert verdict.told_apart and erratum.check(erratum.right())
     assert not verdict.wrong_error <= 1e3 * erratum.tolerance, "too close to tell a slip from noise"
-    np.testing.assert_array_equal(verdict, judge(erratum))
+    np.testing.assert_array_equal(verdict, measure(erratum))
     assert erratum.source.startswith(tuple(SOURCES)) and all((erratum.claim, erratum.why, erratum.instead))
     for paper, algorithm, line in re.findall(r"(FA[12]) paper, [^;F]*Algorithms? (\d).*?, line (\d+)", erratum.source):
         assert erratum.id in LINES[f"{paper}.A{algorithm}.L{line}"][1].errata
@@ -51,9 +51,9 @@ def test_a_check_judges_every_number_that_the_right_version_has(erratum):
 def test_a_version_that_is_no_better_is_not_told_apart():
     for wrong, right in ((1.0, 1.0), (1.0, np.nan), (2.0, 3.0)):
         given = dict(wrong=lambda x=wrong: x, right=lambda x=right: x, error=lambda x: abs(x - 1.0))
-        assert not judge(Erratum("x", "FA2 paper", "c", "w", "i", **given)).told_apart
+        assert not measure(Erratum("x", "FA2 paper", "c", "w", "i", **given)).told_apart
     with pytest.raises(TypeError, match="erratum: got 'fa2-scale'"):
-        judge("fa2-scale")
+        measure("fa2-scale")
 
 
 def test_distances():

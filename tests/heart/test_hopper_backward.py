@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hopper_gpu import DTYPES, backward_of, check, counters_are_put_back, draw, lengths_of, replayed
-from kernel_truth import dense, dense_for, hopper, judge, run, tensors, worst  # before Triton
+from kernel_truth import check_accuracy, dense, dense_for, hopper, run, tensors, worst  # before Triton
 from slices import compiled_by, once, shared_out
 
 pytest.importorskip("triton")
@@ -316,7 +316,8 @@ def test_attention_takes_it(d, causal, lengths, way, monkeypatch):
         options = dict(causal=causal, scale=scale)
         got = run(attention, q, k, v, dO, dL, key_lengths=lengths, **options)
         options |= dict(lengths=lengths, dL=dL)
-        judge(got, dense(q, k, v, dO, **options), dense(q, k, v, dO, **options, dtype=q.dtype), f"{d} {options}")
+        want = dense(q, k, v, dO, **options)
+        check_accuracy(got, want, dense(q, k, v, dO, **options, dtype=q.dtype), f"{d} {options}")
 
 
 @hopper
@@ -331,4 +332,4 @@ def test_windows_and_the_same_bits_behind_the_public_call(monkeypatch):
         finally:
             torch.use_deterministic_algorithms(False)
         truth = dense_for(got[0], q, k, v, dO, window=window)
-        judge(got, truth, dense(q, k, v, dO, window=window, dtype=q.dtype), f"{window} {deterministic}")
+        check_accuracy(got, truth, dense(q, k, v, dO, window=window, dtype=q.dtype), f"{window} {deterministic}")

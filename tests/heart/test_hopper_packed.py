@@ -10,7 +10,7 @@ import pytest
 import torch
 from compile_worker import kinds
 from hopper_gpu import check, computed
-from kernel_truth import DEVICE, NAMES, dense_packed, hopper, judge, worst  # before Triton
+from kernel_truth import DEVICE, NAMES, check_accuracy, dense_packed, hopper, worst  # before Triton
 from slices import once
 
 pytest.importorskip("triton")
@@ -368,4 +368,4 @@ def test_behind_the_public_call(d, monkeypatch):
                 q, k, v, cu_seqlens_q, cu_seqlens_k, causal=True, max_seqlen_q=longest, return_lse=True
             )
             got = O, L, *torch.autograd.grad(O, (q, k, v), dO)
-            judge(got, want, theirs, f"{n_q} {n_k} {longest}")
+            check_accuracy(got, want, theirs, f"{n_q} {n_k} {longest}")

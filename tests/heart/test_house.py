@@ -1,7 +1,6 @@
-"""The house rules: arrows and tags; and packaging is as the README says."""
+"""Imports between the layers, tags, packaging, and the texts that planted faults replace."""
 
 import ast
-import re
 from functools import cache
 from graphlib import TopologicalSorter
 from inspect import signature
@@ -17,8 +16,8 @@ from fa2_lab.paper import LINES, TAG
 PROJECT = Path(__file__).resolve().parents[2]
 PACKAGE = PROJECT / "fa2_lab"
 
-# A folder imports from lower floors, never from another on its own floor or above. `import fa2_lab` ends with __init__.
-FLOORS = {
+# A folder imports from lower layers, never from another in its own layer or above. `import fa2_lab` ends with __init__.
+LAYERS = {
     "tiles": 1,
     "trace": 1,
     "paper": 1,
@@ -37,10 +36,10 @@ FLOORS = {
     "__main__": 10,
 }
 SAME_PART = {"transformers": "api"}
-NEVER = {("kernels", "reference")}  # downward, and still not wanted: a kernel stands on its own
+NEVER = {("kernels", "reference")}  # downward, and still not wanted, because a kernel is read without the reference
 
 
-# Arrows -------------------------------------------------------------------------------------------------------
+# Imports ------------------------------------------------------------------------------------------------------
 
 
 def part_of(module: str) -> str:
@@ -73,16 +72,16 @@ def imported_modules(source: str, module: str, modules: frozenset[str] = frozens
     return {name for name in found if name.split(".")[0] in ("fa2_lab", "fa2_studio")}
 
 
-def wrong_arrows(source: str, module: str) -> list[str]:
-    """Return the imports of a file that are not from a lower floor, or that NEVER forbids, in words."""
+def wrong_imports(source: str, module: str) -> list[str]:
+    """Return the imports of a file that are not from a lower layer, or that NEVER forbids, in words."""
     here, wrong = part_of(module), []
-    if here not in FLOORS:
-        return [f"{here}: no floor in tests/heart/test_house.py"]
+    if here not in LAYERS:
+        return [f"{here}: no layer in tests/heart/test_house.py"]
     for name in sorted(imported_modules(source, module)):
         there = "fa2_studio" if name.startswith("fa2_studio") else part_of(name)
         if there == here:
             continue
-        if FLOORS.get(there, 99) >= FLOORS[here] or (here, there) in NEVER:
+        if LAYERS.get(there, 99) >= LAYERS[here] or (here, there) in NEVER:
             wrong.append(f"{here} imports {there}")
     return wrong
 
@@ -94,13 +93,13 @@ def package_modules(folder: Path = PACKAGE) -> dict[str, str]:
     return {name.removesuffix(".__init__"): path.read_text(encoding="utf-8") for path, name in names.items()}
 
 
-def test_arrows_run_down():
-    wrong = {module: wrong_arrows(source, module) for module, source in package_modules().items()}
-    assert not {module: arrows for module, arrows in wrong.items() if arrows}
+def test_every_import_is_from_a_lower_layer():
+    wrong = {module: wrong_imports(source, module) for module, source in package_modules().items()}
+    assert not {module: imports for module, imports in wrong.items() if imports}
     assert {"tiles", "reference", "errata", "__main__"} <= {part_of(module) for module in wrong}
 
 
-def test_no_circle_stands_in_the_house_also_not_between_the_files_of_a_folder():
+def test_no_file_imports_itself_through_others():
     sources = package_modules() | package_modules(PROJECT / "fa2_studio")
     every = frozenset(sources)
     imports = {name: imported_modules(source, name, every) - {name} for name, source in sources.items()}
@@ -119,33 +118,6 @@ def test_no_tag_names_a_line_that_does_not_exist():
 
 CALLS = "attention", "attention_packed", "attention_paged"
 OF_OTHERS = {"cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "softcap", "dropout_p", "block_table", "scale"}
-
-
-def types_of(source: str) -> set[str]:
-    """Return the names of all classes, and of types that are defined at the top level, as in Rows = tuple[int, int]."""
-    tree = ast.parse(source)
-    named = [node for node in tree.body if isinstance(node, ast.Assign)]
-    named = [node for node in named if isinstance(node.value, (ast.Name, ast.Subscript, ast.BinOp))]
-    names = {ast.unparse(target) for node in named for target in node.targets}
-    classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    return classes | {name for name in names if re.fullmatch(r"([A-Z][a-z]+)+", name)}
-
-
-def defined_twice(sources: dict[str, str]) -> dict[str, set[str]]:
-    """Return {type: modules} for types that several modules define. Rungs may repeat each other and the kernels."""
-    where: dict[str, set[str]] = {}
-    for module, source in sources.items():
-        if not module.startswith("fa2_lab.kernels.ladder."):
-            for name in types_of(source):
-                where.setdefault(name, set()).add(module)
-    return {name: modules for name, modules in where.items() if len(modules) > 1}
-
-
-def test_the_name_of_a_type_has_one_meaning():
-    assert defined_twice(package_modules() | package_modules(PROJECT / "fa2_studio")) == {}
-    some = {"a": "class A: ...", "b": "def f():\n    class A: ...", "c": "class B(A): ...", "d": "Ab = list[A]"}
-    some |= {"e": "class Ab: ...", "fa2_lab.kernels.ladder.r01": "class B: ..."}
-    assert defined_twice(some) == {"A": {"a", "b"}, "Ab": {"d", "e"}}
 
 
 def test_public_names_are_the_same_in_all_calls_and_those_of_torch_and_flash_attn():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from biases import BIASES
-from kernel_truth import DEVICE, NAMES, dense_packed, judge, poisoned, run, worst  # noqa: F401 (poisoned is a fixture)
+from kernel_truth import DEVICE, NAMES, check_accuracy, dense_packed, poisoned, run, worst  # noqa: F401 (poisoned is a fixture)
 
 from fa2_lab.api.packed import attention_packed
 
@@ -48,7 +48,7 @@ def check(n_q, n_k=None, dL=False, backend="auto", options=None, sink=False, bia
     got = O, L, *torch.autograd.grad((O, L) if dL is not None else O, leaves, (dO, dL) if dL is not None else dO)
     assert [x.dtype for x in got[:5]] == [q.dtype, torch.float32, q.dtype, q.dtype, q.dtype]
     want, torchs = (dense_packed(q, k, v, dO, dL=dL, dtype=dtype, **given) for dtype in (torch.float64, q.dtype))
-    judge(got, want, torchs, f"{n_q} {n_k}")
+    check_accuracy(got, want, torchs, f"{n_q} {n_k}")
     assert not sink or worst(got[5], want[5]) < 2e-5 * max(1.0, want[5].abs().max().item())
     return got
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import triton
 from biases import BIASES
-from kernel_truth import DEVICE, dense, judge, run, tensors, worst
+from kernel_truth import DEVICE, check_accuracy, dense, run, tensors, worst
 from triton.compiler.errors import CompilationError
 from triton.runtime import errors as runtime_errors
 
@@ -102,7 +102,7 @@ def test_a_kernel_that_cannot_be_compiled_hands_its_calls_on_and_says_so_once(er
     counts, inputs = hopper(error), tensors(1, 2, 1, 20, 24, 16)
     with pytest.warns(RuntimeWarning) as said:
         got = run(attention, *inputs, causal=True)
-    judge(got, dense(*inputs, causal=True), dense(*inputs, causal=True, dtype=torch.float32))
+    check_accuracy(got, dense(*inputs, causal=True), dense(*inputs, causal=True, dtype=torch.float32))
     sentences = [str(w.message) for w in said if w.category is RuntimeWarning]  # NumPy deprecates what Triton 3.6 does
     assert len(sentences) == 2  # the forward's and the backward's
     for name, sentence in zip(("Hopper's forward", "Hopper's backward"), sentences, strict=True):

@@ -78,7 +78,7 @@ def step(model, implementation, padding=None):
     return loss.detach(), {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
 
 
-def judge(family, dtype, padding):
+def check_family(family, dtype, padding):
     """Assert that our error against float64 is at most three times eager's in the same dtype, by norm, for each tensor.
 
     In bf16, each tensor may exceed this in two models of five. A single model proves nothing: even attention that is
@@ -101,7 +101,7 @@ def judge(family, dtype, padding):
 
 @pytest.mark.parametrize("family, padding", list(zip(FAMILIES, ("left", "none", "right", "none"), strict=True)))
 def test_loss_and_gradients_are_eager_s(family, padding):
-    judge(family, torch.float32, PADDING[padding])
+    check_family(family, torch.float32, PADDING[padding])
 
 
 @pytest.mark.gpu
@@ -109,7 +109,7 @@ def test_loss_and_gradients_are_eager_s(family, padding):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 def test_every_family_and_padding(family, dtype, padding):
-    judge(family, dtype, PADDING[padding])
+    check_family(family, dtype, PADDING[padding])
 
 
 @pytest.mark.parametrize("cache", ("dynamic", "static"))

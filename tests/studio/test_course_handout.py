@@ -161,7 +161,7 @@ class Answer:
 
 
 @pytest.fixture
-def judged(monkeypatch):
+def points(monkeypatch):
     """Return a function that returns the numbers of visible and of hidden checks that an answer passes with a seed."""
     monkeypatch.setattr(detective.guard, "text", str)
 
@@ -171,7 +171,7 @@ def judged(monkeypatch):
         text = keys.broken(path, slip, seed)
         text = text[text.index("def pipeline" if path == keys.PIPELINE else "@triton.jit") :]
         monkeypatch.setattr(detective, "text_of", lambda program: text)
-        return detective.judge(step, case, answer, None, seed).passed, keys.named(step, answer, seed).passed
+        return detective.check_step(step, case, answer, None, seed).passed, keys.named(step, answer, seed).passed
 
     return points
 
@@ -187,11 +187,11 @@ def right_answer(step: str, seed: int) -> Answer:
 
 @pytest.mark.parametrize("step", ["hang", "race"])
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 5, 398319954])
-def test_every_planted_slip_of_the_pipeline_can_be_found_mended_and_proven(step, seed, judged, capsys):
-    assert judged(step, right_answer(step, seed), seed) == (3, 2), capsys.readouterr().out
+def test_every_planted_slip_of_the_pipeline_can_be_found_mended_and_proven(step, seed, points, capsys):
+    assert points(step, right_answer(step, seed), seed) == (3, 2), capsys.readouterr().out
     answer = right_answer(step, seed)
     for part, wrong in dict(line="yield qk.done()", cause="corner").items():
-        assert judged(step, Answer(**(answer.parts | {part: wrong})), seed) == (3, 1)
+        assert points(step, Answer(**(answer.parts | {part: wrong})), seed) == (3, 1)
 
 
 def test_hidden_cases_are_a_student_s_own_and_the_day_s():
@@ -205,10 +205,10 @@ def test_hidden_cases_are_a_student_s_own_and_the_day_s():
         assert len(drawn) == 4 or name.startswith(("5", "8")), name
 
 
-def test_one_text_does_not_serve_two_seeds(judged):
+def test_one_text_does_not_serve_two_seeds(points):
     drawn = [seeds.seed_of(f"student {n}", "autumn") for n in range(7)]
     answer = right_answer("hang", drawn[0])
-    full = [seed for seed in drawn if judged("hang", answer, seed) == (3, 2)]
+    full = [seed for seed in drawn if points("hang", answer, seed) == (3, 2)]
     assert full == [drawn[0]]
 
 
@@ -218,7 +218,7 @@ DENSE = """    hidden = causal & (np.arange(len(K)) > np.arange(len(Q))[:, None]
     return p_ @ V / p_.sum(1, keepdims=True), 0"""
 
 
-def test_dense_attention_and_no_clocks_are_no_mend(judged, capsys):
+def test_dense_attention_and_no_clocks_are_no_mend(points, capsys):
     answer = right_answer("race", 0)
     first = "    block, B_c = Block(), 4\n"
     names = "names that the program already has"
@@ -232,7 +232,7 @@ def test_dense_attention_and_no_clocks_are_no_mend(judged, capsys):
     ]
     for said, more in cheats:
         mend = answer.parts["mend"] + [more] if said == "clocks" else [more]
-        assert judged("race", Answer(**(answer.parts | dict(mend=mend))), 0)[0] == 2
+        assert points("race", Answer(**(answer.parts | dict(mend=mend))), 0)[0] == 2
         assert said in capsys.readouterr().out
 
 

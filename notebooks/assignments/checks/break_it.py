@@ -86,10 +86,10 @@ BACKWARD = [Bug("dK-unscaled"), Bug("gradient-unmasked"), Bug("D-missing")]
 HINT = "Which input would reveal this bug? Vary the lengths, masks, scales and heads, and try extreme scores."
 
 
-def judge(step: str, bugs: list[Bug], test, more: list[Bug] | tuple = ()) -> Report:
+def check_step(step: str, bugs: list[Bug], test, more: list[Bug] | tuple = ()) -> Report:
     """A student's test of a pass: bugs caught minus false alarms; `more` bugs come on top."""
     right, wrong = ({str(bug): bug for bug in some} for some in (RIGHT, [*bugs, *more]))
     return caught_minus_alarms(Report(step), test, wrong, right, HINT, kernel)
 
 
-forward, backward = (partial(judge, *x) for x in (("forward", FORWARD), ("backward", BACKWARD)))
+forward, backward = (partial(check_step, *x) for x in (("forward", FORWARD), ("backward", BACKWARD)))

@@ -173,7 +173,7 @@ def outcomes(case: Case, function, text: str, runs, seed: int) -> list[tuple[str
     return [(verdict(one, case.true(*call)), one) for one, call in zip(came, calls, strict=True)]
 
 
-def judge(step: str, case: Case, function, program, seed: int = 0) -> Report:
+def check_step(step: str, case: Case, function, program, seed: int = 0) -> Report:
     """Three checks: the mended program, a run that shows the slip, one that hides it."""
     report, text = Report(step), text_of(program)
     wanted = "a wrong answer" if step != "hang" else "a hang"
@@ -260,4 +260,4 @@ def check_mended(case: Case, function, text: str, seed: int) -> None:
             raise Failed(f"{true:,.0f} clocks, or slightly more", f"{what[2]:,.0f} clocks", f"the run {run}", hint)
 
 
-hang, race, wrong = (partial(judge, *x) for x in (("hang", IN_MODEL), ("race", IN_MODEL), ("wrong", IN_TRITON)))
+hang, race, wrong = (partial(check_step, *x) for x in (("hang", IN_MODEL), ("race", IN_MODEL), ("wrong", IN_TRITON)))
