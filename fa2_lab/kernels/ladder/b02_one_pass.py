@@ -1,11 +1,11 @@
-"""Rung b02, one pass: each tile is computed once, as in b00, but TMA adds its whole contribution to dQ in HBM.
+"""Rung b02, one pass: each tile is computed once, as in b00, but a TMA reduction adds its contribution to dQ in HBM.
 
-A column block has 128 keys. Each of the two consumer warpgroups owns 64 of these keys and keeps their dK and dV in
-registers. Tiles are transposed, with one row per key, so that P and dS are already in the registers from which a matmul
-reads its left operand. dQ needs the dS of all 128 keys, so the consumers also store their dS in shared memory. The
-kernel needs a Hopper GPU, 16-bit inputs, and d = 64 or 128. This file is longer than 200 lines because a step has five
-matmuls, and because a separate kernel computes the initial accumulators. Compiled by Triton 3.9, the kernel spills 11
-registers. Compiled by Triton 3.6 to 3.8, it spills none.
+A column block has 128 keys. Each of the two consumer warpgroups owns 64 of them and keeps their dK and dV in registers.
+Tiles are transposed, with one row per key, so that P and dS are already in the registers from which a matmul reads its
+left operand. dQ needs the dS of all 128 keys, so the consumers also store their dS in shared memory. The kernel needs a
+Hopper GPU, 16-bit inputs, and d = 64 or 128. This file is longer than 200 lines because a step has five matmuls, and
+because a separate kernel computes the initial accumulators. The kernel spills 11 registers when compiled by Triton 3.9,
+and none when compiled by Triton 3.6 to 3.8.
 """
 
 import math
@@ -23,13 +23,13 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 NEG_INF = gl.constexpr(float("-inf"))
 NO_ROW = gl.constexpr(2**30)  # more rows than any tensor has
-B_c = gl.constexpr(128)  # keys of a column block, 64 for each consumer
-Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers for each
+B_c = gl.constexpr(128)  # keys per column block, 64 for each consumer
+Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers per stage
 
 
 @triton.jit
 def starts_kernel(O, dO, L, starts, N_q, tau, d: tl.constexpr, B_r: tl.constexpr):
-    """Store a row block's initial accumulators, −L/tau for S and −D for dP, so that the matmuls do the subtraction."""
+    """Store a row block's initial accumulators, −L/tau for S and −D for dP, so that the matmuls also subtract."""
     i, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = i * B_r + tl.arange(0, B_r)  # (B_r,)
     at = (head * N_q + row)[:, None] * d + tl.arange(0, d)[None, :]  # (B_r, d)
@@ -38,13 +38,13 @@ def starts_kernel(O, dO, L, starts, N_q, tau, d: tl.constexpr, B_r: tl.constexpr
     D_i = tl.sum(do_i * o_i, 1)  # (B_r,)  FA2.A2.L4
     L_i = tl.load(L + head * N_q + row, mask=row < N_q, other=NEG_INF)
     at = starts + (head * tl.num_programs(0) + i) * (2 * B_r) + tl.arange(0, B_r)
-    tl.store(at, tl.where(L_i == NEG_INF, NEG_INF, -L_i / tau))  # P is 0 in rows that see no key or do not exist
+    tl.store(at, tl.where(L_i == NEG_INF, NEG_INF, -L_i / tau))  # −∞ makes P 0 if a row sees no key or does not exist
     tl.store(at + B_r, -D_i)
 
 
 @gluon.jit
 def ring(X, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
-    """Create an empty ring of STAGES tiles of X's block shape. A tile is free once CONSUMERS consumers release it."""
+    """Create an empty ring of STAGES tiles of X's block shape. A stage is empty once all CONSUMERS have released it."""
     shape: gl.constexpr = [STAGES, 1, X.block_shape[1], X.block_shape[2]]
     tiles = gl.allocate_shared_memory(X.dtype, shape, X.layout)
     filled = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -66,7 +66,7 @@ def load(ring, n, X, head, row):
 
 @gluon.jit
 def wait(ring, n):
-    """Consumer: wait until the n-th tile has arrived, and return it as (rows, d) in shared memory."""
+    """Consumer: wait until the n-th tile has arrived in shared memory, and return it as (rows, d)."""
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.filled.index(n % STAGES), n // STAGES & 1)
     return ring.tiles.index(n % STAGES).reshape([ring.tiles.shape[2], ring.tiles.shape[3]])
@@ -80,13 +80,13 @@ def release(ring, n):
 
 @gluon.constexpr_function
 def accumulator(columns):
-    """Return the layout of a matmul result (64, columns) in a warpgroup: 16 rows per warp, 4 lanes per row."""
+    """Return a warpgroup's register layout for a matmul result (64, columns): 16 rows per warp, 4 lanes per row."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
 
 
 @gluon.jit
 def start(tile, which: gl.constexpr):
-    """Return the initial accumulators (64, B_r) of S (`which` = 0) or dP (`which` = 1), with one value per column."""
+    """Return the initial accumulators (64, B_r) of S (`which` = 0) or dP (`which` = 1). All rows are equal."""
     B_r: gl.constexpr = tile.shape[1] // 2
     both = tile.reinterpret(gl.float32, [2, B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     of_rows = both.index(which).load(gl.SliceLayout(0, accumulator(B_r)))  # (B_r,)
@@ -96,13 +96,13 @@ def start(tile, which: gl.constexpr):
 
 @gluon.jit
 def operand(x, like):
-    """Convert x to the dtype of `like`, and keep x in registers, as the left operand of a matmul with `like`."""
+    """Convert x to the dtype of `like` and to the register layout of the left operand in a matmul with `like`."""
     return gl.convert_layout(x.to(like.dtype), gl.DotOperandLayout(0, accumulator(like.shape[1]), 2))
 
 
 @gluon.jit
 def part_of_dq(c: gl.constexpr, ds_ji, k_j):
-    """Start the matmul for consumer c's half of dQ: 64 of 128 rows if d = 64, and 64 of 128 columns if d = 128."""
+    """Start the matmul for consumer c's half of dQ: 64 of 128 rows if d = 64, or 64 of 128 columns if d = 128."""
     if k_j.shape[1] == 64:
         ds_ji = ds_ji.slice(64 * c, 64, 1)
     else:
@@ -113,7 +113,7 @@ def part_of_dq(c: gl.constexpr, ds_ji, k_j):
 
 @gluon.jit
 def store(x, X, head, row, tile):
-    """Copy x to `tile`, a buffer in shared memory, and start the TMA store of the buffer to X at (head, row)."""
+    """Copy x to `tile`, a buffer in shared memory, and start that buffer's TMA store to X at (head, row)."""
     tma.store_wait(0)
     tile.reshape([tile.shape[1], tile.shape[2]]).store(x.to(X.dtype))
     hopper.fence_async_shared()
@@ -124,7 +124,7 @@ def store(x, X, head, row, tile):
 def producer(Q, K, V, dO, starts, rings, here):
     """Run as the producer warp: start each copy as soon as its destination stage is empty.
 
-    `rings` are the rings of Q, K, V, dO and `starts`. `here` is (head, first key, first row block, T_r).
+    `rings` holds the rings of Q, K, V, dO and `starts`. `here` is (head, first key, first row block, T_r).
     """
     B_r: gl.constexpr = Q.block_shape[1]
     q, k, v, do, started = rings
@@ -140,10 +140,10 @@ def producer(Q, K, V, dO, starts, rings, here):
 
 @gluon.jit
 def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, here, sizes, CAUSAL: gl.constexpr):
-    """Run as consumer warpgroup c: compute dK and dV of its 64 keys, and its half of dQ for each row block.
+    """Run as consumer warpgroup c: compute its 64 keys' dK and dV, and its half of dQ for each row block.
 
-    `rings` and `here` are as in producer(). `shared` contains the buffers of dS, the barrier at which both consumers
-    arrive, and the buffers of dQ. `sizes` is (N_q, N_k, tau, tau_log2).
+    `rings` and `here` are as in producer(). `shared` contains the dS buffers, the barrier at which both consumers
+    arrive, and the dQ buffers. `sizes` is (N_q, N_k, tau, tau_log2).
     """
     q, k, v, do, started = rings
     ds, both, dq = shared
@@ -152,10 +152,10 @@ def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, here, sizes, CAUSAL: gl
     B_r: gl.constexpr = q.tiles.shape[2]
     d: gl.constexpr = q.tiles.shape[3]
     key = j + 64 * c + gl.arange(0, 64, gl.SliceLayout(1, accumulator(B_r)))  # (64,)
-    row_begin = key + N_q - N_k if CAUSAL else 0 * key  # (64,), the first row that sees a key
+    row_begin = key + N_q - N_k if CAUSAL else 0 * key  # (64,), the first row that sees each key
     row_begin = gl.where(key < N_k, row_begin, NO_ROW)  # (64,)
-    full = j + B_c - 1 + N_q - N_k if CAUSAL else 0  # from this row on, every row sees all 128 keys
-    full = gl.where(j + B_c > N_k, NO_ROW, full)  # unless some of these keys do not exist
+    full = j + B_c - 1 + N_q - N_k if CAUSAL else 0  # the first row that sees all 128 keys
+    full = gl.where(j + B_c > N_k, NO_ROW, full)  # no row does if some of these keys do not exist
     k_j, v_j = wait(k, 0), wait(v, c)  # (128, d), (64, d)
     dk_j = gl.zeros([64, d], gl.float32, accumulator(d))  # FA2.A2.L7
     dv_j = gl.zeros([64, d], gl.float32, accumulator(d))  # FA2.A2.L7
@@ -182,14 +182,14 @@ def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, here, sizes, CAUSAL: gl
         mbarrier.arrive(both, count=1)
         ds_ji = operand(ds_ji, q_i)
         dk_j = hopper.warpgroup_mma(ds_ji, q_i, dk_j, is_async=True)  # (64, d)  FA2.A2.L16
-        mbarrier.wait(both, n & 1)  # dS of both consumers is there
+        mbarrier.wait(both, n & 1)  # both consumers have stored their dS
         dq_i = part_of_dq(c, ds.index(n & 1), k_j)  # (64, 64)
         dv_j, dk_j, p_ji, ds_ji = hopper.warpgroup_mma_wait(1, deps=[dv_j, dk_j, p_ji, ds_ji])
         release(q, n)
         release(do, n)
         release(started, n)
         dq_i = hopper.warpgroup_mma_wait(0, deps=[dq_i])
-        tma.store_wait(0)  # the previous half of dQ has left dq
+        tma.store_wait(0)  # TMA has read the previous half of dQ from dq
         dq.index(c).reshape([64, 64]).store(dq_i)
         hopper.fence_async_shared()
         at = [head, i * B_r + (64 * c if d == 64 else 0), 0 if d == 64 else 64 * c]
@@ -201,14 +201,14 @@ def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, here, sizes, CAUSAL: gl
 
 @gluon.jit
 def backward_kernel(Q, K, V, dO, starts, dQ, dK, dV, N_q, N_k, tau, tau_log2, CAUSAL: gl.constexpr):
-    """Compute dK and dV of one column block, and add its contribution to dQ. All tensors are TMA descriptors."""
+    """Compute one column block's dK and dV, and add its contribution to dQ. All tensors are TMA descriptors."""
     B_r: gl.constexpr = Q.block_shape[1]
     j, head = gl.program_id(0) * B_c, gl.program_id(1)  # FA2.A2.L5
     first, T_r = gl.maximum(j + N_q - N_k, 0) // B_r if CAUSAL else 0, gl.cdiv(N_q, B_r)
     q, do, started, k, v = ring(Q, 2, 2), ring(dO, 2, 2), ring(starts, 2, 2), ring(K, 1, 2), ring(V, 2, 2)
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([B_c, B_r], Q.dtype)
     ds = gl.allocate_shared_memory(Q.dtype, [2, B_c, B_r], DS)  # two buffers, because a consumer may be a step ahead
-    dq = gl.allocate_shared_memory(gl.float32, [2, 1, 64, 64], dQ.layout)  # where half of dQ waits to be added
+    dq = gl.allocate_shared_memory(gl.float32, [2, 1, 64, 64], dQ.layout)  # a half of dQ for TMA to add
     both = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(both, count=2)
     hopper.fence_async_shared()  # so that TMA sees the barriers

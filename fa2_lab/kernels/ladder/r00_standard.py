@@ -5,12 +5,12 @@ import triton
 import triton.language as tl
 
 NEG_INF = tl.constexpr(float("-inf"))
-LOWEST = tl.constexpr(-1.0e30)  # the least m: at −∞ a row without keys would compute −∞ − (−∞), not a number
+LOWEST = tl.constexpr(-1.0e30)  # the smallest m: with −∞, a row without keys would compute −∞ − (−∞) = NaN
 
 
 @triton.jit
 def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
-    """Load rows first:first + B of one head of X, as (B, d). Rows from N on are not read and become zero."""
+    """Load rows first:first + B of one head of X, as (B, d). Rows at or beyond N are not read and become zero."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     return tl.load(at, mask=first + row < N, other=0.0)
@@ -18,14 +18,14 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """Return the number of keys each row sees, from key 0 on. The causal diagonal ends in S's bottom right corner."""
+    """Return how many keys, counted from key 0, each row sees. The causal diagonal ends at S's bottom right corner."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @triton.jit
 def scores_kernel(Q, K, S, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr, B_r: tl.constexpr,
                   B_c: tl.constexpr):  # fmt: skip
-    """Compute one tile of the scores S and store the tile in HBM. Masked scores become −∞."""
+    """Compute one tile of the scores S and store it in HBM. Masked scores become −∞."""
     i, j, head = tl.program_id(0) * B_r, tl.program_id(1) * B_c, tl.program_id(2).to(tl.int64)
     q_i = load_rows(Q + head * N_q * d, i, N_q, B_r, d)  # (B_r, d)
     k_j = load_rows(K + head * N_k * d, j, N_k, B_c, d)  # (B_c, d)
@@ -37,7 +37,7 @@ def scores_kernel(Q, K, S, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr,
 
 @triton.jit
 def softmax_kernel(S, P, L, N_q, N_k, WIDTH: tl.constexpr):
-    """Compute one row of P, and L of the row, from the same row of S. WIDTH is a power of two of at least N_k."""
+    """Compute one row of P and its log-sum-exp L from that row of S. WIDTH is a power of two, at least N_k."""
     row, col = tl.program_id(1).to(tl.int64) * N_q + tl.program_id(0), tl.arange(0, WIDTH)
     s = tl.load(S + row * N_k + col, mask=col < N_k, other=NEG_INF)  # (WIDTH,)
     m = tl.maximum(tl.max(s, 0), LOWEST)
@@ -51,7 +51,7 @@ def softmax_kernel(S, P, L, N_q, N_k, WIDTH: tl.constexpr):
 
 @triton.jit
 def output_kernel(P, V, O, N_q, N_k, d: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr):
-    """Compute one row block of O = P V. P and V are read from HBM."""
+    """Compute one row block of O = P V, reading P and V from HBM."""
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)
     row = i + tl.arange(0, B_r)[:, None]
     o_i = tl.zeros((B_r, d), tl.float32)
@@ -66,7 +66,7 @@ def output_kernel(P, V, O, N_q, N_k, d: tl.constexpr, B_r: tl.constexpr, B_c: tl
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return O, shaped like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
+    """Return O, shaped like q, and L (batch, heads, N_q), the log-sum-exp of each row's scores (natural logarithm)."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply bf16
     Q, K, V = (x.to(torch.float32 if no_bf16 else q.dtype).contiguous() for x in (q, k, v))
@@ -75,7 +75,7 @@ def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> 
     S = torch.empty((batch, heads, N_q, N_k), dtype=torch.float32, device=q.device)
     P = torch.empty_like(S, dtype=Q.dtype)
     T_r, T_c = triton.cdiv(N_q, 64), triton.cdiv(N_k, 64)
-    fused = dict(enable_fp_fusion=True)  # the compiler may make a multiplication and an addition one instruction
+    fused = dict(enable_fp_fusion=True)  # lets the compiler fuse a multiplication and an addition into an FMA
     tile = dict(d=d, B_r=64, B_c=64, num_warps=4, num_stages=1, **fused)
     scores_kernel[(T_r, T_c, batch * heads)](Q, K, S, N_q, N_k, d**-0.5, CAUSAL=causal, **tile)
     softmax_kernel[(N_q, batch * heads)](S, P, L, N_q, N_k, WIDTH=triton.next_power_of_2(N_k), **fused)

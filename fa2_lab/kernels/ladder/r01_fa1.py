@@ -10,12 +10,12 @@ import triton
 import triton.language as tl
 
 NEG_INF = tl.constexpr(float("-inf"))
-LOWEST = tl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
+LOWEST = tl.constexpr(-1.0e30)  # m's initial value: with −∞, a row without keys would compute −∞ − (−∞) = NaN
 
 
 @triton.jit
 def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
-    """Load rows first:first + B of one head of X, as (B, d). Rows from N on are not read and become zero."""
+    """Load rows first:first + B of one head of X, as (B, d). Rows at or beyond N are not read and become zero."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     return tl.load(at, mask=first + row < N, other=0.0)
@@ -23,13 +23,13 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """Return the number of keys each row sees, from key 0 on. The causal diagonal ends in S's bottom right corner."""
+    """Return how many keys, counted from key 0, each row sees. The causal diagonal ends at S's bottom right corner."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @triton.jit
 def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau):
-    """Update o, ℓ and m of a row block with a tile of K and V. Row r sees only the tile's first seen[r] keys."""
+    """Update a row block's o, ℓ and m with a tile of K and V. Row r sees only the tile's first seen[r] keys."""
     s_ij = tau * tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA1.A2.L10
     s_ij = tl.where(tl.arange(0, k_j.shape[0])[None, :] < seen[:, None], s_ij, NEG_INF)  # FA1.A2.L11
     m_ij = tl.maximum(tl.max(s_ij, 1), LOWEST)  # (B_r,)  FA1.A2.L12
@@ -70,7 +70,7 @@ def forward_kernel(Q, K, V, O, l, m, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return O, shaped like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
+    """Return O, shaped like q, and L (batch, heads, N_q), the log-sum-exp of each row's scores (natural logarithm)."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply bf16
     Q, K, V = (x.to(torch.float32 if no_bf16 else q.dtype).contiguous() for x in (q, k, v))

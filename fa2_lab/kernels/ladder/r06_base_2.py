@@ -1,9 +1,9 @@
 """Rung 06, base 2: 2ˣ replaces eˣ, and the scale and log₂e become one factor, which one FMA applies.
 
-Triton's exp multiplies by log₂e before it computes 2ˣ, and has a guard for results close to zero. exp2 is the bare
-instruction, and most of the saved instructions are those of the guard. The multiplication and the subtraction are one
-instruction because enable_fp_fusion asks for an FMA. Without this option, Triton 3.10 is expected to compile them to
-two instructions, with a rounding in between.
+Triton's exp multiplies by log₂e before it computes 2ˣ, and has extra instructions for results close to zero. exp2 is
+the bare instruction, and most of what it saves are those extra instructions. The multiplication and the subtraction
+become one instruction because enable_fp_fusion allows an FMA. Without this option, Triton 3.10 is expected to compile
+them to two instructions, with a rounding in between.
 """
 
 import math
@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 
 NEG_INF = tl.constexpr(float("-inf"))
-LOWEST = tl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
+LOWEST = tl.constexpr(-1.0e30)  # m's initial value: with −∞, a row without keys would compute −∞ − (−∞) = NaN
 LN2 = tl.constexpr(math.log(2))
 
 
 @triton.jit
 def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
-    """Load rows first:first + B of one head of X, as (B, d). Rows from N on are not read and become zero."""
+    """Load rows first:first + B of one head of X, as (B, d). Rows at or beyond N are not read and become zero."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     return tl.load(at, mask=first + row < N, other=0.0)
@@ -27,13 +27,13 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """Return the number of keys each row sees, from key 0 on. The causal diagonal ends in S's bottom right corner."""
+    """Return how many keys, counted from key 0, each row sees. The causal diagonal ends at S's bottom right corner."""
     return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @triton.jit
 def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2):
-    """Update o, ℓ and m of a row block with a tile of K and V. Row r sees only the tile's first seen[r] keys."""
+    """Update a row block's o, ℓ and m with a tile of K and V. Row r sees only the tile's first seen[r] keys."""
     s_ij = tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA2.A1.L8
     s_ij = tl.where(tl.arange(0, k_j.shape[0])[None, :] < seen[:, None], s_ij, NEG_INF)
     m_new = tl.maximum(m_i, tau_log2 * tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
@@ -47,7 +47,7 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2):
 @triton.jit
 def forward_kernel(Q, K, V, O, L, N_q, N_k, tau_log2, CAUSAL: tl.constexpr, d: tl.constexpr, B_r: tl.constexpr,
                    B_c: tl.constexpr):  # fmt: skip
-    """Compute O and L of one row block of one head."""
+    """Compute O and L for one row block of one head."""
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)  # FA2.A1.L3
     Q, K, V = Q + head * N_q * d, K + head * N_k * d, V + head * N_k * d
     row = i + tl.arange(0, B_r)  # (B_r,)
@@ -72,7 +72,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, tau_log2, CAUSAL: tl.constexpr, d: t
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return O, shaped like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
+    """Return O, shaped like q, and L (batch, heads, N_q), the log-sum-exp of each row's scores (natural logarithm)."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply bf16
     Q, K, V = (x.to(torch.float32 if no_bf16 else q.dtype).contiguous() for x in (q, k, v))

@@ -1,8 +1,8 @@
 """Rung 15, Gluon: the code itself specifies the tiles, stages and copies, which Triton chose in rung 14.
 
-This step makes more than one change, because Gluon code also differs from Triton code in other ways. The two loops
+This rung makes more than one change, because Gluon code also differs from Triton code in other ways. The two loops
 become one loop from right to left, in which an `if` decides whether a tile is masked. Elements of p are rounded in
-pairs, with an instruction that Triton chooses by itself only since version 3.9. The kernel waits for P V immediately,
+pairs, with an instruction that Triton itself has used only since version 3.9. The kernel waits for P V immediately,
 whereas Triton let that matmul overlap the next tile. Rung 20 restores the overlap. The kernel needs a Hopper GPU,
 16-bit inputs, and d = 64 or 128.
 """
@@ -18,13 +18,13 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 NEG_INF = gl.constexpr(float("-inf"))
-LOWEST = gl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
+LOWEST = gl.constexpr(-1.0e30)  # m's initial value: with −∞, a row without keys would compute −∞ − (−∞) = NaN
 LN2 = gl.constexpr(math.log(2))
 
 
 @gluon.jit
 def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
-    """Return the number of keys each row sees, from key 0 on. The causal diagonal ends in S's bottom right corner."""
+    """Return how many keys, counted from key 0, each row sees. The causal diagonal ends at S's bottom right corner."""
     return gl.minimum(gl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
@@ -38,7 +38,7 @@ def tile_coord(T_r, heads, l2_group):
 
 @gluon.jit
 def start(X, head, row, tiles, arrived, n, there):
-    """Start copying a tile of X, at (head, row), into the stage of tile n. If `there` is false, do nothing."""
+    """Start copying the tile of X at (head, row) into tile n's stage. If `there` is false, do nothing."""
     STAGES: gl.constexpr = tiles.shape[0]
     mbarrier.expect(arrived.index(n % STAGES), X.block_type.nbytes, pred=there)
     tma.async_load(X, [head, row, 0], arrived.index(n % STAGES), tiles.index(n % STAGES), pred=there)
@@ -46,7 +46,7 @@ def start(X, head, row, tiles, arrived, n, there):
 
 @gluon.jit
 def room(X, STAGES: gl.constexpr):
-    """Allocate shared memory for STAGES tiles with the block shape of descriptor X, and one barrier per tile."""
+    """Allocate shared memory for STAGES tiles, each with the block shape of descriptor X, and one barrier per tile."""
     tiles = gl.allocate_shared_memory(X.dtype, [STAGES, 1, X.block_shape[1], X.block_shape[2]], X.layout)
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
@@ -62,7 +62,7 @@ def rows_of(tile):
 
 @gluon.jit
 def scores(q_i, k_j):
-    """Start the matmul q_i k_jᵀ from shared memory. Each warp gets 16 of the result's 64 rows, with 4 lanes per row."""
+    """Start q_i k_jᵀ, a matmul of shared-memory tiles. Each warp gets 16 of the result's 64 rows, 4 lanes per row."""
     B_c: gl.constexpr = k_j.shape[0]
     zero = gl.zeros([64, B_c], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
     return hopper.warpgroup_mma(q_i, k_j.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
@@ -70,15 +70,15 @@ def scores(q_i, k_j):
 
 @gluon.jit
 def mask(s_ij, j, seen):
-    """Return s_ij with −∞ for every key that row r does not see, that is, from key seen[r] on. Column 0 is key j."""
+    """Return s_ij with −∞ for every key that a row does not see: for row r, key seen[r] or later. Column 0 is key j."""
     col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
-    # bits 2 and 4 of a column's index depend on the lane; without them, the index is a constant, and takes no register
+    # only two bits of a column's index, col & 6, depend on the lane; the rest is a constant and needs no register
     return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
 
 
 @gluon.jit
 def softmax(s_ij, l_i, m_i, tau_log2):
-    """Update l and m with the scores of a tile. Return p, the factor alpha that rescales o, and the new l and m."""
+    """Update l and m with a tile's scores. Return p, the factor alpha that rescales o, and the new l and m."""
     m_new = gl.maximum(m_i, tau_log2 * gl.max(s_ij, 1))  # (64,)  FA2.A1.L9
     p_ij = gl.exp2(tau_log2 * s_ij - m_new[:, None])  # (64, B_c)  FA2.A1.L9
     alpha = gl.exp2(m_i - m_new)  # (64,)  FA2.A1.L9
@@ -98,7 +98,7 @@ def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: gl.constexpr, STAGES: gl.constexpr):
-    """Compute O and L of one row block of one head. Q, K, V and O are TMA descriptors of tensors (heads, N, d)."""
+    """Compute O and L for one row block of one head. Q, K, V and O are TMA descriptors of (heads, N, d) tensors."""
     B_c: gl.constexpr = K.block_shape[1]
     d: gl.constexpr = K.block_shape[2]
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, d, 16])
@@ -107,8 +107,8 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
     i = i * 64
     row = i + gl.arange(0, 64, ROWS)  # (64,)
     seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
-    full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of this many tiles
-    T_c = gl.cdiv(keys_seen(i + 63, N_q, N_k, CAUSAL), B_c)  # no row sees a key of the tiles from here on
+    full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of the first `full` tiles
+    T_c = gl.cdiv(keys_seen(i + 63, N_q, N_k, CAUSAL), B_c)  # no row sees a key of tile T_c or later
 
     q, q_here = room(Q, 1)
     k, k_here = room(K, STAGES)
@@ -125,8 +125,8 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
     m_i = gl.full([64], LOWEST, gl.float32, ROWS)  # FA2.A1.L5
     for n in range(T_c):  # from right to left: the masked tiles come first  FA2.A1.L6
         j = T_c - 1 - n
-        ahead = n + STAGES - 1  # is copied into the stage of tile n − 1
-        gl.barrier()  # no warp reads tile n − 1 any more
+        ahead = n + STAGES - 1  # this tile is copied into the stage of tile n − 1
+        gl.barrier()  # every warp has finished reading tile n − 1
         start(K, head, (T_c - 1 - ahead) * B_c, k, k_here, ahead, ahead < T_c)  # FA2.A1.L7
         start(V, head, (T_c - 1 - ahead) * B_c, v, v_here, ahead, ahead < T_c)  # FA2.A1.L7
         mbarrier.wait(k_here.index(n % STAGES), n // STAGES & 1)
@@ -153,7 +153,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return O, shaped like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
+    """Return O, shaped like q, and L (batch, heads, N_q), the log-sum-exp of each row's scores (natural logarithm)."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)

@@ -21,15 +21,15 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 NEG_INF = gl.constexpr(float("-inf"))
-LOWEST = gl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
+LOWEST = gl.constexpr(-1.0e30)  # m's initial value: with −∞, a row without keys would compute −∞ − (−∞) = NaN
 LN2 = gl.constexpr(math.log(2))
-SIZES = {64: (3, 128, 4), 128: (2, 128, 3)}  # by d: consumers, keys per tile, stages, as they fit in one SM
-Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers for each
+SIZES = {64: (3, 128, 4), 128: (2, 128, 3)}  # by d: consumers, keys per tile, and stages that fit on an SM
+Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers per stage
 
 
 @gluon.jit
 def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
-    """Return the number of keys each row sees, from key 0 on. The causal diagonal ends in S's bottom right corner."""
+    """Return how many keys, counted from key 0, each row sees. The causal diagonal ends at S's bottom right corner."""
     return gl.minimum(gl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
@@ -70,7 +70,7 @@ def load(ring, n, X, head, row):
 
 @gluon.jit
 def wait(ring, n):
-    """Consumer: wait until the n-th tile has arrived, and return it as (rows, d) in shared memory."""
+    """Consumer: wait until the n-th tile has arrived in shared memory, and return it as (rows, d)."""
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.filled.index(n % STAGES), n // STAGES & 1)
     return ring.tiles.index(n % STAGES).reshape([ring.tiles.shape[2], ring.tiles.shape[3]])
@@ -84,7 +84,7 @@ def release(ring, n):
 
 @gluon.jit
 def scores(q_i, k_j):
-    """Start the matmul q_i k_jᵀ from shared memory. Each warp gets 16 of the result's 64 rows, with 4 lanes per row."""
+    """Start q_i k_jᵀ, a matmul of shared-memory tiles. Each warp gets 16 of the result's 64 rows, 4 lanes per row."""
     B_c: gl.constexpr = k_j.shape[0]
     zero = gl.zeros([64, B_c], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
     return hopper.warpgroup_mma(q_i, k_j.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
@@ -92,15 +92,15 @@ def scores(q_i, k_j):
 
 @gluon.jit
 def mask(s_ij, j, seen):
-    """Return s_ij with −∞ for every key that row r does not see, that is, from key seen[r] on. Column 0 is key j."""
+    """Return s_ij with −∞ for every key that a row does not see: for row r, key seen[r] or later. Column 0 is key j."""
     col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
-    # bits 2 and 4 of a column's index depend on the lane; without them, the index is a constant, and takes no register
+    # only two bits of a column's index, col & 6, depend on the lane; the rest is a constant and needs no register
     return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
 
 
 @gluon.jit
 def softmax(s_ij, l_i, m_i, tau_log2):
-    """Update l and m with the scores of a tile. Return p, the factor alpha that rescales o, and the new l and m."""
+    """Update l and m with a tile's scores. Return p, the factor alpha that rescales o, and the new l and m."""
     m_new = gl.maximum(m_i, tau_log2 * gl.max(s_ij, 1))  # (64,)  FA2.A1.L9
     p_ij = gl.exp2(tau_log2 * s_ij - m_new[:, None])  # (64, B_c)  FA2.A1.L9
     alpha = gl.exp2(m_i - m_new)  # (64,)  FA2.A1.L9
@@ -132,7 +132,7 @@ def producer(Q, K, V, q, k, v, head, i, T_c):
 
 @gluon.jit
 def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL: gl.constexpr):
-    """Run as consumer warpgroup c: compute O and L of the 64 rows that begin at row i + 64 c."""
+    """Run as consumer warpgroup c: compute O and L for the 64 rows that begin at row i + 64 c."""
     B_c: gl.constexpr = k.tiles.shape[2]
     d: gl.constexpr = k.tiles.shape[3]
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, d, 16])
@@ -140,10 +140,10 @@ def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, C
     i = i + 64 * c
     row = i + gl.arange(0, 64, ROWS)  # (64,)
     seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
-    full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of this many tiles
-    used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # keys that its rows see, if it has any rows
-    mine = gl.maximum(gl.cdiv(used, B_c), 1)  # tiles, at least one
-    begin = T_c - mine  # tiles before `begin` are seen by other consumers only
+    full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of the first `full` tiles
+    used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # keys that its rows see; 0 if it has no rows
+    mine = gl.maximum(gl.cdiv(used, B_c), 1)  # tiles to compute, at least one
+    begin = T_c - mine  # only other consumers see the tiles before `begin`
 
     q_i = wait(q, c)  # FA2.A1.L4
     o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
@@ -193,12 +193,12 @@ def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, C
 @gluon.jit
 def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: gl.constexpr, CONSUMERS: gl.constexpr,
                    STAGES: gl.constexpr):  # fmt: skip
-    """Compute O and L of one row block of one head. Q, K, V and O are TMA descriptors of tensors (heads, N, d)."""
+    """Compute O and L for one row block of one head. Q, K, V and O are TMA descriptors of (heads, N, d) tensors."""
     B_r: gl.constexpr = 64 * CONSUMERS
     i, head = tile_coord(gl.cdiv(N_q, B_r), heads, l2_group)  # FA2.A1.L3
     i = i * B_r
-    T_c = gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), K.block_shape[1])  # tiles from here on are seen by no row
-    T_c = gl.maximum(T_c, 1)  # rows that see no key visit one tile all the same
+    T_c = gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), K.block_shape[1])  # no row sees a key of tile T_c or later
+    T_c = gl.maximum(T_c, 1)  # even rows that see no key visit one tile
     q = ring(room(Q, CONSUMERS), 1)
     k, v = ring(room(K, STAGES), CONSUMERS), ring(room(V, STAGES), CONSUMERS)
     hopper.fence_async_shared()  # so that TMA sees the barriers
@@ -214,7 +214,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return O, shaped like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
+    """Return O, shaped like q, and L (batch, heads, N_q), the log-sum-exp of each row's scores (natural logarithm)."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)

@@ -1,9 +1,9 @@
 """Rung 21, persistent: a program stays on its SM and fetches one row block after another from a counter.
 
-The producer is the tile scheduler. It fetches the index of a row block, and sends the index to the consumers through a
+The producer is the tile scheduler: it fetches the index of a row block, and sends it to the consumers through a
 mailbox. While the consumers finish one row block, the producer starts copying the next. O has its own buffer in shared
-memory, and stays there until TMA has stored it. At d = 128, the buffers of O and of the next Q replace the third stage
-of K and V.
+memory, and stays there until TMA has stored it. At d = 128, the buffers for O and the next Q take the space of K's and
+V's third stage.
 """
 
 import math
@@ -19,26 +19,26 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 NEG_INF = gl.constexpr(float("-inf"))
-LOWEST = gl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
+LOWEST = gl.constexpr(-1.0e30)  # m's initial value: with −∞, a row without keys would compute −∞ − (−∞) = NaN
 LN2 = gl.constexpr(math.log(2))
-SIZES = {64: (3, 128, 4), 128: (2, 128, 2)}  # by d: consumers, keys per tile, stages, as they fit in one SM
+SIZES = {64: (3, 128, 4), 128: (2, 128, 2)}  # by d: consumers, keys per tile, and stages that fit on an SM
 counter_on = cache(lambda device: torch.zeros(1, dtype=torch.int32, device=device))  # 0 between launches on one stream
-Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers for each
+Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers per stage
 
 
 @gluon.jit
 def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
-    """Return the number of keys each row sees, from key 0 on. The causal diagonal ends in S's bottom right corner."""
+    """Return how many keys, counted from key 0, each row sees. The causal diagonal ends at S's bottom right corner."""
     return gl.minimum(gl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
 
 
 @gluon.jit
 def tile_coord(t, N_q, N_k, heads, l2_group, CAUSAL: gl.constexpr, B_r: gl.constexpr, B_c: gl.constexpr):
-    """Return the first row, the head and the number of tiles of the t-th row block. l2_group heads run at a time."""
+    """Return the t-th row block's first row, head and number of tiles. l2_group heads run at a time."""
     T_r = gl.cdiv(N_q, B_r)
     section, within = t // (l2_group * T_r), t % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
-    i = (T_r - 1 - within // width) * B_r  # the row blocks that see most keys first
+    i = (T_r - 1 - within // width) * B_r  # row blocks that see the most keys first
     T_c = gl.maximum(gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), B_c), 1)  # at least one
     return i, section * l2_group + within % width, T_c
 
@@ -72,7 +72,7 @@ def load(ring, n, X, head, row):
 
 @gluon.jit
 def wait(ring, n):
-    """Consumer: wait until the n-th tile has arrived, and return it as (rows, d) in shared memory."""
+    """Consumer: wait until the n-th tile has arrived in shared memory, and return it as (rows, d)."""
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.filled.index(n % STAGES), n // STAGES & 1)
     return ring.tiles.index(n % STAGES).reshape([ring.tiles.shape[2], ring.tiles.shape[3]])
@@ -103,7 +103,7 @@ def receive(mailbox, r):
 
 @gluon.jit
 def scores(q_i, k_j):
-    """Start the matmul q_i k_jᵀ from shared memory. Each warp gets 16 of the result's 64 rows, with 4 lanes per row."""
+    """Start q_i k_jᵀ, a matmul of shared-memory tiles. Each warp gets 16 of the result's 64 rows, 4 lanes per row."""
     B_c: gl.constexpr = k_j.shape[0]
     zero = gl.zeros([64, B_c], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
     return hopper.warpgroup_mma(q_i, k_j.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
@@ -111,15 +111,15 @@ def scores(q_i, k_j):
 
 @gluon.jit
 def mask(s_ij, j, seen):
-    """Return s_ij with −∞ for every key that row r does not see, that is, from key seen[r] on. Column 0 is key j."""
+    """Return s_ij with −∞ for every key that a row does not see: for row r, key seen[r] or later. Column 0 is key j."""
     col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
-    # bits 2 and 4 of a column's index depend on the lane; without them, the index is a constant, and takes no register
+    # only two bits of a column's index, col & 6, depend on the lane; the rest is a constant and needs no register
     return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
 
 
 @gluon.jit
 def softmax(s_ij, l_i, m_i, tau_log2):
-    """Update l and m with the scores of a tile. Return p, the factor alpha that rescales o, and the new l and m."""
+    """Update l and m with a tile's scores. Return p, the factor alpha that rescales o, and the new l and m."""
     m_new = gl.maximum(m_i, tau_log2 * gl.max(s_ij, 1))  # (64,)  FA2.A1.L9
     p_ij = gl.exp2(tau_log2 * s_ij - m_new[:, None])  # (64, B_c)  FA2.A1.L9
     alpha = gl.exp2(m_i - m_new)  # (64,)  FA2.A1.L9
@@ -151,7 +151,7 @@ def producer(Q, K, V, counter, q, k, v, mailbox, N_q, N_k, heads, l2_group, CAUS
             load(q, CONSUMERS * r + c, Q, head, i + 64 * c)  # FA2.A1.L4
         for n in range(T_c):  # from right to left: the masked tiles come first  FA2.A1.L6
             load(k, first + n, K, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
-            if n == T_c - 1:  # fetched before the last copy, so that the number arrives during it
+            if n == T_c - 1:  # t is fetched before the last copy, so that it arrives during that copy
                 t = gl.num_programs(0) + gl.atomic_add(counter, 1, sem="relaxed")
             load(v, first + n, V, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
         r, first = r + 1, first + T_c
@@ -162,7 +162,7 @@ def producer(Q, K, V, counter, q, k, v, mailbox, N_q, N_k, heads, l2_group, CAUS
 
 @gluon.jit
 def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: gl.constexpr):
-    """Run as consumer warpgroup c: compute O and L of its 64 rows in every row block that this program fetches."""
+    """Run as consumer warpgroup c: compute O and L for its 64 rows in every row block that this program fetches."""
     CONSUMERS: gl.constexpr = q.tiles.shape[0] // 2
     B_c: gl.constexpr = k.tiles.shape[2]
     d: gl.constexpr = k.tiles.shape[3]
@@ -171,14 +171,14 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
     r, first, t = 0, 0, receive(mailbox, 0)
     while t >= 0:
         i, head, T_c = tile_coord(t, N_q, N_k, heads, l2_group, CAUSAL, 64 * CONSUMERS, B_c)
-        q_n = CONSUMERS * r + c  # its tile of Q; tiles of K and V are counted from `first` on
+        q_n = CONSUMERS * r + c  # its tile of Q; this row block's tiles of K and V begin at number `first`
         i = i + 64 * c
         row = i + gl.arange(0, 64, ROWS)  # (64,)
         seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
-        full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of this many tiles
-        used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # keys that its rows see, if it has any rows
-        mine = gl.maximum(gl.cdiv(used, B_c), 1)  # tiles, at least one
-        begin, end = first + T_c - mine, first + T_c  # tiles before `begin` are seen by other consumers only
+        full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of the first `full` tiles
+        used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # keys that its rows see; 0 if it has no rows
+        mine = gl.maximum(gl.cdiv(used, B_c), 1)  # tiles to compute, at least one
+        begin, end = first + T_c - mine, first + T_c  # only other consumers see the tiles before `begin`
 
         q_i = wait(q, q_n)  # FA2.A1.L4
         o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
@@ -220,7 +220,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
         l_i = gl.where(empty, 1.0, l_i)
         o_i = gl.convert_layout(1.0 / l_i, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i  # (64, d)  FA2.A1.L12
         L_i = gl.where(empty, NEG_INF, (m_i + gl.log2(l_i)) * LN2)  # (64,)  FA2.A1.L13
-        tma.store_wait(0)  # the previous row block has left o
+        tma.store_wait(0)  # TMA has read the previous row block from o
         o.index(c).reshape([64, d]).store(o_i.to(O.dtype))
         hopper.fence_async_shared()
         tma.async_store(O, [head, i, 0], o.index(c))  # FA2.A1.L14
@@ -233,7 +233,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
 @gluon.jit
 def forward_kernel(Q, K, V, O, L, counter, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: gl.constexpr,
                    CONSUMERS: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    """Compute O and L of the row blocks that this persistent program fetches. Q, K, V and O are TMA descriptors."""
+    """Compute O and L for the row blocks that this persistent program fetches. Q, K, V and O are TMA descriptors."""
     q, o = ring(room(Q, 2 * CONSUMERS), 1), room(O, CONSUMERS)
     k, v = ring(room(K, STAGES), CONSUMERS), ring(room(V, STAGES), CONSUMERS)
     mailbox = ring(gl.allocate_shared_memory(gl.int32, [1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])), CONSUMERS)
@@ -250,7 +250,7 @@ def forward_kernel(Q, K, V, O, L, counter, N_q, N_k, heads, l2_group, tau_log2, 
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return O, shaped like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
+    """Return O, shaped like q, and L (batch, heads, N_q), the log-sum-exp of each row's scores (natural logarithm)."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)

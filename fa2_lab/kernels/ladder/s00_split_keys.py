@@ -1,8 +1,8 @@
 """Side rung s00, split keys: each warp processes an equal share of every tile's keys, as in FA1 (split-K).
 
 Every warp processes all rows of the tile. The warps combine their row maxima, their row sums and the W partial sums
-P_w V_w through shared memory. `python -m fa2_lab ladder s00 s01` shows the difference from s01. Compiled by Triton 3.7,
-the kernel spills 9 registers. Compiled by Triton 3.6 or 3.8, it spills none.
+P_w V_w through shared memory. `python -m fa2_lab ladder s00 s01` shows the difference from s01. The kernel spills 9
+registers when compiled by Triton 3.7, and none when compiled by Triton 3.6 or 3.8.
 """
 
 import math
@@ -25,7 +25,7 @@ def load_rows(X, first, B: tl.constexpr, d: tl.constexpr):
 @triton.jit
 def forward_kernel(Q, K, V, O, L, N, tau_log2, d: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr,
                    W: tl.constexpr):  # fmt: skip
-    """Compute O and L of one row block of one head. The program divides every tile among its W warps."""
+    """Compute O and L for one row block of one head. The program divides every tile among its W warps."""
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)  # FA2.A1.L3
     Q, K, V, O, L = Q + head * N * d, K + head * N * d, V + head * N * d, O + head * N * d, L + head * N
 
@@ -54,8 +54,8 @@ def forward_kernel(Q, K, V, O, L, N, tau_log2, d: tl.constexpr, B_r: tl.constexp
 def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, W: int = 2) -> tuple[Tensor, Tensor]:
     """Return O and L for attention without a mask. q, k and v are (batch, heads, N, d), and N is a multiple of 64.
 
-    A tile of 16·W rows × 32 keys is divided among W warps. W is 2 by default, in s00 and s01 alike, because with W = 4
-    and d = 64, the partial sums of s00 (split-K) do not fit in the registers (sm_90). `causal` has to be False.
+    W warps share a tile of 16·W rows × 32 keys. W is 2 by default, in s00 and s01 alike, because with W = 4 and d = 64,
+    the partial sums of s00 (split-K) do not fit in the registers (sm_90). `causal` has to be False.
     """
     batch, heads, N, d = q.shape
     if causal or N % 64 or k.shape != q.shape:

@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 
 from fa2_lab.kernels import ladder
 
-wide = ladder.copied("r23")  # the functions of rung 23, with the softmax below instead of its own
+wide = ladder.copied("r23")  # rung 23's functions, with the softmax below in place of its own
 by_lanes, along, update_row_max, LAG = wide.by_lanes, wide.along, wide.update_row_max, wide.LAG
 EVERY = gl.constexpr(8)  # the FMA units compute one exponential out of this many
 
@@ -47,7 +47,7 @@ def some_by_fma(x):
 
 @gluon.jit
 def softmax(s_ij, l_i, m_i, tau_log2):
-    """Update l and m with the scores of a tile. Return p, the factor alpha that rescales o, and the new l and m."""
+    """Update l and m with a tile's scores. Return p, the factor alpha that rescales o, and the new l and m."""
     x = by_lanes(s_ij)  # (64, B_c / 8, 4, 2)
     top = gl.convert_layout(tau_log2 * gl.max(gl.max(x, 3), 1), m_i.type.layout)  # (64, 4)
     m_new = update_row_max(m_i, top, m_i + LAG)  # (64, 4)
