@@ -199,7 +199,7 @@ def packages(assignments: list[Assignment]):
     """Yield {assignment: folder with the part of the package that its students may import}; delete all at the end."""
     with tempfile.TemporaryDirectory(prefix="fa2-course-") as folder:
         os.chmod(folder, 0o755)
-        yield {a.name: package.for_box(Path(folder, a.name), a) for a in assignments}
+        yield {a.name: package.for_sandbox(Path(folder, a.name), a) for a in assignments}
 
 
 def prove_grader(assignments: list[Assignment], staged: dict, how: Grading, out: Path) -> dict[str, str]:

@@ -20,7 +20,7 @@ def __getattr__(name):
 '''
 
 
-def for_box(folder: Path, assignment: Assignment) -> Path:
+def for_sandbox(folder: Path, assignment: Assignment) -> Path:
     """Write all modules that a student's process may import to a folder, and return the folder.
 
     These are the worker, the probes, and the modules of fa2_lab that the assignment gives.

@@ -1,4 +1,4 @@
-"""What fa2_lab.attention computes, against float64: on a GPU every shape, in Triton's interpreter a thin slice."""
+"""fa2_lab.attention against float64: on a GPU every combination of shapes, in Triton's interpreter a sample."""
 
 from itertools import product
 
@@ -37,7 +37,7 @@ def test_everything_once(kernels):  # noqa: F811
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("d", D)
-def test_whole_product(d, causal, dtype, kernels):  # noqa: F811
+def test_every_combination_of_shapes_and_dtypes(d, causal, dtype, kernels):  # noqa: F811
     if kernels == "chosen" and (dtype == torch.float32 or d not in HOPPER.sizes.DIMENSIONS):
         pytest.skip("the portable ones again")
     for (heads, kv_heads), (N_q, N_k) in product(HEADS, PAIRS):
@@ -61,7 +61,7 @@ SLICE = [
 
 @many_kernels
 @pytest.mark.parametrize("case", SLICE, ids=str)
-def test_slice_of_the_product(case):
+def test_a_sample_of_shapes_and_dtypes(case):
     d, (N_q, N_k), heads, causal, dtype = case
     check(*tensors(2, *heads, N_q, N_k, d, dtype), causal=causal)
 

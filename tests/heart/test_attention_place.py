@@ -1,4 +1,4 @@
-"""Where fa2_lab.attention runs: with or without Triton, in torch's machinery, in streams, graphs and large tensors."""
+"""fa2_lab.attention without Triton, under torch.compile and vmap, in streams and CUDA graphs, and on large tensors."""
 
 import gc
 import json

@@ -1,4 +1,4 @@
-"""The three calls side by side: a second call of nearly the same kind, tensors with gaps, edges, what torch is told."""
+"""The three public calls: the cache of prepared calls, tensors with gaps, extreme sizes, and torch.compile."""
 
 import re
 from fractions import Fraction
@@ -113,7 +113,7 @@ CALLS = ("attention", "attention_packed", "attention_paged")
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_call_that_differs_in_one_thing_gets_its_own_answer(call):
+def test_a_call_with_one_changed_argument_is_not_served_from_the_cache(call):
     base = arguments_of(call)
     want = defined(call, base)
     compare(call, base, want, "first")
@@ -469,7 +469,7 @@ def told_of(x):
 
 @pytest.mark.parametrize("layout", ("plain", "inside", "turned", "expanded", "overlapping"))
 @pytest.mark.parametrize("call, reference", [*((call, False) for call in CALLS), *((call, True) for call in CALLS[:2])])
-def test_who_only_asks_for_shapes_is_told_what_will_come(call, layout, reference):
+def test_fake_tensors_have_the_shape_dtype_and_strides_of_the_results(call, layout, reference):
     """Shape, dtype and strides of all results: that is what a compiled function relies on."""
 
     def lay(x):
@@ -525,7 +525,7 @@ def test_opcheck(call):
 @pytest.mark.parametrize("computes", ("auto", "reference"))
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("call", CALLS)
-def test_compiled(call, backend, computes):
+def test_results_under_torch_compile(call, backend, computes):
     attention, given = partial(getattr(fa2_lab, call), backend=computes), arguments_of(call)
     given |= dict(dropout_p=0.2, seed=9) if call == "attention" else {}
 

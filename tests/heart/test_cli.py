@@ -97,7 +97,7 @@ def test_triton_stages_run_where_they_can():
 # The other commands -------------------------------------------------------------------------------------------
 
 
-def test_where(capsys):
+def test_where_prints_files_and_algorithms(capsys):
     assert command.main(["where", "FA2.A1.L9"]) == 0
     out = capsys.readouterr().out
     assert "reference/fa2.py:" in out and "np.maximum" in out

@@ -1,4 +1,4 @@
-"""Decode against float64: a GPU takes the whole product of shapes, Triton's interpreter a thin slice."""
+"""Decode against float64: on a GPU every combination of shapes, in Triton's interpreter a sample."""
 
 import hypothesis
 import numpy as np
@@ -40,7 +40,7 @@ def test_everything_once():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("d", D)
-def test_whole_product(d, dtype):
+def test_every_combination_of_shapes_and_dtypes(d, dtype):
     for shape, options in CALLS:
         check((*shape, d), dtype, **options)
 
@@ -89,7 +89,7 @@ SLICE = [
 
 @many_kernels
 @pytest.mark.parametrize("case", SLICE, ids=str)
-def test_slice_of_the_product(case):
+def test_a_sample_of_shapes_and_dtypes(case):
     check(*case)
 
 
@@ -188,7 +188,7 @@ def test_shares_longer_than_a_head_are_merged_where_they_must_be():
     check((3, 64, 4, 4, 20, 16), causal=True, programs=12)
 
 
-def test_what_stream_k_divides_is_a_flat_tuple():
+def test_work_is_a_flat_tuple_of_tensors():
     """Triton 3.6 loses a None or a size of 1 that lies two tuples deep, and then computes something else."""
     assert set(kernel.Work.__annotations__.values()) == {kernel.tl.tensor}
 

@@ -1,4 +1,4 @@
-"""Decode from pages, and attention_paged(): where rows lie, what it takes and what it refuses."""
+"""attention_paged(): any layout of the pages in memory, the input that it accepts, and the input that it refuses."""
 
 import pytest
 import torch

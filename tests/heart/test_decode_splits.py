@@ -1,4 +1,4 @@
-"""A fixed number of splits: right, and the same bits in every batch, without pages and with them."""
+"""A fixed number of splits: results are right, and a row has the same bits in every batch, also with pages."""
 
 from itertools import pairwise
 

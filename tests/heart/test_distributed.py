@@ -1,4 +1,4 @@
-"""Rings against one device in float64: ranks as processes that speak gloo, and as threads of one process."""
+"""Rings against one device in float64. Ranks are processes that communicate with gloo, or threads of one process."""
 
 import json
 import re
@@ -69,7 +69,7 @@ def answers():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_as_on_one_device(name, answers):
+def test_ring_results_equal_those_of_one_device(name, answers):
     size, inputs, options = CASES[name]
     truth = truth_of(inputs, causal=options["causal"], scale=options.get("scale"))
     floor = 1e-3 if name == "huge scores" else EXACT  # there L, in fp32, is coarse
@@ -169,7 +169,7 @@ def left():
 
 
 @pytest.mark.parametrize("death", DEATHS)
-def test_who_is_left_gets_an_error_in_time(death, left):
+def test_surviving_ranks_get_an_error_within_15_seconds(death, left):
     for kind, text, seconds in left[death][: 3 if death == "another_group" else 2]:
         assert kind.endswith("Error") and seconds < 15, (kind, text, seconds)
         assert "did not hear from all others" in text or death == "dies_within"
@@ -302,7 +302,7 @@ def alone(tmp_path):
     ranks.SIDE.clear()
 
 
-def test_alone_it_is_attention(alone):
+def test_a_ring_of_one_rank_is_attention(alone):
     inputs = inputs_of(2, 1, 7, 8)
     found = processes.run(inputs, None, layout="zigzag", causal=True, scale=-0.3)
     truth = truth_of(inputs, causal=True, scale=-0.3)

@@ -1,4 +1,4 @@
-"""`fa2-lab doctor`: what it finds out about a machine, and the one thing that it says to do."""
+"""`fa2-lab doctor`: what it reports about a machine, and its advice."""
 
 import json
 import os
@@ -19,7 +19,7 @@ H100 = replace(LAPTOP, torch="2.13.0", gpu="NVIDIA H100", capability=9.0, driver
 @pytest.mark.parametrize(
     "environment", [LAPTOP, H100, replace(H100, capability=8.0), replace(LAPTOP, system="Darwin", triton="")]
 )
-def test_where_nothing_is_wrong_it_says_so(environment):
+def test_doctor_reports_a_machine_without_problems(environment):
     assert advice(environment) == f"{FINE}." and screen(environment).endswith(f"{FINE}.")
 
 
@@ -55,7 +55,7 @@ def test_versions_are_compared_as_numbers():
     assert untested("", "", ()) == "" and untested("unknown", "", ()) == "torch unknown"  # of a build without metadata
 
 
-def test_this_machine_on_one_screen(capsys):
+def test_doctor_prints_at_most_24_lines_of_120_characters(capsys):
     status = command.main(["doctor"])
     out = capsys.readouterr().out
     assert len(out.splitlines()) <= 24 and max(map(len, out.splitlines())) <= 120
@@ -94,7 +94,7 @@ def test_what_the_interpreter_cannot_use_is_found_where_there_is_no_gpu(monkeypa
     )
 
 
-def test_the_same_for_a_script():
+def test_doctor_prints_json_for_scripts():
     """In a process of its own, as importing the kernels sets what the command reads first."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     call = [sys.executable, "-m", "fa2_lab", "doctor", "--json"]

@@ -56,7 +56,7 @@ def test_a_version_that_is_no_better_is_not_told_apart():
         measure("fa2-scale")
 
 
-def test_distances():
+def test_distance_and_two_right_versions_by_hand():
     assert cases.distance([1.0, 4.0], [2.0, 4.0]) == 0.25 and cases.distance([2.0], [-2.0]) == 2.0
     assert cases.distance(np.ones(3), np.ones(4)) == np.inf
     assert ERRATA["fa1-block-size"].right() == (44, 22)  # 4Bd + B² + 2B and 8Bd + 2B² + 2B are at most 24,576

@@ -195,7 +195,7 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_what_is_right_is_not_called_wrong(name):
+def test_correct_functions_have_no_findings(name):
     function, options = RIGHT[name]
     report = examine(function, **options)
     assert report.is_right, names(report)
@@ -382,7 +382,7 @@ OTHERS = {  # what somebody writes, and what is said of it
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_others_write_is_right_or_named(name):
+def test_attention_written_by_others_is_correct_or_its_mistakes_are_named(name):
     function, says = OTHERS[name]
     report = examine(function, quick=True, library="torch")
     silent = ("empty-mean", "corner-top-left")
@@ -547,7 +547,7 @@ def writes_past_what_torch_gave(q, k, v):
 
 
 @pytest.mark.parametrize("function", [writes_past_o, writes_past_what_torch_gave])
-def test_outputs_are_guarded(function):
+def test_writes_past_the_end_of_an_output_are_found(function):
     found = names(examine(function, quick=True))
     assert "writes-past-end" in found and "unknown" not in found
 

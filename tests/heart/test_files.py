@@ -1,4 +1,4 @@
-"""Files that are kept are whole at any time, and what cannot be kept is refused before the work."""
+"""Files are written whole or not at all, and a folder that cannot be written is refused before the work starts."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Hopper's forward without a GPU: what it compiles to, what it takes, and by which sizes."""
+"""Hopper's forward without a GPU: compiled code, the calls that it accepts, and the sizes that are chosen."""
 
 import ast
 from pathlib import Path
@@ -43,7 +43,7 @@ def strides_of(*shape):
     return torch.empty(shape, device="meta").stride()
 
 
-def test_copyable():
+def test_which_tensors_tma_can_copy():
     assert copyable((2, 4, 100, 64), strides_of(2, 4, 100, 64))
     assert copyable((2, 4, 100, 64), torch.empty(2, 100, 4, 64, device="meta").transpose(1, 2).stride())
     assert copyable((1, 4, 100, 64), (3, 6400, 64, 1)), "a dimension of 1 has no step"
@@ -74,7 +74,7 @@ FITS_NOT += [
 
 
 @pytest.mark.parametrize("change, fine", [*((x, True) for x in FITS), *((x, False) for x in FITS_NOT)], ids=str)
-def test_what_fits(change, fine):
+def test_which_tensors_the_hopper_forward_accepts(change, fine):
     d, dtype = change.get("d", 64), change.get("dtype", torch.float16)
 
     def tensor(name, *shape, dtype=dtype):
@@ -111,7 +111,9 @@ ASKED |= dict(portable=dict(force_portable=True))
     (True, False, True, True, "plain", "portable"),
     (False, True, True, True, "plain", "portable"),
 ])  # fmt: skip
-def test_choice(on_hopper, kind, aligned, enough, asked, chosen, direction, packed, monkeypatch):
+def test_which_kernels_are_chosen_for_a_call(
+    on_hopper, kind, aligned, enough, asked, chosen, direction, packed, monkeypatch
+):
     """The kernels that are chosen are prepared for what is asked, and the record comes to them whole."""
     dO, q, k, v, O = (torch.empty((80, 1, 64) if packed else (1, 1, 80, 64)) for _ in range(5))
     L, dL = torch.empty(1, 80), torch.empty(1, 80)
@@ -146,7 +148,7 @@ def test_a_large_call_is_theirs_and_a_tiny_one_is_not():
         assert room.enough_work(large, large) and not room.enough_work(tiny, tiny)
 
 
-def test_sizes_fit():
+def test_hopper_sizes_fit_registers_and_shared_memory():
     """Registers and shared memory as the chip has them, counted from the sizes."""
     assert set(sizes.CAUSAL) == {*sizes.DEFAULT, 192}
     assert set(sizes.UNMASKED_TIMES) == set(sizes.DEFAULT) == set(map(sizes.d_padded, sizes.DIMENSIONS))

@@ -1,4 +1,4 @@
-"""Hopper's backward: what it compiles to without a GPU, what it takes, and on such a GPU whether it is right."""
+"""Hopper's backward: compiled code and accepted calls without a GPU, and results against float64 on a Hopper GPU."""
 
 from itertools import product
 from types import SimpleNamespace
@@ -42,7 +42,7 @@ def test_fits_and_spills_next_to_nothing(rows, jobs):
 
 
 @pytest.mark.parametrize("W", (64, 128))
-def test_sums_are_put_in_order(W, monkeypatch):
+def test_postprocess_restores_the_order_of_the_rows_of_dq(W, monkeypatch):
     """to_fragment_order: each thread's elements, four together; to_row_major is its inverse. Torch runs both."""
     monkeypatch.setattr(accumulators, "tl", SimpleNamespace(reshape=torch.reshape, permute=torch.permute))
     x = torch.arange(64 * W).reshape(64, W)
@@ -60,7 +60,7 @@ NOT_TAKEN += [dict(dO_strides=(6400, 3200, 1, 50))]
 
 
 @pytest.mark.parametrize("change, fine", [*((x, True) for x in TAKEN), *((x, False) for x in NOT_TAKEN)], ids=str)
-def test_what_it_takes(change, fine):
+def test_which_tensors_the_hopper_backward_accepts(change, fine):
     d, dtype, scale = change.get("d", 64), change.get("dtype", torch.float16), change.get("scale", 0.1)
     Q, K = (torch.empty(2, *shape, d, dtype=dtype, device="meta") for shape in ((2, 50), (1, 70)))
     dO = torch.empty_strided(Q.shape, change.get("dO_strides", Q.stride()), dtype=dtype, device="meta")
@@ -128,7 +128,7 @@ def test_the_same_bits_of_query_heads_as_rows_of_one_head(d):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("d", D)
-def test_right(d, dtype):
+def test_hopper_backward_against_float64(d, dtype):
     try_all(product((d,), (dtype,), PAIRS, KINDS))
 
 
@@ -167,7 +167,7 @@ def test_large_scores(d):
 @pytest.mark.parametrize("parts", (1, 4))
 @pytest.mark.parametrize("N, causal", [(1000, False), (1000, True), (4100, True)])
 @pytest.mark.parametrize("d", (64, 128))
-def test_a_thousand_times(d, N, causal, parts, divided):
+def test_a_thousand_runs_give_the_same_results(d, N, causal, parts, divided):
     """Undivided, dK and dV have one order of sums: the same bits. The rest stays within a rounding or two."""
     divided(parts)
     Q, K, V, dO = (draw(4, 8000 // N, N, d, torch.bfloat16, seed=seed) for seed in range(4))
@@ -197,7 +197,7 @@ def test_keys_past_the_end_would_weigh_most(d, N_k, lengths):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("H, H_kv, N_q, N_k", [(32, 1, 64, 16384), (1, 1, 16384, 128), (8, 2, 2048, 2048)])
 @pytest.mark.parametrize("d", (64, 128))
-def test_what_must_cancel_does(d, H, H_kv, N_q, N_k):
+def test_gradients_that_cancel_exactly_are_0(d, H, H_kv, N_q, N_k):
     """All scores are 0, so that sums are exact, and all gradients cancel: a tile read too late or too early would not.
 
     In the first of these shapes all programs add to the same rows of dQ at the same time, which holds up the additions.
@@ -304,7 +304,7 @@ def test_the_same_bits_200_times(d, N, H_kv, causal, busy):
 @hopper
 @pytest.mark.parametrize("way", ("forward", "backward"))
 @pytest.mark.parametrize("d, causal, lengths", shared_out((*D, 192, 256), (False, True), LENGTHS), ids=str)
-def test_attention_takes_it(d, causal, lengths, way, monkeypatch):
+def test_attention_runs_the_hopper_backward(d, causal, lengths, way, monkeypatch):
     if way == "backward" and d > 128:
         pytest.skip("the portable backward again")
     monkeypatch.setattr(dispatch, "portable" if way == "forward" else "portable_backward", None)

@@ -1,4 +1,4 @@
-"""Hopper's forward on such a GPU: whether it is right, the same bits each time, and launched again as it should."""
+"""Hopper's forward on a Hopper GPU: results against float64, the same bits in every run, and repeated launches."""
 
 import gc
 import subprocess
@@ -64,7 +64,7 @@ def test_everything_once(d, dtype, planned):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("d", D)
-def test_right(d, dtype, planned):
+def test_hopper_forward_against_float64(d, dtype, planned):
     try_all(d, dtype, product(PAIRS, (False, True), kinds(d)), planned)
 
 
@@ -126,7 +126,7 @@ def test_same_bits_a_thousand_times(d, N, causal):
 @hopper
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("d", (64, 128, 256))
-def test_short_loops(d, planned):
+def test_blocks_of_few_tiles(d, planned):
     """Many blocks of few tiles: the producer is as far ahead as it ever is, and so is what it fills too early."""
     for (sizes, causal, padded), (N_q, N_k) in product(kinds(d), ((1600, 60), (1000, 500), (1600, 1000))):
         planned(sizes)

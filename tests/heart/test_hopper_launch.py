@@ -1,4 +1,4 @@
-"""What Hopper's kernels are launched with, on tensors without data: masks, RAGGED, strides, and room for sums."""
+"""The arguments of Hopper's launches, on tensors without data: masks, RAGGED, strides, and buffers for sums."""
 
 from itertools import product
 from math import log
@@ -172,7 +172,7 @@ AS_THEY_ARE = [  # no heads to join, a mask, or tensors in another order: option
 
 
 @pytest.mark.parametrize("options, lengths, H_kv, odd_q, odd_dO, odd_O", AS_THEY_ARE)
-def test_what_a_row_s_place_matters_to_keeps_its_heads(options, lengths, H_kv, odd_q, odd_dO, odd_O, monkeypatch):
+def test_calls_that_need_row_positions_are_not_packed(options, lengths, H_kv, odd_q, odd_dO, odd_O, monkeypatch):
     Q, K = tensors(2, 4, H_kv, 300, 512, 64)
     q, dO, O = (odd(Q) if odd else Q for odd in (odd_q, odd_dO, odd_O))
     record = Tensors(q, K, K, **others(2, lengths, None))
@@ -238,7 +238,7 @@ def test_query_heads_without_a_mask_are_rows_of_one_head(H, H_kv, N_q, N_k, d, m
         assert dQ.shape == Q.shape and dK.shape == dV.shape == K.shape and dQ.is_contiguous()
 
 
-def test_what_the_backward_leaves_to_others(monkeypatch):
+def test_hopper_calls_check_the_alignment_of_every_tensor(monkeypatch):
     Q, K = tensors(1, 2, 1, 300, 300, 64)
     looked_at = []
     monkeypatch.setattr(host, "tma_aligned", lambda *tensors: looked_at.append(tensors))

@@ -1,4 +1,4 @@
-"""Packed sequences by Hopper's own kernels: by Python against float64, and on such a GPU."""
+"""Packed sequences by Hopper's kernels against float64: run by Python on any machine, and compiled on a Hopper GPU."""
 
 import random
 import subprocess
@@ -110,7 +110,7 @@ def check_by_python(n_q, n_k, causal, d=64, B_c=64, consumers=2, heads=(4, 2), p
 
 
 @pytest.mark.parametrize("n, lengths", [*enumerate(LENGTHS)])
-def test_by_python(n, lengths):
+def test_packed_sequences_run_by_python(n, lengths):
     for causal in (False, True):
         B_c, consumers = ((64, 2), (128, 1), (64, 3), (128, 2))[n]
         heads, parts = ((4, 2), (2, 2), (2, 1))[n % 3], (1, 3)[(n + causal) % 2]
@@ -125,7 +125,7 @@ def test_no_sequence_sees_another_by_python(planted):
         check_by_python(*lengths, causal, (128, 64)[causal], heads=(1, 1), planted=planted)
 
 
-def test_what_is_put_in_order_ends_with_its_sequence(monkeypatch):
+def test_postprocess_writes_no_row_of_the_next_sequence(monkeypatch):
     """Only the first row block is: the rows of the next sequence are left as they were."""
     q, dQ, cu = torch.empty(50, 1, 8), torch.full((50, 1, 8), NAN), torch.tensor([0, 20, 50], dtype=torch.int32)
     chosen = backward.sizes.choose(64, 25, causal=False, ragged=True)
@@ -265,7 +265,7 @@ MANY = [*LENGTHS, ([1000, 17, 0, 333, 2049, 64, *[3] * 300], [900, 17, 5, 333, 2
 
 @hopper
 @pytest.mark.parametrize("d", (32, 64, 96, 128, 256))
-def test_packed(d):
+def test_packed_sequences_against_float64(d):
     for (n_q, n_k), causal, dtype, behind in once(MANY, (False, True), (torch.bfloat16, torch.float16), (0, 70)):
         check_packed(n_q, n_k, causal, d, dtype, behind=behind, with_dL=causal)
         check_packed(n_q, n_k, not causal, d, dtype)

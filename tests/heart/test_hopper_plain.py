@@ -1,4 +1,4 @@
-"""The Hopper kernels' own functions, run by Python on NumPy tiles: who sees whom, and who adds when."""
+"""Functions of Hopper's kernels, run by Python on NumPy tiles: which keys a row sees, and the order of dQ's sums."""
 
 import random
 from collections import Counter

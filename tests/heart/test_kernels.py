@@ -46,7 +46,7 @@ def test_hopper_s_kernels_are_for_hopper(capability, hip, interpreted, monkeypat
     assert [launch.sm_count.__wrapped__(torch.device(name)) for name in ("cuda", "meta")] == [114, 132]
 
 
-def test_what_the_kernels_are_told():
+def test_launch_arguments_by_hand():
     """A width that is a power of two, a program for each block, and dropout's rule."""
     assert [tables.padded_head_dim(d) for d in (1, 16, 17, 96, 129)] == [16, 16, 32, 128, 256]
     assert launch.program_count(torch.empty(2, 3, 130, 128, device="meta"), 64, None) == 2 * 3 * 3

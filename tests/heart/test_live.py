@@ -311,7 +311,7 @@ def test_the_race_opens_with_two_runs_whose_atomic_sums_differ():
         assert two[0] == two[1]
 
 
-def test_a_sentence_looks_where_the_map_says():
+def test_a_repeated_word_attends_to_the_word_that_followed_it():
     """A word that was seen before looks at what followed it then."""
     numbers = ask([("numbersOf", "the cat saw the dog".split())])[0]
     _, P = naive.forward(*(np.array(numbers[name]) for name in "qkv"), mask=CAUSAL)

@@ -89,7 +89,7 @@ def test_one_tile_on_an_h100_by_hand():
 
 
 @each
-def test_what_the_changes_are_worth(chip):
+def test_what_each_change_from_fa1_to_fa2_saves(chip):
     fa1, fa2 = (time_model.tile_clocks(chip, 128, 64, 128, algorithm=name) for name in ("fa1", "fa2"))
     assert 1.01 < fa1.serial / fa2.serial < 1.07 and fa1.overlapped >= fa2.overlapped
     saved_fp32 = (fa1.fp32 - fa2.fp32) * chip.fp32_per_clock

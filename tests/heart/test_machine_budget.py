@@ -93,7 +93,7 @@ def test_the_limit_names_what_is_short():
     assert fit.registers == budget.registers(*columns, warps=8, itemsize=4)
 
 
-def test_the_last_byte_counts():
+def test_one_byte_of_shared_memory_decides_whether_a_block_fits():
     exactly = replace(A100, shared_per_block=96 * KiB)
     assert fits(exactly, 128, 64, 128, stages=2, warps=8).ok
     assert not fits(replace(exactly, shared_per_block=96 * KiB - 1), 128, 64, 128, stages=2, warps=8).ok

@@ -1,4 +1,4 @@
-"""machine/grid.py: the schedule against a clock that ticks, owners against the meter."""
+"""machine/grid.py: the schedule against a simulation clock by clock, and owners against the meter."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""A thread block event by event: phases of a barrier, how units divide themselves, and who waits for ever."""
+"""A thread block, event by event: phases of a barrier, units shared between warps, and deadlocks."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Barrier, Block, Deadloc
 from fa2_lab.plots import timeline
 
 
-def test_phases():
+def test_phases_of_a_barrier():
     barrier = Barrier("x", 2)
     assert barrier.over(1).ready() and not barrier.over(0).ready(), "the phase before the first one counts as over"
     barrier.arrive("a")
@@ -36,7 +36,7 @@ def test_a_forgotten_arrival_ends_in_a_deadlock_that_names_the_barrier():
 @pytest.mark.parametrize(
     "manner, ends", [(SHARED, [4, 8, 12, 16]), (IN_ORDER, [10, 12, 14, 16]), (asynchrony.SIDE_BY_SIDE, [2, 4, 6, 10])]
 )
-def test_units_divide_themselves(manner, ends):
+def test_a_shared_unit_is_divided_between_its_users(manner, ends):
     block = Block(tensor=manner)
 
     def actor(*clocks):

@@ -17,7 +17,7 @@ def rung(number):
     return Rung(number, *COMPILED[number])
 
 
-def test_the_units_of_a_tile():
+def test_work_of_each_unit_per_tile_by_hand():
     of = units(rung(3))
     assert (of["tensor"], of["issue"], of["exp"]) == (4 * 64 * 64 * 128 / 4096, 688, 8 * 38)
     assert of["path"] == pytest.approx(32768 / 29.5) and tile_bytes(rung(3)) == 32768

@@ -136,7 +136,7 @@ def test_the_reference_takes_a_bias_in_numpy(name):
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice")  # of a row that does not exist, says the interpreter
 @pytest.mark.parametrize("N_q, N_k", [(70, 80), (40, 33)])
-def test_what_no_row_sees_a_bias_may_leave_undefined(N_q, N_k):
+def test_a_bias_may_be_nan_where_no_row_sees_the_key(N_q, N_k):
     """Keys behind the diagonal, and places behind the last row and the last key, which are computed with the others."""
     for dtype in (torch.float32, torch.float16):
         check((1, 2, 1, N_q, N_k, 16), dtype, bias=CAUSAL_BIAS, causal=True)

@@ -69,7 +69,7 @@ def test_queries_and_keys_of_different_numbers():
     assert (dK[unseen] == 0).all() and (dV[unseen] == 0).all()
 
 
-def test_tiny_sequences():
+def test_sequences_of_0_to_3_rows():
     check([1, 0, 2, 1, 1, 0, 3, 1])
 
 
@@ -98,7 +98,7 @@ def test_heads_and_head_dimensions(heads, kv_heads, d):
 
 
 @pytest.mark.parametrize("n_q, n_k", (([3, 2], [0, 0]), ([0, 0], [4, 1]), ([0], [0])), ids=str)
-def test_without_anything_to_see(n_q, n_k):
+def test_rows_that_see_no_key_have_o_0_and_l_minus_infinity(n_q, n_k):
     q, k, v, dO, cu_seqlens_q, cu_seqlens_k = drawn(n_q, n_k)
     O, L, *gradients = run(
         attention_packed, q, k, v, dO, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, causal=True

@@ -1,4 +1,4 @@
-"""The table of prepared calls: what shares an entry and what must not, and what it keeps of the tensors: nothing."""
+"""The cache of prepared calls: which calls share an entry, which must not, and that it keeps no tensor alive."""
 
 import gc
 import weakref

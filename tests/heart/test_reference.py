@@ -247,7 +247,7 @@ def test_a_rank_s_own_meeting_in_two_calls(length, causal, want):
     assert shards.halves(length, causal) == want
 
 
-def test_where_pieces_lie():
+def test_pieces_of_each_layout_by_hand():
     assert shards.even_lengths(11, 3) == [4, 4, 3]
     assert shards.pieces([4, 4, 3], "contiguous") == [[slice(0, 4)], [slice(4, 8)], [slice(8, 11)]]
     zigzag = [[slice(0, 2), slice(9, 11)], [slice(2, 4), slice(7, 9)], [slice(4, 6), slice(6, 7)]]
@@ -301,7 +301,7 @@ STAGE_CALLS = [
 
 
 @pytest.mark.parametrize("call", STAGE_CALLS, ids=lambda call: f"{call.__module__.split('.')[-1]}-{call.__name__}")
-def test_every_stage_looks_at_every_argument(call):
+def test_every_stage_names_a_wrong_argument(call):
     """One argument at a time is wrong; the error names it."""
     takes = inspect.signature(call).parameters
     good = {name: x for name, x in (TAKEN | SIZES).items() if name in takes}
@@ -323,7 +323,7 @@ HEADS_REFUSED = dict(
 
 @pytest.mark.parametrize("stage", heads.STAGES)
 @pytest.mark.parametrize("call", [heads.forward, heads.backward], ids=lambda call: call.__name__)
-def test_a_batch_of_heads_looks_at_every_argument(call, stage):
+def test_heads_name_a_wrong_argument(call, stage):
     takes = inspect.signature(call).parameters | inspect.signature(heads.each_head).parameters
     good = {name: x for name, x in HEADS_TAKEN.items() if name in takes} | dict(stage=stage)
     call(**good)

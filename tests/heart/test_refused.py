@@ -1,4 +1,4 @@
-"""A kernel that the installed Triton cannot compile: who computes then, what is said of it, and how often."""
+"""A kernel that the installed Triton cannot compile: the portable kernels replace it, with a single warning."""
 
 import ast
 import gc
@@ -199,7 +199,7 @@ def test_hopper_s_kernels_that_cannot_be_imported_are_named_once(missing, monkey
         assert dispatch.import_hopper(other, torch.device("cuda", 0)) is not None
 
 
-def test_what_stands_in_keeps_no_tensor(hopper):
+def test_the_replacing_portable_call_keeps_no_tensor_alive(hopper):
     """Neither does what was prepared, nor what takes its place."""
     hopper(lambda *given: None)
     q, k, v = (torch.randn(1, 1, 20, 16, device=DEVICE) for _ in "qkv")

@@ -1,4 +1,4 @@
-"""A launch written down: the driver is handed the same as by Triton's own call, in the orders of Triton's versions."""
+"""Repeated launches: the driver gets the same arguments as from Triton's own launcher, for each version of Triton."""
 
 from types import SimpleNamespace
 from typing import NamedTuple

@@ -290,7 +290,7 @@ def test_what_only_eager_does_is_refused(name):
 @pytest.mark.parametrize("causal, sliding, window", [
     (False, None, None), (True, None, (None, 0)), (False, 3, (2, 2)), (True, 3, (2, 0)),
 ])  # fmt: skip
-def test_no_mask_but_a_window_and_a_switch(causal, sliding, window):
+def test_a_layer_without_a_mask_uses_its_window_and_its_causal_flag(causal, sliding, window):
     """A layer says what it is by an argument or by itself; its scale, softcap, sinks and dropout are heeded."""
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, heads, 6, 16, generator=draw).to(DEVICE) for heads in (2, 1, 1))

@@ -22,7 +22,7 @@ def test_nobody_else_reaches_inside_triton():
 
 
 @pytest.mark.parametrize("version, holds", [("3.6.0", 1), ("3.7.1", 2), ("3.8.0", 1), ("3.10.0", 4), ("4.0.0+git", 4)])
-def test_an_entry_holds_until_the_next_one(version, holds, monkeypatch):
+def test_an_entry_applies_to_later_versions_until_the_next_entry(version, holds, monkeypatch):
     monkeypatch.setattr(triton, "__version__", version)
     assert triton_versions.by_triton({"3.6": 1, "3.7": 2, "3.8": 1, "3.9": 4}) == holds
 

@@ -1,4 +1,4 @@
-"""What the workflows in .github run, run here: they start rarely, and what nobody runs breaks unseen."""
+"""The commands of the workflows in .github, run here, because the workflows run rarely and could break unnoticed."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The bench's command without a GPU: what it refuses, keeps and joins; and training in miniature."""
+"""The bench's command without a GPU: arguments that it refuses, records that it keeps and joins, and short training."""
 
 from functools import partial
 

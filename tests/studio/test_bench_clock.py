@@ -1,4 +1,4 @@
-"""The bench's clocks against a GPU and a host that are nothing but clocks."""
+"""The bench's timing, with a GPU and a host that only advance a clock, so that every true time is known."""
 
 import math
 import time

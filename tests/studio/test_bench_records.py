@@ -1,4 +1,4 @@
-"""How a run becomes a record and a page: kept whole, joined, named by its commit; and nothing in a page is typed."""
+"""How a run becomes a record and a page: written whole, joined, with its commit; every number comes from a record."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Right or wrong: FLOPs, float64 truths, implementations, and that a wrong answer is never timed."""
+"""The bench's FLOPs, float64 truths and implementations, and that a wrong implementation is never timed."""
 
 import sys
 from dataclasses import replace

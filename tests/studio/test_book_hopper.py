@@ -1,4 +1,4 @@
-"""The exercise of chapter 12a says what is wrong with a kernel, and takes the right one; listings of the kernels."""
+"""The exercise of chapter 12a names what is wrong with a kernel and accepts the right one; listings of the kernels."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Listings that a chapter calls whole are run as they are printed, on what a reader would try next."""
+"""Listings that a chapter calls complete are run as printed, on inputs that a reader would try next."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""The assignments: solutions score full marks, empty notebooks nothing, wrong answers what they deserve and why."""
+"""The assignments: solutions get full marks, empty notebooks none, and wrong answers their points and feedback."""
 
 import json
 import re
@@ -94,7 +94,7 @@ def test_the_solution_scores_full_marks_with_a_student_s_own_seed(number):
 
 
 @pytest.mark.parametrize(("number", "pairs", "keeps", "said"), WRONG, ids=[f"{w[0]}: {[*w[1]]}"[:60] for w in WRONG])
-def test_an_answer_gets_what_it_deserves(number, pairs, keeps, said):
+def test_each_wrong_answer_gets_its_points_and_feedback(number, pairs, keeps, said):
     interpreted(number)
     book = slipped(number, pairs)
     points, printed = played(steps_alone(book, keeps) if number in "4789" else book)
@@ -144,7 +144,7 @@ def test_the_smallest_problem_is_one_and_its_right_answer_is_right(wrong):
 
 
 @pytest.mark.parametrize("name", GAINS)
-def test_what_is_not_deserved_is_not_gained(name):
+def test_an_answer_that_games_the_checks_gets_less_than_full_marks(name):
     number, pairs, most = GAINS[name]
     got = graded(number, slipped(number, pairs))
     assert got.score < most, got.page

@@ -413,7 +413,7 @@ def test_no_right_finalize_hides_a_planted_merge(empty, L):
     assert sum(points.values()) == 12, printed
 
 
-def test_calls_that_make_no_sense(tmp_path):
+def test_bad_arguments_of_the_course_command(tmp_path):
     home = str(tmp_path)
     (tmp_path / "class.csv").write_text("folder,id\n../ada,1\n")
     (tmp_path / "twins.csv").write_text("folder,id\nada,1\nben,1\n")

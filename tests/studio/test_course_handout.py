@@ -1,4 +1,4 @@
-"""What leaves the instructor's machine: bundles without answers, seeds, cases of one's own, packages for Gradescope."""
+"""What students receive: bundles without answers, seeds, each student's own cases, and packages for Gradescope."""
 
 import json
 import os

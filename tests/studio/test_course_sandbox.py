@@ -179,7 +179,7 @@ def test_an_attack_harms_nobody(name, request):
 
 @needs_sandbox
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="this system does not list what runs")
-def test_nothing_outlives_its_grading(attacked):
+def test_no_process_of_a_student_survives_grading(attacked):
     time.sleep(0.5)
     commands = [p.read_bytes() for p in Path("/proc").glob("[0-9]*/cmdline") if p.exists()]
     assert not [c for c in commands if b"course.worker" in c and b"fa2-course-" in c]
@@ -218,7 +218,7 @@ def test_a_chip_computes_nothing_large_and_nothing_that_is_not_on_its_list():
             chip.do([], name, tuple(args), {})
 
 
-def test_without_a_box_grade_says_what_to_install_and_stops(tmp_path, monkeypatch, capsys):
+def test_without_a_sandbox_grade_says_what_to_install_and_stops(tmp_path, monkeypatch, capsys):
     write(handed_in(), tmp_path / "in" / "ada")
     monkeypatch.setattr(sandbox, "kind", lambda: "")
     assert command.main(["grade", str(tmp_path / "in"), "--only", "1", "--out", str(tmp_path / "out")]) == 1
@@ -302,13 +302,13 @@ def test_no_word_passes_from_one_notebook_to_another():
 
 @needs_sandbox
 @pytest.mark.parametrize("assignment", notebooks.ASSIGNMENTS, ids=lambda assignment: assignment.name)
-def test_no_box_has_what_finds_mistakes(assignment, tmp_path):
+def test_no_sandbox_contains_the_examiner_or_the_errata(assignment, tmp_path):
     """A test that calls the examiner catches every bug of 5, and its attention is an answer to 2, 3, 4 and 7."""
-    given = {path.relative_to(tmp_path).parts for path in package.for_box(tmp_path, assignment).rglob("*.py")}
+    given = {path.relative_to(tmp_path).parts for path in package.for_sandbox(tmp_path, assignment).rglob("*.py")}
     assert given and not [path for path in given if path[:2] in (("fa2_lab", "examine"), ("fa2_lab", "errata"))]
 
 
-def test_torch_is_there_for_triton_alone():
+def test_a_sandbox_without_triton_cannot_import_torch():
     """Autograd and finished attention are no NumPy; no folder of packages is left to look in."""
     reach = """import glob, sys
 for top in (sys.prefix, sys.base_prefix, "/usr", "/usr/local"):
@@ -354,7 +354,7 @@ def test_nothing_is_imported_from_where_a_student_s_code_can_write():
     assert said[0] == "ModuleNotFoundError"
 
 
-def test_a_plain_user_s_box_has_a_limit_of_processes_too():
+def test_a_plain_user_s_sandbox_also_limits_processes():
     assert "--nproc=64" in sandbox.limited(QUICK, uid=0, counts_apart=True)
 
 

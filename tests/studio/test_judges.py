@@ -1,4 +1,4 @@
-"""Other projects' tests run on us: a checkout of our own making in the place of theirs."""
+"""Other projects' tests, run on our calls. A small checkout that the test writes replaces the other project."""
 
 import subprocess
 
@@ -100,7 +100,7 @@ def test_what_cannot_be_run_is_refused(argv, message):
         ("flash-attention-4", "test_flash_attn_varlen_output", dict(local_enum=2, unpad_q=True, unpad_kv=True), ""),
     ],
 )
-def test_only_what_we_have_not_is_left_out(suite, test, case, left_out):
+def test_only_tests_of_missing_features_are_left_out(suite, test, case, left_out):
     found = SUITES[suite].left_out(test, case)
     assert found.startswith(left_out) and bool(found) == bool(left_out)
 
