@@ -12,12 +12,12 @@ MODULES = {
     "attention": "attention",
     "attention_packed": "packed",
     "attention_paged": "paged",
-}  # each in its module of api
+}  # public call: the module of fa2_lab.api that defines it
 
 
 def __getattr__(name: str) -> Any:
     """Import a public function or module when it is first used, and return it."""
-    if name == "examine":  # a module that is its own function
+    if name == "examine":  # the module itself can be called
         return import_module("fa2_lab.examine")
     if name not in MODULES:
         raise AttributeError(f"module 'fa2_lab' has no attribute {name!r}")

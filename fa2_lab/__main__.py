@@ -1,4 +1,4 @@
-"""The command line, for `python -m fa2_lab`."""
+"""The entry point of `python -m fa2_lab`."""
 
 import sys
 

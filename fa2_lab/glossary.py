@@ -1,4 +1,4 @@
-"""The symbols and words of the book, in English and Chinese, with the chapter that explains each of them."""
+"""The book's symbols and terms, in English and Chinese, with the chapter that explains each of them."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,13 @@ class Term:
     name: str
     english: str
     chinese: str
-    explained: str  # a chapter, as "02" or "12a", or a rung of the ladder, as "rung 21"; empty: not in the book
+    explained: str  # a chapter ("02"), an appendix ("A") or a rung of the ladder ("rung 21"); "" if none does
     shape: str = ""
     lives: str = ""
-    picture: str = ""  # that shows it: figures/NAME.svg
+    picture: str = ""  # the figure that shows it, figures/NAME.svg
 
 
-# name | chapter that explains it | shape | where it lives | English | Chinese; "-" is nothing
+# name | chapter that explains it | shape | where it is stored | English | Chinese. "-" is an empty cell.
 SYMBOLS = """
 Q | 00 | (N_q, d) | HBM; a block q_i on chip | queries: what each row is looking for | 查询
 K | 00 | (N_k, d) | HBM; a block k_j on chip | keys: what each position offers to be found by | 键
@@ -45,7 +45,8 @@ N | 00 | number | - | sequence length; N_q queries and N_k keys if they differ |
 d | 00 | number | - | head dimension: the length of a query, a key, a value | 头维度
 """
 
-# name | chapter or rung that explains it | picture that shows it | English | Chinese; an indented line goes on
+# name | chapter or rung that explains it | picture that shows it | English | Chinese. An indented line continues the
+# one above.
 WORDS = """
 # The map of a GPU
 HBM | 00 | - | high-bandwidth memory: the GPU's main memory, large and far away | 高带宽显存
@@ -205,7 +206,7 @@ sink | 16 | intervals | one more score for each head that has no value | 注意�
 
 
 def cells(table: str) -> list[list[str]]:
-    """Return the rows of a table, each as the list of its cells. A cell that contains "-" becomes empty."""
+    """Parse a table into rows, each a list of cells. A cell that contains only "-" becomes empty."""
     rows = [line for line in table.strip().replace("\n    ", " ").splitlines() if not line.startswith("#")]
     return [["" if cell == "-" else cell for cell in row.split(" | ")] for row in rows]
 

@@ -1,7 +1,7 @@
 """The papers' algorithms as data, and `where`, which leads from a line of a paper to the lines of code that compute it.
 
 FA1 is "FlashAttention" (Dao, Fu, Ermon, Rudra, Ré 2022), and FA2 is "FlashAttention-2" (Dao 2023). The lines are in our
-own words and keep the papers' numbers. If the printed line has a mistake, the line in this file is right and names the
+own words, but keep the papers' line numbers. If a printed line has a mistake, this file corrects it and names the
 erratum. In the code, the comment `# FA2.A1.L9` marks the code that computes line 9 of FA2's Algorithm 1.
 """
 
@@ -34,7 +34,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One algorithm of one paper, with its lines and the files that represent it."""
+    """An algorithm from one of the papers, with its lines and the files that implement it."""
 
     tag: str  # FA2.A1: paper FA2, Algorithm 1
     title: str
@@ -42,7 +42,7 @@ class Algorithm:
     needs: str
     lines: tuple[Line, ...]
     numpy: str  # the file whose lines are shown first
-    triton: tuple[str, ...] = ()  # the files in Triton, of which the first that exists is shown
+    triton: tuple[str, ...] = ()  # Triton files, of which the first that exists is shown
 
     def tag_of(self, line: Line) -> str:
         return f"{self.tag}.L{line.number}"
@@ -53,7 +53,7 @@ class Algorithm:
 
 
 def steps(text: str) -> tuple[Line, ...]:
-    """Return the lines of an algorithm from its text, which is indented by loops and names errata in brackets."""
+    """Parse an algorithm's text into lines. Its indentation shows the loops, and brackets name errata."""
     found = []
     for number, line in enumerate(dedent(text).strip().splitlines(), 1):
         words, _, errata = line.rstrip("]").partition("  [")
@@ -218,7 +218,7 @@ LINES: dict[str, tuple[Algorithm, Line]] = {a.tag_of(n): (a, n) for a in ALGORIT
 
 # From a tag to the places that carry it -------------------------------------------------------------------
 
-# Why a line has no counterpart in Triton, for a whole algorithm or for one line of it.
+# The reason why an algorithm, or one of its lines, has no counterpart in Triton.
 NO_TRITON = {
     "FA1.A3": "the backward kernels never need P in HBM, so none of them is standard attention's",
     "FA1.A2.L1": "the ladder's kernels have no dropout",
@@ -237,7 +237,7 @@ NO_TRITON |= {
     f"FA1.A4.L{n}": "FA2's backward pass, which the kernels run, has no such line" for n in (1, 2, 12, 14, 15, 18)
 }
 
-# Which picture shows a line: the figure's name, and for each algorithm the lines.
+# The lines of each algorithm that a picture shows: {figure: {algorithm: line numbers}}.
 PICTURES: dict[str, dict[str, tuple[int, ...]]] = {
     "visiting_order": {"FA1.A2": (3, 4, 5, 6, 7, 8, 9, 16), "FA2.A1": (1, 2, 4, 6, 7, 14, 15)},
     "workers": {"FA1.A4": (3, 4, 5, 6, 9, 24), "FA2.A1": (3,), "FA2.A2": (1, 2, 3, 5, 8, 15, 18)},
@@ -254,8 +254,8 @@ PICTURES: dict[str, dict[str, tuple[int, ...]]] = {
 }
 PICTURE_OF = {f"{a}.L{n}": name for name, lines in PICTURES.items() for a, ns in lines.items() for n in ns}
 
-FOLDERS = ("reference", "ladder", "portable", "decode", "hopper")  # in the order in which where() lists them
-SHOWN = 10  # lines at most that a short answer has
+FOLDERS = ("reference", "ladder", "portable", "decode", "hopper")  # in the order of where()'s listing
+SHOWN = 10  # the most lines that a short answer has
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """A line of a paper and every line of code that computes it. The lines of code to read first come first."""
+    """A line of a paper and every line of code that computes it, with the code to read first at the front."""
 
     tag: str
     algorithm: Algorithm
@@ -288,22 +288,22 @@ class Whereabouts:
 
     @property
     def first_numpy(self) -> tuple[Place, ...]:
-        """The lines of code in the one NumPy file that represents the algorithm."""
+        """The lines of code in the algorithm's main NumPy file."""
         return tuple(place for place in self.numpy if place.file == self.algorithm.numpy)
 
     @property
     def first_triton(self) -> tuple[Place, ...]:
-        """The lines of code in the one Triton file that represents the algorithm."""
+        """The lines of code in the algorithm's main Triton file."""
         return tuple(place for place in self.triton if place.file == triton_file(self.algorithm))
 
     @property
     def no_triton(self) -> str:
-        """The reason why the algorithm's Triton file has no such line, or "" if it has one."""
+        """The reason why the algorithm's main Triton file has no counterpart of this line, or "" if it has one."""
         reason = NO_TRITON.get(self.tag) or NO_TRITON.get(self.algorithm.tag, "no kernel carries this tag yet")
         return "" if self.first_triton else reason
 
     def words(self) -> list[str]:
-        """Return the name of the algorithm and the paper's line in our words, as lines of text."""
+        """Return, as lines of text, the algorithm's name and the paper's line in our words."""
         text = fill(self.line.text, 98, initial_indent="  ", subsequent_indent="  ")
         return [f"{self.tag}: {self.algorithm.title} ({self.algorithm.source})", *text.splitlines()]
 
@@ -312,7 +312,7 @@ class Whereabouts:
         if not self.line.computes:
             return "\n".join([*self.words(), "nothing to compute here"])
         ends = [f"picture  figures/{self.picture}.svg"] if self.picture else []
-        room = SHOWN - len(self.words()) - len(ends) - 1  # for code; the last line says what else there is
+        room = SHOWN - len(self.words()) - len(ends) - 1  # lines left for code; the last line says what else there is
         numpy, triton = self.first_numpy[: (room + 1) // 2], self.first_triton[: room // 2]
         left = len(self.numpy + self.triton + self.notebooks) - len(numpy + triton)
         more = [f"{left} place{'s' * (left > 1)}: fa2-lab where {self.tag} --all"] if left else []
@@ -322,7 +322,7 @@ class Whereabouts:
         return "\n".join([*self.words(), *rows, *titled("Triton", triton, f"none: {self.no_triton}"), *ends])
 
     def full(self) -> str:
-        """Return the paper's line, its figure, and all lines of code that compute it, with those in the notebooks."""
+        """Return the paper's line, its figure, and all lines of code that compute it, including those in notebooks."""
         parts = self.words() + [f"  A known slip here: fa2-lab errata {name}" for name in self.line.errata]
         for title, places in (("NumPy", self.numpy), ("Triton", self.triton), ("notebook", self.notebooks)):
             parts += [f"{title:9}{place}" for place in places]
@@ -334,18 +334,18 @@ class Whereabouts:
 
 
 def titled(title: str, places: tuple[Place, ...], none: str) -> list[str]:
-    """Return lines of code as rows of text, without their comments. The first row begins with `title`."""
+    """Return lines of code as rows of text without comments, headed by `title`. If there are none, show `none`."""
     rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0]}" for place in places] or [none]
     return [f"{title:9}{rows[0]}", *(" " * 9 + row for row in rows[1:])]
 
 
 def triton_file(algorithm: Algorithm) -> str | None:
-    """Return the Triton file that represents an algorithm, or None if there is none in this installation."""
+    """Return an algorithm's main Triton file, or None if this installation has none."""
     return next((file for file in algorithm.triton if (PACKAGE.parent / file).is_file()), None)
 
 
 def where(tag: str) -> Whereabouts:
-    """Return the places in the code that compute a given line of a paper, as a Whereabouts.
+    """Return the places in the code that compute a line of a paper, as a Whereabouts.
 
     `print(where("FA2.A1.L9"))` shows the lines of code to read first. The method full() returns all of them.
     """
@@ -378,7 +378,7 @@ def unknown_tag(tag: str) -> str:
 
 
 def places(tag: str, folder: Path | None, first: str | None = None) -> tuple[Place, ...]:
-    """Return every line of code in `folder` that has the tag. The lines in the file `first` come first."""
+    """Return every line of code in `folder` that carries the tag. Lines in the file `first` come before all others."""
     if folder is None or not folder.is_dir():
         return ()
     found = [
@@ -393,7 +393,7 @@ def places(tag: str, folder: Path | None, first: str | None = None) -> tuple[Pla
 
 
 def folder_of(file: str) -> int:
-    """Return the rank of a file, which is the index of its folder in FOLDERS. Files in other folders come last."""
+    """Return a file's rank in the listing: its folder's index in FOLDERS. Files in other folders come last."""
     return next((n for n, name in enumerate(FOLDERS) if f"/{name}/" in file), len(FOLDERS))
 
 

@@ -1,7 +1,7 @@
-"""Recorded runs, in files figures/data/NAME.json, each with its machine, versions and commit.
+"""Recorded runs, one per file figures/data/NAME.json, each with the machine, versions and commit that produced it.
 
-`fa2-lab bench SUITE` writes bench_SUITE.json on a GPU, and `python -m fa2_studio.compiled` records what compiled
-kernels use. Figures, tables and chapters read these files through this module.
+`fa2-lab bench SUITE` writes bench_SUITE.json on a GPU, and `python -m fa2_studio.compiled` records the resources that
+compiled kernels use. Figures, tables and chapters read these files through this module.
 """
 
 import json
@@ -18,7 +18,7 @@ COMPILE = "python -m fa2_studio.compiled"
 
 @dataclass
 class Measurement:
-    """One problem in one direction: the measured value of each implementation, or the reason why there is none."""
+    """One problem in one direction: each implementation's measured value, or the reason why it has none."""
 
     problem: dict
     direction: str
@@ -26,7 +26,7 @@ class Measurement:
     failed: dict[str, str] = field(default_factory=dict)
     unit: str = "ms"
     flops: float = 0.0
-    chip: dict[str, list[float]] = field(default_factory=dict)  # name -> MHz, watts, 1 if power held the clock down
+    chip: dict[str, list[float]] = field(default_factory=dict)  # name -> MHz, watts, 1 if power limited the clock
     machine: dict = field(default_factory=dict)  # the fields of the record's machine that differ for this row
 
     def rate(self, name: str) -> float:
@@ -40,15 +40,15 @@ class Measurement:
 
 @dataclass
 class Record:
-    """One recorded run of a suite: its measurements, and their machine, versions, commit and protocol."""
+    """One recorded run of a suite: its measurements, and the machine, versions, commit and protocol behind them."""
 
     suite: str
     machine: dict
     protocol: str
-    ceilings: dict[str, float] = field(default_factory=dict)  # of the same run: GEMM in TFLOP/s, copy in TB/s
+    ceilings: dict[str, float] = field(default_factory=dict)  # measured in the same run: GEMM in TFLOP/s, copy in TB/s
     rows: list[Measurement] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)  # what an interrupted run did not reach
-    curves: dict[str, list[float]] = field(default_factory=dict)  # name -> one number for each step
+    missing: list[str] = field(default_factory=list)  # problems that an interrupted run did not reach
+    curves: dict[str, list[float]] = field(default_factory=dict)  # name -> one number per step
     sustained: list[Measurement] = field(default_factory=list)  # the same problems without pauses
     sustained_protocol: str = ""
     made_by: str = ""  # the command that writes this record, or why there is none
@@ -92,13 +92,13 @@ def to_dict(record: Record) -> dict:
 
 
 def from_dict(data: dict) -> Record:
-    """Return the record that the dictionary of a JSON file describes."""
+    """Return the record described by a dictionary that was read from a JSON file."""
     rows = {name: [Measurement(**row) for row in data.get(name, ())] for name in ("rows", "sustained")}
     return Record(**data | rows)
 
 
 def compared_with(names: Collection[str]) -> str:
-    """Return the implementation with which the ladder's rungs are compared: the first of RIVALS among these names."""
+    """Return the implementation that the ladder's rungs are compared with: the first of RIVALS found in `names`."""
     return next(name for name in RIVALS if name in names)
 
 
@@ -109,7 +109,7 @@ def recorded(name: str) -> dict | None:
 
 
 def layouts_record() -> dict:
-    """Return the recorded layouts of the compiled forward."""
+    """Return the recorded layouts of the compiled forward kernel. Raise an error if none are recorded."""
     found = recorded("layouts")
     if found is None:
         raise ValueError(f"figures/data/layouts.json is missing: `{COMPILE}` compiles the forward and writes it")

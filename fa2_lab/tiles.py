@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-RowNumbers = Any  # the number of a row or of a row block, or an array of such numbers
+RowNumbers = Any  # the index of a row or row block, or an array of indices
 
 
 class Tile(Enum):
@@ -33,18 +33,18 @@ def cdiv(a: int, b: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """The keys that a query sees, and the bias that is added to their scores.
+    """The keys that each query sees, and the bias that is added to their scores.
 
-    A query sees a key only if every field that is set allows it. The diagonal of row r is column r + N_k − N_q, so it
-    ends in the bottom right corner.
+    A query sees a key only if every field that is set allows it. Row r meets the diagonal at column r + N_k − N_q, so
+    the diagonal ends at the bottom right corner of S.
 
     causal      If True, no column to the right of the diagonal is visible.
-    key_length  The number of keys. Columns from this index on are padding.
-    allowed     A boolean array (N_q, N_k), which is True for each visible key.
-    window      A pair (left, right): a row sees from `left` columns before its diagonal to `right` columns after it.
+    key_length  The number of keys. Columns at or beyond this index are padding.
+    allowed     A boolean array (N_q, N_k) that is True for each visible key.
+    window      A pair (left, right): a row sees from `left` columns before the diagonal to `right` columns after it.
                 None means unbounded.
     bias        A function of (row, column), two integer arrays, that returns the values to add to the scores. `row` is
-                the position of the query among the keys, that is, the column of its diagonal. −∞ masks a key.
+                the query's position among the keys: the column where its row meets the diagonal. −∞ masks a key.
 
     Without `allowed` and `bias`, each row sees one contiguous range of columns, which interval() computes.
     """
@@ -76,8 +76,8 @@ class Mask:
     def interval(self, row: RowNumbers, N_q: int, N_k: int) -> tuple[RowNumbers, RowNumbers]:
         """Return (first, last): the given row sees columns first … last − 1.
 
-        `allowed` and `bias`, which may mask some of these columns, are not considered. `row` is a row index or an array
-        of them. Neither first nor last ever decreases from one row to the next. A row with first = last sees nothing.
+        `row` is a row index or an array of row indices. `allowed` and `bias`, which may mask further columns, are
+        ignored. Neither first nor last ever decreases from one row to the next. A row with first = last sees nothing.
         """
         left, right = self.window or (None, None)
         right = 0 if self.causal else right
@@ -132,7 +132,7 @@ class Tiling:
         return self.mask.interval(row, self.N_q, self.N_k)
 
     def visible(self, i: int, j: int) -> np.ndarray:
-        """Return a boolean array (B_r, B_c) that is True for each visible entry of tile (i, j)."""
+        """Return a boolean array with the shape of tile (i, j) that is True for each visible entry."""
         rows, cols = self.rows(i), self.cols(j)
         row, col = np.arange(rows.start, rows.stop), np.arange(cols.start, cols.stop)
         first, last = self.interval(row)
@@ -140,7 +140,7 @@ class Tiling:
         return seen if self.mask.allowed is None else seen & self.mask.allowed[rows, cols]
 
     def apply_mask(self, s_ij: np.ndarray, i: int, j: int) -> np.ndarray:
-        """Return the scores s_ij of tile (i, j) after adding the mask's bias, with −∞ for each masked score."""
+        """Add the mask's bias to the scores s_ij of tile (i, j), and return them with −∞ in place of masked scores."""
         if self.mask.bias is not None:
             rows, cols = self.rows(i), self.cols(j)
             diagonal = np.arange(rows.start, rows.stop)[:, None] + self.N_k - self.N_q  # (B_r, 1)
@@ -150,15 +150,14 @@ class Tiling:
     def blocks(self, i: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
         """Return (first, last): row block i sees columns only in the column blocks first … last − 1.
 
-        i is an index or an array of them. `allowed` and `bias`, which may mask some of these blocks, are not
-        considered.
+        i is an index or an array of indices. `allowed` and `bias`, which may mask further blocks, are ignored.
         """
         first, _ = self.interval(i * self.B_r)  # of the top row
         _, last = self.interval(np.minimum((i + 1) * self.B_r, self.N_q) - 1)  # of the bottom row
         return first // self.B_c, np.where(first < last, cdiv(last, self.B_c), first // self.B_c)
 
     def kind(self, i: int, j: int) -> Tile:
-        """Return whether tile (i, j) is SKIP, DIAGONAL or FULL, depending on what its top and bottom rows see."""
+        """Classify tile (i, j) as SKIP, DIAGONAL or FULL. Without `allowed`, its top and bottom rows decide."""
         rows, cols = self.rows(i), self.cols(j)
         top, bottom = self.interval(rows.start), self.interval(rows.stop - 1)
         if min(cols.stop, bottom[1]) <= max(cols.start, top[0]):  # [top's first, bottom's last): seen by some row
@@ -203,9 +202,9 @@ def check_window(window: object) -> tuple[int | None, int | None]:
 
 
 def real_number(name: str, value: object, takes: str, fits: Callable[[float], bool] = math.isfinite) -> float:
-    """Return `value` as a float. Raise an error unless it is a real number for which fits(value) is true.
+    """Return `value` as a float. Raise an error unless it is a real number and fits(value) is true.
 
-    In the error message, `name` is the name of the argument, and `takes` describes valid values.
+    The error message calls the argument `name`, and describes valid values with `takes`.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}: got {value!r}; it takes {takes}")
@@ -221,7 +220,7 @@ def real_number(name: str, value: object, takes: str, fits: Callable[[float], bo
 def whole_number(name: str, value: object, low: int, high: int | None = None) -> int:
     """Return `value` as an int. Raise an error unless it is a whole number from `low` to `high`.
 
-    If `high` is None, there is no upper bound. `name` is the name of the argument in the error message.
+    If `high` is None, there is no upper bound. The error message calls the argument `name`.
     """
     takes = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Integral):

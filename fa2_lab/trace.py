@@ -1,10 +1,10 @@
-"""A meter that counts what an algorithm loads, stores and computes for each tile and each worker.
+"""A meter that counts what an algorithm loads, stores and computes, per tile and per worker.
 
 Tensors with capital-letter names are in HBM. An algorithm passes them to a `Trace`, which returns tensors that record
-their use. Indexing such a tensor is a load (`q_i = Q[rows]`), and assigning to an index of it is a store (`O[rows] =
-o_i`). A load returns an on-chip array, and everything that is computed from an on-chip array is also an on-chip array.
-The meter counts the NumPy operations on on-chip arrays by kind. Each algorithm is written only once, in plain NumPy.
-Without a meter, the same lines run on plain arrays.
+their use: indexing such a tensor counts as a load (`q_i = Q[rows]`), and assigning to it counts as a store (`O[rows] =
+o_i`). A load returns an on-chip array, and so does every NumPy operation on an on-chip array. The meter counts these
+operations by kind. Each algorithm is written only once, in plain NumPy, because without a meter, the same lines run on
+plain arrays.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ class Event(NamedTuple):
     op: str  # "load" or "store"
     tensor: str
     elements: int
-    worker: tuple  # the indices of the parallel loops around it: one thread block
+    worker: tuple  # the indices of the enclosing parallel loops, which identify a thread block
     i: int | None
     j: int | None
 
@@ -73,16 +73,16 @@ class Trace:
     # What a reader asks -----------------------------------------------------------------------------------
 
     def loads(self, tensor: str | None = None) -> int:
-        """Return the number of elements loaded from HBM."""
+        """Return the number of elements loaded from HBM, for one tensor or for all together."""
         return self._moved("load", tensor)
 
     def stores(self, tensor: str | None = None) -> int:
-        """Return the number of elements stored to HBM."""
+        """Return the number of elements stored to HBM, for one tensor or for all together."""
         return self._moved("store", tensor)
 
     @property
     def hbm_elements(self) -> int:
-        """The number of elements moved between HBM and the chip, that is, loads plus stores."""
+        """The number of elements moved between HBM and the chip: loads plus stores."""
         return self.loads() + self.stores()
 
     @property
@@ -103,7 +103,7 @@ class Trace:
 
     @property
     def other_flops(self) -> int:
-        """The number of operations that are neither part of a matmul nor an exponential."""
+        """The number of operations that are neither exponentials nor part of a matmul."""
         return sum(n for kind, n in self.flops.items() if kind not in ("matmul", "exp"))
 
     def by_tile(self) -> dict[tuple, Counter]:
@@ -151,7 +151,7 @@ class Trace:
 
 
 class Unwatched:
-    """A replacement for Trace that counts nothing. It has the same methods, but returns plain arrays."""
+    """A stand-in for Trace that counts nothing. It has the methods that algorithms call, but returns plain arrays."""
 
     def hbm(self, **tensors: np.ndarray) -> Any:
         return list(tensors.values()) if len(tensors) > 1 else next(iter(tensors.values()))
@@ -165,7 +165,7 @@ class Unwatched:
         pass
 
 
-UNWATCHED: Any = Unwatched()  # used in place of a Trace if nothing is counted
+UNWATCHED: Any = Unwatched()  # passed in place of a Trace if nothing is to be counted
 
 
 class HbmTensor:
@@ -194,7 +194,7 @@ class HbmTensor:
 class OnChip(np.ndarray):
     """An on-chip array, loaded from HBM or computed from other on-chip arrays. Operations on it are counted."""
 
-    trace: Any = None  # the Trace that counts; ndarray has a method of this name
+    trace: Any = None  # the Trace that counts its operations; the name hides ndarray's method trace()
 
     def __array_finalize__(self, parent: Any) -> None:
         self.trace = getattr(parent, "trace", None)

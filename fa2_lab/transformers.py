@@ -5,14 +5,14 @@
 
 In transformers, a mask is a function of a row and a column. This module computes, once for all layers, which contiguous
 range of columns each row sees. It supports causal masks, sliding windows, padding on either side, and several
-concatenated sequences, which are given by position_ids or cu_seq_lens_q. Grouped-query attention, sinks, softcap and a
-KV cache work without any extra setting. If a row sees more than one range, the module raises an error that names the
-mask. Once per call of the model, the module reads the padding and the boundaries of the sequences, and has to wait for
-the GPU to do so.
+concatenated sequences, given by position_ids or cu_seq_lens_q. Grouped-query attention, sinks, softcap and a KV cache
+work without any extra setting. If a row sees more than one range, the module raises an error that names the mask. Once
+per call of the model, the module reads the padding and the sequence boundaries, and for that, the host has to wait for
+the GPU.
 
-With a static cache, `generate` makes the mask before it calls the model, and on a GPU, it also compiles the model. In
-that case, every row sees the whole cache, and a separate tensor holds the number of keys that are already in the cache.
-The model is therefore not recompiled when this number grows.
+With a static cache, `generate` makes the mask before it calls the model and, on a GPU, also compiles the model. In that
+case, every call takes the whole cache, and a separate tensor holds the number of keys that are already in the cache, so
+the model is not recompiled when this number grows.
 """
 
 import inspect
@@ -35,7 +35,7 @@ REFUSED = ("position_bias", "head_mask", "output_attentions")  # options of `eag
 
 @dataclass(eq=False)
 class Interval(masking_utils.BlockMask):
-    """A mask for transformers that stores the contiguous range of keys that each row of a call sees.
+    """A mask for the transformers library that stores the contiguous range of keys that each row sees.
 
     It is a BlockMask with four dimensions, because transformers accepts only tensors and BlockMasks.
     """
@@ -44,18 +44,21 @@ class Interval(masking_utils.BlockMask):
     causal: bool
     left: int | None  # columns before the diagonal, as in attention(window=…); None is all
     right: int | None
-    keys: int  # how many keys of a cache are filled
-    first: list[int] | None = None  # the first key of each batch entry, if there is padding on the left
-    lengths: Tensor | None = None  # the number of keys from there on, if there is padding on the right
-    starts: Tensor | None = None  # where sequences begin among the rows of all entries, as in attention_packed()
-    longest: int | None = None  # the number of rows of the longest of them
+    keys: int  # the attention uses the first `keys` keys of the cache
+    first: list[int] | None = None  # each batch entry's first key, if there is padding on the left
+    lengths: Tensor | None = None  # the number of keys from there, if the cache or the padding goes on after them
+    starts: Tensor | None = None  # cumulative lengths of the sequences in all entries, as in attention_packed()
+    longest: int | None = None  # the length of the longest of these sequences
 
-    ndim = 4  # GPT-2 asks for it, as of a tensor
+    ndim = 4  # GPT-2 reads this attribute, as it would from a tensor
     __str__ = object.__str__
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """The size (batch, 1, rows, columns) of the mask. transformers expects the name `shape`, as for a tensor."""
+        """The mask's shape, (batch, 1, rows, columns).
+
+        It is called `shape` because the transformers library reads that attribute, as it would from a tensor.
+        """
         return self.size
 
     def contiguous(self) -> "Interval":
@@ -63,7 +66,7 @@ class Interval(masking_utils.BlockMask):
         return self
 
     def to(self, device: torch.device | str, **_: Any) -> "Interval":
-        """Return the mask with its tensors moved to a device. The layers of a model may be on several devices."""
+        """Return the mask with its tensors moved to `device`, because a model's layers may be on several devices."""
         moved = {name: x.to(device) for name in ("lengths", "starts") if (x := getattr(self, name)) is not None}
         return replace(self, **moved)
 
@@ -88,10 +91,10 @@ def interval(
     device: torch.device | None = None,
     **_: Any,
 ) -> Interval:
-    """Return, as an Interval, the mask that transformers describes by these arguments.
+    """Return the mask that these arguments from transformers describe, as an Interval.
 
-    Row r of the mask is token q_offset + r, and column c is token kv_offset + c. Raise an error if a row of the mask
-    does not see one contiguous range of keys.
+    Row r of the mask stands for token q_offset + r, and column c for token kv_offset + c. Raise an error if any row
+    sees anything but one contiguous range of keys.
     """
     causal, left, right = False, None, None
     sequences: tuple = ()
@@ -100,12 +103,12 @@ def interval(
             causal = True
         elif part[0] == "packed_sequence_mask_function":
             sequences = sequences_of(part[1])
-        elif part[0] == "sliding_window_overlay":  # a window of w has w columns, the diagonal among them
+        elif part[0] == "sliding_window_overlay":  # a window of w columns includes the diagonal
             left = part[1] - 1
         else:
             left = right = part[1]
     keys, kv_offset, size = kv_length, int(kv_offset), (batch_size, 1, q_length, kv_length)
-    if causal or left is not None:  # the diagonal of the last row is its last key
+    if causal or left is not None:  # the last row's diagonal is at the last key
         keys = int(q_offset) + q_length - kv_offset
         if not 1 <= keys <= kv_length or (keys < kv_length and not causal):
             raise ValueError(
@@ -128,8 +131,8 @@ def row_of_a_cache(
 ) -> Interval:
     """Return the mask of a single row that sees all filled keys of a static cache.
 
-    `size` is the size of the mask, and `keys` is the number of filled keys, including padding. The mask stores the
-    number of filled keys in a tensor.
+    `size` is the mask's shape, and `keys` is the number of filled keys, including padding. The mask stores the number
+    of visible keys in a tensor, so that the model is not recompiled when this number grows.
     """
     batch, *_, room = size
     if attention_mask is None:
@@ -141,7 +144,7 @@ def row_of_a_cache(
 
 
 def parts_of(mask_function: Callable) -> list:
-    """Return the masks whose intersection is mask_function, each as (name, value with which it was made).
+    """Return the masks whose intersection is mask_function, each as (name, the value it was made with).
 
     A causal mask is returned as its name alone, and a bidirectional mask is omitted.
     """
@@ -151,7 +154,7 @@ def parts_of(mask_function: Callable) -> list:
             return [x for part in closure(mask_function)["mask_functions"] for x in parts_of(part)]
         if name in ("sliding_window_overlay", "sliding_window_bidirectional_overlay"):
             return [(name, closure(mask_function)["sliding_window"])]
-        if name == "remap_positions_for_packed_sequence":  # within a sequence they differ as the rows do
+        if name == "remap_positions_for_packed_sequence":  # within a sequence, positions differ by as much as rows do
             return parts_of(closure(mask_function)["mask_function"])
         if name == "packed_sequence_mask_function":
             return [(name, closure(mask_function)["packed_sequence_mask"])]
@@ -161,16 +164,16 @@ def parts_of(mask_function: Callable) -> list:
 
 
 def closure(function: Callable) -> dict[str, Any]:
-    """Return the variables in a function's closure by their names.
+    """Return {name: value} for the variables in a function's closure.
 
-    transformers offers no public way to find out how a mask was made, except to evaluate the mask for every row and
+    transformers offers no public way to find out how a mask was made, other than evaluating the mask for every row and
     column.
     """
     return dict(inspect.getclosurevars(function).nonlocals)
 
 
 def sequences_of(sequence: Tensor) -> tuple[Tensor, int]:
-    """Return the cumulative sequence lengths and the longest length, given the sequence number of each token."""
+    """Return the cumulative sequence lengths and the longest length, given the sequence that each token belongs to."""
     begins = torch.ones_like(sequence, dtype=torch.bool)
     begins[:, 1:] = sequence[:, 1:] != sequence[:, :-1]
     found = begins.flatten().nonzero().flatten()
@@ -222,7 +225,7 @@ def attend(
     for name in REFUSED:
         if more.get(name) is not None and more[name] is not False:
             raise ValueError(f"{name}: got {type(more[name]).__name__}; attn_implementation='fa2_lab' takes none")
-    if torch.is_autocast_enabled(query.device.type):  # convert all dtypes, as torch's own call does
+    if torch.is_autocast_enabled(query.device.type):  # convert q, k and v, as torch's own attention does
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x.to(dtype) for x in (query, key, value))
     seen = attention_mask
@@ -232,7 +235,7 @@ def attend(
     elif not isinstance(seen, Interval):
         what = describe(seen) if isinstance(seen, Tensor) else type(seen).__name__
         raise ValueError(f"attention_mask: got {what}, made elsewhere; {TAKES}")
-    starts = more.get("cu_seq_lens_q")  # cumulative lengths; position_ids and padding have precedence
+    starts = more.get("cu_seq_lens_q")  # cumulative lengths; position_ids and padding take precedence
     if starts is not None and seen.starts is seen.first is seen.lengths is None:
         seen = replace(seen, starts=starts.int())
     window = None if seen.left is None and seen.right is None else (seen.left, seen.right)
@@ -247,7 +250,7 @@ def attend(
     key, value = (x[:, :, : seen.keys] for x in (key, value))
     if seen.first is None:
         O = attention(query, key, value, key_lengths=seen.lengths, **options)
-    else:  # each sequence by itself from its first key on; the diagonal counts from the end and stays
+    else:  # run each batch entry by itself, from its first key; the diagonal still ends at the last key
         Os: list[Any] = []
         for b, first in enumerate(seen.first):
             one = query[b : b + 1], key[b : b + 1, :, first:], value[b : b + 1, :, first:]

@@ -1,10 +1,10 @@
 """Exact attention over a sequence that is sharded among ranks, on torch.distributed.
 
-Programs are started with torchrun.
+Start programs that use it with torchrun.
 
-group   the ranks that take part, and how they check that they agree before any large transfer
+group   the ranks that take part in a call, and how they check that they agree before any large transfer
 ring    ring_attention(): K and V travel round the ring of ranks, the partial results (O, L) are merged, and in the
-        backward pass dK and dV travel together with K and V
+        backward pass, dK and dV follow K and V
 state   the softmax state of a rank's rows: m, l and o
 shard   functions that cut a tensor into one shard per rank, and join the shards again
 """

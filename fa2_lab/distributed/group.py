@@ -1,15 +1,15 @@
 """The ranks that take part in a call, and how they check that they agree before any large transfer.
 
-Before its transfers, every call exchanges a small header with every other rank. The header contains the function
-called, shapes, dtype, options and the length of the shard. The headers are sent between the CPUs over a separate gloo
+Before its transfers, every call exchanges a small header with every other rank. The header contains the name of the
+call, shapes, dtype, options and the length of the shard. The headers are sent between the CPUs over a separate gloo
 group, so the exchange does not wait for a GPU. It takes 0.1 to 0.3 ms, during which a forward already computes.
 
-If a rank disagrees, has died or never calls, every rank finds out within `timeout` seconds. There are two exceptions.
-Among three or more ranks, a rank that calls just before the timeout may find that some ranks have given up and others
-have not. If a kernel fails while headers are under way, the other ranks wait in the first transfer.
+If a rank disagrees, has died or never calls, every rank finds out within `timeout` seconds, with two exceptions. Among
+three or more ranks, a rank that calls just before the timeout may find that some ranks have given up and others have
+not. And if a kernel fails while headers are under way, the other ranks wait in the first transfer.
 
-An agreement is valid for one call only, because a rank that relied on an earlier agreement would start a transfer that
-no other rank answers. Once a rank knows that all ranks agree, the timeout of a transfer is that of the user's group.
+An agreement is valid for one call only, because a rank that relied on an earlier agreement might start a transfer that
+no other rank answers. Once a rank knows that all ranks agree, its transfers use the timeout of the user's group.
 """
 
 import json
@@ -27,11 +27,11 @@ from torch.distributed.distributed_c10d import _get_default_store
 from fa2_lab.tiles import real_number
 
 HEADER = 2048  # bytes
-OWN = ("length",)  # what may differ from rank to rank
+OWN = ("length",)  # header fields that may differ between ranks
 
 
 class Disagreement(ValueError):
-    """The error that is raised if the ranks' calls do not match, or if a rank has rejected its arguments."""
+    """Raised on every rank if the ranks' calls do not match, or if any rank has rejected its arguments."""
 
 
 def process_group(mesh: DeviceMesh | dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -59,14 +59,14 @@ def check_timeout(timeout: float) -> float:
 # Agreement ----------------------------------------------------------------------------------------------------
 
 SIDE: dict[tuple, dist.ProcessGroupGloo | None] = {}  # (group, seconds) -> its gloo group, or None if that is broken
-AGREED: dict[dist.ProcessGroup, int] = defaultdict(int)  # how often; the same number on every rank
+AGREED: dict[dist.ProcessGroup, int] = defaultdict(int)  # the number of agreements so far, the same on every rank
 
 
 class Exchange:
     """An exchange of headers between this rank and all other ranks, which the constructor starts.
 
-    The caller must always call wait() or agree(), even after an error. Otherwise, the next exchange would receive the
-    headers of this exchange.
+    The caller must always call wait() or agree(), even after an error. Otherwise, the next exchange would receive this
+    exchange's headers.
     """
 
     def __init__(self, group: dist.ProcessGroup, header: dict, timeout: float) -> None:
@@ -105,13 +105,13 @@ class Exchange:
 
 
 def listed(said: Sequence) -> str:
-    """Return a text that groups the ranks by their values, such as "rank 0, 2: 'float16'; rank 1: 'float32'"."""
+    """Return text that groups the ranks by their values, such as "rank 0, 2: 'float16'; rank 1: 'float32'"."""
     values = [x for n, x in enumerate(said) if x not in said[:n]]
     return "; ".join(f"rank {', '.join(str(r) for r, y in enumerate(said) if y == x)}: {x!r}" for x in values)
 
 
 def encoded(header: dict) -> torch.Tensor:
-    """Return a header as a tensor of bytes with a fixed length, ready to be sent."""
+    """Return a header as a byte tensor of fixed length, ready to be sent."""
     text = json.dumps(header).encode()
     if len(text) > HEADER:
         text = json.dumps(dict(refused=str(header.get("refused"))[: HEADER // 8])).encode()
@@ -135,7 +135,7 @@ def losing(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
 
 
 def side_group(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroupGloo:
-    """Return the gloo group with the ranks of `group` and this timeout. The first call creates it.
+    """Return the gloo group for the ranks of `group` and this timeout. The first call creates it.
 
     Ranks outside `group` need not take part in the creation.
     """

@@ -3,17 +3,17 @@
 The forward has n steps for n ranks. In each step except the last, a rank sends its current block of K and V to the rank
 on its right and receives the next block from the rank on its left, while its queries attend to the current block.
 
-The attention of a rank's queries to the rank's own block needs no communication. It is split into two halves of about
-equal work. The first half runs while the ranks compare their calls, and the second half while the first transfer runs.
+The attention of a rank's queries to its own block needs no communication. It is split into two halves of about equal
+work. The first half runs while the ranks compare their calls, and the second half while the first transfer runs.
 
-In the backward, the blocks travel round the ring again. The dK and dV of a block follow the block one step behind, in
-fp32, and each rank adds its contribution. The gradients of a rank's own block are also computed in two halves: the
-first while the first transfer runs, and the second while the rank's own dK and dV return.
+In the backward, the blocks travel round the ring again. A block's dK and dV follow it one step behind, in fp32, and
+each rank adds its contribution. The gradients of a rank's own block are also computed in two halves: the first while
+the first transfer runs, and the second while the rank's own dK and dV return.
 
 A transfer starts as soon as its data are computed. It runs concurrently with the kernels (NCCL on its own stream, gloo
 in threads), and the rank waits for the transfer before it needs the block. Tensors that are sent or received stay
 referenced until this wait, which orders the streams, so the allocator cannot reuse their memory too early. The host
-waits for no GPU.
+never waits for a GPU.
 """
 
 from collections import Counter
@@ -40,13 +40,13 @@ from fa2_lab.reference import shards
 from fa2_lab.reference.shards import Meeting
 from fa2_lab.tiles import Tile
 
-MESSAGE = 64 * 2**20  # bytes of K and V that go round together: more heads take turns, so that buffers stay small
+MESSAGE = 64 * 2**20  # bytes of K and V that travel together: further heads wait their turn, so that buffers stay small
 
 
 def not_compiled(function: Callable) -> Callable:
-    """Return `function` wrapped so that torch.compile does not trace it.
+    """Wrap `function` so that torch.compile does not trace it.
 
-    torch.compiler.disable is applied only while torch.compile traces, because applying it always would load torch's
+    torch.compiler.disable is applied only while torch.compile traces, because applying it at once would load torch's
     compiler, which takes seconds.
     """
 
@@ -91,12 +91,12 @@ def ring_attention(
     try:
         header = signature(q, k, v, causal=causal, scale=scale, layout=layout, return_lse=return_lse, backend=backend)
     except (TypeError, ValueError, RuntimeError) as refusal:
-        with suppress(RuntimeError):  # the error of this rank matters more than one of the exchange
+        with suppress(RuntimeError):  # this rank's error matters more than one from the exchange
             ranks.Exchange(group, dict(refused=str(refusal)), timeout).wait()
         raise
     if dist.get_world_size(group) == 1:
         return attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse, backend=backend)
-    q, k, v = (x.resolve_neg() for x in (q, k, v))  # what is sent must be in memory as it is meant
+    q, k, v = (x.resolve_neg() for x in (q, k, v))  # a transfer sends raw memory, so negate it first if needed
     if header["scale"] < 0:  # the kernels find the largest score before they scale it
         q = -q
     ring = RingCall(
@@ -140,7 +140,7 @@ def signature(
 
 @dataclass(frozen=True)
 class RingCall:
-    """A call of ring_attention() on one rank. Until the ranks have agreed, `lengths` is empty and `call` is 0."""
+    """One rank's call of ring_attention(). Until the ranks have agreed, `lengths` is empty and `call` is 0."""
 
     group: dist.ProcessGroup
     rank: int
@@ -166,7 +166,7 @@ class RingCall:
     def pass_on(self, block: list[Tensor], what: str, source: int) -> "Transfer":
         """Start a transfer: send `block` to the rank on the right, and receive rank `source`'s block from the left.
 
-        `what` names the content of the block for counting().
+        `what` names the block's content, for counting().
         """
         incoming = [x.new_empty((*x.shape[:2], self.lengths[source], x.shape[3])) for x in block]
         right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
@@ -188,7 +188,7 @@ class Transfer:
     def wait(self) -> list[Tensor]:
         """Wait for the transfer, and return the tensors received from the left.
 
-        On a GPU, only the current stream waits, and not the host.
+        On a GPU, only the current stream waits, not the host.
         """
         for work in self.works:
             work.wait()
@@ -196,7 +196,7 @@ class Transfer:
 
 
 COUNTERS: list[Counter] = []
-Partial = tuple[slice, Tensor, Tensor]  # rows, their O and their L over some of the keys
+Partial = tuple[slice, Tensor, Tensor]  # rows, and their O and L over some of the keys
 
 
 @contextmanager
@@ -213,9 +213,9 @@ def counting() -> Iterator[Counter]:
 
 
 def ring_steps(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yield (source, [K, V]) for the block of each rank `source`, starting with the block of this rank.
+    """Yield (source, [K, V]) for the block of each rank `source`, starting with this rank's own.
 
-    While the caller uses a block, the next block is transferred.
+    While the caller uses a block, the next one is transferred.
     """
     kv = [k.contiguous(), v.contiguous()]
     for step in range(ring.size):
@@ -228,19 +228,18 @@ def ring_steps(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list
 def first_half(ring: RingCall, q: Tensor, k: Tensor, v: Tensor) -> Partial | None:
     """Return the partial result of the first half of the attention to this rank's own keys.
 
-    Computing this result needs no communication. With a causal mask, the first half of the work consists of the first
-    three quarters of the queries. Otherwise, it consists of the first half of the queries.
+    It needs no communication. Half of the work means the first half of the queries or, with a causal mask, the first
+    three quarters of them.
     """
     return partial_forward(ring, shards.halves(q.shape[2], ring.causal)[0], q, k, v)
 
 
 def forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, part: Partial | None) -> None:
-    """Compute O and L of this rank's queries over the keys of all ranks, and write them to O and L.
+    """Compute O and L of this rank's queries over the keys of all ranks, and write them to the arguments O and L.
 
-    `part` is the result of first_half() for these heads. A partial result is merged after the next transfer has
+    `part` is the result of first_half() for these heads. A partial result is merged only after the next transfer has
     started. The transfer needs some SMs, and it gets them while small kernels such as the merge run between two large
-    kernels. If the transfer started right before a kernel that fills all SMs, it would often wait until the end of that
-    kernel.
+    kernels. If it started right before a kernel that fills all SMs, it would often have to wait for that kernel to end.
     """
     state: State | Any = None
     last_half = shards.halves(q.shape[2], ring.causal)[1]
@@ -251,12 +250,12 @@ def forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tenso
             if part is not None:
                 state.merge(*part)
             part = partial_forward(ring, seen, q, *kv)
-    if part:  # a rank without rows has none
+    if part:  # a rank without rows has no partial result
         state.finalize(part, O, L)
 
 
 def partial_forward(ring: RingCall, seen: Meeting, q: Tensor, k: Tensor, v: Tensor) -> Partial | None:
-    """Return (rows, O, L), the partial result for the queries and keys of `seen`, or None if `seen` is empty."""
+    """Return (rows, O, L), the partial result for the queries and keys in `seen`, or None if `seen` is empty."""
     if seen.kind is Tile.SKIP:
         return None
     tensors = Tensors(q[:, :, seen.queries], k[:, :, seen.keys], v[:, :, seen.keys])
@@ -264,7 +263,7 @@ def partial_forward(ring: RingCall, seen: Meeting, q: Tensor, k: Tensor, v: Tens
 
 
 def options_of(ring: RingCall, seen: Meeting) -> Options:
-    """Return the Options of the kernel call for the queries and keys of `seen`."""
+    """Return the Options of the kernel call for the queries and keys in `seen`."""
     return Options(seen.kind is Tile.DIAGONAL, ring.scale, reference=not ring.on_triton)
 
 
@@ -287,7 +286,7 @@ def backward(
     following: Transfer | Any = None
     for source, kv in blocks:
         seen = ring.meeting(source)
-        part = part_of(seen, kv)  # its kernels run while the block's gradients so far are still on their way
+        part = part_of(seen, kv)  # these kernels run while the gradients of the block so far are still on their way
         gradients = following.wait() if following else [torch.zeros_like(x, dtype=torch.float32) for x in kv]
         add(seen, part, dQ, *gradients)
         following = ring.pass_on(gradients, "dK dV", (source - 1) % ring.size)
@@ -299,7 +298,7 @@ def backward(
 def partial_backward(
     ring: RingCall, dO: Tensor, dL: Tensor | None, q: Tensor, O: Tensor, L: Tensor, seen: Meeting, kv: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the contributions of the queries and keys of `seen` to dQ, dK and dV, or None if `seen` is empty."""
+    """Return what the queries and keys in `seen` contribute to dQ, dK and dV, or None if `seen` is empty."""
     if seen.kind is Tile.SKIP:
         return None
     dO, q, O, L = (x[:, :, seen.queries] for x in (dO, q, O, L))
@@ -310,7 +309,7 @@ def partial_backward(
 
 
 def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, dK: Tensor, dV: Tensor) -> None:
-    """Add `part` to this rank's dQ, and to dK and dV of the block of K and V that this rank's queries saw."""
+    """Add `part` to this rank's dQ, and to the dK and dV of the block that this rank's queries saw."""
     if part:
         for X, rows, more in zip((dQ, dK, dV), (seen.queries, seen.keys, seen.keys), part, strict=True):
             X[:, :, rows] += more
@@ -320,9 +319,9 @@ def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, d
 
 
 class RingAttention(torch.autograd.Function):
-    """The autograd function of ring attention.
+    """The autograd function for ring attention.
 
-    Computation that needs data from other ranks begins only after all ranks have agreed on the call.
+    Work that needs data from other ranks begins only after all ranks have agreed on the call.
     """
 
     @staticmethod
@@ -371,7 +370,7 @@ def all_heads_backward(
 
 
 def turns(ring: RingCall, q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
-    """Divide the heads so that K and V of a few heads fit into one message, and return pairs of slices.
+    """Divide the heads into groups whose K and V fit into one message, and return a pair of slices per group.
 
     Each pair is (a slice of q's heads, the slice of their K/V heads). The slices are the same on all ranks, because
     they depend on the length of the longest shard.

@@ -16,8 +16,8 @@ def shard(
     """Cut x along `dim`, and return the shard of this rank. Gradients flow through the result.
 
     Every rank has to pass the whole tensor x, and no data are sent. Cut everything that belongs to the sequence in the
-    same way. For example, cut token ids and targets with dim=1, and use shard(torch.arange(N), mesh, dim=0) for the
-    positions of a rotary embedding.
+    same way: for example, token ids and targets with dim=1, and the positions for a rotary embedding with
+    shard(torch.arange(N), mesh, dim=0).
     """
     group, dim = ranks.process_group(mesh), whole_number("dim", dim, low=-x.dim(), high=x.dim() - 1)
     lengths = shards.even_lengths(x.shape[dim], dist.get_world_size(group))
@@ -52,7 +52,7 @@ def unshard(
 
 
 def joined(parts: list[Tensor], lengths: list[int], layout: str) -> Tensor:
-    """Join `parts`, the shards of all ranks, so that every row is at its position in the sequence."""
+    """Join the shards of all ranks, `parts`, with every row at its position in the sequence."""
     whole = parts[0].new_empty((sum(lengths), *parts[0].shape[1:]))
     for part, places in zip(parts, shards.pieces(lengths, layout), strict=True):
         start = 0

@@ -1,6 +1,6 @@
 """The softmax state of a rank's rows, as fp32 tensors that are updated in place.
 
-The state is the same as SoftmaxState of the NumPy ladder.
+It is the counterpart of SoftmaxState in the NumPy reference.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ class State:
         self.on_triton = on_triton
 
     def merge(self, rows: slice, O: Tensor, L: Tensor) -> None:
-        """Merge (O, L), the output of `rows` over further keys, into the state of these rows.
+        """Merge (O, L), the output of `rows` over further keys, into these rows' state.
 
         An output (O, L) is equivalent to the state m = L, l = 1 and o = O.
         """
@@ -41,9 +41,9 @@ class State:
         m.copy_(m_new)
 
     def finalize(self, part: tuple[slice, Tensor, Tensor], O: Tensor, L: Tensor) -> None:
-        """Merge the last partial result `part`, and write O = o / l and L = m + log l of all rows to O and L.
+        """Merge the last partial result, and write O = o / l and L = m + log l of all rows to the arguments O and L.
 
-        O is rounded to its dtype only once, at the end. `part` is (rows, O, L).
+        `part` is (rows, O, L). O is rounded to its dtype only once, at the end.
         """
         if self.on_triton:
             from fa2_lab.kernels.portable import merge

@@ -13,7 +13,7 @@ from fa2_lab.trace import Trace
 
 CASE = Small(N=8, d=4)
 MASKED = Small(N=8, d=4, causal=True)
-B = 16  # tile height and width, and head dimension, where traffic is counted
+B = 16  # tile height, tile width and head dimension for counting traffic
 
 
 # HBM traffic --------------------------------------------------------------------------------------------------
@@ -91,9 +91,9 @@ SNIPPET = Erratum(
 
 
 def full_scalings(stage: str, tiles: int) -> int:
-    """Return the number of times that a loop over `tiles` tiles scales a B_r × d block by one factor per row.
+    """Return how often a loop over `tiles` tiles multiplies or divides a B_r × d block by one factor per row.
 
-    Multiplications and divisions count. `stage` is "fa1" or "fa2", whose loop is run.
+    `stage` names the loop, "fa1" or "fa2".
     """
     count = 0
 
@@ -151,7 +151,7 @@ EXP_COST = Erratum(
 
 
 def scores_of_warps(join: Callable) -> np.ndarray:
-    """Return join(scores), where `scores` is a list with the scores of each of four warps."""
+    """Return join(scores), where `scores` lists the scores that each of four warps computes for its own keys."""
     return join([CASE.tau * CASE.Q @ K_w.T for K_w in np.split(CASE.K, 4)])
 
 
@@ -171,7 +171,7 @@ SPLIT_K = Erratum(
 
 
 def warps_and_keys(split: str, warps: int = 4) -> list[set]:
-    """Return a list with the set of elements of K and V that each warp reads if warps divide `split`, "Q" or "K"."""
+    """Return, for each warp, the set of K and V elements that it reads if the warps divide `split` ("Q" or "K")."""
     keys = np.split(np.arange(CASE.N), warps) if split == "K" else [np.arange(CASE.N)] * warps
     return [{(tensor, int(j), c) for tensor in "KV" for j in js for c in range(CASE.d)} for js in keys]
 

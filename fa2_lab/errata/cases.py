@@ -1,4 +1,4 @@
-"""Small attention problems for measuring errata. The truth is dense float64 attention with central differences."""
+"""Small attention problems for measuring errata, whose truth comes from dense float64 attention or finite differences."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -20,7 +20,7 @@ def distance(x: ArrayLike, truth: ArrayLike) -> float:
 
 
 def central_differences(loss: Callable[[np.ndarray], float], X: np.ndarray, h: float = 1e-5) -> np.ndarray:
-    """Return ∂loss/∂X, computed entry by entry from central differences, without any formula from the papers."""
+    """Return ∂loss/∂X, computed entry by entry with central differences and without any formula from the papers."""
     gradient = np.empty_like(X)
     for at in np.ndindex(X.shape):
         step = np.zeros_like(X)
@@ -41,7 +41,7 @@ class Small:
         return safe_softmax(np.where(self.visible, self.tau * Q @ K.T, -np.inf)) @ V
 
     def computed(self, *mistakes: str, B: int = 2, output: str = "O") -> np.ndarray:
-        """Return the output `output` ("O" or a gradient), computed in B × B tiles with the named mistakes."""
+        """Return `output` ("O" or a gradient such as "dQ"), computed in B × B tiles with the named mistakes."""
         asked = one_head(self.Q, self.K, self.V, self.dO, scale=self.tau, causal=not self.visible.all())
         return attention(asked, mistakes, B, gradients=output != "O")[output][0, 0]
 
@@ -59,7 +59,7 @@ class Small:
 
     @cached_property
     def dS(self) -> np.ndarray:
-        """The gradient of the scores, P ∘ (dP − D)."""
+        """The gradient with respect to the scores, P ∘ (dP − D)."""
         dP = self.dO @ self.V.T
         return self.P * (dP - (self.P * dP).sum(axis=1, keepdims=True))
 
@@ -73,7 +73,7 @@ class Small:
 
 
 class TwoBlocks:
-    """A problem whose keys are split into two blocks, with m and ℓ after each, as in the papers' two-block example."""
+    """A problem with the keys split into two blocks, and m and ℓ after each, as in the papers' two-block example."""
 
     def __init__(self, case: Small, cut: int) -> None:
         self.O = case.O
@@ -84,6 +84,6 @@ class TwoBlocks:
         self.l1 = np.exp(self.S1 - self.m1).sum(axis=1, keepdims=True)
         self.l2 = np.exp(case.S - self.m2).sum(axis=1, keepdims=True)
         self.L = self.m2 + np.log(self.l2)
-        self.e1 = np.exp(self.S1 - self.m1)  # exponentials of each half, under the maximum of its time
+        self.e1 = np.exp(self.S1 - self.m1)  # exponentials of each half, relative to the maximum so far
         self.e2 = np.exp(self.S2 - self.m2)
-        self.O1 = self.e1 @ self.V1 / self.l1  # the finished answer for the first half alone
+        self.O1 = self.e1 @ self.V1 / self.l1  # the finished output for the first half alone

@@ -11,29 +11,29 @@ import numpy as np
 class Erratum:
     """One mistake in a source.
 
-    `wrong()` computes what the source claims, and `right()` computes the correction. `error` returns the error of
-    either function's result.
+    `wrong()` computes what the source claims, and `right()` computes the correction. `error(result)` returns the error
+    of either result.
     """
 
     id: str
     source: str
     claim: str  # what the source says, in our words
-    why: str  # why it cannot be
+    why: str  # why it cannot be right
     instead: str  # what is right
     wrong: Callable[[], Any]
     right: Callable[[], Any]
     error: Callable[[Any], float]  # distance from the truth: another formula, central differences, a count
     tolerance: float = 1e-9
     unit: str = ""  # of the error; if empty, the error is relative to the largest entry of the matrix
-    met: str = ""  # where people met it: "project #number, #number; project #number", threads on GitHub
+    met: str = ""  # GitHub threads in which people met it: "project #number, #number; project #number"
 
     def check(self, result: object) -> bool:
-        """Return whether the error of `result` is within the tolerance. For an error of NaN, return False."""
+        """Return whether the error of `result` is within the tolerance, which an error of NaN never is."""
         return bool(self.error(result) <= self.tolerance)
 
 
 class Verdict(NamedTuple):
-    """The errors of the wrong and the right version of an erratum, and whether the check told them apart."""
+    """The errors of an erratum's wrong and right versions, and whether the check told them apart."""
 
     wrong_error: float
     right_error: float
@@ -41,7 +41,7 @@ class Verdict(NamedTuple):
 
 
 def measure(erratum: Erratum) -> Verdict:
-    """Run the wrong and the right version of an erratum, and return the verdict.
+    """Run the wrong and the right versions of an erratum, and return the verdict.
 
     The versions are told apart if the check rejects the wrong version and accepts the right one.
     """

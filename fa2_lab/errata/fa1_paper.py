@@ -67,8 +67,7 @@ def largest_block(backward: bool) -> int:
 def misfit(B: int, backward: bool) -> float:
     """Return how far B is from the largest block that fits on chip, as a fraction of M, or 0 if B is that block.
 
-    For a larger B, the distance is the overflow. For a smaller B, it is the memory that a step with B + 1 would leave
-    free.
+    For a larger B, this is the overflow. For a smaller B, it is the memory that a step with B + 1 would leave free.
     """
     over, under = needed_on_chip(B, backward) - M_ON_CHIP, M_ON_CHIP - needed_on_chip(B + 1, backward)
     return max(0, over, under) / M_ON_CHIP
@@ -156,7 +155,7 @@ DROPOUT_ORDER = Erratum(
 
 
 def empty_row(m_for_exp: Callable[[float], float]) -> np.ndarray:
-    """Return the output of a row whose first tile is masked, with m_for_exp(m) in place of m in the exponentials."""
+    """Return the output of a row whose first tile is fully masked, using m_for_exp(m) for m in the exponentials."""
     s, v = np.array([-np.inf, -np.inf, 1.0, 2.0]), np.array([5.0, 5.0, 1.0, 3.0])
     m, l, o = -np.inf, 0.0, 0.0
     for tile in (slice(0, 2), slice(2, 4)):

@@ -1,4 +1,4 @@
-"""Mistakes in the FlashAttention-2 paper, sections 2 and 3. Those marked "(arXiv)" are not in the ICLR version."""
+"""Mistakes in sections 2 and 3 of the FlashAttention-2 paper. Those marked "(arXiv)" are not in the ICLR version."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from fa2_lab.errata.erratum import Erratum
 CASE = Small(N=8, d=4)
 SQUARE = Small(N=5, d=5)  # N = d, so that a vector of the wrong length still broadcasts
 MASKED = Small(N=8, d=4, causal=True)
-UNSCALED = Small(N=5, d=5, tau=1.0)  # N = d, so that Q dSᵀ exists at all; the paper leaves the scale out
+UNSCALED = Small(N=5, d=5, tau=1.0)  # N = d, so that Q dSᵀ exists at all; no scale, as in the paper
 TWO = TwoBlocks(CASE, cut=3)
 
 
@@ -30,7 +30,7 @@ DK = Erratum(
 
 
 def loss(O: np.ndarray) -> float:
-    """Return a scalar loss of the output O. Any other loss would also work."""
+    """Return a scalar loss for the output O. Any other loss would work as well."""
     return float((CASE.dO * O).sum())
 
 
@@ -50,7 +50,7 @@ DO = Erratum(
 def both_blocks(second_factor: float | np.ndarray) -> np.ndarray:
     """Return diag(ℓ)⁻¹ e^(S¹ − m) V¹ + second_factor · e^(S² − m) V².
 
-    This is the output of the two-block example if second_factor is 1 / ℓ.
+    With second_factor = 1 / ℓ, this is the output of the two-block example.
     """
     return np.exp(TWO.S1 - TWO.m2) @ TWO.V1 / TWO.l2 + second_factor * (TWO.e2 @ TWO.V2)
 
@@ -73,7 +73,7 @@ SECOND_BLOCK = Erratum(
 def divided_at_the_end(factor: np.ndarray) -> np.ndarray:
     """Return (factor · O¹ + e^(S² − m²) V²) / ℓ².
 
-    This is the output of the two-block example, computed with tweak 1, if `factor` is ℓ¹ e^(m¹ − m²).
+    With factor = ℓ¹ e^(m¹ − m²), this is the output of the two-block example with tweak 1.
     """
     return (factor * TWO.O1 + TWO.e2 @ TWO.V2) / TWO.l2
 
@@ -94,7 +94,7 @@ TWEAK_1 = Erratum(
 def divided_in_every_step(factor: np.ndarray) -> np.ndarray:
     """Return factor · O¹ + e^(S² − m²) V² / ℓ².
 
-    This is the output of the two-block example, computed without tweak 1, if `factor` is (ℓ¹ / ℓ²) e^(m¹ − m²).
+    With factor = (ℓ¹ / ℓ²) e^(m¹ − m²), this is the output of the two-block example without tweak 1.
     """
     return factor * TWO.O1 + TWO.e2 @ TWO.V2 / TWO.l2
 
@@ -114,7 +114,7 @@ TWO_TERMS = Erratum(
 
 
 def with_probabilities(p2: np.ndarray) -> np.ndarray:
-    """Return the output of the two-block example, with p2 as the P̃² of the second block."""
+    """Return the output of the two-block example, with p2 as P̃², the second block's exponentials."""
     unscaled = np.exp(TWO.m1 - TWO.m2) * (TWO.e1 @ TWO.V1) + p2 @ TWO.V2
     return unscaled / TWO.l2
 
@@ -192,7 +192,7 @@ BLOCK_INDEX = Erratum(
     claim="O is divided into the blocks O_i, …, O_{T_r}, and L into L_i, …, L_{T_r}.",
     why="i belongs to a loop that has not begun yet, and unless i = 1, the blocks do not cover O (here i = 2).",
     instead="O_1, …, O_{T_r} and L_1, …, L_{T_r}.",
-    wrong=lambda: len(range(2, 8)),  # rows of O that blocks of two rows cover
+    wrong=lambda: len(range(2, 8)),  # rows of O that the blocks, two rows each, cover
     right=lambda: len(range(0, 8)),
     error=lambda rows: abs(rows - CASE.N),
     unit="rows",
@@ -227,7 +227,7 @@ def inner_step(
 ) -> tuple[np.ndarray, ...]:
     """Run lines 10 to 16 of FA2's Algorithm 2 on one tile, and return dV, dQ and dK.
 
-    The given dQ, which line 9 loads, is not used, because line 15 loads dQ_i itself.
+    The argument dQ, which line 9 loads, is not used, because line 15 loads dQ_i itself.
     """
     P = np.exp(CASE.tau * Q @ CASE.K.T - L)
     dS = P * (dO @ CASE.V.T - D)
@@ -235,9 +235,9 @@ def inner_step(
 
 
 def used_elements() -> int:
-    """Return the number of elements per row that belong to tensors which the inner step uses.
+    """Return the number of elements per row in those loaded tensors that the inner step really uses.
 
-    A tensor is used if NaN in the tensor changes the results.
+    A tensor counts as used if filling it with NaN changes the results.
     """
     D = (CASE.dO * CASE.O).sum(axis=1, keepdims=True)
     loaded = dict(Q=CASE.Q, O=CASE.O, dO=CASE.dO, dQ=np.zeros_like(CASE.Q), L=TWO.L, D=D)
@@ -268,7 +268,7 @@ DQ_RACE = Erratum(
     "paper does use atomic adds, but the algorithm does not mention them.",
     instead="Add atomically, or compute dQ in a separate pass with rows in the outer loop.",
     met="Dao-AILab/flash-attention #1245, #1496",
-    wrong=lambda: CASE.computed("dQ-set", output="dQ"),  # all load the same 0, and the last block's sum stays
+    wrong=lambda: CASE.computed("dQ-set", output="dQ"),  # all load the same 0, and only the last block's sum remains
     right=lambda: CASE.computed(output="dQ"),
     error=lambda dQ: distance(dQ, CASE.dQ),
     tolerance=1e-7,

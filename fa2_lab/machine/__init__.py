@@ -1,1 +1,1 @@
-"""Models of attention on a GPU. They count bytes, operations, memory and waits, and you can check them by hand."""
+"""Models of attention on a GPU that count bytes, operations, memory and waits, and that you can check by hand."""

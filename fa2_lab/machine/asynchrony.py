@@ -1,4 +1,4 @@
-"""An event-driven simulation of one thread block, with actors that wait for each other and units that work meanwhile.
+"""An event-driven simulation of one thread block: actors wait for each other, and meanwhile, hardware units work.
 
 An actor is a warp, or a group of four warps that act together. It is written as a generator that starts jobs and yields
 a Wait whenever it has to pause. A unit (copy engine, tensor cores, exponential lanes) executes the started jobs. Copies
@@ -14,16 +14,16 @@ from typing import Any
 
 SIDE_BY_SIDE, SHARED, IN_ORDER = "side by side", "shared", "in order"
 MANNERS = {"copy": SIDE_BY_SIDE, "tensor": SHARED, "exp": SHARED}
-DUST = 1e-6  # clocks: what rounding may leave of a job
+DUST = 1e-6  # clock cycles that rounding may leave of a finished job
 
 
 class Deadlock(RuntimeError):
-    """The error that is raised if every actor waits and no running job is left that could end one of these waits."""
+    """Raised if every actor waits and no job is running that could end one of these waits."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """The condition for which an actor waits. The actor yields a Wait, and resumes as soon as `ready` returns True."""
+    """A condition that an actor waits for. The actor yields a Wait and resumes as soon as `ready` returns True."""
 
     ready: Callable[[], bool]
     what: str
@@ -50,7 +50,7 @@ class Barrier:
 
 @dataclass(eq=False)
 class Job:
-    """One job of a unit, with its actor, its label, and its start and end in clocks.
+    """One job of a unit, with its actor, its label, and its start and end in clock cycles.
 
     `result` is computed when the job ends.
     """
@@ -61,7 +61,7 @@ class Job:
     clocks: float
     compute: Callable[[], object]
     left: float
-    begun: Any = None  # when the unit turned to it
+    begun: Any = None  # when the unit began to work on it
     ended: Any = None
     result: Any = None
 
@@ -79,7 +79,7 @@ class Block:
         self.jobs: list[Job] = []  # in the order in which they ended
 
     def start(self, unit: str, clocks: float, label: str, compute: Callable[[], object] = lambda: None) -> Job:
-        """Start a job of `clocks` clocks on `unit` for the running actor, and return the job without waiting for it."""
+        """Start a job of `clocks` clock cycles on `unit` for the running actor, and return the job without waiting."""
         job = Job(unit, self.actor, label, clocks, compute, clocks)
         self.running.append(job)
         return job
@@ -97,7 +97,7 @@ class Block:
                     reasons = "; ".join(f"{name} waits for {wait.what}" for name, wait in asleep.items())
                     raise Deadlock(reasons)
                 self._advance()
-        while self.running:  # what was started and not waited for
+        while self.running:  # jobs that no actor waited for
             self._advance()
         return self
 
@@ -118,7 +118,7 @@ class Block:
     def _advance(self) -> None:
         """Advance the clock until the next job ends.
 
-        Jobs that end at the same time are ended in the order in which they were started.
+        Jobs that finish at the same time end in the order in which they were started.
         """
         served = self._served()
         crowd = Counter(job.unit for job in served)
@@ -135,7 +135,7 @@ class Block:
             self.jobs.append(job)
 
     def _served(self) -> list[Job]:
-        """Return the jobs on which the units are working now.
+        """Return the jobs that the units are working on now.
 
         A unit works on all of its jobs ("side by side"), on the first job of each actor ("shared"), or on its first job
         only ("in order").
@@ -149,7 +149,7 @@ class Block:
         return served
 
     def busy(self, unit: str, since: float = 0.0) -> float:
-        """Return the fraction of the time from `since` to the end of the last job during which `unit` was working."""
+        """Return the fraction of the time between `since` and the end of the last job in which `unit` was working."""
         edges = sorted(
             (max(job.begun, since), job.ended) for job in self.jobs if job.unit == unit and job.ended > since
         )

@@ -6,11 +6,11 @@ num_stages = s, Triton uses s stages on Hopper and s − 1 stages on other GPUs.
 
 Registers hold the fp32 accumulators and the scores, spread evenly over the threads. They also hold a 16-bit copy of the
 scores, which is an operand of the next matmul, and a fixed number of values for addresses, the loop and row statistics.
-A compiler can need more or fewer registers. We compared the model with 96 compilations of this package's Triton kernels
+A compiler can use more or fewer registers. We compared the model with 96 compilations of this package's Triton kernels
 (Triton 3.8.0, sm_80 and sm_90, d = 64 and 128, blocks of 64 and 128, 4 and 8 warps). For 84 of them, the model predicts
 correctly whether registers spill. If the model wrongly predicts that a kernel does not spill, the kernel has at most
-about 100 spill instructions. In other compilations, a kernel has up to 12,000 spill instructions. The predicted shared
-memory is within 20% of the shared memory of the compiled kernel.
+about 100 spill instructions, compared with up to 12,000 in other compilations. The predicted shared memory is within
+20% of what the compiled kernel uses.
 
 The model knows four kernels:
 
@@ -43,8 +43,8 @@ class Fit:
     ok: bool
     limit: str  # "", "shared memory" (cannot run) or "registers" (runs, but spills)
     shared_bytes: int
-    registers: int  # per thread, before the limit
-    blocks_per_sm: int  # 0 where it cannot run
+    registers: int  # per thread, as if there were no limit
+    blocks_per_sm: int  # 0 if it cannot run
 
 
 # What a block holds -----------------------------------------------------------------------------------------
@@ -55,21 +55,21 @@ KERNELS = ("forward", "backward", "columns", "rows")
 def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, itemsize: int = 2) -> int:
     """Return the number of bytes of shared memory that one thread block of `kernel` needs.
 
-    There are `stages` buffers for each tile that is loaded in a loop, and an element has `itemsize` bytes.
+    Each tile that is loaded in a loop has `stages` buffers, and each element has `itemsize` bytes.
     """
     if kernel in ("forward", "rows"):  # Q_i, dO_i for "rows"; K_j, V_j per stage; O_i is stored via Q_i's buffer
         stay = B_r if kernel == "forward" else 2 * B_r
         return (stay + stages * 2 * B_c) * d * itemsize
     streamed = 2 * B_r * (d * itemsize + FP32_BYTES)  # Q_i, dO_i, and L_i, D_i in fp32; K_j and V_j stay
-    turned = B_r * B_c * itemsize if kernel == "backward" else 0  # dS: dK wants its rows summed, dQ its columns
+    turned = B_r * B_c * itemsize if kernel == "backward" else 0  # dS: dK sums over its rows, dQ over its columns
     return 2 * B_c * d * itemsize + stages * streamed + turned
 
 
 def registers(kernel: str, B_r: int, B_c: int, d: int, warps: int = 4, itemsize: int = 2) -> int:
     """Return the number of registers per thread that `kernel` needs in a thread block of `warps` warps.
 
-    Most of them hold accumulators, scores and a copy of the scores, which is the operand of the next matmul. An element
-    of the copy has `itemsize` bytes.
+    Most of them hold accumulators, scores, and a copy of the scores with `itemsize` bytes per element, which is the
+    next matmul's operand.
     """
     scores = B_r * B_c
     held = {
@@ -101,7 +101,7 @@ def fits(
 ) -> Fit:
     """Return the Fit of a thread block with these sizes, which tells whether it runs on the chip without spills.
 
-    There are `stages` buffers for each tile that is loaded in a loop, and an element has `itemsize` bytes.
+    Each tile that is loaded in a loop has `stages` buffers, and each element has `itemsize` bytes.
     """
     check_chip(chip)
     for name, value in (("B_r", B_r), ("B_c", B_c), ("d", d), ("stages", stages), ("itemsize", itemsize)):
@@ -120,9 +120,9 @@ def fits(
 def table(
     chip: Chip, d: int, sizes: Sequence[int] = (64, 128), warps: Sequence[int] = (4, 8), **options: Any
 ) -> dict[tuple[int, int], tuple[int, Fit]]:
-    """Return {(B_r, B_c): (number of warps, Fit)} for all pairs of `sizes`. `options` are further arguments of fits().
+    """Return {(B_r, B_c): (number of warps, Fit)} for all pairs of `sizes`. `options` are passed on to fits().
 
-    The number of warps is the first of `warps` with which the block fits, or the last if the block fits with none.
+    The number of warps is the first entry of `warps` that makes the block fit, or the last entry if none does.
     """
     found = {}
     for B_r, B_c in product(sizes, sizes):
@@ -132,7 +132,7 @@ def table(
 
 
 def register_limit(chip: Chip, warps: int) -> int:
-    """Return the largest number of registers per thread with which a block of `warps` warps fits on an SM."""
+    """Return the most registers per thread that a block of `warps` warps can have and still fit on an SM."""
     threads = WARP * whole_number("warps", warps, low=1, high=THREADS_PER_BLOCK // WARP)
     return min(chip.registers_per_thread, chip.registers_per_sm // threads // 8 * 8)
 
@@ -140,10 +140,10 @@ def register_limit(chip: Chip, warps: int) -> int:
 def blocks_per_sm(chip: Chip, shared_bytes: int, registers: int, warps: int) -> int:
     """Return the number of blocks that can be resident on an SM at the same time.
 
-    An SM has a limited number of blocks, warps, bytes of shared memory, and registers. A block has `warps` warps,
+    An SM limits the number of blocks and warps, the shared memory, and the registers. Each block has `warps` warps,
     `shared_bytes` bytes of shared memory, and `registers` registers per thread.
     """
-    per_warp = cdiv(registers, 8) * 8 * WARP  # registers are given out by eights
+    per_warp = cdiv(registers, 8) * 8 * WARP  # registers are allocated in units of eight per thread
     return min(
         chip.blocks_per_sm,
         chip.warps_per_sm // warps,

@@ -1,7 +1,7 @@
-"""The limits of GPUs and their rates per clock and per second. Comments below the tables name the source of each value.
+"""The limits of GPUs, and their rates per clock and per second. Comments at the tables name the source of each value.
 
 Rates per SM and clock depend only on the architecture. Rates per second are these rates times the number of SMs and the
-clock frequency. The tables also list the TFLOP/s of the data sheets, so that the two values check each other. "Tensor"
+clock frequency. The tables also list the data sheets' TFLOP/s, so that the two values check each other. "Tensor"
 always means dense fp16 or bf16 matmuls with fp32 accumulators, which consumer cards run at half of their advertised
 fp16 rate. In the data sheets, a GB of capacity has 2³⁰ bytes, and a GB/s of bandwidth is 10⁹ bytes per second.
 """
@@ -42,10 +42,11 @@ class Chip:
 
 # The tables ------------------------------------------------------------------------------------------------------
 #
-# Of a compute capability, and of all: CUDA C++ Programming Guide, tables Throughput of Native Arithmetic Instructions
-# (FP32: row 32-bit floating-point add, multiply, multiply-add; exponentials: row 32-bit reciprocal, square root, base 2
-# exponential) and Technical Specifications per Compute Capability; section Compute Capabilities, Shared Memory: 32
-# banks of 32 bits per clock. B200's shared memory: NVIDIA Blackwell Tuning Guide, section Unified Shared Memory.
+# Values that depend only on the compute capability, or are the same for all: CUDA C++ Programming Guide, tables
+# Throughput of Native Arithmetic Instructions (FP32: row 32-bit floating-point add, multiply, multiply-add;
+# exponentials: row 32-bit reciprocal, square root, base 2 exponential) and Technical Specifications per Compute
+# Capability; section Compute Capabilities, Shared Memory: 32 banks of 32 bits per clock. B200's shared memory: NVIDIA
+# Blackwell Tuning Guide, section Unified Shared Memory.
 _SMS = """
 SM   FP32 lanes  shared KiB  warps  blocks
 80   64          164         64     32
@@ -55,7 +56,8 @@ SM   FP32 lanes  shared KiB  warps  blocks
 100  128         228         64     32
 """
 
-# TFLOP/s of tensor cores and of FP32; tensor FLOPs per clock and SM; memory; L2; the link to other GPUs, one way.
+# The columns after MHz: TFLOP/s of the tensor cores and of FP32, tensor FLOPs per clock and SM, the memory's size and
+# bandwidth, the size of L2, and the bandwidth of the link to other GPUs in one direction.
 _CHIPS = """
 chip              SM   SMs  MHz   TFLOP/s  FP32  per clock  GiB  GB/s  L2 MiB  link GB/s
 A100 SXM 80GB     80   108  1410  312      19.5  2048       80   2039  40      300
@@ -69,35 +71,35 @@ L40S              89   142  2520  362.05   91.6  1024       48   864   96      3
 
 # A100: NVIDIA A100 Tensor Core GPU Architecture (whitepaper), table Comparison of NVIDIA Data Center GPUs; per clock:
 #   section on the tensor core, FMAs per clock and tensor core, times 4 tensor cores, times 2. Memory and link: NVIDIA
-#   A100 datasheet, column A100 80GB SXM; NVLink 600 GB/s, half of it each way.
+#   A100 datasheet, column A100 80GB SXM; NVLink 600 GB/s, half of it in each direction.
 # H100: NVIDIA H100 Tensor Core GPU Architecture (whitepaper), table Comparison of NVIDIA A100 and H100: 1830 MHz for
 #   tensor-core work (its FP32 figure is given at 1980 MHz); per clock: as for the A100. Memory and link: NVIDIA H100
-#   datasheet, column H100 SXM; NVLink 900 GB/s, half of it each way.
+#   datasheet, column H100 SXM; NVLink 900 GB/s, half of it in each direction.
 # H200: the same whitepaper (the H200 datasheet prints its figures rounded: 1,979 sparse, 67). Memory and link: NVIDIA
 #   H200 datasheet. L2: reported by the driver (torch.cuda.get_device_properties, L2_cache_size).
 # B200: NVIDIA HGX B200 and DGX B200 datasheets, an eighth of their figures for eight GPUs (1,440 GB, 64 TB/s). SMs, L2
-#   (the tuning guide rounds it to 126 MB) and memory, 7,680 bits twice in each of 3,996 million clocks a second: its
-#   driver (github.com/pytorch/ao, pull request 4002). Per clock: twice the H100's. Clock: worked out from both, as
-#   2,250 dense TFLOP/s are 148 SMs × 8,192 at 1860 MHz (the FP32 figure is one at 1980 MHz). Link: tuning guide,
-#   section Fifth-Generation NVLink: 1.8 TB/s, half of it each way.
+#   (which the tuning guide rounds to 126 MB) and memory (7,680 bits, transferred twice per clock at 3,996 MHz): its
+#   driver (github.com/pytorch/ao, pull request 4002). Per clock: twice the H100's. Clock: derived from the two, because
+#   148 SMs × 8,192 FLOPs at 1860 MHz give 2,250 dense TFLOP/s (the FP32 figure is given at 1980 MHz). Link: tuning
+#   guide, section Fifth-Generation NVLink: 1.8 TB/s, half of it in each direction.
 # RTX 3090: NVIDIA Ampere GA102 GPU Architecture (whitepaper V2), appendix A, row Peak FP16 Tensor TFLOPS with FP32
-#   Accumulate. Link: third-generation NVLink, 112.5 GB/s both ways, between the two cards of a bridge.
-# RTX 4090: NVIDIA Ada GPU Architecture (whitepaper), appendix A, the same row. No NVLink: PCI Express 4.0 with 16
-#   lanes, 64 GB/s both ways on the L40S sheet.
-# L40S: NVIDIA L40S datasheet: 18,176 CUDA cores of 128 per SM; 91.6 TFLOP/s of FP32 are 142 SMs × 128 lanes × 2 at
+#   Accumulate. Link: third-generation NVLink between two bridged cards, 112.5 GB/s for both directions together.
+# RTX 4090: NVIDIA Ada GPU Architecture (whitepaper), appendix A, the same row. It has no NVLink, so the link is PCI
+#   Express 4.0 with 16 lanes: 64 GB/s for both directions together, according to the L40S datasheet.
+# L40S: NVIDIA L40S datasheet: 18,176 CUDA cores, 128 per SM; 91.6 TFLOP/s of FP32 are 142 SMs × 128 lanes × 2 at
 #   2520 MHz; row BFLOAT16 Tensor Core (its sparse figure, 733, would be 366.4 dense at 2520 MHz). Professional cards
 #   accumulate in fp32 at the full rate, twice the RTX 4090's. L2: NVIDIA Ada Lovelace Professional GPU Architecture
 #   (whitepaper), table of the L40, same die and SM count. Link: PCIe Gen4 x16, 64 GB/s bidirectional.
 
 
 def _rows(table: str) -> dict[str, list]:
-    """Parse a table, and return {name in the first column: [numbers in the other columns]}, without the header row."""
+    """Parse a table below its header row, and return {first column: [numbers in the other columns]}."""
     rows = [re.split(r"\s{2,}", line) for line in table.strip().splitlines()[1:]]
     return {name: [float(x) if "." in x else int(x) for x in numbers] for name, *numbers in rows}
 
 
 def _chip(name: str, SM: int, SMs: int, clock: int, *numbers: float) -> Chip:
-    """Return the Chip for one row of the table of chips. `SM` is the architecture, whose limits another table lists."""
+    """Return the Chip for one row of _CHIPS. `SM` is its architecture, whose limits _SMS lists."""
     tensor, fp32, tensor_per_clock, hbm, hbm_speed, l2, link = numbers
     lanes, shared, warps, blocks = _rows(_SMS)[str(SM)]
     return Chip(
@@ -125,14 +127,14 @@ CHIPS = {name: _chip(name, *numbers) for name, numbers in _rows(_CHIPS).items()}
 A100, H100, H200, B200, RTX_3090, RTX_4090, L40S = CHIPS.values()
 
 
-# The GPU that is here -------------------------------------------------------------------------------------------
+# Chips by name --------------------------------------------------------------------------------------------------
 
 DRIVER_NAMES = {f"NVIDIA {name}": chip for name, chip in CHIPS.items()}
 DRIVER_NAMES |= {"NVIDIA A100-SXM4-80GB": A100, "NVIDIA H100 80GB HBM3": H100}
 
 
 def named(name: str) -> Chip:
-    """Return the Chip called `name`, which is a name in the table or the name that the driver reports for the GPU."""
+    """Return the Chip called `name`, which is its name either in the table or as reported by the GPU's driver."""
     known = CHIPS | DRIVER_NAMES
     if not isinstance(name, str):
         raise TypeError(f"name: got {name!r}; it takes a string, one of {', '.join(known)}")

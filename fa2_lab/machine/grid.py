@@ -23,13 +23,13 @@ class BlockWork:
     """One thread block: its head, its row block (forward) or column block (backward), and its number of tiles."""
 
     head: int
-    index: int | None  # None if the block has the whole head, as in FA1
+    index: int | None  # None if the block computes the whole head, as in FA1
     cost: int  # tiles
 
 
 @dataclass(frozen=True)
 class Placed:
-    """The SM and the slot on which one block ran, and its start and end times in tiles."""
+    """The SM and the slot that one block ran in, and its start and end times, in tiles."""
 
     SM: int
     slot: int  # which of the SM's resident blocks
@@ -60,7 +60,7 @@ class Schedule:
 
     @property
     def utilisation(self) -> float:
-        """The fraction of slot time, up to the end of the last block, during which a block was running in the slot."""
+        """The fraction of the slots' total time, until the last block ends, that they spend running blocks."""
         return self.work / (self.slots * self.makespan) if self.work else 0.0
 
     @property
@@ -76,7 +76,7 @@ class Schedule:
 
 
 def waves(blocks: int, slots: int) -> int:
-    """Return the number of waves, that is, of blocks that the busiest of `slots` slots runs one after another."""
+    """Return the number of waves: how many blocks the busiest slot runs, one after another."""
     return cdiv(whole_number("blocks", blocks, low=1), whole_number("slots", slots, low=1))
 
 
@@ -89,7 +89,7 @@ def efficiency(blocks: int, slots: int) -> float:
 
 
 def fa1_grid(heads: int, tiling: Tiling) -> list[BlockWork]:
-    """Return the thread blocks of FA1's forward or backward: one block per (batch, head), which computes all tiles."""
+    """Return the thread blocks of FA1's forward or backward: one per (batch, head), which computes all of its tiles."""
     check_tiling(tiling)
     whole_number("heads", heads, low=1)
     return [BlockWork(head, index=None, cost=tiling.T_r * tiling.T_c) for head in range(heads)]
@@ -98,11 +98,11 @@ def fa1_grid(heads: int, tiling: Tiling) -> list[BlockWork]:
 def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str = "rows") -> list[BlockWork]:
     """Return the thread blocks of FA2: one per head and row block (forward) or column block (backward).
 
-    The cost of a block is its number of tiles, without skipped tiles.
+    A block's cost is the number of tiles that it computes, without those that it skips.
 
-    With the order "rows", the blocks are launched head by head in the order of their indices. Under a causal mask, the
-    forward's blocks of a head then become heavier, and the backward's blocks become lighter. With "heaviest first", the
-    blocks with the most tiles are launched first.
+    With the order "rows", the blocks are launched head by head in the order of their indices. Under a causal mask, each
+    head's blocks then become heavier in the forward and lighter in the backward. With "heaviest first", the blocks with
+    the most tiles are launched first.
     """
     costs = [int(n) for n in worker_tiles(tiling, direction)]
     whole_number("heads", heads, low=1)
@@ -113,7 +113,7 @@ def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str 
 
 
 def worker_tiles(tiling: Tiling, direction: str) -> np.ndarray:
-    """Return an array with the number of tiles of each worker of FA2: (T_r,) in the forward, (T_c,) in the backward."""
+    """Return how many tiles each FA2 worker computes, as an array (T_r,) for the forward or (T_c,) for the backward."""
     if direction == "forward":
         return tiles_per_row(tiling)
     return (owners(tiling, direction) >= 0).sum(axis=0)
@@ -138,9 +138,9 @@ def schedule(blocks: Sequence[BlockWork], SMs: int, blocks_per_sm: int = 1) -> S
 
 
 def dealt(costs: Sequence[float], SMs: int) -> Schedule:
-    """Return the Schedule of statically assigned blocks, where SM p runs the blocks p, p + SMs, p + 2 SMs and so on.
+    """Return the Schedule of statically assigned blocks: SM p runs the blocks p, p + SMs, p + 2 SMs and so on.
 
-    `costs` are the numbers of tiles of the blocks.
+    `costs` lists each block's number of tiles.
     """
     whole_number("SMs", SMs, low=1)
     free, placed = [0.0] * SMs, []
@@ -157,7 +157,7 @@ def dealt(costs: Sequence[float], SMs: int) -> Schedule:
 def owners(tiling: Tiling, direction: str) -> np.ndarray:
     """Return an array (T_r, T_c) with the index of the worker that computes each tile, or −1 for a skipped tile.
 
-    The worker's index is the tile's row block in the forward, and its column block in the backward.
+    A worker's index is that of its row block in the forward, and that of its column block in the backward.
     """
     check_tiling(tiling)
     if direction not in ("forward", "backward"):
@@ -170,9 +170,9 @@ def owners(tiling: Tiling, direction: str) -> np.ndarray:
 
 
 def dq_writers(tiling: Tiling) -> list[list[int]]:
-    """Return, for each row block i, the list of the backward workers that add to dQ_i.
+    """Return, for each row block i, a list of the backward workers that add to dQ_i.
 
-    If a list has several workers, dQ needs atomic additions or a second pass.
+    If several workers add to the same dQ_i, dQ needs atomic additions or a second pass.
     """
     check_tiling(tiling)
     return [tiling.visited_cols(i) for i in range(tiling.T_r)]

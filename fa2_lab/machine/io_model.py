@@ -17,7 +17,7 @@ from fa2_lab.tiles import Tiling, cdiv, whole_number
 
 @dataclass(frozen=True)
 class Traffic:
-    """The number of elements (or bytes) that are loaded and stored, for each tensor."""
+    """The number of elements (or bytes) of each tensor that are loaded and stored."""
 
     loads: dict[str, int]
     stores: dict[str, int]
@@ -142,8 +142,8 @@ def traffic(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
     return _known(FORMS, algorithm, direction)(tiling, d)
 
 
-GEMM_TILE = 128  # rows, and columns, of the result that one thread block of a matrix product computes
-PRODUCTS = {  # of standard attention: left operand, right operand, rows and columns of the result
+GEMM_TILE = 128  # rows and columns of the result that one thread block of a matmul computes
+PRODUCTS = {  # standard attention's matmuls: left operand, right operand, rows and columns of the result
     "forward": [("Q", "K", "N_q", "N_k"), ("P", "V", "N_q", "d")],
     "backward": [("P", "dO", "N_k", "d"), ("dO", "V", "N_q", "N_k"), ("dS", "K", "N_q", "d"), ("dS", "Q", "N_k", "d")],
 }
@@ -167,7 +167,7 @@ def requests(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
 
 
 def sizes(tiling: Tiling, d: int) -> dict[str, int]:
-    """Return {name of a tensor: number of its elements} for all tensors of one head."""
+    """Return {tensor: number of elements} for all tensors of one head."""
     q, k, s = _sizes(tiling, d)
     rows, columns, scores = ("Q", "O", "dO", "dQ"), ("K", "V", "dK", "dV"), ("S", "P", "dS", "dP")
     numbers = dict.fromkeys(("l", "m", "L", "D"), tiling.N_q)
@@ -179,13 +179,13 @@ def at_most(passes: int, moved: Traffic, size: dict[str, int]) -> Traffic:
     return moved.each(lambda tensor, n: min(n, passes * size[tensor]))
 
 
-FLOAT32 = ("S", "dP", "l", "m", "L", "D", "dQ")  # scores, statistics, and a sum that is carried on through HBM
+FLOAT32 = ("S", "dP", "l", "m", "L", "D", "dQ")  # scores, statistics, and dQ, which is accumulated in HBM
 
 
 def in_bytes(algorithm: str, moved: Traffic) -> Traffic:
     """Convert the traffic `moved` from elements to bytes.
 
-    An element has four bytes in the tensors of FLOAT32 and in O of FA1, which is read again, and two bytes otherwise.
+    The tensors in FLOAT32 have four bytes per element, and so does FA1's O, which is read again. All others have two.
     """
     wide = (*FLOAT32, "O") if algorithm == "fa1" else FLOAT32
     return moved.each(lambda tensor, n: n * (4 if tensor in wide else 2))
@@ -193,8 +193,8 @@ def in_bytes(algorithm: str, moved: Traffic) -> Traffic:
 
 # Operations -------------------------------------------------------------------------------------------------
 #
-# These are the operations of a tile of b rows and c columns, without dropout. Every count is a sum of multiples of b·c,
-# b and c, so the total over all tiles is the same formula with Σ b·c, Σ b and Σ c.
+# The operations in a tile of b rows and c columns, without dropout. Every count is a sum of multiples of b·c, b and c,
+# so the same formula with Σ b·c, Σ b and Σ c gives the total over all tiles.
 
 
 def fa1_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
@@ -216,7 +216,7 @@ def fa2_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
 
 
 def fa2_forward_end(b: int, d: int) -> Counter[str]:
-    """Count the operations of lines 12 and 13 of FA2's Algorithm 1 in one row block of b rows.
+    """Count the operations of lines 12 and 13 of FA2's Algorithm 1 in a row block of b rows.
 
     For each row, these lines divide o by l and compute L = m + log l.
     """
@@ -285,7 +285,7 @@ def not_matmul(ops: Counter[str]) -> int:
 
 
 def _known(forms: dict, algorithm: str, direction: str) -> Callable:
-    """Return the formula of an algorithm and direction, or raise an error that lists the known names."""
+    """Return the formula for an algorithm and a direction, or raise an error that lists the known names."""
     if (algorithm, direction) not in forms:
         algorithms = ", ".join(dict.fromkeys(name for name, _ in forms))
         takes = f"algorithm one of {algorithms} and direction forward or backward"

@@ -1,4 +1,4 @@
-"""A model that predicts the clocks of each rung of the ladder from its compiled code. You can check it by hand.
+"""A model that predicts the clock cycles of each rung from its compiled code, and that you can check by hand.
 
 For each tile of its 64 rows, a warpgroup uses the units of an SM one after another: the path from L2 into shared memory
 (before rung 10, which copies tiles ahead), the tensor cores, the issue slots and the exponential unit. Then it waits
@@ -7,8 +7,7 @@ is a mean-value analysis of these queues. Row blocks queue for SMs in launch ord
 
 Three constants are fitted to measurements without a mask at d = 128: L2_TO_SMEM_BYTES_PER_CLOCK and STALL_CLOCKS to
 rungs 07 and 09, and STALL_CLOCKS_PREFETCHED to rungs 11 to 16. All other values come from the compiled code and the
-data sheet of the chip. The model takes HBM into account only for rung 00, and ignores that one matmul can wait for
-another.
+chip's data sheet. The model takes HBM into account only for rung 00, and ignores that one matmul can wait for another.
 """
 
 import heapq
@@ -18,12 +17,12 @@ from typing import NamedTuple
 
 from fa2_lab.machine.chips import H200, Chip
 
-ROWS = 64  # of a warpgroup
+ROWS = 64  # per warpgroup
 L2_TO_SMEM_BYTES_PER_CLOCK = 29.5  # bytes per clock and SM from L2 through registers into shared memory
 STALL_CLOCKS = 120  # per tile: waits that no unit explains, such as those for barriers and dependent instructions
 STALL_CLOCKS_PREFETCHED = 375  # the same if the next tiles are copied ahead
 
-# The rung from which on a change holds, because the ladder keeps every change.
+# The rung that introduces each change. All later rungs keep the change.
 ON_CHIP, ROW_BLOCKS, SKIPPING, COPIED_AHEAD, HEAVY_FIRST = 2, 3, 7, 10, 12
 
 
@@ -31,7 +30,7 @@ class Rung(NamedTuple):
     """The properties of one rung that the model uses: its number, and counts from its compiled loop over tiles."""
 
     number: int
-    programs: int  # that fit on an SM at the same time
+    programs: int  # programs that fit on an SM at the same time
     instructions: int  # per thread and tile
     exponentials: int  # among them
     d: int = 128
@@ -43,7 +42,7 @@ class Rung(NamedTuple):
 
 
 def units(rung: Rung, chip: Chip = H200) -> dict[str, float]:
-    """Return, for each unit of an SM, the number of clocks for which one tile of one warpgroup occupies the unit.
+    """Return, for each unit of an SM, the number of clock cycles that one tile of one warpgroup occupies it.
 
     A warpgroup has four warps, one on each of the SM's four schedulers.
     """
@@ -60,7 +59,7 @@ def units(rung: Rung, chip: Chip = H200) -> dict[str, float]:
 def tile_bytes(rung: Rung) -> int:
     """Return the number of bytes that one tile moves between L2 and the SM.
 
-    These are the bytes of K and V or, before rung 02, those of Q, O, ℓ and m. O, ℓ and m have four bytes per element.
+    The bytes belong to K and V or, before rung 02, to Q, O, ℓ and m. The last three are loaded and stored in fp32.
     """
     if rung.number < ON_CHIP:
         return ROWS * (2 * rung.d + 4 * 2 * (rung.d + 2))
@@ -68,10 +67,10 @@ def tile_bytes(rung: Rung) -> int:
 
 
 def clocks(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
-    """Return the clocks per tile of a warpgroup if `programs` programs share the SM.
+    """Return the clock cycles that a warpgroup takes per tile if `programs` programs share the SM.
 
-    If `programs` is None, as many programs share the SM as fit. In the model, a warpgroup that reaches a unit finds the
-    average queue of a system with one warpgroup fewer.
+    By default, as many programs share the SM as fit. In the model, a warpgroup that reaches a unit finds the average
+    queue of a system with one warpgroup fewer.
     """
     demands = units(rung, chip)
     wait = STALL_CLOCKS if rung.number < COPIED_AHEAD else STALL_CLOCKS_PREFETCHED
@@ -89,9 +88,9 @@ def clocks(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
 
 @cache
 def predicted_clocks(rung: Rung, heads: int, N: int = 4096, causal: bool = False, chip: Chip = H200) -> float:
-    """Return the predicted clocks of one launch of a rung for `heads` heads of N queries and N keys."""
+    """Return the predicted clock cycles of one launch of a rung, for `heads` heads of N queries and N keys."""
     if rung.number == 0:
-        moved = heads * N * (12 * N + 8 * rung.d)  # bytes: S has four per number, P two, and both are written and read
+        moved = heads * N * (12 * N + 8 * rung.d)  # bytes: four per entry of S, two of P, and both are written and read
         return moved * chip.clock_hz / chip.hbm_per_second
     tile = [clocks(rung, k, chip) for k in range(1, rung.programs + 1)]
     return makespan(tiles_per_program(rung, heads, N, causal), tile, chip.SMs)
@@ -110,21 +109,21 @@ def tiles_per_program(rung: Rung, heads: int, N: int, causal: bool) -> list[int]
 
 
 def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -> float:
-    """Return the number of clocks until all programs have ended.
+    """Return the number of clock cycles until all programs have ended.
 
     `tiles[p]` is the number of tiles of program p, in launch order. While k + 1 programs share an SM, each of their
-    tiles takes `tile[k]` clocks.
+    tiles takes `tile[k]` clock cycles.
     """
     waiting = iter(tiles)
     tiles_left: list[list[float]] = [[] for _ in range(SMs)]  # tiles that each program still has to visit
-    since, plan = [0.0] * SMs, [0] * SMs  # when an SM was planned last, and how often
-    ends: list[tuple[float, int, int]] = []  # when a program of an SM ends, and by which plan
+    since, plan = [0.0] * SMs, [0] * SMs  # when each SM was last planned, and how often
+    ends: list[tuple[float, int, int]] = []  # when a program on an SM ends, according to which plan
 
     def look(SM: int, now: float) -> None:
         since[SM], plan[SM] = now, plan[SM] + 1
         if tiles_left[SM]:
             then = now + min(tiles_left[SM]) * tile[len(tiles_left[SM]) - 1]
-            # Rounded, because the order of equal times would else depend on how this Python version adds floats.
+            # Rounded, because otherwise, the order of equal times would depend on how this Python version adds floats.
             heapq.heappush(ends, (round(then, 3), SM, plan[SM]))
 
     for _ in tile:

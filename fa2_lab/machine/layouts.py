@@ -1,4 +1,4 @@
-"""Functions that locate the elements of a tile, in the registers of warps and lanes or in shared memory.
+"""Functions that locate a tile's elements in shared memory, or in the registers of warps and lanes.
 
 Triton writes its layouts into its intermediate code (ttgir). `parse` reads them from that text, so these functions show
 what the compiler chose. Clusters of thread blocks are not supported.
@@ -35,7 +35,7 @@ class Mma:
     def owners(self, shape: tuple[int, int]) -> Owners:
         """Return the warp, lane and register that hold each element of a tile of this shape.
 
-        The shape must be a multiple of the shape that all warps together compute with one instruction each.
+        The shape must be a multiple of what all warps together compute with one instruction each.
         """
         sizes = [w * n for w, n in zip(self.warps, self.instruction, strict=True)]
         if any(length % size for length, size in zip(shape, sizes, strict=True)):

@@ -1,8 +1,8 @@
-"""The work that an attention method requires of each unit of a chip, and the time that each unit needs for this work.
+"""The work that an attention method requires of each unit of a chip, and the time that the unit needs for this work.
 
 There are six rates: those of tensor-core FLOPs, of all other instructions, of exponentials, and of bytes from shared
-memory, from L2 and from DRAM. An FMA is one instruction and two FLOPs. Tensor cores, FP32 units, special
-function units, L2 and DRAM can all work concurrently, so the slowest of them determines the time of a method.
+memory, L2 and DRAM. An FMA is one instruction and two FLOPs. Tensor cores, FP32 units, special function units, L2 and
+DRAM can all work concurrently, so the slowest of them determines a method's time.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from fa2_lab.machine.time_model import fp32_instructions
 from fa2_lab.records import load, path_of
 from fa2_lab.tiles import Mask, Tiling, cdiv, whole_number
 
-L2_PER_CLOCK = 5120  # bytes, of a whole A100 (NVIDIA A100 whitepaper); of later chips the maker prints no figure
+L2_PER_CLOCK = 5120  # bytes, for a whole A100 (NVIDIA A100 whitepaper); NVIDIA publishes no figure for later chips
 
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of a chip per second: tensor-core FLOPs, other instructions, exponentials, and bytes of memories."""
+    """A chip's rates per second: tensor-core FLOPs, other instructions, exponentials, and bytes from each memory."""
 
     tensor: float
     fp32: float
@@ -28,15 +28,15 @@ class Rates:
     dram: float
 
     def in_flops(self) -> dict[str, float]:
-        """Return {unit: number of tensor-core FLOPs that take as long as one operation, or one byte, of this unit}."""
+        """Return {unit: number of tensor-core FLOPs that take as long as the unit's single operation or byte}."""
         return {name: self.tensor / getattr(self, name) for name in ("fp32", "exp", "shared", "l2", "dram")}
 
 
 def rates(chip: Chip) -> Rates:
-    """Return the rates of a chip. All rates but that of L2 are the manufacturer's.
+    """Return the rates of a chip, which are the manufacturer's except for the L2 rate.
 
-    The rate of L2 is the rate measured on this chip or, without a measurement, the A100's published bytes per clock
-    times the clock of the chip.
+    The L2 rate is the one measured on this chip or, without a measurement, the A100's published bytes per clock times
+    this chip's clock.
     """
     clocks = chip.SMs * chip.clock_hz
     l2 = measured(chip).get("L2 TB/s")
@@ -67,11 +67,11 @@ class Cost:
     instructions: int  # neither a matrix product nor an exponential
     exponentials: int
     requested: int  # bytes that the SMs load and store
-    dram_bytes: int  # bytes of these that reach DRAM, because L2 does not hold them
+    dram_bytes: int  # those of them that reach DRAM, because L2 does not hold them
     workers: int  # thread blocks that can work at the same time
 
     def seconds(self, chip: Chip) -> dict[str, float]:
-        """Return {name of a unit: seconds} for the work of this call at the full speed of the unit.
+        """Return {unit: seconds that it needs for this call's work at full speed}.
 
         If there are fewer workers than SMs, the remaining SMs are idle.
         """
@@ -87,8 +87,8 @@ class Cost:
     def limit(self, chip: Chip) -> tuple[str, float]:
         """Return the name of the unit that takes longest, and its time in seconds.
 
-        No kernel for this method can be faster, unless the L1 caches of the SMs answer some of the requests to L2. In
-        the recorded run of the ladder, L2 served a fifth fewer bytes than FA2 requests with tiles of 64 × 64.
+        No kernel for this method can be faster, unless the SMs' L1 caches answer some of the requests to L2. In the
+        recorded run of the ladder, L2 served a fifth fewer bytes than FA2 requests with tiles of 64 × 64.
         """
         seconds = self.seconds(chip)
         slowest = max(seconds, key=lambda unit: seconds[unit])
@@ -97,8 +97,7 @@ class Cost:
     def intensity(self, place: str) -> float:
         """Return the number of matmul FLOPs per byte.
 
-        If `place` is "requested", the bytes are those that the SMs request, and if it is "dram_bytes", those that reach
-        DRAM.
+        `place` names the bytes: "requested" are those that the SMs request, and "dram_bytes" those that reach DRAM.
         """
         return self.flops / getattr(self, place)
 
@@ -128,9 +127,9 @@ def cost(
 ) -> Cost:
     """Return the cost of `heads` heads of N_q queries and N keys, as counted by machine/io_model. By default, N_q is N.
 
-    `method` is a key of METHODS. Standard attention stores S and P, and its operations are counted as those of one tile
-    of the size of S. Its matmuls request Q, K and V once per tile of their results, but only the first request reaches
-    DRAM, because L2 answers the others. Decode splits the keys, so every SM has work.
+    `method` is a key of METHODS. Standard attention stores S and P, and its operations are counted as if S were one
+    tile. Its matmuls request Q, K and V once per tile of their results, but only the first request reaches DRAM,
+    because L2 answers the others. Decode splits the keys, so every SM has work.
     """
     if method not in METHODS:
         raise ValueError(f"method: got {method!r}; it takes one of {', '.join(METHODS)}")
@@ -158,7 +157,7 @@ def cost(
 
 
 def workers_of(method: str, tiling: Tiling, chip: Chip) -> int:
-    """Return the number of thread blocks that share a head when it is computed by `method`.
+    """Return the number of thread blocks that share one head if `method` computes it.
 
     FA1, as published, has one block per head. FA2 has one per row block in the forward, and one per column block in the
     backward. Standard attention and decode, which splits the keys, have at least one block per SM.
@@ -172,13 +171,13 @@ def workers_of(method: str, tiling: Tiling, chip: Chip) -> int:
 def passes(
     algorithm: str, tiling: Tiling, d: int, moved: io_model.Traffic, workers: int, heads: int, chip: Chip
 ) -> int:
-    """Return the number of times that repeatedly loaded data is read from DRAM.
+    """Return how often data that a head loads repeatedly is read from DRAM.
 
     `moved` is the traffic of one head in elements, and `workers` is the number of workers that share a head.
 
     The data is read once if L2 has room for the data of all heads that are computed concurrently. Otherwise, FA2 reads
-    the data once per wave of workers, because the workers of a head load the same tile at about the same time. FA1 has
-    one worker per head, and standard attention runs one kernel after another, so both read the data each time.
+    the data once per wave of workers, because a head's workers load the same tile at about the same time. FA1 has one
+    worker per head, and standard attention runs one kernel after another, so both read the data each time.
     """
     size = io_model.sizes(tiling, d)
     again = {tensor: size[tensor] for tensor, n in moved.loads.items() if n > size[tensor]}

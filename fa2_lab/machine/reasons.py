@@ -1,4 +1,4 @@
-"""The reason for each rung of the ladder: what limits the previous rung, what the change removes, and a prediction."""
+"""The reason for each rung of the ladder: what limited the previous rung, what the change removes, and a prediction."""
 
 from functools import cache
 from pathlib import Path
@@ -14,12 +14,12 @@ UNKNOWN = "The model counts instructions and programs per SM. It does not know t
 class Reason(NamedTuple):
     """The reason for one rung: keywords for the table, and a hypothesis that a measurement can refute."""
 
-    cause: str  # what it is about
+    cause: str  # the topic, in a word or two
     limit: str  # what limited the previous rung
     removes: str  # what the change removes or adds
     why: str
     missed: str = UNKNOWN  # what the prediction leaves out, shown if it misses by more than a tenth
-    modelled: bool = True  # by fa2_lab.machine.ladder_model; if it is not, the counters give only a limit
+    modelled: bool = True  # whether ladder_model predicts the gain; if not, the counters only give an upper limit
 
 
 NOTHING = Reason("", "", "", "No rung comes before this one, because the climb begins here.")
@@ -52,7 +52,7 @@ def reason(rung: str) -> Reason:
 # Predicted and measured -----------------------------------------------------------------------------------------
 
 SHAPES = tuple((causal, d) for d in (128, 64) for causal in (False, True))
-N, TOKENS, HIDDEN = 4096, 16384, 2048  # of the shape in the table
+N, TOKENS, HIDDEN = 4096, 16384, 2048  # the shape in the ladder's table
 TENSOR = "tensor cores at work, %"
 MISS = 0.1
 
@@ -62,13 +62,13 @@ class Step(NamedTuple):
 
     predicted: float | None
     measured: float | None
-    at_most: bool = False  # the prediction is only a limit
+    at_most: bool = False  # the prediction is only an upper limit
 
     @property
     def misses(self) -> bool:
         """Whether the measured speedup misses the prediction by more than a tenth.
 
-        If the prediction is only an upper limit, the speedup misses it only by being higher.
+        An upper limit is missed only by a speedup above it.
         """
         if self.predicted is None or self.measured is None:
             return False
@@ -117,8 +117,8 @@ def predicted(before: str, after: str, causal: bool, d: int, heads: int | None =
 def most(record: Record, before: str, d: int) -> float | None:
     """Return the largest possible speedup over the rung `before`, or None if its hardware counters are not recorded.
 
-    A kernel with this speedup would keep the tensor cores busy all the time. The counters show the fraction of the time
-    for which `before` keeps them busy.
+    A kernel with this speedup would keep the tensor cores busy all the time. The counters show what fraction of the
+    time `before` keeps them busy.
     """
     for row in record.rows:
         p = row.problem
@@ -134,12 +134,12 @@ COMPILED = ("registers", "programs", "spills", "shared", "instructions", "expone
 
 @cache
 def facts() -> dict[tuple[str, bool, int], dict]:
-    """Return {(rung, causal, d): recorded numbers of the compiled kernel}.
+    """Return {(rung, causal, d): recorded properties of the compiled kernel}.
 
-    The numbers are those that COMPILED lists, and `keys` and `consumers`. `registers` is the number of registers per
+    The properties are those listed in COMPILED, `keys` and `consumers`. `registers` is the number of registers of a
     thread that runs matmuls, and `programs` is the number of programs that one SM runs concurrently. `instructions`,
-    `exponentials`, `waits` and `keys` are counted per tile of the loop without a mask. Rungs of the backward pass do
-    not have these four.
+    `exponentials`, `waits` and `keys` are counted per tile in the loop without a mask, and the backward rungs do not
+    have these four.
     """
     rows = (recorded("rungs") or {}).get("rungs", [])
     return {(row["rung"], row["causal"], row["d"]): row for row in rows}
@@ -148,7 +148,7 @@ def facts() -> dict[tuple[str, bool, int], dict]:
 def modelled(name: str, causal: bool, d: int) -> model.Rung | None:
     """Return the properties of a rung that the model needs, or None if they are not recorded."""
     if name == ladder.RUNGS[0]:
-        return model.Rung(number=0, programs=1, instructions=0, exponentials=0, d=d)  # three kernels that HBM limits
+        return model.Rung(number=0, programs=1, instructions=0, exponentials=0, d=d)  # three kernels, limited by HBM
     row = facts().get((name, causal, d))
     if row is None:
         return None
@@ -157,7 +157,7 @@ def modelled(name: str, causal: bool, d: int) -> model.Rung | None:
 
 
 def counters(record: Record, name: str) -> dict[str, float]:
-    """Return {name of a hardware counter: its recorded value} for a rung without a mask."""
+    """Return {hardware counter: recorded value} for a rung without a mask."""
     rows = [row for row in record.rows if row.direction == "counters" and row.problem["rung"] == name]
     rows = [row for row in rows if not row.problem["causal"]]
     return {what: x[0] for what, x in max(rows, key=lambda row: row.problem["d"]).values.items()} if rows else {}
@@ -166,8 +166,8 @@ def counters(record: Record, name: str) -> dict[str, float]:
 def chip(record: Record, name: str) -> tuple[float, ...]:
     """Return the SM clock in GHz and the power in watts while a rung runs without pauses (d = 128, without a mask).
 
-    If they were not measured, return the clock alone, computed from the counted cycles and the time. If there are no
-    counted cycles either, return an empty tuple.
+    If they were not measured, return only the clock, computed from the counted cycles and the time. If the cycles were
+    not counted either, return an empty tuple.
     """
     for row in record.sustained:
         if name in row.chip and (row.problem["d"], row.problem["causal"]) == (128, False):

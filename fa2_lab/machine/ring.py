@@ -19,9 +19,9 @@ FP32 = 4  # bytes of an element of dK and dV on the links
 def sent(lengths: Sequence[int], rank: int, direction: str, *, kv_heads: int, d: int, item: int = 2) -> dict[str, int]:
     """Return the number of bytes that one rank sends, separately for "K V" and, in the backward pass, "dK dV".
 
-    A rank sends every block of K and V except that of its right neighbour, and in the backward pass also dK and dV of
-    every block except its own. `lengths` are the numbers of rows of all ranks. An element of K has `item` bytes.
-    `kv_heads` is the number of K/V heads of all sequences in the batch together.
+    A rank sends every block of K and V except its right neighbour's, and in the backward pass also dK and dV of every
+    block except its own. `lengths` lists each rank's number of rows. An element of K has `item` bytes. `kv_heads` is
+    the number of K/V heads in the whole batch.
     """
     if direction not in ("forward", "backward"):
         raise ValueError(f"direction: got {direction!r}; it takes forward or backward")
@@ -34,9 +34,9 @@ def sent(lengths: Sequence[int], rank: int, direction: str, *, kv_heads: int, d:
 
 
 def work(lengths: Sequence[int], layout: str, causal: bool, B_r: int = 128, B_c: int = 128) -> np.ndarray:
-    """Return an array [rank, step] with the number of tiles per head that a rank computes in a step of the forward.
+    """Return an array whose entry [rank, step] is the number of tiles per head that a rank computes in a forward step.
 
-    `lengths` are the numbers of rows of all ranks, and `layout` is "zigzag" or "contiguous".
+    `lengths` lists each rank's number of rows, and `layout` is "zigzag" or "contiguous".
     """
     size = len(lengths)
     tiles = np.zeros((size, size), dtype=int)
@@ -50,6 +50,6 @@ def work(lengths: Sequence[int], layout: str, causal: bool, B_r: int = 128, B_c:
 
 
 def balance(tiles: np.ndarray) -> float:
-    """Return the average fraction of the time for which a rank works, if all wait for the rank with the most tiles."""
+    """Return the average fraction of the time that a rank works, if all ranks wait for the one with the most tiles."""
     most = tiles.sum(axis=1).max()
     return float(tiles.sum() / (len(tiles) * most)) if most else 1.0

@@ -1,8 +1,8 @@
 """Number formats simulated in NumPy, which show how rounding affects attention if everything else is exact.
 
-`rounded` of examine/cases.py rounds to any format that is given by its number of mantissa bits, including the leading
-1. This module adds the FP8 format E4M3, which has four such bits, and the scales and the rotation that FlashAttention-3
-uses with FP8. It also constructs rows in which rounding errors have the same sign and accumulate (arXiv 2510.04212).
+`rounded` in examine/cases.py rounds to any format, given its number of mantissa bits including the leading 1. This
+module adds the FP8 format E4M3, which has four such bits, and the scales and the rotation that FlashAttention-3 uses
+with FP8. It also constructs rows in which all rounding errors have the same sign and accumulate (arXiv 2510.04212).
 """
 
 from typing import NamedTuple
@@ -11,8 +11,8 @@ import numpy as np
 
 from fa2_lab.examine.cases import rounded
 
-BF16, FP16, TF32, FP32 = 8, 11, 11, 24  # bits of mantissa
-LARGEST = 448  # of E4M3
+BF16, FP16, TF32, FP32 = 8, 11, 11, 24  # mantissa bits, including the leading 1
+LARGEST = 448  # the largest E4M3 value
 
 # Rounding errors of one sign ------------------------------------------------------------------------------------
 
@@ -37,9 +37,9 @@ def repeated_maxima(rows: int = 4096, keys: int = 64, d: int = 16, seed: int = 0
 
 
 def outputs(S: np.ndarray, V: np.ndarray, m: np.ndarray, sum_bits: int) -> np.ndarray:
-    """Return O in bf16. Before it is divided by l, o = P V is rounded to `sum_bits` bits of mantissa.
+    """Return O in bf16, with o = P V rounded to `sum_bits` mantissa bits before the division by l.
 
-    `m` contains the number that is subtracted from the scores of each row.
+    `m` holds, for each row, the value subtracted from its scores.
     """
     P = np.exp(S - m)
     o = np.einsum("rk,rkd->rd", rounded(P, BF16), V)
@@ -73,7 +73,7 @@ def scaled(X: np.ndarray, rows: int) -> np.ndarray:
 
 
 def rotation(d: int, seed: int = 0) -> np.ndarray:
-    """Return a random orthogonal matrix (d, d): a Hadamard matrix, scaled by 1/√d, with random signs of its rows.
+    """Return a random orthogonal matrix (d, d): a Hadamard matrix scaled by 1/√d, each row with a random sign.
 
     d must be a power of two.
     """
@@ -85,7 +85,7 @@ def rotation(d: int, seed: int = 0) -> np.ndarray:
 
 
 def with_outliers(N: int = 1024, d: int = 64, share: float = 0.001, seed: int = 0) -> np.ndarray:
-    """Return random Q, K and V, each (N, d), as in the FlashAttention-3 paper."""
+    """Return random Q, K and V, each (N, d), with a few outliers, as in the FlashAttention-3 paper."""
     rng = np.random.default_rng(seed)
     normal, large = rng.standard_normal((2, 3, N, d))
     return normal + 10 * large * (rng.random((3, N, d)) < share)

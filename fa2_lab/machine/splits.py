@@ -2,10 +2,10 @@
 
 One query is one row block, so one program per head would leave most SMs idle, and the few busy SMs cannot use the whole
 bandwidth. The module compares three launches, each as blocks for grid.schedule: one block per head; the same number of
-splits for every head (split-KV); and equal shares of the tiles of all heads (stream-K), in which a program may finish
-one head and start the next. Equal shares need no second wave, even if the sequences have different lengths.
-kernels/decode/shares.py contains the rules by which the kernels choose. Time is counted in units of work: one unit to
-read a tile, and one to start a head.
+splits for every head (split-KV); and equal shares of all heads' tiles (stream-K), in which a program may finish one
+head and start the next. Equal shares need no second wave, even if the sequences have different lengths. The rules by
+which the kernels choose are in kernels/decode/shares.py. Time is counted in units of work: one unit to read a tile, and
+one to start a head.
 """
 
 import math
@@ -22,14 +22,14 @@ from fa2_lab.tiles import cdiv, real_number, whole_number
 
 @dataclass(frozen=True)
 class Shares:
-    """The split of stream-K, which divides the work of all heads, one head after another, into equal shares.
+    """Stream-K's split, which lays the work of all heads end to end and cuts it into equal shares.
 
-    Program w executes the units w · share : (w + 1) · share.
+    Program w executes the units w · share … (w + 1) · share − 1.
 
-    A head consists of one unit of work to start it (to load its queries and fill the pipeline) and one unit per tile.
+    Each head takes one unit of work to start it (to load its queries and fill the pipeline) and one unit per tile.
     """
 
-    tiles: tuple[int, ...]  # of each head
+    tiles: tuple[int, ...]  # the number of tiles of each head
     programs: int
     least: int = 1
 
@@ -56,11 +56,11 @@ class Shares:
         return cdiv(self.work, self.share)
 
     def begin(self, head: int) -> int:
-        """Return the index of the first unit of work of a head, the unit that starts the head."""
+        """Return the index of a head's first unit of work."""
         return sum(self.tiles[:head]) + head
 
     def spans(self, w: int) -> list[tuple[int, int, int]]:
-        """Return a list of (head, first, last), in order. Program w reads tiles first:last of each of these heads."""
+        """Return program w's work as an ordered list of (head, first, last): it reads the head's tiles first:last."""
         found = []
         for head, n in enumerate(self.tiles):
             begin = self.begin(head)
@@ -72,13 +72,13 @@ class Shares:
     def readers(self, head: int) -> range:
         """Return the range of programs that work on a head.
 
-        A single program finishes the head by itself, and several programs store partial results.
+        A program that works on a head alone finishes it. Otherwise, each program stores a partial result.
         """
         begin = self.begin(head)
         return range(begin // self.share, (begin + self.tiles[head]) // self.share + 1)
 
     def part(self, w: int, head: int) -> int:
-        """Return the index of program w's partial result for a head in the scratch buffer.
+        """Return the index, in the scratch buffer, of program w's partial result for a head.
 
         The indices are unique, because either w or the head increases from one partial result to the next.
         """
@@ -90,7 +90,7 @@ class Shares:
         return self.programs + len(self.tiles)
 
     def blocks(self) -> list[grid.BlockWork]:
-        """Return one block for each share, as grid.schedule takes them."""
+        """Return one block per share, as an argument for grid.schedule."""
         return [
             grid.BlockWork(w, index=None, cost=min(self.share, self.work - w * self.share)) for w in range(self.busy)
         ]
@@ -100,7 +100,7 @@ class Shares:
 
 
 def same_splits(tiles: Sequence[int], splits: int) -> list[grid.BlockWork]:
-    """Return the blocks for grid.schedule if each head is cut into `splits` pieces of nearly equal length."""
+    """Return the blocks for grid.schedule if every head is cut into `splits` pieces of nearly equal length."""
     whole_number("splits", splits, low=1)
     cut = [[len(part) for part in np.array_split(range(n), min(splits, max(n, 1)))] for n in tiles]
     return [grid.BlockWork(head, k, n + 1) for head, part in enumerate(cut) for k, n in enumerate(part)]
@@ -114,7 +114,7 @@ def seconds(
 ) -> float:
     """Return the time in seconds until the last of `programs` equal shares has been read, without launch overhead.
 
-    `tiles` are the numbers of tiles of the heads, and a tile has `tile_bytes` bytes. A program that runs alone reads
+    `tiles` lists each head's number of tiles, and a tile has `tile_bytes` bytes. A program that runs alone reads
     `alone` bytes per second. Programs that run concurrently share `bandwidth`, in bytes per second, equally. `slots` is
     the number of programs that can run concurrently.
     """

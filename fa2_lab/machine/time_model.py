@@ -1,4 +1,4 @@
-"""The clocks that one forward tile takes on each unit of an SM, which show the gain from tweak 1 and from split-Q.
+"""The clock cycles that a forward tile takes on each unit of an SM, which show what tweak 1 and split-Q gain.
 
 The tensor cores compute the matmuls, the special function units compute the exponentials, and the FP32 lanes compute
 the rest. Operands pass through shared memory. If all four units work concurrently, the busiest unit determines the time
@@ -16,12 +16,12 @@ from fa2_lab.machine import io_model, warps
 from fa2_lab.machine.chips import Chip, check_chip
 from fa2_lab.tiles import cdiv, whole_number
 
-PRODUCT_ROWS = {(9, 0): 64, (10, 0): 128}  # rows that one instruction multiplies for all warps; older chips have none
-FEWEST_ROWS = 64  # with which such an instruction is used
+PRODUCT_ROWS = {(9, 0): 64, (10, 0): 128}  # rows per matmul instruction that serves several warps
+FEWEST_ROWS = 64  # the smallest B_r for which such an instruction is used
 
 
 class Clocks(NamedTuple):
-    """The number of clocks for which one tile occupies each unit of an SM."""
+    """The number of clock cycles for which one tile occupies each unit of an SM."""
 
     tensor: float
     fp32: float
@@ -30,12 +30,12 @@ class Clocks(NamedTuple):
 
     @property
     def overlapped(self) -> float:
-        """The number of clocks if all units work concurrently, so that the busiest unit determines the total."""
+        """The number of clock cycles if all units work concurrently, so that the busiest unit determines the total."""
         return max(self)
 
     @property
     def serial(self) -> float:
-        """The number of clocks if the units work one after another."""
+        """The number of clock cycles if the units work one after another."""
         return sum(self)
 
     @property
@@ -49,9 +49,9 @@ class Clocks(NamedTuple):
 def tile_clocks(
     chip: Chip, B_r: int, B_c: int, d: int, *, W: int = 4, algorithm: str = "fa2", scheme: str = "split_q"
 ) -> Clocks:
-    """Return the clocks of one forward tile whose queries or keys are divided among W warps.
+    """Return the clock cycles that one forward tile takes when W warps share it.
 
-    `algorithm` is "fa1" or "fa2". The queries are divided if `scheme` is "split_q", and the keys if it is "split_k".
+    `algorithm` is "fa1" or "fa2". `scheme` says what the warps divide: the queries ("split_q") or the keys ("split_k").
     """
     check_chip(chip)
     whole_number("W", W, low=1, high=32)
@@ -68,7 +68,7 @@ def tile_clocks(
 
 
 def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str = "forward") -> int:
-    """Return the number of FP32 instructions for one tile, which is the count of the meter minus the free additions.
+    """Return the number of FP32 instructions for one tile, which is the meter's count minus the free additions.
 
     The subtraction in τ s − m is free, because it is part of an FMA. Sums into o, or into dQ, dK and dV, are free as
     well, because they are part of an FMA or of a matmul.
@@ -79,10 +79,10 @@ def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str
 
 
 def readers(chip: Chip, B_r: int, W: int) -> int:
-    """Return the number of times that W warps read each tile of K and V from shared memory under split-Q.
+    """Return how often W warps, taken together, read each tile of K and V from shared memory under split-Q.
 
-    Before Hopper, every warp reads K and V for its own rows. Since Hopper, one instruction reads K and V for the rows
-    of several warps.
+    Before Hopper, every warp reads K and V for its own rows. Since Hopper, one instruction reads them for the rows of
+    several warps.
     """
     rows = PRODUCT_ROWS.get(chip.compute_capability)
     return W if rows is None or B_r < FEWEST_ROWS else cdiv(B_r, rows)

@@ -1,11 +1,11 @@
-"""A simulation of one thread block, warp by warp, that counts everything that passes through shared memory.
+"""A simulation of one thread block, warp by warp, that counts all traffic through shared memory.
 
 There are two ways to share a B_r × B_c tile among W warps (figure 3 of the FA2 paper):
 
 split_q  FA2: each warp owns B_r / W rows of Q, S and O, and reads all of K and V. Warps exchange nothing.
 split_k  FA1: each warp owns B_c / W of the keys, and reads all of Q. The K refers to keys, not to the contracted
-         dimension, so the slices of S need no sum. But the warps must exchange row maxima and row sums, and add up
-         the partial products P_w V_w.
+         dimension, so the slices of S need not be summed. But the warps must exchange row maxima and row sums, and
+         add up the partial products P_w V_w.
 
 The model counts every element that is written to or read from shared memory, and records every barrier with its reason.
 Under both schemes, a tile of K or V is stored in shared memory once, but the schemes differ in how often the tile is
@@ -33,23 +33,23 @@ NOBODY, SEVERAL, COPY = -1, -2, -3
 
 
 class RaceError(RuntimeError):
-    """The error that is raised if two warps access the same element without a barrier, and at least one writes."""
+    """Raised if two warps access the same element without a barrier between, and at least one of them writes it."""
 
 
 class SharedMemory:
-    """The arrays of one thread block in shared memory.
+    """One thread block's arrays in shared memory.
 
-    Each access is counted. If no barrier separates two accesses that conflict, RaceError is raised.
+    Each access is counted, and two conflicting accesses without a barrier between them raise a RaceError.
     """
 
     def __init__(self, **shapes: tuple) -> None:
         self.arrays = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
         self.counts: Counter[tuple] = Counter()  # (warp, "read" or "write", tensor) -> elements
-        self.waits: Counter[str] = Counter()  # what the barriers were for -> how many
+        self.waits: Counter[str] = Counter()  # reason for a barrier -> number of barriers
         self._forget()
 
     def write(self, warp: int, name: str, where: Any, value: np.ndarray) -> None:
-        """Store `value` at [where] of the array `name`. `warp` is the index of the warp that writes, or COPY."""
+        """Store `value` at [where] in the array `name`. `warp` is the index of the warp that writes, or COPY."""
         self._refuse_others(warp, name, where, self._readers, "writes what another has read")
         self._refuse_others(warp, name, where, self._writers, "writes what another has written")
         self.arrays[name][where] = value
@@ -57,7 +57,7 @@ class SharedMemory:
         self.counts[warp, "write", name] += self.arrays[name][where].size
 
     def read(self, warp: int, name: str, where: Any = ...) -> np.ndarray:
-        """Copy the elements at [where] of the array `name` into the registers of a warp, and return the copy."""
+        """Copy the elements at [where] in the array `name` into a warp's registers, and return the copy."""
         self._refuse_others(warp, name, where, self._writers, "reads what another has written")
         value, seen = self.arrays[name][where].copy(), self._readers[name][where]
         self._readers[name][where] = np.where((seen == NOBODY) | (seen == warp), warp, SEVERAL)
@@ -65,7 +65,7 @@ class SharedMemory:
         return value
 
     def barrier(self, reason: str) -> None:
-        """Make all warps wait for each other, so that each warp can then read what the others have written."""
+        """Make all warps wait for each other, so that each can then read what the others have written."""
         self.waits[reason] += 1
         self._forget()
 
@@ -125,7 +125,7 @@ def split_k(
     (b, d), mine = q_i.shape, shares(len(q_i), W)
     shared = SharedMemory(Q=(b, d), K=(tiling.B_c, d), V=(tiling.B_c, d), max=(W, b), sum=(W, b), PV=(W, b, d))
     _copy(shared, Q=q_i)
-    state = [SoftmaxState.reset(rows.stop - rows.start, d) for rows in mine]  # of its own rows only
+    state = [SoftmaxState.reset(rows.stop - rows.start, d) for rows in mine]  # each warp's own rows only
     for j in tiling.visited_cols(i):
         keys = shares(_copy(shared, K=K[tiling.cols(j)], V=V[tiling.cols(j)]), W)
         shared.barrier("the tile is there")
@@ -152,7 +152,7 @@ def _slice_of_s(shared: SharedMemory, tau: float, visible: np.ndarray, keys: sli
 
 
 SCHEMES = {"split_q": split_q, "split_k": split_k}
-BARRIERS = {"split_q": 2, "split_k": 3}  # of each tile
+BARRIERS = {"split_q": 2, "split_k": 3}  # per tile
 
 
 # The same counts in closed form -----------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def _check(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """Return Q, K, V and τ after checking all arguments.
 
-    An error is raised unless Q, K and V are one head that fits the tiling, row block i exists, and W is valid.
+    Raise an error unless Q, K and V are one head that fits the tiling, row block i exists, and W is valid.
     """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT)
     check_tiling(tiling)

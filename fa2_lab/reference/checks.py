@@ -1,4 +1,4 @@
-"""Checks of the reference's arguments.
+"""Functions that check the reference's arguments.
 
 Every error names the argument, the value that was passed, and the values that are accepted.
 """
@@ -14,8 +14,8 @@ from fa2_lab.tiles import real_number
 def real_array(name: str, x: ArrayLike, ndim: int) -> np.ndarray:
     """Return x as a float64 array.
 
-    Raise an error unless x contains real numbers and has `ndim` dimensions, none of size 0. `name` is the name of the
-    argument in the error message.
+    Raise an error unless x contains real numbers and has `ndim` dimensions, none of size 0. The error message calls the
+    argument `name`.
     """
     try:
         array = np.asarray(x)
@@ -29,7 +29,7 @@ def real_array(name: str, x: ArrayLike, ndim: int) -> np.ndarray:
 
 
 def same_shape(name: str, x: ArrayLike, shape: tuple[int, ...], meaning: str) -> np.ndarray:
-    """Return x as a float64 array, or raise an error if its shape is not `shape`."""
+    """Return x as a float64 array, or raise an error if its shape is not `shape`, which the error calls `meaning`."""
     array = real_array(name, x, len(shape))
     if array.shape != shape:
         raise ValueError(f"{name}: got shape {array.shape}; it takes {meaning} = {shape}")
@@ -66,7 +66,7 @@ def shaped_like_q(Q: np.ndarray, **tensors: ArrayLike) -> list[np.ndarray]:
 
 
 def one_per_row(Q: np.ndarray, **vectors: ArrayLike) -> list[np.ndarray]:
-    """Return the named vectors, such as l, m or L, as float64 arrays."""
+    """Return the named vectors, such as l, m or L, as float64 arrays. Each must have one entry per row of Q."""
     return [same_shape(name, x, Q.shape[:-1], "one number for each row of Q, shape") for name, x in vectors.items()]
 
 

@@ -1,8 +1,8 @@
 """Dropout whose mask depends only on the position of each entry, and not on the order in which tiles are processed.
 
 The generator is Philox4x32 with ten rounds. Its key is the seed, and its counters are (column, row, head, batch), so it
-draws the same bits as Triton's `tl.philox`. The forward and the backward therefore have the same mask, whatever their
-loop orders.
+draws the same bits as Triton's `tl.philox`. The forward and the backward therefore have the same mask, whatever the
+order of their loops.
 """
 
 from dataclasses import dataclass
@@ -31,14 +31,14 @@ def philox(seed: int, c0: Any, c1: Any, c2: Any, c3: Any) -> np.ndarray:
 
 
 def threshold(p: float) -> int:
-    """Return the 32-bit threshold for dropout: an entry is dropped if its random word is below the threshold."""
+    """Return the 32-bit threshold for dropout: an entry is dropped if its random word is below it."""
     return int(p * 2.0**32)
 
 
 def keep_mask(p: float, seed: int, batch: int, head: int, rows: ArrayLike, cols: ArrayLike) -> np.ndarray:
     """Return a boolean mask (rows, columns) that is True for each entry that dropout keeps.
 
-    `rows` and `cols` are the row and column indices in the whole score matrix, not in a tile.
+    `rows` and `cols` are indices into the whole score matrix, not into a tile.
     """
     word = philox(seed, np.asarray(cols)[None, :], np.asarray(rows)[:, None], head, batch)
     return word >= np.uint32(threshold(p))
@@ -64,7 +64,7 @@ class Dropout:
             whole_number("seed", self.seed, low=0, high=2**64 - 1)
 
     def z(self, rows: slice, cols: slice) -> np.ndarray | None:
-        """Return the dropout factors Z of the tile with the given rows and columns, or None if p is 0.
+        """Return the dropout factors Z for the tile with these rows and columns, or None if p is 0.
 
         A factor is 1/(1−p) if the entry is kept, and 0 if it is dropped.
         """
@@ -74,7 +74,7 @@ class Dropout:
         return keep_mask(self.p, self.seed, self.batch, self.head, row, col) / (1 - self.p)
 
     def drop(self, p_ij: np.ndarray, rows: slice, cols: slice) -> np.ndarray:
-        """Return p_ij ∘ Z, where p_ij is a tile of P and Z its dropout factors. If p is 0, return p_ij unchanged."""
+        """Return p_ij ∘ Z, where p_ij is a tile of P and Z holds its dropout factors. If p is 0, return p_ij itself."""
         return dropped(p_ij, self.z(rows, cols))
 
 
@@ -82,15 +82,15 @@ NO_DROPOUT = Dropout()
 
 
 def dropped(x: np.ndarray, z: np.ndarray | None) -> np.ndarray:
-    """Return x ∘ z, where z holds the dropout factors, or x unchanged if z is None (no dropout)."""
+    """Return x ∘ z, where z holds the dropout factors, or x itself if z is None (no dropout)."""
     return x if z is None else x * z
 
 
 def sequential_mask(tiling: Tiling, p: float, seed: int, order: str) -> np.ndarray:
     """Return the mask that a sequential generator draws, tile by tile, in the loop order of "fa1" or "fa2".
 
-    The mask shows a weakness of sequential generators: the backward can reproduce the mask of the forward only if both
-    passes process the tiles in the same order.
+    The two masks differ, which is the weakness of such generators: the backward can reproduce the forward's mask only
+    if both passes process the tiles in the same order.
     """
     if order not in ("fa1", "fa2"):
         raise ValueError(f"order: got {order!r}; it takes 'fa1' (columns outside) or 'fa2' (rows outside)")

@@ -1,7 +1,7 @@
 """FlashAttention-2 (FA2): independent query blocks in the outer loop, one division per row, only L saved for backward.
 
-Tiles in which the mask leaves no entry are skipped, and the mask is applied only to tiles that it cuts. fa1.py writes
-the softmax step in the same way, so the difference between the two files is the difference between the two papers.
+Tiles without a visible entry are skipped, and the mask is applied only to tiles that it cuts. fa1.py writes the softmax
+step in the same way, so the two files differ only where the two papers do.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ def forward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run Algorithm 1 of FA2 for one head, and return O (N_q, d) and the logsumexp L (N_q,)."""
+    """Run Algorithm 1 of FA2 for one head, and return O (N_q, d) and the log-sum-exp L (N_q,)."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, score_options)
     drop = dropout.drop
     tiling = Tiling(len(Q), len(K), B_r, B_c, mask)  # FA2.A1.L1 FA2.A1.L2
@@ -78,8 +78,8 @@ def backward(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Run Algorithm 2 of FA2 for one head, and return dQ, dK and dV. Column blocks are independent except for dQ.
 
-    A sink in `score_options` is not used, because L already includes it. scores.sink_backward() computes the gradient
-    of the sink.
+    A sink in `score_options` is not used, because L already includes it. scores.sink_backward() computes the sink's
+    gradient.
     """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, score_options)
     O, dO = checks.shaped_like_q(Q, O=O, dO=dO)
@@ -130,11 +130,11 @@ def forward_split_keys(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute O and L of one head with split keys.
+    """Compute O and L of one head, with each row block's keys split among several workers.
 
-    The keys of each row block are cut into `splits` shares of consecutive column blocks. Each worker computes the
-    partial result (O, L) of one share, and the partial results are merged at the end. The split-KV decode kernel deals
-    the tiles out in turn instead, which gives the same result up to rounding.
+    The keys are cut into `splits` shares of consecutive column blocks. Each worker computes the partial result (O, L)
+    of one share, and the partial results are merged at the end. The split-KV decode kernel assigns the tiles to the
+    workers in turn (round-robin) instead, with the same result up to rounding.
     """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, score_options)
     splits = whole_number("splits", splits, low=1)

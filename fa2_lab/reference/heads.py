@@ -1,7 +1,7 @@
-"""Batches and heads: every stage of the NumPy ladder is written for one head, and this module runs it over all heads.
+"""Batches and heads: every stage of the NumPy reference is written for one head, and this module runs it for all heads.
 
-With grouped-query attention, query head h reads K/V head h // group. K and V are not copied. dK and dV are summed over
-the query heads of a group.
+With grouped-query attention, query head h reads K/V head h // group. K and V are not copied, and dK and dV are summed
+over the query heads of a group.
 """
 
 from collections.abc import Callable, Iterator
@@ -57,9 +57,9 @@ def backward(
     B_c: int = 64,
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Run the backward of a stage on all heads. Return dQ, dK and dV, given O and L from the forward.
+    """Run the backward pass of a stage on all heads. Return dQ, dK and dV, given O and L from the forward.
 
-    Further keyword arguments are those of each_head(). sinks_backward() computes the gradient of the sinks.
+    Any other keyword arguments are passed on to each_head(). sinks_backward() computes the gradient of the sinks.
     """
     q, k, v = _check(stage, q, k, v)
     O, dO = checks.shaped_like_q(q, O=O, dO=dO)
@@ -70,7 +70,7 @@ def backward(
             _, P = naive.forward(*qkv, **common | dict(trace=UNWATCHED))
             del common["mask"]  # P already includes it
             dQ[b, h], dk, dv = naive.backward(*qkv, P, dO[b, h], **common)
-        elif stage == "fa1":  # l = 1 and m = L say the same as the l and m of the forward: exp(S − m) / l = exp(S − L)
+        elif stage == "fa1":  # l = 1 and m = L are equivalent to the forward's l and m: exp(S − m) / l = exp(S − L)
             l = np.where(np.isneginf(L[b, h]), 0.0, 1.0)
             dQ[b, h], dk, dv = fa1.backward(*qkv, O[b, h], l, L[b, h], dO[b, h], B_r=B_r, B_c=B_c, **common)
         else:
@@ -98,8 +98,8 @@ def each_head(
 ) -> Iterator[tuple[int, int, int, QKV, dict[str, Any]]]:
     """Yield (b, h, g, (Q, K, V), options) for each batch entry b and each query head h, whose K/V head is g.
 
-    The yielded options are the keyword arguments of a stage for this head. `bias` is a function of (head, row, column):
-    `head` is the index of the query head, and `row` and `column` are as in Mask.bias.
+    The options are a stage's keyword arguments for this head. `bias` is a function of (head, row, column): `head` is
+    the index of the query head, and `row` and `column` are as in Mask.bias.
     """
     lengths, sink_of, group = _check_lengths(key_lengths, k), _check_sinks(sinks, q), q.shape[1] // k.shape[1]
     scale = checks.scale(scale, q.shape[3], "scale")
@@ -130,7 +130,7 @@ def _check(stage: str, *qkv: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _check_lengths(key_lengths: np.ndarray | None, k: np.ndarray) -> list:
-    """Return a list with the key length of each batch entry, or with None for each entry if key_lengths is None."""
+    """Return the key length of each batch entry as a list, which holds only None if key_lengths is None."""
     if key_lengths is None:
         return [None] * k.shape[0]
     lengths = np.asarray(key_lengths)
@@ -142,7 +142,7 @@ def _check_lengths(key_lengths: np.ndarray | None, k: np.ndarray) -> list:
 
 
 def _check_sinks(sinks: np.ndarray | None, q: np.ndarray) -> list:
-    """Check the sinks, and return one entry per query head: its sink, or None if it has no sink or a sink of −∞."""
+    """Check the sinks, and return each query head's sink, or None if the head has no sink or a sink of −∞."""
     if sinks is None:
         return [None] * q.shape[1]
     sinks = checks.same_shape("sinks", sinks, q.shape[1:2], "(heads,)")

@@ -1,7 +1,7 @@
 """Standard attention: S, P and O are computed one after another, and S and P are stored at their full size N_q × N_k.
 
-The module also contains the forward and the backward of appendices B.1 and B.2 of the FA1 paper. They need only O(N)
-extra memory, but they recompute every entry of P whenever it is needed.
+The module also contains the forward and the backward of the FA1 paper's appendices B.1 and B.2, which need only O(N)
+extra memory, but recompute every entry of P whenever it is needed.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ def safe_softmax(S: np.ndarray) -> np.ndarray:
 
 
 def logsumexp(S: np.ndarray) -> np.ndarray:
-    """Return log Σ exp(S) of every row, as a natural logarithm. The result is −∞ for a row of −∞."""
+    """Return the log-sum-exp of every row of S, as a natural logarithm. A row of −∞ gives −∞."""
     m = S.max(axis=-1)
     return m + np.log(nonzero(np.exp(S - finite(m)[..., None]).sum(axis=-1)))
 
@@ -55,7 +55,7 @@ def forward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute standard attention of one head. Return O (N_q, d) and P (N_q, N_k), which the backward needs."""
+    """Compute standard attention for one head. Return O (N_q, d) and P (N_q, N_k), which the backward needs."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, score_options)
     whole = Tiling(len(Q), len(K), len(Q), len(K), mask)
     z = dropout.z(whole.rows(0), whole.cols(0))
@@ -80,7 +80,7 @@ def backward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute FA1 Algorithm 3 for one head. Return dQ, dK and dV, given P. dP and dS are also written to HBM."""
+    """Run Algorithm 3 of FA1 for one head. Return dQ, dK and dV, given P. dP and dS are also written to HBM."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, score_options)
     P = checks.same_shape("P", P, (len(Q), len(K)), "(N_q, N_k)")
     (dO,) = checks.shaped_like_q(Q, dO=dO)
@@ -106,7 +106,7 @@ def forward_linear_memory(
     mask: Mask = NO_MASK,
     score_options: ScoreOptions = NO_SCORE_OPTIONS,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the forward of FA1's appendix B.1 for one head: first L and then O, one row at a time. Return (O, L).
+    """Run the forward of FA1's appendix B.1 for one head: compute first L, then O, one row at a time. Return (O, L).
 
     At most one row of scores is stored at any time.
     """
@@ -134,7 +134,7 @@ def backward_linear_memory(
     mask: Mask = NO_MASK,
     score_options: ScoreOptions = NO_SCORE_OPTIONS,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute the backward of FA1's appendix B.2 for one head, one row or column at a time. Return dQ, dK and dV.
+    """Run the backward of FA1's appendix B.2 for one head, one row or column at a time. Return dQ, dK and dV.
 
     P is recomputed from L, and at most one row or column of P is stored at any time.
     """

@@ -1,7 +1,7 @@
 """Softmax over keys that arrive in blocks: a state of three fields, and the operations on it.
 
-The same operation `merge` combines the blocks of a loop, the warps of a thread block, the splits of the keys on one
-GPU, and the GPUs of a ring.
+One operation, `merge`, combines the results of loop iterations, of a thread block's warps, of splits of the keys on one
+GPU, and of the GPUs in a ring.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SoftmaxState:
 
     @classmethod
     def from_output(cls, o: np.ndarray, L: np.ndarray) -> SoftmaxState:
-        """Return the state that is equivalent to an output o and its logsumexp L: m = L, l = 1, and o unchanged."""
+        """Return the state that is equivalent to an output o and its log-sum-exp L: m = L, l = 1, and o unchanged."""
         return cls(L, np.where(np.isneginf(L), 0.0, 1.0), o)
 
     def update(self, s: np.ndarray, v: np.ndarray, z: np.ndarray | None = None) -> SoftmaxState:
@@ -64,13 +64,13 @@ class SoftmaxState:
         """
         m = np.maximum(self.m, s.max(axis=1))  # (B_r,)
         p = np.exp(s - finite(m)[:, None])  # (B_r, B_c)
-        alpha = np.exp(self.m - finite(m))  # (B_r,): 1 while the maximum stands
+        alpha = np.exp(self.m - finite(m))  # (B_r,): 1 unless the maximum grows
         l = alpha * self.l + p.sum(axis=1)  # (B_r,)
         o = alpha[:, None] * self.o + dropped(p, z) @ v  # (B_r, d)
         return SoftmaxState(m, l, o)
 
     def merge(self, other: SoftmaxState) -> SoftmaxState:
-        """Return the state that has processed the keys of both states. Merging is associative and commutative."""
+        """Return the state after the keys of both states. Merging is associative and commutative."""
         m = np.maximum(self.m, other.m)
         alpha, beta = np.exp(self.m - finite(m)), np.exp(other.m - finite(m))
         l = alpha * self.l + beta * other.l
@@ -78,7 +78,7 @@ class SoftmaxState:
         return SoftmaxState(m, l, o)
 
     def finalize(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return (o, L): the output rows and their logsumexp. Rows that have seen no key have o = 0 and L = −∞."""
+        """Return (o, L): the output rows and their log-sum-exp. Rows that have seen no key have o = 0 and L = −∞."""
         l = nonzero(self.l)
         o = (1 / l)[:, None] * self.o  # (B_r, d)
         L = self.m + np.log(l)  # (B_r,)

@@ -39,7 +39,8 @@ def cap(s: np.ndarray, options: ScoreOptions) -> np.ndarray:
 def cap_backward(ds: np.ndarray, s: np.ndarray, options: ScoreOptions) -> np.ndarray:
     """Return the gradient of the scores before the cap, given the gradient ds of the capped scores s.
 
-    Pass s before masking: the slope of the cap, 1 − (s/c)², is computed from s, and a masked score is −∞.
+    Pass the scores s as they are before masking, because the cap's slope, 1 − (s/c)², is computed from s, and masking
+    would replace scores by −∞.
     """
     c = options.softcap
     return ds if c is None else ds * (1 - (s / c) ** 2)

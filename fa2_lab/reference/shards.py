@@ -1,4 +1,4 @@
-"""Geometry of a sequence that is sharded among ranks: which rows each rank has, and which keys of other ranks they see.
+"""Geometry of a sequence sharded among ranks: which rows each rank has, and which keys of the other ranks they see.
 
 A rank's shard consists of one or two pieces of the sequence, depending on the layout:
 
@@ -19,9 +19,9 @@ LAYOUTS = ("zigzag", "contiguous")
 
 
 class Meeting(NamedTuple):
-    """One kernel call in ring attention: a slice of the queries of one rank, and a slice of the keys of one rank.
+    """One kernel call in ring attention: a slice of one rank's queries, and a slice of the same or another rank's keys.
 
-    The slices count the rows of each rank from 0. `kind` is SKIP, DIAGONAL or FULL, as for a tile.
+    The slices index rows within their rank, starting at 0. `kind` is SKIP, DIAGONAL or FULL, as for a tile.
     """
 
     queries: slice
@@ -36,7 +36,7 @@ def check_layout(layout: str) -> None:
 
 
 def even_lengths(N: int, ranks: int) -> list[int]:
-    """Return the number of rows of each rank if N rows are distributed as evenly as possible."""
+    """Return each rank's number of rows if N rows are distributed as evenly as possible."""
     N, ranks = whole_number("N", N, low=1), whole_number("ranks", ranks, low=1)
     return [N // ranks + (rank < N % ranks) for rank in range(ranks)]
 
@@ -47,7 +47,7 @@ def front(length: int, layout: str) -> int:
 
 
 def pieces(lengths: Sequence[int], layout: str) -> list[list[slice]]:
-    """Return, for each rank, its pieces as slices of the sequence, given the number of rows of each rank."""
+    """Return each rank's pieces as slices of the sequence, given each rank's number of rows."""
     check_layout(layout)
     ranks = range(len(lengths))
     places: list[list[slice]] = [[] for _ in ranks]
@@ -61,12 +61,12 @@ def pieces(lengths: Sequence[int], layout: str) -> list[list[slice]]:
 
 
 def meeting(lengths: Sequence[int], rank: int, source: int, layout: str, causal: bool) -> Meeting:
-    """Return the Meeting of the rank's queries that see any key of the rank `source`, and of the keys that they see.
+    """Return the Meeting of those of `rank`'s queries that see any of `source`'s keys, with the keys that they see.
 
-    A single kernel call, or none, is always enough for these queries and keys. Under a causal mask, there are three
-    cases. A rank sees its own keys as in any causal sequence. All its rows see the front piece of an earlier rank, and
-    no other keys of that rank. Only the rows of its back piece see the keys of a later rank, and they see all of them.
-    In the contiguous layout, the front piece is the whole shard, and there is no back piece.
+    At most one kernel call is needed for these queries and keys. Under a causal mask, there are three cases. A rank
+    sees its own keys as in any causal sequence. All of its rows see the front piece of an earlier rank, and no other
+    keys of that rank. Only the rows of its back piece see the keys of a later rank, and they see all of them. In the
+    contiguous layout, the front piece is the whole shard, and there is no back piece.
     """
     whole, keys = slice(0, lengths[rank]), slice(0, lengths[source])
     kind = Tile.FULL
