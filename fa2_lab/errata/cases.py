@@ -1,4 +1,4 @@
-"""Small attention problems for measuring errata, whose truth comes from dense float64 attention or finite differences."""
+"""Small problems for measuring errata, with the truth from dense float64 attention and central differences."""
 
 from collections.abc import Callable
 from functools import cached_property
