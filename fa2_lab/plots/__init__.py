@@ -1,4 +1,4 @@
-"""Pictures, with one file per idea.
+"""The pictures, one file per idea.
 
-In each file, data() computes the numbers of the picture, and draw() returns (figure, alternative text).
+In each file, data() computes what a picture shows, and draw() returns (figure, alternative text).
 """

@@ -4,22 +4,22 @@ import numpy as np
 
 from fa2_lab.plots import style
 
-PARENTS = (-1, 0, 1, 1, 0, 4, 0)  # a tree of drafts, each node before its children
+PARENTS = (-1, 0, 1, 1, 0, 4, 0)  # the parents in a tree of draft tokens, in which every node comes before its children
 
 
 def data(N: int = 24, left: int = 6, first: int = 3, context: int = 6) -> dict:
     """Return the arguments of draw(): the values that four functions add to each score, with −∞ for masked scores.
 
-    Three of the functions are shown for N queries and N keys. The fourth is shown for the drafts of a tree, which are
-    its queries and, after `context` earlier keys, its last keys. In the window, a query sees its own key, the `left`
-    keys before it, and the first `first` keys.
+    Three of the functions are shown for N queries and N keys. The tree's queries are its draft tokens, and its keys are
+    `context` earlier tokens followed by the same drafts. In the window, a query sees its own key, the `left` keys
+    before it, and the first `first` keys.
     """
     row, column = np.arange(N)[:, None], np.arange(N)[None, :]
     distance = row - column
     hidden = distance < 0
     sees = ~hidden & ((distance <= left) | (column < first))
     node = np.arange(len(PARENTS))
-    ends = [max(k for k in node if n in line_of(k)) for n in node]  # the last of each node's own subtree
+    ends = [max(k for k in node if n in line_of(k)) for n in node]  # the last node in each node's subtree
     drafts = (node[None, :] <= node[:, None]) & (node[:, None] <= np.array(ends)[None, :])
     tree = np.hstack([np.ones((len(node), context), dtype=bool), drafts])
     surfaces = {
@@ -33,14 +33,14 @@ def data(N: int = 24, left: int = 6, first: int = 3, context: int = 6) -> dict:
 
 
 def line_of(node: int) -> list[int]:
-    """Return the numbers of a node of the tree and of all its ancestors, beginning with the node."""
+    """Return the indices of a tree node and all its ancestors, beginning with the node itself."""
     return [] if node < 0 else [node, *line_of(PARENTS[node])]
 
 
 def bucket(distance: np.ndarray) -> np.ndarray:
     """Return the bucket of each distance.
 
-    Distances 0 to 3 have one bucket each. From 4 on, each bucket is twice as wide as the one before.
+    Distances 0 to 3 have one bucket each. At 4 and beyond, each bucket is twice as wide as the one before.
     """
     return np.minimum(distance, 4) + (distance >= 8) + (distance >= 16)
 
@@ -55,9 +55,9 @@ def draw(
 ) -> style.Drawn:
     """Draw each function in `surfaces` as a grid of queries and keys.
 
-    `surfaces` is {name: values that the function adds to the scores}. The more a negative value lowers a score, the
-    paler that score's cell. `parents` lists the parent of each draft of the tree, `context` is the number of keys
-    before the drafts, and `functions` holds the formulas to print.
+    `surfaces` is {name: values that the function adds to the scores}. The more a value lowers a score, the paler that
+    score's cell. `parents` lists the parent of each draft token in the tree, `context` is the number of keys before the
+    drafts, and `functions` holds the formulas to print.
     """
     caption = (
         "One small function of row and column gives any mask or bias. The weaker the fill, the more is taken from a"
@@ -89,7 +89,7 @@ def draw(
 
 
 def _surface(ax: style.Axes, surface: np.ndarray, cell: bool) -> None:
-    """Draw one bar for each run of equal added values in a row of `surface`. Masked scores are hatched."""
+    """Draw one bar for each run of equal values in a row of `surface`. Masked scores are hatched."""
     lowest = min(surface[np.isfinite(surface)].min(), -1)
     for value in np.unique(surface):
         runs = [

@@ -1,4 +1,4 @@
-"""A picture of the weights P of a real sentence, in a head that is trained in a second to predict the next word."""
+"""A picture of the weights P of a real sentence, in a head that takes a second to train to predict the next word."""
 
 from functools import cache
 
@@ -9,14 +9,14 @@ from fa2_lab.reference import naive
 from fa2_lab.tiles import CAUSAL
 
 SENTENCE = "how much wood would a woodchuck chuck if a woodchuck could chuck wood"
-WORDS, N = 12, 24  # words that the head knows, by number; length of the texts that it trains on. d = WORDS
+WORDS, N = 12, 24  # size of the vocabulary, which is also d; length of the training texts
 STEPS, TEXTS, RATE = 150, 16, 0.3
 
 
 def data(sentence: str = SENTENCE) -> dict:
     """Return the words of a sentence and the weights P that the trained head computes for them.
 
-    The head was not trained on this sentence. It sees each word only as a number.
+    The head was not trained on this sentence, and it sees each word only as a number.
     """
     words = sentence.split()
     known = list(dict.fromkeys(words))
@@ -30,7 +30,7 @@ def data(sentence: str = SENTENCE) -> dict:
 def trained(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return W_Q and W_K after STEPS steps of gradient descent on random texts.
 
-    In each of these texts, most occurrences of a word are followed by the same next word.
+    In each text, a word is mostly followed by the same next word.
     """
     draw = np.random.default_rng(seed)
     W = 0.1 * draw.standard_normal((2, WORDS, WORDS))
@@ -52,13 +52,13 @@ def text(draw: np.random.Generator) -> np.ndarray:
 
 
 def one_hot(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return two one-hot matrices of a text."""
+    """Return two one-hot matrices: the words of a text, and the words before them (zeros for the first)."""
     X = np.eye(WORDS)[words]
     return X, np.vstack([np.zeros(WORDS), X[:-1]])
 
 
 def head(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return Q, K and V of a text."""
+    """Return a text's Q, K and V."""
     X, before = one_hot(words)
     return X @ W_Q, before @ W_K, X
 
@@ -66,7 +66,7 @@ def head(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.ndarra
 def gradient(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the gradients of −Σ log O[i, word i + 1] with respect to W_Q and W_K, by the formulas of chapter 01."""
     Q, K, V = head(words[:-1], W_Q, W_K)
-    O, P = naive.forward(Q, K, V, tau=1.0, mask=CAUSAL)  # O: the chance of each word to come next
+    O, P = naive.forward(Q, K, V, tau=1.0, mask=CAUSAL)  # O: the probability that each word comes next
     dO, rows = np.zeros_like(O), np.arange(len(O))
     dO[rows, words[1:]] = -1 / (O[rows, words[1:]] + 0.01)
     dQ, dK, _ = naive.backward(Q, K, V, P, dO, tau=1.0)
@@ -76,7 +76,7 @@ def gradient(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.nd
 
 @style.picture
 def draw(words: list[str], P: np.ndarray) -> style.Drawn:
-    """Draw a square for each weight. The area of a square is proportional to its weight."""
+    """Draw a square for each weight, whose area is proportional to the weight."""
     caption = "At a word that it has seen before, this head looks at the word that followed it then."
     figure, ax = style.new_figure(4.3, f"{caption} The area of a square is the attention weight.")
     n = len(words)

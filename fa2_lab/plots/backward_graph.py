@@ -4,11 +4,11 @@ from fa2_lab.plots import style
 
 
 def data() -> dict:
-    """Return an empty dictionary, because this picture needs no numbers."""
+    """Return an empty dictionary, because this picture needs no data."""
     return {}
 
 
-#        name: (x, y, width, what is written, kind), in inches
+#        name: (x, y, width, label, kind), with lengths in inches
 NODES = {
     "Q": (0.0, 0.0, 0.7, "Q", "loaded"),
     "K": (0.8, 0.0, 0.7, "K", "loaded"),
@@ -70,7 +70,7 @@ def _edge(ax: style.Axes, start: str, end: str) -> None:
 
 
 def _box(ax: style.Axes, x: float, y: float, w: float, h: float, tensor: str, label: str, again: bool = False) -> None:
-    """Draw the box of a tensor with its label. The box of a recomputed tensor (`again`) has no fill."""
+    """Draw a tensor's box with its label. A recomputed tensor (`again`) has a box without a fill."""
     if again:
         style.box(ax, x, y, w, h, label, edgecolor=style.hue(tensor), linewidth=1.4)
     else:

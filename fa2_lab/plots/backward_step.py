@@ -1,4 +1,4 @@
-"""A picture of one step of the Hopper backward over time: the matmuls, exponentials and additions of a consumer."""
+"""A picture of one step of the Hopper backward over time: a consumer's matmuls, exponentials and additions."""
 
 from collections.abc import Generator
 
@@ -12,8 +12,8 @@ UNITS = {"tensor": "tensor cores", "exp": "exponentials", "copy": "additions"}
 def data(n: int = 3, steps: int = 8, d: int = 128, B_r: int = 64) -> dict:
     """Return the arguments of draw() for steps n and n + 1 of one column block, simulated for two consumers.
 
-    The consumers share the tensor cores. A job is (consumer, unit, result, number of the step, from, to), with times in
-    clocks.
+    The consumers share the tensor cores. A job is (consumer, unit, result, step number, start, end), with times in
+    clock cycles.
     """
     product, softmax = 2 * 64 * B_r * d / chips.H200.tensor_per_clock, 64 * B_r / chips.H200.exp_per_clock
     block, ds_filled = Block(), Barrier("dS filled", arrivals=2)
@@ -35,11 +35,11 @@ def data(n: int = 3, steps: int = 8, d: int = 128, B_r: int = 64) -> dict:
 def consumer(
     block: Block, ds_filled: Barrier, steps: int, product: float, softmax: float, add: float = 600
 ) -> Generator[Wait]:
-    """Run one consumer of the thread block `block` in the order of the kernel.
+    """Run one consumer of the thread block `block`, with its jobs in the kernel's order.
 
-    The consumer computes dQ of a step in the next step, after the two consumers have exchanged their dS, for which they
-    wait at the barrier `ds_filled`. A matmul takes `product` clocks, the exponentials take `softmax` clocks, and an
-    addition to dQ takes `add` clocks.
+    The consumer computes a step's dQ during the next step, after the two consumers have exchanged their dS. They wait
+    for each other's dS at the barrier `ds_filled`. A matmul takes `product` clock cycles, the exponentials take
+    `softmax`, and an addition to dQ takes `add`.
     """
     added: Job | None = None
     for n in range(steps):
@@ -64,7 +64,7 @@ def consumer(
 
 @style.picture
 def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, setting: str) -> style.Drawn:
-    """Draw three lanes of one consumer."""
+    """Draw one consumer's three lanes: matmuls, exponentials and additions to dQ."""
     caption = (
         f"While step {n} computes its exponentials, the tensor cores run step {n - 1}'s dQ. One consumer; the other"
         f" does the same at the same time. The number on a job is its step ({setting})."
@@ -95,7 +95,7 @@ def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, se
 
 
 def _job(ax: style.Axes, row: float, span: tuple[float, float], what: str, number: int) -> None:
-    """Draw one job as a box in the colour of its tensor `what`, labelled with the tensor and the number of the step."""
+    """Draw one job as a box in the colour of its tensor `what`, labelled with the tensor and the step number."""
     begun, ended = span
     label = f"{what}\n{number}" if style.narrow() else f"{what} {number}"
     style.tensor_box(
@@ -104,7 +104,7 @@ def _job(ax: style.Axes, row: float, span: tuple[float, float], what: str, numbe
 
 
 def _frame(ax: style.Axes, span: tuple[float, float]) -> None:
-    """Draw a thick frame around the two upper lanes for the time in `span`, during which the exponentials run."""
+    """Draw a thick frame around the two upper lanes over the time `span`, during which the exponentials run."""
     begun, ended = span
     ax.add_patch(
         style.Rectangle((begun, 0), ended - begun, 2, fill=False, edgecolor=style.INK, linewidth=2.2, zorder=3)

@@ -8,7 +8,7 @@ BLOCKS = (32, 64, 128, 256)
 
 
 def data(stages: int = 2) -> dict:
-    """Return the arguments of draw(): what the forward needs at each block size, where that fits, and recorded spills.
+    """Return the arguments of draw(): what each block size needs in the forward pass, where it fits, recorded spills.
 
     Shared memory holds `stages` tiles of K and `stages` tiles of V. For num_stages = n, Triton keeps n tiles of each on
     Hopper, and n − 1 tiles of each on older chips.
@@ -20,10 +20,10 @@ def data(stages: int = 2) -> dict:
 
 
 def _cells(where: dict, d: int, stages: int) -> dict[tuple[int, int], dict]:
-    """Return {(B_r, B_c): needs} for the head dimension d.
+    """Return {(B_r, B_c): needs} for head dimension d.
 
-    `needs` says what a block of this size needs on the last chip of `where`, and lists the chips on which the block
-    size fits with 4 or 8 warps. `where` is {name: chip}.
+    `needs` holds what this block size needs on the last chip in `where`, and the names of the chips on which it fits
+    with 4 or 8 warps. `where` is {name: chip}.
     """
     tables = {name: budget.table(chip, d, sizes=BLOCKS, stages=stages) for name, chip in where.items()}
     cells = {}
@@ -35,7 +35,7 @@ def _cells(where: dict, d: int, stages: int) -> dict[tuple[int, int], dict]:
 
 
 def compiled_spills() -> dict[tuple[int, int, int], int]:
-    """Return {(d, B_r, B_c): spill instructions} of the compiled forward, for each recorded block size."""
+    """Return {(d, B_r, B_c): spill instructions in the compiled forward kernel} for each recorded block size."""
     rows = (recorded("compiled") or {}).get("forward", ())
     return {(row["d"], row["B_r"], row["B_c"]): row["spills"] for row in rows}
 
@@ -43,7 +43,7 @@ def compiled_spills() -> dict[tuple[int, int, int], int]:
 def verdict(cell: dict, limits: dict[str, int], spills: int) -> str:
     """Return text that names the chips on which a block size fits, or "spills" or "too large".
 
-    `spills` is the number of spill instructions in the compiled kernel. `cell` contains the resources that the kernel
+    `spills` is the number of spill instructions in the compiled kernel. `cell` holds the resources that the kernel
     needs according to the model, and `limits` is {chip: bytes of shared memory per block}.
     """
     fits = [name for name, room in limits.items() if cell["shared"] <= room]
@@ -62,10 +62,10 @@ def verdict(cell: dict, limits: dict[str, int], spills: int) -> str:
 
 @style.picture
 def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compiled: dict) -> style.Drawn:
-    """Draw a grid of block sizes for each d, with what the forward needs at each size and the chips on which it fits.
+    """Draw a grid of block sizes for each d, with what each size needs in the forward pass and where it fits.
 
     `cells` is {d: {(B_r, B_c): dict(shared, registers, warps, limit, fits_on)}}. `limits` is {chip: bytes of shared
-    memory per block}, with the smallest limit first. `compiled` is {(d, B_r, B_c): spill instructions} of the sizes
+    memory per block}, with the smallest limit first. `compiled` is {(d, B_r, B_c): spill instructions}, for the sizes
     that were compiled.
     """
     room = ", ".join(f"{size // 1024} KiB on {chip}" for chip, size in limits.items())
@@ -95,7 +95,7 @@ def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compile
     return figure, alt
 
 
-SAYS = {"fits all": "fits", "spills": "spills", "too large": "no room"}  # a fit on some chips has a dashed edge
+SAYS = {"fits all": "fits", "spills": "spills", "too large": "no room"}  # a fit on only some chips has a dashed edge
 LOOKS = {
     "fits all": dict(fill=style.worker(3), linewidth=1.4),
     "spills": dict(fill=style.MASKED, hatch=style.MASK_HATCH, edgecolor=style.QUIET),
@@ -104,7 +104,7 @@ LOOKS = {
 
 
 def _square(ax: style.Axes, sizes: list[int], table: dict, verdicts: dict) -> None:
-    """Draw a cell for each block size, with what happens, the registers and the shared memory."""
+    """Draw a cell for each block size, with its verdict, registers and shared memory."""
     partly = dict(fill=style.worker(3), linewidth=2.2, linestyle=style.DASHED)
     for (B_r, B_c), cell in table.items():
         y, x, found = sizes.index(B_r), sizes.index(B_c), verdicts[B_r, B_c]

@@ -4,18 +4,18 @@ from fa2_lab.plots import style
 
 
 def data(N: int = 10, B_c: int = 4) -> dict:
-    """Return the arguments of draw(): N, and the first row and the number of rows of the last tile of the N keys."""
+    """Return the arguments of draw(): N, and the last tile's first row and number of rows."""
     return dict(N=N, first=(N - 1) // B_c * B_c, rows=B_c)
 
 
 ROW = 0.32
-PAGE = (1.4, (2.15, 1.2), 4.1)  # how wide a matrix is, where the thread begins and its width, where the tile begins
+PAGE = (1.4, (2.15, 1.2), 4.1)  # a matrix's width; the thread's left edge and width; the tile's left edge
 PHONE = (0.95, (1.4, 1.05), 2.95)
 
 
 @style.picture
 def draw(N: int, first: int, rows: int) -> style.Drawn:
-    """Draw N keys in HBM, one thread, the TMA unit, and the tile of `rows` rows that begins at row `first`."""
+    """Draw N keys in HBM, one thread, the TMA unit, and the `rows`-row tile that begins at row `first`."""
     caption = "One thread orders the copy of a tile, TMA makes it, and missing rows become zeros."
     figure, ax = style.new_figure(2.75, caption)
     wide, (middle, across), tile = PHONE if style.narrow() else PAGE

@@ -1,4 +1,4 @@
-"""A picture of the tiles under a causal mask, which are SKIP, DIAGONAL or FULL."""
+"""A picture of the tiles under a causal mask, each of which is SKIP, DIAGONAL or FULL."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ FILLS = {Tile.SKIP: style.MASKED, Tile.DIAGONAL: style.tint(style.hue("S"), 0.35
 
 @style.picture
 def draw(tilings: dict[str, Tiling]) -> style.Drawn:
-    """Draw the tiles of each tiling by kind, with the number of tiles of each kind and the edge of the mask."""
+    """Draw each tiling's tiles by kind, with the number of tiles of each kind and the edge of the mask."""
     caption = "Under a causal mask, tiles above the diagonal are skipped, and only those on it need the mask."
     figure, axes = style.new_figure(3.3, caption, ncols=len(tilings))
     for ax, (name, tiling) in zip(axes, tilings.items(), strict=True):
@@ -31,9 +31,9 @@ def _counts(tiling: Tiling) -> str:
 
 
 def tiles(ax: style.Axes, tiling: Tiling, start: int = 0) -> dict[Tile, list[tuple[float, float]]]:
-    """Draw a box for each tile, styled according to the tile's kind, with the first tile at (start, start).
+    """Draw a box for each tile, styled by the tile's kind, with the first tile at (start, start).
 
-    Return, for each kind, a list of its boxes' centres.
+    Return the centres of each kind's boxes.
     """
     middles: dict[Tile, list] = {kind: [] for kind in FILLS}
     for i in range(tiling.T_r):
@@ -46,14 +46,14 @@ def tiles(ax: style.Axes, tiling: Tiling, start: int = 0) -> dict[Tile, list[tup
 
 
 def tile(ax: style.Axes, x: float, y: float, w: float, h: float, kind: Tile) -> None:
-    """Draw one tile, styled according to its kind. A skipped tile is hatched."""
+    """Draw one tile, styled by its kind. A skipped tile is hatched."""
     hatch = style.MASK_HATCH if kind is Tile.SKIP else None
     style.box(ax, x, y, w, h, fill=FILLS[kind], hatch=hatch, linewidth=0.5, edgecolor=style.QUIET)
 
 
 def _grid(ax: style.Axes, name: str, tiling: Tiling) -> None:
     middles = tiles(ax, tiling)
-    row = np.arange(-1, tiling.N_q)  # the line between what is seen and what is not: where each row's interval ends
+    row = np.arange(-1, tiling.N_q)  # the border between seen and masked scores: where each row's range of keys ends
     ax.plot(tiling.interval(row)[1], row + 1, color=style.INK, linewidth=1.4)
     for kind in (Tile.FULL, Tile.SKIP):
         ground = dict(facecolor=FILLS[kind], edgecolor="none", pad=1.5)

@@ -9,7 +9,7 @@ from fa2_lab.records import compared_with, load
 
 
 class RungSpeeds(NamedTuple):
-    """The speeds of one rung on one problem in TFLOP/s, without a mask and under the causal mask."""
+    """One rung's speeds on one problem in TFLOP/s, without a mask and under the causal mask."""
 
     number: str
     name: str
@@ -27,7 +27,7 @@ def data() -> dict:
     return dict(rungs=rungs, peer=(peer, full.rate(peer), causal.rate(peer)), setting=f"{record.made()}; {shape}")
 
 
-NAMED = 1.13  # a factor from which on a jump is strong, and has its factor in its bar
+NAMED = 1.13  # if a rung is faster by this factor or more, its bar shows the factor
 
 
 @style.picture

@@ -1,4 +1,4 @@
-"""A picture of tweak 1: the arithmetic of one tile in FA1 and in FA2 on a time axis."""
+"""A picture of FA2's tweak 1: one tile's arithmetic in FA1 and in FA2 on a time axis."""
 
 from typing import NamedTuple
 
@@ -7,10 +7,10 @@ from fa2_lab.plots import style
 
 
 class Timed(NamedTuple):
-    """One operation of the inner loop, or of the end of a row block, with its duration in clocks."""
+    """One operation in the inner loop or at the end of a row block, with its duration in clock cycles."""
 
-    name: str  # "" for the few operations on m, l and α: one for each row, too short for a label
-    tensor: str  # the tensor whose hue it has
+    name: str  # "" for the few operations on m, l and α: they run once per row, and are too short for a label
+    tensor: str  # the tensor that gives it its hue
     clocks: float
 
 
@@ -18,14 +18,14 @@ ONLY_FA1 = "p v ×β"
 
 
 def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A100) -> dict:
-    """Return the operations of one tile in FA1 and in FA2, and of the end of a row block in FA2, in clocks of one SM.
+    """Return the operations of a tile in FA1 and FA2, and at the end of an FA2 row block, in clock cycles of one SM.
 
-    The multiplication by τ is not listed, because it is part of the FMA that computes τ s − m. The addition to o is not
-    listed either, because it is part of the matmul.
+    The multiplication by τ is not listed, because it is part of the FMA that computes τ s − m. Neither is the addition
+    to o, because it is part of the matmul.
     """
     product = 2 * B_r * B_c * d / chip.tensor_per_clock
     of_tile, of_rows = B_r * B_c / chip.fp32_per_clock, B_r * d / chip.fp32_per_clock
-    softmax = 3 * of_tile + B_r * B_c / chip.exp_per_clock  # max, τ s − m, exp and the sum
+    softmax = 3 * of_tile + B_r * B_c / chip.exp_per_clock  # the maximum, τ s − m, exp and the sum
     scores = [Timed("q kᵀ", "S", product), Timed("softmax", "P", softmax)]
     sums = [Timed("o ×α", "O", of_rows), Timed("p v", "O", product)]
     loops = {"FA1": [*scores, *sums, Timed(ONLY_FA1, "O", of_rows)], "FA2": [*scores, *sums]}
@@ -45,7 +45,7 @@ HIGH = 0.62
 
 @style.picture
 def draw(loops: dict[str, list], end: list, setting: str) -> style.Drawn:
-    """Draw the steps of a tile in FA1 and in FA2 on one time axis, and those that FA2 has only at a row block's end."""
+    """Draw a tile's operations in FA1 and FA2 on one time axis, and those that FA2 defers to a row block's end."""
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
     saved = 1 - total["FA2"] / total["FA1"]
     caption = (

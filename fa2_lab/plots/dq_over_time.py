@@ -4,17 +4,17 @@ from collections.abc import Mapping
 
 from fa2_lab.plots import style
 
-ONE_PASS = 5  # products of a tile: S, dP, dV, dK, dQ
-FIRST, SECOND = 4, 3  # over columns S, dP, dV, dK; over rows S, dP, dQ
+ONE_PASS = 5  # matmuls per tile: S, dP, dV, dK, dQ
+FIRST, SECOND = 4, 3  # matmuls per tile in the pass over columns (S, dP, dV, dK) and in the pass over rows (S, dP, dQ)
 
 
 def data(T: int = 4) -> dict:
     """Return one head of T × T tiles, simulated on T SMs that start together, with time counted in matmuls.
 
-    For each way to compute dQ, `visits` lists (SM, from, to, name of the block to which the tile adds), and `writes` is
-    {(block of dQ, time): SMs that write the block}.
+    For each way to compute dQ, `visits` lists (SM, start, end, name of the block that the tile adds to), and `writes`
+    is {(block of dQ, time): SMs that write the block}.
     """
-    every = [(SM, step) for SM in range(T) for step in range(T)]  # worker SM at its step-th tile
+    every = [(SM, step) for SM in range(T) for step in range(T)]  # (an SM, its step)
     own = FIRST * T  # when the second pass begins
     atomics = [(SM, ONE_PASS * i, ONE_PASS * (i + 1), f"+ dQ {i}") for SM, i in every]
     columns = [(SM, FIRST * i, FIRST * (i + 1), "dK, dV") for SM, i in every]
@@ -30,9 +30,9 @@ def data(T: int = 4) -> dict:
 
 @style.picture
 def draw(ways: dict[str, Mapping], T: int) -> style.Drawn:
-    """Draw atomic adds and two passes.
+    """Draw two timelines, one with atomic adds and one with two passes.
 
-    For each, draw the SMs over time and, below them, the blocks of dQ with a mark for each write.
+    Each shows the SMs over time and, below them, the blocks of dQ with a mark for each write.
     """
     caption = (
         "With atomic adds, several writes of dQ meet, and with two passes, each block of dQ has one writer. A box is"
@@ -66,7 +66,7 @@ def draw(ways: dict[str, Mapping], T: int) -> style.Drawn:
 
 
 def _writes(ax: style.Axes, writes: dict[tuple[int, float], list[int]], top: int) -> None:
-    """Draw a mark for each time at which a block of dQ is written."""
+    """Draw a mark for every write of a block of dQ."""
     for (i, time), SMs in writes.items():
         several = len(SMs) > 1
         words = f"× {len(SMs)}" if style.narrow() else f"{len(SMs)} at once"

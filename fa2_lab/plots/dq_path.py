@@ -1,22 +1,22 @@
-"""A picture of dQ's path in the Hopper backward: many additions to accumulators in L2, and one copy of dQ to HBM."""
+"""A picture of dQ's path in the Hopper backward: many additions to accumulators in L2, then one copy of dQ to HBM."""
 
 from fa2_lab.plots import style
 
 
 def data(d: int = 128, B_r: int = 64, N: int = 16384, keys: int = 128, consumers: int = 2) -> dict:
-    """Return for one head the number of column blocks, the number of additions to dQ, and three sizes in bytes.
+    """Return one head's number of column blocks, its number of additions to dQ, and three sizes in bytes.
 
-    A column block has `keys` keys, which are divided among `consumers` consumers. The sizes are those of one addition
-    ("part"), of all accumulators ("sums"), and of dQ.
+    A column block has `keys` keys, divided among `consumers` consumers. The sizes are those of one addition ("part"),
+    of all accumulators ("sums"), and of dQ.
     """
     columns = N // keys
     sizes = dict(part=B_r * d // consumers * 4, sums=N * d * 4, dQ=N * d * 2)
     return dict(columns=columns, additions=consumers * columns * N // B_r, sizes=sizes, N=N, d=d)
 
 
-PAGE = ((0, 1.5), (2.65, 1.3), (4.75, 0.95))  # where the column blocks, L2 and HBM begin, and how wide they are
+PAGE = ((0, 1.5), (2.65, 1.3), (4.75, 0.95))  # (left edge, width) of the column blocks, L2 and HBM
 PHONE = ((0, 1.05), (1.65, 1.05), (3.15, 0.92))
-PITCH = 0.52  # of the column blocks
+PITCH = 0.52  # distance from one column block to the next
 
 
 @style.picture

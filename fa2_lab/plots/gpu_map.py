@@ -9,7 +9,7 @@ from fa2_lab.plots import style
 
 
 class Memory(NamedTuple):
-    """One memory of a chip: its size in bytes, and the bytes that it delivers per second, if that is known."""
+    """One of a chip's memories: its size in bytes and, if known, its bandwidth in bytes per second."""
 
     name: str
     size: int
@@ -17,15 +17,15 @@ class Memory(NamedTuple):
 
 
 def data(name: str = "H200") -> dict:
-    """Return the memories of a chip, beginning with the registers, and the bandwidth of its link to other GPUs."""
+    """Return a chip's memories, beginning with the registers, and the bandwidth of its link to other GPUs."""
     chip = chips.named(name)
     return dict(chip=name, places=memories(chip), link=chip.link_per_second)
 
 
 def memories(chip: chips.Chip) -> list[Memory]:
-    """Return the memories of a chip, beginning with the registers.
+    """Return a chip's memories, beginning with the registers.
 
-    The bandwidth of the registers assumes that FP32 units read three 4-byte numbers per clock. The bandwidth of L2 is
+    The registers' bandwidth assumes that each FP32 unit reads three 4-byte numbers per clock cycle. L2's bandwidth is
     measured.
     """
     clocks, l2 = chip.SMs * chip.clock_hz, measured(chip).get("L2 TB/s")
@@ -37,15 +37,15 @@ def memories(chip: chips.Chip) -> list[Memory]:
     ]
 
 
-ZOOM = 14  # how many times as long the sides under the lens are
+ZOOM = 14  # the lens shows lengths this many times as long
 
 
 @style.picture
 def draw(chip: str, places: list[Memory], link: float) -> style.Drawn:
-    """Draw the sizes of the memories as areas, and their bandwidths as bars beside them or, on a phone, below them."""
+    """Draw the memories' sizes as areas, and their bandwidths as bars beside them or, on a phone, below them."""
     caption = "Far memory is big and slow, and near memory is small and fast."
     caption += f" This is an {chip}, with areas and bars to scale."
-    side = 1.75 if style.narrow() else 2.16  # of HBM's square, in units
+    side = 1.75 if style.narrow() else 2.16  # the side of HBM's square, in units
     figure, ax = style.new_figure(side + (2.6 if style.narrow() else 1.1), caption)
     words, pitch = _sizes(ax, places, side), side / (len(places) - 1)
     speeds = {place.name: place.speed for place in places} | {"other GPUs": link}
@@ -73,7 +73,7 @@ def draw(chip: str, places: list[Memory], link: float) -> style.Drawn:
 def _sizes(ax: style.Axes, places: list[Memory], side: float) -> float:
     """Draw HBM as a square with the other memories in its corner, and a lens that enlarges them.
 
-    Return the x-coordinate of the names of the enlarged memories.
+    Return the x-coordinate of the enlarged memories' names.
     """
     *near, far = places
     dots, pitch = [side * sqrt(place.size / far.size) for place in near], side / len(near)

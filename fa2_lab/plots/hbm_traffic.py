@@ -1,4 +1,4 @@
-"""A picture of FA1's traffic as a function of on-chip memory, with standard attention and the lower bound."""
+"""A picture of FA1's HBM traffic as a function of on-chip memory, with standard attention and the lower bound."""
 
 from itertools import pairwise
 
@@ -9,7 +9,7 @@ from fa2_lab.tiles import Tiling
 
 
 def data(N: int = 1024, d: int = 64) -> dict:
-    """Return the traffic of one head's forward for each M, the number of two-byte elements that fit on the chip."""
+    """Return the traffic of one head's forward pass for a range of on-chip sizes M, in two-byte elements."""
     sizes = [2**k for k in range(12, 19)]
     moved = {M: elements("fa1", N, *fa1.block_sizes(M, d), d) for M in sizes}
     memories = {chip.name.split()[0]: chip.shared_per_block for chip in (chips.A100, chips.H100)}
@@ -18,16 +18,16 @@ def data(N: int = 1024, d: int = 64) -> dict:
 
 
 def elements(name: str, N: int, B_r: int, B_c: int, d: int) -> int:
-    """Return the number of elements that the forward of the method `name` loads and stores for one head."""
+    """Return how many elements the method `name` loads and stores in one head's forward pass."""
     return io_model.requests(name, "forward", Tiling(N, N, B_r=B_r, B_c=B_c), d).total
 
 
 @style.picture
 def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memories: dict[str, int]) -> style.Drawn:
-    """Draw the traffic as a function of M, which is the number of elements that fit on the chip.
+    """Draw the traffic as a function of M, the number of elements that fit on the chip.
 
-    `moved` is {M: elements that FA1 moves}. `standard` and `least` are the numbers of elements that standard attention
-    and the lower bound move for any M. `memories` is {chip: bytes of shared memory}.
+    `moved` is {M: elements that FA1 moves}. `standard` is the number of elements that standard attention moves, and
+    `least` is the lower bound. Neither depends on M. `memories` is {chip: bytes of shared memory}.
     """
     gains = [before / after for before, after in pairwise(moved.values())]
     caption = "Twice the room on the chip divides FA1's traffic by"

@@ -1,11 +1,11 @@
-"""The recorded gain from each idea for the Hopper kernels, as measured in earlier versions of the kernels."""
+"""The recorded gain from each idea for the Hopper kernels, as measured on earlier versions of them."""
 
 from collections.abc import Sequence
 from statistics import geometric_mean
 
 from fa2_lab.records import Measurement, load
 
-SHOWN = {  # an idea or a prediction in the record's words: in the table's words
+SHOWN = {  # {idea or prediction as the record words it: as the table words it}
     "a ring's stage by & and >>, not by % and //": "computing a tile's stage with `&` and `>>` instead of `%` and `//`",
     "each thread arrives at a barrier by itself, not its warpgroup at once": "each thread arrives at a barrier by"
     " itself, instead of one arrival per warpgroup",
@@ -45,16 +45,16 @@ SHOWN = {  # an idea or a prediction in the record's words: in the table's words
 
 
 def worths() -> list[dict]:
-    """Return one dictionary for each idea and each problem on which it was measured."""
+    """Return one dictionary for each pair of an idea and a problem on which it was measured."""
     rows = [row for row in load("ideas").rows if {"with it", "without it"} <= row.values.keys()]
     return [row.problem | dict(worth=row.ratio("with it", "without it")) for row in rows]
 
 
 def table(part: str = "") -> list[str]:
-    """Return the lines of a Markdown table with the prediction and the result of each idea.
+    """Return the lines of a Markdown table with each idea's prediction and result.
 
-    `part` is "forward" or "backward", or empty for both. An idea is kept on the problems on which it is faster, and the
-    record lists these problems.
+    `part` is "forward" or "backward", or empty for both. The kernels keep an idea for the problems that it speeds up,
+    which the record lists.
     """
     record = load("ideas")
     lines = ["| idea | predicted | measured | without pauses | kept |", "|---|---|---|---|---|"]
@@ -72,6 +72,6 @@ def table(part: str = "") -> list[str]:
 
 
 def reach(rows: Sequence[Measurement]) -> str:
-    """Return the speedup from an idea as text: the geometric mean, the lowest and the highest."""
+    """Return an idea's speedup as text: its geometric mean, lowest and highest value."""
     worth = [row.ratio("with it", "without it") for row in rows]
     return f"{geometric_mean(worth):.3f} ({min(worth):.2f} to {max(worth):.2f})" if worth else "–"

@@ -1,4 +1,4 @@
-"""A picture of masks as contiguous ranges of keys: causal, windows, padding, documents and a sink, with their tiles."""
+"""A picture of masks as contiguous ranges of keys (causal, windows, padding, documents, a sink), with their tiles."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from fa2_lab.tiles import CAUSAL, Mask, Tile, Tiling
 def data(N: int = 32, B: int = 4, left: int = 8, documents: tuple[int, ...] = (14, 6, 12)) -> dict:
     """Return six masks over N queries and N keys.
 
-    A mask is a list of (first row and column, tiling). Packed documents have one such pair per document, and every
+    A mask is a list of pairs (first row and column, tiling). Packed documents have one pair per document, and every
     other mask has a single pair.
     """
 
@@ -31,7 +31,7 @@ def data(N: int = 32, B: int = 4, left: int = 8, documents: tuple[int, ...] = (1
     return dict(masks=masks, N=N, B=B, row=N * 3 // 4 - 1)
 
 
-SINK = -4  # the position of the sink's column, left of the keys
+SINK = -4  # the x-coordinate of the sink's column, left of the keys
 MEANING = {
     Tile.FULL: "FULL: computed, not masked",
     Tile.DIAGONAL: "DIAGONAL: computed and masked",
@@ -41,7 +41,7 @@ MEANING = {
 
 @style.picture
 def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -> style.Drawn:
-    """Draw the tiles of each mask by kind, with a line at each end of the rows' key ranges."""
+    """Draw each mask's tiles by kind, with a line at each end of the rows' key ranges."""
     caption = "A row sees one interval of keys, so whole tiles can be skipped."
     caption += f" These six masks are all of this kind. The bar shows the interval of row {row}."
     rows, columns, last = (3, 2, 0.42) if style.narrow() else (2, 3, 0.12)
@@ -81,7 +81,7 @@ def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -
 
 
 def visited_tiles(parts: list[tuple[int, Tiling]]) -> int:
-    """Return the number of tiles that are computed in all tilings of a mask."""
+    """Return how many tiles are computed in all of a mask's tilings."""
     counts = [tiling.counts() for _, tiling in parts]
     return sum(n[Tile.FULL] + n[Tile.DIAGONAL] for n in counts)
 
@@ -100,7 +100,7 @@ def _tiles(ax: style.Axes, parts: list[tuple[int, Tiling]]) -> int:
 
 
 def _row(ax: style.Axes, parts: list[tuple[int, Tiling]], row: int) -> None:
-    """Draw the key range of the row with index `row` as a bar, and write its first and last key below the matrix."""
+    """Draw row `row`'s range of keys as a bar, and write its first and last key below the matrix."""
     start, tiling = next((s, t) for s, t in parts if s <= row < s + t.N_q)
     first, last = (int(start + end) for end in tiling.interval(row - start))
     style.box(ax, first, row, last - first, 1, "", style.INK, linewidth=0)

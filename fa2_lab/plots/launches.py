@@ -3,11 +3,11 @@
 from fa2_lab.machine import chips
 from fa2_lab.plots import style
 
-START = 3.0  # µs of a launch before it works: an assumption
+START = 3.0  # µs from a launch to its first work: an assumption
 
 
 def data(N: int = 512, heads: int = 16, d: int = 128) -> dict:
-    """Return the time of each kernel's work in µs if HBM and the tensor cores reach the rates of the data sheet."""
+    """Return the time that each kernel works, in µs, if HBM and the tensor cores reach their datasheet rates."""
     bytes_us, numbers = chips.H200.hbm_per_second / 1e6, N * d * heads
     work = {
         "before": numbers * (2 + 2 + 4) / bytes_us,  # O and dO are read, the accumulators cleared

@@ -1,6 +1,6 @@
-"""The rooflines of the chapters. Each shows the speed that a GPU allows some methods, and the unit that limits it.
+"""The chapters' rooflines. Each shows how fast some methods can be on a GPU, and which unit limits them.
 
-For example, `data("decode")` returns the numbers of one roofline, and `roofline.draw` draws them.
+For example, `roofline.draw` draws what `data("decode")` returns.
 """
 
 from dataclasses import replace
@@ -28,9 +28,9 @@ def forward() -> dict:
 
 
 def backward() -> dict:
-    """Return the roofline of the FA2 backward's three versions with tiles of 64 × 64 (chapter 05)."""
+    """Return the roofline of three versions of the FA2 backward, with 64 × 64 tiles (chapter 05)."""
     one = cost("FA2 backward")  # for every tile, dq is loaded and stored
-    dq = 64 * (4096 // 64) * 4096 * 128 * 4  # bytes, in one direction: heads, column blocks, dQ in fp32
+    dq = 64 * (4096 // 64) * 4096 * 128 * 4  # bytes of dq in one direction: heads × column blocks × dQ in fp32
     methods = {
         "one pass": one,
         "atomic adds": replace(one, requested=one.requested - dq),
@@ -38,17 +38,17 @@ def backward() -> dict:
     }
     message = "With tiles of 64 × 64, L2 limits a single backward pass, but not two passes."
     picture = roofline.data(*methods.items(), message=message)
-    return picture | dict(roofs=[roof._replace(flat="") for roof in picture["roofs"]])  # the dot there has its words
+    return picture | dict(roofs=[roof._replace(flat="") for roof in picture["roofs"]])  # the label of a dot is there
 
 
 def row_blocks() -> dict:
-    """Return the roofline of one head of 8,192 queries with row blocks of four sizes (chapter 06)."""
+    """Return the roofline of one head with 8,192 queries, for row blocks of four sizes (chapter 06)."""
     sizes = {B_r: cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64) for B_r in (128, 64, 32, 16)}
     best = min(sizes, key=lambda B_r: sizes[B_r].limit(chips.H200)[1])
     message = f"One head of 8,192 queries is fastest in row blocks of {best}."
     picture = roofline.data(*((f"B_r = {B_r}", asked) for B_r, asked in sizes.items()), message=message)
     x, most, _ = picture["points"]["B_r = 128"]
-    picture["points"]["B_r = 128"] = x, most, f"{sizes[128].workers} busy SMs"  # the others' tensor cores do nothing
+    picture["points"]["B_r = 128"] = x, most, f"{sizes[128].workers} busy SMs"  # all other SMs are idle
     return picture | dict(shelf=(most, ""))
 
 
@@ -72,7 +72,7 @@ def split() -> dict:
 
 
 def one_pass() -> dict:
-    """Return the roofline of the backward in one pass, with the measured speed of the Hopper kernel (chapter 13)."""
+    """Return the roofline of the one-pass backward, with the Hopper kernel's measured speed (chapter 13)."""
     asked = cost("FA2 backward", B_r=64, B_c=128)  # 64 heads, N = 4,096, d = 128
     here = dict(N_q=4096, d=128, causal=False)
     rows = [row for row in load("paper").rows if row.direction == "backward" and here.items() <= row.problem.items()]

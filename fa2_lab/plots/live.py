@@ -1,7 +1,7 @@
-"""The interactive figures of figures/live, as a notebook shows them.
+"""The interactive figures in figures/live, as a notebook shows them.
 
-`live("algorithm1")` at the end of a cell shows the interactive figure if scripts can run, as on the site or in a
-trusted notebook. Elsewhere, for example on GitHub or in print, it shows a static figure and the sentences about it.
+`live("algorithm1")` at the end of a cell shows the interactive figure if scripts can run, as they can on the site or in
+a trusted notebook. Elsewhere, for example on GitHub or in print, it shows a static figure and a caption.
 """
 
 import re
@@ -15,7 +15,7 @@ from fa2_lab.plots.show import show
 FOLDER = Path(__file__).resolve().parents[2] / "figures" / "live"
 
 
-STILLS = {  # interactive figure: the picture that is its static figure
+STILLS = {  # {interactive figure: the picture shown as its static figure}
     "algorithm1": "visiting_order",
     "softmax": "state_stream",
     "tiles": "hbm_traffic",
@@ -31,7 +31,7 @@ HEAD = re.compile(
 
 
 def about(name: str) -> tuple[str, str, str]:
-    """Return (title, description, description of the static form), read from the page of an interactive figure."""
+    """Return an interactive figure's title, its description, and that of its static figure, read from its page."""
     page = FOLDER / f"{name}.html"
     if not page.is_file():
         return "", "", ""
@@ -42,8 +42,8 @@ def about(name: str) -> tuple[str, str, str]:
 class live:
     """One interactive figure, which `live("algorithm1", ask="order=both")` shows at the end of a notebook cell.
 
-    `name` is a key of STILLS. `ask` contains the settings with which the figure begins, in the form of a URL query.
-    Further keyword arguments are those of the static figure's data().
+    `name` is a key of STILLS. `ask` holds the figure's initial settings as a URL query. Further keyword arguments go to
+    the static figure's data().
     """
 
     def __init__(self, name: str, ask: str = "", **words: Any) -> None:
@@ -56,24 +56,21 @@ class live:
         shown, _ = show(drawing.draw(**drawing.data(**self.words)))._repr_mimebundle_()
         title, sentence, of_still = about(self.name)
         words = " ".join(filter(None, [f"{title}. {sentence}" if title else "", of_still]))
-        caption = f"<figcaption>{escape(of_still)}</figcaption>" if of_still else ""  # where nothing moves
+        caption = f"<figcaption>{escape(of_still)}</figcaption>" if of_still else ""  # for the static figure
         still = f'<div class="still">{shown["text/html"]}{caption}</div>'
         frame = self.frame(title) if title else ""
         html = f'<div class="live-piece" data-piece="{self.name}" data-ask="{escape(self.ask)}">{still}{frame}</div>'
         return {"text/html": html, "text/plain": f"[live] {words}"}, {}
 
     def frame(self, title: str) -> str:
-        """Return the interactive figure as an HTML frame with the given title.
-
-        Once the frame has loaded, it hides the static figure.
-        """
+        """Return the interactive figure as an HTML frame with this title. Once loaded, it hides the static figure."""
         looks = 'style="width: 100%; height: 640px; border: 0"'
         hide = 'onload="this.previousElementSibling.hidden = true"'
         return f'<iframe title="{escape(title)}" {looks} {hide} srcdoc="{escape(page(self.name, self.ask))}"></iframe>'
 
 
 def page(name: str, ask: str = "") -> str:
-    """Return the page of an interactive figure as one HTML document that includes its styles and scripts."""
+    """Return an interactive figure's page as a single HTML document, with its styles and scripts inlined."""
     html = (FOLDER / f"{name}.html").read_text(encoding="utf-8")
     html = html.replace("<html", f'<html data-ask="{escape(ask)}"', 1)
 

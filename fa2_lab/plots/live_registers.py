@@ -1,4 +1,4 @@
-"""A picture of the registers of one consumer thread in a backward step: the values that are live at the same time."""
+"""A picture of one consumer thread's registers in a backward step: the values that are live at the same time."""
 
 from fa2_lab.plots import style
 
@@ -7,10 +7,9 @@ LIVE = {"S and dQ": ("S", "dQ"), "then P and dP": ("P", "dP"), "all at once": ("
 
 
 def data(consumers: int = 2, keys: int = 64, threads: int = 128) -> dict:
-    """Return the arguments of draw(): the registers that the fp32 values of one thread need in each phase of a step.
+    """Return the arguments of draw(): the registers that one thread's fp32 values need in each phase of a step.
 
-    Each consumer computes its share of dQ. `keys` is the number of keys of one consumer, and `threads` is the number of
-    its threads.
+    Each consumer has `keys` keys and `threads` threads, and computes its share of dQ.
     """
     found = {}
     for name, (d, B_r) in TILES.items():
@@ -22,7 +21,7 @@ def data(consumers: int = 2, keys: int = 64, threads: int = 128) -> dict:
 
 @style.picture
 def draw(tiles: dict[str, dict[str, dict[str, int]]], limit: int) -> style.Drawn:
-    """Draw a bar for each phase of a step, divided by tensor, and a line at the number of a thread's registers."""
+    """Draw one bar per phase of a step, broken down by tensor, and a line at the per-thread register limit."""
     caption = "At d = 128, a step of 128 rows needs more registers than a thread has."
     caption += (
         f" So a step has 64 rows. The bars count the fp32 values of one thread. The line marks its {limit} registers,"

@@ -1,12 +1,12 @@
-"""A picture of the mailbox over time: the number in each of its two slots, and the row block of each warpgroup."""
+"""A picture of the mailbox over time: the row-block index in each of its two slots, and each warpgroup's row block."""
 
 from fa2_lab.plots import strips, style
 
 
 def data(rung: str = "21", tiles: int = 4, row_blocks: int = 4) -> dict:
-    """Return a list of spans (lane, row block, from, to) on one SM, in clocks.
+    """Return a list of spans (lane, row block, start, end) on one SM, in clock cycles.
 
-    The lanes are the producer, the mailbox's slots and the consumers. The SM runs the given rung of the ladder on
+    The lanes are the producer, the mailbox's slots and the consumers. The SM runs this rung of the ladder on
     `row_blocks` row blocks with `tiles` tiles each.
     """
     size = strips.sizes(rung)
@@ -18,7 +18,7 @@ def data(rung: str = "21", tiles: int = 4, row_blocks: int = 4) -> dict:
         spans.append((f"mailbox slot {r % 2}", r, program.sent[r], max(program.read[r])))
         for c in range(size.consumers):
             products = sorted(job.ended for job in block.jobs if job.label == "PV" and job.actor == str(c))
-            ends = products[tiles - 1 :: tiles]  # of the last P V of each row block, before TMA copies O
+            ends = products[tiles - 1 :: tiles]  # the end of each row block's last P V, before TMA copies O
             begun = max(program.sent[r], ends[r - 1]) if r else program.sent[r]
             spans.append((f"consumer {c}", r, begun, ends[r]))
     return dict(spans=spans, rung=rung, clocks=block.clock)
@@ -26,7 +26,7 @@ def data(rung: str = "21", tiles: int = 4, row_blocks: int = 4) -> dict:
 
 @style.picture
 def draw(spans: list[tuple], rung: str, clocks: float) -> style.Drawn:
-    """Draw the spans (lane, row block, from, to) of the producer, the mailbox's slots and the consumers over time."""
+    """Draw the spans (lane, row block, start, end) of the producer, the mailbox's slots and the consumers."""
     caption = (
         "The producer starts a row block first and leaves its number in the mailbox. A slot holds the number until both"
         f" consumers have read it (arrows: the first of them reads). Model of rung {rung}, with four tiles per row"
@@ -35,7 +35,7 @@ def draw(spans: list[tuple], rung: str, clocks: float) -> style.Drawn:
     figure, ax = style.new_figure(2.9, caption)
     order = ("producer", "mailbox", "consumer")
     names = sorted({span[0] for span in spans}, key=lambda name: (order.index(name.split()[0]), name))
-    names = [names[0], "", *names[1:3], " ", *names[3:]]  # with room for the arrows
+    names = [names[0], "", *names[1:3], " ", *names[3:]]  # empty lanes leave room for the arrows
     window = 1.005 * clocks
     strips.lanes(ax, {name: [] for name in names}, window * window / strips.span(window))
     first = min(y for y, name in enumerate(names) if name.startswith("consumer"))
@@ -51,7 +51,7 @@ def draw(spans: list[tuple], rung: str, clocks: float) -> style.Drawn:
             read = min(b for other, block, b, _ in spans if block == r and other.startswith("consumer"))
             style.arrow(ax, (begun, 0.94), (begun, y + 0.04), linewidth=1.6)
             style.arrow(ax, (read, y + 0.94), (read, first + 0.04), linewidth=1.6)
-            if r == 1:  # the first number that waits
+            if r == 1:  # the first row-block index that waits in the mailbox
                 style.beside(ax, "writes" if style.narrow() else "writes number 1", (begun, 1.5), (5, 0))
                 style.beside(ax, "reads" if style.narrow() else "reads it", (read, first - 0.5), (5, 0))
     ax.set(xticks=range(0, int(window), 10000), xlabel="clocks →")

@@ -5,11 +5,11 @@ import numpy as np
 from fa2_lab.plots import style
 from fa2_lab.reference.online_softmax import SoftmaxState
 
-Merge = tuple[int, int, SoftmaxState]  # two states by their numbers, leaves first, and what they make
+Merge = tuple[int, int, SoftmaxState]  # the indices of two states (leaves come first), and the merged state
 
 
 def data(blocks: int = 8, B_c: int = 4) -> dict:
-    """Return the states of one row's key blocks (d = 1) and, for each of three orders, its merges and their results."""
+    """Return the state of each of one row's key blocks (d = 1) and, for each of three orders, its merges."""
     s, v = np.random.default_rng(2).standard_normal((2, blocks, B_c)) * [[[2.0]], [[1.0]]]
     leaves = [SoftmaxState.reset(1, 1).update(s[b : b + 1], v[b][:, None]) for b in range(blocks)]
     orders: dict[str, list[Merge]] = {}
@@ -22,9 +22,9 @@ def data(blocks: int = 8, B_c: int = 4) -> dict:
 
 
 def merge_pairs(blocks: int) -> dict[str, list[tuple[int, int]]]:
-    """Return, for each order, a list with one pair of nodes for each merge.
+    """Return, for each order, the pair of nodes that each merge joins.
 
-    Nodes 0 … blocks − 1 are the leaves. The n-th merge creates node blocks + n.
+    Nodes 0 … blocks − 1 are the leaves, and merge n creates node blocks + n.
     """
     half, layer = blocks // 2, range(blocks)
     tree: list[tuple[int, int]] = []
@@ -38,7 +38,7 @@ def merge_pairs(blocks: int) -> dict[str, list[tuple[int, int]]]:
 
 
 def _chain(start: int, stop: int, number: int) -> list[tuple[int, int]]:
-    """Return the pairs of nodes that join the leaves start … stop − 1 one after another."""
+    """Return the pairs of nodes that join leaves start … stop − 1 one after another, creating nodes from `number`."""
     lefts = [start, *range(number, number + stop - start - 2)]
     return list(zip(lefts, range(start + 1, stop), strict=True))
 
@@ -54,7 +54,7 @@ WHERE = {
 def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Drawn:
     """Draw the states of all key blocks and, below them, each order of merging them.
 
-    A state is a bar as wide as the blocks that it has seen, with m, l and o in it, and the last one has a thick edge.
+    A state is a bar that spans the key blocks it has seen, labelled with m, l and o. The last one has a thick edge.
     """
     caption = (
         "The same merge works in any order: a loop, a tree and a split end with the same o and L. A bar is a state and"
@@ -83,7 +83,7 @@ def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Dr
             between = "\n" if style.narrow() and stop - start < 4 else ", "
             words = _result(merges, 4).replace("-", "−") if last else _words(state, ("m ", "l ", "o "), between)
             look = dict(linewidth=2.4) if last else dict(linewidth=0.8)
-            high = 0.92 if style.narrow() else 0.72  # where rows are 1 apart
+            high = 0.92 if style.narrow() else 0.72  # the height of a bar, where rows are 1 apart
             patch = style.box(
                 ax, start + 0.04, row + 0.62 - high, stop - start - 0.08, high, words, style.fill("m"), **look
             )
@@ -101,13 +101,13 @@ def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Dr
 
 
 def _result(merges: list[Merge], digits: int) -> str:
-    """Return o / l and L of the last merge as text, with `digits` decimals."""
+    """Return the last merge's o / l and L as text, with `digits` decimals."""
     o, L = (x.item() for x in merges[-1][2].finalize())
     return f"o / l = {o:.{digits}f}, L = {L:.{digits}f}"
 
 
 def _spans(leaves: int, merges: list[Merge]) -> list[tuple[int, int, int]]:
-    """Return (first block, end, row) of the state that each merge makes. It is one row below the states it joins."""
+    """Return (first block, end, row) of each merged state, which is drawn one row below the states it joins."""
     spans = [(k, k + 1, 0) for k in range(leaves)]
     for left, right, _ in merges:
         (start, _, above), (_, stop, beside) = spans[left], spans[right]
@@ -116,6 +116,6 @@ def _spans(leaves: int, merges: list[Merge]) -> list[tuple[int, int, int]]:
 
 
 def _words(state: SoftmaxState, names: tuple[str, ...], between: str) -> str:
-    """Return m, l and o of a state as text, each after its name."""
+    """Return a state's m, l and o as text, each after its name."""
     numbers = (state.m, state.l, state.o)
     return between.join(f"{name}{x.item():.2f}" for name, x in zip(names, numbers, strict=True)).replace("-", "−")

@@ -1,4 +1,4 @@
-"""A picture of a GPU's levels: SMs, thread blocks, warps and threads inside each other, and each level's memory."""
+"""A picture of a GPU's nested levels (SMs, thread blocks, warps and threads), and each level's memory."""
 
 import textwrap
 
@@ -7,7 +7,7 @@ from fa2_lab.plots import style
 
 
 def data(name: str = "H200") -> dict:
-    """Return the levels of a chip as (level, description of its contents), from the outermost to the innermost."""
+    """Return a chip's levels as (level, description of its contents), from the outermost to the innermost."""
     chip = chips.named(name)
     kib = 4 * chip.registers_per_sm // 1024
     levels = [
@@ -25,7 +25,7 @@ STEP = 0.5
 
 @style.picture
 def draw(chip: str, levels: list[tuple[str, str]]) -> style.Drawn:
-    """Draw the levels as boxes inside each other. The first line of a box is the level's name and description."""
+    """Draw the levels as nested boxes. The first line of each box is the level's name and description."""
     caption = "A GPU has SMs, an SM runs thread blocks, a thread block has warps, and a warp has 32 threads."
     line = 0.62 if style.narrow() else 0.36
     figure, ax = style.new_figure(0.2 + (line + 0.09) * len(levels), f"{caption} The numbers are those of an {chip}.")

@@ -1,20 +1,20 @@
-"""A picture of the matmuls of a tile in a backward with one pass and in a backward with two passes."""
+"""A picture of a tile's matmuls in a one-pass backward and in a two-pass backward."""
 
 from fa2_lab.plots import style
 
 
 def data() -> dict:
-    """Return {"one pass" or "two passes": list of passes}, in which a pass is the list of its matmuls in order."""
+    """Return {"one pass" or "two passes": list of passes}, where a pass is the list of its matmuls in order."""
     one, columns, rows = ["S", "dP", "dV", "dK", "dQ"], ["S", "dP", "dV", "dK"], ["S", "dP", "dQ"]
     return dict(ways={"one pass": [one], "two passes": [columns, rows]})
 
 
 @style.picture
 def draw(ways: dict[str, list[list[str]]]) -> style.Drawn:
-    """Draw a row for the backward in one pass and one for two passes, with a box for each matmul.
+    """Draw one row for the one-pass backward and one for the two-pass backward, with a box for each matmul.
 
-    A box is hatched if an earlier pass has already computed the same matmul. `ways` is {name: list of passes}, in which
-    a pass is the list of its matmuls.
+    A box is hatched if an earlier pass has already computed the same matmul. `ways` is {name: list of passes}, where a
+    pass is the list of its matmuls.
     """
     counts = {name: sum(map(len, passes)) for name, passes in ways.items()}
     saved = counts["two passes"] - counts["one pass"]

@@ -1,4 +1,4 @@
-"""A picture of two consumers with and without ping-pong at d = 64, where exponentials take as long as matmuls."""
+"""A picture of two consumers without and with ping-pong at d = 64, where exponentials take as long as matmuls."""
 
 from collections.abc import Generator, Mapping
 
@@ -8,7 +8,7 @@ from fa2_lab.plots import strips, style
 
 
 def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
-    """Return the jobs (unit, consumer, label, from, to) without ping-pong and with ping-pong, in clocks."""
+    """Return the jobs (unit, consumer, label, start, end) without and with ping-pong, in clock cycles."""
     product, softmax = 2 * 64 * keys * d / chips.H200.tensor_per_clock, 64 * keys / chips.H200.exp_per_clock
     panels = []
     for name, turns in (("Without ping-pong", False), ("Ping-pong", True)):
@@ -22,10 +22,10 @@ def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
 
 
 def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, softmax: float) -> Generator[Wait]:
-    """Run consumer c: for each tile, compute S of this tile and P V of the previous tile, and then the softmax.
+    """Run consumer c on T tiles: for each tile, compute its S and the previous tile's P V, and then the softmax.
 
-    With ping-pong, `may` has a barrier for each consumer, and the consumer waits for its turn. Without ping-pong, `may`
-    is empty. There are T tiles. A matmul takes `product` clocks, and a softmax takes `softmax` clocks.
+    With ping-pong, `may` has one barrier per consumer, at which the consumer waits for its turn. Without ping-pong,
+    `may` is empty. A matmul takes `product` clock cycles, and a softmax takes `softmax`.
     """
     late: Job | None = None
     for n in range(T):
@@ -42,7 +42,7 @@ def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, s
 
 @style.picture
 def draw(panels: list[Mapping], d: int, window: float = 6000) -> style.Drawn:
-    """Draw one timeline for each panel, that is, for two consumers without and with ping-pong."""
+    """Draw one timeline per panel: two consumers without ping-pong, and two with it."""
     caption = (
         "With ping-pong, one consumer runs matmuls while the other computes its softmax. Without it, both may wait"
     )

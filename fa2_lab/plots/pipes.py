@@ -6,10 +6,10 @@ from fa2_lab.plots import style
 
 
 def data(way: str = "forward") -> dict:
-    """Return {ring: (stages, number of consumers that must release a stage before it is filled again)} of a pass.
+    """Return {ring: (stages, number of consumers that must release a stage before it is filled again)} for a pass.
 
-    `way` is "forward" or "backward". The rings of the forward are those of sizes.TWO_CONSUMERS. The ring of V needs no
-    releases, because a release of K also shows that the corresponding stage of V is empty.
+    `way` is "forward" or "backward". The forward's rings are those of sizes.TWO_CONSUMERS. V's ring needs no releases
+    of its own, because a release of K also shows that the corresponding stage of V is empty.
     """
     rings = {
         "forward": {"mailbox": (2, 2), "Q": (4, 1), "K": (3, 2), "V": (3, 0)},
@@ -18,10 +18,10 @@ def data(way: str = "forward") -> dict:
     return dict(way=way, rings=rings[way])
 
 
-PAGE = (1.1, 2.05, 3.85, 4.8)  # units: the producer's edge, the stages from and to, the consumers' edge
+PAGE = (1.1, 2.05, 3.85, 4.8)  # units: producer's right edge, stages from and to, consumers' left edge
 PHONE = (0.72, 1.14, 2.52, 3.05)
 LANE, HIGH = 0.62, 0.32
-LOOKS = {"mailbox": ("m", "mailbox"), "rows": ("Q", "Q, dO")}  # the hue and the name of what is no tensor
+LOOKS = {"mailbox": ("m", "mailbox"), "rows": ("Q", "Q, dO")}  # hue and name of rings that hold no single tensor
 
 
 BETWEEN = {
@@ -38,7 +38,7 @@ SAME = {"forward": "", "backward": " The rings on the left work as in the forwar
 
 @style.picture
 def draw(way: str, rings: dict[str, tuple[int, int]]) -> style.Drawn:
-    """Draw one thread block of the forward or of the backward."""
+    """Draw one thread block of the forward or backward kernel."""
     caption = (
         f"{SAYS[way]} A solid arrow means that all bytes are there. A dashed arrow means that the given number of"
         f" consumers has released the stage.{SAME[way]}"
@@ -57,7 +57,7 @@ def draw(way: str, rings: dict[str, tuple[int, int]]) -> style.Drawn:
 
 
 def _block(ax: style.Axes, way: str, rings: dict[str, tuple[int, int]]) -> None:
-    """Draw the producer, the rings and the consumers, with two arrows on each side of a ring."""
+    """Draw the producer, the rings and the consumers, with two arrows on each side of every ring."""
     producer, left, right, consumers = PHONE if style.narrow() else PAGE
     bottom, end = LANE * len(rings) + 0.1, style.width() - 0.1
     style.box(ax, 0.02, 0, producer - 0.02, bottom, "producer\n\n1 warp\ncopies", style.worker(3))

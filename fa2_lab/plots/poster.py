@@ -1,7 +1,7 @@
 """A poster: one algorithm of FlashAttention-2 on one sheet, as a picture, and line by line in words, NumPy and Triton.
 
-The words and the code come from `fa2_lab.paper.where`, so they cannot become outdated. The sum of the work of all lines
-is the same as what the meter counts.
+The words and the code come from `fa2_lab.paper.where`, so they cannot become outdated. The work of all lines adds up to
+what the meter (`fa2_lab.trace`) counts.
 """
 
 import re
@@ -19,7 +19,7 @@ LANES = {"load": "load", "store": "store", "matmul": "matmul", "exp": "exp", "ot
 class Row(NamedTuple):
     """One line of the algorithm with its code.
 
-    `work` maps each kind of work to the amount that the line adds each time it runs.
+    `work` is {kind of work: amount that the line adds each time it runs, as a formula}.
     """
 
     number: int
@@ -30,7 +30,7 @@ class Row(NamedTuple):
     work: dict[str, str]
 
 
-WORK: dict[str, dict[int, dict[str, str]]] = {  # by line: what it moves and computes each time that it runs
+WORK: dict[str, dict[int, dict[str, str]]] = {  # {algorithm: {line: what it moves and computes each time it runs}}
     "FA2.A1": {
         4: dict(load="B_r d"),
         7: dict(load="2 B_c d"),
@@ -60,7 +60,7 @@ WORK: dict[str, dict[int, dict[str, str]]] = {  # by line: what it moves and com
 
 
 def data(tag: str = "FA2.A1") -> dict:
-    """Return an algorithm of FA2 and each of its lines that computes something, with the line's words, code and work.
+    """Return one of FA2's algorithms, and each line that computes something, with its words, code and work.
 
     `tag` is "FA2.A1" (forward) or "FA2.A2" (backward).
     """
@@ -76,20 +76,20 @@ def data(tag: str = "FA2.A1") -> dict:
 
 
 def code(places: tuple[Place, ...]) -> tuple[str, ...]:
-    """Return these lines of code without their comments."""
+    """Return these lines of code without comments. If several assign the same name, keep only the first."""
     lines = [place.text.split("  #")[0] for place in places]
     once = {re.split(r" = | in ", line)[0]: line for line in reversed(lines)}
     return tuple(line for line in lines if line in once.values())
 
 
-UNIT = 0.5**0.5  # of all lengths below, in inches: a sheet of A1 has the size of A2 in these units
-SHEET = (594 / 25.4, 420 / 25.4)  # in units
+UNIT = 0.5**0.5  # inches per unit of the lengths below; in units, the A1 sheet measures what A2 measures in inches
+SHEET = (594 / 25.4, 420 / 25.4)  # width and height in units
 MARGIN, TOP, FOOT = 0.6, 7.75, 1.2
-COLUMNS = {"words": 0.66, "numpy": 5.2, "triton": 11.5, "work": 19.9}  # units from the margin
-STEP = 0.26  # how far a loop sets its lines in
+COLUMNS = {"words": 0.66, "numpy": 5.2, "triton": 11.5, "work": 19.9}  # left edges, in units from the margin
+STEP = 0.26  # indentation per loop
 WRAP = {"words": 46, "numpy": 58, "triton": 80}
 TITLE, HEADING, FORMULAS, WORDS, CODE = 70, 25, 28, 20.5, 17.25  # points
-LEADING = {"words": 0.24, "numpy": 0.208, "triton": 0.208, "work": 0.24}  # units from a line to the next
+LEADING = {"words": 0.24, "numpy": 0.208, "triton": 0.208, "work": 0.24}  # units from one line of text to the next
 MONO = ["DejaVu Sans Mono", "monospace"]
 SERIF = dict(family="STIXGeneral", math_fontfamily="stix")
 
@@ -98,7 +98,7 @@ SERIF = dict(family="STIXGeneral", math_fontfamily="stix")
 def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str], site: str = "") -> style.Drawn:
     """Draw an A1 sheet: the tiles, the values computed from one tile, and one row for each line of the algorithm.
 
-    `site` is the address that the sheet shows.
+    `site` is the address printed on the sheet.
     """
     figure = Figure(figsize=(SHEET[0] / UNIT, SHEET[1] / UNIT))
     message, _ = SAYS[algorithm.tag]
@@ -130,7 +130,7 @@ def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str], site: st
     return figure, alt
 
 
-SAYS = {  # what is read from afar, and the sentence below it
+SAYS = {  # the headline, and the sentence below it
     "FA2.A1": (
         "The forward pass never stores the scores",
         "It uses each tile of $S$ at once, and keeps a maximum, a sum and an output for each row.",
@@ -140,7 +140,7 @@ SAYS = {  # what is read from afar, and the sentence below it
         "It runs five matmuls for each tile of $S$. From the forward pass, it needs only $O$ and $L$.",
     ),
 }
-MEANT = {  # the letters of which only one pass speaks
+MEANT = {  # the meaning of the letters that occur in one pass only
     "FA2.A1": "$m_i$ is the largest score of each row so far,\n"
     "and $\\ell_i$ is the row's sum of exponentials.\n"
     "$L_i = m_i + \\log\\,\\ell_i$ is all that is kept of them.\n",
@@ -152,7 +152,7 @@ MEANT = {  # the letters of which only one pass speaks
 
 
 def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str], site: str) -> None:
-    """Draw the title, the meaning of the letters, and the column headings."""
+    """Draw the title, what the letters mean, and the column headings."""
     message, more = SAYS[algorithm.tag]
     kicker = f"FlashAttention-2 line by line: algorithm {algorithm.tag[-1]} of the paper ({algorithm.source})"
     ax.text(0, 0.45, kicker, fontsize=HEADING, color=style.QUIET)
@@ -178,9 +178,9 @@ def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str], site: st
 
 
 def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
-    """Draw the loops as a picture of the tensors and their tiles. S is a square with sides of `side` inches at (x, y).
+    """Draw the loops as a picture of the tensors and their tiles. S is a square with sides of `side` units at (x, y).
 
-    S is never stored, so only one of its tiles is drawn. The tensors that a worker keeps on chip have a thick edge.
+    S is never stored, so only one of its tiles is drawn. The blocks that a worker keeps on chip have a thick edge.
     """
     forward, wide, apart, i, j = tag == "FA2.A1", 0.42, 0.54, 2, 3
     cell = side / 5
@@ -190,7 +190,7 @@ def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
     style.tensor_box(ax, x + j * cell, y + i * cell, cell, cell, "S", "$s_{ij}$", size=FORMULAS)
     ax.text(x + 1.5 * cell, y + 4 * cell, "$S$ is never\nstored", fontsize=HEADING, ha="center", va="center")
     left, above = (("Q",), ("V", "K")) if forward else (("Q", "dO"), ("V", "K", "dV", "dK"))
-    right = {"O": wide, "L": 0.24} if forward else {"dQ": wide, "L": 0.24, "D": 0.24}  # L and D have a number a row
+    right = {"O": wide, "L": 0.24} if forward else {"dQ": wide, "L": 0.24, "D": 0.24}  # L and D have one number per row
     places = {name: (-0.6 - apart * n, wide) for n, name in enumerate(left)}
     beside = side + 0.18
     for name, broad in right.items():
@@ -209,7 +209,7 @@ def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
         style.note(ax, x - 0.12, top + high / 2, f"${tensor}$", ha="right", fontsize=WORDS)
 
 
-FLOW: dict[str, tuple[list[tuple], list[tuple[int, int]]]] = {  # (line, tensor, words, column, row), and the arrows
+FLOW: dict[str, tuple[list[tuple], list[tuple[int, int]]]] = {  # boxes (line, tensor, words, column, row), and arrows
     "FA2.A1": (
         [
             (8, "S", r"$s_{ij} = τ\,q_i k_j^{T}$", 0, 0),
@@ -240,7 +240,7 @@ LOOP = {  # (column, row) of the corners of the frame around what the inner loop
     "FA2.A1": [(0, 0), (3, 0), (3, 2), (0, 2)],
     "FA2.A2": [(0, 0), (2, 0), (2, 1), (3, 1), (3, 3), (0, 3)],
 }
-BESIDE = {  # (column, row) without a box, and the words that are there instead
+BESIDE = {  # an empty (column, row), and the words written there
     "FA2.A1": (0, 1, "The factor\n$α = e^{m_i - m_\\mathrm{new}}$ shrinks the\nold sums when a larger\nscore arrives."),
     "FA2.A2": (
         *(1, 2),
@@ -248,11 +248,11 @@ BESIDE = {  # (column, row) without a box, and the words that are there instead
         "part of $dQ_i$ in HBM, where other\nworkers add as well.",
     ),
 }
-WIDE, HIGH, RIGHT, DOWN = 3.2, 0.85, 3.56, 1.55  # of a box, and from one to the next, in units
+WIDE, HIGH, RIGHT, DOWN = 3.2, 0.85, 3.56, 1.55  # a box's size, and the distances to the next, in units
 
 
 def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
-    """Draw the values that are computed from one tile, each in a box with the number of the line that computes it."""
+    """Draw the values computed from one tile, each in a box with the number of the line that computes it."""
     boxes, arrows = FLOW[tag]
     ax.text(x, y, "What becomes of one tile", fontsize=HEADING, weight="bold", va="center")
     ax.text(x + 3.75, y, "in the frame: the inner loop", fontsize=WORDS, va="center")
@@ -264,7 +264,7 @@ def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
         ax.text(left + 0.02, top - 0.16, str(number), fontsize=WORDS, weight="bold", va="center")
     for start, end in arrows:
         (x0, y0), (x1, y1) = places[start], places[end]
-        if x0 == x1 and y1 > y0 + 1.5 * DOWN:  # around the box between
+        if x0 == x1 and y1 > y0 + 1.5 * DOWN:  # the arrow goes around the box in between
             side, middle = x0 + WIDE + 0.1, y1 + HIGH / 2
             ax.plot([x0 + WIDE, side, side], [y0 + HIGH / 2, y0 + HIGH / 2, middle], color=style.INK, linewidth=2)
             ends = (side, middle), (x0 + WIDE, middle)
@@ -283,7 +283,7 @@ def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
     ax.text(x + RIGHT * column, y + 0.6 + DOWN * row, words, fontsize=WORDS, va="top", linespacing=1.3)
 
 
-NAMES = {  # of the code, which neither the paper nor the head of the sheet has: in NumPy, and in Triton
+NAMES = {  # the names in the NumPy and Triton code that neither the paper nor the head of the sheet explains
     "FA2.A1": (
         "`rows` and `cols` are the rows of block $i$ and the columns of block $j$. `parallel` means that each $i$ has a"
         " worker, and `serial` that a worker takes each $j$ in turn. `visited_cols(i)` are the blocks $j$ that the mask"
@@ -304,11 +304,11 @@ NAMES = {  # of the code, which neither the paper nor the head of the sheet has:
         " `power` is $(s_{ij}-L_i)\\log_2e$, or −∞ where the mask hides the score, and `exp2` is in base 2.",
     ),
 }
-HALF = {"numpy": 145, "triton": 138}  # letters of a line below both columns of code
+HALF = {"numpy": 145, "triton": 138}  # letters per line of the notes below the two columns of code
 
 
 def _foot(ax: style.Axes, tag: str) -> None:
-    """Draw a paragraph that explains the names in the code of the algorithm with this tag."""
+    """Draw, below each column of code, a paragraph that explains its names. `tag` is the algorithm's tag."""
     for x, (column, room), words in zip((0, COLUMNS["triton"]), HALF.items(), NAMES[tag], strict=True):
         title = f"Names in {dict(numpy='NumPy', triton='Triton')[column]}: "
         for k, line in enumerate(wrap(title + words, room)):
@@ -317,7 +317,7 @@ def _foot(ax: style.Axes, tag: str) -> None:
 
 
 def formulas(words: str) -> str:
-    """Return the words with their formulas, such as q_i, m_new, p_ijᵀ and e^(m_i − m_new), in matplotlib's notation."""
+    """Return the words with formulas such as q_i, m_new, p_ijᵀ and e^(m_i − m_new) as matplotlib's mathtext."""
 
     def name(found: re.Match) -> str:
         letter, below, above = found.group(1, 2, 3)
@@ -337,21 +337,21 @@ def formulas(words: str) -> str:
 
 
 def wrapped(row: Row, column: str) -> list[str]:
-    """Return the text of a cell as lines that fit its column. No line break is inside a formula."""
+    """Return a cell's text as lines that fit its column. Formulas are never broken."""
     if column == "words":
         return [formulas(line) for line in filled(whole(row.words).split(" "), WRAP["words"] - 2 * row.depth)]
     return [part for line in getattr(row, column) for part in wrap(line, WRAP[column], subsequent_indent=" " * 4)]
 
 
 def whole(words: str) -> str:
-    """Return the words with non-breaking spaces in formulas."""
+    """Return the words with the spaces in formulas made non-breaking."""
     words = re.sub(r" ([=←+−∘×/]) ", "\u00a0\\1\u00a0", words)
     words = re.sub(r"(?<=[τℓ⌉)]) (?=\w)|(?<=_ij) (?=[kv]_)|(?<=_ijᵀ) (?=do_|q_)|(?<=[qo]_i) (?=[kv]_)", "\u00a0", words)
     return re.sub(r"\([^()]*\)", lambda inside: inside[0].replace(" ", "\u00a0"), words)
 
 
 def filled(words: list[str], room: int) -> list[str]:
-    """Return the words in lines of at most `room` letters. Indices and exponents count half, because they are small."""
+    """Break the words into lines of at most `room` letters. Indices and exponents are small, so they count half."""
     lines = [""]
     for word in words:
         longer = f"{lines[-1]} {word}".strip()
@@ -361,7 +361,7 @@ def filled(words: list[str], room: int) -> list[str]:
 
 
 def worked(row: Row) -> list[str]:
-    """Return the work of a line as text. Before each formula are the kinds of work whose amount it gives."""
+    """Return a line's work as text: each formula, after the kinds of work whose amount it gives."""
     kinds: dict[str, list[str]] = {}
     for lane, name in LANES.items():
         if lane in row.work:
@@ -370,7 +370,7 @@ def worked(row: Row) -> list[str]:
 
 
 def term_by_term(formula: str) -> str:
-    """Return a formula such as 2 B_r d + B_r in matplotlib's mathtext notation."""
+    """Return a formula such as 2 B_r d + B_r as matplotlib's mathtext."""
     spaced = " + ".join(term.replace(" ", r"\,") for term in formula.split(" + "))
     return f"${re.sub('B_(.)', 'B_{' + chr(92) + '1}', spaced)}$"
 
@@ -385,13 +385,13 @@ def _ground(ax: style.Axes, depth: int, y: float, height: float) -> None:
 
 
 def made_of(lines: tuple[str, ...]) -> list[str]:
-    """Return the tensors assigned in these lines of NumPy code, one tensor per hue."""
+    """Return the tensors that these lines of NumPy code assign, one per hue."""
     found: dict[str, str] = {}
     for names in (line.split(" = ")[0] for line in lines if " = " in line):
         for name in re.findall(r"[A-Za-z]\w*(?![\w\]])", names):
             try:
                 found.setdefault(style.hue(name), name)
-            except ValueError:  # no tensor
+            except ValueError:  # not a tensor
                 continue
     return list(found.values())
 
@@ -399,7 +399,7 @@ def made_of(lines: tuple[str, ...]) -> list[str]:
 def _entry(ax: style.Axes, row: Row, cells: dict[str, list[str]], middle: float) -> None:
     """Draw one line of the algorithm across all columns, centred at the height `middle`.
 
-    `cells` is {column: lines of text}. The number of the line has the colours of the tensors that the line computes.
+    `cells` is {column: lines of text}. The line's number has the colours of the tensors that the line computes.
     """
     tensors = made_of(row.numpy)
     for k, tensor in enumerate(tensors):

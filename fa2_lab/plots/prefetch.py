@@ -1,4 +1,4 @@
-"""A picture of the copies and matmuls of one program over time, with one stage and with three stages."""
+"""A picture of one program's copies and matmuls over time, with one stage and with three stages."""
 
 from collections.abc import Generator, Mapping
 
@@ -7,9 +7,10 @@ from fa2_lab.plots import strips, style
 
 
 def data(rung: str = "10", tiles: int = 12) -> dict:
-    """Return the jobs of a single program of a rung on an SM, with one stage and with three stages.
+    """Return the jobs of one program that has an SM to itself, with one stage and with three stages.
 
-    A job is (unit, actor, label, from, to), with times in clocks. The program processes `tiles` tiles.
+    A job is (unit, actor, label, start, end), with times in clock cycles. The program runs this rung's kernel on
+    `tiles` tiles.
     """
     panels = []
     for stages in (1, 3):
@@ -25,9 +26,9 @@ def data(rung: str = "10", tiles: int = 12) -> dict:
 
 
 def one_by_one(block: Block, size: strips.Sizes, tiles: int) -> Generator[Wait]:
-    """Run a program that copies a tile only when it needs the tile, and waits until the copy has arrived.
+    """Run a program that starts to copy a tile only when it needs it, and then waits for the copy.
 
-    `size` contains the clocks that a tile takes on each unit. The program copies Q first and stores O at the end.
+    `size` holds the clock cycles that a tile takes on each unit. The program copies Q first and stores O at the end.
     """
     yield block.start("copy", size.rows, "Q").done()
     for _ in range(tiles):
@@ -46,7 +47,7 @@ def one_by_one(block: Block, size: strips.Sizes, tiles: int) -> Generator[Wait]:
 def draw(panels: list[Mapping], rung: str, window: float = 6000) -> style.Drawn:
     """Draw one timeline for each panel: a program with one stage, and a program with three stages.
 
-    A panel contains the number of stages, the clocks per tile, and jobs (unit, actor, label, from, to) in clocks.
+    A panel holds the number of stages, the clock cycles per tile, and the jobs (unit, actor, label, start, end).
     """
     caption = "With one stage, each matmul waits for a copy, and with three, copies run ahead during the matmuls."
     caption += (

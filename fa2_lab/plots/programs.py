@@ -6,14 +6,14 @@ from fa2_lab.plots import style
 from fa2_lab.records import load
 from fa2_lab.tiles import cdiv
 
-ALONE = "reading alone"  # of the cache's bytes, as the record calls it
-TILE = 64  # keys, of the kernel on Hopper at d = 128
-LEAST = 16  # tiles per program; with fewer, rounding to whole tiles dominates the model
-BEGIN = 8e-6  # seconds for a launch of two kernels without any reads
+ALONE = "reading alone"  # the record's name for a pure read of the cache
+TILE = 64  # keys per tile of the Hopper kernel at d = 128
+LEAST = 16  # tiles per program, because with fewer, the model would mostly show rounding to whole tiles
+BEGIN = 8e-6  # seconds for the launches of two kernels that read nothing
 
 
 def data() -> dict:
-    """Return decode's recorded and modelled times for several numbers of programs, on a sequence of 65,536 keys."""
+    """Return decode's recorded and modelled times on a sequence of 65,536 keys, for several program counts."""
     record = load("decode")
     curves = record.curves
     curve = list(zip(curves["programs"], curves["microseconds"], strict=True))
@@ -24,7 +24,7 @@ def data() -> dict:
     copy, slots = record.ceilings["copy TB/s"] * 1e12, int(curves["usual"][0])
     counts = [n for n, _ in curve if n * LEAST <= sum(tiles)]
     fewest, took = curve[0]
-    alone = sum(tiles) * size / fewest / (1e-6 * took - BEGIN)  # bytes per second of a program with an SM to itself
+    alone = sum(tiles) * size / fewest / (1e-6 * took - BEGIN)  # bytes per second of a program alone on an SM
     model = [(n, 1e6 * (BEGIN + splits.seconds(tiles, size, n, slots, alone, copy))) for n in counts]
     rivals = {name: values[0] for name, values in row.values.items()}
     heads = f"{p['heads']} query heads, {p['kv_heads']} K/V heads"
@@ -34,10 +34,10 @@ def data() -> dict:
 
 @style.picture
 def draw(curve: list, model: list, floor: float, usual: int, rivals: dict[str, float], setting: str) -> style.Drawn:
-    """Draw the measured and the modelled µs against the number of programs, and the time of only reading the cache.
+    """Draw the measured and modelled times against the number of programs, and the time of a pure read of the cache.
 
-    `curve` and `model` are lists of (programs, µs). `floor` is the time of only reading the cache, in µs, `usual` is
-    the number of programs that the kernel chooses, and `rivals` is {name: µs} of other implementations.
+    `curve` and `model` are lists of (programs, µs). `floor` is the time of a pure read in µs, `usual` is the number of
+    programs that the kernel chooses, and `rivals` is {name: µs} of other implementations.
     """
     best = min(curve, key=lambda point: point[1])
     at_usual = dict(curve)[usual]

@@ -1,4 +1,4 @@
-"""A picture that shows how a program's number leads to its rows, and why a tile at the tensor's end needs a mask."""
+"""A picture of how a program's index leads to its rows, and why a tile at the tensor's end needs a mask."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from fa2_lab.plots import style
 
 
 def data(N: int = 10, d: int = 4, B_r: int = 4, i: int = 2) -> dict:
-    """Return the rows of program i, the offsets of the elements of its tile, and a mask of the rows that exist."""
+    """Return program i's rows, the offsets of its tile's elements, and a mask of the rows that exist."""
     rows = i * B_r + np.arange(B_r)
     return dict(N=N, i=i, rows=rows, offsets=rows[:, None] * d + np.arange(d), exist=rows < N)
 
@@ -15,7 +15,7 @@ def data(N: int = 10, d: int = 4, B_r: int = 4, i: int = 2) -> dict:
 def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarray) -> style.Drawn:
     """Draw Q in memory, followed by the next head, then the offsets of the tile, and the tile as loaded with a mask.
 
-    `exist` is True for each of the program's rows that exists.
+    `exist` tells for each of the program's rows whether it exists.
     """
     (B_r, d), beyond = offsets.shape, int((~exist).sum())
     caption = (

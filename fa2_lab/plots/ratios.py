@@ -8,26 +8,26 @@ from matplotlib.transforms import Transform, blended_transform_factory
 from fa2_lab.plots import style
 from fa2_lab.records import Measurement, load
 
-RIVALS = {  # the fastest of the other implementations: each has a lane in every row
+RIVALS = {  # the fastest of the other implementations: each has its own lane in every row
     "FlashAttention-3": dict(color=style.BLUE, marker="o", markersize=7),
     "FlashAttention-4": dict(color=style.GREEN, marker="s", markersize=6.5),
     "cuDNN": dict(color=style.VERMILION, marker="^", markersize=7.5),
 }
-FAR = {"FlexAttention": "Flex", "torch flash": "torch"}  # each has a column, or, on a phone, a short name
+FAR = {"FlexAttention": "Flex", "torch flash": "torch"}  # each has its own column or, on a phone, a short name
 LOW, HIGH = 0.6, 1.8  # the ratios at the ends of the scale
 TICKS = {0.6: "0.6×", 0.8: "0.8×", 1: "equal", 1.2: "1.2×", 1.4: "1.4×", 1.8: "1.8×"}
 KEY = ("Speed of fa2_lab ÷ speed of another implementation.", "Mark and number: median. Bar: all problems.")
 OUTLINED = "Outlined: slower, by median, than at least one."
-SCALE = (0.2, 0.6), (0.02, 0.6)  # where its ends are on a page and on a phone, from 0 to 1 across
-PAGE = {"lane": 0.625, "slower": 0.855, "FlexAttention": 0.93, "torch flash": 0.992}  # and where the numbers are
+SCALE = (0.2, 0.6), (0.02, 0.6)  # the scale's left and right ends on a page and on a phone, as shares of the width
+PAGE = {"lane": 0.625, "slower": 0.855, "FlexAttention": 0.93, "torch flash": 0.992}  # where the numbers are
 PHONE = {"lane": 0.66, "slower": 0.99}
-STARTS = (0.015, 0.21, 0.405), (0.015, 0.36, 0.71)  # of the names in the key, on a page and on a phone
-LINE = 0.16  # inches of a line of small letters
+STARTS = (0.015, 0.21, 0.405), (0.015, 0.36, 0.71)  # where the names in the key begin, on a page and on a phone
+LINE = 0.16  # inches per line of small letters
 Ratios = tuple[str, str, dict[str, list[float]]]  # group, name, {implementation: ratios}
 
 
 def data() -> dict:
-    """Return the speed ratios over each implementation, from the suites that the picture shows."""
+    """Return fa2_lab's speed ratios over each other implementation, for the suites that the picture shows."""
     paper, sweep = load("paper"), load("sweep")
     rows: list[Ratios] = []
     for direction in ("forward", "backward"):
@@ -51,7 +51,7 @@ def data() -> dict:
 
 
 def of(rows: list[Measurement], direction: str) -> list[Measurement]:
-    """Return the measurements in `rows` that have this direction, such as "forward"."""
+    """Return the measurements in `rows` of this direction, such as "forward"."""
     return [row for row in rows if row.direction == direction]
 
 
@@ -62,7 +62,7 @@ def against(rows: list[Measurement]) -> dict[str, list[float]]:
 
 
 def by_direction(group: str, rows: list[Measurement]) -> list[Ratios]:
-    """Return two rows of the picture for these measurements, one for the forward and one for the backward."""
+    """Return two rows of the picture for these measurements: the forward and the backward."""
     return [(group, direction, against(of(rows, direction))) for direction in ("forward", "backward")]
 
 
@@ -70,8 +70,8 @@ def by_direction(group: str, rows: list[Measurement]) -> list[Ratios]:
 def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     """Draw a row for each setting, with a lane for each of the fastest implementations.
 
-    A lane has a mark at the median ratio, a bar over the range of the ratios, and beside them the median and the number
-    of problems on which fa2_lab is slower. For the other implementations, the row has only the medians.
+    A lane has a mark at the median ratio and a bar over the range of the ratios. Beside them are the median and the
+    number of problems on which fa2_lab is slower. The row shows only the medians of the other implementations.
     """
     behind = [(f"{group}, {name}", slower) for group, name, ratios in rows if (slower := ahead_of_us(ratios))]
     gpu, dtype, *versions = setting.split(", ")
@@ -86,9 +86,9 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
         f" We measured on an {gpu}, in {dtype}, with {' and '.join(versions)}."
     )
     groups = list(dict.fromkeys(row[0] for row in rows))
-    stacks = style.narrow()  # then the name and the numbers of a row are above its lanes
+    stacks = style.narrow()  # if so, a row's name and numbers are above its lanes
     lanes = [[peer for peer in RIVALS if peer in ratios] for *_, ratios in rows]
-    highs = [0.1 + stacks + len(peers) for peers in lanes]  # of the rows, in lines
+    highs = [0.1 + stacks + len(peers) for peers in lanes]  # the heights of the rows, in lines
     top, bottom = -3.4 if stacks else -2.6, sum(highs) + 0.25 * len(rows) + 1.5 * len(groups)
     figure, ax = style.new_figure((bottom - top + 4) * LINE * style.width() / style.across(), caption)
     place = PHONE if stacks else PAGE
@@ -126,7 +126,7 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
         ax.plot([1, 1], ends, color=style.INK, linewidth=1.2, zorder=1.5)
         y += high + 0.25
     left, right = SCALE[stacks]
-    whole = (HIGH / LOW) ** (1 / (right - left))  # the ratio of the right end of the axes to the left one
+    whole = (HIGH / LOW) ** (1 / (right - left))  # right end of the axes divided by the left end
     ax.set(xscale="log", xlim=(LOW / whole**left, HIGH * whole ** (1 - right)), ylim=(bottom, top), yticks=[])
     shown = [x for x in TICKS if x != 1.2 or not stacks]
     style.log_ticks(ax.xaxis, shown, [TICKS[x] for x in shown])
@@ -139,9 +139,9 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
 
 
 def draw_lane(ax: Axes, y: float, found: list[float], look: dict, beside: tuple[float, Transform]) -> None:
-    """Draw the ratios over one implementation: their range and their median, and `beside` them both as numbers.
+    """Draw the range and the median of the ratios over one implementation, and write numbers at `beside`.
 
-    `beside` is (x, transform). An arrowhead marks the end of a range that goes on beyond the scale.
+    `beside` is (x, transform). An arrowhead marks the end of a range that continues beyond the scale.
     """
     (x, across), middle, slower = beside, median(found), sum(x < 1 for x in found)
     low, high = (min(max(x, LOW), HIGH) for x in (min(found), max(found)))
@@ -160,17 +160,17 @@ def draw_lane(ax: Axes, y: float, found: list[float], look: dict, beside: tuple[
 
 
 def medians(ratios: dict[str, list[float]]) -> dict[str, float]:
-    """Return {implementation: median ratio}, rounded as it is shown. At 1.00, neither is faster."""
+    """Return {implementation: median ratio}, rounded to what is shown. At 1.00, neither is faster."""
     return {name: round(median(found), 2) for name, found in ratios.items()}
 
 
 def ahead_of_us(ratios: dict[str, list[float]]) -> str:
-    """Return the names of the implementations whose median ratio is below 1, with the ratios, as text."""
+    """Return, as text, the implementations that are faster than fa2_lab by median, with their ratios."""
     return ", ".join(f"{name} {middle:.2f}" for name, middle in medians(ratios).items() if middle < 1)
 
 
 def spread(rows: list[Ratios], group: str) -> str:
-    """Return as text, for each of RIVALS, the smallest and the largest median in the rows of a group."""
+    """Return, as text, the smallest and the largest median of each of RIVALS in a group's rows."""
     every: dict[str, list[float]] = {}
     for _, _, ratios in (row for row in rows if row[0] == group):
         for name in RIVALS.keys() & ratios:
@@ -179,6 +179,6 @@ def spread(rows: list[Ratios], group: str) -> str:
 
 
 def won(rows: list[Ratios], name: str) -> tuple[int, int]:
-    """Return (wins, problems) of fa2_lab against the implementation `name`."""
+    """Return on how many problems fa2_lab beats the implementation `name`, and the number of problems."""
     found = [x for _, _, ratios in rows for x in ratios.get(name, ())]
     return sum(x > 1 for x in found), len(found)

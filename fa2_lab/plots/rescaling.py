@@ -1,4 +1,4 @@
-"""A picture of what a new maximum does to l and o: bars of their terms before and after rescaling, and after adding."""
+"""A picture of what a new maximum does to l and o: their terms before rescaling, after it, and after adding."""
 
 from fractions import Fraction
 
@@ -11,12 +11,12 @@ from fa2_lab.reference.online_softmax import SoftmaxState
 def data(exponentials: list[float] = (1, 3, 4, 8), values: list[float] = (8, 0, 4, 2), B_c: int = 2) -> dict:
     """Return one row's terms of l and o at three times: after the first block of keys, after rescaling, and at the end.
 
-    There are two blocks of keys. `exponentials` are e to the power of the scores.
+    There are two blocks of keys. `exponentials` holds e to the power of each score.
     """
     s, v = np.log(np.array(exponentials, dtype=float)), np.array(values, dtype=float)
     first = SoftmaxState.reset(1, 1).update(s[None, :B_c], v[:B_c, None])
     last = first.update(s[None, B_c:], v[B_c:, None])
-    states = [(B_c, first), (B_c, last), (len(s), last)]  # how many keys are in, and the maximum they refer to
+    states = [(B_c, first), (B_c, last), (len(s), last)]  # number of keys, and the state whose maximum applies
     l = [np.exp(s[:keys] - state.m) for keys, state in states]
     return dict(
         l=l,
@@ -32,10 +32,10 @@ TERMS = {"ℓ": "the sum of e^(s − m)", "o": "the sum of e^(s − m) v"}
 
 @style.picture
 def draw(l: list[np.ndarray], o: list[np.ndarray], m: list[float], ends: dict[str, list[float]]) -> style.Drawn:
-    """Draw two panels, for l and o, with three bars each. A bar has one box per key, whose width is the key's term.
+    """Draw two panels, for l and o, with three bars each. A bar has one box per key, as wide as the key's term.
 
-    `l` and `o` contain the terms before rescaling, after rescaling and at the end. `m` contains e to the power of the
-    old maximum and of the new one. `ends` contains the sums as the package computes them.
+    `l` and `o` hold the terms before rescaling, after rescaling and at the end. `m` holds e to the power of the old
+    maximum and of the new one. `ends` holds the sums as the package computes them.
     """
     alpha = m[0] / m[1]
     caption = (
@@ -72,7 +72,7 @@ def _bars(ax: style.Axes, name: str, stages: list[np.ndarray], hue: str) -> None
                 style.box(ax, left[key], n * STEP, width, HIGH, label, fill)
         ax.text(left[-1] + 0.02 * widest, n * STEP + HIGH / 2, f"{name} = {_fraction(left[-1])}", va="center")
     dashes = dict(color=style.QUIET, linewidth=0.8, linestyle=(0, (2, 2)))
-    for before, after in zip(ends[0][1:], ends[1][1:], strict=True):  # the ends of the old terms, before and after
+    for before, after in zip(ends[0][1:], ends[1][1:], strict=True):  # where old terms end, before and after rescaling
         ax.plot([before, after], [HIGH, STEP], **dashes)
         ax.plot([after, after], [STEP + HIGH, 2 * STEP], **dashes)
     style.bare(ax, (0, 1.2 * widest), (-0.1, 2 * STEP + HIGH + 0.1))

@@ -16,13 +16,13 @@ def data(ranks: int = 4, rows: int = 8) -> dict:
 
 
 def cell(lengths: list[int], rank: int, source: int) -> dict:
-    """Return the rows and columns of the scores that a rank computes with the keys of the rank `source`."""
+    """Return the rows and columns of the scores that a rank computes with the keys of rank `source`."""
     seen = meeting(lengths, rank, source, "zigzag", causal=True)
     rows, cols = ((x.start / lengths[0], x.stop / lengths[0]) for x in (seen.queries, seen.keys))
     return dict(source=source, rows=rows, cols=cols, diagonal=seen.kind is Tile.DIAGONAL)
 
 
-PITCH = 1.3  # from one cell to the next
+PITCH = 1.3  # distance from one cell to the next
 
 
 @style.picture
@@ -30,7 +30,7 @@ def draw(cells: list[list[Mapping]]) -> style.Drawn:
     """Show, for each rank and step, whose keys the rank holds and which scores it computes.
 
     `cells[rank][step]` is dict(source, rows, cols, diagonal). `source` is the rank that owns the keys, and `rows` and
-    `cols` are (from, to) as fractions of a shard.
+    `cols` are (start, end) as fractions of a shard.
     """
     caption = "In a zigzag ring, queries stay, and K and V go round while each rank computes."
     figure, ax = style.new_figure(
@@ -85,9 +85,9 @@ def _legend(ax: style.Axes, y: float, pitch: float) -> None:
 
 
 def _cell(ax: style.Axes, x: float, y: float, cell: dict) -> None:
-    """Draw the square of one rank at one step.
+    """Draw one rank's square at one step.
 
-    Computed scores have the colour of the rank that owns the keys, and the rest is hatched.
+    Computed scores have the colour of the rank that owns the keys. All other scores are hatched.
     """
     style.masked(ax, x, y)
     (top, bottom), (left, right) = cell["rows"], cell["cols"]

@@ -1,4 +1,4 @@
-"""A picture of the measured ring: its speedup over one GPU, and the memory that each GPU needs."""
+"""A picture of ring attention as measured: its speedup over one GPU, and the memory that each GPU needs."""
 
 from fa2_lab.plots import style
 from fa2_lab.records import Record, load
@@ -22,7 +22,7 @@ def data() -> dict:
 
 
 def reached(record: Record, ranks: int = 4, N: int = 131072) -> tuple[float, float]:
-    """Return the FLOP/s of the causal forward on one GPU, and the bytes per second on a link while K and V travel."""
+    """Return one GPU's FLOP/s in the causal forward, and a link's bytes per second while K and V travel."""
     rows = {r.direction: r for r in record.rows if r.problem["N_q"] == N and "layout" not in r.problem}
     one, around, p = rows["forward"], rows["K V once round"].values[name_of(ranks)][0], rows["forward"].problem
     moved = (ranks - 1) * N // ranks * p["kv_heads"] * p["d"] * 2 * 2  # K and V, 2 bytes each
@@ -30,7 +30,7 @@ def reached(record: Record, ranks: int = 4, N: int = 131072) -> tuple[float, flo
 
 
 def contiguous(record: Record, by_length: dict) -> tuple[int, int, float]:
-    """Return (number of GPUs, N, speedup over one GPU) for the measurement of the contiguous layout."""
+    """Return (number of GPUs, N, speedup over one GPU) as measured for the contiguous layout."""
     row = next(r for r in record.rows if r.problem.get("layout") == "contiguous" and r.direction == "both")
     (name, (ms, *_)), N = next(iter(row.values.items())), row.problem["N_q"]
     return gpus(name), N, by_length[N][name_of(1)][0] / ms
@@ -45,7 +45,7 @@ def name_of(n: int) -> str:
 
 
 def ratio(values: dict, n: int) -> float:
-    """Return the speedup of n GPUs over one GPU, given the times `values` on one problem."""
+    """Return n GPUs' speedup over one GPU on one problem, given its measured times `values`."""
     return values[name_of(1)][0] / values[name_of(n)][0]
 
 
@@ -61,8 +61,8 @@ def short(N: int) -> str:
 def draw(curves: dict, contiguous: tuple[int, int, float], memory: dict, setting: str) -> style.Drawn:
     """Draw the speedup over one GPU by sequence length and, below it, the memory that each GPU needs.
 
-    `curves` is {number of GPUs: list of (N, speedup)}. `contiguous` is (number of GPUs, N, speedup) of the contiguous
-    layout. `memory` is {number of GPUs: MiB of each GPU}.
+    `curves` is {number of GPUs: list of (N, speedup)}. `contiguous` is (number of GPUs, N, speedup) with the contiguous
+    layout. `memory` is {number of GPUs: MiB per GPU}.
     """
     most = max(curves)
     N, best = curves[most][-1]

@@ -1,13 +1,13 @@
-"""The roofline of a GPU: the largest speed of a method, by the bytes that it requests and those that reach DRAM.
+"""The roofline of a GPU: the highest speed that each method can reach, as limited by requested and DRAM bytes.
 
     show(roofline.draw(**roofline.data("standard", "FA1", "FA2", B_r=128)))    methods, with arguments of rates.cost
     own = rates.cost("decode", N=8192, N_q=8)
     show(roofline.draw(**roofline.data(("8 queries", own))))                  (label, Cost): several settings
 
-The rooflines of the chapters are in limits.py.
+Methods are named as in rates.METHODS. cost.limit(chip) returns the slowest unit and the seconds that it takes. Called
+without a method, `data()` returns chapter 10's ladder as measured, per byte that the hardware counters saw.
 
-The names of methods are those of rates.METHODS, and cost.limit(chip) returns the slowest unit and its seconds. Without
-a method, `data()` returns the ladder of chapter 10 as it was measured, over the bytes that hardware counters saw.
+The rooflines in the chapters are in limits.py.
 """
 
 import re
@@ -20,17 +20,17 @@ from fa2_lab.plots import style
 from fa2_lab.records import Record, load
 
 DRAM = ("DRAM bytes read", "DRAM bytes written")
-SHOWN = ("00", "01", "02", "03", "06", "11")  # rungs; the dots of others would overlap these
+SHOWN = ("00", "01", "02", "03", "06", "11")  # the rungs shown: the dots of the others would overlap these
 PRINTED = {"FA1": "FA1 as printed"}  # not the kernel of FA1's authors
 
 
 class Roof(NamedTuple):
-    """One ceiling of the speed in TFLOP/s: at most `flops`, and at most `bytes` TB/s times the FLOPs per byte."""
+    """One ceiling on the speed: `flops` TFLOP/s, or `bytes` TB/s times the FLOPs per byte if that is less."""
 
     flops: float
     bytes: float
-    slope: str  # words beside the sloping part
-    flat: str = ""  # and at the flat one
+    slope: str  # the label beside the sloping part
+    flat: str = ""  # the label at the flat part
     dashed: bool = False
 
 
@@ -44,9 +44,8 @@ def data(
 
     If no methods are given, return the arguments for the ladder.
 
-    The x-coordinate of a method is its FLOPs per byte of DRAM traffic if DRAM limits the method, and its FLOPs per
-    requested byte otherwise. `message` is the headline, which is a full sentence. `sizes` are arguments of
-    rates.cost().
+    A method's x-coordinate is its FLOPs per byte of DRAM traffic if DRAM limits the method, and its FLOPs per requested
+    byte otherwise. `message` is the headline, a full sentence. `sizes` are arguments of rates.cost().
     """
     if not methods:
         return ladder(d)
@@ -78,14 +77,14 @@ def data(
 
 
 def listed(words: list[str]) -> str:
-    """Return words as an enumeration in a sentence, such as "a, b and c"."""
+    """Return the words as a list in a sentence, such as "a, b and c"."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def ladder(d: int) -> dict:
     """Return the arguments of draw() for some rungs without a mask.
 
-    The coordinates of a rung are its measured TFLOP/s, and its FLOPs per byte that DRAM moved.
+    A rung's coordinates are its FLOPs per byte that DRAM moved, and its measured TFLOP/s.
     """
     record = load("ladder")
     row = reasons.timed(record, causal=False, d=d)
@@ -109,20 +108,20 @@ def ladder(d: int) -> dict:
 
 
 def counted(record: Record, d: int) -> dict[str, float]:
-    """Return {rung: bytes that DRAM moved in one call} for each rung whose hardware counters are recorded."""
+    """Return {rung: bytes that DRAM moved in one call} for the rungs with recorded hardware counters."""
     rows = [r for r in record.rows if r.direction == "counters" and r.problem["d"] == d and set(DRAM) <= set(r.values)]
     return {r.problem["rung"]: sum(r.values[name][0] for name in DRAM) for r in rows}
 
 
 def named(rung: str) -> str:
-    """Return the number and the name of a rung as text. If `rung` is not a rung, return it unchanged."""
+    """Return a rung's number and name as text. If `rung` is not a rung, return it unchanged."""
     return rung[1:].replace("_", " ") if re.match(r"r\d\d_", rung) else rung
 
 
 # The picture ----------------------------------------------------------------------------------------------------
 
-Point = tuple[float, float] | tuple[float, float, str]  # FLOPs per byte, TFLOP/s; of a method also its limit
-ALLOWED = style.tint(style.INK, 0.05)  # the ground below a ceiling
+Point = tuple[float, float] | tuple[float, float, str]  # FLOPs per byte, TFLOP/s and, for a method, its limit
+ALLOWED = style.tint(style.INK, 0.05)  # the fill below a ceiling
 LINE = 0.2  # inches from one line of words to the next
 
 
@@ -137,28 +136,27 @@ def draw(
 ) -> style.Drawn:
     """Draw TFLOP/s as a function of FLOPs per byte, on logarithmic axes.
 
-    `points` is {name: (FLOPs per byte, TFLOP/s)}. If a point has a third member, it is the unit that limits the method,
-    and it is printed. `roofs` are the ceilings. `shelf` is (TFLOP/s, label) of a second, lower limit of the tensor
-    cores.
+    `points` is {name: (FLOPs per byte, TFLOP/s)}. A third member, if present, is the unit that limits the method, and
+    is printed. `roofs` are the ceilings. `shelf` is (TFLOP/s, label) for a second, lower limit on the tensor cores.
     """
     figure, ax = style.new_figure(height + (0.5 if shelf and style.narrow() else 0), caption)
     top = max(roof.flops for roof in roofs)
     across = [place[0] for place in points.values()]
     crowded = any(roof.dashed for roof in roofs)
     left, column, right = reach(min(across), max(across), crowded)
-    limited = any(len(place) > 2 for place in points.values())  # by a unit that is printed
+    limited = any(len(place) > 2 for place in points.values())  # the limiting units are known, and printed
     if limited:
         left, column, right = min(4 if style.narrow() else inf, 0.1 * min(across)), inf, 2500
     elif not crowded and max(across) < column / 60:
-        right = max(300, 30 * max(across))  # all names are beside their places
+        right = max(300, 30 * max(across))  # every name is beside its dot
     least = min(place[1] for place in points.values())
     low = 0.4 * least if limited else min(50, 0.5 * least)
     high = (2.6 if limited and style.narrow() else 1.9) * top
     ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel="TFLOP/s", xlim=(left, right), ylim=(low, high))
     if crowded and style.narrow():
         ax.set_xlabel(xlabel.replace(" (", "\n("))
-    last = max(2 * max(across), 1000)  # to the right of it are names
-    labels = (6 if style.narrow() else 14) * log10(min(last, right) / left) / log10(right / left)  # that have room
+    last = max(2 * max(across), 1000)  # names are written to the right of this
+    labels = (6 if style.narrow() else 14) * log10(min(last, right) / left) / log10(right / left)  # at most
     style.log_ticks(ax.xaxis, style.log_places(left, min(last, right), most=int(labels)))
     style.log_ticks(ax.yaxis, style.log_places(low, high))
     edge = max((roof for roof in roofs if not roof.dashed), key=lambda roof: roof.bytes)
@@ -182,9 +180,9 @@ def draw(
 
 
 def reach(low: float, high: float, crowded: bool) -> tuple[float, float, float]:
-    """Return three positions in FLOPs per byte: the start of the axis, the column of names, and the end of the axis.
+    """Return three x-coordinates in FLOPs per byte: the start of the axis, the column of names, the end of the axis.
 
-    `low` and `high` are the smallest and the largest position of a method. `crowded` is True if a ceiling is dashed.
+    `low` and `high` are the methods' smallest and largest x-coordinate. `crowded` is True if a ceiling is dashed.
     """
     if style.narrow() and not crowded:
         return min(1, 0.1 * low), max(4200, 1.6 * high), max(1.5e6, 700 * high)
@@ -200,10 +198,10 @@ def _read(name: str, point: Point) -> str:
 
 
 def _named(ax: style.Axes, roof: Roof, right: float, *, left_of_it: bool, free: bool, shelf: bool) -> None:
-    """Write the two labels of a ceiling: one beside its sloping part, below the methods, and one at its flat part.
+    """Write a ceiling's two labels: one beside its sloping part, below the methods, and one at its flat part.
 
-    `left_of_it` puts the first label to the left of the sloping part instead of to the right. `free` is True if no
-    method lies on the flat part, and `shelf` is True if a lower limit is drawn as well.
+    `left_of_it` puts the first label to the left of the sloping part instead of to its right. `free` is True if no
+    method is on the flat part, and `shelf` is True if a second, lower limit is drawn as well.
     """
     low = ax.get_ylim()[0]
     y = max(0.25 * roof.flops, 1.25 * low) if left_of_it else 1.2 * low
@@ -217,11 +215,11 @@ def _named(ax: style.Axes, roof: Roof, right: float, *, left_of_it: bool, free: 
 def _roof(
     ax: style.Axes, roof: Roof, left: float, right: float, *, left_of_it: bool, under_it: bool, limited: bool
 ) -> None:
-    """Draw the sloping part and the flat part of a ceiling from x = left to x = right, with their labels.
+    """Draw a ceiling's sloping part and flat part from x = left to x = right, with their labels.
 
-    `left_of_it` puts the label of the sloping part to its left instead of below, and `under_it` puts the label of the
-    flat part under it. A dashed ceiling lies above a solid one and has its label above it. If a unit limits the methods
-    (`limited`), the labels are left to _named().
+    `left_of_it` puts the sloping part's label to its left instead of below, and `under_it` puts the flat part's label
+    under it. A dashed ceiling is above a solid one and has its label above it. If the units that limit the methods are
+    known (`limited`), _named() writes the labels instead.
     """
     ridge = roof.flops / roof.bytes
     look = dict(color=style.QUIET, linewidth=0.9, linestyle="--") if roof.dashed else dict(color=style.INK)
@@ -245,10 +243,10 @@ def _roof(
 
 
 def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float, shelf: float) -> None:
-    """Draw a dot for each method, and write the names in a column on the right, which begins at x = `column`.
+    """Draw a dot for each method, and write the names in a column on the right that begins at x = `column`.
 
-    If a method is too far from the column, its name is next to its dot instead. `roof` is the height of the lowest
-    ceiling, and `shelf` is a second, lower limit of the tensor cores, or 0. No name is written on one of these lines.
+    If a method is too far from the column, its name is next to its dot instead. `roof` is the lowest ceiling, and
+    `shelf` is a second, lower limit on the tensor cores, or 0. Names avoid both of these lines.
     """
     crowd = {name: place for name, place in points.items() if place[0] >= column / 60}
     decades = log10(ax.get_ylim()[1] / ax.get_ylim()[0]) / ax.figure.get_figheight()
@@ -268,14 +266,14 @@ def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float
             height = 10 ** heights[list(crowd).index(name)]
             ax.plot([x, 0.95 * column], [y, height], color=style.QUIET, linewidth=0.6, zorder=0)
             style.note(ax, column, height, words, color=color)
-        elif y > 0.9 * roof and unit:  # above the roof's line
+        elif y > 0.9 * roof and unit:  # the name goes above the ceiling
             style.beside(ax, words.replace(" (", "\n("), (x, y), (0, 6), va="bottom", color=color)
-        elif len(units) > 1 and unit == ["L2"] and "DRAM" in units:  # to the right, the slope of DRAM would cross it
+        elif len(units) > 1 and unit == ["L2"] and "DRAM" in units:  # on the right, the DRAM slope would cross the name
             style.beside(ax, words.replace(": ", ":\n"), (x, y), (-12, 4), ha="right", color=color)
         else:
-            near = any(0.75 * y < other < y for _, other, *_ in points.values())  # a name just below it
+            near = any(0.75 * y < other < y for _, other, *_ in points.values())  # another name is just below
             shift = (8, -4)
-            if y > 0.9 * roof or 0.75 * shelf < y <= shelf:  # not on a line
+            if y > 0.9 * roof or 0.75 * shelf < y <= shelf:  # below the line, not on it
                 shift = (8, -10)
             elif near and unit and (style.narrow() or not shelf):
                 shift = (16, 4)
@@ -285,10 +283,10 @@ def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float
 def apart(values: list[float], gap: float, top: float = inf) -> list[float]:
     """Return the heights of labels for these values, in the same order, at least `gap` apart, and at most `top`.
 
-    The heights are as close to the values as these conditions allow.
+    The heights are as close to the values as these conditions permit.
     """
     order = sorted(range(len(values)), key=lambda n: values[n])
-    pools: list[list[float]] = []  # neighbours that push each other: the mean of each pool stays
+    pools: list[list[float]] = []  # neighbours that push each other apart: each pool keeps its mean
     for place, n in enumerate(order):
         pools.append([values[n] - gap * place])
         while len(pools) > 1 and sum(pools[-2]) / len(pools[-2]) >= sum(pools[-1]) / len(pools[-1]):

@@ -1,4 +1,4 @@
-"""A picture of what a program of the Hopper forward takes from an SM: shared memory and registers."""
+"""A picture of what one program of the Hopper forward takes from an SM: shared memory and registers."""
 
 from fa2_lab.kernels.hopper.forward import sizes
 from fa2_lab.machine import chips
@@ -6,11 +6,11 @@ from fa2_lab.plots import style
 
 SETS = (("DEFAULT", 64), ("TWO_CONSUMERS", 64), ("DEFAULT", 128), ("THREE_CONSUMERS", 128))
 FILE = chips.H200.registers_per_sm
-PRODUCER = 24  # registers of its threads, in forward_kernel, if sequences are not packed
+PRODUCER = 24  # registers per producer thread in forward_kernel, if sequences are not packed
 
 
 def data() -> dict:
-    """Return the KiB of each tensor's buffers and the registers per thread of each consumer, for four sets of sizes."""
+    """Return the KiB of each tensor's buffers and each consumer's registers per thread, for four sets of sizes."""
     shared, registers = {}, {}
     for name, d in SETS:
         found = getattr(sizes, name)
@@ -23,27 +23,27 @@ def data() -> dict:
 
 
 def registers_of(size: sizes.ForwardSizes) -> list[int]:
-    """Return the registers per thread of each consumer.
+    """Return each consumer's registers per thread.
 
-    All warpgroups start with the same multiple of 8. Consumer 0 keeps what the other warpgroups leave.
+    All warpgroups start with the same multiple of 8. Consumer 0 keeps what the other warpgroups leave over.
     """
     start = FILE // (128 * (size.consumers + 1)) // 8 * 8
     others = [size.registers] * (size.consumers - 1)
     return [start * (size.consumers + 1) - sum(others) - PRODUCER, *others]
 
 
-BEYOND = 1.3  # times the limit: where the picture ends
+BEYOND = 1.3  # the picture ends at this multiple of the limit
 
 
 @style.picture
 def draw(
     shared: dict[str, dict], registers: dict[str, list[int]], producer: int, limit: float, file: int
 ) -> style.Drawn:
-    """Draw a bar of shared memory and a bar of registers for each set of sizes, next to the limits of an SM.
+    """Draw a bar of shared memory and a bar of registers for each set of sizes, next to an SM's limits.
 
-    `shared` is {set: {tensor: KiB}}. `registers` is {set: registers per thread of each consumer}, and `producer` is the
-    number of registers per thread of the producer. `limit` is the shared memory of an SM in KiB, and `file` is the
-    number of registers of an SM.
+    `shared` is {set: {tensor: KiB}}. `registers` is {set: each consumer's registers per thread}, and `producer` is the
+    number of registers per producer thread. `limit` is an SM's shared memory in KiB, and `file` is its number of
+    registers.
     """
     caption = (
         "An SM has no room for a second program (dashed) beside the first. The upper bars are the KiB of the buffers of"
@@ -83,7 +83,7 @@ def draw(
 def _second(ax: style.Axes, start: float, y: float, most: float) -> None:
     """Draw a dashed box for a second program, which begins at x = `start`, where the first program ends.
 
-    The box continues beyond the edge of the picture. `most` is how much of the resource an SM has.
+    The box continues beyond the edge of the picture. `most` is the SM's total amount of the resource.
     """
     end = BEYOND * most
     look = dict(color=style.QUIET, linestyle=style.DASHED, linewidth=1)

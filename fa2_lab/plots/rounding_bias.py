@@ -1,4 +1,4 @@
-"""A picture of rounding errors with the same sign: their distribution between two bf16 numbers, and their sum in D."""
+"""A picture of rounding errors that share a sign: their distribution between two bf16 numbers, and their sum in D."""
 
 import numpy as np
 
@@ -6,14 +6,14 @@ from fa2_lab.examine.cases import rounded
 from fa2_lab.machine import rounding
 from fa2_lab.plots import style
 
-EACH = 16  # rows per point of a line
-BINS = np.array([-0.5, -0.375, -0.125, 0.125, 0.375, 0.5])  # of an ulp, with a bin around each of −½, −¼, 0, ¼ and ½
+EACH = 16  # rows per point on a line
+BINS = np.array([-0.5, -0.375, -0.125, 0.125, 0.375, 0.5])  # in ulps, with a bin around each of −½, −¼, 0, ¼ and ½
 
 
 def data() -> dict:
     """Return the distribution of o's rounding errors in column 0, and the running sum of D's errors over the rows.
 
-    The errors of o are counted in steps of bf16.
+    The errors of o are in units of the spacing between bf16 numbers.
     """
     S, V, dO = rounding.repeated_maxima()
     exact, m = rounding.truth(S, V), S.max(1, keepdims=True)
@@ -31,7 +31,7 @@ def data() -> dict:
 
 @style.picture
 def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Drawn:
-    """Draw two histograms of the error of one rounding, and the running sum of D's errors for each way to compute O.
+    """Draw two histograms of o's rounding error, and the running sum of D's errors for each way to compute O.
 
     `shares` is {name: share of the rows in each bin}, and `sums` is {way to compute O: running sum}.
     """

@@ -10,8 +10,8 @@ from fa2_lab.records import layouts_record
 def data(row: int = 21, d: int = 128) -> dict:
     """Return the arguments of draw() for one row of the compiled kernel with head dimension d.
 
-    They are the lane and register of each score of a wgmma's result, and the maximum that each lane of the row knows
-    after each step.
+    These include which lane and register hold each score of a wgmma result, and the maximum that each of the row's
+    lanes knows after each step.
     """
     record = layouts_record()
     (kernel,) = [k for k in record["layouts"] if k["target"] == "sm_90" and k["d"] == d]
@@ -30,7 +30,7 @@ def data(row: int = 21, d: int = 128) -> dict:
 
 OBSERVED = "Observed (read from the compiled kernel)"
 LEFT, CELL, GAP = 0.95, 0.32, 0.3
-PAGE, PHONE = (8, 6), (6, 2)  # columns of the row that are drawn, the first and the last ones
+PAGE, PHONE = (8, 6), (6, 2)  # how many of the row's first and last columns are drawn
 TONES = (1.0, 0.65, 0.4, 0.2)
 
 
@@ -38,8 +38,8 @@ TONES = (1.0, 0.65, 0.4, 0.2)
 def draw(owners: Owners, row: int, scores: np.ndarray, known: list[np.ndarray], made: str) -> style.Drawn:
     """Draw, from top to bottom, a row of the accumulator by lane and register, and the reduction to its maximum.
 
-    `scores` are the scores of the row. `known` lists the maximum that each of its lanes knows, first at the start and
-    then after each exchange. `made` describes the compiled kernel.
+    `scores` are the row's scores. `known` lists the maximum that each of its lanes knows, first at the start and then
+    after each exchange. `made` describes the compiled kernel.
     """
     rows, cols = owners.lane.shape
     lanes, warp = np.unique(owners.lane[row]), int(owners.warp[row, 0])
@@ -64,7 +64,7 @@ def _tone(k: int) -> str:
 
 
 def _row(ax: style.Axes, y: float, owners: Owners, row: int, scores: np.ndarray) -> None:
-    """Draw the first and the last columns of the row, with the number, the lane and the register of each score."""
+    """Draw the row's first and last columns, with each score's value, lane and register."""
     cols, lanes = len(scores), np.unique(owners.lane[row]).tolist()
     style.note(ax, 0, y - 0.42, f"Row {row}, column by column", weight="bold")
     for k, name in enumerate(("column", "number", "lane", "register")):
@@ -83,8 +83,8 @@ def _row(ax: style.Axes, y: float, owners: Owners, row: int, scores: np.ndarray)
 def _reduction(ax: style.Axes, y: float, lanes: np.ndarray, known: list[np.ndarray], each: int) -> None:
     """Draw one line for each step, with the maximum that each lane knows.
 
-    `known` lists these maxima for each step, and `each` is the number of scores per lane. Two strokes connect a maximum
-    to the two lanes that were compared.
+    `known` lists these maxima for each step, and `each` is the number of scores per lane. Two strokes connect each
+    maximum to the two lanes that it was computed from.
     """
     style.note(ax, 0, y - 0.42, "Thick edge: the lane knows the maximum", weight="bold")
     steps = [f"of its {each}\nnumbers", "after lane\nXOR 1", "after lane\nXOR 2"]

@@ -1,6 +1,6 @@
-"""A picture of the gain from one change of the ladder, as a function of the number of heads.
+"""A picture of the speedup from one change in the ladder, as a function of the number of heads.
 
-Programs run in waves, so the gain goes up and down.
+Programs run in waves, so the speedup goes up and down.
 """
 
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from fa2_lab.plots import style
 from fa2_lab.records import load
 
 BEFORE, AFTER = "07", "09"
-ROWS = 64  # of a program
+ROWS = 64  # per program
 HEADS = range(2, 25)
 NAMES = ("heads", f"waves of rung {BEFORE}", f"waves of rung {AFTER}")
 
 
 def data(N: int = 4096, d: int = 128) -> dict:
-    """Return the speedup of rung 09 over rung 07 without a mask by number of heads, as modelled and as measured."""
+    """Return rung 09's speedup over rung 07 without a mask, by number of heads, as modelled and as measured."""
     before, after = ladder.find(BEFORE), ladder.find(AFTER)
     model = {n: reasons.predicted(before, after, causal=False, d=d, heads=n) for n in HEADS}
     measured = {}
@@ -34,7 +34,7 @@ def data(N: int = 4096, d: int = 128) -> dict:
 
 
 def waves(heads: int, held: int, N: int = 4096) -> int:
-    """Return the number of waves that all row blocks of 64 queries need, if each SM holds `held` programs at a time."""
+    """Return how many waves all row blocks of 64 queries need if each SM holds `held` programs at a time."""
     return -(-heads * N // (ROWS * held * chips.H200.SMs))
 
 
@@ -42,8 +42,8 @@ def waves(heads: int, held: int, N: int = 4096) -> int:
 def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[int], setting: str) -> style.Drawn:
     """Draw the model as an area and the measurements as bars that begin at 1.
 
-    `model` and `measured` are {heads: speedup}. `held` contains the number of resident programs per SM before and after
-    the change.
+    `model` and `measured` are {heads: speedup}. `held` is the number of resident programs per SM (before, after) the
+    change.
     """
     most, least = max(measured, key=measured.get), min(measured, key=measured.get)
     counts = {heads: tuple(waves(heads, fit) for fit in held) for heads in measured}
@@ -88,10 +88,10 @@ def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[i
 
 
 def _table(ax: style.Axes, counts: Mapping[int, tuple[int, ...]], low: float) -> None:
-    """Write below each bar its number of heads, and the number of waves that each rung needs.
+    """Write below each bar its number of heads, and how many waves each rung needs.
 
-    `counts` is {heads: (waves of the earlier rung, waves of the later rung)}. The later rung's number of waves is bold
-    if it is larger. The table begins below the height `low`.
+    `counts` is {heads: (waves of the earlier rung, waves of the later rung)}. The later rung's number is bold if it is
+    larger. The table begins below the height `low`.
     """
     names = ("heads", f"waves, {BEFORE}", f"waves, {AFTER}") if style.narrow() else NAMES
     for row, name in enumerate(names):

@@ -6,7 +6,7 @@ from fa2_lab.plots import style
 
 
 def data() -> dict:
-    """Return the Shares of four programs for five heads that have 10, 3, 0, 12 and 2 tiles."""
+    """Return the Shares of four programs, for five heads with 10, 3, 0, 12 and 2 tiles."""
     return dict(cut=splits.Shares((10, 3, 0, 12, 2), 4))
 
 
@@ -15,7 +15,7 @@ H = 0.62  # height of a tile
 
 @style.picture
 def draw(cut: Shares) -> style.Drawn:
-    """Draw each head as a row of tiles in the colours of its programs."""
+    """Draw each head as a row of tiles, in the colours of the programs that read them."""
     caption = "Every program gets an equal share of all tiles, and only a head that several programs have read is"
     heads, longest = len(cut.tiles), max(cut.tiles)
     figure, ax = style.new_figure(0.4 + 0.42 * heads, f"{caption} merged. The number on a tile names its program.")
@@ -41,7 +41,7 @@ def draw(cut: Shares) -> style.Drawn:
 
 
 def _parts(ax: style.Axes, cut: Shares, head: int, x: float) -> None:
-    """Draw the partial results of a head that are merged, with an arrow from them to the head's output."""
+    """Draw a head's partial results that are merged, with an arrow from them to the head's output."""
     readers = cut.readers(head)
     if len(readers) > 1:
         for k, w in enumerate(readers):

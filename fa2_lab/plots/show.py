@@ -1,4 +1,4 @@
-"""Pictures as a notebook shows them: as wide as the text, with a caption and an alternative text."""
+"""Pictures as shown in a notebook: as wide as the text, with a caption and an alternative text."""
 
 from base64 import b64encode
 from html import escape
@@ -12,11 +12,11 @@ from PIL import Image, ImageColor, ImageDraw
 
 from fa2_lab.plots.style import CARD, EDGE, headline_of
 
-MANY = ("limits", "pipes", "strips", "waves")  # files that draw several pictures: strips_15 is strips.data("15")
+MANY = ("limits", "pipes", "strips", "waves")  # files with several pictures: strips_15 is drawn from strips.data("15")
 
-DENSITY = 2  # pixels of a PNG per pixel of the page
-MARGIN, ROUND = 16, 14  # of the card, in pixels of the page: the room around the picture, and the radius of its corners
-SOFT = 4  # entries of a palette that are more or less transparent, for the rounded corners
+DENSITY = 2  # PNG pixels per page pixel
+MARGIN, ROUND = 16, 14  # the card's margin around the picture, and the radius of its corners, in page pixels
+SOFT = 4  # palette entries with different opacities, for the edges of the rounded corners
 
 
 def file_of(name: str) -> tuple[str, str]:
@@ -26,7 +26,7 @@ def file_of(name: str) -> tuple[str, str]:
 
 
 def find(name: str) -> tuple[ModuleType, dict]:
-    """Return the module that draws a picture, and the arguments that its data() returns for this picture."""
+    """Return the module that draws a picture, and the arguments of its draw() for this picture."""
     file, which = file_of(name)
     picture = import_module(f"fa2_lab.plots.{file}")
     return picture, picture.data(*filter(None, [which]))
@@ -39,16 +39,16 @@ def draw(name: str, narrow: bool = False) -> tuple[Figure, str]:
 
 
 class show:
-    """One picture of figures/ with its caption. To show it, end a notebook cell with, for example, `show("waves")`.
+    """A picture with its caption. To show it, end a notebook cell with, for example, `show("waves")`.
 
-    The argument is the name of a picture, or the result of a draw(). Readers without images get the alternative text.
+    The argument is a picture's name or the result of a draw(). Readers who see no images get the alternative text.
     """
 
     def __init__(self, drawn: str | tuple[Figure, str]) -> None:
         self.figure, self.alt = draw(drawn) if isinstance(drawn, str) else drawn
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
-        # As HTML, because JupyterLab gives an image of its own (image/png) no alternative text.
+        # HTML, because JupyterLab shows a bare image (image/png) without an alternative text.
         width = round(96 * self.figure.get_figwidth()) + 2 * MARGIN
         image = b64encode(self.png()).decode()
         shown = f'<img alt="{escape(self.alt)}" width="{width}" src="data:image/png;base64,{image}">'
@@ -62,17 +62,17 @@ class show:
         full, png = BytesIO(), BytesIO()
         self.figure.savefig(full, format="png", dpi=96 * DENSITY)
         image, alpha = on_card(Image.open(full).convert("RGB"))
-        image.save(png, format="png", optimize=True, transparency=alpha)  # with a palette, a third of the bytes
+        image.save(png, format="png", optimize=True, transparency=alpha)  # a palette takes a third of the bytes
         return png.getvalue()
 
 
 def on_card(picture: Image.Image) -> tuple[Image.Image, bytes]:
-    """Return a paletted picture on a card with rounded corners, and the opacity of each colour of the palette.
+    """Return the picture on a card with rounded corners, as a paletted image, and the opacity of each palette colour.
 
-    The page of a notebook may be light or dark, and a picture cannot know which. The card is as light as paper, so the
-    picture has its own colours on both, and on a light page the card has an edge.
+    A notebook's page may be light or dark, and a picture cannot know which. The card is as light as paper, so the
+    picture keeps its colours on both. Its edge shows on a light page.
     """
-    edge = 255 - SOFT  # the place of its colour in the palette
+    edge = 255 - SOFT  # the index of the edge's colour in the palette
     picture = picture.quantize(edge)
     paper, card = picture.getpixel((0, 0)), ImageColor.getrgb(CARD)
     colours = picture.getpalette()[: 3 * edge]
@@ -90,7 +90,7 @@ def on_card(picture: Image.Image) -> tuple[Image.Image, bytes]:
 
 
 def corners(size: tuple[int, int], radius: int) -> Image.Image:
-    """Return an image of how far each pixel is outside a card with rounded corners, from 0 (inside) to SOFT."""
+    """Return an image that tells how much of each pixel is outside a card with rounded corners, from 0 to SOFT."""
     fine = Image.new("L", tuple(4 * side for side in size), 255)
     ImageDraw.Draw(fine).rounded_rectangle((0, 0, fine.width - 1, fine.height - 1), 4 * radius, fill=0)
     return fine.reduce(4).point(lambda level: round(level * SOFT / 255))

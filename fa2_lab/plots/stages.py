@@ -1,12 +1,12 @@
-"""A picture of a ring's stages over time, which are being filled, full, or empty again, next to the consumers."""
+"""A picture of a ring's stages over time, next to the consumers: being filled, full, or empty again."""
 
 from fa2_lab.plots import strips, style
 
 
 def data(rung: str = "21", tiles: int = 12) -> dict:
-    """Return the spans of each stage of K and V on an SM, and the jobs of the consumers. Times are in clocks.
+    """Return the spans of K's and V's stages on an SM, and the consumers' jobs. Times are in clock cycles.
 
-    The SM runs one row block of `tiles` tiles with the given rung of the ladder.
+    The SM runs this rung of the ladder on one row block of `tiles` tiles.
     """
     size = strips.sizes(rung)
     block, program = strips.ran(size, tiles, row_blocks=1)
@@ -24,9 +24,9 @@ def data(rung: str = "21", tiles: int = 12) -> dict:
 def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, window: float = 4500) -> style.Drawn:
     """Draw the stages of V and the consumers over time.
 
-    The stages of K are not drawn, because a K also waits for its turn, whereas the producer of V waits for nothing
-    else. `spans` are (stage, tile, start of the copy, end of the copy, last release), and `jobs` are (actor, label,
-    from, to).
+    K's stages are not drawn, because the copy of a tile of K also waits for its turn, whereas that of V waits for
+    nothing but an empty stage. `spans` are (stage, tile, start of the copy, end of the copy, last release), and `jobs`
+    are (actor, label, start, end).
     """
     caption = (
         "A stage is filled again as soon as both consumers have released it. An arrow is a release, at the end of the"
@@ -57,7 +57,7 @@ def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, windo
                 look = dict(hatch=style.MASK_HATCH) if copying else {}
                 words = f"copy {tile}" if copying else tile if style.narrow() else f"{tile} is there"
                 words = words if stop - start > letter * (len(words) + 0.6) else ""
-                label = words if copying else ""  # of a full stage it is at the left, where no arrow crosses it
+                label = words if copying else ""  # a full stage has its label at the left, where no arrow crosses it
                 style.tensor_box(ax, start, y + 0.06, stop - start, 0.88, tile[0], label, linewidth=0.8, **look)
                 if words and not copying:
                     x = start + 0.6 * letter

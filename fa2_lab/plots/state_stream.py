@@ -11,13 +11,13 @@ from fa2_lab.tiles import Tiling
 
 
 def data(B_r: int = 4, B_c: int = 4, T_c: int = 10, d: int = 4, row: int = 2, seed: int = 35) -> dict:
-    """Return the state of one row block and α after each key block.
+    """Return one row block's state and α after each key block.
 
-    Only the first component of o and O is returned. `row` is the row that draw() shows.
+    Of o and O, only the first component is returned. `row` is the row that draw() shows.
     """
     rng = np.random.default_rng(seed)
     Q, K, V = rng.standard_normal((B_r, d)), *rng.standard_normal((2, T_c * B_c, d))
-    V = np.abs(V)  # so that o falls only where it is rescaled
+    V = np.abs(V)  # so that o decreases only when it is rescaled
     tiling = Tiling(B_r, T_c * B_c, B_r, B_c)
     state = SoftmaxState.reset(B_r, d)
     seen: dict[str, list] = dict(s=[], m=[], l=[], o=[], alpha=[])
@@ -36,10 +36,10 @@ def data(B_r: int = 4, B_c: int = 4, T_c: int = 10, d: int = 4, row: int = 2, se
 def draw(
     row: int, s: np.ndarray, m: np.ndarray, l: np.ndarray, o: np.ndarray, alpha: np.ndarray, O: np.ndarray
 ) -> style.Drawn:
-    """Draw the scores, m, l and one component of o of one row, with a column for each key block.
+    """Draw one row's scores, m, l and one component of o, with a column for each key block.
 
-    The scores s have shape (T_c, B_r, B_c). m, l, o and alpha have shape (T_c, B_r) and are those after each key block.
-    O has shape (B_r,) and is the same component of the output.
+    The scores s have shape (T_c, B_r, B_c). m, l, o and alpha have shape (T_c, B_r) and hold the values after each key
+    block. O has shape (B_r,) and is the same component of the output.
     """
     caption = "A new maximum shrinks what l and o have summed so far, and all other blocks only add to it. Each shaded"
     caption += " column has a new maximum, and its number is α = exp(m before − m after), the factor for l and o."
@@ -87,7 +87,7 @@ def _maximum(ax: style.Axes, s: np.ndarray, m: np.ndarray) -> None:
 
 
 def _sum(ax: style.Axes, name: str, total: np.ndarray, alpha: np.ndarray, **look: Any) -> None:
-    """Draw two levels for each key block: the total after it is multiplied by α, and after the new terms are added."""
+    """Draw two levels per key block: the total after the multiplication by α, and after the new terms are added."""
     before = np.concatenate([[0.0], total[:-1]])
     levels = np.stack([alpha * before, total], axis=1).ravel()
     ax.stairs(levels, np.arange(len(levels) + 1) / 2, baseline=None, color=style.hue(name), linewidth=2.2, **look)

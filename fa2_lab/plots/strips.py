@@ -1,7 +1,7 @@
-"""A picture of an SM on a rung and on the previous rung, with copies, tensor cores and softmax as strips over time.
+"""A picture of an SM running a rung and the rung before it, with copies, tensor cores and softmax as strips over time.
 
-The time of a tile on each unit is computed from the compiled code and the chip, as in machine/ladder_model.py. A
-warpgroup's matmuls occupy the tensor cores, its instructions the issue slots, and its tiles the path from L2.
+The time that a tile takes on each unit is computed from the compiled code and the chip, as in machine/ladder_model.py.
+A warpgroup's matmuls occupy the tensor cores, its instructions the issue slots, and its tiles the path from L2.
 `Program.producer` and `Program.consumer` define who waits for whom.
 """
 
@@ -17,36 +17,33 @@ from fa2_lab.machine.rates import rates
 from fa2_lab.plots import style
 from fa2_lab.records import load
 
-LEAD = 250  # clocks that are drawn before what a rung changes
-AHEAD, PERSISTENT, LAGGING, WIDE = 20, 21, 22, 23  # from which rung on S starts early, programs stay, o is seldom
-# rescaled, and a program has three consumers
+LEAD = 250  # clock cycles drawn before what a rung changes
+AHEAD, PERSISTENT, LAGGING, WIDE = 20, 21, 22, 23  # the first rungs in which S starts early, programs stay, o is
+# seldom rescaled, and a program has three consumers
 
 
 class Sizes(NamedTuple):
-    """The numbers of a rung that the strips need.
-
-    They are its index, what fits on an SM, and the clocks of a tile on each unit.
-    """
+    """What the strips show of a rung: its number, how much fits on an SM, and clock cycles per tile on each unit."""
 
     number: int
-    keys: int  # of a tile
-    programs: int
-    consumers: int
+    keys: int  # per tile
+    programs: int  # per SM
+    consumers: int  # per program
     stages: int
-    copy: float  # of a tile of K, or of V
-    rows: float  # of the Q or the O of one consumer
-    product: float  # S or P V of one consumer
-    softmax: float  # all instructions of one consumer that run in most tiles, with those that start the matmuls
+    copy: float  # clock cycles for a tile of K, or of V
+    rows: float  # for one consumer's Q or O
+    product: float  # for one consumer's S or P V
+    softmax: float  # for the instructions that a consumer runs in most tiles, including those that start the matmuls
 
 
 def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
-    """Return the Sizes of a rung, taken from its compiled kernel without a mask."""
+    """Return a rung's Sizes, taken from its compiled kernel without a mask."""
     name = ladder.find(rung)
     fact = reasons.facts()[name, False, d]
     number, keys, rows = int(name[1:3]), fact["keys"], 64 * fact["consumers"]
-    rate = rates(chip).l2 / chip.SMs / chip.clock_hz  # bytes a clock
-    kept = rows * (2 if number in (21, 22) else 1)  # these keep O apart from the next Q
-    skipped = model.ROWS * d // 128 if number >= LAGGING else 0  # a thread's numbers of o, each a multiplication
+    rate = rates(chip).l2 / chip.SMs / chip.clock_hz  # bytes per clock cycle
+    kept = rows * (2 if number in (21, 22) else 1)  # in these rungs, O has its own buffer
+    skipped = model.ROWS * d // 128 if number >= LAGGING else 0  # one multiplication per element of o in a thread
     return Sizes(
         number,
         keys,
@@ -60,7 +57,7 @@ def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
     )
 
 
-SAYS = {  # what the strips of a rung show beside those of the rung before
+SAYS = {  # what a rung's strips show next to those of the rung before
     14: "In rung 14, TMA makes the copies, so a tile takes {now} instructions instead of {then}",
     15: "Rung 15, in Gluon, takes {now} instructions per tile instead of {then}",
     16: "Rung 16 has a warp that only copies, so a tile takes {now} instructions instead of {then}",
@@ -72,7 +69,7 @@ SAYS = {  # what the strips of a rung show beside those of the rung before
     22: "In rung 22, m may lag behind, so most tiles skip the rescaling of o",
     23: "In rung 23, a third consumer leaves each softmax more time to spare before its next matmul",
 }
-WHY = {  # what a caption adds
+WHY = {  # sentences that a caption adds
     15: "So it is slower at first, but from now on we can place each wait.",
     17: "One ring of buffers then serves both, which makes room for the long tiles of rung 18. By itself, rung 17"
     " is not faster.",
@@ -82,8 +79,8 @@ WHY = {  # what a caption adds
     23: "The dashed boxes show this time, in clocks. With more of it, a delay is less likely to stop the tensor cores."
     " The boxes with a thick edge belong to the third consumer.",
 }
-CHANGED = {14: "exp", 15: "exp", 16: "exp", 17: "copy", 18: "exp", 19: "exp", 22: "exp"}  # the unit that is emphasised
-CAUSE = {  # what a page adds to the words beside the first changed box, or below the copies
+CHANGED = {14: "exp", 15: "exp", 16: "exp", 17: "copy", 18: "exp", 19: "exp", 22: "exp"}  # the unit to emphasise
+CAUSE = {  # text that a page adds beside the first changed box, or below the copies
     14: "TMA computes the addresses",
     15: "more than in Triton's code",
     16: "the new warp starts the copies",
@@ -93,16 +90,16 @@ CAUSE = {  # what a page adds to the words beside the first changed box, or belo
     22: "o is not rescaled",
 }
 THICK = {21: "\nthick edge: the next row block", 23: "\nthick edge: third consumer · dashed: clocks to spare"}
-WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}  # clocks that are drawn, if the change is a small part of a tile
+WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}  # clock cycles drawn, if the change is a small part of a tile
 
 
 def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
-    """Return the jobs of an SM on the rung `after` and on the previous rung, where a row has `tiles` keys.
+    """Return an SM's jobs in the rung `after` and in the rung before it, where a row has `tiles` keys.
 
     Each program runs `row_blocks` row blocks. The jobs shown are within a row block or, for rung 21, around the change
-    to the next row block. A job is (unit, warpgroup, label, from, to), in clocks. In the result, `marked` is True for
-    each job that the rung changes or, for rung 21, for each job of the next row block. `unit` is the unit that the rung
-    changes. `ratio` is the factor by which the work of a marked job took longer on the previous rung.
+    to the next row block. A job is (unit, warpgroup, label, start, end), in clock cycles. In the result, `marked` is
+    True for each job that the rung changes or, for rung 21, for each job of the next row block. `unit` is the unit
+    whose work the rung changes. `ratio` is a marked job's duration on the rung before, relative to this rung.
     """
     before = f"{int(after) - 1}"
     pair, panels = [sizes(before), sizes(after)], []
@@ -133,7 +130,7 @@ def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
 
 
 def row_blocks_of(jobs: list[Job], size: Sizes, tiles: int) -> list[int]:
-    """Return the index of the row block of each job of a program. A row block has `tiles` tiles."""
+    """Return the index of the row block that each of a program's jobs belongs to. A row block has `tiles` tiles."""
     before: dict[tuple[str, str], int] = defaultdict(int)
     found = []
     for job in jobs:
@@ -156,20 +153,20 @@ def ran(size: Sizes, tiles: int, row_blocks: int) -> tuple:
 
 
 class Program:
-    """One program on the simulated SM. It records which tiles were copied and which its consumers have released."""
+    """One program on the simulated SM, which records the tiles that it copied and those that its consumers released."""
 
     def __init__(self, block: Block, size: Sizes, tiles: int, row_blocks: int) -> None:
         self.block, self.size, self.tiles, self.row_blocks = block, size, tiles, row_blocks
         self.copied: dict[str, Job] = {}
-        self.released: dict[str, list[float]] = defaultdict(list)  # when, by each consumer
-        self.sent: dict[int, float] = {}  # row block: when its number was in the mailbox
-        self.read: dict[int, list[float]] = defaultdict(list)  # and when each consumer had read it
-        self.ended = 0  # consumers, of any row block
+        self.released: dict[str, list[float]] = defaultdict(list)  # {tile: when each consumer released it}
+        self.sent: dict[int, float] = {}  # {row block: when its number was written to the mailbox}
+        self.read: dict[int, list[float]] = defaultdict(list)  # {row block: when each consumer read it}
+        self.ended = 0  # how often a consumer has ended a row block
 
     def producer(self) -> Generator[Wait]:
         """Copy tiles as soon as their stages are free.
 
-        On rungs without a producer warp, the warpgroup itself does this work.
+        In rungs without a producer warp, the warpgroup itself does this.
         """
         for r in range(self.row_blocks):
             if self.size.number < PERSISTENT:
@@ -188,16 +185,16 @@ class Program:
                     yield job.done()
 
     def there(self, tile: str) -> Wait:
-        """Return a Wait that ends when the copy of a tile has arrived. The copy need not have been started yet."""
+        """Return a Wait that ends when the tile's copy has arrived, even if the copy has not been started yet."""
         return Wait(lambda: tile in self.copied and self.copied[tile].ended is not None, tile)
 
     def release(self, tile: str) -> None:
         self.released[tile].append(self.block.clock)
 
     def consumer(self, c: int) -> Generator[Wait]:
-        """Run consumer c, which computes S, softmax and P V of each tile.
+        """Run consumer c, which computes each tile's S, softmax and P V.
 
-        From rung 20 on, S of a tile starts before P V of the previous tile.
+        In rung 20 and all later ones, a tile's S starts before the previous tile's P V.
         """
         size, start = self.size, self.block.start
         for r in range(self.row_blocks):
@@ -214,7 +211,7 @@ class Program:
                 yield s.done()
                 self.release(f"K{n}")
                 if late:
-                    yield late.done()  # where ptxas puts the wait: before nearly all of the softmax
+                    yield late.done()  # ptxas puts this wait before nearly all of the softmax
                     self.release(f"V{n - 1}")
                 yield start("exp", size.softmax, f"softmax {size.softmax:.0f}").done()
                 if size.number < AHEAD or n % self.tiles == self.tiles - 1:
@@ -236,9 +233,9 @@ LOOKS = {
     "PV": "O",
     "P V": "O",
     "softmax": "P",
-    "": "P",  # a softmax, of which only the number is shown
+    "": "P",  # a softmax, whose label is only a number
     "row block": "m",
-}  # label: whose hue
+}  # {label: tensor that gives the hue}
 UNITS = {"copy": "copies", "tensor": "tensor cores", "exp": "softmax"}
 
 
@@ -246,8 +243,8 @@ UNITS = {"copy": "copies", "tensor": "tensor cores", "exp": "softmax"}
 def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, window: float) -> style.Drawn:
     """Draw a panel for each rung, with a strip for each unit, and a line for each warpgroup in each strip.
 
-    `says` and `why` are sentences of the caption. `unit` is the unit to emphasise, or empty. `ratio` is the factor by
-    which the work of a marked box took longer on the previous rung. `window` is the number of clocks that are drawn.
+    `says` and `why` are sentences in the caption. `unit` is the unit to emphasise, or empty. `ratio` is a marked box's
+    duration on the rung before, relative to this rung. `window` is the number of clock cycles to draw.
     """
     number = panels[-1]["number"]
     caption = (
@@ -267,7 +264,7 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
                 mine = [(job[2].removeprefix("softmax "), *job[3:], new) for job, new in mine]
                 rows[name if key == "copy" else f"{name}, {k}"] = mine
             if key == unit == "copy":
-                rows[""] = []  # room for the words about the copies
+                rows[""] = []  # an empty row for the text about the copies
         name = f"rung {panel['number']}, {panel['name'].replace('_', ' ')}"
         measured = f": tensor cores {panel['counted']:.0f}% busy (measured)"
         timelines[name + measured * bool(panel["counted"])] = rows
@@ -297,7 +294,7 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
 
 
 def _mark_spare(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -> None:
-    """Draw a dashed box from the end of consumer 0's first softmax to its next matmul, with the length in clocks."""
+    """Draw a dashed box from the end of consumer 0's first softmax to its next matmul, with its clock cycles."""
     y = list(rows).index("softmax, 0")
     ended = min(job[2] for job in rows["softmax, 0"] if job[1] > 0)
     wide = min(job[1] for job in rows["tensor cores, 0"] if job[1] > ended) - ended
@@ -306,7 +303,7 @@ def _mark_spare(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) 
 
 
 def mark_waits(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -> None:
-    """Hatch the times at which the tensor cores run no matmul of any warpgroup."""
+    """Hatch the intervals in which no warpgroup has a matmul on the tensor cores."""
     window = span(window)
     lines = [n for n, name in enumerate(rows) if name.startswith(UNITS["tensor"])]
     jobs = sorted(job[1:3] for name, of in rows.items() if name.startswith(UNITS["tensor"]) for job in of)
@@ -322,10 +319,10 @@ def mark_waits(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -
 def _mark_change(
     ax: style.Axes, rows: Mapping, faded: Sequence[str], words: tuple[str, str], ratio: float, window: float
 ) -> None:
-    """Draw a dashed box for the time that each marked box saves, or hatch the time that it adds, and label the first.
+    """For each marked box, draw a dashed box over the time saved since the rung before, or hatch the time added.
 
-    `ratio` is the factor by which the work of a marked box took longer on the previous rung. `words` are the two lines
-    of the label.
+    `ratio` is a marked box's duration on the rung before, relative to this rung. `words` are the two lines of the
+    label, which only the first marked box gets.
     """
     said = False
     for jobs, (y, high) in zip(rows.values(), row_places(rows, faded), strict=True):
@@ -349,7 +346,7 @@ def _mark_change(
 
 
 def _count_copies(ax: style.Axes, rows: Mapping[str, list[tuple]], panel: Mapping, cause: str) -> None:
-    """Draw a bracket below the copies of one tile for 128 rows, with the number of copies and its cause."""
+    """Draw a bracket below the copies that 128 rows need for one tile, with their number and the reason for it."""
     count = 2 * len({job[1] for job in panel["jobs"] if job[2] == "K"})
     mine = sorted(job[1:3] for job in rows["copies"] if job[1] >= LEAD - 1)[:count]
     y = row_heights(rows, ["softmax", "tensor cores"])[0] + 0.2  # the row below the copies
@@ -360,7 +357,7 @@ def _count_copies(ax: style.Axes, rows: Mapping[str, list[tuple]], panel: Mappin
 
 
 def row_heights(rows: Iterable[str], faded: Sequence[str]) -> list[float]:
-    """Return the height of each row. If the rows of some units are faded, the other rows are higher."""
+    """Return the height of each row. If some units' rows are faded, the other rows are taller."""
     return [1.5 if faded and name and name.split(",")[0] not in faded else 1.0 for name in rows]
 
 
@@ -373,9 +370,9 @@ def row_places(rows: Iterable[str], faded: Sequence[str]) -> list[tuple[float, f
 def stacked(
     height: float, caption: str, timelines: Mapping[str, dict], window: float, faded: Sequence[str] = (), **look: Any
 ) -> style.Figure:
-    """Return a figure with the timelines stacked one below the other on a shared axis in clocks.
+    """Return a figure with the timelines one below the other on a shared time axis in clock cycles.
 
-    `timelines` is {title: {row: jobs}}, `window` is the number of clocks that are drawn, and `faded` names the units
+    `timelines` is {title: {row: jobs}}, `window` is the number of clock cycles to draw, and `faded` names the units
     whose rows are drawn pale. Further keyword arguments go to new_figure().
     """
     figure, axes = style.new_figure(height, caption, nrows=len(timelines), sharex=True, **look)
@@ -387,9 +384,9 @@ def stacked(
 
 
 def lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float, faded: Sequence[str] = ()) -> None:
-    """Draw a line with its name for each row, and a box for each job (label, from, to), with as much label as fits.
+    """Draw a named line for each row, and a box for each job (label, start, end), with as much of its label as fits.
 
-    A job with a fourth member that is true gets a thick edge. `faded` names the units whose rows are drawn pale.
+    If a job has a fourth member and it is true, its box gets a thick edge. `faded` names the units whose rows are pale.
     """
     window, letter = span(window), letter_width() * span(window)
     for (name, jobs), (y, high) in zip(rows.items(), row_places(rows, faded), strict=True):
@@ -417,10 +414,10 @@ def lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float, faded:
 
 
 def letter_width() -> float:
-    """Return the width of a letter, as a share of the clocks that are drawn."""
+    """Return a letter's width as a share of the time axis."""
     return 0.0252 if style.narrow() else 0.0135
 
 
 def span(window: float) -> float:
-    """Return the number of clocks that are drawn: `window` or, on a phone, less of it, so that labels fit."""
+    """Return the number of clock cycles drawn: `window` or, on a phone, fewer, so that labels fit."""
     return min(window, max(2400, 0.53 * window)) if style.narrow() else window

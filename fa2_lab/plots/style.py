@@ -1,11 +1,11 @@
 """The look of every picture, and the only module that defines colours.
 
-A hue shows to which tensor a mark belongs. P has a paler form of the hue of S. A worker (thread block, warp or rank)
-has one of four greys, and its name is printed on it. Measurements are grey, except that those of fa2_lab have an accent
-colour, and that FlashAttention-3, FlashAttention-4 and cuDNN have a hue each where a picture compares these. Queries
-run down, and keys run right. The same function draws a picture for a page's column of 784 pixels and for a phone, where
-panels may stack and no letter is smaller. The first sentence of the caption is also the headline above the picture.
-Words never name a colour, because a label, hatching or an outline shows the same as the hue.
+Hue tells which tensor a mark belongs to; P is a paler shade of S. A worker (thread block, warp or rank) has one of four
+greys and carries its name. Measurements are grey, except that fa2_lab's have an accent colour and, in pictures that
+compare them, FlashAttention-3, FlashAttention-4 and cuDNN have a hue each. Queries run downwards, and keys to the
+right. One function draws each picture both for a 784-pixel page column and for a phone, where panels may stack but text
+never shrinks. The first sentence of the caption is also the headline above the picture. The text never refers to a
+colour by name, because a label, hatching or an outline always says what the hue says.
 """
 
 import re
@@ -29,27 +29,27 @@ from matplotlib.path import Path
 from matplotlib.text import Annotation, Text
 from matplotlib.ticker import ScalarFormatter
 
-Drawn = tuple[Figure, str]  # what draw() of a picture returns: a figure and its alternative text
+Drawn = tuple[Figure, str]  # what a picture's draw() returns: a figure and its alternative text
 
-WIDTH, NARROW = 784 / 96, 390 / 96  # inches: a page's column, and a phone
-UNITS = {WIDTH: 5.83, NARROW: 4.17}  # how many units are across: lengths inside a picture are counted in these
-SMALL, NORMAL, LARGE = 9.75, 10.5, 12.0  # points: 13, 14 and 16 pixels of a page
-GAP, BETWEEN = 0.08, 0.04  # inches: below the headline, and more room above the title of each panel
+WIDTH, NARROW = 784 / 96, 390 / 96  # in inches: a page's column, and a phone
+UNITS = {WIDTH: 5.83, NARROW: 4.17}  # a picture's width in units, in which lengths inside the picture are counted
+SMALL, NORMAL, LARGE = 9.75, 10.5, 12.0  # font sizes in points: 13, 14 and 16 page pixels
+GAP, BETWEEN = 0.08, 0.04  # in inches: the gap below the headline, and the extra gap above each panel's title
 
 INK, QUIET, PAPER, MASKED = "#222222", "#656A70", "#FFFFFF", "#EEEEEE"
 BLUE, ORANGE, GREEN, PINK, VERMILION, SKY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"
 PALE_PINK = "#E3B8D0"
 HUES = dict(Q=BLUE, K=ORANGE, V=GREEN, S=PINK, P=PALE_PINK, O=VERMILION, m=SKY, l=SKY, L=SKY, D=SKY)
-OURS = "#6A3D9A"  # the accent of what is ours among what is measured
-WORKERS = ("#1F2F46", "#586A7E", "#93A1AE", "#CDD2D8")  # grey blue, in equal steps of lightness
-BLACK, WHITE = "#000000", "#FEFEFE"  # words on a full hue, which is the same in light and dark
+OURS = "#6A3D9A"  # the accent for fa2_lab's own measurements
+WORKERS = ("#1F2F46", "#586A7E", "#93A1AE", "#CDD2D8")  # greyish blue, in equal steps of lightness
+BLACK, WHITE = "#000000", "#FEFEFE"  # text on a full hue, which is the same on light and dark pages
 MASK_HATCH = "////"
-CARD = "#FFFFFF"  # what a picture in a notebook is printed on, whose page may be light or dark
-EDGE = "#D0D7DE"  # the line around it
-CLEAR = dict(facecolor=PAPER, edgecolor="none", pad=1.0)  # the background of words on lines
-DASHED = (0, (3, 1.5))  # the edge of a gradient, and the line of l next to that of m
+CARD = "#FFFFFF"  # the background of a picture in a notebook, on a light or dark page
+EDGE = "#D0D7DE"  # the line around the card
+CLEAR = dict(facecolor=PAPER, edgecolor="none", pad=1.0)  # the background of text that is written on lines
+DASHED = (0, (3, 1.5))  # the edge of a gradient's box, and l's line next to m's
 
-# Colours on a dark page: dark and light greys are swapped, tints get a dark background, full hues stay.
+# Colours on a dark page: dark and light greys are swapped, tints are mixed with a dark background, full hues stay.
 GROUND = "#171B21"
 DARK = {INK: "#E6E6E6", QUIET: "#A7AEB6", PAPER: GROUND, MASKED: "#2B3037", OURS: "#B48CE0"}
 DARK |= dict(zip(WORKERS, ("#D8DDE3", "#A3B0BD", "#52647A", "#36465A"), strict=True))
@@ -73,7 +73,7 @@ RC = {
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
     "text.color": INK,
-    "text.hinting": "none",  # or a word would be narrower where it is measured than in the SVG
+    "text.hinting": "none",  # otherwise, a word would be measured as narrower than it is in the SVG
     "hatch.linewidth": 0.7,
     "lines.linewidth": 1.6,
     "figure.facecolor": PAPER,
@@ -84,9 +84,9 @@ RC = {
 
 
 def picture(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
-    """Return a function that calls `draw` in this style, replaces l with ℓ in all text, and lays out the figure once.
+    """Wrap `draw` so that it draws in this style, writes ℓ for l in all text, and lays out the figure once.
 
-    With `narrow=True`, the returned function draws the same figure for a phone.
+    With `narrow=True`, the wrapped function draws the same figure for a phone.
     """
 
     @wraps(draw)
@@ -97,11 +97,11 @@ def picture(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
                 text.set_text(ell(text.get_text()))
             for ax in figure.axes:
                 group_digits(ax)
-                ax.set_anchor("N")  # no gap below the headline
+                ax.set_anchor("N")  # leaves no gap below the headline
             figure.draw_without_rendering()
             fold_titles(figure)
             trim(figure)
-            figure.set_layout_engine(None)  # a placeholder ("none") would have savefig draw twice
+            figure.set_layout_engine(None)  # with the placeholder layout engine "none", savefig would draw twice
         figure.set_label(ell(figure.get_label()))
         return figure, ell(alt)
 
@@ -109,7 +109,7 @@ def picture(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
 
 
 def ell(words: str) -> str:
-    """Return the words with each single letter l, as in the code, replaced by ℓ, as in the papers."""
+    """Return the text with each stand-alone l (as in the code) replaced by ℓ (as in the papers)."""
     return re.sub(r"(?<!\w)l(?![A-Za-z0-9_\\])", "ℓ", words)
 
 
@@ -117,7 +117,7 @@ def ell(words: str) -> str:
 
 
 def hue(tensor: str) -> str:
-    """Return the colour of a tensor. A gradient (dQ) or a block (q_i) has the colour of its tensor."""
+    """Return a tensor's colour. A gradient (dQ) or a block (q_i) has the colour of its tensor."""
     letter = tensor.removeprefix("d").split("_")[0]
     letter = letter if letter in HUES else letter.upper()
     if letter not in HUES:
@@ -128,15 +128,15 @@ def hue(tensor: str) -> str:
 
 
 def worker(k: int) -> str:
-    """Return the colour of worker k.
+    """Return worker k's colour.
 
-    The colours repeat from the fifth worker on, so a worker's name must always be printed on it.
+    The colours repeat after four workers, so a worker's name must always be printed on it.
     """
     return WORKERS[k % len(WORKERS)]
 
 
 def luminance(color: str) -> float:
-    """Return the relative luminance of a colour, as defined by WCAG."""
+    """Return a colour's relative luminance, as defined by WCAG."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colors.to_rgb(color)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -148,13 +148,13 @@ def contrast(a: str, b: str) -> float:
 
 
 def ink_on(fill: str) -> str:
-    """Return the colour of words on this fill."""
+    """Return the colour of text on this fill."""
     inks = (INK, PAPER) if fill in DARK else (BLACK, WHITE)
     return max(inks, key=lambda ink: contrast(ink, fill))
 
 
 def mixed(color: str, ground: str, strength: float) -> str:
-    """Return a mixture of `color` and `ground`, in which the share of `color` is `strength`."""
+    """Return a mixture of `color` and `ground`, with a share `strength` of `color`."""
     parts = zip(colors.to_rgb(color), colors.to_rgb(ground), strict=True)
     return colors.to_hex([strength * c + (1 - strength) * g for c, g in parts])
 
@@ -169,11 +169,11 @@ def tint(color: str, strength: float = 0.3) -> str:
 
 
 def fill(tensor: str) -> str:
-    """Return the fill of a tensor's box: the tensor's hue, tinted so that any label on it is readable."""
+    """Return the fill of a tensor's box: its hue, tinted so that any label on it is readable."""
     return tint(hue(tensor), {PINK: 0.7, PALE_PINK: 0.5}.get(hue(tensor), 0.3))
 
 
-# Figures, axes, and what stands in them -------------------------------------------------------------------------
+# Figures, axes, and their contents ------------------------------------------------------------------------------
 
 
 def across() -> float:
@@ -192,7 +192,7 @@ def width() -> float:
 
 
 def new_figure(height: float, caption: str, **subplots: Any) -> tuple[Figure, Axes | Sequence[Axes]]:
-    """Return a figure and its axes. The figure has this caption, and the caption's first sentence as its headline.
+    """Return a figure with this caption, and its axes. The caption's first sentence becomes the headline.
 
     `height` is the height of the drawing below the headline, in the same units as width(). Further keyword arguments go
     to Figure.subplots().
@@ -207,13 +207,13 @@ def new_figure(height: float, caption: str, **subplots: Any) -> tuple[Figure, Ax
 
 
 def set_height(figure: Figure, inches: float) -> None:
-    """Set the height of a figure in inches, and keep the gap below its headline as high as it was."""
+    """Set a figure's height in inches, but keep the gap below its headline."""
     figure.set_figheight(inches)
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03 + BETWEEN / 2, rect=(0, 0, 1, 1 - GAP / inches))
 
 
 def headline_of(caption: str) -> str:
-    """Return the first sentence of a caption, without its full stop."""
+    """Return a caption's first sentence, without its full stop."""
     return re.split(r"(?<=\.) ", caption)[0].removesuffix(".")
 
 
@@ -227,7 +227,7 @@ def fold(text: Text, room: float) -> None:
 
 
 def stacked(height: float, caption: str, nrows: int = 1, ncols: int = 1, **subplots: Any) -> tuple[Figure, np.ndarray]:
-    """Return the result of new_figure(). Axes of a row are side by side on a page, and one below another on a phone."""
+    """Call new_figure() for rows of axes that are side by side on a page, and one below the other on a phone."""
     if not narrow():
         return new_figure(height, caption, nrows=nrows, ncols=ncols, squeeze=False, **subplots)
     heights = np.repeat(subplots.pop("height_ratios", [1] * nrows), ncols)
@@ -236,7 +236,7 @@ def stacked(height: float, caption: str, nrows: int = 1, ncols: int = 1, **subpl
 
 
 def fold_titles(figure: Figure) -> None:
-    """Break a title into two lines if it would overlap the next axes or the edge of the picture."""
+    """Break titles into lines if they would otherwise overlap the next axes or the edge of the picture."""
     for ax in figure.axes:
         title, box = ax.set_title(ax.get_title(loc="left")), ax.get_window_extent()
         beside = [other.x0 for other in (a.get_window_extent() for a in figure.axes) if _right_of(box, other)]
@@ -257,19 +257,19 @@ def trim(figure: Figure) -> None:
 
 
 def bare(ax: Axes, xlim: tuple[float, float], ylim: tuple[float, float], **look: Any) -> None:
-    """Set the limits of axes and remove their ticks and spines. `ylim` is (top, bottom)."""
+    """Set the axes' limits, and remove ticks and spines. `ylim` is (top, bottom)."""
     ax.set(xlim=xlim, ylim=(max(ylim), min(ylim)), **dict(xticks=[], yticks=[]) | look)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
 
 
 def note(ax: Axes, x: float, y: float, words: str, **look: Any) -> Text:
-    """Write words in small letters at (x, y), vertically centred."""
+    """Write small text at (x, y), vertically centred."""
     return ax.text(x, y, words, **dict(fontsize=SMALL, va="center") | look)
 
 
 def beside(ax: Axes, words: str, at: tuple[float, float], shift: tuple[float, float], **look: Any) -> Annotation:
-    """Write words near the position `at`, shifted to the right and up by `shift` points."""
+    """Write text near the position `at`, shifted to the right and up by `shift` points."""
     return ax.annotate(words, at, shift, textcoords="offset points", **dict(fontsize=SMALL, va="center") | look)
 
 
@@ -280,7 +280,7 @@ def arrow(ax: Axes, start: tuple, end: tuple, color: str = INK, style: str = "-|
 
 
 def box(ax: Axes, x: float, y: float, w: float, h: float, label: str = "", fill: str = PAPER, **look: Any) -> Rectangle:
-    """Draw a filled rectangle with its label in the middle. The label has a colour that is readable on the fill."""
+    """Draw a filled rectangle with a label in the middle, in a colour that is readable on the fill."""
     size = look.pop("size", SMALL)
     patch = ax.add_patch(Rectangle((x, y), w, h, facecolor=fill, **dict(edgecolor=INK, linewidth=0.8) | look))
     if label:
@@ -292,12 +292,12 @@ def box(ax: Axes, x: float, y: float, w: float, h: float, label: str = "", fill:
 
 
 def masked(ax: Axes, x: float, y: float, w: float = 1, h: float = 1, label: str = "", **look: Any) -> Rectangle:
-    """Draw a hatched box, which is the look of masked scores."""
+    """Draw a hatched box, as masked scores are drawn."""
     return box(ax, x, y, w, h, label, MASKED, **dict(edgecolor=QUIET, hatch=MASK_HATCH) | look)
 
 
 def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill: str, **look: Any) -> PathPatch:
-    """Draw many rectangles (x, y, width, height) with the same look as a single patch, which makes the file smaller."""
+    """Draw many rectangles (x, y, width, height) that look alike as a single patch, which makes the file smaller."""
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)])
     places = np.reshape(rectangles, (-1, 4))[:, None]
     codes = [Path.MOVETO, *3 * [Path.LINETO], Path.CLOSEPOLY] * len(places)
@@ -306,7 +306,7 @@ def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill
 
 
 def named_bars(ax: Axes, lengths: dict[str, float], words: Sequence[str], fill: str | Sequence[str]) -> None:
-    """Draw a horizontal bar for each name, from top to bottom, with the name before the bar and its words after it."""
+    """Draw a horizontal bar for each name, from top to bottom, with the name before the bar and its text after it."""
     drawn = ax.barh(list(lengths), list(lengths.values()), color=fill)
     ax.bar_label(drawn, words, padding=3, fontsize=SMALL)
     ax.invert_yaxis()
@@ -319,7 +319,7 @@ def named_bars(ax: Axes, lengths: dict[str, float], words: Sequence[str], fill: 
 def owned(ax: Axes, owner: np.ndarray, first: int = 0, **look: Any) -> None:
     """Draw each tile in the colour of its worker, with the worker's number on it.
 
-    `owner` contains the worker of each tile. The number of worker 0 is `first`. A tile with worker −1 is hatched.
+    `owner` holds the worker of each tile, counted from 0. Numbers begin at `first`. A tile with worker −1 is hatched.
     """
     for (i, j), k in np.ndenumerate(owner):
         if k < 0:
@@ -331,7 +331,7 @@ def owned(ax: Axes, owner: np.ndarray, first: int = 0, **look: Any) -> None:
 def tensor_box(
     ax: Axes, x: float, y: float, w: float, h: float, tensor: str, label: str = "", **look: Any
 ) -> Rectangle:
-    """Draw a box in the colours of a tensor. The box of a gradient has a dashed edge."""
+    """Draw a box in a tensor's colours. A gradient's box has a dashed edge."""
     edge = dict(edgecolor=hue(tensor), linewidth=1.4, linestyle=DASHED if tensor.startswith("d") else "-")
     return box(ax, x, y, w, h, label, fill(tensor), **edge | look)
 
@@ -348,7 +348,7 @@ def counted(n: int, thing: str) -> str:
 
 
 def group_digits(ax: Axes) -> None:
-    """Write the tick labels of axes that reach 1,000 with commas, unless the picture has set its own labels."""
+    """Write tick labels with commas on axes that reach 1,000, unless the picture has set its own labels."""
     for axis in (ax.xaxis, ax.yaxis):
         if isinstance(axis.get_major_formatter(), ScalarFormatter) and max(map(abs, axis.get_view_interval())) >= 1000:
             axis.set_major_formatter(with_commas)
@@ -362,7 +362,7 @@ def with_commas(x: float, position: int | None = None) -> str:
 def log_places(low: float, high: float, most: int = 9) -> list[float]:
     """Return round numbers for the ticks of a logarithmic axis from `low` to `high`.
 
-    There are at least four numbers if this takes no more than `most`.
+    The result has at least four numbers if that is possible with at most `most`.
     """
     decades = range(floor(log10(low)), floor(log10(high)) + 1)
     found: list[float] = []
@@ -375,7 +375,7 @@ def log_places(low: float, high: float, most: int = 9) -> list[float]:
 
 
 def log_ticks(axis: Any, places: Iterable[float], labels: Iterable[str] | None = None) -> None:
-    """Put ticks on a logarithmic axis at these positions, and nowhere else."""
+    """Put ticks on a logarithmic axis at exactly these positions."""
     places = list(places)
     axis.set_ticks(places, labels=labels or [f"{x:,g}" for x in places])
     axis.set_ticks([], minor=True)
@@ -383,12 +383,12 @@ def log_ticks(axis: Any, places: Iterable[float], labels: Iterable[str] | None =
 
 # Files ----------------------------------------------------------------------------------------------------------
 
-# A page's own letters; none are wider than those of DejaVu Sans, by which a picture is laid out.
+# The page's own fonts. None is wider than DejaVu Sans, whose widths determine a picture's layout.
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
 SHEET = '<style type="text/css">'  # how matplotlib's own style sheet begins
-GROUNDED = f"{SHEET}svg:root{{color-scheme: light dark}} "  # a file that is opened alone has a dark ground, too
-SHORTER = {  # pattern in matplotlib's SVG: shorter text of equal meaning
+GROUNDED = f"{SHEET}svg:root{{color-scheme: light dark}} "  # an SVG opened by itself can be dark, too
+SHORTER = {  # {pattern in matplotlib's SVG: shorter text with the same meaning}
     r"<!--.*?-->": "",
     r"font-family: 'DejaVu Sans'; ": "",
     r' transform="rotate\(-0 [^"]*"': "",
@@ -403,7 +403,7 @@ RUN = re.compile(rf'<tspan x="\S+" {LOOK}>[^<]</tspan>\n(?:<tspan x="\S+" \1>[^<
 
 
 def one_run(found: re.Match) -> str:
-    """Return the letters of a formula that have the same look as one element. A space needs no element."""
+    """Return the letters of a formula that look alike as one element. A space needs no element."""
     letters = [(x, letter) for x, letter in re.findall(r'x="(\S+)"[^>]*>([^<])', found[0]) if letter != " "]
     places, word = " ".join(x for x, _ in letters), "".join(letter for _, letter in letters)
     return f'<tspan x="{places}" {found[1]}>{word}</tspan>\n'.replace("General'", "General', serif") if word else ""

@@ -1,4 +1,4 @@
-"""A picture of the swizzle as XOR, which shows each chunk's position as chunk XOR row, and the bank conflicts."""
+"""A picture of the swizzle as an XOR: each chunk's position is chunk XOR row, which avoids bank conflicts."""
 
 import numpy as np
 
@@ -9,8 +9,8 @@ from fa2_lab.plots import style
 def data(chunk: int = 2, itemsize: int = 2) -> dict:
     """Return, for the plain and the swizzled layout, the position of each chunk in its line of eight chunks.
 
-    Also return, for each chunk, the number of steps in which it is read from all rows. `chunk` is the index of the
-    chunk that draw() emphasises.
+    Also return, for each chunk index, the number of steps needed to read that chunk of all rows. `chunk` is the chunk
+    index that draw() emphasises.
     """
     vec, places = CHUNK_BYTES // itemsize, LINE_BYTES // CHUNK_BYTES
     found, steps = {}, {}
@@ -21,15 +21,15 @@ def data(chunk: int = 2, itemsize: int = 2) -> dict:
     return dict(places=found, steps=steps, chunk=chunk)
 
 
-FIRST, SECOND = 7.2, 16.2  # where the two grids begin
+FIRST, SECOND = 7.2, 16.2  # the x-coordinates of the two grids
 
 
 @style.picture
 def draw(places: dict, steps: dict, chunk: int) -> style.Drawn:
     """Draw row XOR chunk = position in bits, then the two layouts in memory, and the reads of each group of banks.
 
-    `places` is {layout: array [row, chunk] of positions in a line}. `steps` is {layout: list with the number of steps
-    in which each chunk of all rows is read}.
+    `places` is {layout: array of positions in a line, by row and chunk}. `steps` is {layout: list with the number of
+    steps needed to read each chunk of all rows}.
     """
     plain, swizzled = places
     caption = (
@@ -74,7 +74,7 @@ def _bits(ax: style.Axes, where: np.ndarray, chunk: int) -> None:
 
 
 def _memory(ax: style.Axes, x: float, where: np.ndarray, chunk: int) -> None:
-    """Draw each chunk at its position, with the groups of banks above and each group's number of marked reads below."""
+    """Draw each chunk at its position, with the groups of banks above, and below how often each group is read."""
     for place in range(where.shape[1]):
         style.note(ax, x + place + 0.5, -0.5, f"{place}", ha="center")
         reads = int((where[:, chunk] == place).sum())

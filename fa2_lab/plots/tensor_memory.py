@@ -6,18 +6,18 @@ KiB = 1024
 
 
 def data(B: int = 128, d: int = 128, lanes: int = 128, columns: int = 512) -> dict:
-    """Return the KiB of registers for 64 rows of a Hopper consumer, and the use of Blackwell's tensor memory."""
+    """Return the KiB of registers for 64 rows on Hopper, and the columns of tensor memory per tensor on Blackwell."""
     registers = {"S": 64 * B * 4 // KiB, "P": 64 * B * 2 // KiB, "O": 64 * d * 4 // KiB}
-    words = {"S 0": B, "S 1": B, "O 0": d, "O 1": d}  # of 4 bytes, in each of as many lanes as a row block has rows
+    words = {"S 0": B, "S 1": B, "O 0": d, "O 1": d}  # columns, 4 bytes wide, with one lane for each row of a row block
     return dict(registers=registers, words=words, columns=columns, room=lanes * columns * 4 // KiB, B=B)
 
 
 @style.picture
 def draw(registers: dict[str, int], words: dict[str, int], columns: int, room: int, B: int) -> style.Drawn:
-    """Draw an SM of Hopper and an SM of Blackwell, from shared memory at the top to the exponentials at the bottom.
+    """Draw a Hopper SM and a Blackwell SM, from shared memory at the top to the exponentials at the bottom.
 
     `registers` is {tensor: KiB} on Hopper, and `words` is {tensor: columns} on Blackwell. Blackwell's tensor memory has
-    `columns` columns, which are `room` KiB. A row block has B rows.
+    `columns` columns, or `room` KiB. A row block has B rows.
     """
     caption = (
         "Hopper keeps S and O in registers, and Blackwell has a tensor memory for them. On Hopper, a consumer keeps"

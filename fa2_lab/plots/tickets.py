@@ -1,17 +1,17 @@
 """A picture of causal row blocks on SMs, under static scheduling and under dynamic scheduling."""
 
 from fa2_lab.machine import chips, grid
-from fa2_lab.plots.waves import draw  # noqa: F401  a picture's file has data() and draw()
+from fa2_lab.plots.waves import draw  # noqa: F401  every picture's file has data() and draw()
 from fa2_lab.tiles import CAUSAL, Tiling
 
 
 def data(N: int = 16384, d: int = 128, heads: int = 16, at_once: int = 4, B_r: int = 128) -> dict:
     """Return three schedules of causal row blocks on the SMs of an H200.
 
-    The first schedule is static and processes head after head. The other two process `at_once` heads side by side, one
-    with static scheduling and one with dynamic scheduling.
+    The first schedule is static and processes one head after another. The other two process `at_once` heads at a time,
+    one with static scheduling and one with dynamic scheduling.
     """
-    tiles = grid.worker_tiles(Tiling(N, N, B_r, 128, CAUSAL), "forward")[::-1].tolist()  # of one head, heavy first
+    tiles = grid.worker_tiles(Tiling(N, N, B_r, 128, CAUSAL), "forward")[::-1].tolist()  # for one head, heaviest first
     head_by_head = tiles * heads
     side_by_side = [n for n in tiles for _ in range(at_once)] * (heads // at_once)
     blocks = [grid.BlockWork(0, n, cost) for n, cost in enumerate(side_by_side)]

@@ -1,11 +1,11 @@
-"""A picture of the book's subject, as measured: time and memory of the same attention in four ways, for growing N."""
+"""A picture of the book's subject, as measured: the time and memory that four attention methods need as N grows."""
 
 from matplotlib.ticker import NullLocator, StrMethodFormatter
 
 from fa2_lab.plots import style
 from fa2_lab.records import Record, load
 
-# Whose line is whose in the records: rungs of the ladder, and contestants of the grids over N.
+# {line in the picture: its name in the records}: rungs of the ladder, and implementations measured over N.
 RUNGS = {"standard": "r00_standard", "FA1": "r01_fa1"}
 OVER_N = {"FA2": "torch flash", "ours": "fa2_lab"}
 MEMORY = {"standard": "torch math", "FA2": "torch flash", "ours": "fa2_lab"}
@@ -13,7 +13,7 @@ TOKENS, d = 16384, 128
 
 
 def data() -> dict:
-    """Return the ms for 16,384 tokens in sequences of length N, and the MiB of one sequence without its inputs."""
+    """Return the ms for 16,384 tokens in sequences of length N, and the MiB for one sequence, without its inputs."""
     ladder, grid, memory = (load(suite) for suite in ("ladder", "paper", "memory"))
     time = {name: points(ladder, rung, whole=True) for name, rung in RUNGS.items()}
     time |= {name: points(grid, contestant, whole=True) for name, contestant in OVER_N.items()}
@@ -24,9 +24,9 @@ def data() -> dict:
 
 
 def points(record: Record, name: str, whole: bool) -> list[tuple[int, float]]:
-    """Return a list of (N, value) for the forward of one implementation at d = 128.
+    """Return a list of (N, value) for one implementation's forward at d = 128.
 
-    If `whole` is set, only problems without a mask and with 16,384 tokens in total are included.
+    If `whole` is set, include only problems without a mask and with 16,384 tokens in total.
     """
     found = {}
     for row in record.rows:
@@ -49,7 +49,7 @@ NAMES = {"FA1": "FA1 as printed:\none worker per head", "FA2": "FA2 (PyTorch)", 
 
 @style.picture
 def draw(time: dict[str, Readings], memory: dict[str, Readings], setting: str) -> style.Drawn:
-    """Draw two charts over N on logarithmic axes, with milliseconds above and MiB below."""
+    """Draw two charts over N on logarithmic axes: milliseconds above, MiB below."""
     (N, slow), (most, _) = time["standard"][-1], memory["standard"][-1]
     faster = slow / dict(time["ours"])[N]
     steep, flat = (curve[most] / curve[most // 2] for curve in (dict(memory["standard"]), dict(memory["ours"])))

@@ -1,4 +1,4 @@
-"""A picture of one SM's tensor cores and exponentials over time, for two warpgroups in four ways of working."""
+"""A picture of one SM's tensor cores and exponentials over time, for two warpgroups that work in four ways."""
 
 from collections.abc import Generator, Mapping
 
@@ -6,7 +6,7 @@ from fa2_lab.machine import chips
 from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Block, Job, Wait
 from fa2_lab.plots import strips, style
 
-FOUR_WAYS = {  # whether a warpgroup looks ahead, and how two of them share the tensor cores
+FOUR_WAYS = {  # (whether a warpgroup starts the next S early, how the two share the tensor cores)
     "Neither": (False, SHARED),
     "Within: P V of the tile before runs during the exponentials": (True, SHARED),
     "Between: one runs matmuls while the other computes exponentials": (False, IN_ORDER),
@@ -15,11 +15,11 @@ FOUR_WAYS = {  # whether a warpgroup looks ahead, and how two of them share the 
 
 
 def data(d: int = 128, T: int = 16, window: float = 5600) -> dict:
-    """Return simulated timelines of two warpgroups on T tiles of 64 × 128 each, in four ways of working.
+    """Return simulated timelines of two warpgroups on T tiles of 64 × 128 each, for four ways of working.
 
-    Each of two kinds of overlap, within a warpgroup and between the two, is switched on and off.
+    The four ways have overlap within a warpgroup, between the two warpgroups, both, or neither.
 
-    The model assumes that copies arrive early, so that no warpgroup waits for them. `window` is the number of clocks
+    The model assumes that copies arrive early, so no warpgroup waits for them. `window` is the number of clock cycles
     that draw() shows.
     """
     product, softmax = 2 * 64 * 128 * d / chips.H200.tensor_per_clock, 64 * 128 / chips.H200.exp_per_clock
@@ -37,8 +37,8 @@ def data(d: int = 128, T: int = 16, window: float = 5600) -> dict:
 def warpgroup(block: Block, T: int, product: float, softmax: float, ahead: bool) -> Generator[Wait]:
     """Run one warpgroup on T tiles.
 
-    With software pipelining (`ahead`), S of a tile and P V of the previous tile start together. A matmul takes
-    `product` clocks, and a softmax takes `softmax` clocks.
+    With software pipelining (`ahead`), a tile's S and the previous tile's P V start together. A matmul takes `product`
+    clock cycles, and a softmax takes `softmax`.
     """
     before: Job | None = None
     for n in range(T):
@@ -58,9 +58,9 @@ UNITS = {"tensor": "tensor cores", "exp": "exponentials"}
 
 @style.picture
 def draw(window: float, tiles: int, panels: list[Mapping], setting: str) -> style.Drawn:
-    """Draw one timeline for each panel, that is, for each of four ways in which two warpgroups can work.
+    """Draw one timeline for each panel: one of the four ways in which two warpgroups can work.
 
-    `window` is the number of clocks that are drawn. The shares in the panels are those of all `tiles`.
+    `window` is the number of clock cycles drawn. The shares in the panels are over all `tiles` tiles.
     """
     caption = "Exponentials can overlap with matmuls within a warpgroup, between two warpgroups, or in both ways. The"
     caption += f" percentages are those of the tensor cores, over all {tiles} tiles, of which only the first are drawn"
@@ -72,7 +72,7 @@ def draw(window: float, tiles: int, panels: list[Mapping], setting: str) -> styl
         }
         for panel in panels
     }
-    window *= window / strips.span(window)  # a phone shows all of it, too
+    window *= window / strips.span(window)  # undoes span(), so that a phone also shows all of it
     figure = strips.stacked(5.9, f"{caption} ({setting}).", timelines, window)
     for ax, rows in zip(figure.axes, timelines.values(), strict=True):
         strips.mark_waits(ax, rows, window)

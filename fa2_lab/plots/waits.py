@@ -1,4 +1,4 @@
-"""A picture of a backward step in which each job waits for the previous job, next to the order of the kernel."""
+"""A picture of a backward step in which each job waits for the previous one, next to the kernel's order."""
 
 from collections.abc import Generator, Mapping
 
@@ -8,9 +8,9 @@ from fa2_lab.plots import backward_step, strips, style
 
 
 def data(steps: int = 12, d: int = 128, B_r: int = 64) -> dict:
-    """Return the jobs and the tensor cores' share of the time for two orders of a backward step.
+    """Return the jobs of a backward step in two orders, and the share of the time in which the tensor cores are busy.
 
-    A job is (unit, consumer, label, from, to), in clocks.
+    A job is (unit, consumer, label, start, end), in clock cycles.
     """
     product, softmax = 2 * 64 * B_r * d / chips.H200.tensor_per_clock, 64 * B_r / chips.H200.exp_per_clock
     panels = []
@@ -33,8 +33,8 @@ def one_by_one(
 ) -> Generator[Wait]:
     """Run a consumer of the thread block `block` that starts each job only when its previous job has ended.
 
-    The two consumers wait for each other's dS at the barrier `ds_filled`. A matmul takes `product` clocks, the
-    exponentials take `softmax` clocks, and an addition to dQ takes `add` clocks.
+    The two consumers wait for each other's dS at the barrier `ds_filled`. A matmul takes `product` clock cycles, the
+    exponentials take `softmax`, and an addition to dQ takes `add`.
     """
     for n in range(steps):
         for unit, what in ("tensor", "S"), ("exp", "P"), ("tensor", "dV"), ("tensor", "dP"):
@@ -48,10 +48,10 @@ def one_by_one(
 
 @style.picture
 def draw(panels: list[Mapping], setting: str, window: float = 6000) -> style.Drawn:
-    """Draw two timelines: a step in which each job waits for the previous job, and the kernel's order."""
+    """Draw two timelines: a step in which each job waits for the previous one, and the kernel's order."""
     caption = "In the kernel's order, dQ's matmul overlaps with the next exponentials, and dQ's addition with other"
     caption += " matmuls."
-    window = 6800 if style.narrow() else window  # with an addition of the first panel
+    window = 6800 if style.narrow() else window  # includes an addition in the first panel
     timelines = {}
     for panel in panels:
         rows = {name: [job[2:] for job in panel["jobs"] if job[:2] == (unit, "0")]

@@ -1,11 +1,11 @@
-"""A picture of how four warps share a tile (figure 3 of the FA2 paper), and of the bytes through shared memory."""
+"""A picture of how four warps share a tile (figure 3 of the FA2 paper), and of the traffic through shared memory."""
 
 from fa2_lab.machine import warps
 from fa2_lab.plots import style
 
 
 def data(B_r: int = 128, B_c: int = 64, d: int = 128, W: int = 4) -> dict:
-    """Return the bytes that one tile moves through shared memory under split-K and under split-Q, with W warps."""
+    """Return the bytes that one tile moves through shared memory with W warps, under split-K and under split-Q."""
     accesses = {scheme: warps.tile_accesses(scheme, B_r, B_c, d, W) for scheme in NAMES}
     moved = {scheme: {key: n * warps.BYTES[key[1]] for key, n in counts.items()} for scheme, counts in accesses.items()}
     return dict(B_r=B_r, B_c=B_c, d=d, W=W, moved=moved)
@@ -17,7 +17,7 @@ GAP = 0.75
 
 @style.picture
 def draw(B_r: int, B_c: int, d: int, W: int, moved: dict) -> style.Drawn:
-    """Draw Q Kᵀ = S and P V = O under split-K and split-Q, with the bytes that one tile moves and its barriers.
+    """Draw Q Kᵀ = S and P V = O under split-K and split-Q, with each tile's traffic and barriers.
 
     `moved` is {"split_k": {("read", "Q"): bytes, …}, "split_q": …}.
     """
@@ -63,7 +63,7 @@ def _operands(ax: style.Axes, scheme: str, W: int) -> None:
 
 
 def _matrix(ax: style.Axes, tensor: str, name: str, x: float, y: float, w: float, h: float, split: str, W: int) -> None:
-    """Draw one matrix, undivided if all warps read it, or cut into slices that have their warp's number on them.
+    """Draw one matrix: undivided if all warps read it, or cut into slices, each with its warp's number.
 
     `split` is "whole", "rows", "columns" or "layers". With "layers", each warp has a partial result of full size.
     """
@@ -78,7 +78,7 @@ def _matrix(ax: style.Axes, tensor: str, name: str, x: float, y: float, w: float
 
 
 def _part(k: int, W: int, x: float, y: float, w: float, h: float) -> dict[str, tuple]:
-    """Return {split: (rectangle of warp k's slice, position of the warp's number)} for each way to cut a matrix."""
+    """Return {split: (rectangle of warp k's slice, position of its number)} for each way to cut a matrix."""
     row, column = h / W, w / W
     shift_x, shift_y = x + 0.38 * k, y + 0.2 * k
     return {

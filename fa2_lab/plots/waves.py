@@ -1,4 +1,4 @@
-"""A picture of thread blocks on SMs over time: one per head (FA1), one per row block (FA2), and the causal tail."""
+"""A picture of thread blocks on SMs over time: one per head (FA1), one per row block (FA2), and under a causal mask."""
 
 from collections import Counter
 
@@ -39,7 +39,7 @@ def orders(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
 
 
 def heads() -> dict:
-    """Return two schedules of four heads of 4 × 4 tiles on six SMs (chapter 06)."""
+    """Return two schedules of four heads, each with 4 × 4 tiles, on six SMs (chapter 06)."""
     costs = {"FA1, one worker per head": [16] * 4, "FA2, one worker per row block": [4] * 16}
     ran = {
         name: grid.schedule([grid.BlockWork(0, index=None, cost=cost) for cost in each], 6)
@@ -54,7 +54,7 @@ def heads() -> dict:
 
 
 def divided() -> dict:
-    """Return two schedules of 64 column blocks of the backward on an H200: whole, and cut into halves (chapter 13)."""
+    """Return two schedules of the backward's 64 column blocks on an H200: whole, and cut into halves (chapter 13)."""
     ran = {}
     for name, parts in (("Whole column blocks", 1), ("Divided in two", 2)):
         blocks = [grid.BlockWork(0, n, 64 // parts) for n in range(64 * parts)]
@@ -69,14 +69,14 @@ def divided() -> dict:
 
 
 PICTURES = {"orders": orders, "heads": heads, "divided": divided}
-MANY = 1500  # blocks that no eye can tell apart
+MANY = 1500  # with more blocks than this, single ones are too small to see
 
 
 @style.picture
 def draw(ran: dict[str, Schedule], caption: str) -> style.Drawn:
     """Draw schedules one above another on the same time scale.
 
-    An SM is a line, and a block is a bar whose length is its number of tiles. `ran` is {title of the panel: Schedule}.
+    An SM is a line, and a block is a bar as long as its number of tiles. `ran` is {panel title: Schedule}.
     """
     figure, axes = style.new_figure(1.2 * len(ran) + 0.3, caption, nrows=len(ran), sharex=True)
     last = max(schedule.makespan for schedule in ran.values())
@@ -96,12 +96,12 @@ def draw(ran: dict[str, Schedule], caption: str) -> style.Drawn:
 
 
 def _bars(ax: style.Axes, schedule: Schedule) -> None:
-    """Draw each block as a bar on the line of its SM, in alternating greys."""
+    """Draw each block as a bar on its SM's line, in alternating greys."""
     if len(schedule.placed) > MANY:
-        whole = {p.SM: (0, p.SM, p.end, 1) for p in schedule.placed}  # to the end of its last block
+        whole = {p.SM: (0, p.SM, p.end, 1) for p in schedule.placed}  # one bar per SM, up to the end of its last block
         style.bars(ax, list(whole.values()), style.worker(1))
         return
-    height = 1 if schedule.SMs > 32 else 0.92  # few SMs are kept apart
+    height = 1 if schedule.SMs > 32 else 0.92  # a gap between the lines, if there are few
     begun: Counter[int] = Counter()
     greys: tuple[list, list] = [], []
     for p in schedule.placed:
@@ -119,6 +119,6 @@ def _end(ax: style.Axes, schedule: Schedule, last: float) -> None:
     look = dict(ha="right", bbox=style.CLEAR) if inside else dict(ha="left")
     style.note(ax, end + (-0.01 if inside else 0.01) * last, 0.85 * schedule.SMs, f"ends at {end:,g}", **look)
     idle = schedule.SMs - schedule.SMs_used
-    if idle > schedule.SMs / 10:  # else there is no room for words
+    if idle > schedule.SMs / 10:  # otherwise, there is no room for the text
         words = f"{idle} SMs never get a thread block"
         style.note(ax, 0.01 * last, schedule.SMs - idle / 2, words)

@@ -1,9 +1,9 @@
-"""A picture of what a matmul of a Hopper warpgroup reads and where its result is stored, for Q Kᵀ and P V of a tile."""
+"""A picture of where a Hopper warpgroup's matmuls, a tile's Q Kᵀ and P V, have their operands and results."""
 
 from fa2_lab.machine.layouts import Mma
 from fa2_lab.plots import style
 
-DEEP = 16  # of the dimension that is summed, in one instruction, for numbers of 16 bits
+DEEP = 16  # elements of the summed dimension per instruction, for 16-bit operands
 SHARED, REGISTERS = "shared memory", "registers"
 
 
@@ -17,16 +17,16 @@ def data(d: int = 128, B_c: int = 128) -> dict:
     return dict(products=products, deep=DEEP, warps=warps)
 
 
-PAGE, PHONE = (1 / 100, 0.18, 0.3), (1 / 118, 0.075, 0.16)  # an element, the room around a matrix, that for a sign
-DOWN, ABOVE, BELOW = 1.95, 0.52, 0.12  # to the second matmul; the room above and below the right operand
+PAGE, PHONE = (1 / 100, 0.18, 0.3), (1 / 118, 0.075, 0.16)  # units per element, around a matrix, and for a sign
+DOWN, ABOVE, BELOW = 1.95, 0.52, 0.12  # distance to the second matmul; space above and below the right operand
 
 
 @style.picture
 def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Drawn:
-    """Draw the matmuls in `products`. Each is a list of its left operand, its right operand and its result.
+    """Draw the matmuls in `products`, each of which lists its left operand, right operand and result.
 
-    A matrix is (tensor, name, shape, memory). One instruction has a depth of `deep`, and `warps` contains the warp of
-    each row.
+    A matrix is (tensor, name, shape, memory). One instruction sums over `deep` elements, and `warps` holds each row's
+    warp.
     """
     caption = (
         "In both matmuls of a tile, the right operand comes from shared memory, and the result stays in registers."
@@ -65,7 +65,7 @@ def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Draw
 
 
 def _matrix(ax: style.Axes, x: float, middle: float, size: float, matrix: tuple, n: int, deep: int) -> None:
-    """Draw operand or result n of a matmul with its name: in registers as four strips of rows, one for each warp."""
+    """Draw a matmul's n-th matrix with its name. In registers, it is four strips of rows, one per warp."""
     tensor, name, shape, place = matrix
     rows, cols = (size * length for length in shape)
     y = middle - rows / 2

@@ -8,21 +8,21 @@ from fa2_lab.tiles import Mask, Tiling
 
 
 def data(T: int = 4, B: int = 64) -> dict:
-    """Return the worker of each tile and the workers that add to each block of dQ, for T × T tiles of B × B scores."""
+    """Return each tile's worker and the workers that add to each block of dQ, for T × T tiles of B × B scores."""
     tilings = {causal: Tiling(T * B, T * B, B, B, Mask(causal=causal)) for causal in (False, True)}
     owners = {(way, c): grid.owners(t, way) for way in ("forward", "backward") for c, t in tilings.items()}
     return dict(owners=owners, dq_writers={causal: grid.dq_writers(tiling) for causal, tiling in tilings.items()})
 
 
-WIDER, DEEPER = 2.55, 0.85  # room at the right of the tiles for O or dQ, and below for dK and dV
+WIDER, DEEPER = 2.55, 0.85  # space to the right of the tiles for O or dQ, and below them for dK and dV
 
 
 @style.picture
 def draw(owners: dict[tuple[str, bool], np.ndarray], dq_writers: dict[bool, list[list[int]]]) -> style.Drawn:
     """Draw four grids of tiles: forward above and backward below, without a mask on the left and causal on the right.
 
-    `owners` is {("forward" or "backward", causal): array (T_r, T_c)}. It contains the worker of each tile, or −1 for a
-    skipped tile. `dq_writers` is {causal: for each row block, the workers of the backward that add to its dQ}.
+    `owners` is {("forward" or "backward", causal): array (T_r, T_c)} with each tile's worker, or −1 for a skipped tile.
+    `dq_writers` is {causal: for each row block, the backward's workers that add to its dQ}.
     """
     caption = "In the forward pass each block of O has one writer, but in the backward pass several workers add to dQ."
     caption += (
@@ -38,7 +38,7 @@ def draw(owners: dict[tuple[str, bool], np.ndarray], dq_writers: dict[bool, list
         _grid(axes[1][column], backward, f"Backward, {keys}", DEEPER)
         _rows_of(axes[0][column], T_c, "O", [sorted(set(row[row >= 0].tolist())) for row in forward], "written by")
         _rows_of(axes[1][column], T_c, "dQ", dq_writers[causal], "added by")
-        for j in range(T_c):  # dK and dV have one writer, which the column's colour shows
+        for j in range(T_c):  # dK and dV have one writer, shown by the column's colour
             for tensor, left in (("dK", 0.02), ("dV", 0.51)):
                 style.tensor_box(axes[1][column], j + left, T_r + 0.2, 0.47, 0.55, tensor, tensor, linewidth=1)
     alt = (
@@ -64,7 +64,7 @@ def _grid(ax: style.Axes, owner: np.ndarray, title: str, deeper: float = 0) -> N
 
 
 def _rows_of(ax: style.Axes, T_c: int, tensor: str, writers: list[list[int]], verb: str) -> None:
-    """Draw the blocks of a result next to their rows. Each block is followed by the workers that write it."""
+    """Draw a result's blocks next to their rows, each followed by the workers that write it."""
     left = T_c + 0.2
     style.note(ax, left + 0.72, -0.22, verb)
     for i, who in enumerate(writers):
