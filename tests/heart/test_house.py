@@ -1,6 +1,7 @@
 """Imports between the layers, tags, packaging, and the texts that planted faults replace."""
 
 import ast
+import re
 from functools import cache
 from graphlib import TopologicalSorter
 from inspect import signature
@@ -118,6 +119,33 @@ def test_no_tag_names_a_line_that_does_not_exist():
 
 CALLS = "attention", "attention_packed", "attention_paged"
 OF_OTHERS = {"cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "softcap", "dropout_p", "block_table", "scale"}
+
+
+def types_of(source: str) -> set[str]:
+    """Return the names of all classes, and of types that are defined at the top level, as in Rows = tuple[int, int]."""
+    tree = ast.parse(source)
+    named = [node for node in tree.body if isinstance(node, ast.Assign)]
+    named = [node for node in named if isinstance(node.value, (ast.Name, ast.Subscript, ast.BinOp))]
+    names = {ast.unparse(target) for node in named for target in node.targets}
+    classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    return classes | {name for name in names if re.fullmatch(r"([A-Z][a-z]+)+", name)}
+
+
+def defined_twice(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Return {type: modules} for types that several modules define. Rungs may repeat each other and the kernels."""
+    where: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        if not module.startswith("fa2_lab.kernels.ladder."):
+            for name in types_of(source):
+                where.setdefault(name, set()).add(module)
+    return {name: modules for name, modules in where.items() if len(modules) > 1}
+
+
+def test_the_name_of_a_type_has_one_meaning():
+    assert defined_twice(package_modules() | package_modules(PROJECT / "fa2_studio")) == {}
+    some = {"a": "class A: ...", "b": "def f():\n    class A: ...", "c": "class B(A): ...", "d": "Ab = list[A]"}
+    some |= {"e": "class Ab: ...", "fa2_lab.kernels.ladder.r01": "class B: ..."}
+    assert defined_twice(some) == {"A": {"a", "b"}, "Ab": {"d", "e"}}
 
 
 def test_public_names_are_the_same_in_all_calls_and_those_of_torch_and_flash_attn():
