@@ -15,7 +15,7 @@ from textwrap import fill, indent
 from fa2_lab import paper
 from fa2_lab.glossary import GLOSSARY, Term
 
-# Commands with a main(argv) of their own. Those of the studio are entry points of the same shape: pyproject.toml.
+# Commands with their own main(argv). The studio's commands have one as well, and are entry points in pyproject.toml.
 COMMANDS = {
     "doctor": ("fa2_lab.tools.doctor", "list what this machine has, which kernels run on it, and what is wrong"),
     "examine": ("fa2_lab.tools.examine", "find out which known mistake an attention function makes"),
@@ -30,16 +30,16 @@ EXTRAS = {"torch": "kernels", "triton": "kernels", "matplotlib": "plots", "trans
 
 
 class Refused(Exception):
-    """The error for a request that cannot be met. Its message is one sentence that names what is possible instead."""
+    """Raised for a request that cannot be met. The message is one sentence that names what is possible instead."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Return 0 for success, 1 if a check failed, 2 for invalid arguments, 130 for Ctrl-C."""
-    if sys.stdout is None:  # as it is where the output was closed
+    if sys.stdout is None:  # as it is if the output was closed
         sys.stdout = open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that knows no τ prints a ? instead of failing
+            stream.reconfigure(errors="replace")  # a terminal without a τ prints a ? instead of failing
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
@@ -61,15 +61,15 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of a pipe has seen enough
+    except BrokenPipeError:  # the program that reads our output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 def run_command(main: Callable[[], Callable], argv: list[str] | argparse.Namespace) -> int:
-    """Run a command, and convert a ValueError or a missing package into a Refused that explains what to do.
+    """Run a command, and turn a ValueError or a missing package into a Refused that explains what to do.
 
-    `main` takes no arguments, and returns the function that runs the command for `argv`.
+    `main` takes no arguments and returns the function that runs the command on `argv`.
     """
     try:
         return main()(argv) or 0
@@ -84,12 +84,12 @@ def run_command(main: Callable[[], Callable], argv: list[str] | argparse.Namespa
 
 
 def studio() -> dict[str, EntryPoint]:
-    """Return {name: entry point} for commands of other packages, such as fa2_studio, which is not in the wheel."""
+    """Return {name: entry point} for the commands of other packages, such as fa2_studio, which is not in the wheel."""
     return {entry.name: entry for entry in entry_points(group=GROUP) if find_spec(entry.module.split(".")[0])}
 
 
 def summary(entry: EntryPoint) -> str:
-    """Return the first line of the docstring of a command's module, which is parsed without importing the module."""
+    """Return the first line of a command module's docstring, parsed without importing the module."""
     found = find_spec(entry.module)
     assert found and found.origin  # every command is a file
     doc = ast.get_docstring(ast.parse(Path(found.origin).read_text(encoding="utf-8"))) or ""
@@ -130,7 +130,7 @@ def tour(arguments: argparse.Namespace) -> int:
 
 
 def show_where(arguments: argparse.Namespace) -> int:
-    """Print where the code computes a line of a paper or all lines of one algorithm, or list the algorithms."""
+    """Print the code that computes a line of a paper, or the lines of one algorithm, or a list of the algorithms."""
     name = (arguments.tag or "").strip().upper()
     if (arguments.all or arguments.sass) and (not name or name in paper.ALGORITHMS):
         option = "--sass" if arguments.sass else "--all"
@@ -205,7 +205,7 @@ def explained_in(term: Term) -> str:
 
 
 def close_to(name: str, names: Iterable[str]) -> str:
-    """Return a hint with names similar to `name`, which does not exist, or an empty string if no name is similar."""
+    """Return a hint that suggests existing names similar to `name`, or an empty string if there are none."""
     lower = {n.lower(): n for n in names}
     close = [lower[n] for n in get_close_matches(name.lower(), lower, n=4, cutoff=0.4)]
     return f"; did you mean {', '.join(close)}?" if close else ""

@@ -1,4 +1,4 @@
-"""`fa2-lab doctor`: this machine's software and GPU, the kernels that would run on it, and what to do if it fails."""
+"""`fa2-lab doctor`: report this machine's software and GPU, which kernels run on it, and how to fix what is wrong."""
 
 import argparse
 import json
@@ -13,9 +13,9 @@ from typing import Any
 
 import fa2_lab
 
-TORCH = "2.11", "2.15"  # the oldest and the newest that were tested
-OLDEST_GPU = 8.0  # the lowest compute capability whose tensor cores Triton uses
-FINE = "Nothing is wrong"  # the beginning of advice that asks for nothing
+TORCH = "2.11", "2.15"  # the oldest and the newest tested versions
+OLDEST_GPU = 8.0  # the lowest compute capability on which Triton uses the tensor cores
+FINE = "Nothing is wrong"  # how the advice begins if there is nothing to do
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Environment:
     asked: str = ""  # TRITON_INTERPRET, as it was set before this command
     untested: str = ""  # versions that the kernels were not tested with
     misfit: str = ""  # versions that do not work together, and what to install
-    kernels: dict[str, str] = field(default_factory=dict)  # d: which of them serve a causal call
+    kernels: dict[str, str] = field(default_factory=dict)  # {d: the kernels that run a causal call}
 
 
 def main(argv: list[str]) -> int:
@@ -140,9 +140,9 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
-    """Return text that names the installed versions of torch and Triton with which the kernels were not tested.
+    """Return text that names the installed torch and Triton, if the kernels were not tested with these versions.
 
-    `versions` are the versions of Triton with which the kernels were tested.
+    `versions` lists the tested versions of Triton.
     """
     unknown = []
     if torch and not number(TORCH[0]) <= number(torch) <= number(TORCH[1]):
@@ -153,7 +153,7 @@ def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
 
 
 def interpreted(environment: Environment) -> str:
-    """Return text that tells whether Triton's interpreter runs the kernels, and why."""
+    """Return text that says whether Triton's interpreter runs the kernels, and why."""
     if not environment.triton:
         return "off: Triton is not installed"
     if environment.asked:

@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
         )
     except (NotExamined, Endless) as refusal:
         raise ValueError(f"examine: {a.function} cannot be examined: {refusal}") from refusal
-    report.subject.name = a.function.rpartition(":")[2]  # as its file calls it
+    report.subject.name = a.function.rpartition(":")[2]  # the name that its file gives it
     print(as_json(report) if a.json else page(report, a.function, module))
     return 0 if report.is_right else 1
 

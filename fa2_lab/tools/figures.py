@@ -86,12 +86,12 @@ PICTURES = {  # name of a picture: the chapter that shows it
     "block_budget": "A_lanes",
     "rounding_bias": "D_numbers",
 }
-MOVING = {  # moving picture: how it is made
+MOVING = {  # animated picture: how it is made
     "hero": "Because no command draws this picture, edit the file itself. The command derives its narrow version.",
     "climb_loop": "Its code is in [book/climb_loop.py](../fa2_studio/book/climb_loop.py), which also writes it as a "
     "[GIF](climb_loop.gif), and its last frame as the [card](card.png) that a link to the site shows.",
 }
-PHONE = "narrow"  # the folder of the same pictures as a phone shows them
+PHONE = "narrow"  # the folder with the same pictures, drawn for a phone
 SHEETS = {"poster_forward": "FA2.A1", "poster_backward": "FA2.A2"}
 
 
@@ -110,7 +110,7 @@ def build(folder: Path, names: list[str] | None = None) -> None:
 
 
 def stacked(hero: str) -> str:
-    """Return the README's first picture with its halves below each other, where its own class `narrow` places them."""
+    """Return the README's first picture for a phone: its own CSS class `narrow` places one half below the other."""
     narrow = 'class="narrow" viewBox="0 0 420 865" width="420" height="865"'
     hero = hero.replace('viewBox="0 0 840 540" width="840" height="540"', narrow)
     return re.sub("</tspan> ([^<]*)", r'</tspan><tspan x="420" dy="1.5em">\1</tspan>', hero)
@@ -134,7 +134,7 @@ def pdf(figure: Figure) -> bytes:
 
 
 def chosen(names: list[str] | None) -> list[str]:
-    """Return the pictures with these names, or all pictures if no name is given. Raise an error for an unknown name."""
+    """Return the names of the pictures to draw: those given, or all if none is. Raise an error for an unknown name."""
     known = [*PICTURES, "poster"]
     unknown = set(names or ()) - set(known)
     if unknown:

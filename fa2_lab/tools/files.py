@@ -1,4 +1,4 @@
-"""Functions that write files so that no file is ever incomplete, and that check folders before a long computation."""
+"""Functions that write files atomically, so that none is ever incomplete, and that check folders before long work."""
 
 import os
 from importlib.util import module_from_spec, spec_from_file_location
@@ -31,7 +31,7 @@ def check_writable(folder: Path, what: str) -> None:
     """Raise an error, before any work is done, if the results of `what` cannot be written to a folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write(folder / f".{what}", "").unlink(missing_ok=True)  # another run may have been here
+        write(folder / f".{what}", "").unlink(missing_ok=True)  # another run may have deleted it
     except OSError as failure:
         raise ValueError(f"{what}: cannot write into {folder} ({failure.strerror}); nothing was done") from failure
 

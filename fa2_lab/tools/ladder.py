@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
 
 
 def compared(name: str) -> str:
-    """Return the name of the rung with which a rung is compared: the previous rung, or rung 23 for x23."""
+    """Return the rung that a rung is compared with: the previous one, or rung 23 for x23."""
     if name in ladder.OTHERS:
         return ladder.find(name[1:3])
     order = next(order for order in (ladder.RUNGS, ladder.SIDE, ladder.BACKWARD) if name in order)
@@ -87,13 +87,13 @@ def label(name: str) -> str:
 
 
 def both(name: str, what: str) -> str:
-    """Return the compiled number `what` of a rung without a mask and under the causal mask, as "a/b"."""
+    """Return a rung's compiled `what`, such as "registers", as "a/b": a without a mask, and b under the causal mask."""
     facts = [reasons.facts().get((name, causal, D)) for causal in MASKS]
     return "/".join(f"{row[what]}" for row in facts if row) if all(facts) else "-"
 
 
 def unmasked(results: Record) -> Measurement:
-    """Return the measurement without a mask for the shape that the table shows."""
+    """Return the measurement without a mask, for the shape that the table shows."""
     row = reasons.timed(results, causal=False, d=D)
     if row is None:
         raise ValueError("the record has no row of the table's shape yet: `fa2-lab bench ladder` measures the rest")
@@ -101,7 +101,7 @@ def unmasked(results: Record) -> Measurement:
 
 
 def lines(results: Record) -> list[Shown]:
-    """Return the rows of the table: every rung, and then the other implementations."""
+    """Return the table's rows: first every rung, then the other implementations."""
     values = unmasked(results).values
     peer = compared_with(values)
     return [Shown(results, name, peer) for name in (*ladder.RUNGS, *(x for x in values if x not in ladder.RUNGS))]
@@ -141,7 +141,7 @@ def table(results: Record) -> str:
 
 
 def claim(results: Record) -> str:
-    """Return a clause that summarizes the whole ladder."""
+    """Return a clause that sums up the whole ladder."""
     row = unmasked(results)
     peer, climbed = compared_with(row.values), [name for name in ladder.RUNGS if name in row.values]
     first, last = (f"{row.ratio(name, peer):.0%}" for name in (climbed[0], climbed[-1]))
@@ -168,7 +168,7 @@ def markdown(results: Record) -> list[str]:
 
 
 def page(results: Record, old: str, new: str, colours: bool = False) -> str:
-    """Return text that describes one change: its purpose, hypothesis, diff and numbers, and the next rung."""
+    """Return text about one change: its purpose, hypothesis, diff and measurements, and the next rung."""
     name, sentence = ladder.change(new)
     parts = [f"Rung {new.split('_')[0].removeprefix('r')}, {name}: {sentence}"]
     if climbs(new) and old == before(new):
@@ -180,7 +180,7 @@ def page(results: Record, old: str, new: str, colours: bool = False) -> str:
 
 
 def hypothesis(results: Record, old: str, new: str) -> str:
-    """Return text about the change from rung `old` to rung `new`: the limit, the hypothesis, and the speedups."""
+    """Return text about the change from rung `old` to `new`: the old limit, the hypothesis, and the speedups."""
     why = reasons.reason(new)
     text = [
         f"Limit of {old[1:3]}:  {why.limit}",
@@ -223,7 +223,7 @@ def following(name: str) -> str:
 
 
 def numbers(results: Record, old: str, new: str) -> str:
-    """Return text with two rungs' speeds in each recorded shape, and the compiled numbers and counters that differ.
+    """Return text with two rungs' speeds for each recorded shape, and what differs in their compiled code and counters.
 
     A counter is shown only if it changed by more than a tenth.
     """

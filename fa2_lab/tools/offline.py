@@ -1,4 +1,4 @@
-"""Functions that compile kernels for a GPU that this machine need not have, and read registers, spills and memory.
+"""Functions that compile kernels for a GPU that need not be here, and report their registers, spills and memory.
 
     compile_for("sm_90")
     kernel = forward_kernel.warmup(..., grid=(1,))
@@ -28,7 +28,7 @@ def compile_for(chip: str) -> None:
 
 
 class Absent:
-    """The stand-in for the driver of a GPU that is absent. It names its target but cannot launch a kernel."""
+    """A stand-in for the driver of an absent GPU. It names its target, but cannot launch a kernel."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -57,10 +57,10 @@ def report(kernel: Any) -> dict[str, int]:
 
 @cache
 def read(cubin: bytes) -> tuple[str, str]:
-    """Return the resource usage of a binary, and its instructions with marks of their source lines.
+    """Return a binary's resource usage, and its instructions with marks for their source lines.
 
-    Both are printed by the NVIDIA tools that ship with Triton. nvdisasm runs only once, because its start takes most of
-    its time.
+    Both are printed by the NVIDIA tools that ship with Triton. The result is cached, because each run of nvdisasm
+    spends most of its time starting up.
     """
     with NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
@@ -68,7 +68,7 @@ def read(cubin: bytes) -> tuple[str, str]:
 
 
 def from_cubin(cubin: bytes) -> dict[str, int]:
-    """Return the numbers of report(), except the shared bytes, for an NVIDIA binary."""
+    """Return everything in report(), except the shared bytes, for an NVIDIA binary."""
     usage, code = read(cubin)[0], disassembled(cubin)
     registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0]
     counts = {name: len(re.findall(rf"\b{name.upper()}\b", code)) for name in ("ldl", "stl", "hgmma", "hmma")}
@@ -77,7 +77,7 @@ def from_cubin(cubin: bytes) -> dict[str, int]:
 
 
 def disassembled(cubin: bytes) -> str:
-    """Return the machine instructions of an NVIDIA binary as text, without the marks of their source lines."""
+    """Return the machine instructions of an NVIDIA binary as text, without the marks for their source lines."""
     return re.sub(r"^\s*//##.*\n", "", read(cubin)[1], flags=re.MULTILINE)
 
 
@@ -87,7 +87,7 @@ def nvidia_tool(tool: str, *arguments: str) -> str:
 
 
 def from_amdgcn(code: str) -> dict[str, int]:
-    """Return the numbers of report(), except the shared bytes, for assembly code from the AMD compiler."""
+    """Return everything in report(), except the shared bytes, for assembly code from the AMD compiler."""
 
     def field(name: str) -> int:
         return int(re.findall(rf"\.{name}:\s*(\d+)", code)[0])

@@ -1,4 +1,4 @@
-"""Functions that show the changes from one rung of the ladder to another as a diff."""
+"""Functions that show how one rung of the ladder differs from another, as a diff."""
 
 import ast
 from difflib import SequenceMatcher
@@ -23,7 +23,7 @@ def code(rung: str) -> list[str]:
 
 
 def steps(old: str, new: str) -> list[tuple[str, list[str], list[str]]]:
-    """Compare two rungs, ignoring indentation, and return a list of (operation, old lines, new lines)."""
+    """Compare two rungs, ignoring indentation, and return a list of (what changes, old lines, new lines)."""
     before, after = code(old), code(new)
     matcher = SequenceMatcher(a=[x.strip() for x in before], b=[x.strip() for x in after], autojunk=False)
     return [(what, before[a:b], after[c:d]) for what, a, b, c, d in matcher.get_opcodes()]
@@ -44,12 +44,12 @@ def diff(old: str, new: str, colours: bool = False) -> str:
 
 
 def context(lines: list[str], first: bool) -> list[str]:
-    """Return those of the unchanged `lines` that a diff shows as context: the first few and the last few."""
+    """Return the unchanged lines to show as context: the first few (unless the diff starts here) and the last few."""
     if first:
         return lines[-AROUND:]
     return lines if len(lines) <= 2 * AROUND + 1 else [*lines[:AROUND], "…", *lines[-AROUND:]]
 
 
 def trailing(lines: list[str]) -> int:
-    """Return the number of unchanged lines at the end of `lines`, which are the lines of a diff."""
+    """Return how many unchanged lines the diff `lines` ends with."""
     return next((n for n, line in enumerate(reversed(lines)) if not line.startswith("  ")), len(lines))

@@ -19,7 +19,7 @@ from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
 from fa2_lab.tools import doctor
 from fa2_lab.trace import Trace
 
-N, D_HEAD, B_R, B_C = 500, 64, 64, 32  # ragged on purpose: 500 is no multiple of 64 or 32
+N, D_HEAD, B_R, B_C = 500, 64, 64, 32  # ragged on purpose: 500 is not a multiple of 64 or 32
 BLOCKS: dict[str, Any] = dict(B_r=B_R, B_c=B_C)
 
 
@@ -27,7 +27,7 @@ BLOCKS: dict[str, Any] = dict(B_r=B_R, B_c=B_C)
 
 
 class RandomHeads:
-    """Random q, dO (1, heads, n, d) and k, v (1, 1, n, d), with true results from the examiner's dense attention."""
+    """Random q, dO (1, heads, n, d) and k, v (1, 1, n, d), with the truth from the examiner's dense attention."""
 
     def __init__(self, n: int = N, heads: int = 1, causal: bool = False) -> None:
         draw = np.random.default_rng(0).standard_normal
@@ -64,7 +64,7 @@ Pairs = list[tuple[np.ndarray, np.ndarray]]  # (what the stage computed, what is
 
 
 class Skipped(Exception):
-    """The exception that a stage raises if it cannot run on this machine. Its message is the reason."""
+    """Raised by a stage that cannot run on this machine, with the reason as its message."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class Outcome:
 
 
 def run(stage: Stage) -> Outcome:
-    """Run one stage under the meter, compare its results with the truth, and return the outcome."""
+    """Run a stage under the meter, compare its results with the truth, and return the outcome."""
     try:
         for _ in range(stage.runs):
             trace, start = Trace(), time.perf_counter()
@@ -252,7 +252,7 @@ def short(n: int) -> str:
 
 
 def tour(stages: tuple[Stage, ...] = STAGES) -> int:
-    """Run all stages, and print the table and what to do next. Return 1 if a stage is wrong, and 0 otherwise."""
+    """Run all stages, and print their table and what to do next. Return 1 if a stage is wrong, and 0 otherwise."""
     print(f"One head, N = {N}, d = {D_HEAD}, tiles {B_R} × {B_C}; Triton: N = 128. Truth: dense float64.\n")
     for problem in PROBLEMS:
         _ = problem.truth  # computed now, so that no stage's seconds include it

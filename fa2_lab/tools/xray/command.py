@@ -1,4 +1,4 @@
-"""`fa2-lab xray NAME`: compile a kernel for a chip that this machine need not have, and print the result."""
+"""`fa2-lab xray NAME`: compile a kernel for a chip that need not be here, and print the result."""
 
 import argparse
 
@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def table(compiled: list[Compiled]) -> str:
-    """Return a table with the numbers of the compiled kernels, one row per kernel, followed by the layouts."""
+    """Return a table with one row per compiled kernel, followed by each kernel's layouts."""
     columns = list(compiled[0].numbers)
     lines = [f"{compiled[0].chip:20}" + "".join(f"{column:>13}" for column in columns)]
     for kernel in compiled:

@@ -1,4 +1,4 @@
-"""Functions that compile kernels, each time in a new Python process, as a process can compile for one chip only."""
+"""Functions that compile kernels, always in a new Python process, because a process can compile for one chip only."""
 
 import json
 import os
@@ -20,7 +20,7 @@ CHIPS = {
     "sm_120": "RTX 50",
     "gfx942": "MI300",
 }
-ROOM = dict(sm_80=163, sm_86=99, sm_89=99, sm_90=227, sm_100=227, sm_120=99, gfx942=64)  # KiB of shared memory a block
+ROOM = dict(sm_80=163, sm_86=99, sm_89=99, sm_90=227, sm_100=227, sm_120=99, gfx942=64)  # a block's shared memory in KiB
 STAGES = ("ttir", "ttgir", "ptx", "sass")  # in the order in which the compiler makes them; AMD's last is amdgcn
 PRODUCTS = ("portable.forward", "portable.backward", "hopper.forward", "hopper.backward")
 LARGEST_D = 256
@@ -65,7 +65,7 @@ def xray(
 def xray_launches(
     name: str, launches: Sequence[Mapping[str, int]], chip: str = "sm_90", **sizes: Any
 ) -> list[list[Compiled]]:
-    """Compile the kernels of `name` once for each entry of `launches`, whose options replace those of the call.
+    """Compile the kernels of `name` once for each entry of `launches`, whose options replace the call's own.
 
     For example, the entry {"num_stages": 2} compiles the kernels with two stages.
     """
@@ -101,13 +101,13 @@ def chip_of(name: str) -> str:
 
 
 def reason(complaint: str) -> str:
-    """Return the line of an error text (`complaint`) that contains the reason.
+    """Return the line of the error text `complaint` that gives the reason.
 
-    This is the assembler's error line if there is one, and otherwise the last line. If the last line only marks a
-    position in a kernel, return the first cause together with that position.
+    That is the assembler's error line if there is one, and otherwise the last line. If the last line only marks a
+    position in a kernel, return the first error together with that position.
     """
     lines = complaint.strip().splitlines() or ["no reason was given"]
-    if lines[-1].strip() == "^":  # Triton ends with a line of the kernel; the first cause is above it
+    if lines[-1].strip() == "^":  # Triton ends with a line of the kernel; the first error is above it
         words = [line for line in lines if re.match(r"\w+Error[:(]", line)][:1]
         place = next(n for n, line in enumerate(lines) if line.strip() == "^") - 1
         lines.append("; ".join([*words, f"it stops at `{lines[place].strip()}`"]))

@@ -1,4 +1,4 @@
-"""The machine instructions of each source line. Triton writes line numbers into its code, and nvdisasm prints them."""
+"""Find each source line's machine instructions. Triton writes line numbers into its code, and nvdisasm prints them."""
 
 import re
 from collections import Counter
@@ -10,21 +10,21 @@ from fa2_lab.tools import offline
 from fa2_lab.tools.xray.compile import xray
 
 MARK = re.compile(r'//## File "([^"]+)", line (\d+)( inlined at)?')
-SHOWN = 4  # instructions of a line, where only an impression is wanted
+SHOWN = 4  # the first few instructions of a line, which give an impression
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(.*?);?\s*(?:/\*.*)?$")
 
 
 def by_line(cubin: bytes) -> dict[str, list[str]]:
     """Return {"file.py:line": list of its instructions in program order} for a kernel compiled for an NVIDIA GPU.
 
-    NVIDIA's assembler marks only the first instruction of a Hopper matmul. All instructions of a matmul belong to the
-    line of the WARPGROUP.ARRIVE that opens it.
+    NVIDIA's assembler marks only the first instruction of a Hopper matmul, so all of a matmul's instructions are
+    assigned to the line of the WARPGROUP.ARRIVE that opens it.
     """
     found: dict = {}
     here, inlined, product = None, False, None
     for line in offline.read(cubin)[1].splitlines():
         if mark := MARK.search(line):
-            if not inlined:  # the first mark is the line itself, those after it say from where it was called
+            if not inlined:  # the first mark names the line itself, and those after it name its callers
                 here = f"{Path(mark[1]).name}:{mark[2]}"
             inlined = bool(mark[3])
         elif here and (instruction := INSTRUCTION.match(line)):
@@ -46,7 +46,7 @@ def sass_of(tag: str, chip: str = "sm_90") -> str:
 
 
 def instructions(place: Place, kernels: Any) -> list[str]:
-    """Return text for one line of code: how often each machine instruction occurs, and the first few instructions."""
+    """Return text about one line of code: how often each machine instruction occurs, and the first few of them."""
     rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0].strip()}"]
     for kernel in kernels:
         became = kernel.lines.get(f"{Path(place.file).name}:{place.number}", [])

@@ -1,4 +1,4 @@
-"""The loops with matmuls in the machine code of a kernel, and the number of instructions per score."""
+"""Find the loops with matmuls in a kernel's machine code, and count their instructions per score."""
 
 import re
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;")
 LABEL = re.compile(r"^\s*(\.L_x_\d+):")
 BRANCH = re.compile(r"^@\S+ .*\bBRA\b.*`\((\.L_x_\d+)\)")  # an unconditional jump only returns from a wait
-PRODUCTS = (  # a warp's multiplications: four warps share one of Hopper's products
+PRODUCTS = (  # (matmul instruction, number of warps that share it: four for Hopper's)
     (re.compile(r"\bHGMMA\.(\d+)x(\d+)x(\d+)"), 4),
     (re.compile(r"\bHMMA\.(16)(8)(16|8)\b"), 1),
 )
@@ -19,19 +19,19 @@ class Loop(NamedTuple):
     multiplications: float
     copies: int
     exponentials: int = 0
-    waits: int = 0  # for products of the tensor cores
+    waits: int = 0  # waits for the tensor cores
 
     def per_score(self, d: int) -> float:
-        """Return the number of thread instructions per score. Each score needs 2 d multiplications."""
+        """Return the number of thread instructions per score."""
         return 32 * self.instructions / self.scores(d)
 
     def scores(self, d: int) -> float:
-        """Return the number of scores that a warp computes in one iteration."""
+        """Return the number of scores that a warp computes per iteration. Each score takes 2 d multiplications."""
         return self.multiplications / (2 * d)
 
 
 def loops(sass: str) -> list[Loop]:
-    """Return a list of all loops that contain a matmul, in program order."""
+    """Return all loops that contain a matmul, in program order."""
     code: list[str] = []
     labels: dict[str, int] = {}
     found: list[Loop] = []
@@ -52,7 +52,7 @@ def loops(sass: str) -> list[Loop]:
 
 
 def multiplications(instruction: str) -> float:
-    """Return the number of multiplications per warp in one instruction, or 0 if the instruction is not a matmul."""
+    """Return how many multiplications an instruction does per warp, or 0 if it is not a matmul."""
     for pattern, warps in PRODUCTS:
         if sizes := pattern.search(instruction):
             rows, columns, inner = map(int, sizes.groups())

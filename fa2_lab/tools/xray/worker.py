@@ -1,4 +1,4 @@
-"""The process that compiles every launch of one call for one chip, runs none of them, and prints JSON."""
+"""A process that compiles every launch of one call for one chip, runs none of them, and prints JSON."""
 
 import json
 import re
@@ -16,13 +16,13 @@ from fa2_lab.kernels.prepared import Options, Tensors
 from fa2_lab.tools import files, offline
 from fa2_lab.tools.xray.lines import by_line
 
-SMs = 132  # persistent kernels ask for this number; 132 is that of an H100 and an H200
+SMs = 132  # the number of SMs that persistent kernels ask for, as on an H100 or H200
 RUN = triton.JITFunction.run
-launched, asked = dict[str, Any](), dict[str, Any]()  # the kernels of a call, and what this launch asks of the compiler
+launched, asked = dict[str, Any](), dict[str, Any]()  # the kernels of a call, and the compiler options of this launch
 
 
 def compile_only(run: Callable) -> Callable:
-    """Return a replacement for JITFunction.run that compiles a kernel and keeps the result, but does not run it."""
+    """Return a substitute for JITFunction.run that compiles a kernel into `launched` but does not run it."""
 
     def compiled(self: Any, *arguments: Any, grid: Any, warmup: Any, **options: Any) -> None:
         launched[self.fn.__name__] = run(self, *arguments, grid=grid, warmup=True, **options | asked)
@@ -31,7 +31,7 @@ def compile_only(run: Callable) -> Callable:
 
 
 def call(name: str, q: torch.Tensor, causal: bool) -> None:
-    """Call the forward or backward that `name` refers to, in a rung, the package or a file, with q as every tensor."""
+    """Call the forward or backward of `name`, which is a rung, a package kernel or a file, with q as every tensor."""
     L, dL = torch.empty(q.shape[:3], device=q.device), None
     tensors, options = Tensors(q, q, q), Options(causal, scale=0.1, in_custom_op=True)
     if name == "portable.forward":
@@ -53,7 +53,7 @@ def call(name: str, q: torch.Tensor, causal: bool) -> None:
 
 
 def read(name: str, kernel: Any) -> dict:
-    """Return a dictionary with a compiled kernel's numbers, layouts, code at each stage, and instructions by line."""
+    """Return a dictionary with a compiled kernel's counts, layouts, code at each stage, and instructions by line."""
     amd = "amdgcn" in kernel.asm
     code = kernel.asm["amdgcn"] if amd else offline.disassembled(kernel.asm["cubin"])
     stages = {stage: kernel.asm[stage] for stage in ("ttir", "ttgir", "ptx") if stage in kernel.asm} | dict(sass=code)
@@ -74,7 +74,7 @@ def read(name: str, kernel: Any) -> dict:
 
 
 def main(job: dict) -> list[list[dict]]:
-    """Compile a call once per entry of job["launches"], and return the list of its kernels for each entry."""
+    """Compile a call once for each entry of job["launches"], and return one list of kernels per entry."""
     chip = job["chip"]
     offline.compile_for(chip)
     triton_versions.add_newest_names()  # the user's file may use them as well
