@@ -20,7 +20,7 @@ CHIPS = {
     "sm_120": "RTX 50",
     "gfx942": "MI300",
 }
-ROOM = dict(sm_80=163, sm_86=99, sm_89=99, sm_90=227, sm_100=227, sm_120=99, gfx942=64)  # a block's shared memory in KiB
+ROOM = dict(sm_80=163, sm_86=99, sm_89=99, sm_90=227, sm_100=227, sm_120=99, gfx942=64)  # shared-memory KiB per block
 STAGES = ("ttir", "ttgir", "ptx", "sass")  # in the order in which the compiler makes them; AMD's last is amdgcn
 PRODUCTS = ("portable.forward", "portable.backward", "hopper.forward", "hopper.backward")
 LARGEST_D = 256
