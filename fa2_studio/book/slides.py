@@ -220,8 +220,9 @@ def looked_at(cell: nbformat.NotebookNode, announced: bool) -> list[Beat]:
         return [Beat(seen=blocks.html(FOLD.sub("", "\n\n".join(told))))]
     printed = "".join(output.get("text", "") for output in cell.outputs)
     hidden = is_imports(cell) or {"hide-input", "navigation"} & set(cell.metadata.get("tags", []))
-    wide = max(map(len, blocks.closer(printed).split("\n"))) > blocks.SMALL
-    printed = "" if wide or printed.startswith("your turn") else printed
+    lines = blocks.closer(printed).split("\n")
+    large = max(map(len, lines)) > blocks.SMALL or len(lines) > 12  # nobody could read it
+    printed = "" if large or printed.startswith("your turn") else printed
     code = "" if hidden else blocks.lean(cell.source, printed)
     printed = printed if code or announced else ""
     names = " ".join(re.findall(r"^(?:def|class) (\w+)", code, re.MULTILINE))

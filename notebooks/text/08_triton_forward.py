@@ -294,8 +294,7 @@ if timed.exists():
 # <details><summary>Answer</summary>
 #
 # **an eighth.** Neighbours in a column are 4,096 elements apart, so each thread fetches a sector of 32 bytes and uses 4
-# of them. The last line of the count above shows this case.
-# </details>
+# of them. In our count, this case is the stride of 4,096. </details>
 #
 # In Triton, you do not choose which thread gets which element of a block. The compiler chooses for you. It assigns
 # neighbouring elements to neighbouring threads along the dimension whose stride is 1, if it knows which dimension that

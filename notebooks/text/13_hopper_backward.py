@@ -52,9 +52,8 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the ke
 #
 # ## What does one pass save?
 #
-# The backward pass has its own short ladder, from `ladder/b00_atomics.py` to `b02_one_pass.py`. The last column of the
-# next table shows how the rungs differ. This chapter reads the kernel that `attention()` runs, which also makes one
-# pass.
+# The backward pass has its own short ladder, from `ladder/b00_atomics.py` to `b02_one_pass.py`. The last column of this
+# table shows how the rungs differ. This chapter reads the kernel that `attention()` runs, which also makes one pass.
 #
 # | rung | passes | matmuls per tile | what adds to dQ |
 # | --- | --- | --- | --- |

@@ -273,7 +273,7 @@ show("ring_schedule")
 # FLOP/s $/$ (bytes/s), which depends neither on d nor on the number of heads. The backward pass sends three times as
 # much data and does 2.5 times as many FLOPs, so at the same FLOP/s it needs a fifth more rows.
 #
-# For three chips and for the recorded run, this number is:
+# These are the smallest shards that hide their transfers, for three chips and for the recorded run:
 
 # %% tags=["hide-input"]
 def smallest(flops, link):  # rows; FLOP/s, bytes per second in one direction

@@ -14,8 +14,8 @@ function fit(section) {
   if (phone.matches) return onPage();
   const code = [...section.querySelectorAll("pre")];
   const has = (some) => section.querySelector(some);
-  const most = has(".over, h1") ? 115 : has("figure") ? 128 : 143;
-  for (const size of [143, 128, 115, 100, 96, 92, 84, 76, 68, 60, 52].filter((step) => step <= most)) {
+  const most = has(".over, h1") ? 115 : has("figure") ? 128 : 160;
+  for (const size of [160, 143, 128, 115, 100, 96, 92, 84, 76, 68, 60, 52].filter((step) => step <= most)) {
     section.style.fontSize = `${size}%`;
     for (const pre of code) pre.style.fontSize = "1em";
     const rooms = code.map((pre) => Math.min(1, (0.99 * pre.clientWidth) / pre.scrollWidth));
