@@ -254,7 +254,7 @@ PICTURES: dict[str, dict[str, tuple[int, ...]]] = {
 }
 PICTURE_OF = {f"{a}.L{n}": name for name, lines in PICTURES.items() for a, ns in lines.items() for n in ns}
 
-FOLDERS = ("reference", "ladder", "portable", "decode", "hopper")  # in the order of where()'s listing
+FOLDERS = ("reference", "ladder", "portable", "decode", "hopper")  # where() lists code in this order of folders
 SHOWN = 10  # the most lines that a short answer has
 
 

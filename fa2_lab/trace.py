@@ -39,7 +39,7 @@ class Trace:
         self.events: list[Event] = []
         self.work: Counter[tuple] = Counter()  # (worker, i, j, kind) -> operations
         self.peak_on_chip = 0  # elements that must be on chip at once, as the algorithm declares with hold()
-        self.largest_on_chip = 0  # elements of the largest array that was ever computed on chip
+        self.largest_on_chip = 0  # elements in the largest array computed on chip
         self._at: dict[str, int] = {}
         self._parallel: list[str] = []
 

@@ -7,8 +7,7 @@ In transformers, a mask is a function of a row and a column. This module compute
 range of columns each row sees. It supports causal masks, sliding windows, padding on either side, and several
 concatenated sequences, given by position_ids or cu_seq_lens_q. Grouped-query attention, sinks, softcap and a KV cache
 work without any extra setting. If a row sees more than one range, the module raises an error that names the mask. Once
-per call of the model, the module reads the padding and the sequence boundaries, and for that, the host has to wait for
-the GPU.
+per call of the model, the module reads the padding and the sequence boundaries, which makes the host wait for the GPU.
 
 With a static cache, `generate` makes the mask before it calls the model and, on a GPU, also compiles the model. In that
 case, every call takes the whole cache, and a separate tensor holds the number of keys that are already in the cache, so
@@ -114,7 +113,7 @@ def interval(
             raise ValueError(
                 f"mask: got {q_length} rows from {int(q_offset)}, {kv_length} columns from {kv_offset}; {TAKES}"
             )
-    room = keys < kv_length or isinstance(q_offset, Tensor)  # a static cache
+    room = keys < kv_length or isinstance(q_offset, Tensor)  # true for a static cache
     if room and q_length == 1 and (left is None or left >= keys - 1):
         return row_of_a_cache(size, keys, kv_offset, attention_mask, device)
     seen = padding(attention_mask, kv_offset, keys)

@@ -80,7 +80,7 @@ SNIPPET = Erratum(
     "maximum of each tile alone, and sends O, ℓ and m to HBM and back in every step.",
     instead="Algorithm 2 of the FA1 paper, whose traffic is what the meter counts, unlike the snippet's.",
     met="Dao-AILab/flash-attention #40, #766",
-    wrong=lambda: fa2_traffic(128) - 128,  # Q and O stay on chip, K and V stream past, and no L
+    wrong=lambda: fa2_traffic(128) - 128,  # without L: Q and O stay on chip, and K and V stream past
     right=lambda: fa1_traffic(128),
     error=lambda elements: abs(elements - metered(fa1, 128)),
     unit="elements",

@@ -22,7 +22,7 @@ class Erratum:
     instead: str  # what is right
     wrong: Callable[[], Any]
     right: Callable[[], Any]
-    error: Callable[[Any], float]  # distance from the truth: another formula, central differences, a count
+    error: Callable[[Any], float]  # distance from an independent truth, such as another formula or a count
     tolerance: float = 1e-9
     unit: str = ""  # of the error; if empty, the error is relative to the largest entry of the matrix
     met: str = ""  # GitHub threads in which people met it: "project #number, #number; project #number"

@@ -114,7 +114,7 @@ TWO_TERMS = Erratum(
 
 
 def with_probabilities(p2: np.ndarray) -> np.ndarray:
-    """Return the output of the two-block example, with p2 as P̃², the second block's exponentials."""
+    """Return the output of the two-block example, using p2 for the second block's P̃²."""
     unscaled = np.exp(TWO.m1 - TWO.m2) * (TWO.e1 @ TWO.V1) + p2 @ TWO.V2
     return unscaled / TWO.l2
 

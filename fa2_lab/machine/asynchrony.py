@@ -1,4 +1,4 @@
-"""An event-driven simulation of one thread block: actors wait for each other, and meanwhile, hardware units work.
+"""An event-driven simulation of one thread block, in which actors wait for each other while hardware units work.
 
 An actor is a warp, or a group of four warps that act together. It is written as a generator that starts jobs and yields
 a Wait whenever it has to pause. A unit (copy engine, tensor cores, exponential lanes) executes the started jobs. Copies
@@ -149,7 +149,7 @@ class Block:
         return served
 
     def busy(self, unit: str, since: float = 0.0) -> float:
-        """Return the fraction of the time between `since` and the end of the last job in which `unit` was working."""
+        """Return the fraction of the time that `unit` was working, between `since` and the end of the last job."""
         edges = sorted(
             (max(job.begun, since), job.ended) for job in self.jobs if job.unit == unit and job.ended > since
         )

@@ -1,8 +1,8 @@
 """A model of the shared memory and registers that one thread block needs, which shows whether a block size fits an SM.
 
-Shared memory holds the loaded tiles. There is one buffer for a tile that is loaded once, and there are `stages` buffers
-for tiles that are loaded in a loop, so that the next tiles can arrive while the kernel works on the current ones. With
-num_stages = s, Triton uses s stages on Hopper and s − 1 stages on other GPUs.
+Shared memory holds the loaded tiles. A tile that is loaded once has one buffer. Each tile that is loaded in a loop has
+`stages` buffers, so that the next tiles can arrive while the kernel works on the current ones. With num_stages = s,
+Triton uses s stages on Hopper and s − 1 stages on other GPUs.
 
 Registers hold the fp32 accumulators and the scores, spread evenly over the threads. They also hold a 16-bit copy of the
 scores, which is an operand of the next matmul, and a fixed number of values for addresses, the loop and row statistics.
@@ -33,7 +33,7 @@ FIXED_REGISTERS = 40  # per thread: addresses, loop counters, m and l, masks
 RESERVED = 1 * KiB  # shared memory that the system reserves per resident block
 WARP = 32
 THREADS_PER_BLOCK = 1024
-FP32_BYTES = 4  # bytes of one L or D
+FP32_BYTES = 4  # bytes per entry of L or D
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ def registers(kernel: str, B_r: int, B_c: int, d: int, warps: int = 4, itemsize:
     """
     scores = B_r * B_c
     held = {
-        "forward": B_r * d + scores,  # o; s
-        "rows": B_r * d + 2 * scores,  # dq; p and dp
-        "columns": 2 * B_c * d + 2 * scores,  # dk and dv; p and dp
-        "backward": 2 * B_c * d + max(2 * scores, B_r * d),  # dk and dv; p and dp or, when they are used up, dq
+        "forward": B_r * d + scores,  # o and s
+        "rows": B_r * d + 2 * scores,  # dq, p and dp
+        "columns": 2 * B_c * d + 2 * scores,  # dk, dv, p and dp
+        "backward": 2 * B_c * d + max(2 * scores, B_r * d),  # dk, dv, and first p and dp, then dq in their place
     }
     operand = cdiv(scores * itemsize, 4)
     return FIXED_REGISTERS + cdiv(held[kernel] + operand, WARP * whole_number("warps", warps, low=1, high=32))

@@ -1,9 +1,9 @@
 """The limits of GPUs, and their rates per clock and per second. Comments at the tables name the source of each value.
 
 Rates per SM and clock depend only on the architecture. Rates per second are these rates times the number of SMs and the
-clock frequency. The tables also list the data sheets' TFLOP/s, so that the two values check each other. "Tensor"
-always means dense fp16 or bf16 matmuls with fp32 accumulators, which consumer cards run at half of their advertised
-fp16 rate. In the data sheets, a GB of capacity has 2³⁰ bytes, and a GB/s of bandwidth is 10⁹ bytes per second.
+clock frequency. The tables also list the datasheets' TFLOP/s, so that the two values check each other. "Tensor" always
+means dense fp16 or bf16 matmuls with fp32 accumulators, which consumer cards run at half of their advertised fp16 rate.
+In the datasheets, a GB of capacity has 2³⁰ bytes, and a GB/s of bandwidth is 10⁹ bytes per second.
 """
 
 import re
@@ -29,7 +29,7 @@ class Chip:
     shared_per_clock: int = 128  # shared-memory bytes per clock and SM
     shared_per_sm: int  # bytes
     shared_per_block: int  # bytes, the most that one block can ask for (opt-in)
-    registers_per_sm: int = 65536  # of 32 bits
+    registers_per_sm: int = 65536  # 32-bit registers
     registers_per_thread: int = 255
     threads_per_sm: int
     warps_per_sm: int
@@ -37,7 +37,7 @@ class Chip:
     hbm_bytes: int
     hbm_per_second: float  # bytes
     l2_bytes: int
-    link_per_second: float  # bytes to other GPUs of the machine, in one direction; sheets print both directions added
+    link_per_second: float  # bytes to other GPUs in the machine, in one direction; datasheets add up both directions
 
 
 # The tables ------------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ DRIVER_NAMES |= {"NVIDIA A100-SXM4-80GB": A100, "NVIDIA H100 80GB HBM3": H100}
 
 
 def named(name: str) -> Chip:
-    """Return the Chip called `name`, which is its name either in the table or as reported by the GPU's driver."""
+    """Return the Chip with this name, which may be its name in the table or the one that the GPU's driver reports."""
     known = CHIPS | DRIVER_NAMES
     if not isinstance(name, str):
         raise TypeError(f"name: got {name!r}; it takes a string, one of {', '.join(known)}")

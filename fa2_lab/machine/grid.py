@@ -32,7 +32,7 @@ class Placed:
     """The SM and the slot that one block ran in, and its start and end times, in tiles."""
 
     SM: int
-    slot: int  # which of the SM's resident blocks
+    slot: int  # the index of the slot within the SM
     start: float
     end: float
 
@@ -60,7 +60,7 @@ class Schedule:
 
     @property
     def utilisation(self) -> float:
-        """The fraction of the slots' total time, until the last block ends, that they spend running blocks."""
+        """The fraction of the slots' time, until the last block ends, that is spent running blocks."""
         return self.work / (self.slots * self.makespan) if self.work else 0.0
 
     @property

@@ -83,7 +83,7 @@ def standard_forward(tiling: Tiling, d: int) -> Traffic:
 
 
 def fa1_forward(tiling: Tiling, d: int) -> Traffic:
-    """Return the traffic of FA1's Algorithm 2, which skips no tile under any mask."""
+    """Return the traffic of FA1's Algorithm 2, which never skips a tile, whatever the mask."""
     q, k, _ = _sizes(tiling, d)
     T_c, N_q = tiling.T_c, tiling.N_q
     loads = {"K": k, "V": k, "Q": T_c * q, "O": T_c * q, "l": T_c * N_q, "m": T_c * N_q}
@@ -102,7 +102,7 @@ def fa2_forward(tiling: Tiling, d: int) -> Traffic:
 
 
 def standard_backward(tiling: Tiling, d: int) -> Traffic:
-    """Return the traffic of the backward pass of standard attention (FA1's Algorithm 3).
+    """Return the traffic of standard attention's backward pass (FA1's Algorithm 3).
 
     Its five passes read P twice, write dP once and read it once, and write dS once and read it twice.
     """

@@ -1,4 +1,4 @@
-"""A model that predicts the clock cycles of each rung from its compiled code, and that you can check by hand.
+"""A model that predicts each ladder rung's clock cycles from its compiled code, and that you can check by hand.
 
 For each tile of its 64 rows, a warpgroup uses the units of an SM one after another: the path from L2 into shared memory
 (before rung 10, which copies tiles ahead), the tensor cores, the issue slots and the exponential unit. Then it waits
@@ -7,7 +7,7 @@ is a mean-value analysis of these queues. Row blocks queue for SMs in launch ord
 
 Three constants are fitted to measurements without a mask at d = 128: L2_TO_SMEM_BYTES_PER_CLOCK and STALL_CLOCKS to
 rungs 07 and 09, and STALL_CLOCKS_PREFETCHED to rungs 11 to 16. All other values come from the compiled code and the
-chip's data sheet. The model takes HBM into account only for rung 00, and ignores that one matmul can wait for another.
+chip's datasheet. The model takes HBM into account only for rung 00, and ignores that one matmul can wait for another.
 """
 
 import heapq
@@ -32,7 +32,7 @@ class Rung(NamedTuple):
     number: int
     programs: int  # programs that fit on an SM at the same time
     instructions: int  # per thread and tile
-    exponentials: int  # among them
+    exponentials: int  # those of them that are exponentials
     d: int = 128
     keys: int = 64  # per tile
     consumers: int = 1  # warpgroups of a program that run matmuls, with 64 rows each

@@ -26,7 +26,7 @@ class Owners(NamedTuple):
 
 @dataclass(frozen=True)
 class Mma:
-    """The layout of the accumulators of a matmul by mma.m16n8 (version 2, sm_80) or wgmma.m64 (version 3, sm_90)."""
+    """The layout of a matmul's accumulators under mma.m16n8 (version 2, sm_80) or wgmma.m64 (version 3, sm_90)."""
 
     version: int
     warps: tuple[int, int]  # along rows and along columns
@@ -65,7 +65,7 @@ class Shared:
     transposed: bool = False
 
     def offsets(self, shape: tuple[int, int]) -> np.ndarray:
-        """Return the offset of each element of a tile of this shape from the start of the tile, in elements."""
+        """Return each element's offset from the start of a tile of this shape, in elements."""
         row, col = np.indices(shape)[:: -1 if self.transposed else 1]
         rows, cols = shape[:: -1 if self.transposed else 1]
         width = self.block or cols
@@ -77,7 +77,7 @@ class Shared:
 
 
 def parse(text: str) -> Mma | Shared:
-    """Parse an attribute of ttgir, such as #ttg.swizzled_shared<{vec = 8, …}>, and return the layout it describes."""
+    """Parse a ttgir attribute, such as #ttg.swizzled_shared<{vec = 8, …}>, and return the layout that it describes."""
     found = ATTRIBUTE.search(text)
     fields = {name: _value(value) for name, value in FIELD.findall(found[2])} if found else {}
     kind = found[1] if found else text

@@ -28,7 +28,7 @@ class Rates:
     dram: float
 
     def in_flops(self) -> dict[str, float]:
-        """Return {unit: number of tensor-core FLOPs that take as long as the unit's single operation or byte}."""
+        """Return {unit: number of tensor-core FLOPs that take as long as one operation or byte of this unit}."""
         return {name: self.tensor / getattr(self, name) for name in ("fp32", "exp", "shared", "l2", "dram")}
 
 
@@ -63,8 +63,8 @@ def measured(chip: Chip) -> dict[str, float]:
 class Cost:
     """The work that one call requires of each unit of a chip, summed over all heads."""
 
-    flops: int  # of matrix products
-    instructions: int  # neither a matrix product nor an exponential
+    flops: int  # of matmuls
+    instructions: int  # those for neither matmuls nor exponentials
     exponentials: int
     requested: int  # bytes that the SMs load and store
     dram_bytes: int  # those of them that reach DRAM, because L2 does not hold them
@@ -109,7 +109,7 @@ METHODS = {  # name: the algorithm and the direction in io_model
     "standard backward": ("standard", "backward"),
     "FA1 backward": ("fa1", "backward"),
     "FA2 backward": ("fa2", "backward"),
-    "decode": ("fa2", "forward"),  # N_q: the queries that share a key head
+    "decode": ("fa2", "forward"),  # N_q is the number of queries that share a K/V head
 }
 
 

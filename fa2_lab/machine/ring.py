@@ -1,8 +1,8 @@
 """Formulas for ring attention: the bytes that each rank sends, and the tiles that each rank computes.
 
 Each rank keeps its queries. At each step, it sends its current block of K and V to its right neighbour. In the backward
-pass, dK and dV of the block follow one step later, and reach the owner of the block in the last step. K and V are sent
-in their own dtype, and dK and dV in fp32.
+pass, the block's dK and dV follow one step later, and reach the block's owner in the last step. K and V are sent in
+their own dtype, and dK and dV in fp32.
 """
 
 from collections.abc import Sequence

@@ -60,7 +60,7 @@ class Shares:
         return sum(self.tiles[:head]) + head
 
     def spans(self, w: int) -> list[tuple[int, int, int]]:
-        """Return program w's work as an ordered list of (head, first, last): it reads the head's tiles first:last."""
+        """Return program w's work in order, as a list of (head, first, last) for the head's tiles first … last − 1."""
         found = []
         for head, n in enumerate(self.tiles):
             begin = self.begin(head)

@@ -4,7 +4,7 @@ The tensor cores compute the matmuls, the special function units compute the exp
 the rest. Operands pass through shared memory. If all four units work concurrently, the busiest unit determines the time
 (`overlapped`). If each unit waits for the previous one, their times add up (`serial`). A real kernel is in between.
 
-The FP32 work is the number of instructions that a kernel issues, which is smaller than the count of the meter. For
+The FP32 work is the number of instructions that a kernel issues, which is smaller than the meter's count. For
 example, τ s − m is a single FMA. The sum into o is computed by the tensor-core accumulator in FA2, and by an FMA in
 FA1, which must scale the new term first. Every instruction is assumed to run at the FP32 rate. Conversions, addresses,
 loop control and HBM are ignored.
@@ -16,7 +16,7 @@ from fa2_lab.machine import io_model, warps
 from fa2_lab.machine.chips import Chip, check_chip
 from fa2_lab.tiles import cdiv, whole_number
 
-PRODUCT_ROWS = {(9, 0): 64, (10, 0): 128}  # rows per matmul instruction that serves several warps
+PRODUCT_ROWS = {(9, 0): 64, (10, 0): 128}  # {compute capability: rows of a matmul that serves several warps}
 FEWEST_ROWS = 64  # the smallest B_r for which such an instruction is used
 
 

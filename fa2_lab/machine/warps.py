@@ -33,7 +33,7 @@ NOBODY, SEVERAL, COPY = -1, -2, -3
 
 
 class RaceError(RuntimeError):
-    """Raised if two warps access the same element without a barrier between, and at least one of them writes it."""
+    """Raised if two warps access the same element with no barrier in between, and at least one of them writes it."""
 
 
 class SharedMemory:

@@ -113,7 +113,7 @@ def forward_linear_memory(
     Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT, score_options)
     row_of = Tiling(len(Q), len(K), 1, len(K), mask)
     L, O = np.empty(len(Q)), np.empty_like(Q)
-    for i, q_i in enumerate(Q):  # equation (1), as its logarithm
+    for i, q_i in enumerate(Q):  # the logarithm of equation (1)
         s = row_of.apply_mask(cap(tau * (K @ q_i), score_options)[None, :], i, 0)[0]
         L[i] = logsumexp(beside_sink(s, score_options.sink))
     for i, q_i in enumerate(Q):  # equation (2)

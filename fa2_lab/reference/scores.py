@@ -14,7 +14,7 @@ from fa2_lab.tiles import real_number
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """The softcap and the sink of one head. None means that the head has none."""
+    """The softcap and the sink of one head, each of which may be None."""
 
     softcap: float | None = None
     sink: float | None = None

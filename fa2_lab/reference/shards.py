@@ -5,9 +5,9 @@ A rank's shard consists of one or two pieces of the sequence, depending on the l
 contiguous   rank r has the r-th piece of the sequence
 zigzag       rank r has the r-th piece from the front and the r-th from the back, which balances causal work
 
-Like a tile in tiles.py, a pair of one rank's queries and another rank's keys is SKIP, DIAGONAL or FULL. The rows of a
-rank are in the order of the sequence. In zigzag, the front piece has one row more than the back piece if the number of
-rows is odd.
+Like a tile in tiles.py, a pair of one rank's queries and another rank's keys is SKIP, DIAGONAL or FULL. A rank's rows
+stay in the order of the sequence. In zigzag, the front piece has one row more than the back piece if the rank's number
+of rows is odd.
 """
 
 from collections.abc import Sequence

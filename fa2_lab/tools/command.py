@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal without a τ prints a ? instead of failing
+            stream.reconfigure(errors="replace")  # a terminal that cannot show τ prints ? instead of failing
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
@@ -91,7 +91,7 @@ def studio() -> dict[str, EntryPoint]:
 def summary(entry: EntryPoint) -> str:
     """Return the first line of a command module's docstring, parsed without importing the module."""
     found = find_spec(entry.module)
-    assert found and found.origin  # every command is a file
+    assert found and found.origin  # every command's module is a file
     doc = ast.get_docstring(ast.parse(Path(found.origin).read_text(encoding="utf-8"))) or ""
     return doc.split("\n")[0].removeprefix(f"`fa2-lab {entry.name}`: ").rstrip(".")
 

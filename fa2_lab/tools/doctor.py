@@ -140,9 +140,9 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
-    """Return text that names the installed torch and Triton, if the kernels were not tested with these versions.
+    """Return text that names those installed versions of torch and Triton that the kernels were not tested with.
 
-    `versions` lists the tested versions of Triton.
+    `versions` lists the versions of Triton that they were tested with.
     """
     unknown = []
     if torch and not number(TORCH[0]) <= number(torch) <= number(TORCH[1]):

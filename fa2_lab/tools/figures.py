@@ -134,7 +134,7 @@ def pdf(figure: Figure) -> bytes:
 
 
 def chosen(names: list[str] | None) -> list[str]:
-    """Return the names of the pictures to draw: those given, or all if none is. Raise an error for an unknown name."""
+    """Return the pictures to draw: those in `names`, or all if it is empty. Raise an error for an unknown name."""
     known = [*PICTURES, "poster"]
     unknown = set(names or ()) - set(known)
     if unknown:

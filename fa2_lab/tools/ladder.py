@@ -10,7 +10,7 @@ from fa2_lab.records import Measurement, Record, compared_with, load
 from fa2_lab.tools import rung_diff
 
 SUITE, D = "ladder", 128
-NAMES = {"triton_tutorial": "Triton's tutorial 06"}  # a file that `bench ladder --beside` timed
+NAMES = {"triton_tutorial": "Triton's tutorial 06"}  # a kernel that `bench ladder --beside` timed with the rungs
 MASKS = {False: "no mask", True: "causal"}
 
 
@@ -72,7 +72,7 @@ class Shown:
 
 
 def climbs(name: str) -> bool:
-    """Return whether `name` is a rung other than the first, so that there is a previous rung."""
+    """Return whether `name` is a rung that has a previous rung, that is, any rung but the first."""
     return name in ladder.RUNGS[1:]
 
 

@@ -1,4 +1,4 @@
-"""Functions that compile kernels for a GPU that need not be here, and report their registers, spills and memory.
+"""Functions that compile kernels for any GPU, present or not, and report their registers, spills and memory.
 
     compile_for("sm_90")
     kernel = forward_kernel.warmup(..., grid=(1,))
@@ -22,7 +22,7 @@ from fa2_lab.kernels.triton_versions import driver
 
 
 def compile_for(chip: str) -> None:
-    """Make this process compile for `chip`, such as sm_90 or gfx942, which this machine need not have."""
+    """Make this process compile for `chip`, such as sm_90 or gfx942, even if this machine has no such GPU."""
     target = GPUTarget("hip", chip, 64) if chip.startswith("gfx") else GPUTarget("cuda", int(chip[3:]), 32)
     driver.set_active(Absent(target))
 

@@ -1,4 +1,4 @@
-"""One rung of the ladder: `fa2-lab ladder 08 --run` checks it, and prints its compiled numbers and its time."""
+"""One rung of the ladder: `fa2-lab ladder 08 --run` checks it, and prints what it compiles to and its time."""
 
 from functools import partial
 from typing import Any
@@ -52,7 +52,7 @@ def check(name: str, cases: list[tuple], device: str) -> None:
 
 
 def off(x: Any, truth: Any) -> float:
-    """Return the largest error divided by the largest true value, or infinity if x has infinities in other places."""
+    """Return the largest error divided by the largest true value, or infinity if x is infinite in other places."""
     infinite = torch.isinf(truth)
     if not torch.equal(torch.isinf(x), infinite):
         return torch.inf

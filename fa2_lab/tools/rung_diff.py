@@ -23,7 +23,7 @@ def code(rung: str) -> list[str]:
 
 
 def steps(old: str, new: str) -> list[tuple[str, list[str], list[str]]]:
-    """Compare two rungs, ignoring indentation, and return a list of (what changes, old lines, new lines)."""
+    """Compare two rungs, ignoring indentation, and return a list of (difflib's operation, old lines, new lines)."""
     before, after = code(old), code(new)
     matcher = SequenceMatcher(a=[x.strip() for x in before], b=[x.strip() for x in after], autojunk=False)
     return [(what, before[a:b], after[c:d]) for what, a, b, c, d in matcher.get_opcodes()]

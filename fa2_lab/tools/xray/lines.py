@@ -10,7 +10,7 @@ from fa2_lab.tools import offline
 from fa2_lab.tools.xray.compile import xray
 
 MARK = re.compile(r'//## File "([^"]+)", line (\d+)( inlined at)?')
-SHOWN = 4  # the first few instructions of a line, which give an impression
+SHOWN = 4  # machine instructions shown per line of code
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(.*?);?\s*(?:/\*.*)?$")
 
 
