@@ -221,7 +221,7 @@ def looked_at(cell: nbformat.NotebookNode, announced: bool) -> list[Beat]:
     printed = "".join(output.get("text", "") for output in cell.outputs)
     hidden = is_imports(cell) or {"hide-input", "navigation"} & set(cell.metadata.get("tags", []))
     lines = blocks.closer(printed).split("\n")
-    large = max(map(len, lines)) > blocks.SMALL or len(lines) > 12  # nobody could read it
+    large = max(map(len, lines)) > blocks.SMALL or len(lines) > 12 or printed.startswith(("{", "[["))  # unreadable
     printed = "" if large or printed.startswith("your turn") else printed
     code = "" if hidden else blocks.lean(cell.source, printed)
     printed = printed if code or announced else ""

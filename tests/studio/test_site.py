@@ -20,7 +20,7 @@ import nbformat
 import pytest
 
 from fa2_lab.tools import command
-from fa2_studio.book import site, slides
+from fa2_studio.book import blocks, site, slides
 from fa2_studio.book.chapters import NOTEBOOKS, written
 
 pytest.importorskip("sphinx_book_theme", reason="not installed: pip install -e '.[site]'")
@@ -233,6 +233,9 @@ def test_decks_ask_for_no_other_file_and_show_every_picture_of_their_chapters(tm
     monkeypatch.setenv("PATH", "")  # no browser: the handouts take long
     assert command.main(["book", "--slides", str(tmp_path)]) == 0
     decks = sorted(tmp_path.glob("*.html"))
+    cells = [cell.source for chapter in written() for cell in notebook(chapter).cells]
+    rights = re.findall(r"<summary>Answer</summary>\s*\*\*(.*?)\.?\*\*", "\n".join(cells))
+    rights = {blocks.plain(blocks.rendered(right)) for right in rights}
     for deck, chapters in zip(decks, slides.LECTURES.values(), strict=True):
         page, text = Page(deck), deck.read_text(encoding="utf-8")
         images = re.findall(r'<img( class=paper)? [^>]*svg\+xml;base64,([^"]*)', text)
@@ -257,6 +260,8 @@ def test_decks_ask_for_no_other_file_and_show_every_picture_of_their_chapters(tm
                     again = re.findall(r'<li class="choice( right)?">(.*?)</li>', after, re.DOTALL)
                     assert again or re.search("class=letter>", after), (deck.name, n, "the right option is marked")
                     assert [option for _, option in again] in ([], options), (deck.name, n, "the options are the same")
+                    marked = {blocks.plain(option) for mark, option in again if mark}
+                    assert marked <= rights, (deck.name, n, "the right option is the notebook's")
             elif kind == "answers":
                 repeated = re.findall("class=[\"']?choice( right)?", sections[n][1])
                 assert not repeated or repeated.count(" right") == 1, (deck.name, n, "one option is marked")
