@@ -71,6 +71,5 @@ def _writes(ax: style.Axes, writes: dict[tuple[int, float], list[int]], top: int
         several = len(SMs) > 1
         words = f"× {len(SMs)}" if style.narrow() else f"{len(SMs)} at once"
         label, width = (words, 3.1) if several else (str(SMs[0]), 0.9)
-        ground = style.fill("dQ") if several else style.worker(SMs[0])
         look = dict(edgecolor=style.hue("dQ"), linewidth=1.2)
-        style.box(ax, time - width, top + 0.42 + i, width, 0.76, label, ground, **look)
+        style.box(ax, time - width, top + 0.42 + i, width, 0.76, label, style.fill("dQ"), **look)

@@ -5,6 +5,7 @@ const set = { rows: 5, columns: 5, causal: false };
 const form = $("settings");
 const LABELS = { rows: "row blocks", columns: "column blocks" };
 const WAYS = ["One pass", "Two passes"];
+let moments = []; // the times at which a way ends a step
 
 form.innerHTML = [
   ...Object.entries(LABELS).map(([name, label]) => slider(name, label, upTo(8).map((n) => n + 1))),
@@ -22,36 +23,66 @@ const tiling = () => ({ N_q: set.rows, N_k: set.columns, B_r: 1, B_c: 1, causal:
 
 function prepare() {
   for (const name of Object.keys(LABELS)) whole(LABELS[name], set[name], 1, 8);
-  for (const board of boards) board.run = backward(tiling(), board.passes);
-  transport.length(boards[1].run.length);
+  for (const board of boards) {
+    let time = 0; // each worker has a tile per step
+    board.run = backward(tiling(), board.passes).map((step) => ({ ...step, time: (time += [0, 6 - board.passes, 3][step.pass]) }));
+  }
+  moments = [...new Set(boards.flatMap(({ run }) => run.map(({ time }) => time)))].sort((a, b) => a - b);
+  transport.length(moments.length + 1); // at the end, both are done
 }
 
-/** The step that is shown first: the gradients have begun to grow, and if workers meet at all, they do so here. */
+/** The moment that is shown first: the gradients have begun to grow, and if workers meet at all, they do so here. */
 function opening() {
   const { run } = boards[0];
   const grown = run.findIndex(({ meet }, t) => t >= 3 && Object.keys(meet).length);
-  return grown < 0 ? Math.min(3, run.length - 2) : grown;
+  return moments.indexOf(run[grown < 0 ? Math.min(3, run.length - 2) : grown].time);
 }
 
-/** A board's step at t, or its end, if that was before. */
-const stepOf = ({ run }, t) => run[Math.min(t, run.length - 1)];
+/** The steps that a board has ended at a moment. Its run is done as soon as the other one goes on. */
+const stepsOf = ({ run }, t) =>
+  t >= moments.length || moments[t] > run.at(-1).time ? run : run.slice(0, -1).filter(({ time }) => time <= moments[t]);
 
 // Drawing -------------------------------------------------------------------------------------------------------------
 
 function draw(t) {
   if (!boards[0].run.length) return; // refused
-  for (const board of boards) if (board.stage.clientWidth) drawBoard(board, stepOf(board, t));
+  for (const board of boards) if (board.stage.clientWidth) drawBoard(board, stepsOf(board, t));
+  drawTime(t);
   $("both").replaceChildren(counts(t));
 }
 
-function drawBoard(board, step) {
+/** One time axis for both ways: a box is a step, in which each worker takes a tile. */
+function drawTime(t) {
+  const axis = $("axis");
+  const [left, end, now] = [82, moments.at(-1), moments[Math.min(t, moments.length - 1)]];
+  const unit = (axis.clientWidth - left - 12) / end;
+  clear(axis, 86);
+  boards.forEach(({ run }, k) => {
+    shape(axis, "text", { x: 0, y: 16 + 24 * k, class: "small strong" }, WAYS[k]);
+    run.slice(1, -1).forEach(({ time, pass }, n) => {
+      const [from, kind] = [run[n].time, pass === 2 || k === 0 ? " Q" : ""];
+      const box = { x: left + from * unit, y: 2 + 24 * k, width: (time - from) * unit - 1, height: 20 };
+      shape(axis, "rect", { ...box, class: `visit${kind}${time > now ? " ahead" : ""}` });
+      const words = [["dK, dV, dQ", "dQ", ""], ["dK, dV", ""]][k];
+      const word = (pass === 2 ? ["dQ", ""] : words).find((x) => x.length * 7 < box.width);
+      if (word) shape(axis, "text", { x: box.x + box.width / 2, y: 16 + 24 * k, class: "small middle in" }, word);
+    });
+  });
+  shape(axis, "line", { x1: left + now * unit, x2: left + now * unit, y1: 0, y2: 52, class: "clock" });
+  for (let x = 0; x <= end; x += 5)
+    if (Math.abs(x - now) * unit > 18) shape(axis, "text", { x: left + x * unit, y: 66, class: "small middle" }, String(x));
+  shape(axis, "text", { x: left + now * unit, y: 66, class: "small middle strong" }, String(now));
+  shape(axis, "text", { x: left, y: 82, class: "small" }, "time, in matmuls of one tile →");
+}
+
+function drawBoard(board, done) {
   const { passes, stage, say } = board;
+  const step = done.at(-1);
   const narrow = stage.clientWidth < 480;
   const [x, gap, dw, meet] = narrow ? [44, 10, 34, 40] : [60, 18, 52, 88];
   const c = Math.min(64, Math.floor((stage.clientWidth - x - gap - dw - meet) / set.columns), (narrow ? 150 : 280) / set.rows); // on a phone, both are on the first screen
   const place = { stage, c, x, y: 76, dQ: x + set.columns * c + gap, dw, narrow };
   clear(stage, place.y + set.rows * c + 6);
-  const done = board.run.slice(0, board.run.indexOf(step) + 1);
   for (const i of upTo(set.rows)) for (const j of upTo(set.columns)) drawTile(step, done, i, j, place);
   for (const j of upTo(set.columns)) drawColumn(board, done, j, place);
   for (const i of upTo(set.rows)) drawRow(board, step, i, place);
@@ -140,17 +171,16 @@ function sentence(passes, { op, pass, at, meet, added, collisions }) {
 /** What both ways have taken up to step t, and what they take in all. */
 function counts(t) {
   const both = (count) => boards.map(({ run, passes }) => {
-    const [now, all] = [run.slice(0, t + 1), run].map((steps) => count(steps, passes));
+    const [now, all] = [stepsOf({ run }, t), run].map((steps) => count(steps, passes));
     return all ? `${grouped(now)} of ${grouped(all)}` : "none";
   }); // prettier-ignore
   const adds = (steps) => sum(steps.at(-1).added);
   const lines = [
     ["matmuls", ...both((steps) => steps.at(-1).products)],
-    ["time, in matmuls", ...both((steps, passes) => sum(steps.map(({ pass }) => [0, passes === 1 ? 5 : 4, 3][pass])))], // a tile of each worker per step
     ["atomic adds to dQ", ...both((steps, passes) => (passes === 1 ? adds(steps) : 0))],
     ["stores of dQ blocks", ...both((steps, passes) => (passes === 2 && steps.at(-1).op === "done" ? set.rows : 0))],
   ];
-  const head = make("tr", "", make("th", "", "so far"), ...WAYS.map((name) => make("th", "", name)));
+  const head = make("tr", "", make("th", "", "until now"), ...WAYS.map((name) => make("th", "", name)));
   const table = make("table", "", make("thead", "", head), make("tbody"));
   for (const [name, ...numbers] of lines)
     table.tBodies[0].append(make("tr", "", make("th", "", name), ...numbers.map((x) => make("td", "", String(x)))));

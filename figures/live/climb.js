@@ -178,8 +178,6 @@ const bars = rungs.map((rung, k) => {
   return e;
 });
 
-const ahead = add(chart, "coming", "span");
-
 function drawChart(n) {
   const most = 1.05 * Math.max(...[...rungs, ...peers].map((x) => rate(x)));
   lines.forEach((e, k) => {
@@ -196,16 +194,14 @@ function drawChart(n) {
     e.title = label;
     if (rungs[k].changes) e.lastChild.hidden = shapeName() !== JUMPS;
   });
-  const left = rungs.length - 1 - n;
-  ahead.textContent = left > 4 ? `${left} changes still to come` : "";
-  ahead.style.left = `${(100 * (n + 1)) / rungs.length}%`;
 }
 
 const transport = new Transport($("transport"), { draw, dwell: () => 2500, t: fromAddress() });
 
-/** The rung that the address names, as #r08, or else the highest jump. */
+/** The rung that the address names, as #r08, or else the highest jump or, on the first page, the whole climb. */
 function fromAddress() {
   const asked = rungs.findIndex((rung) => location.hash === `#r${rung.n}`);
+  if (asked < 0 && document.documentElement.dataset.ask?.endsWith("brief")) return rungs.length - 1;
   const gains = rungs.map((_, k) => (k ? ratio(k) : 0));
   return asked < 0 ? gains.indexOf(Math.max(...gains)) : asked;
 }

@@ -66,7 +66,7 @@ function drawWay(way, name, t, { lane, left, unit, narrow, top }) {
   for (const { worker, from, to, i } of visits) {
     const state = t >= to ? "" : t > from ? " running" : " ahead";
     const at = { x: left + from * unit, y: top + worker * lane, width: (to - from) * unit - 1, height: lane - 3 };
-    shape(stage, "rect", { ...at, class: `visit${state}${i !== null && name === WAYS[1] ? " Q" : ""}` });
+    shape(stage, "rect", { ...at, class: `visit${state}${i !== null ? " Q" : ""}` });
     const words = fitting(i === null ? ["dK, dV", "dK,dV"] : [`dQ ${i + 1}`, `dQ${i + 1}`, `${i + 1}`], at.width, narrow && i === null ? 6.6 : 7.4);
     const text = { x: at.x + at.width / 2, y: at.y + at.height / 2 + 4, class: `small${narrow ? " tiny" : ""} middle in${state}` };
     if (words) shape(stage, "text", text, words);
@@ -172,7 +172,7 @@ $("again").onclick = () => {
 follow(form, set, () => {
   transport.pause();
   prepare();
-  transport.go(transport.last);
+  transport.go(0);
 });
 $("note").textContent =
   "The line is the time that the bar has reached. A box is a tile, and its label names what the tile adds to. With atomic adds it takes five matmuls, and in the two passes it takes four and three. A tick is one addition, by the worker at its left. Ticks below each other happen at the same time on this axis, on which an atomic add takes no time. On a GPU, it takes time. The table has one entry of each block of dQ, summed in float32 in the order of its run. Both ways add the same numbers, but in different orders, so their last digits can differ.";

@@ -31,6 +31,7 @@ form.innerHTML = [
   choice("mask", "causal", [["true", "causal"]], "checkbox"),
 ].join("");
 
+const same = (a, b) => Object.keys(a).every((name) => String(a[name]) === String(b[name]));
 const NAMES = { standard: "Standard", fa1: "FA1", fa2: "FA2" };
 
 /** A quantity with the largest unit of which it has one: 26.7 s, 4.3 GB. */
@@ -185,6 +186,7 @@ function draw() {
   drawMemory(found, chip);
   drawWaves(found, chip);
   write($("say"), verdict(found));
+  for (const e of form.querySelectorAll(".tries button")) e.setAttribute("aria-pressed", same(set, { ...FIRST, ...TRIES[e.textContent] }));
 }
 
 function misfit({ ok, scarce, over, limit, registers }, chip) {
@@ -265,7 +267,9 @@ function drawWaves({ programs, perSM, by, slots, waves, busy, fa1Programs }, chi
   if (waves > 2) wave(`waves 1–${grouped(waves - 1)}`, slots);
   if (waves === 2) wave("wave 1", slots);
   wave(`wave ${grouped(waves)}`, last);
-  const places = `${grouped(programs)} thread blocks on ${chip.SMs} SMs × ${perSM} (limited by ${by}): ${grouped(waves)} ${waves === 1 ? "wave" : "waves"}, ${percent(busy)} of the slots busy.`;
+  const blocks = (n) => `${grouped(n)} thread ${n === 1 ? "block" : "blocks"}`;
+  const most = `Each of the ${chip.SMs} SMs runs ${blocks(perSM)} at a time (the limit is its ${by}), so ${grouped(slots)} run at once.`;
+  const places = `${most} ${blocks(programs)} take ${grouped(waves)} ${waves === 1 ? "wave" : "waves"}, with ${percent(busy)} of the slots busy.`;
   $("waves-note").textContent =
     `${places} FA1 has ${fa1Programs} ${fa1Programs === 1 ? "thread block" : "thread blocks"}, one per head.`;
 }

@@ -40,7 +40,7 @@ function draw(t) {
   const longest = Math.max(table.makespan, cut ? 0 : other.makespan, 1);
   const unit = (width - left - right) / longest;
   const foot = top + set.SMs * lane;
-  clear(stage, foot + 40);
+  clear(stage, foot + 60);
   for (const k of upTo(set.SMs)) {
     const y = top + k * lane;
     shape(stage, "rect", { x: left, y, width: table.makespan * unit, height: lane - 2, class: "lane" });
@@ -55,7 +55,19 @@ function draw(t) {
   drawAxis({ left, foot, unit, longest });
   drawTotals({ left, foot, unit, width });
   drawHeads(width, foot + 36);
+  drawKey(left, foot + 55);
   words(t);
+}
+
+/** What the looks of a box say about the time that is shown. */
+function drawKey(x, y) {
+  for (const [state, width] of [["done", 58], ["running", 76], ["ahead", 62], ["idle", 0]]) {
+    const box = { x, y: y - 10, width: 16, height: 12 };
+    shape(stage, "rect", { ...box, class: state === "idle" ? "lane" : `program ${state}`, fill: SHADES[0][0] });
+    if (state === "idle") shape(stage, "rect", { ...box, style: "fill: url(#idle)", opacity: 0.6 });
+    shape(stage, "text", { x: x + 21, y, class: "small" }, state === "ahead" ? "waits" : state);
+    x += 21 + width;
+  }
 }
 
 /** How long both algorithms take, as two bars over the lanes; a bar that runs on beyond the axis has a torn end. */
@@ -177,7 +189,7 @@ function words(t) {
   stage.setAttribute("aria-label", `${set.SMs} SMs. ${now}`);
   const fewest = Math.ceil(table.placed.reduce((x, p) => x + p.cost, 0) / set.SMs);
   $("note").textContent =
-    `If the work could be cut anywhere, it would end at ${fewest}. Hatched time is idle. The number in a box is its row block (backward: column block), and each head has its own fill. An SM runs one thread block at a time.`;
+    `If the work could be cut anywhere, it would end at ${fewest}. The number in a box is its row block (backward: column block), and each head has its own fill. An SM runs one thread block at a time.`;
 }
 
 follow(form, set, () => {
