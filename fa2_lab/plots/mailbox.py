@@ -29,8 +29,7 @@ def draw(spans: list[tuple], rung: str, clocks: float) -> style.Drawn:
     """Draw the spans (lane, row block, start, end) of the producer, the mailbox's slots and the consumers."""
     caption = (
         "The producer starts a row block first and leaves its number in the mailbox. A slot holds the number until both"
-        f" consumers have read it (arrows: the first of them reads). Model of rung {rung}, with four tiles per row"
-        " block."
+        f" consumers have read it (arrows). Model of rung {rung}, with four tiles per row block."
     )
     figure, ax = style.new_figure(2.9, caption)
     order = ("producer", "mailbox", "consumer")
@@ -48,16 +47,18 @@ def draw(spans: list[tuple], rung: str, clocks: float) -> style.Drawn:
             words = words.removeprefix("row ")
         style.box(ax, begun, y + 0.06, wide, 0.88, words, style.worker(3 - r % 4), linewidth=0.8)
         if "slot" in name:
-            read = min(b for other, block, b, _ in spans if block == r and other.startswith("consumer"))
+            reads = [b for other, block, b, _ in spans if block == r and other.startswith("consumer")]
             style.arrow(ax, (begun, 0.94), (begun, y + 0.04), linewidth=1.6)
-            style.arrow(ax, (read, y + 0.94), (read, first + 0.04), linewidth=1.6)
+            for c, read in enumerate(reads):
+                ax.plot([read, read], [y + 0.94, first + c - 0.1], color=style.PAPER, linewidth=4.5, zorder=2)
+                style.arrow(ax, (read, y + 0.94), (read, first + c + 0.06), linewidth=1.6, zorder=3)
             if r == 1:  # the first row-block index that waits in the mailbox
                 style.beside(ax, "writes" if style.narrow() else "writes number 1", (begun, 1.5), (5, 0))
-                style.beside(ax, "reads" if style.narrow() else "reads it", (read, first - 0.5), (5, 0))
+                style.beside(ax, "reads" if style.narrow() else "both read it", (max(reads), first - 0.5), (5, 0))
     ax.set(xticks=range(0, int(window), 10000), xlabel="clocks →")
     alt = (
         "Lines over time show the producer, two slots of the mailbox and two consumers. The producer begins to copy"
         " a row block while the consumers work on the one before. Its number stays in a slot until both have read it,"
-        " and an arrow leads from the slot to the consumer that reads it first."
+        " and an arrow leads from the slot to each consumer when it reads."
     )
     return figure, alt

@@ -51,6 +51,10 @@ def draw(cells: list[list[Mapping]]) -> style.Drawn:
             if not rank:
                 words = f"from {ranks - 1}" if style.narrow() else f"from rank {ranks - 1}"
                 style.note(ax, pitch * step - 0.06, 0.22, words, ha="right")
+            if rank == ranks - 1:  # its K and V go on to the first rank
+                side = pitch * (step - 1) + 1.05, PITCH * rank + 0.5
+                style.arrow(ax, side, (side[0] + 0.35, side[1]), style.hue("K"), linewidth=1.2)
+                style.note(ax, side[0], side[1] + 0.28, "to 0" if style.narrow() else "to rank 0")
     for step in range(ranks):
         style.note(ax, pitch * step + 0.5, -0.22, f"step {step}", ha="center")
     foot = PITCH * ranks + 0.1

@@ -90,6 +90,11 @@ CAUSE = {  # text that a page adds beside the first changed box, or below the co
     22: "o is not rescaled",
 }
 THICK = {21: "\nthick edge: the next row block", 23: "\nthick edge: third consumer · dashed: clocks to spare"}
+LEGEND = (
+    "number on a softmax: instructions of a thread",
+    "0, 1, …: warpgroups · twice as long: two share a unit",
+    "all lines of the tensor cores empty: time still to gain",
+)
 WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}  # clock cycles drawn, if the change is a small part of a tile
 
 
@@ -266,7 +271,7 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
             if key == unit == "copy":
                 rows[""] = []  # an empty row for the text about the copies
         name = f"rung {panel['number']}, {panel['name'].replace('_', ' ')}"
-        measured = f": tensor cores {panel['counted']:.0f}% busy (measured)"
+        measured = f": tensor cores {panel['counted']:.0f}% busy, measured in the whole kernel"
         timelines[name + measured * bool(panel["counted"])] = rows
         heights.append(0.4 + 0.26 * sum(row_heights(rows, faded)))
     alt = (
@@ -274,10 +279,11 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
         f" {'; '.join(timelines).capitalize()}."
     )
     titled = {name.capitalize(): rows for name, rows in timelines.items()}
-    figure = stacked(sum(heights) + 0.3, caption, titled, window, faded=faded, height_ratios=heights)
+    figure = stacked(
+        sum(heights) + (1.2 if style.narrow() else 0.7), caption, titled, window, faded=faded, height_ratios=heights
+    )
     clocks = f"time in the model → (1,000 clocks = {1e9 / chips.H200.clock_hz:.1f} µs)"
-    clocks += "\nnumber on a softmax: instructions of a thread"
-    figure.axes[-1].set_xlabel(clocks + THICK.get(number, ""))
+    figure.axes[-1].set_xlabel("\n".join([clocks, *LEGEND]) + THICK.get(number, ""))
     if unit == "copy":
         for ax, rows, panel, cause in zip(figure.axes, timelines.values(), panels, CAUSE[number], strict=True):
             _count_copies(ax, rows, panel, cause)

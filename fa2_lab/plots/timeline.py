@@ -9,12 +9,12 @@ from fa2_lab.plots import strips, style
 FOUR_WAYS = {  # (whether a warpgroup starts the next S early, how the two share the tensor cores)
     "Neither": (False, SHARED),
     "Within: P V of the tile before runs during the exponentials": (True, SHARED),
-    "Between: one runs matmuls while the other computes exponentials": (False, IN_ORDER),
+    "Between: one runs matmuls during the other's exponentials": (False, IN_ORDER),
     "Both": (True, IN_ORDER),
 }
 
 
-def data(d: int = 128, T: int = 16, window: float = 5600) -> dict:
+def data(d: int = 128, T: int = 16, window: float = 6144) -> dict:
     """Return simulated timelines of two warpgroups on T tiles of 64 × 128 each, for four ways of working.
 
     The four ways have overlap within a warpgroup, between the two warpgroups, both, or neither.
@@ -60,12 +60,12 @@ UNITS = {"tensor": "tensor cores", "exp": "exponentials"}
 def draw(window: float, tiles: int, panels: list[Mapping], setting: str) -> style.Drawn:
     """Draw one timeline for each panel: one of the four ways in which two warpgroups can work.
 
-    `window` is the number of clock cycles drawn. The shares in the panels are over all `tiles` tiles.
+    `window` is the number of clock cycles drawn. A title has the tensor cores' share of it, and that of all `tiles`.
     """
     caption = "Exponentials can overlap with matmuls within a warpgroup, between two warpgroups, or in both ways. The"
-    caption += f" percentages are those of the tensor cores, over all {tiles} tiles, of which only the first are drawn"
+    caption += f" percentages are those of the tensor cores, in the time that is drawn and over all {tiles} tiles"
     timelines = {
-        f"{panel['name']}: {panel['share']:.0%} busy": {
+        f"{panel['name']}: {drawn(panel['jobs'], window):.0%} busy, {panel['share']:.0%} over {tiles} tiles": {
             f"{name}, {who}": [job[2:] for job in panel["jobs"] if job[:2] == (unit, who)]
             for unit, name in UNITS.items()
             for who in (0, 1)
@@ -78,8 +78,8 @@ def draw(window: float, tiles: int, panels: list[Mapping], setting: str) -> styl
         strips.mark_waits(ax, rows, window)
         style.box(ax, 0, 0.06, strips.span(window), 1.88, "", style.MASKED, linewidth=0, zorder=0)
     words = "clocks of one SM →", "0 and 1: warpgroups, which share the tensor cores"
-    idle = f"hatched: no matmul runs · percentages: {tiles} tiles"
-    figure.axes[-1].set_xlabel("\n".join([*words, idle]))
+    legend = "hatched: no matmul runs", "busy: share of the time that is drawn"
+    figure.axes[-1].set_xlabel("\n".join([*words, *legend]))
     busy = "; ".join(f"{p['name']}: tensor cores busy {p['share']:.0%} of the time" for p in panels)
     alt = (
         "Four timelines of one SM, one above the other. Each has two lanes for the tensor cores and two for"
@@ -87,3 +87,12 @@ def draw(window: float, tiles: int, panels: list[Mapping], setting: str) -> styl
         " matmuls at the same time and then both compute exponentials. In the last, they take turns."
     )
     return figure, alt
+
+
+def drawn(jobs: list[tuple], window: float) -> float:
+    """Return the share of the first `window` clocks in which the tensor cores run a matmul."""
+    busy = end = 0.0
+    for begun, ended in sorted(job[3:] for job in jobs if job[0] == "tensor"):
+        busy += max(0.0, min(ended, window) - max(begun, end))
+        end = max(end, min(ended, window))
+    return busy / window

@@ -48,7 +48,8 @@ def index(assignments: list[str], toctrees: list[str], licence: str, address: st
         block("ways", *(way(name, target, words, assignments) for name, target, words in WAYS)),
         LOOK_UP,
         "## The climb",
-        "Step through the changes. The numbers below the bars mark the six largest jumps, and an empty bar is a change that loses speed.",
+        "Step through the changes. The numbers below the bars mark the six largest jumps, and an empty bar is a "
+        "change that loses speed.",
         framed("climb", "brief", wide=False),
         *(part(name, numbers) for name, numbers in PARTS.items()),
         "## Posters",

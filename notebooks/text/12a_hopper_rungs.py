@@ -254,23 +254,17 @@ climb.step("15", "registers", "programs")
 # compiler makes no branch of the `if`). In addition, the warpgroup waits for its matmuls twice per tile, while Triton's
 # code waits only once. In exchange, we can now decide ourselves where each wait is.
 #
-# The picture shows what an SM does on rungs 14 and 15. Time runs from left to right, the copies have one strip, and
-# each warpgroup has a strip for its matmuls and one for its softmax. On rungs 14 to 16, the warpgroups 0 and 1 are the
-# two programs on an SM, and from rung 17 on, they belong to one program, which calls them *consumers* (part 3). Each
-# later rung has such a picture as well. The strips come from a model, in which copies run back to back at L2 bandwidth
-# and a matmul takes the number of clocks that the tensor cores need for it. In the model, a softmax takes one clock for
-# each instruction that a thread executes, because an SM has four schedulers, one for each of the four warps. If both
-# warpgroups use the same unit at once, each gets half of it, so its box becomes twice as long. In each of these
-# pictures, look at the strips of the tensor cores first, because the gaps that they have in common are the time that a
-# rung can still gain. Then find the boxes above or below a gap, because the tensor cores wait for these. You can skip a
-# picture if the rung is clear without it.
+# The picture shows what an SM does on rungs 14 and 15, and each later rung has such a picture as well. On rungs 14 to
+# 16, the warpgroups 0 and 1 are the two programs on an SM, and from rung 17 on, they belong to one program, which calls
+# them *consumers* (part 3). The strips come from a model, in which copies run back to back at L2 bandwidth, a matmul
+# takes the number of clocks that the tensor cores need for it, and a softmax takes one clock for each instruction that
+# a thread executes, because an SM has four schedulers, one for each of a warpgroup's four warps. You can skip a picture
+# if the rung is clear without it.
 #
-# In the pictures of rungs 14 to 16, the copies leave no gap, so the matmuls seem to wait for L2. This comes from the
-# model, which leaves out all waits between instructions, so its softmax is too short. In the model, a round, in which
-# each warpgroup computes one tile, takes as long as its four copies, about 1,640 clocks. In reality, it takes longer. A
-# tile of these rungs has 64 keys, half as many as in part 1, so each of a round's four matmuls takes 256 clocks, and
-# together they take 1,024. By the counters, these are 57% of the time on rung 14 and 52.5% on rung 15, so a round takes
-# about 1,790 and 1,950 clocks. Therefore, compare only the lengths of the softmax boxes in these pictures.
+# On rungs 14 to 16, compare only the lengths of the softmax boxes, because the model leaves out all waits between
+# instructions. There, a round, in which each warpgroup computes one tile, takes as long as its four copies, about 1,640
+# clocks. By the counters, it takes about 1,790 clocks on rung 14 and 1,950 on rung 15, of which its four matmuls take
+# 1,024.
 
 # %% tags=["hide-input"]
 show("strips_15")
