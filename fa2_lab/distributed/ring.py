@@ -96,7 +96,7 @@ def ring_attention(
         raise
     if dist.get_world_size(group) == 1:
         return attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse, backend=backend)
-    q, k, v = (x.resolve_neg() for x in (q, k, v))  # a transfer sends raw memory, so negate it first if needed
+    q, k, v = (x.resolve_neg() for x in (q, k, v))  # a transfer sends raw memory, so apply pending negations first
     if header["scale"] < 0:  # the kernels find the largest score before they scale it
         q = -q
     ring = RingCall(
