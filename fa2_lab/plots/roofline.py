@@ -1,4 +1,4 @@
-"""The roofline of a GPU: the highest speed that each method can reach, as limited by requested and DRAM bytes.
+"""The roofline of a GPU: the highest speed that each method can reach, given its FLOPs per byte.
 
     show(roofline.draw(**roofline.data("standard", "FA1", "FA2", B_r=128)))    methods, with arguments of rates.cost
     own = rates.cost("decode", N=8192, N_q=8)
@@ -21,7 +21,7 @@ from fa2_lab.records import Record, load
 
 DRAM = ("DRAM bytes read", "DRAM bytes written")
 SHOWN = ("00", "01", "02", "03", "06", "11")  # the rungs shown: the dots of the others would overlap these
-PRINTED = {"FA1": "FA1 as printed"}  # not the kernel of FA1's authors
+PRINTED = {"FA1": "FA1 as printed"}  # the algorithm in the paper, not its authors' kernel
 
 
 class Roof(NamedTuple):

@@ -355,7 +355,7 @@ def group_digits(ax: Axes) -> None:
 
 
 def with_commas(x: float, position: int | None = None) -> str:
-    """Return the label of the tick at x."""
+    """Return the label of the tick at x, with commas."""
     return f"{x:,g}".replace("-", "−")
 
 

@@ -1,4 +1,4 @@
-"""A picture of thread blocks on SMs over time: one per head (FA1), one per row block (FA2), and under a causal mask."""
+"""A picture of thread blocks on SMs over time: one per head (FA1) or per row block (FA2), with and without a mask."""
 
 from collections import Counter
 

@@ -30,7 +30,7 @@ def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
 
 @triton.jit
 def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
-    """Update a row block's o, ℓ and m with a tile of K and V. If MASKED, row r sees only its first seen[r] keys."""
+    """Update a row block's o, ℓ and m with a tile of K and V. If MASKED, row r sees only the first seen[r] keys."""
     s_ij = tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA2.A1.L8
     if MASKED:
         s_ij = tl.where(tl.arange(0, k_j.shape[0])[None, :] < seen[:, None], s_ij, NEG_INF)

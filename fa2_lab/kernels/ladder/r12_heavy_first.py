@@ -16,7 +16,7 @@ LN2 = tl.constexpr(math.log(2))
 
 @triton.jit
 def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr, RAGGED: tl.constexpr):
-    """Load rows first:first + B of one head of X, as (B, d). If RAGGED, rows at or beyond N become zero, unread."""
+    """Load rows first:first + B of one head of X, as (B, d). If RAGGED, rows at or beyond N are not read, but zero."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     if RAGGED:
@@ -33,7 +33,7 @@ def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
 
 @triton.jit
 def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
-    """Update a row block's o, ℓ and m with a tile of K and V. If MASKED, row r sees only its first seen[r] keys."""
+    """Update a row block's o, ℓ and m with a tile of K and V. If MASKED, row r sees only the first seen[r] keys."""
     s_ij = tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA2.A1.L8
     if MASKED:
         s_ij = tl.where(tl.arange(0, k_j.shape[0])[None, :] < seen[:, None], s_ij, NEG_INF)
