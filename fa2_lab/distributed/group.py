@@ -97,9 +97,9 @@ class Exchange:
         if refusals:
             raise Disagreement(f"fa2_lab.distributed: refused on {'; '.join(refusals)}")
         for name in dict.fromkeys(name for h in headers for name in h if name not in OWN):
-            said = [h.get(name) for h in headers]
-            if any(x != said[0] for x in said):
-                raise Disagreement(f"fa2_lab.distributed: the ranks do not agree on {name}: {listed(said)}")
+            values = [h.get(name) for h in headers]
+            if any(x != values[0] for x in values):
+                raise Disagreement(f"fa2_lab.distributed: the ranks do not agree on {name}: {listed(values)}")
         AGREED[self.group] += 1
         return headers
 

@@ -326,11 +326,11 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: RingCall, header: dict) -> tuple[Tensor, Tensor]:
-        asked = ranks.Exchange(ring.group, header, ring.timeout)
+        exchange = ranks.Exchange(ring.group, header, ring.timeout)
         try:
             begun = first_half(ring, q, k, v)
         finally:  # even if a kernel has failed
-            headers = asked.agree()
+            headers = exchange.agree()
         ring = replace(ring, lengths=tuple(h["length"] for h in headers), call=ranks.AGREED[ring.group])
         O, L = all_heads_forward(ring, q, k, v, begun)
         ctx.save_for_backward(q, k, v, O, L)
@@ -358,15 +358,15 @@ def all_heads_backward(
     ring: RingCall, dO: Tensor | None, dL: Tensor | None, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor
 ) -> list[Tensor]:
     """Compute dQ, dK and dV, a few heads at a time, and return them in the dtype of q."""
-    found = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
+    gradients = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
     dO = torch.zeros_like(O) if dO is None else dO
     for heads, kv_heads in turns(ring, q, k):
         dO_, q_, O_, L_ = (x[:, heads] for x in (dO, q, O, L))
         dL_ = None if dL is None else dL[:, heads]
         parts = backward(ring, dO_, dL_, q_, k[:, kv_heads], v[:, kv_heads], O_, L_)
-        for x, at, part in zip(found, (heads, kv_heads, kv_heads), parts, strict=True):
+        for x, at, part in zip(gradients, (heads, kv_heads, kv_heads), parts, strict=True):
             x[:, at] = part
-    return found
+    return gradients
 
 
 def turns(ring: RingCall, q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:

@@ -44,10 +44,10 @@ def unshard(
     header = dict(call="unshard", dtype=str(x.dtype), other_dimensions=rest, dim=dim, layout=layout)
     headers = ranks.Exchange(group, header | dict(length=x.shape[dim]), ranks.check_timeout(timeout)).agree()
     lengths = [h["length"] for h in headers]
-    mine = x.new_zeros((max(lengths), *rest))
-    mine[: x.shape[dim]] = x.movedim(dim, 0)
-    every = [torch.empty_like(mine) for _ in lengths]
-    dist.all_gather(every, mine, group=group)
+    own_rows = x.new_zeros((max(lengths), *rest))
+    own_rows[: x.shape[dim]] = x.movedim(dim, 0)
+    every = [torch.empty_like(own_rows) for _ in lengths]
+    dist.all_gather(every, own_rows, group=group)
     return joined(every, lengths, layout).movedim(0, dim).contiguous()
 
 

@@ -42,8 +42,8 @@ class Small:
 
     def computed(self, *mistakes: str, B: int = 2, output: str = "O") -> np.ndarray:
         """Return `output` ("O" or a gradient such as "dQ"), computed in B × B tiles with the named mistakes."""
-        asked = one_head(self.Q, self.K, self.V, self.dO, scale=self.tau, causal=not self.visible.all())
-        return attention(asked, mistakes, B, gradients=output != "O")[output][0, 0]
+        case = one_head(self.Q, self.K, self.V, self.dO, scale=self.tau, causal=not self.visible.all())
+        return attention(case, mistakes, B, gradients=output != "O")[output][0, 0]
 
     @cached_property
     def S(self) -> np.ndarray:

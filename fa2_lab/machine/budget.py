@@ -124,11 +124,11 @@ def table(
 
     The number of warps is the first entry of `warps` that makes the block fit, or the last entry if none does.
     """
-    found = {}
+    best = {}
     for B_r, B_c in product(sizes, sizes):
         tried = [(W, fits(chip, B_r, B_c, d, warps=W, **options)) for W in warps]
-        found[B_r, B_c] = next((one for one in tried if one[1].ok), tried[-1])
-    return found
+        best[B_r, B_c] = next((one for one in tried if one[1].ok), tried[-1])
+    return best
 
 
 def register_limit(chip: Chip, warps: int) -> int:

@@ -135,12 +135,12 @@ DRIVER_NAMES |= {"NVIDIA A100-SXM4-80GB": A100, "NVIDIA H100 80GB HBM3": H100}
 
 def named(name: str) -> Chip:
     """Return the Chip with this name, which may be its name in the table or the one that the GPU's driver reports."""
-    known = CHIPS | DRIVER_NAMES
+    chips = CHIPS | DRIVER_NAMES
     if not isinstance(name, str):
-        raise TypeError(f"name: got {name!r}; it takes a string, one of {', '.join(known)}")
-    if name not in known:
-        raise ValueError(f"name: got {name!r}; it takes one of {', '.join(known)}")
-    return known[name]
+        raise TypeError(f"name: got {name!r}; it takes a string, one of {', '.join(chips)}")
+    if name not in chips:
+        raise ValueError(f"name: got {name!r}; it takes one of {', '.join(chips)}")
+    return chips[name]
 
 
 def check_chip(chip: Chip) -> None:

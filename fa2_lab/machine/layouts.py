@@ -78,9 +78,9 @@ class Shared:
 
 def parse(text: str) -> Mma | Shared:
     """Parse a ttgir attribute, such as #ttg.swizzled_shared<{vec = 8, …}>, and return the layout that it describes."""
-    found = ATTRIBUTE.search(text)
-    fields = {name: _value(value) for name, value in FIELD.findall(found[2])} if found else {}
-    kind = found[1] if found else text
+    match = ATTRIBUTE.search(text)
+    fields = {name: _value(value) for name, value in FIELD.findall(match[2])} if match else {}
+    kind = match[1] if match else text
     if kind == "nvidia_mma" and fields["versionMajor"] in (2, 3):
         return Mma(fields["versionMajor"], fields["warpsPerCTA"], fields["instrShape"][:2])
     if kind == "swizzled_shared":

@@ -136,7 +136,7 @@ def cost(
     whole_number("heads", heads, low=1)
     algorithm, direction = METHODS[method]
     tiling = Tiling(N if N_q is None else N_q, N, B_r, B_c, Mask(causal=causal))
-    asked, workers = io_model.requests(algorithm, direction, tiling, d), workers_of(method, tiling, chip)
+    requests, workers = io_model.requests(algorithm, direction, tiling, d), workers_of(method, tiling, chip)
     moved = io_model.traffic(algorithm, direction, tiling, d)
     dram_bytes = io_model.at_most(
         passes(algorithm, tiling, d, moved, workers, heads, chip), moved, io_model.sizes(tiling, d)
@@ -150,7 +150,7 @@ def cost(
         flops=heads * ops["matmul"],
         instructions=round(heads * instructions),
         exponentials=heads * ops["exp"],
-        requested=heads * io_model.in_bytes(METHODS[method][0], asked).total,
+        requested=heads * io_model.in_bytes(METHODS[method][0], requests).total,
         dram_bytes=heads * io_model.in_bytes(METHODS[method][0], dram_bytes).total,
         workers=heads * workers,
     )

@@ -28,16 +28,16 @@ UNWRITTEN = Reason("", "", "", "fa2_lab/machine/reasons.md has no entry for this
 
 def read(page: str) -> dict[str, Reason]:
     """Parse the text of reasons.md, and return {number of a rung: Reason}."""
-    found = {}
+    reasons = {}
     for part in page.split("\n## ")[1:]:
         try:
             head, why, first, _, *rows = filter(None, part.split("\n"))
             (number, cause), said = head.split(" · "), dict(row[2:-2].split(" | ", 1) for row in (first, *rows))
             modelled = "predicted" not in said
-            found[number] = Reason(cause, said["before"], said["goes"], why, said.get("missed", UNKNOWN), modelled)
+            reasons[number] = Reason(cause, said["before"], said["goes"], why, said.get("missed", UNKNOWN), modelled)
         except (KeyError, ValueError) as wrong:
             raise ValueError(f"reasons.md: got {part!r}; it takes the same lines as the other rungs") from wrong
-    return found
+    return reasons
 
 
 REASONS = read(Path(__file__).with_name("reasons.md").read_text(encoding="utf-8"))

@@ -29,8 +29,8 @@ def sent(lengths: Sequence[int], rank: int, direction: str, *, kv_heads: int, d:
     row = 2 * kv_heads * d  # elements of K and V, or of dK and dV, in one row
     if size == 1:
         return {}
-    found = {"K V": (N - lengths[(rank + 1) % size]) * row * item}
-    return found | ({"dK dV": (N - lengths[rank]) * row * FP32} if direction == "backward" else {})
+    bytes_of = {"K V": (N - lengths[(rank + 1) % size]) * row * item}
+    return bytes_of | ({"dK dV": (N - lengths[rank]) * row * FP32} if direction == "backward" else {})
 
 
 def work(lengths: Sequence[int], layout: str, causal: bool, B_r: int = 128, B_c: int = 128) -> np.ndarray:

@@ -61,13 +61,13 @@ class Shares:
 
     def spans(self, w: int) -> list[tuple[int, int, int]]:
         """Return program w's work in order, as a list of (head, first, last) for the head's tiles first … last − 1."""
-        found = []
+        parts = []
         for head, n in enumerate(self.tiles):
             begin = self.begin(head)
             first, last = max(w * self.share, begin), min((w + 1) * self.share, begin + 1 + n)
             if first < last:
-                found.append((head, max(first - begin - 1, 0), last - begin - 1))
-        return found
+                parts.append((head, max(first - begin - 1, 0), last - begin - 1))
+        return parts
 
     def readers(self, head: int) -> range:
         """Return the range of programs that work on a head.

@@ -90,9 +90,9 @@ def studio() -> dict[str, EntryPoint]:
 
 def summary(entry: EntryPoint) -> str:
     """Return the first line of a command module's docstring, parsed without importing the module."""
-    found = find_spec(entry.module)
-    assert found and found.origin  # every command's module is a file
-    doc = ast.get_docstring(ast.parse(Path(found.origin).read_text(encoding="utf-8"))) or ""
+    spec = find_spec(entry.module)
+    assert spec and spec.origin  # every command's module is a file
+    doc = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
     return doc.split("\n")[0].removeprefix(f"`fa2-lab {entry.name}`: ").rstrip(".")
 
 
@@ -140,8 +140,8 @@ def show_where(arguments: argparse.Namespace) -> int:
             "\n".join(f"{a.tag}  {a.title} ({a.source}), lines 1 to {len(a.lines)}" for a in paper.ALGORITHMS.values())
         )
         return 0
-    found = paper.ALGORITHMS[name] if name in paper.ALGORITHMS else paper.where(name)
-    text = found.full() if arguments.all and isinstance(found, paper.Whereabouts) else str(found)
+    place = paper.ALGORITHMS[name] if name in paper.ALGORITHMS else paper.where(name)
+    text = place.full() if arguments.all and isinstance(place, paper.Whereabouts) else str(place)
     if arguments.sass:
         from fa2_lab.tools.xray.lines import sass_of
 

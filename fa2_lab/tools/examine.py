@@ -100,45 +100,45 @@ def load(text: str) -> tuple[str, Callable]:
         raise ValueError(f"examine: {where} does not import: ValueError: {refusal}") from refusal
     except (Exception, SystemExit) as failure:
         raise ValueError(f"examine: {where} does not import: {type(failure).__name__}: {failure}") from failure
-    found = getattr(module, name, None)
-    if found is None:
+    function = getattr(module, name, None)
+    if function is None:
         functions = [
             x for x, y in vars(module).items() if callable(y) and getattr(y, "__module__", "") == module.__name__
         ]
         raise ValueError(f"examine: {where} has no {name!r}; it has {', '.join(functions) or 'no function'}")
-    if type(found).__name__ in ("JITFunction", "InterpretedFunction"):
+    if type(function).__name__ in ("JITFunction", "InterpretedFunction"):
         raise ValueError(f"examine: {name} is a Triton kernel; give the Python function that launches it")
-    if not callable(found):
+    if not callable(function):
         raise ValueError(f"examine: {name} is not a function")
-    return module.__name__, found
+    return module.__name__, function
 
 
 def page(report: Report, function: str, module: str) -> str:
     """Return the report as text for the terminal."""
-    said = [f"{function}: {report.asked} problems in {report.seconds:.0f} s"]
+    lines = [f"{function}: {report.asked} problems in {report.seconds:.0f} s"]
     reads = [str(x).removesuffix(".") for x in report.findings if x.mistake.part == "conventions"]
-    said += [f"reads   {'; '.join([report.how, *reads])}", f"gives   {', '.join(report.parts)}"]
+    lines += [f"reads   {'; '.join([report.how, *reads])}", f"gives   {', '.join(report.parts)}"]
     also = report.subject.also
-    said += (
+    lines += (
         [f"        It would be right as {LAYOUTS[also]}; if you mean that layout, pass --layout {also}."]
         if also
         else []
     )
     lacks = [name for name, why in report.refused.items() if not why]
-    said += [f"        not tested, because the function does not take them: {', '.join(lacks)}"] if lacks else []
+    lines += [f"        not tested, because the function does not take them: {', '.join(lacks)}"] if lacks else []
     unused = report.subject.unused
-    said += (
+    lines += (
         [f"        left at their defaults, because their meaning is not known: {', '.join(unused)}"] if unused else []
     )
-    said += [f"refuses {name}: {why}" for name, why in report.refused.items() if why]
+    lines += [f"refuses {name}: {why}" for name, why in report.refused.items() if why]
     for finding in report.findings:
         if finding.mistake.part != "conventions":
-            said += ["", *paragraph(report, finding, module)]
+            lines += ["", *paragraph(report, finding, module)]
     if report.is_right and UNASKED in report.refused:
-        said += ["", "Nothing is wrong in the problems that were tested, but there was no time for all of them."]
+        lines += ["", "Nothing is wrong in the problems that were tested, but there was no time for all of them."]
     elif report.is_right:
-        said += ["", NOTHING + MEANT * bool(reads)]
-    return "\n".join(said)
+        lines += ["", NOTHING + MEANT * bool(reads)]
+    return "\n".join(lines)
 
 
 def paragraph(report: Report, finding: Finding, module: str) -> list[str]:
@@ -161,10 +161,10 @@ def as_json(report: Report) -> str:
     """Return the report as JSON, for use by other programs."""
 
     def of(x: Finding) -> dict[str, Any]:
-        known = dict(
+        fields = dict(
             name=x.name, wrong=x.is_wrong, says=str(x), where=x.where, much=None if x.much != x.much else x.much
         )
-        return known | dict(case=str(x.case) if x.case else None, others=list(x.others), read=x.mistake.reference)
+        return fields | dict(case=str(x.case) if x.case else None, others=list(x.others), read=x.mistake.reference)
 
     kept = {name: getattr(report, name) for name in ("name", "how", "asked", "parts", "refused", "seconds")}
     return json.dumps(kept | dict(right=report.is_right, findings=[of(x) for x in report.findings]), indent=1)

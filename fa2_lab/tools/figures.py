@@ -135,10 +135,10 @@ def pdf(figure: Figure) -> bytes:
 
 def chosen(names: list[str] | None) -> list[str]:
     """Return the pictures to draw: those in `names`, or all if it is empty. Raise an error for an unknown name."""
-    known = [*PICTURES, "poster"]
-    unknown = set(names or ()) - set(known)
+    pictures = [*PICTURES, "poster"]
+    unknown = set(names or ()) - set(pictures)
     if unknown:
-        raise ValueError(f"figure: got {', '.join(sorted(unknown))}; it takes {', '.join(known)}")
+        raise ValueError(f"figure: got {', '.join(sorted(unknown))}; it takes {', '.join(pictures)}")
     return [name for name in PICTURES if not names or name in names]
 
 

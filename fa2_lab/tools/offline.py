@@ -51,8 +51,8 @@ class Absent:
 
 def report(kernel: Any) -> dict[str, int]:
     """Return the registers, stack bytes, spill and tensor-core instructions, and shared bytes of a compiled kernel."""
-    found = from_amdgcn(kernel.asm["amdgcn"]) if "amdgcn" in kernel.asm else from_cubin(kernel.asm["cubin"])
-    return found | dict(shared=kernel.metadata.shared)
+    numbers = from_amdgcn(kernel.asm["amdgcn"]) if "amdgcn" in kernel.asm else from_cubin(kernel.asm["cubin"])
+    return numbers | dict(shared=kernel.metadata.shared)
 
 
 @cache

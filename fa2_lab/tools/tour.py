@@ -87,15 +87,15 @@ def pairs(computed: Iterable, right: Iterable) -> Pairs:
 
 def forward(stage: str, problem: RandomHeads, trace: Trace) -> Pairs:
     """Run the forward of a stage, and return pairs (computed, right) for O and for L."""
-    found = heads.forward(*problem.qkv, causal=problem.mask.causal, stage=stage, **BLOCKS, trace=trace)
-    return pairs(found, problem.right("O L"))
+    outputs = heads.forward(*problem.qkv, causal=problem.mask.causal, stage=stage, **BLOCKS, trace=trace)
+    return pairs(outputs, problem.right("O L"))
 
 
 def backward(stage: str, problem: RandomHeads, trace: Trace) -> Pairs:
     """Run the backward of a stage, given the true O and L, and return pairs (computed, right) for dQ, dK and dV."""
     given = *problem.qkv, *problem.right("O L"), problem.dO
-    found = heads.backward(*given, causal=problem.mask.causal, stage=stage, **BLOCKS, trace=trace)
-    return pairs(found, problem.right("dQ dK dV"))
+    gradients = heads.backward(*given, causal=problem.mask.causal, stage=stage, **BLOCKS, trace=trace)
+    return pairs(gradients, problem.right("dQ dK dV"))
 
 
 def grouped_heads(trace: Trace) -> Pairs:
@@ -116,13 +116,13 @@ def online(trace: Trace) -> Pairs:
     Q, K, V = PLAIN.head
     S, V = trace.hbm(S=Q @ K.T * D_HEAD**-0.5, V=V)
     blocks = [slice(start, start + B_C) for start in range(0, N, B_C)]
-    found = online_softmax.incremental((S[:, cols], V[cols]) for cols in blocks).finalize()
-    return pairs(found, PLAIN.right("O L"))
+    outputs = online_softmax.incremental((S[:, cols], V[cols]) for cols in blocks).finalize()
+    return pairs(outputs, PLAIN.right("O L"))
 
 
 def split_keys(trace: Trace) -> Pairs:
-    found = fa2.forward_split_keys(*PLAIN.head, splits=4, **BLOCKS, trace=trace)
-    return pairs(found, PLAIN.right("O L"))
+    outputs = fa2.forward_split_keys(*PLAIN.head, splits=4, **BLOCKS, trace=trace)
+    return pairs(outputs, PLAIN.right("O L"))
 
 
 def closed_forms(trace: Trace) -> Pairs:

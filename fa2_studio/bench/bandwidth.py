@@ -66,9 +66,9 @@ def run() -> Plan:
         raise RuntimeError(f"bandwidth: {failed}")
     moved = dict.fromkeys(SIZES, 4 * BLOCK * LOADS * workers) | {"shared": shared_bytes(SMs)}
     speed = {name: moved[name] / timings[name].median / 1e9 for name in calls}
-    found = {"shared TB/s": speed["shared"], "L2 TB/s": speed[IN_L2], "DRAM TB/s": speed[IN_DRAM]} | ceilings()
+    bandwidths = {"shared TB/s": speed["shared"], "L2 TB/s": speed[IN_L2], "DRAM TB/s": speed[IN_DRAM]} | ceilings()
     over_size = {f"read from {size} MiB, TB/s": [speed[size]] for size in SIZES}
-    return Plan(Record("bandwidth", environment(), rested(REPEATS), found, curves=over_size))
+    return Plan(Record("bandwidth", environment(), rested(REPEATS), bandwidths, curves=over_size))
 
 
 def read(X: torch.Tensor, out: torch.Tensor, size: int, workers: int) -> None:

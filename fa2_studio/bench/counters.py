@@ -69,16 +69,16 @@ def summed(output: str) -> list[dict[str, float]]:
 
 def totals(kernels: list[dict], units: dict) -> dict[str, float]:
     """Return {metric: number} over the kernels of one call: sums, and averages of shares weighted by cycles."""
-    found = {}
+    sums = {}
     cycles = [number(kernel, METRICS[CYCLES]) or 0.0 for kernel in kernels]
     for name, metric in METRICS.items():
         numbers = [number(kernel, metric) for kernel in kernels]
         if kernels and None not in numbers:
             if name not in SHARES:
-                found[name] = sum(numbers) * UNITS.get(units[metric], 1)
+                sums[name] = sum(numbers) * UNITS.get(units[metric], 1)
             elif sum(cycles):
-                found[name] = sum(n * c for n, c in zip(numbers, cycles, strict=True)) / sum(cycles)
-    return found
+                sums[name] = sum(n * c for n, c in zip(numbers, cycles, strict=True)) / sum(cycles)
+    return sums
 
 
 def number(kernel: dict, metric: str) -> float | None:

@@ -87,8 +87,8 @@ def recorded(call: Callable) -> Callable:
 
 def host(problem: Problem) -> Measurement:
     """Return the row with the host time of one eager call."""
-    found = suites.row(problem, "forward", implementations.names("decode"), protocol.host, "µs")
-    return replace(found, problem=described(problem), direction="host")
+    row = suites.row(problem, "forward", implementations.names("decode"), protocol.host, "µs")
+    return replace(row, problem=described(problem), direction="host")
 
 
 def pages(problem: Problem) -> Measurement:

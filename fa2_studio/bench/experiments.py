@@ -120,14 +120,14 @@ def forward(name: str) -> Callable:
     """
     if name not in EXPERIMENTS:
         return ladder.load(name).forward
-    asked = EXPERIMENTS[name]
-    if not asked.changes:
-        return ladder.load(asked.rung).forward
-    module = ladder.copied(asked.rung)
-    constants = {name for name in asked.changes if hasattr(module, name)}
+    experiment = EXPERIMENTS[name]
+    if not experiment.changes:
+        return ladder.load(experiment.rung).forward
+    module = ladder.copied(experiment.rung)
+    constants = {name for name in experiment.changes if hasattr(module, name)}
     for constant in constants:
-        setattr(module, constant, type(getattr(module, constant))(asked.changes[constant]))
-    launch = {name: value for name, value in asked.changes.items() if name not in constants}
+        setattr(module, constant, type(getattr(module, constant))(experiment.changes[constant]))
+    launch = {name: value for name, value in experiment.changes.items() if name not in constants}
     if launch:
         module.forward_kernel = Altered(module.forward_kernel, launch)
     return module.forward

@@ -76,8 +76,8 @@ def names(*suites: str) -> tuple[str, ...]:
 
     For "deterministic", each name is followed by the name with SAME_BITS.
     """
-    found = [name for name, who in IMPLEMENTATIONS.items() if set(suites) & set(who.suites.split())]
-    return tuple(name + mode for name in found for mode in (("", SAME_BITS) if "deterministic" in suites else ("",)))
+    chosen = [name for name, who in IMPLEMENTATIONS.items() if set(suites) & set(who.suites.split())]
+    return tuple(name + mode for name in chosen for mode in (("", SAME_BITS) if "deterministic" in suites else ("",)))
 
 
 def prepare(name: str, problem: Problem) -> dense.Attend:

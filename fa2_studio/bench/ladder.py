@@ -48,16 +48,16 @@ def run(beside: Path | None = None, part: Sequence[str] = PARTS) -> Plan:
     `beside` is a file with one more implementation, forward(q, k, v, causal), which returns O, or O and more.
     """
     down_here = [replace(MAIN, causal=causal) for causal in (False, True)]
-    asked = experiments.problems()
+    experiments_of = experiments.problems()
     side = [(rung, WARPS) for rung in ladder.SIDE]
     compiling = {
         "rungs": [*((rung, problem) for rung in ladder.RUNGS[::-1] for problem in grid()), *side],  # the slowest first
-        "experiments": [(name, problem) for problem, names in asked.items() for name in names],
+        "experiments": [(name, problem) for problem, names in experiments_of.items() for name in names],
         "backward": [(rung, problem) for rung in ladder.BACKWARD for problem in down_here],
     }
     jobs = {
         "rungs": [partial(row, p, "forward", everybody(p), beside=beside) for p in grid()],
-        "experiments": [partial(row, problem, "experiments", names) for problem, names in asked.items()],
+        "experiments": [partial(row, problem, "experiments", names) for problem, names in experiments_of.items()],
         "lengths": [partial(row, Problem.square(N, 128, causal=False), OVER_N, ALONE) for N in LENGTHS],
         "sustained": [partial(row, p, "forward", everybody(p), beside=beside, timing=sustain) for p in down_here],
         "backward": [partial(down, problem, "backward") for problem in down_here],

@@ -89,17 +89,17 @@ def background(folder: Path | None) -> Iterable[tuple[str, str, list[str]]]:
     title, _, text = LEAD.read_text(encoding="utf-8").removeprefix("## ").partition("\n\n")
     yield title, "What the names mean, and how we call each implementation", [text.rstrip("\n")]
     runs = recorded(folder)
-    told = [f"**{name.capitalize()}.** {protocol}\n" for protocol, name in WAYS.items()]
+    protocols = [f"**{name.capitalize()}.** {protocol}\n" for protocol, name in WAYS.items()]
     machine = " ".join([made_on(usual(runs)), *assembled(runs), CEILINGS])
     words = "Repetitions, pauses, the L2 cache, ceilings and versions"
-    yield "How it was timed", words, [*told, machine, "", *ceilings(runs)]
+    yield "How it was timed", words, [*protocols, machine, "", *ceilings(runs)]
 
 
 def ceilings(runs: list[Record]) -> list[str]:
     """Return a table of the speeds of a large matmul and of a copy, with a line per run that also has other rows."""
-    found = {TITLES[run.suite]: run.ceilings for run in runs if run.ceilings and run.rows}
-    names = dict.fromkeys(name for each in found.values() for name in each)
-    rows = [[title, *(short(each[x]) if x in each else "-" for x in names)] for title, each in found.items()]
+    ceilings_of = {TITLES[run.suite]: run.ceilings for run in runs if run.ceilings and run.rows}
+    names = dict.fromkeys(name for each in ceilings_of.values() for name in each)
+    rows = [[title, *(short(each[x]) if x in each else "-" for x in names)] for title, each in ceilings_of.items()]
     return table(["run", *(", ".join(name.split()) for name in names)], rows)
 
 
@@ -258,8 +258,8 @@ def wins(view: Record) -> str:
 
     In the rows of a second protocol, the rivals are not named again, because the first protocol's rows come before.
     """
-    found = {peer: each for peer in RIVALS if len(each := ratios(view.rows, "fa2_lab", peer)) > 1}
-    counts = {peer: f"{sum(x > 1 for x in each)} of {len(each)}" for peer, each in found.items()}
+    ratios_to = {peer: each for peer in RIVALS if len(each := ratios(view.rows, "fa2_lab", peer)) > 1}
+    counts = {peer: f"{sum(x > 1 for x in each)} of {len(each)}" for peer, each in ratios_to.items()}
     if way := way_of(view):
         return f"{way}, on {listed([*counts.values()])}"
     return listed([f"{peer} on {count}" for peer, count in counts.items()])
@@ -300,9 +300,9 @@ def median_rows(run: Record) -> dict[tuple[str, ...], list[list[str]]]:
         names = tuple(name for name, count in times.items() if count == len(rows) or 3 * ran[name] >= len(run.rows))
         shared = [row for row in rows if names and set(names) <= row.values.keys()]
         if shared:
-            found = {name: [row.rate(name) if row.flops else row.values[name][0] for row in shared] for name in names}
+            columns = {name: [row.rate(name) if row.flops else row.values[name][0] for row in shared] for name in names}
             over = f"{len(shared)} of {len(rows)}" if len(shared) < len(rows) else f"all {len(rows)}"
-            cells = [short(median(numbers)) for numbers in found.values()]
+            cells = [short(median(numbers)) for numbers in columns.values()]
             lines.setdefault(names, []).append(
                 [f"{DIRECTIONS.get(direction, direction)}, {unit_of(rows[0])}", over, *cells]
             )
@@ -311,23 +311,23 @@ def median_rows(run: Record) -> dict[tuple[str, ...], list[list[str]]]:
 
 def remarks(run: Record) -> list[str]:
     """Return further sentences about a record: on ceilings, loss curves, its own protocol and missing numbers."""
-    found = []
+    sentences = []
     if run.ceilings and not run.rows:
         parts = [f"{value:.3g} {name.split()[1]} ({name.split()[0]})" for name, value in run.ceilings.items()]
-        found.append(f"The measured ceilings are {listed(parts)}.")
+        sentences.append(f"The measured ceilings are {listed(parts)}.")
     if any(row.direction == "loss" for row in run.rows):
         first, *others = run.curves.values()
         apart = max((abs(a - b) for curve in others for a, b in zip(curve, first, strict=True)), default=0.0)
-        found.append(f"No loss curve ever differs from that of {next(iter(run.curves))} by more than {apart:.2g}.")
+        sentences.append(f"No loss curve ever differs from that of {next(iter(run.curves))} by more than {apart:.2g}.")
     for view in views(run):
         rests = [rest for known in WAYS if (rest := rest_of(view.protocol, known)) is not None]
-        found += rests or [view.protocol.removesuffix(".") + "."] if view.protocol else []
+        sentences += rests or [view.protocol.removesuffix(".") + "."] if view.protocol else []
     if run.suite in OTHERS:
         what = "can make this record again" if run.suite == "ideas" else "writes a record with this name"
-        found.append(f"No command {what}, because {run.made_by}.")
+        sentences.append(f"No command {what}, because {run.made_by}.")
     if run.missing:
-        found.append(f"The last run was interrupted before it reached {len(run.missing)} of its rows.")
-    return [*filter(None, found), *absent(run.rows + run.sustained)]
+        sentences.append(f"The last run was interrupted before it reached {len(run.missing)} of its rows.")
+    return [*filter(None, sentences), *absent(run.rows + run.sustained)]
 
 
 def absent(rows: list[Measurement]) -> list[str]:
@@ -492,8 +492,8 @@ def judged() -> list[str]:
 
 def failures() -> str:
     """Return a sentence on how many of other projects' tests ran, and how many of them failed."""
-    found = judges.recorded().values()
-    passed, failed = (sum(counts.get(kind, 0) for counts in found) for kind in ("passed", "failed"))
+    suites = judges.recorded().values()
+    passed, failed = (sum(counts.get(kind, 0) for counts in suites) for kind in ("passed", "failed"))
     return f"Of the {passed + failed:,} tests that we ran, {f'{failed:,}' if failed else 'none'} failed"
 
 
@@ -613,18 +613,18 @@ NOTES = (
 
 def faster(run: Record, peer: str) -> tuple[str, str]:
     """Return on how many problems `fa2_lab` is faster than `peer`, and its median speedup, as text."""
-    found = ratios(run.rows, "fa2_lab", peer)
-    return (f"{sum(x > 1 for x in found)} of {len(found)}", f"{median(found):.2f}×") if found else ("–", "–")
+    gains = ratios(run.rows, "fa2_lab", peer)
+    return (f"{sum(x > 1 for x in gains)} of {len(gains)}", f"{median(gains):.2f}×") if gains else ("–", "–")
 
 
 def ahead(run: Record, peer: str) -> list[str]:
     """Return a sentence that names each problem on which `peer`'s kernels are faster, and an empty line."""
-    named = []
+    problems = []
     for ratio, row in losses(run.rows, peer):
         what, N, _, _, d, mask = shape_of(row)
-        named.append(f"{ratio:.3f} ({what}, N = {N}, d = {d}, {mask})")
-    words = f"On {len(named)} problems of the paper's grid, {peer}'s kernels are faster than ours."
-    return [f"{words} Our speed over theirs is {listed(named)}.", ""] if named else []
+        problems.append(f"{ratio:.3f} ({what}, N = {N}, d = {d}, {mask})")
+    words = f"On {len(problems)} problems of the paper's grid, {peer}'s kernels are faster than ours."
+    return [f"{words} Our speed over theirs is {listed(problems)}.", ""] if problems else []
 
 
 def by_the_host(run: Record, peer: str) -> str:
@@ -645,11 +645,11 @@ def by_the_host(run: Record, peer: str) -> str:
 
 def verdict() -> str:
     """Return the README's part on other projects' tests: the outcomes, and the GPUs that they ran on."""
-    found = judges.recorded()
-    machines = listed(sorted({counts["gpu"].removeprefix("NVIDIA ") for counts in found.values()}))
-    failed = sum(counts.get("failed", 0) for counts in found.values())
+    suites = judges.recorded()
+    machines = listed(sorted({counts["gpu"].removeprefix("NVIDIA ") for counts in suites.values()}))
+    failed = sum(counts.get("failed", 0) for counts in suites.values())
     lines = []
-    for name, counts in found.items():
+    for name, counts in suites.items():
         passed = counts.get("passed", 0)
         lines.append([JUDGES[name].title, f"{passed:,} of {passed + counts.get('failed', 0):,}"])
     lead = (

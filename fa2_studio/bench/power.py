@@ -40,8 +40,8 @@ class Meter:
 
         The medians are the clock in MHz, the power in watts, and 1 if the power limit held the clock down, or else 0.
         """
-        found = [reading for when, *reading in list(self.noted) if first <= when <= last]
-        return [statistics.median(kind) for kind in zip(*found, strict=True)]
+        readings = [reading for when, *reading in list(self.noted) if first <= when <= last]
+        return [statistics.median(kind) for kind in zip(*readings, strict=True)]
 
 
 def smi() -> list[str]:

@@ -69,8 +69,8 @@ class Problem:
         """Return the problem's masks besides the causal one: window, softcap, and the sinks and slopes of all heads."""
         sinks = torch.linspace(-1, 3, self.heads, device=device) if self.sinks else None
         slopes = 2 ** (-0.5 * torch.arange(1, self.heads + 1, device=device)) if self.alibi else None
-        asked = dict(window=self.window, softcap=self.softcap, sinks=sinks, slopes=slopes)
-        return {name: value for name, value in asked.items() if value is not None}
+        masks = dict(window=self.window, softcap=self.softcap, sinks=sinks, slopes=slopes)
+        return {name: value for name, value in masks.items() if value is not None}
 
     def as_dict(self) -> dict:
         """Return the fields for a record, with all masks besides the causal one in words."""

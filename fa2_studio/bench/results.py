@@ -55,13 +55,13 @@ def joined(old: Record | None, new: Record) -> Record:
 
 def rows_of_both(old: Record, new: Record, kind: str) -> list[Measurement]:
     """Return the rows of two runs, each with all fields of its machine. A new row replaces an old one."""
-    found = {}
+    rows = {}
     done = set() if new.missing else {row.direction for row in getattr(new, kind)}
     for run, without in ((old, done), (new, ())):
         for row in getattr(run, kind):
             if row.direction not in without:
-                found[repr(row.problem), row.direction] = replace(row, machine=run.machine | row.machine)
-    return list(found.values())
+                rows[repr(row.problem), row.direction] = replace(row, machine=run.machine | row.machine)
+    return list(rows.values())
 
 
 def shape_of(row: Measurement) -> list[str]:
@@ -134,9 +134,9 @@ def assembler() -> str:
     from triton.backends.nvidia.compiler import get_ptxas_version
 
     major, minor = torch.cuda.get_device_capability()
-    told = get_ptxas_version(10 * major + minor)
-    found = re.search(r"release (\d+\.\d+)", told)
-    return found[1] if found else told.strip()
+    text = get_ptxas_version(10 * major + minor)
+    version = re.search(r"release (\d+\.\d+)", text)
+    return version[1] if version else text.strip()
 
 
 def commit(folder: Path = files.ROOT) -> str:

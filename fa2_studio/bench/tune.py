@@ -48,8 +48,8 @@ def tune(ds, N: int, dtype: torch.dtype, kernels=KERNELS) -> int:
             torch.randn(max(1, 16384 // N), max(1, 2048 // d), N, d, device="cuda", dtype=dtype) for _ in range(4)
         ]
         before, best, timings = search(kernel, tensors, causal)
-        found = f"{entry(best)}  # {timings[best]:.3f} ms; before {entry(before)}, {timings[before]:.3f} ms"
-        tqdm.write(f"{kernel}, {mask}, {best.d_pad}: {found}")
+        line = f"{entry(best)}  # {timings[best]:.3f} ms; before {entry(before)}, {timings[before]:.3f} ms"
+        tqdm.write(f"{kernel}, {mask}, {best.d_pad}: {line}")
     table = "FP32" if dtype == torch.float32 else "your GPU's family"
     print(f"fa2_lab/kernels/tables.py has the entries of {table}; where masks differ, a pair (full, causal)")
     return 0

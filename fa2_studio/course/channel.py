@@ -79,8 +79,8 @@ def _packed(value, refer):
     if value is Ellipsis:
         return {"dots": None}
     if refer and is_dataclass(value) and not isinstance(value, type):
-        named = {f.name: getattr(value, f.name) for f in fields(value) if f.repr}
-        return {"data": [type(value).__module__, type(value).__qualname__, _packed(named, refer)]}
+        by_name = {f.name: getattr(value, f.name) for f in fields(value) if f.repr}
+        return {"data": [type(value).__module__, type(value).__qualname__, _packed(by_name, refer)]}
     return {"far": refer(value)} if refer else {"opaque": type(value).__name__[:60]}
 
 

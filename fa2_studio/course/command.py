@@ -122,11 +122,11 @@ def run_gradescope(options) -> int:
 def run_similar(options) -> int:
     from fa2_studio.course import results, similar
 
-    found = [(a, pair) for a in chosen(options.only) for pair in similar.pairs(options.folder, a)]
-    for assignment, pair in found:
+    pairs = [(a, pair) for a in chosen(options.only) for pair in similar.pairs(options.folder, a)]
+    for assignment, pair in pairs:
         names = f"{results.printable(pair.first)} and {results.printable(pair.second)}"
         print(f"{assignment.name}: {names} share {len(pair.shared)} of {pair.of} lines, such as {pair.shared[0][:80]}")
-    if not found:
+    if not pairs:
         print("no two submissions share such lines")
     return 0
 

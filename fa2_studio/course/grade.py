@@ -89,11 +89,11 @@ def homes_of(folder: Path, roster: tuple[results.Person, ...] = ()) -> dict[str,
             f"folder: got {folder}, which is not a folder; it takes a folder that contains one folder per student"
         )
     homes: dict[str, list[Path]] = {person.folder: [] for person in roster}
-    known = {name: person.folder for person in roster for name in person.more}
+    folder_of = {name: person.folder for person in roster for name in person.more}
     for home in sorted(folder.iterdir()):
         if home.is_dir() and not home.is_symlink() and not NEVER.search(home.name):
             name = unicodedata.normalize("NFC", home.name)
-            homes.setdefault(known.get(name, name), []).append(home)
+            homes.setdefault(folder_of.get(name, name), []).append(home)
     if not any(homes.values()):
         packed = "".join(f", but {path.name}, which you can unpack there" for path in [*folder.glob("*.zip")][:1])
         raise ValueError(
@@ -116,14 +116,14 @@ def of_student(student: str, homes: list[Path], assignments: list[Assignment]) -
     others = [p.name for p in handed if not any(is_of(p, a.name) for a in ASSIGNMENTS)]
     for assignment in assignments:
         name = assignment.name
-        mine = [p for p in handed if is_of(p, name) and (p.suffix == ".ipynb" or p.stem.lower().startswith(name))]
-        mine.sort(key=lambda p, name=name: (p.suffix != ".ipynb", p.stem != name, len(p.stem), str(p)))
-        one = Found(student, assignment, path=mine[0] if mine else None)
-        one.folder = next((x for x, home in zip(names, homes, strict=True) if mine and home in mine[0].parents), "")
-        more = [p.name for p in mine[1:] if p.suffix == ".ipynb"]
-        one.remarks += [f"{mine[0].name} was graded, not {', '.join(more)}"] if more else []
+        books = [p for p in handed if is_of(p, name) and (p.suffix == ".ipynb" or p.stem.lower().startswith(name))]
+        books.sort(key=lambda p, name=name: (p.suffix != ".ipynb", p.stem != name, len(p.stem), str(p)))
+        one = Found(student, assignment, path=books[0] if books else None)
+        one.folder = next((x for x, home in zip(names, homes, strict=True) if books and home in books[0].parents), "")
+        more = [p.name for p in books[1:] if p.suffix == ".ipynb"]
+        one.remarks += [f"{books[0].name} was graded, not {', '.join(more)}"] if more else []
         there = f", but there is {', '.join(others[:5])}" if others else ""
-        one.remarks += [] if mine else [f"nothing was handed in{there}"[:300]]
+        one.remarks += [] if books else [f"nothing was handed in{there}"[:300]]
         one.remarks += ["two folders have the same name, but in different bytes"] if len({*names}) < len(names) else []
         yield one
 

@@ -80,27 +80,27 @@ def assemble(original, cells: list[Cell]) -> tuple[list[AssembledCell], list[str
     The cells are the original's locked cells and tests, the student's answers in the places of the original's
     solutions, and the student's own cells after the named cells that they followed in the submission.
     """
-    known = {grade_id(c): c for c in original.cells if grade_id(c)}
-    by_id = {c.get("id"): grade_id(c) for c in known.values() if c.get("id")}
+    own_cells = {grade_id(c): c for c in original.cells if grade_id(c)}
+    by_id = {c.get("id"): grade_id(c) for c in own_cells.values() if c.get("id")}
     answers, own, last = {}, {"": []}, ""
     for cell in cells:
-        name = cell.name if cell.name in known else by_id.get(cell.id, "")
+        name = cell.name if cell.name in own_cells else by_id.get(cell.id, "")
         if name and name not in answers:
             answers[name], last = cell, name
         elif cell.is_code:
             own.setdefault(last, []).append(cell)
     parts = [AssembledCell("own", "", c.source) for c in own[""]]
-    for name, cell in known.items():
-        mine = answers.get(name)
+    for name, cell in own_cells.items():
+        answer = answers.get(name)
         if not is_solution(cell):
             kind = "test" if name in steps(original) else "given"
             parts.append(
                 AssembledCell(kind, name, cell.source, tuple(cell.metadata.get("fa2_lab", {}).get("given", ())))
             )
-        elif mine is not None and mine.is_code:
-            parts.append(AssembledCell("answer", name, mine.source))
+        elif answer is not None and answer.is_code:
+            parts.append(AssembledCell("answer", name, answer.source))
         parts += [AssembledCell("own", "", c.source) for c in own.get(name, [])]
-    lost = [f"the cell {name} was deleted" for name in known if name not in answers]
+    lost = [f"the cell {name} was deleted" for name in own_cells if name not in answers]
     lost += [f"the cell {name} is not a code cell any more" for name, cell in answers.items() if not cell.is_code]
     if not is_of_another_seed(original, cells):  # then more differs
         texts = {part.name: part.source for part in parts if part.kind == "given"}
@@ -121,8 +121,8 @@ def is_of_another_seed(original, cells: list[Cell]) -> bool:
     def shown(cell) -> list[str]:
         return re.findall(r"\bseed=(\d+)", cell.source.partition(HIDDEN[0])[0])[:1]
 
-    mine = {cell.name: shown(cell) for cell in reversed(cells)}
-    return any(mine.get(name) and shown(cell) and mine[name] != shown(cell) for name, cell in tests.items())
+    handed_in = {cell.name: shown(cell) for cell in reversed(cells)}
+    return any(handed_in.get(name) and shown(cell) and handed_in[name] != shown(cell) for name, cell in tests.items())
 
 
 def defined(source: str) -> set[str]:
@@ -203,11 +203,11 @@ class Session:
 
     def apart(self, probe: Callable, args: tuple):
         """Run a probe in a clean process, one that never runs the student's code."""
-        mine, self.process = self.process, self.clean
+        student_process, self.process = self.process, self.clean
         try:
             return self.call("", args, {}, probe, is_theirs=False)
         finally:
-            self.clean, self.process = self.process, mine
+            self.clean, self.process = self.process, student_process
 
     def ask(self, request: dict, seconds: float, is_theirs: bool = True) -> dict:
         """Return the reply to a request. Raises Stopped, with a sentence for the student, if there is none in time.

@@ -103,10 +103,10 @@ def on_gradescope(name: str, home: Path) -> dict:
     if graded.is_unfinished:  # if there is no result, the platform tells the instructor
         raise SystemExit("; ".join(graded.sentences))
     graded.sentences = one.remarks + graded.sentences
-    found = results_json(graded)
+    result = results_json(graded)
     (home / "results").mkdir(exist_ok=True)
-    files.write(home / "results" / "results.json", json.dumps(found))
-    return found
+    files.write(home / "results" / "results.json", json.dumps(result))
+    return result
 
 
 def results_json(graded: Graded) -> dict:

@@ -107,13 +107,13 @@ def kept(path: Path) -> tuple[Graded, str]:
 
 def all_kept(out: Path) -> list[Graded]:
     """Return all records, sorted by student and assignment, with the points and comments of by_hand.csv."""
-    found = [kept(path)[0] for path in sorted((out / "records").glob("*/*.json"))]
-    found = sorted((g for g in found if g.student), key=lambda g: (g.student, g.assignment))
+    records = [kept(path)[0] for path in sorted((out / "records").glob("*/*.json"))]
+    records = sorted((g for g in records if g.student), key=lambda g: (g.student, g.assignment))
     path = out / "by_hand.csv"
     for folder, name, points, comment in (
         lines_of(path, "by_hand.csv", BY_HAND, tuple(BY_HAND)) if path.exists() else []
     ):
-        mine = [g for g in found if folder in (g.student, g.folder) and g.assignment == named(name).name]
+        mine = [g for g in records if folder in (g.student, g.folder) and g.assignment == named(name).name]
         try:
             (graded,), more = mine, float(points or 0)
         except ValueError:
@@ -122,7 +122,7 @@ def all_kept(out: Path) -> list[Graded]:
         graded.most.setdefault("your teacher", 0.0)  # no step has this name
         graded.got["your teacher"] = graded.got.get("your teacher", 0.0) + more
         graded.sentences[:0], graded.is_absent = [comment] if comment else [], False
-    return found
+    return records
 
 
 # Tables -------------------------------------------------------------------------------------------------------------

@@ -113,8 +113,8 @@ def bubblewrap(package: Path, needs: tuple[str, ...] = ()) -> list[str]:
 
 def sites(needs: tuple[str, ...]) -> list[Path]:
     """Return the folders of installed packages that contain NumPy and the packages that `needs` names."""
-    found = (find_spec(name) for name in ("numpy", *needs))
-    return list(dict.fromkeys(Path(spec.origin).resolve().parents[1] for spec in found if spec and spec.origin))
+    specs = (find_spec(name) for name in ("numpy", *needs))
+    return list(dict.fromkeys(Path(spec.origin).resolve().parents[1] for spec in specs if spec and spec.origin))
 
 
 def installed(seen: Path) -> list[Path]:
@@ -355,8 +355,8 @@ def used_by(pid: int) -> tuple[float, int]:
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
             parents[int(entry.name)] = int(fields[1])
             used[int(entry.name)] = (int(fields[21]) * 4096 / 2**20, int(fields[17]))
-    mine = {pid}
-    while more := {p for p, parent in parents.items() if parent in mine} - mine:
-        mine |= more
-    found = [used[p] for p in mine if p in used]
-    return sum(m for m, _ in found), sum(n for _, n in found)
+    processes = {pid}
+    while more := {p for p, parent in parents.items() if parent in processes} - processes:
+        processes |= more
+    usage = [used[p] for p in processes if p in used]
+    return sum(m for m, _ in usage), sum(n for _, n in usage)

@@ -49,7 +49,7 @@ def pairs(folder: Path, assignment: Assignment) -> list[Pair]:
             own[one.student] = {key: line for key, line in lines_of(text).items() if key not in given}
     often = Counter(key for lines in own.values() for key in lines)
     common = {key for key, count in often.items() if count > max(2, COMMON * len(own))}
-    found = [
+    shared_pairs = [
         Pair(first, second, tuple(sorted(own[first][key] for key in shared)), min(len(own[first]), len(own[second])))
         for first, second in combinations(sorted(own), 2)
         if (shared := (own[first].keys() & own[second].keys()) - common)
@@ -63,18 +63,18 @@ def pairs(folder: Path, assignment: Assignment) -> list[Pair]:
         shared = (own[student].keys() & theirs) - (common if not least else set())
         if shared and len(shared) >= least * len(theirs):
             line = tuple(sorted(own[student][key] for key in shared))
-            found.append(Pair(student, name, line, min(len(own[student]), len(theirs))))
-    return sorted(found, key=lambda pair: -len(pair.shared) / pair.of)
+            shared_pairs.append(Pair(student, name, line, min(len(own[student]), len(theirs))))
+    return sorted(shared_pairs, key=lambda pair: -len(pair.shared) / pair.of)
 
 
 def lines_of(text: str) -> dict[str, str]:
     """Return {line with numbered names: line as written} for the lines that are long enough to compare."""
-    found = {}
+    lines = {}
     for line in text.splitlines()[:MOST_LINES]:
         line = line.strip()[:500]
         if len("".join(line.split())) > SHORT and not line.startswith("#"):
-            found[numbered(line)] = line
-    return found
+            lines[numbered(line)] = line
+    return lines
 
 
 def numbered(line: str) -> str:

@@ -52,11 +52,11 @@ def nbgrader_metadata(cell) -> dict:
     kind = next((k for k in ("locked", "solution", "test") if k in own), None)
     if kind is None:
         return {}
-    mine = {"schema_version": 3, "cell_type": cell.cell_type, "task": False}
-    mine |= {"grade": kind == "test", "solution": kind == "solution", "locked": kind != "solution"}
-    mine |= {"grade_id": f"test_{own[kind]}" if kind == "test" else own[kind]}
+    marks = {"schema_version": 3, "cell_type": cell.cell_type, "task": False}
+    marks |= {"grade": kind == "test", "solution": kind == "solution", "locked": kind != "solution"}
+    marks |= {"grade_id": f"test_{own[kind]}" if kind == "test" else own[kind]}
     given = {"fa2_lab": {"given": own["given"].split()}} if "given" in own else {}
-    return {"nbgrader": mine | ({"points": own["points"]} if kind == "test" else {})} | given
+    return {"nbgrader": marks | ({"points": own["points"]} if kind == "test" else {})} | given
 
 
 def build() -> list[Path]:

@@ -33,19 +33,19 @@ def main(argv: list[str]) -> int:
         help="the number of processes; 6 suit a GPU, because the tests' references need much memory",
     )
     parser.add_argument("--record", action="store_true", help=f"keep the counts in {RECORD.name}")
-    asked = parser.parse_args(argv)
-    if asked.suite is None:
+    arguments = parser.parse_args(argv)
+    if arguments.suite is None:
         print(table(recorded()))
         return 0
-    if asked.suite not in SUITES:
-        raise ValueError(f"suite: got {asked.suite!r}; it takes {', '.join(SUITES)}")
-    suite = SUITES[asked.suite]
-    check(suite, asked.checkout)
-    counts = run(asked.suite, asked.checkout, asked.processes)
-    print(table({asked.suite: counts}))
+    if arguments.suite not in SUITES:
+        raise ValueError(f"suite: got {arguments.suite!r}; it takes {', '.join(SUITES)}")
+    suite = SUITES[arguments.suite]
+    check(suite, arguments.checkout)
+    counts = run(arguments.suite, arguments.checkout, arguments.processes)
+    print(table({arguments.suite: counts}))
     print(*counts["failures"], sep="\n")
-    if asked.record:
-        files.write(RECORD, json.dumps(recorded() | {asked.suite: counts}, indent=1) + "\n")
+    if arguments.record:
+        files.write(RECORD, json.dumps(recorded() | {arguments.suite: counts}, indent=1) + "\n")
     return 1 if counts["failures"] else 0
 
 
@@ -60,9 +60,9 @@ def check(suite: TheirTests, checkout: Path | None) -> None:
     if missing:
         raise ValueError(f"checkout: got {checkout}, where there is no {missing[0]}; it takes what this makes: {how}")
     git = ["git", "-C", str(checkout), "rev-parse", "HEAD", f"{suite.commit}^{{commit}}"]
-    found, *wanted = subprocess.run(git, capture_output=True, text=True).stdout.split() or [""]
-    if (checkout / ".git").exists() and wanted != [found]:
-        raise ValueError(f"checkout: got commit {found[:8]}; it takes {suite.commit[:8]}: {how}")
+    commit, *wanted = subprocess.run(git, capture_output=True, text=True).stdout.split() or [""]
+    if (checkout / ".git").exists() and wanted != [commit]:
+        raise ValueError(f"checkout: got commit {commit[:8]}; it takes {suite.commit[:8]}: {how}")
     if lacking := [name for name in suite.needs if find_spec(name) is None]:
         raise ValueError(f"suite: {suite.title}'s tests import {lacking[0]}; pip install {' '.join(lacking)}")
     if suite.needs_gpu and not torch.cuda.is_available():

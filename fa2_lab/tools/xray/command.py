@@ -15,34 +15,34 @@ def main(argv: list[str]) -> int:
     (compiled,) = xray_launches(arguments.name, [launch], arguments.chip, **sizes)
     if not compiled:
         raise ValueError(f"name: got {arguments.name}; its forward launches no kernel of Triton's")
-    asked = [stage for stage in STAGES if getattr(arguments, stage)]
+    stages = [stage for stage in STAGES if getattr(arguments, stage)]
     print(table(compiled))
     for kernel in compiled:
-        for stage in asked:
+        for stage in stages:
             print(f"\n{kernel.name}, {stage}\n{kernel.stages.get(stage, f'{kernel.chip} has no {stage}').rstrip()}")
     return 0
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's arguments: a name, a chip, the sizes of a call, and the stages to print."""
-    found = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="fa2-lab xray", description="Compile a kernel without a GPU, and show its registers and instructions."
     )
-    found.add_argument(
+    parser.add_argument(
         "name", nargs="?", help="a rung (07), a kernel of the package, or your file.py (default: list the names)"
     )
     chips = ", ".join(f"{chip} ({what})" for chip, what in CHIPS.items())
-    found.add_argument("--chip", default="sm_90", help=f"the chip to compile for, such as A100 or {chips}")
-    found.add_argument("--d", type=int, default=128, help="the head dimension (default: 128)")
-    found.add_argument("--N", type=int, default=4096, help="the sequence length (default: 4096)")
+    parser.add_argument("--chip", default="sm_90", help=f"the chip to compile for, such as A100 or {chips}")
+    parser.add_argument("--d", type=int, default=128, help="the head dimension (default: 128)")
+    parser.add_argument("--N", type=int, default=4096, help="the sequence length (default: 4096)")
     dtypes = ["bfloat16", "float16", "float32"]
-    found.add_argument("--dtype", default="bfloat16", choices=dtypes, help="the dtype of q, k and v")
-    found.add_argument("--full", action="store_true", help="compile without the causal mask")
+    parser.add_argument("--dtype", default="bfloat16", choices=dtypes, help="the dtype of q, k and v")
+    parser.add_argument("--full", action="store_true", help="compile without the causal mask")
     for option in OPTIONS:
-        found.add_argument(f"--{option}", type=int, help=f"override the {option} of the call")
+        parser.add_argument(f"--{option}", type=int, help=f"override the {option} of the call")
     for stage in STAGES:
-        found.add_argument(f"--{stage}", action="store_true", help=f"print the kernel in the form of {stage}")
-    return found
+        parser.add_argument(f"--{stage}", action="store_true", help=f"print the kernel in the form of {stage}")
+    return parser
 
 
 def table(compiled: list[Compiled]) -> str:

@@ -92,12 +92,12 @@ def chip_of(name: str) -> str:
 
     `name` may also be the name of a chip.
     """
-    asked = name.upper().replace(" ", "").replace("-", "")
+    wanted = name.upper().replace(" ", "").replace("-", "")
     for chip, cards in CHIPS.items():
-        if asked == chip.upper() or asked[:5] in cards.replace(" ", "").split(","):
+        if wanted == chip.upper() or wanted[:5] in cards.replace(" ", "").split(","):
             return chip
-    known = ", ".join(f"{chip} ({cards})" for chip, cards in CHIPS.items())
-    raise ValueError(f"chip: got {name!r}; it takes one of {known}")
+    chips = ", ".join(f"{chip} ({cards})" for chip, cards in CHIPS.items())
+    raise ValueError(f"chip: got {name!r}; it takes one of {chips}")
 
 
 def reason(complaint: str) -> str:
@@ -120,8 +120,8 @@ def full_name(name: str) -> str:
         if not Path(name).is_file():
             raise ValueError(f"name: got {name!r}, and there is no file {name} here")
         return str(Path(name).resolve())
-    known = names()
-    found = [full for full in known if full == name or full.split("_")[0] in (name, f"r{name}")]
-    if len(found) != 1:
-        raise ValueError(f"name: got {name!r}; it takes one of {', '.join(full.split('_')[0] for full in known)}")
-    return found[0]
+    kernels = names()
+    matches = [full for full in kernels if full == name or full.split("_")[0] in (name, f"r{name}")]
+    if len(matches) != 1:
+        raise ValueError(f"name: got {name!r}; it takes one of {', '.join(full.split('_')[0] for full in kernels)}")
+    return matches[0]

@@ -36,13 +36,13 @@ def by_line(cubin: bytes) -> dict[str, list[str]]:
 
 def sass_of(tag: str, chip: str = "sm_90") -> str:
     """Return, as text, the machine instructions of the Triton lines that compute the paper's line `tag`."""
-    found = where(tag)
-    if not found.first_triton:
-        raise ValueError(f"{found.tag} has no Triton line: {found.no_triton}")
-    path = Path(found.first_triton[0].file)
+    line = where(tag)
+    if not line.first_triton:
+        raise ValueError(f"{line.tag} has no Triton line: {line.no_triton}")
+    path = Path(line.first_triton[0].file)
     name = path.stem if path.parent.name == "ladder" else f"{path.parent.name}.{path.stem}"
     kernels = xray(name, chip)
-    return "\n".join(part for place in found.first_triton for part in instructions(place, kernels))
+    return "\n".join(part for place in line.first_triton for part in instructions(place, kernels))
 
 
 def instructions(place: Place, kernels: Any) -> list[str]:

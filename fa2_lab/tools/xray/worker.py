@@ -82,14 +82,14 @@ def main(job: dict) -> list[list[dict]]:
     torch.cuda.get_device_properties = lambda device=None: properties
     triton.JITFunction.run = compile_only(RUN)
     q = torch.empty(4, 16, job["N"], job["d"], dtype=getattr(torch, job["dtype"]), device="meta")
-    found = []
+    answers = []
     for launch in job["launches"]:
         launched.clear()
         asked.clear()
         asked.update(launch)
         call(job["name"], q, job["causal"])
-        found.append([read(name, kernel) for name, kernel in launched.items()])
-    return found
+        answers.append([read(name, kernel) for name, kernel in launched.items()])
+    return answers
 
 
 if __name__ == "__main__":

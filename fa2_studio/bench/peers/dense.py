@@ -18,14 +18,14 @@ def ours(problem: Problem, backend: str = "auto") -> Attend:
     """Return our attention(), with the backend that it chooses itself or with the given one."""
     from fa2_lab.api.attention import attention
 
-    asked = problem.mask(default_device())
+    options = problem.mask(default_device())
     if problem.window is not None:
-        asked["window"] = (problem.window - 1, 0)
-    if asked.pop("slopes", None) is not None:
+        options["window"] = (problem.window - 1, 0)
+    if options.pop("slopes", None) is not None:
         from fa2_studio.bench.peers import alibi
 
-        asked["bias"] = getattr(alibi, problem.alibi)
-    return partial(attention, causal=problem.causal, backend=backend, **asked)
+        options["bias"] = getattr(alibi, problem.alibi)
+    return partial(attention, causal=problem.causal, backend=backend, **options)
 
 
 def plain(problem: Problem) -> Attend:

@@ -37,6 +37,6 @@ def paged(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, table: Tensor, length
     for N_q in counts.unique().tolist():
         chosen = (counts == N_q).nonzero().flatten()
         rows = starts[chosen, None] + torch.arange(N_q, device=q.device)
-        found = fa2_lab.attention_paged(q[rows].transpose(1, 2), k, v, table[chosen], lengths[chosen], **options)
-        O[rows] = found.transpose(1, 2)
+        output = fa2_lab.attention_paged(q[rows].transpose(1, 2), k, v, table[chosen], lengths[chosen], **options)
+        O[rows] = output.transpose(1, 2)
     return O
