@@ -42,7 +42,7 @@ class Algorithm:
     needs: str
     lines: tuple[Line, ...]
     numpy: str  # the file whose lines are shown first
-    triton: tuple[str, ...] = ()  # Triton files, of which the first that exists is shown
+    triton: tuple[str, ...] = ()  # Triton files; the first that exists is shown
 
     def tag_of(self, line: Line) -> str:
         return f"{self.tag}.L{line.number}"

@@ -143,7 +143,7 @@ def row_of_a_cache(
 
 
 def parts_of(mask_function: Callable) -> list:
-    """Return the masks whose intersection is mask_function, each as (name, the value it was made with).
+    """Return the masks that mask_function is the intersection of, each as (name, the value it was made with).
 
     A causal mask is returned as its name alone, and a bidirectional mask is omitted.
     """

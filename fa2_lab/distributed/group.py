@@ -31,7 +31,7 @@ OWN = ("length",)  # header fields that may differ between ranks
 
 
 class Disagreement(ValueError):
-    """Raised on every rank if the ranks' calls do not match, or if any rank has rejected its arguments."""
+    """Raised if the ranks' calls do not match, or if another rank has rejected its arguments."""
 
 
 def process_group(mesh: DeviceMesh | dist.ProcessGroup | None) -> dist.ProcessGroup:

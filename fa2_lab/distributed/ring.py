@@ -97,7 +97,7 @@ def ring_attention(
     if dist.get_world_size(group) == 1:
         return attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse, backend=backend)
     q, k, v = (x.resolve_neg() for x in (q, k, v))  # a transfer sends raw memory, so apply pending negations first
-    if header["scale"] < 0:  # the kernels find the largest score before they scale it
+    if header["scale"] < 0:  # the kernels take the row maximum before they scale, so the scale must not be negative
         q = -q
     ring = RingCall(
         group=group,
@@ -120,7 +120,7 @@ def signature(
 ) -> dict:
     """Check the arguments as attention() does, and return the header of the call.
 
-    The header contains the length of the shard and the values on which all ranks must agree.
+    The header contains the shard's length and the values that all ranks must agree on.
     """
     check_tensors(q, k, v)
     if k.shape[2] != q.shape[2]:

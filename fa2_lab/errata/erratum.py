@@ -25,7 +25,7 @@ class Erratum:
     error: Callable[[Any], float]  # distance from an independent truth, such as another formula or a count
     tolerance: float = 1e-9
     unit: str = ""  # of the error; if empty, the error is relative to the largest entry of the matrix
-    met: str = ""  # GitHub threads in which people met it: "project #number, #number; project #number"
+    met: str = ""  # GitHub threads where people met it: "project #number, #number; project #number"
 
     def check(self, result: object) -> bool:
         """Return whether the error of `result` is within the tolerance, which an error of NaN never is."""

@@ -2,9 +2,9 @@
 
 An actor is a warp, or a group of four warps that act together. It is written as a generator that starts jobs and yields
 a Wait whenever it has to pause. A unit (copy engine, tensor cores, exponential lanes) executes the started jobs. Copies
-run concurrently, each at full speed. Every other unit executes the jobs of one actor in order. If several actors have
-jobs, the unit either divides its time equally among the actors or executes all jobs in the order in which they were
-started. The simulation offers both, because NVIDIA does not document how a GPU divides its tensor cores among warps.
+run concurrently, each at full speed. Every other unit executes each actor's jobs in order. If several actors have jobs,
+the unit either divides its time equally among the actors, or executes all jobs in the order they were started. The
+simulation offers both, because NVIDIA does not document how a GPU divides its tensor cores among warps.
 """
 
 from collections import Counter
@@ -76,7 +76,7 @@ class Block:
         self.manners = MANNERS | manners
         self.clock, self.actor = 0.0, ""
         self.running: list[Job] = []
-        self.jobs: list[Job] = []  # in the order in which they ended
+        self.jobs: list[Job] = []  # in the order they ended
 
     def start(self, unit: str, clocks: float, label: str, compute: Callable[[], object] = lambda: None) -> Job:
         """Start a job of `clocks` clock cycles on `unit` for the running actor, and return the job without waiting."""
@@ -87,7 +87,7 @@ class Block:
     def run(self, actors: Mapping[str, Generator[Wait]]) -> "Block":
         """Run all actors and their jobs to the end, and return the block.
 
-        Whenever all actors wait, the clock advances to the time at which the next job ends.
+        Whenever all actors wait, the clock advances to the end of the next job.
         """
         asleep = {name: Wait(lambda: True, "the start") for name in actors}
         while asleep:
@@ -118,7 +118,7 @@ class Block:
     def _advance(self) -> None:
         """Advance the clock until the next job ends.
 
-        Jobs that finish at the same time end in the order in which they were started.
+        Jobs that finish at the same time end in the order they were started.
         """
         served = self._served()
         crowd = Counter(job.unit for job in served)

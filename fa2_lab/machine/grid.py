@@ -51,7 +51,7 @@ class Schedule:
 
     @property
     def makespan(self) -> float:
-        """The time at which the last block ends, in tiles."""
+        """The time when the last block ends, in tiles."""
         return max(p.end for p in self.placed)
 
     @property

@@ -2,8 +2,8 @@
 
 For each tile of its 64 rows, a warpgroup uses the units of an SM one after another: the path from L2 into shared memory
 (before rung 10, which copies tiles ahead), the tensor cores, the issue slots and the exponential unit. Then it waits
-for a fixed time, in which it uses no unit that warpgroups share. Warpgroups on one SM queue at every unit, and `clocks`
-is a mean-value analysis of these queues. Row blocks queue for SMs in launch order, which `makespan` simulates.
+for a fixed time without using any unit that warpgroups share. Warpgroups on one SM queue at every unit, and `clocks` is
+a mean-value analysis of these queues. Row blocks queue for SMs in launch order, which `makespan` simulates.
 
 Three constants are fitted to measurements without a mask at d = 128: L2_TO_SMEM_BYTES_PER_CLOCK and STALL_CLOCKS to
 rungs 07 and 09, and STALL_CLOCKS_PREFETCHED to rungs 11 to 16. All other values come from the compiled code and the
@@ -32,7 +32,7 @@ class Rung(NamedTuple):
     number: int
     programs: int  # programs that fit on an SM at the same time
     instructions: int  # per thread and tile
-    exponentials: int  # those of them that are exponentials
+    exponentials: int  # how many of the instructions are exponentials
     d: int = 128
     keys: int = 64  # per tile
     consumers: int = 1  # warpgroups of a program that run matmuls, with 64 rows each
@@ -42,7 +42,7 @@ class Rung(NamedTuple):
 
 
 def units(rung: Rung, chip: Chip = H200) -> dict[str, float]:
-    """Return, for each unit of an SM, the number of clock cycles that one tile of one warpgroup occupies it.
+    """Return, for each unit of an SM, the number of clock cycles that one tile of one warpgroup takes there.
 
     A warpgroup has four warps, one on each of the SM's four schedulers.
     """
@@ -116,8 +116,8 @@ def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -
     """
     waiting = iter(tiles)
     tiles_left: list[list[float]] = [[] for _ in range(SMs)]  # tiles that each program still has to visit
-    since, plan = [0.0] * SMs, [0] * SMs  # when each SM was last planned, and how often
-    ends: list[tuple[float, int, int]] = []  # when a program on an SM ends, according to which plan
+    since, plan = [0.0] * SMs, [0] * SMs  # when each SM's next end was last planned, and how often
+    ends: list[tuple[float, int, int]] = []  # (the time when a program ends, its SM, the plan that says so)
 
     def look(SM: int, now: float) -> None:
         since[SM], plan[SM] = now, plan[SM] + 1

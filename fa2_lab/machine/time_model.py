@@ -17,11 +17,11 @@ from fa2_lab.machine.chips import Chip, check_chip
 from fa2_lab.tiles import cdiv, whole_number
 
 PRODUCT_ROWS = {(9, 0): 64, (10, 0): 128}  # {compute capability: rows of a matmul that serves several warps}
-FEWEST_ROWS = 64  # the smallest B_r for which such an instruction is used
+FEWEST_ROWS = 64  # the smallest B_r that uses such an instruction
 
 
 class Clocks(NamedTuple):
-    """The number of clock cycles for which one tile occupies each unit of an SM."""
+    """The number of clock cycles that one tile takes on each unit of an SM."""
 
     tensor: float
     fp32: float

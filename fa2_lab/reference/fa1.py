@@ -36,7 +36,7 @@ def forward(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Run Algorithm 2 of FA1 for one head. Return O (N_q, d), the row sums l (N_q,) and the row maxima m (N_q,).
 
-    Pass either the block sizes B_r and B_c, or the on-chip memory of M elements from which they are computed. `dropout`
+    Pass either the block sizes B_r and B_c, or M, the number of elements that fit on chip, to compute them. `dropout`
     holds the generator's state R, which the backward needs again.
     """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, score_options)

@@ -14,7 +14,7 @@ from typing import Any
 import fa2_lab
 
 TORCH = "2.11", "2.15"  # the oldest and the newest tested versions
-OLDEST_GPU = 8.0  # the lowest compute capability on which Triton uses the tensor cores
+OLDEST_GPU = 8.0  # the lowest compute capability whose tensor cores Triton can use
 FINE = "Nothing is wrong"  # how the advice begins if there is nothing to do
 
 

@@ -72,7 +72,7 @@ class Shown:
 
 
 def climbs(name: str) -> bool:
-    """Return whether `name` is a rung that has a previous rung, that is, any rung but the first."""
+    """Return whether `name` is a rung other than the first, and so has a previous rung."""
     return name in ladder.RUNGS[1:]
 
 

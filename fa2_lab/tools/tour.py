@@ -156,7 +156,7 @@ def triton_call(trace: Trace, backward: bool) -> Pairs:
 
 
 def torch_and_attention() -> tuple[ModuleType, Callable, str]:
-    """Return torch, the function attention(), and the device on which to run. Raise Skipped if a package is missing."""
+    """Return torch, the function attention(), and the device to run on. Raise Skipped if a package is missing."""
     for module in ("torch", "triton"):
         if not doctor.version(module):
             raise Skipped(f"{module} is not installed")
