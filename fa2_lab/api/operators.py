@@ -333,7 +333,7 @@ def reference_kwargs(tensors: Tensors, options: Options) -> dict[str, Any]:
     """Return the keyword arguments for the NumPy reference (heads.forward and heads.backward), without the arrays."""
     kwargs: dict[str, Any] = dict(causal=options.causal, scale=options.scale, softcap=options.softcap)
     kwargs["dropout_p"] = options.dropout_p
-    if options.windowed:
+    if options.has_window:
         kwargs["window"] = options.left, options.right
     if tensors.seed is not None:
         kwargs["seed"] = int(tensors.seed) % 2**64

@@ -66,12 +66,12 @@ class Options(NamedTuple):
         return self.dropout_p > 0 or self.bias is not None
 
     @property
-    def windowed(self) -> bool:
+    def has_window(self) -> bool:
         """Whether a window, and not only the causal mask, limits the columns that rows see."""
         return self.left is not None or self.right is not None
 
     @property
-    def window(self) -> tuple[int | None, int | None]:
+    def bounds(self) -> tuple[int | None, int | None]:
         """The window (left, right) around the diagonal, with right = 0 for the causal mask. None means unbounded."""
         return self.left, 0 if self.causal else self.right
 

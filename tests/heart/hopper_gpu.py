@@ -59,7 +59,7 @@ def check(q, k, v, dO, options, lengths=None, cu=(), dL=None, deterministic=Fals
     """
     truth = partial(dense_packed, cu_seqlens_q=cu[0], cu_seqlens_k=cu[1]) if cu else partial(dense, lengths=lengths)
     given = torch.zeros_like(q) if dO is None else dO
-    truth = partial(truth, q, k, v, given, window=options.window, scale=options.scale)
+    truth = partial(truth, q, k, v, given, window=options.bounds, scale=options.scale)
     want, torchs = truth(dL=dL), truth(dL=dL, dtype=q.dtype)
     if not cu:
         k, v = hidden(q, k, v, options, lengths)

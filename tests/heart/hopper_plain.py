@@ -296,7 +296,7 @@ def described(Q, K, lengths, window, B_r, B_c, starts=None, RAGGED=True):
     (_, H, N_q, _), (_, H_kv, N_k, _) = ((1, Q[1], Q[0], 0), (1, K[1], K[0], 0)) if starts else (Q, K)
     left, right = window
     sizes = dict(N_q=N_q, N_k=N_k, H=H, group=H // H_kv, B_r=B_r, B_c=B_c, left=left, right=right or 0)
-    flags = dict(RAGGED=RAGGED, CAUSAL=right is not None, key_lengths=lengths)
+    flags = dict(RAGGED=RAGGED, HAS_RIGHT_BOUND=right is not None, key_lengths=lengths)
     cu_seqlens_q, cu_seqlens_k = map(Pointer, starts) if starts else (None, None)
     many = dict(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sequences=len(starts[0]) - 1 if starts else None)
     one = made(GEOMETRY, sizes | flags | many)

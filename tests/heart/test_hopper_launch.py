@@ -184,7 +184,7 @@ def test_calls_that_need_row_positions_are_not_packed(options, lengths, H_kv, od
     monkeypatch.setattr(backward, "Launch", lambda *setting, **arguments: made.append((setting, arguments)))
     forward.prepare(record, options)
     backward.prepare(dO, O, record, options)
-    joined = not (odd_q or lengths or H_kv == 4 or options.window != (None, None))
+    joined = not (odd_q or lengths or H_kv == 4 or options.bounds != (None, None))
     assert (given[0] is record) is not joined, "the forward asks about Q alone"
     assert made[0][1]["H"] == 4 and made[1][0][3][0].shape == [2, 4, 300, 64] == made[1][0][3][3].shape
     assert made[1][1]["group"] == 4 // H_kv and made[2][1]["H"] == 4

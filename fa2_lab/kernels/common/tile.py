@@ -236,13 +236,13 @@ def key_length(key_lengths, batch, N_k):
 
 
 @triton.jit
-def keys_seen(row, N_q, N_k, length, CAUSAL: tl.constexpr):
+def keys_seen(row, N_q, N_k, length, HAS_RIGHT_BOUND: tl.constexpr):
     """Return the number of keys that a row sees, counted from key 0.
 
-    With CAUSAL, a row sees the keys up to its diagonal, which ends in the bottom right corner. No row sees a key from
-    `length` on.
+    With HAS_RIGHT_BOUND, `row` sees the keys up to its diagonal, which ends in the bottom right corner. For a window
+    (left, right), the caller passes row + right. No row sees a key from `length` on.
     """
-    if CAUSAL:
+    if HAS_RIGHT_BOUND:
         return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), length)
     else:
         return length + 0 * row

@@ -360,10 +360,10 @@ def backward_kernel(Q, K, V, dO, acc_init, dq_accum, dK, dV, counter, key_length
     COLUMNS: gl.constexpr = CONSUMERS * COLS
     _, heads_q, N_q = shape_of(Q)
     _, _, N_k = shape_of(K)
-    BOUNDED: gl.constexpr = CAUSAL or right is not None
+    HAS_RIGHT_BOUND: gl.constexpr = CAUSAL or right is not None
     right = 0 if right is None else right
     geometry = Geometry(
-        N_q, N_k, heads_q, group, key_lengths, RAGGED, BOUNDED, right, left, SIZES.B_r, COLUMNS, cu_seqlens_q,
+        N_q, N_k, heads_q, group, key_lengths, RAGGED, HAS_RIGHT_BOUND, right, left, SIZES.B_r, COLUMNS, cu_seqlens_q,
         cu_seqlens_k, sequences
     )  # fmt: skip
     DETERMINISTIC: gl.constexpr = dq_semaphore is not None

@@ -34,7 +34,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
         return None
     if not host.supports(Q, K, V, tensors.key_lengths) or not copyable(dO.shape, dO.stride()):
         return None
-    if sequences and options.windowed:
+    if sequences and options.has_window:
         return None  # the producer does not send the consumers enough about a packed sequence for a window
     tensors, dO, O = host.pack_gqa(tensors, options, dO, O)
     chosen, parts = choose(tensors, options, deterministic)
@@ -57,9 +57,9 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
         rounded = (dK, dV) if divided else (None, None)
         dq_semaphore, ordered = (accum[accum_lines:].view(torch.int32), cu_k) if deterministic else (None, None)
         with on_device_of(Q):
-            counter = host.scheduler_counter(
-                Q, options.in_custom_op
-            )  # here, so that no gap is left between the kernels
+            # In a custom operator, this call fills a tensor with zeros, which is a kernel. It comes before the three
+            # launches, because between two of them it would keep the second one from starting early.
+            counter = host.scheduler_counter(Q, options.in_custom_op)
             preprocess(O, dO, L, dL, acc_init, accum, cu_q, ordered)
             main(Q, K, V, dO, acc_init, accum, *columns, counter, tensors.key_lengths, dq_semaphore, cu_q, cu_k)
             postprocess(accum, dQ, *rounded, cu_q, cu_k)
@@ -71,15 +71,15 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
 def choose(tensors: Tensors, options: Options, deterministic: bool) -> tuple[sizes.BackwardSizes, int]:
     """Return the sizes of the launch, and the number of parts into which each column block is divided.
 
-    Calls with a window use the sizes for the causal mask. Packed sequences are treated as if they had equal lengths.
+    Packed sequences are treated as if they had equal lengths.
     """
-    Q, K, sequences, causal = tensors.q, tensors.k, tensors.sequences, options.window != (None, None)
+    Q, K, sequences, masked = tensors.q, tensors.k, tensors.sequences, options.bounds != (None, None)
     (_, H, N_q, d), (_, H_kv, _, _) = shape(Q), shape(K)
     N_q = -(-N_q // (sequences or 1))
-    chosen = sizes.choose(d, N_q, causal, ragged(tensors), deterministic)
+    chosen = sizes.choose(d, N_q, masked, ragged(tensors), deterministic)
     column_blocks, group = program_count(K, 128, sequences), H // H_kv
     steps, SMs = group * -(-N_q // chosen.B_r), sm_count(Q.device)
-    return chosen, sizes.parts_for(column_blocks, steps, SMs, causal, group, chosen.d_pad)
+    return chosen, sizes.parts_for(column_blocks, steps, SMs, masked, group, chosen.d_pad)
 
 
 def ragged(tensors: Tensors) -> bool:
@@ -130,7 +130,7 @@ def prepare_main(
     parts of a K/V head run concurrently.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
-    causal, scale = options.window != (None, None), options.scale
+    masked, scale = options.bounds != (None, None), options.scale
     (batch, H, N_q, d), (_, H_kv, *_) = shape(Q), shape(K)
     acc_init_shape, dq_accum_shape, dk_accum_shape, _ = shapes(Q, K, chosen, sequences)
     describe = functools.partial(descriptor, d=chosen.d_pad)
@@ -146,9 +146,9 @@ def prepare_main(
     if deterministic:
         l2_group = parts * sizes.deterministic_l2_group(-(-N_q // many), d, H // H_kv)
     else:
-        rows = 1 if options.windowed else -(-N_q // (many * parts))  # that are in use together
+        rows = 1 if options.has_window else -(-N_q // (many * parts))  # that are in use together
         bytes_each = rows * (H // H_kv) * 4 * (d + chosen.d_pad)  # of Q, dO and the accumulators of dQ
-        l2_group = sizes.l2_group(-(-column_blocks // (batch * H_kv * many)), heads, SMs, causal, H // H_kv, bytes_each)
+        l2_group = sizes.l2_group(-(-column_blocks // (batch * H_kv * many)), heads, SMs, masked, H // H_kv, bytes_each)
     descriptors = describe(Q, chosen.B_r), describe(K, 128), describe(V, 128), describe(dO, chosen.B_r)
     return Launch(
         backward_kernel,

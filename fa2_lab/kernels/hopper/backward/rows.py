@@ -41,7 +41,7 @@ class RowBounds:
 @gluon.jit
 def seeing_rows(c: gl.constexpr, r, mailbox, geometry):
     """Return, as RowBounds, the rows that see consumer c's columns of the r-th column block."""
-    CUT: gl.constexpr = geometry.CAUSAL or geometry.RAGGED or geometry.left is not None
+    CUT: gl.constexpr = geometry.HAS_RIGHT_BOUND or geometry.RAGGED or geometry.left is not None
     full = mailbox.read(r, "unmasked_from")
     begin = first_rows(c, r, mailbox, geometry)
     if geometry.left is None:
@@ -55,7 +55,7 @@ def first_rows(c: gl.constexpr, r, mailbox, geometry):
     """Return, for each of consumer c's 64 columns of the r-th column block, the first row that sees the column."""
     row_begin = mailbox.read(r, "row_begin")
     key = c * COLS + gl.arange(0, COLS, gl.SliceLayout(1, acc_layout(geometry.B_r)))
-    row_begin += key if geometry.CAUSAL else 0 * key
+    row_begin += key if geometry.HAS_RIGHT_BOUND else 0 * key
     if geometry.RAGGED:
         row_begin = gl.where(key < mailbox.read(r, "length") - mailbox.read(r, "col"), row_begin, NO_ROW)
     return row_begin

@@ -42,9 +42,10 @@ class BackwardSizes:
         return self.B_r * self.d_pad // 128
 
 
-def choose(d: int, N_q: int, causal: bool, ragged: bool, deterministic: bool = False) -> BackwardSizes:
+def choose(d: int, N_q: int, masked: bool, ragged: bool, deterministic: bool = False) -> BackwardSizes:
     """Return the fastest sizes for a call. `ragged` is True if a column block may reach past the last key.
 
+    `masked` is True for the causal mask and for windows, which use the sizes that were measured for the causal mask.
     The choice of the fields of BackwardSizes follows measurements. Under the causal mask, dk_late is 2 to 7% faster,
     but at d = 128 only if there are more than 2,048 rows. Without a mask, it is 2 to 4% slower. Since Triton 3.9,
     dk_late is up to 4% slower for all calls. v_in_registers takes 16 registers and is 1 to 4% faster at d = 128, but
@@ -54,11 +55,11 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, deterministic: bool = F
     per thread.
     """
     if d <= 64:
-        order = dict(dv_late=True, dk_late=causal and not USE_LOW_REG, last_first=not deterministic)
+        order = dict(dv_late=True, dk_late=masked and not USE_LOW_REG, last_first=not deterministic)
         order |= dict(v_in_registers=False)
-        return BackwardSizes(128, 64, **order, low_reg_schedule=USE_LOW_REG and not (deterministic and causal))
-    v_in_registers = not (causal or ragged or deterministic)
-    late = causal and N_q > 2048 and not USE_LOW_REG
+        return BackwardSizes(128, 64, **order, low_reg_schedule=USE_LOW_REG and not (deterministic and masked))
+    v_in_registers = not (masked or ragged or deterministic)
+    late = masked and N_q > 2048 and not USE_LOW_REG
     order = dict(dv_late=USE_LOW_REG and v_in_registers, dk_late=late, last_first=False)
     return BackwardSizes(64, 128, v_in_registers=v_in_registers, **order)
 
@@ -68,7 +69,9 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, deterministic: bool = F
 # Hopper kernel pads rows to 64 numbers, and is still faster from 2,049 keys on (1.03 to 2.1 times with Triton 3.9).
 # The Hopper kernel is always chosen for grouped heads. It is also chosen for many rows and few keys: a portable program
 # owns at most 64 keys and loops over all rows, so few programs would keep few SMs busy for a long time.
-PORTABLE = {  # d up to: (N_k, 64-row blocks an SM, and rows where few SMs are busy) up to
+# {largest d: (most keys, most 64-row blocks per SM, most rows if under half of the SMs would be busy)}: the portable
+# kernels are faster within all three bounds.
+PORTABLE = {
     32: (2048, math.inf, 2048),
     64: (512, 2, 2048),
     96: (256, 1, 700),
@@ -92,21 +95,22 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int)
 # The cost of dividing a column block among programs. The unit is one step, which is one row block.
 PART_COST = {64: 1, 128: 3}  # to begin and to end a part, by d_pad
 SUM_COST, SUM_COST_PER_COLUMN = 2, 1 / 4096  # to add up dK and dV in HBM, and more per column block and d_pad
-IDLE_SHARE = 1 / 5  # of the longest part's time, in which SMs idle at the end, because causal parts differ in length
-DRIFT_FACTOR = 1.09  # more time if causal parts of over four query heads drift apart, so that none share Q in L2
+IDLE_SHARE = 1 / 5  # of the longest part's time, in which SMs idle at the end, because masked parts differ in length
+DRIFT_FACTOR = 1.09  # more time if masked parts of over four query heads drift apart, so that none share Q in L2
 
 
-def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool, group: int, d_pad: int) -> int:
+def parts_for(column_blocks: int, steps: int, SMs: int, masked: bool, group: int, d_pad: int) -> int:
     """Return the number of parts into which to divide each column block, so that the call takes the least time.
 
     A column block has `steps` steps, one for each of its row blocks. Parts of the same length run in rounds, with one
-    part per SM. Causal parts have half the steps on average, and the longest parts run first.
+    part per SM. With a mask, parts have half the steps on average, as under the causal mask, and the longest parts run
+    first.
     """
 
     def time(parts: int) -> float:
         rounds, longest, ends = column_blocks * parts / SMs, steps / parts, PART_COST[d_pad]
         sums = SUM_COST + column_blocks * d_pad * SUM_COST_PER_COLUMN if parts > 1 else 0
-        if causal:
+        if masked:
             drift = DRIFT_FACTOR if group > 4 * parts else 1
             return max(rounds * (longest / 2 + ends) + longest * IDLE_SHARE, longest + ends) * drift + sums
         return math.ceil(rounds) * (longest + ends) + sums
@@ -114,11 +118,11 @@ def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool, group: int
     return min((2**n for n in range(9) if 2**n <= steps), key=time)
 
 
-def l2_group(blocks: int, heads: int, SMs: int, causal: bool, group: int, bytes_each: int) -> int:
+def l2_group(blocks: int, heads: int, SMs: int, masked: bool, group: int, bytes_each: int) -> int:
     """Return the number of heads to process concurrently, out of `heads` heads with `blocks` column blocks each.
 
     Each part of a divided K/V head counts as a head. Without a mask, one head is processed at a time, so that
-    concurrent programs read the same rows, and so that the accumulators of dQ stay in L2. With a causal mask, column
+    concurrent programs read the same rows, and so that the accumulators of dQ stay in L2. With a mask, column
     blocks take different amounts of time. To even out these times, the concurrent heads fill about all SMs, and there
     are at least eight. The minimum is four for large groups of query heads. It is also lower, but at least two, if Q,
     dO and the accumulators of eight heads, `bytes_each` bytes per head, take more than 32 MiB of L2. even_l2_group()
@@ -126,7 +130,7 @@ def l2_group(blocks: int, heads: int, SMs: int, causal: bool, group: int, bytes_
     up to 40%.
     """
     least = 4 if group > 2 else min(8, max(2, 32 * MiB // bytes_each))
-    return even_l2_group(heads, max(least, math.ceil(0.8 * SMs / blocks))) if causal else 1
+    return even_l2_group(heads, max(least, math.ceil(0.8 * SMs / blocks))) if masked else 1
 
 
 def deterministic_l2_group(N_q: int, d: int, group: int) -> int:

@@ -37,9 +37,8 @@ from fa2_lab.kernels.hopper.shared.pipeline import (
 from fa2_lab.kernels.triton_versions import by_triton
 
 ROWS = gl.constexpr(64)  # of one consumer: what one warpgroup multiplies at a time
-ROW_BLOCK_FIELDS = gl.constexpr(
-    ("row", "q_batch_or_end", "head")
-)  # of a row block, in the mailbox; a row below 0: there is none
+# The fields of a row block in the mailbox. A row below 0 means that no row block is left.
+ROW_BLOCK_FIELDS = gl.constexpr(("row", "q_batch_or_end", "head"))
 PACKED_ROW_BLOCK_FIELDS = gl.constexpr((*ROW_BLOCK_FIELDS.value, "N_q", "N_k"))
 HIDE_ROW_SUM = gl.constexpr(by_triton({"3.6": False, "3.7": True, "3.8": False}))
 
@@ -185,7 +184,7 @@ def process_row_block(c: gl.constexpr, n, q, q_tile, row, first, end, length, sm
     smem.ping_pong.pass_on(c)
     s = warpgroup_mma_wait(0, deps=[s])
     smem.k.release(n)
-    if geometry.CAUSAL or geometry.RAGGED or geometry.left is not None:
+    if geometry.HAS_RIGHT_BOUND or geometry.RAGGED or geometry.left is not None:
         s = mask(s, bounds, (end - 1) * B_c)
     m, row_scale, l = first_state(s, scale_log2)  # FA2.A1.L5
     p, m, row_scale, l, _ = softmax_step(s, m, row_scale, l, scale_log2)
@@ -245,7 +244,7 @@ def step(c: gl.constexpr, n, o, m, row_scale, l, p, q, bounds, j, smem, geometry
     o = warpgroup_mma(p, smem.v.wait(n - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
     smem.ping_pong.pass_on(c)
     s = warpgroup_mma_wait(1, deps=[s])
-    if geometry.CAUSAL or geometry.left is not None:
+    if geometry.HAS_RIGHT_BOUND or geometry.left is not None:
         if bounds.cuts(j):
             s = mask(s, bounds, j * geometry.B_c)
     p_next, m, row_scale, l, alpha = softmax_step(s, m, row_scale, l, scale_log2)
@@ -312,10 +311,10 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens
     PRODUCER: gl.constexpr = 24 if sequences is None else 32  # its registers: to search for a sequence takes more
     batch, H, N_q = shape_of(Q)
     _, _, N_k = shape_of(K)
-    BOUNDED: gl.constexpr = CAUSAL or right is not None
+    HAS_RIGHT_BOUND: gl.constexpr = CAUSAL or right is not None
     right = 0 if right is None else right
     geometry = Geometry(
-        N_q, N_k, H, group, key_lengths, RAGGED, BOUNDED, right, left, SIZES.rows, SIZES.B_c, cu_seqlens_q,
+        N_q, N_k, H, group, key_lengths, RAGGED, HAS_RIGHT_BOUND, right, left, SIZES.rows, SIZES.B_c, cu_seqlens_q,
         cu_seqlens_k, sequences
     )  # fmt: skip
     scheduler = Scheduler(counter, block_count(N_q, sequences, SIZES.rows), batch * H, l2_group, DYNAMIC_FIRST=False)

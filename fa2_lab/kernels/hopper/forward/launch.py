@@ -25,7 +25,7 @@ def prepare(tensors: Tensors, options: Options) -> Callable | None:
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     if Q.shape[-1] not in sizes.DIMENSIONS or not host.supports(Q, K, V, tensors.key_lengths):
         return None
-    if options.windowed and (sequences or Q.shape[-1] > 128):
+    if options.has_window and (sequences or Q.shape[-1] > 128):
         return None
     (batch, H, N_q, _), device = shape(Q), Q.device
     L_shape = (batch, H, N_q) if sequences is None else (H, N_q)
@@ -57,7 +57,7 @@ def prepare_launch(tensors: Tensors, options: Options) -> Launch:
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     SMs, group, O = sm_count(Q.device), H // H_kv, layout_of_result(Q)
     ragged = lengths or sequences is not None
-    if options.windowed:
+    if options.has_window:
         chosen = sizes.choose_for_window(d, causal)
     else:
         chosen = sizes.choose(d, -(-N_q // many), -(-N_k // many), many * batch * H, SMs, causal, lengths)

@@ -27,9 +27,9 @@ class Scheduler:
     blocks: gl.tensor  # of one head
     heads: gl.tensor  # of the whole batch
     l2_group: gl.tensor  # heads that run side by side: see block_coord()
-    DYNAMIC_FIRST: (
-        gl.constexpr
-    )  # whether the first block is fetched as well, so that only running programs have a number
+    # Whether the first block also comes from the counter. A block then has an owner only once a program runs, which is
+    # why the waits of semaphore.py end.
+    DYNAMIC_FIRST: gl.constexpr
 
     @gluon.jit
     def first(self):
@@ -86,7 +86,8 @@ class Geometry:
     group: gl.tensor  # query heads per K/V head
     key_lengths: gl.tensor | gl.constexpr  # pointer to (batch,) integers; or None
     RAGGED: gl.constexpr  # whether a block of keys may reach past the last key
-    CAUSAL: gl.constexpr  # whether the interval ends `right` keys after the diagonal, and not with the last key
+    # Whether a row's interval ends `right` keys after its diagonal (0 if causal). Otherwise, it ends with the last key.
+    HAS_RIGHT_BOUND: gl.constexpr
     right: gl.tensor | gl.constexpr
     left: gl.tensor | gl.constexpr  # the interval begins this many keys before the diagonal, or with key 0 if None
     B_r: gl.constexpr
@@ -102,8 +103,8 @@ class Geometry:
             return self
         else:
             return Geometry(
-                N_q, N_k, self.H, self.group, self.key_lengths, self.RAGGED, self.CAUSAL, self.right, self.left,
-                self.B_r, self.B_c, self.cu_seqlens_q, self.cu_seqlens_k, self.sequences
+                N_q, N_k, self.H, self.group, self.key_lengths, self.RAGGED, self.HAS_RIGHT_BOUND, self.right,
+                self.left, self.B_r, self.B_c, self.cu_seqlens_q, self.cu_seqlens_k, self.sequences
             )  # fmt: skip
 
     @gluon.jit
@@ -171,9 +172,10 @@ class Geometry:
     def first_row(self, i):
         """Return the first row of the i-th row block in the order of processing.
 
-        Under a causal mask, row blocks are processed in reverse order, because the last one has the most work.
+        With a right bound, row blocks are processed in reverse order, because under a causal mask the last one has the
+        most work.
         """
-        if self.CAUSAL:
+        if self.HAS_RIGHT_BOUND:
             i = gl.cdiv(self.N_q, self.B_r) - 1 - i
         return i * self.B_r
 
@@ -185,7 +187,7 @@ class Geometry:
     @gluon.jit
     def col_end(self, row, length):
         """Return the end of a row's interval, that is, the index of the first key after the interval."""
-        return keys_seen(row + self.right, self.N_q, self.N_k, length, self.CAUSAL)
+        return keys_seen(row + self.right, self.N_q, self.N_k, length, self.HAS_RIGHT_BOUND)
 
     @gluon.jit
     def col_begin(self, row):
@@ -215,7 +217,7 @@ class Geometry:
     @gluon.jit
     def row_begin(self, col):
         """Return the first row that sees key `col`, if `col` is a real key. The row can be negative."""
-        return col + self.N_q - self.N_k - self.right if self.CAUSAL else 0
+        return col + self.N_q - self.N_k - self.right if self.HAS_RIGHT_BOUND else 0
 
     @gluon.jit
     def row_end(self, col):
@@ -226,7 +228,7 @@ class Geometry:
     def first_row_block(self, col, length):
         """Return the first row block that sees the column block starting at `col`, or the last one if none sees it."""
         i = 0
-        if self.CAUSAL:
+        if self.HAS_RIGHT_BOUND:
             i = gl.maximum(self.row_begin(col), 0) // self.B_r
         if self.key_lengths is not None:
             i = gl.where(col >= length, gl.cdiv(self.N_q, self.B_r) - 1, i)
@@ -264,7 +266,7 @@ class Geometry:
         """
         row = 0
         last = col + self.B_c - 1
-        if self.CAUSAL:
+        if self.HAS_RIGHT_BOUND:
             row = self.row_begin(last)
         if self.RAGGED:
             row = gl.where(last >= length, NO_ROW, row)

@@ -63,7 +63,7 @@ def pack_gqa(tensors: Tensors, options: Options, *others: Tensor) -> tuple[Any, 
     returned unchanged if there is a mask, key_lengths or packed sequences, or if a tensor is not contiguous.
     """
     Q, K = tensors.q, tensors.k
-    unmasked = options.window == (None, None) and tensors.key_lengths is tensors.sequences is None
+    unmasked = options.bounds == (None, None) and tensors.key_lengths is tensors.sequences is None
     if not unmasked or Q.shape[1] == K.shape[1] or not all(X.is_contiguous() for X in (Q, *others)):
         return tensors, *others
     Q, *viewed = (X.view(*K.shape[:2], -1, X.shape[3]) for X in (Q, *others))
