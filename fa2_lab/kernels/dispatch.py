@@ -44,13 +44,15 @@ def prepare_forward(tensors: Tensors, options: Options) -> Callable:
 
 def prepare_contiguous_forward(tensors: Tensors, options: Options) -> Callable:
     """Return a function that computes (O, L) for calls like this one, with the fastest kernel that supports them."""
-    portable_fallback = partial(prepare_portable_forward, options=options)  # of the tensors of a call; it keeps none
+    # A function of the tensors of a call. It keeps no tensor alive.
+    portable_fallback = partial(prepare_portable_forward, options=options)
     q, k = tensors.q, tensors.k
     if tensors.block_table is not None:
+        assert not options.portable_only, "the portable kernels do not read pages"
         return with_fallback("decode over pages", decode.prepare(tensors, options))
     if tensors.cu_seqlens_q is None and not options.portable_only and decode.is_decode(q, k, options.num_splits):
         return with_fallback("decode", decode.prepare(tensors, options), portable_fallback)
-    launcher = hopper_forward(q.device) if hopper_supports(tensors, options) else None
+    launcher = hopper_module("forward", q.device) if hopper_supports(tensors, options) else None
     kernel = launcher.prepare(tensors, options) if launcher is not None and launcher.enough_work(q, k) else None
     return (
         portable_fallback(tensors) if kernel is None else with_fallback("Hopper's forward", kernel, portable_fallback)
@@ -102,7 +104,7 @@ def prepare_contiguous_backward(
 
     On Hopper, these are the Hopper backward kernels if they support the call. Otherwise, they are the portable ones.
     """
-    launcher = hopper_backward(tensors.q.device) if hopper_supports(tensors, options) else None
+    launcher = hopper_module("backward", tensors.q.device) if hopper_supports(tensors, options) else None
     kernel = None
     if launcher is not None and launcher.enough_work(tensors.q, tensors.k):
         kernel = launcher.prepare(dO, O, tensors, options, deterministic)
@@ -141,14 +143,9 @@ def hopper_supports(tensors: Tensors, options: Options) -> bool:
     return not (options.portable_only or options.force_portable) and options.softcap is tensors.sinks is None
 
 
-def hopper_forward(device: torch.device) -> ModuleType | None:
-    """Return the module that prepares the Hopper forward kernel, or None if the kernel cannot run."""
-    return get_or_prepare(("Hopper's forward", device), import_hopper, "forward", device)
-
-
-def hopper_backward(device: torch.device) -> ModuleType | None:
-    """Return the module that prepares the Hopper backward kernel, or None if the kernel cannot run."""
-    return get_or_prepare(("Hopper's backward", device), import_hopper, "backward", device)
+def hopper_module(direction: str, device: torch.device) -> ModuleType | None:
+    """Return the result of import_hopper(), which is imported only once per device."""
+    return get_or_prepare(("Hopper", direction, device), import_hopper, direction, device)
 
 
 def import_hopper(direction: str, device: torch.device) -> ModuleType | None:

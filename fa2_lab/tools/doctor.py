@@ -122,11 +122,8 @@ def serving(environment: Environment) -> dict[str, str]:
     served = {}
     for d in (64, 128):
         q = torch.empty(1, 16, 4096, d, dtype=torch.bfloat16, device="cuda")
-        forward, backward = dispatch.hopper_forward(q.device), dispatch.hopper_backward(q.device)
-        own = dict(
-            forward=forward is not None and forward.enough_work(q, q),
-            backward=backward is not None and backward.enough_work(q, q),
-        )
+        modules = {way: dispatch.hopper_module(way, q.device) for way in ("forward", "backward")}
+        own = {way: module is not None and module.enough_work(q, q) for way, module in modules.items()}
         served[str(d)] = ", ".join(f"{way} {'by Hopper' if mine else 'portable'}" for way, mine in own.items())
     return served
 

@@ -10,7 +10,7 @@ from kernel_truth import GPU, check_accuracy, dense, dense_for, poisoned, run  #
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import dispatch
 
-HOPPER = dispatch.hopper_forward(torch.device("cuda", 0)) if GPU else None
+HOPPER = dispatch.hopper_module("forward", torch.device("cuda", 0)) if GPU else None
 
 
 @pytest.fixture(autouse=True, params=["portable", "chosen"] if HOPPER else ["portable"])
@@ -20,7 +20,7 @@ def kernels(request, monkeypatch):
         monkeypatch.setattr(dispatch, "hopper_supports", lambda tensors, options: False)
         monkeypatch.setattr(dispatch.decode, "is_decode", lambda *given: False)
     else:
-        for module in (HOPPER, dispatch.hopper_backward(torch.device("cuda", 0))):
+        for module in (HOPPER, dispatch.hopper_module("backward", torch.device("cuda", 0))):
             monkeypatch.setattr(module, "enough_work", lambda *_: True)  # also for small work
     return request.param
 

@@ -132,8 +132,7 @@ def test_which_kernels_are_chosen_for_a_call(
 
         return SimpleNamespace(prepare=prepare, enough_work=lambda q, k: enough)
 
-    for name in ("hopper_forward", "hopper_backward"):
-        monkeypatch.setattr(dispatch, name, lambda device: room("hopper") if on_hopper else None)
+    monkeypatch.setattr(dispatch, "hopper_module", lambda way, device: room("hopper") if on_hopper else None)
     for name in ("portable", "portable_backward"):
         monkeypatch.setattr(dispatch, name, room("portable"))
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: asked == "same bits")

@@ -82,8 +82,7 @@ def hopper(monkeypatch):
             return own
 
         module = types.SimpleNamespace(prepare=prepare, enough_work=lambda *given: True)
-        for name in ("hopper_forward", "hopper_backward"):
-            monkeypatch.setattr(dispatch, name, lambda device: module)
+        monkeypatch.setattr(dispatch, "hopper_module", lambda way, device: module)
         for room in (dispatch.portable, dispatch.portable_backward):
             real = room.prepare
 
