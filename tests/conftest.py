@@ -93,7 +93,7 @@ def pytest_runtest_setup(item):
             pytest.skip("needs a CUDA GPU")
         if asked.args and torch.cuda.get_device_capability() != (9, 0):
             pytest.skip(f"needs a {asked.args[0]} GPU")
-    if table := sys.modules.get("fa2_lab.kernels.prepared"):
+    if table := sys.modules.get("fa2_lab.kernels.cache"):
         table.clear_caches()
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fa2_lab.api import operators
 from fa2_lab.api.checks import check_key_lengths, check_key_lengths_values, check_sinks, check_tensors
-from fa2_lab.api.options import GivenOptions, check_options, find_prepared
+from fa2_lab.api.options import GivenOptions, check_options, find_prepared, given_options
 from fa2_lab.kernels import interpreter
-from fa2_lab.kernels.prepared import Tensors
+from fa2_lab.kernels.arguments import Tensors
 from fa2_lab.tiles import whole_number
 
 interpreter.enable_without_gpu(torch.cuda.is_available())
@@ -116,7 +116,10 @@ def attention(
     because only its length masks its keys.
     """
     tensors = Tensors(q, k, v, key_lengths, None, sinks)
-    given = window, bias, causal, softcap, scale, return_lse, backend, num_splits, dropout_p
+    given = given_options(
+        window=window, bias=bias, causal=causal, softcap=softcap, scale=scale, return_lse=return_lse, backend=backend,
+        num_splits=num_splits, dropout_p=dropout_p
+    )  # fmt: skip
     key, call = find_prepared(tensors, given)
     if seed is not None:
         seed = whole_number("seed", seed, low=0, high=2**64 - 1)

@@ -1,6 +1,6 @@
 """Checks of biases, and the keys that identify them. A bias is a function whose value is added to the scores.
 
-The key of a bias is part of the key under which prepared.py stores a prepared call.
+The key of a bias is part of the key under which kernels/cache.py stores a prepared call.
 """
 
 from dis import get_instructions

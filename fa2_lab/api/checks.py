@@ -14,7 +14,8 @@ from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fa2_lab.kernels import interpreter
-from fa2_lab.kernels.prepared import Options, mark_checked, was_checked
+from fa2_lab.kernels.arguments import Options
+from fa2_lab.kernels.cache import mark_checked, was_checked
 from fa2_lab.tiles import check_window, real_number, whole_number
 
 BACKENDS = ("auto", "triton", "portable", "reference")
@@ -249,35 +250,35 @@ def check_num_splits(num_splits: object) -> int:
     return 0 if num_splits is None else whole_number("num_splits", num_splits, low=0, high=MOST_SPLITS)
 
 
-def check_masks(
-    causal: bool,
-    window: tuple[int | None, int | None] | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    q: Tensor,
-    sizes: tuple[int, int, int],
-) -> Options:
-    """Return the Options that describe the mask. Raise an error if the window, the softcap or the sinks are invalid.
+def check_softcap(softcap: object) -> float | None:
+    """Return the softcap as a float, or None if there is no softcap."""
+    if softcap is None:
+        return None
+    return real_number("softcap", softcap, "a number from 1e-30 to 1e30, or None", lambda c: 1e-30 <= c <= 1e30)
 
-    A bound of the window that no row reaches becomes None, and right = 0 becomes causal = True. `sizes` is (query
-    heads, N_q, N_k). The scale of the returned Options is 1 until the caller sets it.
+
+def simplify_mask(
+    causal: bool, window: tuple[int | None, int | None] | None, N_q: int, N_k: int
+) -> tuple[bool, int | None, int | None]:
+    """Return (causal, left, right) of the same mask. Raise an error if the window is invalid.
+
+    A bound of the window that no row reaches becomes None, and right = 0 becomes causal = True.
     """
-    heads, N_q, N_k = sizes
     left, right = (None, None) if window is None else check_window(window)
     if left is not None and left >= N_k - 1:
         left = None
     if causal or (right is not None and right >= N_q - 1):
         right = None
-    if right == 0:
-        causal, right = True, None
-    if softcap is not None:
-        softcap = real_number("softcap", softcap, "a number from 1e-30 to 1e30, or None", lambda c: 1e-30 <= c <= 1e30)
-    if sinks is not None:
-        check_floats("sinks", sinks, 1, f"(heads,) = ({heads},)")
-        check_device("sinks", sinks, q)
-        if sinks.shape[0] != heads:
-            raise ValueError(f"sinks: got {describe(sinks)}; it takes (heads,) = ({heads},)")
-    return Options(causal, scale=1.0, left=left, right=right, softcap=softcap)
+    return (True, left, None) if right == 0 else (causal, left, right)
+
+
+def check_sinks_shape(sinks: Tensor, q: Tensor, heads: int) -> None:
+    """Raise an error unless sinks is a float tensor on q's device with one element per query head."""
+    takes = f"(heads,) = ({heads},)"
+    check_floats("sinks", sinks, 1, takes)
+    check_device("sinks", sinks, q)
+    if sinks.shape[0] != heads:
+        raise ValueError(f"sinks: got {describe(sinks)}; it takes {takes}")
 
 
 def check_sinks(sinks: Tensor | None, options: Options) -> None:

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from fa2_lab.api import operators
 from fa2_lab.api.checks import check_cu_seqlens, check_cu_seqlens_values, check_packed, check_sinks
-from fa2_lab.api.options import GivenOptions, check_options, find_prepared
-from fa2_lab.kernels.prepared import Tensors
+from fa2_lab.api.options import GivenOptions, check_options, find_prepared, given_options
+from fa2_lab.kernels.arguments import Tensors
 from fa2_lab.tiles import whole_number
 
 
@@ -64,7 +64,10 @@ def attention_packed(
     """
     tensors = Tensors(q, k, v, sinks=sinks, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     dominant_sequence = max_seqlen_q is not None and has_dominant_sequence(max_seqlen_q, q, cu_seqlens_q)
-    given = window, bias, causal, softcap, scale, return_lse, backend, None, 0.0, dominant_sequence
+    given = given_options(
+        window=window, bias=bias, causal=causal, softcap=softcap, scale=scale, return_lse=return_lse, backend=backend,
+        dominant_sequence=dominant_sequence
+    )  # fmt: skip
     key, call = find_prepared(tensors, given)
     if call is None:
         check_packed(q, k, v)

@@ -24,8 +24,8 @@ from fa2_lab.api.checks import (
     check_q,
     check_sinks,
 )
-from fa2_lab.api.options import GivenOptions, check_options, find_prepared
-from fa2_lab.kernels.prepared import Tensors
+from fa2_lab.api.options import GivenOptions, check_options, find_prepared, given_options
+from fa2_lab.kernels.arguments import Tensors
 
 
 def attention_paged(
@@ -60,7 +60,10 @@ def attention_paged(
     The other arguments are the same as in attention().
     """
     tensors = Tensors(q, k_pages, v_pages, key_lengths, sinks=sinks, block_table=block_table)
-    given = window, None, causal, softcap, scale, return_lse, backend, num_splits
+    given = given_options(
+        window=window, bias=None, causal=causal, softcap=softcap, scale=scale, return_lse=return_lse, backend=backend,
+        num_splits=num_splits
+    )  # fmt: skip
     key, call = find_prepared(tensors, given)
     if call is None:
         check_q(q)

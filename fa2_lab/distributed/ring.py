@@ -35,7 +35,7 @@ from fa2_lab.api.attention import attention
 from fa2_lab.api.checks import check_flags_and_scale, check_scale, check_tensors, runs_on_triton
 from fa2_lab.distributed import group as ranks
 from fa2_lab.distributed.state import State
-from fa2_lab.kernels.prepared import Options, Tensors
+from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.reference import shards
 from fa2_lab.reference.shards import Meeting
 from fa2_lab.tiles import Tile

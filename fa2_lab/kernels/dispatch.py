@@ -21,10 +21,12 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from fa2_lab.kernels import interpreter
+from fa2_lab.kernels.arguments import Options, Tensors
+from fa2_lab.kernels.cache import get_or_prepare, tensor_keys
 from fa2_lab.kernels.decode import plan as decode
 from fa2_lab.kernels.portable import backward as portable_backward
 from fa2_lab.kernels.portable import forward as portable
-from fa2_lab.kernels.prepared import Options, Tensors, get_or_prepare, needs_copy, rows_contiguous, tensor_keys
+from fa2_lab.kernels.strides import needs_copy, rows_contiguous
 
 # Forward ------------------------------------------------------------------------------------------------------
 

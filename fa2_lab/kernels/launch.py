@@ -11,8 +11,8 @@ import torch
 import triton
 
 from fa2_lab.kernels import interpreter, triton_versions
+from fa2_lab.kernels.cache import PREPARED, keep_prepared
 from fa2_lab.kernels.common.tile import DropoutRule
-from fa2_lab.kernels.prepared import PREPARED, keep_prepared
 from fa2_lab.kernels.triton_versions import driver, relaunch, specialization_key
 from fa2_lab.tiles import cdiv
 
@@ -32,7 +32,7 @@ FP_FUSION = dict(enable_fp_fusion=True)
 class Launch:
     """A launch of a kernel: the grid and all arguments except the tensors.
 
-    All calls with the same key (see prepared.py) share a Launch.
+    All calls with the same key (see cache.py) share a Launch.
 
     A call passes the tensors. The first tensors, one for each given descriptor, are passed to the kernel as tensor
     descriptors, and the other tensors are passed as pointers. All other arguments are passed by name: strides, sizes

@@ -165,8 +165,8 @@ def described(problem: Problem) -> dict:
 
 def by_programs(problem: Problem) -> dict[str, list[float]]:
     """Return a curve: the µs of a call for different numbers of programs, and the number that the package chooses."""
+    from fa2_lab.kernels.arguments import Options, Tensors
     from fa2_lab.kernels.decode import plan
-    from fa2_lab.kernels.prepared import Options, Tensors
 
     tensors = Tensors(*problem.tensors())
     options = Options(causal=False, scale=problem.d**-0.5)
@@ -183,9 +183,9 @@ def by_stages(problem: Problem) -> dict[str, list[float]]:
 
     With n stages, n − 1 tiles are being copied while the program computes.
     """
+    from fa2_lab.kernels.arguments import Options, Tensors
     from fa2_lab.kernels.decode import plan
     from fa2_lab.kernels.launch import Launch
-    from fa2_lab.kernels.prepared import Options, Tensors
 
     tensors = Tensors(*problem.tensors())
     usual = plan.prepare(tensors, Options(causal=False, scale=problem.d**-0.5), programs=ALONE_ON_AN_SM)

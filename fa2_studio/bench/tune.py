@@ -94,8 +94,8 @@ def candidates(kernel: str, before) -> list:
 
 def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
     """Return a function that takes a KernelConfig and returns a call, which runs the kernel and returns its outputs."""
+    from fa2_lab.kernels.arguments import Options, Tensors
     from fa2_lab.kernels.portable import backward, forward
-    from fa2_lab.kernels.prepared import Options, Tensors
 
     Q, K, V, dO = tensors
     options = Options(causal, Q.shape[3] ** -0.5)

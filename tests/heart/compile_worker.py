@@ -23,9 +23,9 @@ from biases import BIASES
 from triton.runtime import cache as cache_of_triton
 
 from fa2_lab.kernels import tables
+from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.decode import plan
 from fa2_lab.kernels.portable import backward, forward
-from fa2_lab.kernels.prepared import Options, Tensors
 from fa2_lab.tools import offline
 
 PACKED, NEAR, IN_TURN = (

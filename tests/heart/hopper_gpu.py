@@ -5,7 +5,8 @@ from functools import partial
 import torch
 from kernel_truth import DEVICE, check_accuracy, dense, dense_packed
 
-from fa2_lab.kernels.prepared import PREPARED, Tensors
+from fa2_lab.kernels.arguments import Tensors
+from fa2_lab.kernels.cache import PREPARED
 
 DTYPES, NAN = (torch.float16, torch.bfloat16), float("nan")
 

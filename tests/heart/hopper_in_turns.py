@@ -13,9 +13,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.hopper.backward import launch as backward
 from fa2_lab.kernels.hopper.forward import launch as forward
-from fa2_lab.kernels.prepared import Options, Tensors
 
 
 def wrong(call, bitwise: int, seconds: float) -> tuple[int, int]:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from hopper_language import LANGUAGE, Pointer, Tile, Whole, fields, made, maker, multiply, plain, wait, zero_oob_rows
 
+from fa2_lab.kernels.arguments import Tensors
 from fa2_lab.kernels.common import tile
 from fa2_lab.kernels.hopper.backward import accumulators, launch, products, rows
 from fa2_lab.kernels.hopper.backward import kernel as backward
@@ -19,7 +20,6 @@ from fa2_lab.kernels.hopper.backward import semaphore as in_order
 from fa2_lab.kernels.hopper.forward import kernel as forward
 from fa2_lab.kernels.hopper.forward import softmax
 from fa2_lab.kernels.hopper.shared import descriptors, geometry
-from fa2_lab.kernels.prepared import Tensors
 
 # The copy engine ------------------------------------------------------------------------------------------------
 

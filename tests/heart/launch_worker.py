@@ -11,9 +11,10 @@ from biases import BIASES
 from triton.runtime.jit import JITFunction
 
 from fa2_lab.kernels import dispatch, launch
+from fa2_lab.kernels.arguments import Options, Tensors
+from fa2_lab.kernels.cache import clear_caches
 from fa2_lab.kernels.hopper.backward import launch as hopper_backward
 from fa2_lab.kernels.hopper.forward import launch as hopper_forward
-from fa2_lab.kernels.prepared import Options, Tensors, clear_caches
 from fa2_lab.tools import offline
 
 offline.compile_for("sm_90")

@@ -18,8 +18,8 @@ import fa2_lab
 from fa2_lab.api import operators
 from fa2_lab.api.attention import attention
 from fa2_lab.api.options import GivenOptions, find_prepared
-from fa2_lab.kernels import prepared
-from fa2_lab.kernels.prepared import Tensors
+from fa2_lab.kernels import cache
+from fa2_lab.kernels.arguments import Tensors
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ROOM = sys.modules["fa2_lab.api.attention"]
@@ -37,7 +37,7 @@ def test_where_torch_records_no_call_is_known():
         def __torch_dispatch__(self, function, types, arguments=(), options=None):
             return function(*arguments, **options or {})
 
-    given = Tensors(*good()), GivenOptions(*[None] * 7)
+    given = Tensors(*good()), GivenOptions(*[None] * 10)
     assert find_prepared(*given)[0] is not None
     with Mode():
         assert find_prepared(*given) == (None, None)
@@ -60,7 +60,7 @@ def test_a_tensor_of_another_type_is_asked_as_an_operator(which):
 
 def calls():
     """Return the prepared calls of attention() that the cache holds."""
-    return [made for made in prepared.PREPARED.values() if isinstance(made, operators.PreparedCall)]
+    return [made for made in cache.PREPARED.values() if isinstance(made, operators.PreparedCall)]
 
 
 APART = LENGTHS.int().repeat_interleave(2)[::2]

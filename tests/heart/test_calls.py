@@ -14,7 +14,7 @@ from slices import shared_out
 import fa2_lab.api.paged  # and its operator
 from fa2_lab.api import operators
 from fa2_lab.kernels import launch
-from fa2_lab.kernels.prepared import Options
+from fa2_lab.kernels.arguments import Options
 
 NAMES = ("O", "L", "dQ", "dK", "dV", "dsinks")
 MASKS = dict(causal=False, window=None, softcap=None, sinks=None, scale=None)

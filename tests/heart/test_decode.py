@@ -10,11 +10,11 @@ from kernel_truth import DEVICE, GPU, check_accuracy, dense, run, tensors, worst
 from slices import many_kernels, once
 
 import fa2_lab
-from fa2_lab.kernels import prepared, tables
+from fa2_lab.kernels import cache, tables
+from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.common import softmax
 from fa2_lab.kernels.decode import kernel, plan
 from fa2_lab.kernels.decode.shares import min_share
-from fa2_lab.kernels.prepared import Options, Tensors
 from fa2_lab.machine.splits import Shares
 from fa2_lab.reference.online_softmax import SoftmaxState
 from fa2_lab.tiles import cdiv
@@ -243,7 +243,7 @@ def test_any_cut_of_any_mask(
         patch.setattr(plan, "MAX_ROWS", most_rows)
         blocks_of = plan.decode_config
         patch.setattr(plan, "decode_config", lambda *given: (blocks_of(*given)[0], at_once))
-        prepared.clear_caches()
+        cache.clear_caches()
         got = plan.decode(Tensors(q, k, v, lengths, sinks=sinks), options, programs=programs)
     for name, a, b in zip("OL", got, want, strict=False):
         assert worst(a, b) < 1e-5, name

@@ -12,12 +12,12 @@ from slices import compiled_by
 pytest.importorskip("triton")
 
 from fa2_lab.kernels import dispatch
+from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.hopper.backward import kernel as backward
 from fa2_lab.kernels.hopper.backward import launch as backward_launch
 from fa2_lab.kernels.hopper.forward import kernel as forward
 from fa2_lab.kernels.hopper.forward import launch, sizes
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor
-from fa2_lab.kernels.prepared import Options, Tensors
 from fa2_lab.kernels.tables import USE_LOW_REG
 from fa2_lab.plots import pipes
 

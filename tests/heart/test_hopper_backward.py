@@ -13,9 +13,9 @@ pytest.importorskip("triton")
 
 from fa2_lab import attention
 from fa2_lab.kernels import dispatch
+from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.hopper.backward import accumulators, launch, sizes
 from fa2_lab.kernels.hopper.forward import launch as forward
-from fa2_lab.kernels.prepared import Options, Tensors
 
 D, LENGTHS = (32, 64, 96, 128), (None, torch.int64, torch.uint8)
 KINDS = [*product((False, True), (False, True), (False, True))]  # causal, with key_lengths, rows that lie apart

@@ -17,9 +17,9 @@ from slices import dealt, once
 
 pytest.importorskip("triton")
 
+from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.hopper.forward import launch
 from fa2_lab.kernels.launch import Launch
-from fa2_lab.kernels.prepared import Options, Tensors
 
 D, LENGTHS = (32, 64, 96, 128, 192, 256), (None, torch.int64, torch.uint8)
 PAIRS = [

@@ -9,12 +9,12 @@ import torch
 pytest.importorskip("triton")
 host = pytest.importorskip("fa2_lab.kernels.hopper.shared.host", reason="this Triton's Gluon is too old")
 
+from fa2_lab.kernels.arguments import Options, Tensors  # noqa: E402
 from fa2_lab.kernels.hopper.backward import launch as backward  # noqa: E402
 from fa2_lab.kernels.hopper.backward import sizes as backward_sizes  # noqa: E402
 from fa2_lab.kernels.hopper.forward import launch as forward  # noqa: E402
 from fa2_lab.kernels.hopper.forward import sizes as forward_sizes  # noqa: E402
 from fa2_lab.kernels.launch import program_count  # noqa: E402
-from fa2_lab.kernels.prepared import Options, Tensors  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

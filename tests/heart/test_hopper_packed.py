@@ -20,9 +20,9 @@ from test_hopper_plain import in_any_order
 
 from fa2_lab.api.packed import attention_packed, has_dominant_sequence
 from fa2_lab.kernels import dispatch, interpreter
+from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.hopper.backward import launch as backward
 from fa2_lab.kernels.hopper.forward import launch as forward
-from fa2_lab.kernels.prepared import Options, Tensors
 
 if interpreter.version_conflict():
     pytest.skip(interpreter.version_conflict(), allow_module_level=True)

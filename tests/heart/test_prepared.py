@@ -9,11 +9,11 @@ import torch
 from kernel_truth import DEVICE, tensors, worst
 
 from fa2_lab.api.attention import attention
-from fa2_lab.api.options import GivenOptions, find_prepared
+from fa2_lab.api.options import GivenOptions, find_prepared, given_options
 from fa2_lab.api.packed import attention_packed
 from fa2_lab.api.paged import attention_paged
-from fa2_lab.kernels import dispatch, prepared
-from fa2_lab.kernels.prepared import Options, Tensors
+from fa2_lab.kernels import cache, dispatch
+from fa2_lab.kernels.arguments import Options, Tensors
 
 
 def good():
@@ -22,22 +22,22 @@ def good():
 
 def test_what_is_prepared_is_made_once_and_forgotten_together():
     made = []
-    assert prepared.get_or_prepare("a kind", lambda x: made.append(x) or made, 3) is made
-    assert prepared.get_or_prepare("a kind", lambda x: made.append(x), 4) is made and made == [3]
+    assert cache.get_or_prepare("a kind", lambda x: made.append(x) or made, 3) is made
+    assert cache.get_or_prepare("a kind", lambda x: made.append(x), 4) is made and made == [3]
     lengths = torch.tensor([3])
-    prepared.mark_checked(lengths, (5,))
-    assert prepared.was_checked(lengths, (5,))
-    prepared.clear_caches()
-    assert not prepared.was_checked(lengths, (5,))
-    assert prepared.get_or_prepare("a kind", lambda: made.clear()) is None  # is also what was made, and kept
-    assert prepared.get_or_prepare("a kind", lambda: 5) is None
+    cache.mark_checked(lengths, (5,))
+    assert cache.was_checked(lengths, (5,))
+    cache.clear_caches()
+    assert not cache.was_checked(lengths, (5,))
+    assert cache.get_or_prepare("a kind", lambda: made.clear()) is None  # is also what was made, and kept
+    assert cache.get_or_prepare("a kind", lambda: 5) is None
 
 
 def test_the_table_does_not_grow_without_end(monkeypatch):
-    monkeypatch.setattr(prepared, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(cache, "MAX_ENTRIES", 3)
     for n in range(9):
-        prepared.get_or_prepare(n, int)
-        assert list(prepared.PREPARED) == [*range(max(0, n - 2), n + 1)], "only the oldest goes"
+        cache.get_or_prepare(n, int)
+        assert list(cache.PREPARED) == [*range(max(0, n - 2), n + 1)], "only the oldest goes"
 
 
 @pytest.mark.parametrize("N_q", (20, 1))
@@ -46,12 +46,12 @@ def test_no_tensor_is_kept_alive_and_nothing_is_written_on_it(N_q):
     lengths = torch.tensor([3, 24], device=DEVICE)
     O = attention(q, k, v, causal=True, key_lengths=lengths)
     O.backward(dO)
-    assert prepared.PREPARED and prepared.CHECKED
+    assert cache.PREPARED and cache.CHECKED
     assert not any(vars(x) for x in (q, k, v, dO, lengths, O))
     alive = [weakref.ref(x) for x in (q, k, v, dO, lengths, O)]
     del q, k, v, dO, lengths, O
     gc.collect()
-    assert not any(x() is not None for x in alive) and not prepared.CHECKED
+    assert not any(x() is not None for x in alive) and not cache.CHECKED
 
 
 @pytest.mark.parametrize("scale", (0.5, -0.5))
@@ -65,7 +65,7 @@ def test_a_known_kind_of_pages_takes_other_tensors_and_keeps_none(scale):
         alive = [weakref.ref(x) for x in (*given, sinks, O)]
         del q, k, v, sinks, table, lengths, given, O, truth
         gc.collect()
-        assert prepared.PREPARED and not any(x() is not None for x in alive)
+        assert cache.PREPARED and not any(x() is not None for x in alive)
 
 
 CHANGES = dict(
@@ -119,6 +119,11 @@ def test_every_option_of_a_call_is_in_its_key(call):
     assert len(keys) == len(set(keys)) and None not in keys
 
 
+def test_each_given_option_is_in_its_own_field():
+    fields = {name: name for name in GivenOptions._fields}
+    assert GivenOptions(*given_options(**fields))._asdict() == fields
+
+
 # Values that were looked at -----------------------------------------------------------------------------------
 
 
@@ -147,7 +152,7 @@ def test_lengths_are_looked_at_once_for_each_version_and_number_of_keys(looked):
     lengths.data = torch.tensor([3, 77], device=DEVICE)  # no new version
     with pytest.raises(ValueError, match="key_lengths: got values from 3 to 77"):
         attention(q, k, v, key_lengths=lengths)
-    prepared.clear_caches()
+    cache.clear_caches()
     lengths.data = torch.tensor([3, 20], device=DEVICE)
     attention(q, k, v, key_lengths=lengths)
     assert len(looked) == before + 2
@@ -232,7 +237,7 @@ def test_the_portable_kernels_can_be_asked_for(monkeypatch):
         for call, given in ((attention, dense), (attention_packed, packed)):
             call(*given, backend=backend).sum().backward()
             assert asked == [(portable, False), (portable, False)]
-            prepared.clear_caches()
+            cache.clear_caches()
             torch.compile(call, backend="eager")(*given, backend=backend)
             assert asked[2:] == [(portable, True)]
             asked.clear()

@@ -17,8 +17,8 @@ from triton.runtime import errors as runtime_errors
 
 from fa2_lab import attention, attention_paged
 from fa2_lab.kernels import dispatch, launch
+from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.decode import plan
-from fa2_lab.kernels.prepared import Options, Tensors
 
 OPTIONS = Options(causal=True, scale=0.25)
 OF_TRITON = [

@@ -14,6 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from fa2_lab.kernels import interpreter, launch, tables
+from fa2_lab.kernels.arguments import Options, Tensors
+from fa2_lab.kernels.cache import get_or_prepare, tensor_keys
 from fa2_lab.kernels.common.softmax import scales
 from fa2_lab.kernels.decode import shares
 from fa2_lab.kernels.decode.kernel import (
@@ -24,7 +26,7 @@ from fa2_lab.kernels.decode.kernel import (
     split_kv_kernel,
     stream_k_kernel,
 )
-from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, get_or_prepare, layout_of_result, tensor_keys
+from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 from fa2_lab.kernels.tables import power_of_2
 from fa2_lab.tiles import cdiv
 

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fa2_lab.kernels import launch, tables
+from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.common.constants import LOG2E, NEG_INF
 from fa2_lab.kernels.common.softmax import Scales, apply_softcap, scales
 from fa2_lab.kernels.common.tile import (
@@ -40,7 +41,7 @@ from fa2_lab.kernels.common.tile import (
     tile_coord,
 )
 from fa2_lab.kernels.portable.forward import BiasContext, RowBlock, eval_bias
-from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, layout_of_result
+from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 
 
 class QueryTensors(NamedTuple):

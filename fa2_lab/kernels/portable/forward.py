@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fa2_lab.kernels import launch, tables
+from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.common.constants import LN2, LOG2E, NEG_INF
 from fa2_lab.kernels.common.softmax import apply_softcap, scales, softmax_step
 from fa2_lab.kernels.common.tile import (
@@ -29,7 +30,7 @@ from fa2_lab.kernels.common.tile import (
     store_rows,
     tile_coord,
 )
-from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, layout_of_result
+from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 
 
 class BiasContext(NamedTuple):

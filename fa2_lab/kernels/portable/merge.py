@@ -9,9 +9,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fa2_lab.kernels import launch, tables
+from fa2_lab.kernels.cache import get_or_prepare, tensor_keys
 from fa2_lab.kernels.common.constants import NEG_INF
 from fa2_lab.kernels.common.tile import head_ptr, load_rows, store_rows
-from fa2_lab.kernels.prepared import get_or_prepare, rows_contiguous, tensor_keys
+from fa2_lab.kernels.strides import rows_contiguous
 
 ROWS = 32  # of a program
 

@@ -12,7 +12,7 @@ import torch
 import triton
 
 from fa2_lab.kernels import ladder, triton_versions
-from fa2_lab.kernels.prepared import Options, Tensors
+from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.tools import files, offline
 from fa2_lab.tools.xray.lines import by_line
 

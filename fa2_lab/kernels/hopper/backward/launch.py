@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.common.softmax import log2_scale
 from fa2_lab.kernels.hopper.backward import sizes
 from fa2_lab.kernels.hopper.backward.accumulators import bwd_postprocess, bwd_preprocess
@@ -18,7 +19,7 @@ from fa2_lab.kernels.hopper.backward.kernel import backward_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, matrix_descriptor
 from fa2_lab.kernels.launch import USE_PDL, Launch, on_device_of, program_count, shape, sm_count, strides
-from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, layout_of_result
+from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 
 
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool = False) -> Callable | None:

@@ -6,13 +6,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.common.softmax import log2_scale
 from fa2_lab.kernels.hopper.forward import sizes
 from fa2_lab.kernels.hopper.forward.kernel import forward_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import descriptor
 from fa2_lab.kernels.launch import Launch, on_device_of, program_count, shape, sm_count
-from fa2_lab.kernels.prepared import Options, Tensors, contiguous_like, layout_of_result
+from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 
 
 def prepare(tensors: Tensors, options: Options) -> Callable | None:

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fa2_lab.kernels.arguments import Options, Tensors
+from fa2_lab.kernels.cache import get_or_prepare
 from fa2_lab.kernels.hopper.shared.descriptors import HALVES, copyable
 from fa2_lab.kernels.launch import addresses, current_stream
-from fa2_lab.kernels.prepared import Options, Tensors, get_or_prepare
 
 
 def scheduler_counter(X: Tensor, in_custom_op: bool) -> Tensor:

@@ -1,0 +1,56 @@
+"""The arguments of a call, in two records: Tensors and Options."""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+
+class Tensors(NamedTuple):
+    """The tensors of a call. A field is None if the call does not have this tensor."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    key_lengths: Tensor | None = None
+    seed: Tensor | None = None
+    sinks: Tensor | None = None
+    cu_seqlens_q: Tensor | None = None  # where packed sequences begin
+    cu_seqlens_k: Tensor | None = None
+    block_table: Tensor | None = None  # with one, k and v are pages (pages, page_size, kv heads, d)
+
+    @property
+    def sequences(self) -> int | None:
+        """The number of packed sequences, or None if the call is not packed."""
+        return None if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
+
+
+class Options(NamedTuple):
+    """The options of a call, which are all its arguments except the tensors."""
+
+    causal: bool
+    scale: float
+    dropout_p: float = 0.0
+    left: int | None = None  # columns that a row sees before its diagonal; None means all
+    right: int | None = None  # columns that it sees after its diagonal, if the mask is not causal
+    softcap: float | None = None
+    num_splits: int = 0  # of the keys of each sequence in decode; 0 means as many as fill the GPU
+    force_portable: bool = False  # whether the portable kernels compute it also on Hopper
+    dominant_sequence: bool = False  # whether one of the packed sequences has most of the work
+    reference: bool = False  # whether the NumPy ladder computes it
+    in_custom_op: bool = False  # whether it goes through the custom operator, whose memory a CUDA graph may own
+    bias: Any = None  # a function of (head, row, column), added to the scores; operators do not take it
+
+    @property
+    def portable_only(self) -> bool:
+        """Whether the call uses dropout or a bias, which only the portable kernels support."""
+        return self.dropout_p > 0 or self.bias is not None
+
+    @property
+    def has_window(self) -> bool:
+        """Whether a window, and not only the causal mask, limits the columns that rows see."""
+        return self.left is not None or self.right is not None
+
+    @property
+    def bounds(self) -> tuple[int | None, int | None]:
+        """The window (left, right) around the diagonal, with right = 0 for the causal mask. None means unbounded."""
+        return self.left, 0 if self.causal else self.right
