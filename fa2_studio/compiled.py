@@ -133,8 +133,8 @@ def registers_of(kernel: Compiled) -> int:
 
 FILE = """
 from fa2_lab.kernels import tables
-from fa2_lab.kernels.portable import forward as portable
 from fa2_lab.kernels.arguments import Options, Tensors
+from fa2_lab.kernels.portable import forward as portable
 
 def forward(q, k, v, causal):
     d = q.shape[3]

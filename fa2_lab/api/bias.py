@@ -51,9 +51,9 @@ def check_bias(bias: Any, reference: bool) -> None:
 
 def is_jitted(bias: Any) -> bool:
     """Return whether the function `bias` is decorated with @triton.jit."""
-    from fa2_lab.kernels.common.tile import tile_coord
+    from fa2_lab.kernels.common.tile import block_coord
 
-    return type(bias) is type(tile_coord)
+    return type(bias) is type(block_coord)
 
 
 def bias_key(bias: Any) -> Any:

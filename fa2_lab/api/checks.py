@@ -30,7 +30,7 @@ NO_TRANSFORMS = (
 LARGEST_SCALE = 1e30  # times any score below 10⁸ it is finite in fp32, in which the kernels compute
 LARGEST_SINK = 1e38  # of a sink as the kernels hold it, divided by the softcap or, without one, by the scale
 MOST_SPLITS = 256
-SMALLEST_SCALE = 1e-10  # by which sinks and biases are divided; a smaller scale is multiplied into q
+SMALLEST_DIVISOR = 1e-10  # by which sinks and biases are divided; a smaller scale is multiplied into q
 
 
 # Tensors ------------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def check_sinks(sinks: Tensor | None, options: Options) -> None:
     if sinks is None or not sinks.is_cpu or is_traced(sinks):
         return
     scale = abs(options.scale) if options.softcap is None else options.softcap
-    divisor = 1.0 if options.softcap is None and scale < SMALLEST_SCALE else scale
+    divisor = 1.0 if options.softcap is None and scale < SMALLEST_DIVISOR else scale
     most = math.inf if options.reference else LARGEST_SINK * min(divisor, 1.0)
     if was_checked(sinks, (most,)):
         return
@@ -324,7 +324,7 @@ def with_positive_scale(q: Tensor, sinks: Tensor | None, options: Options) -> tu
         return q, options
     check_scale(options.scale)
     divided = sinks is not None or options.bias is not None
-    if divided and options.softcap is None and options.scale < SMALLEST_SCALE:
+    if divided and options.softcap is None and options.scale < SMALLEST_DIVISOR:
         return q * options.scale, options._replace(scale=1.0)
     return q, options
 

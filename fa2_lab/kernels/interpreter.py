@@ -42,9 +42,9 @@ def is_enabled() -> bool:
     """Return whether Triton's interpreter runs the kernels in this process."""
     import triton
 
-    from fa2_lab.kernels.common.tile import tile_coord
+    from fa2_lab.kernels.common.tile import block_coord
 
-    return not isinstance(tile_coord, triton.JITFunction)
+    return not isinstance(block_coord, triton.JITFunction)
 
 
 @cache

@@ -15,7 +15,7 @@ import torch
 import triton
 
 from fa2_lab.kernels import interpreter
-from fa2_lab.kernels.common.tile import PortableTile
+from fa2_lab.kernels.common.tile import PortableConstants
 from fa2_lab.kernels.triton_versions import by_triton, driver
 
 
@@ -41,11 +41,11 @@ class KernelConfig:
         schedule = LOW_REG_SCHEDULE if self.low_reg_schedule else {}
         return dict(num_warps=self.warps, num_stages=self.stages) | limit | schedule
 
-    def tile(self, Q: torch.Tensor) -> PortableTile:
+    def constants(self, Q: torch.Tensor) -> PortableConstants:
         """Return the compile-time constants of a kernel for tensors like Q."""
         o_chunk = min(self.d_pad, self.B_r) if splits_head_dim(Q) else self.d_pad
         numbers = self.B_r, self.B_c, Q.shape[-1], self.d_pad, o_chunk, self.upcast
-        return PortableTile(*map(triton.language.constexpr, numbers))
+        return PortableConstants(*map(triton.language.constexpr, numbers))
 
 
 USE_LOW_REG = by_triton({"3.6": False, "3.9": True})  # 3.9 keeps more addresses in registers, and can spill some

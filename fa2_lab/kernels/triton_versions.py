@@ -64,11 +64,8 @@ def check_and_patch() -> None:
 
     This function must be called before a kernel is imported.
     """
-    if major_minor(triton.__version__) < major_minor(OLDEST):
-        raise RuntimeError(
-            f"fa2_lab: Triton {triton.__version__} is too old for these kernels: install 'triton>={OLDEST}'; "
-            "backend='reference' runs everywhere"
-        )
+    if conflict := version_conflict(triton.__version__, numpy="", interpreted=False):
+        raise RuntimeError(f"fa2_lab: {conflict}; backend='reference' runs everywhere")
     speed_up_interpreter()
 
 

@@ -100,7 +100,7 @@ def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
     Q, K, V, dO = tensors
     options = Options(causal, Q.shape[3] ** -0.5)
     given = Tensors(Q, K, V)
-    O, L = forward.forward(given, options)
+    O, L = forward.prepare(given, options)(given)
     D, scratch = torch.empty_like(L), torch.empty_like(Q)
     dL = key_lengths = seed = cu_seqlens_q = cu_seqlens_k = None
     plain = key_lengths, seed, cu_seqlens_q, cu_seqlens_k

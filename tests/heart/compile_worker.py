@@ -98,8 +98,8 @@ def compiled_for(target: str, wanted: list[tuple]) -> list[dict]:
     for d, dtype, causal, bias in wanted:
         Q = meta(2, 16, 8192, d, dtype=getattr(torch, dtype))
         tensors, options = Tensors(Q, Q, Q), Options(causal, scale=0.1, bias=bias and BIASES[bias][0])
-        O, L = forward.forward(tensors, options)
-        backward.backward(O, None, O, L, tensors, options)
+        O, L = forward.prepare(tensors, options)(tensors)
+        backward.prepare(O, O, tensors, options)(O, None, O, L, tensors)
         for name, kernel in made.items():
             blocks = tables.choose_config(name, Q, causal)
             row = dict(target=target, kernel=name, d=d, dtype=dtype, causal=causal, bias=bias, warps=blocks.warps)

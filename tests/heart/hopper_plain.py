@@ -265,7 +265,7 @@ class Handed:
         backward.writer(
             c,
             sums,
-            SimpleNamespace(**vars(smem) | dict(dq_semaphore=semaphore, dq=SimpleNamespace(index=lambda c: self))),
+            SimpleNamespace(**vars(smem) | dict(semaphore=semaphore, dq=SimpleNamespace(index=lambda c: self))),
         )
         smem.mailbox.was_read()
         assert self.room and not self.owed and not self.parts
@@ -346,7 +346,7 @@ def in_turn(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, l2_group=1
         added, nothing = [], SimpleNamespace(load=lambda *_: None)
         mailbox = Mailbox(rows.ORDERED_COLUMN_BLOCK_FIELDS.value)
         semaphore, sizes = SimpleNamespace(USED=True), SimpleNamespace(last_first=False)
-        smem = SimpleNamespace(mailbox=mailbox, k=nothing, v=nothing, dq_semaphore=semaphore, sizes=sizes)
+        smem = SimpleNamespace(mailbox=mailbox, k=nothing, v=nothing, semaphore=semaphore, sizes=sizes)
         smem.row_blocks = SimpleNamespace(load=lambda *shown, added=added: added.append(shown[-2:]))
         blocks = scheduler(T_c, batch * 2 * parts, l2_group * parts, only=number)
         backward.producer(Q, None, None, None, None, smem, blocks, place, T_r, parts)
@@ -397,7 +397,7 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
     if parts > 1:
         dK_told, dV_told = (SimpleNamespace(dtype=None, numbers=x) for x in all_sums[1:])
     blocks = scheduler(T_c, heads * parts, parts)
-    smem.dq_semaphore = at_any_time = SimpleNamespace(USED=turns, wait_for_room=lambda c, n: None)
+    smem.semaphore = at_any_time = SimpleNamespace(USED=turns, wait_for_room=lambda c, n: None)
     starting = SimpleNamespace(block_type=Described.block_type, fetch=lambda at, x=starting: x[at[0]])
     COPY_ENGINE.waited = False
     backward.producer(Q, K, V, dO, starting, smem, blocks, place, T_r, Whole(parts))
@@ -411,13 +411,13 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
             row_blocks = Released()
             smem.row_blocks.release = row_blocks.release
             dq_accum = SimpleNamespace(numbers=all_sums[0])
-            smem.dq_semaphore = Handed(2 * sizes.W) if turns else at_any_time
+            smem.semaphore = Handed(2 * sizes.W) if turns else at_any_time
             backward.consumer(c, dK_told, dV_told, dq_accum, smem, place, d**-0.5 / np.log(2))
             assert not COPY_ENGINE.reading and row_blocks.next == len(smem.row_blocks.fields.sent)
             assert smem.k.next == len(smem.k.filled) == smem.v.next
             smem.mailbox.was_read()
             if turns:
-                smem.dq_semaphore.written(c, dq_accum, smem)
+                smem.semaphore.written(c, dq_accum, smem)
     return dK, dV, all_sums
 
 

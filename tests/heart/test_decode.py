@@ -154,7 +154,7 @@ def test_the_merge_kernel_is_SoftmaxState_merge(programs):
     cut = plan.Partition(splits=0, programs=programs, share=1, whole_heads=False)
     common = dict(strides=plan.strides_of(Tensors(O, O, O)), N_k=shape.N_k, scales=softmax.scales(scale))
     common |= dict(sizes=plan.sizes_of(shape, blocks, (None, None)))
-    common |= dict(tile=plan.tile_of(shape, blocks, (None, None), cut, slots=programs, early_merge=False))
+    common |= dict(const=plan.constants_of(shape, blocks, (None, None), cut, slots=programs, early_merge=False))
     fence = torch.full((R * (d + 4),), 1e30)  # what lies behind the last part is nobody's
     plan.prepare_merge(shape, blocks, cut, common)(O, L, torch.cat([scratch.flatten(), fence]).to(DEVICE), None)
     for got, want in zip((O[0, :, 0], L[0, :, 0]), whole.finalize(), strict=True):

@@ -97,7 +97,7 @@ def test_each_block_is_handed_out_once_and_the_counters_end_at_zero(DYNAMIC_FIRS
             t = running[program[0]]
             running[program[0]] = t = one.first() if t is None else one.next()
             if one.more(t):
-                found[one.tile_coord(t)] += 1
+                found[one.block_coord(t)] += 1
             else:
                 one.leave()
                 del running[program[0]]

@@ -11,7 +11,7 @@ from kernel_truth import DEVICE  # before Triton
 
 from fa2_lab.kernels import dispatch, launch, tables
 from fa2_lab.kernels.common import softmax, tile
-from fa2_lab.kernels.decode.kernel import DecodeTile, KVCache, page_and_row
+from fa2_lab.kernels.decode.kernel import DecodeConstants, KVCache, page_and_row
 
 
 @pytest.mark.parametrize("backend, arch, table", [
@@ -72,7 +72,7 @@ def pointers_kernel(X, heads, rows, pages, table, strides, paged):
 def test_heads_rows_and_pages_may_lie_behind_two_to_the_31_elements():
     X, found = torch.zeros(16, device=DEVICE), torch.zeros(3, 16, dtype=torch.int64, device=DEVICE)
     heads, rows, pages = found
-    paged = DecodeTile(*map(tl.constexpr, (16, 16, 16, 16, 16, True, False, False, False)))
+    paged = DecodeConstants(*map(tl.constexpr, (16, 16, 16, 16, 16, True, False, False, False)))
     pointers_kernel[(4,)](X, *found, torch.arange(4, dtype=torch.int32, device=DEVICE), (2**30, 3 * 2**28), paged)
     assert pages[:4].tolist() == [n * 2**30 for n in range(4)]
     heads, rows = ((x - X.data_ptr()) // X.element_size() for x in (heads[:4], rows))

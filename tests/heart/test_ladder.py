@@ -283,6 +283,14 @@ def test_rungs_are_launched_as_they_say(monkeypatch):
             assert grid == (6,) and given[7:9] == (3, l2_group)
 
 
+block_coord = tile.block_coord
+
+
+@triton.jit
+def block_of_program(T, heads, l2_group):
+    return block_coord(tl.program_id(0), T, heads, l2_group)
+
+
 @triton.jit
 def places_kernel(found, T, heads, l2_group, tile_coord: tl.constexpr):
     i, head = tile_coord(T, heads, l2_group)
@@ -294,7 +302,7 @@ def places_kernel(found, T, heads, l2_group, tile_coord: tl.constexpr):
 def test_heavy_blocks_of_a_rung_come_first_and_no_head_is_left_out(rung, blocks):
     """Seven heads of three blocks, four heads side by side: 0 to 3 block by block, then the three that are left."""
     found = torch.full((21, 2), -1, dtype=torch.int32, device=DEVICE)
-    places_kernel[(21,)](found, 3, 7, 4, (ladder.load(rung) if rung else tile).tile_coord)
+    places_kernel[(21,)](found, 3, 7, 4, ladder.load(rung).tile_coord if rung else block_of_program)
     want = [[i, head] for some in (range(4), range(4, 7)) for i in blocks for head in some]
     assert found.tolist() == want
 

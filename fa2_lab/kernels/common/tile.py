@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 
-class PortableTile(NamedTuple):
+class PortableConstants(NamedTuple):
     """The compile-time constants of a portable kernel."""
 
     B_r: tl.constexpr
@@ -80,12 +80,6 @@ class KeyBounds(NamedTuple):
 
 
 @triton.jit
-def tile_coord(T, batch_heads, l2_group):
-    """Return the index of the block (of rows or columns) that this program processes, and the index of its head."""
-    return block_coord(tl.program_id(0), T, batch_heads, l2_group)
-
-
-@triton.jit
 def block_coord(t, T, batch_heads, l2_group):
     """Return the index of the t-th block within its head, and the index of the head. Each head has T blocks.
 
@@ -123,16 +117,16 @@ def head_view(X, strides, batch, head):
 
 
 @triton.jit
-def load_tile(X, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
-    """Load rows first:first + B of the Head X with load_rows(), with the constants d, d_pad and upcast of `tile`."""
-    return load_rows(X.ptr, first, X.stride, n, B, tile.d, tile.d_pad, RAGGED, tile.upcast, row_begin)
+def load_tile(X, first, n, const, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
+    """Load rows first:first + B of the Head X with load_rows(), with the constants d, d_pad and upcast of `const`."""
+    return load_rows(X.ptr, first, X.stride, n, B, const.d, const.d_pad, RAGGED, const.upcast, row_begin)
 
 
 @triton.jit
-def load_columns(X, c, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
-    """Load columns c:c + tile.o_chunk of rows first:first + B of the Head X, as a tile (B, tile.o_chunk)."""
-    d: tl.constexpr = min(tile.d - c, tile.o_chunk)
-    return load_rows(X.ptr + c, first, X.stride, n, B, d, tile.o_chunk, RAGGED, tile.upcast, row_begin)
+def load_columns(X, c, first, n, const, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
+    """Load columns c:c + const.o_chunk of rows first:first + B of the Head X, as a tile (B, const.o_chunk)."""
+    d: tl.constexpr = min(const.d - c, const.o_chunk)
+    return load_rows(X.ptr + c, first, X.stride, n, B, d, const.o_chunk, RAGGED, const.upcast, row_begin)
 
 
 @triton.jit
@@ -281,43 +275,43 @@ def in_row_bounds(begin, end, row, window):
 
 
 @triton.jit
-def column_ranges(i, N_q, N_k, length, window, tile):
+def column_ranges(i, N_q, N_k, length, window, const):
     """Return two ColSpans, which contain the columns that row block i has to process.
 
     The first range contains the tiles that need a mask. The second contains the tiles that all rows of the block see in
     full.
     """
-    first, full = col_bounds(i * tile.B_r, N_q, N_k, length, window)
-    skip_at, stop = col_bounds(tl.minimum(i * tile.B_r + tile.B_r, N_q) - 1, N_q, N_k, length, window)
-    full = full // tile.B_c * tile.B_c  # all rows see the columns skip_at:full, so these tiles need no mask
+    first, full = col_bounds(i * const.B_r, N_q, N_k, length, window)
+    skip_at, stop = col_bounds(tl.minimum(i * const.B_r + const.B_r, N_q) - 1, N_q, N_k, length, window)
+    full = full // const.B_c * const.B_c  # all rows see the columns skip_at:full, so these tiles need no mask
     if window[0] is None:
         return ColSpan(full, stop, 0, 0), ColSpan(0, full, 0, 0)
     else:
-        skip_at = tl.cdiv(skip_at, tile.B_c) * tile.B_c
+        skip_at = tl.cdiv(skip_at, const.B_c) * const.B_c
         skip_cols = tl.maximum(full - skip_at, 0)
-        masked = ColSpan(first // tile.B_c * tile.B_c, stop - skip_cols, skip_at, skip_cols)
+        masked = ColSpan(first // const.B_c * const.B_c, stop - skip_cols, skip_at, skip_cols)
         return masked, ColSpan(skip_at, full, 0, 0)
 
 
 @triton.jit
-def row_ranges(col, N_q, N_k, length, window, tile):
+def row_ranges(col, N_q, N_k, length, window, const):
     """Return two RowSpans, which contain the rows that the column block starting at column `col` has to process.
 
     The first range contains the tiles that need a mask. The second contains the rows that see all columns of the block.
     """
     left, right = window
-    B_r: tl.constexpr = tile.B_r
+    B_r: tl.constexpr = const.B_r
     first = 0
     full = 0
     end = N_q
     second = N_q // B_r * B_r
     if left is not None:
-        end = tl.minimum(tl.maximum(col + tile.B_c + N_q - N_k + left, 0), N_q)
+        end = tl.minimum(tl.maximum(col + const.B_c + N_q - N_k + left, 0), N_q)
         second = tl.minimum(tl.maximum(col + 1 + N_q - N_k + left, 0), N_q) // B_r * B_r
     if right is not None:
         first = tl.minimum(tl.maximum(col + N_q - N_k - right, 0), N_q) // B_r * B_r
-        full = tl.minimum(tl.cdiv(tl.maximum(col + tile.B_c - 1 + N_q - N_k - right, 0), B_r) * B_r, second)
-    if col + tile.B_c > length:  # a ragged column block has no FULL tile
+        full = tl.minimum(tl.cdiv(tl.maximum(col + const.B_c - 1 + N_q - N_k - right, 0), B_r) * B_r, second)
+    if col + const.B_c > length:  # a ragged column block has no FULL tile
         full = second
     if col >= length:  # no row sees this block
         first = end

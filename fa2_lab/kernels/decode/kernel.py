@@ -2,15 +2,15 @@
 
 Two kernels read the keys, and a third merges the results.
 
-    split_kv_kernel        every head has the same number of programs
-    stream_k_kernel        every program has an equal share of the work of all heads, and may finish one head and start
-                           the next
-    merge_partials_kernel  merges the partial results (m, ℓ, o) of each head whose keys several programs have read
+    split_kv_kernel        every row block has the same number of programs
+    stream_k_kernel        every program has an equal share of the work of all row blocks, and may finish one row block
+                           and start the next
+    merge_partials_kernel  merges the partial results (m, ℓ, o) of each row block whose keys several programs have read
 
-shares.py decides how many programs a head gets, and plan.py launches the kernels. The query heads of a group are rows
-of the same tile, so that every key is read only once for all of them. The cache is either one tensor or a set of pages
-listed in a block table. When the programs count heads, a head means one row block of one K/V head of one sequence.
-Ranges are half-open, as in Python. In all functions, `length` is the number of real keys of a sequence, `table` points
+shares.py decides how many programs a row block gets, and plan.py launches the kernels. The query heads of a group are
+rows of the same tile, so that every key is read only once for all of them. With few queries, a K/V head has one row
+block. The cache is either one tensor or a set of pages listed in a block table. Ranges are half-open, as in Python. In
+all functions, `length` is the number of real keys of a sequence, `table` points
 to the block table or is None, and `scratch` points to the partial results.
 """
 
@@ -39,7 +39,7 @@ class Strides(NamedTuple):
     O: tuple
 
 
-class DecodeTile(NamedTuple):
+class DecodeConstants(NamedTuple):
     """The compile-time constants of the decode kernels. Each field is a tl.constexpr."""
 
     d: int
@@ -63,7 +63,7 @@ class DecodeSizes(NamedTuple):
     group: int  # query heads that share a K/V head
     N_q: int
     row_blocks: int  # of a K/V head: its group · N_q rows, by B_r
-    heads_per_sequence: int  # K/V heads times row_blocks: the heads of a sequence, as programs count them
+    row_blocks_per_sequence: int  # of all its K/V heads
     R: int  # rows of a partial result
     pages: int  # of a paged cache
     table_stride: int  # entries of the block table for each sequence
@@ -147,7 +147,7 @@ class Work(NamedTuple):
     key_lengths: tl.tensor  # or None
     N_k: tl.tensor  # the most keys that a sequence may have
     batch: tl.tensor
-    heads_per_sequence: tl.tensor
+    row_blocks_per_sequence: tl.tensor
     N_q: tl.tensor
     left: tl.tensor  # columns that a row sees before its diagonal, or None
     programs: tl.tensor
@@ -158,56 +158,55 @@ class Work(NamedTuple):
 
 
 @triton.jit
-def page_and_row(cache, first, length, tile):
+def page_and_row(cache, first, length, const):
     """Return the page of each of the keys first:first + B_c, and the row of each key within its page.
 
     If a single page contains the whole tile, return only this page and the row of the first key.
     """
-    if tile.page % tile.B_c == 0:
+    if const.page % const.B_c == 0:
         first = tl.cast(first, tl.int32)  # in Triton's interpreter it is an int of Python's
-        page, row = tl.load(cache.table + first // tile.page), first % tile.page
+        page, row = tl.load(cache.table + first // const.page), first % const.page
     else:
-        col = first + tl.arange(0, tile.B_c)
-        page, row = tl.load(cache.table + col // tile.page, mask=col < length, other=0), col % tile.page
+        col = first + tl.arange(0, const.B_c)
+        page, row = tl.load(cache.table + col // const.page, mask=col < length, other=0), col % const.page
     return tl.minimum(tl.maximum(page, 0), cache.pages - 1).to(tl.int64), row
 
 
 @triton.jit
-def load_keys(X, page_row, first, row_begin, length, tile):
+def load_keys(X, page_row, first, row_begin, length, const):
     """Load keys (or values) first:first + B_c of a head as a tile (B_c, d_pad).
 
     Keys from `length` on become zeros and are not read. If `row_begin` is given, the same is true of keys before it.
     `page_row` is the result of page_and_row(), or None if the cache is not paged.
     """
     stride = X.strides[2]
-    if tile.page == 0:
+    if const.page == 0:
         return load_rows(
-            X.ptr, first, stride, length, tile.B_c, tile.d, tile.d_pad, tile.masked, tile.upcast, row_begin
+            X.ptr, first, stride, length, const.B_c, const.d, const.d_pad, const.masked, const.upcast, row_begin
         )
-    elif tile.page % tile.B_c == 0:
+    elif const.page % const.B_c == 0:
         page, row = page_row
         end = length - first + row  # of the sequence, as a row of this page
         row_begin = None if row_begin is None else row_begin - first + row
         at = X.ptr + page * X.strides[0]
-        return load_rows(at, row, stride, end, tile.B_c, tile.d, tile.d_pad, RAGGED=True, UPCAST=tile.upcast,
+        return load_rows(at, row, stride, end, const.B_c, const.d, const.d_pad, RAGGED=True, UPCAST=const.upcast,
                          row_begin=row_begin)  # fmt: skip
     else:
         page, row = page_row
-        e = tl.arange(0, tile.d_pad)
-        col = first + tl.arange(0, tile.B_c)
-        real = (col < length if row_begin is None else (col >= row_begin) & (col < length))[:, None] & (e < tile.d)[
-            None, :
-        ]
+        e = tl.arange(0, const.d_pad)
+        col = first + tl.arange(0, const.B_c)
+        real = col < length if row_begin is None else (col >= row_begin) & (col < length)
+        real = real[:, None] & (e < const.d)[None, :]
         at = X.ptr + (page * X.strides[0] + row.to(tl.int64) * stride)[:, None] + e[None, :]
         x = tl.load(at, mask=real, other=0.0)
-        return x.to(tl.float32) if tile.upcast else x  # (B_c, d_pad)
+        return x.to(tl.float32) if const.upcast else x  # (B_c, d_pad)
 
 
 # One row block ----------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, tile):
+def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
     """Process the tiles of a span for a row block, and return the state m_i (B_r,), l_i (B_r,) and o_i (B_r, d_pad).
 
     `keys` is (the first key that any row of the block sees, the number of real keys). `bounds` is (begin, end):
@@ -216,29 +215,29 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, tile):
     If B_r = 16, there are enough registers to keep one partial row sum per column. Different warps have different
     columns, so the warps then exchange row sums only once, after the loop.
     """
-    FEW_ROWS: tl.constexpr = tile.B_r == 16
-    o_i = tl.zeros((tile.B_r, tile.d_pad), tl.float32)  # FA2.A1.L5
-    m_i = tl.full((tile.B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
-    l_i = tl.zeros((tile.B_r, tile.B_c) if FEW_ROWS else (tile.B_r,), tl.float32)  # FA2.A1.L5
-    if sink is not None:  # a key with a score and no value, which only one program of a head counts
+    FEW_ROWS: tl.constexpr = const.B_r == 16
+    o_i = tl.zeros((const.B_r, const.d_pad), tl.float32)  # FA2.A1.L5
+    m_i = tl.full((const.B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
+    l_i = tl.zeros((const.B_r, const.B_c) if FEW_ROWS else (const.B_r,), tl.float32)  # FA2.A1.L5
+    if sink is not None:  # a key with a score and no value, which only one program of a row block counts
         m_i = tl.where(span.is_first, sink * (LOG2E / scales.scale_log2), m_i)
-        one = tl.where(tl.arange(0, tile.B_c) == 0, 1.0, 0.0)[None, :] if FEW_ROWS else 1.0
+        one = tl.where(tl.arange(0, const.B_c) == 0, 1.0, 0.0)[None, :] if FEW_ROWS else 1.0
         l_i += tl.where(span.is_first, one, 0.0)
     begin, end = bounds
     first_key, length = keys
     row_begin = None if window[0] is None else first_key
     all_see, none_missed = tl.min(end, 0), tl.max(begin, 0)
-    for j in range(span.first, span.stop, span.step):  # FA2.A1.L6
-        col = j + tl.arange(0, tile.B_c)  # (B_c,)
-        page_row = page_and_row(cache, j, length, tile) if tile.page else None
-        k_j = load_keys(cache.K, page_row, j, row_begin, length, tile)  # (B_c, d)  FA2.A1.L7
-        # j < span.stop is always true. It keeps the compiler from converting q's layout before the loop, where the
+    for col0 in range(span.first, span.stop, span.step):  # FA2.A1.L6
+        col = col0 + tl.arange(0, const.B_c)  # (B_c,)
+        page_row = page_and_row(cache, col0, length, const) if const.page else None
+        k_j = load_keys(cache.K, page_row, col0, row_begin, length, const)  # (B_c, d)  FA2.A1.L7
+        # col0 < span.stop is always true. It keeps the compiler from converting q's layout before the loop, where the
         # converted q would occupy registers in every iteration.
-        q_j = tl.where(j < span.stop, q_i, 0.0) if FEW_ROWS and tile.late_q else q_i
+        q_j = tl.where(col0 < span.stop, q_i, 0.0) if FEW_ROWS and const.late_q else q_i
         s_ij = tl.dot(q_j, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A1.L8
         s_ij = apply_softcap(s_ij, scales.softcap_factor)
-        cut = j + tile.B_c > all_see if window[0] is None else (j + tile.B_c > all_see) | (j < none_missed)
-        if tile.masked and (not FEW_ROWS or cut):
+        cut = col0 + const.B_c > all_see if window[0] is None else (col0 + const.B_c > all_see) | (col0 < none_missed)
+        if const.masked and (not FEW_ROWS or cut):
             s_ij = tl.where(in_col_bounds(begin[:, None], end[:, None], col[None, :], window), s_ij, NEG_INF)
         m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
         m_safe = tl.where(m_new == NEG_INF, 0.0, m_new)  # a row that has seen no key: −∞ − (−∞) would be NaN
@@ -246,7 +245,7 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, tile):
         alpha = tl.exp2((m_i - m_safe) * scales.scale_log2)  # (B_r,)  FA2.A1.L9
         l_i = alpha[:, None] * l_i + p_ij if FEW_ROWS else alpha * l_i + tl.sum(p_ij, 1)  # FA2.A1.L9
         m_i = m_new
-        v_j = load_keys(cache.V, page_row, j, row_begin, length, tile)  # (B_c, d)  FA2.A1.L7
+        v_j = load_keys(cache.V, page_row, col0, row_begin, length, const)  # (B_c, d)  FA2.A1.L7
         o_i = tl.dot(p_ij.to(v_j.dtype), v_j, alpha[:, None] * o_i, input_precision="ieee")  # (B_r, d)  FA2.A1.L10
     return m_i, tl.sum(l_i, 1) if FEW_ROWS else l_i, o_i
 
@@ -262,7 +261,7 @@ def finalize(m, l, scale_log2):
 
 
 @triton.jit
-def group_rows(X, block, row, sizes, tile):
+def group_rows(X, block, row, sizes, const):
     """Return pointers (B_r, d_pad) to the given rows of a row block in X, which is Q or O.
 
     Row r of a group is query r % N_q of the group's query head r // N_q.
@@ -270,27 +269,27 @@ def group_rows(X, block, row, sizes, tile):
     at = (block.kv_head * sizes.group + row // sizes.N_q).to(tl.int64) * X.strides[1]
     at += (row % sizes.N_q).to(tl.int64) * X.strides[2]
     at = X.ptr + tl.cast(block.b, tl.int64) * X.strides[0] + at
-    return at[:, None] + tl.arange(0, tile.d_pad)[None, :]  # (B_r, d)
+    return at[:, None] + tl.arange(0, const.d_pad)[None, :]  # (B_r, d)
 
 
 @triton.jit
-def part_rows(part, r, sizes, tile):
+def part_rows(part, r, sizes, const):
     """Return pointers to rows r of a partial result in the scratch memory. Each row contains o, then m, then ℓ."""
-    return part.scratch + (tl.cast(part.n, tl.int64) * sizes.R + r) * (tile.d_pad + 4)
+    return part.scratch + (tl.cast(part.n, tl.int64) * sizes.R + r) * (const.d_pad + 4)
 
 
 @triton.jit
-def attend(rows, cache, block, span, part, scales, sizes, tile):
+def attend(rows, cache, block, span, part, scales, sizes, const):
     """Compute the attention of a row block to a span of keys. `rows` is the QueryOutput of the call.
 
     If the span contains all keys of the row block, write O and L. Otherwise, write the partial result `part`.
     """
-    r, e = tl.arange(0, tile.B_r), tl.arange(0, tile.d_pad)
-    row = block.i * tile.B_r + r
+    r, e = tl.arange(0, const.B_r), tl.arange(0, const.d_pad)
+    row = block.i * const.B_r + r
     real = row < sizes.group * sizes.N_q
-    inside = real[:, None] & (e < tile.d)[None, :]
-    q_i = tl.load(group_rows(rows.Q, block, row, sizes, tile), mask=inside, other=0.0)  # (B_r, d)  FA2.A1.L4
-    if tile.upcast:
+    inside = real[:, None] & (e < const.d)[None, :]
+    q_i = tl.load(group_rows(rows.Q, block, row, sizes, const), mask=inside, other=0.0)  # (B_r, d)  FA2.A1.L4
+    if const.upcast:
         q_i = q_i.to(tl.float32)
     window = sizes.left, sizes.right
     bounds = col_bounds(row % sizes.N_q, sizes.N_q, block.N_k, block.length, window)  # (B_r,) each
@@ -299,63 +298,64 @@ def attend(rows, cache, block, span, part, scales, sizes, tile):
     if rows.sinks is not None:
         head = block.kv_head * sizes.group + row // sizes.N_q
         sink = tl.load(rows.sinks + head, mask=real, other=0.0).to(tl.float32)  # (B_r,)
-    b = 0 * block.b if tile.page else block.b  # pages belong to no sequence
+    b = 0 * block.b if const.page else block.b  # pages belong to no sequence
     K_h = Strided(head_ptr(cache.K.ptr, cache.K.strides, b, block.kv_head), cache.K.strides)
     V_h = Strided(head_ptr(cache.V.ptr, cache.V.strides, b, block.kv_head), cache.V.strides)
-    table_b = cache.table + tl.cast(block.b, tl.int64) * sizes.table_stride if tile.page else cache.table
+    table_b = cache.table + tl.cast(block.b, tl.int64) * sizes.table_stride if const.page else cache.table
     cache_h = KVCache(K_h, V_h, table_b, cache.pages)
-    m_i, l_i, o_i = visit_keys(q_i, cache_h, span, keys, bounds, sink, window, scales, tile)
-    if tile.early_merge:  # the merge kernel may start from now on; it waits until this one has ended
+    m_i, l_i, o_i = visit_keys(q_i, cache_h, span, keys, bounds, sink, window, scales, const)
+    if const.early_merge:  # the merge kernel may start from now on; it waits until this one has ended
         tl.extra.cuda.gdc_launch_dependents()
 
     if span.is_complete:
         divisor, L_i = finalize(m_i, l_i, scales.scale_log2)
         O_i = (o_i * (1.0 / divisor)[:, None]).to(rows.O.ptr.dtype.element_ty)  # (B_r, d)  FA2.A1.L12
-        tl.store(group_rows(rows.O, block, row, sizes, tile), O_i, mask=inside)  # FA2.A1.L14
+        tl.store(group_rows(rows.O, block, row, sizes, const), O_i, mask=inside)  # FA2.A1.L14
         L_at = (block.b * sizes.H + block.kv_head * sizes.group).to(tl.int64) * sizes.N_q + row
         tl.store(rows.L + L_at, L_i, mask=real)  # FA2.A1.L15
     else:
-        at = part_rows(part, r, sizes, tile)  # (B_r,)
+        at = part_rows(part, r, sizes, const)  # (B_r,)
         tl.store(at[:, None] + e[None, :], o_i, mask=real[:, None])
-        tl.store(at + tile.d_pad, m_i, mask=real)
-        tl.store(at + tile.d_pad + 1, l_i, mask=real)
+        tl.store(at + const.d_pad, m_i, mask=real)
+        tl.store(at + const.d_pad + 1, l_i, mask=real)
 
 
 @triton.jit
-def row_block(head, key_lengths, table, N_k, sizes):
-    """Return the DecodeRowBlock with the index `head` among the row blocks of all K/V heads of all sequences."""
-    b, h = head // sizes.heads_per_sequence, head % sizes.heads_per_sequence
+def row_block(row_block_id, key_lengths, table, N_k, sizes):
+    """Return the DecodeRowBlock with the index `row_block_id` among the row blocks of all sequences."""
+    b, in_sequence = row_block_id // sizes.row_blocks_per_sequence, row_block_id % sizes.row_blocks_per_sequence
+    kv_head, i = in_sequence // sizes.row_blocks, in_sequence % sizes.row_blocks
     length = key_length(key_lengths, b, N_k)
-    return DecodeRowBlock(b, h // sizes.row_blocks, h % sizes.row_blocks, length, N_k if table is None else length)
+    return DecodeRowBlock(b, kv_head, i, length, N_k if table is None else length)
 
 
 @triton.jit
-def first_tile(N_k, N_q, left, tile):
+def first_tile(N_k, N_q, left, const):
     """Return the index of the first tile of keys that any query of a sequence sees."""
     if left is None:
         return 0 * N_k
     else:
-        return tl.maximum(N_k - N_q - left, 0) // tile.B_c
+        return tl.maximum(N_k - N_q - left, 0) // const.B_c
 
 
-# Split-KV: the same number of programs for every head -------------------------------------------------------------
+# Split-KV: the same number of programs for every row block --------------------------------------------------------
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, N_k, splits, scales, sizes, tile,
+def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, N_k, splits, scales, sizes, const,
                     WHOLE: tl.constexpr):  # fmt: skip
-    """Process split w of a head, which consists of the tiles w, w + splits, w + 2 · splits, and so on.
+    """Process split w of a row block, which consists of the tiles w, w + splits, w + 2 · splits, and so on.
 
-    One program runs one split. With WHOLE, there is only one split per head, which processes all tiles and writes O and
-    L.
+    One program runs one split. With WHOLE, there is only one split per row block, which processes all tiles and writes
+    O and L.
     """
-    w, head = tl.program_id(0) % splits, tl.program_id(0) // splits
+    w, row_block_id = tl.program_id(0) % splits, tl.program_id(0) // splits
     rows = QueryOutput(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
     cache = KVCache(Strided(K, strides.K), Strided(V, strides.V), table, sizes.pages)
-    block = row_block(head, key_lengths, table, N_k, sizes)
-    first = (first_tile(block.N_k, sizes.N_q, sizes.left, tile) + w) * tile.B_c
-    span = Span(first, block.length, splits * tile.B_c, w == 0, WHOLE)
-    attend(rows, cache, block, span, Part(scratch, w + head * (splits + 1)), scales, sizes, tile)
+    block = row_block(row_block_id, key_lengths, table, N_k, sizes)
+    first = (first_tile(block.N_k, sizes.N_q, sizes.left, const) + w) * const.B_c
+    span = Span(first, block.length, splits * const.B_c, w == 0, WHOLE)
+    attend(rows, cache, block, span, Part(scratch, w + row_block_id * (splits + 1)), scales, sizes, const)
 
 
 # Stream-K: an equal share of the work for every program -----------------------------------------------------------
@@ -364,52 +364,53 @@ LENGTHS = tl.constexpr(256)  # key_lengths that are looked at together
 
 
 @triton.jit
-def units_in_head(length, work, tile):
-    """Return the number of work units in a head: one per tile, plus one to start the head.
+def units_in_row_block(length, work, const):
+    """Return the number of work units in a row block: one per tile, plus one to start the row block.
 
     The starting unit also writes O and L for rows that see no key.
     """
     if work.left is None:
-        return tl.cdiv(length, tile.B_c) + 1
+        return tl.cdiv(length, const.B_c) + 1
     else:
-        first = first_tile(work.N_k if tile.page == 0 else length, work.N_q, work.left, tile)
-        return tl.maximum(tl.cdiv(length, tile.B_c) - first, 0) + 1
+        first = first_tile(work.N_k if const.page == 0 else length, work.N_q, work.left, const)
+        return tl.maximum(tl.cdiv(length, const.B_c) - first, 0) + 1
 
 
 @triton.jit
-def units_in_sequences(work, first, end, tile):
+def units_in_sequences(work, first, end, const):
     """Return an array (LENGTHS,) with the number of work units in each of the sequences first:first + LENGTHS."""
     index = first + tl.arange(0, LENGTHS)
     length = tl.load(work.key_lengths + index, mask=index < end, other=0)
     length = tl.minimum(tl.maximum(length, 0), work.N_k).to(tl.int32)
-    return tl.where(index < end, work.heads_per_sequence * units_in_head(length, work, tile), 0)  # (LENGTHS,)
+    units = work.row_blocks_per_sequence * units_in_row_block(length, work, const)
+    return tl.where(index < end, units, 0)  # (LENGTHS,)
 
 
 @triton.jit
-def units_before(b, work, tile):
+def units_before(b, work, const):
     """Return the number of work units in all sequences before sequence b.
 
     The host does not know key_lengths, so every program computes this sum itself.
     """
     if work.key_lengths is None:
-        return b * work.heads_per_sequence * units_in_head(work.N_k, work, tile)
+        return b * work.row_blocks_per_sequence * units_in_row_block(work.N_k, work, const)
     else:
         units = 0 * b
         for first in range(0, b, LENGTHS):
-            units += tl.sum(units_in_sequences(work, first, b, tile), 0)
+            units += tl.sum(units_in_sequences(work, first, b, const), 0)
         return units
 
 
 @triton.jit
-def find_sequence(unit, work, tile):
+def find_sequence(unit, work, const):
     """Return the index of the sequence that contains a work unit, and the index of the first unit of this sequence."""
     if work.key_lengths is None:
-        units = work.heads_per_sequence * units_in_head(work.N_k, work, tile)
+        units = work.row_blocks_per_sequence * units_in_row_block(work.N_k, work, const)
         return unit // units, unit // units * units
     else:
         b, begin, before = 0 * unit, 0 * unit, 0 * unit
         for first in range(0, work.batch, LENGTHS):
-            units = units_in_sequences(work, first, work.batch, tile)
+            units = units_in_sequences(work, first, work.batch, const)
             over = (before + tl.cumsum(units, 0) <= unit) & (first + tl.arange(0, LENGTHS) < work.batch)
             b += tl.sum(over.to(tl.int32), 0)
             begin += tl.sum(tl.where(over, units, 0), 0)
@@ -425,35 +426,35 @@ def share_of(total, work):
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, N_k, batch, share, scales, sizes,
-                    tile):  # fmt: skip
+                    const):  # fmt: skip
     """Process work units w · share:(w + 1) · share as program w.
 
-    These units can be the end of a head, whole heads, and the start of another head. If a program does not process all
-    units of head h (counted over the whole batch), it writes a partial result with the index w + h. The indices are
-    unique, because from one partial result to the next, w or h increases.
+    These units can be the end of a row block, whole row blocks, and the start of another row block. If a program does
+    not process all units of a row block, it writes a partial result with the index w + row_block_id. The indices are
+    unique, because from one partial result to the next, w or row_block_id increases.
     """
     w, programs = tl.program_id(0), tl.num_programs(0)
     rows = QueryOutput(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
     cache = KVCache(Strided(K, strides.K), Strided(V, strides.V), table, sizes.pages)
-    work = Work(key_lengths, N_k, batch, sizes.heads_per_sequence, sizes.N_q, sizes.left, programs, share)
+    work = Work(key_lengths, N_k, batch, sizes.row_blocks_per_sequence, sizes.N_q, sizes.left, programs, share)
 
-    total = units_before(batch, work, tile)
+    total = units_before(batch, work, const)
     unit = w * share_of(total, work)
     remaining = tl.minimum(unit + share_of(total, work), total) - unit  # units that this program still has to do
-    b, begin = find_sequence(unit, work, tile)
-    units = units_in_head(key_length(key_lengths, tl.minimum(b, batch - 1), N_k), work, tile)
-    head = b * sizes.heads_per_sequence + (unit - begin) // units  # counted through the batch
-    skipped = (unit - begin) % units  # units of this head that programs before this one do
+    b, begin = find_sequence(unit, work, const)
+    units = units_in_row_block(key_length(key_lengths, tl.minimum(b, batch - 1), N_k), work, const)
+    row_block_id = b * sizes.row_blocks_per_sequence + (unit - begin) // units
+    skipped = (unit - begin) % units  # units of this row block that programs before this one do
     while remaining > 0:
-        block = row_block(head, key_lengths, table, N_k, sizes)
-        units = units_in_head(block.length, work, tile)
+        block = row_block(row_block_id, key_lengths, table, N_k, sizes)
+        units = units_in_row_block(block.length, work, const)
         done = tl.minimum(remaining, units - skipped)
-        begin = first_tile(block.N_k, sizes.N_q, sizes.left, tile)
-        first = (begin + tl.maximum(skipped - 1, 0)) * tile.B_c  # the unit that begins a head is no tile
-        stop = (begin + skipped + done - 1) * tile.B_c
-        span = Span(first, stop, tile.B_c, skipped == 0, done == units)
-        attend(rows, cache, block, span, Part(scratch, w + head), scales, sizes, tile)
-        remaining, head, skipped = remaining - done, head + 1, 0
+        begin = first_tile(block.N_k, sizes.N_q, sizes.left, const)
+        first = (begin + tl.maximum(skipped - 1, 0)) * const.B_c  # the unit that begins a row block is not a tile
+        stop = (begin + skipped + done - 1) * const.B_c
+        span = Span(first, stop, const.B_c, skipped == 0, done == units)
+        attend(rows, cache, block, span, Part(scratch, w + row_block_id), scales, sizes, const)
+        remaining, row_block_id, skipped = remaining - done, row_block_id + 1, 0
 
 
 # The merge --------------------------------------------------------------------------------------------------------
@@ -463,47 +464,47 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
 def merge_partials(m, l, o, m_w, l_w, o_w, scale_log2):
     """Merge the state m, l (scalars), o (d,) with PARTS other states m_w (PARTS,), l_w (PARTS,), o_w (PARTS, d).
 
-    The formulas are those of SoftmaxState.merge.
+    These are the five lines of SoftmaxState.merge (reference/online_softmax.py), for PARTS states at once.
     """
-    m_new = tl.maximum(m, tl.max(m_w, 0))  # merge: m
-    m_safe = tl.where(m_new == NEG_INF, 0.0, m_new)  # merge: finite(m)
-    alpha, beta = tl.exp2((m - m_safe) * scale_log2), tl.exp2((m_w - m_safe) * scale_log2)  # merge: alpha, beta
-    l = alpha * l + tl.sum(beta * l_w, 0)  # merge: l
-    o = alpha * o + tl.sum(beta[:, None] * o_w, 0)  # merge: o
+    m_new = tl.maximum(m, tl.max(m_w, 0))
+    m_safe = tl.where(m_new == NEG_INF, 0.0, m_new)
+    alpha, beta = tl.exp2((m - m_safe) * scale_log2), tl.exp2((m_w - m_safe) * scale_log2)
+    l = alpha * l + tl.sum(beta * l_w, 0)
+    o = alpha * o + tl.sum(beta[:, None] * o_w, 0)
     return m_new, l, o
 
 
 @triton.jit
-def programs_of_head(b, h, work, tile, SPLIT_KV: tl.constexpr):
-    """Return the indices of the first and the last program that have read keys for row block h of sequence b.
+def programs_of_row_block(b, in_sequence, work, const, SPLIT_KV: tl.constexpr):
+    """Return the indices of the first and the last program that have read keys for a row block of sequence b.
 
     SPLIT_KV tells whether the programs have run split_kv_kernel or stream_k_kernel.
     """
     if SPLIT_KV:
-        splits = work.programs // (work.batch * work.heads_per_sequence)
-        first = (b * work.heads_per_sequence + h) * splits
+        splits = work.programs // (work.batch * work.row_blocks_per_sequence)
+        first = (b * work.row_blocks_per_sequence + in_sequence) * splits
         return first, first + splits - 1
     else:
-        share = share_of(units_before(work.batch, work, tile), work)
-        units = units_in_head(key_length(work.key_lengths, b, work.N_k), work, tile)
-        begin = units_before(b, work, tile) + h * units
+        share = share_of(units_before(work.batch, work, const), work)
+        units = units_in_row_block(key_length(work.key_lengths, b, work.N_k), work, const)
+        begin = units_before(b, work, const) + in_sequence * units
         return begin // share, (begin + units - 1) // share
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def merge_partials_kernel(O, L, scratch, key_lengths, strides, N_k, batch, share, programs, scales, sizes, tile,
+def merge_partials_kernel(O, L, scratch, key_lengths, strides, N_k, batch, share, programs, scales, sizes, const,
                  SPLIT_KV: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
     """Merge the partial results of a row, PARTS at a time and in a fixed order.
 
     Each program writes WIDTH columns of O of this row, and one of the row's programs also writes its L.
     """
-    pid, piece = tl.program_id(0) // (tile.d_pad // WIDTH), tl.program_id(0) % (tile.d_pad // WIDTH)
+    pid, piece = tl.program_id(0) // (const.d_pad // WIDTH), tl.program_id(0) % (const.d_pad // WIDTH)
     b, head, n = pid // (sizes.H * sizes.N_q), pid // sizes.N_q % sizes.H, pid % sizes.N_q
     row = head % sizes.group * sizes.N_q + n
-    h = head // sizes.group * sizes.row_blocks + row // tile.B_r
-    work = Work(key_lengths, N_k, batch, sizes.heads_per_sequence, sizes.N_q, sizes.left, programs, share)
-    first, last = programs_of_head(b, h, work, tile, SPLIT_KV)
-    if tile.early_merge:
+    in_sequence = head // sizes.group * sizes.row_blocks + row // const.B_r
+    work = Work(key_lengths, N_k, batch, sizes.row_blocks_per_sequence, sizes.N_q, sizes.left, programs, share)
+    first, last = programs_of_row_block(b, in_sequence, work, const, SPLIT_KV)
+    if const.early_merge:
         tl.extra.cuda.gdc_wait()
     if first == last:
         return  # its program has finished it
@@ -512,16 +513,15 @@ def merge_partials_kernel(O, L, scratch, key_lengths, strides, N_k, batch, share
     for w in range(first, last + 1, PARTS):
         reader = w + tl.arange(0, PARTS)  # (PARTS,)
         real = reader <= last
-        at = part_rows(
-            Part(scratch, reader + b * sizes.heads_per_sequence + h), row % tile.B_r, sizes, tile
-        )  # (PARTS,)
-        m_w = tl.load(at + tile.d_pad, mask=real, other=NEG_INF)
-        l_w = tl.load(at + tile.d_pad + 1, mask=real, other=0.0)
+        part = Part(scratch, reader + b * sizes.row_blocks_per_sequence + in_sequence)
+        at = part_rows(part, row % const.B_r, sizes, const)  # (PARTS,)
+        m_w = tl.load(at + const.d_pad, mask=real, other=NEG_INF)
+        l_w = tl.load(at + const.d_pad + 1, mask=real, other=0.0)
         o_w = tl.load(at[:, None] + e[None, :], mask=real[:, None], other=0.0)  # (PARTS, WIDTH)
         m, l, o = merge_partials(m, l, o, m_w, l_w, o_w, scales.scale_log2)
 
     divisor, L_i = finalize(m, l, scales.scale_log2)
     O_i = (o / divisor).to(O.dtype.element_ty)  # (WIDTH,)  FA2.A1.L12
     O_n = head_ptr(O, strides.O, b, head) + tl.cast(n, tl.int64) * strides.O[2]
-    tl.store(O_n + e, O_i, mask=e < tile.d)  # FA2.A1.L14
+    tl.store(O_n + e, O_i, mask=e < const.d)  # FA2.A1.L14
     tl.store(L + pid, L_i, mask=piece == 0)  # FA2.A1.L15

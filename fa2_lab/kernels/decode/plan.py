@@ -1,8 +1,4 @@
-"""How the decode kernels are launched: the choice of tiles, of the number of programs, and of split-KV or stream-K.
-
-The functions whose names begin with prepare make the choice once for all calls like the given one, that is, with the
-same options and with tensors of the same types, devices, shapes and strides.
-"""
+"""How the decode kernels are launched: the choice of tiles, of the number of programs, and of split-KV or stream-K."""
 
 from __future__ import annotations
 
@@ -19,8 +15,8 @@ from fa2_lab.kernels.cache import get_or_prepare, tensor_keys
 from fa2_lab.kernels.common.softmax import scales
 from fa2_lab.kernels.decode import shares
 from fa2_lab.kernels.decode.kernel import (
+    DecodeConstants,
     DecodeSizes,
-    DecodeTile,
     Strides,
     merge_partials_kernel,
     split_kv_kernel,
@@ -89,10 +85,10 @@ def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> 
     config, slots = decode_config(Q, shape)
     window = launch.window_bounds(options)
     partition = partition_keys(shape, config, Q.element_size(), slots, programs, options)
-    tile = tile_of(shape, config, window, partition, slots, early_merge=has_pdl(Q.device))
+    const = constants_of(shape, config, window, partition, slots, early_merge=has_pdl(Q.device))
     sizes, strides = sizes_of(shape, config, window), strides_of(tensors)
     factors = scales(options.scale, options.softcap)
-    common: dict[str, Any] = dict(strides=strides, N_k=shape.N_k, scales=factors, sizes=sizes, tile=tile)
+    common: dict[str, Any] = dict(strides=strides, N_k=shape.N_k, scales=factors, sizes=sizes, const=const)
     if partition.splits:
         kernel, own = split_kv_kernel, dict(splits=partition.splits, WHOLE=partition.whole_heads)
     else:
@@ -101,7 +97,7 @@ def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> 
     if partition.whole_heads:
         return PreparedDecode(attend, merge=None, scratch=0)
     merge = prepare_merge(shape, config, partition, common)
-    parts = partition.programs + shape.batch * sizes.heads_per_sequence
+    parts = partition.programs + shape.batch * sizes.row_blocks_per_sequence
     return PreparedDecode(attend, merge, scratch=parts * sizes.R * (config.d_pad + 4))
 
 
@@ -113,11 +109,11 @@ def prepare_merge(
     The number of warps per program depends on the number of these columns and on the number of partial results per
     head. `common` contains the arguments that all decode kernels share.
     """
-    width, heads = min(config.d_pad, MERGE_WIDTH), shape.batch * common["sizes"].heads_per_sequence
+    width, heads = min(config.d_pad, MERGE_WIDTH), shape.batch * common["sizes"].row_blocks_per_sequence
     parts = min(64, max(4, power_of_2(partition.programs // heads + 2)))
     warps, registers = min(4, max(1, parts * width // 1024)), config.registers and 128
     options = tables.KernelConfig(config.B_r, config.B_c, warps, stages=1, registers=registers).compiler_options()
-    if common["tile"].early_merge:
+    if common["const"].early_merge:
         options |= launch.USE_PDL
     numbers = dict(batch=shape.batch, share=partition.share, programs=partition.programs)
     own = dict(SPLIT_KV=partition.splits > 0, PARTS=parts, WIDTH=width)
@@ -264,9 +260,9 @@ def partition_keys(
     return Partition(splits=0, programs=programs, share=share, whole_heads=share % (tiles + 1) == 0)
 
 
-def tile_of(
+def constants_of(
     shape: Shape, config: tables.KernelConfig, window: tuple, partition: Partition, slots: int, early_merge: bool
-) -> DecodeTile:
+) -> DecodeConstants:
     """Return the compile-time constants of the decode kernels.
 
     With stream-K, all tiles are masked, because a program's share may end anywhere in a head. If there are more
@@ -281,7 +277,7 @@ def tile_of(
     masked = not (split_kv and all_seen and partition.programs <= slots)
     sizes = shape.d, config.d_pad, config.B_r, config.B_c, shape.page
     switches = masked, not split_kv, early_merge, config.upcast
-    return DecodeTile(*map(tl.constexpr, (*sizes, *switches)))
+    return DecodeConstants(*map(tl.constexpr, (*sizes, *switches)))
 
 
 def sizes_of(shape: Shape, config: tables.KernelConfig, window: tuple) -> DecodeSizes:
@@ -291,7 +287,7 @@ def sizes_of(shape: Shape, config: tables.KernelConfig, window: tuple) -> Decode
     """
     row_blocks, R = cdiv(shape.rows, config.B_r), min(config.B_r, shape.rows)
     return DecodeSizes(
-        *(shape.H, shape.group, shape.N_q, row_blocks), heads_per_sequence=shape.H_kv * row_blocks, R=R,
+        *(shape.H, shape.group, shape.N_q, row_blocks), row_blocks_per_sequence=shape.H_kv * row_blocks, R=R,
         pages=shape.pages, table_stride=shape.table_stride, left=window[0], right=window[1]
     )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """The rules by which decode divides the keys of all heads among programs. They need neither Triton nor torch.
 
-Decode has too few heads to fill a GPU, so several programs read the keys of each head. There are two ways to divide the
-work:
+Decode has too few heads to fill a GPU, so several programs read the keys of each head. If the query rows of a K/V head
+take several row blocks, each of them counts as a head here. There are two ways to divide the work:
 
     split-KV   every head has the same number of programs, its splits: split w reads tiles w, w + splits, …
     stream-K   the work of all heads is concatenated, and every program gets an equal share, even across heads:

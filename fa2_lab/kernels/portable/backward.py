@@ -25,6 +25,7 @@ from fa2_lab.kernels.common.tile import (
     accumulate_dot,
     aligned_strides,
     apply_dropout,
+    block_coord,
     block_count,
     col_bounds,
     column_ranges,
@@ -38,7 +39,6 @@ from fa2_lab.kernels.common.tile import (
     row_bounds,
     row_ranges,
     store_rows,
-    tile_coord,
 )
 from fa2_lab.kernels.portable.forward import BiasContext, RowBlock, eval_bias
 from fa2_lab.kernels.strides import contiguous_like, layout_of_result
@@ -100,9 +100,13 @@ def mask_empty_rows(L_i, row, N_q):
 
 
 @triton.jit
-def probabilities(q_i, k_j, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
-    """Recompute P of a tile from L_i. Return P, and the scores before the scale and the bias b_ij are applied."""
-    s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A2.L10
+def probabilities(x, y, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
+    """Recompute P of a tile from L_i. Return P, and the scores before the scale and the bias b_ij are applied.
+
+    x yᵀ are the scores: x is q_i and y is k_j or, if the tile is transposed, x is k_j and y is q_i. All other arguments
+    have the shape of the tile or broadcast to it.
+    """
+    s_ij = tl.dot(x, y.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A2.L10
     s_ij = apply_softcap(s_ij, scales.softcap_factor)
     # τ S − L in one step, both in powers of 2: τ S by itself, rounded, would cost digits of large scores.
     if b_ij is None:
@@ -118,9 +122,12 @@ def probabilities(q_i, k_j, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
 
 
 @triton.jit
-def score_gradients(p_ij, s_ij, do_i, v_j, D_i, row, col, scales, dropout):
-    """Return dS of a tile: the gradient of the scores after the scale τ and before the softcap, if there is one."""
-    dp_ij = tl.dot(do_i, v_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A2.L13
+def score_gradients(p_ij, s_ij, x, y, D_i, row, col, scales, dropout):
+    """Return dS of a tile: the gradient of the scores after the scale τ and before the softcap, if there is one.
+
+    x yᵀ is dP: x is do_i and y is v_j or, if the tile is transposed as in probabilities(), x is v_j and y is do_i.
+    """
+    dp_ij = tl.dot(x, y.T, input_precision="ieee")  # (B_r, B_c)  FA2.A2.L13
     if dropout is not None:
         dp_ij = apply_dropout(dp_ij, row, col, dropout)
     ds_ij = p_ij * (dp_ij - D_i)  # (B_r, B_c)  FA2.A2.L14
@@ -128,29 +135,30 @@ def score_gradients(p_ij, s_ij, do_i, v_j, D_i, row, col, scales, dropout):
 
 
 @triton.jit
-def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_context, seed, tile,
+def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_context, seed, const,
                bias: tl.constexpr, GROUPED: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add the contributions of the rows in `span`, of every query head of the group, to dk_j and dv_j (B_c, d).
 
     `columns` is a ColumnBlock, `queries` are QueryTensors, `span` is a RowSpan, and `scalars` are BackwardScalars.
     GROUPED means that the group has several query heads, and MASKED that the rows may need a mask. Return dk_j, dv_j.
     """
-    B_r: tl.constexpr = tile.B_r
+    B_r: tl.constexpr = const.B_r
     k_j, v_j, col, scales = columns.k_j, columns.v_j, columns.col, scalars.scales
     N_q = queries.N
     stop, second, second_stop = span.stop, span.second, span.second_stop
     tiles = tl.cdiv(stop - span.first, B_r) + (tl.cdiv(second_stop - second, B_r) if MASKED else 0)
     start = tl.where(span.first < stop, span.first, second) if MASKED else span.first
     head = group.first
-    i = start
+    row0 = start
     for _ in range(0, group.size * tiles if GROUPED else tiles):  # FA2.A2.L8
         bh = group.heads_before + head
-        row = i + tl.arange(0, B_r)  # (B_r,)
+        row = row0 + tl.arange(0, B_r)  # (B_r,)
+        # q_base is the batch entry here, because packed sequences, for which it is a row, take no dropout.
         dropout = None if seed is None else DropoutKey(seed, scalars.dropout_rule, head, group.q_base)
         Q = head_view(queries.Q, queries.Q_strides, group.q_base, head)
-        q_i = load_tile(Q, i, N_q, tile, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
+        q_i = load_tile(Q, row0, N_q, const, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
         L_i = load_row_values(queries.L, bh, queries.head_stride, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
-        # Keys take the queries' place here and rows the columns', so S, P, dP and dS come out transposed: (B_c, B_r).
+        # Here, S, P, dP and dS are transposed: (B_c, B_r).
         visible = in_row_bounds(columns.begin, columns.end, row[None, :], window)
         b_ji = None
         if bias is not None:
@@ -162,28 +170,29 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
         if dropout is not None:
             kept_ji = apply_dropout(p_ji, row[None, :], col[:, None], dropout)
         dO = head_view(queries.dO, queries.dO_strides, group.q_base, head)
-        do_i = load_tile(dO, i, N_q, tile, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
+        do_i = load_tile(dO, row0, N_q, const, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
         D_i = load_row_values(queries.D, bh, queries.head_stride, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
         ds_ji = score_gradients(p_ji, s_ji, v_j, do_i, D_i[None, :], row[None, :], col[:, None], scales, dropout)
         dv_j = accumulate_dot(dv_j, kept_ji.to(do_i.dtype), do_i)  # (B_c, d)  FA2.A2.L12
         ds_ji = ds_ji.to(q_i.dtype)
         dk_j = accumulate_dot(dk_j, ds_ji, q_i)  # (B_c, d)  FA2.A2.L16
-        i += B_r  # the next tile: down to `stop`, then the ragged end at `second`, then on to the next head
+        row0 += B_r  # the next tile: down to `stop`, then the ragged end at `second`, then on to the next head
         if MASKED:
-            i = tl.where(i < stop, i, tl.maximum(i, second))
+            row0 = tl.where(row0 < stop, row0, tl.maximum(row0, second))
         if GROUPED:
-            head += (i >= second_stop).to(tl.int32)
-            i = tl.where(i >= second_stop, start, i)
+            head += (row0 >= second_stop).to(tl.int32)
+            row0 = tl.where(row0 >= second_stop, start, row0)
     return dk_j, dv_j
 
 
 @triton.jit(do_not_specialize=launch.UNSPECIALIZED)
 def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
-             batch_heads, l2_group, sequences, window, scalars, tile, bias: tl.constexpr,
+             batch_heads, l2_group, sequences, window, scalars, const, bias: tl.constexpr,
              GROUPED: tl.constexpr):  # fmt: skip
     """Compute dK_j and dV_j of column block j of a K/V head, summed over the query heads that share this head."""
-    B_c: tl.constexpr = tile.B_c
-    j, b_kv = tile_coord(block_count(N_k, sequences, B_c), batch_heads, l2_group)  # FA2.A2.L1 FA2.A2.L5
+    B_c: tl.constexpr = const.B_c
+    T_c = block_count(N_k, sequences, B_c)  # FA2.A2.L1
+    j, b_kv = block_coord(tl.program_id(0), T_c, batch_heads, l2_group)  # FA2.A2.L5
     batch, head_kv = b_kv // (H // group), b_kv % (H // group)
     q_base, k_base, heads_before, head_stride = batch, batch, batch * H, N_q
     if cu_seqlens_q is not None:  # a packed sequence is addressed by its first row instead of a batch entry
@@ -193,46 +202,45 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
     K, V = head_view(K, K_strides, k_base, head_kv), head_view(V, V_strides, k_base, head_kv)
     col = j * B_c + tl.arange(0, B_c)  # (B_c,)
     length = key_length(key_lengths, batch, N_k)
-    masked_rows, full_rows = row_ranges(j * B_c, N_q, N_k, length, window, tile)
+    masked_rows, full_rows = row_ranges(j * B_c, N_q, N_k, length, window, const)
     begin, end = row_bounds(col[:, None], N_q, N_k, length, window)  # (B_c, 1)
-    row_begin = (
-        None if window[0] is None else col_bounds(0 * j, N_q, N_k, length, window)[0]
-    )  # no row sees a key before this one
+    # No row sees a key before row_begin.
+    row_begin = None if window[0] is None else col_bounds(0 * j, N_q, N_k, length, window)[0]
 
-    k_j = load_tile(K, j * B_c, length, tile, B_c, RAGGED=True, row_begin=row_begin)  # (B_c, d)  FA2.A2.L6
-    v_j = load_tile(V, j * B_c, length, tile, B_c, RAGGED=True, row_begin=row_begin)  # (B_c, d)  FA2.A2.L6
-    dk_j = tl.zeros((B_c, tile.d_pad), tl.float32)  # FA2.A2.L7
-    dv_j = tl.zeros((B_c, tile.d_pad), tl.float32)  # FA2.A2.L7
+    k_j = load_tile(K, j * B_c, length, const, B_c, RAGGED=True, row_begin=row_begin)  # (B_c, d)  FA2.A2.L6
+    v_j = load_tile(V, j * B_c, length, const, B_c, RAGGED=True, row_begin=row_begin)  # (B_c, d)  FA2.A2.L6
+    dk_j = tl.zeros((B_c, const.d_pad), tl.float32)  # FA2.A2.L7
+    dv_j = tl.zeros((B_c, const.d_pad), tl.float32)  # FA2.A2.L7
     columns = ColumnBlock(k_j, v_j, col, begin, end)
     queries = QueryTensors(Q, dO, L, D, N_q, head_stride, Q_strides, dO_strides)
     shared_by = Group(q_base, heads_before, head_kv * group if GROUPED else head_kv, group)
     bias_context = BiasContext(shared_by.first, N_k - N_q)
     dk_j, dv_j = visit_rows(dk_j, dv_j, columns, queries, masked_rows, shared_by, window, scalars, bias_context, seed,
-                            tile, bias, GROUPED, MASKED=True)  # fmt: skip
+                            const, bias, GROUPED, MASKED=True)  # fmt: skip
     dk_j, dv_j = visit_rows(dk_j, dv_j, columns, queries, full_rows, shared_by, window, scalars, bias_context, seed,
-                            tile, bias, GROUPED, MASKED=False)  # fmt: skip
+                            const, bias, GROUPED, MASKED=False)  # fmt: skip
 
     dK, dV = head_ptr(dK, dK_strides, k_base, head_kv), head_ptr(dV, dV_strides, k_base, head_kv)
     # dk_j is a sum over all query heads of the group, so this single product is right only if they share one scale τ.
-    store_rows(dK, dk_j * scalars.scale, j * B_c, dK_strides[2], N_k, B_c, tile.d, tile.d_pad)  # FA2.A2.L18
-    store_rows(dV, dv_j, j * B_c, dV_strides[2], N_k, B_c, tile.d, tile.d_pad)  # FA2.A2.L18
+    store_rows(dK, dk_j * scalars.scale, j * B_c, dK_strides[2], N_k, B_c, const.d, const.d_pad)  # FA2.A2.L18
+    store_rows(dV, dv_j, j * B_c, dV_strides[2], N_k, B_c, const.d, const.d_pad)  # FA2.A2.L18
 
 
 @triton.jit
-def visit_columns(dq_i, q_i, do_i, row_block, K, V, span, keys, window, scales, bias_context, dropout, tile,
+def visit_columns(dq_i, q_i, do_i, row_block, K, V, span, keys, window, scales, bias_context, dropout, const,
                   bias: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add the contributions of the tiles in `span` to dq_i (B_r, d), and return dq_i.
 
     The arguments are those of visit_tiles() in forward.py.
     """
-    B_c: tl.constexpr = tile.B_c
+    B_c: tl.constexpr = const.B_c
     row = row_block.row
     row_begin = None if window[0] is None else keys.begin
     for n in range(span.first, span.stop, B_c):
-        j = n + tl.where(n >= span.skip_at, span.skip_cols, 0)
-        col = j + tl.arange(0, B_c)  # (B_c,)
-        k_j = load_tile(K, j, keys.length, tile, B_c, MASKED, row_begin)  # (B_c, d)
-        v_j = load_tile(V, j, keys.length, tile, B_c, MASKED, row_begin)  # (B_c, d)
+        col0 = n + tl.where(n >= span.skip_at, span.skip_cols, 0)
+        col = col0 + tl.arange(0, B_c)  # (B_c,)
+        k_j = load_tile(K, col0, keys.length, const, B_c, MASKED, row_begin)  # (B_c, d)
+        v_j = load_tile(V, col0, keys.length, const, B_c, MASKED, row_begin)  # (B_c, d)
         visible = in_col_bounds(row_block.begin, row_block.end, col[None, :], window)
         b_ij = None if bias is None else eval_bias(bias, bias_context, row[:, None], col[None, :])
         p_ij, s_ij = probabilities(q_i, k_j, row_block.L_i[:, None], b_ij, visible, scales, MASKED)
@@ -245,11 +253,11 @@ def visit_columns(dq_i, q_i, do_i, row_block, K, V, span, keys, window, scales, 
 
 @triton.jit(do_not_specialize=launch.UNSPECIALIZED)
 def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
-           batch_heads, l2_group, sequences, window, scalars, tile, bias: tl.constexpr):  # fmt: skip
+           batch_heads, l2_group, sequences, window, scalars, const, bias: tl.constexpr):  # fmt: skip
     """Compute D_i and dQ_i of row block i of a query head. As in the forward, each program owns a row block."""
-    B_r: tl.constexpr = tile.B_r
+    B_r: tl.constexpr = const.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A2.L1 FA2.A2.L2
-    i, bh = tile_coord(T_r, batch_heads, l2_group)
+    i, bh = block_coord(tl.program_id(0), T_r, batch_heads, l2_group)
     if window[1] is not None:
         i = T_r - 1 - i  # the heaviest row blocks first
     batch, head = bh // H, bh % H
@@ -262,15 +270,15 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
     row = i * B_r + tl.arange(0, B_r)  # (B_r,)
     length = key_length(key_lengths, batch, N_k)
     begin, end = col_bounds(row[:, None], N_q, N_k, length, window)  # (B_r, 1)
-    masked_cols, full_cols = column_ranges(i, N_q, N_k, length, window, tile)
+    masked_cols, full_cols = column_ranges(i, N_q, N_k, length, window, const)
     keys = KeyBounds(col_bounds(i * B_r, N_q, N_k, length, window)[0], length)
 
     Q, O = head_view(Q, Q_strides, q_base, head), head_view(O, O_strides, q_base, head)
     dO = head_view(dO, dO_strides, q_base, head)
-    q_i = load_tile(Q, i * B_r, N_q, tile, B_r, RAGGED=True)  # (B_r, d)
-    do_i = load_tile(dO, i * B_r, N_q, tile, B_r, RAGGED=True)  # (B_r, d)
+    q_i = load_tile(Q, i * B_r, N_q, const, B_r, RAGGED=True)  # (B_r, d)
+    do_i = load_tile(dO, i * B_r, N_q, const, B_r, RAGGED=True)  # (B_r, d)
     L_i = load_row_values(L, bh, head_stride, row, N_q, RAGGED=True)  # (B_r,)
-    o_i = load_tile(O, i * B_r, N_q, tile, B_r, RAGGED=True).to(tl.float32)  # (B_r, d)
+    o_i = load_tile(O, i * B_r, N_q, const, B_r, RAGGED=True).to(tl.float32)  # (B_r, d)
     D_i = tl.sum(do_i * o_i, 1)  # (B_r,)  FA2.A2.L4
     if dL is not None:  # if the loss also uses L, dS has one more term, P ∘ dL, so dL is subtracted from D
         D_i = tl.where(L_i == NEG_INF, 0.0, D_i - load_row_values(dL, bh, head_stride, row, N_q, RAGGED=True))
@@ -281,19 +289,14 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
     if bias is not None:
         L_i = mask_empty_rows(L_i, row, N_q)
     row_block = RowBlock(row, begin, end, L_i, D_i)
-    dq_i = tl.zeros((B_r, tile.d_pad), tl.float32)
+    dq_i = tl.zeros((B_r, const.d_pad), tl.float32)
     dq_i = visit_columns(dq_i, q_i, do_i, row_block, K, V, full_cols, keys, window, scales, bias_context, dropout,
-                         tile, bias, MASKED=False)  # fmt: skip
+                         const, bias, MASKED=False)  # fmt: skip
     if masked_cols.first < masked_cols.stop:
         dq_i = visit_columns(dq_i, q_i, do_i, row_block, K, V, masked_cols, keys, window, scales, bias_context, dropout,
-                             tile, bias, MASKED=True)  # fmt: skip
+                             const, bias, MASKED=True)  # fmt: skip
     dQ = head_ptr(dQ, dQ_strides, q_base, head)
-    store_rows(dQ, dq_i * scalars.scale, i * B_r, dQ_strides[2], N_q, B_r, tile.d, tile.d_pad)
-
-
-def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
-    """Return (dQ, dK, dV) in the shapes of Q, K and V, or (dQ, dK, dV, dsinks) if the call has sinks."""
-    return prepare(dO, O, tensors, options)(dO, dL, O, L, tensors)
+    store_rows(dQ, dq_i * scalars.scale, i * B_r, dQ_strides[2], N_q, B_r, const.d, const.d_pad)
 
 
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callable:
@@ -325,34 +328,28 @@ def sink_gradients(sinks: Tensor, L: Tensor, D: Tensor) -> Tensor:
 def prepare_dq(
     dO: Tensor, O: Tensor, tensors: Tensors, options: Options, config: tables.KernelConfig | None = None
 ) -> launch.Launch:
-    """Return the launch that computes D and dQ, with one program per row block of a query head.
-
-    `config` gives the block sizes. If it is None, they are taken from the tables.
-    """
+    """Return the launch that computes D and dQ, with one program per row block of a query head."""
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     config = config or tables.choose_config("dq", Q, options.causal)
     return launch.Launch(
         *(bwd_dq, launch.program_count(Q, config.B_r, sequences), config.compiler_options()),
         strides=launch.all_strides(Q, K, tensors.v, O, dO, layout_of_result(Q)),
         **launch.size_arguments(Q, K, owned=Q, streamed=K, sequences=sequences),
-        **dict(tile=config.tile(Q), **common_arguments(options)),
+        **dict(const=config.constants(Q), **common_arguments(options)),
     )
 
 
 def prepare_dkdv(
     dO: Tensor, tensors: Tensors, options: Options, config: tables.KernelConfig | None = None
 ) -> launch.Launch:
-    """Return the launch that computes dK and dV, with one program per column block of a K/V head.
-
-    `config` gives the block sizes. If it is None, they are taken from the tables.
-    """
+    """Return the launch that computes dK and dV, with one program per column block of a K/V head."""
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     config = config or tables.choose_config("dkdv", Q, options.causal)
     return launch.Launch(
         *(bwd_dkdv, launch.program_count(K, config.B_c, sequences), config.compiler_options()),
         strides=launch.all_strides(Q, K, V, dO, *(layout_of_result(x) for x in (K, V))),
         **launch.size_arguments(Q, K, owned=K, streamed=Q, sequences=sequences),
-        **dict(tile=config.tile(Q), GROUPED=Q.shape[1] != K.shape[1], **common_arguments(options)),
+        **dict(const=config.constants(Q), GROUPED=Q.shape[1] != K.shape[1], **common_arguments(options)),
     )
 
 

@@ -17,6 +17,7 @@ from fa2_lab.kernels.common.tile import (
     KeyBounds,
     aligned_strides,
     apply_dropout,
+    block_coord,
     block_count,
     col_bounds,
     column_ranges,
@@ -28,7 +29,6 @@ from fa2_lab.kernels.common.tile import (
     load_tile,
     packed_block,
     store_rows,
-    tile_coord,
 )
 from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 
@@ -58,23 +58,23 @@ def eval_bias(bias: tl.constexpr, bias_context, row, col):
 
 
 @triton.jit
-def visit_tiles(state, q_i, K, V, span, keys, row_block, window, scales, bias_context, dropout, tile,
+def visit_tiles(state, q_i, K, V, span, keys, row_block, window, scales, bias_context, dropout, const,
                 bias: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Process the tiles in `span` for a row block, and return the updated softmax state.
 
-    The state consists of o_i in pieces (B_r, tile.o_chunk), m_i (B_r,) and l_i (B_r,). K and V are Heads. `span` is
+    The state consists of o_i in pieces (B_r, const.o_chunk), m_i (B_r,) and l_i (B_r,). K and V are Heads. `span` is
     the ColSpan of the tiles, and `keys` are the KeyBounds of the keys that may be read at all. `window` is (left,
     right). `dropout` is a DropoutKey, and without dropout or a bias, these are None. With MASKED, each column is
     compared with the bounds of each row of the RowBlock.
     """
     o_i, m_i, l_i = state
     row = row_block.row
-    B_c: tl.constexpr = tile.B_c
+    B_c: tl.constexpr = const.B_c
     row_begin = None if window[0] is None else keys.begin
     for n in range(span.first, span.stop, B_c):  # FA2.A1.L6
-        j = n + tl.where(n >= span.skip_at, span.skip_cols, 0)
-        col = j + tl.arange(0, B_c)  # (B_c,)
-        k_j = load_tile(K, j, keys.length, tile, B_c, MASKED, row_begin)  # (B_c, d)  FA2.A1.L7
+        col0 = n + tl.where(n >= span.skip_at, span.skip_cols, 0)
+        col = col0 + tl.arange(0, B_c)  # (B_c,)
+        k_j = load_tile(K, col0, keys.length, const, B_c, MASKED, row_begin)  # (B_c, d)  FA2.A1.L7
         s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A1.L8
         s_ij = apply_softcap(s_ij, scales.softcap_factor)
         if bias is not None:
@@ -85,9 +85,9 @@ def visit_tiles(state, q_i, K, V, span, keys, row_block, window, scales, bias_co
         if dropout is not None:  # after the row sum: l counts every key, O only those that are kept
             p_ij = apply_dropout(p_ij, row[:, None], col[None, :], dropout)
         new_o_i = ()
-        for c in tl.static_range(0, tile.d, tile.o_chunk):
-            v_j = load_columns(V, c, j, keys.length, tile, B_c, MASKED, row_begin)  # (B_c, o_chunk)  FA2.A1.L7
-            o_c = alpha[:, None] * o_i[c // tile.o_chunk]
+        for c in tl.static_range(0, const.d, const.o_chunk):
+            v_j = load_columns(V, c, col0, keys.length, const, B_c, MASKED, row_begin)  # (B_c, o_chunk)  FA2.A1.L7
+            o_c = alpha[:, None] * o_i[c // const.o_chunk]
             new_o_i += (tl.dot(p_ij.to(v_j.dtype), v_j, o_c, input_precision="ieee"),)  # FA2.A1.L10
         o_i = new_o_i
     return o_i, m_i, l_i
@@ -95,12 +95,12 @@ def visit_tiles(state, q_i, K, V, span, keys, row_block, window, scales, bias_co
 
 @triton.jit(do_not_specialize=launch.UNSPECIALIZED)
 def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
-                   batch_heads, l2_group, sequences, window, scales, dropout_rule, tile,
+                   batch_heads, l2_group, sequences, window, scales, dropout_rule, const,
                    bias: tl.constexpr):  # fmt: skip
     """Compute O_i and L_i of row block i of a query head. `group` query heads share a K/V head."""
-    B_r: tl.constexpr = tile.B_r
+    B_r: tl.constexpr = const.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A1.L1 FA2.A1.L2
-    i, bh = tile_coord(T_r, batch_heads, l2_group)  # FA2.A1.L3
+    i, bh = block_coord(tl.program_id(0), T_r, batch_heads, l2_group)  # FA2.A1.L3
     if window[1] is not None:
         i = T_r - 1 - i  # the lower a row block, the more keys it sees: start with the heaviest
     batch, head = bh // H, bh % H
@@ -116,15 +116,15 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
     row = i * B_r + tl.arange(0, B_r)  # (B_r,)
     length = key_length(key_lengths, batch, N_k)
     begin, end = col_bounds(row[:, None], N_q, N_k, length, window)  # (B_r, 1)
-    masked_cols, full_cols = column_ranges(i, N_q, N_k, length, window, tile)
+    masked_cols, full_cols = column_ranges(i, N_q, N_k, length, window, const)
     keys = KeyBounds(col_bounds(i * B_r, N_q, N_k, length, window)[0], length)
     dropout = None if seed is None else DropoutKey(seed, dropout_rule, head, batch)
     bias_context = BiasContext(head, N_k - N_q)
 
-    q_i = load_tile(Q, i * B_r, N_q, tile, B_r, RAGGED=True)  # (B_r, d)  FA2.A1.L4
+    q_i = load_tile(Q, i * B_r, N_q, const, B_r, RAGGED=True)  # (B_r, d)  FA2.A1.L4
     o_i = ()
-    for _ in tl.static_range(0, tile.d, tile.o_chunk):
-        o_i += (tl.zeros((B_r, tile.o_chunk), tl.float32),)  # FA2.A1.L5
+    for _ in tl.static_range(0, const.d, const.o_chunk):
+        o_i += (tl.zeros((B_r, const.o_chunk), tl.float32),)  # FA2.A1.L5
     m_i = tl.full((B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
     if sinks is not None:  # a sink is a key that every row sees: it adds to l, and nothing to o
@@ -134,30 +134,23 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
     # each matmul wait for the one before it (15% slower).
     state, row_block = (o_i, m_i, l_i), RowBlock(row, begin, end, None, None)
     state = visit_tiles(state, q_i, K, V, masked_cols, keys, row_block, window, scales, bias_context, dropout,
-                        tile, bias, MASKED=True)  # fmt: skip
+                        const, bias, MASKED=True)  # fmt: skip
     o_i, m_i, l_i = visit_tiles(state, q_i, K, V, full_cols, keys, row_block, window, scales, bias_context, dropout,
-                                tile, bias, MASKED=False)  # fmt: skip
+                                const, bias, MASKED=False)  # fmt: skip
 
     l_i = tl.where(l_i == 0.0, 1.0, l_i)  # a row that sees no key: O = 0 and L = −∞
     L_i = (m_i * scales.scale_log2 + tl.log2(l_i)) * LN2  # (B_r,)  FA2.A1.L13
-    for c in tl.static_range(0, tile.d, tile.o_chunk):
-        o_c = o_i[c // tile.o_chunk] / l_i[:, None]  # (B_r, o_chunk)  FA2.A1.L12
-        store_rows(O + c, o_c, i * B_r, O_strides[2], N_q, B_r, min(tile.d - c, tile.o_chunk),  # FA2.A1.L14
-                   tile.o_chunk)  # fmt: skip
+    for c in tl.static_range(0, const.d, const.o_chunk):
+        o_c = o_i[c // const.o_chunk] / l_i[:, None]  # (B_r, o_chunk)  FA2.A1.L12
+        store_rows(O + c, o_c, i * B_r, O_strides[2], N_q, B_r, min(const.d - c, const.o_chunk),  # FA2.A1.L14
+                   const.o_chunk)  # fmt: skip
     tl.store(L + L_h + row, L_i, mask=row < N_q)  # FA2.A1.L15
 
 
-def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Return O, in the shape of Q, and L (batch, heads, N_q) in fp32."""
-    return prepare(tensors, options)(tensors)
-
-
 def prepare(tensors: Tensors, options: Options, config: tables.KernelConfig | None = None) -> Callable:
-    """Return a function of `tensors` that computes the portable forward for calls like this one.
+    """Return a function of `tensors` that computes the portable forward for calls like this one (see dispatch.py).
 
-    Calls are like this one if they have the same options and tensors of the same types, devices, shapes and strides.
-    The launch has one program per row block. `config` gives the block sizes. If it is None, they are taken from the
-    tables.
+    The launch has one program per row block. If `config` is None, it is taken from the tables.
     """
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     config = config or tables.choose_config("forward", Q, options.causal)
@@ -168,7 +161,7 @@ def prepare(tensors: Tensors, options: Options, config: tables.KernelConfig | No
         strides=launch.all_strides(Q, K, tensors.v, layout_of_result(Q)),
         **launch.size_arguments(Q, K, owned=Q, streamed=K, sequences=sequences),
         **dict(window=launch.window_bounds(options), scales=scales(options.scale, options.softcap)),
-        **dict(dropout_rule=launch.dropout_rule(options.dropout_p), tile=config.tile(Q), bias=options.bias),
+        **dict(dropout_rule=launch.dropout_rule(options.dropout_p), const=config.constants(Q), bias=options.bias),
     )
 
     def call(tensors: Tensors) -> tuple[Tensor, Tensor]:

@@ -35,9 +35,9 @@ def call(name: str, q: torch.Tensor, causal: bool) -> None:
     L, dL = torch.empty(q.shape[:3], device=q.device), None
     tensors, options = Tensors(q, q, q), Options(causal, scale=0.1, in_custom_op=True)
     if name == "portable.forward":
-        import_module("fa2_lab.kernels.portable.forward").forward(tensors, options)
+        import_module("fa2_lab.kernels.portable.forward").prepare(tensors, options)(tensors)
     elif name == "portable.backward":
-        import_module("fa2_lab.kernels.portable.backward").backward(q, dL, q, L, tensors, options)
+        import_module("fa2_lab.kernels.portable.backward").prepare(q, q, tensors, options)(q, dL, q, L, tensors)
     elif name.startswith("hopper."):
         beside, given = ((), ()) if name == "hopper.forward" else ((q, q), (q, dL, q, L))
         prepared = import_module(f"fa2_lab.kernels.{name}.launch").prepare(*beside, tensors, options)

@@ -58,7 +58,7 @@ class BackwardSharedStorage:
     ds_filled: gl.shared_memory_descriptor
     dq: gl.shared_memory_descriptor  # (2, …): where each consumer's part of dQ waits to be added
     mailbox: Mailbox
-    dq_semaphore: Semaphore
+    semaphore: Semaphore
     sizes: gl.constexpr
 
 
@@ -79,8 +79,8 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
     r = 0  # column blocks so far
     t = scheduler.first()
     while scheduler.more(t):
-        block, head_part = scheduler.tile_coord(t)
-        if smem.dq_semaphore.USED:
+        block, head_part = scheduler.block_coord(t)
+        if smem.semaphore.USED:
             block = scheduler.blocks - 1 - block
         bh, part = head_part // parts, head_part % parts
         H_kv = geometry.H // geometry.group
@@ -104,9 +104,9 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
             smem.k.load(r, K, k_batch_or_end, head, col, keys)  # FA2.A2.L6
             smem.v.load(r, V, k_batch_or_end, head, col, keys)  # FA2.A2.L6
             gdc_wait()  # until the kernel before has ended, because its results are read and its zeros are added to
-            for m in range(begin, end):
-                q_head = head * geometry.group + m // per_head
-                i = first + (per_head - 1 - m % per_head if smem.sizes.last_first else m % per_head)
+            for step_index in range(begin, end):
+                q_head = head * geometry.group + step_index // per_head
+                i = first + (per_head - 1 - step_index % per_head if smem.sizes.last_first else step_index % per_head)
                 row_block_id = (batch * geometry.H + q_head) * T_r + before + i
                 dq_turn = sequence.last_column_block(i, length) - j
                 smem.row_blocks.load(
@@ -137,17 +137,17 @@ def consumer(c: gl.constexpr, dK, dV, dq_accum, smem, geometry, scale_log2):
         dk = gl.zeros([COLS, d], gl.float32, acc_layout(d))  # FA2.A2.L7
         dv = gl.zeros([COLS, d], gl.float32, acc_layout(d))  # FA2.A2.L7
         dk, dv, ds = step(c, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_log2, ds=None)
-        for m in range(n + 1, n + steps):  # FA2.A2.L8
-            dk, dv, ds = step(c, m, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_log2, ds)
+        for n_step in range(n + 1, n + steps):  # FA2.A2.L8
+            dk, dv, ds = step(c, n_step, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_log2, ds)
         n += steps
         smem.v.release(r)
         if smem.sizes.dk_late:
             dk = finish_dk(n - 1, start_dk(n - 1, dk, ds, smem), ds, smem, others=0)
         dq = warpgroup_mma_wait(0, deps=[start_dq(c, n - 1, smem)])
         smem.k.release(r)
-        smem.dq_semaphore.wait_for_room(c, n - 1)
+        smem.semaphore.wait_for_room(c, n - 1)
         add_dq(c, n - 1, dq, dq_accum, smem)
-        smem.dq_semaphore.wait_for_room(c, n)
+        smem.semaphore.wait_for_room(c, n)
         finish(c, r, dk, dv, dK, dV, smem, scale_log2)
         r += 1
         steps = receive(r, smem.mailbox)
@@ -215,7 +215,7 @@ def step(c: gl.constexpr, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_lo
         s = warpgroup_mma_wait(0, deps=[s])
     else:
         dq = start_dq(c, n - 1, smem)
-        smem.dq_semaphore.wait_for_room(c, n - 1)
+        smem.semaphore.wait_for_room(c, n - 1)
         s = warpgroup_mma_wait(1, deps=[s])
         if smem.sizes.dk_late:
             dk = finish_dk(n - 1, dk, ds, smem, others=1)
@@ -269,10 +269,10 @@ def finish_dk(n, dk, ds, smem, others: gl.constexpr):
 def add_dq(c: gl.constexpr, n, dq, dq_accum, smem):
     """Add this consumer's partial dQ for the n-th row block to the accumulated dQ in HBM, with TMA."""
     buffer = smem.dq.index(c)
-    if smem.dq_semaphore.USED:
-        smem.dq_semaphore.hand_over(c, dq, buffer)
+    if smem.semaphore.USED:
+        smem.semaphore.hand_over(c, dq, buffer)
     else:
-        row = (smem.row_blocks.row_block_id(n) * CONSUMERS + c) * (2 * smem.sizes.W)
+        row = (smem.row_blocks.read(n, "row_block_id") * CONSUMERS + c) * (2 * smem.sizes.W)
         add_tile(dq, dq_accum, row, buffer)  # FA2.A2.L15
 
 
@@ -289,14 +289,14 @@ def finish(c: gl.constexpr, r, dk, dv, dK, dV, smem, scale_log2):
     )
     if dK.dtype == gl.float32:
         at = (smem.mailbox.read(r, "col_block_id") * CONSUMERS + c) * (2 * smem.sizes.d_pad)
-        if smem.dq_semaphore.USED:
+        if smem.semaphore.USED:
             sem_index = smem.mailbox.read(r, "sem_index") * CONSUMERS + c
-            smem.dq_semaphore.wait(sem_index, smem.mailbox.read(r, "dkv_turn"))
+            smem.semaphore.wait(sem_index, smem.mailbox.read(r, "dkv_turn"))
         smem.mailbox.release(r)
         add_tile(dv, dV, at, smem.dq.index(c))  # FA2.A2.L18
         add_tile(dk, dK, at, smem.dq.index(c))  # FA2.A2.L18
-        if smem.dq_semaphore.USED:
-            smem.dq_semaphore.pass_on(sem_index)
+        if smem.semaphore.USED:
+            smem.semaphore.pass_on(sem_index)
     else:
         N_k = smem.mailbox.read(r, "length")  # of a packed sequence; otherwise, the value is not used
         smem.mailbox.release(r)
@@ -329,8 +329,8 @@ def writer(c: gl.constexpr, dq_accum, smem):
     steps = receive(r, smem.mailbox)
     while steps > 0:
         smem.mailbox.release(r)
-        for m in range(n, n + steps):
-            smem.dq_semaphore.add(c, m, smem.row_blocks, dq_accum, smem.dq.index(c))
+        for n_step in range(n, n + steps):
+            smem.semaphore.add(c, n_step, smem.row_blocks, dq_accum, smem.dq.index(c))
         n += steps
         r += 1
         steps = receive(r, smem.mailbox)
@@ -341,14 +341,14 @@ def writer(c: gl.constexpr, dq_accum, smem):
 
 @gluon.jit(do_not_specialize=["key_lengths", "cu_seqlens_q", "cu_seqlens_k", "sequences", "group", "T_r", "heads",
                               "parts", "l2_group", "left", "right", "scale_log2"])  # fmt: skip
-def backward_kernel(Q, K, V, dO, acc_init, dq_accum, dK, dV, counter, key_lengths, dq_semaphore, cu_seqlens_q,
+def backward_kernel(Q, K, V, dO, acc_init, dq_accum, dK, dV, counter, key_lengths, sem_counters, cu_seqlens_q,
                     cu_seqlens_k, sequences, group, T_r, heads, parts, l2_group, left, right, scale_log2,
                     CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
     """Compute dK and dV, and accumulate dQ in HBM.
 
     Q, K, V and dO are tensor descriptors of (batch, heads, N, d). dK and dV are descriptors of the same kind, or of
     fp32 accumulators if several programs share a column block. accumulators.py describes `acc_init` and `dq_accum`.
-    `dq_semaphore` points to the counters of semaphore.py. If it is None, dQ is accumulated in any order. `counter`
+    `sem_counters` points to the counters of semaphore.py. If it is None, gradients are added up in any order. `counter`
     points to the counters of the tile scheduler. Each column block is divided into `parts` parts. SIZES are the
     BackwardSizes of the launch, and RAGGED means that a column block may reach past the last key.
 
@@ -366,13 +366,13 @@ def backward_kernel(Q, K, V, dO, acc_init, dq_accum, dK, dV, counter, key_length
         N_q, N_k, heads_q, group, key_lengths, RAGGED, HAS_RIGHT_BOUND, right, left, SIZES.B_r, COLUMNS, cu_seqlens_q,
         cu_seqlens_k, sequences
     )  # fmt: skip
-    DETERMINISTIC: gl.constexpr = dq_semaphore is not None
+    DETERMINISTIC: gl.constexpr = sem_counters is not None
     scheduler = Scheduler(counter, block_count(N_k, sequences, COLUMNS), heads, l2_group, DETERMINISTIC)
-    semaphore = new_semaphore(dq_semaphore)
-    DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([COLUMNS, SIZES.B_r], Q.dtype)
-    ds = gl.allocate_shared_memory(Q.dtype, [2, COLUMNS, SIZES.B_r], DS)
-    part: gl.constexpr = [CONSUMERS, dq_accum.block_shape[0], dq_accum.block_shape[1]]
-    dq = gl.allocate_shared_memory(gl.float32, part, dq_accum.layout)
+    semaphore = new_semaphore(sem_counters)
+    DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([COLUMNS, SIZES.B_r], Q.dtype)
+    ds = gl.allocate_shared_memory(Q.dtype, [2, COLUMNS, SIZES.B_r], DS_LAYOUT)
+    DQ_SHAPE: gl.constexpr = [CONSUMERS, dq_accum.block_shape[0], dq_accum.block_shape[1]]
+    dq = gl.allocate_shared_memory(gl.float32, DQ_SHAPE, dq_accum.layout)
     k, v = new_pipeline(K, 2, CONSUMERS), new_pipeline(V, 1, CONSUMERS)
     ds_filled = barriers(1, CONSUMERS).index(0)
     row_blocks = new_row_block_pipeline(

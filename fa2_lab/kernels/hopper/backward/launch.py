@@ -25,7 +25,6 @@ from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool = False) -> Callable | None:
     """Return a function of (dO, dL, O, L, tensors) that computes dQ, dK and dV for calls like this one.
 
-    Calls are like this one if they have the same options and tensors of the same types, devices, shapes and strides.
     Return None if these kernels do not support such calls. The returned function itself returns None for tensors that
     TMA cannot address. If `deterministic` is set, the gradients are bit for bit the same in every run, as semaphore.py
     explains.
@@ -56,13 +55,13 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
         acc_init, accum = new(acc_init_shape), new(accum_shape)
         columns = (accum[dq_accum_shape[0] :], accum[dq_accum_shape[0] + dk_accum_shape[0] :]) if divided else (dK, dV)
         rounded = (dK, dV) if divided else (None, None)
-        dq_semaphore, ordered = (accum[accum_lines:].view(torch.int32), cu_k) if deterministic else (None, None)
+        sem_counters, ordered = (accum[accum_lines:].view(torch.int32), cu_k) if deterministic else (None, None)
         with on_device_of(Q):
             # In a custom operator, this call fills a tensor with zeros, which is a kernel. It comes before the three
             # launches, because between two of them it would keep the second one from starting early.
             counter = host.scheduler_counter(Q, options.in_custom_op)
             preprocess(O, dO, L, dL, acc_init, accum, cu_q, ordered)
-            main(Q, K, V, dO, acc_init, accum, *columns, counter, tensors.key_lengths, dq_semaphore, cu_q, cu_k)
+            main(Q, K, V, dO, acc_init, accum, *columns, counter, tensors.key_lengths, sem_counters, cu_q, cu_k)
             postprocess(accum, dQ, *rounded, cu_q, cu_k)
         return dQ, dK, dV  # FA2.A2.L20
 

@@ -20,7 +20,7 @@ def start_scores(c: gl.constexpr, n, q, bounds, smem):
     B_r: gl.constexpr = smem.sizes.B_r
     init = spread(smem.row_blocks.load_acc_init(n, 0))
     if bounds.CUT:
-        first = smem.row_blocks.first(n)
+        first = smem.row_blocks.read(n, "row")
         cut = first < bounds.full
         if bounds.end is not None:
             cut |= first + B_r > bounds.end
@@ -30,7 +30,7 @@ def start_scores(c: gl.constexpr, n, q, bounds, smem):
             if bounds.end is not None:
                 end = bounds.end + c * COLS + gl.arange(0, COLS, gl.SliceLayout(1, acc_layout(B_r)))
                 init = gl.where((row & ~6) < (end - first)[:, None] - (row & 6), init, NEG_INF)
-    k = matrix(smem.k.tiles.index(smem.row_blocks.k_stage(n))).slice(c * COLS, COLS, 0)
+    k = matrix(smem.k.tiles.index(smem.row_blocks.read(n, "k_stage"))).slice(c * COLS, COLS, 0)
     return warpgroup_mma(k, q.permute((1, 0)), init, is_async=True)  # FA2.A2.L10
 
 
@@ -80,7 +80,7 @@ def start_dq(c: gl.constexpr, n, smem):
     """
     W: gl.constexpr = smem.sizes.W
     mbarrier.wait(smem.ds_filled, n & 1)
-    k = matrix(smem.k.tiles.index(smem.row_blocks.k_stage(n)))
+    k = matrix(smem.k.tiles.index(smem.row_blocks.read(n, "k_stage")))
     ds = smem.ds.index(n & 1)
     zero = gl.zeros([64, W], gl.float32, acc_layout(W))
     if smem.sizes.B_r == 64:

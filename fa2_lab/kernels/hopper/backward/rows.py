@@ -21,7 +21,8 @@ COLS = gl.constexpr(64)  # of one consumer
 COLUMN_BLOCK_FIELDS = gl.constexpr(  # of a column block, in the mailbox; 0 steps say that there are none
     ("steps", "k_batch_or_end", "head", "col", "unmasked_from", "row_begin", "length", "col_block_id")
 )
-ROW_BLOCK_FIELDS = gl.constexpr(("row", "row_block_id", "k_stage"))  # of a row block
+# Of a row block. Keeping the addresses of K in registers, instead of reading `k_stage`, would take 14 registers.
+ROW_BLOCK_FIELDS = gl.constexpr(("row", "row_block_id", "k_stage"))
 ORDERED_COLUMN_BLOCK_FIELDS = gl.constexpr(  # if dK and dV are added in a fixed order: see semaphore.py
     (*COLUMN_BLOCK_FIELDS.value, "dkv_turn", "sem_index")
 )
@@ -66,8 +67,6 @@ class RowBlockPipeline:
     """A ring (circular buffer) of two stages for row blocks.
 
     Each stage holds tiles of Q and dO, and the initial values of the accumulators of S and dP (accumulators.py).
-    compute-sanitizer's racecheck reports races on `fields`, because it does not see that barriers in shared memory
-    order the accesses.
     """
 
     q: gl.shared_memory_descriptor  # (2, …, B_r, d)
@@ -116,30 +115,9 @@ class RowBlockPipeline:
         return both.index(which).load(gl.SliceLayout(0, acc_layout(self.B_r)))[None, :]
 
     @gluon.jit
-    def first(self, n):
-        """Consumer: return the index, within its head, of the first row of the n-th row block."""
-        return self.fields.read(n, "row")
-
-    @gluon.jit
-    def row_block_id(self, n):
-        """Consumer: return the index of the n-th row block among all row blocks of the call.
-
-        The index can still be read during the next row block.
-        """
-        return self.fields.read(n, "row_block_id")
-
-    @gluon.jit
-    def dq_turn(self, n):
-        """Consumer: return the number of column blocks that add to dQ of the n-th row block before this one does."""
-        return self.fields.read(n, "dq_turn")
-
-    @gluon.jit
-    def k_stage(self, n):
-        """Consumer: return the stage of the ring of K that contains the keys for the n-th row block.
-
-        Keeping the addresses of K in registers instead would take 14 registers.
-        """
-        return self.fields.read(n, "k_stage")
+    def read(self, n, name: gl.constexpr):
+        """Consumer: return the field `name` of the n-th row block, even during the next row block."""
+        return self.fields.read(n, name)
 
     @gluon.jit
     def release(self, n):

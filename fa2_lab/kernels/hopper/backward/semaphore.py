@@ -70,8 +70,8 @@ class Semaphore:
     def add(self, c: gl.constexpr, n, row_blocks, accum, buffer):
         """Writer: wait for the turn of consumer c's partial dQ for row block n, and add it to `accum` with TMA."""
         mbarrier.wait(self.handed.index(2 * c), n & 1)
-        sem_index, turn = row_blocks.row_block_id(n) * CONSUMERS + c, row_blocks.dq_turn(n)
-        self.wait(sem_index, turn)
+        sem_index = row_blocks.read(n, "row_block_id") * CONSUMERS + c
+        self.wait(sem_index, row_blocks.read(n, "dq_turn"))
         tma.async_atomic_add(accum, [sem_index * buffer.shape[0], 0], buffer)  # FA2.A2.L15
         tma.store_wait(0)
         all_threads()

@@ -72,7 +72,7 @@ def producer(Q, K, V, smem, scheduler, geometry):
     r = 0  # row blocks so far
     t = scheduler.first()
     while scheduler.more(t):
-        block, bh = scheduler.tile_coord(t)
+        block, bh = scheduler.block_coord(t)
         row, q_batch_or_end, k_batch_or_end, head, sequence = geometry.row_block(block, bh)
         if geometry.cu_seqlens_q is None or (row >= 0 and row < sequence.N_q):
             kv_head = head // geometry.group
@@ -122,15 +122,15 @@ def consumer(c: gl.constexpr, O, L, smem, geometry, scale_log2):
         for j in range(all_end - end):  # tiles that only lower rows see, or all tiles past the last row
             drain_tile(c, n + j, smem)
         if end > first:
-            at, relative = row, sequence
+            store_row, store_geometry = row, sequence
             if geometry.cu_seqlens_q is not None:  # store() needs only the difference, which takes one register less
-                at, relative = row - N_q, geometry.of_sequence(0 * N_q, 0 * N_k)
+                store_row, store_geometry = row - N_q, geometry.of_sequence(0 * N_q, 0 * N_k)
             begun = n + all_end - end
             o, m, l = process_row_block(c, begun, q, q_tile, row, first, end, length, smem, sequence, scale_log2)
             if sequence.left is not None:
                 for j in range(all_end - first, all_end - all_begin):  # tiles that only upper rows see
                     drain_tile(c, n + j, smem)
-            store(O, L, o, m, l, smem.o.index(c), q_batch_or_end, head, at, relative)
+            store(O, L, o, m, l, smem.o.index(c), q_batch_or_end, head, store_row, store_geometry)
         if end == first or not smem.sizes.separate_O_buffer:
             tma.store_wait(0)
             smem.q.release(q_tile)
@@ -308,7 +308,7 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens
     may reach past the last key.
     """
     CONSUMERS: gl.constexpr = SIZES.consumers
-    PRODUCER: gl.constexpr = 24 if sequences is None else 32  # its registers: to search for a sequence takes more
+    PRODUCER_REGISTERS: gl.constexpr = 24 if sequences is None else 32  # to search for a sequence takes more
     batch, H, N_q = shape_of(Q)
     _, _, N_k = shape_of(K)
     HAS_RIGHT_BOUND: gl.constexpr = CAUSAL or right is not None
@@ -336,14 +336,14 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens
     second = (1, O, L, smem, geometry, scale_log2)
     third = (2, O, L, smem, geometry, scale_log2)
     if CONSUMERS == 1:
-        gl.warp_specialize([(consumer, first), (producer, copies)], [1], [PRODUCER])
+        gl.warp_specialize([(consumer, first), (producer, copies)], [1], [PRODUCER_REGISTERS])
     elif CONSUMERS == 2:
         gl.warp_specialize(
-            [(consumer, first), (consumer, second), (producer, copies)], [4, 1], [SIZES.registers, PRODUCER]
+            [(consumer, first), (consumer, second), (producer, copies)], [4, 1], [SIZES.registers, PRODUCER_REGISTERS]
         )
     else:
         gl.warp_specialize(
             [(consumer, first), (consumer, second), (consumer, third), (producer, copies)],
             [4, 4, 1],
-            [SIZES.registers, SIZES.registers, PRODUCER],
+            [SIZES.registers, SIZES.registers, PRODUCER_REGISTERS],
         )

@@ -19,7 +19,6 @@ from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 def prepare(tensors: Tensors, options: Options) -> Callable | None:
     """Return a function of `tensors` that computes O, in the shape of Q, and L in fp32 for calls like this one.
 
-    Calls are like this one if they have the same options and tensors of the same types, devices, shapes and strides.
     Return None if this kernel does not support such calls. The returned function itself returns None for tensors that
     TMA cannot address.
     """

@@ -42,7 +42,7 @@ class Scheduler:
         return t < self.blocks * self.heads
 
     @gluon.jit
-    def tile_coord(self, t):
+    def block_coord(self, t):
         """Return the index of block t within its head, and the index of the head."""
         return block_coord(t, self.blocks, self.heads, self.l2_group)
 

@@ -65,11 +65,7 @@ def scalar_layout(warps):
 
 @triton.aggregate
 class Mailbox:
-    """A mailbox through which the producer describes each block to the consumers, at most one block ahead of them.
-
-    compute-sanitizer's racecheck reports races on the mailbox, because it does not see that barriers in shared memory
-    order the accesses.
-    """
+    """A mailbox through which the producer describes each block to the consumers, at most one block ahead of them."""
 
     fields: IntRecords
     filled: gl.shared_memory_descriptor  # where consumers wait for the producer

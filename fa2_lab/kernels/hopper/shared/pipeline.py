@@ -145,7 +145,7 @@ def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
     """Zero the rows of a tile from row `real` onward or, if BEFORE is set, the rows before `real`.
 
     p is 0 for these rows, but 0 times an unused key or value may be NaN. Every consumer writes the same bits, so
-    consumers may write at the same time, although compute-sanitizer's racecheck reports a race.
+    consumers may write at the same time.
     """
     ROWS: gl.constexpr = tile.shape[0]
     PART: gl.constexpr = 16
