@@ -19,10 +19,10 @@ from fa2_lab.tiles import cdiv
 triton_versions.check_and_patch()
 MiB = 2**20
 
-# The sizes on which kernels are not specialized, so that Triton compiles one kernel for all their values. N_q is not one
-# of them: a compiler that knows that 16 divides N_q needs fewer registers. Otherwise, the causal forward for d = 128
-# spills 8 bytes per thread on Hopper. In exchange, Triton compiles up to three kernels: for 1, for multiples of 16, and
-# for all other N_q.
+# The sizes on which kernels are not specialized, so that Triton compiles one kernel for all their values. N_q is not
+# among them, because the compiler needs fewer registers if it knows that 16 divides N_q. Otherwise, the causal forward
+# for d = 128 spills 8 bytes per thread on Hopper. In exchange, Triton compiles up to three kernels: for N_q = 1, for
+# multiples of 16, and for all other N_q.
 UNSPECIALIZED = ["H", "group", "N_k", "batch_heads", "l2_group", "sequences"]
 
 # Programmatic dependent launch: a kernel can start while the previous one still runs, and waits for it by itself.

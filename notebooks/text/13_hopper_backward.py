@@ -323,6 +323,7 @@ read("hopper/backward/rows.py", "RowBlockPipeline.load_acc_init")
 # | name | meaning |
 # | --- | --- |
 # | `r`, `n` | the number of the column block, and of the row block, counted over all work of this program, as in chapter 12b |
+# | `n_step` | the number of the row block that a step of the loop processes |
 # | `steps` | the number of row blocks that see this column block |
 # | `bounds` | from the function `seeing_rows`: the first row that sees each key, and `CUT`, which is true if there is any mask at all |
 # | `load_kv` | waits for K and V, and returns V |
@@ -330,7 +331,7 @@ read("hopper/backward/rows.py", "RowBlockPipeline.load_acc_init")
 # | `COLS` | 64, the number of keys per consumer |
 # | `acc_layout(d)` | the layout in which the tensor cores leave a result with d columns (chapter 12a) |
 # | `dq_accum` | the descriptor of the fp32 dQ buffer |
-# | `dq_semaphore` | the *turns* of part 5; without turns, its `wait_for_room` does nothing, so skip these two lines |
+# | `semaphore` | the *turns* of part 5; without turns, its `wait_for_room` does nothing, so skip these two lines |
 #
 # The listing leaves out the lines for `dk_late`, an option that moves matmul 4 into the next step. The option is off,
 # because with Triton 3.9, it does not make the kernel faster.
