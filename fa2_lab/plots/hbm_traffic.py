@@ -27,7 +27,7 @@ def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memor
     """Draw the traffic as a function of M, the number of elements that fit on the chip.
 
     `moved` is {M: elements that FA1 moves}. `standard` is the number of elements that standard attention moves, and
-    `least` is the lower bound. Neither depends on M. `memories` is {chip: bytes of shared memory}.
+    `least` that of Q, K, V and O, moved once each. Neither depends on M. `memories` is {chip: bytes of shared memory}.
     """
     gains = [before / after for before, after in pairwise(moved.values())]
     caption = "Twice the room on the chip divides FA1's traffic by"
