@@ -8,13 +8,15 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fa2_lab.examine.backward import read_backward, read_L
 from fa2_lab.examine.cases import BITS, all_cases
 from fa2_lab.examine.catalogue import CATALOGUE
-from fa2_lab.examine.match import GRADIENTS, SILENT, Answer, Finding, Variant, conventions, explain
+from fa2_lab.examine.detect import detect_call
+from fa2_lab.examine.match import GRADIENTS, SILENT, Answer, Finding, Variant, conventions, explain, without_silent
 from fa2_lab.examine.memory import checks, coarse_sums, guarded, repeated
-from fa2_lab.examine.readout import read_out
-from fa2_lab.examine.settle import settle
+from fa2_lab.examine.readout import read_out, telling
 from fa2_lab.examine.subject import LAYOUTS, LIBRARIES, NotExamined, Subject
 
 __all__ = ["CATALOGUE", "Answer", "Finding", "NotExamined", "Report", "examine", "explain"]
@@ -51,9 +53,9 @@ def examine(
 ) -> Report:
     """Search for known mistakes in a function that should compute softmax(τ q kᵀ) v.
 
-    examine() calls the function on about sixty small problems, and compares its results with those that each known
-    mistake would give. Arguments other than q, k and v are recognized by their names. If the function cannot be tested,
-    examine() raises NotExamined and names the reason.
+    examine() calls the function on more than a hundred small problems, and compares its results with those that each
+    known mistake would give. Arguments other than q, k and v are recognized by their names. If the function cannot be
+    tested, examine() raises NotExamined and names the reason.
 
     layout   The layout of q, k and v: bhnd (batch, heads, N, d), bnhd, hnd, nd, flat (batch, N, heads · d), or thd for
              packed sequences. If you do not pass a layout, it is detected.
@@ -73,7 +75,7 @@ def examine(
             raise ValueError(f"{name}: got {got!r}; it takes {', '.join(known)}")
     begun = time.monotonic()
     subject = Subject(function, given, device)
-    settle(subject, layout, library, dtype)
+    detect_call(subject, layout, library, dtype)
     answers, found, refused = asked(subject, all_cases(subject.d, subject.multiple, quick), SECONDS[quick] * 0.6)
     plain = [x for x in answers if x.case.group == "plain"]
     if not plain:
@@ -88,15 +90,17 @@ def examine(
         named = [y for x in named for y in described(subject, x, named, answers)]
         strange = [x.case.options.keys() for x in named if x.name == "weights" and x.case]
         named = [x for x in named if x.read_out or not x.case or not any(y <= x.case.options.keys() for y in strange)]
-    state = conventions(next((x.state for x in reversed(named) if x.mistake.part in ("conventions", "O")), Variant()))
-    if not unsteady and all(x.fits(state, ("O",)) for x in plain):
+    variant = conventions(
+        next((x.variant for x in reversed(named) if x.mistake.part in ("conventions", "O")), Variant())
+    )
+    if not unsteady and all(x.fits(variant, ("O",)) for x in plain):
         subject.eps = plain[0].eps
-        found += checks(subject, answers, state)
+        found += checks(subject, answers, variant)
     found += unsteady + [Finding(name, "in one of the calls") for name in sorted(subject.happened)]
     if any(x.where.startswith(GRADIENTS) for x in named):
         found = [x for x in found if x.name != "gradient-empty"]
     if not any(x.is_wrong for x in named + found):
-        found += coarse_sums(subject, state)
+        found += coarse_sums(subject, variant)
     first = {(x.name, x.read_out): x for x in reversed(named + found)}  # of each name the first finding
     findings = [first[key] for key in dict.fromkeys((x.name, x.read_out) for x in named + found)]
     how = f"{subject.library}, {subject.dtype}, {LAYOUTS[subject.layout]}"
@@ -112,22 +116,22 @@ def described(subject: Subject, finding: Finding, named: list[Finding], answers:
     """
     if finding.name not in ("unknown", *SILENT.values()):
         return [finding]
-    output, state = finding.where.split(":")[0], conventions(finding.state)
-    group = [x for x in answers if x.case.group == finding.group and (not x.case.is_long or output == "L")]
-    if any(x.name == SILENT["cross"] for x in named) and finding.name == "unknown":
-        group = [x for x in group if x.case.q.shape[2] == x.case.k.shape[2]]
+    output, variant = finding.where.split(":")[0], conventions(finding.variant)
+    group = without_silent([x for x in answers if x.case.group == finding.group], named)
     if output == "O":
-        said = [read_out(subject, finding, [x for x in group if not x.case.is_long])]
-        is_wrong = finding.name == "unknown" or said[0].startswith("Head i has the weights")
+        said = [read_out(subject, finding, telling(group, variant, ("O",)))]
+        is_number = all(np.isfinite(x.outputs["O"]).all() for x in group) and np.isnan(subject.fill)
+        is_wrong = finding.name == "unknown" or (finding.name == SILENT["grouped"] and is_number)
         name = "weights" if is_wrong else finding.name
     elif output == "L":
-        name, said = "L-other", [read_L([x for x in group if "L" in x.outputs], state, subject.tiles())]
+        name, said = "L-other", [read_L([x for x in group if "L" in x.outputs], variant, subject.tiles())]
     else:
         alike = [x for x in named if x.name == "unknown" and x.group == finding.group and x.where.startswith(GRADIENTS)]
         outputs = [x.where.split(":")[0] for x in alike]
         name, said = "gradients", []
         if finding is alike[0]:
-            said = read_backward(subject, [x for x in group if "dQ" in x.outputs], state, outputs)
+            of_group = telling([x for x in group if "dQ" in x.outputs], variant, outputs)
+            said = read_backward(subject, of_group, variant, outputs)
             if not said:
                 return alike
     found = [finding._replace(read_out=x[0].upper() * (x[0] != "d") + x[x[0] != "d" :], name=name) for x in said if x]
@@ -142,11 +146,11 @@ def asked(subject: Subject, cases: list, seconds: float) -> tuple[list[Answer], 
     answers: list[Answer] = []
     found: list[Finding] = []
     refused: dict[str, str] = {}
-    until = time.monotonic() + seconds
+    until = time.process_time() + seconds
     for case in map(subject.fitted, sorted(cases, key=lambda case: case.is_long)):
         if lack := subject.lacks(case):
             refused.setdefault(lack, "")
-        elif answers and time.monotonic() > until:
+        elif answers and time.process_time() > until:
             refused[UNASKED] = "there was no time left for them"
         else:
             try:

@@ -42,8 +42,8 @@ PLURAL = {"is": " are", "sums": " sum", "uses": " use"}
 class Backward:
     """The gradients of a function for a case in which the rows of each of q, k, v and dO are orthogonal."""
 
-    def __init__(self, subject: Subject, like: AttentionCase, state: Variant) -> None:
-        self.state = state
+    def __init__(self, subject: Subject, like: AttentionCase, variant: Variant) -> None:
+        self.variant = variant
         rows = max(like.q[..., 0].size, like.k[..., 0].size)
         for d in (1 << (2 * rows - 1).bit_length(), like.q.shape[3]):
             if rows <= d:
@@ -55,11 +55,11 @@ class Backward:
         self.case = case = self.answer.case
         self.group = case.q.shape[1] // case.k.shape[1]
         self.got = {x: self.answer.outputs[x] for x in GRADIENTS if x in self.answer.outputs}
-        right = attention(case, *state, gradients=True)
+        right = attention(case, *variant, gradients=True)
         self.right = {x: right[x] for x in GRADIENTS}
         self.made = {x: self.sums(self.got[x], SUMMED[x]) for x in self.got}
         self.should = {x: self.sums(self.right[x], SUMMED[x]) for x in GRADIENTS}
-        P = weights(lambda x: attention(x, *state)["O"], case)
+        P = weights(lambda x: attention(x, *variant)["O"], case)
         self.known = arrays(case, P, right["L"]) | dict(O=right["O"])
         dP = case.dO @ self.known["v"].swapaxes(2, 3)
         dL = np.zeros_like(right["L"]) if case.dL is None else case.dL
@@ -126,14 +126,14 @@ def orthogonal(case: AttentionCase, d: int) -> AttentionCase:
     return replace(case, **made, usual_d=case.usual_d or case.q.shape[3])
 
 
-def read_backward(subject: Subject, answers: Sequence[Answer], state: Variant, outputs: Sequence[str]) -> list[str]:
+def read_backward(subject: Subject, answers: Sequence[Answer], variant: Variant, outputs: Sequence[str]) -> list[str]:
     """Return sentences about the outputs (of dQ, dK and dV) that are wrong in these answers to a group of cases."""
     runs = []
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for x in sorted(answers, key=lambda x: x.case.q.size + x.case.k.size):
             with suppress(NotExamined):
-                runs.append(Backward(subject, x.case, state))
+                runs.append(Backward(subject, x.case, variant))
         runs = [x for x in runs if all(np.isfinite(x.got[y]).all() for y in outputs)]
         if not runs:  # the function refuses these cases, or returns NaN
             return []
@@ -214,25 +214,25 @@ def is_mask(readings: list[Reading]) -> bool:
 def as_forward(readings: list[Reading], runs: list[Backward], sizes: Sequence[int]) -> str:
     """Return a sentence about weights that are those of a forward pass with a known mistake, apart from their sums."""
 
-    def is_alike(x: Reading, run: Backward, state: Variant) -> bool:
-        P = weights(lambda case: attention(case, *state)["O"], x.case)
+    def is_alike(x: Reading, run: Backward, variant: Variant) -> bool:
+        P = weights(lambda case: attention(case, *variant)["O"], x.case)
         if np.abs(x.W - P).max() <= 2 * x.near:
             return True
         W, P, right = (y / np.maximum(y.sum(axis=3, keepdims=True), 1e-9) for y in (x.W, P, x.right))
         return bool(np.abs(W - P).max() <= 2 * x.near < np.abs(P - right).max())
 
-    def is_right_without_options(state: Variant, run: Backward) -> bool:  # else other groups would show the mistake
-        a, b = (attention(replace(run.case, options={}), *x)["O"] for x in (state, run.state))
-        return not run.case.options or np.array_equal(a, b)
+    def is_right_without_options(variant: Variant, run: Backward) -> bool:  # else other groups would show the mistake
+        a, b = (attention(replace(run.case, options={}), *x)["O"] for x in (variant, run.variant))
+        return not run.case.options or np.allclose(a, b)
 
     wrong = [(x, y) for x, y in zip(readings, runs, strict=True) if x.is_wrong]
-    for state in candidates(runs[0].state, "O", sizes):
-        known = CATALOGUE[state.names[-1]]
+    for variant in candidates(runs[0].variant, "O", sizes):
+        known = CATALOGUE[variant.names[-1]]
         is_mask = not known.depends_on or (known.depends_on == "B" and re.search("visited|ahead", str(known.edits)))
         if (
             known.part == "O"
             and is_mask
-            and all(is_alike(x, y, state) and is_right_without_options(state, y) for x, y in wrong)
+            and all(is_alike(x, y, variant) and is_right_without_options(variant, y) for x, y in wrong)
         ):
             said = known.description
             return f"P in {{name}} is that of a wrong forward pass: {said[0].lower()}{said[1:]}"
@@ -365,7 +365,7 @@ def about_dS(runs: list[Backward], output: str, sizes: Sequence[int]) -> str:
         P, dP, D = (x.known[y] for y in ("P", "dP", "D"))
         clear = P > 200 * max(x.near, 1e-6)
         parts.append((x.W / P, x.quantities(OF_DS), clear))
-        far = clear & (np.abs(dP - D) > 0.05)
+        far = clear & (np.abs(dP - D) > 0.05) & (P * np.abs(dP - D) > 200 * max(x.near, 1e-6))
         slopes.append((x.W / P / (dP - D), x.quantities(OF_SLOPE), far))
         used.append(x._replace(W=np.where(far, x.W / (dP - D), P), right=P, near=200 * x.near))
     if said := formula(slopes, runs):
@@ -385,9 +385,9 @@ def about_dS(runs: list[Backward], output: str, sizes: Sequence[int]) -> str:
 class OfL:
     """An answer, with the arrays that the expressions of catalogue.md use."""
 
-    def __init__(self, answer: Answer, state: Variant) -> None:
-        P = weights(lambda x: attention(x, *state)["O"], answer.case)
-        self.known = arrays(answer.case, P, attention(answer.case, *state)["L"])
+    def __init__(self, answer: Answer, variant: Variant) -> None:
+        P = weights(lambda x: attention(x, *variant)["O"], answer.case)
+        self.known = arrays(answer.case, P, attention(answer.case, *variant)["L"])
         self.got, self.near = answer.outputs["L"][..., None], 1e-4 + 4 * answer.bound("L")
         self.seen = P.any(axis=3, keepdims=True)
         self.wrong: np.ndarray = self.seen & ~(np.abs(self.got - self.known["L"]) <= self.near)
@@ -399,10 +399,10 @@ class OfL:
         return {name: self.seen & (x[..., None] if x.ndim == 3 else x.astype(bool)) for name, x in found.items()}
 
 
-def read_L(answers: Sequence[Answer], state: Variant, sizes: Sequence[int]) -> str:
+def read_L(answers: Sequence[Answer], variant: Variant, sizes: Sequence[int]) -> str:
     """Return a sentence about L, which is wrong in these answers to a group of cases, or ""."""
     with np.errstate(all="ignore"):
-        runs = [OfL(x, state) for x in answers]
+        runs = [OfL(x, variant) for x in answers]
         if not all(np.isfinite(x.got[x.seen]).all() for x in runs):
             return ""
         for bits, dtype in ((11, "fp16 or TF32"), (8, "bf16")):

@@ -12,7 +12,22 @@ TileSize = int | tuple[int, int]  # its size, or (rows, keys)
 OPEN = 10**9  # a side of a window that has no end
 PAGE = 16  # keys of a page, in a cache that is stored in pages
 BITS = {"float64": 23, "float32": 23, "float16": 11, "bfloat16": 8}  # of each dtype; float64 is held to float32
+EXTREME = ("large", "hidden", "hidden mask")  # groups with extreme scores, where 16 bits may overflow
+LONG = 5000  # scores of one head, in cases that --quick leaves out
 SCALE_UP = 100.0  # the last feature of q and k where all scores are moved up or down
+
+# The sizes (N_q, N_k) at which each option is asked: within a tile, and past one of 64 and one of 128 rows or keys
+Size = tuple[int, int]
+SHORT, UNEQUAL, PAST_64, PAST_128, ACROSS, PAST_256 = (20, 20), (9, 21), (70, 70), (150, 150), (40, 150), (300, 300)
+EVERY = (SHORT, UNEQUAL, PAST_64, PAST_128, ACROSS)
+WINDOWS: list[Callable] = [  # (left, right) of so many keys
+    lambda n: (n // 5, n // 5),
+    lambda n: (n // 3, n // 3),
+    lambda n: (n // 7 + 1, 1),
+    lambda n: (n // 5, OPEN),
+    lambda n: (OPEN, n // 10),
+    lambda n: (0, 0),
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +59,7 @@ class AttentionCase:
 
     @property
     def is_long(self) -> bool:
-        return self.q.shape[2] * self.k.shape[2] > 5000
+        return self.q.shape[2] * self.k.shape[2] > LONG
 
     def rounded(self, to: Callable[[np.ndarray], np.ndarray]) -> AttentionCase:
         """Return this case with q, k, v and dO rounded by the function `to`, which rounds an array to a dtype."""
@@ -91,86 +106,101 @@ def case(
 
 
 def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[AttentionCase]:
-    """Return all cases, with head dimension d. If `quick` is set, leave out the long cases.
+    """Return all cases, with head dimension d: each option at several sizes. If `quick` is set, leave out long cases.
 
-    Lengths are rounded up to multiples of `multiple`, for functions that require this.
+    Lengths are rounded up to multiples of `multiple`, for functions that require this. The gradients are asked for in
+    all cases but those with extreme scores.
     """
-    draw = np.random.default_rng(7)
+    cases: list[AttentionCase] = []
 
-    def make(group: str, N_q: int, N_k: int = 0, **more: Any) -> AttentionCase:
-        N_q, N_k = (-(-n // multiple) * multiple for n in (N_q, N_k or N_q))
-        return case(group, N_q, N_k, **dict(d=d) | more)
+    def add(group: str, *sizes: Size, **more: Any) -> None:
+        """Add a case of each size (N_q, N_k). A function among the options gets (batch, heads, N_q, N_k)."""
+        for asked in sizes:
+            N_q, N_k = (-(-n // multiple) * multiple for n in asked)
+            N_k += multiple * (N_q == N_k and asked[0] < asked[1])
+            usual = dict(
+                d=d, heads=1 + (max(asked) < 128), batch=1 + (asked == UNEQUAL), gradients=group not in EXTREME
+            )
+            usual |= dict(size=2.0 if max(asked) > 60 else 1.0) | more
+            of = usual["batch"], usual["heads"], N_q, N_k
+            values = {name: x(*of) if callable(x) else x for name, x in usual.items()}
+            if not (quick and asked[0] * asked[1] > LONG):
+                cases.append(case(group, N_q, N_k, **values))
 
-    allowed = draw.random((1, 2, 12, 12)) < 0.6
-    allowed[..., 0] = True  # no row is empty
-    none = allowed.copy()
-    none[:, :, 3:6] = False
-    bias = 2 * draw.standard_normal((1, 2, 12, 12))
-    slopes, packed = np.array([0.5, 0.125]), np.array([0, 5, 12, 23])
-    cases = [
-        make("plain", 16, gradients=True),
-        make("plain", 7, batch=2, gradients=True),
-        make("plain", 70, size=2.0, gradients=True),
-        make("plain", 128, batch=2, heads=1),
-        make("plain", 200, heads=1),
-        make("cross", 7, 13, batch=2, gradients=True),
-        make("cross", 64, 128, size=2.0),
-        make("cross", 40, 200, size=2.0, heads=1),
-        make("scale", 9, scale=0.6, gradients=True),
-        make("scale", 9, scale=0.0),
-        replace(make("width", 9, d=d * 3 // 2), usual_d=d),
-        make("large", 12, shift=4e4),
-        make("large", 12, shift=-4e4),
-        make("large", 70, size=2e3, heads=1),
-        make("large", 200, size=2e3, heads=1),
-        make("causal", 16, causal=True, gradients=True),
-        make("causal", 70, size=2.0, causal=True, gradients=True),
-        make("causal", 200, heads=1, causal=True),
-        make("corner", 9, 21, causal=True, gradients=True),
-        make("corner", 40, 200, heads=1, causal=True),
-        make("hidden", 12, causal=True, size=400.0),
-        make("hidden", 12, causal=True, shift=-2.4e5),
-        make("empty", 21, 9, causal=True, gradients=True),
-        make("grouped", 8, heads=6, kv_heads=3, batch=2, gradients=True),
-        make("grouped", 8, heads=4, kv_heads=1, gradients=True),
-        make("window", 20, window=(4, 4)),
-        make("window", 20, window=(7, 7)),
-        make("window", 20, causal=True, window=(5, 5), gradients=True),
-        make("window", 20, window=(3, 1), gradients=True),
-        make("window", 9, 21, window=(2, 1)),
-        make("window", 20, window=(4, OPEN)),
-        make("window", 20, window=(OPEN, 2)),
-        make("window", 70, heads=1, causal=True, window=(9, 9), gradients=True),
-        make("window", 70, heads=1, window=(9, OPEN), gradients=True),
-        make("window", 200, heads=1, causal=True, window=(41, 41)),
-        make("window", 140, heads=1, window=(4, 4)),
-        make("softcap", 12, softcap=1.5, size=2.0, gradients=True),
-        make("softcap", 12, softcap=2.0, causal=True),
-        case("mask", 12, d=d, mask=allowed, gradients=True),
-        case("bias", 12, d=d, mask=bias, gradients=True),
-        case("mask, causal", 12, d=d, mask=allowed, causal=True),
-        case("bias, causal", 12, d=d, mask=bias, causal=True),
-        case("empty-mask", 12, d=d, mask=none, gradients=True),
-        case("hidden mask", 12, d=d, mask=allowed, shift=-2.4e5),
-        make("lengths", 6, 16, batch=3, key_lengths=np.array([5, 11, 16]), gradients=True),
-        make("lengths", 12, batch=3, key_lengths=np.array([5, 9, 12])),
-        make("lengths", 6, 70, batch=2, heads=1, key_lengths=np.array([33, 64])),
-        make("lengths, causal", 6, 16, batch=3, causal=True, key_lengths=np.array([7, 11, 16])),
-        make("alibi", 9, 140, slopes=slopes),
-        make("alibi", 20, causal=True, slopes=slopes, gradients=True),
-        make("alibi", 20, heads=6, kv_heads=3, slopes=2.0 ** -np.arange(1.0, 7.0)),
-        case("kept", 12, d=d, dropout=0.4, kept=allowed, gradients=True),
-        case("packed", 23, d=d, cu_seqlens=packed),
-        case("packed", 23, 31, d=d, cu_seqlens=packed, cu_seqlens_k=np.array([0, 9, 15, 31])),
-        case("packed, causal", 23, 31, d=d, causal=True, cu_seqlens=packed, cu_seqlens_k=np.array([0, 9, 17, 31])),
-        case("packed", 23, d=d, cu_seqlens=np.array([0, 5, 5, 12, 23]), causal=True, gradients=True),
-        make("sinks", 12, causal=True, sinks=np.array([0.5, -1.0]), gradients=True),
-        make("sinks", 20, 140, sinks=np.array([1.0, 3.0])),
-        make("sinks", 12, heads=6, kv_heads=3, sinks=np.array([0.5, -1.0, 1.5, 0.0, 2.0, -0.5])),
-        make("dL", 9, gradients=True, dL=True),
-        make("dL", 12, causal=True, gradients=True, dL=True),
-    ]
-    return [x for x in cases if not x.is_long] if quick else cases
+    add("plain", (16, 16), PAST_64, (200, 200), PAST_256)
+    add("plain", (7, 7), (128, 128), batch=2)
+    add("plain", (40, 40), batch=3)
+    add("cross", (7, 13), batch=2)
+    add("cross", (64, 128), ACROSS)
+    add("scale", (9, 9), ACROSS, scale=0.6)
+    add("scale", (9, 9), scale=0.0, gradients=False)
+    add("width", (9, 9), d=d * 3 // 2)
+    add("width", (9, 9), d=d * 8)
+    cases = [replace(x, usual_d=d) if x.group == "width" else x for x in cases]
+    add("large", (12, 12), shift=4e4)
+    add("large", (12, 12), shift=-4e4)
+    add("large", PAST_64, (200, 200), size=2e3, heads=1)
+    add("causal", (16, 16), PAST_64, (200, 200), PAST_256, causal=True)
+    add("corner", UNEQUAL, ACROSS, (100, 170), causal=True)
+    add("hidden", (12, 12), causal=True, size=400.0)
+    add("hidden", (12, 12), causal=True, shift=-2.4e5)
+    add("empty", (21, 9), causal=True)
+    add("grouped", (8, 8), heads=6, kv_heads=3, batch=2)
+    add("grouped", (8, 8), heads=4, kv_heads=1)
+    add("grouped", UNEQUAL, PAST_64, heads=4, kv_heads=2, causal=True)
+    for window in WINDOWS:
+        add("window", *EVERY, window=lambda *of, of_keys=window: of_keys(of[3]))
+    add("window", *EVERY, window=lambda *of: (of[3] // 5 + 1, of[3] // 5 + 1), causal=True)
+    add("softcap", SHORT, UNEQUAL, PAST_64, softcap=1.5, size=2.0)
+    add("softcap", SHORT, ACROSS, softcap=2.0, causal=True)
+    for causal in ({}, dict(causal=True)):
+        for name, mask in (("mask", allowed), ("bias", lambda *of: 2 * drawn(*of))):
+            add(name + ", causal" * len(causal), SHORT, UNEQUAL, PAST_64, ACROSS, mask=mask, **causal)
+    add("empty-mask", SHORT, mask=lambda *of: allowed(*of) & (np.arange(of[2])[:, None] // 3 != 1))
+    add("hidden mask", SHORT, mask=allowed, shift=-2.4e5)
+    add("lengths", (6, 16), SHORT, batch=3, key_lengths=lengths)
+    add("lengths", PAST_64, ACROSS, batch=2, key_lengths=lambda *of: lengths(*of) - 3)
+    add("lengths, causal", (6, 16), batch=3, causal=True, key_lengths=lambda *of: lengths(*of) - np.array([0, 0, 2]))
+    add("lengths, causal", ACROSS, batch=2, causal=True, key_lengths=lambda *of: lengths(*of) - 3)
+    add("alibi", SHORT, UNEQUAL, PAST_64, slopes=slopes)
+    add("alibi", SHORT, ACROSS, slopes=slopes, causal=True)
+    add("alibi", SHORT, heads=6, kv_heads=3, slopes=slopes)
+    add("kept", SHORT, UNEQUAL, PAST_64, dropout=0.4, kept=allowed)
+    for N_q, N_k in ((23, 23), (23, 31), (150, 200)):
+        ends = dict(cu_seqlens=np.array([0, N_q // 5, N_q // 2, N_q]))
+        ends |= dict(cu_seqlens_k=np.array([0, N_k // 3, N_k // 2 + 2, N_k])) if N_q < N_k else {}
+        add("packed", (N_q, N_k), **ends)
+        add("packed, causal", (N_q, N_k), causal=True, **ends)
+        add("packed, causal", (N_q, N_k), causal=True, heads=4, kv_heads=2, **ends)
+    add("packed", (23, 23), causal=True, cu_seqlens=np.array([0, 5, 5, 12, 23]))
+    add("sinks", SHORT, UNEQUAL, PAST_64, causal=True, sinks=sinks)
+    add("sinks", SHORT, ACROSS, sinks=sinks)
+    add("sinks", SHORT, heads=6, kv_heads=3, sinks=sinks)
+    add("sinks", SHORT, PAST_64, sinks=sinks, window=(5, 5), causal=True)
+    add("dL", SHORT, UNEQUAL, PAST_64, dL=True)
+    add("dL", SHORT, causal=True, dL=True, heads=4, kv_heads=2)
+    return cases
+
+
+def drawn(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).standard_normal(shape)
+
+
+def allowed(*shape: int) -> np.ndarray:
+    """Return a boolean mask in which each row sees its first key, and most of the others."""
+    return (drawn(*shape) < 0.3) | (np.arange(shape[3]) == 0)
+
+
+def lengths(batch: int, heads: int, N_q: int, N_k: int) -> np.ndarray:
+    return np.array([N_k * (b + 1) // batch + 2 * (b + 1 < batch) for b in range(batch)])
+
+
+def slopes(batch: int, heads: int, N_q: int, N_k: int) -> np.ndarray:
+    return 2.0 ** -np.arange(1.0, 2 * heads, 2)
+
+
+def sinks(batch: int, heads: int, N_q: int, N_k: int) -> np.ndarray:
+    return np.array([0.5, -1.0, 1.5, 0.0, 2.0, -0.5])[:heads]
 
 
 def paged(k: np.ndarray, page: int = PAGE) -> tuple[np.ndarray, np.ndarray]:

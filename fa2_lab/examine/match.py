@@ -6,20 +6,19 @@ The answers are given as arrays, and the function is not called.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fa2_lab.examine.attention import attention, combine
-from fa2_lab.examine.cases import OPEN, AttentionCase, TileSize
+from fa2_lab.examine.cases import EXTREME, OPEN, AttentionCase, TileSize
 from fa2_lab.examine.catalogue import CATALOGUE, Mistake
 
 Names = tuple[str, ...]
 GRADIENTS = ("dQ", "dK", "dV")
 TILES = (1, 2, 4, 8, 16, 32, 64, 128)
-EXTREME = ("large", "hidden", "hidden mask")  # groups in which 16 bits may overflow
 SILENT = {"grouped": "grouped-silent", "cross": "lengths-silent"}  # what a function may take without a word
 
 
@@ -55,35 +54,35 @@ class Answer:
         """Return these outputs as the answer to the same case with other options."""
         return Answer(replace(self.case, options=self.case.options | options), self.outputs, self.eps)
 
-    def variant(self, state: Variant, name: str) -> np.ndarray:
-        key = (*state, name in GRADIENTS)
+    def variant(self, variant: Variant, name: str) -> np.ndarray:
+        key = (*variant, name in GRADIENTS)
         if key not in self.variants:
-            self.variants[key] = attention(self.case, *state, gradients=name in GRADIENTS)
+            self.variants[key] = attention(self.case, *variant, gradients=name in GRADIENTS)
         return self.variants[key][name]
 
-    def bound(self, name: str, state: Variant = RIGHT) -> float:
-        """Return the largest difference that rounding alone can cause in the output `name` of the variant `state`."""
-        error = self.eps * (4 + 2 * float(self.variant(state, "largest")) + self.case.k.shape[2] ** 0.5)
-        x = np.abs(self.variant(state, name))
+    def bound(self, name: str, variant: Variant = RIGHT) -> float:
+        """Return the largest difference that rounding alone can cause in the output `name` of the variant `variant`."""
+        error = self.eps * (4 + 2 * float(self.variant(variant, "largest")) + self.case.k.shape[2] ** 0.5)
+        x = np.abs(self.variant(variant, name))
         size = max(np.abs(self.case.v).max() if name == "O" else 1.0, x[np.isfinite(x)].max(initial=0.0))
         return error * float(size) * (8 if name in GRADIENTS else 1)
 
-    def wrong(self, state: Variant, name: str) -> np.ndarray:
-        """Return a boolean array: True for each element of the output `name` that differs from the variant `state`.
+    def wrong(self, variant: Variant, name: str) -> np.ndarray:
+        """Return a boolean array: True for each element of the output `name` that differs from the variant `variant`.
 
         Differences within rounding do not count, and two non-finite elements count as equal. Rows that see no key are
         never wrong, because they are checked separately.
         """
-        got, want = self.outputs[name], self.variant(state, name)
+        got, want = self.outputs[name], self.variant(variant, name)
         with np.errstate(invalid="ignore"):
-            near = (np.abs(got - want) <= self.bound(name, state)) | (~np.isfinite(got) & ~np.isfinite(want))
+            near = (np.abs(got - want) <= self.bound(name, variant)) | (~np.isfinite(got) & ~np.isfinite(want))
         if name == "O":  # a row that saw nothing is 0 or NaN or, with finite masks, the mean of V or as if unmasked
-            nothing = np.isneginf(self.variant(state, "L"))[..., None]
+            nothing = np.isneginf(self.variant(variant, "L"))[..., None]
             is_mean = np.abs(got - self.mean()) <= self.bound("O")
             is_open = np.abs(got - self.variant(UNMASKED, "O")) < 0.01 if nothing.any() and not nothing.all() else False
             near |= nothing & ((got == 0) | ~np.isfinite(got) | is_mean | is_open)
         if name in ("O", "L", "dQ"):
-            near[self.empty(state)] = True  # rows that see no key are judged for themselves
+            near[self.empty(variant)] = True  # rows that see no key are judged for themselves
         return ~near
 
     def mean(self) -> np.ndarray:
@@ -91,16 +90,16 @@ class Answer:
         v = np.repeat(self.case.v, self.case.q.shape[1] // self.case.v.shape[1], axis=1)
         return np.broadcast_to(v.mean(axis=2, keepdims=True), self.case.q.shape)
 
-    def empty(self, state: Variant) -> np.ndarray:
+    def empty(self, variant: Variant) -> np.ndarray:
         """Return a boolean array (batch, heads, N_q) that is True for each row that sees no key."""
-        return np.isneginf(self.variant(conventions(state), "L"))
+        return np.isneginf(self.variant(conventions(variant), "L"))
 
-    def fits(self, state: Variant, names: Iterable[str]) -> bool:
-        return not any(self.wrong(state, name).any() for name in names if name in self.outputs)
+    def fits(self, variant: Variant, names: Iterable[str]) -> bool:
+        return not any(self.wrong(variant, name).any() for name in names if name in self.outputs)
 
 
-def conventions(state: Variant) -> Variant:
-    return Variant(tuple(name for name in state.names if CATALOGUE[name].part == "conventions"))
+def conventions(variant: Variant) -> Variant:
+    return Variant(tuple(name for name in variant.names if CATALOGUE[name].part == "conventions"))
 
 
 class Finding(NamedTuple):
@@ -111,7 +110,7 @@ class Finding(NamedTuple):
     much: float = np.nan
     case: AttentionCase | None = None
     others: tuple[str, ...] = ()  # mistakes that would explain the outputs equally well
-    state: Variant = RIGHT  # of the function, up to and with this finding
+    variant: Variant = RIGHT  # of the function, up to and with this finding
     read_out: str = ""  # what the weights that were read out show
 
     @property
@@ -127,7 +126,7 @@ class Finding(NamedTuple):
         return self.mistake.part not in ("conventions", "remarks")
 
     def __str__(self) -> str:
-        says, B = self.read_out or self.mistake.description.replace("{bits}", str(self.state.bits)), self.state.B
+        says, B = self.read_out or self.mistake.description.replace("{bits}", str(self.variant.bits)), self.variant.B
         tile = f" (tiles of {' × '.join(map(str, np.atleast_1d(B)))})" if "B" in self.mistake.depends_on and B else ""
         return says.removesuffix(".") + tile + "."
 
@@ -144,15 +143,16 @@ def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Fin
 
     The findings are about O, then about L and, if O is right, about the gradients. `tiles` are the tile sizes to try.
     """
-    found, state = explain_part(answers, RIGHT, "O", ("O",), tiles)
-    usual, plain = conventions(state), not any(x.is_wrong and x.group == "plain" for x in found)
+    found, variant = explain_part(answers, RIGHT, "O", ("O",), tiles)
+    usual, plain = conventions(variant), not any(x.is_wrong and x.group == "plain" for x in found)
+    answers = without_silent(answers, found)
     strange = {x.group for x in found if x.name in ("unknown", *SILENT.values())}
     right = [x for x in answers if x.case.group not in strange and x.fits(usual, ("O",))]
     of_L = [x for x in answers if x.case.group not in strange and "L" in x.outputs]
-    if not fits_all(state, of_L, ("L",)) and not fits_all(usual, of_L, ("L",)):
-        single = [s for base in (state, usual) for s in candidates(base, "L", tiles) if fits_all(s, of_L, ("L",))]
+    if not fits_all(variant, of_L, ("L",)) and not fits_all(usual, of_L, ("L",)):
+        single = [s for base in (variant, usual) for s in candidates(base, "L", tiles) if fits_all(s, of_L, ("L",))]
         if single:
-            found.append(Finding(single[0].names[-1], *describe_error(of_L, state, ("L",)), state=single[0]))
+            found.append(Finding(single[0].names[-1], *describe_error(of_L, variant, ("L",)), variant=single[0]))
         elif plain:
             found += explain_part([x for x in right if "L" in x.outputs], usual, "L", ("L",), tiles)[0]
     skip = {"empty", "empty-mask"} | {"dL" for x in found if x.mistake.part == "L" or x.where.startswith("L")}
@@ -161,60 +161,72 @@ def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Fin
 
 
 def explain_part(
-    answers: Sequence[Answer], state: Variant, part: str, outputs: Names, tiles: Sequence[int]
+    answers: Sequence[Answer], variant: Variant, part: str, outputs: Names, tiles: Sequence[int]
 ) -> tuple[list[Finding], Variant]:
     """Explain the outputs of one part of the catalogue ("O", "L" or "gradients"), one group of cases after another.
 
     Return the findings, and the variant that includes them. A new mistake is accepted only if it also fits all answers
-    that have been explained so far. `state` is the variant known at the start, and `tiles` are the tile sizes to try.
+    that have been explained so far. `variant` is the variant known at the start, and `tiles` are the tile sizes to try.
     """
     found: list[Finding] = []
     settled: list[Answer] = []
     for group in dict.fromkeys(x.case.group for x in answers):
         mine = sorted((x for x in answers if x.case.group == group), key=lambda x: x.case.q.size + x.case.k.size)
-        if any(x.name == SILENT["cross"] for x in found):  # then it is asked about one length alone
-            mine = [x for x in mine if x.case.q.shape[2] == x.case.k.shape[2] or "cu_seqlens_k" in x.case.options]
+        mine = without_silent(mine, found)
         if group in EXTREME and any(x.name == "precision" or "bits" in x.mistake.depends_on for x in found):
             continue
         is_plain = part == "O" and group == "plain"
         if is_plain and all(np.isnan(x.outputs["O"]).all() for x in mine):
-            return [Finding("all-nan", *describe_error(mine, state, outputs))], state
-        if fits_all(state, mine, outputs):
+            return [Finding("all-nan", *describe_error(mine, variant, outputs))], variant
+        if fits_all(variant, mine, outputs):
             settled += mine
             continue
-        if fits_all(conventions(state), mine, outputs):  # what is wrong elsewhere is right here
+        if fits_all(conventions(variant), mine, outputs):  # what is wrong elsewhere is right here
             continue
-        fitting = [s for s in candidates(state, part, tiles) if fits_all(s, mine + settled, outputs)]
-        for base in bases(state, part, mine, settled, outputs) if not fitting else ():
+        fitting = [s for s in candidates(variant, part, tiles) if fits_all(s, mine + settled, outputs)]
+        for base in bases(variant, part, mine, settled, outputs) if not fitting else ():
             fitting += [s for s in candidates(base, part, tiles) if fits_all(s, mine + settled, outputs)]
-        if not fitting and not state.B and group not in ("plain", "cross"):
-            fitting = [s for s in oblong(state, part, tiles) if fits_all(s, mine + settled, outputs)]
-        coarse = rounding(mine, state, tiles) if is_plain and not fitting else None
+        if not fitting and not variant.B and group not in ("plain", "cross"):
+            fitting = [s for s in oblong(variant, part, tiles) if fits_all(s, mine + settled, outputs)]
+        coarse = rounding(mine, variant, tiles) if is_plain and not fitting else None
         if fitting:
-            best, others = choose(fitting, answers, outputs, len(state.names))
-            new = best.names[len(state.names) :]
-            found += [Finding(name, *describe_error(mine, state, outputs), others=others, state=best) for name in new]
-            state, settled = best, settled + mine
+            best, others = choose(fitting, answers, outputs, len(variant.names))
+            new = best.names[len(variant.names) :]
+            found += [
+                Finding(name, *describe_error(mine, variant, outputs), others=others, variant=best) for name in new
+            ]
+            variant, settled = best, settled + mine
             if any(name.startswith("axis") for name in new):  # then no mask of keys does what it should
                 break
         elif len(outputs) > 1:
-            of_each = {name: explain_part([*settled, *mine], state, part, (name,), tiles)[0] for name in outputs}
+            of_each = {name: explain_part([*settled, *mine], variant, part, (name,), tiles)[0] for name in outputs}
             found += [x for name in outputs for x in of_each[name]]
             outputs = tuple(name for name in outputs if not of_each[name])  # of each the first mistake is enough
         elif coarse:
             found.append(coarse)
             for x in answers:  # what follows is judged as if in 16 bits
                 x.eps = 2.0**-8
-        elif state == conventions(state):  # after a mistake, what it does to other groups is not known
+        elif variant == conventions(variant):  # after a mistake, what it does to other groups is not known
             name = SILENT.get(group, "unknown") if part == "O" else "unknown"
-            name = "options-kept" if is_late(mine, answers, state, outputs) else name
-            found.append(Finding(name, *describe_error(mine, state, outputs), state=state))
+            name = "options-kept" if is_late(mine, answers, variant, outputs) else name
+            found.append(Finding(name, *describe_error(mine, variant, outputs), variant=variant))
             if group == "plain":
                 break
-    return found, state
+    return found, variant
 
 
-def is_late(mine: list[Answer], answers: Sequence[Answer], state: Variant, outputs: tuple[str, ...]) -> bool:
+def without_silent(answers: Sequence[Answer], found: Sequence[Finding]) -> list[Answer]:
+    """Return the answers without cases of a kind that the function takes without a word, but does not compute."""
+    strange = {x.group for x in found if x.name in ("unknown", *SILENT.values())}
+    kinds: dict[str, Callable[[AttentionCase], bool]] = {
+        "cross": lambda case: case.q.shape[2] != case.k.shape[2] and "cu_seqlens_k" not in case.options,
+        "grouped": lambda case: case.q.shape[1] != case.k.shape[1],
+    }
+    kinds = {group: is_kind for group, is_kind in kinds.items() if group in strange}
+    return [x for x in answers if x.case.group in kinds or not any(is_kind(x.case) for is_kind in kinds.values())]
+
+
+def is_late(mine: list[Answer], answers: Sequence[Answer], variant: Variant, outputs: tuple[str, ...]) -> bool:
     """Return whether a function seems to use the options of an earlier call.
 
     This is the case if the given outputs of each answer in `mine` are right for the options of its own case or of
@@ -224,11 +236,11 @@ def is_late(mine: list[Answer], answers: Sequence[Answer], state: Variant, outpu
     plain = [y for y in answers if not any(isinstance(z, np.ndarray) for z in y.case.options.values())]
     same = {x: [y.case.options for y in plain if sizes[y] == sizes[x] and y is not x] for x in mine}
     asked = {x: [replace(x, case=replace(x.case, options=y), variants={}) for y in same[x] if y] for x in mine}
-    bases = [state, *(s for s in candidates(state, "O", ()) if CATALOGUE[s.names[-1]].part == "conventions")]
+    bases = [variant, *(s for s in candidates(variant, "O", ()) if CATALOGUE[s.names[-1]].part == "conventions")]
     return any(all(any(y.fits(s, outputs) for y in (x, *asked[x])) for x in mine) for s in bases)
 
 
-def rounding(answers: list[Answer], state: Variant, tiles: Sequence[int]) -> Finding | None:
+def rounding(answers: list[Answer], variant: Variant, tiles: Sequence[int]) -> Finding | None:
     """Return a finding that names the step with too few bits, or None if O differs by more than rounding could explain.
 
     O is compared with the catalogue's variants by the root mean square difference, because single elements may round up
@@ -239,62 +251,62 @@ def rounding(answers: list[Answer], state: Variant, tiles: Sequence[int]) -> Fin
         return max(float(np.sqrt(np.mean((x.outputs["O"] - x.variant(s, "O")) ** 2))) for x in answers)
 
     with np.errstate(all="ignore"):
-        here = distance(state)
+        here = distance(variant)
         if not here < 2.0**-7:
             return None
         of_bits = [m for m in CATALOGUE.values() if "bits" in m.depends_on]
-        best = min((s for m in of_bits for s in forms(m, state, (*tiles, 0))), key=distance)
-    where, much, case = describe_error(answers, state, ("O",))
+        best = min((s for m in of_bits for s in forms(m, variant, (*tiles, 0))), key=distance)
+    where, much, case = describe_error(answers, variant, ("O",))
     if distance(best) < here / 8:
-        return Finding(best.names[-1], where, much, case, state=best)
+        return Finding(best.names[-1], where, much, case, variant=best)
     size = ", as in bf16" if here > 2.0**-11 else ", as in fp16 or TF32" if here > 2.0**-15 else ""
-    return Finding("precision", where + size, much, case, state=state)
+    return Finding("precision", where + size, much, case, variant=variant)
 
 
-def forms(mistake: Mistake, state: Variant, tiles: Sequence) -> Iterator[Variant]:
-    """Yield the variants that add this mistake to `state`, one for each tile size and precision that it can have."""
+def forms(mistake: Mistake, variant: Variant, tiles: Sequence) -> Iterator[Variant]:
+    """Yield the variants that add this mistake to `variant`, one for each tile size and precision that it can have."""
     if "parts" in mistake.depends_on:
         tiles = [x for B in tiles if isinstance(B, int) for x in ((B, 0), (B, 1), (OPEN, B))]
-    elif state.B or "B" not in mistake.depends_on:
-        tiles = (state.B,)
+    elif variant.B or "B" not in mistake.depends_on:
+        tiles = (variant.B,)
     for B in tiles:
-        for bits in (8, 11) if "bits" in mistake.depends_on else (state.bits,):
-            if combine((*state.names, mistake.name)):
-                yield Variant((*state.names, mistake.name), B, bits)
+        for bits in (8, 11) if "bits" in mistake.depends_on else (variant.bits,):
+            if combine((*variant.names, mistake.name)):
+                yield Variant((*variant.names, mistake.name), B, bits)
 
 
-def oblong(state: Variant, part: str, tiles: Sequence[int]) -> Iterator[Variant]:
+def oblong(variant: Variant, part: str, tiles: Sequence[int]) -> Iterator[Variant]:
     """Yield the variants of mistakes that depend on which tiles are visited, for tiles that are not square.
 
     One side of such a tile is two or four times as long as the other, and both sides are in `tiles`.
     """
     sides = [x for x in tiles if x >= 8]
     pairs = [(a, b) for a in sides for b in sides if a != b and ({a, b} - {*TILES} or max(a, b) <= 4 * min(a, b))]
-    for s in candidates(state, part, pairs):
+    for s in candidates(variant, part, pairs):
         if re.search("start|first|visited", str(CATALOGUE[s.names[-1]].edits)):
             yield s
 
 
-def candidates(state: Variant, part: str, tiles: Sequence) -> Iterator[Variant]:
+def candidates(variant: Variant, part: str, tiles: Sequence) -> Iterator[Variant]:
     parts = ("conventions", part) if part == "O" else (part,)
     for mistake in CATALOGUE.values():
-        if mistake.part in parts and mistake.name not in state.names and "bits" not in mistake.depends_on:
-            yield from forms(mistake, state, tiles)
+        if mistake.part in parts and mistake.name not in variant.names and "bits" not in mistake.depends_on:
+            yield from forms(mistake, variant, tiles)
 
 
-def bases(state: Variant, part: str, mine: list[Answer], settled: list[Answer], outputs: Names) -> list[Variant]:
-    """Return the variants that add a convention to `state` and fit the answers `settled` and the smallest in `mine`.
+def bases(variant: Variant, part: str, mine: list[Answer], settled: list[Answer], outputs: Names) -> list[Variant]:
+    """Return the variants that add a convention to `variant` and fit the answers `settled` and the smallest in `mine`.
 
     `mine` are the answers of the current group of cases. Its larger cases need not fit, because a mistake that depends
     on the tile size may be visible only in them. A convention that changes none of them is left out.
     """
-    some = [s for s in candidates(state, part, ()) if CATALOGUE[s.names[-1]].part == "conventions"]
-    some = [s for s in some if not all(np.array_equal(x.variant(s, "O"), x.variant(state, "O"), True) for x in mine)]
+    some = [s for s in candidates(variant, part, ()) if CATALOGUE[s.names[-1]].part == "conventions"]
+    some = [s for s in some if not all(np.array_equal(x.variant(s, "O"), x.variant(variant, "O"), True) for x in mine)]
     return [s for s in some if part == "O" and fits_all(s, mine[:1] + settled, outputs)]
 
 
-def fits_all(state: Variant, answers: list[Answer], outputs: tuple[str, ...]) -> bool:
-    return all(x.fits(state, outputs) for x in answers)
+def fits_all(variant: Variant, answers: list[Answer], outputs: tuple[str, ...]) -> bool:
+    return all(x.fits(variant, outputs) for x in answers)
 
 
 def choose(fitting: list[Variant], answers: Sequence[Answer], outputs: Names, known: int) -> tuple[Variant, Names]:
@@ -311,14 +323,16 @@ def choose(fitting: list[Variant], answers: Sequence[Answer], outputs: Names, kn
     return best, tuple(dict.fromkeys(others))
 
 
-def describe_error(answers: list[Answer], state: Variant, outputs: tuple[str, ...]) -> tuple[str, float, AttentionCase]:
-    """Return (position, size, case) for the error in the first answer that differs from the variant `state`."""
+def describe_error(
+    answers: list[Answer], variant: Variant, outputs: tuple[str, ...]
+) -> tuple[str, float, AttentionCase]:
+    """Return (position, size, case) for the error in the first answer that differs from the variant `variant`."""
     for answer in answers:
         for name in [x for x in outputs if x in answer.outputs]:
-            wrong = answer.wrong(state, name)
+            wrong = answer.wrong(variant, name)
             if wrong.any():
                 with np.errstate(invalid="ignore"):
-                    off = np.abs(answer.outputs[name] - answer.variant(state, name))[wrong]
+                    off = np.abs(answer.outputs[name] - answer.variant(variant, name))[wrong]
                 much = float(off.max()) if np.isfinite(off).all() else np.nan
                 return f"{name}: {described(wrong, answer.outputs[name])}", much, answer.case
     return "", np.nan, answers[0].case

@@ -21,13 +21,15 @@ def alike(x: AttentionCase) -> AttentionCase:
     return replace(x, q=q, k=k, v=v)
 
 
-AGAIN: list[tuple] = [  # what is wrong if the answer is another now: its name, where; what is asked, and how
+# (mistake, description, how to change the case, attributes of the Subject): if the changed call gives another answer,
+# the function makes this mistake
+AGAIN: list[tuple] = [
     ("batch-dependent", "the last batch entry", lambda x: x.part(slice(-1, None)), {}),
     ("unwritten", "where torch.empty is full of NaN", replace, dict(unset=np.nan)),
     ("dO-strides", "dO with strides 0", lambda x: replace(x, dO=np.ones_like(x.dO)), {}),
 ]
-OF_ALL = ("batch-dependent", "unwritten")  # of which all outputs are judged
-VIEWS: list[tuple] = [  # the same, with another place of the inputs in memory, and what lies around them
+OF_ALL = ("batch-dependent", "unwritten")  # mistakes for which all outputs are compared, not only O
+VIEWS: list[tuple] = [  # (mistake, description, memory layout of the inputs, value that fills the gaps)
     ("strides-ignored", "heads that lie apart in memory", "gapped", 0.0),
     ("strides-ignored", "the last axis has a stride above 1", "turned", 0.0),
     ("strides-ignored", "the first two axes are exchanged in memory", "swapped", 0.0),
@@ -37,7 +39,7 @@ VIEWS: list[tuple] = [  # the same, with another place of the inputs in memory, 
 ]
 
 
-def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[Finding]:
+def checks(subject: Subject, answers: list[Answer], variant: Variant) -> Iterator[Finding]:
     """Yield the findings of all checks that need further calls of the function."""
     plain = [x for x in answers if x.case.group == "plain"]
     base = next((x for x in plain if x.case.q.shape[0] > 1), plain[0])
@@ -54,17 +56,17 @@ def checks(subject: Subject, answers: list[Answer], state: Variant) -> Iterator[
         for first in plain[:3] if name == "precision" else [base]:
             of_all = ("O", "L", *GRADIENTS) if name in OF_ALL else ("O",)
             outputs: tuple[str, ...] = GRADIENTS if name == "dO-strides" else of_all
-            outputs = tuple(x for x in outputs if x in first.outputs and first.fits(state, (x,)))
+            outputs = tuple(x for x in outputs if x in first.outputs and first.fits(variant, (x,)))
             with suppress(NotExamined):  # a function may refuse
                 answer = subject.like(**how).ask(change(first.case), gradients=name in (*OF_ALL, "dO-strides"))
-                if not answer.fits(state, outputs):
+                if not answer.fits(variant, outputs):
                     allowed = f"; rounding allows {answer.bound('O'):.1e}" if name == "precision" else ""
-                    yield Finding(name, where + allowed, describe_error([answer], state, outputs)[1], answer.case)
-    yield from rows_without_keys(answers, state, subject.gives_O)
-    if all(x.fits(state, ("O",)) for x in answers if x.case.group == "causal"):
-        yield from positions(subject, state)
+                    yield Finding(name, where + allowed, describe_error([answer], variant, outputs)[1], answer.case)
+    yield from rows_without_keys(answers, variant, subject.gives_O)
+    if all(x.fits(variant, ("O",)) for x in answers if x.case.group == "causal"):
+        yield from positions(subject, variant)
     with suppress(NotExamined):
-        yield from dropout(subject, state)
+        yield from dropout(subject, variant)
 
 
 def kinds(subject: Subject) -> list[str]:
@@ -76,7 +78,7 @@ def kinds(subject: Subject) -> list[str]:
     return [x for x in some if x != "bfloat16" or not interpreted]  # the interpreter multiplies its bits as integers
 
 
-def coarse_sums(subject: Subject, state: Variant) -> Iterator[Finding]:
+def coarse_sums(subject: Subject, variant: Variant) -> Iterator[Finding]:
     """Compare the error on many keys with that of an attention that rounds P and O to 16 bits, but not its sums.
 
     Yield a finding if the function's error is more than three times as large, or if dV differs from the right one as it
@@ -86,18 +88,18 @@ def coarse_sums(subject: Subject, state: Variant) -> Iterator[Finding]:
     for dtype in [x for x in kinds(subject) if BITS[x] < 16 and not subject.lacks(asked)]:
         with suppress(NotExamined):
             answer = subject.like(dtype=dtype).ask(subject.fitted(asked))
-            usual = rounded(answer.variant(Variant((*state.names, "p-rounded"), 64, BITS[dtype]), "O"), BITS[dtype])
-            mine, theirs = (np.std(x - answer.variant(state, "O")) for x in (usual, answer.outputs["O"]))
+            usual = rounded(answer.variant(Variant((*variant.names, "p-rounded"), 64, BITS[dtype]), "O"), BITS[dtype])
+            mine, theirs = (np.std(x - answer.variant(variant, "O")) for x in (usual, answer.outputs["O"]))
             if theirs > 3 * mine:
                 yield Finding("sums-coarse", f"{dtype}, {theirs / mine:.0f} times", float(theirs), answer.case)
-            of_L = Variant((*state.names, "L-rounded"), 0, BITS[dtype])
-            off = answer.variant(of_L, "dV") - answer.variant(state, "dV")
-            error = (answer.outputs["dV"] - answer.variant(state, "dV")) if "dV" in answer.outputs else 0 * off
+            of_L = Variant((*variant.names, "L-rounded"), 0, BITS[dtype])
+            off = answer.variant(of_L, "dV") - answer.variant(variant, "dV")
+            error = (answer.outputs["dV"] - answer.variant(variant, "dV")) if "dV" in answer.outputs else 0 * off
             if 0.8 < (error * off).sum() / (off * off).sum() < 1.2:
-                yield Finding("L-rounded", f"dV in {dtype}", float(np.abs(error).max()), answer.case, state=of_L)
+                yield Finding("L-rounded", f"dV in {dtype}", float(np.abs(error).max()), answer.case, variant=of_L)
 
 
-def positions(subject: Subject, state: Variant) -> Iterator[Finding]:
+def positions(subject: Subject, variant: Variant) -> Iterator[Finding]:
     """Check in bf16 whether a row's causal mask ends at the right key, and yield a finding if it does not.
 
     If the key after its own were not hidden, a row would see little else.
@@ -108,8 +110,8 @@ def positions(subject: Subject, state: Variant) -> Iterator[Finding]:
     if "bfloat16" in kinds(subject) and not subject.lacks(asked):
         with suppress(NotExamined):
             answer = subject.like(dtype="bfloat16").ask(asked, gradients=False)
-            if not answer.fits(state, ("O",)):
-                yield Finding("positions-rounded", *describe_error([answer], state, ("O",)))
+            if not answer.fits(variant, ("O",)):
+                yield Finding("positions-rounded", *describe_error([answer], variant, ("O",)))
 
 
 def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
@@ -132,15 +134,15 @@ def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
         yield Finding("state-kept", "O of other numbers in the same shape", case=first.case)
 
 
-def rows_without_keys(answers: list[Answer], state: Variant, gives_O: bool) -> Iterator[Finding]:
+def rows_without_keys(answers: list[Answer], variant: Variant, gives_O: bool) -> Iterator[Finding]:
     """Check rows that see no key, and yield findings about their O, about their L, or about the gradients.
 
     NaN in the gradients of other rows is a finding, and so are gradients that do not match O = 0. If the function does
     not compute O, the gradients may also be those of finite masks.
     """
-    asked = [x for x in answers if x.case.group.startswith("empty") and x.fits(state, ("O",))]
-    for answer in [x for x in asked if x.empty(state).any()]:
-        rows, case, found, bound = answer.empty(state), answer.case, answer.outputs, answer.bound("O")
+    asked = [x for x in answers if x.case.group.startswith("empty") and x.fits(variant, ("O",))]
+    for answer in [x for x in asked if x.empty(variant).any()]:
+        rows, case, found, bound = answer.empty(variant), answer.case, answer.outputs, answer.bound("O")
         got, mean = (x[rows] for x in (found["O"], answer.mean()))
         verdicts = {
             "empty-nan": np.isnan(got).any(),
@@ -152,25 +154,25 @@ def rows_without_keys(answers: list[Answer], state: Variant, gives_O: bool) -> I
         names = [name for name, holds in verdicts.items() if holds][:1]
         if "dQ" in found:
             spreads = any(np.isnan(x).any() for x in (found["dQ"][~rows], found["dK"], found["dV"]))
-            wrong = not answer.fits(state, GRADIENTS) or np.abs(found["dQ"][rows]).max() > answer.bound("dQ")
+            wrong = not answer.fits(variant, GRADIENTS) or np.abs(found["dQ"][rows]).max() > answer.bound("dQ")
             if "empty-nan" in names:  # as torch's own softmax does
                 names += ["gradient-nan"] * spreads
             elif spreads or (wrong and not names):
-                is_finite = not spreads and not gives_O and of_finite_masks(answer, state, rows)
+                is_finite = not spreads and not gives_O and of_finite_masks(answer, variant, rows)
                 names.append("empty-mean" if is_finite else "gradient-empty")
         where = f"{int(rows.sum())} rows" + ", in dV" * (not gives_O)
         yield from [Finding(name, where, case=case) for name in names]
 
 
-def of_finite_masks(answer: Answer, state: Variant, rows: np.ndarray) -> bool:
+def of_finite_masks(answer: Answer, variant: Variant, rows: np.ndarray) -> bool:
     """Return whether dQ is right and the empty `rows` add to dV as if P were 1 / N_k or had no mask."""
     dO = answer.case.dO * rows[..., None]
     parts = (attention(replace(answer.case, q=z * answer.case.q, dO=dO), *UNMASKED, gradients=True) for z in (0, 1))
-    added = answer.outputs["dV"] - answer.variant(state, "dV")
-    return answer.fits(state, ("dQ",)) and any(np.abs(added - x["dV"]).max() <= answer.bound("dV") for x in parts)
+    added = answer.outputs["dV"] - answer.variant(variant, "dV")
+    return answer.fits(variant, ("dQ",)) and any(np.abs(added - x["dV"]).max() <= answer.bound("dV") for x in parts)
 
 
-def dropout(subject: Subject, state: Variant) -> Iterator[Finding]:
+def dropout(subject: Subject, variant: Variant) -> Iterator[Finding]:
     """Check the factors Z by which dropout multiplies P, and yield a finding if the factors or the gradients are wrong.
 
     Z can be read off O = (P ∘ Z) V if V is the identity, so that each key has its own column of O.
@@ -194,8 +196,8 @@ def dropout(subject: Subject, state: Variant) -> Iterator[Finding]:
     found = [Finding(name, said, case=zero) for name, holds in verdicts.items() if holds][:1]
     if n == d and not found and not subject.takes("dO"):
         answer = subject.ask(zero)
-        drawn = answer.outputs["O"] > answer.variant(state, "O") / 2
-        found = explain_part([answer.of(kept=drawn)], state, "gradients", GRADIENTS, ())[0]
+        drawn = answer.outputs["O"] > answer.variant(variant, "O") / 2
+        found = explain_part([answer.of(kept=drawn)], variant, "gradients", GRADIENTS, ())[0]
         names = {"unknown": "dropout-other-mask"}  # and no smaller case draws the same factors
         found = [x._replace(name=names.get(x.name, x.name), case=None) for x in found]
     yield from found

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fa2_lab.examine.attention import attention
-from fa2_lab.examine.cases import AttentionCase
+from fa2_lab.examine.cases import OPEN, AttentionCase
 from fa2_lab.examine.catalogue import KEYS, OF_KEYS, OF_L, OF_ROWS, OF_TILES, ROWS
 from fa2_lab.examine.formulas import CLOSE, formula, number
-from fa2_lab.examine.match import Answer, Finding, conventions, spans
+from fa2_lab.examine.match import Answer, Finding, Variant, conventions, spans
 from fa2_lab.examine.subject import NotExamined, Subject
 
 OWN = {0: "its own key"} | {c: f"the key {abs(c)} {'after' if c > 0 else 'before'} its own" for c in range(-4, 5) if c}
@@ -65,12 +65,15 @@ def arrays(case: AttentionCase, P: np.ndarray, L: np.ndarray) -> dict[str, Any]:
     (batch, H, N_q, d), N_k = case.q.shape, case.k.shape[2]
     i, j = np.arange(N_q)[:, None], np.arange(N_k)[None]
     k, v = (np.repeat(x, H // case.k.shape[1], 1) for x in (case.k, case.v))
-    tau, L = case.options.get("scale") or d**-0.5, L[..., None]  # nothing can be divided by a scale of 0
+    tau, L = case.options.get("scale") or d**-0.5, L[..., None]  # the formulas divide by τ, so it may not be 0
     qk = case.q @ k.swapaxes(2, 3) * tau
     S = np.where(P > 0, np.log(P) + L, -np.inf)
     m = S.max(axis=3, keepdims=True)
     is_top_left = case.options.get("causal") and not (P * (j > i)).any()
+    mask, lengths, *of_heads = map(case.options.get, ("mask", "key_lengths", "sinks", "slopes"))
+    sink, slope = (np.reshape(np.nan if x is None else x, (1, -1, 1, 1)) for x in of_heads)
     sizes = dict(
+        bias=np.array([[[[np.nan]]]]) if mask is None or mask.dtype == bool else mask,
         batch=batch,
         H=H,
         group=H // case.k.shape[1],
@@ -79,6 +82,9 @@ def arrays(case: AttentionCase, P: np.ndarray, L: np.ndarray) -> dict[str, Any]:
         d=d,
         tau=tau,
         cap=case.options.get("softcap", np.nan),
+        n=np.reshape(N_k if lengths is None else lengths, (-1, 1, 1, 1)),
+        sink=sink,
+        slope=slope,
     )
     known = dict(i=i, j=j, own=i if is_top_left else i + N_k - N_q, X=np.where(P > 0, S, qk), qk=qk, S=S)
     return sizes | known | dict(q=case.q, k=k, v=v, dO=case.dO, P=P, L=L, m=m, l=np.exp(L - m))
@@ -92,23 +98,64 @@ def per_tile(of: np.ufunc, P: np.ndarray, B: int, up_to: bool = False) -> np.nda
 
 def read_out(subject: Subject, finding: Finding, answers: Sequence[Answer]) -> str:
     """Return a sentence about the weights of a function whose O is wrong in the group of the finding, or ""."""
-    state, readings = conventions(finding.state), []
-    group = [x for x in answers if x.case.group == finding.group and not x.case.is_long]
+    variant, readings = conventions(finding.variant), []
     with suppress(NotExamined), np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # rows without keys
-        for x in sorted(group, key=lambda x: x.case.q.size + x.case.k.size):
-            P = weights(lambda case: attention(case, *state)["O"], x.case)
-            W = P if x.fits(state, ("O",)) else weights(lambda case: subject.ask(case, False).outputs["O"], x.case)
+        for x in sorted(answers, key=lambda x: x.case.q.size + x.case.k.size):
+            P = weights(lambda case: attention(case, *variant)["O"], x.case)
+            W = P if x.fits(variant, ("O",)) else weights(lambda case: subject.ask(case, False).outputs["O"], x.case)
+            is_number = np.isfinite(W).all(axis=3, keepdims=True)  # else the row has no weights: 0 / 0
             near = 4 * x.bound("O") / np.abs(x.case.v).max()
-            readings.append(Reading(x.case, W, P, near, arrays(x.case, P, x.variant(state, "L"))))
+            if not is_number.all() and not (np.abs(W - P) > near)[is_number[..., 0]].any():
+                return ""
+            readings.append(
+                Reading(x.case, np.where(is_number, W, 0), P, near, arrays(x.case, P, x.variant(variant, "L")))
+            )
         wrong = [x for x in readings if x.is_wrong]
-        if wrong and all(np.isfinite(x.W).all() for x in wrong):
-            tries = (readings, ABOUT_ALL, ""), (wrong[:1], ABOUT, f" (with {wrong[0].case})")
-            for some, ways, where in tries:
-                said = (about(some, subject.tiles()) for about in ways)
-                if found := next(filter(None, said), ""):
-                    return found + where
+        if not wrong:
+            said = (of_values(subject, x.case) for x in answers if not x.fits(variant, ("O",)))
+            return next(filter(None, said), "")
+        tries = (readings, ABOUT_ALL, ""), (wrong[:1], ABOUT, f" (with {wrong[0].case})")
+        for some, ways, where in tries:
+            said = (about(some, subject.tiles()) for about in ways)
+            if found := next(filter(None, said), ""):
+                return found + where
     return ""
+
+
+def telling(answers: Sequence[Answer], variant: Variant, outputs: Sequence[str]) -> list[Answer]:
+    """Return the short answers of the kinds that are wrong or, if none of these is wrong, the shortest wrong one.
+
+    Cases are of one kind if they have the same options, and windows whose sides are open or 0 alike.
+    """
+
+    def kind(x: Answer) -> tuple:
+        sides = [side if side in (0, OPEN) else 1 for side in x.case.options.get("window") or ()]
+        return *sides, *x.case.options
+
+    wrong = sorted((x for x in answers if not x.fits(variant, outputs)), key=lambda x: x.case.q.size + x.case.k.size)
+    kinds = {kind(x) for x in wrong if not x.case.is_long}
+    return [x for x in answers if not x.case.is_long and kind(x) in kinds] or wrong[:1]
+
+
+def of_values(subject: Subject, case: AttentionCase) -> str:
+    """Return a sentence about heads whose weights are right, but which read the values of other heads, or "".
+
+    In V, each head of each batch entry has a feature of its own.
+    """
+    (batch, heads), (H_k, N_k, d) = case.q.shape[:2], case.k.shape[1:]
+    if batch * H_k > d:
+        return ""
+    v = np.eye(batch * H_k, d).reshape(batch, H_k, 1, d)
+    O = subject.ask(replace(case, v=np.repeat(v, N_k, axis=2)), False).outputs["O"]
+    read = O.mean(axis=2).argmax(axis=2)  # (batch, heads)
+    right = np.arange(batch)[:, None] * H_k + np.arange(heads) * H_k // heads
+    at = [
+        f"of batch entry {x // H_k} for head {h} of entry {b}" for (b, h), x in np.ndenumerate(read) if x != right[b, h]
+    ]
+    if (read // H_k == np.arange(batch)[:, None]).all():
+        at = [f"{x % H_k} for i = {h}" for h, x in enumerate(read[0]) if x != right[0, h]]
+    return f"Head i has the right weights, but the values of key head {', '.join(at[:4])}" if at else ""
 
 
 def weights(O: Callable[[AttentionCase], np.ndarray], case: AttentionCase) -> np.ndarray:
@@ -145,6 +192,22 @@ def of_others(readings: list[Reading], sizes: Sequence[int]) -> str:
     return ""
 
 
+def of_pairs(readings: list[Reading], sizes: Sequence[int]) -> str:
+    """Return a sentence about heads with the weights of another query head, or of another key head, or ""."""
+    found: dict[str, None] = {}
+    for x in [x for x in readings if x.is_wrong and not set(x.case.options) - {"causal"}]:
+        at = np.argwhere(np.abs(x.W - x.right).max(axis=(2, 3)) > x.near)
+        S = np.einsum("bhid,bgjd->bhgij", x.case.q, x.case.k) * x.known["tau"]
+        for b, h in at:
+            pairs = np.exp(np.where(x.right[b, h] > 0, S[b], -np.inf))
+            is_alike = np.abs(pairs / pairs.sum(axis=3, keepdims=True) - x.W[b, h]).max(axis=(2, 3)) <= x.near
+            if not is_alike.any():
+                return ""
+            q, k = np.argwhere(is_alike)[0]
+            found[f"query head {q} with key head {k} for i = {h}"] = None
+    return f"Head i has the weights of {', '.join(list(found)[:4])}" if found else ""
+
+
 def of_mask(readings: list[Reading], sizes: Sequence[int], listed: bool = True) -> str:
     """Return a sentence about keys that have a weight but should not, or the other way round.
 
@@ -174,8 +237,12 @@ def place(
     Each set has two boolean arrays (batch, heads, N_q, N_k), which are True for its elements and for possible ones.
     """
     tried: list[tuple[str, str]] = []
+    columns = [np.nonzero(x.any(axis=(0, 1, 2)))[0] for _, x, _ in sets if x.any()]
+    first, last = min(x[0] for x in columns), max(x[-1] for x in columns)
     for n, (x, is_in, possible) in enumerate(sets):
         keys, rows = (x.quantities(y, sizes) for y in (KEYS, ROWS))
+        keys[f"the keys from number {first} on"] = x.known["j"] >= first
+        keys[f"the keys before number {last + 1}"] = x.known["j"] <= last
         heads = is_in.any(axis=(2, 3)) | ~is_in.any()
         tried = [(a, b) for a in rows for b in keys] if n == 0 else tried
         pairs = [(y, rows[y[0]] & keys[y[1]]) for y in tried]
@@ -221,8 +288,12 @@ def of_L(readings: list[Reading], sizes: Sequence[int]) -> str:
         parts.append((L, parts_of_L(x, sizes), np.isfinite(L)))
     if all(wide < CLOSE for wide, _ in shifts) and (said := number([c for _, c in shifts], readings)) not in ("", "1"):
         return f"All weights are multiplied by {said}"
-    said = formula(parts, readings)
-    return f"The weights are exp(S − L) with {said} instead of L" if said not in ("", "L") else ""
+    if (said := formula(parts, readings)) not in ("", "L"):
+        return f"The weights are exp(S − L) with {said} instead of L"
+    of_sum = [{"l": x.known["l"], "1": np.ones_like(x.known["l"]), "exp(−m)": np.exp(-x.known["m"])} for x in readings]
+    sums = [(np.exp(L - x.known["m"]), y, at) for (L, _, at), x, y in zip(parts, readings, of_sum, strict=True)]
+    said = formula(sums, readings)
+    return f"The weights are exp(S − m) / ({said}) instead of exp(S − m) / l" if said not in ("", "l") else ""
 
 
 def of_keys(S: np.ndarray, axis: int = 3) -> np.ndarray:
@@ -252,6 +323,8 @@ def of_logarithms(readings: list[Reading], sizes: Sequence[int]) -> str:
             known = {n: np.broadcast_to(z, x.W.shape) for n, z in x.quantities(table, [B]).items()}
             for at in map(tuple, np.argwhere(np.abs(x.W - x.right).max(axis=(2, 3)) > x.near)):
                 y = np.log(x.W[at]) - np.log(x.right[at])
+                if (x.clear[at] & (x.W[at] <= x.near)).any():  # a mask, and no factor, makes weights 0
+                    return ""
                 clear = x.clear[at] & (x.W[at] > 100 * x.near)
                 said[fit(y, {n: z[at] for n, z in known.items()}, clear, table is OF_ROWS)] = 0
         if said and all(said):
@@ -301,5 +374,5 @@ def in_words(about: Callable) -> Callable:
     return partial(about, listed=False)
 
 
-ABOUT = (of_others, of_mask, of_parts, of_scale, of_L, of_logarithms)
-ABOUT_ALL = (of_others, in_words(of_mask), in_words(of_parts), of_scale, of_L, of_logarithms)
+ABOUT = (of_others, of_pairs, of_mask, of_parts, of_scale, of_L, of_logarithms)
+ABOUT_ALL = (of_others, of_pairs, in_words(of_mask), in_words(of_parts), of_scale, of_L, of_logarithms)

@@ -20,7 +20,9 @@ def program(subject: Subject, finding: Finding, module: str) -> str:
 
     The program imports the function from `module`.
     """
-    before = Variant(finding.state.names[: -1 if finding.name in finding.state.names else None], *finding.state[1:])
+    before = Variant(
+        finding.variant.names[: -1 if finding.name in finding.variant.names else None], *finding.variant[1:]
+    )
     for smaller in smaller_cases(finding.case, subject) if finding.case and not subject.takes("pages") else ():
         try:
             answer = subject.ask(smaller)

@@ -54,8 +54,8 @@ class Subject:
         self.name = getattr(function, "__name__", type(function).__name__)
         self.library, self.dtype, self.layout, self.multiple, self.d = "numpy", "float64", "bhnd", 1, 16
         self.also = ""  # another layout, in which it would be right
-        self.place: tuple[str, ...] | str = ""  # how the inputs lie, all alike or each
-        self.fill = np.nan  # what lies before and after each
+        self.place: tuple[str, ...] | str = ""  # the memory layout of the inputs, one for all or one for each
+        self.fill = np.nan  # the value in memory before and after each input
         self.unset: float | None = None  # what torch.empty is filled with
         self.no_gradients = ""  # why there are none
         self.gives_O = True  # only a backward function may not
@@ -94,9 +94,18 @@ class Subject:
         return role in self.roles.values()
 
     def tiles(self) -> tuple[int, ...]:
-        """Return tile sizes that the function may use."""
-        numbers = [*self.defaults.values(), *self.given.values(), *(self.code.co_consts if self.code else ())]
-        numbers += [x for name, x in self.space.items() if name.upper() == name]
+        """Return tile sizes that the function may use: the usual ones, and numbers that its module contains."""
+        module, numbers = self.space.get("__name__"), [*self.defaults.values(), *self.given.values()]
+        inside = [*(self.code.co_consts if self.code else ())]
+        inside += [x for name, x in self.space.items() if name.upper() == name]
+        inside += [x for x in self.space.values() if getattr(x, "__module__", "") == module]
+        while inside:  # functions, classes and kernels, and what they contain
+            x = getattr(x := inside.pop(), "fn", x)
+            x = getattr(x, "__func__", x)
+            numbers.append(x)
+            inside += getattr(getattr(x, "__code__", x), "co_consts", ())
+            inside += getattr(x, "__defaults__", None) or ()
+            inside += vars(x).values() if isinstance(x, type) and x.__module__ == module else ()
         return tuple(sorted({x for x in numbers if type(x) is int and 2 <= x <= 256} | set(TILES)))
 
     def fitted(self, case: AttentionCase) -> AttentionCase:
@@ -124,6 +133,8 @@ class Subject:
         left, right = case.options.get("window") or (0, 0)
         if OPEN in (left, right) and not self.window_may_be_open:
             return "windows with an open side"
+        if self.window_is_int and left == 0 and case.options.get("window"):
+            return "windows of the row's own key alone"
         return "windows with two sides" if self.window_is_int and left != right else ""
 
     def ask(self, case: AttentionCase, gradients: bool = True) -> Answer:

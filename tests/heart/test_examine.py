@@ -54,7 +54,7 @@ def test_no_two_mistakes_give_the_same_numbers_on_all_cases(part):
         for B in sizes.get(m.depends_on, (0,))
         if m.part == part or (part == "O" and m.part == "conventions")
     ]
-    cases = all_cases()
+    cases = [x for x in all_cases() if x.q.shape[2] < 300]
     for name, B in forms:
         outputs = [attention(c, [name] if name else [], B, gradients=part == "gradients") for c in cases]
         flat = [np.nan_to_num(y[x].ravel(), nan=7.0, posinf=9.0, neginf=-9.0) for y in outputs for x in OUTPUTS[part]]

@@ -18,7 +18,7 @@ from fa2_lab.examine.subject import LAYOUTS, LIBRARIES, WHOLE, NotExamined, Subj
 SIZES = ((1, 16), (16, 16), (64, 16), (64, 64), (128, 64), (128, 128))  # lengths are multiples of, head dimension
 
 
-def settle(subject: Subject, layout: str = "", library: str = "", dtype: str = "") -> None:
+def detect_call(subject: Subject, layout: str = "", library: str = "", dtype: str = "") -> None:
     """Choose the device, library, dtype, sizes and layout to call the function with.
 
     Prefer a combination that gives correct results. If there is none, choose one with which the function at least
@@ -50,13 +50,13 @@ def settle(subject: Subject, layout: str = "", library: str = "", dtype: str = "
             whole = [x for x in tried if x[-1] in WHOLE] or tried
             best, subject.library, subject.dtype, subject.layout = max(whole, key=lambda x: x[0])
             subject.also = next((x[-1] for x in tried if x not in whole and x[0] == 4 > best), "")
-            settle_scale(subject, is_right=best == 4)
-            settle_padding(subject)
-            return settle_window(subject)
+            detect_scale(subject, is_right=best == 4)
+            detect_padding(subject)
+            return detect_window(subject)
     raise NotExamined(failure or f"{dtype} is no dtype that it can be asked in")
 
 
-def settle_scale(subject: Subject, is_right: bool) -> None:
+def detect_scale(subject: Subject, is_right: bool) -> None:
     """Ignore an argument that is named like the scale if the output is right although its default is not 1/√d."""
     for name in [name for name in subject.roles if name.lower() == "tau"]:  # which may also be a threshold
         if is_right and type(subject.defaults[name]) in (int, float) and subject.defaults[name] != subject.d**-0.5:
@@ -64,20 +64,20 @@ def settle_scale(subject: Subject, is_right: bool) -> None:
             subject.unused.append(name)
 
 
-def settle_padding(subject: Subject) -> None:
+def detect_padding(subject: Subject) -> None:
     """Find out whether True in a padding mask marks padding, or a key that takes part."""
     n = 16 * subject.multiple
     asked = case("lengths", n, d=subject.d, batch=2, key_lengths=np.array([n // 2, n]))
     states = [RIGHT, *(Variant((name,)) for name, x in CATALOGUE.items() if name.startswith("lengths-") and x.edits)]
-    for state, keeps in product(states if subject.takes("padding") else (), (False, True)):
+    for variant, keeps in product(states if subject.takes("padding") else (), (False, True)):
         subject.padding_keeps = keeps
         with suppress(NotExamined):
-            if subject.ask(asked).fits(state, ("O",)):
+            if subject.ask(asked).fits(variant, ("O",)):
                 return
     subject.padding_keeps = False
 
 
-def settle_window(subject: Subject) -> None:
+def detect_window(subject: Subject) -> None:
     """Find out whether the function expects a window as one number or as two numbers."""
     if not any(role == "window" and isinstance(subject.defaults[name], tuple) for name, role in subject.roles.items()):
         for subject.window_is_int in (False, True):
@@ -109,4 +109,4 @@ def agreement(subject: Subject) -> int:
     other = asked.v.copy()
     other[0, 0] += 1
     moved = np.abs(subject.ask(replace(asked, v=other)).outputs["O"] - first.outputs["O"]).max(axis=(2, 3)) > 1e-6
-    return 2 if moved[0, 0] and moved.sum() == 1 else 1
+    return 2 if moved.sum() == 1 else 1
