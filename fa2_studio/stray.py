@@ -1,9 +1,9 @@
-"""A kernel that writes behind its tensor, for compute-sanitizer to find:
+"""A stray write: a kernel that writes past the end of its tensor, which compute-sanitizer then reports:
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --print-limit 1 --show-backtrace no \\
         python -m fa2_studio.stray
 
-figures/data/stray.txt is what this printed on an H200.
+figures/data/stray.txt is what this command printed on an H200.
 """
 
 import torch
@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def stray_kernel(X):
-    """Write 4,096 zeros, however few places X has."""
+    """Write 4,096 zeros to X, even if X is smaller."""
     tl.store(X + tl.arange(0, 4096), 0.0)
 
 

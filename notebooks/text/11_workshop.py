@@ -343,11 +343,11 @@ for launch in ("as it is", "num_stages=1"):
 # ## When do the warps wait?
 #
 # In `ncu`, a stall is an average over the whole kernel, whereas a *timeline* shows when each wait happens. The timeline
-# below does not come from `mine.py`, but from a small loop in which no copy runs ahead. `python -m fa2_studio.inside`
-# recorded it on an H200.
+# below does not come from `mine.py`, but from a small loop in which no copy runs ahead. It was recorded on an H200 by
+# `python -m fa2_studio.warp_timeline`.
 
 # %% tags=["hide-input"]
-printed = (files.ROOT / "figures" / "data" / "inside.txt").read_text(encoding="utf-8")
+printed = (files.ROOT / "figures" / "data" / "warp_timeline.txt").read_text(encoding="utf-8")
 clocked = re.findall(r"(copies|products) +from +(\S+) for +(\S+)(.*)", printed)
 spans = [(name, float(t), float(t) + float(n)) for name, t, n, warp in clocked if warp == clocked[0][3]]
 for lane in ("copies", "products"):

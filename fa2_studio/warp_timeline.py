@@ -1,8 +1,8 @@
-"""What a warp does, clock by clock: `python -m fa2_studio.inside` runs a small kernel under Triton's Proton.
+"""What a warp does, clock by clock: `python -m fa2_studio.warp_timeline` runs a small kernel under Triton's Proton.
 
 It needs an NVIDIA GPU. It runs in a process of its own, because Proton changes how kernels are compiled. Prints the GPU
-and Triton's version, then a line for each stretch that the kernel names: when it began and how long it took, in
-microseconds. figures/data/inside.txt is what it printed on an H200.
+and Triton's version, then a line for each interval that the kernel names: when it began and how long it took, in
+microseconds. figures/data/warp_timeline.txt is what this command printed on an H200.
 """
 
 import json
@@ -15,7 +15,7 @@ import triton.language as tl
 import triton.profiler as proton
 import triton.profiler.language as pl
 
-pl.enable_semantic("triton")  # without it only Gluon kernels may name stretches
+pl.enable_semantic("triton")  # without this call, only Gluon kernels may name intervals
 
 
 @triton.jit
@@ -38,11 +38,11 @@ def record(T: int = 4, B: int = 64) -> list[dict]:
     K, V = torch.randn(2, T, B, B, device="cuda", dtype=torch.bfloat16)
     O = torch.empty(B, B, device="cuda")
     with TemporaryDirectory() as folder:
-        proton.start(f"{folder}/inside", backend="instrumentation", data="trace")
+        proton.start(f"{folder}/timeline", backend="instrumentation", data="trace")
         loop_kernel[(1,)](K, V, O, T, B=B, num_warps=4, num_stages=1)
         torch.cuda.synchronize()
         proton.finalize()
-        events = json.loads(Path(folder, "inside.chrome_trace").read_text(encoding="utf-8"))["traceEvents"]
+        events = json.loads(Path(folder, "timeline.chrome_trace").read_text(encoding="utf-8"))["traceEvents"]
     return sorted((e for e in events if e["name"] in ("copies", "products")), key=lambda event: event["ts"])
 
 
