@@ -83,10 +83,7 @@ def shown(part: str) -> list[str]:
 
 
 def answered(answer: tuple[str, ...], options: str) -> tuple[str, ...]:
-    """Return an answer below the options, of which the right one is marked, or if this is too high, after its letter.
-
-    The answer begins with the right option in bold.
-    """
+    """Return an answer, which begins with the right option in bold, below the options, of which this one is marked."""
     first, *rest = answer
     right = re.match(r"<p><strong>(.*?)\.?</strong>\s*", first, re.DOTALL)
     texts = [plain(option) for option in re.findall(r"<li class=choice>(.*?)</li>", options, re.DOTALL)]
@@ -95,11 +92,7 @@ def answered(answer: tuple[str, ...], options: str) -> tuple[str, ...]:
     n = texts.index(plain(right[1]))
     before, *parts = options.split("<li class=choice>")
     marked = before + "".join(f'<li class="choice{" right" * (k == n)}">{part}' for k, part in enumerate(parts))
-    why = first.replace(right[0], "<p>")
-    both = (marked, *([why] if plain(why) else []), *rest)
-    if sum(map(height, both)) <= ROWS:
-        return both
-    return (first.replace("<p>", f"<p><b class=letter>{chr(65 + n)}</b>", 1), *rest)
+    return (marked, *filter(plain, [first.replace(right[0], "<p>")]), *rest)
 
 
 def plain(html: str) -> str:
