@@ -1,4 +1,4 @@
-"""What distance costs: `python -m fa2_studio.strided` times the sum of 2²⁵ numbers that are a stride apart.
+"""What a stride costs: `python -m fa2_studio.strided` times the sum of 2²⁵ numbers that are a stride apart.
 
 It needs an NVIDIA GPU. Prints the GPU and Triton's version, then the median time for each stride. The bench's protocol
 takes the times, so L2 is overwritten before each call. Chapter 08 shows the output, if figures/data/strided.txt has it.

@@ -24,7 +24,7 @@ D = (1, 13, 16, 32, 40, 64, 96, 111, 128, 192, 256)
 
 
 @pytest.mark.gpu
-def test_everything_once(kernels):  # noqa: F811
+def test_each_shape_dtype_and_mask_once(kernels):  # noqa: F811
     """Every d, dtype, mask, number of heads and pair of lengths."""
     if kernels == "chosen":
         pytest.skip("tests of Hopper's kernels take all of theirs once")

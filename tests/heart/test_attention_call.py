@@ -73,7 +73,7 @@ APART = LENGTHS.int().repeat_interleave(2)[::2]
     (dict(scale=-0.3), 0),
 ], ids=("plain", "lengths", "strided lengths", "negative"))  # fmt: skip
 @pytest.mark.parametrize("across", (False, True), ids=("rows", "columns"))
-def test_calls_of_a_known_kind_are_served_rightly(options, kinds, across, monkeypatch):
+def test_calls_from_the_cache_are_right(options, kinds, across, monkeypatch):
     for seed in range(2):
         *inputs, dO = tensors(2, 2, 1, 8, 12, 16, seed=seed)
         q, k, v = (x.detach().mT.contiguous().mT if across else x.detach() for x in inputs)
@@ -198,7 +198,7 @@ def test_saved_tensors_may_come_back_in_other_strides():
     "options", [dict(scale=-0.7), dict(causal=True, dropout_p=0.35, seed=5), dict(scale=0.0, key_lengths=LENGTHS)]
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_reference_behind_the_same_call(options, dtype):
+def test_backend_reference_has_the_same_results(options, dtype):
     q, k, v, dO = tensors(2, 4, 2, 8, 12, 16, dtype)
     dL = torch.randn(2, 4, 8, device=DEVICE)
     got = run(attention, q, k, v, dO, dL, **options, backend="reference")
@@ -211,7 +211,7 @@ def test_the_reference_behind_the_same_call(options, dtype):
 @pytest.mark.parametrize("backend", ("auto", "reference"))
 @pytest.mark.parametrize("options", [dict(), dict(causal=True, dropout_p=0.3, seed=5)], ids=("plain", "causal"))
 @pytest.mark.parametrize("bad", (float("nan"), float("inf"), -float("inf")))
-def test_what_lies_behind_a_length_does_not_matter(bad, options, backend):
+def test_keys_past_a_length_do_not_change_results(bad, options, backend):
     q, k, v, dO = tensors(2, 2, 1, 8, 12, 16)
     lengths = torch.tensor([0, 7], device=DEVICE)
     clean = run(attention, q, k, v, dO, torch.ones(2, 2, 8, device=DEVICE), key_lengths=lengths, **options)

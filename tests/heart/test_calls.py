@@ -420,7 +420,7 @@ def sizes_of_none_and_one(call: str, n: int):
 @pytest.mark.parametrize("backend", ("auto", "reference"))
 @pytest.mark.parametrize("n", (0, 1))
 @pytest.mark.parametrize("call", CALLS)
-def test_sizes_of_none_and_one(call, n, backend):
+def test_sizes_of_0_and_1(call, n, backend):
     """A call without rows has an empty result; a row without keys sees its sink; gradients are 0."""
     for number, arguments in enumerate(sizes_of_none_and_one(call, n)):
         if len(arguments["q"]) or call == "attention_packed":
@@ -580,7 +580,7 @@ def test_compiled_into_cuda_graphs_by_torch_itself():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("call", CALLS[:2])
-def test_nothing_waits_for_the_gpu(call):
+def test_no_call_waits_for_the_gpu(call):
     base = arguments_of(call)
     kinds = [base, base | dict(dropout_p=0.1), base | dict(dropout_p=0.1, seed=5)] if call == "attention" else [base]
     for arguments in kinds:

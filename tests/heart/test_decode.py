@@ -31,7 +31,7 @@ D = (1, 40, 64, 96, 128, 256)
 
 
 @pytest.mark.gpu
-def test_everything_once():
+def test_each_shape_dtype_and_mask_once():
     for (shape, options), d, dtype in once(CALLS, D, DTYPES):
         check((*shape, d), dtype, **options)
 
@@ -106,7 +106,7 @@ def scratch_of(monkeypatch, call):
 
 @pytest.mark.parametrize("programs", (1, 3, 5, 40))
 @pytest.mark.parametrize("lengths", (None, [0, 150, 77]))
-def test_the_kernel_shares_as_the_model_says(monkeypatch, programs, lengths):
+def test_the_kernel_divides_the_work_as_the_model_predicts(monkeypatch, programs, lengths):
     q, k, v, _ = drawn(3, 4, 2, 1, 150, 16)
     given = None if lengths is None else torch.tensor(lengths, device=DEVICE)
     shape, d_pad, R = plan.shape_of(Tensors(q, k, v), one_length=True), 16, 2
@@ -162,7 +162,7 @@ def test_the_merge_kernel_is_SoftmaxState_merge(programs):
     assert (O[0, 3] == 0).all() and L[0, 3] == -torch.inf
 
 
-def test_what_is_prepared_serves_no_other_kind_of_call(monkeypatch):
+def test_a_changed_call_is_prepared_again(monkeypatch):
     """Another device, dtype, layout, option, cut, or where lengths are known: something else is prepared."""
     made = []
     monkeypatch.setattr(plan, "prepare", lambda *given: made.append(given) or (lambda *tensors: None))
@@ -221,7 +221,7 @@ SIDES = st.none() | st.integers(0, 40)
 @hypothesis.example(3, (2, 2), 3, 80, (10, 0), [0.2, 1.0, 0.9], True, 3, 4, 64, True, None)  # one before its window
 @hypothesis.example(3, (4, 1), 5, 70, (None, 3), [0.9, 0.1, 0.5], True, 5, 4, 16, False, 2.0)
 @hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
-def test_any_cut_of_any_mask(
+def test_any_division_of_the_work_under_any_mask(
     batch, heads, N_q, N_k, window, parts, zero, programs, at_once, most_rows, with_sinks, softcap
 ):
     """Windows, unequal lengths with zeros among them, sinks; keys that no row may see hold NaN."""

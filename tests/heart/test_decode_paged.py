@@ -13,7 +13,7 @@ import fa2_lab.api.paged
 
 @pytest.mark.parametrize("page", (1, 3, 16, 32, 40))
 @pytest.mark.parametrize("causal", (False, True))
-def test_pages(page, causal):
+def test_paged_results_equal_those_without_pages(page, causal):
     lengths = [0, 80, 37]
     q, k, v, dO = drawn(3, 4, 2, 2, 80, 16)
     k_pages, v_pages, table = paged(k, v, lengths, page)

@@ -92,7 +92,7 @@ def test_every_rank_sends_what_the_model_says(name, answers):
         assert answers[rank][name]["sent"] == both
 
 
-def test_meshes():
+def test_rings_in_device_meshes():
     inputs = inputs_of(2, 2, 9, 8)
     truth = truth_of(inputs, causal=True)
     for by_line, by_row, refused, uneven in processes.launch(processes.meshes, 4, inputs):
@@ -111,7 +111,7 @@ def told():
 
 
 @pytest.mark.parametrize("fault", processes.FAULTS)
-def test_every_rank_is_told_at_once(fault, told):
+def test_every_rank_gets_the_error_of_a_wrong_call(fault, told):
     _, message = processes.FAULTS[fault]
     for rank in range(3):
         kind, text, seconds = told[rank][fault]
@@ -140,7 +140,7 @@ def test_a_kernel_that_fails_early_leaves_no_headers_for_the_next_call(told):
         assert told[rank]["afterwards"][:2] == ("nothing", f"(1, 4, {5 + rank}, 8)")
 
 
-def test_unshard_and_backward_look_too(told):
+def test_unshard_and_backward_compare_the_calls_of_all_ranks(told):
     calls = r"call: rank 0, 2: '.* call (\d)'; rank 1: '.* call (?!\1)\d'"
     for rank in range(3):
         kind, text, _ = told[rank]["unshard"]
@@ -198,7 +198,7 @@ def test_any_lengths(lengths, causal, layout):
     assert max(worst(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
 
 
-def test_heads_take_turns(monkeypatch):
+def test_large_calls_send_a_few_heads_at_a_time(monkeypatch):
     lengths, inputs = [5, 6, 2], inputs_of(6, 3, 13, 8)
     monkeypatch.setattr(ring, "MESSAGE", 2 * 2 * 6 * 8 * 4 * 2)  # two heads of the longest shard
     some = threads.ring_of(0, {}, lengths, "zigzag", True, 1.0, False)
@@ -214,12 +214,12 @@ def within_the_rule(inputs, lengths, on_triton):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision_within_the_rule(dtype):
+def test_half_precision_keeps_the_accuracy_rule(dtype):
     within_the_rule(inputs_of(2, 1, 61, 16, dtype), [16, 15, 15, 15], on_triton=False)
 
 
 @pytest.mark.gpu
-def test_kernels_within_the_rule():
+def test_kernels_of_four_ranks_keep_the_accuracy_rule():
     """The kernels of four ranks that share a GPU; ring_gpu.py asks several GPUs."""
     within_the_rule(inputs_of(2, 1, 600, 64, torch.bfloat16, device="cuda"), [160, 130, 150, 160], on_triton=True)
 

@@ -39,7 +39,7 @@ def nudged(result, part: int, step: float):
 
 
 @every
-def test_a_check_judges_every_number_that_the_right_version_has(erratum):
+def test_a_check_refuses_a_change_of_any_number(erratum):
     """dQ, dK and S where they are claimed, and not dQ alone."""
     right = erratum.right()
     count = sum(map(np.size, right)) if isinstance(right, tuple) else np.size(right)

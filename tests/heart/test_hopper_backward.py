@@ -87,7 +87,7 @@ def try_all(cases):
 
 
 @hopper
-def test_everything_once():
+def test_each_shape_dtype_and_mask_once():
     try_all(once(D, DTYPES, PAIRS, KINDS))
 
 
@@ -226,7 +226,7 @@ def test_gradients_that_cancel_exactly_are_0(d, H, H_kv, N_q, N_k):
 
 @hopper
 @pytest.mark.parametrize("parts", (1, 4))
-def test_graph_and_counter(parts, divided):
+def test_cuda_graphs_and_the_counter_of_blocks(parts, divided):
     divided(parts)
     given = (draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(4))
     for captured, want in replayed(backward_of(*given, Options(True, 0.1))):
@@ -268,7 +268,7 @@ def test_windows_over_long_rows_and_column_blocks_in_parts(d, divided):
 
 @hopper
 @pytest.mark.parametrize("d", (64, 96, 128))
-def test_gradients_in_turn_are_right(d, divided):
+def test_deterministic_gradients_are_right(d, divided):
     masks = ((None, None), (None, 0), (130, 127), (200, 0))
     for pair, dtype, window, padded, parts in once(PAIRS[1:], DTYPES, masks, (False, True), (1, 1, 3, 100)):
         divided(parts)
@@ -280,7 +280,7 @@ def test_gradients_in_turn_are_right(d, divided):
 @pytest.mark.parametrize(
     "d, N, H_kv, causal", [*product((64, 128), (1000, 4096), (8,), (False, True)), (128, 4096, 1, True)]
 )
-def test_the_same_bits_200_times(d, N, H_kv, causal, busy):
+def test_deterministic_gradients_have_the_same_bits_200_times(d, N, H_kv, causal, busy):
     """Also where another stream keeps SMs busy, so that programs start late and in another order."""
     given = (draw(2, H, N, d, torch.bfloat16, seed=seed) for seed, H in enumerate((8, H_kv, H_kv, 8)))
     call = backward_of(*given, Options(causal, 0.1), deterministic=True)

@@ -53,7 +53,7 @@ def try_all(d, dtype, cases, planned):
 
 @hopper
 @pytest.mark.parametrize("d, dtype", once(D, DTYPES), ids=str)
-def test_everything_once(d, dtype, planned):
+def test_each_shape_dtype_and_mask_once(d, dtype, planned):
     """Every plan, mask and pair of lengths."""
     plans, masks = list(dict.fromkeys(sizes for sizes, *_ in kinds(d))), list(product((False, True), (False, True)))
     some = [(turned, (sizes, *mask)) for sizes, mask, turned in once(plans, masks, (False, True))]
@@ -160,7 +160,7 @@ def test_counter_is_put_back_and_graphs_have_their_own():
 
 @hopper
 @pytest.mark.parametrize("padded", (False, True))
-def test_launched_again_on_other_tensors(padded):
+def test_a_prepared_call_is_right_on_other_tensors(padded):
     """New addresses, another stream, lengths that are no multiple of 16 bytes away from anything."""
     call, lengths = None, lengths_of(50, 300, 1, 0, 299)
     for seed in range(4):

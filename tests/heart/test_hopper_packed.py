@@ -281,7 +281,7 @@ def test_every_plan_of_the_forward(d, monkeypatch):
 
 @hopper
 @pytest.mark.parametrize("d", (64, 128))
-def test_column_blocks_in_parts_and_in_turn(d, monkeypatch):
+def test_divided_column_blocks_and_deterministic_sums(d, monkeypatch):
     for lengths, parts, causal, deterministic in once(MANY, (1, 3, 100), (True, False), (True, True, False)):
         monkeypatch.setattr(backward.sizes, "parts_for", lambda *_, parts=parts: parts)
         check_packed(*lengths, causal, d, torch.bfloat16, deterministic=deterministic)
@@ -342,7 +342,7 @@ print("all came back")
 
 @hopper
 @pytest.mark.parametrize("d", (64, 128))
-def test_starts_that_run_backwards_come_back(d):
+def test_calls_with_decreasing_starts_do_not_hang(d):
     """In a process of its own, which is stopped if it hangs."""
     script = WILD_CALLS.format(d=d, wild=WILD)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
@@ -351,7 +351,7 @@ def test_starts_that_run_backwards_come_back(d):
 
 @hopper
 @pytest.mark.parametrize("d", (64, 128))
-def test_behind_the_public_call(d, monkeypatch):
+def test_attention_packed_runs_the_hopper_kernels(d, monkeypatch):
     """attention_packed() has Hopper's own kernels do it; other starts need no new launch."""
     for name in ("portable", "portable_backward"):
         monkeypatch.setattr(dispatch, name, None)

@@ -148,7 +148,7 @@ def test_ordinary_scores(size, scale_log2):
 
 
 @some_factors
-def test_a_warp_follows_when_one_of_its_rows_lies_more_than_8_above(scale_log2):
+def test_a_warp_rescales_when_a_row_maximum_rises_by_more_than_8(scale_log2):
     """And then all its rows do, each to its own maximum, by as much as alpha says."""
     tiles, moved = drawn(1.0 / scale_log2, tiles=20) * np.linspace(1, 6, 20)[:, None, None], []
     m = np.full(64, float(LOWEST))

@@ -15,7 +15,7 @@ SWIZZLED = "#shared = #ttg.swizzled_shared<{vec = 8, perPhase = 1, maxPhase = 8,
 NVMMA = "#shared = #ttg.nvmma_shared<{swizzlingByteWidth = 128, transposed = false, elementBitWidth = 16}>"
 
 
-def test_attributes_are_read():
+def test_layout_attributes_are_parsed():
     assert parse(MMA) == Mma(2, (4, 1), (16, 8))
     assert parse(WGMMA) == Mma(3, (4, 1), (16, 64))
     assert parse(SWIZZLED) == Shared(8, 1, 8)

@@ -34,7 +34,7 @@ def test_rates_per_clock_times_clock_are_the_datasheets_rates(chip):
 
 
 @each
-def test_limits_of_an_sm_hang_together(chip):
+def test_limits_of_an_sm_are_consistent(chip):
     assert chip.warps_per_sm * 32 == chip.threads_per_sm
     assert chip.shared_per_sm - chip.shared_per_block == KiB  # the KiB that the system keeps of each block
     assert chip.registers_per_sm == 65536 and chip.shared_per_clock == 32 * 4
@@ -43,7 +43,7 @@ def test_limits_of_an_sm_hang_together(chip):
     assert chip.hbm_per_second == pytest.approx(pins * rate / 8 * 1e9, rel=0.001)
 
 
-def test_what_an_exponential_costs():
+def test_matmul_flops_per_exponential():
     """16 is the price of an FP32 FLOP; an exponential costs 128 matmul FLOPs on A100 and 256 on H100."""
     fp32 = {chip: chip.tensor_per_clock / (2 * chip.fp32_per_clock) for chip in CHIPS.values()}
     exp = {chip: chip.tensor_per_clock / chip.exp_per_clock for chip in CHIPS.values()}
@@ -57,7 +57,7 @@ def test_h200_is_an_h100_with_other_memory():
     assert differ == {"name", "hbm_bytes", "hbm_per_second", "l2_bytes"}
 
 
-def test_names_and_that_no_copy_was_faster_than_the_sheet_s_memory():
+def test_chips_by_name_and_copies_below_the_datasheet_s_bandwidth():
     assert chips.named("H200") is H200 and chips.named("NVIDIA A100-SXM4-80GB") is A100
     for record in map(load, ("paper", "h100")):
         copied = record.ceilings["copy TB/s"] * 1e12

@@ -96,6 +96,6 @@ def test_a_row_block_s_writers_are_the_backward_s_owners(tiling):
     assert grid.dq_writers(tiling) == [row[row >= 0].tolist() for row in grid.owners(tiling, "backward")]
 
 
-def test_dealt_by_hand():
+def test_dealt_blocks_by_hand():
     ran = grid.dealt([4, 1, 3, 1], SMs=2)
     assert [(p.SM, p.start, p.end) for p in ran.placed] == [(0, 0, 4), (1, 0, 1), (0, 4, 7), (1, 1, 2)]

@@ -59,7 +59,7 @@ def test_rung_00_is_bound_by_hbm():
 
 
 @pytest.mark.parametrize("number", ["07", "09", *range(11, 19)], ids=str)
-def test_it_is_within_a_tenth_of_the_clocks_that_were_counted(number):
+def test_predicted_clocks_are_within_10_percent_of_the_counted_ones(number):
     name = ladder.find(f"{number}")
     said = predicted_clocks(reasons.modelled(name, FULL, 128), heads=64)
     assert said == pytest.approx(reasons.counters(load("ladder"), name)["SM cycles"], rel=0.1)

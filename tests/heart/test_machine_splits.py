@@ -64,7 +64,7 @@ def test_heads_are_split_where_that_fills_the_slots(heads, tiles, least, expecte
     assert splits_of_head(396, heads, tiles, least) == expected
 
 
-def test_a_part_must_be_worth_its_share():
+def test_least_share_of_a_program():
     assert min_share(rows=4, d=128, B_c=32, itemsize=2) == 1
     assert min_share(rows=64, d=128, B_c=32, itemsize=2) == 5
     assert Shares((3, 3), 100, least=3).share == 3

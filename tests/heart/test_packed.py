@@ -107,7 +107,7 @@ def test_rows_that_see_no_key_have_o_0_and_l_minus_infinity(n_q, n_k):
     assert all((x == 0).all() for x in (O, *gradients))
 
 
-def test_the_reference_behind_the_same_call():
+def test_backend_reference_has_the_same_results():
     check([0, 20, 0, 7], backend="reference", dL=True, heads=4, kv_heads=2)
     check([20, 3, 0, 7], [9, 0, 4, 9], backend="reference", options={})
 

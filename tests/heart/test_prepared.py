@@ -20,7 +20,7 @@ def good():
     return [x.detach() for x in tensors(2, 4, 2, 20, 24, 16)[:3]]
 
 
-def test_what_is_prepared_is_made_once_and_forgotten_together():
+def test_prepared_calls_are_made_once_and_dropped_together():
     made = []
     assert cache.get_or_prepare("a kind", lambda x: made.append(x) or made, 3) is made
     assert cache.get_or_prepare("a kind", lambda x: made.append(x), 4) is made and made == [3]
@@ -158,7 +158,7 @@ def test_lengths_are_looked_at_once_for_each_version_and_number_of_keys(looked):
     assert len(looked) == before + 2
 
 
-def test_another_tensor_in_the_place_of_a_dead_one_is_looked_at():
+def test_a_new_tensor_at_a_freed_address_is_checked():
     q, k, v = good()
     for n in range(50):
         lengths = torch.tensor([n, 24], device=DEVICE)
@@ -191,7 +191,7 @@ def paged_call(pages=6, page_size=4, N_q=1, window=None, table=None, lengths=Non
     return attention_paged(q, cache, cache, table, lengths, window=window)
 
 
-def test_a_table_is_looked_at_again_where_pages_or_lengths_are_others(looked):
+def test_a_block_table_is_checked_again_with_other_pages_or_lengths(looked):
     table = torch.tensor([[0, 5, 99], [4, 2, 99]], device=DEVICE)  # 99 is behind what the lengths need
     both = torch.tensor([8, 5, 12], device=DEVICE)
     lengths, others = both[:2], both[::2]  # in one place, as a new tensor that gets the memory of one that is gone
@@ -215,7 +215,7 @@ def test_a_table_is_looked_at_again_where_pages_or_lengths_are_others(looked):
         paged_call(table=table, lengths=lengths)
 
 
-def test_a_table_is_looked_at_again_where_more_of_it_is_needed():
+def test_a_block_table_is_checked_again_when_more_of_it_is_read():
     """Of 12 keys one query with 3 keys to the left sees the third page alone."""
     table, lengths = torch.tensor([[99, 99, 1], [99, 99, 2]], device=DEVICE), torch.tensor([12, 12], device=DEVICE)
     for more in (dict(N_q=6, window=(3, None)), dict(window=(4, None)), dict(), dict(N_q=6, window=(10, None))):

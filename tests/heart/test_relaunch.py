@@ -161,7 +161,7 @@ def test_launches_are_filed_as_triton_compiles_them(rows):
     }
 
 
-def test_as_many_layers_as_a_model_has_are_described_once(gpu):
+def test_tma_descriptors_of_each_layer_are_encoded_once(gpu):
     """Each has tensors of its own, one after the other; the copy engine is told of each once."""
     told, fill = [], gpu.fill_tma_descriptor_tiled
     gpu.fill_tma_descriptor_tiled = gpu.fill_tma_descriptor = lambda *x: told.append(x) or fill(*x)

@@ -96,7 +96,7 @@ def test_bad_geometry_is_named(arguments, kind, word):
         Tiling(**dict(dict(N_q=8, N_k=8, B_r=4, B_c=4), **arguments))
 
 
-def test_the_ends_of_what_is_taken_are_taken():
+def test_the_limits_of_each_range_are_accepted():
     assert whole_number("n", np.int64(3), low=3, high=3) == 3
     Tiling(8, 8, 4, 4, Mask(key_length=8, window=(0, 0)))
     Tiling(8, 8, 4, 4, Mask(key_length=0, window=[None, 3]))

@@ -114,7 +114,7 @@ def test_every_family_and_padding(family, dtype, padding):
 
 @pytest.mark.parametrize("cache", ("dynamic", "static"))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_are_eager_s(family, cache):
+def test_greedy_generation_gives_the_tokens_of_eager_attention(family, cache):
     """Past the window, with a cache; the batch is padded on the left, as generation wants it."""
     model, found = model_of(family), []
     ids, mask, _ = tokens(PADDING["left"])

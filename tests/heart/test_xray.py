@@ -75,7 +75,7 @@ def test_products_and_sums_are_fused_whatever_the_default_is(found):
 
 
 @compiled
-def test_another_chip(found):
+def test_an_amd_chip_is_compiled_and_counted(found):
     ((kernel,),) = found["gfx942"]
     assert kernel.numbers["tensor"] == len(re.findall("v_mfma", kernel.stages["sass"])) > 0
     assert kernel.numbers["registers"] == int(re.search(r"\.vgpr_count: *(\d+)", kernel.stages["sass"])[1])
@@ -96,7 +96,7 @@ def test_bad_input_is_one_sentence(name, options, says):
     assert "\n" not in str(told.value)
 
 
-def test_a_card_may_stand_for_its_chip():
+def test_cards_are_accepted_for_their_chips():
     cards = {
         "sm_80": ("a100",),
         "sm_86": ("A10", "RTX 3090"),

@@ -361,7 +361,7 @@ def test_an_assignment_whose_own_solution_fails_is_graded_for_nobody_and_the_oth
     assert [(row["assignment"], row["score"]) for row in rows_of(out / "scores.csv")] == [("6_read_the_machine", "20")]
 
 
-def test_numbers_hang_on_the_id_and_a_forgotten_secret_is_named(tmp_path, capsys, unproven):
+def test_seeds_depend_on_the_student_id_and_a_missing_secret_is_an_error(tmp_path, capsys, unproven):
     """Folders are named as the platform names downloads, which an instructor knows later than the ids."""
     (tmp_path / "secret").write_text("autumn")
     (tmp_path / "before.csv").write_text("folder,id\nada,7\n")

@@ -101,7 +101,7 @@ def test_there_are_forty_questions_each_with_its_answer():
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_number_of_the_exam_is_what_the_models_say(number):
+def test_numbers_in_the_exam_s_answers_come_from_the_models(number):
     """To as many places as it is printed with."""
     printed = re.search(r"\*\*([\d.,]+)\*\*", answers()[number])[1].replace(",", "")
     places = len(printed.partition(".")[2])

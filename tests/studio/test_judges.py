@@ -51,7 +51,7 @@ def test_what_their_tests_say_is_counted(checkout, monkeypatch, capsys):
     assert command.main([]) == 0 and "cs336" in capsys.readouterr().out
 
 
-def test_tests_that_do_not_start_are_no_result(checkout):
+def test_tests_that_do_not_start_are_an_error(checkout):
     (checkout / "tests" / "test_attention.py").write_text("import nothing_of_that_name")
     with pytest.raises(ValueError, match="tests did not start"):
         command.main(["cs336", str(checkout)])

@@ -111,7 +111,7 @@ def test_the_examples_of_the_calls_do_what_they_show():
     assert found.attempted > 30 and found.failed == 0
 
 
-def test_what_examine_is_shown_to_print_is_what_it_prints(tmp_path, capsys):
+def test_the_readme_shows_what_examine_prints(tmp_path, capsys):
     """The function is that of chapter C."""
     cells = (PROJECT / "notebooks" / "text" / "C_package.py").read_text(encoding="utf-8").split("# %%")
     mine = next(cell for cell in cells if "def mine(q, k, v" in cell).split("report = ")[0]
