@@ -2,7 +2,7 @@
 
 Sizes and costs were fitted to times on an H200 with Triton 3.9. The times were measured for the paper's grid of
 problems and for 510 random shapes like those of `fa2-lab bench sweep`, each with several numbers of parts per column
-block. PORTABLE also uses older times.
+block. PORTABLE also uses older times. No command repeats the fit.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 The values in these tables were fitted to times on an H200 with Triton 3.9. These times were measured for the paper's
 grid of problems and for 510 random shapes like those of `fa2-lab bench sweep`, with every set of sizes for each problem
-and shape. The values for d = 192 and d = 256 are based on fewer calls. `row_blocks_per_SM`
+and shape. The values for d = 192 and d = 256 are based on fewer calls. No command repeats the fit. `row_blocks_per_SM`
 always means the number of blocks of 64 rows, in all heads, per SM.
 """
 
@@ -188,9 +188,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
         )
     else:
         chosen = min((row for row in UNMASKED_TIMES[d_pad] if not (lengths and row[0] == THREE_CONSUMERS)), key=time)[0]
-        if (
-            causal and chosen == DEFAULT[128]
-        ):  # its two consumers see different numbers of tiles; in turn, none runs ahead
+        if causal and chosen == DEFAULT[128]:  # two consumers see different numbers of tiles; in turn, none runs ahead
             chosen = replace(chosen, ping_pong=True)
     masked = causal and chosen == DEFAULT[64]  # the mask takes registers as well
     return replace(chosen, low_reg_schedule=USE_LOW_REG) if masked else chosen
