@@ -42,7 +42,7 @@ def launched(self, *tensors):
 
 JITFunction._do_compile, launch.Launch.__call__ = compiled, launched
 hopper_forward.host.scheduler_counter = lambda X, in_custom_op: torch.zeros(2, dtype=torch.int32)
-hopper = dict(hopper_forward=hopper_forward, hopper_backward=hopper_backward)
+hopper = dict(forward=hopper_forward, backward=hopper_backward)
 for module in hopper.values():
     module.enough_work = lambda Q, K: True
 
@@ -71,9 +71,8 @@ def calls(N: int, d: int = 64):
     dispatch.backward(rows, None, rows, floats(2, N, dtype=torch.float32), packed, Options(True, 0.1))
 
 
-for kernels in ({}, hopper):
-    for name, module in kernels.items():
-        setattr(dispatch, name, lambda device, module=module: module)
+for find in (dispatch.hopper_module, lambda direction, device: hopper[direction]):
+    dispatch.hopper_module = find
     for N in (1, 15, 16, 17, 64, 100, 128, 500, 2048, 2049):
         clear_caches()
         calls(N)

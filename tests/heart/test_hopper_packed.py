@@ -128,7 +128,7 @@ def test_no_sequence_sees_another_by_python(planted):
 def test_postprocess_writes_no_row_of_the_next_sequence(monkeypatch):
     """Only the first row block is: the rows of the next sequence are left as they were."""
     q, dQ, cu = torch.empty(50, 1, 8), torch.full((50, 1, 8), NAN), torch.tensor([0, 20, 50], dtype=torch.int32)
-    chosen = backward.sizes.choose(64, 25, causal=False, ragged=True)
+    chosen = backward.sizes.choose(64, 25, masked=False, ragged=True)
     record = Tensors(q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu)
     after = backward.prepare_postprocess(record, Options(False, 1.0), chosen, divided=False)
     after.grid = (2, 1, 1)  # the parts of two consumers
