@@ -146,6 +146,7 @@ def draw_lane(ax: Axes, y: float, found: list[float], look: dict, beside: tuple[
     (x, across), middle, slower = beside, median(found), sum(x < 1 for x in found)
     low, high = (min(max(x, LOW), HIGH) for x in (min(found), max(found)))
     color = style.tint(look["color"], 0.7)
+    style.DARK[color] = style.mixed(look["color"], style.GROUND, 0.8)  # so that bars stand out on a dark row
     style.bars(ax, [(low, y - 0.42, high - low, 0.84)], color, zorder=1)
     if LOW <= middle <= HIGH:
         ax.plot([middle], [y], linestyle="none", markeredgecolor=style.PAPER, zorder=3, **look)

@@ -228,9 +228,8 @@ def with_links(text: str, at: Path) -> str:
         repository, commit = reach.origin()
         return f"[{words}](https://github.com/{repository}/blob/{commit}/{file.relative_to(files.ROOT).as_posix()})"
 
-    drawn = rf"!\[([^\]]*)\]\(figures/({'|'.join(PICTURES)})\.svg\)"
-    text = re.sub(drawn, lambda found: front.picture(found[2], found[1]), text)
-    text = re.sub(r"(!\[[^\]]*\]\()\.\./figures/", r"\1figures/", text)
+    drawn = rf"!\[([^\]]*)\]\((?:\.\./)?figures/(hero|{'|'.join(PICTURES)})\.svg\)"
+    text = re.sub(drawn, lambda found: front.picture(found[2], " ".join(found[1].split())), text)
     return re.sub(r"(?<!!)\[([^\]]*)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)", link, text)
 
 
