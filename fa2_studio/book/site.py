@@ -229,7 +229,11 @@ def with_links(text: str, at: Path) -> str:
         return f"[{words}](https://github.com/{repository}/blob/{commit}/{file.relative_to(files.ROOT).as_posix()})"
 
     drawn = rf"!\[([^\]]*)\]\((?:\.\./)?figures/(hero|{'|'.join(PICTURES)})\.svg\)"
-    text = re.sub(drawn, lambda found: front.picture(found[2], " ".join(found[1].split())), text)
+
+    def as_picture(found: re.Match) -> str:
+        return front.picture(found[2], " ".join(found[1].split()), "hero" if found[2] == "hero" else "")
+
+    text = re.sub(drawn, as_picture, text)
     return re.sub(r"(?<!!)\[([^\]]*)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)", link, text)
 
 
