@@ -16,9 +16,9 @@ def data(T: int = 4) -> dict:
     """
     every = [(SM, step) for SM in range(T) for step in range(T)]  # (an SM, its step)
     own = FIRST * T  # when the second pass begins
-    atomics = [(SM, ONE_PASS * i, ONE_PASS * (i + 1), f"+ dQ {i}") for SM, i in every]
+    atomics = [(SM, ONE_PASS * i, ONE_PASS * (i + 1), f"+ dQ {i + 1}") for SM, i in every]
     columns = [(SM, FIRST * i, FIRST * (i + 1), "dK, dV") for SM, i in every]
-    rows = [(SM, own + SECOND * j, own + SECOND * (j + 1), f"dQ {SM}") for SM, j in every]
+    rows = [(SM, own + SECOND * j, own + SECOND * (j + 1), f"dQ {SM + 1}") for SM, j in every]
     together = {(i, ONE_PASS * (i + 1)): list(range(T)) for i in range(T)}
     alone = {(i, own + SECOND * T): [i] for i in range(T)}
     ways = {
@@ -49,7 +49,7 @@ def draw(ways: dict[str, Mapping], T: int) -> style.Drawn:
         _writes(ax, way["writes"], T)
         ax.axvline(end, color=style.QUIET, linewidth=0.8, linestyle=":", zorder=0)
         ax.set_yticks([k + 0.5 for k in range(T)] + [T + 0.8 + i for i in range(T)],
-                      [f"SM {k}" for k in range(T)] + [f"dQ {i}" for i in range(T)])  # fmt: skip
+                      [f"worker {k + 1}" for k in range(T)] + [f"dQ {i + 1}" for i in range(T)])  # fmt: skip
         ax.set(ylim=(2 * T + 0.35, -0.1))
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
@@ -58,7 +58,7 @@ def draw(ways: dict[str, Mapping], T: int) -> style.Drawn:
     last = max(visit[2] for way in ways.values() for visit in way["visits"])
     axes[-1].set(xlim=(0, last + 0.6), xlabel="time in matmuls of one tile →")
     alt = (
-        f"{T} SMs over time, twice, with {T} blocks of dQ beneath. {'. '.join(lines)}. With atomic adds all column"
+        f"{T} workers over time, twice, with {T} blocks of dQ beneath. {'. '.join(lines)}. With atomic adds all column"
         f" programs start at the same rows, so their additions meet, in an order that differs from run to run. With two"
         " passes the column programs leave dQ alone, and then each row program sums its block on chip and writes it."
     )
@@ -70,6 +70,6 @@ def _writes(ax: style.Axes, writes: dict[tuple[int, float], list[int]], top: int
     for (i, time), SMs in writes.items():
         several = len(SMs) > 1
         words = f"× {len(SMs)}" if style.narrow() else f"{len(SMs)} at once"
-        label, width = (words, 3.1) if several else (str(SMs[0]), 0.9)
+        label, width = (words, 3.1) if several else (str(SMs[0] + 1), 0.9)
         look = dict(edgecolor=style.hue("dQ"), linewidth=1.2)
         style.box(ax, time - width, top + 0.42 + i, width, 0.76, label, style.fill("dQ"), **look)

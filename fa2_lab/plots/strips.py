@@ -312,14 +312,20 @@ def mark_waits(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -
     """Hatch the intervals in which no warpgroup has a matmul on the tensor cores."""
     window = span(window)
     lines = [n for n, name in enumerate(rows) if name.startswith(UNITS["tensor"])]
-    jobs = sorted(job[1:3] for name, of in rows.items() if name.startswith(UNITS["tensor"]) for job in of)
-    busy = 0.0
-    for begun, ended in [*jobs, (window, window)]:
+    jobs = [job[1:3] for name, of in rows.items() if name.startswith(UNITS["tensor"]) for job in of]
+    for begun, ended in gaps(jobs, window):
+        words = "wait" if ended - begun > 0.07 * window else ""
+        style.masked(ax, begun, lines[0] + 0.06, ended - begun, len(lines) - 0.12, words, zorder=0.5)
+
+
+def gaps(jobs: Iterable[tuple[float, float]], window: float) -> list[tuple[float, float]]:
+    """Return the gaps (start, end) in the first `window` clock cycles in which none of the jobs (start, end) runs."""
+    found, busy = [], 0.0
+    for begun, ended in [*sorted(jobs), (window, window)]:
         if busy + 1 < min(begun, window):
-            wide = min(begun, window) - busy
-            words = "wait" if wide > 0.07 * window else ""
-            style.masked(ax, busy, lines[0] + 0.06, wide, len(lines) - 0.12, words, zorder=0.5)
+            found.append((busy, min(begun, window)))
         busy = max(busy, ended)
+    return found
 
 
 def _mark_change(

@@ -90,9 +90,6 @@ def draw(window: float, tiles: int, panels: list[Mapping], setting: str) -> styl
 
 
 def drawn(jobs: list[tuple], window: float) -> float:
-    """Return the share of the first `window` clocks in which the tensor cores run a matmul."""
-    busy = end = 0.0
-    for begun, ended in sorted(job[3:] for job in jobs if job[0] == "tensor"):
-        busy += max(0.0, min(ended, window) - max(begun, end))
-        end = max(end, min(ended, window))
-    return busy / window
+    """Return the share of the first `window` clock cycles in which the tensor cores run a matmul."""
+    gaps = strips.gaps((job[3:] for job in jobs if job[0] == "tensor"), window)
+    return 1 - sum(ended - begun for begun, ended in gaps) / window
