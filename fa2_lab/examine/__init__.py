@@ -1,4 +1,4 @@
-"""Test an attention function for known mistakes: `examine(function)` names what is wrong with the function."""
+"""Test an attention function for known mistakes: `examine(function)` names what is wrong with it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Report(NamedTuple):
     """The result of examining a function: the findings, how it was called, and which cases could not be run."""
 
     name: str
-    how: str  # the library, the dtype and the layout that it was asked in
+    how: str  # the library, dtype and layout that it was called with
     findings: list[Finding]
     asked: int
-    parts: list[str]  # of what it gives: O, L, dQ, dK, dV
-    refused: dict[str, str]  # {what was not asked, or raised: why}
+    parts: list[str]  # the outputs that it returns, out of O, L, dQ, dK and dV
+    refused: dict[str, str]  # {what was not tested: why, or "" if the function does not take it}
     seconds: float
     subject: Subject
 
@@ -84,7 +84,7 @@ def examine(
         refused["its gradients"] = subject.no_gradients
     unsteady = list(repeated(subject, answers[0]))
     named = explain(answers, subject.tiles())
-    if unsteady or found or subject.happened & {"writes-past-end"}:  # then numbers come from elsewhere
+    if unsteady or found or subject.happened & {"writes-past-end"}:  # then the outputs are unreliable
         named = [x for x in named if x.name not in ("unknown", "precision", "grouped-silent")]
     else:
         named = [y for x in named for y in described(subject, x, named, answers)]
@@ -101,7 +101,7 @@ def examine(
         found = [x for x in found if x.name != "gradient-empty"]
     if not any(x.is_wrong for x in named + found):
         found += coarse_sums(subject, variant)
-    first = {(x.name, x.read_out): x for x in reversed(named + found)}  # of each name the first finding
+    first = {(x.name, x.read_out): x for x in reversed(named + found)}  # the first finding of each name
     findings = [first[key] for key in dict.fromkeys((x.name, x.read_out) for x in named + found)]
     how = f"{subject.library}, {subject.dtype}, {LAYOUTS[subject.layout]}"
     how += "; True in its padding mask marks a key that takes part" * subject.padding_keeps
@@ -110,9 +110,9 @@ def examine(
 
 
 def described(subject: Subject, finding: Finding, named: list[Finding], answers: list[Answer]) -> list[Finding]:
-    """Return the finding or, if it is no known mistake, findings that describe what can be read out of the function.
+    """Return a known mistake as it is. Replace any other finding by findings that describe what the function computes.
 
-    The weights of the keys are read out of O, and P and dS out of the gradients.
+    This is read out of the function's outputs: the weights of the keys from O, and P and dS from the gradients.
     """
     if finding.name not in ("unknown", *SILENT.values()):
         return [finding]

@@ -1,8 +1,8 @@
 """A correct attention in NumPy float64, and versions of it with known mistakes.
 
-The function right() is correct. A mistake of the catalogue is an edit of its source that replaces one expression by
-another. Some of the replacements call the helper functions of this module. B is the size of a tile, for mistakes that
-depend on the tile size. A case can set its own tile size.
+The function right() is correct. Each mistake in the catalogue is an edit of its source that replaces one expression
+with another, which may call one of this module's helper functions. B is the tile size, for mistakes that depend on it.
+If B is 0, the case's own tile size is used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def attention(
     """Return a dictionary with "O", "L" and "largest" for a case, computed with the given mistakes.
 
     If `gradients` is set, the dictionary also contains "dQ", "dK" and "dV". "largest" is the largest magnitude of a
-    score. B is the width and height of a tile, or (rows, keys), and 0 means the tile size of the case. Mistakes that
+    score. B is the width and height of a tile, or (rows, keys), and 0 means the case's own tile size. Mistakes that
     round a value round it to `bits` bits.
     """
     B_r, B_c = B if isinstance(B, tuple) else (B, B)
@@ -55,7 +55,7 @@ def combine(mistakes: tuple[str, ...]) -> str:
 
 
 def right(case: AttentionCase, B_r: int, B_c: int, bits: int, gradients: bool) -> dict[str, np.ndarray]:
-    """Return O, L and, if `gradients` is set, dQ, dK and dV of a case, by the steps of FlashAttention-2.
+    """Return O, L and, if `gradients` is set, dQ, dK and dV for a case, following the steps of FlashAttention-2.
 
     Arrays are (batch, heads, rows, keys or features). B_r and B_c are the tile sizes, and 0 means a single tile. `bits`
     is used only by mistakes.
@@ -142,8 +142,8 @@ def right(case: AttentionCase, B_r: int, B_c: int, bits: int, gradients: bool) -
 def visits(seen: np.ndarray, B_r: int, B_c: int) -> Iterator[tuple[slice, np.ndarray]]:
     """For each tile of B_c keys, yield the slice of its keys, and a boolean array of the rows that process the tile.
 
-    A row processes a tile if any row of its row block (B_r rows) sees any key of the tile. The array is (batch, heads,
-    N_q), and the mask `seen` is (batch, heads, N_q, N_k).
+    A row processes a tile if any row in its row block (B_r rows) sees any of the tile's keys. The array is (batch,
+    heads, N_q), and the mask `seen` is (batch, heads, N_q, N_k).
     """
     first, block = np.arange(0, seen.shape[2], B_r), np.arange(seen.shape[2]) // B_r
     for j in range(0, seen.shape[3], B_c):
@@ -166,7 +166,7 @@ def overflowing(x: np.ndarray) -> np.ndarray:
 def T_wrong(x: np.ndarray) -> np.ndarray:
     """Return xᵀ or, if x is square, x itself.
 
-    The mistake is a missing transpose, which raises no error only if x is square.
+    This imitates a missing transpose, which raises no error only if x is square.
     """
     return x if x.shape[2] == x.shape[3] else T(x)
 
@@ -178,7 +178,7 @@ def weights(S: np.ndarray, of_maximum: int = 3, of_sum: int = 3) -> np.ndarray:
 
 
 def by_tiles(S: np.ndarray, v: np.ndarray, B: int) -> np.ndarray:
-    """Return the sum, over all tiles of B keys, of softmax(scores of the tile) · values of the tile."""
+    """Return the sum, over all tiles of B keys, of the tile's own softmax times its values."""
     tiles = [slice(j, j + B) for j in range(0, S.shape[3], B)]
     return np.sum([weights(S[..., x]) @ v[:, :, x] for x in tiles], axis=0)
 
@@ -207,7 +207,7 @@ def merged(S: np.ndarray, v: np.ndarray, parts: int, tile: int, how: str) -> np.
 
 
 def by_place(x: np.ndarray, B: int, fill: float) -> np.ndarray:
-    """Reshape x (batch, heads, N, …) to blocks of B rows, (batch, heads, blocks, B, …), after padding N with `fill`."""
+    """Pad x (batch, heads, N, …) with `fill`, and reshape it to blocks of B rows, (batch, heads, blocks, B, …)."""
     after = -x.shape[2] % B
     x = np.pad(x, [(0, 0), (0, 0), (0, after)] + [(0, 0)] * (x.ndim - 3), constant_values=fill)
     return x.reshape(*x.shape[:2], -1, B, *x.shape[3:])
@@ -242,7 +242,7 @@ def last_tile(dS: np.ndarray, seen: np.ndarray, B_r: int, B_c: int) -> np.ndarra
 
 
 def late(starts: np.ndarray) -> np.ndarray:
-    """Return the cumulative sequence lengths with 1 added to each of them except the first and the last."""
+    """Return the cumulative sequence lengths with 1 added to all but the first and the last."""
     return starts + (starts > 0) * (starts < starts[-1])
 
 
@@ -255,7 +255,7 @@ def padded(k: np.ndarray, B: int) -> np.ndarray:
 
 
 def stale(k: np.ndarray, B: int) -> np.ndarray:
-    """Return k padded to whole tiles with what a buffer still holds: the rows of the tile before, or zeros."""
+    """Return k padded to whole tiles with what a buffer would still hold: the previous tile's rows, or zeros."""
     n, k = k.shape[2], padded(k, B)
     if n > B:
         k[:, :, n:] = k[:, :, n - B : k.shape[2] - B]
@@ -281,7 +281,7 @@ def tiles_reshaped(k: np.ndarray, B: int) -> np.ndarray:
 
 
 def in_order(k: np.ndarray, page: int) -> np.ndarray:
-    """Return k as it would be read if the pages of a cache were read in their order in memory."""
+    """Return k as it would be read if a cache's pages were read in memory order."""
     pool, table = paged(k, page)
     k_read = pool[: table.size].reshape(len(k), -1, *pool.shape[1:]).swapaxes(1, 2)
     return k_read.reshape(*k.shape[:2], -1, k.shape[3])[:, :, : k.shape[2]]

@@ -34,13 +34,13 @@ from fa2_lab.examine.readout import (
 )
 from fa2_lab.examine.subject import NotExamined, Subject
 
-SUMMED = {"dV": "dO", "dQ": "k", "dK": "q"}  # the rows that a gradient sums
+SUMMED = {"dV": "dO", "dQ": "k", "dK": "q"}  # the input whose rows each gradient sums
 NOUN = {"q": "Q", "k": "K", "v": "V", "dO": "dO"}
 PLURAL = {"is": " are", "sums": " sum", "uses": " use"}
 
 
 class Backward:
-    """The gradients of a function for a case in which the rows of each of q, k, v and dO are orthogonal."""
+    """A function's gradients for a case in which q, k, v and dO each have orthogonal rows."""
 
     def __init__(self, subject: Subject, like: AttentionCase, variant: Variant) -> None:
         self.variant = variant
@@ -72,12 +72,15 @@ class Backward:
         self.known["dS"] = self.slope * self.known["dS"]
 
     def sums(self, G: np.ndarray, name: str) -> np.ndarray:
-        """Return the weights with which the rows of G sum those of an input: (batch, heads, rows) of both."""
+        """Return the weights that express each row of G as a weighted sum of the rows of the input `name`.
+
+        The axes are (batch, heads, rows) of G, then (batch, heads, rows) of the input.
+        """
         rows = getattr(self.case, name)
         return np.einsum("abcd,xyzd->abcxyz", G, rows) / (rows[0, 0, 0] ** 2).sum()
 
     def with_rounded(self, output: str, step: str, bits: int) -> np.ndarray:
-        """Return what a gradient would be if one step of its computation were rounded to `bits` bits."""
+        """Return what a gradient would be if one step on the way to it were rounded to `bits` bits."""
         if step == output:
             return rounded(self.right[output], bits)
         rows = getattr(self.case, SUMMED[output])
@@ -95,20 +98,20 @@ class Backward:
         return np.einsum("abcxyz,xyzd->abcd", M, rows if step in known else rounded(rows, bits))
 
     def rest(self, G: np.ndarray, *names: str) -> float:
-        """Return the largest element of G that is not a sum of rows of these inputs."""
+        """Return how far G is from any weighted sum of these inputs' rows, as the largest absolute difference."""
         rows = np.concatenate([getattr(self.case, name).reshape(-1, G.shape[3]) for name in names])
         flat = G.reshape(-1, G.shape[3])
         return float(np.abs(flat - np.linalg.lstsq(rows.T, flat.T, rcond=None)[0].T @ rows).max())
 
     def own(self, M: np.ndarray, output: str) -> np.ndarray:
-        """Return the weights (batch, heads, N_q, N_k) between the rows and keys that belong together."""
+        """Return the weights between each query head's rows and its own K/V head's keys: (batch, heads, N_q, N_k)."""
         b, h = np.ix_(np.arange(len(self.case.q)), np.arange(self.case.q.shape[1]))
         if output == "dQ":
             return M[b, h, :, b, h // self.group]
         return M[b, h // self.group, :, b, h].swapaxes(2, 3)
 
     def near(self, output: str) -> float:
-        """Return how far a weight in this gradient may differ through rounding."""
+        """Return how far off a weight that is read from this gradient may be through rounding."""
         return 8 * self.answer.bound(output) / float((getattr(self.case, SUMMED[output])[0, 0, 0] ** 2).sum() ** 0.5)
 
     def reading(self, W: np.ndarray, right: np.ndarray, near: float) -> Reading:
@@ -116,7 +119,7 @@ class Backward:
 
 
 def orthogonal(case: AttentionCase, d: int) -> AttentionCase:
-    """Return the case with head dimension d, in which the rows of each of q, k, v and dO are orthogonal."""
+    """Return a variant of the case with head dimension d, in which q, k, v and dO each have orthogonal rows."""
     draw = np.random.default_rng(3).standard_normal
     size = (1.4 * d**0.5 / (case.options.get("scale") or d**-0.5)) ** 0.5
     made = {}
@@ -127,7 +130,7 @@ def orthogonal(case: AttentionCase, d: int) -> AttentionCase:
 
 
 def read_backward(subject: Subject, answers: Sequence[Answer], variant: Variant, outputs: Sequence[str]) -> list[str]:
-    """Return sentences about the outputs (of dQ, dK and dV) that are wrong in these answers to a group of cases."""
+    """Return sentences about what is wrong with `outputs`, some of dQ, dK and dV, in these answers to one group."""
     runs = []
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -142,7 +145,7 @@ def read_backward(subject: Subject, answers: Sequence[Answer], variant: Variant,
 
 
 def of_dO(subject: Subject, run: Backward, outputs: Sequence[str]) -> list[str]:
-    """Return a sentence about gradients that are not proportional to dO."""
+    """Return a list with one sentence that names the gradients not proportional to dO, or an empty list."""
     other = subject.ask(replace(run.case, dO=-2 * run.case.dO)).outputs
     near = {x: 4 * run.answer.bound(x) for x in outputs}
     same = [x for x in outputs if np.abs(other[x] - run.got[x]).max() <= near[x]]
@@ -153,7 +156,7 @@ def of_dO(subject: Subject, run: Backward, outputs: Sequence[str]) -> list[str]:
 
 
 def described(runs: list[Backward], outputs: list[str], sizes: Sequence[int]) -> list[str]:
-    """Return sentences that describe what is wrong with the given gradients in these runs."""
+    """Return sentences about what is wrong with these gradients in these runs."""
     said, of_dS = {}, []
     P_used = [x.own(x.made["dV"], "dV") for x in runs] if "dV" in outputs else []
     for output in outputs:
@@ -180,7 +183,7 @@ def described(runs: list[Backward], outputs: list[str], sizes: Sequence[int]) ->
 
 
 def joined(name: str, sentence: str) -> str:
-    """Return the sentence with the name of what it is about."""
+    """Insert the name of its subject into a sentence, in the plural if there are two, and return the sentence."""
     if "{name}" in sentence:
         sentence = sentence.format(name=name)
         return re.sub(r" (is|sums|uses)\b", lambda x: PLURAL[x[1]], sentence, count=1) if " and d" in name else sentence
@@ -192,7 +195,7 @@ def first(ways: Sequence, readings: list[Reading], sizes: Sequence[int]) -> str:
 
 
 def about_P(runs: list[Backward], used: list[np.ndarray], sizes: Sequence[int]) -> str:
-    """Return a sentence about the weights that dV shows."""
+    """Return a sentence about what is wrong with the P from which dV was computed, or "" if nothing fits."""
     some = [x.reading(W, x.known["Z"] * x.known["P"], x.near("dV")) for x, W in zip(runs, used, strict=True)]
     some = [
         x._replace(right=x.known["P"]) if np.ndim(y.known["Z"]) == 0 else x for x, y in zip(some, runs, strict=True)
@@ -207,12 +210,12 @@ def about_P(runs: list[Backward], used: list[np.ndarray], sizes: Sequence[int]) 
 
 
 def is_mask(readings: list[Reading]) -> bool:
-    """Return whether all that is wrong with some weights is which keys have one."""
+    """Return whether weights differ from the right ones only in which keys have a weight at all."""
     return all((np.abs(x.W - x.right) <= x.near)[(x.W != 0) & (x.known["P"] != 0)].all() for x in readings)
 
 
 def as_forward(readings: list[Reading], runs: list[Backward], sizes: Sequence[int]) -> str:
-    """Return a sentence about weights that are those of a forward pass with a known mistake, apart from their sums."""
+    """Return a sentence that names a known forward mistake with the same weights, up to a factor per row, or ""."""
 
     def is_alike(x: Reading, run: Backward, variant: Variant) -> bool:
         P = weights(lambda case: attention(case, *variant)["O"], x.case)
@@ -221,7 +224,7 @@ def as_forward(readings: list[Reading], runs: list[Backward], sizes: Sequence[in
         W, P, right = (y / np.maximum(y.sum(axis=3, keepdims=True), 1e-9) for y in (x.W, P, x.right))
         return bool(np.abs(W - P).max() <= 2 * x.near < np.abs(P - right).max())
 
-    def is_right_without_options(variant: Variant, run: Backward) -> bool:  # else other groups would show the mistake
+    def is_right_without_options(variant: Variant, run: Backward) -> bool:  # otherwise, other groups would show it
         a, b = (attention(replace(run.case, options={}), *x)["O"] for x in (variant, run.variant))
         return not run.case.options or np.allclose(a, b)
 
@@ -240,7 +243,7 @@ def as_forward(readings: list[Reading], runs: list[Backward], sizes: Sequence[in
 
 
 def about_rounding(runs: list[Backward], output: str) -> str:
-    """Return a sentence about a gradient whose error is that of a rounded step, or ""."""
+    """Return a sentence that names the rounded step behind a gradient's error, or "" if the error is too large."""
 
     def error(step: str, bits: int) -> float:
         wants = (x.with_rounded(output, step, bits) if step else x.right[output] for x in runs)
@@ -258,7 +261,7 @@ def about_rounding(runs: list[Backward], output: str) -> str:
 
 
 def about_sums(runs: list[Backward], output: str) -> str:
-    """Return a sentence if a gradient has a factor too many, sums other rows, or those of other heads or entries."""
+    """Return a sentence about a gradient that is off by a factor or sums the wrong rows, or "" if it does neither."""
     ratios = [(x.made[output] * x.should[output]).sum() / (x.should[output] ** 2).sum() for x in runs]
     is_factor = all(
         np.abs(x.got[output] - c * x.right[output]).max() <= 2 * max(1, abs(c)) * x.answer.bound(output)
@@ -289,13 +292,13 @@ def about_sums(runs: list[Backward], output: str) -> str:
 
 
 def is_alike(x: Backward, output: str, other: str) -> bool:
-    """Return whether a gradient is the right other one."""
+    """Return whether the gradient `output` is what the gradient `other` should be."""
     a, b = x.got[output], x.right[other]
     return a.shape == b.shape and bool(np.abs(a - b).max() <= 2 * x.answer.bound(other))
 
 
 def about_numbers(runs: list[Backward], output: str) -> str:
-    """Return a sentence about a gradient that is no sum of rows, but equals the right one apart from some numbers."""
+    """Return a sentence about a gradient that follows from the right one by a simple rule or is partly right, or ""."""
     got, right = ([getattr(x, y)[output] for x in runs] for y in ("got", "right"))
     bounds = [x.answer.bound(output) for x in runs]
     if said := by_element(got, right, bounds):
@@ -312,9 +315,10 @@ def about_numbers(runs: list[Backward], output: str) -> str:
 
 
 def about_heads(x: Backward, output: str, made: np.ndarray, should: np.ndarray) -> str:
-    """Return a sentence about a gradient that sums rows of too few or of other heads or batch entries.
+    """Return a sentence about a gradient that sums the rows of too few heads, or of wrong heads or batch entries.
 
-    `made` and `should` are (batch, heads, batch, heads), of the gradient and of the summed rows.
+    `made` and `should` tell which heads each head of the gradient sums, and which it should. Their axes are (batch,
+    heads) of the gradient, then (batch, heads) of the summed rows.
     """
     rows = f"rows of {NOUN[SUMMED[output]]}"
     lacks, more = should & ~made, made & ~should
@@ -339,7 +343,7 @@ def about_heads(x: Backward, output: str, made: np.ndarray, should: np.ndarray) 
 
 
 def follows(runs: list[Backward], output: str, P_used: list[np.ndarray]) -> bool:
-    """Return whether a wrong P, as dV shows it, explains this gradient."""
+    """Return whether the wrong P that dV reveals also explains this gradient."""
     for x, P in zip(runs, P_used, strict=True):
         dP, D, W = x.known["dP"], x.known["D"], x.own(x.made[output], output) / x.known["tau"]
         near = x.near(output) / x.known["tau"] * 2
@@ -350,7 +354,7 @@ def follows(runs: list[Backward], output: str, P_used: list[np.ndarray]) -> bool
 
 
 def about_dS(runs: list[Backward], output: str, sizes: Sequence[int]) -> str:
-    """Return a sentence about dS, which τ dS K or τ dSᵀ Q shows."""
+    """Return a sentence about what is wrong with dS, as read from dQ or dK, or "" if nothing fits."""
     taus = [x.known["tau"] for x in runs]
     some = [
         x.reading(x.own(x.made[output], output) / tau, x.known["dS"], x.near(output) / tau)
@@ -383,7 +387,7 @@ def about_dS(runs: list[Backward], output: str, sizes: Sequence[int]) -> str:
 
 
 class OfL:
-    """An answer, with the arrays that the expressions of catalogue.md use."""
+    """The L of an answer, with the arrays that the expressions in catalogue.md use."""
 
     def __init__(self, answer: Answer, variant: Variant) -> None:
         P = weights(lambda x: attention(x, *variant)["O"], answer.case)
@@ -394,13 +398,13 @@ class OfL:
         self.reading = Reading(answer.case, P, P, self.near, self.known)
 
     def rows(self, sizes: Sequence[int]) -> dict[str, np.ndarray]:
-        """Return {words: boolean array} of rows whose L may be wrong while that of other rows is right."""
+        """Return {words: boolean array} for each set of rows that may be the only ones with a wrong L."""
         found = self.reading.quantities(ROWS, sizes) | {"the rows in which L is negative": self.known["L"][..., 0] < 0}
         return {name: self.seen & (x[..., None] if x.ndim == 3 else x.astype(bool)) for name, x in found.items()}
 
 
 def read_L(answers: Sequence[Answer], variant: Variant, sizes: Sequence[int]) -> str:
-    """Return a sentence about L, which is wrong in these answers to a group of cases, or ""."""
+    """Return a sentence about the wrong L in these answers to one group of cases, or "" if nothing fits."""
     with np.errstate(all="ignore"):
         runs = [OfL(x, variant) for x in answers]
         if not all(np.isfinite(x.got[x.seen]).all() for x in runs):

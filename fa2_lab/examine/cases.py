@@ -1,4 +1,4 @@
-"""The small problems on which an attention function is called, chosen so that they tell the known mistakes apart."""
+"""The small problems that an attention function is called on, chosen so that they tell the known mistakes apart."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
-TileSize = int | tuple[int, int]  # its size, or (rows, keys)
-OPEN = 10**9  # a side of a window that has no end
-PAGE = 16  # keys of a page, in a cache that is stored in pages
-BITS = {"float64": 23, "float32": 23, "float16": 11, "bfloat16": 8}  # of each dtype; float64 is held to float32
+TileSize = int | tuple[int, int]  # its width and height, or (rows, keys)
+OPEN = 10**9  # the length of a window's side that has no end
+PAGE = 16  # keys per page of a paged cache
+BITS = {"float64": 23, "float32": 23, "float16": 11, "bfloat16": 8}  # mantissa bits; float64 is judged like float32
 EXTREME = ("large", "hidden", "hidden mask")  # groups with extreme scores, where 16 bits may overflow
-LONG = 5000  # scores of one head, in cases that --quick leaves out
-SCALE_UP = 100.0  # the last feature of q and k where all scores are moved up or down
+LONG = 5000  # --quick leaves out cases with more scores per head
+SCALE_UP = 100.0  # the last feature of q in cases that shift all scores
 
-# The sizes (N_q, N_k) at which each option is asked: within a tile, and past one of 64 and one of 128 rows or keys
+# The sizes (N_q, N_k) at which each option is tested: within one tile, and beyond a tile of 64 or 128 rows or keys
 Size = tuple[int, int]
 SHORT, UNEQUAL, PAST_64, PAST_128, ACROSS, PAST_256 = (20, 20), (9, 21), (70, 70), (150, 150), (40, 150), (300, 300)
 EVERY = (SHORT, UNEQUAL, PAST_64, PAST_128, ACROSS)
-WINDOWS: list[Callable] = [  # (left, right) of so many keys
+WINDOWS: list[Callable] = [  # (left, right) as a function of the length
     lambda n: (n // 5, n // 5),
     lambda n: (n // 3, n // 3),
     lambda n: (n // 7 + 1, 1),
@@ -38,18 +38,18 @@ class AttentionCase:
     tests.
     """
 
-    group: str  # what it is about; the groups are judged in the order in which they are asked
+    group: str  # what it tests; groups are judged in the order of the cases
     q: np.ndarray
     k: np.ndarray
     v: np.ndarray
     dO: np.ndarray
     options: dict[str, Any] = field(default_factory=dict)
-    gradients: bool = False  # whether its gradients are asked for
-    dL: np.ndarray | None = None  # the gradient of L, where L takes part in the loss
-    made: tuple[float, float] = (1.0, 0.0)  # by what all scores are multiplied, and what is added to them
+    gradients: bool = False  # whether gradients are computed
+    dL: np.ndarray | None = None  # the loss's gradient with respect to L, if L takes part in it
+    made: tuple[float, float] = (1.0, 0.0)  # the factor and the shift of all scores
     single: bool = False  # whether exponentials overflow as in float32
     tile: tuple[int, int] = (0, 0)  # rows and keys of a tile, if they are known
-    usual_d: int = 0  # that of the other problems, if this one has another
+    usual_d: int = 0  # the head dimension of the other cases, if it differs
 
     def __str__(self) -> str:
         batch, heads, N_q, d = self.q.shape
@@ -108,13 +108,13 @@ def case(
 def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[AttentionCase]:
     """Return all cases, with head dimension d: each option at several sizes. If `quick` is set, leave out long cases.
 
-    Lengths are rounded up to multiples of `multiple`, for functions that require this. The gradients are asked for in
-    all cases but those with extreme scores.
+    Lengths are rounded up to multiples of `multiple`, for functions that require this. All cases but those with extreme
+    scores include the gradients.
     """
     cases: list[AttentionCase] = []
 
     def add(group: str, *sizes: Size, **more: Any) -> None:
-        """Add a case of each size (N_q, N_k). A function among the options gets (batch, heads, N_q, N_k)."""
+        """Add one case per size (N_q, N_k). An option that is a function is called with (batch, heads, N_q, N_k)."""
         for asked in sizes:
             N_q, N_k = (-(-n // multiple) * multiple for n in asked)
             N_k += multiple * (N_q == N_k and asked[0] < asked[1])
@@ -187,7 +187,7 @@ def drawn(*shape: int) -> np.ndarray:
 
 
 def allowed(*shape: int) -> np.ndarray:
-    """Return a boolean mask in which each row sees its first key, and most of the others."""
+    """Return a random boolean mask that lets each row see the first key and most of the others."""
     return (drawn(*shape) < 0.3) | (np.arange(shape[3]) == 0)
 
 
@@ -217,7 +217,7 @@ def paged(k: np.ndarray, page: int = PAGE) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rounded(x: np.ndarray, bits: int) -> np.ndarray:
-    """Return x rounded to `bits` bits of mantissa: 8 for bf16, 11 for fp16 and TF32, 24 for fp32."""
+    """Return x rounded to `bits` mantissa bits: 8 for bf16, 11 for fp16 and TF32, 24 for fp32."""
     with np.errstate(invalid="ignore"):
         fraction, exponent = np.frexp(x)
         return np.ldexp(np.round(fraction * 2.0**bits) / 2.0**bits, exponent)

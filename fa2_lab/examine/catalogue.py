@@ -8,18 +8,18 @@ PARTS = ("conventions", "O", "L", "gradients", "memory", "remarks")  # the secti
 
 
 class Mistake(NamedTuple):
-    """A row of the catalogue. `part` is the output in which the mistake is visible, or the section of the catalogue.
+    """A row of the catalogue. `part` is its section, such as the output that shows the mistake.
 
-    Rows with the part "conventions" are conventions, and rows with the part "remarks" are remarks. All others are
+    Rows of the section "conventions" are conventions, and rows of the section "remarks" are remarks. All others are
     mistakes.
     """
 
     name: str
-    depends_on: str  # "B" if it depends on the tile, "bits" if on a dtype
+    depends_on: str  # contains "B" if it depends on the tile size, and "bits" if on the precision
     description: str
     reference: str
     part: str
-    edits: list[tuple[str, str]]  # what stands in the right attention, and what stands there instead
+    edits: list[tuple[str, str]]  # (expression in right(), its replacement)
 
 
 def tables() -> list[list[list[str]]]:
@@ -34,4 +34,4 @@ CATALOGUE = {
     for part, rows in zip(PARTS, MISTAKES, strict=True)
     for name, depends_on, description, reference, *code in rows
 }
-ROLES = {name: role for role, _, names in ARGUMENTS for name in names.split()}  # {its name in a function: argument}
+ROLES = {name: role for role, _, names in ARGUMENTS for name in names.split()}  # {argument name in a function: role}

@@ -15,15 +15,14 @@ from fa2_lab.examine.catalogue import CATALOGUE
 from fa2_lab.examine.match import GRADIENTS, RIGHT, Variant, candidates
 from fa2_lab.examine.subject import LAYOUTS, LIBRARIES, WHOLE, NotExamined, Subject, dtypes
 
-SIZES = ((1, 16), (16, 16), (64, 16), (64, 64), (128, 64), (128, 128))  # lengths are multiples of, head dimension
+SIZES = ((1, 16), (16, 16), (64, 16), (64, 64), (128, 64), (128, 128))  # (divisor of all lengths, head dimension)
 
 
 def detect_call(subject: Subject, layout: str = "", library: str = "", dtype: str = "") -> None:
     """Choose the device, library, dtype, sizes and layout to call the function with.
 
-    Prefer a combination that gives correct results. If there is none, choose one with which the function at least
-    runs. A layout, library or dtype that is passed as an argument is not changed. Raise NotExamined if the function
-    runs with no combination.
+    Prefer a combination that gives correct results. If there is none, choose one that at least runs. A layout, library
+    or dtype that is passed as an argument is not changed. Raise NotExamined if no combination runs.
     """
     layouts = ["flat"] if subject.takes("heads") else ["bhnd", "bnhd", "hnd", "nd"]
     layouts = [layout] if layout else ["thd"] if subject.takes("cu_seqlens") else layouts
@@ -37,7 +36,7 @@ def detect_call(subject: Subject, layout: str = "", library: str = "", dtype: st
         tried: list[tuple] = []
         for subject.library, subject.dtype in kinds:
             if any((x[0] == 4 and x[-1] in WHOLE) or x[1] == subject.library for x in tried):
-                continue  # of each library the first dtype that it takes
+                continue  # the first dtype that works is enough for each library
             for subject.layout in layouts:
                 try:
                     tried.append((agreement(subject), subject.library, subject.dtype, subject.layout))
@@ -46,7 +45,7 @@ def detect_call(subject: Subject, layout: str = "", library: str = "", dtype: st
                     continue
                 if tried[-1][0] == 4 and subject.layout in WHOLE:
                     break
-        if tried:  # a function that takes four dimensions is not asked with fewer
+        if tried:  # if it takes four dimensions, layouts with fewer do not count
             whole = [x for x in tried if x[-1] in WHOLE] or tried
             best, subject.library, subject.dtype, subject.layout = max(whole, key=lambda x: x[0])
             subject.also = next((x[-1] for x in tried if x not in whole and x[0] == 4 > best), "")
@@ -57,15 +56,18 @@ def detect_call(subject: Subject, layout: str = "", library: str = "", dtype: st
 
 
 def detect_scale(subject: Subject, is_right: bool) -> None:
-    """Ignore an argument that is named like the scale if the output is right although its default is not 1/√d."""
-    for name in [name for name in subject.roles if name.lower() == "tau"]:  # which may also be a threshold
+    """Decide whether an argument called tau really is the softmax scale, and ignore it if not.
+
+    If its default is not 1/√d and yet the output is right, it is something else.
+    """
+    for name in [name for name in subject.roles if name.lower() == "tau"]:  # tau may also be a threshold
         if is_right and type(subject.defaults[name]) in (int, float) and subject.defaults[name] != subject.d**-0.5:
             del subject.roles[name]
             subject.unused.append(name)
 
 
 def detect_padding(subject: Subject) -> None:
-    """Find out whether True in a padding mask marks padding, or a key that takes part."""
+    """Find out whether True in a padding mask marks a padded key or a key that takes part."""
     n = 16 * subject.multiple
     asked = case("lengths", n, d=subject.d, batch=2, key_lengths=np.array([n // 2, n]))
     states = [RIGHT, *(Variant((name,)) for name, x in CATALOGUE.items() if name.startswith("lengths-") and x.edits)]
@@ -81,13 +83,13 @@ def detect_window(subject: Subject) -> None:
     """Find out whether the function expects a window as one number or as two numbers."""
     if not any(role == "window" and isinstance(subject.defaults[name], tuple) for name, role in subject.roles.items()):
         for subject.window_is_int in (False, True):
-            with suppress(NotExamined):  # of lengths that no other case has: a function may keep masks
+            with suppress(NotExamined):  # with lengths that no other case has, as a function may keep masks
                 subject.ask(case("window", (5 + subject.window_is_int) * subject.multiple, d=subject.d, window=(4, 4)))
                 return
 
 
 def libraries(subject: Subject) -> list[str]:
-    """Return the array libraries to try, in this order."""
+    """Return the array libraries to try, beginning with those that the function's own code uses."""
     used = [subject.space.get(x) for x in (subject.code.co_names if subject.code else ())]
     roots = [x.__name__.split(".")[0] for x in [*used, *subject.space.values()] if inspect.ismodule(x)]
     return list(dict.fromkeys([x for x in roots if x in LIBRARIES] + LIBRARIES))

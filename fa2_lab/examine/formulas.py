@@ -1,4 +1,4 @@
-"""Express numbers as sums of known quantities, which the tables of catalogue.md name."""
+"""Express arrays as sums of known quantities, which the tables in catalogue.md list."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import numpy as np
 from fa2_lab.examine.catalogue import FACTORS
 
 CLOSE = 1e-2  # how far logarithms of weights may differ through rounding
-ROUND = (1, 2, 3, 4, 1 / 2, 1 / 3, 1 / 4)  # numbers that are a factor in their own right
+ROUND = (1, 2, 3, 4, 1 / 2, 1 / 3, 1 / 4)  # simple factors, which are tried before the quantities in FACTORS
 Equation = tuple[np.ndarray, dict[str, np.ndarray], Any]
 
 
 def formula(parts: list[Equation], runs: Sequence[Any], closest: float = CLOSE) -> str:
-    """Return the sum of at most two known quantities, each with a factor, that y is in all equations, or "".
+    """Return a formula for y, as text, that holds in every equation, or "" if none is found.
 
-    An equation is (y, the known quantities, where to compare them).
+    The formula is a sum of a few known quantities, each times a constant factor. An equation is (y, the known
+    quantities, where to compare them).
     """
     flat, used = [], []
     for (y, known, at), run in zip(parts, runs, strict=True):
@@ -51,7 +52,7 @@ def formula(parts: list[Equation], runs: Sequence[Any], closest: float = CLOSE) 
 
 
 def centred(y: np.ndarray, known: dict[str, np.ndarray], at: Any) -> Equation:
-    """Return the part without the mean of each row, and without quantities that are the same in a whole row."""
+    """Subtract each row's mean from an equation, and drop the known quantities that are constant in every row."""
 
     def less_mean(x: np.ndarray) -> np.ndarray:
         x = np.where(at, np.broadcast_to(x, y.shape), np.nan)
@@ -66,7 +67,7 @@ def centred(y: np.ndarray, known: dict[str, np.ndarray], at: Any) -> Equation:
 
 
 def added(terms: list[tuple[str, str]]) -> str:
-    """Return the sum of these (factor, quantity) as text."""
+    """Return a sum of terms (factor, quantity) as text."""
     said = "" if terms else "0"
     for a, name in sorted(terms, key=lambda x: x[0].startswith("−")):
         sign, a = ("−", a[1:]) if a.startswith("−") else ("+", a)
@@ -76,7 +77,7 @@ def added(terms: list[tuple[str, str]]) -> str:
 
 
 def number(values: Sequence[float], runs: Sequence[Any]) -> str:
-    """Return what these factors, one of each run, have in common: a number or a quantity, or "" if nothing."""
+    """Return the number or known quantity, as text, that these factors (one per run) all equal, or "" if none."""
     c = np.array(values)
     close = 3e-3 * np.abs(c) + 1e-3
     if (np.abs(c) < 3e-3).all():
@@ -93,12 +94,12 @@ def number(values: Sequence[float], runs: Sequence[Any]) -> str:
 
 
 def values(numbers: Sequence[float]) -> str:
-    """Return the different values as text."""
+    """Return the first three different values as text."""
     return " or ".join(list(dict.fromkeys(f"{x:.3g}" for x in numbers))[:3])
 
 
 def by_element(got: list[np.ndarray], right: list[np.ndarray], near: list[float]) -> str:
-    """Return how each element of what the function computes follows from the right one, or ""."""
+    """Return a sentence if a simple rule, such as a lost sign, gives each element from the right one, or ""."""
     most = [np.abs(x).max() for x in got]
     ways = {
         f"cut off at ±{values(most)}": [np.clip(x, -c, c) for x, c in zip(right, most, strict=True)],

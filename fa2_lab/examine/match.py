@@ -19,14 +19,14 @@ from fa2_lab.examine.catalogue import CATALOGUE, Mistake
 Names = tuple[str, ...]
 GRADIENTS = ("dQ", "dK", "dV")
 TILES = (1, 2, 4, 8, 16, 32, 64, 128)
-SILENT = {"grouped": "grouped-silent", "cross": "lengths-silent"}  # what a function may take without a word
+SILENT = {"grouped": "grouped-silent", "cross": "lengths-silent"}  # groups that a function may accept, but not compute
 
 
 class Variant(NamedTuple):
     """A hypothesis about a function: its mistakes and conventions, its tile size B, and its precision in bits.
 
     `names` are the names of the mistakes and conventions in the catalogue. B is the width and height of a tile, or
-    (rows, keys). For mistakes in merging parts of the keys, B is (number of parts, keys of a tile). The default is the
+    (rows, keys). For mistakes in merging parts of the keys, B is (number of parts, keys per tile). The default is the
     correct attention.
     """
 
@@ -47,7 +47,7 @@ class Answer:
 
     case: AttentionCase
     outputs: dict[str, np.ndarray]
-    eps: float = 1.2e-7  # the distance of two numbers of its dtype near 1
+    eps: float = 1.2e-7  # the spacing of its dtype's numbers near 1
     variants: dict[tuple, dict[str, np.ndarray]] = field(default_factory=dict)
 
     def of(self, **options: Any) -> Answer:
@@ -61,14 +61,14 @@ class Answer:
         return self.variants[key][name]
 
     def bound(self, name: str, variant: Variant = RIGHT) -> float:
-        """Return the largest difference that rounding alone can cause in the output `name` of the variant `variant`."""
+        """Return the largest difference that rounding alone can cause in a variant's output `name`."""
         error = self.eps * (4 + 2 * float(self.variant(variant, "largest")) + self.case.k.shape[2] ** 0.5)
         x = np.abs(self.variant(variant, name))
         size = max(np.abs(self.case.v).max() if name == "O" else 1.0, x[np.isfinite(x)].max(initial=0.0))
         return error * float(size) * (8 if name in GRADIENTS else 1)
 
     def wrong(self, variant: Variant, name: str) -> np.ndarray:
-        """Return a boolean array: True for each element of the output `name` that differs from the variant `variant`.
+        """Return a boolean array that is True for each element of the output `name` that differs from the variant's.
 
         Differences within rounding do not count, and two non-finite elements count as equal. Rows that see no key are
         never wrong, because they are checked separately.
@@ -76,13 +76,13 @@ class Answer:
         got, want = self.outputs[name], self.variant(variant, name)
         with np.errstate(invalid="ignore"):
             near = (np.abs(got - want) <= self.bound(name, variant)) | (~np.isfinite(got) & ~np.isfinite(want))
-        if name == "O":  # a row that saw nothing is 0 or NaN or, with finite masks, the mean of V or as if unmasked
+        if name == "O":  # a row without keys may be 0 or NaN or, with finite masks, the mean of V or unmasked
             nothing = np.isneginf(self.variant(variant, "L"))[..., None]
             is_mean = np.abs(got - self.mean()) <= self.bound("O")
             is_open = np.abs(got - self.variant(UNMASKED, "O")) < 0.01 if nothing.any() and not nothing.all() else False
             near |= nothing & ((got == 0) | ~np.isfinite(got) | is_mean | is_open)
         if name in ("O", "L", "dQ"):
-            near[self.empty(variant)] = True  # rows that see no key are judged for themselves
+            near[self.empty(variant)] = True  # rows that see no key are judged separately
         return ~near
 
     def mean(self) -> np.ndarray:
@@ -103,15 +103,15 @@ def conventions(variant: Variant) -> Variant:
 
 
 class Finding(NamedTuple):
-    """A finding about a function."""
+    """A mistake, a convention or a remark that was found about a function."""
 
     name: str
     where: str
     much: float = np.nan
     case: AttentionCase | None = None
     others: tuple[str, ...] = ()  # mistakes that would explain the outputs equally well
-    variant: Variant = RIGHT  # of the function, up to and with this finding
-    read_out: str = ""  # what the weights that were read out show
+    variant: Variant = RIGHT  # what is known of the function, including this finding
+    read_out: str = ""  # a sentence about what was read out of the function
 
     @property
     def mistake(self) -> Mistake:
@@ -181,7 +181,7 @@ def explain_part(
         if fits_all(variant, mine, outputs):
             settled += mine
             continue
-        if fits_all(conventions(variant), mine, outputs):  # what is wrong elsewhere is right here
+        if fits_all(conventions(variant), mine, outputs):  # the mistakes found so far do not occur here
             continue
         fitting = [s for s in candidates(variant, part, tiles) if fits_all(s, mine + settled, outputs)]
         for base in bases(variant, part, mine, settled, outputs) if not fitting else ():
@@ -196,17 +196,17 @@ def explain_part(
                 Finding(name, *describe_error(mine, variant, outputs), others=others, variant=best) for name in new
             ]
             variant, settled = best, settled + mine
-            if any(name.startswith("axis") for name in new):  # then no mask of keys does what it should
+            if any(name.startswith("axis") for name in new):  # then no mask of keys can work
                 break
         elif len(outputs) > 1:
             of_each = {name: explain_part([*settled, *mine], variant, part, (name,), tiles)[0] for name in outputs}
             found += [x for name in outputs for x in of_each[name]]
-            outputs = tuple(name for name in outputs if not of_each[name])  # of each the first mistake is enough
+            outputs = tuple(name for name in outputs if not of_each[name])  # one mistake per output is enough
         elif coarse:
             found.append(coarse)
-            for x in answers:  # what follows is judged as if in 16 bits
+            for x in answers:  # from now on, judge all answers as if in 16 bits
                 x.eps = 2.0**-8
-        elif variant == conventions(variant):  # after a mistake, what it does to other groups is not known
+        elif variant == conventions(variant):  # after a mistake, its effect on other groups is not known
             name = SILENT.get(group, "unknown") if part == "O" else "unknown"
             name = "options-kept" if is_late(mine, answers, variant, outputs) else name
             found.append(Finding(name, *describe_error(mine, variant, outputs), variant=variant))
@@ -216,7 +216,7 @@ def explain_part(
 
 
 def without_silent(answers: Sequence[Answer], found: Sequence[Finding]) -> list[Answer]:
-    """Return the answers without cases of a kind that the function takes without a word, but does not compute."""
+    """Return the answers without those to kinds of cases that the function accepts, but does not compute."""
     strange = {x.group for x in found if x.name in ("unknown", *SILENT.values())}
     kinds: dict[str, Callable[[AttentionCase], bool]] = {
         "cross": lambda case: case.q.shape[2] != case.k.shape[2] and "cu_seqlens_k" not in case.options,
@@ -326,7 +326,7 @@ def choose(fitting: list[Variant], answers: Sequence[Answer], outputs: Names, kn
 def describe_error(
     answers: list[Answer], variant: Variant, outputs: tuple[str, ...]
 ) -> tuple[str, float, AttentionCase]:
-    """Return (position, size, case) for the error in the first answer that differs from the variant `variant`."""
+    """Return (position, size, case) for the error in the first answer that differs from the variant."""
     for answer in answers:
         for name in [x for x in outputs if x in answer.outputs]:
             wrong = answer.wrong(variant, name)
@@ -339,7 +339,7 @@ def describe_error(
 
 
 def described(wrong: np.ndarray, got: np.ndarray) -> str:
-    """Return a text that describes which elements of (batch, heads, N, d) or (batch, heads, N) are True in `wrong`."""
+    """Return text that describes which elements of (batch, heads, N, d) or (batch, heads, N) are True in `wrong`."""
     count = f"{int(wrong.sum())} of {wrong.size} numbers"
     names, axes = ("batch", "heads", "rows"), [np.unique(np.nonzero(wrong)[axis]) for axis in range(3)]
     parts = [f"{n} {spans(x)}" for n, x, size in zip(names, axes, wrong.shape, strict=False) if len(x) < size]

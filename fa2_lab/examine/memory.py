@@ -46,9 +46,9 @@ def checks(subject: Subject, answers: list[Answer], variant: Variant) -> Iterato
     lacks = [x for x in GRADIENTS if x not in base.outputs]
     if 0 < len(lacks) < 3:
         yield Finding("gradient-missing", ", ".join(lacks), case=base.case)
-    is_one = subject.layout in ("nd", "thd") or subject.takes("pages")  # whose first axis cannot be expanded
+    is_one = subject.layout in ("nd", "thd") or subject.takes("pages")  # their first axis cannot be expanded
     tests = [*AGAIN]
-    for name, where, x, fill in VIEWS if np.isnan(subject.fill) else ():  # else it reads past its inputs anyway
+    for name, where, x, fill in VIEWS if np.isnan(subject.fill) else ():  # else it is known to read past them
         if x != "expanded" or not is_one:
             tests.append((name, where, alike if x == "expanded" else replace, dict(place=x, fill=fill)))
     tests += [("precision", x, replace, dict(dtype=x)) for x in kinds(subject) if x != subject.dtype]
@@ -70,19 +70,19 @@ def checks(subject: Subject, answers: list[Answer], variant: Variant) -> Iterato
 
 
 def kinds(subject: Subject) -> list[str]:
-    """Return the dtypes of torch with which the function can be called."""
+    """Return the dtypes that the function can be called with, if its library is NumPy or torch."""
     if subject.library == "numpy":
         return ["float64", "float32", "float16"]
     interpreted = any(type(x).__name__ == "InterpretedFunction" for x in subject.space.values())
     some = dtypes("torch") if subject.library == "torch" else ()
-    return [x for x in some if x != "bfloat16" or not interpreted]  # the interpreter multiplies its bits as integers
+    return [x for x in some if x != "bfloat16" or not interpreted]  # the interpreter multiplies bf16 as integers
 
 
 def coarse_sums(subject: Subject, variant: Variant) -> Iterator[Finding]:
     """Compare the error on many keys with that of an attention that rounds P and O to 16 bits, but not its sums.
 
-    Yield a finding if the function's error is more than three times as large, or if dV differs from the right one as it
-    does if L is rounded.
+    Yield a finding if the function's error is more than three times as large, or if dV is off by as much as a rounded L
+    would cause.
     """
     asked = case("sums", 512, d=subject.d, heads=1, gradients=True)
     for dtype in [x for x in kinds(subject) if BITS[x] < 16 and not subject.lacks(asked)]:
@@ -102,7 +102,7 @@ def coarse_sums(subject: Subject, variant: Variant) -> Iterator[Finding]:
 def positions(subject: Subject, variant: Variant) -> Iterator[Finding]:
     """Check in bf16 whether a row's causal mask ends at the right key, and yield a finding if it does not.
 
-    If the key after its own were not hidden, a row would see little else.
+    The scores are such that a row that also saw the key after its own would see little else.
     """
     asked = case("causal", 300, d=subject.d, heads=1, causal=True)
     k = np.sign(asked.k)
@@ -119,7 +119,7 @@ def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
     answers = [subject.ask(first.case).outputs for _ in range(3)]
     for name, before in first.outputs.items():
         x, near = [y[name] for y in answers if name in y], first.bound(name)
-        exact = name not in GRADIENTS  # which may be summed in any order
+        exact = name not in GRADIENTS  # gradients may be summed in any order
         if not all(np.allclose(y, x[0], rtol=0, atol=near * (not exact), equal_nan=True) for y in x):
             grows = np.allclose(x[2] - x[1], x[1] - x[0], rtol=1e-3, atol=near)
             where = f"{name} in three calls in a row"
@@ -165,7 +165,7 @@ def rows_without_keys(answers: list[Answer], variant: Variant, gives_O: bool) ->
 
 
 def of_finite_masks(answer: Answer, variant: Variant, rows: np.ndarray) -> bool:
-    """Return whether dQ is right and the empty `rows` add to dV as if P were 1 / N_k or had no mask."""
+    """Return whether dQ is right, and `rows`, which see no key, add to dV as if P were 1 / N_k or unmasked."""
     dO = answer.case.dO * rows[..., None]
     parts = (attention(replace(answer.case, q=z * answer.case.q, dO=dO), *UNMASKED, gradients=True) for z in (0, 1))
     added = answer.outputs["dV"] - answer.variant(variant, "dV")
@@ -173,7 +173,7 @@ def of_finite_masks(answer: Answer, variant: Variant, rows: np.ndarray) -> bool:
 
 
 def dropout(subject: Subject, variant: Variant) -> Iterator[Finding]:
-    """Check the factors Z by which dropout multiplies P, and yield a finding if the factors or the gradients are wrong.
+    """Check the factors Z that dropout multiplies P by, and yield a finding if they or the gradients are wrong.
 
     Z can be read off O = (P ∘ Z) V if V is the identity, so that each key has its own column of O.
     """
@@ -198,7 +198,7 @@ def dropout(subject: Subject, variant: Variant) -> Iterator[Finding]:
         answer = subject.ask(zero)
         drawn = answer.outputs["O"] > answer.variant(variant, "O") / 2
         found = explain_part([answer.of(kept=drawn)], variant, "gradients", GRADIENTS, ())[0]
-        names = {"unknown": "dropout-other-mask"}  # and no smaller case draws the same factors
+        names = {"unknown": "dropout-other-mask"}  # a smaller case would draw other factors
         found = [x._replace(name=names.get(x.name, x.name), case=None) for x in found]
     yield from found
 

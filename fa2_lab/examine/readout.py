@@ -27,9 +27,9 @@ OWN = {0: "its own key"} | {c: f"the key {abs(c)} {'after' if c > 0 else 'before
 
 
 class Reading(NamedTuple):
-    """Weights W (batch, heads, N_q, N_k) that a function gives to the keys of a case, and the right ones.
+    """The weights W (batch, heads, N_q, N_k) that a function gives to a case's keys, and the right ones.
 
-    `known` are the arrays that the expressions of catalogue.md use, for example P.
+    `known` holds the arrays that the expressions in catalogue.md use, such as P.
     """
 
     case: AttentionCase
@@ -51,7 +51,7 @@ class Reading(NamedTuple):
         return not np.abs(self.W - self.right).max() <= self.near
 
     def quantities(self, table: list[list[str]], sizes: Sequence[int] = (0,)) -> dict[str, np.ndarray]:
-        """Return {words: array} for each row (words, expression) of a table of catalogue.md, for each tile size."""
+        """Evaluate a table of catalogue.md, with rows (words, expression), for each tile size, as {words: array}."""
         found = {}
         for B, (words, code) in product(sizes, table):
             for c, name in OWN.items() if "{own}" in words else ((0, ""),):
@@ -61,7 +61,7 @@ class Reading(NamedTuple):
 
 
 def arrays(case: AttentionCase, P: np.ndarray, L: np.ndarray) -> dict[str, Any]:
-    """Return {name: array} of what is known of a case with the right weights P and the right L."""
+    """Return {name: array} for all that is known about a case, given its right weights P and its right L."""
     (batch, H, N_q, d), N_k = case.q.shape, case.k.shape[2]
     i, j = np.arange(N_q)[:, None], np.arange(N_k)[None]
     k, v = (np.repeat(x, H // case.k.shape[1], 1) for x in (case.k, case.v))
@@ -91,20 +91,23 @@ def arrays(case: AttentionCase, P: np.ndarray, L: np.ndarray) -> dict[str, Any]:
 
 
 def per_tile(of: np.ufunc, P: np.ndarray, B: int, up_to: bool = False) -> np.ndarray:
-    """Return the logarithm of a quantity of each tile of B keys, or of all tiles up to it, for each of its keys."""
+    """Reduce each tile of B keys with the ufunc `of`, and return the logarithm, repeated for each of the tile's keys.
+
+    If `up_to` is set, each tile is reduced together with all tiles before it.
+    """
     x = of.reduceat(P, np.arange(0, P.shape[3], B), axis=3)
     return np.log(of.accumulate(x, axis=3) if up_to else x).repeat(B, axis=3)[..., : P.shape[3]]
 
 
 def read_out(subject: Subject, finding: Finding, answers: Sequence[Answer]) -> str:
-    """Return a sentence about the weights of a function whose O is wrong in the group of the finding, or ""."""
+    """Return a sentence about the weights behind a wrong O, given the finding and its group's answers, or ""."""
     variant, readings = conventions(finding.variant), []
     with suppress(NotExamined), np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # rows without keys
+        warnings.simplefilter("ignore")  # rows without keys give NaN
         for x in sorted(answers, key=lambda x: x.case.q.size + x.case.k.size):
             P = weights(lambda case: attention(case, *variant)["O"], x.case)
             W = P if x.fits(variant, ("O",)) else weights(lambda case: subject.ask(case, False).outputs["O"], x.case)
-            is_number = np.isfinite(W).all(axis=3, keepdims=True)  # else the row has no weights: 0 / 0
+            is_number = np.isfinite(W).all(axis=3, keepdims=True)  # otherwise, the row's weights are 0 / 0
             near = 4 * x.bound("O") / np.abs(x.case.v).max()
             if not is_number.all() and not (np.abs(W - P) > near)[is_number[..., 0]].any():
                 return ""
@@ -124,9 +127,9 @@ def read_out(subject: Subject, finding: Finding, answers: Sequence[Answer]) -> s
 
 
 def telling(answers: Sequence[Answer], variant: Variant, outputs: Sequence[str]) -> list[Answer]:
-    """Return the short answers of the kinds that are wrong or, if none of these is wrong, the shortest wrong one.
+    """Return the short answers of every kind that has a wrong one or, if there is none, the shortest wrong answer.
 
-    Cases are of one kind if they have the same options, and windows whose sides are open or 0 alike.
+    Cases are of the same kind if they have the same options, and if their windows are open or 0 on the same sides.
     """
 
     def kind(x: Answer) -> tuple:
@@ -141,7 +144,7 @@ def telling(answers: Sequence[Answer], variant: Variant, outputs: Sequence[str])
 def of_values(subject: Subject, case: AttentionCase) -> str:
     """Return a sentence about heads whose weights are right, but which read the values of other heads, or "".
 
-    In V, each head of each batch entry has a feature of its own.
+    For this, each head of each batch entry has its own feature in V.
     """
     (batch, heads), (H_k, N_k, d) = case.q.shape[:2], case.k.shape[1:]
     if batch * H_k > d:
@@ -159,7 +162,7 @@ def of_values(subject: Subject, case: AttentionCase) -> str:
 
 
 def weights(O: Callable[[AttentionCase], np.ndarray], case: AttentionCase) -> np.ndarray:
-    """Return the weights (batch, heads, N_q, N_k) with which the function O(case) adds the rows of V."""
+    """Return the weights (batch, heads, N_q, N_k) that the function O(case) gives to the rows of V."""
     N_k, d = case.v.shape[2:]
     found = []
     for first in range(0, N_k, d):
@@ -169,7 +172,7 @@ def weights(O: Callable[[AttentionCase], np.ndarray], case: AttentionCase) -> np
 
 
 def of_others(readings: list[Reading], sizes: Sequence[int]) -> str:
-    """Return a sentence about heads, batch entries, rows or keys that have the right weights of others."""
+    """Return a sentence if a head, batch entry, row or key has the weights that another one should have, or ""."""
     wrong = [x for x in readings if x.is_wrong]
     T = [(x, x.right.swapaxes(2, 3)) for x in wrong]
     if wrong and all(x.W.shape == y.shape and np.abs(x.W - y).max() <= x.near for x, y in T):
@@ -193,7 +196,7 @@ def of_others(readings: list[Reading], sizes: Sequence[int]) -> str:
 
 
 def of_pairs(readings: list[Reading], sizes: Sequence[int]) -> str:
-    """Return a sentence about heads with the weights of another query head, or of another key head, or ""."""
+    """Return a sentence if a head has the weights of another pair of a query head and a key head, or ""."""
     found: dict[str, None] = {}
     for x in [x for x in readings if x.is_wrong and not set(x.case.options) - {"causal"}]:
         at = np.argwhere(np.abs(x.W - x.right).max(axis=(2, 3)) > x.near)
@@ -209,7 +212,7 @@ def of_pairs(readings: list[Reading], sizes: Sequence[int]) -> str:
 
 
 def of_mask(readings: list[Reading], sizes: Sequence[int], listed: bool = True) -> str:
-    """Return a sentence about keys that have a weight but should not, or the other way round.
+    """Return a sentence about keys that have a weight but should not, or that should have one but do not, or "".
 
     If no words fit, list the keys, unless `listed` is False.
     """
@@ -232,9 +235,10 @@ def of_mask(readings: list[Reading], sizes: Sequence[int], listed: bool = True) 
 def place(
     sets: list[tuple[Reading, np.ndarray, np.ndarray]], verb: str, sizes: Sequence[int], listed: bool = True
 ) -> str:
-    """Describe a set of weights of each reading in words that fit all readings, or list the set if `listed` is True.
+    """Describe a set of weights in words that fit all readings, or list its elements if `listed` is True.
 
-    Each set has two boolean arrays (batch, heads, N_q, N_k), which are True for its elements and for possible ones.
+    `sets` has an entry (reading, is_in, possible) per reading, with two boolean arrays (batch, heads, N_q, N_k): is_in
+    is True for the weights in the set, and possible for those that could be in it.
     """
     tried: list[tuple[str, str]] = []
     columns = [np.nonzero(x.any(axis=(0, 1, 2)))[0] for _, x, _ in sets if x.any()]
@@ -277,7 +281,7 @@ def of_scale(readings: list[Reading], sizes: Sequence[int]) -> str:
 
 
 def of_L(readings: list[Reading], sizes: Sequence[int]) -> str:
-    """Return a sentence about weights exp(S − L) with another L, or ""."""
+    """Return a sentence about weights that are exp(S − L) with a wrong L, or ""."""
     parts, shifts = [], []
     for x in readings:
         shift = np.where(x.clear, np.log(x.W) - np.log(x.right), np.nan)
@@ -297,12 +301,12 @@ def of_L(readings: list[Reading], sizes: Sequence[int]) -> str:
 
 
 def of_keys(S: np.ndarray, axis: int = 3) -> np.ndarray:
-    """Return the logarithm of the sum of exp(S) over an axis, by default that of the keys."""
+    """Return the log-sum-exp of S along `axis`, by default the key axis."""
     return np.logaddexp.reduce(S, axis=axis, keepdims=True)
 
 
 def parts_of_L(reading: Reading, sizes: Sequence[int]) -> dict[str, np.ndarray]:
-    """Return {words: array} of quantities that L may be, or be a sum of."""
+    """Return {words: array} for the quantities that a wrong L may equal or be a sum of."""
     S, L = reading.known["S"], reading.known["L"]
     found = reading.quantities(OF_L)
     for words, keys in reading.quantities(KEYS, sizes).items():
@@ -314,7 +318,7 @@ def parts_of_L(reading: Reading, sizes: Sequence[int]) -> dict[str, np.ndarray]:
 
 
 def of_logarithms(readings: list[Reading], sizes: Sequence[int]) -> str:
-    """Return a sentence about weights whose logarithm is a wrong sum of known quantities."""
+    """Return a sentence about weights that are off by a factor exp(sum of known quantities), or ""."""
     kinds = (("All weights of a row", OF_ROWS, 0), ("The weights of each row", OF_KEYS, 0))
     tiles = [(f"In each tile of {B} keys, the weights", OF_TILES, B) for B in sorted(sizes, reverse=True)]
     for which, table, B in (*kinds, *tiles):
@@ -323,7 +327,7 @@ def of_logarithms(readings: list[Reading], sizes: Sequence[int]) -> str:
             known = {n: np.broadcast_to(z, x.W.shape) for n, z in x.quantities(table, [B]).items()}
             for at in map(tuple, np.argwhere(np.abs(x.W - x.right).max(axis=(2, 3)) > x.near)):
                 y = np.log(x.W[at]) - np.log(x.right[at])
-                if (x.clear[at] & (x.W[at] <= x.near)).any():  # a mask, and no factor, makes weights 0
+                if (x.clear[at] & (x.W[at] <= x.near)).any():  # only a mask makes weights 0, and no factor does
                     return ""
                 clear = x.clear[at] & (x.W[at] > 100 * x.near)
                 said[fit(y, {n: z[at] for n, z in known.items()}, clear, table is OF_ROWS)] = 0
@@ -335,9 +339,9 @@ def of_logarithms(readings: list[Reading], sizes: Sequence[int]) -> str:
 
 
 def fit(y: np.ndarray, known: dict[str, np.ndarray], at: np.ndarray, of_rows: bool) -> str:
-    """Return the sum of known quantities, each with a factor, that y is where `at` is True, or "" if there is none.
+    """Return a sum of known quantities, each times a factor, that equals y wherever `at` is True, or "" if none does.
 
-    If `of_rows` is not set, each row may have a constant of its own.
+    Unless `of_rows` is set, y may differ from the sum by a constant per row.
     """
     shift = (lambda z: 0) if of_rows else lambda z: np.nanmean(np.where(at, z, np.nan), axis=1, keepdims=True)
     y, of = (y - shift(y))[at], {name: (z - shift(z))[at] for name, z in known.items()}
@@ -357,7 +361,7 @@ def fit(y: np.ndarray, known: dict[str, np.ndarray], at: np.ndarray, of_rows: bo
 
 
 def of_parts(readings: list[Reading], sizes: Sequence[int], listed: bool = True) -> str:
-    """Return a sentence about some of the weights, all of which are multiplied by the same number."""
+    """Return a sentence if some of the weights, but not all, are multiplied by one wrong factor, or ""."""
     sets, numbers = [], []
     for x in readings:
         ratio = np.where(x.clear, x.W / np.where(x.clear, x.right, 1), 1)
@@ -370,7 +374,7 @@ def of_parts(readings: list[Reading], sizes: Sequence[int], listed: bool = True)
 
 
 def in_words(about: Callable) -> Callable:
-    """Return a function that says the same in words, but lists no keys."""
+    """Return the function `about` with listed=False, so that it describes keys in words and never lists them."""
     return partial(about, listed=False)
 
 

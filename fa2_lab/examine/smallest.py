@@ -105,7 +105,7 @@ def written(subject: Subject, answer: Answer, name: str, module: str, before: Va
 
 
 def arguments(subject: Subject, case: AttentionCase) -> list[str]:
-    """Return the arguments of a call of the function as Python source, one text per argument."""
+    """Return the arguments of a call as Python source, one string per argument."""
     make = "torch.tensor" if subject.library == "torch" else "np.array"
     axis = -4 if subject.layout in ("bhnd", "hnd") else -3
     stacked = f"{make.split('.')[0]}.stack([q, k, v], {axis})"

@@ -29,25 +29,25 @@ from fa2_lab.examine.match import GRADIENTS, TILES, Answer
 WHOLE = {"bhnd": "(batch, heads, N, d)", "bnhd": "(batch, N, heads, d)", "thd": "packed (total, heads, d)"}
 LAYOUTS = WHOLE | {"hnd": "(heads, N, d)", "nd": "(N, d)", "flat": "(batch, N, heads · d)"}
 LIBRARIES = ["numpy", *filter(find_spec, ("torch", "jax"))]
-ALWAYS = {"causal", "heads", "lse", "longest", "grouped", "cu_seqlens", "cu_seqlens_k"}  # also if they are as usual
-OF_PAGES = {"pages", "page", "key_lengths"}  # which a function with pages is always given
+ALWAYS = {"causal", "heads", "lse", "longest", "grouped", "cu_seqlens", "cu_seqlens_k"}  # passed even if as usual
+OF_PAGES = {"pages", "page", "key_lengths"}  # always passed to a function with pages
 GIVEN = {"q", "k", "v", "qkv", "dO", "O", "L"}
 LIMIT = 60  # seconds that one call may take
 NO_GPU = " Triton found no GPU. To interpret its kernels, import fa2_lab.kernels before triton."
-GUARD, FENCE = 1 << 14, -7.0  # numbers before and after each input; what lies there around an output
+GUARD, FENCE = 1 << 14, -7.0  # guard elements before and after each array; their value around outputs
 MAKERS = {"empty", "empty_like", "new_empty", "zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full"}
 
 
 class NotExamined(Exception):
-    """The error that is raised if the function cannot run a case. Its message contains the reason."""
+    """Raised if the function cannot run a case. The message gives the reason."""
 
 
 class Endless(BaseException):
-    """The error that is raised if a call does not return in time. The examination cannot continue after this error."""
+    """Raised if a call does not return in time. The examination cannot continue after this error."""
 
 
 class Subject:
-    """The function that is examined, together with the library, the dtype and the layout with which it is called."""
+    """The function that is examined, and the library, the dtype and the layout that it is called with."""
 
     def __init__(self, function: Callable, given: dict[str, Any] | None = None, device: str = "") -> None:
         self.function, self.given, self.device = function, given or {}, device
@@ -57,13 +57,13 @@ class Subject:
         self.place: tuple[str, ...] | str = ""  # the memory layout of the inputs, one for all or one for each
         self.fill = np.nan  # the value in memory before and after each input
         self.unset: float | None = None  # what torch.empty is filled with
-        self.no_gradients = ""  # why there are none
-        self.gives_O = True  # only a backward function may not
+        self.no_gradients = ""  # the reason, if there are none
+        self.gives_O = True  # only a backward function may not return O
         self.happened: set[str] = set()  # mistakes that were noticed during a call
         self.padding_keeps = False  # whether True in a padding mask marks a key that takes part
-        self.last: tuple[Any, np.ndarray] | None = None  # what the last call returned, and its numbers then
-        self.eps = 0.0  # the distance of two numbers, if it is not that of the dtype
-        function = getattr(function, "forward", function)  # of a torch.nn.Module
+        self.last: tuple[Any, np.ndarray] | None = None  # what the last call returned, and a copy of its values
+        self.eps = 0.0  # the spacing of numbers near 1, if it is larger than the dtype's
+        function = getattr(function, "forward", function)  # for a torch.nn.Module
         parameters = [p for p in signature(function).parameters.values() if p.kind < 4 and p.kind != p.VAR_POSITIONAL]
         self.defaults = {p.name: p.default for p in parameters}
         self.kinds = {p.name: p.kind for p in parameters}
@@ -111,7 +111,7 @@ class Subject:
     def fitted(self, case: AttentionCase) -> AttentionCase:
         """Return the case with the function's softcap, and only its first batch entry if the layout is thd."""
         cap = next((self.defaults[name] for name, role in self.roles.items() if role == "softcap"), 0)
-        if type(cap) in (int, float) and cap > 0:  # it is always capped
+        if type(cap) in (int, float) and cap > 0:  # it always caps its scores
             case = replace(case, options=dict(softcap=cap) | case.options)
         return case.part(slice(1)) if self.layout == "thd" else case
 
@@ -178,7 +178,7 @@ class Subject:
         return Answer(case, whole, max(2.0 ** -BITS[self.dtype], self.eps))
 
     def parts(self, case: AttentionCase) -> list[AttentionCase]:
-        """Return the cases for the separate calls into which a case is split.
+        """Split a case into one case for each separate call.
 
         In the layout hnd, each batch entry needs its own call. In the layout nd, each head does. In any other layout,
         the case is not split.
@@ -218,7 +218,7 @@ class Subject:
         known["mask"] = known["kept"] = np.ones((batch, heads, N_q, N_k), dtype=bool)
         known |= case.options
         of_q, of_k = (int(np.diff(known[name]).max()) for name in ("cu_seqlens", "cu_seqlens_k"))
-        longest = {"_q": of_q, "_k": of_k, "kv": of_k}  # by the end of the argument's name
+        longest = {"_q": of_q, "_k": of_k, "kv": of_k}  # chosen by the end of the argument's name
         known["padding"] = (np.arange(N_k) >= known["key_lengths"][:, None]) != self.padding_keeps
         if self.layout == "nd":
             known |= {name: known[name][0] for name in ("key_lengths", "sinks", "slopes")}
@@ -258,7 +258,7 @@ class Subject:
         if self.takes("qkv"):
             stack = import_module("jax.numpy" if self.library == "jax" else self.library).stack
             roles["qkv"] = stack(tensors, -4 if self.layout in ("bhnd", "hnd") else -3)
-        O, L = np.full(tensors[0].shape, np.nan), np.full(tensors[0].shape[:-1], np.nan)  # to be written, or given
+        O, L = np.full(tensors[0].shape, np.nan), np.full(tensors[0].shape[:-1], np.nan)  # for it to write or take
         if is_backward:
             right = attention(case)
             O, L = self.turned(right["O"]), right["L"][(0,) * (4 - len(self.layout))]
@@ -348,7 +348,7 @@ class Subject:
         view[...] = self.flat(x)
         if place != "expanded":
             return view
-        view[1:] = 7  # so a function that ignores the stride of 0 reads something else
+        view[1:] = 7  # a function that ignores the stride of 0 reads these instead
         return import_module(self.library).broadcast_to(view[:1], x.shape)
 
     def option(self, x: Any) -> Any:
@@ -418,7 +418,7 @@ def time_limit(name: str) -> Iterator[None]:
         yield
         return
     begun, before = time.monotonic(), signal.signal(signal.SIGALRM, stop)
-    left = signal.alarm(LIMIT)  # until an alarm that the caller has set
+    left = signal.alarm(LIMIT)  # seconds until an alarm that the caller has set
     try:
         yield
     finally:
