@@ -146,7 +146,7 @@ def hopper_supports(tensors: Tensors, options: Options) -> bool:
 
 
 def hopper_module(direction: str, device: torch.device) -> ModuleType | None:
-    """Return the result of import_hopper(), which is imported only once per device."""
+    """Return the result of import_hopper(), which runs only once for each direction and device."""
     return get_or_prepare(("Hopper", direction, device), import_hopper, direction, device)
 
 
