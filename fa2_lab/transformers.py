@@ -45,7 +45,7 @@ class Interval(masking_utils.BlockMask):
     right: int | None
     keys: int  # the attention uses the first `keys` keys of the cache
     first: list[int] | None = None  # each batch entry's first key, if there is padding on the left
-    lengths: Tensor | None = None  # the number of keys from there, if the cache or the padding goes on after them
+    lengths: Tensor | None = None  # each batch entry's number of keys, if padding or free cache follows them
     starts: Tensor | None = None  # cumulative lengths of the sequences in all entries, as in attention_packed()
     longest: int | None = None  # the length of the longest of these sequences
 

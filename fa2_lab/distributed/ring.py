@@ -144,7 +144,7 @@ class RingCall:
 
     group: dist.ProcessGroup
     rank: int
-    lengths: tuple[int, ...]  # rows of every rank
+    lengths: tuple[int, ...]  # each rank's number of rows
     layout: str
     causal: bool
     scale: float

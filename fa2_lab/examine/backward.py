@@ -195,7 +195,7 @@ def first(ways: Sequence, readings: list[Reading], sizes: Sequence[int]) -> str:
 
 
 def about_P(runs: list[Backward], used: list[np.ndarray], sizes: Sequence[int]) -> str:
-    """Return a sentence about what is wrong with the P from which dV was computed, or "" if nothing fits."""
+    """Return a sentence about what is wrong with the P that dV was computed from, or "" if nothing fits."""
     some = [x.reading(W, x.known["Z"] * x.known["P"], x.near("dV")) for x, W in zip(runs, used, strict=True)]
     some = [
         x._replace(right=x.known["P"]) if np.ndim(y.known["Z"]) == 0 else x for x, y in zip(some, runs, strict=True)
@@ -298,7 +298,7 @@ def is_alike(x: Backward, output: str, other: str) -> bool:
 
 
 def about_numbers(runs: list[Backward], output: str) -> str:
-    """Return a sentence about a gradient that follows from the right one by a simple rule or is partly right, or ""."""
+    """Return a sentence about a gradient that a simple rule turns wrong, or that is wrong only in some features."""
     got, right = ([getattr(x, y)[output] for x in runs] for y in ("got", "right"))
     bounds = [x.answer.bound(output) for x in runs]
     if said := by_element(got, right, bounds):

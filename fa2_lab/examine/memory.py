@@ -138,7 +138,7 @@ def rows_without_keys(answers: list[Answer], variant: Variant, gives_O: bool) ->
     """Check rows that see no key, and yield findings about their O, about their L, or about the gradients.
 
     NaN in the gradients of other rows is a finding, and so are gradients that do not match O = 0. If the function does
-    not compute O, the gradients may also be those of finite masks.
+    not compute O, its gradients may also be those of masks that use a large finite number instead of −∞.
     """
     asked = [x for x in answers if x.case.group.startswith("empty") and x.fits(variant, ("O",))]
     for answer in [x for x in asked if x.empty(variant).any()]:

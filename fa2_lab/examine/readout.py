@@ -127,7 +127,7 @@ def read_out(subject: Subject, finding: Finding, answers: Sequence[Answer]) -> s
 
 
 def telling(answers: Sequence[Answer], variant: Variant, outputs: Sequence[str]) -> list[Answer]:
-    """Return the short answers of every kind that has a wrong one or, if there is none, the shortest wrong answer.
+    """Return all short answers of each kind of case that has a wrong one, or else the shortest wrong answer.
 
     Cases are of the same kind if they have the same options, and if their windows are open or 0 on the same sides.
     """

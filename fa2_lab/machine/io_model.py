@@ -17,7 +17,7 @@ from fa2_lab.tiles import Tiling, cdiv, whole_number
 
 @dataclass(frozen=True)
 class Traffic:
-    """The number of elements (or bytes) of each tensor that are loaded and stored."""
+    """The number of elements (or bytes) that are loaded and stored, per tensor."""
 
     loads: dict[str, int]
     stores: dict[str, int]

@@ -16,7 +16,7 @@ from fa2_lab.machine import io_model, warps
 from fa2_lab.machine.chips import Chip, check_chip
 from fa2_lab.tiles import cdiv, whole_number
 
-PRODUCT_ROWS = {(9, 0): 64, (10, 0): 128}  # {compute capability: rows of a matmul that serves several warps}
+PRODUCT_ROWS = {(9, 0): 64, (10, 0): 128}  # {compute capability: rows of a matmul instruction for several warps}
 FEWEST_ROWS = 64  # the smallest B_r that uses such an instruction
 
 
