@@ -1,13 +1,13 @@
-"""This module defines the public function attention().
+"""The public function attention().
 
-Prepared kernels are kept in a cache. The cache key of a call consists of the types, dtypes, devices, shapes and strides
-of its tensors and the values of its other arguments. The first call with a given key checks the arguments and prepares
-the kernels. Later calls with the same key launch the prepared kernels immediately.
+Prepared kernels are kept in a cache. A call's cache key consists of its tensors' types, dtypes, devices, shapes and
+strides, and of the values of its other arguments. The first call with a given key checks the arguments and prepares the
+kernels. Later calls with the same key launch the prepared kernels immediately.
 
 TROUBLESHOOTING.md lists the differences between attention() and torch.nn.functional.scaled_dot_product_attention.
 
-If the scores are larger than about 10⁶ in magnitude, fp32 is too coarse for L, so P cannot be recomputed from it. In
-this case, O is still correct, but the gradients are unreliable.
+If scores exceed about 10⁶ in magnitude, fp32 is too coarse for L, so P cannot be recomputed from it. In this case, O is
+still correct, but the gradients are unreliable.
 """
 
 from collections.abc import Callable
@@ -45,48 +45,47 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return O = softmax(scale · q kᵀ) v for q (batch, heads, N_q, d) and for k and v (batch, kv heads, N_k, d).
 
-    q, k and v must have the same dtype, which can be fp16, bf16 or fp32. The batch size, N_q and N_k may be 0. O has
-    the same shape as q and the same order of dimensions in memory. Likewise, each gradient has the shape and the order
-    of dimensions of its input. The rows of O and of the gradients are always contiguous, and no two of their elements
-    share memory. This holds even if q, k or v is a view whose rows are not contiguous or whose elements share memory.
+    q, k and v must have the same dtype: fp16, bf16 or fp32. The batch size, N_q and N_k may be 0. O has q's shape and
+    q's order of dimensions in memory. Likewise, each gradient has the shape and the order of dimensions of its input.
+    The rows of O and of the gradients are always contiguous, and no two of their elements share memory. This holds even
+    if q, k or v is a view whose rows are not contiguous or whose elements share memory.
 
     causal       If True, row r sees the columns up to r + N_k − N_q, so the last query is aligned with the last key.
     window       A pair (left, right). Row r sees the columns from r + N_k − N_q − left to r + N_k − N_q + right. If
                  left or right is None, the window has no limit on that side. causal=True sets right to 0.
-    softcap      A number c. After scaling, each score s is replaced by c · tanh(s / c). None means that there is no
-                 cap.
-    sinks        A float tensor of shape (heads,). In each head, the softmax of every row includes one additional score,
-                 the sink of that head, which has no key and no value. The sink is not scaled, capped or masked, and
-                 gradients flow to it. A sink of −∞ has no effect. A sink of +∞ is not allowed, because it would leave
-                 no probability for any key. A finite sink must not overflow fp32 inside the kernel. Its magnitude can
-                 be at most 10³⁸ times the softcap or, without a softcap, at most 10³⁸ times the scale. The limit is
-                 never above 10³⁸, and it is 10³⁸ if there is no softcap and the scale is below 10⁻¹⁰. If the values can
-                 be read without waiting for a GPU, a sink that is not allowed raises an error. Otherwise, the results
-                 are NaN.
+    softcap      A number c. After scaling, each score s is replaced by c · tanh(s / c). None means no cap.
+    sinks        A float tensor of shape (heads,). In each head, every row's softmax includes one additional score, that
+                 head's sink, which has no key and no value. The sink is not scaled, capped or masked, and gradients
+                 flow to it. A sink of −∞ has no effect. A sink of +∞ is not allowed, because it would leave no
+                 probability for any key. A finite sink must not overflow fp32 inside the kernel. Its magnitude can be
+                 at most 10³⁸ times the softcap or, without a softcap, at most 10³⁸ times the scale. The limit is never
+                 above 10³⁸, and it is 10³⁸ if there is no softcap and the scale is below 10⁻¹⁰. If the values can be
+                 read without waiting for a GPU, a sink that is not allowed raises an error. Otherwise, the results are
+                 NaN.
     bias         A @triton.jit function of (head, row, column). Its return value is added to each score, after the scale
                  and the softcap have been applied, and −∞ masks a key. `head` is the index of the query head. `row` is
-                 the position of the query among the keys, which for row r of q is r + N_k − N_q. The diagonal crosses
-                 the row at the column with the same number. ALiBi is therefore −slope · (row − column) for all N_q and
-                 N_k. The three arguments have dtype int32 and broadcast against each other. No gradient flows to a
-                 bias. With backend="reference", you can also write the function in NumPy. While torch.compile or
-                 torch.export is tracing, a bias raises an error.
-    scale        The factor by which the scores are multiplied. None means 1/√d. The magnitude of the scale can be at
-                 most 10³⁰, because the kernels compute in fp32.
-    key_lengths  An integer tensor of shape (batch,), which gives the number of keys in each sequence, from 0 to N_k.
-                 The position of the diagonal depends on N_k, not on these lengths. On a GPU, the range of the lengths
-                 is checked the first time that a tensor is passed, and again whenever that tensor has been modified.
-                 Each check waits for the GPU. In a CUDA graph or a compiled function, the range is not checked, and a
-                 length outside the range is clamped. A modification that torch does not notice, such as one through
-                 NumPy or through .data, does not cause a new check.
+                 the query's position among the keys, which is r + N_k − N_q for row r of q. The diagonal is therefore
+                 where column = row, so ALiBi is −slope · (row − column) for all N_q and N_k. The three arguments have
+                 dtype int32 and broadcast against each other. No gradient flows to a bias. With backend="reference",
+                 you can also write the function in NumPy. While torch.compile or torch.export is tracing, a bias raises
+                 an error.
+    scale        The factor by which the scores are multiplied. None means 1/√d. Its magnitude can be at most 10³⁰,
+                 because the kernels compute in fp32.
+    key_lengths  An integer tensor of shape (batch,) with the number of keys in each sequence, from 0 to N_k. The
+                 position of the diagonal depends on N_k, not on these lengths. On a GPU, the range of the lengths is
+                 checked the first time that a tensor is passed, and again whenever that tensor has been modified. Each
+                 check waits for the GPU. In a CUDA graph or a compiled function, the range is not checked, and a length
+                 outside the range is clamped. A modification that torch does not notice, such as one through NumPy or
+                 through .data, does not cause a new check.
     dropout_p    The probability with which dropout sets an entry of P to 0.
-    seed         An integer from 0 to 2⁶⁴ − 1, which determines the entries that dropout sets to 0. If the seed is None,
-                 torch's random number generator draws one.
-    num_splits   An integer from 1 to 256. If there are few queries, the keys of every sequence are divided into this
-                 number of splits, regardless of the batch size. If num_splits is None or 0, the call chooses enough
-                 splits to fill the GPU. This choice is faster, but the last bits of a row then depend on the other
-                 sequences in the batch.
-    return_lse   If True, return (O, L), where L has shape (batch, heads, N_q) and dtype fp32. L is the logarithm of the
-                 sum of exponentials in each row, and this sum includes the row's sink.
+    seed         An integer from 0 to 2⁶⁴ − 1 that determines which entries dropout sets to 0. If it is None, torch's
+                 random number generator draws one.
+    num_splits   An integer from 1 to 256. If there are few queries, every sequence's keys are divided into this many
+                 splits, regardless of the batch size. If num_splits is None or 0, the call chooses enough splits to
+                 fill the GPU, which is faster, but the last bits of a row then depend on the other sequences in the
+                 batch.
+    return_lse   If True, return (O, L), where L has shape (batch, heads, N_q) and dtype fp32. L is the log-sum-exp of
+                 each row's scores, including the row's sink.
     backend      "triton" runs the Triton kernels. "portable" also runs Triton kernels, but not those for Hopper.
                  "reference" runs the NumPy reference in float64. "auto" selects the first of these three that can
                  handle the tensors.
@@ -95,20 +94,20 @@ def attention(
     larger d up to 256, only the forward pass uses them. The portable kernels run all small calls, and all calls with a
     softcap, sinks, a bias, dropout, or a window with d above 128.
 
-    In the Hopper forward kernel, the running maximum may lag behind the exact maximum by up to 8 in powers of two. This
-    saves at least 5% of the time, but it makes the results less accurate. In bf16, the error of O is 3 to 4% larger
-    than with the exact maximum if the elements of q, k and v are normally distributed, and 10 to 17% larger if one
-    element in a thousand is an outlier. With outliers, the errors of dQ and dK also grow by up to 10%. With
-    backend="portable", the maximum is exact.
+    In the Hopper forward kernel, the running maximum may lag behind the exact maximum, so that exponentials can reach
+    2⁸ instead of 1. This saves at least 5% of the time, but it makes the results less accurate. In bf16, the error of O
+    is 3 to 4% larger than with the exact maximum if the elements of q, k and v are normally distributed, and 10 to 17%
+    larger if one element in a thousand is an outlier. With outliers, the errors of dQ and dK also grow by up to 10%.
+    With backend="portable", the maximum is exact.
 
-    Batch invariance means that O and L of a sequence have the same bits in a batch of any size and at any position in
+    Batch invariance means that a sequence's O and L have the same bits in a batch of any size and at any position in
     the batch, regardless of the other sequences and their lengths. To make a call batch-invariant, pass one of the
     following two arguments:
 
     num_splits          for calls with at most 16 queries, at most 64 query rows per K/V head (heads / kv heads · N_q),
                         and neither a bias nor dropout
-    backend="portable"  for all other calls. With "auto" on Hopper, the batch size decides which kernel and which tiles
-                        are used, so the last bits of O and L may depend on it
+    backend="portable"  for all other calls. With "auto" on Hopper, the choice of kernel and tiles depends on the batch
+                        size, so the last bits of O and L may depend on it
 
     The bits are the same only on one GPU, with one version of Triton and one mask. If a sequence changes its position
     in the batch, dropout draws a different mask for it. If sequences are padded and have key_lengths, causal and window
@@ -123,7 +122,7 @@ def attention(
     key, call = find_prepared(tensors, given)
     if seed is not None:
         seed = whole_number("seed", seed, low=0, high=2**64 - 1)
-    if call is not None:  # a call of its kind has passed all checks except those of values
+    if call is not None:  # a call with the same key has passed all checks except those of values
         if key_lengths is not None:
             check_key_lengths_values(key_lengths, k.shape[2])
         if sinks is not None:
@@ -141,7 +140,7 @@ def attention(
 def seed_tensor(seed: int | None, device: torch.device) -> Tensor:
     """Return the seed as an int64 tensor (1,) on the device, without waiting for the device.
 
-    If `seed` is None, torch's generator draws a seed, which also works in a CUDA graph.
+    If `seed` is None, torch's generator draws one, which also works in a CUDA graph.
     """
     if seed is None:
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)

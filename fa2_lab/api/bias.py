@@ -1,6 +1,6 @@
-"""Checks of biases, and the keys that identify them. A bias is a function whose value is added to the scores.
+"""Checks of biases, and the keys that identify them. A bias is a function whose values are added to the scores.
 
-The key of a bias is part of the key under which kernels/cache.py stores a prepared call.
+A bias's key is part of the key under which kernels/cache.py stores a prepared call.
 """
 
 from dis import get_instructions
@@ -17,14 +17,13 @@ NOT_TRACEABLE = (
     "bias: got a function; where torch records (torch.compile, torch.export, meta and fake tensors, create_graph=True) "
     "it takes None"
 )
-CAPTURED: WeakKeyDictionary = WeakKeyDictionary()  # {jitted function: {outside name: its value at first}}
+CAPTURED: WeakKeyDictionary = WeakKeyDictionary()  # {jitted function: {outside name: its value when first seen}}
 
 
 def check_bias(bias: Any, reference: bool) -> None:
     """Raise an error unless `bias` is None or a @triton.jit function of (head, row, column).
 
-    If `reference` is True, the bias may also be written in NumPy. In that case, it is called once on small arrays as a
-    test.
+    If `reference` is True, the bias may also be written in NumPy, and is called once on small arrays as a test.
     """
     if bias is None:
         return
@@ -59,8 +58,8 @@ def is_jitted(bias: Any) -> bool:
 def bias_key(bias: Any) -> Any:
     """Return a key that identifies a bias: Triton's hash of its source and constants, or the function if not jitted.
 
-    Triton reads a jitted function only once. If the value of a global variable that the function uses has changed since
-    then, the bias is rejected, because Triton would keep running the version that it compiled earlier.
+    Triton reads a jitted function only once. If a global variable that the function uses has changed since then, the
+    bias is rejected, because Triton would keep running the version that it compiled earlier.
     """
     if torch.compiler.is_compiling():
         raise ValueError(NOT_TRACEABLE)
@@ -78,10 +77,7 @@ def bias_key(bias: Any) -> Any:
 
 
 def captured_values(jitted: Any) -> dict[str, Any]:
-    """Return {name: value} for all outside variables that a jitted function uses.
-
-    This includes the outside variables of the jitted functions that it calls.
-    """
+    """Return {name: value} for all outside variables that a jitted function, or a jitted function it calls, uses."""
     function = jitted.fn
     values = {name: function.__globals__.get(name) for name in globals_of(function.__code__)}
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
@@ -94,5 +90,5 @@ def captured_values(jitted: Any) -> dict[str, Any]:
 
 @cache
 def globals_of(code: CodeType) -> tuple[str, ...]:
-    """Return the names of the module-level variables that compiled Python code reads, excluding attribute names."""
+    """Return the names of the module-level variables that a code object reads, excluding attribute names."""
     return tuple(line.argval for line in get_instructions(code) if line.opname == "LOAD_GLOBAL")

@@ -1,8 +1,7 @@
 """Checks of the public functions' arguments before any launch, and the choice between the kernels and the reference.
 
 Every error names the argument, the value that was passed, and the values that are accepted. Values on a GPU are read
-only if the check is worth the wait, and at most once for each version of a tensor. The kernels clamp values that are
-not checked.
+only if the check is worth the wait, and at most once per version of a tensor. The kernels clamp unchecked values.
 """
 
 import math
@@ -27,10 +26,10 @@ NO_TRANSFORMS = (
     "fa2_lab.attention: torch.vmap, torch.func, is_grads_batched=True and vectorize=True are not supported; "
     f"write a loop, or put what is mapped over into the batch dimension, and {GRADIENT_ADVICE}"
 )
-LARGEST_SCALE = 1e30  # times any score below 10⁸ it is finite in fp32, in which the kernels compute
-LARGEST_SINK = 1e38  # of a sink as the kernels hold it, divided by the softcap or, without one, by the scale
+LARGEST_SCALE = 1e30  # keeps any score below 10⁸ finite in fp32, in which the kernels compute
+LARGEST_SINK = 1e38  # for a sink divided by the softcap or, without one, by the scale, as in the kernels
 MOST_SPLITS = 256
-SMALLEST_DIVISOR = 1e-10  # by which sinks and biases are divided; a smaller scale is multiplied into q
+SMALLEST_DIVISOR = 1e-10  # that sinks and biases are divided by; a smaller scale is multiplied into q
 
 
 # Tensors ------------------------------------------------------------------------------------------------------
@@ -39,8 +38,8 @@ SMALLEST_DIVISOR = 1e-10  # by which sinks and biases are divided; a smaller sca
 def check_floats(name: str, x: Tensor, dimensions: int, takes: str, q: Tensor | None = None) -> None:
     """Raise an error unless x is a floating-point tensor with the given number of dimensions.
 
-    If q is given, x must also have the dtype and the device of q. In the error message, `name` is the name of x, and
-    `takes` describes a valid x.
+    If q is given, x must also have q's dtype and device. In the error message, `name` is the name of x, and `takes`
+    describes a valid x.
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}; it takes a torch.Tensor")
@@ -78,7 +77,7 @@ def check_heads(name: str, kv_heads: int, heads: int) -> None:
 
 
 def describe(x: Tensor) -> str:
-    """Return a description of x for error messages: its shape, or its layout if x is not a strided tensor."""
+    """Describe x for error messages: by its shape, or by its layout if x is not a strided tensor."""
     if x.is_nested:
         return "a nested tensor"
     return f"shape {tuple(x.shape)}" if x.layout == torch.strided else f"a tensor with layout {x.layout}"
@@ -134,7 +133,7 @@ def check_cu_seqlens(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, q: Tensor) -> N
 def check_cu_seqlens_values(name: str, cu_seqlens: Tensor, total: int) -> None:
     """Raise an error unless the cumulative sequence lengths begin at 0, never decrease, and end with `total`.
 
-    `name` is the name of the argument in the error message. The values are read only if this does not wait for a GPU.
+    `name` is the argument's name in the error message. The values are read only if this does not wait for a GPU.
     """
     if cu_seqlens.device.type != "cpu" or is_traced(cu_seqlens):
         return
@@ -151,7 +150,7 @@ def check_cu_seqlens_values(name: str, cu_seqlens: Tensor, total: int) -> None:
 def check_key_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
     """Raise an error if key_lengths has the wrong dtype, device or shape, or a length outside 0 … N_k.
 
-    The lengths are read only if this is possible before the launch, as can_read_values() decides.
+    The lengths are read only if can_read_values() says that this is possible before the launch.
     """
     check_integers("key_lengths", key_lengths, q, "an integer tensor (batch,)")
     if key_lengths.shape != q.shape[:1]:
@@ -162,7 +161,7 @@ def check_key_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
 def check_key_lengths_values(key_lengths: Tensor, N_k: int) -> None:
     """Raise an error if a length in key_lengths is outside 0 … N_k.
 
-    The lengths are not checked if they cannot be read before the launch, as can_read_values() decides.
+    The lengths are not checked if can_read_values() says that they cannot be read before the launch.
     """
     if not can_read_values(key_lengths) or was_checked(key_lengths, (N_k,)):
         return
@@ -206,8 +205,8 @@ def check_block_table_values(
 ) -> None:
     """Raise an error if the block table contains an invalid page index for a key that a query can see.
 
-    `pages` is (the number of pages, the number of keys per page). `left` is the left bound of the window, or None. The
-    table is not checked if its values cannot be read before the launch.
+    `pages` is (number of pages, keys per page). `left` is the window's left bound, or None. The table is not checked if
+    its values cannot be read before the launch.
     """
     limits = *pages, N_q, left
     if not can_read_values(block_table) or was_checked(block_table, limits, key_lengths):
@@ -226,8 +225,8 @@ def check_block_table_values(
 def can_read_values(x: Tensor) -> bool:
     """Return whether x has values that can be read before the launch, waiting for the GPU if necessary.
 
-    The result is False while torch.compile or torch.export traces or a CUDA graph is captured, because there are no
-    values to read then. It is also False for an empty tensor.
+    While torch.compile or torch.export traces, or a CUDA graph is captured, there are no values to read, so the result
+    is False. It is also False for an empty tensor.
     """
     return x.numel() > 0 and not is_traced(x) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
@@ -260,9 +259,9 @@ def check_softcap(softcap: object) -> float | None:
 def simplify_mask(
     causal: bool, window: tuple[int | None, int | None] | None, N_q: int, N_k: int
 ) -> tuple[bool, int | None, int | None]:
-    """Return (causal, left, right) of the same mask. Raise an error if the window is invalid.
+    """Return (causal, left, right) for an equivalent mask. Raise an error if the window is invalid.
 
-    A bound of the window that no row reaches becomes None, and right = 0 becomes causal = True.
+    A window bound that no row reaches becomes None, and right = 0 becomes causal = True.
     """
     left, right = (None, None) if window is None else check_window(window)
     if left is not None and left >= N_k - 1:
@@ -282,7 +281,7 @@ def check_sinks_shape(sinks: Tensor, q: Tensor, heads: int) -> None:
 
 
 def check_sinks(sinks: Tensor | None, options: Options) -> None:
-    """Raise an error if a sink is +∞ or would become infinite in fp32, the precision of the kernels.
+    """Raise an error if a sink is +∞ or would become infinite in fp32, the kernels' precision.
 
     A sink of +∞ would leave no probability for any key. The values are read only if this does not wait for a GPU.
     """
@@ -304,7 +303,7 @@ def check_sinks(sinks: Tensor | None, options: Options) -> None:
 
 
 def check_scale(scale: float) -> None:
-    """Raise an error if the scale would make ordinary scores infinite in fp32, the precision of the kernels."""
+    """Raise an error if the scale would make ordinary scores infinite in fp32, the kernels' precision."""
     if abs(scale) > LARGEST_SCALE:
         raise ValueError(
             f"scale: got {scale:g}; it takes at most 1e30 in absolute value; backend='reference' takes every float"
@@ -314,9 +313,9 @@ def check_scale(scale: float) -> None:
 def with_positive_scale(q: Tensor, sinks: Tensor | None, options: Options) -> tuple[Tensor, Options]:
     """Return q and Options that give the same result with a scale of at least 0, as the kernels require.
 
-    The kernels take the maximum of a row before they apply the scale. If the scale is negative, −q therefore replaces
-    q, and the scale becomes positive. The kernels also divide sinks and biases by the scale in fp32. With sinks or a
-    bias, a tiny scale is therefore multiplied into q.
+    The kernels take a row's maximum before they apply the scale. If the scale is negative, −q therefore replaces q, and
+    the scale becomes positive. The kernels also divide sinks and biases by the scale in fp32. With sinks or a bias, a
+    tiny scale is therefore multiplied into q.
     """
     if options.scale < 0:
         q, options = -q, options._replace(scale=-options.scale)
@@ -329,11 +328,11 @@ def with_positive_scale(q: Tensor, sinks: Tensor | None, options: Options) -> tu
     return q, options
 
 
-# What torch does around a call -----------------------------------------------------------------------------------
+# torch's transforms and tracing ----------------------------------------------------------------------------------
 
 
 def check_transforms(*gradients: Tensor | None) -> None:
-    """Raise an error inside torch.vmap or torch.func, or if a gradient is batched by torch.vmap.
+    """Raise an error inside torch.vmap or torch.func, or if torch.vmap has batched a gradient.
 
     The kernels need tensors with memory, and tensors inside such a transform have none.
     """
@@ -345,14 +344,14 @@ def check_transforms(*gradients: Tensor | None) -> None:
 
 
 def check_not_jit_traced() -> None:
-    """Raise an error inside torch.jit.trace, because the sizes of tensors are tensors instead of integers there."""
+    """Raise an error inside torch.jit.trace, where tensor sizes are tensors instead of integers."""
     if torch.jit.is_tracing():
         raise NotImplementedError(
             "fa2_lab.attention: torch.jit.trace is not supported; use torch.compile or torch.export"
         )
 
 
-# Who computes -------------------------------------------------------------------------------------------------
+# The kernels or the reference ---------------------------------------------------------------------------------
 
 
 def runs_on_triton(backend: str, device: str) -> bool:
@@ -376,15 +375,15 @@ def runs_on_triton(backend: str, device: str) -> bool:
     return not why
 
 
-# This is what torch.compiler.assume_constant_result does, but it would first load torch's compiler, for two seconds.
+# This is what torch.compiler.assume_constant_result does, but that would first load torch's compiler for two seconds.
 runs_on_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_traced(*tensors: Tensor | None) -> bool:
     """Return whether torch traces this call instead of running it, so that the call must use a custom operator.
 
-    torch traces in torch.compile, in torch.export and under fake tensors. Meta tensors and tensor subclasses count as
-    traced.
+    torch traces in torch.compile, in torch.export and under fake tensors. Meta tensors and tensor subclasses also count
+    as traced.
     """
     for x in tensors:
         if x is not None and (type(x) not in PLAIN or x.is_meta):

@@ -1,8 +1,8 @@
 """The kernels as torch sees them: an autograd function in eager mode, and custom operators while torch traces a call.
 
-torch traces a call in torch.compile, in torch.export and under fake tensors. The tensors of a call are passed in one
-record, Tensors, and all its other arguments in another, Options. A custom operator lists the fields of both records one
-by one. The NumPy ladder is one more implementation, which Options.reference selects.
+torch traces a call in torch.compile, in torch.export and under fake tensors. A call's tensors are passed in one record,
+Tensors, and its other arguments in another, Options. A custom operator lists the fields of both records one by one.
+Options.reference selects the NumPy reference instead of the kernels.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from fa2_lab.kernels.strides import contiguous_like, rows_contiguous
 def dispatch_module() -> ModuleType:
     """Import and return kernels.dispatch, the module that chooses the kernels.
 
-    Only this function imports the module, because the module needs Triton.
+    Only this function imports it, because it needs Triton.
     """
     from fa2_lab.kernels import dispatch
 
@@ -46,7 +46,7 @@ def backward(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, tensors
     return run(dO, dL, O, L, tensors, options)
 
 
-# Computed at once -----------------------------------------------------------------------------------------------
+# Eager mode -----------------------------------------------------------------------------------------------------
 
 
 def run_checked(
@@ -54,7 +54,7 @@ def run_checked(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute and return O, or (O, L) if return_lse is set, for a call that has passed all checks.
 
-    If `key` is not None, the prepared kernels are stored in the table of prepared calls under this key.
+    If `key` is not None, store the prepared kernels in the table of prepared calls under this key.
     """
     q, options = with_positive_scale(tensors.q, tensors.sinks, options)
     q_unchanged = q is tensors.q
@@ -62,7 +62,7 @@ def run_checked(
     if is_traced(tensors.q, tensors.k, tensors.v):
         O, L = torch.ops.fa2_lab.forward(*tensors, *to_op_args(options))
         return (O, L) if return_lse else O
-    if key is None or not q_unchanged:  # a prepared call uses q unchanged
+    if key is None or not q_unchanged:  # a prepared call would use q unchanged
         return PreparedCall(partial(forward, options=options), options, return_lse)(tensors)
     run = (
         partial(reference.forward, options=options)
@@ -73,10 +73,9 @@ def run_checked(
 
 
 class PreparedCall(NamedTuple):
-    """A prepared call, whose arguments have passed all checks and whose kernels are ready to be launched.
+    """A prepared call, whose arguments have passed all checks and whose kernels are ready to launch.
 
-    Calling the object with tensors that have the same key (see api/options.py) returns O, or (O, L) if return_lse is
-    set.
+    Calling it with tensors that have the same key (see api/options.py) returns O, or (O, L) if return_lse is set.
     """
 
     forward: Callable
@@ -96,8 +95,8 @@ class PreparedCall(NamedTuple):
 class Attention(torch.autograd.Function):
     """The autograd function for calls that need gradients, in eager mode.
 
-    It is written in Python because it then takes a third of the host time that a custom operator takes. Every argument
-    adds to this time, so the PreparedCall and its Tensors are passed as one argument.
+    It is written in Python, which takes a third of a custom operator's host time. Every argument adds to this time, so
+    the PreparedCall and its Tensors are passed as one argument.
     """
 
     @staticmethod
@@ -142,7 +141,7 @@ def saved_backward(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[T
     return gradients if len(gradients) == 4 else (*gradients, None)
 
 
-# Recorded -------------------------------------------------------------------------------------------------------
+# While torch traces ---------------------------------------------------------------------------------------------
 
 TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", bool: "bool", int: "int", float: "float"}
 TYPES |= {int | None: "int?", float | None: "float?"}
@@ -171,9 +170,9 @@ def to_op_args(options: Options) -> Sequence:
 
 
 def from_op_args(args: Sequence) -> tuple[Tensors, Options]:
-    """Return the arguments of a custom operator, given one by one, as the two records Tensors and Options.
+    """Return a custom operator's arguments, given one by one, as the two records Tensors and Options.
 
-    torch leaves out arguments at the end that have their default values.
+    torch omits trailing arguments that have their default values.
     """
     n_tensors = len(Tensors._fields)
     return Tensors(*args[:n_tensors]), Options(**dict(zip(OP_OPTIONS, args[n_tensors:], strict=False)))

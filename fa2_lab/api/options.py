@@ -1,8 +1,8 @@
-"""The options of a call as they were passed, the key that they are part of, and their checks.
+"""A call's options as they were passed, the key that they are part of, and their checks.
 
-Prepared kernels are kept in a cache. The cache key of a call consists of the types, dtypes, devices, shapes and strides
-of its tensors and of all fields of its GivenOptions. check_options() computes the Options of the kernels from these
-fields alone. An option that is missing from the key can therefore not reach a kernel either.
+Prepared kernels are kept in a cache. A call's cache key consists of its tensors' types, dtypes, devices, shapes and
+strides, and of all fields of its GivenOptions. check_options() computes the kernels' Options from these fields alone,
+so an option that is missing from the key cannot reach a kernel either.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from fa2_lab.tiles import real_number
 
 
 class GivenOptions(NamedTuple):
-    """The options of a call as they were passed, before any check. No field is a tensor.
+    """A call's options as they were passed, before any check. No field is a tensor.
 
     A new option needs a field here, a place in given_options(), and a line in check_options().
     """
@@ -65,30 +65,30 @@ def given_options(
 
 
 def find_prepared(tensors: Tensors, given: tuple) -> tuple[tuple | None, Any]:
-    """Return (key, call): the key of this call, and the call that was prepared for this key, or None if there is none.
+    """Return (key, call): this call's key, and the call prepared for this key, or None if there is none.
 
-    `given` is the result of given_options(). The key contains everything on which the checks and the choice of
-    kernels depend. Both results are None while torch.compile or torch.export traces, or under fake tensors. They are
-    also None if an argument is invalid, because the checks then report the error.
+    `given` is the result of given_options(). The key contains everything that the checks and the choice of kernels
+    depend on. Both results are None while torch.compile or torch.export traces, or under fake tensors. They are also
+    None if an argument is invalid, because the checks then report the error.
     """
     window, bias = given[0], given[1]
     if bias is not None:
         given = window, bias_key(bias), *given[2:]
     if is_compiling() or is_in_torch_dispatch_mode():
         return None, None
-    if peek_interpreter_stack() is not None:  # first here, because a Python call takes time
+    if peek_interpreter_stack() is not None:  # tested first, because a Python call takes time
         check_transforms()
     try:
         typed = given
         if window is not None:
             typed = *window, *given
-            if type(window) is list:  # a list has no hash
+            if type(window) is list:  # lists cannot be hashed
                 given = tuple(window), *given[1:]
         tensor_keys = [
             None if x is None else (type(x), x.layout, x.dtype, x.device, x.shape, x.stride(), x.is_neg())
             for x in tensors
         ]
-        key = *tensor_keys, given, *map(type, typed)  # types, for True == 1 == 1.0
+        key = *tensor_keys, given, *map(type, typed)  # with their types, because True == 1 == 1.0
         call = PREPARED.get(key)
     except (AttributeError, RuntimeError, TypeError):
         return None, None
@@ -98,7 +98,7 @@ def find_prepared(tensors: Tensors, given: tuple) -> tuple[tuple | None, Any]:
 
 
 def check_options(given: GivenOptions, tensors: Tensors, sizes: tuple[int, int, int]) -> Options:
-    """Return the Options of a call whose tensors have passed their checks, except its sinks.
+    """Return the Options of a call whose tensors, except its sinks, have passed their checks.
 
     Raise an error if an option or the sinks are invalid. `sizes` is (query heads, N_q, N_k).
     """

@@ -4,16 +4,16 @@ q             (total_q, heads, d): the rows of all sequences
 k, v          (total_k, kv heads, d): the keys and values of all sequences
 cu_seqlens_q  int32 (batch + 1,): the cumulative sequence lengths, from 0 to total_q. Sequence b consists of the rows of
               q from cu_seqlens_q[b] to cu_seqlens_q[b + 1] − 1
-cu_seqlens_k  int32 (batch + 1,): the cumulative key lengths, from 0 to total_k. The number of rows and the number of
-              keys of a sequence may each be 0
+cu_seqlens_k  int32 (batch + 1,): the cumulative key lengths, from 0 to total_k. A sequence may have 0 rows, 0 keys, or
+              both
 
 No row sees a key of another sequence, and nothing is padded or copied.
 
 On a CPU, the call raises an error if the cumulative lengths do not begin at 0, if they decrease, or if they do not end
-with the number of rows. On a GPU, their values are not checked, because the call would have to wait for the GPU to read
-them. Instead, the kernels treat the first entry as 0 and clamp every entry to the valid range, and rows after the last
-entry see no keys. If the entries decrease, the results on a GPU are meaningless, but the call still terminates, and it
-reads and writes only its own tensors. In that case, the deterministic Hopper backward returns NaN in dQ.
+with the number of rows. On a GPU, their values are not checked, because reading them would mean waiting for the GPU.
+Instead, the kernels treat the first entry as 0 and clamp every entry to the valid range, and rows after the last entry
+see no keys. If the entries decrease, the results on a GPU are meaningless, but the call still terminates, and it reads
+and writes only its own tensors. In that case, the deterministic Hopper backward returns NaN in dQ.
 """
 
 from collections.abc import Callable
@@ -47,14 +47,12 @@ def attention_packed(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute attention within each packed sequence, and return O (total_q, heads, d). Autograd is supported.
 
-    q is (total_q, heads, d), and k and v are (total_k, kv heads, d). All three must have the same dtype, which can be
-    fp16, bf16 or fp32. cu_seqlens_q and cu_seqlens_k are int32 tensors of shape (batch + 1,) that hold the cumulative
-    sequence lengths.
+    q is (total_q, heads, d), and k and v are (total_k, kv heads, d). All three must have the same dtype: fp16, bf16 or
+    fp32. cu_seqlens_q and cu_seqlens_k are int32 tensors of shape (batch + 1,) with the cumulative sequence lengths.
 
-    causal, window  As in attention(), but within each sequence. The diagonal ends at the last row and the last key of
-                    the sequence.
-    bias            As in attention(). Rows and columns are counted within each sequence, as if the sequence were passed
-                    alone.
+    causal, window  As in attention(), but within each sequence. The diagonal ends at the sequence's last row and last
+                    key.
+    bias            As in attention(). Rows and columns are counted within each sequence, as if it were passed alone.
     max_seqlen_q    The number of rows in the longest sequence, if you know it. On Hopper, this argument makes batches
                     with one long sequence among short ones up to 15% faster. It never changes the result.
     return_lse      If True, return (O, L), where L has shape (heads, total_q) and dtype fp32.
@@ -74,7 +72,7 @@ def attention_packed(
         check_cu_seqlens(cu_seqlens_q, cu_seqlens_k, q)
     check_cu_seqlens_values("cu_seqlens_q", cu_seqlens_q, q.shape[0])
     check_cu_seqlens_values("cu_seqlens_k", cu_seqlens_k, k.shape[0])
-    if call is not None:  # a call of its kind has passed all checks except those of values
+    if call is not None:  # a call with the same key has passed all checks except those of values
         check_sinks(sinks, call.options)
         return call(tensors)
     options = check_options(GivenOptions(*given), tensors, (q.shape[1], q.shape[0], k.shape[0]))
@@ -84,12 +82,12 @@ def attention_packed(
 def has_dominant_sequence(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:
     """Return whether the longest sequence needs more work than all other sequences together.
 
-    The other sequences are assumed to have equal lengths. The choice of kernels uses max_seqlen_q only for this
-    decision. Batches whose longest sequences differ can therefore reuse the same prepared kernels.
+    The other sequences are assumed to have equal lengths. This decision is all that max_seqlen_q is used for, so
+    batches whose longest sequences differ can reuse the same prepared kernels.
     """
     longest = whole_number("max_seqlen_q", max_seqlen_q, low=0)
     if not isinstance(q, Tensor) or not isinstance(cu_seqlens_q, Tensor) or q.dim() != 3:
-        return False  # the checks will refuse it
+        return False  # the checks will reject it
     rows, others = q.shape[0], cu_seqlens_q.numel() - 2
     longest = min(longest, rows)
     return longest**2 * others > (rows - longest) ** 2

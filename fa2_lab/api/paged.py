@@ -3,8 +3,8 @@
 Keys and values are stored in pages, and a block table lists the pages of each sequence in order.
 
 k_pages, v_pages  (pages, page_size, kv heads, d) with any strides that leave d contiguous
-block_table       integers (batch, width): entry i of a row is the index of the page whose first key is key i ·
-                  page_size of that sequence
+block_table       integers (batch, width): entry i of a row is the index of the page whose first key is that
+                  sequence's key i · page_size
 key_lengths       integers (batch,): the number of keys in each sequence, including the keys of its N_q queries
 
 The call reads nothing past the last key of a sequence, neither in the pages nor in the table. Gradients are not
@@ -49,11 +49,11 @@ def attention_paged(
     causal      If True, query r sees the keys up to key_lengths − N_q + r. For a single query, causal makes no
                 difference.
     window      A pair (left, right) of distances from the key at key_lengths − N_q + r. The call does not read pages
-                that end before every window, so the entries of the table for these pages may have any value.
+                that end before every window, so the table's entries for these pages may have any value.
     key_lengths, block_table  On a GPU, the range of their values is checked on the first call and again whenever the
                 tensor has been modified, and each check waits for the GPU. In a CUDA graph or a compiled function, the
                 range is not checked, and a value outside the range is clamped.
-    num_splits  The number of splits, as in attention(). If you pass it, O and L of a sequence have the same bits in
+    num_splits  The number of splits, as in attention(). If you pass it, a sequence's O and L have the same bits in
                 every batch and at every position in the batch, whichever pages are used and however wide the table is.
                 The bits may differ from those that attention() returns for contiguous keys.
 
@@ -69,11 +69,11 @@ def attention_paged(
         check_q(q)
         check_kv_pages(q, k_pages, v_pages)
         check_block_table(block_table, q)
-        N_k = block_table.shape[1] * k_pages.shape[1]  # the most keys that a sequence can have
+        N_k = block_table.shape[1] * k_pages.shape[1]  # the largest possible number of keys per sequence
         check_key_lengths(key_lengths, q, N_k)
         options = check_options(GivenOptions(*given), tensors, (*q.shape[1:3], N_k))
         options = options._replace(reference=options.reference or not q.numel())
-    else:  # a call of its kind has passed all checks except those of values
+    else:  # a call with the same key has passed all checks except those of values
         options = call.options
         check_sinks(sinks, options)
     check_no_gradient(q=q, k_pages=k_pages, v_pages=v_pages, sinks=sinks)

@@ -1,6 +1,6 @@
-"""The NumPy reference for torch tensors: the last stage of the ladder (FA2), head by head in float64.
+"""The NumPy reference for torch tensors: its last stage (FA2), head by head in float64.
 
-Options.reference selects it. It has the same arguments and results as the kernels in kernels/dispatch.py.
+Options.reference selects it. It takes the same arguments and returns the same results as kernels/dispatch.py.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from fa2_lab.reference import heads
 
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Compute (O, L) with the last stage of the NumPy ladder (FA2), head by head in float64."""
+    """Compute (O, L) with the NumPy reference's last stage (FA2), head by head in float64."""
     if tensors.cu_seqlens_q is not None:
         return packed_forward(tensors, options)
     if not tensors.q.numel():
@@ -34,15 +34,15 @@ def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 def backward(
     dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options
 ) -> tuple[Tensor, ...]:
-    """Compute (dQ, dK, dV), plus dsinks if there are sinks, with the backward of the NumPy ladder in float64."""
+    """Compute (dQ, dK, dV), plus dsinks if there are sinks, with the NumPy reference's backward in float64."""
     inputs = tensors.q, tensors.k, tensors.v
     if not O.numel():
         return tuple(torch.zeros_like(x) for x in (*inputs, tensors.sinks) if x is not None)
     if tensors.cu_seqlens_q is not None:
         return packed_backward(dO, dL, O, L, tensors, options)
     tensors, dL = with_at_least_one_key(tensors), torch.zeros_like(L) if dL is None else dL
-    dL = dL.masked_fill(L == -torch.inf, value=0.0)  # a row that sees no key depends on nothing
-    # One more column with dO = 1 and O = −dL makes D = rowsum(dO ∘ O) − dL, which is all that dL changes.
+    dL = dL.masked_fill(L == -torch.inf, value=0.0)  # the L of a row that sees no key depends on nothing
+    # An additional column with dO = 1 and O = −dL makes D = rowsum(dO ∘ O) − dL, which is all that dL changes.
     q, k, v = (to_numpy(pad(x, (0, 1))) for x in (tensors.q, *zero_unseen_keys(tensors, options)))
     O, dO = torch.cat([O.double(), -dL[..., None].double()], dim=3), pad(dO, (0, 1), value=1.0)
     results = [to_numpy(x) for x in (O, L, dO)]
@@ -94,7 +94,7 @@ def packed_backward(
 
 
 def packed_sequences(tensors: Tensors) -> Iterator[tuple[slice, slice, Tensors]]:
-    """Yield (rows, keys, Tensors) for each packed sequence: slices of its rows and its keys, and its tensors."""
+    """Yield (rows, keys, Tensors) for each packed sequence: the slices of its rows and keys, and its tensors."""
     q, k, v, sinks = tensors.q, tensors.k, tensors.v, None if tensors.sinks is None else tensors.sinks.double()
     dense = tensors._replace(cu_seqlens_q=None, cu_seqlens_k=None, sinks=sinks)
     starts = (cast(Tensor, x).tolist() for x in (tensors.cu_seqlens_q, tensors.cu_seqlens_k))
@@ -151,5 +151,5 @@ def to_numpy(x: Tensor) -> np.ndarray:
 
 
 def to_torch(x: np.ndarray, template: Tensor) -> Tensor:
-    """Return the array x as a tensor with the dtype, the device and the dimension order in memory of `template`."""
+    """Return the array x as a tensor with `template`'s dtype, device and dimension order in memory."""
     return contiguous_like(rows_contiguous(template)).copy_(torch.from_numpy(x))

@@ -1,12 +1,12 @@
 """Attention in Triton and in Gluon.
 
-The first import of this package decides whether Triton's interpreter runs the kernels, and asks Triton for FMAs, which
-the kernels count on. FMAs are the default up to Triton 3.9, but 3.9 already warns of a change if nobody asks.
+The first import of this package decides whether Triton's interpreter runs the kernels, and asks Triton for FMAs, on
+which the kernels rely. FMAs are the default up to Triton 3.9, but 3.9 already warns that this will change.
 """
 
 import os
 
 from fa2_lab.kernels import interpreter
 
-interpreter.enable_without_gpu()  # before anybody imports Triton
+interpreter.enable_without_gpu()  # before Triton is imported
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

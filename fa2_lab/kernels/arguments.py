@@ -1,4 +1,4 @@
-"""The arguments of a call, in two records: Tensors and Options."""
+"""A call's arguments, in two records: Tensors and Options."""
 
 from typing import Any, NamedTuple
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class Tensors(NamedTuple):
-    """The tensors of a call. A field is None if the call does not have this tensor."""
+    """A call's tensors. A field is None if the call does not have that tensor."""
 
     q: Tensor
     k: Tensor
@@ -16,7 +16,7 @@ class Tensors(NamedTuple):
     sinks: Tensor | None = None
     cu_seqlens_q: Tensor | None = None  # where packed sequences begin
     cu_seqlens_k: Tensor | None = None
-    block_table: Tensor | None = None  # with one, k and v are pages (pages, page_size, kv heads, d)
+    block_table: Tensor | None = None  # if given, k and v are pages: (pages, page_size, kv heads, d)
 
     @property
     def sequences(self) -> int | None:
@@ -25,20 +25,20 @@ class Tensors(NamedTuple):
 
 
 class Options(NamedTuple):
-    """The options of a call, which are all its arguments except the tensors."""
+    """A call's options: all its arguments except the tensors."""
 
     causal: bool
     scale: float
     dropout_p: float = 0.0
-    left: int | None = None  # columns that a row sees before its diagonal; None means all
-    right: int | None = None  # columns that it sees after its diagonal, if the mask is not causal
+    left: int | None = None  # how many columns a row sees before its diagonal; None means all
+    right: int | None = None  # and how many after it, if the mask is not causal
     softcap: float | None = None
-    num_splits: int = 0  # of the keys of each sequence in decode; 0 means as many as fill the GPU
-    force_portable: bool = False  # whether the portable kernels compute it also on Hopper
+    num_splits: int = 0  # into which decode divides each sequence's keys; 0: enough to fill the GPU
+    force_portable: bool = False  # whether the portable kernels compute it even on Hopper
     dominant_sequence: bool = False  # whether one of the packed sequences has most of the work
     reference: bool = False  # whether the NumPy ladder computes it
-    in_custom_op: bool = False  # whether it goes through the custom operator, whose memory a CUDA graph may own
-    bias: Any = None  # a function of (head, row, column), added to the scores; operators do not take it
+    in_custom_op: bool = False  # whether it goes through the custom operator; a CUDA graph may then own its memory
+    bias: Any = None  # a function of (head, row, column), added to the scores; custom operators do not take it
 
     @property
     def portable_only(self) -> bool:
@@ -47,7 +47,7 @@ class Options(NamedTuple):
 
     @property
     def has_window(self) -> bool:
-        """Whether a window, and not only the causal mask, limits the columns that rows see."""
+        """Whether a window limits the columns that rows see, not just the causal mask."""
         return self.left is not None or self.right is not None
 
     @property

@@ -1,13 +1,13 @@
-"""The caches of a process: PREPARED, the calls whose kernels are ready, and CHECKED, the values that passed a check.
+"""A process's caches: PREPARED holds the calls whose kernels are ready, and CHECKED the values that passed a check.
 
-All calls with the same key share one round of checks and choices. The key contains everything on which checks and
-choices depend: types, dtypes, devices, shapes, strides and options, but neither addresses nor values. For each key,
+All calls with the same key share one round of checks and choices. The key contains everything that checks and choices
+depend on: types, dtypes, devices, shapes, strides and options, but neither addresses nor values. For each key,
 PREPARED stores the function that computes such a call, and its launches with all arguments except the pointers.
 Launches that look the same to the compiler share the kernel that Triton compiled for the first of them. PREPARED also
 stores the modules of the Hopper kernels and the counters of their tile schedulers. Besides this table, only relaunch.py
 stores data per call: the last 1,024 addresses of each descriptor.
 
-A few checks depend on values, such as the check on the range of key_lengths, and read them before a launch. CHECKED
+A few checks, such as the one on the range of key_lengths, depend on values and read them before a launch. CHECKED
 records which versions of which tensors have passed these checks, without writing anything to the tensors.
 """
 
@@ -19,21 +19,21 @@ from torch import Tensor
 
 PREPARED: dict = {}
 MAX_ENTRIES = 4096
-# {id(x): (weak reference to x, (limits, version, address))}. If the check of x also depended on a second tensor, the
-# entry continues with the weak reference and the (version, address) of that tensor.
+# {id(x): (weak reference to x, (limits, version, address))}. If the check of x also depended on a second tensor, that
+# tensor's weak reference and (version, address) follow.
 CHECKED: dict = {}
 
 
 def get_or_prepare(key: tuple, make: Callable, *arguments: Any) -> Any:
     """Return make(*arguments), stored in PREPARED under `key`."""
-    prepared = PREPARED.get(key, PREPARED)  # PREPARED itself stands for a missing entry, because None is a valid one
+    prepared = PREPARED.get(key, PREPARED)  # None is a valid entry, so PREPARED itself marks a missing one
     if prepared is PREPARED:
         prepared = keep_prepared(key, make(*arguments))
     return prepared
 
 
 def keep_prepared(key: tuple, entry: Any) -> Any:
-    """Store `entry` in PREPARED under `key`, and return it. If PREPARED is full, its oldest entry is removed."""
+    """Store `entry` in PREPARED under `key`, and return it. If PREPARED is full, remove its oldest entry."""
     if len(PREPARED) >= MAX_ENTRIES:
         PREPARED.pop(next(iter(PREPARED)), None)
     PREPARED[key] = entry
@@ -41,17 +41,17 @@ def keep_prepared(key: tuple, entry: Any) -> Any:
 
 
 def clear_caches() -> None:
-    """Empty the tables PREPARED and CHECKED, so that every check and every choice is made again."""
+    """Empty the tables PREPARED and CHECKED, so that all checks and choices are made again."""
     PREPARED.clear()
     CHECKED.clear()
 
 
 def tensor_keys(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
-    """Return the properties of each tensor on which checks and choices depend, or None for a missing tensor."""
+    """Return, for each tensor, the properties that checks and choices depend on, or None if it is missing."""
     return [None if x is None else (x.dtype, x.device, x.shape, x.stride(), x.is_neg()) for x in tensors]
 
 
-# Values that were checked -----------------------------------------------------------------------------------
+# Checked values ---------------------------------------------------------------------------------------------
 
 
 def was_checked(x: Tensor, limits: tuple, other: Tensor | None = None) -> bool:
@@ -66,8 +66,8 @@ def mark_checked(x: Tensor, limits: tuple, other: Tensor | None = None) -> None:
     """Remember that x has passed a check with these limits, until x or the tensor `other` changes.
 
     Changes are detected by a tensor's version and address. For example, x.data = y does not increase the version, but
-    it changes the address of x. An in-place change through x.data, or through a NumPy array that shares the memory,
-    does not increase the version and is not detected. Inference tensors have no version, so they are never remembered.
+    changes x's address. An in-place change through x.data, or through a NumPy array that shares the memory, does not
+    increase the version and is not detected. Inference tensors have no version, so they are never remembered.
     """
     if x.is_inference() or (other is not None and other.is_inference()):
         return

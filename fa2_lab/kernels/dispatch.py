@@ -3,9 +3,9 @@
 The decode kernels compute calls with a few queries, the Hopper kernels compute large calls on Hopper, and the portable
 kernels compute everything else.
 
-The functions whose names begin with prepare make the choice once for all calls like the given one, that is, with the
-same options and with tensors of the same types, devices, shapes and strides. They return a function that computes such
-a call. A forward is a function of (tensors), and a backward is a function of (dO, dL, O, L, tensors).
+The functions whose names begin with prepare choose once for all calls like the given one: those with the same options,
+and tensors of the same types, devices, shapes and strides. They return a function that computes such a call. A forward
+takes (tensors), and a backward takes (dO, dL, O, L, tensors).
 """
 
 import warnings
@@ -46,7 +46,7 @@ def prepare_forward(tensors: Tensors, options: Options) -> Callable:
 
 def prepare_contiguous_forward(tensors: Tensors, options: Options) -> Callable:
     """Return a function that computes (O, L) for calls like this one, with the fastest kernel that supports them."""
-    # A function of the tensors of a call. It keeps no tensor alive.
+    # A function of a call's tensors, which keeps none of them alive.
     portable_fallback = partial(prepare_portable_forward, options=options)
     q, k = tensors.q, tensors.k
     if tensors.block_table is not None:
@@ -84,8 +84,8 @@ def prepare_backward(
 ) -> Callable:
     """Return a function that computes the gradients for calls like this one, with any strides.
 
-    If the rows of a tensor are not contiguous, the function first copies this tensor. Otherwise, it is the function
-    from prepare_contiguous_backward(). `deterministic` asks for gradients that are bit for bit the same in every run.
+    If a tensor's rows are not contiguous, the function copies the tensor first. Otherwise, it is the function returned
+    by prepare_contiguous_backward(). `deterministic` asks for gradients that are bit for bit the same in every run.
     """
     stats_contiguous = all(x is None or x.is_contiguous() for x in (dL, L))
     if stats_contiguous and not any(map(needs_copy, (dO, dL, O, *tensors))):
@@ -104,7 +104,7 @@ def prepare_contiguous_backward(
 ) -> Callable:
     """Return a function that computes the gradients for calls like this one, with the fastest kernels for them.
 
-    On Hopper, these are the Hopper backward kernels if they support the call. Otherwise, they are the portable ones.
+    On Hopper, these are the Hopper backward kernels if they support the call. Otherwise, they are the portable kernels.
     """
     launcher = hopper_module("backward", tensors.q.device) if hopper_supports(tensors, options) else None
     kernel = None
@@ -126,14 +126,14 @@ def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: 
 
 
 def bias_suffix(options: Options) -> str:
-    """Return the text that is appended to the name of a kernel in error messages. It names the bias if there is one.
+    """Return text to append to a kernel's name in error messages, which names the bias if there is one.
 
     If a kernel with a bias does not compile, the user's bias is the most likely cause.
     """
     return "" if options.bias is None else f" with the bias {options.bias.__name__}"
 
 
-# Who can ------------------------------------------------------------------------------------------------------
+# Which calls the Hopper kernels support -------------------------------------------------------------------------
 
 
 def hopper_supports(tensors: Tensors, options: Options) -> bool:
@@ -151,7 +151,7 @@ def hopper_module(direction: str, device: torch.device) -> ModuleType | None:
 
 
 def import_hopper(direction: str, device: torch.device) -> ModuleType | None:
-    """Import and return the module that prepares the Hopper kernel for a direction, "forward" or "backward".
+    """Import and return the module that prepares the Hopper kernel for `direction`, "forward" or "backward".
 
     Return None if the GPU is not a Hopper GPU, if the installed Gluon is too old, or if Triton's interpreter runs the
     kernels.
@@ -170,17 +170,17 @@ def import_hopper(direction: str, device: torch.device) -> ModuleType | None:
 # Kernels that this Triton cannot compile ------------------------------------------------------------------------
 
 ADVICE = "`python -m fa2_lab doctor` says which versions were tested"
-WARNED: set[str] = set()  # the kernels for which the warning has been given
+WARNED: set[str] = set()  # the kernels that have been warned about
 
 
 def with_fallback(
     name: str, kernel: Callable, prepare_fallback: Callable[..., Callable] | None = None, bias: Callable | None = None
 ) -> Callable:
-    """Return a function that calls `kernel`, and that falls back to prepare_fallback(*arguments) if `kernel` fails.
+    """Return a function that calls `kernel`, but falls back to prepare_fallback(*arguments) if `kernel` fails.
 
-    The fallback is used for each call for which `kernel` returns None, and for all later calls if Triton cannot compile
-    `kernel`. `name` is the kernel's name in messages. If `prepare_fallback` is None, a kernel that Triton cannot
-    compile is an error. If a kernel with a bias fails in Triton's interpreter, the error names the bias.
+    A call falls back if `kernel` returns None for it, and all later calls do if Triton cannot compile `kernel`. `name`
+    is the kernel's name in messages. If `prepare_fallback` is None, a kernel that Triton cannot compile is an error. If
+    a kernel with a bias fails in Triton's interpreter, the error names the bias.
     """
     compiles, fallback = True, None
 
@@ -210,8 +210,8 @@ def is_compile_error(error: Exception) -> bool:
     """Return whether `error` means that Triton could not compile a kernel, rather than that a call or the GPU failed.
 
     Most such errors have one of Triton's own types. Others are raised inside its compiler, such as a RuntimeError for
-    code that its verifier refuses, or inside its launcher for an option that it does not know. Because the compiler
-    also loads the kernel, a CUDA error can also be raised inside the compiler. Such an error does not count.
+    code that its verifier rejects, or inside its launcher for an unknown option. Because the compiler also loads the
+    kernel, a CUDA error can be raised there as well, but does not count.
     """
     if isinstance(error, TritonError):
         return not is_interpreter_error(error)
@@ -226,18 +226,18 @@ def is_compile_error(error: Exception) -> bool:
 
 
 def is_interpreter_error(error: BaseException) -> bool:
-    """Return whether Triton's interpreter raised `error`, because the code of a kernel failed."""
+    """Return whether Triton's interpreter raised `error` because a kernel's code failed."""
     return type(error).__name__ == "InterpreterError"
 
 
 def compile_error_message(name: str, error: Exception) -> str:
-    """Return a line that names the kernel that Triton cannot compile, and the type and the first line of the error."""
+    """Return a line with the name of the kernel that Triton cannot compile, and the error's type and first line."""
     lines = (getattr(error, "error_message", None) or str(error)).strip().splitlines()
     return f"Triton {triton.__version__} cannot compile {name} ({': '.join([type(error).__name__, *lines[:1]])})"
 
 
 def bias_error_message(bias: Callable, error: BaseException) -> str:
-    """Return the message for a bias that fails in Triton's interpreter. It contains the first of the chained errors."""
+    """Return the message for a bias that fails in Triton's interpreter, including the first of the chained errors."""
     while is_interpreter_error(error) and error.__cause__ is not None:
         error = error.__cause__
     failure = f"fails in Triton's interpreter ({type(error).__name__}: {error})"
@@ -245,7 +245,7 @@ def bias_error_message(bias: Callable, error: BaseException) -> str:
 
 
 def warn_once(name: str, error: Exception) -> None:
-    """Warn, once per kernel, that Triton cannot compile the kernel and that the portable kernels run instead."""
+    """Warn, once per kernel, that Triton cannot compile it and that the portable kernels run instead."""
     if name in WARNED:
         return
     WARNED.add(name)

@@ -9,15 +9,15 @@ from functools import cache
 from pathlib import Path
 from threading import RLock
 
-GPU_NODES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, and GPUs under Windows' Linux
+GPU_NODES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, and GPUs in WSL
 LOCK = RLock()  # the interpreter keeps its state in global variables
 
 
 def enable_without_gpu(gpu: bool | None = None) -> None:
     """Enable Triton's interpreter if there is no GPU.
 
-    If the user or an earlier import of Triton has already made the choice, do nothing. If `gpu` is None, look for the
-    device files of the GPU drivers to find out whether there is a GPU.
+    If the user or an earlier import of Triton has already decided, do nothing. If `gpu` is None, look for the GPU
+    drivers' device files to find out whether there is a GPU.
     """
     if "triton" in sys.modules or os.environ.get("TRITON_INTERPRET"):
         return
@@ -49,7 +49,7 @@ def is_enabled() -> bool:
 
 @cache
 def version_conflict() -> str:
-    """Return what to install if the installed Triton and NumPy cannot run the kernels, or "" if they can."""
+    """Return which packages to install if the installed Triton and NumPy cannot run the kernels, or "" if they can."""
     import numpy
     import triton
 

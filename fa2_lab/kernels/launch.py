@@ -1,4 +1,4 @@
-"""Launch kernels with little host time, and compute the arguments that a launch needs besides its tensors."""
+"""Kernel launches that take little host time, and the arguments that a launch needs besides its tensors."""
 
 import functools
 import math
@@ -21,25 +21,25 @@ MiB = 2**20
 
 # The sizes on which kernels are not specialized, so that Triton compiles one kernel for all their values. N_q is not
 # among them, because the compiler needs fewer registers if it knows that 16 divides N_q. Otherwise, the causal forward
-# for d = 128 spills 8 bytes per thread on Hopper. In exchange, Triton compiles up to three kernels: for N_q = 1, for
-# multiples of 16, and for all other N_q.
+# at d = 128 would spill 8 bytes per thread on Hopper. In exchange, Triton compiles up to three kernels: for N_q = 1,
+# for multiples of 16, and for all other N_q.
 UNSPECIALIZED = ["H", "group", "N_k", "batch_heads", "l2_group", "sequences"]
 
-# Programmatic dependent launch: a kernel can start while the previous one still runs, and waits for it by itself.
+# Programmatic dependent launch: a kernel can start while the previous one is still running, and itself waits for it.
 USE_PDL = dict(launch_pdl=True)
 
-# A product and a sum become one instruction. From Triton 3.10 on, the compiler does so only on request.
+# A multiplication and an addition become one FMA. From Triton 3.10, the compiler does so only if asked.
 FP_FUSION = dict(enable_fp_fusion=True)
 
 
 class Launch:
-    """A launch of a kernel: the grid and all arguments except the tensors.
+    """A kernel launch: the grid and all arguments except the tensors.
 
     All calls with the same key (see cache.py) share a Launch.
 
-    A call passes the tensors. The first tensors, one for each given descriptor, are passed to the kernel as tensor
-    descriptors, and the other tensors are passed as pointers. All other arguments are passed by name: strides, sizes
-    and compile-time constants. `options` are the options of Triton's compiler.
+    Calling it with tensors launches the kernel. The first tensors, one for each of `descriptors`, reach the kernel as
+    tensor descriptors, and the other tensors as pointers. All other arguments are passed by name: strides, sizes and
+    compile-time constants. `options` are the options for Triton's compiler.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class Launch:
         self.kernel, self.options, self.arguments = kernel, options | FP_FUSION, arguments
         self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
         self.descriptors = descriptors
-        # The relauncher launches from the second time on. It is None if Triton's own call cannot be bypassed.
+        # The relauncher performs the second and all later launches. It is None if Triton's own call cannot be bypassed.
         self.relauncher: Any = None
-        self.relauncher_is_final = False  # from the first launch on, the relauncher is final
+        self.relauncher_is_final = False  # set by the first launch
 
     def __call__(self, *tensors: Any) -> None:
         """Launch the kernel on these tensors.
@@ -61,9 +61,8 @@ class Launch:
         third of its time. If Triton has already compiled the same kernel for other sizes, even the first launch
         bypasses it.
 
-        Triton compiles a different kernel if a pointer is not a multiple of 16, so in that case Triton's own call is
-        always used. Kernels with descriptors are an exception, because they never read sixteen bytes at once through a
-        pointer.
+        For a pointer that is not 16-byte-aligned, Triton compiles a different kernel, so its own call is always used.
+        Kernels with descriptors are an exception, because they never read sixteen bytes at once through a pointer.
         """
         at = addresses(tensors)
         aligned = self.descriptors or math.gcd(16, *at) == 16
@@ -85,7 +84,7 @@ class Launch:
     def compile_key(self, tensors: Any) -> tuple:
         """Return everything about a launch that affects the compiled kernel.
 
-        Launches for which the result is equal share one compiled kernel.
+        Launches with equal keys share one compiled kernel.
         """
         if interpreter.is_enabled():
             return ()
@@ -96,7 +95,7 @@ class Launch:
 
 
 def descriptor_for(descriptor: Any, X: torch.Tensor) -> Any:
-    """Return a copy of a tensor descriptor for the tensor X, without repeating the checks of the descriptor."""
+    """Return a copy of a tensor descriptor that describes the tensor X, without repeating the descriptor's checks."""
     described = copy(descriptor)
     described.base = X
     return described
@@ -108,7 +107,7 @@ def current_stream(X: torch.Tensor) -> int:
 
 
 def addresses(tensors: Any) -> list[int]:
-    """Return the address of each tensor, or 0 for a tensor that is None. Kernels do not read from an address of 0."""
+    """Return each tensor's address, or 0 for a tensor that is None. Kernels never read from address 0."""
     return [0 if X is None else X.data_ptr() for X in tensors]
 
 
@@ -116,7 +115,7 @@ def addresses(tensors: Any) -> list[int]:
 
 
 def shape(X: torch.Tensor) -> tuple[int, ...]:
-    """Return (batch, heads, N, d) of X.
+    """Return X's (batch, heads, N, d).
 
     Packed sequences (tokens, heads, d) count as the rows of a single batch entry.
     """
@@ -124,28 +123,28 @@ def shape(X: torch.Tensor) -> tuple[int, ...]:
 
 
 def strides(X: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of the batch entries, heads and rows of X. Its columns must be contiguous.
+    """Return X's strides for batch entries, heads and rows. Its columns must be contiguous.
 
-    For packed sequences, the stride of batch entries is replaced by that of rows, because a kernel addresses a sequence
-    by its first row.
+    For packed sequences, the row stride takes the place of the batch stride, because a kernel addresses a sequence by
+    its first row.
     """
     return X.stride()[:3] if X.dim() == 4 else (X.stride(0), X.stride(1), X.stride(0))
 
 
 def all_strides(*tensors: torch.Tensor) -> tuple:
-    """Return the strides of the tensors, and whether the compiler has to be told that 8 divides all of them.
+    """Return the tensors' strides, and whether the compiler has to be told that 8 divides all of them.
 
     The compiler loads eight 16-bit elements at once only if it knows that 8 divides every stride. By itself, it only
-    checks whether 16 divides a stride, which is true for d = 80 and false for d = 72.
+    checks whether 16 divides a stride, as it does for d = 80 but not for d = 72.
     """
     given = tuple(map(strides, tensors))
     return given, triton.language.constexpr(math.gcd(16, *chain(*given)) == 8)
 
 
 def program_count(X: torch.Tensor, B: int, sequences: int | None) -> int:
-    """Return the number of programs of a launch with one program per block of B rows of each head of X.
+    """Return how many programs a launch has if each program processes B rows of one of X's heads.
 
-    For packed sequences, the number is an upper bound, which also covers the rows after the last sequence.
+    For packed sequences, this is an upper bound, which also covers the rows after the last sequence.
     """
     batch, H, N, _ = shape(X)
     return batch * H * (cdiv(N, B) if sequences is None else N // B + sequences + 1)
@@ -154,7 +153,7 @@ def program_count(X: torch.Tensor, B: int, sequences: int | None) -> int:
 def size_arguments(
     Q: torch.Tensor, K: torch.Tensor, owned: torch.Tensor, streamed: torch.Tensor, sequences: int | None
 ) -> dict:
-    """Return the size arguments of a kernel in which each program owns a block of `owned` and loops over `streamed`."""
+    """Return the size arguments for a kernel whose programs each own a block of `owned` and loop over `streamed`."""
     (_, H, N_q, _), (_, H_kv, N_k, _), (batch, heads, *_) = shape(Q), shape(K), shape(owned)
     sizes = dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, batch_heads=batch * heads, sequences=sequences)
     return sizes | dict(l2_group=min(batch * heads, l2_group(streamed)))
@@ -163,16 +162,15 @@ def size_arguments(
 def window_bounds(options: Any) -> tuple:
     """Return the bounds (left, right) of the window around the diagonal, with right = 0 for the causal mask.
 
-    Only this 0 is a compile-time constant. Every other bound is a runtime value.
+    Only this 0 is a compile-time constant. All other bounds are runtime values.
     """
     return options.left, triton.language.constexpr(0) if options.causal else options.right
 
 
 def l2_group(X: torch.Tensor) -> int:
-    """Return the number of heads to process concurrently.
+    """Return the number of heads to process concurrently: as many as fit in 8 MiB of L2, but at least 1.
 
-    This is the number of heads that fit in 8 MiB of L2, but at least 1. Each head counts twice, because two tensors
-    like X are read, such as K and V.
+    Each head counts twice, because the kernel reads two tensors of X's size (for example, K and V).
     """
     _, _, N, d = shape(X)
     return max(1, 8 * MiB // (2 * max(1, N) * d * X.element_size()))
@@ -180,7 +178,7 @@ def l2_group(X: torch.Tensor) -> int:
 
 @functools.cache
 def sm_count(device: torch.device) -> int:
-    """Return the number of SMs of the GPU, or 132 (as on an H100) if `device` is not a GPU."""
+    """Return the GPU's number of SMs, or 132 (as on an H100) if `device` is not a GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 

@@ -2,15 +2,15 @@
 
 At every launch, Triton's own Python code examines all arguments again, asks the driver about every pointer and encodes
 every tensor descriptor. With four descriptors, this takes 14 µs. This module records, once, the arguments that Triton
-passes to the driver, and later launches replace only the addresses. If this is not possible, Triton's own call is used,
+passes to the driver, and later launches replace only the addresses. If that is impossible, Triton's own call is used,
 which gives the same results but is slower.
 
-The module relies on internals that Triton 3.6 to 3.9 have in common. triton_versions.py lists them. The
-`run` of a compiled kernel is a callable object that receives the grid, the stream, the function, packed metadata,
-launch metadata, two hooks and the kernel's arguments, and passes them to its `launch`, the driver's C function. For
-kernels with descriptors, `launch` is a Python wrapper around the C function. The wrapper replaces each descriptor by
-(the encoded TMA descriptor, *shape, *strides). The order of the arguments of `launch` differs between versions, so it
-is determined by recording a call.
+The module relies on internals that Triton 3.6 to 3.9 have in common (triton_versions.py lists them). A compiled
+kernel's `run` is a callable object that receives the grid, the stream, the function, packed metadata, launch metadata,
+two hooks and the kernel's arguments, and passes them to its `launch`, the driver's C function. For kernels with
+descriptors, `launch` is a Python wrapper around the C function. The wrapper replaces each descriptor by (the encoded
+TMA descriptor, *shape, *strides). The order of `launch`'s arguments differs between versions, so it is found by
+recording a call.
 """
 
 import copy
@@ -44,21 +44,21 @@ class Relaunch:
     def __init__(
         self, compiled: Any, grid: Any, stream: Any, arguments: Any, n_descriptors: int, n_pointers: int
     ) -> None:
-        self.compiled = compiled  # while it lives, the GPU keeps its code
+        self.compiled = compiled  # keeps the kernel's code on the GPU
         arguments = [*arguments, *[None] * (len(compiled.src.fn.arg_names) - len(arguments))]
         launch_args = recorded_launch_args(compiled, stream, arguments)
         self.args_in_list = are_same_objects(launch_args[-1], arguments)  # since Triton 3.7
         base, kernel_args = launch_args[: -len(arguments)], launch_args[-len(arguments) :]
         if self.args_in_list:
             base, kernel_args = launch_args[:-1], launch_args[-1]
-        scratch = compiled.metadata.global_scratch_size + compiled.metadata.profile_scratch_size  # of this launch alone
+        scratch = compiled.metadata.global_scratch_size + compiled.metadata.profile_scratch_size  # for one launch
         if scratch or not are_same_objects(kernel_args, arguments) or base[:4] != [*EMPTY_GRID, stream]:
             raise ValueError("an unknown order of arguments")
         self.hooks = [x for x in base if type(x).__name__ == "HookChain"]
         self.base = [*grid, *(None if type(x).__name__ == "HookChain" else x for x in base[3:])]
         self.meta = [*compiled.metadata.tensordesc_meta] if n_descriptors else []
         self.encoders = [*map(descriptor_encoder, kernel_args[:n_descriptors], self.meta)]
-        # Tuples become plain, and no tensor is kept alive.
+        # Plain tuples are unpacked faster. None of these arguments is a tensor, so no tensor is kept alive.
         self.rest = [*map(as_plain_tuples, kernel_args[n_descriptors + n_pointers :])]
         self.launcher = compiled.run.launch
         if n_descriptors:
@@ -72,8 +72,7 @@ class Relaunch:
     def with_arguments(self, grid: Any, descriptors: Any, rest: Any) -> "Relaunch":
         """Return a copy of this launch with a new grid, new `descriptors` and other new arguments (`rest`).
 
-        The new arguments must lead to the same compiled kernel, that is, Launch.compile_key() must be equal for both
-        launches.
+        The new arguments must lead to the same compiled kernel: both launches must have the same Launch.compile_key().
         """
         copied = copy.copy(self)
         copied.base = [*grid, *self.base[3:]]
@@ -110,15 +109,15 @@ class Relaunch:
 
 
 def specialization_key(kernel: Any, arguments: dict[str, Any]) -> tuple:
-    """Return, for each argument of a launch, the properties that affect the compiled kernel.
+    """Return the properties of each launch argument that affect the compiled kernel.
 
-    For a constant, this is its value. For an integer, it is the width and, if the kernel is specialized on the integer,
-    whether the integer is 1 and whether 16 divides it.
+    For a constant, this is its value. For an integer, it is its width and, if the kernel is specialized on it, whether
+    it is 1 and whether 16 divides it.
     """
     try:
         parameters = trailing_parameters(kernel, len(arguments))
     except AttributeError:
-        return (object(),)  # Triton's internals have changed: a new object equals no other key, so nothing is reused
+        return (object(),)  # Triton's internals have changed: a new object differs from every key, so nothing is reused
     return tuple([specialization(arguments[name], constant, special) for name, constant, special in parameters])
 
 
@@ -131,7 +130,7 @@ def trailing_parameters(kernel: Any, count: int) -> list[tuple[str, bool, bool]]
 def specialization(x: Any, constant: bool, specialized: bool) -> Any:
     """Return the properties of the argument x that affect the compiled kernel.
 
-    For a constant, they are its type and value. `specialized` is whether the kernel is specialized on the value of x.
+    For a constant, these are its type and value. `specialized` tells whether the kernel is specialized on x's value.
     """
     kind: Any = type(x)
     if kind is constexpr:
@@ -149,7 +148,7 @@ def specialization(x: Any, constant: bool, specialized: bool) -> Any:
 def recorded_launch_args(compiled: Any, stream: Any, arguments: list) -> list:
     """Return the arguments that Triton would pass to its `launch`, recorded by a copy of `run`.
 
-    The recording uses an empty grid, so that no program runs even if a later Triton calls its driver in another way.
+    The recording uses an empty grid, so no program runs even if a later Triton calls its driver in another way.
     """
     run, launch_args = copy.copy(compiled.run), []
     run.launch = lambda *everything: launch_args.extend(everything)
@@ -159,19 +158,19 @@ def recorded_launch_args(compiled: Any, stream: Any, arguments: list) -> list:
 
 
 def are_same_objects(values: Any, arguments: Any) -> bool:
-    """Return whether `values` consists of the very objects in `arguments`, in the same order."""
+    """Return whether `values` holds the very same objects as `arguments`, in the same order."""
     return isinstance(values, (list, tuple)) and len(values) == len(arguments) and all(map(is_, values, arguments))
 
 
 def as_plain_tuples(x: Any) -> Any:
-    """Return x with all of its tuples, even nested ones, as plain tuples, which are unpacked three times as fast."""
+    """Return x with all tuples, even nested ones, replaced by plain tuples, which unpack three times as fast."""
     return tuple([as_plain_tuples(y) if isinstance(y, tuple) else y for y in x]) if isinstance(x, tuple) else x
 
 
 def unwrapped_launcher(launch: Any, launch_args: list) -> tuple[Any, list]:
     """Return the driver's C function that the Python function `launch` calls, and the arguments that it would receive.
 
-    The arguments are recorded by a copy of `launch` in which another function replaces the C function.
+    The arguments are recorded by a copy of `launch` that calls another function instead of the C function.
     """
     driver_args: list = []
     cells = dict(zip(launch.__code__.co_freevars, launch.__closure__, strict=True))

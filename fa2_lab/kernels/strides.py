@@ -1,4 +1,4 @@
-"""Copies of tensors whose strides the kernels do not take, and new tensors with the strides of others."""
+"""Copies of tensors whose strides the kernels do not accept, and new tensors with other tensors' strides."""
 
 from typing import Any
 
@@ -11,19 +11,19 @@ def needs_copy(x: Tensor | None) -> bool:
     if x is None:
         return False
     strided = x.stride(-1) != 1 and x.shape[-1] > 1
-    return strided or (not torch.compiler.is_compiling() and x.is_neg())  # torch.compile negates before
+    return strided or (not torch.compiler.is_compiling() and x.is_neg())  # torch.compile has already negated x
 
 
 def rows_contiguous(x: Any) -> Any:
-    """Return x, or a copy with contiguous rows if x needs one, as needs_copy() tells.
+    """Return x, or a copy with contiguous rows if needs_copy() says that x needs one.
 
-    The copy is made by clone(), because contiguous() would not change a tensor without elements.
+    clone() makes the copy, because contiguous() would leave a tensor without elements unchanged.
     """
     return x.clone(memory_format=torch.contiguous_format) if x is not None and needs_copy(x) else x
 
 
 def contiguous_like(x: Tensor, device: str | None = None) -> Tensor:
-    """Return a new tensor with the shape and the dimension order in memory of x, as torch's own operators do.
+    """Return a new tensor with x's shape and x's dimension order in memory, as torch's own operators do.
 
     Its rows are always contiguous, and no two of its elements share memory, even if elements of x do. On the device
     "meta", it has a shape and strides, but no memory.
@@ -35,10 +35,10 @@ def contiguous_like(x: Tensor, device: str | None = None) -> Tensor:
 
 
 def layout_of_result(x: Tensor) -> Tensor:
-    """Return a tensor with the shape and strides of contiguous_like(x), of which nothing else may be used.
+    """Return a tensor with the shape and strides of contiguous_like(x). Use nothing else of it.
 
-    A tensor without gaps has them itself, in (batch, heads, N, d) as well as in (batch, N, heads, d). For all others, a
-    tensor on the device "meta" is made, which takes torch a tenth of a millisecond.
+    If x has no gaps, in (batch, heads, N, d) or in (batch, N, heads, d) order, x itself is returned. Otherwise, it is a
+    tensor on the device "meta", which torch takes a tenth of a millisecond to make.
     """
     if x.is_contiguous() or (x.dim() == 4 and x.transpose(1, 2).is_contiguous()):
         return x

@@ -1,11 +1,11 @@
 """Block sizes, warps and stages of the portable kernels, for each chip family and each d.
 
 There are three kernels: "forward", and in the backward pass "dkdv" (dK, dV) and "dq" (dQ). The entries for Hopper
-were measured on an H200. The others were chosen by compiling: without a bias, they fit the shared memory of the chip
-and spill no register, as tests/heart/test_compile.py checks. If several entries for 8.x at d = 64 or 128 passed this
-check, they were compared by running the A100's code on an H200. Three entries do spill: the backward of Hopper at
-d = 256, fp32 at d = 256, and, outside its loops, the forward of Hopper at d ≤ 64 without a mask. `fa2-lab tune`
-measures other entries on your GPU, and prints those that are faster in the form of these tables.
+were measured on an H200. The others were chosen by compiling: without a bias, they fit in the chip's shared memory and
+spill no registers, as tests/heart/test_compile.py checks. If several entries for 8.x at d = 64 or 128 passed this
+check, they were compared by running the A100's code on an H200. Three entries do spill: Hopper's backward at d = 256,
+fp32 at d = 256, and, outside its loops, Hopper's forward at d ≤ 64 without a mask. `fa2-lab tune` measures other
+entries on your GPU, and prints the faster ones in the form of these tables.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from fa2_lab.kernels.triton_versions import by_triton, driver
 
 @dataclass(frozen=True)
 class KernelConfig:
-    """An entry of the tables: the tile size B_r × B_c, the number of warps, and the number of pipeline stages.
+    """A table entry: the tile size B_r × B_c, the number of warps, and the number of pipeline stages.
 
     Other kernels call B_r and B_c BLOCK_M and BLOCK_N.
     """
@@ -30,33 +30,33 @@ class KernelConfig:
     B_c: int
     warps: int
     stages: int
-    registers: int | None = None  # the limit per thread, an option of NVIDIA's compiler alone
-    low_reg_schedule: bool = False  # whether the compiler must do with fewer registers than it would
-    d_pad: int = 0  # d as the tensor cores take it
-    upcast: bool = False  # whether tiles become fp32 before they are multiplied
+    registers: int | None = None  # the limit per thread, which only NVIDIA's compiler takes
+    low_reg_schedule: bool = False  # whether the compiler must use fewer registers than it otherwise would
+    d_pad: int = 0  # d, padded for the tensor cores
+    upcast: bool = False  # whether tiles are converted to fp32 before a matmul
 
     def compiler_options(self) -> dict:
-        """Return the options of Triton's compiler: warps, stages and, if set, the register limit per thread."""
+        """Return the options for Triton's compiler: warps, stages and, if set, the register limit per thread."""
         limit = {} if self.registers is None else dict(maxnreg=self.registers)
         schedule = LOW_REG_SCHEDULE if self.low_reg_schedule else {}
         return dict(num_warps=self.warps, num_stages=self.stages) | limit | schedule
 
     def constants(self, Q: torch.Tensor) -> PortableConstants:
-        """Return the compile-time constants of a kernel for tensors like Q."""
+        """Return a kernel's compile-time constants for tensors like Q."""
         o_chunk = min(self.d_pad, self.B_r) if splits_head_dim(Q) else self.d_pad
         numbers = self.B_r, self.B_c, Q.shape[-1], self.d_pad, o_chunk, self.upcast
         return PortableConstants(*map(triton.language.constexpr, numbers))
 
 
 USE_LOW_REG = by_triton({"3.6": False, "3.9": True})  # 3.9 keeps more addresses in registers, and can spill some
-LOW_REG_SCHEDULE = dict(sched4reg=True)  # since Triton 3.9: an order of instructions that needs fewer
+LOW_REG_SCHEDULE = dict(sched4reg=True)  # since Triton 3.9: an instruction order that needs fewer registers
 
 # {kernel: {d_pad: (B_r, B_c, warps, stages[, registers[, low_reg_schedule]])}}; a pair is (full, causal)
 HOPPER = dict(
     forward={
         16: (64, 64, 4, 3),
         32: (64, 64, 4, 3),
-        # with 128 registers four programs fit on an SM, with 132 three: 10% slower
+        # with 128 registers, four programs fit on an SM; with 132, only three, which is 10% slower
         64: (64, 64, 4, 3, 128, USE_LOW_REG),
         128: (64, 64, 4, 3),
         256: (128, 32, 8, 2, None, USE_LOW_REG),
@@ -78,19 +78,19 @@ HOPPER = dict(
         256: (64, 32, 4, 2),
     },
 )
-ADA = dict[str, dict](  # sm_86 and sm_89: everything fits into their 99 KiB
+ADA = dict[str, dict](  # sm_86 and sm_89: everything fits in their 99 KiB
     forward={16: (128, 64, 4, 2), 32: (128, 64, 4, 2), 64: (128, 32, 4, 2), 128: (64, 64, 4, 2), 256: (64, 16, 4, 2)},
-    # at 256, ptxas limits itself to 168 registers for sm_80 and spills 2, unless a number is given
+    # at 256, unless a limit is given, ptxas uses at most 168 registers for sm_80 and spills 2
     dkdv={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (64, 32, 4, 2), 128: (64, 64, 8, 2), 256: (32, 16, 4, 2, 255)},
     dq={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
 )
 AMPERE = dict(  # sm_80; compared with FlashAttention-2's own kernels, both as sm_80 code on an H200
     forward=ADA["forward"] | {64: (128, 64, 4, 2, None, USE_LOW_REG)},
-    dkdv=ADA["dkdv"] | {64: (32, 64, 4, 2), 128: (32, 32, 4, 2)},  # at 128, all that are faster spill at some d
+    dkdv=ADA["dkdv"] | {64: (32, 64, 4, 2), 128: (32, 32, 4, 2)},  # at 128, all faster entries spill at some d
     dq=ADA["dq"],
 )
 BLACKWELL = dict(  # sm_100 and sm_120, the latter with 99 KiB
-    # at 64, ptxas limits itself to 128 registers for sm_100 and spills 4, unless a number is given
+    # at 64, unless a limit is given, ptxas uses at most 128 registers for sm_100 and spills 4
     forward=ADA["forward"] | {64: (128, 64, 8, 2, 168), 128: (128, 32, 8, 2)},
     dkdv=ADA["dkdv"],
     dq=ADA["dq"] | {128: (64, 64, 8, 2)},
@@ -100,7 +100,7 @@ CDNA = dict(  # AMD's MI300 family: 64 KiB
     dkdv={16: (64, 64, 4, 1), 32: (64, 64, 4, 1), 64: (32, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 4, 1)},
     dq={16: (64, 64, 4, 1), 32: (64, 64, 4, 1), 64: (64, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 4, 1)},
 )
-FP32 = dict(  # no tensor cores: products of single numbers, held in registers
+FP32 = dict(  # no tensor cores: FMAs on numbers in registers
     forward={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (32, 32, 4, 1), 128: (32, 16, 4, 1), 256: (32, 16, 4, 1)},
     dkdv={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (16, 32, 4, 1), 128: (16, 16, 8, 1), 256: (16, 16, 8, 1)},
     dq={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (32, 32, 4, 1), 128: (32, 16, 4, 1), 256: (16, 16, 4, 1)},
@@ -109,7 +109,7 @@ INTERPRETED = dict(forward=(32, 64, 1, 1), dkdv=(64, 32, 1, 1), dq=(32, 64, 1, 1
 
 
 def chip_tables() -> dict:
-    """Return the tables of the chip family for which Triton compiles: the current GPU's, or TRITON_OVERRIDE_ARCH's."""
+    """Return the tables for the chip family that Triton compiles for: the current GPU's, or TRITON_OVERRIDE_ARCH's."""
     target, override = driver.active.get_current_target(), triton.knobs.runtime.override_arch
     if target.backend == "hip":
         return CDNA
@@ -120,12 +120,12 @@ def chip_tables() -> dict:
 
 
 def splits_head_dim(Q: torch.Tensor) -> bool:
-    """Return whether O is computed in pieces of d that are no wider than B_r.
+    """Return whether O is computed in pieces of at most B_r columns.
 
     If several matmuls are chained, the last one decides how the warps share a tile. If its tile has at least as many
-    rows as columns, each warp gets whole rows of S. Otherwise, each warp gets some columns of all rows, and then P and
-    the maximum and sum of each row have to be exchanged through shared memory. Hopper's wgmma and AMD's compiler always
-    give whole rows to a warp, so O is not computed in pieces on these GPUs.
+    rows as columns, each warp gets whole rows of S. Otherwise, each warp gets some columns of all rows, so P and each
+    row's maximum and sum have to be exchanged through shared memory. Hopper's wgmma and AMD's compiler always give
+    whole rows to a warp, so O is not computed in pieces on these GPUs.
     """
     return Q.dtype != torch.float32 and not interpreter.is_enabled() and chip_tables() in (AMPERE, ADA, BLACKWELL)
 
@@ -146,7 +146,7 @@ def needs_upcast(Q: torch.Tensor) -> bool:
 
 
 def choose_config(kernel: str, Q: torch.Tensor, causal: bool) -> KernelConfig:
-    """Return the block sizes of one kernel ("forward", "dkdv" or "dq") for tensors like Q on this GPU."""
+    """Return the KernelConfig of one kernel ("forward", "dkdv" or "dq") for tensors like Q on this GPU."""
     fixed: dict[str, Any] = dict(d_pad=padded_head_dim(Q.shape[-1]), upcast=needs_upcast(Q))
     if interpreter.is_enabled():
         return KernelConfig(*INTERPRETED[kernel], **fixed)

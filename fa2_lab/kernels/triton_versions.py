@@ -1,17 +1,17 @@
 """The differences between Triton's versions, and the internals of Triton that the project uses.
 
-The kernels use the API names of the newest Triton, and add_newest_names() makes these names available in older
-versions. by_triton() selects values that depend on the version, such as tile sizes. Internal names, which begin with an
+The kernels use the newest Triton's API names, and add_newest_names() makes these names available in older versions.
+by_triton() selects values that depend on the version, such as tile sizes. Internal names, which begin with an
 underscore or belong to triton.runtime, are used only in this file and in relaunch.py. Other files import `driver` and
-`relaunch` from this file. If a later Triton lacks one of the following internal names, a launch is slower, or the
+`relaunch` from this file. If a later Triton lacks one of the following internal names, launches are slower, or the
 portable kernels run instead.
 
-- runtime.driver.active is the GPU and its stream, where offline.py puts a GPU that is not present;
-- runtime.interpreter, such as _patch_lang, is what speed_up_interpreter() replaces;
-- CompiledKernel.run and CudaLauncher.launch are what relaunch.py calls;
-- CompiledKernel.metadata and .packed_metadata are what reserve_shared_memory() changes;
+- runtime.driver.active holds the GPU and its stream, where offline.py puts a GPU that is not present;
+- runtime.interpreter has the functions, such as _patch_lang, that speed_up_interpreter() replaces;
+- CompiledKernel.run and CudaLauncher.launch are called by relaunch.py;
+- CompiledKernel.metadata and .packed_metadata are changed by reserve_shared_memory();
 - language.core._aggregate and builder.create_async_tma_reduce (until 3.7) and shared_memory_descriptor._reinterpret
-  (until 3.8) are what add_newest_names() makes public.
+  (until 3.8) are made public by add_newest_names().
 """
 
 import os
@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import cache, wraps
 from typing import Any
 
-with suppress(ImportError):  # without Triton, TESTED can be read all the same
+with suppress(ImportError):  # TESTED can be read even without Triton
     import triton
     from triton.runtime import driver as driver
 
@@ -39,14 +39,14 @@ def major_minor(version: str) -> tuple[int, ...]:
 def by_triton(entries: dict[str, Any]) -> Any:
     """Return the entry for the installed version of Triton.
 
-    Each entry is valid from its version up to, but not including, the version of the next entry.
+    Each entry is valid from its own version up to, but not including, the next entry's version.
     """
     installed = major_minor(triton.__version__)
     return entries[max((version for version in entries if major_minor(version) <= installed), key=major_minor)]
 
 
 def version_conflict(triton: str, numpy: str, interpreted: bool = True) -> str:
-    """Return what to install if these versions of Triton and NumPy do not work together, or "" if they do.
+    """Return which packages to install if these versions of Triton and NumPy do not work together, or "" if they do.
 
     `interpreted` tells whether Triton's interpreter runs the kernels.
     """
@@ -62,7 +62,7 @@ def version_conflict(triton: str, numpy: str, interpreted: bool = True) -> str:
 def check_and_patch() -> None:
     """Raise an error if Triton is too old, and speed up Triton's interpreter.
 
-    This function must be called before a kernel is imported.
+    Call this before importing a kernel.
     """
     if conflict := version_conflict(triton.__version__, numpy="", interpreted=False):
         raise RuntimeError(f"fa2_lab: {conflict}; backend='reference' runs everywhere")
@@ -74,9 +74,9 @@ def check_and_patch() -> None:
 
 @cache
 def add_newest_names() -> None:
-    """Make the API names of the newest Triton available in an older installed version.
+    """Make the newest Triton's API names available in an older installed version.
 
-    Call this function before the first Gluon kernel is imported.
+    Call this before importing the first Gluon kernel.
     """
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import tma
@@ -97,9 +97,9 @@ def add_newest_names() -> None:
 
 
 def atomic_add() -> Any:
-    """Return a replacement for tma.async_atomic_add, which Triton does not have before version 3.8.
+    """Return a replacement for tma.async_atomic_add, which Triton lacks before version 3.8.
 
-    The function uses TMA to add a tile in shared memory to a tensor in HBM.
+    The replacement uses TMA to add a tile in shared memory to a tensor in HBM.
     """
     from triton._C.libtriton import ir
     from triton.experimental.gluon.language._core import builtin
@@ -114,7 +114,7 @@ def atomic_add() -> Any:
 
 
 def aggregate(cls: Any) -> Any:
-    """Turn the class `cls` into an aggregate. This function replaces triton.aggregate before Triton 3.8.
+    """Turn the class `cls` into an aggregate, as triton.aggregate does in Triton 3.8 and later.
 
     An aggregate is a class whose annotated fields are passed to kernel functions as a single argument.
     """
@@ -125,15 +125,15 @@ def aggregate(cls: Any) -> Any:
         for (name, annotation), value in zip(fields.items(), values, strict=True):
             setattr(self, name, constexpr(value) if annotation is constexpr else value)
 
-    vars(__init__)["__triton_builtin__"] = True  # Triton must not look in it for code to compile
+    vars(__init__)["__triton_builtin__"] = True  # keeps Triton from compiling its code
     cls.__init__ = __init__
     return triton.language.core._aggregate(cls)
 
 
 def reserve_shared_memory(kernel: Any, least_bytes: int) -> None:
-    """Make a compiled kernel request at least `least_bytes` bytes of shared memory, which may be more than it needs.
+    """Make a compiled kernel request at least `least_bytes` bytes of shared memory, even if it needs fewer.
 
-    This function must be called before the first launch of the kernel.
+    Call this before the kernel's first launch.
     """
     metadata = kernel.metadata._replace(shared=max(kernel.metadata.shared, least_bytes))
     kernel.metadata, kernel.packed_metadata = metadata, (metadata.num_warps, metadata.num_ctas, metadata.shared)
@@ -144,12 +144,12 @@ def reserve_shared_memory(kernel: Any, least_bytes: int) -> None:
 
 @cache
 def speed_up_interpreter() -> None:
-    """Make Triton's interpreter skip three steps that change no result, so that it is almost three times as fast.
+    """Make Triton's interpreter skip three steps that change no result, which makes it almost three times as fast.
 
-    To run a kernel, the interpreter replaces the functions of triton.language by its own functions and restores them at
-    the end. It does both again for every function that the kernel calls, although once is enough. It also computes each
-    sum of integers twice to detect an overflow. This check is skipped only if `debug` is off. Finally, it makes a table
-    of all types whenever it needs the NumPy dtype of one of them, although the dtype is always the same.
+    To run a kernel, the interpreter replaces the functions of triton.language by its own, and restores them at the end.
+    It does both again for every function that the kernel calls, although once is enough. It also computes each sum of
+    integers twice to detect an overflow. This check is skipped only if `debug` is off. Finally, whenever it needs a
+    type's NumPy dtype, it builds a table of all types, although the dtype is always the same.
 
     Nothing happens if the interpreter is off, or if Triton's internal names have changed.
     """
@@ -165,14 +165,14 @@ def speed_up_interpreter() -> None:
 
         @wraps(replace_all)
         def replace_once(function: Any) -> Any:
-            """Replace Triton's functions if no caller of `function` has done so. Return what restores them."""
+            """Replace Triton's functions, unless a caller of `function` has. Return an object that restores them."""
             seen = [module for module in modules if any(x is module for x in function.__globals__.values())]
-            first = not seen or any(is_builtin(module.load) for module in seen)  # Triton's own `load` is there still
+            first = not seen or any(is_builtin(module.load) for module in seen)  # if `load` is still Triton's own
             return replace_all(function) if first else nothing()
 
         @wraps(numpy_dtype)
         def numpy_dtype_once(dtype: Any) -> Any:
-            """Return the NumPy dtype of the elements of a Triton type."""
+            """Return the NumPy dtype of a Triton type's elements."""
             name = dtype.scalar.name
             if name not in known:
                 known[name] = numpy_dtype(dtype)

@@ -4,7 +4,7 @@ Names in capital letters are pointers into HBM, and lower-case names are values 
 and B_c columns (BLOCK_M and BLOCK_N in other kernels). d_pad is d rounded up to a power of two, and to at least 16, as
 tensor cores require. `n` is the number of rows that exist, `stride` is the distance between rows in elements, and
 `length` is the number of real keys. Functions with RAGGED compare row indices with n only if RAGGED is true, because
-the caller may know that all rows of the tile exist. Ranges are half-open, as in Python.
+the caller may know that all of the tile's rows exist. Ranges are half-open, as in Python.
 """
 
 from typing import NamedTuple
@@ -14,25 +14,25 @@ import triton.language as tl
 
 
 class PortableConstants(NamedTuple):
-    """The compile-time constants of a portable kernel."""
+    """A portable kernel's compile-time constants."""
 
     B_r: tl.constexpr
     B_c: tl.constexpr
     d: tl.constexpr
     d_pad: tl.constexpr
-    o_chunk: tl.constexpr  # columns of O that one product makes
-    upcast: tl.constexpr  # whether tiles become fp32 before they are multiplied: bf16 in Triton's interpreter
+    o_chunk: tl.constexpr  # columns of O that one matmul computes
+    upcast: tl.constexpr  # whether tiles are converted to fp32 before a matmul: bf16 in Triton's interpreter
 
 
 class Head(NamedTuple):
-    """A head of a tensor: a pointer to its row 0, and the distance between its rows in elements."""
+    """One head of a tensor: a pointer to its row 0, and the distance between its rows in elements."""
 
     ptr: tl.tensor
     stride: tl.tensor
 
 
 class DropoutRule(NamedTuple):
-    """The constants of dropout. An entry whose random 32-bit word is below `threshold` is dropped, others are rescaled.
+    """Dropout's constants. An entry whose random 32-bit word is below `threshold` is dropped; others are rescaled.
 
     `threshold` is p · 2³² for the dropout probability p, and `rescale` is 1 / (1 − p).
     """
@@ -42,7 +42,7 @@ class DropoutRule(NamedTuple):
 
 
 class DropoutKey(NamedTuple):
-    """The values that, together with a row and a column, decide which entries of P are dropped in a head."""
+    """The values that decide, together with a row and a column, whether that entry of P is dropped."""
 
     seed: tl.tensor  # pointer
     rule: DropoutRule
@@ -53,8 +53,8 @@ class DropoutKey(NamedTuple):
 class ColSpan(NamedTuple):
     """The columns that a row block has to process: first:stop + skip_cols without skip_at:skip_at + skip_cols.
 
-    A loop runs over first:stop in steps of B_c. From skip_at on, its tiles start skip_cols further right. The loop with
-    masks thus jumps over the FULL tiles between the two edges of a window. Without such a gap, skip_cols is 0.
+    A loop runs over first:stop in steps of B_c. At and after skip_at, its tiles start skip_cols further right, so that
+    the loop with masks jumps over the FULL tiles between a window's two edges. Without such a gap, skip_cols is 0.
     """
 
     first: tl.tensor
@@ -64,7 +64,7 @@ class ColSpan(NamedTuple):
 
 
 class RowSpan(NamedTuple):
-    """A range of the rows that a column block has to process: first:stop, then second:second_stop."""
+    """Rows that a column block has to process: first:stop, then second:second_stop."""
 
     first: tl.tensor
     stop: tl.tensor
@@ -81,7 +81,7 @@ class KeyBounds(NamedTuple):
 
 @triton.jit
 def block_coord(t, T, batch_heads, l2_group):
-    """Return the index of the t-th block within its head, and the index of the head. Each head has T blocks.
+    """Return the t-th block's index within its head, and the index of the head. Each head has T blocks.
 
     `l2_group` heads are processed concurrently, so that their K and V stay in L2. Within such a group of heads, block 0
     of every head comes before block 1 of any head.
@@ -94,7 +94,7 @@ def block_coord(t, T, batch_heads, l2_group):
 
 @triton.jit
 def aligned_strides(strides):
-    """Return the strides from launch.all_strides() in a form that tells the compiler whether 8 divides all of them."""
+    """Return the strides from launch.all_strides(), written so that the compiler knows if 8 divides all of them."""
     strides, MULTIPLES_OF_8 = strides
     if MULTIPLES_OF_8:
         strides = [[n // 8 * 8 for n in strides_of_one] for strides_of_one in strides]
@@ -103,7 +103,7 @@ def aligned_strides(strides):
 
 @triton.jit
 def head_ptr(X, strides, batch, head):
-    """Return a pointer to row 0 of a head of the tensor X.
+    """Return a pointer to row 0 of one of X's heads.
 
     The offset is computed in 64 bits, because a tensor may have more than 2³¹ elements.
     """
@@ -112,13 +112,13 @@ def head_ptr(X, strides, batch, head):
 
 @triton.jit
 def head_view(X, strides, batch, head):
-    """Return the given head of the tensor X as a Head."""
+    """Return one of X's heads as a Head."""
     return Head(head_ptr(X, strides, batch, head), strides[2])
 
 
 @triton.jit
 def load_tile(X, first, n, const, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
-    """Load rows first:first + B of the Head X with load_rows(), with the constants d, d_pad and upcast of `const`."""
+    """Load rows first:first + B of the Head X, using load_rows() with the d, d_pad and upcast of `const`."""
     return load_rows(X.ptr, first, X.stride, n, B, const.d, const.d_pad, RAGGED, const.upcast, row_begin)
 
 
@@ -131,7 +131,7 @@ def load_columns(X, c, first, n, const, B: tl.constexpr, RAGGED: tl.constexpr, r
 
 @triton.jit
 def row_pointers(X, first, stride, B: tl.constexpr, d_pad: tl.constexpr):
-    """Return pointers (B, d_pad) to the elements of rows first:first + B of a head. X points to its row 0."""
+    """Return pointers (B, d_pad) to rows first:first + B of a head. X points to the head's row 0."""
     row = tl.cast(tl.arange(0, B), tl.int64)[:, None]
     return X + tl.cast(first, tl.int64) * stride + (row * stride + tl.arange(0, d_pad)[None, :])
 
@@ -139,10 +139,10 @@ def row_pointers(X, first, stride, B: tl.constexpr, d_pad: tl.constexpr):
 @triton.jit
 def load_rows(X, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, RAGGED: tl.constexpr,
               UPCAST: tl.constexpr, row_begin=None):  # fmt: skip
-    """Load rows first:first + B of a head as a tile (B, d_pad). X points to its row 0.
+    """Load rows first:first + B of a head as a tile (B, d_pad). X points to the head's row 0.
 
-    With RAGGED, rows from n on become zeros and are not read. If `row_begin` is given, the same is true of rows before
-    it. With UPCAST, the tile is converted to fp32.
+    With RAGGED, rows at or beyond n become zeros and are not read. If `row_begin` is given, so do the rows before it.
+    With UPCAST, the tile is converted to fp32.
     """
     at = row_pointers(X, first, stride, B, d_pad)
     row = first + tl.arange(0, B)
@@ -160,22 +160,22 @@ def load_rows(X, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.c
 
 @triton.jit
 def store_rows(X, x, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr):
-    """Write x (B, d_pad) to rows first:first + B of a head, except to rows from n on, which do not exist."""
+    """Write x (B, d_pad) to rows first:first + B of a head. Rows at or beyond n do not exist and are skipped."""
     real = (first + tl.arange(0, B) < n)[:, None] & (tl.arange(0, d_pad) < d)[None, :]
     tl.store(row_pointers(X, first, stride, B, d_pad), x.to(X.dtype.element_ty), mask=real)
 
 
 @triton.jit
 def sequence_start(cu_seqlens, b, n):
-    """Return the first row of packed sequence b: 0 if b is 0, and otherwise cu_seqlens[b], clamped to 0 … n."""
+    """Return packed sequence b's first row: 0 if b is 0, and otherwise cu_seqlens[b], clamped to 0 … n."""
     return tl.where(b == 0, 0, tl.minimum(tl.maximum(tl.load(cu_seqlens + b), 0), n))
 
 
 @triton.jit
 def sequence_rows(cu_seqlens, b, n, sequences):
-    """Return the first row of packed sequence b, and its number of rows.
+    """Return packed sequence b's first row and its number of rows.
 
-    If b equals `sequences`, the result describes the rows after the last sequence. `n` is the number of all rows.
+    If b equals `sequences`, the result describes the rows after the last sequence. `n` is the total number of rows.
     """
     first = sequence_start(cu_seqlens, b, n)
     end = tl.where(b < sequences, sequence_start(cu_seqlens, tl.minimum(b + 1, sequences), n), n)
@@ -189,18 +189,18 @@ def packed_block(t, cu_seqlens, n, other_cu_seqlens, n_other, sequences, B: tl.c
     The first tensor has n rows, is cut into blocks of B rows, and has the cumulative lengths `cu_seqlens`. The other
     tensor has n_other rows and the cumulative lengths `other_cu_seqlens`. The five values are:
 
-    1. the index of the block in its sequence
+    1. the block's index in its sequence
     2. the sequence's first row in the first tensor
     3. the sequence's number of rows in the first tensor
     4. the sequence's first row in the other tensor
     5. the sequence's number of rows in the other tensor
 
     Sequence b begins with block cu_seqlens[b] // B + b, so it has exactly as many blocks as it needs, or one more. For
-    a block without rows, or with rows outside all sequences, the number of rows in the other tensor is returned as 0.
+    a block without rows, or with rows outside all sequences, the fifth value is 0.
     """
     b = 0 * t
     high = b + sequences + 1
-    while high - b > 1:  # sequence b begins at or before block t, and sequence `high` after it
+    while high - b > 1:  # binary search: sequence b begins at or before block t, and sequence `high` after it
         middle = (b + high) // 2
         starts_by_t = sequence_start(cu_seqlens, middle, n) // B + middle <= t
         b = tl.where(starts_by_t, middle, b)
@@ -213,7 +213,7 @@ def packed_block(t, cu_seqlens, n, other_cu_seqlens, n_other, sequences, B: tl.c
 
 @triton.jit
 def block_count(n, sequences, B: tl.constexpr):
-    """Return the number of blocks of B rows that cover n rows. For packed sequences, this number is an upper bound."""
+    """Return how many blocks of B rows cover n rows. For packed sequences, this is an upper bound."""
     if sequences is None:
         return tl.cdiv(n, B)
     else:
@@ -222,7 +222,7 @@ def block_count(n, sequences, B: tl.constexpr):
 
 @triton.jit
 def key_length(key_lengths, batch, N_k):
-    """Return the number of real keys of a batch entry, which is N_k if key_lengths is None."""
+    """Return a batch entry's number of real keys, which is N_k if key_lengths is None."""
     if key_lengths is None:
         return N_k
     else:
@@ -231,10 +231,10 @@ def key_length(key_lengths, batch, N_k):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, length, HAS_RIGHT_BOUND: tl.constexpr):
-    """Return the number of keys that a row sees, counted from key 0.
+    """Return how many keys a row sees, counting from key 0.
 
-    With HAS_RIGHT_BOUND, `row` sees the keys up to its diagonal, which ends in the bottom right corner. For a window
-    (left, right), the caller passes row + right. No row sees a key from `length` on.
+    With HAS_RIGHT_BOUND, `row` sees the keys up to the diagonal, which ends at the bottom right corner of S. For a
+    window (left, right), the caller passes row + right. No row sees key `length` or any later key.
     """
     if HAS_RIGHT_BOUND:
         return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), length)
@@ -246,8 +246,8 @@ def keys_seen(row, N_q, N_k, length, HAS_RIGHT_BOUND: tl.constexpr):
 def col_bounds(row, N_q, N_k, length, window):
     """Return (begin, end): the row sees the columns begin:end.
 
-    The bounds (left, right) of a window count from the diagonal of the row, which is column row + N_k − N_q. A bound of
-    None means unbounded.
+    A window's bounds (left, right) count from the row's diagonal, which is column row + N_k − N_q. None means
+    unbounded.
     """
     left, right = window
     begin = 0 * row if left is None else tl.maximum(row + N_k - N_q - left, 0)
@@ -276,10 +276,9 @@ def in_row_bounds(begin, end, row, window):
 
 @triton.jit
 def column_ranges(i, N_q, N_k, length, window, const):
-    """Return two ColSpans, which contain the columns that row block i has to process.
+    """Return the columns that row block i has to process, as two ColSpans.
 
-    The first range contains the tiles that need a mask. The second contains the tiles that all rows of the block see in
-    full.
+    The first holds the tiles that need a mask, and the second those that all of the block's rows see in full.
     """
     first, full = col_bounds(i * const.B_r, N_q, N_k, length, window)
     skip_at, stop = col_bounds(tl.minimum(i * const.B_r + const.B_r, N_q) - 1, N_q, N_k, length, window)
@@ -295,9 +294,9 @@ def column_ranges(i, N_q, N_k, length, window, const):
 
 @triton.jit
 def row_ranges(col, N_q, N_k, length, window, const):
-    """Return two RowSpans, which contain the rows that the column block starting at column `col` has to process.
+    """Return the rows that the column block starting at column `col` has to process, as two RowSpans.
 
-    The first range contains the tiles that need a mask. The second contains the rows that see all columns of the block.
+    The first holds the rows whose tiles need a mask, and the second those that see all of the block's columns.
     """
     left, right = window
     B_r: tl.constexpr = const.B_r
@@ -324,8 +323,8 @@ def row_ranges(col, N_q, N_k, length, window, const):
 def apply_dropout(x, row, col, dropout):
     """Return x with dropped entries set to 0 and all other entries multiplied by 1/(1 − p).
 
-    An entry is dropped if a random word is below the rule's threshold. The word is the first one of Philox with the
-    counter (col, row, head, batch) and the seed as its key. It depends only on the position of the entry, so the
+    An entry is dropped if a random word is below the rule's threshold. The word is the first that Philox returns for
+    the counter (col, row, head, batch), with the seed as its key. It depends only on the entry's position, so the
     backward drops the same entries, whatever the order of its loops.
     """
     zero = 0 * row + 0 * col
@@ -337,8 +336,8 @@ def apply_dropout(x, row, col, dropout):
 def accumulate_dot(acc, a, b):
     """Return acc + a b, where a b is a matmul.
 
-    In fp32, a b is first summed separately, because small terms would be lost in a large accumulator.
+    In fp32, a b is first summed separately, because small terms would otherwise be lost in a large accumulator.
     """
     if a.dtype == tl.float32:
-        return acc + tl.dot(a, b, 0.0 * acc, input_precision="ieee")  # from a plain 0 the compiler would sum into acc
+        return acc + tl.dot(a, b, 0.0 * acc, input_precision="ieee")  # with a plain 0, the compiler would sum into acc
     return tl.dot(a, b, acc)

@@ -7,11 +7,11 @@ Two kernels read the keys, and a third merges the results.
                            and start the next
     merge_partials_kernel  merges the partial results (m, ℓ, o) of each row block whose keys several programs have read
 
-shares.py decides how many programs a row block gets, and plan.py launches the kernels. The query heads of a group are
-rows of the same tile, so that every key is read only once for all of them. With few queries, a K/V head has one row
-block. The cache is either one tensor or a set of pages listed in a block table. Ranges are half-open, as in Python. In
-all functions, `length` is the number of real keys of a sequence, `table` points
-to the block table or is None, and `scratch` points to the partial results.
+shares.py decides how many programs a row block gets, and plan.py launches the kernels. A group's query heads are rows
+of the same tile, so that every key is read only once for all of them. With few queries, a K/V head has one row block.
+The cache is either one tensor or a set of pages listed in a block table. Ranges are half-open, as in Python. In all
+functions, `length` is a sequence's number of real keys, `table` points to the block table or is None, and `scratch`
+points to the partial results.
 """
 
 from typing import NamedTuple
@@ -23,14 +23,14 @@ from fa2_lab.kernels.common.constants import LN2, LOG2E, NEG_INF
 from fa2_lab.kernels.common.softmax import apply_softcap
 from fa2_lab.kernels.common.tile import col_bounds, head_ptr, in_col_bounds, key_length, load_rows
 
-# What the kernels are given -------------------------------------------------------------------------------------
+# Arguments of the kernels -----------------------------------------------------------------------------------------
 
 
 class Strides(NamedTuple):
-    """The strides of Q, K, V and O that the decode kernels receive.
+    """The strides of Q, K, V and O, as passed to the decode kernels.
 
-    For each tensor, they are the strides of batch entries, heads and rows. If the cache is paged, they are the strides
-    of pages, heads and keys for K and V.
+    Each tensor has one stride each for batch entries, heads and rows. With a paged cache, K and V instead have one each
+    for pages, heads and keys.
     """
 
     Q: tuple
@@ -40,44 +40,44 @@ class Strides(NamedTuple):
 
 
 class DecodeConstants(NamedTuple):
-    """The compile-time constants of the decode kernels. Each field is a tl.constexpr."""
+    """The decode kernels' compile-time constants. Each field is a tl.constexpr."""
 
     d: int
-    d_pad: int  # d, rounded up to what tensor cores take
+    d_pad: int  # d, padded for the tensor cores
     B_r: int
     B_c: int
-    page: int  # keys of a page; 0: the cache is not paged
-    masked: bool  # whether scores are compared with the bounds of their rows; not if all rows see all keys
-    late_q: bool  # whether q is converted to the layout of the tensor cores inside the loop, as in stream-K
-    early_merge: bool  # the merge kernel may start before this one has ended (programmatic dependent launch)
-    upcast: bool  # Triton's interpreter multiplies bf16 wrongly: tiles become fp32 first
+    page: int  # keys per page, or 0 if the cache is not paged
+    masked: bool  # whether scores are compared with their rows' bounds, which is needless if all rows see all keys
+    late_q: bool  # whether q is converted to the tensor cores' layout inside the loop, as in stream-K
+    early_merge: bool  # whether the merge kernel may start before this one has ended (programmatic dependent launch)
+    upcast: bool  # whether tiles are converted to fp32, because Triton's interpreter multiplies bf16 wrongly
 
 
 class DecodeSizes(NamedTuple):
-    """The sizes of a call, as arguments of the decode kernels.
+    """A call's sizes, as arguments of the decode kernels.
 
-    Triton compiles a kernel separately for a size that is 1 and for a size that is a multiple of 16.
+    Triton compiles separate kernels for a size of 1 and for a multiple of 16.
     """
 
     H: int  # query heads
     group: int  # query heads that share a K/V head
     N_q: int
-    row_blocks: int  # of a K/V head: its group · N_q rows, by B_r
-    row_blocks_per_sequence: int  # of all its K/V heads
-    R: int  # rows of a partial result
-    pages: int  # of a paged cache
-    table_stride: int  # entries of the block table for each sequence
-    left: int  # columns that a row sees before its diagonal, or None: all
-    right: int  # and after it; the causal mask is 0
+    row_blocks: int  # per K/V head: its group · N_q rows, divided into blocks of B_r
+    row_blocks_per_sequence: int  # over all its K/V heads
+    R: int  # rows per partial result
+    pages: int  # in a paged cache
+    table_stride: int  # block-table entries per sequence
+    left: int  # columns that a row sees before its diagonal; None means all
+    right: int  # and after it; 0 is the causal mask
 
 
-# Triton would compile anew when one of these numbers becomes 1 or divisible by 16. The list works only for plain
-# arguments, so they are in no tuple.
+# Without this list, Triton would recompile whenever one of these numbers becomes 1 or a multiple of 16. The list
+# applies only to plain arguments, so none of them may be packed in a tuple.
 UNSPECIALIZED = ["N_k", "batch", "programs", "share", "splits"]
 
 
 class Strided(NamedTuple):
-    """A pointer to a tensor and the strides of the tensor."""
+    """A pointer to a tensor, and the tensor's strides."""
 
     ptr: tl.tensor
     strides: tuple
@@ -86,7 +86,7 @@ class Strided(NamedTuple):
 class QueryOutput(NamedTuple):
     """The queries and their sinks, together with the tensors to which O and L are written."""
 
-    sinks: tl.tensor  # one for each query head, or None
+    sinks: tl.tensor  # one per query head, or None
     Q: Strided
     O: Strided
     L: tl.tensor
@@ -98,7 +98,7 @@ class KVCache(NamedTuple):
     K: Strided
     V: Strided
     table: tl.tensor
-    pages: tl.tensor  # how many there are
+    pages: tl.tensor  # number of pages
 
 
 class DecodeRowBlock(NamedTuple):
@@ -110,27 +110,27 @@ class DecodeRowBlock(NamedTuple):
     b: tl.tensor
     kv_head: tl.tensor
     i: tl.tensor
-    length: tl.tensor  # keys of the sequence that are real
-    N_k: tl.tensor  # keys up to which the last query sees under a causal mask
+    length: tl.tensor  # real keys in the sequence
+    N_k: tl.tensor  # number of keys that the last query sees under a causal mask
 
 
 class Span(NamedTuple):
     """The keys that a program reads for a row block.
 
-    They consist of the tiles that start at first, first + step, and so on, up to but not including stop.
+    Its tiles start at first, first + step, and so on, up to but not including stop.
     """
 
     first: tl.tensor
     stop: tl.tensor
     step: tl.tensor
-    is_first: tl.tensor  # whether the row block's state begins here: with its sink
-    is_complete: tl.tensor  # whether these are all its tiles, so that nothing is left to merge
+    is_first: tl.tensor  # whether the row block's state begins here, with its sink
+    is_complete: tl.tensor  # whether these are all of its tiles, so that nothing has to be merged
 
 
 class Part(NamedTuple):
-    """The partial result that has the index n in the scratch memory.
+    """The n-th partial result in the scratch memory.
 
-    It contains o, m and ℓ of each row, and two unused elements per row, which keep o aligned.
+    It holds each row's o, m and ℓ, and two unused elements per row that keep o aligned.
     """
 
     scratch: tl.tensor
@@ -140,18 +140,18 @@ class Part(NamedTuple):
 class Work(NamedTuple):
     """The work that stream-K divides among programs: the row blocks of all sequences, one after another.
 
-    The tuple is flat, because Triton 3.6 loses a None or a size of 1 that is nested two tuples deep in a function's
+    The tuple is flat, because Triton 3.6 loses a None or a size of 1 that is nested two tuples deep in a function
     argument.
     """
 
     key_lengths: tl.tensor  # or None
-    N_k: tl.tensor  # the most keys that a sequence may have
+    N_k: tl.tensor  # the largest number of keys that a sequence may have
     batch: tl.tensor
     row_blocks_per_sequence: tl.tensor
     N_q: tl.tensor
-    left: tl.tensor  # columns that a row sees before its diagonal, or None
+    left: tl.tensor  # columns that a row sees before its diagonal; None means all
     programs: tl.tensor
-    share: tl.tensor  # units of work of each program; with key_lengths, which the host does not know, the fewest
+    share: tl.tensor  # work units per program, or the minimum if key_lengths are given, which the host does not know
 
 
 # Keys and values ------------------------------------------------------------------------------------------------
@@ -159,12 +159,12 @@ class Work(NamedTuple):
 
 @triton.jit
 def page_and_row(cache, first, length, const):
-    """Return the page of each of the keys first:first + B_c, and the row of each key within its page.
+    """Return the page of each of the keys first:first + B_c, and each key's row within its page.
 
-    If a single page contains the whole tile, return only this page and the row of the first key.
+    If a single page contains the whole tile, return only this page and the first key's row.
     """
     if const.page % const.B_c == 0:
-        first = tl.cast(first, tl.int32)  # in Triton's interpreter it is an int of Python's
+        first = tl.cast(first, tl.int32)  # in Triton's interpreter, it is a Python int
         page, row = tl.load(cache.table + first // const.page), first % const.page
     else:
         col = first + tl.arange(0, const.B_c)
@@ -176,7 +176,7 @@ def page_and_row(cache, first, length, const):
 def load_keys(X, page_row, first, row_begin, length, const):
     """Load keys (or values) first:first + B_c of a head as a tile (B_c, d_pad).
 
-    Keys from `length` on become zeros and are not read. If `row_begin` is given, the same is true of keys before it.
+    Keys at or beyond `length` become zeros and are not read. If `row_begin` is given, so do the keys before it.
     `page_row` is the result of page_and_row(), or None if the cache is not paged.
     """
     stride = X.strides[2]
@@ -186,7 +186,7 @@ def load_keys(X, page_row, first, row_begin, length, const):
         )
     elif const.page % const.B_c == 0:
         page, row = page_row
-        end = length - first + row  # of the sequence, as a row of this page
+        end = length - first + row  # the end of the sequence, as a row of this page
         row_begin = None if row_begin is None else row_begin - first + row
         at = X.ptr + page * X.strides[0]
         return load_rows(at, row, stride, end, const.B_c, const.d, const.d_pad, RAGGED=True, UPCAST=const.upcast,
@@ -207,19 +207,19 @@ def load_keys(X, page_row, first, row_begin, length, const):
 
 @triton.jit
 def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
-    """Process the tiles of a span for a row block, and return the state m_i (B_r,), l_i (B_r,) and o_i (B_r, d_pad).
+    """Process a span's tiles for a row block, and return the state m_i (B_r,), l_i (B_r,) and o_i (B_r, d_pad).
 
     `keys` is (the first key that any row of the block sees, the number of real keys). `bounds` is (begin, end):
-    each row sees the columns begin:end. `sink` contains the sink of each row, or is None.
+    each row sees the columns begin:end. `sink` holds each row's sink, or is None.
 
-    If B_r = 16, there are enough registers to keep one partial row sum per column. Different warps have different
-    columns, so the warps then exchange row sums only once, after the loop.
+    With B_r = 16, there are enough registers for one partial row sum per column. The warps, which own different
+    columns, then need to exchange row sums only once, after the loop.
     """
     FEW_ROWS: tl.constexpr = const.B_r == 16
     o_i = tl.zeros((const.B_r, const.d_pad), tl.float32)  # FA2.A1.L5
     m_i = tl.full((const.B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((const.B_r, const.B_c) if FEW_ROWS else (const.B_r,), tl.float32)  # FA2.A1.L5
-    if sink is not None:  # a key with a score and no value, which only one program of a row block counts
+    if sink is not None:  # a sink acts like a key without a value; only one of a row block's programs counts it
         m_i = tl.where(span.is_first, sink * (LOG2E / scales.scale_log2), m_i)
         one = tl.where(tl.arange(0, const.B_c) == 0, 1.0, 0.0)[None, :] if FEW_ROWS else 1.0
         l_i += tl.where(span.is_first, one, 0.0)
@@ -240,7 +240,7 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
         if const.masked and (not FEW_ROWS or cut):
             s_ij = tl.where(in_col_bounds(begin[:, None], end[:, None], col[None, :], window), s_ij, NEG_INF)
         m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
-        m_safe = tl.where(m_new == NEG_INF, 0.0, m_new)  # a row that has seen no key: −∞ − (−∞) would be NaN
+        m_safe = tl.where(m_new == NEG_INF, 0.0, m_new)  # for a row that has seen no key, −∞ − (−∞) would be NaN
         p_ij = tl.exp2((s_ij - m_safe[:, None]) * scales.scale_log2)  # (B_r, B_c)  FA2.A1.L9
         alpha = tl.exp2((m_i - m_safe) * scales.scale_log2)  # (B_r,)  FA2.A1.L9
         l_i = alpha[:, None] * l_i + p_ij if FEW_ROWS else alpha * l_i + tl.sum(p_ij, 1)  # FA2.A1.L9
@@ -252,9 +252,9 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
 
 @triton.jit
 def finalize(m, l, scale_log2):
-    """Return the divisor of o, and L, given m and ℓ of a row's final state.
+    """Return the divisor of o, and L, from the m and ℓ of a row's final state.
 
-    For a row that sees no key, the divisor is 1, so that O is 0, and L is −∞.
+    For a row that sees no key, the divisor is 1, so O is 0, and L is −∞.
     """
     divisor = tl.where(l == 0.0, 1.0, l)
     return divisor, (m * scale_log2 + tl.log2(divisor)) * LN2  # FA2.A1.L13
@@ -262,7 +262,7 @@ def finalize(m, l, scale_log2):
 
 @triton.jit
 def group_rows(X, block, row, sizes, const):
-    """Return pointers (B_r, d_pad) to the given rows of a row block in X, which is Q or O.
+    """Return pointers (B_r, d_pad) to these rows of a row block in X (Q or O).
 
     Row r of a group is query r % N_q of the group's query head r // N_q.
     """
@@ -274,15 +274,15 @@ def group_rows(X, block, row, sizes, const):
 
 @triton.jit
 def part_rows(part, r, sizes, const):
-    """Return pointers to rows r of a partial result in the scratch memory. Each row contains o, then m, then ℓ."""
+    """Return pointers to rows r of a partial result in the scratch memory. Each row holds o, then m, then ℓ."""
     return part.scratch + (tl.cast(part.n, tl.int64) * sizes.R + r) * (const.d_pad + 4)
 
 
 @triton.jit
 def attend(rows, cache, block, span, part, scales, sizes, const):
-    """Compute the attention of a row block to a span of keys. `rows` is the QueryOutput of the call.
+    """Compute a row block's attention to a span of keys. `rows` is the call's QueryOutput.
 
-    If the span contains all keys of the row block, write O and L. Otherwise, write the partial result `part`.
+    If the span contains all of the row block's keys, write O and L. Otherwise, write the partial result `part`.
     """
     r, e = tl.arange(0, const.B_r), tl.arange(0, const.d_pad)
     row = block.i * const.B_r + r
@@ -298,13 +298,13 @@ def attend(rows, cache, block, span, part, scales, sizes, const):
     if rows.sinks is not None:
         head = block.kv_head * sizes.group + row // sizes.N_q
         sink = tl.load(rows.sinks + head, mask=real, other=0.0).to(tl.float32)  # (B_r,)
-    b = 0 * block.b if const.page else block.b  # pages belong to no sequence
+    b = 0 * block.b if const.page else block.b  # with pages, strides[0] is the distance between pages
     K_h = Strided(head_ptr(cache.K.ptr, cache.K.strides, b, block.kv_head), cache.K.strides)
     V_h = Strided(head_ptr(cache.V.ptr, cache.V.strides, b, block.kv_head), cache.V.strides)
     table_b = cache.table + tl.cast(block.b, tl.int64) * sizes.table_stride if const.page else cache.table
     cache_h = KVCache(K_h, V_h, table_b, cache.pages)
     m_i, l_i, o_i = visit_keys(q_i, cache_h, span, keys, bounds, sink, window, scales, const)
-    if const.early_merge:  # the merge kernel may start from now on; it waits until this one has ended
+    if const.early_merge:  # the merge kernel may start now; it waits until this one has ended
         tl.extra.cuda.gdc_launch_dependents()
 
     if span.is_complete:
@@ -322,7 +322,7 @@ def attend(rows, cache, block, span, part, scales, sizes, const):
 
 @triton.jit
 def row_block(row_block_id, key_lengths, table, N_k, sizes):
-    """Return the DecodeRowBlock with the index `row_block_id` among the row blocks of all sequences."""
+    """Return the DecodeRowBlock with index `row_block_id` among the row blocks of all sequences."""
     b, in_sequence = row_block_id // sizes.row_blocks_per_sequence, row_block_id % sizes.row_blocks_per_sequence
     kv_head, i = in_sequence // sizes.row_blocks, in_sequence % sizes.row_blocks
     length = key_length(key_lengths, b, N_k)
@@ -331,7 +331,7 @@ def row_block(row_block_id, key_lengths, table, N_k, sizes):
 
 @triton.jit
 def first_tile(N_k, N_q, left, const):
-    """Return the index of the first tile of keys that any query of a sequence sees."""
+    """Return the index of the first tile of keys that any of a sequence's queries sees."""
     if left is None:
         return 0 * N_k
     else:
@@ -344,10 +344,10 @@ def first_tile(N_k, N_q, left, const):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, N_k, splits, scales, sizes, const,
                     WHOLE: tl.constexpr):  # fmt: skip
-    """Process split w of a row block, which consists of the tiles w, w + splits, w + 2 · splits, and so on.
+    """Process split w of a row block: tiles w, w + splits, w + 2 · splits, and so on.
 
-    One program runs one split. With WHOLE, there is only one split per row block, which processes all tiles and writes
-    O and L.
+    Each program processes one split. With WHOLE, a row block has only one split, which processes all tiles and writes O
+    and L.
     """
     w, row_block_id = tl.program_id(0) % splits, tl.program_id(0) // splits
     rows = QueryOutput(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
@@ -360,14 +360,14 @@ def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
 
 # Stream-K: an equal share of the work for every program -----------------------------------------------------------
 
-LENGTHS = tl.constexpr(256)  # key_lengths that are looked at together
+LENGTHS = tl.constexpr(256)  # key_lengths that are read at once
 
 
 @triton.jit
 def units_in_row_block(length, work, const):
     """Return the number of work units in a row block: one per tile, plus one to start the row block.
 
-    The starting unit also writes O and L for rows that see no key.
+    The unit that starts the row block also writes O and L for rows that see no key.
     """
     if work.left is None:
         return tl.cdiv(length, const.B_c) + 1
@@ -378,7 +378,7 @@ def units_in_row_block(length, work, const):
 
 @triton.jit
 def units_in_sequences(work, first, end, const):
-    """Return an array (LENGTHS,) with the number of work units in each of the sequences first:first + LENGTHS."""
+    """Return an array (LENGTHS,) with the number of work units in each sequence of first:first + LENGTHS."""
     index = first + tl.arange(0, LENGTHS)
     length = tl.load(work.key_lengths + index, mask=index < end, other=0)
     length = tl.minimum(tl.maximum(length, 0), work.N_k).to(tl.int32)
@@ -403,7 +403,7 @@ def units_before(b, work, const):
 
 @triton.jit
 def find_sequence(unit, work, const):
-    """Return the index of the sequence that contains a work unit, and the index of the first unit of this sequence."""
+    """Return the index of the sequence that contains a work unit, and the index of that sequence's first unit."""
     if work.key_lengths is None:
         units = work.row_blocks_per_sequence * units_in_row_block(work.N_k, work, const)
         return unit // units, unit // units * units
@@ -420,7 +420,7 @@ def find_sequence(unit, work, const):
 
 @triton.jit
 def share_of(total, work):
-    """Return the number of work units per program, given `total` units of work."""
+    """Return the number of work units per program, given `total` units in all."""
     return work.share if work.key_lengths is None else tl.maximum(tl.cdiv(total, work.programs), work.share)
 
 
@@ -430,8 +430,8 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
     """Process work units w · share:(w + 1) · share as program w.
 
     These units can be the end of a row block, whole row blocks, and the start of another row block. If a program does
-    not process all units of a row block, it writes a partial result with the index w + row_block_id. The indices are
-    unique, because from one partial result to the next, w or row_block_id increases.
+    not process all of a row block's units, it writes a partial result with index w + row_block_id. The indices are
+    unique, because w or row_block_id increases from one partial result to the next.
     """
     w, programs = tl.program_id(0), tl.num_programs(0)
     rows = QueryOutput(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
@@ -440,17 +440,17 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
 
     total = units_before(batch, work, const)
     unit = w * share_of(total, work)
-    remaining = tl.minimum(unit + share_of(total, work), total) - unit  # units that this program still has to do
+    remaining = tl.minimum(unit + share_of(total, work), total) - unit  # units that this program still has to process
     b, begin = find_sequence(unit, work, const)
     units = units_in_row_block(key_length(key_lengths, tl.minimum(b, batch - 1), N_k), work, const)
     row_block_id = b * sizes.row_blocks_per_sequence + (unit - begin) // units
-    skipped = (unit - begin) % units  # units of this row block that programs before this one do
+    skipped = (unit - begin) % units  # units of this row block that earlier programs process
     while remaining > 0:
         block = row_block(row_block_id, key_lengths, table, N_k, sizes)
         units = units_in_row_block(block.length, work, const)
         done = tl.minimum(remaining, units - skipped)
         begin = first_tile(block.N_k, sizes.N_q, sizes.left, const)
-        first = (begin + tl.maximum(skipped - 1, 0)) * const.B_c  # the unit that begins a row block is not a tile
+        first = (begin + tl.maximum(skipped - 1, 0)) * const.B_c  # the unit that starts a row block has no tile
         stop = (begin + skipped + done - 1) * const.B_c
         span = Span(first, stop, const.B_c, skipped == 0, done == units)
         attend(rows, cache, block, span, Part(scratch, w + row_block_id), scales, sizes, const)
@@ -464,7 +464,7 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
 def merge_partials(m, l, o, m_w, l_w, o_w, scale_log2):
     """Merge the state m, l (scalars), o (d,) with PARTS other states m_w (PARTS,), l_w (PARTS,), o_w (PARTS, d).
 
-    These are the five lines of SoftmaxState.merge (reference/online_softmax.py), for PARTS states at once.
+    The formulas are the five lines of SoftmaxState.merge (reference/online_softmax.py), for PARTS states at once.
     """
     m_new = tl.maximum(m, tl.max(m_w, 0))
     m_safe = tl.where(m_new == NEG_INF, 0.0, m_new)
@@ -476,9 +476,9 @@ def merge_partials(m, l, o, m_w, l_w, o_w, scale_log2):
 
 @triton.jit
 def programs_of_row_block(b, in_sequence, work, const, SPLIT_KV: tl.constexpr):
-    """Return the indices of the first and the last program that have read keys for a row block of sequence b.
+    """Return the indices of the first and last programs that read keys for a row block of sequence b.
 
-    SPLIT_KV tells whether the programs have run split_kv_kernel or stream_k_kernel.
+    The programs ran split_kv_kernel if SPLIT_KV is true, and stream_k_kernel otherwise.
     """
     if SPLIT_KV:
         splits = work.programs // (work.batch * work.row_blocks_per_sequence)
@@ -494,9 +494,9 @@ def programs_of_row_block(b, in_sequence, work, const, SPLIT_KV: tl.constexpr):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def merge_partials_kernel(O, L, scratch, key_lengths, strides, N_k, batch, share, programs, scales, sizes, const,
                  SPLIT_KV: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
-    """Merge the partial results of a row, PARTS at a time and in a fixed order.
+    """Merge a row's partial results, PARTS at a time and in a fixed order.
 
-    Each program writes WIDTH columns of O of this row, and one of the row's programs also writes its L.
+    Each program writes WIDTH columns of the row's O, and one of the row's programs also writes its L.
     """
     pid, piece = tl.program_id(0) // (const.d_pad // WIDTH), tl.program_id(0) % (const.d_pad // WIDTH)
     b, head, n = pid // (sizes.H * sizes.N_q), pid // sizes.N_q % sizes.H, pid % sizes.N_q
@@ -507,7 +507,7 @@ def merge_partials_kernel(O, L, scratch, key_lengths, strides, N_k, batch, share
     if const.early_merge:
         tl.extra.cuda.gdc_wait()
     if first == last:
-        return  # its program has finished it
+        return  # a single program has already written this row
     e = piece * WIDTH + tl.arange(0, WIDTH)
     m, l, o = -float("inf"), 0.0, tl.zeros((WIDTH,), tl.float32)
     for w in range(first, last + 1, PARTS):

@@ -1,4 +1,4 @@
-"""How the decode kernels are launched: the choice of tiles, of the number of programs, and of split-KV or stream-K."""
+"""How the decode kernels are launched: which tiles, how many programs, and split-KV or stream-K."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 from fa2_lab.kernels.tables import power_of_2
 from fa2_lab.tiles import cdiv
 
-MAX_ROWS = 64  # of one tile
-MERGE_WIDTH = 32  # columns of O per program of the merge
+MAX_ROWS = 64  # per tile
+MERGE_WIDTH = 32  # columns of O per program of the merge kernel
 
 # The call -------------------------------------------------------------------------------------------------------
 
@@ -35,10 +35,10 @@ MERGE_WIDTH = 32  # columns of O per program of the merge
 def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
     """Return whether the decode kernels are the fastest choice.
 
-    This is the case for few rows per K/V head, and for up to 64 rows on a long cache.
+    They are if each K/V head has few rows, or up to 64 rows on a long cache.
 
-    If num_splits is given, the answer must not depend on the number of keys. N_k is the length of the longest sequence
-    in the batch, and the result of a sequence must not depend on the other sequences.
+    If num_splits is given, the answer must not depend on the number of keys, because N_k is the length of the batch's
+    longest sequence, and a sequence's result must not depend on the other sequences.
     """
     rows = Q.shape[1] // K.shape[1] * Q.shape[2]
     few = rows <= 16 or (rows <= MAX_ROWS and (num_splits > 0 or K.shape[2] >= 2048))
@@ -46,9 +46,9 @@ def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
 
 
 def decode(tensors: Tensors, options: Options, programs: int | None = None) -> Any:
-    """Compute O, in the shape of Q, and L (batch, heads, N_q) of a few queries with the decode kernels.
+    """Compute O (shaped like Q) and L (batch, heads, N_q) for a few queries, using the decode kernels.
 
-    If `programs` is given, the work is divided equally among this number of programs.
+    If `programs` is given, the work is divided equally among that many programs.
     """
     key = "decode", options, programs, *tensor_keys(tensors)
     return get_or_prepare(key, prepare, tensors, options, programs)(tensors)
@@ -56,14 +56,14 @@ def decode(tensors: Tensors, options: Options, programs: int | None = None) -> A
 
 @dataclass(frozen=True)
 class PreparedDecode:
-    """A prepared decode call, which consists of its launches with all arguments except the tensors.
+    """A prepared decode call: its kernel launches, with every argument bound except the tensors.
 
     Calling it with Tensors returns (O, L).
     """
 
     attend: launch.Launch
     merge: launch.Launch | None  # None if every program reads whole heads
-    scratch: int  # fp32 numbers that hold the partial results
+    scratch: int  # fp32 elements that hold the partial results
 
     def __call__(self, tensors: Tensors) -> Any:
         """Launch the kernels on these tensors, and return (O, L)."""
@@ -79,7 +79,7 @@ class PreparedDecode:
 
 
 def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> PreparedDecode:
-    """Choose sizes, the number of programs and the kernels' constants for calls like this one."""
+    """Choose the sizes, the number of programs and the kernels' constants for calls like this one."""
     Q = tensors.q
     shape = shape_of(tensors, one_length=tensors.key_lengths is None and not options.num_splits)
     config, slots = decode_config(Q, shape)
@@ -104,10 +104,10 @@ def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> 
 def prepare_merge(
     shape: Shape, config: tables.KernelConfig, partition: Partition, common: dict[str, Any]
 ) -> launch.Launch:
-    """Return the launch of the merge kernel, in which each program merges a few columns of a row of O.
+    """Return the launch of the merge kernel, in which each program merges a few columns of one row of O.
 
-    The number of warps per program depends on the number of these columns and on the number of partial results per
-    head. `common` contains the arguments that all decode kernels share.
+    The number of warps per program depends on how many columns these are, and on the number of partial results per
+    head. `common` holds the arguments that all decode kernels share.
     """
     width, heads = min(config.d_pad, MERGE_WIDTH), shape.batch * common["sizes"].row_blocks_per_sequence
     parts = min(64, max(4, power_of_2(partition.programs // heads + 2)))
@@ -125,19 +125,19 @@ def prepare_merge(
 
 
 class DecodeConfig(NamedTuple):
-    """An entry of the tables in this file."""
+    """An entry in this file's tables."""
 
     B_c: int
     warps: int
     stages: int
     programs_per_SM: int  # programs that run on an SM at once
-    registers: int = 255  # the limit per thread, an option of NVIDIA's compiler alone
+    registers: int = 255  # the limit per thread, which only NVIDIA's compiler takes
 
 
 # {case: {d_pad: DecodeConfig}}; decode_config() takes the first case that applies and has this d. Hopper's entries are
-# the fastest of those that were timed with `python -m fa2_lab bench decode` on an H200, where about 96 KiB on their way
-# to each SM are best. `python -m pytest tests/heart/test_compile.py` checks that all entries fit: no register spills,
-# and an SM holds as many programs as the entry says.
+# the fastest of those timed with `python -m fa2_lab bench decode` on an H200, where it is best to have about 96 KiB in
+# flight to each SM. `python -m pytest tests/heart/test_compile.py` checks that all entries fit: no registers spill, and
+# an SM holds as many programs as the entry says.
 FOR_HOPPER: dict[str, dict[int, tuple]] = {
     "fp32, 64 rows": {d: (32 if d < 256 else 16, 4, 3, 2, 240) for d in (16, 32, 64, 128, 256)},
     "fp32": {d: (64 if d < 256 else 16, 4, 2, 2, 240) for d in (16, 32, 64, 128, 256)},
@@ -148,14 +148,14 @@ FOR_HOPPER: dict[str, dict[int, tuple]] = {
     "pages": {128: (32, 4, 4, 2)} if tables.USE_LOW_REG else {},
     "any": {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (128, 4, 3, 2), 128: (64, 4, 3, 2), 256: (32, 4, 3, 2)},
 }
-# For all other NVIDIA GPUs as well: everything fits in the 99 KiB of the small ones.
+# Also for all other NVIDIA GPUs, because everything fits in the 99 KiB of the small ones.
 FOR_AMPERE: dict[str, dict[int, tuple]] = {
     "fp32, 64 rows": {d: (16, 4, 2, 2, 240) for d in (16, 32, 64, 128, 256)},
     "fp32": FOR_HOPPER["fp32"],
     "64 rows": {d: (16, 4, 3, 2) for d in (16, 32, 64, 128, 256)},
     "any": {16: (128, 4, 3, 2), 32: (128, 4, 3, 2), 64: (64, 4, 3, 2), 128: (32, 4, 3, 2), 256: (16, 4, 3, 2)},
 }
-FOR_BLACKWELL = FOR_AMPERE | {"64 rows": FOR_AMPERE["64 rows"] | {128: (32, 8, 3, 1)}}  # with 4 warps, registers spill
+FOR_BLACKWELL = FOR_AMPERE | {"64 rows": FOR_AMPERE["64 rows"] | {128: (32, 8, 3, 1)}}  # 4 warps would spill registers
 FOR_CDNA = {  # AMD's MI300 family
     "fp32, 64 rows": {d: (32 if d < 256 else 16, 4, 2, 2) for d in (16, 32, 64, 128, 256)},
     "fp32": {d: (64 if d < 256 else 16, 4, 2, 2) for d in (16, 32, 64, 128, 256)},
@@ -163,12 +163,13 @@ FOR_CDNA = {  # AMD's MI300 family
     "any": {16: (128, 4, 2, 2), 32: (128, 4, 2, 2), 64: (64, 4, 2, 2), 128: (32, 4, 2, 2), 256: (16, 4, 2, 2)},
 }
 INTERPRETED = DecodeConfig(B_c=64, warps=1, stages=1, programs_per_SM=4)
-# Paged calls with more than two stages get more, because the entry of the block table is loaded ahead of its page.
+# Paged calls with more than two stages get two extra ones, because a block-table entry has to be loaded before the page
+# it points to.
 EXTRA_PAGED_STAGES = 2
 
 
 def decode_config(Q: torch.Tensor, shape: Shape) -> tuple[tables.KernelConfig, int]:
-    """Return the configuration of the decode kernels for queries like Q, and how many programs run concurrently."""
+    """Return the decode kernels' configuration for queries like Q, and how many programs run concurrently."""
     B_r, d_pad = min(MAX_ROWS, max(16, power_of_2(shape.rows))), tables.padded_head_dim(shape.d)
     if interpreter.is_enabled():
         SMs, entry, registers = 1, INTERPRETED, None
@@ -186,12 +187,12 @@ def decode_config(Q: torch.Tensor, shape: Shape) -> tuple[tables.KernelConfig, i
 
 
 def matching_cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[str]:
-    """Return the names of the cases in the tables of this file that apply to a call, the most specific one first.
+    """Return the names of the cases in this file's tables that apply to a call, most specific first.
 
-    decode_config() uses the first of these cases that has an entry for d_pad.
+    decode_config() uses the first of them that has an entry for d_pad.
     """
     usual = DecodeConfig(*chip_table()["any"][tables.padded_head_dim(shape.d)])
-    heads = shape.batch * shape.H_kv if shape.one_length else 0  # of the one length of all
+    heads = shape.batch * shape.H_kv if shape.one_length else 0  # 0 unless all have one length
     few, fp32 = B_r == 16, Q.dtype == torch.float32
     splits = shares.splits_of_head(SMs, heads, cdiv(shape.N_k, usual.B_c))
     applies = {
@@ -208,7 +209,7 @@ def matching_cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[st
 
 
 def chip_table() -> dict:
-    """Return the table of tile sizes for the decode kernels on the GPU of the current driver."""
+    """Return the decode kernels' table for the current driver's GPU."""
     portable_table = tables.chip_tables()
     pairs = ((tables.HOPPER, FOR_HOPPER), (tables.BLACKWELL, FOR_BLACKWELL), (tables.CDNA, FOR_CDNA))
     return next((table for portable, table in pairs if portable is portable_table), FOR_AMPERE)
@@ -228,9 +229,9 @@ def has_pdl(device: torch.device) -> bool:
 class Partition(NamedTuple):
     """A way of dividing the keys of all heads among programs."""
 
-    splits: int  # of each head in split-KV; 0: stream-K
+    splits: int  # per head in split-KV; 0 means stream-K
     programs: int
-    share: int  # units of work of each stream-K program, or the fewest if the host does not know the lengths
+    share: int  # work units per stream-K program, or the minimum if the host does not know the lengths
     whole_heads: bool  # whether every program reads whole heads, so that nothing has to be merged
 
 
@@ -239,12 +240,12 @@ def partition_keys(
 ) -> Partition:
     """Return the Partition that divides the keys among programs, by split-KV or by stream-K.
 
-    It is a split-KV Partition if options.num_splits is given, or if `programs` is None and the rules of
-    shares.py prefer split-KV. Otherwise, it is a stream-K Partition. `slots` is the number of programs that run
-    concurrently on the GPU, and `itemsize` is the number of bytes per element.
+    It uses split-KV if options.num_splits is given, or if `programs` is None and the rules in shares.py prefer
+    split-KV, and stream-K otherwise. `slots` is the number of programs that run concurrently on the GPU, and `itemsize`
+    is the number of bytes per element.
     """
     row_blocks, tiles = cdiv(shape.rows, config.B_r), cdiv(shape.N_k, config.B_c)
-    if options.left is not None:  # and no tile before the window of the first query
+    if options.left is not None:  # skip the tiles before the first query's window
         tiles -= max(shape.N_k - shape.N_q - options.left, 0) // config.B_c
     heads = shape.batch * shape.H_kv * row_blocks
     min_share = shares.min_share(min(config.B_r, shape.rows), config.d_pad, config.B_c, itemsize)
@@ -263,16 +264,16 @@ def partition_keys(
 def constants_of(
     shape: Shape, config: tables.KernelConfig, window: tuple, partition: Partition, slots: int, early_merge: bool
 ) -> DecodeConstants:
-    """Return the compile-time constants of the decode kernels.
+    """Return the decode kernels' compile-time constants.
 
     With stream-K, all tiles are masked, because a program's share may end anywhere in a head. If there are more
-    programs than `slots`, they are masked as well, because on an H200 the kernel without masks then takes about
-    10% longer, although it has fewer instructions. With `early_merge`, the merge kernel may start before the kernel
-    that reads the keys has ended.
+    programs than `slots`, all tiles are masked as well, because the kernel without masks then takes about 10% longer on
+    an H200, although it has fewer instructions. With `early_merge`, the merge kernel may start before the kernel that
+    reads the keys has ended.
     """
     left, right = window
     windowed = left is not None or (right is not None and shape.N_q > 1)
-    all_seen = shape.one_length and shape.N_k % config.B_c == 0 and not windowed  # each key of each tile by each row
+    all_seen = shape.one_length and shape.N_k % config.B_c == 0 and not windowed  # every row sees all keys of all tiles
     split_kv = partition.splits > 0
     masked = not (split_kv and all_seen and partition.programs <= slots)
     sizes = shape.d, config.d_pad, config.B_r, config.B_c, shape.page
@@ -281,9 +282,10 @@ def constants_of(
 
 
 def sizes_of(shape: Shape, config: tables.KernelConfig, window: tuple) -> DecodeSizes:
-    """Return the DecodeSizes of a call.
+    """Return a call's DecodeSizes.
 
-    Triton specializes these sizes, so only those are here that a model does not change. The others are UNSPECIALIZED.
+    Triton specializes kernels on these sizes, so only those that stay the same within a model are here. All others are
+    UNSPECIALIZED.
     """
     row_blocks, R = cdiv(shape.rows, config.B_r), min(config.B_r, shape.rows)
     return DecodeSizes(
@@ -296,18 +298,18 @@ def sizes_of(shape: Shape, config: tables.KernelConfig, window: tuple) -> Decode
 
 
 class Shape(NamedTuple):
-    """The sizes of the tensors of a call."""
+    """The sizes of a call's tensors."""
 
     batch: int
-    H_kv: int  # heads of K and V
-    group: int  # query heads that share one of them
+    H_kv: int  # K/V heads
+    group: int  # query heads per K/V head
     N_q: int
-    N_k: int  # the most keys of a sequence
+    N_k: int  # keys in the longest sequence
     d: int
-    page: int  # keys of a page; 0: the cache is not paged
+    page: int  # keys per page, or 0 if the cache is not paged
     pages: int
-    table_stride: int  # how far apart rows of the block table are
-    one_length: bool  # whether all sequences have N_k keys and num_splits is not given; else programs read the lengths
+    table_stride: int  # distance between rows of the block table
+    one_length: bool  # whether all sequences have N_k keys and num_splits is not given; else, programs read the lengths
 
     @property
     def H(self) -> int:
@@ -321,9 +323,9 @@ class Shape(NamedTuple):
 
 
 def shape_of(tensors: Tensors, one_length: bool) -> Shape:
-    """Return the Shape of a call.
+    """Return a call's Shape.
 
-    If the call has a block table, K and V are sets of pages, and otherwise single tensors.
+    With a block table, K and V are sets of pages. Otherwise, each is a single tensor.
 
     `one_length` tells whether the host knows that all sequences have the same number of keys.
     """
@@ -336,9 +338,9 @@ def shape_of(tensors: Tensors, one_length: bool) -> Shape:
 
 
 def strides_of(tensors: Tensors) -> Strides:
-    """Return the Strides of Q, K, V and O: those of batch entries (or pages), of heads, and of rows (or keys)."""
+    """Return the Strides of Q, K, V and O, each for batch entries (or pages), heads, and rows (or keys)."""
     Q, K, V = tensors.q, tensors.k, tensors.v
     (page, *K_rest), (V_page, *V_rest) = K.stride()[:3], V.stride()[:3]
-    if tensors.block_table is not None:  # in a page, the dimension of keys is before that of heads
+    if tensors.block_table is not None:  # in a page, keys come before heads
         K_rest, V_rest = K_rest[::-1], V_rest[::-1]
     return Strides(Q.stride()[:3], (page, *K_rest), (V_page, *V_rest), layout_of_result(Q).stride()[:3])

@@ -1,9 +1,8 @@
 """The portable backward: Algorithm 2 of FlashAttention-2 in two passes, so that every sum has a fixed order.
 
-The first pass works by rows: each program owns a row block, keeps dQ_i on chip, and computes D_i, which the second pass
-reads. The second pass works by columns: each program owns a column block and keeps dK_j and dV_j on chip. Each pass
-computes S and dP again. Rung b00 of the ladder follows the paper instead, with a single pass that accumulates dQ by
-atomic adds.
+The first pass works by rows: each program owns a row block, keeps dQ_i on chip, and computes D_i for the second pass.
+The second pass works by columns: each program owns a column block and keeps dK_j and dV_j on chip. Both passes compute
+S and dP. Rung b00 of the ladder follows the paper instead, with a single pass that accumulates dQ by atomic adds.
 """
 
 from collections.abc import Callable
@@ -45,14 +44,14 @@ from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 
 
 class QueryTensors(NamedTuple):
-    """The tensors that have one row or one element per query, for all heads, and the strides of Q and dO."""
+    """The tensors with one row or one element per query, for all heads, and the strides of Q and dO."""
 
     Q: tl.tensor
     dO: tl.tensor
     L: tl.tensor
     D: tl.tensor
-    N: tl.tensor  # rows of a head, or of one packed sequence
-    head_stride: tl.tensor  # the distance between heads in L and D
+    N: tl.tensor  # rows in a head, or in one packed sequence
+    head_stride: tl.tensor  # distance between heads in L and D
     Q_strides: tuple
     dO_strides: tuple
 
@@ -61,7 +60,7 @@ class Group(NamedTuple):
     """The group of query heads that share a K/V head."""
 
     q_base: tl.tensor  # the batch entry, or the first row of a packed sequence
-    heads_before: tl.tensor  # query heads of the batch entries before
+    heads_before: tl.tensor  # query heads in the earlier batch entries
     first: tl.tensor
     size: tl.tensor
 
@@ -77,7 +76,7 @@ class ColumnBlock(NamedTuple):
 
 
 class BackwardScalars(NamedTuple):
-    """The numbers by which the backward multiplies, and its dropout rule."""
+    """The factors that the backward multiplies by, and its dropout rule."""
 
     scale: float  # τ
     scales: Scales
@@ -86,44 +85,44 @@ class BackwardScalars(NamedTuple):
 
 @triton.jit
 def load_row_values(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
-    """Load one element per row of a head from X, which is L or D."""
+    """Load one element per row of a head from X (L or D)."""
     at = X + tl.cast(bh, tl.int64) * head_stride + row
     x = tl.load(at, mask=row < N_q, other=0.0) if RAGGED else tl.load(at)
-    # This sum over one term changes no value, but Triton then loads each value once per block, not once per thread.
+    # This sum over one term changes no value, but makes Triton load each value once per block, not once per thread.
     return tl.sum(x[:, None], 1)
 
 
 @triton.jit
 def mask_empty_rows(L_i, row, N_q):
-    """Return L_i with ∞ for each row that sees no key or does not exist, so that its P is 0 whatever the bias."""
+    """Return L_i with ∞ for each row that sees no key or does not exist, which makes its P 0 whatever the bias."""
     return tl.where((L_i == NEG_INF) | (row >= N_q), float("inf"), L_i)
 
 
 @triton.jit
 def probabilities(x, y, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
-    """Recompute P of a tile from L_i. Return P, and the scores before the scale and the bias b_ij are applied.
+    """Recompute a tile's P from L_i. Return P, and the scores before the scale and the bias b_ij are applied.
 
     x yᵀ are the scores: x is q_i and y is k_j or, if the tile is transposed, x is k_j and y is q_i. All other arguments
-    have the shape of the tile or broadcast to it.
+    have the tile's shape or broadcast to it.
     """
-    s_ij = tl.dot(x, y.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A2.L10
+    s_ij = tl.dot(x, y.T, input_precision="ieee")  # (B_r, B_c), not yet scaled by τ  FA2.A2.L10
     s_ij = apply_softcap(s_ij, scales.softcap_factor)
-    # τ S − L in one step, both in powers of 2: τ S by itself, rounded, would cost digits of large scores.
+    # τ S − L in one FMA, both in base 2, because rounding τ S first would lose digits of large scores.
     if b_ij is None:
         power = s_ij * scales.scale_log2 - L_i * LOG2E  # (B_r, B_c)  FA2.A2.L10 FA2.A2.L11
-    else:  # first b − L, which is small wherever P is not
+    else:  # b − L first, which is small wherever P is not
         power = s_ij * scales.scale_log2 + (b_ij * LOG2E - L_i * LOG2E)
     if MASKED:
-        power = tl.minimum(power, 100.0)  # visible scores stay far below 100, and hidden ones must not overflow
+        power = tl.minimum(power, 100.0)  # visible scores stay far below 100, and masked ones must not overflow
     p_ij = tl.exp2(power)  # (B_r, B_c)  FA2.A2.L11
-    if MASKED:  # also all of a row that sees no key and has L = −∞
+    if MASKED:  # including all scores of a row that sees no key, where L = −∞
         p_ij = tl.where(visible, p_ij, 0.0)
     return p_ij, s_ij
 
 
 @triton.jit
 def score_gradients(p_ij, s_ij, x, y, D_i, row, col, scales, dropout):
-    """Return dS of a tile: the gradient of the scores after the scale τ and before the softcap, if there is one.
+    """Return a tile's dS: the gradient of the scores after the scale τ, but before the softcap, if there is one.
 
     x yᵀ is dP: x is do_i and y is v_j or, if the tile is transposed as in probabilities(), x is v_j and y is do_i.
     """
@@ -140,7 +139,8 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
     """Add the contributions of the rows in `span`, of every query head of the group, to dk_j and dv_j (B_c, d).
 
     `columns` is a ColumnBlock, `queries` are QueryTensors, `span` is a RowSpan, and `scalars` are BackwardScalars.
-    GROUPED means that the group has several query heads, and MASKED that the rows may need a mask. Return dk_j, dv_j.
+    GROUPED means that the group has several query heads, and MASKED that the rows may need a mask. Return dk_j and
+    dv_j.
     """
     B_r: tl.constexpr = const.B_r
     k_j, v_j, col, scales = columns.k_j, columns.v_j, columns.col, scalars.scales
@@ -153,7 +153,7 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
     for _ in range(0, group.size * tiles if GROUPED else tiles):  # FA2.A2.L8
         bh = group.heads_before + head
         row = row0 + tl.arange(0, B_r)  # (B_r,)
-        # q_base is the batch entry here, because packed sequences, for which it is a row, take no dropout.
+        # q_base is the batch entry here. For packed sequences, it would be a row, but they take no dropout.
         dropout = None if seed is None else DropoutKey(seed, scalars.dropout_rule, head, group.q_base)
         Q = head_view(queries.Q, queries.Q_strides, group.q_base, head)
         q_i = load_tile(Q, row0, N_q, const, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
@@ -163,7 +163,7 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
         b_ji = None
         if bias is not None:
             b_ji = eval_bias(bias, BiasContext(head, bias_context.diagonal), row[None, :], col[:, None])
-            visible = visible & (row < N_q)[None, :]  # after the last row, a bias may be NaN
+            visible = visible & (row < N_q)[None, :]  # past the last row, a bias may be NaN
             L_i = mask_empty_rows(L_i, row, N_q)
         p_ji, s_ji = probabilities(k_j, q_i, L_i[None, :], b_ji, visible, scales, MASKED)
         kept_ji = p_ji
@@ -176,7 +176,7 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
         dv_j = accumulate_dot(dv_j, kept_ji.to(do_i.dtype), do_i)  # (B_c, d)  FA2.A2.L12
         ds_ji = ds_ji.to(q_i.dtype)
         dk_j = accumulate_dot(dk_j, ds_ji, q_i)  # (B_c, d)  FA2.A2.L16
-        row0 += B_r  # the next tile: down to `stop`, then the ragged end at `second`, then on to the next head
+        row0 += B_r  # the next tile: up to `stop`, then the ragged end at `second`, then the next head
         if MASKED:
             row0 = tl.where(row0 < stop, row0, tl.maximum(row0, second))
         if GROUPED:
@@ -189,13 +189,13 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
 def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
              batch_heads, l2_group, sequences, window, scalars, const, bias: tl.constexpr,
              GROUPED: tl.constexpr):  # fmt: skip
-    """Compute dK_j and dV_j of column block j of a K/V head, summed over the query heads that share this head."""
+    """Compute dK_j and dV_j for column block j of a K/V head, summed over the query heads that share the head."""
     B_c: tl.constexpr = const.B_c
     T_c = block_count(N_k, sequences, B_c)  # FA2.A2.L1
     j, b_kv = block_coord(tl.program_id(0), T_c, batch_heads, l2_group)  # FA2.A2.L5
     batch, head_kv = b_kv // (H // group), b_kv % (H // group)
     q_base, k_base, heads_before, head_stride = batch, batch, batch * H, N_q
-    if cu_seqlens_q is not None:  # a packed sequence is addressed by its first row instead of a batch entry
+    if cu_seqlens_q is not None:  # a packed sequence is addressed by its first row, not by a batch entry
         j, k_base, N_k, q_base, N_q = packed_block(j, cu_seqlens_k, N_k, cu_seqlens_q, N_q, sequences, B_c)
         L, D = L + q_base, D + q_base
     Q_strides, K_strides, V_strides, dO_strides, dK_strides, dV_strides = aligned_strides(strides)
@@ -221,7 +221,7 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
                             const, bias, GROUPED, MASKED=False)  # fmt: skip
 
     dK, dV = head_ptr(dK, dK_strides, k_base, head_kv), head_ptr(dV, dV_strides, k_base, head_kv)
-    # dk_j is a sum over all query heads of the group, so this single product is right only if they share one scale τ.
+    # dk_j sums over all query heads in the group, so this single multiplication requires that they share one scale τ.
     store_rows(dK, dk_j * scalars.scale, j * B_c, dK_strides[2], N_k, B_c, const.d, const.d_pad)  # FA2.A2.L18
     store_rows(dV, dv_j, j * B_c, dV_strides[2], N_k, B_c, const.d, const.d_pad)  # FA2.A2.L18
 
@@ -231,7 +231,7 @@ def visit_columns(dq_i, q_i, do_i, row_block, K, V, span, keys, window, scales, 
                   bias: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add the contributions of the tiles in `span` to dq_i (B_r, d), and return dq_i.
 
-    The arguments are those of visit_tiles() in forward.py.
+    The other arguments are those of visit_tiles() in forward.py.
     """
     B_c: tl.constexpr = const.B_c
     row = row_block.row
@@ -254,12 +254,12 @@ def visit_columns(dq_i, q_i, do_i, row_block, K, V, span, keys, window, scales, 
 @triton.jit(do_not_specialize=launch.UNSPECIALIZED)
 def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
            batch_heads, l2_group, sequences, window, scalars, const, bias: tl.constexpr):  # fmt: skip
-    """Compute D_i and dQ_i of row block i of a query head. As in the forward, each program owns a row block."""
+    """Compute D_i and dQ_i for row block i of a query head. As in the forward, each program owns a row block."""
     B_r: tl.constexpr = const.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A2.L1 FA2.A2.L2
     i, bh = block_coord(tl.program_id(0), T_r, batch_heads, l2_group)
     if window[1] is not None:
-        i = T_r - 1 - i  # the heaviest row blocks first
+        i = T_r - 1 - i  # heaviest row blocks first
     batch, head = bh // H, bh % H
     Q_strides, K_strides, V_strides, O_strides, dO_strides, dQ_strides = aligned_strides(strides)
     q_base, k_base, head_stride = batch, batch, N_q
@@ -317,11 +317,11 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callab
 
 
 def sink_gradients(sinks: Tensor, L: Tensor, D: Tensor) -> Tensor:
-    """Return the gradient of each sink, summed over all rows: dS = −P D with P = exp(sink − L).
+    """Return each sink's gradient, summed over all rows: dS = −P D with P = exp(sink − L).
 
-    The gradient of any score is dS = P (dP − D). For a sink, dP is 0 because a sink has no value.
+    Any score's gradient is dS = P (dP − D). For a sink, dP is 0, because a sink has no value.
     """
-    p = torch.exp(sinks.float()[:, None] - L.nan_to_num())  # not −∞ − (−∞), where a row does not even see its sink
+    p = torch.exp(sinks.float()[:, None] - L.nan_to_num())  # avoids −∞ − (−∞) if a row does not even see its sink
     return -(p * D).sum(-1).view(-1, len(sinks)).sum(0).to(sinks.dtype)
 
 
@@ -354,7 +354,7 @@ def prepare_dkdv(
 
 
 def common_arguments(options: Options) -> dict:
-    """Return the keyword arguments of both passes that are not sizes: the window, the scalars, and the bias."""
+    """Return the keyword arguments that both passes take besides sizes: the window, the scalars, and the bias."""
     factors = scales(options.scale, options.softcap)
     scalars = BackwardScalars(options.scale, factors, launch.dropout_rule(options.dropout_p))
     return dict(window=launch.window_bounds(options), scalars=scalars, bias=options.bias)

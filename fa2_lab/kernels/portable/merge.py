@@ -1,7 +1,7 @@
 """A kernel that merges an output (O, L) into a running softmax state in fp32, in place, as SoftmaxState.merge does.
 
-Several torch operators would compute the same result, but they would read and write o several times, whereas this
-kernel reads and writes o once. When it merges the last (O, L), the kernel writes the final output instead of the state.
+torch operators could compute the same result, but they would read and write o several times, whereas this kernel does
+so once. When it merges the last (O, L), the kernel writes the final output instead of the state.
 """
 
 import triton
@@ -14,12 +14,12 @@ from fa2_lab.kernels.common.constants import NEG_INF
 from fa2_lab.kernels.common.tile import head_ptr, load_rows, store_rows
 from fa2_lab.kernels.strides import rows_contiguous
 
-ROWS = 32  # of a program
+ROWS = 32  # per program
 
 
 @triton.jit
 def finite(m):
-    """Return the row maxima m, with 0 instead of −∞ for a row that has seen no key."""
+    """Return the row maxima m, with 0 instead of −∞ for rows that have seen no key."""
     return tl.where(m == NEG_INF, 0.0, m)
 
 
@@ -28,9 +28,9 @@ def merge_state_kernel(m, l, o, L, O, L_out, O_out, strides, first, n, N, H, d: 
                  B_r: tl.constexpr):  # fmt: skip
     """Merge n rows of (O, L) into rows first:first + n of the state, which has N rows in every head.
 
-    The part (O, L) is merged like a state with m = L, l = 1 and o = O. If O_out is given, write all N rows of the final
-    output to O_out and L_out instead of updating the state. The l and o of a row are read only if its m is not −∞, so
-    they may be uninitialized before the first (O, L).
+    (O, L) is merged like a state with m = L, l = 1 and o = O. If O_out is given, write all N rows of the final output
+    to O_out and L_out instead of updating the state. A row's l and o are read only if its m is not −∞, so they may be
+    uninitialized before the first (O, L).
     """
     begin, end = first, first + n
     if O_out is not None:
@@ -66,8 +66,8 @@ def merge(m: Tensor, l: Tensor, o: Tensor, rows: slice, O: Tensor, L: Tensor, *,
           O_out: Tensor | None = None, L_out: Tensor | None = None) -> None:  # fmt: skip
     """Merge (O, L) into `rows` of the state m, l (batch, heads, N) and o (batch, heads, N, d), in place.
 
-    If O_out and L_out are given, this (O, L) is the last one: all rows of the final output are written to them, and the
-    state is not updated. O_out and L_out may be views with any strides if their last dimension is contiguous.
+    If O_out and L_out are given, this (O, L) is the last one: the whole final output is written to them, and the state
+    is not updated. They may be views with any strides, as long as their last dimension is contiguous.
     """
     O, L = rows_contiguous(O), L.contiguous()
     if O.shape[2] or O_out is not None:

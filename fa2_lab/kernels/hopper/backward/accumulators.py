@@ -1,18 +1,18 @@
 """The fp32 accumulators of gradients in HBM, and the kernels that run before and after the Hopper backward.
 
 Column blocks run in any order, and all of them add to dQ. TMA, the copy engine, does the additions in fp32: a consumer
-leaves its partial result of a tile in shared memory and continues. No other kernel reads these accumulators, so in HBM
-they keep the element order in which the tensor cores leave a tile in registers. Each thread stores its elements in
-groups of four, without a shuffle and without a bank conflict, and bwd_postprocess restores the usual order. Additions
-in a different order round differently, so the last bits of dQ differ from run to run.
+leaves a tile's partial result in shared memory and continues. No other kernel reads these accumulators, so in HBM they
+keep the element order in which the tensor cores leave a tile in registers. Each thread stores its elements in groups of
+four, without shuffles or bank conflicts, and bwd_postprocess restores the usual order. Additions in a different order
+round differently, so the last bits of dQ differ from run to run.
 
 If there are too few column blocks for all SMs, for example with few K/V heads, each column block is divided among
-several programs. Each of these programs processes its part of the row blocks, so dK and dV need accumulators as well.
-While the backward runs, the accumulators take 4 bytes per element of dQ and, if column blocks are divided, also 4 bytes
-per element of dK and dV. Rows are padded to whole blocks, and d is padded to 64 or 128.
+several programs. Each of them processes its part of the row blocks, so dK and dV need accumulators as well. While the
+backward runs, the accumulators take 4 bytes per element of dQ and, if column blocks are divided, also 4 bytes per
+element of dK and dV. Rows are padded to whole blocks, and d is padded to 64 or 128.
 
-A matmul for S or dP does not start from zero. Its accumulator starts from −L/scale or −D, so that the tensor cores do
-the subtraction. The kernels call these initial values `acc_init`.
+The matmuls for S and dP do not start from zero. Their accumulators start from −L/scale and −D, so that the tensor cores
+do the subtraction. The kernels call these initial values `acc_init`.
 """
 
 import triton
@@ -28,9 +28,9 @@ from fa2_lab.kernels.common.tile import block_count, head_ptr, load_rows, packed
 
 @gluon.jit
 def add_tile(x, accum, at, buffer):
-    """Add x, which is (64, 64) or (64, 128), to `accum` with TMA, from line `at` on. Each line has 32 elements.
+    """Add x, which is (64, 64) or (64, 128), to `accum` with TMA, beginning at line `at`. A line has 32 elements.
 
-    TMA reads x, or one half of x after the other, from the shared-memory buffer `buffer`.
+    TMA reads x from the shared-memory buffer `buffer`, in two halves if x is (64, 128).
     """
     W: gl.constexpr = x.shape[1]
     if W == 64:
@@ -43,8 +43,8 @@ def add_tile(x, accum, at, buffer):
 
 @gluon.jit
 def add_lines(x, accum, at, buffer):
-    """Add x (128, 32) to `accum` with TMA, from line `at` on. The shared-memory buffer `buffer` holds x for TMA."""
-    tma.store_wait(0)  # the previous content of the buffer has been read
+    """Add x (128, 32) to `accum` with TMA, beginning at line `at`. TMA reads x from the shared-memory buffer."""
+    tma.store_wait(0)  # TMA has read the buffer's previous contents
     buffer.store(x)
     fence_async_shared()
     tma.async_atomic_add(accum, [at, 0], buffer)
@@ -52,7 +52,7 @@ def add_lines(x, accum, at, buffer):
 
 @gluon.jit
 def to_fragment_order(x):
-    """Reshape x (64, W) to (2 · W, 32), in the order in which a consumer's registers hold x, so that no data move."""
+    """Reshape x (64, W) to (2 · W, 32), in the order in which a consumer's registers hold it, so no data move."""
     W: gl.constexpr = x.shape[1]
     x = x.reshape([4, 2, 8, W // 8, 4, 2])  # row: warp, upper or lower 8, lane; column: group of 8, lane, pair
     return x.permute([3, 0, 2, 4, 1, 5]).reshape([2 * W, 32])
@@ -60,14 +60,14 @@ def to_fragment_order(x):
 
 @triton.jit
 def to_row_major(x, W: tl.constexpr):
-    """Undo to_fragment_order(): return a tile of an accumulator in the usual element order, as (64, W)."""
+    """Undo to_fragment_order(): return an accumulator's tile in the usual element order, as (64, W)."""
     x = tl.reshape(x, [W // 8, 4, 8, 4, 2, 2])
     return tl.reshape(tl.permute(x, [1, 4, 2, 0, 3, 5]), [64, W])
 
 
 @triton.jit
 def cu_seqlens_in_order(cu_seqlens, n, sequences):
-    """Return whether the cumulative lengths never decrease, once sequence_start() has clamped them."""
+    """Return whether the cumulative lengths, as clamped by sequence_start(), never decrease."""
     back = tl.zeros((128,), tl.int32)
     for b in range(0, sequences, 128):
         left = tl.minimum(b + tl.arange(0, 128), sequences - 1)
@@ -81,11 +81,11 @@ def bwd_preprocess(O, dO, L, dL, acc_init, accum, cu_seqlens_q, cu_seqlens_k, O_
     """Zero all accumulators, and write the initial values of the matmuls: −L/scale for S, and −D for dP.
 
     A row that sees no key, or is past the end, gets −∞ for S, so its P is 0. cu_seqlens_k is given only if dQ is
-    accumulated in a fixed order. In that case, if the starts of packed sequences decrease, all accumulators are set to
-    NaN instead of 0. The counters of semaphore.py are then also set to NaN, whose bits, read as a whole number, exceed
-    every turn, so that no writer waits. `tiles` is the number of (64, d_pad) tiles in `accum`.
+    accumulated in a fixed order. If the starts of packed sequences then decrease, which is invalid, the accumulators
+    and the counters of semaphore.py are set to NaN instead of 0. NaN's bits, read as an integer, exceed every turn, so
+    no writer waits. `tiles` is the number of (64, d_pad) tiles in `accum`.
     """
-    gdc_launch_dependents()  # the next kernel may start on SMs that are idle; it waits by itself
+    gdc_launch_dependents()  # the next kernel may start on idle SMs; it waits for this one by itself
     PARTS: tl.constexpr = B_r // 64
     T_r = block_count(N_q, sequences, B_r)
     block_id, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
@@ -99,7 +99,7 @@ def bwd_preprocess(O, dO, L, dL, acc_init, accum, cu_seqlens_q, cu_seqlens_k, O_
         tl.store(accum + at, zeros)  # FA2.A2.L3 FA2.A2.L7
 
     tokens = N_q
-    if cu_seqlens_q is not None:  # a packed sequence is addressed by its first row instead of a batch entry
+    if cu_seqlens_q is not None:  # a packed sequence is addressed by its first row, not by a batch entry
         i, begin, N_q, _, _ = packed_block(i, cu_seqlens_q, N_q, cu_seqlens_q, N_q, sequences, B_r)
     first = i * B_r + part * 64
     batch = bh // H if cu_seqlens_q is None else begin
@@ -111,7 +111,7 @@ def bwd_preprocess(O, dO, L, dL, acc_init, accum, cu_seqlens_q, cu_seqlens_k, O_
     at = tl.cast(bh, tl.int64) * tokens + row
     if cu_seqlens_q is not None:
         at += begin
-    if dL is not None:  # if the loss also uses L, P ∘ dL is added to dS
+    if dL is not None:  # if the loss also uses L, dS has one more term, P ∘ dL
         D_i -= tl.load(dL + at, mask=row < N_q, other=0.0)
     L_i = tl.load(L + at, mask=row < N_q, other=NEG_INF)
     nobody = L_i == NEG_INF
@@ -123,8 +123,8 @@ def bwd_preprocess(O, dO, L, dL, acc_init, accum, cu_seqlens_q, cu_seqlens_k, O_
 @triton.jit(do_not_specialize=["batch", "H", "H_kv", "N_q", "N_k", "sequences"])
 def bwd_postprocess(accum, dQ, dK, dV, cu_seqlens_q, cu_seqlens_k, strides, batch, H, H_kv, N_q, N_k, sequences, scale,
                     d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
-    """Reorder, scale and round a tile of the accumulated dQ, or of dK or dV if they are given, and write the tile."""
-    gdc_wait()  # until all has been added
+    """Reorder, scale and round a tile of the accumulated dQ (or of dK or dV, if they are given), and write it."""
+    gdc_wait()  # until all additions are done
     T_r, T_c = block_count(N_q, sequences, B_r), block_count(N_k, sequences, 128)
     dQ_strides, dK_strides, dV_strides = strides
     row_tiles, column_tiles = 2 * T_r * batch * H, 2 * T_c * batch * H_kv
@@ -146,10 +146,10 @@ def bwd_postprocess(accum, dQ, dK, dV, cu_seqlens_q, cu_seqlens_k, strides, batc
 @triton.jit
 def finish(accum, n, X, strides, H, N, T, cu_seqlens, sequences, scale, d: tl.constexpr, d_pad: tl.constexpr,
            B: tl.constexpr):  # fmt: skip
-    """Reorder and scale tile n of an accumulator, to which all column blocks have added, and write it to X.
+    """Reorder and scale tile n of a completed accumulator, and write it to X.
 
-    The tiles of the two consumers together cover B rows of X, which has T such blocks per head. `cu_seqlens` contains
-    the cumulative lengths of packed sequences, or is None.
+    The two consumers' tiles together cover B rows of X, which has T such blocks per head. `cu_seqlens` holds the
+    cumulative lengths of packed sequences, or is None.
     """
     W: tl.constexpr = B * d_pad // 128
     block_id, c = n // 2, n % 2
@@ -157,8 +157,8 @@ def finish(accum, n, X, strides, H, N, T, cu_seqlens, sequences, scale, d: tl.co
     if cu_seqlens is not None:
         i, begin, N, _, _ = packed_block(i, cu_seqlens, N, cu_seqlens, N, sequences, B)
     x = to_row_major(tl.load(accum + tl.cast(n, tl.int64) * (64 * W) + tl.arange(0, 64 * W)), W)
-    row, col = i * B, c * W  # consumers share the columns of a tile of 64 rows,
-    if B > 64:  # and the rows of a taller one
+    row, col = i * B, c * W  # the consumers divide the columns of 64 rows,
+    if B > 64:  # and the rows of taller blocks
         row, col = i * B + c * 64, 0
     batch = bh // H if cu_seqlens is None else begin
     store_rows(head_ptr(X, strides, batch, bh % H) + col, x * scale, row, strides[2], N, 64, d - col, W)

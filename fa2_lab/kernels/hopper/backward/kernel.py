@@ -2,12 +2,12 @@
 
 Each of the two consumer warpgroups owns 64 columns of the block and keeps their dK and dV in registers. All tiles are
 transposed, so that P and dS can be used as left operands directly from registers. dS is also stored in shared memory,
-because dQ needs the dS of both consumers. The matmul for dQ of a row block runs while the exponentials of the next row
-block are computed. TMA then adds the result of the matmul to dQ in HBM.
+because dQ needs the dS of both consumers. The matmul for a row block's dQ runs while the next row block's exponentials
+are computed. TMA then adds its result to dQ in HBM.
 
 products.py starts the matmuls. This file decides when each matmul starts and which computation waits for it. Some
-matmuls can start earlier or later, and sizes.py lists the fastest choice for each d and mask. In all functions, c is
-the index of a consumer, n counts the row blocks that this program has processed, and r counts its column blocks.
+matmuls can start earlier or later, and sizes.py lists the fastest choice for each d and mask. In all functions, c is a
+consumer's index, n counts the row blocks that this program has processed, and r counts its column blocks.
 """
 
 import triton
@@ -49,14 +49,14 @@ from fa2_lab.kernels.hopper.shared.pipeline import (
 
 @triton.aggregate
 class BackwardSharedStorage:
-    """The buffers and barriers of a thread block in shared memory, and the sizes of the launch."""
+    """A thread block's buffers and barriers in shared memory, and the sizes of the launch."""
 
     k: TmaPipeline
     v: TmaPipeline
     row_blocks: RowBlockPipeline
-    ds: gl.shared_memory_descriptor  # (2, 128, B_r): dS of both consumers, of this row block and the one before
+    ds: gl.shared_memory_descriptor  # (2, 128, B_r): both consumers' dS, for this row block and the previous one
     ds_filled: gl.shared_memory_descriptor
-    dq: gl.shared_memory_descriptor  # (2, …): where each consumer's part of dQ waits to be added
+    dq: gl.shared_memory_descriptor  # (2, …): each consumer's partial dQ, on its way to HBM
     mailbox: Mailbox
     semaphore: Semaphore
     sizes: gl.constexpr
@@ -70,8 +70,7 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
     """Run as the producer warp: send every column block to the consumers, and start each copy once its stage is empty.
 
     If each K/V head is divided into parts, the scheduler treats every part as a head with the same number of column
-    blocks. If dQ is accumulated in a fixed order, the last column block is scheduled first, for the reason given in
-    semaphore.py.
+    blocks. If dQ is accumulated in a fixed order, the last column block is scheduled first (semaphore.py explains why).
     """
     entries, heads, _ = shape_of(Q)
     all_row_blocks = entries * heads * T_r
@@ -95,15 +94,15 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
         if begin < end:
             unmasked_from, row_begin = sequence.unmasked_from(col, length), sequence.row_begin(col)
             col_block_id = bh * scheduler.blocks + block
-            dkv_turn = gl.minimum(part, begin)  # nonempty parts that add to the same dK and dV earlier
-            sem_index = all_row_blocks + col_block_id  # its counter, after those of all row blocks
+            dkv_turn = gl.minimum(part, begin)  # how many nonempty parts add to the same dK and dV before this one
+            sem_index = all_row_blocks + col_block_id  # its counter follows those of all row blocks
             fields = end - begin, k_batch_or_end, head, col, unmasked_from, row_begin, length, col_block_id
             fields += dkv_turn, sem_index
             smem.mailbox.send(r, fields)
-            keys = gl.where(sequence.N_q > 0, sequence.N_k, 0)  # 0 without rows, so that tiles become zeros
+            keys = gl.where(sequence.N_q > 0, sequence.N_k, 0)  # 0 if there are no rows, so that tiles become zeros
             smem.k.load(r, K, k_batch_or_end, head, col, keys)  # FA2.A2.L6
             smem.v.load(r, V, k_batch_or_end, head, col, keys)  # FA2.A2.L6
-            gdc_wait()  # until the kernel before has ended, because its results are read and its zeros are added to
+            gdc_wait()  # until the previous kernel has ended, because its results are read and its zeros are added to
             for step_index in range(begin, end):
                 q_head = head * geometry.group + step_index // per_head
                 i = first + (per_head - 1 - step_index % per_head if smem.sizes.last_first else step_index % per_head)
@@ -115,7 +114,7 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
                 )  # fmt: skip
                 n += 1
             r += 1
-        t = scheduler.next()  # late, for a good balance of the load
+        t = scheduler.next()  # as late as possible, for load balance
     smem.mailbox.send(r, (0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
     scheduler.leave()
 
@@ -125,7 +124,7 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
 
 @gluon.jit
 def consumer(c: gl.constexpr, dK, dV, dq_accum, smem, geometry, scale_log2):
-    """Run as consumer warpgroup c: compute dK and dV for its 64 columns of every column block that is fetched."""
+    """Run as consumer warpgroup c: compute dK and dV for its 64 columns of every column block fetched."""
     d: gl.constexpr = smem.sizes.d_pad
     n = 0  # row blocks so far, as the producer counts them
     r = 0
@@ -166,14 +165,14 @@ def receive(r, mailbox):
 
 @gluon.jit
 def load_kv(c: gl.constexpr, r, smem, geometry):
-    """Wait for K and V of the r-th column block, and return consumer c's rows of V as (64, d).
+    """Wait for the r-th column block's K and V, and return consumer c's rows of V as (64, d).
 
-    If the call has key_lengths or a window with a left bound, first set the rows of K and V that no query sees to zero.
+    If the call has key_lengths or a window with a left bound, first zero the rows of K and V that no query sees.
     """
     k = smem.k.wait(r).slice(c * COLS, COLS, 0)
     v = smem.v.wait(r).slice(c * COLS, COLS, 0)
-    # Each consumer zeroes its own 64 rows of K. For dQ it reads the other's, too, but only once that one has arrived at
-    # ds_filled, after it has zeroed them and fenced.
+    # Each consumer zeroes its own 64 rows of K. For dQ, it also reads the other consumer's rows, but only after that
+    # consumer has zeroed them, fenced, and arrived at ds_filled.
     if geometry.key_lengths is not None:
         real = smem.mailbox.read(r, "length") - smem.mailbox.read(r, "col") - c * COLS
         zero_oob_rows(k, real)
@@ -187,7 +186,7 @@ def load_kv(c: gl.constexpr, r, smem, geometry):
 
 @gluon.jit
 def load_v(v, smem):
-    """Load the first V_REG_COLS columns of v (64, d) into registers, and return them, if v_in_registers is set.
+    """If v_in_registers is set, load the first V_REG_COLS columns of v (64, d) into registers, and return them.
 
     Otherwise, return v, which is in shared memory.
     """
@@ -198,10 +197,10 @@ def load_v(v, smem):
 
 @gluon.jit
 def step(c: gl.constexpr, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_log2, ds):
-    """Add the contribution of row block n to dk and dv (64, d), and compute dQ of the previous row block.
+    """Add row block n's contribution to dk and dv (64, d), and compute the previous row block's dQ.
 
-    Return dk, dv and dS of row block n. The argument ds is dS of the previous row block, or None in the first step. v
-    is the consumer's part of V in shared memory, `v_regs` is the result of load_v(), and `bounds` is the result of
+    Return dk, dv and row block n's dS. The argument ds is the previous row block's dS, or None in the first step. v is
+    the consumer's part of V in shared memory, `v_regs` is the result of load_v(), and `bounds` is the result of
     seeing_rows(). P is 2 to the power of `scale_log2` times the scores. If dk_late is set, the matmul for dK also runs
     one step later, together with the next row block.
     """
@@ -223,10 +222,10 @@ def step(c: gl.constexpr, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_lo
     if not smem.sizes.dv_late:
         dv, p_half = start_dv(dv, p, do)
     if not FIRST:
-        if smem.sizes.dv_late and not bounds.CUT:  # naming P is 1% faster, though ptxas moves no exponential
+        if smem.sizes.dv_late and not bounds.CUT:  # naming P makes it 1% faster, although ptxas moves no exponential
             dq, p = warpgroup_mma_wait(0, deps=[dq, p])
         else:
-            dq = warpgroup_mma_wait(0 if smem.sizes.dv_late else 1, deps=[dq])  # dV's matmul, the last one, may run on
+            dq = warpgroup_mma_wait(0 if smem.sizes.dv_late else 1, deps=[dq])  # dV's matmul, started last, may run on
         add_dq(c, n - 1, dq, dq_accum, smem)
     dp = start_dp(n, v, v_regs, do, smem)
     dp = warpgroup_mma_wait(0, deps=[dp])
@@ -246,7 +245,7 @@ def step(c: gl.constexpr, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_lo
 
 @gluon.jit
 def exchange(c: gl.constexpr, n, ds, smem):
-    """Store this consumer's dS of the n-th row block in shared memory.
+    """Store this consumer's dS for the n-th row block in shared memory.
 
     Both consumers read it in the next step, so two buffers are enough. The fence serves two purposes: it makes the
     stored dS visible to the tensor cores, and it orders the reads in row_blocks.load_acc_init() before the TMA
@@ -259,7 +258,7 @@ def exchange(c: gl.constexpr, n, ds, smem):
 
 @gluon.jit
 def finish_dk(n, dk, ds, smem, others: gl.constexpr):
-    """Wait for the matmul for dK, but not for the `others` matmuls started after it. Then release Q and dO."""
+    """Wait for dK's matmul, but not for the `others` matmuls started after it. Then release Q and dO."""
     dk, ds = warpgroup_mma_wait(others, deps=[dk, ds])
     smem.row_blocks.release(n)
     return dk
@@ -278,7 +277,7 @@ def add_dq(c: gl.constexpr, n, dq, dq_accum, smem):
 
 @gluon.jit
 def finish(c: gl.constexpr, r, dk, dv, dK, dV, smem, scale_log2):
-    """Write dK and dV of the r-th column block to HBM.
+    """Write the r-th column block's dK and dV to HBM.
 
     If several programs share the column block, add them to the accumulators in HBM instead.
     """
@@ -298,7 +297,7 @@ def finish(c: gl.constexpr, r, dk, dv, dK, dV, smem, scale_log2):
         if smem.semaphore.USED:
             smem.semaphore.pass_on(sem_index)
     else:
-        N_k = smem.mailbox.read(r, "length")  # of a packed sequence; otherwise, the value is not used
+        N_k = smem.mailbox.read(r, "length")  # used only for packed sequences
         smem.mailbox.release(r)
         store(c, dv, dV, batch_or_end, head, col, N_k, smem)  # FA2.A2.L18
         store(c, dk * (scale_log2 * LN2), dK, batch_or_end, head, col, N_k, smem)  # FA2.A2.L18
@@ -306,7 +305,7 @@ def finish(c: gl.constexpr, r, dk, dv, dK, dV, smem, scale_log2):
 
 @gluon.jit
 def store(c: gl.constexpr, x, X, batch_or_end, head, col, N_k, smem):
-    """Write x (64, d), which is dK or dV of consumer c, to X with a TMA copy.
+    """Write x (64, d), consumer c's dK or dV, to X with a TMA copy.
 
     The copy goes through the consumer's shared-memory buffer for dQ.
     """
@@ -323,7 +322,7 @@ def store(c: gl.constexpr, x, X, batch_or_end, head, col, N_k, smem):
 
 @gluon.jit
 def writer(c: gl.constexpr, dq_accum, smem):
-    """Run as consumer c's writer warp: add the consumer's partial dQ to dQ in HBM with TMA, in the fixed order."""
+    """Run as consumer c's writer warp: add the consumer's partial dQ to HBM with TMA, in the fixed order."""
     n = 0
     r = 0
     steps = receive(r, smem.mailbox)
@@ -346,16 +345,16 @@ def backward_kernel(Q, K, V, dO, acc_init, dq_accum, dK, dV, counter, key_length
                     CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
     """Compute dK and dV, and accumulate dQ in HBM.
 
-    Q, K, V and dO are tensor descriptors of (batch, heads, N, d). dK and dV are descriptors of the same kind, or of
+    Q, K, V and dO are descriptors of (batch, heads, N, d) tensors. dK and dV are descriptors of such tensors too, or of
     fp32 accumulators if several programs share a column block. accumulators.py describes `acc_init` and `dq_accum`.
     `sem_counters` points to the counters of semaphore.py. If it is None, gradients are added up in any order. `counter`
     points to the counters of the tile scheduler. Each column block is divided into `parts` parts. SIZES are the
     BackwardSizes of the launch, and RAGGED means that a column block may reach past the last key.
 
     left and right are the bounds of a window, or None. CAUSAL means that right is 0. If `sequences` is not None, it is
-    the number of packed sequences, and cu_seqlens_q and cu_seqlens_k are the cumulative sequence lengths. Whole numbers
-    are separate arguments, because Triton would specialise numbers in a tuple and compile the kernel again for many of
-    them.
+    the number of packed sequences, and cu_seqlens_q and cu_seqlens_k are the cumulative sequence lengths. Integers are
+    separate arguments, because Triton would specialize on integers in a tuple, and recompile the kernel for many of
+    their values.
     """
     COLUMNS: gl.constexpr = CONSUMERS * COLS
     _, heads_q, N_q = shape_of(Q)
@@ -382,9 +381,9 @@ def backward_kernel(Q, K, V, dO, acc_init, dq_accum, dK, dV, counter, key_length
     DK_IN_ORDER: gl.constexpr = DETERMINISTIC and dK.dtype == gl.float32
     mailbox = new_mailbox(ORDERED_COLUMN_BLOCK_FIELDS if DK_IN_ORDER else COLUMN_BLOCK_FIELDS, READERS)
     smem = BackwardSharedStorage(k, v, row_blocks, ds, ds_filled, dq, mailbox, semaphore, SIZES)
-    fence_async_shared()  # TMA must see the barriers
-    gdc_launch_dependents()  # the next kernel may start on SMs that are idle; it waits by itself
-    # A thread of a consumer has 240 registers, any other 24.
+    fence_async_shared()  # so that TMA sees the barriers
+    gdc_launch_dependents()  # the next kernel may start on idle SMs; it waits for this one by itself
+    # Consumer threads have 240 registers, and all other threads have 24.
     copies = Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts
     if DETERMINISTIC:
         gl.warp_specialize(

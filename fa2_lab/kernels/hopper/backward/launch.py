@@ -1,8 +1,8 @@
 """Host code that prepares the three launches of the Hopper backward from torch tensors.
 
-The first launch sets the fp32 accumulators in HBM to zero, and writes the initial values of the accumulators of S and
-dP. The second launch computes dK and dV and accumulates dQ. The third launch converts the accumulated dQ to its final
-form. accumulators.py describes the accumulators and the initial values.
+The first launch zeroes the fp32 accumulators in HBM, and writes the values from which the matmuls for S and dP start.
+The second launch computes dK and dV and accumulates dQ. The third launch converts the accumulated dQ to its final form.
+accumulators.py describes the accumulators and the initial values.
 """
 
 import functools
@@ -25,8 +25,8 @@ from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool = False) -> Callable | None:
     """Return a function of (dO, dL, O, L, tensors) that computes dQ, dK and dV for calls like this one.
 
-    Return None if these kernels do not support such calls. The returned function itself returns None for tensors that
-    TMA cannot address. If `deterministic` is set, the gradients are bit for bit the same in every run, as semaphore.py
+    Return None if these kernels do not support them. The returned function itself returns None for tensors that TMA
+    cannot address. If `deterministic` is set, the gradients are bit for bit the same in every run, as semaphore.py
     explains.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
@@ -35,13 +35,13 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
     if not host.supports(Q, K, V, tensors.key_lengths) or not copyable(dO.shape, dO.stride()):
         return None
     if sequences and options.has_window:
-        return None  # the producer does not send the consumers enough about a packed sequence for a window
+        return None  # a window would need more data about a packed sequence than the producer sends
     tensors, dO, O = host.pack_gqa(tensors, options, dO, O)
     chosen, parts = choose(tensors, options, deterministic)
     acc_init_shape, dq_accum_shape, dk_accum_shape, counters = shapes(tensors.q, K, chosen, sequences)
-    divided = parts > 1  # then dK and dV have accumulators as well, which follow those of dQ
+    divided = parts > 1  # if so, dK and dV also have accumulators, which follow those of dQ
     accum_lines = dq_accum_shape[0] + 2 * dk_accum_shape[0] * divided
-    accum_shape = accum_lines + counters[0] * deterministic, 32  # all accumulators and counters are cleared together
+    accum_shape = accum_lines + counters[0] * deterministic, 32  # all accumulators and counters are zeroed together
     preprocess = prepare_preprocess(dO, O, tensors, options, chosen, accum_shape)
     main = prepare_main(dO, tensors, options, chosen, parts, deterministic)
     postprocess = prepare_postprocess(tensors, options, chosen, divided)
@@ -57,8 +57,8 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
         rounded = (dK, dV) if divided else (None, None)
         sem_counters, ordered = (accum[accum_lines:].view(torch.int32), cu_k) if deterministic else (None, None)
         with on_device_of(Q):
-            # In a custom operator, this call fills a tensor with zeros, which is a kernel. It comes before the three
-            # launches, because between two of them it would keep the second one from starting early.
+            # In a custom operator, this call launches a kernel that fills a tensor with zeros. It comes before the
+            # three launches, because between two of them, it would keep the second one from starting early.
             counter = host.scheduler_counter(Q, options.in_custom_op)
             preprocess(O, dO, L, dL, acc_init, accum, cu_q, ordered)
             main(Q, K, V, dO, acc_init, accum, *columns, counter, tensors.key_lengths, sem_counters, cu_q, cu_k)
@@ -69,7 +69,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
 
 
 def choose(tensors: Tensors, options: Options, deterministic: bool) -> tuple[sizes.BackwardSizes, int]:
-    """Return the sizes of the launch, and the number of parts into which each column block is divided.
+    """Return the launch's sizes, and the number of parts into which each column block is divided.
 
     Packed sequences are treated as if they had equal lengths.
     """
@@ -95,7 +95,7 @@ def shapes(Q: Tensor, K: Tensor, chosen: sizes.BackwardSizes, sequences: int | N
     3. the accumulators of dK, which have the same shape as those of dV
     4. the counters of semaphore.py
 
-    The last three matrices consist of whole tiles of 64 rows.
+    The last three consist of whole (64, d_pad) tiles.
     """
     row_blocks, column_blocks = program_count(Q, chosen.B_r, sequences), program_count(K, 128, sequences)
     lines_of_32 = chosen.d_pad // 32
@@ -109,7 +109,7 @@ def prepare_preprocess(
 ) -> Launch:
     """Return the launch that zeros the accumulators and writes the initial values of S and dP.
 
-    It has one program per 64 rows. `accum_shape` is the shape of all accumulators together.
+    It has one program per 64 rows. `accum_shape` is the combined shape of all accumulators.
     """
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     (_, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
@@ -140,14 +140,14 @@ def prepare_main(
         columns = tuple(describe(layout_of_result(X), 64) for X in (K, V))
     acc_init = matrix_descriptor(acc_init_shape, (1, 2 * chosen.B_r))
     dq_accum = matrix_descriptor(dq_accum_shape, (chosen.B_r * chosen.d_pad // 64, 32), swizzle=128)
-    heads = batch * H_kv * parts  # to the scheduler each part of a K/V head is a head
+    heads = batch * H_kv * parts  # the scheduler treats each part of a K/V head as a head
     SMs, column_blocks = sm_count(Q.device), program_count(K, 128, sequences)
     many = sequences or 1
     if deterministic:
         l2_group = parts * sizes.deterministic_l2_group(-(-N_q // many), d, H // H_kv)
     else:
-        rows = 1 if options.has_window else -(-N_q // (many * parts))  # that are in use together
-        bytes_each = rows * (H // H_kv) * 4 * (d + chosen.d_pad)  # of Q, dO and the accumulators of dQ
+        rows = 1 if options.has_window else -(-N_q // (many * parts))  # rows in use at a time
+        bytes_each = rows * (H // H_kv) * 4 * (d + chosen.d_pad)  # Q, dO and dQ's accumulators
         l2_group = sizes.l2_group(-(-column_blocks // (batch * H_kv * many)), heads, SMs, masked, H // H_kv, bytes_each)
     descriptors = describe(Q, chosen.B_r), describe(K, 128), describe(V, 128), describe(dO, chosen.B_r)
     return Launch(
@@ -164,8 +164,8 @@ def prepare_main(
 def prepare_postprocess(tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, divided: bool) -> Launch:
     """Return the launch that writes dQ from its accumulators, and also dK and dV if `divided` is set.
 
-    A program processes the tile of one consumer, so there are two programs per row block and, for dK and dV, four per
-    column block.
+    A program processes one consumer's tile, so there are two programs per row block and, for dK and dV, four per column
+    block.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)

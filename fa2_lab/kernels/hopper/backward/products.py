@@ -1,4 +1,4 @@
-"""The five matmuls of a step of the Hopper backward. This file starts them, and kernel.py waits for them."""
+"""The five matmuls of a step in the Hopper backward. This file starts them, and kernel.py waits for them."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -8,14 +8,14 @@ from fa2_lab.kernels.common.constants import NEG_INF
 from fa2_lab.kernels.hopper.backward.rows import COLS
 from fa2_lab.kernels.hopper.shared.pipeline import acc_layout, as_operand, matrix
 
-V_REG_COLS = gl.constexpr(64)  # of d columns of V in registers, with v_in_registers
+V_REG_COLS = gl.constexpr(64)  # with v_in_registers, this many of V's columns are in registers
 
 
 @gluon.jit
 def start_scores(c: gl.constexpr, n, q, bounds, smem):
     """Start the matmul that computes K Qᵀ − L/scale (64, B_r) for consumer c's columns and the n-th row block.
 
-    The accumulator starts from −L/scale, or from −∞ for each entry that is masked.
+    The accumulator starts from −L/scale, or from −∞ in masked entries.
     """
     B_r: gl.constexpr = smem.sizes.B_r
     init = spread(smem.row_blocks.load_acc_init(n, 0))
@@ -49,7 +49,7 @@ def start_dp(n, v, v_regs, do, smem):
 
 @gluon.jit
 def spread(init):
-    """Broadcast `init`, which has one element per query row, to the accumulator (64, B_r) of a matmul."""
+    """Broadcast `init`, which has one element per query row, to a matmul's accumulator (64, B_r)."""
     B_r: gl.constexpr = init.shape[1]
     init, _ = gl.broadcast(init, gl.zeros([COLS, B_r], gl.float32, acc_layout(B_r)))
     return init
@@ -67,16 +67,16 @@ def start_dv(dv, p, do):
 
 @gluon.jit
 def start_dk(n, dk, ds, smem):
-    """Start adding dS Q of the n-th row block to dk (64, d). ds must stay in registers until the matmul ends."""
+    """Start adding the n-th row block's dS Q to dk (64, d). ds must stay in registers until the matmul ends."""
     q, _ = smem.row_blocks.tiles(n)
     return warpgroup_mma(ds, q, dk, is_async=True)  # FA2.A2.L16
 
 
 @gluon.jit
 def start_dq(c: gl.constexpr, n, smem):
-    """Start the matmul for consumer c's half of dQ of the n-th row block, over all 128 keys of the column block.
+    """Start the matmul for consumer c's half of the n-th row block's dQ, over all 128 keys of the column block.
 
-    The half consists of half the columns of dQ or, if B_r = 128, of half its rows.
+    The half is half of dQ's columns or, if B_r = 128, half of its rows.
     """
     W: gl.constexpr = smem.sizes.W
     mbarrier.wait(smem.ds_filled, n & 1)

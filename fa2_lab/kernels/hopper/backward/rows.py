@@ -1,9 +1,8 @@
 """What the Hopper backward's consumers receive: row blocks of Q and dO, and the rows that see each consumer's columns.
 
-A column block is 128 keys of a K/V head, 64 for each of the two consumer warpgroups. The rows that see a column block
-belong to row blocks of all query heads that share the K/V head. If the column block is divided among programs, each
-program processes only its part of these row blocks. Only the producer computes which row blocks these are, and it sends
-the result to the consumers.
+A column block is 128 keys of a K/V head, 64 for each of the two consumer warpgroups. The rows that see it belong to row
+blocks of all query heads that share the K/V head. If the column block is divided among programs, each program processes
+only its part of these row blocks. Only the producer works out which row blocks these are, and it tells the consumers.
 """
 
 import triton
@@ -17,31 +16,31 @@ from fa2_lab.kernels.hopper.shared.mailbox import IntRecords, all_threads, new_i
 from fa2_lab.kernels.hopper.shared.pipeline import acc_layout, barriers, matrix, stacked
 
 CONSUMERS = gl.constexpr(2)
-COLS = gl.constexpr(64)  # of one consumer
-COLUMN_BLOCK_FIELDS = gl.constexpr(  # of a column block, in the mailbox; 0 steps say that there are none
+COLS = gl.constexpr(64)  # per consumer
+COLUMN_BLOCK_FIELDS = gl.constexpr(  # what the mailbox holds for a column block; 0 steps mean that none is left
     ("steps", "k_batch_or_end", "head", "col", "unmasked_from", "row_begin", "length", "col_block_id")
 )
-# Of a row block. Keeping the addresses of K in registers, instead of reading `k_stage`, would take 14 registers.
+# The fields of a row block. Keeping K's addresses in registers, instead of reading `k_stage`, would take 14 registers.
 ROW_BLOCK_FIELDS = gl.constexpr(("row", "row_block_id", "k_stage"))
-ORDERED_COLUMN_BLOCK_FIELDS = gl.constexpr(  # if dK and dV are added in a fixed order: see semaphore.py
+ORDERED_COLUMN_BLOCK_FIELDS = gl.constexpr(  # if dK and dV are accumulated in a fixed order (semaphore.py)
     (*COLUMN_BLOCK_FIELDS.value, "dkv_turn", "sem_index")
 )
-ORDERED_ROW_BLOCK_FIELDS = gl.constexpr((*ROW_BLOCK_FIELDS.value, "dq_turn"))  # and if dQ is added in a fixed order
+ORDERED_ROW_BLOCK_FIELDS = gl.constexpr((*ROW_BLOCK_FIELDS.value, "dq_turn"))  # if dQ is accumulated in a fixed order
 
 
 @triton.aggregate
 class RowBounds:
-    """The rows that see a consumer's 64 columns, and the first row that sees all 128 columns of the column block."""
+    """The rows that see a consumer's 64 columns, and the first row that sees all 128 of the column block's columns."""
 
-    begin: gl.tensor  # (64,), for each column the first row that sees it
-    full: gl.tensor  # the first row that sees all columns of the column block
-    end: gl.tensor | gl.constexpr  # the first row that no longer sees the first column, or None if all later rows do
+    begin: gl.tensor  # (64,), the first row that sees each column
+    full: gl.tensor  # the first row that sees the whole column block
+    end: gl.tensor | gl.constexpr  # the first row that no longer sees the first column, or None if all rows do
     CUT: gl.constexpr  # whether some tiles are masked
 
 
 @gluon.jit
 def seeing_rows(c: gl.constexpr, r, mailbox, geometry):
-    """Return, as RowBounds, the rows that see consumer c's columns of the r-th column block."""
+    """Return the RowBounds of consumer c's columns in the r-th column block."""
     CUT: gl.constexpr = geometry.HAS_RIGHT_BOUND or geometry.RAGGED or geometry.left is not None
     full = mailbox.read(r, "unmasked_from")
     begin = first_rows(c, r, mailbox, geometry)
@@ -53,7 +52,7 @@ def seeing_rows(c: gl.constexpr, r, mailbox, geometry):
 
 @gluon.jit
 def first_rows(c: gl.constexpr, r, mailbox, geometry):
-    """Return, for each of consumer c's 64 columns of the r-th column block, the first row that sees the column."""
+    """Return, for each of consumer c's 64 columns in the r-th column block, the first row that sees it."""
     row_begin = mailbox.read(r, "row_begin")
     key = c * COLS + gl.arange(0, COLS, gl.SliceLayout(1, acc_layout(geometry.B_r)))
     row_begin += key if geometry.HAS_RIGHT_BOUND else 0 * key
@@ -66,13 +65,13 @@ def first_rows(c: gl.constexpr, r, mailbox, geometry):
 class RowBlockPipeline:
     """A ring (circular buffer) of two stages for row blocks.
 
-    Each stage holds tiles of Q and dO, and the initial values of the accumulators of S and dP (accumulators.py).
+    Each stage holds tiles of Q and dO, and the initial accumulators of S and dP (accumulators.py).
     """
 
     q: gl.shared_memory_descriptor  # (2, …, B_r, d)
     do: gl.shared_memory_descriptor
     acc_init: gl.shared_memory_descriptor  # (2, 1, 2 · B_r)
-    fields: IntRecords  # of the last four row blocks
+    fields: IntRecords  # for the last four row blocks
     filled: gl.shared_memory_descriptor
     emptied: gl.shared_memory_descriptor
     B_r: gl.constexpr
@@ -81,9 +80,9 @@ class RowBlockPipeline:
     def load(self, n, k_stage, Q, dO, acc_init, batch_or_end, head, i, N_q, row_block_id, dq_turn):
         """Producer: once the stage is empty, start copying row block i of a head into the ring, as the n-th row block.
 
-        N_q is the number of rows of the head. `row_block_id` is the index of row block i among all row blocks of the
-        call. `dq_turn` is the number of column blocks that must add to dQ of this row block before the current one.
-        `k_stage` is the stage of the ring of K that contains the keys of the column block.
+        N_q is the head's number of rows. `row_block_id` is row block i's index among all row blocks of the call.
+        `dq_turn` is the number of column blocks that must add to this row block's dQ before the current one.
+        `k_stage` is the stage of K's ring that holds the column block's keys.
         """
         stage = n & 1
         filled = self.filled.index(stage)
@@ -103,31 +102,31 @@ class RowBlockPipeline:
 
     @gluon.jit
     def tiles(self, n):
-        """Consumer: return the tiles of Q and dO of the n-th row block, each (B_r, d), in shared memory."""
+        """Consumer: return the n-th row block's tiles of Q and dO, each (B_r, d), in shared memory."""
         return matrix(self.q.index(n & 1)), matrix(self.do.index(n & 1))
 
     @gluon.jit
     def load_acc_init(self, n, which: gl.constexpr):
         """Consumer: return the initial values of S (if `which` is 0) or dP (if it is 1), one per row, as (1, B_r)."""
-        # Threads read here what TMA will overwrite, so exchange() fences between this read and release().
+        # TMA will overwrite what is read here, so exchange() fences between this read and release().
         both = self.acc_init.index(n & 1)
         both = both.reinterpret(gl.float32, [2, self.B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         return both.index(which).load(gl.SliceLayout(0, acc_layout(self.B_r)))[None, :]
 
     @gluon.jit
     def read(self, n, name: gl.constexpr):
-        """Consumer: return the field `name` of the n-th row block, even during the next row block."""
+        """Consumer: return field `name` of the n-th row block, which is still available during the next row block."""
         return self.fields.read(n, name)
 
     @gluon.jit
     def release(self, n):
-        """Consumer: tell the producer that this consumer no longer needs the tiles of the n-th row block."""
+        """Consumer: tell the producer that this consumer no longer needs the n-th row block's tiles."""
         mbarrier.arrive(self.emptied.index(n & 1), count=1)
 
 
 @gluon.jit
 def new_row_block_pipeline(Q, dO, acc_init, fields: gl.constexpr):
-    """Create an empty ring of two stages for tiles of Q, dO and `acc_init`, which are tensor descriptors."""
+    """Create an empty ring of two stages for tiles of Q, dO and `acc_init`, which are given as tensor descriptors."""
     B_r: gl.constexpr = Q.block_shape[-2]
     q = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), Q.layout)
     do = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), dO.layout)

@@ -1,17 +1,17 @@
 """A semaphore that fixes the order of the additions to dQ, so that dQ is bit for bit the same in every run.
 
-Each tile in HBM to which several consumers add has a counter in global memory, which counts the additions so far. A
-consumer stores its partial dQ in shared memory and continues. The consumer's writer, a separate warp, waits for the
-turn of the partial dQ, that is, until the counter equals the position of the partial dQ in the order. The writer then
-adds the partial dQ with TMA, and increases the counter when the addition has finished. For each row block, the last
-column block that sees it adds first, and then the other column blocks follow from right to left.
+Each tile in HBM that several consumers add to has a counter in global memory, which counts the additions so far. A
+consumer stores its partial dQ in shared memory and moves on. Its writer, a separate warp, waits until the counter
+equals this partial dQ's position in the order (its turn), adds it with TMA, and increments the counter once the
+addition has finished. For each row block, the last column block that sees it adds first, and the other column blocks
+follow from right to left.
 
-No writer waits forever. A writer waits only for column blocks that the tile scheduler hands out earlier, and every such
-column block, even the first of a program, was fetched by a program that is already running. This argument requires
-packed sequences whose starts never decrease. If some starts decrease, no program fetches some of the column blocks for
-which writers wait. For such starts, bwd_preprocess (accumulators.py) therefore sets the counters past every turn, so
-that no writer waits at all. Under the causal mask, no writer waits long, because no column block further right sees the
-first rows that a column block processes.
+No writer waits forever. A writer waits only for column blocks that the tile scheduler handed out earlier, and each of
+those, including a program's first, was fetched by a program that is already running. This holds only if the starts of
+packed sequences never decrease. If some do, no program fetches some of the column blocks that writers wait for.
+Therefore, bwd_preprocess (accumulators.py) then sets the counters past every turn, so that no writer waits at all.
+Under the causal mask, no writer waits long, because no column block further right sees the first rows that a column
+block processes.
 """
 
 import triton
@@ -33,7 +33,7 @@ setp.lt.u32 early, count, $2;
 @early bra AGAIN;
 fence.proxy.async.global;
 mov.u32 $0, count;
-}""")  # the fence: TMA, which reaches memory through another proxy, must not add before this
+}""")  # the fence keeps TMA, which accesses memory through another proxy, from adding too early
 PTX_WAIT_BULK_GROUP = gl.constexpr("cp.async.bulk.wait_group 0; mov.u32 $0, 0;")
 
 
@@ -41,17 +41,17 @@ PTX_WAIT_BULK_GROUP = gl.constexpr("cp.async.bulk.wait_group 0; mov.u32 $0, 0;")
 class Semaphore:
     """Counters in HBM that count additions: one per consumer and row block, then one per consumer and column block.
 
-    The counters start at 0, unless the starts of packed sequences decrease. If USED is false, there are no counters,
-    and no warp waits.
+    The counters start at 0. If the starts of packed sequences decrease, which is invalid, they start past every turn,
+    so that no writer waits forever. If USED is false, there are no counters, and no warp waits.
     """
 
     counters: gl.tensor | gl.constexpr  # pointer, or None
-    handed: gl.shared_memory_descriptor  # two barriers per consumer: a part of dQ is stored, and it has been read
+    handed: gl.shared_memory_descriptor  # two barriers per consumer: its partial dQ is stored, and has been read
     USED: gl.constexpr
 
     @gluon.jit
     def hand_over(self, c: gl.constexpr, dq, buffer):
-        """Consumer c: store its partial result dq in the shared-memory buffer `buffer`, for its writer warp to add.
+        """Consumer c: store its partial result dq in the shared-memory buffer, for its writer warp to add.
 
         Call wait_for_room() first.
         """
@@ -62,13 +62,13 @@ class Semaphore:
 
     @gluon.jit
     def wait_for_room(self, c: gl.constexpr, n):
-        """Consumer c: wait until its writer has read the partial results of all row blocks before the n-th."""
+        """Consumer c: wait until its writer has read the partial results for all row blocks before the n-th."""
         if self.USED:
             mbarrier.wait(self.handed.index(2 * c + 1), (n & 1) ^ 1)
 
     @gluon.jit
     def add(self, c: gl.constexpr, n, row_blocks, accum, buffer):
-        """Writer: wait for the turn of consumer c's partial dQ for row block n, and add it to `accum` with TMA."""
+        """Writer: wait for the turn of consumer c's partial dQ for row block n, then add it to `accum` with TMA."""
         mbarrier.wait(self.handed.index(2 * c), n & 1)
         sem_index = row_blocks.read(n, "row_block_id") * CONSUMERS + c
         self.wait(sem_index, row_blocks.read(n, "dq_turn"))
@@ -80,18 +80,18 @@ class Semaphore:
 
     @gluon.jit
     def wait(self, sem_index, turn):
-        """Wait until `turn` consumers have added to the tile whose counter has the index `sem_index`."""
+        """Wait until `turn` consumers have added to the tile whose counter has index `sem_index`."""
         given = [self.counters + sem_index, turn]
         gl.inline_asm_elementwise(PTX_SPIN_UNTIL, "=r,l,r", given, gl.int32, is_pure=False, pack=1)
 
     @gluon.jit
     def pass_on(self, sem_index):
-        """Increase the counter with the index `sem_index` once all additions by TMA are in memory.
+        """Increment the counter with index `sem_index` once all of TMA's additions are in memory.
 
         The next consumer can then add to the tile.
         """
         gl.inline_asm_elementwise(PTX_WAIT_BULK_GROUP, "=r", [], gl.int32, is_pure=False, pack=1)
-        all_threads()  # one thread has given the addition to TMA, and another thread counts
+        all_threads()  # one thread started the TMA addition, and another increments the counter
         gl.atomic_add(self.counters + sem_index, 1, sem="release")
 
 

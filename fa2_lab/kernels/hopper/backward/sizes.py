@@ -1,8 +1,8 @@
-"""The sizes of a launch of the Hopper backward: which are fastest, and for which calls other kernels are faster.
+"""The sizes of a Hopper backward launch: which are fastest, and for which calls other kernels are faster.
 
-Sizes and costs were fitted to times on an H200 with Triton 3.9. The times were measured for the paper's grid of
-problems and for 510 random shapes like those of `fa2-lab bench sweep`, each with several numbers of parts per column
-block. PORTABLE also uses older times. No command repeats the fit.
+Sizes and costs were fitted to times on an H200 with Triton 3.9, measured for the paper's grid of problems and for 510
+random shapes like those of `fa2-lab bench sweep`, each with several numbers of parts per column block. PORTABLE also
+uses older times. No command repeats the fit.
 """
 
 import math
@@ -18,18 +18,18 @@ SMALLEST_SCALE = 2.0**-60  # S starts from −L/scale, which must not overflow
 
 @dataclass(frozen=True)
 class BackwardSizes:
-    """The sizes of a launch and the order of its matmuls.
+    """A launch's sizes and the order of its matmuls.
 
-    The sizes fit the registers and the shared memory of an SM.
+    The sizes fit in an SM's registers and shared memory.
     """
 
-    B_r: int  # rows of a row block; a column block has 128 keys
+    B_r: int  # rows per row block; a column block has 128 keys
     d_pad: int
-    dv_late: bool  # whether P dO starts after dS is in shared memory, which saves registers, and not before
-    dk_late: bool  # whether dS Q of a step starts in the next step
+    dv_late: bool  # whether P dO starts only after dS is in shared memory, which saves registers
+    dk_late: bool  # whether a step's dS Q starts in the next step
     v_in_registers: bool  # whether half of V stays in registers
-    last_first: bool  # whether row blocks are visited from the last one, which sees all column blocks, to the first
-    low_reg_schedule: bool = False  # whether the compiler must use fewer registers than it would
+    last_first: bool  # whether row blocks are visited from last to first; the last one sees all column blocks
+    low_reg_schedule: bool = False  # whether the compiler must use fewer registers than it otherwise would
 
     @property
     def options(self) -> dict:
@@ -46,13 +46,12 @@ def choose(d: int, N_q: int, masked: bool, ragged: bool, deterministic: bool = F
     """Return the fastest sizes for a call. `ragged` is True if a column block may reach past the last key.
 
     `masked` is True for the causal mask and for windows, which use the sizes that were measured for the causal mask.
-    The choice of the fields of BackwardSizes follows measurements. Under the causal mask, dk_late is 2 to 7% faster,
-    but at d = 128 only if there are more than 2,048 rows. Without a mask, it is 2 to 4% slower. Since Triton 3.9,
-    dk_late is up to 4% slower for all calls. v_in_registers takes 16 registers and is 1 to 4% faster at d = 128, but
-    with a mask, or with `deterministic`, there are not enough registers. last_first is 1 to 5% faster at d = 64 if
-    sequences are long, and up to 6% slower at d = 128 if they are short. With `deterministic`, at d = 128 or under the
-    causal mask, an order of instructions that spills nothing is 1 to 3% slower than an order that spills up to 48 bytes
-    per thread.
+    The fields of BackwardSizes are chosen by measurement. Under the causal mask, dk_late is 2 to 7% faster, but at
+    d = 128 only with more than 2,048 rows. Without a mask, it is 2 to 4% slower. Since Triton 3.9, dk_late is up to 4%
+    slower for all calls. v_in_registers takes 16 registers and is 1 to 4% faster at d = 128, but with a mask, or with
+    `deterministic`, there are not enough registers. last_first is 1 to 5% faster at d = 64 if sequences are long, and
+    up to 6% slower at d = 128 if they are short. With `deterministic`, at d = 128 or under the causal mask, an
+    instruction order without spills is 1 to 3% slower than one that spills up to 48 bytes per thread.
     """
     if d <= 64:
         order = dict(dv_late=True, dk_late=masked and not USE_LOW_REG, last_first=not deterministic)
@@ -64,11 +63,11 @@ def choose(d: int, N_q: int, masked: bool, ragged: bool, deterministic: bool = F
     return BackwardSizes(64, 128, v_in_registers=v_in_registers, **order)
 
 
-# The portable kernels are faster if there is little work, because their two launches take the host 25 µs and the three
-# launches here 40 µs. At d 96 and 128, this difference exceeds the 2 to 6 µs that the GPU loses with them. At d 32, the
-# Hopper kernel pads rows to 64 numbers, and is still faster from 2,049 keys on (1.03 to 2.1 times with Triton 3.9).
-# The Hopper kernel is always chosen for grouped heads. It is also chosen for many rows and few keys: a portable program
-# owns at most 64 keys and loops over all rows, so few programs would keep few SMs busy for a long time.
+# With little work, the portable kernels are faster: their two launches take the host 25 µs, against 40 µs for the three
+# here. At d = 96 and 128, that saving exceeds the 2 to 6 µs that they lose on the GPU. At d = 32, the Hopper kernel
+# pads rows to 64 elements, and is still 1.03 to 2.1 times as fast from 2,049 keys upwards (Triton 3.9). The Hopper
+# kernel is always chosen for grouped heads. It is also chosen for many rows with few keys: a portable program owns at
+# most 64 keys and loops over all rows, so a few programs would keep a few SMs busy for a long time.
 # {largest d: (most keys, most 64-row blocks per SM, most rows if under half of the SMs would be busy)}: the portable
 # kernels are faster within all three bounds.
 PORTABLE = {
@@ -85,25 +84,25 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int)
     `heads` counts the query heads of all batch entries, and `grouped` is True if several of them share a K/V head.
     """
     row_blocks_per_SM = -(-N_q // 64) * heads / SMs
-    keys, most, rows = smallest_fitting(d, PORTABLE | {256: (0, 0, 0)})  # beyond 128 prepare() takes none
-    busy = 2 * -(-N_k // 64) * heads >= SMs  # half of the SMs, by the portable columns' programs
+    keys, most, rows = smallest_fitting(d, PORTABLE | {256: (0, 0, 0)})  # prepare() takes no d above 128
+    busy = 2 * -(-N_k // 64) * heads >= SMs  # whether portable column programs use half of the SMs
     little = N_k <= keys and row_blocks_per_SM <= most and (busy or N_q <= rows)
-    half_empty = N_k <= 64 and 2 * heads >= SMs  # of 128 keys in a block; portable ones are 1.2 to 1.4 times as fast
+    half_empty = N_k <= 64 and 2 * heads >= SMs  # blocks of 128 keys; portable is 1.2 to 1.4 times as fast
     return grouped or not (little or half_empty)
 
 
-# The cost of dividing a column block among programs. The unit is one step, which is one row block.
-PART_COST = {64: 1, 128: 3}  # to begin and to end a part, by d_pad
-SUM_COST, SUM_COST_PER_COLUMN = 2, 1 / 4096  # to add up dK and dV in HBM, and more per column block and d_pad
-IDLE_SHARE = 1 / 5  # of the longest part's time, in which SMs idle at the end, because masked parts differ in length
-DRIFT_FACTOR = 1.09  # more time if masked parts of over four query heads drift apart, so that none share Q in L2
+# The cost of dividing a column block among programs, in steps (row blocks).
+PART_COST = {64: 1, 128: 3}  # to begin and end a part, by d_pad
+SUM_COST, SUM_COST_PER_COLUMN = 2, 1 / 4096  # to add up dK and dV in HBM: fixed, and per column block · d_pad
+IDLE_SHARE = 1 / 5  # idle time at the end, because masked parts differ in length, as a share of the longest part's time
+DRIFT_FACTOR = 1.09  # slowdown if masked parts of over four query heads drift apart and no longer share Q in L2
 
 
 def parts_for(column_blocks: int, steps: int, SMs: int, masked: bool, group: int, d_pad: int) -> int:
-    """Return the number of parts into which to divide each column block, so that the call takes the least time.
+    """Return the number of parts per column block with which the call takes the least time.
 
-    A column block has `steps` steps, one for each of its row blocks. Parts of the same length run in rounds, with one
-    part per SM. With a mask, parts have half the steps on average, as under the causal mask, and the longest parts run
+    A column block has `steps` steps, one per row block. Parts of equal length run in rounds, with one part per SM. With
+    a mask, parts are assumed to have half the steps on average, as under the causal mask, and the longest parts run
     first.
     """
 
@@ -122,12 +121,11 @@ def l2_group(blocks: int, heads: int, SMs: int, masked: bool, group: int, bytes_
     """Return the number of heads to process concurrently, out of `heads` heads with `blocks` column blocks each.
 
     Each part of a divided K/V head counts as a head. Without a mask, one head is processed at a time, so that
-    concurrent programs read the same rows, and so that the accumulators of dQ stay in L2. With a mask, column
-    blocks take different amounts of time. To even out these times, the concurrent heads fill about all SMs, and there
-    are at least eight. The minimum is four for large groups of query heads. It is also lower, but at least two, if Q,
-    dO and the accumulators of eight heads, `bytes_each` bytes per head, take more than 32 MiB of L2. even_l2_group()
-    may return up to twice the minimum. With more heads than that, calls are up to 10% slower, and with still more heads
-    up to 40%.
+    concurrent programs read the same rows, and dQ's accumulators stay in L2. With a mask, column blocks take different
+    amounts of time. To even these out, at least eight heads are processed concurrently, and enough to fill most SMs.
+    The minimum is four for large groups of query heads. It is also lower, but at least two, if eight heads' Q, dO and
+    accumulators, `bytes_each` bytes per head, take more than 32 MiB of L2. even_l2_group() may return up to twice the
+    minimum. With more heads than that, calls are up to 10% slower, and with still more heads up to 40%.
     """
     least = 4 if group > 2 else min(8, max(2, 32 * MiB // bytes_each))
     return even_l2_group(heads, max(least, math.ceil(0.8 * SMs / blocks))) if masked else 1
@@ -136,6 +134,6 @@ def l2_group(blocks: int, heads: int, SMs: int, masked: bool, group: int, bytes_
 def deterministic_l2_group(N_q: int, d: int, group: int) -> int:
     """Return the number of K/V heads to process concurrently if dQ is accumulated in a fixed order.
 
-    More heads hide more of the time that writers spend waiting, as long as the heads' Q and dO fit in 8 MiB of L2.
+    More heads hide more of the writers' waiting time, as long as the heads' Q and dO fit in 8 MiB of L2.
     """
     return max(1, 8 * MiB // (4 * N_q * d * group))

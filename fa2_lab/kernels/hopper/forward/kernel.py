@@ -1,14 +1,14 @@
 """The FlashAttention-2 forward (Algorithm 1) for Hopper: copies, matmuls and exponentials all run concurrently.
 
 The kernel is persistent: a program stays on its SM and fetches one row block after another from the tile scheduler, so
-that the epilogue of a row block runs during the copies of the next one. Each consumer warpgroup owns 64 rows. It starts
-Q Kᵀ of its next tile together with P V of the previous tile, and while the tensor cores compute both matmuls, the other
+that a row block's epilogue runs during the copies of the next one. Each consumer warpgroup owns 64 rows. It starts its
+next tile's Q Kᵀ together with the previous tile's P V, and while the tensor cores compute both matmuls, the other
 consumers compute exponentials. Tiles are processed from right to left, first the DIAGONAL ones and then the FULL ones.
-In all functions, c is the index of a consumer, n counts the tiles that this program has processed, and r counts its row
+In all functions, c is a consumer's index, n counts the tiles that this program has processed, and r counts its row
 blocks.
 
-ThunderKittens divides a kernel into load, compute and store. They correspond to `producer`, to `consumer` with
-`process_row_block` and `step`, and to `store`.
+ThunderKittens divides a kernel into load, compute and store. Here, these are `producer`, `consumer` (with
+`process_row_block` and `step`), and `store`.
 """
 
 import triton
@@ -36,8 +36,8 @@ from fa2_lab.kernels.hopper.shared.pipeline import (
 )
 from fa2_lab.kernels.triton_versions import by_triton
 
-ROWS = gl.constexpr(64)  # of one consumer: what one warpgroup multiplies at a time
-# The fields of a row block in the mailbox. A row below 0 means that no row block is left.
+ROWS = gl.constexpr(64)  # per consumer, as many as one warpgroup's matmul has
+# The fields of a row block in the mailbox. A negative row means that no row block is left.
 ROW_BLOCK_FIELDS = gl.constexpr(("row", "q_batch_or_end", "head"))
 PACKED_ROW_BLOCK_FIELDS = gl.constexpr((*ROW_BLOCK_FIELDS.value, "N_q", "N_k"))
 HIDE_ROW_SUM = gl.constexpr(by_triton({"3.6": False, "3.7": True, "3.8": False}))
@@ -45,12 +45,12 @@ HIDE_ROW_SUM = gl.constexpr(by_triton({"3.6": False, "3.7": True, "3.8": False})
 
 @triton.aggregate
 class ForwardSharedStorage:
-    """The buffers and barriers of a thread block in shared memory, and the sizes of the launch."""
+    """A thread block's buffers and barriers in shared memory, and the sizes of the launch."""
 
-    q: TmaPipeline  # two stages per consumer, so that the next row block's Q comes early, or one stage if O waits in it
+    q: TmaPipeline  # two stages per consumer, so that the next Q arrives early, or one stage, which O reuses
     k: TmaPipeline
     v: TmaPipeline
-    o: gl.shared_memory_descriptor  # (consumers, …, 64, d): where O waits for its copy to HBM
+    o: gl.shared_memory_descriptor  # (consumers, …, 64, d): O, on its way to HBM
     ping_pong: PingPong
     mailbox: Mailbox
     sizes: gl.constexpr
@@ -64,8 +64,7 @@ def producer(Q, K, V, smem, scheduler, geometry):
     """Run as the producer warp: send each row block to the consumers, and start each copy once its stage is empty.
 
     A tile of V is needed one step later than the same tile of K, so K is copied one tile ahead of V. A consumer
-    releases a tile of V together with the next tile of K. Once the copy of K has found an empty stage, the stage of V
-    is therefore empty as well.
+    releases a tile of V together with the next tile of K. Therefore, once K's stage is empty, so is V's.
     """
     CONSUMERS: gl.constexpr = smem.sizes.consumers
     n = 0  # tiles of K, and of V, so far
@@ -87,7 +86,7 @@ def producer(Q, K, V, smem, scheduler, geometry):
                 smem.k.load(n + j, K, k_batch_or_end, kv_head, (end - 1 - j) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
                 smem.v.load(n + j - 1, V, k_batch_or_end, kv_head, (end - j) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             n += T_c
-            t = scheduler.next()  # late, for a good balance; but the queued copies still hide the latency of the atomic
+            t = scheduler.next()  # late for load balance, but early enough that queued copies hide the atomic's latency
             smem.k.acquire(n)
             smem.v.load(n - 1, V, k_batch_or_end, kv_head, first * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             r += 1
@@ -102,15 +101,15 @@ def producer(Q, K, V, smem, scheduler, geometry):
 
 @gluon.jit
 def consumer(c: gl.constexpr, O, L, smem, geometry, scale_log2):
-    """Run as consumer warpgroup c: compute O and L for its 64 rows of every row block that this program fetches."""
+    """Run as consumer warpgroup c: compute O and L for its 64 rows in every row block that this program fetches."""
     n = 0  # tiles so far, as the producer counts them
     r = 0
     row, q_batch_or_end, head, N_q, N_k = receive(r, smem.mailbox, geometry)
     while row >= 0:
         sequence = geometry.of_sequence(N_q, N_k)
         length = sequence.length(q_batch_or_end)
-        # Two intervals of tiles: all_begin to all_end are those of all consumers, first to end are this one's. If its
-        # rows lie past the last row, it has none: end = first.
+        # all_begin:all_end are the tiles of all consumers, and first:end are this consumer's. If its rows are past the
+        # last row, it has no tiles, and end = first.
         all_end = sequence.tile_end(row, sequence.B_r, length)
         all_begin = sequence.tile_begin(row, all_end)
         row += c * ROWS
@@ -119,16 +118,16 @@ def consumer(c: gl.constexpr, O, L, smem, geometry, scale_log2):
             first = gl.where(row < sequence.N_q, sequence.tile_begin(row, end), all_begin)
         q_tile = r * smem.sizes.consumers + c
         q = smem.q.wait(q_tile)
-        for j in range(all_end - end):  # tiles that only lower rows see, or all tiles past the last row
+        for j in range(all_end - end):  # tiles that only later rows see, or all tiles if these rows do not exist
             drain_tile(c, n + j, smem)
         if end > first:
             store_row, store_geometry = row, sequence
-            if geometry.cu_seqlens_q is not None:  # store() needs only the difference, which takes one register less
+            if geometry.cu_seqlens_q is not None:  # store() needs only their difference, which takes one register fewer
                 store_row, store_geometry = row - N_q, geometry.of_sequence(0 * N_q, 0 * N_k)
             begun = n + all_end - end
             o, m, l = process_row_block(c, begun, q, q_tile, row, first, end, length, smem, sequence, scale_log2)
             if sequence.left is not None:
-                for j in range(all_end - first, all_end - all_begin):  # tiles that only upper rows see
+                for j in range(all_end - first, all_end - all_begin):  # tiles that only earlier rows see
                     drain_tile(c, n + j, smem)
             store(O, L, o, m, l, smem.o.index(c), q_batch_or_end, head, store_row, store_geometry)
         if end == first or not smem.sizes.separate_O_buffer:
@@ -158,7 +157,7 @@ def receive(r, mailbox, geometry):
 
 @gluon.jit
 def drain_tile(c: gl.constexpr, n, smem):
-    """Skip the n-th tile, which consumer c's rows do not see, but advance the rings and the ping-pong."""
+    """Skip the n-th tile, which consumer c's rows do not see, but keep the rings and the ping-pong going."""
     smem.ping_pong.wait(c, n)
     smem.ping_pong.pass_on(c)
     smem.k.wait(n)
@@ -170,15 +169,15 @@ def drain_tile(c: gl.constexpr, n, smem):
 def process_row_block(c: gl.constexpr, n, q, q_tile, row, first, end, length, smem, geometry, scale_log2):
     """Process all tiles that 64 rows see, from right to left. Return o (64, d), and m and l, each (64, 4).
 
-    The tiles have the indices first … end − 1, and `row` is the first of the rows. q is Q of these rows, the tile with
-    the index `q_tile` in the ring of Q. `length` is the number of real keys.
+    The tiles are first … end − 1, and `row` is the first of the rows. q holds these rows of Q, which is tile `q_tile`
+    in Q's ring. `length` is the number of real keys.
     """
     B_c: gl.constexpr = geometry.B_c
     d: gl.constexpr = smem.sizes.d_pad
     bounds = seen_columns(row, length, geometry)
     o = gl.zeros([ROWS, d], gl.float32, acc_layout(d))  # FA2.A1.L5
 
-    if geometry.key_lengths is not None:  # waits for V before K is released: needs two stages, see forward_kernel()
+    if geometry.key_lengths is not None:  # waits for V before releasing K, which needs two stages: see forward_kernel()
         zero_oob_rows(smem.v.wait(n), length - (end - 1) * B_c)
     s = start_scores(c, n, q, smem)
     smem.ping_pong.pass_on(c)
@@ -195,7 +194,7 @@ def process_row_block(c: gl.constexpr, n, q, q_tile, row, first, end, length, sm
         o, m, row_scale, l, p = step(
             c, n + j, o, m, row_scale, l, p, q, bounds, end - 1 - j, smem, geometry, scale_log2
         )
-    if smem.sizes.separate_O_buffer:  # so that the next row block's Q may be copied
+    if smem.sizes.separate_O_buffer:  # so that the next row block's Q can be copied
         smem.q.release(q_tile)
 
     if geometry.left is not None:  # no row sees a key before the first key of the first row
@@ -207,7 +206,7 @@ def process_row_block(c: gl.constexpr, n, q, q_tile, row, first, end, length, sm
 
 @gluon.jit
 def seen_columns(row, length, geometry):
-    """Return, as ColumnBounds, the columns that each of the 64 rows row:row + 64 sees."""
+    """Return the ColumnBounds of the 64 rows row:row + 64."""
     if HIDE_ROW_SUM and geometry.B_c == 128:
         row = hide_row_sum(row)
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, acc_layout(geometry.B_c)))
@@ -225,20 +224,20 @@ def hide_row_sum(row):
     """Return `row` unchanged, but hide from the compiler that `row` is a sum.
 
     Otherwise, the compiler would add c · 64 to each lane's row in advance and keep the sums in registers. With Triton
-    3.7 at d = 64, this takes two registers more than are available. Other versions have enough registers, so the
-    function is not used with them: it would cost up to 1% of the speed.
+    3.7 at d = 64, this takes two registers too many. Other versions have enough registers, so they do without this
+    function, which would cost up to 1% of the speed.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row], gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def step(c: gl.constexpr, n, o, m, row_scale, l, p, q, bounds, j, smem, geometry, scale_log2):
-    """Start Q Kᵀ of the n-th tile and P V of the previous tile, and update m for the n-th tile while P V runs.
+    """Start the n-th tile's Q Kᵀ and the previous tile's P V, and update m for the n-th tile while P V runs.
 
-    The n-th tile has the index j among the tiles of the keys. The argument p is P of the previous tile, and `bounds` is
-    the result of seen_columns(). Return o, m, row_scale, l and p of the n-th tile. ptxas decides which instructions run
-    during P V. With Triton 3.9, these are the maxima and at most 9 of 68 exponentials. At d = 64 under the causal mask,
-    no instruction runs during P V, as `fa2-lab xray hopper.forward --d 64 --sass` shows.
+    The n-th tile is tile j of the keys. The argument p is the previous tile's P, and `bounds` is the result of
+    seen_columns(). Return o, m, row_scale, l and the n-th tile's p. ptxas decides which instructions run during P V.
+    With Triton 3.9, these are the maxima and at most 9 of 68 exponentials. At d = 64 under the causal mask, no
+    instruction runs during P V, as `fa2-lab xray hopper.forward --d 64 --sass` shows.
     """
     s = start_scores(c, n, q, smem)
     o = warpgroup_mma(p, smem.v.wait(n - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
@@ -249,16 +248,16 @@ def step(c: gl.constexpr, n, o, m, row_scale, l, p, q, bounds, j, smem, geometry
             s = mask(s, bounds, j * geometry.B_c)
     p_next, m, row_scale, l, alpha = softmax_step(s, m, row_scale, l, scale_log2)
     p_next = as_operand(rounded(p_next, smem.q.tiles.dtype), smem.q.tiles.dtype, smem.sizes.d_pad)
-    # ptxas moves this wait up, above nearly all exponentials. Naming p_next here does not hold it down: without a mask
-    # that changes nothing, and at d = 64 under the causal mask numbers spill.
+    # ptxas moves this wait up, above nearly all exponentials. Naming p_next here does not prevent that: without a mask,
+    # it changes nothing, and at d = 64 under the causal mask, it spills registers.
     o, p = warpgroup_mma_wait(0, deps=[o, p])
-    smem.k.release(n)  # and the tile n − 1 of V
+    smem.k.release(n)  # and V's tile n − 1
     return rescale_o(o, alpha), m, row_scale, l, p_next  # FA2.A1.L10
 
 
 @gluon.jit
 def start_scores(c: gl.constexpr, n, q, smem):
-    """Start the matmul Q Kᵀ of consumer c's n-th tile. The result can be used only after warpgroup_mma_wait()."""
+    """Start the matmul Q Kᵀ for consumer c's n-th tile. Its result may be used only after warpgroup_mma_wait()."""
     k = smem.k.wait(n)
     B_c: gl.constexpr = k.shape[0]
     zero = gl.zeros([ROWS, B_c], gl.float32, acc_layout(B_c))
@@ -272,20 +271,20 @@ def start_scores(c: gl.constexpr, n, q, smem):
 def store(O, L, o, m, l, o_tile, batch_or_end, head, row, geometry):
     """Divide o by l, start the TMA copy of the result to O, and write L.
 
-    The copy ends while the next row block is computed. It goes through the shared-memory buffer o_tile.
+    The copy goes through the shared-memory buffer o_tile, and ends while the next row block is computed.
     """
     LANES: gl.constexpr = l.type.layout
     l = gl.sum(l, 1)  # (64,)
-    empty = l == 0.0  # a row that sees no key: O = 0 and L = −inf
+    empty = l == 0.0  # a row that sees no key gets O = 0 and L = −∞
     l = gl.where(empty, 1.0, l)
     o = o * gl.convert_layout(1.0 / l, gl.SliceLayout(1, acc_layout(o.shape[1])))[:, None]  # (64, d)  FA2.A1.L12
-    tma.store_wait(0)  # the copy of the row block before has read its tile
+    tma.store_wait(0)  # the previous row block's copy has read o_tile
     matrix(o_tile).store(o.to(O.dtype))
     fence_async_shared()
     tma.async_store(O, tile_at(O, batch_or_end, head, row, geometry.N_q), o_tile)  # FA2.A1.L14
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, LANES))[:, None]
     writes = (rows < geometry.N_q) & (gl.arange(0, 4, gl.SliceLayout(0, LANES))[None, :] == 0)
-    L_i = (m + gl.log2(l)[:, None]) * LN2  # (64, 4): four lanes know it, one writes it  FA2.A1.L13
+    L_i = (m + gl.log2(l)[:, None]) * LN2  # (64, 4): four lanes hold it, one writes it  FA2.A1.L13
     L_i = gl.where(empty[:, None], NEG_INF, L_i)
     L_i, writes = gl.broadcast(L_i, writes)
     at, writes = gl.broadcast(L + geometry.first_L_index(batch_or_end, head, O) + rows, writes)
@@ -300,7 +299,7 @@ def store(O, L, o, m, l, o_tile, batch_or_end, head, row, geometry):
 )
 def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens_k, sequences, left, right, group,
                    l2_group, scale_log2, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
-    """Compute O and L. Q, K, V and O are tensor descriptors of (batch, heads, N, d), which also contain the lengths.
+    """Compute O and L. Q, K, V and O are tensor descriptors of (batch, heads, N, d) tensors, with their lengths.
 
     left and right are the bounds of a window, or None. CAUSAL means that right is 0. If `sequences` is not None, it is
     the number of packed sequences, and cu_seqlens_q and cu_seqlens_k are the cumulative sequence lengths. `counter`
@@ -308,7 +307,7 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens
     may reach past the last key.
     """
     CONSUMERS: gl.constexpr = SIZES.consumers
-    PRODUCER_REGISTERS: gl.constexpr = 24 if sequences is None else 32  # to search for a sequence takes more
+    PRODUCER_REGISTERS: gl.constexpr = 24 if sequences is None else 32  # searching for a sequence takes more
     batch, H, N_q = shape_of(Q)
     _, _, N_k = shape_of(K)
     HAS_RIGHT_BOUND: gl.constexpr = CAUSAL or right is not None
@@ -323,14 +322,15 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens
         o = gl.allocate_shared_memory(O.dtype, stacked(CONSUMERS, O.block_shape), O.layout)
     else:
         o = q.tiles
-    # K and V have equally many stages: a release of K's tile frees V's, too. With key_lengths there are at least two:
-    # a consumer waits for V's first tile before it releases K's, and the producer fills K's second before V's first.
+    # K and V have the same number of stages, because a release of K's tile also frees V's. With key_lengths, there are
+    # at least two: a consumer waits for V's first tile before it releases K's, and the producer fills K's second stage
+    # before V's first.
     k = new_pipeline(K, SIZES.stages, CONSUMERS)
-    v = new_pipeline(V, SIZES.stages, CONSUMERS, OWN_EMPTY_BARRIERS=False)  # releases of K count for V as well
+    v = new_pipeline(V, SIZES.stages, CONSUMERS, OWN_EMPTY_BARRIERS=False)  # releases of K also count for V
     ping_pong = new_ping_pong(CONSUMERS, SIZES.ping_pong)
     mailbox = new_mailbox(ROW_BLOCK_FIELDS if sequences is None else PACKED_ROW_BLOCK_FIELDS, CONSUMERS)
     smem = ForwardSharedStorage(q, k, v, o, ping_pong, mailbox, SIZES)
-    fence_async_shared()  # TMA must see the barriers
+    fence_async_shared()  # so that TMA sees the barriers
     copies = (Q, K, V, smem, scheduler, geometry)
     first = (0, O, L, smem, geometry, scale_log2)
     second = (1, O, L, smem, geometry, scale_log2)

@@ -17,10 +17,10 @@ from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 
 
 def prepare(tensors: Tensors, options: Options) -> Callable | None:
-    """Return a function of `tensors` that computes O, in the shape of Q, and L in fp32 for calls like this one.
+    """Return a function of `tensors` that computes O, shaped like Q, and L in fp32 for calls like this one.
 
-    Return None if this kernel does not support such calls. The returned function itself returns None for tensors that
-    TMA cannot address.
+    Return None if this kernel does not support them. The returned function itself returns None for tensors that TMA
+    cannot address.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     if Q.shape[-1] not in sizes.DIMENSIONS or not host.supports(Q, K, V, tensors.key_lengths):
@@ -49,8 +49,8 @@ def prepare(tensors: Tensors, options: Options) -> Callable | None:
 def prepare_launch(tensors: Tensors, options: Options) -> Launch:
     """Return the launch of the Hopper forward, with one program per SM.
 
-    If sequences are packed, the sizes are chosen as if all sequences had equal lengths. If one sequence is known to
-    have most of the work, the sizes are chosen as if all rows belonged to a single sequence.
+    For packed sequences, the sizes are chosen as if all sequences had equal lengths or, if one sequence is known to
+    have most of the work, as if all rows belonged to a single sequence.
     """
     Q, K, V, sequences, lengths = tensors.q, tensors.k, tensors.v, tensors.sequences, tensors.key_lengths is not None
     causal, scale, many = options.causal, options.scale, 1 if options.dominant_sequence else sequences or 1

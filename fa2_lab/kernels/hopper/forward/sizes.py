@@ -1,9 +1,9 @@
-"""The sizes of a launch of the Hopper forward: which sizes are fastest, and for which calls other kernels are faster.
+"""The sizes of a Hopper forward launch: which are fastest, and for which calls other kernels are faster.
 
-The values in these tables were fitted to times on an H200 with Triton 3.9. These times were measured for the paper's
-grid of problems and for 510 random shapes like those of `fa2-lab bench sweep`, with every set of sizes for each problem
-and shape. The values for d = 192 and d = 256 are based on fewer calls. No command repeats the fit. `row_blocks_per_SM`
-always means the number of blocks of 64 rows, in all heads, per SM.
+The tables were fitted to times on an H200 with Triton 3.9, measured with every set of sizes for the paper's grid of
+problems and for 510 random shapes like those of `fa2-lab bench sweep`. The values for d = 192 and d = 256 are based on
+fewer calls. No command repeats the fit. `row_blocks_per_SM` always means the number of 64-row blocks, over all heads,
+per SM.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DIMENSIONS = range(32, 257, 8)  # TMA pads them with zeros to 64, 128 or 256: se
 
 
 class CausalCase(NamedTuple):
-    """The sizes for causal calls up to these limits, with or without key_lengths, or with both if it is None."""
+    """The sizes for causal calls up to these limits. If `key_lengths` is None, calls may have key_lengths or not."""
 
     max_row_blocks_per_SM: float
     max_N_q: float
@@ -29,7 +29,7 @@ class CausalCase(NamedTuple):
 
 
 class PortableCase(NamedTuple):
-    """The limits up to which the portable kernel is faster. It needs more than `over_row_blocks_per_SM`."""
+    """Calls for which the portable kernel is faster: more than `over_row_blocks_per_SM`, up to the other limits."""
 
     max_N_q: float
     max_N_k: float
@@ -39,15 +39,15 @@ class PortableCase(NamedTuple):
 
 @dataclass(frozen=True)
 class ForwardSizes:
-    """The sizes of a launch. They fit in the 64 K registers and the 227 KiB of shared memory of an SM."""
+    """A launch's sizes, which fit in an SM's 64 K registers and 227 KiB of shared memory."""
 
-    B_c: int  # keys of a tile
-    consumers: int  # warpgroups, of 64 rows each
-    stages: int  # of the ring of K, and of that of V
+    B_c: int  # keys per tile
+    consumers: int  # warpgroups with 64 rows each
+    stages: int  # in each of the rings of K and V
     d_pad: int = 128
-    ping_pong: bool = False  # whether consumers start their matmuls in turn
-    separate_O_buffer: bool = True  # whether O waits for its copy to HBM in a buffer of its own, not in that of Q
-    low_reg_schedule: bool = False  # whether the compiler must use fewer registers than it would
+    ping_pong: bool = False  # whether consumers take turns starting their matmuls
+    separate_O_buffer: bool = True  # whether O has its own buffer for its copy to HBM, instead of reusing Q's
+    low_reg_schedule: bool = False  # whether the compiler must use fewer registers than it otherwise would
 
     @property
     def rows(self) -> int:
@@ -58,7 +58,7 @@ class ForwardSizes:
     def registers(self) -> int:
         """The number of registers per consumer thread.
 
-        The consumers share all registers of an SM except those of the producer, which has at most 32 per thread.
+        The consumers share all of an SM's registers except the producer's, which are at most 32 per thread.
         """
         return min(240, (512 - 32) // self.consumers)
 
@@ -66,7 +66,7 @@ class ForwardSizes:
     def shared(self) -> dict[str, int]:
         """The bytes of each tensor's buffers in shared memory, without the barriers and the mailbox.
 
-        If O has a buffer of its own, the next row block's Q is copied early, so each consumer has two buffers for Q.
+        If O has its own buffer, the next row block's Q is copied early, so each consumer has two buffers for Q.
         """
         rows = dict(
             Q=self.rows * (2 if self.separate_O_buffer else 1), K=self.stages * self.B_c, V=self.stages * self.B_c
@@ -78,8 +78,8 @@ class ForwardSizes:
     def options(self) -> dict:
         """The compiler options for the launch.
 
-        At d = 256, the compiler need not be told to save registers, because it is enough that the kernel computes the
-        addresses of Q only when they are needed.
+        At d = 256, the compiler need not be told to save registers, because it is enough that the kernel computes Q's
+        addresses only when they are needed.
         """
         return dict(num_warps=4) | (LOW_REG_SCHEDULE if self.low_reg_schedule and self.d_pad < 256 else {})
 
@@ -91,17 +91,17 @@ DEFAULT = {
     256: ForwardSizes(64, consumers=2, stages=2, d_pad=256, separate_O_buffer=False, low_reg_schedule=USE_LOW_REG),
 }
 ONE_CONSUMER = {d_pad: replace(sizes, consumers=1, ping_pong=False) for d_pad, sizes in DEFAULT.items()}
-# Half as many keys per tile, for short causal rows, most of whose tiles the diagonal cuts. Also for rows without a mask
-# that do not fill whole tiles well or, at d 64, are so short that an earlier start counts.
+# Half as many keys per tile, for short causal rows, because the diagonal cuts most of their tiles. Also for rows
+# without a mask that do not fill whole tiles well or, at d = 64, are so short that an earlier start matters.
 HALF_B_C = {64: ForwardSizes(64, consumers=3, stages=8, d_pad=64), 128: ForwardSizes(64, consumers=2, stages=4)}
-# At d = 64, if blocks of 192 rows fit badly, and for causal calls with key_lengths; also with half the keys per tile.
+# At d = 64, if N_q fills blocks of 192 rows badly, and for causal calls with key_lengths; also with half the keys.
 TWO_CONSUMERS = ForwardSizes(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
 TWO_CONSUMERS_HALF_B_C = replace(TWO_CONSUMERS, B_c=64, stages=6)
-# For d 96 and 128 with many rows: K and V are read once for 192 of them.
+# For d = 96 and 128 with many rows: K and V are read once per 192 rows.
 THREE_CONSUMERS = ForwardSizes(64, consumers=3, stages=5, separate_O_buffer=False)
 
-# Without a mask, all row blocks take the same time, tile · keys / 128 + start with the keys of whole tiles, and run in
-# rounds of one block per SM. Only sizes with the same d_pad are compared.
+# Without a mask, all row blocks take the same time, tile · keys / 128 + start (keys are rounded up to whole tiles), and
+# run in rounds of one block per SM. Only sizes with the same d_pad are compared.
 UNMASKED_TIMES = {  # d_pad: (sizes, tile, start)
     64: [
         (ONE_CONSUMER[64], 0.75, 0.0),
@@ -118,9 +118,9 @@ UNMASKED_TIMES = {  # d_pad: (sizes, tile, start)
     256: [(DEFAULT[256], 1.0, 1.0), (ONE_CONSUMER[256], 0.75, 0.45)],
 }
 
-# Under the causal mask, row blocks differ, so there are no rounds to count, and the first line that fits is taken. From
-# N_k = 1.5 N_q on, without key_lengths, row blocks differ little, and UNMASKED_TIMES is used.
-CAUSAL: dict[int, list[CausalCase]] = {  # by the largest d
+# Under the causal mask, row blocks differ, so there are no rounds to count, and the first case that applies is used. If
+# N_k is at least 1.5 N_q, without key_lengths, row blocks differ little, and UNMASKED_TIMES is used.
+CAUSAL: dict[int, list[CausalCase]] = {  # by largest d
     64: [
         CausalCase(2.5, ANY, None, ONE_CONSUMER[64]),
         CausalCase(ANY, ANY, True, TWO_CONSUMERS),
@@ -141,8 +141,8 @@ CAUSAL: dict[int, list[CausalCase]] = {  # by the largest d
     256: [CausalCase(2.3, ANY, None, ONE_CONSUMER[256]), CausalCase(ANY, ANY, None, DEFAULT[256])],
 }
 
-# When the portable kernel is faster, because it starts sooner or, at d 32, needs no zeros, as long as keys are few.
-PORTABLE: dict[int, list[PortableCase]] = {  # by the largest d
+# With few keys, the portable kernel is faster, because it starts sooner or, at d = 32, needs no padding.
+PORTABLE: dict[int, list[PortableCase]] = {  # by largest d
     32: [PortableCase(ANY, 3200, 0, ANY)],
     64: [PortableCase(ANY, 512, 0, 4), PortableCase(511, 2048, 1, 4), PortableCase(64, 2048, 1, 32)],
     96: [PortableCase(ANY, 255, 0, 2), PortableCase(ANY, 384, 0, 1)],
@@ -152,16 +152,16 @@ PORTABLE: dict[int, list[PortableCase]] = {  # by the largest d
 
 
 def d_padded(d: int) -> int:
-    """Return the number of columns in a tile, which is d padded to 64, 128 or 256."""
+    """Return the number of columns in a tile: d padded to 64, 128 or 256."""
     return max(64, padded_head_dim(d))
 
 
 def choose_for_window(d: int, causal: bool) -> ForwardSizes:
     """Return the sizes for a call with a window, for d up to 128.
 
-    Tiles have 64 keys, because both edges of the window cut some tiles. The mask of a window takes registers. Above
-    d = 128, there are not enough registers, and above d = 64, some would spill if the window had no right bound. For
-    right bounds, only the causal mask (right = 0) is distinguished from all others.
+    Tiles have 64 keys, because both edges of the window cut some tiles. A window's mask takes registers. Above d = 128,
+    there are not enough of them, and above d = 64, some would spill if the window had no right bound. Of all right
+    bounds, only the causal mask (right = 0) is treated differently.
     """
     return HALF_B_C[64] if d <= 64 else replace(THREE_CONSUMERS, low_reg_schedule=USE_LOW_REG and not causal)
 
@@ -190,7 +190,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
         chosen = min((row for row in UNMASKED_TIMES[d_pad] if not (lengths and row[0] == THREE_CONSUMERS)), key=time)[0]
         if causal and chosen == DEFAULT[128]:  # two consumers see different numbers of tiles; in turn, none runs ahead
             chosen = replace(chosen, ping_pong=True)
-    masked = causal and chosen == DEFAULT[64]  # the mask takes registers as well
+    masked = causal and chosen == DEFAULT[64]  # the mask also takes registers
     return replace(chosen, low_reg_schedule=USE_LOW_REG) if masked else chosen
 
 
@@ -209,8 +209,8 @@ def l2_group(N_k: int, d: int, heads: int, causal: bool) -> int:
     """Return the number of K/V heads to process concurrently, so that K and V stay in L2.
 
     Without a mask, heads are processed one at a time, so that concurrent programs read the same K and V. With a causal
-    mask, row blocks take different amounts of time, which evens out over several heads. As many heads are then
-    processed together as fit in 11 MiB of L2, or in 21 MiB if K and V of one head take 1 MiB or more. even_l2_group()
+    mask, row blocks take different amounts of time, which evens out over several heads. The result is then the number
+    of heads whose K and V fit in 11 MiB of L2, or in 21 MiB if one head's K and V take 1 MiB or more. even_l2_group()
     may return up to twice that number.
     """
     if not causal:

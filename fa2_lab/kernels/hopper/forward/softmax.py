@@ -4,19 +4,19 @@ The tensor cores leave 16 rows of a tile in each warp, and each row in 4 lanes. 
 lane, as (64, 4). m is the same in all four lanes of a row. l is each lane's own sum, and the four sums are added after
 the last tile.
 
-m need not be the maximum, because any value used instead of the maximum cancels out of O and L. It only has to keep p
-from overflowing. m therefore lags behind the maximum: a warp updates it only when a score in its rows is more than 8
-above m, in powers of two. Until then, p is at most 256, and o need not be rescaled. The cost was measured by
-`fa2-lab bench accuracy` on an H200 in bf16. Compared with the exact maximum, the error of O is 3 to 4% larger. If one
-element in a thousand is an outlier, the error is 10 to 17% larger, because with the exact maximum a row's largest p is
+m need not be the maximum, because any value used in its place cancels out of O and L. It only has to keep p from
+overflowing. m therefore lags behind the maximum: a warp updates it only when a score in one of its rows, as an exponent
+of 2, exceeds m by more than 8. Until then, p is at most 256, and o need not be rescaled. The loss of accuracy was
+measured by `fa2-lab bench accuracy` on an H200 in bf16. Compared with the exact maximum, O's error is 3 to 4% larger.
+If one element in a thousand is an outlier, it is 10 to 17% larger, because with the exact maximum, a row's largest p is
 1, which is not rounded.
 
 p = 2^(scale_log2 · s − m) takes one FMA and one exponential. Because no other operation separates m from the FMAs, the
 FMAs begin while the tensor cores still work. m itself is a product with scale_log2 and is rounded. This rounding error
-cancels as well, but if |m| is 2²⁸ or more, rounding alone could make p larger than 2⁸. The `row_scale` of such a row is
+cancels as well, but if |m| is 2²⁸ or more, rounding alone could make p larger than 2⁸. Such a row's `row_scale` is
 therefore the next power of two below scale_log2, with which all products are exact. With such large scores, a row of P
-has only one entry that is not almost 0. When the scale of a row changes, its old and its new largest score differ by at
-least 16, so all earlier tiles contribute almost nothing, and alpha is 0.
+has only one entry that is not almost 0. When a row's scale changes, its old and new largest scores differ by at least
+16, so all earlier tiles contribute almost nothing, and alpha is 0.
 """
 
 import triton
@@ -26,15 +26,15 @@ from triton.experimental.gluon import language as gl
 from fa2_lab.kernels.common.constants import NEG_INF
 from fa2_lab.kernels.hopper.shared.pipeline import acc_layout
 
-LOWEST = gl.constexpr(-3.0e38)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
+LOWEST = gl.constexpr(-3.0e38)  # m's initial value: with −∞, a row without keys would compute −∞ − (−∞) = NaN
 
 
 @gluon.jit
 def first_state(s, scale_log2):
     """Return the initial m, row_scale and l, each (64, 4), before the first tile of scores s.
 
-    `row_scale` is the factor of each row's scores in the exponent. It starts at scale_log2, which is the softmax scale
-    times log₂ e.
+    `row_scale` is the factor that multiplies each row's scores in the exponent. It starts at scale_log2, the softmax
+    scale times log₂ e.
     """
     STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, by_lanes(s).type.layout))
     m = gl.full([s.shape[0], 4], LOWEST, gl.float32, STATE)  # FA2.A1.L5
@@ -47,7 +47,7 @@ def first_state(s, scale_log2):
 def softmax_step(s, m, row_scale, l, scale_log2):
     """Update m, row_scale and l with a tile of scores s (64, B_c).
 
-    Return p, m, row_scale, l, and alpha, the factor for o.
+    Return p, m, row_scale, l, and alpha, the factor that rescales o.
     """
     x = by_lanes(s)
     m, row_scale, alpha = update_row_max(m, row_scale, largest(x), scale_log2)  # (64, 4)  FA2.A1.L9
@@ -56,12 +56,12 @@ def softmax_step(s, m, row_scale, l, scale_log2):
     return as_tile(p), m, row_scale, l, alpha
 
 
-# Four lanes to a row -----------------------------------------------------------------------------------------
+# Four lanes per row ------------------------------------------------------------------------------------------
 
 
 @gluon.jit
 def by_lanes(x):
-    """Reshape a tile to (64, columns / 8, 4, 2): of every 8 columns, each of the 4 lanes of a row has 2."""
+    """Reshape a tile to (64, columns / 8, 4, 2), because each of a row's 4 lanes holds 2 of every 8 columns."""
     return x.reshape([x.shape[0], x.shape[1] // 8, 4, 2])
 
 
@@ -73,15 +73,15 @@ def as_tile(x):
 
 @gluon.jit
 def along(state, x):
-    """Reshape `state` (64, 4), one element per row and lane, so that it broadcasts against x from by_lanes()."""
+    """Reshape `state` (64, 4), with one element per row and lane, to broadcast against x, a result of by_lanes()."""
     return gl.convert_layout(state, gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout)))[:, None, :, None]
 
 
 @gluon.jit
 def largest(x):
-    """Return the largest score of each row in each lane, (64, 4).
+    """Return each lane's largest score in each row, (64, 4).
 
-    The maxima are computed as a tree, because in a chain each maximum would wait for the previous one.
+    The maxima are computed as a tree, because in a chain, each maximum would wait for the previous one.
     """
     STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout))
     pairs = gl.max(x, 3)
@@ -89,10 +89,10 @@ def largest(x):
     return gl.convert_layout(gl.max(gl.max(fours, 1), 1), STATE)
 
 
-# Work that most warps need not do, and skip --------------------------------------------------------------------
+# Work that most warps can skip ---------------------------------------------------------------------------------
 
 # One row: m, row_scale and alpha, changed in place; `top` is this lane's largest score, and $12 is scale_log2.
-# 0f4D800000 is 2²⁸, and 0x7f800000 leaves of a number the power of two below it.
+# 0f4D800000 is 2²⁸, and the mask 0x7f800000 rounds a positive number down to a power of two.
 PTX_UPDATE_ROW = """
 shfl.sync.bfly.b32 x, {top}, 1, 31, -1; max.f32 all, {top}, x;
 shfl.sync.bfly.b32 x, all, 2, 31, -1; max.f32 all, all, x;
@@ -103,7 +103,7 @@ setp.eq.f32 same, x, {row_scale};
 mul.rn.f32 all, all, x; sub.rn.f32 y, {m}, all; ex2.approx.f32 y, y; selp.f32 y, y, 0.0, same;
 @higher mov.f32 {m}, all; @higher mov.f32 {row_scale}, x; @higher mov.f32 {alpha}, y;
 """
-# A thread holds two rows: $0 and $1 are their m, $2 and $3 row_scale, $4 and $5 alpha, $10 and $11 the largest scores.
+# A thread holds two rows: $0, $1 are their m, $2, $3 their row_scale, $4, $5 their alpha, $10, $11 the largest scores.
 PTX_UPDATE_ROW_MAX = """{
 .reg .pred some, higher, fine, same;
 .reg .f32 x, y, all;
@@ -121,8 +121,8 @@ PTX_UPDATE_ROW_MAX = gl.constexpr(PTX_UPDATE_ROW_MAX + "DONE:\n}")
 def update_row_max(m, row_scale, top, scale_log2):
     """Return the new m, row_scale and alpha, each (64, 4).
 
-    `top` is each lane's largest score, not yet scaled. If row_scale · top exceeds m by more than 8 in any row of a
-    warp, the warp raises m in each of its rows to the row's largest scaled score, but never lowers it. A row that is
+    `top` is each lane's largest score, not yet scaled. If row_scale · top exceeds m by more than 8 in any of a warp's
+    rows, the warp raises m in each of its rows to the row's largest scaled score, but never lowers it. A row whose m is
     raised gets row_scale = scale_log2 or, if |m| would be 2²⁸ or more, the next power of two below scale_log2. The
     inline PTX processes two elements per thread at a time, which must belong to the thread's rows r and r + 8, in this
     order.
@@ -136,10 +136,10 @@ def update_row_max(m, row_scale, top, scale_log2):
 
 @gluon.constexpr_function
 def multiply_unless_one(n):
-    """Return PTX that multiplies n elements of o by the alpha of their row.
+    """Return PTX that multiplies n elements of o by their row's alpha.
 
-    The PTX skips the multiplication if alpha is 1 in every row of the warp. The elements of each thread must alternate
-    in pairs between its two rows, 0 and 8: 0, 0, 8, 8, 0, 0, and so on.
+    The PTX skips the multiplication if alpha is 1 in every row of the warp. Each thread's elements must alternate in
+    pairs between its two rows, 0 and 8: 0, 0, 8, 8, 0, 0, and so on.
     """
     lines = [f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n)]
     ones = [f"setp.eq.f32 p, ${2 * n}, 1.0;", f"setp.eq.and.f32 p, ${2 * n + 2}, 1.0, p;"]
@@ -149,14 +149,14 @@ def multiply_unless_one(n):
 
 @gluon.constexpr_function
 def in_place(n):
-    """Return the constraints of inline PTX with n outputs, n inputs in the same registers, and n more inputs."""
+    """Return inline-PTX constraints for n outputs, n inputs in the same registers as the outputs, and n more inputs."""
     return ",".join(["=f"] * n + [str(i) for i in range(n)] + ["f"] * n)
 
 
 @gluon.jit
 def rescale_o(o, alpha):
-    """Multiply each row of o (64, d) by its alpha. A warp skips the multiplication if alpha is 1 in all its rows."""
-    N: gl.constexpr = o.shape[1] // 2  # numbers of o in a thread
+    """Multiply each row of o (64, d) by its alpha. A warp skips the multiplications if alpha is 1 in all its rows."""
+    N: gl.constexpr = o.shape[1] // 2  # elements of o per thread
     x = by_lanes(o)
     x, a = gl.broadcast(x, along(alpha, x))
     x = gl.inline_asm_elementwise(multiply_unless_one(N), in_place(N), [x, a], gl.float32, is_pure=True, pack=N)
@@ -170,10 +170,10 @@ def rescale_o(o, alpha):
 class ColumnBounds:
     """The columns that each of 64 rows sees, and the tiles that all 64 rows see in full."""
 
-    end: gl.tensor  # (64,), of each row
-    full_end: gl.tensor  # of the tiles that end before every row's interval
-    begin: gl.tensor | gl.constexpr  # (64,), or None, and all begin with the first column
-    full: gl.tensor | gl.constexpr  # the first tile that begins after every row's interval
+    end: gl.tensor  # (64,), the end of each row's columns
+    full_end: gl.tensor  # the number of tiles that end before the end of every row's columns
+    begin: gl.tensor | gl.constexpr  # (64,), where each row's columns begin, or None if at column 0
+    full: gl.tensor | gl.constexpr  # the first tile at or after the beginning of every row's columns
 
     @gluon.jit
     def cuts(self, j):
@@ -186,7 +186,7 @@ class ColumnBounds:
 
 @gluon.jit
 def mask(s, bounds, first):
-    """Return the scores s with −∞ for each column that a row does not see. `first` is the first column of the tile."""
+    """Return the scores s with −∞ for each column that a row does not see. `first` is the tile's first column."""
     col = gl.arange(0, s.shape[1], gl.SliceLayout(0, acc_layout(s.shape[1])))[None, :]
     s = gl.where((col & ~6) < (bounds.end - first)[:, None] - (col & 6), s, NEG_INF)
     if bounds.begin is not None:
@@ -198,8 +198,8 @@ def mask(s, bounds, first):
 def rounded(p, dtype: gl.constexpr):
     """Round p to half precision with an instruction that converts two elements at a time.
 
-    The instruction is inline PTX because the Triton 3.9 compiler otherwise packs some pairs in the wrong order and then
-    swaps their halves, at a cost of 64 to 128 instructions in a kernel without a mask.
+    The instruction is inline PTX because Triton 3.9's compiler otherwise packs some pairs in the wrong order and then
+    swaps their halves, which costs 64 to 128 instructions in a kernel without a mask.
     """
     if dtype == gl.bfloat16:
         return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16,

@@ -1,10 +1,10 @@
 """Tensor descriptors, which tell TMA, the copy engine, how to load, store or accumulate a tile of a tensor.
 
-Past the last row of a tensor, TMA reads zeros and writes nothing. It must do the same past the last row of each packed
-sequence. The coordinates are therefore chosen so that the last row of a sequence is always the last row that exists. Of
-N rows that end before row `end` of the tensor, row i has the coordinates (FAR, end − 1, FAR + 1 − N + i). The strides
-2^34 − row, row and row elements map these coordinates to row end − N + i, because FAR · 2^34 elements are a multiple of
-the 2^64 bytes at which addresses wrap around. triton.tools.ragged_tma uses the same method.
+Past a tensor's last row, TMA reads zeros and writes nothing. It must do the same past the last row of each packed
+sequence. The coordinates are therefore chosen so that a sequence's last row is always the last row that exists. If a
+sequence has N rows that end before row `end` of the tensor, row i has the coordinates (FAR, end − 1, FAR + 1 − N + i).
+The strides 2^34 − row, row and row elements map these coordinates to row end − N + i, because FAR · 2^34 elements are a
+multiple of the 2^64 bytes at which addresses wrap around. triton.tools.ragged_tma uses the same method.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ FAR = gl.constexpr(2**30)  # more rows than any tensor has
 
 
 def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
-    """Return a descriptor with which TMA copies tiles of a head of X, each with `rows` rows and d columns.
+    """Return a descriptor that lets TMA copy tiles of X's heads, each with `rows` rows and d columns.
 
     The descriptor does not contain X's address yet.
     """
@@ -40,8 +40,8 @@ def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
 def tile_of(dtype: torch.dtype, rank: int, rows: int, d: int) -> tuple[torch.Tensor, list[int], Any]:
     """Return three values that all descriptors with the same tile size share.
 
-    They are an empty CPU tensor, which stands in for the described tensor until its address is known, the block shape,
-    and the layout of a tile in shared memory.
+    These are an empty CPU tensor, which stands in for the described tensor until its address is known, the block shape,
+    and a tile's layout in shared memory.
     """
     block = [1] * (rank - 2) + [rows, d]
     return torch.empty(0, dtype=dtype), block, gl.NVMMASharedLayout.get_default_for(block, HALVES[dtype])
@@ -61,7 +61,7 @@ def shape_of(X):
 
 @gluon.jit
 def tile_at(X, batch_or_end, head, row, N):
-    """Return the coordinates, for the descriptor X, of the tile that begins at `row` of a head.
+    """Return the coordinates, in descriptor X, of the tile that begins at row `row` of a head.
 
     `batch_or_end` is the batch entry or, for a packed sequence of N rows, the row of X at which the sequence ends.
     """
@@ -72,9 +72,9 @@ def tile_at(X, batch_or_end, head, row, N):
 
 
 def matrix_descriptor(shape: tuple[int, int], block: tuple[int, int], swizzle: int = 0) -> TensorDescriptor:
-    """Return a descriptor with which TMA copies blocks of an fp32 matrix of this shape, or adds to them.
+    """Return a descriptor that lets TMA copy blocks of an fp32 matrix of this shape, or add to them.
 
-    The descriptor does not contain the address of the matrix yet. `swizzle` is the width of the swizzle in bytes.
+    The descriptor does not contain the matrix's address yet. `swizzle` is the width of the swizzle in bytes.
     """
     nowhere, layout = matrix_block(swizzle)
     return TensorDescriptor(nowhere, list(shape), [shape[1], 1], list(block), layout)
@@ -82,16 +82,16 @@ def matrix_descriptor(shape: tuple[int, int], block: tuple[int, int], swizzle: i
 
 @cache
 def matrix_block(swizzle: int) -> tuple[torch.Tensor, Any]:
-    """Return what a descriptor of an fp32 matrix needs besides the shapes of the matrix and of its blocks.
+    """Return the two values that an fp32 matrix's descriptor needs besides the shapes of the matrix and its blocks.
 
-    The two values are an empty CPU tensor, which stands in for the matrix until its address is known, and the layout of
-    a block of the matrix in shared memory. `swizzle` is the width of the swizzle in bytes, or 0 for none.
+    These are an empty CPU tensor, which stands in for the matrix until its address is known, and a block's layout in
+    shared memory. `swizzle` is the width of the swizzle in bytes, or 0 for none.
     """
     return torch.empty(0), gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=32, rank=2)
 
 
 def copyable(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether TMA can address a tensor with this shape and these strides, in elements of 16 bits.
+    """Return whether TMA can address a tensor of 16-bit elements with this shape and these strides.
 
     The tensor must not be empty, its rows must be contiguous, and every other stride must be a multiple of 16 bytes, or
     0, or belong to a dimension of size 1.

@@ -1,7 +1,7 @@
-"""The geometry of a call, for the Hopper kernels: which block is next, and which row sees which key.
+"""A call's geometry, for the Hopper kernels: which block is next, and which row sees which key.
 
-Rows are divided into blocks of B_r, and keys into blocks of B_c. A program of the forward fetches row blocks and loops
-over tiles of B_c keys. A program of the backward fetches column blocks and loops over row blocks.
+Rows are divided into blocks of B_r, and keys into blocks of B_c. A program in the forward fetches row blocks and loops
+over tiles of B_c keys. A program in the backward fetches column blocks and loops over row blocks.
 """
 
 import triton
@@ -19,16 +19,16 @@ class Scheduler:
     """The tile scheduler of a persistent kernel, which assigns the blocks of all heads to programs one by one.
 
     Unless DYNAMIC_FIRST is set, a program's first block is the one with the program's own index. The program fetches
-    the index of every further block from a counter in HBM, so that a program that finishes early computes more blocks.
-    With static scheduling, the same blocks took up to 1.6 times as long.
+    the index of every other block from a counter in HBM, so that programs that finish early compute more blocks. With
+    static scheduling, the same blocks took up to 1.6 times as long.
     """
 
     counter: gl.tensor  # pointer to two counters: blocks fetched, and programs that have ended
-    blocks: gl.tensor  # of one head
-    heads: gl.tensor  # of the whole batch
-    l2_group: gl.tensor  # heads that run side by side: see block_coord()
-    # Whether the first block also comes from the counter. A block then has an owner only once a program runs, which is
-    # why the waits of semaphore.py end.
+    blocks: gl.tensor  # per head
+    heads: gl.tensor  # in the whole batch
+    l2_group: gl.tensor  # heads processed concurrently: see block_coord()
+    # Whether the first block also comes from the counter. Only running programs then own blocks, which is why the waits
+    # in semaphore.py end.
     DYNAMIC_FIRST: gl.constexpr
 
     @gluon.jit
@@ -43,15 +43,15 @@ class Scheduler:
 
     @gluon.jit
     def block_coord(self, t):
-        """Return the index of block t within its head, and the index of the head."""
+        """Return block t's index within its head, and the index of the head."""
         return block_coord(t, self.blocks, self.heads, self.l2_group)
 
     @gluon.jit
     def next(self):
         """Fetch and return the index of this program's next block.
 
-        Call this function as late as possible. If programs fetch their next blocks too early, the assignment does not
-        depend on which program finishes first.
+        Call this as late as possible. A block that is fetched early is tied to its program before it is known which
+        program will be free first, so the load is balanced less well.
         """
         return fetch_and_add(self.counter) if self.DYNAMIC_FIRST else gl.num_programs(0) + fetch_and_add(self.counter)
 
@@ -68,13 +68,13 @@ class Scheduler:
 
 @gluon.jit
 def fetch_and_add(counter):
-    """Increase a counter in HBM and return its old value. The order is relaxed, because no other data depend on it."""
+    """Increment a counter in HBM and return its old value. The order is relaxed, because no other data depend on it."""
     return gl.atomic_add(counter, 1, sem="relaxed")
 
 
 @triton.aggregate
 class Geometry:
-    """The lengths and heads of a call, and the keys that each row sees.
+    """A call's lengths and heads, and the keys that each row sees.
 
     These keys are a contiguous range around the row's diagonal, called the row's interval. In the methods, `length` is
     the number of real keys.
@@ -82,14 +82,14 @@ class Geometry:
 
     N_q: gl.tensor
     N_k: gl.tensor
-    H: gl.tensor  # query heads of one batch entry
+    H: gl.tensor  # query heads per batch entry
     group: gl.tensor  # query heads per K/V head
-    key_lengths: gl.tensor | gl.constexpr  # pointer to (batch,) integers; or None
+    key_lengths: gl.tensor | gl.constexpr  # pointer to (batch,) integers, or None
     RAGGED: gl.constexpr  # whether a block of keys may reach past the last key
     # Whether a row's interval ends `right` keys after its diagonal (0 if causal). Otherwise, it ends with the last key.
     HAS_RIGHT_BOUND: gl.constexpr
     right: gl.tensor | gl.constexpr
-    left: gl.tensor | gl.constexpr  # the interval begins this many keys before the diagonal, or with key 0 if None
+    left: gl.tensor | gl.constexpr  # the interval begins this many keys before the diagonal, or at key 0 if None
     B_r: gl.constexpr
     B_c: gl.constexpr
     cu_seqlens_q: gl.tensor | gl.constexpr  # where packed sequences begin, or None; N_q and N_k then count all rows
@@ -111,15 +111,14 @@ class Geometry:
     def row_block(self, block, bh):
         """Return five values that describe a row block.
 
-        1. the first row of the row block
+        1. the row block's first row
         2. the batch entry or, for a packed sequence, the row of Q at which the sequence ends
-        3. the same for K
-        4. its head
+        3. the batch entry or, for a packed sequence, the row of K at which the sequence ends
+        4. the row block's head
         5. the geometry of its sequence
 
-        `block` is the index of the row block within its head, and `bh` is the index of the head in the batch.
-        tile_at() needs the second and the third value. If the row block does not exist, the first row is outside the
-        sequence.
+        `block` is the row block's index within its head, and `bh` is the head's index in the batch. tile_at() needs the
+        second and third values. If the row block does not exist, its first row is outside the sequence.
         """
         if self.cu_seqlens_q is None:
             row = self.first_row(block)
@@ -136,15 +135,15 @@ class Geometry:
     def column_block(self, block, batch, T_r):
         """Return six values that describe a column block, given its index within its head and the batch entry.
 
-        1. the index of the column block in its sequence
+        1. the column block's index in its sequence
         2. the batch entry or, for a packed sequence, the row of K at which the sequence ends
-        3. the same for Q
+        3. the batch entry or, for a packed sequence, the row of Q at which the sequence ends
         4. the index, within a head, of the sequence's first row block
-        5. the number of the sequence's row blocks
+        5. the sequence's number of row blocks
         6. the geometry of the sequence
 
-        T_r is the number of row blocks of a head. A sequence without rows still counts as one row block, so that its dK
-        and dV become zeros. For a column block that does not exist, the number of row blocks is 0.
+        T_r is a head's number of row blocks. A sequence without rows still counts as one row block, so that its dK and
+        dV become zeros. For a column block that does not exist, the number of row blocks is 0.
         """
         if self.cu_seqlens_q is None:
             return block, batch, batch, 0, T_r, self
@@ -158,7 +157,7 @@ class Geometry:
 
     @gluon.jit
     def first_L_index(self, batch_or_end, head, X):
-        """Return the index of a head's first row in L. X is the descriptor of a tensor with the same rows as L.
+        """Return the index in L of a head's first row. X is the descriptor of a tensor with the same rows as L.
 
         `batch_or_end` is the batch entry or, for a packed sequence, the row of X at which the sequence ends.
         """
@@ -170,9 +169,9 @@ class Geometry:
 
     @gluon.jit
     def first_row(self, i):
-        """Return the first row of the i-th row block in the order of processing.
+        """Return the first row of the row block that is processed i-th in its head.
 
-        With a right bound, row blocks are processed in reverse order, because under a causal mask the last one has the
+        With a right bound, row blocks are processed in reverse order, because under a causal mask, the last one has the
         most work.
         """
         if self.HAS_RIGHT_BOUND:
@@ -181,22 +180,22 @@ class Geometry:
 
     @gluon.jit
     def length(self, batch):
-        """Return the number of real keys of a batch entry."""
+        """Return a batch entry's number of real keys."""
         return key_length(self.key_lengths, batch, self.N_k)
 
     @gluon.jit
     def col_end(self, row, length):
-        """Return the end of a row's interval, that is, the index of the first key after the interval."""
+        """Return the end of a row's interval: the index of the first key after it."""
         return keys_seen(row + self.right, self.N_q, self.N_k, length, self.HAS_RIGHT_BOUND)
 
     @gluon.jit
     def col_begin(self, row):
-        """Return the first column of a row's interval, for calls with a left bound. The column can be negative."""
+        """Return the first column of a row's interval, for calls with a left bound. It can be negative."""
         return row + self.N_k - self.N_q - self.left
 
     @gluon.jit
     def tile_end(self, row, rows: gl.constexpr, length):
-        """Return the index after the last tile that the rows row:row + rows have to process.
+        """Return one more than the index of the last tile that rows row:row + rows have to process.
 
         Every row block processes at least one tile, so that O and L are always written.
         """
@@ -205,7 +204,7 @@ class Geometry:
 
     @gluon.jit
     def tile_begin(self, row, end):
-        """Return the index of the first tile that the rows from `row` on have to process.
+        """Return the index of the first tile that row `row` and later rows have to process.
 
         The last tile that they process is end − 1.
         """
@@ -216,12 +215,12 @@ class Geometry:
 
     @gluon.jit
     def row_begin(self, col):
-        """Return the first row that sees key `col`, if `col` is a real key. The row can be negative."""
+        """Return the first row that sees key `col`, if `col` is a real key. It can be negative."""
         return col + self.N_q - self.N_k - self.right if self.HAS_RIGHT_BOUND else 0
 
     @gluon.jit
     def row_end(self, col):
-        """Return the first row that no longer sees key `col`, for calls with a left bound. The row can be negative."""
+        """Return the first row that no longer sees key `col`, for calls with a left bound. It can be negative."""
         return col + self.N_q - self.N_k + self.left + 1
 
     @gluon.jit
@@ -236,7 +235,7 @@ class Geometry:
 
     @gluon.jit
     def end_of_row_blocks(self, col, length, T_r):
-        """Return the index after the last of the T_r row blocks that see the column block starting at `col`.
+        """Return one more than the index of the last of T_r row blocks that sees the column block starting at `col`.
 
         Every column block processes at least one row block.
         """
@@ -252,7 +251,7 @@ class Geometry:
     def last_column_block(self, i, length):
         """Return the last column block that processes row block i.
 
-        If i is the last row block, this is the last of all column blocks.
+        If i is the last row block, this is the last column block of all.
         """
         if self.key_lengths is not None:
             length = gl.where((i + 1) * self.B_r >= self.N_q, self.N_k, length)
@@ -262,7 +261,7 @@ class Geometry:
     def unmasked_from(self, col, length):
         """Return the first row that sees all columns of the column block starting at `col`.
 
-        From this row on, no tile of the column block needs a mask, unless the window has a left bound.
+        At and after this row, no tile of the column block needs a mask, unless the window has a left bound.
         """
         row = 0
         last = col + self.B_c - 1

@@ -16,10 +16,10 @@ from fa2_lab.kernels.launch import addresses, current_stream
 def scheduler_counter(X: Tensor, in_custom_op: bool) -> Tensor:
     """Return two counters for the tile scheduler, which are 0 before and after each launch.
 
-    One pair of counters per stream is enough, because two launches that use the counters never overlap on a stream. Of
-    these launches, only backward_kernel can start before the preceding kernel has ended, and that kernel is
-    bwd_preprocess, which uses no counter. A CUDA graph gets its own counters. So does a call that torch may trace
-    (`in_custom_op`), because memory that is allocated in its warm-up belongs to the graph as well.
+    One pair of counters per stream is enough, because launches that use the counters never overlap on a stream. Among
+    them, only backward_kernel can start before the preceding kernel has ended, and that is bwd_preprocess, which does
+    not use the counters. A CUDA graph gets its own counters. So does a call that torch may trace (`in_custom_op`),
+    because memory allocated in its warm-up also belongs to the graph.
     """
     new = partial(torch.zeros, 2, dtype=torch.int32, device=X.device)
     if in_custom_op or torch.cuda.is_current_stream_capturing():
@@ -30,20 +30,20 @@ def scheduler_counter(X: Tensor, in_custom_op: bool) -> Tensor:
 def even_l2_group(heads: int, least: int) -> int:
     """Return the number of heads to process concurrently, chosen so that the last round is as full as possible.
 
-    The number is between `least` and 2 · `least`. If the last round had only a few heads, their long blocks would run
-    alone, which made a call up to 23% slower.
+    It is between `least` and 2 · `least`. If the last round had only a few heads, their long blocks would run alone,
+    which made calls up to 23% slower.
     """
     least = min(least, heads)
     return min(range(least, 2 * least), key=lambda n: -heads % n)
 
 
 def smallest_fitting(d: int, table: dict[int, Any]) -> Any:
-    """Return the entry of `table` for the smallest head dimension in the table that is at least d."""
+    """Return the entry of `table` for the smallest head dimension, among its keys, that is at least d."""
     return table[min(width for width in table if d <= width)]
 
 
 def supports(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None) -> bool:
-    """Return whether the Hopper kernels support the types, shapes and strides of these tensors.
+    """Return whether the Hopper kernels support these tensors' types, shapes and strides.
 
     tma_aligned() checks the addresses, and the callers check the head dimension d.
     """
@@ -57,11 +57,11 @@ def supports(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None) -> boo
 
 
 def pack_gqa(tensors: Tensors, options: Options, *others: Tensor) -> tuple[Any, ...]:
-    """Return the tensors of a call and `others`, with all query heads of a K/V head as the rows of a single head.
+    """Return a call's tensors and `others`, with each K/V head's query heads combined into a single head.
 
-    `others` are tensors in the shape of Q. Without a mask, all rows of these query heads see the same keys, so g heads
-    of N rows can be computed like one head of g · N rows, which has fewer partly empty row blocks. All tensors are
-    returned unchanged if there is a mask, key_lengths or packed sequences, or if a tensor is not contiguous.
+    `others` are tensors shaped like Q. Without a mask, all rows of these query heads see the same keys, so g heads of N
+    rows can be computed like one head of g · N rows, which has fewer partly empty row blocks. All tensors are returned
+    unchanged if there is a mask, key_lengths or packed sequences, or if a tensor is not contiguous.
     """
     Q, K = tensors.q, tensors.k
     unmasked = options.bounds == (None, None) and tensors.key_lengths is tensors.sequences is None
@@ -72,5 +72,5 @@ def pack_gqa(tensors: Tensors, options: Options, *others: Tensor) -> tuple[Any, 
 
 
 def tma_aligned(*tensors: Tensor | None) -> bool:
-    """Return whether all tensors begin at addresses that TMA can use, which are multiples of 16 bytes."""
+    """Return whether every tensor starts at a 16-byte-aligned address, as TMA requires."""
     return math.gcd(16, *addresses(tensors)) == 16

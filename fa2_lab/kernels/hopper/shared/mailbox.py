@@ -15,14 +15,14 @@ class IntRecords:
     """Records of named integers (fields) in shared memory. Record n overwrites record n − stages."""
 
     memory: gl.shared_memory_descriptor
-    names: gl.constexpr  # of the integers of a record
+    names: gl.constexpr  # of a record's integers
     stages: gl.constexpr  # a power of two
 
     @gluon.jit
     def write(self, n, values):
-        """Write `values`, which are in the order of the field names, to record n.
+        """Write `values`, given in the order of the field names, to record n.
 
-        Values past the last name are ignored.
+        Values beyond the last name are ignored.
         """
         for i in gl.static_range(len(self.names)):
             element = self.memory.index((n & (self.stages - 1)) * record_stride(self.names) + i)
@@ -44,16 +44,16 @@ def new_int_records(names: gl.constexpr, stages: gl.constexpr):
 
 @gluon.constexpr_function
 def record_stride(names):
-    """Return the number of elements reserved for a record: its number of fields, rounded up to a power of two.
+    """Return the number of elements reserved per record: its number of fields, rounded up to a power of two.
 
-    Computing the address of a field then needs no multiplication.
+    Computing a field's address then needs no multiplication.
     """
     return 1 << (len(names) - 1).bit_length()
 
 
 @gluon.constexpr_function
 def field_index(names, name):
-    """Return the index of the field `name` within a record."""
+    """Return the index of field `name` within a record."""
     return names.index(name)
 
 
@@ -69,7 +69,7 @@ class Mailbox:
 
     fields: IntRecords
     filled: gl.shared_memory_descriptor  # where consumers wait for the producer
-    emptied: gl.shared_memory_descriptor  # where the producer waits until all have read the block before last
+    emptied: gl.shared_memory_descriptor  # where the producer waits until all consumers have read the block before last
 
     @gluon.jit
     def send(self, n, values):
@@ -93,8 +93,8 @@ class Mailbox:
     def release(self, n):
         """Consumer: tell the producer that this consumer no longer needs the fields of the n-th block.
 
-        The compiled code synchronizes all threads twice: once in this function, and once because the compiler lets one
-        thread arrive for all.
+        In compiled code, all threads synchronize twice: once in this function, and once because the compiler lets one
+        thread arrive for all of them.
         """
         all_threads()
         mbarrier.arrive(self.emptied.index(n & 1), count=1)
@@ -102,5 +102,5 @@ class Mailbox:
 
 @gluon.jit
 def new_mailbox(names: gl.constexpr, consumers: gl.constexpr):
-    """Create an empty mailbox with these field names. `consumers` consumers must release each block."""
+    """Create an empty mailbox with these field names. Each block must be released by `consumers` consumers."""
     return Mailbox(new_int_records(names, 2), barriers(2, 1), barriers(2, consumers))

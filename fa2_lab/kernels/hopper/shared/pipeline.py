@@ -1,4 +1,4 @@
-"""How the warps of a thread block run concurrently: rings of tiles in shared memory, and ping-pong.
+"""How a thread block's warps run concurrently: rings of tiles in shared memory, and ping-pong.
 
 A thread block has one producer warp, which starts the TMA copies, and one to three consumer warpgroups of 4 warps,
 which compute. Producer and consumers synchronize only at barriers in shared memory. A barrier flips its phase, 0 or 1,
@@ -15,11 +15,11 @@ from fa2_lab.kernels.hopper.shared.descriptors import tile_at
 
 @gluon.jit
 def barriers(number: gl.constexpr, arrivals: gl.constexpr, USED: gl.constexpr = True):
-    """Allocate `number` barriers. The phase of each barrier ends after `arrivals` arrivals.
+    """Allocate `number` barriers. Each barrier's phase ends after `arrivals` arrivals.
 
     If no warp ever waits for the barriers, USED must be false. They are then not initialized, because the compiler
-    reuses their memory, for example for the fields of a mailbox. After the GPU had paused and resumed a process, these
-    fields contained 0x1ffffe, the bits of a new barrier.
+    reuses their memory, for example for a mailbox's fields. If they were initialized, these fields would contain
+    0x1ffffe, the bits of a new barrier, after the GPU has paused and resumed a process.
     """
     bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(number if USED else 0):
@@ -34,7 +34,7 @@ def barriers(number: gl.constexpr, arrivals: gl.constexpr, USED: gl.constexpr = 
 class TmaPipeline:
     """A ring (circular buffer) of tiles in shared memory, with one tile per stage, that TMA copies fill.
 
-    The methods are those of CUTLASS's pipelines: acquire() is producer_acquire there, and wait() and release() are
+    The methods correspond to CUTLASS's pipelines: acquire() is producer_acquire there, and wait() and release() are
     consumer_wait and consumer_release. load() calls acquire() and starts the copy. `filled` and `emptied` are CUTLASS's
     full and empty barriers.
     """
@@ -43,13 +43,13 @@ class TmaPipeline:
     filled: gl.shared_memory_descriptor  # one barrier per stage, where consumers wait for the producer's copy
     emptied: gl.shared_memory_descriptor  # one barrier per stage, where the producer waits for all consumers
     stages: gl.constexpr
-    OWN_EMPTY_BARRIERS: gl.constexpr  # whether consumers release its tiles; if not, releases of another ring count
+    OWN_EMPTY_BARRIERS: gl.constexpr  # whether consumers release its tiles; if not, another ring's releases count
 
     @gluon.jit
     def load(self, n, source, batch_or_end, head, row, N):
-        """Producer: once the n-th tile's stage is empty, start filling it with the rows of `source` from `row` on.
+        """Producer: once the n-th tile's stage is empty, start filling it with `source`'s rows that begin at `row`.
 
-        Rows from N on become zeros.
+        Rows at or beyond N become zeros.
         """
         stage = n % self.stages
         if self.OWN_EMPTY_BARRIERS:
@@ -60,12 +60,12 @@ class TmaPipeline:
 
     @gluon.jit
     def acquire(self, n):
-        """Producer: wait until the stage of the n-th tile is empty."""
+        """Producer: wait until the n-th tile's stage is empty."""
         mbarrier.wait(self.emptied.index(n % self.stages), (n // self.stages & 1) ^ 1)
 
     @gluon.jit
     def wait(self, n):
-        """Consumer: wait for the n-th tile, and return it as (rows, d) in shared memory."""
+        """Consumer: wait until the n-th tile has arrived in shared memory, and return it as (rows, d)."""
         stage = n % self.stages
         mbarrier.wait(self.filled.index(stage), n // self.stages & 1)
         return matrix(self.tiles.index(stage))
@@ -81,8 +81,8 @@ def new_pipeline(source, stages: gl.constexpr, consumers: gl.constexpr, OWN_EMPT
     """Create an empty ring of `stages` tiles, each with the block shape of the descriptor `source`.
 
     A stage is empty again once `consumers` consumers have released its tile. If OWN_EMPTY_BARRIERS is false,
-    consumers never release tiles of this ring. In the forward, this is the ring of V, because a consumer releases K's
-    tile n only when it is also done with V's tile n − 1. The producer must then have waited for K first.
+    consumers never release this ring's tiles. In the forward, this is V's ring, because a consumer releases K's tile n
+    only when it is also done with V's tile n − 1. The producer must therefore wait for K first.
     """
     tiles = gl.allocate_shared_memory(source.dtype, stacked(stages, source.block_shape), source.layout)
     emptied = barriers(stages, consumers, OWN_EMPTY_BARRIERS)
@@ -96,7 +96,7 @@ def new_pipeline(source, stages: gl.constexpr, consumers: gl.constexpr, OWN_EMPT
 class PingPong:
     """The order in which consumers start their matmuls: one after the other, each during another consumer's softmax.
 
-    After the last consumer, consumer 0 follows again. If USED is false, no consumer waits for another consumer.
+    After the last consumer, it is consumer 0's turn again. If USED is false, no consumer waits for another.
     """
 
     begun: gl.shared_memory_descriptor  # one barrier per consumer, where it waits for the previous consumer
@@ -118,7 +118,10 @@ class PingPong:
 
 @gluon.jit
 def new_ping_pong(consumers: gl.constexpr, USED: gl.constexpr):
-    """Create the ping-pong of `consumers` consumers. Consumer 0 starts its matmuls first."""
+    """Create the barriers that let `consumers` consumers take turns (ping-pong). Consumer 0 starts first.
+
+    If USED is false, the consumers do not take turns.
+    """
     begun = barriers(consumers, 1, USED)
     if USED:
         mbarrier.arrive(begun.index(0), count=1)
@@ -142,10 +145,10 @@ def stacked(n, block):
 
 @gluon.jit
 def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
-    """Zero the rows of a tile from row `real` onward or, if BEFORE is set, the rows before `real`.
+    """Zero a tile's rows at or beyond `real` or, if BEFORE is set, the rows before `real`.
 
     p is 0 for these rows, but 0 times an unused key or value may be NaN. Every consumer writes the same bits, so
-    consumers may write at the same time.
+    consumers may write concurrently.
     """
     ROWS: gl.constexpr = tile.shape[0]
     PART: gl.constexpr = 16
@@ -162,7 +165,7 @@ def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
 
 @gluon.jit
 def opaque_smem(tile):
-    """Return a tile in shared memory unchanged, but make the compiler compute the tile's addresses at this point.
+    """Return a tile in shared memory unchanged, but make the compiler compute its addresses at this point.
 
     Otherwise, the compiler would keep the addresses in registers.
     """
@@ -172,13 +175,13 @@ def opaque_smem(tile):
 
 @gluon.constexpr_function
 def acc_layout(columns):
-    """Return the layout of a matmul's accumulator with 64 rows in a warpgroup: 16 rows per warp, 4 lanes per row."""
+    """Return a warpgroup's layout for a matmul's accumulator (64, columns): 16 rows per warp, 4 lanes per row."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
 
 
 @gluon.jit
 def as_operand(p, dtype: gl.constexpr, columns: gl.constexpr):
-    """Convert p to half precision as the left operand of a matmul whose result has `columns` columns.
+    """Convert p to half precision, as the left operand of a matmul whose result has `columns` columns.
 
     No element moves to another thread.
     """
