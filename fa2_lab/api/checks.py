@@ -27,7 +27,7 @@ NO_TRANSFORMS = (
     f"write a loop, or put what is mapped over into the batch dimension, and {GRADIENT_ADVICE}"
 )
 LARGEST_SCALE = 1e30  # keeps any score below 10⁸ finite in fp32, in which the kernels compute
-LARGEST_SINK = 1e38  # for a sink divided by the softcap or, without one, by the scale, as in the kernels
+LARGEST_SINK = 1e38  # limits a sink, as the kernels hold it: divided by the softcap or, without one, by the scale
 MOST_SPLITS = 256
 SMALLEST_DIVISOR = 1e-10  # that sinks and biases are divided by; a smaller scale is multiplied into q
 

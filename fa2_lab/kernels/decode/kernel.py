@@ -262,7 +262,7 @@ def finalize(m, l, scale_log2):
 
 @triton.jit
 def group_rows(X, block, row, sizes, const):
-    """Return pointers (B_r, d_pad) to these rows of a row block in X (Q or O).
+    """Return pointers (B_r, d_pad) to rows `row` of a row block in X (Q or O).
 
     Row r of a group is query r % N_q of the group's query head r // N_q.
     """

@@ -138,7 +138,7 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
     o_i, m_i, l_i = visit_tiles(state, q_i, K, V, full_cols, keys, row_block, window, scales, bias_context, dropout,
                                 const, bias, MASKED=False)  # fmt: skip
 
-    l_i = tl.where(l_i == 0.0, 1.0, l_i)  # a row that sees no key: O = 0 and L = −∞
+    l_i = tl.where(l_i == 0.0, 1.0, l_i)  # a row that sees no key gets O = 0 and L = −∞
     L_i = (m_i * scales.scale_log2 + tl.log2(l_i)) * LN2  # (B_r,)  FA2.A1.L13
     for c in tl.static_range(0, const.d, const.o_chunk):
         o_c = o_i[c // const.o_chunk] / l_i[:, None]  # (B_r, o_chunk)  FA2.A1.L12

@@ -76,7 +76,7 @@ def start_dk(n, dk, ds, smem):
 def start_dq(c: gl.constexpr, n, smem):
     """Start the matmul for consumer c's half of the n-th row block's dQ, over all 128 keys of the column block.
 
-    The half is half of dQ's columns or, if B_r = 128, half of its rows.
+    This is half of dQ's columns or, if B_r = 128, half of its rows.
     """
     W: gl.constexpr = smem.sizes.W
     mbarrier.wait(smem.ds_filled, n & 1)

@@ -108,8 +108,8 @@ def consumer(c: gl.constexpr, O, L, smem, geometry, scale_log2):
     while row >= 0:
         sequence = geometry.of_sequence(N_q, N_k)
         length = sequence.length(q_batch_or_end)
-        # all_begin:all_end are the tiles of all consumers, and first:end are this consumer's. If its rows are past the
-        # last row, it has no tiles, and end = first.
+        # Two intervals of tiles: all consumers' are all_begin to all_end, and this one's are first to end. If its rows
+        # are past the last row, it has no tiles, and end = first.
         all_end = sequence.tile_end(row, sequence.B_r, length)
         all_begin = sequence.tile_begin(row, all_end)
         row += c * ROWS
