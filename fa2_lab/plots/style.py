@@ -177,17 +177,17 @@ def fill(tensor: str) -> str:
 
 
 def across() -> float:
-    """Return the width of the picture that is being drawn, in inches."""
+    """Return the current picture's width in inches."""
     return matplotlib.rcParams["figure.figsize"][0]
 
 
 def narrow() -> bool:
-    """Return whether the picture that is being drawn is for a phone."""
+    """Return whether the current picture is for a phone."""
     return across() < WIDTH
 
 
 def width() -> float:
-    """Return the width of the picture that is being drawn, in units (see UNITS)."""
+    """Return the current picture's width in units (see UNITS)."""
     return UNITS[across()]
 
 

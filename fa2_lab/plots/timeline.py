@@ -60,7 +60,8 @@ UNITS = {"tensor": "tensor cores", "exp": "exponentials"}
 def draw(window: float, tiles: int, panels: list[Mapping], setting: str) -> style.Drawn:
     """Draw one timeline for each panel: one of the four ways in which two warpgroups can work.
 
-    `window` is the number of clock cycles drawn. A title has the tensor cores' share of it, and that of all `tiles`.
+    `window` is the number of clock cycles drawn. Each title gives the share of it in which the tensor cores are busy,
+    and the share of the time that all `tiles` tiles take.
     """
     caption = "Exponentials can overlap with matmuls within a warpgroup, between two warpgroups, or in both ways. The"
     caption += f" percentages are those of the tensor cores, in the time that is drawn and over all {tiles} tiles"

@@ -5,7 +5,7 @@ A ring is a circular buffer with a few stages. Each stage has a buffer for one t
 occurred. A waiting warp specifies the phase whose end it waits for.
 
 One program now fills an SM and uses all its registers, so the cap of rung 16 is no longer needed. The tiles and the
-stages are those of rung 16, except for a fourth stage at d = 64, for which shared memory has room. Besides, counting
+stages are those of rung 16, except for a fourth stage at d = 64, because shared memory has room for it and counting
 stages modulo four takes fewer registers than modulo three.
 """
 

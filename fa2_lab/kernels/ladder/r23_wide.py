@@ -119,7 +119,7 @@ def mask(s_ij, j, seen):
 
 @gluon.jit
 def by_lanes(x):
-    """Reshape a tile to (64, columns / 8, 4, 2), because each of the 4 lanes of a row holds 2 of every 8 columns."""
+    """Reshape a tile to (64, columns / 8, 4, 2), because each of a row's 4 lanes holds 2 of every 8 columns."""
     return x.reshape([64, x.shape[1] // 8, 4, 2])
 
 
