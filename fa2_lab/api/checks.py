@@ -29,7 +29,7 @@ NO_TRANSFORMS = (
 LARGEST_SCALE = 1e30  # keeps any score below 10⁸ finite in fp32, in which the kernels compute
 LARGEST_SINK = 1e38  # limits a sink, as the kernels hold it: divided by the softcap or, without one, by the scale
 MOST_SPLITS = 256
-SMALLEST_DIVISOR = 1e-10  # that sinks and biases are divided by; a smaller scale is multiplied into q
+SMALLEST_DIVISOR = 1e-10  # the smallest scale that sinks and biases are divided by; a smaller one is multiplied into q
 
 
 # Tensors ------------------------------------------------------------------------------------------------------

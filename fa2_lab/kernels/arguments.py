@@ -37,7 +37,7 @@ class Options(NamedTuple):
     force_portable: bool = False  # whether the portable kernels compute it even on Hopper
     dominant_sequence: bool = False  # whether one of the packed sequences has most of the work
     reference: bool = False  # whether the NumPy ladder computes it
-    in_custom_op: bool = False  # whether it goes through the custom operator; a CUDA graph may then own its memory
+    in_custom_op: bool = False  # whether it runs in the custom operator, where a CUDA graph may own its memory
     bias: Any = None  # a function of (head, row, column), added to the scores; custom operators do not take it
 
     @property

@@ -56,7 +56,7 @@ class DecodeConstants(NamedTuple):
 class DecodeSizes(NamedTuple):
     """A call's sizes, as arguments of the decode kernels.
 
-    Triton compiles separate kernels for a size of 1 and for a multiple of 16.
+    Triton compiles separate kernels for sizes that are 1, multiples of 16, or neither.
     """
 
     H: int  # query heads

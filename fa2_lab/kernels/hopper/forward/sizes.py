@@ -188,7 +188,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
         )
     else:
         chosen = min((row for row in UNMASKED_TIMES[d_pad] if not (lengths and row[0] == THREE_CONSUMERS)), key=time)[0]
-        if causal and chosen == DEFAULT[128]:  # its consumers see different tiles; taking turns, none runs ahead
+        if causal and chosen == DEFAULT[128]:  # consumers see unequal numbers of tiles; turns keep them together
             chosen = replace(chosen, ping_pong=True)
     masked = causal and chosen == DEFAULT[64]  # the mask also takes registers
     return replace(chosen, low_reg_schedule=USE_LOW_REG) if masked else chosen
