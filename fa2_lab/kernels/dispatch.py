@@ -178,9 +178,9 @@ def with_fallback(
 ) -> Callable:
     """Return a function that calls `kernel`, but falls back to prepare_fallback(*arguments) if `kernel` fails.
 
-    A call falls back if `kernel` returns None for it, and all later calls do if Triton cannot compile `kernel`. `name`
-    is the kernel's name in messages. If `prepare_fallback` is None, a kernel that Triton cannot compile is an error. If
-    a kernel with a bias fails in Triton's interpreter, the error names the bias.
+    A call falls back if `kernel` returns None for it. If Triton cannot compile `kernel`, this call and all later ones
+    fall back or, if `prepare_fallback` is None, raise an error. `name` is the kernel's name in messages. If a kernel
+    with a bias fails in Triton's interpreter, the error names the bias.
     """
     compiles, fallback = True, None
 

@@ -85,7 +85,7 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int)
     """
     row_blocks_per_SM = -(-N_q // 64) * heads / SMs
     keys, most, rows = smallest_fitting(d, PORTABLE | {256: (0, 0, 0)})  # prepare() takes no d above 128
-    busy = 2 * -(-N_k // 64) * heads >= SMs  # whether portable column programs use half of the SMs
+    busy = 2 * -(-N_k // 64) * heads >= SMs  # whether portable column programs use at least half of the SMs
     little = N_k <= keys and row_blocks_per_SM <= most and (busy or N_q <= rows)
     half_empty = N_k <= 64 and 2 * heads >= SMs  # blocks of 128 keys; portable is 1.2 to 1.4 times as fast
     return grouped or not (little or half_empty)
