@@ -1,4 +1,4 @@
-"""A picture of a row of S by lane and register, and of the reduction to its maximum in four lanes."""
+"""A picture of one row of S, by lane and register, and of how its four lanes find its maximum."""
 
 import numpy as np
 

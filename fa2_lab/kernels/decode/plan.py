@@ -130,7 +130,7 @@ class DecodeConfig(NamedTuple):
     B_c: int
     warps: int
     stages: int
-    programs_per_SM: int  # programs that run on an SM at once
+    programs_per_SM: int  # programs that run concurrently on an SM
     registers: int = 255  # the limit per thread, which only NVIDIA's compiler takes
 
 

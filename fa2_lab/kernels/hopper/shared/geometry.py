@@ -235,7 +235,7 @@ class Geometry:
 
     @gluon.jit
     def end_of_row_blocks(self, col, length, T_r):
-        """Return one more than the index of the last of T_r row blocks that sees the column block starting at `col`.
+        """Return one more than the index of the last row block, of T_r, that sees the column block starting at `col`.
 
         Every column block processes at least one row block.
         """
