@@ -1,4 +1,4 @@
-"""A picture of where a Hopper warpgroup's matmuls, a tile's Q Kᵀ and P V, have their operands and results."""
+"""A picture of where a tile's two matmuls, Q Kᵀ and P V, have their operands and results on Hopper."""
 
 from fa2_lab.machine.layouts import Mma
 from fa2_lab.plots import style
