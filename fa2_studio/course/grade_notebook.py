@@ -389,14 +389,20 @@ def follow_through(original, parts: list[AssembledCell], session: Session, space
 # The process that grades one submission -------------------------------------------------------------------------------
 
 
+def limit_own_memory() -> None:
+    """Limit this process to OWN_MB, but not its children: the student's process gets a limit of its own."""
+    with contextlib.suppress(ImportError):
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]  # only root may raise this one again
+        resource.setrlimit(resource.RLIMIT_DATA, (OWN_MB * 2**20, hard))
+
+
 def main() -> int:
     """Grade one submission. Read the task as JSON from stdin, and print the result, or the machine's fault, as JSON."""
     task = json.load(sys.stdin)
     limits = Limits(**task["limits"])
-    with contextlib.suppress(ImportError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_DATA, (OWN_MB * 2**20,) * 2)
+    limit_own_memory()
     assignment = notebooks.named(task["assignment"])
     original = seeds.seeded(notebooks.source(assignment), task["seed"])
     original = seeds.on_day(original, task["seed"], task["day"])

@@ -153,15 +153,9 @@ def limited(limits: Limits, uid: int, counts_apart: bool) -> list[str]:
     """
     if not shutil.which("prlimit"):
         return []  # this system is not Linux
-    import resource  # Linux has it, Windows does not
-
     # CUDA reserves far more addresses than it uses: on a GPU machine only private memory is counted.
     memory = "data" if os.path.exists("/dev/nvidiactl") else "as"
-    memory_bytes = limits.memory_mb * 2**20
-    hard = resource.getrlimit(getattr(resource, f"RLIMIT_{memory.upper()}"))[1]
-    if hard != resource.RLIM_INFINITY:  # a container's own limit, which its processes cannot raise
-        memory_bytes = min(memory_bytes, hard)
-    words = f"nice -n 5 prlimit --{memory}={memory_bytes}"
+    words = f"nice -n 5 prlimit --{memory}={limits.memory_mb * 2**20}"
     words += f" --fsize={FILE_BYTES} --core=0 --nofile=256 --cpu={int(limits.notebook_seconds) + 60}"
     if uid or counts_apart:  # otherwise the user's other processes would count, so _watch() counts them instead
         words += f" --nproc={PROCESSES}"
