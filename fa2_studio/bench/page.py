@@ -322,6 +322,8 @@ def remarks(run: Record) -> list[str]:
     for view in views(run):
         rests = [rest for known in WAYS if (rest := rest_of(view.protocol, known)) is not None]
         sentences += rests or [view.protocol.removesuffix(".") + "."] if view.protocol else []
+    if run.suite == "ampere":
+        sentences.append(of_flash_2(run))
     if run.suite in OTHERS:
         what = "can make this record again" if run.suite == "ideas" else "writes a record with this name"
         sentences.append(f"No command {what}, because {run.made_by}.")
@@ -599,7 +601,22 @@ def sentence(*runs: Record) -> str:
     text += [NOTES, ""]
     text += [*ahead(runs[0], "FlashAttention-4"), by_the_host(runs[-1], "cuDNN")]
     last = f"[RESULTS.md](RESULTS.md) describes how each implementation is called and where ours is slower: {SLOW}."
-    return "\n".join([*text, "", last])
+    return "\n".join([*text, "", of_flash_2(load("ampere")), "", last])
+
+
+def of_flash_2(run: Record) -> str:
+    """Return sentences on the speed of the A100's code relative to FlashAttention-2's own kernels in PyTorch."""
+    speeds = []
+    for direction in ("forward", "backward"):
+        over = ratios([row for row in run.rows if row.direction == direction], "fa2_lab portable", "torch flash")
+        speeds.append(f"{median(over):.2f} in the {direction} pass ({min(over):.2f} to {max(over):.2f})")
+    return (
+        f"We have no A100. But an {run.machine['gpu']} also runs the A100's instructions, as it does for "
+        "FlashAttention-2's own kernels in PyTorch (`torch flash`). If our portable kernels are compiled for an A100 "
+        f"and run there, their median speed relative to these kernels is {' and '.join(speeds)}. FlashAttention-2's "
+        "backward pass needs 5 matmuls per tile, whereas ours needs 7, because it computes S and dP once for dQ and "
+        "once more for dK and dV."
+    )
 
 
 NOTES = (
