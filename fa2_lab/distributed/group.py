@@ -26,8 +26,8 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from fa2_lab.tiles import real_number
 
-HEADER = 2048  # bytes
-OWN = ("length",)  # header fields that may differ between ranks
+HEADER_BYTES = 2048
+PER_RANK_FIELDS = ("length",)  # header fields that may differ between ranks
 
 
 class Disagreement(ValueError):
@@ -58,8 +58,8 @@ def check_timeout(timeout: float) -> float:
 
 # Agreement ----------------------------------------------------------------------------------------------------
 
-SIDE: dict[tuple, dist.ProcessGroupGloo | None] = {}  # (group, seconds) -> its gloo group, or None if that is broken
-AGREED: dict[dist.ProcessGroup, int] = defaultdict(int)  # the number of agreements so far, the same on every rank
+GLOO_GROUPS: dict[tuple, dist.ProcessGroupGloo | None] = {}  # (group, seconds) -> its gloo group, or None if broken
+AGREEMENTS: dict[dist.ProcessGroup, int] = defaultdict(int)  # the number of agreements so far, the same on every rank
 
 
 class Exchange:
@@ -71,21 +71,21 @@ class Exchange:
 
     def __init__(self, group: dist.ProcessGroup, header: dict, timeout: float) -> None:
         self.group, self.timeout = group, timeout
-        rank, mine = dist.get_rank(group), encoded(header)
-        self.every = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-        self.every[rank] = mine
-        others = [other for other in range(len(self.every)) if other != rank]
-        with losing(group, timeout):
-            side: Any = side_group(group, timeout)
-            self.works = [side.recv([self.every[other]], other, tag=0) for other in others]
-            self.works += [side.send([mine], other, tag=0) for other in others]
+        rank, own_header = dist.get_rank(group), encode_header(header)
+        self.headers = [torch.empty_like(own_header) for _ in range(dist.get_world_size(group))]
+        self.headers[rank] = own_header
+        peers = [other for other in range(len(self.headers)) if other != rank]
+        with explaining_lost_ranks(group, timeout):
+            gloo: Any = gloo_group(group, timeout)
+            self.works = [gloo.recv([self.headers[other]], other, tag=0) for other in peers]
+            self.works += [gloo.send([own_header], other, tag=0) for other in peers]
 
     def wait(self) -> list[dict]:
         """Wait until all headers have arrived, and return them in the order of the ranks."""
-        with losing(self.group, self.timeout):
+        with explaining_lost_ranks(self.group, self.timeout):
             for work in self.works:
                 work.wait()
-        return [json.loads(x.numpy().tobytes()) for x in self.every]
+        return [json.loads(x.numpy().tobytes()) for x in self.headers]
 
     def agree(self) -> list[dict]:
         """Wait for the headers of all ranks, and return them if they agree.
@@ -96,30 +96,30 @@ class Exchange:
         refusals = [f"rank {rank}: {h['refused']}" for rank, h in enumerate(headers) if "refused" in h]
         if refusals:
             raise Disagreement(f"fa2_lab.distributed: refused on {'; '.join(refusals)}")
-        for name in dict.fromkeys(name for h in headers for name in h if name not in OWN):
+        for name in dict.fromkeys(name for h in headers for name in h if name not in PER_RANK_FIELDS):
             values = [h.get(name) for h in headers]
             if any(x != values[0] for x in values):
-                raise Disagreement(f"fa2_lab.distributed: the ranks do not agree on {name}: {listed(values)}")
-        AGREED[self.group] += 1
+                raise Disagreement(f"fa2_lab.distributed: the ranks do not agree on {name}: {ranks_by_value(values)}")
+        AGREEMENTS[self.group] += 1
         return headers
 
 
-def listed(said: Sequence) -> str:
+def ranks_by_value(values: Sequence) -> str:
     """Return text that groups the ranks by their values, such as "rank 0, 2: 'float16'; rank 1: 'float32'"."""
-    values = [x for n, x in enumerate(said) if x not in said[:n]]
-    return "; ".join(f"rank {', '.join(str(r) for r, y in enumerate(said) if y == x)}: {x!r}" for x in values)
+    distinct = [x for n, x in enumerate(values) if x not in values[:n]]
+    return "; ".join(f"rank {', '.join(str(r) for r, y in enumerate(values) if y == x)}: {x!r}" for x in distinct)
 
 
-def encoded(header: dict) -> torch.Tensor:
+def encode_header(header: dict) -> torch.Tensor:
     """Return a header as a byte tensor of fixed length, ready to be sent."""
     text = json.dumps(header).encode()
-    if len(text) > HEADER:
-        text = json.dumps(dict(refused=str(header.get("refused"))[: HEADER // 8])).encode()
-    return torch.frombuffer(bytearray(text.ljust(HEADER)), dtype=torch.uint8)
+    if len(text) > HEADER_BYTES:
+        text = json.dumps(dict(refused=str(header.get("refused"))[: HEADER_BYTES // 8])).encode()
+    return torch.frombuffer(bytearray(text.ljust(HEADER_BYTES)), dtype=torch.uint8)
 
 
 @contextmanager
-def losing(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
+def explaining_lost_ranks(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
     """Replace gloo's timeout or closed-connection error in the `with` block with an error that explains the cause.
 
     After such an error, the gloo group for `group` and `timeout` is no longer usable.
@@ -127,23 +127,23 @@ def losing(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
     try:
         yield
     except RuntimeError as failure:
-        SIDE[group, timeout] = None
+        GLOO_GROUPS[group, timeout] = None
         raise RuntimeError(
             f"fa2_lab.distributed: rank {dist.get_rank(group)} of {dist.get_world_size(group)} did not hear from all "
             f"others within {timeout:g} s: one of them has died, is late, or calls with another group or timeout"
         ) from failure
 
 
-def side_group(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroupGloo:
+def gloo_group(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroupGloo:
     """Return the gloo group for the ranks of `group` and this timeout. The first call creates it.
 
     Ranks outside `group` need not take part in the creation.
     """
-    if (group, timeout) not in SIDE:
+    if (group, timeout) not in GLOO_GROUPS:
         store = dist.PrefixStore(f"fa2_lab/{group.group_name}/{timeout}", _get_default_store())
         size, limit = dist.get_world_size(group), timedelta(seconds=timeout)
-        SIDE[group, timeout] = dist.ProcessGroupGloo(store, dist.get_rank(group), size, limit)
-    side = SIDE[group, timeout]
-    if side is None:
+        GLOO_GROUPS[group, timeout] = dist.ProcessGroupGloo(store, dist.get_rank(group), size, limit)
+    gloo = GLOO_GROUPS[group, timeout]
+    if gloo is None:
         raise RuntimeError("an earlier call on this group has lost a rank")
-    return side
+    return gloo

@@ -37,7 +37,7 @@ from fa2_lab.distributed import group as ranks
 from fa2_lab.distributed.state import State
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.reference import shards
-from fa2_lab.reference.shards import Meeting
+from fa2_lab.reference.shards import ShardTile
 from fa2_lab.tiles import Tile
 
 MESSAGE = 64 * 2**20  # bytes of K and V that travel together: further heads wait their turn, so that buffers stay small
@@ -51,11 +51,11 @@ def not_compiled(function: Callable) -> Callable:
     """
 
     @wraps(function)
-    def called(*arguments: Any, **options: Any) -> Any:
+    def wrapper(*arguments: Any, **options: Any) -> Any:
         compiling = torch.compiler.is_compiling()
         return (torch.compiler.disable(function) if compiling else function)(*arguments, **options)
 
-    return called
+    return wrapper
 
 
 @not_compiled
@@ -89,7 +89,7 @@ def ring_attention(
     group = ranks.process_group(mesh)
     timeout = ranks.check_timeout(timeout)
     try:
-        header = signature(q, k, v, causal=causal, scale=scale, layout=layout, return_lse=return_lse, backend=backend)
+        header = call_header(q, k, v, causal=causal, scale=scale, layout=layout, return_lse=return_lse, backend=backend)
     except (TypeError, ValueError, RuntimeError) as refusal:
         with suppress(RuntimeError):  # this rank's error matters more than one from the exchange
             ranks.Exchange(group, dict(refused=str(refusal)), timeout).wait()
@@ -115,7 +115,7 @@ def ring_attention(
     return (O, L) if return_lse else O
 
 
-def signature(
+def call_header(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, layout: str, return_lse: bool, backend: str
 ) -> dict:
     """Check the arguments as attention() does, and return the header of the call.
@@ -129,9 +129,9 @@ def signature(
     shards.check_layout(layout)
     if runs_on_triton(backend, q.device.type):
         check_scale(scale)
-    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    needs_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     shape = dict(batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1], d=q.shape[3], length=q.shape[2])
-    options = dict(causal=causal, scale=scale, layout=layout, gradients=wanted)
+    options = dict(causal=causal, scale=scale, layout=layout, gradients=needs_gradients)
     return dict(call="forward", dtype=str(q.dtype), device=q.device.type) | shape | options
 
 
@@ -160,8 +160,8 @@ class RingCall:
         """Return the rank whose block of keys this rank has in the given step."""
         return (self.rank - step) % self.size
 
-    def meeting(self, source: int) -> Meeting:
-        return shards.meeting(self.lengths, self.rank, source, self.layout, self.causal)
+    def visible_tile(self, source: int) -> ShardTile:
+        return shards.visible_tile(self.lengths, self.rank, source, self.layout, self.causal)
 
     def pass_on(self, block: list[Tensor], what: str, source: int) -> "Transfer":
         """Start a transfer: send `block` to the rank on the right, and receive rank `source`'s block from the left.
@@ -219,10 +219,10 @@ def ring_steps(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list
     """
     kv = [k.contiguous(), v.contiguous()]
     for step in range(ring.size):
-        coming = ring.pass_on(kv, "K V", ring.source(step + 1)) if step + 1 < ring.size else None
+        transfer = ring.pass_on(kv, "K V", ring.source(step + 1)) if step + 1 < ring.size else None
         yield ring.source(step), kv
-        if coming:
-            kv = coming.wait()
+        if transfer:
+            kv = transfer.wait()
 
 
 def first_half(ring: RingCall, q: Tensor, k: Tensor, v: Tensor) -> Partial | None:
@@ -245,26 +245,26 @@ def forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tenso
     last_half = shards.halves(q.shape[2], ring.causal)[1]
     for source, kv in ring_steps(ring, k, v):
         state = state or State(q, ring.on_triton)
-        seen = last_half if source == ring.rank else ring.meeting(source)
-        if seen.kind is not Tile.SKIP:
+        tile = last_half if source == ring.rank else ring.visible_tile(source)
+        if tile.kind is not Tile.SKIP:
             if part is not None:
                 state.merge(*part)
-            part = partial_forward(ring, seen, q, *kv)
+            part = partial_forward(ring, tile, q, *kv)
     if part:  # a rank without rows has no partial result
         state.finalize(part, O, L)
 
 
-def partial_forward(ring: RingCall, seen: Meeting, q: Tensor, k: Tensor, v: Tensor) -> Partial | None:
-    """Return (rows, O, L), the partial result for the queries and keys in `seen`, or None if `seen` is empty."""
-    if seen.kind is Tile.SKIP:
+def partial_forward(ring: RingCall, tile: ShardTile, q: Tensor, k: Tensor, v: Tensor) -> Partial | None:
+    """Return (rows, O, L), the partial result for the queries and keys in `tile`, or None if `tile` is empty."""
+    if tile.kind is Tile.SKIP:
         return None
-    tensors = Tensors(q[:, :, seen.queries], k[:, :, seen.keys], v[:, :, seen.keys])
-    return seen.queries, *operators.forward(tensors, options_of(ring, seen))
+    tensors = Tensors(q[:, :, tile.queries], k[:, :, tile.keys], v[:, :, tile.keys])
+    return tile.queries, *operators.forward(tensors, options_of(ring, tile))
 
 
-def options_of(ring: RingCall, seen: Meeting) -> Options:
-    """Return the Options of the kernel call for the queries and keys in `seen`."""
-    return Options(seen.kind is Tile.DIAGONAL, ring.scale, reference=not ring.on_triton)
+def options_of(ring: RingCall, tile: ShardTile) -> Options:
+    """Return the Options of the kernel call for the queries and keys in `tile`."""
+    return Options(tile.kind is Tile.DIAGONAL, ring.scale, reference=not ring.on_triton)
 
 
 # Backward -----------------------------------------------------------------------------------------------------
@@ -279,39 +279,39 @@ def backward(
     """
     blocks = ring_steps(ring, k, v)
     own, own_kv = next(blocks)
-    dQ, *home = (torch.zeros_like(x, dtype=torch.float32) for x in (q, *own_kv))
+    dQ, *own_dkv = (torch.zeros_like(x, dtype=torch.float32) for x in (q, *own_kv))
     part_of = partial(partial_backward, ring, dO, dL, q, O, L)
     first_half, last_half = shards.halves(ring.lengths[own], ring.causal)
-    add(first_half, part_of(first_half, own_kv), dQ, *home)
-    following: Transfer | Any = None
+    add(first_half, part_of(first_half, own_kv), dQ, *own_dkv)
+    transfer: Transfer | Any = None
     for source, kv in blocks:
-        seen = ring.meeting(source)
-        part = part_of(seen, kv)  # these kernels run while the gradients of the block so far are still on their way
-        gradients = following.wait() if following else [torch.zeros_like(x, dtype=torch.float32) for x in kv]
-        add(seen, part, dQ, *gradients)
-        following = ring.pass_on(gradients, "dK dV", (source - 1) % ring.size)
-    add(last_half, part_of(last_half, own_kv), dQ, *home)
-    dK, dV = (mine.add_(others) for mine, others in zip(home, following.wait(), strict=True))
+        tile = ring.visible_tile(source)
+        part = part_of(tile, kv)  # these kernels run while the gradients of the block so far are still on their way
+        gradients = transfer.wait() if transfer else [torch.zeros_like(x, dtype=torch.float32) for x in kv]
+        add(tile, part, dQ, *gradients)
+        transfer = ring.pass_on(gradients, "dK dV", (source - 1) % ring.size)
+    add(last_half, part_of(last_half, own_kv), dQ, *own_dkv)
+    dK, dV = (own_part.add_(others_part) for own_part, others_part in zip(own_dkv, transfer.wait(), strict=True))
     return dQ, dK, dV
 
 
 def partial_backward(
-    ring: RingCall, dO: Tensor, dL: Tensor | None, q: Tensor, O: Tensor, L: Tensor, seen: Meeting, kv: list[Tensor]
+    ring: RingCall, dO: Tensor, dL: Tensor | None, q: Tensor, O: Tensor, L: Tensor, tile: ShardTile, kv: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return what the queries and keys in `seen` contribute to dQ, dK and dV, or None if `seen` is empty."""
-    if seen.kind is Tile.SKIP:
+    """Return what the queries and keys in `tile` contribute to dQ, dK and dV, or None if `tile` is empty."""
+    if tile.kind is Tile.SKIP:
         return None
-    dO, q, O, L = (x[:, :, seen.queries] for x in (dO, q, O, L))
-    dL = None if dL is None else dL[:, :, seen.queries]
-    tensors = Tensors(q, *(x[:, :, seen.keys] for x in kv))
-    dQ, dK, dV = operators.backward(dO, dL, O, L.contiguous(), tensors, options_of(ring, seen))
+    dO, q, O, L = (x[:, :, tile.queries] for x in (dO, q, O, L))
+    dL = None if dL is None else dL[:, :, tile.queries]
+    tensors = Tensors(q, *(x[:, :, tile.keys] for x in kv))
+    dQ, dK, dV = operators.backward(dO, dL, O, L.contiguous(), tensors, options_of(ring, tile))
     return dQ, dK, dV
 
 
-def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, dK: Tensor, dV: Tensor) -> None:
+def add(tile: ShardTile, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, dK: Tensor, dV: Tensor) -> None:
     """Add `part` to this rank's dQ, and to the dK and dV of the block that this rank's queries saw."""
     if part:
-        for X, rows, more in zip((dQ, dK, dV), (seen.queries, seen.keys, seen.keys), part, strict=True):
+        for X, rows, more in zip((dQ, dK, dV), (tile.queries, tile.keys, tile.keys), part, strict=True):
             X[:, :, rows] += more
 
 
@@ -328,11 +328,11 @@ class RingAttention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: RingCall, header: dict) -> tuple[Tensor, Tensor]:
         exchange = ranks.Exchange(ring.group, header, ring.timeout)
         try:
-            begun = first_half(ring, q, k, v)
+            first_partial = first_half(ring, q, k, v)
         finally:  # even if a kernel has failed
             headers = exchange.agree()
-        ring = replace(ring, lengths=tuple(h["length"] for h in headers), call=ranks.AGREED[ring.group])
-        O, L = all_heads_forward(ring, q, k, v, begun)
+        ring = replace(ring, lengths=tuple(h["length"] for h in headers), call=ranks.AGREEMENTS[ring.group])
+        O, L = all_heads_forward(ring, q, k, v, first_partial)
         ctx.save_for_backward(q, k, v, O, L)
         ctx.set_materialize_grads(value=False)
         ctx.ring = ring
@@ -345,11 +345,13 @@ class RingAttention(torch.autograd.Function):
         return *all_heads_backward(ctx.ring, dO, dL, *ctx.saved_tensors), None, None
 
 
-def all_heads_forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, begun: Partial | None) -> tuple[Tensor, Tensor]:
-    """Compute and return (O, L), a few heads at a time. `begun` is the result of first_half() for all heads."""
+def all_heads_forward(
+    ring: RingCall, q: Tensor, k: Tensor, v: Tensor, first_partial: Partial | None
+) -> tuple[Tensor, Tensor]:
+    """Compute and return (O, L), a few heads at a time. `first_partial` is the result of first_half() for all heads."""
     O, L = torch.empty(q.shape, dtype=q.dtype, device=q.device), q.new_empty(q.shape[:3], dtype=torch.float32)
-    for heads, kv_heads in turns(ring, q, k):
-        part = begun and (begun[0], begun[1][:, heads], begun[2][:, heads])
+    for heads, kv_heads in head_chunks(ring, q, k):
+        part = first_partial and (first_partial[0], first_partial[1][:, heads], first_partial[2][:, heads])
         forward(ring, q[:, heads], k[:, kv_heads], v[:, kv_heads], O[:, heads], L[:, heads], part)
     return O, L
 
@@ -360,7 +362,7 @@ def all_heads_backward(
     """Compute dQ, dK and dV, a few heads at a time, and return them in the dtype of q."""
     gradients = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
     dO = torch.zeros_like(O) if dO is None else dO
-    for heads, kv_heads in turns(ring, q, k):
+    for heads, kv_heads in head_chunks(ring, q, k):
         dO_, q_, O_, L_ = (x[:, heads] for x in (dO, q, O, L))
         dL_ = None if dL is None else dL[:, heads]
         parts = backward(ring, dO_, dL_, q_, k[:, kv_heads], v[:, kv_heads], O_, L_)
@@ -369,7 +371,7 @@ def all_heads_backward(
     return gradients
 
 
-def turns(ring: RingCall, q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
+def head_chunks(ring: RingCall, q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
     """Divide the heads into groups whose K and V fit into one message, and return a pair of slices per group.
 
     Each pair is (a slice of q's heads, the slice of their K/V heads). The slices are the same on all ranks, because

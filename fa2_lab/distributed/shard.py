@@ -40,23 +40,23 @@ def unshard(
     """
     group, dim = ranks.process_group(mesh), whole_number("dim", dim, low=-x.dim(), high=x.dim() - 1) % x.dim()
     shards.check_layout(layout)
-    rest = [n for at, n in enumerate(x.shape) if at != dim]
-    header = dict(call="unshard", dtype=str(x.dtype), other_dimensions=rest, dim=dim, layout=layout)
+    other_sizes = [n for at, n in enumerate(x.shape) if at != dim]
+    header = dict(call="unshard", dtype=str(x.dtype), other_dimensions=other_sizes, dim=dim, layout=layout)
     headers = ranks.Exchange(group, header | dict(length=x.shape[dim]), ranks.check_timeout(timeout)).agree()
     lengths = [h["length"] for h in headers]
-    own_rows = x.new_zeros((max(lengths), *rest))
+    own_rows = x.new_zeros((max(lengths), *other_sizes))
     own_rows[: x.shape[dim]] = x.movedim(dim, 0)
-    every = [torch.empty_like(own_rows) for _ in lengths]
-    dist.all_gather(every, own_rows, group=group)
-    return joined(every, lengths, layout).movedim(0, dim).contiguous()
+    shards_of_all = [torch.empty_like(own_rows) for _ in lengths]
+    dist.all_gather(shards_of_all, own_rows, group=group)
+    return join_shards(shards_of_all, lengths, layout).movedim(0, dim).contiguous()
 
 
-def joined(parts: list[Tensor], lengths: list[int], layout: str) -> Tensor:
+def join_shards(parts: list[Tensor], lengths: list[int], layout: str) -> Tensor:
     """Join the shards of all ranks, `parts`, with every row at its position in the sequence."""
-    whole = parts[0].new_empty((sum(lengths), *parts[0].shape[1:]))
+    sequence = parts[0].new_empty((sum(lengths), *parts[0].shape[1:]))
     for part, places in zip(parts, shards.pieces(lengths, layout), strict=True):
         start = 0
         for place in places:
-            whole[place] = part[start : start + shards.size(place)]
+            sequence[place] = part[start : start + shards.size(place)]
             start += shards.size(place)
-    return whole
+    return sequence

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fa2_lab.machine.io_model import tiles_per_row
-from fa2_lab.reference.shards import meeting
+from fa2_lab.reference.shards import visible_tile
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tile, Tiling
 
 FP32 = 4  # bytes of an element of dK and dV on the links
@@ -41,7 +41,7 @@ def work(lengths: Sequence[int], layout: str, causal: bool, B_r: int = 128, B_c:
     size = len(lengths)
     tiles = np.zeros((size, size), dtype=int)
     for rank, step in np.ndindex(size, size):
-        seen = meeting(lengths, rank, (rank - step) % size, layout, causal)
+        seen = visible_tile(lengths, rank, (rank - step) % size, layout, causal)
         if seen.kind is not Tile.SKIP:
             n_q, n_k = (rows.stop - rows.start for rows in (seen.queries, seen.keys))
             mask = CAUSAL if seen.kind is Tile.DIAGONAL else NO_MASK

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from matplotlib.patches import Polygon
 
 from fa2_lab.plots import style
-from fa2_lab.reference.shards import meeting
+from fa2_lab.reference.shards import visible_tile
 from fa2_lab.tiles import Tile
 
 
@@ -17,7 +17,7 @@ def data(ranks: int = 4, rows: int = 8) -> dict:
 
 def cell(lengths: list[int], rank: int, source: int) -> dict:
     """Return the rows and columns of the scores that a rank computes with the keys of rank `source`."""
-    seen = meeting(lengths, rank, source, "zigzag", causal=True)
+    seen = visible_tile(lengths, rank, source, "zigzag", causal=True)
     rows, cols = ((x.start / lengths[0], x.stop / lengths[0]) for x in (seen.queries, seen.keys))
     return dict(source=source, rows=rows, cols=cols, diagonal=seen.kind is Tile.DIAGONAL)
 

@@ -18,7 +18,7 @@ from fa2_lab.tiles import Tile, whole_number
 LAYOUTS = ("zigzag", "contiguous")
 
 
-class Meeting(NamedTuple):
+class ShardTile(NamedTuple):
     """One kernel call in ring attention: a slice of one rank's queries, and a slice of the same or another rank's keys.
 
     The slices index rows within their rank, starting at 0. `kind` is SKIP, DIAGONAL or FULL, as for a tile.
@@ -60,8 +60,8 @@ def pieces(lengths: Sequence[int], layout: str) -> list[list[slice]]:
     return places
 
 
-def meeting(lengths: Sequence[int], rank: int, source: int, layout: str, causal: bool) -> Meeting:
-    """Return the Meeting of those of `rank`'s queries that see any of `source`'s keys, with the keys that they see.
+def visible_tile(lengths: Sequence[int], rank: int, source: int, layout: str, causal: bool) -> ShardTile:
+    """Return the ShardTile of those of `rank`'s queries that see any of `source`'s keys, with the keys that they see.
 
     At most one kernel call is needed for these queries and keys. Under a causal mask, there are three cases. A rank
     sees its own keys as in any causal sequence. All of its rows see the front piece of an earlier rank, and no other
@@ -76,10 +76,10 @@ def meeting(lengths: Sequence[int], rank: int, source: int, layout: str, causal:
         keys = slice(0, front(lengths[source], layout))
     elif causal:
         whole = slice(front(lengths[rank], layout), lengths[rank])
-    return Meeting(whole, keys, kind if size(whole) and size(keys) else Tile.SKIP)
+    return ShardTile(whole, keys, kind if size(whole) and size(keys) else Tile.SKIP)
 
 
-def halves(length: int, causal: bool) -> list[Meeting]:
+def halves(length: int, causal: bool) -> list[ShardTile]:
     """Split the attention of a rank's queries to its own keys into two calls of about equal work, and return both.
 
     Under the causal mask, the first call has the first three quarters of the rows, which need 9/16 of the work. In each
@@ -87,8 +87,8 @@ def halves(length: int, causal: bool) -> list[Meeting]:
     """
     middle = length - length // (4 if causal else 2)
     kind = Tile.DIAGONAL if causal else Tile.FULL
-    first = Meeting(slice(0, middle), slice(0, middle if causal else length), kind if middle else Tile.SKIP)
-    return [first, Meeting(slice(middle, length), slice(0, length), kind if length > middle else Tile.SKIP)]
+    first = ShardTile(slice(0, middle), slice(0, middle if causal else length), kind if middle else Tile.SKIP)
+    return [first, ShardTile(slice(middle, length), slice(0, length), kind if length > middle else Tile.SKIP)]
 
 
 def size(rows: slice) -> int:

@@ -159,6 +159,6 @@ def once_round(problem: Problem, k: torch.Tensor, v: torch.Tensor, group: dist.P
     lengths = tuple(even_lengths(problem.N_k, size))
     how = dict(layout="zigzag", causal=True, scale=1.0, timeout=60.0, call=0, on_triton=True)
     ring = rings.RingCall(group, rank, lengths, **how)
-    for _, kv_heads in rings.turns(ring, k, k):
+    for _, kv_heads in rings.head_chunks(ring, k, k):
         for _ in rings.ring_steps(ring, k[:, kv_heads], v[:, kv_heads]):
             pass

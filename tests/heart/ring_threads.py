@@ -10,7 +10,7 @@ from queue import Queue
 import torch
 
 from fa2_lab.distributed import ring as rings
-from fa2_lab.distributed.shard import joined
+from fa2_lab.distributed.shard import join_shards
 from fa2_lab.reference import shards
 
 
@@ -66,7 +66,7 @@ def ring_of(rank, links, lengths, layout, causal, scale, on_triton):
 
 def whole(parts, lengths, layout):
     """Return the shards (batch, heads, N, …) of all ranks joined to one tensor."""
-    return joined([part.movedim(2, 0) for part in parts], lengths, layout).movedim(0, 2)
+    return join_shards([part.movedim(2, 0) for part in parts], lengths, layout).movedim(0, 2)
 
 
 def attention(q, k, v, dO, dL, lengths, layout, causal, scale, on_triton):

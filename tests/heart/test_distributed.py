@@ -152,8 +152,8 @@ def test_unshard_and_backward_compare_the_calls_of_all_ranks(told):
 
 
 def test_a_refusal_of_any_length_travels():
-    header = ranks.encoded(dict(refused="q: got " + 9999 * "é"))
-    assert len(header) == ranks.HEADER and json.loads(header.numpy().tobytes())["refused"].startswith("q: got éé")
+    header = ranks.encode_header(dict(refused="q: got " + 9999 * "é"))
+    assert len(header) == ranks.HEADER_BYTES and json.loads(header.numpy().tobytes())["refused"].startswith("q: got éé")
 
 
 DEATHS = ["dies_before", "dies_before_first", "dies_between", "dies_within", "skips_backward", "another_group"]
@@ -202,7 +202,7 @@ def test_large_calls_send_a_few_heads_at_a_time(monkeypatch):
     lengths, inputs = [5, 6, 2], inputs_of(6, 3, 13, 8)
     monkeypatch.setattr(ring, "MESSAGE", 2 * 2 * 6 * 8 * 4 * 2)  # two heads of the longest shard
     some = threads.ring_of(0, {}, lengths, "zigzag", True, 1.0, False)
-    assert ring.turns(some, *inputs[:2]) == [(slice(0, 2), slice(0, 1)), (slice(2, 6), slice(1, 3))]
+    assert ring.head_chunks(some, *inputs[:2]) == [(slice(0, 2), slice(0, 1)), (slice(2, 6), slice(1, 3))]
     found, truth = by_threads(inputs, lengths, "zigzag", True), truth_of(inputs, causal=True)
     assert max(worst(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
 
@@ -299,7 +299,7 @@ def alone(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
-    ranks.SIDE.clear()
+    ranks.GLOO_GROUPS.clear()
 
 
 def test_a_ring_of_one_rank_is_attention(alone):

@@ -267,7 +267,7 @@ def test_pieces_are_the_sequence_cut_once_and_meetings_the_mask_each_entry_once(
     for causal in (False, True):
         seen, by_halves = np.zeros((2, N, N), dtype=int)
         for rank, source in itertools.product(ranks, ranks):
-            calls = [shards.meeting(lengths, rank, source, layout, causal)]
+            calls = [shards.visible_tile(lengths, rank, source, layout, causal)]
             add(seen, calls, rows[rank], rows[source])
             add(by_halves, shards.halves(lengths[rank], causal) if rank == source else calls, rows[rank], rows[source])
         want = np.tri(N, dtype=int) if causal else np.ones((N, N), dtype=int)
