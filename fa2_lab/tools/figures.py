@@ -89,7 +89,7 @@ PICTURES = {  # name of a picture: the chapter that shows it
 MOVING = {  # animated picture: how it is made
     "hero": "Because no command draws this picture, edit the file itself. The command derives its narrow version.",
     "climb_loop": "Its code is in [book/climb_loop.py](../fa2_studio/book/climb_loop.py), which also writes it as a "
-    "[GIF](climb_loop.gif), and its last frame as the [card](card.png) that a link to the site shows.",
+    "[GIF](climb_loop.gif).",
 }
 PHONE = "narrow"  # the folder with the same pictures, drawn for a phone
 SHEETS = {"poster_forward": "FA2.A1", "poster_backward": "FA2.A2"}

@@ -1,6 +1,6 @@
 """Draw the climb as a moving picture: one bar goes through the speeds of all rungs, above a list of six jumps.
 
-`moving(**data())` takes every number from the record of the ladder. Its last frame is the card that a link shows.
+`moving(**data())` takes every number from the record of the ladder.
 """
 
 from html import escape
@@ -155,7 +155,7 @@ def seconds() -> float:
 # The picture ----------------------------------------------------------------------------------------------------
 
 
-def moving(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[Jump], gpu: str, site: str = "") -> str:
+def moving(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[Jump], gpu: str) -> str:
     """Return the moving picture as SVG. Where nothing moves, it shows the last rung and all jumps."""
     at = times(rungs)
     film, name = Film(at[-1]), peer[0]
@@ -175,13 +175,7 @@ def moving(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[
         + "".join(change(film, rungs, k, at) for k in range(len(rungs)))
         + "".join(row(film, k, jump, come[jump.after.number], peer[1]) for k, jump in enumerate(jumps))
         + text(X, H - 24, "fa2_lab", "p")
-        + text(
-            X + WIDTH,
-            H - 24,
-            site.removeprefix("https://").rstrip("/") or "FlashAttention-2, line by line",
-            "q",
-            END_OF,
-        )
+        + text(X + WIDTH, H - 24, "FlashAttention-2, line by line", "q", END_OF)
     )
     words = "; ".join(f"{jump.words}: times {jump.factor:.2f}" for jump in jumps)
     alt = f"One bar, the speed of a forward kernel, goes through {len(rungs) - 1} changes; six jumps: {words}. "

@@ -1,13 +1,14 @@
 """Make the moving climb of README and site, and the data of the interactive figures.
 
 Call it as `python -m fa2_studio.book.pictures`. If Chromium is installed, it also makes two files for posting: the
-whole climb as GIF, and its last frame as PNG, the card that a link to the site shows. The card contains the site's
-address if the environment variable SITE is set to it.
+whole climb as GIF, and as PNG the card that a link to the site shows. The card contains the site's address if the
+environment variable SITE is set to it.
 """
 
 import base64
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -19,13 +20,25 @@ from PIL.PngImagePlugin import PngInfo
 
 from fa2_lab.tools.files import ROOT, write
 from fa2_studio.book import climb_loop, live_data
-from fa2_studio.book.climb_loop import H, W
+from fa2_studio.book.climb_loop import H, W, text
 
 LOOP, CARD = "climb_loop", "card"
 CHROMIUM = "--headless --no-sandbox --disable-gpu --hide-scrollbars --force-device-scale-factor=1"
 LIGHT = "--blink-settings=preferredColorScheme=1"
 STILL = "*{{animation-delay:-{}s!important;animation-play-state:paused!important}}</style>"
 FRAME, FIRST = 0.08, 1.4  # seconds of one frame of the GIF, and of the result at its beginning
+
+TITLE = "FlashAttention-2, line by line"
+FACTS = (  # in pairs of lines, of which the first is bold
+    *("The same output", "from one tile at a time"),
+    *("Every line of the paper", "run, and checked in float64"),
+    *("{first} → {last}", "of {peer}'s speed"),
+)
+SQUARES = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="8 4 752 470" width="752" height="470">'  # of README's hero
+LOOKS = """
+.h{font-size:62px;font-weight:700;letter-spacing:-1.5px}.q{font-size:36px;fill:var(--quiet)}
+.p{font-size:34px;font-weight:700}.s{font-size:30px}.n{font-size:22px;fill:var(--quiet)}.o{font-size:28px;font-weight:700;fill:var(--ours)}
+"""
 
 
 def files() -> dict[str, str]:
@@ -53,15 +66,30 @@ def frames(browser: str, svg: str, times: list[float]) -> list[Image.Image]:
 
 
 def card() -> str:
-    """Return the moving climb with the site's address, of which the card is the last frame."""
-    return climb_loop.moving(**climb_loop.data(), site=os.environ.get("SITE", ""))
+    """Return the card of the book as SVG: its title, the squares of README's moving picture, and three facts."""
+    drawn, hero = climb_loop.data(), (ROOT / "figures" / "hero.svg").read_text(encoding="utf-8")
+    first, last = (f"{drawn['rungs'][k].full / drawn['peer'][1]:.0%}" for k in (0, -1))
+    still = re.sub("<svg [^>]*>", SQUARES, hero, count=1).replace("</style>", "*{animation:none!important}</style>", 1)
+    picture = base64.b64encode(still.encode()).decode()
+    lines = [line.format(first=first, last=last, peer=drawn["peer"][0]) for line in FACTS]
+    facts = [text(712, 226 + 40 * k + 22 * (k // 2), line, "s" if k % 2 else "p") for k, line in enumerate(lines)]
+    site = os.environ.get("SITE", "").removeprefix("https://").rstrip("/") or "fa2_lab"
+    drawing = [
+        text(40, 82, TITLE, "h"),
+        text(40, 134, "An interactive book, from NumPy to GPU kernels", "q"),
+        f'<image x="28" y="160" width="656" height="410" href="data:image/svg+xml;base64,{picture}"/>',
+        *facts,
+        text(40, H - 28, f"The speeds: {drawn['gpu']}, bf16, forward, N = 4,096, d = 128, no mask", "n"),
+        text(W - 40, H - 28, site, "o", ' text-anchor="end"'),
+    ]
+    return climb_loop.Film(0.1).svg(W, H, TITLE, " ".join(lines), LOOKS, "".join(drawing))
 
 
-def last_frame(browser: str, svg: str) -> bytes:
-    """Return the last frame as PNG. Its metadata has the fingerprint of the SVG that it was made from."""
+def still_of(browser: str, svg: str) -> bytes:
+    """Return a picture without motion as PNG. Its metadata has the fingerprint of the SVG that it was made from."""
     out, words = BytesIO(), PngInfo()
     words.add_text("drawing", fingerprint(svg))
-    (image,) = frames(browser, svg, [climb_loop.seconds() - 0.1])
+    (image,) = frames(browser, svg, [0])
     image.quantize(128, dither=Image.Dither.NONE).save(out, "PNG", optimize=True, pnginfo=words)
     return out.getvalue()
 
@@ -101,7 +129,7 @@ def main(folder: Path = ROOT / "figures") -> None:
     if browser is None:
         print("no Chromium here, so the climb's GIF and card stay as they are")
     else:
-        print(write(folder / f"{CARD}.png", last_frame(browser, card())))
+        print(write(folder / f"{CARD}.png", still_of(browser, card())))
         print(write(folder / f"{LOOP}.gif", gif(browser, made[f"{LOOP}.svg"])))
 
 

@@ -65,7 +65,7 @@ function dwell(t) {
 const shrinks = (step) => step.op === "shrink" && step.factor.some((x, a) => x < 0.9 && step.before[a] > -Infinity);
 
 /** Where the columns of the state begin, in widths of a cell; α and what can be negative have more room. */
-const AT = { m: 0, α: 1.15, ℓ: 2.5, o: 3.5, L: 3.6 + 1.2 * d, end: 4.75 + 1.2 * d };
+const AT = { m: 0, α: 1.15, ℓ: 2.8, o: 3.8, L: 3.9 + 1.2 * d, end: 5.05 + 1.2 * d };
 
 /** A number in a small cell, with a shorter minus sign. */
 const brief = (x, digits) => show(x, digits).replace("−", "–");
@@ -190,6 +190,7 @@ class Board {
       for (const b of upTo(N)) this.drawScore(step, t, r, b, a, row);
       this.drawState(step, r, a);
     }
+    write(this.names.α, this.order === "fa1" && step.factor ? "αℓ/ℓ<sub>new</sub>" : "α");
     this.drawFrames(step);
     this.drawCaptions(step, t);
     this.say.setAttribute("aria-live", transport.timer ? "off" : "polite");
