@@ -16,7 +16,7 @@ from fa2_lab.examine.catalogue import CATALOGUE
 from fa2_lab.examine.detect import detect_call
 from fa2_lab.examine.match import GRADIENTS, SILENT, Answer, Finding, Variant, conventions, explain, without_silent
 from fa2_lab.examine.memory import checks, coarse_sums, guarded, repeated
-from fa2_lab.examine.readout import read_out, telling
+from fa2_lab.examine.readout import of_overhang, read_out, telling
 from fa2_lab.examine.subject import LAYOUTS, LIBRARIES, NotExamined, Subject
 
 __all__ = ["CATALOGUE", "Answer", "Finding", "NotExamined", "Report", "examine", "explain"]
@@ -84,7 +84,8 @@ def examine(
         refused["its gradients"] = subject.no_gradients
     unsteady = list(repeated(subject, answers[0]))
     named = explain(answers, subject.tiles())
-    if unsteady or found or subject.happened & {"writes-past-end"}:  # then the outputs are unreliable
+    is_kept = any(x.name == "options-kept" for x in named)
+    if unsteady or found or is_kept or subject.happened & {"writes-past-end"}:  # then numbers come from elsewhere
         named = [x for x in named if x.name not in ("unknown", "precision", "grouped-silent")]
     else:
         named = [y for x in named for y in described(subject, x, named, answers)]
@@ -100,8 +101,12 @@ def examine(
     if any(x.where.startswith(GRADIENTS) for x in named):
         found = [x for x in found if x.name != "gradient-empty"]
     if not any(x.is_wrong for x in named + found):
-        found += coarse_sums(subject, variant)
-    first = {(x.name, x.read_out): x for x in reversed(named + found)}  # the first finding of each name
+        is_cross = any(x.case.group == "cross" and x.fits(variant, ("O",)) for x in answers)
+        found += coarse_sums(subject, variant, is_cross)
+    ends = [x for x in answers if x.case.group == "lengths, causal" and x.fits(variant, ("O",))]
+    if ends and all(Variant(("corner-" + x,)) != variant for x in ("of-length", "top-left")):
+        found.append(Finding("corner-of-buffer", "", case=ends[0].case))
+    first = {(x.name, x.read_out): x for x in reversed(named + found)}  # of each name the first finding
     findings = [first[key] for key in dict.fromkeys((x.name, x.read_out) for x in named + found)]
     how = f"{subject.library}, {subject.dtype}, {LAYOUTS[subject.layout]}"
     how += "; True in its padding mask marks a key that takes part" * subject.padding_keeps
@@ -119,10 +124,11 @@ def described(subject: Subject, finding: Finding, named: list[Finding], answers:
     output, variant = finding.where.split(":")[0], conventions(finding.variant)
     group = without_silent([x for x in answers if x.case.group == finding.group], named)
     if output == "O":
-        said = [read_out(subject, finding, telling(group, variant, ("O",)))]
+        over = of_overhang(subject, group, variant)
+        said = [over or read_out(subject, finding, telling(group, variant, ("O",)))]
         is_number = all(np.isfinite(x.outputs["O"]).all() for x in group) and np.isnan(subject.fill)
         is_wrong = finding.name == "unknown" or (finding.name == SILENT["grouped"] and is_number)
-        name = "weights" if is_wrong else finding.name
+        name = "writes-past-rows" if over else "weights" if is_wrong else finding.name
     elif output == "L":
         name, said = "L-other", [read_L([x for x in group if "L" in x.outputs], variant, subject.tiles())]
     else:

@@ -97,11 +97,17 @@ class Backward:
             M[b, h // self.group, :, b, h] = (self.known["tau"] if output == "dK" else 1) * W.swapaxes(2, 3)
         return np.einsum("abcxyz,xyzd->abcd", M, rows if step in known else rounded(rows, bits))
 
-    def rest(self, G: np.ndarray, *names: str) -> float:
-        """Return how far G is from any weighted sum of these inputs' rows, as the largest absolute difference."""
+    def rest(self, output: str, *names: str) -> float:
+        """Return the largest element of a gradient that is no sum of rows of these inputs, in units of its rounding."""
+        G = self.got[output]
         rows = np.concatenate([getattr(self.case, name).reshape(-1, G.shape[3]) for name in names])
         flat = G.reshape(-1, G.shape[3])
-        return float(np.abs(flat - np.linalg.lstsq(rows.T, flat.T, rcond=None)[0].T @ rows).max())
+        left = np.abs(flat - np.linalg.lstsq(rows.T, flat.T, rcond=None)[0].T @ rows).max()
+        return float(left / self.answer.bound(output) / self.size(output))
+
+    def size(self, output: str) -> float:
+        """Return how many times as large as the right gradient this one is, and so its rounding is, or 1."""
+        return max(1.0, float(np.abs(self.got[output]).max() / np.abs(self.right[output]).max()))
 
     def own(self, M: np.ndarray, output: str) -> np.ndarray:
         """Return the weights between each query head's rows and its own K/V head's keys: (batch, heads, N_q, N_k)."""
@@ -273,18 +279,18 @@ def about_sums(runs: list[Backward], output: str) -> str:
     for other in GRADIENTS:
         if other != output and all(is_alike(x, output, other) for x in runs):
             return f"{{name}} is what {other} should be"
-    wrong = [x for x in runs if x.rest(x.got[output], SUMMED[output]) > x.answer.bound(output)]
+    wrong = [x for x in runs if x.rest(output, SUMMED[output]) > 1]
     if wrong:
         mine = SUMMED[output]
         for other in [x for x in NOUN if x != mine]:
-            if all(x.rest(x.got[output], other) <= 2 * x.answer.bound(output) for x in wrong):
+            if all(x.rest(output, other) <= 2 for x in wrong):
                 return f"{{name}} sums the rows of {NOUN[other]} instead of those of {NOUN[mine]}"
-            if all(x.rest(x.got[output], mine, other) <= 2 * x.answer.bound(output) for x in wrong):
+            if all(x.rest(output, mine, other) <= 2 for x in wrong):
                 return f"{{name}} sums not only the rows of {NOUN[mine]}, but also those of {NOUN[other]}"
         return about_numbers(wrong, output)
     for x in runs:
         made, should = (
-            (np.abs(y) > x.near(output)).any(axis=(2, 5)) for y in (x.made[output], x.should[output])
+            (np.abs(y) > x.size(output) * x.near(output)).any(axis=(2, 5)) for y in (x.made[output], x.should[output])
         )  # (batch, heads, batch, heads): which head of which entry takes part
         if made.any() and not np.array_equal(made, should):
             return about_heads(x, output, made, should)

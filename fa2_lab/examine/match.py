@@ -134,7 +134,7 @@ class Finding(NamedTuple):
 def known(answers: Iterable[Answer], output: str) -> list[Mistake]:
     """Return the mistakes that, each on its own, reproduce the given output in every answer."""
     parts = {"O": ("conventions", "O"), "L": ("conventions", "O", "L")}.get(output, ("gradients",))
-    some = [x for x in CATALOGUE.values() if x.part in parts and "bits" not in x.depends_on]
+    some = [x for x in CATALOGUE.values() if x.edits and x.part in parts and "bits" not in x.depends_on]
     return [x for x in some if all(answer.fits(Variant((x.name,)), (output,)) for answer in answers)]
 
 
@@ -290,7 +290,12 @@ def oblong(variant: Variant, part: str, tiles: Sequence[int]) -> Iterator[Varian
 def candidates(variant: Variant, part: str, tiles: Sequence) -> Iterator[Variant]:
     parts = ("conventions", part) if part == "O" else (part,)
     for mistake in CATALOGUE.values():
-        if mistake.part in parts and mistake.name not in variant.names and "bits" not in mistake.depends_on:
+        if (
+            mistake.edits
+            and mistake.part in parts
+            and mistake.name not in variant.names
+            and "bits" not in mistake.depends_on
+        ):
             yield from forms(mistake, variant, tiles)
 
 

@@ -141,6 +141,26 @@ def telling(answers: Sequence[Answer], variant: Variant, outputs: Sequence[str])
     return [x for x in answers if not x.case.is_long and kind(x) in kinds] or wrong[:1]
 
 
+def of_overhang(subject: Subject, answers: Sequence[Answer], variant: Variant) -> str:
+    """Return a sentence about the first rows of heads that hold what the row blocks before them write past N_q, or "".
+
+    The wrong rows are as many as the last row block has past N_q, of every head but the first in memory.
+    """
+    for B in subject.tiles():
+        fits, seen = True, False
+        for x in answers:
+            wrong = x.wrong(variant, "O").any(axis=3)
+            batch, heads, N_q = wrong.shape
+            later = np.arange(batch * heads).reshape(batch, heads, 1) > 0
+            over = (np.arange(N_q) < -N_q % B) & (later if subject.layout[:2] == "bh" else later[:, :1] * later)
+            fits &= not wrong.any() or (-N_q % B < N_q and bool(np.array_equal(wrong, over)))
+            seen |= bool(wrong.any())
+        if fits and seen:
+            where = "into the first rows of the next head in memory"
+            return f"It writes rows past N_q, {where}: the last block of {B} rows is stored without a row mask"
+    return ""
+
+
 def of_values(subject: Subject, case: AttentionCase) -> str:
     """Return a sentence about heads whose weights are right, but which read the values of other heads, or "".
 

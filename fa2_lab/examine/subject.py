@@ -24,7 +24,7 @@ import numpy as np
 from fa2_lab.examine.attention import attention
 from fa2_lab.examine.cases import BITS, OPEN, PAGE, AttentionCase, paged, rounded
 from fa2_lab.examine.catalogue import ROLES
-from fa2_lab.examine.match import GRADIENTS, TILES, Answer
+from fa2_lab.examine.match import GRADIENTS, RIGHT, TILES, Answer
 
 WHOLE = {"bhnd": "(batch, heads, N, d)", "bnhd": "(batch, N, heads, d)", "thd": "packed (total, heads, d)"}
 LAYOUTS = WHOLE | {"hnd": "(heads, N, d)", "nd": "(N, d)", "flat": "(batch, N, heads · d)"}
@@ -34,7 +34,7 @@ OF_PAGES = {"pages", "page", "key_lengths"}  # always passed to a function with 
 GIVEN = {"q", "k", "v", "qkv", "dO", "O", "L"}
 LIMIT = 60  # seconds that one call may take
 NO_GPU = " Triton found no GPU. To interpret its kernels, import fa2_lab.kernels before triton."
-GUARD, FENCE = 1 << 14, -7.0  # guard elements before and after each array; their value around outputs
+FENCE = -7.0  # what lies before and after an output
 MAKERS = {"empty", "empty_like", "new_empty", "zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full"}
 
 
@@ -49,6 +49,8 @@ class Endless(BaseException):
 class Subject:
     """The function that is examined, and the library, the dtype and the layout that it is called with."""
 
+    asking: Callable[[AttentionCase], object] = staticmethod(lambda case: None)  # told of each case before the call
+
     def __init__(self, function: Callable, given: dict[str, Any] | None = None, device: str = "") -> None:
         self.function, self.given, self.device = function, given or {}, device
         self.name = getattr(function, "__name__", type(function).__name__)
@@ -57,8 +59,9 @@ class Subject:
         self.place: tuple[str, ...] | str = ""  # the memory layout of the inputs, one for all or one for each
         self.fill = np.nan  # the value in memory before and after each input
         self.unset: float | None = None  # what torch.empty is filled with
-        self.no_gradients = ""  # the reason, if there are none
-        self.gives_O = True  # only a backward function may not return O
+        self.no_gradients = ""  # why there are none
+        self.no_groups = False  # whether it writes past its outputs if heads share keys
+        self.gives_O = True  # only a backward function may not
         self.happened: set[str] = set()  # mistakes that were noticed during a call
         self.padding_keeps = False  # whether True in a padding mask marks a key that takes part
         self.last: tuple[Any, np.ndarray] | None = None  # what the last call returned, and a copy of its values
@@ -93,6 +96,11 @@ class Subject:
     def takes(self, role: str) -> bool:
         return role in self.roles.values()
 
+    def has_kernels(self, *kinds: str) -> bool:
+        """Return whether the function's module contains Triton kernels, of these kinds if any are given."""
+        kinds = kinds or ("InterpretedFunction", "JITFunction", "Autotuner", "Heuristics")
+        return any(type(x).__name__ in kinds for x in self.space.values())
+
     def tiles(self) -> tuple[int, ...]:
         """Return tile sizes that the function may use: the usual ones, and numbers that its module contains."""
         module, numbers = self.space.get("__name__"), [*self.defaults.values(), *self.given.values()]
@@ -121,12 +129,14 @@ class Subject:
         names["key_lengths"] = ("key_lengths", "padding")
         if lacks := [x for x in case.options if not any(map(self.takes, names.get(x, (x,))))]:
             return lacks[0]
-        if case.k.shape[1] != case.q.shape[1] and (self.layout in ("nd", "flat") or self.takes("qkv")):
+        ungrouped = self.no_groups or self.layout in ("nd", "flat") or self.takes("qkv")
+        if case.k.shape[1] != case.q.shape[1] and ungrouped:
             return "grouped heads"
         of_keys = self.layout != "thd" or self.takes("cu_seqlens_k")
         if case.k.shape[2] != case.q.shape[2] and (self.takes("qkv") or not of_keys):
             return "other lengths of keys than of queries"
-        if self.dtype == "float16" and case.made != (1.0, 0.0) and np.abs(case.q @ case.k.swapaxes(2, 3)).max() > 6e4:
+        k = np.repeat(case.k, case.q.shape[1] // case.k.shape[1], axis=1)
+        if self.dtype == "float16" and case.made != (1.0, 0.0) and np.abs(case.q @ k.swapaxes(2, 3)).max() > 6e4:
             return "products of Q and K beyond float16"
         if case.dL is not None and self.takes("dO"):
             return "the gradient of L"
@@ -142,9 +152,11 @@ class Subject:
 
         Raise NotExamined if the call fails or if its result is not an array of the right shape.
         """
+        self.asking(case)
         case = case.rounded(self.hold) if self.dtype != "float64" else case
         gradients = gradients and case.gradients and not self.takes("pages")
         outputs: dict[str, list] = {}
+        is_past = False
         for part in self.parts(case):
             k, v = (paged(x)[0] if self.takes("pages") else x for x in (part.k, part.v))
             inputs = [self.turned(x) for x in (part.q, k, v)]
@@ -154,8 +166,7 @@ class Subject:
                 with np.errstate(all="ignore"), warnings.catch_warnings(), fenced(self.library, self.unset) as ends:
                     warnings.simplefilter("ignore")
                     found = {name: numbers(x) for name, x in self.call(tensors, part, gradients).items()}
-                if any(bool((end != FENCE).any()) for end in ends):
-                    self.happened.add("writes-past-end")
+                is_past |= any(bool((end != FENCE).any()) for end in ends)
             except Exception as failure:
                 if gradients and not self.takes("dO"):
                     answer = self.ask(case, gradients=False)
@@ -171,11 +182,16 @@ class Subject:
             like = {"O": part.q, "L": part.q[..., 0], "dQ": part.q, "dK": part.k, "dV": part.v}
             for name, x in found.items():
                 outputs.setdefault(name, []).append(self.turned_back(x, like[name].shape))
-            if not all(np.array_equal(numbers(a), b) for a, b in zip(tensors, inputs, strict=True)):
+            if not all(np.array_equal(numbers(a), b, True) for a, b in zip(tensors, inputs, strict=True)):
                 self.happened.add("inputs-changed")
         known = {name: np.concatenate(x) for name, x in outputs.items() if not any(y is None for y in x)}
         whole = {name: x.reshape(case.q.shape[0], -1, *x.shape[2:]) for name, x in known.items()}
-        return Answer(case, whole, max(2.0 ** -BITS[self.dtype], self.eps))
+        answer = Answer(case, whole, max(2.0 ** -BITS[self.dtype], self.eps))
+        if is_past and case.q.shape[1] != case.k.shape[1] and not answer.fits(RIGHT, ("O",)):
+            self.no_groups = True
+            raise NotExamined("it does not compute grouped heads, and writes past the end of its outputs instead")
+        self.happened |= {"writes-past-end"} if is_past else set()
+        return answer
 
     def parts(self, case: AttentionCase) -> list[AttentionCase]:
         """Split a case into one case for each separate call.
@@ -280,8 +296,9 @@ class Subject:
             self.happened.add("inputs-changed")
         if result is None:  # it writes into what it was given
             result = [roles[x] for x in ("O", "L") if x in roles]
-            for memory in [x._base if self.library == "torch" else x.base for x in result]:
-                if (memory[:GUARD] != FENCE).any() or (memory[-GUARD:] != FENCE).any():
+            for x, memory in [(x, x._base if self.library == "torch" else x.base) for x in result]:
+                ends = slice(guard(int(np.prod(x.shape)))), slice(-guard(int(np.prod(x.shape))), None)
+                if any((memory[end] != FENCE).any() for end in ends):
                     self.happened.add("writes-past-end")
         got = list(result) if isinstance(result, (tuple, list)) else [result]
         self.last = (got[0], numbers(got[0])) if got else None
@@ -312,7 +329,9 @@ class Subject:
             of_L = next(x for x in orders if x.squeeze().shape == tuple(got[1].squeeze().shape))
             gradients.append(torch.tensor(of_L.reshape(got[1].shape)).to(got[1]))
         before = gradients[0].clone()
-        found = torch.autograd.grad(got[: len(gradients)], tensors, gradients, allow_unused=True)
+        run: Any = torch.autograd.Variable._execution_engine.run_backward  # grad() would leave the mode of fenced()
+        some = tuple(got[: len(gradients)]), tuple(gradients), False, False, tuple(tensors)
+        found = run(*some, allow_unreachable=True, accumulate_grad=False)
         if not torch.equal(before, gradients[0]):
             self.happened.add("inputs-changed")
         return {name: x for name, x in zip(GRADIENTS, found, strict=True) if x is not None}
@@ -342,8 +361,8 @@ class Subject:
         shape[-2:] = [shape[-2] + 3, shape[-1]] if place == "gapped" else shape[-2:]
         shape[a], shape[b] = shape[b], shape[a]
         size = int(np.prod(shape))
-        memory = self.flat(np.full(size + 2 * GUARD, fill))
-        view = memory[GUARD : GUARD + size].reshape(shape).swapaxes(a, b)
+        memory, before = self.flat(np.full(size + 2 * guard(size), fill)), guard(size)
+        view = memory[before : before + size].reshape(shape).swapaxes(a, b)
         view = view[..., : x.shape[-2], :] if place == "gapped" else view
         view[...] = self.flat(x)
         if place != "expanded":
@@ -378,7 +397,7 @@ def fenced(library: str, unset: float | None) -> Iterator[list]:
             is_memory = name in MAKERS and type(made) is torch.Tensor and made.device.type != "meta"
             if not is_memory or not made.is_floating_point() or not made.is_contiguous():
                 return made
-            memory = torch.full((made.numel() + GUARD,), FENCE, dtype=made.dtype, device=made.device)
+            memory = torch.full((made.numel() + guard(made.numel()),), FENCE, dtype=made.dtype, device=made.device)
             ends.append(memory[made.numel() :])
             copy = made.new_empty(0).set_(memory.untyped_storage(), 0, made.shape)
             copy.copy_(made) if "empty" not in name or unset is None else copy.fill_(unset)
@@ -386,6 +405,11 @@ def fenced(library: str, unset: float | None) -> Iterator[list]:
 
     with Fenced():
         yield ends
+
+
+def guard(size: int) -> int:
+    """Return how many numbers lie before and after an array, where a function that takes heads for others may read."""
+    return (1 << 14) + 2 * size
 
 
 def numbers(x: Any) -> np.ndarray:

@@ -11,16 +11,18 @@ import argparse
 import importlib
 import importlib.util
 import json
+import multiprocessing
 import sys
 from ast import literal_eval
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from fa2_lab.examine import UNASKED, Report, examine
 from fa2_lab.examine.match import Finding
 from fa2_lab.examine.smallest import program
-from fa2_lab.examine.subject import LAYOUTS, Endless, NotExamined
+from fa2_lab.examine.subject import LAYOUTS, Endless, NotExamined, Subject
 
 NOTHING = "It makes none of the known mistakes."
 MEANT = " But what is listed after `reads` is a mistake as well if you did not mean it."
@@ -53,6 +55,36 @@ def main(argv: list[str]) -> int:
         "--set", action="append", default=[], metavar="NAME=VALUE", help="an argument to pass in every call"
     )
     a = parser.parse_args(argv)
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.Process(target=report_to, args=(theirs, a))  # whatever the function does to its process
+    child.start()
+    theirs.close()
+    said, asked = "", "nothing yet"
+    while not said:
+        try:
+            asked, said, code = ours.recv()
+        except EOFError:
+            child.join()
+            ended = f"its process ended with exit code {child.exitcode}"
+            raise ValueError(f"examine: {a.function} cannot be examined: {ended} when it was asked {asked}") from None
+    child.join()
+    if code == 2:
+        raise ValueError(said)
+    print(said)
+    return code
+
+
+def report_to(parent: Connection, a: argparse.Namespace) -> None:
+    """Examine the function, and send (case, "", 0) before each call, and then ("", text, exit code)."""
+    Subject.asking = staticmethod(lambda case: parent.send((f"{case.group} ({case})", "", 0)))
+    try:
+        parent.send(("", *examined(a)))
+    except ValueError as refusal:
+        parent.send(("", str(refusal), 2))
+
+
+def examined(a: argparse.Namespace) -> tuple[str, int]:
+    """Return the report on a function as text, and the exit code: 0 if the function is right, and 1 if it is wrong."""
     module, function = load(a.function)
     given = dict(assignment(text) for text in a.set)
     try:
@@ -62,8 +94,7 @@ def main(argv: list[str]) -> int:
     except (NotExamined, Endless) as refusal:
         raise ValueError(f"examine: {a.function} cannot be examined: {refusal}") from refusal
     report.subject.name = a.function.rpartition(":")[2]  # the name that its file gives it
-    print(as_json(report) if a.json else page(report, a.function, module))
-    return 0 if report.is_right else 1
+    return as_json(report) if a.json else page(report, a.function, module), int(not report.is_right)
 
 
 def assignment(text: str) -> tuple[str, Any]:

@@ -24,7 +24,7 @@ from fa2_lab.examine.match import Answer, explain
 from fa2_lab.reference import heads
 from fa2_lab.tools.command import main
 
-KNOBS = {name: m for name, m in CATALOGUE.items() if m.part in ("conventions", "O", "L", "gradients")}
+KNOBS = {name: m for name, m in CATALOGUE.items() if m.edits}
 OUTPUTS = {"conventions": ("O",), "O": ("O",), "L": ("L",), "gradients": ("dQ", "dK", "dV")}
 
 
@@ -423,7 +423,7 @@ def kernel(Q, K, V, O, N_q, N_k, tau, CAUSAL: tl.constexpr, WRONG: tl.constexpr,
         m = new
     o = o / tl.where(l == 0.0, 1.0, l)[:, None]
     at = O + (h * N_q + row[:, None]) * d + e[None, :]
-    if WRONG == 2:
+    if WRONG >= 2:
         tl.store(at, o.to(q.dtype))
     else:
         tl.store(at, o.to(q.dtype), mask=(row < N_q)[:, None])
@@ -435,14 +435,14 @@ def launched(wrong: int):
         if k.shape[1] != h or d & (d - 1):
             raise ValueError("as many heads of K as of Q, and a power of two for d")
         q, k, v = (x.contiguous() for x in (q, k, v))
-        O = torch.empty_like(q)
+        O = torch.empty(q.numel() + (16 * d if wrong == 3 else 0), dtype=q.dtype, device=q.device)
         kernel[triton.cdiv(N_q, 16), b * h](q, k, v, O, N_q, N_k, d**-0.5, causal, wrong, 16, d)
-        return O
+        return O[: q.numel()].reshape(q.shape)
 
     return attention
 
 
-KERNELS = {0: [], 1: ["keys-padded"], 2: ["writes-past-end"]}
+KERNELS = {0: [], 1: ["keys-padded"], 2: ["writes-past-end"], 3: ["writes-past-rows"]}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
@@ -457,7 +457,9 @@ def test_a_kernel_is_examined_in_the_interpreter(wrong):
 def test_a_kernel_is_examined_on_a_gpu(wrong, dtype):
     report = examine(launched(wrong), dtype=dtype, device="cuda")
     assert report.subject.device == "cuda"
-    if wrong == 2:  # what one program writes past its end, another may write as well
+    if wrong == 3:  # which program writes last is not known
+        assert not report.is_right
+    elif wrong == 2:  # what one program writes past its end, another may write as well
         assert "writes-past-end" in names(report)
     else:
         assert names(report) == KERNELS[wrong]
@@ -592,7 +594,7 @@ class Guarded(torch.autograd.Function):
         return ds @ k, ds.mT @ q, p.mT @ do, None
 
 
-def test_sums_in_16_bits_are_a_remark():
+def test_sums_in_16_bits_are_a_mistake_because_their_error_grows():
     def streamed(q, k, v):
         o, l, m = torch.zeros_like(q), torch.zeros_like(q[..., :1]), torch.full_like(q[..., :1], -torch.inf).float()
         for s, v_j in zip(scores(q.float(), k.float()).split(16, -1), v.split(16, -2), strict=True):
@@ -603,7 +605,36 @@ def test_sums_in_16_bits_are_a_remark():
         return o / l
 
     report = examine(streamed, quick=True, library="torch")
-    assert report.is_right and names(report) == ["sums-coarse"]
+    assert not report.is_right and names(report) == ["sums-coarse"]
+
+
+@pytest.mark.parametrize("is_kernel", [False, True])
+def test_values_behind_the_lengths_and_the_corner_are_said(is_kernel):
+    space = dict(torch=torch, safe=safe, scores=scores, hidden=hidden) | (dict(kernel=kernel) if is_kernel else {})
+    source = """def f(q, k_cache, v_cache, causal=False, seqused_k=None):
+        s = hidden(scores(q, k_cache)) if causal else scores(q, k_cache)
+        if seqused_k is not None:
+            s = s.masked_fill(torch.arange(s.shape[-1]) >= seqused_k.reshape(-1, 1, 1, 1), -torch.inf)
+        return safe(s) @ v_cache"""
+    exec(source, space)
+    report = examine(space["f"], quick=True, library="torch")
+    said = {"reads-past-length" if is_kernel else "length-nan", "corner-of-buffer"}
+    assert said <= set(names(report)) and report.is_right == (not is_kernel)
+
+
+def test_a_backward_pass_that_forgets_a_side_of_the_window_is_named():
+    def backward(q, k, v, dO, window=None):
+        s = scores(q, k)
+        left, right = (OPEN, OPEN) if window is None else window
+        ahead = torch.arange(s.shape[-1]) - torch.arange(s.shape[-2])[:, None] - s.shape[-1] + s.shape[-2]
+        s = s.masked_fill(ahead > right, -torch.inf)
+        shown = s.masked_fill(ahead < -left, -torch.inf)
+        O, P = safe(shown) @ v, (s - shown.logsumexp(-1, keepdim=True)).exp()  # not 0 left of the window, but large
+        dS = P * (dO @ v.mT - (dO * O).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+        return dS @ k, dS.mT @ q, P.mT @ dO
+
+    found = examine(backward, quick=True, library="torch").findings
+    assert ["forward pass: the window has no left side" in str(x) for x in found] == [True], [str(x) for x in found]
 
 
 def test_nan_of_rows_without_keys_is_a_remark_and_nan_in_gradients_alone_is_wrong():
@@ -938,6 +969,7 @@ WRONG_CALLS = {
     "raises": ("def f(q, k, v): raise KeyError('no such head')", "KeyError"),
     "returns another shape": ("def f(q, k, v): return q[..., :1]", "returns shape"),
     "needs more": ("def f(q, k, v, blocks): return q", "--set blocks=…"),
+    "dies": ("import os\ndef f(q, k, v): os._exit(7)", "ended with exit code 7 when it was asked probe"),
     "does not import": ("import nothing_of_that_name", "does not import"),
     "no function": ("f = 3", "is not a function"),
     "none of that name": ("def g(q, k, v): return q", "it has g"),
