@@ -85,7 +85,7 @@ def examine(
     unsteady = list(repeated(subject, answers[0]))
     named = explain(answers, subject.tiles())
     is_kept = any(x.name == "options-kept" for x in named)
-    if unsteady or found or is_kept or subject.happened & {"writes-past-end"}:  # then numbers come from elsewhere
+    if unsteady or found or is_kept or subject.happened & {"writes-past-end"}:  # then the outputs are unreliable
         named = [x for x in named if x.name not in ("unknown", "precision", "grouped-silent")]
     else:
         named = [y for x in named for y in described(subject, x, named, answers)]
@@ -106,7 +106,7 @@ def examine(
     ends = [x for x in answers if x.case.group == "lengths, causal" and x.fits(variant, ("O",))]
     if ends and all(Variant(("corner-" + x,)) != variant for x in ("of-length", "top-left")):
         found.append(Finding("corner-of-buffer", "", case=ends[0].case))
-    first = {(x.name, x.read_out): x for x in reversed(named + found)}  # of each name the first finding
+    first = {(x.name, x.read_out): x for x in reversed(named + found)}  # the first finding of each name
     findings = [first[key] for key in dict.fromkeys((x.name, x.read_out) for x in named + found)]
     how = f"{subject.library}, {subject.dtype}, {LAYOUTS[subject.layout]}"
     how += "; True in its padding mask marks a key that takes part" * subject.padding_keeps

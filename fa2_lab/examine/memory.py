@@ -75,9 +75,8 @@ def kinds(subject: Subject) -> list[str]:
     if subject.library == "numpy":
         return ["float64", "float32", "float16"]
     some = dtypes("torch") if subject.library == "torch" else ()
-    return [
-        x for x in some if x != "bfloat16" or not subject.has_kernels("InterpretedFunction")
-    ]  # the interpreter multiplies its bits as integers
+    interpreted = subject.has_kernels("InterpretedFunction")  # the interpreter multiplies bf16 as integers
+    return [x for x in some if x != "bfloat16" or not interpreted]
 
 
 def coarse_sums(subject: Subject, variant: Variant, is_cross: bool) -> Iterator[Finding]:

@@ -59,9 +59,9 @@ class Subject:
         self.place: tuple[str, ...] | str = ""  # the memory layout of the inputs, one for all or one for each
         self.fill = np.nan  # the value in memory before and after each input
         self.unset: float | None = None  # what torch.empty is filled with
-        self.no_gradients = ""  # why there are none
+        self.no_gradients = ""  # the reason, if there are none
         self.no_groups = False  # whether it writes past its outputs if heads share keys
-        self.gives_O = True  # only a backward function may not
+        self.gives_O = True  # only a backward function may not return O
         self.happened: set[str] = set()  # mistakes that were noticed during a call
         self.padding_keeps = False  # whether True in a padding mask marks a key that takes part
         self.last: tuple[Any, np.ndarray] | None = None  # what the last call returned, and a copy of its values
