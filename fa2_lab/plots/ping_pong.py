@@ -4,7 +4,7 @@ from collections.abc import Generator, Mapping
 
 from fa2_lab.machine import chips
 from fa2_lab.machine.asynchrony import Barrier, Block, Job, Wait
-from fa2_lab.plots import strips, style
+from fa2_lab.plots import ideas, strips, style
 
 
 def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
@@ -18,7 +18,8 @@ def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
         block.run({str(c): consumer(block, may if turns else [], c, T, product, softmax) for c in (0, 1)})
         jobs = [(job.unit, job.actor, job.label, job.begun, job.ended) for job in block.jobs]
         panels.append(dict(name=name, jobs=jobs, share=block.busy("tensor")))
-    return dict(panels=panels, d=d)
+    turns = [x["worth"] for x in ideas.worths() if x["d"] == d and x["idea"].startswith("turns on the tensor cores")]
+    return dict(panels=panels, d=d, gains=(min(turns), max(turns)))
 
 
 def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, softmax: float) -> Generator[Wait]:
@@ -41,22 +42,24 @@ def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, s
 
 
 @style.picture
-def draw(panels: list[Mapping], d: int, window: float = 6000) -> style.Drawn:
-    """Draw one timeline per panel: two consumers without ping-pong, and two with it."""
+def draw(panels: list[Mapping], d: int, gains: tuple[float, float], window: float = 6000) -> style.Drawn:
+    """Draw one timeline per panel: two consumers without ping-pong, and two with it.
+
+    `gains` are the lowest and the highest measured speedup from ping-pong.
+    """
     caption = (
         "With ping-pong, one consumer runs matmuls while the other computes its softmax. Without it, both may wait"
     )
-    caption += (
-        f" at the same time. Model of an SM, d = {d}, in which both begin together. On a GPU they drift apart, so"
-    )
+    caption += f" at the same time. In this model of an SM, d = {d}, both begin together. On a GPU they drift apart, so"
     caption += " ping-pong gains far less."
+    measured = f"ping-pong makes the kernel {gains[0]:.2f} to {gains[1]:.2f} times as fast at d = {d}"
     timelines = {}
     for panel in panels:
         rows = {f"{name}, {c}": [job[2:] for job in panel["jobs"] if job[:2] == (unit, str(c))]
                 for unit, name in (("tensor", "tensor cores"), ("exp", "softmax")) for c in (0, 1)}  # fmt: skip
         timelines[f"{panel['name']}: tensor cores at work {panel['share']:.0%} of the time"] = rows
     ways = "; ".join(f"{panel['name']}: tensor cores at work {panel['share']:.0%}" for panel in panels)
-    figure = strips.stacked(3.3, caption, timelines, window)
+    figure = strips.stacked(3.3, caption, timelines, window, measured=measured)
     for ax, rows in zip(figure.axes, timelines.values(), strict=True):
         strips.mark_waits(ax, rows, window)
     return figure, f"Two timelines of two consumers, with lines for matmuls and softmax of each. {ways}."

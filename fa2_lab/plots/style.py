@@ -191,25 +191,34 @@ def width() -> float:
     return UNITS[across()]
 
 
-def new_figure(height: float, caption: str, **subplots: Any) -> tuple[Figure, Axes | Sequence[Axes]]:
+def new_figure(
+    height: float, caption: str, measured: str = "", **subplots: Any
+) -> tuple[Figure, Axes | Sequence[Axes]]:
     """Return a figure with this caption, and its axes. The caption's first sentence becomes the headline.
 
-    `height` is the height of the drawing below the headline, in the same units as width(). Further keyword arguments go
-    to Figure.subplots().
+    `height` is the height of the drawing below the headline, in the same units as width(). If the picture shows a
+    model, `measured` is the measurement that the reader should compare it with, and is printed below the headline.
+    Further keyword arguments go to Figure.subplots().
     """
     figure = Figure(figsize=(across(), height * across() / width()), layout="constrained")
-    figure.set_label(caption)
     headline = figure.suptitle(headline_of(caption), x=0.005, ha="left", fontsize=LARGE, fontweight="bold")
     fold(headline, 0.99 * figure.bbox.width)
+    if measured:
+        words = f"This is a model. Measured: {measured}."
+        caption += f" {words}"
+        below = dict(xycoords=headline, xytext=(0, -4), textcoords="offset points", va="top")
+        fold(figure.add_artist(Annotation(words, (0, 0), fontsize=SMALL, **below)), 0.99 * figure.bbox.width)
+    figure.set_label(caption)
     above = 0.23 * (1 + headline.get_text().count("\n")) + GAP
     set_height(figure, figure.get_figheight() + above + BETWEEN * subplots.get("nrows", 1))
     return figure, figure.subplots(**subplots)
 
 
 def set_height(figure: Figure, inches: float) -> None:
-    """Set a figure's height in inches, but keep the gap below its headline."""
+    """Set a figure's height in inches, but keep the gap below its headline, and room for a note there."""
     figure.set_figheight(inches)
-    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03 + BETWEEN / 2, rect=(0, 0, 1, 1 - GAP / inches))
+    gap = GAP + sum(note.get_window_extent().height for note in figure.artists) / figure.dpi
+    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03 + BETWEEN / 2, rect=(0, 0, 1, 1 - gap / inches))
 
 
 def headline_of(caption: str) -> str:

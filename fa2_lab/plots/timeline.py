@@ -2,9 +2,11 @@
 
 from collections.abc import Generator, Mapping
 
-from fa2_lab.machine import chips
+from fa2_lab.kernels import ladder
+from fa2_lab.machine import chips, reasons
 from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Block, Job, Wait
 from fa2_lab.plots import strips, style
+from fa2_lab.records import load
 
 FOUR_WAYS = {  # (whether a warpgroup starts the next S early, how the two share the tensor cores)
     "Neither": (False, SHARED),
@@ -29,9 +31,10 @@ def data(d: int = 128, T: int = 16, window: float = 6144) -> dict:
         block.run({str(who): warpgroup(block, T, product, softmax, ahead) for who in (0, 1)})
         jobs = [(job.unit, int(job.actor), job.label, job.begun, job.ended) for job in block.jobs]
         panels.append(dict(name=name, share=block.busy("tensor"), jobs=sorted(jobs)))
-    return dict(
-        window=window, tiles=T, panels=panels, setting=f"schematic: H200, d = {d}, two tiles of 64 × 128 at a time"
-    )
+    record = load("ladder")
+    counted = {n: reasons.counters(record, ladder.find(n))["tensor cores at work, %"] for n in ("19", "20")}
+    setting = f"schematic: H200, d = {d}, two tiles of 64 × 128 at a time"
+    return dict(window=window, tiles=T, panels=panels, counted=counted, setting=setting)
 
 
 def warpgroup(block: Block, T: int, product: float, softmax: float, ahead: bool) -> Generator[Wait]:
@@ -57,11 +60,11 @@ UNITS = {"tensor": "tensor cores", "exp": "exponentials"}
 
 
 @style.picture
-def draw(window: float, tiles: int, panels: list[Mapping], setting: str) -> style.Drawn:
+def draw(window: float, tiles: int, panels: list[Mapping], counted: dict[str, float], setting: str) -> style.Drawn:
     """Draw one timeline for each panel: one of the four ways in which two warpgroups can work.
 
     `window` is the number of clock cycles drawn. Each title gives the share of it in which the tensor cores are busy,
-    and the share of the time that all `tiles` tiles take.
+    and the share of the time that all `tiles` tiles take. `counted` is the measured share of two rungs in percent.
     """
     caption = "Exponentials can overlap with matmuls within a warpgroup, between two warpgroups, or in both ways. The"
     caption += f" percentages are those of the tensor cores, in the time that is drawn and over all {tiles} tiles"
@@ -74,7 +77,9 @@ def draw(window: float, tiles: int, panels: list[Mapping], setting: str) -> styl
         for panel in panels
     }
     window *= window / strips.span(window)  # undoes span(), so that a phone also shows all of it
-    figure = strips.stacked(5.9, f"{caption} ({setting}).", timelines, window)
+    shares = " and ".join(f"{percent:.0f}% of the time in rung {n}" for n, percent in counted.items())
+    measured = f"the tensor cores are busy {shares}, which starts S early"
+    figure = strips.stacked(5.9, f"{caption} ({setting}).", timelines, window, measured=measured)
     for ax, rows in zip(figure.axes, timelines.values(), strict=True):
         strips.mark_waits(ax, rows, window)
         style.box(ax, 0, 0.06, strips.span(window), 1.88, "", style.MASKED, linewidth=0, zorder=0)

@@ -5,6 +5,7 @@ from dataclasses import fields
 
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, reasons
+from fa2_lab.plots import dq_over_time
 from fa2_lab.records import Record, load
 from fa2_lab.tools import rung_diff
 from fa2_studio.book.climb_loop import JUMPS
@@ -15,6 +16,15 @@ def script() -> str:
     """Return the text of figures/live/data.js."""
     text = json.dumps(data(), ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
     return f"window.LIVE = {text};\n"
+
+
+def measured() -> str:
+    """Return the text of figures/live/measured.js: the measured times of two ways to compute dQ, and the setting."""
+    record = load("ladder")
+    p = dq_over_time.measured(record).problem
+    made = f"{record.machine['gpu']}, {p['batch'] * p['heads']} heads, N = {p['N_q']:,}, d = {p['d']}"
+    times = [round(ms, 1) for ms in dq_over_time.data()["ms"]]
+    return f"window.MEASURED = {json.dumps(dict(ms=times, made=made))};\n"
 
 
 def data() -> dict:

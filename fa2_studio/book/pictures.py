@@ -43,7 +43,8 @@ LOOKS = """
 
 def files() -> dict[str, str]:
     """Return {path in figures/: content} of the moving climb and of the data."""
-    return {f"{LOOP}.svg": climb_loop.moving(**climb_loop.data()), "live/data.js": live_data.script()}
+    data = {"live/data.js": live_data.script(), "live/measured.js": live_data.measured()}
+    return {f"{LOOP}.svg": climb_loop.moving(**climb_loop.data())} | data
 
 
 def frames(browser: str, svg: str, times: list[float]) -> list[Image.Image]:

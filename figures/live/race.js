@@ -32,8 +32,9 @@ function draw(t) {
   const high = set.blocks * (lane + TICK) + 48;
   clear(stage, 2 * high + 30);
   const x = left + t * unit;
-  shape(stage, "line", { x1: x, x2: x, y1: 16, y2: 2 * high - 10, class: "clock" });
-  ways.forEach((way, n) => drawWay(way, WAYS[n], t, { lane, left, unit, narrow, top: n * high + 20 })); // its words lie on the line
+  for (const top of [16, high + 16]) // not through the words of the second way
+    shape(stage, "line", { x1: x, x2: x, y1: top, y2: top + high - 26, class: "clock" });
+  ways.forEach((way, n) => drawWay(way, WAYS[n], t, { lane, left, unit, narrow, top: n * high + 20, ms: MEASURED.ms[n] }));
   drawAxis(left, unit, 2 * high - 10, t);
   $("entries").replaceChildren(...ways.map((way, n) => entries(way, n, t)));
   write($("say"), sentence(t));
@@ -51,15 +52,15 @@ function drawAxis(left, unit, y, t) {
   shape(stage, "text", { x: left, y: y + 36, class: "small" }, "time, in matmuls of one tile →");
 }
 
-const TICK = 12; // the height of an addition
+const [WIDE, TICK] = [18, 15]; // an addition: its width and its height
 
 /** The first of some words that a box has room for. */
 const fitting = (words, width, letter = 7.4) => words.find((word) => word.length * letter < width);
 
 /** The workers as lanes, and below them one lane with every addition. */
-function drawWay(way, name, t, { lane, left, unit, narrow, top }) {
+function drawWay(way, name, t, { lane, left, unit, narrow, top, ms }) {
   const { visits, writes, end } = way;
-  shape(stage, "text", { x: 0, y: top - 8, class: "strong halo" }, `${name}: ends after ${end}`);
+  shape(stage, "text", { x: 0, y: top - 8, class: "strong" }, `${narrow ? name.split(",")[0] : name}: ${end} matmuls, measured ${ms} ms`);
   for (const k of upTo(set.blocks))
     shape(stage, "text", { x: 0, y: top + k * lane + 0.66 * lane, class: "small" }, `worker ${k + 1}`);
   const wide = []; // labels that are for all boxes of a lane
@@ -83,14 +84,14 @@ function drawWay(way, name, t, { lane, left, unit, narrow, top }) {
     drawAdds(writes.filter((write) => write.time === time), left + time * unit, below, 5 * unit < 38 ? "dQ" : "dQ "); // prettier-ignore
 }
 
-/** What is added at one moment: a tick for each worker from the top down, in the order in which they come. */
+/** What is added at one moment: a box for each worker from the top down, in the order in which they come. */
 function drawAdds(writes, x, y, name) {
   const meet = writes.some(({ workers }) => workers.length > 1);
   if (meet) shape(stage, "text", { x: x - 3, y: y + 11, class: "small tiny strong end" }, `${name}${writes[0].i + 1}`);
   writes.flatMap(({ workers }) => workers).forEach((worker, k) => {
     const at = y + 14 + k * TICK;
-    shape(stage, "line", { x1: x, x2: x, y1: at + 1, y2: at + TICK - 2, class: `write Q${meet ? " meet" : ""}` });
-    shape(stage, "text", { x: x - 6, y: at + 10, class: "small tiny end" }, String(worker + 1));
+    shape(stage, "rect", { x: x - WIDE, y: at, width: WIDE - 1, height: TICK - 2, class: "visit Q" });
+    shape(stage, "text", { x: x - WIDE / 2, y: at + 11, class: "small tiny middle" }, String(worker + 1));
   });
 }
 
@@ -151,7 +152,7 @@ function sentence(t) {
   if (t === 0) return "All workers start together. Watch which workers add to dQ, and when.";
   if (t === transport.last) {
     const later = (two.end / one.end).toFixed(2);
-    return `${differences()} Counted in matmuls, two passes take ${later} times as long, because they compute S and dP twice.`;
+    return `${differences()} Counted in matmuls, two passes take ${later} times as long, because they compute S and dP twice. Measured, they take ${(MEASURED.ms[1] / MEASURED.ms[0]).toFixed(2)} times as long.`;
   }
   if (now.length) {
     const [{ i, workers }] = now;
@@ -172,9 +173,10 @@ $("again").onclick = () => {
 follow(form, set, () => {
   transport.pause();
   prepare();
-  transport.go(0);
+  const collision = ways[0].writes.find(({ workers }) => workers.length > 1);
+  transport.go((collision || ways[0].writes[0]).time);
 });
 $("note").textContent =
-  "The line is the time that the bar has reached. A box is a tile, and its label names what the tile adds to. With atomic adds it takes five matmuls, and in the two passes it takes four and three. A tick is one addition, by the worker at its left. Ticks below each other happen at the same time on this axis, on which an atomic add takes no time. On a GPU, it takes time. The table has one entry of each block of dQ, summed in float32 in the order of its run. Both ways add the same numbers, but in different orders, so their last digits can differ.";
+  `The line is the time that the bar has reached. A box is a tile, and its label names what the tile adds to. With atomic adds it takes five matmuls, and in the two passes it takes four and three. A small box is one addition, and its number is the worker that adds. Boxes below each other happen at the same time on this axis, on which an atomic add takes no time. On a GPU, it takes time. The measured times are those of the simple kernels of chapter 09 (${MEASURED.made}). The table has one entry of each block of dQ, summed in float32 in the order of its run. Both ways add the same numbers, but in different orders, so their last digits can differ.`;
 if (ask.has("step")) transport.go(Number(ask.get("step")));
 onWidth(stage, () => transport.show());

@@ -35,9 +35,10 @@ function draw(t) {
   const width = stage.clientWidth;
   const lane = Math.max(14, Math.min(30, 320 / set.SMs));
   const [left, top] = [44, 44];
-  const cut = other.makespan > 1.5 * table.makespan; // the other one runs on beyond the axis
+  const both = Math.max(table.makespan, swapped.makespan); // so that both orders have the same axis
+  const cut = other.makespan > 1.5 * both; // the other one runs on beyond the axis
   const right = cut ? Math.min(90, 0.11 * width) : 14;
-  const longest = Math.max(table.makespan, cut ? 0 : other.makespan, 1);
+  const longest = Math.max(both, cut ? 0 : other.makespan, 1);
   const unit = (width - left - right) / longest;
   const foot = top + set.SMs * lane;
   clear(stage, foot + 60);
@@ -50,10 +51,11 @@ function draw(t) {
   for (const p of table.placed) drawProgram(p, t, place);
   const now = left + t * unit;
   shape(stage, "line", { x1: now, x2: now, y1: top - 6, y2: foot + 4, class: "clock" });
-  drawIdle(place); // whose words are over the line, too
+  drawTotals({ left, foot, unit, width });
+  drawOtherOrder(left + swapped.makespan * unit, top, foot);
+  drawIdle(place); // whose words are over the lines, too
   for (const p of table.placed) drawLabel(p, t, place); // over the line
   drawAxis({ left, foot, unit, longest });
-  drawTotals({ left, foot, unit, width });
   drawHeads(width, foot + 36);
   drawKey(left, foot + 55);
   words(t);
@@ -87,6 +89,15 @@ function drawTotals({ left, foot, unit, width }) {
     shape(stage, "text", { x: inside ? left + 6 : end + 6, y: y + 14, class: !inside ? "small halo" : run === table ? "small on-total" : "small" }, words);
     if (run === table) shape(stage, "line", { x1: end, x2: end, y1: y, y2: foot, class: "end-line" });
   }
+}
+
+/** A dashed line where the last thread block would end in the other order. */
+function drawOtherOrder(x, top, foot) {
+  if (swapped.makespan === table.makespan) return;
+  shape(stage, "line", { x1: x, x2: x, y1: top - 24, y2: foot, class: "ghost" });
+  const later = swapped.makespan > table.makespan;
+  const words = `${set.order === "rows" ? "heaviest first" : "as they come"}: ${swapped.makespan}`;
+  shape(stage, "text", { x: x - 5, y: top - 10, class: `small end${later ? " halo" : " on-total"}` }, words);
 }
 
 /** Which fill is which head, if no two heads share one. */
