@@ -109,6 +109,7 @@ def ring_attention(
         timeout=timeout,
         call=0,
         on_triton=runs_on_triton(backend, q.device.type),
+        exclude_hopper=backend == "portable",
     )
     with torch.cuda.device(q.device if q.is_cuda else -1):
         O, L = RingAttention.apply(q, k, v, ring, header)
@@ -151,6 +152,7 @@ class RingCall:
     timeout: float
     call: int
     on_triton: bool
+    exclude_hopper: bool = False
 
     @property
     def size(self) -> int:
@@ -264,7 +266,8 @@ def partial_forward(ring: RingCall, tile: ShardTile, q: Tensor, k: Tensor, v: Te
 
 def options_of(ring: RingCall, tile: ShardTile) -> Options:
     """Return the Options of the kernel call for the queries and keys in `tile`."""
-    return Options(tile.kind is Tile.DIAGONAL, ring.scale, reference=not ring.on_triton)
+    reference, exclude_hopper = not ring.on_triton, ring.exclude_hopper
+    return Options(tile.kind is Tile.DIAGONAL, ring.scale, exclude_hopper=exclude_hopper, reference=reference)
 
 
 # Backward -----------------------------------------------------------------------------------------------------

@@ -34,14 +34,14 @@ class Options(NamedTuple):
     right: int | None = None  # and how many after it, if the mask is not causal
     softcap: float | None = None
     num_splits: int = 0  # into which decode divides each sequence's keys; 0: enough to fill the GPU
-    force_portable: bool = False  # whether the portable kernels compute it even on Hopper
+    exclude_hopper: bool = False  # whether the portable kernels compute it even on Hopper
     dominant_sequence: bool = False  # whether one of the packed sequences has most of the work
     reference: bool = False  # whether the NumPy ladder computes it
     in_custom_op: bool = False  # whether it runs in the custom operator, where a CUDA graph may own its memory
     bias: Any = None  # a function of (head, row, column), added to the scores; custom operators do not take it
 
     @property
-    def portable_only(self) -> bool:
+    def needs_portable(self) -> bool:
         """Whether the call uses dropout or a bias, which only the portable kernels support."""
         return self.dropout_p > 0 or self.bias is not None
 

@@ -50,9 +50,9 @@ def prepare_contiguous_forward(tensors: Tensors, options: Options) -> Callable:
     portable_fallback = partial(prepare_portable_forward, options=options)
     q, k = tensors.q, tensors.k
     if tensors.block_table is not None:
-        assert not options.portable_only, "the portable kernels do not read pages"
+        assert not options.needs_portable, "the portable kernels do not read pages"
         return with_fallback("decode over pages", decode.prepare(tensors, options))
-    if tensors.cu_seqlens_q is None and not options.portable_only and decode.is_decode(q, k, options.num_splits):
+    if tensors.cu_seqlens_q is None and not options.needs_portable and decode.is_decode(q, k, options.num_splits):
         return with_fallback("decode", decode.prepare(tensors, options), portable_fallback)
     launcher = hopper_module("forward", q.device) if hopper_supports(tensors, options) else None
     kernel = launcher.prepare(tensors, options) if launcher is not None and launcher.enough_work(q, k) else None
@@ -139,10 +139,10 @@ def bias_suffix(options: Options) -> str:
 def hopper_supports(tensors: Tensors, options: Options) -> bool:
     """Return whether the Hopper kernels support a call with these options and optional tensors.
 
-    The Hopper kernels do not support dropout, a bias, a softcap or sinks, and they are not used if `force_portable` is
+    The Hopper kernels do not support dropout, a bias, a softcap or sinks, and they are not used if `exclude_hopper` is
     set.
     """
-    return not (options.portable_only or options.force_portable) and options.softcap is tensors.sinks is None
+    return not (options.needs_portable or options.exclude_hopper) and options.softcap is tensors.sinks is None
 
 
 def hopper_module(direction: str, device: torch.device) -> ModuleType | None:

@@ -207,6 +207,34 @@ def test_large_calls_send_a_few_heads_at_a_time(monkeypatch):
     assert max(worst(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
 
 
+@pytest.mark.parametrize("backend, excluded", [("portable", True), ("triton", False)])
+def test_the_backend_reaches_the_kernels_of_every_step(backend, excluded, monkeypatch):
+    class Agreement:  # of two ranks, with as many rows each
+        def __init__(self, group, header, timeout):
+            self.agree = lambda: [header, header]
+
+    def pass_on(self, block, what, source):
+        return ring.Transfer([torch.zeros_like(x) for x in block], block, [])
+
+    found = []
+    for way in ("forward", "backward"):
+        kernels = getattr(ring.operators, way)
+
+        def recorded(*given, kernels=kernels):
+            found.append(given[-1].exclude_hopper)
+            return kernels(*given)
+
+        monkeypatch.setattr(ring.operators, way, recorded)
+    monkeypatch.setattr(ranks, "Exchange", Agreement)
+    monkeypatch.setattr(ranks, "process_group", lambda mesh: mesh)
+    monkeypatch.setattr(ring.dist, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(ring.dist, "get_rank", lambda group: 1)
+    monkeypatch.setattr(ring.RingCall, "pass_on", pass_on)
+    q, k, v, *_ = (x.requires_grad_() for x in inputs_of(1, 1, 6, 16, device=DEVICE))
+    ring_attention(q, k, v, backend=backend).sum().backward()
+    assert found == 6 * [excluded]  # the two halves of the own block and the other rank's block, forward and backward
+
+
 def within_the_rule(inputs, lengths, on_triton):
     """Assert that results of several ranks, whose parts are rounded before the merge, keep to the accuracy rule."""
     found = by_threads(inputs, lengths, "zigzag", True, on_triton)

@@ -98,7 +98,25 @@ def test_every_address_is_looked_at(odd, monkeypatch):
 
 
 ASKED = dict(dropout=dict(dropout_p=0.1), left=dict(left=3), right=dict(right=3), softcap=dict(softcap=2.0))
-ASKED |= dict(portable=dict(force_portable=True))
+ASKED |= dict(portable=dict(exclude_hopper=True))
+
+
+SUPPORTED = {"causal", "scale", "left", "right", "dominant_sequence", "in_custom_op"}  # by the Hopper kernels
+SUPPORTED |= {"q", "k", "v", "key_lengths", "cu_seqlens_q", "cu_seqlens_k"}
+ELSEWHERE = {"num_splits", "block_table"}  # only the decode kernels read these
+ELSEWHERE |= {"reference", "seed"}  # a call of the reference has no kernel, and dropout_p is refused with its seed
+
+
+@pytest.mark.parametrize("name", Tensors._fields + Options._fields)
+def test_the_hopper_kernels_support_or_refuse_each_tensor_and_option(name):
+    """If a new field fails here, the Hopper kernels would ignore it. Refuse it in hopper_supports(), or compute it."""
+    q = torch.empty(1, 1, 80, 64)
+    tensors, options = Tensors(q, q, q), Options(False, 0.5)
+    if name in Tensors._fields:
+        tensors = tensors._replace(**{name: q})
+    else:
+        options = options._replace(**{name: 1})
+    assert dispatch.hopper_supports(tensors, options) is (name in SUPPORTED | ELSEWHERE)
 
 
 @pytest.mark.parametrize("packed", (False, True), ids=("", "packed"))

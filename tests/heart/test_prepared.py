@@ -93,7 +93,7 @@ def test_the_kernels_key_holds_all_that_a_launch_depends_on(direction, monkeypat
         if name != "L":
             for change in CHANGES.values():
                 call(**{name: change(x)})
-    others = dict(causal=True, scale=2.0, dropout_p=0.1, left=3, right=3, softcap=1.0, force_portable=True)
+    others = dict(causal=True, scale=2.0, dropout_p=0.1, left=3, right=3, softcap=1.0, exclude_hopper=True)
     for option in others.items():
         call(options=Options(False, 1.0)._replace(**dict([option])))
     for name in ("key_lengths", "sinks", "cu_seqlens_q", "cu_seqlens_k", *(["dL"] if beside else [])):
@@ -229,7 +229,7 @@ def test_the_portable_kernels_can_be_asked_for(monkeypatch):
     """Whoever chooses is told so, forward and backward, in recorded calls, too; and of one long sequence."""
     asked, starts = [], 2 * [torch.tensor([0, 40], dtype=torch.int32, device=DEVICE)]
     monkeypatch.setattr(
-        dispatch, "hopper_supports", lambda _, options: asked.append((options.force_portable, options.in_custom_op))
+        dispatch, "hopper_supports", lambda _, options: asked.append((options.exclude_hopper, options.in_custom_op))
     )
     for backend, portable in (("portable", True), ("triton", False), ("auto", False)):
         dense = [torch.randn(1, 2, 40, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
