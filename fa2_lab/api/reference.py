@@ -67,7 +67,7 @@ def paged_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 
 
 def packed_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Compute (O, L) of packed sequences, one sequence at a time. Rows after the last sequence see no key."""
+    """Compute (O, L) of packed sequences, one sequence at a time."""
     q = tensors.q
     O = contiguous_like(rows_contiguous(q)).zero_()
     L = q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)
@@ -94,11 +94,15 @@ def packed_backward(
 
 
 def packed_sequences(tensors: Tensors) -> Iterator[tuple[slice, slice, Tensors]]:
-    """Yield (rows, keys, Tensors) for each packed sequence: the slices of its rows and keys, and its tensors."""
+    """Yield (rows, keys, Tensors) for each packed sequence: the slices of its rows and keys, and its tensors.
+
+    The rows after the last sequence form one more sequence, which has no keys. They still see the sinks.
+    """
     q, k, v, sinks = tensors.q, tensors.k, tensors.v, None if tensors.sinks is None else tensors.sinks.double()
     dense = tensors._replace(cu_seqlens_q=None, cu_seqlens_k=None, sinks=sinks)
-    starts = (cast(Tensor, x).tolist() for x in (tensors.cu_seqlens_q, tensors.cu_seqlens_k))
-    for rows, keys in zip(*([slice(*pair) for pair in pairwise(x)] for x in starts), strict=True):
+    starts, key_starts = (cast(Tensor, x).tolist() for x in (tensors.cu_seqlens_q, tensors.cu_seqlens_k))
+    ends = pairwise([*starts, len(q)]), pairwise([*key_starts, key_starts[-1]])
+    for rows, keys in zip(*([slice(*pair) for pair in pairs] for pairs in ends), strict=True):
         q_b, k_b, v_b = (x.transpose(0, 1)[None] for x in (q[rows], k[keys], v[keys]))
         yield rows, keys, dense._replace(q=q_b, k=k_b, v=v_b)
 

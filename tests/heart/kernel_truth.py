@@ -95,11 +95,12 @@ def dense(
 def dense_packed(q, k, v, dO, cu_seqlens_q, cu_seqlens_k, dL=None, dtype=torch.float64, **options):
     """Return the same as dense() for packed sequences, each computed alone. L is (heads, rows).
 
-    Rows that belong to no sequence see no key.
+    The rows after the last sequence see no key, but they see the sinks.
     """
     O, dQ, dK, dV = (torch.zeros(x.shape, dtype=dtype, device=q.device) for x in (q, q, k, v))
     L, dsinks = torch.full(q.shape[1::-1], -torch.inf, dtype=dtype, device=q.device), []
-    for rows, keys in zip(*(pairwise(x.tolist()) for x in (cu_seqlens_q, cu_seqlens_k)), strict=True):
+    starts, key_starts = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    for rows, keys in zip(pairwise([*starts, len(q)]), pairwise([*key_starts, key_starts[-1]]), strict=True):
         rows, keys = slice(*rows), slice(*keys)
         one = [x[at].transpose(0, 1)[None] for x, at in ((q, rows), (k, keys), (v, keys), (dO, rows))]
         found = dense(*one, dL=None if dL is None else dL[None, :, rows], dtype=dtype, **options)

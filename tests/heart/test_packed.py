@@ -1,5 +1,7 @@
 """attention_packed(): against dense attention sequence by sequence, in float64."""
 
+import sys
+
 import pytest
 import torch
 from biases import BIASES
@@ -184,6 +186,13 @@ def test_a_start_outside_counts_as_the_nearest_inside():
     wild = torch.tensor([2, 4, 99], dtype=torch.int32, device=DEVICE)  # and the first as 0
     want, got = (kernels_alone(q, k, v, dO, cu, cu) for cu in (good, wild))
     assert all(map(torch.equal, got, want))
+
+
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+def test_rows_after_the_last_sequence_see_only_the_sinks(backend, monkeypatch):
+    monkeypatch.setattr("fa2_lab.api.packed.check_cu_seqlens_values", lambda *_: None)  # on a CPU, it refuses the call
+    monkeypatch.setattr(sys.modules[__name__], "starts", lambda lengths, starts=starts: starts(lengths[:-1]))
+    check([3, 20, 9], dL=True, sink=True, heads=2, backend=backend)
 
 
 def test_rows_behind_the_last_start_see_nothing():
