@@ -11,7 +11,7 @@ from fa2_studio.book import front
 from fa2_studio.book.site import FIGURES, drawn
 
 BROAD, HALF, ROOM = 1208, 600, 590  # a picture's room in pixels: width of a slide, half of it, height
-READ, BESIDE = 15, 14  # the smallest readable letters in pixels: of a picture alone, of a picture beside text
+READ, BESIDE, LARGE = 15, 14, 17  # letters in pixels: the smallest readable ones alone, or beside text, and large ones
 SIZE = re.compile(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"')
 VIEW = re.compile(r'height="[\d.]+" viewBox="0 0 ([\d.]+) ([\d.]+)"')
 TITLES = (  # patterns for the titles of panels, and of groups of rows, which begin at the left edge
@@ -48,13 +48,17 @@ def message(name: str) -> str:
     return headline_of(caption(FIGURES / f"{name}.svg"))
 
 
-def headless(svg: str) -> str:
-    """Return a picture, or its first part, without the headline, which is the title of its slide."""
+def headless(svg: str, *, panel: bool = False) -> str:
+    """Return a picture, or its first part, without the headline, which is the title of its slide.
+
+    A `panel` begins at its own title, as the panel beside it does.
+    """
     start, stop = svg.index(">", svg.index("<svg")) + 1, svg.rindex("</svg>")
     lines = [float(y) for y in HEADLINE.findall(svg)]
     if not lines or re.match(r'<svg y="0"[^>]* viewBox="0 (?!0 )', svg[start:]):
         return svg
-    top = max(lines) + 6
+    titles = [float(y) for y in TITLES[0].findall(svg)] if panel else []
+    top = max([max(lines) + 6, *(y - 12 for y in sorted(titles)[:1])])
     width, high = map(float, VIEW.search(svg).groups())
     begin = VIEW.sub(f'height="{(high - top) / 0.75:g}" viewBox="0 0 {width:g} {high - top:g}"', svg[:start], count=1)
     return f'{begin}<g transform="translate(0 -{top:g})">{svg[start:stop]}</g>{svg[stop:]}'
@@ -81,8 +85,24 @@ def parts(name: str) -> list[str]:
 
 def pages(name: str) -> list[list[str]]:
     """Return the pictures of each slide: one, or the panels of the edition for a phone, in two columns."""
-    some = [headless(part) for part in in_parts(edition(name, PHONE), TITLES[0], 0.2)] if is_tall(name) else []
-    return [some] if len(some) > 1 else [[part] for part in parts(name)]
+    some = [headless(part, panel=True) for part in in_parts(edition(name, PHONE), TITLES[0], 0.2)]
+    alone = parts(name)
+    together = is_tall(name) or (len(alone) > 1 and columns(some) >= LARGE)
+    return [some] if len(some) > 1 and together else [[part] for part in alone]
+
+
+def columns(shown: list[str]) -> float:
+    """Return the size in pixels of the smallest letters of panels in two columns, below a headline of two lines."""
+    sizes = [[float(side) for side in SIZE.search(svg).groups()] for svg in shown]
+    rows = [max(high for _, high in sizes[n : n + 2]) for n in range(0, len(sizes), 2)]
+    return 13 * min(HALF / max(wide for wide, _ in sizes), (ROOM - 40) / sum(rows))
+
+
+def in_columns(shown: list[str], name: str) -> str:
+    """Return one picture, or panels in two columns that are as narrow as their common height requires."""
+    widest = max(float(SIZE.search(svg)[1]) for svg in shown)
+    width = f' style="width: {columns(shown) * widest / 13 / HALF:.0%}"' if len(shown) > 1 else ""
+    return "".join(image(svg, name, width) for svg in shown)
 
 
 def is_tall(name: str) -> bool:

@@ -177,7 +177,8 @@ def read(text: str) -> Iterator[Beat]:
                 yield Beat(rest if look else block, seen, "picture" * bool(drawing))
             if asked:
                 name = f"<div class=asked>{rendered(blocks.brief(asked[0].strip(), 60)[0])}</div>"
-                yield Beat(seen=blocks.html(ASKED.search(part)[0] + asked[0]), kind="asks", name=name)
+                rest, seen = shortened(blocks.blocks(ASKED.search(part)[0] + asked[0]))
+                yield Beat(rest, seen, "asks", name)
         answers = n % 3 == 1 and part.startswith(("Answer", "A solution", "Solution"))
         if answers:
             yield answer(blocks.blocks(FOLD.split(text)[n + 1]))
@@ -185,10 +186,15 @@ def read(text: str) -> Iterator[Beat]:
 
 def answer(parts: list[str]) -> Beat:
     """Return the beat of an answer: the slide has the first sentences of long paragraphs, the notes have the rest."""
-    parts = [re.sub(r"^\*\*[a-z](?=[a-z ])", lambda first: first[0].upper(), part) for part in parts]
-    long = {part: blocks.brief(part, 200) for part in parts if len(part) > 300 and part[0] not in "|`$-"}
+    rest, seen = shortened([re.sub(r"^\*\*[a-z](?=[a-z ])", lambda first: first[0].upper(), part) for part in parts])
+    return Beat(rest, seen, "answers")
+
+
+def shortened(parts: list[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the later sentences of long paragraphs, and all blocks of Markdown as HTML without these sentences."""
+    long = {part: blocks.brief(part, 120) for part in parts if len(part) > 220 and part[0] not in "|`$-"}
     seen = tuple(piece for part in parts for piece in blocks.shown(long[part][0] if part in long else part))
-    return Beat("\n\n".join(rest for _, rest in long.values()), seen, "answers")
+    return "\n\n".join(rest for _, rest in long.values()), seen
 
 
 def looked_at(cell: nbformat.NotebookNode, announced: bool) -> list[Beat]:
@@ -212,7 +218,7 @@ def looked_at(cell: nbformat.NotebookNode, announced: bool) -> list[Beat]:
         caption = re.search(r"<figcaption[^>]*>(.*?)</figcaption>", seen, re.DOTALL)
         name = drawn().get(unescape(picture[1]))
         pages = panels.pages(name) if name else []
-        shown = ["".join(panels.image(part, name) for part in some) for some in pages] or [picture[0]]
+        shown = [panels.in_columns(some, name) for some in pages] or [picture[0]]
         if name:
             shown[0] += panels.paper(name)
         return [Beat(unescape(caption[1]) if caption else "", tuple(shown), "picture", name or "")]
@@ -245,14 +251,14 @@ def slides(title: str, beats: list[Beat]) -> Iterator[Slide]:
         elif here.kind:
             said = []
         elif not here.seen:
-            said = words[:3]
+            said = words[:2]
         elif bare:  # what announces it
             said = [some[some.index(here) - 1].text]
         elif here.seen[0].startswith(("<ul", "<ol")):
             said = words[:1] if not some[0].seen else []
         else:
             said = words[:1] or [here.text]
-        most = 60 if sum(map(height, here.seen)) > 9 else 140
+        most = 60 if sum(map(height, here.seen)) > 9 else 100
         shown = {text: blocks.about(here.name.split(), text, most, last=bare) for text in said if text}
         rest = [shown[text][1] if text in shown else text for text in [here.text, *words]]
         notes = rendered("\n\n".join(filter(None, rest)))

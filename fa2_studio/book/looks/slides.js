@@ -9,13 +9,13 @@ for (const [n, section] of all.entries()) {
   section.dataset.number = `${n + 1} / ${all.length}`;
 }
 
-/** Letters grow to fill a slide, most those of a question; lines of code are never broken, so their letters fit the longest. */
+/** Letters have the largest of three sizes that fits; lines of code are never broken, so their letters fit the longest. */
 function fit(section) {
   if (phone.matches) return onPage();
   const code = [...section.querySelectorAll("pre")];
   const has = (some) => section.querySelector(some);
-  const most = has(".over, h1") ? 115 : has("figure") ? 128 : 160;
-  for (const size of [160, 143, 128, 115, 100, 96, 92, 84, 76, 68, 60, 52].filter((step) => step <= most)) {
+  const most = has("figure, h1") ? 115 : 143;
+  for (const size of [143, 115, 92, 52].filter((step) => step <= most)) { // three sizes, and one for what never fits
     section.style.fontSize = `${size}%`;
     for (const pre of code) pre.style.fontSize = "1em";
     const rooms = code.map((pre) => Math.min(1, (0.99 * pre.clientWidth) / pre.scrollWidth));
