@@ -85,6 +85,7 @@ function drawBoard(board, done) {
   const place = { stage, c, x, y: 76, dQ: x + set.columns * c + gap, dw, narrow };
   clear(stage, place.y + set.rows * c + 6);
   for (const i of upTo(set.rows)) for (const j of upTo(set.columns)) drawTile(step, done, i, j, place);
+  if (passes === 1 || step.pass === 2) for (const i of upTo(set.rows)) drawAdds(step, i, place);
   for (const j of upTo(set.columns)) drawColumn(board, done, j, place);
   for (const i of upTo(set.rows)) drawRow(board, step, i, place);
   drawNames(passes, step, place);
@@ -109,6 +110,16 @@ function drawTile(step, done, i, j, { stage, c, x, y }) {
   shape(stage, "rect", { x: x + j * c + 1, y: y + i * c + 1, width: c - 2, height: c - 2, class: `tile ${look}` });
   const at = { x: x + (j + 0.5) * c, y: y + (i + 0.5) * c + 5, class: "middle in" };
   if (here) shape(stage, "text", at, `${c > 64 ? "worker " : ""}${here.worker + 1}`);
+}
+
+/** A line for each worker that adds to dQ of a row block now, from the tiles to that block. */
+function drawAdds({ at }, i, { stage, c, x, y, dQ }) {
+  const now = at.filter((tile) => tile.i === i);
+  const from = x + (Math.max(...now.map(({ j }) => j)) + 1) * c;
+  now.forEach((_, k) => {
+    const height = y + (i + (k + 1) / (now.length + 1)) * c;
+    shape(stage, "line", { x1: from, x2: dQ, y1: height, y2: height, class: "adds Q" });
+  });
 }
 
 /** A gradient that grows with its tiles: dashed until the last one, then whole. */
@@ -178,9 +189,10 @@ function counts(t) {
   const adds = (steps) => sum(steps.at(-1).added);
   const lines = [
     ["matmuls", ...both((steps) => steps.at(-1).products)],
-    ["atomic adds to dQ", ...both((steps, passes) => (passes === 1 ? adds(steps) : 0))],
-    ["stores of dQ blocks", ...both((steps, passes) => (passes === 2 && steps.at(-1).op === "done" ? set.rows : 0))],
+    ["writes of dQ", ...both((steps, passes) => (passes === 1 ? adds(steps) : steps.at(-1).op === "done" ? set.rows : 0))],
   ];
+  lines[1][1] += " atomic adds";
+  lines[1][2] += " stores";
   const head = make("tr", "", make("th", "", "until now"), ...WAYS.map((name) => make("th", "", name)));
   const table = make("table", "", make("thead", "", head), make("tbody"));
   for (const [name, ...numbers] of lines)
@@ -189,7 +201,7 @@ function counts(t) {
 }
 
 $("note").textContent =
-  `A fill grows with every tile that is added, and the edge is dashed until the gradient is complete. The number in a block of dQ counts the parts that have been added to it. All workers start together. A tile takes five matmuls in one pass, and four and then three in two passes. The time axis is a model, in which an atomic add takes no time. The measured times are those of the simple kernels of chapter 09 (${MEASURED.made}).`;
+  `A fill grows with every tile that is added, and the edge is dashed until the gradient is complete. The number on a tile is the worker that computes it, and the number in a block of dQ counts the parts that have been added to it. All workers start together. A tile takes five matmuls in one pass, and four and then three in two passes. The time axis is a model, in which an atomic add takes no time. The measured times are those of the simple kernels of chapter 09 (${MEASURED.made}).`;
 follow(form, set, () => {
   transport.pause();
   prepare();

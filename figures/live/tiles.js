@@ -161,17 +161,21 @@ function drag(e) {
   addEventListener("pointercancel", stop);
 }
 
-/** A bar of parts against a limit, which is drawn as a line. */
+/** A bar of parts against a limit, which is a line at a fixed place; an arrow says that the parts go on beyond the bar. */
 function gauge(parts, limit, used, said) {
-  const most = Math.max(limit, used) * 1.08;
+  const most = limit / 0.7;
+  let rest = most;
   const e = make("div", "gauge");
-  for (const [name, x, hue] of parts) {
+  for (const [name, size, hue] of parts) {
+    const x = Math.min(size, rest);
+    rest -= x;
     const part = add(e, hue, "i", x / most > 0.2 ? name : x / most > 0.04 ? name.split(" ")[0] : "");
     part.style.width = `${(100 * x) / most}%`;
   }
   add(e, "limit", "b").style.left = `${(100 * limit) / most}%`;
-  if (used < 0.7 * limit) add(e, "most", "small", `at most ${said}`).style.right = `${102 - (100 * limit) / most}%`;
+  if (used < 0.6 * limit) add(e, "most", "small", `at most ${said}`).style.right = `${102 - (100 * limit) / most}%`;
   e.classList.toggle("over", used > limit);
+  e.classList.toggle("torn", used > most);
   return e;
 }
 
@@ -206,11 +210,11 @@ function verdict({ moved, winner, ok, scarce, programs, slots, waves }) {
   const ratio = (name) => moved[name].requested / moved[winner].requested;
   const [one, two] = others.map((name) => `${NAMES[name]} requests ${compared(ratio(name))}`);
   const { requested, dram } = moved.fa2;
-  const blocked = ok || scarce === "registers" ? "" : " But this tile cannot run here.";
+  const fits = ok ? "This tile fits." : scarce === "registers" ? "This tile fits, but registers spill." : "This tile does not fit, so it cannot run here.";
   const fills = slots ? percent((programs - (waves - 1) * slots) / slots) : "";
   const ends = waves === 1 ? `make one wave, which fills ${fills} of the slots` : `make ${grouped(waves)} waves, and the last one fills ${fills} of the slots`;
   const runs = slots ? ` FA2’s ${grouped(programs)} thread ${programs === 1 ? "block" : "blocks"} ${ends}.` : "";
-  return `${NAMES[winner]} requests the fewest bytes. ${one}, and ${two}. Of FA2’s requests, ${percent(dram / requested)} reach DRAM.${runs}${blocked}`;
+  return `${fits} ${NAMES[winner]} requests the fewest bytes. ${one}, and ${two}. Of FA2’s requests, ${percent(dram / requested)} reach DRAM.${runs}`;
 }
 
 function drawTraffic({ moved, flops }, chip) {

@@ -96,7 +96,9 @@ function drawOtherOrder(x, top, foot) {
   if (swapped.makespan === table.makespan) return;
   shape(stage, "line", { x1: x, x2: x, y1: top - 24, y2: foot, class: "ghost" });
   const later = swapped.makespan > table.makespan;
-  const words = `${set.order === "rows" ? "heaviest first" : "as they come"}: ${swapped.makespan}`;
+  const name = `${set.order === "rows" ? "heaviest first" : "as they come"}: `;
+  const room = later ? x * (1 - table.makespan / swapped.makespan) : Infinity;
+  const words = `${room > 120 ? name : ""}${swapped.makespan}`;
   shape(stage, "text", { x: x - 5, y: top - 10, class: `small end${later ? " halo" : " on-total"}` }, words);
 }
 
