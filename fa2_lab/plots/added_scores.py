@@ -19,7 +19,7 @@ def data(N: int = 24, left: int = 6, first: int = 3, context: int = 6) -> dict:
     hidden = distance < 0
     sees = ~hidden & ((distance <= left) | (column < first))
     node = np.arange(len(PARENTS))
-    ends = [max(k for k in node if n in line_of(k)) for n in node]  # the last node in each node's subtree
+    ends = [max(k for k in node if n in ancestor_line(k)) for n in node]  # the last node in each node's subtree
     drafts = (node[None, :] <= node[:, None]) & (node[:, None] <= np.array(ends)[None, :])
     tree = np.hstack([np.ones((len(node), context), dtype=bool), drafts])
     surfaces = {
@@ -32,9 +32,9 @@ def data(N: int = 24, left: int = 6, first: int = 3, context: int = 6) -> dict:
     return dict(surfaces=surfaces, parents=PARENTS, context=context, functions=functions)
 
 
-def line_of(node: int) -> list[int]:
+def ancestor_line(node: int) -> list[int]:
     """Return the indices of a tree node and all its ancestors, beginning with the node itself."""
-    return [] if node < 0 else [node, *line_of(PARENTS[node])]
+    return [] if node < 0 else [node, *ancestor_line(PARENTS[node])]
 
 
 def bucket(distance: np.ndarray) -> np.ndarray:
@@ -77,10 +77,10 @@ def draw(
         style.bare(ax, (-0.02 * width, 1.02 * width), (-0.02 * height, 1.02 * height), **look)
         ax.xaxis.label.set_fontsize(style.SMALL)
     tree = "; ".join(f"{n} after {p}" for n, p in enumerate(parents) if p >= 0)
-    written = "; ".join(f"{name}: {' '.join(f.split())}" for name, f in zip(surfaces, functions, strict=True))
+    formula_list = "; ".join(f"{name}: {' '.join(f.split())}" for name, f in zip(surfaces, functions, strict=True))
     alt = (
         "Four squares of scores, queries down and keys right, hatched where −∞ is added, each with its function below"
-        f" ({written}). ALiBi takes more from a key"
+        f" ({formula_list}). ALiBi takes more from a key"
         " the farther it is behind the query. A window leaves a band below the diagonal, and the first keys a column at"
         f" the left. The tree of drafts has rows of gaps: each draft sees the context and its own ancestors ({tree})."
         " The buckets fall in steps that become wider with the distance."

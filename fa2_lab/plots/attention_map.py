@@ -19,15 +19,17 @@ def data(sentence: str = SENTENCE) -> dict:
     The head was not trained on this sentence, and it sees each word only as a number.
     """
     words = sentence.split()
-    known = list(dict.fromkeys(words))
-    if len(known) > WORDS:
-        raise ValueError(f"sentence: got {len(known)} different words; the head knows {WORDS}")
-    _, P = naive.forward(*head(np.array([known.index(word) for word in words]), *trained()), tau=1.0, mask=CAUSAL)
+    vocabulary = list(dict.fromkeys(words))
+    if len(vocabulary) > WORDS:
+        raise ValueError(f"sentence: got {len(vocabulary)} different words; the head knows {WORDS}")
+    _, P = naive.forward(
+        *head(np.array([vocabulary.index(word) for word in words]), *train_head()), tau=1.0, mask=CAUSAL
+    )
     return dict(words=words, P=P.round(2))
 
 
 @cache
-def trained(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def train_head(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return W_Q and W_K after STEPS steps of gradient descent on random texts.
 
     In each text, a word is mostly followed by the same next word.
@@ -35,19 +37,19 @@ def trained(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     draw = np.random.default_rng(seed)
     W = 0.1 * draw.standard_normal((2, WORDS, WORDS))
     for _ in range(STEPS):
-        W -= RATE * np.mean([gradient(text(draw), *W) for _ in range(TEXTS)], axis=0)
+        W -= RATE * np.mean([gradient(random_text(draw), *W) for _ in range(TEXTS)], axis=0)
     return W[0], W[1]
 
 
-def text(draw: np.random.Generator) -> np.ndarray:
+def random_text(draw: np.random.Generator) -> np.ndarray:
     """Return a random text of N + 1 words, as word numbers.
 
     For each text, a new random permutation determines which word usually follows which.
     """
-    after, words = draw.permutation(WORDS), [int(draw.integers(WORDS))]
+    successors, words = draw.permutation(WORDS), [int(draw.integers(WORDS))]
     while len(words) <= N:
-        usual = draw.random() < 0.8
-        words.append(int(after[words[-1]]) if usual else int(draw.integers(WORDS)))
+        follows_permutation = draw.random() < 0.8
+        words.append(int(successors[words[-1]]) if follows_permutation else int(draw.integers(WORDS)))
     return np.array(words)
 
 
@@ -94,6 +96,6 @@ def draw(words: list[str], P: np.ndarray) -> style.Drawn:
     ax.set_yticks(range(n), words)
     ax.xaxis.tick_top()
     ax.xaxis.set_label_position("top")
-    seen = "; ".join(f"The second {words[i]} looks at {words[j]} with weight {P[i, j]:.2f}" for i, j in strong)
-    alt = f"A map of {n} by {n} words: {' '.join(words)}. {seen}. New words look at all words before them."
+    lookups = "; ".join(f"The second {words[i]} looks at {words[j]} with weight {P[i, j]:.2f}" for i, j in strong)
+    alt = f"A map of {n} by {n} words: {' '.join(words)}. {lookups}. New words look at all words before them."
     return figure, alt

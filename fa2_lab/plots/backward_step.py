@@ -20,9 +20,9 @@ def data(n: int = 3, steps: int = 8, d: int = 128, B_r: int = 64) -> dict:
     block.run({str(c): consumer(block, ds_filled, steps, product, softmax) for c in (0, 1)})
     jobs = []
     for job in block.jobs:
-        what, number = job.label.split()
-        jobs.append((int(job.actor), job.unit, what, int(number), job.begun, job.ended))
-    first = {number: begun for c, _, what, number, begun, _ in jobs if (c, what) == (0, "S")}
+        tensor, number = job.label.split()
+        jobs.append((int(job.actor), job.unit, tensor, int(number), job.begun, job.ended))
+    first = {number: begun for c, _, tensor, number, begun, _ in jobs if (c, tensor) == (0, "S")}
     return dict(
         n=n,
         jobs=sorted(jobs),
@@ -41,7 +41,7 @@ def consumer(
     for each other's dS at the barrier `ds_filled`. A matmul takes `product` clock cycles, the exponentials take
     `softmax`, and an addition to dQ takes `add`.
     """
-    added: Job | None = None
+    addition: Job | None = None
     for n in range(steps):
         s = block.start("tensor", product, f"S {n}")
         if n:
@@ -52,9 +52,9 @@ def consumer(
         dv = block.start("tensor", product, f"dV {n}")
         if n:
             yield dq.done()
-            if added:
-                yield added.done()  # TMA has read the previous partial dQ
-            added = block.start("copy", add, f"dQ {n - 1}")
+            if addition:
+                yield addition.done()  # TMA has read the previous partial dQ
+            addition = block.start("copy", add, f"dQ {n - 1}")
         yield block.start("tensor", product, f"dP {n}").done()
         ds_filled.arrive(block.actor)
         dk = block.start("tensor", product, f"dK {n}")
@@ -72,38 +72,38 @@ def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, se
     figure, ax = style.new_figure(1.9, caption)
     start, end = window
     places = {unit: row for row, unit in enumerate(UNITS)}
-    for c, unit, what, number, begun, ended in jobs:
+    for c, unit, tensor, number, begun, ended in jobs:
         if c == 0 and ended > start and begun < end:
             span = (max(begun, start) - start, min(ended, end) - start)
-            _job(ax, places[unit], span, what, number)
+            _draw_job(ax, places[unit], span, tensor, number)
             if (unit, number) == ("exp", n):
-                _frame(ax, span)
+                _draw_frame(ax, span)
     for unit, row in places.items():
         style.note(ax, -60, row + 0.5, UNITS[unit], ha="right")
     ticks = dict(xticks=range(0, int(end - start) + 1, 1000), xlabel="clocks →")
     style.bare(
         ax, (-(0.35 if style.narrow() else 0.2) * (end - start), end - start), (-0.15, len(places) + 0.1), **ticks
     )
-    mine = [f"{unit}: {what} {number}" for c, unit, what, number, begun, _ in sorted(jobs, key=lambda job: job[4])
+    order = [f"{unit}: {tensor} {number}" for c, unit, tensor, number, begun, _ in sorted(jobs, key=lambda job: job[4])
             if c == 0 and start <= begun < end]  # fmt: skip
     alt = (
         f"One consumer over time, with a lane for its matmuls on the tensor cores, one for its exponentials and one for"
-        f" its additions to dQ. In order of time: {'; '.join(mine)}. The other consumer does the same at the same time."
-        f" The tensor cores are busy {busy:.0%} of the time."
+        f" its additions to dQ. In order of time: {'; '.join(order)}. The other consumer does the same at the same"
+        f" time. The tensor cores are busy {busy:.0%} of the time."
     )
     return figure, alt
 
 
-def _job(ax: style.Axes, row: float, span: tuple[float, float], what: str, number: int) -> None:
-    """Draw one job as a box in the colour of its tensor `what`, labelled with the tensor and the step number."""
+def _draw_job(ax: style.Axes, row: float, span: tuple[float, float], tensor: str, number: int) -> None:
+    """Draw one job as a box in the colour of its tensor, labelled with the tensor and the step number."""
     begun, ended = span
-    label = f"{what}\n{number}" if style.narrow() else f"{what} {number}"
+    label = f"{tensor}\n{number}" if style.narrow() else f"{tensor} {number}"
     style.tensor_box(
-        ax, begun, row + 0.1, ended - begun, 0.8, what, label if ended - begun > 200 else "", linewidth=0.8
+        ax, begun, row + 0.1, ended - begun, 0.8, tensor, label if ended - begun > 200 else "", linewidth=0.8
     )
 
 
-def _frame(ax: style.Axes, span: tuple[float, float]) -> None:
+def _draw_frame(ax: style.Axes, span: tuple[float, float]) -> None:
     """Draw a thick frame around the two upper lanes over the time `span`, during which the exponentials run."""
     begun, ended = span
     ax.add_patch(

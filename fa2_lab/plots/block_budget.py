@@ -13,22 +13,22 @@ def data(stages: int = 2) -> dict:
     Shared memory holds `stages` tiles of K and `stages` tiles of V. For num_stages = n, Triton keeps n tiles of each on
     Hopper, and n − 1 tiles of each on older chips.
     """
-    where = {"RTX 4090": chips.RTX_4090, "A100": chips.A100, "H100": chips.H100}
-    cells = {d: _cells(where, d, stages) for d in (64, 128)}
-    limits = {name: chip.shared_per_block for name, chip in where.items()}
+    chips_by_name = {"RTX 4090": chips.RTX_4090, "A100": chips.A100, "H100": chips.H100}
+    cells = {d: _needs_and_fit(chips_by_name, d, stages) for d in (64, 128)}
+    limits = {name: chip.shared_per_block for name, chip in chips_by_name.items()}
     return dict(sizes=BLOCKS, stages=stages, cells=cells, limits=limits, compiled=compiled_spills())
 
 
-def _cells(where: dict, d: int, stages: int) -> dict[tuple[int, int], dict]:
+def _needs_and_fit(chips_by_name: dict, d: int, stages: int) -> dict[tuple[int, int], dict]:
     """Return {(B_r, B_c): needs} for head dimension d.
 
     `needs` holds what this block size needs on the last chip in `where`, and the names of the chips on which it fits
     with 4 or 8 warps. `where` is {name: chip}.
     """
-    tables = {name: budget.table(chip, d, sizes=BLOCKS, stages=stages) for name, chip in where.items()}
+    tables = {name: budget.table(chip, d, sizes=BLOCKS, stages=stages) for name, chip in chips_by_name.items()}
     cells = {}
     for blocks, (W, fit) in list(tables.values())[-1].items():
-        fits_on = tuple(name for name in where if tables[name][blocks][1].ok)
+        fits_on = tuple(name for name in chips_by_name if tables[name][blocks][1].ok)
         needs = dict(shared=fit.shared_bytes, registers=fit.registers, warps=W, limit=fit.limit)
         cells[blocks] = needs | dict(fits_on=fits_on)
     return cells
@@ -73,10 +73,12 @@ def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compile
         d: {blocks: verdict(cell, limits, compiled.get((d, *blocks), 0)) for blocks, cell in table.items()}
         for d, table in cells.items()
     }
-    fit = {d: sum(words not in ("spills", "too large") for words in found.values()) for d, found in verdicts.items()}
-    (d, most), *others = fit.items()
+    fit = {
+        d: sum(words not in ("spills", "too large") for words in outcomes.values()) for d, outcomes in verdicts.items()
+    }
+    (d, most), *smaller_fits = fit.items()
     ends = f"{most} of {len(sizes) ** 2} block sizes run without spilling at d = {d}" + "".join(
-        f", but only {n} at d = {d}" for d, n in others
+        f", but only {n} at d = {d}" for d, n in smaller_fits
     )
     caption = (
         f"{ends}. In each cell are the estimated registers per thread (at most 255) and the shared memory (at"
@@ -107,11 +109,11 @@ def _square(ax: style.Axes, sizes: list[int], table: dict, verdicts: dict) -> No
     """Draw a cell for each block size, with its verdict, registers and shared memory."""
     partly = dict(fill=style.worker(3), linewidth=2.2, linestyle=style.DASHED)
     for (B_r, B_c), cell in table.items():
-        y, x, found = sizes.index(B_r), sizes.index(B_c), verdicts[B_r, B_c]
-        words = f"{SAYS.get(found, 'fits')}\n{cell['registers']} regs\n{cell['shared'] // 1024} KiB"
-        style.box(ax, x + 0.03, y + 0.03, 0.94, 0.94, words, **LOOKS.get(found, partly))
+        y, x, outcome = sizes.index(B_r), sizes.index(B_c), verdicts[B_r, B_c]
+        words = f"{SAYS.get(outcome, 'fits')}\n{cell['registers']} regs\n{cell['shared'] // 1024} KiB"
+        style.box(ax, x + 0.03, y + 0.03, 0.94, 0.94, words, **LOOKS.get(outcome, partly))
     ticks = [n + 0.5 for n in range(len(sizes))]
     style.bare(ax, (-0.03, len(sizes) + 0.03), (-0.03, len(sizes) + 0.03), xticks=ticks, yticks=ticks)
-    dashed = sorted({found for found in verdicts.values() if found not in SAYS})
+    dashed = sorted({outcome for outcome in verdicts.values() if outcome not in SAYS})
     notes = [f"dashed edge: fits, but {words.replace('not', 'not on a')}" for words in dashed]
     ax.set(xticklabels=sizes, yticklabels=sizes, xlabel="\n".join(["B_c →", *notes]), ylabel="← B_r")

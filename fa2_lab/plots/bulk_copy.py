@@ -37,12 +37,12 @@ def draw(N: int, first: int, rows: int) -> style.Drawn:
     style.arrow(ax, (middle + across + 0.02, at), (tile - 0.06, at), linewidth=1.4)
     style.note(ax, tile, top - 0.28, "the tile in\nshared memory", weight="bold")
     for row in range(rows):
-        where = (tile, top + row * ROW, wide, ROW)
+        rectangle = (tile, top + row * ROW, wide, ROW)
         if row < real:
-            style.tensor_box(ax, *where, "K", f"row {first + row}", linewidth=0.6)
+            style.tensor_box(ax, *rectangle, "K", f"row {first + row}", linewidth=0.6)
         else:
-            style.box(ax, *where, "0  0  …  0", linewidth=0.6)
-    style.bare(ax, (-0.03, style.width() - 0.1), (-0.3, top + rows * ROW + 0.05))
+            style.box(ax, *rectangle, "0  0  …  0", linewidth=0.6)
+    style.bare(ax, (-0.03, style.width_in_units() - 0.1), (-0.3, top + rows * ROW + 0.05))
     alt = (
         f"On the left is K in HBM, with {N} rows and a frame around rows {first} to {first + rows - 1}, of which {real}"
         " exist. One thread orders these rows, and TMA copies them. On the right is the tile in shared memory. It has"

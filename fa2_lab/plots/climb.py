@@ -21,9 +21,13 @@ def data() -> dict:
     """Return the speeds that `fa2-lab bench ladder` measured for the shape that fills the GPU."""
     record = load("ladder")
     full, causal = (reasons.timed(record, masked, d=128) for masked in (False, True))
-    both = full.values.keys() & causal.values.keys()
-    rungs = [RungSpeeds(r[1:3], ladder.change(r)[0], full.rate(r), causal.rate(r)) for r in ladder.RUNGS if r in both]
-    peer, shape = compared_with(both), "forward, 16,384 tokens, N = 4,096, d = 128, 16 heads"
+    names_in_both = full.values.keys() & causal.values.keys()
+    rungs = [
+        RungSpeeds(r[1:3], ladder.change(r)[0], full.rate(r), causal.rate(r))
+        for r in ladder.RUNGS
+        if r in names_in_both
+    ]
+    peer, shape = compared_with(names_in_both), "forward, 16,384 tokens, N = 4,096, d = 128, 16 heads"
     return dict(rungs=rungs, peer=(peer, full.rate(peer), causal.rate(peer)), setting=f"{record.made()}; {shape}")
 
 
@@ -49,10 +53,10 @@ def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) 
         fill = style.OURS if gain >= NAMED else style.tint(style.INK, 0.2)
         bar = style.box(ax, 0, y - 0.38, rung.full / full, 0.76, fill=fill, linewidth=0)
         if gain >= NAMED:
-            inside = rung.full > 0.2 * full
+            label_inside = rung.full > 0.2 * full
             words, weight = (f"×{gain:.2f}", "normal") if style.narrow() else (f"× {gain:.2f}", "bold")
-            text = style.note(ax, 0.01 + (not inside) * rung.full / full, y, words, fontweight=weight)
-            if inside:
+            text = style.note(ax, 0.01 + (not label_inside) * rung.full / full, y, words, fontweight=weight)
+            if label_inside:
                 text.set_color(style.ink_on(fill))
                 bar.label_text = text
     dots = dict(color=style.PAPER, markeredgecolor=style.INK, markersize=5.5, linestyle="none")

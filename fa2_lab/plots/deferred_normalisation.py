@@ -6,7 +6,7 @@ from fa2_lab.machine import chips, io_model, time_model
 from fa2_lab.plots import climb, style
 
 
-class Timed(NamedTuple):
+class Operation(NamedTuple):
     """One operation in the inner loop or at the end of a row block, with its duration in clock cycles."""
 
     name: str  # "" for the few operations on m, l and α: they run once per row, and are too short for a label
@@ -26,16 +26,16 @@ def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A
     product = 2 * B_r * B_c * d / chip.tensor_per_clock
     of_tile, of_rows = B_r * B_c / chip.fp32_per_clock, B_r * d / chip.fp32_per_clock
     softmax = 3 * of_tile + B_r * B_c / chip.exp_per_clock  # the maximum, τ s − m, exp and the sum
-    scores = [Timed("q kᵀ", "S", product), Timed("softmax", "P", softmax)]
-    sums = [Timed("o ×α", "O", of_rows), Timed("p v", "O", product)]
-    loops = {"FA1": [*scores, *sums, Timed(ONLY_FA1, "O", of_rows)], "FA2": [*scores, *sums]}
+    scores = [Operation("q kᵀ", "S", product), Operation("softmax", "P", softmax)]
+    sums = [Operation("o ×α", "O", of_rows), Operation("p v", "O", product)]
+    loops = {"FA1": [*scores, *sums, Operation(ONLY_FA1, "O", of_rows)], "FA2": [*scores, *sums]}
     for algorithm, steps in loops.items():
-        whole = time_model.tile_clocks(chip, B_r, B_c, d, algorithm=algorithm.lower())
-        rest = whole.tensor + whole.fp32 + whole.exp - sum(step.clocks for step in steps)
-        steps.insert(len(scores), Timed("", "m", rest))
+        tile = time_model.tile_clocks(chip, B_r, B_c, d, algorithm=algorithm.lower())
+        other_clocks = tile.tensor + tile.fp32 + tile.exp - sum(step.clocks for step in steps)
+        steps.insert(len(scores), Operation("", "m", other_clocks))
     once = io_model.fa2_forward_end(B_r, d)
-    rest = (once.total() - once["multiply"]) / chip.fp32_per_clock
-    end = [Timed("", "m", rest), Timed("o ÷ℓ", "O", once["multiply"] / chip.fp32_per_clock)]
+    other_clocks = (once.total() - once["multiply"]) / chip.fp32_per_clock
+    end = [Operation("", "m", other_clocks), Operation("o ÷ℓ", "O", once["multiply"] / chip.fp32_per_clock)]
     setting = f"Tile {B_r} × {B_c}, d = {d}, one SM of {chip.name}"
     speed = {rung.number: rung.full for rung in climb.data()["rungs"]}
     return dict(loops=loops, end=end, setting=setting, measured=speed["05"] / speed["04"])
@@ -80,7 +80,7 @@ def draw(loops: dict[str, list], end: list, setting: str, measured: float) -> st
     return figure, alt
 
 
-def _boxes(ax: style.Axes, y: float, steps: list[Timed]) -> float:
+def _boxes(ax: style.Axes, y: float, steps: list[Operation]) -> float:
     x = 0.0
     for step in steps:
         fill = style.fill(step.tensor) if step.name else style.hue(step.tensor)

@@ -15,16 +15,18 @@ def data(T: int = 4) -> dict:
     For each way to compute dQ, `visits` lists (SM, start, end, name of the block that the tile adds to), and `writes`
     is {(block of dQ, time): SMs that write the block}. `ms` lists the measured times of the two ways, in milliseconds.
     """
-    every = [(SM, step) for SM in range(T) for step in range(T)]  # (an SM, its step)
-    own = FIRST * T  # when the second pass begins
-    atomics = [(SM, ONE_PASS * i, ONE_PASS * (i + 1), f"+ dQ {i + 1}") for SM, i in every]
-    columns = [(SM, FIRST * i, FIRST * (i + 1), "dK, dV") for SM, i in every]
-    rows = [(SM, own + SECOND * j, own + SECOND * (j + 1), f"dQ {SM + 1}") for SM, j in every]
-    together = {(i, ONE_PASS * (i + 1)): list(range(T)) for i in range(T)}
-    alone = {(i, own + SECOND * T): [i] for i in range(T)}
+    sm_steps = [(SM, step) for SM in range(T) for step in range(T)]  # (an SM, its step)
+    second_pass_start = FIRST * T  # when the second pass begins
+    atomics = [(SM, ONE_PASS * i, ONE_PASS * (i + 1), f"+ dQ {i + 1}") for SM, i in sm_steps]
+    columns = [(SM, FIRST * i, FIRST * (i + 1), "dK, dV") for SM, i in sm_steps]
+    rows = [
+        (SM, second_pass_start + SECOND * j, second_pass_start + SECOND * (j + 1), f"dQ {SM + 1}") for SM, j in sm_steps
+    ]
+    atomic_writes = {(i, ONE_PASS * (i + 1)): list(range(T)) for i in range(T)}
+    single_writes = {(i, second_pass_start + SECOND * T): [i] for i in range(T)}
     ways = {
-        "One pass, atomic adds": dict(visits=atomics, writes=together),
-        "Two passes": dict(visits=columns + rows, writes=alone),
+        "One pass, atomic adds": dict(visits=atomics, writes=atomic_writes),
+        "Two passes": dict(visits=columns + rows, writes=single_writes),
     }
     return dict(
         ways=ways, T=T, ms=[measured(load("ladder")).values[name][0] for name in ("b00_atomics", "b01_two_passes")]

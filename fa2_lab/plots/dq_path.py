@@ -54,7 +54,7 @@ def draw(columns: int, additions: int, sizes: dict[str, int], N: int, d: int) ->
     words = f"{additions:,} additions of {amount(sizes['part'])}: {moved:,} MiB"
     style.note(ax, left, high + 0.2, words, weight="bold")
     style.note(ax, HBM + last, high + 0.2, f"once: {amount(sizes['dQ'])}", weight="bold", ha="right")
-    style.bare(ax, (-0.03, style.width() - 0.1), (-0.3, high + 0.35))
+    style.bare(ax, (-0.03, style.width_in_units() - 0.1), (-0.3, high + 0.35))
     alt = (
         f"From left to right: {columns} column blocks in the SMs send thick arrows into one box, the sums in L2"
         f" ({amount(sizes['sums'])} in fp32). These are {additions:,} additions of {amount(sizes['part'])} each. One"

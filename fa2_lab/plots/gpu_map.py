@@ -60,7 +60,7 @@ def draw(chip: str, places: list[Memory], link: float) -> style.Drawn:
             style.note(ax, x - 0.1 if style.narrow() else words, y, name, ha="right" if style.narrow() else "left")
         style.box(ax, x, y - 0.11, longest * (speed or 0), 0.22, fill=style.WORKERS[1], linewidth=0)
         style.note(ax, x + longest * (speed or 0) + 0.06, y, _speed(speed) if speed else "not measured")
-    style.bare(ax, (-0.02, style.width() - 0.06), (-0.25, heights[-1] + 0.15), aspect="equal")
+    style.bare(ax, (-0.02, style.width_in_units() - 0.06), (-0.25, heights[-1] + 0.15), aspect="equal")
     parts = [f"{p.name} {_size(p.size)}" + (f" and {_speed(p.speed)}" if p.speed else "") for p in places]
     alt = (
         f"The memories of an {chip} to scale. HBM is a large square with three dots in it, which a lens enlarges to"

@@ -41,8 +41,8 @@ def draw(grid: tuple[int, int], program: tuple[int, int], N: int, B_r: int, offs
     for row in range(heads * N):
         for c in range(d):
             n = row * d + c
-            mine = n in offsets
-            fill = style.tint(style.hue("Q"), 0.45) if mine else style.tint(style.hue("Q"), 0.12)
+            own_element = n in offsets
+            fill = style.tint(style.hue("Q"), 0.45) if own_element else style.tint(style.hue("Q"), 0.12)
             style.box(ax, left + 1.5 * c, high * row, 1.5, high, str(n), fill, linewidth=0.5)
     for h in range(heads):
         style.box(ax, left, h * N * high, 1.5 * d, N * high, fill="none", linewidth=1.6)

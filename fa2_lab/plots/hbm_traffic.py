@@ -37,8 +37,8 @@ def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memor
     )
     sizes = list(moved)
     ax.plot(sizes, list(moved.values()), color=style.INK, marker="o", markersize=5)
-    shown = sizes[::2] if style.narrow() else sizes
-    for M in shown:
+    sizes_shown = sizes[::2] if style.narrow() else sizes
+    for M in sizes_shown:
         words = f"FA1: {millions(moved[M])}" if M == sizes[0] else millions(moved[M])
         style.beside(ax, words, (M, moved[M]), (6, 8))
     levels = {f"standard attention: {millions(standard)}": standard, f"Q, K, V, O once: {millions(least)}": least}

@@ -58,20 +58,22 @@ def table(part: str = "") -> list[str]:
     """
     record = load("ideas")
     lines = ["| idea | predicted | measured | without pauses | kept |", "|---|---|---|---|---|"]
-    foretold = [row.problem for row in record.rows if "prediction" in row.problem and part in ("", row.direction)]
-    for idea, prediction in dict.fromkeys((problem["idea"], problem["prediction"]) for problem in foretold):
+    predicted_problems = [
+        row.problem for row in record.rows if "prediction" in row.problem and part in ("", row.direction)
+    ]
+    for idea, prediction in dict.fromkeys((problem["idea"], problem["prediction"]) for problem in predicted_problems):
         rested, hot = (
             [row for row in rows if row.problem["idea"] == idea and part in ("", row.direction)]
             for rows in (record.rows, record.sustained)
         )
-        kept = sum(row.problem["kept"] for row in rested)
-        verdict = "no" if not kept else "yes" if kept == len(rested) else f"for {kept} of {len(rested)}"
+        n_kept = sum(row.problem["kept"] for row in rested)
+        verdict = "no" if not n_kept else "yes" if n_kept == len(rested) else f"for {n_kept} of {len(rested)}"
         words = " | ".join(SHOWN.get(text, text) for text in (idea, prediction))
-        lines.append(f"| {words} | {reach(rested)} | {reach(hot)} | {verdict} |")
+        lines.append(f"| {words} | {speedup_range(rested)} | {speedup_range(hot)} | {verdict} |")
     return lines
 
 
-def reach(rows: Sequence[Measurement]) -> str:
+def speedup_range(rows: Sequence[Measurement]) -> str:
     """Return an idea's speedup as text: its geometric mean, lowest and highest value."""
     worth = [row.ratio("with it", "without it") for row in rows]
     return f"{geometric_mean(worth):.3f} ({min(worth):.2f} to {max(worth):.2f})" if worth else "–"

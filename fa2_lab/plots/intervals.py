@@ -13,20 +13,20 @@ def data(N: int = 32, B: int = 4, left: int = 8, documents: tuple[int, ...] = (1
     other mask has a single pair.
     """
 
-    def one(mask: Mask) -> list[tuple[int, Tiling]]:
+    def single_tiling(mask: Mask) -> list[tuple[int, Tiling]]:
         return [(0, Tiling(N, N, B, B, mask))]
 
     starts = np.cumsum([0, *documents[:-1]]).tolist()
     window = Mask(causal=True, window=(left, None))
     masks = {
-        "causal": one(CAUSAL),
-        f"causal, {left} to the left": one(window),
-        f"window ({left}, {left // 2})": one(Mask(window=(left, left // 2))),
-        "causal, padded": one(Mask(causal=True, key_length=N * 5 // 8)),
+        "causal": single_tiling(CAUSAL),
+        f"causal, {left} to the left": single_tiling(window),
+        f"window ({left}, {left // 2})": single_tiling(Mask(window=(left, left // 2))),
+        "causal, padded": single_tiling(Mask(causal=True, key_length=N * 5 // 8)),
         f"{len(documents)} documents, causal": [
             (start, Tiling(n, n, B, B, CAUSAL)) for start, n in zip(starts, documents, strict=True)
         ],
-        f"causal, {left} to the left, sink": one(window),
+        f"causal, {left} to the left, sink": single_tiling(window),
     }
     return dict(masks=masks, N=N, B=B, row=N * 3 // 4 - 1)
 
@@ -63,7 +63,7 @@ def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -
                 rotation=90,
                 ha="center",
             )
-        _row(ax, parts, row)
+        _draw_row_range(ax, parts, row)
     figure.get_layout_engine().set(hspace=0.06)
     for ax in axes[:rows, 0]:
         ax.set_ylabel("← queries")
@@ -99,7 +99,7 @@ def _tiles(ax: style.Axes, parts: list[tuple[int, Tiling]]) -> int:
     return visited_tiles(parts)
 
 
-def _row(ax: style.Axes, parts: list[tuple[int, Tiling]], row: int) -> None:
+def _draw_row_range(ax: style.Axes, parts: list[tuple[int, Tiling]], row: int) -> None:
     """Draw row `row`'s range of keys as a bar, and write its first and last key below the matrix."""
     start, tiling = next((s, t) for s, t in parts if s <= row < s + t.N_q)
     first, last = (int(start + end) for end in tiling.interval(row - start))

@@ -14,15 +14,15 @@ from fa2_lab.records import load
 __all__ = ["data", "draw"]
 
 
-def data(which: str = "forward") -> dict:
+def data(picture_name: str = "forward") -> dict:
     """Return the arguments of roofline.draw() for the roofline that PICTURES lists under this name."""
-    return PICTURES[which]()
+    return PICTURES[picture_name]()
 
 
 def forward() -> dict:
     """Return the roofline of standard attention, FA1, and FA2 with two sizes of tiles (chapter 04)."""
     blocks = {B: cost("FA2", B_r=B, B_c=B) for B in (64, 128)}
-    small, large = (asked.limit(chips.H200)[0] for asked in blocks.values())
+    small, large = (method.limit(chips.H200)[0] for method in blocks.values())
     message = f"With 64 rows per block, {small} limits FA2, and with 128 rows, the {large} do."
     return roofline.data("standard", "FA1", *((f"FA2, {B} × {B}", c) for B, c in blocks.items()), message=message)
 
@@ -46,7 +46,7 @@ def row_blocks() -> dict:
     sizes = {B_r: cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64) for B_r in (128, 64, 32, 16)}
     best = min(sizes, key=lambda B_r: sizes[B_r].limit(chips.H200)[1])
     message = f"One head of 8,192 queries is fastest in row blocks of {best}."
-    picture = roofline.data(*((f"B_r = {B_r}", asked) for B_r, asked in sizes.items()), message=message)
+    picture = roofline.data(*((f"B_r = {B_r}", method) for B_r, method in sizes.items()), message=message)
     x, most, _ = picture["points"]["B_r = 128"]
     picture["points"]["B_r = 128"] = x, most, f"{sizes[128].workers} busy SMs"  # all other SMs are idle
     return picture | dict(shelf=(most, ""))
@@ -73,14 +73,14 @@ def split() -> dict:
 
 def one_pass() -> dict:
     """Return the roofline of the one-pass backward, with the Hopper kernel's measured speed (chapter 13)."""
-    asked = cost("FA2 backward", B_r=64, B_c=128)  # 64 heads, N = 4,096, d = 128
-    here = dict(N_q=4096, d=128, causal=False)
-    rows = [row for row in load("paper").rows if row.direction == "backward" and here.items() <= row.problem.items()]
+    method = cost("FA2 backward", B_r=64, B_c=128)  # 64 heads, N = 4,096, d = 128
+    problem = dict(N_q=4096, d=128, causal=False)
+    rows = [row for row in load("paper").rows if row.direction == "backward" and problem.items() <= row.problem.items()]
     reached = rows[0].rate("fa2_lab")
-    allowed, gemm = asked.flops / asked.limit(chips.H200)[1] / 1e12, load("paper").ceilings["GEMM TFLOP/s"]
+    allowed, gemm = method.flops / method.limit(chips.H200)[1] / 1e12, load("paper").ceilings["GEMM TFLOP/s"]
     message = f"L2 would allow the backward pass {allowed:.0f} TFLOP/s, but it reaches {reached:.0f}."
-    picture = roofline.data(("one pass", asked), message=message)
-    picture["points"]["fa2_lab"] = asked.intensity("requested"), reached
+    picture = roofline.data(("one pass", method), message=message)
+    picture["points"]["fa2_lab"] = method.intensity("requested"), reached
     caption = picture["caption"] + " The dashed line is a large matmul on this GPU, whose power limit lowers its clock."
     return picture | dict(caption=caption, shelf=(gemm, f"a large matmul: {gemm:.0f}"))
 
@@ -88,10 +88,10 @@ def one_pass() -> dict:
 def decode() -> dict:
     """Return the roofline of decode with one query per K/V head, and with a group of four (chapter 14)."""
     groups = {n: cost("decode", N=65536, N_q=n, heads=8, B_r=16) for n in (1, 4)}
-    one, four = (asked.flops / asked.limit(chips.H200)[1] for asked in groups.values())
+    one, four = (method.flops / method.limit(chips.H200)[1] for method in groups.values())
     message = f"A group of four queries per key does {four / one:.0f} times the work for the same bytes."
     names = dict(zip(groups, ("one query per key", "a group of four"), strict=True))
-    return roofline.data(*((names[n], asked) for n, asked in groups.items()), message=message)
+    return roofline.data(*((names[n], method) for n, method in groups.items()), message=message)
 
 
-PICTURES = {which.__name__: which for which in (forward, backward, row_blocks, split, one_pass, decode)}
+PICTURES = {make.__name__: make for make in (forward, backward, row_blocks, split, one_pass, decode)}

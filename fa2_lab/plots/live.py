@@ -30,7 +30,7 @@ HEAD = re.compile(
 )
 
 
-def about(name: str) -> tuple[str, str, str]:
+def page_texts(name: str) -> tuple[str, str, str]:
     """Return an interactive figure's title, its description, and that of its static figure, read from its page."""
     page = FOLDER / f"{name}.html"
     if not page.is_file():
@@ -53,11 +53,11 @@ class live:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
         drawing = import_module(f"fa2_lab.plots.{STILLS[self.name]}")
-        shown, _ = show(drawing.draw(**drawing.data(**self.words)))._repr_mimebundle_()
-        title, sentence, of_still = about(self.name)
+        picture_html, _ = show(drawing.draw(**drawing.data(**self.words)))._repr_mimebundle_()
+        title, sentence, of_still = page_texts(self.name)
         words = " ".join(filter(None, [f"{title}. {sentence}" if title else "", of_still]))
         caption = f"<figcaption>{escape(of_still)}</figcaption>" if of_still else ""  # for the static figure
-        still = f'<div class="still">{shown["text/html"]}{caption}</div>'
+        still = f'<div class="still">{picture_html["text/html"]}{caption}</div>'
         frame = self.frame(title) if title else ""
         html = f'<div class="live-piece" data-piece="{self.name}" data-ask="{escape(self.ask)}">{still}{frame}</div>'
         return {"text/html": html, "text/plain": f"[live] {words}"}, {}
@@ -74,11 +74,11 @@ def page(name: str, ask: str = "") -> str:
     html = (FOLDER / f"{name}.html").read_text(encoding="utf-8")
     html = html.replace("<html", f'<html data-ask="{escape(ask)}"', 1)
 
-    def style(found: re.Match) -> str:
-        return f"<style>{(FOLDER / found[1]).read_text(encoding='utf-8')}</style>"
+    def inline_style(match: re.Match) -> str:
+        return f"<style>{(FOLDER / match[1]).read_text(encoding='utf-8')}</style>"
 
-    def script(found: re.Match) -> str:
-        return f"<script>{(FOLDER / found[1]).read_text(encoding='utf-8')}</script>"
+    def inline_script(match: re.Match) -> str:
+        return f"<script>{(FOLDER / match[1]).read_text(encoding='utf-8')}</script>"
 
-    html = re.sub(r'<link rel="stylesheet" href="([\w.]+)">', style, html)
-    return re.sub(r'<script src="([\w.]+)"></script>', script, html)
+    html = re.sub(r'<link rel="stylesheet" href="([\w.]+)">', inline_style, html)
+    return re.sub(r'<script src="([\w.]+)"></script>', inline_script, html)

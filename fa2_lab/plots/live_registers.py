@@ -11,12 +11,12 @@ def data(consumers: int = 2, keys: int = 64, threads: int = 128) -> dict:
 
     Each consumer has `keys` keys and `threads` threads, and computes its share of dQ.
     """
-    found = {}
+    needs = {}
     for name, (d, B_r) in TILES.items():
         each = {x: keys * B_r // threads for x in ("S", "P", "dP")} | {"dQ": B_r * d // consumers // threads}
-        kept = {x: keys * d // threads for x in ("dK", "dV")}
-        found[name] = {phase: kept | {x: each[x] for x in live} for phase, live in LIVE.items()}
-    return dict(tiles=found, limit=240)
+        accumulators = {x: keys * d // threads for x in ("dK", "dV")}
+        needs[name] = {phase: accumulators | {x: each[x] for x in live} for phase, live in LIVE.items()}
+    return dict(tiles=needs, limit=240)
 
 
 @style.picture

@@ -10,7 +10,7 @@ def data(rung: str = "21", tiles: int = 4, row_blocks: int = 4) -> dict:
     `row_blocks` row blocks with `tiles` tiles each.
     """
     size = strips.sizes(rung)
-    block, program = strips.ran(size, tiles, row_blocks)
+    block, program = strips.simulate(size, tiles, row_blocks)
     spans = []
     for r in range(row_blocks):
         last = program.copied[f"V{(r + 1) * tiles - 1}"]
@@ -36,7 +36,7 @@ def draw(spans: list[tuple], rung: str, clocks: float) -> style.Drawn:
     names = sorted({span[0] for span in spans}, key=lambda name: (order.index(name.split()[0]), name))
     names = [names[0], "", *names[1:3], " ", *names[3:]]  # empty lanes leave room for the arrows
     window = 1.005 * clocks
-    strips.lanes(ax, {name: [] for name in names}, window * window / strips.span(window))
+    strips.draw_lanes(ax, {name: [] for name in names}, window * window / strips.clocks_drawn(window))
     first = min(y for y, name in enumerate(names) if name.startswith("consumer"))
     for name, r, begun, ended in spans:
         y, wide = names.index(name), min(ended, window) - begun
@@ -47,7 +47,7 @@ def draw(spans: list[tuple], rung: str, clocks: float) -> style.Drawn:
             words = words.removeprefix("row ")
         style.box(ax, begun, y + 0.06, wide, 0.88, words, style.worker(3 - r % 4), linewidth=0.8)
         if "slot" in name:
-            reads = [b for other, block, b, _ in spans if block == r and other.startswith("consumer")]
+            reads = [b for actor, block, b, _ in spans if block == r and actor.startswith("consumer")]
             style.arrow(ax, (begun, 0.94), (begun, y + 0.04), linewidth=1.6)
             for c, read in enumerate(reads):
                 ax.plot([read, read], [y + 0.94, first + c - 0.1], color=style.PAPER, linewidth=4.5, zorder=2)

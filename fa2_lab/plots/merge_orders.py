@@ -29,9 +29,9 @@ def merge_pairs(blocks: int) -> dict[str, list[tuple[int, int]]]:
     half, layer = blocks // 2, range(blocks)
     tree: list[tuple[int, int]] = []
     while len(layer) > 1:
-        made = range(blocks + len(tree), blocks + len(tree) + len(layer) // 2)
+        new_nodes = range(blocks + len(tree), blocks + len(tree) + len(layer) // 2)
         tree += zip(layer[::2], layer[1::2], strict=True)
-        layer = made
+        layer = new_nodes
     first, second = _chain(0, half, blocks), _chain(half, blocks, blocks + half - 1)
     last_of_each = (blocks + half - 2, blocks + 2 * half - 3)
     return dict(loop=_chain(0, blocks, blocks), tree=tree, split=[*first, *second, last_of_each])

@@ -29,7 +29,7 @@ def draw(chip: str, levels: list[tuple[str, str]]) -> style.Drawn:
     caption = "A GPU has SMs, an SM runs thread blocks, a thread block has warps, and a warp has 32 threads."
     line = 0.62 if style.narrow() else 0.36
     figure, ax = style.new_figure(0.2 + (line + 0.09) * len(levels), f"{caption} The numbers are those of an {chip}.")
-    wide, high = style.width() - 0.12, (line + 0.08) * len(levels)
+    wide, high = style.width_in_units() - 0.12, (line + 0.08) * len(levels)
     for n, (name, has) in enumerate(levels):
         inset = 0.09 * n
         place = (inset, n * line + 0.02, wide - 2 * inset, high - n * line - inset)
@@ -40,5 +40,5 @@ def draw(chip: str, levels: list[tuple[str, str]]) -> style.Drawn:
             style.note(ax, x, y + 0.1, textwrap.fill(has, 46 - 2 * n), va="top")
         else:
             style.note(ax, 1.15 + 0.09 * len(levels), y, has)
-    style.bare(ax, (-0.02, style.width() - 0.1), (-0.02, high + 0.06))
+    style.bare(ax, (-0.02, style.width_in_units() - 0.1), (-0.02, high + 0.06))
     return figure, f"Boxes in each other, from the outside in: {'; '.join(f'{name}: {has}' for name, has in levels)}."

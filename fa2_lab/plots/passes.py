@@ -23,12 +23,12 @@ def draw(ways: dict[str, list[list[str]]]) -> style.Drawn:
         1.25, f"{caption} A hatched box was computed before. The second pass also computes the exponentials of P again."
     )
     for y, (name, passes) in enumerate(ways.items()):
-        seen: list[str] = []
-        for what in (what for each in passes for what in each):
-            look, words = (dict(hatch=style.MASK_HATCH), f"{what}\nagain") if what in seen else ({}, what)
-            style.tensor_box(ax, len(seen), y + 0.12, 0.94, 0.76, what, words, **look)
-            seen.append(what)
-        style.note(ax, -0.1, y + 0.5, f"{name}: {len(seen)}", ha="right")
+        computed: list[str] = []
+        for tensor in (tensor for each in passes for tensor in each):
+            look, words = (dict(hatch=style.MASK_HATCH), f"{tensor}\nagain") if tensor in computed else ({}, tensor)
+            style.tensor_box(ax, len(computed), y + 0.12, 0.94, 0.76, tensor, words, **look)
+            computed.append(tensor)
+        style.note(ax, -0.1, y + 0.5, f"{name}: {len(computed)}", ha="right")
     style.bare(ax, (-(2.2 if style.narrow() else 1.4), max(counts.values())), (0, len(ways)))
     order = "; ".join(f"{name}: {', then '.join(', '.join(each) for each in passes)}" for name, passes in ways.items())
     return (

@@ -59,7 +59,7 @@ def draw(panels: list[Mapping], d: int, gains: tuple[float, float], window: floa
                 for unit, name in (("tensor", "tensor cores"), ("exp", "softmax")) for c in (0, 1)}  # fmt: skip
         timelines[f"{panel['name']}: tensor cores at work {panel['share']:.0%} of the time"] = rows
     ways = "; ".join(f"{panel['name']}: tensor cores at work {panel['share']:.0%}" for panel in panels)
-    figure = strips.stacked(3.3, caption, timelines, window, measured=measured)
+    figure = strips.stacked_timelines(3.3, caption, timelines, window, measured=measured)
     for ax, rows in zip(figure.axes, timelines.values(), strict=True):
         strips.mark_waits(ax, rows, window)
     return figure, f"Two timelines of two consumers, with lines for matmuls and softmax of each. {ways}."

@@ -46,7 +46,7 @@ def draw(way: str, rings: dict[str, tuple[int, int]]) -> style.Drawn:
     figure, ax = style.new_figure(0.2 + LANE * (len(rings) + 1), caption)
     _block(ax, way, rings)
     stages = "; ".join(
-        f"{LOOKS.get(ring, (ring, ring))[1]}: {style.counted(n, 'stage')}" for ring, (n, _) in rings.items()
+        f"{LOOKS.get(ring, (ring, ring))[1]}: {style.count_with_noun(n, 'stage')}" for ring, (n, _) in rings.items()
     )
     alt = (
         f"One thread block of the {way} kernel. The producer warp is on the left, and the two consumer warpgroups are"
@@ -59,7 +59,7 @@ def draw(way: str, rings: dict[str, tuple[int, int]]) -> style.Drawn:
 def _block(ax: style.Axes, way: str, rings: dict[str, tuple[int, int]]) -> None:
     """Draw the producer, the rings and the consumers, with two arrows on each side of every ring."""
     producer, left, right, consumers = PHONE if style.narrow() else PAGE
-    bottom, end = LANE * len(rings) + 0.1, style.width() - 0.1
+    bottom, end = LANE * len(rings) + 0.1, style.width_in_units() - 0.1
     style.box(ax, 0.02, 0, producer - 0.02, bottom, "producer\n\n1 warp\ncopies", style.worker(3))
     style.box(ax, consumers, 0, end - consumers, bottom, fill=style.tint(style.worker(3)))
     space = "\n" if style.narrow() else " "
@@ -95,10 +95,16 @@ def _block(ax: style.Axes, way: str, rings: dict[str, tuple[int, int]]) -> None:
             style.arrow(ax, (start + 0.03, y - 0.08), (stop - 0.05, y - 0.08), color)
             if releases:
                 style.arrow(ax, (stop - 0.05, y + 0.1), (start + 0.03, y + 0.1), color, linestyle=(0, (3, 2)))
-        words = "with K" if not releases else f"{releases} ×" if style.narrow() else style.counted(releases, "release")
+        words = (
+            "with K"
+            if not releases
+            else f"{releases} ×"
+            if style.narrow()
+            else style.count_with_noun(releases, "release")
+        )
         style.note(ax, (right + consumers) / 2, y + 0.21, words, ha="center")
         style.note(ax, (right + consumers) / 2, y - 0.18, "full", ha="center")
     style.note(
         ax, 0.02, bottom + 0.15, textwrap.fill(f"Between them: {BETWEEN[way]}.", 44 if style.narrow() else 90), va="top"
     )
-    style.bare(ax, (0, style.width() - 0.08), (-0.05, bottom + (0.55 if style.narrow() else 0.35)))
+    style.bare(ax, (0, style.width_in_units() - 0.08), (-0.05, bottom + (0.55 if style.narrow() else 0.35)))

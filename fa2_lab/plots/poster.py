@@ -69,13 +69,13 @@ def data(tag: str = "FA2.A1") -> dict:
     for line in algorithm.lines:
         loop = line.text.startswith("for ")
         if line.computes and (line.depth or loop or line.number in WORK[tag]):
-            found, work = where(algorithm.tag_of(line)), WORK[tag].get(line.number, {})
-            both = code(found.first_numpy), code(found.first_triton)
-            rows.append(Row(line.number, line.depth, line.text, *both, work))
+            code_places, work = where(algorithm.tag_of(line)), WORK[tag].get(line.number, {})
+            code_cells = code_lines(code_places.first_numpy), code_lines(code_places.first_triton)
+            rows.append(Row(line.number, line.depth, line.text, *code_cells, work))
     return dict(algorithm=algorithm, rows=rows, files=(algorithm.numpy, triton_file(algorithm)))
 
 
-def code(places: tuple[Place, ...]) -> tuple[str, ...]:
+def code_lines(places: tuple[Place, ...]) -> tuple[str, ...]:
     """Return these lines of code without comments. If several assign the same name, keep only the first."""
     lines = [place.text.split("  #")[0] for place in places]
     once = {re.split(r" = | in ", line)[0]: line for line in reversed(lines)}
@@ -109,12 +109,12 @@ def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str], site: st
     forward = algorithm.tag == "FA2.A1"
     _tiles(ax, 6.5, *((3.25, 3.7) if forward else (3.75, 3.1)), algorithm.tag)
     _chip(ax, COLUMNS["triton"] + (RIGHT - WIDE) / 2, 2.15, algorithm.tag)
-    cells = [{name: wrapped(row, name) for name in WRAP} | {"work": worked(row)} for row in rows]
+    cells = [{name: cell_lines(row, name) for name in WRAP} | {"work": work_lines(row)} for row in rows]
     tall = [max(LEADING[name] * len(lines) for name, lines in cell.items()) for cell in cells]
     gap = min(0.3, (SHEET[1] - FOOT - TOP - sum(tall)) / len(rows))
     y = TOP
     for row, cell, height in zip(rows, cells, tall, strict=True):
-        _ground(ax, row.depth, y, height + gap)
+        _draw_loops(ax, row.depth, y, height + gap)
         _entry(ax, row, cell, y + (height + gap) / 2)
         y += height + gap
     _foot(ax, algorithm.tag)
@@ -192,9 +192,9 @@ def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
     left, above = (("Q",), ("V", "K")) if forward else (("Q", "dO"), ("V", "K", "dV", "dK"))
     right = {"O": wide, "L": 0.24} if forward else {"dQ": wide, "L": 0.24, "D": 0.24}  # L and D have one number per row
     places = {name: (-0.6 - apart * n, wide) for n, name in enumerate(left)}
-    beside = side + 0.18
+    x_next = side + 0.18
     for name, broad in right.items():
-        places[name], beside = (beside, broad), beside + broad + 0.12
+        places[name], x_next = (x_next, broad), x_next + broad + 0.12
     for tensor, (at, broad) in places.items():
         style.box(ax, x + at, y, broad, side, edgecolor=style.hue(tensor), linewidth=1)
         keeps = dict(linewidth=3.6) if forward else {}
@@ -319,8 +319,8 @@ def _foot(ax: style.Axes, tag: str) -> None:
 def formulas(words: str) -> str:
     """Return the words with formulas such as q_i, m_new, p_ijᵀ and e^(m_i − m_new) as matplotlib's mathtext."""
 
-    def name(found: re.Match) -> str:
-        letter, below, above = found.group(1, 2, 3)
+    def name(match: re.Match) -> str:
+        letter, below, above = match.group(1, 2, 3)
         letter, below = {"l": r"\ell"}.get(letter, letter), {"new": r"\mathrm{new}"}.get(below, below)
         return f"{letter}_{{{below}}}" + ("^{T}" if above else "")
 
@@ -330,27 +330,30 @@ def formulas(words: str) -> str:
     parts = re.split(r"(\$[^$]*\$)", set_powers)
     either = rf"{names}|(?<![\w'])(d?[QKVOSDLN]|[ijdτ])(?![\w'_])"  # or a letter without an index
 
-    def formula(found: re.Match) -> str:
-        return f"${name(found) if found[1] else found[4]}$"
+    def formula(match: re.Match) -> str:
+        return f"${name(match) if match[1] else match[4]}$"
 
     return "".join(p if p.startswith("$") else re.sub(either, formula, p) for p in parts)
 
 
-def wrapped(row: Row, column: str) -> list[str]:
+def cell_lines(row: Row, column: str) -> list[str]:
     """Return a cell's text as lines that fit its column. Formulas are never broken."""
     if column == "words":
-        return [formulas(line) for line in filled(whole(row.words).split(" "), WRAP["words"] - 2 * row.depth)]
+        return [
+            formulas(line)
+            for line in break_lines(with_unbroken_formulas(row.words).split(" "), WRAP["words"] - 2 * row.depth)
+        ]
     return [part for line in getattr(row, column) for part in wrap(line, WRAP[column], subsequent_indent=" " * 4)]
 
 
-def whole(words: str) -> str:
+def with_unbroken_formulas(words: str) -> str:
     """Return the words with the spaces in formulas made non-breaking."""
     words = re.sub(r" ([=←+−∘×/]) ", "\u00a0\\1\u00a0", words)
     words = re.sub(r"(?<=[τℓ⌉)]) (?=\w)|(?<=_ij) (?=[kv]_)|(?<=_ijᵀ) (?=do_|q_)|(?<=[qo]_i) (?=[kv]_)", "\u00a0", words)
-    return re.sub(r"\([^()]*\)", lambda inside: inside[0].replace(" ", "\u00a0"), words)
+    return re.sub(r"\([^()]*\)", lambda match: match[0].replace(" ", "\u00a0"), words)
 
 
-def filled(words: list[str], room: int) -> list[str]:
+def break_lines(words: list[str], room: int) -> list[str]:
     """Break the words into lines of at most `room` letters. Indices and exponents are small, so they count half."""
     lines = [""]
     for word in words:
@@ -360,22 +363,22 @@ def filled(words: list[str], room: int) -> list[str]:
     return lines
 
 
-def worked(row: Row) -> list[str]:
+def work_lines(row: Row) -> list[str]:
     """Return a line's work as text: each formula, after the kinds of work whose amount it gives."""
     kinds: dict[str, list[str]] = {}
     for lane, name in LANES.items():
         if lane in row.work:
             kinds.setdefault(row.work[lane], []).append(name)
-    return [f"{', '.join(names)}: {term_by_term(formula)}" for formula, names in kinds.items()]
+    return [f"{', '.join(names)}: {sum_as_mathtext(formula)}" for formula, names in kinds.items()]
 
 
-def term_by_term(formula: str) -> str:
+def sum_as_mathtext(formula: str) -> str:
     """Return a formula such as 2 B_r d + B_r as matplotlib's mathtext."""
     spaced = " + ".join(term.replace(" ", r"\,") for term in formula.split(" + "))
     return f"${re.sub('B_(.)', 'B_{' + chr(92) + '1}', spaced)}$"
 
 
-def _ground(ax: style.Axes, depth: int, y: float, height: float) -> None:
+def _draw_loops(ax: style.Axes, depth: int, y: float, height: float) -> None:
     """Draw the loops around a line as `depth` nested backgrounds, each with a bar at its left edge."""
     for level in range(1, depth + 1):
         x = COLUMNS["words"] - 0.1 + STEP * (level - 1)
@@ -384,16 +387,16 @@ def _ground(ax: style.Axes, depth: int, y: float, height: float) -> None:
         style.box(ax, x, y, 0.035, height, fill=style.worker(2 * level - 1), linewidth=0)
 
 
-def made_of(lines: tuple[str, ...]) -> list[str]:
+def assigned_tensors(lines: tuple[str, ...]) -> list[str]:
     """Return the tensors that these lines of NumPy code assign, one per hue."""
-    found: dict[str, str] = {}
+    tensor_of_hue: dict[str, str] = {}
     for names in (line.split(" = ")[0] for line in lines if " = " in line):
         for name in re.findall(r"[A-Za-z]\w*(?![\w\]])", names):
             try:
-                found.setdefault(style.hue(name), name)
+                tensor_of_hue.setdefault(style.hue(name), name)
             except ValueError:  # not a tensor
                 continue
-    return list(found.values())
+    return list(tensor_of_hue.values())
 
 
 def _entry(ax: style.Axes, row: Row, cells: dict[str, list[str]], middle: float) -> None:
@@ -401,16 +404,16 @@ def _entry(ax: style.Axes, row: Row, cells: dict[str, list[str]], middle: float)
 
     `cells` is {column: lines of text}. The line's number has the colours of the tensors that the line computes.
     """
-    tensors = made_of(row.numpy)
+    tensors = assigned_tensors(row.numpy)
     for k, tensor in enumerate(tensors):
         strip = (0.44 * k / len(tensors), middle - 0.17, 0.44 / len(tensors), 0.34)
         style.box(ax, *strip, fill=style.fill(tensor), linewidth=0)
     ax.text(0.22, middle, str(row.number), fontsize=WORDS, weight="bold", ha="center", va="center")
     for name, lines in cells.items():
-        code = dict(family=MONO, fontsize=CODE) if name in ("numpy", "triton") else {}
+        mono = dict(family=MONO, fontsize=CODE) if name in ("numpy", "triton") else {}
         for k, line in enumerate(lines):
             at = middle + LEADING[name] * (k - (len(lines) - 1) / 2)
             indent = len(line) - len(line.lstrip(" "))
             x = COLUMNS[name] + (STEP * row.depth if name == "words" else indent * 0.602 * CODE / 72 * UNIT)
-            words = line.lstrip().replace("$", r"\$") if code else line
-            ax.text(x, at, words, va="center", **dict(fontsize=WORDS) | code)
+            words = line.lstrip().replace("$", r"\$") if mono else line
+            ax.text(x, at, words, va="center", **dict(fontsize=WORDS) | mono)

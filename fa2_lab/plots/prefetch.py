@@ -19,7 +19,7 @@ def data(rung: str = "10", tiles: int = 12) -> dict:
             block = Block()
             block.run({"0": one_by_one(block, size, tiles)})
         else:
-            block, _ = strips.ran(size, tiles, row_blocks=1)
+            block, _ = strips.simulate(size, tiles, row_blocks=1)
         jobs = [(job.unit, job.actor, job.label, job.begun - 3000, job.ended - 3000) for job in block.jobs]
         panels.append(dict(stages=stages, jobs=jobs, clocks=block.clock / tiles))
     return dict(panels=panels, rung=rung)
@@ -32,14 +32,14 @@ def one_by_one(block: Block, size: strips.Sizes, tiles: int) -> Generator[Wait]:
     """
     yield block.start("copy", size.rows, "Q").done()
     for _ in range(tiles):
-        for unit, clocks, what in (
+        for unit, clocks, label in (
             ("copy", size.copy, "K"),
             ("tensor", size.product, "S"),
             ("exp", size.softmax, f"softmax {size.softmax:.0f}"),
             ("copy", size.copy, "V"),
             ("tensor", size.product, "PV"),
         ):
-            yield block.start(unit, clocks, what).done()
+            yield block.start(unit, clocks, label).done()
     yield block.start("copy", size.rows, "O").done()
 
 
@@ -54,10 +54,10 @@ def draw(panels: list[Mapping], rung: str, window: float = 6000) -> style.Drawn:
         f" Model of one program of rung {rung} on an SM of an H200, d = 128. A stage holds a tile of K and a tile of V."
     )
     timelines = {
-        f"{style.counted(panel['stages'], 'stage')}: {panel['clocks']:,.0f} clocks per tile": {
+        f"{style.count_with_noun(panel['stages'], 'stage')}: {panel['clocks']:,.0f} clocks per tile": {
             name: [job[2:] for job in panel["jobs"] if job[0] == unit] for unit, name in strips.UNITS.items()
         }
         for panel in panels
     }
     alt = f"Two timelines of a program with lines for copies, tensor cores and softmax. {'; '.join(timelines)}."
-    return strips.stacked(2.9, caption, timelines, window), alt
+    return strips.stacked_timelines(2.9, caption, timelines, window), alt

@@ -24,8 +24,8 @@ def data() -> dict:
     copy, slots = record.ceilings["copy TB/s"] * 1e12, int(curves["usual"][0])
     counts = [n for n, _ in curve if n * LEAST <= sum(tiles)]
     fewest, took = curve[0]
-    alone = sum(tiles) * size / fewest / (1e-6 * took - BEGIN)  # bytes per second of a program alone on an SM
-    model = [(n, 1e6 * (BEGIN + splits.seconds(tiles, size, n, slots, alone, copy))) for n in counts]
+    lone_rate = sum(tiles) * size / fewest / (1e-6 * took - BEGIN)  # bytes per second of a program alone on an SM
+    model = [(n, 1e6 * (BEGIN + splits.seconds(tiles, size, n, slots, lone_rate, copy))) for n in counts]
     rivals = {name: values[0] for name, values in row.values.items()}
     heads = f"{p['heads']} query heads, {p['kv_heads']} K/V heads"
     setting = f"{record.made()}; 1 query, {heads}, {p['N_k']:,} keys, d = {p['d']}"
@@ -56,11 +56,11 @@ def draw(curve: list, model: list, floor: float, usual: int, rivals: dict[str, f
     style.note(ax, 0.3, 0.62, "dashed: the model", transform=ax.transAxes, color=style.QUIET)
     style.note(ax, usual, 2.6 * at_usual, f"the package\ntakes {usual}", ha="center", va="bottom")
     style.arrow(ax, (usual, 2.5 * at_usual), (usual, 1.1 * at_usual))
-    others = ", ".join(f"{name} {time:.0f} µs" for name, time in rivals.items())
+    rival_times = ", ".join(f"{name} {time:.0f} µs" for name, time in rivals.items())
     alt = (
         f"Time over the number of programs on logarithmic axes: {curve[0][1]:.0f} µs with {curve[0][0]},"
         f" {at_usual:.0f} µs with the {usual} that the package takes, fastest {best[1]:.0f} µs with {best[0]},"
         f" {curve[-1][1]:.0f} µs with {curve[-1][0]}. A dashed line is the model. A level line at {floor:.0f} µs is a"
-        f" kernel that only reads the same bytes. In the same run: {others}."
+        f" kernel that only reads the same bytes. In the same run: {rival_times}."
     )
     return figure, alt

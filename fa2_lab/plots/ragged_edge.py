@@ -22,17 +22,17 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
         f"Program {i} asks for {B_r} rows, but {beyond} of them belong to the next head, and the mask keeps these out."
     )
     figure, ax = style.new_figure(6 if style.narrow() else 4.1, caption)
-    every = np.arange((rows[-1] + 1) * d).reshape(-1, d)
-    for (row, col), n in np.ndenumerate(every):
+    addresses = np.arange((rows[-1] + 1) * d).reshape(-1, d)
+    for (row, col), n in np.ndenumerate(addresses):
         fill = style.tint(style.hue("Q"), 0.45 if row in rows else 0.2) if row < N else style.PAPER
         style.box(ax, col, row, 1, 1, str(n), fill, linewidth=0.5)
     title = dict(ha="center", va="bottom", weight="bold")
     style.note(ax, 0, -0.3, "Q in memory", **title | dict(ha="left"))
-    style.note(ax, 0, len(every) + 0.6, "unfilled: the next head's rows", color=style.QUIET)
+    style.note(ax, 0, len(addresses) + 0.6, "unfilled: the next head's rows", color=style.QUIET)
     for k in range(rows[-1] // B_r + 1):
         style.box(ax, -3.1, k * B_r + 0.1, 1.6, B_r - 0.2, str(k), style.worker(3) if k == i else style.PAPER)
     style.note(ax, -2.3, -0.3, "program", **title)
-    top = len(every) - B_r
+    top = len(addresses) - B_r
     if style.narrow():  # one tile above the other
         places = (d + 2.6, top), (d + 2.6, 1.5)
         arrows = (
@@ -52,9 +52,9 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
         f"row = {i} · B_r + (0 … {B_r - 1}) = {', '.join(map(str, rows))}\noffset = row · d + (0 … {d - 1})\n"
         f"mask = row < N, with N = {N}\n\nhatched: masked"
     )
-    at = (-4, len(every) + 1.6) if style.narrow() else (d + 2.6, 0)
+    at = (-4, len(addresses) + 1.6) if style.narrow() else (d + 2.6, 0)
     style.note(ax, *at, words, va="top")
-    bottom = len(every) + (6.8 if style.narrow() else 1.1)
+    bottom = len(addresses) + (6.8 if style.narrow() else 1.1)
     style.bare(ax, (-4.1, (2 * d + 3 if style.narrow() else 3 * d + 5.6)), (-1.1, bottom), aspect="equal")
     alt = (
         f"Q of one head in memory, {N} rows of {d} numbers, followed by the rows of the next head. Program {i} computes"

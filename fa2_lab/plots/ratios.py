@@ -34,36 +34,44 @@ def data() -> dict:
         for d in (64, 128):
             for causal in (False, True):
                 mask = "causal" if causal else "non-causal"
-                found = [m for m in of(paper.rows, direction) if (m.problem["d"], m.problem["causal"]) == (d, causal)]
-                rows.append((f"The FA2 paper's grid, {direction}", f"d = {d}, {mask}", against(found)))
-    rows += by_direction("The FA2 paper's grid, sustained", paper.sustained)
-    rows += by_direction("64 query heads, 8 K/V heads", load("nvidia").rows)
-    rows += by_direction("Causal, windows, softcap, sinks", load("masks").rows)
-    rows += by_direction("Packed sequences", load("packed").rows)
-    rows.append(("One query, a long cache", "decode", against(of(load("decode").rows, "decode"))))
-    rows += by_direction("200 random shapes", sweep.rows)
-    rows += by_direction("200 random shapes, with host time", sweep.sustained)
-    rows += by_direction("Long sequences, one head", load("long").rows)
+                cases = [
+                    m
+                    for m in of_direction(paper.rows, direction)
+                    if (m.problem["d"], m.problem["causal"]) == (d, causal)
+                ]
+                rows.append((f"The FA2 paper's grid, {direction}", f"d = {d}, {mask}", ratios_to_others(cases)))
+    rows += two_directions("The FA2 paper's grid, sustained", paper.sustained)
+    rows += two_directions("64 query heads, 8 K/V heads", load("nvidia").rows)
+    rows += two_directions("Causal, windows, softcap, sinks", load("masks").rows)
+    rows += two_directions("Packed sequences", load("packed").rows)
+    rows.append(("One query, a long cache", "decode", ratios_to_others(of_direction(load("decode").rows, "decode"))))
+    rows += two_directions("200 random shapes", sweep.rows)
+    rows += two_directions("200 random shapes, with host time", sweep.sustained)
+    rows += two_directions("Long sequences, one head", load("long").rows)
     short = load("small").rows
     names = {"forward": "forward", "both": "forward and backward"}
-    rows += [("Short calls, with host time", name, against(of(short, way))) for way, name in names.items()]
+    rows += [
+        ("Short calls, with host time", name, ratios_to_others(of_direction(short, way))) for way, name in names.items()
+    ]
     return dict(rows=rows, setting=paper.made())
 
 
-def of(rows: list[Measurement], direction: str) -> list[Measurement]:
+def of_direction(rows: list[Measurement], direction: str) -> list[Measurement]:
     """Return the measurements in `rows` of this direction, such as "forward"."""
     return [row for row in rows if row.direction == direction]
 
 
-def against(rows: list[Measurement]) -> dict[str, list[float]]:
+def ratios_to_others(rows: list[Measurement]) -> dict[str, list[float]]:
     """Return {implementation: list of ratios}: fa2_lab's speed divided by the implementation's speed."""
-    found = {name: [m.ratio("fa2_lab", name) for m in rows if name in m.values] for name in (*RIVALS, *FAR)}
-    return {name: ratios for name, ratios in found.items() if ratios}
+    by_name = {name: [m.ratio("fa2_lab", name) for m in rows if name in m.values] for name in (*RIVALS, *FAR)}
+    return {name: ratios for name, ratios in by_name.items() if ratios}
 
 
-def by_direction(group: str, rows: list[Measurement]) -> list[Ratios]:
+def two_directions(group: str, rows: list[Measurement]) -> list[Ratios]:
     """Return two rows of the picture for these measurements: the forward and the backward."""
-    return [(group, direction, against(of(rows, direction))) for direction in ("forward", "backward")]
+    return [
+        (group, direction, ratios_to_others(of_direction(rows, direction))) for direction in ("forward", "backward")
+    ]
 
 
 @style.picture
@@ -73,14 +81,16 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     A lane has a mark at the median ratio and a bar over the range of the ratios. Beside them are the median and the
     number of problems on which fa2_lab is slower. The row shows only the medians of the other implementations.
     """
-    behind = [(f"{group}, {name}", slower) for group, name, ratios in rows if (slower := ahead_of_us(ratios))]
+    losses = [
+        (f"{group}, {name}", slower) for group, name, ratios in rows if (slower := faster_implementations(ratios))
+    ]
     gpu, dtype, *versions = setting.split(", ")
     ties = sum(min(medians(ratios).values()) == 1 for *_, ratios in rows)
     caption = (
-        f"By median, fa2_lab is fastest in {len(rows) - len(behind) - ties} of {len(rows)} settings,"
-        f" ties in {ties} and loses in {len(behind)}."
+        f"By median, fa2_lab is fastest in {len(rows) - len(losses) - ties} of {len(rows)} settings,"
+        f" ties in {ties} and loses in {len(losses)}."
         f" A setting compares it with those that we measured there. It loses in these settings:"
-        f" {'; '.join(f'{name} ({slower})' for name, slower in behind)}."
+        f" {'; '.join(f'{name} ({slower})' for name, slower in losses)}."
         f" The ratio is the speed of fa2_lab divided by the speed of the other implementation, on a logarithmic scale."
         f" An arrowhead at the end of a bar means that the bar goes on beyond the scale."
         f" We measured on an {gpu}, in {dtype}, with {' and '.join(versions)}."
@@ -90,7 +100,7 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     lanes = [[peer for peer in RIVALS if peer in ratios] for *_, ratios in rows]
     highs = [0.1 + stacks + len(peers) for peers in lanes]  # the heights of the rows, in lines
     top, bottom = -3.4 if stacks else -2.6, sum(highs) + 0.25 * len(rows) + 1.5 * len(groups)
-    figure, ax = style.new_figure((bottom - top + 4) * LINE * style.width() / style.across(), caption)
+    figure, ax = style.new_figure((bottom - top + 4) * LINE * style.width_in_units() / style.width_in_inches(), caption)
     place = PHONE if stacks else PAGE
     across = blended_transform_factory(ax.transAxes, ax.transData)
     for peer in () if stacks else FAR:
@@ -108,7 +118,7 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
         if group != before:
             style.note(ax, 0, y + 0.75, group, fontweight="bold", transform=across)
             y, before = y + 1.5, group
-        edge = dict(edgecolor=style.INK, linewidth=1.4 if ahead_of_us(ratios) else 0)
+        edge = dict(edgecolor=style.INK, linewidth=1.4 if faster_implementations(ratios) else 0)
         style.bars(ax, [(0.002, y, 0.996, high)], style.MASKED, transform=across, zorder=0, **edge)
         at = y + (0.6 if stacks else high / 2)
         style.note(ax, 0.01, at, name, transform=across)
@@ -128,23 +138,23 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     left, right = SCALE[stacks]
     whole = (HIGH / LOW) ** (1 / (right - left))  # right end of the axes divided by the left end
     ax.set(xscale="log", xlim=(LOW / whole**left, HIGH * whole ** (1 - right)), ylim=(bottom, top), yticks=[])
-    shown = [x for x in TICKS if x != 1.2 or not stacks]
-    style.log_ticks(ax.xaxis, shown, [TICKS[x] for x in shown])
+    ticks = [x for x in TICKS if x != 1.2 or not stacks]
+    style.log_ticks(ax.xaxis, ticks, [TICKS[x] for x in ticks])
     ax.tick_params(axis="x", top=True, labeltop=True, labelbottom=True)
     ax.xaxis.set_label_position("top")
     ax.set_xlabel(("\n" if stacks else " ").join(KEY) + f"\n{OUTLINED}", loc="left", fontsize=style.SMALL, labelpad=8)
     ax.spines[:].set_visible(False)
-    middles = "; ".join(f"{group}: {spread(rows, group)}" for group in groups)
+    middles = "; ".join(f"{group}: {median_ranges(rows, group)}" for group in groups)
     return figure, f"Speed ratios, one row for each setting. Medians: {middles}."
 
 
-def draw_lane(ax: Axes, y: float, found: list[float], look: dict, beside: tuple[float, Transform]) -> None:
-    """Draw the range and the median of the ratios over one implementation, and write numbers at `beside`.
+def draw_lane(ax: Axes, y: float, ratios: list[float], look: dict, number_place: tuple[float, Transform]) -> None:
+    """Draw the range and the median of the ratios over one implementation, and write its numbers at `number_place`.
 
-    `beside` is (x, transform). An arrowhead marks the end of a range that continues beyond the scale.
+    `number_place` is (x, transform). An arrowhead marks the end of a range that continues beyond the scale.
     """
-    (x, across), middle, slower = beside, median(found), sum(x < 1 for x in found)
-    low, high = (min(max(x, LOW), HIGH) for x in (min(found), max(found)))
+    (x, across), middle, slower = number_place, median(ratios), sum(x < 1 for x in ratios)
+    low, high = (min(max(x, LOW), HIGH) for x in (min(ratios), max(ratios)))
     color = style.tint(look["color"], 0.7)
     style.DARK[color] = style.mixed(look["color"], style.GROUND, 0.8)  # so that bars stand out on a dark row
     style.bars(ax, [(low, y - 0.42, high - low, 0.84)], color, zorder=1)
@@ -156,30 +166,30 @@ def draw_lane(ax: Axes, y: float, found: list[float], look: dict, beside: tuple[
     ax.plot([x], [y], linestyle="none", transform=across, **look)
     style.note(ax, x + (0.03 if style.narrow() else 0.015), y, f"{middle:.2f}×", transform=across)
     if slower:
-        words = f"{slower}{'' if style.narrow() else f' of {len(found)}'} slower"
+        words = f"{slower}{'' if style.narrow() else f' of {len(ratios)}'} slower"
         style.note(ax, PHONE["slower"] if style.narrow() else PAGE["slower"], y, words, ha="right", transform=across)
 
 
 def medians(ratios: dict[str, list[float]]) -> dict[str, float]:
     """Return {implementation: median ratio}, rounded to what is shown. At 1.00, neither is faster."""
-    return {name: round(median(found), 2) for name, found in ratios.items()}
+    return {name: round(median(values), 2) for name, values in ratios.items()}
 
 
-def ahead_of_us(ratios: dict[str, list[float]]) -> str:
+def faster_implementations(ratios: dict[str, list[float]]) -> str:
     """Return, as text, the implementations that are faster than fa2_lab by median, with their ratios."""
     return ", ".join(f"{name} {middle:.2f}" for name, middle in medians(ratios).items() if middle < 1)
 
 
-def spread(rows: list[Ratios], group: str) -> str:
+def median_ranges(rows: list[Ratios], group: str) -> str:
     """Return, as text, the smallest and the largest median of each of RIVALS in a group's rows."""
-    every: dict[str, list[float]] = {}
+    medians_by_name: dict[str, list[float]] = {}
     for _, _, ratios in (row for row in rows if row[0] == group):
         for name in RIVALS.keys() & ratios:
-            every.setdefault(name, []).append(median(ratios[name]))
-    return ", ".join(f"{name} {min(found):.2f}–{max(found):.2f}" for name, found in sorted(every.items()))
+            medians_by_name.setdefault(name, []).append(median(ratios[name]))
+    return ", ".join(f"{name} {min(values):.2f}–{max(values):.2f}" for name, values in sorted(medians_by_name.items()))
 
 
-def won(rows: list[Ratios], name: str) -> tuple[int, int]:
+def wins(rows: list[Ratios], name: str) -> tuple[int, int]:
     """Return on how many problems fa2_lab beats the implementation `name`, and the number of problems."""
-    found = [x for _, _, ratios in rows for x in ratios.get(name, ())]
-    return sum(x > 1 for x in found), len(found)
+    values = [x for _, _, ratios in rows for x in ratios.get(name, ())]
+    return sum(x > 1 for x in values), len(values)

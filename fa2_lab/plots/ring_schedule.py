@@ -17,9 +17,9 @@ def data(ranks: int = 4, rows: int = 8) -> dict:
 
 def cell(lengths: list[int], rank: int, source: int) -> dict:
     """Return the rows and columns of the scores that a rank computes with the keys of rank `source`."""
-    seen = visible_tile(lengths, rank, source, "zigzag", causal=True)
-    rows, cols = ((x.start / lengths[0], x.stop / lengths[0]) for x in (seen.queries, seen.keys))
-    return dict(source=source, rows=rows, cols=cols, diagonal=seen.kind is Tile.DIAGONAL)
+    tile = visible_tile(lengths, rank, source, "zigzag", causal=True)
+    rows, cols = ((x.start / lengths[0], x.stop / lengths[0]) for x in (tile.queries, tile.keys))
+    return dict(source=source, rows=rows, cols=cols, diagonal=tile.kind is Tile.DIAGONAL)
 
 
 PITCH = 1.3  # distance from one cell to the next

@@ -9,14 +9,14 @@ def data() -> dict:
     record = load("ring")
     rows = [r for r in record.rows if "layout" not in r.problem]
     by_length = {r.problem["N_q"]: r.values for r in rows if r.direction == "both"}
-    sizes = sorted({gpus(name) for values in by_length.values() for name in values})
-    curves = {n: sorted((N, ratio(v, n)) for N, v in by_length.items() if name_of(n) in v) for n in sizes if n > 1}
+    sizes = sorted({gpu_count(name) for values in by_length.values() for name in values})
+    curves = {n: sorted((N, speedup(v, n)) for N, v in by_length.items() if gpu_label(n) in v) for n in sizes if n > 1}
     longest = max(by_length)
     peak = next(r for r in rows if r.direction == "peak memory" and r.problem["N_q"] == longest).values
     return dict(
         curves=curves,
-        contiguous=contiguous(record, by_length),
-        memory={gpus(name): mib for name, (mib,) in peak.items()},
+        contiguous=contiguous_speedup(record, by_length),
+        memory={gpu_count(name): mib for name, (mib,) in peak.items()},
         setting=f"{record.made()}; forward and backward, causal, 16 heads of 128; memory at {longest:,} tokens",
     )
 
@@ -24,35 +24,39 @@ def data() -> dict:
 def reached(record: Record, ranks: int = 4, N: int = 131072) -> tuple[float, float]:
     """Return one GPU's FLOP/s in the causal forward, and a link's bytes per second while K and V travel."""
     rows = {r.direction: r for r in record.rows if r.problem["N_q"] == N and "layout" not in r.problem}
-    one, around, p = rows["forward"], rows["K V once round"].values[name_of(ranks)][0], rows["forward"].problem
+    forward_row, ms_around, p = (
+        rows["forward"],
+        rows["K V once round"].values[gpu_label(ranks)][0],
+        rows["forward"].problem,
+    )
     moved = (ranks - 1) * N // ranks * p["kv_heads"] * p["d"] * 2 * 2  # K and V, 2 bytes each
-    return 1e3 * one.flops / one.values[name_of(1)][0], 1e3 * moved / around
+    return 1e3 * forward_row.flops / forward_row.values[gpu_label(1)][0], 1e3 * moved / ms_around
 
 
-def contiguous(record: Record, by_length: dict) -> tuple[int, int, float]:
+def contiguous_speedup(record: Record, by_length: dict) -> tuple[int, int, float]:
     """Return (number of GPUs, N, speedup over one GPU) as measured for the contiguous layout."""
     row = next(r for r in record.rows if r.problem.get("layout") == "contiguous" and r.direction == "both")
     (name, (ms, *_)), N = next(iter(row.values.items())), row.problem["N_q"]
-    return gpus(name), N, by_length[N][name_of(1)][0] / ms
+    return gpu_count(name), N, by_length[N][gpu_label(1)][0] / ms
 
 
-def gpus(name: str) -> int:
+def gpu_count(name: str) -> int:
     return int(name.split()[0])
 
 
-def name_of(n: int) -> str:
+def gpu_label(n: int) -> str:
     return f"{n} GPU" + "s" * (n > 1)
 
 
-def ratio(values: dict, n: int) -> float:
+def speedup(values: dict, n: int) -> float:
     """Return n GPUs' speedup over one GPU on one problem, given its measured times `values`."""
-    return values[name_of(1)][0] / values[name_of(n)][0]
+    return values[gpu_label(1)][0] / values[gpu_label(n)][0]
 
 
 MARKERS = {2: "s", 4: "o", 8: "D"}
 
 
-def short(N: int) -> str:
+def short_length(N: int) -> str:
     """Return a sequence length as short text, such as 512, 2k or 16k."""
     return str(N) if N < 1024 else f"{N // 1024}k"
 
@@ -66,7 +70,7 @@ def draw(curves: dict, contiguous: tuple[int, int, float], memory: dict, setting
     """
     most = max(curves)
     N, best = curves[most][-1]
-    caption = f"On long sequences, {most} GPUs reach {best / most:.1%} of linear speed ({short(N)} tokens)."
+    caption = f"On long sequences, {most} GPUs reach {best / most:.1%} of linear speed ({short_length(N)} tokens)."
     figure, (above, below) = style.new_figure(4.6, f"{caption} {setting}.", nrows=2, height_ratios=[2.6, 1])
     figure.get_layout_engine().set(w_pad=0.08)
     lengths = sorted({n for curve in curves.values() for n, _ in curve})
@@ -80,16 +84,16 @@ def draw(curves: dict, contiguous: tuple[int, int, float], memory: dict, setting
     words = f"contiguous\n{times:.2f}" if style.narrow() else f"{n} GPUs, contiguous, {times:.2f}"
     style.note(above, at / 1.1, times + 0.14, words, ha="right", va="bottom", bbox=style.CLEAR)
     above.set(xscale="log", xlabel="tokens in total")
-    style.log_ticks(above.xaxis, lengths, [short(n) for n in lengths])
+    style.log_ticks(above.xaxis, lengths, [short_length(n) for n in lengths])
     above.set(xlim=(lengths[0] / 1.15, 1.6 * lengths[-1]), ylim=(0, 1.14 * most))
     above.set_title("times as fast as one GPU")
-    gib = {style.counted(n, "GPU"): mib / 1024 for n, mib in memory.items()}
+    gib = {style.count_with_noun(n, "GPU"): mib / 1024 for n, mib in memory.items()}
     style.named_bars(below, gib, [f"{size:.1f}" for size in gib.values()], style.WORKERS[1])
     below.set_title("peak GiB of each GPU")
     speeds = ", ".join(f"{n} GPUs {curve[0][1]:.2f} to {curve[-1][1]:.2f}" for n, curve in curves.items())
-    room = ", ".join(f"{name} {size:.1f}" for name, size in gib.items())
+    sizes = ", ".join(f"{name} {size:.1f}" for name, size in gib.items())
     alt = (
-        f"How many times as fast as one GPU, from {short(lengths[0])} to {short(lengths[-1])} tokens: {speeds}. Bars"
-        f" show the peak GiB of each GPU: {room}."
+        f"How many times as fast as one GPU, from {short_length(lengths[0])} to {short_length(lengths[-1])} tokens:"
+        f" {speeds}. Bars show the peak GiB of each GPU: {sizes}."
     )
     return figure, alt

@@ -53,11 +53,11 @@ def data(
     rate = rates(chip)
     top, flat = rate.tensor / 1e12, f"tensor cores {rate.tensor / 1e12:.0f} TFLOP/s"
     points, words = {}, []
-    for name, asked in costs.items():
-        unit, seconds = asked.limit(chip)
-        height = asked.flops / seconds / 1e12
+    for name, method in costs.items():
+        unit, seconds = method.limit(chip)
+        height = method.flops / seconds / 1e12
         bytes_of = "dram_bytes" if unit == "DRAM" else "requested"
-        points[PRINTED.get(name, name)] = (asked.intensity(bytes_of), height, unit)
+        points[PRINTED.get(name, name)] = (method.intensity(bytes_of), height, unit)
         words.append(f"{height:.0f} TFLOP/s for {name} ({unit})")
     slow = {unit for *_, unit in points.values()}
     roofs = [Roof(top, rate.l2 / 1e12, f"L2 {rate.l2 / 1e12:.1f} TB/s", flat)] if slow != {"DRAM"} else []
@@ -65,7 +65,7 @@ def data(
         roofs.append(Roof(top, rate.dram / 1e12, f"DRAM {rate.dram / 1e12:.1f} TB/s", "" if roofs else flat))
     bounds = f"On an {chip.name}, the upper bound is {words[0]}."
     if len(words) > 1:
-        bounds = f"On an {chip.name}, the upper bounds are {listed(words)}."
+        bounds = f"On an {chip.name}, the upper bounds are {join_with_and(words)}."
     dots, xlabel = "A dot counts FLOPs per requested byte.", "FLOPs per byte requested"
     if slow == {"DRAM"}:
         dots, xlabel = "A dot counts FLOPs per byte that reaches DRAM.", "FLOPs per byte from DRAM"
@@ -76,7 +76,7 @@ def data(
     return dict(points=points, roofs=roofs, caption=caption, xlabel=xlabel)
 
 
-def listed(words: list[str]) -> str:
+def join_with_and(words: list[str]) -> str:
     """Return the words as a list in a sentence, such as "a, b and c"."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
@@ -113,7 +113,7 @@ def counted(record: Record, d: int) -> dict[str, float]:
     return {r.problem["rung"]: sum(r.values[name][0] for name in DRAM) for r in rows}
 
 
-def named(rung: str) -> str:
+def rung_label(rung: str) -> str:
     """Return a rung's number and name as text. If `rung` is not a rung, return it unchanged."""
     return rung[1:].replace("_", " ") if re.match(r"r\d\d_", rung) else rung
 
@@ -143,7 +143,7 @@ def draw(
     top = max(roof.flops for roof in roofs)
     across = [place[0] for place in points.values()]
     crowded = any(roof.dashed for roof in roofs)
-    left, column, right = reach(min(across), max(across), crowded)
+    left, column, right = x_limits(min(across), max(across), crowded)
     limited = any(len(place) > 2 for place in points.values())  # the limiting units are known, and printed
     if limited:
         left, column, right = min(4 if style.narrow() else inf, 0.1 * min(across)), inf, 2500
@@ -164,22 +164,22 @@ def draw(
     corners = [begin, edge.flops / edge.bytes, right], [begin * edge.bytes, edge.flops, edge.flops]
     ax.fill_between(corners[0], low, corners[1], color=ALLOWED, linewidth=0, zorder=-1)
     for number, roof in enumerate(roofs):
-        _roof(ax, roof, left, right, left_of_it=number == 0, under_it=crowded, limited=limited)
+        _draw_roof(ax, roof, left, right, left_of_it=number == 0, under_it=crowded, limited=limited)
         if limited:
             free = max(place[1] for place in points.values()) < 0.9 * top
-            _named(ax, roof, right, left_of_it=number == 0, free=free, shelf=shelf is not None)
+            _label_roof(ax, roof, right, left_of_it=number == 0, free=free, shelf=shelf is not None)
     if shelf:
         flops, words = shelf
         ax.plot([flops / roofs[0].bytes, right], [flops, flops], color=style.QUIET, linewidth=1, linestyle="--")
         style.note(ax, right / 1.05, 0.97 * flops, words, ha="right", va="top", color=style.QUIET)
-    _points(ax, points, column, min(roof.flops for roof in roofs), shelf[0] if shelf else 0)
-    reached = "; ".join(f"{_read(name, place)}" for name, place in points.items())
+    _draw_points(ax, points, column, min(roof.flops for roof in roofs), shelf[0] if shelf else 0)
+    reached = "; ".join(f"{_describe_point(name, place)}" for name, place in points.items())
     walls = "; ".join(f"{roof.bytes:.2f} TB/s up to {roof.flops:.0f} TFLOP/s" for roof in roofs)
     alt = f"Log-log roofline, TFLOP/s over FLOPs per byte. Roofs: {walls}. Points, in TFLOP/s: {reached}."
     return figure, alt
 
 
-def reach(low: float, high: float, crowded: bool) -> tuple[float, float, float]:
+def x_limits(low: float, high: float, crowded: bool) -> tuple[float, float, float]:
     """Return three x-coordinates in FLOPs per byte: the start of the axis, the column of names, the end of the axis.
 
     `low` and `high` are the methods' smallest and largest x-coordinate. `crowded` is True if a ceiling is dashed.
@@ -191,13 +191,13 @@ def reach(low: float, high: float, crowded: bool) -> tuple[float, float, float]:
     return min(8, 0.4 * low), max(5000, 2.3 * high), max(60000, 25 * high)
 
 
-def _read(name: str, point: Point) -> str:
+def _describe_point(name: str, point: Point) -> str:
     x, y, *unit = point
     limited = f", limited by {unit[0]}" if unit else ""
-    return f"{' '.join(named(name).split())} {y:.0f} at {x:,.0f} FLOPs per byte{limited}"
+    return f"{' '.join(rung_label(name).split())} {y:.0f} at {x:,.0f} FLOPs per byte{limited}"
 
 
-def _named(ax: style.Axes, roof: Roof, right: float, *, left_of_it: bool, free: bool, shelf: bool) -> None:
+def _label_roof(ax: style.Axes, roof: Roof, right: float, *, left_of_it: bool, free: bool, shelf: bool) -> None:
     """Write a ceiling's two labels: one beside its sloping part, below the methods, and one at its flat part.
 
     `left_of_it` puts the first label to the left of the sloping part instead of to its right. `free` is True if no
@@ -212,14 +212,14 @@ def _named(ax: style.Axes, roof: Roof, right: float, *, left_of_it: bool, free: 
     style.note(ax, right / 1.05, place[0] * roof.flops, flat, ha="right", va=place[1])
 
 
-def _roof(
+def _draw_roof(
     ax: style.Axes, roof: Roof, left: float, right: float, *, left_of_it: bool, under_it: bool, limited: bool
 ) -> None:
     """Draw a ceiling's sloping part and flat part from x = left to x = right, with their labels.
 
     `left_of_it` puts the sloping part's label to its left instead of below, and `under_it` puts the flat part's label
     under it. A dashed ceiling is above a solid one and has its label above it. If the units that limit the methods are
-    known (`limited`), _named() writes the labels instead.
+    known (`limited`), _label_roof() writes the labels instead.
     """
     ridge = roof.flops / roof.bytes
     look = dict(color=style.QUIET, linewidth=0.9, linestyle="--") if roof.dashed else dict(color=style.INK)
@@ -242,7 +242,7 @@ def _roof(
         style.note(ax, 1.05 * ridge, 1.12 * roof.flops, roof.flat, va="bottom")
 
 
-def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float, shelf: float) -> None:
+def _draw_points(ax: style.Axes, points: dict[str, Point], column: float, roof: float, shelf: float) -> None:
     """Draw a dot for each method, and write the names in a column on the right that begins at x = `column`.
 
     If a method is too far from the column, its name is next to its dot instead. `roof` is the lowest ceiling, and
@@ -251,11 +251,11 @@ def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float
     crowd = {name: place for name, place in points.items() if place[0] >= column / 60}
     decades = log10(ax.get_ylim()[1] / ax.get_ylim()[0]) / ax.figure.get_figheight()
     gap = LINE * decades * max(name.count("\n") + 1 for name in points)
-    heights = apart([log10(place[1]) for place in crowd.values()], gap, top=log10(roof) - 0.75 * gap)
+    heights = spread_labels([log10(place[1]) for place in crowd.values()], gap, top=log10(roof) - 0.75 * gap)
     units = {place[2] for place in points.values() if len(place) > 2}
     for name, (x, y, *unit) in points.items():
         color = style.OURS if name == "fa2_lab" else style.INK
-        words = f"{named(name)}: {y:.0f}"
+        words = f"{rung_label(name)}: {y:.0f}"
         if unit and not (style.narrow() and y == shelf):
             words += f" ({unit[0]})" if style.narrow() else f", limited by {unit[0]}"
         ax.plot(x, y, "o", color=color, markersize=8 if units else 5)
@@ -271,16 +271,16 @@ def _points(ax: style.Axes, points: dict[str, Point], column: float, roof: float
         elif len(units) > 1 and unit == ["L2"] and "DRAM" in units:  # on the right, the DRAM slope would cross the name
             style.beside(ax, words.replace(": ", ":\n"), (x, y), (-12, 4), ha="right", color=color)
         else:
-            near = any(0.75 * y < other < y for _, other, *_ in points.values())  # another name is just below
+            name_below = any(0.75 * y < other < y for _, other, *_ in points.values())  # another name is just below
             shift = (8, -4)
             if y > 0.9 * roof or 0.75 * shelf < y <= shelf:  # below the line, not on it
                 shift = (8, -10)
-            elif near and unit and (style.narrow() or not shelf):
+            elif name_below and unit and (style.narrow() or not shelf):
                 shift = (16, 4)
             style.beside(ax, words, (x, y), shift, color=color)
 
 
-def apart(values: list[float], gap: float, top: float = inf) -> list[float]:
+def spread_labels(values: list[float], gap: float, top: float = inf) -> list[float]:
     """Return the heights of labels for these values, in the same order, at least `gap` apart, and at most `top`.
 
     The heights are as close to the values as these conditions permit.

@@ -13,8 +13,8 @@ def data() -> dict:
     """Return the KiB of each tensor's buffers and each consumer's registers per thread, for four sets of sizes."""
     shared, registers = {}, {}
     for name, d in SETS:
-        found = getattr(sizes, name)
-        size = found[d] if isinstance(found, dict) else found
+        config = getattr(sizes, name)
+        size = config[d] if isinstance(config, dict) else config
         label = f"{name}, d = {d}"
         shared[label] = {tensor: nbytes / 1024 for tensor, nbytes in size.shared.items()}
         registers[label] = registers_of(size)
@@ -28,8 +28,8 @@ def registers_of(size: sizes.ForwardSizes) -> list[int]:
     All warpgroups start with the same multiple of 8. Consumer 0 keeps what the other warpgroups leave over.
     """
     start = FILE // (128 * (size.consumers + 1)) // 8 * 8
-    others = [size.registers] * (size.consumers - 1)
-    return [start * (size.consumers + 1) - sum(others) - PRODUCER, *others]
+    other_registers = [size.registers] * (size.consumers - 1)
+    return [start * (size.consumers + 1) - sum(other_registers) - PRODUCER, *other_registers]
 
 
 BEYOND = 1.3  # the picture ends at this multiple of the limit
@@ -57,13 +57,15 @@ def draw(
             words = tensor if style.narrow() and size < 0.25 * limit else f"{tensor} {size:.0f}"
             style.tensor_box(above, x, y + 0.1, size, 0.8, tensor, words, linewidth=0.9)
             x += size
-        _second(above, x, y, limit)
-    for y, each in enumerate(registers.values()):
-        for c, n in enumerate(each):
+        _second_program(above, x, y, limit)
+    for y, per_consumer in enumerate(registers.values()):
+        for c, n in enumerate(per_consumer):
             words = f"{n} per thread" if not style.narrow() else f"{n}"
-            style.box(below, 128 * sum(each[:c]), y + 0.1, 128 * n, 0.8, words, style.worker(3), linewidth=0.9)
-        style.box(below, 128 * sum(each), y + 0.1, 128 * producer, 0.8, "", hatch=style.MASK_HATCH, linewidth=0.9)
-        _second(below, 128 * (sum(each) + producer), y, file)
+            style.box(below, 128 * sum(per_consumer[:c]), y + 0.1, 128 * n, 0.8, words, style.worker(3), linewidth=0.9)
+        style.box(
+            below, 128 * sum(per_consumer), y + 0.1, 128 * producer, 0.8, "", hatch=style.MASK_HATCH, linewidth=0.9
+        )
+        _second_program(below, 128 * (sum(per_consumer) + producer), y, file)
     for ax, most, limits, title in (
         (above, limit, f"limit: {limit:.0f} KiB", "Shared memory, KiB"),
         (below, file, f"limit: {file:,}", "Registers (hatched: of the producer)"),
@@ -75,12 +77,15 @@ def draw(
         style.note(ax, most, -0.25, limits, ha="center")
         style.bare(ax, (-left, BEYOND * most), (-0.5, len(shared)))
         ax.set_title(title)
-    used = "; ".join(f"{name} {sum(parts.values()):.0f} KiB, {128 * (sum(registers[name]) + producer):,} registers"
+    usage = "; ".join(f"{name} {sum(parts.values()):.0f} KiB, {128 * (sum(registers[name]) + producer):,} registers"
                      for name, parts in shared.items())  # fmt: skip
-    return figure, f"Stacked bars of what a program takes of an SM with {limit:.0f} KiB and {file:,} registers: {used}."
+    return (
+        figure,
+        f"Stacked bars of what a program takes of an SM with {limit:.0f} KiB and {file:,} registers: {usage}.",
+    )
 
 
-def _second(ax: style.Axes, start: float, y: float, most: float) -> None:
+def _second_program(ax: style.Axes, start: float, y: float, most: float) -> None:
     """Draw a dashed box for a second program, which begins at x = `start`, where the first program ends.
 
     The box continues beyond the edge of the picture. `most` is the SM's total amount of the resource.

@@ -21,8 +21,8 @@ def data() -> dict:
     for name, at in (("m", m), ("2m", 2 * m)):
         o = np.einsum("rk,rk->r", rounded(np.exp(S - at), rounding.BF16), V[..., 0])
         step = 2.0 ** (np.frexp(o)[1] - rounding.BF16)
-        found, _ = np.histogram((rounded(o, rounding.BF16) - o) / step, BINS)
-        shares[name] = found / len(o)
+        counts, _ = np.histogram((rounded(o, rounding.BF16) - o) / step, BINS)
+        shares[name] = counts / len(o)
     ways = {"sums in bf16": (m, rounding.BF16), "the same, with 2m": (2 * m, rounding.BF16)}
     ways["sums in fp32"] = m, rounding.FP32
     sums = {name: np.cumsum((dO * (rounding.outputs(S, V, *way) - exact)).sum(1)) for name, way in ways.items()}
@@ -48,10 +48,10 @@ def draw(shares: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> style.Dr
     looks = dict(m=dict(color=style.INK), **{"2m": dict(facecolor=style.PAPER, edgecolor=style.OURS, linewidth=1.6)})
     places = np.arange(len(BINS) - 1)
     for n, (name, share) in enumerate(shares.items()):
-        drawn = errors.bar(places + 0.42 * (n - 0.5), share, width=0.38, **looks[name])
+        bar_group = errors.bar(places + 0.42 * (n - 0.5), share, width=0.38, **looks[name])
         color, weight = (style.INK, "bold") if name == "m" else (style.OURS, "normal")
         words = [f"{part:.0%}" for part in share]
-        errors.bar_label(drawn, words, padding=2, fontsize=style.SMALL, color=color, fontweight=weight)
+        errors.bar_label(bar_group, words, padding=2, fontsize=style.SMALL, color=color, fontweight=weight)
     errors.set(xlabel="error of o, in steps of bf16", yticks=[], ylim=(0, 1.12 * shares["m"].max()))
     errors.set_xticks(places, labels=["−½", "−¼", "0", "¼", "½"])
     errors.spines["left"].set_visible(False)

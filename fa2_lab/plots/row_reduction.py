@@ -18,14 +18,14 @@ def data(row: int = 21, d: int = 128) -> dict:
     shape = (64, kernel["B_c"])
     owners = parse(kernel["S"]["layout"]).owners(shape)
     tile = f"tile {kernel['B_r']} × {kernel['B_c']}, {kernel['warps']} warps"
-    made = f"Triton {record['made_by']['triton']}, {tile}"
+    made_by = f"Triton {record['made_by']['triton']}, {tile}"
     scores = np.random.default_rng(2).integers(-99, 100, shape[1])
     lane = owners.lane[row]
     lanes = np.unique(lane)
-    known = [np.array([scores[lane == t].max() for t in lanes])]
+    maxima = [np.array([scores[lane == t].max() for t in lanes])]
     for step in (1, 2):
-        known.append(np.maximum(known[-1], known[-1][np.searchsorted(lanes, lanes ^ step)]))
-    return dict(owners=owners, row=row, scores=scores, known=known, made=made)
+        maxima.append(np.maximum(maxima[-1], maxima[-1][np.searchsorted(lanes, lanes ^ step)]))
+    return dict(owners=owners, row=row, scores=scores, maxima=maxima, made_by=made_by)
 
 
 OBSERVED = "Observed (read from the compiled kernel)"
@@ -35,22 +35,24 @@ TONES = (1.0, 0.65, 0.4, 0.2)
 
 
 @style.picture
-def draw(owners: Owners, row: int, scores: np.ndarray, known: list[np.ndarray], made: str) -> style.Drawn:
+def draw(owners: Owners, row: int, scores: np.ndarray, maxima: list[np.ndarray], made_by: str) -> style.Drawn:
     """Draw, from top to bottom, a row of the accumulator by lane and register, and the reduction to its maximum.
 
-    `scores` are the row's scores. `known` lists the maximum that each of its lanes knows, first at the start and then
-    after each exchange. `made` describes the compiled kernel.
+    `scores` are the row's scores. `maxima` lists the maximum that each of its lanes knows, first at the start and then
+    after each exchange. `made_by` describes the compiled kernel.
     """
     rows, cols = owners.lane.shape
     lanes, warp = np.unique(owners.lane[row]), int(owners.warp[row, 0])
     each = int((owners.lane[row] == lanes[0]).sum())
     caption = f"{len(lanes)} lanes share a row of scores, so two exchanges find its maximum."
-    where = f"This is row {row} of {rows} × {cols} scores in registers. {OBSERVED}: {made}. The numbers are made up."
-    figure, ax = style.new_figure(3.4, f"{caption} {where}")
+    setting = (
+        f"This is row {row} of {rows} × {cols} scores in registers. {OBSERVED}: {made_by}. The numbers are made up."
+    )
+    figure, ax = style.new_figure(3.4, f"{caption} {setting}")
     _row(ax, 0.42, owners, row, scores)
-    _reduction(ax, 1.95, lanes, known, each)
-    style.bare(ax, (0, style.width() - 0.08), (-0.15, 3.3))
-    steps = "; ".join(", ".join(map(str, numbers)) for numbers in known)
+    _reduction(ax, 1.95, lanes, maxima, each)
+    style.bare(ax, (0, style.width_in_units() - 0.08), (-0.15, 3.3))
+    steps = "; ".join(", ".join(map(str, numbers)) for numbers in maxima)
     alt = (
         f"{OBSERVED}. Row {row} of an accumulator of {rows} by {cols}, in warp {warp}, belongs to lanes"
         f" {', '.join(map(str, lanes))}, {each} numbers each. The maximum that they know, at first, after exchanging"
@@ -80,20 +82,20 @@ def _row(ax: style.Axes, y: float, owners: Owners, row: int, scores: np.ndarray)
     style.note(ax, LEFT + CELL * first + GAP / 2, y + 0.4, "…", ha="center")
 
 
-def _reduction(ax: style.Axes, y: float, lanes: np.ndarray, known: list[np.ndarray], each: int) -> None:
+def _reduction(ax: style.Axes, y: float, lanes: np.ndarray, maxima: list[np.ndarray], each: int) -> None:
     """Draw one line for each step, with the maximum that each lane knows.
 
-    `known` lists these maxima for each step, and `each` is the number of scores per lane. Two strokes connect each
+    `maxima` lists these maxima for each step, and `each` is the number of scores per lane. Two strokes connect each
     maximum to the two lanes that it was computed from.
     """
     style.note(ax, 0, y - 0.42, "Thick edge: the lane knows the maximum", weight="bold")
     steps = [f"of its {each}\nnumbers", "after lane\nXOR 1", "after lane\nXOR 2"]
     wide, pitch = (0.6, 0.78) if style.narrow() else (0.8, 1.25)
     left = LEFT + pitch * np.arange(len(lanes))
-    for step, numbers in enumerate(known):
+    for step, numbers in enumerate(maxima):
         top = y + 0.1 + 0.42 * step
         for k, number in enumerate(numbers):
-            knows = dict(linewidth=2.8, zorder=2) if number == known[-1][k] else {}
+            knows = dict(linewidth=2.8, zorder=2) if number == maxima[-1][k] else {}
             style.box(ax, left[k], top, wide, 0.25, str(number), _tone(k), **knows)
             if step:
                 for source in (k, int(np.searchsorted(lanes, lanes[k] ^ step))):

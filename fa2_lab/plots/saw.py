@@ -28,28 +28,28 @@ def data(N: int = 4096, d: int = 128) -> dict:
         timed = shape == (N, d, False, 1) and row.flops and {before, after} <= row.values.keys()
         if timed and p["heads"] in HEADS:
             measured[p["heads"]] = row.ratio(after, before)
-    held = [reasons.facts()[name, False, d]["programs"] for name in (before, after)]
+    resident = [reasons.facts()[name, False, d]["programs"] for name in (before, after)]
     setting = f"N = {N:,}, d = {d}, no mask; {record.made()}"
-    return dict(model=model, measured=dict(sorted(measured.items())), held=held, setting=setting)
+    return dict(model=model, measured=dict(sorted(measured.items())), resident=resident, setting=setting)
 
 
-def waves(heads: int, held: int, N: int = 4096) -> int:
-    """Return how many waves all row blocks of 64 queries need if each SM holds `held` programs at a time."""
-    return -(-heads * N // (ROWS * held * chips.H200.SMs))
+def waves(heads: int, resident: int, N: int = 4096) -> int:
+    """Return how many waves all row blocks of 64 queries need if each SM holds `resident` programs at a time."""
+    return -(-heads * N // (ROWS * resident * chips.H200.SMs))
 
 
 @style.picture
-def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[int], setting: str) -> style.Drawn:
+def draw(model: Mapping[int, float], measured: Mapping[int, float], resident: list[int], setting: str) -> style.Drawn:
     """Draw the model as an area and the measurements as bars that begin at 1.
 
-    `model` and `measured` are {heads: speedup}. `held` is the number of resident programs per SM (before, after) the
-    change.
+    `model` and `measured` are {heads: speedup}. `resident` is the number of resident programs per SM (before, after)
+    the change.
     """
     most, least = max(measured, key=measured.get), min(measured, key=measured.get)
-    counts = {heads: tuple(waves(heads, fit) for fit in held) for heads in measured}
+    counts = {heads: tuple(waves(heads, fit) for fit in resident) for heads in measured}
     caption = (
         f"Rung {AFTER} is {measured[most] - 1:.0%} faster for {most} heads, but {1 - measured[least]:.0%} slower for"
-        f" {least}, which need one more wave. {held[1]} programs of rung {AFTER} fit on an SM, but {held[0]} of"
+        f" {least}, which need one more wave. {resident[1]} programs of rung {AFTER} fit on an SM, but {resident[0]} of"
         f" rung {BEFORE}. In the model, all programs of a wave end together. {setting}."
     )
     figure, ax = style.new_figure(3.4, caption)
@@ -68,7 +68,7 @@ def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[i
     now, then = reversed(counts[least])
     words = f"{least} heads: {1 - measured[least]:.0%} slower"
     style.note(ax, x + 0.2, measured[least] + 0.035, words, weight="bold")
-    style.note(ax, x + 0.2, measured[least] - 0.035, f"{style.counted(now, 'wave')} instead of {then}")
+    style.note(ax, x + 0.2, measured[least] - 0.035, f"{style.count_with_noun(now, 'wave')} instead of {then}")
     space = "\n" if style.narrow() else " "
     words = f"{most} heads:{space}{measured[most] - 1:.0%} faster"
     style.beside(ax, words, (most, measured[most]), (-8, 24), va="bottom")
@@ -78,11 +78,11 @@ def draw(model: Mapping[int, float], measured: Mapping[int, float], held: list[i
     ax.set(ylabel="times as fast", xlim=(0, max(model) + 0.5), ylim=(low, high))
     ax.set_xticks([])
     _table(ax, counts, low)
-    shown = "; ".join(f"{heads} heads {factor:.2f}" for heads, factor in (measured or model).items())
+    factors = "; ".join(f"{heads} heads {factor:.2f}" for heads, factor in (measured or model).items())
     return (
         figure,
         "How many times as fast rung 09 is as rung 07, over the number of heads. The curve goes up and down like a"
-        f" saw. {shown}. Below it are the waves of both rungs, and the bars of the heads for which rung {AFTER} needs"
+        f" saw. {factors}. Below it are the waves of both rungs, and the bars of the heads for which rung {AFTER} needs"
         " one more wave go down.",
     )
 
@@ -97,6 +97,8 @@ def _table(ax: style.Axes, counts: Mapping[int, tuple[int, ...]], low: float) ->
     for row, name in enumerate(names):
         y = low - 0.07 * (row + 1)
         style.note(ax, -0.3, y, name, ha="right")
-        for heads, both in counts.items():
-            bold = row == 2 and both[1] > both[0]
-            style.note(ax, heads, y, f"{(heads, *both)[row]}", ha="center", weight="bold" if bold else "normal")
+        for heads, waves_of_both in counts.items():
+            bold = row == 2 and waves_of_both[1] > waves_of_both[0]
+            style.note(
+                ax, heads, y, f"{(heads, *waves_of_both)[row]}", ha="center", weight="bold" if bold else "normal"
+            )

@@ -19,22 +19,22 @@ MARGIN, ROUND = 16, 14  # the card's margin around the picture, and the radius o
 SOFT = 4  # palette entries with different opacities, for the edges of the rounded corners
 
 
-def file_of(name: str) -> tuple[str, str]:
+def file_and_argument(name: str) -> tuple[str, str]:
     """Return the file of fa2_lab/plots that draws a picture, and the argument of its data(), which may be empty."""
-    file, _, which = name.partition("_")
-    return (file, which) if file in MANY else (name, "")
+    file, _, argument = name.partition("_")
+    return (file, argument) if file in MANY else (name, "")
 
 
-def find(name: str) -> tuple[ModuleType, dict]:
+def find_picture(name: str) -> tuple[ModuleType, dict]:
     """Return the module that draws a picture, and the arguments of its draw() for this picture."""
-    file, which = file_of(name)
+    file, argument = file_and_argument(name)
     picture = import_module(f"fa2_lab.plots.{file}")
-    return picture, picture.data(*filter(None, [which]))
+    return picture, picture.data(*filter(None, [argument]))
 
 
 def draw(name: str, narrow: bool = False) -> tuple[Figure, str]:
     """Draw the picture with this name, for a page or, if `narrow` is set, for a phone."""
-    picture, numbers = find(name)
+    picture, numbers = find_picture(name)
     return picture.draw(**numbers, narrow=narrow)
 
 
@@ -44,18 +44,18 @@ class show:
     The argument is a picture's name or the result of a draw(). Readers who see no images get the alternative text.
     """
 
-    def __init__(self, drawn: str | tuple[Figure, str]) -> None:
-        self.figure, self.alt = draw(drawn) if isinstance(drawn, str) else drawn
+    def __init__(self, picture_or_name: str | tuple[Figure, str]) -> None:
+        self.figure, self.alt = draw(picture_or_name) if isinstance(picture_or_name, str) else picture_or_name
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
         # HTML, because JupyterLab shows a bare image (image/png) without an alternative text.
         width = round(96 * self.figure.get_figwidth()) + 2 * MARGIN
         image = b64encode(self.png()).decode()
-        shown = f'<img alt="{escape(self.alt)}" width="{width}" src="data:image/png;base64,{image}">'
+        html = f'<img alt="{escape(self.alt)}" width="{width}" src="data:image/png;base64,{image}">'
         whole = self.figure.get_label()
         caption = whole.removeprefix(headline_of(whole)).removeprefix(".").strip()  # the headline is in the picture
-        shown += f'<figcaption style="max-width:{width}px">{escape(caption)}</figcaption>' if caption else ""
-        return {"text/html": shown, "text/plain": " ".join(filter(None, ["[figure]", whole, self.alt]))}, {}
+        html += f'<figcaption style="max-width:{width}px">{escape(caption)}</figcaption>' if caption else ""
+        return {"text/html": html, "text/plain": " ".join(filter(None, ["[figure]", whole, self.alt]))}, {}
 
     def png(self) -> bytes:
         """Return the picture on a card, as the bytes of a PNG file with a palette of 256 colours."""
@@ -79,14 +79,14 @@ def on_card(picture: Image.Image) -> tuple[Image.Image, bytes]:
     colours += colours[:3] * (edge - len(colours) // 3)
     printed = [round(colour * card[n % 3] / 255) for n, colour in enumerate(colours)]  # as ink on coloured paper
     margin, radius = MARGIN * DENSITY, ROUND * DENSITY
-    shown = Image.new("P", tuple(side + 2 * margin for side in picture.size), paper)
-    shown.paste(picture, (margin, margin))
-    right, bottom = (side - 1 for side in shown.size)
-    ImageDraw.Draw(shown).rounded_rectangle((0, 0, right, bottom), radius, outline=edge, width=DENSITY)
-    outside = corners(shown.size, radius)
-    shown.paste(outside.point(lambda level: 255 - SOFT + level), mask=outside.point(lambda level: 255 * (level > 0)))
-    shown.putpalette(printed + (1 + SOFT) * list(ImageColor.getrgb(EDGE)))
-    return shown, bytes([255] * (256 - SOFT) + [255 - 255 * level // SOFT for level in range(1, SOFT + 1)])
+    framed = Image.new("P", tuple(side + 2 * margin for side in picture.size), paper)
+    framed.paste(picture, (margin, margin))
+    right, bottom = (side - 1 for side in framed.size)
+    ImageDraw.Draw(framed).rounded_rectangle((0, 0, right, bottom), radius, outline=edge, width=DENSITY)
+    outside = corners(framed.size, radius)
+    framed.paste(outside.point(lambda level: 255 - SOFT + level), mask=outside.point(lambda level: 255 * (level > 0)))
+    framed.putpalette(printed + (1 + SOFT) * list(ImageColor.getrgb(EDGE)))
+    return framed, bytes([255] * (256 - SOFT) + [255 - 255 * level // SOFT for level in range(1, SOFT + 1)])
 
 
 def corners(size: tuple[int, int], radius: int) -> Image.Image:

@@ -9,7 +9,7 @@ def data(rung: str = "21", tiles: int = 12) -> dict:
     The SM runs this rung of the ladder on one row block of `tiles` tiles.
     """
     size = strips.sizes(rung)
-    block, program = strips.ran(size, tiles, row_blocks=1)
+    block, program = strips.simulate(size, tiles, row_blocks=1)
     start = program.copied["K4"].begun
     spans = []
     for tile, job in program.copied.items():
@@ -39,16 +39,16 @@ def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, windo
     rows: dict[str, list[tuple]] = {name: [] for name in order}
     ends: dict[str, list[tuple[str, float]]] = {}
     for c in range(consumers):
-        mine = sorted((job for job in jobs if job[0] == str(c)), key=lambda job: job[2])
-        products = [job for job in mine if job[1] == "PV"]
-        for job in mine:
+        own_jobs = sorted((job for job in jobs if job[0] == str(c)), key=lambda job: job[2])
+        products = [job for job in own_jobs if job[1] == "PV"]
+        for job in own_jobs:
             tile = f"V{products.index(job)}" if job in products else ""
             words = f"P {tile}" if tile else job[1].split()[0]
             rows[f"consumer {c}"].append((words, *job[2:]))
             if tile:
                 ends.setdefault(tile, []).append((f"consumer {c}", job[3]))
-    strips.lanes(ax, rows, window)
-    window, letter = strips.span(window), strips.letter_width() * strips.span(window)
+    strips.draw_lanes(ax, rows, window)
+    window, letter = strips.clocks_drawn(window), strips.letter_width() * strips.clocks_drawn(window)
     for stage, tile, begun, ended, released in spans:
         y = order.index(stage)
         for start, stop, copying in ((begun, ended, True), (ended, released, False)):

@@ -20,16 +20,16 @@ def data(B_r: int = 4, B_c: int = 4, T_c: int = 10, d: int = 4, row: int = 2, se
     V = np.abs(V)  # so that o decreases only when it is rescaled
     tiling = Tiling(B_r, T_c * B_c, B_r, B_c)
     state = SoftmaxState.reset(B_r, d)
-    seen: dict[str, list] = dict(s=[], m=[], l=[], o=[], alpha=[])
+    steps: dict[str, list] = dict(s=[], m=[], l=[], o=[], alpha=[])
     for j in range(T_c):
         s = Q @ K[tiling.cols(j)].T
         after = state.update(s, V[tiling.cols(j)])
         alpha = np.exp(state.m - after.m)
         for name, value in dict(s=s, m=after.m, l=after.l, o=after.o[:, 0], alpha=alpha).items():
-            seen[name].append(value)
+            steps[name].append(value)
         state = after
     O, _ = naive.forward(Q, K, V, tau=1.0)
-    return dict(row=row, O=O[:, 0]) | {name: np.stack(values) for name, values in seen.items()}
+    return dict(row=row, O=O[:, 0]) | {name: np.stack(values) for name, values in steps.items()}
 
 
 @style.picture

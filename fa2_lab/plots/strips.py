@@ -42,14 +42,14 @@ def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
     fact = reasons.facts()[name, False, d]
     number, keys, rows = int(name[1:3]), fact["keys"], 64 * fact["consumers"]
     rate = rates(chip).l2 / chip.SMs / chip.clock_hz  # bytes per clock cycle
-    kept = rows * (2 if number in (21, 22) else 1)  # in these rungs, O has its own buffer
+    buffer_rows = rows * (2 if number in (21, 22) else 1)  # in these rungs, O has its own buffer
     skipped = model.ROWS * d // 128 if number >= LAGGING else 0  # one multiplication per element of o in a thread
     return Sizes(
         number,
         keys,
         fact["programs"],
         fact["consumers"],
-        stages=(fact["shared"] - 2 * d * kept) // (4 * d * keys),
+        stages=(fact["shared"] - 2 * d * buffer_rows) // (4 * d * keys),
         copy=2 * d * keys / rate,
         rows=2 * d * model.ROWS / rate,
         product=2 * model.ROWS * keys * d / chip.tensor_per_clock,
@@ -113,7 +113,7 @@ def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
     says, why = SAYS[number].format(**took), WHY.get(number, "").format(**took)
     unit = CHANGED.get(number, "")
     for rung, size in zip((before, after), pair, strict=True):
-        block, *_ = ran(size, tiles // size.keys, row_blocks)
+        block, *_ = simulate(size, tiles // size.keys, row_blocks)
         stores = [job.begun for job in block.jobs if job.label == "O"]
         first = [j.begun for j in block.jobs if j.unit == unit and j.actor in ("0", "producer 0") and j.label != "V"]
         aligned = min((x for x in first if x >= 9000), default=9000 + LEAD) - LEAD
@@ -136,16 +136,16 @@ def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
 
 def row_blocks_of(jobs: list[Job], size: Sizes, tiles: int) -> list[int]:
     """Return the index of the row block that each of a program's jobs belongs to. A row block has `tiles` tiles."""
-    before: dict[tuple[str, str], int] = defaultdict(int)
-    found = []
+    jobs_so_far: dict[tuple[str, str], int] = defaultdict(int)
+    indices = []
     for job in jobs:
         kind = job.label.rstrip("0123456789 ")
-        found.append(before[job.actor, kind] // {"Q": size.consumers, "O": 1}.get(kind, tiles))
-        before[job.actor, kind] += 1
-    return found
+        indices.append(jobs_so_far[job.actor, kind] // {"Q": size.consumers, "O": 1}.get(kind, tiles))
+        jobs_so_far[job.actor, kind] += 1
+    return indices
 
 
-def ran(size: Sizes, tiles: int, row_blocks: int) -> tuple:
+def simulate(size: Sizes, tiles: int, row_blocks: int) -> tuple:
     """Return (block, *programs): a simulated SM, and the programs that ran on it."""
     programs: list[Program] = []
     block, actors = Block(copy=IN_ORDER, tensor=IN_ORDER if size.number >= AHEAD else SHARED), {}
@@ -189,7 +189,7 @@ class Program:
                     job = self.copied[f"{tensor}{n}"] = self.block.start("copy", self.size.copy, tensor)
                     yield job.done()
 
-    def there(self, tile: str) -> Wait:
+    def arrival(self, tile: str) -> Wait:
         """Return a Wait that ends when the tile's copy has arrived, even if the copy has not been started yet."""
         return Wait(lambda: tile in self.copied and self.copied[tile].ended is not None, tile)
 
@@ -205,22 +205,22 @@ class Program:
         for r in range(self.row_blocks):
             yield Wait(lambda r=r: r in self.sent, "the mailbox")
             self.read[r].append(self.block.clock)
-            yield self.there(f"Q{r}.{c}")
-            late: Job | None = None
+            yield self.arrival(f"Q{r}.{c}")
+            pv: Job | None = None
             for n in range(r * self.tiles, (r + 1) * self.tiles):
-                yield self.there(f"K{n}")
+                yield self.arrival(f"K{n}")
                 s = start("tensor", size.product, "S")
                 if size.number >= AHEAD and n % self.tiles:
-                    yield self.there(f"V{n - 1}")
-                    late = start("tensor", size.product, "PV")
+                    yield self.arrival(f"V{n - 1}")
+                    pv = start("tensor", size.product, "PV")
                 yield s.done()
                 self.release(f"K{n}")
-                if late:
-                    yield late.done()  # ptxas puts this wait before nearly all of the softmax
+                if pv:
+                    yield pv.done()  # ptxas puts this wait before nearly all of the softmax
                     self.release(f"V{n - 1}")
                 yield start("exp", size.softmax, f"softmax {size.softmax:.0f}").done()
                 if size.number < AHEAD or n % self.tiles == self.tiles - 1:
-                    yield self.there(f"V{n}")
+                    yield self.arrival(f"V{n}")
                     yield start("tensor", size.product, "PV").done()
                     self.release(f"V{n}")
             store = start("copy", size.rows, "O")
@@ -264,10 +264,10 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
         rows = {}
         for key, name in UNITS.items():
             for k in range(1 if key == "copy" else panel["groups"]):
-                both = zip(panel["jobs"], panel["marked"], strict=True)
-                mine = [(job, new) for job, new in both if job[0] == key and (key == "copy" or job[1] == str(k))]
-                mine = [(job[2].removeprefix("softmax "), *job[3:], new) for job, new in mine]
-                rows[name if key == "copy" else f"{name}, {k}"] = mine
+                pairs = zip(panel["jobs"], panel["marked"], strict=True)
+                group_jobs = [(job, new) for job, new in pairs if job[0] == key and (key == "copy" or job[1] == str(k))]
+                group_jobs = [(job[2].removeprefix("softmax "), *job[3:], new) for job, new in group_jobs]
+                rows[name if key == "copy" else f"{name}, {k}"] = group_jobs
             if key == unit == "copy":
                 rows[""] = []  # an empty row for the text about the copies
         name = f"rung {panel['number']}, {panel['name'].replace('_', ' ')}"
@@ -279,7 +279,7 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
         f" {'; '.join(timelines).capitalize()}."
     )
     titled = {name.capitalize(): rows for name, rows in timelines.items()}
-    figure = stacked(
+    figure = stacked_timelines(
         sum(heights) + (1.2 if style.narrow() else 0.7), caption, titled, window, faded=faded, height_ratios=heights
     )
     clocks = f"time in the model → (1,000 clocks = {1e9 / chips.H200.clock_hz:.1f} µs)"
@@ -295,11 +295,11 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
         for ax, rows in zip(figure.axes, timelines.values(), strict=True):
             mark_waits(ax, rows, window)
             if number == WIDE:
-                _mark_spare(ax, rows, window)
+                _mark_spare_time(ax, rows, window)
     return figure, alt
 
 
-def _mark_spare(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -> None:
+def _mark_spare_time(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -> None:
     """Draw a dashed box from the end of consumer 0's first softmax to its next matmul, with its clock cycles."""
     y = list(rows).index("softmax, 0")
     ended = min(job[2] for job in rows["softmax, 0"] if job[1] > 0)
@@ -310,22 +310,22 @@ def _mark_spare(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) 
 
 def mark_waits(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -> None:
     """Hatch the intervals in which no warpgroup has a matmul on the tensor cores."""
-    window = span(window)
+    window = clocks_drawn(window)
     lines = [n for n, name in enumerate(rows) if name.startswith(UNITS["tensor"])]
     jobs = [job[1:3] for name, of in rows.items() if name.startswith(UNITS["tensor"]) for job in of]
-    for begun, ended in gaps(jobs, window):
+    for begun, ended in idle_intervals(jobs, window):
         words = "wait" if ended - begun > 0.07 * window else ""
         style.masked(ax, begun, lines[0] + 0.06, ended - begun, len(lines) - 0.12, words, zorder=0.5)
 
 
-def gaps(jobs: Iterable[tuple[float, float]], window: float) -> list[tuple[float, float]]:
+def idle_intervals(jobs: Iterable[tuple[float, float]], window: float) -> list[tuple[float, float]]:
     """Return the gaps (start, end) in the first `window` clock cycles in which none of the jobs (start, end) runs."""
-    found, busy = [], 0.0
+    idle, busy = [], 0.0
     for begun, ended in [*sorted(jobs), (window, window)]:
         if busy + 1 < min(begun, window):
-            found.append((busy, min(begun, window)))
+            idle.append((busy, min(begun, window)))
         busy = max(busy, ended)
-    return found
+    return idle
 
 
 def _mark_change(
@@ -336,20 +336,20 @@ def _mark_change(
     `ratio` is a marked box's duration on the rung before, relative to this rung. `words` are the two lines of the
     label, which only the first marked box gets.
     """
-    said = False
+    labelled = False
     for jobs, (y, high) in zip(rows.values(), row_places(rows, faded), strict=True):
         for _, begun, ended, new in sorted(jobs, key=lambda job: job[1]):
-            before = min(begun + ratio * (ended - begun), span(window))
-            if not new or before <= 0 or ended >= span(window):
+            before = min(begun + ratio * (ended - begun), clocks_drawn(window))
+            if not new or before <= 0 or ended >= clocks_drawn(window):
                 continue
             left, right = sorted((max(before, 0), ended))
             look = dict(hatch=style.MASK_HATCH) if ratio < 1 else dict(linestyle=style.DASHED)
             ground = style.fill("P") if ratio < 1 else style.PAPER
             style.box(ax, left, y + 0.06, right - left, high - 0.12, "", ground, zorder=3, **look)
-            if said or begun < 0:
+            if labelled or begun < 0:
                 continue
-            said = True
-            tip, far, middle = right + 0.004 * span(window), 0.05 * span(window), y + high / 2
+            labelled = True
+            tip, far, middle = right + 0.004 * clocks_drawn(window), 0.05 * clocks_drawn(window), y + high / 2
             style.arrow(ax, (tip + far, middle), (tip, middle))
             lines = words[0].split() if style.narrow() else words
             for k, line in enumerate(lines):
@@ -360,12 +360,12 @@ def _mark_change(
 def _count_copies(ax: style.Axes, rows: Mapping[str, list[tuple]], panel: Mapping, cause: str) -> None:
     """Draw a bracket below the copies that 128 rows need for one tile, with their number and the reason for it."""
     count = 2 * len({job[1] for job in panel["jobs"] if job[2] == "K"})
-    mine = sorted(job[1:3] for job in rows["copies"] if job[1] >= LEAD - 1)[:count]
+    copies = sorted(job[1:3] for job in rows["copies"] if job[1] >= LEAD - 1)[:count]
     y = row_heights(rows, ["softmax", "tensor cores"])[0] + 0.2  # the row below the copies
-    style.arrow(ax, (mine[0][0], y), (mine[-1][1], y), style="|-|", mutation_scale=3)
-    said = style.note(ax, mine[0][0], y + 0.45, f"{count} copies for 128 rows", weight="bold")
+    style.arrow(ax, (copies[0][0], y), (copies[-1][1], y), style="|-|", mutation_scale=3)
+    label = style.note(ax, copies[0][0], y + 0.45, f"{count} copies for 128 rows", weight="bold")
     if not style.narrow():
-        style.beside(ax, f"because {cause}", (1, 0.5), (5, 0), xycoords=said)
+        style.beside(ax, f"because {cause}", (1, 0.5), (5, 0), xycoords=label)
 
 
 def row_heights(rows: Iterable[str], faded: Sequence[str]) -> list[float]:
@@ -379,7 +379,7 @@ def row_places(rows: Iterable[str], faded: Sequence[str]) -> list[tuple[float, f
     return [(sum(heights[:n]), high) for n, high in enumerate(heights)]
 
 
-def stacked(
+def stacked_timelines(
     height: float, caption: str, timelines: Mapping[str, dict], window: float, faded: Sequence[str] = (), **look: Any
 ) -> style.Figure:
     """Return a figure with the timelines one below the other on a shared time axis in clock cycles.
@@ -389,18 +389,18 @@ def stacked(
     """
     figure, axes = style.new_figure(height, caption, nrows=len(timelines), sharex=True, **look)
     for ax, (title, rows) in zip(axes, timelines.items(), strict=True):
-        lanes(ax, rows, window, faded)
+        draw_lanes(ax, rows, window, faded)
         ax.set_title(title)
     axes[-1].set_xlabel("clocks →")
     return figure
 
 
-def lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float, faded: Sequence[str] = ()) -> None:
+def draw_lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float, faded: Sequence[str] = ()) -> None:
     """Draw a named line for each row, and a box for each job (label, start, end), with as much of its label as fits.
 
     If a job has a fourth member and it is true, its box gets a thick edge. `faded` names the units whose rows are pale.
     """
-    window, letter = span(window), letter_width() * span(window)
+    window, letter = clocks_drawn(window), letter_width() * clocks_drawn(window)
     for (name, jobs), (y, high) in zip(rows.items(), row_places(rows, faded), strict=True):
         pale = name.split(",")[0] in faded
         style.note(ax, -0.012 * window, y + high / 2, name, ha="right", color=style.QUIET if pale else style.INK)
@@ -430,6 +430,6 @@ def letter_width() -> float:
     return 0.0252 if style.narrow() else 0.0135
 
 
-def span(window: float) -> float:
+def clocks_drawn(window: float) -> float:
     """Return the number of clock cycles drawn: `window` or, on a phone, fewer, so that labels fit."""
     return min(window, max(2400, 0.53 * window)) if style.narrow() else window

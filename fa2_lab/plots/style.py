@@ -90,11 +90,11 @@ def picture(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
     """
 
     @wraps(draw)
-    def drawn(*args: Any, narrow: bool = False, **kwargs: Any) -> Drawn:
+    def wrapper(*args: Any, narrow: bool = False, **kwargs: Any) -> Drawn:
         with matplotlib.rc_context(RC | {"figure.figsize": (NARROW if narrow else WIDTH, 1)}):
             figure, alt = draw(*args, **kwargs)
             for text in figure.findobj(Text):
-                text.set_text(ell(text.get_text()))
+                text.set_text(with_script_l(text.get_text()))
             for ax in figure.axes:
                 group_digits(ax)
                 ax.set_anchor("N")  # leaves no gap below the headline
@@ -102,13 +102,13 @@ def picture(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
             fold_titles(figure)
             trim(figure)
             figure.set_layout_engine(None)  # with the placeholder layout engine "none", savefig would draw twice
-        figure.set_label(ell(figure.get_label()))
-        return figure, ell(alt)
+        figure.set_label(with_script_l(figure.get_label()))
+        return figure, with_script_l(alt)
 
-    return drawn
+    return wrapper
 
 
-def ell(words: str) -> str:
+def with_script_l(words: str) -> str:
     """Return the text with each stand-alone l (as in the code) replaced by ℓ (as in the papers)."""
     return re.sub(r"(?<!\w)l(?![A-Za-z0-9_\\])", "ℓ", words)
 
@@ -176,19 +176,19 @@ def fill(tensor: str) -> str:
 # Figures, axes, and their contents ------------------------------------------------------------------------------
 
 
-def across() -> float:
+def width_in_inches() -> float:
     """Return the current picture's width in inches."""
     return matplotlib.rcParams["figure.figsize"][0]
 
 
 def narrow() -> bool:
     """Return whether the current picture is for a phone."""
-    return across() < WIDTH
+    return width_in_inches() < WIDTH
 
 
-def width() -> float:
+def width_in_units() -> float:
     """Return the current picture's width in units (see UNITS)."""
-    return UNITS[across()]
+    return UNITS[width_in_inches()]
 
 
 def new_figure(
@@ -196,11 +196,11 @@ def new_figure(
 ) -> tuple[Figure, Axes | Sequence[Axes]]:
     """Return a figure with this caption, and its axes. The caption's first sentence becomes the headline.
 
-    `height` is the height of the drawing below the headline, in the same units as width(). If the picture shows a
-    model, `measured` is the measurement that the reader should compare it with, and is printed below the headline.
-    Further keyword arguments go to Figure.subplots().
+    `height` is the height of the drawing below the headline, in the same units as width_in_units(). If the picture
+    shows a model, `measured` is the measurement that the reader should compare it with, and is printed below the
+    headline. Further keyword arguments go to Figure.subplots().
     """
-    figure = Figure(figsize=(across(), height * across() / width()), layout="constrained")
+    figure = Figure(figsize=(width_in_inches(), height * width_in_inches() / width_in_units()), layout="constrained")
     headline = figure.suptitle(headline_of(caption), x=0.005, ha="left", fontsize=LARGE, fontweight="bold")
     fold(headline, 0.99 * figure.bbox.width)
     if measured:
@@ -248,8 +248,8 @@ def fold_titles(figure: Figure) -> None:
     """Break titles into lines if they would otherwise overlap the next axes or the edge of the picture."""
     for ax in figure.axes:
         title, box = ax.set_title(ax.get_title(loc="left")), ax.get_window_extent()
-        beside = [other.x0 for other in (a.get_window_extent() for a in figure.axes) if _right_of(box, other)]
-        fold(title, min([*beside, figure.bbox.x1]) - title.get_window_extent().x0)
+        right_neighbours = [other.x0 for other in (a.get_window_extent() for a in figure.axes) if _right_of(box, other)]
+        fold(title, min([*right_neighbours, figure.bbox.x1]) - title.get_window_extent().x0)
     figure.draw_without_rendering()
 
 
@@ -259,9 +259,9 @@ def _right_of(box: Any, other: Any) -> bool:
 
 def trim(figure: Figure) -> None:
     """Shrink the figure to the height of its contents."""
-    used = figure.get_tightbbox().height + 0.1
-    if used < figure.get_figheight() - 0.2:
-        set_height(figure, used)
+    content_height = figure.get_tightbbox().height + 0.1
+    if content_height < figure.get_figheight() - 0.2:
+        set_height(figure, content_height)
         figure.draw_without_rendering()
 
 
@@ -316,8 +316,8 @@ def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill
 
 def named_bars(ax: Axes, lengths: dict[str, float], words: Sequence[str], fill: str | Sequence[str]) -> None:
     """Draw a horizontal bar for each name, from top to bottom, with the name before the bar and its text after it."""
-    drawn = ax.barh(list(lengths), list(lengths.values()), color=fill)
-    ax.bar_label(drawn, words, padding=3, fontsize=SMALL)
+    container = ax.barh(list(lengths), list(lengths.values()), color=fill)
+    ax.bar_label(container, words, padding=3, fontsize=SMALL)
     ax.invert_yaxis()
     ax.margins(x=0.12)
     ax.set_xticks([])
@@ -325,7 +325,7 @@ def named_bars(ax: Axes, lengths: dict[str, float], words: Sequence[str], fill: 
     ax.spines[:].set_visible(False)
 
 
-def owned(ax: Axes, owner: np.ndarray, first: int = 0, **look: Any) -> None:
+def draw_owners(ax: Axes, owner: np.ndarray, first: int = 0, **look: Any) -> None:
     """Draw each tile in the colour of its worker, with the worker's number on it.
 
     `owner` holds the worker of each tile, counted from 0. Numbers begin at `first`. A tile with worker −1 is hatched.
@@ -351,7 +351,7 @@ def tile_axes(ax: Axes, T_r: int, T_c: int) -> None:
     ax.xaxis.set_label_position("top")
 
 
-def counted(n: int, thing: str) -> str:
+def count_with_noun(n: int, thing: str) -> str:
     """Return a count with its noun, such as "1 step" or "2 steps"."""
     return f"{n:,} {thing}{'s' if n != 1 else ''}"
 
@@ -374,13 +374,13 @@ def log_places(low: float, high: float, most: int = 9) -> list[float]:
     The result has at least four numbers if that is possible with at most `most`.
     """
     decades = range(floor(log10(low)), floor(log10(high)) + 1)
-    found: list[float] = []
+    ticks: list[float] = []
     for digits in ((1,), (1, 3), (1, 2, 5), (1, 2, 3, 5, 7)):
         finer = [d * 10.0**k for k in decades for d in digits if low <= d * 10.0**k <= high]
-        if len(found) >= 4 or len(finer) > most:
+        if len(ticks) >= 4 or len(finer) > most:
             break
-        found = finer
-    return found
+        ticks = finer
+    return ticks
 
 
 def log_ticks(axis: Any, places: Iterable[float], labels: Iterable[str] | None = None) -> None:
@@ -411,11 +411,11 @@ LOOK = r"""(y="\S+" style="[^"]*'STIX[^"]*")"""
 RUN = re.compile(rf'<tspan x="\S+" {LOOK}>[^<]</tspan>\n(?:<tspan x="\S+" \1>[^<]</tspan>\n)*')
 
 
-def one_run(found: re.Match) -> str:
+def merge_letters(match: re.Match) -> str:
     """Return the letters of a formula that look alike as one element. A space needs no element."""
-    letters = [(x, letter) for x, letter in re.findall(r'x="(\S+)"[^>]*>([^<])', found[0]) if letter != " "]
+    letters = [(x, letter) for x, letter in re.findall(r'x="(\S+)"[^>]*>([^<])', match[0]) if letter != " "]
     places, word = " ".join(x for x, _ in letters), "".join(letter for _, letter in letters)
-    return f'<tspan x="{places}" {found[1]}>{word}</tspan>\n'.replace("General'", "General', serif") if word else ""
+    return f'<tspan x="{places}" {match[1]}>{word}</tspan>\n'.replace("General'", "General', serif") if word else ""
 
 
 def svg(figure: Figure, alt: str) -> bytes:
@@ -427,15 +427,15 @@ def svg(figure: Figure, alt: str) -> bytes:
         out = BytesIO()
         plain = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(out, format="svg", metadata=plain, transparent=True)
-    drawn = out.getvalue().decode()
-    body = drawn[drawn.index("<defs") : drawn.rindex("</svg>")]
+    file = out.getvalue().decode()
+    body = file[file.index("<defs") : file.rindex("</svg>")]
     for wordy, short in SHORTER.items():
         body = re.sub(wordy, short, body)
-    body = RUN.sub(one_run, body).replace(SHEET, GROUNDED, 1)
-    width, height = (72 * inches for inches in figure.get_size_inches())
+    body = RUN.sub(merge_letters, body).replace(SHEET, GROUNDED, 1)
+    width_in_units, height = (72 * inches for inches in figure.get_size_inches())
     head = (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" version="1.1" role="img"'
-        f' width="{width / 0.75:g}" height="{height / 0.75:g}" viewBox="0 0 {width:g} {height:g}"'
+        f' width="{width_in_units / 0.75:g}" height="{height / 0.75:g}" viewBox="0 0 {width_in_units:g} {height:g}"'
         f' font-family="{FONTS}" text-rendering="geometricPrecision">\n'
         f"<title>{escape(figure.get_label())}</title>\n<desc>{escape(alt)}</desc>\n{dark_rules(body)}"
     )
@@ -448,6 +448,6 @@ def dark_rules(body: str) -> str:
     for light, dark in sorted((light.lower(), dark.lower()) for light, dark in DARK.items()):
         for part in ("fill", "stroke"):
             marks = {f"{part}: {light}": f'[style*="{part}: {light}"]', f'{part}="{light}"': f'[{part}="{light}"]'}
-            found = ",".join(selector for mark, selector in marks.items() if mark in body)
-            rules += [f"{found}{{{part}:{dark}!important}}\n"] if found else []
+            selectors = ",".join(selector for mark, selector in marks.items() if mark in body)
+            rules += [f"{selectors}{{{part}:{dark}!important}}\n"] if selectors else []
     return f"<style>@media (prefers-color-scheme: dark) {{\n{''.join(rules)}}}</style>\n"

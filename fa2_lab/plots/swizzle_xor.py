@@ -13,12 +13,12 @@ def data(chunk: int = 2, itemsize: int = 2) -> dict:
     index that draw() emphasises.
     """
     vec, places = CHUNK_BYTES // itemsize, LINE_BYTES // CHUNK_BYTES
-    found, steps = {}, {}
+    positions, steps = {}, {}
     for name, layout in {"One after the other": Shared(vec, 1, 1), "Swizzled": Shared(vec, 1, places)}.items():
         offsets = layout.offsets((places, places * vec))[:, ::vec]
-        found[name] = offsets * itemsize % LINE_BYTES // CHUNK_BYTES
+        positions[name] = offsets * itemsize % LINE_BYTES // CHUNK_BYTES
         steps[name] = [bank_conflicts(offsets[:, c], itemsize) for c in range(places)]
-    return dict(places=found, steps=steps, chunk=chunk)
+    return dict(places=positions, steps=steps, chunk=chunk)
 
 
 FIRST, SECOND = 7.2, 16.2  # the x-coordinates of the two grids
@@ -40,47 +40,49 @@ def draw(places: dict, steps: dict, chunk: int) -> style.Drawn:
     figure, ax = style.new_figure(3.1, caption)
     rows, across = places[swizzled].shape
     _bits(ax, places[swizzled], chunk)
-    for (name, where), x in zip(places.items(), (FIRST, SECOND), strict=True):
-        _memory(ax, x, where, chunk)
+    for (name, layout), x in zip(places.items(), (FIRST, SECOND), strict=True):
+        _memory(ax, x, layout, chunk)
         words = name.replace(" the", "\nthe") if style.narrow() else name
-        style.note(ax, x, -1.0, f"{words}:\n{style.counted(steps[name][chunk], 'step')}", weight="bold", va="bottom")
+        style.note(
+            ax, x, -1.0, f"{words}:\n{style.count_with_noun(steps[name][chunk], 'step')}", weight="bold", va="bottom"
+        )
     style.note(ax, FIRST - 0.3, rows + 1.1, "reads", ha="right")
     style.bare(ax, (-0.1, SECOND + across + 0.1), (-3.6 if style.narrow() else -2.7, rows + 1.8))
-    every = {name: sorted(set(n)) for name, n in steps.items()}
+    step_counts = {name: sorted(set(n)) for name, n in steps.items()}
     lines = ", ".join(f"row {r}: place {p}" for r, p in enumerate(places[swizzled][:, chunk]))
     alt = (
         f"Chunk {chunk} of {rows} rows of K. Its place is its number XOR the row, bit by bit: {lines}."
-        f" One after the other, all {rows} reads use one group of banks: {_steps(every[plain])} for any chunk."
-        f" Swizzled, each uses another group: {_steps(every[swizzled])} for any chunk."
+        f" One after the other, all {rows} reads use one group of banks: {_steps(step_counts[plain])} for any chunk."
+        f" Swizzled, each uses another group: {_steps(step_counts[swizzled])} for any chunk."
     )
     return figure, alt
 
 
 def _steps(steps: list[int]) -> str:
-    return " or ".join(style.counted(n, "step") for n in steps)
+    return " or ".join(style.count_with_noun(n, "step") for n in steps)
 
 
-def _bits(ax: style.Axes, where: np.ndarray, chunk: int) -> None:
+def _bits(ax: style.Axes, layout: np.ndarray, chunk: int) -> None:
     """Draw for each row the equation row XOR chunk = position, with three bits per number."""
     style.note(ax, 0, -1.0, "XOR", weight="bold", va="bottom")
     columns = dict(row=0.7, chunk=2.9, place=5.1)
     for name, x in columns.items():
         style.note(ax, x, -0.5, "c" if style.narrow() and name == "chunk" else name, ha="center")
-    for row, place in enumerate(where[:, chunk].tolist()):
+    for row, place in enumerate(layout[:, chunk].tolist()):
         for name, n in dict(row=row, chunk=chunk, place=place).items():
             style.note(ax, columns[name], row + 0.5, f"{n:03b}", ha="center")
         style.note(ax, 1.8, row + 0.5, "⊕", ha="center")
         style.note(ax, 4.0, row + 0.5, "=", ha="center")
 
 
-def _memory(ax: style.Axes, x: float, where: np.ndarray, chunk: int) -> None:
+def _memory(ax: style.Axes, x: float, layout: np.ndarray, chunk: int) -> None:
     """Draw each chunk at its position, with the groups of banks above, and below how often each group is read."""
-    for place in range(where.shape[1]):
+    for place in range(layout.shape[1]):
         style.note(ax, x + place + 0.5, -0.5, f"{place}", ha="center")
-        reads = int((where[:, chunk] == place).sum())
+        reads = int((layout[:, chunk] == place).sum())
         full = style.tint(style.hue("K"), reads and 0.4 + 0.6 * (reads > 1))
-        style.box(ax, x + place, len(where) + 0.6, 1, 1, str(reads), full)
-    for (row, c), place in np.ndenumerate(where):
+        style.box(ax, x + place, len(layout) + 0.6, 1, 1, str(reads), full)
+    for (row, c), place in np.ndenumerate(layout):
         fill = style.tint(style.hue("K"), 1.0 if c == chunk else 0.15)
         frame = dict(edgecolor=style.INK, linewidth=1.6, zorder=3) if c == chunk else dict(edgecolor=style.PAPER)
         style.box(ax, x + place, row, 1, 1, str(c), fill, **frame)

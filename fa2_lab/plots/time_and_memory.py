@@ -17,10 +17,10 @@ def data() -> dict:
     ladder, grid, memory = (load(suite) for suite in ("ladder", "paper", "memory"))
     time = {name: points(ladder, rung, whole=True) for name, rung in RUNGS.items()}
     time |= {name: points(grid, contestant, whole=True) for name, contestant in OVER_N.items()}
-    held = {name: points(memory, contestant, whole=False) for name, contestant in MEMORY.items()}
+    mib = {name: points(memory, contestant, whole=False) for name, contestant in MEMORY.items()}
     setting = f"{grid.made()}; forward, 16 heads, d = {d}. Time: the number of tokens stays {TOKENS:,}, in sequences"
     setting += " of N, without a mask. Memory: one sequence of N, with a causal mask"
-    return dict(time=time, memory=held, setting=setting)
+    return dict(time=time, memory=mib, setting=setting)
 
 
 def points(record: Record, name: str, whole: bool) -> list[tuple[int, float]]:
@@ -28,13 +28,13 @@ def points(record: Record, name: str, whole: bool) -> list[tuple[int, float]]:
 
     If `whole` is set, include only problems without a mask and with 16,384 tokens in total.
     """
-    found = {}
+    values = {}
     for row in record.rows:
         p = row.problem
         fits = row.direction in ("forward", "over N") and p["d"] == d and name in row.values
         if fits and (not whole or (not p["causal"] and p["batch"] * p["N_q"] == TOKENS)):
-            found[p["N_q"]] = row.values[name][0]
-    return sorted(found.items())
+            values[p["N_q"]] = row.values[name][0]
+    return sorted(values.items())
 
 
 Readings = list[tuple[int, float]]

@@ -28,7 +28,7 @@ def data(d: int = 128, T: int = 16, window: float = 6144) -> dict:
     panels = []
     for name, (ahead, tensor) in FOUR_WAYS.items():
         block = Block(tensor=tensor)
-        block.run({str(who): warpgroup(block, T, product, softmax, ahead) for who in (0, 1)})
+        block.run({str(warpgroup_number): warpgroup(block, T, product, softmax, ahead) for warpgroup_number in (0, 1)})
         jobs = [(job.unit, int(job.actor), job.label, job.begun, job.ended) for job in block.jobs]
         panels.append(dict(name=name, share=block.busy("tensor"), jobs=sorted(jobs)))
     record = load("ladder")
@@ -70,19 +70,19 @@ def draw(window: float, tiles: int, panels: list[Mapping], counted: dict[str, fl
     caption += f" percentages are those of the tensor cores, in the time that is drawn and over all {tiles} tiles"
     timelines = {
         f"{panel['name']}: {drawn(panel['jobs'], window):.0%} busy, {panel['share']:.0%} over {tiles} tiles": {
-            f"{name}, {who}": [job[2:] for job in panel["jobs"] if job[:2] == (unit, who)]
+            f"{name}, {warpgroup_number}": [job[2:] for job in panel["jobs"] if job[:2] == (unit, warpgroup_number)]
             for unit, name in UNITS.items()
-            for who in (0, 1)
+            for warpgroup_number in (0, 1)
         }
         for panel in panels
     }
-    window *= window / strips.span(window)  # undoes span(), so that a phone also shows all of it
+    window *= window / strips.clocks_drawn(window)  # undoes clocks_drawn(), so that a phone also shows all of it
     shares = " and ".join(f"{percent:.0f}% of the time in rung {n}" for n, percent in counted.items())
     measured = f"the tensor cores are busy {shares}, which starts S early"
-    figure = strips.stacked(5.9, f"{caption} ({setting}).", timelines, window, measured=measured)
+    figure = strips.stacked_timelines(5.9, f"{caption} ({setting}).", timelines, window, measured=measured)
     for ax, rows in zip(figure.axes, timelines.values(), strict=True):
         strips.mark_waits(ax, rows, window)
-        style.box(ax, 0, 0.06, strips.span(window), 1.88, "", style.MASKED, linewidth=0, zorder=0)
+        style.box(ax, 0, 0.06, strips.clocks_drawn(window), 1.88, "", style.MASKED, linewidth=0, zorder=0)
     words = "clocks of one SM →", "0 and 1: warpgroups, which share the tensor cores"
     legend = "hatched: no matmul runs", "busy: share of the time that is drawn"
     figure.axes[-1].set_xlabel("\n".join([*words, *legend]))
@@ -97,5 +97,5 @@ def draw(window: float, tiles: int, panels: list[Mapping], counted: dict[str, fl
 
 def drawn(jobs: list[tuple], window: float) -> float:
     """Return the share of the first `window` clock cycles in which the tensor cores run a matmul."""
-    gaps = strips.gaps((job[3:] for job in jobs if job[0] == "tensor"), window)
+    gaps = strips.idle_intervals((job[3:] for job in jobs if job[0] == "tensor"), window)
     return 1 - sum(ended - begun for begun, ended in gaps) / window

@@ -80,6 +80,6 @@ def _timeline(ax: style.Axes, log: list[Event], longest: int) -> None:
     for lane, tensor in enumerate(lanes):
         total = sum(e.elements for e in log if e.tensor == tensor)
         style.note(ax, 1.03 * longest, lane, f"{total:,}")
-    names = dict(yticks=range(len(lanes)), yticklabels=[style.ell(t) for t in lanes])
+    names = dict(yticks=range(len(lanes)), yticklabels=[style.with_script_l(t) for t in lanes])
     style.bare(ax, (-1, 1.15 * longest), (-0.6, len(lanes) - 0.4), **names)
     ax.spines["left"].set_visible(True)

@@ -37,12 +37,12 @@ def one_by_one(
     exponentials take `softmax`, and an addition to dQ takes `add`.
     """
     for n in range(steps):
-        for unit, what in ("tensor", "S"), ("exp", "P"), ("tensor", "dV"), ("tensor", "dP"):
-            yield block.start(unit, product if unit == "tensor" else softmax, f"{what} {n}").done()
+        for unit, tensor in ("tensor", "S"), ("exp", "P"), ("tensor", "dV"), ("tensor", "dP"):
+            yield block.start(unit, product if unit == "tensor" else softmax, f"{tensor} {n}").done()
         ds_filled.arrive(block.actor)
         yield ds_filled.over(n & 1)
-        for what in ("dK", "dQ"):
-            yield block.start("tensor", product, f"{what} {n}").done()
+        for tensor in ("dK", "dQ"):
+            yield block.start("tensor", product, f"{tensor} {n}").done()
         yield block.start("copy", add, f"dQ {n}").done()
 
 
@@ -57,7 +57,7 @@ def draw(panels: list[Mapping], setting: str, window: float = 6000) -> style.Dra
         rows = {name: [job[2:] for job in panel["jobs"] if job[:2] == (unit, "0")]
                 for unit, name in backward_step.UNITS.items()}  # fmt: skip
         timelines[f"{panel['name']}: tensor cores at work {panel['share']:.0%}"] = rows
-    figure = strips.stacked(3.1, f"{caption} This is one of two consumers. {setting}.", timelines, window)
+    figure = strips.stacked_timelines(3.1, f"{caption} This is one of two consumers. {setting}.", timelines, window)
     for ax, rows in zip(figure.axes, timelines.values(), strict=True):
         strips.mark_waits(ax, rows, window)
     ways = "; ".join(f"{panel['name']}: {panel['share']:.0%}" for panel in panels)

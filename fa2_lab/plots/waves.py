@@ -10,9 +10,9 @@ from fa2_lab.plots import style
 from fa2_lab.tiles import Mask, Tiling
 
 
-def data(which: str = "orders") -> dict:
+def data(picture_name: str = "orders") -> dict:
     """Return the arguments of draw() for the picture that PICTURES lists under this name."""
-    return PICTURES[which]()
+    return PICTURES[picture_name]()
 
 
 def orders(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
@@ -115,9 +115,9 @@ def _end(ax: style.Axes, schedule: Schedule, last: float) -> None:
     """Draw a line at the end of the last block, and note the number of SMs that never ran a block."""
     end = schedule.makespan
     ax.plot([end, end], [0, schedule.SMs], color=style.INK, linewidth=1, clip_on=False)
-    inside = end > 0.8 * last
-    look = dict(ha="right", bbox=style.CLEAR) if inside else dict(ha="left")
-    style.note(ax, end + (-0.01 if inside else 0.01) * last, 0.85 * schedule.SMs, f"ends at {end:,g}", **look)
+    text_left_of_end = end > 0.8 * last
+    look = dict(ha="right", bbox=style.CLEAR) if text_left_of_end else dict(ha="left")
+    style.note(ax, end + (-0.01 if text_left_of_end else 0.01) * last, 0.85 * schedule.SMs, f"ends at {end:,g}", **look)
     idle = schedule.SMs - schedule.SMs_used
     if idle > schedule.SMs / 10:  # otherwise, there is no room for the text
         words = f"{idle} SMs never get a thread block"

@@ -25,12 +25,12 @@ def kinds(N: int, B: int, left: int, first: int) -> np.ndarray:
     """
     begin = B * np.arange(N // B)
     top, bottom, key, last = begin[:, None], begin[:, None] + B - 1, begin[None, :], begin[None, :] + B - 1
-    some = (key <= bottom) & (last >= top - left)
-    whole = (last <= top) & (key >= bottom - left)
-    found = np.where(whole, Tile.FULL, np.where(some, Tile.DIAGONAL, Tile.SKIP))
+    any_visible = (key <= bottom) & (last >= top - left)
+    all_visible = (last <= top) & (key >= bottom - left)
+    tile_kinds = np.where(all_visible, Tile.FULL, np.where(any_visible, Tile.DIAGONAL, Tile.SKIP))
     if first:
-        found[:, 0] = np.where(found[:, 0] == Tile.SKIP, Tile.DIAGONAL, found[:, 0])
-    return found
+        tile_kinds[:, 0] = np.where(tile_kinds[:, 0] == Tile.SKIP, Tile.DIAGONAL, tile_kinds[:, 0])
+    return tile_kinds
 
 
 @style.picture
@@ -62,13 +62,13 @@ def draw(
 
 def _grid(ax: style.Axes, kinds: np.ndarray) -> None:
     T = len(kinds)
-    behind = np.tri(T, dtype=bool)
+    causal_part = np.tri(T, dtype=bool)
     style.masked(ax, 0, 0, T, T, linewidth=0.5)
     style.bars(ax, [(0, i, i + 1, 1) for i in range(T)], style.PAPER)
     for kind in (Tile.FULL, Tile.DIAGONAL):
         places = [(j, i, 1, 1) for i, j in np.argwhere(kinds == kind)]
         style.bars(ax, places, causal_tiles.FILLS[kind], edgecolor=style.QUIET, linewidth=0.4)
-    empty = np.argwhere(behind & (kinds == Tile.SKIP))
+    empty = np.argwhere(causal_part & (kinds == Tile.SKIP))
     ax.scatter(empty[:, 1] + 0.5, empty[:, 0] + 0.5, s=1.5, color=style.QUIET, linewidths=0)
     style.note(ax, 0.7 * T, 0.2 * T, "skipped\nby causal", ha="center", bbox=style.CLEAR)
     style.note(

@@ -52,7 +52,7 @@ def draw(owners: dict[tuple[str, bool], np.ndarray], dq_writers: dict[bool, list
 
 
 def _count(writers: list[list[int]]) -> str:
-    return ", ".join(str(len(who)) for who in writers)
+    return ", ".join(str(len(own_workers)) for own_workers in writers)
 
 
 def _grid(ax: style.Axes, owner: np.ndarray, title: str, deeper: float = 0) -> None:
@@ -60,14 +60,14 @@ def _grid(ax: style.Axes, owner: np.ndarray, title: str, deeper: float = 0) -> N
     bare = dict(aspect="equal", title=title, ylabel="← queries")
     style.bare(ax, (-0.05, T_c + WIDER), (-0.45, T_r + 0.05 + deeper), **bare)
     style.note(ax, T_c / 2, -0.22, "keys →", ha="center")
-    style.owned(ax, owner, first=1, size=style.NORMAL)
+    style.draw_owners(ax, owner, first=1, size=style.NORMAL)
 
 
 def _rows_of(ax: style.Axes, T_c: int, tensor: str, writers: list[list[int]], verb: str) -> None:
     """Draw a result's blocks next to their rows, each followed by the workers that write it."""
     left = T_c + 0.2
     style.note(ax, left + 0.72, -0.22, verb)
-    for i, who in enumerate(writers):
+    for i, own_workers in enumerate(writers):
         style.tensor_box(ax, left, i + 0.2, 0.66, 0.6, tensor, tensor)
-        for n, k in enumerate(who):
+        for n, k in enumerate(own_workers):
             style.box(ax, left + 0.75 + 0.4 * n, i + 0.28, 0.37, 0.44, f"{k + 1}", style.worker(k))

@@ -40,7 +40,7 @@ def draw(owners: dict[str, np.ndarray], tiles: dict[str, list[int]], setting: st
         ax = axes[0][column]
         style.tile_axes(ax, *owner.shape)
         ax.set_title(layout)
-        style.owned(ax, owner)
+        style.draw_owners(ax, owner)
         counts = {f"rank {rank}": n for rank, n in enumerate(tiles[layout])}
         words, fills = [f"{n:,}" for n in tiles[layout]], [style.worker(rank) for rank in range(len(counts))]
         style.named_bars(axes[1][column], counts, words, fills)

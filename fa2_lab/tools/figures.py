@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from fa2_lab.plots import poster, style
-from fa2_lab.plots.show import file_of, find
+from fa2_lab.plots.show import file_and_argument, find_picture
 from fa2_lab.tools import files
 
 PICTURES = {  # name of a picture: the chapter that shows it
@@ -100,7 +100,7 @@ def build(folder: Path, names: list[str] | None = None) -> None:
     if not names or "poster" in names:
         build_posters(folder)
     for name in tqdm(chosen(names), desc="figures", unit="figure", disable=None):
-        picture, numbers = find(name)
+        picture, numbers = find_picture(name)
         figure, alt = picture.draw(**numbers)
         files.write(folder / f"{name}.svg", style.svg(figure, alt))
         files.write(folder / PHONE / f"{name}.svg", style.svg(*picture.draw(**numbers, narrow=True)))
@@ -165,7 +165,7 @@ def gallery_page(folder: Path) -> str:
         message = caption(folder / f"{name}.svg")
         alt = message.replace("[", "(").replace("]", ")")
         shown = f"The picture is part of chapter [{chapter}](../notebooks/{chapter}.ipynb)"
-        file = f"{file_of(name)[0]}.py"
+        file = f"{file_and_argument(name)[0]}.py"
         drawn = f"its code is in [plots/{file}](../fa2_lab/plots/{file})."
         parts.append(f"## {name.replace('_', ' ')}\n\n![{alt}]({name}.svg)\n\n{message}\n\n{shown}, and {drawn}\n")
     sheets = " and ".join(f"[{name}]({name}.pdf) ([SVG]({name}.svg))" for name in SHEETS)

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from fa2_lab.plots import ratios as ratio_plot
-from fa2_lab.plots.roofline import listed
+from fa2_lab.plots.roofline import join_with_and
 from fa2_lab.records import FOLDER, Measurement, Record, load, loaded, path_of
 from fa2_lab.tools import files, ladder
 from fa2_studio.bench import implementations
@@ -107,8 +107,10 @@ def outcome(runs: list[Record]) -> list[str]:
     """Return in a sentence how often `fa2_lab` is faster, the picture of all ratios, and how to read it."""
     numbers = ratio_plot.data()
     picture = ratio_plot.draw(**numbers)[0].get_label()
-    won = {name: ratio_plot.won(numbers["rows"], name) for name in ratio_plot.RIVALS}
-    than = listed([f"faster than {name} on {wins:,} of {every:,} problems" for name, (wins, every) in won.items()])
+    won = {name: ratio_plot.wins(numbers["rows"], name) for name in ratio_plot.RIVALS}
+    than = join_with_and(
+        [f"faster than {name} on {wins:,} of {every:,} problems" for name, (wins, every) in won.items()]
+    )
     gpu = usual(runs)["gpu"]
     lead = f"**In the settings of the following figure, measured on an {gpu}, `fa2_lab` is {than}.** A problem that we"
     lead += " timed in two ways counts twice. The figure leaves out some of the suites."
@@ -151,7 +153,7 @@ PTXAS = "ptxas 13.4, which Triton 3.9 brings, instead of 12.9"  # the name of an
 def made_on(machine: dict) -> str:
     """Describe the machine of most records."""
     peers = [f"{name} {version}" for name, version in machine.get("peers", {}).items()]
-    software = listed([f"{name} {machine[key]}" for key, name in VERSIONS.items() if key in machine] + peers)
+    software = join_with_and([f"{name} {machine[key]}" for key, name in VERSIONS.items() if key in machine] + peers)
     machine = f"Most suites ran on a machine with an {machine['gpu']}, {software}."
     return f"{machine} The results page of the site lists the commit and the software versions for each suite."
 
@@ -243,10 +245,12 @@ def result(run: Record) -> str:
     if ahead:
         return f"Faster than {'; '.join(ahead)}"
     if found := {peer: each[0] for peer in RIVALS if (each := ratios(run.rows, "fa2_lab", peer))}:
-        return listed([f"{near(x)} times as fast as {peer}" for peer, x in found.items()])
+        return join_with_and([f"{near(x)} times as fast as {peer}" for peer, x in found.items()])
     names, rows = next(iter(median_rows(run).items()), ((), []))
     if not rows:
-        return listed([f"{value:.3g} {name.split()[1]} ({name.split()[0]})" for name, value in run.ceilings.items()])
+        return join_with_and(
+            [f"{value:.3g} {name.split()[1]} ({name.split()[0]})" for name, value in run.ceilings.items()]
+        )
     numbers = dict(zip(names, rows[0][2:], strict=True))
     shown = {name: x for name, x in numbers.items() if name in ("fa2_lab", *RIVALS)}
     parts = [f"{name} {x}" for name, x in (shown if len(shown) > 1 else numbers).items()]
@@ -261,8 +265,8 @@ def wins(view: Record) -> str:
     ratios_to = {peer: each for peer in RIVALS if len(each := ratios(view.rows, "fa2_lab", peer)) > 1}
     counts = {peer: f"{sum(x > 1 for x in each)} of {len(each)}" for peer, each in ratios_to.items()}
     if way := way_of(view):
-        return f"{way}, on {listed([*counts.values()])}"
-    return listed([f"{peer} on {count}" for peer, count in counts.items()])
+        return f"{way}, on {join_with_and([*counts.values()])}"
+    return join_with_and([f"{peer} on {count}" for peer, count in counts.items()])
 
 
 def way_of(view: Record) -> str:
@@ -314,7 +318,7 @@ def remarks(run: Record) -> list[str]:
     sentences = []
     if run.ceilings and not run.rows:
         parts = [f"{value:.3g} {name.split()[1]} ({name.split()[0]})" for name, value in run.ceilings.items()]
-        sentences.append(f"The measured ceilings are {listed(parts)}.")
+        sentences.append(f"The measured ceilings are {join_with_and(parts)}.")
     if any(row.direction == "loss" for row in run.rows):
         first, *others = run.curves.values()
         apart = max((abs(a - b) for curve in others for a, b in zip(curve, first, strict=True)), default=0.0)
@@ -340,7 +344,9 @@ def absent(rows: list[Measurement]) -> list[str]:
             if why != ABSENT:
                 reasons.setdefault(name, {})[clause(why.removesuffix("."))] = None
     some = {name: "Some" if any(name in row.values for row in rows) else "All" for name in reasons}
-    return [f"{some[name]} numbers for {name} are missing because {listed([*why])}." for name, why in reasons.items()]
+    return [
+        f"{some[name]} numbers for {name} are missing because {join_with_and([*why])}." for name, why in reasons.items()
+    ]
 
 
 def clause(why: str) -> str:
@@ -367,7 +373,7 @@ def code(run: Record, usual: dict) -> str:
         for row in rows:
             if row.machine:
                 apart.setdefault(versions(run.machine | row.machine, usual), {})[kind + row.direction] = None
-    return "; ".join(parts + [f"{listed([*directions])} at {machine}" for machine, directions in apart.items()])
+    return "; ".join(parts + [f"{join_with_and([*directions])} at {machine}" for machine, directions in apart.items()])
 
 
 def versions(machine: dict, usual: dict) -> str:
@@ -530,7 +536,9 @@ def fastest(folder: Path | None = None) -> str:
     rates = {
         run.machine["gpu"]: [row.rate("fa2_lab") for row in run.rows if row.direction == "forward"] for run in runs
     }
-    return "Median forward speed: " + listed([f"{middle(x, places=0)} TFLOP/s on an {gpu}" for gpu, x in rates.items()])
+    return "Median forward speed: " + join_with_and(
+        [f"{middle(x, places=0)} TFLOP/s on an {gpu}" for gpu, x in rates.items()]
+    )
 
 
 def middle(found: list[float], places: int = 2) -> str:
@@ -641,7 +649,7 @@ def ahead(run: Record, peer: str) -> list[str]:
         what, N, _, _, d, mask = shape_of(row)
         problems.append(f"{ratio:.3f} ({what}, N = {N}, d = {d}, {mask})")
     words = f"On {len(problems)} problems of the paper's grid, {peer}'s kernels are faster than ours."
-    return [f"{words} Our speed over theirs is {listed(problems)}.", ""] if problems else []
+    return [f"{words} Our speed over theirs is {join_with_and(problems)}.", ""] if problems else []
 
 
 def by_the_host(run: Record, peer: str) -> str:
@@ -663,7 +671,7 @@ def by_the_host(run: Record, peer: str) -> str:
 def verdict() -> str:
     """Return the README's part on other projects' tests: the outcomes, and the GPUs that they ran on."""
     suites = judges.recorded()
-    machines = listed(sorted({counts["gpu"].removeprefix("NVIDIA ") for counts in suites.values()}))
+    machines = join_with_and(sorted({counts["gpu"].removeprefix("NVIDIA ") for counts in suites.values()}))
     failed = sum(counts.get("failed", 0) for counts in suites.values())
     lines = []
     for name, counts in suites.items():

@@ -90,8 +90,8 @@ def framed(name: str, ask: str = "", wide: bool = True) -> str:
 
     With `wide=False`, a wide figure also stays in the column of text.
     """
-    still = picture(live.STILLS[name], live.about(name)[1], "still")
-    title, sentence, _ = map(escape, live.about(name))
+    still = picture(live.STILLS[name], live.page_texts(name)[1], "still")
+    title, sentence, _ = map(escape, live.page_texts(name))
     address = escape(f"figures/live/{name}.html{'?' * bool(ask)}{ask}")
     frame = f'<iframe src="{address}" title="{title}" loading="lazy"></iframe>'
     own = f'<a href="{address.removesuffix("?brief")}">{title}, on a page of its own</a>'

@@ -101,7 +101,7 @@ def test_chunks_lie_at_chunk_xor_row():
 
 def test_all_lanes_know_the_maximum_of_the_row_after_two_exchanges():
     seen = data("row_reduction")
-    assert set(seen["known"][-1]) == {seen["scores"].max()} != set(seen["known"][1])
+    assert set(seen["maxima"][-1]) == {seen["scores"].max()} != set(seen["maxima"][1])
 
 
 # Hopper, decode, rings ------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_every_ratio_is_the_record_s_and_the_claim_is_counted():
     drawn = [x for group, _, found in seen if group in grid for x in found["cuDNN"]]
     assert sorted(drawn) == pytest.approx(sorted(v["cuDNN"][0] / v["fa2_lab"][0] for v in paper if "cuDNN" in v))
     slower = sum(x < 1 for _, _, found in seen for x in found.get("cuDNN", ()))
-    wins, all_ = ratios.won(seen, "cuDNN")
+    wins, all_ = ratios.wins(seen, "cuDNN")
     assert 0 < slower == all_ - wins
     for suite, direction, peer in (("long", "backward", "FlashAttention-4"), ("small", "forward", "cuDNN")):
         lost = [
