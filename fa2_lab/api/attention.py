@@ -90,9 +90,13 @@ def attention(
                  "reference" runs the NumPy reference in float64. "auto" selects the first of these three that can
                  handle the tensors.
 
-    On Hopper, calls in fp16 or bf16 use the Hopper kernels for every d from 32 to 128 that is divisible by 8. For
-    larger d up to 256, only the forward pass uses them. The portable kernels run all small calls, and all calls with a
-    softcap, sinks, a bias, dropout, or a window with d above 128.
+    The forward pass of a call with few queries runs the decode kernels, also with backend="portable", unless the call
+    has a bias or dropout. Few means at most 16 queries and at most 16 query rows per K/V head (heads / kv heads · N_q),
+    or at most 64 of these rows if num_splits is given or N_k is at least 2048.
+
+    On Hopper, all other calls in fp16 or bf16 use the Hopper kernels for every d from 32 to 128 that is divisible by 8.
+    For larger d up to 256, only the forward pass uses them. The portable kernels run everything else: small calls, and
+    calls with a softcap, sinks, a bias, dropout, or a window with d above 128.
 
     In the Hopper forward kernel, the running maximum may lag behind the exact maximum, so that exponentials can reach
     2⁸ instead of 1. This saves at least 5% of the time, but it makes the results less accurate. In bf16, the error of O
@@ -114,7 +118,7 @@ def attention(
     still count from N_k, so N_k has to be the same in every batch. A single query without a window is an exception,
     because only its length masks its keys.
     """
-    tensors = Tensors(q, k, v, key_lengths, None, sinks)
+    tensors = Tensors(q, k, v, key_lengths, sinks=sinks)
     given = given_options(
         window=window, bias=bias, causal=causal, softcap=softcap, scale=scale, return_lse=return_lse, backend=backend,
         num_splits=num_splits, dropout_p=dropout_p

@@ -27,9 +27,10 @@ NO_TRANSFORMS = (
     f"write a loop, or put what is mapped over into the batch dimension, and {GRADIENT_ADVICE}"
 )
 LARGEST_SCALE = 1e30  # keeps any score below 10⁸ finite in fp32, in which the kernels compute
-LARGEST_SINK = 1e38  # limits a sink, as the kernels hold it: divided by the softcap or, without one, by the scale
+LARGEST_SINK = 1e38  # the kernels divide a sink by the softcap or, without one, by the scale; this limits the quotient
 MOST_SPLITS = 256
-SMALLEST_DIVISOR = 1e-10  # the smallest scale that sinks and biases are divided by; a smaller one is multiplied into q
+# The kernels divide sinks and biases by the scale. If it is smaller than this, q is multiplied by it instead.
+SMALLEST_DIVISOR = 1e-10
 
 
 # Tensors ------------------------------------------------------------------------------------------------------

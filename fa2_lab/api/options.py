@@ -32,7 +32,7 @@ from fa2_lab.tiles import real_number
 class GivenOptions(NamedTuple):
     """A call's options as they were passed, before any check. No field is a tensor.
 
-    A new option needs a field here, a place in given_options(), and a line in check_options().
+    A new option needs a field here, a place in given_options(), and an argument of Options(...) in check_options().
     """
 
     window: tuple[int | None, int | None] | None
@@ -76,7 +76,7 @@ def find_prepared(tensors: Tensors, given: tuple) -> tuple[tuple | None, Any]:
         given = window, bias_key(bias), *given[2:]
     if is_compiling() or is_in_torch_dispatch_mode():
         return None, None
-    if peek_interpreter_stack() is not None:  # tested first, because a Python call takes time
+    if peek_interpreter_stack() is not None:  # checked here, too: outside a transform, this saves a call
         check_transforms()
     try:
         typed = given

@@ -58,8 +58,8 @@ def attention_packed(
                     with one long sequence among short ones up to 15% faster. It never changes the result.
     return_lse      If True, return (O, L), where L has shape (heads, total_q) and dtype fp32.
 
-    The other arguments are the same as in attention(). On Hopper, attention_packed() runs the same kernels as
-    attention(), except that calls with a window run the portable kernels.
+    The other arguments are the same as in attention(). attention_packed() runs the same kernels as attention(), with
+    two exceptions: no call runs the decode kernels, and calls with a window run the portable kernels even on Hopper.
     """
     tensors = Tensors(q, k, v, sinks=sinks, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     dominant_sequence = max_seqlen_q is not None and has_dominant_sequence(max_seqlen_q, q, cu_seqlens_q)

@@ -106,7 +106,11 @@ def read_out(subject: Subject, finding: Finding, answers: Sequence[Answer]) -> s
         warnings.simplefilter("ignore")  # rows without keys give NaN
         for x in sorted(answers, key=lambda x: x.case.q.size + x.case.k.size):
             P = weights(lambda case: attention(case, *variant)["O"], x.case)
-            W = P if x.fits(variant, ("O",)) else weights(lambda case: subject.ask(case, False).outputs["O"], x.case)
+            W = (
+                P
+                if x.fits(variant, ("O",))
+                else weights(lambda case: subject.ask(case, gradients=False).outputs["O"], x.case)
+            )
             is_number = np.isfinite(W).all(axis=3, keepdims=True)  # otherwise, the row's weights are 0 / 0
             near = 4 * x.bound("O") / np.abs(x.case.v).max()
             if not is_number.all() and not (np.abs(W - P) > near)[is_number[..., 0]].any():
@@ -170,7 +174,7 @@ def of_values(subject: Subject, case: AttentionCase) -> str:
     if batch * H_k > d:
         return ""
     v = np.eye(batch * H_k, d).reshape(batch, H_k, 1, d)
-    O = subject.ask(replace(case, v=np.repeat(v, N_k, axis=2)), False).outputs["O"]
+    O = subject.ask(replace(case, v=np.repeat(v, N_k, axis=2)), gradients=False).outputs["O"]
     read = O.mean(axis=2).argmax(axis=2)  # (batch, heads)
     right = np.arange(batch)[:, None] * H_k + np.arange(heads) * H_k // heads
     at = [

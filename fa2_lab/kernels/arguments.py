@@ -34,10 +34,10 @@ class Options(NamedTuple):
     right: int | None = None  # and how many after it, if the mask is not causal
     softcap: float | None = None
     num_splits: int = 0  # into which decode divides each sequence's keys; 0: enough to fill the GPU
-    exclude_hopper: bool = False  # whether the portable kernels compute it even on Hopper
+    exclude_hopper: bool = False  # whether the Hopper kernels must not be used; the decode kernels may be
     dominant_sequence: bool = False  # whether one of the packed sequences has most of the work
-    reference: bool = False  # whether the NumPy ladder computes it
-    in_custom_op: bool = False  # whether it runs in the custom operator, where a CUDA graph may own its memory
+    reference: bool = False  # whether the NumPy reference computes it
+    in_custom_op: bool = False  # inside the custom operator, new memory may be a CUDA graph's and must not be cached
     bias: Any = None  # a function of (head, row, column), added to the scores; custom operators do not take it
 
     @property

@@ -1,7 +1,7 @@
 """The choice of the kernels that compute a call.
 
-The decode kernels compute calls with a few queries, the Hopper kernels compute large calls on Hopper, and the portable
-kernels compute everything else.
+The decode kernels compute the forward of calls with a few queries, the Hopper kernels compute large calls on Hopper,
+and the portable kernels compute everything else.
 
 The functions whose names begin with prepare choose once for all calls like the given one: those with the same options,
 and tensors of the same types, devices, shapes and strides. They return a function that computes such a call. A forward
@@ -38,7 +38,11 @@ def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
 
 
 def prepare_forward(tensors: Tensors, options: Options) -> Callable:
-    """Return a function that computes (O, L) for calls like this one, with any strides."""
+    """Return a function that computes (O, L) for calls like this one.
+
+    If a tensor's rows are not contiguous, the function copies the tensor first. Otherwise, it is the function returned
+    by prepare_contiguous_forward().
+    """
     if not any(map(needs_copy, tensors)):
         return prepare_contiguous_forward(tensors, options)
     return lambda tensors: forward(Tensors._make(map(rows_contiguous, tensors)), options)
@@ -82,7 +86,7 @@ def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tenso
 def prepare_backward(
     dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options, deterministic: bool
 ) -> Callable:
-    """Return a function that computes the gradients for calls like this one, with any strides.
+    """Return a function that computes the gradients for calls like this one.
 
     If a tensor's rows are not contiguous, the function copies the tensor first. Otherwise, it is the function returned
     by prepare_contiguous_backward(). `deterministic` asks for gradients that are bit for bit the same in every run.

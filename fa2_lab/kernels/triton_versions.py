@@ -1,15 +1,21 @@
 """The differences between Triton's versions, and the internals of Triton that the project uses.
 
 The kernels use the newest Triton's API names, and add_newest_names() makes these names available in older versions.
-by_triton() selects values that depend on the version, such as tile sizes. Internal names, which begin with an
-underscore or belong to triton.runtime, are used only in this file and in relaunch.py. Other files import `driver` and
-`relaunch` from this file. If a later Triton lacks one of the following internal names, launches are slower, or the
-portable kernels run instead.
+by_triton() selects values that depend on the version, such as tile sizes.
 
-- runtime.driver.active holds the GPU and its stream, where offline.py puts a GPU that is not present;
-- runtime.interpreter has the functions, such as _patch_lang, that speed_up_interpreter() replaces;
-- CompiledKernel.run and CudaLauncher.launch are called by relaunch.py;
+The project uses the following internals of Triton. If a later Triton lacks one that only relaunch.py uses, launches are
+slower. If it lacks a name of Gluon, the portable kernels run instead of the Hopper kernels.
+
+- runtime.driver.active holds the GPU and its stream, for launch.py and tables.py, and offline.py replaces it by a GPU
+  that is not present. Its utils.fill_tma_descriptor (or fill_tma_descriptor_tiled) encodes descriptors for relaunch.py;
+- knobs.runtime.override_arch, for tables.py, and launch_enter_hook and launch_exit_hook (each a HookChain), for
+  relaunch.py;
+- JITFunction.arg_names and CompiledKernel.src.fn.arg_names are read by launch.py and relaunch.py;
+- CompiledKernel.run and .function, CudaLauncher.launch, and tensordesc_meta, global_scratch_size and
+  profile_scratch_size in CompiledKernel.metadata are used by relaunch.py;
 - CompiledKernel.metadata and .packed_metadata are changed by reserve_shared_memory();
+- the names of the modules triton.runtime.jit and triton.compiler tell dispatch.py where an error was raised;
+- runtime.interpreter has the functions, such as _patch_lang, that speed_up_interpreter() replaces;
 - language.core._aggregate and builder.create_async_tma_reduce (until 3.7) and shared_memory_descriptor._reinterpret
   (until 3.8) are made public by add_newest_names().
 """

@@ -221,7 +221,9 @@ def listing(code: str, python: bool = True, printed: str = "") -> list[str]:
     short = list(chain(*ways))
     output = list(chain(*(in_words(line, SMALL) for line in closer(printed).split("\n")))) if printed else []
     pieces = [pre(part, python) for part in split(short, [1.0] * len(short), FULL, cost) if code]
-    return pieces + [pre(part, False, " class=printed") for part in split(output, [1.0] * len(output), FULL) if part]
+    return pieces + [
+        pre(part, python=False, kind=" class=printed") for part in split(output, [1.0] * len(output), FULL) if part
+    ]
 
 
 def indent(line: str) -> int:

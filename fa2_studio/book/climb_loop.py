@@ -223,7 +223,7 @@ def losses(film: Film, shares: list[float], at: list[float]) -> str:
         d = f"M{n(start)} {y - 5}v10m0-5H{n(tip)}m9-6l-9 6l9 6"
         arrows += f'<path class="a" d="{d}"{film.shown(f"a{k}", at[k])}/>'
     words = f"Arrows: changes {', '.join(map(str, lost[:-1]))} and {lost[-1]} lose speed, and later ones win it back."
-    return arrows + text(X, 289, words, "q", film.cut("e", at[-2] + 0.9, None))
+    return arrows + text(X, 289, words, "q", film.cut("e", at[-2] + 0.9, b=None))
 
 
 def numbers(film: Film, shares: list[float], at: list[float]) -> str:

@@ -189,7 +189,7 @@ def test_shares_longer_than_a_head_are_merged_where_they_must_be():
 
 
 def test_work_is_a_flat_tuple_of_tensors():
-    """Triton 3.6 loses a None or a size of 1 that lies two tuples deep, and then computes something else."""
+    """Inside a loop, Triton 3.6 replaces a size of 1 that is nested two tuples deep by None."""
     assert set(kernel.Work.__annotations__.values()) == {kernel.tl.tensor}
 
 

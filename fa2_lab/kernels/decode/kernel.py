@@ -111,7 +111,7 @@ class DecodeRowBlock(NamedTuple):
     kv_head: tl.tensor
     i: tl.tensor
     length: tl.tensor  # real keys in the sequence
-    N_k: tl.tensor  # number of keys that the last query sees under a causal mask
+    N_k: tl.tensor  # where the diagonal ends: N_k, or the length if the cache is paged
 
 
 class Span(NamedTuple):
@@ -140,8 +140,7 @@ class Part(NamedTuple):
 class Work(NamedTuple):
     """The work that stream-K divides among programs: the row blocks of all sequences, one after another.
 
-    The tuple is flat, because Triton 3.6 loses a None or a size of 1 that is nested two tuples deep in a function
-    argument.
+    The tuple is flat, because Triton 3.6 replaces a size of 1 that is nested two tuples deep by None inside a loop.
     """
 
     key_lengths: tl.tensor  # or None

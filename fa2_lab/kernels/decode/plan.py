@@ -284,8 +284,8 @@ def constants_of(
 def sizes_of(shape: Shape, config: tables.KernelConfig, window: tuple) -> DecodeSizes:
     """Return a call's DecodeSizes.
 
-    Triton specializes kernels on these sizes, so only those that stay the same within a model are here. All others are
-    UNSPECIALIZED.
+    Triton compiles a kernel again if one of these sizes becomes 1 or a multiple of 16, so only sizes that stay the same
+    within a model are here. Sizes that change from call to call are separate arguments, which are UNSPECIALIZED.
     """
     row_blocks, R = cdiv(shape.rows, config.B_r), min(config.B_r, shape.rows)
     return DecodeSizes(

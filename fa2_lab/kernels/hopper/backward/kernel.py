@@ -222,7 +222,7 @@ def step(c: gl.constexpr, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_lo
     if not smem.sizes.dv_late:
         dv, p_half = start_dv(dv, p, do)
     if not FIRST:
-        if smem.sizes.dv_late and not bounds.CUT:  # naming P makes it 1% faster, although ptxas moves no exponential
+        if smem.sizes.dv_late and not bounds.CUT:  # p in deps is 1% faster, though no exponential moves in the SASS
             dq, p = warpgroup_mma_wait(0, deps=[dq, p])
         else:
             dq = warpgroup_mma_wait(0 if smem.sizes.dv_late else 1, deps=[dq])  # dV's matmul, started last, may run on

@@ -4,8 +4,8 @@ The kernel is persistent: a program stays on its SM and fetches one row block af
 that a row block's epilogue runs during the copies of the next one. Each consumer warpgroup owns 64 rows. It starts its
 next tile's Q Kᵀ together with the previous tile's P V, and while the tensor cores compute both matmuls, the other
 consumers compute exponentials. Tiles are processed from right to left, first the DIAGONAL ones and then the FULL ones.
-In all functions, c is a consumer's index, n counts the tiles that this program has processed, and r counts its row
-blocks.
+With a left bound, the last tiles are DIAGONAL as well. In all functions, c is a consumer's index, n counts the tiles
+that this program has processed, and r counts its row blocks.
 
 ThunderKittens divides a kernel into load, compute and store. Here, these are `producer`, `consumer` (with
 `process_row_block` and `step`), and `store`.

@@ -97,7 +97,7 @@ HALF_B_C = {64: ForwardSizes(64, consumers=3, stages=8, d_pad=64), 128: ForwardS
 # At d = 64, if N_q fills blocks of 192 rows badly, and for causal calls with key_lengths; also with half the keys.
 TWO_CONSUMERS = ForwardSizes(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
 TWO_CONSUMERS_HALF_B_C = replace(TWO_CONSUMERS, B_c=64, stages=6)
-# For d = 96 and 128 with many rows: K and V are read once per 192 rows.
+# For d from 72 to 128 with many rows: K and V are read once per 192 rows.
 THREE_CONSUMERS = ForwardSizes(64, consumers=3, stages=5, separate_O_buffer=False)
 
 # Without a mask, all row blocks take the same time, tile · keys / 128 + start (keys are rounded up to whole tiles), and

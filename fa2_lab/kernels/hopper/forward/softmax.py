@@ -171,7 +171,7 @@ class ColumnBounds:
     """The columns that each of 64 rows sees, and the tiles that all 64 rows see in full."""
 
     end: gl.tensor  # (64,), the end of each row's columns
-    full_end: gl.tensor  # the number of tiles that end before the end of every row's columns
+    full_end: gl.tensor  # the number of tiles that end at or before the end of every row's columns
     begin: gl.tensor | gl.constexpr  # (64,), where each row's columns begin, or None if at column 0
     full: gl.tensor | gl.constexpr  # the first tile at or after the beginning of every row's columns
 

@@ -65,7 +65,7 @@ def scalar_layout(warps):
 
 @triton.aggregate
 class Mailbox:
-    """A mailbox through which the producer describes each block to the consumers, at most one block ahead of them."""
+    """A mailbox through which the producer describes each block to the consumers, up to two blocks ahead."""
 
     fields: IntRecords
     filled: gl.shared_memory_descriptor  # where consumers wait for the producer

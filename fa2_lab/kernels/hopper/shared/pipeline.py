@@ -35,8 +35,8 @@ class TmaPipeline:
     """A ring (circular buffer) of tiles in shared memory, with one tile per stage, that TMA copies fill.
 
     The methods correspond to CUTLASS's pipelines: acquire() is producer_acquire there, and wait() and release() are
-    consumer_wait and consumer_release. load() calls acquire() and starts the copy. `filled` and `emptied` are CUTLASS's
-    full and empty barriers.
+    consumer_wait and consumer_release. load() calls acquire(), if the ring has its own barriers for empty stages, and
+    starts the copy. `filled` and `emptied` are CUTLASS's full and empty barriers.
     """
 
     tiles: gl.shared_memory_descriptor  # (stages, …, rows, d)
@@ -47,9 +47,10 @@ class TmaPipeline:
 
     @gluon.jit
     def load(self, n, source, batch_or_end, head, row, N):
-        """Producer: once the n-th tile's stage is empty, start filling it with `source`'s rows that begin at `row`.
+        """Producer: start filling the n-th tile's stage with `source`'s rows that begin at `row`.
 
-        Rows at or beyond N become zeros.
+        If OWN_EMPTY_BARRIERS is set, first wait until the stage is empty. Otherwise, the caller must know that it is
+        empty. Rows at or beyond N become zeros.
         """
         stage = n % self.stages
         if self.OWN_EMPTY_BARRIERS:
