@@ -63,13 +63,13 @@ UNITS = {"tensor": "tensor cores", "exp": "exponentials"}
 def draw(window: float, tiles: int, panels: list[Mapping], counted: dict[str, float], setting: str) -> style.Drawn:
     """Draw one timeline for each panel: one of the four ways in which two warpgroups can work.
 
-    `window` is the number of clock cycles drawn. Each title gives the share of it in which the tensor cores are busy,
-    and the share of the time that all `tiles` tiles take. `counted` is the measured share of two rungs in percent.
+    `window` is the number of clock cycles drawn. Each title gives the share of the time for all `tiles` tiles in which
+    the tensor cores are busy, and `counted` is the measured share of two rungs in percent.
     """
     caption = "Exponentials can overlap with matmuls within a warpgroup, between two warpgroups, or in both ways. The"
-    caption += f" percentages are those of the tensor cores, in the time that is drawn and over all {tiles} tiles"
+    caption += f" percentages are those of the tensor cores, over all {tiles} tiles"
     timelines = {
-        f"{panel['name']}: {drawn(panel['jobs'], window):.0%} busy, {panel['share']:.0%} over {tiles} tiles": {
+        f"{panel['name']}: {panel['share']:.0%} busy": {
             f"{name}, {warpgroup_number}": [job[2:] for job in panel["jobs"] if job[:2] == (unit, warpgroup_number)]
             for unit, name in UNITS.items()
             for warpgroup_number in (0, 1)
@@ -84,7 +84,7 @@ def draw(window: float, tiles: int, panels: list[Mapping], counted: dict[str, fl
         strips.mark_waits(ax, rows, window)
         style.box(ax, 0, 0.06, strips.clocks_drawn(window), 1.88, "", style.MASKED, linewidth=0, zorder=0)
     words = "clocks of one SM →", "0 and 1: warpgroups, which share the tensor cores"
-    legend = "hatched: no matmul runs", "busy: share of the time that is drawn"
+    legend = "hatched: no matmul runs", f"busy: share of the time that {tiles} tiles take"
     figure.axes[-1].set_xlabel("\n".join([*words, *legend]))
     busy = "; ".join(f"{p['name']}: tensor cores busy {p['share']:.0%} of the time" for p in panels)
     alt = (
@@ -93,9 +93,3 @@ def draw(window: float, tiles: int, panels: list[Mapping], counted: dict[str, fl
         " matmuls at the same time and then both compute exponentials. In the last, they take turns."
     )
     return figure, alt
-
-
-def drawn(jobs: list[tuple], window: float) -> float:
-    """Return the share of the first `window` clock cycles in which the tensor cores run a matmul."""
-    gaps = strips.idle_intervals((job[3:] for job in jobs if job[0] == "tensor"), window)
-    return 1 - sum(ended - begun for begun, ended in gaps) / window
