@@ -32,7 +32,7 @@ def good():
 LENGTHS = torch.tensor([3, 12], device=DEVICE)
 
 
-def test_where_torch_records_no_call_is_known():
+def test_plain_call_is_recognised_only_where_torch_records_nothing():
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, arguments=(), options=None):
             return function(*arguments, **options or {})
@@ -44,7 +44,7 @@ def test_where_torch_records_no_call_is_known():
 
 
 @pytest.mark.parametrize("which", "qkv")
-def test_a_tensor_of_another_type_is_asked_as_an_operator(which):
+def test_tensor_subclasses_go_through_the_custom_operator(which):
     asked, inputs = [], dict(zip("qkv", good(), strict=True))
 
     class Asked(torch.Tensor):
@@ -112,7 +112,7 @@ def test_gradients_for_some_inputs_only(wanted):
 
 
 @pytest.mark.parametrize("backend", ("auto", "reference"))
-def test_a_second_derivative_is_refused(backend):
+def test_double_backward_is_refused(backend):
     q, k, v = (x.requires_grad_() for x in good())
     (dQ,) = torch.autograd.grad(attention(q, k, v, backend=backend).sum(), q, create_graph=True)
     with pytest.raises(NotImplementedError, match="no second derivative"):
@@ -120,7 +120,7 @@ def test_a_second_derivative_is_refused(backend):
 
 
 @pytest.mark.parametrize("backend", ("auto", "reference"))
-def test_a_tangent_is_refused_and_not_lost(backend):
+def test_forward_mode_tangents_are_refused(backend):
     q, k, v = good()
     attention(q, k, v, backend=backend)  # also where a call of this kind was prepared
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward mode AD"):
@@ -144,7 +144,7 @@ TRANSFORMS = dict(
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("packed", (False, True), ids=("dense", "packed"))
-def test_what_torch_wraps_around_a_call_is_refused_in_one_line(transform, packed):
+def test_torch_transforms_are_refused_with_one_line(transform, packed):
     """Also where a call of this kind was prepared; afterwards all is as it was."""
     q = good()[0][0].transpose(0, 1).contiguous() if packed else good()[0]
     starts = torch.tensor([0, 3, 8], dtype=torch.int32, device=DEVICE)
@@ -169,14 +169,14 @@ def test_a_row_without_keys_gives_no_nan_whatever_its_L_is_used_for(backend):
     assert L.isinf().any() and all(worst(a, b) < 1e-4 for a, b in zip(got, want, strict=True))
 
 
-def test_seeds_that_nobody_gave_are_of_all_63_bits():
+def test_default_dropout_seeds_use_all_63_bits():
     """A mask that comes again after some thousand steps is no dropout."""
     seeds = [int(ROOM.seed_tensor(None, torch.device(DEVICE))) for _ in range(64)]
     assert all(len({seed >> bit & 1 for seed in seeds}) == 2 for bit in range(63)) and len(set(seeds)) == 64
 
 
 @pytest.mark.parametrize("expanded", ((1, 1, 1, 16), (2, 1, 8, 1), (1, 4, 1, 1)), ids=str)
-def test_gradients_of_O_and_L_that_repeat_themselves(expanded):
+def test_expanded_gradients_of_O_and_L(expanded):
     q, k, v, _ = tensors(2, 4, 2, 8, 12, 16)
     dO, dL = torch.randn(expanded, device=DEVICE).expand(2, 4, 8, 16), torch.randn(8, device=DEVICE).expand(2, 4, 8)
     got = run(attention, q, k, v, dO, dL, causal=True)

@@ -65,7 +65,7 @@ CALL = "import torch, fa2_lab; q = torch.ones(1, 1, 2, 16); [fa2_lab.attention(q
 AUTO, TRITON = CALL.format("auto"), CALL.format("triton")
 
 
-def test_where_triton_is_there_is_not_or_was_imported_first():
+def test_backend_with_triton_installed_missing_or_imported_first():
     hide, first = "import sys; sys.modules['triton'] = None; ", "import triton; "
     codes = (TRITON, first + TRITON, first + AUTO, hide + AUTO, hide + TRITON, hide + CALL.format("portable"))
     fine, early, early_auto, without_auto, without, without_portable = python(*codes)
@@ -80,7 +80,7 @@ def test_where_triton_is_there_is_not_or_was_imported_first():
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="nothing is interpreted on a GPU")
-def test_the_quickened_interpreter_gives_the_same_bits_as_triton_s_own(monkeypatch):
+def test_speeded_up_interpreter_gives_the_same_bits_as_tritons(monkeypatch):
     from triton import language
     from triton.runtime import interpreter as inside
 
@@ -102,7 +102,7 @@ def test_the_quickened_interpreter_gives_the_same_bits_as_triton_s_own(monkeypat
     assert all(map(torch.equal, *found))
 
 
-def test_an_interpreter_that_is_another_inside_is_left_alone(monkeypatch):
+def test_interpreter_with_other_internals_is_not_patched(monkeypatch):
     from triton.runtime import interpreter as inside
 
     monkeypatch.delattr(inside, "_patch_lang")
@@ -146,7 +146,7 @@ def test_bitwise_the_same_over_and_over(shape, causal, dtype, same_bits):
 
 
 @pytest.mark.gpu
-def test_a_large_batch_is_no_grid_dimension():
+def test_batch_larger_than_a_grid_dimension():
     q, k, v, dO = tensors(70000, 1, 1, 3, 5, 16, torch.float16)
     check(q, k, v, dO, causal=True)
 

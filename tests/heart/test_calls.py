@@ -127,7 +127,7 @@ def test_a_call_with_one_changed_argument_is_not_served_from_the_cache(call):
 @pytest.mark.parametrize(
     "change", [dict(dropout_p=0.2, seed=3), dict(dropout_p=0.3, seed=3), dict(dropout_p=0.3, seed=2**63)]
 )
-def test_dropout_s_probability_and_seed_are_of_the_call(change):
+def test_dropout_probability_and_seed_are_not_cached(change):
     base = arguments_of("attention")
     for p in (0.3, 0.2):
         results("attention", base | dict(dropout_p=p, seed=1))
@@ -218,7 +218,7 @@ OF_KERNELS += [("sinks", ValueError, lambda x: x + 3e38)] if DEVICE == "cpu" els
 
 @pytest.mark.parametrize("backend", ("auto", "reference"))
 @pytest.mark.parametrize("call", CALLS)
-def test_bad_input_is_named_before_any_launch_and_a_good_call_before_opens_no_door(call, backend, monkeypatch):
+def test_bad_input_is_named_before_any_launch_also_after_a_cached_good_call(call, backend, monkeypatch):
     base, run = arguments_of(call) | dict(backend=backend), getattr(fa2_lab, call)
     base |= dict(dropout_p=0.5, seed=3) if call == "attention" else {}
     wrong = WRONG + OWN[call] + (OF_KERNELS if backend == "auto" else [])
@@ -306,7 +306,7 @@ def in_contiguous_rows(x):
 
 
 @pytest.mark.parametrize("view, call", shared_out(list(VIEWS), CALLS))
-def test_whatever_view_comes_in_results_are_right_and_in_contiguous_rows(view, call):
+def test_any_view_gives_right_results_with_contiguous_rows(view, call):
     """The results' memory held NaN before. Where the copies are of a gradient, it counts each copy for itself."""
     base = arguments_of(call)
     if call == "attention":  # fewer rows than columns: of a view that overlaps, torch takes columns for rows then
@@ -448,7 +448,7 @@ def test_sinks_of_minus_infinity_and_sequences_without_keys(call, backend):
 
 
 @pytest.mark.parametrize("backend", ("auto", "reference"))
-def test_packed_rows_may_all_be_gone_also_where_a_gradient_comes(backend):
+def test_packed_sequences_without_rows_forward_and_backward(backend):
     """A tensor without elements calls itself contiguous in any strides, as those of the gradient of a sum."""
     q, k = torch.empty(0, 4, 32, device=DEVICE, requires_grad=True), torch.randn(9, 2, 16, device=DEVICE)
     O = fa2_lab.attention_packed(q[..., ::2], k, k, whole(0, 0), whole(0, 9), backend=backend)

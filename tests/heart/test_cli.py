@@ -67,7 +67,7 @@ def skipping(trace):
     (broken, 1, ["FAILED: RuntimeError: no such kernel\n", "Wrong: x"]),
     (skipping, 0, ["skipped: it is Sunday", "All 0 stages that ran"]),
 ])  # fmt: skip
-def test_a_stage_that_is_wrong_fails_the_tour_and_one_that_is_skipped_does_not(run, status, words, capsys):
+def test_tour_fails_for_a_wrong_stage_but_not_for_a_skipped_one(run, status, words, capsys):
     assert tour.tour((Stage("x", run),)) == status
     out = capsys.readouterr().out
     assert all(word in out for word in words)
@@ -123,7 +123,7 @@ def test_errata_as_a_table_and_in_full(capsys):
         assert " ".join(out.split()).endswith(f"lines {tags}" if tags else "")
 
 
-def test_an_erratum_whose_check_tells_nothing_apart_fails_the_command(monkeypatch, capsys):
+def test_errata_command_fails_if_a_check_accepts_both_versions(monkeypatch, capsys):
     same = replace(ERRATA["fa2-scale"], wrong=ERRATA["fa2-scale"].right)
     monkeypatch.setattr(errata, "ERRATA", {"fa2-scale": same})
     assert command.main(["errata"]) == 1
@@ -149,7 +149,7 @@ def test_bad_usage_ends_with_2(arguments, capsys):
     assert end.value.code == 2 and "usage: fa2-lab" in capsys.readouterr().err
 
 
-def test_a_bug_is_not_dressed_up_as_bad_usage(monkeypatch):
+def test_internal_errors_keep_their_traceback(monkeypatch):
     monkeypatch.setattr(tour, "tour", lambda: [][0])
     with pytest.raises(IndexError):
         command.main([])
@@ -162,7 +162,7 @@ def entry(module: str, name: str = "tune") -> EntryPoint:
     return EntryPoint(name, f"{module}:main", command.GROUP)
 
 
-def test_a_command_of_another_package_is_listed_with_its_summary_and_run(monkeypatch, capsys):
+def test_commands_of_plugins_are_listed_and_run(monkeypatch, capsys):
     monkeypatch.setattr(command, "entry_points", lambda group: [entry("fa2_studio.bench.tune")])
     monkeypatch.setattr(EntryPoint, "load", lambda entry: lambda argv: int(argv[1]))
     assert "tune " in command.parser().format_help() and "best block sizes" in command.parser().format_help()
@@ -171,13 +171,13 @@ def test_a_command_of_another_package_is_listed_with_its_summary_and_run(monkeyp
     assert capsys.readouterr().err.startswith("fa2-lab: invalid literal")
 
 
-def test_in_a_checkout_that_is_not_installed_it_says_how_to_get_them(monkeypatch, capsys):
+def test_uninstalled_checkout_says_how_to_get_plugin_commands(monkeypatch, capsys):
     monkeypatch.setattr(command, "entry_points", lambda group: [])
     assert command.main(["bench", "paper"]) == 2
     assert "pip install --no-deps -e ." in capsys.readouterr().err
 
 
-def test_what_is_not_installed_is_named_with_the_extra_that_brings_it(monkeypatch, capsys):
+def test_missing_dependency_is_named_with_its_extra(monkeypatch, capsys):
     def missing(module):
         raise ModuleNotFoundError(f"No module named {module}", name="matplotlib.figure")
 
@@ -222,7 +222,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_what_does_not_exist_is_refused_in_one_line(line, capsys):
+def test_unknown_names_are_refused_with_one_line(line, capsys):
     assert command.main(line.split()) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("fa2-lab: ") and REFUSED[line] in err and len(err.splitlines()) == 1
@@ -283,7 +283,7 @@ def hidden(folder):
     return [file for file in folder.iterdir() if file.name.startswith(".")]
 
 
-def test_ctrl_c_in_the_third_row_keeps_two_and_names_ten(tmp_path):
+def test_ctrl_c_in_the_third_row_keeps_two_rows_and_names_the_ten_missing(tmp_path):
     process = started([sys.executable, "-c", SIGNAL_IN_ROW_THREE, "bench", "smoke", "--folder", str(tmp_path)])
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err.decode()
@@ -294,7 +294,7 @@ def test_ctrl_c_in_the_third_row_keeps_two_and_names_ten(tmp_path):
 # As a process -------------------------------------------------------------------------------------------------
 
 
-def test_it_runs_in_a_terminal_that_knows_ascii_alone():
+def test_commands_run_in_an_ascii_terminal():
     environment = os.environ | dict(LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
     call = [sys.executable, "-m", "fa2_lab", "where", "FA1.A2.L15"]
     done = subprocess.run(call, capture_output=True, env=environment, timeout=60)

@@ -125,7 +125,7 @@ BACKWARD = ["wait", "start K V", "kernel", "arrive", "start K V", "kernel", "sta
 BACKWARD += ["kernel", "arrive", "start dK dV", "kernel", "arrive"]
 
 
-def test_a_rank_computes_before_it_waits_and_transfers_nothing_in_vain(told):
+def test_rank_computes_before_it_waits_and_transfers_nothing_unneeded(told):
     for rank in range(3):
         did = told[rank]["did"]
         assert did["afterwards"] == FORWARD and did["and back"] == FORWARD + BACKWARD
@@ -151,7 +151,7 @@ def test_unshard_and_backward_compare_the_calls_of_all_ranks(told):
         assert kind == "Disagreement" and re.search(calls, text)
 
 
-def test_a_refusal_of_any_length_travels():
+def test_refusal_of_any_length_fits_the_header():
     header = ranks.encode_header(dict(refused="q: got " + 9999 * "é"))
     assert len(header) == ranks.HEADER_BYTES and json.loads(header.numpy().tobytes())["refused"].startswith("q: got éé")
 
@@ -281,7 +281,7 @@ def test_gradients_travel_and_are_summed_in_fp32(monkeypatch):
 
 
 @pytest.mark.parametrize("on_triton, device", [(False, "cpu"), (True, DEVICE)], ids=["torch", "triton"])
-def test_state_is_the_ladder_s(on_triton, device):
+def test_state_equals_the_numpy_reference(on_triton, device):
     draw = np.random.default_rng(0)
     q = torch.empty(2, 3, 41, 20, device=device)
     state, want = State(q, on_triton), [[SoftmaxState.reset(41, 20) for _ in range(3)] for _ in range(2)]
@@ -309,7 +309,7 @@ def test_state_is_the_ladder_s(on_triton, device):
     assert O[:, [0, 4]].isnan().all() and L[:, [0, 4]].isnan().all(), "wrote beyond its heads"
 
 
-def test_states_of_two_lengths_take_the_same_part():
+def test_states_of_two_lengths_merge_the_same_part():
     O, L = torch.randn(1, 3, 8, 16, device=DEVICE), torch.randn(1, 3, 8, device=DEVICE)
     for N in (11, 20):
         state = State(torch.empty(1, 3, N, 16, device=DEVICE), on_triton=True)

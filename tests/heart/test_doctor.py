@@ -35,11 +35,11 @@ def test_doctor_reports_a_machine_without_problems(environment):
         (replace(H100, gpu="Tesla T4", capability=7.5), "TRITON_INTERPRET=1"),
     ],
 )
-def test_what_is_wrong_is_said_with_what_to_do(environment, words):
+def test_doctor_names_each_problem_with_its_fix(environment, words):
     assert words in advice(environment) and screen(environment).endswith(advice(environment))
 
 
-def test_whether_the_interpreter_is_on_and_why():
+def test_doctor_says_whether_and_why_the_interpreter_is_on():
     assert interpreted(LAPTOP) == "on: there is no GPU"
     assert interpreted(H100) == "off: there is a GPU"
     assert interpreted(replace(H100, asked="1")) == "on: TRITON_INTERPRET=1 is set"
@@ -81,7 +81,7 @@ def test_newer_versions_than_any_tested_are_a_warning_and_older_ones_an_error(
     assert says in out.splitlines()[-1] and "torch 2.11 to 2.15, Triton 3.6 to 3.9" in out
 
 
-def test_what_the_interpreter_cannot_use_is_found_where_there_is_no_gpu(monkeypatch, capsys):
+def test_doctor_finds_what_the_interpreter_cannot_use(monkeypatch, capsys):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(interpreter, "GPU_NODES", ())
     monkeypatch.setattr(doctor, "version", dict(numpy="2.4.0", torch="2.13.0", triton="3.6.0").get)

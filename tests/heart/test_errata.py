@@ -48,7 +48,7 @@ def test_a_check_refuses_a_change_of_any_number(erratum):
         assert not erratum.check(nudged(right, part, step)), f"number {part} of {count} may be off"
 
 
-def test_a_version_that_is_no_better_is_not_told_apart():
+def test_version_that_is_no_more_accurate_is_not_told_apart():
     for wrong, right in ((1.0, 1.0), (1.0, np.nan), (2.0, 3.0)):
         given = dict(wrong=lambda x=wrong: x, right=lambda x=right: x, error=lambda x: abs(x - 1.0))
         assert not measure(Erratum("x", "FA2 paper", "c", "w", "i", **given)).told_apart

@@ -56,7 +56,7 @@ def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("arguments", [["bench", "smoke"], ["figures", "waves"], ["book", "02"]], ids=" ".join)
-def test_commands_that_keep_something_ask_first(arguments, tmp_path, monkeypatch, capsys):
+def test_commands_that_write_check_their_folder_first(arguments, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").touch()
     assert command.main([*arguments, "--folder", str(tmp_path / "file" / "x")]) == 2
     out, err = capsys.readouterr()

@@ -88,7 +88,7 @@ def test_which_tensors_the_hopper_forward_accepts(change, fine):
 
 
 @pytest.mark.parametrize("odd", ("Q", "K", "V", None))
-def test_every_address_is_looked_at(odd, monkeypatch):
+def test_alignment_of_every_tensor_is_checked(odd, monkeypatch):
     monkeypatch.setattr(launch, "prepare_launch", lambda *_: lambda *_: None)
     monkeypatch.setattr(launch.host, "scheduler_counter", lambda X, in_custom_op: None)
     tensors = [torch.empty(5000, dtype=torch.float16)[8 - 4 * (name == odd) :][:4096] for name in "QKV"]
@@ -159,7 +159,7 @@ def test_which_kernels_are_chosen_for_a_call(
     assert name == chosen and all(a is b for a, b in zip(found, (*given, record), strict=True))
 
 
-def test_a_large_call_is_theirs_and_a_tiny_one_is_not():
+def test_hopper_kernels_take_large_calls_and_not_tiny_ones():
     large, tiny = torch.empty(4, 16, 4096, 64, device="meta"), torch.empty(1, 1, 64, 64, device="meta")
     for room in (launch, backward_launch):
         assert room.enough_work(large, large) and not room.enough_work(tiny, tiny)

@@ -118,7 +118,7 @@ def differing(times, Q, K, V, lengths, causal):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("d, N", ((64, 1000), (64, 250), (128, 1000), (128, 2300), (128, 250)))
-def test_same_bits_a_thousand_times(d, N, causal):
+def test_same_bits_in_a_thousand_runs(d, N, causal):
     Q, K, V = (draw(4, 8, N, d, torch.bfloat16, seed=seed) for seed in range(3))
     assert not differing(1000, Q, K, V, None, causal)
 
@@ -147,7 +147,7 @@ def test_processes_that_take_turns_on_the_gpu():
 
 
 @hopper
-def test_counter_is_put_back_and_graphs_have_their_own():
+def test_scheduler_counter_is_reset_and_each_graph_has_its_own():
     Q, K, V = (draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(3))
     tensors = Tensors(Q, K, V)
     for captured, want in replayed(partial(launch.prepare(tensors, Options(True, 0.1)), tensors)):
@@ -177,7 +177,7 @@ def test_a_prepared_call_is_right_on_other_tensors(padded):
 
 
 @hopper
-def test_launched_again_past_triton_and_keeps_nothing_alive(monkeypatch):
+def test_relaunch_bypasses_triton_and_keeps_no_tensor_alive(monkeypatch):
     made = []
     monkeypatch.setattr(launch, "Launch", lambda *a, **b: made.append(Launch(*a, **b)) or made[0])
     Q = draw(1, 2, 200, 64, torch.float16)

@@ -266,7 +266,7 @@ def test_expanded_heads_are_taken_and_their_gradients_lie_apart(packed, monkeypa
     assert all(x.is_contiguous() for x in call(Q, None, Q, Q[..., 0], record))
 
 
-def test_each_stream_counts_for_itself_and_a_graph_has_a_counter_of_its_own(monkeypatch):
+def test_each_stream_and_graph_has_its_own_scheduler_counter(monkeypatch):
     monkeypatch.undo()
     stream, capturing = [7], [False]
     monkeypatch.setattr(host, "current_stream", lambda X: stream[0])

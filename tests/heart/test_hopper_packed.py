@@ -150,7 +150,7 @@ def test_random_lengths_by_python():
 
 
 @pytest.mark.parametrize("n_q, n_k", LENGTHS)
-def test_all_add_in_one_order_and_nobody_waits_for_ever(n_q, n_k, monkeypatch):
+def test_deterministic_additions_come_in_one_order_without_deadlock(n_q, n_k, monkeypatch):
     by_python(monkeypatch)
     chance = random.Random(sum(n_q))
     for causal, (group, parts) in product((False, True), ((1, 1), (2, 3))):
@@ -170,7 +170,7 @@ def moved(starts, n) -> list[int]:
     return [0, *(min(max(x, 0), n) for x in starts[1:])]
 
 
-def test_starts_in_any_order_make_nobody_wait_for_ever(monkeypatch):
+def test_starts_in_any_order_cause_no_deadlock(monkeypatch):
     """Starts that run backwards have the counters begin past every turn; the next test sees that they do."""
     by_python(monkeypatch)
     chance, back = random.Random(0), 0
@@ -190,7 +190,7 @@ def test_starts_in_any_order_make_nobody_wait_for_ever(monkeypatch):
 
 
 @pytest.mark.parametrize("starts", (*WILD, *TAME), ids=str)
-def test_starts_that_run_backwards_make_sums_and_counters_nan(starts):
+def test_decreasing_starts_set_sums_and_counters_to_nan(starts):
     """Of rows or of keys, and only where all add in turn: then no gradient of rows looks like a number."""
     wild, n, options = starts in WILD, 1000, Options(True, 0.1)
     q = torch.zeros(n, 1, 16, device=DEVICE)

@@ -129,7 +129,7 @@ def in_any_order(items, programs, chance, begun=0):
 
 
 @pytest.mark.parametrize("n, N_q, N_k", [*CASES, (5, 64, 700), (6, 700, 64)])
-def test_all_add_in_one_order_and_nobody_waits_for_ever(n, N_q, N_k):
+def test_deterministic_additions_come_in_one_order_without_deadlock(n, N_q, N_k):
     chance = random.Random(N_q)
     for w, (window, (group, parts)) in enumerate(product(WINDOWS, ((1, 1), (2, 3), (3, 7)))):
         lengths = (None, [N_k, 0], [N_k // 3, 129])[(n + w) % 3]

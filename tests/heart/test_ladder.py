@@ -321,7 +321,7 @@ def test_a_hopper_rung_compiles_without_spills_and_multiplies_on_tensor_cores(ro
 
 @pytest.mark.beside("ladder_worker.py")
 @pytest.mark.parametrize(("name", "kernels"), [("b00", 2), ("b01", 3), ("s00", 1), ("s01", 1)])
-def test_what_stands_beside_the_ladder_compiles_without_spills(rows, name, kernels):
+def test_kernels_beside_the_ladder_compile_without_spills(rows, name, kernels):
     compiled = [row for row in rows if row["rung"].startswith(name)]
     assert len(compiled) == kernels and all(row["spills"] <= allowed(name) for row in compiled)
     assert sum(row["tensor"] for row in compiled) > 0
@@ -340,7 +340,7 @@ def test_a_rung_stands_alone_and_names_its_change(rung):
     assert name.lower() == rung[4:].replace("_", " ") and sentence.endswith(".")
 
 
-def test_a_rung_by_itself_says_what_of_it_is_wrong(monkeypatch, capsys):
+def test_running_a_rung_file_reports_wrong_results(monkeypatch, capsys):
     real, given = ladder.load("08").forward, (100, 37, 64, True)  # whose first rows see no key
     spoils = {"": lambda O, L: (O, L), "O": lambda O, L: (1.01 * O, L), "L": lambda O, L: (O, L + 0.1)}
     for wrong, spoil in (spoils | {"empty rows": lambda O, L: (O, L.nan_to_num())}).items():

@@ -322,7 +322,7 @@ def test_a_repeated_word_attends_to_the_word_that_followed_it():
 
 
 @pytest.mark.parametrize("name", live.STILLS)
-def test_a_piece_is_one_document_that_asks_for_nothing_and_says_itself_without_scripts(name):
+def test_interactive_figure_is_one_document_without_requests_and_has_a_static_text(name):
     page = live.page(name)
     assert not re.search(r"""(src|href)="(?!data:|#)|https?://(?!www\.w3\.org/)""", page)
     assert "<noscript>" in page and all(live.page_texts(name)[:2])

@@ -243,7 +243,7 @@ def test_the_meter_sees_the_split_workers_and_a_window_s_own_keys():
         (1, True, [(slice(0, 1), slice(0, 1), Tile.DIAGONAL), (slice(1, 1), slice(0, 1), Tile.SKIP)]),
     ],
 )
-def test_a_rank_s_own_meeting_in_two_calls(length, causal, want):
+def test_halves_of_a_ranks_own_shard(length, causal, want):
     assert shards.halves(length, causal) == want
 
 
@@ -259,7 +259,7 @@ LENGTHS = [[5, 8], [4, 0, 7], [1, 1, 1], [3, 6, 2, 2], [13], [7, 0, 0, 1]]
 
 @pytest.mark.parametrize("layout", shards.LAYOUTS)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_pieces_are_the_sequence_cut_once_and_meetings_the_mask_each_entry_once(lengths, layout):
+def test_pieces_cover_the_sequence_once_and_shard_tiles_the_mask_once(lengths, layout):
     N, ranks = sum(lengths), range(len(lengths))
     rows = [np.concatenate([np.arange(N)[p] for p in of_rank]) for of_rank in shards.pieces(lengths, layout)]
     assert sorted(np.concatenate(rows).tolist()) == list(range(N)) and [len(held) for held in rows] == lengths

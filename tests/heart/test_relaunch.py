@@ -193,7 +193,7 @@ OTHER_ORDERS = dict(  # of launchers of a Triton that nobody has seen yet
 
 @pytest.mark.parametrize("order", OTHER_ORDERS)
 @pytest.mark.parametrize("name", ("launch", "start"))
-def test_another_triton_inside_is_declined(order, name, gpu):
+def test_relaunch_declines_unknown_triton_internals(order, name, gpu):
     grids = []
 
     class Other:

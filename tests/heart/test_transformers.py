@@ -267,12 +267,12 @@ IN_THE_MIDDLE = dict(attention_mask=torch.tensor([[True, False, True, True]]))
     (IN_THE_MIDDLE, "attention_mask: got padding between .*"),
     (dict(q_offset=4, kv_offset=8), "mask: got 4 rows from 4, 4 columns from 8"),
 ])  # fmt: skip
-def test_what_is_no_interval_is_refused_by_its_name(given, says):
+def test_masks_that_are_no_interval_are_refused_by_name(given, says):
     with pytest.raises(ValueError, match=f"^{says}; it takes "):
         ours.interval(1, 4, 4, **given)
 
 
-def test_a_mask_that_was_made_elsewhere_is_refused():
+def test_foreign_mask_tensors_are_refused():
     model, (ids, *_) = model_of("Llama"), tokens()
     model.set_attn_implementation("fa2_lab")
     with pytest.raises(ValueError, match=r"attention_mask: got shape \(1, 1, 9, 9\), made elsewhere"):
@@ -280,7 +280,7 @@ def test_a_mask_that_was_made_elsewhere_is_refused():
 
 
 @pytest.mark.parametrize("name", ("position_bias", "head_mask", "output_attentions"))
-def test_what_only_eager_does_is_refused(name):
+def test_features_of_eager_attention_only_are_refused(name):
     q = torch.zeros(1, 1, 2, 16, device=DEVICE)
     with pytest.raises(ValueError, match=f"^{name}: got "):
         ours.attend(None, q, q, q, None, is_causal=True, **{name: True})

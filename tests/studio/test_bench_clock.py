@@ -38,7 +38,7 @@ def calls_of(clocks: Clocks, order: list, **milliseconds: float) -> dict:
 # Rested -------------------------------------------------------------------------------------------------------
 
 
-def test_a_time_is_that_of_the_call_without_flush_head_start_and_host(clocks):
+def test_measured_time_excludes_cache_flush_head_start_and_host(clocks):
     flushed = []
     found = protocol.measure(
         calls_of(clocks, [], a=0.5, b=2.0, c=0.01) | dict(broken=lambda: [][0]),
@@ -52,7 +52,7 @@ def test_a_time_is_that_of_the_call_without_flush_head_start_and_host(clocks):
     assert compare.refused([0.0, math.nan]).startswith("wrong")
 
 
-def test_contestants_take_turns_and_nobody_always_comes_after_the_same_one(clocks):
+def test_implementations_run_in_random_order_in_each_round(clocks):
     order = []
     protocol.measure(calls_of(clocks, order, a=1.0, b=1.0, c=1.0), repeats=12, flushing=lambda: lambda: None)
     turns = "".join(order[3 * protocol.WARM_UP :])
@@ -83,7 +83,7 @@ def test_a_sustained_time_is_that_of_the_call_and_takes_at_least_a_second(ms, cl
         assert 1.0 <= order.count(name) * length / 1e3 < 2.5 + 12 * length / 1e3
 
 
-def test_the_gpu_never_waits_for_the_host_and_what_is_cold_does_not_count(clocks, monkeypatch):
+def test_sustained_timing_keeps_the_gpu_busy_and_excludes_warm_up(clocks, monkeypatch):
     began, counted = [], []
     monkeypatch.setattr(protocol, "summary", lambda pieces: counted.extend(pieces) or protocol.Timing(1.2, 1.2, 1.2))
 
@@ -117,7 +117,7 @@ def test_the_readings_reach_the_row(clocks):
     assert row.ratio("fa2_lab", "cuDNN") == pytest.approx(2.0) and row.rate("fa2_lab") == pytest.approx(1.0)
 
 
-def test_as_called_a_time_is_the_hosts_where_that_is_longer(clocks):
+def test_time_with_host_is_the_host_time_if_that_is_longer(clocks):
     found = protocol.measure_repeated(calls_of(clocks, [], a=1.0, b=0.05) | dict(broken=lambda: [][0]))
     assert found.pop("broken").startswith("IndexError")
     assert {name: timing.median for name, timing in found.items()} == pytest.approx(dict(a=1.0, b=0.2), rel=0.02)
@@ -126,7 +126,7 @@ def test_as_called_a_time_is_the_hosts_where_that_is_longer(clocks):
 # The host, memory, ceilings -----------------------------------------------------------------------------------
 
 
-def test_the_hosts_time_is_that_of_calls_in_a_row_inside_what_is_held(clocks):
+def test_host_time_is_measured_over_calls_in_a_row_inside_their_context(clocks):
     inside, log = [], []
 
     @contextmanager

@@ -197,7 +197,7 @@ def test_what_was_measured_without_pauses_has_tables_of_its_own():
     assert run.made().endswith("triton 3.10 or 3.6")
 
 
-def test_it_says_where_we_are_behind_and_by_how_much():
+def test_results_page_lists_where_we_are_slower_and_by_how_much():
     rows = [both(cuDNN=3.0), both(cuDNN=1.5), both(causal=True, cuDNN=1.0), both(d=64, FlexAttention=1.0)]
     where, title = "forward, N = 4,096, batch size 4, 16 heads, d = 128, causal", page.title_of(suite())
     assert page.behind([suite(*rows), suite(both(cuDNN=3.0))], "cuDNN") == [[title, "2 of 3", "0.50", where]]
@@ -258,7 +258,7 @@ def test_writing_takes_a_checkout_and_touches_only_what_stands_between_the_marke
 # Sent by others -------------------------------------------------------------------------------------------------
 
 
-def test_a_record_that_others_sent_stands_beside_ours(tmp_path):
+def test_submitted_record_is_listed_beside_ours(tmp_path):
     theirs = suite(compare(), compare(causal=True))
     theirs.machine = MACHINE | dict(gpu="NVIDIA L4")
     path = results.save(theirs, tmp_path / "submitted")

@@ -57,7 +57,7 @@ def test_flops_are_counted_as_the_paper_counts_them():
 
 
 @pytest.mark.parametrize("causal, N_q, N_k", [(False, 100, 100), (True, 100, 100), (True, 90, 130), (False, 70, 30)])
-def test_truths_are_autograds_in_float64_and_wrong_answers_lie_far_from_them(causal, N_q, N_k, monkeypatch):
+def test_definition_equals_autograd_in_float64_and_detects_wrong_answers(causal, N_q, N_k, monkeypatch):
     p = Problem(2, 4, 2, N_q, N_k, 16, causal, dtype="float64")
     q, k, v, dO = p.tensors(grad=True, device="cpu")
     O = dense.plain(p)(q, k, v)
@@ -75,7 +75,7 @@ def test_truths_are_autograds_in_float64_and_wrong_answers_lie_far_from_them(cau
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_whole_truth_is_autograds_too(causal):
+def test_full_definition_equals_autograd(causal):
     p = Problem(1, 2, 2, 40, 40, 16, causal, dtype="float64")
     q, k, v, dO = p.tensors(grad=True, device="cpu")
     O = dense.plain(p)(q, k, v)
@@ -85,7 +85,7 @@ def test_the_whole_truth_is_autograds_too(causal):
 
 
 @pytest.mark.parametrize("kind", accuracy.INPUTS)
-def test_every_error_is_that_of_its_contestant_and_its_part(kind, monkeypatch):
+def test_each_recorded_error_belongs_to_its_implementation_and_part(kind, monkeypatch):
     p = replace(SMALL, heads=2)
     right = dense.plain(p)
     wrong = Implementation(lambda problem: lambda q, k, v: right(q, Scaled.apply(k, 0.75), Scaled.apply(v, 1.5)))
@@ -228,7 +228,7 @@ def timed(monkeypatch):
     return asked
 
 
-def test_a_cache_is_read_by_everybody_who_is_right_and_times_are_microseconds(timed, monkeypatch):
+def test_decode_implementations_read_the_cache_and_times_are_microseconds(timed, monkeypatch):
     doubled = Implementation(lambda problem: lambda q, k, v: 2 * dense.plain(problem)(q, k, v), "decode")
     for name, who in {**IMPLEMENTATIONS}.items():
         monkeypatch.setitem(IMPLEMENTATIONS, name, replace(who, suites="decode" if name == "torch" else ""))
@@ -258,7 +258,7 @@ def test_pages_that_give_another_answer_are_not_timed(timed, monkeypatch):
     assert list(row.values) == ["fa2_lab", "page 16"] and row.failed == {"page 64": "wrong: error 5.0e-01"}
 
 
-def test_reading_alone_looks_at_every_number():
+def test_bandwidth_kernel_reads_every_number():
     pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
     from fa2_studio.bench import bandwidth
 

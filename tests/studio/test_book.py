@@ -154,7 +154,7 @@ def test_every_chapter_is_in_one_part_and_has_notebook_and_source():
     assert {c.number for c in CHAPTERS} == set(" ".join(PARTS.values()).split())
 
 
-def test_the_moving_climb_and_the_live_pieces_data_are_what_the_code_makes():
+def test_animated_climb_and_data_of_interactive_figures_are_up_to_date():
     for name, content in pictures.files().items():
         file = NOTEBOOKS.parent / "figures" / name
         assert file.read_text(encoding="utf-8") == content, "run `python -m fa2_studio.book.pictures`"

@@ -52,7 +52,7 @@ def test_source_and_twin_are_the_same(name):
 
 
 @each
-def test_a_source_says_what_a_student_needs(name):
+def test_assignment_source_names_its_requirements(name):
     notebook = source(ASSIGNMENTS[name])
     text = notebook.cells[0].source
     for part in ("| step | points |", "*Time: ", ". Before this: ", ". Hardware: ", "**How it is graded.**"):
@@ -150,7 +150,7 @@ def test_an_answer_that_games_the_checks_gets_less_than_full_marks(name):
     assert got.score < most, got.page
 
 
-def test_a_student_s_test_that_gives_two_answers_of_one_thing_is_worth_nothing(capsys):
+def test_nondeterministic_student_test_gets_no_points(capsys):
     """Such as one that draws without a seed. Here each thing is refused once."""
     seen = set()
 
@@ -161,7 +161,7 @@ def test_a_student_s_test_that_gives_two_answers_of_one_thing_is_worth_nothing(c
     assert report.passed == 0 and "two answers about" in capsys.readouterr().out
 
 
-def test_a_student_s_test_that_is_too_late_on_right_things_is_told_so_and_loses_their_share(capsys):
+def test_student_test_that_times_out_on_right_versions_loses_their_share(capsys):
     """Two wrong things are caught, and one of two right ones takes too long."""
 
     def slow(thing):

@@ -56,7 +56,7 @@ NONSENSE += [b'{"array": ["", "|O", [1], [0], false]}', b'{"array": ["AAAA", "<f
 
 
 @pytest.mark.parametrize("text", NONSENSE)
-def test_a_message_that_makes_no_sense_is_an_error_and_runs_nothing(text):
+def test_malformed_message_is_an_error_and_runs_nothing(text):
     with pytest.raises(ValueError):
         channel.receive(io.BytesIO(text + b"\n"))
 

@@ -218,7 +218,7 @@ DENSE = """    hidden = causal & (np.arange(len(K)) > np.arange(len(Q))[:, None]
     return p_ @ V / p_.sum(1, keepdims=True), 0"""
 
 
-def test_dense_attention_and_no_clocks_are_no_mend(points, capsys):
+def test_dense_attention_or_removed_clocks_do_not_pass_as_a_fix(points, capsys):
     answer = right_answer("race", 0)
     first = "    block, B_c = Block(), 4\n"
     names = "names that the program already has"
@@ -236,7 +236,7 @@ def test_dense_attention_and_no_clocks_are_no_mend(points, capsys):
         assert said in capsys.readouterr().out
 
 
-def test_nan_is_no_number_by_hand(capsys):
+def test_nan_is_refused_as_a_hand_computed_number(capsys):
     names = ("thread blocks", "waves on an A100", "KiB of shared memory", "MiB moved")
     assert predict.by_hand(lambda: dict.fromkeys(names, float("nan"))).passed == 0
 

@@ -187,7 +187,7 @@ def test_no_process_of_a_student_survives_grading(attacked):
     assert not [c for c in commands if b"course.worker" in c and b"fa2-course-" in c]
 
 
-def test_a_page_has_a_limit(tmp_path):
+def test_feedback_page_has_a_size_limit(tmp_path):
     """Two thousand cells that print much are one page of a fifth of a megabyte."""
     graded = grade_notebook.Graded("ada", "1_online_softmax", {"test_a": 1.0})
     for _ in range(2000):
@@ -292,7 +292,7 @@ def error_in_a_sandbox(package: Path, *cells: str, assignment=FIRST, processes=N
 
 
 @needs_sandbox
-def test_no_word_passes_from_one_notebook_to_another():
+def test_notebooks_cannot_leave_data_for_each_other():
     """By none of the ways that the kernel has, neither beside it nor after it."""
     with grade.packages([FIRST]) as staged:
         package, processes = staged[FIRST.name], []

@@ -41,7 +41,7 @@ def checkout(tmp_path):
     return tmp_path
 
 
-def test_what_their_tests_say_is_counted(checkout, monkeypatch, capsys):
+def test_outcomes_of_third_party_tests_are_counted(checkout, monkeypatch, capsys):
     record = checkout / "judged.json"
     monkeypatch.setattr(command, "RECORD", record)
     assert command.main(["cs336", str(checkout), "--record"]) == 1
@@ -57,7 +57,7 @@ def test_tests_that_do_not_start_are_an_error(checkout):
         command.main(["cs336", str(checkout)])
 
 
-def test_a_machine_that_lacks_what_their_tests_import_is_told_so(tmp_path, monkeypatch):
+def test_missing_imports_of_third_party_tests_are_named(tmp_path, monkeypatch):
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "test_varlen_attention.py").touch()
     monkeypatch.setattr(command, "find_spec", lambda name: None)

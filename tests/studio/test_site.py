@@ -192,7 +192,7 @@ class Server(SimpleHTTPRequestHandler):
         self.server.missing.append(self.path)
 
 
-def test_in_a_browser_nothing_overflows_fades_or_complains(folder, pages, tmp_path):
+def test_pages_in_a_browser_have_no_overflow_fading_or_console_errors(folder, pages, tmp_path):
     """Every page at 390, 768 and 1280 pixels, light and dark, with all folds open."""
     browser = next(filter(None, map(shutil.which, slides.BROWSERS)), None)
     if browser is None:
