@@ -46,8 +46,8 @@ def results_page(folder: Path | None = None) -> str:
         lines += ["", f"## {title}", "", *text]
     lines += ["", "## What we measured", "", RECORDS]
     for run in runs:
-        name = called(run)
-        about = subject(run).replace(name, f"[{name}](figures/data/{path_of(run.suite).name})", 1)
+        name = record_name(run)
+        about = what_is_measured(run).replace(name, f"[{name}](figures/data/{path_of(run.suite).name})", 1)
         lines += ["", f"### {TITLES[run.suite]}", "", about, "", *medians(run), "", " ".join(remarks(run))]
     return "\n".join(lines) + "\n"
 
@@ -55,9 +55,9 @@ def results_page(folder: Path | None = None) -> str:
 def full_page(folder: Path | None = None) -> str:
     """Return RESULTS.md for the site, in folds, with the commit, the spread and all rows of every record."""
     runs = recorded(folder)
-    lines = [*opening(runs, briefly), "", "## What we measured", "", FOLDS]
+    lines = [*opening(runs, brief_problem), "", "## What we measured", "", FOLDS]
     for run in runs:
-        title, inside = TITLES[run.suite], tables(run, usual(runs))
+        title, inside = TITLES[run.suite], tables(run, usual_machine(runs))
         lines += ["", *fold(result(run), [f"({slug(title)})=", inside], title)]
     for title, words, text in background(folder):
         lines += ["", f"## {title}", "", *fold(words, text)]
@@ -84,13 +84,13 @@ def opening(runs: list[Record], naming: Callable[[Measurement], str]) -> list[st
 def background(folder: Path | None) -> Iterable[tuple[str, str, list[str]]]:
     """Yield (title, result, lines) of the sections on GPUs, third-party tests, how to read the page, and timing."""
     speeds = gpus(folder)
-    yield "GPU by GPU", fastest(folder), [GPUS, "", *speeds]
-    yield "Third-party tests", failures(), [TESTS, "", *judged()]
+    yield "GPU by GPU", fastest_by_gpu(folder), [GPUS, "", *speeds]
+    yield "Third-party tests", third_party_failures(), [TESTS, "", *third_party_results()]
     title, _, text = LEAD.read_text(encoding="utf-8").removeprefix("## ").partition("\n\n")
     yield title, "What the names mean, and how we call each implementation", [text.rstrip("\n")]
     runs = recorded(folder)
     protocols = [f"**{name.capitalize()}.** {protocol}\n" for protocol, name in WAYS.items()]
-    machine = " ".join([made_on(usual(runs)), *assembled(runs), CEILINGS])
+    machine = " ".join([machine_sentence(usual_machine(runs)), *assembler_sentence(runs), CEILINGS])
     words = "Repetitions, pauses, the L2 cache, ceilings and versions"
     yield "How it was timed", words, [*protocols, machine, "", *ceilings(runs)]
 
@@ -99,7 +99,9 @@ def ceilings(runs: list[Record]) -> list[str]:
     """Return a table of the speeds of a large matmul and of a copy, with a line per run that also has other rows."""
     ceilings_of = {TITLES[run.suite]: run.ceilings for run in runs if run.ceilings and run.rows}
     names = dict.fromkeys(name for each in ceilings_of.values() for name in each)
-    rows = [[title, *(short(each[x]) if x in each else "-" for x in names)] for title, each in ceilings_of.items()]
+    rows = [
+        [title, *(short_number(each[x]) if x in each else "-" for x in names)] for title, each in ceilings_of.items()
+    ]
     return table(["run", *(", ".join(name.split()) for name in names)], rows)
 
 
@@ -111,7 +113,7 @@ def outcome(runs: list[Record]) -> list[str]:
     than = join_with_and(
         [f"faster than {name} on {wins:,} of {every:,} problems" for name, (wins, every) in won.items()]
     )
-    gpu = usual(runs)["gpu"]
+    gpu = usual_machine(runs)["gpu"]
     lead = f"**In the settings of the following figure, measured on an {gpu}, `fa2_lab` is {than}.** A problem that we"
     lead += " timed in two ways counts twice. The figure leaves out some of the suites."
     slow = f"In all suites together, `fa2_lab` is slower {SLOW}, as [the next table](#where-fa2_lab-is-slower) shows."
@@ -119,7 +121,7 @@ def outcome(runs: list[Record]) -> list[str]:
     return [f"{lead} {slow}", "", f"![{message}.](figures/ratios.svg)", "", how]
 
 
-def usual(runs: list[Record]) -> dict:
+def usual_machine(runs: list[Record]) -> dict:
     """Return the machine and the versions that most records have, without commit and Python."""
     kept = [json.dumps({k: v for k, v in run.machine.items() if k not in ("commit", "python")}) for run in runs]
     return json.loads(Counter(kept).most_common(1)[0][0]) if kept else {}
@@ -150,7 +152,7 @@ VERSIONS = dict(driver="driver", torch="torch", triton="Triton", ptxas="ptxas", 
 PTXAS = "ptxas 13.4, which Triton 3.9 brings, instead of 12.9"  # the name of an idea in the record `ideas`
 
 
-def made_on(machine: dict) -> str:
+def machine_sentence(machine: dict) -> str:
     """Describe the machine of most records."""
     peers = [f"{name} {version}" for name, version in machine.get("peers", {}).items()]
     software = join_with_and([f"{name} {machine[key]}" for key, name in VERSIONS.items() if key in machine] + peers)
@@ -158,7 +160,7 @@ def made_on(machine: dict) -> str:
     return f"{machine} The results page of the site lists the commit and the software versions for each suite."
 
 
-def assembled(runs: list[Record]) -> Iterable[str]:
+def assembler_sentence(runs: list[Record]) -> Iterable[str]:
     """Describe which version of NVIDIA's assembler compiled the records, and what another version changes."""
     rows = [row for run in runs if run.suite == "ideas" for row in run.rows if row.problem.get("idea") == PTXAS]
     if rows:
@@ -171,7 +173,7 @@ def assembled(runs: list[Record]) -> Iterable[str]:
         )
 
 
-def rest_of(protocol: str, known: str) -> str | None:
+def added_text(protocol: str, known: str) -> str | None:
     """Return the text that a protocol adds to a known one, or None if it does not begin with the known one.
 
     The numbers of repetitions may differ.
@@ -181,26 +183,26 @@ def rest_of(protocol: str, known: str) -> str | None:
     return protocol.removeprefix(known).strip() if protocol.startswith(known) else None
 
 
-def tables(run: Record, usual: dict) -> str:
+def tables(run: Record, usual_machine: dict) -> str:
     """Return the section of a record for the site: its subject, medians, remarks, spread and all rows."""
     rungs = ["", *ladder.markdown(run)] if run.suite == "ladder" and not run.missing else []
-    words = [*remarks(run), *filter(None, map(spread, views(run))), f"Measured at commit {code(run, usual)}."]
+    words = [*remarks(run), *filter(None, map(spread, views(run))), f"Measured at commit {code(run, usual_machine)}."]
     rows = fold("All rows", [numbers(run)])
-    return "\n".join([subject(run), "", *medians(run), *rungs, "", " ".join(words), "", *rows])
+    return "\n".join([what_is_measured(run), "", *medians(run), *rungs, "", " ".join(words), "", *rows])
 
 
 def numbers(run: Record) -> str:
     """Return tables with all rows of a record, also of one from an interrupted run."""
     lines = []
     for view in views(run):
-        for rows in alike(view.rows):
+        for rows in rows_by_table(view.rows):
             lines += [*rows_table(rows, unit_of(rows[0]), way_of(view)), ""]
         if any(row.chip for row in view.rows):
             lines += [*rows_table(view.rows, CHIP, f"{way_of(view)}, SM clock and power".removeprefix(", ")), ""]
     return "\n".join(lines)
 
 
-def alike(rows: list[Measurement]) -> Iterable[list[Measurement]]:
+def rows_by_table(rows: list[Measurement]) -> Iterable[list[Measurement]]:
     """Return the rows in groups for one table each: with the same unit and the same implementations per direction."""
     names: dict[str, dict[str, None]] = {}
     for row in rows:
@@ -220,17 +222,17 @@ def recorded(folder: Path | None = None) -> list[Record]:
 # One record ---------------------------------------------------------------------------------------------------
 
 
-def subject(run: Record) -> str:
+def what_is_measured(run: Record) -> str:
     """Return sentences that describe what a record measures and its problems."""
     what = SUITES[run.suite].what if run.suite in SUITES else OTHERS[run.suite]
     verb = "times" if run.suite in (*GRIDS, "packed", "decode", "ring") else "measures"
     verb = "contains" if run.suite in OTHERS else verb
     rows = run.rows + run.sustained
     inputs = f" {shapes(rows)}" if rows else ""
-    return f"{called(run)} {verb} {what}.{inputs}"
+    return f"{record_name(run)} {verb} {what}.{inputs}"
 
 
-def called(run: Record) -> str:
+def record_name(run: Record) -> str:
     """Return the name of a record in sentences."""
     return "This record" if run.suite in OTHERS else f"`bench {run.suite}`"
 
@@ -245,7 +247,7 @@ def result(run: Record) -> str:
     if ahead:
         return f"Faster than {'; '.join(ahead)}"
     if found := {peer: each[0] for peer in RIVALS if (each := ratios(run.rows, "fa2_lab", peer))}:
-        return join_with_and([f"{near(x)} times as fast as {peer}" for peer, x in found.items()])
+        return join_with_and([f"{ratio_text(x)} times as fast as {peer}" for peer, x in found.items()])
     names, rows = next(iter(median_rows(run).items()), ((), []))
     if not rows:
         return join_with_and(
@@ -306,7 +308,7 @@ def median_rows(run: Record) -> dict[tuple[str, ...], list[list[str]]]:
         if shared:
             columns = {name: [row.rate(name) if row.flops else row.values[name][0] for row in shared] for name in names}
             over = f"{len(shared)} of {len(rows)}" if len(shared) < len(rows) else f"all {len(rows)}"
-            cells = [short(median(numbers)) for numbers in columns.values()]
+            cells = [short_number(median(numbers)) for numbers in columns.values()]
             lines.setdefault(names, []).append(
                 [f"{DIRECTIONS.get(direction, direction)}, {unit_of(rows[0])}", over, *cells]
             )
@@ -324,7 +326,7 @@ def remarks(run: Record) -> list[str]:
         apart = max((abs(a - b) for curve in others for a, b in zip(curve, first, strict=True)), default=0.0)
         sentences.append(f"No loss curve ever differs from that of {next(iter(run.curves))} by more than {apart:.2g}.")
     for view in views(run):
-        rests = [rest for known in WAYS if (rest := rest_of(view.protocol, known)) is not None]
+        rests = [rest for known in WAYS if (rest := added_text(view.protocol, known)) is not None]
         sentences += rests or [view.protocol.removesuffix(".") + "."] if view.protocol else []
     if run.suite == "ampere":
         sentences.append(of_flash_2(run))
@@ -333,23 +335,23 @@ def remarks(run: Record) -> list[str]:
         sentences.append(f"No command {what}, because {run.made_by}.")
     if run.missing:
         sentences.append(f"The last run was interrupted before it reached {len(run.missing)} of its rows.")
-    return [*filter(None, sentences), *absent(run.rows + run.sustained)]
+    return [*filter(None, sentences), *missing_numbers(run.rows + run.sustained)]
 
 
-def absent(rows: list[Measurement]) -> list[str]:
+def missing_numbers(rows: list[Measurement]) -> list[str]:
     """Return a sentence per implementation on whether some or all of its numbers are missing, and why."""
     reasons: dict[str, dict[str, None]] = {}
     for row in rows:
         for name, why in row.failed.items():
             if why != ABSENT:
-                reasons.setdefault(name, {})[clause(why.removesuffix("."))] = None
+                reasons.setdefault(name, {})[reason_clause(why.removesuffix("."))] = None
     some = {name: "Some" if any(name in row.values for row in rows) else "All" for name in reasons}
     return [
         f"{some[name]} numbers for {name} are missing because {join_with_and([*why])}." for name, why in reasons.items()
     ]
 
 
-def clause(why: str) -> str:
+def reason_clause(why: str) -> str:
     """Return a recorded reason, or the first sentence of an error, as words that can follow "because"."""
     return f'it failed with "{why.split(". ")[0]}"' if re.match(r"\w+: ", why) else why
 
@@ -366,21 +368,21 @@ def second_way(run: Record) -> str:
     return "with host" if run.suite == "sweep" else "sustained"
 
 
-def code(run: Record, usual: dict) -> str:
+def code(run: Record, usual_machine: dict) -> str:
     """Return the commit, or the fingerprint of the sources, and the directions that were measured at another commit."""
-    parts, apart = [versions(run.machine, usual)], {}
+    parts, apart = [versions(run.machine, usual_machine)], {}
     for kind, rows in (("", run.rows), (f"{second_way(run)} ", run.sustained)):
         for row in rows:
             if row.machine:
-                apart.setdefault(versions(run.machine | row.machine, usual), {})[kind + row.direction] = None
+                apart.setdefault(versions(run.machine | row.machine, usual_machine), {})[kind + row.direction] = None
     return "; ".join(parts + [f"{join_with_and([*directions])} at {machine}" for machine, directions in apart.items()])
 
 
-def versions(machine: dict, usual: dict) -> str:
+def versions(machine: dict, usual_machine: dict) -> str:
     """Return a machine's commit, and its versions that differ from those of the usual machine."""
     both = [
         {k: v for k, v in m.items() if k not in ("commit", "peers", "python")} | m.get("peers", {})
-        for m in (machine, usual)
+        for m in (machine, usual_machine)
     ]
     others = [f"{name} {version}" for name, version in both[0].items() if both[1].get(name) != version]
     return ", ".join([machine["commit"], *others])
@@ -401,7 +403,7 @@ def unit_of(row: Measurement) -> str:
     return "TFLOP/s" if row.flops else row.unit
 
 
-def short(x: float) -> str:
+def short_number(x: float) -> str:
     """Return a number in a few characters."""
     return f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"
 
@@ -443,20 +445,20 @@ def rows_table(rows: list[Measurement], unit: str, way: str = "") -> list[str]:
     if unit == CHIP:
         cells = [[clock_and_power(*row.chip.get(name, ())) for name in names] for row in rows]
     else:
-        cells = [[cell(row, name) for name in names] for row in rows]
+        cells = [[number_and_ratio(row, name) for name in names] for row in rows]
     titles = [ladder.NAMES.get(name, name) for name in names]
     shapes = [dict(zip((unit, *PROPERTIES), shape_of(row), strict=True)) for row in rows]
     shared = {k: v for k, v in shapes[0].items() if k != unit and len(rows) > 1 and all(x[k] == v for x in shapes)}
     shapes = [{k: v.replace(" for K and V", " K/V") for k, v in x.items() if k not in shared} for x in shapes]
     if len(names) > max(len(rows), MOST):
-        lines = table([unit, *map(in_words, shapes)], [list(line) for line in zip(titles, *cells, strict=True)])
+        lines = table([unit, *map(properties_text, shapes)], [list(line) for line in zip(titles, *cells, strict=True)])
     else:
         lines = table([*shapes[0], *titles], [[*x.values(), *line] for x, line in zip(shapes, cells, strict=True)])
-    line = ", ".join(filter(None, [way, in_words(shared)]))
+    line = ", ".join(filter(None, [way, properties_text(shared)]))
     return [f"{line[0].upper()}{line[1:]}:", "", *lines] if line else lines
 
 
-def in_words(properties: dict[str, str]) -> str:
+def properties_text(properties: dict[str, str]) -> str:
     """Return properties of a problem as words, such as "forward, N = 4,096, causal"."""
     return ", ".join(f"{name} = {x}" if name in PROPERTIES[:-1] else x for name, x in properties.items())
 
@@ -466,7 +468,7 @@ def clock_and_power(clock: float = 0.0, watts: float = 0.0, capped: float = 0.0)
     return f"{clock:,.0f}, {watts:,.0f}{', at the power limit' * bool(capped)}" if clock else "–"
 
 
-def cell(row: Measurement, name: str) -> str:
+def number_and_ratio(row: Measurement, name: str) -> str:
     """Return an implementation's number, and in parentheses the ratio of fa2_lab's speed to its speed."""
     if name not in row.values:
         return "–"
@@ -475,12 +477,12 @@ def cell(row: Measurement, name: str) -> str:
     return f"{number} ({row.ratio('fa2_lab', name):.2f})" if compared else number
 
 
-def near(ratio: float) -> str:
+def ratio_text(ratio: float) -> str:
     """Return a ratio with two decimals, or with three if it would otherwise be shown as 1.00."""
     return f"{ratio:.3f}" if f"{ratio:.2f}" == "1.00" else f"{ratio:.2f}"
 
 
-def judged() -> list[str]:
+def third_party_results() -> list[str]:
     """Return a table with the outcomes of other projects' tests, and a fold that lists why tests were left out."""
     lines, reasons, made = [], [], set()
     for name, counts in judges.recorded().items():
@@ -498,7 +500,7 @@ def judged() -> list[str]:
     return [where, "", *table(columns[:-1], [x[:-1] for x in lines]), *left_out]
 
 
-def failures() -> str:
+def third_party_failures() -> str:
     """Return a sentence on how many of other projects' tests ran, and how many of them failed."""
     suites = judges.recorded().values()
     passed, failed = (sum(counts.get(kind, 0) for counts in suites) for kind in ("passed", "failed"))
@@ -530,7 +532,7 @@ def gpus(folder: Path | None = None) -> list[str]:
     return [*table(columns, lines), *([HOW.format(", ".join(wanted))] if wanted else [])]
 
 
-def fastest(folder: Path | None = None) -> str:
+def fastest_by_gpu(folder: Path | None = None) -> str:
     """Return the median speed of the forward pass on each GPU that we measured, in words."""
     runs = [load(name, folder) for name in ("paper", "h100") if path_of(name, folder).exists()]
     rates = {
@@ -558,7 +560,7 @@ def ratios(rows: Iterable[Measurement], us: str, peer: str) -> list[float]:
     return [row.ratio(us, peer) for row in rows if row.unit in TIMES and {us, peer} <= row.values.keys()]
 
 
-def losses(rows: Iterable[Measurement], peer: str) -> list[tuple[float, Measurement]]:
+def slower_rows(rows: Iterable[Measurement], peer: str) -> list[tuple[float, Measurement]]:
     """Return the rows in which another implementation is faster than fa2_lab, the worst first."""
     both = [(ratio, row) for row in rows for ratio in ratios([row], "fa2_lab", peer)]
     return sorted((pair for pair in both if pair[0] < 1), key=lambda pair: pair[0])
@@ -571,14 +573,14 @@ def behind(runs: list[Record], peer: str, naming: Callable[[Measurement], str] =
     """
     lines = []
     for run in runs:
-        if slower := losses(run.rows, peer):
+        if slower := slower_rows(run.rows, peer):
             worst, row = slower[0]
             count = f"{len(slower)} of {len(ratios(run.rows, 'fa2_lab', peer))}"
-            lines.append((worst, [title_of(run), count, near(worst), naming(row)]))
+            lines.append((worst, [title_of(run), count, ratio_text(worst), naming(row)]))
     return [line for _, line in sorted(lines, key=lambda pair: pair[0])]
 
 
-def briefly(row: Measurement) -> str:
+def brief_problem(row: Measurement) -> str:
     """Return a short description of a row, which fits on one line of a table."""
     what, N, _, _, d, mask = shape_of(row)
     return f"{what}, N = {N}, d = {d}, {mask}"
@@ -607,7 +609,7 @@ def sentence(*runs: Record) -> str:
         rows = [[name, *(", ".join(faster(view, peer)) for peer in peers)] for name, view in others]
         text += [*table(["other problems and timings", *(f"over {peer}" for peer in peers)], rows), ""]
     text += [NOTES, ""]
-    text += [*ahead(runs[0], "FlashAttention-4"), by_the_host(runs[-1], "cuDNN")]
+    text += [*ahead(runs[0], "FlashAttention-4"), host_sentence(runs[-1], "cuDNN")]
     last = f"[RESULTS.md](RESULTS.md) describes how each implementation is called and where ours is slower: {SLOW}."
     return "\n".join([*text, "", of_flash_2(load("ampere")), "", last])
 
@@ -645,19 +647,19 @@ def faster(run: Record, peer: str) -> tuple[str, str]:
 def ahead(run: Record, peer: str) -> list[str]:
     """Return a sentence that names each problem on which `peer`'s kernels are faster, and an empty line."""
     problems = []
-    for ratio, row in losses(run.rows, peer):
+    for ratio, row in slower_rows(run.rows, peer):
         what, N, _, _, d, mask = shape_of(row)
         problems.append(f"{ratio:.3f} ({what}, N = {N}, d = {d}, {mask})")
     words = f"On {len(problems)} problems of the paper's grid, {peer}'s kernels are faster than ours."
     return [f"{words} Our speed over theirs is {join_with_and(problems)}.", ""] if problems else []
 
 
-def by_the_host(run: Record, peer: str) -> str:
+def host_sentence(run: Record, peer: str) -> str:
     """Return a sentence: of the problems on which `peer` is faster when host time counts, on how many are our kernels
     alone faster?
     """
     alone = {(repr(row.problem), row.direction): row for row in run.rows}
-    slower = [alone[repr(row.problem), row.direction] for _, row in losses(run.sustained, peer)]
+    slower = [alone[repr(row.problem), row.direction] for _, row in slower_rows(run.sustained, peer)]
     faster = sum(row.ratio("fa2_lab", peer) > 1 for row in slower)
     if not slower:
         return f"When host time is included, {peer} is not faster on any of the random problems."
