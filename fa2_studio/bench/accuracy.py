@@ -73,9 +73,9 @@ def run() -> Plan:
 def row(problem: Problem, part: str, kind: str) -> Measurement:
     """Return the row with the errors of one result: O, dQ, dK or dV."""
     by_name, failed = errors(problem, kind)
-    where = problem.as_dict() | dict(rung=f"{part}, {kind}, {problem.dtype}")
+    properties = problem.as_dict() | dict(rung=f"{part}, {kind}, {problem.dtype}")
     values = {name: [of_parts[part]] for name, of_parts in by_name.items()}
-    return Measurement(where, part, values, failed, unit="relative error")
+    return Measurement(properties, part, values, failed, unit="relative error")
 
 
 @cache

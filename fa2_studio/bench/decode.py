@@ -113,10 +113,10 @@ def shuffled(k, v, page: int) -> tuple:
     batch, heads, N_k, d = k.shape
     count = batch * N_k // page
     table = torch.randperm(count, device=k.device).view(batch, -1)
-    made = [torch.empty(count, page, heads, d, device=k.device, dtype=k.dtype) for _ in "kv"]
-    for new, x in zip(made, (k, v), strict=True):
+    pages_of_kv = [torch.empty(count, page, heads, d, device=k.device, dtype=k.dtype) for _ in "kv"]
+    for new, x in zip(pages_of_kv, (k, v), strict=True):
         new[table.flatten()] = x.transpose(1, 2).reshape(count, page, heads, d)
-    return *made, table.int()
+    return *pages_of_kv, table.int()
 
 
 def uneven(problem: Problem) -> Measurement:
@@ -172,8 +172,8 @@ def by_programs(problem: Problem) -> dict[str, list[float]]:
     options = Options(causal=False, scale=problem.d**-0.5)
     usual = math.prod(plan.prepare(tensors, options).attend.grid)
     counts = sorted({*(2**n for n in range(3, 12)), usual})
-    given = {n: n for n in counts} | {usual: None}
-    calls = {n: partial(plan.decode, tensors, options, programs=given[n]) for n in counts}
+    programs_of = {n: n for n in counts} | {usual: None}
+    calls = {n: partial(plan.decode, tensors, options, programs=programs_of[n]) for n in counts}
     timings = measure(calls, flushing=reading)
     return dict(programs=counts, microseconds=[1e3 * timings[n].median for n in counts], usual=[usual])
 

@@ -99,11 +99,11 @@ def parsed(line: str) -> tuple[str, Experiment]:
     """Return the name and the experiment of a line of the table."""
     name, changes, over, expected, asks = map(str.strip, line.split("|"))
     pairs = (change.split("=") for change in changes.split(", "))
-    given = {key: TWO if value == "TWO" else literal_eval(value) for key, value in pairs}
+    launch_options = {key: TWO if value == "TWO" else literal_eval(value) for key, value in pairs}
     factors = (shape.rsplit(" ", 1) for shape in expected.split(", "))
-    wanted = {SHAPES[shape]: None if factor == "?" else float(factor) for shape, factor in factors}
-    rung = given.pop("rung", name[:2])
-    return name, Experiment(given, asks, wanted, over or f"r{name[:2]}", rung)
+    ratios = {SHAPES[shape]: None if factor == "?" else float(factor) for shape, factor in factors}
+    rung = launch_options.pop("rung", name[:2])
+    return name, Experiment(launch_options, asks, ratios, over or f"r{name[:2]}", rung)
 
 
 EXPERIMENTS = dict(map(parsed, re.findall(r"^[^#\n].*(?:\n    .*)?", TABLE, re.M)))
@@ -164,14 +164,14 @@ def problems() -> dict[Problem, list[str]]:
     The names are those of the experiments on this problem, each after the kernel with which it is compared, and of the
     rungs in WAVES.
     """
-    found: dict[Problem, dict[str, None]] = {}
-    for name, asked in EXPERIMENTS.items():
-        for shape in asked.expected:
-            found.setdefault(problem_of(*shape), {}).update({against(name): None, name: None})
-    for rung, many in WAVES.items():
-        for heads in many:
-            found.setdefault(problem_of(128, causal=False, heads=heads), {})[ladder.find(rung)] = None
-    return {problem: list(names) for problem, names in found.items()}
+    names_of: dict[Problem, dict[str, None]] = {}
+    for name, experiment in EXPERIMENTS.items():
+        for shape in experiment.expected:
+            names_of.setdefault(problem_of(*shape), {}).update({against(name): None, name: None})
+    for rung, head_counts in WAVES.items():
+        for heads in head_counts:
+            names_of.setdefault(problem_of(128, causal=False, heads=heads), {})[ladder.find(rung)] = None
+    return {problem: list(names) for problem, names in names_of.items()}
 
 
 def problem_of(d: int, causal: bool, heads: int) -> Problem:
@@ -196,10 +196,10 @@ def ratio(record: Record, name: str, d: int, causal: bool, heads: int) -> float 
 def table(record: Record) -> list[str]:
     """Return a table with a line per experiment and shape: its question, the expected and the measured ratio."""
     lines = []
-    for name, asked in EXPERIMENTS.items():
-        for (d, causal, heads), expected in asked.expected.items():
+    for name, experiment in EXPERIMENTS.items():
+        for (d, causal, heads), expected in experiment.expected.items():
             numbers = (expected, ratio(record, name, d, causal, heads))
             cells = ["-" if x is None else f"{x:.2f}" for x in numbers]
-            lines.append([name, asked.asks, asked.against, f"{d}, {heads}{', causal' * causal}", *cells])
+            lines.append([name, experiment.asks, experiment.against, f"{d}, {heads}{', causal' * causal}", *cells])
     columns = ["experiment", "question", "over", "d, heads", "expected", "measured"]
     return results.table(columns, lines)

@@ -31,8 +31,8 @@ class Meter:
         """Keep the reading of each line that has a clock, a power and the reasons for a lower clock."""
         for line in self.process.stdout:
             with suppress(ValueError):
-                clock, watts, why = line.split(",")
-                capped = bool(int(why, 16) & POWER_CAP)
+                clock, watts, reasons = line.split(",")
+                capped = bool(int(reasons, 16) & POWER_CAP)
                 self.noted.append((time.perf_counter(), float(clock), float(watts), float(capped)))
 
     def between(self, first: float, last: float) -> list[float]:

@@ -116,8 +116,8 @@ def sustain(calls: dict[str, Callable[[], object]]) -> dict[str, Timing | str]:
     failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
     with Meter() as meter:
         order = random.sample([*calls], len(calls))
-        found = {name: failed.get(name) or without_pause(calls[name], meter) for name in order}
-    return {name: found[name] for name in calls}
+        timings = {name: failed.get(name) or without_pause(calls[name], meter) for name in order}
+    return {name: timings[name] for name in calls}
 
 
 def without_pause(call: Callable[[], object], meter: Meter) -> Timing:
@@ -125,10 +125,10 @@ def without_pause(call: Callable[[], object], meter: Meter) -> Timing:
 
     The host waits for a piece only after it has launched the two next ones, so that the GPU never runs dry.
     """
-    many = max(1, round(1e3 * CHUNK / milliseconds(call, 3)))
+    calls_per_chunk = max(1, round(1e3 * CHUNK / milliseconds(call, 3)))
     marks, begun = [mark()], time.perf_counter()
     while time.perf_counter() - begun < SETTLE + SECONDS or len(marks) < 4:
-        for _ in range(many):
+        for _ in range(calls_per_chunk):
             call()
         marks.append(mark())
         if len(marks) > 3:
@@ -136,8 +136,10 @@ def without_pause(call: Callable[[], object], meter: Meter) -> Timing:
     ended = time.perf_counter()
     torch.cuda.synchronize()
     pieces = [first.elapsed_time(last) for first, last in pairwise(marks)]
-    settled = [piece / many for piece, after in zip(pieces, accumulate(pieces), strict=True) if after > 1e3 * SETTLE]
-    timing = summary(settled) if len(settled) > 1 else summary([piece / many for piece in pieces])
+    settled = [
+        piece / calls_per_chunk for piece, after in zip(pieces, accumulate(pieces), strict=True) if after > 1e3 * SETTLE
+    ]
+    timing = summary(settled) if len(settled) > 1 else summary([piece / calls_per_chunk for piece in pieces])
     return replace(timing, chip=tuple(meter.between(begun + SETTLE, ended)))
 
 

@@ -74,8 +74,8 @@ def rows_of(problem: Problem, groups: dict[int, dist.ProcessGroup]) -> list[Meas
     last = max(groups)
     if last > 1 and problem.N_q == max(LENGTHS):
         times = measured(problem, groups[last], "contiguous") if dist.get_rank() < last else {}
-        kept = {name: {gpus(last): value} for name, value in times.items() if name in DIRECTIONS}
-        rows += [row(problem, name, values, layout="contiguous") for name, values in kept.items()]
+        times_by_gpus = {name: {gpus(last): value} for name, value in times.items() if name in DIRECTIONS}
+        rows += [row(problem, name, values, layout="contiguous") for name, values in times_by_gpus.items()]
     return rows
 
 
@@ -85,9 +85,9 @@ def gpus(n: int) -> str:
 
 def row(problem: Problem, name: str, values: dict, **more) -> Measurement:
     """Return one row. It has FLOPs if its name is a direction."""
-    where = problem.as_dict() | more | (dict(rung=f"{name}, {more['layout']}") if more else {})
+    properties = problem.as_dict() | more | (dict(rung=f"{name}, {more['layout']}") if more else {})
     unit = "MiB" if name == "peak memory" else "ms"
-    return Measurement(where, name, values, unit=unit, flops=problem.flops(name) if name in DIRECTIONS else 0.0)
+    return Measurement(properties, name, values, unit=unit, flops=problem.flops(name) if name in DIRECTIONS else 0.0)
 
 
 # One world ----------------------------------------------------------------------------------------------------
@@ -97,18 +97,18 @@ def measured(problem: Problem, group: dist.ProcessGroup, layout: str) -> dict[st
     """Return {name of the row: numbers} on the GPUs of a group, after a check of the answers."""
     whole = problem.tensors(grad=True)
     q, k, v, dO = (shard(x.detach(), group, layout=layout) for x in whole)
-    mine = [x.requires_grad_() for x in (q, k, v)]
+    inputs = [x.requires_grad_() for x in (q, k, v)]
 
     def attention():
-        return ring_attention(*mine, group, causal=problem.causal, layout=layout, timeout=60.0)
+        return ring_attention(*inputs, group, causal=problem.causal, layout=layout, timeout=60.0)
 
     O = attention()
-    check(whole, [O, *torch.autograd.grad(O, mine, dO, retain_graph=True)], problem.causal, group, layout)
+    check(whole, [O, *torch.autograd.grad(O, inputs, dO, retain_graph=True)], problem.causal, group, layout)
     del whole
     calls = dict(
-        forward=lambda: ring_attention(*(x.detach() for x in mine), group, causal=problem.causal, layout=layout),
-        backward=lambda O=O: torch.autograd.grad(O, mine, dO, retain_graph=True),
-        both=lambda: torch.autograd.grad(attention(), mine, dO),
+        forward=lambda: ring_attention(*(x.detach() for x in inputs), group, causal=problem.causal, layout=layout),
+        backward=lambda O=O: torch.autograd.grad(O, inputs, dO, retain_graph=True),
+        both=lambda: torch.autograd.grad(attention(), inputs, dO),
     )
     values = {name: slowest(call, group).numbers() for name, call in calls.items()}
     del O, calls["backward"]

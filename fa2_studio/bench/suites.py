@@ -88,15 +88,15 @@ def plan_grid(suite: str, sustained: bool = False) -> Plan:
     With `sustained`, plan only the fastest implementations without pauses, or for the suite "sweep", a few calls in a
     row with host time.
     """
-    problems, who, repeats = GRIDS[suite]
-    names = implementations.names("sustained" if sustained else who)
+    problems, kind, repeats = GRIDS[suite]
+    names = implementations.names("sustained" if sustained else kind)
     precompile_all(problems, names)
     repeated = protocol.measure_repeated, protocol.REPEATED
-    without_pause, told = repeated if suite == "sweep" else (protocol.sustain, protocol.SUSTAINED)
+    without_pause, protocol_text = repeated if suite == "sweep" else (protocol.sustain, protocol.SUSTAINED)
     timing = without_pause if sustained else partial(protocol.measure, repeats=repeats)
     jobs = [partial(row, problem, direction, names, timing) for problem in problems for direction in DIRECTIONS]
     if sustained:
-        return Plan(Record(suite, environment(), protocol="", sustained_protocol=told), sustained=jobs)
+        return Plan(Record(suite, environment(), protocol="", sustained_protocol=protocol_text), sustained=jobs)
     return Plan(Record(suite, environment(), protocol.rested(repeats), ceilings()), jobs)
 
 
@@ -126,10 +126,10 @@ INTERPRETED = " Without a GPU, fa2_lab runs in Triton's interpreter, whose times
 
 def smoke() -> Plan:
     """Plan all implementations that need no GPU on small problems, which shows that the bench works."""
-    how = SMOKE_PROTOCOL if torch.cuda.is_available() else SMOKE_PROTOCOL + INTERPRETED
+    protocol_text = SMOKE_PROTOCOL if torch.cuda.is_available() else SMOKE_PROTOCOL + INTERPRETED
     names = implementations.names("smoke")
     jobs = [partial(row, p, way, names, FEW_CALLS, "µs on the host") for p in SMOKE for way in DIRECTIONS]
-    return Plan(Record("smoke", environment(), how), jobs)
+    return Plan(Record("smoke", environment(), protocol_text), jobs)
 
 
 # Host cost and memory -----------------------------------------------------------------------------------------

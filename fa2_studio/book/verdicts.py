@@ -27,7 +27,7 @@ def verdict(claim: str, holds: bool) -> None:
     print(f"ok  {claim}")
 
 
-def same_code(mine, theirs) -> bool:
+def same_code(function, original) -> bool:
     """Return whether two kernels have the same statements. Docstrings, comments and spaces do not count."""
 
     def statements(kernel) -> list[str]:
@@ -35,4 +35,4 @@ def same_code(mine, theirs) -> bool:
         docstrings = [x for x in body if isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant)]
         return [ast.unparse(x) for x in body if x not in docstrings]
 
-    return statements(mine) == statements(theirs)
+    return statements(function) == statements(original)

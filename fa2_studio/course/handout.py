@@ -74,20 +74,20 @@ def gradescope(folder: Path, assignments: list[Assignment]) -> list[Path]:
     files.check_writable(folder, "course gradescope")
     tops = (PROJECT / "fa2_lab", PROJECT / "fa2_studio", FOLDER / "checks", FOLDER / "programs")
     code = [path for top in tops for path in sorted(top.rglob("*")) if path.suffix in (".py", ".md")]  # .md: its data
-    made = []
+    archives = []
     for assignment in assignments:
-        wanted = [*code, PROJECT / "constraints.txt", FOLDER / f"{assignment.name}.ipynb"]
-        wanted += [FOLDER / "text" / f"{assignment.name}.py"]
-        made.append(folder / f"{assignment.name}.zip")
-        with zipfile.ZipFile(made[-1], "w", zipfile.ZIP_DEFLATED) as archive:
-            for path in wanted:
+        wanted_files = [*code, PROJECT / "constraints.txt", FOLDER / f"{assignment.name}.ipynb"]
+        wanted_files += [FOLDER / "text" / f"{assignment.name}.py"]
+        archives.append(folder / f"{assignment.name}.zip")
+        with zipfile.ZipFile(archives[-1], "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in wanted_files:
                 archive.write(path, path.relative_to(PROJECT))
             needs = " ".join(dict.fromkeys(("numpy", "nbformat", "tqdm", *assignment.needs)))
             for name, text in (("setup.sh", SETUP), ("run_autograder", RUN)):
                 entry = zipfile.ZipInfo(name)
                 entry.external_attr = 0o755 << 16
                 archive.writestr(entry, text.format(needs=needs, name=assignment.name))
-    return made
+    return archives
 
 
 def on_gradescope(name: str, home: Path) -> dict:
@@ -95,9 +95,9 @@ def on_gradescope(name: str, home: Path) -> dict:
     assignment = named(name)
     how = grade.Grading(trust=True)
     (one,) = grade.of_student("", [home / "submission"], [assignment])
-    alone = [p for p in grade.files_below(home / "submission") if p.suffix == ".ipynb"]
-    if one.path is None and len(alone) == 1:  # the upload itself tells the assignment
-        one.path, one.remarks = alone[0], [f"{alone[0].name} was graded"]
+    submitted_notebooks = [p for p in grade.files_below(home / "submission") if p.suffix == ".ipynb"]
+    if one.path is None and len(submitted_notebooks) == 1:  # the upload itself tells the assignment
+        one.path, one.remarks = submitted_notebooks[0], [f"{submitted_notebooks[0].name} was graded"]
     with grade.packages([assignment]) as staged:
         graded = grade.grade_one(one, seed=0, staged=staged, how=how, core=0, kind=sandbox.kind() or "user")
     if graded.is_unfinished:  # if there is no result, the platform tells the instructor

@@ -73,8 +73,8 @@ def source(assignment: Assignment) -> Node:
 def marks(cell) -> dict:
     """Return the nbgrader metadata of a cell, or {} if the cell has none or it is malformed."""
     metadata = cell.get("metadata") if isinstance(cell, dict) else None
-    found = metadata.get("nbgrader") if isinstance(metadata, dict) else None
-    return found if isinstance(found, dict) else {}
+    nbgrader = metadata.get("nbgrader") if isinstance(metadata, dict) else None
+    return nbgrader if isinstance(nbgrader, dict) else {}
 
 
 def grade_id(cell) -> str:

@@ -113,12 +113,12 @@ def all_kept(out: Path) -> list[Graded]:
     for folder, name, points, comment in (
         lines_of(path, "by_hand.csv", BY_HAND, tuple(BY_HAND)) if path.exists() else []
     ):
-        mine = [g for g in records if folder in (g.student, g.folder) and g.assignment == named(name).name]
+        matching = [g for g in records if folder in (g.student, g.folder) and g.assignment == named(name).name]
         try:
-            (graded,), more = mine, float(points or 0)
+            (graded,), more = matching, float(points or 0)
         except ValueError:
-            said = f"{folder}, {name}, {points}; it takes a graded folder, its assignment and a number"
-            raise ValueError(f"{path}: got {said}") from None
+            argument = f"{folder}, {name}, {points}; it takes a graded folder, its assignment and a number"
+            raise ValueError(f"{path}: got {argument}") from None
         graded.most.setdefault("your teacher", 0.0)  # no step has this name
         graded.got["your teacher"] = graded.got.get("your teacher", 0.0) + more
         graded.sentences[:0], graded.is_absent = [comment] if comment else [], False

@@ -39,14 +39,14 @@ class Pair(NamedTuple):
 def pairs(folder: Path, assignment: Assignment) -> list[Pair]:
     """Return the pairs that share lines in an assignment. Pairs that share most of the shorter work come first."""
     book = source(assignment)
-    given = set(lines_of("\n".join(cell.source for cell in student_version(book).cells)))
+    released_lines = set(lines_of("\n".join(cell.source for cell in student_version(book).cells)))
     locked = {grade_id(cell) for cell in book.cells if grade_id(cell) and not is_solution(cell)}  # differ by seeds
     own: dict[str, dict[str, str]] = {}
     for one in submissions(folder, [assignment]):
         with suppress(ValueError):  # grading reports a notebook that cannot be read
             cells = [cell for cell in (read(one.path) if one.path else []) if cell.is_code and cell.name not in locked]
             text = "\n".join(cell.source for cell in cells)
-            own[one.student] = {key: line for key, line in lines_of(text).items() if key not in given}
+            own[one.student] = {key: line for key, line in lines_of(text).items() if key not in released_lines}
     often = Counter(key for lines in own.values() for key in lines)
     common = {key for key, count in often.items() if count > max(2, COMMON * len(own))}
     shared_pairs = [
@@ -59,7 +59,7 @@ def pairs(folder: Path, assignment: Assignment) -> list[Pair]:
     rungs = sorted(RUNG.parent.glob("r[0-9]*.py")) if assignment.name.startswith("9") else []
     release |= {f"rung {path.stem}": (lines_of(path.read_text(encoding="utf-8")), 0.0) for path in rungs}
     for student, (name, (lines, least)) in product(sorted(own), release.items()):
-        theirs = lines.keys() - given
+        theirs = lines.keys() - released_lines
         shared = (own[student].keys() & theirs) - (common if not least else set())
         if shared and len(shared) >= least * len(theirs):
             line = tuple(sorted(own[student][key] for key in shared))

@@ -60,8 +60,8 @@ def check(suite: TheirTests, checkout: Path | None) -> None:
     if missing:
         raise ValueError(f"checkout: got {checkout}, where there is no {missing[0]}; it takes what this makes: {how}")
     git = ["git", "-C", str(checkout), "rev-parse", "HEAD", f"{suite.commit}^{{commit}}"]
-    commit, *wanted = subprocess.run(git, capture_output=True, text=True).stdout.split() or [""]
-    if (checkout / ".git").exists() and wanted != [commit]:
+    commit, *expected_commit = subprocess.run(git, capture_output=True, text=True).stdout.split() or [""]
+    if (checkout / ".git").exists() and expected_commit != [commit]:
         raise ValueError(f"checkout: got commit {commit[:8]}; it takes {suite.commit[:8]}: {how}")
     if lacking := [name for name in suite.needs if find_spec(name) is None]:
         raise ValueError(f"suite: {suite.title}'s tests import {lacking[0]}; pip install {' '.join(lacking)}")
