@@ -15,7 +15,7 @@ RIVALS = {  # the fastest of the other implementations: each has its own lane in
 }
 FAR = {"FlexAttention": "Flex", "torch flash": "torch"}  # each has its own column or, on a phone, a short name
 LOW, HIGH = 0.6, 1.8  # the ratios at the ends of the scale
-TICKS = {0.6: "0.6×", 0.8: "0.8×", 1: "equal", 1.2: "1.2×", 1.4: "1.4×", 1.8: "1.8×"}
+TICKS = {0.6: "0.6×", 0.8: "0.8×", 1: "equal", 1.2: "1.2×", 1.4: "1.4×", 1.6: "", 1.8: "1.8×"}
 KEY = ("Speed of fa2_lab ÷ speed of another implementation.", "Mark and number: median. Bar: all problems.")
 OUTLINED = "Outlined: slower, by median, than at least one."
 SCALE = (0.2, 0.6), (0.02, 0.6)  # the scale's left and right ends on a page and on a phone, as shares of the width
@@ -89,9 +89,9 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     caption = (
         f"By median, fa2_lab is fastest in {len(rows) - len(losses) - ties} of {len(rows)} settings,"
         f" ties in {ties} and loses in {len(losses)}."
-        f" A setting compares it with those that we measured there. It loses in these settings:"
-        f" {'; '.join(f'{name} ({slower})' for name, slower in losses)}."
-        f" The ratio is the speed of fa2_lab divided by the speed of the other implementation, on a logarithmic scale."
+        f" A setting is one row, which compares fa2_lab with every implementation that we measured on its problems."
+        f" fa2_lab loses in these rows: {'; '.join(f'in “{name}”, it has {slower}' for name, slower in losses)}."
+        f" The scale of the ratios is logarithmic."
         f" An arrowhead at the end of a bar means that the bar goes on beyond the scale."
         f" We measured on an {gpu}, in {dtype}, with {' and '.join(versions)}."
     )
@@ -99,7 +99,9 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     stacks = style.narrow()  # if so, a row's name and numbers are above its lanes
     lanes = [[peer for peer in RIVALS if peer in ratios] for *_, ratios in rows]
     highs = [0.1 + stacks + len(peers) for peers in lanes]  # the heights of the rows, in lines
+    again = groups[2::3]  # groups with the key beside their title, because the first one is out of sight
     top, bottom = -3.4 if stacks else -2.6, sum(highs) + 0.25 * len(rows) + 1.5 * len(groups)
+    bottom += 1.2 * len(again) * stacks
     figure, ax = style.new_figure((bottom - top + 4) * LINE * style.width_in_units() / style.width_in_inches(), caption)
     place = PHONE if stacks else PAGE
     across = blended_transform_factory(ax.transAxes, ax.transData)
@@ -108,16 +110,16 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
         style.note(ax, place[peer], -0.8, words, ha="right", transform=across)
     if stacks:
         style.note(ax, 0.01, -0.5, "; ".join(f"{short}: {peer}" for peer, short in FAR.items()), transform=across)
-    for (peer, look), start in zip(RIVALS.items(), STARTS[stacks], strict=True):
-        ax.plot([start], [-1.7 if stacks else -0.5], linestyle="none", transform=across, **look)
-        style.note(ax, start + (0.03 if stacks else 0.018), -1.7 if stacks else -0.5, peer, transform=across)
+    draw_key(ax, -1.7 if stacks else -0.5, across)
     style.beside(ax, "← slower", (1, top + 0.7), (-6, 0), ha="right")
     style.beside(ax, "fa2_lab is faster →", (1, top + 0.7), (6, 0))
     y, before = 0.0, ""
     for (group, name, ratios), peers, high in zip(rows, lanes, highs, strict=True):
         if group != before:
             style.note(ax, 0, y + 0.75, group, fontweight="bold", transform=across)
-            y, before = y + 1.5, group
+            if group in again:
+                draw_key(ax, y + (2 if stacks else 0.75), across, 0 if stacks else 0.43)
+            y, before = y + 1.5 + 1.2 * (stacks and group in again), group
         edge = dict(edgecolor=style.INK, linewidth=1.4 if faster_implementations(ratios) else 0)
         style.bars(ax, [(0.002, y, 0.996, high)], style.MASKED, transform=across, zorder=0, **edge)
         at = y + (0.6 if stacks else high / 2)
@@ -148,6 +150,14 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     return figure, f"Speed ratios, one row for each setting. Medians: {middles}."
 
 
+def draw_key(ax: Axes, y: float, across: Transform, right: float = 0) -> None:
+    """Draw the mark and the name of each of RIVALS on a line at y, moved by `right` of the width."""
+    narrow = style.narrow()
+    for (peer, look), start in zip(RIVALS.items(), STARTS[narrow], strict=True):
+        ax.plot([start + right], [y], linestyle="none", transform=across, **look)
+        style.note(ax, start + right + (0.03 if narrow else 0.018), y, peer, transform=across)
+
+
 def draw_lane(ax: Axes, y: float, ratios: list[float], look: dict, number_place: tuple[float, Transform]) -> None:
     """Draw the range and the median of the ratios over one implementation, and write its numbers at `number_place`.
 
@@ -156,10 +166,10 @@ def draw_lane(ax: Axes, y: float, ratios: list[float], look: dict, number_place:
     (x, across), middle, slower = number_place, median(ratios), sum(x < 1 for x in ratios)
     low, high = (min(max(x, LOW), HIGH) for x in (min(ratios), max(ratios)))
     color = style.tint(look["color"], 0.7)
-    style.DARK[color] = style.mixed(look["color"], style.GROUND, 0.8)  # so that bars stand out on a dark row
+    style.DARK[color] = style.mixed(look["color"], style.GROUND, 0.5)  # so that marks stand out on a dark bar
     style.bars(ax, [(low, y - 0.42, high - low, 0.84)], color, zorder=1)
     if LOW <= middle <= HIGH:
-        ax.plot([middle], [y], linestyle="none", markeredgecolor=style.PAPER, zorder=3, **look)
+        ax.plot([middle], [y], linestyle="none", markeredgecolor=style.INK, zorder=3, **look)
     for end, limit, marker in ((low, LOW, "<"), (high, HIGH, ">")):
         if end == limit:
             ax.plot([end], [y], marker, color=color, markersize=9, markeredgewidth=0, zorder=1)
@@ -177,7 +187,8 @@ def medians(ratios: dict[str, list[float]]) -> dict[str, float]:
 
 def faster_implementations(ratios: dict[str, list[float]]) -> str:
     """Return, as text, the implementations that are faster than fa2_lab by median, with their ratios."""
-    return ", ".join(f"{name} {middle:.2f}" for name, middle in medians(ratios).items() if middle < 1)
+    slower = [f"{middle:.2f} of the speed of {name}" for name, middle in medians(ratios).items() if middle < 1]
+    return " and ".join(slower)
 
 
 def median_ranges(rows: list[Ratios], group: str) -> str:
