@@ -33,8 +33,9 @@ SUITES |= {name: Suite("suites:plan_grid", what, takes=("sustained",)) for name,
 SUITES |= {
     "ampere": Suite(
         "suites:ampere",
-        "the portable kernels, compiled as for an A100, beside FlashAttention-2's own kernels in PyTorch, which are "
-        "also the A100's code, on the problems of the FA2 paper. To start this suite, run "
+        "the portable kernels on the FA2 paper's problems if they are compiled for an A100 but run on this GPU. For "
+        "comparison, it also times FlashAttention-2's own kernels in PyTorch, which use the A100's instructions, too. "
+        "To start this suite, run "
         "`TRITON_OVERRIDE_ARCH=sm80 python -m fa2_lab bench ampere`",
     ),
     "packed": Suite("packed:run", "attention over sequences of different lengths, both packed and padded"),

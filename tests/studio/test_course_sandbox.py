@@ -361,7 +361,7 @@ def test_a_plain_user_s_sandbox_also_limits_processes():
 
 
 def test_the_grader_s_own_limit_of_memory_does_not_bind_the_student_s_process():
-    """On a machine with a GPU both limit private memory, and only root could raise a hard limit again."""
+    """On a machine with a GPU, both processes have a limit on private memory, and only root can raise a hard limit."""
     words = "import resource; from fa2_studio.course import grade_notebook; grade_notebook.limit_own_memory()"
     words += "; print(*resource.getrlimit(resource.RLIMIT_DATA))"
     soft, hard = subprocess.run(
