@@ -64,7 +64,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
         decode=dense.flash3_cache,
         packed=partial(packed.package, module="flash_attn_interface"),
     ),
-    "FlashAttention-4": dao("flash_attn.cute", "flash-attn-4", "grid sustained deterministic"),
+    "FlashAttention-4": dao("flash_attn.cute", "flash-attn-4", "grid sustained sweep deterministic", compiles=True),
     "ThunderKittens": Implementation(hopper.thunder_kittens, "grid sustained", distribution=hopper.KITTENS),
     "TileLang": Implementation(hopper.tilelang, "grid sustained", distribution="tilelang", compiles=True),
     "TLX": Implementation(hopper.tlx, "grid sustained", distribution="fbtriton"),

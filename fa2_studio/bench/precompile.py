@@ -46,6 +46,7 @@ def pool() -> ProcessPoolExecutor | None:
     """Return the processes for all suites of a run, as many as the cores and the GPU's memory allow."""
     workers = min(os.cpu_count() - 1, torch.cuda.mem_get_info()[0] // (8 * 2**30))
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # or each process would start as many of its own
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")  # FlashAttention-4 uses the disk only if asked
     ignore = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is left to the process that measures
     return ProcessPoolExecutor(workers, get_context("spawn"), *ignore) if workers > 1 else None
 

@@ -19,7 +19,7 @@ GRIDS = {
     "long": "attention over a single sequence of up to 262,144 tokens",
     "heads": "grouped-query attention, with 1 to 32 K/V heads",
     "deterministic": "attention with deterministic gradients and, for comparison, with faster nondeterministic ones",
-    "sweep": "fa2_lab, cuDNN and FlashAttention-3 on 200 random shapes",
+    "sweep": "fa2_lab, cuDNN, FlashAttention-3 and FlashAttention-4 on 200 random shapes",
     "masks": (
         "causal attention with a window, a softcap or sinks, and counts FLOPs only for the keys that each row sees"
     ),
