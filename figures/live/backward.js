@@ -1,14 +1,13 @@
 /* The backward, block by block, in both ways: all workers take one tile at a time, and dQ is where they may meet. */
 "use strict";
 
-const set = { rows: 5, columns: 5, causal: false };
+const set = { blocks: 5, causal: false };
 const form = $("settings");
-const LABELS = { rows: "row blocks", columns: "column blocks" };
 const WAYS = ["One pass", "Two passes"];
-let moments = []; // the times at which a way ends a step
+let moments = []; // the times, in ms, at which a way ends a step
 
 form.innerHTML = [
-  ...Object.entries(LABELS).map(([name, label]) => slider(name, label, upTo(8).map((n) => n + 1))),
+  slider("blocks", "row and key blocks", upTo(8).map((n) => n + 1)),
   choice("mask", "causal", [["true", "causal"]], "checkbox"),
 ].join(""); // prettier-ignore
 const boards = WAYS.map((name, k) => {
@@ -19,23 +18,27 @@ const boards = WAYS.map((name, k) => {
   return { passes: k + 1, run: [], say, stage: shape(e, "svg", { role: "img" }) };
 });
 const transport = new Transport($("transport"), { draw, dwell: () => 1300 });
-const tiling = () => ({ N_q: set.rows, N_k: set.columns, B_r: 1, B_c: 1, causal: set.causal });
+const tiling = () => ({ N_q: set.blocks, N_k: set.blocks, B_r: 1, B_c: 1, causal: set.causal });
 
 function prepare() {
-  for (const name of Object.keys(LABELS)) whole(LABELS[name], set[name], 1, 8);
+  whole("blocks", set.blocks, 1, 8);
   for (const board of boards) {
-    let time = 0; // each worker has a tile per step
-    board.run = backward(tiling(), board.passes).map((step) => ({ ...step, time: (time += [0, 6 - board.passes, 3][step.pass]) }));
+    let matmuls = 0; // of a worker, which has a tile per step
+    const each = [0, 6 - board.passes, 3];
+    const run = backward(tiling(), board.passes).map((step) => ({ ...step, matmuls: (matmuls += each[step.pass]) }));
+    const ms = MEASURED[set.causal ? "causal" : "full"][board.passes - 1];
+    board.run = run.map((step) => ({ ...step, time: (step.matmuls * ms) / matmuls }));
   }
   moments = [...new Set(boards.flatMap(({ run }) => run.map(({ time }) => time)))].sort((a, b) => a - b);
   transport.length(moments.length + 1); // at the end, both are done
 }
 
-/** The moment that is shown first: the gradients have begun to grow, and if workers meet at all, they do so here. */
+/** The moment that is shown first: the second pass is at work, and if workers meet at all in one pass, they do so here. */
 function opening() {
-  const { run } = boards[0];
-  const grown = run.findIndex(({ meet }, t) => t >= 3 && Object.keys(meet).length);
-  return moments.indexOf(run[grown < 0 ? Math.min(3, run.length - 2) : grown].time);
+  const [{ run }, two] = boards;
+  const second = two.run.find(({ pass }) => pass === 2).time;
+  const met = run.find(({ time, meet }) => time >= second && Object.keys(meet).length);
+  return moments.indexOf((met || run[Math.min(3, run.length - 2)]).time);
 }
 
 /** The steps that a board has ended at a moment. Its run is done as soon as the other one goes on. */
@@ -55,52 +58,61 @@ function draw(t) {
 function drawTime(t) {
   const axis = $("axis");
   const [left, end, now] = [82, moments.at(-1), moments[Math.min(t, moments.length - 1)]];
-  const unit = (axis.clientWidth - left - 12) / end;
-  clear(axis, 102);
+  const unit = (axis.clientWidth - left - 56) / end;
+  clear(axis, 86);
   boards.forEach(({ run }, k) => {
-    shape(axis, "text", { x: 0, y: 16 + 24 * k, class: "small strong" }, WAYS[k]);
+    const y = 16 + 24 * k;
+    shape(axis, "text", { x: 0, y, class: "small strong" }, WAYS[k]);
+    shape(axis, "text", { x: left + run.at(-1).time * unit + 6, y, class: "small strong" }, `${run.at(-1).time.toFixed(1)} ms`);
     run.slice(1, -1).forEach(({ time, pass }, n) => {
-      const [from, kind] = [run[n].time, pass === 2 || k === 0 ? " Q" : ""];
-      const box = { x: left + from * unit, y: 2 + 24 * k, width: (time - from) * unit - 1, height: 20 };
+      const kind = pass === 2 || k === 0 ? " Q" : "";
+      const box = { x: left + run[n].time * unit, y: y - 14, width: (time - run[n].time) * unit - 1, height: 20 };
       shape(axis, "rect", { ...box, class: `visit${kind}${time > now ? " ahead" : ""}` });
-      const words = [["dK, dV, dQ", "dQ", ""], ["dK, dV", ""]][k];
-      const word = (pass === 2 ? ["dQ", ""] : words).find((x) => x.length * 7 < box.width);
-      if (word) shape(axis, "text", { x: box.x + box.width / 2, y: 16 + 24 * k, class: "small middle in" }, word);
     });
+    for (const p of k ? [1, 2] : [1]) {
+      const [first, ...rest] = run.filter(({ pass }) => pass === p);
+      const [from, to] = [run[run.indexOf(first) - 1].time, [first, ...rest].at(-1).time];
+      const name = [["dK, dV and dQ"], ["dK, dV", "dQ"]][k][p - 1];
+      shape(axis, "text", { x: left + from * unit + 6, y, class: `small in${from >= now ? " ahead" : ""}` }, name.length * 7 < (to - from) * unit ? name : "");
+    }
   });
   shape(axis, "line", { x1: left + now * unit, x2: left + now * unit, y1: 0, y2: 52, class: "clock" });
-  for (let x = 0; x <= end; x += 5)
-    if (Math.abs(x - now) * unit > 18) shape(axis, "text", { x: left + x * unit, y: 66, class: "small middle" }, String(x));
-  shape(axis, "text", { x: left + now * unit, y: 66, class: "small middle strong" }, String(now));
-  shape(axis, "text", { x: left, y: 82, class: "small" }, "time, in matmuls of one tile →");
-  shape(axis, "text", { x: 0, y: 99, class: "small strong" }, `Measured: one pass ${MEASURED.ms[0]} ms, two passes ${MEASURED.ms[1]} ms`);
+  for (let x = 0; x <= end; x += 1)
+    if (Math.abs(x - now) * unit > 22) shape(axis, "text", { x: left + x * unit, y: 66, class: "small middle" }, String(x));
+  shape(axis, "text", { x: left + now * unit, y: 66, class: "small middle strong" }, now.toFixed(now ? 1 : 0));
+  shape(axis, "text", { x: left, y: 82, class: "small" }, "measured time, in ms →");
 }
 
 function drawBoard(board, done) {
   const { passes, stage, say } = board;
   const step = done.at(-1);
-  const narrow = stage.clientWidth < 480;
-  const [x, gap, dw, meet] = narrow ? [44, 10, 34, 40] : [60, 18, 52, 88];
-  const c = Math.min(64, Math.floor((stage.clientWidth - x - gap - dw - meet) / set.columns), (narrow ? 150 : 280) / set.rows); // on a phone, both are on the first screen
-  const place = { stage, c, x, y: 76, dQ: x + set.columns * c + gap, dw, narrow };
-  clear(stage, place.y + set.rows * c + 6);
-  for (const i of upTo(set.rows)) for (const j of upTo(set.columns)) drawTile(step, done, i, j, place);
-  if (passes === 1 || step.pass === 2) for (const i of upTo(set.rows)) drawAdds(step, i, place);
-  for (const j of upTo(set.columns)) drawColumn(board, done, j, place);
-  for (const i of upTo(set.rows)) drawRow(board, step, i, place);
+  const small = stage.clientWidth < 300; // on a phone, both boards are beside each other
+  const [x, gap, dw, right] = small ? [24, 8, 26, 0] : [52, 16, 52, 88];
+  const c = Math.min(64, Math.floor((stage.clientWidth - x - gap - dw - right) / set.blocks), 280 / set.blocks);
+  const place = { stage, c, x, y: 76, dQ: x + set.blocks * c + gap, dw, small };
+  clear(stage, place.y + set.blocks * c + 6);
+  for (const i of upTo(set.blocks)) for (const j of upTo(set.blocks)) drawTile(step, done, i, j, place);
+  if (passes === 1 || step.pass === 2) for (const i of upTo(set.blocks)) drawAdds(step, i, place);
+  for (const j of upTo(set.blocks)) drawColumn(board, done, j, place);
+  for (const i of upTo(set.blocks)) drawRow(board, step, i, place);
   drawNames(passes, step, place);
   write(say, sentence(passes, step));
-  stage.setAttribute("aria-label", `${set.rows} row blocks, ${set.columns} column blocks. ${sentence(passes, step)}`);
+  stage.setAttribute("aria-label", `${set.blocks} row blocks and ${set.blocks} key blocks. ${sentence(passes, step)}`);
 }
 
-/** What the numbers beside the tiles count, and which pass this is. */
-function drawNames(passes, { op, pass }, { stage, c, x, y, dQ, dw }) {
-  const middle = y + (set.rows * c) / 2;
-  const now = op === "done" ? "✓ done" : passes === 2 && pass ? `pass ${pass} of 2` : "";
-  shape(stage, "text", { x, y: 12, class: "small quiet" }, "column blocks");
-  shape(stage, "text", { x: Math.max(dQ + dw, x + 190), y: 12, class: "small strong end" }, now);
-  shape(stage, "text", { x: 12, y: middle, transform: `rotate(-90 12 ${middle})`, class: "small middle quiet" }, "row blocks");
+/** What the numbers beside the tiles count, and which pass this is; on a phone, how many workers write a block of dQ. */
+function drawNames(passes, { op, pass, at, meet }, { stage, c, x, y, dQ, dw, small }) {
+  const middle = y + (set.blocks * c) / 2;
+  const writers = small && passes === 1 ? most(meet) || (at.length ? 1 : 0) : small && pass === 2 ? 1 : 0;
+  const now = op === "done" ? "✓ done" : writers ? atOnce(writers) : passes === 2 && pass ? `pass ${pass}${small ? "" : " of 2"}` : "";
+  shape(stage, "text", { x, y: 12, class: "small quiet" }, small ? "keys" : "key blocks");
+  shape(stage, "text", { x: dQ + dw, y: 12, class: "small strong end" }, now);
+  if (!small) shape(stage, "text", { x: 12, y: middle, transform: `rotate(-90 12 ${middle})`, class: "small middle quiet" }, "row blocks");
 }
+
+/** The most workers that meet in one block of dQ. */
+const most = (meet) => Math.max(0, ...Object.values(meet).map(({ length }) => length));
+const atOnce = (n) => (n > 1 ? `${n} at once` : "1 writer");
 
 /** A tile keeps a fill for each time that it has been computed, and shows the worker that computes it now. */
 function drawTile(step, done, i, j, { stage, c, x, y }) {
@@ -141,16 +153,16 @@ function drawColumn({ run }, done, j, { stage, c, x }) {
 }
 
 /** dQ of a row block, right of its tiles: how often it has been added to, and how many workers do so now. */
-function drawRow({ run }, step, i, { stage, c, x, y, dQ, dw, narrow }) {
+function drawRow({ run, passes }, step, i, { stage, c, x, y, dQ, dw, small }) {
   const [meet, added, all] = [step.meet[i], step.added[i], run.at(-1).added[i]];
   const top = y + i * c;
   shape(stage, "text", { x: x - 6, y: top + c / 2 + 4, class: "small end" }, String(i + 1));
   if (i === 0) shape(stage, "text", { x: dQ + dw / 2, y: y - 8, class: "small middle" }, "dQ");
   drawGradient("Q", added / (all || 1), meet ? " meet" : "", { stage, x: dQ, y: top + 3, width: dw, height: c - 6 });
-  const words = !added ? "" : narrow ? String(added) : `${added} add${added > 1 ? "s" : ""}`;
+  const words = !added ? "" : small ? String(added) : `${added} of ${all}`;
   shape(stage, "text", { x: dQ + dw / 2, y: top + c / 2 + 4, class: "small middle in" }, words);
-  for (const [k, text] of (!meet ? [] : narrow ? [`${meet.length} at`, "once"] : [`${meet.length} at once`]).entries())
-    shape(stage, "text", { x: dQ + dw + 6, y: top + c / 2 + (narrow ? -4 : 4) + 16 * k, class: narrow ? "small strong" : "strong" }, text);
+  const writes = (passes === 1 || step.pass === 2) && step.at.some((tile) => tile.i === i);
+  if (writes && !small) shape(stage, "text", { x: dQ + dw + 6, y: top + c / 2 + 4, class: meet ? "strong" : "small quiet" }, atOnce(meet?.length || 1));
 }
 
 // What is said --------------------------------------------------------------------------------------------------------
@@ -175,9 +187,9 @@ function sentence(passes, { op, pass, at, meet, added, collisions }) {
   const met = Object.keys(meet).map((i) => Number(i) + 1);
   if (!met.length)
     return at.length > 1 ? "Each worker adds to a block of dQ that no other worker uses now." : "The last worker adds to a block of dQ.";
-  const workers = Math.max(...Object.values(meet).map(({ length }) => length));
+  const workers = most(meet);
   const blocks = `block${met.length > 1 ? "s" : ""} ${names(met)} of dQ`;
-  return `${met.length > 1 ? "Up to" : workers === set.columns ? "All" : "Now"} ${workers} workers add to ${blocks} at once, so the adds must be atomic.`;
+  return `${met.length > 1 ? "Up to" : workers === set.blocks ? "All" : "Now"} ${workers} workers add to ${blocks} at once, so the adds must be atomic.`;
 }
 
 /** What both ways have taken up to step t, and what they take in all. */
@@ -189,7 +201,7 @@ function counts(t) {
   const adds = (steps) => sum(steps.at(-1).added);
   const lines = [
     ["matmuls", ...both((steps) => steps.at(-1).products)],
-    ["writes of dQ", ...both((steps, passes) => (passes === 1 ? adds(steps) : steps.at(-1).op === "done" ? set.rows : 0))],
+    ["writes of dQ", ...both((steps, passes) => (passes === 1 ? adds(steps) : steps.at(-1).op === "done" ? set.blocks : 0))],
   ];
   lines[1][1] += " atomic adds";
   lines[1][2] += " stores";
@@ -201,7 +213,7 @@ function counts(t) {
 }
 
 $("note").textContent =
-  `A fill grows with every tile that is added, and the edge is dashed until the gradient is complete. The number on a tile is the worker that computes it, and the number in a block of dQ counts the parts that have been added to it. All workers start together. A tile takes five matmuls in one pass, and four and then three in two passes. The time axis is a model, in which an atomic add takes no time. The measured times are those of the simple kernels of chapter 09 (${MEASURED.made}).`;
+  `A fill grows with every tile that is added, and the edge is dashed until the gradient is complete. The number on a tile is the worker that computes it, and the number in a block of dQ counts the parts that have been added to it. All workers start together. A tile takes five matmuls in one pass, and four and then three in two passes. Each way is as long as the simple kernels of chapter 09 took (${MEASURED.made}), and its matmuls share that time evenly.`;
 follow(form, set, () => {
   transport.pause();
   prepare();

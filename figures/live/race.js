@@ -1,4 +1,4 @@
-/* The race for dQ: above, one pass with atomic adds; below, two passes. One time axis, in products of a tile. */
+/* The race for dQ: above, one pass with atomic adds; below, two passes. Each way is as long as it was measured. */
 "use strict";
 
 const set = { blocks: 4, causal: false };
@@ -9,32 +9,47 @@ const BEGIN = 12; // the first run has the seed after it: in the next one, many 
 let run = 2;
 let ways = [];
 let before = []; // the sums of the run before, on the same input
+let moments = []; // the times, in ms, at which a way ends a tile
 
 form.innerHTML = [
   slider("blocks", "row and key blocks", [2, 3, 4, 5, 6]),
   choice("mask", "causal", [["true", "causal"]], "checkbox"),
 ].join("");
-const transport = new Transport($("transport"), { draw, dwell: () => 420 });
+const transport = new Transport($("transport"), { draw, dwell: () => 900 });
 
 function prepare() {
   const n = whole("blocks", set.blocks, 2, 6);
   const tiling = { N_q: n, N_k: n, B_r: 1, B_c: 1, causal: set.causal };
   before = race(tiling, BEGIN + run - 1).map(({ sums }) => sums);
-  ways = race(tiling, BEGIN + run);
-  transport.length(Math.max(...ways.map(({ end }) => end)) + 1);
+  ways = race(tiling, BEGIN + run).map((way, n) => measured(way, MEASURED[set.causal ? "causal" : "full"][n]));
+  moments = [...new Set([0, ...ways.flatMap(({ visits }) => visits.map(({ to }) => to))])].sort((a, b) => a - b);
+  transport.length(moments.length);
 }
 
-function draw(t) {
+/** A way whose times in matmuls become milliseconds, so that it ends when it did on a GPU. */
+function measured({ visits, writes, end, sums }, ms) {
+  const at = (time) => (time * ms) / end;
+  return {
+    visits: visits.map((visit) => ({ ...visit, from: at(visit.from), to: at(visit.to) })),
+    writes: writes.map((write) => ({ ...write, time: at(write.time) })),
+    matmuls: end,
+    end: at(end),
+    sums,
+  };
+}
+
+function draw(step) {
   if (!stage.clientWidth || !ways.length) return; // not laid out yet, or refused
+  const t = moments[step];
   const narrow = stage.clientWidth < 560;
   const [lane, left, right] = [Math.min(narrow ? 17 : 20, Math.floor(92 / set.blocks)), 74, 12];
-  const unit = (stage.clientWidth - left - right) / transport.last;
+  const unit = (stage.clientWidth - left - right) / moments.at(-1);
   const high = set.blocks * (lane + TICK) + 48;
   clear(stage, 2 * high + 30);
   const x = left + t * unit;
   for (const top of [16, high + 16]) // not through the words of the second way
     shape(stage, "line", { x1: x, x2: x, y1: top, y2: top + high - 26, class: "clock" });
-  ways.forEach((way, n) => drawWay(way, WAYS[n], t, { lane, left, unit, narrow, top: n * high + 20, ms: MEASURED.ms[n] }));
+  ways.forEach((way, n) => drawWay(way, WAYS[n], t, { lane, left, unit, narrow, top: n * high + 20 }));
   drawAxis(left, unit, 2 * high - 10, t);
   $("entries").replaceChildren(...ways.map((way, n) => entries(way, n, t)));
   write($("say"), sentence(t));
@@ -43,37 +58,40 @@ function draw(t) {
 
 /** The time axis of both ways; at the line that crosses both, it has the time that is shown. */
 function drawAxis(left, unit, y, t) {
-  shape(stage, "line", { x1: left, x2: left + transport.last * unit, y1: y, y2: y, class: "axis" });
-  for (let x = 0; x <= transport.last; x += unit < 7 ? 10 : 5) {
+  shape(stage, "line", { x1: left, x2: left + moments.at(-1) * unit, y1: y, y2: y, class: "axis" });
+  for (let x = 0; x <= moments.at(-1); x += 1) {
     shape(stage, "line", { x1: left + x * unit, x2: left + x * unit, y1: y, y2: y + 5, class: "axis" });
-    if (Math.abs(x - t) * unit > 18) shape(stage, "text", { x: left + x * unit, y: y + 18, class: "small middle" }, String(x));
+    if (Math.abs(x - t) * unit > 22) shape(stage, "text", { x: left + x * unit, y: y + 18, class: "small middle" }, String(x));
   }
-  shape(stage, "text", { x: left + t * unit, y: y + 18, class: "small middle strong" }, String(t));
-  shape(stage, "text", { x: left, y: y + 36, class: "small" }, "time, in matmuls of one tile →");
+  shape(stage, "text", { x: left + t * unit, y: y + 18, class: "small middle strong" }, t.toFixed(t ? 1 : 0));
+  shape(stage, "text", { x: left, y: y + 36, class: "small" }, "measured time, in ms →");
 }
 
-const [WIDE, TICK] = [18, 15]; // an addition: its width and its height
+const [WIDE, TICK] = [20, 16]; // an addition: its width and its height
 
 /** The first of some words that a box has room for. */
 const fitting = (words, width, letter = 7.4) => words.find((word) => word.length * letter < width);
 
 /** The workers as lanes, and below them one lane with every addition. */
-function drawWay(way, name, t, { lane, left, unit, narrow, top, ms }) {
-  const { visits, writes, end } = way;
-  shape(stage, "text", { x: 0, y: top - 8, class: "strong" }, `${narrow ? name.split(",")[0] : name}: ${end} matmuls, measured ${ms} ms`);
+function drawWay(way, name, t, { lane, left, unit, narrow, top }) {
+  const { visits, writes, matmuls, end } = way;
+  shape(stage, "text", { x: 0, y: top - 8, class: "strong" }, `${narrow ? name.split(",")[0] : name}: ${matmuls} matmuls`);
+  shape(stage, "text", { x: left + end * unit, y: top - 8, class: "strong end" }, `${end.toFixed(1)} ms`);
   for (const k of upTo(set.blocks))
     shape(stage, "text", { x: 0, y: top + k * lane + 0.66 * lane, class: "small" }, `worker ${k + 1}`);
-  const wide = []; // labels that are for all boxes of a lane
+  const begin = visits.find(({ i }) => i === null) && Math.min(...visits.filter(({ i }) => i !== null).map(({ from }) => from));
   for (const { worker, from, to, i } of visits) {
     const state = t >= to ? "" : t > from ? " running" : " ahead";
     const at = { x: left + from * unit, y: top + worker * lane, width: (to - from) * unit - 1, height: lane - 3 };
     shape(stage, "rect", { ...at, class: `visit${state}${i !== null ? " Q" : ""}` });
-    const words = fitting(i === null ? ["dK, dV", "dK,dV"] : [`dQ ${i + 1}`, `dQ${i + 1}`, `${i + 1}`], at.width, narrow && i === null ? 6.6 : 7.4);
-    const text = { x: at.x + at.width / 2, y: at.y + at.height / 2 + 4, class: `small${narrow ? " tiny" : ""} middle in${state}` };
-    if (words) shape(stage, "text", text, words);
-    else if (i === null && from === 0) wide.push({ x: at.x + 4, y: text.y, class: "small tiny in" });
   }
-  for (const text of wide) shape(stage, "text", text, "dK, dV");
+  for (const { worker, from, to, i } of visits) { // over all boxes, because a short one has the name of all that follow
+    const [width, y] = [(to - from) * unit, top + worker * lane + lane / 2 + 2.5];
+    const word = i === null ? "dK, dV" : `dQ ${i + 1}`;
+    const ahead = t > from ? "" : " ahead";
+    if (word.length * 7.4 < width) shape(stage, "text", { x: left + (from + to) * unit / 2, y, class: `small middle in${ahead}` }, word);
+    else if (from === 0 || from === begin) shape(stage, "text", { x: left + from * unit + 4, y, class: `small in${ahead}` }, word);
+  }
   const below = top + set.blocks * lane + 3;
   const high = 15 + set.blocks * TICK;
   shape(stage, "text", { x: 0, y: below + 12, class: "small" }, "who adds");
@@ -81,17 +99,17 @@ function drawWay(way, name, t, { lane, left, unit, narrow, top, ms }) {
   shape(stage, "rect", { x: left, y: below, width: end * unit, height: high, class: "lane" });
   if (name === WAYS[1]) drawKept(way, t, { left, unit, y: below, high });
   for (const time of new Set(writes.map((write) => write.time).filter((time) => time <= t)))
-    drawAdds(writes.filter((write) => write.time === time), left + time * unit, below, 5 * unit < 38 ? "dQ" : "dQ "); // prettier-ignore
+    drawAdds(writes.filter((write) => write.time === time), left + time * unit, below, "dQ "); // prettier-ignore
 }
 
 /** What is added at one moment: a box for each worker from the top down, in the order in which they come. */
 function drawAdds(writes, x, y, name) {
   const meet = writes.some(({ workers }) => workers.length > 1);
-  if (meet) shape(stage, "text", { x: x - 3, y: y + 11, class: "small tiny strong end" }, `${name}${writes[0].i + 1}`);
+  if (meet) shape(stage, "text", { x: x - 3, y: y + 11, class: "small strong end" }, `${name}${writes[0].i + 1}`);
   writes.flatMap(({ workers }) => workers).forEach((worker, k) => {
     const at = y + 14 + k * TICK;
     shape(stage, "rect", { x: x - WIDE, y: at, width: WIDE - 1, height: TICK - 2, class: "visit Q" });
-    shape(stage, "text", { x: x - WIDE / 2, y: at + 11, class: "small tiny middle" }, String(worker + 1));
+    shape(stage, "text", { x: x - WIDE / 2, y: at + 11.5, class: "small middle" }, String(worker + 1));
   });
 }
 
@@ -149,19 +167,18 @@ function differences() {
 function sentence(t) {
   const [one, two] = ways;
   const now = one.writes.filter(({ time, workers }) => time === t && workers.length > 1);
+  const ended = t >= two.end ? "Two passes have ended. " : "";
   if (t === 0) return "All workers start together. Watch which workers add to dQ, and when.";
-  if (t === transport.last) {
-    const later = (two.end / one.end).toFixed(2);
-    return `${differences()} Counted in matmuls, two passes take ${later} times as long, because they compute S and dP twice. Measured, they take ${(MEASURED.ms[1] / MEASURED.ms[0]).toFixed(2)} times as long.`;
-  }
+  if (t === one.end)
+    return `${differences()} Two passes end first, although they compute S and dP twice and thus run ${two.matmuls} matmuls instead of ${one.matmuls}.`;
   if (now.length) {
     const [{ i, workers }] = now;
-    return `${workers.length} workers add to block ${i + 1} of dQ at the same time. In this run they come in the order ${workers.map((w) => w + 1).join(", ")}.`;
+    return `${ended}In one pass, ${workers.length} workers add to block ${i + 1} of dQ at once, in this run in the order ${workers.map((w) => w + 1).join(", ")}.`;
   }
-  if (t >= one.end) return "One pass has ended. Of two passes the second is at work: each block of dQ has one worker.";
+  if (ended) return `${ended}One pass is still at work.`;
   const second = Math.min(...two.visits.filter(({ i }) => i !== null).map(({ from }) => from));
   return t < second
-    ? "With atomic adds, every tile ends with an addition to dQ. The first of two passes adds nothing to dQ."
+    ? "In one pass, every tile ends with an addition to dQ. The first of two passes adds nothing to dQ."
     : "The second pass computes S and dP again, and each worker keeps its block of dQ on chip until the end.";
 }
 
@@ -173,10 +190,9 @@ $("again").onclick = () => {
 follow(form, set, () => {
   transport.pause();
   prepare();
-  const collision = ways[0].writes.find(({ workers }) => workers.length > 1);
-  transport.go((collision || ways[0].writes[0]).time);
+  transport.go(moments.indexOf(ways[0].writes.map(({ time }) => time).sort((a, b) => a - b).find((time) => time >= ways[1].end))); // prettier-ignore
 });
 $("note").textContent =
-  `The line is the time that the bar has reached. A box is a tile, and its label names what the tile adds to. With atomic adds it takes five matmuls, and in the two passes it takes four and three. A small box is one addition, and its number is the worker that adds. Boxes below each other happen at the same time on this axis, on which an atomic add takes no time. On a GPU, it takes time. The measured times are those of the simple kernels of chapter 09 (${MEASURED.made}). The table has one entry of each block of dQ, summed in float32 in the order of its run. Both ways add the same numbers, but in different orders, so their last digits can differ.`;
+  `A box is a tile, and its label names what the tile adds to. A small box is one addition, and its number is the worker that adds. A tile takes five matmuls in one pass, and four and then three in two passes. Each way is as long as the simple kernels of chapter 09 took (${MEASURED.made}), and its matmuls share that time evenly. The table has one entry of each block of dQ, summed in float32 in the order of its run. Both ways add the same numbers, but in different orders, so their last digits can differ.`;
 if (ask.has("step")) transport.go(Number(ask.get("step")));
 onWidth(stage, () => transport.show());

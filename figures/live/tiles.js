@@ -5,29 +5,31 @@ const { chips } = window.LIVE;
 const set = { GPU: "H200", N: 8192, d: 128, B_r: 128, B_c: 64, heads: 16, warps: 8, stages: 2, causal: false };
 const form = $("settings");
 const powers = (low, high) => upTo(high + 1).slice(low).map((n) => 2 ** n);
-const SIZES_OF = {
-  N: ["N", powers(7, 20)],
-  d: ["d", [16, 32, 64, 80, 96, 128, 192, 256]],
-  B_r: ["B<sub>r</sub> (queries)", [16, 32, 48, 64, 96, 128, 192, 256]],
-  B_c: ["B<sub>c</sub> (keys)", [16, 32, 48, 64, 96, 128, 192, 256]],
-  heads: ["batch × heads", upTo(257).slice(1)],
-}; // prettier-ignore
+const EDGES = [16, 32, 48, 64, 96, 128, 192, 256];
 
 const FIRST = { ...set };
 const TRIES = {
   "a tile that fits": {},
-  "too large for the chip": { B_r: 128, B_c: 256, d: 256, warps: 8 },
-  "a last wave nearly empty": { N: 1024, heads: 17 },
+  "too large a tile": { B_r: 128, B_c: 256, d: 256, warps: 8 },
+  "an empty last wave": { N: 1024, heads: 17 },
 };
 
-form.innerHTML = [
+$("begin").innerHTML = [
   `<fieldset class="tries"><legend>begin with</legend>${Object.keys(TRIES).map((x) => `<button type="button">${x}</button>`).join("")}</fieldset>`,
   `<label class="field"><span>GPU</span><select name="GPU">${Object.keys(chips)
     .map((x) => `<option>${x}</option>`)
     .join("")}</select></label>`,
-  ...Object.entries(SIZES_OF).map(([name, [label, values]]) => slider(name, label, values)),
+].join("");
+$("of-tile").innerHTML = [
+  slider("d", "d", [16, 32, 64, 80, 96, 128, 192, 256]),
+  slider("B_r", "B<sub>r</sub> queries", EDGES),
+  slider("B_c", "B<sub>c</sub> keys", EDGES),
   choice("warps", "warps", [["4"], ["8"]]),
   choice("stages of k, v", "stages", [["1"], ["2"], ["3"]]),
+].join("");
+$("of-problem").innerHTML = [
+  slider("N", "N", powers(7, 20)),
+  slider("heads", "batch × heads", upTo(257).slice(1)),
   choice("mask", "causal", [["true", "causal"]], "checkbox"),
 ].join("");
 
@@ -181,9 +183,9 @@ function gauge(parts, limit, used, said) {
 
 function draw() {
   const chip = chips[set.GPU];
-  $("panels").classList.add("stale");
+  form.classList.add("stale");
   const found = plan(chip, set);
-  $("panels").classList.remove("stale");
+  form.classList.remove("stale");
   $("refused").textContent = misfit(found, chip);
   drawTile();
   drawTraffic(found, chip);
@@ -214,11 +216,11 @@ function verdict({ moved, winner, ok, scarce, programs, slots, waves }) {
   const fills = slots ? percent((programs - (waves - 1) * slots) / slots) : "";
   const ends = waves === 1 ? `make one wave, which fills ${fills} of the slots` : `make ${grouped(waves)} waves, and the last one fills ${fills} of the slots`;
   const runs = slots ? ` FA2’s ${grouped(programs)} thread ${programs === 1 ? "block" : "blocks"} ${ends}.` : "";
-  return `${fits} ${NAMES[winner]} requests the fewest bytes. ${one}, and ${two}. Of FA2’s requests, ${percent(dram / requested)} reach DRAM.${runs}`;
+  return `<b>${fits}</b>${runs} ${NAMES[winner]} requests the fewest bytes. ${one}, and ${two}. Of FA2’s requests, ${percent(dram / requested)} reach DRAM.`;
 }
 
 function drawTraffic({ moved, flops }, chip) {
-  const narrow = matchMedia("(max-width: 699px)").matches;
+  const narrow = $("traffic").clientWidth < 450;
   const most = Math.max(...Object.values(moved).map(({ requested }) => requested));
   const rows = Object.entries(moved).map(([name, { requested, dram }]) => {
     const parts = [[requested / most, "outline"], [dram / most, "fill"]]; // prettier-ignore
@@ -226,7 +228,6 @@ function drawTraffic({ moved, flops }, chip) {
     if (requested / most < 0.6) add(e.children[1], "", "b", percent(dram / requested) + (narrow ? "" : " reach DRAM")).style.left = `${(100 * requested) / most}%`;
     return e;
   });
-  rows.unshift(row("", [], "requested → DRAM", "names"));
   $("traffic").replaceChildren(...rows);
   const times = Object.entries(moved).map(([name, { dram }]) => `${NAMES[name]} ${seconds(dram / chip.hbm_per_second)}`);
   $("traffic-note").textContent =
@@ -244,7 +245,7 @@ function drawMemory({ parts, shared, registers, limit }, chip) {
   const tensors = Object.entries(parts).map(([name, x]) => [`${name} ${kib(x)}`, x, name.toUpperCase()]);
   $("shared").replaceChildren(gauge(tensors, chip.shared_per_block, shared, kib(chip.shared_per_block)));
   const each_tensor = tensors.map(([name]) => name).join(" + ");
-  $("shared-note").textContent = `${each_tensor} = ${kib(shared)} of ${kib(chip.shared_per_block)}. k and v in every stage.`;
+  $("shared-note").textContent = `${each_tensor} = ${kib(shared)} per thread block, with k and v in every stage.`;
   room($("shared-room"), shared, chip.shared_per_block, kib);
   const threads = 32 * set.warps;
   const scores = (set.B_r * set.B_c) / threads;
@@ -255,8 +256,8 @@ function drawMemory({ parts, shared, registers, limit }, chip) {
     ["rest", FIXED_REGISTERS, "rest"],
   ];
   $("registers").replaceChildren(gauge(each, limit, registers, `${limit}`));
-  const what = "o and s in fp32, p in two bytes; the rest is addresses, m and ℓ.";
-  $("registers-note").textContent = `About ${registers} of ${limit}: ${what}`;
+  const what = "o and s in fp32, p in 2 bytes, the rest for addresses, m and ℓ.";
+  $("registers-note").textContent = `About ${registers} of ${limit} per thread: ${what}`;
   room($("registers-room"), registers, limit, String);
 }
 

@@ -53,8 +53,8 @@ function draw(t) {
   shape(stage, "line", { x1: now, x2: now, y1: top - 6, y2: foot + 4, class: "clock" });
   drawTotals({ left, foot, unit, width });
   drawOtherOrder(left + swapped.makespan * unit, top, foot);
-  drawIdle(place); // whose words are over the lines, too
-  for (const p of table.placed) drawLabel(p, t, place); // over the line
+  drawIdle(place, now);
+  for (const p of table.placed) drawLabel(p, t, place, now);
   drawAxis({ left, foot, unit, longest });
   drawHeads(width, foot + 36);
   drawKey(left, foot + 55);
@@ -138,15 +138,21 @@ function idleSpans({ placed, makespan }) {
 }
 
 /** Idle time is hatched, and named where the word has room. */
-function drawIdle({ left, top, lane, unit }) {
+function drawIdle({ left, top, lane, unit }, now) {
   const hatch = shape(stage, "pattern", { id: "idle", width: 7, height: 7, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }); // prettier-ignore
   shape(hatch, "line", { x1: 0, x2: 0, y1: 0, y2: 7, style: "stroke: var(--quiet); stroke-width: 1.4" });
   for (const { SM, from, to } of idleSpans(table)) {
     const [x, y, width] = [left + from * unit, top + SM * lane, (to - from) * unit];
     const e = shape(stage, "rect", { x, y, width, height: lane - 2, fill: "url(#idle)", opacity: 0.6 });
     shape(e, "title", {}, `SM ${SM} idle from ${from} to ${to}`);
-    if (width > 44 && lane > 18) shape(stage, "text", { x: x + width / 2, y: y + lane / 2 + 3, class: "small middle halo" }, "idle");
+    if (width > 44 && lane > 18) shape(stage, "text", { x: inBox(x, width, 18, now), y: y + lane / 2 + 3, class: "small middle halo" }, "idle");
   }
+}
+
+/** The middle of a box for words of this half width, or a place right of it, if the line of the time is there. */
+function inBox(x, width, half, now) {
+  const middle = x + width / 2;
+  return Math.abs(now - middle) < half && now + 2 * half < x + width ? now + half + 4 : middle;
 }
 
 const look = (p, t) => (t >= p.end ? "done" : t >= p.start ? "running" : "ahead");
@@ -167,7 +173,7 @@ function drawProgram(p, t, { left, top, lane, unit }) {
 }
 
 /** The number of a thread block, if there is room; its edge has the fill of the box, so that no line runs through. */
-function drawLabel(p, t, { left, top, lane, unit }) {
+function drawLabel(p, t, { left, top, lane, unit }, now) {
   if (!p.cost) return;
   const state = look(p, t);
   const [fill, ink] = SHADES[p.head % 4];
@@ -175,7 +181,7 @@ function drawLabel(p, t, { left, top, lane, unit }) {
   const room = p.cost * unit - 2;
   if (room > 6.8 * label.length && lane >= 14) {
     const at = {
-      x: left + (p.start + p.cost / 2) * unit,
+      x: inBox(left + p.start * unit, p.cost * unit, 4 * label.length, now),
       y: top + p.SM * lane + lane / 2 + 3,
       class: `small${room < 24 ? " tiny" : ""} middle in ${state}`,
       style: state === "ahead" ? "" : `fill: ${ink}; stroke: ${fill}; stroke-width: ${Math.min(3, lane / 8)}px; paint-order: stroke`,

@@ -335,11 +335,11 @@ show("backward_graph")
 live("backward")
 
 # %% [markdown]
-# The next figure shows both versions on the same time axis. With atomic adds, four workers add to the same block of dQ
-# at once, and the order in which their contributions arrive differs from run to run. With two passes, each block has
-# one writer. Be careful with the axis, because it counts only matmuls, five per tile in the single pass, and four and
-# three in the two passes. An atomic add takes no time on this axis, so the single pass finishes first, which is the
-# opposite of what we measured.
+# The next figure shows both versions over time. With atomic adds, four workers add to the same block of dQ at once, and
+# the order in which their contributions arrive differs from run to run. With two passes, each block has one writer. A
+# tile takes five matmuls in the single pass, and four and three in the two passes. If only these counted, as in the
+# static version of the figure, the single pass would finish first, which is the opposite of what we measured. In the
+# interactive version, each way is therefore as long as it was on the H200.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("race")
