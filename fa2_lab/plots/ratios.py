@@ -200,7 +200,6 @@ def median_ranges(rows: list[Ratios], group: str) -> str:
     return ", ".join(f"{name} {min(values):.2f}–{max(values):.2f}" for name, values in sorted(medians_by_name.items()))
 
 
-def wins(rows: list[Ratios], name: str) -> tuple[int, int]:
-    """Return on how many problems fa2_lab beats the implementation `name`, and the number of problems."""
-    values = [x for _, _, ratios in rows for x in ratios.get(name, ())]
-    return sum(x > 1 for x in values), len(values)
+def all_ratios(rows: list[Ratios], name: str) -> list[float]:
+    """Return fa2_lab's ratios over the implementation `name` on the problems of all rows."""
+    return [x for _, _, ratios in rows for x in ratios.get(name, ())]

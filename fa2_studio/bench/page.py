@@ -106,25 +106,15 @@ def ceilings(runs: list[Record]) -> list[str]:
 
 
 def outcome(runs: list[Record]) -> list[str]:
-    """Return in a sentence how often `fa2_lab` is faster, the picture of all ratios, and how to read it."""
+    """Return how often `fa2_lab` is faster, in a sentence, a table and the picture of all ratios with its caption."""
     numbers = ratio_plot.data()
-    picture = ratio_plot.draw(**numbers)[0].get_label()
-    won = {name: ratio_plot.wins(numbers["rows"], name) for name in ratio_plot.RIVALS}
-    than = join_with_and(
-        [f"faster than {name} on {wins:,} of {every:,} problems" for name, (wins, every) in won.items()]
-    )
-    gpu = usual_machine(runs)["gpu"]
-    lead = f"**In the settings of the figure below, measured on an {gpu}, `fa2_lab` is {than}.**"
-    grid = faster(load("paper"), "FlashAttention-3")[0]
-    lead += (
-        f" For FlashAttention-3, the FA2 paper's grid in the table contributes {grid} problems to this count, and the "
-        "figure's headline counts rows, each with the median over its own problems. A problem that we timed in two "
-        "ways counts twice. The figure leaves out some of the suites."
-    )
-    slow = f"In all suites together, `fa2_lab` is slower {SLOW}, as [a later table](#where-fa2_lab-is-slower) shows."
-    message, how = picture.split(". ", 1)
-    head = compared(load("paper"), load("sweep"))
-    return [f"{lead} {slow}", "", *head, "", f"![{message}.](figures/ratios.svg)", "", how]
+    message, how = ratio_plot.draw(**numbers)[0].get_label().split(". ", 1)
+    lead = f"**{message}.** We measured these settings on an {usual_machine(runs)['gpu']}. {COUNTS}"
+    slow = f"`fa2_lab` is slower {SLOW}, as [a later table](#where-fa2_lab-is-slower) shows."
+    every = [(name, ratio_plot.all_ratios(numbers["rows"], name)) for name in ratio_plot.RIVALS]
+    lines = [["All rows of the figure" * (n == 0), name, *counted(gains)] for n, (name, gains) in enumerate(every)]
+    lines += compared(load("paper"), load("sweep"))
+    return [f"{lead} {slow}", "", *table(COMPARED, lines), "", f"![{message}.](figures/ratios.svg)", "", how]
 
 
 def usual_machine(runs: list[Record]) -> dict:
@@ -133,6 +123,12 @@ def usual_machine(runs: list[Record]) -> dict:
     return json.loads(Counter(kept).most_common(1)[0][0]) if kept else {}
 
 
+COUNTS = (
+    "Each of them is a row of the figure below, which compares medians over the row's problems. The table counts "
+    "single problems instead. Its first lines count the problems of all rows, where a problem that we timed in two "
+    "ways counts twice, and its other lines count some of the suites on their own."
+)
+COMPARED = ["problems and timing", "compared with", "`attention()` is faster on", "median speedup"]
 SLOW = "mainly for short calls and for the backward pass of a single long sequence"
 FOLDS = "Each line opens a suite, with its medians, how it was timed, and all of its rows."
 SLOWER = (
@@ -268,10 +264,13 @@ def result(run: Record) -> str:
 def wins(view: Record) -> str:
     """Return on how many problems we are faster than each of RIVALS, or "" if there is only one problem.
 
-    In the rows of a second protocol, the rivals are not named again, because the first protocol's rows come before.
+    If none of RIVALS was measured, the others take their place, as the portable kernels do if they alone ran. In the
+    rows of a second protocol, the rivals are not named again, because the first protocol's rows come before.
     """
-    ratios_to = {peer: each for peer in RIVALS if len(each := ratios(view.rows, "fa2_lab", peer)) > 1}
-    counts = {peer: f"{sum(x > 1 for x in each)} of {len(each)}" for peer, each in ratios_to.items()}
+    us = "fa2_lab" if any("fa2_lab" in row.values for row in view.rows) else "fa2_lab portable"
+    ratios_to = {peer: each for peer in peers_in(view.rows) if len(each := ratios(view.rows, us, peer)) > 1}
+    named = [peer for peer in RIVALS if peer in ratios_to] or ratios_to
+    counts = {peer: counted(ratios_to[peer])[0] for peer in named}
     if way := way_of(view):
         return f"{way}, on {join_with_and([*counts.values()])}"
     return join_with_and([f"{peer} on {count}" for peer, count in counts.items()])
@@ -603,22 +602,22 @@ def sentence(*runs: Record) -> str:
         f"We compare `attention()` with other implementations on an {runs[0].machine['gpu']}, forward and "
         f"backward{at}. The table shows on how many problems `attention()` is faster, and its median speedup."
     )
-    text = [lead, "", *compared(*runs), ""]
+    text = [lead, "", *table(COMPARED, compared(*runs)), ""]
     text += [NOTES, ""]
     text += [*ahead(runs[0], "FlashAttention-4"), host_sentence(runs[-1], "cuDNN")]
     last = f"[RESULTS.md](RESULTS.md) describes how each implementation is called and where ours is slower: {SLOW}."
     return "\n".join([*text, "", of_flash_2(load("ampere")), "", last])
 
 
-def compared(*runs: Record) -> list[str]:
-    """Return a table with a line per implementation for the first timing, and per fast implementation for others."""
+def compared(*runs: Record) -> list[list[str]]:
+    """Return the lines of a table, one per implementation and timing."""
     lines: list[list[str]] = []
     for run in runs:
         for way, view in zip(("kernel only", second_way(run)), views(run), strict=False):
             peers, before = peers_in(view.rows), lines
             name = f"{TITLES[run.suite]}, {way}"
             lines = [*before, *([name * (n == 0), peer, *faster(view, peer)] for n, peer in enumerate(peers))]
-    return table(["problems and timing", "compared with", "`attention()` is faster on", "median speedup"], lines)
+    return lines
 
 
 def of_flash_2(run: Record) -> str:
@@ -648,7 +647,12 @@ NOTES = (
 def faster(run: Record, peer: str) -> tuple[str, str]:
     """Return on how many problems `fa2_lab` is faster than `peer`, and its median speedup, as text."""
     gains = ratios(run.rows, "fa2_lab", peer)
-    return (f"{sum(x > 1 for x in gains)} of {len(gains)}", f"{median(gains):.2f}×") if gains else ("–", "–")
+    return counted(gains) if gains else ("–", "–")
+
+
+def counted(gains: list[float]) -> tuple[str, str]:
+    """Return how many of these speed ratios are above 1, and their median, as text."""
+    return f"{sum(x > 1 for x in gains)} of {len(gains)}", f"{median(gains):.2f}×"
 
 
 def ahead(run: Record, peer: str) -> list[str]:
