@@ -703,11 +703,12 @@ def verdict() -> str:
 
 
 def renewed(text: str, part: str, content: str) -> str:
-    """Return the README's text with new content between the two markers of a part."""
+    """Return the README's text with new content between a part's markers, on its own lines if it had them."""
     start, end = (marker.format(part) for marker in MARKERS)
     before, rest = text.split(start)
     _, after = rest.split(end)
-    return f"{before}{start}\n{content}\n{end}{after}"
+    line = "\n" if rest.startswith("\n") else ""
+    return f"{before}{start}{line}{content}{line}{end}{after}"
 
 
 def write() -> None:

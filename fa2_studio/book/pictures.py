@@ -2,7 +2,7 @@
 
 Call it as `python -m fa2_studio.book.pictures`. If Chromium is installed, it also makes two files for posting: the
 whole climb as GIF, and as PNG the card that a link to the site shows. The card contains the site's address if the
-environment variable SITE is set to it.
+environment variable SITE is set to it. It also renews README's picture of the interactive Algorithm 1, light and dark.
 """
 
 import base64
@@ -18,6 +18,7 @@ from pathlib import Path
 from PIL import Image, ImageChops
 from PIL.PngImagePlugin import PngInfo
 
+from fa2_lab.plots import live
 from fa2_lab.tools.files import ROOT, write
 from fa2_studio.book import climb_loop, live_data
 from fa2_studio.book.climb_loop import H, W, text
@@ -26,6 +27,7 @@ LOOP, CARD = "climb_loop", "card"
 CHROMIUM = "--headless --no-sandbox --disable-gpu --hide-scrollbars --force-device-scale-factor=1"
 LIGHT = "--blink-settings=preferredColorScheme=1"
 STILL = "*{{animation-delay:-{}s!important;animation-play-state:paused!important}}</style>"
+PIECE, SHRINKS = "algorithm1", "step=54&theme={}&deck"  # README's interactive figure, when a row's sums shrink
 FRAME, FIRST = 0.08, 1.4  # seconds of one frame of the GIF, and of the result at its beginning
 
 TITLE = "FlashAttention-2, line by line"
@@ -95,6 +97,24 @@ def still_of(browser: str, svg: str) -> bytes:
     return out.getvalue()
 
 
+def still_of_piece(browser: str, theme: str) -> bytes:
+    """Return README's interactive figure as PNG, at a step at which much can be seen."""
+    out = BytesIO()
+    with tempfile.TemporaryDirectory() as folder:
+        html, png = Path(folder, "piece.html"), Path(folder, "piece.png")
+        html.write_text(live.page(PIECE, SHRINKS.format(theme)), encoding="utf-8")
+        looks = [
+            "--force-device-scale-factor=2",
+            "--window-size=980,440",
+            "--virtual-time-budget=5000",
+            "--force-prefers-reduced-motion",
+        ]
+        call = [browser, *CHROMIUM.split(), *looks, f"--user-data-dir={folder}/profile", f"--screenshot={png}"]
+        subprocess.run([*call, html.as_uri()], check=True, capture_output=True, timeout=120)
+        Image.open(png).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
+    return out.getvalue()
+
+
 def gif(browser: str, svg: str) -> bytes:
     """Return the whole loop as a GIF at two thirds of its size. Pillow merges equal frames into one long frame.
 
@@ -131,6 +151,8 @@ def main(folder: Path = ROOT / "figures") -> None:
         print("no Chromium here, so the climb's GIF and card stay as they are")
     else:
         print(write(folder / f"{CARD}.png", still_of(browser, card())))
+        for theme in ("light", "dark"):
+            print(write(folder / f"{PIECE}_{theme}.png", still_of_piece(browser, theme)))
         print(write(folder / f"{LOOP}.gif", gif(browser, made[f"{LOOP}.svg"])))
 
 

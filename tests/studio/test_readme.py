@@ -43,11 +43,17 @@ def commands_in(words: str) -> set[str]:
     return set(re.findall(r"(?:fa2-lab|python -m fa2_lab) ([a-z]+)", words))
 
 
+TEX = {r"_{\mathrm{new}}": "_new", "_{ij}": "_ij", r"\leftarrow": "←", r"\ell": "l", "^{": "^(", "}": ")", " - ": " − "}
+
+
 def test_the_line_of_the_paper_and_its_code_are_what_where_finds():
     shown = section("One line of the paper")
     tag = re.search(r"fa2_lab where (\S+)`", shown)[1]
     found = where(tag)
-    assert re.search(r"^> (.*)", shown, re.MULTILINE)[1] == LINES[tag][1].text
+    line = re.search(r"^> (.*)", shown, re.MULTILINE)[1].replace("$", "")
+    for tex, plain in TEX.items():
+        line = line.replace(tex, plain)
+    assert line == LINES[tag][1].text
     code = re.findall(r"\]\((\S+\.py)\):\n\n```python\n(.*?)\n```", shown, re.DOTALL)
     assert code == [(place.file, place.text) for place in (found.first_numpy[0], found.first_triton[0])]
     assert f'src="figures/{found.picture}.svg"' in shown
