@@ -107,14 +107,32 @@ def ceilings(runs: list[Record]) -> list[str]:
 
 def outcome(runs: list[Record]) -> list[str]:
     """Return how often `fa2_lab` is faster, in a sentence, a table and the picture of all ratios with its caption."""
-    numbers = ratio_plot.data()
-    message, how = ratio_plot.draw(**numbers)[0].get_label().split(". ", 1)
+    message, how = ratio_plot.draw(**ratio_plot.data())[0].get_label().split(". ", 1)
     lead = f"**{message}.** We measured these settings on an {usual_machine(runs)['gpu']}. {COUNTS}"
     slow = f"`fa2_lab` is slower {SLOW}, as [a later table](#where-fa2_lab-is-slower) shows."
-    every = [(name, ratio_plot.all_ratios(numbers["rows"], name)) for name in ratio_plot.RIVALS]
-    lines = [["All rows of the figure" * (n == 0), name, *counted(gains)] for n, (name, gains) in enumerate(every)]
-    lines += compared(load("paper"), load("sweep"))
+    lines = [*in_all_rows(), *compared(load("paper"), load("sweep"))]
     return [f"{lead} {slow}", "", *table(COMPARED, lines), "", f"![{message}.](figures/ratios.svg)", "", how]
+
+
+def in_all_rows() -> list[list[str]]:
+    """Return the lines of a table that count the problems in all rows of the picture of ratios."""
+    rows = ratio_plot.data()["rows"]
+    named = enumerate(ratio_plot.RIVALS)
+    return [["All rows of the figure" * (n == 0), x, *counted(ratio_plot.all_ratios(rows, x))] for n, x in named]
+
+
+def summary() -> list[str]:
+    """Return the results in a few lines, for the first page of the site."""
+    message = ratio_plot.draw(**ratio_plot.data())[0].get_label().split(". ", 1)[0]
+    lead = f"{message}. We measured these settings on an {load('paper').machine['gpu']}."
+    lines = [["All settings" * (n == 0), *cells] for n, (_, *cells) in enumerate(in_all_rows())]
+    return [
+        lead,
+        "",
+        *table(COMPARED, lines),
+        "",
+        "[The results](results.md) show every setting, and where `fa2_lab` is slower.",
+    ]
 
 
 def usual_machine(runs: list[Record]) -> dict:

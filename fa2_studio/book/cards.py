@@ -14,7 +14,7 @@ from fa2_lab.plots import style
 INCHES = (2.69, 1.42)  # a card's width and height
 GRADIENTS = dict(a="dQ", b="dK", c="dV", e="dO")
 PALER = 0.22  # the tint of t, a score that is smaller than that of p
-CARDS = {  # chapter or poster: what its picture shows, and its tiles
+CARDS = {  # chapter: what its picture shows, and its tiles
     "00_start": (
         "A large memory with all of Q, K and V, and a small chip with one block of each",
         ("qqqqq.....", "kkkkk.→.QK", "vvvvv...VO"),
@@ -91,14 +91,6 @@ CARDS = {  # chapter or poster: what its picture shows, and its tiles
     "D_numbers": (
         "Three results whose last digits differ",
         ("O.=.□□□□□□//", "O.=.□□□□□///", "O.=.□□□□////"),
-    ),
-    "poster_forward": (
-        "A tile of the scores, with its blocks of Q, K, V and O",
-        ("...VV...", "...KK...", "Q.□SS□.O", "Q.□SS□.O"),
-    ),
-    "poster_backward": (
-        "A tile of the scores, with its blocks of dQ, dK and dV",
-        ("...cc...", "...bb...", "Q.□SS□.a", "Q.□SS□.a"),
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The first page of the site: a moving picture, a sentence, three ways in, the climb, and a card per chapter."""
+"""The first page of the site: a moving picture, three ways in, the results, the climb, and a card per chapter."""
 
 from html import escape
 from pathlib import Path
@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 from fa2_lab.plots import climb, live
 from fa2_lab.tools import files, ladder
 from fa2_lab.tools.figures import PHONE
+from fa2_studio.bench import page
 from fa2_studio.book import cards
 from fa2_studio.book.callouts import WORD_JOINER
 from fa2_studio.book.cards import CARDS
@@ -47,16 +48,16 @@ def index(assignments: list[str], toctrees: list[str], licence: str, address: st
         f"**{SENTENCE}** {claim} Every step was run, and every result was checked against plain attention in float64.",
         block("ways", *(way(name, target, words, assignments) for name, target, words in WAYS)),
         LOOK_UP,
+        "## Results",
+        "\n".join(page.summary()),
         "## The climb",
         "Step through the changes. The numbers below the bars mark the six largest jumps, and an empty bar is a "
         "change that loses speed.",
         framed("climb", "brief", wide=False),
+        "\n".join(ladder.markdown(ladder.load(ladder.SUITE))),
         *(part(name, numbers) for name, numbers in PARTS.items()),
         "## Posters",
-        block("cards", *(linked(name, f"figures/{name}.pdf", words, SHEET) for name, words in POSTERS.items())),
-        "## Results",
-        "\n".join(ladder.markdown(ladder.load(ladder.SUITE))),
-        "[Every row of every record](results.md)",
+        block("cards", *(poster(name, words) for name, words in POSTERS.items())),
         f"## Licence\n\n{licence}",
         *toctrees,
     ]
@@ -124,10 +125,15 @@ def write_small(folder: Path) -> None:
 
 def card(chapter: Chapter) -> str:
     title = escape(chapter.title).replace("FlashAttention-", f"FlashAttention-{WORD_JOINER}")
-    return linked(chapter.name, f"{chapter.name}.html", f"{chapter.number} · {title}", escape(chapter.question))
+    image = f'<img src="figures/{SMALL}/{chapter.name}.svg" alt="{escape(CARDS[chapter.name][0])}">'
+    return linked(image, f"{chapter.name}.html", f"{chapter.number} · {title}", escape(chapter.question))
 
 
-def linked(name: str, address: str, title: str, words: str) -> str:
-    """Return a card, which is a link with a picture of CARDS."""
-    image = f'<img src="figures/{SMALL}/{name}.svg" alt="{escape(CARDS[name][0])}">'
+def poster(name: str, title: str) -> str:
+    image = f'<img src="figures/{name}.svg" alt="The upper part of the poster" class="top">'
+    return linked(image, f"figures/{name}.pdf", title, SHEET)
+
+
+def linked(image: str, address: str, title: str, words: str) -> str:
+    """Return a card, which is a link with a picture."""
     return f'<a href="{address}"><i>{image}</i><b>{title}</b><span>{words}</span></a>'

@@ -38,7 +38,27 @@ const widen = () => {
 };
 addEventListener("resize", widen);
 addEventListener("load", () => new ResizeObserver(() => requestAnimationFrame(widen)).observe(document.querySelector("article") ?? document.body)); // a bar opens
+
+/** While a wide piece is in view, the bars that it covers are empty, so that it cuts none of their lines. */
+addEventListener("load", () => {
+  const seen = new Set();
+  const watch = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) seen[isIntersecting ? "add" : "delete"](target);
+    document.body.classList.toggle("covered", seen.size > 0);
+  });
+  for (const figure of document.querySelectorAll("figure.live-piece.wide")) watch.observe(figure);
+});
 new MutationObserver(tellTheme).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+
+/** The list of a long page's sections scrolls along, so that the section that is read stays in view. */
+addEventListener("DOMContentLoaded", () => {
+  const bar = document.querySelector(".bd-sidebar-secondary");
+  if (!bar) return;
+  new MutationObserver(() => {
+    const now = [...bar.querySelectorAll("a.active")].at(-1);
+    if (now) bar.scrollTop += now.getBoundingClientRect().top - bar.getBoundingClientRect().top - bar.clientHeight / 2;
+  }).observe(bar, { attributeFilter: ["class"], subtree: true });
+});
 
 // Listings: a tag such as # FA2.A1.L9 goes to the margin, a comment that says "moved" or "new" stands out -----------------
 
