@@ -25,7 +25,6 @@ FIGURES = front.FIGURES
 PICTURE = re.compile(r'<img alt="([^"]*)" width="\d+" src="data:image/png;base64,[^"]*">')  # of plots/show.py
 SHOWN = re.compile(r"(show|live)\(.*\)", flags=re.DOTALL)  # a cell that only shows a figure
 LIVE = re.compile(r'<div class="live-piece" data-piece="(\w+)"(?: data-ask="([^"]*)")?>')  # of plots/live.py
-OF_PART = r"^(?=##+ (?!Part |Recap|Exercises|Checks))"  # a heading that belongs to a part, if there are parts
 PAGES = ("API.md", "TROUBLESHOOTING.md")  # files of the repository that are also pages of the site
 SETTINGS = {
     "project": "fa2_lab",
@@ -148,7 +147,6 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
     notebook.cells = [c for c in notebook.cells if "navigation" not in c.metadata.get("tags", [])]
     if button:
         notebook.cells[0].source += f"\n\n{button}"
-    in_parts(notebook)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             tags, look = list(cell.metadata.get("tags", [])), {}
@@ -168,16 +166,6 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
                 elif (found := PICTURE.search(shown)) and (name := drawn().get(unescape(found[1]))):
                     output.data["text/html"] = shown.replace(found[0], front.picture(name, unescape(found[1])))
             cell.metadata.update(tags=tags, mystnb=look)
-
-
-def in_parts(notebook: nbformat.NotebookNode) -> None:
-    """Move the headings in parts of a chapter one level down, so that its table of contents has two levels."""
-    begun = False
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            begun = begun or cell.source.startswith("## Part ")
-            if begun:
-                cell.source = re.sub(OF_PART, "#", cell.source, flags=re.MULTILINE)
 
 
 @cache

@@ -124,11 +124,11 @@ def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat]]
                 beats[-1] = beats[-1]._replace(seen=beats[-1].seen + more.pop().seen)
             beats += more
             continue
-        for part in re.split(r"^(?=## )", cell.source, flags=re.MULTILINE):
-            if part.startswith("## "):
+        for part in re.split(r"^(?=###? )", cell.source, flags=re.MULTILINE):  # in a part, sections are one level lower
+            if re.match("###? ", part):
                 if title:
                     yield title, beats
-                (title, _, part), beats = part.removeprefix("## ").partition("\n"), []
+                (title, _, part), beats = part.lstrip("# ").partition("\n"), []
             for beat in read(part) if title else ():
                 if beat.kind == "asks":
                     asked, options = beat.name, beat.seen[-1] if "class=choice" in beat.seen[-1] else ""

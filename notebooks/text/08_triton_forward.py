@@ -100,7 +100,7 @@ print(f"with 8 heads, rung 01 takes {few.ratio('r11_diagonal_first', 'r01_fa1'):
 # names the device that stores the tensors, and `.float()` converts a tensor to float32.
 
 # %% [markdown]
-# ## What does a kernel get to see?
+# ### What does a kernel get to see?
 #
 # `@triton.jit` turns a function into a kernel. For each tensor, a kernel gets only the address of the first element, so
 # it knows neither the tensor's shape nor where the tensor ends. One run of the kernel is called a *program*. This is
@@ -197,7 +197,7 @@ judge_launch(difference, cases, tolerance=1e-3)
 # </details>
 
 # %% [markdown]
-# ## Where does the next row begin?
+# ### Where does the next row begin?
 #
 # In memory, a matrix is one long line of numbers. The distance between two neighbours along a dimension is called a
 # *stride* and is counted in elements. The element in row r and column c is therefore at r · row_stride + c ·
@@ -255,7 +255,7 @@ judge_launch(copy, cases)
 # </details>
 
 # %% [markdown]
-# ## What do neighbouring threads read?
+# ### What do neighbouring threads read?
 #
 # The copy is right for every stride, but not equally fast. Memory is fetched in *sectors* of 32 bytes. The 32 threads
 # of a warp execute a load together, so the hardware looks at their 32 addresses and fetches each sector only once, no
@@ -323,7 +323,7 @@ if timed.exists():
 # </details>
 
 # %% [markdown]
-# ## How does a program find a whole row?
+# ### How does a program find a whole row?
 #
 # For a softmax, a program needs a whole row, because the maximum and the sum are taken over all of its columns. The
 # blocks in this kernel are therefore as wide as the row, rounded up to a power of two. `tl.max(x, 0)` and `tl.sum(x,
@@ -373,7 +373,7 @@ judge_launch(softmax, {words: ((x,), x.softmax(1)) for words, x in cases.items()
 # This kernel is nearly the second kernel of rung 00. It also shows a limit of standard attention, because a whole row
 # must fit into one program's registers. FA2's online softmax, by contrast, only ever needs one tile of the row.
 #
-# ## How are two blocks multiplied?
+# ### How are two blocks multiplied?
 #
 # `tl.dot(a, b)` multiplies two blocks on the tensor cores. The elements of a and b have 16 bits (in this case fp16),
 # and those of the result have 32. The dimension that is summed over, which is the number of a's columns, must be at
@@ -431,7 +431,7 @@ judge_launch(product, cases, tolerance=1e-3)
 # </details>
 
 # %% [markdown]
-# ## What does `num_warps` change?
+# ### What does `num_warps` change?
 #
 # A launch can also set the number of warps per program, as in `product_kernel[grid](…, num_warps=8)`. By default, a
 # program has 4. The result is the same for every number, but the compiled code is not, and a bad choice can be costly.
@@ -509,7 +509,7 @@ for chip, launches in compiled.items():
 # takes a softmax between them. The loop over row blocks disappears, because each of its iterations is a program, so
 # only the loop over column blocks remains.
 #
-# ## Where are a program's rows?
+# ### Where are a program's rows?
 #
 # The rungs load a block of rows with `load_rows`. In each head, the rows are contiguous, so the row stride is d. If
 # `RAGGED` is true, the block can extend past the last row. Offsets of 2³¹ or more do not fit in 32 bits, so the offset
@@ -534,7 +534,7 @@ show("ragged_edge")
 # error, and a test with one head would pass. Our rungs therefore make a contiguous copy of such a view (`contiguous()`)
 # before they launch a kernel. The package's own kernel accepts strides, as your `copy` does.
 #
-# ## Which exponential does a GPU have?
+# ### Which exponential does a GPU have?
 #
 # A GPU's special function units compute $2^x$, and $e^x = 2^{x \log_2 e}$. So instead of multiplying the scores by
 # $\tau$, we multiply them by $\tau \log_2 e$, which is called `tau_log2`, and use `exp2`. But `visit`, the function
@@ -621,7 +621,7 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 # </details>
 
 # %% [markdown]
-# ## Which keys does a row see?
+# ### Which keys does a row see?
 #
 # Under a causal mask, the last row sees all keys, even if $N_q \neq N_k$. Row r sees the first $r + 1 + N_k - N_q$
 # keys, or none if that number is negative. `keys_seen` computes this number for a block of rows. Without a causal mask,
@@ -640,7 +640,7 @@ def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
             else N_k + 0 * row)  # N_k for each row
 
 # %% [markdown]
-# ## Now write it
+# ### Now write it
 #
 # Your kernel works on one head. In it, `i` is the first *row* of a row block, and `j` is the first *key* of a column
 # block.
@@ -744,7 +744,7 @@ check(my_attention, *tried, tolerance=2e-3, names=("O", "L"))
 # </details>
 
 # %% [markdown]
-# ## Which tiles need the mask?
+# ### Which tiles need the mask?
 #
 # Your kernel masks every tile. In chapter 04, the tiles of a row block were first FULL, then DIAGONAL, and then SKIP.
 # Two bounds, both counted in keys, are enough to tell these three kinds apart. Every row sees all keys before `full`,
@@ -769,7 +769,7 @@ for i in range(0, 600, 128):
 # mask nor the mask for the loads.
 
 # %% [markdown]
-# ## Which numbers may have 16 bits?
+# ### Which numbers may have 16 bits?
 #
 # The operands of a matmul can be 16-bit, but sums need 32 bits. Q, K, V and O are stored in 16 bits, and p is converted
 # to 16 bits for the second matmul, but `o_i` and `l_i` stay in fp32. Since $o$ is divided by ℓ only at the end, it
@@ -778,7 +778,7 @@ for i in range(0, 600, 128):
 # `input_precision="ieee"`, which chapter 11 explains.
 
 # %% [markdown]
-# ## All lines together
+# ### All lines together
 #
 # The next cell prints the kernel of rung 11 and the lines that launch it. The kernel now also has a second program
 # number, `head`, because a launch has $T_r$ programs for each head of each sequence. `O.dtype.element_ty` is the type
@@ -844,7 +844,7 @@ show("grid_addresses")
 # program reads K and V from the K/V head `head // group`, where `group` query heads share one K/V head. The package's
 # own kernel also supports other strides, any d up to 256, fp32, windows and dropout.
 #
-# ## How do we time it?
+# ### How do we time it?
 #
 # Calling a kernel only puts it into a queue. Python does not wait for it, so a stopwatch around the call would measure
 # only the time to enqueue it. Instead, the GPU itself records the time at two *events*, one before the kernel and one

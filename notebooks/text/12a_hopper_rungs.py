@@ -55,7 +55,7 @@ from fa2_studio.book.verdicts import verdict
 # ## Part 1 · The machine (22 minutes)
 # What can the chip do on its own, and how does a kernel tell it to?
 #
-# ## What do the tensor cores wait for?
+# ### What do the tensor cores wait for?
 #
 # For a tile of B_r × B_c scores, the tensor cores do 4 B_r B_c d FLOPs for the matmuls $QK^\top$ and $PV$, and other
 # units compute B_r B_c exponentials. From the A100 to the H100, an SM's tensor cores became twice as fast, so they now
@@ -76,7 +76,7 @@ for chip in (chips.A100, chips.H100):
 # If each unit waits for the other, an H100's tensor cores are idle half of the time at d = 64. To keep them busy,
 # everything else has to happen *while* the matmuls run.
 #
-# ## Which thread holds which value?
+# ### Which thread holds which value?
 
 # %%
 show("row_reduction")
@@ -117,7 +117,7 @@ show("row_reduction")
 # free unless a value has to move to another thread. The lanes that hold a row of o also hold the same row of s, so
 # converting α from the layout of s to the layout of o costs nothing.
 #
-# ## What does one matmul read?
+# ### What does one matmul read?
 #
 # Hopper's instruction for the tensor cores is `wgmma`, which appeared in chapter 10's machine code as `HGMMA`. All
 # warps of a warpgroup start it together, and its result has 64 rows and stays in registers. The right operand is always
@@ -147,7 +147,7 @@ show("wgmma")
 # Attention uses both options for the left operand. For $S = QK^\top$, both operands are tiles in shared memory. For
 # $PV$, the left operand P is already in registers, and in the right lanes, so P never has to go through shared memory.
 #
-# ## What fetches the tiles?
+# ### What fetches the tiles?
 #
 # Hopper has a copy engine called TMA (*tensor memory accelerator*). To start a TMA copy, one thread specifies a
 # *descriptor*, the first row, a buffer in shared memory and a barrier, and then goes on with its work. The host makes
@@ -162,7 +162,7 @@ show("bulk_copy")
 # zeros has a score of 0, so exp(0 − m) would be added to ℓ (chapter 08). The kernel therefore masks the scores of a
 # tile that reaches past the last key.
 #
-# ## How do you know that a copy has arrived?
+# ### How do you know that a copy has arrived?
 #
 # A **barrier** tells you. It is a counter in shared memory, initialised with the number of arrivals that it should
 # expect. The thread that starts a copy arrives at the barrier and announces how many bytes to expect. TMA then
@@ -200,7 +200,7 @@ for arrival in range(5):
 #
 # ## Part 2 · A first kernel (25 minutes)
 #
-# ## Rung 15: write everything out yourself
+# ### Rung 15: write everything out yourself
 #
 # The Triton part of the ladder ended with rung 14. Rung 15 has the same tiles, stages and copies, but it is written in
 # Gluon. We begin with the functions that start a copy and a matmul:
@@ -270,7 +270,7 @@ climb.step("15", "registers", "programs")
 show("strips_15")
 
 # %% [markdown]
-# ## Compile and run a file of your own
+# ### Compile and run a file of your own
 #
 # You can compile a kernel for Hopper on any Linux machine. The kernel below copies 64 rows of Q into shared memory and
 # computes the sum of each row. `BlockedLayout` describes how the threads share a tile. It lists the values per thread,
@@ -329,7 +329,7 @@ with TemporaryDirectory() as folder:
 # ## Part 3 · A ring (10 minutes)
 # Some warps copy while others compute. How do they agree on which of them may use a buffer, and when?
 #
-# ## A ring of stages, event by event
+# ### A ring of stages, event by event
 #
 # In rung 15, the warps that compute also start the copies. Suppose that a separate warp, the *producer*, starts them
 # instead. The producer and the warps that compute, the *consumers*, then have to tell each other what they have done.
@@ -407,7 +407,7 @@ print(f"right in {sum(end == right for end in ends)} of 500 orders")
 # ## Part 4 · Who copies, and who shares a tile (25 minutes)
 # A separate warp can start the copies, and the warpgroups that compute can share each tile that it brings.
 #
-# ## Rung 16: who copies?
+# ### Rung 16: who copies?
 #
 # Rung 16 leaves the copies to a separate warp, the **producer**. The warpgroup that computes is the **consumer**. This
 # division of work is called *warp specialisation*. The two roles meet only at the ring's barriers:
@@ -450,7 +450,7 @@ climb.step("16", "issue slots used, %")
 show("strips_16")
 
 # %% [markdown]
-# ## Rung 17: two consumers share a tile
+# ### Rung 17: two consumers share a tile
 #
 # So far, every tile of K and V that comes from L2 has been used by only 64 rows. If one program has two consumers with
 # 64 rows each, both can read the same tile. How many consumers do the registers allow? A consumer thread holds o and s
@@ -526,7 +526,7 @@ show("strips_17")
 # copies have time to spare, and the ring can deliver the tiles early enough. Without pauses between calls, however,
 # rung 17 is 4% faster than rung 16, because its clock stays higher (chapter 10).
 #
-# ## Rung 18: long tiles
+# ### Rung 18: long tiles
 #
 # Since one ring now serves both consumers, shared memory has room for tiles of 128 keys at d = 128. A row of 128 16-bit
 # values takes 256 bytes. Each consumer's 64 rows of Q therefore take 16 KiB, and a stage, with 128 rows of K and 128 of
@@ -551,7 +551,7 @@ show("strips_18")
 # ## Part 5 · Two warpgroups that hide each other's waits (22 minutes)
 # The tensor cores are still idle while exponentials are being computed.
 #
-# ## Rung 19: the first tile before the loop
+# ### Rung 19: the first tile before the loop
 #
 # In rung 20, a warpgroup will look ahead, which means that it starts the next tile's S together with this tile's P V.
 # The first S, however, has no P V to run alongside. Rung 19 therefore takes the first tile, which is the rightmost one,
@@ -581,7 +581,7 @@ show("strips_19")
 # loop keeps these instructions, and the rung is not faster there. The main purpose of rung 19 is to prepare for rung
 # 20.
 #
-# ## What could hide behind what?
+# ### What could hide behind what?
 #
 # While a warpgroup computes exponentials, the tensor cores can work on a matmul of the same warpgroup or on a matmul of
 # the other one.
@@ -612,7 +612,7 @@ show("timeline")
 # cores busy nearly all the time. Which of them does our kernel get? The next section changes the code so that it looks
 # ahead, and then checks what the machine makes of it.
 #
-# ## Rung 20: start the next scores before you need them
+# ### Rung 20: start the next scores before you need them
 #
 # The loop of rung 20 looks like this:
 
@@ -666,7 +666,7 @@ show("strips_20")
 # ## Part 6 · Programs that stay (13 minutes)
 # The tensor cores are also idle at the start and at the end of each row block.
 #
-# ## Static or dynamic scheduling?
+# ### Static or dynamic scheduling?
 #
 # So far, each row block has had its own program. A **persistent kernel** instead starts one program per SM, which works
 # through one row block after another. The end of one row block, when O is stored, can then hide behind the start of the
@@ -698,7 +698,7 @@ show("strips_20")
 show("tickets")
 
 # %% [markdown]
-# ## Rung 21: programs that stay
+# ### Rung 21: programs that stay
 #
 # With dynamic scheduling, all programs end at about the same time. In rung 21, the producer therefore fetches the
 # number of the next row block. The consumers also need this number, so the producer passes it on through a **mailbox**.
@@ -735,7 +735,7 @@ show("strips_21")
 # Two kinds of work are left to remove. Some instructions only exchange values between lanes, and moving bytes costs
 # power.
 #
-# ## Must m be the maximum?
+# ### Must m be the maximum?
 #
 # For every tile, the lanes of a row exchange values to find the row's maximum, and whenever the maximum grows, o has to
 # be rescaled. But m cancels out of O and L, so it need not be the exact maximum. It has to be large enough to keep the
@@ -783,7 +783,7 @@ print(f"m grows in {growths(s16, lag=0)[0]} of 127 tiles")
 # ```
 # </details>
 #
-# ## Rung 22: exchange values only if a lane needs it
+# ### Rung 22: exchange values only if a lane needs it
 #
 # Rung 22 stores m and ℓ once per lane, in the shape (64, 4). The four lanes of a row always hold the *same* m, because
 # a row of o is a sum over all keys, so a single α has to rescale it. Their ℓ differ, because each lane adds up only its
@@ -824,7 +824,7 @@ show("strips_22")
 # O's rounding error grows by 3 to 4% for normally distributed inputs, and by 10 to 17% for inputs with outliers
 # (`fa2-lab bench accuracy`). In addition, the rung is slower at d = 64 without a mask, and we do not know why.
 #
-# ## Rung 23: is there room for a third consumer at d = 128?
+# ### Rung 23: is there room for a third consumer at d = 128?
 #
 # With tiles of 64 keys, s and p are half as wide, so there are enough registers. Is there also enough shared memory? At
 # d = 128, 64 rows of Q, K, V or O take 16 KiB, so 14 such tiles fit into 227 KiB. A stage holds K and V, so it takes up
@@ -858,7 +858,7 @@ show("strips_23")
 # away nearly a third of the speedup in cycles. In rung 23, the tensor cores are busier still, and yet the clock stays
 # the same or nearly the same, because moving fewer bytes leaves more power for the matmuls.
 #
-# ## Where is a fence needed?
+# ### Where is a fence needed?
 #
 # The tensor cores read shared memory through the same path as TMA, so the same rules apply to both. This table lists
 # all cases, including some that occur only in chapter 13:

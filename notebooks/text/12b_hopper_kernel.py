@@ -54,7 +54,7 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the ke
 # %% [markdown]
 # ## Part 1 · Barriers, sizes and the scheduler (16 minutes)
 #
-# ## The whole protocol in one picture
+# ### The whole protocol in one picture
 #
 # Each program fills one SM and consists of a producer warp and one to three consumer warpgroups, each of which computes
 # 64 rows of O.
@@ -95,7 +95,7 @@ show("pipes_forward")
 # | ping-pong | one per consumer | the previous consumer | this consumer | this consumer may start its matmuls |
 
 # %% [markdown]
-# ## What is launched?
+# ### What is launched?
 #
 # The host launches one program per SM, or fewer if there are fewer row blocks than SMs. A program stays on its SM and
 # fetches one row block after another. Before the first call of each kind, the host prepares the launch, in
@@ -149,7 +149,7 @@ display(Markdown("\n".join(["<details><summary>All sets of sizes</summary>", "",
 show("room")
 
 # %% [markdown]
-# ## When is the next row block fetched?
+# ### When is the next row block fetched?
 #
 # The tile scheduler comes from rung 21. To get the number of its next row block, a program performs an atomic addition
 # in L2, and it does so as late as possible. The number may then arrive too late. Couldn't a program fetch its next
@@ -207,7 +207,7 @@ show("mailbox")
 # %% [markdown]
 # ## Part 2 · The roles and the producer (26 minutes)
 #
-# ## The roles
+# ### The roles
 #
 # `forward_kernel` first allocates the buffers and barriers, and then assigns the roles.
 
@@ -257,7 +257,7 @@ display(Markdown("\n".join(lines)))
 # Each barrier takes another 8 bytes. To see what the compiler really allocated, run `fa2-lab xray hopper.forward` and
 # look at the *shared* column.
 #
-# ## Why does V need no releases?
+# ### Why does V need no releases?
 #
 # Consumers never release a stage of V, because each release of K also covers a tile of V. In step n, a consumer starts
 # S for tile n and P V for tile n − 1, and the last thing it waits for is P V. After this wait, the consumer is done
@@ -365,7 +365,7 @@ def wrong(careful, orders=500):
 # </details>
 
 # %% [markdown]
-# ## What does the producer do?
+# ### What does the producer do?
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "producer", begin="while scheduler", end="r += 1")
@@ -389,7 +389,7 @@ read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 # %% [markdown]
 # ## Part 3 · What a consumer does with a row block (29 minutes)
 #
-# ## How do producer and consumers agree on a stage?
+# ### How do producer and consumers agree on a stage?
 #
 # Producer and consumers each compute the stage of tile n as `n % stages` and its phase as `n // stages & 1`. Their
 # results agree because they all count the same tiles in the same order. Either side can also compute the stage and
@@ -407,7 +407,7 @@ read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 show("stages")
 
 # %% [markdown]
-# ## What does a consumer do with a row block?
+# ### What does a consumer do with a row block?
 #
 # The producer copies every tile that at least one consumer needs, from `all_begin` up to `all_end`. A consumer's own 64
 # rows only need the tiles from `first` up to `end`. The consumer visits these tiles and *drains* the others, which
@@ -527,7 +527,7 @@ for T in (4, 5):
 # case, the `wait` in `drain_tile` is needed.
 
 # %% [markdown]
-# ## One tile
+# ### One tile
 #
 # `step`, the body of the loop over tiles, combines the loop of rung 20 with the softmax of rung 22.
 
@@ -593,7 +593,7 @@ for d, causal in product((64, 128), (False, True)):
 #
 # ## Part 4 · Inside a tile (23 minutes)
 #
-# ## Which consumer starts its matmuls first?
+# ### Which consumer starts its matmuls first?
 #
 # **Ping-pong**, an idea from FlashAttention-3, makes the consumers take turns starting their matmuls. While one
 # consumer's matmuls run, another consumer computes exponentials, as in *Between* and *Both* in chapter 12a's timeline.
@@ -619,7 +619,7 @@ read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 show("ping_pong")
 
 # %% [markdown]
-# ## The softmax step
+# ### The softmax step
 #
 # The softmax is the one from rung 22, with one addition for huge scores. For a score s, the kernel computes p as
 # 2^(`row_scale` · s − m), and `row_scale` is $\tau \log_2 e$. The product `row_scale` · s enters this formula exactly,
@@ -658,7 +658,7 @@ read("hopper/forward/softmax.py", "softmax_step", "largest")
 # - Each value of `p` takes one FMA and one exponential.
 
 # %% [markdown]
-# ## How to update m in assembly
+# ### How to update m in assembly
 #
 # In Gluon, all warps of a consumer take the same branch of an `if`. Here, however, one warp should be able to jump
 # while another does not, and such a jump has to be written in PTX. Each lane has two rows, so most operands come in
@@ -688,7 +688,7 @@ show_code(raised[raised.index("mov.f32") : raised.index("DONE;") + 5], "text")
 # find the row's largest score in two exchanges, and use it to compute the new m and α = 2^(old m − new m).
 
 # %% [markdown]
-# ## A mask as a bit test
+# ### A mask as a bit test
 #
 # The causal mask hides column `col` of a tile if col ≥ `seen`, where `seen` differs from row to row. With tiles of 128
 # keys, and written in the obvious way, this comparison makes each thread keep 32 column indices, which differ from lane
@@ -722,7 +722,7 @@ read("hopper/forward/softmax.py", "mask")
 # %% [markdown]
 # ## Part 5 · A hang, and the last copy (13 minutes)
 #
-# ## What does a hang look like, and how do you find it?
+# ### What does a hang look like, and how do you find it?
 #
 # If a release is missing, nothing crashes. The call itself returns, because launches are asynchronous. But the next
 # line that waits for the GPU, such as `torch.cuda.synchronize()` or a `print` of the result, never returns.
@@ -783,7 +783,7 @@ print(try_out(leaves_one_out, seed=0)[0].replace("; ", "\n"))
 # would help.
 # </details>
 #
-# ## The last copy
+# ### The last copy
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "store", begin="LANES")
@@ -809,7 +809,7 @@ read(KERNEL, "store", begin="LANES")
 # %% [markdown]
 # ## Part 6 · Results (18 minutes)
 #
-# ## How fast is it?
+# ### How fast is it?
 #
 # The following speeds were recorded on an H200, with N = 4,096, a total of 16,384 tokens, and a hidden size of 2,048.
 # All implementations were measured in the same run.
@@ -838,7 +838,7 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 # The kernel is faster than cuDNN, and about as fast as FlashAttention-3 or faster. At its best, it is nearly as fast as
 # a plain matmul.
 #
-# ## How much did each idea help?
+# ### How much did each idea help?
 #
 # There are two ways to measure how much an idea speeds up a kernel. One is to add the idea to a kernel without it, as
 # each rung does (chapter 12a, d = 128, no mask). The other is to take the idea out of the finished kernel. For that, we
@@ -898,7 +898,7 @@ for (d, causal), ratio in over.items():
 # faster.
 
 # %% [markdown]
-# ## The same in 150 lines, and what they cannot express
+# ### The same in 150 lines, and what they cannot express
 #
 # [TileLang](https://github.com/tile-ai/tilelang) compiles attention for Hopper from about 150 lines of Python. Its
 # [example](https://github.com/tile-ai/tilelang/tree/main/examples/flash_attention) contains the tiles, the softmax and

@@ -50,7 +50,7 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the ke
 # %% [markdown]
 # ## Part 1 · One step, and its registers (15 minutes)
 #
-# ## What does one pass save?
+# ### What does one pass save?
 #
 # The backward pass has its own short ladder, from `ladder/b00_atomics.py` to `b02_one_pass.py`. The last column of this
 # table shows how the rungs differ. This chapter reads the kernel that `attention()` runs, which also makes one pass.
@@ -69,7 +69,7 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the ke
 show("passes")
 
 # %% [markdown]
-# ## One step, in plain code
+# ### One step, in plain code
 #
 # A thread block takes a *column block* of 128 keys and works through the row blocks. Its work on one row block is
 # called a **step**. The next cell writes a step in NumPy, with the names from Algorithm 2. Keys are the rows of each
@@ -98,7 +98,7 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # q, do: (B_r, d); L_i, D_i: (B_r,); t
 # - **What does a column block own?** dV and dK are sums over rows, so the column block can accumulate them until it has
 #   worked through all of its rows. dQ is a sum over keys, so every column block has to add to it.
 #
-# ## What fits into the registers?
+# ### What fits into the registers?
 #
 # Two consumer warpgroups share a column block. Each warpgroup owns 64 of the block's keys, and has 128 threads with up
 # to 240 registers each. dK and dV stay in registers for the whole column block. For a row block of $B_r$ rows, a
@@ -136,7 +136,7 @@ show("live_registers")
 # %% [markdown]
 # ## Part 2 · The waits of a step (23 minutes)
 #
-# ## The same step, with its waits
+# ### The same step, with its waits
 #
 # Now we write the step as a Python generator that leaves out the arithmetic but yields everything that the step waits
 # for. `block.start` gives a unit some work and returns immediately. With d = 128 and 64 rows, one consumer's matmul has
@@ -247,7 +247,7 @@ show("backward_step")
 # </details>
 
 # %% [markdown]
-# ## Where do two consumers meet?
+# ### Where do two consumers meet?
 #
 # dQ needs dS for all 128 keys, but each consumer computes dS for only 64 of them. Each consumer therefore writes its dS
 # into shared memory and arrives at a barrier. Once both have arrived, each consumer computes its half of dQ in the next
@@ -270,7 +270,7 @@ show("backward_step")
 # ended. So A cannot overwrite the buffer in line 4 too early. With a single buffer, A would already write in line 2,
 # while B is still reading.
 #
-# ## Which unit performs four billion additions?
+# ### Which unit performs four billion additions?
 #
 # Each column block of 128 keys adds $N \times d$ values to dQ. With N = 16,384, d = 128 and 16 heads, there are 128
 # column blocks per head. In total, there are 16 · 128 · 16,384 · 128 = 4.3 billion additions in fp32, each of which
@@ -299,7 +299,7 @@ show("pipes_backward")
 # %% [markdown]
 # ## Part 3 · The kernel (27 minutes)
 #
-# ## Three copies, one barrier
+# ### Three copies, one barrier
 #
 # `RowBlockPipeline` is a ring with two stages. Three copies fill a stage: one brings Q, one brings dO, and one brings `acc_init`,
 # the initial values of the accumulators, which are a row of $-L/\tau$ and a row of $-D$. All three share one barrier,
@@ -315,7 +315,7 @@ read("hopper/backward/rows.py", "RowBlockPipeline.load_acc_init")
 # The producer is a single warp, which announces column blocks and starts copies. For each query head of the group, it
 # copies the row blocks that see the keys of the current column block.
 #
-# ## A consumer's column block
+# ### A consumer's column block
 #
 # Both consumers run the code below. `c` is a compile-time constant, 0 or 1, so the code is compiled once for each of
 # them. These names occur in it:
@@ -350,7 +350,7 @@ read(KERNEL, "consumer", begin="bounds = seeing_rows", end="finish(c", off=LATE)
 # V is the same for all row blocks. This is why `load_v` can keep half of it in registers for a whole column block.
 # Matmul 3 then takes that half of its left operand from registers instead of shared memory.
 #
-# ## The step
+# ### The step
 #
 # At d = 128 under the causal mask, the step has the same order as `kernel_order`, line by line. In all other cases,
 # `dv_late` is on, so matmul 2 starts only after dS:
@@ -439,7 +439,7 @@ read(KERNEL, "exchange")
 # %% [markdown]
 # ## Part 4 · dQ's way out, and the launches (7 minutes)
 #
-# ## Handing over dQ
+# ### Handing over dQ
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/backward/accumulators.py", "add_lines")
@@ -455,7 +455,7 @@ read("hopper/backward/accumulators.py", "add_lines")
 show("dq_path")
 
 # %% [markdown]
-# ## Three launches
+# ### Three launches
 #
 # | launch | programs | what it does |
 # | --- | --- | --- |
@@ -476,7 +476,7 @@ show("dq_path")
 show("launches")
 
 # %% [markdown]
-# ## Too few column blocks
+# ### Too few column blocks
 #
 # With grouped-query attention, a column block belongs to a K/V head and works through the rows of all query heads that
 # share this K/V head. With batch 2, one K/V head and N = 4,096, there are only 64 column blocks for 132 SMs. In such a
@@ -489,7 +489,7 @@ show("waves_divided")
 # %% [markdown]
 # ## Part 5 · Cost and determinism (20 minutes)
 #
-# ## How much does the order help?
+# ### How much does the order help?
 #
 # For each idea, the next cell divides the speed with the idea by the speed without it, at N = 4,096. To get the speed
 # without an idea, we took it out of an earlier version of the kernel, under Triton 3.6. A star marks an idea that this
@@ -547,7 +547,7 @@ table = ideas.table("backward")
 display(Markdown("\n".join(["<details><summary>Nine ideas: predicted and measured</summary>", "", *table, "", "</details>"])))
 
 # %% [markdown]
-# ## Do you get the same bits in every run?
+# ### Do you get the same bits in every run?
 #
 # **Predict.** It is a matter of chance which column block adds first, and an fp32 sum depends on the order of its
 # terms. Suppose that 128 column blocks add to 8,192 values of dQ, first in one order and then in another. After
@@ -580,7 +580,7 @@ display(Markdown("\n".join(["<details><summary>Nine ideas: predicted and measure
 # to it in a fixed order. The contributions to dQ come from many column blocks and in no fixed order, so a few values of
 # dQ differ from run to run, even in bf16.
 #
-# ## What does a deterministic dQ cost?
+# ### What does a deterministic dQ cost?
 #
 # If you need to repeat a training run bit for bit, call `torch.use_deterministic_algorithms(True)`. A kernel can be
 # made deterministic in two ways:
@@ -696,7 +696,7 @@ for row in repeated:
 #
 # ## Part 6 · Results, and an exercise (18 minutes)
 #
-# ## How fast is it?
+# ### How fast is it?
 #
 # The next cell shows speeds in the FA2 paper's settings, with 16,384 tokens and a hidden size of 2,048, from one run on
 # an H200 and one on an H100. It also includes problems with one long sequence, for which FlashAttention-4 was measured

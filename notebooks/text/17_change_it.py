@@ -73,7 +73,7 @@ def here(*arrays):  # to torch, with a batch dimension
 # %% [markdown]
 # ## Part 1 · Your own scores (90 minutes)
 #
-# ## What does it cost to pass a bias as a tensor?
+# ### What does it cost to pass a bias as a tensor?
 #
 # A model that uses [ALiBi](https://arxiv.org/abs/2108.12409) has no position embeddings. Instead, it subtracts from
 # each score a multiple of the distance between the query and the key. PyTorch's `scaled_dot_product_attention`
@@ -111,7 +111,7 @@ print(f"two bytes from DRAM: {2 * price['dram']:.0f} FLOPs")
 print(f"an instruction: {price['fp32']:.0f} FLOPs")
 
 # %% [markdown]
-# ## Which line of the loop changes?
+# ### Which line of the loop changes?
 #
 # ALiBi gives head h of H heads the slope $2^{-8(h+1)/H}$ and adds slope · (column − row) to each score. Written as a
 # function of head, row and column, this takes three lines:
@@ -166,7 +166,7 @@ apart = np.abs(in_tiles - plain(q, k, v, alibi)).max()
 print(f"10 queries, 23 keys: largest difference {apart:.6f}")
 
 # %% [markdown]
-# ## The same in Triton
+# ### The same in Triton
 #
 # The package's kernels contain this line as well. If you call `attention(…, bias=f)` with a function f that is marked
 # with `@triton.jit`, f is compiled into the kernel. ALiBi takes three lines again:
@@ -235,7 +235,7 @@ print(lines[end].strip().split("(")[0] + "(…)")
 # </details>
 
 # %% [markdown]
-# ## Masks and biases of your own
+# ### Masks and biases of your own
 #
 # A mask is a bias that is 0 where a score is visible and −∞ where it is not. The figure shows ALiBi and the three
 # functions that you are about to write. Its window is one key wider than the one that you will write:
@@ -257,7 +257,7 @@ def weights(bias, N_q, N_k, causal=True):
 print(weights(alibi_jit, 2, 4).round(3))
 
 # %% [markdown]
-# ### A window and the first keys
+# #### A window and the first keys
 #
 # When no key fits a query well, models put the weight on the first tokens, but a sliding window hides those tokens
 # (chapter 16). [Xiao and others](https://arxiv.org/abs/2309.17453) therefore let every row see the first few keys in
@@ -322,7 +322,7 @@ judge_bias(window_and_first, right_window, {
 # </details>
 
 # %% [markdown]
-# ### Which test catches an off-by-one error?
+# #### Which test catches an off-by-one error?
 #
 # **Predict.** A window of 1,024 keys is off by one, so a row sees 1,025 keys. A test compares O under this mask with
 # O under the right mask. It uses random inputs with N = 2,048 and d = 64 and tolerates differences of 0.01, as tests
@@ -363,7 +363,7 @@ judge_bias(window_and_first, right_window, {
 # that no element of O changes in that row. Chapter 04 did this with a later token.
 
 # %% [markdown]
-# ### A tree of drafts
+# #### A tree of drafts
 #
 # In *speculative decoding*, a small model guesses the next tokens, and the large model checks all guesses in one
 # call. The guesses can form a tree, as in [SpecInfer](https://arxiv.org/abs/2305.09781). Each draft token then sees
@@ -438,7 +438,7 @@ judge_bias(tree, right_tree, {
 # small, because only the drafts need a mask.
 
 # %% [markdown]
-# ### Distances in buckets
+# #### Distances in buckets
 #
 # [T5](https://arxiv.org/abs/1910.10683) learns which number to add for each distance. Every small distance has its
 # own number, whereas larger distances share numbers in *buckets* that grow wider with the distance. The kernel needs
@@ -489,7 +489,7 @@ judge_bias(buckets, lambda head, row, column: -0.5 * bucket_of(row - column), {
 # </details>
 
 # %% [markdown]
-# ## What would skipping tiles save?
+# ### What would skipping tiles save?
 #
 # A mask in this line gives the right result, but it saves no work. The kernel does not know what your function
 # returns, so it visits every tile that `causal` and `window` leave and computes both matmuls, even if every weight in
@@ -554,7 +554,7 @@ exact = plain(*(host(x)[0] for x in (q2, k2, v2)), right_window)
 print(f"largest difference from one mask: {np.abs(host(merged)[0] - exact).max():.6f}")
 
 # %% [markdown]
-# ## What is the gradient of a bias?
+# ### What is the gradient of a bias?
 #
 # A bias is added to the scaled score, so the loss depends on the bias in the same way as on the score. Its gradient
 # is therefore $dS = P \circ (dP - D)$ from chapter 05, which the kernels compute for each tile anyway. If several
@@ -618,7 +618,7 @@ print(f"head 1, bucket 8: {found[1, 8]:.6f}, by finite differences {by_differenc
 # would change from run to run (chapter 09).
 
 # %% [markdown]
-# ## Can the examiner find a mistake in the bias?
+# ### Can the examiner find a mistake in the bias?
 #
 # In the kernel above, the bias is divided by the scale, because the scale is applied later. If you forget this
 # division, the bias is scaled as well. The following loop makes exactly this mistake. The examiner from [appendix
@@ -651,7 +651,7 @@ for finding in report.findings:
 # should be, so check that by looking at the weights, as above.
 
 # %% [markdown]
-# ## What would a bias take on Hopper?
+# ### What would a bias take on Hopper?
 #
 # On a Hopper GPU, a call with `bias` runs the portable kernels, because the Hopper kernel of chapter 12b has no line
 # that adds a bias. We have not added one, but you know that kernel well enough to name what it would take. These are
@@ -739,7 +739,7 @@ for case, longer in with_alibi().items():
 # been published about it into the models of this book. A paragraph that begins with **Prediction** is a model's answer,
 # so it may one day turn out to be wrong.
 #
-# ## Which unit finishes last?
+# ### Which unit finishes last?
 #
 # **Predict.** The tensor cores of a B200 do 2.27 times as many FLOPs per second as those of an H200. The other units
 # of an SM are as fast as before, and there are 148 SMs instead of 132, at nearly the same clock. How much faster can
@@ -811,7 +811,7 @@ print(", ".join(f"{name} {n:.0f}" for name, n in units.items()))
 # exponentials limit the forward pass, and that shared memory limits the backward pass. Their kernel reaches up to
 # 1,613 TFLOP/s, which is 71% of the tensor cores' peak.
 #
-# ## How do you compute $2^x$ without the special function unit?
+# ### How do you compute $2^x$ without the special function unit?
 #
 # An SM also has 128 FP32 units, and these can compute $2^x$ as well. Split x into an integer and a fraction,
 # $x = n + r$ with $0 \le r < 1$, so that $2^x = 2^n \cdot 2^r$. The factor $2^n$ only changes the exponent bits of a
@@ -882,7 +882,7 @@ for d in (64, 128):
 # Ultra](https://developer.nvidia.com/blog/making-softmax-more-efficient-with-nvidia-blackwell-ultra/), the GPU after
 # the B200, does exactly this and computes twice as many exponentials per clock.
 #
-# ## Where are S and O?
+# ### Where are S and O?
 #
 # On Hopper, the result of a matmul is in registers, and this fact shaped much of chapters 12b and 13. O and S take 64
 # registers each per thread, and the steps have to be ordered so that nothing spills. On Blackwell, each SM has an
@@ -913,7 +913,7 @@ show("tensor_memory")
 # A bias would be easier to add on Blackwell. A thread has one row and consecutive columns, so its coordinates are
 # just a row number and a counter for the column.
 #
-# ## Which parts of the loop do hybrids keep?
+# ### Which parts of the loop do hybrids keep?
 #
 # Softmax costs one exponential per score, and the number of scores grows with $N^2$. *Linear attention* does without
 # softmax. If the weights are just $q \cdot k_j$, then the sum $\sum_j (q \cdot k_j)\, v_j$ equals $q \cdot \sum_j k_j
