@@ -101,8 +101,8 @@ launch option | 11 | - | what a launch asks of the compiler: warps, stages, regi
 PTX | 11 | - | NVIDIA's portable assembly language, which Triton writes | 并行线程执行汇编
 SASS | 11 | - | the machine code that an NVIDIA GPU executes | 机器汇编
 issue slot | 10 | - | a clock in which one of an SM's four schedulers starts one instruction of a warp | 发射槽
-mean-value analysis | 10 | saw | how long workers wait at units that they share, from what each finds there on average |
-    均值分析
+mean-value analysis | 10 | speedup_by_heads | how long workers wait at units that they share, from what each finds
+    there on average | 均值分析
 latency | 00 | - | time from asking for a number until it is there | 延迟
 prefetch | 10 | - | to ask for a tile before it is needed | 预取
 cp.async | 10 | - | an instruction that copies to shared memory without passing through registers; LDGSTS in SASS |
@@ -137,14 +137,14 @@ grouped-query attention | 05 | - | GQA: each group of query heads shares one hea
     分组查询注意力
 KV cache | 05 | - | keys and values kept from earlier tokens | 键值缓存
 batch-invariant | 14 | - | of a kernel: a row's result does not depend on the other rows of the batch | 批次不变的
-decode | 14 | programs | making one token at a time: one query row, many keys | 逐词解码
+decode | 14 | decode_programs | making one token at a time: one query row, many keys | 逐词解码
 Little's law | 14 | - | speed = bytes on their way / latency | 利特尔法则
 split-K | 07 | warp_split | the keys are divided among workers, which must merge their results | 按键切分
 split-Q | 07 | warp_split | the queries are divided among workers, which need nothing from each other | 按查询切分
 # The ladder
 base 2 | rung 06 | - | 2ˣ instead of eˣ: scale and log₂e are one factor, and the hardware has 2ˣ | 以二为底
 pipelining | 10 | - | the next tiles are being copied while this one is computed | 软件流水
-stage | 12a | pipes_forward | one of the buffers of a ring or of a pipeline, with room for one tile | 流水级
+stage | 12a | pipelines_forward | one of the buffers of a ring or of a pipeline, with room for one tile | 流水级
 bulk copy | rung 14 | bulk_copy | a copy of a whole tile that one thread starts and the copy engine carries out |
     批量拷贝
 TMA | 12a | bulk_copy | tensor memory accelerator: Hopper's copy engine | 张量内存加速器
@@ -158,36 +158,42 @@ phase | 12a | - | what a barrier in shared memory counts, 0, 1, 0, …, with one
 fence | 12a | - | what threads wrote before it is seen by the copy engine after it | 内存栅栏
 proxy | 12a | - | the path by which threads, or the copy engine and the tensor cores, reach shared memory; a fence
     orders accesses of two paths | 访存代理
-warp specialisation | 12a | pipes_forward | warps of one program have different jobs: one copies, others compute |
+warp specialisation | 12a | pipelines_forward | warps of one program have different jobs: one copies, others compute |
     线程束特化
 aggregate | 12b | - | several values of a Gluon kernel under one name, with methods | 聚合
 inline assembly | 12a | - | machine instructions written out inside a kernel | 内联汇编
-ring | 12a | pipes_forward | circular buffer: stages in shared memory that are filled and emptied in turn | 环形缓冲区
-producer | 12a | pipes_forward | the warp that copies tiles ahead | 生产者
-consumer | 12a | pipes_forward | a warpgroup that computes with the tiles that the producer copied | 消费者
-overlap | rung 20 | timeline | two units work at the same time | 计算重叠
-ping-pong | 12b | timeline | two consumers alternate: one computes products while the other does its softmax | 乒乓调度
-persistent | rung 21 | tickets | of a program: it stays on its SM and takes one row block after another | 常驻
-tile scheduler | rung 21 | tickets | the code that tells a persistent program which row block comes next | 分块调度器
-dynamic scheduling | 12a | tickets | a program fetches its next row block when it is free; in static scheduling, all row
-    blocks are assigned in advance | 动态调度
+ring | 12a | pipelines_forward | circular buffer: stages in shared memory that are filled and emptied in turn |
+    环形缓冲区
+producer | 12a | pipelines_forward | the warp that copies tiles ahead | 生产者
+consumer | 12a | pipelines_forward | a warpgroup that computes with the tiles that the producer copied | 消费者
+overlap | rung 20 | overlap_timeline | two units work at the same time | 计算重叠
+ping-pong | 12b | overlap_timeline | two consumers alternate: one computes products while the other does its softmax |
+    乒乓调度
+persistent | rung 21 | dynamic_scheduling | of a program: it stays on its SM and takes one row block after another |
+    常驻
+tile scheduler | rung 21 | dynamic_scheduling | the code that tells a persistent program which row block comes next |
+    分块调度器
+dynamic scheduling | 12a | dynamic_scheduling | a program fetches its next row block when it is free; in static
+    scheduling, all row blocks are assigned in advance | 动态调度
 mailbox | 12a | - | a slot in shared memory where one warp leaves numbers for others | 信箱
 cluster | 12b | - | thread blocks on neighbouring SMs that may read each other's shared memory | 线程块簇
 multicast | 12b | - | one copy that brings a tile from L2 to several SMs of a cluster | 多播
 prologue | 13 | - | what a pipelined loop does before its first whole step | 流水序段
 epilogue | 13 | - | what is left for a pipelined loop to do after its last step | 流水尾段
-bulk reduction | 13 | pipes_backward | the copy engine adds a tile of shared memory to HBM | 批量归约
-programmatic dependent launch | 13 | launches | PDL: a kernel is launched before the kernel before it has ended,
-    and waits by itself | 编程式依赖启动
+bulk reduction | 13 | pipelines_backward | the copy engine adds a tile of shared memory to HBM | 批量归约
+programmatic dependent launch | 13 | backward_launches | PDL: a kernel is launched before the kernel before it has
+    ended, and waits by itself | 编程式依赖启动
 turn | 13 | - | the right to add next, in a fixed order that a counter in HBM, the semaphore, keeps | 轮次
 denormal | 10 | - | a number so small that its exponent has no room; fast units make 0 of it | 非规格化数
 lagging | rung 22 | - | lazy rescaling: m follows the row's maximum only when a score is far above it | 滞后最大值
-split-KV | 14 | programs | the keys of one row block are divided among programs, which merge at the end | 键值切分
-part | 14 | shares | the state o, m and l that a program leaves when it has read some of a row's keys | 部分状态
+split-KV | 14 | decode_programs | the keys of one row block are divided among programs, which merge at the end |
+    键值切分
+part | 14 | decode_shares | the state o, m and l that a program leaves when it has read some of a row's keys | 部分状态
 page | 14 | - | a piece of a KV cache with room for a fixed number of keys | 缓存页
 block table | 14 | - | lists for each sequence the page that holds its first keys, its next keys, … | 块表
 K/V head | 14 | - | a head of keys and values, which a group of query heads may share | 键值头
-stream-K | 14 | shares | split-KV in equal shares: all tiles are laid end to end and cut into equal pieces | 等份切分
+stream-K | 14 | decode_shares | split-KV in equal shares: all tiles are laid end to end and cut into equal pieces |
+    等份切分
 rank | 15 | ring_schedule | one process with its GPU, of several that work together | 进程编号
 shard | 15 | zigzag | the part of a sequence that one rank keeps | 分片
 ring attention | 15 | ring_schedule | keys and values travel around a ring of GPUs, and each GPU keeps its queries |
@@ -195,13 +201,13 @@ ring attention | 15 | ring_schedule | keys and values travel around a ring of GP
 all-to-all | 15 | - | an exchange in which every rank sends a part of its data to every rank | 全交换
 zigzag | 15 | zigzag | each rank keeps a piece from the front and one from the back | 之字形切分
 # Masks
-interval | 16 | intervals | the keys from first up to last that one row sees | 区间
-window | 16 | intervals | how many keys before and after its own position a row sees: (left, right) | 滑动窗口
+interval | 16 | mask_intervals | the keys from first up to last that one row sees | 区间
+window | 16 | mask_intervals | how many keys before and after its own position a row sees: (left, right) | 滑动窗口
 cu_seqlens | 16 | - | cumulative sequence lengths: where each packed sequence starts, and where the last one ends |
     累积序列长度
-packed | 16 | intervals | sequences of different lengths one after the other, without padding | 变长拼接
+packed | 16 | mask_intervals | sequences of different lengths one after the other, without padding | 变长拼接
 softcap | 16 | - | scores bounded by c: c · tanh(s / c) | 分数软上限
-sink | 16 | intervals | one more score for each head that has no value | 注意力汇
+sink | 16 | mask_intervals | one more score for each head that has no value | 注意力汇
 """
 
 

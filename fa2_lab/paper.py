@@ -240,7 +240,7 @@ NO_TRITON |= {
 # The lines of each algorithm that a picture shows: {figure: {algorithm: line numbers}}.
 PICTURES: dict[str, dict[str, tuple[int, ...]]] = {
     "visiting_order": {"FA1.A2": (3, 4, 5, 6, 7, 8, 9, 16), "FA2.A1": (1, 2, 4, 6, 7, 14, 15)},
-    "workers": {"FA1.A4": (3, 4, 5, 6, 9, 24), "FA2.A1": (3,), "FA2.A2": (1, 2, 3, 5, 8, 15, 18)},
+    "worker_tiles": {"FA1.A4": (3, 4, 5, 6, 9, 24), "FA2.A1": (3,), "FA2.A2": (1, 2, 3, 5, 8, 15, 18)},
     "block_budget": {"FA1.A2": (2,), "FA1.A4": (2,)},
     "causal_tiles": {"FA1.A2": (11,), "FA1.A4": (12,)},
     "state_stream": {"FA2.A1": (5, 9, 10)},

@@ -21,7 +21,7 @@ STILLS = {  # {interactive figure: the picture shown as its static figure}
     "tiles": "hbm_traffic",
     "climb": "climb",
     "timetable": "waves",
-    "backward": "workers",
+    "backward": "worker_tiles",
     "race": "dq_over_time",
 }
 WIDE = ("algorithm1", "climb")  # interactive figures as wide as the window

@@ -1,6 +1,6 @@
 """A picture of the mailbox over time: the row-block index in each of its two slots, and each warpgroup's row block."""
 
-from fa2_lab.plots import strips, style
+from fa2_lab.plots import rung_timeline, style
 
 
 def data(rung: str = "21", tiles: int = 4, row_blocks: int = 4) -> dict:
@@ -9,8 +9,8 @@ def data(rung: str = "21", tiles: int = 4, row_blocks: int = 4) -> dict:
     The lanes are the producer, the mailbox's slots and the consumers. The SM runs this rung of the ladder on
     `row_blocks` row blocks with `tiles` tiles each.
     """
-    size = strips.sizes(rung)
-    block, program = strips.simulate(size, tiles, row_blocks)
+    size = rung_timeline.sizes(rung)
+    block, program = rung_timeline.simulate(size, tiles, row_blocks)
     spans = []
     for r in range(row_blocks):
         last = program.copied[f"V{(r + 1) * tiles - 1}"]
@@ -36,7 +36,7 @@ def draw(spans: list[tuple], rung: str, clocks: float) -> style.Drawn:
     names = sorted({span[0] for span in spans}, key=lambda name: (order.index(name.split()[0]), name))
     names = [names[0], "", *names[1:3], " ", *names[3:]]  # empty lanes leave room for the arrows
     window = 1.005 * clocks
-    strips.draw_lanes(ax, {name: [] for name in names}, window * window / strips.clocks_drawn(window))
+    rung_timeline.draw_lanes(ax, {name: [] for name in names}, window * window / rung_timeline.clocks_drawn(window))
     first = min(y for y, name in enumerate(names) if name.startswith("consumer"))
     for name, r, begun, ended in spans:
         y, wide = names.index(name), min(ended, window) - begun

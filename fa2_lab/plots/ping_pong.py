@@ -4,7 +4,7 @@ from collections.abc import Generator, Mapping
 
 from fa2_lab.machine import chips
 from fa2_lab.machine.asynchrony import Barrier, Block, Job, Wait
-from fa2_lab.plots import ideas, strips, style
+from fa2_lab.plots import idea_gains, rung_timeline, style
 
 
 def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
@@ -18,7 +18,7 @@ def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
         block.run({str(c): consumer(block, may if turns else [], c, T, product, softmax) for c in (0, 1)})
         jobs = [(job.unit, job.actor, job.label, job.begun, job.ended) for job in block.jobs]
         panels.append(dict(name=name, jobs=jobs, share=block.busy("tensor")))
-    turns = [x["worth"] for x in ideas.worths() if x["d"] == d and x["idea"].startswith("turns on the tensor cores")]
+    turns = [x["gain"] for x in idea_gains.gains() if x["d"] == d and x["idea"].startswith("turns on the tensor cores")]
     return dict(panels=panels, d=d, gains=(min(turns), max(turns)))
 
 
@@ -59,7 +59,7 @@ def draw(panels: list[Mapping], d: int, gains: tuple[float, float], window: floa
                 for unit, name in (("tensor", "tensor cores"), ("exp", "softmax")) for c in (0, 1)}  # fmt: skip
         timelines[f"{panel['name']}: tensor cores at work {panel['share']:.0%} of the time"] = rows
     ways = "; ".join(f"{panel['name']}: tensor cores at work {panel['share']:.0%}" for panel in panels)
-    figure = strips.stacked_timelines(3.3, caption, timelines, window, measured=measured)
+    figure = rung_timeline.stacked_timelines(3.3, caption, timelines, window, measured=measured)
     for ax, rows in zip(figure.axes, timelines.values(), strict=True):
-        strips.mark_waits(ax, rows, window)
+        rung_timeline.mark_waits(ax, rows, window)
     return figure, f"Two timelines of two consumers, with lines for matmuls and softmax of each. {ways}."

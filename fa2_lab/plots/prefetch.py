@@ -3,7 +3,7 @@
 from collections.abc import Generator, Mapping
 
 from fa2_lab.machine.asynchrony import Block, Wait
-from fa2_lab.plots import strips, style
+from fa2_lab.plots import rung_timeline, style
 
 
 def data(rung: str = "10", tiles: int = 12) -> dict:
@@ -14,18 +14,18 @@ def data(rung: str = "10", tiles: int = 12) -> dict:
     """
     panels = []
     for stages in (1, 3):
-        size = strips.sizes(rung)._replace(programs=1, stages=stages)
+        size = rung_timeline.sizes(rung)._replace(programs=1, stages=stages)
         if stages == 1:
             block = Block()
             block.run({"0": one_by_one(block, size, tiles)})
         else:
-            block, _ = strips.simulate(size, tiles, row_blocks=1)
+            block, _ = rung_timeline.simulate(size, tiles, row_blocks=1)
         jobs = [(job.unit, job.actor, job.label, job.begun - 3000, job.ended - 3000) for job in block.jobs]
         panels.append(dict(stages=stages, jobs=jobs, clocks=block.clock / tiles))
     return dict(panels=panels, rung=rung)
 
 
-def one_by_one(block: Block, size: strips.Sizes, tiles: int) -> Generator[Wait]:
+def one_by_one(block: Block, size: rung_timeline.Sizes, tiles: int) -> Generator[Wait]:
     """Run a program that starts to copy a tile only when it needs it, and then waits for the copy.
 
     `size` holds the clock cycles that a tile takes on each unit. The program copies Q first and stores O at the end.
@@ -55,9 +55,9 @@ def draw(panels: list[Mapping], rung: str, window: float = 6000) -> style.Drawn:
     )
     timelines = {
         f"{style.count_with_noun(panel['stages'], 'stage')}: {panel['clocks']:,.0f} clocks per tile": {
-            name: [job[2:] for job in panel["jobs"] if job[0] == unit] for unit, name in strips.UNITS.items()
+            name: [job[2:] for job in panel["jobs"] if job[0] == unit] for unit, name in rung_timeline.UNITS.items()
         }
         for panel in panels
     }
     alt = f"Two timelines of a program with lines for copies, tensor cores and softmax. {'; '.join(timelines)}."
-    return strips.stacked_timelines(2.9, caption, timelines, window), alt
+    return rung_timeline.stacked_timelines(2.9, caption, timelines, window), alt

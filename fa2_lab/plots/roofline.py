@@ -7,7 +7,7 @@
 Methods are named as in rates.METHODS. cost.limit(chip) returns the slowest unit and the seconds that it takes. Called
 without a method, `data()` returns chapter 10's ladder as measured, per byte that the hardware counters saw.
 
-The rooflines in the chapters are in limits.py.
+The rooflines in the chapters are in rooflines.py.
 """
 
 import re

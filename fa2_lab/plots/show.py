@@ -12,7 +12,7 @@ from PIL import Image, ImageColor, ImageDraw
 
 from fa2_lab.plots.style import CARD, EDGE, headline_of
 
-MANY = ("limits", "pipes", "strips", "waves")  # files with several pictures: strips_15 is drawn from strips.data("15")
+SEVERAL = "pipelines", "rooflines", "rung_timeline", "waves"  # files that draw several pictures
 
 DENSITY = 2  # PNG pixels per page pixel
 MARGIN, ROUND = 16, 14  # the card's margin around the picture, and the radius of its corners, in page pixels
@@ -20,9 +20,12 @@ SOFT = 4  # palette entries with different opacities, for the edges of the round
 
 
 def file_and_argument(name: str) -> tuple[str, str]:
-    """Return the file of fa2_lab/plots that draws a picture, and the argument of its data(), which may be empty."""
-    file, _, argument = name.partition("_")
-    return (file, argument) if file in MANY else (name, "")
+    """Return the file of fa2_lab/plots that draws a picture, and the argument of its data(), which may be empty.
+
+    For example, rung_timeline.py draws the picture "rung_timeline_15", from data("15").
+    """
+    file = next((file for file in SEVERAL if name.startswith(f"{file}_")), name)
+    return file, name[len(file) + 1 :]
 
 
 def find_picture(name: str) -> tuple[ModuleType, dict]:

@@ -120,7 +120,7 @@ def attention(Q, K, V):  # (N, d) each: one row per token
 #   units* add and multiply float32 numbers, and *special function units* compute exponentials.
 
 # %% tags=["hide-input"]
-show("nested")
+show("gpu_levels")
 
 # %% [markdown]
 # A number can be stored in any of five places:

@@ -450,7 +450,7 @@ check(
 # line, at the number of FLOPs per requested byte:
 
 # %% tags=["hide-input"]
-show("limits_forward")
+show("rooflines_forward")
 
 # %% [markdown]
 # The next table lists the same limits. FA1 has only 64 workers, so its tensor cores allow only 64/132 of 989 TFLOP/s.

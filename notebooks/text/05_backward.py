@@ -30,7 +30,7 @@ from IPython.display import Markdown
 from fa2_lab.errata.cases import central_differences
 from fa2_lab.machine import chips
 from fa2_lab.machine.rates import cost, rates
-from fa2_lab.plots import limits
+from fa2_lab.plots import rooflines
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
@@ -368,7 +368,7 @@ live("race")
 # work:
 
 # %% tags=["hide-input"]
-show("limits_backward")
+show("rooflines_backward")
 
 # %% [markdown]
 # By these bounds, one pass has five matmuls at 744 TFLOP/s and two passes have seven at 989, so one pass would be about
@@ -546,7 +546,7 @@ times = {
 verdict("measured: 7.4, 5.1 and 2.1 ms", [round(ms, 1) for ms in times.values()] == [7.4, 5.1, 2.1])
 per_byte = {name: cost(name).intensity("requested") for name in ("FA2", "FA2 backward")}
 verdict("a requested byte gets 63 FLOPs forward, 52 backward", [round(x) for x in per_byte.values()] == [63, 52])
-allowed = [points[:2] for points in limits.data("backward")["points"].values()]
+allowed = [points[:2] for points in rooflines.data("backward")["points"].values()]
 verdict("77 and 104 FLOPs per byte; 502, 744 and 989 TFLOP/s", [round(x) for x, _ in allowed] == [52, 77, 104]
         and [round(y) for _, y in allowed] == [502, 744, 989])
 flops = [64 * n * 4096**2 * 128 for n in (10, 14)]  # 64 heads

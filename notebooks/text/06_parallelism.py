@@ -79,7 +79,7 @@ show("waves_heads")
 # which workers write each block of the result. A block of O has one writer, whereas a block of dQ has up to four.
 
 # %% tags=["hide-input"]
-show("workers")
+show("worker_tiles")
 
 # %% [markdown]
 # Starting a kernel is called a *launch*. A launch runs many thread blocks (chapter 00), each of which is a worker, and
@@ -187,7 +187,7 @@ for name, cost in costs.items():
     print(f"{name}: {cost.workers} workers, {moved}; tensor cores {cores:.0f} µs, L2 {l2:.0f} µs")
 
 # %% tags=["hide-input"]
-show("limits_row_blocks")
+show("rooflines_row_blocks")
 
 # %% [markdown]
 # At $B_r = 128$, half of the SMs are idle, and the tensor cores are the slowest unit. Even if the busy half of the SMs

@@ -306,7 +306,7 @@ print(f"split-Q is {one:.1f} times as fast if the units take turns, {all_:.1f} t
 # the rooflines of the earlier chapters count FLOPs per requested byte or per byte that reaches DRAM:
 
 # %% tags=["hide-input"]
-show("limits_split")
+show("rooflines_split")
 
 # %% [markdown]
 # How much does a real GPU gain? We ran the kernels s00 and s01 on an H200, with two warps and tiles of 32 × 32. The

@@ -353,7 +353,7 @@ compare("dQ", [mine], [dQ])
 # only matmuls counted, one pass would take 5/7 of the time. What does the single pass cost instead?
 
 # %% tags=["hide-input"]
-show("passes")
+show("backward_passes")
 
 # %% [markdown]
 # Both versions request the same number of bytes, namely 8 bytes per tile for each of a block's B · d elements (chapter

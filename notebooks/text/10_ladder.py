@@ -39,7 +39,7 @@ from IPython.display import Markdown
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import ladder_model as model
 from fa2_lab.machine import reasons
-from fa2_lab.plots import prefetch, roofline, saw, strips
+from fa2_lab.plots import prefetch, roofline, rung_timeline, speedup_by_heads
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
@@ -623,7 +623,7 @@ for number, mask in (("05", True), ("03", False), ("09", False)):
 # heads:
 
 # %% tags=["nbval-ignore-output"]
-show("saw")
+show("speedup_by_heads")
 
 # %% [markdown]
 # The bars show the measured speedups, and the shaded area shows what a model predicts. Wherever it jumps (apart from
@@ -939,8 +939,8 @@ verdict("between the first loop and the wait, ordinary instructions write o in r
         ["    o = 0, by 64 ordinary instructions" in x[x.index("    the loop ends") :] for x in steps] == [True, False])
 picture = prefetch.data()["panels"]
 verdict("the picture: copies of 820 clocks, work of 917; 1,805 clocks with one stage, 1,019 with three",
-        [round(x["clocks"]) for x in picture] == [1805, 1019] and round(2 * strips.sizes("10").copy) == 820
-        and round(2 * strips.sizes("10").product + strips.sizes("10").softmax) == 917)
+        [round(x["clocks"]) for x in picture] == [1805, 1019] and round(2 * rung_timeline.sizes("10").copy) == 820
+        and round(2 * rung_timeline.sizes("10").product + rung_timeline.sizes("10").softmax) == 917)
 verdict("the tensor cores work 54% of rung 11, so at most × 1.84", (round(count("11", cores)), round(100 / count("11", cores), 2)) == (54, 1.84))
 verdict("rung 05 gains 24%, rung 07 under the mask × 1.51", (round(factor("05", full), 2), round(factor("07", causal), 2)) == (1.24, 1.51))
 verdict("the queues by hand = the package's model", close([alone, two], [model.clocks(rung, n) for n in (1, 2)], 1e-3))
@@ -958,7 +958,7 @@ verdict("rung 04 gains nothing; rung 05 gains more than the 8% of chapter 04, bu
 verdict("programs: 2, 3 without a mask; 2, 2, 3 with one, where rung 06 gains more", [held("04"), held("05")] == [2, 3]
         and [held(n, True) for n in ("04", "05", "06")] == [2, 2, 3] and factor("06", causal) > factor("06", full) + 0.1)
 verdict("rung 08: one program fewer without a mask, and it loses", held("08") < held("07") and factor("08", full) < 0.95)
-tooth, line = saw.data()["measured"], saw.data()["model"]
+tooth, line = speedup_by_heads.data()["measured"], speedup_by_heads.data()["model"]
 verdict("rung 09 over 07: a gain with 8 heads, a loss with 6 and with 20, although the model predicts a gain with 20", max(tooth[6], tooth[20]) < 1 < min(tooth[8], line[20]))
 seventh, ninth = (reasons.modelled(ladder.find(n), causal=False, d=128) for n in ("07", "09"))
 spread = [(model.clocks(seventh, 3) + second * model.clocks(seventh, 1)) / (model.clocks(ninth, 2) + model.clocks(ninth, 2 if second else 1)) for second in (1, 0)]

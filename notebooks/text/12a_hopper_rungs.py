@@ -27,7 +27,7 @@
 # four warps compute with them:
 #
 # ![The producer waits until a stage is empty, and the consumers wait until it is full. Between them is a row for each
-# ring of buffers in shared memory: the mailbox, Q, K and V](../figures/pipes_forward.svg)
+# ring of buffers in shared memory: the mailbox, Q, K and V](../figures/pipelines_forward.svg)
 
 # %%
 # Setup: run this cell first. You do not have to read it.
@@ -43,7 +43,7 @@ import torch
 from fa2_lab.kernels import triton_versions
 from fa2_lab.machine import chips
 from fa2_lab.machine.asynchrony import Barrier
-from fa2_lab.plots import strips, timeline
+from fa2_lab.plots import overlap_timeline, rung_timeline
 from fa2_lab.plots.show import show
 from fa2_lab.tools.xray import xray
 from fa2_studio.book import maxima
@@ -267,7 +267,7 @@ climb.step("15", "registers", "programs")
 # 1,024.
 
 # %% tags=["hide-input"]
-show("strips_15")
+show("rung_timeline_15")
 
 # %% [markdown]
 # ### Compile and run a file of your own
@@ -447,7 +447,7 @@ climb.step("16", "issue slots used, %")
 # there are free issue slots. With fewer instructions, the tile is done earlier.
 
 # %% tags=["hide-input"]
-show("strips_16")
+show("rung_timeline_16")
 
 # %% [markdown]
 # ### Rung 17: two consumers share a tile
@@ -515,7 +515,7 @@ for waits in (True, False):
 climb.step("17", "L2 bytes", "tensor cores at work, %", "programs")
 
 # %% tags=["hide-input"]
-show("strips_17")
+show("rung_timeline_17")
 
 # %% [markdown]
 # In this picture and in those of rungs 18 and 19, the two consumers move in step, so they always share the schedulers,
@@ -540,7 +540,7 @@ change("17", "18", "SIZES")
 climb.step("18", "L2 bytes", "tensor cores at work, %")
 
 # %% tags=["hide-input"]
-show("strips_18")
+show("rung_timeline_18")
 
 # %% [markdown]
 # The same bytes now arrive in half as many tiles. Some work is done *once* per tile, however long the tile is, so there
@@ -566,7 +566,7 @@ change("18", "19", "consumer")
 climb.step("19", "tensor cores at work, %")
 
 # %% tags=["hide-input"]
-show("strips_19")
+show("rung_timeline_19")
 
 # %% [markdown]
 # In rung 18, the `if` in front of `mask` does not skip anything, because the compiler makes no branch of it, so a
@@ -600,7 +600,7 @@ show("strips_19")
 # a measurement, because NVIDIA does not document how the hardware divides the tensor cores.
 
 # %%
-show("timeline")
+show("overlap_timeline")
 
 # %% [markdown]
 # | the tensor cores serve the warpgroups | in equal shares | first come, first served |
@@ -657,7 +657,7 @@ climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "cloc
 # titles report.
 
 # %% tags=["hide-input"]
-show("strips_20")
+show("rung_timeline_20")
 
 # %% [markdown]
 # **Takeaway.** Start work early, don't overwrite anything that is still being read, and check what the compiler has
@@ -695,7 +695,7 @@ show("strips_20")
 # and finally dynamic scheduling:
 
 # %%
-show("tickets")
+show("dynamic_scheduling")
 
 # %% [markdown]
 # ### Rung 21: programs that stay
@@ -728,7 +728,7 @@ read("ladder/r21_persistent.py", "producer", begin="while t", end="gl.store(coun
 climb.step("21", "SM cycles", "clock, GHz")
 
 # %% tags=["hide-input"]
-show("strips_21")
+show("rung_timeline_21")
 
 # %% [markdown]
 # ## Part 7 · Fewer instructions, and power (26 minutes)
@@ -816,7 +816,7 @@ read("ladder/r22_lagging.py", "softmax")
 climb.step("22", "issue slots used, %", "SM cycles", "clock, GHz")
 
 # %% tags=["hide-input"]
-show("strips_22")
+show("rung_timeline_22")
 
 # %% [markdown]
 # The lag has a cost. With an exact maximum, a row's largest p, which has the most weight in O, is 1 and needs no
@@ -846,7 +846,7 @@ change("22", "23", "SIZES", "FEW", "consumer")
 climb.step("23", "L2 bytes", "tensor cores at work, %", "SM cycles", "clock, GHz")
 
 # %% tags=["hide-input"]
-show("strips_23")
+show("rung_timeline_23")
 
 # %% [markdown]
 # Sharing the buffer has a cost, because the next row block's Q cannot arrive before O has been copied out of it. Large
@@ -961,7 +961,7 @@ print(maxima.judge(getsource(tile_maxima)))
 # ## Checks
 
 # %% tags=["hide-input"]
-busy = {panel["name"].split(":")[0]: round(panel["share"], 2) for panel in timeline.data(d=128)["panels"]}
+busy = {panel["name"].split(":")[0]: round(panel["share"], 2) for panel in overlap_timeline.data(d=128)["panels"]}
 verdict("d = 128: tensor cores busy 67, 97, 98 and 100% in the four panels", [*busy.values()] == [0.67, 0.97, 0.98, 1.0])
 verdict("m need not grow if it may lag", growths(s16, 0)[0] > 20 and growths(s16, 8)[0] == 0)
 verdict("a forgotten release hangs in every order", all(try_out(forgetful, seed)[0] != "all done" for seed in range(50)))
@@ -969,7 +969,7 @@ verdict("the registers needed and available are those of the table", [64 * (2 * 
         == [152, 184, 136] and [min(255, (512 - 24) // n // 8 * 8) for n in (2, 3)] == [240, 160])  # fmt: skip
 verdict("on rungs 14 to 16, a round takes about 1,790, 1,950 and 1,890 clocks, and its four copies take about 1,640",
         [round(1024 / climb.value(n, "tensor cores at work, %") * 100, -1) for n in ("14", "15", "16")] == [1790, 1950, 1890]
-        and all(round(4 * strips.sizes(n).copy, -1) == 1640 for n in ("14", "15", "16")))
+        and all(round(4 * rung_timeline.sizes(n).copy, -1) == 1640 for n in ("14", "15", "16")))
 verdict("rung 15 is slower than rung 14", all(climb.factor("15", *shape) < 0.98 for shape in climb.shapes))
 verdict("in rung 16, most issue slots stay empty", climb.value("16", "issue slots used, %") < 45)
 verdict("rung 17 takes half of the bytes through L2, but is not faster",

@@ -34,7 +34,7 @@ from fa2_lab.api.attention import attention
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, grid
 from fa2_lab.machine.asynchrony import Barrier
-from fa2_lab.plots import ideas
+from fa2_lab.plots import idea_gains
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import heads as by_heads
@@ -60,7 +60,7 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the ke
 # 64 rows of O.
 
 # %%
-show("pipes_forward")
+show("pipelines_forward")
 
 # %% [markdown]
 # The picture shows a program with two consumers and with three stages each for K and V. A table below calls this set of
@@ -146,7 +146,7 @@ display(Markdown("\n".join(["<details><summary>All sets of sizes</summary>", "",
 # tiles alone would not make room for one.
 
 # %% tags=["hide-input"]
-show("room")
+show("sm_budget")
 
 # %% [markdown]
 # ### When is the next row block fetched?
@@ -179,8 +179,8 @@ show("room")
 #     print(f"fetched {name}: {ran.makespan / (sum(one_head) / 132):.2f} of an even share")
 # for heads in (", one head", ""):
 #     idea = "forward", f"the next ticket drawn late{heads}"
-#     worth = [x["worth"] for x in ideas.worths() if (x["part"], x["idea"]) == idea]
-#     print(f"measured{heads or ', many'}: late {min(worth):.2f} to {max(worth):.2f} times as fast")
+#     gains = [x["gain"] for x in idea_gains.gains() if (x["part"], x["idea"]) == idea]
+#     print(f"measured{heads or ', many'}: late {min(gains):.2f} to {max(gains):.2f} times as fast")
 # ```
 #
 # ```text
@@ -404,7 +404,7 @@ read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 # tile of a row block is freed later than in the picture, namely with the first tile of K of the next row block.
 
 # %% tags=["hide-input"]
-show("stages")
+show("pipeline_stages")
 
 # %% [markdown]
 # ### What does a consumer do with a row block?
@@ -856,9 +856,9 @@ IDEAS = {
 }
 print("speed with the idea over speed without it         as a rung   in the kernel")
 for idea, rung in IDEAS.items():
-    worth = [x["worth"] for x in ideas.worths() if (x["part"], x["idea"]) == ("forward", idea)]
+    gains = [x["gain"] for x in idea_gains.gains() if (x["part"], x["idea"]) == ("forward", idea)]
     added = f"rung {rung}: {climb.factor(rung):.2f}" if rung else "–"
-    print(f"{idea:48}{added:>12}   {min(worth):.2f} to {max(worth):.2f}")
+    print(f"{idea:48}{added:>12}   {min(gains):.2f} to {max(gains):.2f}")
 
 # %% [markdown]
 # How much an idea helps depends on what else the program is waiting for. That is why the two columns differ, and why
@@ -879,7 +879,7 @@ for idea, rung in IDEAS.items():
 # spill, the compiler had no registers left for them and moved them to slower memory.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-table = ideas.table("forward")
+table = idea_gains.table("forward")
 display(Markdown("\n".join(["<details><summary>Twelve ideas: predicted and measured</summary>", "", *table, "", "</details>"])))
 
 # %% [markdown]
@@ -979,17 +979,17 @@ for d in (64, 128):
 # %% tags=["hide-input"]
 verdict("the kernel is faster than cuDNN and the portable kernel, and about as fast as FlashAttention-3 or faster",
         all(min(ratios(peer)) > 0.97 for peer in ("FlashAttention-3", "cuDNN", "fa2_lab portable")))  # fmt: skip
-turns = [x for x in ideas.worths() if x["idea"].startswith("turns on the tensor cores")]
-gains = [[round(x["worth"], 2) for x in turns if x["d"] == d] for d in (64, 128)]
+turns = [x for x in idea_gains.gains() if x["idea"].startswith("turns on the tensor cores")]
+gains = [[round(x["gain"], 2) for x in turns if x["d"] == d] for d in (64, 128)]
 verdict("ping-pong makes the kernel 0.99 to 1.07 times as fast at d = 64, and 0.99 times as fast at d = 128",
         [min(gains[0]), max(gains[0]), *{*gains[1]}] == [0.99, 1.07, 0.99])  # fmt: skip
-found = {(x["idea"], x["kept"]) for x in ideas.worths() if x["part"] == "forward" and "prediction" in x}
+found = {(x["idea"], x["kept"]) for x in idea_gains.gains() if x["part"] == "forward" and "prediction" in x}
 verdict("of twelve further ideas, four are kept for some problems", (len({x for x, _ in found}), len({x for x, kept in found if kept})) == (12, 4))
-held = [x for x in ideas.worths() if x["idea"].startswith("P V's wait held") and x["variant"] == "all of them"]
-gains = [x["worth"] for x in held if x["d"] == 64], [x["worth"] for x in held if x["d"] == 128 and not x["causal"]]
+held = [x for x in idea_gains.gains() if x["idea"].startswith("P V's wait held") and x["variant"] == "all of them"]
+gains = [x["gain"] for x in held if x["d"] == 64], [x["gain"] for x in held if x["d"] == 128 and not x["causal"]]
 verdict("with P V's wait after the exponentials, the kernel is 1 to 5% slower at d = 64, and at d = 128 without a mask it takes over four times as long",
         0.94 < min(gains[0]) and max(gains[0]) < 0.995 and max(gains[1]) < 0.25)  # fmt: skip
-joined = [x["worth"] for x in ideas.worths() if x["part"] == "forward" and x["idea"].endswith("rows of one head")]
+joined = [x["gain"] for x in idea_gains.gains() if x["part"] == "forward" and x["idea"].endswith("rows of one head")]
 verdict("query heads as rows of one head make calls 1.00 to 1.11 times as fast", [round(f(joined), 2) for f in (min, max)] == [1.00, 1.11])
 verdict("the kernel is at least as fast as the last rung", all(0.98 < ratio < 1.15 for ratio in over.values()))
 chosen = [sizes.choose(d, N, N, heads=2048 // d * 16384 // N, SMs=132, causal=causal, lengths=False)

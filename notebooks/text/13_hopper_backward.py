@@ -32,7 +32,7 @@ from fa2_lab.kernels.hopper.backward.sizes import choose
 from fa2_lab.kernels.tables import USE_LOW_REG
 from fa2_lab.machine import chips
 from fa2_lab.machine.asynchrony import Barrier, Block
-from fa2_lab.plots import ideas
+from fa2_lab.plots import idea_gains
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import fa2
@@ -66,7 +66,7 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the ke
 # scores. Ideally, another unit does this addition, so that the warps can go on with their work.
 
 # %% tags=["hide-input"]
-show("passes")
+show("backward_passes")
 
 # %% [markdown]
 # ### One step, in plain code
@@ -209,7 +209,7 @@ for way in (one_by_one, kernel_order):
 # none left, so the title gives a share of 98%, not 100%:
 
 # %%
-show("waits")
+show("backward_order")
 
 # %% [markdown]
 # The next picture shows one consumer in the kernel's order. The number on each job is its step.
@@ -287,7 +287,7 @@ show("backward_step")
 # four bytes per value (part 6).
 
 # %%
-show("pipes_backward")
+show("pipelines_backward")
 
 # %% [markdown]
 # The picture shows the whole thread block, with the rings and the mailbox from chapter 12b. Each of the two boxes
@@ -473,7 +473,7 @@ show("dq_path")
 # $-\infty$ instead, so that S begins at $-\infty$ and p becomes 0.
 
 # %% tags=["hide-input"]
-show("launches")
+show("backward_launches")
 
 # %% [markdown]
 # ### Too few column blocks
@@ -497,8 +497,8 @@ show("waves_divided")
 # columns not labelled *causal* are for calls without a mask:
 
 # %% tags=["hide-input"]
-tried = [x for x in ideas.worths() if x["part"] == "backward" and x["N_q"] == 4096]
-worth = {(x["idea"], x["d"], x["causal"]): x for x in tried}
+tried = [x for x in idea_gains.gains() if x["part"] == "backward" and x["N_q"] == 4096]
+tried_by_key = {(x["idea"], x["d"], x["causal"]): x for x in tried}
 print(f"{'':40}  d = 64    causal   d = 128    causal")
 for idea in (
     "dV's product after dS",
@@ -507,8 +507,8 @@ for idea in (
     "half of V in registers",
     "S and dP started together",
 ):
-    four = (worth.get((idea, d, causal)) for d in (64, 128) for causal in (False, True))
-    cells = (f"{x['worth']:.2f}{'' if x['kept'] else '*'}" if x else "–" for x in four)
+    four = (tried_by_key.get((idea, d, causal)) for d in (64, 128) for causal in (False, True))
+    cells = (f"{x['gain']:.2f}{'' if x['kept'] else '*'}" if x else "–" for x in four)
     print(f"{idea:40}" + "".join(f"{cell:<6}".rjust(10) for cell in cells))
 
 # %% [markdown]
@@ -543,7 +543,7 @@ for idea in (
 # together:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-table = ideas.table("backward")
+table = idea_gains.table("backward")
 display(Markdown("\n".join(["<details><summary>Nine ideas: predicted and measured</summary>", "", *table, "", "</details>"])))
 
 # %% [markdown]
@@ -732,7 +732,7 @@ for name, peer, asked in (
 # rather than chapter 09's 64, so they add half as often. L2 could therefore almost keep up with the tensor cores:
 
 # %% tags=["hide-input"]
-show("limits_one_pass")
+show("rooflines_one_pass")
 
 # %% [markdown]
 # In the order used under the causal mask, the model of part 2 keeps the tensor cores busy all the time. Without a mask,
@@ -841,9 +841,9 @@ verdict("4.3 billion additions take 7 ms, and the matmuls 5.6 ms", [round(1e3 * 
 verdict("the kernel is faster than cuDNN, and about as fast as FlashAttention-3 or faster",
         all(mean_ratio(backward_rows, peer)[1] > least for peer, least in (("cuDNN", 1), ("FlashAttention-3", 0.97))))
 verdict("turns cost less than two passes", all(1 < ours < two for ours, _, two in costs))
-kept = [line for line in ideas.table("backward") if "| yes" in line or "| for" in line]
+kept = [line for line in idea_gains.table("backward") if "| yes" in line or "| for" in line]
 verdict("four later ideas are kept", len(kept) == 4 and "deterministic: an order of instructions" in kept[0])
-verdict("starting S and dP together costs 30% of the speed or more", all(x["worth"] <= 0.7 for x in tried if x["idea"] == "S and dP started together"))
+verdict("starting S and dP together costs 30% of the speed or more", all(x["gain"] <= 0.7 for x in tried if x["idea"] == "S and dP started together"))
 verdict("since Triton 3.9, dK's matmul no longer starts late", not USE_LOW_REG or not any(choose(d, 8192, True, False).dk_late for d in (64, 128)))
 
 # %% [markdown] tags=["navigation"]

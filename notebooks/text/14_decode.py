@@ -79,7 +79,7 @@ print(f"{flops / 1e9:.2f} GFLOP to compute: {flops / 989e6:.1f} µs")
 # </details>
 
 # %% tags=["hide-input"]
-show("limits_decode")
+show("rooflines_decode")
 
 # %% [markdown]
 # Decode is far down the DRAM slope of the roofline, but grouping the queries helps. The four queries of a group are
@@ -451,7 +451,7 @@ print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().i
 # ## What if the lengths differ?
 
 # %% tags=["hide-input"]
-show("shares")
+show("decode_shares")
 
 # %% [markdown]
 # In a batch, every sequence has its own length. If each head gets the same number of splits, short heads get programs
@@ -515,7 +515,7 @@ each, copy = group.dram_bytes / 8 / curve[8] / 1e3, 1e3 * record.ceilings["copy 
 # </details>
 
 # %% tags=["hide-input"]
-show("programs")
+show("decode_programs")
 
 # %% [markdown]
 # The dots are measured, and the dashed line is a model. In the model, the launch takes a few microseconds. After that,

@@ -65,7 +65,7 @@ for window in ((None, 0), (1, 0), (1, 1)):
 # ## Which tiles does a row block visit?
 
 # %% tags=["hide-input"]
-show("intervals")
+show("mask_intervals")
 
 # %% [markdown]
 # The figure shows six masks cut into tiles. The last two, documents and a sink, are explained below. The thick lines

@@ -19,7 +19,7 @@ from fa2_lab.kernels.hopper.forward import kernel as forward
 from fa2_lab.kernels.hopper.forward import launch, sizes
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor
 from fa2_lab.kernels.tables import USE_LOW_REG
-from fa2_lab.plots import pipes
+from fa2_lab.plots import pipelines
 
 # Compiling without a GPU --------------------------------------------------------------------------------------
 
@@ -205,6 +205,6 @@ def rings_of(kernel, known):
 def test_the_picture_of_pipes_has_the_kernels_rings(way, kernel, rings):
     """Stages, and how many releases empty one: what new_pipeline is given in the set that the picture names."""
     found = rings_of(kernel, dict(CONSUMERS=2, SIZES=sizes.TWO_CONSUMERS))
-    shown = pipes.data(way)["rings"]
+    shown = pipelines.data(way)["rings"]
     assert found == {ring: shown[ring] for ring in rings}
     assert {shown[ring] for ring in shown.keys() - found.keys()} == {(2, 2)}  # mailbox and rows: by n & 1, by consumers

@@ -4,7 +4,7 @@ import pytest
 
 from fa2_lab.machine import asynchrony
 from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Barrier, Block, Deadlock
-from fa2_lab.plots import timeline
+from fa2_lab.plots import overlap_timeline
 
 
 def test_phases_of_a_barrier():
@@ -56,6 +56,6 @@ def test_a_shared_unit_is_divided_between_its_users(manner, ends):
 def test_clocks_by_hand(ahead, clocks):
     """16 tiles, products of 512 clocks and exponentials of 500, which fit under a product: one warpgroup alone."""
     block = Block()
-    block.run({"0": timeline.warpgroup(block, 16, 512, 500, ahead)})
+    block.run({"0": overlap_timeline.warpgroup(block, 16, 512, 500, ahead)})
     assert max(job.ended for job in block.jobs) == clocks
     assert block.busy("tensor") == pytest.approx(16 * 2 * 512 / clocks)

@@ -108,7 +108,7 @@ def test_all_lanes_know_the_maximum_of_the_row_after_two_exchanges():
 
 
 def test_tensor_cores_are_busier_the_more_overlaps_and_products_come_in_order():
-    neither, within, between, both = [panel["share"] for panel in data("timeline")["panels"]]
+    neither, within, between, both = [panel["share"] for panel in data("overlap_timeline")["panels"]]
     assert neither < within < between < both <= 1
     seen = data("backward_step")
     mine = [(what, number) for c, unit, what, number, begun, _ in sorted(seen["jobs"], key=lambda job: job[4])
@@ -118,9 +118,9 @@ def test_tensor_cores_are_busier_the_more_overlaps_and_products_come_in_order():
 
 @pytest.mark.parametrize("after", range(14, 24))
 def test_strips_have_what_was_compiled_and_counted_and_no_unit_or_stage_twice(after):
-    seen = module("strips").data(str(after))
+    seen = module("rung_timeline").data(str(after))
     for panel in seen["panels"]:
-        size = module("strips").sizes(str(panel["number"]))
+        size = module("rung_timeline").sizes(str(panel["number"]))
         took = {"copy": {size.copy, size.rows}, "tensor": {size.product}, "exp": {size.softmax}}
         for unit, _, what, begun, ended in panel["jobs"]:
             least = min(took[unit])
@@ -133,7 +133,7 @@ def test_strips_have_what_was_compiled_and_counted_and_no_unit_or_stage_twice(af
 
 
 def test_a_stage_is_full_before_it_is_read_and_empty_before_it_is_filled():
-    seen = data("stages")
+    seen = data("pipeline_stages")
     for stage in {span[0] for span in seen["spans"]}:
         mine = sorted(span[2:] for span in seen["spans"] if span[0] == stage)
         assert all(begun < there <= released for begun, there, released in mine)

@@ -1,6 +1,6 @@
 """A picture of a ring's stages over time, next to the consumers: being filled, full, or empty again."""
 
-from fa2_lab.plots import strips, style
+from fa2_lab.plots import rung_timeline, style
 
 
 def data(rung: str = "21", tiles: int = 12) -> dict:
@@ -8,8 +8,8 @@ def data(rung: str = "21", tiles: int = 12) -> dict:
 
     The SM runs this rung of the ladder on one row block of `tiles` tiles.
     """
-    size = strips.sizes(rung)
-    block, program = strips.simulate(size, tiles, row_blocks=1)
+    size = rung_timeline.sizes(rung)
+    block, program = rung_timeline.simulate(size, tiles, row_blocks=1)
     start = program.copied["K4"].begun
     spans = []
     for tile, job in program.copied.items():
@@ -47,8 +47,9 @@ def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, windo
             rows[f"consumer {c}"].append((words, *job[2:]))
             if tile:
                 ends.setdefault(tile, []).append((f"consumer {c}", job[3]))
-    strips.draw_lanes(ax, rows, window)
-    window, letter = strips.clocks_drawn(window), strips.letter_width() * strips.clocks_drawn(window)
+    rung_timeline.draw_lanes(ax, rows, window)
+    window = rung_timeline.clocks_drawn(window)
+    letter = rung_timeline.letter_width() * window
     for stage, tile, begun, ended, released in spans:
         y = order.index(stage)
         for start, stop, copying in ((begun, ended, True), (ended, released, False)):

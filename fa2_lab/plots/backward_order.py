@@ -4,7 +4,7 @@ from collections.abc import Generator, Mapping
 
 from fa2_lab.machine import chips
 from fa2_lab.machine.asynchrony import Barrier, Block, Wait
-from fa2_lab.plots import backward_step, strips, style
+from fa2_lab.plots import backward_step, rung_timeline, style
 
 
 def data(steps: int = 12, d: int = 128, B_r: int = 64) -> dict:
@@ -57,9 +57,11 @@ def draw(panels: list[Mapping], setting: str, window: float = 6000) -> style.Dra
         rows = {name: [job[2:] for job in panel["jobs"] if job[:2] == (unit, "0")]
                 for unit, name in backward_step.UNITS.items()}  # fmt: skip
         timelines[f"{panel['name']}: tensor cores at work {panel['share']:.0%}"] = rows
-    figure = strips.stacked_timelines(3.1, f"{caption} This is one of two consumers. {setting}.", timelines, window)
+    figure = rung_timeline.stacked_timelines(
+        3.1, f"{caption} This is one of two consumers. {setting}.", timelines, window
+    )
     for ax, rows in zip(figure.axes, timelines.values(), strict=True):
-        strips.mark_waits(ax, rows, window)
+        rung_timeline.mark_waits(ax, rows, window)
     ways = "; ".join(f"{panel['name']}: {panel['share']:.0%}" for panel in panels)
     return (
         figure,

@@ -44,10 +44,10 @@ SHOWN = {  # {idea or prediction as the record words it: as the table words it}
 }
 
 
-def worths() -> list[dict]:
+def gains() -> list[dict]:
     """Return one dictionary for each pair of an idea and a problem on which it was measured."""
     rows = [row for row in load("ideas").rows if {"with it", "without it"} <= row.values.keys()]
-    return [row.problem | dict(worth=row.ratio("with it", "without it")) for row in rows]
+    return [row.problem | dict(gain=row.ratio("with it", "without it")) for row in rows]
 
 
 def table(part: str = "") -> list[str]:
@@ -75,5 +75,5 @@ def table(part: str = "") -> list[str]:
 
 def speedup_range(rows: Sequence[Measurement]) -> str:
     """Return an idea's speedup as text: its geometric mean, lowest and highest value."""
-    worth = [row.ratio("with it", "without it") for row in rows]
-    return f"{geometric_mean(worth):.3f} ({min(worth):.2f} to {max(worth):.2f})" if worth else "–"
+    speedups = [row.ratio("with it", "without it") for row in rows]
+    return f"{geometric_mean(speedups):.3f} ({min(speedups):.2f} to {max(speedups):.2f})" if speedups else "–"

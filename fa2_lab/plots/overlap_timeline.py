@@ -5,7 +5,7 @@ from collections.abc import Generator, Mapping
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, reasons
 from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Block, Job, Wait
-from fa2_lab.plots import strips, style
+from fa2_lab.plots import rung_timeline, style
 from fa2_lab.records import load
 
 FOUR_WAYS = {  # (whether a warpgroup starts the next S early, how the two share the tensor cores)
@@ -76,13 +76,13 @@ def draw(window: float, tiles: int, panels: list[Mapping], counted: dict[str, fl
         }
         for panel in panels
     }
-    window *= window / strips.clocks_drawn(window)  # undoes clocks_drawn(), so that a phone also shows all of it
+    window *= window / rung_timeline.clocks_drawn(window)  # undoes clocks_drawn(), so that a phone also shows all of it
     shares = " and ".join(f"{percent:.0f}% of the time in rung {n}" for n, percent in counted.items())
     measured = f"the tensor cores are busy {shares}, which starts S early"
-    figure = strips.stacked_timelines(5.9, f"{caption} ({setting}).", timelines, window, measured=measured)
+    figure = rung_timeline.stacked_timelines(5.9, f"{caption} ({setting}).", timelines, window, measured=measured)
     for ax, rows in zip(figure.axes, timelines.values(), strict=True):
-        strips.mark_waits(ax, rows, window)
-        style.box(ax, 0, 0.06, strips.clocks_drawn(window), 1.88, "", style.MASKED, linewidth=0, zorder=0)
+        rung_timeline.mark_waits(ax, rows, window)
+        style.box(ax, 0, 0.06, rung_timeline.clocks_drawn(window), 1.88, "", style.MASKED, linewidth=0, zorder=0)
     words = "clocks of one SM →", "0 and 1: warpgroups, which share the tensor cores"
     legend = "hatched: no matmul runs", f"busy: share of the time that {tiles} tiles take"
     figure.axes[-1].set_xlabel("\n".join([*words, *legend]))
