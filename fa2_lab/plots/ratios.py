@@ -86,9 +86,10 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     ]
     gpu, dtype, *versions = setting.split(", ")
     ties = sum(min(medians(ratios).values()) == 1 for *_, ratios in rows)
+    counts = f"is fastest in {len(rows) - len(losses) - ties} of {len(rows)} settings"
+    counts += f", ties in {ties} and loses in {len(losses)}" if ties else f" and loses in {len(losses)}"
     caption = (
-        f"By median, fa2_lab is fastest in {len(rows) - len(losses) - ties} of {len(rows)} settings,"
-        f" ties in {ties} and loses in {len(losses)}."
+        f"By median, fa2_lab {counts}."
         f" A setting is one row, which compares fa2_lab with every implementation that we measured on its problems."
         f" fa2_lab loses in these rows: {'; '.join(f'in “{name}”, it has {slower}' for name, slower in losses)}."
         f" The scale of the ratios is logarithmic."

@@ -622,7 +622,8 @@ def sentence(*runs: Record) -> str:
     )
     text = [lead, "", *table(COMPARED, compared(*runs)), ""]
     text += [NOTES, ""]
-    text += [*ahead(runs[0], "FlashAttention-4"), host_sentence(runs[-1], "cuDNN")]
+    text += [*ahead(runs[0], "FlashAttention-4"), ahead_by_d(runs[-1], "FlashAttention-4"), ""]
+    text += [host_sentence(runs[-1], "cuDNN")]
     last = f"[RESULTS.md](RESULTS.md) describes how each implementation is called and where ours is slower: {SLOW}."
     return "\n".join([*text, "", of_flash_2(load("ampere")), "", last])
 
@@ -657,8 +658,8 @@ NOTES = (
     "*Kernel only* times the GPU alone, *sustained* times calls back to back for a second, and *with host* times 20 "
     "calls in a row. The last two include host time for every implementation. We tuned the block sizes of our kernels "
     "on the paper's grid and on random shapes other than those in the table. `torch flash` is FlashAttention-2, which "
-    "was not written for Hopper. ThunderKittens and TLX are attention kernels from two projects that help to write GPU "
-    "kernels."
+    "was not written for Hopper. ThunderKittens, TLX and TileLang are attention kernels from three projects that help "
+    "to write GPU kernels."
 )
 
 
@@ -681,6 +682,16 @@ def ahead(run: Record, peer: str) -> list[str]:
         problems.append(f"{ratio:.3f} ({what}, N = {N}, d = {d}, {mask})")
     words = f"On {len(problems)} problems of the paper's grid, {peer}'s kernels are faster than ours."
     return [f"{words} Our speed over theirs is {join_with_and(problems)}.", ""] if problems else []
+
+
+def ahead_by_d(run: Record, peer: str) -> str:
+    """Return a sentence: for each head dimension, on how many problems are `peer`'s kernels faster?"""
+    rows = [row for row in run.rows if ratios([row], "fa2_lab", peer)]
+    slower = Counter(row.problem["d"] for _, row in slower_rows(rows, peer))
+    all_with = Counter(row.problem["d"] for row in rows)
+    parts = join_with_and([f"{slower[d]} of {all_with[d]} with d = {d}" for d in sorted(all_with)])
+    words = f"Of the random shapes, {peer}'s kernels are faster than ours on {slower.total()} of {len(rows)} problems"
+    return f"{words}: {parts}."
 
 
 def host_sentence(run: Record, peer: str) -> str:

@@ -726,8 +726,8 @@ for name, peer, asked in (
     print("over {:42} geometric mean {:.2f}, from {:.2f} to {:.2f}".format(name, *mean_ratio(asked, peer)))
 
 # %% [markdown]
-# On one long sequence, FlashAttention-4 is ahead of our kernel by a few percent, and FlashAttention-3 by hardly
-# anything. [RESULTS.md](../RESULTS.md) lists the versions of all implementations. On the roofline, an addition to dQ
+# On one long sequence, FlashAttention-4 is ahead of our kernel by about 2%, and FlashAttention-3 is as fast as our
+# kernel. [RESULTS.md](../RESULTS.md) lists the versions of all implementations. On the roofline, an addition to dQ
 # counts as 8 bytes, as in chapter 09, because L2 both reads and writes the sum. The column blocks here have 128 keys
 # rather than chapter 09's 64, so they add half as often. L2 could therefore almost keep up with the tensor cores:
 
