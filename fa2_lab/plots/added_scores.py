@@ -1,10 +1,10 @@
-"""A picture that shows what four functions of (row, column) add to the scores: ALiBi, a window, a tree and buckets."""
+"""Plot of what four functions of (row, column) add to the scores: ALiBi, a window, a tree and buckets."""
 
 import numpy as np
 
 from fa2_lab.plots import style
 
-PARENTS = (-1, 0, 1, 1, 0, 4, 0)  # the parents in a tree of draft tokens, in which every node comes before its children
+PARENTS = (-1, 0, 1, 1, 0, 4, 0)  # each node's parent in a tree of draft tokens; every node comes before its children
 
 
 def data(N: int = 24, left: int = 6, first: int = 3, context: int = 6) -> dict:
@@ -40,7 +40,7 @@ def ancestor_line(node: int) -> list[int]:
 def bucket(distance: np.ndarray) -> np.ndarray:
     """Return the bucket of each distance.
 
-    Distances 0 to 3 have one bucket each. At 4 and beyond, each bucket is twice as wide as the one before.
+    Distances 0 to 3 have one bucket each. From 4 upwards, each bucket is twice as wide as the previous one.
     """
     return np.minimum(distance, 4) + (distance >= 8) + (distance >= 16)
 

@@ -1,4 +1,4 @@
-"""A picture of the weights P of a real sentence, in a head that takes a second to train to predict the next word."""
+"""Plot of the weights P for a real sentence, from a head trained for a second to predict the next word."""
 
 from functools import cache
 
@@ -9,7 +9,7 @@ from fa2_lab.reference import naive
 from fa2_lab.tiles import CAUSAL
 
 SENTENCE = "how much wood would a woodchuck chuck if a woodchuck could chuck wood"
-WORDS, N = 12, 24  # size of the vocabulary, which is also d; length of the training texts
+WORDS, N = 12, 24  # the vocabulary size, which is also d; the words per training text
 STEPS, TEXTS, RATE = 150, 16, 0.3
 
 
@@ -78,7 +78,7 @@ def gradient(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.nd
 
 @style.picture
 def draw(words: list[str], P: np.ndarray) -> style.Drawn:
-    """Draw a square for each weight, whose area is proportional to the weight."""
+    """Draw each weight as a square whose area is proportional to the weight."""
     caption = "At a word that it has seen before, this head looks at the word that followed it then."
     figure, ax = style.new_figure(4.3, f"{caption} The area of a square is the attention weight.")
     n = len(words)

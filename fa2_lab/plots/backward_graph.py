@@ -1,4 +1,4 @@
-"""A picture of the backward pass as a graph of five matmuls."""
+"""Diagram of the backward pass as a graph of five matmuls."""
 
 from fa2_lab.plots import style
 
@@ -23,7 +23,7 @@ NODES = {
     "dQ": (4.1, 2.75, 1.5, "⑤ dQ = τ dS K", "result"),
 }
 EDGES = "Q S, K S, S P, dO dP, V dP, dP dS, P dS, P dV, dS dK, dS dQ"
-AGAIN = {"P": "L", "dS": "D", "dV": "dO", "dK": "Q", "dQ": "K"}  # what a box also reads from HBM
+AGAIN = {"P": "L", "dS": "D", "dV": "dO", "dK": "Q", "dQ": "K"}  # {computed tensor: loaded tensor that it also needs}
 HIGH = 0.32
 
 
@@ -70,7 +70,7 @@ def _edge(ax: style.Axes, start: str, end: str) -> None:
 
 
 def _box(ax: style.Axes, x: float, y: float, w: float, h: float, tensor: str, label: str, again: bool = False) -> None:
-    """Draw a tensor's box with its label. A recomputed tensor (`again`) has a box without a fill."""
+    """Draw a tensor's box and its label. If `again` is set (a recomputed tensor), the box is not filled."""
     if again:
         style.box(ax, x, y, w, h, label, edgecolor=style.hue(tensor), linewidth=1.4)
     else:

@@ -1,13 +1,13 @@
-"""A picture of the Hopper backward's launches over time, without and with programmatic dependent launch (PDL)."""
+"""Timeline of the Hopper backward's launches, without and with programmatic dependent launch (PDL)."""
 
 from fa2_lab.machine import chips
 from fa2_lab.plots import style
 
-START = 3.0  # µs from a launch to its first work: an assumption
+START = 3.0  # µs from a launch to the start of its work (assumed)
 
 
 def data(N: int = 512, heads: int = 16, d: int = 128) -> dict:
-    """Return the time that each kernel works, in µs, if HBM and the tensor cores reach their datasheet rates."""
+    """Return the µs that each kernel works, assuming that HBM and the tensor cores reach their datasheet rates."""
     bytes_us, numbers = chips.H200.hbm_per_second / 1e6, N * d * heads
     work = {
         "before": numbers * (2 + 2 + 4) / bytes_us,  # O and dO are read, and the accumulators are cleared

@@ -1,4 +1,4 @@
-"""A picture of a backward step in which each job waits for the previous one, next to the kernel's order."""
+"""Timelines of a backward step: each job waits for the previous one, next to the kernel's order."""
 
 from collections.abc import Generator, Mapping
 

@@ -1,4 +1,4 @@
-"""A picture of a tile's matmuls in a one-pass backward and in a two-pass backward."""
+"""Diagram of one tile's matmuls in a one-pass backward and in a two-pass backward."""
 
 from fa2_lab.plots import style
 

@@ -1,4 +1,4 @@
-"""A picture of one step of the Hopper backward over time: a consumer's matmuls, exponentials and additions."""
+"""Timeline of one step of the Hopper backward: a consumer's matmuls, exponentials and additions to dQ."""
 
 from collections.abc import Generator
 

@@ -1,4 +1,4 @@
-"""A picture that shows which block sizes fit: their shared memory, their registers, and the chips on which they run."""
+"""Plot of the block sizes that fit: their shared memory, their registers, and the chips that can run them."""
 
 from fa2_lab.machine import budget, chips
 from fa2_lab.plots import style
@@ -22,8 +22,8 @@ def data(stages: int = 2) -> dict:
 def _needs_and_fit(chips_by_name: dict, d: int, stages: int) -> dict[tuple[int, int], dict]:
     """Return {(B_r, B_c): needs} for head dimension d.
 
-    `needs` holds what this block size needs on the last chip in `where`, and the names of the chips on which it fits
-    with 4 or 8 warps. `where` is {name: chip}.
+    `needs` holds the resources that this block size needs on the last of the chips, and the names of the chips on which
+    it fits with 4 or 8 warps. `chips_by_name` is {name: chip}.
     """
     tables = {name: budget.table(chip, d, sizes=BLOCKS, stages=stages) for name, chip in chips_by_name.items()}
     cells = {}
@@ -41,7 +41,7 @@ def compiled_spills() -> dict[tuple[int, int, int], int]:
 
 
 def verdict(cell: dict, limits: dict[str, int], spills: int) -> str:
-    """Return text that names the chips on which a block size fits, or "spills" or "too large".
+    """Name the chips on which a block size fits, or return "spills" or "too large".
 
     `spills` is the number of spill instructions in the compiled kernel. `cell` holds the resources that the kernel
     needs according to the model, and `limits` is {chip: bytes of shared memory per block}.
@@ -62,7 +62,7 @@ def verdict(cell: dict, limits: dict[str, int], spills: int) -> str:
 
 @style.picture
 def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compiled: dict) -> style.Drawn:
-    """Draw a grid of block sizes for each d, with what each size needs in the forward pass and where it fits.
+    """Draw a grid of block sizes for each d, showing each size's resources in the forward pass and where it fits.
 
     `cells` is {d: {(B_r, B_c): dict(shared, registers, warps, limit, fits_on)}}. `limits` is {chip: bytes of shared
     memory per block}, with the smallest limit first. `compiled` is {(d, B_r, B_c): spill instructions}, for the sizes

@@ -1,4 +1,4 @@
-"""A picture of a TMA copy: one thread starts it, TMA carries it out, and rows past the end of K arrive as zeros."""
+"""Diagram of a TMA copy: one thread starts it, TMA carries it out, and rows past the end of K arrive as zeros."""
 
 from fa2_lab.plots import style
 

@@ -1,4 +1,4 @@
-"""A picture of the tiles under a causal mask, each of which is SKIP, DIAGONAL or FULL."""
+"""Diagram of the tiles under a causal mask, each of which is SKIP, DIAGONAL or FULL."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""A picture of decode's time against the number of programs that share a cache, as measured and as modelled."""
+"""Plot of decode time against the number of programs that share a cache, measured and modelled."""
 
 from fa2_lab.kernels.decode.shares import tile_bytes
 from fa2_lab.machine import splits
@@ -8,12 +8,12 @@ from fa2_lab.tiles import cdiv
 
 ALONE = "reading alone"  # the record's name for a pure read of the cache
 TILE = 64  # keys per tile of the Hopper kernel at d = 128
-LEAST = 16  # tiles per program, because with fewer, the model would mostly show rounding to whole tiles
+LEAST = 16  # tiles per program; with fewer, the model would mostly show the rounding to whole tiles
 BEGIN = 8e-6  # seconds for the launches of two kernels that read nothing
 
 
 def data() -> dict:
-    """Return decode's recorded and modelled times on a sequence of 65,536 keys, for several program counts."""
+    """Return recorded and modelled decode times on a sequence of 65,536 keys, for several program counts."""
     record = load("decode")
     curves = record.curves
     curve = list(zip(curves["programs"], curves["microseconds"], strict=True))

@@ -1,4 +1,4 @@
-"""A picture of decode: the tiles of all heads cut into equal shares, and the resulting partial results."""
+"""Diagram of decode: the tiles of all heads cut into equal shares, and the resulting partial results."""
 
 from fa2_lab.machine import splits
 from fa2_lab.machine.splits import Shares

@@ -1,4 +1,4 @@
-"""A picture of FA2's tweak 1: one tile's arithmetic in FA1 and in FA2 on a time axis."""
+"""Timeline of FA2's tweak 1: the arithmetic of one tile in FA1 and in FA2."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ class Operation(NamedTuple):
     """One operation in the inner loop or at the end of a row block, with its duration in clock cycles."""
 
     name: str  # "" for the few operations on m, l and α: they run once per row, and are too short for a label
-    tensor: str  # the tensor that gives it its hue
+    tensor: str  # the tensor whose hue the operation has
     clocks: float
 
 

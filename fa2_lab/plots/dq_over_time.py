@@ -1,4 +1,4 @@
-"""A picture that compares atomic adds with two passes: which worker writes which block of dQ, and when."""
+"""Timelines of atomic adds and of two passes: which worker writes which block of dQ, and when."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,9 +13,9 @@ def data(T: int = 4) -> dict:
     """Return one head of T × T tiles, simulated on T SMs that start together, with time counted in matmuls.
 
     For each way to compute dQ, `visits` lists (SM, start, end, name of the block that the tile adds to), and `writes`
-    is {(block of dQ, time): SMs that write the block}. `ms` lists the measured times of the two ways, in milliseconds.
+    is {(block of dQ, time): SMs that write the block}. `ms` lists the measured times of both methods in ms.
     """
-    sm_steps = [(SM, step) for SM in range(T) for step in range(T)]  # (an SM, its step)
+    sm_steps = [(SM, step) for SM in range(T) for step in range(T)]  # (SM, one of its steps)
     second_pass_start = FIRST * T  # when the second pass begins
     atomics = [(SM, ONE_PASS * i, ONE_PASS * (i + 1), f"+ dQ {i + 1}") for SM, i in sm_steps]
     columns = [(SM, FIRST * i, FIRST * (i + 1), "dK, dV") for SM, i in sm_steps]

@@ -1,10 +1,10 @@
-"""A picture of dQ's path in the Hopper backward: many additions to accumulators in L2, then one copy of dQ to HBM."""
+"""Diagram of dQ's path in the Hopper backward: many additions to accumulators in L2, then one copy to HBM."""
 
 from fa2_lab.plots import style
 
 
 def data(d: int = 128, B_r: int = 64, N: int = 16384, keys: int = 128, consumers: int = 2) -> dict:
-    """Return one head's number of column blocks, its number of additions to dQ, and three sizes in bytes.
+    """Return how many column blocks one head has, how many additions to dQ it makes, and three sizes in bytes.
 
     A column block has `keys` keys, divided among `consumers` consumers. The sizes are those of one addition ("part"),
     of all accumulators ("sums"), and of dQ.
@@ -64,5 +64,5 @@ def draw(columns: int, additions: int, sizes: dict[str, int], N: int, d: int) ->
 
 
 def amount(size: int) -> str:
-    """Return a size in bytes as text, in KiB or MiB."""
+    """Format a size in bytes as KiB or MiB."""
     return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"

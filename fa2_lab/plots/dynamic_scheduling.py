@@ -1,4 +1,4 @@
-"""A picture of causal row blocks on SMs, under static scheduling and under dynamic scheduling."""
+"""Timelines of causal row blocks on SMs, under static scheduling and under dynamic scheduling."""
 
 from fa2_lab.machine import chips, grid
 from fa2_lab.plots.waves import draw  # noqa: F401  every picture's file has data() and draw()

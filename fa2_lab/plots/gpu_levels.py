@@ -1,4 +1,4 @@
-"""A picture of a GPU's nested levels (SMs, thread blocks, warps and threads), and each level's memory."""
+"""Diagram of a GPU's nested levels (SMs, thread blocks, warps and threads), and each level's memory."""
 
 import textwrap
 

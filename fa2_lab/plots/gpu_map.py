@@ -37,7 +37,7 @@ def memories(chip: chips.Chip) -> list[Memory]:
     ]
 
 
-ZOOM = 14  # the lens shows lengths this many times as long
+ZOOM = 14  # the magnification of the lens, as a factor of lengths
 
 
 @style.picture

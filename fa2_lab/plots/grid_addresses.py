@@ -1,4 +1,4 @@
-"""A picture that shows how a program computes the addresses of its block of Q from its two program indices."""
+"""Diagram of how a program computes the addresses of its block of Q from its two program indices."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""A picture of FA1's HBM traffic as a function of on-chip memory, with standard attention and the lower bound."""
+"""Plot of FA1's HBM traffic against the size of on-chip memory, with standard attention and the lower bound."""
 
 from itertools import pairwise
 
@@ -27,7 +27,8 @@ def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memor
     """Draw the traffic as a function of M, the number of elements that fit on the chip.
 
     `moved` is {M: elements that FA1 moves}. `standard` is the number of elements that standard attention moves, and
-    `least` that of Q, K, V and O, moved once each. Neither depends on M. `memories` is {chip: bytes of shared memory}.
+    `least` is the number of elements of Q, K, V and O, each moved once. Neither depends on M. `memories` is {chip:
+    bytes of shared memory}.
     """
     gains = [before / after for before, after in pairwise(moved.values())]
     caption = "Twice the room on the chip divides FA1's traffic by"
@@ -67,5 +68,5 @@ def draw(N: int, d: int, moved: dict[int, int], standard: int, least: int, memor
 
 
 def millions(count: float) -> str:
-    """Return a count as text, in millions."""
+    """Format a count in millions."""
     return f"{count / 1e6:.2g} M"

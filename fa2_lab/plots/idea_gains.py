@@ -5,7 +5,7 @@ from statistics import geometric_mean
 
 from fa2_lab.records import Measurement, load
 
-SHOWN = {  # {idea or prediction as the record words it: as the table words it}
+SHOWN = {  # {wording of an idea or a prediction in the record: wording in the table}
     "a ring's stage by & and >>, not by % and //": "computing a tile's stage with `&` and `>>` instead of `%` and `//`",
     "each thread arrives at a barrier by itself, not its warpgroup at once": "each thread arrives at a barrier by"
     " itself, instead of one arrival per warpgroup",
@@ -51,10 +51,10 @@ def gains() -> list[dict]:
 
 
 def table(part: str = "") -> list[str]:
-    """Return the lines of a Markdown table with each idea's prediction and result.
+    """Return the lines of a Markdown table of the ideas, their predicted gains and their results.
 
-    `part` is "forward" or "backward", or empty for both. The kernels keep an idea for the problems that it speeds up,
-    which the record lists.
+    `part` is "forward" or "backward", or empty for both. The kernels use an idea only for the problems that it speeds
+    up, which the record lists.
     """
     record = load("ideas")
     lines = ["| idea | predicted | measured | without pauses | kept |", "|---|---|---|---|---|"]
@@ -74,6 +74,6 @@ def table(part: str = "") -> list[str]:
 
 
 def speedup_range(rows: Sequence[Measurement]) -> str:
-    """Return an idea's speedup as text: its geometric mean, lowest and highest value."""
+    """Format an idea's speedups: the geometric mean, the lowest and the highest."""
     speedups = [row.ratio("with it", "without it") for row in rows]
     return f"{geometric_mean(speedups):.3f} ({min(speedups):.2f} to {max(speedups):.2f})" if speedups else "–"

@@ -31,7 +31,7 @@ HEAD = re.compile(
 
 
 def page_texts(name: str) -> tuple[str, str, str]:
-    """Return an interactive figure's title, its description, and that of its static figure, read from its page."""
+    """Read an interactive figure's page, and return its title, its description, and the static figure's description."""
     page = FOLDER / f"{name}.html"
     if not page.is_file():
         return "", "", ""

@@ -1,4 +1,4 @@
-"""A picture of one consumer thread's registers in a backward step: the values that are live at the same time."""
+"""Bar chart of a consumer thread's registers in a backward step: the values that are live at the same time."""
 
 from fa2_lab.plots import style
 

@@ -1,4 +1,4 @@
-"""A picture of the mailbox over time: the row-block index in each of its two slots, and each warpgroup's row block."""
+"""Timeline of the mailbox: the row-block index in each of its two slots, and each warpgroup's row block."""
 
 from fa2_lab.plots import rung_timeline, style
 
@@ -34,7 +34,7 @@ def draw(spans: list[tuple], rung: str, clocks: float) -> style.Drawn:
     figure, ax = style.new_figure(2.9, caption)
     order = ("producer", "mailbox", "consumer")
     names = sorted({span[0] for span in spans}, key=lambda name: (order.index(name.split()[0]), name))
-    names = [names[0], "", *names[1:3], " ", *names[3:]]  # empty lanes leave room for the arrows
+    names = [names[0], "", *names[1:3], " ", *names[3:]]  # the empty lanes leave room for the arrows
     window = 1.005 * clocks
     rung_timeline.draw_lanes(ax, {name: [] for name in names}, window * window / rung_timeline.clocks_drawn(window))
     first = min(y for y, name in enumerate(names) if name.startswith("consumer"))

@@ -1,4 +1,4 @@
-"""A picture of masks as contiguous ranges of keys (causal, windows, padding, documents, a sink), with their tiles."""
+"""Diagram of masks as contiguous ranges of keys (causal, windows, padding, documents, a sink), with their tiles."""
 
 import numpy as np
 
@@ -81,7 +81,7 @@ def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -
 
 
 def visited_tiles(parts: list[tuple[int, Tiling]]) -> int:
-    """Return how many tiles are computed in all of a mask's tilings."""
+    """Return the total number of tiles computed in the tilings of a mask."""
     counts = [tiling.counts() for _, tiling in parts]
     return sum(n[Tile.FULL] + n[Tile.DIAGONAL] for n in counts)
 

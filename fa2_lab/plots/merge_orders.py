@@ -1,4 +1,4 @@
-"""A picture of one merge in three orders: in a loop, as a tree, and split between two workers."""
+"""Diagram of one merge in three orders: in a loop, as a tree, and split between two workers."""
 
 import numpy as np
 
@@ -54,7 +54,7 @@ WHERE = {
 def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Drawn:
     """Draw the states of all key blocks and, below them, each order of merging them.
 
-    A state is a bar that spans the key blocks it has seen, labelled with m, l and o. The last one has a thick edge.
+    A state is a bar that spans the key blocks it has seen, labelled with m, l and o. The last state has a thick edge.
     """
     caption = (
         "The same merge works in any order: a loop, a tree and a split end with the same o and L. A bar is a state and"
@@ -101,7 +101,7 @@ def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Dr
 
 
 def _result(merges: list[Merge], digits: int) -> str:
-    """Return the last merge's o / l and L as text, with `digits` decimals."""
+    """Format o / l and L after the last merge, with `digits` decimals."""
     o, L = (x.item() for x in merges[-1][2].finalize())
     return f"o / l = {o:.{digits}f}, L = {L:.{digits}f}"
 
@@ -116,6 +116,6 @@ def _spans(leaves: int, merges: list[Merge]) -> list[tuple[int, int, int]]:
 
 
 def _words(state: SoftmaxState, names: tuple[str, ...], between: str) -> str:
-    """Return a state's m, l and o as text, each after its name."""
+    """Format a state's m, l and o, each after its name."""
     numbers = (state.m, state.l, state.o)
     return between.join(f"{name}{x.item():.2f}" for name, x in zip(names, numbers, strict=True)).replace("-", "−")

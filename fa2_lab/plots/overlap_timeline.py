@@ -1,4 +1,4 @@
-"""A picture of one SM's tensor cores and exponentials over time, for two warpgroups that work in four ways."""
+"""Timelines of one SM's tensor cores and exponentials, for two warpgroups that work in four ways."""
 
 from collections.abc import Generator, Mapping
 
@@ -19,7 +19,7 @@ FOUR_WAYS = {  # (whether a warpgroup starts the next S early, how the two share
 def data(d: int = 128, T: int = 16, window: float = 6144) -> dict:
     """Return simulated timelines of two warpgroups on T tiles of 64 × 128 each, for four ways of working.
 
-    The four ways have overlap within a warpgroup, between the two warpgroups, both, or neither.
+    The jobs overlap within each warpgroup, between the two warpgroups, in both ways, or not at all.
 
     The model assumes that copies arrive early, so no warpgroup waits for them. `window` is the number of clock cycles
     that draw() shows.

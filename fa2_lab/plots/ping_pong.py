@@ -1,4 +1,4 @@
-"""A picture of two consumers without and with ping-pong at d = 64, where exponentials take as long as matmuls."""
+"""Timeline of two consumers without and with ping-pong at d = 64, where exponentials take as long as matmuls."""
 
 from collections.abc import Generator, Mapping
 

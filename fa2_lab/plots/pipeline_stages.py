@@ -1,10 +1,10 @@
-"""A picture of a ring's stages over time, next to the consumers: being filled, full, or empty again."""
+"""Timeline of a ring's stages (being filled, full, or empty again), next to that of the consumers."""
 
 from fa2_lab.plots import rung_timeline, style
 
 
 def data(rung: str = "21", tiles: int = 12) -> dict:
-    """Return the spans of K's and V's stages on an SM, and the consumers' jobs. Times are in clock cycles.
+    """Return the time spans of K's and V's stages on an SM, and the consumers' jobs. Times are in clock cycles.
 
     The SM runs this rung of the ladder on one row block of `tiles` tiles.
     """

@@ -1,4 +1,4 @@
-"""A picture that shows who waits for whom in a thread block of the Hopper kernels, with one row per circular buffer."""
+"""Diagram of who waits for whom in a thread block of the Hopper kernels, with one row per circular buffer."""
 
 import textwrap
 
@@ -21,7 +21,7 @@ def data(way: str = "forward") -> dict:
 PAGE = (1.1, 2.05, 3.85, 4.8)  # units: producer's right edge, stages from and to, consumers' left edge
 PHONE = (0.72, 1.14, 2.52, 3.05)
 LANE, HIGH = 0.62, 0.32
-LOOKS = {"mailbox": ("m", "mailbox"), "rows": ("Q", "Q, dO")}  # hue and name of rings that hold no single tensor
+LOOKS = {"mailbox": ("m", "mailbox"), "rows": ("Q", "Q, dO")}  # hue and name of each ring without a single tensor
 
 
 BETWEEN = {

@@ -1,4 +1,4 @@
-"""A poster: one algorithm of FlashAttention-2 on one sheet, as a picture, and line by line in words, NumPy and Triton.
+"""A poster: one algorithm of FlashAttention-2 as a diagram, and line by line in words, NumPy and Triton.
 
 The words and the code come from `fa2_lab.paper.where`, so they cannot become outdated. The work of all lines adds up to
 what the meter (`fa2_lab.trace`) counts.
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from fa2_lab.paper import ALGORITHMS, Algorithm, Place, triton_file, where
 from fa2_lab.plots import style
 
-LANES = {"load": "load", "store": "store", "matmul": "matmul", "exp": "exp", "other": "FP32"}  # names of the work
+LANES = {"load": "load", "store": "store", "matmul": "matmul", "exp": "exp", "other": "FP32"}  # {work: its label}
 
 
 class Row(NamedTuple):
@@ -82,8 +82,8 @@ def code_lines(places: tuple[Place, ...]) -> tuple[str, ...]:
     return tuple(line for line in lines if line in once.values())
 
 
-UNIT = 0.5**0.5  # inches per unit of the lengths below; in units, the A1 sheet measures what A2 measures in inches
-SHEET = (594 / 25.4, 420 / 25.4)  # width and height in units
+UNIT = 0.5**0.5  # inches per unit, which makes the A1 sheet as many units wide as A2 is inches wide
+SHEET = (594 / 25.4, 420 / 25.4)  # width and height of the A1 sheet, in units
 MARGIN, TOP, FOOT = 0.6, 7.75, 1.2
 COLUMNS = {"words": 0.66, "numpy": 5.2, "triton": 11.5, "work": 19.9}  # left edges, in units from the margin
 STEP = 0.26  # indentation per loop
@@ -304,7 +304,7 @@ NAMES = {  # the names in the NumPy and Triton code that neither the paper nor t
         " `power` is $(s_{ij}-L_i)\\log_2e$, or −∞ where the mask hides the score, and `exp2` is in base 2.",
     ),
 }
-HALF = {"numpy": 145, "triton": 138}  # letters per line of the notes below the two columns of code
+HALF = {"numpy": 145, "triton": 138}  # characters per line in the notes below the two columns of code
 
 
 def _foot(ax: style.Axes, tag: str) -> None:
@@ -317,7 +317,7 @@ def _foot(ax: style.Axes, tag: str) -> None:
 
 
 def formulas(words: str) -> str:
-    """Return the words with formulas such as q_i, m_new, p_ijᵀ and e^(m_i − m_new) as matplotlib's mathtext."""
+    """Replace formulas in the words, such as q_i, m_new, p_ijᵀ and e^(m_i − m_new), by matplotlib's mathtext."""
 
     def name(match: re.Match) -> str:
         letter, below, above = match.group(1, 2, 3)
@@ -337,7 +337,7 @@ def formulas(words: str) -> str:
 
 
 def cell_lines(row: Row, column: str) -> list[str]:
-    """Return a cell's text as lines that fit its column. Formulas are never broken."""
+    """Break a cell's text into lines that fit its column, but never inside a formula."""
     if column == "words":
         return [
             formulas(line)
@@ -347,14 +347,14 @@ def cell_lines(row: Row, column: str) -> list[str]:
 
 
 def with_unbroken_formulas(words: str) -> str:
-    """Return the words with the spaces in formulas made non-breaking."""
+    """Make the spaces inside formulas non-breaking."""
     words = re.sub(r" ([=←+−∘×/]) ", "\u00a0\\1\u00a0", words)
     words = re.sub(r"(?<=[τℓ⌉)]) (?=\w)|(?<=_ij) (?=[kv]_)|(?<=_ijᵀ) (?=do_|q_)|(?<=[qo]_i) (?=[kv]_)", "\u00a0", words)
     return re.sub(r"\([^()]*\)", lambda match: match[0].replace(" ", "\u00a0"), words)
 
 
 def break_lines(words: list[str], room: int) -> list[str]:
-    """Break the words into lines of at most `room` letters. Indices and exponents are small, so they count half."""
+    """Break the words into lines of at most `room` characters. Indices and exponents are small, so they count half."""
     lines = [""]
     for word in words:
         longer = f"{lines[-1]} {word}".strip()
@@ -364,7 +364,7 @@ def break_lines(words: list[str], room: int) -> list[str]:
 
 
 def work_lines(row: Row) -> list[str]:
-    """Return a line's work as text: each formula, after the kinds of work whose amount it gives."""
+    """Format a line's work as text: each formula, preceded by the kinds of work that it counts."""
     kinds: dict[str, list[str]] = {}
     for lane, name in LANES.items():
         if lane in row.work:
@@ -373,7 +373,7 @@ def work_lines(row: Row) -> list[str]:
 
 
 def sum_as_mathtext(formula: str) -> str:
-    """Return a formula such as 2 B_r d + B_r as matplotlib's mathtext."""
+    """Convert a formula such as 2 B_r d + B_r to matplotlib's mathtext."""
     spaced = " + ".join(term.replace(" ", r"\,") for term in formula.split(" + "))
     return f"${re.sub('B_(.)', 'B_{' + chr(92) + '1}', spaced)}$"
 
@@ -388,7 +388,7 @@ def _draw_loops(ax: style.Axes, depth: int, y: float, height: float) -> None:
 
 
 def assigned_tensors(lines: tuple[str, ...]) -> list[str]:
-    """Return the tensors that these lines of NumPy code assign, one per hue."""
+    """Return the tensors that these lines of NumPy code assign to, one per hue."""
     tensor_of_hue: dict[str, str] = {}
     for names in (line.split(" = ")[0] for line in lines if " = " in line):
         for name in re.findall(r"[A-Za-z]\w*(?![\w\]])", names):

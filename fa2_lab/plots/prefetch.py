@@ -1,4 +1,4 @@
-"""A picture of one program's copies and matmuls over time, with one stage and with three stages."""
+"""Timeline of one program's copies and matmuls, with one stage and with three stages."""
 
 from collections.abc import Generator, Mapping
 

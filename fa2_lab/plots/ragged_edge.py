@@ -1,4 +1,4 @@
-"""A picture of how a program's index leads to its rows, and why a tile at the tensor's end needs a mask."""
+"""Diagram of how a program's index maps to its rows, and why the tile at the end of a tensor needs a mask."""
 
 import numpy as np
 
@@ -13,9 +13,9 @@ def data(N: int = 10, d: int = 4, B_r: int = 4, i: int = 2) -> dict:
 
 @style.picture
 def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarray) -> style.Drawn:
-    """Draw Q in memory, followed by the next head, then the offsets of the tile, and the tile as loaded with a mask.
+    """Draw Q in memory followed by the next head, then the tile's offsets, and the tile as loaded with a mask.
 
-    `exist` tells for each of the program's rows whether it exists.
+    `exist` tells which of the program's rows exist.
     """
     (B_r, d), beyond = offsets.shape, int((~exist).sum())
     caption = (

@@ -1,4 +1,4 @@
-"""A picture of fa2_lab's speed divided by the speed of other implementations, suite by suite, with a line at 1."""
+"""Chart of fa2_lab's speed divided by that of other implementations, suite by suite, with a line at 1."""
 
 from statistics import median
 
@@ -8,7 +8,7 @@ from matplotlib.transforms import Transform, blended_transform_factory
 from fa2_lab.plots import style
 from fa2_lab.records import Measurement, load
 
-RIVALS = {  # the fastest of the other implementations: each has its own lane in every row
+RIVALS = {  # the fastest other implementations, each with its own lane in every row
     "FlashAttention-3": dict(color=style.BLUE, marker="o", markersize=7),
     "FlashAttention-4": dict(color=style.GREEN, marker="s", markersize=6.5),
     "cuDNN": dict(color=style.VERMILION, marker="^", markersize=7.5),
@@ -27,7 +27,7 @@ Ratios = tuple[str, str, dict[str, list[float]]]  # group, name, {implementation
 
 
 def data() -> dict:
-    """Return fa2_lab's speed ratios over each other implementation, for the suites that the picture shows."""
+    """Return fa2_lab's speed relative to each other implementation, for the suites that the picture shows."""
     paper, sweep = load("paper"), load("sweep")
     rows: list[Ratios] = []
     for direction in ("forward", "backward"):
@@ -57,7 +57,7 @@ def data() -> dict:
 
 
 def of_direction(rows: list[Measurement], direction: str) -> list[Measurement]:
-    """Return the measurements in `rows` of this direction, such as "forward"."""
+    """Return the measurements in `rows` for this direction, such as "forward"."""
     return [row for row in rows if row.direction == direction]
 
 
@@ -97,10 +97,10 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
         f" We measured on an {gpu}, in {dtype}, with {' and '.join(versions)}."
     )
     groups = list(dict.fromkeys(row[0] for row in rows))
-    stacks = style.narrow()  # if so, a row's name and numbers are above its lanes
+    stacks = style.narrow()  # then a row's name and numbers are above its lanes
     lanes = [[peer for peer in RIVALS if peer in ratios] for *_, ratios in rows]
-    highs = [0.1 + stacks + len(peers) for peers in lanes]  # the heights of the rows, in lines
-    again = groups[2::3]  # groups with the key beside their title, because the first one is out of sight
+    highs = [0.1 + stacks + len(peers) for peers in lanes]  # row heights, in lines
+    again = groups[2::3]  # groups that repeat the key beside their title, because the first key is out of sight
     top, bottom = -3.4 if stacks else -2.6, sum(highs) + 0.25 * len(rows) + 1.5 * len(groups)
     bottom += 1.2 * len(again) * stacks
     figure, ax = style.new_figure((bottom - top + 4) * LINE * style.width_in_units() / style.width_in_inches(), caption)
@@ -182,18 +182,18 @@ def draw_lane(ax: Axes, y: float, ratios: list[float], look: dict, number_place:
 
 
 def medians(ratios: dict[str, list[float]]) -> dict[str, float]:
-    """Return {implementation: median ratio}, rounded to what is shown. At 1.00, neither is faster."""
+    """Return {implementation: median ratio}, rounded as it is printed. At 1.00, neither is faster."""
     return {name: round(median(values), 2) for name, values in ratios.items()}
 
 
 def faster_implementations(ratios: dict[str, list[float]]) -> str:
-    """Return, as text, the implementations that are faster than fa2_lab by median, with their ratios."""
+    """List the implementations whose median is faster than fa2_lab, with their ratios."""
     slower = [f"{middle:.2f} of the speed of {name}" for name, middle in medians(ratios).items() if middle < 1]
     return " and ".join(slower)
 
 
 def median_ranges(rows: list[Ratios], group: str) -> str:
-    """Return, as text, the smallest and the largest median of each of RIVALS in a group's rows."""
+    """Format the smallest and the largest median of each of RIVALS over a group's rows."""
     medians_by_name: dict[str, list[float]] = {}
     for _, _, ratios in (row for row in rows if row[0] == group):
         for name in RIVALS.keys() & ratios:
@@ -202,5 +202,5 @@ def median_ranges(rows: list[Ratios], group: str) -> str:
 
 
 def all_ratios(rows: list[Ratios], name: str) -> list[float]:
-    """Return fa2_lab's ratios over the implementation `name` on the problems of all rows."""
+    """Return fa2_lab's speed ratios over the implementation `name`, for the problems of all rows."""
     return [x for _, _, ratios in rows for x in ratios.get(name, ())]

@@ -1,4 +1,4 @@
-"""A picture of what a new maximum does to l and o: their terms before rescaling, after it, and after adding."""
+"""Bar chart of what a new maximum does to l and o: their terms before rescaling, after it, and after adding."""
 
 from fractions import Fraction
 
@@ -9,9 +9,9 @@ from fa2_lab.reference.online_softmax import SoftmaxState
 
 
 def data(exponentials: list[float] = (1, 3, 4, 8), values: list[float] = (8, 0, 4, 2), B_c: int = 2) -> dict:
-    """Return one row's terms of l and o at three times: after the first block of keys, after rescaling, and at the end.
+    """Return the terms of one row's l and o after the first key block, after rescaling, and at the end.
 
-    There are two blocks of keys. `exponentials` holds e to the power of each score.
+    There are two key blocks. `exponentials` holds exp(score) for each key.
     """
     s, v = np.log(np.array(exponentials, dtype=float)), np.array(values, dtype=float)
     first = SoftmaxState.reset(1, 1).update(s[None, :B_c], v[:B_c, None])
@@ -34,8 +34,8 @@ TERMS = {"ℓ": "the sum of e^(s − m)", "o": "the sum of e^(s − m) v"}
 def draw(l: list[np.ndarray], o: list[np.ndarray], m: list[float], ends: dict[str, list[float]]) -> style.Drawn:
     """Draw two panels, for l and o, with three bars each. A bar has one box per key, as wide as the key's term.
 
-    `l` and `o` hold the terms before rescaling, after rescaling and at the end. `m` holds e to the power of the old
-    maximum and of the new one. `ends` holds the sums as the package computes them.
+    `l` and `o` hold the terms before rescaling, after rescaling and at the end. `m` holds the exponentials of the
+    old maximum and of the new one. `ends` holds the sums as the package computes them.
     """
     alpha = m[0] / m[1]
     caption = (

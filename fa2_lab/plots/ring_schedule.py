@@ -1,4 +1,4 @@
-"""A picture of attention on several GPUs: whose keys each rank holds at each step, and which scores it computes."""
+"""Diagram of attention on several GPUs: whose keys each rank holds at each step, and which scores it computes."""
 
 from collections.abc import Mapping
 

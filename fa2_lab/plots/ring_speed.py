@@ -1,4 +1,4 @@
-"""A picture of ring attention as measured: its speedup over one GPU, and the memory that each GPU needs."""
+"""Plots of ring attention as measured: its speedup over one GPU, and the memory that each GPU needs."""
 
 from fa2_lab.plots import style
 from fa2_lab.records import Record, load
@@ -57,7 +57,7 @@ MARKERS = {2: "s", 4: "o", 8: "D"}
 
 
 def short_length(N: int) -> str:
-    """Return a sequence length as short text, such as 512, 2k or 16k."""
+    """Format a sequence length in a short form, such as 512, 2k or 16k."""
     return str(N) if N < 1024 else f"{N // 1024}k"
 
 

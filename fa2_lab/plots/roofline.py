@@ -21,7 +21,7 @@ from fa2_lab.records import Record, load
 
 DRAM = ("DRAM bytes read", "DRAM bytes written")
 SHOWN = ("00", "01", "02", "03", "06", "11")  # the rungs shown: the dots of the others would overlap these
-PRINTED = {"FA1": "FA1 as printed"}  # the algorithm in the paper, not its authors' kernel
+PRINTED = {"FA1": "FA1 as printed"}  # the algorithm in the paper, not its authors' own kernel
 
 
 class Roof(NamedTuple):
@@ -77,7 +77,7 @@ def data(
 
 
 def join_with_and(words: list[str]) -> str:
-    """Return the words as a list in a sentence, such as "a, b and c"."""
+    """Join the words as in a sentence, such as "a, b and c"."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
@@ -114,7 +114,7 @@ def counted(record: Record, d: int) -> dict[str, float]:
 
 
 def rung_label(rung: str) -> str:
-    """Return a rung's number and name as text. If `rung` is not a rung, return it unchanged."""
+    """Return the number and name of a rung. If `rung` is not a rung, return it unchanged."""
     return rung[1:].replace("_", " ") if re.match(r"r\d\d_", rung) else rung
 
 
@@ -144,7 +144,7 @@ def draw(
     across = [place[0] for place in points.values()]
     crowded = any(roof.dashed for roof in roofs)
     left, column, right = x_limits(min(across), max(across), crowded)
-    limited = any(len(place) > 2 for place in points.values())  # the limiting units are known, and printed
+    limited = any(len(place) > 2 for place in points.values())  # then the limiting units are known and are printed
     if limited:
         left, column, right = min(4 if style.narrow() else inf, 0.1 * min(across)), inf, 2500
     elif not crowded and max(across) < column / 60:
@@ -286,7 +286,7 @@ def spread_labels(values: list[float], gap: float, top: float = inf) -> list[flo
     The heights are as close to the values as these conditions permit.
     """
     order = sorted(range(len(values)), key=lambda n: values[n])
-    pools: list[list[float]] = []  # neighbours that push each other apart: each pool keeps its mean
+    pools: list[list[float]] = []  # groups of neighbours that push each other apart; each group keeps its mean
     for place, n in enumerate(order):
         pools.append([values[n] - gap * place])
         while len(pools) > 1 and sum(pools[-2]) / len(pools[-2]) >= sum(pools[-1]) / len(pools[-1]):

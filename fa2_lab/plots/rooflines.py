@@ -1,4 +1,4 @@
-"""The chapters' rooflines. Each shows how fast some methods can be on a GPU, and which unit limits them.
+"""The rooflines in the chapters: how fast some methods can be on a GPU, and which unit limits each of them.
 
 For example, `roofline.draw` draws what `data("decode")` returns.
 """
@@ -20,7 +20,7 @@ def data(picture_name: str = "forward") -> dict:
 
 
 def forward() -> dict:
-    """Return the roofline of standard attention, FA1, and FA2 with two sizes of tiles (chapter 04)."""
+    """Return the roofline of standard attention, FA1, and FA2 with two tile sizes (chapter 04)."""
     blocks = {B: cost("FA2", B_r=B, B_c=B) for B in (64, 128)}
     small, large = (method.limit(chips.H200)[0] for method in blocks.values())
     message = f"With 64 rows per block, {small} limits FA2, and with 128 rows, the {large} do."
@@ -30,7 +30,7 @@ def forward() -> dict:
 def backward() -> dict:
     """Return the roofline of three versions of the FA2 backward, with 64 × 64 tiles (chapter 05)."""
     one = cost("FA2 backward")  # for every tile, dq is loaded and stored
-    dq = 64 * (4096 // 64) * 4096 * 128 * 4  # bytes of dq in one direction: heads × column blocks × dQ in fp32
+    dq = 64 * (4096 // 64) * 4096 * 128 * 4  # bytes of dq loaded (or stored): heads × column blocks × dQ in fp32
     methods = {
         "one pass": one,
         "atomic adds": replace(one, requested=one.requested - dq),
@@ -38,7 +38,7 @@ def backward() -> dict:
     }
     message = "With tiles of 64 × 64, L2 limits a single backward pass, but not two passes."
     picture = roofline.data(*methods.items(), message=message)
-    return picture | dict(roofs=[roof._replace(flat="") for roof in picture["roofs"]])  # the label of a dot is there
+    return picture | dict(roofs=[roof._replace(flat="") for roof in picture["roofs"]])  # a dot's label takes its place
 
 
 def row_blocks() -> dict:

@@ -1,4 +1,4 @@
-"""A picture of one row of S, by lane and register, and of how its four lanes find its maximum."""
+"""Diagram of one row of S by lane and register, and of how its four lanes find its maximum."""
 
 import numpy as np
 

@@ -1,8 +1,8 @@
-"""A picture of an SM running a rung and the rung before it, with copies, tensor cores and softmax as strips over time.
+"""Timelines of one SM on a rung and on the previous rung: one strip each for copies, tensor cores and softmax.
 
 The time that a tile takes on each unit is computed from the compiled code and the chip, as in machine/ladder_model.py.
-A warpgroup's matmuls occupy the tensor cores, its instructions the issue slots, and its tiles the path from L2.
-`Program.producer` and `Program.consumer` define who waits for whom.
+A warpgroup's matmuls occupy the tensor cores, its instructions occupy the issue slots, and its tiles occupy the path
+from L2. `Program.producer` and `Program.consumer` define which warpgroup waits for which.
 """
 
 from collections import defaultdict
@@ -17,13 +17,13 @@ from fa2_lab.machine.rates import rates
 from fa2_lab.plots import style
 from fa2_lab.records import load
 
-LEAD = 250  # clock cycles drawn before what a rung changes
-AHEAD, PERSISTENT, LAGGING, WIDE = 20, 21, 22, 23  # the first rungs in which S starts early, programs stay, o is
-# seldom rescaled, and a program has three consumers
+LEAD = 250  # clock cycles drawn before the first job that a rung changes
+AHEAD, PERSISTENT, LAGGING, WIDE = 20, 21, 22, 23  # the first rungs in which S starts early, programs are
+# persistent, o is seldom rescaled, and a program has three consumers
 
 
 class Sizes(NamedTuple):
-    """What the strips show of a rung: its number, how much fits on an SM, and clock cycles per tile on each unit."""
+    """The quantities plotted for one rung: its number, what one SM runs, and the clock cycles per tile on each unit."""
 
     number: int
     keys: int  # per tile
@@ -57,7 +57,7 @@ def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
     )
 
 
-SAYS = {  # what a rung's strips show next to those of the rung before
+SAYS = {  # {rung: the headline, which says what changed since the previous rung}
     14: "In rung 14, TMA makes the copies, so a tile takes {now} instructions instead of {then}",
     15: "Rung 15, in Gluon, takes {now} instructions per tile instead of {then}",
     16: "Rung 16 has a warp that only copies, so a tile takes {now} instructions instead of {then}",
@@ -69,7 +69,7 @@ SAYS = {  # what a rung's strips show next to those of the rung before
     22: "In rung 22, m may lag behind, so most tiles skip the rescaling of o",
     23: "In rung 23, a third consumer leaves each softmax more time to spare before its next matmul",
 }
-WHY = {  # sentences that a caption adds
+WHY = {  # {rung: the sentences that its caption adds}
     15: "So it is slower at first, but from now on we can place each wait.",
     17: "One ring of buffers then serves both, which makes room for the long tiles of rung 18. By itself, rung 17"
     " is not faster.",
@@ -79,7 +79,7 @@ WHY = {  # sentences that a caption adds
     23: "The dashed boxes show this time, in clocks. With more of it, a delay is less likely to stop the tensor cores."
     " The boxes with a thick edge belong to the third consumer.",
 }
-CHANGED = {14: "exp", 15: "exp", 16: "exp", 17: "copy", 18: "exp", 19: "exp", 22: "exp"}  # the unit to emphasise
+CHANGED = {14: "exp", 15: "exp", 16: "exp", 17: "copy", 18: "exp", 19: "exp", 22: "exp"}  # {rung: unit to emphasise}
 CAUSE = {  # text that a page adds beside the first changed box, or below the copies
     14: "TMA computes the addresses",
     15: "more than in Triton's code",
@@ -99,12 +99,12 @@ WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}  # clock cycles drawn, if the cha
 
 
 def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
-    """Return an SM's jobs in the rung `after` and in the rung before it, where a row has `tiles` keys.
+    """Return an SM's jobs in the rung `after` and in the previous rung, for rows with `tiles` keys.
 
     Each program runs `row_blocks` row blocks. The jobs shown are within a row block or, for rung 21, around the change
     to the next row block. A job is (unit, warpgroup, label, start, end), in clock cycles. In the result, `marked` is
     True for each job that the rung changes or, for rung 21, for each job of the next row block. `unit` is the unit
-    whose work the rung changes. `ratio` is a marked job's duration on the rung before, relative to this rung.
+    whose work the rung changes. `ratio` is a marked job's duration on the previous rung, relative to this rung.
     """
     before = f"{int(after) - 1}"
     pair, panels = [sizes(before), sizes(after)], []
@@ -163,10 +163,10 @@ class Program:
     def __init__(self, block: Block, size: Sizes, tiles: int, row_blocks: int) -> None:
         self.block, self.size, self.tiles, self.row_blocks = block, size, tiles, row_blocks
         self.copied: dict[str, Job] = {}
-        self.released: dict[str, list[float]] = defaultdict(list)  # {tile: when each consumer released it}
-        self.sent: dict[int, float] = {}  # {row block: when its number was written to the mailbox}
-        self.read: dict[int, list[float]] = defaultdict(list)  # {row block: when each consumer read it}
-        self.ended = 0  # how often a consumer has ended a row block
+        self.released: dict[str, list[float]] = defaultdict(list)  # {tile: the times at which consumers released it}
+        self.sent: dict[int, float] = {}  # {row block: the time at which its index was written to the mailbox}
+        self.read: dict[int, list[float]] = defaultdict(list)  # {row block: the times at which consumers read it}
+        self.ended = 0  # row blocks that consumers have finished, counted once per consumer
 
     def producer(self) -> Generator[Wait]:
         """Copy tiles as soon as their stages are free.
@@ -238,9 +238,9 @@ LOOKS = {
     "PV": "O",
     "P V": "O",
     "softmax": "P",
-    "": "P",  # a softmax, whose label is only a number
+    "": "P",  # a softmax job, whose label is only a number
     "row block": "m",
-}  # {label: tensor that gives the hue}
+}  # {label: the tensor whose hue the job has}
 UNITS = {"copy": "copies", "tensor": "tensor cores", "exp": "softmax"}
 
 
@@ -249,7 +249,7 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
     """Draw a panel for each rung, with a strip for each unit, and a line for each warpgroup in each strip.
 
     `says` and `why` are sentences in the caption. `unit` is the unit to emphasise, or empty. `ratio` is a marked box's
-    duration on the rung before, relative to this rung. `window` is the number of clock cycles to draw.
+    duration on the previous rung, relative to this rung. `window` is the number of clock cycles to draw.
     """
     number = panels[-1]["number"]
     caption = (
@@ -300,7 +300,7 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
 
 
 def _mark_spare_time(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float) -> None:
-    """Draw a dashed box from the end of consumer 0's first softmax to its next matmul, with its clock cycles."""
+    """Draw a dashed box from the end of consumer 0's first softmax to its next matmul, labelled with its length."""
     y = list(rows).index("softmax, 0")
     ended = min(job[2] for job in rows["softmax, 0"] if job[1] > 0)
     wide = min(job[1] for job in rows["tensor cores, 0"] if job[1] > ended) - ended
@@ -331,9 +331,9 @@ def idle_intervals(jobs: Iterable[tuple[float, float]], window: float) -> list[t
 def _mark_change(
     ax: style.Axes, rows: Mapping, faded: Sequence[str], words: tuple[str, str], ratio: float, window: float
 ) -> None:
-    """For each marked box, draw a dashed box over the time saved since the rung before, or hatch the time added.
+    """For each marked box, draw a dashed box over the time saved since the previous rung, or hatch the time added.
 
-    `ratio` is a marked box's duration on the rung before, relative to this rung. `words` are the two lines of the
+    `ratio` is a marked box's duration on the previous rung, relative to this rung. `words` are the two lines of the
     label, which only the first marked box gets.
     """
     labelled = False
@@ -358,7 +358,7 @@ def _mark_change(
 
 
 def _count_copies(ax: style.Axes, rows: Mapping[str, list[tuple]], panel: Mapping, cause: str) -> None:
-    """Draw a bracket below the copies that 128 rows need for one tile, with their number and the reason for it."""
+    """Draw a bracket below the copies that 128 rows need for one tile, with the number of copies and the reason."""
     count = 2 * len({job[1] for job in panel["jobs"] if job[2] == "K"})
     copies = sorted(job[1:3] for job in rows["copies"] if job[1] >= LEAD - 1)[:count]
     y = row_heights(rows, ["softmax", "tensor cores"])[0] + 0.2  # the row below the copies
@@ -382,7 +382,7 @@ def row_places(rows: Iterable[str], faded: Sequence[str]) -> list[tuple[float, f
 def stacked_timelines(
     height: float, caption: str, timelines: Mapping[str, dict], window: float, faded: Sequence[str] = (), **look: Any
 ) -> style.Figure:
-    """Return a figure with the timelines one below the other on a shared time axis in clock cycles.
+    """Return a figure with the timelines stacked on a shared time axis in clock cycles.
 
     `timelines` is {title: {row: jobs}}, `window` is the number of clock cycles to draw, and `faded` names the units
     whose rows are drawn pale. Further keyword arguments go to new_figure().
@@ -426,7 +426,7 @@ def draw_lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float, f
 
 
 def letter_width() -> float:
-    """Return a letter's width as a share of the time axis."""
+    """Return the width of a character as a share of the time axis."""
     return 0.0252 if style.narrow() else 0.0135
 
 

@@ -65,7 +65,7 @@ class show:
         full, png = BytesIO(), BytesIO()
         self.figure.savefig(full, format="png", dpi=96 * DENSITY)
         image, alpha = on_card(Image.open(full).convert("RGB"))
-        image.save(png, format="png", optimize=True, transparency=alpha)  # a palette takes a third of the bytes
+        image.save(png, format="png", optimize=True, transparency=alpha)  # with a palette, the file is a third as large
         return png.getvalue()
 
 
@@ -80,7 +80,7 @@ def on_card(picture: Image.Image) -> tuple[Image.Image, bytes]:
     paper, card = picture.getpixel((0, 0)), ImageColor.getrgb(CARD)
     colours = picture.getpalette()[: 3 * edge]
     colours += colours[:3] * (edge - len(colours) // 3)
-    printed = [round(colour * card[n % 3] / 255) for n, colour in enumerate(colours)]  # as ink on coloured paper
+    printed = [round(colour * card[n % 3] / 255) for n, colour in enumerate(colours)]  # like ink on coloured paper
     margin, radius = MARGIN * DENSITY, ROUND * DENSITY
     framed = Image.new("P", tuple(side + 2 * margin for side in picture.size), paper)
     framed.paste(picture, (margin, margin))

@@ -1,4 +1,4 @@
-"""A picture of what one program of the Hopper forward takes from an SM: shared memory and registers."""
+"""Bar chart of the share of an SM that one program of the Hopper forward takes: shared memory and registers."""
 
 from fa2_lab.kernels.hopper.forward import sizes
 from fa2_lab.machine import chips
@@ -10,7 +10,7 @@ PRODUCER = 24  # registers per producer thread in forward_kernel, if sequences a
 
 
 def data() -> dict:
-    """Return the KiB of each tensor's buffers and each consumer's registers per thread, for four sets of sizes."""
+    """Return the KiB of each tensor's buffers and each consumer's registers per thread, for four sets of tile sizes."""
     shared, registers = {}, {}
     for name, d in SETS:
         config = getattr(sizes, name)
@@ -25,7 +25,7 @@ def data() -> dict:
 def registers_of(size: sizes.ForwardSizes) -> list[int]:
     """Return each consumer's registers per thread.
 
-    All warpgroups start with the same multiple of 8. Consumer 0 keeps what the other warpgroups leave over.
+    All warpgroups start with the same number, a multiple of 8. Consumer 0 gets those that the others do not use.
     """
     start = FILE // (128 * (size.consumers + 1)) // 8 * 8
     other_registers = [size.registers] * (size.consumers - 1)
@@ -39,7 +39,7 @@ BEYOND = 1.3  # the picture ends at this multiple of the limit
 def draw(
     shared: dict[str, dict], registers: dict[str, list[int]], producer: int, limit: float, file: int
 ) -> style.Drawn:
-    """Draw a bar of shared memory and a bar of registers for each set of sizes, next to an SM's limits.
+    """For each set of tile sizes, draw one bar for shared memory and one for registers, against the SM's limits.
 
     `shared` is {set: {tensor: KiB}}. `registers` is {set: each consumer's registers per thread}, and `producer` is the
     number of registers per producer thread. `limit` is an SM's shared memory in KiB, and `file` is its number of

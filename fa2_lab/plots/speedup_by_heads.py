@@ -1,6 +1,6 @@
-"""A picture of the speedup from one change in the ladder, as a function of the number of heads.
+"""Chart of the speedup from one change in the ladder, as a function of the number of heads.
 
-Programs run in waves, so the speedup goes up and down.
+Programs run in waves, so the speedup rises and falls.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""A picture of the state (m, l, o) of one row block while the key blocks stream past."""
+"""Plot of one row block's state (m, l, o) while the key blocks stream past."""
 
 from typing import Any
 

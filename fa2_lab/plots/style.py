@@ -41,13 +41,13 @@ BLUE, ORANGE, GREEN, PINK, VERMILION, SKY = "#0072B2", "#E69F00", "#009E73", "#C
 PALE_PINK = "#E3B8D0"
 HUES = dict(Q=BLUE, K=ORANGE, V=GREEN, S=PINK, P=PALE_PINK, O=VERMILION, m=SKY, l=SKY, L=SKY, D=SKY)
 OURS = "#6A3D9A"  # the accent for fa2_lab's own measurements
-WORKERS = ("#1F2F46", "#586A7E", "#93A1AE", "#CDD2D8")  # greyish blue, in equal steps of lightness
-BLACK, WHITE = "#000000", "#FEFEFE"  # text on a full hue, which is the same on light and dark pages
+WORKERS = ("#1F2F46", "#586A7E", "#93A1AE", "#CDD2D8")  # greyish blues, in equal steps of lightness
+BLACK, WHITE = "#000000", "#FEFEFE"  # text on a full hue; the same on light and dark pages
 MASK_HATCH = "////"
-CARD = "#FFFFFF"  # the background of a picture in a notebook, on a light or dark page
+CARD = "#FFFFFF"  # the background of pictures in notebooks, so that they are readable on light and on dark pages
 EDGE = "#D0D7DE"  # the line around the card
 CLEAR = dict(facecolor=PAPER, edgecolor="none", pad=1.0)  # the background of text that is written on lines
-DASHED = (0, (3, 1.5))  # the edge of a gradient's box, and l's line next to m's
+DASHED = (0, (3, 1.5))  # for the edge of a gradient's box, and for l's line next to m's
 
 # Colours on a dark page: dark and light greys are swapped, tints are mixed with a dark background, full hues stay.
 GROUND = "#171B21"
@@ -227,7 +227,7 @@ def headline_of(caption: str) -> str:
 
 
 def fold(text: Text, room: float) -> None:
-    """Break a text into lines that are at most `room` pixels wide."""
+    """Break a text into lines at most `room` pixels wide."""
     lines = text.get_text().split("\n")
     letters = max(map(len, lines))
     while text.get_window_extent().width > room and letters > 1:
@@ -315,7 +315,7 @@ def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill
 
 
 def named_bars(ax: Axes, lengths: dict[str, float], words: Sequence[str], fill: str | Sequence[str]) -> None:
-    """Draw a horizontal bar for each name, from top to bottom, with the name before the bar and its text after it."""
+    """Draw a horizontal bar for each name, from top to bottom, with the name before the bar and a text after it."""
     container = ax.barh(list(lengths), list(lengths.values()), color=fill)
     ax.bar_label(container, words, padding=3, fontsize=SMALL)
     ax.invert_yaxis()

@@ -1,4 +1,4 @@
-"""A picture of the swizzle as an XOR: each chunk's position is chunk XOR row, which avoids bank conflicts."""
+"""Diagram of the swizzle as an XOR: each chunk's position is chunk XOR row, which avoids bank conflicts."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ FIRST, SECOND = 7.2, 16.2  # the x-coordinates of the two grids
 
 @style.picture
 def draw(places: dict, steps: dict, chunk: int) -> style.Drawn:
-    """Draw row XOR chunk = position in bits, then the two layouts in memory, and the reads of each group of banks.
+    """Draw row XOR chunk = position in bits, then the two layouts in memory, and the reads of each bank group.
 
     `places` is {layout: array of positions in a line, by row and chunk}. `steps` is {layout: list with the number of
     steps needed to read each chunk of all rows}.
@@ -76,7 +76,7 @@ def _bits(ax: style.Axes, layout: np.ndarray, chunk: int) -> None:
 
 
 def _memory(ax: style.Axes, x: float, layout: np.ndarray, chunk: int) -> None:
-    """Draw each chunk at its position, with the groups of banks above, and below how often each group is read."""
+    """Draw each chunk at its position. Label the bank groups above, and the number of reads of each group below."""
     for place in range(layout.shape[1]):
         style.note(ax, x + place + 0.5, -0.5, f"{place}", ha="center")
         reads = int((layout[:, chunk] == place).sum())

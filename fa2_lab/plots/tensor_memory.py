@@ -1,4 +1,4 @@
-"""A picture of where S, P and O are stored: in registers on Hopper, and in tensor memory on Blackwell."""
+"""Diagram of where S, P and O are stored: in registers on Hopper, and in tensor memory on Blackwell."""
 
 from fa2_lab.plots import style
 
@@ -8,7 +8,7 @@ KiB = 1024
 def data(B: int = 128, d: int = 128, lanes: int = 128, columns: int = 512) -> dict:
     """Return the KiB of registers for 64 rows on Hopper, and the columns of tensor memory per tensor on Blackwell."""
     registers = {"S": 64 * B * 4 // KiB, "P": 64 * B * 2 // KiB, "O": 64 * d * 4 // KiB}
-    words = {"S 0": B, "S 1": B, "O 0": d, "O 1": d}  # columns, 4 bytes wide, with one lane for each row of a row block
+    words = {"S 0": B, "S 1": B, "O 0": d, "O 1": d}  # number of 4-byte columns; a lane holds one row of a row block
     return dict(registers=registers, words=words, columns=columns, room=lanes * columns * 4 // KiB, B=B)
 
 

@@ -1,11 +1,11 @@
-"""A picture of the book's subject, as measured: the time and memory that four attention methods need as N grows."""
+"""Plots of the book's subject, as measured: the time and memory that four attention methods need as N grows."""
 
 from matplotlib.ticker import NullLocator, StrMethodFormatter
 
 from fa2_lab.plots import style
 from fa2_lab.records import Record, load
 
-# {line in the picture: its name in the records}: rungs of the ladder, and implementations measured over N.
+# {line in the picture: its name in the records}, for rungs of the ladder and for implementations measured over N.
 RUNGS = {"standard": "r00_standard", "FA1": "r01_fa1"}
 OVER_N = {"FA2": "torch flash", "ours": "fa2_lab"}
 MEMORY = {"standard": "torch math", "FA2": "torch flash", "ours": "fa2_lab"}
@@ -13,7 +13,7 @@ TOKENS, d = 16384, 128
 
 
 def data() -> dict:
-    """Return the ms for 16,384 tokens in sequences of length N, and the MiB for one sequence, without its inputs."""
+    """Return the times in ms for 16,384 tokens in sequences of length N, and one sequence's MiB without its inputs."""
     ladder, grid, memory = (load(suite) for suite in ("ladder", "paper", "memory"))
     time = {name: points(ladder, rung, whole=True) for name, rung in RUNGS.items()}
     time |= {name: points(grid, contestant, whole=True) for name, contestant in OVER_N.items()}

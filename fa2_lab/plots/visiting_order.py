@@ -1,4 +1,4 @@
-"""A picture of the order in which FA1 and FA2 visit the tiles, and of the resulting loads and stores."""
+"""Diagram of the order in which FA1 and FA2 visit the tiles, and of the resulting loads and stores."""
 
 from collections.abc import Sequence
 

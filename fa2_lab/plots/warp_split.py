@@ -1,4 +1,4 @@
-"""A picture of how four warps share a tile (figure 3 of the FA2 paper), and of the traffic through shared memory."""
+"""Diagram of how four warps share a tile (figure 3 of the FA2 paper), and of the shared-memory traffic."""
 
 from fa2_lab.machine import warps
 from fa2_lab.plots import style

@@ -1,4 +1,4 @@
-"""A picture of thread blocks on SMs over time: one per head (FA1) or per row block (FA2), with and without a mask."""
+"""Timelines of thread blocks on SMs: one per head (FA1) or per row block (FA2), with and without a mask."""
 
 from collections import Counter
 
@@ -76,7 +76,7 @@ MANY = 1500  # with more blocks than this, single ones are too small to see
 def draw(ran: dict[str, Schedule], caption: str) -> style.Drawn:
     """Draw schedules one above another on the same time scale.
 
-    An SM is a line, and a block is a bar as long as its number of tiles. `ran` is {panel title: Schedule}.
+    An SM is a line, and a block is a bar whose length is its number of tiles. `ran` is {panel title: Schedule}.
     """
     figure, axes = style.new_figure(1.2 * len(ran) + 0.3, caption, nrows=len(ran), sharex=True)
     last = max(schedule.makespan for schedule in ran.values())
@@ -101,7 +101,7 @@ def _bars(ax: style.Axes, schedule: Schedule) -> None:
         whole = {p.SM: (0, p.SM, p.end, 1) for p in schedule.placed}  # one bar per SM, up to the end of its last block
         style.bars(ax, list(whole.values()), style.worker(1))
         return
-    height = 1 if schedule.SMs > 32 else 0.92  # a gap between the lines, if there are few
+    height = 1 if schedule.SMs > 32 else 0.92  # leaves a gap between the lines if there are few
     begun: Counter[int] = Counter()
     greys: tuple[list, list] = [], []
     for p in schedule.placed:

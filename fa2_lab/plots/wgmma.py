@@ -1,4 +1,4 @@
-"""A picture of where a tile's two matmuls, Q Kᵀ and P V, have their operands and results on Hopper."""
+"""Diagram of where the operands and results of a tile's two matmuls, Q Kᵀ and P V, are stored on Hopper."""
 
 from fa2_lab.machine.layouts import Mma
 from fa2_lab.plots import style
@@ -17,7 +17,7 @@ def data(d: int = 128, B_c: int = 128) -> dict:
     return dict(products=products, deep=DEEP, warps=warps)
 
 
-PAGE, PHONE = (1 / 100, 0.18, 0.3), (1 / 118, 0.075, 0.16)  # units per element, around a matrix, and for a sign
+PAGE, PHONE = (1 / 100, 0.18, 0.3), (1 / 118, 0.075, 0.16)  # units per element, around a matrix, per sign
 DOWN, ABOVE, BELOW = 1.95, 0.52, 0.12  # distance to the second matmul; space above and below the right operand
 
 
@@ -65,7 +65,7 @@ def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Draw
 
 
 def _matrix(ax: style.Axes, x: float, middle: float, size: float, matrix: tuple, n: int, deep: int) -> None:
-    """Draw a matmul's n-th matrix with its name. In registers, it is four strips of rows, one per warp."""
+    """Draw a matmul's n-th matrix and its name. A matrix in registers is drawn as four strips of rows, one per warp."""
     tensor, name, shape, place = matrix
     rows, cols = (size * length for length in shape)
     y = middle - rows / 2

@@ -1,4 +1,4 @@
-"""A picture of the tiles that a window plus the first keys needs, and of those that a causal loop visits for it."""
+"""Diagram of the tiles that a window plus the first keys needs, and of those that a causal loop visits for it."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""A picture that shows which worker owns which tile (figure 2 of the FA2 paper), and who writes each result."""
+"""Diagram of which worker owns which tile (figure 2 of the FA2 paper), and which workers write each result."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""A picture of each rank's rows: contiguous shards next to shards made of a front piece and a back piece."""
+"""Diagram of each rank's rows: contiguous shards next to shards made of a front piece and a back piece."""
 
 import numpy as np
 
@@ -8,14 +8,14 @@ from fa2_lab.reference.shards import LAYOUTS, even_lengths, pieces
 
 
 def data(ranks: int = 4, N: int = 131072, B: int = 128) -> dict:
-    """Return, for each layout, the rank that computes each pair of pieces, and each rank's number of tiles per head."""
+    """Return, for each layout, the rank that computes each pair of pieces, and the tiles per head on each rank."""
     owners = {layout: owners_of(ranks, layout) for layout in reversed(LAYOUTS)}
     tiles = {x: ring.work(even_lengths(N, ranks), x, causal=True, B_r=B, B_c=B).sum(axis=1).tolist() for x in owners}
     return dict(owners=owners, tiles=tiles, setting=f"{N:,} tokens on {ranks} ranks, tiles of {B} × {B}, one head")
 
 
 def owners_of(ranks: int, layout: str) -> np.ndarray:
-    """Return an array whose entry [i, j] is the rank with the rows of piece i, or −1 if they see no key of piece j."""
+    """Return an array whose entry [i, j] is the rank that holds piece i's rows, or −1 if they see no key of piece j."""
     rank_of = np.empty(2 * ranks, dtype=int)
     for rank, places in enumerate(pieces([2] * ranks, layout)):
         for place in places:
@@ -28,7 +28,7 @@ def draw(owners: dict[str, np.ndarray], tiles: dict[str, list[int]], setting: st
     """Show which rank computes which part of a causal S under two layouts, and how many tiles each rank has.
 
     `owners` is {layout: array with the rank of each pair of pieces, or −1 if nothing is visible}. `tiles` is {layout:
-    each rank's number of tiles}.
+    number of tiles on each rank}.
     """
     caption = "Contiguous shards make causal work uneven, but a front and a back piece per rank make it even."
     figure, axes = style.stacked(4.1, f"{caption} Here are {setting}.", nrows=2, ncols=2, height_ratios=[2.5, 1])
