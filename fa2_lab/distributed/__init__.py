@@ -2,7 +2,7 @@
 
 Start programs that use it with torchrun.
 
-group   the ranks that take part in a call, and how they check that they agree before any large transfer
+group   the ranks that take part in a call, and how they check that their calls match before any large transfer
 ring    ring_attention(): K and V travel round the ring of ranks, the partial results (O, L) are merged, and in the
         backward pass, dK and dV follow K and V
 state   the softmax state of a rank's rows: m, l and o

@@ -1,15 +1,16 @@
-"""The ranks that take part in a call, and how they check that they agree before any large transfer.
+"""The ranks that take part in a call, and how they check that their calls match before any large transfer.
 
 Before its transfers, every call exchanges a small header with every other rank. The header contains the name of the
 call, shapes, dtype, options and the length of the shard. The headers are sent between the CPUs over a separate gloo
-group, so the exchange does not wait for a GPU. It takes 0.1 to 0.3 ms, during which a forward already computes.
+group, so the exchange does not wait for a GPU. It takes 0.1 to 0.3 ms, during which the forward already computes.
 
-If a rank disagrees, has died or never calls, every rank finds out within `timeout` seconds, with two exceptions. Among
+If a rank's call differs, or a rank has died or never calls, every rank finds out within `timeout` seconds, with two
+exceptions. Among
 three or more ranks, a rank that calls just before the timeout may find that some ranks have given up and others have
 not. And if a kernel fails while headers are under way, the other ranks wait in the first transfer.
 
-An agreement is valid for one call only, because a rank that relied on an earlier agreement might start a transfer that
-no other rank answers. Once a rank knows that all ranks agree, its transfers use the timeout of the user's group.
+The ranks compare headers in every call, because a rank that relied on an earlier comparison might start a transfer that
+no other rank answers. Once a rank knows that all calls match, its transfers use the timeout of the user's group.
 """
 
 import json
@@ -58,8 +59,8 @@ def check_timeout(timeout: float) -> float:
 
 # Agreement ----------------------------------------------------------------------------------------------------
 
-GLOO_GROUPS: dict[tuple, dist.ProcessGroupGloo | None] = {}  # (group, seconds) -> its gloo group, or None if broken
-AGREEMENTS: dict[dist.ProcessGroup, int] = defaultdict(int)  # the number of agreements so far, the same on every rank
+GLOO_GROUPS: dict[tuple, dist.ProcessGroupGloo | None] = {}  # {(group, seconds): gloo group, or None if broken}
+AGREEMENTS: dict[dist.ProcessGroup, int] = defaultdict(int)  # {group: matching calls so far}
 
 
 class Exchange:
@@ -88,9 +89,9 @@ class Exchange:
         return [json.loads(x.numpy().tobytes()) for x in self.headers]
 
     def agree(self) -> list[dict]:
-        """Wait for the headers of all ranks, and return them if they agree.
+        """Wait for the headers of all ranks, and return them if they match.
 
-        If they do not agree, every rank raises a Disagreement.
+        If they do not match, every rank raises a Disagreement.
         """
         headers = self.wait()
         refusals = [f"rank {rank}: {h['refused']}" for rank, h in enumerate(headers) if "refused" in h]
@@ -105,7 +106,7 @@ class Exchange:
 
 
 def ranks_by_value(values: Sequence) -> str:
-    """Return text that groups the ranks by their values, such as "rank 0, 2: 'float16'; rank 1: 'float32'"."""
+    """Group the ranks by their values, as in "rank 0, 2: 'float16'; rank 1: 'float32'"."""
     distinct = [x for n, x in enumerate(values) if x not in values[:n]]
     return "; ".join(f"rank {', '.join(str(r) for r, y in enumerate(values) if y == x)}: {x!r}" for x in distinct)
 

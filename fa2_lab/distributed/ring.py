@@ -40,7 +40,7 @@ from fa2_lab.reference import shards
 from fa2_lab.reference.shards import ShardTile
 from fa2_lab.tiles import Tile
 
-MESSAGE = 64 * 2**20  # bytes of K and V that travel together: further heads wait their turn, so that buffers stay small
+MESSAGE = 64 * 2**20  # bytes of K and V per message; further heads wait their turn, so that buffers stay small
 
 
 def not_compiled(function: Callable) -> Callable:
@@ -141,11 +141,11 @@ def call_header(
 
 @dataclass(frozen=True)
 class RingCall:
-    """One rank's call of ring_attention(). Until the ranks have agreed, `lengths` is empty and `call` is 0."""
+    """One rank's call of ring_attention(). Until the ranks' calls are compared, `lengths` is empty and `call` is 0."""
 
     group: dist.ProcessGroup
     rank: int
-    lengths: tuple[int, ...]  # each rank's number of rows
+    lengths: tuple[int, ...]  # number of rows on each rank
     layout: str
     causal: bool
     scale: float
@@ -168,7 +168,7 @@ class RingCall:
     def pass_on(self, block: list[Tensor], what: str, source: int) -> "Transfer":
         """Start a transfer: send `block` to the rank on the right, and receive rank `source`'s block from the left.
 
-        `what` names the block's content, for counting().
+        `what` names the tensors in the block, for counting().
         """
         incoming = [x.new_empty((*x.shape[:2], self.lengths[source], x.shape[3])) for x in block]
         right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
@@ -198,12 +198,12 @@ class Transfer:
 
 
 COUNTERS: list[Counter] = []
-Partial = tuple[slice, Tensor, Tensor]  # rows, and their O and L over some of the keys
+Partial = tuple[slice, Tensor, Tensor]  # (rows, O, L), where O and L cover only some of the keys
 
 
 @contextmanager
 def counting() -> Iterator[Counter]:
-    """Count the bytes that this rank sends inside the `with` block, and yield them as {"K V": …, "dK dV": …}."""
+    """Count the bytes that this rank sends inside the `with` block, and yield the counts as {"K V": …, "dK dV": …}."""
     COUNTERS.append(Counter())
     try:
         yield COUNTERS[-1]
@@ -289,7 +289,7 @@ def backward(
     transfer: Transfer | Any = None
     for source, kv in blocks:
         tile = ring.visible_tile(source)
-        part = part_of(tile, kv)  # these kernels run while the gradients of the block so far are still on their way
+        part = part_of(tile, kv)  # these kernels run while the block's partial dK and dV are still in transit
         gradients = transfer.wait() if transfer else [torch.zeros_like(x, dtype=torch.float32) for x in kv]
         add(tile, part, dQ, *gradients)
         transfer = ring.pass_on(gradients, "dK dV", (source - 1) % ring.size)
@@ -324,7 +324,7 @@ def add(tile: ShardTile, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor,
 class RingAttention(torch.autograd.Function):
     """The autograd function for ring attention.
 
-    Work that needs data from other ranks begins only after all ranks have agreed on the call.
+    Work that needs data from other ranks begins only after the ranks have verified that their calls match.
     """
 
     @staticmethod

@@ -13,14 +13,14 @@ from fa2_lab.trace import Trace
 
 CASE = Small(N=8, d=4)
 MASKED = Small(N=8, d=4, causal=True)
-B = 16  # tile height, tile width and head dimension for counting traffic
+B = 16  # the tile height, tile width and head dimension used for counting traffic
 
 
 # HBM traffic --------------------------------------------------------------------------------------------------
 
 
 def metered(algorithm: ModuleType, N: int) -> int:
-    """Return the number of elements that `algorithm` moves between HBM and the chip, as counted by the meter."""
+    """Return the number of elements that `algorithm` moves between HBM and the chip, according to the meter."""
     case, meter = Small(N, B), Trace()
     algorithm.forward(case.Q, case.K, case.V, B_r=B, B_c=B, trace=meter)
     return meter.hbm_elements
@@ -37,7 +37,7 @@ def fa2_traffic(N: int) -> int:
 def fa1_traffic(N: int) -> int:
     """Return the HBM traffic of FA1's Algorithm 2 in elements.
 
-    The algorithm initializes O, l and m and loads K and V once. For each column block, it loads Q, O, l and m, and
+    The algorithm initializes O, l and m, and loads K and V once. For each column block, it loads Q, O, l and m, and
     stores O, l and m.
     """
     return (N * B + 2 * N) + 2 * N * B + (N // B) * (3 * N * B + 4 * N)
@@ -124,7 +124,7 @@ RESCALES = Erratum(
     claim="Over 64 key blocks, FA1's 64 rescales of the accumulator become a single one.",
     why="FA2 still multiplies O by e^(m_old − m_new) in every tile. It only drops the second scaling, the one of P̃ V.",
     instead="128 scalings of a B_r × d block become 65.",
-    wrong=lambda: 1 / 64,  # share of the scalings that remains
+    wrong=lambda: 1 / 64,  # fraction of the scalings that remains
     right=lambda: 65 / 128,
     error=lambda share: abs(share - full_scalings("fa2", 64) / full_scalings("fa1", 64)),
     unit="of the scalings",

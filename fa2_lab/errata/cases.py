@@ -12,7 +12,7 @@ from fa2_lab.reference.naive import safe_softmax
 
 
 def distance(x: ArrayLike, truth: ArrayLike) -> float:
-    """Return the largest absolute error divided by the largest magnitude in `truth`, or infinity if shapes differ."""
+    """Return the largest error divided by the largest magnitude in `truth`, or infinity if the shapes differ."""
     x, truth = np.asarray(x, dtype=float), np.asarray(truth, dtype=float)
     if x.shape != truth.shape:
         return np.inf
@@ -73,7 +73,7 @@ class Small:
 
 
 class TwoBlocks:
-    """A problem with the keys split into two blocks, and m and ℓ after each, as in the papers' two-block example."""
+    """The papers' two-block example: a problem whose keys are split into two blocks, with m and ℓ after each block."""
 
     def __init__(self, case: Small, cut: int) -> None:
         self.O = case.O
@@ -84,6 +84,6 @@ class TwoBlocks:
         self.l1 = np.exp(self.S1 - self.m1).sum(axis=1, keepdims=True)
         self.l2 = np.exp(case.S - self.m2).sum(axis=1, keepdims=True)
         self.L = self.m2 + np.log(self.l2)
-        self.e1 = np.exp(self.S1 - self.m1)  # exponentials of each half, relative to the maximum so far
+        self.e1 = np.exp(self.S1 - self.m1)  # the exponentials of each block, relative to the maximum so far
         self.e2 = np.exp(self.S2 - self.m2)
-        self.O1 = self.e1 @ self.V1 / self.l1  # the finished output for the first half alone
+        self.O1 = self.e1 @ self.V1 / self.l1  # the output for the first block alone

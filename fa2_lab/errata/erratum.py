@@ -1,4 +1,4 @@
-"""The definition of an erratum: a claim, its correction, and a measurement that shows which of them is right."""
+"""The definition of an erratum: a claim, its correction, and a measurement that shows which of the two is correct."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,22 +18,22 @@ class Erratum:
     id: str
     source: str
     claim: str  # what the source says, in our words
-    why: str  # why it cannot be right
-    instead: str  # what is right
+    why: str  # why the claim cannot be correct
+    instead: str  # the correction, in our words
     wrong: Callable[[], Any]
     right: Callable[[], Any]
-    error: Callable[[Any], float]  # distance from an independent truth, such as another formula or a count
+    error: Callable[[Any], float]  # the error of a result, compared with an independent formula or count
     tolerance: float = 1e-9
-    unit: str = ""  # of the error; if empty, the error is relative to the largest entry of the matrix
-    met: str = ""  # GitHub threads where people met it: "project #number, #number; project #number"
+    unit: str = ""  # the unit of the error; if empty, the error is relative to the largest entry of the matrix
+    met: str = ""  # GitHub threads that report it: "project #number, #number; project #number"
 
     def check(self, result: object) -> bool:
-        """Return whether the error of `result` is within the tolerance, which an error of NaN never is."""
+        """Return whether the error of `result` is within the tolerance. A NaN error never is."""
         return bool(self.error(result) <= self.tolerance)
 
 
 class Verdict(NamedTuple):
-    """The errors of an erratum's wrong and right versions, and whether the check told them apart."""
+    """The errors of an erratum's two versions, and whether the check told the versions apart."""
 
     wrong_error: float
     right_error: float
@@ -41,13 +41,13 @@ class Verdict(NamedTuple):
 
 
 def measure(erratum: Erratum) -> Verdict:
-    """Run the wrong and the right versions of an erratum, and return the verdict.
+    """Run both versions of an erratum, and return the verdict.
 
-    The versions are told apart if the check rejects the wrong version and accepts the right one.
+    The check tells them apart if it rejects the source's version and accepts the correction.
     """
     if not isinstance(erratum, Erratum):
         raise TypeError(f"erratum: got {erratum!r}; it takes an Erratum")
-    with np.errstate(all="ignore"):  # wrong versions may overflow or divide by zero
+    with np.errstate(all="ignore"):  # a source's version may overflow or divide by zero
         wrong = erratum.wrong()
         wrong_error, refused = erratum.error(wrong), not erratum.check(wrong)
     right = erratum.right()

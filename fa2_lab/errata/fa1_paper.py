@@ -129,7 +129,7 @@ GRID = Tiling(N_q=12, N_k=12, B_r=4, B_c=3)
 
 
 def keyed_mask(order: str) -> np.ndarray:
-    """Return a dropout mask with random numbers keyed by (row, column), drawn in the loop order of "fa1" or "fa2"."""
+    """Return a dropout mask from random numbers keyed by (row, column), drawn in the loop order of "fa1" or "fa2"."""
     dropout, kept = Dropout(p=0.5, seed=0), np.empty((GRID.N_q, GRID.N_k), dtype=bool)
     tiles = [(i, j) for i in range(GRID.T_r) for j in range(GRID.T_c)]
     for i, j in sorted(tiles, key=lambda tile: tile[::-1]) if order == "fa1" else tiles:
@@ -155,7 +155,7 @@ DROPOUT_ORDER = Erratum(
 
 
 def empty_row(m_for_exp: Callable[[float], float]) -> np.ndarray:
-    """Return the output of a row whose first tile is fully masked, using m_for_exp(m) for m in the exponentials."""
+    """Return the output of a row whose first tile is fully masked. The exponentials use m_for_exp(m) instead of m."""
     s, v = np.array([-np.inf, -np.inf, 1.0, 2.0]), np.array([5.0, 5.0, 1.0, 3.0])
     m, l, o = -np.inf, 0.0, 0.0
     for tile in (slice(0, 2), slice(2, 4)):

@@ -8,7 +8,7 @@ from fa2_lab.errata.erratum import Erratum
 CASE = Small(N=8, d=4)
 SQUARE = Small(N=5, d=5)  # N = d, so that a vector of the wrong length still broadcasts
 MASKED = Small(N=8, d=4, causal=True)
-UNSCALED = Small(N=5, d=5, tau=1.0)  # N = d, so that Q dSᵀ exists at all; no scale, as in the paper
+UNSCALED = Small(N=5, d=5, tau=1.0)  # N = d, so that Q dSᵀ is defined at all; no scale, as in the paper
 TWO = TwoBlocks(CASE, cut=3)
 
 
@@ -192,7 +192,7 @@ BLOCK_INDEX = Erratum(
     claim="O is divided into the blocks O_i, …, O_{T_r}, and L into L_i, …, L_{T_r}.",
     why="i belongs to a loop that has not begun yet, and unless i = 1, the blocks do not cover O (here i = 2).",
     instead="O_1, …, O_{T_r} and L_1, …, L_{T_r}.",
-    wrong=lambda: len(range(2, 8)),  # rows of O that the blocks, two rows each, cover
+    wrong=lambda: len(range(2, 8)),  # rows of O covered by the blocks of two rows each
     right=lambda: len(range(0, 8)),
     error=lambda rows: abs(rows - CASE.N),
     unit="rows",
@@ -235,7 +235,7 @@ def inner_step(
 
 
 def used_elements() -> int:
-    """Return the number of elements per row in those loaded tensors that the inner step really uses.
+    """Return the number of elements per row of the loaded tensors that the inner step actually uses.
 
     A tensor counts as used if filling it with NaN changes the results.
     """
@@ -268,7 +268,7 @@ DQ_RACE = Erratum(
     "paper does use atomic adds, but the algorithm does not mention them.",
     instead="Add atomically, or compute dQ in a separate pass with rows in the outer loop.",
     met="Dao-AILab/flash-attention #1245, #1496",
-    wrong=lambda: CASE.computed("dQ-set", output="dQ"),  # all load the same 0, and only the last block's sum remains
+    wrong=lambda: CASE.computed("dQ-set", output="dQ"),  # all workers load the same 0, so only the last sum remains
     right=lambda: CASE.computed(output="dQ"),
     error=lambda dQ: distance(dQ, CASE.dQ),
     tolerance=1e-7,

@@ -3,8 +3,8 @@
 An actor is a warp, or a group of four warps that act together. It is written as a generator that starts jobs and yields
 a Wait whenever it has to pause. A unit (copy engine, tensor cores, exponential lanes) executes the started jobs. Copies
 run concurrently, each at full speed. Every other unit executes each actor's jobs in order. If several actors have jobs,
-the unit either divides its time equally among the actors, or executes all jobs in the order they were started. The
-simulation offers both, because NVIDIA does not document how a GPU divides its tensor cores among warps.
+the unit either divides its time equally among the actors, or executes all jobs in the order they were started. Both can
+be simulated, because NVIDIA does not document how a GPU divides its tensor cores among warps.
 """
 
 from collections import Counter
@@ -14,11 +14,11 @@ from typing import Any
 
 SIDE_BY_SIDE, SHARED, IN_ORDER = "side by side", "shared", "in order"
 MANNERS = {"copy": SIDE_BY_SIDE, "tensor": SHARED, "exp": SHARED}
-DUST = 1e-6  # clock cycles that rounding may leave of a finished job
+DUST = 1e-6  # clock cycles that rounding may leave over when a job has finished
 
 
 class Deadlock(RuntimeError):
-    """Raised if every actor waits and no job is running that could end one of these waits."""
+    """Raised if every actor waits, and no running job could end any of these waits."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Barrier:
     def __init__(self, what: str, arrivals: int) -> None:
         self.what, self.expected = what, arrivals
         self.phase, self.missing = 0, arrivals
-        self.came: Counter[str] = Counter()  # who has arrived, and how often
+        self.came: Counter[str] = Counter()  # {actor: number of arrivals}
 
     def arrive(self, who: str) -> None:
         self.came[who] += 1

@@ -38,12 +38,12 @@ FP32_BYTES = 4  # bytes per entry of L or D
 
 @dataclass(frozen=True)
 class Fit:
-    """The resources that one thread block needs. If the block cannot run without spills, `limit` names the reason."""
+    """The resources that one thread block needs. If it cannot run without spills, `limit` names the reason."""
 
     ok: bool
     limit: str  # "", "shared memory" (cannot run) or "registers" (runs, but spills)
     shared_bytes: int
-    registers: int  # per thread, as if there were no limit
+    registers: int  # per thread, before any limit is applied
     blocks_per_sm: int  # 0 if it cannot run
 
 
@@ -57,7 +57,7 @@ def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, items
 
     Each tile that is loaded in a loop has `stages` buffers, and each element has `itemsize` bytes.
     """
-    if kernel in ("forward", "rows"):  # Q_i, dO_i for "rows"; K_j, V_j per stage; O_i is stored via Q_i's buffer
+    if kernel in ("forward", "rows"):  # Q_i, dO_i for "rows"; K_j, V_j per stage; O_i reuses Q_i's buffer
         stay = B_r if kernel == "forward" else 2 * B_r
         return (stay + stages * 2 * B_c) * d * itemsize
     streamed = 2 * B_r * (d * itemsize + FP32_BYTES)  # Q_i, dO_i, and L_i, D_i in fp32; K_j and V_j stay
@@ -99,7 +99,7 @@ def fits(
     itemsize: int = 2,
     kernel: str = "forward",
 ) -> Fit:
-    """Return the Fit of a thread block with these sizes, which tells whether it runs on the chip without spills.
+    """Return the Fit of a thread block of these sizes, which tells whether the block runs on the chip without spills.
 
     Each tile that is loaded in a loop has `stages` buffers, and each element has `itemsize` bytes.
     """
@@ -132,7 +132,7 @@ def table(
 
 
 def register_limit(chip: Chip, warps: int) -> int:
-    """Return the most registers per thread that a block of `warps` warps can have and still fit on an SM."""
+    """Return the largest number of registers per thread with which a block of `warps` warps fits on an SM."""
     threads = WARP * whole_number("warps", warps, low=1, high=THREADS_PER_BLOCK // WARP)
     return min(chip.registers_per_thread, chip.registers_per_sm // threads // 8 * 8)
 

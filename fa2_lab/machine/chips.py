@@ -28,7 +28,7 @@ class Chip:
     exp_per_clock: int = 16  # exponentials per clock and SM
     shared_per_clock: int = 128  # shared-memory bytes per clock and SM
     shared_per_sm: int  # bytes
-    shared_per_block: int  # bytes, the most that one block can ask for (opt-in)
+    shared_per_block: int  # maximum bytes that one block can request (opt-in)
     registers_per_sm: int = 65536  # 32-bit registers
     registers_per_thread: int = 255
     threads_per_sm: int
@@ -37,7 +37,7 @@ class Chip:
     hbm_bytes: int
     hbm_per_second: float  # bytes
     l2_bytes: int
-    link_per_second: float  # bytes to other GPUs in the machine, in one direction; datasheets add up both directions
+    link_per_second: float  # bytes to other GPUs in one direction; datasheets give the sum of both directions
 
 
 # The tables ------------------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """A model of a launch: when and on which SM each thread block runs, and which workers add to the same rows of dQ.
 
 A block occupies one slot of one SM from its start to its end. Blocks start in launch order, each in the slot that
-becomes free first (list scheduling). The unit of time is one tile of the forward or of the backward pass, and a
-backward tile needs as many matmul FLOPs as 2.5 forward tiles. The model assumes that blocks on the same SM do not slow
-each other down.
+becomes free first (list scheduling). The unit of time is one tile of the forward or of the backward pass. A
+backward tile needs 2.5 times as many matmul FLOPs as a forward tile. The model assumes that blocks on the same SM do
+not slow each other down.
 """
 
 import heapq
@@ -98,7 +98,7 @@ def fa1_grid(heads: int, tiling: Tiling) -> list[BlockWork]:
 def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str = "rows") -> list[BlockWork]:
     """Return the thread blocks of FA2: one per head and row block (forward) or column block (backward).
 
-    A block's cost is the number of tiles that it computes, without those that it skips.
+    A block's cost is the number of tiles that it computes; skipped tiles do not count.
 
     With the order "rows", the blocks are launched head by head in the order of their indices. Under a causal mask, each
     head's blocks then become heavier in the forward and lighter in the backward. With "heaviest first", the blocks with

@@ -3,7 +3,7 @@
 All formulas depend on a `Tiling` (N_q, N_k, B_r, B_c, mask) and the head dimension d, and count one head. The meter in
 `fa2_lab.trace` counts the same quantities while the algorithm runs, and the two must agree to the element. `requests`
 differs from the meter only for standard attention, whose matmuls load their operands once per tile of the result. How
-much of this traffic reaches DRAM depends on L2, which rates.cost takes into account.
+much of this traffic reaches DRAM depends on L2, which rates.cost models.
 """
 
 from collections import Counter
@@ -153,7 +153,7 @@ def requests(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
     """Return the traffic between the SMs and L2.
 
     A matmul loads its left operand once per column of tiles of its result, and its right operand once per row of tiles,
-    so standard attention loads Q, K and V many times. For FA1 and FA2, the requests are the same as traffic().
+    so standard attention loads Q, K and V many times. For FA1 and FA2, the result equals that of traffic().
     """
     moved = traffic(algorithm, direction, tiling, d)
     if algorithm != "standard":
@@ -175,11 +175,11 @@ def sizes(tiling: Tiling, d: int) -> dict[str, int]:
 
 
 def at_most(passes: int, moved: Traffic, size: dict[str, int]) -> Traffic:
-    """Return `moved` with at most `passes` loads and stores of each whole tensor, as if a cache absorbed the rest."""
+    """Limit `moved` to at most `passes` loads and stores of each whole tensor, as if a cache absorbed the rest."""
     return moved.each(lambda tensor, n: min(n, passes * size[tensor]))
 
 
-FLOAT32 = ("S", "dP", "l", "m", "L", "D", "dQ")  # scores, statistics, and dQ, which is accumulated in HBM
+FLOAT32 = ("S", "dP", "l", "m", "L", "D", "dQ")  # the scores, the row statistics, and dQ, which is accumulated in HBM
 
 
 def in_bytes(algorithm: str, moved: Traffic) -> Traffic:
@@ -218,7 +218,7 @@ def fa2_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
 def fa2_forward_end(b: int, d: int) -> Counter[str]:
     """Count the operations of lines 12 and 13 of FA2's Algorithm 1 in a row block of b rows.
 
-    For each row, these lines divide o by l and compute L = m + log l.
+    These lines divide each row of o by l, and compute L = m + log l.
     """
     return Counter(divide=b, multiply=b * d, log=b, add=b)
 
@@ -226,7 +226,7 @@ def fa2_forward_end(b: int, d: int) -> Counter[str]:
 def fa1_backward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
     """Count the operations of lines 11 to 22 of FA1's Algorithm 4 in one tile of b rows, c columns and bc scores.
 
-    These lines compute D again in every tile and divide P by l.
+    These lines recompute D in every tile, and divide P by l.
     """
     add, multiply = 2 * bc + 2 * b * d + 2 * c * d - b, 3 * bc + 2 * b * d + c * d
     return Counter(matmul=10 * bc * d, exp=bc, add=add, multiply=multiply, divide=b)
@@ -285,7 +285,7 @@ def not_matmul(ops: Counter[str]) -> int:
 
 
 def _known(forms: dict, algorithm: str, direction: str) -> Callable:
-    """Return the formula for an algorithm and a direction, or raise an error that lists the known names."""
+    """Return the formula for an algorithm and a direction, or raise an error that lists the valid names."""
     if (algorithm, direction) not in forms:
         algorithms = ", ".join(dict.fromkeys(name for name, _ in forms))
         takes = f"algorithm one of {algorithms} and direction forward or backward"

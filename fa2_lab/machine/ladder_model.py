@@ -19,8 +19,8 @@ from fa2_lab.machine.chips import H200, Chip
 
 ROWS = 64  # per warpgroup
 L2_TO_SMEM_BYTES_PER_CLOCK = 29.5  # bytes per clock and SM from L2 through registers into shared memory
-STALL_CLOCKS = 120  # per tile: waits that no unit explains, such as those for barriers and dependent instructions
-STALL_CLOCKS_PREFETCHED = 375  # the same if the next tiles are copied ahead
+STALL_CLOCKS = 120  # per tile: waits not due to any unit, such as those for barriers and dependent instructions
+STALL_CLOCKS_PREFETCHED = 375  # STALL_CLOCKS if the next tiles are copied ahead
 
 # The rung that introduces each change. All later rungs keep the change.
 ON_CHIP, ROW_BLOCKS, SKIPPING, COPIED_AHEAD, HEAVY_FIRST = 2, 3, 7, 10, 12
@@ -32,7 +32,7 @@ class Rung(NamedTuple):
     number: int
     programs: int  # programs that fit on an SM at the same time
     instructions: int  # per thread and tile
-    exponentials: int  # how many of the instructions are exponentials
+    exponentials: int  # exponentials among these instructions
     d: int = 128
     keys: int = 64  # per tile
     consumers: int = 1  # warpgroups of a program that run matmuls, with 64 rows each
@@ -69,7 +69,7 @@ def tile_bytes(rung: Rung) -> int:
 def clocks(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
     """Return the clock cycles that a warpgroup takes per tile if `programs` programs share the SM.
 
-    By default, as many programs share the SM as fit. In the model, a warpgroup that reaches a unit finds the average
+    By default, the SM holds as many programs as fit. In the model, a warpgroup that reaches a unit finds the average
     queue of a system with one warpgroup fewer.
     """
     demands = units(rung, chip)
@@ -90,7 +90,7 @@ def clocks(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
 def predicted_clocks(rung: Rung, heads: int, N: int = 4096, causal: bool = False, chip: Chip = H200) -> float:
     """Return the predicted clock cycles of one launch of a rung, for `heads` heads of N queries and N keys."""
     if rung.number == 0:
-        moved = heads * N * (12 * N + 8 * rung.d)  # bytes: four per entry of S, two of P, and both are written and read
+        moved = heads * N * (12 * N + 8 * rung.d)  # bytes: S in fp32 and P in 16 bits, each written and read once
         return moved * chip.clock_hz / chip.hbm_per_second
     tile = [clocks(rung, k, chip) for k in range(1, rung.programs + 1)]
     return makespan(tiles_per_program(rung, heads, N, causal), tile, chip.SMs)
@@ -116,8 +116,8 @@ def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -
     """
     waiting = iter(tiles)
     tiles_left: list[list[float]] = [[] for _ in range(SMs)]  # tiles that each program still has to visit
-    since, plan = [0.0] * SMs, [0] * SMs  # when each SM's next end was last planned, and how often
-    ends: list[tuple[float, int, int]] = []  # (the time when a program ends, its SM, the plan that says so)
+    since, plan = [0.0] * SMs, [0] * SMs  # for each SM: when its next end was last planned; number of plans so far
+    ends: list[tuple[float, int, int]] = []  # (time at which a program ends, its SM, index of the plan)
 
     def look(SM: int, now: float) -> None:
         since[SM], plan[SM] = now, plan[SM] + 1

@@ -12,7 +12,7 @@ import numpy as np
 
 ATTRIBUTE = re.compile(r"#ttg\.(\w+)<\{(.*)\}>", re.DOTALL)
 FIELD = re.compile(r"(\w+) = (\[[^\]]*\]|\w+)")
-CHUNK_BYTES = 16  # the unit that one lane loads by ldmatrix, and that a swizzle permutes
+CHUNK_BYTES = 16  # the unit that a lane loads with ldmatrix, and that swizzling permutes
 LINE_BYTES = 128  # 32 banks of 4 bytes
 
 
@@ -35,7 +35,7 @@ class Mma:
     def owners(self, shape: tuple[int, int]) -> Owners:
         """Return the warp, lane and register that hold each element of a tile of this shape.
 
-        The shape must be a multiple of what all warps together compute with one instruction each.
+        The shape must be a multiple of the tile that all warps together compute with one instruction each.
         """
         sizes = [w * n for w, n in zip(self.warps, self.instruction, strict=True)]
         if any(length % size for length, size in zip(shape, sizes, strict=True)):

@@ -33,7 +33,7 @@ class Rates:
 
 
 def rates(chip: Chip) -> Rates:
-    """Return the rates of a chip, which are the manufacturer's except for the L2 rate.
+    """Return a chip's rates. All except the L2 rate are the manufacturer's.
 
     The L2 rate is the one measured on this chip or, without a measurement, the A100's published bytes per clock times
     this chip's clock.
@@ -64,14 +64,14 @@ class Cost:
     """The work that one call requires of each unit of a chip, summed over all heads."""
 
     flops: int  # of matmuls
-    instructions: int  # those for neither matmuls nor exponentials
+    instructions: int  # other than those for matmuls and exponentials
     exponentials: int
     requested: int  # bytes that the SMs load and store
-    dram_bytes: int  # those of them that reach DRAM, because L2 does not hold them
+    dram_bytes: int  # requested bytes that reach DRAM, because L2 does not hold them
     workers: int  # thread blocks that can work at the same time
 
     def seconds(self, chip: Chip) -> dict[str, float]:
-        """Return {unit: seconds that it needs for this call's work at full speed}.
+        """Return {unit: seconds that it needs for this call's work at its full rate}.
 
         If there are fewer workers than SMs, the remaining SMs are idle.
         """
@@ -102,7 +102,7 @@ class Cost:
         return self.flops / getattr(self, place)
 
 
-METHODS = {  # name: the algorithm and the direction in io_model
+METHODS = {  # {name: (algorithm, direction) in io_model}
     "standard": ("standard", "forward"),
     "FA1": ("fa1", "forward"),
     "FA2": ("fa2", "forward"),
@@ -157,7 +157,7 @@ def cost(
 
 
 def workers_of(method: str, tiling: Tiling, chip: Chip) -> int:
-    """Return the number of thread blocks that share one head if `method` computes it.
+    """Return the number of thread blocks that share one head under `method`.
 
     FA1, as published, has one block per head. FA2 has one per row block in the forward, and one per column block in the
     backward. Standard attention and decode, which splits the keys, have at least one block per SM.
@@ -171,7 +171,7 @@ def workers_of(method: str, tiling: Tiling, chip: Chip) -> int:
 def passes(
     algorithm: str, tiling: Tiling, d: int, moved: io_model.Traffic, workers: int, heads: int, chip: Chip
 ) -> int:
-    """Return how often data that a head loads repeatedly is read from DRAM.
+    """Return how many times DRAM is read for data that a head loads repeatedly.
 
     `moved` is the traffic of one head in elements, and `workers` is the number of workers that share a head.
 

@@ -18,8 +18,8 @@ class Reason(NamedTuple):
     limit: str  # what limited the previous rung
     removes: str  # what the change removes or adds
     why: str
-    missed: str = UNKNOWN  # what the prediction leaves out, shown if it misses by more than a tenth
-    modelled: bool = True  # whether ladder_model predicts the gain; if not, the counters only give an upper limit
+    missed: str = UNKNOWN  # what the prediction leaves out; shown if the prediction is off by more than 10%
+    modelled: bool = True  # whether ladder_model predicts the gain; if not, the counters give only an upper bound
 
 
 NOTHING = Reason("", "", "", "No rung comes before this one, because the climb begins here.")
@@ -27,7 +27,7 @@ UNWRITTEN = Reason("", "", "", "fa2_lab/machine/reasons.md has no entry for this
 
 
 def read(page: str) -> dict[str, Reason]:
-    """Parse the text of reasons.md, and return {number of a rung: Reason}."""
+    """Parse the text of reasons.md, and return {rung number: Reason}."""
     reasons = {}
     for part in page.split("\n## ")[1:]:
         try:
@@ -62,13 +62,13 @@ class Step(NamedTuple):
 
     predicted: float | None
     measured: float | None
-    at_most: bool = False  # the prediction is only an upper limit
+    at_most: bool = False  # the prediction is only an upper bound
 
     @property
     def misses(self) -> bool:
-        """Whether the measured speedup misses the prediction by more than a tenth.
+        """Whether the measured speedup differs from the prediction by more than 10%.
 
-        An upper limit is missed only by a speedup above it.
+        An upper bound is missed only if the speedup exceeds it.
         """
         if self.predicted is None or self.measured is None:
             return False
@@ -78,12 +78,12 @@ class Step(NamedTuple):
 
     @property
     def prediction(self) -> str:
-        """The predicted speedup as text for a table, with ≤ if it is only an upper limit."""
+        """The predicted speedup as printed in a table, with ≤ if it is only an upper bound."""
         return f"{'≤ ' * (self.at_most and self.predicted is not None)}{times(self.predicted)}"
 
 
 def times(factor: float | None) -> str:
-    """Return a speedup as text for a table, or "-" if there is none."""
+    """Format a speedup for a table, or return "-" if there is none."""
     return "-" if factor is None else f"{factor:.2f}"
 
 
@@ -117,8 +117,8 @@ def predicted(before: str, after: str, causal: bool, d: int, heads: int | None =
 def most(record: Record, before: str, d: int) -> float | None:
     """Return the largest possible speedup over the rung `before`, or None if its hardware counters are not recorded.
 
-    A kernel with this speedup would keep the tensor cores busy all the time. The counters show what fraction of the
-    time `before` keeps them busy.
+    A kernel that much faster would keep the tensor cores busy all the time. The counters give the fraction of the time
+    in which `before` keeps them busy.
     """
     for row in record.rows:
         p = row.problem
@@ -138,8 +138,8 @@ def facts() -> dict[tuple[str, bool, int], dict]:
 
     The properties are those listed in COMPILED, `keys` and `consumers`. `registers` is the number of registers of a
     thread that runs matmuls, and `programs` is the number of programs that one SM runs concurrently. `instructions`,
-    `exponentials`, `waits` and `keys` are counted per tile in the loop without a mask, and the backward rungs do not
-    have these four.
+    `exponentials`, `waits` and `keys` are counted per tile in the loop without a mask, and do not exist for the
+    backward rungs.
     """
     rows = (recorded("rungs") or {}).get("rungs", [])
     return {(row["rung"], row["causal"], row["d"]): row for row in rows}
@@ -164,7 +164,7 @@ def counters(record: Record, name: str) -> dict[str, float]:
 
 
 def chip(record: Record, name: str) -> tuple[float, ...]:
-    """Return the SM clock in GHz and the power in watts while a rung runs without pauses (d = 128, without a mask).
+    """Return the SM clock in GHz and the power in watts of a rung run without pauses (d = 128, no mask).
 
     If they were not measured, return only the clock, computed from the counted cycles and the time. If the cycles were
     not counted either, return an empty tuple.

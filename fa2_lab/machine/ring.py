@@ -13,15 +13,15 @@ from fa2_lab.machine.io_model import tiles_per_row
 from fa2_lab.reference.shards import visible_tile
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tile, Tiling
 
-FP32 = 4  # bytes of an element of dK and dV on the links
+FP32 = 4  # bytes per element of dK and dV sent over the links
 
 
 def sent(lengths: Sequence[int], rank: int, direction: str, *, kv_heads: int, d: int, item: int = 2) -> dict[str, int]:
     """Return the number of bytes that one rank sends, separately for "K V" and, in the backward pass, "dK dV".
 
     A rank sends every block of K and V except its right neighbour's, and in the backward pass also dK and dV of every
-    block except its own. `lengths` lists each rank's number of rows. An element of K has `item` bytes. `kv_heads` is
-    the number of K/V heads in the whole batch.
+    block except its own. `lengths` lists the number of rows on each rank. An element of K has `item` bytes. `kv_heads`
+    is the number of K/V heads in the whole batch.
     """
     if direction not in ("forward", "backward"):
         raise ValueError(f"direction: got {direction!r}; it takes forward or backward")
@@ -36,7 +36,7 @@ def sent(lengths: Sequence[int], rank: int, direction: str, *, kv_heads: int, d:
 def work(lengths: Sequence[int], layout: str, causal: bool, B_r: int = 128, B_c: int = 128) -> np.ndarray:
     """Return an array whose entry [rank, step] is the number of tiles per head that a rank computes in a forward step.
 
-    `lengths` lists each rank's number of rows, and `layout` is "zigzag" or "contiguous".
+    `lengths` lists the number of rows on each rank, and `layout` is "zigzag" or "contiguous".
     """
     size = len(lengths)
     tiles = np.zeros((size, size), dtype=int)

@@ -18,7 +18,7 @@ LARGEST = 448  # the largest E4M3 value
 
 
 class TiedRows(NamedTuple):
-    """Rows of scores S in which two scores share the maximum."""
+    """Rows of scores S in which two scores tie for the maximum."""
 
     S: np.ndarray  # (rows, keys)
     V: np.ndarray  # (rows, keys, d)

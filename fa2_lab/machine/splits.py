@@ -1,4 +1,4 @@
-"""A model of decode: how the keys of a long cache are split among programs, and how long the programs take.
+"""A model of decode: how the keys of a long cache are split among programs, and the time that this takes.
 
 One query is one row block, so one program per head would leave most SMs idle, and the few busy SMs cannot use the whole
 bandwidth. The module compares three launches, each as blocks for grid.schedule: one block per head; the same number of
@@ -43,7 +43,7 @@ class Shares:
 
     @property
     def work(self) -> int:
-        """The number of units of work of all heads together."""
+        """The total number of units of work in all heads."""
         return sum(self.tiles) + len(self.tiles)
 
     @property
@@ -100,7 +100,7 @@ class Shares:
 
 
 def same_splits(tiles: Sequence[int], splits: int) -> list[grid.BlockWork]:
-    """Return the blocks for grid.schedule if every head is cut into `splits` pieces of nearly equal length."""
+    """Return the blocks for grid.schedule when every head is cut into `splits` pieces of nearly equal length."""
     whole_number("splits", splits, low=1)
     cut = [[len(part) for part in np.array_split(range(n), min(splits, max(n, 1)))] for n in tiles]
     return [grid.BlockWork(head, k, n + 1) for head, part in enumerate(cut) for k, n in enumerate(part)]

@@ -17,7 +17,7 @@ from fa2_lab.machine.chips import Chip, check_chip
 from fa2_lab.tiles import cdiv, whole_number
 
 PRODUCT_ROWS = {(9, 0): 64, (10, 0): 128}  # {compute capability: rows of a matmul instruction for several warps}
-FEWEST_ROWS = 64  # the smallest B_r that uses such an instruction
+FEWEST_ROWS = 64  # the smallest B_r for which these multi-warp instructions are used
 
 
 class Clocks(NamedTuple):
@@ -68,7 +68,7 @@ def tile_clocks(
 
 
 def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str = "forward") -> int:
-    """Return the number of FP32 instructions for one tile, which is the meter's count minus the free additions.
+    """Return the number of FP32 instructions for one tile: the meter's count minus the free additions.
 
     The subtraction in τ s − m is free, because it is part of an FMA. Sums into o, or into dQ, dK and dV, are free as
     well, because they are part of an FMA or of a matmul.

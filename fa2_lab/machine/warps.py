@@ -44,8 +44,8 @@ class SharedMemory:
 
     def __init__(self, **shapes: tuple) -> None:
         self.arrays = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
-        self.counts: Counter[tuple] = Counter()  # (warp, "read" or "write", tensor) -> elements
-        self.waits: Counter[str] = Counter()  # reason for a barrier -> number of barriers
+        self.counts: Counter[tuple] = Counter()  # {(warp, "read" or "write", tensor): elements}
+        self.waits: Counter[str] = Counter()  # {reason for a barrier: number of barriers}
         self._forget()
 
     def write(self, warp: int, name: str, where: Any, value: np.ndarray) -> None:
@@ -132,7 +132,7 @@ def split_k(
         s = [_slice_of_s(shared, tau, tiling.visible(i, j), keys[w], w) for w in range(W)]
         shared.barrier("row maxima of all warps")
         for w in range(W):
-            m_ij = shared.read(w, "max").max(axis=0)  # (B_r,): of the whole tile, the same in every warp
+            m_ij = shared.read(w, "max").max(axis=0)  # (B_r,): row maxima of the whole tile, the same in every warp
             p_w = np.exp(s[w] - finite(m_ij)[:, None])  # (B_r, B_c / W)
             shared.write(w, "sum", w, p_w.sum(axis=1))
             shared.write(w, "PV", w, p_w @ shared.read(w, "V", keys[w]))  # (B_r, d), a partial sum

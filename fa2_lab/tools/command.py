@@ -15,7 +15,7 @@ from textwrap import fill, indent
 from fa2_lab import paper
 from fa2_lab.glossary import GLOSSARY, Term
 
-# Commands with their own main(argv). The studio's commands have one as well, and are entry points in pyproject.toml.
+# Commands that have a main(argv) of their own. So do the studio's commands, which are entry points in pyproject.toml.
 COMMANDS = {
     "doctor": ("fa2_lab.tools.doctor", "list what this machine has, which kernels run on it, and what is wrong"),
     "examine": ("fa2_lab.tools.examine", "find out which known mistake an attention function makes"),
@@ -35,7 +35,7 @@ class Refused(Exception):
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Return 0 for success, 1 if a check failed, 2 for invalid arguments, 130 for Ctrl-C."""
-    if sys.stdout is None:  # as it is if the output was closed
+    if sys.stdout is None:  # which means that the output was closed
         sys.stdout = open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -130,7 +130,7 @@ def tour(arguments: argparse.Namespace) -> int:
 
 
 def show_where(arguments: argparse.Namespace) -> int:
-    """Print the code that computes a line of a paper, or the lines of one algorithm, or a list of the algorithms."""
+    """Print the code that computes one line of a paper, the lines of one algorithm, or a list of all algorithms."""
     name = (arguments.tag or "").strip().upper()
     if (arguments.all or arguments.sass) and (not name or name in paper.ALGORITHMS):
         option = "--sass" if arguments.sass else "--all"
@@ -198,14 +198,14 @@ def show_glossary(arguments: argparse.Namespace) -> int:
 
 
 def explained_in(term: Term) -> str:
-    """Return the chapter, appendix or rung that explains a term, as text."""
+    """Name the chapter, appendix or rung that explains a term."""
     if term.explained.startswith("rung"):
         return f"{term.explained} of the ladder: fa2-lab ladder {term.explained[-2:]}"
     return f"{'chapter' if term.explained[:1].isdigit() else 'appendix'} {term.explained}"
 
 
 def close_to(name: str, names: Iterable[str]) -> str:
-    """Return a hint that suggests existing names similar to `name`, or an empty string if there are none."""
+    """Return a hint that lists the existing names similar to `name`, or an empty string if there are none."""
     lower = {n.lower(): n for n in names}
     close = [lower[n] for n in get_close_matches(name.lower(), lower, n=4, cutoff=0.4)]
     return f"; did you mean {', '.join(close)}?" if close else ""

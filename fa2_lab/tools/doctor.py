@@ -20,7 +20,7 @@ FINE = "Nothing is wrong"  # how the advice begins if there is nothing to do
 
 @dataclass(frozen=True)
 class Environment:
-    """The software versions and the GPU of this machine, as text.
+    """The software versions and the GPU of this machine, as strings.
 
     An empty string means that the package or the device is missing.
     """
@@ -30,14 +30,14 @@ class Environment:
     numpy: str
     torch: str
     triton: str
-    gpu: str = ""  # its name
+    gpu: str = ""  # the name of the GPU
     capability: float = 0.0
     driver: str = ""
-    gpu_node: bool = False  # whether the system shows a GPU, usable or not
-    asked: str = ""  # TRITON_INTERPRET, as it was set before this command
+    gpu_node: bool = False  # whether the system reports a GPU, usable or not
+    asked: str = ""  # the value of TRITON_INTERPRET before this command
     untested: str = ""  # versions that the kernels were not tested with
-    misfit: str = ""  # versions that do not work together, and what to install
-    kernels: dict[str, str] = field(default_factory=dict)  # {d: the kernels that run a causal call}
+    misfit: str = ""  # which versions do not work together, and what to install
+    kernels: dict[str, str] = field(default_factory=dict)  # {d: kernels that run a causal call}
 
 
 def main(argv: list[str]) -> int:
@@ -109,7 +109,7 @@ def graphics() -> dict:
 
 
 def serving(environment: Environment) -> dict[str, str]:
-    """Return {d: kernels that run a causal bf16 call with 16 heads and N = 4,096} as text, for d = 64 and 128."""
+    """Return {d: name of the kernels that run a causal bf16 call with 16 heads and N = 4,096}, for d = 64 and 128."""
     forbidden = not environment.gpu and environment.asked not in ("", "1")
     if not (environment.torch and environment.triton) or environment.misfit or forbidden:
         return dict.fromkeys(("64", "128"), "the NumPy reference")
@@ -137,9 +137,9 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
-    """Return text that names those installed versions of torch and Triton that the kernels were not tested with.
+    """Name the installed versions of torch and Triton that the kernels were not tested with.
 
-    `versions` lists the versions of Triton that they were tested with.
+    `versions` lists the tested versions of Triton.
     """
     unknown = []
     if torch and not number(TORCH[0]) <= number(torch) <= number(TORCH[1]):
@@ -150,7 +150,7 @@ def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
 
 
 def interpreted(environment: Environment) -> str:
-    """Return text that says whether Triton's interpreter runs the kernels, and why."""
+    """Say whether Triton's interpreter runs the kernels, and why."""
     if not environment.triton:
         return "off: Triton is not installed"
     if environment.asked:
@@ -165,7 +165,7 @@ def advice(environment: Environment) -> str:
     if not environment.triton:
         if environment.system == "Linux":
             return "Triton is not installed, so the NumPy reference runs instead: pip install 'fa2-lab[kernels]'"
-        return f"{FINE}."  # Triton exists for Linux only
+        return f"{FINE}."  # Triton is available only on Linux, so there is nothing to fix here
     if environment.misfit:
         return environment.misfit
     if environment.gpu_node and not environment.gpu:
@@ -183,7 +183,7 @@ def advice(environment: Environment) -> str:
 
 
 def screen(environment: Environment) -> str:
-    """Return the text that the command prints: all findings, and the advice in the last line."""
+    """Return what the command prints: all findings, with the advice in the last line."""
     from fa2_lab.kernels.triton_versions import TESTED
 
     oldest, newest = (version.rpartition(".")[0] for version in (TESTED[0], TESTED[-1]))

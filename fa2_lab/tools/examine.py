@@ -35,7 +35,7 @@ because those of torch's softmax are. If it is not NaN, they may not."""
 def main(argv: list[str]) -> int:
     """Examine the function that the command line names, and print the report.
 
-    Return 0 if the function is right, and 1 if it is wrong. Raise a ValueError if it cannot be examined.
+    Return 0 if the function is correct, and 1 if it is not. Raise a ValueError if it cannot be examined.
     """
     parser = argparse.ArgumentParser(
         prog="fa2-lab examine", description="Find out which known mistake an attention function makes.", epilog=VERDICTS
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     )
     a = parser.parse_args(argv)
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.Process(target=report_to, args=(theirs, a))  # whatever the function does to its process
+    child = multiprocessing.Process(target=report_to, args=(theirs, a))  # which the function may end
     child.start()
     theirs.close()
     said, asked = "", "nothing yet"
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
 
 
 def report_to(parent: Connection, a: argparse.Namespace) -> None:
-    """Examine the function, and send (case, "", 0) before each call, and then ("", text, exit code)."""
+    """Examine the function. Send (case, "", 0) before each call, and finally ("", report text, exit code)."""
     Subject.asking = staticmethod(lambda case: parent.send((f"{case.group} ({case})", "", 0)))
     try:
         parent.send(("", *examined(a)))
@@ -84,7 +84,7 @@ def report_to(parent: Connection, a: argparse.Namespace) -> None:
 
 
 def examined(a: argparse.Namespace) -> tuple[str, int]:
-    """Return the report on a function as text, and the exit code: 0 if the function is right, and 1 if it is wrong."""
+    """Return a text report on a function, and an exit code: 0 if the function is correct, and 1 if it is not."""
     module, function = load(a.function)
     given = dict(assignment(text) for text in a.set)
     try:
@@ -93,7 +93,7 @@ def examined(a: argparse.Namespace) -> tuple[str, int]:
         )
     except (NotExamined, Endless) as refusal:
         raise ValueError(f"examine: {a.function} cannot be examined: {refusal}") from refusal
-    report.subject.name = a.function.rpartition(":")[2]  # the name that its file gives it
+    report.subject.name = a.function.rpartition(":")[2]  # its name in the user's file
     return as_json(report) if a.json else page(report, a.function, module), int(not report.is_right)
 
 
@@ -145,7 +145,7 @@ def load(text: str) -> tuple[str, Callable]:
 
 
 def page(report: Report, function: str, module: str) -> str:
-    """Return the report as text for the terminal."""
+    """Format the report for the terminal."""
     lines = [f"{function}: {report.asked} problems in {report.seconds:.0f} s"]
     reads = [str(x).removesuffix(".") for x in report.findings if x.mistake.part == "conventions"]
     lines += [f"reads   {'; '.join([report.how, *reads])}", f"gives   {', '.join(report.parts)}"]
@@ -173,7 +173,7 @@ def page(report: Report, function: str, module: str) -> str:
 
 
 def paragraph(report: Report, finding: Finding, module: str) -> list[str]:
-    """Return the lines of text for one finding."""
+    """Format one finding: what is wrong, where and by how much, what to read, and a small program that shows it."""
     lines = [f"{'WRONG ' if finding.is_wrong else 'remark'}  {finding}  [{finding.name}]"]
     if finding.others:
         lines.append(f"        The same numbers would come from {' or from '.join(finding.others)}.")

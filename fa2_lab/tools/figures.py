@@ -15,7 +15,7 @@ from fa2_lab.plots import poster, style
 from fa2_lab.plots.show import file_and_argument, find_picture
 from fa2_lab.tools import files
 
-PICTURES = {  # name of a picture: the chapter that shows it
+PICTURES = {  # {picture: chapter that shows it}
     "time_and_memory": "00_start",
     "gpu_map": "00_start",
     "gpu_levels": "00_start",
@@ -86,7 +86,7 @@ PICTURES = {  # name of a picture: the chapter that shows it
     "block_budget": "A_lanes",
     "rounding_bias": "D_numbers",
 }
-MOVING = {  # animated picture: how it is made
+MOVING = {  # {animated picture: how it is made}
     "hero": "Because no command draws this picture, edit the file itself. The command derives its narrow version.",
     "climb_loop": "Its code is in [book/climb_loop.py](../fa2_studio/book/climb_loop.py), which also writes it as a "
     "[GIF](climb_loop.gif).",
@@ -148,7 +148,7 @@ def caption(file: Path) -> str:
 
 
 def gallery_page(folder: Path) -> str:
-    """Return the text of the folder's README.md: each picture, its caption, its chapter and the file that draws it."""
+    """Return the text for the folder's README.md: each picture, its caption, its chapter and the file that draws it."""
     parts = [
         "# The pictures\n\nTo change a picture, edit its code and not the file, because `python -m fa2_lab figures`"
         " writes the files again. `python -m fa2_studio.compiled` records what a picture needs of compiled kernels, and"

@@ -28,7 +28,7 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 def check_writable(folder: Path, what: str) -> None:
-    """Raise an error, before any work is done, if the results of `what` cannot be written to a folder."""
+    """Raise an error if the results of `what` cannot be written to a folder. Call this before any work is done."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write(folder / f".{what}", "").unlink(missing_ok=True)  # another run may have deleted it

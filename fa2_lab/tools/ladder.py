@@ -10,7 +10,7 @@ from fa2_lab.records import Measurement, Record, compared_with, load
 from fa2_lab.tools import rung_diff
 
 SUITE, D = "ladder", 128
-NAMES = {"triton_tutorial": "Triton's tutorial 06"}  # a kernel that `bench ladder --beside` timed with the rungs
+NAMES = {"triton_tutorial": "Triton's tutorial 06"}  # a kernel that `bench ladder --beside` times along with the rungs
 MASKS = {False: "no mask", True: "causal"}
 
 
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"rungs: got {len(given.rungs)}; it takes none, one or two, and one with --run")
     names = [ladder.find(rung) for rung in given.rungs]
     if given.run:
-        from fa2_lab.tools import rung_check  # loads torch, which the tables do without
+        from fa2_lab.tools import rung_check  # imported late, because it loads torch, which the tables do not need
 
         rung_check.alone(names[0])
         return 0
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
 
 
 def compared(name: str) -> str:
-    """Return the rung that a rung is compared with: the previous one, or rung 23 for x23."""
+    """Return the rung to compare a rung with: the previous one or, for x23, rung 23."""
     if name in ladder.OTHERS:
         return ladder.find(name[1:3])
     order = next(order for order in (ladder.RUNGS, ladder.SIDE, ladder.BACKWARD) if name in order)
@@ -55,7 +55,7 @@ WIDTHS = (8, 7, 6, 11, 7, 10, 7, 8, 11, 6)
 
 
 class Shown:
-    """One row of the table, for a rung or for another implementation, such as cuDNN. Only rungs have a `change`."""
+    """One row of the table, for a rung or for another implementation, such as cuDNN. Only a rung has a `change`."""
 
     def __init__(self, results: Record, name: str, peer: str) -> None:
         self.change = [reasons.step(results, before(name), name, causal) for causal in MASKS] if climbs(name) else []
@@ -87,7 +87,7 @@ def label(name: str) -> str:
 
 
 def both(name: str, what: str) -> str:
-    """Return a rung's compiled `what`, such as "registers", as "a/b": a without a mask, and b under the causal mask."""
+    """Format a compiled property of a rung, such as "registers", as "a/b": a without a mask, b with the causal mask."""
     facts = [reasons.facts().get((name, causal, D)) for causal in MASKS]
     return "/".join(f"{row[what]}" for row in facts if row) if all(facts) else "-"
 
@@ -126,7 +126,7 @@ def setting(results: Record) -> str:
 
 
 def table(results: Record) -> str:
-    """Return the table as text, followed by an explanation of each prediction that misses."""
+    """Format the table, followed by an explanation of each prediction that misses."""
     every = lines(results)
     head = "".join(f"{x:>{width}}" for x, width in zip(COLUMNS, WIDTHS, strict=True))
     text = [textwrap.fill(setting(results), 120), "", f"{'rung':22}{head}  limited before → removed"]
@@ -150,7 +150,7 @@ def claim(results: Record) -> str:
 
 
 def markdown(results: Record) -> list[str]:
-    """Return the table as lines of Markdown, inside a collapsed <details> element."""
+    """Format the table in Markdown, inside a collapsed <details> element, and return its lines."""
     every = lines(results)
     text = [f"<details><summary>{claim(results)}: every rung</summary>", "", setting(results), ""]
     text += [
@@ -168,7 +168,7 @@ def markdown(results: Record) -> list[str]:
 
 
 def page(results: Record, old: str, new: str, colours: bool = False) -> str:
-    """Return text about one change: its purpose, hypothesis, diff and measurements, and the next rung."""
+    """Render one change as text: its purpose, hypothesis, diff, measurements, and the next rung."""
     name, sentence = ladder.change(new)
     parts = [f"Rung {new.split('_')[0].removeprefix('r')}, {name}: {sentence}"]
     if climbs(new) and old == before(new):
@@ -180,7 +180,7 @@ def page(results: Record, old: str, new: str, colours: bool = False) -> str:
 
 
 def hypothesis(results: Record, old: str, new: str) -> str:
-    """Return text about the change from rung `old` to `new`: the old limit, the hypothesis, and the speedups."""
+    """Describe the change from rung `old` to `new`: the old limit, the hypothesis, and the speedups."""
     why = reasons.reason(new)
     text = [
         f"Limit of {old[1:3]}:  {why.limit}",
@@ -215,7 +215,7 @@ def several(results: Record, **numbers: str) -> str:
 
 
 def following(name: str) -> str:
-    """Return a sentence with the next rung's name and the limit that it removes, or "" if there is no next rung."""
+    """Return a sentence that names the next rung and the limit that it removes, or "" if there is no next rung."""
     if name not in ladder.RUNGS[:-1]:
         return ""
     after = ladder.RUNGS[ladder.RUNGS.index(name) + 1]
@@ -223,9 +223,9 @@ def following(name: str) -> str:
 
 
 def numbers(results: Record, old: str, new: str) -> str:
-    """Return text with two rungs' speeds for each recorded shape, and what differs in their compiled code and counters.
+    """List two rungs' speeds for each recorded shape, and the differences between their compiled code and counters.
 
-    A counter is shown only if it changed by more than a tenth.
+    A counter is shown only if it changed by more than 10%.
     """
     text = [f"{'recorded, TFLOP/s':48}{old[:3]:>8}{new[:3]:>8}"]
     for row in results.rows:
@@ -245,12 +245,12 @@ def numbers(results: Record, old: str, new: str) -> str:
 
 
 def differ(a: float, b: float) -> bool:
-    """Return whether a and b differ by more than a tenth of the larger magnitude."""
+    """Return whether a and b differ by more than 10% of the larger magnitude."""
     return abs(a - b) > 0.1 * max(abs(a), abs(b))
 
 
 def short(x: float) -> str:
-    """Return a number as text of at most seven characters."""
+    """Format a number in at most seven characters."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
         if abs(x) >= size:
             return f"{x / (1e3 if unit == 'k' else size):.3g}{unit}"

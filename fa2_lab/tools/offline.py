@@ -1,4 +1,4 @@
-"""Functions that compile kernels for any GPU, present or not, and report their registers, spills and memory.
+"""Functions that compile kernels for any GPU, present or not, and report their use of registers and memory.
 
     compile_for("sm_90")
     kernel = forward_kernel.warmup(..., grid=(1,))
@@ -22,7 +22,7 @@ from fa2_lab.kernels.triton_versions import driver
 
 
 def compile_for(chip: str) -> None:
-    """Make this process compile for `chip`, such as sm_90 or gfx942, even if this machine has no such GPU."""
+    """Make this process compile for `chip`, such as sm_90 or gfx942, even if this machine has no GPU of that kind."""
     target = GPUTarget("hip", chip, 64) if chip.startswith("gfx") else GPUTarget("cuda", int(chip[3:]), 32)
     driver.set_active(Absent(target))
 
@@ -59,8 +59,8 @@ def report(kernel: Any) -> dict[str, int]:
 def read(cubin: bytes) -> tuple[str, str]:
     """Return a binary's resource usage, and its instructions with marks for their source lines.
 
-    Both are printed by the NVIDIA tools that ship with Triton. The result is cached, because each run of nvdisasm
-    spends most of its time starting up.
+    The NVIDIA tools that ship with Triton print both. The result is cached, because nvdisasm spends most of each run
+    starting up.
     """
     with NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
@@ -77,7 +77,7 @@ def from_cubin(cubin: bytes) -> dict[str, int]:
 
 
 def disassembled(cubin: bytes) -> str:
-    """Return the machine instructions of an NVIDIA binary as text, without the marks for their source lines."""
+    """Return the machine instructions of an NVIDIA binary, without the marks for their source lines."""
     return re.sub(r"^\s*//##.*\n", "", read(cubin)[1], flags=re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""One rung of the ladder: `fa2-lab ladder 08 --run` checks it, and prints what it compiles to and its time."""
+"""`fa2-lab ladder 08 --run`: check one rung of the ladder, and print its compiled resources and its time."""
 
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ LARGE = [(1000, 1300, 64, False), (1300, 1000, 64, True), (999, 1025, 128, False
 
 
 def alone(name: str) -> None:
-    """Print a rung's change, its errors, what it compiles to and, on a GPU, its time."""
+    """Print a rung's change, its errors, its compiled resources and, on a GPU, its time."""
     print(": ".join(ladder.change(name)) + "\n")
     gpu = torch.cuda.is_available()
     if "gluon" in rung_diff.source(name) and not (gpu and torch.cuda.get_device_capability() == (9, 0)):
@@ -52,7 +52,7 @@ def check(name: str, cases: list[tuple], device: str) -> None:
 
 
 def off(x: Any, truth: Any) -> float:
-    """Return the largest error divided by the largest true value, or infinity if x is infinite in other places."""
+    """Return the largest error divided by the largest value in `truth`, or infinity if their infinities differ."""
     infinite = torch.isinf(truth)
     if not torch.equal(torch.isinf(x), infinite):
         return torch.inf

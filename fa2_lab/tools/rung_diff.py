@@ -1,4 +1,4 @@
-"""Functions that show how one rung of the ladder differs from another, as a diff."""
+"""Functions that show the difference between two rungs of the ladder as a diff."""
 
 import ast
 from difflib import SequenceMatcher
@@ -23,14 +23,14 @@ def code(rung: str) -> list[str]:
 
 
 def steps(old: str, new: str) -> list[tuple[str, list[str], list[str]]]:
-    """Compare two rungs, ignoring indentation, and return a list of (difflib's operation, old lines, new lines)."""
+    """Diff two rungs, ignoring indentation. Return a list of (difflib opcode, old lines, new lines) tuples."""
     before, after = code(old), code(new)
     matcher = SequenceMatcher(a=[x.strip() for x in before], b=[x.strip() for x in after], autojunk=False)
     return [(what, before[a:b], after[c:d]) for what, a, b, c, d in matcher.get_opcodes()]
 
 
 def diff(old: str, new: str, colours: bool = False) -> str:
-    """Return the changes from rung `old` to rung `new` as text, like the output of `diff -w`."""
+    """Render the changes from rung `old` to rung `new`, like the output of `diff -w`."""
     red, green, faint, plain = (RED, GREEN, FAINT, PLAIN) if colours else ("",) * 4
     lines: list[str] = []
     for what, gone, come in steps(old, new):
@@ -51,5 +51,5 @@ def context(lines: list[str], first: bool) -> list[str]:
 
 
 def trailing(lines: list[str]) -> int:
-    """Return how many unchanged lines the diff `lines` ends with."""
+    """Return the number of unchanged lines at the end of the diff `lines`."""
     return next((n for n, line in enumerate(reversed(lines)) if not line.startswith("  ")), len(lines))

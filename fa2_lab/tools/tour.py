@@ -27,7 +27,7 @@ BLOCKS: dict[str, Any] = dict(B_r=B_R, B_c=B_C)
 
 
 class RandomHeads:
-    """Random q, dO (1, heads, n, d) and k, v (1, 1, n, d), with the truth from the examiner's dense attention."""
+    """Random q, dO (1, heads, n, d) and k, v (1, 1, n, d), with true results from the examiner's dense attention."""
 
     def __init__(self, n: int = N, heads: int = 1, causal: bool = False) -> None:
         draw = np.random.default_rng(0).standard_normal
@@ -60,7 +60,7 @@ PROBLEMS = PLAIN, HALF, GROUPED, SMALL
 
 # The stages -------------------------------------------------------------------------------------------------
 
-Pairs = list[tuple[np.ndarray, np.ndarray]]  # (what the stage computed, what is right)
+Pairs = list[tuple[np.ndarray, np.ndarray]]  # (computed by the stage, expected)
 
 
 class Skipped(Exception):
@@ -69,7 +69,7 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the tour, which is one row of the table. `run(trace)` returns a list of pairs (computed, right).
+    """One stage of the tour, which is one row of the table. `run(trace)` returns a list of pairs (computed, expected).
 
     `run` is called `runs` times, and the last call is timed.
     """
@@ -86,13 +86,13 @@ def pairs(computed: Iterable, right: Iterable) -> Pairs:
 
 
 def forward(stage: str, problem: RandomHeads, trace: Trace) -> Pairs:
-    """Run the forward of a stage, and return pairs (computed, right) for O and for L."""
+    """Run the forward of a stage, and return pairs (computed, expected) for O and for L."""
     outputs = heads.forward(*problem.qkv, causal=problem.mask.causal, stage=stage, **BLOCKS, trace=trace)
     return pairs(outputs, problem.right("O L"))
 
 
 def backward(stage: str, problem: RandomHeads, trace: Trace) -> Pairs:
-    """Run the backward of a stage, given the true O and L, and return pairs (computed, right) for dQ, dK and dV."""
+    """Run a stage's backward, given the true O and L, and return pairs (computed, expected) for dQ, dK and dV."""
     given = *problem.qkv, *problem.right("O L"), problem.dO
     gradients = heads.backward(*given, causal=problem.mask.causal, stage=stage, **BLOCKS, trace=trace)
     return pairs(gradients, problem.right("dQ dK dV"))
@@ -126,7 +126,7 @@ def split_keys(trace: Trace) -> Pairs:
 
 
 def closed_forms(trace: Trace) -> Pairs:
-    """Return pairs (formula's value, meter's count) for the HBM traffic and the matmul FLOPs of the causal forward."""
+    """Return pairs (value of the formula, count of the meter) for the causal forward's HBM traffic and matmul FLOPs."""
     what = "fa2", "forward", Tiling(N, N, B_R, B_C, CAUSAL), D_HEAD
     fa2.forward(*HALF.head, **BLOCKS, mask=CAUSAL, trace=trace)
     forms = io_model.traffic(*what).total, io_model.operations(*what)["matmul"]
@@ -144,7 +144,7 @@ def warp_scheme(scheme: Callable[..., warps.BlockRun], trace: Trace) -> Pairs:
 
 
 def triton_call(trace: Trace, backward: bool) -> Pairs:
-    """Run `fa2_lab.attention` in float32, on the GPU or else in Triton's interpreter."""
+    """Run `fa2_lab.attention` in float32, on the GPU or, without a GPU, in Triton's interpreter."""
     torch, attention, device = torch_and_attention()
     q, k, v, dO = (torch.tensor(x, dtype=torch.float32, device=device) for x in (*SMALL.qkv, SMALL.dO))
     leaves = [x.requires_grad_(backward) for x in (q, k, v)]
@@ -223,7 +223,7 @@ def run(stage: Stage) -> Outcome:
         device = stage.device()
     except Skipped as reason:
         return Outcome(stage.name, note=f"skipped: {reason}")
-    except Exception as failure:  # one broken stage must not hide the others
+    except Exception as failure:  # one broken stage must not hide the results of the others
         return Outcome(stage.name, ok=False, note=f"FAILED: {type(failure).__name__}: {failure}".splitlines()[0])
     error = max(distance(computed, right) for computed, right in results)
     return Outcome(stage.name, error, trace, seconds, device, ok=bool(error <= stage.tolerance))
@@ -233,7 +233,7 @@ HEADER = f"{'stage':21}{'error':>7}{'HBM':>7}{'matmul':>7}{'other':>7}{'seconds'
 
 
 def line(row: Outcome) -> str:
-    """Return one row of the table as text, at most 80 columns wide unless a stage's note does not fit."""
+    """Format one row of the table, at most 80 columns wide unless a stage's note does not fit."""
     if row.note:
         return f"{row.name:21}  {row.note}"
     met = row.trace
@@ -244,7 +244,7 @@ def line(row: Outcome) -> str:
 
 
 def short(n: int) -> str:
-    """Return a count as short text, such as "1.23M" for 1,234,567, or a dash for 0."""
+    """Format a count in a short form, such as "1.23M" for 1,234,567, or a dash for 0."""
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if n >= 0.9995 * size:
             return f"{n / size:.3g}{unit}"
@@ -252,10 +252,10 @@ def short(n: int) -> str:
 
 
 def tour(stages: tuple[Stage, ...] = STAGES) -> int:
-    """Run all stages, and print their table and what to do next. Return 1 if a stage is wrong, and 0 otherwise."""
+    """Run all stages, and print a table of the outcomes and what to do next. Return 1 if a stage is wrong, else 0."""
     print(f"One head, N = {N}, d = {D_HEAD}, tiles {B_R} × {B_C}; Triton: N = 128. Truth: dense float64.\n")
     for problem in PROBLEMS:
-        _ = problem.truth  # computed now, so that no stage's seconds include it
+        _ = problem.truth  # computed here so that it is not included in any stage's time
     print(HEADER)
     rows = []
     for stage in stages:

@@ -1,4 +1,4 @@
-"""Functions that compile kernels, always in a new Python process, because a process can compile for one chip only."""
+"""Functions that compile kernels, always in a new Python process, because one process can compile for only one chip."""
 
 import json
 import os
@@ -24,7 +24,7 @@ ROOM = dict(sm_80=163, sm_86=99, sm_89=99, sm_90=227, sm_100=227, sm_120=99, gfx
 STAGES = ("ttir", "ttgir", "ptx", "sass")  # in the compiler's order; for AMD, the last is amdgcn
 PRODUCTS = ("portable.forward", "portable.backward", "hopper.forward", "hopper.backward")
 LARGEST_D = 256
-OPTIONS = ("num_warps", "num_stages", "maxnreg")  # what a launch may ask of the compiler
+OPTIONS = ("num_warps", "num_stages", "maxnreg")  # the compiler options that a launch may set
 
 
 class Compiled(NamedTuple):
@@ -33,9 +33,9 @@ class Compiled(NamedTuple):
     name: str
     chip: str
     numbers: dict[str, int]
-    layouts: dict[str, str]  # name in ttgir: layout
-    stages: dict[str, str]  # ttir, ttgir, ptx and sass, as text
-    lines: dict[str, list[str]]  # "file.py:line": the instructions that this line became
+    layouts: dict[str, str]  # {name in ttgir: layout}
+    stages: dict[str, str]  # {ttir, ttgir, ptx or sass: code}
+    lines: dict[str, list[str]]  # {"file.py:line": instructions compiled from this line}
 
     def misfit(self) -> str | None:
         """Return the reason why the chip could not run the kernel, or None if it can."""
@@ -103,7 +103,7 @@ def chip_of(name: str) -> str:
 def reason(complaint: str) -> str:
     """Return the line of the error text `complaint` that gives the reason.
 
-    That is the assembler's error line if there is one, and otherwise the last line. If the last line only marks a
+    This is the assembler's error line if there is one, and the last line otherwise. If the last line only marks a
     position in a kernel, return the first error together with that position.
     """
     lines = complaint.strip().splitlines() or ["no reason was given"]

@@ -35,7 +35,7 @@ def by_line(cubin: bytes) -> dict[str, list[str]]:
 
 
 def sass_of(tag: str, chip: str = "sm_90") -> str:
-    """Return, as text, the machine instructions of the Triton lines that compute the paper's line `tag`."""
+    """List the machine instructions of the Triton lines that compute the paper's line `tag`."""
     line = where(tag)
     if not line.first_triton:
         raise ValueError(f"{line.tag} has no Triton line: {line.no_triton}")
@@ -46,7 +46,7 @@ def sass_of(tag: str, chip: str = "sm_90") -> str:
 
 
 def instructions(place: Place, kernels: Any) -> list[str]:
-    """Return text about one line of code: how often each machine instruction occurs, and the first few of them."""
+    """Describe one line of code: how often each machine instruction occurs, and the first few instructions."""
     rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0].strip()}"]
     for kernel in kernels:
         became = kernel.lines.get(f"{Path(place.file).name}:{place.number}", [])

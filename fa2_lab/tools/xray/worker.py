@@ -16,9 +16,9 @@ from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.tools import files, offline
 from fa2_lab.tools.xray.lines import by_line
 
-SMs = 132  # the number of SMs that persistent kernels ask for, as on an H100 or H200
+SMs = 132  # the SM count reported to persistent kernels, as on an H100 or H200
 RUN = triton.JITFunction.run
-launched, asked = dict[str, Any](), dict[str, Any]()  # the kernels of a call, and the compiler options of this launch
+launched, asked = dict[str, Any](), dict[str, Any]()  # kernels of a call so far; options for the compiler
 
 
 def compile_only(run: Callable) -> Callable:
