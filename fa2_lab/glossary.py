@@ -10,7 +10,7 @@ class Term:
     name: str
     english: str
     chinese: str
-    explained: str  # a chapter ("02"), an appendix ("A") or a rung of the ladder ("rung 21"); "" if none does
+    explained: str  # a chapter ("02"), an appendix ("A") or a rung of the ladder ("rung 21"); "" if none explains it
     shape: str = ""
     lives: str = ""
     picture: str = ""  # the figure that shows it, figures/NAME.svg

@@ -1,4 +1,4 @@
-"""The papers' algorithms as data, and `where`, which leads from a line of a paper to the lines of code that compute it.
+"""The papers' algorithms as data, and `where`, which maps a line of a paper to the lines of code that compute it.
 
 FA1 is "FlashAttention" (Dao, Fu, Ermon, Rudra, Ré 2022), and FA2 is "FlashAttention-2" (Dao 2023). The lines are in our
 own words, but keep the papers' line numbers. If a printed line has a mistake, this file corrects it and names the
@@ -41,7 +41,7 @@ class Algorithm:
     source: str
     needs: str
     lines: tuple[Line, ...]
-    numpy: str  # the file whose lines are shown first
+    numpy: str  # the NumPy file whose lines are shown first
     triton: tuple[str, ...] = ()  # Triton files; the first that exists is shown
 
     def tag_of(self, line: Line) -> str:
@@ -255,7 +255,7 @@ PICTURES: dict[str, dict[str, tuple[int, ...]]] = {
 PICTURE_OF = {f"{a}.L{n}": name for name, lines in PICTURES.items() for a, ns in lines.items() for n in ns}
 
 FOLDERS = ("reference", "ladder", "portable", "decode", "hopper")  # where() lists code in this order of folders
-SHOWN = 10  # the most lines that a short answer has
+SHOWN = 10  # the maximum number of lines in a short answer
 
 
 @dataclass(frozen=True)
@@ -303,16 +303,16 @@ class Whereabouts:
         return "" if self.first_triton else reason
 
     def words(self) -> list[str]:
-        """Return, as lines of text, the algorithm's name and the paper's line in our words."""
+        """Name the algorithm, and give the paper's line in our words, as a list of lines of text."""
         text = fill(self.line.text, 98, initial_indent="  ", subsequent_indent="  ")
         return [f"{self.tag}: {self.algorithm.title} ({self.algorithm.source})", *text.splitlines()]
 
     def __str__(self) -> str:
-        """Return text of at most ten lines: the paper's line, the code to read first, and the path of the figure."""
+        """Summarize in at most ten lines: the paper's line, the code to read first, and the path of the figure."""
         if not self.line.computes:
             return "\n".join([*self.words(), "nothing to compute here"])
         ends = [f"picture  figures/{self.picture}.svg"] if self.picture else []
-        room = SHOWN - len(self.words()) - len(ends) - 1  # lines left for code; the last line says what else there is
+        room = SHOWN - len(self.words()) - len(ends) - 1  # lines left for code, before the last line
         numpy, triton = self.first_numpy[: (room + 1) // 2], self.first_triton[: room // 2]
         left = len(self.numpy + self.triton + self.notebooks) - len(numpy + triton)
         more = [f"{left} place{'s' * (left > 1)}: fa2-lab where {self.tag} --all"] if left else []
@@ -334,7 +334,7 @@ class Whereabouts:
 
 
 def titled(title: str, places: tuple[Place, ...], none: str) -> list[str]:
-    """Return lines of code as rows of text without comments, headed by `title`. If there are none, show `none`."""
+    """Format lines of code without their comments, below the heading `title`. If there are none, show `none`."""
     rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0]}" for place in places] or [none]
     return [f"{title:9}{rows[0]}", *(" " * 9 + row for row in rows[1:])]
 
@@ -368,7 +368,7 @@ def where(tag: str) -> Whereabouts:
 
 
 def unknown_tag(tag: str) -> str:
-    """Return the error message for a tag that no line of a paper has."""
+    """Return the error message for a tag that matches no line of any paper."""
     name = tag.rpartition(".L")[0]
     if name in ALGORITHMS:
         return f"tag: {tag} does not exist; {name} has lines 1 to {len(ALGORITHMS[name].lines)}"
@@ -393,7 +393,7 @@ def places(tag: str, folder: Path | None, first: str | None = None) -> tuple[Pla
 
 
 def folder_of(file: str) -> int:
-    """Return a file's rank in the listing: its folder's index in FOLDERS. Files in other folders come last."""
+    """Return the sort key of a file: the index of its folder in FOLDERS. Files in other folders come last."""
     return next((n for n, name in enumerate(FOLDERS) if f"/{name}/" in file), len(FOLDERS))
 
 

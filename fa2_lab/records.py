@@ -22,12 +22,12 @@ class Measurement:
 
     problem: dict
     direction: str
-    values: dict[str, list[float]]  # name -> median, lower and upper quartile, or one number; less is better
+    values: dict[str, list[float]]  # {name: median, lower and upper quartile, or a single number}; lower is better
     failed: dict[str, str] = field(default_factory=dict)
     unit: str = "ms"
     flops: float = 0.0
-    chip: dict[str, list[float]] = field(default_factory=dict)  # name -> MHz, watts, 1 if power limited the clock
-    machine: dict = field(default_factory=dict)  # the fields of the record's machine that differ for this row
+    chip: dict[str, list[float]] = field(default_factory=dict)  # {name: MHz, watts, 1 if power limited the clock}
+    machine: dict = field(default_factory=dict)  # the fields of Record.machine that differ for this row
 
     def rate(self, name: str) -> float:
         """Return an implementation's speed in TFLOP/s."""
@@ -48,13 +48,13 @@ class Record:
     ceilings: dict[str, float] = field(default_factory=dict)  # measured in the same run: GEMM in TFLOP/s, copy in TB/s
     rows: list[Measurement] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # problems that an interrupted run did not reach
-    curves: dict[str, list[float]] = field(default_factory=dict)  # name -> one number per step
+    curves: dict[str, list[float]] = field(default_factory=dict)  # {name: one number per step}
     sustained: list[Measurement] = field(default_factory=list)  # the same problems, run without pauses
     sustained_protocol: str = ""
-    made_by: str = ""  # the command that writes this record, or why there is none
+    made_by: str = ""  # the command that writes this record, or the reason why no command does
 
     def made(self) -> str:
-        """Return the GPU and the versions of torch and Triton as text for a caption."""
+        """Format the GPU and the versions of torch and Triton for a caption."""
         machines = [self.machine | row.machine for row in self.rows + self.sustained] or [self.machine]
         torch, triton = (" or ".join(sorted({machine[name] for machine in machines})) for name in ("torch", "triton"))
         return f"{self.machine['gpu']}, bf16, torch {torch}, triton {triton}"
@@ -83,7 +83,7 @@ def loaded(path: Path, how: str = "leave it out") -> Record:
 
 
 def to_dict(record: Record) -> dict:
-    """Return a record as the dictionary that its JSON file holds."""
+    """Convert a record to the dictionary that its JSON file holds."""
     data = asdict(record)
     for row in data["rows"] + data["sustained"]:
         if not row["machine"]:

@@ -19,10 +19,10 @@ RowNumbers = Any  # the index of a row or row block, or an array of indices
 
 
 class Tile(Enum):
-    """The three kinds of tiles under a mask: all entries are masked (SKIP), some (DIAGONAL), or none (FULL)."""
+    """The three kinds of tile under a mask: fully masked (SKIP), partly masked (DIAGONAL), or unmasked (FULL)."""
 
     SKIP = "skip"  # no entry is visible: nothing is loaded, nothing is computed
-    DIAGONAL = "diagonal"  # the edge of the mask runs through it: compute, then mask
+    DIAGONAL = "diagonal"  # some entries are visible: compute, then mask
     FULL = "full"  # every entry is visible: compute, never mask
 
 
@@ -157,7 +157,7 @@ class Tiling:
         return first // self.B_c, np.where(first < last, cdiv(last, self.B_c), first // self.B_c)
 
     def kind(self, i: int, j: int) -> Tile:
-        """Classify tile (i, j) as SKIP, DIAGONAL or FULL. Without `allowed`, its top and bottom rows decide."""
+        """Classify tile (i, j) as SKIP, DIAGONAL or FULL. Without `allowed`, its top and bottom rows determine this."""
         rows, cols = self.rows(i), self.cols(j)
         top, bottom = self.interval(rows.start), self.interval(rows.stop - 1)
         if min(cols.stop, bottom[1]) <= max(cols.start, top[0]):  # [top's first, bottom's last): seen by some row

@@ -37,8 +37,8 @@ class Trace:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.work: Counter[tuple] = Counter()  # (worker, i, j, kind) -> operations
-        self.peak_on_chip = 0  # elements that must be on chip at once, as the algorithm declares with hold()
+        self.work: Counter[tuple] = Counter()  # {(worker, i, j, kind): number of operations}
+        self.peak_on_chip = 0  # elements that must be on chip at the same time, as declared with hold()
         self.largest_on_chip = 0  # elements in the largest array computed on chip
         self._at: dict[str, int] = {}
         self._parallel: list[str] = []
@@ -165,7 +165,7 @@ class Unwatched:
         pass
 
 
-UNWATCHED: Any = Unwatched()  # passed in place of a Trace if nothing is to be counted
+UNWATCHED: Any = Unwatched()  # passed instead of a Trace to count nothing
 
 
 class HbmTensor:

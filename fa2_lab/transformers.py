@@ -41,11 +41,11 @@ class Interval(masking_utils.BlockMask):
 
     size: tuple[int, int, int, int]  # batch, 1, rows, columns
     causal: bool
-    left: int | None  # columns before the diagonal, as in attention(window=…); None is all
+    left: int | None  # columns seen left of the diagonal, as in attention(window=…); None means all
     right: int | None
     keys: int  # the attention uses the first `keys` keys of the cache
-    first: list[int] | None = None  # each batch entry's first key, if there is padding on the left
-    lengths: Tensor | None = None  # each batch entry's number of keys, if padding or free cache follows them
+    first: list[int] | None = None  # index of each batch entry's first key, if padded on the left
+    lengths: Tensor | None = None  # number of keys per batch entry, if padding or free cache follows them
     starts: Tensor | None = None  # cumulative lengths of the sequences in all entries, as in attention_packed()
     longest: int | None = None  # the length of the longest of these sequences
 

@@ -1,4 +1,4 @@
-"""Checks of the public functions' arguments before any launch, and the choice between the kernels and the reference.
+"""The checks of the public functions' arguments before any launch, and the choice between kernels and reference.
 
 Every error names the argument, the value that was passed, and the values that are accepted. Values on a GPU are read
 only if the check is worth the wait, and at most once per version of a tensor. The kernels clamp unchecked values.

@@ -76,7 +76,7 @@ def find_prepared(tensors: Tensors, given: tuple) -> tuple[tuple | None, Any]:
         given = window, bias_key(bias), *given[2:]
     if is_compiling() or is_in_torch_dispatch_mode():
         return None, None
-    if peek_interpreter_stack() is not None:  # checked here, too: outside a transform, this saves a call
+    if peek_interpreter_stack() is not None:  # this test alone saves a call outside of transforms
         check_transforms()
     try:
         typed = given

@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache, as serving engines use it.
+"""Attention over a paged KV cache, as used by serving engines.
 
 Keys and values are stored in pages, and a block table lists the pages of each sequence in order.
 

@@ -29,7 +29,7 @@ def real_array(name: str, x: ArrayLike, ndim: int) -> np.ndarray:
 
 
 def same_shape(name: str, x: ArrayLike, shape: tuple[int, ...], meaning: str) -> np.ndarray:
-    """Return x as a float64 array, or raise an error if its shape is not `shape`, which the error calls `meaning`."""
+    """Return x as a float64 array. Raise an error if its shape is not `shape`, which the message calls `meaning`."""
     array = real_array(name, x, len(shape))
     if array.shape != shape:
         raise ValueError(f"{name}: got shape {array.shape}; it takes {meaning} = {shape}")

@@ -130,7 +130,7 @@ def _check(stage: str, *qkv: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _check_lengths(key_lengths: np.ndarray | None, k: np.ndarray) -> list:
-    """Return the key length of each batch entry as a list, which holds only None if key_lengths is None."""
+    """Return a list with the number of keys in each batch entry. If key_lengths is None, each number is None."""
     if key_lengths is None:
         return [None] * k.shape[0]
     lengths = np.asarray(key_lengths)

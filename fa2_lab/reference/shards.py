@@ -19,7 +19,7 @@ LAYOUTS = ("zigzag", "contiguous")
 
 
 class ShardTile(NamedTuple):
-    """One kernel call in ring attention: a slice of one rank's queries, and a slice of the same or another rank's keys.
+    """One kernel call in ring attention: a slice of one rank's queries, and a slice of its own or another rank's keys.
 
     The slices index rows within their rank, starting at 0. `kind` is SKIP, DIAGONAL or FULL, as for a tile.
     """
@@ -36,7 +36,7 @@ def check_layout(layout: str) -> None:
 
 
 def even_lengths(N: int, ranks: int) -> list[int]:
-    """Return each rank's number of rows if N rows are distributed as evenly as possible."""
+    """Return the number of rows on each rank if N rows are distributed as evenly as possible."""
     N, ranks = whole_number("N", N, low=1), whole_number("ranks", ranks, low=1)
     return [N // ranks + (rank < N % ranks) for rank in range(ranks)]
 
@@ -47,7 +47,7 @@ def front(length: int, layout: str) -> int:
 
 
 def pieces(lengths: Sequence[int], layout: str) -> list[list[slice]]:
-    """Return each rank's pieces as slices of the sequence, given each rank's number of rows."""
+    """Return the pieces on each rank as slices of the sequence, given the number of rows on each rank."""
     check_layout(layout)
     ranks = range(len(lengths))
     places: list[list[slice]] = [[] for _ in ranks]
