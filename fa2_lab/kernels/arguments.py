@@ -30,13 +30,13 @@ class Options(NamedTuple):
     causal: bool
     scale: float
     dropout_p: float = 0.0
-    left: int | None = None  # how many columns a row sees before its diagonal; None means all
-    right: int | None = None  # and how many after it, if the mask is not causal
+    left: int | None = None  # number of columns each row sees to the left of its diagonal; None means no limit
+    right: int | None = None  # the same to the right of the diagonal, if the mask is not causal
     softcap: float | None = None
-    num_splits: int = 0  # into which decode divides each sequence's keys; 0: enough to fill the GPU
+    num_splits: int = 0  # splits of each sequence's keys in decode; 0 means enough splits to fill the GPU
     exclude_hopper: bool = False  # whether the Hopper kernels must not be used; the decode kernels may be
     dominant_sequence: bool = False  # whether one of the packed sequences has most of the work
-    reference: bool = False  # whether the NumPy reference computes it
+    reference: bool = False  # whether the NumPy reference computes the call
     in_custom_op: bool = False  # inside the custom operator, new memory may be a CUDA graph's and must not be cached
     bias: Any = None  # a function of (head, row, column), added to the scores; custom operators do not take it
 

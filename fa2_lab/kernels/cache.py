@@ -1,8 +1,9 @@
-"""A process's caches: PREPARED holds the calls whose kernels are ready, and CHECKED the values that passed a check.
+"""Per-process caches: PREPARED holds calls whose kernels are ready, and CHECKED the values that have passed a check.
 
-All calls with the same key share one round of checks and choices. The key contains everything that checks and choices
-depend on: types, dtypes, devices, shapes, strides and options, but neither addresses nor values. For each key,
-PREPARED stores the function that computes such a call, and its launches with all arguments except the pointers.
+Calls with the same key are checked only once, and their kernels are chosen only once. The key contains everything that
+these checks and this choice depend on: types, dtypes, devices, shapes, strides and options, but neither addresses nor
+values. For each key, PREPARED stores the function that computes the calls, and its launches with all arguments except
+the pointers.
 Launches that look the same to the compiler share the kernel that Triton compiled for the first of them. PREPARED also
 stores the modules of the Hopper kernels and the counters of their tile schedulers. Besides this table, only relaunch.py
 stores data per call: the last 1,024 addresses of each descriptor.
@@ -41,13 +42,13 @@ def keep_prepared(key: tuple, entry: Any) -> Any:
 
 
 def clear_caches() -> None:
-    """Empty the tables PREPARED and CHECKED, so that all checks and choices are made again."""
+    """Empty the tables PREPARED and CHECKED, so that every call is checked and prepared again."""
     PREPARED.clear()
     CHECKED.clear()
 
 
 def tensor_keys(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
-    """Return, for each tensor, the properties that checks and choices depend on, or None if it is missing."""
+    """Return, for each tensor, its properties that belong to a cache key, or None if the tensor is missing."""
     return [None if x is None else (x.dtype, x.device, x.shape, x.stride(), x.is_neg()) for x in tensors]
 
 

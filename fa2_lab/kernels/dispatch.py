@@ -130,7 +130,7 @@ def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: 
 
 
 def bias_suffix(options: Options) -> str:
-    """Return text to append to a kernel's name in error messages, which names the bias if there is one.
+    """Return a suffix that adds the bias to a kernel's name in error messages, or "" if there is no bias.
 
     If a kernel with a bias does not compile, the user's bias is the most likely cause.
     """

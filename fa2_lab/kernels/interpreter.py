@@ -49,7 +49,7 @@ def is_enabled() -> bool:
 
 @cache
 def version_conflict() -> str:
-    """Return which packages to install if the installed Triton and NumPy cannot run the kernels, or "" if they can."""
+    """Return the packages to install if the installed Triton and NumPy cannot run the kernels, or "" if they can."""
     import numpy
     import triton
 

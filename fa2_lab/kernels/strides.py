@@ -17,7 +17,7 @@ def needs_copy(x: Tensor | None) -> bool:
 def rows_contiguous(x: Any) -> Any:
     """Return x, or a copy with contiguous rows if needs_copy() says that x needs one.
 
-    clone() makes the copy, because contiguous() would leave a tensor without elements unchanged.
+    The copy is made with clone(), because contiguous() returns an empty tensor unchanged.
     """
     return x.clone(memory_format=torch.contiguous_format) if x is not None and needs_copy(x) else x
 
@@ -38,7 +38,7 @@ def layout_of_result(x: Tensor) -> Tensor:
     """Return a tensor with the shape and strides of contiguous_like(x). Use nothing else of it.
 
     If x has no gaps, in (batch, heads, N, d) or in (batch, N, heads, d) order, x itself is returned. Otherwise, it is a
-    tensor on the device "meta", which torch takes a tenth of a millisecond to make.
+    tensor on the device "meta", which torch takes 0.1 ms to make.
     """
     if x.is_contiguous() or (x.dim() == 4 and x.transpose(1, 2).is_contiguous()):
         return x

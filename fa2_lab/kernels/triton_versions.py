@@ -52,7 +52,7 @@ def by_triton(entries: dict[str, Any]) -> Any:
 
 
 def version_conflict(triton: str, numpy: str, interpreted: bool = True) -> str:
-    """Return which packages to install if these versions of Triton and NumPy do not work together, or "" if they do.
+    """Return the packages to install if these versions of Triton and NumPy do not work together, or "" if they do.
 
     `interpreted` tells whether Triton's interpreter runs the kernels.
     """

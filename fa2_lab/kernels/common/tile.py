@@ -141,8 +141,8 @@ def load_rows(X, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.c
               UPCAST: tl.constexpr, row_begin=None):  # fmt: skip
     """Load rows first:first + B of a head as a tile (B, d_pad). X points to the head's row 0.
 
-    With RAGGED, rows at or beyond n become zeros and are not read. If `row_begin` is given, so do the rows before it.
-    With UPCAST, the tile is converted to fp32.
+    With RAGGED, rows at or beyond n are filled with zeros instead of being read. If `row_begin` is given, so are the
+    rows before it. With UPCAST, the tile is converted to fp32.
     """
     at = row_pointers(X, first, stride, B, d_pad)
     row = first + tl.arange(0, B)

@@ -65,10 +65,10 @@ class DecodeSizes(NamedTuple):
     row_blocks: int  # per K/V head: its group · N_q rows, divided into blocks of B_r
     row_blocks_per_sequence: int  # over all its K/V heads
     R: int  # rows per partial result
-    pages: int  # in a paged cache
+    pages: int  # number of pages in a paged cache
     table_stride: int  # block-table entries per sequence
-    left: int  # columns that a row sees before its diagonal; None means all
-    right: int  # and after it; 0 is the causal mask
+    left: int  # number of columns each row sees to the left of its diagonal; None means no limit
+    right: int  # the same to the right of the diagonal; 0 is the causal mask
 
 
 # Without this list, Triton would recompile whenever one of these numbers becomes 1 or a multiple of 16. The list
@@ -124,7 +124,7 @@ class Span(NamedTuple):
     stop: tl.tensor
     step: tl.tensor
     is_first: tl.tensor  # whether the row block's state begins here, with its sink
-    is_complete: tl.tensor  # whether these are all of its tiles, so that nothing has to be merged
+    is_complete: tl.tensor  # whether these are all of the row block's tiles, so that nothing has to be merged
 
 
 class Part(NamedTuple):
@@ -148,9 +148,9 @@ class Work(NamedTuple):
     batch: tl.tensor
     row_blocks_per_sequence: tl.tensor
     N_q: tl.tensor
-    left: tl.tensor  # columns that a row sees before its diagonal; None means all
+    left: tl.tensor  # number of columns each row sees to the left of its diagonal; None means no limit
     programs: tl.tensor
-    share: tl.tensor  # work units per program, or the minimum if key_lengths are given, which the host does not know
+    share: tl.tensor  # work units per program, or their minimum if there are key_lengths, which only the GPU knows
 
 
 # Keys and values ------------------------------------------------------------------------------------------------
@@ -175,7 +175,8 @@ def page_and_row(cache, first, length, const):
 def load_keys(X, page_row, first, row_begin, length, const):
     """Load keys (or values) first:first + B_c of a head as a tile (B_c, d_pad).
 
-    Keys at or beyond `length` become zeros and are not read. If `row_begin` is given, so do the keys before it.
+    Keys at or beyond `length` are filled with zeros instead of being read. If `row_begin` is given, so are the keys
+    before it.
     `page_row` is the result of page_and_row(), or None if the cache is not paged.
     """
     stride = X.strides[2]
@@ -261,7 +262,7 @@ def finalize(m, l, scale_log2):
 
 @triton.jit
 def group_rows(X, block, row, sizes, const):
-    """Return pointers (B_r, d_pad) to rows `row` of a row block in X (Q or O).
+    """Return a (B_r, d_pad) block of pointers to the rows of X (Q or O) whose indices in a row block are `row`.
 
     Row r of a group is query r % N_q of the group's query head r // N_q.
     """

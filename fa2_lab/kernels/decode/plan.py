@@ -35,7 +35,7 @@ MERGE_WIDTH = 32  # columns of O per program of the merge kernel
 def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
     """Return whether the decode kernels are the fastest choice.
 
-    They are if each K/V head has few rows, or up to 64 rows on a long cache.
+    This is the case if each K/V head has few query rows, or if it has up to 64 and the cache is long.
 
     If num_splits is given, the answer must not depend on the number of keys, because N_k is the length of the batch's
     longest sequence, and a sequence's result must not depend on the other sequences.
@@ -284,8 +284,8 @@ def constants_of(
 def sizes_of(shape: Shape, config: tables.KernelConfig, window: tuple) -> DecodeSizes:
     """Return a call's DecodeSizes.
 
-    Triton compiles a kernel again if one of these sizes becomes 1 or a multiple of 16, so only sizes that stay the same
-    within a model are here. Sizes that change from call to call are separate arguments, which are UNSPECIALIZED.
+    Triton recompiles a kernel if one of these sizes becomes 1 or a multiple of 16, so the record holds only sizes that
+    stay the same within a model. Sizes that change from call to call are separate arguments, listed in UNSPECIALIZED.
     """
     row_blocks, R = cdiv(shape.rows, config.B_r), min(config.B_r, shape.rows)
     return DecodeSizes(
@@ -309,7 +309,7 @@ class Shape(NamedTuple):
     page: int  # keys per page, or 0 if the cache is not paged
     pages: int
     table_stride: int  # distance between rows of the block table
-    one_length: bool  # whether all sequences have N_k keys and num_splits is not given; else, programs read the lengths
+    one_length: bool  # True if all sequences have N_k keys and num_splits is not given; else, programs read the lengths
 
     @property
     def H(self) -> int:

@@ -17,7 +17,7 @@ LN2 = tl.constexpr(math.log(2))
 
 @triton.jit
 def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr, RAGGED: tl.constexpr):
-    """Load rows first:first + B of one head of X, as (B, d). If RAGGED, rows at or beyond N are not read, but zero."""
+    """Load rows first:first + B of one head of X, as (B, d). If RAGGED, rows at or beyond N are filled with zeros."""
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
     if RAGGED:

@@ -1,4 +1,4 @@
-"""The fp32 accumulators of gradients in HBM, and the kernels that run before and after the Hopper backward.
+"""The fp32 gradient accumulators in HBM, and the kernels that run before and after the Hopper backward pass.
 
 Column blocks run in any order, and all of them add to dQ. TMA, the copy engine, does the additions in fp32: a consumer
 leaves a tile's partial result in shared memory and continues. No other kernel reads these accumulators, so in HBM they

@@ -177,7 +177,7 @@ def load_kv(c: gl.constexpr, r, smem, geometry):
         real = smem.mailbox.read(r, "length") - smem.mailbox.read(r, "col") - c * COLS
         zero_oob_rows(k, real)
         zero_oob_rows(v, real)
-    if geometry.left is not None:  # no row sees a key before the first key of the first row
+    if geometry.left is not None:  # no row sees a key before the first one that the first row sees
         unseen = geometry.col_begin(0) - smem.mailbox.read(r, "col") - c * COLS
         zero_oob_rows(k, unseen, BEFORE=True)
         zero_oob_rows(v, unseen, BEFORE=True)

@@ -49,7 +49,7 @@ def start_dp(n, v, v_regs, do, smem):
 
 @gluon.jit
 def spread(init):
-    """Broadcast `init`, which has one element per query row, to a matmul's accumulator (64, B_r)."""
+    """Broadcast `init`, which has one element per query row, to the shape of a matmul accumulator, (64, B_r)."""
     B_r: gl.constexpr = init.shape[1]
     init, _ = gl.broadcast(init, gl.zeros([COLS, B_r], gl.float32, acc_layout(B_r)))
     return init

@@ -92,7 +92,7 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int)
 
 
 # The cost of dividing a column block among programs, in steps (row blocks).
-PART_COST = {64: 1, 128: 3}  # to begin and end a part, by d_pad
+PART_COST = {64: 1, 128: 3}  # {d_pad: cost of beginning and ending a part}
 SUM_COST, SUM_COST_PER_COLUMN = 2, 1 / 4096  # to add up dK and dV in HBM: fixed, and per column block · d_pad
 IDLE_SHARE = 1 / 5  # idle time at the end, because masked parts differ in length, as a share of the longest part's time
 DRIFT_FACTOR = 1.09  # slowdown if masked parts of over four query heads drift apart and no longer share Q in L2
@@ -123,9 +123,9 @@ def l2_group(blocks: int, heads: int, SMs: int, masked: bool, group: int, bytes_
     Each part of a divided K/V head counts as a head. Without a mask, one head is processed at a time, so that
     concurrent programs read the same rows, and dQ's accumulators stay in L2. With a mask, column blocks take different
     amounts of time. To even these out, at least eight heads are processed concurrently, and enough to fill most SMs.
-    The minimum is four for large groups of query heads. It is also lower, but at least two, if eight heads' Q, dO and
-    accumulators, `bytes_each` bytes per head, take more than 32 MiB of L2. even_l2_group() may return up to twice the
-    minimum. With more heads than that, calls are up to 10% slower, and with still more heads up to 40%.
+    If more than two query heads share a K/V head, the minimum is four heads instead of eight. Otherwise, it is the
+    number of heads, from two to eight, whose Q, dO and accumulators (`bytes_each` bytes per head) fit in 32 MiB of L2.
+    even_l2_group() may return up to twice the minimum. Beyond that, calls are up to 10% and eventually 40% slower.
     """
     least = 4 if group > 2 else min(8, max(2, 32 * MiB // bytes_each))
     return even_l2_group(heads, max(least, math.ceil(0.8 * SMs / blocks))) if masked else 1

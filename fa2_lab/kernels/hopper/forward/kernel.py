@@ -36,7 +36,7 @@ from fa2_lab.kernels.hopper.shared.pipeline import (
 )
 from fa2_lab.kernels.triton_versions import by_triton
 
-ROWS = gl.constexpr(64)  # per consumer, as many as one warpgroup's matmul has
+ROWS = gl.constexpr(64)  # rows per consumer, as many as one warpgroup's matmul computes
 # The fields of a row block in the mailbox. A negative row means that no row block is left.
 ROW_BLOCK_FIELDS = gl.constexpr(("row", "q_batch_or_end", "head"))
 PACKED_ROW_BLOCK_FIELDS = gl.constexpr((*ROW_BLOCK_FIELDS.value, "N_q", "N_k"))
@@ -251,7 +251,7 @@ def step(c: gl.constexpr, n, o, m, row_scale, l, p, q, bounds, j, smem, geometry
     # ptxas moves this wait up, above nearly all exponentials. Naming p_next here does not prevent that: without a mask,
     # it changes nothing, and at d = 64 under the causal mask, it spills registers.
     o, p = warpgroup_mma_wait(0, deps=[o, p])
-    smem.k.release(n)  # and V's tile n − 1
+    smem.k.release(n)  # also releases V's tile n − 1
     return rescale_o(o, alpha), m, row_scale, l, p_next  # FA2.A1.L10
 
 
