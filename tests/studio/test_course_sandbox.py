@@ -310,6 +310,7 @@ def test_no_sandbox_contains_the_examiner_or_the_errata(assignment, tmp_path):
     assert given and not [path for path in given if path[:2] in (("fa2_lab", "examine"), ("fa2_lab", "errata"))]
 
 
+@needs_sandbox
 def test_a_sandbox_without_triton_cannot_import_torch():
     """Autograd and finished attention are no NumPy; no folder of packages is left to look in."""
     reach = """import glob, sys
