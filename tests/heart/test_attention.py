@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import HOPPER, check, kernels, poisoned  # noqa: F401 (two are fixtures)
+from case_selection import many_kernels, once, shared_out
 from kernel_truth import DEVICE, GPU, NAMES, dense, keep, run, tensors, worst
-from slices import many_kernels, once, shared_out
 
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import tables
@@ -24,7 +24,7 @@ D = (1, 13, 16, 32, 40, 64, 96, 111, 128, 192, 256)
 
 
 @pytest.mark.gpu
-def test_each_shape_dtype_and_mask_once(kernels):  # noqa: F811
+def test_attention_matches_float64_for_each_shape_dtype_and_mask(kernels):  # noqa: F811
     """Every d, dtype, mask, number of heads and pair of lengths."""
     if kernels == "chosen":
         pytest.skip("tests of Hopper's kernels take all of theirs once")
@@ -37,7 +37,7 @@ def test_each_shape_dtype_and_mask_once(kernels):  # noqa: F811
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("d", D)
-def test_every_combination_of_shapes_and_dtypes(d, causal, dtype, kernels):  # noqa: F811
+def test_attention_matches_float64_for_all_combinations(d, causal, dtype, kernels):  # noqa: F811
     if kernels == "chosen" and (dtype == torch.float32 or d not in HOPPER.sizes.DIMENSIONS):
         pytest.skip("the portable ones again")
     for (heads, kv_heads), (N_q, N_k) in product(HEADS, PAIRS):
@@ -61,14 +61,14 @@ SLICE = [
 
 @many_kernels
 @pytest.mark.parametrize("case", SLICE, ids=str)
-def test_a_sample_of_shapes_and_dtypes(case):
+def test_attention_matches_float64_for_a_sample_of_shapes(case):
     d, (N_q, N_k), heads, causal, dtype = case
     check(*tensors(2, *heads, N_q, N_k, d, dtype), causal=causal)
 
 
 @many_kernels
 @pytest.mark.parametrize("sizes", [(16, 16), (64, 16), (16, 64)])
-def test_any_block_sizes(sizes, monkeypatch):
+def test_attention_matches_float64_for_any_block_sizes(sizes, monkeypatch):
     monkeypatch.setattr(
         tables,
         "choose_config",
@@ -82,7 +82,7 @@ def test_any_block_sizes(sizes, monkeypatch):
 
 
 @pytest.mark.parametrize("causal, dtype", shared_out((False, True), (torch.int32, torch.int64, torch.uint8)), ids=str)
-def test_key_lengths(causal, dtype):
+def test_attention_masks_keys_past_key_lengths(causal, dtype):
     lengths = torch.tensor([0, 1, 64, 99, 100], dtype=dtype, device=DEVICE)
     q, k, v, dO = tensors(5, 1, 1, 70, 100, 16)
     with torch.no_grad():  # what lies behind a length must not matter, whatever it is
@@ -96,7 +96,7 @@ def test_key_lengths(causal, dtype):
         assert torch.equal(a, b), name
 
 
-def test_rows_that_see_no_key():
+def test_attention_gives_zeros_for_fully_masked_rows():
     q, k, v, dO = tensors(1, 1, 1, 100, 30, 16)
     O, L, dQ, dK, dV = check(q, k, v, dO, causal=True)
     assert (O[:, :, :70] == 0).all() and (L[:, :, :70] == -torch.inf).all() and (dQ[:, :, :70] == 0).all()
@@ -111,7 +111,7 @@ def test_rows_that_see_no_key():
 
 
 @pytest.mark.parametrize("seed", (0, 7, 2**32 + 5, 2**64 - 1))
-def test_dropout_drops_what_the_reference_drops(seed):
+def test_dropout_mask_equals_the_reference_mask(seed):
     q, k, _, _ = tensors(2, 2, 2, 40, 64, 64)
     v = torch.eye(64, device=DEVICE).expand(2, 2, 64, 64)
     O = attention(q * 0, k, v, dropout_p=0.3, seed=seed)
@@ -124,13 +124,13 @@ def test_dropout_drops_what_the_reference_drops(seed):
 
 
 @pytest.mark.parametrize("causal", (False, True))
-def test_dropout_and_its_gradients(causal):
+def test_dropout_gradients_match_float64(causal):
     check(*tensors(2, 2, 1, 70, 100, 24), causal=causal, p=0.4, seed=3)
     check(*tensors(1, 1, 1, 33, 65, 16, torch.float16), p=0.1, seed=11, lengths=torch.tensor([50], device=DEVICE))
 
 
 @pytest.mark.parametrize("backend", ("auto", "reference"))
-def test_fresh_seeds_come_from_torchs_generator(backend):
+def test_dropout_seed_follows_torch_manual_seed(backend):
     q, k, v, _ = tensors(1, 1, 1, 16, 16, 16)
     draws = []
     for seed in (1, 1, 2):
@@ -143,7 +143,7 @@ def test_fresh_seeds_come_from_torchs_generator(backend):
 
 
 @pytest.mark.parametrize("size", (133120.0, -133120.0, 2.0**40))
-def test_huge_equal_logits(size):
+def test_attention_is_exact_for_huge_equal_scores(size):
     q, k = torch.full((1, 1, 70, 64), abs(size), device=DEVICE), torch.full((1, 1, 200, 64), size, device=DEVICE)
     v = torch.randn(1, 1, 200, 64, device=DEVICE)
     O, L = attention(q, k, v, return_lse=True)
@@ -154,7 +154,7 @@ def test_huge_equal_logits(size):
 @pytest.mark.parametrize("size", (992, 3008, 4992, 6016, 6832, 6912, 6944, 7072, 8960, 29952))
 @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("sign", (1, -1))
-def test_huge_equal_logits_in_half_precision(dtype, sign, size):
+def test_attention_is_exact_for_huge_equal_scores_in_half_precision(dtype, sign, size):
     """Times the scale, such scores are rounded by whole powers of two, and so is p, which fp16 must hold.
 
     64 squares of such a size have an exact sum in fp32, so the scores are equal in whatever order they are added.
@@ -169,14 +169,14 @@ def test_huge_equal_logits_in_half_precision(dtype, sign, size):
 
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("logit", (1e4, -1e4, -6e4))
-def test_large_logits(logit, causal):
+def test_attention_is_accurate_for_large_scores(logit, causal):
     q, k, v, dO = tensors(1, 1, 1, 70, 130, 16)
     with torch.no_grad():
         q.zero_()[..., 0], k.zero_()[..., 0] = 1.0, logit + torch.arange(130, device=DEVICE) % 7
     check(q, k, v, dO, causal=causal, scale=1.0, rough=True)
 
 
-def test_logits_of_mixed_size():
+def test_attention_is_accurate_for_scores_of_mixed_size():
     q, k, v, dO = tensors(1, 1, 1, 70, 130, 16, size=60.0)
     check(q, k, v, dO, rough=True)
     q, k, v, _ = tensors(1, 1, 1, 70, 130, 16, size=3e4)
@@ -184,7 +184,7 @@ def test_logits_of_mixed_size():
 
 
 @pytest.mark.parametrize("both", (True, False))
-def test_gradient_of_L(both):
+def test_attention_backpropagates_the_gradient_of_L(both):
     q, k, v, dO = tensors(2, 2, 1, 40, 70, 16)
     dL = torch.randn(2, 2, 40, device=DEVICE)
     if both:
@@ -208,7 +208,7 @@ def test_strided_inputs_are_not_copied(monkeypatch):
 
 
 @pytest.mark.parametrize("width", (72, 76, 79, 80))
-def test_rows_may_be_any_distance_apart(width):
+def test_attention_accepts_any_row_stride(width):
     """The kernels count strides in eights if 8 divides them all, and only then; what lies between rows is NaN."""
     q, k, v, dO = tensors(2, 2, 1, 40, 70, 72, torch.bfloat16)
 
@@ -221,7 +221,7 @@ def test_rows_may_be_any_distance_apart(width):
 
 
 @pytest.mark.parametrize("d", (16, 72, 128))
-def test_O_in_pieces(d, monkeypatch):
+def test_attention_is_right_if_O_is_computed_in_column_slices(d, monkeypatch):
     """As the kernels make it for GPUs whose compiler would share S by columns otherwise."""
     if GPU:
         pytest.skip("there the chip decides")
@@ -230,7 +230,7 @@ def test_O_in_pieces(d, monkeypatch):
 
 
 @pytest.mark.parametrize("scale", (1e-30, 0.088, 0.125, 1.0, 3.7, 1e20))
-def test_p_of_huge_scores_keeps_within_fp16(scale):
+def test_p_never_overflows_fp16_for_huge_scores(scale):
     """The factor that rounding makes p wrong by, below the limit and beyond it: 2⁸ at most, and none."""
     fine, coarse, huge, *_ = softmax.scales(scale)
     assert 2.0**-25 * huge * fine <= 8 and coarse <= fine < 2 * coarse and np.log2(coarse) % 1 == 0

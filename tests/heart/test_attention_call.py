@@ -32,7 +32,7 @@ def good():
 LENGTHS = torch.tensor([3, 12], device=DEVICE)
 
 
-def test_plain_call_is_recognised_only_where_torch_records_nothing():
+def test_fast_path_is_taken_only_without_autograd_modes_and_subclasses():
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, arguments=(), options=None):
             return function(*arguments, **options or {})
@@ -73,7 +73,7 @@ APART = LENGTHS.int().repeat_interleave(2)[::2]
     (dict(scale=-0.3), 0),
 ], ids=("plain", "lengths", "strided lengths", "negative"))  # fmt: skip
 @pytest.mark.parametrize("across", (False, True), ids=("rows", "columns"))
-def test_calls_from_the_cache_are_right(options, kinds, across, monkeypatch):
+def test_cached_calls_return_right_results(options, kinds, across, monkeypatch):
     for seed in range(2):
         *inputs, dO = tensors(2, 2, 1, 8, 12, 16, seed=seed)
         q, k, v = (x.detach().mT.contiguous().mT if across else x.detach() for x in inputs)
@@ -88,7 +88,7 @@ def test_calls_from_the_cache_are_right(options, kinds, across, monkeypatch):
 
 
 @pytest.mark.parametrize("changed", ("q", "k", "v", "key_lengths"))
-def test_a_change_between_forward_and_backward_is_noticed(changed):
+def test_backward_rejects_inputs_changed_in_place(changed):
     inputs = dict(zip("qkv", good(), strict=True)) | dict(key_lengths=LENGTHS.clone())
     O = attention(**{n: x.requires_grad_() if n in "qkv" else x for n, x in inputs.items()})
     with torch.no_grad():
@@ -144,7 +144,7 @@ TRANSFORMS = dict(
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("packed", (False, True), ids=("dense", "packed"))
-def test_torch_transforms_are_refused_with_one_line(transform, packed):
+def test_torch_func_transforms_are_refused_with_one_line(transform, packed):
     """Also where a call of this kind was prepared; afterwards all is as it was."""
     q = good()[0][0].transpose(0, 1).contiguous() if packed else good()[0]
     starts = torch.tensor([0, 3, 8], dtype=torch.int32, device=DEVICE)
@@ -159,7 +159,7 @@ def test_torch_transforms_are_refused_with_one_line(transform, packed):
 
 
 @pytest.mark.parametrize("backend", ("auto", "reference"))
-def test_a_row_without_keys_gives_no_nan_whatever_its_L_is_used_for(backend):
+def test_fully_masked_row_gives_no_nan_gradient_through_L(backend):
     """The gradient of its L² is −∞."""
     q, k, v, _ = tensors(1, 2, 1, 6, 3, 16)
     O, L = attention(q, k, v, causal=True, return_lse=True, backend=backend)
@@ -176,7 +176,7 @@ def test_default_dropout_seeds_use_all_63_bits():
 
 
 @pytest.mark.parametrize("expanded", ((1, 1, 1, 16), (2, 1, 8, 1), (1, 4, 1, 1)), ids=str)
-def test_expanded_gradients_of_O_and_L(expanded):
+def test_backward_accepts_expanded_dO_and_dL(expanded):
     q, k, v, _ = tensors(2, 4, 2, 8, 12, 16)
     dO, dL = torch.randn(expanded, device=DEVICE).expand(2, 4, 8, 16), torch.randn(8, device=DEVICE).expand(2, 4, 8)
     got = run(attention, q, k, v, dO, dL, causal=True)
@@ -184,7 +184,7 @@ def test_expanded_gradients_of_O_and_L(expanded):
     assert all(worst(a, b) < 1e-4 for a, b in zip(got, truth, strict=True))
 
 
-def test_saved_tensors_may_come_back_in_other_strides():
+def test_backward_accepts_saved_tensors_with_other_strides():
     """Hooks that keep them elsewhere, such as save_on_cpu, give them back contiguous."""
     q, k, v, dO = (x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in tensors(2, 4, 2, 8, 12, 16))
     inputs = [x.requires_grad_() for x in (q, k, v)]
@@ -198,7 +198,7 @@ def test_saved_tensors_may_come_back_in_other_strides():
     "options", [dict(scale=-0.7), dict(causal=True, dropout_p=0.35, seed=5), dict(scale=0.0, key_lengths=LENGTHS)]
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_backend_reference_has_the_same_results(options, dtype):
+def test_backend_reference_matches_the_kernels(options, dtype):
     q, k, v, dO = tensors(2, 4, 2, 8, 12, 16, dtype)
     dL = torch.randn(2, 4, 8, device=DEVICE)
     got = run(attention, q, k, v, dO, dL, **options, backend="reference")
@@ -211,7 +211,7 @@ def test_backend_reference_has_the_same_results(options, dtype):
 @pytest.mark.parametrize("backend", ("auto", "reference"))
 @pytest.mark.parametrize("options", [dict(), dict(causal=True, dropout_p=0.3, seed=5)], ids=("plain", "causal"))
 @pytest.mark.parametrize("bad", (float("nan"), float("inf"), -float("inf")))
-def test_keys_past_a_length_do_not_change_results(bad, options, backend):
+def test_nan_keys_past_a_key_length_do_not_change_results(bad, options, backend):
     q, k, v, dO = tensors(2, 2, 1, 8, 12, 16)
     lengths = torch.tensor([0, 7], device=DEVICE)
     clean = run(attention, q, k, v, dO, torch.ones(2, 2, 8, device=DEVICE), key_lengths=lengths, **options)
@@ -224,7 +224,7 @@ def test_keys_past_a_length_do_not_change_results(bad, options, backend):
 
 
 @pytest.mark.parametrize("backend", ("auto", "reference"))
-def test_a_gradient_of_L_that_fp16_cannot_hold(backend):
+def test_dL_beyond_the_range_of_fp16_is_not_rounded_to_infinity(backend):
     q, k, v, dO = tensors(1, 2, 1, 8, 12, 16, torch.float16)
     dL = torch.full((1, 2, 8), 7e4, device=DEVICE)
     got = run(attention, q, k, v, dO, dL, backend=backend)
@@ -241,7 +241,7 @@ def test_a_gradient_of_L_that_fp16_cannot_hold(backend):
     dict(dropout_p=Fraction(1, 4)), dict(seed=np.uint64(2**64 - 1)), dict(seed=np.int32(7)),
     dict(scale=np.float32(0.5)), dict(scale=Fraction(1, 2)), dict(scale=2),
 ], ids=lambda change: "-".join(f"{n}-{type(x).__name__}" for n, x in change.items()))  # fmt: skip
-def test_numbers_of_every_kind_are_taken(change, backend):
+def test_numpy_and_torch_scalars_are_accepted_as_options(change, backend):
     q, k, v, dO = tensors(1, 1, 1, 18, 12, 16)
     options = dict(dropout_p=0.25, seed=7, scale=0.5) | change
     plain = {n: int(x) if n == "seed" else float(x) for n, x in options.items()}
@@ -252,14 +252,14 @@ def test_numbers_of_every_kind_are_taken(change, backend):
     assert torch.isfinite(attention(q, k, v, **drawn, backend=backend)).all()
 
 
-def test_the_reference_takes_every_float_as_scale():
+def test_reference_accepts_a_scale_beyond_fp32():
     q, k, v, dO = (x.detach().double().to(torch.float32) for x in tensors(1, 2, 1, 8, 12, 16))
     O = attention(q, k, v, scale=1e39, backend="reference")
     assert worst(O, dense(q, k, v, dO, scale=1e39)[0]) < 1e-5
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="the interpreter does one launch at a time")
-def test_calls_from_several_threads():
+def test_attention_is_thread_safe():
     q, k, v = good()
     calls = [dict(causal=n % 2 == 0, key_lengths=LENGTHS if n % 3 == 0 else None) for n in range(6)]
     want = [attention(q, k, v, **options) for options in calls]
@@ -275,7 +275,7 @@ def test_calls_from_several_threads():
         assert all(threads.map(work, range(12)))
 
 
-def test_the_package_gives_the_function():
+def test_package_loads_attention_lazily_and_lists_all_calls():
     """When it is first asked for; the package lists its calls before, and gives them all to `import *`."""
     code = """
 import os, sys, fa2_lab
@@ -296,7 +296,7 @@ assert fa2_lab.attention == 3
 
 @pytest.mark.parametrize("scale", (1e30, -1e30, 1e20))
 @pytest.mark.parametrize("N_q", (1, 20))
-def test_the_largest_scales_are_right(scale, N_q):
+def test_attention_is_right_for_the_largest_scales(scale, N_q):
     q, k, v, dO = (x.detach() for x in tensors(1, 2, 1, N_q, 12, 16))
     O, L = attention(q / abs(scale) ** 0.5, k / abs(scale) ** 0.5, v, scale=scale, return_lse=True)
     truth = dense(q, k, v, dO, scale=math.copysign(1, scale))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import kernels, poisoned  # noqa: F401 (fixtures)
+from case_selection import shared_out
 from kernel_truth import DEVICE, dense, dense_packed, elsewhere, worst
-from slices import shared_out
 
 import fa2_lab.api.paged  # and its operator
 from fa2_lab.api import operators
@@ -113,7 +113,7 @@ CALLS = ("attention", "attention_packed", "attention_paged")
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_call_with_one_changed_argument_is_not_served_from_the_cache(call):
+def test_cache_distinguishes_calls_that_differ_in_one_argument(call):
     base = arguments_of(call)
     want = defined(call, base)
     compare(call, base, want, "first")
@@ -218,7 +218,7 @@ OF_KERNELS += [("sinks", ValueError, lambda x: x + 3e38)] if DEVICE == "cpu" els
 
 @pytest.mark.parametrize("backend", ("auto", "reference"))
 @pytest.mark.parametrize("call", CALLS)
-def test_bad_input_is_named_before_any_launch_also_after_a_cached_good_call(call, backend, monkeypatch):
+def test_bad_input_is_rejected_before_launch_even_after_a_cached_call(call, backend, monkeypatch):
     base, run = arguments_of(call) | dict(backend=backend), getattr(fa2_lab, call)
     base |= dict(dropout_p=0.5, seed=3) if call == "attention" else {}
     wrong = WRONG + OWN[call] + (OF_KERNELS if backend == "auto" else [])
@@ -239,7 +239,7 @@ def test_bad_input_is_named_before_any_launch_also_after_a_cached_good_call(call
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_gaps_and_offsets_do_not_matter(call):
+def test_calls_accept_strided_and_offset_inputs(call):
     base = arguments_of(call)
     want = defined(call, base)
     compare(call, base, want, "where they were")
@@ -250,7 +250,7 @@ def test_gaps_and_offsets_do_not_matter(call):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_the_least_and_the_largest_head_dimension(call):
+def test_smallest_and_largest_head_dimension_are_supported(call):
     """One also with a stride, which then means nothing."""
 
     def strange(x):
@@ -306,7 +306,7 @@ def in_contiguous_rows(x):
 
 
 @pytest.mark.parametrize("view, call", shared_out(list(VIEWS), CALLS))
-def test_any_view_gives_right_results_with_contiguous_rows(view, call):
+def test_calls_accept_any_view_and_copy_only_noncontiguous_rows(view, call):
     """The results' memory held NaN before. Where the copies are of a gradient, it counts each copy for itself."""
     base = arguments_of(call)
     if call == "attention":  # fewer rows than columns: of a view that overlaps, torch takes columns for rows then
@@ -327,7 +327,7 @@ def test_any_view_gives_right_results_with_contiguous_rows(view, call):
         assert in_contiguous_rows(O) and worst(O, found[0]) < 1e-6, (view, O.shape, O.stride())
 
 
-def test_a_dense_order_of_dimensions_is_kept_as_torch_keeps_it():
+def test_results_keep_the_dimension_order_of_dense_inputs():
     q, k, v = (floats(2, 20, heads, 8).transpose(1, 2).requires_grad_() for heads in (4, 2, 2))
     O = fa2_lab.attention(q, k, v)
     given = torch.autograd.grad(O.sum(), (q, k, v))
@@ -343,7 +343,7 @@ EDGES += [(4, 10, (left, None)) for left in (8, 9, 10)] + [(4, 10, (None, right)
 
 
 @pytest.mark.parametrize("N_q, N_k, window", EDGES, ids=str)
-def test_windows_that_just_reach_an_edge(N_q, N_k, window):
+def test_windows_at_tile_and_sequence_edges_are_right(N_q, N_k, window):
     """And those that just do not: where they end before a tile does, and where one of N_q and N_k is the smaller."""
     DRAW.manual_seed(2)
     q, k, v = floats(1, 2, N_q, 8), floats(1, 1, N_k, 8), floats(1, 1, N_k, 8)
@@ -363,7 +363,7 @@ def test_windows_that_just_reach_an_edge(N_q, N_k, window):
 
 @pytest.mark.parametrize("softcap", (1e-30, 1e-3, 1e30))
 @pytest.mark.parametrize("N_q", (1, 20))
-def test_the_largest_scale_with_a_softcap_of_any_size(softcap, N_q):
+def test_largest_scale_works_with_any_softcap(softcap, N_q):
     DRAW.manual_seed(3)
     q, k, v = floats(1, 2, N_q, 8) * 1e-15, floats(1, 2, 24, 8) * 1e-15, floats(1, 2, 24, 8)
     got = fa2_lab.attention(q, k, v, scale=1e30, softcap=softcap, return_lse=True)
@@ -373,7 +373,7 @@ def test_the_largest_scale_with_a_softcap_of_any_size(softcap, N_q):
 
 @pytest.mark.parametrize("scale, softcap", [(1e30, None), (1e-29, None), (1e-9, None), (0.3, 1e-30)])
 @pytest.mark.parametrize("call", CALLS)
-def test_every_scale_softcap_and_sink_is_computed_rightly_or_refused(call, scale, softcap):
+def test_extreme_scale_softcap_and_sink_are_right_or_rejected(call, scale, softcap):
     """Sinks grow until an error names one that the reference still accepts. The error of L is relative to its size."""
     base = arguments_of(call) | dict(scale=scale, softcap=softcap)
     for power in (0, 10, 30, 38):
@@ -420,7 +420,7 @@ def sizes_of_none_and_one(call: str, n: int):
 @pytest.mark.parametrize("backend", ("auto", "reference"))
 @pytest.mark.parametrize("n", (0, 1))
 @pytest.mark.parametrize("call", CALLS)
-def test_sizes_of_0_and_1(call, n, backend):
+def test_calls_support_sizes_of_0_and_1(call, n, backend):
     """A call without rows has an empty result; a row without keys sees its sink; gradients are 0."""
     for number, arguments in enumerate(sizes_of_none_and_one(call, n)):
         if len(arguments["q"]) or call == "attention_packed":
@@ -436,7 +436,7 @@ def test_sizes_of_0_and_1(call, n, backend):
 
 @pytest.mark.parametrize("backend", ("auto", "reference"))
 @pytest.mark.parametrize("call", CALLS)
-def test_sinks_of_minus_infinity_and_sequences_without_keys(call, backend):
+def test_sink_of_minus_infinity_is_no_sink(call, backend):
     """A sink of −∞ is none; a row that sees no key sees its sink, and its L is that."""
     base = arguments_of(call) | dict(backend=backend)
     base |= dict(key_lengths=whole(0, 7)) if "key_lengths" in base else dict(cu_seqlens_k=whole(0, 0, 24))
@@ -448,7 +448,7 @@ def test_sinks_of_minus_infinity_and_sequences_without_keys(call, backend):
 
 
 @pytest.mark.parametrize("backend", ("auto", "reference"))
-def test_packed_sequences_without_rows_forward_and_backward(backend):
+def test_packed_accepts_zero_query_rows(backend):
     """A tensor without elements calls itself contiguous in any strides, as those of the gradient of a sum."""
     q, k = torch.empty(0, 4, 32, device=DEVICE, requires_grad=True), torch.randn(9, 2, 16, device=DEVICE)
     O = fa2_lab.attention_packed(q[..., ::2], k, k, whole(0, 0), whole(0, 9), backend=backend)
@@ -469,7 +469,7 @@ def told_of(x):
 
 @pytest.mark.parametrize("layout", ("plain", "inside", "turned", "expanded", "overlapping"))
 @pytest.mark.parametrize("call, reference", [*((call, False) for call in CALLS), *((call, True) for call in CALLS[:2])])
-def test_fake_tensors_have_the_shape_dtype_and_strides_of_the_results(call, layout, reference):
+def test_fake_tensor_metadata_matches_real_results(call, layout, reference):
     """Shape, dtype and strides of all results: that is what a compiled function relies on."""
 
     def lay(x):
@@ -502,7 +502,7 @@ def test_fake_tensors_have_the_shape_dtype_and_strides_of_the_results(call, layo
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_opcheck(call):
+def test_custom_operators_pass_torch_opcheck(call):
     ops, given, masks = torch.ops.fa2_lab, arguments_of(call), (True, 0.3, 0.0, 9, None, 2.0, 3)
     if call == "attention_paged":
         q, k, v, lengths, sinks, table = (
@@ -525,7 +525,7 @@ def test_opcheck(call):
 @pytest.mark.parametrize("computes", ("auto", "reference"))
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("call", CALLS)
-def test_results_under_torch_compile(call, backend, computes):
+def test_torch_compile_matches_eager(call, backend, computes):
     attention, given = partial(getattr(fa2_lab, call), backend=computes), arguments_of(call)
     given |= dict(dropout_p=0.2, seed=9) if call == "attention" else {}
 
@@ -546,7 +546,7 @@ def test_results_under_torch_compile(call, backend, computes):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("call", CALLS)
-def test_in_a_cuda_graph(call):
+def test_calls_replay_in_a_cuda_graph_with_new_inputs(call):
     """It holds no number: tensors, lengths, starts, pages and sinks may change between replays."""
     base, attention = arguments_of(call) | dict(return_lse=True), getattr(fa2_lab, call)
     attention(**base)
@@ -562,7 +562,7 @@ def test_in_a_cuda_graph(call):
 
 
 @pytest.mark.gpu
-def test_compiled_into_cuda_graphs_by_torch_itself():
+def test_torch_compile_reduce_overhead_matches_eager():
     """Nothing that is allocated in order to warm up may be kept: its memory is the graph's."""
 
     def f(q, k, v):
@@ -580,7 +580,7 @@ def test_compiled_into_cuda_graphs_by_torch_itself():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("call", CALLS[:2])
-def test_no_call_waits_for_the_gpu(call):
+def test_calls_do_not_synchronize_with_the_gpu(call):
     base = arguments_of(call)
     kinds = [base, base | dict(dropout_p=0.1), base | dict(dropout_p=0.1, seed=5)] if call == "attention" else [base]
     for arguments in kinds:

@@ -31,7 +31,7 @@ def width(text: str) -> int:
 NUMPY_STAGES = tuple(stage for stage in STAGES if not stage.name.startswith("Triton"))
 
 
-def test_the_tour_of_the_numpy_stages(capsys):
+def test_tour_passes_for_all_numpy_stages(capsys):
     assert len(NUMPY_STAGES) >= 16
     assert tour.tour(NUMPY_STAGES) == 0
     out, err = capsys.readouterr()
@@ -41,7 +41,7 @@ def test_the_tour_of_the_numpy_stages(capsys):
     assert err == "", "no progress bar where nobody watches"
 
 
-def test_the_table_counts_what_the_meter_counts():
+def test_tour_table_shows_the_traced_element_counts():
     asked = [stage for stage in NUMPY_STAGES if stage.name in ("FA1 forward", "FA2 forward")]
     rows = {stage.name: tour.line(tour.run(stage)).split()[3:6] for stage in asked}
     n, d, T_r, T_c = tour.N, tour.D_HEAD, 8, 16
@@ -73,7 +73,7 @@ def test_tour_fails_for_a_wrong_stage_but_not_for_a_skipped_one(run, status, wor
     assert all(word in out for word in words)
 
 
-def test_every_stage_notices_a_wrong_truth(monkeypatch):
+def test_every_tour_stage_fails_against_a_wrong_truth(monkeypatch):
     """Spoil the answers: no stage may still be satisfied (the count of closed forms has no answer to spoil)."""
     for problem in tour.PROBLEMS:
         for name in ("O", "dV"):
@@ -82,7 +82,7 @@ def test_every_stage_notices_a_wrong_truth(monkeypatch):
     assert satisfied == ["closed forms = meter"]
 
 
-def test_triton_stages_run_where_they_can():
+def test_triton_stages_run_or_say_why_they_are_skipped():
     """In a process of their own: the interpreter has to be chosen before anybody imports triton."""
     source = (
         "from fa2_lab.tools.tour import STAGES, run\n"
@@ -109,7 +109,7 @@ def test_where_prints_files_and_algorithms(capsys):
     assert len(capsys.readouterr().out.splitlines()) == len(paper.ALGORITHMS)
 
 
-def test_errata_as_a_table_and_in_full(capsys):
+def test_errata_command_prints_a_table_and_each_entry(capsys):
     assert command.main(["errata"]) == 0
     out = capsys.readouterr().out
     assert out.count("  differ\n") == len(ERRATA) and max(map(width, out.splitlines())) <= 80
@@ -131,7 +131,7 @@ def test_errata_command_fails_if_a_check_accepts_both_versions(monkeypatch, caps
     assert command.main(["errata", "fa2-scale"]) == 1
 
 
-def test_glossary(capsys):
+def test_glossary_command_prints_terms_within_80_columns(capsys):
     assert command.main(["glossary"]) == 0
     out = capsys.readouterr().out
     assert "线程束" in out and max(map(width, out.splitlines())) <= 80
@@ -143,7 +143,7 @@ def test_glossary(capsys):
 
 
 @pytest.mark.parametrize("arguments", [["dance"], ["where", "a", "b"], ["--fast"]])
-def test_bad_usage_ends_with_2(arguments, capsys):
+def test_bad_usage_exits_with_status_2(arguments, capsys):
     with pytest.raises(SystemExit) as end:
         command.main(arguments)
     assert end.value.code == 2 and "usage: fa2-lab" in capsys.readouterr().err
@@ -162,7 +162,7 @@ def entry(module: str, name: str = "tune") -> EntryPoint:
     return EntryPoint(name, f"{module}:main", command.GROUP)
 
 
-def test_commands_of_plugins_are_listed_and_run(monkeypatch, capsys):
+def test_plugin_commands_are_listed_and_run(monkeypatch, capsys):
     monkeypatch.setattr(command, "entry_points", lambda group: [entry("fa2_studio.bench.tune")])
     monkeypatch.setattr(EntryPoint, "load", lambda entry: lambda argv: int(argv[1]))
     assert "tune " in command.parser().format_help() and "best block sizes" in command.parser().format_help()
@@ -186,8 +186,8 @@ def test_missing_dependency_is_named_with_its_extra(monkeypatch, capsys):
     assert "pip install 'fa2-lab[plots]'" in capsys.readouterr().err
 
 
-def test_the_entry_points_are_those_of_pyproject():
-    from test_house import pyproject
+def test_entry_points_in_pyproject_can_be_imported():
+    from test_layers import pyproject
 
     declared = pyproject()["project"]["entry-points"][command.GROUP]
     for name, target in declared.items():
@@ -231,7 +231,7 @@ def test_unknown_names_are_refused_with_one_line(line, capsys):
 @pytest.mark.parametrize(
     "why, status", [({}, 0), ({"fa2_lab": "wrong: error 1.0e+00"}, 1), ({"x": "not installed"}, 0)]
 )
-def test_a_wrong_result_decides_how_the_bench_ends(why, status, monkeypatch, tmp_path, capsys):
+def test_bench_exit_status_reports_wrong_results(why, status, monkeypatch, tmp_path, capsys):
     from bench_records import MACHINE, compare
 
     from fa2_lab.records import Record
@@ -249,7 +249,7 @@ def interrupted(*arguments, **options):
 
 
 @pytest.mark.parametrize("name, function", [("where", "command.show_where"), ("doctor", "doctor.main")])
-def test_ctrl_c_ends_every_command_with_130(name, function, monkeypatch, capsys):
+def test_ctrl_c_exits_every_command_with_status_130(name, function, monkeypatch, capsys):
     monkeypatch.setattr(f"fa2_lab.tools.{function}", interrupted)
     assert command.main([name]) == 130
     assert capsys.readouterr().err == ""
@@ -283,7 +283,7 @@ def hidden(folder):
     return [file for file in folder.iterdir() if file.name.startswith(".")]
 
 
-def test_ctrl_c_in_the_third_row_keeps_two_rows_and_names_the_ten_missing(tmp_path):
+def test_ctrl_c_in_bench_keeps_finished_rows_and_names_missing_ones(tmp_path):
     process = started([sys.executable, "-c", SIGNAL_IN_ROW_THREE, "bench", "smoke", "--folder", str(tmp_path)])
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err.decode()
@@ -301,7 +301,7 @@ def test_commands_run_in_an_ascii_terminal():
     assert done.returncode == 0 and done.stderr == b"" and b"fa1.py:" in done.stdout
 
 
-def test_closed_output_is_no_error():
+def test_closed_stdout_is_not_an_error():
     for call in (
         "where FA2.A1.L9 >&-",
         "where FA2.A1.L9 | true",

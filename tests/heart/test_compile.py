@@ -1,7 +1,7 @@
 """The kernels, compiled for seven GPUs without having one: they fit, spill nothing, use tensor cores."""
 
 import pytest
-from slices import compiled_by
+from case_selection import compiled_by
 
 from fa2_lab.machine.chips import KiB
 
@@ -13,7 +13,7 @@ AN_SM = {"sm_80": 164, "sm_86": 100, "sm_89": 100, "sm_90": 228, "sm_100": 228, 
 
 @compiled_by("portable", *TARGETS)
 @pytest.mark.parametrize("target", TARGETS)
-def test_default_blocks(rows, target, jobs):
+def test_default_tiles_compile_without_spills_for_each_gpu(rows, target, jobs):
     """Every entry of the tables fits and spills nothing, d = 40 or 72 is read in sixteen bytes, as d = 80 is, and
     where tensor cores are told by mma.sync no product is made twice, and the forward's warps have whole rows of S.
     """
@@ -33,7 +33,7 @@ def test_default_blocks(rows, target, jobs):
 
 
 @compiled_by("portable", *TARGETS)
-def test_a_bias_fits(rows, jobs):
+def test_bias_kernels_compile_with_few_spills(rows, jobs):
     """It has no tiles of its own, so a few registers are spilled: next to none by ALiBi, more by a mask on Hopper."""
     rows = [row for row in rows if row["bias"]]
     assert len(rows) == (72 if jobs == "all" else 6)
@@ -44,7 +44,7 @@ def test_a_bias_fits(rows, jobs):
 
 @compiled_by("decode", *TARGETS)
 @pytest.mark.parametrize("target", TARGETS)
-def test_decode(rows, target, jobs):
+def test_decode_kernels_compile_without_spills_for_each_gpu(rows, target, jobs):
     """Nothing spills, tensor cores multiply, and an SM holds as many programs as are launched for it."""
     rows = [row for row in rows if row["target"] == target]
     every = jobs == "all" or target == "sm_90"

@@ -4,10 +4,10 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+from case_selection import many_kernels, once
 from decode_checks import DTYPES, NAN, check, decode, drawn, near, poisoned, small_tiles  # noqa: F401 (fixtures)
 from hypothesis import strategies as st
 from kernel_truth import DEVICE, GPU, check_accuracy, dense, run, tensors, worst
-from slices import many_kernels, once
 
 import fa2_lab
 from fa2_lab.kernels import cache, tables
@@ -31,7 +31,7 @@ D = (1, 40, 64, 96, 128, 256)
 
 
 @pytest.mark.gpu
-def test_each_shape_dtype_and_mask_once():
+def test_decode_matches_float64_for_each_shape_dtype_and_mask():
     for (shape, options), d, dtype in once(CALLS, D, DTYPES):
         check((*shape, d), dtype, **options)
 
@@ -40,14 +40,14 @@ def test_each_shape_dtype_and_mask_once():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("d", D)
-def test_every_combination_of_shapes_and_dtypes(d, dtype):
+def test_decode_matches_float64_for_all_combinations(d, dtype):
     for shape, options in CALLS:
         check((*shape, d), dtype, **options)
 
 
 @pytest.mark.gpu
 @pytest.mark.exhaustive
-def test_the_same_bits_every_time():
+def test_decode_is_bitwise_reproducible():
     q, k, v, _ = drawn(2, 32, 8, 1, 20000, 128, dtype=torch.bfloat16)
     want = decode(q, k, v, scale=0.1)
     for _ in range(200):
@@ -56,7 +56,7 @@ def test_the_same_bits_every_time():
 
 @pytest.mark.gpu
 @pytest.mark.exhaustive
-def test_more_elements_than_32_bits_can_count():
+def test_decode_supports_caches_beyond_int32_elements():
     """The last of 70 sequences lies behind 2³¹ elements, and its pages, too."""
     k = torch.zeros(70, 8, 32768, 128, dtype=torch.float16, device=DEVICE)
     k[-1].normal_()
@@ -89,7 +89,7 @@ SLICE = [
 
 @many_kernels
 @pytest.mark.parametrize("case", SLICE, ids=str)
-def test_a_sample_of_shapes_and_dtypes(case):
+def test_decode_matches_float64_for_a_sample_of_shapes(case):
     check(*case)
 
 
@@ -106,7 +106,7 @@ def scratch_of(monkeypatch, call):
 
 @pytest.mark.parametrize("programs", (1, 3, 5, 40))
 @pytest.mark.parametrize("lengths", (None, [0, 150, 77]))
-def test_the_kernel_divides_the_work_as_the_model_predicts(monkeypatch, programs, lengths):
+def test_decode_kernel_splits_keys_as_the_model_predicts(monkeypatch, programs, lengths):
     q, k, v, _ = drawn(3, 4, 2, 1, 150, 16)
     given = None if lengths is None else torch.tensor(lengths, device=DEVICE)
     shape, d_pad, R = plan.shape_of(Tensors(q, k, v), one_length=True), 16, 2
@@ -127,7 +127,7 @@ def test_the_kernel_divides_the_work_as_the_model_predicts(monkeypatch, programs
 
 @pytest.mark.parametrize("splits", [0, 2])
 @pytest.mark.parametrize("batch, kv_heads, group", [(70000, 1, 1), (2, 70000, 1), (1, 40000, 128)])
-def test_no_grid_is_deeper_than_a_gpu_takes(batch, kv_heads, group, splits):
+def test_decode_grid_stays_within_the_gpu_limit(batch, kv_heads, group, splits):
     q, k = (torch.empty(batch, heads, n, 16, device="meta") for heads, n in ((group * kv_heads, 1), (kv_heads, 40)))
     grid = plan.prepare(Tensors(q, k, k), Options(causal=False, scale=1.0, num_splits=splits)).attend.grid
     x, *others = grid if isinstance(grid, tuple) else (grid,)
@@ -135,7 +135,7 @@ def test_no_grid_is_deeper_than_a_gpu_takes(batch, kv_heads, group, splits):
 
 
 @pytest.mark.parametrize("programs", [37, 65, 130])
-def test_the_merge_kernel_is_SoftmaxState_merge(programs):
+def test_merge_kernel_equals_SoftmaxState_merge(programs):
     """Parts that were never computed, some of them empty, of a head that so many programs have read: 64 in a round."""
     rng, R, d, scale = np.random.default_rng(programs), 4, 16, 0.3
     O, L = torch.full((1, R, 1, d), NAN, device=DEVICE), torch.full((1, R, 1), NAN, device=DEVICE)
@@ -162,7 +162,7 @@ def test_the_merge_kernel_is_SoftmaxState_merge(programs):
     assert (O[0, 3] == 0).all() and L[0, 3] == -torch.inf
 
 
-def test_a_changed_call_is_prepared_again(monkeypatch):
+def test_decode_cache_distinguishes_changed_calls(monkeypatch):
     """Another device, dtype, layout, option, cut, or where lengths are known: something else is prepared."""
     made = []
     monkeypatch.setattr(plan, "prepare", lambda *given: made.append(given) or (lambda *tensors: None))
@@ -183,7 +183,7 @@ def test_a_changed_call_is_prepared_again(monkeypatch):
     assert len(made) == len(calls)
 
 
-def test_shares_longer_than_a_head_are_merged_where_they_must_be():
+def test_decode_merges_shares_that_span_several_heads():
     """64 rows of short heads: the smallest share worth its part is longer than a head, and no multiple of it."""
     check((3, 64, 4, 4, 20, 16), causal=True, programs=12)
 
@@ -221,7 +221,7 @@ SIDES = st.none() | st.integers(0, 40)
 @hypothesis.example(3, (2, 2), 3, 80, (10, 0), [0.2, 1.0, 0.9], True, 3, 4, 64, True, None)  # one before its window
 @hypothesis.example(3, (4, 1), 5, 70, (None, 3), [0.9, 0.1, 0.5], True, 5, 4, 16, False, 2.0)
 @hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
-def test_any_division_of_the_work_under_any_mask(
+def test_decode_matches_float64_for_any_split_and_mask(
     batch, heads, N_q, N_k, window, parts, zero, programs, at_once, most_rows, with_sinks, softcap
 ):
     """Windows, unequal lengths with zeros among them, sinks; keys that no row may see hold NaN."""
@@ -253,7 +253,7 @@ def test_any_division_of_the_work_under_any_mask(
 
 
 @pytest.mark.parametrize("dtype", (torch.int32, torch.int64, torch.uint8))
-def test_keys_behind_a_length_are_not_touched(dtype):
+def test_decode_does_not_read_keys_past_a_key_length(dtype):
     lengths = torch.tensor([0, 1, 16, 99, 100], dtype=dtype, device=DEVICE)
     q, k, v, dO = drawn(5, 4, 2, 3, 100, 16)
     for b, n in enumerate(lengths.tolist()):
@@ -263,14 +263,14 @@ def test_keys_behind_a_length_are_not_touched(dtype):
     near((O, L), q, k.nan_to_num(), v.nan_to_num(), dO, causal=True, lengths=lengths)
 
 
-def test_a_length_outside_counts_as_the_nearest_inside():
+def test_decode_clamps_key_lengths_to_the_cache():
     q, k, v, _ = drawn(2, 2, 1, 1, 50, 16)
     outside, inside = (torch.tensor(x, device=DEVICE) for x in ([-3, 2**40], [0, 50]))
     for a, b in zip(decode(q, k, v, key_lengths=outside), decode(q, k, v, key_lengths=inside), strict=True):
         assert torch.equal(a, b)
 
 
-def test_many_sequences(monkeypatch):
+def test_decode_supports_many_sequences(monkeypatch):
     """More than the kernels look at together."""
     if not GPU:
         monkeypatch.setattr(kernel, "LENGTHS", kernel.tl.constexpr(4))
@@ -283,7 +283,7 @@ def test_many_sequences(monkeypatch):
 
 
 @pytest.mark.parametrize("size", (133120.0, -133120.0, 2.0**40))
-def test_huge_equal_logits(size):
+def test_decode_is_exact_for_huge_equal_scores(size):
     q, k = torch.full((1, 2, 1, 64), abs(size), device=DEVICE), torch.full((1, 1, 200, 64), size, device=DEVICE)
     v = torch.randn(1, 1, 200, 64, device=DEVICE)
     O, L = decode(q, k, v, scale=0.125, programs=5)
@@ -292,7 +292,7 @@ def test_huge_equal_logits(size):
 
 
 @pytest.mark.parametrize("logit", (1e4, -1e4, -6e4))
-def test_large_logits(logit):
+def test_decode_is_accurate_for_large_scores(logit):
     q, k, v, dO = drawn(1, 2, 1, 2, 130, 16)
     q.zero_()[..., 0], k.zero_()[..., 0] = 1.0, logit + torch.arange(130, device=DEVICE) % 7
     got = decode(q, k, v, causal=True, programs=5)
@@ -301,7 +301,7 @@ def test_large_logits(logit):
 
 @pytest.mark.filterwarnings("ignore:overflow")  # NumPy, for the interpreter
 @pytest.mark.parametrize("scale", (1e30, 1e37, 1e38))
-def test_scores_beyond_fp32(scale):
+def test_decode_is_right_for_scores_beyond_fp32(scale):
     """The largest score takes all the weight. L is infinite where fp32 cannot hold it, and O is right all the same."""
     q, k, v, _ = drawn(1, 2, 1, 3, 50, 16)
     s = q.double() @ k.double().mT
@@ -315,7 +315,7 @@ def test_scores_beyond_fp32(scale):
 
 
 @pytest.mark.parametrize("heads, kv_heads", [(4, 2), (1, 1)])
-def test_strides_do_not_matter(heads, kv_heads):
+def test_decode_accepts_strided_inputs(heads, kv_heads):
     """Rows, heads or batch entries apart, an odd start, one head out of many, one entry for all."""
     q, k, v, _ = drawn(2, heads, kv_heads, 3, 50, 24)
     want = decode(q, k, v, causal=True, scale=0.2)
@@ -337,7 +337,7 @@ def test_strides_do_not_matter(heads, kv_heads):
 # attention() --------------------------------------------------------------------------------------------------
 
 
-def test_attention_takes_decode_for_few_rows(monkeypatch):
+def test_attention_uses_decode_kernels_for_few_query_rows(monkeypatch):
     asked = []
     real = plan.prepare
     monkeypatch.setattr(plan, "prepare", lambda *a, **o: asked.append(a[0].q.shape) or real(*a, **o))
@@ -353,7 +353,7 @@ def test_attention_takes_decode_for_few_rows(monkeypatch):
 # How it is launched ---------------------------------------------------------------------------------------------
 
 
-def test_with_splits_no_length_decides_whether_decode_takes_a_call():
+def test_num_splits_makes_the_choice_of_decode_independent_of_lengths():
     """Else the result of a sequence would depend on the longest one of its batch."""
     q = torch.empty(1, 64, 1, 64, device="meta")
     assert all(plan.is_decode(q, torch.empty(1, 1, N_k, 64, device="meta"), num_splits=1) for N_k in (1, 9999))

@@ -13,7 +13,7 @@ import fa2_lab.api.paged
 
 @pytest.mark.parametrize("page", (1, 3, 16, 32, 40))
 @pytest.mark.parametrize("causal", (False, True))
-def test_paged_results_equal_those_without_pages(page, causal):
+def test_paged_decode_equals_dense_decode(page, causal):
     lengths = [0, 80, 37]
     q, k, v, dO = drawn(3, 4, 2, 2, 80, 16)
     k_pages, v_pages, table = paged(k, v, lengths, page)
@@ -24,7 +24,7 @@ def test_paged_results_equal_those_without_pages(page, causal):
         near((O[b : b + 1], L[b : b + 1]), q[[b]], k[[b], :, :n], v[[b], :, :n], dO[[b]], causal=causal)
 
 
-def test_pages_of_any_layout_and_shared_pages():
+def test_paged_decode_accepts_strided_and_shared_pages():
     q, k, v, _ = drawn(2, 4, 2, 1, 64, 16)
     lengths = torch.tensor([64, 50], device=DEVICE)
     k_pages, v_pages, table = paged(k, v, [64, 50], 16)
@@ -39,7 +39,7 @@ def test_pages_of_any_layout_and_shared_pages():
     assert worst(O, decode(q, k, v, scale=0.25, key_lengths=lengths)[0]) < 1e-6
 
 
-def test_a_table_may_be_longer_than_there_are_pages():
+def test_block_table_may_be_wider_than_the_page_count():
     q, k, v, dO = drawn(1, 4, 2, 1, 32, 16)
     k_pages, v_pages = (x.transpose(1, 2).reshape(2, 16, 2, 16) for x in (k, v))
     table, lengths = torch.tensor([[0, 1, 0, 1, 0]], device=DEVICE), torch.tensor([75], device=DEVICE)
@@ -47,7 +47,7 @@ def test_a_table_may_be_longer_than_there_are_pages():
     near(got, q, *(x.repeat(1, 1, 3, 1)[:, :, :75] for x in (k, v)), dO)
 
 
-def test_a_page_outside_counts_as_the_nearest_inside():
+def test_paged_decode_clamps_page_indices():
     """In a CUDA graph nobody looks at the table before the kernel does."""
     q, k, v, _ = drawn(1, 2, 1, 1, 48, 16)
     lengths = torch.tensor([48], device=DEVICE)
@@ -76,7 +76,7 @@ def serving(dtype=torch.float32, page=16):
     "dtype, scale, causal",
     [*((dtype, None, True) for dtype in DTYPES), (torch.float32, 0.0, False), (torch.float16, -0.3, False)],
 )
-def test_attention_paged(dtype, backend, scale, causal):
+def test_attention_paged_matches_float64(dtype, backend, scale, causal):
     arguments, (k, v, dO) = serving(dtype)
     O, L = fa2_lab.attention_paged(**arguments, scale=scale, causal=causal, return_lse=True, backend=backend)
     assert O.dtype == dtype and L.dtype == torch.float32 and (O[1] == 0).all() and (L[1] == -torch.inf).all()

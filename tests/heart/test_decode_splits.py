@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 import torch
+from case_selection import shared_out
 from decode_checks import DTYPES, drawn, near, paged, poisoned, small_tiles  # noqa: F401 (fixtures)
 from kernel_truth import DEVICE, GPU
-from slices import shared_out
 
 import fa2_lab
 
@@ -69,16 +69,16 @@ def paged_calls(heads, kv_heads, N_q, asked, page=24, **more):
 
 
 @pytest.mark.parametrize("splits, asked, calls", shared_out(SPLITS[:3], ASKED, (dense_calls, paged_calls)))
-def test_a_row_has_the_same_bits_in_every_batch(splits, asked, calls):
+def test_num_splits_makes_rows_bitwise_independent_of_the_batch(splits, asked, calls):
     assert first(calls(*asked, num_splits=splits)) is None
 
 
-def test_a_free_choice_changes_bits_with_the_batch():
+def test_without_num_splits_bits_depend_on_the_batch():
     """Else the test above would show nothing."""
     assert first(dense_calls(2, 2, 1, {})) and first(paged_calls(2, 2, 1, {}))
 
 
-def test_a_row_has_the_same_bits_whatever_the_padding_beside_it():
+def test_num_splits_makes_rows_bitwise_independent_of_padding():
     """Alone with its own keys and no lengths, or beside longer sequences; and in wider tables of other pages."""
     for heads, splits in ((2, 7), (20, 2)):
         found = []
@@ -91,7 +91,7 @@ def test_a_row_has_the_same_bits_whatever_the_padding_beside_it():
 
 
 @pytest.mark.parametrize("splits, dtype", shared_out(SPLITS, DTYPES), ids=str)
-def test_any_number_of_splits_is_right(splits, dtype):
+def test_any_num_splits_matches_float64(splits, dtype):
     """More than a sequence has tiles, sequences without keys, windows that begin past some splits."""
     lengths = [0, N_K, 17]
     for heads, kv_heads, N_q, asked in ASKED[1:]:
@@ -106,7 +106,7 @@ def test_any_number_of_splits_is_right(splits, dtype):
         assert "sinks" in asked or ((got[0][0] == 0).all() and (got[1][0] == -torch.inf).all())
 
 
-def test_the_number_of_splits_is_of_the_call():
+def test_cache_distinguishes_num_splits():
     """A call of the same kind but for the number of splits gets its own."""
     q, k, v, _ = drawn(1, 2, 2, 1, N_K, 16)
     found = [fa2_lab.attention(q, k, v, num_splits=n) for n in (1, 2, 7)]
@@ -117,7 +117,7 @@ def test_the_number_of_splits_is_of_the_call():
 
 
 @pytest.mark.parametrize("causal", (False, True))
-def test_the_portable_prefill_has_the_same_bits_in_every_batch(causal):
+def test_portable_prefill_rows_are_bitwise_independent_of_the_batch(causal):
     """Its tiles depend on no batch. Without a diagonal, longer sequences beside it change nothing either."""
     found = []
     for q, k, v, n, b in batches(2, 1, 70):

@@ -82,7 +82,7 @@ def test_ring_results_equal_those_of_one_device(name, answers):
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "13 rows" in name])
-def test_every_rank_sends_what_the_model_says(name, answers):
+def test_ring_sends_the_bytes_that_the_model_predicts(name, answers):
     size, _, _ = CASES[name]
     lengths = shards.even_lengths(13, size)
     for rank in range(size):
@@ -92,7 +92,7 @@ def test_every_rank_sends_what_the_model_says(name, answers):
         assert answers[rank][name]["sent"] == both
 
 
-def test_rings_in_device_meshes():
+def test_ring_works_in_a_device_mesh():
     inputs = inputs_of(2, 2, 9, 8)
     truth = truth_of(inputs, causal=True)
     for by_line, by_row, refused, uneven in processes.launch(processes.meshes, 4, inputs):
@@ -111,7 +111,7 @@ def told():
 
 
 @pytest.mark.parametrize("fault", processes.FAULTS)
-def test_every_rank_gets_the_error_of_a_wrong_call(fault, told):
+def test_every_rank_raises_if_one_call_is_wrong(fault, told):
     _, message = processes.FAULTS[fault]
     for rank in range(3):
         kind, text, seconds = told[rank][fault]
@@ -125,7 +125,7 @@ BACKWARD = ["wait", "start K V", "kernel", "arrive", "start K V", "kernel", "sta
 BACKWARD += ["kernel", "arrive", "start dK dV", "kernel", "arrive"]
 
 
-def test_rank_computes_before_it_waits_and_transfers_nothing_unneeded(told):
+def test_ring_overlaps_compute_and_sends_nothing_unneeded(told):
     for rank in range(3):
         did = told[rank]["did"]
         assert did["afterwards"] == FORWARD and did["and back"] == FORWARD + BACKWARD
@@ -134,13 +134,13 @@ def test_rank_computes_before_it_waits_and_transfers_nothing_unneeded(told):
             assert did[fault] == (["wait"] if refuses else ["kernel", "wait"]), (rank, fault)
 
 
-def test_a_kernel_that_fails_early_leaves_no_headers_for_the_next_call(told):
+def test_ring_recovers_after_a_kernel_raises(told):
     for rank in range(3):
         assert told[rank]["kernel"][0] == "ZeroDivisionError"
         assert told[rank]["afterwards"][:2] == ("nothing", f"(1, 4, {5 + rank}, 8)")
 
 
-def test_unshard_and_backward_compare_the_calls_of_all_ranks(told):
+def test_ranks_in_different_calls_are_reported(told):
     calls = r"call: rank 0, 2: '.* call (\d)'; rank 1: '.* call (?!\1)\d'"
     for rank in range(3):
         kind, text, _ = told[rank]["unshard"]
@@ -175,7 +175,7 @@ def test_surviving_ranks_get_an_error_within_15_seconds(death, left):
         assert "did not hear from all others" in text or death == "dies_within"
 
 
-def test_a_group_that_has_lost_a_rank_stays_lost(left):
+def test_ring_refuses_a_group_that_has_lost_a_rank(left):
     for (first, text, waited), (again, _, seconds) in left["never_comes"][:2]:
         assert first == again == "RuntimeError" and "within 3 s" in text and waited < 15 and seconds < 1
 
@@ -192,13 +192,13 @@ def by_threads(inputs, lengths, layout, causal, on_triton=False):
 @pytest.mark.parametrize("layout", shards.LAYOUTS)
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_any_lengths(lengths, causal, layout):
+def test_ring_matches_float64_for_any_shard_lengths(lengths, causal, layout):
     inputs = inputs_of(6, 3, sum(lengths), 8)
     found, truth = by_threads(inputs, lengths, layout, causal), truth_of(inputs, causal=causal)
     assert max(worst(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
 
 
-def test_large_calls_send_a_few_heads_at_a_time(monkeypatch):
+def test_ring_splits_large_messages_by_heads(monkeypatch):
     lengths, inputs = [5, 6, 2], inputs_of(6, 3, 13, 8)
     monkeypatch.setattr(ring, "MESSAGE", 2 * 2 * 6 * 8 * 4 * 2)  # two heads of the longest shard
     some = threads.ring_of(0, {}, lengths, "zigzag", True, 1.0, False)
@@ -208,7 +208,7 @@ def test_large_calls_send_a_few_heads_at_a_time(monkeypatch):
 
 
 @pytest.mark.parametrize("backend, excluded", [("portable", True), ("triton", False)])
-def test_the_backend_reaches_the_kernels_of_every_step(backend, excluded, monkeypatch):
+def test_ring_passes_backend_to_every_kernel_call(backend, excluded, monkeypatch):
     class Agreement:  # of two ranks, with as many rows each
         def __init__(self, group, header, timeout):
             self.agree = lambda: [header, header]
@@ -242,24 +242,24 @@ def within_the_rule(inputs, lengths, on_triton):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision_keeps_the_accuracy_rule(dtype):
+def test_ring_in_half_precision_is_as_accurate_as_one_device(dtype):
     within_the_rule(inputs_of(2, 1, 61, 16, dtype), [16, 15, 15, 15], on_triton=False)
 
 
 @pytest.mark.gpu
-def test_kernels_of_four_ranks_keep_the_accuracy_rule():
+def test_ring_kernels_on_four_ranks_are_as_accurate_as_one_device():
     """The kernels of four ranks that share a GPU; ring_gpu.py asks several GPUs."""
     within_the_rule(inputs_of(2, 1, 600, 64, torch.bfloat16, device="cuda"), [160, 130, 150, 160], on_triton=True)
 
 
-def test_a_loss_of_L_alone_and_of_O_alone():
+def test_ring_accepts_a_gradient_of_O_or_of_L_alone():
     *qkv, dO, dL = inputs_of(4, 2, 13, 8)
     for name, given, as_zeros in (("L", (None, dL), (0 * dO, dL)), ("O", (dO, None), (dO, 0 * dL))):
         found, truth = by_threads((*qkv, *given), [5, 6, 2], "zigzag", True), truth_of((*qkv, *as_zeros), causal=True)
         assert max(worst(got, want) for got, want in zip(found, truth, strict=True)) < EXACT, f"a loss of {name} alone"
 
 
-def test_gradients_travel_and_are_summed_in_fp32(monkeypatch):
+def test_ring_sends_and_accumulates_gradients_in_fp32(monkeypatch):
     sent, summed = set(), set()
 
     def pass_on(some_ring, block, what, source, real=threads.Threaded.pass_on):
@@ -281,7 +281,7 @@ def test_gradients_travel_and_are_summed_in_fp32(monkeypatch):
 
 
 @pytest.mark.parametrize("on_triton, device", [(False, "cpu"), (True, DEVICE)], ids=["torch", "triton"])
-def test_state_equals_the_numpy_reference(on_triton, device):
+def test_ring_state_equals_the_numpy_reference(on_triton, device):
     draw = np.random.default_rng(0)
     q = torch.empty(2, 3, 41, 20, device=device)
     state, want = State(q, on_triton), [[SoftmaxState.reset(41, 20) for _ in range(3)] for _ in range(2)]
@@ -309,7 +309,7 @@ def test_state_equals_the_numpy_reference(on_triton, device):
     assert O[:, [0, 4]].isnan().all() and L[:, [0, 4]].isnan().all(), "wrote beyond its heads"
 
 
-def test_states_of_two_lengths_merge_the_same_part():
+def test_ring_states_of_two_lengths_merge_the_same_part():
     O, L = torch.randn(1, 3, 8, 16, device=DEVICE), torch.randn(1, 3, 8, device=DEVICE)
     for N in (11, 20):
         state = State(torch.empty(1, 3, N, 16, device=DEVICE), on_triton=True)
@@ -330,7 +330,7 @@ def alone(tmp_path):
     ranks.GLOO_GROUPS.clear()
 
 
-def test_a_ring_of_one_rank_is_attention(alone):
+def test_ring_of_one_rank_equals_attention(alone):
     inputs = inputs_of(2, 1, 7, 8)
     found = processes.run(inputs, None, layout="zigzag", causal=True, scale=-0.3)
     truth = truth_of(inputs, causal=True, scale=-0.3)
@@ -359,7 +359,7 @@ SHORT = torch.zeros(1, 2, 4, 8)
         (dict(q=None), TypeError, "q: got NoneType; it takes a torch.Tensor"),
     ],
 )
-def test_bad_input_is_named(alone, changes, error, message):
+def test_ring_rejects_bad_input_by_name(alone, changes, error, message):
     usual = {name: torch.zeros(1, 2, 5, 8) for name in "qkv"}
     with pytest.raises(error, match=message.replace("(", r"\(").replace(")", r"\)")):
         ring_attention(**usual | changes)
@@ -368,12 +368,12 @@ def test_bad_input_is_named(alone, changes, error, message):
             unshard(usual["q"], **changes)
 
 
-def test_a_scale_that_fp32_takes_for_infinite_is_named(alone):
+def test_ring_rejects_a_scale_beyond_fp32(alone):
     q, k, v = torch.zeros(3, 1, 2, 5, 8, device=DEVICE)
     with pytest.raises(ValueError, match="scale: got -1e\\+39; it takes at most 1e30"):
         ring_attention(q, k, v, scale=-1e39)
 
 
-def test_without_a_group_it_says_how_to_start():
+def test_ring_without_a_process_group_says_how_to_start():
     with pytest.raises(RuntimeError, match="start with torchrun and call init_process_group"):
         ring_attention(*torch.zeros(3, 1, 1, 2, 8))

@@ -48,7 +48,7 @@ def test_doctor_says_whether_and_why_the_interpreter_is_on():
     assert doctor.serving(replace(LAPTOP, asked="0"))["64"] == "the NumPy reference"
 
 
-def test_versions_are_compared_as_numbers():
+def test_doctor_compares_versions_as_numbers():
     assert untested("2.11.0+cpu", "3.9.1", ("3.8.0", "3.9.0")) == untested("2.15.1", "", ()) == ""
     assert untested("2.13.0", "3.10.0", ("3.1.0", "3.9.0")) == "Triton 3.10.0"
     assert (untested("2.10.1", "", ()), untested("99.0", "", ())) == ("torch 2.10.1", "torch 99.0")
@@ -71,9 +71,7 @@ def test_doctor_prints_at_most_24_lines_of_120_characters(capsys):
         ("2.15.0", "3.5.1", 1, "Triton 3.5.1 is too old"),
     ],
 )
-def test_newer_versions_than_any_tested_are_a_warning_and_older_ones_an_error(
-    torch, triton, status, says, monkeypatch, capsys
-):
+def test_doctor_warns_of_untested_versions_and_fails_for_old_ones(torch, triton, status, says, monkeypatch, capsys):
     monkeypatch.setattr(interpreter, "GPU_NODES", ())
     monkeypatch.setattr(doctor, "version", dict(numpy="2.3.0", torch=torch, triton=triton).get)
     assert command.main(["doctor"]) == status
@@ -81,7 +79,7 @@ def test_newer_versions_than_any_tested_are_a_warning_and_older_ones_an_error(
     assert says in out.splitlines()[-1] and "torch 2.11 to 2.15, Triton 3.6 to 3.9" in out
 
 
-def test_doctor_finds_what_the_interpreter_cannot_use(monkeypatch, capsys):
+def test_doctor_reports_numpy_that_the_interpreter_cannot_use(monkeypatch, capsys):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(interpreter, "GPU_NODES", ())
     monkeypatch.setattr(doctor, "version", dict(numpy="2.4.0", torch="2.13.0", triton="3.6.0").get)

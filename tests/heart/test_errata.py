@@ -12,7 +12,7 @@ every = pytest.mark.parametrize("erratum", ERRATA.values(), ids=ERRATA)
 
 
 @every
-def test_the_check_refuses_the_wrong_version_and_accepts_the_right_one(erratum):
+def test_erratum_check_tells_wrong_from_right(erratum):
     verdict = measure(erratum)
     assert verdict.told_apart and erratum.check(erratum.right())
     assert not verdict.wrong_error <= 1e3 * erratum.tolerance, "too close to tell a slip from noise"
@@ -39,7 +39,7 @@ def nudged(result, part: int, step: float):
 
 
 @every
-def test_a_check_refuses_a_change_of_any_number(erratum):
+def test_erratum_check_fails_if_any_number_changes(erratum):
     """dQ, dK and S where they are claimed, and not dQ alone."""
     right = erratum.right()
     count = sum(map(np.size, right)) if isinstance(right, tuple) else np.size(right)
@@ -48,7 +48,7 @@ def test_a_check_refuses_a_change_of_any_number(erratum):
         assert not erratum.check(nudged(right, part, step)), f"number {part} of {count} may be off"
 
 
-def test_version_that_is_no_more_accurate_is_not_told_apart():
+def test_erratum_needs_a_more_accurate_right_version():
     for wrong, right in ((1.0, 1.0), (1.0, np.nan), (2.0, 3.0)):
         given = dict(wrong=lambda x=wrong: x, right=lambda x=right: x, error=lambda x: abs(x - 1.0))
         assert not measure(Erratum("x", "FA2 paper", "c", "w", "i", **given)).told_apart
@@ -56,7 +56,7 @@ def test_version_that_is_no_more_accurate_is_not_told_apart():
         measure("fa2-scale")
 
 
-def test_distance_and_two_right_versions_by_hand():
+def test_erratum_distance_equals_hand_computed_values():
     assert cases.distance([1.0, 4.0], [2.0, 4.0]) == 0.25 and cases.distance([2.0], [-2.0]) == 2.0
     assert cases.distance(np.ones(3), np.ones(4)) == np.inf
     assert ERRATA["fa1-block-size"].right() == (44, 22)  # 4Bd + B² + 2B and 8Bd + 2B² + 2B are at most 24,576

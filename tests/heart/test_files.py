@@ -7,7 +7,7 @@ import pytest
 from fa2_lab.tools import command, files
 
 
-def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
+def test_write_is_atomic(tmp_path, monkeypatch):
     path = files.write(tmp_path / "x.json", "old\n")
     assert files.write(path, b"new\n") == path and path.read_bytes() == b"new\n"
 
@@ -21,7 +21,7 @@ def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that begin as copies of this one")
-def test_two_processes_that_write_one_file_leave_one_of_both_whole(tmp_path, monkeypatch):
+def test_concurrent_writes_leave_one_whole_file(tmp_path, monkeypatch):
     path, replace = tmp_path / "x.json", os.replace
 
     def after_another(*names):
@@ -40,11 +40,11 @@ def test_two_processes_that_write_one_file_leave_one_of_both_whole(tmp_path, mon
     assert [file.name for file in tmp_path.iterdir()] == ["x.json"]
 
 
-def test_lines_end_everywhere_alike(tmp_path):
+def test_write_uses_unix_line_endings(tmp_path):
     assert files.write(tmp_path / "x", "τ\n").read_bytes() == "τ\n".encode()
 
 
-def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch):
+def test_check_writable_rejects_unwritable_folders(tmp_path, monkeypatch):
     files.check_writable(tmp_path / "new", "bench")
     assert list((tmp_path / "new").iterdir()) == []
     (tmp_path / "file").touch()
@@ -56,7 +56,7 @@ def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("arguments", [["bench", "smoke"], ["figures", "waves"], ["book", "02"]], ids=" ".join)
-def test_commands_that_write_check_their_folder_first(arguments, tmp_path, monkeypatch, capsys):
+def test_commands_reject_an_unwritable_folder_before_work(arguments, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").touch()
     assert command.main([*arguments, "--folder", str(tmp_path / "file" / "x")]) == 2
     out, err = capsys.readouterr()

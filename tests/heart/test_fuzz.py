@@ -119,7 +119,7 @@ def called(q, k, v, dO, wanted, options):
 
 
 @several
-def test_attention_is_what_float64_says(examples):
+def test_attention_matches_float64_for_generated_calls(examples):
     wanted = st.tuples(st.booleans(), st.booleans(), st.booleans())
 
     @settings(max_examples=examples, derandomize=examples == FEW, **COMMON)

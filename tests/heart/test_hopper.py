@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from case_selection import compiled_by
 from compile_worker import kinds
-from slices import compiled_by
 
 pytest.importorskip("triton")
 
@@ -25,7 +25,7 @@ from fa2_lab.plots import pipelines
 
 
 @compiled_by("forward")
-def test_fits_and_spills_nothing(rows, jobs):
+def test_hopper_forward_compiles_without_spills(rows, jobs):
     assert len(rows) > (50 if jobs == "all" else 10)
     assert len({(row["causal"], row["keys"], row["N"]) for row in rows}) == 8, "a mask, or ragged tiles, are left out"
     for row in rows:
@@ -43,7 +43,7 @@ def strides_of(*shape):
     return torch.empty(shape, device="meta").stride()
 
 
-def test_which_tensors_tma_can_copy():
+def test_tma_accepts_only_aligned_strides():
     assert copyable((2, 4, 100, 64), strides_of(2, 4, 100, 64))
     assert copyable((2, 4, 100, 64), torch.empty(2, 100, 4, 64, device="meta").transpose(1, 2).stride())
     assert copyable((1, 4, 100, 64), (3, 6400, 64, 1)), "a dimension of 1 has no step"
@@ -74,7 +74,7 @@ FITS_NOT += [
 
 
 @pytest.mark.parametrize("change, fine", [*((x, True) for x in FITS), *((x, False) for x in FITS_NOT)], ids=str)
-def test_which_tensors_the_hopper_forward_accepts(change, fine):
+def test_hopper_forward_accepts_or_refuses_each_kind_of_tensor(change, fine):
     d, dtype = change.get("d", 64), change.get("dtype", torch.float16)
 
     def tensor(name, *shape, dtype=dtype):
@@ -88,7 +88,7 @@ def test_which_tensors_the_hopper_forward_accepts(change, fine):
 
 
 @pytest.mark.parametrize("odd", ("Q", "K", "V", None))
-def test_alignment_of_every_tensor_is_checked(odd, monkeypatch):
+def test_hopper_forward_checks_the_alignment_of_every_tensor(odd, monkeypatch):
     monkeypatch.setattr(launch, "prepare_launch", lambda *_: lambda *_: None)
     monkeypatch.setattr(launch.host, "scheduler_counter", lambda X, in_custom_op: None)
     tensors = [torch.empty(5000, dtype=torch.float16)[8 - 4 * (name == odd) :][:4096] for name in "QKV"]
@@ -129,7 +129,7 @@ def test_the_hopper_kernels_support_or_refuse_each_tensor_and_option(name):
     (True, False, True, True, "plain", "portable"),
     (False, True, True, True, "plain", "portable"),
 ])  # fmt: skip
-def test_which_kernels_are_chosen_for_a_call(
+def test_dispatch_chooses_the_expected_kernels(
     on_hopper, kind, aligned, enough, asked, chosen, direction, packed, monkeypatch
 ):
     """The kernels that are chosen are prepared for what is asked, and the record comes to them whole."""
@@ -159,7 +159,7 @@ def test_which_kernels_are_chosen_for_a_call(
     assert name == chosen and all(a is b for a, b in zip(found, (*given, record), strict=True))
 
 
-def test_hopper_kernels_take_large_calls_and_not_tiny_ones():
+def test_hopper_kernels_serve_large_calls_only():
     large, tiny = torch.empty(4, 16, 4096, 64, device="meta"), torch.empty(1, 1, 64, 64, device="meta")
     for room in (launch, backward_launch):
         assert room.enough_work(large, large) and not room.enough_work(tiny, tiny)
@@ -179,7 +179,7 @@ def test_hopper_sizes_fit_registers_and_shared_memory():
         assert sum(size.shared.values()) < 227 * 1024 - 1024
 
 
-def test_the_bytes_of_the_buffers_are_the_kernels():
+def test_hopper_size_model_equals_the_allocated_buffers():
     """What new_pipeline and allocate_shared_memory are given, for every set of sizes."""
     for size in {size for d in sizes.DEFAULT for size, *_ in kinds(d)}:
         known = dict(CONSUMERS=size.consumers, SIZES=size)
@@ -202,7 +202,7 @@ def rings_of(kernel, known):
 
 
 @pytest.mark.parametrize("way, kernel, rings", [("forward", forward, "QKV"), ("backward", backward, "KV")])
-def test_the_picture_of_pipes_has_the_kernels_rings(way, kernel, rings):
+def test_pipeline_figure_shows_the_kernels_stages(way, kernel, rings):
     """Stages, and how many releases empty one: what new_pipeline is given in the set that the picture names."""
     found = rings_of(kernel, dict(CONSUMERS=2, SIZES=sizes.TWO_CONSUMERS))
     shown = pipelines.data(way)["rings"]

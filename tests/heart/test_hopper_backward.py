@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from case_selection import compiled_by, once, shared_out
 from hopper_gpu import DTYPES, backward_of, check, counters_are_put_back, draw, lengths_of, replayed
 from kernel_truth import check_accuracy, dense, dense_for, hopper, run, tensors, worst  # before Triton
-from slices import compiled_by, once, shared_out
 
 pytest.importorskip("triton")
 
@@ -26,7 +26,7 @@ PAIRS = [(1, 1), (1, 239), (113, 203), (127, 513), (192, 192), (1023, 1024), (10
 
 
 @compiled_by("backward")
-def test_fits_and_spills_next_to_nothing(rows, jobs):
+def test_hopper_backward_compiles_with_almost_no_spills(rows, jobs):
     assert len(rows) == (108 if jobs == "all" else 39)
     for name in ("causal", "keys", "parts"):
         assert len({(row["d"] > 64, row[name]) for row in rows}) == 4, name
@@ -42,7 +42,7 @@ def test_fits_and_spills_next_to_nothing(rows, jobs):
 
 
 @pytest.mark.parametrize("W", (64, 128))
-def test_postprocess_restores_the_order_of_the_rows_of_dq(W, monkeypatch):
+def test_postprocess_restores_the_row_order_of_dq(W, monkeypatch):
     """to_fragment_order: each thread's elements, four together; to_row_major is its inverse. Torch runs both."""
     monkeypatch.setattr(accumulators, "tl", SimpleNamespace(reshape=torch.reshape, permute=torch.permute))
     x = torch.arange(64 * W).reshape(64, W)
@@ -60,7 +60,7 @@ NOT_TAKEN += [dict(dO_strides=(6400, 3200, 1, 50))]
 
 
 @pytest.mark.parametrize("change, fine", [*((x, True) for x in TAKEN), *((x, False) for x in NOT_TAKEN)], ids=str)
-def test_which_tensors_the_hopper_backward_accepts(change, fine):
+def test_hopper_backward_accepts_or_refuses_each_kind_of_tensor(change, fine):
     d, dtype, scale = change.get("d", 64), change.get("dtype", torch.float16), change.get("scale", 0.1)
     Q, K = (torch.empty(2, *shape, d, dtype=dtype, device="meta") for shape in ((2, 50), (1, 70)))
     dO = torch.empty_strided(Q.shape, change.get("dO_strides", Q.stride()), dtype=dtype, device="meta")
@@ -87,7 +87,7 @@ def try_all(cases):
 
 
 @hopper
-def test_each_shape_dtype_and_mask_once():
+def test_hopper_backward_matches_float64_for_each_shape_dtype_and_mask():
     try_all(once(D, DTYPES, PAIRS, KINDS))
 
 
@@ -102,7 +102,7 @@ ORDERS = {  # of Q and of dO in memory: together contiguous, or one of them a vi
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("deterministic", (False, True))
 @pytest.mark.parametrize("d", (64, 128))
-def test_query_heads_as_rows_of_one_head(d, deterministic, order, divided):
+def test_hopper_backward_packs_query_heads_as_rows(d, deterministic, order, divided):
     """Row blocks begin in one query head and end in the next, in any number of parts; other orders keep their heads."""
     pairs, groups = [(344, 344), (192, 192), (252, 300), (1000, 1000), (708, 768), (1, 700)], [(16, 2), (6, 2), (8, 1)]
     for (N_q, N_k), (H, H_kv), parts in once(pairs, groups, (None, 1, 5)):
@@ -117,7 +117,7 @@ def test_query_heads_as_rows_of_one_head(d, deterministic, order, divided):
 
 @hopper
 @pytest.mark.parametrize("d", (64, 128))
-def test_the_same_bits_of_query_heads_as_rows_of_one_head(d):
+def test_hopper_backward_with_packed_query_heads_is_deterministic(d):
     given = (draw(2, H, 344, d, torch.bfloat16, seed=seed) for seed, H in enumerate((16, 2, 2, 16)))
     call = backward_of(*given, Options(False, d**-0.5), deterministic=True)
     first = call()
@@ -128,7 +128,7 @@ def test_the_same_bits_of_query_heads_as_rows_of_one_head(d):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("d", D)
-def test_hopper_backward_against_float64(d, dtype):
+def test_hopper_backward_matches_float64_for_all_combinations(d, dtype):
     try_all(product((d,), (dtype,), PAIRS, KINDS))
 
 
@@ -143,7 +143,7 @@ SOME = [(2, 6, *pair, H_kv) for pair in PAIRS[2:-1] for H_kv in (6, 2)]
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("parts", (None, 1, 2, 5, 100), ids=str)
 @pytest.mark.parametrize("d", (64, 96, 128))
-def test_many_blocks_and_any_number_of_parts(d, parts, divided):
+def test_hopper_backward_is_right_for_any_number_of_splits(d, parts, divided):
     """Also more parts than there are steps; a part may begin within a query head. Lengths of 0, and beyond N_k."""
     if parts:
         divided(parts)
@@ -156,7 +156,7 @@ def test_many_blocks_and_any_number_of_parts(d, parts, divided):
 
 @hopper
 @pytest.mark.parametrize("d", (64, pytest.param(128, marks=pytest.mark.exhaustive)))
-def test_large_scores(d):
+def test_hopper_backward_is_accurate_for_large_scores(d):
     for dtype, causal in product((torch.float16, torch.bfloat16), (False, True)):
         Q, K, V, dO = (draw(2, 4, 500, d, dtype, seed=seed) for seed in range(4))
         check(Q * 16, K, V, dO, Options(causal, d**-0.5))
@@ -167,7 +167,7 @@ def test_large_scores(d):
 @pytest.mark.parametrize("parts", (1, 4))
 @pytest.mark.parametrize("N, causal", [(1000, False), (1000, True), (4100, True)])
 @pytest.mark.parametrize("d", (64, 128))
-def test_a_thousand_runs_give_the_same_results(d, N, causal, parts, divided):
+def test_hopper_backward_has_no_race_in_a_thousand_runs(d, N, causal, parts, divided):
     """Undivided, dK and dV have one order of sums: the same bits. The rest stays within a rounding or two."""
     divided(parts)
     Q, K, V, dO = (draw(4, 8000 // N, N, d, torch.bfloat16, seed=seed) for seed in range(4))
@@ -185,7 +185,7 @@ def test_a_thousand_runs_give_the_same_results(d, N, causal, parts, divided):
 @hopper
 @pytest.mark.parametrize("N_k, lengths", [(127, None), (255, None), (300, [127, 300]), (300, [255, 1000])])
 @pytest.mark.parametrize("d", (64, pytest.param(128, marks=pytest.mark.exhaustive)))
-def test_keys_past_the_end_would_weigh_most(d, N_k, lengths):
+def test_hopper_backward_ignores_rows_past_the_end_of_K(d, N_k, lengths):
     """All scores are far below 0, which is what a key of zeros would get."""
     lengths = None if lengths is None else lengths_of(*lengths)
     for dtype, causal in product((torch.float16, torch.bfloat16), (False, True)):
@@ -197,7 +197,7 @@ def test_keys_past_the_end_would_weigh_most(d, N_k, lengths):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("H, H_kv, N_q, N_k", [(32, 1, 64, 16384), (1, 1, 16384, 128), (8, 2, 2048, 2048)])
 @pytest.mark.parametrize("d", (64, 128))
-def test_gradients_that_cancel_exactly_are_0(d, H, H_kv, N_q, N_k):
+def test_hopper_backward_gradients_cancel_exactly(d, H, H_kv, N_q, N_k):
     """All scores are 0, so that sums are exact, and all gradients cancel: a tile read too late or too early would not.
 
     In the first of these shapes all programs add to the same rows of dQ at the same time, which holds up the additions.
@@ -226,7 +226,7 @@ def test_gradients_that_cancel_exactly_are_0(d, H, H_kv, N_q, N_k):
 
 @hopper
 @pytest.mark.parametrize("parts", (1, 4))
-def test_cuda_graphs_and_the_counter_of_blocks(parts, divided):
+def test_hopper_backward_replays_in_cuda_graphs(parts, divided):
     divided(parts)
     given = (draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(4))
     for captured, want in replayed(backward_of(*given, Options(True, 0.1))):
@@ -253,14 +253,14 @@ def cases(d, dtype, window, pair, padded, heads=(6, 2)):
 
 @hopper
 @pytest.mark.parametrize("d, window", [*product((64, 128), WINDOWS), *once((32, 96), WINDOWS)], ids=str)
-def test_windows(d, window):
+def test_hopper_backward_is_right_for_windows(d, window):
     for pair, dtype, padded in once(PAIRS[1:], DTYPES, (False, True)):
         check(*cases(d, dtype, window, pair, padded))
 
 
 @hopper
 @pytest.mark.parametrize("d", (64, 128))
-def test_windows_over_long_rows_and_column_blocks_in_parts(d, divided):
+def test_hopper_backward_is_right_for_windows_with_split_column_blocks(d, divided):
     for window, padded, parts in once(WINDOWS, (False, True), (1, 4, 100)):
         divided(parts)
         check(*cases(d, torch.bfloat16, window, (4100, 3900), padded, heads=(2, 1)))
@@ -268,7 +268,7 @@ def test_windows_over_long_rows_and_column_blocks_in_parts(d, divided):
 
 @hopper
 @pytest.mark.parametrize("d", (64, 96, 128))
-def test_deterministic_gradients_are_right(d, divided):
+def test_hopper_deterministic_gradients_match_float64(d, divided):
     masks = ((None, None), (None, 0), (130, 127), (200, 0))
     for pair, dtype, window, padded, parts in once(PAIRS[1:], DTYPES, masks, (False, True), (1, 1, 3, 100)):
         divided(parts)
@@ -280,7 +280,7 @@ def test_deterministic_gradients_are_right(d, divided):
 @pytest.mark.parametrize(
     "d, N, H_kv, causal", [*product((64, 128), (1000, 4096), (8,), (False, True)), (128, 4096, 1, True)]
 )
-def test_deterministic_gradients_have_the_same_bits_200_times(d, N, H_kv, causal, busy):
+def test_hopper_deterministic_gradients_are_bitwise_reproducible(d, N, H_kv, causal, busy):
     """Also where another stream keeps SMs busy, so that programs start late and in another order."""
     given = (draw(2, H, N, d, torch.bfloat16, seed=seed) for seed, H in enumerate((8, H_kv, H_kv, 8)))
     call = backward_of(*given, Options(causal, 0.1), deterministic=True)
@@ -304,7 +304,7 @@ def test_deterministic_gradients_have_the_same_bits_200_times(d, N, H_kv, causal
 @hopper
 @pytest.mark.parametrize("way", ("forward", "backward"))
 @pytest.mark.parametrize("d, causal, lengths", shared_out((*D, 192, 256), (False, True), LENGTHS), ids=str)
-def test_attention_runs_the_hopper_backward(d, causal, lengths, way, monkeypatch):
+def test_attention_uses_the_hopper_backward(d, causal, lengths, way, monkeypatch):
     if way == "backward" and d > 128:
         pytest.skip("the portable backward again")
     monkeypatch.setattr(dispatch, "portable" if way == "forward" else "portable_backward", None)
@@ -321,7 +321,7 @@ def test_attention_runs_the_hopper_backward(d, causal, lengths, way, monkeypatch
 
 
 @hopper
-def test_windows_and_the_same_bits_behind_the_public_call(monkeypatch):
+def test_attention_uses_hopper_for_windows_and_deterministic_gradients(monkeypatch):
     """attention() has Hopper's own kernels do it."""
     monkeypatch.setattr(dispatch, "portable_backward", None)
     q, k, v, dO = cases(128, torch.bfloat16, (None, 0), (1100, 1100), padded=False)[:4]

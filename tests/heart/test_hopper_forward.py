@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from case_selection import dealt, once
 from compile_worker import kinds
 from hopper_gpu import DTYPES, check, counters_are_put_back, draw, lengths_of, replayed
 from kernel_truth import dense, hopper, worst  # before Triton
-from slices import dealt, once
 
 pytest.importorskip("triton")
 
@@ -53,7 +53,7 @@ def try_all(d, dtype, cases, planned):
 
 @hopper
 @pytest.mark.parametrize("d, dtype", once(D, DTYPES), ids=str)
-def test_each_shape_dtype_and_mask_once(d, dtype, planned):
+def test_hopper_forward_matches_float64_for_each_shape_dtype_and_mask(d, dtype, planned):
     """Every plan, mask and pair of lengths."""
     plans, masks = list(dict.fromkeys(sizes for sizes, *_ in kinds(d))), list(product((False, True), (False, True)))
     some = [(turned, (sizes, *mask)) for sizes, mask, turned in once(plans, masks, (False, True))]
@@ -64,13 +64,13 @@ def test_each_shape_dtype_and_mask_once(d, dtype, planned):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("d", D)
-def test_hopper_forward_against_float64(d, dtype, planned):
+def test_hopper_forward_matches_float64_for_all_combinations(d, dtype, planned):
     try_all(d, dtype, product(PAIRS, (False, True), kinds(d)), planned)
 
 
 @hopper
 @pytest.mark.parametrize("d", (64, 128, 256))
-def test_query_heads_as_rows_of_one_head(d):
+def test_hopper_forward_packs_query_heads_as_rows(d):
     """Row blocks begin in one query head and end in the next; a view of (batch, N, heads, d) cannot be taken so."""
     for (N_q, N_k), heads, turned in once([(344, 344), (192, 192), (252, 300), (1000, 1000), (1, 700)], GROUPS, (0, 1)):
         (H, H_kv), dtype = heads, DTYPES[N_q % 3 == 0]
@@ -84,7 +84,7 @@ def test_query_heads_as_rows_of_one_head(d):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("d", (64, 128, 256))
-def test_scores_that_climb(d, causal, dtype, planned):
+def test_hopper_forward_is_right_while_the_row_maximum_rises(d, causal, dtype, planned):
     """m lags behind the maximum: scores that grow or fall from tile to tile, in some rows and not in others."""
     direction = torch.nn.functional.normalize(draw(1, 1, 1, d, torch.float32, seed=3), dim=3)
     tall = torch.arange(1024, device="cuda")[:, None] % 3 != 1  # in every warp some rows climb, and some do not
@@ -118,7 +118,7 @@ def differing(times, Q, K, V, lengths, causal):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("d, N", ((64, 1000), (64, 250), (128, 1000), (128, 2300), (128, 250)))
-def test_same_bits_in_a_thousand_runs(d, N, causal):
+def test_hopper_forward_is_bitwise_reproducible_in_a_thousand_runs(d, N, causal):
     Q, K, V = (draw(4, 8, N, d, torch.bfloat16, seed=seed) for seed in range(3))
     assert not differing(1000, Q, K, V, None, causal)
 
@@ -126,7 +126,7 @@ def test_same_bits_in_a_thousand_runs(d, N, causal):
 @hopper
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("d", (64, 128, 256))
-def test_blocks_of_few_tiles(d, planned):
+def test_hopper_forward_is_right_for_blocks_of_few_tiles(d, planned):
     """Many blocks of few tiles: the producer is as far ahead as it ever is, and so is what it fills too early."""
     for (sizes, causal, padded), (N_q, N_k) in product(kinds(d), ((1600, 60), (1000, 500), (1600, 1000))):
         planned(sizes)
@@ -139,15 +139,15 @@ def test_blocks_of_few_tiles(d, planned):
 
 @hopper
 @pytest.mark.exhaustive
-def test_processes_that_take_turns_on_the_gpu():
-    script = Path(__file__).with_name("hopper_in_turns.py")
+def test_hopper_kernels_are_right_while_processes_share_the_gpu():
+    script = Path(__file__).with_name("hopper_shared_gpu.py")
     start = partial(subprocess.Popen, [sys.executable, script, "5"], stdout=subprocess.PIPE, text=True)
     said = [process.communicate()[0] for process in [start() for _ in range(6)]]
     assert all(line.startswith("0 of ") for line in said), said
 
 
 @hopper
-def test_scheduler_counter_is_reset_and_each_graph_has_its_own():
+def test_hopper_forward_replays_in_cuda_graphs():
     Q, K, V = (draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(3))
     tensors = Tensors(Q, K, V)
     for captured, want in replayed(partial(launch.prepare(tensors, Options(True, 0.1)), tensors)):
@@ -160,7 +160,7 @@ def test_scheduler_counter_is_reset_and_each_graph_has_its_own():
 
 @hopper
 @pytest.mark.parametrize("padded", (False, True))
-def test_a_prepared_call_is_right_on_other_tensors(padded):
+def test_hopper_prepared_call_is_right_on_other_tensors(padded):
     """New addresses, another stream, lengths that are no multiple of 16 bytes away from anything."""
     call, lengths = None, lengths_of(50, 300, 1, 0, 299)
     for seed in range(4):

@@ -55,7 +55,7 @@ def others(batch, lengths, sequences):
 
 
 @pytest.mark.parametrize("shape, causal, lengths, sequences", CASES)
-def test_the_forward_s_launch(shape, causal, lengths, sequences, monkeypatch):
+def test_hopper_forward_launch_arguments_fit_the_call(shape, causal, lengths, sequences, monkeypatch):
     batch, H, H_kv, N_q, N_k, _ = shape
     Q, K = tensors(*shape, packed=sequences is not None)
     beside = others(batch, lengths, sequences)
@@ -79,7 +79,7 @@ def test_the_forward_s_launch(shape, causal, lengths, sequences, monkeypatch):
 @pytest.mark.parametrize(
     "options", [Options(False, 0.1, left=3), Options(True, 0.1, left=3), Options(False, 0.1, right=0)]
 )
-def test_the_forward_s_windows_have_sizes_of_their_own(options, monkeypatch):
+def test_hopper_forward_uses_its_own_config_for_windows(options, monkeypatch):
     Q, K = tensors(1, 2, 1, 500, 600, 64)
     args = forward.prepare_launch(Tensors(Q, K, K), options).arguments
     assert args["SIZES"] == forward_sizes.HALF_B_C[64] and args["CAUSAL"] is options.causal
@@ -102,7 +102,9 @@ def test_the_forward_s_windows_have_sizes_of_their_own(options, monkeypatch):
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("shape, causal, lengths, sequences", CASES)
-def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences, parts, deterministic, monkeypatch):
+def test_hopper_backward_launches_and_workspaces_fit_the_call(
+    shape, causal, lengths, sequences, parts, deterministic, monkeypatch
+):
     """Sums of dQ, then of dK and dV where column blocks are divided, then semaphores: none in the place of another."""
     batch, H, H_kv, _, N_k, _ = shape
     Q, K = tensors(*shape, packed=sequences is not None)
@@ -190,7 +192,7 @@ def test_calls_that_need_row_positions_are_not_packed(options, lengths, H_kv, od
     assert made[1][1]["group"] == 4 // H_kv and made[2][1]["H"] == 4
 
 
-def test_packed_sequences_keep_their_heads():
+def test_packed_sequences_do_not_pack_query_heads():
     Q, K = tensors(1, 4, 2, 300, 512, 64, packed=True)
     record = Tensors(Q, K, K, **others(1, False, 2))
     assert host.pack_gqa(record, Options(False, 0.1), Q)[0] is record
@@ -198,7 +200,7 @@ def test_packed_sequences_keep_their_heads():
 
 @pytest.mark.parametrize("d", (64, 128))
 @pytest.mark.parametrize("H, H_kv, N_q, N_k", [(4, 2, 300, 512), (8, 1, 344, 344), (64, 8, 192, 1000), (6, 3, 1, 77)])
-def test_query_heads_without_a_mask_are_rows_of_one_head(H, H_kv, N_q, N_k, d, monkeypatch):
+def test_unmasked_grouped_query_heads_are_packed_as_rows(H, H_kv, N_q, N_k, d, monkeypatch):
     """The launches are those of H_kv heads of g · N rows, whereas tensors and results keep their shapes."""
     (Q, K), rows = tensors(2, H, H_kv, N_q, N_k, d), H // H_kv * N_q
     record, options = Tensors(Q, K, torch.empty_like(K)), Options(False, 0.1)
@@ -250,7 +252,7 @@ def test_hopper_calls_check_the_alignment_of_every_tensor(monkeypatch):
 
 
 @pytest.mark.parametrize("packed", (False, True))
-def test_expanded_heads_are_taken_and_their_gradients_lie_apart(packed, monkeypatch):
+def test_hopper_accepts_expanded_heads_and_allocates_full_gradients(packed, monkeypatch):
     """The copy engine steps 0 bytes from head to head; what it writes to has memory for each head."""
     Q, K = tensors(1, 4, 1, 500, 600, 64, packed=packed)
     K = K.expand(*K.shape[:-2], 4, 64) if packed else K.expand(1, 4, 600, 64)

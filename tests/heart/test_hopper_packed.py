@@ -8,15 +8,15 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from case_selection import once
 from compile_worker import kinds
 from hopper_gpu import check, computed
 from kernel_truth import DEVICE, NAMES, check_accuracy, dense_packed, hopper, worst  # before Triton
-from slices import once
 
 pytest.importorskip("triton")
 
-from hopper_plain import by_python, in_turn, run_backward, run_forward
-from test_hopper_plain import in_any_order
+from hopper_simulator import by_python, in_turn, run_backward, run_forward
+from test_hopper_simulated import in_any_order
 
 from fa2_lab.api.packed import attention_packed, has_dominant_sequence
 from fa2_lab.kernels import dispatch, interpreter
@@ -110,7 +110,7 @@ def check_by_python(n_q, n_k, causal, d=64, B_c=64, consumers=2, heads=(4, 2), p
 
 
 @pytest.mark.parametrize("n, lengths", [*enumerate(LENGTHS)])
-def test_packed_sequences_run_by_python(n, lengths):
+def test_packed_hopper_kernels_match_float64_in_the_simulator(n, lengths):
     for causal in (False, True):
         B_c, consumers = ((64, 2), (128, 1), (64, 3), (128, 2))[n]
         heads, parts = ((4, 2), (2, 2), (2, 1))[n % 3], (1, 3)[(n + causal) % 2]
@@ -119,13 +119,13 @@ def test_packed_sequences_run_by_python(n, lengths):
 
 
 @pytest.mark.parametrize("planted", (1, 4))
-def test_no_sequence_sees_another_by_python(planted):
+def test_packed_hopper_kernels_isolate_sequences_in_the_simulator(planted):
     for causal in (False, True):
         lengths = [3, 70, 1, 0, 64], [5, 129, 9, 30, 64]
         check_by_python(*lengths, causal, (128, 64)[causal], heads=(1, 1), planted=planted)
 
 
-def test_postprocess_writes_no_row_of_the_next_sequence(monkeypatch):
+def test_packed_postprocess_writes_only_its_own_sequence(monkeypatch):
     """Only the first row block is: the rows of the next sequence are left as they were."""
     q, dQ, cu = torch.empty(50, 1, 8), torch.full((50, 1, 8), NAN), torch.tensor([0, 20, 50], dtype=torch.int32)
     chosen = backward.sizes.choose(64, 25, masked=False, ragged=True)
@@ -142,7 +142,7 @@ def test_postprocess_writes_no_row_of_the_next_sequence(monkeypatch):
 
 
 @pytest.mark.exhaustive
-def test_random_lengths_by_python():
+def test_packed_hopper_kernels_match_float64_for_random_lengths_in_the_simulator():
     for seed in range(20):
         draw = random.Random(seed)
         n_q, n_k = ([draw.choice((0, 1, draw.randrange(300))) for _ in range(4)] for _ in range(2))
@@ -150,7 +150,7 @@ def test_random_lengths_by_python():
 
 
 @pytest.mark.parametrize("n_q, n_k", LENGTHS)
-def test_deterministic_additions_come_in_one_order_without_deadlock(n_q, n_k, monkeypatch):
+def test_packed_dq_semaphores_keep_one_order_without_deadlock(n_q, n_k, monkeypatch):
     by_python(monkeypatch)
     chance = random.Random(sum(n_q))
     for causal, (group, parts) in product((False, True), ((1, 1), (2, 3))):
@@ -170,7 +170,7 @@ def moved(starts, n) -> list[int]:
     return [0, *(min(max(x, 0), n) for x in starts[1:])]
 
 
-def test_starts_in_any_order_cause_no_deadlock(monkeypatch):
+def test_decreasing_cu_seqlens_cause_no_deadlock(monkeypatch):
     """Starts that run backwards have the counters begin past every turn; the next test sees that they do."""
     by_python(monkeypatch)
     chance, back = random.Random(0), 0
@@ -190,7 +190,7 @@ def test_starts_in_any_order_cause_no_deadlock(monkeypatch):
 
 
 @pytest.mark.parametrize("starts", (*WILD, *TAME), ids=str)
-def test_decreasing_starts_set_sums_and_counters_to_nan(starts):
+def test_decreasing_cu_seqlens_set_gradients_to_nan(starts):
     """Of rows or of keys, and only where all add in turn: then no gradient of rows looks like a number."""
     wild, n, options = starts in WILD, 1000, Options(True, 0.1)
     q = torch.zeros(n, 1, 16, device=DEVICE)
@@ -212,7 +212,7 @@ def test_decreasing_starts_set_sums_and_counters_to_nan(starts):
 
 
 @pytest.mark.parametrize("d", (64, 128))
-def test_one_long_sequence_among_short_ones_changes_sizes_alone(d):
+def test_max_seqlen_hint_changes_only_the_config(d):
     """Sixty of 100 rows and one of 16,384: the sizes of a long one, and all else as without the hint."""
     q = torch.empty(22384, 2048 // d, d, dtype=torch.float16, device="meta")
     cu = torch.empty(62, device="meta")
@@ -224,7 +224,7 @@ def test_one_long_sequence_among_short_ones_changes_sizes_alone(d):
     assert {name for name in long if long[name] != short[name]} == {"SIZES", "l2_group"}
 
 
-def test_a_batch_of_other_lengths_is_of_the_same_kind():
+def test_cache_ignores_the_lengths_of_packed_sequences():
     """A hint that is too small or too large is a hint all the same."""
     q, many, few = torch.empty(22384, 1, 1), torch.empty(62), torch.empty(3)
     assert [has_dominant_sequence(n, q, many) for n in (0, 100, 2500, 2560, 16000, 10**20)] == [False] * 3 + [True] * 3
@@ -265,7 +265,7 @@ MANY = [*LENGTHS, ([1000, 17, 0, 333, 2049, 64, *[3] * 300], [900, 17, 5, 333, 2
 
 @hopper
 @pytest.mark.parametrize("d", (32, 64, 96, 128, 256))
-def test_packed_sequences_against_float64(d):
+def test_packed_hopper_kernels_match_float64(d):
     for (n_q, n_k), causal, dtype, behind in once(MANY, (False, True), (torch.bfloat16, torch.float16), (0, 70)):
         check_packed(n_q, n_k, causal, d, dtype, behind=behind, with_dL=causal)
         check_packed(n_q, n_k, not causal, d, dtype)
@@ -273,7 +273,7 @@ def test_packed_sequences_against_float64(d):
 
 @hopper
 @pytest.mark.parametrize("d", (64, 128))
-def test_every_plan_of_the_forward(d, monkeypatch):
+def test_packed_hopper_forward_matches_float64_for_each_config(d, monkeypatch):
     for plan, causal in product(dict.fromkeys(sizes for sizes, *_ in kinds(d)), (False, True)):
         monkeypatch.setattr(forward.sizes, "choose", lambda *_, plan=plan: plan)
         check_packed(*MANY[-1], causal, d, torch.bfloat16)
@@ -281,7 +281,7 @@ def test_every_plan_of_the_forward(d, monkeypatch):
 
 @hopper
 @pytest.mark.parametrize("d", (64, 128))
-def test_divided_column_blocks_and_deterministic_sums(d, monkeypatch):
+def test_packed_hopper_backward_matches_float64_with_splits_and_determinism(d, monkeypatch):
     for lengths, parts, causal, deterministic in once(MANY, (1, 3, 100), (True, False), (True, True, False)):
         monkeypatch.setattr(backward.sizes, "parts_for", lambda *_, parts=parts: parts)
         check_packed(*lengths, causal, d, torch.bfloat16, deterministic=deterministic)
@@ -290,7 +290,7 @@ def test_divided_column_blocks_and_deterministic_sums(d, monkeypatch):
 @hopper
 @pytest.mark.parametrize("planted", (0, 1, 4))
 @pytest.mark.parametrize("d", (64, 128))
-def test_no_sequence_sees_another(d, planted):
+def test_packed_hopper_kernels_isolate_sequences(d, planted):
     """NaN in one of them stays there, in what is read and in what is written."""
     lengths = [3, 70, 1, 0, 200, 65]
     for causal in (False, True):
@@ -309,7 +309,7 @@ def test_no_sequence_sees_another(d, planted):
 
 @hopper
 @pytest.mark.parametrize("wild", ([0, 7, 4], [0, 2**31 - 1, 7], [0, -(2**31), 7], [7, 0, 0]), ids=str)
-def test_starts_that_are_wrong_write_nothing_wild(wild):
+def test_wrong_cu_seqlens_cause_no_out_of_bounds_writes(wild):
     """Outputs lie amid other tensors, which must stay as they were."""
     q, k, v, dO, good, _ = drawn([4, 3], [4, 3], (2, 2), 64, torch.bfloat16)
     cu = torch.tensor(wild, dtype=torch.int32, device=DEVICE)
@@ -342,7 +342,7 @@ print("all came back")
 
 @hopper
 @pytest.mark.parametrize("d", (64, 128))
-def test_calls_with_decreasing_starts_do_not_hang(d):
+def test_decreasing_cu_seqlens_do_not_hang(d):
     """In a process of its own, which is stopped if it hangs."""
     script = WILD_CALLS.format(d=d, wild=WILD)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)

@@ -115,7 +115,7 @@ def by_python(module, monkeypatch, rings, program, programs):
 
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("rung", RUNGS)
-def test_rung_is_right_without_deadlock(rung, causal, monkeypatch):
+def test_simulated_rung_matches_float64_without_deadlock(rung, causal, monkeypatch):
     """O and L against float64, each written once; every stage is released before it is filled again; a counter that
     programs draw from ends as it began."""
     draw, heads, d, B_c = np.random.default_rng(0), 3, 8, 64

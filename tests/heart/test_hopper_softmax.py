@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("triton")
 
 from hopper_language import LANGUAGE, Tile
-from hopper_plain import by_python
+from hopper_simulator import by_python
 
 from fa2_lab.kernels.hopper.forward import softmax
 
@@ -142,13 +142,13 @@ SOME = np.arange(64) % 3 == 0  # row g or row g + 8 of a thread, both or neither
 
 @some_factors
 @pytest.mark.parametrize("size", (0.0, 1.0, 4.0, 30.0, 2.0**25))
-def test_ordinary_scores(size, scale_log2):
+def test_softmax_step_is_right_for_ordinary_scores(size, scale_log2):
     for step in check(drawn(size / scale_log2), scale_log2):
         assert step.p.max() <= 2**8.001 and (step.scale == np.float32(scale_log2)).all()
 
 
 @some_factors
-def test_a_warp_rescales_when_a_row_maximum_rises_by_more_than_8(scale_log2):
+def test_warp_rescales_only_if_a_row_maximum_rises_by_more_than_8(scale_log2):
     """And then all its rows do, each to its own maximum, by as much as alpha says."""
     tiles, moved = drawn(1.0 / scale_log2, tiles=20) * np.linspace(1, 6, 20)[:, None, None], []
     m = np.full(64, float(LOWEST))
@@ -164,7 +164,7 @@ def test_a_warp_rescales_when_a_row_maximum_rises_by_more_than_8(scale_log2):
 
 @pytest.mark.parametrize("row, column", ((0, 0), (7, 3), (8, 63), (15, 4), (37, 6), (60, 1)))
 @pytest.mark.parametrize("others", (0.0, 0.5))
-def test_no_row_and_no_lane_is_overlooked(row, column, others):
+def test_softmax_step_checks_every_row_and_lane_for_rescaling(row, column, others):
     """At 8 above nothing moves; a little more, and all 16 rows of one warp follow."""
     for above, moves in ((8.0, False), (8.001, True)):
         tiles = np.zeros((2, 64, 64))
@@ -176,7 +176,7 @@ def test_no_row_and_no_lane_is_overlooked(row, column, others):
 
 @some_factors
 @pytest.mark.parametrize("sign, power", ((1, 28), (1, 40), (1, 99), (-1, 28), (-1, 31), (-1, 99)))
-def test_huge_scores(sign, power, scale_log2):
+def test_softmax_step_is_right_for_huge_scores(sign, power, scale_log2):
     """The largest p is 1. Rows become huge, or ordinary, and no others change their scale; what came before is gone."""
     coarse, equal = 2.0 ** np.floor(np.log2(scale_log2)), np.full((3, 64, 64), sign * 2.0**power * 1.01 / scale_log2)
     huge = equal * (1 + drawn(1.0, tiles=3) ** 2)
@@ -194,7 +194,7 @@ def test_huge_scores(sign, power, scale_log2):
 
 @pytest.mark.parametrize("sign", (1, -1))
 @pytest.mark.parametrize("power", range(18, 36))
-def test_fp16_holds_every_p_of_scores_that_a_product_rounds(power, sign):
+def test_softmax_step_keeps_p_within_fp16_for_rounded_scores(power, sign):
     """Neighbours among float32's numbers, each the largest so far: m is rounded by as much as they may differ by."""
     for scale_log2 in (0.1275, *np.linspace(1, 1.999, 12)):
         first = np.float32(sign * 2.0**power / scale_log2 * np.linspace(1, 1.99, 64)[:, None]).view(np.int32)
@@ -203,7 +203,7 @@ def test_fp16_holds_every_p_of_scores_that_a_product_rounds(power, sign):
 
 
 @some_factors
-def test_a_row_that_sees_nothing_keeps_what_it_has(scale_log2):
+def test_fully_masked_row_keeps_its_softmax_state(scale_log2):
     tiles = drawn(3.0 / scale_log2) + np.repeat((0, 50 / scale_log2), 3)[:, None, None]
     tiles[:2, SOME] = tiles[3, SOME] = tiles[:, :16] = -np.inf
     for step in check(tiles, scale_log2, slice(16, None))[:2]:

@@ -18,7 +18,7 @@ from fa2_lab.kernels.decode.kernel import DecodeConstants, KVCache, page_and_row
     ("cuda", 80, "AMPERE"), ("cuda", 89, "ADA"), ("cuda", 90, "HOPPER"), ("cuda", 100, "BLACKWELL"),
     ("cuda", 120, "BLACKWELL"), ("hip", "gfx942", "CDNA"),
 ])  # fmt: skip
-def test_each_chip_has_its_family(backend, arch, table, monkeypatch):
+def test_each_gpu_architecture_uses_its_table(backend, arch, table, monkeypatch):
     target = SimpleNamespace(backend=backend, arch=arch)
     there = SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: target))
     monkeypatch.setattr(tables, "driver", there)
@@ -32,7 +32,7 @@ def test_each_chip_has_its_family(backend, arch, table, monkeypatch):
     ((9, 0), None, False), ((8, 0), None, False), ((10, 0), None, False), ((12, 0), None, False),
     ((9, 0), "6.0", False), ((9, 0), None, True),
 ])  # fmt: skip
-def test_hopper_s_kernels_are_for_hopper(capability, hip, interpreted, monkeypatch):
+def test_hopper_kernels_are_offered_on_hopper_only(capability, hip, interpreted, monkeypatch):
     pytest.importorskip("fa2_lab.kernels.hopper.forward.launch", reason="this Triton's Gluon is too old")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.version, "hip", hip)
@@ -46,7 +46,7 @@ def test_hopper_s_kernels_are_for_hopper(capability, hip, interpreted, monkeypat
     assert [launch.sm_count.__wrapped__(torch.device(name)) for name in ("cuda", "meta")] == [114, 132]
 
 
-def test_launch_arguments_by_hand():
+def test_portable_launch_arguments_equal_hand_computed_ones():
     """A width that is a power of two, a program for each block, and dropout's rule."""
     assert [tables.padded_head_dim(d) for d in (1, 16, 17, 96, 129)] == [16, 16, 32, 128, 256]
     assert launch.program_count(torch.empty(2, 3, 130, 128, device="meta"), 64, None) == 2 * 3 * 3
@@ -69,7 +69,7 @@ def pointers_kernel(X, heads, rows, pages, table, strides, paged):
     tl.store(rows + 4 * n + tl.arange(0, 4)[:, None], tile.row_pointers(X, 4 * n, strides[0], 4, 1).to(tl.int64))
 
 
-def test_heads_rows_and_pages_may_lie_behind_two_to_the_31_elements():
+def test_pointer_offsets_do_not_overflow_int32():
     X, found = torch.zeros(16, device=DEVICE), torch.zeros(3, 16, dtype=torch.int64, device=DEVICE)
     heads, rows, pages = found
     paged = DecodeConstants(*map(tl.constexpr, (16, 16, 16, 16, 16, True, False, False, False)))
@@ -86,7 +86,7 @@ def tanh_kernel(x, y, N: tl.constexpr):
     tl.store(y + at, softmax.tanh(tl.load(x + at)))
 
 
-def test_tanh_keeps_its_digits_where_its_series_ends():
+def test_tanh_is_accurate_where_its_series_ends():
     x, y = torch.linspace(-1, 1, 4096, device=DEVICE), torch.empty(4096, device=DEVICE)
     tanh_kernel[(1,)](x, y, 4096)
     assert ((y - x.double().tanh()).abs() <= 1e-6 * x.double().tanh().abs()).all()
@@ -110,7 +110,7 @@ class Kernel:
 
 @pytest.mark.parametrize("described", (0, 1))
 @pytest.mark.parametrize("declines", (False, True))
-def test_a_launch_passes_triton_by_only_where_it_would_not_compile_anew(described, declines, monkeypatch):
+def test_relaunch_bypasses_triton_only_for_the_same_specialization(described, declines, monkeypatch):
     """From the second time on, by the addresses of that call; never with a pointer that is no multiple of 16, unless
     what is read in sixteens has a descriptor; and where Triton is another inside, it is asked each time."""
     kernel, again, tried = Kernel(), [], []
@@ -139,7 +139,7 @@ def test_a_launch_passes_triton_by_only_where_it_would_not_compile_anew(describe
     assert tried == [((3, 1, 1), 7, (5,), described, 3 - described)]  # and nobody tries it again and again
 
 
-def test_the_search_prints_the_fastest_right_one_as_an_entry_of_the_table(monkeypatch, capsys):
+def test_tune_prints_the_fastest_correct_config(monkeypatch, capsys):
     from fa2_studio.bench import tune
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -160,7 +160,7 @@ def test_the_search_prints_the_fastest_right_one_as_an_entry_of_the_table(monkey
     assert told.count(", 16: (16, 16, 4, 1)  # 32.000 ms; before (") == 6 and "entries of FP32" in told
 
 
-def test_tune_needs_a_gpu_and_sense(monkeypatch):
+def test_tune_rejects_bad_arguments(monkeypatch):
     from fa2_studio.bench import tune
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

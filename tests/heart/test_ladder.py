@@ -67,7 +67,7 @@ def check(rung, q, k, v, causal):
 
 
 @pytest.mark.parametrize("rung", runnable(ladder.RUNGS + ladder.OTHERS))
-def test_a_rung_is_right(rung):
+def test_rung_matches_float64(rung):
     for *sizes, causal in LARGE if GPU else SMALL:
         check(rung, *map(fenced, tensors(*sizes)), causal)
     check(rung, *map(fenced, tensors(70, 100, 64, torch.bfloat16)), True)
@@ -76,7 +76,7 @@ def test_a_rung_is_right(rung):
 
 
 @pytest.mark.parametrize("rung", runnable(ladder.RUNGS + ladder.OTHERS))
-def test_a_rung_takes_hard_scores_and_views(rung):
+def test_rung_is_right_for_extreme_scores_and_strided_inputs(rung):
     q, k, v = (x.to(DEVICE) for x in tensors(70, 130, 64, heads=1))
     rising = k * torch.linspace(0.1, 20, 130, device=DEVICE)[None, None, :, None].half()
     hard = [(300 * q, k), (q.abs() + 30, -k.abs() - 30), (q, rising)]  # all near −7,000; a maximum that grows
@@ -90,7 +90,7 @@ def test_a_rung_takes_hard_scores_and_views(rung):
 
 @pytest.mark.parametrize("rung", runnable(ladder.OTHERS))
 @pytest.mark.parametrize("key", range(8))  # of 8 neighbours one exponential is not the hardware's
-def test_nan_is_not_lost_in_software(rung, key):
+def test_software_exponential_propagates_nan(rung, key):
     q, k, v = (x.to(DEVICE) for x in tensors(64, 128, 64))
     k[:, :, key] = torch.nan
     assert ladder.load(rung).forward(q, k, v, False)[0].isnan().all()
@@ -98,7 +98,7 @@ def test_nan_is_not_lost_in_software(rung, key):
 
 @pytest.mark.parametrize("rung", ladder.SIDE)
 @pytest.mark.parametrize(("N", "d", "size"), [(128, 64, 1), (192, 128, 300)])
-def test_a_side_rung_is_right(rung, N, d, size):
+def test_side_rung_matches_float64(rung, N, d, size):
     q, k, v = tensors(N, N, d)
     check(rung, *map(fenced, (size * q, k, v)), False)
     with pytest.raises(ValueError, match=r"q, k, causal: got .* it takes"):
@@ -114,7 +114,7 @@ def low(q, k):
 @pytest.mark.parametrize("change", [lambda *x: x, low], ids=["", "low"])
 @pytest.mark.parametrize("rung", runnable(ladder.BACKWARD))
 @pytest.mark.parametrize(("N_q", "N_k", "d", "causal"), LARGE if GPU else SMALL)
-def test_a_backward_rung_is_right(rung, N_q, N_k, d, causal, change):
+def test_backward_rung_matches_float64(rung, N_q, N_k, d, causal, change):
     q, k, v, dO = *tensors(N_q, N_k, d), torch.randn(1, 2, N_q, d, generator=torch.Generator().manual_seed(1)).half()
     q, k = change(q, k)
     seen = oracle.visible(N_q, N_k, causal)
@@ -133,7 +133,7 @@ def one_pass(Q, K, V, dO, L, D, causal):
     Each thread has 64 of 128 keys.
     """
     from hopper_language import LANGUAGE, Tile, multiply, plain, wait
-    from hopper_plain import starting
+    from hopper_simulator import starting
 
     def blocks(X, rows):  # what the copy engine brings: rows past the end are zero
         whole = np.zeros((-(-len(X) // rows) * rows, d))
@@ -178,7 +178,7 @@ def one_pass(Q, K, V, dO, L, D, causal):
 
 
 @pytest.mark.parametrize(("N_q", "N_k", "d", "causal"), [(65, 200, 128, True), (200, 129, 64, False)])
-def test_the_bulk_backward_adds_nothing_for_keys_that_are_not_there(N_q, N_k, d, causal):
+def test_bulk_backward_ignores_rows_past_the_end_of_K(N_q, N_k, d, causal):
     """Also where all scores are about −1,000, and e^(−L) is infinite: that times a key of zeros is not a number."""
     draw = np.random.default_rng(0)
     Q, K, v, dO = (draw.standard_normal((n, d)) for n in (N_q, N_k, N_k, N_q))
@@ -188,7 +188,7 @@ def test_the_bulk_backward_adds_nothing_for_keys_that_are_not_there(N_q, N_k, d,
             assert oracle.error(got, gradient) < 1e-9
 
 
-def test_the_software_exponential_is_as_near_as_its_file_says():
+def test_software_exponential_has_the_documented_error():
     from test_hopper_softmax import OPERATIONS, execute
 
     def down(a, b):  # the sum, rounded to the next number below
@@ -237,7 +237,7 @@ DOES = {
 
 @pytest.mark.skipif(GPU, reason="counts what the interpreter does")
 @pytest.mark.parametrize("rung", DOES)
-def test_a_rung_does_what_its_sentence_says(rung, monkeypatch):
+def test_rung_changes_the_operations_that_its_first_line_names(rung, monkeypatch):
     from triton.runtime.interpreter import InterpreterBuilder
 
     counts, dots = Counter(), []
@@ -272,7 +272,7 @@ def launched(rung, monkeypatch, **sizes) -> tuple[tuple, tuple, dict]:
     return asked[0]
 
 
-def test_rungs_are_launched_as_they_say(monkeypatch):
+def test_rung_launch_options_match_their_description(monkeypatch):
     sizes = dict(N_q=100, N_k=300, d=64, heads=3)
     stages = [launched(rung, monkeypatch, **sizes)[2]["num_stages"] for rung in ladder.RUNGS[9:11]]
     assert stages == [1, 3]
@@ -299,7 +299,7 @@ def places_kernel(found, T, heads, l2_group, tile_coord: tl.constexpr):
 
 
 @pytest.mark.parametrize("rung, blocks", [("13", (2, 1, 0)), ("14", (2, 1, 0)), ("", (0, 1, 2))])
-def test_heavy_blocks_of_a_rung_come_first_and_no_head_is_left_out(rung, blocks):
+def test_rung_launch_order_is_longest_first_and_complete(rung, blocks):
     """Seven heads of three blocks, four heads side by side: 0 to 3 block by block, then the three that are left."""
     found = torch.full((21, 2), -1, dtype=torch.int32, device=DEVICE)
     places_kernel[(21,)](found, 3, 7, 4, ladder.load(rung).tile_coord if rung else block_of_program)
@@ -314,14 +314,14 @@ def allowed(rung: str) -> int:
 
 @pytest.mark.beside("ladder_worker.py")
 @pytest.mark.parametrize("rung", [rung for rung in ladder.RUNGS + ladder.BACKWARD + ladder.OTHERS if gluon(rung)])
-def test_a_hopper_rung_compiles_without_spills_and_multiplies_on_tensor_cores(rows, rung):
+def test_hopper_rung_compiles_without_spills_and_uses_tensor_cores(rows, rung):
     made = [row for row in rows if row["rung"] == rung]
     assert all(row["spills"] <= allowed(rung) for row in made) and made[-1]["tensor"] > 0
 
 
 @pytest.mark.beside("ladder_worker.py")
 @pytest.mark.parametrize(("name", "kernels"), [("b00", 2), ("b01", 3), ("s00", 1), ("s01", 1)])
-def test_kernels_beside_the_ladder_compile_without_spills(rows, name, kernels):
+def test_side_kernels_compile_without_spills(rows, name, kernels):
     compiled = [row for row in rows if row["rung"].startswith(name)]
     assert len(compiled) == kernels and all(row["spills"] <= allowed(name) for row in compiled)
     assert sum(row["tensor"] for row in compiled) > 0
@@ -331,7 +331,7 @@ def test_kernels_beside_the_ladder_compile_without_spills(rows, name, kernels):
 
 
 @pytest.mark.parametrize("rung", ladder.RUNGS + ladder.SIDE + ladder.BACKWARD)
-def test_a_rung_stands_alone_and_names_its_change(rung):
+def test_rung_imports_no_other_rung_and_names_its_change(rung):
     tree = ast.parse(rung_diff.source(rung))
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -356,7 +356,7 @@ def test_running_a_rung_file_reports_wrong_results(monkeypatch, capsys):
     assert capsys.readouterr().out.split()[-4:] == ["128", "0", "40,960", "4"]  # of the kernel that takes most
 
 
-def test_a_rung_is_found_by_its_number():
+def test_find_accepts_the_number_of_a_rung():
     assert {ladder.find(name) for name in ("8", "08", "r08", "R08 ", "r08_two_loops")} == {"r08_two_loops"}
     assert {ladder.find(name) for name in ("0", "r0", "00")} == {"r00_standard"}
     for wrong in ("99", "", "r", "two", "r08_three_loops"):
@@ -364,7 +364,7 @@ def test_a_rung_is_found_by_its_number():
             ladder.find(wrong)
 
 
-def test_a_diff_shows_what_moved_and_what_changed():
+def test_rung_diff_shows_moved_and_changed_lines():
     shown = rung_diff.diff("02", "03").splitlines()
     assert "-     for i in range(0, N_q, B_r):  # FA2.A1.L3" in shown  # the loop is gone
     assert shown[1].startswith("  def forward_kernel(")  # what stands right before the first change

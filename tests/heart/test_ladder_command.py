@@ -20,7 +20,7 @@ def row_of(text: str, rung: str) -> list[str]:
     return line[22:].replace("≤ ", "≤").split(maxsplit=len(page.COLUMNS))
 
 
-def test_the_table_has_every_rung_with_prediction_beside_measurement(capsys):
+def test_ladder_table_lists_every_rung_with_prediction_and_measurement(capsys):
     assert command.main(["ladder"]) == 0
     printed, record = capsys.readouterr().out, load("ladder")
     rows = [reasons.timed(record, mask, 128) for mask in (False, True)]
@@ -44,7 +44,7 @@ def test_the_table_has_every_rung_with_prediction_beside_measurement(capsys):
     assert re.findall(r"^(\d\d) ", below, re.MULTILINE) == missed != []
 
 
-def test_one_change_has_cause_prediction_difference_and_measurement(capsys):
+def test_ladder_command_explains_one_change(capsys):
     assert command.main(["ladder", "09", "10"]) == 0
     printed, record = capsys.readouterr().out, load("ladder")
     before, after = ladder.find("09"), ladder.find("10")
@@ -58,7 +58,7 @@ def test_one_change_has_cause_prediction_difference_and_measurement(capsys):
     assert command.main(["ladder", "00"]) == 0 and f"→ {ladder.RUNGS[0]}" not in capsys.readouterr().out
 
 
-def test_without_a_record_it_says_how_to_get_one(tmp_path, monkeypatch, capsys):
+def test_ladder_without_a_record_says_how_to_make_one(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(records, "FOLDER", tmp_path)
     assert command.main(["ladder"]) == 2
     assert "fa2_lab bench ladder" in capsys.readouterr().err

@@ -26,7 +26,7 @@ def test_layout_attributes_are_parsed():
 
 
 @pytest.mark.parametrize("text", ["#blocked", "#ttg.blocked<{order = [1, 0]}>", MMA.replace("Major = 2", "Major = 5")])
-def test_other_layouts_are_refused(text):
+def test_unsupported_layouts_are_refused(text):
     with pytest.raises(ValueError, match=r"^layout: got (#blocked|blocked|nvidia_mma); it takes"):
         parse(text)
     with pytest.raises(ValueError, match=r"^shape: got \(8, 32\); it takes rows of whole"):
@@ -81,7 +81,7 @@ def gluon(mma: Mma, shape: tuple[int, int]) -> str:
     return f"(gl.NVMMADistributedLayout([{mma.version}, 0], {list(mma.warps)}, {instruction}), {list(shape)})"
 
 
-def test_registers_are_where_triton_says():
+def test_register_layout_equals_tritons():
     pytest.importorskip("triton")
     found = triton_bases(f"[{', '.join(gluon(*case) for case in LAYOUTS)}]")
     assert len(found) == len(LAYOUTS)
@@ -94,7 +94,7 @@ def test_registers_are_where_triton_says():
         assert np.array_equal(owners.register[tuple(at)], register)
 
 
-def test_addresses_are_where_triton_says():
+def test_shared_memory_layout_equals_tritons():
     pytest.importorskip("triton")
     cases = {
         "(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]), [64, 128])": (Shared(8, 1, 8), (64, 128)),

@@ -85,7 +85,7 @@ class Watching(Trace):
         self.tiles.append(named | dict(at=(self._at["i"], self._at["j"]), moved=self.hbm_elements, held=held))
 
 
-def test_algorithm_1_moves_and_holds_what_the_reference_does_under_its_meter():
+def test_live_algorithm_1_equals_the_traced_reference():
     rng, cases, questions = np.random.default_rng(0), [], []
     for _ in range(100):
         tiling, d = sizes(rng), int(rng.integers(1, 5))
@@ -140,7 +140,7 @@ def compare_tiles(order, answer, watch):
         assert (step if order == "fa2" else stored[n])["moved"] == tile["moved"]
 
 
-def test_beside_each_other_both_algorithms_show_every_step_and_end_their_tiles_together():
+def test_live_comparison_shows_all_steps_of_fa1_and_fa2():
     rng = np.random.default_rng(6)
     Q, K, V = rng.standard_normal((3, 8, 2))
     for B_r, B_c, causal in ((4, 2, True), (2, 4, False), (8, 8, True), (1, 2, True)):
@@ -156,7 +156,7 @@ def test_beside_each_other_both_algorithms_show_every_step_and_end_their_tiles_t
 # A row in blocks ------------------------------------------------------------------------------------------------
 
 
-def test_a_row_in_blocks_has_the_state_of_online_softmax_in_every_order():
+def test_live_online_softmax_equals_the_reference_in_every_order():
     rng, cases = np.random.default_rng(1), []
     for n in range(200):
         N, d = int(rng.integers(1, 10)), int(rng.integers(1, 4))
@@ -188,7 +188,7 @@ def test_a_row_in_blocks_has_the_state_of_online_softmax_in_every_order():
 # Does it fit, who works when, and who meets ---------------------------------------------------------------------
 
 
-def test_a_plan_is_what_the_models_of_the_machine_say():
+def test_live_playground_equals_the_machine_models():
     rng, cases = np.random.default_rng(2), []
     for chip in chips.CHIPS.values():
         for _ in range(30):
@@ -218,7 +218,7 @@ def facts(chip):
     return {name: value for name, value in vars(chip).items() if name != "compute_capability"}
 
 
-def test_a_size_out_of_range_is_refused_with_its_name_and_by_how_much():
+def test_live_playground_rejects_sizes_out_of_range():
     fine = dict(N=8192, d=128, B_r=128, B_c=64, heads=32, causal=False)
     cases = dict(B_r=(0, "1 too small"), B_c=(1100, "76 too large"), N=(2.5, "got 2.5"), heads=(None, "got null"))
     given = [("refused", dict(chip=facts(chips.H100), settings=fine | {name: x})) for name, (x, _) in cases.items()]
@@ -226,7 +226,7 @@ def test_a_size_out_of_range_is_refused_with_its_name_and_by_how_much():
         assert message.startswith(f"{name}: ") and words in message and "it takes a whole number from 1 to" in message
 
 
-def test_programs_run_on_sms_as_list_scheduling_has_it():
+def test_live_schedule_equals_list_scheduling():
     rng, cases = np.random.default_rng(3), []
     for _ in range(200):
         options = dict(
@@ -262,7 +262,7 @@ def collisions(tiling):
     return steps
 
 
-def test_the_backward_meets_on_dq_where_the_model_says_so():
+def test_live_dq_collisions_equal_the_model():
     rng = np.random.default_rng(4)
     cases = [(sizes(rng, 40), passes) for passes in (1, 2) for _ in range(100)]
     given = [("backward", dict(tiling=tiling_of(tiling), passes=passes)) for tiling, passes in cases]
@@ -279,7 +279,7 @@ def test_the_backward_meets_on_dq_where_the_model_says_so():
             assert seen == [(i, j) for i in range(tiling.T_r) for j in tiling.visited_cols(i)]
 
 
-def test_both_ways_to_add_up_dq_take_the_time_that_the_picture_gives_them():
+def test_live_dq_race_takes_the_figures_times():
     rng = np.random.default_rng(5)
     tilings = [Tiling(T, T, 1, 1, mask) for T in range(2, 8) for mask in (NO_MASK, CAUSAL)]
     given = [("race", dict(tiling=tiling_of(t), seed=int(rng.integers(1e6)))) for t in tilings for _ in range(5)]
@@ -301,7 +301,7 @@ def test_both_ways_to_add_up_dq_take_the_time_that_the_picture_gives_them():
     assert len({str(ways[1]["sums"]) for ways in again}) == 1
 
 
-def test_the_race_opens_with_two_runs_whose_atomic_sums_differ():
+def test_live_dq_race_opens_with_two_different_atomic_sums():
     begin = int(re.search(r"const BEGIN = (\d+);", (PIECES / "race.js").read_text(encoding="utf-8"))[1])
     for T in range(3, 7):  # a sum of two is the same in both orders
         tiling = tiling_of(Tiling(T, T, 1, 1, NO_MASK))
@@ -311,7 +311,7 @@ def test_the_race_opens_with_two_runs_whose_atomic_sums_differ():
         assert two[0] == two[1]
 
 
-def test_a_repeated_word_attends_to_the_word_that_followed_it():
+def test_live_attention_map_shows_the_induction_head():
     """A word that was seen before looks at what followed it then."""
     numbers = ask([("numbersOf", "the cat saw the dog".split())])[0]
     _, P = naive.forward(*(np.array(numbers[name]) for name in "qkv"), mask=CAUSAL)
@@ -322,14 +322,14 @@ def test_a_repeated_word_attends_to_the_word_that_followed_it():
 
 
 @pytest.mark.parametrize("name", live.STILLS)
-def test_interactive_figure_is_one_document_without_requests_and_has_a_static_text(name):
+def test_live_figure_is_self_contained_with_a_noscript_text(name):
     page = live.page(name)
     assert not re.search(r"""(src|href)="(?!data:|#)|https?://(?!www\.w3\.org/)""", page)
     assert "<noscript>" in page and all(live.page_texts(name)[:2])
 
 
 @pytest.mark.parametrize("name", live.STILLS)
-def test_the_scripts_of_a_piece_share_one_scope_without_a_name_declared_twice(name, tmp_path):
+def test_live_figure_scripts_declare_each_name_once(name, tmp_path):
     node = shutil.which("node")
     if node is None:
         pytest.skip("no node here")
@@ -339,6 +339,6 @@ def test_the_scripts_of_a_piece_share_one_scope_without_a_name_declared_twice(na
     assert ran.returncode == 0, ran.stderr
 
 
-def test_an_unknown_piece_is_refused_with_the_names():
+def test_unknown_live_figure_is_refused():
     with pytest.raises(ValueError, match=r"^name: got 'sunset'; it takes one of algorithm1, "):
         live.live("sunset")

@@ -26,7 +26,7 @@ AROUND = dict(zip(CHIPS, A_H + SMALL, strict=True))
 
 
 @each
-def test_rates_per_clock_times_clock_are_the_datasheets_rates(chip):
+def test_chip_rates_equal_the_datasheets(chip):
     """Within 2%: the L40S sheet's two tensor figures differ by 1.2%; from Hopper on FP32 has a higher clock."""
     assert chip.SMs * chip.clock_hz * chip.tensor_per_clock == pytest.approx(chip.tensor_flops, rel=0.02)
     fp32_clock = 1980e6 if chip.compute_capability in ((9, 0), (10, 0)) else chip.clock_hz
@@ -34,7 +34,7 @@ def test_rates_per_clock_times_clock_are_the_datasheets_rates(chip):
 
 
 @each
-def test_limits_of_an_sm_are_consistent(chip):
+def test_sm_limits_are_consistent(chip):
     assert chip.warps_per_sm * 32 == chip.threads_per_sm
     assert chip.shared_per_sm - chip.shared_per_block == KiB  # the KiB that the system keeps of each block
     assert chip.registers_per_sm == 65536 and chip.shared_per_clock == 32 * 4
@@ -57,7 +57,7 @@ def test_h200_is_an_h100_with_other_memory():
     assert differ == {"name", "hbm_bytes", "hbm_per_second", "l2_bytes"}
 
 
-def test_chips_by_name_and_copies_below_the_datasheet_s_bandwidth():
+def test_chips_are_found_by_name_and_have_plausible_bandwidth():
     assert chips.named("H200") is H200 and chips.named("NVIDIA A100-SXM4-80GB") is A100
     for record in map(load, ("paper", "h100")):
         copied = record.ceilings["copy TB/s"] * 1e12
@@ -67,7 +67,7 @@ def test_chips_by_name_and_copies_below_the_datasheet_s_bandwidth():
 # Time -----------------------------------------------------------------------------------------------------------
 
 
-def test_one_tile_on_an_a100_by_hand():
+def test_time_of_a_tile_on_a100_equals_hand_computed_clocks():
     """128 × 64, d = 128, 4 warps: matmul 4·128·64·128 / 2048, exp (128·64 + 128) / 16, and so on."""
     tile = time_model.tile_clocks(A100, 128, 64, 128)
     assert tile.tensor == 4 * 128 * 64 * 128 / 2048 == 2048
@@ -78,7 +78,7 @@ def test_one_tile_on_an_a100_by_hand():
     assert (tile.overlapped, tile.serial, tile.busiest) == (2048, 4748, "tensor")
 
 
-def test_one_tile_on_an_h100_by_hand():
+def test_time_of_a_tile_on_h100_equals_hand_computed_clocks():
     """Tensor cores twice as fast, exp no faster. Two slabs of 64 rows read K and V twice, not four times."""
     tile = time_model.tile_clocks(H100, 128, 64, 128)
     assert (tile.tensor, tile.exp, tile.fp32) == (1024, 520, 322)
@@ -89,7 +89,7 @@ def test_one_tile_on_an_h100_by_hand():
 
 
 @each
-def test_what_each_change_from_fa1_to_fa2_saves(chip):
+def test_fa2_saves_the_expected_clocks_over_fa1(chip):
     fa1, fa2 = (time_model.tile_clocks(chip, 128, 64, 128, algorithm=name) for name in ("fa1", "fa2"))
     assert 1.01 < fa1.serial / fa2.serial < 1.07 and fa1.overlapped >= fa2.overlapped
     saved_fp32 = (fa1.fp32 - fa2.fp32) * chip.fp32_per_clock
@@ -107,12 +107,12 @@ RUNGS = {"standard": "r00_standard", "FA1": "r01_fa1", "FA2": "r07_skipping"}
 
 
 @pytest.mark.parametrize("method", RUNGS)
-def test_what_crosses_to_dram_is_what_hardware_counters_saw(method):
+def test_dram_traffic_model_agrees_with_hardware_counters(method):
     counted = roofline.counted(load("ladder"), 128)[RUNGS[method]]
     assert rates.cost(method, N=4096, d=128, heads=64).dram_bytes == pytest.approx(counted, rel=0.05)
 
 
-def test_intensities_that_the_chapters_name():
+def test_arithmetic_intensity_equals_the_chapters_numbers():
     standard = rates.cost("standard")
     assert [round(standard.intensity(place)) for place in ("dram_bytes", "requested")] == [42, 28]  # 01, 04
     assert [round(rates.cost("FA2", B_r=B, B_c=B).intensity("requested")) for B in (64, 128)] == [63, 124]  # 04
@@ -121,7 +121,7 @@ def test_intensities_that_the_chapters_name():
     assert (round(one, 1), round(eight)) == (1.0, 8)  # 14: a row does one FLOP for each byte
 
 
-def test_a_multiply_add_is_two_flops_and_one_instruction_everywhere():
+def test_fma_counts_as_two_flops_and_one_instruction():
     B, d, seen = 64, 128, rates.cost("FA2", N=64, heads=1)
     assert seen.flops == 2 * (B * B * d) + 2 * (B * B * d)
     assert seen.instructions == time_model.fp32_instructions("fa2", B, B, d)
@@ -145,14 +145,14 @@ def test_a_multiply_add_is_two_flops_and_one_instruction_everywhere():
     assert one_sm["tensor cores"] == pytest.approx(clocks.tensor, rel=0.01)
 
 
-def test_the_slowest_unit_is_the_limit_and_idle_sms_count():
+def test_slowest_unit_is_the_limit_and_idle_sms_count():
     assert rates.cost("standard").limit(H200)[0] == "DRAM"
     assert rates.cost("FA2", B_r=128, B_c=128).limit(H200)[0] == "tensor cores"
     few, many = (rates.cost("FA1", heads=heads).seconds(H200)["tensor cores"] / heads for heads in (16, 132))
     assert few == pytest.approx(many * 132 / 16)
 
 
-def test_bytes_are_elements_times_their_width():
+def test_traffic_bytes_equal_elements_times_width():
     tiling = Tiling(64, 64, 16, 16)
     moved = io_model.traffic("fa1", "forward", tiling, 8)
     sums, passed_on = ("L", "D", "dQ"), ("S", "dP", "dQ")
@@ -203,7 +203,7 @@ CALLS = [  # a call, good arguments, and wrong ones for each
 
 
 @pytest.mark.parametrize("call, good, wrong", CALLS, ids=[call.__name__ for call, *_ in CALLS])
-def test_bad_input_is_named(call, good, wrong):
+def test_machine_models_reject_bad_input_by_name(call, good, wrong):
     call(**good)
     for name, bad in ((name, bad) for name, values in wrong.items() for bad in values):
         says = f"^{name}: got .*; it takes "
@@ -211,7 +211,7 @@ def test_bad_input_is_named(call, good, wrong):
             call(**good | {name: bad})
 
 
-def test_an_algorithm_that_there_is_not_is_refused():
+def test_io_model_rejects_an_unknown_algorithm():
     for call in (io_model.traffic, io_model.operations):
         with pytest.raises(ValueError, match=r"'fa3', 'forward'; it takes algorithm one of .*fa1, fa2 and direction"):
             call("fa3", "forward", TILING, 4)

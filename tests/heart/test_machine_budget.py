@@ -41,7 +41,7 @@ SHARED = {  # bytes for each size, num_stages 2, 8 warps
 COMPILED_FOR = {80: A100, 90: H100}
 
 
-def test_shared_memory_is_near_what_was_compiled():
+def test_shared_memory_model_agrees_with_compiled_kernels():
     for (kernel, sm, d), compiled in SHARED.items():
         stages = 2 if sm == 90 else 1  # of num_stages = 2, Triton holds so many
         for (B_r, B_c), bytes_ in zip(SIZES, compiled, strict=True):
@@ -50,7 +50,7 @@ def test_shared_memory_is_near_what_was_compiled():
                 assert budget.shared_bytes(kernel, B_r, B_c, d, stages) == bytes_
 
 
-def test_spilling_is_foreseen():
+def test_spill_model_agrees_with_compiled_kernels():
     agree, missed = 0, []
     for (kernel, sm, d), stores in SPILLS.items():
         for n, spilled in enumerate(stores):
@@ -64,13 +64,13 @@ def test_spilling_is_foreseen():
 # By hand --------------------------------------------------------------------------------------------------------
 
 
-def test_the_sizes_of_the_fa2_paper_by_hand():
+def test_budget_of_the_papers_tiles_equals_hand_computed_bytes():
     """128 × 64, d = 128, one stage: Q 32 KiB, K and V 16 KiB each. Two stages: 96 KiB, inside a small chip's 99."""
     assert budget.forward_shared_bytes(128, 64, 128, stages=1) == 64 * KiB
     assert budget.forward_shared_bytes(128, 64, 128, stages=2) == 96 * KiB
 
 
-def test_which_sizes_fit_where():
+def test_tiles_fit_the_expected_gpus():
     """d = 128 and two stages: 128 × 128 takes 160 KiB, which A100 and H100 give one block, and small chips do not."""
     everything = set(SIZES)
     for chip, d, fitting in (
@@ -83,7 +83,7 @@ def test_which_sizes_fit_where():
     assert budget.table(RTX_4090, 128)[128, 128][0] == 8  # where neither 4 warps nor 8 fit
 
 
-def test_the_limit_names_what_is_short():
+def test_fits_names_the_exhausted_resource():
     fit = fits(RTX_4090, 128, 128, 128, stages=2, warps=8)
     assert (fit.ok, fit.limit, fit.blocks_per_sm) == (False, "shared memory", 0)
     fit = fits(A100, 128, 128, 128, stages=1, warps=4)
@@ -93,19 +93,19 @@ def test_the_limit_names_what_is_short():
     assert fit.registers == budget.registers(*columns, warps=8, itemsize=4)
 
 
-def test_one_byte_of_shared_memory_decides_whether_a_block_fits():
+def test_fits_is_exact_to_one_byte_of_shared_memory():
     exactly = replace(A100, shared_per_block=96 * KiB)
     assert fits(exactly, 128, 64, 128, stages=2, warps=8).ok
     assert not fits(replace(exactly, shared_per_block=96 * KiB - 1), 128, 64, 128, stages=2, warps=8).ok
 
 
-def test_many_warps_have_few_registers_each():
+def test_register_limit_shrinks_with_warps():
     assert [budget.register_limit(A100, warps) for warps in (1, 4, 8, 12, 16, 32)] == [255, 255, 255, 168, 128, 64]
     fit = fits(H100, 256, 128, 128, stages=1, warps=16)  # it runs, but spills
     assert (fit.limit, fit.blocks_per_sm) == ("registers", 1)
 
 
-def test_blocks_per_sm_by_hand():
+def test_blocks_per_sm_equals_hand_computed_values():
     assert budget.blocks_per_sm(A100, 40 * KiB, 128, 4) == 4  # 164 / 41 of shared memory, 65536 / (128 · 128) registers
     assert budget.blocks_per_sm(A100, 41 * KiB, 128, 4) == 3  # each block costs one KiB more
     assert budget.blocks_per_sm(A100, 0, 72, 4) == 7

@@ -30,7 +30,7 @@ def ticking_clock(costs, slots):
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=25), st.integers(1, 4), st.integers(1, 3))
-def test_schedule_equals_a_ticking_clock(costs, SMs, blocks_per_sm):
+def test_schedule_equals_a_clock_by_clock_simulation(costs, SMs, blocks_per_sm):
     ran = schedule([BlockWork(0, n, cost) for n, cost in enumerate(costs)], SMs, blocks_per_sm)
     expected = ticking_clock(costs, SMs * blocks_per_sm)
     assert [(p.start, p.end) for p in ran.placed] == expected
@@ -42,7 +42,7 @@ def test_schedule_equals_a_ticking_clock(costs, SMs, blocks_per_sm):
     assert {p.SM for p in ran.placed} <= set(range(SMs))
 
 
-def test_a_second_block_goes_to_another_sm_first():
+def test_blocks_fill_all_sms_before_second_slots():
     ran = schedule([BlockWork(n, None, 1) for n in range(5)], 4, blocks_per_sm=2)
     assert [(p.SM, p.slot) for p in ran.placed] == [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1)]
     assert ran.utilisation == 5 / 8 and ran.SMs_used == 4
@@ -72,7 +72,7 @@ some_tilings = st.builds(
 @settings(max_examples=40, deadline=None)
 @given(some_tilings)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_owners_are_the_workers_that_the_meter_saw(direction, tiling):
+def test_tile_owners_equal_the_traced_workers(direction, tiling):
     rng = np.random.default_rng(0)
     Q, dO = rng.standard_normal((2, tiling.N_q, 2))
     K, V = rng.standard_normal((2, tiling.N_k, 2))
@@ -92,10 +92,10 @@ def test_owners_are_the_workers_that_the_meter_saw(direction, tiling):
 @settings(max_examples=40, deadline=None)
 @given(some_tilings)
 @example(Tiling(8, 8, 4, 4))  # two meet, no more
-def test_a_row_block_s_writers_are_the_backward_s_owners(tiling):
+def test_dq_writers_equal_the_backward_owners(tiling):
     assert grid.dq_writers(tiling) == [row[row >= 0].tolist() for row in grid.owners(tiling, "backward")]
 
 
-def test_dealt_blocks_by_hand():
+def test_static_schedule_equals_hand_computed_times():
     ran = grid.dealt([4, 1, 3, 1], SMs=2)
     assert [(p.SM, p.start, p.end) for p in ran.placed] == [(0, 0, 4), (1, 0, 1), (0, 4, 7), (1, 1, 2)]

@@ -7,7 +7,7 @@ from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Barrier, Block, Deadloc
 from fa2_lab.plots import overlap_timeline
 
 
-def test_phases_of_a_barrier():
+def test_barrier_phases_flip_after_all_arrivals():
     barrier = Barrier("x", 2)
     assert barrier.over(1).ready() and not barrier.over(0).ready(), "the phase before the first one counts as over"
     barrier.arrive("a")
@@ -18,7 +18,7 @@ def test_phases_of_a_barrier():
     assert dict(barrier.came) == {"a": 1, "b": 2}
 
 
-def test_a_forgotten_arrival_ends_in_a_deadlock_that_names_the_barrier():
+def test_missing_barrier_arrival_is_reported_as_deadlock():
     block, emptied = Block(), Barrier("K emptied", arrivals=2)
 
     def actor(arrives):
@@ -36,7 +36,7 @@ def test_a_forgotten_arrival_ends_in_a_deadlock_that_names_the_barrier():
 @pytest.mark.parametrize(
     "manner, ends", [(SHARED, [4, 8, 12, 16]), (IN_ORDER, [10, 12, 14, 16]), (asynchrony.SIDE_BY_SIDE, [2, 4, 6, 10])]
 )
-def test_a_shared_unit_is_divided_between_its_users(manner, ends):
+def test_shared_unit_time_is_divided_between_its_users(manner, ends):
     block = Block(tensor=manner)
 
     def actor(*clocks):
@@ -53,7 +53,7 @@ def test_a_shared_unit_is_divided_between_its_users(manner, ends):
 
 
 @pytest.mark.parametrize("ahead, clocks", [(False, 16 * (2 * 512 + 500)), (True, 512 + 500 + 15 * 2 * 512 + 512)])
-def test_clocks_by_hand(ahead, clocks):
+def test_warpgroup_timeline_equals_hand_computed_clocks(ahead, clocks):
     """16 tiles, products of 512 clocks and exponentials of 500, which fit under a product: one warpgroup alone."""
     block = Block()
     block.run({"0": overlap_timeline.warpgroup(block, 16, 512, 500, ahead)})

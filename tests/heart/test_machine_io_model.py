@@ -61,7 +61,7 @@ def tilings(draw):
 @settings(max_examples=60, deadline=None)
 @given(tilings(), st.integers(1, 4))
 @pytest.mark.parametrize("algorithm, direction", ALL)
-def test_traffic_equals_the_meter_tensor_by_tensor(algorithm, direction, tiling, d):
+def test_io_model_traffic_equals_the_trace(algorithm, direction, tiling, d):
     form, trace = io_model.traffic(algorithm, direction, tiling, d), metered(algorithm, direction, tiling, d)
     assert nonzero(form.loads) == nonzero(moved(trace, "load"))
     assert nonzero(form.stores) == nonzero(moved(trace, "store"))
@@ -79,7 +79,7 @@ def walked(rows, inner, columns):
 
 
 @pytest.mark.parametrize("N_q, N_k, d", [(512, 512, 128), (300, 200, 64), (129, 1, 256)])
-def test_standard_attention_requests_what_its_products_load(N_q, N_k, d):
+def test_standard_attention_requests_equal_its_matmul_loads(N_q, N_k, d):
     q, k, s = N_q * d, N_k * d, N_q * N_k
     scores, output = walked(N_q, d, N_k), walked(N_q, N_k, d)
     asked = io_model.requests("standard", "forward", Tiling(N_q, N_k, 64, 64), d)
@@ -92,7 +92,7 @@ def test_standard_attention_requests_what_its_products_load(N_q, N_k, d):
 @settings(max_examples=40, deadline=None)
 @given(tilings(), st.integers(1, 4))
 @pytest.mark.parametrize("algorithm, direction", COUNTED)
-def test_operations_equal_the_meter_kind_by_kind(algorithm, direction, tiling, d):
+def test_io_model_operations_equal_the_trace(algorithm, direction, tiling, d):
     ops, trace = io_model.operations(algorithm, direction, tiling, d), metered(algorithm, direction, tiling, d)
     assert nonzero(ops) == nonzero(trace.flops)
     assert (ops["matmul"], ops["exp"], io_model.not_matmul(ops)) == (
@@ -107,7 +107,7 @@ HELD = {"forward": (2, 2, 2, 1), "fa1": (4, 4, 3, 2), "fa2": (3, 4, 2, 2)}
 
 
 @pytest.mark.parametrize("algorithm, direction", COUNTED)
-def test_operations_of_one_tile_equal_the_meter_at_every_tile(algorithm, direction):
+def test_io_model_operations_of_one_tile_equal_the_trace(algorithm, direction):
     tiling = Tiling(11, 9, 4, 3)  # the last row of tiles has 3 rows
     trace = metered(algorithm, direction, tiling, 5)
     assert trace.peak_on_chip == np.dot(HELD.get(direction, HELD[algorithm]), (4 * 5, 3 * 5, 4, 4 * 3))

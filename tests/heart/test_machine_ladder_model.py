@@ -17,7 +17,7 @@ def rung(number):
     return Rung(number, *COMPILED[number])
 
 
-def test_work_of_each_unit_per_tile_by_hand():
+def test_ladder_model_units_equal_hand_computed_clocks():
     of = units(rung(3))
     assert (of["tensor"], of["issue"], of["exp"]) == (4 * 64 * 64 * 128 / 4096, 688, 8 * 38)
     assert of["path"] == pytest.approx(32768 / 29.5) and tile_bytes(rung(3)) == 32768
@@ -25,7 +25,7 @@ def test_work_of_each_unit_per_tile_by_hand():
     assert units(rung(3)._replace(number=10)).keys() == {"tensor", "issue", "exp"}  # copied ahead
 
 
-def test_the_queues_by_hand():
+def test_ladder_model_queues_equal_hand_computed_waits():
     """Two programs of rung 03: each finds the other, where it stood when it was alone."""
     alone = 120 + 512 + 688 + 304 + 1110.78
     assert clocks(rung(3), 1) == pytest.approx(alone, abs=0.1)
@@ -35,7 +35,7 @@ def test_the_queues_by_hand():
     assert clocks(three) == clocks(three._replace(consumers=1, programs=3))
 
 
-def test_the_schedule_by_hand():
+def test_ladder_model_makespan_equals_hand_computed_values():
     assert makespan([2, 2, 2], [10, 15], SMs=1) == 30 + 20  # two side by side, then one alone
     assert makespan([1, 3], [10, 15], SMs=1) == 15 + 2 * 10
     assert makespan([1, 1, 4], [10], SMs=2) == 10 + 40
@@ -43,7 +43,7 @@ def test_the_schedule_by_hand():
     assert makespan([4, 1, 1, 1], [10, 10], SMs=1) == 40
 
 
-def test_programs_in_launch_order():
+def test_ladder_model_lists_programs_in_launch_order():
     assert tiles_per_program(rung(3)._replace(number=2), 2, 256, FULL) == [16, 16]
     assert tiles_per_program(rung(3), 2, 256, CAUSAL) == 8 * [4]  # nothing is skipped yet
     assert tiles_per_program(rung(7), 2, 256, CAUSAL) == [1, 2, 3, 4, 1, 2, 3, 4]
@@ -72,13 +72,13 @@ def test_predicted_clocks_are_within_10_percent_of_the_counted_ones(number):
 # The reasons ------------------------------------------------------------------------------------------------------
 
 
-def test_every_rung_has_a_reason():
+def test_reasons_md_explains_every_rung():
     assert list(reasons.REASONS) == [name[1:3] for name in ladder.RUNGS[1:]]
     assert [number for number, reason in reasons.REASONS.items() if not reason.modelled] == ["20", "21", "22", "23"]
     assert all(reason.limit and reason.removes and reason.why for reason in reasons.REASONS.values())
 
 
-def test_counters_are_those_of_the_shape_in_the_table():
+def test_ladder_counters_belong_to_the_shape_of_the_table():
     record, name = load("ladder"), "r09_free_loads"  # counted at d 64, too
     at_128 = next(
         x for x in record.rows if x.direction == "counters" and (x.problem["rung"], x.problem["d"]) == (name, 128)
@@ -88,7 +88,7 @@ def test_counters_are_those_of_the_shape_in_the_table():
     assert all(1 < reasons.chip(record, rung)[0] < 2 for rung in ladder.RUNGS)  # GHz
 
 
-def test_a_prediction_misses_by_more_than_a_tenth():
+def test_prediction_misses_if_off_by_more_than_10_percent():
     assert not reasons.Step(1.00, 1.09).misses and reasons.Step(1.00, 1.11).misses
     assert not reasons.Step(1.00, 0.91).misses and reasons.Step(1.00, 0.89).misses
     assert [reasons.Step(1.50, x, at_most=True).misses for x in (1.01, 1.60, 1.70)] == [False, False, True]

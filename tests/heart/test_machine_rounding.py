@@ -7,7 +7,7 @@ import torch
 from fa2_lab.machine import rounding
 
 
-def test_e4m3_is_torch_s_format():
+def test_e4m3_rounding_equals_torch():
     """All its rounding, all halves between them, and numbers of every size; torch does not saturate."""
     codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double().numpy()
     codes = np.unique(codes[np.isfinite(codes)])
@@ -20,7 +20,7 @@ def test_e4m3_is_torch_s_format():
 
 
 @pytest.mark.parametrize("rows", [8, 32])
-def test_a_scale_brings_the_largest_number_of_its_block_to_the_largest_of_the_format(rows):
+def test_block_scaling_maps_the_largest_value_to_the_format_maximum(rows):
     X = np.random.default_rng(1).standard_normal((32, 4)) * np.repeat([1.0, 1e-6, 1e6, 3.0], 8)[:, None]
     found = rounding.scaled(X, rows)
     for begin in range(0, 32, rows):
@@ -30,7 +30,7 @@ def test_a_scale_brings_the_largest_number_of_its_block_to_the_largest_of_the_fo
     assert np.allclose(found[8:16], X[8:16], rtol=0.07, atol=0) == (rows == 8)  # beside 1e6, 1e-6 is nothing
 
 
-def test_the_rotation_keeps_scores_and_spreads_an_outlier():
+def test_rotation_preserves_scores_and_spreads_an_outlier():
     turn, outlier = rounding.rotation(64), np.zeros(64)
     outlier[5] = 80.0
     assert np.allclose(turn @ turn.T, np.eye(64)) and np.allclose(abs(outlier @ turn), 10)
@@ -45,7 +45,7 @@ def of_D(sum_bits, at=lambda m: m):
     return errors.sum() / np.sqrt((errors**2).sum())
 
 
-def test_errors_of_one_sign_add_up_only_if_sums_are_rounded_and_the_largest_weight_is_the_same_in_all_rows():
+def test_rounding_bias_needs_rounded_sums_and_equal_row_maxima():
     assert of_D(rounding.BF16) > 10 and of_D(rounding.BF16, lambda m: m + np.log(2)) > 10
     assert of_D(rounding.BF16, lambda m: m + 0.3) > 10
     assert abs(of_D(rounding.BF16, lambda m: 2 * m)) < 3 and abs(of_D(rounding.FP32)) < 3

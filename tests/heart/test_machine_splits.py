@@ -24,7 +24,7 @@ def walked(tiles, share):
 
 @settings(max_examples=200, deadline=None)
 @given(HEADS, st.integers(1, 20), st.integers(1, 4))
-def test_shares_are_what_a_walk_through_all_work_finds(tiles, programs, least):
+def test_shares_equal_a_walk_through_all_tiles(tiles, programs, least):
     shares = Shares(tiles, programs, least)
     found = walked(tiles, shares.share)
     spans = {(w, head): list(range(a, b)) for w in range(programs) for head, a, b in shares.spans(w)}
@@ -38,7 +38,7 @@ def test_shares_are_what_a_walk_through_all_work_finds(tiles, programs, least):
     ]
 
 
-def test_the_shapes_of_the_benchmark_on_an_h200():
+def test_split_model_equals_the_expected_splits_on_h200():
     """One sequence of 65,536 keys: 8 heads for 396 slots."""
     shares = Shares((2048,) * 8, 396, min_share(4, 128, 32, 2))
     assert (shares.least, shares.share, shares.busy) == (1, 42, 391)
@@ -48,7 +48,7 @@ def test_the_shapes_of_the_benchmark_on_an_h200():
 
 
 @pytest.mark.parametrize("heads", (0, 8, 237, 238, 256, 264, 300, 2100))
-def test_whole_heads_where_they_fill_the_slots(heads):
+def test_heads_stay_whole_if_they_fill_the_slots(heads):
     """In nine of ten slots, over all waves: then a head is one split."""
     assert heads_fill(264, heads) == (heads in (238, 256, 264, 2100))
     assert heads == 0 or (splits_of_head(264, heads, 100) == 1) == heads_fill(264, heads)
@@ -60,17 +60,17 @@ def test_whole_heads_where_they_fill_the_slots(heads):
     (8, 97, 1, 0), (8, 98, 1, 49), (8, 2048, 21, 0),  # not two units of work worth their parts
     (256, 256, 1, 0), (1000, 256, 1, 0),  # more heads than half of the slots
 ])  # fmt: skip
-def test_heads_are_split_where_that_fills_the_slots(heads, tiles, least, expected):
+def test_heads_are_split_if_that_fills_the_slots(heads, tiles, least, expected):
     assert splits_of_head(396, heads, tiles, least) == expected
 
 
-def test_least_share_of_a_program():
+def test_min_share_equals_hand_computed_values():
     assert min_share(rows=4, d=128, B_c=32, itemsize=2) == 1
     assert min_share(rows=64, d=128, B_c=32, itemsize=2) == 5
     assert Shares((3, 3), 100, least=3).share == 3
 
 
-def test_time_is_what_memory_allows():
+def test_decode_time_model_is_bound_by_bandwidth():
     size, tiles = 268435456, (2048,) * 8  # bytes of the keys and values, in tiles of 16 KiB
     shared, alone = (splits.seconds(tiles, 16384, n, 396, alone=40e9, bandwidth=4.32e12) for n in (396, 1))
     assert size / 4.32e12 < shared < 1.05 * size / 4.32e12

@@ -29,7 +29,7 @@ def head(N_q, N_k, d, seed=0):
     st.none() | st.tuples(st.integers(0, 11), st.none() | st.integers(0, 11)),
     st.sampled_from([1.0, 1e4]),
 )
-def test_every_row_block_equals_the_reference(scheme, sizes, causal, length, window, logits):
+def test_warp_schemes_equal_the_reference(scheme, sizes, causal, length, window, logits):
     N_q, N_k, d, B_r, B_c, W = sizes
     Q, K, V = head(N_q, N_k, d)
     mask = Mask(causal, None if length is None else min(length, N_k), window=window)
@@ -44,7 +44,7 @@ def test_every_row_block_equals_the_reference(scheme, sizes, causal, length, win
 @both
 @settings(max_examples=40, deadline=None)
 @given(st.tuples(*[st.integers(1, 6) for _ in range(5)]))
-def test_counts_equal_the_closed_form(scheme, sizes):
+def test_warp_scheme_counts_equal_the_closed_form(scheme, sizes):
     b, c, d, W, tiles = sizes
     Q, K, V = head(b, c * tiles, d)
     run = warps.SCHEMES[scheme](Q, K, V, Tiling(b, c * tiles, b, c), 0, W)
@@ -56,7 +56,7 @@ def test_counts_equal_the_closed_form(scheme, sizes):
     assert run.shared.waits.total() == tiles * warps.BARRIERS[scheme]
 
 
-def test_one_tile_by_hand():
+def test_warp_scheme_counts_of_one_tile_equal_hand_computed_values():
     """8 × 8 tile, d = 4, 4 warps. Written out, so that a change of the model is seen here."""
     Q, K, V = head(8, 8, 4)
     q, k = (scheme(Q, K, V, Tiling(8, 8, 8, 8), 0, 4).shared for scheme in (split_q, split_k))
@@ -70,7 +70,7 @@ def test_one_tile_by_hand():
 
 
 @both
-def test_every_barrier_is_needed(scheme, monkeypatch):
+def test_removing_any_barrier_causes_a_race(scheme, monkeypatch):
     """Leave out any one barrier of two tiles and there is a race; split_q's last guards a tile that never comes."""
     Q, K, V = head(4, 8, 3)
     real = SharedMemory.barrier
@@ -86,7 +86,7 @@ def test_every_barrier_is_needed(scheme, monkeypatch):
             run(left_out)
 
 
-def test_shared_memory_refuses_each_kind_of_race():
+def test_shared_memory_model_detects_each_kind_of_race():
     for first, second in (("write", "read"), ("write", "write"), ("read", "write")):
         shared = SharedMemory(x=(4,))
         shared.arrays["x"][:] = 0

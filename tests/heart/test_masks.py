@@ -57,7 +57,7 @@ def check(
 
 
 @pytest.mark.parametrize("window", ((60, 25), (0, 44), (45, None)))
-def test_tiles_between_the_edges_are_not_masked(window, monkeypatch):
+def test_window_interior_tiles_skip_masking(window, monkeypatch):
     """Windows wider than several tiles, which begin and end within one."""
     sizes = (16, 16, 4, 1)
     if DEVICE == "cpu":
@@ -65,7 +65,7 @@ def test_tiles_between_the_edges_are_not_masked(window, monkeypatch):
     check((1, 2, 1, 50, 100, 16), window=window)
 
 
-def test_rows_that_see_nothing():
+def test_window_gives_zeros_or_the_sink_for_fully_masked_rows():
     """Of 60 rows on 20 keys the first 40 lie before the keys: nothing without a sink, the sink alone with one."""
     O, L, dQ, *_ = check((1, 2, 1, 60, 20, 16), window=(4, 2))
     assert (O[:, :, :38] == 0).all() and (L[:, :, :38] == -torch.inf).all() and (dQ[:, :, :38] == 0).all()
@@ -77,7 +77,7 @@ def test_rows_that_see_nothing():
 
 @pytest.mark.parametrize("bad, lengths", [(torch.nan, None), (torch.inf, None), (torch.nan, [65])])
 @pytest.mark.parametrize("backend", ("auto", "reference"))
-def test_keys_outside_of_every_window_are_not_read(bad, lengths, backend):
+def test_window_kernels_do_not_read_keys_outside(bad, lengths, backend):
     """Of 70 keys 30 rows with 9 to the left see the last 39."""
     q, k, v, dO = tensors(1, 2, 1, 30, 70, 16)
     with torch.no_grad():
@@ -88,7 +88,7 @@ def test_keys_outside_of_every_window_are_not_read(bad, lengths, backend):
     assert all(torch.isfinite(x).all() for x in (O, dQ, dK, dV)) and (dK[:, :, :31] == 0).all()
 
 
-def test_a_window_as_wide_as_the_keys_is_none():
+def test_window_as_wide_as_the_keys_uses_the_plain_kernels():
     """Then the fastest kernels for the plain mask serve."""
     q, k, v, _ = (x.detach() for x in tensors(1, 2, 1, 40, 50, 16))
     for window, causal in (((49, 39), False), ((49, 0), True), ((None, None), False), ((10**30, 0), True)):
@@ -96,7 +96,7 @@ def test_a_window_as_wide_as_the_keys_is_none():
     assert not torch.equal(attention(q, k, v, window=(48, 39)), attention(q, k, v))
 
 
-def test_sinks_alone_may_want_a_gradient():
+def test_sinks_alone_may_require_grad():
     q, k, v, dO = (x.detach() for x in tensors(1, 4, 2, 20, 30, 16))
     sinks = torch.zeros(8, device=DEVICE).requires_grad_()
     (apart,) = torch.autograd.grad(attention(q, k, v, sinks=sinks[::2]), sinks, dO)
@@ -122,7 +122,7 @@ CASES = [(name, *ROWS[row]) for n, name in enumerate(BIASES) for place, row in P
 
 
 @pytest.mark.parametrize("name, shape, dtype, options", CASES, ids=str)
-def test_a_bias_is_added_last(name, shape, dtype, options):
+def test_bias_is_added_after_scale_and_softcap(name, shape, dtype, options):
     """After scale and softcap, beside every mask, whatever d, N_q and N_k are, in rows and tiles without a key, too."""
     if "lengths" in options:
         options = options | dict(lengths=torch.tensor(options["lengths"], device=DEVICE))
@@ -130,13 +130,13 @@ def test_a_bias_is_added_last(name, shape, dtype, options):
 
 
 @pytest.mark.parametrize("name", BIASES)
-def test_the_reference_takes_a_bias_in_numpy(name):
+def test_reference_accepts_a_numpy_bias(name):
     check((1, 4, 2, 70, 90, 16), backend="reference", bias=BIASES[name], causal=True, softcap=1.5, sink=True)
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice")  # of a row that does not exist, says the interpreter
 @pytest.mark.parametrize("N_q, N_k", [(70, 80), (40, 33)])
-def test_a_bias_may_be_nan_where_no_row_sees_the_key(N_q, N_k):
+def test_bias_may_be_nan_at_masked_positions(N_q, N_k):
     """Keys behind the diagonal, and places behind the last row and the last key, which are computed with the others."""
     for dtype in (torch.float32, torch.float16):
         check((1, 2, 1, N_q, N_k, 16), dtype, bias=CAUSAL_BIAS, causal=True)
@@ -175,7 +175,7 @@ def alibi_of(slope, folder):
     return names, lambda head, row, column: -slope * (row - column)
 
 
-def test_every_bias_gets_its_own_answer(tmp_path):
+def test_biases_with_the_same_name_are_not_confused(tmp_path):
     """Also one with the same name in the same place as another that computed something else, and none after one."""
     q, k, v, dO = tensors(1, 2, 2, 20, 30, 16)
     starts = [torch.tensor([0, n], dtype=torch.int32, device=DEVICE) for n in (20, 30)]
@@ -195,7 +195,7 @@ def compiled(module):
     return module["alibi"]
 
 
-def test_a_compiled_bias_is_known_by_its_source_and_what_it_reads(tmp_path, monkeypatch):
+def test_bias_cache_key_is_its_source_and_globals(tmp_path, monkeypatch):
     """Defined again it is the same, with another constant it is not; and nothing is compiled that has changed since."""
     first, again, other = (alibi_of(slope, tmp_path)[0] for slope in (0.5, 0.5, 0.25))
     biases = compiled(first), compiled(again), compiled(other)
@@ -235,7 +235,7 @@ NOT_A_BIAS = [
 @pytest.mark.parametrize(
     "backend, bad", NOT_A_BIAS, ids=[f"{n}-{backend}" for n, (backend, _) in enumerate(NOT_A_BIAS)]
 )
-def test_what_is_no_bias_is_named_before_any_launch(backend, bad, monkeypatch):
+def test_invalid_bias_is_rejected_before_launch(backend, bad, monkeypatch):
     q = torch.randn(1, 2, 9, 16, device=DEVICE)
     starts = torch.tensor([0, 9], dtype=torch.int32, device=DEVICE)
     monkeypatch.setattr(launch.Launch, "__call__", None)
@@ -256,21 +256,21 @@ def no_number(head, row, column):
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a GPU's compiler refuses them")
 @pytest.mark.parametrize("bad, why", ((undefined, "NameError: name 'nowhere'"), (no_number, ".*")))
-def test_a_bias_that_fails_in_the_interpreter_is_named(bad, why):
+def test_bias_error_in_the_interpreter_names_the_bias(bad, why):
     q = torch.randn(1, 2, 9, 16)
     for _ in range(2):
         with pytest.raises(TypeError, match=rf"^bias: got {bad.__name__}, which fails in .*\({why}.*\); it takes a "):
             attention(q, q, q, bias=bad)
 
 
-def test_a_jitted_function_that_runs_on_numpy_serves_the_reference():
+def test_reference_accepts_a_jitted_bias_that_runs_on_numpy():
     (q, k, v, _), (jitted, in_numpy) = tensors(1, 4, 2, 20, 30, 16), BIASES["eighths"]
     as_on_a_gpu = triton.JITFunction(jitted.fn)
     found = [attention(q, k, v, bias=bias, backend="reference") for bias in (as_on_a_gpu, in_numpy)]
     assert torch.equal(*found)
 
 
-def test_where_there_is_no_bias():
+def test_bias_is_rejected_under_transforms_and_by_other_calls():
     """Where torch records, and in the calls that take none."""
     (q, k, v, dO), alibi = tensors(1, 2, 2, 9, 9, 16), BIASES["alibi"][0]
     for inputs in ((x.detach().to("meta") for x in (q, k, v)), map(FakeTensorMode().from_tensor, (q, k, v))):
@@ -310,13 +310,13 @@ DECODE = [
 
 
 @pytest.mark.parametrize("name", ("alibi", "tree"))
-def test_decode_leaves_a_bias_to_the_portable_kernels(name, decode_alone):
+def test_decode_sized_calls_with_a_bias_use_portable_kernels(name, decode_alone):
     check((1, 4, 2, 3, 100, 16), bias=BIASES[name], causal=True)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_decode_over_a_long_cache(dtype, decode_alone):
+def test_decode_options_match_float64_over_a_long_cache(dtype, decode_alone):
     for (batch, heads, kv_heads, N_q, _, _), options in DECODE:
         for N_k, d in ((5001, 64), (20_000, 128)):
             more = dict(lengths=torch.tensor([N_k // 3, N_k], device=DEVICE)) if "lengths" in options else {}
@@ -325,7 +325,7 @@ def test_decode_over_a_long_cache(dtype, decode_alone):
 
 @pytest.mark.parametrize("page", (16, 5, 32))
 @pytest.mark.parametrize("backend", ("auto", "reference"))
-def test_pages_before_every_window_are_not_read(page, backend, decode_alone):
+def test_window_decode_does_not_read_pages_before_the_window(page, backend, decode_alone):
     """Their keys are NaN, their entries name pages that do not exist."""
     N_q, left, lengths = 2, 30, [150, 40]
     q, k, v, _ = (x.detach() for x in tensors(2, 4, 2, N_q, 160, 16))

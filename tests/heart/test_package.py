@@ -115,20 +115,20 @@ def test_every_command_works_from_the_wheel(arguments, words, installed):
 
 
 @pytest.mark.parametrize("arguments", ["bench smoke", "book", "course build", "tune", "figures"])
-def test_what_needs_a_checkout_says_so(arguments, installed):
+def test_commands_that_need_a_checkout_say_so_in_a_wheel(arguments, installed):
     call = [str(installed["bin"] / "fa2-lab"), *arguments.split()]
     done = subprocess.run(call, capture_output=True, **installed["run"])
     assert done.returncode == 2 and "a checkout of the repository" in done.stderr, done.stderr
     assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
 
 
-def test_a_wheel_lists_no_command_that_it_lacks(installed):
+def test_wheel_help_lists_only_available_commands(installed):
     listed = subprocess.run([str(installed["bin"] / "fa2-lab"), "--help"], capture_output=True, **installed["run"])
     names = re.findall(r"^    (\w+)  ", listed.stdout, re.MULTILINE)
     assert {"tour", "where", "xray"} <= set(names) and not {"bench", "book", "course", "judge", "tune"} & set(names)
 
 
-def test_numpy_alone_gives_the_reference_the_errata_and_the_tour(wheel):
+def test_reference_errata_and_tour_need_numpy_alone(wheel):
     import numpy
 
     alone = wheel.parent / "alone"

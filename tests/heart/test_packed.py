@@ -59,11 +59,11 @@ def check(n_q, n_k=None, dL=False, backend="auto", options=None, sink=False, bia
 
 
 @pytest.mark.parametrize("dtype, causal", [*zip(DTYPES, (True, False, True), strict=True)], ids=str)
-def test_lengths_of_every_kind(dtype, causal):
+def test_packed_matches_float64_for_ragged_lengths(dtype, causal):
     check([0, 1, 40, 0, 33], dtype=dtype, options=dict(causal=causal))
 
 
-def test_queries_and_keys_of_different_numbers():
+def test_packed_matches_float64_for_different_q_and_k_lengths():
     """The last row of a sequence sees its last key; rows that see no key, and keys that nobody sees, give zeros."""
     O, L, dQ, dK, dV = check([5, 36, 0, 2], [40, 7, 9, 0], dL=True, heads=2)
     nothing, unseen = slice(41, 43), slice(47, 56)  # the fourth has queries and no keys, the third keys and no queries
@@ -71,7 +71,7 @@ def test_queries_and_keys_of_different_numbers():
     assert (dK[unseen] == 0).all() and (dV[unseen] == 0).all()
 
 
-def test_sequences_of_0_to_3_rows():
+def test_packed_matches_float64_for_sequences_of_0_to_3_rows():
     check([1, 0, 2, 1, 1, 0, 3, 1])
 
 
@@ -81,7 +81,7 @@ MASKS += [(dict(window=(30, 2), softcap=1.5), True)]
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("options, sink", MASKS, ids=str)
-def test_windows_softcap_and_sinks_in_long_sequences(options, sink):
+def test_packed_matches_float64_with_window_softcap_and_sinks(options, sink):
     check([70, 0, 129, 1, 30], [150, 9, 64, 33, 30], dL=True, options=options, sink=sink, heads=2)
 
 
@@ -89,18 +89,18 @@ def test_windows_softcap_and_sinks_in_long_sequences(options, sink):
 @pytest.mark.parametrize(
     "name, options", [("alibi", {}), ("some_rows", MASKS[1][0]), ("later_tiles", {}), ("nothing", {})]
 )
-def test_a_bias_begins_anew_in_every_sequence(name, options, backend):
+def test_packed_bias_positions_restart_in_each_sequence(name, options, backend):
     lengths, heads = ([40, 0, 5, 9, 20], [70, 9, 4, 0, 33]), dict(heads=4, kv_heads=2, d=17)
     check(*lengths, dL=True, options=options, bias=BIASES[name], backend=backend, **heads)
 
 
 @pytest.mark.parametrize("heads, kv_heads, d", ((1, 1, 5), (4, 2, 24)))
-def test_heads_and_head_dimensions(heads, kv_heads, d):
+def test_packed_matches_float64_for_heads_and_head_dimensions(heads, kv_heads, d):
     check([5], heads=heads, kv_heads=kv_heads, d=d)
 
 
 @pytest.mark.parametrize("n_q, n_k", (([3, 2], [0, 0]), ([0, 0], [4, 1]), ([0], [0])), ids=str)
-def test_rows_that_see_no_key_have_o_0_and_l_minus_infinity(n_q, n_k):
+def test_packed_fully_masked_rows_have_zero_O_and_L_minus_infinity(n_q, n_k):
     q, k, v, dO, cu_seqlens_q, cu_seqlens_k = drawn(n_q, n_k)
     O, L, *gradients = run(
         attention_packed, q, k, v, dO, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, causal=True
@@ -109,13 +109,13 @@ def test_rows_that_see_no_key_have_o_0_and_l_minus_infinity(n_q, n_k):
     assert all((x == 0).all() for x in (O, *gradients))
 
 
-def test_backend_reference_has_the_same_results():
+def test_packed_backend_reference_matches_the_kernels():
     check([0, 20, 0, 7], backend="reference", dL=True, heads=4, kv_heads=2)
     check([20, 3, 0, 7], [9, 0, 4, 9], backend="reference", options={})
 
 
 @pytest.mark.parametrize("poison", (0, 1))
-def test_no_sequence_reads_another(poison):
+def test_packed_isolates_sequences(poison):
     """With NaN in one sequence, all others are what they would be alone."""
     lengths = [3, 20, 2]
     q, k, v, dO, cu, _ = drawn(lengths, lengths)
@@ -139,13 +139,13 @@ def test_no_sequence_reads_another(poison):
 
 
 @pytest.mark.exhaustive
-def test_every_split_of_a_block():
+def test_packed_matches_float64_for_sequences_that_share_a_block():
     for n in (1, 31, 32, 33, 63, 64, 65):
         check([n, 66 - n])
 
 
 @pytest.mark.exhaustive
-def test_random_lengths():
+def test_packed_matches_float64_for_random_lengths():
     for seed in range(60):
         draw = torch.Generator().manual_seed(seed)
         n_q, n_k = (torch.randint(0, top, (6,), generator=draw).tolist() for top in (60, 90))
@@ -156,7 +156,7 @@ def test_random_lengths():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("d", (64, 128))
-def test_many_blocks_on_a_gpu(d):
+def test_packed_matches_float64_for_many_blocks_on_a_gpu(d):
     check([1000, 17, 0, 333, 2049, 64, *[3] * 300], heads=4, kv_heads=2, d=d, dtype=torch.bfloat16)
 
 
@@ -170,7 +170,7 @@ def kernels_alone(q, k, v, dO, cu_seqlens_q, cu_seqlens_k):
 
 
 @pytest.mark.parametrize("wild", ([0, 7, 4], [0, 2**31 - 1, 7], [0, -(2**31), 7], [7, 0, 0]), ids=str)
-def test_starts_that_are_wrong_read_and_write_nothing_wild(wild):
+def test_wrong_cu_seqlens_cause_no_out_of_bounds_access(wild):
     """Around the tensors lie NaN, which would be found in what is written, and there nothing may be written."""
     q, k, v, dO, good, _ = drawn([4, 3], [4, 3])
     cu = torch.tensor(wild, dtype=torch.int32, device=DEVICE)
@@ -181,7 +181,7 @@ def test_starts_that_are_wrong_read_and_write_nothing_wild(wild):
     assert not O.isnan().any()  # its rows are in order, only its keys were not
 
 
-def test_a_start_outside_counts_as_the_nearest_inside():
+def test_packed_clamps_cu_seqlens_to_the_tensor():
     q, k, v, dO, good, _ = drawn([4, 3], [4, 3])
     wild = torch.tensor([2, 4, 99], dtype=torch.int32, device=DEVICE)  # and the first as 0
     want, got = (kernels_alone(q, k, v, dO, cu, cu) for cu in (good, wild))
@@ -189,13 +189,13 @@ def test_a_start_outside_counts_as_the_nearest_inside():
 
 
 @pytest.mark.parametrize("backend", ("auto", "reference"))
-def test_rows_after_the_last_sequence_see_only_the_sinks(backend, monkeypatch):
+def test_packed_rows_after_the_last_sequence_see_only_the_sinks(backend, monkeypatch):
     monkeypatch.setattr("fa2_lab.api.packed.check_cu_seqlens_values", lambda *_: None)  # on a CPU, it refuses the call
     monkeypatch.setattr(sys.modules[__name__], "starts", lambda lengths, starts=starts: starts(lengths[:-1]))
     check([3, 20, 9], dL=True, sink=True, heads=2, backend=backend)
 
 
-def test_rows_behind_the_last_start_see_nothing():
+def test_packed_rows_after_the_last_sequence_are_zero():
     q, k, v, dO, *_ = drawn([40], [40])
     few = starts([2, 30])
     got = kernels_alone(q, k, v, dO, few, few)

@@ -20,7 +20,7 @@ SOURCES = [path for folder in ("reference", "kernels") for path in sorted((PACKA
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
-def test_every_printed_line_is_there_and_its_depth_follows_the_loops(algorithm):
+def test_algorithm_lines_are_complete_and_indented_by_loops(algorithm):
     tag, depth = algorithm.tag, 0
     assert [line.number for line in algorithm.lines] == list(range(1, LAST_LINES[tag] + 1))
     assert {line.number for line in algorithm.lines if not line.computes} == LOOP_ENDS.get(tag, set())
@@ -33,7 +33,7 @@ def test_every_printed_line_is_there_and_its_depth_follows_the_loops(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
-def test_its_numpy_file_computes_every_line_in_the_printed_order(algorithm):
+def test_numpy_stage_is_tagged_with_every_line_in_order(algorithm):
     """FA1's forward alone needs lines 12 and 13 by turns, and clears O after it has cut the tensors."""
     source = (PACKAGE.parent / algorithm.numpy).read_text(encoding="utf-8")
     tags = [tag for tags, _, _ in tagged_lines(source) for tag in tags if tag.startswith(f"{algorithm.tag}.")]
@@ -50,7 +50,7 @@ def letters(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
-def test_a_tag_stands_on_code_that_speaks_of_its_line(path):
+def test_tags_are_on_code_with_the_names_of_their_line(path):
     """A loop's tag on a loop or a program's number; any other where a name of the line is."""
     for tags, number, text in tagged_lines(path.read_text(encoding="utf-8")):
         code = text.split("  #")[0]
@@ -62,7 +62,7 @@ def test_a_tag_stands_on_code_that_speaks_of_its_line(path):
                 assert letters(words) & letters(code), (path.name, number, text)
 
 
-def test_tags_are_read_from_comments_alone():
+def test_tags_are_read_from_comments_only():
     source = 'print("FA2.A1.L1")\nx = 1  # FA2.A1.L12\n"""# no tag"""\ny = 2  # unlike FA2.A1.L3\n'
     assert list(tagged_lines(source)) == [(["FA2.A1.L12"], 2, "x = 1  # FA2.A1.L12")]
     for comment in ("FA2.A1.L4 FA2.A1.L5  (B_r, d)", "(B_r, d)  FA2.A1.L4 FA2.A1.L5", "FA2.A1.L4, FA2.A1.L5"):
@@ -71,7 +71,7 @@ def test_tags_are_read_from_comments_alone():
 
 
 @pytest.mark.parametrize("tag", LINES)
-def test_where_finds_a_line_with_its_numpy_its_triton_or_why_there_is_none_and_its_picture(tag):
+def test_where_finds_numpy_triton_and_figure_of_a_line(tag):
     algorithm, line = LINES[tag]
     found = where(f" {tag.lower()} ")
     assert (found.tag, found.line) == (tag, line)
@@ -91,7 +91,7 @@ def test_where_finds_a_line_with_its_numpy_its_triton_or_why_there_is_none_and_i
         assert len({re.split(r"\W|_", code)[0].lower() for code in codes}) == 1, codes
 
 
-def test_where_reads_first_what_stands_for_the_algorithm():
+def test_where_lists_the_main_implementation_first():
     found = where("FA2.A1.L9")
     files = [place.file.split("/")[2] for place in found.triton if place not in found.first_triton]
     places = [key for n, key in enumerate(files) if key not in files[:n]]
@@ -119,7 +119,7 @@ OTHER_FORMS = dict(l="ell", recompute="recompu")
 OTHER_FORMS |= {"bulk copy": "bulk copies", "register spill": "spill"}
 
 
-def test_every_term_has_both_languages_a_place_where_it_stands_and_a_picture_that_exists():
+def test_glossary_terms_have_translations_places_and_figures():
     notebooks, ladder = PACKAGE.parent / "notebooks" / "text", PACKAGE / "kernels" / "ladder"
     files = {path.name.split("_")[0]: path for path in notebooks.glob("*.py")}
     files |= {f"rung {path.name[1:3]}": path for path in ladder.glob("r*.py")}
@@ -135,7 +135,7 @@ def test_every_term_has_both_languages_a_place_where_it_stands_and_a_picture_tha
     assert used <= set(GLOSSARY), "a letter of the papers' lines is not explained"
 
 
-def test_symbols_have_the_shapes_of_a_small_attention():
+def test_paper_symbols_have_the_documented_shapes():
     draw = np.random.default_rng(3).standard_normal
     sizes = dict(N_q=7, N_k=10, d=3, B_r=2, B_c=4)
     Q, K, V, dO = (draw((n, 3)) for n in (7, 10, 10, 7))

@@ -80,7 +80,7 @@ def elements(svg):
 
 
 @every
-def test_its_file_is_what_the_code_draws_with_a_caption_and_words_for_those_who_cannot_see_it(name):
+def test_figure_file_is_up_to_date_with_caption_and_alt_text(name):
     kept = (FOLDER / f"{name}.svg").read_bytes()
     pairs = itertools.zip_longest(elements(kept), elements(as_svg(name)))
     first = next((pair for pair in pairs if pair[0] != pair[1]), None)
@@ -95,7 +95,7 @@ def test_its_file_is_what_the_code_draws_with_a_caption_and_words_for_those_who_
 
 
 @every
-def test_its_words_are_large_enough_on_the_page_and_not_on_each_other(name):
+def test_figure_text_is_legible_without_overlaps(name):
     figure, _, renderer = drawn(name)
     page, least = figure.bbox.padded(1), 11 if name in figures.SHEETS else 9.75  # points; 9.75 are 13 pixels
     boxes = []
@@ -109,7 +109,7 @@ def test_its_words_are_large_enough_on_the_page_and_not_on_each_other(name):
 
 
 @every
-def test_labels_stay_in_their_boxes_and_read_in_light_and_dark(name):
+def test_figure_labels_fit_their_boxes_with_enough_contrast(name):
     for patch in drawn(name)[0].findobj(lambda artist: hasattr(artist, "label_text")):
         words, renderer = patch.label_text, drawn(name)[2]
         inner, outer = words.get_window_extent(renderer), patch.get_window_extent(renderer).padded(1)
@@ -121,7 +121,7 @@ def test_labels_stay_in_their_boxes_and_read_in_light_and_dark(name):
 
 
 @column
-def test_no_mark_is_cut_off(name):
+def test_figure_marks_are_not_clipped(name):
     """A mark that is missing would say something else."""
     figure, _, renderer = drawn(name)
     for ax in figure.axes:
@@ -133,7 +133,7 @@ def test_no_mark_is_cut_off(name):
 
 
 @every
-def test_its_colours_stand_in_the_table_and_change_for_dark_pages(name):
+def test_figure_colours_are_in_the_palette_and_adapt_to_dark_mode(name):
     svg = as_svg(name).decode()
     body, rules = svg[svg.index("<defs") :], svg[: svg.index("<defs")]
     table = {c.lower() for c in (*style.HUES.values(), *style.DARK, style.BLACK, style.WHITE)}
@@ -143,7 +143,7 @@ def test_its_colours_stand_in_the_table_and_change_for_dark_pages(name):
     assert all(grey in rules for grey in greys) and "prefers-color-scheme: dark" in rules
 
 
-def test_the_hues_of_tensors_stay_apart_for_eyes_without_green():
+def test_tensor_colours_are_distinct_for_colour_blind_readers():
     """Deuteranopia by Machado, Oliveira and Fernandes (2009), distances by CIELAB: 15 is plain to see."""
     seen = np.array([[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]])
     xyz = np.array([[0.4339, 0.3762, 0.1847], [0.2126, 0.7152, 0.0722], [0.0177, 0.1095, 0.8729]])  # white: 1, 1, 1
@@ -158,7 +158,7 @@ def test_the_hues_of_tensors_stay_apart_for_eyes_without_green():
 # The folder and the command -------------------------------------------------------------------------------------
 
 
-def test_the_page_shows_every_picture_and_every_picture_is_shown_where_it_says():
+def test_gallery_lists_every_figure_and_its_chapter():
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == figures.gallery_page(FOLDER)
     wide, narrow = ((FOLDER / folder / "hero.svg").read_text(encoding="utf-8") for folder in ("", figures.PHONE))
     assert narrow == figures.stacked(wide)
@@ -168,7 +168,7 @@ def test_the_page_shows_every_picture_and_every_picture_is_shown_where_it_says()
         assert any(shows in text for shows in (f'show("{name}")', f"figures/{name}.svg)", *still)), name
 
 
-def test_one_picture_can_be_drawn_alone_and_an_unknown_one_is_named(tmp_path, capsys, monkeypatch):
+def test_figures_command_draws_one_and_rejects_unknown_names(tmp_path, capsys, monkeypatch):
     assert figures.main(["visiting_order", "--folder", str(tmp_path)]) == 0
     assert "1 figures" in capsys.readouterr().out
     assert {f.name for f in tmp_path.rglob("*.*")} == {"visiting_order.svg", "README.md"}
@@ -183,7 +183,7 @@ def test_one_picture_can_be_drawn_alone_and_an_unknown_one_is_named(tmp_path, ca
     assert figures.chosen(["poster"]) == []  # no picture of a chapter
 
 
-def test_a_picture_that_is_interrupted_leaves_the_earlier_one_whole(tmp_path, monkeypatch):
+def test_interrupted_figures_command_keeps_the_earlier_file(tmp_path, monkeypatch):
     (tmp_path / "rescaling.svg").write_text("earlier")
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
     monkeypatch.setattr(files, "check_writable", lambda *_: None)

@@ -34,7 +34,7 @@ def recorded(suite):
 # Softmax --------------------------------------------------------------------------------------------------------
 
 
-def test_the_head_of_the_attention_map_has_learned_to_look_behind_the_same_word():
+def test_attention_map_figure_shows_an_induction_head():
     seen = data("attention_map")
     words, P = seen["words"], seen["P"]
     assert np.allclose(P.sum(axis=1), 1, atol=0.06) and not np.triu(P, 1).any()
@@ -43,7 +43,7 @@ def test_the_head_of_the_attention_map_has_learned_to_look_behind_the_same_word(
             assert P[i, words.index(word) + 1] > 0.85, word
 
 
-def test_the_state_after_each_block_is_the_sum_over_all_keys_so_far():
+def test_state_stream_figure_equals_softmax_over_keys_so_far():
     seen = data("state_stream")
     for j in range(len(seen["m"])):
         s = np.concatenate(seen["s"][: j + 1], axis=1)
@@ -53,7 +53,7 @@ def test_the_state_after_each_block_is_the_sum_over_all_keys_so_far():
     assert np.allclose(seen["o"][-1] / seen["l"][-1], seen["O"], rtol=1e-12)
 
 
-def test_every_order_of_merging_uses_every_state_once_and_gives_the_same_row():
+def test_merge_orders_figure_gives_one_result_in_every_order():
     seen = data("merge_orders")
     for name, merges in seen["orders"].items():
         used = sorted(n for *pair, _ in merges for n in pair)
@@ -68,7 +68,7 @@ def test_every_order_of_merging_uses_every_state_once_and_gives_the_same_row():
 
 
 @pytest.mark.parametrize("name", ["FA1", "FA2"])
-def test_the_visits_and_the_elements_are_the_meter_s(name):
+def test_visiting_order_figure_equals_the_trace(name):
     seen = data("visiting_order")
     order = module("visiting_order").visits(seen["events"][name])
     tiles = [(i, j) for i, j in itertools.product(range(3), range(4))]
@@ -79,7 +79,7 @@ def test_the_visits_and_the_elements_are_the_meter_s(name):
     )
 
 
-def test_a_tile_is_needed_just_where_the_window_and_the_first_keys_leave_a_score():
+def test_window_tiles_figure_marks_exactly_the_needed_tiles():
     kinds, N, B = module("window_tiles").kinds, 96, 8
     row, column = np.arange(N)[:, None], np.arange(N)[None, :]
     for left, first in ((23, 3), (24, 8), (7, 0), (0, 1)):
@@ -92,14 +92,14 @@ def test_a_tile_is_needed_just_where_the_window_and_the_first_keys_leave_a_score
 # Backward, workers, machine -------------------------------------------------------------------------------------
 
 
-def test_chunks_lie_at_chunk_xor_row():
+def test_swizzle_figure_places_chunks_at_chunk_xor_row():
     seen, rows = data("swizzle_xor"), np.arange(8)[:, None]
     assert np.array_equal(seen["places"]["Swizzled"], np.arange(8) ^ rows)
     assert set(seen["steps"]["One after the other"]) == {8} and set(seen["steps"]["Swizzled"]) == {1}
     assert set(module("swizzle_xor").data(itemsize=4)["steps"]["One after the other"]) == {8}
 
 
-def test_all_lanes_know_the_maximum_of_the_row_after_two_exchanges():
+def test_row_reduction_figure_ends_after_two_shuffles():
     seen = data("row_reduction")
     assert set(seen["maxima"][-1]) == {seen["scores"].max()} != set(seen["maxima"][1])
 
@@ -107,7 +107,7 @@ def test_all_lanes_know_the_maximum_of_the_row_after_two_exchanges():
 # Hopper, decode, rings ------------------------------------------------------------------------------------------
 
 
-def test_tensor_cores_are_busier_the_more_overlaps_and_products_come_in_order():
+def test_timeline_figure_orders_variants_by_tensor_core_use():
     neither, within, between, both = [panel["share"] for panel in data("overlap_timeline")["panels"]]
     assert neither < within < between < both <= 1
     seen = data("backward_step")
@@ -117,7 +117,7 @@ def test_tensor_cores_are_busier_the_more_overlaps_and_products_come_in_order():
 
 
 @pytest.mark.parametrize("after", range(14, 24))
-def test_strips_have_what_was_compiled_and_counted_and_no_unit_or_stage_twice(after):
+def test_strips_figure_equals_compiled_and_counted_numbers(after):
     seen = module("rung_timeline").data(str(after))
     for panel in seen["panels"]:
         size = module("rung_timeline").sizes(str(panel["number"]))
@@ -132,7 +132,7 @@ def test_strips_have_what_was_compiled_and_counted_and_no_unit_or_stage_twice(af
         )
 
 
-def test_a_stage_is_full_before_it_is_read_and_empty_before_it_is_filled():
+def test_stages_figure_fills_before_reads_and_frees_before_refills():
     seen = data("pipeline_stages")
     for stage in {span[0] for span in seen["spans"]}:
         mine = sorted(span[2:] for span in seen["spans"] if span[0] == stage)
@@ -143,7 +143,7 @@ def test_a_stage_is_full_before_it_is_read_and_empty_before_it_is_filled():
         assert all(read <= sent for (_, read), (sent, _) in itertools.pairwise(full))
 
 
-def test_the_ring_s_speeds_are_the_record_s():
+def test_ring_figure_equals_the_record():
     rows = [r for r in recorded("ring")["rows"] if r["problem"]["N_q"] == 131072 and "layout" not in r["problem"]]
 
     def ms(direction, who):
@@ -159,7 +159,7 @@ def test_the_ring_s_speeds_are_the_record_s():
 # Measured -------------------------------------------------------------------------------------------------------
 
 
-def test_speeds_are_flops_over_the_recorded_time():
+def test_speed_figures_equal_flops_over_recorded_time():
     rows = [r for r in recorded("ladder")["rows"] if r["direction"] == "forward" and not r["problem"]["causal"]]
     row = next(r for r in rows if (r["problem"]["N_q"], r["problem"]["d"], r["problem"]["batch"]) == (4096, 128, 4))
     rate_of = {name: row["flops"] / ms[0] / 1e9 for name, ms in row["values"].items()}
@@ -179,7 +179,7 @@ def test_speeds_are_flops_over_the_recorded_time():
     assert all(data("roofline")["points"][name][1] == rate_of[name] for name in data("roofline")["points"])
 
 
-def test_every_ratio_is_the_record_s_and_the_claim_is_counted():
+def test_ratios_figure_equals_the_record_and_counts_its_claim():
     seen = data("ratios")["rows"]
     paper = [row["values"] for row in recorded("paper")["rows"]]
     grid = [f"The FA2 paper's grid, {direction}" for direction in ("forward", "backward")]
@@ -195,7 +195,7 @@ def test_every_ratio_is_the_record_s_and_the_claim_is_counted():
         assert np.median(lost) < 1 and lost in [pytest.approx(found.get(peer)) for *_, found in seen if peer in found]
 
 
-def test_time_and_memory_are_the_records_and_whole_batches():
+def test_time_and_memory_figure_equals_the_records():
     seen = data("time_and_memory")
     paper = [r for r in recorded("paper")["rows"] if r["direction"] == "forward" and r["problem"]["d"] == 128]
     for r in paper:
@@ -209,7 +209,7 @@ def test_time_and_memory_are_the_records_and_whole_batches():
 
 
 @pytest.mark.parametrize("tag", SHEETS.values())
-def test_the_work_on_a_sheet_adds_up_to_the_meter(tag):
+def test_algorithm_sheet_operations_add_up_to_the_trace(tag):
     """At other sizes: each line's formula, times its turns, gives the meter's totals."""
     N, B_r, B_c, d = 60, 10, 15, 7
     Q, K, V, dO = np.random.default_rng(0).standard_normal((4, N, d))

@@ -20,7 +20,7 @@ def good():
     return [x.detach() for x in tensors(2, 4, 2, 20, 24, 16)[:3]]
 
 
-def test_prepared_calls_are_made_once_and_dropped_together():
+def test_cache_prepares_once_and_clears_together():
     made = []
     assert cache.get_or_prepare("a kind", lambda x: made.append(x) or made, 3) is made
     assert cache.get_or_prepare("a kind", lambda x: made.append(x), 4) is made and made == [3]
@@ -33,7 +33,7 @@ def test_prepared_calls_are_made_once_and_dropped_together():
     assert cache.get_or_prepare("a kind", lambda: 5) is None
 
 
-def test_the_table_does_not_grow_without_end(monkeypatch):
+def test_cache_size_is_bounded(monkeypatch):
     monkeypatch.setattr(cache, "MAX_ENTRIES", 3)
     for n in range(9):
         cache.get_or_prepare(n, int)
@@ -41,7 +41,7 @@ def test_the_table_does_not_grow_without_end(monkeypatch):
 
 
 @pytest.mark.parametrize("N_q", (20, 1))
-def test_no_tensor_is_kept_alive_and_nothing_is_written_on_it(N_q):
+def test_cache_keeps_no_tensor_alive(N_q):
     q, k, v, dO = tensors(2, 4, 2, N_q, 24, 16)
     lengths = torch.tensor([3, 24], device=DEVICE)
     O = attention(q, k, v, causal=True, key_lengths=lengths)
@@ -55,7 +55,7 @@ def test_no_tensor_is_kept_alive_and_nothing_is_written_on_it(N_q):
 
 
 @pytest.mark.parametrize("scale", (0.5, -0.5))
-def test_a_known_kind_of_pages_takes_other_tensors_and_keeps_none(scale):
+def test_cached_paged_call_accepts_other_tensors_and_keeps_none_alive(scale):
     for _ in range(2):
         q, k, v, sinks = (torch.randn(shape, device=DEVICE) for shape in ((2, 4, 1, 16), *2 * ((6, 4, 2, 16),), (4,)))
         table, lengths = torch.randint(6, (2, 3), device=DEVICE), torch.randint(1, 13, (2,), device=DEVICE)
@@ -77,7 +77,7 @@ CHANGES = dict(
 
 
 @pytest.mark.parametrize("direction", ("forward", "backward"))
-def test_the_kernels_key_holds_all_that_a_launch_depends_on(direction, monkeypatch):
+def test_kernel_cache_key_includes_every_tensor_property_and_option(direction, monkeypatch):
     keys, (q, k, v) = [], good()
     monkeypatch.setattr(dispatch, "get_or_prepare", lambda key, make, *given: keys.append(key) or (lambda *given: None))
     starts = torch.tensor([0, 3, 12], dtype=torch.int32, device=DEVICE)
@@ -109,7 +109,7 @@ NOT_OPTIONS = {*Tensors._fields, "k_pages", "v_pages", "max_seqlen_q"}  # of whi
 
 
 @pytest.mark.parametrize("call", (attention, attention_packed, attention_paged))
-def test_every_option_of_a_call_is_in_its_key(call):
+def test_call_cache_key_includes_every_option(call):
     assert signature(call).parameters.keys() - NOT_OPTIONS <= {*GivenOptions._fields}
     base = GivenOptions(*range(len(GivenOptions._fields)))._replace(window=None, bias=None)
     others = [base, base._replace(window=(1, 2)), base._replace(window=(1, 2.0)), base._replace(bias=abs)]
@@ -119,7 +119,7 @@ def test_every_option_of_a_call_is_in_its_key(call):
     assert len(keys) == len(set(keys)) and None not in keys
 
 
-def test_each_given_option_is_in_its_own_field():
+def test_given_options_fills_each_field_from_its_argument():
     fields = {name: name for name in GivenOptions._fields}
     assert GivenOptions(*given_options(**fields))._asdict() == fields
 
@@ -135,7 +135,7 @@ def looked(monkeypatch):
     return times
 
 
-def test_lengths_are_looked_at_once_for_each_version_and_number_of_keys(looked):
+def test_key_lengths_are_checked_once_per_version_and_key_count(looked):
     q, k, v = good()
     lengths = torch.tensor([3, 20], device=DEVICE)
     for _ in range(3):
@@ -158,7 +158,7 @@ def test_lengths_are_looked_at_once_for_each_version_and_number_of_keys(looked):
     assert len(looked) == before + 2
 
 
-def test_a_new_tensor_at_a_freed_address_is_checked():
+def test_key_lengths_at_a_reused_address_are_checked_again():
     q, k, v = good()
     for n in range(50):
         lengths = torch.tensor([n, 24], device=DEVICE)
@@ -170,7 +170,7 @@ def test_a_new_tensor_at_a_freed_address_is_checked():
 
 
 @pytest.mark.parametrize("first", (False, True), ids=("never seen", "seen"))
-def test_inference_tensors_are_looked_at_each_time(first, looked):
+def test_inference_mode_key_lengths_are_checked_each_time(first, looked):
     q, k, v = good()
     if first:
         attention(q, k, v, key_lengths=torch.tensor([3, 12], device=DEVICE))
@@ -191,7 +191,7 @@ def paged_call(pages=6, page_size=4, N_q=1, window=None, table=None, lengths=Non
     return attention_paged(q, cache, cache, table, lengths, window=window)
 
 
-def test_a_block_table_is_checked_again_with_other_pages_or_lengths(looked):
+def test_block_table_is_checked_again_for_other_pages_or_lengths(looked):
     table = torch.tensor([[0, 5, 99], [4, 2, 99]], device=DEVICE)  # 99 is behind what the lengths need
     both = torch.tensor([8, 5, 12], device=DEVICE)
     lengths, others = both[:2], both[::2]  # in one place, as a new tensor that gets the memory of one that is gone
@@ -215,7 +215,7 @@ def test_a_block_table_is_checked_again_with_other_pages_or_lengths(looked):
         paged_call(table=table, lengths=lengths)
 
 
-def test_a_block_table_is_checked_again_when_more_of_it_is_read():
+def test_block_table_is_checked_again_if_more_of_it_is_read():
     """Of 12 keys one query with 3 keys to the left sees the third page alone."""
     table, lengths = torch.tensor([[99, 99, 1], [99, 99, 2]], device=DEVICE), torch.tensor([12, 12], device=DEVICE)
     for more in (dict(N_q=6, window=(3, None)), dict(window=(4, None)), dict(), dict(N_q=6, window=(10, None))):
@@ -225,7 +225,7 @@ def test_a_block_table_is_checked_again_when_more_of_it_is_read():
                 paged_call(**more, table=table, lengths=lengths.to(kind))
 
 
-def test_the_portable_kernels_can_be_asked_for(monkeypatch):
+def test_backend_portable_excludes_hopper_kernels(monkeypatch):
     """Whoever chooses is told so, forward and backward, in recorded calls, too; and of one long sequence."""
     asked, starts = [], 2 * [torch.tensor([0, 40], dtype=torch.int32, device=DEVICE)]
     monkeypatch.setattr(

@@ -37,7 +37,7 @@ SETTINGS = hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
     bias=st.sampled_from([None, *BIASES]),
 )
 @SETTINGS
-def test_every_stage_equals_the_dense_result(sizes, key_part, **case):
+def test_reference_stages_match_autograd(sizes, key_part, **case):
     N_q, N_k, d, B_r, B_c = sizes
     length = None if key_part is None else round(key_part * N_k)
     # Where a score is at its cap, the slope 1 − (s / c)² is a small difference of large numbers.
@@ -58,7 +58,9 @@ def test_every_stage_equals_the_dense_result(sizes, key_part, **case):
 @hypothesis.example((4, 2), False, 0.3, [10, 7], (5, 4), 1.5, True, None)
 @hypothesis.settings(SETTINGS, max_examples=20)
 @pytest.mark.parametrize("stage", heads.STAGES)
-def test_batches_and_grouped_heads(stage, groups, causal, p, lengths, window, softcap, with_sinks, bias):
+def test_reference_matches_dense_heads_for_batches_and_gqa(
+    stage, groups, causal, p, lengths, window, softcap, with_sinks, bias
+):
     """Against one dense head after the other, dK and dV summed over the group."""
     (q_heads, k_heads), draw = groups, np.random.default_rng(3).standard_normal
     q, dO = draw((2, q_heads, 7, 4)), draw((2, q_heads, 7, 4))
@@ -120,7 +122,7 @@ class PoisonedNumPy:
 
 
 @pytest.mark.parametrize("case", [*CORNERS, *(Case(**dict(B_r=3, B_c=4) | options) for options in ADVERSE)], ids=str)
-def test_corners_and_windows_sinks_and_caps_at_their_worst(case, monkeypatch):
+def test_reference_matches_autograd_for_corner_cases(case, monkeypatch):
     """Against autograd, with outputs that hold NaN until they are written."""
     for stage in (naive, fa1, fa2):
         monkeypatch.setattr(stage, "np", PoisonedNumPy())
@@ -128,7 +130,7 @@ def test_corners_and_windows_sinks_and_caps_at_their_worst(case, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [30.0, 100.0])
-def test_huge_scores_give_no_nan_and_no_warning(size):
+def test_reference_gives_no_nan_for_huge_scores(size):
     """Scores of up to about ±1e4: float64 leaves 1e4 · 2e-16 in each exponent, and the true gradients nearly vanish."""
     case = Case(N_q=12, N_k=14, d=16, causal=True, size=size)
     Q, K, _, _ = case.tensors()
@@ -140,7 +142,7 @@ def test_huge_scores_give_no_nan_and_no_warning(size):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_merge_is_associative_commutative_and_the_same_as_update(seed):
+def test_softmax_merge_is_associative_and_equals_update(seed):
     draw = np.random.default_rng(seed)
     s = 5 * draw.standard_normal((4, 12))
     s[0, :4], s[1, 4:8], s[2] = -np.inf, -np.inf, -np.inf
@@ -162,7 +164,7 @@ def test_merge_is_associative_commutative_and_the_same_as_update(seed):
             assert oracle.error(got, want) <= 1e-14
 
 
-def test_the_softmax_its_logarithm_and_its_jacobian():
+def test_softmax_logsumexp_and_jacobian_match_numpy():
     S = np.array([[1.0, 2.0, 3.0], [0.0, -1.0, 5.0]])
     want = np.exp(S) / np.exp(S).sum(axis=1, keepdims=True)
     for shift in (0, 1000):
@@ -187,7 +189,7 @@ def test_fa1_block_sizes_come_from_M():
     assert np.array_equal(fa1.forward(Q, K, V, M=64)[0], fa1.forward(Q, K, V, B_r=4, B_c=4)[0])
 
 
-def test_philox_known_answers():
+def test_philox_equals_the_published_test_vectors():
     """The first words that the authors of Philox publish for Philox4x32-10."""
     ones = 0xFFFFFFFF
     assert philox(0, 0, 0, 0, 0) == 0x6627E8D5
@@ -195,7 +197,7 @@ def test_philox_known_answers():
     assert philox(0x299F31D0A4093822, 0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344) == 0xD16CFE09
 
 
-def test_dropout_keeps_the_right_share_and_is_keyed_by_column_row_head_batch_and_seed():
+def test_dropout_mask_has_the_right_rate_and_depends_on_every_index():
     rows = cols = np.arange(300)
     keep = keep_mask(0.3, 11, 2, 5, rows, cols)
     assert abs(keep.mean() - 0.7) < 0.01
@@ -209,7 +211,7 @@ def test_dropout_keeps_the_right_share_and_is_keyed_by_column_row_head_batch_and
     assert set(np.unique(Dropout(0.2, 1).z(slice(0, 9), slice(0, 9)))) == {0.0, 1 / 0.8}
 
 
-def test_a_sequential_generator_replays_only_in_its_own_order():
+def test_sequential_dropout_replays_only_in_the_same_tile_order():
     tiling = Tiling(12, 12, 4, 3)
     masks = {order: sequential_mask(tiling, 0.5, 3, order) for order in ("fa1", "fa2")}
     assert np.array_equal(masks["fa1"], sequential_mask(tiling, 0.5, 3, "fa1"))
@@ -219,7 +221,7 @@ def test_a_sequential_generator_replays_only_in_its_own_order():
     assert np.array_equal(sequential_mask(single, 0.5, 3, "fa1"), sequential_mask(single, 0.5, 3, "fa2"))
 
 
-def test_the_meter_sees_the_split_workers_and_a_window_s_own_keys():
+def test_trace_sees_split_workers_and_only_keys_in_the_window():
     Q, K, V = np.random.default_rng(0).standard_normal((3, 8, 4))
     trace = Trace()
     fa2.forward_split_keys(Q, K, V, splits=2, B_r=8, B_c=2, trace=trace)
@@ -243,11 +245,11 @@ def test_the_meter_sees_the_split_workers_and_a_window_s_own_keys():
         (1, True, [(slice(0, 1), slice(0, 1), Tile.DIAGONAL), (slice(1, 1), slice(0, 1), Tile.SKIP)]),
     ],
 )
-def test_halves_of_a_ranks_own_shard(length, causal, want):
+def test_shard_halves_equal_hand_computed_ones(length, causal, want):
     assert shards.halves(length, causal) == want
 
 
-def test_pieces_of_each_layout_by_hand():
+def test_shard_pieces_equal_hand_computed_ones():
     assert shards.even_lengths(11, 3) == [4, 4, 3]
     assert shards.pieces([4, 4, 3], "contiguous") == [[slice(0, 4)], [slice(4, 8)], [slice(8, 11)]]
     zigzag = [[slice(0, 2), slice(9, 11)], [slice(2, 4), slice(7, 9)], [slice(4, 6), slice(6, 7)]]
@@ -259,7 +261,7 @@ LENGTHS = [[5, 8], [4, 0, 7], [1, 1, 1], [3, 6, 2, 2], [13], [7, 0, 0, 1]]
 
 @pytest.mark.parametrize("layout", shards.LAYOUTS)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_pieces_cover_the_sequence_once_and_shard_tiles_the_mask_once(lengths, layout):
+def test_shards_cover_sequence_and_mask_exactly_once(lengths, layout):
     N, ranks = sum(lengths), range(len(lengths))
     rows = [np.concatenate([np.arange(N)[p] for p in of_rank]) for of_rank in shards.pieces(lengths, layout)]
     assert sorted(np.concatenate(rows).tolist()) == list(range(N)) and [len(held) for held in rows] == lengths
@@ -301,7 +303,7 @@ STAGE_CALLS = [
 
 
 @pytest.mark.parametrize("call", STAGE_CALLS, ids=lambda call: f"{call.__module__.split('.')[-1]}-{call.__name__}")
-def test_every_stage_names_a_wrong_argument(call):
+def test_reference_stages_reject_bad_input_by_name(call):
     """One argument at a time is wrong; the error names it."""
     takes = inspect.signature(call).parameters
     good = {name: x for name, x in (TAKEN | SIZES).items() if name in takes}
@@ -323,7 +325,7 @@ HEADS_REFUSED = dict(
 
 @pytest.mark.parametrize("stage", heads.STAGES)
 @pytest.mark.parametrize("call", [heads.forward, heads.backward], ids=lambda call: call.__name__)
-def test_heads_name_a_wrong_argument(call, stage):
+def test_reference_heads_reject_bad_input_by_name(call, stage):
     takes = inspect.signature(call).parameters | inspect.signature(heads.each_head).parameters
     good = {name: x for name, x in HEADS_TAKEN.items() if name in takes} | dict(stage=stage)
     call(**good)
@@ -376,6 +378,6 @@ def forward(Q=ONE, K=ONE, V=ONE, **options):
         (lambda: shards.even_lengths(2, 0), "ranks: got 0; it takes a whole number of at least 1"),
     ],
 )
-def test_a_refusal_says_what_it_got_and_what_it_takes(call, says):
+def test_reference_errors_say_what_they_got_and_take(call, says):
     with pytest.raises((TypeError, ValueError), match=re.escape(says)):
         call()

@@ -115,7 +115,7 @@ POINTERS, REST = (Tensor(16), None, Tensor(32)), ((3, 4), 5, 0.5, Sizes(64, Size
 
 
 @pytest.mark.parametrize("kind, described", [("installed", 0), ("installed", 2), (InOneRow, 0), (InAList, 0)])
-def test_the_driver_is_handed_the_same_as_by_tritons_own_call(kind, described, gpu):
+def test_relaunch_passes_the_same_arguments_as_triton(kind, described, gpu):
     """At other addresses and in other sizes; a profiler that listens is told by Triton's own call."""
 
     class Longer(Descriptor):
@@ -152,7 +152,7 @@ def test_the_driver_is_handed_the_same_as_by_tritons_own_call(kind, described, g
 
 
 @pytest.mark.beside("launch_worker.py")
-def test_launches_are_filed_as_triton_compiles_them(rows):
+def test_relaunch_cache_key_equals_tritons_specialization(rows):
     """Those that the compiler tells apart never share what was compiled, and those that it does not always do."""
     filed = {(kernel, number, given) for kernel, number, given in rows}
     assert len(filed) == len({number for _, number, _ in filed}) == len({(kernel, given) for kernel, _, given in filed})
@@ -174,7 +174,7 @@ def test_tma_descriptors_of_each_layer_are_encoded_once(gpu):
     assert len(told) == 200
 
 
-def test_no_tensor_is_kept_alive(gpu):
+def test_relaunch_keeps_no_tensor_alive(gpu):
     arguments = Descriptor(64), *POINTERS, *REST
     made = Compiled(installed(gpu.launch, 1, len(arguments)), [*"abcdefgh"], 1)
     again = relaunch.relaunch(made, (7, 1, 1), 11, arguments, 1, len(POINTERS))
@@ -209,7 +209,7 @@ def test_relaunch_declines_unknown_triton_internals(order, name, gpu):
 
 
 @pytest.mark.parametrize("change", ("one more", "one less", "told more"))
-def test_descriptors_of_another_triton_are_declined(change, gpu, monkeypatch):
+def test_relaunch_declines_unknown_descriptor_metadata(change, gpu, monkeypatch):
     """They are compared before they are used: the driver would read what is missing from its stack."""
     usual, changed = nvidia.make_tensordesc_arg, {"one more": lambda x: [*x, 0], "one less": lambda x: [*x[:-1]]}
     if change in changed:
@@ -224,11 +224,11 @@ def test_descriptors_of_another_triton_are_declined(change, gpu, monkeypatch):
     assert relaunch.relaunch(made, (7, 1, 1), 11, given, 1, len(POINTERS)) is None
 
 
-def test_descriptors_that_are_taken_apart_elsewhere_are_declined(gpu):
+def test_relaunch_declines_descriptors_unpacked_by_triton(gpu):
     made = Compiled(InAList(gpu.launch), [*"abcdefgh"], described=1)  # here it is the driver that must do it
     assert relaunch.relaunch(made, (7, 1, 1), 11, (Descriptor(64), *POINTERS, *REST), 1, len(POINTERS)) is None
 
 
-def test_a_kernel_with_scratch_memory_is_left_to_triton(gpu):
+def test_relaunch_declines_kernels_with_scratch_memory(gpu):
     made = Compiled(InAList(gpu.launch), [*"abcdefg"], scratch=64)
     assert relaunch.relaunch(made, (7, 1, 1), 11, (*POINTERS, *REST), 0, len(POINTERS)) is None

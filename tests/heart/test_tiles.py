@@ -45,7 +45,7 @@ def check_tiles(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CORNERS, ids=str)
-def test_corner_cases(case):
+def test_tiles_match_the_mask_in_corner_cases(case):
     check_tiles(case)
 
 
@@ -58,13 +58,13 @@ def test_corner_cases(case):
 )
 @hypothesis.example((12, 12, 3, 4), False, 0.4, None, (2, 0))  # the last rows' windows lie in the padding
 @hypothesis.settings(max_examples=120, deadline=None, derandomize=True)
-def test_kinds_match_the_mask(sizes, causal, key_part, allowed_seed, window):
+def test_tile_kinds_match_the_mask(sizes, causal, key_part, allowed_seed, window):
     N_q, N_k, B_r, B_c = sizes
     length = None if key_part is None else round(key_part * N_k)
     check_tiles(Case(N_q, N_k, 2, B_r, B_c, causal, length, allowed_seed, window=window))
 
 
-def test_blocks_cover_every_row_and_column_once():
+def test_blocks_cover_each_row_and_column_once():
     assert [cdiv(a, 4) for a in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
     tiling = Tiling(10, 7, 4, 3)
     assert [tiling.rows(i) for i in range(tiling.T_r)] == [slice(0, 4), slice(4, 8), slice(8, 10)]
@@ -91,12 +91,12 @@ def test_blocks_cover_every_row_and_column_once():
         (dict(mask=Mask(allowed=[[True]])), TypeError, "mask"),
     ],
 )
-def test_bad_geometry_is_named(arguments, kind, word):
+def test_tiling_rejects_bad_input_by_name(arguments, kind, word):
     with pytest.raises(kind, match=rf"^{word}: got .*; it takes"):
         Tiling(**dict(dict(N_q=8, N_k=8, B_r=4, B_c=4), **arguments))
 
 
-def test_the_limits_of_each_range_are_accepted():
+def test_tiling_accepts_the_limits_of_each_range():
     assert whole_number("n", np.int64(3), low=3, high=3) == 3
     Tiling(8, 8, 4, 4, Mask(key_length=8, window=(0, 0)))
     Tiling(8, 8, 4, 4, Mask(key_length=0, window=[None, 3]))

@@ -10,7 +10,7 @@ def tensors(N=8, d=4):
     return np.random.default_rng(0).standard_normal((3, N, d))
 
 
-def test_a_load_a_product_and_a_store_are_counted():
+def test_trace_counts_load_matmul_and_store():
     trace = Trace()
     A, C = trace.hbm(A=np.ones((4, 6)), C=np.empty((2, 3)))
     for _ in trace.parallel("i", [5]):
@@ -25,7 +25,7 @@ def test_a_load_a_product_and_a_store_are_counted():
     assert (np.asarray(C) == np.exp(5.0) / 2).all()
 
 
-def test_reductions_masks_and_in_place_work():
+def test_trace_counts_reductions_masks_and_in_place_operations():
     trace = Trace()
     X = trace.hbm(X=np.arange(12.0).reshape(3, 4))
     x = X[:]
@@ -38,7 +38,7 @@ def test_reductions_masks_and_in_place_work():
     assert (trace.loads("X"), trace.stores("X"), trace.largest_on_chip) == (12 + 4, 4, 12)
 
 
-def test_work_in_place_stays_in_its_array():
+def test_trace_in_place_operations_write_to_their_array():
     data, other, trace = np.ones(3), np.zeros(3), Trace()
     X = trace.hbm(x=data)
     same = x = X[:]
@@ -49,7 +49,7 @@ def test_work_in_place_stays_in_its_array():
     assert trace.stores("x") == 2 and list(data) == [1, 0, 0]
 
 
-def test_a_meter_changes_no_result():
+def test_trace_does_not_change_results():
     Q, K, V = tensors(13)
     for stage in (fa1, fa2):
         watched = stage.forward(Q, K, V, B_r=4, B_c=3, mask=CAUSAL, trace=Trace())
@@ -58,7 +58,7 @@ def test_a_meter_changes_no_result():
             assert type(a) is np.ndarray and np.array_equal(a, b)
 
 
-def test_each_kind_of_operation_has_its_name():
+def test_trace_names_each_kind_of_operation():
     """Also the ones that no algorithm uses today: exp2, and the maxima that NumPy calls otherwise."""
     trace = Trace()
     x = trace.hbm(X=np.arange(1.0, 7).reshape(2, 3))[:]
@@ -81,7 +81,7 @@ def test_each_kind_of_operation_has_its_name():
         np.einsum("ij,ij->", x, x)
 
 
-def test_after_a_loop_its_index_is_forgotten_and_the_peak_stays():
+def test_trace_forgets_loop_indices_and_keeps_the_peak():
     trace = Trace()
     X = trace.hbm(X=np.zeros((4, 2)))
     for _ in trace.parallel("i", [1]):
@@ -94,7 +94,7 @@ def test_after_a_loop_its_index_is_forgotten_and_the_peak_stays():
 
 
 @pytest.mark.parametrize("stage", heads.STAGES)
-def test_a_stage_of_heads_is_metered_once(stage):
+def test_trace_counts_each_stage_of_heads_once(stage):
     """What a stage computes only to get ready, such as P again before standard attention's backward, does not count."""
     q, k, v, dO = np.random.default_rng(0).standard_normal((4, 1, 1, 8, 4))
     O, L = heads.forward(q, k, v, stage=stage, B_r=4, B_c=4)

@@ -100,7 +100,7 @@ def check_family(family, dtype, padding):
 
 
 @pytest.mark.parametrize("family, padding", list(zip(FAMILIES, ("left", "none", "right", "none"), strict=True)))
-def test_loss_and_gradients_are_eager_s(family, padding):
+def test_transformers_loss_and_gradients_match_eager(family, padding):
     check_family(family, torch.float32, PADDING[padding])
 
 
@@ -108,13 +108,13 @@ def test_loss_and_gradients_are_eager_s(family, padding):
 @pytest.mark.parametrize("padding", PADDING)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
-def test_every_family_and_padding(family, dtype, padding):
+def test_transformers_match_eager_for_every_family_and_padding(family, dtype, padding):
     check_family(family, dtype, PADDING[padding])
 
 
 @pytest.mark.parametrize("cache", ("dynamic", "static"))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_generation_gives_the_tokens_of_eager_attention(family, cache):
+def test_transformers_greedy_generation_matches_eager(family, cache):
     """Past the window, with a cache; the batch is padded on the left, as generation wants it."""
     model, found = model_of(family), []
     ids, mask, _ = tokens(PADDING["left"])
@@ -128,7 +128,7 @@ def test_greedy_generation_gives_the_tokens_of_eager_attention(family, cache):
     assert found[0] == found[1] and len(found[0][0]) == 7
 
 
-def test_autocast_and_sequences_that_flash_attention_is_told_of():
+def test_transformers_support_autocast_and_flash_attention_kwargs():
     """Rotary embeddings leave q and k in fp32 beside a v in bf16: as torch's own call, ours casts all three."""
     q, starts = torch.randn(1, 2, 5, 16, device=DEVICE), torch.tensor([0, 2, 5], device=DEVICE)
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
@@ -140,7 +140,7 @@ def test_autocast_and_sequences_that_flash_attention_is_told_of():
 
 
 @pytest.mark.parametrize("family, graphs", [("Llama", 1), ("Gemma2", 2)])  # once its window is full, it is another
-def test_generation_is_compiled_once(family, graphs):
+def test_transformers_generation_compiles_once(family, graphs):
     """As `generate` compiles a model with a static cache on a GPU: as one graph, which serves all steps."""
     compiled = dict() if DEVICE == "cuda" else dict(backend="eager", mode=None)
     config = transformers.CompileConfig(fullgraph=True, **compiled)
@@ -202,7 +202,7 @@ REAL = [None, [[1] * 8, [0] * 3 + [1] * 5], [[1] * 8, [1] * 4 + [0] * 4], [[0] *
 
 @pytest.mark.parametrize("real", REAL, ids=("", "left", "right", "around"))
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_an_interval_is_the_mask_that_transformers_would_make(name, real):
+def test_transformers_mask_bounds_equal_the_boolean_mask(name, real):
     for N_q, N_k, row, column in CALLS:
         real_ = None if real is None else torch.tensor(real, dtype=torch.bool)
         given = dict(q_offset=row, kv_offset=column, mask_function=FUNCTIONS[name], attention_mask=real_)
@@ -215,7 +215,7 @@ def test_an_interval_is_the_mask_that_transformers_would_make(name, real):
         assert torch.equal(got, want[:, 0]), (N_q, N_k, row, column)
 
 
-def test_a_mask_is_taken_back_and_moved():
+def test_transformers_mask_can_be_moved_and_read_back():
     """What transformers and accelerate do with it, besides handing it on; lengths go where the layer is."""
     seen = ours.interval(2, 1, 9, torch.tensor(5))
     assert isinstance(seen, masking_utils.BlockMask) and seen.shape == (2, 1, 1, 9) and seen.contiguous() is seen
@@ -225,7 +225,7 @@ def test_a_mask_is_taken_back_and_moved():
     assert str(moved).startswith("Interval(size=(2, 1, 1, 9), causal=False")
 
 
-def test_sequences_one_after_the_other():
+def test_transformers_isolate_packed_sequences():
     """As the mask says, and in a model: each sequence alone, in eager."""
     number = torch.tensor([[0, 0, 1, 1, 1, 2], [0, 0, 0, 0, 0, 0], [0, 1, 1, 1, 1, 1]])
     mask = masking_utils.and_masks(FUNCTIONS["window"], masking_utils.packed_sequence_mask_function(number))
@@ -267,12 +267,12 @@ IN_THE_MIDDLE = dict(attention_mask=torch.tensor([[True, False, True, True]]))
     (IN_THE_MIDDLE, "attention_mask: got padding between .*"),
     (dict(q_offset=4, kv_offset=8), "mask: got 4 rows from 4, 4 columns from 8"),
 ])  # fmt: skip
-def test_masks_that_are_no_interval_are_refused_by_name(given, says):
+def test_transformers_masks_without_interval_rows_are_refused(given, says):
     with pytest.raises(ValueError, match=f"^{says}; it takes "):
         ours.interval(1, 4, 4, **given)
 
 
-def test_foreign_mask_tensors_are_refused():
+def test_transformers_foreign_mask_tensors_are_refused():
     model, (ids, *_) = model_of("Llama"), tokens()
     model.set_attn_implementation("fa2_lab")
     with pytest.raises(ValueError, match=r"attention_mask: got shape \(1, 1, 9, 9\), made elsewhere"):
@@ -280,7 +280,7 @@ def test_foreign_mask_tensors_are_refused():
 
 
 @pytest.mark.parametrize("name", ("position_bias", "head_mask", "output_attentions"))
-def test_features_of_eager_attention_only_are_refused(name):
+def test_transformers_eager_only_features_are_refused(name):
     q = torch.zeros(1, 1, 2, 16, device=DEVICE)
     with pytest.raises(ValueError, match=f"^{name}: got "):
         ours.attend(None, q, q, q, None, is_causal=True, **{name: True})
@@ -290,7 +290,7 @@ def test_features_of_eager_attention_only_are_refused(name):
 @pytest.mark.parametrize("causal, sliding, window", [
     (False, None, None), (True, None, (None, 0)), (False, 3, (2, 2)), (True, 3, (2, 0)),
 ])  # fmt: skip
-def test_a_layer_without_a_mask_uses_its_window_and_its_causal_flag(causal, sliding, window):
+def test_transformers_layer_without_mask_uses_its_window_and_causal_flag(causal, sliding, window):
     """A layer says what it is by an argument or by itself; its scale, softcap, sinks and dropout are heeded."""
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, heads, 6, 16, generator=draw).to(DEVICE) for heads in (2, 1, 1))
@@ -306,7 +306,7 @@ def test_a_layer_without_a_mask_uses_its_window_and_its_causal_flag(causal, slid
     assert torch.equal(dropped, fa2_lab.attention(q, k, v, window=window, dropout_p=0.5).transpose(1, 2))
 
 
-def test_no_mask_at_all():
+def test_transformers_layer_without_mask_sees_all_keys():
     """As encoders for pictures have it."""
     q, k = torch.zeros(1, 1, 2, 16, device=DEVICE), torch.zeros(1, 1, 3, 16, device=DEVICE)
     assert ours.attend(None, q, k, k, None, is_causal=False)[0].shape == (1, 2, 1, 16)

@@ -22,12 +22,12 @@ def test_tritons_internals_are_used_only_in_the_listed_files():
 
 
 @pytest.mark.parametrize("version, holds", [("3.6.0", 1), ("3.7.1", 2), ("3.8.0", 1), ("3.10.0", 4), ("4.0.0+git", 4)])
-def test_an_entry_applies_to_later_versions_until_the_next_entry(version, holds, monkeypatch):
+def test_version_table_entry_applies_until_the_next_entry(version, holds, monkeypatch):
     monkeypatch.setattr(triton, "__version__", version)
     assert triton_versions.by_triton({"3.6": 1, "3.7": 2, "3.8": 1, "3.9": 4}) == holds
 
 
-def test_a_triton_that_is_too_old_is_refused_in_one_sentence(monkeypatch):
+def test_too_old_triton_is_refused(monkeypatch):
     monkeypatch.setattr(triton, "__version__", "3.5.1")
     says = "Triton 3.5.1 is too old for these kernels: install 'triton>=3.6'"
     with pytest.raises(RuntimeError, match=re.escape(says)):

@@ -50,7 +50,7 @@ def hooks() -> list[str]:
 
 
 @pytest.mark.parametrize("hook", hooks())
-def test_the_style_job(hook):
+def test_workflow_style_job_passes(hook):
     assert own("ci", "style") == ["pre-commit run --all-files\n"]
     if not shutil.which(hook.split()[0], path=str(Path(sys.executable).parent)):
         pytest.skip(f"{hook.split()[0]} is not installed here")
@@ -58,12 +58,12 @@ def test_the_style_job(hook):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_job_of_the_newest_versions():
+def test_workflow_newest_versions_job_passes():
     assert own("ci", "newest") == ["python -m fa2_lab doctor\n"]  # whose status test_doctor.py looks at
     assert own("ci", "readme") == []
 
 
-def test_the_job_with_numpy_alone(tmp_path):
+def test_workflow_numpy_only_job_passes(tmp_path):
     hidden = "import sys\nsys.modules.update(dict.fromkeys(('torch', 'triton', 'matplotlib', 'transformers')))\n"
     (tmp_path / "sitecustomize.py").write_text(hidden)
     path = os.pathsep.join((str(tmp_path), str(PROJECT)))
@@ -72,7 +72,7 @@ def test_the_job_with_numpy_alone(tmp_path):
     assert "skipped: torch is not installed" in done[0].stdout
 
 
-def test_the_release_job(tmp_path):
+def test_workflow_release_job_passes(tmp_path):
     whole_links, version = own("release", "build")
     assert own("release", "publish") == []
     address = "https://github.com/someone/fa2_lab/blob/abc/"
@@ -102,7 +102,7 @@ def test_the_release_job(tmp_path):
         assert run(version, tmp_path, GITHUB_REF_NAME=f"v{tag}").returncode == status
 
 
-def test_the_pages_job_writes_the_site_s_address_into_readme_once(tmp_path):
+def test_workflow_pages_job_writes_the_address_into_readme_once(tmp_path):
     (address,) = own("pages", "site")
     checkout, where = tmp_path / "checkout", "https://someone.github.io/fa2_lab/"
     begun = run(f"git init -q --bare hub && git clone -q hub {checkout}", tmp_path)

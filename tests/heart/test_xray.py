@@ -34,7 +34,7 @@ def hopper(launches):
 
 
 @compiled
-def test_numbers_are_counted_in_the_machine_code(hopper):
+def test_xray_numbers_equal_counts_in_the_machine_code(hopper):
     sass, ttgir = hopper.stages["sass"], hopper.stages["ttgir"]
     assert hopper.numbers["tensor"] == len(re.findall(r"\bHGMMA\b", sass)) > 0
     assert hopper.numbers["exponential"] == sass.count("MUFU.EX2") > 0
@@ -44,7 +44,7 @@ def test_numbers_are_counted_in_the_machine_code(hopper):
 
 
 @compiled
-def test_launch_options_reach_the_compiler_and_no_other_launch(launches):
+def test_xray_launch_options_apply_to_one_launch_only(launches):
     plain, wide, narrow = (kernel.numbers for kernel in launches)
     assert [n["warps"] for n in (plain, wide, narrow)] == [4, 8, 4]
     assert wide["shared"] < plain["shared"] == narrow["shared"]
@@ -53,7 +53,7 @@ def test_launch_options_reach_the_compiler_and_no_other_launch(launches):
 
 
 @compiled
-def test_a_line_becomes_its_own_instructions(hopper):
+def test_xray_maps_a_line_to_its_instructions(hopper):
     source, first = inspect.getsourcelines(forward.visit_tiles.fn)
     (product,) = (first + n for n, line in enumerate(source) if "FA2.A1.L8" in line)
     (second,) = (first + n for n, line in enumerate(source) if "FA2.A1.L10" in line)
@@ -68,14 +68,14 @@ def test_a_line_becomes_its_own_instructions(hopper):
 
 
 @compiled
-def test_products_and_sums_are_fused_whatever_the_default_is(found):
+def test_xray_keeps_fma_fusion_whatever_the_default(found):
     for name, usual in (("portable.forward", found["launches"]), ("mine.py", found["mine.py"])):
         (kernel,), (unfused,) = usual[0], found[f"{name}, unfused by default"][0]
         assert kernel.stages["sass"] == unfused.stages["sass"] and "FFMA" in kernel.stages["sass"]
 
 
 @compiled
-def test_an_amd_chip_is_compiled_and_counted(found):
+def test_xray_compiles_for_an_amd_gpu(found):
     ((kernel,),) = found["gfx942"]
     assert kernel.numbers["tensor"] == len(re.findall("v_mfma", kernel.stages["sass"])) > 0
     assert kernel.numbers["registers"] == int(re.search(r"\.vgpr_count: *(\d+)", kernel.stages["sass"])[1])
@@ -90,13 +90,13 @@ def test_an_amd_chip_is_compiled_and_counted(found):
         ("portable.backward", dict(N=64.0), "N: got 64.0; it takes numbers from 1 on"),
     ],
 )
-def test_bad_input_is_one_sentence(name, options, says):
+def test_xray_rejects_bad_input_in_one_sentence(name, options, says):
     with pytest.raises(ValueError, match=re.escape(says)) as told:
         xray(name, **options)
     assert "\n" not in str(told.value)
 
 
-def test_cards_are_accepted_for_their_chips():
+def test_xray_accepts_names_of_graphics_cards():
     cards = {
         "sm_80": ("a100",),
         "sm_86": ("A10", "RTX 3090"),
@@ -107,13 +107,13 @@ def test_cards_are_accepted_for_their_chips():
 
 
 @compiled
-def test_what_cannot_be_compiled_is_one_sentence(found):
+def test_xray_reports_compile_errors_in_one_sentence(found):
     says = found["no power of two"]
     assert says.startswith("xray: r07_skipping cannot be compiled for sm_90 here: ") and "\n" not in says
 
 
 @compiled
-def test_hopper_s_own_kernels_are_compiled_as_they_are_launched(found):
+def test_xray_compiles_hopper_kernels_as_they_are_launched(found):
     (forward,), (before, backward, after) = found["hopper.forward"][0], found["hopper.backward"][0]
     names = [kernel.name for kernel in (before, backward, after)]
     assert names == ["bwd_preprocess", "backward_kernel", "bwd_postprocess"]
@@ -123,7 +123,7 @@ def test_hopper_s_own_kernels_are_compiled_as_they_are_launched(found):
 
 
 @compiled
-def test_a_kernel_without_room_is_named(hopper, monkeypatch, capsys):
+def test_xray_reports_a_kernel_that_does_not_fit(hopper, monkeypatch, capsys):
     wide = hopper._replace(name="wide_kernel", numbers=hopper.numbers | dict(shared=232449))
     monkeypatch.setattr(xray_command, "xray_launches", lambda *_, **sizes: [[hopper, wide]])
     assert xray_command.main(["portable.forward"]) == 0
@@ -132,19 +132,19 @@ def test_a_kernel_without_room_is_named(hopper, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("option, value", [("num_ctas", 2), ("num_warps", 0), ("num_stages", "3"), ("maxnreg", True)])
-def test_a_launch_option_that_does_not_exist_is_refused(option, value):
+def test_xray_rejects_unknown_launch_options(option, value):
     says = f"launches: got {option}={value!r}; it takes numbers from 1 on for num_warps, num_stages, maxnreg"
     with pytest.raises(ValueError, match=re.escape(says)):
         xray_launches("portable.forward", [{option: value}])
 
 
-def test_the_command_lists_names(capsys):
+def test_xray_without_arguments_lists_kernels(capsys):
     assert xray_command.main([]) == 0 and capsys.readouterr().out.split() == names()
     assert [full_name(rung) for rung in ("09", "r09", "r09_free_loads")] == 3 * ["r09_free_loads"]
 
 
 @compiled
-def test_the_command_prints_the_stages_asked_for(launches, monkeypatch, capsys):
+def test_xray_prints_the_requested_stages(launches, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(xray_command, "xray_launches", lambda *x, **sizes: asked.append((x, sizes)) or [[launches[1]]])
     assert (
@@ -161,7 +161,7 @@ def test_the_command_prints_the_stages_asked_for(launches, monkeypatch, capsys):
 
 
 @compiled
-def test_a_papers_line_down_to_the_machine(found, monkeypatch, capsys):
+def test_where_prints_the_machine_code_of_a_paper_line(found, monkeypatch, capsys):
     assert command.main(["where", "FA2.A1.L8", "--sass", "--chip", "sm_75"]) == 2
     assert command.main(["where", "FA1.A4.L17", "--sass"]) == 2
     assert "has no Triton line" in capsys.readouterr().err
@@ -173,7 +173,7 @@ def test_a_papers_line_down_to_the_machine(found, monkeypatch, capsys):
 
 
 @compiled
-def test_a_file_of_one_s_own_is_compiled_and_its_loops_are_counted(found):
+def test_xray_compiles_a_users_file_and_counts_loops(found):
     ((kernel,),) = found["mine.py"]
     (loop,) = loops(kernel.stages["sass"])
     assert loop.multiplications == 2 * 64 * 64 * 64 / 4  # a warp's quarter of two products of 64 × 64 × 64

@@ -21,7 +21,7 @@ WHERE = Problem(1, 2, 2, 64, 64, 16, causal=True)
 # What is kept -------------------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_run_keeps_what_it_has_and_names_the_rest():
+def test_interrupted_bench_keeps_rows_and_names_missing_ones():
     def measure(problem, direction):
         if direction == "backward":
             raise KeyboardInterrupt
@@ -43,7 +43,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_names_the_rest():
 
 
 @pytest.mark.parametrize("options, how", [([], {}), (["--sustained"], {"sustained": True})], ids=" ".join)
-def test_a_part_of_a_suite_is_joined_to_its_record(options, how, monkeypatch, tmp_path):
+def test_partial_bench_run_is_merged_into_the_record(options, how, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(results, "environment", lambda: MACHINE)
     results.save(Record("paper", MACHINE, "by hand", rows=[compare(d=64)]), tmp_path)
@@ -59,7 +59,7 @@ def test_a_part_of_a_suite_is_joined_to_its_record(options, how, monkeypatch, tm
     assert asked == [("paper", how)] and (kept.rows, kept.sustained) == ([compare(d=64)], [compare()])
 
 
-def test_a_suite_that_fails_does_not_stop_the_next_and_ctrl_c_does(monkeypatch, tmp_path, capsys):
+def test_failed_suite_does_not_stop_the_next_but_ctrl_c_does(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
     def measure(name):
@@ -78,7 +78,7 @@ def test_a_suite_that_fails_does_not_stop_the_next_and_ctrl_c_does(monkeypatch, 
     assert not records.path_of("sweep", tmp_path).exists()
 
 
-def test_a_part_is_not_joined_to_the_record_of_another_gpu(monkeypatch, tmp_path):
+def test_partial_bench_run_on_another_gpu_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(results, "environment", lambda: MACHINE | dict(gpu="NVIDIA H100"))
     results.save(Record("paper", MACHINE, "by hand", rows=[compare()]), tmp_path)
@@ -89,14 +89,14 @@ def test_a_part_is_not_joined_to_the_record_of_another_gpu(monkeypatch, tmp_path
 # What is refused ----------------------------------------------------------------------------------------------
 
 
-def test_without_a_gpu_the_command_says_where_recorded_results_are(monkeypatch):
+def test_bench_without_a_gpu_points_to_recorded_results(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for names in (["paper"], ["smoke", "long"]):
         with pytest.raises(ValueError, match=r"^bench: there is no CUDA GPU here .* in figures/data$"):
             command.main(names)
 
 
-def test_code_of_an_older_chip_is_measured_by_its_own_suite_alone(monkeypatch):
+def test_forced_older_target_is_refused_except_by_ampere_suite(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for override, names in (("", ["ampere"]), ("sm80", ["paper"]), ("sm80", ["ampere", "paper"])):
         monkeypatch.setenv("TRITON_OVERRIDE_ARCH", override)
@@ -116,7 +116,7 @@ def test_code_of_an_older_chip_is_measured_by_its_own_suite_alone(monkeypatch):
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused_before_anything_runs(words, message):
+def test_bench_rejects_bad_arguments_before_running(words, message):
     with pytest.raises(ValueError, match=message):
         command.main(words)
 
@@ -124,7 +124,7 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(words, message):
 # Suites -------------------------------------------------------------------------------------------------------
 
 
-def test_smoke_checks_ragged_grouped_and_causal_problems_without_a_gpu(monkeypatch):
+def test_bench_smoke_covers_ragged_gqa_and_causal_problems(monkeypatch):
     assert any(p.N_q != p.N_k and p.N_q % 32 and p.kv_heads < p.heads and p.causal for p in suites.SMOKE)
     doubled = implementations.Implementation(lambda problem: lambda q, k, v: 2 * dense.plain(problem)(q, k, v))
     monkeypatch.setitem(implementations.IMPLEMENTATIONS, "wrong", doubled)
@@ -139,7 +139,7 @@ def test_smoke_checks_ragged_grouped_and_causal_problems_without_a_gpu(monkeypat
 TINY = train.Setting(layers=1, heads=2, d=8, context=32, batch=4, steps=40, rate=1e-2)
 
 
-def test_the_loss_falls_and_the_run_repeats():
+def test_bench_train_loss_falls_reproducibly():
     (first, microseconds, _), (second, *_) = (train.train("torch math", TINY, device="cpu") for _ in range(2))
     assert len(first) == TINY.steps and first == second and microseconds > 0
     assert 5 < first[0] < 7  # ln 256 = 5.5 for bytes without a clue

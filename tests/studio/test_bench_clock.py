@@ -73,7 +73,7 @@ class NoMeter(nullcontext):
 
 
 @pytest.mark.parametrize("ms", [0.3, 70.0, 900.0])
-def test_a_sustained_time_is_that_of_the_call_and_takes_at_least_a_second(ms, clocks, monkeypatch):
+def test_sustained_timing_measures_the_call_for_at_least_a_second(ms, clocks, monkeypatch):
     order = []
     monkeypatch.setattr(protocol.random, "sample", lambda names, count: names[::-1])  # b has the first turn
     found = protocol.sustain(calls_of(clocks, order, a=ms, b=2 * ms))
@@ -97,7 +97,7 @@ def test_sustained_timing_keeps_the_gpu_busy_and_excludes_warm_up(clocks, monkey
     assert len(counted) > 15 and counted == pytest.approx([1.2] * len(counted)) and clocks.idle - before < 2e-3
 
 
-def test_clock_power_and_its_limit_are_medians_of_what_was_read_meanwhile():
+def test_clock_and_power_are_medians_of_concurrent_readings():
     lines = "printf '1500, 600, 0x1\\n[N/A], 3, 0x0\\n1700, 690.5, 0x5\\n1600, 650, 0x4\\n'; sleep 30"
     with Meter(["bash", "-c", lines]) as meter:
         begun = time.perf_counter()
@@ -110,14 +110,14 @@ def test_clock_power_and_its_limit_are_medians_of_what_was_read_meanwhile():
         assert meter.between(0, math.inf) == []
 
 
-def test_the_readings_reach_the_row(clocks):
+def test_clock_and_power_readings_reach_the_row(clocks):
     prepares = {name: lambda call=call: call for name, call in calls_of(clocks, [], fa2_lab=1.0, cuDNN=2.0).items()}
     row = compare.compare({}, "forward", prepares, 1e9, protocol.sustain)
     assert row.values["cuDNN"] == pytest.approx([2.0] * 3) and row.chip == {name: [1500.0, 690.0] for name in prepares}
     assert row.ratio("fa2_lab", "cuDNN") == pytest.approx(2.0) and row.rate("fa2_lab") == pytest.approx(1.0)
 
 
-def test_time_with_host_is_the_host_time_if_that_is_longer(clocks):
+def test_with_host_timing_is_the_longer_of_host_and_gpu(clocks):
     found = protocol.measure_repeated(calls_of(clocks, [], a=1.0, b=0.05) | dict(broken=lambda: [][0]))
     assert found.pop("broken").startswith("IndexError")
     assert {name: timing.median for name, timing in found.items()} == pytest.approx(dict(a=1.0, b=0.2), rel=0.02)
@@ -126,7 +126,7 @@ def test_time_with_host_is_the_host_time_if_that_is_longer(clocks):
 # The host, memory, ceilings -----------------------------------------------------------------------------------
 
 
-def test_host_time_is_measured_over_calls_in_a_row_inside_their_context(clocks):
+def test_host_time_is_measured_over_consecutive_calls(clocks):
     inside, log = [], []
 
     @contextmanager
@@ -147,7 +147,7 @@ def test_host_time_is_measured_over_calls_in_a_row_inside_their_context(clocks):
     assert all(within == (name == "b") for name, within in log)
 
 
-def test_ceilings_are_work_over_time_and_more_is_overwritten_than_l2_holds(monkeypatch):
+def test_ceilings_equal_work_over_time_and_flush_exceeds_l2(monkeypatch):
     monkeypatch.setattr(dense, "gemm_call", lambda: ("a product", 6e12))
     monkeypatch.setattr(dense, "copy_call", lambda: ("a copy", 8e9))
     times = dict(gemm=protocol.Timing(12, 12, 12), copy=protocol.Timing(2, 2, 2))
@@ -158,7 +158,7 @@ def test_ceilings_are_work_over_time_and_more_is_overwritten_than_l2_holds(monke
     assert protocol.overwriting() > 50
 
 
-def test_memory_is_what_a_second_call_takes_beyond_what_was_there(monkeypatch):
+def test_peak_memory_counts_a_second_calls_extra_bytes(monkeypatch):
     usual, peaks = Problem.tensors, iter([8, 9])  # MiB: the first call compiles
     monkeypatch.setattr(Problem, "tensors", lambda self, grad: usual(self, grad=grad, device="cpu"))
     for name in ("empty_cache", "reset_peak_memory_stats"):

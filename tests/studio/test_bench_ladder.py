@@ -29,7 +29,7 @@ def known(calls):
 # The ladder ---------------------------------------------------------------------------------------------------
 
 
-def test_a_rung_that_is_wrong_or_fails_is_named_and_not_timed(monkeypatch):
+def test_wrong_or_failing_rung_is_reported_and_not_timed(monkeypatch):
     def fails():
         raise RuntimeError("no such chip")
 
@@ -40,13 +40,13 @@ def test_a_rung_that_is_wrong_or_fails_is_named_and_not_timed(monkeypatch):
     assert set(row.failed) == {"wrong", "NaN", "fails"} and "no such chip" in row.failed["fails"]
 
 
-def test_every_experiment_is_asked_beside_what_it_is_compared_with():
+def test_experiments_run_together_with_their_baseline():
     for names in experiments.problems().values():
         for name in set(names) & set(experiments.EXPERIMENTS):
             assert experiments.against(name) in names[: names.index(name)], name
 
 
-def test_an_experiment_changes_its_launch_and_leaves_its_rung():
+def test_experiment_changes_the_launch_only():
     given = []
     asked = experiments.Altered(Kernel(given), dict(at_once=3, num_stages=2))
     asked[(7,)]("q", 5, 16, num_stages=1, num_warps=4)
@@ -67,7 +67,7 @@ class Kernel:
         return lambda *given, **named: self.given.append((grid, given, named))
 
 
-def test_what_is_recorded_of_compiled_rungs_is_of_these_files_and_spills_nowhere_else():
+def test_compiled_rungs_record_is_of_the_current_files():
     record = records.recorded("rungs")
     assert record["made_by"]["source"] == compiled.digest_of_rungs(), f"stale: {records.COMPILE} ladder"
     seen = {(row["rung"], row["d"], row["causal"]): row for row in record["rungs"]}
@@ -77,7 +77,7 @@ def test_what_is_recorded_of_compiled_rungs_is_of_these_files_and_spills_nowhere
     assert spilling == [("r20_overlap", 64, False)], "its file says so"
 
 
-def test_what_is_recorded_of_the_forward_is_what_the_command_compiles():
+def test_compiled_forward_record_lists_all_compiled_configs():
     jobs, record = compiled.sizes(), records.recorded("compiled")
     assert [{name: row[name] for name in job} for row, job in zip(record["forward"], jobs, strict=True)] == jobs
 
@@ -100,7 +100,7 @@ def ncu(special: str) -> str:
     return NCU.format(special=special, share=counters.SHARES[BUSY])
 
 
-def test_the_kernels_of_each_call_are_added_up_in_bytes_and_shares_weighted_by_cycles():
+def test_ncu_counters_are_summed_and_shares_weighted_by_cycles():
     standard, fa2 = counters.summed(ncu(special="30"))
     assert standard == {"DRAM bytes read": 4e6, XU: 1230.0, counters.CYCLES: 400.0, BUSY: 40.0}
     assert fa2 == {"DRAM bytes read": 3e6, XU: 6.0, counters.CYCLES: 10.0, BUSY: 90.0}
@@ -112,7 +112,7 @@ def test_the_kernels_of_each_call_are_added_up_in_bytes_and_shares_weighted_by_c
 
 
 @pytest.mark.parametrize("kernel, wanted", [("forward", [0]), ("dq", [1]), ("dkdv", [2, 3])])
-def test_a_search_runs_the_kernel_that_it_names(kernel, wanted):
+def test_tune_searches_the_named_kernel(kernel, wanted):
     """One kernel with sizes of its own gives O, or dQ, or dK and dV."""
     tensors = WHERE.tensors(grad=True, device=DEVICE)
     O = dense.plain(WHERE)(*tensors[:3])
@@ -139,7 +139,7 @@ def four(monkeypatch):
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_a_wrong_answer_stops_the_ring(part, four, monkeypatch):
+def test_bench_ring_stops_on_a_wrong_result(part, four, monkeypatch):
     whole = WHERE.tensors(grad=True, device="cpu")
     O = dense.plain(WHERE)(*whole[:3])
     parts = [O.detach(), *torch.autograd.grad(O, whole[:3], whole[3])]
@@ -151,7 +151,7 @@ def test_a_wrong_answer_stops_the_ring(part, four, monkeypatch):
             ring.check(whole, parts, causal=True, group="a group", layout="zigzag")
 
 
-def test_the_slowest_gpu_counts_and_the_first_call_does_not(four, monkeypatch):
+def test_bench_ring_takes_the_slowest_gpu_and_skips_warm_up(four, monkeypatch):
     """Another GPU takes a tenth of a millisecond longer."""
     usual = torch.tensor
     monkeypatch.setattr(torch, "tensor", lambda data, device: usual(data))

@@ -22,7 +22,7 @@ from fa2_studio.bench.suites import GRIDS
 # Records ------------------------------------------------------------------------------------------------------
 
 
-def test_a_record_comes_back_as_it_was_saved_and_a_write_that_fails_leaves_it_whole(tmp_path, monkeypatch):
+def test_record_round_trips_and_survives_a_failed_write(tmp_path, monkeypatch):
     kept = suite(compare(), compare(causal=True), missing=["(2,)"], curves={"fa2_lab": [5.5, 5.25]}, made_by="a test")
     path = results.save(kept, tmp_path / "new")
     assert path.name == "bench_paper.json" and records.load("paper", tmp_path / "new") == kept
@@ -36,7 +36,7 @@ def test_a_record_comes_back_as_it_was_saved_and_a_write_that_fails_leaves_it_wh
     assert records.load("paper", tmp_path / "new") == kept and list(path.parent.iterdir()) == [path]
 
 
-def test_a_missing_record_says_how_to_get_it(tmp_path):
+def test_missing_record_says_how_to_make_it(tmp_path):
     with pytest.raises(ValueError, match=r"bench_long\.json is missing: `python -m fa2_lab bench long` measures it"):
         records.load("long", tmp_path)
     records.path_of("long", tmp_path).write_text("{}")
@@ -58,7 +58,7 @@ def way(direction, d, ms=2.0):
     return row
 
 
-def test_a_part_measured_again_leaves_the_others_alone_and_each_knows_its_commit(tmp_path):
+def test_remeasured_rows_replace_old_ones_and_keep_their_commits(tmp_path):
     old = at("aaaaaaa", way("forward", 64), way("forward", 128), way("over N", 64), curves={"a": [1.0]})
     old.sustained, old.sustained_protocol = [way("forward", 128, 3.0)], "without a pause"
     part = at("bbbbbbb", way("over N", 128, 4.0))
@@ -82,7 +82,7 @@ def test_a_part_measured_again_leaves_the_others_alone_and_each_knows_its_commit
     assert results.joined(kept, again) is again and results.joined(None, again) is again
 
 
-def test_what_an_interrupted_run_did_not_reach_stays_as_it_was():
+def test_interrupted_run_keeps_old_rows_that_it_missed():
     old = at("aaaaaaa", way("forward", 64), way("forward", 128))
     kept = results.joined(old, at("bbbbbbb", way("forward", 128, 9.0), missing=["forward, d 64"]))
     assert [(row.problem["d"], row.values["fa2_lab"]) for row in kept.rows] == [(64, [2.0]), (128, [9.0])]
@@ -108,7 +108,7 @@ def test_every_record_names_its_commit_and_the_command_that_writes_it(suite):
     [({}, {}), ({"flash_attn": "2.8.3", "flash_attn_4": "4.1"}, {"flash_attn": "2.8.3", "FlashAttention-4": "4.1"})],
     ids=str,
 )
-def test_a_machine_names_the_versions_of_the_peers_that_are_installed(unpacked, peers, tmp_path, monkeypatch):
+def test_record_names_versions_of_installed_implementations(unpacked, peers, tmp_path, monkeypatch):
     for name, version in unpacked.items():
         folder = tmp_path / f"{name}-{version}.dist-info"
         folder.mkdir()
@@ -120,7 +120,7 @@ def test_a_machine_names_the_versions_of_the_peers_that_are_installed(unpacked, 
     assert machine["peers"] == peers and json.loads(json.dumps(machine)) == machine
 
 
-def test_the_assembler_is_the_one_that_triton_takes_for_this_gpu(monkeypatch):
+def test_record_names_the_ptxas_that_triton_uses(monkeypatch):
     compiler = pytest.importorskip("triton.backends.nvidia.compiler")
     told = {80: "Cuda compilation tools, release 12.9, V12.9.86", 90: "Cuda compilation tools, release 13.4, V13.4.59"}
     monkeypatch.setattr(compiler, "get_ptxas_version", told.get)
@@ -129,7 +129,7 @@ def test_the_assembler_is_the_one_that_triton_takes_for_this_gpu(monkeypatch):
         assert results.assembler() == version
 
 
-def test_a_changed_checkout_names_its_commit_and_a_fingerprint(tmp_path, monkeypatch):
+def test_record_of_a_dirty_checkout_names_commit_and_fingerprint(tmp_path, monkeypatch):
     def git(*words):
         identity = ["-c", "user.name=x", "-c", "user.email=x@x"]
         return subprocess.run(["git", "-C", tmp_path, *identity, *words], capture_output=True, text=True).stdout.strip()
@@ -166,7 +166,7 @@ def both(causal=False, d=128, portable=4.0, direction="forward", **peers):
     return row
 
 
-def test_every_row_is_in_a_table_with_its_ratios():
+def test_results_tables_list_every_row_with_ratios():
     rows = [both(cuDNN=3.0), both(causal=True, portable=None), both(d=64, FlexAttention=5.0)]
     assert page.rows_table(rows, "TFLOP/s", "sustained") == [
         "Sustained, N = 4,096, batch = 4, heads = 16:",
@@ -185,7 +185,7 @@ def test_every_row_is_in_a_table_with_its_ratios():
     )
 
 
-def test_what_was_measured_without_pauses_has_tables_of_its_own():
+def test_results_page_separates_sustained_timing():
     run = suite(both(cuDNN=3.0), compare(), missing=["the rest"])
     run.sustained, run.sustained_protocol = [both(cuDNN=1.0), both(causal=True, cuDNN=3.0)], "without a pause"
     run.sustained[0].chip = {"fa2_lab": [1580.0, 699.6]}
@@ -197,13 +197,13 @@ def test_what_was_measured_without_pauses_has_tables_of_its_own():
     assert run.made().endswith("triton 3.10 or 3.6")
 
 
-def test_results_page_lists_where_we_are_slower_and_by_how_much():
+def test_results_page_lists_where_fa2_lab_is_slower():
     rows = [both(cuDNN=3.0), both(cuDNN=1.5), both(causal=True, cuDNN=1.0), both(d=64, FlexAttention=1.0)]
     where, title = "forward, N = 4,096, batch size 4, 16 heads, d = 128, causal", page.title_of(suite())
     assert page.behind([suite(*rows), suite(both(cuDNN=3.0))], "cuDNN") == [[title, "2 of 3", "0.50", where]]
 
 
-def test_the_readmes_table_keeps_ways_of_timing_apart_and_says_where_the_host_decides():
+def test_readme_table_separates_timings_and_names_host_bound_problems():
     run = suite(both(cuDNN=2.0), both(causal=True, cuDNN=9.0), both(d=64, cuDNN=4.0, direction="backward"))
     first = "| The FA2 paper's grid, kernel only | cuDNN | 2 of 3 | 2.00× |"
     assert first in page.sentence(run).split("\n"), "as fast is not faster"
@@ -214,7 +214,7 @@ def test_the_readmes_table_keeps_ways_of_timing_apart_and_says_where_the_host_de
     assert words in page.sentence(run)
 
 
-def test_medians_are_of_the_problems_for_which_every_implementation_has_a_number():
+def test_medians_cover_problems_that_every_implementation_ran():
     rows = [both(cuDNN=3.0), both(causal=True, portable=1.0), both(direction="backward", FlexAttention=5.0)]
     found = page.medians(suite(*rows))
     assert "| forward, TFLOP/s | 1 of 2 | 200 | 100 | 133 |" in found
@@ -226,7 +226,7 @@ def test_medians_are_of_the_problems_for_which_every_implementation_has_a_number
     assert any(remark.endswith("by more than 0.0025.") for remark in page.remarks(train))
 
 
-def test_the_page_is_that_of_the_recorded_runs_and_short(capsys):
+def test_results_md_is_up_to_date_and_short(capsys):
     text = (files.ROOT / "RESULTS.md").read_text(encoding="utf-8")
     assert text == page.results_page(), "run `fa2-lab bench --results`"
     assert command.main(["bench", "--results", "--all"][1:]) == 0
@@ -235,7 +235,7 @@ def test_the_page_is_that_of_the_recorded_runs_and_short(capsys):
     assert everything.count("\n| ") >= rows and everything == page.full_page()
 
 
-def test_writing_takes_a_checkout_and_touches_only_what_stands_between_the_markers(tmp_path, monkeypatch):
+def test_results_command_changes_only_marked_parts_of_readme(tmp_path, monkeypatch):
     def between(part, content):
         start, end = (marker.format(part) for marker in page.MARKERS)
         return f"{start}\n{content}\n{end}\n"
@@ -258,7 +258,7 @@ def test_writing_takes_a_checkout_and_touches_only_what_stands_between_the_marke
 # Sent by others -------------------------------------------------------------------------------------------------
 
 
-def test_submitted_record_is_listed_beside_ours(tmp_path):
+def test_submitted_record_is_listed_with_its_gpu(tmp_path):
     theirs = suite(compare(), compare(causal=True))
     theirs.machine = MACHINE | dict(gpu="NVIDIA L4")
     path = results.save(theirs, tmp_path / "submitted")

@@ -44,7 +44,7 @@ class Scaled(torch.autograd.Function):
 # Problems and truths ------------------------------------------------------------------------------------------
 
 
-def test_flops_are_counted_as_the_paper_counts_them():
+def test_bench_flops_equal_the_papers_formula():
     full = Problem(2, 3, 1, 5, 7, 11, causal=False)
     assert full.flops("forward") == 4 * 2 * 3 * 5 * 7 * 11
     assert full.flops("backward") == 2.5 * full.flops("forward") and full.flops("both") == 3.5 * full.flops("forward")
@@ -57,7 +57,7 @@ def test_flops_are_counted_as_the_paper_counts_them():
 
 
 @pytest.mark.parametrize("causal, N_q, N_k", [(False, 100, 100), (True, 100, 100), (True, 90, 130), (False, 70, 30)])
-def test_definition_equals_autograd_in_float64_and_detects_wrong_answers(causal, N_q, N_k, monkeypatch):
+def test_bench_truth_equals_autograd_and_detects_wrong_answers(causal, N_q, N_k, monkeypatch):
     p = Problem(2, 4, 2, N_q, N_k, 16, causal, dtype="float64")
     q, k, v, dO = p.tensors(grad=True, device="cpu")
     O = dense.plain(p)(q, k, v)
@@ -75,7 +75,7 @@ def test_definition_equals_autograd_in_float64_and_detects_wrong_answers(causal,
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_full_definition_equals_autograd(causal):
+def test_bench_full_gradients_equal_autograd(causal):
     p = Problem(1, 2, 2, 40, 40, 16, causal, dtype="float64")
     q, k, v, dO = p.tensors(grad=True, device="cpu")
     O = dense.plain(p)(q, k, v)
@@ -100,7 +100,7 @@ def test_each_recorded_error_belongs_to_its_implementation_and_part(kind, monkey
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", ["torch", "torch math", "fa2_lab reference", "fa2_lab portable", "fa2_lab"])
-def test_a_contestant_takes_grouped_heads_and_the_mask_with_and_without_gradients(name, causal):
+def test_implementation_supports_gqa_and_masks_in_both_passes(name, causal):
     if name.startswith("fa2_lab"):
         pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
     p = replace(SMALL, causal=causal)
@@ -114,7 +114,7 @@ def test_a_contestant_takes_grouped_heads_and_the_mask_with_and_without_gradient
         assert problem.error(attention(q.requires_grad_(), k, v), q, k, v, causal) < 1e-2
 
 
-def test_a_wrong_gradient_is_not_timed(monkeypatch):
+def test_implementation_with_a_wrong_gradient_is_not_timed(monkeypatch):
     right = dense.plain(SMALL)
     monkeypatch.setitem(
         IMPLEMENTATIONS, "wrong", Implementation(lambda p: lambda q, k, v: right(q, k, Scaled.apply(v, 0.5)))
@@ -130,7 +130,7 @@ def test_a_wrong_gradient_is_not_timed(monkeypatch):
         assert problem.gradient_error(call(), problem.gradients_by_definition(*tensors, causal=True)) < 1e-5
 
 
-def test_the_same_bits_are_asked_for_forward_and_backward_and_nowhere_else(monkeypatch):
+def test_deterministic_mode_is_set_in_forward_and_backward_only(monkeypatch):
     asked = []
 
     class Asking(torch.autograd.Function):
@@ -156,7 +156,7 @@ def test_the_same_bits_are_asked_for_forward_and_backward_and_nowhere_else(monke
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_packed_and_padded_sequences_are_checked(direction, monkeypatch):
+def test_packed_implementations_are_checked_before_timing(direction, monkeypatch):
     lengths, dense_attention = (5, 40, 23), torch.nn.functional.scaled_dot_product_attention
 
     def varlen(q, k, v, starts, also, longest, too, causal):
@@ -187,7 +187,7 @@ def test_packed_and_padded_sequences_are_checked(direction, monkeypatch):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("asked", [dict(window=9), dict(softcap=2), dict(sinks=True), dict(alibi="distance")], ids=str)
-def test_masks_are_checked_before_they_are_timed(asked, direction, monkeypatch):
+def test_masked_implementations_are_checked_before_timing(asked, direction, monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
     p = Problem(1, 3, 3, 80, 80, 16, causal=True, dtype="float32", **asked)
     nothing = dict(window=None, softcap=None, sinks=False, alibi="")
@@ -228,7 +228,7 @@ def timed(monkeypatch):
     return asked
 
 
-def test_decode_implementations_read_the_cache_and_times_are_microseconds(timed, monkeypatch):
+def test_decode_bench_reads_the_cache_and_reports_microseconds(timed, monkeypatch):
     doubled = Implementation(lambda problem: lambda q, k, v: 2 * dense.plain(problem)(q, k, v), "decode")
     for name, who in {**IMPLEMENTATIONS}.items():
         monkeypatch.setitem(IMPLEMENTATIONS, name, replace(who, suites="decode" if name == "torch" else ""))
@@ -241,7 +241,7 @@ def test_decode_implementations_read_the_cache_and_times_are_microseconds(timed,
     assert row.problem["bytes"] == size and timed == [dict(repeats=60, flushing=protocol.reading), size]
 
 
-def test_pages_that_give_another_answer_are_not_timed(timed, monkeypatch):
+def test_paged_decode_with_a_wrong_result_is_not_timed(timed, monkeypatch):
     import fa2_lab.api.paged
 
     right = dense.plain(PREPARED)

@@ -34,7 +34,7 @@ def prose(chapter) -> str:
 
 
 @each
-def test_notebook_and_source_are_the_same(chapter):
+def test_notebook_matches_its_source(chapter):
     notebook, text = load(chapter), jupytext.read(TEXT / f"{chapter.name}.py", fmt="py:percent")
     assert [(c.cell_type, c.source, tags(c)) for c in notebook.cells] == [
         (c.cell_type, c.source, tags(c)) for c in text.cells
@@ -44,7 +44,7 @@ def test_notebook_and_source_are_the_same(chapter):
 
 
 @each
-def test_every_code_cell_was_run_in_order_without_error(chapter):
+def test_notebook_cells_ran_in_order_without_error(chapter):
     code = [c for c in load(chapter).cells if c.cell_type == "code"]
     assert [c.execution_count for c in code] == list(range(1, len(code) + 1))
     for cell in code:
@@ -53,7 +53,7 @@ def test_every_code_cell_was_run_in_order_without_error(chapter):
 
 
 @each
-def test_a_chapter_says_what_it_takes_and_asks_before_it_ends(chapter):
+def test_chapter_states_prerequisites_and_has_questions(chapter):
     cells, text = load(chapter).cells, prose(chapter)
     assert cells[0].source == cells[-1].source == navigation(chapter.name, CHAPTERS)
     assert cells[1].source.startswith(f"# {chapter.number} · ")
@@ -63,7 +63,7 @@ def test_a_chapter_says_what_it_takes_and_asks_before_it_ends(chapter):
 
 
 @each
-def test_markdown_renders(chapter):
+def test_chapter_markdown_renders(chapter):
     """A fold needs an empty line after its summary, a formula its second dollar sign."""
     for cell in load(chapter).cells:
         if cell.cell_type == "markdown":
@@ -75,7 +75,7 @@ def test_markdown_renders(chapter):
 
 
 @each
-def test_links_lead_somewhere(chapter):
+def test_chapter_links_resolve(chapter):
     shown = [o.get("data", {}).get("text/markdown", "") for c in load(chapter).cells for o in c.get("outputs", [])]
     for target in re.findall(r"\]\(([^)\s]+)\)", "\n".join([prose(chapter), *shown])):
         if not target.startswith("https://"):
@@ -83,7 +83,7 @@ def test_links_lead_somewhere(chapter):
 
 
 @each
-def test_every_image_has_an_alternative_text(chapter):
+def test_chapter_images_have_alt_text(chapter):
     for cell in load(chapter).cells:
         assert "![](" not in cell.source
         for data in (output.get("data", {}) for output in cell.get("outputs", [])):
@@ -94,7 +94,7 @@ def test_every_image_has_an_alternative_text(chapter):
 
 
 @each
-def test_every_picture_that_a_cell_asks_for_is_displayed(chapter):
+def test_chapter_cells_display_every_requested_figure(chapter):
     """A cell displays its last line only, so a picture before other lines would be drawn and lost."""
     for cell in load(chapter).cells:
         asked = len(re.findall(r"^(?:show|live)\(", cell.source, re.MULTILINE)) if cell.cell_type == "code" else 0
@@ -103,7 +103,7 @@ def test_every_picture_that_a_cell_asks_for_is_displayed(chapter):
 
 
 @each
-def test_the_last_section_prints_verdicts_only(chapter):
+def test_chapter_last_section_prints_verdicts_only(chapter):
     cells = load(chapter).cells
     start = next(i for i, c in enumerate(cells) if c.source.startswith("## Checks"))
     printed = [o for c in cells[start:] if c.cell_type == "code" for o in c.outputs]
@@ -113,7 +113,7 @@ def test_the_last_section_prints_verdicts_only(chapter):
 
 
 @each
-def test_code_that_is_not_for_reading_is_folded(chapter):
+def test_chapter_setup_code_is_folded(chapter):
     for cell in load(chapter).cells:
         folds = {"source_hidden": True} if "hide-input" in tags(cell) else {}
         assert cell.metadata.get("jupyter", {}) == folds, cell.source
@@ -124,7 +124,7 @@ def cards(chapter) -> list[str]:
 
 
 @each
-def test_a_card_offers_its_right_answer(chapter):
+def test_quiz_offers_its_right_answer(chapter):
     """The site compares what is ticked with the answer's bold words."""
     for card in cards(chapter):
         question, answer = card.split("<details><summary>Answer</summary>")
@@ -133,12 +133,12 @@ def test_a_card_offers_its_right_answer(chapter):
         assert not choices or set(right) < set(choices), (choices, right)
 
 
-def test_jupyterlab_opens_the_notebook_as_it_is():
+def test_notebooks_are_not_paired_with_sources():
     """Were it paired with its source, what that does not hold would be lost: all folds."""
     assert load_jupytext_config(str(NOTEBOOKS / f"{CHAPTERS[0].name}.ipynb")) is None
 
 
-def test_the_blank_copy_has_every_cell_and_no_answer(tmp_path, capsys):
+def test_blank_copy_has_every_cell_and_no_answer(tmp_path, capsys):
     assert main(["02", "B", "--blank", str(tmp_path / "mine")]) == 0
     assert capsys.readouterr().out == f"open {tmp_path / 'mine' / '02_online_softmax.ipynb'}\n"
     assert sorted(p.stem for p in (tmp_path / "mine").iterdir()) == ["02_online_softmax", "B_errata"]
@@ -148,7 +148,7 @@ def test_the_blank_copy_has_every_cell_and_no_answer(tmp_path, capsys):
     assert not any(c.get("outputs") or c.get("execution_count") for c in blank.cells)
 
 
-def test_every_chapter_is_in_one_part_and_has_notebook_and_source():
+def test_chapters_have_one_part_a_notebook_and_a_source():
     names = [c.name for c in CHAPTERS]
     assert sorted(p.stem for p in NOTEBOOKS.glob("*.ipynb")) == names == sorted(p.stem for p in TEXT.glob("*.py"))
     assert {c.number for c in CHAPTERS} == set(" ".join(PARTS.values()).split())
@@ -167,7 +167,7 @@ def test_animated_climb_and_data_of_interactive_figures_are_up_to_date():
         assert loop.n_frames > 50 and gif.stat().st_size < 2_000_000
 
 
-def test_the_moving_climb_names_the_largest_jumps_and_each_change_that_loses_speed():
+def test_animated_climb_names_largest_gains_and_all_losses():
     drawn = climb_loop.data()
     rungs, jumps = drawn["rungs"], drawn["jumps"]
     alone = {r.number: r.full / b.full for b, r in itertools.pairwise(rungs)}

@@ -40,7 +40,7 @@ def printed(path) -> list[str]:
     return ["".join(o.get("text", "") for o in c.outputs) for c in cells if c.cell_type == "code"]
 
 
-def test_an_error_in_a_chapter_ends_the_command_with_1_after_the_other_chapters(book, capsys):
+def test_book_exits_with_1_if_a_chapter_fails_but_runs_the_others(book, capsys):
     assert command.main(["book", "01", "00", "--folder", str(book / "out")]) == 1
     verdicts = capsys.readouterr().out.splitlines()
     assert verdicts[0].split()[:3] == ["00_start", "1", "cells"] and verdicts[0].endswith("ok")
@@ -61,7 +61,7 @@ sys.exit(command.main(["book", "00", "02", "--folder", sys.argv[1] + "/out"]))
 """
 
 
-def test_ctrl_c_ends_with_130_and_leaves_whole_notebooks(book):
+def test_ctrl_c_in_book_leaves_whole_notebooks(book):
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also where the tests themselves were told not to
     process = subprocess.Popen([sys.executable, "-c", CALL, book], preexec_fn=listens, start_new_session=True, **pipes)

@@ -24,11 +24,11 @@ def written(body: str) -> str:
 
 
 @pytest.mark.parametrize("change", WRONG, ids=lambda change: change[0].split("(")[0])
-def test_the_exercise_names_a_mistake(change):
+def test_chapter_12a_exercise_names_a_mistake(change):
     assert maxima.judge(written(maxima.SOLUTION.replace(*change))).startswith(WRONG[change])
 
 
-def test_the_exercise_takes_its_solution():
+def test_chapter_12a_exercise_accepts_its_solution():
     for empty in (written("..."), "def tile_maxima(j, q, k, K, arrived, zero): ...\n"):
         assert maxima.judge(empty).startswith("your turn: write tile_maxima")
     assert maxima.judge(written(maxima.SOLUTION)).startswith("right")
@@ -116,12 +116,12 @@ HANGS = "with stages = 1, no actor can go on: "
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )
-def test_an_order_that_forgets_something_is_wrong(judge, order, mistake, capsys):
+def test_chapter_12b_and_13_exercises_reject_wrong_orders(judge, order, mistake, capsys):
     judge(order)
     assert capsys.readouterr().out.startswith(f"wrong: {mistake}")
 
 
-def test_a_right_order_that_is_not_the_one_asked_for_says_so(capsys):
+def test_chapter_13_exercise_reports_a_right_but_unrequested_order(capsys):
     def waited_for(block, ds_filled, T):
         for n in range(T):
             for unit, what in ("tensor", "S"), ("exp", "P"), ("tensor", "dV"), ("tensor", "dP"):
@@ -137,7 +137,7 @@ def test_a_right_order_that_is_not_the_one_asked_for_says_so(capsys):
     assert "waits for its own addition" in says
 
 
-def test_a_listing_leaves_out_what_is_off():
+def test_hopper_listing_omits_disabled_branches():
     assert hopper.without(["if a:", "    x", "else:", "    y", "z"], "a") == ["y", "z"]
     nested = ["if b:", "    if a and c:", "        x", "    y", "else:", "    z"]
     assert hopper.without(nested, "a") == ["if b:", "    y", "else:", "    z"]

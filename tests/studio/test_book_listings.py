@@ -37,7 +37,7 @@ def listing(chapter: str, *functions: str) -> dict:
 
 
 @pytest.mark.parametrize("N_q, N_k, causal", CASES)
-def test_forward_and_backward_of_chapters_04_and_05(N_q, N_k, causal):
+def test_printed_listings_of_chapters_04_and_05_match_attention(N_q, N_k, causal):
     draw = np.random.default_rng(N_q)
     Q, K, V, dO = (draw.standard_normal((n, 4)) for n in (N_q, N_k, N_k, N_q))
     tiling = Tiling(N_q, N_k, 4, 2, Mask(causal))
@@ -54,7 +54,7 @@ def test_forward_and_backward_of_chapters_04_and_05(N_q, N_k, causal):
 
 
 @pytest.mark.parametrize("N_q, N_k", [(8, 8), (13, 11), (5, 17)])
-def test_forward_of_chapter_03(N_q, N_k):
+def test_printed_listing_of_chapter_03_matches_attention(N_q, N_k):
     draw = np.random.default_rng(N_q)
     Q, K, V = (draw.standard_normal((n, 4)) for n in (N_q, N_k, N_k))
     O, l, m = np.full((N_q, 4), np.nan), np.full(N_q, np.nan), np.full(N_q, np.nan)
@@ -157,7 +157,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("chapter, build", BUILDS)
-def test_a_build_is_empty_and_its_solution_passes(chapter, build, tmp_path, monkeypatch):
+def test_build_exercise_is_empty_and_its_solution_passes(chapter, build, tmp_path, monkeypatch):
     monkeypatch.chdir(NOTEBOOKS)
     reader = Reader(chapter, tmp_path)
     cells = reader.cells
@@ -178,7 +178,7 @@ def test_a_build_is_empty_and_its_solution_passes(chapter, build, tmp_path, monk
 
 @pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["", "compiled"])
 @pytest.mark.parametrize("chapter", written(), ids=lambda chapter: chapter.name)
-def test_answers_show_what_their_code_prints(chapter, compiles, tmp_path, monkeypatch):
+def test_chapter_answers_show_what_their_code_prints(chapter, compiles, tmp_path, monkeypatch):
     """Answers that need a compiled kernel are exhaustive. How many numbers differ by rounding depends on the CPU."""
     monkeypatch.chdir(NOTEBOOKS)
     cells = Reader(chapter, tmp_path).cells
@@ -204,7 +204,7 @@ def test_answers_show_what_their_code_prints(chapter, compiles, tmp_path, monkey
         ((np.ones(2), -np.inf), "right: answer passes all 1 cases"),
     ],
 )
-def test_what_a_check_prints(result, says, capsys):
+def test_build_check_prints_the_expected_verdict(result, says, capsys):
     def answer(x):
         x[:] = 0  # a reader's function may write into what it is given
         if isinstance(result, Exception):

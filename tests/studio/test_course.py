@@ -44,7 +44,7 @@ def steps_alone(notebook, steps):
 
 
 @each
-def test_source_and_twin_are_the_same(name):
+def test_assignment_matches_its_source(name):
     pytest.importorskip("jupytext", reason="jupytext is not installed: pip install 'fa2-lab[dev]'")
     made, kept = from_text(TEXT / f"{name}.py"), source(ASSIGNMENTS[name])
     assert made == kept, "run `python -m fa2_lab course build`"
@@ -68,7 +68,7 @@ def test_assignment_source_names_its_requirements(name):
 
 
 @each
-def test_the_solution_scores_full_marks(name, tmp_path):
+def test_assignment_solution_scores_full_marks(name, tmp_path):
     """With the sandbox, if there is one. `grade` runs the same check before it grades any submission."""
     for need in ASSIGNMENTS[name].needs:
         pytest.importorskip(need, reason=f"{need} is not installed")
@@ -78,14 +78,14 @@ def test_the_solution_scores_full_marks(name, tmp_path):
 
 
 @each
-def test_the_empty_student_version_scores_nothing(name):
+def test_empty_assignment_scores_nothing(name):
     interpreted(name)
     points, printed = played(notebooks.student_version(source(ASSIGNMENTS[name])))
     assert set(points.values()) == {0.0} and "not written yet" in printed and "ALARM" not in printed, printed
 
 
 @pytest.mark.parametrize("number", "1234679")
-def test_the_solution_scores_full_marks_with_a_student_s_own_seed(number):
+def test_assignment_solution_scores_full_marks_with_any_seed(number):
     """The planted bugs of 8, which also has other answers with other seeds, have tests of their own."""
     interpreted(number)
     original = seeds.on_day(seeds.seeded(source(notebooks.named(number)), 398319954), 398319954, "2030-01-01")
@@ -94,7 +94,7 @@ def test_the_solution_scores_full_marks_with_a_student_s_own_seed(number):
 
 
 @pytest.mark.parametrize(("number", "pairs", "keeps", "said"), WRONG, ids=[f"{w[0]}: {[*w[1]]}"[:60] for w in WRONG])
-def test_each_wrong_answer_gets_its_points_and_feedback(number, pairs, keeps, said):
+def test_wrong_answer_gets_its_points_and_feedback(number, pairs, keeps, said):
     interpreted(number)
     book = slipped(number, pairs)
     points, printed = played(steps_alone(book, keeps) if number in "4789" else book)
@@ -105,7 +105,7 @@ def test_each_wrong_answer_gets_its_points_and_feedback(number, pairs, keeps, sa
 
 
 @pytest.mark.parametrize(("number", "cell", "pairs", "hint"), SLIPS, ids=[f"{x[0]}: {x[3]}"[:50] for x in SLIPS])
-def test_a_slip_is_named(number, cell, pairs, hint):
+def test_common_mistake_is_named_in_feedback(number, cell, pairs, hint):
     interpreted(number)
     book = slipped(number, pairs, cell)
     steps = [cell] if number in "478" and cell else FIRST_STEPS.get(number)
@@ -127,13 +127,13 @@ def test_a_slip_is_named(number, cell, pairs, hint):
         ("1", {"alpha * l +": "l +", "alpha[:, None] * o +": "o +"}, "update", "l is not rescaled", "m can be any"),
     ],
 )
-def test_a_check_of_a_special_case_does_not_blame_it_for_another_slip(number, pairs, step, said, false):
+def test_special_case_check_does_not_blame_another_mistake(number, pairs, step, said, false):
     _, printed = played(steps_alone(slipped(number, pairs), [step]))
     assert said in printed and false not in printed, printed
 
 
 @pytest.mark.parametrize("wrong", ["s = q_i @ k_j.T", "s = tau * (q_i @ k_j.reshape(k_j.shape[::-1]))"])
-def test_the_smallest_problem_is_one_and_its_right_answer_is_right(wrong):
+def test_smallest_failing_problem_is_reported_with_its_right_answer(wrong):
     pairs = {"s = tau * (q_i @ k_j.T)": wrong}
     _, printed = played(steps_alone(slipped("2", pairs), ["kind", "row_block"]))
     said = r"smallest Q = (.*), K = (.*), V = (.*), tau = (.*), tiles .*: O should be (.*), but .* makes it (.*)"
@@ -144,7 +144,7 @@ def test_the_smallest_problem_is_one_and_its_right_answer_is_right(wrong):
 
 
 @pytest.mark.parametrize("name", GAINS)
-def test_an_answer_that_games_the_checks_gets_less_than_full_marks(name):
+def test_answer_that_games_the_checks_loses_points(name):
     number, pairs, most = GAINS[name]
     got = graded(number, slipped(number, pairs))
     assert got.score < most, got.page
@@ -179,7 +179,7 @@ def test_student_test_that_times_out_on_right_versions_loses_their_share(capsys)
 # Plain parts ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_student_s_function_prints_and_changes_stays_inside(capsys):
+def test_student_function_cannot_print_or_change_inputs(capsys):
     x = np.zeros(3)
 
     def careless(x):
@@ -191,7 +191,7 @@ def test_what_a_student_s_function_prints_and_changes_stays_inside(capsys):
     assert capsys.readouterr().out.strip().startswith("note: careless changed an argument in place")
 
 
-def test_an_error_is_told_by_its_public_name():
+def test_feedback_names_errors_by_their_public_type():
     """Python 3.13 has a SyntaxError of a private kind."""
     private = type("_IncompleteInputError", (SyntaxError,), {})
     assert described(private("incomplete input"))[0] == "SyntaxError"

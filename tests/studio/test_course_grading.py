@@ -35,7 +35,7 @@ def there_and_back(value):
     return channel.receive(pipe)
 
 
-def test_values_arrive_as_they_were_sent():
+def test_channel_round_trips_values():
     x = np.arange(24.0).reshape(2, 3, 4)
     value = {"a": (1, [2.5, None, True], "ü\ud800"), 3: slice(1, None, 2), "n": float("-inf"), "e": ...}
     assert there_and_back(value) == value
@@ -56,12 +56,12 @@ NONSENSE += [b'{"array": ["", "|O", [1], [0], false]}', b'{"array": ["AAAA", "<f
 
 
 @pytest.mark.parametrize("text", NONSENSE)
-def test_malformed_message_is_an_error_and_runs_nothing(text):
+def test_channel_rejects_malformed_messages(text):
     with pytest.raises(ValueError):
         channel.receive(io.BytesIO(text + b"\n"))
 
 
-def test_a_message_has_a_largest_size():
+def test_channel_limits_message_size():
     for value in (np.zeros(10**7), [0.0] * (4 * 10**6)):
         with pytest.raises(ValueError, match="it takes at most"):
             channel.send(io.BytesIO(), value)
@@ -83,7 +83,7 @@ def rows_of(path) -> list[dict]:
         return list(csv.DictReader(file))
 
 
-def test_a_class_is_graded_resumed_and_graded_again(tmp_path, monkeypatch, unproven):
+def test_grading_a_class_can_be_resumed_and_repeated(tmp_path, monkeypatch, unproven):
     """Names of every spelling and encoding, work of every shape: a row each, and nobody twice."""
     folder, out = tmp_path / "in", tmp_path / "out"
     write(handed_in(), folder / "ada")
@@ -138,7 +138,7 @@ def test_a_class_is_graded_resumed_and_graded_again(tmp_path, monkeypatch, unpro
     assert "not in the roster" not in (out / "feedback" / "ben" / f"{FIRST.name}.html").read_text(encoding="utf-8")
 
 
-def test_a_student_with_a_folder_for_each_assignment_is_one_person(tmp_path, capsys, unproven):
+def test_moodle_folders_of_one_student_are_one_person(tmp_path, capsys, unproven):
     """As Moodle names folders. Points by hand are added in each run, and results without a folder are named."""
     folder, out = tmp_path / "in", tmp_path / "out"
     write(handed_in(), folder / "Ada_3_x")
@@ -165,7 +165,7 @@ def test_a_student_with_a_folder_for_each_assignment_is_one_person(tmp_path, cap
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="signals are Linux's")
-def test_a_grader_that_is_killed_loses_nothing(tmp_path):
+def test_killed_grader_loses_no_results(tmp_path):
     for student in "abc":
         write(handed_in(own=("import time; time.sleep(1)",)), tmp_path / "in" / student)
     words = ["grade", str(tmp_path / "in"), "--only", "1", "--out", str(tmp_path / "out"), "--cell-seconds", "300"]
@@ -183,14 +183,14 @@ def test_a_grader_that_is_killed_loses_nothing(tmp_path):
     assert [row["score"] for row in rows_of(tmp_path / "out" / "scores.csv")] == ["12", "12", "12"]
 
 
-def test_a_lost_grading_process_costs_one_student(tmp_path, monkeypatch, unproven):
+def test_lost_grading_process_affects_one_student_only(tmp_path, monkeypatch, unproven):
     write(handed_in(), tmp_path / "in" / "ada")
     monkeypatch.setattr(grade.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], -9, "", ""))
     (graded,), _ = grade.grade_folder(tmp_path / "in", tmp_path / "out", [FIRST], TRUST)
     assert graded.score == 0 and "did not finish" in graded.sentences[0]
 
 
-def test_the_file_that_counts_and_the_others_are_named(tmp_path):
+def test_duplicate_submissions_name_the_graded_file(tmp_path):
     (tmp_path / "ada").mkdir()
     for name in ("1_online_softmax", "1_online_softmax_final", "1_online_softmax-Copy1", "2_forward_x"):
         (tmp_path / "ada" / f"{name}.ipynb").write_text("{}")
@@ -201,13 +201,13 @@ def test_the_file_that_counts_and_the_others_are_named(tmp_path):
     assert second.path.name == "2_forward_x.ipynb" and not second.remarks
 
 
-def test_nbgrader_s_folders_are_read(tmp_path):
+def test_nbgrader_folder_layout_is_read(tmp_path):
     write(handed_in(), tmp_path / "ada" / FIRST.name)
     (one,) = grade.submissions(tmp_path, [FIRST])
     assert one.path == tmp_path / "ada" / FIRST.name / FILE
 
 
-def test_submissions_that_share_lines_of_their_own_are_listed(tmp_path, capsys):
+def test_similar_submissions_are_listed(tmp_path, capsys):
     """A copy with other spaces and names is listed; what the release gives, and what everybody writes, is not."""
     for n in range(2):
         own_way = f"def merge(a, b):\n    return my_own_way_of_joining_{n}(a[0] + b[0] * {n}, {'b' * n} a)"
@@ -229,7 +229,7 @@ def test_submissions_that_share_lines_of_their_own_are_listed(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("9_up_the_ladder: eve and rung r06_base_2 share ")
 
 
-def test_the_release_s_own_solution_is_seen_however_many_hand_it_in(tmp_path, capsys):
+def test_copied_official_solution_is_detected(tmp_path, capsys):
     """With other names, and beside a notebook of sixteen megabytes, which stops nobody."""
     answers = {grade_id(c): c.source for c in source(FIRST).cells if is_solution(c)}
     renamed = {key: re.sub(r"\bbase\b", "b0", re.sub(r"\balpha\b", "factor", text)) for key, text in answers.items()}
@@ -246,7 +246,7 @@ def test_the_release_s_own_solution_is_seen_however_many_hand_it_in(tmp_path, ca
 # Shapes of notebooks --------------------------------------------------------------------------------------------------
 
 
-def test_what_is_read_of_a_notebook_whatever_shape_it_has(tmp_path):
+def test_malformed_notebook_parts_are_ignored(tmp_path):
     book = handed_in()
     book["cells"] += [
         None,
@@ -261,7 +261,7 @@ def test_what_is_read_of_a_notebook_whatever_shape_it_has(tmp_path):
     assert len(notebooks.read(path)) == len(book["cells"]) - 2
 
 
-def test_an_answer_is_known_by_its_name_or_else_its_id_and_the_first_counts(tmp_path):
+def test_answer_cells_are_found_by_name_then_by_id(tmp_path):
     cells = notebooks.read(write(handed_in(), tmp_path))
     (mine,) = (cell for cell in cells if cell.name == "merge")
     without_marks = [replace(cell, name="") for cell in cells]  # as some editors save a notebook
@@ -275,12 +275,12 @@ def test_an_answer_is_known_by_its_name_or_else_its_id_and_the_first_counts(tmp_
     [("", "not a notebook that can be read"), ('{"cells": {}}', "no list of cells"), ("[" * 10**5, "not a notebook"),
      ('{"cells": [' + "{}," * 3000 + "{}]}", "at most 2,000"), (" " * 21 * 2**20, "it takes at most")],
 )  # fmt: skip
-def test_a_notebook_that_cannot_be_read_is_a_sentence(text, said, tmp_path):
+def test_unreadable_notebook_is_reported_in_one_sentence(text, said, tmp_path):
     with pytest.raises(ValueError, match=said):
         notebooks.read(write(text, tmp_path))
 
 
-def test_a_pipe_and_a_link_are_no_notebooks(tmp_path):
+def test_pipes_and_links_are_not_graded(tmp_path):
     os.mkfifo(tmp_path / "pipe.ipynb")
     (tmp_path / "link.ipynb").symlink_to("nowhere")
     for name, said in (("pipe", "a pipe or a device"), ("link", "a symbolic link")):
@@ -291,7 +291,7 @@ def test_a_pipe_and_a_link_are_no_notebooks(tmp_path):
 # Fairness -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_that_is_tried_again_shows_what_counts(tmp_path):
+def test_retried_step_shows_which_result_counts(tmp_path):
     """A wrong gradient of one tile costs its own step, and the backward is tried again with a right one."""
     book = slipped("3", {"tau * (ds.T @ q_i)": "ds.T @ q_i"})
     graded = graded_at_once(tmp_path, {"ada": book}, "", name="3")["ada"]
@@ -303,7 +303,7 @@ def test_a_step_that_is_tried_again_shows_what_counts(tmp_path):
         assert f"{graded.got[name]:g} of {graded.most[name]:g} points" in output
 
 
-def test_check_and_grade_agree_and_the_page_tells_visible_from_hidden(tmp_path):
+def test_check_and_grade_agree_and_mark_hidden_tests(tmp_path):
     """The grader gives a wrong answer the same points as the checks in the student's own notebook."""
     book = slipped("1", {"right[:, None] * b[2]": "b[2]"})
     graded = graded_at_once(tmp_path, {"ada": book}, "")["ada"]
@@ -312,7 +312,7 @@ def test_check_and_grade_agree_and_the_page_tells_visible_from_hidden(tmp_path):
     assert "that you can run yourself" in page and "that only the grade runs" in page and "chapters 01 and 02" in page
 
 
-def test_slips_with_a_notebook_are_named():
+def test_common_notebook_mistakes_are_named():
     """A solution that is no code any more, and results in another order, on the page; a changed argument, at home."""
     o, L = "o / divisor[:, None]", "m + np.log(divisor)"
     book = slipped("1", {f"{o}, {L}": f"{L}, {o}"})
@@ -330,7 +330,7 @@ def test_slips_with_a_notebook_are_named():
     assert "update changed an argument in place" in played(book)[1]
 
 
-def test_a_slip_that_is_made_again_costs_a_quarter_of_a_check():
+def test_repeated_mistake_costs_a_quarter_of_a_check():
     """In assignment 4, each kernel has it. What else is wrong costs as before."""
     interpreted("4")
     found = judged("4", slipped("4", {"k.T": "k"}))
@@ -338,7 +338,7 @@ def test_a_slip_that_is_made_again_costs_a_quarter_of_a_check():
     assert "full: 3.75 points back, because an earlier step" in " ".join(found.sentences)
 
 
-def test_a_step_does_not_find_the_right_version_of_itself(tmp_path):
+def test_student_step_cannot_reach_the_right_version(tmp_path):
     reach = "def merge(*a):\n    return update.__globals__['right_merge'](*a)"
     book = handed_in(answers={"update": "def update(*a): return a", "merge": reach})
     graded = graded_at_once(tmp_path, {"ada": book}, "")["ada"]
@@ -348,7 +348,7 @@ def test_a_step_does_not_find_the_right_version_of_itself(tmp_path):
 # The grader's own faults --------------------------------------------------------------------------------------------
 
 
-def test_an_assignment_whose_own_solution_fails_is_graded_for_nobody_and_the_others_are(tmp_path, monkeypatch, capsys):
+def test_assignment_with_a_failing_solution_is_not_graded(tmp_path, monkeypatch, capsys):
     write(handed_in(), tmp_path / "in" / "ada")
     write(handed_in("6"), tmp_path / "in" / "ada", "6_read_the_machine.ipynb")
     broken = source(FIRST)
@@ -402,7 +402,7 @@ OWN_TEST = """def test_merge(merge):
 
 
 @pytest.mark.parametrize(("empty", "L"), GUARDED)
-def test_no_right_finalize_hides_a_planted_merge(empty, L):
+def test_every_correct_finalize_detects_a_planted_merge(empty, L):
     """A student's test sees what finalize makes; all planted merges are caught with any right guard in it."""
     end = f"    empty = {empty}\n    return np.where(empty[:, None], 0, o / np.where(empty, 1, l)[:, None]), {L}"
     book = source(FIRST)
@@ -413,7 +413,7 @@ def test_no_right_finalize_hides_a_planted_merge(empty, L):
     assert sum(points.values()) == 12, printed
 
 
-def test_bad_arguments_of_the_course_command(tmp_path):
+def test_course_command_rejects_bad_arguments(tmp_path):
     home = str(tmp_path)
     (tmp_path / "class.csv").write_text("folder,id\n../ada,1\n")
     (tmp_path / "twins.csv").write_text("folder,id\nada,1\nben,1\n")
@@ -437,7 +437,7 @@ def test_bad_arguments_of_the_course_command(tmp_path):
 MARKUP = "<script>1 < 2 & 3</script>"
 
 
-def test_feedback_shows_what_a_student_wrote_and_runs_none_of_it(tmp_path):
+def test_feedback_page_escapes_student_html(tmp_path):
     points = dict(most={"test_a": 4.0, "test_b": 3.0}, got={"test_a": 0.5, "test_b": 3.0})
     page = [["code", MARKUP, MARKUP, MARKUP], ["visible", "test_b", "", MARKUP]]
     graded = grade_notebook.Graded("ann & bo", FIRST.name, **points, sentences=[MARKUP], page=page)
@@ -454,11 +454,11 @@ def test_feedback_shows_what_a_student_wrote_and_runs_none_of_it(tmp_path):
 @pytest.mark.parametrize(
     "name, shown", [("=1+1", "'=1+1"), ("@x", "'@x"), ("a\nb", "a?b"), ("\udcff", "?"), ("Łuk", "Łuk")]
 )
-def test_names_are_no_formulas_and_have_no_line_breaks(name, shown):
+def test_student_names_in_csv_are_no_formulas(name, shown):
     assert results.printable(name) == shown
 
 
-def test_a_student_s_own_check_names_a_broken_cell_and_a_deleted_one(tmp_path):
+def test_student_check_names_broken_and_deleted_cells(tmp_path):
     book = handed_in(answers={"update": "def update(m, l, o, s, v):\n    return (m, l, o"}, own=("%matplotlib inline",))
     book["cells"] = [c for c in book["cells"] if c["metadata"].get("nbgrader", {}).get("grade_id") != "test_finalize"]
     book["cells"].append(code("!ls"))

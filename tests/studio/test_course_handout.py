@@ -73,7 +73,7 @@ def everything_in(folder: Path) -> str:
     return "\n".join(parts)
 
 
-def test_a_bundle_has_notebooks_and_visible_checks_and_nothing_else(bundled):
+def test_bundle_has_only_notebooks_and_visible_checks(bundled):
     found = {str(p.relative_to(bundled / "ada")) for p in (bundled / "ada").rglob("*") if p.is_file()}
     checks = {f"checks/{p.name}" for p in (FOLDER / "checks").glob("*.py")}
     assert (
@@ -83,7 +83,7 @@ def test_a_bundle_has_notebooks_and_visible_checks_and_nothing_else(bundled):
 
 
 @pytest.mark.parametrize("name", ASSIGNMENTS)
-def test_no_solution_no_hidden_test_and_no_key_is_in_a_bundle(name, bundled):
+def test_bundle_contains_no_solution_hidden_test_or_key(name, bundled):
     everything, secrets = everything_in(bundled / "ada"), secret_lines(name)
     lines = {line.strip() for line in everything.splitlines()}
     secrets -= {"draw = np.random.default_rng(seed).standard_normal"}
@@ -94,14 +94,14 @@ def test_no_solution_no_hidden_test_and_no_key_is_in_a_bundle(name, bundled):
         assert repr(slip.right) not in everything and f'Slip("{slip.cause}"' not in everything
 
 
-def test_a_bundle_of_one_has_no_checks_of_another(tmp_path):
+def test_bundle_of_one_assignment_has_only_its_checks(tmp_path):
     assert command.main(["bundle", str(tmp_path), "--only", "1", "2"]) == 0
     names = {p.name for p in (tmp_path / "checks").iterdir()}
     assert {"softmax.py", "tiled.py", "guard.py"} <= names
     assert not names & {"break_it.py", "detective.py", "gradients.py"}
 
 
-def test_a_student_checks_a_notebook_with_the_bundle_and_the_package_alone(bundled, tmp_path):
+def test_student_check_needs_only_bundle_and_package(bundled, tmp_path):
     """Nothing of the checkout but fa2_lab is there, as after `pip install fa2-lab`."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "fa2_lab").symlink_to(PROJECT / "fa2_lab")
@@ -121,7 +121,7 @@ def test_a_student_checks_a_notebook_with_the_bundle_and_the_package_alone(bundl
 # Seeds --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_seed_is_a_student_s_own_and_needs_the_secret():
+def test_seeds_differ_by_student_and_need_the_secret():
     drawn = {seeds.seed_of(f"student {n}", "autumn") for n in range(200)}
     assert len(drawn) == 200 and min(drawn) > 0
     assert seeds.seed_of("ada", "autumn") != seeds.seed_of("ada", "spring")
@@ -129,7 +129,7 @@ def test_a_seed_is_a_student_s_own_and_needs_the_secret():
 
 
 @pytest.mark.parametrize("name", ASSIGNMENTS)
-def test_seed_0_is_the_notebook_as_it_stands_and_no_seed_touches_an_answer(name):
+def test_seed_0_is_the_original_and_no_seed_changes_answers(name):
     original = source(ASSIGNMENTS[name])
     assert seeds.seeded(original, 0) == original
     mine = seeds.seeded(original, 5)
@@ -139,7 +139,7 @@ def test_seed_0_is_the_notebook_as_it_stands_and_no_seed_touches_an_answer(name)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_every_seed_asks_for_other_numbers_by_hand(seed):
+def test_every_seed_changes_the_numbers_to_compute(seed):
     notebook = seeds.seeded(source(ASSIGNMENTS["6_read_the_machine"]), seed)
     notebook.cells = [c for c in notebook.cells if grade_id(c) in {"setup", "question", "by_hand", "test_by_hand"}]
     points, printed = played(notebook)
@@ -187,14 +187,14 @@ def right_answer(step: str, seed: int) -> Answer:
 
 @pytest.mark.parametrize("step", ["hang", "race"])
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 5, 398319954])
-def test_every_planted_slip_of_the_pipeline_can_be_found_mended_and_proven(step, seed, points, capsys):
+def test_planted_pipeline_bugs_can_be_found_and_fixed(step, seed, points, capsys):
     assert points(step, right_answer(step, seed), seed) == (3, 2), capsys.readouterr().out
     answer = right_answer(step, seed)
     for part, wrong in dict(line="yield qk.done()", cause="corner").items():
         assert points(step, Answer(**(answer.parts | {part: wrong})), seed) == (3, 1)
 
 
-def test_hidden_cases_are_a_student_s_own_and_the_day_s():
+def test_hidden_cases_depend_on_student_and_day():
     """What is learned from one hand-in serves no second one, and no neighbour."""
     for name, assignment in ASSIGNMENTS.items():
         book = source(assignment)
@@ -205,7 +205,7 @@ def test_hidden_cases_are_a_student_s_own_and_the_day_s():
         assert len(drawn) == 4 or name.startswith(("5", "8")), name
 
 
-def test_one_text_does_not_serve_two_seeds(points):
+def test_one_answer_does_not_pass_for_two_seeds(points):
     drawn = [seeds.seed_of(f"student {n}", "autumn") for n in range(7)]
     answer = right_answer("hang", drawn[0])
     full = [seed for seed in drawn if points("hang", answer, seed) == (3, 2)]
@@ -236,12 +236,12 @@ def test_dense_attention_or_removed_clocks_do_not_pass_as_a_fix(points, capsys):
         assert said in capsys.readouterr().out
 
 
-def test_nan_is_refused_as_a_hand_computed_number(capsys):
+def test_nan_is_rejected_as_a_hand_computed_number(capsys):
     names = ("thread blocks", "waves on an A100", "KiB of shared memory", "MiB moved")
     assert predict.by_hand(lambda: dict.fromkeys(names, float("nan"))).passed == 0
 
 
-def test_an_answer_is_what_is_written_down(monkeypatch):
+def test_answer_dictionary_must_be_a_literal(monkeypatch):
     monkeypatch.setattr(detective.guard, "text", str)
     twice = "if 1:\n        return dict(cause='corner')\n    return dict(cause='phase')"
     for body in ("return dict(cause=find())", twice, "return answers[0]"):
@@ -253,7 +253,7 @@ def test_an_answer_is_what_is_written_down(monkeypatch):
         detective.answer_of("def hang():\n    raise NotImplementedError()\n", "cause")
 
 
-def test_every_slip_of_the_kernel_stands_in_it_once_and_all_slips_come_up():
+def test_planted_kernel_bugs_match_one_line_and_all_are_drawn():
     for slips in (keys.HANGS, keys.RACES, keys.WRONG):
         drawn = [keys.planted(slips, seed) for seed in range(60)]
         assert {drawn.count(slip) for slip in slips} <= set(range(10, 31))
@@ -271,13 +271,13 @@ OUTSIDE += ["l = f'{l:05}' == '1'", "l = tl.constexpr(3) is 3"]  # Triton's inte
 
 
 @pytest.mark.parametrize("line", OUTSIDE)
-def test_a_kernel_is_triton_and_nothing_else(line):
+def test_student_kernel_may_contain_only_triton(line):
     pytest.importorskip("triton", reason="Triton is not installed")
     with pytest.raises(NotAllowed):
         listing.kernel("f", f"@triton.jit\ndef f(l):\n    {line}\n", {"f"})
 
 
-def test_a_kernel_s_first_line_is_triton_too():
+def test_student_kernel_signature_may_contain_only_triton():
     calls = ("f(l) -> __import__('os').getpid()", "f(l, x=exec('1'))", "f(l: exec('1'))", "f(l, x=exec('1'), exec=1)")
     for first in calls:
         with pytest.raises(NotAllowed):
@@ -285,14 +285,14 @@ def test_a_kernel_s_first_line_is_triton_too():
 
 
 @pytest.mark.parametrize("name", ["exec", "torch", "forward", "range", "a-b"])
-def test_no_kernel_has_a_name_of_python_s_or_of_the_program_s(name):
+def test_student_kernel_may_not_shadow_builtin_names(name):
     """A kernel called exec would let the first line of another, which is read before it, call Python's own."""
     first = "@triton.jit\ndef f(x=exec('import os')):\n    pass\n"
     with pytest.raises(NotAllowed, match="is called"):
         listing.program({"f": first, name: f"@triton.jit\ndef {name}(x):\n    return x\n"}, {})
 
 
-def test_what_a_kernel_needs_of_triton_is_lawful():
+def test_student_kernel_may_use_the_triton_language():
     pytest.importorskip("triton", reason="Triton is not installed")
     for line in ("x = tl.math.exp2(l).to(tl.float32).to(l.dtype.element_ty)", "y: tl.constexpr = triton.cdiv(3, 2)"):
         assert line in listing.kernel("f", f"@triton.jit\ndef f(l, B: tl.constexpr):\n    {line}\n", {"f"})
@@ -301,7 +301,7 @@ def test_what_a_kernel_needs_of_triton_is_lawful():
 # Gradescope ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_gradescope_package_has_all_that_its_checks_read(tmp_path):
+def test_gradescope_package_has_all_required_files(tmp_path):
     assert command.main(["gradescope", str(tmp_path / "made"), "--only", "3"]) == 0
     with zipfile.ZipFile(tmp_path / "made" / "3_backward.zip") as archive:
         archive.extractall(tmp_path / "source")
@@ -311,7 +311,7 @@ def test_a_gradescope_package_has_all_that_its_checks_read(tmp_path):
     assert done.stdout.startswith(str(tmp_path / "source")), done.stderr
 
 
-def test_a_gradescope_package_grades_as_the_platform_lays_it_out(tmp_path):
+def test_gradescope_package_grades_in_the_platforms_layout(tmp_path):
     """source/ unpacked, submission/, results/: the score, and for each step what the checks said, hints included."""
     if os.getuid() == 0 and not sandbox.other_user("user", Path(sys.prefix)):
         pytest.skip("no other user can read this Python, and the platform's container grades as another one")

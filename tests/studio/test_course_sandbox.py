@@ -162,14 +162,14 @@ def attacked_later(tmp_path_factory):
 
 @needs_sandbox
 @pytest.mark.parametrize("name", GAIN)
-def test_an_attack_gains_nothing(name, attacked):
+def test_attack_gains_no_points(name, attacked):
     assert attacked[name].score == 0, attacked[name].page
     assert not [s for s in attacked[name].sentences if "AssertionError" in s]
 
 
 @needs_sandbox
 @pytest.mark.parametrize("name", [*NOW, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in LATER)])
-def test_an_attack_harms_nobody(name, request):
+def test_attack_does_not_harm_other_students(name, request):
     _, _, least, most, remark, waits = HARM[name]
     found = request.getfixturevalue("attacked_later" if waits else "attacked")
     got = found[name]
@@ -181,7 +181,7 @@ def test_an_attack_harms_nobody(name, request):
 
 @needs_sandbox
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="this system does not list what runs")
-def test_no_process_of_a_student_survives_grading(attacked):
+def test_no_student_process_survives_grading(attacked):
     time.sleep(0.5)
     commands = [p.read_bytes() for p in Path("/proc").glob("[0-9]*/cmdline") if p.exists()]
     assert not [c for c in commands if b"course.worker" in c and b"fa2-course-" in c]
@@ -197,7 +197,7 @@ def test_feedback_page_has_a_size_limit(tmp_path):
     assert (tmp_path / "feedback" / "ada" / "1_online_softmax.html").stat().st_size < 2**20
 
 
-def test_a_chip_computes_nothing_large_and_nothing_that_is_not_on_its_list():
+def test_grader_chip_refuses_large_and_unlisted_operations():
     """Ten bytes of a request must not become gigabytes in the grader."""
     mine = meter.Meter(4, 4)
     chip = meter.Chip(mine, [meter.Placed("Q", np.zeros((1500, 8)), mine, "i")])
@@ -220,14 +220,14 @@ def test_a_chip_computes_nothing_large_and_nothing_that_is_not_on_its_list():
             chip.do([], name, tuple(args), {})
 
 
-def test_without_a_sandbox_grade_says_what_to_install_and_stops(tmp_path, monkeypatch, capsys):
+def test_grade_without_a_sandbox_stops_with_instructions(tmp_path, monkeypatch, capsys):
     write(handed_in(), tmp_path / "in" / "ada")
     monkeypatch.setattr(sandbox, "kind", lambda: "")
     assert command.main(["grade", str(tmp_path / "in"), "--only", "1", "--out", str(tmp_path / "out")]) == 1
     assert "install bubblewrap" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-def test_a_student_s_code_never_runs_as_root_beside_the_grader(tmp_path, monkeypatch):
+def test_student_code_never_runs_as_root(tmp_path, monkeypatch):
     """In a platform's container it is another user, or it is not run."""
     monkeypatch.setattr(sandbox, "other_user", lambda *_: False)
     monkeypatch.setattr(sandbox.os, "getuid", lambda: 0)
@@ -322,7 +322,7 @@ import torch"""
 
 
 @needs_sandbox
-def test_a_checkout_below_any_folder_stays_unseen(tmp_path, monkeypatch):
+def test_sandbox_hides_the_checkout_in_any_folder(tmp_path, monkeypatch):
     home = tmp_path / "my-packages" / "dist-packages-of-mine" / "notebooks" / "assignments"
     monkeypatch.setattr(sys, "path", [*sys.path, str(home), str(home.parents[1])])
     monkeypatch.setenv("PYTHONPATH", str(home))
@@ -331,7 +331,7 @@ def test_a_checkout_below_any_folder_stays_unseen(tmp_path, monkeypatch):
     assert not [word for word in words if "my-packages" in word]
 
 
-def test_the_process_that_runs_no_student_s_code_is_another_user(tmp_path, monkeypatch):
+def test_clean_sandbox_process_runs_as_another_user(tmp_path, monkeypatch):
     """In a platform's container too: what a student's process leaves behind is not its to read, nor its to import."""
     users = []
 
@@ -348,7 +348,7 @@ def test_the_process_that_runs_no_student_s_code_is_another_user(tmp_path, monke
     assert len(set(users)) == 2
 
 
-def test_nothing_is_imported_from_where_a_student_s_code_can_write():
+def test_sandbox_imports_nothing_from_writable_folders():
     with grade.packages([FIRST]) as staged:
         process = sandbox.SandboxProcess(staged[FIRST.name], PATIENT, "")
         cell = "open('left.py', 'w').write('x = 1')\nimport left"
@@ -357,11 +357,11 @@ def test_nothing_is_imported_from_where_a_student_s_code_can_write():
     assert said[0] == "ModuleNotFoundError"
 
 
-def test_a_plain_user_s_sandbox_also_limits_processes():
+def test_unprivileged_sandbox_limits_processes():
     assert "--nproc=64" in sandbox.limited(QUICK, uid=0, counts_apart=True)
 
 
-def test_the_grader_s_own_limit_of_memory_does_not_bind_the_student_s_process():
+def test_grader_memory_limit_does_not_bind_the_student_process():
     """On a machine with a GPU, both processes have a limit on private memory, and only root can raise a hard limit."""
     words = "import resource; from fa2_studio.course import grade_notebook; grade_notebook.limit_own_memory()"
     words += "; print(*resource.getrlimit(resource.RLIMIT_DATA))"
@@ -404,7 +404,7 @@ threading.Thread(target=flood, daemon=True).start()"""
 
 
 @needs_sandbox
-def test_what_a_notebook_does_to_the_grader_costs_that_notebook_alone(tmp_path):
+def test_notebook_that_exhausts_the_grader_affects_itself_only(tmp_path):
     """Memory that grows while messages come, arrays that broadcast to gigabytes, and a flood of messages."""
     books = {
         "grows": handed_in(answers={"own": GROWS}),
@@ -431,7 +431,7 @@ def test_what_a_notebook_does_to_the_grader_costs_that_notebook_alone(tmp_path):
 
 
 @needs_sandbox
-def test_a_notebook_ends_in_the_time_it_is_told(tmp_path):
+def test_notebook_stops_at_its_time_limit(tmp_path):
     began = time.monotonic()
     limits = sandbox.Limits(cell_seconds=3, notebook_seconds=8, memory_mb=1500)
     graded = graded_at_once(tmp_path, {"deaf": handed_in(own=(DEAF,) * 12)}, sandbox.kind(), limits)["deaf"]
@@ -439,7 +439,7 @@ def test_a_notebook_ends_in_the_time_it_is_told(tmp_path):
 
 
 @needs_sandbox
-def test_a_kernel_that_never_ends_costs_its_step_alone(tmp_path):
+def test_endless_kernel_costs_its_step_only(tmp_path):
     """And torch's import costs nobody a step, though it may take longer than a step has."""
     pytest.importorskip("triton", reason="Triton is not installed")
     endless = source(named("4"))
@@ -454,7 +454,7 @@ def test_a_kernel_that_never_ends_costs_its_step_alone(tmp_path):
     assert graded.got == {"test_one_tile": 0, "test_loop": 4, "test_full": 5}, graded.sentences
 
 
-def test_results_are_written_as_they_come(tmp_path, monkeypatch):
+def test_results_are_written_as_they_arrive(tmp_path, monkeypatch):
     """A notebook that takes long keeps nobody waiting."""
     done = []
 
@@ -480,7 +480,7 @@ p.launch = launch
 p.texts = lambda kernel: dict(kernels={"one_tile": "import os"}, constants={})"""
 
 
-def test_a_launch_that_is_replaced_by_numpy_gets_nothing(tmp_path):
+def test_kernel_launch_replaced_by_numpy_scores_nothing(tmp_path):
     """Probes beside a student's code may be replaced: what they hand over is text, and it is run in another process."""
     pytest.importorskip("triton", reason="Triton is not installed")
     graded = graded_at_once(tmp_path, {"eve": handed_in("4", own=(FORGED,), solved=False)}, "", name="4")["eve"]
@@ -511,7 +511,7 @@ def solution_lines(name: str, wrong: dict) -> set[str]:
 
 
 @pytest.mark.parametrize("name", WRONG_BY_ONE)
-def test_no_line_of_a_solution_is_ever_sent_to_a_student_s_process(name, tmp_path, monkeypatch):
+def test_solution_lines_are_never_sent_to_the_student_process(name, tmp_path, monkeypatch):
     """A step is tried again with what right functions return: nothing else of them leaves the grader."""
     sent, real, path = [], channel.send, write(handed_in(name, answers=WRONG_BY_ONE[name]), tmp_path / "in")
 
@@ -537,7 +537,7 @@ TWICE = """
 """
 
 
-def test_a_tensor_of_an_earlier_run_is_no_way_around_the_meter(tmp_path):
+def test_tensor_kept_from_an_earlier_run_cannot_bypass_the_trace(tmp_path):
     """Each key is loaded a second time, by a tensor that was kept: the meter of this run has to see it."""
     book, line = source(named("2")), "        k_j, v_j = K[col:end], V[col:end]\n"
     (cell,) = [c for c in book.cells if line in c.source]
@@ -563,13 +563,13 @@ p.Asking.__call__ = call"""
 
 @pytest.mark.parametrize("own, kept", [(EARLY, dict(traffic=0, operations=0, memory=0)),
                                        (OFF, dict(operations=1.5, memory=1))])  # fmt: skip
-def test_a_meter_cannot_be_silenced_from_the_student_s_process(own, kept, tmp_path):
+def test_student_process_cannot_silence_the_trace(own, kept, tmp_path):
     """Blocks given back early are gone. Numbers taken off the chip hide no division, and nothing that is large."""
     graded = graded_at_once(tmp_path, {"eve": handed_in("2", own=(own,))}, "", name="2")["eve"]
     assert {step: graded.got[f"test_{step}"] for step in kept} == kept, graded.got
 
 
-def test_points_and_tests_of_a_submission_count_for_nothing(tmp_path):
+def test_forged_points_and_tests_in_a_submission_are_ignored(tmp_path):
     forged = handed_in(solved=False)
     for cell in forged["cells"]:
         marks = cell["metadata"].get("nbgrader", {})

@@ -94,21 +94,21 @@ def answers() -> dict[int, str]:
     return {int(n): line for n, line in re.findall(r"^(\d+)\. (.+)$", text, re.MULTILINE)}
 
 
-def test_there_are_forty_questions_each_with_its_answer():
+def test_teaching_page_has_forty_questions_with_answers():
     found = answers()
     assert sorted(found) == list(range(1, 41)) and all("? — " in x or ". — " in x for x in found.values())
     assert {n for n, line in found.items() if "**" in line} == set(NUMBERS)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_numbers_in_the_exam_s_answers_come_from_the_models(number):
+def test_exam_numbers_equal_the_machine_models(number):
     """To as many places as it is printed with."""
     printed = re.search(r"\*\*([\d.,]+)\*\*", answers()[number])[1].replace(",", "")
     places = len(printed.partition(".")[2])
     assert f"{float(NUMBERS[number]):.{places}f}" == printed
 
 
-def test_the_table_of_costs_has_every_slip_and_is_the_grader_s():
+def test_table_of_mistake_costs_equals_the_grader():
     text = PAGE.read_text(encoding="utf-8")
     for number, _, _, hint in SLIPS:
         assert re.search(rf"^\| {number}: .*\| {re.escape(hint.rstrip('.'))} \| [\d.]+ \|$", text, re.MULTILINE), hint
@@ -116,7 +116,7 @@ def test_the_table_of_costs_has_every_slip_and_is_the_grader_s():
     assert all(row in text for row in rows([SLIPS[0], next(slip for slip in SLIPS if slip[0] == "4")]))
 
 
-def test_a_slip_costs_its_step_and_at_most_a_quarter_of_what_follows():
+def test_mistake_costs_its_step_and_at_most_a_quarter_of_the_rest():
     for line in TABLE.search(PAGE.read_text(encoding="utf-8"))[0].splitlines():
         number, lost, points = re.match(r"\| (\d): (\w+).* \| ([\d.]+) \|$", line).groups()
         most = notebooks.steps(notebooks.source(notebooks.named(number)))

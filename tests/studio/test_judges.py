@@ -51,7 +51,7 @@ def test_outcomes_of_third_party_tests_are_counted(checkout, monkeypatch, capsys
     assert command.main([]) == 0 and "cs336" in capsys.readouterr().out
 
 
-def test_tests_that_do_not_start_are_an_error(checkout):
+def test_third_party_tests_that_do_not_start_are_an_error(checkout):
     (checkout / "tests" / "test_attention.py").write_text("import nothing_of_that_name")
     with pytest.raises(ValueError, match="tests did not start"):
         command.main(["cs336", str(checkout)])
@@ -65,7 +65,7 @@ def test_missing_imports_of_third_party_tests_are_named(tmp_path, monkeypatch):
         command.main(["torch", str(tmp_path)])
 
 
-def test_another_commit_is_refused(checkout):
+def test_third_party_checkout_at_another_commit_is_refused(checkout):
     git = ["git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=b"]
     for arguments in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
         subprocess.run([*git, *arguments], check=True)
@@ -81,7 +81,7 @@ def test_another_commit_is_refused(checkout):
         (["cs336", "nowhere"], "checkout: got nowhere, where there is no tests/test_attention.py"),
     ],
 )
-def test_what_cannot_be_run_is_refused(argv, message):
+def test_judge_rejects_bad_arguments(argv, message):
     with pytest.raises(ValueError, match=message):
         command.main(argv)
 
@@ -100,12 +100,12 @@ def test_what_cannot_be_run_is_refused(argv, message):
         ("flash-attention-4", "test_flash_attn_varlen_output", dict(local_enum=2, unpad_q=True, unpad_kv=True), ""),
     ],
 )
-def test_only_tests_of_missing_features_are_left_out(suite, test, case, left_out):
+def test_only_third_party_tests_of_missing_features_are_skipped(suite, test, case, left_out):
     found = SUITES[suite].left_out(test, case)
     assert found.startswith(left_out) and bool(found) == bool(left_out)
 
 
-def test_adapters_hand_every_argument_on():
+def test_adapters_pass_every_argument():
     q, k, v = (torch.randn(1, n, 2, 16, dtype=torch.float16) for n in (7, 9, 9))
     masks = dict(window=(3, 1), softcap=5.0, scale=0.5)
     O, L = fa2_lab.attention(*(x.transpose(1, 2) for x in (q, k, v)), return_lse=True, **masks)
@@ -127,7 +127,7 @@ def test_adapters_hand_every_argument_on():
     assert torch.allclose(two.flash_attn_func(q, k, v, **given, return_attn_probs=True)[1], L, atol=2e-3)
 
 
-def test_adapters_of_packed_sequences_and_of_pages_in_any_order_agree():
+def test_packed_and_paged_adapters_agree():
     """Two sequences of one and of four rows; FlashInfer's pages have one key each."""
     q, k, v = (torch.randn(n, 2, 16) for n in (5, 9, 9))
     cu_seqlens_q, cu_seqlens_k = torch.tensor([0, 1, 5], dtype=torch.int32), torch.tensor([0, 3, 9], dtype=torch.int32)

@@ -13,7 +13,7 @@ from fa2_studio.book import reach
 from fa2_studio.book.chapters import NOTEBOOKS, TEXT, written
 
 
-def test_every_chapter_is_in_the_table_of_machines_once_and_as_its_head_says():
+def test_machine_table_lists_every_chapter_as_its_head_says():
     page = (NOTEBOOKS.parent / "TROUBLESHOOTING.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([\dA-D][\w, ]*) \| ([^|]+) \|", page.split("## What runs where")[1], re.MULTILINE)
     pairs = [(number, what) for numbers, what in rows for number in numbers.split(", ")]
@@ -24,7 +24,7 @@ def test_every_chapter_is_in_the_table_of_machines_once_and_as_its_head_says():
         assert ("Hardware: any laptop with NumPy." in head) == (about[chapter.number] == "NumPy"), chapter.name
 
 
-def test_copies_for_colab_fetch_the_project_at_one_commit_first(tmp_path, monkeypatch):
+def test_colab_copies_install_the_project_at_one_commit(tmp_path, monkeypatch):
     monkeypatch.setenv("GITHUB_REPOSITORY", "someone/fa2_lab")
     monkeypatch.setenv("GITHUB_SHA", "0123abc")
     assert command.main(["book", "--colab", str(tmp_path)]) == 0
@@ -40,7 +40,7 @@ def test_copies_for_colab_fetch_the_project_at_one_commit_first(tmp_path, monkey
         assert colab.endswith(f"google.com/github/{copy}") and kaggle.endswith(f"?src=https://github.com/{copy}")
 
 
-def test_without_a_repository_there_is_no_button_and_no_copy(tmp_path, monkeypatch, capsys):
+def test_colab_buttons_need_a_repository(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
     assert all(reach.button(c) == "" for c in written())
     assert command.main(["book", "--colab", str(tmp_path / "copies")]) == 2
@@ -48,7 +48,7 @@ def test_without_a_repository_there_is_no_button_and_no_copy(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("gpu, interpreted", [("", True), ("7.5", True), ("8.9", False), ("No devices", True)])
-def test_a_gpu_without_tensor_cores_for_triton_is_left_alone(tmp_path, monkeypatch, gpu, interpreted):
+def test_colab_copies_use_the_interpreter_on_old_gpus(tmp_path, monkeypatch, gpu, interpreted):
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{gpu}'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -61,7 +61,7 @@ def test_a_gpu_without_tensor_cores_for_triton_is_left_alone(tmp_path, monkeypat
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("chapter", written(), ids=lambda chapter: chapter.name)
-def test_a_copy_for_colab_runs_from_top_to_bottom_without_a_gpu(chapter, tmp_path, monkeypatch):
+def test_colab_copy_runs_without_a_gpu(chapter, tmp_path, monkeypatch):
     monkeypatch.setenv("GITHUB_REPOSITORY", "someone/fa2_lab")
     monkeypatch.setenv("GITHUB_SHA", "0123abc")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)

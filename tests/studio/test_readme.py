@@ -46,7 +46,7 @@ def commands_in(words: str) -> set[str]:
 TEX = {r"_{\mathrm{new}}": "_new", "_{ij}": "_ij", r"\leftarrow": "←", r"\ell": "l", "^{": "^(", "}": ")", " - ": " − "}
 
 
-def test_the_line_of_the_paper_and_its_code_are_what_where_finds():
+def test_readme_example_equals_the_where_command():
     shown = section("One line of the paper")
     tag = re.search(r"fa2_lab where (\S+)`", shown)[1]
     found = where(tag)
@@ -59,7 +59,7 @@ def test_the_line_of_the_paper_and_its_code_are_what_where_finds():
     assert f'src="figures/{found.picture}.svg"' in shown
 
 
-def test_what_the_records_say_is_renewed():
+def test_readme_generated_parts_are_up_to_date():
     computed = dict(
         ladder=f"{ladder.claim(load('ladder'))}.",
         speed=page.sentence(load("paper"), load("sweep")),
@@ -69,22 +69,22 @@ def test_what_the_records_say_is_renewed():
         assert page.renewed(text(), part, sentence) == text(), "run `python -m fa2_lab bench --results`"
 
 
-def test_the_version_to_cite_is_the_version():
+def test_citation_version_equals_the_package_version():
     assert f"version {fa2_lab.__version__}," in section("The papers")
     assert f"\nversion: {fa2_lab.__version__}\n" in text("CITATION.cff")
     assert f"\n## {fa2_lab.__version__}" in text("CHANGELOG.md")
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_commands_that_are_named_exist(name):
+def test_documented_commands_exist(name):
     assert commands_in(text(name)) <= commands()
 
 
-def test_every_command_is_in_the_table():
+def test_command_table_is_complete():
     assert len(commands()) > 6 and commands() == commands_in(section("Commands", "TROUBLESHOOTING.md"))
 
 
-def test_the_readme_lists_every_chapter():
+def test_readme_lists_every_chapter():
     rows = [line for line in text().splitlines() if line.startswith("| [")]
     assert rows == [f"| [{c.number} · {c.title}](notebooks/{c.name}.ipynb) | {c.question} |" for c in written()]
 
@@ -100,7 +100,7 @@ def anchors(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_link_leads_somewhere(name):
+def test_documentation_links_resolve(name):
     for target in re.findall(r"\]\(([^)]+)\)", text(name)):
         if "://" not in target:
             file, _, anchor = target.partition("#")
@@ -108,7 +108,7 @@ def test_every_link_leads_somewhere(name):
             assert not anchor or anchor in anchors(file or name), target
 
 
-def test_the_examples_of_the_calls_do_what_they_show():
+def test_api_md_examples_print_what_they_show():
     words = text("API.md")
     if find_spec("transformers") is None:
         words = re.sub(r"^## transformers$.*?(?=^## )", "", words, flags=re.DOTALL | re.MULTILINE)
@@ -117,7 +117,7 @@ def test_the_examples_of_the_calls_do_what_they_show():
     assert found.attempted > 30 and found.failed == 0
 
 
-def test_the_readme_shows_what_examine_prints(tmp_path, capsys):
+def test_readme_shows_what_examine_prints(tmp_path, capsys):
     """The function is that of chapter C."""
     cells = (PROJECT / "notebooks" / "text" / "C_package.py").read_text(encoding="utf-8").split("# %%")
     mine = next(cell for cell in cells if "def mine(q, k, v" in cell).split("report = ")[0]
@@ -127,7 +127,7 @@ def test_the_readme_shows_what_examine_prints(tmp_path, capsys):
     assert shown in capsys.readouterr().out
 
 
-def test_every_question_is_in_the_list_at_the_top():
+def test_questions_md_lists_every_question():
     titles = re.findall(r"^##+ (.*)", text("QUESTIONS.md"), re.MULTILINE)
     assert re.findall(r"\[(.*)\]\(#", text("QUESTIONS.md").split("\n## ")[0]) == titles
 
@@ -136,14 +136,14 @@ ANSWERS = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", text("QUEST
 
 
 @pytest.mark.parametrize(("code", "shown"), ANSWERS, ids=range(len(ANSWERS)))
-def test_the_code_of_an_answer_prints_what_it_shows(code, shown, tmp_path, capsys):
+def test_questions_md_code_prints_what_it_shows(code, shown, tmp_path, capsys):
     file = tmp_path / "answer.py"  # a file, because Triton reads the source of its functions
     file.write_text(code, encoding="utf-8")
     runpy.run_path(str(file))
     assert capsys.readouterr().out == shown
 
 
-def test_files_and_folders_that_contributors_are_sent_to_exist():
+def test_contributing_md_names_existing_paths():
     named = re.findall(r"`((?:fa2_lab|fa2_studio|tests|notebooks|\.github)/[^\s`*]*)`", text("CONTRIBUTING.md"))
     assert len(named) > 15
     assert [name for name in named if "NN" not in name and not (PROJECT / name).exists()] == []

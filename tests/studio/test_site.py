@@ -72,7 +72,7 @@ def html(folder, number):
     return (folder / f"{chapter.name}.html").read_text(encoding="utf-8")
 
 
-def test_links_and_anchors_lead_somewhere(folder, pages):
+def test_site_links_and_anchors_resolve(folder, pages):
     assert len(pages) > len(written())
     for path, page in pages.items():
         for link in page.links + page.loads:
@@ -85,7 +85,7 @@ def test_links_and_anchors_lead_somewhere(folder, pages):
                 assert anchor in pages[target].anchors, f"{path.name} links to {link}"
 
 
-def test_nothing_is_fetched_from_another_machine(folder, pages):
+def test_site_requests_nothing_from_other_hosts(folder, pages):
     for path, page in pages.items():
         assert not [address for address in page.loads if outside(address)], path.name
     for style in folder.rglob("*.css"):
@@ -96,7 +96,7 @@ def test_nothing_is_fetched_from_another_machine(folder, pages):
         assert not re.search(r"""(fetch|import|importScripts|\.open)\(\s*["'](https?:)?//""", text), script.name
 
 
-def test_a_link_to_the_site_shows_the_climb(folder, monkeypatch):
+def test_site_link_preview_shows_the_climb(folder, monkeypatch):
     """Other sites load the picture, so its address is whole where the site's is known."""
     shown = r'<meta content="([^"]*)" property="og:image"'
     picture = re.search(shown, (folder / "index.html").read_text(encoding="utf-8"))[1]
@@ -110,19 +110,19 @@ def test_a_link_to_the_site_shows_the_climb(folder, monkeypatch):
     assert 'og:image" content="https://someone.github.io/fa2_lab/figures/card.png"' in site.shown_by_links("", "../")
 
 
-def test_no_assignment_shows_its_solution(folder):
+def test_site_assignments_hide_solutions(folder):
     for page in (folder / "assignments").glob("*.html"):
         assert not re.search("(BEGIN|END) (SOLUTION|HIDDEN)", page.read_text(encoding="utf-8")), page.name
 
 
-def test_pictures_are_the_drawn_files_with_their_words(pages):
+def test_site_figures_are_the_drawn_files_with_alt_text(pages):
     for path, page in pages.items():
         drawn = [image for image in page.images if image["src"].startswith("data:image/png")]
         assert len(drawn) <= 2, path.name  # drawn in the chapter, and not in figures/
         assert all(image.get("alt") for image in page.images), path.name
 
 
-def test_a_live_piece_stands_in_a_frame_with_its_still_for_print(folder, pages):
+def test_site_live_figures_have_a_static_version_for_print(folder, pages):
     figures = re.findall(r'<figure class="live-piece[^"]*">.*?</figure>', "".join(page.read_text() for page in pages))
     assert figures
     for figure in figures:
@@ -130,7 +130,7 @@ def test_a_live_piece_stands_in_a_frame_with_its_still_for_print(folder, pages):
             assert (folder / re.search(shown, figure)[1].split("?")[0]).is_file()
 
 
-def test_answers_are_folded(folder):
+def test_site_answers_are_folded(folder):
     for chapter in written():
         page = html(folder, chapter.number)
         answers = sum(c.source.count("<summary>Answer</summary>") for c in notebook(chapter).cells)
@@ -139,12 +139,12 @@ def test_answers_are_folded(folder):
         assert set(folds) <= {"The code", "Imports"}, chapter.name
 
 
-def test_formulas_are_mathml(folder):
+def test_site_formulas_are_mathml(folder):
     assert html(folder, "03").count("<math display=") > 10
     assert "$" not in re.sub(r"<pre>.*?</pre>|<script.*?</script>", "", html(folder, "03"), flags=re.DOTALL)
 
 
-def test_without_the_extra_one_sentence_says_what_to_install(tmp_path, monkeypatch, capsys):
+def test_site_without_its_extra_says_what_to_install(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "myst_nb", None)
     assert command.main(["book", "--html", "--folder", str(tmp_path / "site")]) == 2
     assert (
@@ -192,7 +192,7 @@ class Server(SimpleHTTPRequestHandler):
         self.server.missing.append(self.path)
 
 
-def test_pages_in_a_browser_have_no_overflow_fading_or_console_errors(folder, pages, tmp_path):
+def test_site_pages_have_no_overflow_or_console_errors_in_a_browser(folder, pages, tmp_path):
     """Every page at 390, 768 and 1280 pixels, light and dark, with all folds open."""
     browser = next(filter(None, map(shutil.which, slides.BROWSERS)), None)
     if browser is None:
@@ -229,7 +229,7 @@ def test_pages_in_a_browser_have_no_overflow_fading_or_console_errors(folder, pa
 # Slides ---------------------------------------------------------------------------------------------------------
 
 
-def test_decks_ask_for_no_other_file_and_show_every_picture_of_their_chapters(tmp_path, monkeypatch):
+def test_slides_are_self_contained_and_show_every_figure(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")  # no browser: the handouts take long
     assert command.main(["book", "--slides", str(tmp_path)]) == 0
     decks = sorted(tmp_path.glob("*.html"))

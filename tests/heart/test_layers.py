@@ -77,7 +77,7 @@ def wrong_imports(source: str, module: str) -> list[str]:
     """Return the imports of a file that are not from a lower layer, or that NEVER forbids, in words."""
     here, wrong = part_of(module), []
     if here not in LAYERS:
-        return [f"{here}: no layer in tests/heart/test_house.py"]
+        return [f"{here}: no layer in tests/heart/test_layers.py"]
     for name in sorted(imported_modules(source, module)):
         there = "fa2_studio" if name.startswith("fa2_studio") else part_of(name)
         if there == here:
@@ -94,13 +94,13 @@ def package_modules(folder: Path = PACKAGE) -> dict[str, str]:
     return {name.removesuffix(".__init__"): path.read_text(encoding="utf-8") for path, name in names.items()}
 
 
-def test_every_import_is_from_a_lower_layer():
+def test_imports_come_from_lower_layers_only():
     wrong = {module: wrong_imports(source, module) for module, source in package_modules().items()}
     assert not {module: imports for module, imports in wrong.items() if imports}
     assert {"tiles", "reference", "errata", "__main__"} <= {part_of(module) for module in wrong}
 
 
-def test_no_file_imports_itself_through_others():
+def test_imports_have_no_cycles():
     sources = package_modules() | package_modules(PROJECT / "fa2_studio")
     every = frozenset(sources)
     imports = {name: imported_modules(source, name, every) - {name} for name, source in sources.items()}
@@ -108,7 +108,7 @@ def test_no_file_imports_itself_through_others():
     TopologicalSorter(imports).prepare()  # a CycleError names the files
 
 
-def test_no_tag_names_a_line_that_does_not_exist():
+def test_paper_tags_name_existing_lines():
     named = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *(PROJECT / "notebooks" / "text").rglob("*.py")]
     named = {tag: path for path in [*named, *PACKAGE.rglob("*.py")] for tag in TAG.findall(path.read_text("utf-8"))}
     assert {tag: path.name for tag, path in named.items() if tag not in LINES} == {}
@@ -141,14 +141,14 @@ def defined_twice(sources: dict[str, str]) -> dict[str, set[str]]:
     return {name: modules for name, modules in where.items() if len(modules) > 1}
 
 
-def test_the_name_of_a_type_has_one_meaning():
+def test_type_names_are_unique():
     assert defined_twice(package_modules() | package_modules(PROJECT / "fa2_studio")) == {}
     some = {"a": "class A: ...", "b": "def f():\n    class A: ...", "c": "class B(A): ...", "d": "Ab = list[A]"}
     some |= {"e": "class Ab: ...", "fa2_lab.kernels.ladder.r01": "class B: ..."}
     assert defined_twice(some) == {"A": {"a", "b"}, "Ab": {"d", "e"}}
 
 
-def test_public_names_are_the_same_in_all_calls_and_those_of_torch_and_flash_attn():
+def test_public_arguments_have_the_same_names_as_in_torch_and_flash_attn():
     """A name means one thing: wherever it is an argument, it takes the same."""
     import fa2_lab
 
@@ -175,7 +175,7 @@ def requirements() -> list[Requirement]:
     return [requirement for requirement in needed if requirement.name != "fa2-lab"]  # an extra within an extra
 
 
-def test_the_package_sets_lower_bounds_only():
+def test_dependencies_have_lower_bounds_only():
     operators = {r.name: {spec.operator for spec in r.specifier} for r in requirements()}
     assert operators and all(used == {">="} for used in operators.values()), operators
     project = pyproject()["project"]
@@ -187,7 +187,7 @@ def test_the_package_sets_lower_bounds_only():
     )
 
 
-def test_constraints_set_upper_bounds_that_fit():
+def test_constraints_bound_every_dependency_from_above():
     lines = (PROJECT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     bounds = [Requirement(line) for line in lines if line and not line.startswith("#")]
     assert all({spec.operator for spec in bound.specifier} == {"<"} for bound in bounds)
@@ -196,14 +196,14 @@ def test_constraints_set_upper_bounds_that_fit():
     assert all(bound.specifier.contains(lower[bound.name]) for bound in bounds)
 
 
-def test_environment_yml_has_the_same_python_and_installs_the_same():
+def test_environment_yml_agrees_with_pyproject():
     environment = yaml.safe_load((PROJECT / "environment.yml").read_text(encoding="utf-8"))
     python, pip, installs = environment["dependencies"]
     assert python.startswith("python" + pyproject()["project"]["requires-python"]) and pip.startswith("pip")
     assert installs == {"pip": ["-c constraints.txt", "-e .[dev]"]}
 
 
-def test_every_planted_fault_finds_its_text_once():
+def test_planted_faults_match_exactly_one_line():
     for fault in faults():
         assert fault.right != fault.wrong and all((PROJECT / "tests/heart" / test).exists() for test in fault.tests)
         fault.place(PROJECT)  # or it raises

@@ -97,7 +97,7 @@ def hopper(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [*OF_TRITON, *BARE])
-def test_a_kernel_that_cannot_be_compiled_hands_its_calls_on_and_says_so_once(error, hopper):
+def test_hopper_compile_error_falls_back_to_portable_with_one_warning(error, hopper):
     counts, inputs = hopper(error), tensors(1, 2, 1, 20, 24, 16)
     with pytest.warns(RuntimeWarning) as said:
         got = run(attention, *inputs, causal=True)
@@ -117,7 +117,7 @@ def test_a_kernel_that_cannot_be_compiled_hands_its_calls_on_and_says_so_once(er
 
 
 @pytest.mark.parametrize("error", SOMEBODY_ELSE_S)
-def test_an_error_of_the_call_or_of_the_gpu_passes_through(error, hopper):
+def test_other_errors_of_hopper_kernels_are_raised(error, hopper):
     counts, (q, k, v, _) = hopper(error), tensors(1, 1, 1, 20, 20, 16)
     for _ in range(2):
         with pytest.raises((RuntimeError, AttributeError, runtime_errors.InterpreterError)) as found:
@@ -126,7 +126,7 @@ def test_an_error_of_the_call_or_of_the_gpu_passes_through(error, hopper):
     assert counts == dict(prepared=1, launched=2, portable=0) and not dispatch.WARNED
 
 
-def test_a_call_that_a_kernel_declines_is_served_at_once_and_the_next_by_the_kernel():
+def test_declined_call_falls_back_for_this_call_only():
     """As tensors that are not aligned: the portable kernel for them is prepared once, for this kind."""
     made, declined = [], []
 
@@ -147,7 +147,7 @@ class Uncompiled:
 
 
 @pytest.mark.parametrize("name", ("forward_kernel", "bwd_dq"))
-def test_a_portable_kernel_that_cannot_be_compiled_is_a_clear_error(name, monkeypatch):
+def test_portable_compile_error_is_raised_clearly(name, monkeypatch):
     room = dispatch.portable if name == "forward_kernel" else dispatch.portable_backward
     monkeypatch.setattr(room, name, Uncompiled())
     with pytest.raises(RuntimeError, match=r"cannot compile the portable (for|back)ward \(PTXASError: `ptxas` failed"):
@@ -156,7 +156,7 @@ def test_a_portable_kernel_that_cannot_be_compiled_is_a_clear_error(name, monkey
         run(attention, *tensors(1, 2, 1, 20, 24, 16), bias=BIASES["alibi"][0])
 
 
-def test_decode_hands_on_what_is_no_page_and_says_what_to_do_with_pages(monkeypatch):
+def test_decode_compile_error_falls_back_except_for_pages(monkeypatch):
     q, k, v, dO = tensors(1, 2, 1, 1, 24, 16)
     monkeypatch.setattr(
         launch.Launch, "__call__", fail_for(launch.Launch.__call__, "split_kv_kernel", "stream_k_kernel")
@@ -183,7 +183,7 @@ def fail_for(real, *names):
 
 
 @pytest.mark.parametrize("missing", ("forward", "backward"))
-def test_hopper_s_kernels_that_cannot_be_imported_are_named_once(missing, monkeypatch):
+def test_hopper_import_error_warns_once(missing, monkeypatch):
     pytest.importorskip("fa2_lab.kernels.hopper.forward.launch", reason="this Triton's Gluon is too old")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(dispatch.interpreter, "is_enabled", lambda: False)
@@ -198,7 +198,7 @@ def test_hopper_s_kernels_that_cannot_be_imported_are_named_once(missing, monkey
         assert dispatch.import_hopper(other, torch.device("cuda", 0)) is not None
 
 
-def test_the_replacing_portable_call_keeps_no_tensor_alive(hopper):
+def test_fallback_call_keeps_no_tensor_alive(hopper):
     """Neither does what was prepared, nor what takes its place."""
     hopper(lambda *given: None)
     q, k, v = (torch.randn(1, 1, 20, 16, device=DEVICE) for _ in "qkv")

@@ -13,7 +13,7 @@ from kernel_truth import dense  # before Triton
 pytest.importorskip("triton")
 
 from hopper_language import Pointer, Whole, made
-from hopper_plain import by_python, in_turn, run_backward, run_forward, starting
+from hopper_simulator import by_python, in_turn, run_backward, run_forward, starting
 
 from fa2_lab.kernels.hopper.backward.sizes import choose
 from fa2_lab.kernels.hopper.shared import geometry
@@ -44,7 +44,7 @@ CASES = [(n, *shape) for n, shape in enumerate([(1, 239), (200, 333), (333, 200)
 
 
 @pytest.mark.parametrize("n, N_q, N_k", CASES)
-def test_every_row_sees_its_interval_and_nothing_else(n, N_q, N_k):
+def test_simulated_hopper_kernels_mask_exactly_the_window(n, N_q, N_k):
     draw = np.random.default_rng(N_q)
     for w, window in enumerate(WINDOWS):
         lengths = (None, [127, N_k], [0, 130])[(n + w) % 3]
@@ -62,7 +62,7 @@ def test_every_row_sees_its_interval_and_nothing_else(n, N_q, N_k):
 
 
 @pytest.mark.parametrize("N_k", (64, 192, 256, 333))
-def test_keys_past_the_end_would_weigh_most(N_k):
+def test_simulated_hopper_kernels_ignore_rows_past_the_end_of_K(N_k):
     """All scores are far below 0, which is what a key of zeros would get: its P is not even finite."""
     draw = np.random.default_rng(N_k)
     Q, dO, K, V = (draw.standard_normal((1, 2, N, 8)) for N in (200, 200, N_k, N_k))
@@ -78,7 +78,7 @@ def test_keys_past_the_end_would_weigh_most(N_k):
 
 
 @pytest.mark.parametrize("DYNAMIC_FIRST", (False, True))
-def test_each_block_is_handed_out_once_and_the_counters_end_at_zero(DYNAMIC_FIRST, monkeypatch):
+def test_tile_scheduler_visits_each_block_once_and_resets_its_counters(DYNAMIC_FIRST, monkeypatch):
     """By however many programs, in whatever order they run: the next launch counts from zero again."""
     chance, program = random.Random(0), [0]
     counter, programs = Pointer(np.zeros(2, int)), 1
@@ -129,7 +129,7 @@ def in_any_order(items, programs, chance, begun=0):
 
 
 @pytest.mark.parametrize("n, N_q, N_k", [*CASES, (5, 64, 700), (6, 700, 64)])
-def test_deterministic_additions_come_in_one_order_without_deadlock(n, N_q, N_k):
+def test_dq_semaphores_keep_one_order_without_deadlock(n, N_q, N_k):
     chance = random.Random(N_q)
     for w, (window, (group, parts)) in enumerate(product(WINDOWS, ((1, 1), (2, 3), (3, 7)))):
         lengths = (None, [N_k, 0], [N_k // 3, 129])[(n + w) % 3]
@@ -144,7 +144,7 @@ def test_deterministic_additions_come_in_one_order_without_deadlock(n, N_q, N_k)
 
 @pytest.mark.parametrize("parts", (1, 3))
 @pytest.mark.parametrize("N_q, N_k, causal", ((300, 300, True), (70, 300, False), (333, 200, True)))
-def test_every_turn_is_passed_on_once_it_has_ended(N_q, N_k, causal, parts):
+def test_deterministic_backward_releases_every_semaphore(N_q, N_k, causal, parts):
     """And dQ, dK and dV are as without turns."""
     draw = np.random.default_rng(N_q)
     Q, dO, K, V = (draw.standard_normal((1, 2, N, 8)) for N in (N_q, N_q, N_k, N_k))

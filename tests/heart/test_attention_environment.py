@@ -25,7 +25,7 @@ WORK, WORK_NOT = [("3.6.0", "2.3.5"), ("3.7.1", "2.5.2"), ("3.10.0", "2.5.2")], 
 
 
 @pytest.mark.parametrize("triton, numpy", WORK + WORK_NOT)
-def test_an_interpreter_that_cannot_work_says_what_to_install(triton, numpy, monkeypatch):
+def test_incompatible_triton_and_numpy_versions_are_reported(triton, numpy, monkeypatch):
     sentence = triton_versions.version_conflict(triton, numpy)
     assert (sentence == "") == ((triton, numpy) in WORK)
     assert (triton_versions.version_conflict(triton, numpy, interpreted=False) == "") == (triton != "3.5.1")
@@ -80,7 +80,7 @@ def test_backend_with_triton_installed_missing_or_imported_first():
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="nothing is interpreted on a GPU")
-def test_speeded_up_interpreter_gives_the_same_bits_as_tritons(monkeypatch):
+def test_patched_interpreter_matches_tritons_bit_for_bit(monkeypatch):
     from triton import language
     from triton.runtime import interpreter as inside
 
@@ -111,7 +111,7 @@ def test_interpreter_with_other_internals_is_not_patched(monkeypatch):
 
 
 @pytest.mark.parametrize("current", (0, 1))
-def test_a_launch_is_on_the_gpu_of_its_tensors(current, monkeypatch):
+def test_launch_selects_the_gpu_of_its_tensors(current, monkeypatch):
     """Triton launches on the current GPU, whatever the tensors say."""
     entered = []
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext(entered.append(device)))
@@ -137,7 +137,7 @@ def same_bits(kernels):  # noqa: F811
     *[((4, 4, 2, 500, 460, d), causal, torch.bfloat16) for d in (48, 64, 96, 128) for causal in (False, True)],
     ((60, 4, 4, 128, 128, 128), False, torch.float16),  # many blocks at once
 ], ids=str)  # fmt: skip
-def test_bitwise_the_same_over_and_over(shape, causal, dtype, same_bits):
+def test_attention_is_bitwise_reproducible(shape, causal, dtype, same_bits):
     q, k, v, dO = tensors(*shape, dtype)
     first = run(attention, q, k, v, dO, causal=causal)
     for _ in range(150):
@@ -146,7 +146,7 @@ def test_bitwise_the_same_over_and_over(shape, causal, dtype, same_bits):
 
 
 @pytest.mark.gpu
-def test_batch_larger_than_a_grid_dimension():
+def test_batch_may_exceed_the_grid_limit_of_65535():
     q, k, v, dO = tensors(70000, 1, 1, 3, 5, 16, torch.float16)
     check(q, k, v, dO, causal=True)
 
@@ -154,7 +154,7 @@ def test_batch_larger_than_a_grid_dimension():
 @pytest.mark.gpu
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("pitch", ("batches", "rows"))
-def test_offsets_beyond_2_to_the_31(pitch):
+def test_strides_may_exceed_int32(pitch):
     q, k, v = (torch.randn(1, 1, 64, 128, device=DEVICE, dtype=torch.float16) for _ in range(3))
     want = run(attention, *(x.clone().requires_grad_() for x in (q, k, v)), torch.ones_like(q))
     if pitch == "batches":  # the last of many: (1, 1, 64, 128) that starts behind 2^31 elements
@@ -172,7 +172,7 @@ def test_offsets_beyond_2_to_the_31(pitch):
 
 @pytest.mark.gpu
 @pytest.mark.exhaustive
-def test_a_whole_tensor_of_more_than_2_to_the_31_elements():
+def test_tensors_may_have_more_than_2_to_the_31_elements():
     x = torch.randn(2**15 + 2, 4, 128, 128, device=DEVICE, dtype=torch.float16)
     O = attention(x, x, x, causal=True)
     alone = attention(x[-1:], x[-1:], x[-1:], causal=True)  # perhaps by another kernel, which rounds in another order
@@ -180,7 +180,7 @@ def test_a_whole_tensor_of_more_than_2_to_the_31_elements():
 
 
 @pytest.mark.gpu
-def test_a_cuda_graph_draws_a_new_seed_at_every_replay():
+def test_cuda_graph_replay_draws_a_new_dropout_seed():
     q, k, v, dO = tensors(2, 4, 2, 100, 120, 64, torch.float16)
 
     def step():
@@ -202,7 +202,7 @@ def test_a_cuda_graph_draws_a_new_seed_at_every_replay():
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("N_q, N_k, d", ((100, 100, 64), (1, 300, 64), (700, 700, 128)))
-def test_tensors_on_another_gpu_than_the_current(N_q, N_k, d):
+def test_attention_runs_on_a_gpu_that_is_not_current(N_q, N_k, d):
     here = tensors(1, 2, 2, N_q, N_k, d, torch.bfloat16)
     there = [x.detach().to("cuda:1").requires_grad_() for x in here]
     want = run(attention, *here)
@@ -214,7 +214,7 @@ def test_tensors_on_another_gpu_than_the_current(N_q, N_k, d):
 
 
 @pytest.mark.gpu
-def test_memory_is_O_L_and_D_only(kernels):  # noqa: F811
+def test_attention_allocates_only_O_L_and_D(kernels):  # noqa: F811
     """On Hopper, dQ's sums in fp32 besides."""
     q, k, v = (
         torch.randn(1, 16, 65536, 128, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
