@@ -5,7 +5,7 @@ Outputs hold NaN before a kernel writes them, and each result is checked against
 
 import pytest
 import torch
-from kernel_truth import GPU, check_accuracy, dense, dense_for, poisoned, run  # noqa: F401 (poisoned is a fixture)
+from kernel_truth import GPU, check_accuracy, dense, dense_for, poisoned, run_with_gradients  # noqa: F401 (poisoned is a fixture)
 
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import dispatch
@@ -28,7 +28,7 @@ def kernels(request, monkeypatch):
 def check(q, k, v, dO, causal=False, scale=None, lengths=None, p=0.0, seed=0, dL=None, rough=False) -> tuple:
     """Run attention() forward and backward, check the results against float64, and return them."""
     common = dict(causal=causal, scale=scale)
-    got = run(attention, q, k, v, dO, dL, key_lengths=lengths, dropout_p=p, seed=seed, **common)
+    got = run_with_gradients(attention, q, k, v, dO, dL, key_lengths=lengths, dropout_p=p, seed=seed, **common)
     more = dict(lengths=lengths, p=p, seed=seed, dL=dL, **common)
     truth = dense_for(got[0], q, k, v, dO, **more)
     what = f"{tuple(q.shape)} {tuple(k.shape)} {q.dtype} {more}"

@@ -6,25 +6,25 @@ import pytest
 from kernel_truth import GPU
 
 
-def once(*lists) -> list[tuple]:
+def covering_rows(*lists) -> list[tuple]:
     """Return as many rows as the longest list has values, such that each value of each list is in at least one row."""
     rows = range(max(map(len, lists)))  # each time list n starts again, it is shifted by n more, so pairs vary
     return [tuple(x[(row + n * (row // len(x))) % len(x)] for n, x in enumerate(lists)) for row in rows]
 
 
-def dealt(values, rows: list[tuple]) -> list[tuple]:
+def assign_rows(values, rows: list[tuple]) -> list[tuple]:
     """Return (value, *row) for all values, where rows are used in turn."""
     return [(value, *rows[n % len(rows)]) for n, value in enumerate(values)]
 
 
-def shared_out(*lists) -> list:
-    """Return the whole product as parameters of a test. Only the rows of `once` are part of the default run."""
-    usual = once(*lists)
+def covering_or_exhaustive(*lists) -> list:
+    """Return the product as parameters of a test. Only the rows of `covering_rows` are part of the default run."""
+    usual = covering_rows(*lists)
     rest = [pytest.param(*row, marks=pytest.mark.exhaustive) for row in product(*lists) if row not in usual]
     return [*usual, *rest]
 
 
-def many_kernels(test):
+def exhaustive_on_gpu(test):
     """Mark a test as exhaustive if a GPU has to compile a kernel for each case. The interpreter compiles none."""
     return pytest.mark.exhaustive(test) if GPU else test
 

@@ -37,12 +37,12 @@ def paged(k, v, lengths, page, seed=0, begins=None):
     return *pages, table
 
 
-def near(got, q, k, v, dO, what="", rough=False, **options):
+def check_near(got, q, k, v, dO, what="", rough=False, **options):
     """Assert that (O, L) is as near to float64 as the accuracy rule demands."""
     check_accuracy(got, dense(q, k, v, dO, **options), dense(q, k, v, dO, dtype=q.dtype, **options), what, rough)
 
 
-def drawn(*shape, **more):
+def random_tensors(*shape, **more):
     return [x.detach() for x in tensors(*shape, **more)]
 
 
@@ -51,11 +51,11 @@ def decode(q, k, v, causal=False, scale=1.0, key_lengths=None, table=None, **mor
     return plan.decode(Tensors(q, k, v, key_lengths, block_table=table), Options(causal, scale), **more)
 
 
-def check(shape, dtype=torch.float32, causal=False, lengths=None, scale=None, programs=None, **more):
-    q, k, v, dO = drawn(*shape, dtype=dtype)
+def check_decode(shape, dtype=torch.float32, causal=False, lengths=None, scale=None, programs=None, **more):
+    q, k, v, dO = random_tensors(*shape, dtype=dtype)
     lengths = None if lengths is None else torch.tensor(lengths, device=DEVICE)
     size = shape[5] ** -0.5 if scale is None else scale
     got = decode(q, k, v, causal, size, key_lengths=lengths, programs=programs)
     what = f"{shape} {dtype} causal {causal} lengths {lengths} programs {programs}"
-    near(got, q, k, v, dO, what, causal=causal, lengths=lengths, scale=scale, **more)
+    check_near(got, q, k, v, dO, what, causal=causal, lengths=lengths, scale=scale, **more)
     return got

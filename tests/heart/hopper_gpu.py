@@ -11,49 +11,49 @@ from fa2_lab.kernels.cache import PREPARED
 DTYPES, NAN = (torch.float16, torch.bfloat16), float("nan")
 
 
-def draw(batch, heads, N, d, dtype, turned=False, seed=0):
+def random_heads(batch, heads, N, d, dtype, turned=False, seed=0):
     """Return a random tensor (batch, heads, N, d). With `turned`, it is stored as (batch, N, heads, d)."""
     shape = (batch, N, heads, d) if turned else (batch, heads, N, d)
     x = torch.randn(shape, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(seed)).to(dtype)
     return x.transpose(1, 2) if turned else x
 
 
-def lengths_of(*numbers, dtype=torch.int32):
+def key_lengths_tensor(*numbers, dtype=torch.int32):
     return torch.tensor(numbers, dtype=dtype, device=DEVICE)
 
 
-def poison(*tensors) -> None:
+def fill_with_nan(*tensors) -> None:
     """Leave NaN in the free memory that outputs and sums are likely to get."""
     keep = [torch.full_like(x, NAN) for x in tensors for _ in range(2)]
     keep += [torch.full((2 * x.numel() + 4096 * 128,), NAN, device=DEVICE) for x in tensors]
     del keep
 
 
-def computed(q, k, v, dO, options, lengths=None, cu=(), dL=None, deterministic=False):
+def run_kernels(q, k, v, dO, options, lengths=None, cu=(), dL=None, deterministic=False):
     """Return O and L, and if dO is given and d has a backward kernel, dQ, dK and dV. `cu` has both cu_seqlens."""
     from fa2_lab.kernels.hopper.backward import launch as backward
     from fa2_lab.kernels.hopper.forward import launch as forward
 
     tensors = Tensors(q, k, v, lengths, **dict(zip(("cu_seqlens_q", "cu_seqlens_k"), cu, strict=False)))
-    poison(q, k)
+    fill_with_nan(q, k)
     O, L = forward.prepare(tensors, options)(tensors)
     if dO is None:
         return O, L
     call = backward.prepare(dO, O, tensors, options, deterministic)
-    poison(q, k)
+    fill_with_nan(q, k)
     return O, L, *(call(dO, dL, O, L, tensors) if call else ())
 
 
-def hidden(q, k, v, options, lengths):
+def with_nan_in_unseen_keys(q, k, v, options, lengths):
     """Return k and v with NaN for keys that no row sees."""
     col, N_k = torch.arange(k.shape[2], device=DEVICE), k.shape[2]
-    unseen = col[None] >= (lengths_of(N_k) if lengths is None else lengths)[:, None]
+    unseen = col[None] >= (key_lengths_tensor(N_k) if lengths is None else lengths)[:, None]
     if options.left is not None:
         unseen = unseen | (col < N_k - q.shape[2] - options.left)
     return [x.masked_fill(unseen[:, None, :, None], NAN) for x in (k, v)]
 
 
-def check(q, k, v, dO, options, lengths=None, cu=(), dL=None, deterministic=False):
+def check_kernels(q, k, v, dO, options, lengths=None, cu=(), dL=None, deterministic=False):
     """Check the kernels' results by the accuracy rule.
 
     The truth of the gradients is computed for the returned O, because the kernels compute D from this rounded O.
@@ -63,8 +63,8 @@ def check(q, k, v, dO, options, lengths=None, cu=(), dL=None, deterministic=Fals
     truth = partial(truth, q, k, v, given, window=options.bounds, scale=options.scale)
     want, torchs = truth(dL=dL), truth(dL=dL, dtype=q.dtype)
     if not cu:
-        k, v = hidden(q, k, v, options, lengths)
-    got = computed(q, k, v, dO, options, lengths, cu, dL, deterministic)
+        k, v = with_nan_in_unseen_keys(q, k, v, options, lengths)
+    got = run_kernels(q, k, v, dO, options, lengths, cu, dL, deterministic)
     if dO is not None:
         assert len(got) == (5 if q.shape[-1] <= 128 else 2)
         lost = (given.nan_to_num() * (want[0] - got[0]).nan_to_num()).sum(-1)
@@ -73,7 +73,7 @@ def check(q, k, v, dO, options, lengths=None, cu=(), dL=None, deterministic=Fals
     check_accuracy(got, want, torchs, f"{tuple(q.shape)} {tuple(k.shape)} {options} {lengths} {cu}")
 
 
-def backward_of(Q, K, V, dO, options, deterministic=False):
+def prepared_backward(Q, K, V, dO, options, deterministic=False):
     """Return a function that runs the backward kernels on these tensors, any number of times."""
     from fa2_lab.kernels.hopper.backward import launch as backward
     from fa2_lab.kernels.hopper.forward import launch as forward
@@ -84,12 +84,12 @@ def backward_of(Q, K, V, dO, options, deterministic=False):
     return lambda: call(dO, None, O, L, tensors)
 
 
-def counters_are_put_back() -> bool:
+def counters_are_reset() -> bool:
     counters = [made for key, made in PREPARED.items() if key[0] == "counter"]
     return bool(counters) and not any(counter.any() for counter in counters)
 
 
-def replayed(call):
+def captured_and_eager(call):
     """Record a call as a CUDA graph, and yield (its results, the results of a plain call) for three replays.
 
     Before each replay, the results are filled with NaN.

@@ -24,7 +24,7 @@ from fa2_lab.kernels.hopper.shared import descriptors, geometry
 # The copy engine ------------------------------------------------------------------------------------------------
 
 
-class Described:
+class DescriptorStub:
     """An array, (batch, heads, N, d) or packed, whose tiles are fetched and stored as its descriptor says."""
 
     dtype, block_type = "half", SimpleNamespace(nbytes=0)
@@ -59,7 +59,7 @@ class Described:
             self.numbers[place] = tile.held[i, : self.d]
 
 
-class Held:
+class RegisterTile:
     """A place in shared memory from which a tile is stored. Before it is filled again, it must have been read."""
 
     def store(self, x):
@@ -73,7 +73,7 @@ class Held:
         return self
 
 
-def by_python(monkeypatch) -> None:
+def simulate_on_numpy(monkeypatch) -> None:
     """Replace the GPU functions in the kernels' modules by their Python functions and by stand-ins."""
     far = Whole(2**30)
     far.value = 2**30
@@ -165,7 +165,7 @@ STAND_INS = {
 # Rings and mailboxes that keep all stages -------------------------------------------------------------------------
 
 
-class Released:
+class ReleaseCounter:
     """Asserts that one reader releases all stages in order and none twice. On a GPU, a missing release is a hang."""
 
     def __init__(self, first=0, step=1):
@@ -176,7 +176,7 @@ class Released:
         self.next += self.step
 
 
-class Ring(Released):
+class Ring(ReleaseCounter):
     """A ring that keeps all tiles with which it was filled, and checks the releases of the running consumer."""
 
     def __init__(self):
@@ -195,7 +195,7 @@ class Ring(Released):
         return self.filled[n]
 
 
-class Mailbox(Released):
+class Mailbox(ReleaseCounter):
     """A mailbox that keeps all messages."""
 
     def __init__(self, names):
@@ -220,7 +220,7 @@ class Mailbox(Released):
         self.next = 0
 
 
-class Shown(Mailbox):
+class RecordedMailbox(Mailbox):
     """The mailbox from which consumers learn about row blocks. It also notes which stage of K was filled last."""
 
     def __init__(self, names, k):
@@ -232,7 +232,7 @@ class Shown(Mailbox):
         self.sent.append((row, number, len(self.k.filled) - 1, turn))
 
 
-class Handed:
+class DqHandover:
     """A semaphore that keeps a consumer's parts of dQ for its writer, and the turns of its additions to dK and dV."""
 
     USED = True
@@ -247,7 +247,7 @@ class Handed:
     def hand_over(self, c, dq, buffer):
         assert self.room
         self.room = False
-        plain(in_order.Semaphore)["hand_over"](SimpleNamespace(handed=Held()), c, dq, buffer)
+        plain(in_order.Semaphore)["hand_over"](SimpleNamespace(handed=RegisterTile()), c, dq, buffer)
         self.parts.append(buffer.held)
 
     def wait(self, number, turn):
@@ -260,7 +260,7 @@ class Handed:
 
     def written(self, c, sums, smem):
         """Run the writer, which adds each part at its turn and passes the turn on, and assert that none is left."""
-        semaphore = made(in_order.Semaphore, dict(handed=Held(), USED=True))
+        semaphore = made(in_order.Semaphore, dict(handed=RegisterTile(), USED=True))
         semaphore.wait, semaphore.pass_on = self.wait, self.pass_on
         backward.writer(
             c,
@@ -271,7 +271,7 @@ class Handed:
         assert self.room and not self.owed and not self.parts
 
 
-class Stages:
+class StageList:
     """Stages of which every `index` returns a new one. All are kept."""
 
     def __init__(self):
@@ -291,7 +291,7 @@ def scheduler(blocks: int, heads: int, l2_group: int, only=None):
     return one
 
 
-def described(Q, K, lengths, window, B_r, B_c, starts=None, RAGGED=True):
+def call_geometry(Q, K, lengths, window, B_r, B_c, starts=None, RAGGED=True):
     """Return the geometry of a call with tensors of these shapes. `starts` has both cu_seqlens of packed sequences."""
     (_, H, N_q, _), (_, H_kv, N_k, _) = ((1, Q[1], Q[0], 0), (1, K[1], K[0], 0)) if starts else (Q, K)
     left, right = window
@@ -315,15 +315,15 @@ def run_forward(Q, K, V, window, lengths=None, B_c=64, consumers=2, starts=None)
 
     With `starts`, the sequences are packed.
     """
-    place = described(Q.shape, K.shape, lengths, window, 64 * consumers, B_c, starts)
+    place = call_geometry(Q.shape, K.shape, lengths, window, 64 * consumers, B_c, starts)
     O, L = np.full(Q.shape, np.nan), np.full(Q.shape[1::-1] if starts else Q.shape[:3], np.nan)
     d, heads = Q.shape[-1], L.size // place.N_q
     sizes = SimpleNamespace(consumers=consumers, separate_O_buffer=consumers < 3, low_reg_schedule=True, d_pad=d)
     smem = SimpleNamespace(q=Ring(), k=Ring(), v=Ring(), sizes=sizes)
     smem.mailbox = Mailbox((forward.PACKED_ROW_BLOCK_FIELDS if starts else forward.ROW_BLOCK_FIELDS).value)
     smem.ping_pong = SimpleNamespace(wait=lambda c, n: turns.append(n), pass_on=lambda c: None)
-    smem.o, turns, blocks = SimpleNamespace(index=lambda c: Held()), [], blocks_of(place.N_q, place, place.B_r)
-    Q, K, V, O_told = (Described(X, rows, d) for X, rows in ((Q, 64), (K, B_c), (V, B_c), (O, 64)))
+    smem.o, turns, blocks = SimpleNamespace(index=lambda c: RegisterTile()), [], blocks_of(place.N_q, place, place.B_r)
+    Q, K, V, O_told = (DescriptorStub(X, rows, d) for X, rows in ((Q, 64), (K, B_c), (V, B_c), (O, 64)))
     forward.producer(Q, K, V, smem, scheduler(blocks, heads, 1), place)
     for c in range(consumers):
         smem.k.next, smem.q.next, smem.q.step = 0, c, consumers
@@ -335,11 +335,11 @@ def run_forward(Q, K, V, window, lengths=None, B_c=64, consumers=2, starts=None)
     return O, L
 
 
-def in_turn(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, l2_group=1, starts=None):
+def ordered_additions(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, l2_group=1, starts=None):
     """Yield [(place, turn), …] for each of the scheduler's blocks in the backward: where and when a consumer adds."""
     batch = len(lengths or [N_k])
     Q, K = ((N_q, 2 * group, 8), (N_k, 2, 8)) if starts else ((batch, 2 * group, N_q, 8), (batch, 2, N_k, 8))
-    place = described(Q, K, lengths, window, B_r, 128, starts)
+    place = call_geometry(Q, K, lengths, window, B_r, 128, starts)
     T_r, T_c = blocks_of(N_q, place, B_r), blocks_of(N_k, place, 128)
     Q = SimpleNamespace(shape=(0, N_q, 2 * group) if starts else Q, block_shape=[1] * (5 if starts else 4))
     for number in range(T_c * batch * 2 * parts):
@@ -355,7 +355,7 @@ def in_turn(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, l2_group=1
         yield added
 
 
-def starting(L, D, d: int, B_r: int):
+def initial_scores_and_dP(L, D, d: int, B_r: int):
     """Return the initial values of S and dP of each row block, as bwd_preprocess writes them for (batch, heads, N)."""
     blocks = -(-L.shape[2] // B_r)
     found = np.zeros((2, *L.shape[:2], blocks * B_r))
@@ -376,20 +376,21 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
     B_r, d = sizes.B_r, Q.shape[-1]
     k, cu = torch.empty(K.shape, device="meta"), None if starts is None else torch.empty(len(starts[0]), device="meta")
     ragged = launch.ragged(Tensors(k, k, k, key_lengths=lengths, cu_seqlens_q=cu, cu_seqlens_k=cu))
-    place = described(Q.shape, K.shape, lengths, window, B_r, 128, starts, ragged)
+    place = call_geometry(Q.shape, K.shape, lengths, window, B_r, 128, starts, ragged)
     T_r, T_c, heads = blocks_of(place.N_q, place, B_r), blocks_of(place.N_k, place, 128), K.size // d // place.N_k
     dK, dV = np.full(K.shape, np.nan), np.full(V.shape, np.nan)
     lines = [len(starting) * B_r * sizes.d_pad] + 2 * [T_c * heads * 128 * sizes.d_pad]
     all_sums = [np.zeros(n) for n in lines]
-    Q, dO = Described(Q, B_r, sizes.d_pad), Described(dO, B_r, sizes.d_pad)
-    K, V, dK_told, dV_told = (Described(X, n, sizes.d_pad) for X, n in ((K, 128), (V, 128), (dK, 64), (dV, 64)))
+    Q, dO = DescriptorStub(Q, B_r, sizes.d_pad), DescriptorStub(dO, B_r, sizes.d_pad)
+    K, V, dK_told, dV_told = (DescriptorStub(X, n, sizes.d_pad) for X, n in ((K, 128), (V, 128), (dK, 64), (dV, 64)))
 
     mailbox = Mailbox(rows.ORDERED_COLUMN_BLOCK_FIELDS.value)
     smem = SimpleNamespace(k=Ring(), v=Ring(), sizes=sizes, mailbox=mailbox, ds_filled=None)
-    smem.dq, smem.shown = Held(), {}
-    stages = {name: Stages() for name in ("q", "do", "acc_init", "filled", "emptied")}
+    smem.dq, smem.shown = RegisterTile(), {}
+    stages = {name: StageList() for name in ("q", "do", "acc_init", "filled", "emptied")}
     smem.row_blocks = made(
-        rows.RowBlockPipeline, dict(stages, fields=Shown(rows.ORDERED_ROW_BLOCK_FIELDS.value, smem.k), B_r=B_r)
+        rows.RowBlockPipeline,
+        dict(stages, fields=RecordedMailbox(rows.ORDERED_ROW_BLOCK_FIELDS.value, smem.k), B_r=B_r),
     )
     smem.row_blocks.tiles = lambda n: (stages["q"].kept[n][0], stages["do"].kept[n][0])
     smem.row_blocks.load_acc_init = lambda n, which: stages["acc_init"].kept[n][0][None, which]
@@ -398,7 +399,7 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
         dK_told, dV_told = (SimpleNamespace(dtype=None, numbers=x) for x in all_sums[1:])
     blocks = scheduler(T_c, heads * parts, parts)
     smem.semaphore = at_any_time = SimpleNamespace(USED=turns, wait_for_room=lambda c, n: None)
-    starting = SimpleNamespace(block_type=Described.block_type, fetch=lambda at, x=starting: x[at[0]])
+    starting = SimpleNamespace(block_type=DescriptorStub.block_type, fetch=lambda at, x=starting: x[at[0]])
     COPY_ENGINE.waited = False
     backward.producer(Q, K, V, dO, starting, smem, blocks, place, T_r, Whole(parts))
     for smem.shown_all in (False, True):
@@ -408,10 +409,10 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
             x.fill(0)
         for c in range(2):
             smem.k.next = smem.v.next = 0
-            row_blocks = Released()
+            row_blocks = ReleaseCounter()
             smem.row_blocks.release = row_blocks.release
             dq_accum = SimpleNamespace(numbers=all_sums[0])
-            smem.semaphore = Handed(2 * sizes.W) if turns else at_any_time
+            smem.semaphore = DqHandover(2 * sizes.W) if turns else at_any_time
             backward.consumer(c, dK_told, dV_told, dq_accum, smem, place, d**-0.5 / np.log(2))
             assert not COPY_ENGINE.reading and row_blocks.next == len(smem.row_blocks.fields.sent)
             assert smem.k.next == len(smem.k.filled) == smem.v.next

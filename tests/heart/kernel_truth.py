@@ -41,7 +41,7 @@ def tensors(batch, heads, kv_heads, N_q, N_k, d, dtype=torch.float32, seed=0, si
     return (q * size).requires_grad_(), (k * size).requires_grad_(), v.requires_grad_(), dO
 
 
-def elsewhere(x, dim: int):
+def with_gaps(x, dim: int):
     """Return a copy of x as every third element along a dimension of a larger tensor, whose others are NaN or 99."""
     size = list(x.shape)
     size[dim] = 3 * size[dim] + 1
@@ -51,7 +51,7 @@ def elsewhere(x, dim: int):
     return place.copy_(x)
 
 
-def visible(N_q, N_k, causal, lengths, window, device):
+def visible_mask(N_q, N_k, causal, lengths, window, device):
     """Return a mask that is True where a query sees a key, of shape (batch or 1, 1, N_q, N_k)."""
     seen = torch.from_numpy(oracle.visible(N_q, N_k, causal, window=window)).to(device)[None, None]
     if lengths is None:
@@ -59,7 +59,7 @@ def visible(N_q, N_k, causal, lengths, window, device):
     return seen & (torch.arange(N_k, device=device) < lengths[:, None, None, None])
 
 
-def keep(p, seed, batch, heads, N_q, N_k, device):
+def dropout_mask(p, seed, batch, heads, N_q, N_k, device):
     """Return dropout's factors by the documented rule, computed without the package's code."""
     c0, c1, c2, c3 = np.broadcast_arrays(
         np.arange(N_k)[None, None, None, :],
@@ -83,11 +83,11 @@ def dense(
     """Return (O, L, dQ, dK, dV), and with sinks also dsinks, computed in `dtype` on the device of q."""
     inputs = [x.detach().to(dtype) for x in (q, k, v, sinks) if x is not None]
     (batch, heads, N_q, _), N_k = q.shape, k.shape[2]
-    seen = visible(N_q, N_k, causal, lengths, window, q.device)
-    factors = keep(p, seed, batch, heads, N_q, N_k, q.device) if p else None
+    seen = visible_mask(N_q, N_k, causal, lengths, window, q.device)
+    factors = dropout_mask(p, seed, batch, heads, N_q, N_k, q.device) if p else None
     dO, dL = dO.to(dtype), None if dL is None else dL.to(dtype)
     if bias is not None:  # a function of (head, row, column) in NumPy
-        place = np.arange(heads)[:, None, None], *oracle.places(N_q, N_k)
+        place = np.arange(heads)[:, None, None], *oracle.positions(N_q, N_k)
         bias = torch.from_numpy(np.broadcast_to(bias(*place), (heads, N_q, N_k)) + 0.0).to(q.device)
     return oracle.attention(inputs, dO, seen, scale, factors, dL, softcap, bias)
 
@@ -121,7 +121,7 @@ def dense_for(O, q, k, v, dO, dL=None, **options):
     return *truth[:2], *dense(q, k, v, dO, dL=lost if dL is None else dL + lost, **options)[2:]
 
 
-def worst(got, want) -> float:
+def largest_error(got, want) -> float:
     """Return the largest absolute error. It is infinite if `got` has a NaN, or an infinity in another place."""
     got, want = got.detach().double(), want.detach().double()
     if got.shape != want.shape or torch.isnan(got).any() or not torch.equal(torch.isinf(got), torch.isinf(want)):
@@ -142,12 +142,16 @@ def check_accuracy(got, truth, torchs, what="", rough=False) -> None:
     """
     lost = 2.0**-22 * truth[1].nan_to_num(0, 0, 0).abs().max().item() if rough else 0.0
     for name, a, t, b in zip(NAMES, got, truth, torchs, strict=False):
-        mine, theirs, size = worst(a, t), worst(b, t), max(1.0, t.nan_to_num(0, 0, 0).abs().max().item())
+        mine, theirs, size = (
+            largest_error(a, t),
+            largest_error(b, t),
+            max(1.0, t.nan_to_num(0, 0, 0).abs().max().item()),
+        )
         allowed = ALLOWED[name] * theirs + 1e-5 + lost * size
         assert mine <= allowed, f"{name}: {mine:.2e}, torch {theirs:.2e} {what}"
 
 
-def run(attention, q, k, v, dO, dL=None, **options):
+def run_with_gradients(attention, q, k, v, dO, dL=None, **options):
     """Return (O, L, dQ, dK, dV) of the call under test."""
     O, L = attention(q, k, v, return_lse=True, **options)
     outputs, grads = ((O, L), (dO, dL)) if dL is not None else ((O,), (dO,))

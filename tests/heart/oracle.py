@@ -53,12 +53,12 @@ def dense(Q, K, V, seen, scale=None, Z=None, dO=None, softcap=None, sink=None, b
     return found[:2] if dO is None else found
 
 
-def places(N_q, N_k):
+def positions(N_q, N_k):
     """Return (row, column) of all scores. Rows are counted such that row = column on the diagonal."""
     return np.arange(N_q)[:, None] + N_k - N_q, np.arange(N_k)[None, :]
 
 
-def error(got, want, floor=0.0) -> float:
+def relative_error(got, want, floor=0.0) -> float:
     """Return ‖got − want‖ / max(‖want‖, floor). It is infinite if `got` has a NaN, or an infinity in another place."""
     got, want = np.asarray(got, dtype=np.float64), np.asarray(want, dtype=np.float64)
     if got.shape != want.shape or np.isnan(got).any() or not np.array_equal(np.isinf(got), np.isinf(want)):

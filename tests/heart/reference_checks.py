@@ -55,7 +55,7 @@ class Case:
         return oracle.visible(self.N_q, self.N_k, self.causal, self.key_length, self.allowed(), self.window)
 
     def added(self):
-        return None if self.bias is None else BIASES[self.bias](*oracle.places(self.N_q, self.N_k))
+        return None if self.bias is None else BIASES[self.bias](*oracle.positions(self.N_q, self.N_k))
 
     def mask(self):
         return Mask(self.causal, self.key_length, self.allowed(), self.window, BIASES.get(self.bias))
@@ -112,7 +112,7 @@ def check_one_head(case: Case, tolerance=1e-12, floor=0.0) -> None:
         ("split O", O_split, O),
         ("split L", L_split, L),
     ]:
-        assert oracle.error(got, want) <= tolerance, (name, oracle.error(got, want), case)
+        assert oracle.relative_error(got, want) <= tolerance, (name, oracle.relative_error(got, want), case)
 
     found = {
         "naive": naive.backward(Q, K, V, P, dO, **scoring, dropout=dropout),
@@ -121,11 +121,11 @@ def check_one_head(case: Case, tolerance=1e-12, floor=0.0) -> None:
     }
     if case.p == 0:
         O_lin, L_lin = naive.forward_linear_memory(Q, K, V, **masking)
-        assert oracle.error(O_lin, O) <= tolerance and oracle.error(L_lin, L) <= tolerance, case
+        assert oracle.relative_error(O_lin, O) <= tolerance and oracle.relative_error(L_lin, L) <= tolerance, case
         found["linear memory"] = naive.backward_linear_memory(Q, K, V, O_lin, L_lin, dO, **masking)
     for name, got in found.items():
         for letter, g, want in zip(("dQ", "dK", "dV"), got, gradients, strict=False):
-            found_error = oracle.error(g, want, floor)
+            found_error = oracle.relative_error(g, want, floor)
             assert found_error <= tolerance, (name, letter, found_error, case)
     if case.sink is not None:
         found_error = abs(sink_backward(case.sink, O_2, L_2, dO) - gradients[3]) / (np.abs(dO * O).sum() or 1.0)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import HOPPER, check, kernels, poisoned  # noqa: F401 (two are fixtures)
-from case_selection import many_kernels, once, shared_out
-from kernel_truth import DEVICE, GPU, NAMES, dense, keep, run, tensors, worst
+from case_selection import covering_or_exhaustive, covering_rows, exhaustive_on_gpu
+from kernel_truth import DEVICE, GPU, NAMES, dense, dropout_mask, largest_error, run_with_gradients, tensors
 
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import tables
@@ -28,7 +28,7 @@ def test_attention_matches_float64_for_each_shape_dtype_and_mask(kernels):  # no
     """Every d, dtype, mask, number of heads and pair of lengths."""
     if kernels == "chosen":
         pytest.skip("tests of Hopper's kernels take all of theirs once")
-    for d, dtype, causal, heads, lengths in once(D, DTYPES, (False, True), HEADS, PAIRS):
+    for d, dtype, causal, heads, lengths in covering_rows(D, DTYPES, (False, True), HEADS, PAIRS):
         check(*tensors(1, *heads, *lengths, d, dtype), causal=causal)
 
 
@@ -59,14 +59,14 @@ SLICE = [
 ]
 
 
-@many_kernels
+@exhaustive_on_gpu
 @pytest.mark.parametrize("case", SLICE, ids=str)
 def test_attention_matches_float64_for_a_sample_of_shapes(case):
     d, (N_q, N_k), heads, causal, dtype = case
     check(*tensors(2, *heads, N_q, N_k, d, dtype), causal=causal)
 
 
-@many_kernels
+@exhaustive_on_gpu
 @pytest.mark.parametrize("sizes", [(16, 16), (64, 16), (16, 64)])
 def test_attention_matches_float64_for_any_block_sizes(sizes, monkeypatch):
     monkeypatch.setattr(
@@ -81,7 +81,9 @@ def test_attention_matches_float64_for_any_block_sizes(sizes, monkeypatch):
 # Masks --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("causal, dtype", shared_out((False, True), (torch.int32, torch.int64, torch.uint8)), ids=str)
+@pytest.mark.parametrize(
+    "causal, dtype", covering_or_exhaustive((False, True), (torch.int32, torch.int64, torch.uint8)), ids=str
+)
 def test_attention_masks_keys_past_key_lengths(causal, dtype):
     lengths = torch.tensor([0, 1, 64, 99, 100], dtype=dtype, device=DEVICE)
     q, k, v, dO = tensors(5, 1, 1, 70, 100, 16)
@@ -92,7 +94,9 @@ def test_attention_masks_keys_past_key_lengths(causal, dtype):
     with torch.no_grad():
         for b, n in enumerate(lengths.tolist()):
             k[b, :, n:] = v[b, :, n:] = float("nan")
-    for name, a, b in zip(NAMES, clean, run(attention, q, k, v, dO, causal=causal, key_lengths=lengths), strict=True):
+    for name, a, b in zip(
+        NAMES, clean, run_with_gradients(attention, q, k, v, dO, causal=causal, key_lengths=lengths), strict=True
+    ):
         assert torch.equal(a, b), name
 
 
@@ -115,7 +119,7 @@ def test_dropout_mask_equals_the_reference_mask(seed):
     q, k, _, _ = tensors(2, 2, 2, 40, 64, 64)
     v = torch.eye(64, device=DEVICE).expand(2, 2, 64, 64)
     O = attention(q * 0, k, v, dropout_p=0.3, seed=seed)
-    factors = keep(0.3, seed, 2, 2, 40, 64, DEVICE)
+    factors = dropout_mask(0.3, seed, 2, 2, 40, 64, DEVICE)
     assert torch.equal(O != 0, factors != 0)
     from fa2_lab.reference.dropout import keep_mask
 
@@ -147,7 +151,7 @@ def test_attention_is_exact_for_huge_equal_scores(size):
     q, k = torch.full((1, 1, 70, 64), abs(size), device=DEVICE), torch.full((1, 1, 200, 64), size, device=DEVICE)
     v = torch.randn(1, 1, 200, 64, device=DEVICE)
     O, L = attention(q, k, v, return_lse=True)
-    assert worst(O, v.mean(2, keepdim=True).expand_as(O)) < 1e-5
+    assert largest_error(O, v.mean(2, keepdim=True).expand_as(O)) < 1e-5
     assert torch.allclose(L, torch.full_like(L, abs(size) * size * 8), rtol=1e-6)
 
 
@@ -164,7 +168,7 @@ def test_attention_is_exact_for_huge_equal_scores_in_half_precision(dtype, sign,
         O = attention(q, sign * q, v.to(dtype), causal=causal)
         seen = torch.arange(1, 91, device=DEVICE)[:, None] if causal else 90
         mean = (v.to(dtype).double().cumsum(2) if causal else v.to(dtype).double().sum(2, keepdim=True)) / seen
-        assert worst(O, mean.expand_as(O)) < (2e-2 if dtype == torch.bfloat16 else 3e-3)
+        assert largest_error(O, mean.expand_as(O)) < (2e-2 if dtype == torch.bfloat16 else 3e-3)
 
 
 @pytest.mark.parametrize("causal", (False, True))
@@ -192,7 +196,9 @@ def test_attention_backpropagates_the_gradient_of_L(both):
     L = attention(q, k, v, return_lse=True)[1]
     got = torch.autograd.grad(L.sum(), (q, k, v), allow_unused=True)
     want = dense(q, k, v, dO * 0, dL=torch.ones_like(dL))[2:]
-    assert all(worst(a if a is not None else torch.zeros_like(v), b) < 1e-4 for a, b in zip(got, want, strict=True))
+    assert all(
+        largest_error(a if a is not None else torch.zeros_like(v), b) < 1e-4 for a, b in zip(got, want, strict=True)
+    )
 
 
 # Memory layouts -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import kernels, poisoned  # noqa: F401 (fixtures)
-from kernel_truth import DEVICE, check_accuracy, dense, run, tensors, worst
+from kernel_truth import DEVICE, check_accuracy, dense, largest_error, run_with_gradients, tensors
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -79,9 +79,9 @@ def test_cached_calls_return_right_results(options, kinds, across, monkeypatch):
         q, k, v = (x.detach().mT.contiguous().mT if across else x.detach() for x in inputs)
         truth = dense(q, k, v, dO, **{n.removeprefix("key_"): x for n, x in options.items()})
         without = attention(q, k, v, **options), *attention(q, k, v, return_lse=True, **options)
-        wanted = run(attention, *(x.requires_grad_() for x in (q, k, v)), dO, **options)
+        wanted = run_with_gradients(attention, *(x.requires_grad_() for x in (q, k, v)), dO, **options)
         for a, b in zip((*without, *wanted), (truth[0], *truth[:2], *truth), strict=True):
-            assert worst(a, b) < 1e-5
+            assert largest_error(a, b) < 1e-5
         assert len(calls()) == kinds
         if kinds:
             monkeypatch.setattr(ROOM, "check_tensors", None)  # nobody needs it again
@@ -108,7 +108,7 @@ def test_gradients_for_some_inputs_only(wanted):
         O.sum().backward()
     truth = dense(*inputs.values(), torch.ones_like(O))[2:]
     for (name, x), g in zip(inputs.items(), truth, strict=True):
-        assert (x.grad is None) if name not in wanted else worst(x.grad, g) < 1e-4
+        assert (x.grad is None) if name not in wanted else largest_error(x.grad, g) < 1e-4
 
 
 @pytest.mark.parametrize("backend", ("auto", "reference"))
@@ -166,7 +166,7 @@ def test_fully_masked_row_gives_no_nan_gradient_through_L(backend):
     got = torch.autograd.grad(O.sum() + L.square().sum(), (q, k, v))
     dL = torch.where(L.isinf(), 0.0, 2 * L).detach()
     want = dense(q, k, v, torch.ones_like(O), causal=True, dL=dL)[2:]
-    assert L.isinf().any() and all(worst(a, b) < 1e-4 for a, b in zip(got, want, strict=True))
+    assert L.isinf().any() and all(largest_error(a, b) < 1e-4 for a, b in zip(got, want, strict=True))
 
 
 def test_default_dropout_seeds_use_all_63_bits():
@@ -179,19 +179,19 @@ def test_default_dropout_seeds_use_all_63_bits():
 def test_backward_accepts_expanded_dO_and_dL(expanded):
     q, k, v, _ = tensors(2, 4, 2, 8, 12, 16)
     dO, dL = torch.randn(expanded, device=DEVICE).expand(2, 4, 8, 16), torch.randn(8, device=DEVICE).expand(2, 4, 8)
-    got = run(attention, q, k, v, dO, dL, causal=True)
+    got = run_with_gradients(attention, q, k, v, dO, dL, causal=True)
     truth = dense(q, k, v, dO, dL=dL, causal=True)
-    assert all(worst(a, b) < 1e-4 for a, b in zip(got, truth, strict=True))
+    assert all(largest_error(a, b) < 1e-4 for a, b in zip(got, truth, strict=True))
 
 
 def test_backward_accepts_saved_tensors_with_other_strides():
     """Hooks that keep them elsewhere, such as save_on_cpu, give them back contiguous."""
     q, k, v, dO = (x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in tensors(2, 4, 2, 8, 12, 16))
     inputs = [x.requires_grad_() for x in (q, k, v)]
-    want = run(attention, *inputs, dO)
+    want = run_with_gradients(attention, *inputs, dO)
     with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.contiguous, lambda x: x):
-        got = run(attention, *inputs, dO)
-    assert all(worst(a, b) < 1e-5 for a, b in zip(got, want, strict=True))
+        got = run_with_gradients(attention, *inputs, dO)
+    assert all(largest_error(a, b) < 1e-5 for a, b in zip(got, want, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_backward_accepts_saved_tensors_with_other_strides():
 def test_backend_reference_matches_the_kernels(options, dtype):
     q, k, v, dO = tensors(2, 4, 2, 8, 12, 16, dtype)
     dL = torch.randn(2, 4, 8, device=DEVICE)
-    got = run(attention, q, k, v, dO, dL, **options, backend="reference")
+    got = run_with_gradients(attention, q, k, v, dO, dL, **options, backend="reference")
     assert got[0].dtype == dtype and got[1].dtype == torch.float32 and got[0].device.type == DEVICE
     names = dict(dropout_p="p", key_lengths="lengths")
     more = {names.get(n, n): x for n, x in options.items()} | dict(dL=dL)
@@ -214,20 +214,22 @@ def test_backend_reference_matches_the_kernels(options, dtype):
 def test_nan_keys_past_a_key_length_do_not_change_results(bad, options, backend):
     q, k, v, dO = tensors(2, 2, 1, 8, 12, 16)
     lengths = torch.tensor([0, 7], device=DEVICE)
-    clean = run(attention, q, k, v, dO, torch.ones(2, 2, 8, device=DEVICE), key_lengths=lengths, **options)
+    clean = run_with_gradients(
+        attention, q, k, v, dO, torch.ones(2, 2, 8, device=DEVICE), key_lengths=lengths, **options
+    )
     with torch.no_grad():
         for b, n in enumerate(lengths.tolist()):
             k[b, :, n:] = v[b, :, n:] = bad
     dL = torch.ones(2, 2, 8, device=DEVICE)
-    got = run(attention, q, k, v, dO, dL, key_lengths=lengths, backend=backend, **options)
-    assert all(worst(a, b) < 1e-5 for a, b in zip(got, clean, strict=True))
+    got = run_with_gradients(attention, q, k, v, dO, dL, key_lengths=lengths, backend=backend, **options)
+    assert all(largest_error(a, b) < 1e-5 for a, b in zip(got, clean, strict=True))
 
 
 @pytest.mark.parametrize("backend", ("auto", "reference"))
 def test_dL_beyond_the_range_of_fp16_is_not_rounded_to_infinity(backend):
     q, k, v, dO = tensors(1, 2, 1, 8, 12, 16, torch.float16)
     dL = torch.full((1, 2, 8), 7e4, device=DEVICE)
-    got = run(attention, q, k, v, dO, dL, backend=backend)
+    got = run_with_gradients(attention, q, k, v, dO, dL, backend=backend)
     truth = dense(q, k, v, dO, dL=dL)
     fits = [t.abs() < 6e4 for t in truth]
     assert all((torch.isnan(g) <= ~fit).all() for g, fit in zip(got, fits, strict=True))
@@ -245,8 +247,8 @@ def test_numpy_and_torch_scalars_are_accepted_as_options(change, backend):
     q, k, v, dO = tensors(1, 1, 1, 18, 12, 16)
     options = dict(dropout_p=0.25, seed=7, scale=0.5) | change
     plain = {n: int(x) if n == "seed" else float(x) for n, x in options.items()}
-    got = run(attention, q, k, v, dO, **options, backend=backend)
-    assert all(map(torch.equal, got, run(attention, q, k, v, dO, **plain, backend=backend)))
+    got = run_with_gradients(attention, q, k, v, dO, **options, backend=backend)
+    assert all(map(torch.equal, got, run_with_gradients(attention, q, k, v, dO, **plain, backend=backend)))
     drawn = options | dict(seed=None)  # the way of a call that is known
     assert torch.isfinite(attention(q, k, v, **drawn, backend=backend)).all()
     assert torch.isfinite(attention(q, k, v, **drawn, backend=backend)).all()
@@ -255,7 +257,7 @@ def test_numpy_and_torch_scalars_are_accepted_as_options(change, backend):
 def test_reference_accepts_a_scale_beyond_fp32():
     q, k, v, dO = (x.detach().double().to(torch.float32) for x in tensors(1, 2, 1, 8, 12, 16))
     O = attention(q, k, v, scale=1e39, backend="reference")
-    assert worst(O, dense(q, k, v, dO, scale=1e39)[0]) < 1e-5
+    assert largest_error(O, dense(q, k, v, dO, scale=1e39)[0]) < 1e-5
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="the interpreter does one launch at a time")
@@ -300,4 +302,4 @@ def test_attention_is_right_for_the_largest_scales(scale, N_q):
     q, k, v, dO = (x.detach() for x in tensors(1, 2, 1, N_q, 12, 16))
     O, L = attention(q / abs(scale) ** 0.5, k / abs(scale) ** 0.5, v, scale=scale, return_lse=True)
     truth = dense(q, k, v, dO, scale=math.copysign(1, scale))
-    assert worst(O, truth[0]) < 1e-4 and worst(L, truth[1]) < 1e-4
+    assert largest_error(O, truth[0]) < 1e-4 and largest_error(L, truth[1]) < 1e-4

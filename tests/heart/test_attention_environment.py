@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from attention_cases import check, kernels, poisoned  # noqa: F401 (two are fixtures)
-from kernel_truth import DEVICE, NAMES, run, tensors, worst
+from kernel_truth import DEVICE, NAMES, largest_error, run_with_gradients, tensors
 
 from fa2_lab.api import checks
 from fa2_lab.api.attention import attention
@@ -89,7 +89,9 @@ def test_patched_interpreter_matches_tritons_bit_for_bit(monkeypatch):
         seen, before, look = [], dict(vars(language)), inside._patch_builtin
         with monkeypatch.context() as watched:
             watched.setattr(inside, "_patch_builtin", lambda *given: seen.append(given) or look(*given))
-            found.append(run(attention, *tensors(1, 2, 1, 20, 30, 16), causal=True, dropout_p=0.2, seed=3))
+            found.append(
+                run_with_gradients(attention, *tensors(1, 2, 1, 20, 30, 16), causal=True, dropout_p=0.2, seed=3)
+            )
         assert vars(language) == before
         return len(seen)
 
@@ -139,9 +141,9 @@ def same_bits(kernels):  # noqa: F811
 ], ids=str)  # fmt: skip
 def test_attention_is_bitwise_reproducible(shape, causal, dtype, same_bits):
     q, k, v, dO = tensors(*shape, dtype)
-    first = run(attention, q, k, v, dO, causal=causal)
+    first = run_with_gradients(attention, q, k, v, dO, causal=causal)
     for _ in range(150):
-        for name, a, b in zip(NAMES, first, run(attention, q, k, v, dO, causal=causal), strict=True):
+        for name, a, b in zip(NAMES, first, run_with_gradients(attention, q, k, v, dO, causal=causal), strict=True):
             assert torch.equal(a, b), name
 
 
@@ -156,7 +158,7 @@ def test_batch_may_exceed_the_grid_limit_of_65535():
 @pytest.mark.parametrize("pitch", ("batches", "rows"))
 def test_strides_may_exceed_int32(pitch):
     q, k, v = (torch.randn(1, 1, 64, 128, device=DEVICE, dtype=torch.float16) for _ in range(3))
-    want = run(attention, *(x.clone().requires_grad_() for x in (q, k, v)), torch.ones_like(q))
+    want = run_with_gradients(attention, *(x.clone().requires_grad_() for x in (q, k, v)), torch.ones_like(q))
     if pitch == "batches":  # the last of many: (1, 1, 64, 128) that starts behind 2^31 elements
         big = torch.empty(3, 2**31 // (64 * 128) + 2, 64, 128, device=DEVICE, dtype=torch.float16)
         views = [part.as_strided((2, 1, 64, 128), (part.numel() - 64 * 128, 1, 128, 1)) for part in big]
@@ -166,7 +168,7 @@ def test_strides_may_exceed_int32(pitch):
     for view, x in zip(views, (q, k, v), strict=True):
         view.copy_(x.expand_as(view))
     views = [x.detach().requires_grad_() for x in views]
-    got = run(attention, *views, torch.ones_like(views[0]))
+    got = run_with_gradients(attention, *views, torch.ones_like(views[0]))
     assert all(torch.equal(a[-1:], b) for a, b in zip(got, want, strict=True))
 
 
@@ -205,11 +207,11 @@ def test_cuda_graph_replay_draws_a_new_dropout_seed():
 def test_attention_runs_on_a_gpu_that_is_not_current(N_q, N_k, d):
     here = tensors(1, 2, 2, N_q, N_k, d, torch.bfloat16)
     there = [x.detach().to("cuda:1").requires_grad_() for x in here]
-    want = run(attention, *here)
+    want = run_with_gradients(attention, *here)
     for _ in range(3):  # Triton launches the first, and is passed by later
-        for name, a, b in zip(NAMES, run(attention, *there), want, strict=True):
+        for name, a, b in zip(NAMES, run_with_gradients(attention, *there), want, strict=True):
             assert a.device == there[0].device
-            assert worst(a.cpu(), b.cpu()) <= (0 if name in "OL" else 1e-2), name
+            assert largest_error(a.cpu(), b.cpu()) <= (0 if name in "OL" else 1e-2), name
         assert torch.cuda.current_device() == 0
 
 
@@ -221,7 +223,7 @@ def test_attention_allocates_only_O_L_and_D(kernels):  # noqa: F811
     )
     dO = torch.randn_like(q)
     small = tensors(1, 16, 16, 128, 128, 128, torch.bfloat16)
-    run(attention, *small)
+    run_with_gradients(attention, *small)
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()

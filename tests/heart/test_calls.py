@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import kernels, poisoned  # noqa: F401 (fixtures)
-from case_selection import shared_out
-from kernel_truth import DEVICE, dense, dense_packed, elsewhere, worst
+from case_selection import covering_or_exhaustive
+from kernel_truth import DEVICE, dense, dense_packed, largest_error, with_gaps
 
 import fa2_lab.api.paged  # and its operator
 from fa2_lab.api import operators
@@ -85,7 +85,11 @@ def compare(call: str, arguments: dict, want: list, what) -> list:
     found = results(call, arguments)
     for name, a, b in zip(NAMES, found, want, strict=False):
         precision = max(3e-5, torch.finfo(a.dtype).eps)
-        assert worst(a, b) < precision * max([1.0, *b[b.isfinite()].abs().flatten().tolist()]), (call, what, name)
+        assert largest_error(a, b) < precision * max([1.0, *b[b.isfinite()].abs().flatten().tolist()]), (
+            call,
+            what,
+            name,
+        )
     return found
 
 
@@ -246,7 +250,7 @@ def test_calls_accept_strided_and_offset_inputs(call):
     for name, x in base.items():
         for dim in range(x.dim()) if isinstance(x, torch.Tensor) else ():
             if not (name.endswith("pages") and dim == 3):  # refused
-                compare(call, base | {name: elsewhere(x, dim)}, want, (name, dim))
+                compare(call, base | {name: with_gaps(x, dim)}, want, (name, dim))
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -258,7 +262,7 @@ def test_smallest_and_largest_head_dimension_are_supported(call):
 
     base = arguments_of(call)
     names = base.keys() & TENSORS
-    for lay in (torch.clone, strange, lambda x: elsewhere(x, -1)):
+    for lay in (torch.clone, strange, lambda x: with_gaps(x, -1)):
         cut = base | {n: lay(base[n][..., :1]) for n in names}
         compare(call, cut, defined(call, cut), lay)
     wide = base | {n: torch.nn.functional.pad(base[n], (0, 256 - base[n].shape[-1])) for n in names}
@@ -305,7 +309,7 @@ def in_contiguous_rows(x):
     return spans == x.numel() and (x.shape[-1] < 2 or x.stride(-1) == 1)
 
 
-@pytest.mark.parametrize("view, call", shared_out(list(VIEWS), CALLS))
+@pytest.mark.parametrize("view, call", covering_or_exhaustive(list(VIEWS), CALLS))
 def test_calls_accept_any_view_and_copy_only_noncontiguous_rows(view, call):
     """The results' memory held NaN before. Where the copies are of a gradient, it counts each copy for itself."""
     base = arguments_of(call)
@@ -324,7 +328,7 @@ def test_calls_accept_any_view_and_copy_only_noncontiguous_rows(view, call):
             assert all(in_contiguous_rows(x) for x in found[:5]), [(x.shape, x.stride()) for x in found]
     for _ in range(2):  # the second call is one of a known kind
         O = getattr(fa2_lab, call)(**arguments)
-        assert in_contiguous_rows(O) and worst(O, found[0]) < 1e-6, (view, O.shape, O.stride())
+        assert in_contiguous_rows(O) and largest_error(O, found[0]) < 1e-6, (view, O.shape, O.stride())
 
 
 def test_results_keep_the_dimension_order_of_dense_inputs():
@@ -350,15 +354,15 @@ def test_windows_at_tile_and_sequence_edges_are_right(N_q, N_k, window):
     O, L, *_ = dense(q, k, v, q, window=window)
     for backend in ("auto", "reference"):
         got = fa2_lab.attention(q, k, v, window=window, return_lse=True, backend=backend)
-        assert all(worst(a, b) < 1e-5 for a, b in zip(got, (O, L), strict=True)), backend
+        assert all(largest_error(a, b) < 1e-5 for a, b in zip(got, (O, L), strict=True)), backend
     rows = [x[0].transpose(0, 1) for x in (q, k, v)]
     got = fa2_lab.attention_packed(*rows, whole(0, N_q), whole(0, N_k), window=window, return_lse=True)
-    assert worst(got[0], O[0].transpose(0, 1)) < 1e-5 and worst(got[1], L[0]) < 1e-5, "packed"
+    assert largest_error(got[0], O[0].transpose(0, 1)) < 1e-5 and largest_error(got[1], L[0]) < 1e-5, "packed"
     pages = [x.transpose(1, 2).contiguous() for x in (k, v)]
     if N_q <= N_k:
         table = whole([0])
         got = fa2_lab.attention_paged(q, *pages, table, whole(N_k), causal=False, window=window, return_lse=True)
-        assert all(worst(a, b) < 1e-5 for a, b in zip(got, (O, L), strict=True)), "pages"
+        assert all(largest_error(a, b) < 1e-5 for a, b in zip(got, (O, L), strict=True)), "pages"
 
 
 @pytest.mark.parametrize("softcap", (1e-30, 1e-3, 1e30))
@@ -368,7 +372,7 @@ def test_largest_scale_works_with_any_softcap(softcap, N_q):
     q, k, v = floats(1, 2, N_q, 8) * 1e-15, floats(1, 2, 24, 8) * 1e-15, floats(1, 2, 24, 8)
     got = fa2_lab.attention(q, k, v, scale=1e30, softcap=softcap, return_lse=True)
     want = dense(q, k, v, q, scale=1e30, softcap=softcap)
-    assert all(worst(a, b) < 1e-3 for a, b in zip(got, want, strict=False))
+    assert all(largest_error(a, b) < 1e-3 for a, b in zip(got, want, strict=False))
 
 
 @pytest.mark.parametrize("scale, softcap", [(1e30, None), (1e-29, None), (1e-9, None), (0.3, 1e-30)])
@@ -389,7 +393,7 @@ def test_extreme_scale_softcap_and_sink_are_right_or_rejected(call, scale, softc
                 assert power > 7  # there sinks are not looked at, as that would wait for the GPU
                 continue
             size = want[1].abs().max()
-            assert worst(O, want[0]) < 1e-5 and worst(L.double() / size, want[1] / size) < 1e-5
+            assert largest_error(O, want[0]) < 1e-5 and largest_error(L.double() / size, want[1] / size) < 1e-5
 
 
 # Sizes of none and one --------------------------------------------------------------------------------------------
@@ -541,7 +545,7 @@ def test_torch_compile_matches_eager(call, backend, computes):
             leaves = {name: given[name].clone().requires_grad_() for name in ("q", "k", "v", "sinks")}
             found.append(torch.autograd.grad(function(**given | leaves), leaves.values()))
     torch._dynamo.reset()
-    assert all(worst(a, b) < 1e-5 * b.abs().max().item() for a, b in zip(*found, strict=True))
+    assert all(largest_error(a, b) < 1e-5 * b.abs().max().item() for a, b in zip(*found, strict=True))
 
 
 @pytest.mark.gpu
@@ -574,7 +578,7 @@ def test_torch_compile_reduce_overhead_matches_eager():
         torch.compiler.cudagraph_mark_step_begin()
         O = compiled(*given, causal=True)
         got = torch.autograd.grad(O.float().sin().sum(), given)
-        assert all(worst(a, b) < 1e-2 * b.abs().max().item() for a, b in zip(got, want, strict=True))
+        assert all(largest_error(a, b) < 1e-2 * b.abs().max().item() for a, b in zip(got, want, strict=True))
     torch._dynamo.reset()
 
 

@@ -4,10 +4,10 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
-from case_selection import many_kernels, once
-from decode_checks import DTYPES, NAN, check, decode, drawn, near, poisoned, small_tiles  # noqa: F401 (fixtures)
+from case_selection import covering_rows, exhaustive_on_gpu
+from decode_checks import DTYPES, NAN, check_decode, check_near, decode, poisoned, random_tensors, small_tiles  # noqa: F401 (fixtures)
 from hypothesis import strategies as st
-from kernel_truth import DEVICE, GPU, check_accuracy, dense, run, tensors, worst
+from kernel_truth import DEVICE, GPU, check_accuracy, dense, largest_error, run_with_gradients, tensors
 
 import fa2_lab
 from fa2_lab.kernels import cache, tables
@@ -32,8 +32,8 @@ D = (1, 40, 64, 96, 128, 256)
 
 @pytest.mark.gpu
 def test_decode_matches_float64_for_each_shape_dtype_and_mask():
-    for (shape, options), d, dtype in once(CALLS, D, DTYPES):
-        check((*shape, d), dtype, **options)
+    for (shape, options), d, dtype in covering_rows(CALLS, D, DTYPES):
+        check_decode((*shape, d), dtype, **options)
 
 
 @pytest.mark.gpu
@@ -42,13 +42,13 @@ def test_decode_matches_float64_for_each_shape_dtype_and_mask():
 @pytest.mark.parametrize("d", D)
 def test_decode_matches_float64_for_all_combinations(d, dtype):
     for shape, options in CALLS:
-        check((*shape, d), dtype, **options)
+        check_decode((*shape, d), dtype, **options)
 
 
 @pytest.mark.gpu
 @pytest.mark.exhaustive
 def test_decode_is_bitwise_reproducible():
-    q, k, v, _ = drawn(2, 32, 8, 1, 20000, 128, dtype=torch.bfloat16)
+    q, k, v, _ = random_tensors(2, 32, 8, 1, 20000, 128, dtype=torch.bfloat16)
     want = decode(q, k, v, scale=0.1)
     for _ in range(200):
         assert all(map(torch.equal, decode(q, k, v, scale=0.1), want))
@@ -62,13 +62,13 @@ def test_decode_supports_caches_beyond_int32_elements():
     k[-1].normal_()
     q = torch.randn(70, 8, 1, 128, dtype=torch.float16, device=DEVICE)
     O, L = decode(q, k, k, scale=0.1)
-    near((O[-1:], L[-1:]), q[-1:], k[-1:], k[-1:], q[-1:], scale=0.1)
+    check_near((O[-1:], L[-1:]), q[-1:], k[-1:], k[-1:], q[-1:], scale=0.1)
     pages = k.view(70 * 512, 64, 8, 128)
     table = torch.arange(70 * 512, device=DEVICE).view(70, 512)
     lengths = torch.full((70,), 32768, device=DEVICE)
     O, L = decode(q, pages, pages, causal=True, scale=0.1, key_lengths=lengths, table=table)
     turned = pages[-512:].flatten(0, 1).transpose(0, 1)[None]
-    near((O[-1:], L[-1:]), q[-1:], turned, turned, q[-1:], scale=0.1)
+    check_near((O[-1:], L[-1:]), q[-1:], turned, turned, q[-1:], scale=0.1)
 
 
 SLICE = [
@@ -87,10 +87,10 @@ SLICE = [
 ]
 
 
-@many_kernels
+@exhaustive_on_gpu
 @pytest.mark.parametrize("case", SLICE, ids=str)
 def test_decode_matches_float64_for_a_sample_of_shapes(case):
-    check(*case)
+    check_decode(*case)
 
 
 # Splits -------------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def scratch_of(monkeypatch, call):
 @pytest.mark.parametrize("programs", (1, 3, 5, 40))
 @pytest.mark.parametrize("lengths", (None, [0, 150, 77]))
 def test_decode_kernel_splits_keys_as_the_model_predicts(monkeypatch, programs, lengths):
-    q, k, v, _ = drawn(3, 4, 2, 1, 150, 16)
+    q, k, v, _ = random_tensors(3, 4, 2, 1, 150, 16)
     given = None if lengths is None else torch.tensor(lengths, device=DEVICE)
     shape, d_pad, R = plan.shape_of(Tensors(q, k, v), one_length=True), 16, 2
     B_c = plan.decode_config(q, shape)[0].B_c
@@ -158,7 +158,7 @@ def test_merge_kernel_equals_SoftmaxState_merge(programs):
     fence = torch.full((R * (d + 4),), 1e30)  # what lies behind the last part is nobody's
     plan.prepare_merge(shape, blocks, cut, common)(O, L, torch.cat([scratch.flatten(), fence]).to(DEVICE), None)
     for got, want in zip((O[0, :, 0], L[0, :, 0]), whole.finalize(), strict=True):
-        assert worst(got, torch.from_numpy(want).to(DEVICE)) < 1e-5
+        assert largest_error(got, torch.from_numpy(want).to(DEVICE)) < 1e-5
     assert (O[0, 3] == 0).all() and L[0, 3] == -torch.inf
 
 
@@ -166,7 +166,7 @@ def test_decode_cache_distinguishes_changed_calls(monkeypatch):
     """Another device, dtype, layout, option, cut, or where lengths are known: something else is prepared."""
     made = []
     monkeypatch.setattr(plan, "prepare", lambda *given: made.append(given) or (lambda *tensors: None))
-    q, k, v, _ = drawn(1, 2, 1, 1, 40, 16)
+    q, k, v, _ = random_tensors(1, 2, 1, 1, 40, 16)
     lengths, options = torch.tensor([40], device=DEVICE), Options(causal=False, scale=1.0)
     other_options = Options(True, 1.0), Options(False, 2.0), options._replace(left=3), options._replace(softcap=3.0)
     usual, with_lengths = Tensors(q, k, v), Tensors(q, k, v, key_lengths=lengths)
@@ -185,7 +185,7 @@ def test_decode_cache_distinguishes_changed_calls(monkeypatch):
 
 def test_decode_merges_shares_that_span_several_heads():
     """64 rows of short heads: the smallest share worth its part is longer than a head, and no multiple of it."""
-    check((3, 64, 4, 4, 20, 16), causal=True, programs=12)
+    check_decode((3, 64, 4, 4, 20, 16), causal=True, programs=12)
 
 
 def test_work_is_a_flat_tuple_of_tensors():
@@ -246,7 +246,7 @@ def test_decode_matches_float64_for_any_split_and_mask(
         cache.clear_caches()
         got = plan.decode(Tensors(q, k, v, lengths, sinks=sinks), options, programs=programs)
     for name, a, b in zip("OL", got, want, strict=False):
-        assert worst(a, b) < 1e-5, name
+        assert largest_error(a, b) < 1e-5, name
 
 
 # Lengths and masks --------------------------------------------------------------------------------------------
@@ -255,16 +255,16 @@ def test_decode_matches_float64_for_any_split_and_mask(
 @pytest.mark.parametrize("dtype", (torch.int32, torch.int64, torch.uint8))
 def test_decode_does_not_read_keys_past_a_key_length(dtype):
     lengths = torch.tensor([0, 1, 16, 99, 100], dtype=dtype, device=DEVICE)
-    q, k, v, dO = drawn(5, 4, 2, 3, 100, 16)
+    q, k, v, dO = random_tensors(5, 4, 2, 3, 100, 16)
     for b, n in enumerate(lengths.tolist()):
         k[b, :, n:] = v[b, :, n:] = NAN
     O, L = decode(q, k, v, causal=True, scale=0.25, key_lengths=lengths)
     assert (O[0] == 0).all() and (L[0] == -torch.inf).all()
-    near((O, L), q, k.nan_to_num(), v.nan_to_num(), dO, causal=True, lengths=lengths)
+    check_near((O, L), q, k.nan_to_num(), v.nan_to_num(), dO, causal=True, lengths=lengths)
 
 
 def test_decode_clamps_key_lengths_to_the_cache():
-    q, k, v, _ = drawn(2, 2, 1, 1, 50, 16)
+    q, k, v, _ = random_tensors(2, 2, 1, 1, 50, 16)
     outside, inside = (torch.tensor(x, device=DEVICE) for x in ([-3, 2**40], [0, 50]))
     for a, b in zip(decode(q, k, v, key_lengths=outside), decode(q, k, v, key_lengths=inside), strict=True):
         assert torch.equal(a, b)
@@ -276,7 +276,7 @@ def test_decode_supports_many_sequences(monkeypatch):
         monkeypatch.setattr(kernel, "LENGTHS", kernel.tl.constexpr(4))
     batch = 600 if GPU else 11
     lengths = (torch.arange(batch) * 7 % 41).tolist()
-    check((batch, 1, 1, 1, 40, 16), lengths=lengths, programs=5)
+    check_decode((batch, 1, 1, 1, 40, 16), lengths=lengths, programs=5)
 
 
 # Numbers that break kernels -----------------------------------------------------------------------------------
@@ -287,23 +287,23 @@ def test_decode_is_exact_for_huge_equal_scores(size):
     q, k = torch.full((1, 2, 1, 64), abs(size), device=DEVICE), torch.full((1, 1, 200, 64), size, device=DEVICE)
     v = torch.randn(1, 1, 200, 64, device=DEVICE)
     O, L = decode(q, k, v, scale=0.125, programs=5)
-    assert worst(O, v.mean(2, keepdim=True).expand_as(O)) < 1e-5
+    assert largest_error(O, v.mean(2, keepdim=True).expand_as(O)) < 1e-5
     assert torch.allclose(L, torch.full_like(L, abs(size) * size * 8), rtol=1e-6)
 
 
 @pytest.mark.parametrize("logit", (1e4, -1e4, -6e4))
 def test_decode_is_accurate_for_large_scores(logit):
-    q, k, v, dO = drawn(1, 2, 1, 2, 130, 16)
+    q, k, v, dO = random_tensors(1, 2, 1, 2, 130, 16)
     q.zero_()[..., 0], k.zero_()[..., 0] = 1.0, logit + torch.arange(130, device=DEVICE) % 7
     got = decode(q, k, v, causal=True, programs=5)
-    near(got, q, k, v, dO, causal=True, scale=1.0, rough=True)
+    check_near(got, q, k, v, dO, causal=True, scale=1.0, rough=True)
 
 
 @pytest.mark.filterwarnings("ignore:overflow")  # NumPy, for the interpreter
 @pytest.mark.parametrize("scale", (1e30, 1e37, 1e38))
 def test_decode_is_right_for_scores_beyond_fp32(scale):
     """The largest score takes all the weight. L is infinite where fp32 cannot hold it, and O is right all the same."""
-    q, k, v, _ = drawn(1, 2, 1, 3, 50, 16)
+    q, k, v, _ = random_tensors(1, 2, 1, 3, 50, 16)
     s = q.double() @ k.double().mT
     for programs in (1, 5):
         O, L = decode(q, k, v, scale=scale, programs=programs)
@@ -317,7 +317,7 @@ def test_decode_is_right_for_scores_beyond_fp32(scale):
 @pytest.mark.parametrize("heads, kv_heads", [(4, 2), (1, 1)])
 def test_decode_accepts_strided_inputs(heads, kv_heads):
     """Rows, heads or batch entries apart, an odd start, one head out of many, one entry for all."""
-    q, k, v, _ = drawn(2, heads, kv_heads, 3, 50, 24)
+    q, k, v, _ = random_tensors(2, heads, kv_heads, 3, 50, 24)
     want = decode(q, k, v, causal=True, scale=0.2)
     for turn in (
         lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
@@ -328,10 +328,10 @@ def test_decode_accepts_strided_inputs(heads, kv_heads):
     ):
         for inputs in ((turn(q), turn(k), turn(v)), (q, k, turn(v)), (turn(q), k, v)):
             for a, b in zip(decode(*inputs, causal=True, scale=0.2), want, strict=True):
-                assert worst(a, b) < 1e-5
+                assert largest_error(a, b) < 1e-5
     one = [x[:1].expand(2, -1, -1, -1) for x in (q, k, v)]
     for a, b in zip(decode(*one, causal=True, scale=0.2), want, strict=True):
-        assert worst(a, b[:1].expand_as(a)) < 1e-5 and a.stride(0) > 0
+        assert largest_error(a, b[:1].expand_as(a)) < 1e-5 and a.stride(0) > 0
 
 
 # attention() --------------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ def test_attention_uses_decode_kernels_for_few_query_rows(monkeypatch):
     real = plan.prepare
     monkeypatch.setattr(plan, "prepare", lambda *a, **o: asked.append(a[0].q.shape) or real(*a, **o))
     q, k, v, dO = tensors(1, 4, 2, 3, 90, 16)
-    got = run(fa2_lab.attention, q, k, v, dO, causal=True)
+    got = run_with_gradients(fa2_lab.attention, q, k, v, dO, causal=True)
     assert len(asked) == 1
     check_accuracy(got, dense(q, k, v, dO, True), dense(q, k, v, dO, True, dtype=torch.float32))
     fa2_lab.attention(q, k, v, dropout_p=0.5, seed=1)

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from case_selection import shared_out
-from decode_checks import DTYPES, drawn, near, paged, poisoned, small_tiles  # noqa: F401 (fixtures)
+from case_selection import covering_or_exhaustive
+from decode_checks import DTYPES, check_near, paged, poisoned, random_tensors, small_tiles  # noqa: F401 (fixtures)
 from kernel_truth import DEVICE, GPU
 
 import fa2_lab
@@ -29,7 +29,7 @@ def given(heads, asked):
 
 def batches(heads, kv_heads, N_q, N_k=N_K):
     """Yield (q, k, v, lengths, b) for larger and larger batches, whose entry b is always the same N_K − 3 keys."""
-    q, k, v, _ = drawn(65, heads, kv_heads, N_q, N_k, 16, dtype=torch.float16)
+    q, k, v, _ = random_tensors(65, heads, kv_heads, N_q, N_k, 16, dtype=torch.float16)
     lengths = torch.randint(1, N_k + 1, (65,), generator=torch.Generator().manual_seed(1))
     for batch in BATCHES:
         b = batch // 2
@@ -68,7 +68,7 @@ def paged_calls(heads, kv_heads, N_q, asked, page=24, **more):
         yield fa2_lab.attention_paged(q, *pages, n, return_lse=True, **asked), b
 
 
-@pytest.mark.parametrize("splits, asked, calls", shared_out(SPLITS[:3], ASKED, (dense_calls, paged_calls)))
+@pytest.mark.parametrize("splits, asked, calls", covering_or_exhaustive(SPLITS[:3], ASKED, (dense_calls, paged_calls)))
 def test_num_splits_makes_rows_bitwise_independent_of_the_batch(splits, asked, calls):
     assert first(calls(*asked, num_splits=splits)) is None
 
@@ -90,25 +90,25 @@ def test_num_splits_makes_rows_bitwise_independent_of_padding():
     assert len({int(x[0].shape[0]) for x, _ in found}) > 1
 
 
-@pytest.mark.parametrize("splits, dtype", shared_out(SPLITS, DTYPES), ids=str)
+@pytest.mark.parametrize("splits, dtype", covering_or_exhaustive(SPLITS, DTYPES), ids=str)
 def test_any_num_splits_matches_float64(splits, dtype):
     """More than a sequence has tiles, sequences without keys, windows that begin past some splits."""
     lengths = [0, N_K, 17]
     for heads, kv_heads, N_q, asked in ASKED[1:]:
-        q, k, v, dO = drawn(3, heads, kv_heads, N_q, N_K, 16, dtype=dtype)
+        q, k, v, dO = random_tensors(3, heads, kv_heads, N_q, N_K, 16, dtype=dtype)
         options, n = given(heads, asked), torch.tensor(lengths, device=DEVICE)
         got = fa2_lab.attention(q, k, v, key_lengths=n, num_splits=splits, return_lse=True, **options)
-        near(got, q, k, v, dO, (splits, asked), lengths=n, **options)
+        check_near(got, q, k, v, dO, (splits, asked), lengths=n, **options)
         got = fa2_lab.attention_paged(q, *paged(k, v, lengths, 24), n, num_splits=splits, return_lse=True, **options)
         for b in (1, 2):
             own = q[[b]], *(x[[b], :, : lengths[b]] for x in (k, v)), dO[[b]]
-            near([x[[b]] for x in got], *own, (splits, asked, b), **dict(causal=True) | options)
+            check_near([x[[b]] for x in got], *own, (splits, asked, b), **dict(causal=True) | options)
         assert "sinks" in asked or ((got[0][0] == 0).all() and (got[1][0] == -torch.inf).all())
 
 
 def test_cache_distinguishes_num_splits():
     """A call of the same kind but for the number of splits gets its own."""
-    q, k, v, _ = drawn(1, 2, 2, 1, N_K, 16)
+    q, k, v, _ = random_tensors(1, 2, 2, 1, N_K, 16)
     found = [fa2_lab.attention(q, k, v, num_splits=n) for n in (1, 2, 7)]
     assert not any(torch.equal(a, b) for a, b in pairwise(found))
     assert torch.equal(fa2_lab.attention(q, k, v, num_splits=1), found[0])

@@ -15,7 +15,7 @@ if not torch.distributed.is_available():
 
 import ring_processes as processes  # noqa: E402
 import ring_threads as threads  # noqa: E402
-from kernel_truth import DEVICE, GPU, check_accuracy, dense, tensors, worst  # noqa: E402
+from kernel_truth import DEVICE, GPU, check_accuracy, dense, largest_error, tensors  # noqa: E402
 
 from fa2_lab.distributed import group as ranks  # noqa: E402
 from fa2_lab.distributed import ring, ring_attention, shard, unshard  # noqa: E402
@@ -77,7 +77,7 @@ def test_ring_results_equal_those_of_one_device(name, answers):
         found = answers[rank][name]
         assert isinstance(found, dict), found
         pairs = zip(found["results"], truth, strict=True)
-        errors = [worst(got, want) / max(1.0, want.abs().max().item()) for got, want in pairs]
+        errors = [largest_error(got, want) / max(1.0, want.abs().max().item()) for got, want in pairs]
         assert max(errors) < floor, (rank, errors)
 
 
@@ -97,7 +97,7 @@ def test_ring_works_in_a_device_mesh():
     truth = truth_of(inputs, causal=True)
     for by_line, by_row, refused, uneven in processes.launch(processes.meshes, 4, inputs):
         for found in (by_line, by_row):
-            assert max(worst(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
+            assert max(largest_error(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
         assert "mesh: got a DeviceMesh of 2 dimensions; it takes one" in refused
         assert uneven.tolist() == 3 * [2 * [0] + 3 * [1] + 4 * [2] + 5 * [3]]
 
@@ -195,7 +195,7 @@ def by_threads(inputs, lengths, layout, causal, on_triton=False):
 def test_ring_matches_float64_for_any_shard_lengths(lengths, causal, layout):
     inputs = inputs_of(6, 3, sum(lengths), 8)
     found, truth = by_threads(inputs, lengths, layout, causal), truth_of(inputs, causal=causal)
-    assert max(worst(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
+    assert max(largest_error(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
 
 
 def test_ring_splits_large_messages_by_heads(monkeypatch):
@@ -204,7 +204,7 @@ def test_ring_splits_large_messages_by_heads(monkeypatch):
     some = threads.ring_of(0, {}, lengths, "zigzag", True, 1.0, False)
     assert ring.head_chunks(some, *inputs[:2]) == [(slice(0, 2), slice(0, 1)), (slice(2, 6), slice(1, 3))]
     found, truth = by_threads(inputs, lengths, "zigzag", True), truth_of(inputs, causal=True)
-    assert max(worst(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
+    assert max(largest_error(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
 
 
 @pytest.mark.parametrize("backend, excluded", [("portable", True), ("triton", False)])
@@ -256,7 +256,9 @@ def test_ring_accepts_a_gradient_of_O_or_of_L_alone():
     *qkv, dO, dL = inputs_of(4, 2, 13, 8)
     for name, given, as_zeros in (("L", (None, dL), (0 * dO, dL)), ("O", (dO, None), (dO, 0 * dL))):
         found, truth = by_threads((*qkv, *given), [5, 6, 2], "zigzag", True), truth_of((*qkv, *as_zeros), causal=True)
-        assert max(worst(got, want) for got, want in zip(found, truth, strict=True)) < EXACT, f"a loss of {name} alone"
+        assert max(largest_error(got, want) for got, want in zip(found, truth, strict=True)) < EXACT, (
+            f"a loss of {name} alone"
+        )
 
 
 def test_ring_sends_and_accumulates_gradients_in_fp32(monkeypatch):
@@ -305,7 +307,10 @@ def test_ring_state_equals_the_numpy_reference(on_triton, device):
     state.finalize((rows, O_, L_), O[:, 1:4], L[:, 1:4])
     for b, h in np.ndindex(2, 3):
         o, l = want[b][h].finalize()
-        assert worst(O[b, h + 1].cpu(), torch.tensor(o)) < 1e-5 and worst(L[b, h + 1].cpu(), torch.tensor(l)) < 1e-4
+        assert (
+            largest_error(O[b, h + 1].cpu(), torch.tensor(o)) < 1e-5
+            and largest_error(L[b, h + 1].cpu(), torch.tensor(l)) < 1e-4
+        )
     assert O[:, [0, 4]].isnan().all() and L[:, [0, 4]].isnan().all(), "wrote beyond its heads"
 
 
@@ -334,7 +339,7 @@ def test_ring_of_one_rank_equals_attention(alone):
     inputs = inputs_of(2, 1, 7, 8)
     found = processes.run(inputs, None, layout="zigzag", causal=True, scale=-0.3)
     truth = truth_of(inputs, causal=True, scale=-0.3)
-    assert max(worst(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
+    assert max(largest_error(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
     x = torch.arange(7)
     assert torch.equal(unshard(shard(x, dim=0), dim=0), x)
     with pytest.raises(ValueError, match=r"^dim: got 1; it takes a whole number from -1 to 0"):

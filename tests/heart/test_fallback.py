@@ -11,7 +11,7 @@ import pytest
 import torch
 import triton
 from biases import BIASES
-from kernel_truth import DEVICE, check_accuracy, dense, run, tensors, worst
+from kernel_truth import DEVICE, check_accuracy, dense, largest_error, run_with_gradients, tensors
 from triton.compiler.errors import CompilationError
 from triton.runtime import errors as runtime_errors
 
@@ -100,7 +100,7 @@ def hopper(monkeypatch):
 def test_hopper_compile_error_falls_back_to_portable_with_one_warning(error, hopper):
     counts, inputs = hopper(error), tensors(1, 2, 1, 20, 24, 16)
     with pytest.warns(RuntimeWarning) as said:
-        got = run(attention, *inputs, causal=True)
+        got = run_with_gradients(attention, *inputs, causal=True)
     check_accuracy(got, dense(*inputs, causal=True), dense(*inputs, causal=True, dtype=torch.float32))
     sentences = [str(w.message) for w in said if w.category is RuntimeWarning]  # NumPy deprecates what Triton 3.6 does
     assert len(sentences) == 2  # the forward's and the backward's
@@ -110,9 +110,9 @@ def test_hopper_compile_error_falls_back_to_portable_with_one_warning(error, hop
     assert counts == dict(prepared=2, launched=2, portable=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        again = run(attention, *inputs, causal=True)
+        again = run_with_gradients(attention, *inputs, causal=True)
         assert all(map(torch.equal, got, again)) and counts == dict(prepared=2, launched=2, portable=2)
-        run(attention, *inputs)  # another kind is tried, for it may compile, and nothing is said twice
+        run_with_gradients(attention, *inputs)  # another kind is tried, for it may compile, and nothing is said twice
     assert counts == dict(prepared=4, launched=4, portable=4)
 
 
@@ -151,9 +151,9 @@ def test_portable_compile_error_is_raised_clearly(name, monkeypatch):
     room = dispatch.portable if name == "forward_kernel" else dispatch.portable_backward
     monkeypatch.setattr(room, name, Uncompiled())
     with pytest.raises(RuntimeError, match=r"cannot compile the portable (for|back)ward \(PTXASError: `ptxas` failed"):
-        run(attention, *tensors(1, 2, 1, 20, 24, 16))
+        run_with_gradients(attention, *tensors(1, 2, 1, 20, 24, 16))
     with pytest.raises(RuntimeError, match="ward with the bias alibi"):
-        run(attention, *tensors(1, 2, 1, 20, 24, 16), bias=BIASES["alibi"][0])
+        run_with_gradients(attention, *tensors(1, 2, 1, 20, 24, 16), bias=BIASES["alibi"][0])
 
 
 def test_decode_compile_error_falls_back_except_for_pages(monkeypatch):
@@ -163,7 +163,7 @@ def test_decode_compile_error_falls_back_except_for_pages(monkeypatch):
     )
     with pytest.warns(RuntimeWarning, match="cannot compile decode"):
         O = attention(q, k, v)
-    assert worst(O, dense(q, k, v, dO)[0]) < 1e-5
+    assert largest_error(O, dense(q, k, v, dO)[0]) < 1e-5
     pages, table = torch.zeros(2, 4, 1, 16, device=DEVICE), torch.zeros(1, 2, dtype=torch.int32, device=DEVICE)
     lengths = torch.tensor([5], device=DEVICE)
     with pytest.raises(RuntimeError, match="cannot compile decode over pages"):

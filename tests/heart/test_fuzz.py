@@ -7,7 +7,7 @@ import torch
 from biases import BIASES
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from kernel_truth import ALLOWED, DEVICE, GPU, NAMES, dense, dense_for, elsewhere, worst
+from kernel_truth import ALLOWED, DEVICE, GPU, NAMES, dense, dense_for, largest_error, with_gaps
 
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import interpreter
@@ -37,8 +37,8 @@ def behind(x):
 LAYOUTS = dict(  # how somebody might hold a tensor; what lies between its numbers and behind them is NaN
     plain=lambda x: x,
     heads_inside=lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
-    rows_apart=lambda x: elsewhere(x, 2),
-    numbers_apart=lambda x: elsewhere(x, 3),
+    rows_apart=lambda x: with_gaps(x, 2),
+    numbers_apart=lambda x: with_gaps(x, 3),
     turned=lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
     one_head_for_all=lambda x: x[:, :1].expand(x.shape),
     behind=behind,
@@ -104,7 +104,9 @@ def compare(got, tensors, **options):
     for name, a, t, b in zip(NAMES, got, truth[:5], torchs[:5], strict=True):
         if a is not None:
             rounding = max(1e-5, torch.finfo(q.dtype).eps, digits) * max(1.0, t.nan_to_num(0, 0, 0).abs().max().item())
-            assert worst(a, t) <= ALLOWED[name] * worst(b, t) + rounding, f"{name}: {worst(a, t)}, torch {worst(b, t)}"
+            assert largest_error(a, t) <= ALLOWED[name] * largest_error(b, t) + rounding, (
+                f"{name}: {largest_error(a, t)}, torch {largest_error(b, t)}"
+            )
 
 
 def called(q, k, v, dO, wanted, options):

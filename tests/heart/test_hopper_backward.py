@@ -5,9 +5,25 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from case_selection import compiled_by, once, shared_out
-from hopper_gpu import DTYPES, backward_of, check, counters_are_put_back, draw, lengths_of, replayed
-from kernel_truth import check_accuracy, dense, dense_for, hopper, run, tensors, worst  # before Triton
+from case_selection import compiled_by, covering_or_exhaustive, covering_rows
+from hopper_gpu import (
+    DTYPES,
+    captured_and_eager,
+    check_kernels,
+    counters_are_reset,
+    key_lengths_tensor,
+    prepared_backward,
+    random_heads,
+)
+from kernel_truth import (
+    check_accuracy,
+    dense,
+    dense_for,
+    hopper,
+    largest_error,
+    run_with_gradients,
+    tensors,
+)  # before Triton
 
 pytest.importorskip("triton")
 
@@ -79,16 +95,16 @@ def divided(monkeypatch):
 def try_all(cases):
     """Check all cases: (d, dtype, (N_q, N_k), (causal, with key_lengths, stored as (batch, N, heads, d)))."""
     for d, dtype, (N_q, N_k), (causal, padded, turned) in cases:
-        Q, dO = draw(2, 6, N_q, d, dtype, turned, 0), draw(2, 6, N_q, d, dtype, turned, 3)
-        K, V = (draw(2, 2, N_k, d, dtype, turned, seed) for seed in (1, 2))
-        dL = draw(2, 6, N_q, 1, torch.float32, seed=4)[..., 0].contiguous() if turned else None
-        lengths = lengths_of(N_k // 3, N_k) if padded else None
-        check(Q, K, V, dO, Options(causal, d**-0.5), lengths, dL=dL)
+        Q, dO = random_heads(2, 6, N_q, d, dtype, turned, 0), random_heads(2, 6, N_q, d, dtype, turned, 3)
+        K, V = (random_heads(2, 2, N_k, d, dtype, turned, seed) for seed in (1, 2))
+        dL = random_heads(2, 6, N_q, 1, torch.float32, seed=4)[..., 0].contiguous() if turned else None
+        lengths = key_lengths_tensor(N_k // 3, N_k) if padded else None
+        check_kernels(Q, K, V, dO, Options(causal, d**-0.5), lengths, dL=dL)
 
 
 @hopper
 def test_hopper_backward_matches_float64_for_each_shape_dtype_and_mask():
-    try_all(once(D, DTYPES, PAIRS, KINDS))
+    try_all(covering_rows(D, DTYPES, PAIRS, KINDS))
 
 
 ORDERS = {  # of Q and of dO in memory: together contiguous, or one of them a view of (batch, N, heads, d)
@@ -105,21 +121,21 @@ ORDERS = {  # of Q and of dO in memory: together contiguous, or one of them a vi
 def test_hopper_backward_packs_query_heads_as_rows(d, deterministic, order, divided):
     """Row blocks begin in one query head and end in the next, in any number of parts; other orders keep their heads."""
     pairs, groups = [(344, 344), (192, 192), (252, 300), (1000, 1000), (708, 768), (1, 700)], [(16, 2), (6, 2), (8, 1)]
-    for (N_q, N_k), (H, H_kv), parts in once(pairs, groups, (None, 1, 5)):
+    for (N_q, N_k), (H, H_kv), parts in covering_rows(pairs, groups, (None, 1, 5)):
         if parts:
             divided(parts)
         dtype = DTYPES[N_q % 3 == 0]
-        Q, dO = (draw(2, H, N_q, d, dtype, turned, 3 * seed) for seed, turned in enumerate(ORDERS[order]))
-        K, V = (draw(2, H_kv, N_k, d, dtype, seed=seed) for seed in (1, 2))
-        dL = draw(2, H, N_q, 1, torch.float32, seed=4)[..., 0].contiguous()
-        check(Q, K, V, dO, Options(False, d**-0.5), dL=dL, deterministic=deterministic)
+        Q, dO = (random_heads(2, H, N_q, d, dtype, turned, 3 * seed) for seed, turned in enumerate(ORDERS[order]))
+        K, V = (random_heads(2, H_kv, N_k, d, dtype, seed=seed) for seed in (1, 2))
+        dL = random_heads(2, H, N_q, 1, torch.float32, seed=4)[..., 0].contiguous()
+        check_kernels(Q, K, V, dO, Options(False, d**-0.5), dL=dL, deterministic=deterministic)
 
 
 @hopper
 @pytest.mark.parametrize("d", (64, 128))
 def test_hopper_backward_with_packed_query_heads_is_deterministic(d):
-    given = (draw(2, H, 344, d, torch.bfloat16, seed=seed) for seed, H in enumerate((16, 2, 2, 16)))
-    call = backward_of(*given, Options(False, d**-0.5), deterministic=True)
+    given = (random_heads(2, H, 344, d, torch.bfloat16, seed=seed) for seed, H in enumerate((16, 2, 2, 16)))
+    call = prepared_backward(*given, Options(False, d**-0.5), deterministic=True)
     first = call()
     assert all(torch.equal(x, y) for _ in range(50) for x, y in zip(call(), first, strict=True))
 
@@ -148,18 +164,18 @@ def test_hopper_backward_is_right_for_any_number_of_splits(d, parts, divided):
     if parts:
         divided(parts)
     for (batch, H, N_q, N_k, H_kv), causal, padded in product(SOME if parts else MANY, (False, True), (False, True)):
-        Q, dO = (draw(batch, H, N_q, d, torch.bfloat16, seed=seed) for seed in (0, 3))
-        K, V = (draw(batch, H_kv, N_k, d, torch.bfloat16, seed=seed) for seed in (1, 2))
-        lengths = lengths_of(*[N_k // 3, N_k + 100, 0, 129][:batch], dtype=torch.int64) if padded else None
-        check(Q, K, V, dO, Options(causal, 0.2), lengths)
+        Q, dO = (random_heads(batch, H, N_q, d, torch.bfloat16, seed=seed) for seed in (0, 3))
+        K, V = (random_heads(batch, H_kv, N_k, d, torch.bfloat16, seed=seed) for seed in (1, 2))
+        lengths = key_lengths_tensor(*[N_k // 3, N_k + 100, 0, 129][:batch], dtype=torch.int64) if padded else None
+        check_kernels(Q, K, V, dO, Options(causal, 0.2), lengths)
 
 
 @hopper
 @pytest.mark.parametrize("d", (64, pytest.param(128, marks=pytest.mark.exhaustive)))
 def test_hopper_backward_is_accurate_for_large_scores(d):
     for dtype, causal in product((torch.float16, torch.bfloat16), (False, True)):
-        Q, K, V, dO = (draw(2, 4, 500, d, dtype, seed=seed) for seed in range(4))
-        check(Q * 16, K, V, dO, Options(causal, d**-0.5))
+        Q, K, V, dO = (random_heads(2, 4, 500, d, dtype, seed=seed) for seed in range(4))
+        check_kernels(Q * 16, K, V, dO, Options(causal, d**-0.5))
 
 
 @hopper
@@ -170,8 +186,8 @@ def test_hopper_backward_is_accurate_for_large_scores(d):
 def test_hopper_backward_has_no_race_in_a_thousand_runs(d, N, causal, parts, divided):
     """Undivided, dK and dV have one order of sums: the same bits. The rest stays within a rounding or two."""
     divided(parts)
-    Q, K, V, dO = (draw(4, 8000 // N, N, d, torch.bfloat16, seed=seed) for seed in range(4))
-    call = backward_of(Q, K, V, dO, Options(causal, 0.1))
+    Q, K, V, dO = (random_heads(4, 8000 // N, N, d, torch.bfloat16, seed=seed) for seed in range(4))
+    call = prepared_backward(Q, K, V, dO, Options(causal, 0.1))
     first = call()
     differ, off = torch.zeros((), dtype=torch.bool, device="cuda"), torch.zeros((), device="cuda")
     for _ in range(1000):
@@ -187,10 +203,10 @@ def test_hopper_backward_has_no_race_in_a_thousand_runs(d, N, causal, parts, div
 @pytest.mark.parametrize("d", (64, pytest.param(128, marks=pytest.mark.exhaustive)))
 def test_hopper_backward_ignores_rows_past_the_end_of_K(d, N_k, lengths):
     """All scores are far below 0, which is what a key of zeros would get."""
-    lengths = None if lengths is None else lengths_of(*lengths)
+    lengths = None if lengths is None else key_lengths_tensor(*lengths)
     for dtype, causal in product((torch.float16, torch.bfloat16), (False, True)):
-        Q, K, V, dO = (draw(2, 4, N, d, dtype, seed=seed) for seed, N in enumerate((200, N_k, N_k, 200)))
-        check(Q.abs() + 3, -K.abs() - 3, V, dO, Options(causal, d**-0.5), lengths)
+        Q, K, V, dO = (random_heads(2, 4, N, d, dtype, seed=seed) for seed, N in enumerate((200, N_k, N_k, 200)))
+        check_kernels(Q.abs() + 3, -K.abs() - 3, V, dO, Options(causal, d**-0.5), lengths)
 
 
 @hopper
@@ -228,10 +244,10 @@ def test_hopper_backward_gradients_cancel_exactly(d, H, H_kv, N_q, N_k):
 @pytest.mark.parametrize("parts", (1, 4))
 def test_hopper_backward_replays_in_cuda_graphs(parts, divided):
     divided(parts)
-    given = (draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(4))
-    for captured, want in replayed(backward_of(*given, Options(True, 0.1))):
-        assert all(worst(x, y) < 1e-2 for x, y in zip(captured, want, strict=True))
-    assert counters_are_put_back()
+    given = (random_heads(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(4))
+    for captured, want in captured_and_eager(prepared_backward(*given, Options(True, 0.1))):
+        assert all(largest_error(x, y) < 1e-2 for x, y in zip(captured, want, strict=True))
+    assert counters_are_reset()
 
 
 # Windows, and the same bits, by both kernels -------------------------------------------------------------------
@@ -246,33 +262,33 @@ def options_of(window, d) -> Options:
 
 def cases(d, dtype, window, pair, padded, heads=(6, 2)):
     (N_q, N_k), (H, H_kv) = pair, heads
-    Q, dO = draw(2, H, N_q, d, dtype), draw(2, H, N_q, d, dtype, seed=1)
-    K, V = draw(2, H_kv, N_k, d, dtype, seed=2), draw(2, H_kv, N_k, d, dtype, seed=3)
-    return Q, K, V, dO, options_of(window, d), lengths_of(N_k // 3, N_k) if padded else None
+    Q, dO = random_heads(2, H, N_q, d, dtype), random_heads(2, H, N_q, d, dtype, seed=1)
+    K, V = random_heads(2, H_kv, N_k, d, dtype, seed=2), random_heads(2, H_kv, N_k, d, dtype, seed=3)
+    return Q, K, V, dO, options_of(window, d), key_lengths_tensor(N_k // 3, N_k) if padded else None
 
 
 @hopper
-@pytest.mark.parametrize("d, window", [*product((64, 128), WINDOWS), *once((32, 96), WINDOWS)], ids=str)
+@pytest.mark.parametrize("d, window", [*product((64, 128), WINDOWS), *covering_rows((32, 96), WINDOWS)], ids=str)
 def test_hopper_backward_is_right_for_windows(d, window):
-    for pair, dtype, padded in once(PAIRS[1:], DTYPES, (False, True)):
-        check(*cases(d, dtype, window, pair, padded))
+    for pair, dtype, padded in covering_rows(PAIRS[1:], DTYPES, (False, True)):
+        check_kernels(*cases(d, dtype, window, pair, padded))
 
 
 @hopper
 @pytest.mark.parametrize("d", (64, 128))
 def test_hopper_backward_is_right_for_windows_with_split_column_blocks(d, divided):
-    for window, padded, parts in once(WINDOWS, (False, True), (1, 4, 100)):
+    for window, padded, parts in covering_rows(WINDOWS, (False, True), (1, 4, 100)):
         divided(parts)
-        check(*cases(d, torch.bfloat16, window, (4100, 3900), padded, heads=(2, 1)))
+        check_kernels(*cases(d, torch.bfloat16, window, (4100, 3900), padded, heads=(2, 1)))
 
 
 @hopper
 @pytest.mark.parametrize("d", (64, 96, 128))
 def test_hopper_deterministic_gradients_match_float64(d, divided):
     masks = ((None, None), (None, 0), (130, 127), (200, 0))
-    for pair, dtype, window, padded, parts in once(PAIRS[1:], DTYPES, masks, (False, True), (1, 1, 3, 100)):
+    for pair, dtype, window, padded, parts in covering_rows(PAIRS[1:], DTYPES, masks, (False, True), (1, 1, 3, 100)):
         divided(parts)
-        check(*cases(d, dtype, window, pair, padded), deterministic=True)
+        check_kernels(*cases(d, dtype, window, pair, padded), deterministic=True)
 
 
 @hopper
@@ -282,8 +298,8 @@ def test_hopper_deterministic_gradients_match_float64(d, divided):
 )
 def test_hopper_deterministic_gradients_are_bitwise_reproducible(d, N, H_kv, causal, busy):
     """Also where another stream keeps SMs busy, so that programs start late and in another order."""
-    given = (draw(2, H, N, d, torch.bfloat16, seed=seed) for seed, H in enumerate((8, H_kv, H_kv, 8)))
-    call = backward_of(*given, Options(causal, 0.1), deterministic=True)
+    given = (random_heads(2, H, N, d, torch.bfloat16, seed=seed) for seed, H in enumerate((8, H_kv, H_kv, 8)))
+    call = prepared_backward(*given, Options(causal, 0.1), deterministic=True)
     first = call()
     differ, beside = torch.zeros((), dtype=torch.bool, device="cuda"), torch.cuda.Stream()
     A = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
@@ -303,18 +319,18 @@ def test_hopper_deterministic_gradients_are_bitwise_reproducible(d, N, H_kv, cau
 
 @hopper
 @pytest.mark.parametrize("way", ("forward", "backward"))
-@pytest.mark.parametrize("d, causal, lengths", shared_out((*D, 192, 256), (False, True), LENGTHS), ids=str)
+@pytest.mark.parametrize("d, causal, lengths", covering_or_exhaustive((*D, 192, 256), (False, True), LENGTHS), ids=str)
 def test_attention_uses_the_hopper_backward(d, causal, lengths, way, monkeypatch):
     if way == "backward" and d > 128:
         pytest.skip("the portable backward again")
     monkeypatch.setattr(dispatch, "portable" if way == "forward" else "portable_backward", None)
     monkeypatch.setattr(forward, "enough_work", lambda *_: True)
-    lengths = None if lengths is None else lengths_of(213, 77, dtype=lengths)
+    lengths = None if lengths is None else key_lengths_tensor(213, 77, dtype=lengths)
     for scale in (None, -0.2, *([0.0] if way == "forward" else [])):
         q, k, v, dO = tensors(2, 4, 2, 190, 213, d, torch.bfloat16)
         dL = torch.randn(2, 4, 190, device="cuda")
         options = dict(causal=causal, scale=scale)
-        got = run(attention, q, k, v, dO, dL, key_lengths=lengths, **options)
+        got = run_with_gradients(attention, q, k, v, dO, dL, key_lengths=lengths, **options)
         options |= dict(lengths=lengths, dL=dL)
         want = dense(q, k, v, dO, **options)
         check_accuracy(got, want, dense(q, k, v, dO, **options, dtype=q.dtype), f"{d} {options}")
@@ -328,7 +344,7 @@ def test_attention_uses_hopper_for_windows_and_deterministic_gradients(monkeypat
     for window, deterministic in (((200, 0), False), ((None, 0), True), ((200, 0), True)):
         torch.use_deterministic_algorithms(deterministic)
         try:
-            got = run(attention, *(x.clone().requires_grad_() for x in (q, k, v)), dO, window=window)
+            got = run_with_gradients(attention, *(x.clone().requires_grad_() for x in (q, k, v)), dO, window=window)
         finally:
             torch.use_deterministic_algorithms(False)
         truth = dense_for(got[0], q, k, v, dO, window=window)

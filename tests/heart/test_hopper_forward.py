@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from case_selection import dealt, once
+from case_selection import assign_rows, covering_rows
 from compile_worker import kinds
-from hopper_gpu import DTYPES, check, counters_are_put_back, draw, lengths_of, replayed
-from kernel_truth import dense, hopper, worst  # before Triton
+from hopper_gpu import DTYPES, captured_and_eager, check_kernels, counters_are_reset, key_lengths_tensor, random_heads
+from kernel_truth import dense, hopper, largest_error  # before Triton
 
 pytest.importorskip("triton")
 
@@ -46,18 +46,20 @@ def try_all(d, dtype, cases, planned):
     """Check all cases: ((N_q, N_k), stored as (batch, N, heads, d), (sizes, causal, with key_lengths))."""
     for (N_q, N_k), turned, (sizes, causal, padded) in cases:
         planned(sizes)
-        Q = draw(2, 6, N_q, d, dtype, turned, 0)
-        K, V = (draw(2, 2, N_k, d, dtype, turned, seed) for seed in (1, 2))
-        check(Q, K, V, None, Options(causal, d**-0.5), lengths_of(N_k // 3, N_k + 9) if padded else None)
+        Q = random_heads(2, 6, N_q, d, dtype, turned, 0)
+        K, V = (random_heads(2, 2, N_k, d, dtype, turned, seed) for seed in (1, 2))
+        check_kernels(
+            Q, K, V, None, Options(causal, d**-0.5), key_lengths_tensor(N_k // 3, N_k + 9) if padded else None
+        )
 
 
 @hopper
-@pytest.mark.parametrize("d, dtype", once(D, DTYPES), ids=str)
+@pytest.mark.parametrize("d, dtype", covering_rows(D, DTYPES), ids=str)
 def test_hopper_forward_matches_float64_for_each_shape_dtype_and_mask(d, dtype, planned):
     """Every plan, mask and pair of lengths."""
     plans, masks = list(dict.fromkeys(sizes for sizes, *_ in kinds(d))), list(product((False, True), (False, True)))
-    some = [(turned, (sizes, *mask)) for sizes, mask, turned in once(plans, masks, (False, True))]
-    try_all(d, dtype, dealt(PAIRS, some), planned)
+    some = [(turned, (sizes, *mask)) for sizes, mask, turned in covering_rows(plans, masks, (False, True))]
+    try_all(d, dtype, assign_rows(PAIRS, some), planned)
 
 
 @hopper
@@ -72,11 +74,13 @@ def test_hopper_forward_matches_float64_for_all_combinations(d, dtype, planned):
 @pytest.mark.parametrize("d", (64, 128, 256))
 def test_hopper_forward_packs_query_heads_as_rows(d):
     """Row blocks begin in one query head and end in the next; a view of (batch, N, heads, d) cannot be taken so."""
-    for (N_q, N_k), heads, turned in once([(344, 344), (192, 192), (252, 300), (1000, 1000), (1, 700)], GROUPS, (0, 1)):
+    for (N_q, N_k), heads, turned in covering_rows(
+        [(344, 344), (192, 192), (252, 300), (1000, 1000), (1, 700)], GROUPS, (0, 1)
+    ):
         (H, H_kv), dtype = heads, DTYPES[N_q % 3 == 0]
-        Q = draw(2, H, N_q, d, dtype, turned, 0)
-        K, V = (draw(2, H_kv, N_k, d, dtype, turned, seed) for seed in (1, 2))
-        check(Q, K, V, None, Options(False, d**-0.5))
+        Q = random_heads(2, H, N_q, d, dtype, turned, 0)
+        K, V = (random_heads(2, H_kv, N_k, d, dtype, turned, seed) for seed in (1, 2))
+        check_kernels(Q, K, V, None, Options(False, d**-0.5))
 
 
 @hopper
@@ -86,16 +90,16 @@ def test_hopper_forward_packs_query_heads_as_rows(d):
 @pytest.mark.parametrize("d", (64, 128, 256))
 def test_hopper_forward_is_right_while_the_row_maximum_rises(d, causal, dtype, planned):
     """m lags behind the maximum: scores that grow or fall from tile to tile, in some rows and not in others."""
-    direction = torch.nn.functional.normalize(draw(1, 1, 1, d, torch.float32, seed=3), dim=3)
+    direction = torch.nn.functional.normalize(random_heads(1, 1, 1, d, torch.float32, seed=3), dim=3)
     tall = torch.arange(1024, device="cuda")[:, None] % 3 != 1  # in every warp some rows climb, and some do not
-    Q = tall * d**0.5 * direction + 0.3 * draw(1, 2, 1024, d, torch.float32)
-    V = draw(1, 2, 1024, d, dtype, seed=2)
+    Q = tall * d**0.5 * direction + 0.3 * random_heads(1, 2, 1024, d, torch.float32)
+    V = random_heads(1, 2, 1024, d, dtype, seed=2)
     plans = [sizes for sizes, masked, padded in kinds(d) if masked == causal and not padded]
     for sizes, height, top in product(plans, (1, 8, 40, 400, -1, -8, -40, -400), (0, 1)):
         planned(sizes)
         slope = torch.linspace(-1, 1, 1024, device="cuda")[:, None] - top  # the highest score is 0, or `height`
-        K = height * slope * direction + 0.1 * draw(1, 2, 1024, d, torch.float32, seed=1)
-        check(Q.to(dtype), K.to(dtype), V, None, Options(causal, d**-0.5))
+        K = height * slope * direction + 0.1 * random_heads(1, 2, 1024, d, torch.float32, seed=1)
+        check_kernels(Q.to(dtype), K.to(dtype), V, None, Options(causal, d**-0.5))
 
 
 def differing(times, Q, K, V, lengths, causal):
@@ -119,7 +123,7 @@ def differing(times, Q, K, V, lengths, causal):
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("d, N", ((64, 1000), (64, 250), (128, 1000), (128, 2300), (128, 250)))
 def test_hopper_forward_is_bitwise_reproducible_in_a_thousand_runs(d, N, causal):
-    Q, K, V = (draw(4, 8, N, d, torch.bfloat16, seed=seed) for seed in range(3))
+    Q, K, V = (random_heads(4, 8, N, d, torch.bfloat16, seed=seed) for seed in range(3))
     assert not differing(1000, Q, K, V, None, causal)
 
 
@@ -130,10 +134,10 @@ def test_hopper_forward_is_right_for_blocks_of_few_tiles(d, planned):
     """Many blocks of few tiles: the producer is as far ahead as it ever is, and so is what it fills too early."""
     for (sizes, causal, padded), (N_q, N_k) in product(kinds(d), ((1600, 60), (1000, 500), (1600, 1000))):
         planned(sizes)
-        Q = draw(4, 12, N_q, d, torch.bfloat16, seed=0)
-        K, V = (draw(4, 12, N_k, d, torch.bfloat16, seed=seed) for seed in (1, 2))
-        lengths = lengths_of(0, N_k, 1, N_k // 2) if padded else None
-        check(Q, K, V, None, Options(causal, d**-0.5), lengths)
+        Q = random_heads(4, 12, N_q, d, torch.bfloat16, seed=0)
+        K, V = (random_heads(4, 12, N_k, d, torch.bfloat16, seed=seed) for seed in (1, 2))
+        lengths = key_lengths_tensor(0, N_k, 1, N_k // 2) if padded else None
+        check_kernels(Q, K, V, None, Options(causal, d**-0.5), lengths)
         assert not differing(100, Q, K, V, lengths, causal), (d, N_q, N_k, sizes, causal, padded)
 
 
@@ -148,11 +152,11 @@ def test_hopper_kernels_are_right_while_processes_share_the_gpu():
 
 @hopper
 def test_hopper_forward_replays_in_cuda_graphs():
-    Q, K, V = (draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(3))
+    Q, K, V = (random_heads(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(3))
     tensors = Tensors(Q, K, V)
-    for captured, want in replayed(partial(launch.prepare(tensors, Options(True, 0.1)), tensors)):
+    for captured, want in captured_and_eager(partial(launch.prepare(tensors, Options(True, 0.1)), tensors)):
         assert all(map(torch.equal, captured, want))
-    assert counters_are_put_back()
+    assert counters_are_reset()
 
 
 # Launched again -----------------------------------------------------------------------------------------------
@@ -162,9 +166,9 @@ def test_hopper_forward_replays_in_cuda_graphs():
 @pytest.mark.parametrize("padded", (False, True))
 def test_hopper_prepared_call_is_right_on_other_tensors(padded):
     """New addresses, another stream, lengths that are no multiple of 16 bytes away from anything."""
-    call, lengths = None, lengths_of(50, 300, 1, 0, 299)
+    call, lengths = None, key_lengths_tensor(50, 300, 1, 0, 299)
     for seed in range(4):
-        Q, K, V = (draw(2, 4, 300, 64, torch.float16, seed=10 * seed + i) for i in range(3))
+        Q, K, V = (random_heads(2, 4, 300, 64, torch.float16, seed=10 * seed + i) for i in range(3))
         some = lengths[seed % 2 : seed % 2 + 2] if padded else None
         tensors = Tensors(Q, K, V, some)
         call = call or launch.prepare(tensors, Options(False, 0.125))
@@ -173,14 +177,14 @@ def test_hopper_prepared_call_is_right_on_other_tensors(padded):
             O, L = call(tensors)
             torch.cuda.synchronize()
         for got, want in zip((O, L), dense(Q, K, V, torch.zeros_like(Q), lengths=some), strict=False):
-            assert worst(got, want) < 2e-3
+            assert largest_error(got, want) < 2e-3
 
 
 @hopper
 def test_relaunch_bypasses_triton_and_keeps_no_tensor_alive(monkeypatch):
     made = []
     monkeypatch.setattr(launch, "Launch", lambda *a, **b: made.append(Launch(*a, **b)) or made[0])
-    Q = draw(1, 2, 200, 64, torch.float16)
+    Q = random_heads(1, 2, 200, 64, torch.float16)
     call = launch.prepare(Tensors(Q, Q, Q), Options(False, 0.1))
     alive = [weakref.ref(x) for x in (Q, *call(Tensors(Q, Q, Q)))]
     assert made[0].relauncher

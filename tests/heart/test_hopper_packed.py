@@ -8,14 +8,14 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from case_selection import once
+from case_selection import covering_rows
 from compile_worker import kinds
-from hopper_gpu import check, computed
-from kernel_truth import DEVICE, NAMES, check_accuracy, dense_packed, hopper, worst  # before Triton
+from hopper_gpu import check_kernels, run_kernels
+from kernel_truth import DEVICE, NAMES, check_accuracy, dense_packed, hopper, largest_error  # before Triton
 
 pytest.importorskip("triton")
 
-from hopper_simulator import by_python, in_turn, run_backward, run_forward
+from hopper_simulator import ordered_additions, run_backward, run_forward, simulate_on_numpy
 from test_hopper_simulated import in_any_order
 
 from fa2_lab.api.packed import attention_packed, has_dominant_sequence
@@ -56,7 +56,7 @@ def found_by_python(Q, K, V, dO, dL, starts, causal, d, B_c, consumers, parts):
     """Return O, L, dQ, dK and dV. Python runs the main kernels, and the kernels before and after are launched."""
     window, many, options = (None, 0 if causal else None), len(starts[0]) - 1, Options(causal, Q.shape[2] ** -0.5)
     with pytest.MonkeyPatch.context() as patch, np.errstate(invalid="ignore", divide="ignore"):
-        by_python(patch)
+        simulate_on_numpy(patch)
         O, L = run_forward(Q, K, V, window, None, B_c, consumers, starts)
     given = [torch.from_numpy(x).float().to(DEVICE) for x in (Q, K, V, dO, O)]
     q, k, v, do, o = given
@@ -71,7 +71,7 @@ def found_by_python(Q, K, V, dO, dL, starts, causal, d, B_c, consumers, parts):
     assert not sums.any()
     starting = start.cpu().double().numpy().reshape(-1, 2, chosen.B_r)
     with pytest.MonkeyPatch.context() as patch, np.errstate(invalid="ignore", divide="ignore"):
-        by_python(patch)
+        simulate_on_numpy(patch)
         dK, dV, added = run_backward(Q, K, V, dO, starting, window, chosen, None, parts, starts)
     dQ, *columns = (torch.full_like(x, NAN) for x in (q, k, v))
     sums = torch.from_numpy(np.concatenate(added[: 1 + 2 * divided])).float().to(DEVICE)
@@ -106,7 +106,7 @@ def check_by_python(n_q, n_k, causal, d=64, B_c=64, consumers=2, heads=(4, 2), p
     for name, x, y, others in zip(NAMES, got, (O, L.T, *gradients), [0, 0, 0, 1, 1], strict=True):
         if planted is not None:
             x[hidden[others][1]] = y[hidden[others][1]]
-        assert worst(x, y) < 2e-5, (name, n_q, n_k, causal, d, parts)
+        assert largest_error(x, y) < 2e-5, (name, n_q, n_k, causal, d, parts)
 
 
 @pytest.mark.parametrize("n, lengths", [*enumerate(LENGTHS)])
@@ -151,11 +151,11 @@ def test_packed_hopper_kernels_match_float64_for_random_lengths_in_the_simulator
 
 @pytest.mark.parametrize("n_q, n_k", LENGTHS)
 def test_packed_dq_semaphores_keep_one_order_without_deadlock(n_q, n_k, monkeypatch):
-    by_python(monkeypatch)
+    simulate_on_numpy(monkeypatch)
     chance = random.Random(sum(n_q))
     for causal, (group, parts) in product((False, True), ((1, 1), (2, 3))):
         kind = dict(window=(None, 0 if causal else None), group=group, parts=parts, starts=(ends(n_q), ends(n_k)))
-        items = list(in_turn(sum(n_q), sum(n_k), **kind, l2_group=1 + causal))
+        items = list(ordered_additions(sum(n_q), sum(n_k), **kind, l2_group=1 + causal))
         orders = [in_any_order(items, programs, chance) for programs in (1, 3, 200)]
         assert all(order == orders[0] for order in orders), kind
         assert sum(map(len, items)) == sum(map(len, orders[0].values())) > 0, kind
@@ -172,14 +172,14 @@ def moved(starts, n) -> list[int]:
 
 def test_decreasing_cu_seqlens_cause_no_deadlock(monkeypatch):
     """Starts that run backwards have the counters begin past every turn; the next test sees that they do."""
-    by_python(monkeypatch)
+    simulate_on_numpy(monkeypatch)
     chance, back = random.Random(0), 0
     for n in range(600):
         many, rows, keys = chance.randrange(1, 6), chance.randrange(1, 700), chance.randrange(1, 700)
         sides = [[0, *(chance.randrange(-99, size + 99) for _ in range(many))] for size in (rows, keys)]
         sides = [sorted(side) if chance.random() < 0.3 else side for side in sides]
         kind = dict(window=(None, 0 if n % 2 else None), parts=1 + n % 3 // 2, B_r=(64, 128)[n % 5 % 2])
-        items = list(in_turn(rows, keys, **kind, starts=sides))
+        items = list(ordered_additions(rows, keys, **kind, starts=sides))
         inside = [moved(side, size) for side, size in zip(sides, (rows, keys), strict=True)]
         wild = any(side != sorted(side) for side in inside)
         in_any_order(items, chance.choice((1, 3, 200)), chance, begun=2**30 if wild else 0)
@@ -257,7 +257,7 @@ def check_packed(n_q, n_k, causal, d, dtype, heads=(6, 2), behind=0, determinist
     for x, starts in zip((q, k, v, dO), (cu[0], cu[1], cu[1], cu[0]), strict=True):
         x[int(starts[-1]) :] = NAN
     dL = torch.randn(heads[0], len(q), device=DEVICE) if with_dL else None
-    check(q, k, v, dO, Options(causal, d**-0.5), cu=cu, dL=dL, deterministic=deterministic)
+    check_kernels(q, k, v, dO, Options(causal, d**-0.5), cu=cu, dL=dL, deterministic=deterministic)
 
 
 MANY = [*LENGTHS, ([1000, 17, 0, 333, 2049, 64, *[3] * 300], [900, 17, 5, 333, 2100, 1, *[3] * 300])]
@@ -266,7 +266,9 @@ MANY = [*LENGTHS, ([1000, 17, 0, 333, 2049, 64, *[3] * 300], [900, 17, 5, 333, 2
 @hopper
 @pytest.mark.parametrize("d", (32, 64, 96, 128, 256))
 def test_packed_hopper_kernels_match_float64(d):
-    for (n_q, n_k), causal, dtype, behind in once(MANY, (False, True), (torch.bfloat16, torch.float16), (0, 70)):
+    for (n_q, n_k), causal, dtype, behind in covering_rows(
+        MANY, (False, True), (torch.bfloat16, torch.float16), (0, 70)
+    ):
         check_packed(n_q, n_k, causal, d, dtype, behind=behind, with_dL=causal)
         check_packed(n_q, n_k, not causal, d, dtype)
 
@@ -282,7 +284,7 @@ def test_packed_hopper_forward_matches_float64_for_each_config(d, monkeypatch):
 @hopper
 @pytest.mark.parametrize("d", (64, 128))
 def test_packed_hopper_backward_matches_float64_with_splits_and_determinism(d, monkeypatch):
-    for lengths, parts, causal, deterministic in once(MANY, (1, 3, 100), (True, False), (True, True, False)):
+    for lengths, parts, causal, deterministic in covering_rows(MANY, (1, 3, 100), (True, False), (True, True, False)):
         monkeypatch.setattr(backward.sizes, "parts_for", lambda *_, parts=parts: parts)
         check_packed(*lengths, causal, d, torch.bfloat16, deterministic=deterministic)
 
@@ -299,12 +301,12 @@ def test_packed_hopper_kernels_isolate_sequences(d, planted):
         rows = slice(*cu[planted : planted + 2].tolist())
         for x in (q, k, v, dO):
             x[rows] = NAN
-        got = computed(q, k, v, dO, Options(causal, d**-0.5), cu=(cu, cu))
+        got = run_kernels(q, k, v, dO, Options(causal, d**-0.5), cu=(cu, cu))
         for name, x, y, z in zip(NAMES, got, want, theirs, strict=True):
             x, y, z = (x.T, y.T, z.T) if name == "L" else (x, y, z)
             assert x[rows].isnan().all(), name
             x[rows] = y[rows].to(x.dtype)
-            assert worst(x, y) <= 3 * worst(z, y) + 1e-5, (name, causal)
+            assert largest_error(x, y) <= 3 * largest_error(z, y) + 1e-5, (name, causal)
 
 
 @hopper
@@ -316,7 +318,7 @@ def test_wrong_cu_seqlens_cause_no_out_of_bounds_writes(wild):
     beside = [torch.zeros(2**16, device="cuda") for _ in range(64)]
     del beside[::2]
     for pair in ((cu, good), (good, cu), (cu, cu)):
-        computed(q, k, v, dO, Options(True, 0.125), cu=pair)
+        run_kernels(q, k, v, dO, Options(True, 0.125), cu=pair)
     torch.cuda.synchronize()
     assert not any(x.any() for x in beside)
 

@@ -13,7 +13,7 @@ from kernel_truth import dense  # before Triton
 pytest.importorskip("triton")
 
 from hopper_language import Pointer, Whole, made
-from hopper_simulator import by_python, in_turn, run_backward, run_forward, starting
+from hopper_simulator import initial_scores_and_dP, ordered_additions, run_backward, run_forward, simulate_on_numpy
 
 from fa2_lab.kernels.hopper.backward.sizes import choose
 from fa2_lab.kernels.hopper.shared import geometry
@@ -24,7 +24,7 @@ WINDOWS = [(None, None), (None, 0), (0, 0), (7, 0), (100, 0), (70, 30), (None, 4
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch):
-    by_python(monkeypatch)
+    simulate_on_numpy(monkeypatch)
 
 
 # Who sees whom ------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def test_simulated_hopper_kernels_mask_exactly_the_window(n, N_q, N_k):
             B_c, consumers = ((64, 2), (128, 1), (64, 3), (128, 2))[(n + w) % 4]
             got = run_forward(Q, K, V, window, lengths, B_c, consumers)
             sizes = choose((128, 64)[w % 2], N_q, window != (None, None), ragged=True)
-            given = starting(want[1], want[4], 8, sizes.B_r)
+            given = initial_scores_and_dP(want[1], want[4], 8, sizes.B_r)
             got += run_backward(Q, K, V, dO, given, window, sizes, lengths)[:2]
         for name, x, y in zip(("O", "L", "dK", "dV"), got, want, strict=False):
             np.testing.assert_allclose(x, y, atol=1e-9, err_msg=f"{name} {window} {lengths}")
@@ -71,7 +71,9 @@ def test_simulated_hopper_kernels_ignore_rows_past_the_end_of_K(N_k):
         want, _ = truth(Q, K, V, dO, window, None)
         sizes = choose(64, 200, window != (None, None), ragged=N_k % 128 != 0)
         with np.errstate(over="ignore", invalid="ignore"):
-            dK, dV, sums = run_backward(Q, K, V, dO, starting(want[1], want[4], 8, sizes.B_r), window, sizes)
+            dK, dV, sums = run_backward(
+                Q, K, V, dO, initial_scores_and_dP(want[1], want[4], 8, sizes.B_r), window, sizes
+            )
         for x, y in ((dK, want[2]), (dV, want[3])):
             np.testing.assert_allclose(x, y, atol=1e-9)
         assert np.isfinite(sums[0]).all()
@@ -136,7 +138,7 @@ def test_dq_semaphores_keep_one_order_without_deadlock(n, N_q, N_k):
         options = dict(
             window=window, lengths=lengths, group=group, parts=parts, B_r=(64, 128)[w % 2], l2_group=1 + w % 2
         )
-        items = list(in_turn(N_q, N_k, **options))
+        items = list(ordered_additions(N_q, N_k, **options))
         orders = [in_any_order(items, programs, chance) for programs in (1, 2, 5, 200)]
         assert all(order == orders[0] for order in orders), options
         assert sum(map(len, items)) == sum(map(len, orders[0].values())), options
@@ -151,7 +153,7 @@ def test_deterministic_backward_releases_every_semaphore(N_q, N_k, causal, parts
     window = (None, 0 if causal else None)
     want, _ = truth(Q, K, V, dO, window, None)
     sizes = choose(64, N_q, causal, ragged=True, deterministic=True)
-    given = (Q, K, V, dO, starting(want[1], want[4], 8, sizes.B_r), window, sizes, None, parts)
+    given = (Q, K, V, dO, initial_scores_and_dP(want[1], want[4], 8, sizes.B_r), window, sizes, None, parts)
     (dK, dV, sums), (dK_, dV_, sums_) = (run_backward(*given, turns=turns) for turns in (True, False))
     for x, y in zip((dK, dV, *sums), (dK_, dV_, *sums_), strict=True):
         np.testing.assert_allclose(x, y, atol=1e-9)

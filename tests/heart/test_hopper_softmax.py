@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("triton")
 
 from hopper_language import LANGUAGE, Tile
-from hopper_simulator import by_python
+from hopper_simulator import simulate_on_numpy
 
 from fa2_lab.kernels.hopper.forward import softmax
 
@@ -91,7 +91,7 @@ def inline_asm_elementwise(text, constraints, tiles, dtype, is_pure, pack):
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch):
-    by_python(monkeypatch)
+    simulate_on_numpy(monkeypatch)
     monkeypatch.setattr(softmax, "LOWEST", LOWEST)
     more = dict(max=np.max, inline_asm_elementwise=inline_asm_elementwise)
     more |= dict(full=lambda shape, x, dtype, layout: np.full(shape, np.float32(x)).view(Tile))

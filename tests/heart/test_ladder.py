@@ -62,7 +62,7 @@ def check(rung, q, k, v, causal):
     assert (O.dtype, O.shape, L.dtype, L.shape) == (q.dtype, q.shape, torch.float32, q.shape[:3])
     limits = TOLERANCE[q.dtype], 1e-6 if q.dtype == torch.float32 else 1e-5
     for name, got, truth, most in zip("OL", (O, L), want, limits, strict=True):
-        off = oracle.error(got.flatten(0, 1).double().cpu().numpy(), truth)
+        off = oracle.relative_error(got.flatten(0, 1).double().cpu().numpy(), truth)
         assert off < most, f"{name} of {rung}: {off:.1e}"
 
 
@@ -124,7 +124,7 @@ def test_backward_rung_matches_float64(rung, N_q, N_k, d, causal, change):
     given = [fenced(x) for x in (q, k, v, O.half(), L.float(), dO)]
     for x, got, want in zip((q, k, v), ladder.load(rung).backward(*given, causal), gradients, strict=True):
         assert (got.dtype, got.shape) == (x.dtype, x.shape)
-        assert oracle.error(got[0].double().cpu().numpy(), want) < 2e-3
+        assert oracle.relative_error(got[0].double().cpu().numpy(), want) < 2e-3
 
 
 def one_pass(Q, K, V, dO, L, D, causal):
@@ -133,7 +133,7 @@ def one_pass(Q, K, V, dO, L, D, causal):
     Each thread has 64 of 128 keys.
     """
     from hopper_language import LANGUAGE, Tile, multiply, plain, wait
-    from hopper_simulator import starting
+    from hopper_simulator import initial_scores_and_dP
 
     def blocks(X, rows):  # what the copy engine brings: rows past the end are zero
         whole = np.zeros((-(-len(X) // rows) * rows, d))
@@ -148,7 +148,7 @@ def one_pass(Q, K, V, dO, L, D, causal):
 
     (N_q, d), N_k, both = Q.shape, len(K), Barrier(2)
     B_r = 8192 // d
-    begin = starting(L[None, None], D[None, None], d, B_r).reshape(-1, 1, 1, 2 * B_r)
+    begin = initial_scores_and_dP(L[None, None], D[None, None], d, B_r).reshape(-1, 1, 1, 2 * B_r)
     Q, dO, K, V = blocks(Q, B_r), blocks(dO, B_r), blocks(K, 128), blocks(V, 128).reshape(-1, 1, 64, d)
     dQ, dK, dV = np.zeros((len(Q) * B_r, d)), np.full((N_k, d), np.nan), np.full((N_k, d), np.nan)
     module = ladder.copied("b02")
@@ -185,7 +185,7 @@ def test_bulk_backward_ignores_rows_past_the_end_of_K(N_q, N_k, d, causal):
     for q, k in ((Q, K), (abs(Q) + 10, -abs(K) - 10)):
         O, L, *want = oracle.dense(q, k, v, oracle.visible(N_q, N_k, causal), None, None, dO)
         for got, gradient in zip(one_pass(q, k, v, dO, L, (dO * O).sum(1), causal), want, strict=True):
-            assert oracle.error(got, gradient) < 1e-9
+            assert oracle.relative_error(got, gradient) < 1e-9
 
 
 def test_software_exponential_has_the_documented_error():

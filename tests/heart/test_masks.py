@@ -10,7 +10,7 @@ import triton.language as tl
 from attention_cases import kernels, poisoned  # noqa: F401 (two are fixtures)
 from biases import BIASES, CAUSAL_BIAS
 from decode_checks import paged
-from kernel_truth import ALLOWED, DEVICE, GPU, dense, run, tensors, worst
+from kernel_truth import ALLOWED, DEVICE, GPU, dense, largest_error, run_with_gradients, tensors
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fa2_lab.api.attention import attention
@@ -50,7 +50,11 @@ def check(
     lost = dict(dsinks=torch.finfo(dtype).eps * (dO * right[0]).square().sum((0, 2, 3)).max().sqrt().item())
     digits = 2.0**-22 * right[1].nan_to_num(0, 0, 0).abs().max().item()  # the digits of P that L in fp32 costs
     for name, a, t, b in zip(NAMES, got, right, torchs, strict=False):
-        mine, theirs, size = worst(a, t), worst(b, t), max(1.0, t.nan_to_num(0, 0, 0).abs().max().item())
+        mine, theirs, size = (
+            largest_error(a, t),
+            largest_error(b, t),
+            max(1.0, t.nan_to_num(0, 0, 0).abs().max().item()),
+        )
         allowed = ALLOWED.get(name, 3.0) * theirs + (1e-5 + digits) * size + lost.get(name, 0.0)
         assert mine <= allowed, f"{name}: {mine:.2e}, torch {theirs:.2e} {shape} {dtype} {options}"
     return got
@@ -147,7 +151,7 @@ def test_a_bias_is_not_scaled(scale, softcap):
     (q, k, v, _), (jitted, in_numpy) = tensors(1, 2, 1, 20, 40, 16), BIASES["alibi"]
     got = attention(q, k, v, scale=scale, softcap=softcap, bias=jitted, return_lse=True)
     want = dense(q, k, v, q, scale=scale, softcap=softcap, bias=in_numpy)
-    assert all(worst(a, b) < 1e-5 for a, b in zip(got, want, strict=False))
+    assert all(largest_error(a, b) < 1e-5 for a, b in zip(got, want, strict=False))
 
 
 ALIBI = """
@@ -181,11 +185,11 @@ def test_biases_with_the_same_name_are_not_confused(tmp_path):
     starts = [torch.tensor([0, n], dtype=torch.int32, device=DEVICE) for n in (20, 30)]
     for slope in (0.5, 0.25, None, 0.5, 0.25):
         module, in_numpy = alibi_of(slope, tmp_path) if slope else (dict(alibi=None), None)
-        got = run(attention, q, k, v, dO, bias=module["alibi"])
+        got = run_with_gradients(attention, q, k, v, dO, bias=module["alibi"])
         want = dense(q, k, v, dO, bias=in_numpy)
-        assert all(worst(a, b) < 1e-5 for a, b in zip(got, want, strict=True))
+        assert all(largest_error(a, b) < 1e-5 for a, b in zip(got, want, strict=True))
         O = attention_packed(*(x[0].transpose(0, 1) for x in (q, k, v)), *starts, bias=module["alibi"])
-        assert worst(O.transpose(0, 1), want[0][0]) < 1e-5
+        assert largest_error(O.transpose(0, 1), want[0][0]) < 1e-5
 
 
 def compiled(module):
@@ -334,7 +338,7 @@ def test_window_decode_does_not_read_pages_before_the_window(page, backend, deco
     want = torch.cat([attention(*one, causal=True, backend="reference", **masks) for one in ends])
     pages = paged(k, v, lengths, page, begins=[max(0, n - N_q - left) for n in lengths])
     got = attention_paged(q, *pages, torch.tensor(lengths, device=DEVICE), backend=backend, **masks)
-    assert worst(got, want) < 1e-5
+    assert largest_error(got, want) < 1e-5
 
 
 @pytest.mark.parametrize("scale", (0.0, 1e-38, -0.7))
@@ -344,5 +348,5 @@ def test_a_sink_is_not_scaled(scale):
     L = attention(q, k, v, scale=scale, sinks=sinks, return_lse=True)[1]
     S = scale * q.double() @ k.double().mT
     want = torch.logaddexp(torch.logsumexp(S, 3), sinks.double()[None, :, None])
-    assert worst(L, want) < 1e-5
-    assert worst(attention(q, k, v, scale=scale), torch.softmax(S, 3) @ v.double()) < 1e-5  # and without a sink
+    assert largest_error(L, want) < 1e-5
+    assert largest_error(attention(q, k, v, scale=scale), torch.softmax(S, 3) @ v.double()) < 1e-5  # and without a sink

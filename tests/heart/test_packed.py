@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 from biases import BIASES
-from kernel_truth import DEVICE, NAMES, check_accuracy, dense_packed, poisoned, run, worst  # noqa: F401 (poisoned is a fixture)
+from kernel_truth import DEVICE, NAMES, check_accuracy, dense_packed, largest_error, poisoned, run_with_gradients  # noqa: F401 (poisoned is a fixture)
 
 from fa2_lab.api.packed import attention_packed
 
@@ -51,7 +51,7 @@ def check(n_q, n_k=None, dL=False, backend="auto", options=None, sink=False, bia
     assert [x.dtype for x in got[:5]] == [q.dtype, torch.float32, q.dtype, q.dtype, q.dtype]
     want, torchs = (dense_packed(q, k, v, dO, dL=dL, dtype=dtype, **given) for dtype in (torch.float64, q.dtype))
     check_accuracy(got, want, torchs, f"{n_q} {n_k}")
-    assert not sink or worst(got[5], want[5]) < 2e-5 * max(1.0, want[5].abs().max().item())
+    assert not sink or largest_error(got[5], want[5]) < 2e-5 * max(1.0, want[5].abs().max().item())
     return got
 
 
@@ -102,7 +102,7 @@ def test_packed_matches_float64_for_heads_and_head_dimensions(heads, kv_heads, d
 @pytest.mark.parametrize("n_q, n_k", (([3, 2], [0, 0]), ([0, 0], [4, 1]), ([0], [0])), ids=str)
 def test_packed_fully_masked_rows_have_zero_O_and_L_minus_infinity(n_q, n_k):
     q, k, v, dO, cu_seqlens_q, cu_seqlens_k = drawn(n_q, n_k)
-    O, L, *gradients = run(
+    O, L, *gradients = run_with_gradients(
         attention_packed, q, k, v, dO, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, causal=True
     )
     assert O.shape == q.shape and L.shape == (1, sum(n_q)) and (L == -torch.inf).all()
@@ -124,7 +124,7 @@ def test_packed_isolates_sequences(poison):
     given = [x.detach().clone() for x in (q, k, v, dO)]
     for x in given:
         x[rows] = NAN
-    got = run(
+    got = run_with_gradients(
         attention_packed,
         *(x.requires_grad_() for x in given[:3]),
         given[3],
@@ -135,7 +135,7 @@ def test_packed_isolates_sequences(poison):
     truth = dense_packed(q, k, v, dO, cu, cu, causal=True)
     for name, a, t in zip(NAMES, got, truth, strict=True):
         a, t = (x.T if name == "L" else x for x in (a, t))
-        assert worst(a[others], t[others]) < 1e-5 and a[rows].isnan().any(), name
+        assert largest_error(a[others], t[others]) < 1e-5 and a[rows].isnan().any(), name
 
 
 @pytest.mark.exhaustive

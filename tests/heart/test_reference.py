@@ -77,16 +77,16 @@ def test_reference_matches_dense_heads_for_batches_and_gqa(
             g = h * k_heads // q_heads
             Z = Dropout(p, 5, b, h).z(slice(0, 7), slice(0, 10))
             sink = None if sinks is None else sinks[h]
-            added = None if bias is None else bias(h, *oracle.places(7, 10))
+            added = None if bias is None else bias(h, *oracle.positions(7, 10))
             one = oracle.dense(q[b, h], k[b, g], v[b, g], seen, None, Z, dO[b, h], softcap, sink, added)
             for name, got, want in zip(("O", "L", "dQ"), (O, L, dQ), one, strict=False):
-                assert oracle.error(got[b, h], want) <= 1e-12, (name, b, h)
+                assert oracle.relative_error(got[b, h], want) <= 1e-12, (name, b, h)
             want_dK[b, g] += one[3]
             want_dV[b, g] += one[4]
             want_dsinks[h] += one[5] if with_sinks else 0.0
-    assert oracle.error(dK, want_dK) <= 1e-12 and oracle.error(dV, want_dV) <= 1e-12
+    assert oracle.relative_error(dK, want_dK) <= 1e-12 and oracle.relative_error(dV, want_dV) <= 1e-12
     if with_sinks:
-        assert oracle.error(heads.sinks_backward(sinks, O, L, dO), want_dsinks) <= 1e-12
+        assert oracle.relative_error(heads.sinks_backward(sinks, O, L, dO), want_dsinks) <= 1e-12
 
 
 ADVERSE = [
@@ -161,7 +161,7 @@ def test_softmax_merge_is_associative_and_equals_update(seed):
         online_softmax.incremental(iter(blocks)),
     ):
         for got, want in zip(other.finalize(), (O @ v, L), strict=True):
-            assert oracle.error(got, want) <= 1e-14
+            assert oracle.relative_error(got, want) <= 1e-14
 
 
 def test_softmax_logsumexp_and_jacobian_match_numpy():
@@ -177,8 +177,8 @@ def test_softmax_logsumexp_and_jacobian_match_numpy():
     O, P = naive.forward(Q, K, V)
     dP = dO @ V.T
     by_jacobian = np.stack([(np.diag(p) - np.outer(p, p)) @ dp for p, dp in zip(P, dP, strict=True)])
-    assert oracle.error(naive.softmax_backward(P, dP), by_jacobian) < 1e-14
-    assert oracle.error(naive.D_from_output(dO, O), naive.D_from_probabilities(P, dP)) < 1e-14
+    assert oracle.relative_error(naive.softmax_backward(P, dP), by_jacobian) < 1e-14
+    assert oracle.relative_error(naive.D_from_output(dO, O), naive.D_from_probabilities(P, dP)) < 1e-14
 
 
 def test_fa1_block_sizes_come_from_M():

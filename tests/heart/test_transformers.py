@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernel_truth import DEVICE, worst
+from kernel_truth import DEVICE, largest_error
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -134,7 +134,7 @@ def test_transformers_support_autocast_and_flash_attention_kwargs():
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
         O, _ = ours.attend(None, q, q, q.bfloat16(), None, is_causal=True, cu_seq_lens_q=starts)
     alone = [fa2_lab.attention(x, x, x, causal=True) for x in (q[:, :, :2].bfloat16(), q[:, :, 2:].bfloat16())]
-    assert worst(O.transpose(1, 2), torch.cat(alone, 2)) < 0.01
+    assert largest_error(O.transpose(1, 2), torch.cat(alone, 2)) < 0.01
     padded = ours.Interval((1, 1, 5, 5), causal=True, left=None, right=None, keys=5, first=[1])  # padding comes first
     assert torch.equal(*(ours.attend(None, q, q, q, padded, cu_seq_lens_q=x)[0] for x in (None, starts)))
 
@@ -238,11 +238,11 @@ def test_transformers_isolate_packed_sequences():
     places = torch.tensor([[*range(9)], [*range(6), *range(3)]], device=DEVICE)  # at the seam both are sequence 0
     alone = torch.cat([model(part).logits[0] for part in (ids[:1], *ids[1:].split([6, 3], 1))])
     model.set_attn_implementation("fa2_lab")
-    assert worst(model(ids, position_ids=places).logits.flatten(0, 1), alone) < 1e-4
+    assert largest_error(model(ids, position_ids=places).logits.flatten(0, 1), alone) < 1e-4
     both = masking_utils.and_masks(FUNCTIONS["both"], masking_utils.packed_sequence_mask_function(number))
     q, seen = torch.randn(3, 1, 6, 16, device=DEVICE), ours.interval(3, 6, 6, mask_function=both)  # of an encoder
     want = torch.nn.functional.scaled_dot_product_attention(q, q, q, visible(seen, 3, 6, 6)[:, None].to(DEVICE))
-    assert worst(ours.attend(None, q, q, q, seen.to(DEVICE))[0], want.transpose(1, 2)) < 1e-5
+    assert largest_error(ours.attend(None, q, q, q, seen.to(DEVICE))[0], want.transpose(1, 2)) < 1e-5
     with pytest.raises(ValueError, match=r"^dropout: got 0.1; with several sequences in a row it takes 0"):
         ours.attend(None, q, q, q, seen, dropout=0.1)
 
@@ -299,7 +299,7 @@ def test_transformers_layer_without_mask_uses_its_window_and_causal_flag(causal,
     for given in (dict(is_causal=causal), dict()):
         got = ours.attend(module, q, k, v, None, sliding_window=sliding, scaling=0.4, softcap=2.0, s_aux=sinks, **given)
         want = fa2_lab.attention(q, k, v, window=window, scale=0.4, softcap=2.0, sinks=sinks, backend="reference")
-        assert worst(got[0], want.transpose(1, 2)) < 1e-5 and got[0].is_contiguous() and got[1] is None
+        assert largest_error(got[0], want.transpose(1, 2)) < 1e-5 and got[0].is_contiguous() and got[1] is None
     torch.manual_seed(3)
     (dropped, _) = ours.attend(module, q, k, v, None, sliding_window=sliding, dropout=0.5)
     torch.manual_seed(3)
