@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Callable
 from difflib import SequenceMatcher
+from textwrap import wrap
 
 import numpy as np
 from IPython.display import Markdown, display
@@ -15,6 +16,8 @@ from fa2_lab.tools import rung_diff
 
 NODES = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
 PEER = "FlashAttention-3"
+BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
+WIDTH = 92  # letters of a line that a notebook on GitHub shows without scrolling
 COMPILED = {"programs": "programs on an SM"}
 
 
@@ -84,7 +87,50 @@ def at(listing: list[str], words: str) -> int:
 
 
 def show_code(text: str, language: str = "python") -> None:
-    display(Markdown(f"```{language}\n{text}\n```"))
+    lines = fitted(text, edge=2 * (language == "diff"))
+    display(Markdown("\n".join([f"```{language}", *lines, "```"])))
+
+
+def fitted(text: str, edge: int = 0) -> list[str]:
+    """Return a listing's lines, of which none is longer than WIDTH, as far as that is possible.
+
+    The first `edge` letters of a line are repeated if it is broken.
+    """
+    quoted, lines = "", []  # where a line begins: in a docstring, in another string of several lines, or in neither
+    for line in text.split("\n"):
+        code = line[edge:]
+        now = quoted or ("docstring" if code.lstrip().startswith('"""') else "")
+        if code.count('"""') % 2:
+            quoted = "" if quoted else now or "string"
+        lines += [line] if now == "string" else [line[:edge] + part for part in shorter(code, now == "docstring")]
+    return lines
+
+
+def shorter(line: str, words: bool = False) -> list[str]:
+    """Return a line of code as lines of at most WIDTH letters.
+
+    A line of `words` is broken between two of them, and code after its last comma within the fewest brackets. A comment
+    stays at the end if it has room there, and otherwise is above the code.
+    """
+    code, sign, comment = line.partition("  # ")
+    indent = " " * (len(line) - len(line.lstrip()))
+    if len(line) <= WIDTH:
+        return [line]
+    if sign and code.strip():
+        *first, last = shorter(code)
+        if first and len(f"{last}{sign}{comment}") <= WIDTH:
+            return [*first, f"{last}{sign}{comment}"]
+        return [*shorter(f"{indent}# {comment}"), *first, last]
+    if words or line.lstrip().startswith("# "):
+        more = indent if words else f"{indent}# "
+        return wrap(line, WIDTH, subsequent_indent=more, break_long_words=False, break_on_hyphens=False)
+    commas = [k for k in range(WIDTH) if line.startswith(", ", k) and line[:k].count('"') % 2 == 0]
+    depth = {k: sum(way * line.count(x, 0, k) for x, way in BRACKETS.items()) for k in commas}
+    inside = [k for k in commas if depth[k] > 0]
+    if not inside:
+        return [line]
+    at = min(inside, key=lambda k: (depth[k], -k))
+    return [line[: at + 1], *shorter(f"{indent}    {line[at + 2 :]}")]
 
 
 def change(old: str, new: str, *names: str) -> None:

@@ -172,7 +172,8 @@ def safe_softmax(S):
 def standard(Q, K, V, tau, trace=UNWATCHED):
     N_q, N_k = len(Q), len(K)
     S, P, O = np.empty((N_q, N_k)), np.empty((N_q, N_k)), np.empty(Q.shape)
-    Q, K, V, S, P, O = trace.hbm(Q=Q, K=K, V=V, S=S, P=P, O=O)  # the same arrays, but now the meter watches them
+    # the same arrays, but now the meter watches them
+    Q, K, V, S, P, O = trace.hbm(Q=Q, K=K, V=V, S=S, P=P, O=O)
     S[:] = tau * (Q[:] @ K[:].T)  # two loads, one store
     P[:] = safe_softmax(S[:])
     O[:] = P[:] @ V[:]

@@ -24,20 +24,12 @@
 # %% tags=["hide-input"]
 # Setup: run this cell first. You do not have to read it.
 import numpy as np
-from IPython.display import Markdown
 
-from fa2_lab.examine.cases import one_head
-from fa2_lab.machine import chips, io_model, reasons, time_model
-from fa2_lab.machine.rates import cost, rates
-from fa2_lab.plots import roofline, visiting_order
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
-from fa2_lab.records import load
-from fa2_lab.reference import fa2, naive
+from fa2_lab.reference import naive
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tile, Tiling
 from fa2_lab.trace import UNWATCHED
-from fa2_studio.book.build import Case, check
-from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## What if the queries stay and the keys come by?
@@ -193,7 +185,8 @@ show("deferred_normalisation")
 # scores of the 1-3-4-8 row. It applies the right mask to them, and then a mask that is off by one:
 
 # %%
-scores, values = np.tile(np.log([1.0, 3.0, 4.0, 8.0]), (4, 1)), np.array([8.0, 0.0, 4.0, 2.0])
+scores = np.tile(np.log([1.0, 3.0, 4.0, 8.0]), (4, 1))
+values = np.array([8.0, 0.0, 4.0, 2.0])
 row, column = np.arange(4)[:, None], np.arange(4)[None, :]
 
 
@@ -299,6 +292,10 @@ def forward(Q, K, V, tiling):  # (N_q, d), (N_k, d), (N_k, d) -> (N_q, d), (N_q,
 
 # %% tags=["hide-input"]
 # Check: run this cell when you have written your function. You do not have to read it.
+from fa2_lab.examine.cases import one_head
+from fa2_studio.book.build import Case, check
+
+
 def case(words, N_q, N_k, mask=NO_MASK, size=1):
     rng = np.random.default_rng(N_q)
     q, k, v = size * rng.standard_normal((N_q, 4)), *rng.standard_normal((2, N_k, 4))
@@ -460,6 +457,13 @@ show("rooflines_forward")
 # special function units are left out, because at d = 128, they allow more than the tensor cores in all four cases.
 
 # %% tags=["hide-input"]
+from IPython.display import Markdown
+
+from fa2_lab.machine import chips, reasons
+from fa2_lab.machine.rates import cost
+from fa2_lab.plots import roofline
+from fa2_lab.records import load
+
 record, rungs = load("ladder"), {"standard": "r00_standard", "FA1": "r01_fa1", "FA2, 64 × 64": "r03_row_blocks"}
 took, moved = reasons.timed(record, causal=False, d=128), roofline.counted(record, 128)
 settings = {
@@ -602,6 +606,12 @@ check(
 # measurements.
 
 # %% tags=["hide-input"]
+from fa2_lab.machine import io_model, time_model
+from fa2_lab.machine.rates import rates
+from fa2_lab.plots import visiting_order
+from fa2_lab.reference import fa2
+from fa2_studio.book.verdicts import close, verdict
+
 theirs = fa2.forward(Q, K, V, B_r=4, B_c=2)
 verdict("the loops swapped, with update and one division = fa2.forward", close(O / l[:, None], theirs[0]))
 verdict("L = m + log ℓ", close(m + np.log(l), theirs[1]))

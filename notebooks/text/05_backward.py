@@ -282,7 +282,8 @@ for name, ours, right in zip(("dQ", "dK", "dV"), result, dense, strict=True):
 dS = P * (dO @ V.T - (dO * O).sum(axis=1)[:, None])
 columns = [tiling.cols(j) for j in range(4)]
 parts = [(tau * dS[:, c] @ K[c]).astype(np.float32) for c in columns]
-sums = [sum(order[1:], start=order[0]) for order in permutations(parts)]  # in float32, from left to right
+# in float32, from left to right
+sums = [sum(order[1:], start=order[0]) for order in permutations(parts)]
 spread = max(np.abs(x - sums[0]).max() for x in sums)
 different = len({x.tobytes() for x in sums})
 print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apart")
@@ -391,7 +392,8 @@ show("rooflines_backward")
 # %%
 tiles = Tiling(8, 8, B_r=4, B_c=2)
 rows_outside = [(i, j) for i in range(tiles.T_r) for j in range(tiles.T_c)]  # FA2's forward
-columns_outside = [(i, j) for j in range(tiles.T_c) for i in range(tiles.T_r)]  # FA1's forward, both backwards
+# FA1's forward, both backwards
+columns_outside = [(i, j) for j in range(tiles.T_c) for i in range(tiles.T_r)]
 
 
 def one_generator(order):  # tile after tile, one entry in ten is dropped
@@ -404,7 +406,8 @@ def one_generator(order):  # tile after tile, one entry in ten is dropped
 def by_position(order):  # each number is computed from the seed, the row and the column
     kept = np.empty((8, 8), dtype=bool)
     for i, j in order:
-        kept[tiles.rows(i), tiles.cols(j)] = Dropout(0.1, seed=7).z(tiles.rows(i), tiles.cols(j)) > 0  # z is 0, or 1 / (1 - 0.1)
+        # z is 0, or 1 / (1 - 0.1)
+        kept[tiles.rows(i), tiles.cols(j)] = Dropout(0.1, seed=7).z(tiles.rows(i), tiles.cols(j)) > 0
     return kept
 
 

@@ -117,7 +117,8 @@ def double_kernel(X, B: tl.constexpr):
     tl.store(X + at, 2 * x)
 
 
-memory = torch.arange(1.0, 13.0, device=device)  # 10 numbers, and two that belong to something else
+# 10 numbers, and two that belong to something else
+memory = torch.arange(1.0, 13.0, device=device)
 grid = (triton.cdiv(10, 4),)  # 3 programs: 10 / 4, rounded up
 double_kernel[grid](memory, B=4)
 print([int(x) for x in memory])
@@ -225,7 +226,8 @@ def copy_kernel(X, Y, rows, columns, row_stride, column_stride, B: tl.constexpr)
 
 
 def copy(X, Y):
-    grid = (triton.cdiv(X.shape[0], 8), triton.cdiv(X.shape[1], 8))  # row blocks × column blocks
+    # row blocks × column blocks
+    grid = (triton.cdiv(X.shape[0], 8), triton.cdiv(X.shape[1], 8))
     copy_kernel[grid](X, Y, *X.shape, *X.stride(), B=8)
 
 
@@ -443,7 +445,8 @@ judge_launch(product, cases, tolerance=1e-3)
 
 # %%
 WARPS = 2, 4, 8
-compiled = {chip: xray_launches("00", [dict(num_warps=W) for W in WARPS], chip, causal=False) for chip in ("sm_80", "sm_90")}
+asked = [dict(num_warps=W) for W in WARPS]
+compiled = {chip: xray_launches("00", asked, chip, causal=False) for chip in ("sm_80", "sm_90")}
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 def instructions(kernel, name):  # of one thread

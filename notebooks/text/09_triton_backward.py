@@ -527,9 +527,11 @@ class Forgetful(Attention):
         return dQ, dK / d**-0.5, dV, None
 
 
-warnings.filterwarnings("ignore", message="Input #")  # gradcheck would say that they are not float64
+# gradcheck would say that they are not float64
+warnings.filterwarnings("ignore", message="Input #")
 h, tolerance = (0.1, 5e-2) if device == "cuda" else (1e-2, 1e-3)
-small = [normal(1, 1, 2, d, seed=n).float().requires_grad_() for n in range(3)]  # two queries, two keys
+# two queries, two keys
+small = [normal(1, 1, 2, d, seed=n).float().requires_grad_() for n in range(3)]
 for function in (Attention, Forgetful):
     try:
         torch.autograd.gradcheck(function.apply, (*small, True), eps=h, atol=tolerance, rtol=1e-2)
@@ -552,7 +554,8 @@ Q, K = (torch.nn.Parameter(torch.randn(1, 1, N, d, generator=draw).to(device)) f
 optimizer = torch.optim.Adam([Q, K], lr=0.1)
 
 
-def read(text):  # (N,) tokens from 0 to 15; (N, 16), how likely each token is at each position of the output
+# (N,) tokens from 0 to 15; (N, 16), how likely each token is at each position of the output
+def read(text):
     V = torch.nn.functional.one_hot(text, 16).float().to(device)
     return Attention.apply(Q, K, V[None, None], False)[0, 0]
 

@@ -114,7 +114,8 @@ for number, kernel in rungs.items():
 # of 8. In addition to the shared memory that the kernel asks for, the system reserves 1 KiB for each program.
 
 # %%
-def programs(registers, shared, warps):  # registers of one thread, bytes and warps of one program
+# registers of one thread, bytes and warps of one program
+def programs(registers, shared, warps):
     ...
 
 
@@ -399,7 +400,8 @@ for lane in ("copies", "products"):
 #   each trial.
 
 # %%
-times = np.random.default_rng(0).normal(1.00, 0.01, (1000, 20, 9))  # 20 equal launches, 1 ms, 1% of noise; 1,000 searches
+# 20 equal launches, 1 ms, 1% of noise; 1,000 searches
+times = np.random.default_rng(0).normal(1.00, 0.01, (1000, 20, 9))
 for repeats in (1, 9):
     best = np.median(times[:, :, :repeats], axis=2).min(axis=1).mean()
     often = "once" if repeats == 1 else f"{repeats} times"

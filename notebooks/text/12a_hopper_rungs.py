@@ -215,7 +215,10 @@ read(r15, "start", "scores")
 # The loop looks like this:
 
 # %% tags=["nbval-ignore-output"]
-read(r15, "forward_kernel", begin="for n in range(T_c)", end="o_i = hopper.warpgroup_mma_wait")
+read(
+    r15, "forward_kernel",
+    begin="for n in range(T_c)", end="o_i = hopper.warpgroup_mma_wait",
+)  # fmt: skip
 
 # %% [markdown]
 # The loop runs over the tiles from right to left, so the tiles that need a mask come first. `full` counts the tiles on
@@ -617,7 +620,10 @@ show("overlap_timeline")
 # The loop of rung 20 looks like this:
 
 # %% tags=["nbval-ignore-output"]
-read("ladder/r20_overlap.py", "consumer", begin="for n in range(begin + 1", end="p_ij = p_next")
+read(
+    "ladder/r20_overlap.py", "consumer",
+    begin="for n in range(begin + 1", end="p_ij = p_next",
+)  # fmt: skip
 
 # %% [markdown]
 # - The scores of tile n start first, followed by P V of tile n − 1. A warpgroup's matmuls end in the order in which

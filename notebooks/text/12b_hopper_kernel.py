@@ -49,7 +49,8 @@ from fa2_studio.book.verdicts import close, verdict
 # Setup: run this cell as well.
 on_gpu = torch.cuda.is_available()
 device = "cuda" if on_gpu else "cpu"
-_ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the kernels run here
+# prints how the kernels run here
+_ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))
 
 # %% [markdown]
 # ## Part 1 · Barriers, sizes and the scheduler (16 minutes)
@@ -292,7 +293,8 @@ display(Markdown("\n".join(lines)))
 # which a consumer reads a wrong tile or the model hangs.
 
 # %%
-def copies(K, V, T, blocks, careful):  # the producer, for `blocks` row blocks of T tiles each
+# the producer, for `blocks` row blocks of T tiles each
+def copies(K, V, T, blocks, careful):
     def copy_v(m):
         if m % T in careful:
             yield K.acquire(m + 1)
@@ -429,7 +431,10 @@ read(KERNEL, "consumer", begin="# Two intervals", end="q = smem")
 # Then the consumer goes through the tiles:
 
 # %% tags=["nbval-ignore-output"]
-read(KERNEL, "consumer", begin="for j in range(all_end - end)", end="n += all_end", off="geometry.cu_seqlens_q")
+read(
+    KERNEL, "consumer",
+    begin="for j in range(all_end - end)", end="n += all_end", off="geometry.cu_seqlens_q",
+)  # fmt: skip
 
 # %% [markdown]
 # The listing leaves out the lines for packed sequences. If all of the consumer's rows are past the end of the sequence,
@@ -565,7 +570,7 @@ for d, causal in product((64, 128), (False, True)):
     (made,) = xray("hopper.forward", d=d, causal=causal)
     for after in made.stages["sass"].split("gsb0, 0x1")[1:]:
         under = after.split("WARPGROUP.DEPBAR")[0]
-        counts = {name: under.count(code) for name, code in (("maxima", "FMNMX"), ("exponentials", "MUFU.EX2"))}
+        counts = {"maxima": under.count("FMNMX"), "exponentials": under.count("MUFU.EX2")}
         print(f"d = {d:3},", "causal, " if causal else "no mask,", "during P V:", counts)
 
 # %% [markdown]
@@ -630,7 +635,8 @@ show("ping_pong")
 scale = np.float32(64**-0.5 * np.log2(np.e))
 power_of_two = np.float32(2 ** np.floor(np.log2(scale)))
 for size in (1e3, 1e6, 3e9):
-    s = np.linspace(size, 1.1 * size, 1001, dtype=np.float32)  # the largest score of 1,001 rows
+    # the largest score of 1,001 rows
+    s = np.linspace(size, 1.1 * size, 1001, dtype=np.float32)
     for name, factor in (("scale", scale), ("power of two", power_of_two)):
         m = factor * s  # rounded to fp32
         most = (np.float64(factor) * np.float64(s) - m).max()

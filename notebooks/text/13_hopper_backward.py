@@ -25,27 +25,18 @@
 # Setup: run this cell first. You do not have to read it.
 import numpy as np
 import torch
-from IPython.display import Markdown, display
 
 from fa2_lab.api.attention import attention
-from fa2_lab.kernels.hopper.backward.sizes import choose
-from fa2_lab.kernels.tables import USE_LOW_REG
-from fa2_lab.machine import chips
 from fa2_lab.machine.asynchrony import Barrier, Block
-from fa2_lab.plots import idea_gains
 from fa2_lab.plots.show import show
-from fa2_lab.records import load
-from fa2_lab.reference import fa2
-from fa2_lab.reference import heads as by_heads
 from fa2_studio.book.hopper import read
-from fa2_studio.book.orders import judge_step
-from fa2_studio.book.verdicts import close, verdict
 
 # %% tags=["nbval-ignore-output"]
 # Setup: run this cell as well.
 on_gpu = torch.cuda.is_available()
 device = "cuda" if on_gpu else "cpu"
-_ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # prints how the kernels run here
+# prints how the kernels run here
+_ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))
 
 # %% [markdown]
 # ## Part 1 · One step, and its registers (15 minutes)
@@ -76,7 +67,8 @@ show("backward_passes")
 # tile and queries are the columns, so `s` in the code is $S^\top$.
 
 # %%
-def step(q, do, L_i, D_i, k, v, dk, dv):  # q, do: (B_r, d); L_i, D_i: (B_r,); the others: (B_c, d)
+# q, do: (B_r, d); L_i, D_i: (B_r,); the others: (B_c, d)
+def step(q, do, L_i, D_i, k, v, dk, dv):
     tau = q.shape[1] ** -0.5
     s = k @ q.T - L_i / tau  # 1. (B_c, B_r)  FA2.A2.L10
     p = np.exp(tau * s)  # (B_c, B_r)  FA2.A2.L11
@@ -497,6 +489,10 @@ show("waves_divided")
 # columns not labelled *causal* are for calls without a mask:
 
 # %% tags=["hide-input"]
+from IPython.display import Markdown, display
+
+from fa2_lab.plots import idea_gains
+
 tried = [x for x in idea_gains.gains() if x["part"] == "backward" and x["N_q"] == 4096]
 tried_by_key = {(x["idea"], x["d"], x["causal"]): x for x in tried}
 print(f"{'':40}  d = 64    causal   d = 128    causal")
@@ -667,6 +663,8 @@ read("hopper/backward/semaphore.py", "Semaphore.add", "Semaphore.pass_on")
 # The recorded times show what the two methods cost:
 
 # %% tags=["hide-input"]
+from fa2_lab.records import load
+
 paper = load("paper")
 backward_rows = [row for row in paper.rows if row.direction == "backward" and row.problem["N_q"] >= 1024]
 repeated = [row for row in load("deterministic").rows if row.direction == "backward"]
@@ -768,6 +766,8 @@ def my_order(block, ds_filled, T, add=600):
 
 
 # %% tags=["hide-input"]
+from fa2_studio.book.orders import judge_step
+
 judge_step(my_order)
 
 # %% [markdown]
@@ -803,6 +803,13 @@ judge_step(my_order)
 # ## Checks
 
 # %% tags=["hide-input"]
+from fa2_lab.kernels.hopper.backward.sizes import choose
+from fa2_lab.kernels.tables import USE_LOW_REG
+from fa2_lab.machine import chips
+from fa2_lab.reference import fa2
+from fa2_lab.reference import heads as by_heads
+from fa2_studio.book.verdicts import close, verdict
+
 draw = np.random.default_rng(0).standard_normal
 (Q, dO), (K, V) = draw((2, 4, 4)), draw((2, 8, 4))
 O, L = fa2.forward(Q, K, V, B_r=4, B_c=8)

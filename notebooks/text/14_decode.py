@@ -301,7 +301,8 @@ def apart(**asked):  # O of the first sequence: alone, and within the batch of f
 # in the other 54% of the numbers above. To see all differences, the next cell stores O in fp32:
 
 # %% tags=["nbval-ignore-output"]
-few, many = (merge(split(q, k, v, n), q.float())[0].flatten() for n in (1, 5))  # O of all rows, in fp32
+# O of all rows, in fp32
+few, many = (merge(split(q, k, v, n), q.float())[0].flatten() for n in (1, 5))
 at = (few - many).abs().argmax()
 print(f"number {at} of O: {few[at]:.9f} with 1 split, {many[at]:.9f} with 5")
 print(f"in fp32, {(few != many).float().mean():.0%} of all numbers of O differ")

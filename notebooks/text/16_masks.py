@@ -167,7 +167,8 @@ def packed(Q, K, V, starts, mask):
 
 
 lengths = [100, 30, 70]
-starts = np.cumsum([0, *lengths])  # cu_seqlens: 0, 100, 130, 200, with the end of the last one
+# cu_seqlens: 0, 100, 130, 200, with the end of the last one
+starts = np.cumsum([0, *lengths])
 Q, K, V = np.random.default_rng(0).standard_normal((3, sum(lengths), 8))
 document = np.repeat(range(3), lengths)
 large = Mask(causal=True, allowed=document[:, None] == document)
@@ -234,7 +235,8 @@ masked = np.full(4, -1e4)  # a row of four keys, all masked
 print("weights of a row that sees no key:", naive.safe_softmax(masked[None])[0])
 with np.errstate(over="ignore"):
     print("two masks of fp16's lowest number, added:", np.finfo(np.float16).min + np.finfo(np.float16).min)
-print("with −∞, the output is", fa2.forward(*np.ones((3, 4, 8)), B_r=4, B_c=4, mask=Mask(allowed=np.zeros((4, 4), bool)))[0][0, 0])
+hidden = Mask(allowed=np.zeros((4, 4), bool))
+print("with −∞, the output is", fa2.forward(*np.ones((3, 4, 8)), B_r=4, B_c=4, mask=hidden)[0][0, 0])
 
 # %% [markdown]
 # ## A score that belongs to no key

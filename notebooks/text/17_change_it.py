@@ -839,7 +839,8 @@ def exp2(x, coefficients):  # in fp32, as a GPU would
 
 x = np.linspace(-20, 0, 200_001, dtype=np.float32)[:-1]
 power = 2.0 ** x.astype(np.float64)
-ulp = 2.0 ** (np.floor(np.log2(power)) - 7)  # the distance between neighbouring bf16 numbers
+# the distance between neighbouring bf16 numbers
+ulp = 2.0 ** (np.floor(np.log2(power)) - 7)
 print("degree   relative error   in ulp of bf16   rounded to another bf16 number")
 for degree in range(1, 6):
     y = exp2(x, polynomial(degree)).astype(np.float64)

@@ -1,7 +1,11 @@
 """The exercise of chapter 12a names what is wrong with a kernel and accepts the right one; listings of the kernels."""
 
+import ast
+import re
+
 import pytest
 
+from fa2_lab.paper import PACKAGE
 from fa2_studio.book import hopper, maxima, orders
 
 WRONG = {  # a change of the solution, and what must be said of it
@@ -141,3 +145,14 @@ def test_hopper_listing_omits_disabled_branches():
     assert hopper.without(["if a:", "    x", "else:", "    y", "z"], "a") == ["y", "z"]
     nested = ["if b:", "    if a and c:", "        x", "    y", "else:", "    z"]
     assert hopper.without(nested, "a") == ["if b:", "    y", "else:", "    z"]
+
+
+TAG = r"FA2[.]\w+[.]L\d+"
+
+
+def test_a_listing_with_shorter_lines_is_the_same_code():
+    for file in (PACKAGE / "kernels" / "hopper").rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        shown = "\n".join(hopper.fitted(text))
+        first, second = (re.sub(r"\s+", " ", ast.unparse(ast.parse(code))) for code in (text, shown))
+        assert first == second and sorted(re.findall(TAG, text)) == sorted(re.findall(TAG, shown))
