@@ -152,8 +152,8 @@ class Tiling:
 
         i is an index or an array of indices. `allowed` and `bias`, which may mask further blocks, are ignored.
         """
-        first, _ = self.interval(i * self.B_r)  # of the top row
-        _, last = self.interval(np.minimum((i + 1) * self.B_r, self.N_q) - 1)  # of the bottom row
+        first, _ = self.interval(i * self.B_r)  # the top row's first column
+        _, last = self.interval(np.minimum((i + 1) * self.B_r, self.N_q) - 1)  # the end of the bottom row's columns
         return first // self.B_c, np.where(first < last, cdiv(last, self.B_c), first // self.B_c)
 
     def kind(self, i: int, j: int) -> Tile:

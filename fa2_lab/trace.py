@@ -2,7 +2,7 @@
 
 Tensors with capital-letter names are in HBM. An algorithm passes them to a `Trace`, which returns tensors that record
 their use: indexing such a tensor counts as a load (`q_i = Q[rows]`), and assigning to it counts as a store (`O[rows] =
-o_i`). A load returns an on-chip array, and so does every NumPy operation on an on-chip array. The meter counts these
+o_i`). A load returns an on-chip array, as does every NumPy operation on an on-chip array. The meter counts these
 operations by kind. Each algorithm is written only once, in plain NumPy, because without a meter, the same lines run on
 plain arrays.
 """

@@ -249,7 +249,7 @@ def attend(
     key, value = (x[:, :, : seen.keys] for x in (key, value))
     if seen.first is None:
         O = attention(query, key, value, key_lengths=seen.lengths, **options)
-    else:  # run each batch entry by itself, from its first key; the diagonal still ends at the last key
+    else:  # run each batch entry separately, from its first key; the diagonal still ends at the last key
         Os: list[Any] = []
         for b, first in enumerate(seen.first):
             one = query[b : b + 1], key[b : b + 1, :, first:], value[b : b + 1, :, first:]

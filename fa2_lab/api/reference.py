@@ -136,8 +136,8 @@ def reference_kwargs(tensors: Tensors, options: Options) -> dict[str, Any]:
 def zero_unseen_keys(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """Return k and v with zeros in place of all keys that no row sees.
 
-    Without this step, a NaN in such a key would reach the result, because the reference multiplies all keys by P, and
-    NaN times 0 is NaN.
+    Without this step, a NaN in an unseen key would reach the result, because the reference multiplies all keys by P,
+    and NaN times 0 is NaN.
     """
     q, k, v, key_lengths = tensors.q, tensors.k, tensors.v, tensors.key_lengths
     if key_lengths is None and options.left is None:

@@ -91,7 +91,7 @@ SNIPPET = Erratum(
 
 
 def full_scalings(stage: str, tiles: int) -> int:
-    """Return how often a loop over `tiles` tiles multiplies or divides a B_r × d block by one factor per row.
+    """Return the number of times that a loop over `tiles` tiles scales a B_r × d block by one factor per row.
 
     `stage` names the loop, "fa1" or "fa2".
     """

@@ -41,7 +41,7 @@ PROOF = Erratum(
     why="Softmax divides by its sum. The next steps of the proof also need the inverse, so that diag(ℓ) cancels.",
     instead="P V = diag(ℓ)⁻¹ exp(S − m) V.",
     met="Dao-AILab/flash-attention #273, #301, #439, #627",
-    wrong=lambda: TWO.l1 * (TWO.e1 @ TWO.V1),  # after the first of two blocks
+    wrong=lambda: TWO.l1 * (TWO.e1 @ TWO.V1),  # the claimed value after the first of two blocks
     right=lambda: TWO.e1 @ TWO.V1 / TWO.l1,
     error=lambda O: distance(O, safe_softmax(TWO.S1) @ TWO.V1),
 )

@@ -14,7 +14,7 @@ class Tensors(NamedTuple):
     key_lengths: Tensor | None = None
     seed: Tensor | None = None
     sinks: Tensor | None = None
-    cu_seqlens_q: Tensor | None = None  # where packed sequences begin
+    cu_seqlens_q: Tensor | None = None  # cumulative lengths: the rows at which packed sequences begin
     cu_seqlens_k: Tensor | None = None
     block_table: Tensor | None = None  # if given, k and v are pages: (pages, page_size, kv heads, d)
 
@@ -31,7 +31,7 @@ class Options(NamedTuple):
     scale: float
     dropout_p: float = 0.0
     left: int | None = None  # number of columns each row sees to the left of its diagonal; None means no limit
-    right: int | None = None  # the same to the right of the diagonal, if the mask is not causal
+    right: int | None = None  # number of columns to the right of the diagonal, if the mask is not causal
     softcap: float | None = None
     num_splits: int = 0  # splits of each sequence's keys in decode; 0 means enough splits to fill the GPU
     exclude_hopper: bool = False  # whether the Hopper kernels must not be used; the decode kernels may be

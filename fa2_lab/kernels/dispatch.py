@@ -4,7 +4,7 @@ The decode kernels compute the forward of calls with a few queries, the Hopper k
 and the portable kernels compute everything else.
 
 The functions whose names begin with prepare choose once for all calls like the given one: those with the same options,
-and tensors of the same types, devices, shapes and strides. They return a function that computes such a call. A forward
+and tensors of the same types, devices, shapes and strides. They return a function that computes these calls. A forward
 takes (tensors), and a backward takes (dO, dL, O, L, tensors).
 """
 

@@ -29,7 +29,7 @@ from typing import Any
 from fa2_lab.machine.chips import Chip, KiB, check_chip
 from fa2_lab.tiles import cdiv, whole_number
 
-FIXED_REGISTERS = 40  # per thread: addresses, loop counters, m and l, masks
+FIXED_REGISTERS = 40  # registers per thread for addresses, loop counters, m and l, and masks
 RESERVED = 1 * KiB  # shared memory that the system reserves per resident block
 WARP = 32
 THREADS_PER_BLOCK = 1024

@@ -134,7 +134,7 @@ DRIVER_NAMES |= {"NVIDIA A100-SXM4-80GB": A100, "NVIDIA H100 80GB HBM3": H100}
 
 
 def named(name: str) -> Chip:
-    """Return the Chip with this name, which may be its name in the table or the one that the GPU's driver reports."""
+    """Return the Chip with this name: either its name in the table, or the name that the GPU's driver reports."""
     chips = CHIPS | DRIVER_NAMES
     if not isinstance(name, str):
         raise TypeError(f"name: got {name!r}; it takes a string, one of {', '.join(chips)}")

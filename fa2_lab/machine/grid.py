@@ -41,7 +41,7 @@ class Placed:
 class Schedule:
     """The SM, the slot, and the start and end times of every block of a launch."""
 
-    placed: tuple[Placed, ...]  # in launch order
+    placed: tuple[Placed, ...]  # all blocks, in launch order
     SMs: int
     blocks_per_sm: int
 
@@ -140,7 +140,7 @@ def schedule(blocks: Sequence[BlockWork], SMs: int, blocks_per_sm: int = 1) -> S
 def dealt(costs: Sequence[float], SMs: int) -> Schedule:
     """Return the Schedule of statically assigned blocks: SM p runs the blocks p, p + SMs, p + 2 SMs and so on.
 
-    `costs` lists each block's number of tiles.
+    `costs` lists the number of tiles in each block.
     """
     whole_number("SMs", SMs, low=1)
     free, placed = [0.0] * SMs, []

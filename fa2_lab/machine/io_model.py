@@ -185,7 +185,7 @@ FLOAT32 = ("S", "dP", "l", "m", "L", "D", "dQ")  # the scores, the row statistic
 def in_bytes(algorithm: str, moved: Traffic) -> Traffic:
     """Convert the traffic `moved` from elements to bytes.
 
-    The tensors in FLOAT32 have four bytes per element, and so does FA1's O, which is read again. All others have two.
+    The tensors in FLOAT32 and FA1's O, which is read again, have four bytes per element. All others have two.
     """
     wide = (*FLOAT32, "O") if algorithm == "fa1" else FLOAT32
     return moved.each(lambda tensor, n: n * (4 if tensor in wide else 2))

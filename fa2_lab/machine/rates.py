@@ -1,7 +1,7 @@
 """The work that an attention method requires of each unit of a chip, and the time that the unit needs for this work.
 
-There are six rates: those of tensor-core FLOPs, of all other instructions, of exponentials, and of bytes from shared
-memory, L2 and DRAM. An FMA is one instruction and two FLOPs. Tensor cores, FP32 units, special function units, L2 and
+There are six rates: tensor-core FLOPs, all other instructions, exponentials, and bytes from shared memory, from L2 and
+from DRAM. An FMA is one instruction and two FLOPs. Tensor cores, FP32 units, special function units, L2 and
 DRAM can all work concurrently, so the slowest of them determines a method's time.
 """
 
@@ -63,7 +63,7 @@ def measured(chip: Chip) -> dict[str, float]:
 class Cost:
     """The work that one call requires of each unit of a chip, summed over all heads."""
 
-    flops: int  # of matmuls
+    flops: int  # matmul FLOPs
     instructions: int  # other than those for matmuls and exponentials
     exponentials: int
     requested: int  # bytes that the SMs load and store

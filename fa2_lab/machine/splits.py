@@ -114,7 +114,7 @@ def seconds(
 ) -> float:
     """Return the time in seconds until the last of `programs` equal shares has been read, without launch overhead.
 
-    `tiles` lists each head's number of tiles, and a tile has `tile_bytes` bytes. A program that runs alone reads
+    `tiles` lists the number of tiles of each head, and a tile has `tile_bytes` bytes. A program that runs alone reads
     `alone` bytes per second. Programs that run concurrently share `bandwidth`, in bytes per second, equally. `slots` is
     the number of programs that can run concurrently.
     """

@@ -79,7 +79,7 @@ def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str
 
 
 def readers(chip: Chip, B_r: int, W: int) -> int:
-    """Return how often W warps, taken together, read each tile of K and V from shared memory under split-Q.
+    """Return the number of times that W warps together read each tile of K and V from shared memory under split-Q.
 
     Before Hopper, every warp reads K and V for its own rows. Since Hopper, one instruction reads them for the rows of
     several warps.

@@ -46,7 +46,7 @@ HIGH = 0.62
 
 @style.picture
 def draw(loops: dict[str, list], end: list, setting: str, measured: float) -> style.Drawn:
-    """Draw a tile's operations in FA1 and FA2 on one time axis, and those that FA2 defers to a row block's end."""
+    """Draw, on one time axis, a tile's operations in FA1 and FA2, and those that FA2 defers to the row block's end."""
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
     saved = 1 - total["FA2"] / total["FA1"]
     caption = (

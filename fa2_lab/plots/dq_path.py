@@ -4,7 +4,7 @@ from fa2_lab.plots import style
 
 
 def data(d: int = 128, B_r: int = 64, N: int = 16384, keys: int = 128, consumers: int = 2) -> dict:
-    """Return how many column blocks one head has, how many additions to dQ it makes, and three sizes in bytes.
+    """Return the number of column blocks of one head, the number of additions to dQ, and three sizes in bytes.
 
     A column block has `keys` keys, divided among `consumers` consumers. The sizes are those of one addition ("part"),
     of all accumulators ("sums"), and of dQ.

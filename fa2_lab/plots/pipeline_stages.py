@@ -1,4 +1,4 @@
-"""Timeline of a ring's stages (being filled, full, or empty again), next to that of the consumers."""
+"""Timelines of a ring's stages (being filled, full, or empty again) and of the consumers that use them."""
 
 from fa2_lab.plots import rung_timeline, style
 

@@ -18,10 +18,10 @@ def data(way: str = "forward") -> dict:
     return dict(way=way, rings=rings[way])
 
 
-PAGE = (1.1, 2.05, 3.85, 4.8)  # units: producer's right edge, stages from and to, consumers' left edge
+PAGE = (1.1, 2.05, 3.85, 4.8)  # in units: the producer's right edge, the stages' edges, the consumers' left edge
 PHONE = (0.72, 1.14, 2.52, 3.05)
 LANE, HIGH = 0.62, 0.32
-LOOKS = {"mailbox": ("m", "mailbox"), "rows": ("Q", "Q, dO")}  # hue and name of each ring without a single tensor
+LOOKS = {"mailbox": ("m", "mailbox"), "rows": ("Q", "Q, dO")}  # (hue, name) of rings not named after a tensor
 
 
 BETWEEN = {

@@ -19,9 +19,9 @@ TICKS = {0.6: "0.6×", 0.8: "0.8×", 1: "equal", 1.2: "1.2×", 1.4: "1.4×", 1.6
 KEY = ("Speed of fa2_lab ÷ speed of another implementation.", "Mark and number: median. Bar: all problems.")
 OUTLINED = "Outlined: slower, by median, than at least one."
 SCALE = (0.2, 0.6), (0.02, 0.6)  # the scale's left and right ends on a page and on a phone, as shares of the width
-PAGE = {"lane": 0.625, "slower": 0.855, "FlexAttention": 0.93, "torch flash": 0.992}  # where the numbers are
+PAGE = {"lane": 0.625, "slower": 0.855, "FlexAttention": 0.93, "torch flash": 0.992}  # x of numbers, as width shares
 PHONE = {"lane": 0.66, "slower": 0.99}
-STARTS = (0.015, 0.21, 0.405), (0.015, 0.36, 0.71)  # where the names in the key begin, on a page and on a phone
+STARTS = (0.015, 0.21, 0.405), (0.015, 0.36, 0.71)  # x of names in the key, on a page and on a phone
 LINE = 0.16  # inches per line of small letters
 Ratios = tuple[str, str, dict[str, list[float]]]  # group, name, {implementation: ratios}
 
@@ -97,7 +97,7 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
         f" We measured on an {gpu}, in {dtype}, with {' and '.join(versions)}."
     )
     groups = list(dict.fromkeys(row[0] for row in rows))
-    stacks = style.narrow()  # then a row's name and numbers are above its lanes
+    stacks = style.narrow()  # on a phone, a row's name and numbers are above its lanes
     lanes = [[peer for peer in RIVALS if peer in ratios] for *_, ratios in rows]
     highs = [0.1 + stacks + len(peers) for peers in lanes]  # row heights, in lines
     again = groups[2::3]  # groups that repeat the key beside their title, because the first key is out of sight

@@ -34,7 +34,7 @@ def data(N: int = 4096, d: int = 128) -> dict:
 
 
 def waves(heads: int, resident: int, N: int = 4096) -> int:
-    """Return how many waves all row blocks of 64 queries need if each SM holds `resident` programs at a time."""
+    """Return the number of waves for all row blocks of 64 queries if each SM holds `resident` programs at a time."""
     return -(-heads * N // (ROWS * resident * chips.H200.SMs))
 
 
@@ -88,7 +88,7 @@ def draw(model: Mapping[int, float], measured: Mapping[int, float], resident: li
 
 
 def _table(ax: style.Axes, counts: Mapping[int, tuple[int, ...]], low: float) -> None:
-    """Write below each bar its number of heads, and how many waves each rung needs.
+    """Below each bar, write its number of heads and the number of waves that each rung needs.
 
     `counts` is {heads: (waves of the earlier rung, waves of the later rung)}. The later rung's number is bold if it is
     larger. The table begins below the height `low`.

@@ -46,7 +46,7 @@ BLACK, WHITE = "#000000", "#FEFEFE"  # text on a full hue; the same on light and
 MASK_HATCH = "////"
 CARD = "#FFFFFF"  # the background of pictures in notebooks, so that they are readable on light and on dark pages
 EDGE = "#D0D7DE"  # the line around the card
-CLEAR = dict(facecolor=PAPER, edgecolor="none", pad=1.0)  # the background of text that is written on lines
+CLEAR = dict(facecolor=PAPER, edgecolor="none", pad=1.0)  # the background of text that is written across lines
 DASHED = (0, (3, 1.5))  # for the edge of a gradient's box, and for l's line next to m's
 
 # Colours on a dark page: dark and light greys are swapped, tints are mixed with a dark background, full hues stay.
@@ -396,7 +396,7 @@ def log_ticks(axis: Any, places: Iterable[float], labels: Iterable[str] | None =
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
 SHEET = '<style type="text/css">'  # how matplotlib's own style sheet begins
-GROUNDED = f"{SHEET}svg:root{{color-scheme: light dark}} "  # an SVG opened by itself can be dark, too
+GROUNDED = f"{SHEET}svg:root{{color-scheme: light dark}} "  # so that an SVG file opened by itself can also be dark
 SHORTER = {  # {pattern in matplotlib's SVG: shorter text with the same meaning}
     r"<!--.*?-->": "",
     r"font-family: 'DejaVu Sans'; ": "",
@@ -421,7 +421,8 @@ def merge_letters(match: re.Match) -> str:
 def svg(figure: Figure, alt: str) -> bytes:
     """Return a figure as an SVG file for light and dark pages.
 
-    The file has no background. Its text is stored as text, and it includes the caption and the alternative text.
+    The file has no background, and its letters are stored as text instead of outlines. It includes the caption and the
+    alternative text.
     """
     with matplotlib.rc_context(RC):
         out = BytesIO()

@@ -9,7 +9,7 @@ LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536)
 
 
 def data(N: int = 4096, B: int = 128, left: int = 1023, first: int = 4) -> dict:
-    """Return each tile's kind for N queries, and how many tiles are visited and how many are needed for other lengths.
+    """Return the kind of each tile for N queries, and the numbers of tiles visited and needed for other lengths.
 
     A query sees itself, the `left` keys before it, and the first `first` keys.
     """
@@ -37,7 +37,7 @@ def kinds(N: int, B: int, left: int, first: int) -> np.ndarray:
 def draw(
     kinds: np.ndarray, B: int, left: int, first: int, visited: dict[int, int], needed: dict[int, int]
 ) -> style.Drawn:
-    """Draw the tiles by kind on a grid and, beside it, how many tiles each length visits and needs."""
+    """Draw the tiles by kind on a grid and, beside it, the numbers of tiles visited and needed for each length."""
     caption = (
         "Under a window, a causal loop visits ever more tiles in vain as N grows. The mask is a window of"
         f" {left + 1:,} keys and the first {first}, in tiles of {B} × {B}. On the left, dotted tiles are visited by a"

@@ -25,7 +25,7 @@ def owners_of(ranks: int, layout: str) -> np.ndarray:
 
 @style.picture
 def draw(owners: dict[str, np.ndarray], tiles: dict[str, list[int]], setting: str) -> style.Drawn:
-    """Show which rank computes which part of a causal S under two layouts, and how many tiles each rank has.
+    """Show which rank computes which part of a causal S under two layouts, and the number of tiles on each rank.
 
     `owners` is {layout: array with the rank of each pair of pieces, or −1 if nothing is visible}. `tiles` is {layout:
     number of tiles on each rank}.

@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     return 0 if advice(environment).startswith(FINE) else 1
 
 
-# What is here -------------------------------------------------------------------------------------------------
+# The environment ----------------------------------------------------------------------------------------------
 
 
 def inspect_environment() -> Environment:

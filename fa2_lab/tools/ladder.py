@@ -77,7 +77,7 @@ def climbs(name: str) -> bool:
 
 
 def before(name: str) -> str:
-    """Return the name of the rung before rung `name`."""
+    """Return the name of the previous rung."""
     return ladder.RUNGS[ladder.RUNGS.index(name) - 1]
 
 

@@ -11,7 +11,7 @@ AROUND = 3  # lines of context around a change
 
 
 def source(rung: str) -> str:
-    """Return the text of a rung's file."""
+    """Return the contents of a rung's file."""
     return Path(ladder.FOLDER, f"{ladder.find(rung)}.py").read_text(encoding="utf-8")
 
 
@@ -44,7 +44,7 @@ def diff(old: str, new: str, colours: bool = False) -> str:
 
 
 def context(lines: list[str], first: bool) -> list[str]:
-    """Return the unchanged lines to show as context: the first few (unless the diff starts here) and the last few."""
+    """Return the unchanged lines to show as context: the first few (unless the diff begins here) and the last few."""
     if first:
         return lines[-AROUND:]
     return lines if len(lines) <= 2 * AROUND + 1 else [*lines[:AROUND], "…", *lines[-AROUND:]]

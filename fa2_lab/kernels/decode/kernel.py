@@ -68,7 +68,7 @@ class DecodeSizes(NamedTuple):
     pages: int  # number of pages in a paged cache
     table_stride: int  # block-table entries per sequence
     left: int  # number of columns each row sees to the left of its diagonal; None means no limit
-    right: int  # the same to the right of the diagonal; 0 is the causal mask
+    right: int  # number of columns to the right of the diagonal; 0 means the causal mask
 
 
 # Without this list, Triton would recompile whenever one of these numbers becomes 1 or a multiple of 16. The list
@@ -111,7 +111,7 @@ class DecodeRowBlock(NamedTuple):
     kv_head: tl.tensor
     i: tl.tensor
     length: tl.tensor  # real keys in the sequence
-    N_k: tl.tensor  # where the diagonal ends: N_k, or the length if the cache is paged
+    N_k: tl.tensor  # the column at which the diagonal ends: N_k, or `length` if the cache is paged
 
 
 class Span(NamedTuple):

@@ -1,4 +1,4 @@
-"""How the decode kernels are launched: which tiles, how many programs, and split-KV or stream-K."""
+"""The launches of the decode kernels: the choice of tiles, number of programs, and split-KV or stream-K."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def prepare_merge(
 ) -> launch.Launch:
     """Return the launch of the merge kernel, in which each program merges a few columns of one row of O.
 
-    The number of warps per program depends on how many columns these are, and on the number of partial results per
+    The number of warps per program depends on the number of these columns and on the number of partial results per
     head. `common` holds the arguments that all decode kernels share.
     """
     width, heads = min(config.d_pad, MERGE_WIDTH), shape.batch * common["sizes"].row_blocks_per_sequence

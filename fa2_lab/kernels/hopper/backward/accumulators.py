@@ -148,7 +148,7 @@ def finish(accum, n, X, strides, H, N, T, cu_seqlens, sequences, scale, d: tl.co
            B: tl.constexpr):  # fmt: skip
     """Reorder and scale tile n of a completed accumulator, and write it to X.
 
-    The two consumers' tiles together cover B rows of X, which has T such blocks per head. `cu_seqlens` holds the
+    The two consumers' tiles together cover one of the T blocks of B rows that X has per head. `cu_seqlens` holds the
     cumulative lengths of packed sequences, or is None.
     """
     W: tl.constexpr = B * d_pad // 128
@@ -157,8 +157,8 @@ def finish(accum, n, X, strides, H, N, T, cu_seqlens, sequences, scale, d: tl.co
     if cu_seqlens is not None:
         i, begin, N, _, _ = packed_block(i, cu_seqlens, N, cu_seqlens, N, sequences, B)
     x = to_row_major(tl.load(accum + tl.cast(n, tl.int64) * (64 * W) + tl.arange(0, 64 * W)), W)
-    row, col = i * B, c * W  # the consumers divide the columns of 64 rows,
-    if B > 64:  # and the rows of taller blocks
+    row, col = i * B, c * W  # the two consumers divide the columns of a block of 64 rows
+    if B > 64:  # but they divide the rows of a taller block
         row, col = i * B + c * 64, 0
     batch = bh // H if cu_seqlens is None else begin
     store_rows(head_ptr(X, strides, batch, bh % H) + col, x * scale, row, strides[2], N, 64, d - col, W)

@@ -39,7 +39,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
     tensors, dO, O = host.pack_gqa(tensors, options, dO, O)
     chosen, parts = choose(tensors, options, deterministic)
     acc_init_shape, dq_accum_shape, dk_accum_shape, counters = shapes(tensors.q, K, chosen, sequences)
-    divided = parts > 1  # if so, dK and dV also have accumulators, which follow those of dQ
+    divided = parts > 1  # then dK and dV also have accumulators, which follow those of dQ
     accum_lines = dq_accum_shape[0] + 2 * dk_accum_shape[0] * divided
     accum_shape = accum_lines + counters[0] * deterministic, 32  # all accumulators and counters are zeroed together
     preprocess = prepare_preprocess(dO, O, tensors, options, chosen, accum_shape)

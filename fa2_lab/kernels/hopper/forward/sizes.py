@@ -43,7 +43,7 @@ class ForwardSizes:
 
     B_c: int  # keys per tile
     consumers: int  # warpgroups with 64 rows each
-    stages: int  # in each of the rings of K and V
+    stages: int  # stages in each of the rings of K and V
     d_pad: int = 128
     ping_pong: bool = False  # whether consumers take turns starting their matmuls
     separate_O_buffer: bool = True  # whether O has its own buffer for its copy to HBM, instead of reusing Q's
