@@ -132,7 +132,7 @@ function reasons(k) {
   }
   paragraph(e, "why", rung.why);
   paragraph(e, "forecast", forecast(k));
-  for (const text of [rung.missed[shapeName()], elsewhere(k)]) paragraph(e, "note", text);
+  paragraph(e, "note", rung.missed[shapeName()]);
   return e;
 }
 
@@ -140,11 +140,14 @@ function reasons(k) {
 function counted(k) {
   const [rung, before] = [rungs[k], rungs[k - 1]];
   const e = make("section", "rung counted");
+  const fold = make("details", "", make("summary", "", "Other settings, compiled code, and what is counted"));
+  paragraph(fold, "note", elsewhere(k));
+  paragraph(fold, "note", rung.compiled[shapeName()]);
   if (rung.counters.length) {
     e.append(counters(rung, before));
-    paragraph(e, "note", "Counted at d = 128 without a mask. A wait is in clocks of a warp per instruction that it issues.");
+    paragraph(fold, "note", "Counted at d = 128 without a mask. A wait is in clocks of a warp per instruction that it issues.");
   }
-  paragraph(e, "note", rung.compiled[shapeName()]);
+  e.append(fold);
   return e;
 }
 
@@ -189,9 +192,10 @@ function drawChart(n) {
     e.className = `bar${loses(k) ? " loses" : ""}${k > n ? " ahead" : ""}`;
     if (k === n) e.setAttribute("aria-current", "step");
     else e.removeAttribute("aria-current");
-    const label = `${rungs[k].n} ${rungs[k].name}: ${Math.round(rate(rungs[k]))} TFLOP/s, ${gain(k)}`;
-    e.setAttribute("aria-label", label);
-    e.title = label;
+    const label = `${rungs[k].n} ${rungs[k].name}: ${Math.round(rate(rungs[k]))} TFLOP/s`;
+    e.setAttribute("aria-label", `${label}, ${gain(k)}`);
+    e.onpointerenter = e.onfocus = () => ($("share").textContent = label);
+    e.onpointerleave = e.onblur = () => ($("share").textContent = shown(n));
     if (rungs[k].changes) e.lastChild.hidden = shapeName() !== JUMPS;
   });
 }
@@ -206,11 +210,13 @@ function fromAddress() {
   return asked < 0 ? gains.indexOf(Math.max(...gains)) : asked;
 }
 
+const shown = (n) => `${percent(share(n))} of ${peers[0].name}`;
+
 function draw(n) {
   document.title = title();
   $("title").textContent = title();
   $("speed").textContent = Math.round(rate(rungs[n]));
-  $("share").textContent = `${percent(share(n))} of ${peers[0].name}`;
+  $("share").textContent = shown(n);
   drawChart(n);
   $("rung").replaceChildren(change(n), counted(n));
   const address = `${location.search}#r${rungs[n].n}`;
