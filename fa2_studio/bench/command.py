@@ -41,9 +41,9 @@ def main(argv: list[str]) -> int:
         from fa2_studio.bench import page
 
         if options.all:
-            print(page.full_page(options.folder), end="")
+            print(page.site_page(options.folder), end="")
         else:
-            page.write()
+            page.write_pages()
         return 0
     how = {name: value for name in ("sustained", "part", "beside") if (value := getattr(options, name))}
     check(options.suite, how)
@@ -107,7 +107,7 @@ def run_all(names: list[str], folder: Path, how: dict) -> int:
 
 def run(name: str, folder: Path, how: dict) -> int:
     """Measure one suite and keep it. Return 0 if all is well, 1 if a result of ours was wrong, 130 after Ctrl-C."""
-    from fa2_studio.bench import page, results
+    from fa2_studio.bench import record_page, results
     from fa2_studio.bench.compare import collect
 
     module, function = SUITES[name].measure.split(":")
@@ -117,11 +117,11 @@ def run(name: str, folder: Path, how: dict) -> int:
 
     def keep(record: Record) -> Path:
         record = replace(record, made_by=f"python -m fa2_lab bench {name}")
-        return results.save(results.joined(earlier, record), folder)
+        return results.save_record(results.merge_records(earlier, record), folder)
 
     measured = collect(measure(name, **how) if "sustained" in SUITES[name].takes else measure(**how), keep)
     path = keep(measured)
-    print(page.numbers(measured))
+    print(record_page.all_rows_tables(measured))
     print(f"{name}: {time.perf_counter() - start:.0f} s, kept in {path}", flush=True)
     if measured.missing:
         return 130

@@ -12,7 +12,7 @@ from fa2_studio.bench import implementations
 from fa2_studio.bench.peers import dense
 from fa2_studio.bench.problem import Problem, TensorSequence, error, gradient_error, gradients_by_definition, worst
 from fa2_studio.bench.protocol import Timing, measure, result_or_reason
-from fa2_studio.bench.results import label
+from fa2_studio.bench.results import problem_text
 
 DIRECTIONS = ("forward", "backward")
 TOLERANCE = 2e-2  # of ‖x − truth‖ / ‖truth‖ in bf16, where x is O, dQ, dK or dV; a wrong answer is far above
@@ -62,7 +62,7 @@ def empty(job: partial, failed: dict[str, str]) -> Measurement:
 
 def described(job: partial) -> str:
     """Describe a job that was not reached in a few words."""
-    return label(empty(job, {}))
+    return problem_text(empty(job, {}))
 
 
 # A row --------------------------------------------------------------------------------------------------------

@@ -202,4 +202,4 @@ def table(record: Record) -> list[str]:
             cells = ["-" if x is None else f"{x:.2f}" for x in numbers]
             lines.append([name, experiment.asks, experiment.against, f"{d}, {heads}{', causal' * causal}", *cells])
     columns = ["experiment", "question", "over", "d, heads", "expected", "measured"]
-    return results.table(columns, lines)
+    return results.markdown_table(columns, lines)

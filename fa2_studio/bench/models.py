@@ -11,7 +11,7 @@ import torch
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench.compare import Plan, prepare_all
 from fa2_studio.bench.problem import Problem
-from fa2_studio.bench.results import environment, version
+from fa2_studio.bench.results import environment, installed_version
 from fa2_studio.bench.train import batches, losses
 
 NAMES = ("eager", "sdpa", "flex_attention", "fa2_lab")  # as transformers calls them
@@ -43,7 +43,7 @@ def run() -> Plan:
     curves, failed = prepare_all({name: partial(train, name, device) for name in NAMES})
     last = {name: curve[-1:] for name, curve in curves.items()}
     row = Measurement(PROBLEM.as_dict(), "loss", last, failed, unit="nats")
-    made_with = environment() | dict(transformers=version("transformers"))
+    made_with = environment() | dict(transformers=installed_version("transformers"))
     return Plan(Record("models", made_with, PROTOCOL, rows=[row], curves=curves))
 
 

@@ -21,14 +21,14 @@ ABSENT = "not installed"
 DIRECTIONS = {"both": "forward and backward"}  # directions whose name is not a word
 
 
-def save(record: Record, folder: Path | None = None) -> Path:
+def save_record(record: Record, folder: Path | None = None) -> Path:
     """Write a record atomically, so that its file is never incomplete."""
     path = path_of(record.suite, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     return files.write(path, json.dumps(to_dict(record), indent=1) + "\n")
 
 
-def joined(old: Record | None, new: Record) -> Record:
+def merge_records(old: Record | None, new: Record) -> Record:
     """Return the new rows, and those of an earlier run on the same GPU that were not measured again.
 
     A direction that was measured completely replaces the earlier one. If it was interrupted, the earlier rows stay for
@@ -36,7 +36,7 @@ def joined(old: Record | None, new: Record) -> Record:
     """
     if old is None or old.machine["gpu"] != new.machine["gpu"]:
         return new
-    both = replace(new, **{kind: rows_of_both(old, new, kind) for kind in ("rows", "sustained")})
+    both = replace(new, **{kind: merge_rows(old, new, kind) for kind in ("rows", "sustained")})
     every = both.rows + both.sustained
     most = Counter(json.dumps(row.machine) for row in every).most_common(1)
     machine = json.loads(most[0][0]) if most else new.machine
@@ -53,7 +53,7 @@ def joined(old: Record | None, new: Record) -> Record:
     )
 
 
-def rows_of_both(old: Record, new: Record, kind: str) -> list[Measurement]:
+def merge_rows(old: Record, new: Record, kind: str) -> list[Measurement]:
     """Return the rows of two runs, each with all fields of its machine. A new row replaces an old one."""
     rows = {}
     done = set() if new.missing else {row.direction for row in getattr(new, kind)}
@@ -64,7 +64,7 @@ def rows_of_both(old: Record, new: Record, kind: str) -> list[Measurement]:
     return list(rows.values())
 
 
-def shape_of(row: Measurement) -> list[str]:
+def problem_columns(row: Measurement) -> list[str]:
     """Return what a row measures and the properties of its problem: N, batch, heads, d, mask."""
     p = row.problem
     N = f"{p['N_q']:,}" if p["N_q"] == p["N_k"] else f"{p['N_q']:,} × {p['N_k']:,}"
@@ -73,25 +73,25 @@ def shape_of(row: Measurement) -> list[str]:
     return [what, N, f"{p['batch']}", heads, f"{p['d']}", p.get("mask") or ("causal" if p["causal"] else "non-causal")]
 
 
-def label(row: Measurement) -> str:
+def problem_text(row: Measurement) -> str:
     """Return what a row measures and its problem, in a few words."""
-    what, N, batch, heads, d, mask = shape_of(row)
+    what, N, batch, heads, d, mask = problem_columns(row)
     lengths = "N_q = {}, N_k = {}".format(*N.split(" × ")) if " × " in N else f"N = {N}"
     shared = heads.replace(", ", " query heads, ").replace(" for K and V", " K/V heads")
     heads = shared if shared != heads else f"{heads} head{'s' * (heads != '1')}"
     return f"{DIRECTIONS.get(what, what)}, {lengths}, batch size {batch}, {heads}, d = {d}, {mask}"
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a table in Markdown, with the columns of numbers aligned to the right."""
     numeric = [all(re.match(r"\d|[–-]?$", cell) for cell in cells) for cells in zip(*rows, strict=True)]
     rules = ["---:" if numbers else "---" for numbers in numeric or [False] * len(columns)]
     return [f"| {' | '.join(cells)} |" for cells in (columns, rules, *rows)]
 
 
-def named(record: Record) -> Record:
+def with_commit_name(record: Record) -> Record:
     """Return the record with this checkout's commit, if it was measured without git from these sources."""
-    here, fingerprint = commit(), sources()
+    here, fingerprint = commit_name(), sources_fingerprint()
     if "sources" in here:
         return record
 
@@ -115,20 +115,21 @@ def environment() -> dict:
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     gpu = torch.cuda.is_available()
     distributions = implementations.preparing("distribution")
+    versions = {name: installed_version(package) for name, package in distributions.items()}
     return dict(
         gpu=torch.cuda.get_device_name() if gpu else f"no GPU, {platform.machine()}",
         driver=(output_of(query).splitlines() or ["unknown"])[0] if gpu else "none",
         python=platform.python_version(),
         torch=torch.__version__,
-        triton=version("triton"),
-        ptxas=assembler() if gpu and not torch.version.hip else "none",
+        triton=installed_version("triton"),
+        ptxas=ptxas_version() if gpu and not torch.version.hip else "none",
         cudnn=str(torch.backends.cudnn.version()),
-        peers={name: found for name, package in distributions.items() if (found := version(package)) != ABSENT},
-        commit=commit(),
+        peers={name: version for name, version in versions.items() if version != ABSENT},
+        commit=commit_name(),
     )
 
 
-def assembler() -> str:
+def ptxas_version() -> str:
     """Return the version of the assembler ptxas that Triton uses for this GPU, such as "13.4"."""
     import torch
     from triton.backends.nvidia.compiler import get_ptxas_version
@@ -139,23 +140,23 @@ def assembler() -> str:
     return version[1] if version else text.strip()
 
 
-def commit(folder: Path = files.ROOT) -> str:
+def commit_name(folder: Path = files.ROOT) -> str:
     """Return the commit, with a fingerprint of the sources if they differ, or without git the fingerprint alone."""
     git = ["git", "-C", str(folder)]
     name = output_of([*git, "rev-parse", "--short", "HEAD"])
     if not name:
-        return sources()
+        return sources_fingerprint()
     changed = output_of([*git, "status", "--porcelain", "--", "fa2_lab", "fa2_studio"])
-    return f"{name} with changes ({sources()})" if changed else name
+    return f"{name} with changes ({sources_fingerprint()})" if changed else name
 
 
-def sources() -> str:
+def sources_fingerprint() -> str:
     """Return a fingerprint of the package's sources."""
     files = sorted(PACKAGE.rglob("*.py"))
     return "sources " + hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
-def version(package: str) -> str:
+def installed_version(package: str) -> str:
     """Return the version of an installed distribution, or of a module by that name that has none."""
     try:
         return metadata.version(package)

@@ -20,7 +20,7 @@ from fa2_lab.reference.shards import even_lengths
 from fa2_studio.bench.compare import TOLERANCE, Plan
 from fa2_studio.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
 from fa2_studio.bench.protocol import Timing, summary
-from fa2_studio.bench.results import environment, label
+from fa2_studio.bench.results import environment, problem_text
 
 LENGTHS = (131072, 65536, 32768, 16384, 8192)
 DIRECTIONS = ("forward", "backward", "both")
@@ -43,7 +43,7 @@ def run() -> Plan:
         for row in rows_of(problem, groups):
             results.rows.append(row)
             if dist.get_rank() == 0:
-                print(label(row), row.values, row.failed, file=sys.stderr, flush=True)
+                print(problem_text(row), row.values, row.failed, file=sys.stderr, flush=True)
     dist.barrier()
     rank = dist.get_rank()
     dist.destroy_process_group()

@@ -49,7 +49,7 @@ def index(assignments: list[str], toctrees: list[str], licence: str, address: st
         block("ways", *(way(name, target, words, assignments) for name, target, words in WAYS)),
         LOOK_UP,
         "## Results",
-        "\n".join(page.summary()),
+        "\n".join(page.front_page_summary()),
         "## The climb",
         "Step through the changes. The numbers below the bars mark the six largest jumps, and an empty bar is a "
         "change that loses speed.",

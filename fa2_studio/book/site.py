@@ -15,7 +15,7 @@ from sphinx.util.docutils import docutils_namespace, patch_docutils
 
 from fa2_lab.tools import files
 from fa2_lab.tools.figures import PICTURES, build_posters
-from fa2_studio.bench.page import full_page
+from fa2_studio.bench.page import site_page
 from fa2_studio.book import api, front, questions, reach
 from fa2_studio.book.chapters import NOTEBOOKS, PARTS, written
 from fa2_studio.course.notebooks import student_version
@@ -126,7 +126,7 @@ def write_sources(folder: Path) -> None:
     for name, text in questions.pages().items():
         (folder / f"{name}.md").write_text(with_links(text, files.ROOT), encoding="utf-8")
     shutil.copytree(FIGURES, folder / "figures", ignore=shutil.ignore_patterns("data", "*.md"))
-    (folder / "results.md").write_text(with_links(full_page(), files.ROOT), encoding="utf-8")
+    (folder / "results.md").write_text(with_links(site_page(), files.ROOT), encoding="utf-8")
     (folder / "index.md").write_text(index(), encoding="utf-8")
 
 

@@ -46,7 +46,7 @@ def test_interrupted_bench_keeps_rows_and_names_missing_ones():
 def test_partial_bench_run_is_merged_into_the_record(options, how, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(results, "environment", lambda: MACHINE)
-    results.save(Record("paper", MACHINE, "by hand", rows=[compare(d=64)]), tmp_path)
+    results.save_record(Record("paper", MACHINE, "by hand", rows=[compare(d=64)]), tmp_path)
     asked = []
 
     def measure(name, **given):
@@ -81,7 +81,7 @@ def test_failed_suite_does_not_stop_the_next_but_ctrl_c_does(monkeypatch, tmp_pa
 def test_partial_bench_run_on_another_gpu_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(results, "environment", lambda: MACHINE | dict(gpu="NVIDIA H100"))
-    results.save(Record("paper", MACHINE, "by hand", rows=[compare()]), tmp_path)
+    results.save_record(Record("paper", MACHINE, "by hand", rows=[compare()]), tmp_path)
     with pytest.raises(ValueError, match=r"^folder: got .*, whose paper is of an NVIDIA H200; on an NVIDIA H100 it"):
         command.main(["paper", "--sustained", "--folder", str(tmp_path)])
 

@@ -14,8 +14,8 @@ from bench_records import MACHINE, compare, suite
 
 from fa2_lab import records
 from fa2_lab.records import Measurement, Record
-from fa2_lab.tools import files, ladder
-from fa2_studio.bench import command, page, results
+from fa2_lab.tools import files
+from fa2_studio.bench import command, page, readme, record_page, results
 from fa2_studio.bench.registry import OTHERS, SUITES
 from fa2_studio.bench.suites import GRIDS
 
@@ -24,7 +24,7 @@ from fa2_studio.bench.suites import GRIDS
 
 def test_record_round_trips_and_survives_a_failed_write(tmp_path, monkeypatch):
     kept = suite(compare(), compare(causal=True), missing=["(2,)"], curves={"fa2_lab": [5.5, 5.25]}, made_by="a test")
-    path = results.save(kept, tmp_path / "new")
+    path = results.save_record(kept, tmp_path / "new")
     assert path.name == "bench_paper.json" and records.load("paper", tmp_path / "new") == kept
 
     def full(*given):
@@ -32,7 +32,7 @@ def test_record_round_trips_and_survives_a_failed_write(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.replace", full)
     with pytest.raises(OSError, match="no space left"):
-        results.save(suite(), tmp_path / "new")
+        results.save_record(suite(), tmp_path / "new")
     assert records.load("paper", tmp_path / "new") == kept and list(path.parent.iterdir()) == [path]
 
 
@@ -63,28 +63,28 @@ def test_remeasured_rows_replace_old_ones_and_keep_their_commits(tmp_path):
     old.sustained, old.sustained_protocol = [way("forward", 128, 3.0)], "without a pause"
     part = at("bbbbbbb", way("over N", 128, 4.0))
     part.ceilings = {"GEMM TFLOP/s": 1.0}
-    results.save(results.joined(old, part), tmp_path)
+    results.save_record(results.merge_records(old, part), tmp_path)
     kept = records.load("paper", tmp_path)
     assert kept.rows[:2] == old.rows[:2] and (kept.sustained, kept.curves) == (old.sustained, old.curves)
     assert [row.values for row in kept.rows[2:]] == [{"fa2_lab": [4.0]}], "what is no longer in its grid goes"
     assert (kept.machine, kept.ceilings, kept.rows[2].machine) == (old.machine, old.ceilings, {"commit": "bbbbbbb"})
-    assert page.code(kept, MACHINE) == "aaaaaaa; over N at bbbbbbb"
+    assert record_page.commit_text(kept, MACHINE) == "aaaaaaa; over N at bbbbbbb"
     again = at("ccccccc", way("forward", 64), way("forward", 128))
     again.machine["triton"], again.ceilings = "3.9", part.ceilings
-    kept = results.joined(kept, again)
+    kept = results.merge_records(kept, again)
     assert kept.ceilings == part.ceilings, "of the run that most rows are from"
     assert (
-        page.code(kept, kept.machine)
+        record_page.commit_text(kept, kept.machine)
         == "ccccccc; over N at bbbbbbb, triton 3.6; sustained forward at aaaaaaa, triton 3.6"
     )
     assert kept.made().endswith("triton 3.6 or 3.9") and kept.sustained_protocol == "without a pause"
     again.machine = again.machine | dict(gpu="NVIDIA H100")
-    assert results.joined(kept, again) is again and results.joined(None, again) is again
+    assert results.merge_records(kept, again) is again and results.merge_records(None, again) is again
 
 
 def test_interrupted_run_keeps_old_rows_that_it_missed():
     old = at("aaaaaaa", way("forward", 64), way("forward", 128))
-    kept = results.joined(old, at("bbbbbbb", way("forward", 128, 9.0), missing=["forward, d 64"]))
+    kept = results.merge_records(old, at("bbbbbbb", way("forward", 128, 9.0), missing=["forward, d 64"]))
     assert [(row.problem["d"], row.values["fa2_lab"]) for row in kept.rows] == [(64, [2.0]), (128, [9.0])]
     assert [row.machine for row in kept.rows] == [{}, {"commit": "bbbbbbb"}] and kept.missing == ["forward, d 64"]
 
@@ -126,7 +126,7 @@ def test_record_names_the_ptxas_that_triton_uses(monkeypatch):
     monkeypatch.setattr(compiler, "get_ptxas_version", told.get)
     for capability, version in (((8, 0), "12.9"), ((9, 0), "13.4")):
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda found=capability: found)
-        assert results.assembler() == version
+        assert results.ptxas_version() == version
 
 
 def test_record_of_a_dirty_checkout_names_commit_and_fingerprint(tmp_path, monkeypatch):
@@ -141,18 +141,18 @@ def test_record_of_a_dirty_checkout_names_commit_and_fingerprint(tmp_path, monke
     git("commit", "-qm", "one")
     commit = git("rev-parse", "--short", "HEAD")
     (tmp_path / "bench_paper.json").write_text("{}")  # a record just written changes nothing that is measured
-    assert results.commit(tmp_path) == commit
+    assert results.commit_name(tmp_path) == commit
     (tmp_path / "fa2_lab" / "a.py").write_text("2\n")
-    assert results.commit(tmp_path) == f"{commit} with changes ({results.sources()})"
-    assert results.commit(tmp_path / "nowhere") == results.sources()
+    assert results.commit_name(tmp_path) == f"{commit} with changes ({results.sources_fingerprint()})"
+    assert results.commit_name(tmp_path / "nowhere") == results.sources_fingerprint()
     measured = suite()
-    measured.machine = MACHINE | dict(commit=results.sources())
-    monkeypatch.setattr(results, "commit", lambda: "abc1234")
-    assert results.named(measured).machine["commit"] == f"abc1234 ({results.sources()})"
-    assert results.named(suite()) == suite(), "measured with other sources"
+    measured.machine = MACHINE | dict(commit=results.sources_fingerprint())
+    monkeypatch.setattr(results, "commit_name", lambda: "abc1234")
+    assert results.with_commit_name(measured).machine["commit"] == f"abc1234 ({results.sources_fingerprint()})"
+    assert results.with_commit_name(suite()) == suite(), "measured with other sources"
     monkeypatch.undo()
     monkeypatch.setenv("PATH", "")
-    assert re.fullmatch(r"sources [0-9a-f]{12}", results.commit())
+    assert re.fullmatch(r"sources [0-9a-f]{12}", results.commit_name())
 
 
 # Pages --------------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def both(causal=False, d=128, portable=4.0, direction="forward", **peers):
 
 def test_results_tables_list_every_row_with_ratios():
     rows = [both(cuDNN=3.0), both(causal=True, portable=None), both(d=64, FlexAttention=5.0)]
-    assert page.rows_table(rows, "TFLOP/s", "sustained") == [
+    assert record_page.rows_table(rows, "TFLOP/s", "sustained") == [
         "Sustained, N = 4,096, batch = 4, heads = 16:",
         "",
         "| TFLOP/s | d | mask | fa2_lab | fa2_lab portable | cuDNN | FlexAttention |",
@@ -180,7 +180,7 @@ def test_results_tables_list_every_row_with_ratios():
     where = compare().problem | dict(kv_heads=2, N_q=1, rung="page 16", idea="turns")
     loss = Measurement(where, "loss", {"fa2_lab": [1.5], "cuDNN": [3.0]}, unit="nats")
     assert (
-        page.rows_table([loss], "nats")[2]
+        record_page.rows_table([loss], "nats")[2]
         == "| page 16, turns | 1 × 4,096 | 4 | 16, 2 K/V | 128 | non-causal | 1.5 | 3 |"
     )
 
@@ -189,8 +189,8 @@ def test_results_page_separates_sustained_timing():
     run = suite(both(cuDNN=3.0), compare(), missing=["the rest"])
     run.sustained, run.sustained_protocol = [both(cuDNN=1.0), both(causal=True, cuDNN=3.0)], "without a pause"
     run.sustained[0].chip = {"fa2_lab": [1580.0, 699.6]}
-    text = page.tables(run, run.machine)
-    assert "by hand. without a pause." in text and page.ceilings([run])[-1].endswith("| 791 |")
+    text = record_page.record_section(run, run.machine)
+    assert "by hand. without a pause." in text and page.ceilings_table([run])[-1].endswith("| 791 |")
     assert "| 133 (1.50) |" in text and "| 400 (0.50) |" in text and "1,580, 700" in text
     assert "The last run was interrupted before it reached 1 of its rows." in text
     run.sustained[1].machine = dict(triton="3.10")
@@ -199,31 +199,31 @@ def test_results_page_separates_sustained_timing():
 
 def test_results_page_lists_where_fa2_lab_is_slower():
     rows = [both(cuDNN=3.0), both(cuDNN=1.5), both(causal=True, cuDNN=1.0), both(d=64, FlexAttention=1.0)]
-    where, title = "forward, N = 4,096, batch size 4, 16 heads, d = 128, causal", page.title_of(suite())
-    assert page.behind([suite(*rows), suite(both(cuDNN=3.0))], "cuDNN") == [[title, "2 of 3", "0.50", where]]
+    where, title = "forward, N = 4,096, batch size 4, 16 heads, d = 128, causal", record_page.heading_link(suite())
+    assert page.slower_table_rows([suite(*rows), suite(both(cuDNN=3.0))], "cuDNN") == [[title, "2 of 3", "0.50", where]]
 
 
 def test_readme_table_separates_timings_and_names_host_bound_problems():
     run = suite(both(cuDNN=2.0), both(causal=True, cuDNN=9.0), both(d=64, cuDNN=4.0, direction="backward"))
     first = "| The FA2 paper's grid, kernel only | cuDNN | 2 of 3 | 2.00× |"
-    assert first in page.sentence(run).split("\n"), "as fast is not faster"
+    assert first in readme.speed_part(run, run, records.load("ampere")).split("\n"), "as fast is not faster"
     run.sustained = [both(cuDNN=1.0), both(causal=True, cuDNN=1.5), both(d=64, cuDNN=4.0, direction="backward")]
-    lines = page.sentence(run).split("\n")
+    lines = readme.speed_part(run, run, records.load("ampere")).split("\n")
     assert first in lines and "| The FA2 paper's grid, sustained | cuDNN | 1 of 3 | 0.75× |" in lines
     words = "cuDNN is faster on 2 of the random problems. On 1 of those, our kernels themselves are faster."
-    assert words in page.sentence(run)
+    assert words in readme.speed_part(run, run, records.load("ampere"))
 
 
 def test_medians_cover_problems_that_every_implementation_ran():
     rows = [both(cuDNN=3.0), both(causal=True, portable=1.0), both(direction="backward", FlexAttention=5.0)]
-    found = page.medians(suite(*rows))
+    found = record_page.median_tables(suite(*rows))
     assert "| forward, TFLOP/s | 1 of 2 | 200 | 100 | 133 |" in found
     assert "| backward, TFLOP/s | all 1 | 200 | 100 | 80 |" in found
     loss = Measurement(compare().problem, "loss", {"fa2_lab": [2.6841], "cuDNN": [2.5]}, unit="nats")
     curves = {"fa2_lab": [5.0, 3.0], "cuDNN": [5.0, 3.0025], "torch math": [4.999, 3.0]}
     train = Record("train", MACHINE, "by hand", rows=[loss], curves=curves)
-    assert page.medians(train)[-1] == "| loss, nats | all 1 | 2.68 | 2.5 |"
-    assert any(remark.endswith("by more than 0.0025.") for remark in page.remarks(train))
+    assert record_page.median_tables(train)[-1] == "| loss, nats | all 1 | 2.68 | 2.5 |"
+    assert any(remark.endswith("by more than 0.0025.") for remark in record_page.remark_sentences(train))
 
 
 def test_results_md_is_up_to_date_and_short(capsys):
@@ -231,27 +231,26 @@ def test_results_md_is_up_to_date_and_short(capsys):
     assert text == page.results_page(), "run `fa2-lab bench --results`"
     assert command.main(["bench", "--results", "--all"][1:]) == 0
     everything = capsys.readouterr().out
-    rows = sum(len(run.rows) + len(run.sustained) for run in page.recorded())
-    assert everything.count("\n| ") >= rows and everything == page.full_page()
+    rows = sum(len(run.rows) + len(run.sustained) for run in page.load_records())
+    assert everything.count("\n| ") >= rows and everything == page.site_page()
 
 
 def test_results_command_changes_only_marked_parts_of_readme(tmp_path, monkeypatch):
     def between(part, content):
-        start, end = (marker.format(part) for marker in page.MARKERS)
+        start, end = (marker.format(part) for marker in readme.MARKERS)
         return f"{start}\n{content}\n{end}\n"
 
     monkeypatch.setattr(files, "ROOT", tmp_path)
     with pytest.raises(ValueError, match=r"^bench --results needs a checkout of the repository"):
-        page.write()
+        page.write_pages()
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "README.md").write_text(
         f"before\n{between('ladder', '')}between\n{between('speed', 'old')}{between('judged', '')}after\n"
     )
-    page.write()
+    page.write_pages()
     assert (tmp_path / "RESULTS.md").read_text(encoding="utf-8") == page.results_page()
-    claim, sentence = ladder.claim(records.load("ladder")), page.sentence(records.load("paper"), records.load("sweep"))
-    last = between("speed", sentence) + between("judged", page.verdict())
-    wanted = f"before\n{between('ladder', f'{claim}.')}between\n{last}after\n"
+    parts = {part: between(part, content) for part, content in readme.readme_parts().items()}
+    wanted = f"before\n{parts['ladder']}between\n{parts['speed']}{parts['judged']}after\n"
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == wanted
 
 
@@ -261,12 +260,12 @@ def test_results_command_changes_only_marked_parts_of_readme(tmp_path, monkeypat
 def test_submitted_record_is_listed_with_its_gpu(tmp_path):
     theirs = suite(compare(), compare(causal=True))
     theirs.machine = MACHINE | dict(gpu="NVIDIA L4")
-    path = results.save(theirs, tmp_path / "submitted")
-    results.save(suite(compare()), tmp_path)
-    rows = page.gpus(tmp_path)
+    path = results.save_record(theirs, tmp_path / "submitted")
+    results.save_record(suite(compare()), tmp_path)
+    rows = page.gpu_table(tmp_path)
     (row,) = [row for row in rows if "NVIDIA L4" in row]
     assert "**submitted**, abc1234" in row and "| 400 | 2.00 |" in row
     assert "The following GPUs have not been measured yet: A100, RTX 4090, MI300." in rows[-1]
     path.write_text("{")
     with pytest.raises(ValueError, match=r"submitted.*\.json is not a record of this version: leave it out"):
-        page.gpus(tmp_path)
+        page.gpu_table(tmp_path)

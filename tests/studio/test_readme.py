@@ -14,9 +14,8 @@ import pytest
 
 import fa2_lab
 from fa2_lab.paper import LINES, where
-from fa2_lab.records import load
-from fa2_lab.tools import command, ladder
-from fa2_studio.bench import page
+from fa2_lab.tools import command
+from fa2_studio.bench import readme
 from fa2_studio.book import questions
 from fa2_studio.book.chapters import written
 
@@ -60,13 +59,8 @@ def test_readme_example_equals_the_where_command():
 
 
 def test_readme_generated_parts_are_up_to_date():
-    computed = dict(
-        ladder=f"{ladder.claim(load('ladder'))}.",
-        speed=page.sentence(load("paper"), load("sweep")),
-        judged=page.verdict(),
-    )
-    for part, sentence in computed.items():
-        assert page.renewed(text(), part, sentence) == text(), "run `python -m fa2_lab bench --results`"
+    for part, content in readme.readme_parts().items():
+        assert readme.replace_part(text(), part, content) == text(), "run `python -m fa2_lab bench --results`"
 
 
 def test_citation_version_equals_the_package_version():

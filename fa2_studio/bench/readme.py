@@ -1,0 +1,122 @@
+"""Write the README's generated parts: the ladder, other projects' tests, and our speed beside other implementations."""
+
+from collections import Counter
+
+from fa2_lab.plots.roofline import join_with_and
+from fa2_lab.records import Record, load
+from fa2_lab.tools import ladder
+from fa2_studio.bench.ratios import peers_in_rows, rows_where_faster, speed_ratios, wins_and_speedup
+from fa2_studio.bench.record_page import ampere_sentences, second_protocol_name, split_by_protocol
+from fa2_studio.bench.registry import TITLES
+from fa2_studio.bench.results import markdown_table, problem_columns
+from fa2_studio.judges import command as judges
+from fa2_studio.judges.suites import SUITES as JUDGES
+
+MARKERS = "<!-- {}: written by `python -m fa2_lab bench --results` -->", "<!-- end of {} -->"  # of README's parts
+SLOW_CASES = "mainly for short calls and for the backward pass of a single long sequence"
+NOTES_TEXT = (
+    "*Kernel only* times the GPU alone, *sustained* times calls back to back for a second, and *with host* times 20 "
+    "calls in a row. The last two include host time for every implementation. We tuned the block sizes of our kernels "
+    "on the paper's grid and on random shapes other than those in the table. `torch flash` is FlashAttention-2, which "
+    "was not written for Hopper. ThunderKittens, TLX and TileLang are attention kernels from three projects that help "
+    "to write GPU kernels."
+)
+
+
+def readme_parts() -> dict[str, str]:
+    """Return the text of each generated part of the README, by the part's name."""
+    speed = speed_part(load("paper"), load("sweep"), load("ampere"))
+    return dict(ladder=f"{ladder.claim(load('ladder'))}.", judged=third_party_part(), speed=speed)
+
+
+def replace_part(text: str, part: str, content: str) -> str:
+    """Return the README's text with new content between a part's markers, on its own lines if it had them."""
+    start, end = (marker.format(part) for marker in MARKERS)
+    before, rest = text.split(start)
+    _, after = rest.split(end)
+    line = "\n" if rest.startswith("\n") else ""
+    return f"{before}{start}{line}{content}{line}{end}{after}"
+
+
+SPEEDUP_COLUMNS = ["problems and timing", "compared with", "`attention()` is faster on", "median speedup"]
+
+
+def speed_part(paper: Record, sweep: Record, ampere: Record) -> str:
+    """Return on how many problems of two suites we are faster per timing, how much, and sentences on exceptions."""
+    commits = {run.machine["commit"] for run in (paper, sweep)}
+    at = f", at commit {commits.pop()}" if len(commits) == 1 else ""
+    lead = (
+        f"We compare `attention()` with other implementations on an {paper.machine['gpu']}, forward and "
+        f"backward{at}. The table shows on how many problems `attention()` is faster, and its median speedup."
+    )
+    text = [lead, "", *markdown_table(SPEEDUP_COLUMNS, speedup_rows(paper, sweep)), "", NOTES_TEXT, ""]
+    text += [*peer_wins_sentence(paper, "FlashAttention-4"), peer_wins_by_d_sentence(sweep, "FlashAttention-4"), ""]
+    text.append(host_time_sentence(sweep, "cuDNN"))
+    details = "describes how each implementation is called and where ours is slower"
+    last = f"[RESULTS.md](RESULTS.md) {details}: {SLOW_CASES}."
+    return "\n".join([*text, "", ampere_sentences(ampere), "", last])
+
+
+def speedup_rows(*runs: Record) -> list[list[str]]:
+    """Return the lines of a table, one per implementation and timing."""
+    lines: list[list[str]] = []
+    for run in runs:
+        for way, view in zip(("kernel only", second_protocol_name(run)), split_by_protocol(run), strict=False):
+            peers, before = peers_in_rows(view.rows), lines
+            name = f"{TITLES[run.suite]}, {way}"
+            lines = [*before, *([name * (n == 0), peer, *wins_and_speedup(view, peer)] for n, peer in enumerate(peers))]
+    return lines
+
+
+def peer_wins_sentence(run: Record, peer: str) -> list[str]:
+    """Return a sentence that names each problem on which `peer`'s kernels are faster, and an empty line."""
+    problems = []
+    for ratio, row in rows_where_faster(run.rows, peer):
+        what, N, _, _, d, mask = problem_columns(row)
+        problems.append(f"{ratio:.3f} ({what}, N = {N}, d = {d}, {mask})")
+    words = f"On {len(problems)} problems of the paper's grid, {peer}'s kernels are faster than ours."
+    return [f"{words} Our speed over theirs is {join_with_and(problems)}.", ""] if problems else []
+
+
+def peer_wins_by_d_sentence(run: Record, peer: str) -> str:
+    """Return a sentence: for each head dimension, on how many problems are `peer`'s kernels faster?"""
+    rows = [row for row in run.rows if speed_ratios([row], "fa2_lab", peer)]
+    slower = Counter(row.problem["d"] for _, row in rows_where_faster(rows, peer))
+    all_with = Counter(row.problem["d"] for row in rows)
+    parts = join_with_and([f"{slower[d]} of {all_with[d]} with d = {d}" for d in sorted(all_with)])
+    words = f"Of the random shapes, {peer}'s kernels are faster than ours on {slower.total()} of {len(rows)} problems"
+    return f"{words}: {parts}."
+
+
+def host_time_sentence(run: Record, peer: str) -> str:
+    """Return a sentence: of the problems on which `peer` is faster when host time counts, on how many are our kernels
+    alone faster?
+    """
+    alone = {(repr(row.problem), row.direction): row for row in run.rows}
+    slower = [alone[repr(row.problem), row.direction] for _, row in rows_where_faster(run.sustained, peer)]
+    faster = sum(row.ratio("fa2_lab", peer) > 1 for row in slower)
+    if not slower:
+        return f"When host time is included, {peer} is not faster on any of the random problems."
+    why = (
+        ", but the calls are so short that our slower host code decides the result" if faster > len(slower) / 2 else ""
+    )
+    words = f"When host time is included, {peer} is faster on {len(slower)} of the random problems. On {faster} of "
+    return f"{words}those, our kernels themselves are faster{why}."
+
+
+def third_party_part() -> str:
+    """Return the README's part on other projects' tests: the outcomes, and the GPUs that they ran on."""
+    suites = judges.recorded()
+    machines = join_with_and(sorted({counts["gpu"].removeprefix("NVIDIA ") for counts in suites.values()}))
+    failed = sum(counts.get("failed", 0) for counts in suites.values())
+    lines = []
+    for name, counts in suites.items():
+        passed = counts.get("passed", 0)
+        lines.append([JUDGES[name].title, f"{passed:,} of {passed + counts.get('failed', 0):,}"])
+    lead = (
+        f"We also run other projects' test suites against these calls, on an {machines}. For large suites, we run a "
+        "sample of the applicable tests, with fewer parameter values."
+    )
+    outcome = f"In total, {failed:,} of these tests failed." if failed else "None of the tests that we ran failed."
+    why = "RESULTS.md lists [the tests that we left out, and why](RESULTS.md#third-party-tests)."
+    return "\n".join([f"{lead} {outcome}", "", *markdown_table(["tests of", "passed"], lines), "", why])
