@@ -50,7 +50,7 @@ TRAFFIC = Erratum(
     why="K and V are read once for each of the N / B row blocks, so doubling N nearly quadruples the metered traffic.",
     instead="The extra memory is O(N), but the traffic is Θ(N² d² / M).",
     met="Dao-AILab/flash-attention #1260, #1705",
-    wrong=lambda: 2.0,  # growth when N doubles
+    wrong=lambda: 2.0,  # the claimed growth of the traffic when N doubles
     right=lambda: fa2_traffic(256) / fa2_traffic(128),
     error=lambda growth: abs(growth - metered(fa2, 256) / metered(fa2, 128)),
     unit="in the factor",
@@ -141,7 +141,7 @@ EXP_COST = Erratum(
     met="Dao-AILab/flash-attention #1225; NVIDIA/cudnn-frontend #1178",
     wrong=lambda: 312 / 19.5,
     right=lambda: 2048 / 16,
-    error=lambda times: abs(times - 312e12 / (108 * 1.41e9 * 16)),  # matmul FLOPs in the time of one exponential
+    error=lambda times: abs(times - 312e12 / (108 * 1.41e9 * 16)),  # matmul FLOPs that take as long as one exponential
     unit="FLOPs",
     tolerance=0.1,
 )

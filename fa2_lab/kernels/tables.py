@@ -48,7 +48,7 @@ class KernelConfig:
         return PortableConstants(*map(triton.language.constexpr, numbers))
 
 
-USE_LOW_REG = by_triton({"3.6": False, "3.9": True})  # 3.9 keeps more addresses in registers, and can spill some
+USE_LOW_REG = by_triton({"3.6": False, "3.9": True})  # Triton 3.9 keeps more addresses in registers, and can spill some
 LOW_REG_SCHEDULE = dict(sched4reg=True)  # since Triton 3.9: an instruction order that needs fewer registers
 
 # {kernel: {d_pad: (B_r, B_c, warps, stages[, registers[, low_reg_schedule]])}}; a pair is (full, causal)

@@ -17,7 +17,7 @@ from fa2_lab.machine.chips import Chip, check_chip
 from fa2_lab.tiles import cdiv, whole_number
 
 PRODUCT_ROWS = {(9, 0): 64, (10, 0): 128}  # {compute capability: rows of a matmul instruction for several warps}
-FEWEST_ROWS = 64  # the smallest B_r for which these multi-warp instructions are used
+FEWEST_ROWS = 64  # the smallest B_r that uses multi-warp matmul instructions
 
 
 class Clocks(NamedTuple):

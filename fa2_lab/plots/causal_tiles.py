@@ -53,7 +53,7 @@ def tile(ax: style.Axes, x: float, y: float, w: float, h: float, kind: Tile) -> 
 
 def _grid(ax: style.Axes, name: str, tiling: Tiling) -> None:
     middles = tiles(ax, tiling)
-    row = np.arange(-1, tiling.N_q)  # the border between seen and masked scores: where each row's range of keys ends
+    row = np.arange(-1, tiling.N_q)  # the border between visible and masked scores ends each row's range of keys
     ax.plot(tiling.interval(row)[1], row + 1, color=style.INK, linewidth=1.4)
     for kind in (Tile.FULL, Tile.SKIP):
         ground = dict(facecolor=FILLS[kind], edgecolor="none", pad=1.5)

@@ -31,7 +31,7 @@ def data() -> dict:
     return dict(rungs=rungs, peer=(peer, full.rate(peer), causal.rate(peer)), setting=f"{record.made()}; {shape}")
 
 
-NAMED = 1.13  # if a rung is faster by this factor or more, its bar shows the factor
+NAMED = 1.13  # the smallest speedup over the previous rung that is printed on a bar
 
 
 @style.picture

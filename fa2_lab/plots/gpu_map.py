@@ -37,7 +37,7 @@ def memories(chip: chips.Chip) -> list[Memory]:
     ]
 
 
-ZOOM = 14  # the magnification of the lens, as a factor of lengths
+ZOOM = 14  # the magnification of the lens (of lengths, not of areas)
 
 
 @style.picture

@@ -52,7 +52,7 @@ def draw(spans: list[tuple], rung: str, clocks: float) -> style.Drawn:
             for c, read in enumerate(reads):
                 ax.plot([read, read], [y + 0.94, first + c - 0.1], color=style.PAPER, linewidth=4.5, zorder=2)
                 style.arrow(ax, (read, y + 0.94), (read, first + c + 0.06), linewidth=1.6, zorder=3)
-            if r == 1:  # the first row-block index that waits in the mailbox
+            if r == 1:  # the first row block whose index waits in the mailbox
                 style.beside(ax, "writes" if style.narrow() else "writes number 1", (begun, 1.5), (5, 0))
                 style.beside(ax, "reads" if style.narrow() else "both read it", (max(reads), first - 0.5), (5, 0))
     ax.set(xticks=range(0, int(window), 10000), xlabel="clocks →")

@@ -72,7 +72,7 @@ def _bars(ax: style.Axes, name: str, stages: list[np.ndarray], hue: str) -> None
                 style.box(ax, left[key], n * STEP, width, HIGH, label, fill)
         ax.text(left[-1] + 0.02 * widest, n * STEP + HIGH / 2, f"{name} = {_fraction(left[-1])}", va="center")
     dashes = dict(color=style.QUIET, linewidth=0.8, linestyle=(0, (2, 2)))
-    for before, after in zip(ends[0][1:], ends[1][1:], strict=True):  # where old terms end, before and after rescaling
+    for before, after in zip(ends[0][1:], ends[1][1:], strict=True):  # ends of old terms, before and after rescaling
         ax.plot([before, after], [HIGH, STEP], **dashes)
         ax.plot([after, after], [STEP + HIGH, 2 * STEP], **dashes)
     style.bare(ax, (0, 1.2 * widest), (-0.1, 2 * STEP + HIGH + 0.1))

@@ -22,7 +22,7 @@ def cell(lengths: list[int], rank: int, source: int) -> dict:
     return dict(source=source, rows=rows, cols=cols, diagonal=tile.kind is Tile.DIAGONAL)
 
 
-PITCH = 1.3  # distance from one cell to the next
+PITCH = 1.3  # distance from one cell to the next, in cell widths
 
 
 @style.picture

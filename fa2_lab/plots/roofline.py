@@ -148,14 +148,14 @@ def draw(
     if limited:
         left, column, right = min(4 if style.narrow() else inf, 0.1 * min(across)), inf, 2500
     elif not crowded and max(across) < column / 60:
-        right = max(300, 30 * max(across))  # every name is beside its dot
+        right = max(300, 30 * max(across))  # then every name is beside its dot
     least = min(place[1] for place in points.values())
     low = 0.4 * least if limited else min(50, 0.5 * least)
     high = (2.6 if limited and style.narrow() else 1.9) * top
     ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel="TFLOP/s", xlim=(left, right), ylim=(low, high))
     if crowded and style.narrow():
         ax.set_xlabel(xlabel.replace(" (", "\n("))
-    last = max(2 * max(across), 1000)  # names are written to the right of this
+    last = max(2 * max(across), 1000)  # names are written to the right of this x
     labels = (6 if style.narrow() else 14) * log10(min(last, right) / left) / log10(right / left)  # at most
     style.log_ticks(ax.xaxis, style.log_places(left, min(last, right), most=int(labels)))
     style.log_ticks(ax.yaxis, style.log_places(low, high))
@@ -268,7 +268,7 @@ def _draw_points(ax: style.Axes, points: dict[str, Point], column: float, roof: 
             style.note(ax, column, height, words, color=color)
         elif y > 0.9 * roof and unit:  # the name goes above the ceiling
             style.beside(ax, words.replace(" (", "\n("), (x, y), (0, 6), va="bottom", color=color)
-        elif len(units) > 1 and unit == ["L2"] and "DRAM" in units:  # on the right, the DRAM slope would cross the name
+        elif len(units) > 1 and unit == ["L2"] and "DRAM" in units:  # on the right, the DRAM line would cross the name
             style.beside(ax, words.replace(": ", ":\n"), (x, y), (-12, 4), ha="right", color=color)
         else:
             name_below = any(0.75 * y < other < y for _, other, *_ in points.values())  # another name is just below

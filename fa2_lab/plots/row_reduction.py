@@ -10,7 +10,7 @@ from fa2_lab.records import layouts_record
 def data(row: int = 21, d: int = 128) -> dict:
     """Return the arguments of draw() for one row of the compiled kernel with head dimension d.
 
-    These include which lane and register hold each score of a wgmma result, and the maximum that each of the row's
+    These include the lane and register that hold each score of a wgmma result, and the maximum that each of the row's
     lanes knows after each step.
     """
     record = layouts_record()

@@ -31,9 +31,9 @@ class Sizes(NamedTuple):
     consumers: int  # per program
     stages: int
     copy: float  # clock cycles for a tile of K, or of V
-    rows: float  # for one consumer's Q or O
-    product: float  # for one consumer's S or P V
-    softmax: float  # for the instructions that a consumer runs in most tiles, including those that start the matmuls
+    rows: float  # clock cycles to copy one consumer's Q or O
+    product: float  # clock cycles for one consumer's S or P V
+    softmax: float  # clock cycles for a consumer's instructions in most tiles, including those that start the matmuls
 
 
 def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
@@ -43,7 +43,7 @@ def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
     number, keys, rows = int(name[1:3]), fact["keys"], 64 * fact["consumers"]
     rate = rates(chip).l2 / chip.SMs / chip.clock_hz  # bytes per clock cycle
     buffer_rows = rows * (2 if number in (21, 22) else 1)  # in these rungs, O has its own buffer
-    skipped = model.ROWS * d // 128 if number >= LAGGING else 0  # one multiplication per element of o in a thread
+    skipped = model.ROWS * d // 128 if number >= LAGGING else 0  # multiplications of a thread's o by alpha
     return Sizes(
         number,
         keys,
@@ -80,7 +80,7 @@ WHY = {  # {rung: the sentences that its caption adds}
     " The boxes with a thick edge belong to the third consumer.",
 }
 CHANGED = {14: "exp", 15: "exp", 16: "exp", 17: "copy", 18: "exp", 19: "exp", 22: "exp"}  # {rung: unit to emphasise}
-CAUSE = {  # text that a page adds beside the first changed box, or below the copies
+CAUSE = {  # {rung: text beside the first changed box, or below the copies, on a page}
     14: "TMA computes the addresses",
     15: "more than in Triton's code",
     16: "the new warp starts the copies",
@@ -95,7 +95,7 @@ LEGEND = (
     "0, 1, …: warpgroups · twice as long: two share a unit",
     "all lines of the tensor cores empty: time still to gain",
 )
-WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}  # clock cycles drawn, if the change is a small part of a tile
+WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}  # {rung: clock cycles drawn} if a rung changes little of a tile
 
 
 def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:

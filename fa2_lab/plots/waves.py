@@ -69,7 +69,7 @@ def divided() -> dict:
 
 
 PICTURES = {"orders": orders, "heads": heads, "divided": divided}
-MANY = 1500  # with more blocks than this, single ones are too small to see
+MANY = 1500  # with more blocks than this, a single block is too small to see
 
 
 @style.picture

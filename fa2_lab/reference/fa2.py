@@ -46,7 +46,7 @@ def forward(
             m_new = np.maximum(m_i, m_ij)  # FA2.A1.L9  (B_r,)
             p_ij = np.exp(s_ij - finite(m_new)[:, None])  # FA2.A1.L9  (B_r, B_c)
             l_ij = p_ij.sum(axis=1)  # FA2.A1.L9  (B_r,)
-            alpha = np.exp(m_i - finite(m_new))  # FA2.A1.L9  (B_r,): 1 while the maximum stands
+            alpha = np.exp(m_i - finite(m_new))  # FA2.A1.L9  (B_r,): 1 unless the maximum grows
             l_new = alpha * l_i + l_ij  # FA2.A1.L9  (B_r,)
             p_ij = drop(p_ij, rows, cols)
             o_i = alpha[:, None] * o_i + p_ij @ v_j  # FA2.A1.L10  (B_r, d)

@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     )
     a = parser.parse_args(argv)
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.Process(target=report_to, args=(theirs, a))  # which the function may end
+    child = multiprocessing.Process(target=report_to, args=(theirs, a))  # which the user's function may end
     child.start()
     theirs.close()
     said, asked = "", "nothing yet"

@@ -1,4 +1,4 @@
-"""Functions that write files atomically, so that none is ever incomplete, and that check folders before long work."""
+"""Functions that write files atomically, so that none is ever incomplete, and that check folders in advance."""
 
 import os
 from importlib.util import module_from_spec, spec_from_file_location

@@ -63,7 +63,7 @@ class DecodeSizes(NamedTuple):
     group: int  # query heads that share a K/V head
     N_q: int
     row_blocks: int  # per K/V head: its group · N_q rows, divided into blocks of B_r
-    row_blocks_per_sequence: int  # over all its K/V heads
+    row_blocks_per_sequence: int  # summed over all K/V heads of the sequence
     R: int  # rows per partial result
     pages: int  # number of pages in a paged cache
     table_stride: int  # block-table entries per sequence
@@ -360,7 +360,7 @@ def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
 
 # Stream-K: an equal share of the work for every program -----------------------------------------------------------
 
-LENGTHS = tl.constexpr(256)  # key_lengths that are read at once
+LENGTHS = tl.constexpr(256)  # number of key_lengths that are read at once
 
 
 @triton.jit

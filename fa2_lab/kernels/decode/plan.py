@@ -192,7 +192,7 @@ def matching_cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[st
     decode_config() uses the first of them that has an entry for d_pad.
     """
     usual = DecodeConfig(*chip_table()["any"][tables.padded_head_dim(shape.d)])
-    heads = shape.batch * shape.H_kv if shape.one_length else 0  # 0 unless all have one length
+    heads = shape.batch * shape.H_kv if shape.one_length else 0  # 0 unless all heads have the same length
     few, fp32 = B_r == 16, Q.dtype == torch.float32
     splits = shares.splits_of_head(SMs, heads, cdiv(shape.N_k, usual.B_c))
     applies = {
@@ -231,7 +231,7 @@ class Partition(NamedTuple):
 
     splits: int  # per head in split-KV; 0 means stream-K
     programs: int
-    share: int  # work units per stream-K program, or the minimum if the host does not know the lengths
+    share: int  # work units per stream-K program, or their minimum if the host does not know the lengths
     whole_heads: bool  # whether every program reads whole heads, so that nothing has to be merged
 
 

@@ -19,7 +19,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 NEG_INF = gl.constexpr(float("-inf"))
 LOWEST = gl.constexpr(-1.0e30)  # m's initial value: with −∞, a row without keys would compute −∞ − (−∞) = NaN
 LN2 = gl.constexpr(math.log(2))
-LAG = gl.constexpr(8.0)  # m is raised if a score exceeds it by more than this, as a power of 2
+LAG = gl.constexpr(8.0)  # m is raised if a score exceeds it by more than this (as an exponent of 2)
 SIZES = {64: (3, 128, 4, True), 128: (3, 64, 5, False)}  # by d: consumers, keys per tile, stages, own buffer for O
 FEW = {64: SIZES[64], 128: (2, 128, 2, True)}  # if there are fewer than 4 blocks of 192 rows per SM
 counter_on = cache(lambda device: torch.zeros(1, dtype=torch.int32, device=device))  # 0 between launches on one stream
@@ -232,7 +232,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
         row = i + gl.arange(0, 64, ROWS)  # (64,)
         seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
         full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of the first `full` tiles
-        used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # keys that its rows see; 0 if it has no rows
+        used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # keys seen by these 64 rows; 0 if none exists
         mine = gl.maximum(gl.cdiv(used, B_c), 1)  # tiles to compute, at least one
         begin, end = first + T_c - mine, first + T_c  # only other consumers see the tiles before `begin`
         q_i = wait(q, q_n)  # FA2.A1.L4

@@ -82,7 +82,7 @@ def visit_tiles(state, q_i, K, V, span, keys, row_block, window, scales, bias_co
         if MASKED:
             s_ij = tl.where(in_col_bounds(row_block.begin, row_block.end, col[None, :], window), s_ij, NEG_INF)
         p_ij, alpha, m_i, l_i = softmax_step(s_ij, m_i, l_i, scales, MASKED or bias is not None)  # FA2.A1.L9
-        if dropout is not None:  # after the row sum, because l counts every key, but O only those that are kept
+        if dropout is not None:  # after the row sum, because l counts all keys, whereas O counts only the kept ones
             p_ij = apply_dropout(p_ij, row[:, None], col[None, :], dropout)
         new_o_i = ()
         for c in tl.static_range(0, const.d, const.o_chunk):

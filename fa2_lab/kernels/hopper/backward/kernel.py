@@ -94,8 +94,8 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
         if begin < end:
             unmasked_from, row_begin = sequence.unmasked_from(col, length), sequence.row_begin(col)
             col_block_id = bh * scheduler.blocks + block
-            dkv_turn = gl.minimum(part, begin)  # how many nonempty parts add to the same dK and dV before this one
-            sem_index = all_row_blocks + col_block_id  # its counter follows those of all row blocks
+            dkv_turn = gl.minimum(part, begin)  # number of nonempty parts that add to the same dK and dV first
+            sem_index = all_row_blocks + col_block_id  # counters of column blocks follow those of row blocks
             fields = end - begin, k_batch_or_end, head, col, unmasked_from, row_begin, length, col_block_id
             fields += dkv_turn, sem_index
             smem.mailbox.send(r, fields)

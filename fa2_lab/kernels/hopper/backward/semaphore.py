@@ -55,7 +55,7 @@ class Semaphore:
 
         Call wait_for_room() first.
         """
-        tma.store_wait(0)  # dK and dV go through the same buffer
+        tma.store_wait(0)  # earlier copies of dK and dV from the same buffer have read it
         buffer.store(to_fragment_order(dq))
         fence_async_shared()
         mbarrier.arrive(self.handed.index(2 * c), count=1)

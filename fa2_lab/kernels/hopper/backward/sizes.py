@@ -87,13 +87,13 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int)
     keys, most, rows = smallest_fitting(d, PORTABLE | {256: (0, 0, 0)})  # prepare() takes no d above 128
     busy = 2 * -(-N_k // 64) * heads >= SMs  # whether portable column programs use at least half of the SMs
     little = N_k <= keys and row_blocks_per_SM <= most and (busy or N_q <= rows)
-    half_empty = N_k <= 64 and 2 * heads >= SMs  # blocks of 128 keys; portable is 1.2 to 1.4 times as fast
+    half_empty = N_k <= 64 and 2 * heads >= SMs  # of its 128 keys, a block uses 64; portable is 1.2 to 1.4 × as fast
     return grouped or not (little or half_empty)
 
 
 # The cost of dividing a column block among programs, in steps (row blocks).
 PART_COST = {64: 1, 128: 3}  # {d_pad: cost of beginning and ending a part}
-SUM_COST, SUM_COST_PER_COLUMN = 2, 1 / 4096  # to add up dK and dV in HBM: fixed, and per column block · d_pad
+SUM_COST, SUM_COST_PER_COLUMN = 2, 1 / 4096  # cost of adding up dK and dV in HBM: fixed, and per column block · d_pad
 IDLE_SHARE = 1 / 5  # idle time at the end, because masked parts differ in length, as a share of the longest part's time
 DRIFT_FACTOR = 1.09  # slowdown if masked parts of over four query heads drift apart and no longer share Q in L2
 

@@ -25,7 +25,7 @@ class Scheduler:
 
     counter: gl.tensor  # pointer to two counters: blocks fetched, and programs that have ended
     blocks: gl.tensor  # per head
-    heads: gl.tensor  # in the whole batch
+    heads: gl.tensor  # number of heads in the whole batch
     l2_group: gl.tensor  # heads processed concurrently: see block_coord()
     # Whether the first block also comes from the counter. Only running programs then own blocks, which is why the waits
     # in semaphore.py end.
