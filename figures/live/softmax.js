@@ -70,18 +70,9 @@ function measure() {
   const side = narrow ? 0 : 300; // the state stands beside the bars, or below
   const left = 26;
   const column = (width - left - side) / N;
-  place = {
-    width,
-    narrow,
-    left,
-    column,
-    top: 12,
-    mid: 172,
-    bottom: 300,
-    keys: 344,
-    stateX: narrow ? 0 : width - side + 24,
-  };
-  place.height = narrow ? 530 : 372;
+  const mid = narrow ? 196 : 240; // the scores are above it, and the weights below
+  place = { width, narrow, left, column, top: 12, mid, bottom: mid + 128, keys: mid + 172, stateX: narrow ? 0 : width - side + 24 };
+  place.height = mid + (narrow ? 358 : 200);
   stage.setAttribute("viewBox", `0 0 ${width} ${place.height}`);
   stage.style.height = `${place.height}px`;
 }
@@ -135,9 +126,10 @@ function drawKey(step, c) {
   drawHandle(c, x, seen || here);
   if (!hidden[c]) {
     shape(marks, "line", { x1: x, x2: x, y1: scoreY(0), y2: scoreY(scores[c]), class: seen || here ? "stem on" : "stem" });
-    const above = scoreY(scores[c]) - 14;
-    const crossed = Math.abs(scoreY(step.m) - above + 4) < 10; // by the line m
-    shape(marks, "text", { x, y: crossed ? above + 37 : above, class: "small middle halo" }, show(scores[c], 1));
+    const y = scoreY(scores[c]);
+    const beyond = scores[c] < 0 ? y + 23 : y - 14; // away from zero, or if the line m is there, at the side
+    const at = Math.abs(scoreY(step.m) - beyond + 4) < 10 ? { x: x + 12, y: y + 4 } : { x, y: beyond };
+    shape(marks, "text", { ...at, class: `small halo${at.x === x ? " middle" : ""}` }, show(scores[c], 1));
   }
   if (seen) {
     const y = weightY(step.weights[c]);
@@ -168,7 +160,7 @@ function drawHandle(c, x, on) {
 /** m as a number, since it is a line already; ℓ and o, which are sums of p, on one scale. */
 function drawState(step) {
   const { narrow, stateX, width } = place;
-  const [x, y, w] = narrow ? [0, 374, width] : [stateX, 30, width - stateX - 4];
+  const [x, y, w] = narrow ? [0, place.keys + 30, width] : [stateX, 30, width - stateX - 4];
   const high = narrow ? 36 : 52;
   const at = (v) => x + 24 + ((v - sums[0]) / (sums[1] - sums[0])) * (w - 76);
   const foot = y + 3 * high - 2;
@@ -190,11 +182,14 @@ function drawState(step) {
     shape(marks, "rect", { ...box(v), class: `length ${hue}` });
     if (step.op === "shrink" && step.rises) shape(marks, "rect", { ...box(v / step.alpha), class: "ghost" });
   });
-  shape(marks, "text", { x: x + 24, y: y + 15, class: "small quiet" }, "the line");
-  const pill = step.op === "start" || step.op === "end" ? "" : `α = ${show(step.alpha, 3)}`;
+  shape(marks, "text", { x: x + 24, y: y + 15, class: "small quiet" }, "the blue line");
+  const shrinks = step.op === "shrink" && step.rises;
+  const pill = step.op === "shrink" ? `α = ${show(step.alpha, 3)}` : "";
   const top = foot + (narrow ? 42 : 48);
-  if (step.rises) shape(marks, "rect", { x, y: top - 18, width: 96, height: 26, rx: 13, class: "pill" });
-  shape(marks, "text", { x: x + 12, y: top, class: step.rises ? "strong" : "small" }, pill);
+  const soFar = step.op === "end" || !step.l ? "" : `o / ℓ = ${show(step.o[0] / step.l)} so far`;
+  shape(marks, "text", { x: x + w, y: top, class: "small end" }, soFar);
+  if (shrinks) shape(marks, "rect", { x, y: top - 18, width: 96, height: 26, rx: 13, class: "pill" });
+  shape(marks, "text", { x: x + 12, y: top, class: shrinks ? "strong" : "small" }, pill);
 }
 
 function sentence(step) {
