@@ -26,16 +26,12 @@ from IPython.display import Markdown
 
 from fa2_lab.errata.cases import central_differences
 from fa2_lab.examine.cases import one_head
-from fa2_lab.machine import chips, io_model, reasons
-from fa2_lab.machine.rates import cost, rates
 from fa2_lab.plots import time_and_memory
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import naive
-from fa2_lab.tiles import Tiling
 from fa2_lab.trace import UNWATCHED, Trace
 from fa2_studio.book.build import Case, check
-from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## What goes wrong?
@@ -459,6 +455,11 @@ check(
 # ## Checks
 
 # %% tags=["hide-input"]
+from fa2_lab.machine import chips, io_model, reasons
+from fa2_lab.machine.rates import cost, rates
+from fa2_lab.tiles import Tiling
+from fa2_studio.book.verdicts import close, verdict
+
 verdict("standard = naive.forward", close(standard(Q8, K8, V8, 0.5), naive.forward(Q8, K8, V8, tau=0.5)[0]))
 verdict("the rows of dS sum to 0", close(dS.sum(axis=1), np.zeros(5)))
 verdict("the gradients = naive.backward", all(map(close, (dQ, dK, dV), naive.backward(Q, K, V, P, dO, tau=tau))))

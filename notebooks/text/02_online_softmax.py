@@ -23,17 +23,14 @@
 # %% tags=["hide-input"]
 # Setup: run this cell first. You do not have to read it.
 from functools import reduce
-from itertools import permutations
 
 import numpy as np
 
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
-from fa2_lab.records import load
-from fa2_lab.reference.naive import logsumexp, safe_softmax
+from fa2_lab.reference.naive import safe_softmax
 from fa2_lab.reference.online_softmax import SoftmaxState
 from fa2_studio.book.build import Case, check
-from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## What goes wrong if the maximum comes late?
@@ -371,6 +368,12 @@ show("merge_orders")
 # ## Checks
 
 # %% tags=["hide-input"]
+from itertools import permutations
+
+from fa2_lab.records import load
+from fa2_lab.reference.naive import logsumexp
+from fa2_studio.book.verdicts import close, verdict
+
 joined = [reduce(SoftmaxState.merge, order).finalize()[0] for order in permutations(parts)]
 verdict("six orders of the parts agree with plain softmax", all(close(x, plain) for x in joined))
 (O_a, L_a), (O_b, L_b) = parts[0].finalize(), parts[1].merge(parts[2]).finalize()

@@ -26,18 +26,16 @@
 import numpy as np
 from IPython.display import Markdown
 
-from fa2_lab.machine import chips, io_model, reasons
-from fa2_lab.machine.rates import cost, rates
-from fa2_lab.plots import roofline, time_and_memory
+from fa2_lab.machine import reasons
+from fa2_lab.machine.rates import cost
+from fa2_lab.plots import roofline
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import fa1, naive
-from fa2_lab.tiles import Tiling
 from fa2_lab.trace import Trace
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.steps import fa1_step
-from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## What goes wrong?
@@ -417,6 +415,12 @@ show("hbm_traffic")
 # ## Checks
 
 # %% tags=["hide-input"]
+from fa2_lab.machine import chips, io_model
+from fa2_lab.machine.rates import rates
+from fa2_lab.plots import time_and_memory
+from fa2_lab.tiles import Tiling
+from fa2_studio.book.verdicts import close, verdict
+
 verdict("fa1_forward here = fa1.forward", all(map(close, (O, l, m), fa1.forward(Q, K, V, B_r=4, B_c=2, tau=tau))))
 verdict("the formula = io_model.fa1_forward", formula == io_model.fa1_forward(Tiling(8, 8, 4, 2), 4).total)
 slow = {name: dict(points) for name, points in time_and_memory.data()["time"].items()}

@@ -27,21 +27,15 @@ from itertools import permutations
 import numpy as np
 from IPython.display import Markdown
 
-from fa2_lab.errata.cases import central_differences
-from fa2_lab.machine import chips
-from fa2_lab.machine.rates import cost, rates
-from fa2_lab.plots import rooflines
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
-from fa2_lab.records import load
-from fa2_lab.reference import fa2, heads, naive
+from fa2_lab.reference import naive
 from fa2_lab.reference.dropout import Dropout
 from fa2_lab.reference.naive import safe_softmax
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
 from fa2_lab.trace import UNWATCHED, Trace
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.steps import tile_gradients
-from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## What goes wrong with two workers?
@@ -528,6 +522,14 @@ for method in (one_generator, by_position):
 # The cell below compares this notebook's functions with the package and with finite differences.
 
 # %% tags=["hide-input"]
+from fa2_lab.errata.cases import central_differences
+from fa2_lab.machine import chips
+from fa2_lab.machine.rates import cost, rates
+from fa2_lab.plots import rooflines
+from fa2_lab.records import load
+from fa2_lab.reference import fa2, heads
+from fa2_studio.book.verdicts import close, verdict
+
 packages = Trace()
 theirs = fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=2, trace=packages)
 verdict("fa2_backward = fa2.backward", all(map(close, result, theirs)))

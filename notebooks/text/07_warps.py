@@ -25,14 +25,11 @@
 # Setup: run this cell first. You do not have to read it.
 import numpy as np
 
-from fa2_lab.machine import chips, grid, io_model, time_model, warps
-from fa2_lab.machine.rates import cost
+from fa2_lab.machine import chips, time_model, warps
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference.naive import safe_softmax
-from fa2_lab.tiles import CAUSAL, Tile, Tiling
 from fa2_studio.book.build import Case, check
-from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## Four warps, one tile: cut the keys
@@ -381,6 +378,11 @@ print(f"measured: {slow / fast:.1f} times as fast; by the model {low:.1f} to {hi
 # The cell below compares this notebook's functions, and some numbers in its text, with the package.
 
 # %% tags=["hide-input"]
+from fa2_lab.machine import grid, io_model
+from fa2_lab.machine.rates import cost
+from fa2_lab.tiles import CAUSAL, Tile, Tiling
+from fa2_studio.book.verdicts import close, verdict
+
 one_tile = Tiling(N_q=8, N_k=8, B_r=8, B_c=8)
 for W in (1, 4):
     by_queries, by_keys = (run(q, k, v, one_tile, 0, W).O for run in (warps.split_q, warps.split_k))
