@@ -178,7 +178,7 @@ def l2_group(X: torch.Tensor) -> int:
 
 @functools.cache
 def sm_count(device: torch.device) -> int:
-    """Return the GPU's number of SMs, or 132 (as on an H100) if `device` is not a GPU."""
+    """Return the number of SMs of the GPU `device`, or 132 (as on an H100) if `device` is not a GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 

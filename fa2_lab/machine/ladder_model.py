@@ -20,7 +20,7 @@ from fa2_lab.machine.chips import H200, Chip
 ROWS = 64  # per warpgroup
 L2_TO_SMEM_BYTES_PER_CLOCK = 29.5  # bytes per clock and SM from L2 through registers into shared memory
 STALL_CLOCKS = 120  # per tile: waits not due to any unit, such as those for barriers and dependent instructions
-STALL_CLOCKS_PREFETCHED = 375  # STALL_CLOCKS if the next tiles are copied ahead
+STALL_CLOCKS_PREFETCHED = 375  # like STALL_CLOCKS, for rungs that copy the next tiles ahead
 
 # The rung that introduces each change. All later rungs keep the change.
 ON_CHIP, ROW_BLOCKS, SKIPPING, COPIED_AHEAD, HEAVY_FIRST = 2, 3, 7, 10, 12

@@ -17,7 +17,7 @@ FILLS = {Tile.SKIP: style.MASKED, Tile.DIAGONAL: style.tint(style.hue("S"), 0.35
 
 @style.picture
 def draw(tilings: dict[str, Tiling]) -> style.Drawn:
-    """Draw each tiling's tiles by kind, with the number of tiles of each kind and the edge of the mask."""
+    """Draw the tiles of each tiling by kind, with the number of tiles per kind and the edge of the mask."""
     caption = "Under a causal mask, tiles above the diagonal are skipped, and only those on it need the mask."
     figure, axes = style.new_figure(3.3, caption, ncols=len(tilings))
     for ax, (name, tiling) in zip(axes, tilings.items(), strict=True):

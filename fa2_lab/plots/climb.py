@@ -36,7 +36,7 @@ NAMED = 1.13  # the smallest speedup over the previous rung that is printed on a
 
 @style.picture
 def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) -> style.Drawn:
-    """Draw the speed of each rung as a share of the speed of `peer`.
+    """Draw the speed of each rung relative to that of `peer`.
 
     A bar is the speed without a mask, and a dot is the speed under the causal mask. `peer` is (name, TFLOP/s without a
     mask, TFLOP/s under the causal mask).

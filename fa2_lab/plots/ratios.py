@@ -23,7 +23,7 @@ PAGE = {"lane": 0.625, "slower": 0.855, "FlexAttention": 0.93, "torch flash": 0.
 PHONE = {"lane": 0.66, "slower": 0.99}
 STARTS = (0.015, 0.21, 0.405), (0.015, 0.36, 0.71)  # x of names in the key, on a page and on a phone
 LINE = 0.16  # inches per line of small letters
-Ratios = tuple[str, str, dict[str, list[float]]]  # group, name, {implementation: ratios}
+Ratios = tuple[str, str, dict[str, list[float]]]  # (group, name, {implementation: ratios})
 
 
 def data() -> dict:

@@ -1,4 +1,4 @@
-"""Bar chart of the share of an SM that one program of the Hopper forward takes: shared memory and registers."""
+"""Bar chart of the shared memory and the registers that one program of the Hopper forward takes from an SM."""
 
 from fa2_lab.kernels.hopper.forward import sizes
 from fa2_lab.machine import chips

@@ -42,8 +42,8 @@ def waves(heads: int, resident: int, N: int = 4096) -> int:
 def draw(model: Mapping[int, float], measured: Mapping[int, float], resident: list[int], setting: str) -> style.Drawn:
     """Draw the model as an area and the measurements as bars that begin at 1.
 
-    `model` and `measured` are {heads: speedup}. `resident` is the number of resident programs per SM (before, after)
-    the change.
+    `model` and `measured` are {heads: speedup}. `resident` holds the numbers of resident programs per SM before
+    and after the change.
     """
     most, least = max(measured, key=measured.get), min(measured, key=measured.get)
     counts = {heads: tuple(waves(heads, fit) for fit in resident) for heads in measured}

@@ -186,7 +186,7 @@ def load_keys(X, page_row, first, row_begin, length, const):
         )
     elif const.page % const.B_c == 0:
         page, row = page_row
-        end = length - first + row  # the end of the sequence, as a row of this page
+        end = length - first + row  # the end of the sequence, as a row index in this page
         row_begin = None if row_begin is None else row_begin - first + row
         at = X.ptr + page * X.strides[0]
         return load_rows(at, row, stride, end, const.B_c, const.d, const.d_pad, RAGGED=True, UPCAST=const.upcast,
@@ -252,7 +252,7 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
 
 @triton.jit
 def finalize(m, l, scale_log2):
-    """Return the divisor of o, and L, from the m and ℓ of a row's final state.
+    """From the m and ℓ of a row's final state, return (the divisor of o, L).
 
     For a row that sees no key, the divisor is 1, so O is 0, and L is −∞.
     """
@@ -331,7 +331,7 @@ def row_block(row_block_id, key_lengths, table, N_k, sizes):
 
 @triton.jit
 def first_tile(N_k, N_q, left, const):
-    """Return the index of the first tile of keys that any of a sequence's queries sees."""
+    """Return the index of the first key tile that any query of a sequence sees."""
     if left is None:
         return 0 * N_k
     else:

@@ -1,4 +1,4 @@
-"""The launches of the decode kernels: the choice of tiles, number of programs, and split-KV or stream-K."""
+"""The launches of the decode kernels: their tiles, their number of programs, and the choice of split-KV or stream-K."""
 
 from __future__ import annotations
 

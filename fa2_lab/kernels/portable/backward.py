@@ -110,7 +110,7 @@ def probabilities(x, y, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
     # τ S − L in one FMA, both in base 2, because rounding τ S first would lose digits of large scores.
     if b_ij is None:
         power = s_ij * scales.scale_log2 - L_i * LOG2E  # (B_r, B_c)  FA2.A2.L10 FA2.A2.L11
-    else:  # b − L first, which is small wherever P is not
+    else:  # b − L first, because it is small unless P is negligible
         power = s_ij * scales.scale_log2 + (b_ij * LOG2E - L_i * LOG2E)
     if MASKED:
         power = tl.minimum(power, 100.0)  # visible scores stay far below 100, and masked ones must not overflow

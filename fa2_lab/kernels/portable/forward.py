@@ -150,7 +150,7 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
 def prepare(tensors: Tensors, options: Options, config: tables.KernelConfig | None = None) -> Callable:
     """Return a function of `tensors` that computes the portable forward for calls like this one (see dispatch.py).
 
-    The launch has one program per row block. If `config` is None, it comes from the tables.
+    The launch has one program per row block. If `config` is None, it is taken from the tables.
     """
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     config = config or tables.choose_config("forward", Q, options.causal)

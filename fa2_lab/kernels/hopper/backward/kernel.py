@@ -102,7 +102,7 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
             keys = gl.where(sequence.N_q > 0, sequence.N_k, 0)  # 0 if there are no rows, so that tiles become zeros
             smem.k.load(r, K, k_batch_or_end, head, col, keys)  # FA2.A2.L6
             smem.v.load(r, V, k_batch_or_end, head, col, keys)  # FA2.A2.L6
-            gdc_wait()  # until the previous kernel has ended, because its results are read and its zeros are added to
+            gdc_wait()  # until the previous kernel has ended, because this one reads its results and adds to its zeros
             for step_index in range(begin, end):
                 q_head = head * geometry.group + step_index // per_head
                 i = first + (per_head - 1 - step_index % per_head if smem.sizes.last_first else step_index % per_head)
@@ -225,7 +225,7 @@ def step(c: gl.constexpr, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_lo
         if smem.sizes.dv_late and not bounds.CUT:  # p in deps is 1% faster, though no exponential moves in the SASS
             dq, p = warpgroup_mma_wait(0, deps=[dq, p])
         else:
-            dq = warpgroup_mma_wait(0 if smem.sizes.dv_late else 1, deps=[dq])  # dV's matmul, started last, may run on
+            dq = warpgroup_mma_wait(0 if smem.sizes.dv_late else 1, deps=[dq])  # dV's matmul, the last one, may continue
         add_dq(c, n - 1, dq, dq_accum, smem)
     dp = start_dp(n, v, v_regs, do, smem)
     dp = warpgroup_mma_wait(0, deps=[dp])

@@ -122,7 +122,7 @@ def consumer(c: gl.constexpr, O, L, smem, geometry, scale_log2):
             drain_tile(c, n + j, smem)
         if end > first:
             store_row, store_geometry = row, sequence
-            if geometry.cu_seqlens_q is not None:  # store() needs only their difference, which takes one register fewer
+            if geometry.cu_seqlens_q is not None:  # store() needs only row − N_q, which takes one register fewer
                 store_row, store_geometry = row - N_q, geometry.of_sequence(0 * N_q, 0 * N_k)
             begun = n + all_end - end
             o, m, l = process_row_block(c, begun, q, q_tile, row, first, end, length, smem, sequence, scale_log2)

@@ -27,8 +27,8 @@ class Scheduler:
     blocks: gl.tensor  # per head
     heads: gl.tensor  # number of heads in the whole batch
     l2_group: gl.tensor  # heads processed concurrently: see block_coord()
-    # Whether the first block also comes from the counter. Only running programs then own blocks, which is why the waits
-    # in semaphore.py end.
+    # Whether the first block also comes from the counter. Only running programs then own blocks, so the waits in
+    # semaphore.py always end.
     DYNAMIC_FIRST: gl.constexpr
 
     @gluon.jit

@@ -140,7 +140,7 @@ def matrix(tile):
 
 @gluon.constexpr_function
 def stacked(n, block):
-    """Return the shape of an array of n tiles of shape `block`."""
+    """Return the shape of an array that holds n tiles of shape `block`."""
     return [n, *block]
 
 
