@@ -12,9 +12,9 @@ No row sees a key of another sequence, and nothing is padded or copied.
 On a CPU, the call raises an error if the cumulative lengths do not begin at 0, if they decrease, or if they do not end
 with the number of rows. On a GPU, their values are not checked, because reading them would mean waiting for the GPU.
 Instead, the kernels treat the first entry as 0 and clamp every entry to the valid range. Rows after the last entry see
-no keys, but they do see the sinks, so their L is the sink, and a gradient of L flows to it. If the entries decrease, the
-results on a GPU are meaningless, but the call still terminates, and it reads and writes only its own tensors. In that
-case, the deterministic Hopper backward returns NaN in dQ.
+no keys, but they do see the sinks, so their L is the sink, and a gradient of L flows to it. If the entries decrease,
+the results on a GPU are meaningless, but the call still terminates, and it reads and writes only its own tensors. In
+that case, the deterministic Hopper backward returns NaN in dQ.
 """
 
 from collections.abc import Callable

@@ -225,7 +225,7 @@ def step(c: gl.constexpr, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_lo
         if smem.sizes.dv_late and not bounds.CUT:  # p in deps is 1% faster, though no exponential moves in the SASS
             dq, p = warpgroup_mma_wait(0, deps=[dq, p])
         else:
-            dq = warpgroup_mma_wait(0 if smem.sizes.dv_late else 1, deps=[dq])  # dV's matmul, the last one, may continue
+            dq = warpgroup_mma_wait(0 if smem.sizes.dv_late else 1, deps=[dq])  # dV's matmul, the last, may continue
         add_dq(c, n - 1, dq, dq_accum, smem)
     dp = start_dp(n, v, v_regs, do, smem)
     dp = warpgroup_mma_wait(0, deps=[dp])
