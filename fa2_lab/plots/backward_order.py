@@ -1,4 +1,4 @@
-"""Timelines of a backward step: each job waits for the previous one, next to the kernel's order."""
+"""Timelines of a backward step in two orders: each job waits for the previous one, and the kernel's order."""
 
 from collections.abc import Generator, Mapping
 

@@ -41,7 +41,7 @@ def draw(cut: Shares) -> style.Drawn:
 
 
 def _parts(ax: style.Axes, cut: Shares, head: int, x: float) -> None:
-    """Draw a head's partial results that are merged, with an arrow from them to the head's output."""
+    """Draw the partial results of a head that have to be merged, with an arrow from them to the head's output."""
     readers = cut.readers(head)
     if len(readers) > 1:
         for k, w in enumerate(readers):

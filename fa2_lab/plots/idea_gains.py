@@ -1,4 +1,4 @@
-"""The recorded gain from each idea for the Hopper kernels, as measured on earlier versions of them."""
+"""The recorded gain from each idea for the Hopper kernels, measured on earlier versions of these kernels."""
 
 from collections.abc import Sequence
 from statistics import geometric_mean

@@ -1,4 +1,4 @@
-"""The interactive figures in figures/live, as a notebook shows them.
+"""The interactive figures in figures/live, as shown in a notebook.
 
 `live("algorithm1")` at the end of a cell shows the interactive figure if scripts can run, as they can on the site or in
 a trusted notebook. Elsewhere, for example on GitHub or in print, it shows a static figure and a caption.

@@ -45,7 +45,7 @@ def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, s
 def draw(panels: list[Mapping], d: int, gains: tuple[float, float], window: float = 6000) -> style.Drawn:
     """Draw one timeline per panel: two consumers without ping-pong, and two with it.
 
-    `gains` are the lowest and the highest measured speedup from ping-pong.
+    `gains` are the lowest and the highest measured speedups from ping-pong.
     """
     caption = (
         "With ping-pong, one consumer runs matmuls while the other computes its softmax. Without it, both may wait"

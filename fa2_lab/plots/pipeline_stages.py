@@ -24,8 +24,8 @@ def data(rung: str = "21", tiles: int = 12) -> dict:
 def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, window: float = 4500) -> style.Drawn:
     """Draw the stages of V and the consumers over time.
 
-    K's stages are not drawn, because the copy of a tile of K also waits for its turn, whereas that of V waits for
-    nothing but an empty stage. `spans` are (stage, tile, start of the copy, end of the copy, last release), and `jobs`
+    K's stages are not drawn, because copies of K also wait for their turn, whereas copies of V wait only for an empty
+    stage. `spans` are (stage, tile, start of the copy, end of the copy, last release), and `jobs`
     are (actor, label, start, end).
     """
     caption = (

@@ -130,7 +130,7 @@ def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str], site: st
     return figure, alt
 
 
-SAYS = {  # the headline, and the sentence below it
+SAYS = {  # {algorithm: (headline, sentence below it)}
     "FA2.A1": (
         "The forward pass never stores the scores",
         "It uses each tile of $S$ at once, and keeps a maximum, a sum and an output for each row.",
@@ -140,7 +140,7 @@ SAYS = {  # the headline, and the sentence below it
         "It runs five matmuls for each tile of $S$. From the forward pass, it needs only $O$ and $L$.",
     ),
 }
-MEANT = {  # the meaning of the letters that occur in one pass only
+MEANT = {  # {algorithm: the meaning of the letters that occur only in its pass}
     "FA2.A1": "$m_i$ is the largest score of each row so far,\n"
     "and $\\ell_i$ is the row's sum of exponentials.\n"
     "$L_i = m_i + \\log\\,\\ell_i$ is all that is kept of them.\n",

@@ -68,7 +68,7 @@ def ratios_to_others(rows: list[Measurement]) -> dict[str, list[float]]:
 
 
 def two_directions(group: str, rows: list[Measurement]) -> list[Ratios]:
-    """Return two rows of the picture for these measurements: the forward and the backward."""
+    """Return the picture's row for the forward and its row for the backward, given these measurements."""
     return [
         (group, direction, ratios_to_others(of_direction(rows, direction))) for direction in ("forward", "backward")
     ]
@@ -152,7 +152,7 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
 
 
 def draw_key(ax: Axes, y: float, across: Transform, right: float = 0) -> None:
-    """Draw the mark and the name of each of RIVALS on a line at y, moved by `right` of the width."""
+    """Draw the mark and the name of each of RIVALS on a line at y, shifted right by the share `right` of the width."""
     narrow = style.narrow()
     for (peer, look), start in zip(RIVALS.items(), STARTS[narrow], strict=True):
         ax.plot([start + right], [y], linestyle="none", transform=across, **look)

@@ -5,7 +5,7 @@
     show(roofline.draw(**roofline.data(("8 queries", own))))                  (label, Cost): several settings
 
 Methods are named as in rates.METHODS. cost.limit(chip) returns the slowest unit and the seconds that it takes. Called
-without a method, `data()` returns chapter 10's ladder as measured, per byte that the hardware counters saw.
+without a method, `data()` returns the measured ladder of chapter 10, against the bytes counted by the hardware.
 
 The rooflines in the chapters are in rooflines.py.
 """
@@ -84,7 +84,7 @@ def join_with_and(words: list[str]) -> str:
 def ladder(d: int) -> dict:
     """Return the arguments of draw() for some rungs without a mask.
 
-    A rung's coordinates are its FLOPs per byte that DRAM moved, and its measured TFLOP/s.
+    A rung's coordinates are its FLOPs per byte of DRAM traffic, and its measured TFLOP/s.
     """
     record = load("ladder")
     row = reasons.timed(record, causal=False, d=d)
@@ -108,7 +108,7 @@ def ladder(d: int) -> dict:
 
 
 def counted(record: Record, d: int) -> dict[str, float]:
-    """Return {rung: bytes that DRAM moved in one call} for the rungs with recorded hardware counters."""
+    """Return {rung: bytes of DRAM traffic in one call} for the rungs with recorded hardware counters."""
     rows = [r for r in record.rows if r.direction == "counters" and r.problem["d"] == d and set(DRAM) <= set(r.values)]
     return {r.problem["rung"]: sum(r.values[name][0] for name in DRAM) for r in rows}
 

@@ -29,7 +29,7 @@ def forward() -> dict:
 
 def backward() -> dict:
     """Return the roofline of three versions of the FA2 backward, with 64 × 64 tiles (chapter 05)."""
-    one = cost("FA2 backward")  # for every tile, dq is loaded and stored
+    one = cost("FA2 backward")  # every tile loads and stores dq
     dq = 64 * (4096 // 64) * 4096 * 128 * 4  # bytes of dq loaded (or stored): heads × column blocks × dQ in fp32
     methods = {
         "one pass": one,

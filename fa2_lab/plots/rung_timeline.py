@@ -95,7 +95,7 @@ LEGEND = (
     "0, 1, …: warpgroups · twice as long: two share a unit",
     "all lines of the tensor cores empty: time still to gain",
 )
-WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}  # {rung: clock cycles drawn} if a rung changes little of a tile
+WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}  # {rung: clock cycles drawn}, for small changes within a tile
 
 
 def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:

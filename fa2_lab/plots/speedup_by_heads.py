@@ -11,7 +11,7 @@ from fa2_lab.plots import style
 from fa2_lab.records import load
 
 BEFORE, AFTER = "07", "09"
-ROWS = 64  # per program
+ROWS = 64  # rows per program
 HEADS = range(2, 25)
 NAMES = ("heads", f"waves of rung {BEFORE}", f"waves of rung {AFTER}")
 

@@ -32,7 +32,7 @@ from matplotlib.ticker import ScalarFormatter
 Drawn = tuple[Figure, str]  # what a picture's draw() returns: a figure and its alternative text
 
 WIDTH, NARROW = 784 / 96, 390 / 96  # in inches: a page's column, and a phone
-UNITS = {WIDTH: 5.83, NARROW: 4.17}  # a picture's width in units, in which lengths inside the picture are counted
+UNITS = {WIDTH: 5.83, NARROW: 4.17}  # {width in inches: width in units}; lengths inside a picture are in units
 SMALL, NORMAL, LARGE = 9.75, 10.5, 12.0  # font sizes in points: 13, 14 and 16 page pixels
 GAP, BETWEEN = 0.08, 0.04  # in inches: the gap below the headline, and the extra gap above each panel's title
 
