@@ -61,8 +61,8 @@ def paged_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     for b, n in enumerate(lengths.tolist()):
         used = table[b, : -(-n // tensors.k.shape[1])].long().clamp(0, len(tensors.k) - 1)
         k, v = (x[used].flatten(0, 1)[:n].transpose(0, 1)[None] for x in (tensors.k, tensors.v))
-        one = tensors._replace(q=q[[b]], k=k, v=v, block_table=None, key_lengths=None)
-        O[b], L[b] = (x[0] for x in forward(one, options))
+        sequence = tensors._replace(q=q[[b]], k=k, v=v, block_table=None, key_lengths=None)
+        O[b], L[b] = (x[0] for x in forward(sequence, options))
     return O, L
 
 
@@ -71,8 +71,8 @@ def packed_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     q = tensors.q
     O = contiguous_like(rows_contiguous(q)).zero_()
     L = q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)
-    for rows, _, one in packed_sequences(tensors):
-        o, l = forward(one, options)
+    for rows, _, sequence in packed_sequences(tensors):
+        o, l = forward(sequence, options)
         O[rows], L[:, rows] = o[0].transpose(0, 1), l[0]
     return O, L
 
@@ -83,10 +83,10 @@ def packed_backward(
     """Compute the gradients of packed sequences, one sequence at a time. dsinks is summed over sequences in float64."""
     dQ, dK, dV = gradients = [contiguous_like(rows_contiguous(x)).zero_() for x in (tensors.q, tensors.k, tensors.v)]
     dsinks: list[Tensor] = []
-    for rows, keys, one in packed_sequences(tensors):
+    for rows, keys, sequence in packed_sequences(tensors):
         dO_b, O_b = (x[None, rows].transpose(1, 2) for x in (dO, O))
         dL_b = None if dL is None else dL[None, :, rows]
-        dq, dk, dv, *ds = backward(dO_b, dL_b, O_b, L[None, :, rows], one, options)
+        dq, dk, dv, *ds = backward(dO_b, dL_b, O_b, L[None, :, rows], sequence, options)
         for whole, part, x in ((dQ, rows, dq), (dK, keys, dk), (dV, keys, dv)):
             whole[part] = x[0].transpose(0, 1)
         dsinks += ds

@@ -5,9 +5,8 @@ call, shapes, dtype, options and the length of the shard. The headers are sent b
 group, so the exchange does not wait for a GPU. It takes 0.1 to 0.3 ms, during which the forward already computes.
 
 If a rank's call differs, or a rank has died or never calls, every rank finds out within `timeout` seconds, with two
-exceptions. Among
-three or more ranks, a rank that calls just before the timeout may find that some ranks have given up and others have
-not. And if a kernel fails while headers are under way, the other ranks wait in the first transfer.
+exceptions. Among three or more ranks, a rank that calls just before the timeout may find that some ranks have given up
+and others have not. And if a kernel fails while headers are under way, the other ranks wait in the first transfer.
 
 The ranks compare headers in every call, because a rank that relied on an earlier comparison might start a transfer that
 no other rank answers. Once a rank knows that all calls match, its transfers use the timeout of the user's group.

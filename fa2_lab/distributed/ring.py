@@ -40,7 +40,7 @@ from fa2_lab.reference import shards
 from fa2_lab.reference.shards import ShardTile
 from fa2_lab.tiles import Tile
 
-MESSAGE = 64 * 2**20  # bytes of K and V per message; further heads wait their turn, so that buffers stay small
+MESSAGE_BYTES = 64 * 2**20  # of K and V per message; further heads wait their turn, so that buffers stay small
 
 
 def not_compiled(function: Callable) -> Callable:
@@ -107,7 +107,7 @@ def ring_attention(
         causal=causal,
         scale=abs(header["scale"]),
         timeout=timeout,
-        call=0,
+        call_number=0,
         on_triton=runs_on_triton(backend, q.device.type),
         exclude_hopper=backend == "portable",
     )
@@ -141,7 +141,10 @@ def call_header(
 
 @dataclass(frozen=True)
 class RingCall:
-    """One rank's call of ring_attention(). Until the ranks' calls are compared, `lengths` is empty and `call` is 0."""
+    """One rank's call of ring_attention().
+
+    Until the ranks have compared their calls, `lengths` is empty and `call_number` is 0.
+    """
 
     group: dist.ProcessGroup
     rank: int
@@ -150,7 +153,7 @@ class RingCall:
     causal: bool
     scale: float
     timeout: float
-    call: int
+    call_number: int
     on_triton: bool
     exclude_hopper: bool = False
 
@@ -285,15 +288,15 @@ def backward(
     dQ, *own_dkv = (torch.zeros_like(x, dtype=torch.float32) for x in (q, *own_kv))
     part_of = partial(partial_backward, ring, dO, dL, q, O, L)
     first_half, last_half = shards.halves(ring.lengths[own], ring.causal)
-    add(first_half, part_of(first_half, own_kv), dQ, *own_dkv)
+    add_gradients(first_half, part_of(first_half, own_kv), dQ, *own_dkv)
     transfer: Transfer | Any = None
     for source, kv in blocks:
         tile = ring.visible_tile(source)
         part = part_of(tile, kv)  # these kernels run while the block's partial dK and dV are still in transit
         gradients = transfer.wait() if transfer else [torch.zeros_like(x, dtype=torch.float32) for x in kv]
-        add(tile, part, dQ, *gradients)
+        add_gradients(tile, part, dQ, *gradients)
         transfer = ring.pass_on(gradients, "dK dV", (source - 1) % ring.size)
-    add(last_half, part_of(last_half, own_kv), dQ, *own_dkv)
+    add_gradients(last_half, part_of(last_half, own_kv), dQ, *own_dkv)
     dK, dV = (own_part.add_(others_part) for own_part, others_part in zip(own_dkv, transfer.wait(), strict=True))
     return dQ, dK, dV
 
@@ -311,7 +314,9 @@ def partial_backward(
     return dQ, dK, dV
 
 
-def add(tile: ShardTile, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, dK: Tensor, dV: Tensor) -> None:
+def add_gradients(
+    tile: ShardTile, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, dK: Tensor, dV: Tensor
+) -> None:
     """Add `part` to this rank's dQ, and to the dK and dV of the block that this rank's queries saw."""
     if part:
         for X, rows, more in zip((dQ, dK, dV), (tile.queries, tile.keys, tile.keys), part, strict=True):
@@ -334,7 +339,7 @@ class RingAttention(torch.autograd.Function):
             first_partial = first_half(ring, q, k, v)
         finally:  # even if a kernel has failed
             headers = exchange.agree()
-        ring = replace(ring, lengths=tuple(h["length"] for h in headers), call=ranks.AGREEMENTS[ring.group])
+        ring = replace(ring, lengths=tuple(h["length"] for h in headers), call_number=ranks.AGREEMENTS[ring.group])
         O, L = all_heads_forward(ring, q, k, v, first_partial)
         ctx.save_for_backward(q, k, v, O, L)
         ctx.set_materialize_grads(value=False)
@@ -344,7 +349,7 @@ class RingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> tuple:
-        ranks.Exchange(ctx.ring.group, dict(call=f"backward of call {ctx.ring.call}"), ctx.ring.timeout).agree()
+        ranks.Exchange(ctx.ring.group, dict(call=f"backward of call {ctx.ring.call_number}"), ctx.ring.timeout).agree()
         return *all_heads_backward(ctx.ring, dO, dL, *ctx.saved_tensors), None, None
 
 
@@ -382,6 +387,6 @@ def head_chunks(ring: RingCall, q: Tensor, k: Tensor) -> list[tuple[slice, slice
     """
     batch, kv_heads, _, d = k.shape
     bytes_per_head = 2 * batch * max(ring.lengths) * d * k.element_size()
-    count = -(-kv_heads // max(1, MESSAGE // max(1, bytes_per_head)))
+    count = -(-kv_heads // max(1, MESSAGE_BYTES // max(1, bytes_per_head)))
     group, ends = q.shape[1] // kv_heads, [kv_heads * n // count for n in range(count + 1)]
     return [(slice(a * group, b * group), slice(a, b)) for a, b in pairwise(ends)]

@@ -22,7 +22,7 @@ def shard(
     group, dim = ranks.process_group(mesh), whole_number("dim", dim, low=-x.dim(), high=x.dim() - 1)
     lengths = shards.even_lengths(x.shape[dim], dist.get_world_size(group))
     places = shards.pieces(lengths, layout)[dist.get_rank(group)]
-    return torch.cat([x.narrow(dim, place.start, shards.size(place)) for place in places], dim)
+    return torch.cat([x.narrow(dim, place.start, shards.row_count(place)) for place in places], dim)
 
 
 @torch.no_grad()
@@ -57,6 +57,6 @@ def join_shards(parts: list[Tensor], lengths: list[int], layout: str) -> Tensor:
     for part, places in zip(parts, shards.pieces(lengths, layout), strict=True):
         start = 0
         for place in places:
-            sequence[place] = part[start : start + shards.size(place)]
-            start += shards.size(place)
+            sequence[place] = part[start : start + shards.row_count(place)]
+            start += shards.row_count(place)
     return sequence

@@ -137,8 +137,8 @@ def all_strides(*tensors: torch.Tensor) -> tuple:
     The compiler loads eight 16-bit elements at once only if it knows that 8 divides every stride. By itself, it only
     checks whether 16 divides a stride, as it does for d = 80 but not for d = 72.
     """
-    given = tuple(map(strides, tensors))
-    return given, triton.language.constexpr(math.gcd(16, *chain(*given)) == 8)
+    strides_of_all = tuple(map(strides, tensors))
+    return strides_of_all, triton.language.constexpr(math.gcd(16, *chain(*strides_of_all)) == 8)
 
 
 def program_count(X: torch.Tensor, B: int, sequences: int | None) -> int:

@@ -152,8 +152,9 @@ def recorded_launch_args(compiled: Any, stream: Any, arguments: list) -> list:
     """
     run, launch_args = copy.copy(compiled.run), []
     run.launch = lambda *everything: launch_args.extend(everything)
-    beside = None, knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook  # the launch has no metadata
-    run(*EMPTY_GRID, stream, compiled.function, compiled.packed_metadata, *beside, *arguments)
+    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    launch_metadata = None
+    run(*EMPTY_GRID, stream, compiled.function, compiled.packed_metadata, launch_metadata, *hooks, *arguments)
     return launch_args
 
 
@@ -175,8 +176,8 @@ def unwrapped_launcher(launch: Any, launch_args: list) -> tuple[Any, list]:
     driver_args: list = []
     cells = dict(zip(launch.__code__.co_freevars, launch.__closure__, strict=True))
     recording = cells | dict(launcher=types.CellType(lambda *everything: driver_args.extend(everything)))
-    like = launch.__code__, launch.__globals__, launch.__name__, launch.__defaults__, tuple(recording.values())
-    types.FunctionType(*like)(*launch_args)
+    parts = launch.__code__, launch.__globals__, launch.__name__, launch.__defaults__, tuple(recording.values())
+    types.FunctionType(*parts)(*launch_args)
     return cells["launcher"].cell_contents, driver_args
 
 

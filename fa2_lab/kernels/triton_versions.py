@@ -87,13 +87,13 @@ def add_newest_names() -> None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import tma
 
-    older = {
+    old_names = {
         (tma, "async_load"): "async_copy_global_to_shared",  # until 3.7
         (tma, "async_store"): "async_copy_shared_to_global",
         (gl, "barrier"): "thread_barrier",  # until 3.6
         (gl.shared_memory_descriptor, "reinterpret"): "_reinterpret",  # until 3.8
     }
-    for (owner, name), old in older.items():
+    for (owner, name), old in old_names.items():
         if not hasattr(owner, name):
             setattr(owner, name, getattr(owner, old))
     if not hasattr(tma, "async_atomic_add"):
@@ -163,18 +163,19 @@ def speed_up_interpreter() -> None:
         return
     with suppress(AttributeError, ImportError):
         from triton import language
-        from triton.runtime import interpreter as inside
+        from triton.runtime import interpreter
 
-        replace_all, nothing, builder = inside._patch_lang, inside._LangPatchScope, inside.interpreter_builder
+        replace_all, empty_scope = interpreter._patch_lang, interpreter._LangPatchScope
+        builder = interpreter.interpreter_builder
         modules, is_builtin = (language, language.core), language.core.is_builtin
-        numpy_dtype, known = inside._get_np_dtype, dict[str, Any]()
+        numpy_dtype, known = interpreter._get_np_dtype, dict[str, Any]()
 
         @wraps(replace_all)
         def replace_once(function: Any) -> Any:
             """Replace Triton's functions, unless a caller of `function` has. Return an object that restores them."""
             seen = [module for module in modules if any(x is module for x in function.__globals__.values())]
             first = not seen or any(is_builtin(module.load) for module in seen)  # if `load` is still Triton's own
-            return replace_all(function) if first else nothing()
+            return replace_all(function) if first else empty_scope()
 
         @wraps(numpy_dtype)
         def numpy_dtype_once(dtype: Any) -> Any:
@@ -186,4 +187,4 @@ def speed_up_interpreter() -> None:
 
         if not builder.options.debug:
             builder.options = replace(builder.options, sanitize_overflow=False)
-        inside._patch_lang, inside._get_np_dtype = replace_once, numpy_dtype_once
+        interpreter._patch_lang, interpreter._get_np_dtype = replace_once, numpy_dtype_once

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 SIDE_BY_SIDE, SHARED, IN_ORDER = "side by side", "shared", "in order"
-MANNERS = {"copy": SIDE_BY_SIDE, "tensor": SHARED, "exp": SHARED}
-DUST = 1e-6  # clock cycles that rounding may leave over when a job has finished
+POLICIES = {"copy": SIDE_BY_SIDE, "tensor": SHARED, "exp": SHARED}
+NEGLIGIBLE = 1e-6  # clock cycles that rounding may leave over when a job has finished
 
 
 class Deadlock(RuntimeError):
@@ -35,10 +35,10 @@ class Barrier:
     def __init__(self, what: str, arrivals: int) -> None:
         self.what, self.expected = what, arrivals
         self.phase, self.missing = 0, arrivals
-        self.came: Counter[str] = Counter()  # {actor: number of arrivals}
+        self.arrival_counts: Counter[str] = Counter()  # {actor: number of arrivals}
 
     def arrive(self, who: str) -> None:
-        self.came[who] += 1
+        self.arrival_counts[who] += 1
         self.missing -= 1
         if self.missing == 0:
             self.phase, self.missing = self.phase ^ 1, self.expected
@@ -72,8 +72,8 @@ class Job:
 class Block:
     """A simulated thread block, with a clock, the running jobs, and the finished jobs."""
 
-    def __init__(self, **manners: str) -> None:
-        self.manners = MANNERS | manners
+    def __init__(self, **policies: str) -> None:
+        self.policies = POLICIES | policies
         self.clock, self.actor = 0.0, ""
         self.running: list[Job] = []
         self.jobs: list[Job] = []  # in the order they ended
@@ -89,30 +89,30 @@ class Block:
 
         Whenever all actors wait, the clock advances to the end of the next job.
         """
-        asleep = {name: Wait(lambda: True, "the start") for name in actors}
-        while asleep:
-            moved = [name for name in actors if name in asleep and self._resume(name, actors[name], asleep)]
-            if asleep and not moved:
+        waits = {name: Wait(lambda: True, "the start") for name in actors}
+        while waits:
+            resumed = [name for name in actors if name in waits and self._resume(name, actors[name], waits)]
+            if waits and not resumed:
                 if not self.running:
-                    reasons = "; ".join(f"{name} waits for {wait.what}" for name, wait in asleep.items())
+                    reasons = "; ".join(f"{name} waits for {wait.what}" for name, wait in waits.items())
                     raise Deadlock(reasons)
                 self._advance()
         while self.running:  # jobs that no actor waited for
             self._advance()
         return self
 
-    def _resume(self, name: str, actor: Generator[Wait], asleep: dict[str, Wait]) -> bool:
+    def _resume(self, name: str, actor: Generator[Wait], waits: dict[str, Wait]) -> bool:
         """Run the actor called `name` to its next Wait if its current Wait is over. Return whether the actor ran.
 
-        `asleep` holds the current Wait of each waiting actor.
+        `waits` holds the current Wait of each waiting actor.
         """
-        if not asleep[name].ready():
+        if not waits[name].ready():
             return False
         self.actor = name
         try:
-            asleep[name] = next(actor)
+            waits[name] = next(actor)
         except StopIteration:
-            del asleep[name]
+            del waits[name]
         return True
 
     def _advance(self) -> None:
@@ -121,14 +121,14 @@ class Block:
         Jobs that finish at the same time end in the order they were started.
         """
         served = self._served()
-        crowd = Counter(job.unit for job in served)
-        pace = {job: 1 if self.manners[job.unit] == SIDE_BY_SIDE else 1 / crowd[job.unit] for job in served}
-        step = min(job.left / pace[job] for job in served)
+        served_by_unit = Counter(job.unit for job in served)
+        speed = {job: 1 if self.policies[job.unit] == SIDE_BY_SIDE else 1 / served_by_unit[job.unit] for job in served}
+        step = min(job.left / speed[job] for job in served)
         for job in served:
             job.begun = self.clock if job.begun is None else job.begun
-            job.left -= step * pace[job]
+            job.left -= step * speed[job]
         self.clock += step
-        for job in [job for job in served if job.left < DUST]:
+        for job in [job for job in served if job.left < NEGLIGIBLE]:
             self.running.remove(job)
             job.ended, self.actor = self.clock, f"{job.unit} engine"
             job.result = job.compute()
@@ -142,7 +142,7 @@ class Block:
         """
         seen, served = set(), []
         for job in self.running:
-            queue = {SIDE_BY_SIDE: id(job), SHARED: job.actor, IN_ORDER: None}[self.manners[job.unit]]
+            queue = {SIDE_BY_SIDE: id(job), SHARED: job.actor, IN_ORDER: None}[self.policies[job.unit]]
             if (job.unit, queue) not in seen:
                 served.append(job)
             seen.add((job.unit, queue))

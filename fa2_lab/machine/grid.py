@@ -28,7 +28,7 @@ class BlockWork:
 
 
 @dataclass(frozen=True)
-class Placed:
+class Placement:
     """The SM and the slot that one block ran in, and its start and end times, in tiles."""
 
     SM: int
@@ -41,7 +41,7 @@ class Placed:
 class Schedule:
     """The SM, the slot, and the start and end times of every block of a launch."""
 
-    placed: tuple[Placed, ...]  # all blocks, in launch order
+    placements: tuple[Placement, ...]  # all blocks, in launch order
     SMs: int
     blocks_per_sm: int
 
@@ -52,11 +52,11 @@ class Schedule:
     @property
     def makespan(self) -> float:
         """The time when the last block ends, in tiles."""
-        return max(p.end for p in self.placed)
+        return max(p.end for p in self.placements)
 
     @property
     def work(self) -> float:
-        return sum(p.end - p.start for p in self.placed)
+        return sum(p.end - p.start for p in self.placements)
 
     @property
     def utilisation(self) -> float:
@@ -65,11 +65,11 @@ class Schedule:
 
     @property
     def SMs_used(self) -> int:
-        return len({p.SM for p in self.placed})
+        return len({p.SM for p in self.placements})
 
     @property
     def waves(self) -> int:
-        return waves(len(self.placed), self.slots)
+        return waves(len(self.placements), self.slots)
 
 
 # Formulas for equal blocks ----------------------------------------------------------------------------------
@@ -129,26 +129,26 @@ def schedule(blocks: Sequence[BlockWork], SMs: int, blocks_per_sm: int = 1) -> S
     if not blocks:
         raise ValueError("blocks: got none; it takes at least one BlockWork")
     free = [(0.0, slot, SM) for slot in range(blocks_per_sm) for SM in range(SMs)]  # already a heap
-    placed = []
+    placements = []
     for block in blocks:
         start, slot, SM = heapq.heappop(free)
-        placed.append(Placed(SM, slot, start, start + block.cost))
+        placements.append(Placement(SM, slot, start, start + block.cost))
         heapq.heappush(free, (start + block.cost, slot, SM))
-    return Schedule(tuple(placed), SMs, blocks_per_sm)
+    return Schedule(tuple(placements), SMs, blocks_per_sm)
 
 
-def dealt(costs: Sequence[float], SMs: int) -> Schedule:
+def static_schedule(costs: Sequence[float], SMs: int) -> Schedule:
     """Return the Schedule of statically assigned blocks: SM p runs the blocks p, p + SMs, p + 2 SMs and so on.
 
     `costs` lists the number of tiles in each block.
     """
     whole_number("SMs", SMs, low=1)
-    free, placed = [0.0] * SMs, []
+    free, placements = [0.0] * SMs, []
     for n, cost in enumerate(costs):
         SM = n % SMs
-        placed.append(Placed(SM, slot=0, start=free[SM], end=free[SM] + cost))
+        placements.append(Placement(SM, slot=0, start=free[SM], end=free[SM] + cost))
         free[SM] += cost
-    return Schedule(tuple(placed), SMs, 1)
+    return Schedule(tuple(placements), SMs, 1)
 
 
 # Who owns which tile, and who meets on dQ -------------------------------------------------------------------

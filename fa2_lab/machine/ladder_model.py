@@ -2,8 +2,9 @@
 
 For each tile of its 64 rows, a warpgroup uses the units of an SM one after another: the path from L2 into shared memory
 (before rung 10, which copies tiles ahead), the tensor cores, the issue slots and the exponential unit. Then it waits
-for a fixed time without using any unit that warpgroups share. Warpgroups on one SM queue at every unit, and `clocks` is
-a mean-value analysis of these queues. Row blocks queue for SMs in launch order, which `makespan` simulates.
+for a fixed time without using any unit that warpgroups share. Warpgroups on one SM queue at every unit, and
+`clocks_per_tile` is a mean-value analysis of these queues. Row blocks queue for SMs in launch order, which `makespan`
+simulates.
 
 Three constants are fitted to measurements without a mask at d = 128: L2_TO_SMEM_BYTES_PER_CLOCK and STALL_CLOCKS to
 rungs 07 and 09, and STALL_CLOCKS_PREFETCHED to rungs 11 to 16. All other values come from the compiled code and the
@@ -41,7 +42,7 @@ class Rung(NamedTuple):
 # One tile -------------------------------------------------------------------------------------------------------
 
 
-def units(rung: Rung, chip: Chip = H200) -> dict[str, float]:
+def unit_clocks(rung: Rung, chip: Chip = H200) -> dict[str, float]:
     """Return, for each unit of an SM, the number of clock cycles that one tile of one warpgroup takes there.
 
     A warpgroup has four warps, one on each of the SM's four schedulers.
@@ -66,20 +67,20 @@ def tile_bytes(rung: Rung) -> int:
     return 2 * rung.keys * 2 * rung.d
 
 
-def clocks(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
+def clocks_per_tile(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
     """Return the clock cycles that a warpgroup takes per tile if `programs` programs share the SM.
 
     By default, the SM holds as many programs as fit. In the model, a warpgroup that reaches a unit finds the average
     queue of a system with one warpgroup fewer.
     """
-    demands = units(rung, chip)
+    demands = unit_clocks(rung, chip)
     wait = STALL_CLOCKS if rung.number < COPIED_AHEAD else STALL_CLOCKS_PREFETCHED
-    standing = dict.fromkeys(demands, 0.0)
+    queued = dict.fromkeys(demands, 0.0)
     tile = wait + sum(demands.values())
     for warpgroups in range(1, (programs or rung.programs) * rung.consumers + 1):
-        stay = {unit: demand * (1 + standing[unit]) for unit, demand in demands.items()}
-        tile = wait + sum(stay.values())
-        standing = {unit: warpgroups * time / tile for unit, time in stay.items()}
+        time_at = {unit: demand * (1 + queued[unit]) for unit, demand in demands.items()}
+        tile = wait + sum(time_at.values())
+        queued = {unit: warpgroups * time / tile for unit, time in time_at.items()}
     return tile
 
 
@@ -92,7 +93,7 @@ def predicted_clocks(rung: Rung, heads: int, N: int = 4096, causal: bool = False
     if rung.number == 0:
         moved = heads * N * (12 * N + 8 * rung.d)  # bytes: S in fp32 and P in 16 bits, each written and read once
         return moved * chip.clock_hz / chip.hbm_per_second
-    tile = [clocks(rung, k, chip) for k in range(1, rung.programs + 1)]
+    tile = [clocks_per_tile(rung, k, chip) for k in range(1, rung.programs + 1)]
     return makespan(tiles_per_program(rung, heads, N, causal), tile, chip.SMs)
 
 
@@ -119,7 +120,7 @@ def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -
     since, plan = [0.0] * SMs, [0] * SMs  # for each SM: when its next end was last planned; number of plans so far
     ends: list[tuple[float, int, int]] = []  # (time at which a program ends, its SM, index of the plan)
 
-    def look(SM: int, now: float) -> None:
+    def plan_end(SM: int, now: float) -> None:
         since[SM], plan[SM] = now, plan[SM] + 1
         if tiles_left[SM]:
             then = now + min(tiles_left[SM]) * tile[len(tiles_left[SM]) - 1]
@@ -130,7 +131,7 @@ def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -
         for SM in range(SMs):
             tiles_left[SM] += [n for n in [next(waiting, 0)] if n]
     for SM in range(SMs):
-        look(SM, now=0.0)
+        plan_end(SM, now=0.0)
     now = 0.0
     while ends:
         then, SM, planned = heapq.heappop(ends)
@@ -140,7 +141,7 @@ def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -
         tiles_left[SM] = [n - done for n in tiles_left[SM] if n - done > 1e-5]
         while len(tiles_left[SM]) < len(tile) and (n := next(waiting, 0)):
             tiles_left[SM].append(n)
-        look(SM, now)
+        plan_end(SM, now)
     return now
 
 

@@ -39,7 +39,7 @@ def rates(chip: Chip) -> Rates:
     this chip's clock.
     """
     clocks = chip.SMs * chip.clock_hz
-    l2 = measured(chip).get("L2 TB/s")
+    l2 = measured_rates(chip).get("L2 TB/s")
     return Rates(
         tensor=chip.tensor_flops,
         fp32=chip.fp32_per_clock * clocks,
@@ -50,7 +50,7 @@ def rates(chip: Chip) -> Rates:
     )
 
 
-def measured(chip: Chip) -> dict[str, float]:
+def measured_rates(chip: Chip) -> dict[str, float]:
     """Return the rates that `fa2-lab bench bandwidth` recorded on this chip, or {} if there is no record."""
     record = load("bandwidth") if path_of("bandwidth").exists() else None
     return record.ceilings if record and chips.named(record.machine["gpu"]) == chip else {}
@@ -136,10 +136,10 @@ def cost(
     whole_number("heads", heads, low=1)
     algorithm, direction = METHODS[method]
     tiling = Tiling(N if N_q is None else N_q, N, B_r, B_c, Mask(causal=causal))
-    requests, workers = io_model.requests(algorithm, direction, tiling, d), workers_of(method, tiling, chip)
+    requests, workers = io_model.requests(algorithm, direction, tiling, d), workers_per_head(method, tiling, chip)
     moved = io_model.traffic(algorithm, direction, tiling, d)
     dram_bytes = io_model.at_most(
-        passes(algorithm, tiling, d, moved, workers, heads, chip), moved, io_model.sizes(tiling, d)
+        dram_reads(algorithm, tiling, d, moved, workers, heads, chip), moved, io_model.sizes(tiling, d)
     )
     if algorithm == "standard":
         algorithm, tiling = "fa2", Tiling(tiling.N_q, N, tiling.N_q, N)
@@ -156,7 +156,7 @@ def cost(
     )
 
 
-def workers_of(method: str, tiling: Tiling, chip: Chip) -> int:
+def workers_per_head(method: str, tiling: Tiling, chip: Chip) -> int:
     """Return the number of thread blocks that share one head under `method`.
 
     FA1, as published, has one block per head. FA2 has one per row block in the forward, and one per column block in the
@@ -168,7 +168,7 @@ def workers_of(method: str, tiling: Tiling, chip: Chip) -> int:
     return 1 if algorithm == "fa1" else tiling.T_r if direction == "forward" else tiling.T_c
 
 
-def passes(
+def dram_reads(
     algorithm: str, tiling: Tiling, d: int, moved: io_model.Traffic, workers: int, heads: int, chip: Chip
 ) -> int:
     """Return how many times DRAM is read for data that a head loads repeatedly.

@@ -26,7 +26,7 @@ NOTHING = Reason("", "", "", "No rung comes before this one, because the climb b
 UNWRITTEN = Reason("", "", "", "fa2_lab/machine/reasons.md has no entry for this rung yet.")
 
 
-def read(page: str) -> dict[str, Reason]:
+def parse_reasons(page: str) -> dict[str, Reason]:
     """Parse the text of reasons.md, and return {rung number: Reason}."""
     reasons = {}
     for part in page.split("\n## ")[1:]:
@@ -40,7 +40,7 @@ def read(page: str) -> dict[str, Reason]:
     return reasons
 
 
-REASONS = read(Path(__file__).with_name("reasons.md").read_text(encoding="utf-8"))
+REASONS = parse_reasons(Path(__file__).with_name("reasons.md").read_text(encoding="utf-8"))
 
 
 def reason(rung: str) -> Reason:
@@ -79,24 +79,24 @@ class Step(NamedTuple):
     @property
     def prediction(self) -> str:
         """The predicted speedup as printed in a table, with ≤ if it is only an upper bound."""
-        return f"{'≤ ' * (self.at_most and self.predicted is not None)}{times(self.predicted)}"
+        return f"{'≤ ' * (self.at_most and self.predicted is not None)}{speedup_text(self.predicted)}"
 
 
-def times(factor: float | None) -> str:
+def speedup_text(factor: float | None) -> str:
     """Format a speedup for a table, or return "-" if there is none."""
     return "-" if factor is None else f"{factor:.2f}"
 
 
 def step(record: Record, before: str, after: str, causal: bool = False, d: int = 128) -> Step:
     """Return the predicted and the measured speedup of rung `after` over `before`, for 16,384 tokens with N = 4,096."""
-    row = timed(record, causal, d)
+    row = table_row(record, causal, d)
     measured = row.ratio(after, before) if row and {before, after} <= row.values.keys() else None
     if reason(after).modelled:
         return Step(predicted(before, after, causal, d), measured)
-    return Step(predicted=None if causal else most(record, before, d), measured=measured, at_most=True)
+    return Step(predicted=None if causal else max_speedup(record, before, d), measured=measured, at_most=True)
 
 
-def timed(record: Record, causal: bool, d: int) -> Measurement | None:
+def table_row(record: Record, causal: bool, d: int) -> Measurement | None:
     """Return the recorded measurement of the forward pass for 16,384 tokens in sequences of 4,096, or None."""
     for row in record.rows:
         p = row.problem
@@ -108,13 +108,13 @@ def timed(record: Record, causal: bool, d: int) -> Measurement | None:
 
 def predicted(before: str, after: str, causal: bool, d: int, heads: int | None = None) -> float | None:
     """Return the predicted speedup of rung `after` over `before`, or None if the model lacks data for one of them."""
-    old, new = (modelled(name, causal, d) for name in (before, after))
+    old, new = (model_input(name, causal, d) for name in (before, after))
     if old is None or new is None:
         return None
     return model.speedup(old, new, heads or TOKENS // N * HIDDEN // d, N, causal)
 
 
-def most(record: Record, before: str, d: int) -> float | None:
+def max_speedup(record: Record, before: str, d: int) -> float | None:
     """Return the largest possible speedup over the rung `before`, or None if its hardware counters are not recorded.
 
     A kernel that much faster would keep the tensor cores busy all the time. The counters give the fraction of the time
@@ -145,7 +145,7 @@ def facts() -> dict[tuple[str, bool, int], dict]:
     return {(row["rung"], row["causal"], row["d"]): row for row in rows}
 
 
-def modelled(name: str, causal: bool, d: int) -> model.Rung | None:
+def model_input(name: str, causal: bool, d: int) -> model.Rung | None:
     """Return the properties of a rung that the model needs, or None if they are not recorded."""
     if name == ladder.RUNGS[0]:
         return model.Rung(number=0, programs=1, instructions=0, exponentials=0, d=d)  # three kernels, limited by HBM
@@ -163,7 +163,7 @@ def counters(record: Record, name: str) -> dict[str, float]:
     return {what: x[0] for what, x in max(rows, key=lambda row: row.problem["d"]).values.items()} if rows else {}
 
 
-def chip(record: Record, name: str) -> tuple[float, ...]:
+def clock_and_power(record: Record, name: str) -> tuple[float, ...]:
     """Return the SM clock in GHz and the power in watts of a rung run without pauses (d = 128, no mask).
 
     If they were not measured, return only the clock, computed from the counted cycles and the time. If the cycles were
@@ -173,5 +173,5 @@ def chip(record: Record, name: str) -> tuple[float, ...]:
         if name in row.chip and (row.problem["d"], row.problem["causal"]) == (128, False):
             clock, watts = row.chip[name][:2]
             return clock / 1e3, watts
-    main, cycles = timed(record, causal=False, d=128), counters(record, name).get("SM cycles")
+    main, cycles = table_row(record, causal=False, d=128), counters(record, name).get("SM cycles")
     return (cycles / main.values[name][0] / 1e6,) if main and cycles and name in main.values else ()

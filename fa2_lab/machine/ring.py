@@ -16,12 +16,14 @@ from fa2_lab.tiles import CAUSAL, NO_MASK, Tile, Tiling
 FP32 = 4  # bytes per element of dK and dV sent over the links
 
 
-def sent(lengths: Sequence[int], rank: int, direction: str, *, kv_heads: int, d: int, item: int = 2) -> dict[str, int]:
+def bytes_sent(
+    lengths: Sequence[int], rank: int, direction: str, *, kv_heads: int, d: int, itemsize: int = 2
+) -> dict[str, int]:
     """Return the number of bytes that one rank sends, separately for "K V" and, in the backward pass, "dK dV".
 
     A rank sends every block of K and V except its right neighbour's, and in the backward pass also dK and dV of every
-    block except its own. `lengths` lists the number of rows on each rank. An element of K has `item` bytes. `kv_heads`
-    is the number of K/V heads in the whole batch.
+    block except its own. `lengths` lists the number of rows on each rank. An element of K has `itemsize` bytes.
+    `kv_heads` is the number of K/V heads in the whole batch.
     """
     if direction not in ("forward", "backward"):
         raise ValueError(f"direction: got {direction!r}; it takes forward or backward")
@@ -29,11 +31,11 @@ def sent(lengths: Sequence[int], rank: int, direction: str, *, kv_heads: int, d:
     row = 2 * kv_heads * d  # elements of K and V, or of dK and dV, in one row
     if size == 1:
         return {}
-    bytes_of = {"K V": (N - lengths[(rank + 1) % size]) * row * item}
+    bytes_of = {"K V": (N - lengths[(rank + 1) % size]) * row * itemsize}
     return bytes_of | ({"dK dV": (N - lengths[rank]) * row * FP32} if direction == "backward" else {})
 
 
-def work(lengths: Sequence[int], layout: str, causal: bool, B_r: int = 128, B_c: int = 128) -> np.ndarray:
+def tiles_per_step(lengths: Sequence[int], layout: str, causal: bool, B_r: int = 128, B_c: int = 128) -> np.ndarray:
     """Return an array whose entry [rank, step] is the number of tiles per head that a rank computes in a forward step.
 
     `lengths` lists the number of rows on each rank, and `layout` is "zigzag" or "contiguous".

@@ -31,11 +31,11 @@ class Shares:
 
     tiles: tuple[int, ...]  # the number of tiles of each head
     programs: int
-    least: int = 1
+    min_share: int = 1
 
     def __post_init__(self) -> None:
         whole_number("programs", self.programs, low=1)
-        whole_number("least", self.least, low=1)
+        whole_number("min_share", self.min_share, low=1)
         if not self.tiles:
             raise ValueError("tiles: got none; it takes the tiles of at least one head")
         for n in self.tiles:
@@ -48,7 +48,7 @@ class Shares:
 
     @property
     def share(self) -> int:
-        return max(cdiv(self.work, self.programs), self.least)
+        return max(cdiv(self.work, self.programs), self.min_share)
 
     @property
     def busy(self) -> int:
@@ -77,7 +77,7 @@ class Shares:
         begin = self.begin(head)
         return range(begin // self.share, (begin + self.tiles[head]) // self.share + 1)
 
-    def part(self, w: int, head: int) -> int:
+    def part_index(self, w: int, head: int) -> int:
         """Return the index, in the scratch buffer, of program w's partial result for a head.
 
         The indices are unique, because either w or the head increases from one partial result to the next.
@@ -85,7 +85,7 @@ class Shares:
         return w + head
 
     @property
-    def room(self) -> int:
+    def scratch_parts(self) -> int:
         """The number of partial results that the scratch buffer must hold."""
         return self.programs + len(self.tiles)
 
@@ -109,7 +109,7 @@ def same_splits(tiles: Sequence[int], splits: int) -> list[grid.BlockWork]:
 # Time -------------------------------------------------------------------------------------------------------------
 
 
-def seconds(
+def read_seconds(
     tiles: tuple[int, ...], tile_bytes: int, programs: int, slots: int, alone: float, bandwidth: float
 ) -> float:
     """Return the time in seconds until the last of `programs` equal shares has been read, without launch overhead.
@@ -120,5 +120,5 @@ def seconds(
     """
     blocks = Shares(tiles, programs).blocks()
     alone = real_number("alone", alone, "a number above 0", lambda x: 0 < x < math.inf)
-    each = min(alone, bandwidth / min(len(blocks), slots))
-    return grid.schedule(blocks, slots).makespan * tile_bytes / each
+    rate = min(alone, bandwidth / min(len(blocks), slots))
+    return grid.schedule(blocks, slots).makespan * tile_bytes / rate

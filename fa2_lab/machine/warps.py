@@ -98,16 +98,17 @@ def split_q(
     """Compute O and L of row block i with its rows divided among W warps. Each tile needs two barriers."""
     Q, K, V, tau = _check(Q, K, V, tiling, i, W, tau)
     q_i = Q[tiling.rows(i)]
-    (b, d), mine = q_i.shape, shares(len(q_i), W)
+    (b, d), rows_of = q_i.shape, shares(len(q_i), W)
     shared = SharedMemory(Q=(b, d), K=(tiling.B_c, d), V=(tiling.B_c, d))
     _copy(shared, Q=q_i)
-    state = [SoftmaxState.reset(rows.stop - rows.start, d) for rows in mine]
+    state = [SoftmaxState.empty(rows.stop - rows.start, d) for rows in rows_of]
     for j in tiling.visited_cols(i):
         c = _copy(shared, K=K[tiling.cols(j)], V=V[tiling.cols(j)])
         shared.barrier("the tile is there")
         for w in range(W):
-            q_w, k_j, v_j = shared.read(w, "Q", mine[w]), shared.read(w, "K", slice(c)), shared.read(w, "V", slice(c))
-            s_w = np.where(tiling.visible(i, j)[mine[w]], tau * (q_w @ k_j.T), -np.inf)  # (B_r / W, B_c)
+            q_w = shared.read(w, "Q", rows_of[w])
+            k_j, v_j = shared.read(w, "K", slice(c)), shared.read(w, "V", slice(c))
+            s_w = np.where(tiling.visible(i, j)[rows_of[w]], tau * (q_w @ k_j.T), -np.inf)  # (B_r / W, B_c)
             state[w] = state[w].update(s_w, v_j)  # (B_r / W, d)
         shared.barrier("the tile is free")
     return _gather(state, shared)
@@ -122,10 +123,10 @@ def split_k(
     """
     Q, K, V, tau = _check(Q, K, V, tiling, i, W, tau)
     q_i = Q[tiling.rows(i)]
-    (b, d), mine = q_i.shape, shares(len(q_i), W)
+    (b, d), rows_of = q_i.shape, shares(len(q_i), W)
     shared = SharedMemory(Q=(b, d), K=(tiling.B_c, d), V=(tiling.B_c, d), max=(W, b), sum=(W, b), PV=(W, b, d))
     _copy(shared, Q=q_i)
-    state = [SoftmaxState.reset(rows.stop - rows.start, d) for rows in mine]  # each warp's own rows only
+    state = [SoftmaxState.empty(rows.stop - rows.start, d) for rows in rows_of]  # each warp's own rows only
     for j in tiling.visited_cols(i):
         keys = shares(_copy(shared, K=K[tiling.cols(j)], V=V[tiling.cols(j)]), W)
         shared.barrier("the tile is there")
@@ -138,8 +139,8 @@ def split_k(
             shared.write(w, "PV", w, p_w @ shared.read(w, "V", keys[w]))  # (B_r, d), a partial sum
         shared.barrier("row sums and P V of all warps")
         for w in range(W):
-            parts = [shared.read(w, name, (slice(None), mine[w])).sum(axis=0) for name in ("sum", "PV")]
-            state[w] = state[w].merge(SoftmaxState(m_ij[mine[w]], *parts))
+            parts = [shared.read(w, name, (slice(None), rows_of[w])).sum(axis=0) for name in ("sum", "PV")]
+            state[w] = state[w].merge(SoftmaxState(m_ij[rows_of[w]], *parts))
     return _gather(state, shared)
 
 
@@ -208,7 +209,7 @@ def _check(
 
     Raise an error unless Q, K and V are one head that fits the tiling, row block i exists, and W is valid.
     """
-    Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT)
+    Q, K, V, tau = checks.head_inputs(Q, K, V, tau, NO_DROPOUT)
     check_tiling(tiling)
     if (tiling.N_q, tiling.N_k) != (len(Q), len(K)):
         raise ValueError(f"tiling: got one of {tiling.N_q} × {tiling.N_k}; it takes N_q × N_k = {len(Q)} × {len(K)}")

@@ -25,7 +25,7 @@ def data() -> dict:
     counts = [n for n, _ in curve if n * LEAST <= sum(tiles)]
     fewest, took = curve[0]
     lone_rate = sum(tiles) * size / fewest / (1e-6 * took - BEGIN)  # bytes per second of a program alone on an SM
-    model = [(n, 1e6 * (BEGIN + splits.seconds(tiles, size, n, slots, lone_rate, copy))) for n in counts]
+    model = [(n, 1e6 * (BEGIN + splits.read_seconds(tiles, size, n, slots, lone_rate, copy))) for n in counts]
     rivals = {name: values[0] for name, values in row.values.items()}
     heads = f"{p['heads']} query heads, {p['kv_heads']} K/V heads"
     setting = f"{record.made()}; 1 query, {heads}, {p['N_k']:,} keys, d = {p['d']}"

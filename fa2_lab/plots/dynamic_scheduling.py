@@ -17,8 +17,8 @@ def data(N: int = 16384, d: int = 128, heads: int = 16, at_once: int = 4, B_r: i
     blocks = [grid.BlockWork(0, n, cost) for n, cost in enumerate(side_by_side)]
     SMs = chips.H200.SMs
     ran = {
-        "Static, head by head": grid.dealt(head_by_head, SMs),
-        f"Static, {at_once} heads at once": grid.dealt(side_by_side, SMs),
+        "Static, head by head": grid.static_schedule(head_by_head, SMs),
+        f"Static, {at_once} heads at once": grid.static_schedule(side_by_side, SMs),
         "Dynamic, as in a plain launch": grid.schedule(blocks, SMs),
     }
     caption = (

@@ -4,7 +4,7 @@ from math import sqrt
 from typing import NamedTuple
 
 from fa2_lab.machine import chips
-from fa2_lab.machine.rates import measured
+from fa2_lab.machine.rates import measured_rates
 from fa2_lab.plots import style
 
 
@@ -28,7 +28,7 @@ def memories(chip: chips.Chip) -> list[Memory]:
     The registers' bandwidth assumes that each FP32 unit reads three 4-byte numbers per clock cycle. L2's bandwidth is
     measured.
     """
-    clocks, l2 = chip.SMs * chip.clock_hz, measured(chip).get("L2 TB/s")
+    clocks, l2 = chip.SMs * chip.clock_hz, measured_rates(chip).get("L2 TB/s")
     return [
         Memory("registers", 4 * chip.SMs * chip.registers_per_sm, 3 * 4 * chip.fp32_per_clock * clocks),
         Memory("shared memory", chip.SMs * chip.shared_per_sm, chip.shared_per_clock * clocks),

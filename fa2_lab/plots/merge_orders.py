@@ -11,7 +11,7 @@ Merge = tuple[int, int, SoftmaxState]  # the indices of two states (leaves come 
 def data(blocks: int = 8, B_c: int = 4) -> dict:
     """Return the softmax states of one row's key blocks (d = 1), and the merges in each of three orders."""
     s, v = np.random.default_rng(2).standard_normal((2, blocks, B_c)) * [[[2.0]], [[1.0]]]
-    leaves = [SoftmaxState.reset(1, 1).update(s[b : b + 1], v[b][:, None]) for b in range(blocks)]
+    leaves = [SoftmaxState.empty(1, 1).update(s[b : b + 1], v[b][:, None]) for b in range(blocks)]
     orders: dict[str, list[Merge]] = {}
     for name, pairs in merge_pairs(blocks).items():
         states = list(leaves)

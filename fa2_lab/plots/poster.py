@@ -300,8 +300,9 @@ NAMES = {  # the names in the NumPy and Triton code that neither the paper nor t
         " does not hide. `finite(L)` is `L`, with 0 for −∞. `dropped(x,z)` is $x\\,∘\\,z$, where `z_ij` has dropout's"
         " factors, or $x$ without dropout. `p_dropped` is `dropped(p_ij,z_ij)`.",
         "`i` and `j` are a block's first row and first key, `row` its row numbers, and `first` the start of the first"
-        " row block that sees a key of block $j$. `of_rows` loads a block of $L$ or $D$. `add_rows` adds atomically."
-        " `power` is $(s_{ij}-L_i)\\log_2e$, or −∞ where the mask hides the score, and `exp2` is in base 2.",
+        " row block that sees a key of block $j$. `load_row_values` loads a block of $L$ or $D$. `add_rows` adds"
+        " atomically. `power` is $(s_{ij}-L_i)\\log_2e$, or −∞ where the mask hides the score, and `exp2` is in base"
+        " 2.",
     ),
 }
 HALF = {"numpy": 145, "triton": 138}  # characters per line in the notes below the two columns of code

@@ -14,7 +14,7 @@ def data(exponentials: list[float] = (1, 3, 4, 8), values: list[float] = (8, 0, 
     There are two key blocks. `exponentials` holds exp(score) for each key.
     """
     s, v = np.log(np.array(exponentials, dtype=float)), np.array(values, dtype=float)
-    first = SoftmaxState.reset(1, 1).update(s[None, :B_c], v[:B_c, None])
+    first = SoftmaxState.empty(1, 1).update(s[None, :B_c], v[:B_c, None])
     last = first.update(s[None, B_c:], v[B_c:, None])
     states = [(B_c, first), (B_c, last), (len(s), last)]  # number of keys, and the state whose maximum applies
     l = [np.exp(s[:keys] - state.m) for keys, state in states]

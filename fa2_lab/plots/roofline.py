@@ -87,7 +87,7 @@ def ladder(d: int) -> dict:
     A rung's coordinates are its FLOPs per byte of DRAM traffic, and its measured TFLOP/s.
     """
     record = load("ladder")
-    row = reasons.timed(record, causal=False, d=d)
+    row = reasons.table_row(record, causal=False, d=d)
     moved = counted(record, d)
     rungs = [name for name in row.values if name in moved and (name[1:3] in SHOWN or name == "fa2_lab")]
     points = {name: (row.flops / moved[name], row.rate(name)) for name in rungs}

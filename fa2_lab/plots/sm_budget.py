@@ -1,6 +1,6 @@
 """Bar chart of the shared memory and the registers that one program of the Hopper forward takes from an SM."""
 
-from fa2_lab.kernels.hopper.forward import sizes
+from fa2_lab.kernels.hopper.forward import configs
 from fa2_lab.machine import chips
 from fa2_lab.plots import style
 
@@ -10,26 +10,26 @@ PRODUCER = 24  # registers per producer thread in forward_kernel, if sequences a
 
 
 def data() -> dict:
-    """Return the KiB of each tensor's buffers and each consumer's registers per thread, for four sets of tile sizes."""
+    """Return the KiB of each tensor's buffers and each consumer's registers per thread, for four configurations."""
     shared, registers = {}, {}
     for name, d in SETS:
-        config = getattr(sizes, name)
-        size = config[d] if isinstance(config, dict) else config
+        config = getattr(configs, name)
+        config = config[d] if isinstance(config, dict) else config
         label = f"{name}, d = {d}"
-        shared[label] = {tensor: nbytes / 1024 for tensor, nbytes in size.shared.items()}
-        registers[label] = registers_of(size)
+        shared[label] = {tensor: nbytes / 1024 for tensor, nbytes in config.shared.items()}
+        registers[label] = registers_of(config)
     limit = chips.H200.shared_per_block / 1024
     return dict(shared=shared, registers=registers, producer=PRODUCER, limit=limit, file=FILE)
 
 
-def registers_of(size: sizes.ForwardSizes) -> list[int]:
+def registers_of(config: configs.ForwardConfig) -> list[int]:
     """Return each consumer's registers per thread.
 
     All warpgroups start with the same number, a multiple of 8. Consumer 0 gets those that the others do not use.
     """
-    start = FILE // (128 * (size.consumers + 1)) // 8 * 8
-    other_registers = [size.registers] * (size.consumers - 1)
-    return [start * (size.consumers + 1) - sum(other_registers) - PRODUCER, *other_registers]
+    start = FILE // (128 * (config.consumers + 1)) // 8 * 8
+    other_registers = [config.registers] * (config.consumers - 1)
+    return [start * (config.consumers + 1) - sum(other_registers) - PRODUCER, *other_registers]
 
 
 BEYOND = 1.3  # the picture ends at this multiple of the limit
@@ -39,11 +39,11 @@ BEYOND = 1.3  # the picture ends at this multiple of the limit
 def draw(
     shared: dict[str, dict], registers: dict[str, list[int]], producer: int, limit: float, file: int
 ) -> style.Drawn:
-    """For each set of tile sizes, draw one bar for shared memory and one for registers, against the SM's limits.
+    """For each configuration, draw one bar for shared memory and one for registers, against the SM's limits.
 
-    `shared` is {set: {tensor: KiB}}. `registers` is {set: each consumer's registers per thread}, and `producer` is the
-    number of registers per producer thread. `limit` is an SM's shared memory in KiB, and `file` is its number of
-    registers.
+    `shared` is {configuration: {tensor: KiB}}. `registers` is {configuration: each consumer's registers per thread},
+    and `producer` is the number of registers per producer thread. `limit` is an SM's shared memory in KiB, and `file`
+    is its number of registers.
     """
     caption = (
         "An SM has no room for a second program (dashed) beside the first. The upper bars are the KiB of the buffers of"

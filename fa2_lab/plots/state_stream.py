@@ -19,7 +19,7 @@ def data(B_r: int = 4, B_c: int = 4, T_c: int = 10, d: int = 4, row: int = 2, se
     Q, K, V = rng.standard_normal((B_r, d)), *rng.standard_normal((2, T_c * B_c, d))
     V = np.abs(V)  # so that o decreases only when it is rescaled
     tiling = Tiling(B_r, T_c * B_c, B_r, B_c)
-    state = SoftmaxState.reset(B_r, d)
+    state = SoftmaxState.empty(B_r, d)
     steps: dict[str, list] = dict(s=[], m=[], l=[], o=[], alpha=[])
     for j in range(T_c):
         s = Q @ K[tiling.cols(j)].T

@@ -61,7 +61,7 @@ def divided() -> dict:
         ran[name] = grid.schedule(blocks, chips.H200.SMs)
     whole, halves = ran.values()
     caption = (
-        f"{len(whole.placed)} column blocks leave half of the SMs idle, and {len(halves.placed)} halves take"
+        f"{len(whole.placements)} column blocks leave half of the SMs idle, and {len(halves.placements)} halves take"
         f" {halves.makespan / whole.makespan:.0%} of the time. Each row is an SM of an H200, and each box is one of its"
         " programs."
     )
@@ -89,22 +89,24 @@ def draw(ran: dict[str, Schedule], caption: str) -> style.Drawn:
     axes[-1].xaxis.set_major_locator(MaxNLocator(6))
     axes[-1].set(xlim=(0, 1.02 * last), xlabel="time in tiles (model) →")
     runs = "; ".join(
-        f"{name}: {len(s.placed)} thread blocks on {s.SMs_used} SMs end at {s.makespan:,g}, {s.utilisation:.0%} busy"
-        for name, s in ran.items()
+        f"{name}: {len(x.placements)} thread blocks on {x.SMs_used} SMs end at {x.makespan:,g},"
+        f" {x.utilisation:.0%} busy"
+        for name, x in ran.items()
     )
     return figure, f"{len(ran)} charts of SMs over time, in tiles, on one scale; every bar is a thread block. {runs}."
 
 
 def _bars(ax: style.Axes, schedule: Schedule) -> None:
     """Draw each block as a bar on its SM's line, in alternating greys."""
-    if len(schedule.placed) > MANY:
-        whole = {p.SM: (0, p.SM, p.end, 1) for p in schedule.placed}  # one bar per SM, up to the end of its last block
+    if len(schedule.placements) > MANY:
+        # One bar per SM, up to the end of its last block.
+        whole = {p.SM: (0, p.SM, p.end, 1) for p in schedule.placements}
         style.bars(ax, list(whole.values()), style.worker(1))
         return
     height = 1 if schedule.SMs > 32 else 0.92  # leaves a gap between the lines if there are few
     begun: Counter[int] = Counter()
     greys: tuple[list, list] = [], []
-    for p in schedule.placed:
+    for p in schedule.placements:
         greys[begun[p.SM] % 2].append((p.start, p.SM, p.end - p.start, height))
         begun[p.SM] += 1
     for grey, places in enumerate(greys):

@@ -10,7 +10,10 @@ from fa2_lab.reference.shards import LAYOUTS, even_lengths, pieces
 def data(ranks: int = 4, N: int = 131072, B: int = 128) -> dict:
     """Return, for each layout, the rank that computes each pair of pieces, and the tiles per head on each rank."""
     owners = {layout: owners_of(ranks, layout) for layout in reversed(LAYOUTS)}
-    tiles = {x: ring.work(even_lengths(N, ranks), x, causal=True, B_r=B, B_c=B).sum(axis=1).tolist() for x in owners}
+    tiles = {
+        layout: ring.tiles_per_step(even_lengths(N, ranks), layout, causal=True, B_r=B, B_c=B).sum(axis=1).tolist()
+        for layout in owners
+    }
     return dict(owners=owners, tiles=tiles, setting=f"{N:,} tokens on {ranks} ranks, tiles of {B} × {B}, one head")
 
 

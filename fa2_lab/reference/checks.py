@@ -36,7 +36,7 @@ def same_shape(name: str, x: ArrayLike, shape: tuple[int, ...], meaning: str) ->
     return array
 
 
-def inputs(
+def head_inputs(
     Q: ArrayLike,
     K: ArrayLike,
     V: ArrayLike,

@@ -8,8 +8,8 @@ import numpy as np
 
 from fa2_lab.reference import checks
 from fa2_lab.reference.dropout import NO_DROPOUT, Dropout, dropped
-from fa2_lab.reference.online_softmax import finite, first_state, nonzero
-from fa2_lab.reference.scores import NO_SCORE_OPTIONS, ScoreOptions, cap, cap_backward
+from fa2_lab.reference.online_softmax import finite, initial_state, nonzero
+from fa2_lab.reference.scores import NO_SCORE_OPTIONS, ScoreOptions, transform_scores, transform_scores_backward
 from fa2_lab.tiles import NO_MASK, Mask, Tiling, cdiv, whole_number
 from fa2_lab.trace import UNWATCHED, Trace
 
@@ -39,13 +39,13 @@ def forward(
     Pass either the block sizes B_r and B_c, or M, the number of elements that fit on chip, to compute them. `dropout`
     holds the generator's state R, which the backward needs again.
     """
-    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, score_options)
+    Q, K, V, tau = checks.head_inputs(Q, K, V, tau, dropout, score_options)
     drop = dropout.drop  # FA1.A2.L1
     B_r, B_c = _blocks(M, B_r, B_c, Q.shape[1])  # FA1.A2.L2
     tiling = Tiling(len(Q), len(K), B_r, B_c, mask)  # FA1.A2.L4 FA1.A2.L5
     Q, K, V, O = trace.hbm(Q=Q, K=K, V=V, O=np.empty_like(Q))
     l, m = trace.hbm(l=np.empty(len(Q)), m=np.empty(len(Q)))
-    m_0, l_0 = first_state(score_options.sink)
+    m_0, l_0 = initial_state(score_options.sink)
     O[:], l[:], m[:] = 0, l_0, m_0  # FA1.A2.L3
     for j in trace.serial("j", range(tiling.T_c)):  # FA1.A2.L6
         cols = tiling.cols(j)
@@ -54,7 +54,7 @@ def forward(
             rows = tiling.rows(i)
             q_i, o_i, l_i, m_i = Q[rows], O[rows], l[rows], m[rows]  # FA1.A2.L9
             s_ij = tau * (q_i @ k_j.T)  # FA1.A2.L10  (B_r, B_c)
-            s_ij = tiling.apply_mask(cap(s_ij, score_options), i, j)  # FA1.A2.L11
+            s_ij = tiling.apply_mask(transform_scores(s_ij, score_options), i, j)  # FA1.A2.L11
             m_ij = s_ij.max(axis=1)  # FA1.A2.L12  (B_r,)
             m_new = np.maximum(m_i, m_ij)  # FA1.A2.L13  (B_r,)
             p_ij = np.exp(s_ij - finite(m_ij)[:, None])  # FA1.A2.L12  (B_r, B_c)
@@ -91,7 +91,7 @@ def backward(
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Run Algorithm 4 of FA1 for one head: return dQ, dK and dV, given O, l, m and the forward pass's options."""
-    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, score_options)
+    Q, K, V, tau = checks.head_inputs(Q, K, V, tau, dropout, score_options)
     O, dO = checks.shaped_like_q(Q, O=O, dO=dO)
     l, m = checks.one_per_row(Q, l=l, m=m)
     z = dropout.z  # FA1.A4.L1
@@ -109,7 +109,7 @@ def backward(
             q_i, o_i, do_i, dq_i = Q[rows], O[rows], dO[rows], dQ[rows]  # FA1.A4.L10  (B_r, d)
             l_i, m_i = l[rows], m[rows]  # FA1.A4.L10  (B_r,)
             s_ij = tau * (q_i @ k_j.T)  # FA1.A4.L11  (B_r, B_c)
-            c_ij = cap(s_ij, score_options)
+            c_ij = transform_scores(s_ij, score_options)
             s_ij = tiling.apply_mask(c_ij, i, j)  # FA1.A4.L12
             p_ij = (1 / nonzero(l_i))[:, None] * np.exp(s_ij - finite(m_i)[:, None])  # FA1.A4.L13  (B_r, B_c)
             z_ij = z(rows, cols)  # FA1.A4.L14  (B_r, B_c)
@@ -119,7 +119,7 @@ def backward(
             dp_ij = dropped(dp_dropped, z_ij)  # FA1.A4.L18
             D_i = (do_i * o_i).sum(axis=1)  # FA1.A4.L19  (B_r,)
             ds_ij = p_ij * (dp_ij - D_i[:, None])  # FA1.A4.L20  (B_r, B_c)
-            ds_ij = cap_backward(ds_ij, c_ij, score_options)
+            ds_ij = transform_scores_backward(ds_ij, c_ij, score_options)
             dQ[rows] = dq_i + tau * (ds_ij @ k_j)  # FA1.A4.L21  (B_r, d)
             dk_j = dk_j + tau * (ds_ij.T @ q_i)  # FA1.A4.L22  (B_c, d)
             trace.hold(q_i, k_j, v_j, o_i, do_i, dq_i, dk_j, dv_j, l_i, m_i, D_i, p_ij, ds_ij)

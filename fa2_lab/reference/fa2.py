@@ -8,8 +8,8 @@ import numpy as np
 
 from fa2_lab.reference import checks
 from fa2_lab.reference.dropout import NO_DROPOUT, Dropout, dropped
-from fa2_lab.reference.online_softmax import SoftmaxState, finite, first_state
-from fa2_lab.reference.scores import NO_SCORE_OPTIONS, ScoreOptions, cap, cap_backward
+from fa2_lab.reference.online_softmax import SoftmaxState, finite, initial_state
+from fa2_lab.reference.scores import NO_SCORE_OPTIONS, ScoreOptions, transform_scores, transform_scores_backward
 from fa2_lab.tiles import NO_MASK, Mask, Tiling, cdiv, whole_number
 from fa2_lab.trace import UNWATCHED, Trace
 
@@ -28,11 +28,11 @@ def forward(
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Run Algorithm 1 of FA2 for one head, and return O (N_q, d) and the log-sum-exp L (N_q,)."""
-    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, score_options)
+    Q, K, V, tau = checks.head_inputs(Q, K, V, tau, dropout, score_options)
     drop = dropout.drop
     tiling = Tiling(len(Q), len(K), B_r, B_c, mask)  # FA2.A1.L1 FA2.A1.L2
     Q, K, V, O, L = trace.hbm(Q=Q, K=K, V=V, O=np.empty_like(Q), L=np.empty(len(Q)))
-    m_0, l_0 = first_state(score_options.sink)
+    m_0, l_0 = initial_state(score_options.sink)
     for i in trace.parallel("i", range(tiling.T_r)):  # FA2.A1.L3
         rows = tiling.rows(i)
         q_i = Q[rows]  # FA2.A1.L4  (B_r, d)
@@ -41,7 +41,7 @@ def forward(
             cols = tiling.cols(j)
             k_j, v_j = K[cols], V[cols]  # FA2.A1.L7  (B_c, d)
             s_ij = tau * (q_i @ k_j.T)  # FA2.A1.L8  (B_r, B_c)
-            s_ij = tiling.apply_mask(cap(s_ij, score_options), i, j)
+            s_ij = tiling.apply_mask(transform_scores(s_ij, score_options), i, j)
             m_ij = s_ij.max(axis=1)  # FA2.A1.L9  (B_r,)
             m_new = np.maximum(m_i, m_ij)  # FA2.A1.L9  (B_r,)
             p_ij = np.exp(s_ij - finite(m_new)[:, None])  # FA2.A1.L9  (B_r, B_c)
@@ -81,7 +81,7 @@ def backward(
     A sink in `score_options` is not used, because L already includes it. scores.sink_backward() computes the sink's
     gradient.
     """
-    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, score_options)
+    Q, K, V, tau = checks.head_inputs(Q, K, V, tau, dropout, score_options)
     O, dO = checks.shaped_like_q(Q, O=O, dO=dO)
     (L,) = checks.one_per_row(Q, L=L)
     z = dropout.z
@@ -98,7 +98,7 @@ def backward(
             rows = tiling.rows(i)
             q_i, do_i, L_i, D_i = Q[rows], dO[rows], L[rows], D[rows]  # FA2.A2.L9
             s_ij = tau * (q_i @ k_j.T)  # FA2.A2.L10  (B_r, B_c)
-            c_ij = cap(s_ij, score_options)
+            c_ij = transform_scores(s_ij, score_options)
             s_ij = tiling.apply_mask(c_ij, i, j)
             p_ij = np.exp(s_ij - finite(L_i)[:, None])  # FA2.A2.L11  (B_r, B_c)
             z_ij = z(rows, cols)
@@ -107,7 +107,7 @@ def backward(
             dp_dropped = do_i @ v_j.T  # FA2.A2.L13  (B_r, B_c)
             dp_ij = dropped(dp_dropped, z_ij)  # FA2.A2.L13
             ds_ij = p_ij * (dp_ij - D_i[:, None])  # FA2.A2.L14  (B_r, B_c)
-            ds_ij = cap_backward(ds_ij, c_ij, score_options)
+            ds_ij = transform_scores_backward(ds_ij, c_ij, score_options)
             dq_i = dQ[rows]  # FA2.A2.L15  (B_r, d)
             dQ[rows] = dq_i + tau * (ds_ij @ k_j)  # FA2.A2.L15
             dk_j = dk_j + tau * (ds_ij.T @ q_i)  # FA2.A2.L16  (B_c, d)
@@ -136,7 +136,7 @@ def forward_split_keys(
     of one share, and the partial results are merged at the end. The split-KV decode kernel assigns the tiles to the
     workers in turn (round-robin) instead, with the same result up to rounding.
     """
-    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, score_options)
+    Q, K, V, tau = checks.head_inputs(Q, K, V, tau, dropout, score_options)
     splits = whole_number("splits", splits, low=1)
     tiling = Tiling(len(Q), len(K), B_r, B_c, mask)
     Q, K, V, O, L = trace.hbm(Q=Q, K=K, V=V, O=np.empty_like(Q), L=np.empty(len(Q)))
@@ -145,14 +145,14 @@ def forward_split_keys(
         rows, shares = tiling.rows(i), _shares(tiling.visited_cols(i), splits)
         for w in trace.parallel("w", range(splits)):
             q_i = Q[rows]
-            state = SoftmaxState.reset(*q_i.shape)
+            state = SoftmaxState.empty(*q_i.shape)
             for j in trace.serial("j", shares[w]):
                 cols = tiling.cols(j)
-                s_ij = tiling.apply_mask(cap(tau * (q_i @ K[cols].T), score_options), i, j)
+                s_ij = tiling.apply_mask(transform_scores(tau * (q_i @ K[cols].T), score_options), i, j)
                 state = state.update(s_ij, V[cols], dropout.z(rows, cols))
             O_part[w, rows], L_part[w, rows] = state.finalize()
         sink = score_options.sink  # no partial result includes it
-        state = SoftmaxState.reset(rows.stop - rows.start, Q.shape[1], sink)
+        state = SoftmaxState.empty(rows.stop - rows.start, Q.shape[1], sink)
         for w in range(splits):
             state = state.merge(SoftmaxState.from_output(O_part[w, rows], L_part[w, rows]))
         O[rows], L[rows] = state.finalize()

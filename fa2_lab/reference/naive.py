@@ -9,7 +9,13 @@ import numpy as np
 from fa2_lab.reference import checks
 from fa2_lab.reference.dropout import NO_DROPOUT, Dropout, dropped
 from fa2_lab.reference.online_softmax import finite, nonzero
-from fa2_lab.reference.scores import NO_SCORE_OPTIONS, ScoreOptions, beside_sink, cap, cap_backward
+from fa2_lab.reference.scores import (
+    NO_SCORE_OPTIONS,
+    ScoreOptions,
+    append_sink,
+    transform_scores,
+    transform_scores_backward,
+)
 from fa2_lab.tiles import NO_MASK, Mask, Tiling
 from fa2_lab.trace import UNWATCHED, Trace
 
@@ -56,14 +62,14 @@ def forward(
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute standard attention for one head. Return O (N_q, d) and P (N_q, N_k), which the backward needs."""
-    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, score_options)
+    Q, K, V, tau = checks.head_inputs(Q, K, V, tau, dropout, score_options)
     whole = Tiling(len(Q), len(K), len(Q), len(K), mask)
     z = dropout.z(whole.rows(0), whole.cols(0))
     S, P = np.empty((len(Q), len(K))), np.empty((len(Q), len(K)))
     Q, K, V, S, P, O = trace.hbm(Q=Q, K=K, V=V, S=S, P=P, O=np.empty_like(Q))
     S[:] = tau * (Q[:] @ K[:].T)  # (N_q, N_k)
-    s = whole.apply_mask(cap(S[:], score_options), 0, 0)
-    P[:] = safe_softmax(beside_sink(s, score_options.sink))[:, : len(K)]  # the sink's column has no value to weigh
+    s = whole.apply_mask(transform_scores(S[:], score_options), 0, 0)
+    P[:] = safe_softmax(append_sink(s, score_options.sink))[:, : len(K)]  # the sink's column has no value to weigh
     O[:] = dropped(P[:], z) @ V[:]  # (N_q, d)
     return np.asarray(O), np.asarray(P)
 
@@ -81,7 +87,7 @@ def backward(
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Run Algorithm 3 of FA1 for one head. Return dQ, dK and dV, given P. dP and dS are also written to HBM."""
-    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, score_options)
+    Q, K, V, tau = checks.head_inputs(Q, K, V, tau, dropout, score_options)
     P = checks.same_shape("P", P, (len(Q), len(K)), "(N_q, N_k)")
     (dO,) = checks.shaped_like_q(Q, dO=dO)
     z = dropout.z(slice(0, len(Q)), slice(0, len(K)))
@@ -91,7 +97,7 @@ def backward(
     dP[:] = dropped(dO[:] @ V[:].T, z)  # FA1.A3.L2  (N_q, N_k)
     dS[:] = softmax_backward(P[:], dP[:])  # FA1.A3.L3  (N_q, N_k)
     if score_options != NO_SCORE_OPTIONS:
-        dS[:] = cap_backward(dS[:], cap(tau * (Q[:] @ K[:].T), score_options), score_options)
+        dS[:] = transform_scores_backward(dS[:], transform_scores(tau * (Q[:] @ K[:].T), score_options), score_options)
     dQ[:] = tau * (dS[:] @ K[:])  # FA1.A3.L4  (N_q, d)
     dK[:] = tau * (dS[:].T @ Q[:])  # FA1.A3.L5  (N_k, d)
     return np.asarray(dQ), np.asarray(dK), np.asarray(dV)  # FA1.A3.L6
@@ -110,14 +116,14 @@ def forward_linear_memory(
 
     At most one row of scores is stored at any time.
     """
-    Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT, score_options)
+    Q, K, V, tau = checks.head_inputs(Q, K, V, tau, NO_DROPOUT, score_options)
     row_of = Tiling(len(Q), len(K), 1, len(K), mask)
     L, O = np.empty(len(Q)), np.empty_like(Q)
     for i, q_i in enumerate(Q):  # the logarithm of equation (1)
-        s = row_of.apply_mask(cap(tau * (K @ q_i), score_options)[None, :], i, 0)[0]
-        L[i] = logsumexp(beside_sink(s, score_options.sink))
+        s = row_of.apply_mask(transform_scores(tau * (K @ q_i), score_options)[None, :], i, 0)[0]
+        L[i] = logsumexp(append_sink(s, score_options.sink))
     for i, q_i in enumerate(Q):  # equation (2)
-        s = row_of.apply_mask(cap(tau * (K @ q_i), score_options)[None, :], i, 0)[0]
+        s = row_of.apply_mask(transform_scores(tau * (K @ q_i), score_options)[None, :], i, 0)[0]
         O[i] = np.exp(s - finite(L[i])) @ V
     return O, L
 
@@ -138,7 +144,7 @@ def backward_linear_memory(
 
     P is recomputed from L, and at most one row or column of P is stored at any time.
     """
-    Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT, score_options)
+    Q, K, V, tau = checks.head_inputs(Q, K, V, tau, NO_DROPOUT, score_options)
     O, dO = checks.shaped_like_q(Q, O=O, dO=dO)
     (L,) = checks.one_per_row(Q, L=L)
     row_of = Tiling(len(Q), len(K), 1, len(K), mask)
@@ -146,12 +152,12 @@ def backward_linear_memory(
     dQ, dK, dV = np.empty_like(Q), np.empty_like(K), np.empty_like(V)
     D = D_from_output(dO, O)  # equation (4)
     for i, q_i in enumerate(Q):
-        s = cap(tau * (K @ q_i), score_options)
+        s = transform_scores(tau * (K @ q_i), score_options)
         p = np.exp(row_of.apply_mask(s[None, :], i, 0)[0] - finite(L[i]))  # (N_k,)
-        dQ[i] = tau * cap_backward(p * (V @ dO[i] - D[i]), s, score_options) @ K  # equation (5)
+        dQ[i] = tau * transform_scores_backward(p * (V @ dO[i] - D[i]), s, score_options) @ K  # equation (5)
     for j, k_j in enumerate(K):
-        s = cap(tau * (Q @ k_j), score_options)
+        s = transform_scores(tau * (Q @ k_j), score_options)
         p = np.exp(col_of.apply_mask(s[:, None], 0, j)[:, 0] - finite(L))  # (N_q,)
         dV[j] = p @ dO  # equation (3)
-        dK[j] = tau * cap_backward(p * (dO @ V[j] - D), s, score_options) @ Q  # equation (6)
+        dK[j] = tau * transform_scores_backward(p * (dO @ V[j] - D), s, score_options) @ Q  # equation (6)
     return dQ, dK, dV

@@ -27,7 +27,7 @@ def nonzero(l: np.ndarray) -> np.ndarray:
     return np.where(l == 0, 1.0, l)
 
 
-def first_state(sink: float | None = None) -> tuple[float, float]:
+def initial_state(sink: float | None = None) -> tuple[float, float]:
     """Return the initial (m, l) of a row: (−∞, 0) without a sink. With a sink, m = sink and l = exp(sink − m) = 1."""
     return (-np.inf, 0.0) if sink is None else (float(sink), 1.0)
 
@@ -44,12 +44,12 @@ class SoftmaxState:
     o: np.ndarray  # (B_r, d)  Σ exp(s − m) v, not divided by l
 
     @classmethod
-    def reset(cls, rows: int, d: int, sink: float | None = None) -> SoftmaxState:
+    def empty(cls, rows: int, d: int, sink: float | None = None) -> SoftmaxState:
         """Return the state of `rows` rows that have seen no key.
 
         Without a sink, this state is the identity of merge().
         """
-        m, l = first_state(sink)
+        m, l = initial_state(sink)
         return cls(np.full(rows, m), np.full(rows, l), np.zeros((rows, d)))
 
     @classmethod
@@ -92,7 +92,7 @@ def incremental(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> SoftmaxState
     """
     state = None
     for s, v in blocks:
-        state = (state or SoftmaxState.reset(len(s), v.shape[1])).update(s, v)
+        state = (state or SoftmaxState.empty(len(s), v.shape[1])).update(s, v)
     if state is None:
         raise ValueError("blocks: got none; it takes at least one pair (s, v)")
     return state

@@ -30,14 +30,14 @@ class ScoreOptions:
 NO_SCORE_OPTIONS = ScoreOptions()
 
 
-def cap(s: np.ndarray, options: ScoreOptions) -> np.ndarray:
-    """Return the capped scores c · tanh(s / c) for c = softcap, or s itself without a softcap."""
+def transform_scores(s: np.ndarray, options: ScoreOptions) -> np.ndarray:
+    """Return the scores after the softcap c, c · tanh(s / c), or s itself without a softcap."""
     c = options.softcap
     return s if c is None else c * np.tanh(s / c)
 
 
-def cap_backward(ds: np.ndarray, s: np.ndarray, options: ScoreOptions) -> np.ndarray:
-    """Return the gradient of the scores before the cap, given the gradient ds of the capped scores s.
+def transform_scores_backward(ds: np.ndarray, s: np.ndarray, options: ScoreOptions) -> np.ndarray:
+    """Return the gradient of the scores before transform_scores(), given the gradient ds of its result s.
 
     Pass the scores s as they are before masking, because the cap's slope, 1 − (s/c)², is computed from s, and masking
     would replace scores by −∞.
@@ -46,7 +46,7 @@ def cap_backward(ds: np.ndarray, s: np.ndarray, options: ScoreOptions) -> np.nda
     return ds if c is None else ds * (1 - (s / c) ** 2)
 
 
-def beside_sink(s: np.ndarray, sink: float | None) -> np.ndarray:
+def append_sink(s: np.ndarray, sink: float | None) -> np.ndarray:
     """Return the scores s with the sink appended as one more column, or s itself if `sink` is None."""
     return s if sink is None else np.concatenate([s, np.full((*s.shape[:-1], 1), sink)], axis=-1)
 

@@ -41,7 +41,7 @@ def even_lengths(N: int, ranks: int) -> list[int]:
     return [N // ranks + (rank < N % ranks) for rank in range(ranks)]
 
 
-def front(length: int, layout: str) -> int:
+def front_length(length: int, layout: str) -> int:
     """Return the number of rows in the front piece of a rank that has `length` rows."""
     return length - length // 2 if layout == "zigzag" else length
 
@@ -53,7 +53,7 @@ def pieces(lengths: Sequence[int], layout: str) -> list[list[slice]]:
     places: list[list[slice]] = [[] for _ in ranks]
     start = 0
     for rank in ranks:
-        places[rank].append(slice(start, start := start + front(lengths[rank], layout)))
+        places[rank].append(slice(start, start := start + front_length(lengths[rank], layout)))
     for rank in reversed(ranks):
         if layout == "zigzag":
             places[rank].append(slice(start, start := start + lengths[rank] // 2))
@@ -68,15 +68,15 @@ def visible_tile(lengths: Sequence[int], rank: int, source: int, layout: str, ca
     keys of that rank. Only the rows of its back piece see the keys of a later rank, and they see all of them. In the
     contiguous layout, the front piece is the whole shard, and there is no back piece.
     """
-    whole, keys = slice(0, lengths[rank]), slice(0, lengths[source])
+    queries, keys = slice(0, lengths[rank]), slice(0, lengths[source])
     kind = Tile.FULL
     if causal and rank == source:
         kind = Tile.DIAGONAL
     elif causal and source < rank:
-        keys = slice(0, front(lengths[source], layout))
+        keys = slice(0, front_length(lengths[source], layout))
     elif causal:
-        whole = slice(front(lengths[rank], layout), lengths[rank])
-    return ShardTile(whole, keys, kind if size(whole) and size(keys) else Tile.SKIP)
+        queries = slice(front_length(lengths[rank], layout), lengths[rank])
+    return ShardTile(queries, keys, kind if row_count(queries) and row_count(keys) else Tile.SKIP)
 
 
 def halves(length: int, causal: bool) -> list[ShardTile]:
@@ -91,5 +91,6 @@ def halves(length: int, causal: bool) -> list[ShardTile]:
     return [first, ShardTile(slice(middle, length), slice(0, length), kind if length > middle else Tile.SKIP)]
 
 
-def size(rows: slice) -> int:
+def row_count(rows: slice) -> int:
+    """Return the number of rows in a slice."""
     return rows.stop - rows.start

@@ -62,12 +62,12 @@ class Shown:
         reason = reasons.reason(name) if name in ladder.RUNGS else reasons.NOTHING
         self.limit, self.removes, self.missed = reason.limit, reason.removes, reason.missed
         self.name = label(name)
-        rows = [reasons.timed(results, causal, D) for causal in MASKS]
+        rows = [reasons.table_row(results, causal, D) for causal in MASKS]
         speeds = [f"{row.rate(name):.0f}" if row and name in row.values else "-" for row in rows]
         share = f"{rows[0].ratio(name, peer):.0%}" if rows[0] and name in rows[0].values else "-"
-        steps = [x.prediction for x in self.change] + [reasons.times(x.measured) for x in self.change]
+        steps = [x.prediction for x in self.change] + [reasons.speedup_text(x.measured) for x in self.change]
         held = [both(name, what) for what in ("programs", "registers")]
-        clock = [f"{x:.2f}" for x in reasons.chip(results, name)[:1]]
+        clock = [f"{x:.2f}" for x in reasons.clock_and_power(results, name)[:1]]
         self.numbers = [*speeds, share, *(steps or 4 * ["-"]), *held, *(clock or "-")]
 
 
@@ -94,7 +94,7 @@ def both(name: str, what: str) -> str:
 
 def unmasked(results: Record) -> Measurement:
     """Return the measurement without a mask, for the shape that the table shows."""
-    row = reasons.timed(results, causal=False, d=D)
+    row = reasons.table_row(results, causal=False, d=D)
     if row is None:
         raise ValueError("the record has no row of the table's shape yet: `fa2-lab bench ladder` measures the rest")
     return row
@@ -190,8 +190,10 @@ def hypothesis(results: Record, old: str, new: str) -> str:
     ]
     shapes = {f"d {d}, {MASKS[causal]}": reasons.step(results, old, new, causal, d) for causal, d in reasons.SHAPES}
     text.append("".join(f"{x:>17}" for x in ("", *shapes)))
-    for what, shown in (("predicted ×", lambda x: x.prediction), ("measured ×", lambda x: reasons.times(x.measured))):
-        text.append(f"{what:17}" + "".join(f"{shown(step):>17}" for step in shapes.values()))
+    predicted = [step.prediction for step in shapes.values()]
+    measured = [reasons.speedup_text(step.measured) for step in shapes.values()]
+    for what, speedups in (("predicted ×", predicted), ("measured ×", measured)):
+        text.append(f"{what:17}" + "".join(f"{speedup:>17}" for speedup in speedups))
     if any(step.misses for step in shapes.values()):
         text += ["", textwrap.fill(f"The prediction misses: {why.missed}", 120)]
     return "\n".join(text)
@@ -206,7 +208,7 @@ def several(results: Record, **numbers: str) -> str:
     text = [f"| {' | '.join(heads)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |"]
     for name, counter in ((ladder.find(number), counter) for number, counter in numbers.items()):
         changes = [reasons.step(results, before(name), name, causal) for causal in MASKS]
-        cells = [x.prediction for x in changes] + [f"**{reasons.times(x.measured)}**" for x in changes]
+        cells = [x.prediction for x in changes] + [f"**{reasons.speedup_text(x.measured)}**" for x in changes]
         a, b = (reasons.counters(results, rung).get(counter) for rung in (before(name), name))
         moved = f"{short(a)} → {short(b)}" if a is not None and b is not None else ""
         cells.append(" → ".join(both(rung, "programs") for rung in (before(name), name)))

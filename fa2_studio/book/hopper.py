@@ -166,7 +166,7 @@ class Climb:
     def __init__(self) -> None:
         self.record = climbed.load(climbed.SUITE)
         shapes = [(d, causal) for d in (128, 64) for causal in (False, True)]
-        self.shapes = {(d, causal): reasons.timed(self.record, causal, d) for d, causal in shapes}
+        self.shapes = {(d, causal): reasons.table_row(self.record, causal, d) for d, causal in shapes}
 
     def factor(self, new: str, d: int = 128, causal: bool = False, old: str = "") -> float:
         """Return the speed of a rung divided by the speed of rung `old`, or of the rung before it."""

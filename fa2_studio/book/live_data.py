@@ -47,7 +47,7 @@ def climb() -> dict:
     and its change in code.
     """
     record = load("ladder")
-    rows = {shape: reasons.timed(record, causal, d) for shape, (causal, d) in SHAPES.items()}
+    rows = {shape: reasons.table_row(record, causal, d) for shape, (causal, d) in SHAPES.items()}
     speeds = {shape: {name: row.rate(name) for name in row.values} for shape, row in rows.items()}
     counters = counters_of(record)
     timed = [name for name in ladder.RUNGS if all(name in speeds[shape] for shape in SHAPES)]

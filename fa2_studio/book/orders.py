@@ -111,7 +111,7 @@ class Watched(Block):
         for c, job in needed:
             if (c, job) not in ended:
                 raise RuntimeError(f"{self.actor} starts {label} before {job} of {c} has ended")
-        if what == "dQ" and any(self.ds_filled.came[c] <= int(n) for c in CONSUMERS):
+        if what == "dQ" and any(self.ds_filled.arrival_counts[c] <= int(n) for c in CONSUMERS):
             raise RuntimeError(f"{self.actor} starts {label} before both consumers have arrived at ds_filled")
         self.begun[self.actor, label] = (self.clock, len(self.begun))
         slow = unit == self.slow and self.actor in self.whose

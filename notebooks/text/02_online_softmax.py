@@ -183,7 +183,7 @@ draw = np.random.default_rng(0)
 keys, many = draw.standard_normal((2, 2048, 128)).astype(np.float32)
 scores = draw.standard_normal((256, 128)).astype(np.float32) @ keys.T / np.float32(128**0.5)
 truth = safe_softmax(scores.astype(float)) @ many.astype(float)
-state = SoftmaxState.reset(256, 128)
+state = SoftmaxState.empty(256, 128)
 state = SoftmaxState(*(x.astype(np.float32) for x in (state.m, state.l, state.o)))
 for block in np.split(np.arange(2048), 32):
     state = state.update(scores[:, block], many[block])
@@ -290,13 +290,13 @@ check(update, Case("row 1 sees no key. What is −∞ − (−∞)?", (*nothing,
 # grouping of its terms.
 #
 # The next cell merges three parts of different lengths, for a random S of 4 × 12 scores and a random V of 12 × 2
-# values. `SoftmaxState` is the package's class for a state. `SoftmaxState.reset(4, 2)` returns the state of four rows
+# values. `SoftmaxState` is the package's class for a state. `SoftmaxState.empty(4, 2)` returns the state of four rows
 # before their first key, and `SoftmaxState.merge` implements the formula above. For two parts that are both empty, that
 # formula would give NaN, so in that case `merge` uses 0 in place of m, as `update` does. `finalize` returns $O = o /
 # \ell$ and L.
 
 # %%
-empty = SoftmaxState.reset(4, 2)  # each part starts from it
+empty = SoftmaxState.empty(4, 2)  # each part starts from it
 plain = safe_softmax(S) @ V
 cuts = slice(0, 5), slice(5, 6), slice(6, 12)
 parts = [empty.update(S[:, keys], V[keys]) for keys in cuts]

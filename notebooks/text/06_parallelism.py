@@ -40,7 +40,7 @@ def timetable(SMs, costs):
 
 
 def ends(SMs, costs):
-    return [block.end for block in timetable(SMs, costs).placed]
+    return [block.end for block in timetable(SMs, costs).placements]
 
 
 slow, fast = "r02_rows_outside", "r03_row_blocks"

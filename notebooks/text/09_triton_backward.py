@@ -112,13 +112,13 @@ for run in range(3):
 # and its $D_i = do_i \cdot o_i$ (line 4), which is subtracted in line 14. The forward pass has already computed L, so
 # only D is missing. The smallest kernel in this chapter, `D_kernel`, computes D once. `load_rows` is the function from
 # chapter 08 without the `RAGGED` option, because it always masks. We take it from rung b01, together with two functions
-# that work in the same way. `store_rows` stores a block of rows, and `of_rows` loads one number per row, such as L or
-# D, as a (B, 1) block, which has zeros for rows past the end.
+# that work in the same way. `store_rows` stores a block of rows, and `load_row_values` loads one number per row, such
+# as L or D, as a (B, 1) block, which has zeros for rows past the end.
 
 # %%
 b00, b01 = load("b00"), load("b01")
 load_rows, store_rows = b01.load_rows, b01.store_rows  # a block of rows
-of_rows = b01.of_rows  # one number for each row
+load_row_values = b01.load_row_values  # one number for each row
 
 # %%
 @triton.jit
@@ -149,16 +149,16 @@ compare("D", [D], [(P * (host(dO) @ host(V).T)).sum(1)])
 # P is recomputed in one step, as $e^{S - L}$. L is at least as large as the score of every key that the row sees, so
 # the exponent is never positive and nothing overflows.
 #
-# `tile` computes S, P, dP and dS of one tile, in this order. In the code, `seen` is true if the row and the key both
-# exist and, under a causal mask, the row sees the key. L is a natural logarithm, so it is subtracted first, and only
-# the difference is multiplied by $\log_2 e$.
+# `p_and_ds` computes S, P, dP and dS of one tile, in this order. In the code, `seen` is true if the row and the key
+# both exist and, under a causal mask, the row sees the key. L is a natural logarithm, so it is subtracted first, and
+# only the difference is multiplied by $\log_2 e$.
 
 # %%
 NEG_INF, LOG2E = tl.constexpr(float("-inf")), tl.constexpr(1 / math.log(2))
 
 
 @triton.jit
-def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexpr):
+def p_and_ds(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexpr):
     row, col = (i + tl.arange(0, q_i.shape[0])[:, None],
                 j + tl.arange(0, k_j.shape[0])[None, :])
     seen = (row < N_q) & (col < N_k) & (col <= row + N_k - N_q if CAUSAL else True)
@@ -172,7 +172,7 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 
 # %% [markdown]
 # **Predict.** All 8 keys have the score −200, so L is about −198. A missing key is loaded as zeros, so its score is 0.
-# What would the missing key's P be in fp32 if `tile` did not check whether the key exists?
+# What would the missing key's P be in fp32 if `p_and_ds` did not check whether the key exists?
 #
 # - ☐ 0, as there is no key
 # - ☐ ∞
@@ -193,16 +193,16 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 # ## What does a column block keep on chip?
 #
 # A column kernel runs one program for each column block. The program loads $k_j$ and $v_j$ once, and then loops over
-# the row blocks. For each row block, it calls `tile` and then adds $p^\top do$ to dV and $ds^\top q$ to dK. We will add
-# dQ later. `tl.dot(a, b, acc)` adds the product to the block `acc`.
+# the row blocks. For each row block, it calls `p_and_ds` and then adds $p^\top do$ to dV and $ds^\top q$ to dK. We will
+# add dQ later. `tl.dot(a, b, acc)` adds the product to the block `acc`.
 #
 # Under a causal mask, row r sees the keys before $r + 1 + N_k - N_q$ (chapter 08). So it sees key j if $j < r + 1 + N_k
 # - N_q$, and we can solve this for r. The first row that sees key j is $r = j + N_q - N_k$. Row blocks that contain
 # only earlier rows are skipped. Skipping them only saves time, so the check does not require it.
 #
 # **Build.** Write a kernel that computes dK and dV for one head, which are lines 6 to 14, 16 and 18 of Algorithm 2. You
-# can use `tile`, `load_rows(X, first, N, B, d)`, `of_rows(X, first, N, B)`, which returns a (B, 1) block, and
-# `store_rows(X, x, first, N, B, d)`. The accumulators are fp32. You can multiply dK by τ after the loop.
+# can use `p_and_ds`, `load_rows(X, first, N, B, d)`, `load_row_values(X, first, N, B)`, which returns a (B, 1) block,
+# and `store_rows(X, x, first, N, B, d)`. The accumulators are fp32. You can multiply dK by τ after the loop.
 
 # %%
 @triton.jit
@@ -266,9 +266,9 @@ check(my_gradients, *tried, tolerance=3e-3, names=("dK", "dV"))
 #     for i in range(first, N_q, B_r):  # FA2.A2.L8
 #         q_i = load_rows(Q, i, N_q, B_r, d)  # FA2.A2.L9
 #         do_i = load_rows(dO, i, N_q, B_r, d)  # FA2.A2.L9
-#         L_i = of_rows(L, i, N_q, B_r)  # FA2.A2.L9
-#         D_i = of_rows(D, i, N_q, B_r)  # FA2.A2.L9
-#         p_ij, ds_ij = tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL)
+#         L_i = load_row_values(L, i, N_q, B_r)  # FA2.A2.L9
+#         D_i = load_row_values(D, i, N_q, B_r)  # FA2.A2.L9
+#         p_ij, ds_ij = p_and_ds(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL)
 #         dv_j = tl.dot(p_ij.T, do_i, dv_j)  # FA2.A2.L12
 #         dk_j = tl.dot(ds_ij.T, q_i, dk_j)  # FA2.A2.L16
 #     store_rows(dK, tau * dk_j, j, N_k, B_c, d)  # FA2.A2.L18
@@ -324,14 +324,14 @@ def bwd_dq(Q, K, V, dO, L, D, dQ, N_q, N_k, tau, CAUSAL: tl.constexpr,
     K, V, dQ = K + head * N_k * d, V + head * N_k * d, dQ + head * N_q * d
     q_i = load_rows(Q, i, N_q, B_r, d)  # (B_r, d)  FA2.A2.L9
     do_i = load_rows(dO, i, N_q, B_r, d)  # (B_r, d)  FA2.A2.L9
-    L_i = of_rows(L, i, N_q, B_r)  # (B_r, 1)  FA2.A2.L9
-    D_i = of_rows(D, i, N_q, B_r)  # (B_r, 1)  FA2.A2.L9
+    L_i = load_row_values(L, i, N_q, B_r)  # (B_r, 1)  FA2.A2.L9
+    D_i = load_row_values(D, i, N_q, B_r)  # (B_r, 1)  FA2.A2.L9
     dq_i = tl.zeros((B_r, d), tl.float32)
     last = tl.minimum(tl.maximum(i + B_r + N_k - N_q, 0), N_k) if CAUSAL else N_k
     for j in range(0, last, B_c):  # FA2.A2.L5
         k_j = load_rows(K, j, N_k, B_c, d)  # (B_c, d)  FA2.A2.L6
         v_j = load_rows(V, j, N_k, B_c, d)  # (B_c, d)  FA2.A2.L6
-        _, ds_ij = tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL)
+        _, ds_ij = p_and_ds(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL)
         dq_i = tl.dot(ds_ij, k_j, dq_i)  # (B_r, d)  FA2.A2.L15
     store_rows(dQ, tau * dq_i, i, N_q, B_r, d)
 
@@ -607,7 +607,7 @@ fit = [blocks_per_sm(chips.H200, *(x.numbers[n] for n in ("shared", "registers",
 verdict("b00: one program on an SM and 28 waits; b01: two programs, and 2 waits in each kernel", fit == [1, 2]
         and [loops(x.stages["sass"])[-1].waits for x in (single, columns, rows)] == [28, 2, 2] and rows.numbers["spills"] == 0)
 verdict("the small model reads the text backwards", read(text).argmax(1).tolist() == text.flip(0).tolist())
-for mine in (tile, D_kernel, bwd_dq):
+for mine in (p_and_ds, D_kernel, bwd_dq):
     verdict(f"{mine.fn.__name__} here = b01's", same_code(mine, getattr(b01, mine.fn.__name__)))
 verdict("add_rows here = b00's", same_code(add_rows, b00.add_rows))
 Q, K, V, dO, O, L, D = inputs_of(34, 17, True)

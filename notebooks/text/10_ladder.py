@@ -651,12 +651,12 @@ show("speedup_by_heads")
 # 03 at each unit, and then the clocks per tile with one, two and three programs:
 
 # %% tags=["hide-input"]
-rung = reasons.modelled(ladder.find("03"), causal=False, d=128)
-demands = model.units(rung)
+rung = reasons.model_input(ladder.find("03"), causal=False, d=128)
+demands = model.unit_clocks(rung)
 alone = model.STALL_CLOCKS + sum(demands.values())
 two = model.STALL_CLOCKS + sum(D * (1 + D / alone) for D in demands.values())
 print(", ".join(f"{unit} {D:.0f}" for unit, D in demands.items()), f"clocks; wait {model.STALL_CLOCKS}")
-three = model.clocks(rung, programs=3)  # by the same rule
+three = model.clocks_per_tile(rung, programs=3)  # by the same rule
 print(f"rung 03: a tile costs {alone:.0f} clocks with one program")
 print(f"         {two:.0f} / 2 = {two / 2:.0f} with two, {three / 3:.0f} with three")
 
@@ -771,7 +771,7 @@ show("roofline")
 # read the GPU's clock and its power draw with `nvidia-smi`:
 
 # %% tags=["hide-input"]
-chip = {name: reasons.chip(record, name) for name in ladder.RUNGS}
+chip = {name: reasons.clock_and_power(record, name) for name in ladder.RUNGS}
 groups = {"01, 02": [1, 2], "03, 04, 08, 09": [3, 4, 8, 9], "05 to 07, 10 to 23": [5, 6, 7, *range(10, 24)], "00": [0]}
 print("rungs                  clock, GHz         power, W")
 for words, numbers in groups.items():
@@ -803,7 +803,7 @@ for n in (5, 9):
 #
 # ```python
 # old, new = pair("17")
-# clocks = " → ".join(f"{reasons.chip(record, name)[0]:.2f}" for name in (old, new))
+# clocks = " → ".join(f"{reasons.clock_and_power(record, name)[0]:.2f}" for name in (old, new))
 # print(f"rung 17 without a pause: × {steady.ratio(new, old):.2f}, {clocks} GHz")
 # ```
 #
@@ -873,7 +873,7 @@ show("ratios")
 # far behind. For a tile of 64 × 128, they need the following numbers of clocks:
 
 # %% tags=["hide-input"]
-on = model.units(reasons.modelled(last, causal=False, d=64))
+on = model.unit_clocks(reasons.model_input(last, causal=False, d=64))
 print(f"H200: tensor cores {on['tensor']:.0f} clocks, exponential unit {on['exp']:.0f}, issue slots {on['issue']:.0f}")
 
 # %% [markdown]
@@ -943,7 +943,7 @@ verdict("the picture: copies of 820 clocks, work of 917; 1,805 clocks with one s
         and round(2 * rung_timeline.sizes("10").product + rung_timeline.sizes("10").softmax) == 917)
 verdict("the tensor cores work 54% of rung 11, so at most × 1.84", (round(count("11", cores)), round(100 / count("11", cores), 2)) == (54, 1.84))
 verdict("rung 05 gains 24%, rung 07 under the mask × 1.51", (round(factor("05", full), 2), round(factor("07", causal), 2)) == (1.24, 1.51))
-verdict("the queues by hand = the package's model", close([alone, two], [model.clocks(rung, n) for n in (1, 2)], 1e-3))
+verdict("the queues by hand = the package's model", close([alone, two], [model.clocks_per_tile(rung, n) for n in (1, 2)], 1e-3))
 points, ceilings = roofline.data()["points"], record.ceilings
 left = [points[ladder.find(n)][0] < ceilings["GEMM TFLOP/s"] / ceilings["copy TB/s"] for n in ("00", "01", "02", "03")]
 verdict("rungs 00 to 02 are to the left of the ridge point, 03 to the right", left == [True, True, True, False])
@@ -960,8 +960,8 @@ verdict("programs: 2, 3 without a mask; 2, 2, 3 with one, where rung 06 gains mo
 verdict("rung 08: one program fewer without a mask, and it loses", held("08") < held("07") and factor("08", full) < 0.95)
 tooth, line = speedup_by_heads.data()["measured"], speedup_by_heads.data()["model"]
 verdict("rung 09 over 07: a gain with 8 heads, a loss with 6 and with 20, although the model predicts a gain with 20", max(tooth[6], tooth[20]) < 1 < min(tooth[8], line[20]))
-seventh, ninth = (reasons.modelled(ladder.find(n), causal=False, d=128) for n in ("07", "09"))
-spread = [(model.clocks(seventh, 3) + second * model.clocks(seventh, 1)) / (model.clocks(ninth, 2) + model.clocks(ninth, 2 if second else 1)) for second in (1, 0)]
+seventh, ninth = (reasons.model_input(ladder.find(n), causal=False, d=128) for n in ("07", "09"))
+spread = [(model.clocks_per_tile(seventh, 3) + second * model.clocks_per_tile(seventh, 1)) / (model.clocks_per_tile(ninth, 2) + model.clocks_per_tile(ninth, 2 if second else 1)) for second in (1, 0)]
 verdict("with a last wave that spreads over the SMs: 1.03 for 8 heads, 0.72 for 6", [round(x, 2) for x in spread] == [1.03, 0.72])
 verdict("at 168 registers, causal 05 and 09 gain about a tenth or more, 03 less",
         min(answer("05 at 168 registers", True), answer("09 at 168 registers")) > 1.08 > answer("03 at 168 registers") > 1)

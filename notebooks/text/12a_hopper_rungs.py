@@ -231,7 +231,7 @@ read(
 # have to wait. You may leave it out, because Triton's compiler inserts such a barrier before each `expect` (and another
 # one before each `async_load`), and the exercise in part 8 relies on that. The compiler does not merge its barrier with
 # ours, so the threads wait for each other once more per step than they have to. In the PTX that `fa2-lab xray 15 --ptx`
-# prints, these are the two `bar.sync` in front of the loop's first `expect_tx`. `k_here` and `v_here` hold one
+# prints, these are the two `bar.sync` in front of the loop's first `expect_tx`. `k_arrived` and `v_arrived` hold one
 # `mbarrier` for each stage. Each wait specifies a phase, which flips each time all stages have been used once.
 #
 # A few helper functions remain. `rows_of` drops the leading dimension of a stage, which is 1. `O_LAYOUT` is o's layout
@@ -428,7 +428,7 @@ read(r16, "producer", begin="load")
 read(r16, "forward_kernel", begin="q, k, v = ring", end="gl.warp_specialize")
 
 # %% [markdown]
-# - `room(X, n)` allocates n buffers for tiles of X. `ring(…)` bundles such buffers with a *filled* and an *emptied*
+# - `tile_buffers(X, n)` allocates n buffers for tiles of X. `ring(…)` bundles such buffers with a *filled* and an *emptied*
 #   barrier for each of them. The parameter `ring` of `load`, `wait` and `release` is such a bundle. Q is a ring of one
 #   stage.
 # - `arrive(…, count=1)` is one arrival, made by one thread. It counts for the whole warpgroup, because the compiler
@@ -539,7 +539,7 @@ show("rung_timeline_17")
 # registers (184 of 232). Only the sizes change in this rung:
 
 # %% tags=["nbval-ignore-output"]
-change("17", "18", "SIZES")
+change("17", "18", "CONFIGS")
 climb.step("18", "L2 bytes", "tensor cores at work, %")
 
 # %% tags=["hide-input"]
@@ -559,10 +559,10 @@ show("rung_timeline_18")
 # In rung 20, a warpgroup will look ahead, which means that it starts the next tile's S together with this tile's P V.
 # The first S, however, has no P V to run alongside. Rung 19 therefore takes the first tile, which is the rightmost one,
 # out of the loop. No other tile can reach past the last key, so the loop no longer needs any mask, unless the call is
-# causal. In the listing below, `mine` is the number of tiles that this consumer's rows see. It is at least 1, so that
-# there is always a first tile. If the rows see no key in that tile, all of its scores are masked. The rightmost tile
-# that the consumer's rows see is tile `mine − 1`. As in rung 15, `full` counts the tiles on the left that need no mask,
-# so this tile needs the mask if `mine − 1 >= full`, which the listing writes as `mine > full`.
+# causal. In the listing below, `own_tiles` is the number of tiles that this consumer's rows see. It is at least 1, so
+# that there is always a first tile. If the rows see no key in that tile, all of its scores are masked. The rightmost
+# tile that the consumer's rows see is tile `own_tiles − 1`. As in rung 15, `full` counts the tiles on the left that
+# need no mask, so this tile needs the mask if `own_tiles − 1 >= full`, which the listing writes as `own_tiles > full`.
 
 # %% tags=["nbval-ignore-output"]
 change("18", "19", "consumer")
@@ -723,7 +723,7 @@ read("ladder/r21_persistent.py", "producer", begin="while t", end="gl.store(coun
 # - The last two lines prepare the counter for the next launch. Each program stops when it has fetched a number past the
 #   last block. All programs together therefore fetch one number per block, and whichever program fetches the last
 #   number sets the counter back to 0.
-# - `tile_coord` turns the number t into the row block's first row `i`, its head, and its number of tiles. It keeps
+# - `block_coord` turns the number t into the row block's first row `i`, its head, and its number of tiles. It keeps
 #   `l2_group` heads side by side, as rung 13 does. `r` counts the row blocks of this program.
 # - `first` counts tiles across all row blocks, because the ring continues from one row block to the next.
 # - Q has two stages per consumer, so that the next Q can arrive early. O has its own buffer, so that its copy can run
@@ -805,11 +805,11 @@ print(f"m grows in {growths(s16, lag=0)[0]} of 127 tiles")
 read("ladder/r22_lagging.py", "softmax")
 
 # %% [markdown]
-# - `by_lanes` views 64 × 128 values as (64, 16, 4, 2), because each of the 4 lanes holds 2 out of every 8 columns. A
+# - `split_lanes` views 64 × 128 values as (64, 16, 4, 2), because each of the 4 lanes holds 2 out of every 8 columns. A
 #   sum over the second and the fourth dimension therefore stays inside a lane.
 #
-# - `along(m_new, x)` gives m, which has one value per row and lane, the shape of x, so that it can be subtracted. No
-#   data moves.
+# - `broadcast_state(m_new, x)` gives m, which has one value per row and lane, the shape of x, so that it can be
+#   subtracted. No data moves.
 #
 # - `update_row_max(m_i, top, m_i + LAG)` makes the decision described above. It returns the old m, unless a lane's
 #   `top` is above its limit, `m_i + LAG`. In this function, one warp can take a branch while another does not. Such
@@ -848,7 +848,7 @@ show("rung_timeline_22")
 # buffer is not free again until TMA has read O from it, so the consumer calls `store_wait(0)` before `release`.
 
 # %% tags=["nbval-ignore-output"]
-change("22", "23", "SIZES", "FEW", "consumer")
+change("22", "23", "CONFIGS", "CONFIGS_FEW_BLOCKS", "consumer")
 climb.step("23", "L2 bytes", "tensor cores at work, %", "SM cycles", "clock, GHz")
 
 # %% tags=["hide-input"]
@@ -856,8 +856,8 @@ show("rung_timeline_23")
 
 # %% [markdown]
 # Sharing the buffer has a cost, because the next row block's Q cannot arrive before O has been copied out of it. Large
-# blocks also spread less evenly over the SMs. If there are fewer than 4 of them per SM, `FEW` therefore falls back to
-# rung 22's sizes. `APART` means that O has its own buffer, as in rung 22.
+# blocks also spread less evenly over the SMs. If there are fewer than 4 of them per SM, `CONFIGS_FEW_BLOCKS`
+# therefore falls back to rung 22's sizes. `OWN_O_BUFFER` means that O has its own buffer, as in rung 22.
 #
 # In rung 22, the copies already ran far enough ahead, so rung 23 saves only a few cycles. But all these rungs run at
 # the power limit (chapter 10), where busier tensor cores lower the clock. In rung 20, for example, the lower clock took

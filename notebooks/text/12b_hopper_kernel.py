@@ -64,8 +64,8 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))
 show("pipelines_forward")
 
 # %% [markdown]
-# The picture shows a program with two consumers and with three stages each for K and V. A table below calls this set of
-# sizes `TWO_CONSUMERS`. A solid arrow means that a copy fills a stage, for which a consumer waits. A dashed arrow
+# The picture shows a program with two consumers and with three stages each for K and V. A table below calls this
+# configuration `TWO_CONSUMERS`. A solid arrow means that a copy fills a stage, for which a consumer waits. A dashed arrow
 # means that a consumer releases a stage and that the producer waits for this release. V has no dashed arrows at all,
 # and part 2 explains why it does not need any.
 #
@@ -108,31 +108,31 @@ show("pipelines_forward")
 # load is easier to balance if the programs can choose from several heads. The kernel therefore works on several heads
 # side by side, but only on as many as fit into a certain part of L2 with their K and V.
 #
-# `sizes.choose` picks one of a few sets of sizes, by rules that were fitted to times measured on an H200. At d = 128,
+# `configs.choose` picks one of a few configurations, by rules that were fitted to times measured on an H200. At d = 128,
 # for example, long rows use `THREE_CONSUMERS`, which has the sizes of rung 23, and `DEFAULT` has those of rung 22. The
-# other sets are for calls that these sizes do not suit. You can open the whole list, but the rest of the chapter needs
-# only the names that it mentions:
+# other configurations are for calls that these two do not suit. You can open the whole list, but the rest of the chapter
+# needs only the names that it mentions:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-from fa2_lab.kernels.hopper.forward import sizes
+from fa2_lab.kernels.hopper.forward import configs
 
-SETS = {
-    "DEFAULT": "if no other set fits better",
+NAMES = {
+    "DEFAULT": "if no other configuration fits better",
     "ONE_CONSUMER": "if there are few row blocks, which then have 64 rows, so that more SMs are busy",
     "HALF_B_C": "if rows are short, because under the causal mask the diagonal then cuts most tiles",
     "TWO_CONSUMERS": "if blocks of 192 rows fit badly",
     "THREE_CONSUMERS": "if rows are long, so that K and V are read once for 192 rows",
 }
-heads = "| d | set | when it is used | consumers | keys per tile | stages | ping-pong | O has its own buffer |"
+heads = "| d | configuration | when it is used | consumers | keys per tile | stages | ping-pong | O has its own buffer |"
 lines = [heads, "| --- " * 8 + "|"]
-for d, (name, where) in product((64, 128), SETS.items()):
-    found = getattr(sizes, name)
-    one = found[d] if isinstance(found, dict) else found
-    if one.d_pad == d:
-        words = ["yes" if x else "no" for x in (one.ping_pong, one.separate_O_buffer)]
-        cells = d, f"`{name}`", where, one.consumers, one.B_c, one.stages, *words
+for d, (name, where) in product((64, 128), NAMES.items()):
+    config = getattr(configs, name)
+    config = config[d] if isinstance(config, dict) else config
+    if config.d_pad == d:
+        words = ["yes" if x else "no" for x in (config.ping_pong, config.separate_O_buffer)]
+        cells = d, f"`{name}`", where, config.consumers, config.B_c, config.stages, *words
         lines.append(f"| {' | '.join(map(str, cells))} |")
-display(Markdown("\n".join(["<details><summary>All sets of sizes</summary>", "", *lines, "", "</details>"])))
+display(Markdown("\n".join(["<details><summary>All configurations</summary>", "", *lines, "", "</details>"])))
 
 # %% [markdown]
 # With *ping-pong*, the consumers take turns starting their matmuls (part 4). If O does not have its own buffer, the
@@ -176,7 +176,7 @@ show("sm_budget")
 # long = Tiling(32768, 32768, 128, 128, CAUSAL)
 # one_head = [len(long.visited_cols(i)) for i in reversed(range(long.T_r))]
 # blocks = [grid.BlockWork(0, n, cost) for n, cost in enumerate(one_head)]
-# for name, ran in (("early", grid.dealt(one_head, 132)), ("late", grid.schedule(blocks, 132))):
+# for name, ran in (("early", grid.static_schedule(one_head, 132)), ("late", grid.schedule(blocks, 132))):
 #     print(f"fetched {name}: {ran.makespan / (sum(one_head) / 132):.2f} of an even share")
 # for heads in (", one head", ""):
 #     idea = "forward", f"the next ticket drawn late{heads}"
@@ -233,22 +233,22 @@ read(KERNEL, "forward_kernel", begin="q = new_pipeline", end="smem = ForwardShar
 # With three consumers, there are four warpgroups, whose threads start with 128 registers each, so 4 · 128 − 24 − 2 ·
 # 160 = 168 are left for each thread of consumer 0. With two consumers, the threads of all three warpgroups start with
 # 168, the largest multiple of 8 that fits, so 3 · 168 − 24 − 240 = 240 are left. If that is not enough for the
-# consumers, the setting `low_reg_schedule`, which is part of the set of sizes, makes the compiler order the
+# consumers, the setting `low_reg_schedule`, which is part of the configuration, makes the compiler order the
 # instructions differently.
 #
-# The next table shows how the shared memory is used. It is computed from the sizes that the kernel uses for a causal
-# call with d = 128 and N = 4,096:
+# The next table shows how the shared memory is used. It is computed from the configuration that the kernel uses for a
+# causal call with d = 128 and N = 4,096:
 
 # %% tags=["hide-input"]
-size = sizes.choose(128, 4096, 4096, heads=64, SMs=132, causal=True, lengths=False)
-tile, C = 2 * size.d_pad, size.consumers  # bytes of a row
-Q, O = C * (1 + size.separate_O_buffer), C * size.separate_O_buffer  # tiles of 64 rows
+config = configs.choose(128, 4096, 4096, heads=64, SMs=132, causal=True, has_key_lengths=False)
+tile, C = 2 * config.d_pad, config.consumers  # bytes of a row
+Q, O = C * (1 + config.separate_O_buffer), C * config.separate_O_buffer  # tiles of 64 rows
 parts = [("Q", f"{Q} × 64 rows", Q * 64 * tile, f"{Q} full, {Q} empty")]
-parts += [("K", f"{size.stages} × {size.B_c} keys", size.stages * size.B_c * tile, f"{size.stages} full, {size.stages} empty")]
-parts += [("V", f"{size.stages} × {size.B_c} keys", size.stages * size.B_c * tile, f"{size.stages} full")]
+parts += [("K", f"{config.stages} × {config.B_c} keys", config.stages * config.B_c * tile, f"{config.stages} full, {config.stages} empty")]
+parts += [("V", f"{config.stages} × {config.B_c} keys", config.stages * config.B_c * tile, f"{config.stages} full")]
 parts += [("O", f"{O} × 64 rows" if O else "in Q's buffer", O * 64 * tile, "none")]
 parts += [("mailbox", "2 × 4 numbers", 2 * 4 * 4, "2 full, 2 empty")]
-parts += [("ping-pong", "none" if not size.ping_pong else "no tile", 0, f"{C}" if size.ping_pong else "0")]
+parts += [("ping-pong", "none" if not config.ping_pong else "no tile", 0, f"{C}" if config.ping_pong else "0")]
 lines = ["| what | tiles | bytes | barriers |", "| --- | --- | ---: | --- |"]
 lines += [f"| {name} | {tiles} | {nbytes:,} | {bars} |" for name, tiles, nbytes, bars in parts]
 lines += [f"| total | {C} consumers | {sum(x[2] for x in parts):,} | a thread block may have {227 * 1024:,} bytes |"]
@@ -417,7 +417,7 @@ show("pipeline_stages")
 #
 # ```text
 # all_begin        first                    end             all_end
-#   |  drain: window |   visit: these rows    |  drain: causal |
+#   |  drain: window |  process: these rows   |  drain: causal |
 #                                        ◄── this way
 # ```
 #
@@ -438,9 +438,9 @@ read(
 
 # %% [markdown]
 # The listing leaves out the lines for packed sequences. If all of the consumer's rows are past the end of the sequence,
-# then `end` equals `first`, and the consumer drains all tiles without using any. If O has its own buffer, `visit`
-# releases Q right after the last S. Otherwise, or if `process_row_block` was not called, the lines above release Q,
-# after the copy of O has finished reading the buffer.
+# then `end` equals `first`, and the consumer drains all tiles without using any. If O has its own buffer,
+# `process_row_block` releases Q right after the last S. Otherwise, or if that function was not called, the lines above
+# release Q, after the copy of O has finished reading the buffer.
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "drain_tile")
@@ -653,13 +653,13 @@ for size in (1e3, 1e6, 3e9):
 # Since four lanes share a row, m, `row_scale` and ℓ are stored once for each of these lanes, in the shape (64, 4):
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/forward/softmax.py", "softmax_step", "largest")
+read("hopper/forward/softmax.py", "softmax_step", "lane_row_max")
 
 # %% [markdown]
-# - `along` lines up a value that a lane holds once per row, such as m, with each of that lane's scores in the row. No
-#   data moves.
-# - `largest` first compares pairs, then builds four short chains side by side, and finally compares their results. In
-#   one long chain, each comparison would have to wait for the previous one.
+# - `broadcast_state` lines up a value that a lane holds once per row, such as m, with each of that lane's scores in the
+#   row. No data moves.
+# - `lane_row_max` first compares pairs, then builds four short chains side by side, and finally compares their results.
+#   In one long chain, each comparison would have to wait for the previous one.
 # - `update_row_max` lets m lag by up to 8, so it almost never changes m. If m stays the same, `alpha` is 1.
 # - Each value of `p` takes one FMA and one exponential.
 
@@ -998,7 +998,7 @@ verdict("with P V's wait after the exponentials, the kernel is 1 to 5% slower at
 joined = [x["gain"] for x in idea_gains.gains() if x["part"] == "forward" and x["idea"].endswith("rows of one head")]
 verdict("query heads as rows of one head make calls 1.00 to 1.11 times as fast", [round(f(joined), 2) for f in (min, max)] == [1.00, 1.11])
 verdict("the kernel is at least as fast as the last rung", all(0.98 < ratio < 1.15 for ratio in over.values()))
-chosen = [sizes.choose(d, N, N, heads=2048 // d * 16384 // N, SMs=132, causal=causal, lengths=False)
+chosen = [configs.choose(d, N, N, heads=2048 // d * 16384 // N, SMs=132, causal=causal, has_key_lengths=False)
           for d, N, causal in ((64, 1024, True), (128, 512, True), (128, 16384, False), (128, 16384, True))]  # fmt: skip
 verdict("short causal rows use tiles of 64 keys, and long rows at d = 128 use blocks of 192 rows",
         [x.B_c for x in chosen[:2]] == [64, 64] and [x.consumers for x in chosen[2:]] == [3, 3])  # fmt: skip

@@ -329,13 +329,13 @@ read("hopper/backward/rows.py", "RowBlockPipeline.load_acc_init")
 # because with Triton 3.9, it does not make the kernel faster.
 
 # %% tags=["nbval-ignore-output"]
-KERNEL, LATE = "hopper/backward/kernel.py", "smem.sizes.dk_late"
-read(KERNEL, "consumer", begin="bounds = seeing_rows", end="finish(c", off=LATE)
+KERNEL, LATE = "hopper/backward/kernel.py", "smem.config.dk_late"
+read(KERNEL, "consumer", begin="bounds = seeing_rows", end="write_dk_dv(c", off=LATE)
 
 # %% [markdown]
 # The first step, the *prologue*, comes before the loop. The argument `ds=None` means that there was no previous row
 # block, so this step has no dQ to compute. The *epilogue* after the loop computes dQ for the last row block. K is
-# released only after the epilogue, which still needs it for dQ = dS K, whereas V is released before it. `finish`
+# released only after the epilogue, which still needs it for dQ = dS K, whereas V is released before it. `write_dk_dv`
 # multiplies dK by $\tau$, which the NumPy version did in each step, and writes dK and dV with TMA copies from the
 # buffer that held dQ.
 #
@@ -405,10 +405,10 @@ read(KERNEL, "step", begin="FIRST", end="add_dq", off=LATE)
 
 # %% tags=["nbval-ignore-output"]
 read(KERNEL, "step", begin="dp = start_dp", off=LATE)
-read(KERNEL, "exchange")
+read(KERNEL, "exchange_ds")
 
 # %% [markdown]
-# - `ds` is used twice. `exchange` writes it to shared memory for both consumers, and `as_operand` turns it into the
+# - `ds` is used twice. `exchange_ds` writes it to shared memory for both consumers, and `as_operand` turns it into the
 #   left operand of matmul 4 without moving it out of its registers.
 # - `row_blocks.release(n)` announces that Q and dO have been read. The matmul for dQ is still to come, but it only reads dS
 #   and K.
@@ -803,7 +803,7 @@ judge_step(my_order)
 # ## Checks
 
 # %% tags=["hide-input"]
-from fa2_lab.kernels.hopper.backward.sizes import choose
+from fa2_lab.kernels.hopper.backward.configs import choose
 from fa2_lab.kernels.tables import USE_LOW_REG
 from fa2_lab.machine import chips
 from fa2_lab.reference import fa2

@@ -81,7 +81,7 @@ N, d, ranks = 22, 4, 4
 Q, K, V = np.random.default_rng(0).standard_normal((3, N, d))
 rows = np.array_split(np.arange(N), ranks)  # 6, 6, 5 and 5 rows
 q, kv = [Q[r] for r in rows], [(K[r], V[r]) for r in rows]
-states = [SoftmaxState.reset(len(r), d) for r in rows]
+states = [SoftmaxState.empty(len(r), d) for r in rows]
 for step in range(ranks):
     states = [state.merge(part(q[r], *kv[r])) for r, state in enumerate(states)]
     if step < ranks - 1:
@@ -171,7 +171,7 @@ for keys in rows:  # each block meets all queries
 
 # %% tags=["hide-input"]
 quarters = [32] * 4
-tiles = model.work(quarters, "contiguous", causal=True, B_r=4, B_c=4)
+tiles = model.tiles_per_step(quarters, "contiguous", causal=True, B_r=4, B_c=4)
 for rank, counts in enumerate(tiles):
     print(f"rank {rank}:  {'  '.join(f'{n:3}' for n in counts)}  = {counts.sum()} tiles")
 print(f"share of the time in which the ranks work: {model.balance(tiles):.0%}")
@@ -202,7 +202,7 @@ print(f"share of the time in which the ranks work: {model.balance(tiles):.0%}")
 # </details>
 
 # %% tags=["hide-input"]
-for rank, counts in enumerate(model.work(quarters, "zigzag", causal=True, B_r=4, B_c=4)):
+for rank, counts in enumerate(model.tiles_per_step(quarters, "zigzag", causal=True, B_r=4, B_c=4)):
     print(f"zigzag, rank {rank}:  {'  '.join(f'{n:3}' for n in counts)}")
 
 # %% tags=["hide-input"]
@@ -415,7 +415,7 @@ verdict("with the L of all keys, dQ is right", close(dQ, truth[0]))
 verdict("with the L of all keys, dK and dV are right", close(right, truth[1:]))
 gib = 2**20 * 16 * 128 * 2 / 2**30
 verdict("4, 512 and 141 GiB", (gib, 4 * 32 * gib, round(chips.H200.hbm_bytes / 2**30)) == (4, 512, 141))
-there, back = (sum(model.sent(quarters, 0, way, kv_heads=1, d=4).values()) for way in ("forward", "backward"))
+there, back = (sum(model.bytes_sent(quarters, 0, way, kv_heads=1, d=4).values()) for way in ("forward", "backward"))
 verdict("backward sends three times as much", back == 3 * there)
 speed = {n: dict(curve) for n, curve in ring_speed.data()["curves"].items()}
 verdict("faster from 32,768 tokens on, and nearly 4 times at 131,072", min(s[32768] for s in speed.values()) > 1.3 and 3 < speed[4][131072] < 4)

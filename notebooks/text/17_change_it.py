@@ -136,7 +136,7 @@ def tiled(Q, K, V, head, bias, B_r=4, B_c=4):  # one head, causal
     for i in range(tiling.T_r):
         rows = tiling.rows(i)
         row = np.arange(rows.start, rows.stop)[:, None] + len(K) - len(Q)  # (B_r, 1)
-        state = SoftmaxState.reset(len(row), Q.shape[1])
+        state = SoftmaxState.empty(len(row), Q.shape[1])
         for j in tiling.visited_cols(i):
             cols = tiling.cols(j)
             column = np.arange(cols.start, cols.stop)[None, :]  # (1, B_c)
@@ -689,7 +689,7 @@ print("\n".join(line.removeprefix("    ") for line in lines[begin : end + 1]))
 print("          tensor cores   exponential unit   issue slots   with ALiBi   busiest unit   with ALiBi")
 limits = {}
 for d in (64, 128):
-    on = model.units(reasons.modelled(ladder.find("22"), causal=False, d=d))
+    on = model.unit_clocks(reasons.model_input(ladder.find("22"), causal=False, d=d))
     more = on | {"issue": on["issue"] + 128}
     limits[d] = before, after = max(on.values()), max(more.values())
     row = f"{on['tensor']:15.0f}{on['exp']:19.0f}{on['issue']:14.0f}{more['issue']:13.0f}"

@@ -307,7 +307,7 @@ check(accepts, *(Case(words.format(x), (f,), n == 0) for n, (x, f) in right_firs
 
 # %% tags=["hide-input"]
 E, v = np.array([1, 3, 4, 8]), np.array([8, 0, 4, 2])
-state = SoftmaxState.reset(1, 1)
+state = SoftmaxState.empty(1, 1)
 for part in (slice(0, 2), slice(2, 4)):
     state = state.update(np.log(E)[None, part], v[part, None])
 by_hand, (by_state, _) = two_blocks(VERSIONS["lines 10 and 12"], E, v, 2), state.finalize()

@@ -172,7 +172,7 @@ SIZES, HEADS = (60, 250, 500, 1000, 2000, 8000, 32000), (1, 8, 32, 128, 512)
 
 def kinds(d: int) -> list[tuple]:
     """Return all (sizes, causal, with key_lengths) that the forward kernel chooses for any shape with this d."""
-    from fa2_lab.kernels.hopper.forward.sizes import choose
+    from fa2_lab.kernels.hopper.forward.configs import choose
 
     masks = product((False, True), (False, True))
     shapes = product(masks, SIZES, (1, 2), HEADS)
@@ -202,7 +202,7 @@ def few() -> list[tuple]:
     Each has the mask and the length that earlier jobs have least. Sizes whose tiles have fewer keys than those of other
     sizes with as many consumers take fewer registers, and are left out.
     """
-    from fa2_lab.kernels.hopper.forward.sizes import DEFAULT, THREE_CONSUMERS
+    from fa2_lab.kernels.hopper.forward.configs import DEFAULT, THREE_CONSUMERS
 
     jobs, met = [], Counter()
     for d in (64, 128, 256):
@@ -242,13 +242,13 @@ def hopper_forward(d: int, N: int, sizes, causal: bool, keys: bool, more: dict |
     pretend()
     from fa2_lab.kernels.hopper.forward import launch
 
-    launch.sizes.choose = lambda *_: sizes
+    launch.configs.choose = lambda *_: sizes
     more = more or {}
     options = Options(causal, d**-0.5, left=more.get("left"))
     tensors = call_of(d, N, torch.int32 if keys else None, more.get("packed"))
     (kernel,) = compiling(launch, "forward_kernel")
     launch.prepare(tensors, options)(tensors)
-    chosen = launch.prepare_launch(tensors, options).arguments["SIZES"]
+    chosen = launch.prepare_launch(tensors, options).arguments["CONFIG"]
     text, row = kernel.made.asm["ttgir"], dict(d=d, N=N, consumers=chosen.consumers, causal=causal, keys=keys)
     row |= dict(made=kernel.made, waits=True, idle=ttgir.idle_barriers(text))
     row |= dict(overwrites=ttgir.overwrites(text), hasty=ttgir.hasty(text, chosen.ping_pong))
@@ -275,7 +275,7 @@ def hopper_backward(length: tuple, parts: int, more: dict) -> list[dict]:
     from fa2_lab.kernels.hopper.backward import launch
 
     d, N, causal, keys = length
-    launch.sizes.parts_for = lambda *_: parts
+    launch.configs.choose_parts = lambda *_: parts
     tensors = call_of(d, N, torch.int64 if keys else None, more.get("packed"))
     kernels, L = compiling(launch, *BACKWARD), torch.empty(2, 4, N)
     options = Options(causal, d**-0.5, left=more.get("left"))

@@ -80,7 +80,7 @@ def simulate_on_numpy(monkeypatch) -> None:
     for module in (tile, descriptors, geometry, forward, softmax, backward, rows, products, in_order):
         stand_ins = plain(module) | dict(tl=LANGUAGE, gl=LANGUAGE, ROWS=64, COLS=64, CONSUMERS=2, NEG_INF=-np.inf)
         stand_ins |= dict(
-            NO_ROW=2**30,
+            FAR_ROW=2**30,
             LN2=np.log(2),
             acc_layout=lambda columns: None,
             zero_oob_rows=zero_oob_rows,
@@ -89,7 +89,7 @@ def simulate_on_numpy(monkeypatch) -> None:
         stand_ins |= dict(
             warpgroup_mma=multiply, warpgroup_mma_wait=wait, as_operand=lambda x, *_: x, opaque_smem=lambda x: x
         )
-        stand_ins |= dict(stacked=lambda n, block: [n, *block], fence_async_shared=lambda: None, FAR=far)
+        stand_ins |= dict(stacked=lambda n, block: [n, *block], fence_async_shared=lambda: None, FAR_ROW=far)
         stand_ins |= dict(gdc_wait=COPY_ENGINE.others_end)
         stand_ins |= dict(tma=COPY_ENGINE, mbarrier=NOTHING, all_threads=lambda: None, **STAND_INS.get(module, {}))
         for name, x in stand_ins.items():
@@ -131,7 +131,7 @@ NOTHING = SimpleNamespace(wait=lambda *_: None, expect=lambda *_: None, arrive=l
 # The forward's softmax, without assembly ------------------------------------------------------------------------
 
 
-def first_state(s, scale_log2):
+def initial_state(s, scale_log2):
     """Return the first m, its scale, and l, for each row's four lanes.
 
     m is stored at half of scale_log2, as the kernels do for rows with huge scores.
@@ -152,13 +152,13 @@ STAND_INS = {
     descriptors: dict(gl=descriptors.gl),
     geometry: dict(Geometry=maker(GEOMETRY, *fields(geometry, "Geometry"))),
     forward: dict(
-        first_state=first_state,
+        initial_state=initial_state,
         softmax_step=softmax_step,
         rescale_o=lambda o, alpha: o * alpha[:, :1],
         rounded=lambda p, dtype: p,
-        ColumnBounds=maker(softmax.ColumnBounds, "end", "full_end", "begin", "full"),
+        ColumnBounds=maker(softmax.ColumnBounds, "end", "end_full_tile", "begin", "first_full_tile"),
     ),
-    rows: dict(RowBounds=maker(rows.RowBounds, "begin", "full", "end", "CUT")),
+    rows: dict(RowBounds=maker(rows.RowBounds, "begin", "unmasked_from", "end", "CUT")),
 }
 
 
@@ -319,7 +319,7 @@ def run_forward(Q, K, V, window, lengths=None, B_c=64, consumers=2, starts=None)
     O, L = np.full(Q.shape, np.nan), np.full(Q.shape[1::-1] if starts else Q.shape[:3], np.nan)
     d, heads = Q.shape[-1], L.size // place.N_q
     sizes = SimpleNamespace(consumers=consumers, separate_O_buffer=consumers < 3, low_reg_schedule=True, d_pad=d)
-    smem = SimpleNamespace(q=Ring(), k=Ring(), v=Ring(), sizes=sizes)
+    smem = SimpleNamespace(q=Ring(), k=Ring(), v=Ring(), config=sizes)
     smem.mailbox = Mailbox((forward.PACKED_ROW_BLOCK_FIELDS if starts else forward.ROW_BLOCK_FIELDS).value)
     smem.ping_pong = SimpleNamespace(wait=lambda c, n: turns.append(n), pass_on=lambda c: None)
     smem.o, turns, blocks = SimpleNamespace(index=lambda c: RegisterTile()), [], blocks_of(place.N_q, place, place.B_r)
@@ -346,7 +346,7 @@ def ordered_additions(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, 
         added, nothing = [], SimpleNamespace(load=lambda *_: None)
         mailbox = Mailbox(rows.ORDERED_COLUMN_BLOCK_FIELDS.value)
         semaphore, sizes = SimpleNamespace(USED=True), SimpleNamespace(last_first=False)
-        smem = SimpleNamespace(mailbox=mailbox, k=nothing, v=nothing, semaphore=semaphore, sizes=sizes)
+        smem = SimpleNamespace(mailbox=mailbox, k=nothing, v=nothing, semaphore=semaphore, config=sizes)
         smem.row_blocks = SimpleNamespace(load=lambda *shown, added=added: added.append(shown[-2:]))
         blocks = scheduler(T_c, batch * 2 * parts, l2_group * parts, only=number)
         backward.producer(Q, None, None, None, None, smem, blocks, place, T_r, parts)
@@ -385,7 +385,7 @@ def run_backward(Q, K, V, dO, starting, window, sizes, lengths=None, parts=1, st
     K, V, dK_told, dV_told = (DescriptorStub(X, n, sizes.d_pad) for X, n in ((K, 128), (V, 128), (dK, 64), (dV, 64)))
 
     mailbox = Mailbox(rows.ORDERED_COLUMN_BLOCK_FIELDS.value)
-    smem = SimpleNamespace(k=Ring(), v=Ring(), sizes=sizes, mailbox=mailbox, ds_filled=None)
+    smem = SimpleNamespace(k=Ring(), v=Ring(), config=sizes, mailbox=mailbox, ds_filled=None)
     smem.dq, smem.shown = RegisterTile(), {}
     stages = {name: StageList() for name in ("q", "do", "acc_init", "filled", "emptied")}
     smem.row_blocks = made(
@@ -430,7 +430,7 @@ def start_dq(c, n, smem):
     return products.start_dq(c, n, smem)
 
 
-def exchange(c, n, ds, smem):
+def exchange_ds(c, n, ds, smem):
     smem.shown[n, c] = ds
 
 
@@ -441,5 +441,5 @@ def add_tile(x, described, at, buffer):
         described.numbers[32 * at : 32 * at + held.size] += held
 
 
-STAND_INS[backward] = dict(exchange=exchange, start_dq=start_dq, add_tile=add_tile)
+STAND_INS[backward] = dict(exchange_ds=exchange_ds, start_dq=start_dq, add_tile=add_tile)
 STAND_INS[in_order] = dict(to_fragment_order=lambda x: x)

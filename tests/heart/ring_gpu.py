@@ -47,15 +47,15 @@ def run(case, group, inputs, **options):
     return processes.run(inputs, group, causal=case[5], layout=case[6], backend="auto", **options)
 
 
-def right(case, group, message=ring.MESSAGE):
+def right(case, group, message=ring.MESSAGE_BYTES):
     """Assert that three runs keep to the rule, and that O and L have the same bits in all of them."""
     inputs, options = tensors(case), dict(causal=case[5], scale=-0.2)
     truth, torchs = (
         truths.dense(*inputs[:4], dL=inputs[4], dtype=dtype, **options) for dtype in (torch.float64, case[4])
     )
-    kept, ring.MESSAGE = ring.MESSAGE, message
+    kept, ring.MESSAGE_BYTES = ring.MESSAGE_BYTES, message
     runs = [run(case, group, inputs, scale=-0.2) for _ in range(3)]
-    ring.MESSAGE = kept
+    ring.MESSAGE_BYTES = kept
     for got in runs:
         truths.check_accuracy(got, truth, torchs, str(case))
         assert all(map(torch.equal, got[:2], runs[0][:2])), "another run, other bits"

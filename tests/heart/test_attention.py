@@ -38,7 +38,7 @@ def test_attention_matches_float64_for_each_shape_dtype_and_mask(kernels):  # no
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("d", D)
 def test_attention_matches_float64_for_all_combinations(d, causal, dtype, kernels):  # noqa: F811
-    if kernels == "chosen" and (dtype == torch.float32 or d not in HOPPER.sizes.DIMENSIONS):
+    if kernels == "chosen" and (dtype == torch.float32 or d not in HOPPER.configs.DIMENSIONS):
         pytest.skip("the portable ones again")
     for (heads, kv_heads), (N_q, N_k) in product(HEADS, PAIRS):
         check(*tensors(1, heads, kv_heads, N_q, N_k, d, dtype), causal=causal)
@@ -238,5 +238,5 @@ def test_attention_is_right_if_O_is_computed_in_column_slices(d, monkeypatch):
 @pytest.mark.parametrize("scale", (1e-30, 0.088, 0.125, 1.0, 3.7, 1e20))
 def test_p_never_overflows_fp16_for_huge_scores(scale):
     """The factor that rounding makes p wrong by, below the limit and beyond it: 2⁸ at most, and none."""
-    fine, coarse, huge, *_ = softmax.scales(scale)
+    fine, coarse, huge, *_ = softmax.make_scales(scale)
     assert 2.0**-25 * huge * fine <= 8 and coarse <= fine < 2 * coarse and np.log2(coarse) % 1 == 0

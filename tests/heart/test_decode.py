@@ -120,9 +120,9 @@ def test_decode_kernel_splits_keys_as_the_model_predicts(monkeypatch, programs, 
     if not several and lengths is None:  # no program shares a head with another
         assert scratch.numel() == 0
         return
-    assert scratch.numel() == shares.room * R * (d_pad + 4)
-    written = ~torch.isnan(scratch.view(shares.room, R, d_pad + 4)[:, :, : d_pad + 2]).any(2).any(1)
-    assert written.nonzero().flatten().tolist() == sorted(shares.part(*at) for at in several)
+    assert scratch.numel() == shares.scratch_parts * R * (d_pad + 4)
+    written = ~torch.isnan(scratch.view(shares.scratch_parts, R, d_pad + 4)[:, :, : d_pad + 2]).any(2).any(1)
+    assert written.nonzero().flatten().tolist() == sorted(shares.part_index(*at) for at in several)
 
 
 @pytest.mark.parametrize("splits", [0, 2])
@@ -140,7 +140,7 @@ def test_merge_kernel_equals_SoftmaxState_merge(programs):
     rng, R, d, scale = np.random.default_rng(programs), 4, 16, 0.3
     O, L = torch.full((1, R, 1, d), NAN, device=DEVICE), torch.full((1, R, 1), NAN, device=DEVICE)
     scratch = torch.full((programs, R, d + 4), NAN)
-    whole = SoftmaxState.reset(R, d)
+    whole = SoftmaxState.empty(R, d)
     for part in scratch:
         m, l, o = 3 * rng.standard_normal(R), rng.random(R) + 0.5, rng.standard_normal((R, d))
         m[rng.random(R) < 0.3] = -np.inf
@@ -152,7 +152,7 @@ def test_merge_kernel_equals_SoftmaxState_merge(programs):
     blocks = tables.KernelConfig(16, 16, 1, 1, d_pad=d)
     shape = plan.Shape(1, 1, R, 1, 16 * (programs - 1), d, 0, 0, 0, True)
     cut = plan.Partition(splits=0, programs=programs, share=1, whole_heads=False)
-    common = dict(strides=plan.strides_of(Tensors(O, O, O)), N_k=shape.N_k, scales=softmax.scales(scale))
+    common = dict(strides=plan.strides_of(Tensors(O, O, O)), N_k=shape.N_k, scales=softmax.make_scales(scale))
     common |= dict(sizes=plan.sizes_of(shape, blocks, (None, None)))
     common |= dict(const=plan.constants_of(shape, blocks, (None, None), cut, slots=programs, early_merge=False))
     fence = torch.full((R * (d + 4),), 1e30)  # what lies behind the last part is nobody's

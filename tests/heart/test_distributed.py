@@ -86,8 +86,8 @@ def test_ring_sends_the_bytes_that_the_model_predicts(name, answers):
     size, _, _ = CASES[name]
     lengths = shards.even_lengths(13, size)
     for rank in range(size):
-        options = dict(kv_heads=2 * 2, d=8, item=4)  # two sequences in the batch
-        forward, backward = (model.sent(lengths, rank, way, **options) for way in ("forward", "backward"))
+        options = dict(kv_heads=2 * 2, d=8, itemsize=4)  # two sequences in the batch
+        forward, backward = (model.bytes_sent(lengths, rank, way, **options) for way in ("forward", "backward"))
         both = {what: forward.get(what, 0) + n for what, n in backward.items()}
         assert answers[rank][name]["sent"] == both
 
@@ -200,7 +200,7 @@ def test_ring_matches_float64_for_any_shard_lengths(lengths, causal, layout):
 
 def test_ring_splits_large_messages_by_heads(monkeypatch):
     lengths, inputs = [5, 6, 2], inputs_of(6, 3, 13, 8)
-    monkeypatch.setattr(ring, "MESSAGE", 2 * 2 * 6 * 8 * 4 * 2)  # two heads of the longest shard
+    monkeypatch.setattr(ring, "MESSAGE_BYTES", 2 * 2 * 6 * 8 * 4 * 2)  # two heads of the longest shard
     some = threads.ring_of(0, {}, lengths, "zigzag", True, 1.0, False)
     assert ring.head_chunks(some, *inputs[:2]) == [(slice(0, 2), slice(0, 1)), (slice(2, 6), slice(1, 3))]
     found, truth = by_threads(inputs, lengths, "zigzag", True), truth_of(inputs, causal=True)
@@ -268,12 +268,12 @@ def test_ring_sends_and_accumulates_gradients_in_fp32(monkeypatch):
         sent.update((what, x.dtype) for x in block)
         return real(some_ring, block, what, source)
 
-    def add(seen, part, *sums, real=ring.add):
+    def add(seen, part, *sums, real=ring.add_gradients):
         summed.update(x.dtype for x in sums)
         return real(seen, part, *sums)
 
     monkeypatch.setattr(threads.Threaded, "pass_on", pass_on)
-    monkeypatch.setattr(ring, "add", add)
+    monkeypatch.setattr(ring, "add_gradients", add)
     by_threads(inputs_of(2, 1, 12, 8, torch.bfloat16), [4, 4, 4], "zigzag", True)
     assert sent == {("K V", torch.bfloat16), ("dK dV", torch.float32)}
     assert summed == {torch.float32}
@@ -286,7 +286,7 @@ def test_ring_sends_and_accumulates_gradients_in_fp32(monkeypatch):
 def test_ring_state_equals_the_numpy_reference(on_triton, device):
     draw = np.random.default_rng(0)
     q = torch.empty(2, 3, 41, 20, device=device)
-    state, want = State(q, on_triton), [[SoftmaxState.reset(41, 20) for _ in range(3)] for _ in range(2)]
+    state, want = State(q, on_triton), [[SoftmaxState.empty(41, 20) for _ in range(3)] for _ in range(2)]
     parts = []
     for rows in (slice(0, 20), slice(20, 40), slice(20, 41), slice(0, 41), slice(40, 40), slice(18, 41)):
         n = rows.stop - rows.start
@@ -295,7 +295,7 @@ def test_ring_state_equals_the_numpy_reference(on_triton, device):
         O_, L_ = (torch.tensor(x, dtype=torch.float32, device=device) for x in (O, L))
         parts.append((rows, O_.mT.contiguous().mT, L_.mT.contiguous().mT))
         for b, h in np.ndindex(2, 3):
-            part = SoftmaxState.reset(41, 20)
+            part = SoftmaxState.empty(41, 20)
             part.m[rows], part.l[rows], part.o[rows] = L[b, h], np.isfinite(L[b, h]), O[b, h]
             want[b][h] = want[b][h].merge(part)
     O, L = (torch.full(shape, torch.nan, device=device) for shape in ((2, 5, 41, 20), (2, 5, 41)))

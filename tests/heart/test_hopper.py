@@ -15,8 +15,8 @@ from fa2_lab.kernels import dispatch
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.hopper.backward import kernel as backward
 from fa2_lab.kernels.hopper.backward import launch as backward_launch
+from fa2_lab.kernels.hopper.forward import configs, launch
 from fa2_lab.kernels.hopper.forward import kernel as forward
-from fa2_lab.kernels.hopper.forward import launch, sizes
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor
 from fa2_lab.kernels.tables import USE_LOW_REG
 from fa2_lab.plots import pipelines
@@ -166,23 +166,23 @@ def test_hopper_kernels_serve_large_calls_only():
 
 
 def test_hopper_sizes_fit_registers_and_shared_memory():
-    """Registers and shared memory as the chip has them, counted from the sizes."""
-    assert set(sizes.CAUSAL) == {*sizes.DEFAULT, 192}
-    assert set(sizes.UNMASKED_TIMES) == set(sizes.DEFAULT) == set(map(sizes.d_padded, sizes.DIMENSIONS))
+    """Registers and shared memory as the chip has them, counted from the configs."""
+    assert set(configs.CAUSAL_CASES) == {*configs.DEFAULT, 192}
+    assert set(configs.UNMASKED_TIMES) == set(configs.DEFAULT) == set(map(configs.d_padded, configs.DIMENSIONS))
     assert all(
         size.low_reg_schedule is USE_LOW_REG
         for size, causal, _ in kinds(64)
         if causal and size.ping_pong and size.stages == 4
     )
-    for size in {size for d in sizes.DEFAULT for size, *_ in kinds(d)}:
+    for size in {size for d in configs.DEFAULT for size, *_ in kinds(d)}:
         assert 128 * (size.registers * size.consumers + 32) <= 65536
         assert sum(size.shared.values()) < 227 * 1024 - 1024
 
 
 def test_hopper_size_model_equals_the_allocated_buffers():
     """What new_pipeline and allocate_shared_memory are given, for every set of sizes."""
-    for size in {size for d in sizes.DEFAULT for size, *_ in kinds(d)}:
-        known = dict(CONSUMERS=size.consumers, SIZES=size)
+    for size in {size for d in configs.DEFAULT for size, *_ in kinds(d)}:
+        known = dict(CONSUMERS=size.consumers, CONFIG=size)
         found = {
             ring: stages * (64 if ring == "Q" else size.B_c) for ring, (stages, _) in rings_of(forward, known).items()
         }
@@ -204,7 +204,7 @@ def rings_of(kernel, known):
 @pytest.mark.parametrize("way, kernel, rings", [("forward", forward, "QKV"), ("backward", backward, "KV")])
 def test_pipeline_figure_shows_the_kernels_stages(way, kernel, rings):
     """Stages, and how many releases empty one: what new_pipeline is given in the set that the picture names."""
-    found = rings_of(kernel, dict(CONSUMERS=2, SIZES=sizes.TWO_CONSUMERS))
+    found = rings_of(kernel, dict(CONSUMERS=2, CONFIG=configs.TWO_CONSUMERS))
     shown = pipelines.data(way)["rings"]
     assert found == {ring: shown[ring] for ring in rings}
     assert {shown[ring] for ring in shown.keys() - found.keys()} == {(2, 2)}  # mailbox and rows: by n & 1, by consumers

@@ -30,7 +30,7 @@ pytest.importorskip("triton")
 from fa2_lab import attention
 from fa2_lab.kernels import dispatch
 from fa2_lab.kernels.arguments import Options, Tensors
-from fa2_lab.kernels.hopper.backward import accumulators, launch, sizes
+from fa2_lab.kernels.hopper.backward import accumulators, configs, launch
 from fa2_lab.kernels.hopper.forward import launch as forward
 
 D, LENGTHS = (32, 64, 96, 128), (None, torch.int64, torch.uint8)
@@ -47,7 +47,7 @@ def test_hopper_backward_compiles_with_almost_no_spills(rows, jobs):
     for name in ("causal", "keys", "parts"):
         assert len({(row["d"] > 64, row[name]) for row in rows}) == 4, name
     for row in rows:
-        assert row["stack"] <= (48 if row.get("deterministic") else 0), row  # sizes.choose() says why
+        assert row["stack"] <= (48 if row.get("deterministic") else 0), row  # configs.choose() says why
         assert row["shared"] <= 227 * 1024, row
         assert (row["hgmma"] > 0) == (row["kernel"] == "backward_kernel"), row
         assert row["hmma"] == 0 and not row["waits"] and not row["early"] and not row["idle"], row
@@ -89,7 +89,7 @@ def test_hopper_backward_accepts_or_refuses_each_kind_of_tensor(change, fine):
 @pytest.fixture
 def divided(monkeypatch):
     """Return a function that makes the backward split each column block into this number of parts."""
-    return lambda parts: monkeypatch.setattr(sizes, "parts_for", lambda *_: parts)
+    return lambda parts: monkeypatch.setattr(configs, "choose_parts", lambda *_: parts)
 
 
 def try_all(cases):

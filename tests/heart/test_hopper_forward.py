@@ -39,7 +39,7 @@ GROUPS = [(16, 2), (6, 2), (8, 1)]  # query heads and K/V heads
 @pytest.fixture
 def planned(monkeypatch):
     """Return a function that makes all further calls use these sizes."""
-    return lambda chosen: monkeypatch.setattr(launch.sizes, "choose", lambda *_: chosen)
+    return lambda chosen: monkeypatch.setattr(launch.configs, "choose", lambda *_: chosen)
 
 
 def try_all(d, dtype, cases, planned):

@@ -10,10 +10,10 @@ pytest.importorskip("triton")
 host = pytest.importorskip("fa2_lab.kernels.hopper.shared.host", reason="this Triton's Gluon is too old")
 
 from fa2_lab.kernels.arguments import Options, Tensors  # noqa: E402
+from fa2_lab.kernels.hopper.backward import configs as backward_configs  # noqa: E402
 from fa2_lab.kernels.hopper.backward import launch as backward  # noqa: E402
-from fa2_lab.kernels.hopper.backward import sizes as backward_sizes  # noqa: E402
+from fa2_lab.kernels.hopper.forward import configs as forward_configs  # noqa: E402
 from fa2_lab.kernels.hopper.forward import launch as forward  # noqa: E402
-from fa2_lab.kernels.hopper.forward import sizes as forward_sizes  # noqa: E402
 from fa2_lab.kernels.launch import program_count  # noqa: E402
 
 
@@ -60,7 +60,7 @@ def test_hopper_forward_launch_arguments_fit_the_call(shape, causal, lengths, se
     Q, K = tensors(*shape, packed=sequences is not None)
     beside = others(batch, lengths, sequences)
     made = forward.prepare_launch(Tensors(Q, K, K, **beside), Options(causal, 0.1))
-    args, size = made.arguments, made.arguments["SIZES"]
+    args, size = made.arguments, made.arguments["CONFIG"]
     assert args["RAGGED"] is (lengths or sequences is not None or N_k % size.B_c != 0)
     assert (args["CAUSAL"], args["group"], args["sequences"], args["left"]) == (causal, H // H_kv, sequences, None)
     assert args["scale_log2"] == pytest.approx(0.1 / log(2))
@@ -82,7 +82,7 @@ def test_hopper_forward_launch_arguments_fit_the_call(shape, causal, lengths, se
 def test_hopper_forward_uses_its_own_config_for_windows(options, monkeypatch):
     Q, K = tensors(1, 2, 1, 500, 600, 64)
     args = forward.prepare_launch(Tensors(Q, K, K), options).arguments
-    assert args["SIZES"] == forward_sizes.HALF_B_C[64] and args["CAUSAL"] is options.causal
+    assert args["CONFIG"] == forward_configs.HALF_B_C[64] and args["CAUSAL"] is options.causal
     assert (args["left"], args["right"]) == (options.left, options.right)
     for d, taken in ((32, True), (128, True), (192, False)):
         wide = tensors(1, 2, 1, 500, 600, d)
@@ -114,7 +114,7 @@ def test_hopper_backward_launches_and_workspaces_fit_the_call(
     def launch(kernel, *setting, **arguments):
         return lambda *tensors: called.update({kernel.fn.__name__: (setting, arguments, tensors)})
 
-    monkeypatch.setattr(backward_sizes, "parts_for", lambda *_: parts)
+    monkeypatch.setattr(backward_configs, "choose_parts", lambda *_: parts)
     monkeypatch.setattr(backward, "Launch", launch)
     Q, K = apart(Q), apart(K)  # rows with gaps between them, as those of dO
     L, V, O, dO = *(torch.empty_like(x) for x in (Q[..., 0], K, Q)), Q[:]
@@ -127,7 +127,7 @@ def test_hopper_backward_launches_and_workspaces_fit_the_call(
     *main, start, sums, dK_at, dV_at, counter, keys, semaphore, cu_seqlens_q, cu_seqlens_k = handed
     assert all(x is y for x, y in zip(main, (Q, K, V, dO), strict=True)) and keys is beside["key_lengths"]
     assert cu_seqlens_q is starts[0] and cu_seqlens_k is starts[1] and counter == ("its own" if causal else "counter")
-    ragged, size = lengths or sequences is not None or N_k % 128 != 0, args["SIZES"]
+    ragged, size = lengths or sequences is not None or N_k % 128 != 0, args["CONFIG"]
     assert (args["RAGGED"], args["CAUSAL"], args["group"], args["parts"]) == (ragged, causal, H // H_kv, parts)
     assert args["scale_log2"] == pytest.approx(0.1 / log(2)) and {x.block_shape[-1] for x in made[:4]} == {size.d_pad}
     assert args["heads"] == batch * H_kv * parts >= args["l2_group"]

@@ -60,7 +60,7 @@ def found_by_python(Q, K, V, dO, dL, starts, causal, d, B_c, consumers, parts):
         O, L = run_forward(Q, K, V, window, None, B_c, consumers, starts)
     given = [torch.from_numpy(x).float().to(DEVICE) for x in (Q, K, V, dO, O)]
     q, k, v, do, o = given
-    chosen, divided = backward.sizes.choose(d, Q.shape[0] // many, causal, ragged=True), parts > 1
+    chosen, divided = backward.configs.choose(d, Q.shape[0] // many, causal, ragged=True), parts > 1
     start, *sums, _ = backward.shapes(q, k, chosen, many)
     start = torch.full(start, NAN, device=DEVICE)
     sums = torch.full((sums[0][0] + 2 * sums[1][0] * divided, 32), NAN, device=DEVICE)
@@ -128,7 +128,7 @@ def test_packed_hopper_kernels_isolate_sequences_in_the_simulator(planted):
 def test_packed_postprocess_writes_only_its_own_sequence(monkeypatch):
     """Only the first row block is: the rows of the next sequence are left as they were."""
     q, dQ, cu = torch.empty(50, 1, 8), torch.full((50, 1, 8), NAN), torch.tensor([0, 20, 50], dtype=torch.int32)
-    chosen = backward.sizes.choose(64, 25, masked=False, ragged=True)
+    chosen = backward.configs.choose(64, 25, masked=False, ragged=True)
     record = Tensors(q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu)
     after = backward.prepare_postprocess(record, Options(False, 1.0), chosen, divided=False)
     after.grid = (2, 1, 1)  # the parts of two consumers
@@ -196,7 +196,7 @@ def test_decreasing_cu_seqlens_set_gradients_to_nan(starts):
     q = torch.zeros(n, 1, 16, device=DEVICE)
     L = torch.zeros(1, n, device=DEVICE)
     cu, tame = (torch.tensor(x, device=DEVICE, dtype=torch.int32) for x in (starts, [0, 300, 700, n]))
-    chosen = backward.sizes.choose(64, n // 3, True, ragged=True, deterministic=True)
+    chosen = backward.configs.choose(64, n // 3, True, ragged=True, deterministic=True)
     start, (lines, _), _, (counters, _) = backward.shapes(q, q, chosen, 3)
     for pair, expected in (((cu, tame), wild), ((tame, cu), wild), ((tame, tame), False), ((cu, None), False)):
         sums = torch.full((lines + counters, 32), 7.0, device=DEVICE)
@@ -220,8 +220,8 @@ def test_max_seqlen_hint_changes_only_the_config(d):
     short, long = (
         forward.prepare_launch(record, Options(True, 0.1, dominant_sequence=hint)).arguments for hint in (False, True)
     )
-    assert (short["SIZES"].B_c, long["SIZES"].rows) == (64, 192)
-    assert {name for name in long if long[name] != short[name]} == {"SIZES", "l2_group"}
+    assert (short["CONFIG"].B_c, long["CONFIG"].rows) == (64, 192)
+    assert {name for name in long if long[name] != short[name]} == {"CONFIG", "l2_group"}
 
 
 def test_cache_ignores_the_lengths_of_packed_sequences():
@@ -277,7 +277,7 @@ def test_packed_hopper_kernels_match_float64(d):
 @pytest.mark.parametrize("d", (64, 128))
 def test_packed_hopper_forward_matches_float64_for_each_config(d, monkeypatch):
     for plan, causal in product(dict.fromkeys(sizes for sizes, *_ in kinds(d)), (False, True)):
-        monkeypatch.setattr(forward.sizes, "choose", lambda *_, plan=plan: plan)
+        monkeypatch.setattr(forward.configs, "choose", lambda *_, plan=plan: plan)
         check_packed(*MANY[-1], causal, d, torch.bfloat16)
 
 
@@ -285,7 +285,7 @@ def test_packed_hopper_forward_matches_float64_for_each_config(d, monkeypatch):
 @pytest.mark.parametrize("d", (64, 128))
 def test_packed_hopper_backward_matches_float64_with_splits_and_determinism(d, monkeypatch):
     for lengths, parts, causal, deterministic in covering_rows(MANY, (1, 3, 100), (True, False), (True, True, False)):
-        monkeypatch.setattr(backward.sizes, "parts_for", lambda *_, parts=parts: parts)
+        monkeypatch.setattr(backward.configs, "choose_parts", lambda *_, parts=parts: parts)
         check_packed(*lengths, causal, d, torch.bfloat16, deterministic=deterministic)
 
 

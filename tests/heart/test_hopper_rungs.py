@@ -101,7 +101,9 @@ def by_python(module, monkeypatch, rings, program, programs):
     language |= dict(allocate_shared_memory=lambda dtype, shape, layout: Room(shape))
     language |= dict(warp_specialize=lambda parts, *_: [part(*given) for part, given in reversed(parts)])
     stand_ins = plain(module) | dict(gl=SimpleNamespace(**language), LN2=math.log(2), NEG_INF=-np.inf, LOWEST=-1e30)
-    stand_ins |= dict(LAG=8.0, room=lambda X, stages: Room((stages, 1, *X.block_shape[1:])), ring=ring, load=load)
+    stand_ins |= dict(
+        LAG=8.0, tile_buffers=lambda X, stages: Room((stages, 1, *X.block_shape[1:])), ring=ring, load=load
+    )
     stand_ins |= dict(wait=lambda ring, n: ring.filled[n], release=release, send=send, receive=receive)
     stand_ins |= dict(scores=lambda q, k: (q @ k.T).view(Tile), rounded=lambda p, *_: p)
     stand_ins |= dict(update_row_max=update_row_max, rescale_o=lambda o, alpha: o * alpha[:, :1])
@@ -122,7 +124,7 @@ def test_simulated_rung_matches_float64_without_deadlock(rung, causal, monkeypat
     module, program, rings = ladder.load(rung), [0], []
     for n, (N_q, N_k) in enumerate([(1, 500), (200, 333), (333, 200), (700, 700)]):
         consumers, stages = 2 + n % 2, 2 + n // 2
-        persistent, apart = rung != "r20", dict(APART=n < 2) if rung == "r23" else {}
+        persistent, apart = rung != "r20", dict(OWN_O_BUFFER=n < 2) if rung == "r23" else {}
         blocks = -(-N_q // (64 * consumers)) * heads
         programs = min(blocks, 4) if persistent else blocks
         with monkeypatch.context() as patch:

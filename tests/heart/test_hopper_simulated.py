@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from hopper_language import Pointer, Whole, made
 from hopper_simulator import initial_scores_and_dP, ordered_additions, run_backward, run_forward, simulate_on_numpy
 
-from fa2_lab.kernels.hopper.backward.sizes import choose
+from fa2_lab.kernels.hopper.backward.configs import choose
 from fa2_lab.kernels.hopper.shared import geometry
 
 NAN = float("nan")

@@ -110,7 +110,7 @@ def stream(tiles, scale_log2):
         np.float32(tiles).astype(float).view(Tile),
         np.float32(scale_log2),
     )  # in float64 p is rounded once
-    m, scale, l = softmax.first_state(tiles[0], scale_log2)
+    m, scale, l = softmax.initial_state(tiles[0], scale_log2)
     o, steps = np.zeros((64, 16)).view(Tile), []
     for s in tiles:
         p, m, scale, l, alpha = softmax.softmax_step(s, m, scale, l, scale_log2)

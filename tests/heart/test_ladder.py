@@ -159,12 +159,12 @@ def one_pass(Q, K, V, dO, L, D, causal):
         mbarrier=SimpleNamespace(arrive=lambda both, count: None, wait=lambda both, phase: both.wait(timeout=20)),
         tma=SimpleNamespace(store_wait=lambda n: None, async_atomic_add=add),
         wait=lambda ring, n: ring.tiles[n, 0],
-        start=lambda begin, which: np.tile(begin[0, which * B_r : (which + 1) * B_r], (64, 1)).view(Tile),
+        load_acc_init=lambda begin, which: np.tile(begin[0, which * B_r : (which + 1) * B_r], (64, 1)).view(Tile),
         release=lambda ring, n: None,
-        operand=lambda x, like: x,
-        accumulator=lambda columns: None,
+        as_operand=lambda x, like: x,
+        acc_layout=lambda columns: None,
         store=store,
-        **{name: getattr(module, name).value for name in ("B_c", "NO_ROW", "NEG_INF")},
+        **{name: getattr(module, name).value for name in ("B_c", "FAR_ROW", "NEG_INF")},
     )
     for j in range(0, N_k, 128):
         first = max(j + N_q - N_k, 0) // B_r if causal else 0
@@ -292,8 +292,8 @@ def block_of_program(T, heads, l2_group):
 
 
 @triton.jit
-def places_kernel(found, T, heads, l2_group, tile_coord: tl.constexpr):
-    i, head = tile_coord(T, heads, l2_group)
+def places_kernel(found, T, heads, l2_group, block_coord: tl.constexpr):
+    i, head = block_coord(T, heads, l2_group)
     tl.store(found + 2 * tl.program_id(0), i)
     tl.store(found + 2 * tl.program_id(0) + 1, head)
 
@@ -302,7 +302,7 @@ def places_kernel(found, T, heads, l2_group, tile_coord: tl.constexpr):
 def test_rung_launch_order_is_longest_first_and_complete(rung, blocks):
     """Seven heads of three blocks, four heads side by side: 0 to 3 block by block, then the three that are left."""
     found = torch.full((21, 2), -1, dtype=torch.int32, device=DEVICE)
-    places_kernel[(21,)](found, 3, 7, 4, ladder.load(rung).tile_coord if rung else block_of_program)
+    places_kernel[(21,)](found, 3, 7, 4, ladder.load(rung).block_coord if rung else block_of_program)
     want = [[i, head] for some in (range(4), range(4, 7)) for i in blocks for head in some]
     assert found.tolist() == want
 

@@ -23,7 +23,7 @@ def row_of(text: str, rung: str) -> list[str]:
 def test_ladder_table_lists_every_rung_with_prediction_and_measurement(capsys):
     assert command.main(["ladder"]) == 0
     printed, record = capsys.readouterr().out, load("ladder")
-    rows = [reasons.timed(record, mask, 128) for mask in (False, True)]
+    rows = [reasons.table_row(record, mask, 128) for mask in (False, True)]
     missed = []
     for n, rung in enumerate(ladder.RUNGS):
         cells = row_of(printed, rung)
@@ -48,7 +48,7 @@ def test_ladder_command_explains_one_change(capsys):
     assert command.main(["ladder", "09", "10"]) == 0
     printed, record = capsys.readouterr().out, load("ladder")
     before, after = ladder.find("09"), ladder.find("10")
-    reason, ratio = reasons.reason(after), reasons.timed(record, causal=False, d=128).ratio(after, before)
+    reason, ratio = reasons.reason(after), reasons.table_row(record, causal=False, d=128).ratio(after, before)
     assert reason.limit in printed and reason.removes in printed
     assert f"{before} → {after}" in printed and re.search(r"^\+.*num_stages=", printed, re.MULTILINE)
     assert re.search(rf"^measured × +{ratio:.2f} ", printed, re.MULTILINE)

@@ -165,7 +165,7 @@ def test_live_online_softmax_equals_the_reference_in_every_order():
         order = ("forward", "backward", "outside in")[int(rng.integers(3))]
         cases.append(dict(scores=scores, values=values, order=order, B=int(rng.integers(1, 5))))
     for case, steps in zip(cases, ask([("online", case) for case in cases]), strict=True):
-        state = SoftmaxState.reset(1, case["values"].shape[1])
+        state = SoftmaxState.empty(1, case["values"].shape[1])
         read = []
         for step in steps[1:-1]:
             if step["op"] == "shrink":
@@ -246,7 +246,7 @@ def test_live_schedule_equals_list_scheduling():
             blocks = grid.fa2_grid(heads, tiling, options["direction"], options["order"])
         ran = grid.schedule(blocks, SMs, per)
         placed = [(p["SM"], p["slot"], p["start"], p["end"]) for p in found["placed"]]
-        assert placed == [(p.SM, p.slot, p.start, p.end) for p in ran.placed]
+        assert placed == [(p.SM, p.slot, p.start, p.end) for p in ran.placements]
         assert [(p["head"], p["index"]) for p in found["placed"]] == [(b.head, b.index) for b in blocks]
         assert (found["makespan"], found["waves"], found["used"]) == (ran.makespan, ran.waves, ran.SMs_used)
         assert found["busy"] == pytest.approx(ran.utilisation)

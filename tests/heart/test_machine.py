@@ -131,7 +131,7 @@ def test_fma_counts_as_two_flops_and_one_instruction():
         price = rates.rates(chip).in_flops()
         assert price["dram"] == chip.tensor_flops / chip.hbm_per_second
         assert price["exp"] == pytest.approx(chip.tensor_per_clock / chip.exp_per_clock, rel=0.02)
-    assert rates.measured(A100) == {} and rates.rates(A100).l2 == 5120 * A100.clock_hz  # measured on others
+    assert rates.measured_rates(A100) == {} and rates.rates(A100).l2 == 5120 * A100.clock_hz  # measured on others
     assert time_model.fp32_instructions("fa2", B, 2 * B, d, "backward") == 3 * B * 2 * B + B * d + 2 * B * d
     assert rates.cost("FA2 backward", N=256, B_r=64, B_c=128, heads=1).workers == 2  # its column blocks
     assert rates.cost("decode", N_q=1, heads=1).workers >= H200.SMs  # its keys are split
@@ -193,10 +193,12 @@ CALLS = [  # a call, good arguments, and wrong ones for each
     (time_model.tile_clocks, dict(chip=A100, **TILE), dict(chip=["A100"], W=[0], scheme=["split_d"])),
     (warps.tile_accesses, dict(scheme="split_q", b=8, c=8, d=4, W=4), dict(scheme=["split_d"])),
     *[(scheme, dict(**QKV, tiling=TILING, i=1, W=2), WARPS) for scheme in warps.SCHEMES.values()],
-    (splits.Shares, dict(tiles=(1,), programs=1, least=1), dict(tiles=[(), (1, -1)], programs=[0], least=[0])),
+    (splits.Shares, dict(tiles=(1,), programs=1, min_share=1), dict(tiles=[(), (1, -1)], programs=[0], min_share=[0])),
     (splits.same_splits, dict(tiles=(4,), splits=1), dict(splits=[0])),
-    (splits.seconds, dict(tiles=(5,), tile_bytes=64, programs=1, slots=1, alone=1.0, bandwidth=1.0), dict(alone=[0.0])),
-    (ring.sent, dict(lengths=[8, 8], rank=0, direction="forward", kv_heads=2, d=16), dict(direction=["sideways"])),
+    (splits.read_seconds, dict(tiles=(5,), tile_bytes=64, programs=1, slots=1, alone=1.0, bandwidth=1.0),
+     dict(alone=[0.0])),
+    (ring.bytes_sent, dict(lengths=[8, 8], rank=0, direction="forward", kv_heads=2, d=16),
+     dict(direction=["sideways"])),
     (chips.named, dict(name="H200"), dict(name=["V100", 90])),
     (rates.cost, dict(method="FA2"), dict(method=["FA3"])),
 ]  # fmt: skip

@@ -33,18 +33,18 @@ def ticking_clock(costs, slots):
 def test_schedule_equals_a_clock_by_clock_simulation(costs, SMs, blocks_per_sm):
     ran = schedule([BlockWork(0, n, cost) for n, cost in enumerate(costs)], SMs, blocks_per_sm)
     expected = ticking_clock(costs, SMs * blocks_per_sm)
-    assert [(p.start, p.end) for p in ran.placed] == expected
+    assert [(p.start, p.end) for p in ran.placements] == expected
     assert ran.makespan == max(end for _, end in expected) and ran.work == sum(costs)
     for SM in range(SMs):
         for slot in range(blocks_per_sm):  # nothing overlaps on one slot
-            mine = sorted((p.start, p.end) for p in ran.placed if (p.SM, p.slot) == (SM, slot))
+            mine = sorted((p.start, p.end) for p in ran.placements if (p.SM, p.slot) == (SM, slot))
             assert all(a[1] <= b[0] for a, b in pairwise(mine))
-    assert {p.SM for p in ran.placed} <= set(range(SMs))
+    assert {p.SM for p in ran.placements} <= set(range(SMs))
 
 
 def test_blocks_fill_all_sms_before_second_slots():
     ran = schedule([BlockWork(n, None, 1) for n in range(5)], 4, blocks_per_sm=2)
-    assert [(p.SM, p.slot) for p in ran.placed] == [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1)]
+    assert [(p.SM, p.slot) for p in ran.placements] == [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1)]
     assert ran.utilisation == 5 / 8 and ran.SMs_used == 4
     assert schedule([BlockWork(0, None, 0)], 4).utilisation == 0  # its mask leaves no tile
 
@@ -97,5 +97,5 @@ def test_dq_writers_equal_the_backward_owners(tiling):
 
 
 def test_static_schedule_equals_hand_computed_times():
-    ran = grid.dealt([4, 1, 3, 1], SMs=2)
-    assert [(p.SM, p.start, p.end) for p in ran.placed] == [(0, 0, 4), (1, 0, 1), (0, 4, 7), (1, 1, 2)]
+    ran = grid.static_schedule([4, 1, 3, 1], SMs=2)
+    assert [(p.SM, p.start, p.end) for p in ran.placements] == [(0, 0, 4), (1, 0, 1), (0, 4, 7), (1, 1, 2)]

@@ -15,7 +15,7 @@ def test_barrier_phases_flip_after_all_arrivals():
     barrier.arrive("b")
     assert barrier.over(0).ready() and not barrier.over(1).ready()
     barrier.arrive("b")
-    assert dict(barrier.came) == {"a": 1, "b": 2}
+    assert dict(barrier.arrival_counts) == {"a": 1, "b": 2}
 
 
 def test_missing_barrier_arrival_is_reported_as_deadlock():

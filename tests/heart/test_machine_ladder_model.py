@@ -5,7 +5,15 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import reasons
-from fa2_lab.machine.ladder_model import Rung, clocks, makespan, predicted_clocks, tile_bytes, tiles_per_program, units
+from fa2_lab.machine.ladder_model import (
+    Rung,
+    clocks_per_tile,
+    makespan,
+    predicted_clocks,
+    tile_bytes,
+    tiles_per_program,
+    unit_clocks,
+)
 from fa2_lab.records import load
 
 FULL, CAUSAL = False, True
@@ -18,21 +26,21 @@ def rung(number):
 
 
 def test_ladder_model_units_equal_hand_computed_clocks():
-    of = units(rung(3))
+    of = unit_clocks(rung(3))
     assert (of["tensor"], of["issue"], of["exp"]) == (4 * 64 * 64 * 128 / 4096, 688, 8 * 38)
     assert of["path"] == pytest.approx(32768 / 29.5) and tile_bytes(rung(3)) == 32768
     assert tile_bytes(rung(3)._replace(number=1)) == 16384 + 2 * 4 * 64 * (128 + 2)  # Q, and O, ℓ and m twice
-    assert units(rung(3)._replace(number=10)).keys() == {"tensor", "issue", "exp"}  # copied ahead
+    assert unit_clocks(rung(3)._replace(number=10)).keys() == {"tensor", "issue", "exp"}  # copied ahead
 
 
 def test_ladder_model_queues_equal_hand_computed_waits():
     """Two programs of rung 03: each finds the other, where it stood when it was alone."""
     alone = 120 + 512 + 688 + 304 + 1110.78
-    assert clocks(rung(3), 1) == pytest.approx(alone, abs=0.1)
+    assert clocks_per_tile(rung(3), 1) == pytest.approx(alone, abs=0.1)
     by_hand = 120 + sum(x * (1 + x / alone) for x in (512, 688, 304, 1110.78))
-    assert clocks(rung(3), 2) == clocks(rung(3)) == pytest.approx(by_hand, abs=0.1)
+    assert clocks_per_tile(rung(3), 2) == clocks_per_tile(rung(3)) == pytest.approx(by_hand, abs=0.1)
     three = rung(3)._replace(consumers=3, programs=1, number=17)  # warpgroups queue, of one program or of three
-    assert clocks(three) == clocks(three._replace(consumers=1, programs=3))
+    assert clocks_per_tile(three) == clocks_per_tile(three._replace(consumers=1, programs=3))
 
 
 def test_ladder_model_makespan_equals_hand_computed_values():
@@ -61,7 +69,7 @@ def test_rung_00_is_bound_by_hbm():
 @pytest.mark.parametrize("number", ["07", "09", *range(11, 19)], ids=str)
 def test_predicted_clocks_are_within_10_percent_of_the_counted_ones(number):
     name = ladder.find(f"{number}")
-    said = predicted_clocks(reasons.modelled(name, FULL, 128), heads=64)
+    said = predicted_clocks(reasons.model_input(name, FULL, 128), heads=64)
     assert said == pytest.approx(reasons.counters(load("ladder"), name)["SM cycles"], rel=0.1)
     assert predicted_clocks(rung(7), 64, causal=CAUSAL) < 0.6 * predicted_clocks(rung(7), 64)  # it skips tiles
     before = ladder.find("00")
@@ -84,8 +92,8 @@ def test_ladder_counters_belong_to_the_shape_of_the_table():
         x for x in record.rows if x.direction == "counters" and (x.problem["rung"], x.problem["d"]) == (name, 128)
     )
     assert reasons.counters(record, name) == {what: numbers[0] for what, numbers in at_128.values.items()}
-    assert reasons.most(record, name, 64) != reasons.most(record, name, 128)
-    assert all(1 < reasons.chip(record, rung)[0] < 2 for rung in ladder.RUNGS)  # GHz
+    assert reasons.max_speedup(record, name, 64) != reasons.max_speedup(record, name, 128)
+    assert all(1 < reasons.clock_and_power(record, rung)[0] < 2 for rung in ladder.RUNGS)  # GHz
 
 
 def test_prediction_misses_if_off_by_more_than_10_percent():

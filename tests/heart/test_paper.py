@@ -57,7 +57,7 @@ def test_tags_are_on_code_with_the_names_of_their_line(path):
         for tag in tags:
             words = LINES[tag][1].text
             if words.startswith("for "):
-                assert re.match(r"for |.*(program_id|tile_coord)\(", code), (path.name, number, text)
+                assert re.match(r"for |.*(program_id|block_coord)\(", code), (path.name, number, text)
             elif not words.startswith(("Cut", "Set up", "Put")) and not re.search(r"\b(load|add|accum)\b", code):
                 assert letters(words) & letters(code), (path.name, number, text)
 

@@ -147,7 +147,7 @@ def test_softmax_merge_is_associative_and_equals_update(seed):
     s = 5 * draw.standard_normal((4, 12))
     s[0, :4], s[1, 4:8], s[2] = -np.inf, -np.inf, -np.inf
     v = draw.standard_normal((12, 3))
-    start = SoftmaxState.reset(4, 3)
+    start = SoftmaxState.empty(4, 3)
     a, b, c = (start.update(s[:, x], v[x]) for x in (slice(0, 4), slice(4, 8), slice(8, 12)))
     blocks = [(s[:, x : x + 5], v[x : x + 5]) for x in range(0, 12, 5)]
     O, L = oracle.dense(s, np.eye(12), np.eye(12), ~np.isneginf(s), scale=1.0)

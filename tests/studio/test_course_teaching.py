@@ -39,7 +39,7 @@ def matmul(direction: str) -> int:
 
 def one_by_one(*scores: float) -> float:
     """Return ℓ of a row after an update with each score alone."""
-    state = SoftmaxState.reset(rows=1, d=1)
+    state = SoftmaxState.empty(rows=1, d=1)
     for score in scores:
         state = state.update(np.array([[score]]), np.ones((1, 1)))
     return float(state.l[0])

@@ -33,7 +33,7 @@ def log2_scale(scale: float) -> float:
     return max(scale * LOG2E.value, MIN_LOG2_SCALE)
 
 
-def scales(scale: float, softcap: float | None = None) -> Scales:
+def make_scales(scale: float, softcap: float | None = None) -> Scales:
     """Return the Scales for a scale τ and a softcap."""
     scale_log2 = log2_scale(scale if softcap is None else softcap)
     softcap_factor = None if softcap is None else min(scale / softcap, MAX_SOFTCAP_FACTOR)
@@ -56,13 +56,13 @@ def tanh(x):
 
     If |x| < 0.25, a power series is used instead of this quotient, because 1 − e would lose most of its digits.
     """
-    size = tl.abs(x)
-    e = tl.exp2(size * (-2 * LOG2E))
+    abs_x = tl.abs(x)
+    e = tl.exp2(abs_x * (-2 * LOG2E))
     large = (1 - e) / (1 + e)
-    y = tl.minimum(size, 0.25)
+    y = tl.minimum(abs_x, 0.25)
     y = y * y
     series = x * (1 + y * (-1 / 3 + y * (2 / 15 + y * (-17 / 315 + y * (62 / 2835)))))
-    return tl.where(size < 0.25, series, tl.where(x < 0, -large, large))
+    return tl.where(abs_x < 0.25, series, tl.where(x < 0, -large, large))
 
 
 @triton.jit

@@ -48,7 +48,7 @@ class DecodeConstants(NamedTuple):
     B_c: int
     page: int  # keys per page, or 0 if the cache is not paged
     masked: bool  # whether scores are compared with their rows' bounds, which is needless if all rows see all keys
-    late_q: bool  # whether q is converted to the tensor cores' layout inside the loop, as in stream-K
+    convert_q_in_loop: bool  # whether q is converted to the tensor cores' layout inside the loop, as in stream-K
     early_merge: bool  # whether the merge kernel may start before this one has ended (programmatic dependent launch)
     upcast: bool  # whether tiles are converted to fp32, because Triton's interpreter multiplies bf16 wrongly
 
@@ -111,7 +111,7 @@ class DecodeRowBlock(NamedTuple):
     kv_head: tl.tensor
     i: tl.tensor
     length: tl.tensor  # real keys in the sequence
-    N_k: tl.tensor  # the column at which the diagonal ends: N_k, or `length` if the cache is paged
+    diagonal_end: tl.tensor  # the column at which the diagonal ends: N_k, or `length` if the cache is paged
 
 
 class Span(NamedTuple):
@@ -226,17 +226,18 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
     begin, end = bounds
     first_key, length = keys
     row_begin = None if window[0] is None else first_key
-    all_see, none_missed = tl.min(end, 0), tl.max(begin, 0)
+    common_end, common_begin = tl.min(end, 0), tl.max(begin, 0)  # all rows see common_begin:common_end
     for col0 in range(span.first, span.stop, span.step):  # FA2.A1.L6
         col = col0 + tl.arange(0, const.B_c)  # (B_c,)
         page_row = page_and_row(cache, col0, length, const) if const.page else None
         k_j = load_keys(cache.K, page_row, col0, row_begin, length, const)  # (B_c, d)  FA2.A1.L7
         # col0 < span.stop is always true. It keeps the compiler from converting q's layout before the loop, where the
         # converted q would occupy registers in every iteration.
-        q_j = tl.where(col0 < span.stop, q_i, 0.0) if FEW_ROWS and const.late_q else q_i
+        q_j = tl.where(col0 < span.stop, q_i, 0.0) if FEW_ROWS and const.convert_q_in_loop else q_i
         s_ij = tl.dot(q_j, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A1.L8
         s_ij = apply_softcap(s_ij, scales.softcap_factor)
-        cut = col0 + const.B_c > all_see if window[0] is None else (col0 + const.B_c > all_see) | (col0 < none_missed)
+        past_end = col0 + const.B_c > common_end
+        cut = past_end if window[0] is None else past_end | (col0 < common_begin)
         if const.masked and (not FEW_ROWS or cut):
             s_ij = tl.where(in_col_bounds(begin[:, None], end[:, None], col[None, :], window), s_ij, NEG_INF)
         m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
@@ -279,8 +280,8 @@ def part_rows(part, r, sizes, const):
 
 
 @triton.jit
-def attend(rows, cache, block, span, part, scales, sizes, const):
-    """Compute a row block's attention to a span of keys. `rows` is the call's QueryOutput.
+def attend(queries, cache, block, span, part, scales, sizes, const):
+    """Compute a row block's attention to a span of keys. `queries` is the call's QueryOutput.
 
     If the span contains all of the row block's keys, write O and L. Otherwise, write the partial result `part`.
     """
@@ -288,16 +289,16 @@ def attend(rows, cache, block, span, part, scales, sizes, const):
     row = block.i * const.B_r + r
     real = row < sizes.group * sizes.N_q
     inside = real[:, None] & (e < const.d)[None, :]
-    q_i = tl.load(group_rows(rows.Q, block, row, sizes, const), mask=inside, other=0.0)  # (B_r, d)  FA2.A1.L4
+    q_i = tl.load(group_rows(queries.Q, block, row, sizes, const), mask=inside, other=0.0)  # (B_r, d)  FA2.A1.L4
     if const.upcast:
         q_i = q_i.to(tl.float32)
     window = sizes.left, sizes.right
-    bounds = col_bounds(row % sizes.N_q, sizes.N_q, block.N_k, block.length, window)  # (B_r,) each
-    keys = col_bounds(0 * block.i, sizes.N_q, block.N_k, block.length, window)[0], block.length
+    bounds = col_bounds(row % sizes.N_q, sizes.N_q, block.diagonal_end, block.length, window)  # (B_r,) each
+    keys = col_bounds(0 * block.i, sizes.N_q, block.diagonal_end, block.length, window)[0], block.length
     sink = None
-    if rows.sinks is not None:
+    if queries.sinks is not None:
         head = block.kv_head * sizes.group + row // sizes.N_q
-        sink = tl.load(rows.sinks + head, mask=real, other=0.0).to(tl.float32)  # (B_r,)
+        sink = tl.load(queries.sinks + head, mask=real, other=0.0).to(tl.float32)  # (B_r,)
     b = 0 * block.b if const.page else block.b  # with pages, strides[0] is the distance between pages
     K_h = Strided(head_ptr(cache.K.ptr, cache.K.strides, b, block.kv_head), cache.K.strides)
     V_h = Strided(head_ptr(cache.V.ptr, cache.V.strides, b, block.kv_head), cache.V.strides)
@@ -309,10 +310,10 @@ def attend(rows, cache, block, span, part, scales, sizes, const):
 
     if span.is_complete:
         divisor, L_i = finalize(m_i, l_i, scales.scale_log2)
-        O_i = (o_i * (1.0 / divisor)[:, None]).to(rows.O.ptr.dtype.element_ty)  # (B_r, d)  FA2.A1.L12
-        tl.store(group_rows(rows.O, block, row, sizes, const), O_i, mask=inside)  # FA2.A1.L14
+        O_i = (o_i * (1.0 / divisor)[:, None]).to(queries.O.ptr.dtype.element_ty)  # (B_r, d)  FA2.A1.L12
+        tl.store(group_rows(queries.O, block, row, sizes, const), O_i, mask=inside)  # FA2.A1.L14
         L_at = (block.b * sizes.H + block.kv_head * sizes.group).to(tl.int64) * sizes.N_q + row
-        tl.store(rows.L + L_at, L_i, mask=real)  # FA2.A1.L15
+        tl.store(queries.L + L_at, L_i, mask=real)  # FA2.A1.L15
     else:
         at = part_rows(part, r, sizes, const)  # (B_r,)
         tl.store(at[:, None] + e[None, :], o_i, mask=real[:, None])
@@ -350,12 +351,12 @@ def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
     and L.
     """
     w, row_block_id = tl.program_id(0) % splits, tl.program_id(0) // splits
-    rows = QueryOutput(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
+    queries = QueryOutput(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
     cache = KVCache(Strided(K, strides.K), Strided(V, strides.V), table, sizes.pages)
     block = row_block(row_block_id, key_lengths, table, N_k, sizes)
-    first = (first_tile(block.N_k, sizes.N_q, sizes.left, const) + w) * const.B_c
+    first = (first_tile(block.diagonal_end, sizes.N_q, sizes.left, const) + w) * const.B_c
     span = Span(first, block.length, splits * const.B_c, w == 0, WHOLE)
-    attend(rows, cache, block, span, Part(scratch, w + row_block_id * (splits + 1)), scales, sizes, const)
+    attend(queries, cache, block, span, Part(scratch, w + row_block_id * (splits + 1)), scales, sizes, const)
 
 
 # Stream-K: an equal share of the work for every program -----------------------------------------------------------
@@ -434,7 +435,7 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
     unique, because w or row_block_id increases from one partial result to the next.
     """
     w, programs = tl.program_id(0), tl.num_programs(0)
-    rows = QueryOutput(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
+    queries = QueryOutput(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
     cache = KVCache(Strided(K, strides.K), Strided(V, strides.V), table, sizes.pages)
     work = Work(key_lengths, N_k, batch, sizes.row_blocks_per_sequence, sizes.N_q, sizes.left, programs, share)
 
@@ -449,11 +450,11 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
         block = row_block(row_block_id, key_lengths, table, N_k, sizes)
         units = units_in_row_block(block.length, work, const)
         done = tl.minimum(remaining, units - skipped)
-        begin = first_tile(block.N_k, sizes.N_q, sizes.left, const)
+        begin = first_tile(block.diagonal_end, sizes.N_q, sizes.left, const)
         first = (begin + tl.maximum(skipped - 1, 0)) * const.B_c  # the unit that starts a row block has no tile
         stop = (begin + skipped + done - 1) * const.B_c
         span = Span(first, stop, const.B_c, skipped == 0, done == units)
-        attend(rows, cache, block, span, Part(scratch, w + row_block_id), scales, sizes, const)
+        attend(queries, cache, block, span, Part(scratch, w + row_block_id), scales, sizes, const)
         remaining, row_block_id, skipped = remaining - done, row_block_id + 1, 0
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fa2_lab.kernels import interpreter, launch, tables
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.cache import get_or_prepare, tensor_keys
-from fa2_lab.kernels.common.softmax import scales
+from fa2_lab.kernels.common.softmax import make_scales
 from fa2_lab.kernels.decode import shares
 from fa2_lab.kernels.decode.kernel import (
     DecodeConstants,
@@ -41,8 +41,8 @@ def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
     longest sequence, and a sequence's result must not depend on the other sequences.
     """
     rows = Q.shape[1] // K.shape[1] * Q.shape[2]
-    few = rows <= 16 or (rows <= MAX_ROWS and (num_splits > 0 or K.shape[2] >= 2048))
-    return few and Q.shape[2] <= 16 and Q.numel() > 0 and K.numel() > 0
+    few_rows = rows <= 16 or (rows <= MAX_ROWS and (num_splits > 0 or K.shape[2] >= 2048))
+    return few_rows and Q.shape[2] <= 16 and Q.numel() > 0 and K.numel() > 0
 
 
 def decode(tensors: Tensors, options: Options, programs: int | None = None) -> Any:
@@ -87,13 +87,13 @@ def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> 
     partition = partition_keys(shape, config, Q.element_size(), slots, programs, options)
     const = constants_of(shape, config, window, partition, slots, early_merge=has_pdl(Q.device))
     sizes, strides = sizes_of(shape, config, window), strides_of(tensors)
-    factors = scales(options.scale, options.softcap)
-    common: dict[str, Any] = dict(strides=strides, N_k=shape.N_k, scales=factors, sizes=sizes, const=const)
+    scales = make_scales(options.scale, options.softcap)
+    common: dict[str, Any] = dict(strides=strides, N_k=shape.N_k, scales=scales, sizes=sizes, const=const)
     if partition.splits:
-        kernel, own = split_kv_kernel, dict(splits=partition.splits, WHOLE=partition.whole_heads)
+        kernel, specific = split_kv_kernel, dict(splits=partition.splits, WHOLE=partition.whole_heads)
     else:
-        kernel, own = stream_k_kernel, dict(batch=shape.batch, share=partition.share)
-    attend = launch.Launch(kernel, partition.programs, config.compiler_options(), **common, **own)
+        kernel, specific = stream_k_kernel, dict(batch=shape.batch, share=partition.share)
+    attend = launch.Launch(kernel, partition.programs, config.compiler_options(), **common, **specific)
     if partition.whole_heads:
         return PreparedDecode(attend, merge=None, scratch=0)
     merge = prepare_merge(shape, config, partition, common)
@@ -116,9 +116,9 @@ def prepare_merge(
     if common["const"].early_merge:
         options |= launch.USE_PDL
     numbers = dict(batch=shape.batch, share=partition.share, programs=partition.programs)
-    own = dict(SPLIT_KV=partition.splits > 0, PARTS=parts, WIDTH=width)
+    specific = dict(SPLIT_KV=partition.splits > 0, PARTS=parts, WIDTH=width)
     grid = shape.batch * shape.H * shape.N_q * (config.d_pad // width)
-    return launch.Launch(merge_partials_kernel, grid, options, **common | numbers | own)
+    return launch.Launch(merge_partials_kernel, grid, options, **common | numbers | specific)
 
 
 # Sizes -----------------------------------------------------------------------------------------------------------
@@ -191,17 +191,17 @@ def matching_cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[st
 
     decode_config() uses the first of them that has an entry for d_pad.
     """
-    usual = DecodeConfig(*chip_table()["any"][tables.padded_head_dim(shape.d)])
+    any_entry = DecodeConfig(*chip_table()["any"][tables.padded_head_dim(shape.d)])
     heads = shape.batch * shape.H_kv if shape.one_length else 0  # 0 unless all heads have the same length
-    few, fp32 = B_r == 16, Q.dtype == torch.float32
-    splits = shares.splits_of_head(SMs, heads, cdiv(shape.N_k, usual.B_c))
+    few_rows, fp32 = B_r == 16, Q.dtype == torch.float32
+    splits = shares.splits_of_head(SMs, heads, cdiv(shape.N_k, any_entry.B_c))
     applies = {
         "fp32, 64 rows": fp32 and B_r == MAX_ROWS,
         "fp32": fp32,
         "64 rows": B_r == MAX_ROWS,
-        "a head on each SM": few and splits == 1 and heads <= SMs,
-        "one query, split heads": few and splits > 1 and shape.N_q == 1,
-        "split or shared heads": few and not shares.heads_fill(SMs * usual.programs_per_SM, heads),
+        "a head on each SM": few_rows and splits == 1 and heads <= SMs,
+        "one query, split heads": few_rows and splits > 1 and shape.N_q == 1,
+        "split or shared heads": few_rows and not shares.heads_fill(SMs * any_entry.programs_per_SM, heads),
         "pages": shape.page > 0,
         "any": True,
     }

@@ -24,7 +24,7 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
 
 
 @triton.jit
-def of_rows(X, first, N, B: tl.constexpr):
+def load_row_values(X, first, N, B: tl.constexpr):
     """Load entries first:first + B of X, one head's L or D, as (B, 1). Entries at or beyond N become 0."""
     row = first + tl.arange(0, B)
     return tl.load(X + row, mask=row < N, other=0.0)[:, None]  # (B, 1)
@@ -47,7 +47,7 @@ def add_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
 
 
 @triton.jit
-def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexpr):
+def p_and_ds(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexpr):
     """Return P and dS (B_r, B_c) for the tile that begins at row i and key j, in q_i's dtype."""
     row, col = i + tl.arange(0, q_i.shape[0])[:, None], j + tl.arange(0, k_j.shape[0])[None, :]
     seen = (row < N_q) & (col < N_k) & (col <= row + N_k - N_q if CAUSAL else True)
@@ -86,9 +86,9 @@ def backward_kernel(Q, K, V, dO, L, D, dQ, dK, dV, N_q, N_k, tau, CAUSAL: tl.con
     for i in range(first, N_q, B_r):  # FA2.A2.L8
         q_i = load_rows(Q, i, N_q, B_r, d)  # (B_r, d)  FA2.A2.L9
         do_i = load_rows(dO, i, N_q, B_r, d)  # (B_r, d)  FA2.A2.L9
-        L_i = of_rows(L, i, N_q, B_r)  # (B_r, 1)  FA2.A2.L9
-        D_i = of_rows(D, i, N_q, B_r)  # (B_r, 1)  FA2.A2.L9
-        p_ij, ds_ij = tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL)
+        L_i = load_row_values(L, i, N_q, B_r)  # (B_r, 1)  FA2.A2.L9
+        D_i = load_row_values(D, i, N_q, B_r)  # (B_r, 1)  FA2.A2.L9
+        p_ij, ds_ij = p_and_ds(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL)
         dv_j = tl.dot(p_ij.T, do_i, dv_j)  # (B_c, d)  FA2.A2.L12
         dq_i = tau * tl.dot(ds_ij, k_j)  # (B_r, d)  FA2.A2.L15
         add_rows(dQ, dq_i, i, N_q, B_r, d)  # FA2.A2.L15

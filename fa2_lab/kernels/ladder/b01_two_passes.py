@@ -24,7 +24,7 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
 
 
 @triton.jit
-def of_rows(X, first, N, B: tl.constexpr):
+def load_row_values(X, first, N, B: tl.constexpr):
     """Load entries first:first + B of X, one head's L or D, as (B, 1). Entries at or beyond N become 0."""
     row = first + tl.arange(0, B)
     return tl.load(X + row, mask=row < N, other=0.0)[:, None]  # (B, 1)
@@ -39,7 +39,7 @@ def store_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
 
 
 @triton.jit
-def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexpr):
+def p_and_ds(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexpr):
     """Return P and dS (B_r, B_c) for the tile that begins at row i and key j, in q_i's dtype."""
     row, col = i + tl.arange(0, q_i.shape[0])[:, None], j + tl.arange(0, k_j.shape[0])[None, :]
     seen = (row < N_q) & (col < N_k) & (col <= row + N_k - N_q if CAUSAL else True)
@@ -77,9 +77,9 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, N_q, N_k, tau, CAUSAL: tl.constexpr, d: 
     for i in range(first, N_q, B_r):  # FA2.A2.L8
         q_i = load_rows(Q, i, N_q, B_r, d)  # (B_r, d)  FA2.A2.L9
         do_i = load_rows(dO, i, N_q, B_r, d)  # (B_r, d)  FA2.A2.L9
-        L_i = of_rows(L, i, N_q, B_r)  # (B_r, 1)  FA2.A2.L9
-        D_i = of_rows(D, i, N_q, B_r)  # (B_r, 1)  FA2.A2.L9
-        p_ij, ds_ij = tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL)
+        L_i = load_row_values(L, i, N_q, B_r)  # (B_r, 1)  FA2.A2.L9
+        D_i = load_row_values(D, i, N_q, B_r)  # (B_r, 1)  FA2.A2.L9
+        p_ij, ds_ij = p_and_ds(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL)
         dv_j = tl.dot(p_ij.T, do_i, dv_j)  # (B_c, d)  FA2.A2.L12
         dk_j = tl.dot(ds_ij.T, q_i, dk_j)  # (B_c, d)  FA2.A2.L16
     store_rows(dK, tau * dk_j, j, N_k, B_c, d)  # FA2.A2.L18
@@ -95,14 +95,14 @@ def bwd_dq(Q, K, V, dO, L, D, dQ, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.con
     K, V, dQ = K + head * N_k * d, V + head * N_k * d, dQ + head * N_q * d
     q_i = load_rows(Q, i, N_q, B_r, d)  # (B_r, d)  FA2.A2.L9
     do_i = load_rows(dO, i, N_q, B_r, d)  # (B_r, d)  FA2.A2.L9
-    L_i = of_rows(L, i, N_q, B_r)  # (B_r, 1)  FA2.A2.L9
-    D_i = of_rows(D, i, N_q, B_r)  # (B_r, 1)  FA2.A2.L9
+    L_i = load_row_values(L, i, N_q, B_r)  # (B_r, 1)  FA2.A2.L9
+    D_i = load_row_values(D, i, N_q, B_r)  # (B_r, 1)  FA2.A2.L9
     dq_i = tl.zeros((B_r, d), tl.float32)
     last = tl.minimum(tl.maximum(i + B_r + N_k - N_q, 0), N_k) if CAUSAL else N_k
     for j in range(0, last, B_c):  # FA2.A2.L5
         k_j = load_rows(K, j, N_k, B_c, d)  # (B_c, d)  FA2.A2.L6
         v_j = load_rows(V, j, N_k, B_c, d)  # (B_c, d)  FA2.A2.L6
-        _, ds_ij = tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL)
+        _, ds_ij = p_and_ds(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL)
         dq_i = tl.dot(ds_ij, k_j, dq_i)  # (B_r, d)  FA2.A2.L15
     store_rows(dQ, tau * dq_i, i, N_q, B_r, d)
 

@@ -22,13 +22,13 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 NEG_INF = gl.constexpr(float("-inf"))
-NO_ROW = gl.constexpr(2**30)  # more rows than any tensor has
+FAR_ROW = gl.constexpr(2**30)  # more rows than any tensor has
 B_c = gl.constexpr(128)  # keys per column block, 64 for each consumer
 Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers per stage
 
 
 @triton.jit
-def starts_kernel(O, dO, L, starts, N_q, tau, d: tl.constexpr, B_r: tl.constexpr):
+def acc_init_kernel(O, dO, L, acc_init, N_q, tau, d: tl.constexpr, B_r: tl.constexpr):
     """Store a row block's initial accumulators, −L/tau for S and −D for dP, so that the matmuls also subtract."""
     i, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = i * B_r + tl.arange(0, B_r)  # (B_r,)
@@ -37,7 +37,7 @@ def starts_kernel(O, dO, L, starts, N_q, tau, d: tl.constexpr, B_r: tl.constexpr
     do_i = tl.load(dO + at, mask=row[:, None] < N_q, other=0.0).to(tl.float32)
     D_i = tl.sum(do_i * o_i, 1)  # (B_r,)  FA2.A2.L4
     L_i = tl.load(L + head * N_q + row, mask=row < N_q, other=NEG_INF)
-    at = starts + (head * tl.num_programs(0) + i) * (2 * B_r) + tl.arange(0, B_r)
+    at = acc_init + (head * tl.num_programs(0) + i) * (2 * B_r) + tl.arange(0, B_r)
     tl.store(at, tl.where(L_i == NEG_INF, NEG_INF, -L_i / tau))  # −∞ makes P 0 if a row sees no key or does not exist
     tl.store(at + B_r, -D_i)
 
@@ -79,35 +79,35 @@ def release(ring, n):
 
 
 @gluon.constexpr_function
-def accumulator(columns):
+def acc_layout(columns):
     """Return a warpgroup's register layout for a matmul result (64, columns): 16 rows per warp, 4 lanes per row."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
 
 
 @gluon.jit
-def start(tile, which: gl.constexpr):
+def load_acc_init(tile, which: gl.constexpr):
     """Return the initial accumulators (64, B_r) of S (`which` = 0) or dP (`which` = 1). All rows are equal."""
     B_r: gl.constexpr = tile.shape[1] // 2
     both = tile.reinterpret(gl.float32, [2, B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    of_rows = both.index(which).load(gl.SliceLayout(0, accumulator(B_r)))  # (B_r,)
-    of_rows, _ = gl.broadcast(of_rows[None, :], gl.zeros([64, B_r], gl.float32, accumulator(B_r)))
-    return of_rows  # (64, B_r)
+    row_values = both.index(which).load(gl.SliceLayout(0, acc_layout(B_r)))  # (B_r,)
+    row_values, _ = gl.broadcast(row_values[None, :], gl.zeros([64, B_r], gl.float32, acc_layout(B_r)))
+    return row_values  # (64, B_r)
 
 
 @gluon.jit
-def operand(x, like):
+def as_operand(x, like):
     """Convert x to the dtype of `like` and to the register layout of the left operand in a matmul with `like`."""
-    return gl.convert_layout(x.to(like.dtype), gl.DotOperandLayout(0, accumulator(like.shape[1]), 2))
+    return gl.convert_layout(x.to(like.dtype), gl.DotOperandLayout(0, acc_layout(like.shape[1]), 2))
 
 
 @gluon.jit
-def part_of_dq(c: gl.constexpr, ds_ji, k_j):
+def start_dq(c: gl.constexpr, ds_ji, k_j):
     """Start the matmul for consumer c's half of dQ: 64 of 128 rows if d = 64, or 64 of 128 columns if d = 128."""
     if k_j.shape[1] == 64:
         ds_ji = ds_ji.slice(64 * c, 64, 1)
     else:
         k_j = k_j.slice(64 * c, 64, 1)
-    dq_i = gl.zeros([64, 64], gl.float32, accumulator(64))
+    dq_i = gl.zeros([64, 64], gl.float32, acc_layout(64))
     return hopper.warpgroup_mma(ds_ji.permute((1, 0)), k_j, dq_i, use_acc=False, is_async=True)  # FA2.A2.L15
 
 
@@ -121,73 +121,73 @@ def store(x, X, head, row, tile):
 
 
 @gluon.jit
-def producer(Q, K, V, dO, starts, rings, here):
+def producer(Q, K, V, dO, acc_init, rings, column_block):
     """Run as the producer warp: start each copy as soon as its destination stage is empty.
 
-    `rings` holds the rings of Q, K, V, dO and `starts`. `here` is (head, first key, first row block, T_r).
+    `rings` holds the rings of Q, K, V, dO and `acc_init`. `column_block` is (head, first key, first row block, T_r).
     """
     B_r: gl.constexpr = Q.block_shape[1]
-    q, k, v, do, started = rings
-    head, j, first, T_r = here
+    q, k, v, do, init = rings
+    head, j, first, T_r = column_block
     load(k, 0, K, head, j)  # FA2.A2.L6
     for c in gl.static_range(2):
         load(v, c, V, head, j + 64 * c)  # FA2.A2.L6
     for i in range(first, T_r):  # FA2.A2.L8
         load(q, i - first, Q, head, i * B_r)  # FA2.A2.L9
-        load(started, i - first, starts, head, i)  # FA2.A2.L9
+        load(init, i - first, acc_init, head, i)  # FA2.A2.L9
         load(do, i - first, dO, head, i * B_r)  # FA2.A2.L9
 
 
 @gluon.jit
-def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, here, sizes, CAUSAL: gl.constexpr):
+def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, column_block, sizes, CAUSAL: gl.constexpr):
     """Run as consumer warpgroup c: compute its 64 keys' dK and dV, and its half of dQ for each row block.
 
-    `rings` and `here` are as in producer(). `shared` contains the dS buffers, the barrier at which both consumers
-    arrive, and the dQ buffers. `sizes` is (N_q, N_k, tau, tau_log2).
+    `rings` and `column_block` are as in producer(). `shared` contains the dS buffers, the barrier at which both
+    consumers arrive, and the dQ buffers. `sizes` is (N_q, N_k, tau, tau_log2).
     """
-    q, k, v, do, started = rings
-    ds, both, dq = shared
-    head, j, first, T_r = here
+    q, k, v, do, init = rings
+    ds, ds_filled, dq = shared
+    head, j, first, T_r = column_block
     N_q, N_k, tau, tau_log2 = sizes
     B_r: gl.constexpr = q.tiles.shape[2]
     d: gl.constexpr = q.tiles.shape[3]
-    key = j + 64 * c + gl.arange(0, 64, gl.SliceLayout(1, accumulator(B_r)))  # (64,)
+    key = j + 64 * c + gl.arange(0, 64, gl.SliceLayout(1, acc_layout(B_r)))  # (64,)
     row_begin = key + N_q - N_k if CAUSAL else 0 * key  # (64,), the first row that sees each key
-    row_begin = gl.where(key < N_k, row_begin, NO_ROW)  # (64,)
+    row_begin = gl.where(key < N_k, row_begin, FAR_ROW)  # (64,)
     full = j + B_c - 1 + N_q - N_k if CAUSAL else 0  # the first row that sees all 128 keys
-    full = gl.where(j + B_c > N_k, NO_ROW, full)  # no row does if some of these keys do not exist
+    full = gl.where(j + B_c > N_k, FAR_ROW, full)  # no row does if some of these keys do not exist
     k_j, v_j = wait(k, 0), wait(v, c)  # (128, d), (64, d)
-    dk_j = gl.zeros([64, d], gl.float32, accumulator(d))  # FA2.A2.L7
-    dv_j = gl.zeros([64, d], gl.float32, accumulator(d))  # FA2.A2.L7
+    dk_j = gl.zeros([64, d], gl.float32, acc_layout(d))  # FA2.A2.L7
+    dv_j = gl.zeros([64, d], gl.float32, acc_layout(d))  # FA2.A2.L7
     for i in range(first, T_r):  # FA2.A2.L8
         n = i - first
         q_i, do_i = wait(q, n), wait(do, n)  # (B_r, d)
-        from_both = wait(started, n)  # (1, 2 B_r)
-        s_ji = start(from_both, 0)  # (64, B_r)
+        init_tile = wait(init, n)  # (1, 2 B_r)
+        s_ji = load_acc_init(init_tile, 0)  # (64, B_r)
         if i * B_r < full:
-            row = i * B_r + gl.arange(0, B_r, gl.SliceLayout(0, accumulator(B_r)))  # (B_r,)
+            row = i * B_r + gl.arange(0, B_r, gl.SliceLayout(0, acc_layout(B_r)))  # (B_r,)
             s_ji = gl.where(row[None, :] >= row_begin[:, None], s_ji, NEG_INF)
         k_c = k_j.slice(64 * c, 64, 0)  # (64, d)
         s_ji = hopper.warpgroup_mma(k_c, q_i.permute((1, 0)), s_ji, is_async=True)  # (64, B_r)  FA2.A2.L10
-        dp_ji = start(from_both, 1)  # (64, B_r)
+        dp_ji = load_acc_init(init_tile, 1)  # (64, B_r)
         dp_ji = hopper.warpgroup_mma(v_j, do_i.permute((1, 0)), dp_ji, is_async=True)  # (64, B_r)  FA2.A2.L13
         s_ji = hopper.warpgroup_mma_wait(1, deps=[s_ji])
         p_ji = gl.exp2(tau_log2 * s_ji)  # (64, B_r)  FA2.A2.L11
         dp_ji = hopper.warpgroup_mma_wait(0, deps=[dp_ji])
         ds_ji = p_ji * dp_ji  # (64, B_r)  FA2.A2.L14
-        p_ji = operand(p_ji, do_i)
+        p_ji = as_operand(p_ji, do_i)
         dv_j = hopper.warpgroup_mma(p_ji, do_i, dv_j, is_async=True)  # (64, d)  FA2.A2.L12
         ds.index(n & 1).slice(64 * c, 64, 0).store(ds_ji.to(q_i.dtype))
         hopper.fence_async_shared()
-        mbarrier.arrive(both, count=1)
-        ds_ji = operand(ds_ji, q_i)
+        mbarrier.arrive(ds_filled, count=1)
+        ds_ji = as_operand(ds_ji, q_i)
         dk_j = hopper.warpgroup_mma(ds_ji, q_i, dk_j, is_async=True)  # (64, d)  FA2.A2.L16
-        mbarrier.wait(both, n & 1)  # both consumers have stored their dS
-        dq_i = part_of_dq(c, ds.index(n & 1), k_j)  # (64, 64)
+        mbarrier.wait(ds_filled, n & 1)  # both consumers have stored their dS
+        dq_i = start_dq(c, ds.index(n & 1), k_j)  # (64, 64)
         dv_j, dk_j, p_ji, ds_ji = hopper.warpgroup_mma_wait(1, deps=[dv_j, dk_j, p_ji, ds_ji])
         release(q, n)
         release(do, n)
-        release(started, n)
+        release(init, n)
         dq_i = hopper.warpgroup_mma_wait(0, deps=[dq_i])
         tma.store_wait(0)  # TMA has read the previous half of dQ from dq
         dq.index(c).reshape([64, 64]).store(dq_i)
@@ -200,24 +200,24 @@ def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, here, sizes, CAUSAL: gl
 
 
 @gluon.jit
-def backward_kernel(Q, K, V, dO, starts, dQ, dK, dV, N_q, N_k, tau, tau_log2, CAUSAL: gl.constexpr):
+def backward_kernel(Q, K, V, dO, acc_init, dQ, dK, dV, N_q, N_k, tau, tau_log2, CAUSAL: gl.constexpr):
     """Compute one column block's dK and dV, and add its contribution to dQ. All tensors are TMA descriptors."""
     B_r: gl.constexpr = Q.block_shape[1]
     j, head = gl.program_id(0) * B_c, gl.program_id(1)  # FA2.A2.L5
     first, T_r = gl.maximum(j + N_q - N_k, 0) // B_r if CAUSAL else 0, gl.cdiv(N_q, B_r)
-    q, do, started, k, v = ring(Q, 2, 2), ring(dO, 2, 2), ring(starts, 2, 2), ring(K, 1, 2), ring(V, 2, 2)
+    q, do, init, k, v = ring(Q, 2, 2), ring(dO, 2, 2), ring(acc_init, 2, 2), ring(K, 1, 2), ring(V, 2, 2)
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([B_c, B_r], Q.dtype)
     ds = gl.allocate_shared_memory(Q.dtype, [2, B_c, B_r], DS)  # two buffers, because a consumer may be a step ahead
     dq = gl.allocate_shared_memory(gl.float32, [2, 1, 64, 64], dQ.layout)  # a half of dQ for TMA to add
-    both = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(both, count=2)
+    ds_filled = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(ds_filled, count=2)
     hopper.fence_async_shared()  # so that TMA sees the barriers
-    rings, shared = (q, k, v, do, started), (ds, both, dq)
-    here, sizes = (head, j, first, T_r), (N_q, N_k, tau, tau_log2)
+    rings, shared = (q, k, v, do, init), (ds, ds_filled, dq)
+    column_block, sizes = (head, j, first, T_r), (N_q, N_k, tau, tau_log2)
     gl.warp_specialize([
-        (consumer, (0, dQ, dK, dV, rings, shared, here, sizes, CAUSAL)),
-        (consumer, (1, dQ, dK, dV, rings, shared, here, sizes, CAUSAL)),
-        (producer, (Q, K, V, dO, starts, rings, here)),
+        (consumer, (0, dQ, dK, dV, rings, shared, column_block, sizes, CAUSAL)),
+        (consumer, (1, dQ, dK, dV, rings, shared, column_block, sizes, CAUSAL)),
+        (producer, (Q, K, V, dO, acc_init, rings, column_block)),
     ], [4, 1], [240, 24])  # fmt: skip
 
 
@@ -228,8 +228,8 @@ def backward(q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, dO: Tensor, 
     T_r, T_c = triton.cdiv(N_q, B_r), triton.cdiv(N_k, 128)
     Q, K, V, O, dO, L = (x.contiguous() for x in (q, k, v, O, dO, L))
     options = dict(num_warps=4, enable_fp_fusion=True)
-    starts = torch.empty(batch * heads, T_r, 2 * B_r, dtype=torch.float32, device=q.device)
-    starts_kernel[T_r, batch * heads](O, dO, L, starts, N_q, d**-0.5, d=d, B_r=B_r, **options)
+    acc_init = torch.empty(batch * heads, T_r, 2 * B_r, dtype=torch.float32, device=q.device)
+    acc_init_kernel[T_r, batch * heads](O, dO, L, acc_init, N_q, d**-0.5, d=d, B_r=B_r, **options)
     dQ = torch.zeros(q.shape, dtype=torch.float32, device=q.device)  # FA2.A2.L3
     dK, dV = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
 
@@ -243,7 +243,7 @@ def backward(q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, dO: Tensor, 
         (K, 128, d),
         (V, 64, d),
         (dO, B_r, d),
-        (starts, 1, 2 * B_r),
+        (acc_init, 1, 2 * B_r),
         (dQ, 64, 64),
         (dK, 64, d),
         (dV, 64, d),

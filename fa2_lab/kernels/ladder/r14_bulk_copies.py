@@ -37,7 +37,7 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 
 
 @triton.jit
-def tile_coord(T_r, heads, l2_group):
+def block_coord(T_r, heads, l2_group):
     """Return this program's row block and head. l2_group heads run at a time, with their heaviest row blocks first."""
     section, within = tl.program_id(0) // (l2_group * T_r), tl.program_id(0) % (l2_group * T_r)
     width = tl.minimum(l2_group, heads - section * l2_group)
@@ -48,7 +48,7 @@ def tile_coord(T_r, heads, l2_group):
 def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: tl.constexpr, d: tl.constexpr,
                    B_r: tl.constexpr, B_c: tl.constexpr):  # fmt: skip
     """Compute O and L for one row block of one head. Q, K, V and O are TMA descriptors of (heads, N, d) tensors."""
-    i, head = tile_coord(tl.cdiv(N_q, B_r), heads, l2_group)  # FA2.A1.L3
+    i, head = block_coord(tl.cdiv(N_q, B_r), heads, l2_group)  # FA2.A1.L3
     i = i * B_r
     row = i + tl.arange(0, B_r)  # (B_r,)
     seen = keys_seen(row, N_q, N_k, CAUSAL)  # (B_r,)

@@ -29,7 +29,7 @@ def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def tile_coord(T_r, heads, l2_group):
+def block_coord(T_r, heads, l2_group):
     """Return this program's row block and head. l2_group heads run at a time, with their heaviest row blocks first."""
     section, within = gl.program_id(0) // (l2_group * T_r), gl.program_id(0) % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
@@ -37,15 +37,15 @@ def tile_coord(T_r, heads, l2_group):
 
 
 @gluon.jit
-def start(X, head, row, tiles, arrived, n, there):
-    """Start copying the tile of X at (head, row) into tile n's stage. If `there` is false, do nothing."""
+def start(X, head, row, tiles, arrived, n, exists):
+    """Start copying the tile of X at (head, row) into tile n's stage. If `exists` is false, do nothing."""
     STAGES: gl.constexpr = tiles.shape[0]
-    mbarrier.expect(arrived.index(n % STAGES), X.block_type.nbytes, pred=there)
-    tma.async_load(X, [head, row, 0], arrived.index(n % STAGES), tiles.index(n % STAGES), pred=there)
+    mbarrier.expect(arrived.index(n % STAGES), X.block_type.nbytes, pred=exists)
+    tma.async_load(X, [head, row, 0], arrived.index(n % STAGES), tiles.index(n % STAGES), pred=exists)
 
 
 @gluon.jit
-def room(X, STAGES: gl.constexpr):
+def new_stages(X, STAGES: gl.constexpr):
     """Allocate shared memory for STAGES tiles, each with the block shape of descriptor X, and one barrier per tile."""
     tiles = gl.allocate_shared_memory(X.dtype, [STAGES, 1, X.block_shape[1], X.block_shape[2]], X.layout)
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -103,22 +103,22 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
     d: gl.constexpr = K.block_shape[2]
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, d, 16])
     ROWS: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
-    i, head = tile_coord(gl.cdiv(N_q, 64), heads, l2_group)  # FA2.A1.L3
+    i, head = block_coord(gl.cdiv(N_q, 64), heads, l2_group)  # FA2.A1.L3
     i = i * 64
     row = i + gl.arange(0, 64, ROWS)  # (64,)
     seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
     full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of the first `full` tiles
     T_c = gl.cdiv(keys_seen(i + 63, N_q, N_k, CAUSAL), B_c)  # no row sees a key of tile T_c or later
 
-    q, q_here = room(Q, 1)
-    k, k_here = room(K, STAGES)
-    v, v_here = room(V, STAGES)
+    q, q_arrived = new_stages(Q, 1)
+    k, k_arrived = new_stages(K, STAGES)
+    v, v_arrived = new_stages(V, STAGES)
     hopper.fence_async_shared()  # so that TMA sees the barriers
-    start(Q, head, i, q, q_here, n=0, there=True)  # FA2.A1.L4
+    start(Q, head, i, q, q_arrived, n=0, exists=True)  # FA2.A1.L4
     for n in gl.static_range(STAGES - 1):
-        start(K, head, (T_c - 1 - n) * B_c, k, k_here, n, n < T_c)  # FA2.A1.L7
-        start(V, head, (T_c - 1 - n) * B_c, v, v_here, n, n < T_c)  # FA2.A1.L7
-    mbarrier.wait(q_here.index(0), 0)
+        start(K, head, (T_c - 1 - n) * B_c, k, k_arrived, n, n < T_c)  # FA2.A1.L7
+        start(V, head, (T_c - 1 - n) * B_c, v, v_arrived, n, n < T_c)  # FA2.A1.L7
+    mbarrier.wait(q_arrived.index(0), 0)
     q = q.index(0)
     o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
     l_i = gl.zeros([64], gl.float32, ROWS)  # FA2.A1.L5
@@ -127,16 +127,16 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
         j = T_c - 1 - n
         ahead = n + STAGES - 1  # this tile is copied into the stage of tile n − 1
         gl.barrier()  # every warp has finished reading tile n − 1
-        start(K, head, (T_c - 1 - ahead) * B_c, k, k_here, ahead, ahead < T_c)  # FA2.A1.L7
-        start(V, head, (T_c - 1 - ahead) * B_c, v, v_here, ahead, ahead < T_c)  # FA2.A1.L7
-        mbarrier.wait(k_here.index(n % STAGES), n // STAGES & 1)
+        start(K, head, (T_c - 1 - ahead) * B_c, k, k_arrived, ahead, ahead < T_c)  # FA2.A1.L7
+        start(V, head, (T_c - 1 - ahead) * B_c, v, v_arrived, ahead, ahead < T_c)  # FA2.A1.L7
+        mbarrier.wait(k_arrived.index(n % STAGES), n // STAGES & 1)
         s_ij = scores(rows_of(q), rows_of(k.index(n % STAGES)))  # (64, B_c)  FA2.A1.L8
         s_ij = hopper.warpgroup_mma_wait(0, deps=[s_ij])
         if j >= full:
             s_ij = mask(s_ij, j * B_c, seen)
         p_ij, alpha, l_i, m_i = softmax(s_ij, l_i, m_i, tau_log2)
         p_ij = rounded(p_ij, Q.dtype, O_LAYOUT)
-        mbarrier.wait(v_here.index(n % STAGES), n // STAGES & 1)
+        mbarrier.wait(v_arrived.index(n % STAGES), n // STAGES & 1)
         o_i = gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i
         o_i = hopper.warpgroup_mma(p_ij, rows_of(v.index(n % STAGES)), o_i, is_async=True)  # (64, d)  FA2.A1.L10
         o_i = hopper.warpgroup_mma_wait(0, deps=[o_i])

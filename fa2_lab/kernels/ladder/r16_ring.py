@@ -33,7 +33,7 @@ def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def tile_coord(T_r, heads, l2_group):
+def block_coord(T_r, heads, l2_group):
     """Return this program's row block and head. l2_group heads run at a time, with their heaviest row blocks first."""
     section, within = gl.program_id(0) // (l2_group * T_r), gl.program_id(0) % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
@@ -41,7 +41,7 @@ def tile_coord(T_r, heads, l2_group):
 
 
 @gluon.jit
-def room(X, STAGES: gl.constexpr):
+def tile_buffers(X, STAGES: gl.constexpr):
     """Allocate shared memory for STAGES tiles, each with the block shape of descriptor X."""
     return gl.allocate_shared_memory(X.dtype, [STAGES, 1, X.block_shape[1], X.block_shape[2]], X.layout)
 
@@ -170,10 +170,10 @@ def consumer(O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL: gl.constex
 @gluon.jit
 def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: gl.constexpr, STAGES: gl.constexpr):
     """Compute O and L for one row block of one head. Q, K, V and O are TMA descriptors of (heads, N, d) tensors."""
-    i, head = tile_coord(gl.cdiv(N_q, 64), heads, l2_group)  # FA2.A1.L3
+    i, head = block_coord(gl.cdiv(N_q, 64), heads, l2_group)  # FA2.A1.L3
     i = i * 64
     T_c = gl.cdiv(keys_seen(i + 63, N_q, N_k, CAUSAL), K.block_shape[1])  # no row sees a key of tile T_c or later
-    q, k, v = ring(room(Q, 1)), ring(room(K, STAGES)), ring(room(V, STAGES))
+    q, k, v = ring(tile_buffers(Q, 1)), ring(tile_buffers(K, STAGES)), ring(tile_buffers(V, STAGES))
     hopper.fence_async_shared()  # so that TMA sees the barriers
     consume = (O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL)
     gl.warp_specialize([(consumer, consume), (producer, (Q, K, V, q, k, v, head, i, T_c))], [1], [24])

@@ -23,7 +23,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 NEG_INF = gl.constexpr(float("-inf"))
 LOWEST = gl.constexpr(-1.0e30)  # m's initial value: with −∞, a row without keys would compute −∞ − (−∞) = NaN
 LN2 = gl.constexpr(math.log(2))
-SIZES = {64: (3, 64, 4), 128: (2, 64, 3)}  # by d: consumers, keys per tile, and stages that fit on an SM
+CONFIGS = {64: (3, 64, 4), 128: (2, 64, 3)}  # by d: consumers, keys per tile, and stages that fit on an SM
 Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers per stage
 
 
@@ -34,7 +34,7 @@ def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def tile_coord(T_r, heads, l2_group):
+def block_coord(T_r, heads, l2_group):
     """Return this program's row block and head. l2_group heads run at a time, with their heaviest row blocks first."""
     section, within = gl.program_id(0) // (l2_group * T_r), gl.program_id(0) % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
@@ -42,7 +42,7 @@ def tile_coord(T_r, heads, l2_group):
 
 
 @gluon.jit
-def room(X, STAGES: gl.constexpr):
+def tile_buffers(X, STAGES: gl.constexpr):
     """Allocate shared memory for STAGES tiles, each with the block shape of descriptor X."""
     return gl.allocate_shared_memory(X.dtype, [STAGES, 1, X.block_shape[1], X.block_shape[2]], X.layout)
 
@@ -182,11 +182,11 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
                    STAGES: gl.constexpr):  # fmt: skip
     """Compute O and L for one row block of one head. Q, K, V and O are TMA descriptors of (heads, N, d) tensors."""
     B_r: gl.constexpr = 64 * CONSUMERS
-    i, head = tile_coord(gl.cdiv(N_q, B_r), heads, l2_group)  # FA2.A1.L3
+    i, head = block_coord(gl.cdiv(N_q, B_r), heads, l2_group)  # FA2.A1.L3
     i = i * B_r
     T_c = gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), K.block_shape[1])  # no row sees a key of tile T_c or later
-    q = ring(room(Q, CONSUMERS), 1)
-    k, v = ring(room(K, STAGES), CONSUMERS), ring(room(V, STAGES), CONSUMERS)
+    q = ring(tile_buffers(Q, CONSUMERS), 1)
+    k, v = ring(tile_buffers(K, STAGES), CONSUMERS), ring(tile_buffers(V, STAGES), CONSUMERS)
     hopper.fence_async_shared()  # so that TMA sees the barriers
     first = (0, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL)
     second = (1, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL)
@@ -205,7 +205,7 @@ def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> 
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     l2_group = max(1, 2**24 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 16 MiB of the L2 cache
-    consumers, B_c, stages = SIZES[d]
+    consumers, B_c, stages = CONFIGS[d]
     grid = (triton.cdiv(N_q, 64 * consumers) * batch * heads,)  # FA2.A1.L1 FA2.A1.L2
     layout = gl.NVMMASharedLayout.get_default_for([1, 64, d], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16)
     blocks = zip((q, k, v, O), (64, B_c, B_c, 64), strict=True)

@@ -21,7 +21,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 NEG_INF = gl.constexpr(float("-inf"))
 LOWEST = gl.constexpr(-1.0e30)  # m's initial value: with −∞, a row without keys would compute −∞ − (−∞) = NaN
 LN2 = gl.constexpr(math.log(2))
-SIZES = {64: (3, 128, 4), 128: (2, 128, 3)}  # by d: consumers, keys per tile, and stages that fit on an SM
+CONFIGS = {64: (3, 128, 4), 128: (2, 128, 3)}  # by d: consumers, keys per tile, and stages that fit on an SM
 Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers per stage
 
 
@@ -32,7 +32,7 @@ def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def tile_coord(T_r, heads, l2_group):
+def block_coord(T_r, heads, l2_group):
     """Return this program's row block and head. l2_group heads run at a time, with their heaviest row blocks first."""
     section, within = gl.program_id(0) // (l2_group * T_r), gl.program_id(0) % (l2_group * T_r)
     width = gl.minimum(l2_group, heads - section * l2_group)
@@ -40,7 +40,7 @@ def tile_coord(T_r, heads, l2_group):
 
 
 @gluon.jit
-def room(X, STAGES: gl.constexpr):
+def tile_buffers(X, STAGES: gl.constexpr):
     """Allocate shared memory for STAGES tiles, each with the block shape of descriptor X."""
     return gl.allocate_shared_memory(X.dtype, [STAGES, 1, X.block_shape[1], X.block_shape[2]], X.layout)
 
@@ -140,8 +140,8 @@ def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, C
     seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
     full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of the first `full` tiles
     used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # keys seen by these 64 rows; 0 if none exists
-    mine = gl.maximum(gl.cdiv(used, B_c), 1)  # tiles to compute, at least one
-    begin = T_c - mine  # only other consumers see the tiles before `begin`
+    own_tiles = gl.maximum(gl.cdiv(used, B_c), 1)  # tiles to compute, at least one
+    begin = T_c - own_tiles  # only other consumers see the tiles before `begin`
 
     q_i = wait(q, c)  # FA2.A1.L4
     o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
@@ -155,8 +155,8 @@ def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, C
     s_ij = scores(q_i, wait(k, begin))  # (64, B_c)  FA2.A1.L8
     s_ij = hopper.warpgroup_mma_wait(0, deps=[s_ij])
     release(k, begin)
-    if mine > full:
-        s_ij = mask(s_ij, (mine - 1) * B_c, seen)
+    if own_tiles > full:
+        s_ij = mask(s_ij, (own_tiles - 1) * B_c, seen)
     p_ij, alpha, l_i, m_i = softmax(s_ij, l_i, m_i, tau_log2)
     p_ij = rounded(p_ij, O.dtype, O_LAYOUT)
     o_i = hopper.warpgroup_mma(p_ij, wait(v, begin), o_i, is_async=True)  # (64, d)  FA2.A1.L10
@@ -193,12 +193,12 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: g
                    STAGES: gl.constexpr):  # fmt: skip
     """Compute O and L for one row block of one head. Q, K, V and O are TMA descriptors of (heads, N, d) tensors."""
     B_r: gl.constexpr = 64 * CONSUMERS
-    i, head = tile_coord(gl.cdiv(N_q, B_r), heads, l2_group)  # FA2.A1.L3
+    i, head = block_coord(gl.cdiv(N_q, B_r), heads, l2_group)  # FA2.A1.L3
     i = i * B_r
     T_c = gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), K.block_shape[1])  # no row sees a key of tile T_c or later
     T_c = gl.maximum(T_c, 1)  # even rows that see no key visit one tile
-    q = ring(room(Q, CONSUMERS), 1)
-    k, v = ring(room(K, STAGES), CONSUMERS), ring(room(V, STAGES), CONSUMERS)
+    q = ring(tile_buffers(Q, CONSUMERS), 1)
+    k, v = ring(tile_buffers(K, STAGES), CONSUMERS), ring(tile_buffers(V, STAGES), CONSUMERS)
     hopper.fence_async_shared()  # so that TMA sees the barriers
     first = (0, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL)
     second = (1, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL)
@@ -217,7 +217,7 @@ def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> 
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     l2_group = max(1, 2**24 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 16 MiB of the L2 cache
-    consumers, B_c, stages = SIZES[d]
+    consumers, B_c, stages = CONFIGS[d]
     grid = (triton.cdiv(N_q, 64 * consumers) * batch * heads,)  # FA2.A1.L1 FA2.A1.L2
     layout = gl.NVMMASharedLayout.get_default_for([1, 64, d], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16)
     blocks = zip((q, k, v, O), (64, B_c, B_c, 64), strict=True)

@@ -22,7 +22,7 @@ NEG_INF = gl.constexpr(float("-inf"))
 LOWEST = gl.constexpr(-1.0e30)  # m's initial value: with −∞, a row without keys would compute −∞ − (−∞) = NaN
 LN2 = gl.constexpr(math.log(2))
 LAG = gl.constexpr(8.0)  # m is raised if a score exceeds it by more than this (as an exponent of 2)
-SIZES = {64: (3, 128, 4), 128: (2, 128, 2)}  # by d: consumers, keys per tile, and stages that fit on an SM
+CONFIGS = {64: (3, 128, 4), 128: (2, 128, 2)}  # by d: consumers, keys per tile, and stages that fit on an SM
 counter_on = cache(lambda device: torch.zeros(1, dtype=torch.int32, device=device))  # 0 between launches on one stream
 Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers per stage
 
@@ -34,7 +34,7 @@ def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def tile_coord(t, N_q, N_k, heads, l2_group, CAUSAL: gl.constexpr, B_r: gl.constexpr, B_c: gl.constexpr):
+def block_coord(t, N_q, N_k, heads, l2_group, CAUSAL: gl.constexpr, B_r: gl.constexpr, B_c: gl.constexpr):
     """Return the t-th row block's first row, head and number of tiles. l2_group heads run at a time."""
     T_r = gl.cdiv(N_q, B_r)
     section, within = t // (l2_group * T_r), t % (l2_group * T_r)
@@ -45,7 +45,7 @@ def tile_coord(t, N_q, N_k, heads, l2_group, CAUSAL: gl.constexpr, B_r: gl.const
 
 
 @gluon.jit
-def room(X, STAGES: gl.constexpr):
+def tile_buffers(X, STAGES: gl.constexpr):
     """Allocate shared memory for STAGES tiles, each with the block shape of descriptor X."""
     return gl.allocate_shared_memory(X.dtype, [STAGES, 1, X.block_shape[1], X.block_shape[2]], X.layout)
 
@@ -119,18 +119,18 @@ def mask(s_ij, j, seen):
 
 
 @gluon.jit
-def by_lanes(x):
+def split_lanes(x):
     """Reshape a tile to (64, columns / 8, 4, 2), because each of a row's 4 lanes holds 2 of every 8 columns."""
     return x.reshape([64, x.shape[1] // 8, 4, 2])
 
 
 @gluon.jit
-def along(state, x):
-    """Reshape `state` (64, 4), with one value per row and lane, to broadcast against x, a result of by_lanes()."""
+def broadcast_state(state, x):
+    """Reshape `state` (64, 4), with one value per row and lane, to broadcast against x, a result of split_lanes()."""
     return gl.convert_layout(state, gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout)))[:, None, :, None]
 
 
-RAISED = gl.constexpr("""{
+PTX_UPDATE_ROW_MAX = gl.constexpr("""{
 .reg .pred p, some; .reg .f32 a, b, x, y;
 mov.f32 $0, $2; mov.f32 $1, $3;
 setp.gt.f32 p, $4, $6; setp.gt.or.f32 p, $5, $7, p;
@@ -145,16 +145,17 @@ DONE:
 @gluon.jit
 def update_row_max(m_i, top, limit):
     """Return m (64, 4), raised to the row maxima in every warp in which a lane's maximum `top` exceeds its `limit`."""
-    return gl.inline_asm_elementwise(RAISED, "=&f,=&f,f,f,f,f,f,f", [m_i, top, limit], gl.float32, is_pure=True, pack=2)
+    return gl.inline_asm_elementwise(PTX_UPDATE_ROW_MAX, "=&f,=&f,f,f,f,f,f,f", [m_i, top, limit], gl.float32,
+                                     is_pure=True, pack=2)  # fmt: skip
 
 
 @gluon.jit
 def softmax(s_ij, l_i, m_i, tau_log2):
     """Update l and m with a tile's scores. Return p, the factor alpha that rescales o, and the new l and m."""
-    x = by_lanes(s_ij)  # (64, B_c / 8, 4, 2)
+    x = split_lanes(s_ij)  # (64, B_c / 8, 4, 2)
     top = gl.convert_layout(tau_log2 * gl.max(gl.max(x, 3), 1), m_i.type.layout)  # (64, 4)
     m_new = update_row_max(m_i, top, m_i + LAG)  # (64, 4)  FA2.A1.L9
-    p_ij = gl.exp2(tau_log2 * x - along(m_new, x))  # (64, B_c / 8, 4, 2), at most 2^LAG  FA2.A1.L9
+    p_ij = gl.exp2(tau_log2 * x - broadcast_state(m_new, x))  # (64, B_c / 8, 4, 2), at most 2^LAG  FA2.A1.L9
     alpha = gl.exp2(m_i - m_new)  # (64, 4)  FA2.A1.L9
     l_i = alpha * l_i + gl.sum(gl.sum(p_ij, 3), 1)  # (64, 4)  FA2.A1.L9
     return gl.convert_layout(p_ij.reshape(s_ij.shape), s_ij.type.layout), alpha, l_i, m_new
@@ -188,7 +189,7 @@ def in_place(n):
 def rescale_o(o_i, alpha):
     """Multiply each row of o by its alpha. A warp skips the multiplications if all its alphas are 1, the usual case."""
     N: gl.constexpr = o_i.shape[1] // 2  # elements of o per thread
-    x, a = gl.broadcast(by_lanes(o_i), along(alpha, by_lanes(o_i)))
+    x, a = gl.broadcast(split_lanes(o_i), broadcast_state(alpha, split_lanes(o_i)))
     x = gl.inline_asm_elementwise(multiply_unless_one(N), in_place(N), [x, a], gl.float32, is_pure=True, pack=N)
     return gl.convert_layout(x.reshape([64, 2 * N]), o_i.type.layout)
 
@@ -202,7 +203,7 @@ def producer(Q, K, V, counter, q, k, v, mailbox, N_q, N_k, heads, l2_group, CAUS
     blocks = gl.cdiv(N_q, 64 * CONSUMERS) * heads
     while t < blocks:
         send(mailbox, r, t)
-        i, head, T_c = tile_coord(t, N_q, N_k, heads, l2_group, CAUSAL, 64 * CONSUMERS, B_c)
+        i, head, T_c = block_coord(t, N_q, N_k, heads, l2_group, CAUSAL, 64 * CONSUMERS, B_c)
         for c in gl.static_range(CONSUMERS):
             load(q, CONSUMERS * r + c, Q, head, i + 64 * c)  # FA2.A1.L4
         for n in range(T_c):  # from right to left: the masked tiles come first  FA2.A1.L6
@@ -226,15 +227,15 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
     ROWS: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
     r, first, t = 0, 0, receive(mailbox, 0)
     while t >= 0:
-        i, head, T_c = tile_coord(t, N_q, N_k, heads, l2_group, CAUSAL, 64 * CONSUMERS, B_c)
+        i, head, T_c = block_coord(t, N_q, N_k, heads, l2_group, CAUSAL, 64 * CONSUMERS, B_c)
         q_n = CONSUMERS * r + c  # its tile of Q; this row block's tiles of K and V begin at number `first`
         i = i + 64 * c
         row = i + gl.arange(0, 64, ROWS)  # (64,)
         seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
         full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of the first `full` tiles
         used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # keys seen by these 64 rows; 0 if none exists
-        mine = gl.maximum(gl.cdiv(used, B_c), 1)  # tiles to compute, at least one
-        begin, end = first + T_c - mine, first + T_c  # only other consumers see the tiles before `begin`
+        own_tiles = gl.maximum(gl.cdiv(used, B_c), 1)  # tiles to compute, at least one
+        begin, end = first + T_c - own_tiles, first + T_c  # only other consumers see the tiles before `begin`
 
         q_i = wait(q, q_n)  # FA2.A1.L4
         o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
@@ -246,9 +247,9 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
         s_ij = scores(q_i, wait(k, begin))  # (64, B_c)  FA2.A1.L8
         s_ij = hopper.warpgroup_mma_wait(0, deps=[s_ij])
         release(k, begin)
-        if mine > full:
-            s_ij = mask(s_ij, (mine - 1) * B_c, seen)
-        LANES: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, by_lanes(s_ij).type.layout))
+        if own_tiles > full:
+            s_ij = mask(s_ij, (own_tiles - 1) * B_c, seen)
+        LANES: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, split_lanes(s_ij).type.layout))
         l_i = gl.zeros([64, 4], gl.float32, LANES)  # FA2.A1.L5
         m_i = gl.full([64, 4], LOWEST, gl.float32, LANES)  # FA2.A1.L5
         p_ij, alpha, l_i, m_i = softmax(s_ij, l_i, m_i, tau_log2)
@@ -292,8 +293,8 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_gro
 def forward_kernel(Q, K, V, O, L, counter, N_q, N_k, heads, l2_group, tau_log2, CAUSAL: gl.constexpr,
                    CONSUMERS: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """Compute O and L for the row blocks that this persistent program fetches. Q, K, V and O are TMA descriptors."""
-    q, o = ring(room(Q, 2 * CONSUMERS), 1), room(O, CONSUMERS)
-    k, v = ring(room(K, STAGES), CONSUMERS), ring(room(V, STAGES), CONSUMERS)
+    q, o = ring(tile_buffers(Q, 2 * CONSUMERS), 1), tile_buffers(O, CONSUMERS)
+    k, v = ring(tile_buffers(K, STAGES), CONSUMERS), ring(tile_buffers(V, STAGES), CONSUMERS)
     mailbox = ring(gl.allocate_shared_memory(gl.int32, [1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])), CONSUMERS)
     hopper.fence_async_shared()  # so that TMA sees the barriers
     first = (0, O, L, q, k, v, o, mailbox, N_q, N_k, heads, l2_group, tau_log2, CAUSAL)
@@ -313,7 +314,7 @@ def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> 
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     l2_group = max(1, 2**24 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 16 MiB of the L2 cache
-    consumers, B_c, stages = SIZES[d]
+    consumers, B_c, stages = CONFIGS[d]
     SMs = torch.cuda.get_device_properties(q.device).multi_processor_count
     grid = (min(SMs, triton.cdiv(N_q, 64 * consumers) * batch * heads),)  # FA2.A1.L1 FA2.A1.L2
     layout = gl.NVMMASharedLayout.get_default_for([1, 64, d], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16)

@@ -17,7 +17,8 @@ from triton.experimental.gluon import language as gl
 from fa2_lab.kernels import ladder
 
 wide = ladder.copied("r23")  # rung 23's functions, with the softmax below in place of its own
-by_lanes, along, update_row_max, LAG = wide.by_lanes, wide.along, wide.update_row_max, wide.LAG
+split_lanes, broadcast_state = wide.split_lanes, wide.broadcast_state
+update_row_max, LAG = wide.update_row_max, wide.LAG
 EVERY = gl.constexpr(8)  # the FMA units compute one exponential out of this many
 
 
@@ -39,7 +40,7 @@ def one_in(every):
 
 
 @gluon.jit
-def some_by_fma(x):
+def exp2_mixed(x):
     """Return 2^x. The FMA units compute one in EVERY exponentials, and the exponential unit computes the others."""
     registers: gl.constexpr = "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f"
     return gl.inline_asm_elementwise(one_in(EVERY), registers, [x], gl.float32, is_pure=True, pack=8)
@@ -48,10 +49,10 @@ def some_by_fma(x):
 @gluon.jit
 def softmax(s_ij, l_i, m_i, tau_log2):
     """Update l and m with a tile's scores. Return p, the factor alpha that rescales o, and the new l and m."""
-    x = by_lanes(s_ij)  # (64, B_c / 8, 4, 2)
+    x = split_lanes(s_ij)  # (64, B_c / 8, 4, 2)
     top = gl.convert_layout(tau_log2 * gl.max(gl.max(x, 3), 1), m_i.type.layout)  # (64, 4)
     m_new = update_row_max(m_i, top, m_i + LAG)  # (64, 4)
-    p_ij = some_by_fma(tau_log2 * x - along(m_new, x))  # (64, B_c / 8, 4, 2), at most 2^LAG
+    p_ij = exp2_mixed(tau_log2 * x - broadcast_state(m_new, x))  # (64, B_c / 8, 4, 2), at most 2^LAG
     alpha = gl.exp2(m_i - m_new)  # (64, 4)
     l_i = alpha * l_i + gl.sum(gl.sum(p_ij, 3), 1)  # (64, 4)
     return gl.convert_layout(p_ij.reshape(s_ij.shape), s_ij.type.layout), alpha, l_i, m_new

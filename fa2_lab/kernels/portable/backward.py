@@ -16,7 +16,7 @@ from torch import Tensor
 from fa2_lab.kernels import launch, tables
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.common.constants import LOG2E, NEG_INF
-from fa2_lab.kernels.common.softmax import Scales, apply_softcap, scales
+from fa2_lab.kernels.common.softmax import Scales, apply_softcap, make_scales
 from fa2_lab.kernels.common.tile import (
     DropoutKey,
     DropoutRule,
@@ -213,11 +213,11 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
     dv_j = tl.zeros((B_c, const.d_pad), tl.float32)  # FA2.A2.L7
     columns = ColumnBlock(k_j, v_j, col, begin, end)
     queries = QueryTensors(Q, dO, L, D, N_q, head_stride, Q_strides, dO_strides)
-    shared_by = Group(q_base, heads_before, head_kv * group if GROUPED else head_kv, group)
-    bias_context = BiasContext(shared_by.first, N_k - N_q)
-    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, queries, masked_rows, shared_by, window, scalars, bias_context, seed,
+    query_group = Group(q_base, heads_before, head_kv * group if GROUPED else head_kv, group)
+    bias_context = BiasContext(query_group.first, N_k - N_q)
+    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, queries, masked_rows, query_group, window, scalars, bias_context, seed,
                             const, bias, GROUPED, MASKED=True)  # fmt: skip
-    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, queries, full_rows, shared_by, window, scalars, bias_context, seed,
+    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, queries, full_rows, query_group, window, scalars, bias_context, seed,
                             const, bias, GROUPED, MASKED=False)  # fmt: skip
 
     dK, dV = head_ptr(dK, dK_strides, k_base, head_kv), head_ptr(dV, dV_strides, k_base, head_kv)
@@ -355,6 +355,6 @@ def prepare_dkdv(
 
 def common_arguments(options: Options) -> dict:
     """Return the keyword arguments that both passes take besides sizes: the window, the scalars, and the bias."""
-    factors = scales(options.scale, options.softcap)
-    scalars = BackwardScalars(options.scale, factors, launch.dropout_rule(options.dropout_p))
+    scales = make_scales(options.scale, options.softcap)
+    scalars = BackwardScalars(options.scale, scales, launch.dropout_rule(options.dropout_p))
     return dict(window=launch.window_bounds(options), scalars=scalars, bias=options.bias)

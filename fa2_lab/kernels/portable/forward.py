@@ -11,7 +11,7 @@ from torch import Tensor
 from fa2_lab.kernels import launch, tables
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.common.constants import LN2, LOG2E, NEG_INF
-from fa2_lab.kernels.common.softmax import apply_softcap, scales, softmax_step
+from fa2_lab.kernels.common.softmax import apply_softcap, make_scales, softmax_step
 from fa2_lab.kernels.common.tile import (
     DropoutKey,
     KeyBounds,
@@ -160,7 +160,7 @@ def prepare(tensors: Tensors, options: Options, config: tables.KernelConfig | No
         *(forward_kernel, launch.program_count(Q, config.B_r, sequences), config.compiler_options()),
         strides=launch.all_strides(Q, K, tensors.v, layout_of_result(Q)),
         **launch.size_arguments(Q, K, owned=Q, streamed=K, sequences=sequences),
-        **dict(window=launch.window_bounds(options), scales=scales(options.scale, options.softcap)),
+        **dict(window=launch.window_bounds(options), scales=make_scales(options.scale, options.softcap)),
         **dict(dropout_rule=launch.dropout_rule(options.dropout_p), const=config.constants(Q), bias=options.bias),
     )
 

@@ -18,7 +18,7 @@ RELATIVE_TO_THE_OLD = "The old l and o are relative to the old maximum. What mak
 
 def state_of(s: np.ndarray, v: np.ndarray) -> tuple:
     """The true (m, l, o) of some rows after these keys."""
-    state = SoftmaxState.reset(len(s), v.shape[1]).update(s, v)
+    state = SoftmaxState.empty(len(s), v.shape[1]).update(s, v)
     return state.m, state.l, state.o
 
 

@@ -114,10 +114,10 @@ def bwd_preprocess(O, dO, L, dL, acc_init, accum, cu_seqlens_q, cu_seqlens_k, O_
     if dL is not None:  # if the loss also uses L, dS has one more term, P ∘ dL
         D_i -= tl.load(dL + at, mask=row < N_q, other=0.0)
     L_i = tl.load(L + at, mask=row < N_q, other=NEG_INF)
-    nobody = L_i == NEG_INF
+    sees_no_key = L_i == NEG_INF
     at = acc_init + tl.cast(block_id, tl.int64) * (2 * B_r) + part * 64 + tl.arange(0, 64)
-    tl.store(at, tl.where(nobody, NEG_INF, -L_i * LOG2E / scale_log2))
-    tl.store(at + B_r, tl.where(nobody, 0.0, -D_i))
+    tl.store(at, tl.where(sees_no_key, NEG_INF, -L_i * LOG2E / scale_log2))
+    tl.store(at + B_r, tl.where(sees_no_key, 0.0, -D_i))
 
 
 @triton.jit(do_not_specialize=["batch", "H", "H_kv", "N_q", "N_k", "sequences"])
@@ -130,22 +130,23 @@ def bwd_postprocess(accum, dQ, dK, dV, cu_seqlens_q, cu_seqlens_k, strides, batc
     row_tiles, column_tiles = 2 * T_r * batch * H, 2 * T_c * batch * H_kv
     n = tl.program_id(0)
     if n < row_tiles:
-        finish(accum, n, dQ, dQ_strides, H, N_q, T_r, cu_seqlens_q, sequences, scale, d, d_pad, B_r)  # FA2.A2.L20
+        write_tile(accum, n, dQ, dQ_strides, H, N_q, T_r, cu_seqlens_q, sequences, scale, d, d_pad, B_r)  # FA2.A2.L20
     elif dK is not None:
         n -= row_tiles
         accum += tl.cast(row_tiles, tl.int64) * (B_r * d_pad // 2)
         if n < column_tiles:
-            finish(accum, n, dK, dK_strides, H_kv, N_k, T_c, cu_seqlens_k, sequences, scale, d, d_pad,  # FA2.A2.L18
-                   128)  # fmt: skip
+            write_tile(accum, n, dK, dK_strides, H_kv, N_k, T_c, cu_seqlens_k, sequences, scale, d, d_pad,  # FA2.A2.L18
+                       128)  # fmt: skip
         else:
             accum += tl.cast(column_tiles, tl.int64) * (64 * d_pad)
             n -= column_tiles
-            finish(accum, n, dV, dV_strides, H_kv, N_k, T_c, cu_seqlens_k, sequences, 1.0, d, d_pad, 128)  # FA2.A2.L18
+            write_tile(accum, n, dV, dV_strides, H_kv, N_k, T_c, cu_seqlens_k, sequences, 1.0, d, d_pad,  # FA2.A2.L18
+                       128)  # fmt: skip
 
 
 @triton.jit
-def finish(accum, n, X, strides, H, N, T, cu_seqlens, sequences, scale, d: tl.constexpr, d_pad: tl.constexpr,
-           B: tl.constexpr):  # fmt: skip
+def write_tile(accum, n, X, strides, H, N, T, cu_seqlens, sequences, scale, d: tl.constexpr, d_pad: tl.constexpr,
+               B: tl.constexpr):  # fmt: skip
     """Reorder and scale tile n of a completed accumulator, and write it to X.
 
     The two consumers' tiles together cover one of the T blocks of B rows that X has per head. `cu_seqlens` holds the

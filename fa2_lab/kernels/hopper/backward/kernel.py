@@ -6,8 +6,8 @@ because dQ needs the dS of both consumers. The matmul for a row block's dQ runs 
 are computed. TMA then adds its result to dQ in HBM.
 
 products.py starts the matmuls. This file decides when each matmul starts and which computation waits for it. Some
-matmuls can start earlier or later, and sizes.py lists the fastest choice for each d and mask. In all functions, c is a
-consumer's index, n counts the row blocks that this program has processed, and r counts its column blocks.
+matmuls can start earlier or later, and configs.py lists the fastest choice for each d and mask. In all functions, c is
+a consumer's index, n counts the row blocks that this program has processed, and r counts its column blocks.
 """
 
 import triton
@@ -49,7 +49,7 @@ from fa2_lab.kernels.hopper.shared.pipeline import (
 
 @triton.aggregate
 class BackwardSharedStorage:
-    """A thread block's buffers and barriers in shared memory, and the sizes of the launch."""
+    """A thread block's buffers and barriers in shared memory, and the launch's configuration."""
 
     k: TmaPipeline
     v: TmaPipeline
@@ -59,7 +59,7 @@ class BackwardSharedStorage:
     dq: gl.shared_memory_descriptor  # (2, …): each consumer's partial dQ, on its way to HBM
     mailbox: Mailbox
     semaphore: Semaphore
-    sizes: gl.constexpr
+    config: gl.constexpr
 
 
 # The producer warp ------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
             gdc_wait()  # until the previous kernel has ended, because this one reads its results and adds to its zeros
             for step_index in range(begin, end):
                 q_head = head * geometry.group + step_index // per_head
-                i = first + (per_head - 1 - step_index % per_head if smem.sizes.last_first else step_index % per_head)
+                i = first + (per_head - 1 - step_index % per_head if smem.config.last_first else step_index % per_head)
                 row_block_id = (batch * geometry.H + q_head) * T_r + before + i
                 dq_turn = sequence.last_column_block(i, length) - j
                 smem.row_blocks.load(
@@ -125,7 +125,7 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
 @gluon.jit
 def consumer(c: gl.constexpr, dK, dV, dq_accum, smem, geometry, scale_log2):
     """Run as consumer warpgroup c: compute dK and dV for its 64 columns of every column block fetched."""
-    d: gl.constexpr = smem.sizes.d_pad
+    d: gl.constexpr = smem.config.d_pad
     n = 0  # row blocks so far, as the producer counts them
     r = 0
     steps = receive(r, smem.mailbox)
@@ -140,14 +140,14 @@ def consumer(c: gl.constexpr, dK, dV, dq_accum, smem, geometry, scale_log2):
             dk, dv, ds = step(c, n_step, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_log2, ds)
         n += steps
         smem.v.release(r)
-        if smem.sizes.dk_late:
-            dk = finish_dk(n - 1, start_dk(n - 1, dk, ds, smem), ds, smem, others=0)
+        if smem.config.dk_late:
+            dk = wait_for_dk(n - 1, start_dk(n - 1, dk, ds, smem), ds, smem, others=0)
         dq = warpgroup_mma_wait(0, deps=[start_dq(c, n - 1, smem)])
         smem.k.release(r)
         smem.semaphore.wait_for_room(c, n - 1)
         add_dq(c, n - 1, dq, dq_accum, smem)
         smem.semaphore.wait_for_room(c, n)
-        finish(c, r, dk, dv, dK, dV, smem, scale_log2)
+        write_dk_dv(c, r, dk, dv, dK, dV, smem, scale_log2)
         r += 1
         steps = receive(r, smem.mailbox)
     tma.store_wait(0)  # shared memory must outlive the last copy
@@ -190,8 +190,8 @@ def load_v(v, smem):
 
     Otherwise, return v, which is in shared memory.
     """
-    if smem.sizes.v_in_registers:
-        v = v.slice(0, V_REG_COLS, 1).load(gl.DotOperandLayout(0, acc_layout(smem.sizes.B_r), 2))
+    if smem.config.v_in_registers:
+        v = v.slice(0, V_REG_COLS, 1).load(gl.DotOperandLayout(0, acc_layout(smem.config.B_r), 2))
     return v
 
 
@@ -207,7 +207,7 @@ def step(c: gl.constexpr, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_lo
     FIRST: gl.constexpr = ds is None
     smem.row_blocks.wait(n)
     q, do = smem.row_blocks.tiles(n)  # (B_r, d)
-    if smem.sizes.dk_late and not FIRST:
+    if smem.config.dk_late and not FIRST:
         dk = start_dk(n - 1, dk, ds, smem)
     s = start_scores(c, n, q, bounds, smem)
     if FIRST:
@@ -216,25 +216,25 @@ def step(c: gl.constexpr, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_lo
         dq = start_dq(c, n - 1, smem)
         smem.semaphore.wait_for_room(c, n - 1)
         s = warpgroup_mma_wait(1, deps=[s])
-        if smem.sizes.dk_late:
-            dk = finish_dk(n - 1, dk, ds, smem, others=1)
+        if smem.config.dk_late:
+            dk = wait_for_dk(n - 1, dk, ds, smem, others=1)
     p = gl.exp2(s * scale_log2)  # (64, B_r)  FA2.A2.L11
-    if not smem.sizes.dv_late:
+    if not smem.config.dv_late:
         dv, p_half = start_dv(dv, p, do)
     if not FIRST:
-        if smem.sizes.dv_late and not bounds.CUT:  # p in deps is 1% faster, though no exponential moves in the SASS
+        if smem.config.dv_late and not bounds.CUT:  # p in deps is 1% faster, though no exponential moves in the SASS
             dq, p = warpgroup_mma_wait(0, deps=[dq, p])
         else:
-            dq = warpgroup_mma_wait(0 if smem.sizes.dv_late else 1, deps=[dq])  # dV's matmul, the last, may continue
+            dq = warpgroup_mma_wait(0 if smem.config.dv_late else 1, deps=[dq])  # dV's matmul, the last, may continue
         add_dq(c, n - 1, dq, dq_accum, smem)
     dp = start_dp(n, v, v_regs, do, smem)
     dp = warpgroup_mma_wait(0, deps=[dp])
     ds = (p * dp).to(q.dtype)  # (64, B_r)  FA2.A2.L14
-    exchange(c, n, ds, smem)
-    if smem.sizes.dv_late:
+    exchange_ds(c, n, ds, smem)
+    if smem.config.dv_late:
         dv, p_half = start_dv(dv, p, do)
-    ds = as_operand(ds, q.dtype, smem.sizes.d_pad)
-    if smem.sizes.dk_late:
+    ds = as_operand(ds, q.dtype, smem.config.d_pad)
+    if smem.config.dk_late:
         dv, p_half = warpgroup_mma_wait(0, deps=[dv, p_half])
     else:
         dk = start_dk(n, dk, ds, smem)
@@ -244,7 +244,7 @@ def step(c: gl.constexpr, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_lo
 
 
 @gluon.jit
-def exchange(c: gl.constexpr, n, ds, smem):
+def exchange_ds(c: gl.constexpr, n, ds, smem):
     """Store this consumer's dS for the n-th row block in shared memory.
 
     Both consumers read it in the next step, so two buffers are enough. The fence serves two purposes: it makes the
@@ -257,7 +257,7 @@ def exchange(c: gl.constexpr, n, ds, smem):
 
 
 @gluon.jit
-def finish_dk(n, dk, ds, smem, others: gl.constexpr):
+def wait_for_dk(n, dk, ds, smem, others: gl.constexpr):
     """Wait for dK's matmul, but not for the `others` matmuls started after it. Then release Q and dO."""
     dk, ds = warpgroup_mma_wait(others, deps=[dk, ds])
     smem.row_blocks.release(n)
@@ -271,12 +271,12 @@ def add_dq(c: gl.constexpr, n, dq, dq_accum, smem):
     if smem.semaphore.USED:
         smem.semaphore.hand_over(c, dq, buffer)
     else:
-        row = (smem.row_blocks.read(n, "row_block_id") * CONSUMERS + c) * (2 * smem.sizes.W)
+        row = (smem.row_blocks.read(n, "row_block_id") * CONSUMERS + c) * (2 * smem.config.W)
         add_tile(dq, dq_accum, row, buffer)  # FA2.A2.L15
 
 
 @gluon.jit
-def finish(c: gl.constexpr, r, dk, dv, dK, dV, smem, scale_log2):
+def write_dk_dv(c: gl.constexpr, r, dk, dv, dK, dV, smem, scale_log2):
     """Write the r-th column block's dK and dV to HBM.
 
     If several programs share the column block, add them to the accumulators in HBM instead.
@@ -287,7 +287,7 @@ def finish(c: gl.constexpr, r, dk, dv, dK, dV, smem, scale_log2):
         smem.mailbox.read(r, "col"),
     )
     if dK.dtype == gl.float32:
-        at = (smem.mailbox.read(r, "col_block_id") * CONSUMERS + c) * (2 * smem.sizes.d_pad)
+        at = (smem.mailbox.read(r, "col_block_id") * CONSUMERS + c) * (2 * smem.config.d_pad)
         if smem.semaphore.USED:
             sem_index = smem.mailbox.read(r, "sem_index") * CONSUMERS + c
             smem.semaphore.wait(sem_index, smem.mailbox.read(r, "dkv_turn"))
@@ -309,7 +309,7 @@ def store(c: gl.constexpr, x, X, batch_or_end, head, col, N_k, smem):
 
     The copy goes through the consumer's shared-memory buffer for dQ.
     """
-    room: gl.constexpr = stacked(smem.sizes.B_r // 64, X.block_shape)
+    room: gl.constexpr = stacked(smem.config.B_r // 64, X.block_shape)
     tile = smem.dq.index(c).reinterpret(X.dtype, room, X.layout).index(0)
     tma.store_wait(0)
     matrix(tile).store(x.to(X.dtype))
@@ -342,14 +342,14 @@ def writer(c: gl.constexpr, dq_accum, smem):
                               "parts", "l2_group", "left", "right", "scale_log2"])  # fmt: skip
 def backward_kernel(Q, K, V, dO, acc_init, dq_accum, dK, dV, counter, key_lengths, sem_counters, cu_seqlens_q,
                     cu_seqlens_k, sequences, group, T_r, heads, parts, l2_group, left, right, scale_log2,
-                    CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
+                    CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CONFIG: gl.constexpr):  # fmt: skip
     """Compute dK and dV, and accumulate dQ in HBM.
 
     Q, K, V and dO are descriptors of (batch, heads, N, d) tensors. dK and dV are descriptors of such tensors too, or of
     fp32 accumulators if several programs share a column block. accumulators.py describes `acc_init` and `dq_accum`.
     `sem_counters` points to the counters of semaphore.py. If it is None, gradients are added up in any order. `counter`
-    points to the counters of the tile scheduler. Each column block is divided into `parts` parts. SIZES are the
-    BackwardSizes of the launch, and RAGGED means that a column block may reach past the last key.
+    points to the counters of the tile scheduler. Each column block is divided into `parts` parts. CONFIG is the
+    launch's BackwardConfig, and RAGGED means that a column block may reach past the last key.
 
     left and right are the bounds of a window, or None. CAUSAL means that right is 0. If `sequences` is not None, it is
     the number of packed sequences, and cu_seqlens_q and cu_seqlens_k are the cumulative sequence lengths. Integers are
@@ -362,14 +362,14 @@ def backward_kernel(Q, K, V, dO, acc_init, dq_accum, dK, dV, counter, key_length
     HAS_RIGHT_BOUND: gl.constexpr = CAUSAL or right is not None
     right = 0 if right is None else right
     geometry = Geometry(
-        N_q, N_k, heads_q, group, key_lengths, RAGGED, HAS_RIGHT_BOUND, right, left, SIZES.B_r, COLUMNS, cu_seqlens_q,
+        N_q, N_k, heads_q, group, key_lengths, RAGGED, HAS_RIGHT_BOUND, right, left, CONFIG.B_r, COLUMNS, cu_seqlens_q,
         cu_seqlens_k, sequences
     )  # fmt: skip
     DETERMINISTIC: gl.constexpr = sem_counters is not None
     scheduler = Scheduler(counter, block_count(N_k, sequences, COLUMNS), heads, l2_group, DETERMINISTIC)
     semaphore = new_semaphore(sem_counters)
-    DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([COLUMNS, SIZES.B_r], Q.dtype)
-    ds = gl.allocate_shared_memory(Q.dtype, [2, COLUMNS, SIZES.B_r], DS_LAYOUT)
+    DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([COLUMNS, CONFIG.B_r], Q.dtype)
+    ds = gl.allocate_shared_memory(Q.dtype, [2, COLUMNS, CONFIG.B_r], DS_LAYOUT)
     DQ_SHAPE: gl.constexpr = [CONSUMERS, dq_accum.block_shape[0], dq_accum.block_shape[1]]
     dq = gl.allocate_shared_memory(gl.float32, DQ_SHAPE, dq_accum.layout)
     k, v = new_pipeline(K, 2, CONSUMERS), new_pipeline(V, 1, CONSUMERS)
@@ -380,17 +380,17 @@ def backward_kernel(Q, K, V, dO, acc_init, dq_accum, dK, dV, counter, key_length
     READERS: gl.constexpr = 2 * CONSUMERS if DETERMINISTIC else CONSUMERS
     DK_IN_ORDER: gl.constexpr = DETERMINISTIC and dK.dtype == gl.float32
     mailbox = new_mailbox(ORDERED_COLUMN_BLOCK_FIELDS if DK_IN_ORDER else COLUMN_BLOCK_FIELDS, READERS)
-    smem = BackwardSharedStorage(k, v, row_blocks, ds, ds_filled, dq, mailbox, semaphore, SIZES)
+    smem = BackwardSharedStorage(k, v, row_blocks, ds, ds_filled, dq, mailbox, semaphore, CONFIG)
     fence_async_shared()  # so that TMA sees the barriers
     gdc_launch_dependents()  # the next kernel may start on idle SMs; it waits for this one by itself
     # Consumer threads have 240 registers, and all other threads have 24.
-    copies = Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts
+    producer_args = Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts
     if DETERMINISTIC:
         gl.warp_specialize(
             [
                 (consumer, (gl.constexpr(0), dK, dV, dq_accum, smem, geometry, scale_log2)),
                 (consumer, (gl.constexpr(1), dK, dV, dq_accum, smem, geometry, scale_log2)),
-                (producer, copies),
+                (producer, producer_args),
                 (writer, (gl.constexpr(0), dq_accum, smem)),
                 (writer, (gl.constexpr(1), dq_accum, smem)),
             ],
@@ -402,7 +402,7 @@ def backward_kernel(Q, K, V, dO, acc_init, dq_accum, dK, dV, counter, key_length
             [
                 (consumer, (gl.constexpr(0), dK, dV, dq_accum, smem, geometry, scale_log2)),
                 (consumer, (gl.constexpr(1), dK, dV, dq_accum, smem, geometry, scale_log2)),
-                (producer, copies),
+                (producer, producer_args),
             ],
             [4, 1],
             [240, 24],

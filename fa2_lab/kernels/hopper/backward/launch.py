@@ -13,8 +13,9 @@ from torch import Tensor
 
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.common.softmax import log2_scale
-from fa2_lab.kernels.hopper.backward import sizes
+from fa2_lab.kernels.hopper.backward import configs
 from fa2_lab.kernels.hopper.backward.accumulators import bwd_postprocess, bwd_preprocess
+from fa2_lab.kernels.hopper.backward.configs import BackwardConfig
 from fa2_lab.kernels.hopper.backward.kernel import backward_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, matrix_descriptor
@@ -30,56 +31,57 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
     explains.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
-    if Q.shape[-1] not in sizes.DIMENSIONS or options.scale < sizes.SMALLEST_SCALE:
+    if Q.shape[-1] not in configs.DIMENSIONS or options.scale < configs.SMALLEST_SCALE:
         return None
     if not host.supports(Q, K, V, tensors.key_lengths) or not copyable(dO.shape, dO.stride()):
         return None
     if sequences and options.has_window:
         return None  # a window would need more data about a packed sequence than the producer sends
     tensors, dO, O = host.pack_gqa(tensors, options, dO, O)
-    chosen, parts = choose(tensors, options, deterministic)
-    acc_init_shape, dq_accum_shape, dk_accum_shape, counters = shapes(tensors.q, K, chosen, sequences)
+    config, parts = choose(tensors, options, deterministic)
+    acc_init_shape, dq_accum_shape, dk_accum_shape, counters = shapes(tensors.q, K, config, sequences)
     divided = parts > 1  # then dK and dV also have accumulators, which follow those of dQ
     accum_lines = dq_accum_shape[0] + 2 * dk_accum_shape[0] * divided
     accum_shape = accum_lines + counters[0] * deterministic, 32  # all accumulators and counters are zeroed together
-    preprocess = prepare_preprocess(dO, O, tensors, options, chosen, accum_shape)
-    main = prepare_main(dO, tensors, options, chosen, parts, deterministic)
-    postprocess = prepare_postprocess(tensors, options, chosen, divided)
+    preprocess = prepare_preprocess(dO, O, tensors, options, config, accum_shape)
+    main = prepare_main(dO, tensors, options, config, parts, deterministic)
+    postprocess = prepare_postprocess(tensors, options, config, divided)
 
     def call(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors) -> tuple | None:
         Q, K, V, cu_q, cu_k = tensors.q, tensors.k, tensors.v, tensors.cu_seqlens_q, tensors.cu_seqlens_k
         if not host.tma_aligned(dO, Q, K, V, O, L, dL):
             return None
         dQ, dK, dV = contiguous_like(Q), contiguous_like(K), contiguous_like(V)
-        new = functools.partial(torch.empty, dtype=torch.float32, device=Q.device)
-        acc_init, accum = new(acc_init_shape), new(accum_shape)
-        columns = (accum[dq_accum_shape[0] :], accum[dq_accum_shape[0] + dk_accum_shape[0] :]) if divided else (dK, dV)
-        rounded = (dK, dV) if divided else (None, None)
-        sem_counters, ordered = (accum[accum_lines:].view(torch.int32), cu_k) if deterministic else (None, None)
+        new_fp32 = functools.partial(torch.empty, dtype=torch.float32, device=Q.device)
+        acc_init, accum = new_fp32(acc_init_shape), new_fp32(accum_shape)
+        dk_accum, dv_accum = accum[dq_accum_shape[0] :], accum[dq_accum_shape[0] + dk_accum_shape[0] :]
+        dk_dv = (dk_accum, dv_accum) if divided else (dK, dV)  # what the second launch writes
+        final_dk_dv = (dK, dV) if divided else (None, None)  # and what the third one writes
+        sem_counters, checked_cu_k = (accum[accum_lines:].view(torch.int32), cu_k) if deterministic else (None, None)
         with on_device_of(Q):
             # In a custom operator, this call launches a kernel that fills a tensor with zeros. It comes before the
             # three launches, because between two of them, it would keep the second one from starting early.
             counter = host.scheduler_counter(Q, options.in_custom_op)
-            preprocess(O, dO, L, dL, acc_init, accum, cu_q, ordered)
-            main(Q, K, V, dO, acc_init, accum, *columns, counter, tensors.key_lengths, sem_counters, cu_q, cu_k)
-            postprocess(accum, dQ, *rounded, cu_q, cu_k)
+            preprocess(O, dO, L, dL, acc_init, accum, cu_q, checked_cu_k)
+            main(Q, K, V, dO, acc_init, accum, *dk_dv, counter, tensors.key_lengths, sem_counters, cu_q, cu_k)
+            postprocess(accum, dQ, *final_dk_dv, cu_q, cu_k)
         return dQ, dK, dV  # FA2.A2.L20
 
     return call
 
 
-def choose(tensors: Tensors, options: Options, deterministic: bool) -> tuple[sizes.BackwardSizes, int]:
-    """Return the launch's sizes, and the number of parts into which each column block is divided.
+def choose(tensors: Tensors, options: Options, deterministic: bool) -> tuple[BackwardConfig, int]:
+    """Return the launch's configuration, and the number of parts into which each column block is divided.
 
     Packed sequences are treated as if they had equal lengths.
     """
     Q, K, sequences, masked = tensors.q, tensors.k, tensors.sequences, options.bounds != (None, None)
     (_, H, N_q, d), (_, H_kv, _, _) = shape(Q), shape(K)
     N_q = -(-N_q // (sequences or 1))
-    chosen = sizes.choose(d, N_q, masked, ragged(tensors), deterministic)
+    config = configs.choose(d, N_q, masked, ragged(tensors), deterministic)
     column_blocks, group = program_count(K, 128, sequences), H // H_kv
-    steps, SMs = group * -(-N_q // chosen.B_r), sm_count(Q.device)
-    return chosen, sizes.parts_for(column_blocks, steps, SMs, masked, group, chosen.d_pad)
+    steps, SMs = group * -(-N_q // config.B_r), sm_count(Q.device)
+    return config, configs.choose_parts(column_blocks, steps, SMs, masked, group, config.d_pad)
 
 
 def ragged(tensors: Tensors) -> bool:
@@ -87,7 +89,7 @@ def ragged(tensors: Tensors) -> bool:
     return tensors.key_lengths is not None or tensors.sequences is not None or shape(tensors.k)[2] % 128 != 0
 
 
-def shapes(Q: Tensor, K: Tensor, chosen: sizes.BackwardSizes, sequences: int | None) -> tuple[tuple[int, int], ...]:
+def shapes(Q: Tensor, K: Tensor, config: BackwardConfig, sequences: int | None) -> tuple[tuple[int, int], ...]:
     """Return the shapes (lines, elements per line) of four fp32 matrices in HBM.
 
     1. the initial values of S and dP
@@ -97,15 +99,15 @@ def shapes(Q: Tensor, K: Tensor, chosen: sizes.BackwardSizes, sequences: int | N
 
     The last three consist of whole (64, d_pad) tiles.
     """
-    row_blocks, column_blocks = program_count(Q, chosen.B_r, sequences), program_count(K, 128, sequences)
-    lines_of_32 = chosen.d_pad // 32
-    dq_lines, dk_lines = row_blocks * chosen.B_r * lines_of_32, column_blocks * 128 * lines_of_32
-    counters = -(-2 * (row_blocks + column_blocks) // (64 * chosen.d_pad)) * 2 * chosen.d_pad
-    return (row_blocks, 2 * chosen.B_r), (dq_lines, 32), (dk_lines, 32), (counters, 32)
+    row_blocks, column_blocks = program_count(Q, config.B_r, sequences), program_count(K, 128, sequences)
+    lines_of_32 = config.d_pad // 32
+    dq_lines, dk_lines = row_blocks * config.B_r * lines_of_32, column_blocks * 128 * lines_of_32
+    counters = -(-2 * (row_blocks + column_blocks) // (64 * config.d_pad)) * 2 * config.d_pad
+    return (row_blocks, 2 * config.B_r), (dq_lines, 32), (dk_lines, 32), (counters, 32)
 
 
 def prepare_preprocess(
-    dO: Tensor, O: Tensor, tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, accum_shape: tuple[int, int]
+    dO: Tensor, O: Tensor, tensors: Tensors, options: Options, config: BackwardConfig, accum_shape: tuple[int, int]
 ) -> Launch:
     """Return the launch that zeros the accumulators and writes the initial values of S and dP.
 
@@ -114,15 +116,15 @@ def prepare_preprocess(
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     (_, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
     return Launch(
-        *(bwd_preprocess, program_count(Q, chosen.B_r, sequences) * chosen.B_r // 64, dict(num_warps=4, num_stages=1)),
+        *(bwd_preprocess, program_count(Q, config.B_r, sequences) * config.B_r // 64, dict(num_warps=4, num_stages=1)),
         **dict(O_strides=strides(O), dO_strides=strides(dO), H=H, N_q=N_q, N_k=N_k, sequences=sequences),
-        **dict(tiles=accum_shape[0] // (2 * chosen.d_pad)),
-        **dict(scale_log2=log2_scale(options.scale), d=d, d_pad=chosen.d_pad, B_r=chosen.B_r),
+        **dict(tiles=accum_shape[0] // (2 * config.d_pad)),
+        **dict(scale_log2=log2_scale(options.scale), d=d, d_pad=config.d_pad, B_r=config.B_r),
     )
 
 
 def prepare_main(
-    dO: Tensor, tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, parts: int, deterministic: bool
+    dO: Tensor, tensors: Tensors, options: Options, config: BackwardConfig, parts: int, deterministic: bool
 ) -> Launch:
     """Return the launch that computes dK and dV and accumulates dQ, with one program per SM.
 
@@ -132,36 +134,37 @@ def prepare_main(
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     masked, scale = options.bounds != (None, None), options.scale
     (batch, H, N_q, d), (_, H_kv, *_) = shape(Q), shape(K)
-    acc_init_shape, dq_accum_shape, dk_accum_shape, _ = shapes(Q, K, chosen, sequences)
-    describe = functools.partial(descriptor, d=chosen.d_pad)
+    acc_init_shape, dq_accum_shape, dk_accum_shape, _ = shapes(Q, K, config, sequences)
+    describe = functools.partial(descriptor, d=config.d_pad)
     if parts > 1:
-        columns = 2 * (matrix_descriptor(dk_accum_shape, (128, 32), swizzle=128),)
+        dk_dv = 2 * (matrix_descriptor(dk_accum_shape, (128, 32), swizzle=128),)
     else:
-        columns = tuple(describe(layout_of_result(X), 64) for X in (K, V))
-    acc_init = matrix_descriptor(acc_init_shape, (1, 2 * chosen.B_r))
-    dq_accum = matrix_descriptor(dq_accum_shape, (chosen.B_r * chosen.d_pad // 64, 32), swizzle=128)
+        dk_dv = tuple(describe(layout_of_result(X), 64) for X in (K, V))
+    acc_init = matrix_descriptor(acc_init_shape, (1, 2 * config.B_r))
+    dq_accum = matrix_descriptor(dq_accum_shape, (config.B_r * config.d_pad // 64, 32), swizzle=128)
     heads = batch * H_kv * parts  # the scheduler treats each part of a K/V head as a head
     SMs, column_blocks = sm_count(Q.device), program_count(K, 128, sequences)
-    many = sequences or 1
+    n_sequences = sequences or 1
     if deterministic:
-        l2_group = parts * sizes.deterministic_l2_group(-(-N_q // many), d, H // H_kv)
+        l2_group = parts * configs.deterministic_l2_group(-(-N_q // n_sequences), d, H // H_kv)
     else:
-        rows = 1 if options.has_window else -(-N_q // (many * parts))  # rows in use at a time
-        bytes_each = rows * (H // H_kv) * 4 * (d + chosen.d_pad)  # Q, dO and dQ's accumulators
-        l2_group = sizes.l2_group(-(-column_blocks // (batch * H_kv * many)), heads, SMs, masked, H // H_kv, bytes_each)
-    descriptors = describe(Q, chosen.B_r), describe(K, 128), describe(V, 128), describe(dO, chosen.B_r)
+        rows = 1 if options.has_window else -(-N_q // (n_sequences * parts))  # rows in use at a time
+        bytes_per_head = rows * (H // H_kv) * 4 * (d + config.d_pad)  # Q, dO and dQ's accumulators
+        blocks_per_head = -(-column_blocks // (batch * H_kv * n_sequences))
+        l2_group = configs.l2_group(blocks_per_head, heads, SMs, masked, H // H_kv, bytes_per_head)
+    descriptors = describe(Q, config.B_r), describe(K, 128), describe(V, 128), describe(dO, config.B_r)
     return Launch(
         backward_kernel,
         min(SMs, column_blocks * parts),
-        chosen.options | USE_PDL,
-        (*descriptors, acc_init, dq_accum, *columns),
+        config.options | USE_PDL,
+        (*descriptors, acc_init, dq_accum, *dk_dv),
         **dict(group=H // H_kv, T_r=acc_init_shape[0] // (batch * H), heads=heads, parts=parts, sequences=sequences),
         **dict(l2_group=min(heads, l2_group), left=options.left, right=options.right, scale_log2=log2_scale(scale)),
-        **dict(CAUSAL=options.causal, RAGGED=ragged(tensors), SIZES=chosen),
+        **dict(CAUSAL=options.causal, RAGGED=ragged(tensors), CONFIG=config),
     )
 
 
-def prepare_postprocess(tensors: Tensors, options: Options, chosen: sizes.BackwardSizes, divided: bool) -> Launch:
+def prepare_postprocess(tensors: Tensors, options: Options, config: BackwardConfig, divided: bool) -> Launch:
     """Return the launch that writes dQ from its accumulators, and also dK and dV if `divided` is set.
 
     A program processes one consumer's tile, so there are two programs per row block and, for dK and dV, four per column
@@ -169,16 +172,16 @@ def prepare_postprocess(tensors: Tensors, options: Options, chosen: sizes.Backwa
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
-    row_blocks, column_blocks = program_count(Q, chosen.B_r, sequences), program_count(K, 128, sequences)
+    row_blocks, column_blocks = program_count(Q, config.B_r, sequences), program_count(K, 128, sequences)
     out_strides = tuple(strides(layout_of_result(X)) for X in (Q, K, V))
     return Launch(
         *(bwd_postprocess, 2 * row_blocks + 4 * column_blocks * divided, dict(num_warps=4, num_stages=1) | USE_PDL),
         **dict(strides=out_strides, batch=batch, H=H, H_kv=H_kv, N_q=N_q, N_k=N_k, sequences=sequences),
-        **dict(scale=options.scale, d=d, d_pad=chosen.d_pad, B_r=chosen.B_r),
+        **dict(scale=options.scale, d=d, d_pad=config.d_pad, B_r=config.B_r),
     )
 
 
 def enough_work(Q: Tensor, K: Tensor) -> bool:
     """Return whether the Hopper backward is the fastest choice for calls with Q and K of these shapes."""
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
-    return sizes.enough_work(d, N_q, N_k, batch * H, H != H_kv, sm_count(Q.device))
+    return configs.enough_work(d, N_q, N_k, batch * H, H != H_kv, sm_count(Q.device))

@@ -17,11 +17,11 @@ def start_scores(c: gl.constexpr, n, q, bounds, smem):
 
     The accumulator starts from −L/scale, or from −∞ in masked entries.
     """
-    B_r: gl.constexpr = smem.sizes.B_r
-    init = spread(smem.row_blocks.load_acc_init(n, 0))
+    B_r: gl.constexpr = smem.config.B_r
+    init = broadcast_init(smem.row_blocks.load_acc_init(n, 0))
     if bounds.CUT:
         first = smem.row_blocks.read(n, "row")
-        cut = first < bounds.full
+        cut = first < bounds.unmasked_from
         if bounds.end is not None:
             cut |= first + B_r > bounds.end
         if cut:
@@ -40,15 +40,15 @@ def start_dp(n, v, v_regs, do, smem):
 
     If the option v_in_registers is set, `v_regs` is the half of V that is kept in registers.
     """
-    dp = spread(smem.row_blocks.load_acc_init(n, 1))
-    if smem.sizes.v_in_registers:
+    dp = broadcast_init(smem.row_blocks.load_acc_init(n, 1))
+    if smem.config.v_in_registers:
         dp = warpgroup_mma(v_regs, do.slice(0, V_REG_COLS, 1).permute((1, 0)), dp, is_async=True)  # FA2.A2.L13
         v, do = v.slice(V_REG_COLS, V_REG_COLS, 1), do.slice(V_REG_COLS, V_REG_COLS, 1)
     return warpgroup_mma(v, do.permute((1, 0)), dp, is_async=True)  # FA2.A2.L13
 
 
 @gluon.jit
-def spread(init):
+def broadcast_init(init):
     """Broadcast `init`, which has one element per query row, to the shape of a matmul accumulator, (64, B_r)."""
     B_r: gl.constexpr = init.shape[1]
     init, _ = gl.broadcast(init, gl.zeros([COLS, B_r], gl.float32, acc_layout(B_r)))
@@ -78,12 +78,12 @@ def start_dq(c: gl.constexpr, n, smem):
 
     This is half of dQ's columns or, if B_r = 128, half of its rows.
     """
-    W: gl.constexpr = smem.sizes.W
+    W: gl.constexpr = smem.config.W
     mbarrier.wait(smem.ds_filled, n & 1)
     k = matrix(smem.k.tiles.index(smem.row_blocks.read(n, "k_stage")))
     ds = smem.ds.index(n & 1)
     zero = gl.zeros([64, W], gl.float32, acc_layout(W))
-    if smem.sizes.B_r == 64:
+    if smem.config.B_r == 64:
         ds = ds.permute((1, 0))
         k = k.slice(c * W, W, 1)
     else:

@@ -10,8 +10,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from fa2_lab.kernels.common.constants import FAR_ROW
 from fa2_lab.kernels.hopper.shared.descriptors import tile_at
-from fa2_lab.kernels.hopper.shared.geometry import NO_ROW
 from fa2_lab.kernels.hopper.shared.mailbox import IntRecords, all_threads, new_int_records
 from fa2_lab.kernels.hopper.shared.pipeline import acc_layout, barriers, matrix, stacked
 
@@ -33,7 +33,7 @@ class RowBounds:
     """The rows that see a consumer's 64 columns, and the first row that sees all 128 of the column block's columns."""
 
     begin: gl.tensor  # (64,), the first row that sees each column
-    full: gl.tensor  # the first row that sees the whole column block
+    unmasked_from: gl.tensor  # the first row that sees the whole column block
     end: gl.tensor | gl.constexpr  # the first row that no longer sees the first column, or None if all later rows do
     CUT: gl.constexpr  # whether some tiles are masked
 
@@ -42,22 +42,23 @@ class RowBounds:
 def seeing_rows(c: gl.constexpr, r, mailbox, geometry):
     """Return the RowBounds of consumer c's columns in the r-th column block."""
     CUT: gl.constexpr = geometry.HAS_RIGHT_BOUND or geometry.RAGGED or geometry.left is not None
-    full = mailbox.read(r, "unmasked_from")
-    begin = first_rows(c, r, mailbox, geometry)
+    unmasked_from = mailbox.read(r, "unmasked_from")
+    begin = first_seeing_rows(c, r, mailbox, geometry)
     if geometry.left is None:
-        return RowBounds(begin, full, end=None, CUT=CUT)
+        return RowBounds(begin, unmasked_from, end=None, CUT=CUT)
     else:
-        return RowBounds(begin, full, end=geometry.row_end(mailbox.read(r, "col")), CUT=CUT)
+        end = geometry.row_end(mailbox.read(r, "col"))
+        return RowBounds(begin, unmasked_from, end, CUT)
 
 
 @gluon.jit
-def first_rows(c: gl.constexpr, r, mailbox, geometry):
+def first_seeing_rows(c: gl.constexpr, r, mailbox, geometry):
     """Return, for each of consumer c's 64 columns in the r-th column block, the first row that sees it."""
     row_begin = mailbox.read(r, "row_begin")
     key = c * COLS + gl.arange(0, COLS, gl.SliceLayout(1, acc_layout(geometry.B_r)))
     row_begin += key if geometry.HAS_RIGHT_BOUND else 0 * key
     if geometry.RAGGED:
-        row_begin = gl.where(key < mailbox.read(r, "length") - mailbox.read(r, "col"), row_begin, NO_ROW)
+        row_begin = gl.where(key < mailbox.read(r, "length") - mailbox.read(r, "col"), row_begin, FAR_ROW)
     return row_begin
 
 
@@ -108,7 +109,7 @@ class RowBlockPipeline:
     @gluon.jit
     def load_acc_init(self, n, which: gl.constexpr):
         """Consumer: return the initial values of S (if `which` is 0) or dP (if it is 1), one per row, as (1, B_r)."""
-        # TMA will overwrite what is read here, so exchange() fences between this read and release().
+        # TMA will overwrite what is read here, so exchange_ds() fences between this read and release().
         both = self.acc_init.index(n & 1)
         both = both.reinterpret(gl.float32, [2, self.B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         return both.index(which).load(gl.SliceLayout(0, acc_layout(self.B_r)))[None, :]

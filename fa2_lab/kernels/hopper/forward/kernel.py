@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from fa2_lab.kernels.common.constants import LN2, NEG_INF
 from fa2_lab.kernels.common.tile import block_count
-from fa2_lab.kernels.hopper.forward.softmax import ColumnBounds, first_state, mask, rescale_o, rounded, softmax_step
+from fa2_lab.kernels.hopper.forward.softmax import ColumnBounds, initial_state, mask, rescale_o, rounded, softmax_step
 from fa2_lab.kernels.hopper.shared.descriptors import shape_of, tile_at
 from fa2_lab.kernels.hopper.shared.geometry import Geometry, Scheduler
 from fa2_lab.kernels.hopper.shared.mailbox import Mailbox, new_mailbox
@@ -45,7 +45,7 @@ HIDE_ROW_SUM = gl.constexpr(by_triton({"3.6": False, "3.7": True, "3.8": False})
 
 @triton.aggregate
 class ForwardSharedStorage:
-    """A thread block's buffers and barriers in shared memory, and the sizes of the launch."""
+    """A thread block's buffers and barriers in shared memory, and the launch's configuration."""
 
     q: TmaPipeline  # two stages per consumer, so that the next Q arrives early, or one stage, which O reuses
     k: TmaPipeline
@@ -53,7 +53,7 @@ class ForwardSharedStorage:
     o: gl.shared_memory_descriptor  # (consumers, …, 64, d): O, on its way to HBM
     ping_pong: PingPong
     mailbox: Mailbox
-    sizes: gl.constexpr
+    config: gl.constexpr
 
 
 # The producer warp ------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def producer(Q, K, V, smem, scheduler, geometry):
     A tile of V is needed one step later than the same tile of K, so K is copied one tile ahead of V. A consumer
     releases a tile of V together with the next tile of K. Therefore, once K's stage is empty, so is V's.
     """
-    CONSUMERS: gl.constexpr = smem.sizes.consumers
+    CONSUMERS: gl.constexpr = smem.config.consumers
     n = 0  # tiles of K, and of V, so far
     r = 0  # row blocks so far
     t = scheduler.first()
@@ -116,7 +116,7 @@ def consumer(c: gl.constexpr, O, L, smem, geometry, scale_log2):
         end, first = gl.where(row < sequence.N_q, sequence.tile_end(row, ROWS, length), all_begin), all_begin
         if sequence.left is not None:
             first = gl.where(row < sequence.N_q, sequence.tile_begin(row, end), all_begin)
-        q_tile = r * smem.sizes.consumers + c
+        q_tile = r * smem.config.consumers + c
         q = smem.q.wait(q_tile)
         for j in range(all_end - end):  # tiles that only later rows see, or all tiles if these rows do not exist
             drain_tile(c, n + j, smem)
@@ -124,13 +124,13 @@ def consumer(c: gl.constexpr, O, L, smem, geometry, scale_log2):
             store_row, store_geometry = row, sequence
             if geometry.cu_seqlens_q is not None:  # store() needs only row − N_q, which takes one register fewer
                 store_row, store_geometry = row - N_q, geometry.of_sequence(0 * N_q, 0 * N_k)
-            begun = n + all_end - end
-            o, m, l = process_row_block(c, begun, q, q_tile, row, first, end, length, smem, sequence, scale_log2)
+            n_first = n + all_end - end
+            o, m, l = process_row_block(c, n_first, q, q_tile, row, first, end, length, smem, sequence, scale_log2)
             if sequence.left is not None:
                 for j in range(all_end - first, all_end - all_begin):  # tiles that only earlier rows see
                     drain_tile(c, n + j, smem)
             store(O, L, o, m, l, smem.o.index(c), q_batch_or_end, head, store_row, store_geometry)
-        if end == first or not smem.sizes.separate_O_buffer:
+        if end == first or not smem.config.separate_O_buffer:
             tma.store_wait(0)
             smem.q.release(q_tile)
         n += all_end - all_begin
@@ -173,7 +173,7 @@ def process_row_block(c: gl.constexpr, n, q, q_tile, row, first, end, length, sm
     in Q's ring. `length` is the number of real keys.
     """
     B_c: gl.constexpr = geometry.B_c
-    d: gl.constexpr = smem.sizes.d_pad
+    d: gl.constexpr = smem.config.d_pad
     bounds = seen_columns(row, length, geometry)
     o = gl.zeros([ROWS, d], gl.float32, acc_layout(d))  # FA2.A1.L5
 
@@ -185,7 +185,7 @@ def process_row_block(c: gl.constexpr, n, q, q_tile, row, first, end, length, sm
     smem.k.release(n)
     if geometry.HAS_RIGHT_BOUND or geometry.RAGGED or geometry.left is not None:
         s = mask(s, bounds, (end - 1) * B_c)
-    m, row_scale, l = first_state(s, scale_log2)  # FA2.A1.L5
+    m, row_scale, l = initial_state(s, scale_log2)  # FA2.A1.L5
     p, m, row_scale, l, _ = softmax_step(s, m, row_scale, l, scale_log2)
     p = as_operand(rounded(p, smem.q.tiles.dtype), smem.q.tiles.dtype, d)
 
@@ -194,7 +194,7 @@ def process_row_block(c: gl.constexpr, n, q, q_tile, row, first, end, length, sm
         o, m, row_scale, l, p = step(
             c, n + j, o, m, row_scale, l, p, q, bounds, end - 1 - j, smem, geometry, scale_log2
         )
-    if smem.sizes.separate_O_buffer:  # so that the next row block's Q can be copied
+    if smem.config.separate_O_buffer:  # so that the next row block's Q can be copied
         smem.q.release(q_tile)
 
     if geometry.left is not None:  # no row sees a key before the first one that the first row sees
@@ -211,12 +211,12 @@ def seen_columns(row, length, geometry):
         row = hide_row_sum(row)
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, acc_layout(geometry.B_c)))
     end = geometry.col_end(rows, length)
-    full_end = geometry.col_end(row, length) // geometry.B_c
+    end_full_tile = geometry.col_end(row, length) // geometry.B_c
     if geometry.left is None:
-        return ColumnBounds(end, full_end, begin=None, full=None)
+        return ColumnBounds(end, end_full_tile, begin=None, first_full_tile=None)
     else:
-        full = gl.cdiv(gl.maximum(geometry.col_begin(row + ROWS - 1), 0), geometry.B_c)
-        return ColumnBounds(end, full_end, geometry.col_begin(rows), full)
+        first_full_tile = gl.cdiv(gl.maximum(geometry.col_begin(row + ROWS - 1), 0), geometry.B_c)
+        return ColumnBounds(end, end_full_tile, geometry.col_begin(rows), first_full_tile)
 
 
 @gluon.jit
@@ -247,7 +247,7 @@ def step(c: gl.constexpr, n, o, m, row_scale, l, p, q, bounds, j, smem, geometry
         if bounds.cuts(j):
             s = mask(s, bounds, j * geometry.B_c)
     p_next, m, row_scale, l, alpha = softmax_step(s, m, row_scale, l, scale_log2)
-    p_next = as_operand(rounded(p_next, smem.q.tiles.dtype), smem.q.tiles.dtype, smem.sizes.d_pad)
+    p_next = as_operand(rounded(p_next, smem.q.tiles.dtype), smem.q.tiles.dtype, smem.config.d_pad)
     # ptxas moves this wait up, above nearly all exponentials. Naming p_next here does not prevent that: without a mask,
     # it changes nothing, and at d = 64 under the causal mask, it spills registers.
     o, p = warpgroup_mma_wait(0, deps=[o, p])
@@ -262,7 +262,7 @@ def start_scores(c: gl.constexpr, n, q, smem):
     B_c: gl.constexpr = k.shape[0]
     zero = gl.zeros([ROWS, B_c], gl.float32, acc_layout(B_c))
     smem.ping_pong.wait(c, n)
-    if smem.sizes.low_reg_schedule:
+    if smem.config.low_reg_schedule:
         q = opaque_smem(q)
     return warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
 
@@ -298,52 +298,54 @@ def store(O, L, o, m, l, o_tile, batch_or_end, head, row, geometry):
     do_not_specialize=["key_lengths", "cu_seqlens_q", "cu_seqlens_k", "sequences", "left", "right", "group", "l2_group"]
 )
 def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens_k, sequences, left, right, group,
-                   l2_group, scale_log2, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
+                   l2_group, scale_log2, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CONFIG: gl.constexpr):  # fmt: skip
     """Compute O and L. Q, K, V and O are tensor descriptors of (batch, heads, N, d) tensors, with their lengths.
 
     left and right are the bounds of a window, or None. CAUSAL means that right is 0. If `sequences` is not None, it is
     the number of packed sequences, and cu_seqlens_q and cu_seqlens_k are the cumulative sequence lengths. `counter`
-    points to the counters of the tile scheduler. SIZES are the ForwardSizes of the launch, and RAGGED means that a tile
-    may reach past the last key.
+    points to the counters of the tile scheduler. CONFIG is the launch's ForwardConfig, and RAGGED means that a tile may
+    reach past the last key.
     """
-    CONSUMERS: gl.constexpr = SIZES.consumers
+    CONSUMERS: gl.constexpr = CONFIG.consumers
     PRODUCER_REGISTERS: gl.constexpr = 24 if sequences is None else 32  # searching for a sequence takes more
     batch, H, N_q = shape_of(Q)
     _, _, N_k = shape_of(K)
     HAS_RIGHT_BOUND: gl.constexpr = CAUSAL or right is not None
     right = 0 if right is None else right
     geometry = Geometry(
-        N_q, N_k, H, group, key_lengths, RAGGED, HAS_RIGHT_BOUND, right, left, SIZES.rows, SIZES.B_c, cu_seqlens_q,
+        N_q, N_k, H, group, key_lengths, RAGGED, HAS_RIGHT_BOUND, right, left, CONFIG.rows, CONFIG.B_c, cu_seqlens_q,
         cu_seqlens_k, sequences
     )  # fmt: skip
-    scheduler = Scheduler(counter, block_count(N_q, sequences, SIZES.rows), batch * H, l2_group, DYNAMIC_FIRST=False)
-    q = new_pipeline(Q, CONSUMERS * (2 if SIZES.separate_O_buffer else 1), 1)
-    if SIZES.separate_O_buffer:
+    scheduler = Scheduler(counter, block_count(N_q, sequences, CONFIG.rows), batch * H, l2_group, DYNAMIC_FIRST=False)
+    q = new_pipeline(Q, CONSUMERS * (2 if CONFIG.separate_O_buffer else 1), 1)
+    if CONFIG.separate_O_buffer:
         o = gl.allocate_shared_memory(O.dtype, stacked(CONSUMERS, O.block_shape), O.layout)
     else:
         o = q.tiles
     # K and V have the same number of stages, because a release of K's tile also frees V's. With key_lengths, there are
     # at least two: a consumer waits for V's first tile before it releases K's, and the producer fills K's second stage
     # before V's first.
-    k = new_pipeline(K, SIZES.stages, CONSUMERS)
-    v = new_pipeline(V, SIZES.stages, CONSUMERS, OWN_EMPTY_BARRIERS=False)  # releases of K also count for V
-    ping_pong = new_ping_pong(CONSUMERS, SIZES.ping_pong)
+    k = new_pipeline(K, CONFIG.stages, CONSUMERS)
+    v = new_pipeline(V, CONFIG.stages, CONSUMERS, OWN_EMPTY_BARRIERS=False)  # releases of K also count for V
+    ping_pong = new_ping_pong(CONSUMERS, CONFIG.ping_pong)
     mailbox = new_mailbox(ROW_BLOCK_FIELDS if sequences is None else PACKED_ROW_BLOCK_FIELDS, CONSUMERS)
-    smem = ForwardSharedStorage(q, k, v, o, ping_pong, mailbox, SIZES)
+    smem = ForwardSharedStorage(q, k, v, o, ping_pong, mailbox, CONFIG)
     fence_async_shared()  # so that TMA sees the barriers
-    copies = (Q, K, V, smem, scheduler, geometry)
-    first = (0, O, L, smem, geometry, scale_log2)
-    second = (1, O, L, smem, geometry, scale_log2)
-    third = (2, O, L, smem, geometry, scale_log2)
+    producer_args = (Q, K, V, smem, scheduler, geometry)
+    args_0 = (0, O, L, smem, geometry, scale_log2)
+    args_1 = (1, O, L, smem, geometry, scale_log2)
+    args_2 = (2, O, L, smem, geometry, scale_log2)
     if CONSUMERS == 1:
-        gl.warp_specialize([(consumer, first), (producer, copies)], [1], [PRODUCER_REGISTERS])
+        gl.warp_specialize([(consumer, args_0), (producer, producer_args)], [1], [PRODUCER_REGISTERS])
     elif CONSUMERS == 2:
         gl.warp_specialize(
-            [(consumer, first), (consumer, second), (producer, copies)], [4, 1], [SIZES.registers, PRODUCER_REGISTERS]
+            [(consumer, args_0), (consumer, args_1), (producer, producer_args)],
+            [4, 1],
+            [CONFIG.registers, PRODUCER_REGISTERS],
         )
     else:
         gl.warp_specialize(
-            [(consumer, first), (consumer, second), (consumer, third), (producer, copies)],
+            [(consumer, args_0), (consumer, args_1), (consumer, args_2), (producer, producer_args)],
             [4, 4, 1],
-            [SIZES.registers, SIZES.registers, PRODUCER_REGISTERS],
+            [CONFIG.registers, CONFIG.registers, PRODUCER_REGISTERS],
         )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.common.softmax import log2_scale
-from fa2_lab.kernels.hopper.forward import sizes
+from fa2_lab.kernels.hopper.forward import configs
 from fa2_lab.kernels.hopper.forward.kernel import forward_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import descriptor
@@ -23,7 +23,7 @@ def prepare(tensors: Tensors, options: Options) -> Callable | None:
     cannot address.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
-    if Q.shape[-1] not in sizes.DIMENSIONS or not host.supports(Q, K, V, tensors.key_lengths):
+    if Q.shape[-1] not in configs.DIMENSIONS or not host.supports(Q, K, V, tensors.key_lengths):
         return None
     if options.has_window and (sequences or Q.shape[-1] > 128):
         return None
@@ -49,31 +49,35 @@ def prepare(tensors: Tensors, options: Options) -> Callable | None:
 def prepare_launch(tensors: Tensors, options: Options) -> Launch:
     """Return the launch of the Hopper forward, with one program per SM.
 
-    For packed sequences, the sizes are chosen as if all sequences had equal lengths or, if one sequence is known to
-    have most of the work, as if all rows belonged to a single sequence.
+    For packed sequences, the configuration is chosen as if all sequences had equal lengths or, if one sequence is known
+    to have most of the work, as if all rows belonged to a single sequence.
     """
-    Q, K, V, sequences, lengths = tensors.q, tensors.k, tensors.v, tensors.sequences, tensors.key_lengths is not None
-    causal, scale, many = options.causal, options.scale, 1 if options.dominant_sequence else sequences or 1
+    Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
+    causal, has_key_lengths = options.causal, tensors.key_lengths is not None
+    n_sequences = 1 if options.dominant_sequence else sequences or 1
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     SMs, group, O = sm_count(Q.device), H // H_kv, layout_of_result(Q)
-    ragged = lengths or sequences is not None
+    ragged = has_key_lengths or sequences is not None
     if options.has_window:
-        chosen = sizes.choose_for_window(d, causal)
+        config = configs.choose_for_window(d, causal)
     else:
-        chosen = sizes.choose(d, -(-N_q // many), -(-N_k // many), many * batch * H, SMs, causal, lengths)
-    describe = functools.partial(descriptor, d=chosen.d_pad)
+        lengths = -(-N_q // n_sequences), -(-N_k // n_sequences)
+        config = configs.choose(d, *lengths, n_sequences * batch * H, SMs, causal, has_key_lengths)
+    describe = functools.partial(descriptor, d=config.d_pad)
     return Launch(
         forward_kernel,
-        min(SMs, program_count(Q, chosen.rows, sequences)),
-        chosen.options,
-        (describe(Q, 64), describe(K, chosen.B_c), describe(V, chosen.B_c), describe(O, 64)),
+        min(SMs, program_count(Q, config.rows, sequences)),
+        config.options,
+        (describe(Q, 64), describe(K, config.B_c), describe(V, config.B_c), describe(O, 64)),
         **dict(sequences=sequences, left=options.left, right=options.right),
-        **dict(group=group, l2_group=group * sizes.l2_group(-(-N_k // many), d, batch * H_kv, causal)),
-        **dict(scale_log2=log2_scale(scale), CAUSAL=causal, RAGGED=ragged or N_k % chosen.B_c != 0, SIZES=chosen),
+        **dict(group=group, l2_group=group * configs.l2_group(-(-N_k // n_sequences), d, batch * H_kv, causal)),
+        **dict(
+            scale_log2=log2_scale(options.scale), CAUSAL=causal, RAGGED=ragged or N_k % config.B_c != 0, CONFIG=config
+        ),
     )
 
 
 def enough_work(Q: Tensor, K: Tensor) -> bool:
     """Return whether the Hopper forward is the fastest choice for calls with Q and K of these shapes."""
     (batch, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
-    return sizes.enough_work(d, N_q, N_k, batch * H, sm_count(Q.device))
+    return configs.enough_work(d, N_q, N_k, batch * H, sm_count(Q.device))

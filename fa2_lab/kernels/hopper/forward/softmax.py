@@ -30,13 +30,13 @@ LOWEST = gl.constexpr(-3.0e38)  # m's initial value: with −∞, a row without 
 
 
 @gluon.jit
-def first_state(s, scale_log2):
+def initial_state(s, scale_log2):
     """Return the initial m, row_scale and l, each (64, 4), before the first tile of scores s.
 
     `row_scale` is the factor that multiplies each row's scores in the exponent. It starts at scale_log2, the softmax
     scale times log₂ e.
     """
-    STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, by_lanes(s).type.layout))
+    STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, split_lanes(s).type.layout))
     m = gl.full([s.shape[0], 4], LOWEST, gl.float32, STATE)  # FA2.A1.L5
     row_scale = gl.full([s.shape[0], 4], scale_log2, gl.float32, STATE)
     l = gl.zeros([s.shape[0], 4], gl.float32, STATE)  # FA2.A1.L5
@@ -49,36 +49,36 @@ def softmax_step(s, m, row_scale, l, scale_log2):
 
     Return p, m, row_scale, l, and alpha, the factor that rescales o.
     """
-    x = by_lanes(s)
-    m, row_scale, alpha = update_row_max(m, row_scale, largest(x), scale_log2)  # (64, 4)  FA2.A1.L9
-    p = gl.exp2(along(row_scale, x) * x - along(m, x))  # (64, B_c / 8, 4, 2)  FA2.A1.L9
+    x = split_lanes(s)
+    m, row_scale, alpha = update_row_max(m, row_scale, lane_row_max(x), scale_log2)  # (64, 4)  FA2.A1.L9
+    p = gl.exp2(broadcast_state(row_scale, x) * x - broadcast_state(m, x))  # (64, B_c / 8, 4, 2)  FA2.A1.L9
     l = alpha * l + gl.sum(gl.sum(p, 3), 1)  # (64, 4)  FA2.A1.L9
-    return as_tile(p), m, row_scale, l, alpha
+    return join_lanes(p), m, row_scale, l, alpha
 
 
 # Four lanes per row ------------------------------------------------------------------------------------------
 
 
 @gluon.jit
-def by_lanes(x):
+def split_lanes(x):
     """Reshape a tile to (64, columns / 8, 4, 2), because each of a row's 4 lanes holds 2 of every 8 columns."""
     return x.reshape([x.shape[0], x.shape[1] // 8, 4, 2])
 
 
 @gluon.jit
-def as_tile(x):
-    """Undo by_lanes(): reshape (64, columns / 8, 4, 2) to a tile (64, columns)."""
+def join_lanes(x):
+    """Undo split_lanes(): reshape (64, columns / 8, 4, 2) to a tile (64, columns)."""
     return gl.convert_layout(x.reshape([x.shape[0], 8 * x.shape[1]]), acc_layout(8 * x.shape[1]))
 
 
 @gluon.jit
-def along(state, x):
-    """Reshape `state` (64, 4), with one element per row and lane, to broadcast against x, a result of by_lanes()."""
+def broadcast_state(state, x):
+    """Reshape `state` (64, 4), with one element per row and lane, to broadcast against x, a result of split_lanes()."""
     return gl.convert_layout(state, gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout)))[:, None, :, None]
 
 
 @gluon.jit
-def largest(x):
+def lane_row_max(x):
     """Return each lane's largest score in each row, (64, 4).
 
     The maxima are computed as a tree, because in a chain, each maximum would wait for the previous one.
@@ -157,10 +157,10 @@ def in_place(n):
 def rescale_o(o, alpha):
     """Multiply each row of o (64, d) by its alpha. A warp skips the multiplications if alpha is 1 in all its rows."""
     N: gl.constexpr = o.shape[1] // 2  # elements of o per thread
-    x = by_lanes(o)
-    x, a = gl.broadcast(x, along(alpha, x))
+    x = split_lanes(o)
+    x, a = gl.broadcast(x, broadcast_state(alpha, x))
     x = gl.inline_asm_elementwise(multiply_unless_one(N), in_place(N), [x, a], gl.float32, is_pure=True, pack=N)
-    return as_tile(x)
+    return join_lanes(x)
 
 
 # Masks and rounding ------------------------------------------------------------------------------------------
@@ -171,17 +171,17 @@ class ColumnBounds:
     """The columns that each of 64 rows sees, and the tiles that all 64 rows see in full."""
 
     end: gl.tensor  # (64,), the end of each row's columns
-    full_end: gl.tensor  # the number of tiles that end at or before the end of every row's columns
+    end_full_tile: gl.tensor  # the number of tiles that end at or before the end of every row's columns
     begin: gl.tensor | gl.constexpr  # (64,), where each row's columns begin, or None if at column 0
-    full: gl.tensor | gl.constexpr  # the first tile at or after the beginning of every row's columns
+    first_full_tile: gl.tensor | gl.constexpr  # the first tile at or after the beginning of every row's columns
 
     @gluon.jit
     def cuts(self, j):
         """Return whether tile j needs a mask, because it contains a column that some row does not see."""
         if self.begin is None:
-            return j >= self.full_end
+            return j >= self.end_full_tile
         else:
-            return (j >= self.full_end) | (j < self.full)
+            return (j >= self.end_full_tile) | (j < self.first_full_tile)
 
 
 @gluon.jit

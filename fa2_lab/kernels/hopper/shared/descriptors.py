@@ -2,9 +2,9 @@
 
 Past a tensor's last row, TMA reads zeros and writes nothing. It must do the same past the last row of each packed
 sequence. The coordinates are therefore chosen so that a sequence's last row is always the last row that exists. If a
-sequence has N rows that end before row `end` of the tensor, row i has the coordinates (FAR, end − 1, FAR + 1 − N + i).
-The strides 2^34 − row, row and row elements map these coordinates to row end − N + i, because FAR · 2^34 elements are a
-multiple of the 2^64 bytes at which addresses wrap around. triton.tools.ragged_tma uses the same method.
+sequence has N rows that end before row `end` of the tensor, row i has the coordinates (FAR_ROW, end − 1, FAR_ROW + 1 −
+N + i). The strides 2^34 − row, row and row elements map these coordinates to row end − N + i, because FAR_ROW · 2^34
+elements are a multiple of the 2^64 bytes at which addresses wrap around. triton.tools.ragged_tma uses the same method.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fa2_lab.kernels import launch
+from fa2_lab.kernels.common.constants import FAR_ROW
 
 HALVES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
-FAR = gl.constexpr(2**30)  # more rows than any tensor has
 
 
 def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
@@ -30,7 +30,7 @@ def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
     shape = list(launch.shape(X))
     strides = [stride if n > 1 else d for n, stride in zip(shape, launch.strides(X), strict=False)]
     if X.dim() == 3:
-        (_, heads, tokens, _), (_, head, row), far = shape, strides, FAR.value
+        (_, heads, tokens, _), (_, head, row), far = shape, strides, FAR_ROW.value
         shape, strides = [far + 1, tokens, heads, far + 1, shape[3]], [2**34 - row, row, head, row]
     nowhere, block, layout = tile_of(X.dtype, len(shape), rows, d)
     return TensorDescriptor(nowhere, shape, [*strides, 1], block, layout)
@@ -68,7 +68,7 @@ def tile_at(X, batch_or_end, head, row, N):
     if len(X.block_shape) == 4:
         return batch_or_end, head, row, 0
     else:
-        return FAR, batch_or_end - 1, head, FAR + 1 - N + row, 0
+        return FAR_ROW, batch_or_end - 1, head, FAR_ROW + 1 - N + row, 0
 
 
 def matrix_descriptor(shape: tuple[int, int], block: tuple[int, int], swizzle: int = 0) -> TensorDescriptor:

@@ -8,10 +8,9 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from fa2_lab.kernels.common.constants import FAR_ROW
 from fa2_lab.kernels.common.tile import block_coord, key_length, keys_seen, packed_block
 from fa2_lab.kernels.hopper.shared.descriptors import shape_of
-
-NO_ROW = gl.constexpr(2**30)  # more rows than any tensor has
 
 
 @triton.aggregate
@@ -268,5 +267,5 @@ class Geometry:
         if self.HAS_RIGHT_BOUND:
             row = self.row_begin(last)
         if self.RAGGED:
-            row = gl.where(last >= length, NO_ROW, row)
+            row = gl.where(last >= length, FAR_ROW, row)
         return row

@@ -1,6 +1,6 @@
-"""The sizes of a Hopper forward launch: which are fastest, and for which calls other kernels are faster.
+"""The configurations of a Hopper forward launch: which is fastest, and for which calls other kernels are faster.
 
-The tables were fitted to times on an H200 with Triton 3.9, measured with every set of sizes for the paper's grid of
+The tables were fitted to times on an H200 with Triton 3.9, measured with every configuration for the paper's grid of
 problems and for 510 random shapes like those of `fa2-lab bench sweep`. The values for d = 192 and d = 256 are based on
 fewer calls. No command repeats the fit. `row_blocks_per_SM` always means the number of 64-row blocks, over all heads,
 per SM.
@@ -15,17 +15,25 @@ from fa2_lab.kernels.hopper.shared.host import even_l2_group, smallest_fitting
 from fa2_lab.kernels.launch import MiB
 from fa2_lab.kernels.tables import LOW_REG_SCHEDULE, USE_LOW_REG, padded_head_dim
 
-ANY = float("inf")
+NO_LIMIT = float("inf")
 DIMENSIONS = range(32, 257, 8)  # TMA pads them with zeros to 64, 128 or 256: see d_padded()
 
 
 class CausalCase(NamedTuple):
-    """The sizes for causal calls up to these limits. If `key_lengths` is None, calls may have key_lengths or not."""
+    """The configuration for causal calls up to these limits, with or without key_lengths (None means either)."""
 
     max_row_blocks_per_SM: float
     max_N_q: float
     key_lengths: bool | None
-    sizes: ForwardSizes
+    config: ForwardConfig
+
+
+class UnmaskedTime(NamedTuple):
+    """The time of a row block without a mask: tile · keys / 128 + start, with keys rounded up to whole tiles."""
+
+    config: ForwardConfig
+    tile: float
+    start: float
 
 
 class PortableCase(NamedTuple):
@@ -38,7 +46,7 @@ class PortableCase(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ForwardSizes:
+class ForwardConfig:
     """A launch's sizes, which fit in an SM's 64 K registers and 227 KiB of shared memory."""
 
     B_c: int  # keys per tile
@@ -84,69 +92,69 @@ class ForwardSizes:
         return dict(num_warps=4) | (LOW_REG_SCHEDULE if self.low_reg_schedule and self.d_pad < 256 else {})
 
 
-# Sizes by d_pad. One consumer alone is slower than two, but needs fewer rows to keep an SM busy.
+# Configurations by d_pad. One consumer alone is slower than two, but needs fewer rows to keep an SM busy.
 DEFAULT = {
-    64: ForwardSizes(128, consumers=3, stages=4, d_pad=64, ping_pong=True),
-    128: ForwardSizes(128, consumers=2, stages=2),
-    256: ForwardSizes(64, consumers=2, stages=2, d_pad=256, separate_O_buffer=False, low_reg_schedule=USE_LOW_REG),
+    64: ForwardConfig(128, consumers=3, stages=4, d_pad=64, ping_pong=True),
+    128: ForwardConfig(128, consumers=2, stages=2),
+    256: ForwardConfig(64, consumers=2, stages=2, d_pad=256, separate_O_buffer=False, low_reg_schedule=USE_LOW_REG),
 }
-ONE_CONSUMER = {d_pad: replace(sizes, consumers=1, ping_pong=False) for d_pad, sizes in DEFAULT.items()}
+ONE_CONSUMER = {d_pad: replace(config, consumers=1, ping_pong=False) for d_pad, config in DEFAULT.items()}
 # Half as many keys per tile, for short causal rows, because the diagonal cuts most of their tiles. Also for rows
 # without a mask that do not fill whole tiles well or, at d = 64, are so short that an earlier start matters.
-HALF_B_C = {64: ForwardSizes(64, consumers=3, stages=8, d_pad=64), 128: ForwardSizes(64, consumers=2, stages=4)}
+HALF_B_C = {64: ForwardConfig(64, consumers=3, stages=8, d_pad=64), 128: ForwardConfig(64, consumers=2, stages=4)}
 # At d = 64, if N_q fills blocks of 192 rows badly, and for causal calls with key_lengths; also with half the keys.
-TWO_CONSUMERS = ForwardSizes(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
+TWO_CONSUMERS = ForwardConfig(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
 TWO_CONSUMERS_HALF_B_C = replace(TWO_CONSUMERS, B_c=64, stages=6)
 # For d from 72 to 128 with many rows: K and V are read once per 192 rows.
-THREE_CONSUMERS = ForwardSizes(64, consumers=3, stages=5, separate_O_buffer=False)
+THREE_CONSUMERS = ForwardConfig(64, consumers=3, stages=5, separate_O_buffer=False)
 
-# Without a mask, all row blocks take the same time, tile · keys / 128 + start (keys are rounded up to whole tiles), and
-# run in rounds of one block per SM. Only sizes with the same d_pad are compared.
-UNMASKED_TIMES = {  # d_pad: (sizes, tile, start)
+# Without a mask, all row blocks take the same time and run in rounds of one block per SM. Only configurations with the
+# same d_pad are compared.
+UNMASKED_TIMES = {  # by d_pad
     64: [
-        (ONE_CONSUMER[64], 0.75, 0.0),
-        (HALF_B_C[64], 1.25, 0.58),
-        (TWO_CONSUMERS, 1.14, 0.0),
-        (DEFAULT[64], 1.18, 0.86),
+        UnmaskedTime(ONE_CONSUMER[64], 0.75, 0.0),
+        UnmaskedTime(HALF_B_C[64], 1.25, 0.58),
+        UnmaskedTime(TWO_CONSUMERS, 1.14, 0.0),
+        UnmaskedTime(DEFAULT[64], 1.18, 0.86),
     ],
     128: [
-        (DEFAULT[128], 1.0, 1.0),
-        (ONE_CONSUMER[128], 0.75, 0.45),
-        (HALF_B_C[128], 1.03, 1.0),
-        (THREE_CONSUMERS, 1.33, 2.26),
+        UnmaskedTime(DEFAULT[128], 1.0, 1.0),
+        UnmaskedTime(ONE_CONSUMER[128], 0.75, 0.45),
+        UnmaskedTime(HALF_B_C[128], 1.03, 1.0),
+        UnmaskedTime(THREE_CONSUMERS, 1.33, 2.26),
     ],
-    256: [(DEFAULT[256], 1.0, 1.0), (ONE_CONSUMER[256], 0.75, 0.45)],
+    256: [UnmaskedTime(DEFAULT[256], 1.0, 1.0), UnmaskedTime(ONE_CONSUMER[256], 0.75, 0.45)],
 }
 
 # Under the causal mask, row blocks differ, so there are no rounds to count, and the first case that applies is used. If
 # N_k is at least 1.5 N_q, without key_lengths, row blocks differ little, and UNMASKED_TIMES is used.
-CAUSAL: dict[int, list[CausalCase]] = {  # by largest d
+CAUSAL_CASES: dict[int, list[CausalCase]] = {  # by largest d
     64: [
-        CausalCase(2.5, ANY, None, ONE_CONSUMER[64]),
-        CausalCase(ANY, ANY, True, TWO_CONSUMERS),
-        CausalCase(ANY, 256, None, TWO_CONSUMERS_HALF_B_C),
-        CausalCase(4.2, ANY, None, TWO_CONSUMERS),
-        CausalCase(ANY, 2048, None, HALF_B_C[64]),
-        CausalCase(ANY, ANY, None, DEFAULT[64]),
+        CausalCase(2.5, NO_LIMIT, None, ONE_CONSUMER[64]),
+        CausalCase(NO_LIMIT, NO_LIMIT, True, TWO_CONSUMERS),
+        CausalCase(NO_LIMIT, 256, None, TWO_CONSUMERS_HALF_B_C),
+        CausalCase(4.2, NO_LIMIT, None, TWO_CONSUMERS),
+        CausalCase(NO_LIMIT, 2048, None, HALF_B_C[64]),
+        CausalCase(NO_LIMIT, NO_LIMIT, None, DEFAULT[64]),
     ],
     128: [
         CausalCase(2.4, 512, None, replace(HALF_B_C[128], consumers=1)),
-        CausalCase(2.4, ANY, None, ONE_CONSUMER[128]),
-        CausalCase(ANY, 1024, False, HALF_B_C[128]),
-        CausalCase(ANY, ANY, True, DEFAULT[128]),
-        CausalCase(9, ANY, None, DEFAULT[128]),
-        CausalCase(ANY, ANY, None, THREE_CONSUMERS),
+        CausalCase(2.4, NO_LIMIT, None, ONE_CONSUMER[128]),
+        CausalCase(NO_LIMIT, 1024, False, HALF_B_C[128]),
+        CausalCase(NO_LIMIT, NO_LIMIT, True, DEFAULT[128]),
+        CausalCase(9, NO_LIMIT, None, DEFAULT[128]),
+        CausalCase(NO_LIMIT, NO_LIMIT, None, THREE_CONSUMERS),
     ],
-    192: [CausalCase(1.5, ANY, None, ONE_CONSUMER[256]), CausalCase(ANY, ANY, None, DEFAULT[256])],
-    256: [CausalCase(2.3, ANY, None, ONE_CONSUMER[256]), CausalCase(ANY, ANY, None, DEFAULT[256])],
+    192: [CausalCase(1.5, NO_LIMIT, None, ONE_CONSUMER[256]), CausalCase(NO_LIMIT, NO_LIMIT, None, DEFAULT[256])],
+    256: [CausalCase(2.3, NO_LIMIT, None, ONE_CONSUMER[256]), CausalCase(NO_LIMIT, NO_LIMIT, None, DEFAULT[256])],
 }
 
 # With few keys, the portable kernel is faster, because it starts sooner or, at d = 32, needs no padding.
-PORTABLE: dict[int, list[PortableCase]] = {  # by largest d
-    32: [PortableCase(ANY, 3200, 0, ANY)],
-    64: [PortableCase(ANY, 512, 0, 4), PortableCase(511, 2048, 1, 4), PortableCase(64, 2048, 1, 32)],
-    96: [PortableCase(ANY, 255, 0, 2), PortableCase(ANY, 384, 0, 1)],
-    128: [PortableCase(ANY, 255, 0, 2), PortableCase(ANY, 512, 0, 0.5)],
+PORTABLE_IS_FASTER: dict[int, list[PortableCase]] = {  # by largest d
+    32: [PortableCase(NO_LIMIT, 3200, 0, NO_LIMIT)],
+    64: [PortableCase(NO_LIMIT, 512, 0, 4), PortableCase(511, 2048, 1, 4), PortableCase(64, 2048, 1, 32)],
+    96: [PortableCase(NO_LIMIT, 255, 0, 2), PortableCase(NO_LIMIT, 384, 0, 1)],
+    128: [PortableCase(NO_LIMIT, 255, 0, 2), PortableCase(NO_LIMIT, 512, 0, 0.5)],
     256: [],
 }
 
@@ -156,8 +164,8 @@ def d_padded(d: int) -> int:
     return max(64, padded_head_dim(d))
 
 
-def choose_for_window(d: int, causal: bool) -> ForwardSizes:
-    """Return the sizes for a call with a window, for d up to 128.
+def choose_for_window(d: int, causal: bool) -> ForwardConfig:
+    """Return the configuration for a call with a window, for d up to 128.
 
     Tiles have 64 keys, because both edges of the window cut some tiles. A window's mask takes registers. Above d = 128,
     there are not enough of them, and above d = 64, some would spill if the window had no right bound. Of all right
@@ -166,32 +174,34 @@ def choose_for_window(d: int, causal: bool) -> ForwardSizes:
     return HALF_B_C[64] if d <= 64 else replace(THREE_CONSUMERS, low_reg_schedule=USE_LOW_REG and not causal)
 
 
-def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengths: bool) -> ForwardSizes:
-    """Return the fastest sizes for a call without a window.
+def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, has_key_lengths: bool) -> ForwardConfig:
+    """Return the fastest configuration for a call without a window.
 
-    `heads` counts the query heads of all batch entries, and `lengths` is set if the call has key_lengths.
+    `heads` counts the query heads of all batch entries, and `has_key_lengths` tells whether the call has key_lengths.
     """
     d_pad, row_blocks_per_SM = d_padded(d), -(-N_q // 64) * heads / SMs
 
-    def time(row: tuple) -> float:
-        sizes, tile, start = row
-        rounds, keys = -(-(-(-N_q // sizes.rows) * heads) // SMs), -(-N_k // sizes.B_c) * sizes.B_c
-        return rounds * (tile * keys / 128 + start)
+    def time(case: UnmaskedTime) -> float:
+        B_c, row_blocks = case.config.B_c, -(-N_q // case.config.rows) * heads
+        rounds, keys = -(-row_blocks // SMs), -(-N_k // B_c) * B_c
+        return rounds * (case.tile * keys / 128 + case.start)
 
-    if causal and (lengths or 2 * N_k < 3 * N_q):
-        chosen = next(
-            case.sizes
-            for case in smallest_fitting(d, CAUSAL)
+    if causal and (has_key_lengths or 2 * N_k < 3 * N_q):
+        config = next(
+            case.config
+            for case in smallest_fitting(d, CAUSAL_CASES)
             if row_blocks_per_SM <= case.max_row_blocks_per_SM
             and N_q <= case.max_N_q
-            and case.key_lengths in (None, lengths)
+            and case.key_lengths in (None, has_key_lengths)
         )
     else:
-        chosen = min((row for row in UNMASKED_TIMES[d_pad] if not (lengths and row[0] == THREE_CONSUMERS)), key=time)[0]
-        if causal and chosen == DEFAULT[128]:  # consumers see unequal numbers of tiles; turns keep them together
-            chosen = replace(chosen, ping_pong=True)
-    masked = causal and chosen == DEFAULT[64]  # the mask also takes registers
-    return replace(chosen, low_reg_schedule=USE_LOW_REG) if masked else chosen
+        times = UNMASKED_TIMES[d_pad]
+        times = [case for case in times if not (has_key_lengths and case.config == THREE_CONSUMERS)]
+        config = min(times, key=time).config
+        if causal and config == DEFAULT[128]:  # consumers see unequal numbers of tiles; turns keep them together
+            config = replace(config, ping_pong=True)
+    masked = causal and config == DEFAULT[64]  # the mask also takes registers
+    return replace(config, low_reg_schedule=USE_LOW_REG) if masked else config
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
@@ -201,7 +211,7 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
         N_q <= case.max_N_q
         and N_k <= case.max_N_k
         and case.over_row_blocks_per_SM < row_blocks_per_SM <= case.max_row_blocks_per_SM
-        for case in smallest_fitting(d, PORTABLE)
+        for case in smallest_fitting(d, PORTABLE_IS_FASTER)
     )
 
 
@@ -215,5 +225,6 @@ def l2_group(N_k: int, d: int, heads: int, causal: bool) -> int:
     """
     if not causal:
         return 1
-    one = 4 * N_k * d
-    return even_l2_group(heads, max(1, (21 if one >= MiB else 11) * MiB // one))
+    kv_bytes_per_head = 4 * N_k * d
+    capacity = (21 if kv_bytes_per_head >= MiB else 11) * MiB
+    return even_l2_group(heads, max(1, capacity // kv_bytes_per_head))
