@@ -103,7 +103,7 @@ def compared_with(names: Collection[str]) -> str:
 
 
 def recorded(name: str) -> dict | None:
-    """Return the content of figures/data/NAME.json, or None if there is no such file."""
+    """Return the contents of figures/data/NAME.json, or None if there is no such file."""
     file = FOLDER / f"{name}.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 

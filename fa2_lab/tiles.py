@@ -160,12 +160,12 @@ class Tiling:
         """Classify tile (i, j) as SKIP, DIAGONAL or FULL. Without `allowed`, its top and bottom rows determine this."""
         rows, cols = self.rows(i), self.cols(j)
         top, bottom = self.interval(rows.start), self.interval(rows.stop - 1)
-        if min(cols.stop, bottom[1]) <= max(cols.start, top[0]):  # [top's first, bottom's last): seen by some row
+        if min(cols.stop, bottom[1]) <= max(cols.start, top[0]):  # [top's first, bottom's last) is seen by some row
             return Tile.SKIP
         if self.mask.allowed is not None:
             seen = self.visible(i, j)
             return Tile.FULL if seen.all() else Tile.DIAGONAL if seen.any() else Tile.SKIP
-        seen_by_all = bottom[0] <= cols.start and cols.stop <= top[1]  # [bottom's first, top's last)
+        seen_by_all = bottom[0] <= cols.start and cols.stop <= top[1]  # all rows see [bottom's first, top's last)
         return Tile.FULL if seen_by_all else Tile.DIAGONAL
 
     def visited_cols(self, i: int) -> list[int]:

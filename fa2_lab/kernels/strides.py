@@ -35,7 +35,7 @@ def contiguous_like(x: Tensor, device: str | None = None) -> Tensor:
 
 
 def layout_of_result(x: Tensor) -> Tensor:
-    """Return a tensor with the shape and strides of contiguous_like(x). Use nothing else of it.
+    """Return a tensor with the shape and strides of contiguous_like(x). Only these two may be used.
 
     If x has no gaps, in (batch, heads, N, d) or in (batch, N, heads, d) order, x itself is returned. Otherwise, it is a
     tensor on the device "meta", which torch takes 0.1 ms to make.

@@ -30,7 +30,7 @@ class KernelConfig:
     B_c: int
     warps: int
     stages: int
-    registers: int | None = None  # the limit per thread, which only NVIDIA's compiler takes
+    registers: int | None = None  # the limit per thread, which only NVIDIA's compiler accepts
     low_reg_schedule: bool = False  # whether the compiler must use fewer registers than it otherwise would
     d_pad: int = 0  # d, padded for the tensor cores
     upcast: bool = False  # whether tiles are converted to fp32 before a matmul

@@ -83,7 +83,7 @@ def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Dr
             between = "\n" if style.narrow() and stop - start < 4 else ", "
             words = _result(merges, 4).replace("-", "−") if last else _words(state, ("m ", "l ", "o "), between)
             look = dict(linewidth=2.4) if last else dict(linewidth=0.8)
-            high = 0.92 if style.narrow() else 0.72  # the height of a bar, where rows are 1 apart
+            high = 0.92 if style.narrow() else 0.72  # the height of a bar, as a share of the distance between rows
             patch = style.box(
                 ax, start + 0.04, row + 0.62 - high, stop - start - 0.08, high, words, style.fill("m"), **look
             )

@@ -240,7 +240,7 @@ LOOP = {  # (column, row) of the corners of the frame around what the inner loop
     "FA2.A1": [(0, 0), (3, 0), (3, 2), (0, 2)],
     "FA2.A2": [(0, 0), (2, 0), (2, 1), (3, 1), (3, 3), (0, 3)],
 }
-BESIDE = {  # an empty (column, row), and the words written there
+BESIDE = {  # an empty cell (column, row), and the words written in it
     "FA2.A1": (0, 1, "The factor\n$α = e^{m_i - m_\\mathrm{new}}$ shrinks the\nold sums when a larger\nscore arrives."),
     "FA2.A2": (
         *(1, 2),

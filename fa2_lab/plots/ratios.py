@@ -202,5 +202,5 @@ def median_ranges(rows: list[Ratios], group: str) -> str:
 
 
 def all_ratios(rows: list[Ratios], name: str) -> list[float]:
-    """Return fa2_lab's speed ratios over the implementation `name`, for the problems of all rows."""
+    """Return the ratios of fa2_lab's speed to that of the implementation `name`, for the problems of all rows."""
     return [x for _, _, ratios in rows for x in ratios.get(name, ())]

@@ -125,13 +125,13 @@ def prepare_merge(
 
 
 class DecodeConfig(NamedTuple):
-    """An entry in this file's tables."""
+    """A table entry: the keys per tile, the warps, the stages, and the limits per SM and thread."""
 
     B_c: int
     warps: int
     stages: int
     programs_per_SM: int  # programs that run concurrently on an SM
-    registers: int = 255  # the limit per thread, which only NVIDIA's compiler takes
+    registers: int = 255  # the limit per thread, which only NVIDIA's compiler accepts
 
 
 # {case: {d_pad: DecodeConfig}}; decode_config() takes the first case that applies and has this d. Hopper's entries are
