@@ -40,7 +40,7 @@ from fa2_lab.reference import shards
 from fa2_lab.reference.shards import ShardTile
 from fa2_lab.tiles import Tile
 
-MESSAGE_BYTES = 64 * 2**20  # of K and V per message; further heads wait their turn, so that buffers stay small
+MESSAGE_BYTES = 64 * 2**20  # of K and V in one message; further heads wait, so that buffers stay small
 
 
 def not_compiled(function: Callable) -> Callable:

@@ -31,7 +31,7 @@ NO_SCORE_OPTIONS = ScoreOptions()
 
 
 def transform_scores(s: np.ndarray, options: ScoreOptions) -> np.ndarray:
-    """Return the scores after the softcap c, c · tanh(s / c), or s itself without a softcap."""
+    """Return the capped scores c · tanh(s / c) for c = softcap, or s itself without a softcap."""
     c = options.softcap
     return s if c is None else c * np.tanh(s / c)
 

@@ -21,7 +21,7 @@ LOWEST = gl.constexpr(-1.0e30)  # m's initial value: with −∞, a row without 
 LN2 = gl.constexpr(math.log(2))
 LAG = gl.constexpr(8.0)  # m is raised if a score exceeds it by more than this (as an exponent of 2)
 CONFIGS = {64: (3, 128, 4, True), 128: (3, 64, 5, False)}  # by d: consumers, keys per tile, stages, own buffer for O
-CONFIGS_FEW_BLOCKS = {64: CONFIGS[64], 128: (2, 128, 2, True)}  # if there are fewer than 4 blocks of 192 rows per SM
+CONFIGS_FEW_BLOCKS = {64: CONFIGS[64], 128: (2, 128, 2, True)}  # for fewer than 4 blocks of 192 rows per SM
 counter_on = cache(lambda device: torch.zeros(1, dtype=torch.int32, device=device))  # 0 between launches on one stream
 Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers per stage
 

@@ -21,8 +21,8 @@ class PortableLimits(NamedTuple):
     """The portable kernels are faster for calls within these limits."""
 
     max_N_k: int
-    max_row_blocks_per_SM: float  # of 64 rows, over all heads
-    max_N_q_if_half_idle: int  # if the portable column programs would use less than half of the SMs
+    max_row_blocks_per_SM: float  # blocks of 64 rows, over all heads
+    max_N_q_if_half_idle: int  # applies if portable column programs would use under half of the SMs
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def choose(d: int, N_q: int, masked: bool, ragged: bool, deterministic: bool = F
 # pads rows to 64 elements, and is still 1.03 to 2.1 times as fast from 2,049 keys upwards (Triton 3.9). The Hopper
 # kernel is always chosen for grouped heads. It is also chosen for many rows with few keys: a portable program owns at
 # most 64 keys and loops over all rows, so a few programs would keep a few SMs busy for a long time.
-PORTABLE_IS_FASTER = {  # by largest d
+PORTABLE_IS_FASTER = {  # {largest d: limits}
     32: PortableLimits(2048, math.inf, 2048),
     64: PortableLimits(512, 2, 2048),
     96: PortableLimits(256, 1, 700),

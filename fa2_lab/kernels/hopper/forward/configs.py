@@ -102,7 +102,7 @@ ONE_CONSUMER = {d_pad: replace(config, consumers=1, ping_pong=False) for d_pad, 
 # Half as many keys per tile, for short causal rows, because the diagonal cuts most of their tiles. Also for rows
 # without a mask that do not fill whole tiles well or, at d = 64, are so short that an earlier start matters.
 HALF_B_C = {64: ForwardConfig(64, consumers=3, stages=8, d_pad=64), 128: ForwardConfig(64, consumers=2, stages=4)}
-# At d = 64, if N_q fills blocks of 192 rows badly, and for causal calls with key_lengths; also with half the keys.
+# For d = 64, if N_q fills blocks of 192 rows badly, and for causal calls with key_lengths; also with half the keys.
 TWO_CONSUMERS = ForwardConfig(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
 TWO_CONSUMERS_HALF_B_C = replace(TWO_CONSUMERS, B_c=64, stages=6)
 # For d from 72 to 128 with many rows: K and V are read once per 192 rows.
@@ -110,7 +110,7 @@ THREE_CONSUMERS = ForwardConfig(64, consumers=3, stages=5, separate_O_buffer=Fal
 
 # Without a mask, all row blocks take the same time and run in rounds of one block per SM. Only configurations with the
 # same d_pad are compared.
-UNMASKED_TIMES = {  # by d_pad
+UNMASKED_TIMES = {  # {d_pad: times}
     64: [
         UnmaskedTime(ONE_CONSUMER[64], 0.75, 0.0),
         UnmaskedTime(HALF_B_C[64], 1.25, 0.58),
@@ -128,7 +128,7 @@ UNMASKED_TIMES = {  # by d_pad
 
 # Under the causal mask, row blocks differ, so there are no rounds to count, and the first case that applies is used. If
 # N_k is at least 1.5 N_q, without key_lengths, row blocks differ little, and UNMASKED_TIMES is used.
-CAUSAL_CASES: dict[int, list[CausalCase]] = {  # by largest d
+CAUSAL_CASES: dict[int, list[CausalCase]] = {  # {largest d: cases}
     64: [
         CausalCase(2.5, NO_LIMIT, None, ONE_CONSUMER[64]),
         CausalCase(NO_LIMIT, NO_LIMIT, True, TWO_CONSUMERS),
@@ -150,7 +150,7 @@ CAUSAL_CASES: dict[int, list[CausalCase]] = {  # by largest d
 }
 
 # With few keys, the portable kernel is faster, because it starts sooner or, at d = 32, needs no padding.
-PORTABLE_IS_FASTER: dict[int, list[PortableCase]] = {  # by largest d
+PORTABLE_IS_FASTER: dict[int, list[PortableCase]] = {  # {largest d: cases}
     32: [PortableCase(NO_LIMIT, 3200, 0, NO_LIMIT)],
     64: [PortableCase(NO_LIMIT, 512, 0, 4), PortableCase(511, 2048, 1, 4), PortableCase(64, 2048, 1, 32)],
     96: [PortableCase(NO_LIMIT, 255, 0, 2), PortableCase(NO_LIMIT, 384, 0, 1)],
