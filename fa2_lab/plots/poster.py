@@ -5,6 +5,7 @@ what the meter (`fa2_lab.trace`) counts.
 """
 
 import re
+from math import exp
 from textwrap import wrap
 from typing import NamedTuple
 
@@ -82,13 +83,19 @@ def code_lines(places: tuple[Place, ...]) -> tuple[str, ...]:
     return tuple(line for line in lines if line in once.values())
 
 
+def matmuls(tag: str) -> dict[int, str]:
+    """Return {line: its number in a circle} for the lines of an algorithm that run a matmul."""
+    lines = [line for line, work in WORK[tag].items() if "matmul" in work]
+    return dict(zip(lines, "①②③④⑤", strict=False))
+
+
 UNIT = 0.5**0.5  # inches per unit, which makes the A1 sheet as many units wide as A2 is inches wide
 SHEET = (594 / 25.4, 420 / 25.4)  # width and height of the A1 sheet, in units
-MARGIN, TOP, FOOT = 0.6, 7.75, 1.2
+MARGIN, TOP, FOOT = 0.6, 7.75, 1.35
 COLUMNS = {"words": 0.66, "numpy": 5.2, "triton": 11.5, "work": 19.9}  # left edges, in units from the margin
 STEP = 0.26  # indentation per loop
 WRAP = {"words": 46, "numpy": 58, "triton": 80}
-TITLE, HEADING, FORMULAS, WORDS, CODE = 70, 25, 28, 20.5, 17.25  # points
+TITLE, HEADING, FORMULAS, NOTES, WORDS, CODE = 76, 27, 27, 23, 20.5, 17.25  # points
 LEADING = {"words": 0.24, "numpy": 0.208, "triton": 0.208, "work": 0.24}  # units from one line of text to the next
 MONO = ["DejaVu Sans Mono", "monospace"]
 SERIF = dict(family="STIXGeneral", math_fontfamily="stix")
@@ -105,11 +112,12 @@ def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str], site: st
     figure.set_label(f"{message}. Each line is there in words, in NumPy, in Triton and as work for the machine.")
     ax = figure.add_axes((0, 0, 1, 1), xlim=(-MARGIN, SHEET[0] - MARGIN), ylim=(SHEET[1], 0))
     ax.set_axis_off()
-    _head(ax, algorithm, files, site)
+    _head(ax, algorithm, files)
+    address = site.removeprefix("https://").rstrip("/")
     forward = algorithm.tag == "FA2.A1"
     _tiles(ax, 6.5, *((3.25, 3.7) if forward else (3.75, 3.1)), algorithm.tag)
-    _chip(ax, COLUMNS["triton"] + (RIGHT - WIDE) / 2, 2.15, algorithm.tag)
-    cells = [{name: cell_lines(row, name) for name in WRAP} | {"work": work_lines(row)} for row in rows]
+    _chip(ax, COLUMNS["triton"] + INSET, 2.15, algorithm.tag)
+    cells = [{name: cell_lines(row, name) for name in WRAP} | {"work": work_lines(row, algorithm.tag)} for row in rows]
     tall = [max(LEADING[name] * len(lines) for name, lines in cell.items()) for cell in cells]
     gap = min(0.3, (SHEET[1] - FOOT - TOP - sum(tall)) / len(rows))
     y = TOP
@@ -117,9 +125,9 @@ def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str], site: st
         _draw_loops(ax, row.depth, y, height + gap)
         _entry(ax, row, cell, y + (height + gap) / 2)
         y += height + gap
-    _foot(ax, algorithm.tag)
+    _foot(ax, algorithm.tag, address)
     for text in ax.texts:
-        if text.get_fontweight() != "bold" and text.get_fontfamily() != MONO:
+        if text.get_fontfamily() != MONO:
             text.set(**SERIF)
     alt = (
         f"A sheet of A1. Above, the tiles of Q, K, V and S that the loops of {algorithm.tag} go through, and what"
@@ -140,35 +148,45 @@ SAYS = {  # {algorithm: (headline, sentence below it)}
         "It runs five matmuls for each tile of $S$. From the forward pass, it needs only $O$ and $L$.",
     ),
 }
-MEANT = {  # {algorithm: the meaning of the letters that occur only in its pass}
-    "FA2.A1": "$m_i$ is the largest score of each row so far,\n"
-    "and $\\ell_i$ is the row's sum of exponentials.\n"
-    "$L_i = m_i + \\log\\,\\ell_i$ is all that is kept of them.\n",
-    "FA2.A2": "A $d$ before a tensor means its gradient,\nwhich has dashed edges. $dO$ is given.\n"
-    "$L_i = m_i + \\log\\,\\ell_i$ is from the forward pass: each\n"
-    "row's largest score, and the sum of its\nexponentials.\n"
-    "$D_i$ is the row sum of $dO_i \\,∘\\, O_i$, entry by entry.\n",
+LETTERS = {  # {letter: its meaning}
+    "$N$": "length of the sequence",
+    "$d$": "head dimension",
+    "$τ$": "scale of the scores",
+    "$B_r,\\, B_c$": "rows and columns of a tile",
+    "$T_r$": "$⌈N/B_r⌉$, the number of row blocks",
+    "$T_c$": "$⌈N/B_c⌉$, the number of column blocks",
+}
+MEANT = {  # the same for the letters that occur in one pass only
+    "FA2.A1": {
+        "$m_i$": "largest score of each row so far",
+        "$\\ell_i$": "sum of exponentials of each row so far",
+        "$L_i$": "$m_i + \\log\\,\\ell_i$, all that is kept of both",
+    },
+    "FA2.A2": {
+        "$L_i$": "$m_i + \\log\\,\\ell_i$, from the forward pass",
+        "$D_i$": "row sum of $dO_i \\,∘\\, O_i$, entry by entry",
+        "$dQ$ …": "gradients, with dashed edges ($dO$ is given)",
+    },
 }
 
 
-def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str], site: str) -> None:
+def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str]) -> None:
     """Draw the title, what the letters mean, and the column headings."""
     message, more = SAYS[algorithm.tag]
     kicker = f"FlashAttention-2 line by line: algorithm {algorithm.tag[-1]} of the paper ({algorithm.source})"
     ax.text(0, 0.45, kicker, fontsize=HEADING, color=style.QUIET)
     ax.text(0, 0.6, message, fontsize=TITLE, weight="bold", va="top")
     ax.text(0, 1.65, more, fontsize=34, va="center")
-    address = site.removeprefix("https://").rstrip("/")
-    ax.text(SHEET[0] - 2 * MARGIN, 0.45, address, fontsize=HEADING, ha="right", color=style.QUIET)
-    under = (
-        "$N$ is the length, $d$ the head dimension,\nand $τ$ the scale of the scores.\n"
-        "A tile has $B_r$ rows and $B_c$ columns. There are\n"
-        "$T_r = ⌈N/B_r⌉$ row blocks and\n$T_c = ⌈N/B_c⌉$ column blocks.\n"
-        f"{MEANT[algorithm.tag]}A worker keeps what has strong edges.\n"
-        "Lines that only cut blocks, end a loop or\nreturn are left out.\n"
-        f"To ask for a line: fa2-lab where {algorithm.tag}.L10"
-    )
-    ax.text(0, 2.2, under, fontsize=22.5, va="top", linespacing=1.3)
+    y = 2.3
+    for letter, meaning in (LETTERS | MEANT[algorithm.tag]).items():
+        ax.text(0, y, letter, fontsize=NOTES, va="center")
+        ax.text(0.95, y, meaning, fontsize=NOTES, va="center")
+        y += 0.37
+    style.box(ax, 0.02, y - 0.12, 0.5, 0.24, linewidth=3.6)
+    ax.text(0.95, y, "stays on the chip, with one worker", fontsize=NOTES, va="center")
+    left_out = "Lines that only cut blocks, end a loop or return are left out."
+    ask = f"To ask for a line: fa2-lab where {algorithm.tag}.L10"
+    ax.text(0, y + 0.35, f"{left_out}\n{ask}", fontsize=WORDS, va="top", color=style.QUIET, linespacing=1.3)
     names = dict(words=("In words", ""), numpy=("In NumPy", files[0]), triton=("In Triton", files[1]))
     for name, (words, file) in (names | dict(work=("Work", "each time it runs"))).items():
         ax.text(COLUMNS[name], TOP - 0.25, words, fontsize=HEADING, weight="bold", va="center")
@@ -188,7 +206,7 @@ def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
     style.box(ax, x, y, side, side, fill=style.tint(style.INK, 0.05), edgecolor=style.QUIET, linestyle=(0, (2, 2)))
     style.box(ax, *outer, fill=style.tint(style.hue("S"), 0.15), linewidth=0)
     style.tensor_box(ax, x + j * cell, y + i * cell, cell, cell, "S", "$s_{ij}$", size=FORMULAS)
-    ax.text(x + 1.5 * cell, y + 4 * cell, "$S$ is never\nstored", fontsize=HEADING, ha="center", va="center")
+    ax.text(x + 1.5 * cell, y + 4 * cell, "$S$ is never stored", fontsize=NOTES, ha="center", va="center")
     left, above = (("Q",), ("V", "K")) if forward else (("Q", "dO"), ("V", "K", "dV", "dK"))
     right = {"O": wide, "L": 0.24} if forward else {"dQ": wide, "L": 0.24, "D": 0.24}  # L and D have one number per row
     places = {name: (-0.6 - apart * n, wide) for n, name in enumerate(left)}
@@ -240,32 +258,32 @@ LOOP = {  # (column, row) of the corners of the frame around what the inner loop
     "FA2.A1": [(0, 0), (3, 0), (3, 2), (0, 2)],
     "FA2.A2": [(0, 0), (2, 0), (2, 1), (3, 1), (3, 3), (0, 3)],
 }
-BESIDE = {  # an empty cell (column, row), and the words written in it
-    "FA2.A1": (0, 1, "The factor\n$α = e^{m_i - m_\\mathrm{new}}$ shrinks the\nold sums when a larger\nscore arrives."),
-    "FA2.A2": (
-        *(1, 2),
-        "A worker keeps $dk_j$ and $dv_j$ to\nthe end of its loop. It adds each\n"
-        "part of $dQ_i$ in HBM, where other\nworkers add as well.",
-    ),
-}
-WIDE, HIGH, RIGHT, DOWN = 3.2, 0.85, 3.56, 1.55  # a box's size, and the distances to the next, in units
+WORKER = (  # what the flow of the backward pass does not show
+    "A worker keeps $dk_j$ and $dv_j$ to\nthe end of its loop. It adds each\n"
+    "part of $dQ_i$ in HBM, where other\nworkers add as well."
+)
+WIDE, HIGH, RIGHT, DOWN = 3.1, 0.85, 3.5, 1.55  # a box's size, and the distances to the next, in units
+INSET = (RIGHT - WIDE) / 2  # from the frame's edge to the boxes
 
 
 def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
     """Draw the values computed from one tile, each in a box with the number of the line that computes it."""
     boxes, arrows = FLOW[tag]
     ax.text(x, y, "What becomes of one tile", fontsize=HEADING, weight="bold", va="center")
-    ax.text(x + 3.75, y, "in the frame: the inner loop", fontsize=WORDS, va="center")
-    frame = [(x + RIGHT * column - (RIGHT - WIDE) / 2, y + 0.28 + DOWN * row) for column, row in LOOP[tag]]
+    ax.text(x + 3.0, y, "in the frame: the inner loop", fontsize=WORDS, va="center")
+    right = SHEET[0] - 2 * MARGIN
+    frame = [(right if c == 3 else x + RIGHT * c - INSET, y + 0.28 + DOWN * r) for c, r in LOOP[tag]]
     ax.fill(*zip(*frame, strict=True), facecolor=style.tint(style.INK, 0.05), edgecolor=style.QUIET, linewidth=2)
     places = [(x + RIGHT * column, y + 0.75 + DOWN * row) for *_, column, row in boxes]
     for (number, tensor, words, *_), (left, top) in zip(boxes, places, strict=True):
         style.tensor_box(ax, left, top, WIDE, HIGH, tensor, words, size=FORMULAS)
         ax.text(left + 0.02, top - 0.16, str(number), fontsize=WORDS, weight="bold", va="center")
+        if number in matmuls(tag):
+            ax.text(left + WIDE, top - 0.16, f"{matmuls(tag)[number]} matmul", fontsize=WORDS, ha="right", va="center")
     for start, end in arrows:
         (x0, y0), (x1, y1) = places[start], places[end]
         if x0 == x1 and y1 > y0 + 1.5 * DOWN:  # the arrow goes around the box in between
-            side, middle = x0 + WIDE + 0.1, y1 + HIGH / 2
+            side, middle = x0 + WIDE + 0.2, y1 + HIGH / 2
             ax.plot([x0 + WIDE, side, side], [y0 + HIGH / 2, y0 + HIGH / 2, middle], color=style.INK, linewidth=2)
             ends = (side, middle), (x0 + WIDE, middle)
         elif x0 == x1:
@@ -279,8 +297,22 @@ def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
         else:
             ends = (x0 + WIDE - 0.3, y0 + HIGH), (x1 + 1.1, y1)
         style.arrow(ax, *ends, linewidth=2, mutation_scale=23)
-    column, row, words = BESIDE[tag]
-    ax.text(x + RIGHT * column, y + 0.6 + DOWN * row, words, fontsize=WORDS, va="top", linespacing=1.3)
+    if tag == "FA2.A1":
+        _draw_shrinking(ax, x, y + 0.55 + DOWN)
+    else:
+        ax.text(x + RIGHT, y + 0.6 + 2 * DOWN, WORKER, fontsize=WORDS, va="top", linespacing=1.3)
+
+
+def _draw_shrinking(ax: style.Axes, x: float, y: float) -> None:
+    """Draw the row sum before and after a tile whose scores raise the maximum by 1, as two bars from (x, y)."""
+    high, old, added = 0.3, 2.7, 0.9
+    shrunk = old * exp(-1)
+    ax.text(x, y, r"$α = e^{m_i - m_\mathrm{new}}$ shrinks old sums", fontsize=WORDS, va="center")
+    style.tensor_box(ax, x, y + 0.22, old, high, "l", r"$\ell_i$ so far", size=WORDS)
+    style.tensor_box(ax, x, y + 0.82, shrunk, high, "l", r"$α\,\ell_i$", size=WORDS)
+    style.tensor_box(ax, x + shrunk, y + 0.82, added, high, "P", "new", size=WORDS)
+    for begin, end in ((x, x), (x + old, x + shrunk)):
+        ax.plot([begin, end], [y + 0.22 + high, y + 0.82], color=style.INK, linewidth=1.2, linestyle=style.DASHED)
 
 
 NAMES = {  # the names in the NumPy and Triton code that neither the paper nor the head of the sheet explains
@@ -308,8 +340,18 @@ NAMES = {  # the names in the NumPy and Triton code that neither the paper nor t
 HALF = {"numpy": 145, "triton": 138}  # characters per line in the notes below the two columns of code
 
 
-def _foot(ax: style.Axes, tag: str) -> None:
-    """Draw, below each column of code, a paragraph that explains its names. `tag` is the algorithm's tag."""
+SOURCE = (
+    "fa2_lab: FlashAttention-2, line by line, an interactive book. Code: MIT licence. Text and pictures: CC BY 4.0."
+)
+
+
+def _foot(ax: style.Axes, tag: str, address: str) -> None:
+    """Draw a paragraph below each column of code that explains its names, and a last line with source and licence.
+
+    `tag` is the algorithm's tag, and `address` that of the book's site or empty.
+    """
+    style.note(ax, 0, SHEET[1] - 0.22, SOURCE, fontsize=WORDS)
+    style.note(ax, SHEET[0] - 2 * MARGIN, SHEET[1] - 0.22, address, fontsize=WORDS, ha="right")
     for x, (column, room), words in zip((0, COLUMNS["triton"]), HALF.items(), NAMES[tag], strict=True):
         title = f"Names in {dict(numpy='NumPy', triton='Triton')[column]}: "
         for k, line in enumerate(wrap(title + words, room)):
@@ -364,12 +406,13 @@ def break_lines(words: list[str], room: int) -> list[str]:
     return lines
 
 
-def work_lines(row: Row) -> list[str]:
+def work_lines(row: Row, tag: str) -> list[str]:
     """Format a line's work as text: each formula, preceded by the kinds of work that it counts."""
+    number = f"{matmuls(tag).get(row.number, '')} "
     kinds: dict[str, list[str]] = {}
     for lane, name in LANES.items():
         if lane in row.work:
-            kinds.setdefault(row.work[lane], []).append(name)
+            kinds.setdefault(row.work[lane], []).append(number * (lane == "matmul") + name)
     return [f"{', '.join(names)}: {sum_as_mathtext(formula)}" for formula, names in kinds.items()]
 
 
