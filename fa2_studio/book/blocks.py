@@ -161,9 +161,9 @@ def short_list(text: str) -> tuple[str, str]:
 
     Any other block is returned whole.
     """
-    if not text.startswith(("- ", "1. ")) or len(text) < 500:
+    if not text.startswith(("- ", "1. ")) or len(text) < 400:
         return text, ""
-    items = [brief(item, 90) for item in re.split(ITEM, text)]
+    items = [brief(item, 45) for item in re.split(ITEM, text)]
     return "\n".join(first for first, _ in items), "\n\n".join(rest for _, rest in items if rest)
 
 

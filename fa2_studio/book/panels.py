@@ -11,7 +11,7 @@ from fa2_studio.book import front
 from fa2_studio.book.site import FIGURES, drawn
 
 BROAD, HALF, ROOM = 1208, 600, 590  # a picture's room in pixels: width of a slide, half of it, height
-READ, BESIDE, LARGE = 15, 14, 17  # letters in pixels: the smallest readable ones alone, or beside text, and large ones
+READ, BESIDE, LARGE = 18, 17, 19  # letters in pixels: the smallest readable ones alone, or beside text, and large ones
 SIZE = re.compile(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"')
 VIEW = re.compile(r'height="[\d.]+" viewBox="0 0 ([\d.]+) ([\d.]+)"')
 TITLES = (  # patterns for the titles of panels, and of groups of rows, which begin at the left edge

@@ -14,8 +14,8 @@ function fit(section) {
   if (phone.matches) return onPage();
   const code = [...section.querySelectorAll("pre")];
   const has = (some) => section.querySelector(some);
-  const most = has("figure, h1") ? 115 : 143;
-  for (const size of [143, 115, 92, 52].filter((step) => step <= most)) { // three sizes, and one for what never fits
+  const most = has("figure, h1, li:nth-child(4):not(.choice)") ? 100 : 118;
+  for (const size of [118, 100, 84, 52].filter((step) => step <= most)) { // three sizes, and one for what never fits
     section.style.fontSize = `${size}%`;
     for (const pre of code) pre.style.fontSize = "1em";
     const rooms = code.map((pre) => Math.min(1, (0.99 * pre.clientWidth) / pre.scrollWidth));
