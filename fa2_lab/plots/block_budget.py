@@ -16,6 +16,8 @@ def data(stages: int = 2) -> dict:
     chips_by_name = {"RTX 4090": chips.RTX_4090, "A100": chips.A100, "H100": chips.H100}
     cells = {d: _needs_and_fit(chips_by_name, d, stages) for d in (64, 128)}
     limits = {name: chip.shared_per_block for name, chip in chips_by_name.items()}
+    for row in (recorded("compiled") or {}).get("forward", ()):
+        cells[row["d"]][row["B_r"], row["B_c"]]["registers"] = row["registers"]  # instead of the estimate
     return dict(sizes=BLOCKS, stages=stages, cells=cells, limits=limits, compiled=compiled_spills())
 
 
@@ -81,10 +83,10 @@ def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compile
         f", but only {n} at d = {d}" for d, n in smaller_fits
     )
     caption = (
-        f"{ends}. In each cell are the estimated registers per thread (at most 255) and the shared memory (at"
-        f" most {room}). A cell that spills does so when compiled for {list(limits)[-1]}. Forward, 16 bits, 4 warps (8"
-        f" if 4 do not fit), with room for {stages} tiles of K and {stages} of V (num_stages = {stages} on an H100,"
-        f" {stages + 1} on the others)."
+        f"{ends}. In each cell are the registers per thread that the compiler takes for an {list(limits)[-1]} (at"
+        f" most 255) and the shared memory (at most {room}). If 255 are not enough, the kernel spills. Forward, 16"
+        f" bits, 4 warps (8 if 4 do not fit), with room for {stages} tiles of K and {stages} of V"
+        f" (num_stages = {stages} on an H100, {stages + 1} on the others)."
     )
     figure, axes = style.stacked(4.1 if style.narrow() else 3.4, caption, ncols=len(cells))
     for ax, (d, table) in zip(axes.flat, cells.items(), strict=True):
@@ -110,7 +112,8 @@ def _square(ax: style.Axes, sizes: list[int], table: dict, verdicts: dict) -> No
     partly = dict(fill=style.worker(3), linewidth=2.2, linestyle=style.DASHED)
     for (B_r, B_c), cell in table.items():
         y, x, outcome = sizes.index(B_r), sizes.index(B_c), verdicts[B_r, B_c]
-        words = f"{SAYS.get(outcome, 'fits')}\n{cell['registers']} regs\n{cell['shared'] // 1024} KiB"
+        registers = f"\n{cell['registers']} regs" * (outcome != "too large")
+        words = f"{SAYS.get(outcome, 'fits')}{registers}\n{cell['shared'] // 1024} KiB"
         style.box(ax, x + 0.03, y + 0.03, 0.94, 0.94, words, **LOOKS.get(outcome, partly))
     ticks = [n + 0.5 for n in range(len(sizes))]
     style.bare(ax, (-0.03, len(sizes) + 0.03), (-0.03, len(sizes) + 0.03), xticks=ticks, yticks=ticks)

@@ -79,13 +79,11 @@ def draw(window: float, tiles: int, panels: list[Mapping], counted: dict[str, fl
     window *= window / rung_timeline.clocks_drawn(window)  # undoes clocks_drawn(), so that a phone also shows all of it
     shares = " and ".join(f"{percent:.0f}% of the time in rung {n}" for n, percent in counted.items())
     measured = f"the tensor cores are busy {shares}, which starts S early"
-    figure = rung_timeline.stacked_timelines(5.9, f"{caption} ({setting}).", timelines, window, measured=measured)
+    figure = rung_timeline.stacked_timelines(5.5, f"{caption} ({setting}).", timelines, window, measured=measured)
     for ax, rows in zip(figure.axes, timelines.values(), strict=True):
         rung_timeline.mark_waits(ax, rows, window)
         style.box(ax, 0, 0.06, rung_timeline.clocks_drawn(window), 1.88, "", style.MASKED, linewidth=0, zorder=0)
-    words = "clocks of one SM →", "0 and 1: warpgroups, which share the tensor cores"
-    legend = "hatched: no matmul runs", f"busy: share of the time that {tiles} tiles take"
-    figure.axes[-1].set_xlabel("\n".join([*words, *legend]))
+    figure.axes[-1].set_xlabel("clocks of one SM → (0 and 1: its two warpgroups)")
     busy = "; ".join(f"{p['name']}: tensor cores busy {p['share']:.0%} of the time" for p in panels)
     alt = (
         "Four timelines of one SM, one above the other. Each has two lanes for the tensor cores and two for"

@@ -75,7 +75,8 @@ def draw(curves: dict, contiguous: tuple[int, int, float], memory: dict, setting
     figure.get_layout_engine().set(w_pad=0.08)
     lengths = sorted({n for curve in curves.values() for n, _ in curve})
     for n, curve in curves.items():
-        above.plot(*zip(*curve, strict=True), color=style.OURS, marker=MARKERS.get(n, "o"), markersize=4)
+        look = dict(marker=MARKERS.get(n, "o"), markersize=4, linestyle="-" if n == most else "--")
+        above.plot(*zip(*curve, strict=True), color=style.OURS, **look)
         above.plot([lengths[0], lengths[-1]], [n, n], color=style.QUIET, linewidth=0.8)
         style.note(above, lengths[0], n + 0.06, f"{n} times: linear", va="bottom", color=style.QUIET)
         style.note(above, 1.1 * curve[-1][0], curve[-1][1], f"{n} GPUs\n{curve[-1][1]:.2f}", color=style.OURS)

@@ -20,7 +20,7 @@ from fa2_lab.plots import style
 from fa2_lab.records import Record, load
 
 DRAM = ("DRAM bytes read", "DRAM bytes written")
-SHOWN = ("00", "01", "02", "03", "06", "11")  # the rungs shown: the dots of the others would overlap these
+SHOWN = ("00", "01", "02", "03", "06", "11", "23")  # the rungs shown: the dots of the others would overlap these
 PRINTED = {"FA1": "FA1 as printed"}  # the algorithm in the paper, not its authors' own kernel
 
 
@@ -89,7 +89,7 @@ def ladder(d: int) -> dict:
     record = load("ladder")
     row = reasons.table_row(record, causal=False, d=d)
     moved = counted(record, d)
-    rungs = [name for name in row.values if name in moved and (name[1:3] in SHOWN or name == "fa2_lab")]
+    rungs = [name for name in row.values if name in moved and name[1:3] in SHOWN]
     points = {name: (row.flops / moved[name], row.rate(name)) for name in rungs}
     chip, p = chips.named(record.machine["gpu"]), row.problem
     gemm, copy = record.ceilings["GEMM TFLOP/s"], record.ceilings["copy TB/s"]
@@ -254,7 +254,7 @@ def _draw_points(ax: style.Axes, points: dict[str, Point], column: float, roof: 
     heights = spread_labels([log10(place[1]) for place in crowd.values()], gap, top=log10(roof) - 0.75 * gap)
     units = {place[2] for place in points.values() if len(place) > 2}
     for name, (x, y, *unit) in points.items():
-        color = style.OURS if name == "fa2_lab" else style.INK
+        color = style.OURS if name in ("fa2_lab", f"r{SHOWN[-1]}_wide") else style.INK
         words = f"{rung_label(name)}: {y:.0f}"
         if unit and not (style.narrow() and y == shelf):
             words += f" ({unit[0]})" if style.narrow() else f", limited by {unit[0]}"

@@ -89,13 +89,12 @@ CAUSE = {  # {rung: text beside the first changed box, or below the copies, on a
     19: "no test for the last key",
     22: "o is not rescaled",
 }
-THICK = {21: "\nthick edge: the next row block", 23: "\nthick edge: third consumer · dashed: clocks to spare"}
-LEGEND = (
-    "number on a softmax: instructions of a thread",
-    "0, 1, …: warpgroups · twice as long: two share a unit",
-    "all lines of the tensor cores empty: time still to gain",
-)
-WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}  # {rung: clock cycles drawn}, for small changes within a tile
+THICK = {
+    21: " A thick edge marks the next row block.",
+    23: " A thick edge marks the third consumer, and a dashed box the clocks to spare.",
+}
+LEGEND = "0, 1, …: warpgroups; the number on a softmax: instructions of a thread"
+WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}  # {rung: clock cycles drawn} if a rung changes little of a tile
 
 
 def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
@@ -257,7 +256,10 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
         " instructions that a thread executes in most tiles, including the few that start the matmuls."
         + " A dashed box shows how much longer the softmax took on the previous rung." * (ratio > 1)
         + " The hatched part is what the rung adds." * (ratio < 1)
-        + " The percentage is measured. It is the share of the time in which a profiler saw the tensor cores at work."
+        + THICK.get(number, "")
+        + " If a job takes twice as long, two warpgroups share its unit. While all lines of the tensor cores are empty,"
+        " time is still to be gained. The percentage is measured. It is the share of the time in which a profiler saw"
+        " the tensor cores at work."
     )
     timelines, faded, heights = {}, [name for key, name in UNITS.items() if unit not in ("", key)], []
     for panel in panels:
@@ -280,10 +282,11 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
     )
     titled = {name.capitalize(): rows for name, rows in timelines.items()}
     figure = stacked_timelines(
-        sum(heights) + (1.2 if style.narrow() else 0.7), caption, titled, window, faded=faded, height_ratios=heights
+        sum(heights) + (0.9 if style.narrow() else 0.4), caption, titled, window, faded=faded, height_ratios=heights
     )
     clocks = f"time in the model → (1,000 clocks = {1e9 / chips.H200.clock_hz:.1f} µs)"
-    figure.axes[-1].set_xlabel("\n".join([clocks, *LEGEND]) + THICK.get(number, ""))
+    legend = LEGEND.replace("; ", "\n") if style.narrow() else LEGEND
+    figure.axes[-1].set_xlabel(f"{clocks}\n{legend}")
     if unit == "copy":
         for ax, rows, panel, cause in zip(figure.axes, timelines.values(), panels, CAUSE[number], strict=True):
             _count_copies(ax, rows, panel, cause)

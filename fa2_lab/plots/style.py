@@ -418,11 +418,15 @@ def merge_letters(match: re.Match) -> str:
     return f'<tspan x="{places}" {match[1]}>{word}</tspan>\n'.replace("General'", "General', serif") if word else ""
 
 
-def svg(figure: Figure, alt: str) -> bytes:
+SOURCE = 13  # the height of a source line, in the points of a file
+
+
+def svg(figure: Figure, alt: str, source: str = "") -> bytes:
     """Return a figure as an SVG file for light and dark pages.
 
     The file has no background, and its letters are stored as text instead of outlines. It includes the caption and the
-    alternative text.
+    alternative text. The `source` is a small last line, for readers who see the file
+    without its page.
     """
     with matplotlib.rc_context(RC):
         out = BytesIO()
@@ -434,6 +438,10 @@ def svg(figure: Figure, alt: str) -> bytes:
         body = re.sub(wordy, short, body)
     body = RUN.sub(merge_letters, body).replace(SHEET, GROUNDED, 1)
     width_in_units, height = (72 * inches for inches in figure.get_size_inches())
+    if source:
+        look = f"font-size: 7.5px; text-anchor: end; fill: {QUIET.lower()}"
+        body += f'<text class="source" style="{look}" x="{width_in_units - 3:g}" y="{height + 8:g}">{source}</text>\n'
+        height += SOURCE
     head = (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" version="1.1" role="img"'
         f' width="{width_in_units / 0.75:g}" height="{height / 0.75:g}" viewBox="0 0 {width_in_units:g} {height:g}"'

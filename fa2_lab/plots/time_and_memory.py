@@ -70,8 +70,8 @@ def draw(time: dict[str, Readings], memory: dict[str, Readings], setting: str) -
     lengths = sorted({n for curve in (*time.values(), *memory.values()) for n, _ in curve})
     style.log_ticks(below.xaxis, lengths[1::2])
     below.set(xlim=(lengths[0] / 1.1, lengths[-1] * 2.2), xlabel="N, tokens per sequence")
-    above.set_title("Time of a forward pass, milliseconds")
-    below.set_title("Memory beyond the inputs, MiB")
+    above.set_title(f"Milliseconds for {TOKENS:,} tokens in sequences of N, forward")
+    below.set_title("MiB for one sequence of N, beyond its inputs")
     for name, curve in time.items():
         _name(above, name, curve[-1], NAMES.get(name, name))
     _name(below, "standard", memory["standard"][-1], "standard: the next\nruns out of memory")

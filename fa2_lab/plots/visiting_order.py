@@ -68,7 +68,7 @@ def _grid(ax: style.Axes, name: str, tiling: Tiling, order: list[tuple[int, int]
         hatch = dict(hatch=style.MASK_HATCH) if (i, j) in skip else {}
         style.box(ax, j, i, 1, 1, str(time + 1), style.fill("P"), size=style.NORMAL, **hatch)
     tiles = f", {len(order)} tiles" if skip else ""
-    ax.set_title(f"{name}: {'columns' if name == 'FA1' else 'rows'} outside{tiles}")
+    ax.set_title(f"{name}: by {'columns' if name == 'FA1' else 'rows'}{tiles}")
 
 
 def _timeline(ax: style.Axes, log: list[Event], longest: int) -> None:

@@ -102,11 +102,17 @@ def build(folder: Path, names: list[str] | None = None) -> None:
     for name in tqdm(chosen(names), desc="figures", unit="figure", disable=None):
         picture, numbers = find_picture(name)
         figure, alt = picture.draw(**numbers)
-        files.write(folder / f"{name}.svg", style.svg(figure, alt))
-        files.write(folder / PHONE / f"{name}.svg", style.svg(*picture.draw(**numbers, narrow=True)))
+        files.write(folder / f"{name}.svg", with_source(figure, alt))
+        files.write(folder / PHONE / f"{name}.svg", with_source(*picture.draw(**numbers, narrow=True)))
     if (folder / "hero.svg").exists():
         files.write(folder / PHONE / "hero.svg", stacked((folder / "hero.svg").read_text(encoding="utf-8")))
     files.write(folder / "README.md", gallery_page(folder))
+
+
+def with_source(figure: Figure, alt: str) -> bytes:
+    """Return a picture as SVG with a last line that names the project, the licence and, if measured, the GPU."""
+    gpu = re.search(r"NVIDIA \w+", figure.get_label())
+    return style.svg(figure, alt, "fa2_lab, CC BY 4.0" + (f", measured on an {gpu[0]}" if gpu else ""))
 
 
 def stacked(hero: str) -> str:

@@ -5,7 +5,7 @@ from base64 import b64encode
 from html import escape, unescape
 from itertools import pairwise
 
-from fa2_lab.plots.style import headline_of
+from fa2_lab.plots.style import SOURCE, headline_of
 from fa2_lab.tools.figures import PHONE, caption
 from fa2_studio.book import front
 from fa2_studio.book.site import FIGURES, drawn
@@ -30,8 +30,19 @@ def as_svg(still: str) -> str:
 
 
 def edition(name: str, folder: str = "") -> str:
-    """Return a picture of figures/ as SVG: the edition for a page, or with a folder, the one for a phone."""
-    return (FIGURES / folder / f"{name}.svg").read_text(encoding="utf-8")
+    """Return a picture of figures/ as SVG: the edition for a page, or with a folder, the one for a phone.
+
+    The line with its source is left out, because it would be too small on a slide.
+    """
+    svg = (FIGURES / folder / f"{name}.svg").read_text(encoding="utf-8")
+    bare = re.sub('<text class="source".*?</text>\n', "", svg)
+    return bare if bare == svg else VIEW.sub(shorter, bare, count=1)
+
+
+def shorter(view: re.Match) -> str:
+    """Return the attributes for the size of a picture without its source."""
+    high = float(view[2]) - SOURCE
+    return f'height="{high / 0.75:g}" viewBox="0 0 {view[1]} {high:g}"'
 
 
 def data(svg: str) -> str:

@@ -196,10 +196,10 @@ show("block_budget")
 
 # %% [markdown]
 # If the registers run out, the kernel still runs, but it *spills*, which means that it moves values to slow memory and
-# back. In each cell of the figure, the registers are the sum above, whereas the word *spills* tells what the
-# compiler did. Each cell uses four warps, or eight if four are not enough. The sum is usually too low. For 32 × 128 at
-# d = 128, for example, it is 120, whereas the compiler uses all 255 registers and still spills. So how far can you
-# trust the sum? The next cell counts for all recorded kernels, at both values of d:
+# back. In each cell of the figure, the shared memory is the sum above, whereas the registers and the word *spills* tell
+# what the compiler did. Each cell uses four warps, or eight if four are not enough. For registers, the sum is usually
+# too low. For 32 × 128 at d = 128, for example, it is 120, whereas the compiler uses all 255 registers and still
+# spills. So how far can you trust the sum? The next cell counts for all recorded kernels, at both values of d:
 
 # %% tags=["hide-input"]
 measured = [(budget.forward_registers(*(k[x] for x in ("B_r", "B_c", "d", "warps"))), k["spills"] > 0) for k in recorded("compiled")["forward"]]

@@ -47,7 +47,7 @@ def drawn(name):
 def as_svg(name):
     """Return a picture as SVG. A copy is saved, because saving changes a figure, and copying is faster than drawing."""
     figure, alt, _ = drawn(name)
-    return style.svg(pickle.loads(pickle.dumps(figure)), alt)
+    return (style.svg if name in figures.SHEETS else figures.with_source)(pickle.loads(pickle.dumps(figure)), alt)
 
 
 def texts(figure):
