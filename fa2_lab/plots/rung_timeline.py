@@ -94,7 +94,7 @@ THICK = {
     23: " A thick edge marks the third consumer, and a dashed box the clocks to spare.",
 }
 LEGEND = "0, 1, …: warpgroups; the number on a softmax: instructions of a thread"
-WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}  # {rung: clock cycles drawn} if a rung changes little of a tile
+WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}  # {rung: clock cycles drawn}, for small changes within a tile
 
 
 def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
