@@ -16,7 +16,7 @@ from fa2_lab.examine.catalogue import CATALOGUE
 from fa2_lab.examine.detect import detect_call
 from fa2_lab.examine.match import GRADIENTS, SILENT, Answer, Finding, Variant, conventions, explain, without_silent
 from fa2_lab.examine.memory import checks, coarse_sums, guarded, repeated
-from fa2_lab.examine.readout import of_overhang, read_out, telling
+from fa2_lab.examine.readout import describe_overhang, read_out, telling
 from fa2_lab.examine.subject import LAYOUTS, LIBRARIES, NotExamined, Subject
 
 __all__ = ["CATALOGUE", "Answer", "Finding", "NotExamined", "Report", "examine", "explain"]
@@ -57,6 +57,9 @@ def examine(
     known mistake would give. Arguments other than q, k and v are recognized by their names. If the function cannot be
     tested, examine() raises NotExamined and names the reason.
 
+    The function is called in this process, and so it may use a GPU that is already in use. If it ends the process, the
+    examination ends as well. The command `fa2-lab examine` calls it in a child process, and reports the last problem.
+
     layout   The layout of q, k and v: bhnd (batch, heads, N, d), bnhd, hnd, nd, flat (batch, N, heads · d), or thd for
              packed sequences. If you do not pass a layout, it is detected.
     library  The array library of the function: numpy, torch or jax. If you do not pass a library, it is detected.
@@ -70,13 +73,17 @@ def examine(
     finding has a name, a description in one sentence, the position and the size of the error, and a reference for
     further reading.
     """
+    return diagnose(Subject(function, given, device), layout, library, dtype, quick=quick)
+
+
+def diagnose(subject: Subject, layout: str, library: str, dtype: str, *, quick: bool) -> Report:
+    """Examine a Subject, as examine() does with a function."""
     for name, got, known in (("layout", layout, LAYOUTS), ("library", library, LIBRARIES), ("dtype", dtype, BITS)):
         if got and got not in known:
             raise ValueError(f"{name}: got {got!r}; it takes {', '.join(known)}")
     begun = time.monotonic()
-    subject = Subject(function, given, device)
     detect_call(subject, layout, library, dtype)
-    answers, found, refused = asked(subject, all_cases(subject.d, subject.multiple, quick), SECONDS[quick] * 0.6)
+    answers, found, refused = call_on_all(subject, all_cases(subject.d, subject.multiple, quick), SECONDS[quick] * 0.6)
     plain = [x for x in answers if x.case.group == "plain"]
     if not plain:
         raise NotExamined(next(filter(None, refused.values()), "it took no problem"))
@@ -88,7 +95,7 @@ def examine(
     if unsteady or found or is_kept or subject.happened & {"writes-past-end"}:  # then the outputs are unreliable
         named = [x for x in named if x.name not in ("unknown", "precision", "grouped-silent")]
     else:
-        named = [y for x in named for y in described(subject, x, named, answers)]
+        named = [y for x in named for y in read_out_unknown(subject, x, named, answers)]
         strange = [x.case.options.keys() for x in named if x.name == "weights" and x.case]
         named = [x for x in named if x.read_out or not x.case or not any(y <= x.case.options.keys() for y in strange)]
     variant = conventions(
@@ -114,7 +121,7 @@ def examine(
     return Report(subject.name, how, findings, len(answers), parts, refused, time.monotonic() - begun, subject)
 
 
-def described(subject: Subject, finding: Finding, named: list[Finding], answers: list[Answer]) -> list[Finding]:
+def read_out_unknown(subject: Subject, finding: Finding, named: list[Finding], answers: list[Answer]) -> list[Finding]:
     """Return a known mistake as it is. Replace any other finding by findings that describe what the function computes.
 
     This is read out of the function's outputs: the weights of the keys from O, and P and dS from the gradients.
@@ -124,7 +131,7 @@ def described(subject: Subject, finding: Finding, named: list[Finding], answers:
     output, variant = finding.where.split(":")[0], conventions(finding.variant)
     group = without_silent([x for x in answers if x.case.group == finding.group], named)
     if output == "O":
-        over = of_overhang(subject, group, variant)
+        over = describe_overhang(subject, group, variant)
         said = [over or read_out(subject, finding, telling(group, variant, ("O",)))]
         is_number = all(np.isfinite(x.outputs["O"]).all() for x in group) and np.isnan(subject.fill)
         is_wrong = finding.name == "unknown" or (finding.name == SILENT["grouped"] and is_number)
@@ -144,7 +151,7 @@ def described(subject: Subject, finding: Finding, named: list[Finding], answers:
     return found or [finding] * (output in "OL")
 
 
-def asked(subject: Subject, cases: list, seconds: float) -> tuple[list[Answer], list[Finding], dict[str, str]]:
+def call_on_all(subject: Subject, cases: list, seconds: float) -> tuple[list[Answer], list[Finding], dict[str, str]]:
     """Call the function on all cases, the long ones last, for at most `seconds` seconds.
 
     Return the answers, the findings made during the calls, and {case that could not be run: reason}.
@@ -169,11 +176,11 @@ def asked(subject: Subject, cases: list, seconds: float) -> tuple[list[Answer], 
     return answers, found, refused
 
 
-class Callable_(ModuleType):
+class CallableModule(ModuleType):
     """The class of this module, which makes the module itself callable: fa2_lab.examine(function)."""
 
     def __call__(self, function: Callable, **options: Any) -> Report:
         return examine(function, **options)
 
 
-sys.modules[__name__].__class__ = Callable_
+sys.modules[__name__].__class__ = CallableModule

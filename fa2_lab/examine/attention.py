@@ -163,7 +163,7 @@ def overflowing(x: np.ndarray) -> np.ndarray:
 # Wrong steps that are more than an expression: the catalogue calls them -----------------------------------------------
 
 
-def T_wrong(x: np.ndarray) -> np.ndarray:
+def T_unless_square(x: np.ndarray) -> np.ndarray:
     """Return xᵀ or, if x is square, x itself.
 
     This imitates a missing transpose, which raises no error only if x is square.

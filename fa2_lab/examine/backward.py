@@ -17,18 +17,18 @@ import numpy as np
 from fa2_lab.examine.attention import attention
 from fa2_lab.examine.cases import AttentionCase, rounded
 from fa2_lab.examine.catalogue import CATALOGUE, OF_DS, OF_SLOPE, ROWS
-from fa2_lab.examine.formulas import by_element, centred, formula, number, values
+from fa2_lab.examine.formulas import centred, describe_rule, formula, number, values
 from fa2_lab.examine.match import GRADIENTS, Answer, Variant, candidates, spans
 from fa2_lab.examine.readout import (
     Reading,
     arrays,
+    describe_exchange,
+    describe_factor_of_some,
+    describe_factors,
+    describe_L,
+    describe_mask,
+    describe_scale,
     in_words,
-    of_L,
-    of_logarithms,
-    of_mask,
-    of_others,
-    of_parts,
-    of_scale,
     parts_of_L,
     weights,
 )
@@ -146,11 +146,11 @@ def read_backward(subject: Subject, answers: Sequence[Answer], variant: Variant,
         runs = [x for x in runs if all(np.isfinite(x.got[y]).all() for y in outputs)]
         if not runs:  # the function refuses these cases, or returns NaN
             return []
-        said = described(runs, [x for x in ("dV", "dQ", "dK") if x in outputs], subject.tiles())
-        return said or of_dO(subject, runs[0], outputs)
+        said = describe_gradients(runs, [x for x in ("dV", "dQ", "dK") if x in outputs], subject.tiles())
+        return said or describe_dO(subject, runs[0], outputs)
 
 
-def of_dO(subject: Subject, run: Backward, outputs: Sequence[str]) -> list[str]:
+def describe_dO(subject: Subject, run: Backward, outputs: Sequence[str]) -> list[str]:
     """Return a list with one sentence that names the gradients not proportional to dO, or an empty list."""
     other = subject.ask(replace(run.case, dO=-2 * run.case.dO)).outputs
     near = {x: 4 * run.answer.bound(x) for x in outputs}
@@ -161,27 +161,27 @@ def of_dO(subject: Subject, run: Backward, outputs: Sequence[str]) -> list[str]:
     return [f"{' and '.join(apart)} {'is' if len(apart) == 1 else 'are'} not proportional to dO"] if apart else []
 
 
-def described(runs: list[Backward], outputs: list[str], sizes: Sequence[int]) -> list[str]:
+def describe_gradients(runs: list[Backward], outputs: list[str], sizes: Sequence[int]) -> list[str]:
     """Return sentences about what is wrong with these gradients in these runs."""
     said, of_dS = {}, []
     P_used = [x.own(x.made["dV"], "dV") for x in runs] if "dV" in outputs else []
     for output in outputs:
         if all(np.abs(x.got[output] - x.right[output]).max() <= x.answer.bound(output) for x in runs):
             continue
-        if sentence := about_rounding(runs, output) or about_sums(runs, output):
+        if sentence := describe_rounding(runs, output) or describe_sums(runs, output):
             said[output] = sentence
         elif output == "dV":
-            said["dV"] = about_P(runs, P_used, sizes)
+            said["dV"] = describe_P(runs, P_used, sizes)
         else:
             of_dS.append(output)
-    if P_used and of_dS and all(follows(runs, output, P_used) for output in of_dS):
+    if P_used and of_dS and all(is_explained_by_P(runs, output, P_used) for output in of_dS):
         said["the backward pass"], of_dS = said.pop("dV"), []
     if len(of_dS) == 2:
         both = [[x.own(x.made[y], y) for y in of_dS] for x in runs]
         near = [2 * x.near("dQ") + 2 * x.near("dK") for x in runs]
         if all(np.abs(a - b).max() <= c for (a, b), c in zip(both, near, strict=True)):
-            of_dS, said["dS"] = [], about_dS(runs, "dQ", sizes)
-    said |= {output: about_dS(runs, output, sizes) for output in of_dS}
+            of_dS, said["dS"] = [], describe_dS(runs, "dQ", sizes)
+    said |= {output: describe_dS(runs, output, sizes) for output in of_dS}
     alike: dict[str, list[str]] = {}
     for name, sentence in said.items():
         alike.setdefault(sentence, []).append(name)
@@ -200,19 +200,21 @@ def first(ways: Sequence, readings: list[Reading], sizes: Sequence[int]) -> str:
     return next(filter(None, (about(readings, sizes) for about in ways)), "")
 
 
-def about_P(runs: list[Backward], used: list[np.ndarray], sizes: Sequence[int]) -> str:
+def describe_P(runs: list[Backward], used: list[np.ndarray], sizes: Sequence[int]) -> str:
     """Return a sentence about what is wrong with the P that dV was computed from, or "" if nothing fits."""
     some = [x.reading(W, x.known["Z"] * x.known["P"], x.near("dV")) for x, W in zip(runs, used, strict=True)]
     some = [
         x._replace(right=x.known["P"]) if np.ndim(y.known["Z"]) == 0 else x for x, y in zip(some, runs, strict=True)
     ]
-    if said := (as_forward(some, runs, sizes) if runs[0].case.options else ""):
+    if said := (describe_forward_mistake(some, runs, sizes) if runs[0].case.options else ""):
         return said
-    if said := first((of_others, in_words(of_mask), in_words(of_parts)), some, sizes):
+    if said := first((describe_exchange, in_words(describe_mask), in_words(describe_factor_of_some)), some, sizes):
         return said
     if said := formula([(x.W / x.right, x.quantities(OF_SLOPE), x.clear) for x in some], runs):
         return f"{{name}} uses P ∘ ({said}) instead of P"
-    return first((of_scale, of_L, of_logarithms, *((of_mask,) if is_mask(some) else ())), some, sizes)
+    return first(
+        (describe_scale, describe_L, describe_factors, *((describe_mask,) if is_mask(some) else ())), some, sizes
+    )
 
 
 def is_mask(readings: list[Reading]) -> bool:
@@ -220,7 +222,7 @@ def is_mask(readings: list[Reading]) -> bool:
     return all((np.abs(x.W - x.right) <= x.near)[(x.W != 0) & (x.known["P"] != 0)].all() for x in readings)
 
 
-def as_forward(readings: list[Reading], runs: list[Backward], sizes: Sequence[int]) -> str:
+def describe_forward_mistake(readings: list[Reading], runs: list[Backward], sizes: Sequence[int]) -> str:
     """Return a sentence that names a known forward mistake with the same weights, up to a factor per row, or ""."""
 
     def is_alike(x: Reading, run: Backward, variant: Variant) -> bool:
@@ -248,7 +250,7 @@ def as_forward(readings: list[Reading], runs: list[Backward], sizes: Sequence[in
     return ""
 
 
-def about_rounding(runs: list[Backward], output: str) -> str:
+def describe_rounding(runs: list[Backward], output: str) -> str:
     """Return a sentence that names the rounded step behind a gradient's error, or "" if the error is too large."""
 
     def error(step: str, bits: int) -> float:
@@ -266,7 +268,7 @@ def about_rounding(runs: list[Backward], output: str) -> str:
     return f"{{name}} is right, but as inaccurate as in {'bf16' if far > 2.0**-11 else 'fp16 or TF32'}"
 
 
-def about_sums(runs: list[Backward], output: str) -> str:
+def describe_sums(runs: list[Backward], output: str) -> str:
     """Return a sentence about a gradient that is off by a factor or sums the wrong rows, or "" if it does neither."""
     ratios = [(x.made[output] * x.should[output]).sum() / (x.should[output] ** 2).sum() for x in runs]
     is_factor = all(
@@ -287,13 +289,13 @@ def about_sums(runs: list[Backward], output: str) -> str:
                 return f"{{name}} sums the rows of {NOUN[other]} instead of those of {NOUN[mine]}"
             if all(x.rest(output, mine, other) <= 2 for x in wrong):
                 return f"{{name}} sums not only the rows of {NOUN[mine]}, but also those of {NOUN[other]}"
-        return about_numbers(wrong, output)
+        return describe_elements(wrong, output)
     for x in runs:
         made, should = (
             (np.abs(y) > x.size(output) * x.near(output)).any(axis=(2, 5)) for y in (x.made[output], x.should[output])
         )  # (batch, heads, batch, heads): which head of which entry takes part
         if made.any() and not np.array_equal(made, should):
-            return about_heads(x, output, made, should)
+            return describe_heads(x, output, made, should)
     return ""
 
 
@@ -303,11 +305,11 @@ def is_alike(x: Backward, output: str, other: str) -> bool:
     return a.shape == b.shape and bool(np.abs(a - b).max() <= 2 * x.answer.bound(other))
 
 
-def about_numbers(runs: list[Backward], output: str) -> str:
+def describe_elements(runs: list[Backward], output: str) -> str:
     """Return a sentence about a gradient that a simple rule turns wrong, or that is wrong only in some features."""
     got, right = ([getattr(x, y)[output] for x in runs] for y in ("got", "right"))
     bounds = [x.answer.bound(output) for x in runs]
-    if said := by_element(got, right, bounds):
+    if said := describe_rule(got, right, bounds):
         return said
     wrong = [np.abs(x - y) > b for x, y, b in zip(got, right, bounds, strict=True)]
     of_d = [np.nonzero(x.any(axis=(0, 1, 2)))[0] for x in wrong]
@@ -320,7 +322,7 @@ def about_numbers(runs: list[Backward], output: str) -> str:
     return ""
 
 
-def about_heads(x: Backward, output: str, made: np.ndarray, should: np.ndarray) -> str:
+def describe_heads(x: Backward, output: str, made: np.ndarray, should: np.ndarray) -> str:
     """Return a sentence about a gradient that sums the rows of too few heads, or of wrong heads or batch entries.
 
     `made` and `should` tell which heads each head of the gradient sums, and which it should. Their axes are (batch,
@@ -348,7 +350,7 @@ def about_heads(x: Backward, output: str, made: np.ndarray, should: np.ndarray) 
     return f"{{name}} of head {h} of batch entry {b} sums the {rows} of {some}{' and others' * (len(of) > 3)}"
 
 
-def follows(runs: list[Backward], output: str, P_used: list[np.ndarray]) -> bool:
+def is_explained_by_P(runs: list[Backward], output: str, P_used: list[np.ndarray]) -> bool:
     """Return whether the wrong P that dV reveals also explains this gradient."""
     for x, P in zip(runs, P_used, strict=True):
         dP, D, W = x.known["dP"], x.known["D"], x.own(x.made[output], output) / x.known["tau"]
@@ -359,16 +361,16 @@ def follows(runs: list[Backward], output: str, P_used: list[np.ndarray]) -> bool
     return True
 
 
-def about_dS(runs: list[Backward], output: str, sizes: Sequence[int]) -> str:
+def describe_dS(runs: list[Backward], output: str, sizes: Sequence[int]) -> str:
     """Return a sentence about what is wrong with dS, as read from dQ or dK, or "" if nothing fits."""
     taus = [x.known["tau"] for x in runs]
     some = [
         x.reading(x.own(x.made[output], output) / tau, x.known["dS"], x.near(output) / tau)
         for x, tau in zip(runs, taus, strict=True)
     ]
-    if said := first((of_others, in_words(of_mask), in_words(of_parts)), some, sizes):
+    if said := first((describe_exchange, in_words(describe_mask), in_words(describe_factor_of_some)), some, sizes):
         return said
-    if said := by_element([x.W for x in some], [x.right for x in some], [x.near for x in some]):
+    if said := describe_rule([x.W for x in some], [x.right for x in some], [x.near for x in some]):
         return said
     parts, slopes, used = [], [], []
     for x in some:
@@ -382,14 +384,14 @@ def about_dS(runs: list[Backward], output: str, sizes: Sequence[int]) -> str:
         return f"{{name}} is P ∘ (dP − D) ∘ ({said})"
     if (said := formula(parts, runs)) and said != "dP − D":
         return f"{{name}} is P ∘ ({said}) instead of P ∘ (dP − D)"
-    if said := first((of_others, of_logarithms), used, sizes):
+    if said := first((describe_exchange, describe_factors), used, sizes):
         return f"In P of P ∘ (dP − D), {said[0].lower()}{said[1:]}"
     apart = formula([centred(*part) for part in parts], runs)
     if apart == "dP":
         return "{name} is P ∘ (dP − D), but its D is not the row sum of dO ∘ O"
     if apart:
         return f"{{name}} is P ∘ ({apart} − D), where D is a number of each row, instead of P ∘ (dP − D)"
-    return of_mask(some, sizes) if is_mask(some) else ""
+    return describe_mask(some, sizes) if is_mask(some) else ""
 
 
 class OfL:

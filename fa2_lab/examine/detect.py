@@ -52,7 +52,7 @@ def detect_call(subject: Subject, layout: str = "", library: str = "", dtype: st
             detect_scale(subject, is_right=best == 4)
             detect_padding(subject)
             return detect_window(subject)
-    raise NotExamined(failure or f"{dtype} is no dtype that it can be asked in")
+    raise NotExamined(failure or f"{dtype} is no dtype that it can be called with")
 
 
 def detect_scale(subject: Subject, is_right: bool) -> None:
@@ -69,12 +69,12 @@ def detect_scale(subject: Subject, is_right: bool) -> None:
 def detect_padding(subject: Subject) -> None:
     """Find out whether True in a padding mask marks a padded key or a key that takes part."""
     n = 16 * subject.multiple
-    asked = case("lengths", n, d=subject.d, batch=2, key_lengths=np.array([n // 2, n]))
+    problem = case("lengths", n, d=subject.d, batch=2, key_lengths=np.array([n // 2, n]))
     states = [RIGHT, *(Variant((name,)) for name, x in CATALOGUE.items() if name.startswith("lengths-") and x.edits)]
     for variant, keeps in product(states if subject.takes("padding") else (), (False, True)):
         subject.padding_keeps = keeps
         with suppress(NotExamined):
-            if subject.ask(asked).fits(variant, ("O",)):
+            if subject.ask(problem).fits(variant, ("O",)):
                 return
     subject.padding_keeps = False
 
@@ -102,13 +102,13 @@ def agreement(subject: Subject) -> int:
     2 means that heads are independent. 1 means only that the function runs.
     """
     n = 9 if subject.multiple == 1 else subject.multiple
-    asked = subject.fitted(case("probe", n, d=subject.d, batch=2, heads=3, gradients=subject.takes("dO")))
-    first, part = subject.ask(asked), "gradients" if subject.takes("dO") else "O"
+    problem = subject.fitted(case("probe", n, d=subject.d, batch=2, heads=3, gradients=subject.takes("dO")))
+    first, part = subject.ask(problem), "gradients" if subject.takes("dO") else "O"
     if any(first.fits(s, ("O", *GRADIENTS)) for s in (RIGHT, Variant(("always-causal",)))):
         return 4
     if any(first.fits(s, ("O", *GRADIENTS)) for s in candidates(RIGHT, part, (n,))):
         return 3
-    other = asked.v.copy()
+    other = problem.v.copy()
     other[0, 0] += 1
-    moved = np.abs(subject.ask(replace(asked, v=other)).outputs["O"] - first.outputs["O"]).max(axis=(2, 3)) > 1e-6
+    moved = np.abs(subject.ask(replace(problem, v=other)).outputs["O"] - first.outputs["O"]).max(axis=(2, 3)) > 1e-6
     return 2 if moved.sum() == 1 else 1

@@ -98,7 +98,7 @@ def values(numbers: Sequence[float]) -> str:
     return " or ".join(list(dict.fromkeys(f"{x:.3g}" for x in numbers))[:3])
 
 
-def by_element(got: list[np.ndarray], right: list[np.ndarray], near: list[float]) -> str:
+def describe_rule(got: list[np.ndarray], right: list[np.ndarray], near: list[float]) -> str:
     """Return a sentence if a simple rule, such as a lost sign, gives each element from the right one, or ""."""
     most = [np.abs(x).max() for x in got]
     ways = {

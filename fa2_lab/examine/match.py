@@ -76,10 +76,10 @@ class Answer:
         got, want = self.outputs[name], self.variant(variant, name)
         with np.errstate(invalid="ignore"):
             near = (np.abs(got - want) <= self.bound(name, variant)) | (~np.isfinite(got) & ~np.isfinite(want))
-        if name == "O":  # a row without keys may be 0 or NaN or, with finite masks, the mean of V or unmasked
-            nothing = np.isneginf(self.variant(variant, "L"))[..., None]
+        if name == "O" and (nothing := np.isneginf(self.variant(variant, "L"))[..., None]).any():
+            # a row without keys may be 0 or NaN or, with finite masks, the mean of V or unmasked
             is_mean = np.abs(got - self.mean()) <= self.bound("O")
-            is_open = np.abs(got - self.variant(UNMASKED, "O")) < 0.01 if nothing.any() and not nothing.all() else False
+            is_open = False if nothing.all() else np.abs(got - self.variant(UNMASKED, "O")) < 0.01
             near |= nothing & ((got == 0) | ~np.isfinite(got) | is_mean | is_open)
         if name in ("O", "L", "dQ"):
             near[self.empty(variant)] = True  # rows that see no key are judged separately
@@ -156,8 +156,8 @@ def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Fin
         elif plain:
             found += explain_part([x for x in right if "L" in x.outputs], usual, "L", ("L",), tiles)[0]
     skip = {"empty", "empty-mask"} | {"dL" for x in found if x.mistake.part == "L" or x.where.startswith("L")}
-    asked = [x for x in right if "dQ" in x.outputs and x.case.group not in skip]
-    return found + (explain_part(asked, usual, "gradients", GRADIENTS, tiles)[0] if plain else [])
+    of_gradients = [x for x in right if "dQ" in x.outputs and x.case.group not in skip]
+    return found + (explain_part(of_gradients, usual, "gradients", GRADIENTS, tiles)[0] if plain else [])
 
 
 def explain_part(
@@ -208,7 +208,7 @@ def explain_part(
                 x.eps = 2.0**-8
         elif variant == conventions(variant):  # after a mistake, its effect on other groups is not known
             name = SILENT.get(group, "unknown") if part == "O" else "unknown"
-            name = "options-kept" if is_late(mine, answers, variant, outputs) else name
+            name = "options-kept" if part == "O" and is_late(mine, answers, variant) else name
             found.append(Finding(name, *describe_error(mine, variant, outputs), variant=variant))
             if group == "plain":
                 break
@@ -226,18 +226,19 @@ def without_silent(answers: Sequence[Answer], found: Sequence[Finding]) -> list[
     return [x for x in answers if x.case.group in kinds or not any(is_kind(x.case) for is_kind in kinds.values())]
 
 
-def is_late(mine: list[Answer], answers: Sequence[Answer], variant: Variant, outputs: tuple[str, ...]) -> bool:
+def is_late(mine: list[Answer], answers: Sequence[Answer], variant: Variant) -> bool:
     """Return whether a function seems to use the options of an earlier call.
 
-    This is the case if the given outputs of each answer in `mine` are right for the options of its own case or of
-    another case with the same sizes. `answers` are the answers to all cases.
+    This is the case if O of each answer in `mine` is right for the options of its own case or of another case with the
+    same sizes, and not always for its own. `answers` are the answers to all cases.
     """
     sizes = {x: (x.case.q.shape[2], x.case.k.shape[2]) for x in answers}
     plain = [y for y in answers if not any(isinstance(z, np.ndarray) for z in y.case.options.values())]
     same = {x: [y.case.options for y in plain if sizes[y] == sizes[x] and y is not x] for x in mine}
-    asked = {x: [replace(x, case=replace(x.case, options=y), variants={}) for y in same[x] if y] for x in mine}
+    others = {x: [replace(x, case=replace(x.case, options=y), variants={}) for y in same[x] if y] for x in mine}
     bases = [variant, *(s for s in candidates(variant, "O", ()) if CATALOGUE[s.names[-1]].part == "conventions")]
-    return any(all(any(y.fits(s, outputs) for y in (x, *asked[x])) for x in mine) for s in bases)
+    late = {s: [x for x in mine if not x.fits(s, ("O",))] for s in bases}
+    return any(late[s] and all(any(y.fits(s, ("O",)) for y in others[x]) for x in late[s]) for s in bases)
 
 
 def rounding(answers: list[Answer], variant: Variant, tiles: Sequence[int]) -> Finding | None:
@@ -339,11 +340,11 @@ def describe_error(
                 with np.errstate(invalid="ignore"):
                     off = np.abs(answer.outputs[name] - answer.variant(variant, name))[wrong]
                 much = float(off.max()) if np.isfinite(off).all() else np.nan
-                return f"{name}: {described(wrong, answer.outputs[name])}", much, answer.case
+                return f"{name}: {describe_elements(wrong, answer.outputs[name])}", much, answer.case
     return "", np.nan, answers[0].case
 
 
-def described(wrong: np.ndarray, got: np.ndarray) -> str:
+def describe_elements(wrong: np.ndarray, got: np.ndarray) -> str:
     """Return text that describes which elements of (batch, heads, N, d) or (batch, heads, N) are True in `wrong`."""
     count = f"{int(wrong.sum())} of {wrong.size} numbers"
     names, axes = ("batch", "heads", "rows"), [np.unique(np.nonzero(wrong)[axis]) for axis in range(3)]

@@ -15,7 +15,7 @@ from fa2_lab.examine.match import GRADIENTS, RIGHT, UNMASKED, Answer, Finding, V
 from fa2_lab.examine.subject import NotExamined, Subject, dtypes
 
 
-def alike(x: AttentionCase) -> AttentionCase:
+def with_equal_heads(x: AttentionCase) -> AttentionCase:
     """Return a copy of the case in which all batch entries and heads have the same q, k and v."""
     q, k, v = (np.broadcast_to(y[:1, :1], y.shape) for y in (x.q, x.k, x.v))
     return replace(x, q=q, k=k, v=v)
@@ -50,7 +50,7 @@ def checks(subject: Subject, answers: list[Answer], variant: Variant) -> Iterato
     tests = [*AGAIN]
     for name, where, x, fill in VIEWS if np.isnan(subject.fill) else ():  # else it is known to read past them
         if x != "expanded" or not is_one:
-            tests.append((name, where, alike if x == "expanded" else replace, dict(place=x, fill=fill)))
+            tests.append((name, where, with_equal_heads if x == "expanded" else replace, dict(place=x, fill=fill)))
     tests += [("precision", x, replace, dict(dtype=x)) for x in kinds(subject) if x != subject.dtype]
     for name, where, change, how in tests:
         for first in plain[:3] if name == "precision" else [base]:
@@ -84,7 +84,8 @@ def coarse_sums(subject: Subject, variant: Variant, is_cross: bool) -> Iterator[
 
     Yield a finding if the function's error is more than three times as large and grows with the number of keys (which
     may be another than that of queries if `is_cross`), or if dV differs from the right one as it does if L is rounded.
-    It is only a remark if the scores are in 16 bits as well, because the function then computes everything in them.
+    It is only a remark if the scores are in 16 bits as well, because the function then computes everything in them. If
+    the scores alone are in 16 bits, however, this is a finding.
     """
 
     def share(answer: Answer, output: str, rounds: str) -> float:
@@ -94,23 +95,31 @@ def coarse_sums(subject: Subject, variant: Variant, is_cross: bool) -> Iterator[
         return float(((answer.outputs[output] - want) * off).sum() / (off * off).sum())
 
     def ask(N_q: int, N_k: int, **more: Any) -> Answer:
-        asked = case("sums", -(-N_q // multiple) * multiple, -(-N_k // multiple) * multiple, subject.d, heads=1, **more)
-        if subject.lacks(asked):
+        problem = case(
+            "sums", -(-N_q // multiple) * multiple, -(-N_k // multiple) * multiple, subject.d, heads=1, **more
+        )
+        if subject.lacks(problem):
             raise NotExamined("")
-        return subject.like(dtype=dtype).ask(subject.fitted(asked))
+        return subject.like(dtype=dtype).ask(subject.fitted(problem))
 
     multiple = subject.multiple
     for dtype in [x for x in kinds(subject) if BITS[x] < 16]:
         with suppress(NotExamined):
+            answer = ask(32, 16, size=6.0)
+            of_scores = share(answer, "O", "scores-rounded") > 0.5
+            of_P = share(ask(32, max(48, 3 * multiple), size=0.0), "O", "weights-rounded") > 0.5  # P is 1/3 · 2⁻ⁿ
             times = []
-            for answer in [ask(32, n) for n in (1024, 4096) if is_cross]:
-                usual = answer.variant(Variant((*variant.names, "p-rounded"), 64, BITS[dtype]), "O")
-                want, got = answer.variant(variant, "O"), answer.outputs["O"]
+            for long in [ask(32, n) for n in (1024, 4096) if is_cross]:
+                usual = long.variant(Variant((*variant.names, "p-rounded"), 64, BITS[dtype]), "O")
+                want, got = long.variant(variant, "O"), long.outputs["O"]
                 times.append(float(np.std(got - want) / np.std(rounded(usual, BITS[dtype]) - want)))
             if times and times[1] > max(3, 1.4 * times[0]):
-                name = "all-coarse" if share(ask(32, 16, size=6.0), "O", "scores-rounded") > 0.5 else "sums-coarse"
+                name = "all-coarse" if of_scores else "sums-coarse"
                 said = f"{dtype}, {times[0]:.1f} times the usual error with 1024 keys and {times[1]:.1f} with 4096"
-                yield Finding(name, said, case=answer.case)
+                yield Finding(name, said, case=long.case)
+            elif of_scores and not of_P:  # code that rounds P as well computes all steps in 16 bits
+                of_bits = Variant((*variant.names, "scores-rounded"), 0, BITS[dtype])
+                yield Finding("scores-rounded", f"O in {dtype}", case=answer.case, variant=of_bits)
         with suppress(NotExamined):
             answer = ask(512, 512, gradients=True)
             if "dV" in answer.outputs and 0.8 < share(answer, "dV", "L-rounded") < 1.2:
@@ -123,12 +132,12 @@ def positions(subject: Subject, variant: Variant) -> Iterator[Finding]:
 
     The scores are such that a row that also saw the key after its own would see little else.
     """
-    asked = case("causal", 300, d=subject.d, heads=1, causal=True)
-    k = np.sign(asked.k)
-    asked = subject.fitted(replace(asked, q=3 * np.roll(k, -1, axis=2), k=k))
-    if "bfloat16" in kinds(subject) and not subject.lacks(asked):
+    problem = case("causal", 300, d=subject.d, heads=1, causal=True)
+    k = np.sign(problem.k)
+    problem = subject.fitted(replace(problem, q=3 * np.roll(k, -1, axis=2), k=k))
+    if "bfloat16" in kinds(subject) and not subject.lacks(problem):
         with suppress(NotExamined):
-            answer = subject.like(dtype="bfloat16").ask(asked, gradients=False)
+            answer = subject.like(dtype="bfloat16").ask(problem, gradients=False)
             if not answer.fits(variant, ("O",)):
                 yield Finding("positions-rounded", *describe_error([answer], variant, ("O",)))
 
@@ -159,8 +168,8 @@ def rows_without_keys(answers: list[Answer], variant: Variant, gives_O: bool) ->
     NaN in the gradients of other rows is a finding, and so are gradients that do not match O = 0. If the function does
     not compute O, its gradients may also be those of masks that use a large finite number instead of −∞.
     """
-    asked = [x for x in answers if x.case.group.startswith("empty") and x.fits(variant, ("O",))]
-    for answer in [x for x in asked if x.empty(variant).any()]:
+    some = [x for x in answers if x.case.group.startswith("empty") and x.fits(variant, ("O",))]
+    for answer in [x for x in some if x.empty(variant).any()]:
         rows, case, found, bound = answer.empty(variant), answer.case, answer.outputs, answer.bound("O")
         got, mean = (x[rows] for x in (found["O"], answer.mean()))
         verdicts = {
@@ -186,18 +195,17 @@ def rows_without_keys(answers: list[Answer], variant: Variant, gives_O: bool) ->
 def behind_lengths(subject: Subject, answers: list[Answer], variant: Variant) -> Iterator[Finding]:
     """Put NaN behind the length of each batch entry, and yield a finding if it reaches O.
 
-    It is a mistake of a kernel that reads a cache, because it masks what it loads. Array code multiplies all of V.
+    It is a mistake of a kernel, because a kernel masks what it loads. Array code multiplies all of V.
     """
-    asked = [x for x in answers if x.case.group.startswith("lengths") and x.fits(variant, ("O",))]
-    for x in asked[-1:]:
+    some = [x for x in answers if x.case.group.startswith("lengths") and x.fits(variant, ("O",))]
+    for x in some[-1:]:
         n = x.case.options["key_lengths"][:, None, None, None]
         k, v = (np.where(np.arange(y.shape[2])[:, None] < n, y, np.nan) for y in (x.case.k, x.case.v))
         with suppress(NotExamined):
             O = subject.ask(replace(x.case, k=k, v=v), gradients=False).outputs["O"]
             if np.isnan(O[np.isfinite(x.outputs["O"])]).any():
-                is_cache = subject.takes("pages") or any("cache" in name for name in subject.roles)
                 yield Finding(
-                    "reads-past-length" if is_cache and subject.has_kernels() else "length-nan",
+                    "reads-past-length" if subject.has_kernels() else "length-nan",
                     "NaN in K and V",
                     case=x.case,
                 )

@@ -120,9 +120,9 @@ def read_out(subject: Subject, finding: Finding, answers: Sequence[Answer]) -> s
             )
         wrong = [x for x in readings if x.is_wrong]
         if not wrong:
-            said = (of_values(subject, x.case) for x in answers if not x.fits(variant, ("O",)))
+            said = (describe_values(subject, x.case) for x in answers if not x.fits(variant, ("O",)))
             return next(filter(None, said), "")
-        tries = (readings, ABOUT_ALL, ""), (wrong[:1], ABOUT, f" (with {wrong[0].case})")
+        tries = (readings, DESCRIPTIONS_IN_WORDS, ""), (wrong[:1], DESCRIPTIONS, f" (with {wrong[0].case})")
         for some, ways, where in tries:
             said = (about(some, subject.tiles()) for about in ways)
             if found := next(filter(None, said), ""):
@@ -145,7 +145,7 @@ def telling(answers: Sequence[Answer], variant: Variant, outputs: Sequence[str])
     return [x for x in answers if not x.case.is_long and kind(x) in kinds] or wrong[:1]
 
 
-def of_overhang(subject: Subject, answers: Sequence[Answer], variant: Variant) -> str:
+def describe_overhang(subject: Subject, answers: Sequence[Answer], variant: Variant) -> str:
     """Return a sentence about the first rows of heads that hold what the row blocks before them write past N_q, or "".
 
     The wrong rows are as many as the last row block has past N_q, of every head but the first in memory.
@@ -165,7 +165,7 @@ def of_overhang(subject: Subject, answers: Sequence[Answer], variant: Variant) -
     return ""
 
 
-def of_values(subject: Subject, case: AttentionCase) -> str:
+def describe_values(subject: Subject, case: AttentionCase) -> str:
     """Return a sentence about heads whose weights are right, but which read the values of other heads, or "".
 
     For this, each head of each batch entry has its own feature in V.
@@ -195,7 +195,7 @@ def weights(O: Callable[[AttentionCase], np.ndarray], case: AttentionCase) -> np
     return np.concatenate(found, axis=3)
 
 
-def of_others(readings: list[Reading], sizes: Sequence[int]) -> str:
+def describe_exchange(readings: list[Reading], sizes: Sequence[int]) -> str:
     """Return a sentence if a head, batch entry, row or key has the weights that another one should have, or ""."""
     wrong = [x for x in readings if x.is_wrong]
     T = [(x, x.right.swapaxes(2, 3)) for x in wrong]
@@ -219,7 +219,7 @@ def of_others(readings: list[Reading], sizes: Sequence[int]) -> str:
     return ""
 
 
-def of_pairs(readings: list[Reading], sizes: Sequence[int]) -> str:
+def describe_pairs(readings: list[Reading], sizes: Sequence[int]) -> str:
     """Return a sentence if a head has the weights of another pair of a query head and a key head, or ""."""
     found: dict[str, None] = {}
     for x in [x for x in readings if x.is_wrong and not set(x.case.options) - {"causal"}]:
@@ -235,7 +235,7 @@ def of_pairs(readings: list[Reading], sizes: Sequence[int]) -> str:
     return f"Head i has the weights of {', '.join(list(found)[:4])}" if found else ""
 
 
-def of_mask(readings: list[Reading], sizes: Sequence[int], listed: bool = True) -> str:
+def describe_mask(readings: list[Reading], sizes: Sequence[int], listed: bool = True) -> str:
     """Return a sentence about keys that have a weight but should not, or that should have one but do not, or "".
 
     If no words fit, list the keys, unless `listed` is False.
@@ -244,7 +244,7 @@ def of_mask(readings: list[Reading], sizes: Sequence[int], listed: bool = True) 
     more = [(x, y & (x.right == 0), (x.right == 0) & (y | (x.W == 0))) for x, y in zip(readings, sees, strict=True)]
     less = [(x, (x.W == 0) & x.clear, x.clear) for x in readings]
     said = [
-        place(y, verb, sizes, listed)
+        describe_place(y, verb, sizes, listed)
         for verb, y in (("can also see", more), ("cannot see", less))
         if any(z[1].any() for z in y)
     ]
@@ -256,7 +256,7 @@ def of_mask(readings: list[Reading], sizes: Sequence[int], listed: bool = True) 
     return "; ".join(said) + of_sum if said else ""
 
 
-def place(
+def describe_place(
     sets: list[tuple[Reading, np.ndarray, np.ndarray]], verb: str, sizes: Sequence[int], listed: bool = True
 ) -> str:
     """Describe a set of weights in words that fit all readings, or list its elements if `listed` is True.
@@ -288,7 +288,7 @@ def place(
     return f"{some}of the keys, {', '.join(of_rows[:3])}{', …' * (len(of_rows) > 3)} (with {x.case})"
 
 
-def of_scale(readings: list[Reading], sizes: Sequence[int]) -> str:
+def describe_scale(readings: list[Reading], sizes: Sequence[int]) -> str:
     """Return a sentence about weights that are the softmax of scores with another scale, or ""."""
     found = []
     for x in readings:
@@ -304,7 +304,7 @@ def of_scale(readings: list[Reading], sizes: Sequence[int]) -> str:
     return f"The weights are the softmax of scores that are multiplied by {said}{also}" if said not in ("", "1") else ""
 
 
-def of_L(readings: list[Reading], sizes: Sequence[int]) -> str:
+def describe_L(readings: list[Reading], sizes: Sequence[int]) -> str:
     """Return a sentence about weights that are exp(S − L) with a wrong L, or ""."""
     parts, shifts = [], []
     for x in readings:
@@ -341,7 +341,7 @@ def parts_of_L(reading: Reading, sizes: Sequence[int]) -> dict[str, np.ndarray]:
     return {name: np.broadcast_to(x, L.shape) for name, x in fitting.items()}
 
 
-def of_logarithms(readings: list[Reading], sizes: Sequence[int]) -> str:
+def describe_factors(readings: list[Reading], sizes: Sequence[int]) -> str:
     """Return a sentence about weights that are off by a factor exp(sum of known quantities), or ""."""
     kinds = (("All weights of a row", OF_ROWS, 0), ("The weights of each row", OF_KEYS, 0))
     tiles = [(f"In each tile of {B} keys, the weights", OF_TILES, B) for B in sorted(sizes, reverse=True)]
@@ -384,7 +384,7 @@ def fit(y: np.ndarray, known: dict[str, np.ndarray], at: np.ndarray, of_rows: bo
     return " ".join(f"{a} ({' + '.join(x)})" for a, x in alike.items() if a).removeprefix("+")
 
 
-def of_parts(readings: list[Reading], sizes: Sequence[int], listed: bool = True) -> str:
+def describe_factor_of_some(readings: list[Reading], sizes: Sequence[int], listed: bool = True) -> str:
     """Return a sentence if some of the weights, but not all, are multiplied by one wrong factor, or ""."""
     sets, numbers = [], []
     for x in readings:
@@ -394,7 +394,7 @@ def of_parts(readings: list[Reading], sizes: Sequence[int], listed: bool = True)
     is_all = all(np.array_equal(y & z, z) for _, y, z in sets)
     if not numbers or np.ptp(numbers) > CLOSE or is_all:
         return ""
-    return place(sets, f"counts {np.median(numbers):.3g} times", sizes, listed)
+    return describe_place(sets, f"counts {np.median(numbers):.3g} times", sizes, listed)
 
 
 def in_words(about: Callable) -> Callable:
@@ -402,5 +402,14 @@ def in_words(about: Callable) -> Callable:
     return partial(about, listed=False)
 
 
-ABOUT = (of_others, of_pairs, of_mask, of_parts, of_scale, of_L, of_logarithms)
-ABOUT_ALL = (of_others, of_pairs, in_words(of_mask), in_words(of_parts), of_scale, of_L, of_logarithms)
+DESCRIPTIONS = (
+    describe_exchange,
+    describe_pairs,
+    describe_mask,
+    describe_factor_of_some,
+    describe_scale,
+    describe_L,
+    describe_factors,
+)
+LISTING = (describe_mask, describe_factor_of_some)  # they list keys that no words fit
+DESCRIPTIONS_IN_WORDS = tuple(in_words(x) if x in LISTING else x for x in DESCRIPTIONS)

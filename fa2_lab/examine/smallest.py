@@ -30,7 +30,7 @@ def program(subject: Subject, finding: Finding, module: str) -> str:
             continue
         for name in answer.outputs:
             if answer.wrong(before, name).any():
-                return written(subject, answer, name, module, before)
+                return write_program(subject, answer, name, module, before)
     return ""
 
 
@@ -57,7 +57,7 @@ def smaller_cases(like: AttentionCase, subject: Subject) -> Iterator[AttentionCa
             yield case(like.group, n, m, d, *count, **options)
 
 
-def written(subject: Subject, answer: Answer, name: str, module: str, before: Variant) -> str:
+def write_program(subject: Subject, answer: Answer, name: str, module: str, before: Variant) -> str:
     """Return a program that runs the function on one case and prints a few elements of the output `name`.
 
     A comment in the program shows the function's elements and the right ones. `before` is the variant of the function
@@ -85,7 +85,7 @@ def written(subject: Subject, answer: Answer, name: str, module: str, before: Va
     lines += [f"dL = {to.format('dL')}"] if "dL" in names else []
     if grad and not given:
         lines += [f"{x}.requires_grad_()" for x in "qkv"]
-    lines += [f"out = {subject.name}({', '.join(arguments(subject, case))})"]
+    lines += [f"out = {subject.name}({', '.join(arguments_as_source(subject, case))})"]
     first, of_L = "[0]" if "L" in answer.outputs else "", " + (out[1] * dL).sum()" if "dL" in names else ""
     lines += [f"((out{first} * dO).sum(){of_L}).backward()"] if grad and not given else []
     what = "out[1]" if name == "L" else f"out{first}"
@@ -104,7 +104,7 @@ def written(subject: Subject, answer: Answer, name: str, module: str, before: Va
     return "\n".join([*lines, f"print({what}{place})  # {shown[0]}; right: {shown[1]}"])
 
 
-def arguments(subject: Subject, case: AttentionCase) -> list[str]:
+def arguments_as_source(subject: Subject, case: AttentionCase) -> list[str]:
     """Return the arguments of a call as Python source, one string per argument."""
     make = "torch.tensor" if subject.library == "torch" else "np.array"
     axis = -4 if subject.layout in ("bhnd", "hnd") else -3

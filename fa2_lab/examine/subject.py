@@ -49,8 +49,6 @@ class Endless(BaseException):
 class Subject:
     """The function that is examined, and the library, the dtype and the layout that it is called with."""
 
-    asking: Callable[[AttentionCase], object] = staticmethod(lambda case: None)  # told of each case before the call
-
     def __init__(self, function: Callable, given: dict[str, Any] | None = None, device: str = "") -> None:
         self.function, self.given, self.device = function, given or {}, device
         self.name = getattr(function, "__name__", type(function).__name__)
@@ -59,6 +57,7 @@ class Subject:
         self.place: tuple[str, ...] | str = ""  # the memory layout of the inputs, one for all or one for each
         self.fill = np.nan  # the value in memory before and after each input
         self.unset: float | None = None  # what torch.empty is filled with
+        self.before_call: Callable[[AttentionCase], object] = lambda case: None  # it is passed each case
         self.no_gradients = ""  # the reason, if there are none
         self.no_groups = False  # whether it writes past its outputs if heads share keys
         self.gives_O = True  # only a backward function may not return O
@@ -152,7 +151,7 @@ class Subject:
 
         Raise NotExamined if the call fails or if its result is not an array of the right shape.
         """
-        self.asking(case)
+        self.before_call(case)
         case = case.rounded(self.hold) if self.dtype != "float64" else case
         gradients = gradients and case.gradients and not self.takes("pages")
         outputs: dict[str, list] = {}
@@ -242,21 +241,21 @@ class Subject:
             known |= {name: known[name][(0,) * (4 - len(self.layout))] for name in ("mask", "kept")}
         if self.takes("pages"):
             known["pages"] = paged(case.k)[1]
-        asked = set(case.options) | ALWAYS | (OF_PAGES if self.takes("pages") else set())
+        passed = set(case.options) | ALWAYS | (OF_PAGES if self.takes("pages") else set())
         if case.group.startswith("bias") and self.takes("bias"):
             known["bias"] = known.pop("mask")
-            asked.add("bias")
-        if "key_lengths" in asked and self.takes("padding"):
-            asked.add("padding")
+            passed.add("bias")
+        if "key_lengths" in passed and self.takes("padding"):
+            passed.add("padding")
         known["window"] = tuple(-1 if x == OPEN else x for x in known["window"])
         if self.window_is_always:
-            asked.add("window")
+            passed.add("window")
             known |= {} if "window" in case.options else dict(window=(N_q + N_k,) * 2)
         if self.window_is_int:
             known["window"] = known["window"][0]
         values: dict[str, Any] = {}
         for name, role in self.roles.items():
-            if role in asked or (self.defaults[name] is inspect.Parameter.empty and role not in GIVEN):
+            if role in passed or (self.defaults[name] is inspect.Parameter.empty and role not in GIVEN):
                 known["longest"] = longest.get(name[-2:].lower(), max(of_q, of_k))
                 values[name] = known.get(role)
         return values

@@ -19,7 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from fa2_lab.examine import UNASKED, Report, examine
+from fa2_lab.examine import UNASKED, Report, diagnose
+from fa2_lab.examine.cases import AttentionCase
 from fa2_lab.examine.match import Finding
 from fa2_lab.examine.smallest import program
 from fa2_lab.examine.subject import LAYOUTS, Endless, NotExamined, Subject
@@ -29,7 +30,9 @@ MEANT = " But what is listed after `reads` is a mistake as well if you did not m
 VERDICTS = """The exit code is 0 for a right function, 1 for a wrong one, and 2 for one that cannot be examined.
 Conventions and remarks count as right, for example the corner of the mask, a scale of 0 that is taken as not given, and
 NaN, 0 or a mean of values in rows that see no key. If such a row is NaN, the gradients of K and V may be NaN as well,
-because those of torch's softmax are. If it is not NaN, they may not."""
+because those of torch's softmax are. If it is not NaN, they may not. If the function takes lengths of the keys, the
+report tells whether its causal mask ends at the last key of each length or of the buffer.
+The function runs in a child process. If it ends this process, the command reports the problem that it was called on."""
 
 
 def main(argv: list[str]) -> int:
@@ -55,8 +58,12 @@ def main(argv: list[str]) -> int:
         "--set", action="append", default=[], metavar="NAME=VALUE", help="an argument to pass in every call"
     )
     a = parser.parse_args(argv)
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.Process(target=report_to, args=(theirs, a))  # which the user's function may end
+    torch = sys.modules.get("torch")
+    is_cuda_used = torch is not None and torch.cuda.is_initialized()  # then a forked process cannot use CUDA
+    processes = multiprocessing.get_context("spawn" if is_cuda_used else None)
+    ours, theirs = processes.Pipe(duplex=False)
+    # The user's function may end this process
+    child = processes.Process(target=report_to, args=(theirs, a))  # type: ignore[attr-defined]
     child.start()
     theirs.close()
     said, asked = "", "nothing yet"
@@ -76,21 +83,23 @@ def main(argv: list[str]) -> int:
 
 def report_to(parent: Connection, a: argparse.Namespace) -> None:
     """Examine the function. Send (case, "", 0) before each call, and finally ("", report text, exit code)."""
-    Subject.asking = staticmethod(lambda case: parent.send((f"{case.group} ({case})", "", 0)))
     try:
-        parent.send(("", *examined(a)))
+        parent.send(("", *examined(a, lambda case: parent.send((f"{case.group} ({case})", "", 0)))))
     except ValueError as refusal:
         parent.send(("", str(refusal), 2))
 
 
-def examined(a: argparse.Namespace) -> tuple[str, int]:
-    """Return a text report on a function, and an exit code: 0 if the function is correct, and 1 if it is not."""
+def examined(a: argparse.Namespace, before_call: Callable[[AttentionCase], object]) -> tuple[str, int]:
+    """Return a text report on a function, and an exit code: 0 if the function is correct, and 1 if it is not.
+
+    before_call() is passed each case before the function is called on it.
+    """
     module, function = load(a.function)
     given = dict(assignment(text) for text in a.set)
     try:
-        report = examine(
-            function, layout=a.layout, library=a.library, dtype=a.dtype, device=a.device, quick=a.quick, given=given
-        )
+        subject = Subject(function, given, a.device)
+        subject.before_call = before_call
+        report = diagnose(subject, a.layout, a.library, a.dtype, quick=a.quick)
     except (NotExamined, Endless) as refusal:
         raise ValueError(f"examine: {a.function} cannot be examined: {refusal}") from refusal
     report.subject.name = a.function.rpartition(":")[2]  # its name in the user's file

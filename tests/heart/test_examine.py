@@ -76,7 +76,7 @@ def test_no_two_mistakes_give_the_same_numbers_on_all_cases(part):
 def test_each_mistake_is_named(part):
     assert explain(answers("")) == []
     for name in [x for x, m in KNOBS.items() if m.part == part and x != "L-rounded"]:  # which only 16 bits show
-        found = explain(answers(name), tiles=(4, 16, 64))
+        found = explain(answers(name), tiles=(4, 16))
         assert [x.name for x in found] == [name], f"{name}: {[(x.name, x.where, x.others) for x in found]}"
 
 
@@ -618,6 +618,15 @@ def test_sums_in_16_bits_are_a_mistake_unless_all_is_in_16_bits(coarse, name):
     assert names(report) == [name] and report.is_right == coarse
 
 
+def test_scores_in_16_bits_are_a_mistake_unless_the_weights_are_in_16_bits_as_well():
+    def mixed(q, k, v):
+        S = (q @ k.mT).float() * q.shape[-1] ** -0.5
+        return (S.softmax(-1) @ v.float()).to(q.dtype)
+
+    for function, says in ((mixed, ["scores-rounded"]), (dot_product, [])):
+        assert names(examine(function, quick=True, library="torch")) == says, function
+
+
 @pytest.mark.parametrize("is_kernel", [False, True])
 def test_values_behind_the_lengths_and_the_corner_are_said(is_kernel):
     space = dict(torch=torch, safe=safe, scores=scores, hidden=hidden) | (dict(kernel=kernel) if is_kernel else {})
@@ -994,6 +1003,14 @@ def test_what_cannot_be_examined_is_one_sentence(what, tmp_path, capsys, monkeyp
     assert main(["examine", f"{tmp_path}/m_{what.replace(' ', '_')}.py:f"]) == 2
     said = capsys.readouterr().err
     assert says in said and said.count("\n") == 1
+
+
+def test_a_function_on_a_gpu_that_is_already_in_use_is_examined(tmp_path, monkeypatch, capsys):
+    """A forked process cannot use CUDA if its parent already has, and it inherits what is patched here."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    source = "import torch\ndef f(q, k, v):\n    assert not torch.cuda.is_initialized(), 'forked'\n"
+    (tmp_path / "on_gpu.py").write_text(source + "    return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v")
+    assert main(["examine", f"{tmp_path}/on_gpu.py:f", "--quick"]) == 0, capsys.readouterr()
 
 
 def test_the_printed_program_runs_and_shows_the_mistake(tmp_path, capsys):
