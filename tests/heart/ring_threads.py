@@ -61,7 +61,7 @@ def run(size, work):
 
 def ring_of(rank, links, lengths, layout, causal, scale, on_triton):
     options = dict(group=links, rank=rank, lengths=tuple(lengths), layout=layout, causal=causal, scale=scale)
-    return Threaded(**options, timeout=60.0, call=0, on_triton=on_triton)
+    return Threaded(**options, timeout=60.0, call_number=0, on_triton=on_triton)
 
 
 def whole(parts, lengths, layout):
