@@ -157,7 +157,7 @@ def once_round(problem: Problem, k: torch.Tensor, v: torch.Tensor, group: dist.P
     """Make the transfers of a forward pass and compute nothing."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     lengths = tuple(even_lengths(problem.N_k, size))
-    how = dict(layout="zigzag", causal=True, scale=1.0, timeout=60.0, call=0, on_triton=True)
+    how = dict(layout="zigzag", causal=True, scale=1.0, timeout=60.0, call_number=0, on_triton=True)
     ring = rings.RingCall(group, rank, lengths, **how)
     for _, kv_heads in rings.head_chunks(ring, k, k):
         for _ in rings.ring_steps(ring, k[:, kv_heads], v[:, kv_heads]):
