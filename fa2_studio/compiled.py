@@ -47,9 +47,9 @@ def record(folder: Path = RECORDED) -> None:
 def record_forward(folder: Path = RECORDED) -> None:
     """Compile the forward kernel with the package's tiles, for layouts.json, and at all sizes, for compiled.json."""
     source = digest(PACKAGE / "kernels" / name for name in SOURCES)
-    drawn = [dict(target=target, d=d, **shipped(target, d)) for target, d in product(TARGETS, (64, 128))]
-    write(folder / "layouts.json", "layouts", at_once(layouts_of, drawn), source, FORWARD)
-    write(folder / "compiled.json", "forward", at_once(budget_of, sizes()), source, FORWARD)
+    drawn = [dict(target=target, d=d, **shipped_config(target, d)) for target, d in product(TARGETS, (64, 128))]
+    write(folder / "layouts.json", "layouts", compile_in_parallel(layouts_of, drawn), source, FORWARD)
+    write(folder / "compiled.json", "forward", compile_in_parallel(budget_of, jobs_of_size_figure()), source, FORWARD)
 
 
 def record_rungs(folder: Path = RECORDED) -> None:
@@ -57,10 +57,10 @@ def record_rungs(folder: Path = RECORDED) -> None:
     jobs = [dict(rung=rung, d=d, causal=mask) for rung in CLIMBING for d in (128, 64) for mask in (False, True)]
     jobs += [dict(rung=rung, d=128, causal=False) for rung in ladder.BACKWARD]
     kernel = "forward(q, k, v, causal) of each rung, bf16, sm_90"
-    write(folder / "rungs.json", "rungs", at_once(numbers_of, jobs), digest_of_rungs(), kernel)
+    write(folder / "rungs.json", "rungs", compile_in_parallel(numbers_of, jobs), digest_of_rungs(), kernel)
 
 
-def at_once(compile_one: Callable[[dict], dict], jobs: Sequence[dict]) -> list[dict]:
+def compile_in_parallel(compile_one: Callable[[dict], dict], jobs: Sequence[dict]) -> list[dict]:
     """Compile all jobs, as many at once as there are cores, and return each job with its results."""
     with ThreadPoolExecutor(os.cpu_count()) as several:
         made = tqdm(several.map(compile_one, jobs), total=len(jobs), desc="compile", unit="kernel", disable=None)
@@ -144,7 +144,7 @@ def forward(q, k, v, causal):
 """
 
 
-def shipped(target: str, d: int) -> dict:
+def shipped_config(target: str, d: int) -> dict:
     """Return the block sizes of the forward kernel in the package's tables for a target and d."""
     from fa2_lab.kernels import tables
 
@@ -152,7 +152,7 @@ def shipped(target: str, d: int) -> dict:
     return dict(zip(("B_r", "B_c", "warps", "stages"), table["forward"][d], strict=False))
 
 
-def sizes() -> list[dict]:
+def jobs_of_size_figure() -> list[dict]:
     """Return a job for each cell of the picture of block sizes, with the cell's warps and the picture's stages."""
     data = block_budget.data()
     return [
@@ -162,7 +162,7 @@ def sizes() -> list[dict]:
     ]
 
 
-def compiled(job: dict) -> Compiled:
+def compile_forward(job: dict) -> Compiled:
     """Return the forward kernel compiled with the block sizes of a job."""
     with TemporaryDirectory() as folder:
         file = Path(folder, "forward_at.py")
@@ -173,13 +173,13 @@ def compiled(job: dict) -> Compiled:
 
 def budget_of(job: dict) -> dict:
     """Return the registers, spills and shared memory of the forward kernel for a job."""
-    numbers = compiled(job).numbers
+    numbers = compile_forward(job).numbers
     return {name: numbers[name] for name in ("registers", "spills", "shared")}
 
 
 def layouts_of(job: dict) -> dict:
     """Return the matmul instruction, and the layouts and shapes of S, of O or a piece of it, and of the tile of K."""
-    kernel = compiled(job)
+    kernel = compile_forward(job)
     ttgir = kernel.stages["ttgir"]
     dots = re.findall(r"(?:tt\.dot|warp_group_dot) .*-> tensor<(\d+)x(\d+)xf32, #(\w+)>", ttgir)
     S, O, *others = dots[: len(dots) // 2]  # the matmuls of a tile, which both loops over tiles have

@@ -8,7 +8,7 @@ import torch
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import implementations
 from fa2_studio.bench.compare import Plan, prepare_all
-from fa2_studio.bench.problem import Problem, default_device, distance, with_gradients
+from fa2_studio.bench.problem import Problem, default_device, float64_gradients, relative_distance
 from fa2_studio.bench.results import environment
 
 PARTS = ("O", "dQ", "dK", "dV")
@@ -23,32 +23,32 @@ PROTOCOL = (
 # Inputs -------------------------------------------------------------------------------------------------------
 
 
-def normal(problem: Problem, draw: torch.Generator) -> tuple[torch.Tensor, ...]:
+def normal_inputs(problem: Problem, draw: torch.Generator) -> tuple[torch.Tensor, ...]:
     """Return q, k, v and dO drawn from N(0, 1)."""
     shape = problem.batch, problem.heads, problem.N_q, problem.d
     return tuple(torch.randn(shape, device=draw.device, generator=draw) for _ in range(4))
 
 
-def outliers(problem: Problem, draw: torch.Generator) -> tuple[torch.Tensor, ...]:
+def inputs_with_outliers(problem: Problem, draw: torch.Generator) -> tuple[torch.Tensor, ...]:
     """Return normal inputs in which one number in a thousand has another number from N(0, 100) added to it."""
 
     def some(x: torch.Tensor) -> torch.Tensor:
         far = torch.rand(x.shape, device=draw.device, generator=draw) < 1e-3
         return x + far * 10 * torch.randn(x.shape, device=draw.device, generator=draw)
 
-    return tuple(map(some, normal(problem, draw)))
+    return tuple(map(some, normal_inputs(problem, draw)))
 
 
-def peaked(problem: Problem, draw: torch.Generator) -> tuple[torch.Tensor, ...]:
+def peaked_inputs(problem: Problem, draw: torch.Generator) -> tuple[torch.Tensor, ...]:
     """Return normal inputs, except that each query is twice one of the keys that it sees."""
-    _, k, v, dO = normal(problem, draw)
+    _, k, v, dO = normal_inputs(problem, draw)
     seen = torch.arange(1, problem.N_q + 1, device=draw.device) if problem.causal else problem.N_k
     one = (torch.rand(problem.N_q, device=draw.device, generator=draw) * seen).long()
     return 2 * k[:, :, one], k, v, dO
 
 
 INPUTS: dict[str, Callable[[Problem, torch.Generator], tuple[torch.Tensor, ...]]] = dict(
-    normal=normal, outliers=outliers, peaked=peaked
+    normal=normal_inputs, outliers=inputs_with_outliers, peaked=peaked_inputs
 )
 
 # Errors -------------------------------------------------------------------------------------------------------
@@ -72,31 +72,33 @@ def run() -> Plan:
 
 def row(problem: Problem, part: str, kind: str) -> Measurement:
     """Return the row with the errors of one result: O, dQ, dK or dV."""
-    by_name, failed = errors(problem, kind)
+    by_name, failed = errors_of_implementations(problem, kind)
     properties = problem.as_dict() | dict(rung=f"{part}, {kind}, {problem.dtype}")
     values = {name: [of_parts[part]] for name, of_parts in by_name.items()}
     return Measurement(properties, part, values, failed, unit="relative error")
 
 
 @cache
-def errors(problem: Problem, kind: str, names: Sequence[str] = implementations.names("grid")) -> tuple[dict, dict]:
+def errors_of_implementations(
+    problem: Problem, kind: str, names: Sequence[str] = implementations.names("grid")
+) -> tuple[dict, dict]:
     """Return {implementation: {result: error}}, and {implementation: reason why it has no errors}."""
     draw = torch.Generator(default_device()).manual_seed(0)
     tensors = [x.to(getattr(torch, problem.dtype)) for x in INPUTS[kind](problem, draw)]
     q, k, v, dO = (x.requires_grad_(n < 3) for n, x in enumerate(tensors))
-    right = truth(q, k, v, dO, problem.causal)
+    right = float64_results(q, k, v, dO, problem.causal)
 
     def call_and_context(name: str) -> dict[str, float]:
         O = implementations.prepare(name, problem)(q, k, v)
         results = (O.detach(), *torch.autograd.grad(O, (q, k, v), dO))
-        return {part: distance(x, y) for part, x, y in zip(PARTS, results, right, strict=True)}
+        return {part: relative_distance(x, y) for part, x, y in zip(PARTS, results, right, strict=True)}
 
     return prepare_all({name: partial(call_and_context, name) for name in names})
 
 
-def truth(q, k, v, dO, causal: bool) -> tuple[torch.Tensor, ...]:
+def float64_results(q, k, v, dO, causal: bool) -> tuple[torch.Tensor, ...]:
     """Return O, dQ, dK and dV of all heads in float64."""
     last = k.shape[2] - q.shape[2]
     heads = zip(*(x.flatten(0, 1) for x in (q, k, v, dO)), strict=True)
-    parts = zip(*(with_gradients(*head, last=last, causal=causal) for head in heads), strict=True)
+    parts = zip(*(float64_gradients(*head, last=last, causal=causal) for head in heads), strict=True)
     return tuple(torch.stack(part).view(q.shape) for part in parts)

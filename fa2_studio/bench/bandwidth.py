@@ -13,8 +13,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from fa2_lab.records import Record
-from fa2_studio.bench.compare import Plan, ceilings
-from fa2_studio.bench.protocol import measure, rested
+from fa2_studio.bench.compare import Plan, measure_ceilings
+from fa2_studio.bench.protocol import describe_rested_timing, measure
 from fa2_studio.bench.results import environment
 
 REPEATS, BLOCK, WARPS = 9, 2048, 4  # BLOCK counts numbers of four bytes, which each thread loads four at a time
@@ -66,9 +66,13 @@ def run() -> Plan:
         raise RuntimeError(f"bandwidth: {failed}")
     moved = dict.fromkeys(SIZES, 4 * BLOCK * LOADS * workers) | {"shared": shared_bytes(SMs)}
     speed = {name: moved[name] / timings[name].median / 1e9 for name in calls}
-    bandwidths = {"shared TB/s": speed["shared"], "L2 TB/s": speed[IN_L2], "DRAM TB/s": speed[IN_DRAM]} | ceilings()
+    bandwidths = {
+        "shared TB/s": speed["shared"],
+        "L2 TB/s": speed[IN_L2],
+        "DRAM TB/s": speed[IN_DRAM],
+    } | measure_ceilings()
     over_size = {f"read from {size} MiB, TB/s": [speed[size]] for size in SIZES}
-    return Plan(Record("bandwidth", environment(), rested(REPEATS), bandwidths, curves=over_size))
+    return Plan(Record("bandwidth", environment(), describe_rested_timing(REPEATS), bandwidths, curves=over_size))
 
 
 def read(X: torch.Tensor, out: torch.Tensor, size: int, workers: int) -> None:
@@ -77,7 +81,7 @@ def read(X: torch.Tensor, out: torch.Tensor, size: int, workers: int) -> None:
     read_kernel[(workers,)](X, out, blocks, LOADS, BLOCK=BLOCK, num_warps=WARPS)
 
 
-def reading(X: torch.Tensor, block: int = 4096) -> Callable[[], torch.Tensor]:
+def read_call(X: torch.Tensor, block: int = 4096) -> Callable[[], torch.Tensor]:
     """Return a call that reads X once and sums each block of `block` numbers. No kernel that reads X can be faster.
 
     It launches one small program per block, so that the hardware balances the load. X has whole blocks of four-byte

@@ -46,19 +46,19 @@ def main(argv: list[str]) -> int:
             page.write_pages()
         return 0
     how = {name: value for name in ("sustained", "part", "beside") if (value := getattr(options, name))}
-    check(options.suite, how)
+    check_arguments(options.suite, how)
     if not options.folder:
         files.checkout("bench without --folder")
     folder = options.folder or FOLDER
     files.check_writable(folder, "bench")
     for name in options.suite:
-        same_gpu(name, folder, how)
+        check_same_gpu(name, folder, how)
     if len(options.suite) == 1:
-        return run(options.suite[0], folder, how)
+        return measure_suite(options.suite[0], folder, how)
     return run_all(options.suite, folder, how)
 
 
-def check(names: list[str], how: dict) -> None:
+def check_arguments(names: list[str], how: dict) -> None:
     """Raise ValueError for suites that do not exist or cannot run here, before anything is measured."""
     unknown = [name for name in names if name not in SUITES]
     if unknown or not names:
@@ -79,7 +79,7 @@ def check(names: list[str], how: dict) -> None:
         raise ValueError(f"TRITON_OVERRIDE_ARCH: got {override!r}; the suite ampere alone takes sm80")
 
 
-def same_gpu(name: str, folder: Path, how: dict) -> None:
+def check_same_gpu(name: str, folder: Path, how: dict) -> None:
     """Raise ValueError if the rows of a partial run would be joined to a record of another GPU."""
     if how.keys() - {"beside"} and path_of(name, folder).exists():
         from fa2_studio.bench.results import environment
@@ -95,7 +95,7 @@ def run_all(names: list[str], folder: Path, how: dict) -> int:
 
     worst = 0
     for name in names:
-        status = result_or_reason(partial(run, name, folder, how))
+        status = result_or_reason(partial(measure_suite, name, folder, how))
         if isinstance(status, str):
             print(f"{name}: {status}", flush=True)
             status = 1
@@ -105,10 +105,10 @@ def run_all(names: list[str], folder: Path, how: dict) -> int:
     return worst
 
 
-def run(name: str, folder: Path, how: dict) -> int:
+def measure_suite(name: str, folder: Path, how: dict) -> int:
     """Measure one suite and keep it. Return 0 if all is well, 1 if a result of ours was wrong, 130 after Ctrl-C."""
     from fa2_studio.bench import record_page, results
-    from fa2_studio.bench.compare import collect
+    from fa2_studio.bench.compare import run_plan
 
     module, function = SUITES[name].measure.split(":")
     start = time.perf_counter()
@@ -119,7 +119,7 @@ def run(name: str, folder: Path, how: dict) -> int:
         record = replace(record, made_by=f"python -m fa2_lab bench {name}")
         return results.save_record(results.merge_records(earlier, record), folder)
 
-    measured = collect(measure(name, **how) if "sustained" in SUITES[name].takes else measure(**how), keep)
+    measured = run_plan(measure(name, **how) if "sustained" in SUITES[name].takes else measure(**how), keep)
     path = keep(measured)
     print(record_page.all_rows_tables(measured))
     print(f"{name}: {time.perf_counter() - start:.0f} s, kept in {path}", flush=True)

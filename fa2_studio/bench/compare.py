@@ -10,7 +10,14 @@ from tqdm import tqdm
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import implementations
 from fa2_studio.bench.peers import dense
-from fa2_studio.bench.problem import Problem, TensorSequence, error, gradient_error, gradients_by_definition, worst
+from fa2_studio.bench.problem import (
+    Problem,
+    TensorSequence,
+    largest_error,
+    relative_error_of_gradients,
+    relative_error_of_O,
+    sampled_gradients,
+)
 from fa2_studio.bench.protocol import Timing, measure, result_or_reason
 from fa2_studio.bench.results import problem_text
 
@@ -30,16 +37,16 @@ class Plan(NamedTuple):
     sustained: Sequence[partial] = ()
 
 
-def collect(plan: Plan, keep: Callable[[Record], object]) -> Record:
+def run_plan(plan: Plan, keep: Callable[[Record], object]) -> Record:
     """Run the jobs under a progress bar. After Ctrl-C, keep what was measured so far, and list the rest as missing.
 
     `keep` gets the record after each row, so what it keeps survives even if the process is killed.
     """
     record, jobs = plan.record, [*plan.jobs, *plan.sustained]
-    record.missing = [described(job) for job in jobs]
+    record.missing = [describe_job(job) for job in jobs]
     try:
         for n, job in enumerate(tqdm(jobs, desc=f"bench {record.suite}", unit="row", disable=None)):
-            row = attempt(job)
+            row = measure_or_report(job)
             (record.rows if n < len(plan.jobs) else record.sustained).append(row)
             del record.missing[0]
             keep(record)
@@ -48,21 +55,21 @@ def collect(plan: Plan, keep: Callable[[Record], object]) -> Record:
     return record
 
 
-def attempt(job: partial) -> Measurement:
+def measure_or_report(job: partial) -> Measurement:
     """Return a row, without numbers if the inputs and the check do not fit into memory or anything else fails."""
     row = result_or_reason(job)  # so that a failure does not lose what was measured before
-    return empty(job, {"everybody": row}) if isinstance(row, str) else row
+    return row_without_numbers(job, {"everybody": row}) if isinstance(row, str) else row
 
 
-def empty(job: partial, failed: dict[str, str]) -> Measurement:
+def row_without_numbers(job: partial, failed: dict[str, str]) -> Measurement:
     """Return the row of a job without numbers."""
     problem, *direction = job.args
     return Measurement(problem.as_dict(), *(direction[:1] or ["forward"]), {}, failed)
 
 
-def described(job: partial) -> str:
+def describe_job(job: partial) -> str:
     """Describe a job that was not reached in a few words."""
-    return problem_text(empty(job, {}))
+    return problem_text(row_without_numbers(job, {}))
 
 
 # A row --------------------------------------------------------------------------------------------------------
@@ -96,22 +103,24 @@ def compare(
     return Measurement(where, direction, values, failed, unit, flops=flops, chip=chip)
 
 
-def ready(problem: Problem, direction: str, names: Sequence[str], tensors: TensorSequence) -> dict[str, Callable]:
+def prepare_checked_calls(
+    problem: Problem, direction: str, names: Sequence[str], tensors: TensorSequence
+) -> dict[str, Callable]:
     """Return {name: a function that prepares this implementation, checks its answer and returns the call to time}."""
     mask = dict(causal=problem.causal) | problem.mask(tensors[0].device)
-    truth = gradients_by_definition(*tensors, **mask) if direction != "forward" else None
+    truth = sampled_gradients(*tensors, **mask) if direction != "forward" else None
 
     def errors(O: torch.Tensor, gradients: TensorSequence) -> list[float]:
-        of_gradients = [gradient_error(gradients, truth)] if gradients else []
-        return [error(O, *tensors[:3], **mask), *of_gradients]
+        of_gradients = [relative_error_of_gradients(gradients, truth)] if gradients else []
+        return [relative_error_of_O(O, *tensors[:3], **mask), *of_gradients]
 
     def prepared(name: str) -> Prepared:
-        return checked(implementations.prepare(name, problem), tensors, direction, errors)
+        return checked_call(implementations.prepare(name, problem), tensors, direction, errors)
 
     return {name: partial(prepared, name) for name in names}
 
 
-def checked(attention: dense.Attend, tensors: TensorSequence, direction: str, errors: Callable) -> Prepared:
+def checked_call(attention: dense.Attend, tensors: TensorSequence, direction: str, errors: Callable) -> Prepared:
     """Return the call to time, or how wrong its answer is by errors(O, gradients).
 
     If dO is among the tensors, the gradients are also checked.
@@ -119,16 +128,16 @@ def checked(attention: dense.Attend, tensors: TensorSequence, direction: str, er
     O, gradients = attention(*tensors[:3]), ()
     if len(tensors) == 4:
         gradients = torch.autograd.grad(O, tensors[:3], tensors[3], retain_graph=True)
-    return refused(errors(O, gradients)) or call_of(attention, direction, tensors, O)
+    return wrong_result_reason(errors(O, gradients)) or timed_call(attention, direction, tensors, O)
 
 
-def refused(errors: Sequence[float]) -> str:
+def wrong_result_reason(errors: Sequence[float]) -> str:
     """Return how wrong an answer is, or "" if it is right."""
-    most = worst(errors)
+    most = largest_error(errors)
     return "" if most <= TOLERANCE else f"wrong: error {most:.1e}"
 
 
-def call_of(
+def timed_call(
     attention: dense.Attend, direction: str, tensors: TensorSequence, O: torch.Tensor | None = None
 ) -> Callable:
     """Return the call to time: the forward pass, the backward pass after a kept forward pass, or both."""
@@ -142,7 +151,7 @@ def call_of(
     return dense.WithContext(calls[direction], context)
 
 
-def ceilings() -> dict[str, float]:
+def measure_ceilings() -> dict[str, float]:
     """Return the speeds of a large matmul and of a large copy on this GPU in this run."""
     (gemm, flops), (copy, moved) = dense.gemm_call(), dense.copy_call()
     timings = measure(dict(gemm=gemm, copy=copy))

@@ -1,6 +1,7 @@
 """Read hardware counters for one call of each implementation, with NVIDIA's ncu.
 
-ncu runs and watches another process, `python -m MODULE PROBLEM NAME...`, whose module passes its calls to `watched`.
+ncu runs and watches another process, `python -m MODULE PROBLEM NAME...`, whose module passes its calls to
+`run_under_ncu`.
 """
 
 import csv
@@ -35,7 +36,9 @@ UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12}
 MARKER = "spin_kernel"  # the kernel of torch.cuda._sleep, which runs before the kernels of each call
 
 
-def read(module: str, problem: Problem, names: Sequence[str], timeout: int = 300) -> dict[str, dict[str, float]]:
+def read_counters(
+    module: str, problem: Problem, names: Sequence[str], timeout: int = 300
+) -> dict[str, dict[str, float]]:
     """Return {implementation: {metric: value over all kernels of one call}}. Raises RuntimeError if ncu fails."""
     watched = [sys.executable, "-m", module, json.dumps(problem.as_dict()), *names]
     options = ["--clock-control", "none", "--profile-from-start", "off", "--csv", "--page", "raw"]
@@ -48,10 +51,10 @@ def read(module: str, problem: Problem, names: Sequence[str], timeout: int = 300
         raise RuntimeError(f"ncu took longer than {timeout} s") from slow
     if done.returncode:
         raise RuntimeError(f"ncu: {(done.stdout + done.stderr).strip().splitlines()[-1][:160]}")
-    return dict(zip(names, summed(done.stdout), strict=True))
+    return dict(zip(names, totals_per_call(done.stdout), strict=True))
 
 
-def summed(output: str) -> list[dict[str, float]]:
+def totals_per_call(output: str) -> list[dict[str, float]]:
     """Return the totals of each call in ncu's output, where a marker kernel is before each call's kernels.
 
     Counters that this GPU does not have are left out.
@@ -64,15 +67,15 @@ def summed(output: str) -> list[dict[str, float]]:
             calls.append([])
         else:
             calls[-1].append(kernel)
-    return [totals(call, units) for call in calls]
+    return [totals_of_call(call, units) for call in calls]
 
 
-def totals(kernels: list[dict], units: dict) -> dict[str, float]:
+def totals_of_call(kernels: list[dict], units: dict) -> dict[str, float]:
     """Return {metric: number} over the kernels of one call: sums, and averages of shares weighted by cycles."""
     sums = {}
-    cycles = [number(kernel, METRICS[CYCLES]) or 0.0 for kernel in kernels]
+    cycles = [counter_value(kernel, METRICS[CYCLES]) or 0.0 for kernel in kernels]
     for name, metric in METRICS.items():
-        numbers = [number(kernel, metric) for kernel in kernels]
+        numbers = [counter_value(kernel, metric) for kernel in kernels]
         if kernels and None not in numbers:
             if name not in SHARES:
                 sums[name] = sum(numbers) * UNITS.get(units[metric], 1)
@@ -81,7 +84,7 @@ def totals(kernels: list[dict], units: dict) -> dict[str, float]:
     return sums
 
 
-def number(kernel: dict, metric: str) -> float | None:
+def counter_value(kernel: dict, metric: str) -> float | None:
     """Return a counter of one kernel, or None if this GPU does not have the counter."""
     try:
         return float(kernel.get(metric, "").replace(",", ""))
@@ -89,7 +92,7 @@ def number(kernel: dict, metric: str) -> float | None:
         return None
 
 
-def watched(calls: dict[str, Callable], names: Sequence[str]) -> None:
+def run_under_ncu(calls: dict[str, Callable], names: Sequence[str]) -> None:
     """Call each contestant twice and let ncu watch the second calls."""
     for name in names:
         if warm_up(calls[name], times=1):  # it fails: the timed rows give the reason

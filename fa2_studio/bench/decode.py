@@ -13,9 +13,16 @@ import torch
 
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import implementations, protocol, suites
-from fa2_studio.bench.compare import Plan, Prepared, ceilings, compare, ready, refused
-from fa2_studio.bench.problem import Problem, distance
-from fa2_studio.bench.protocol import PROTOCOL, REPEATS, measure, reading
+from fa2_studio.bench.compare import (
+    Plan,
+    Prepared,
+    compare,
+    measure_ceilings,
+    prepare_checked_calls,
+    wrong_result_reason,
+)
+from fa2_studio.bench.problem import Problem, relative_distance
+from fa2_studio.bench.protocol import PROTOCOL, REPEATS, l2_reading_call, measure
 from fa2_studio.bench.results import environment
 
 ALONE = "reading alone"  # the name of a kernel that only reads all bytes of the cache
@@ -39,23 +46,28 @@ def grid() -> list[Problem]:
 
 def run() -> Plan:
     """Plan all rows, and measure the ceilings and both curves at once."""
-    jobs = [partial(everybody, problem) for problem in grid()]
-    jobs += [partial(everybody, problem, "graph") for problem in grid()]
-    jobs += [partial(host, problem) for problem in grid()[:1]]
-    jobs += [partial(pages, problem) for problem in grid() if problem.batch * problem.N_k in (65536, 262144)][:2]
-    jobs += [partial(uneven, problem) for problem in grid()[5:6]]
+    jobs = [partial(row_of_all_implementations, problem) for problem in grid()]
+    jobs += [partial(row_of_all_implementations, problem, "graph") for problem in grid()]
+    jobs += [partial(row_of_host_time, problem) for problem in grid()[:1]]
+    jobs += [
+        partial(row_of_page_sizes, problem) for problem in grid() if problem.batch * problem.N_k in (65536, 262144)
+    ][:2]
+    jobs += [partial(row_of_uneven_lengths, problem) for problem in grid()[5:6]]
     shapes = product((4096, 16384, 65536), (1, 4, 16, 64))
-    jobs += [partial(splits, Problem(batch, 32, 8, 1, N, 128, causal=False)) for N, batch in shapes]
-    copy = {"copy TB/s": ceilings()["copy TB/s"]}
+    jobs += [partial(row_of_splits, Problem(batch, 32, 8, 1, N, 128, causal=False)) for N, batch in shapes]
+    copy = {"copy TB/s": measure_ceilings()["copy TB/s"]}
     return Plan(
-        Record("decode", environment(), PROTOCOL, copy, curves=by_programs(grid()[2]) | by_stages(grid()[2])), jobs
+        Record(
+            "decode", environment(), PROTOCOL, copy, curves=curve_by_programs(grid()[2]) | curve_by_stages(grid()[2])
+        ),
+        jobs,
     )
 
 
 # Rows -----------------------------------------------------------------------------------------------------------
 
 
-def everybody(problem: Problem, what: str = "decode") -> Measurement:
+def row_of_all_implementations(problem: Problem, what: str = "decode") -> Measurement:
     """Return the row of all implementations on the same cache, and of a kernel that only reads it.
 
     With what="graph", each call is replayed from a CUDA graph.
@@ -63,17 +75,17 @@ def everybody(problem: Problem, what: str = "decode") -> Measurement:
     from fa2_studio.bench import bandwidth  # it needs Triton
 
     q, k, v = problem.tensors()
-    prepares = {ALONE: lambda: bandwidth.reading(torch.stack([k, v]))}
-    prepares |= ready(problem, "forward", implementations.names("decode"), (q, k, v))
+    prepares = {ALONE: lambda: bandwidth.read_call(torch.stack([k, v]))}
+    prepares |= prepare_checked_calls(problem, "forward", implementations.names("decode"), (q, k, v))
 
     def replayed(prepare: Callable[[], Prepared]) -> Prepared:
         call = prepare()
-        return call if what == "decode" or isinstance(call, str) else recorded(call)
+        return call if what == "decode" or isinstance(call, str) else capture_graph(call)
 
     return row(problem, what, {name: partial(replayed, prepare) for name, prepare in prepares.items()})
 
 
-def recorded(call: Callable) -> Callable:
+def capture_graph(call: Callable) -> Callable:
     """Record a call as a CUDA graph, and return a function that replays it.
 
     The function keeps a reference to the call, because a replay reads tensors that the call owns.
@@ -85,13 +97,13 @@ def recorded(call: Callable) -> Callable:
     return lambda call=call: graph.replay()
 
 
-def host(problem: Problem) -> Measurement:
+def row_of_host_time(problem: Problem) -> Measurement:
     """Return the row with the host time of one eager call."""
-    row = suites.row(problem, "forward", implementations.names("decode"), protocol.host, "µs")
-    return replace(row, problem=described(problem), direction="host")
+    row = suites.row(problem, "forward", implementations.names("decode"), protocol.measure_host_time, "µs")
+    return replace(row, problem=problem_fields(problem), direction="host")
 
 
-def pages(problem: Problem) -> Measurement:
+def row_of_page_sizes(problem: Problem) -> Measurement:
     """Return the row of one cache as a dense tensor, and in shuffled pages of several sizes."""
     from fa2_lab.api.attention import attention
     from fa2_lab.api.paged import attention_paged
@@ -101,14 +113,16 @@ def pages(problem: Problem) -> Measurement:
     lengths = torch.full((problem.batch,), problem.N_k, dtype=torch.int32, device=q.device)
 
     def prepared(page: int) -> Prepared:
-        arguments = (q, *shuffled(k, v, page), lengths)
-        return refused([distance(attention_paged(*arguments), want)]) or partial(attention_paged, *arguments)
+        arguments = (q, *shuffled_pages(k, v, page), lengths)
+        return wrong_result_reason([relative_distance(attention_paged(*arguments), want)]) or partial(
+            attention_paged, *arguments
+        )
 
     calls = {"fa2_lab": lambda: partial(attention, q, k, v)}
     return row(problem, "paged", calls | {f"page {page}": partial(prepared, page) for page in PAGES})
 
 
-def shuffled(k, v, page: int) -> tuple:
+def shuffled_pages(k, v, page: int) -> tuple:
     """Return (k_pages, v_pages, block_table) with the contents of a dense cache, in pages of random order."""
     batch, heads, N_k, d = k.shape
     count = batch * N_k // page
@@ -119,7 +133,7 @@ def shuffled(k, v, page: int) -> tuple:
     return *pages_of_kv, table.int()
 
 
-def uneven(problem: Problem) -> Measurement:
+def row_of_uneven_lengths(problem: Problem) -> Measurement:
     """Return the row of sequences with lengths from 1 to N_k, and of equal sequences of their mean length.
 
     Both have nearly the same number of keys in total.
@@ -133,7 +147,7 @@ def uneven(problem: Problem) -> Measurement:
     return row(problem, "lengths", {name: lambda call=call: call for name, call in calls.items()})
 
 
-def splits(problem: Problem) -> Measurement:
+def row_of_splits(problem: Problem) -> Measurement:
     """Return the row with the number of splits that the package chooses, and with fixed numbers of splits.
 
     With a fixed number, the result of a sequence does not depend on the batch.
@@ -145,7 +159,7 @@ def splits(problem: Problem) -> Measurement:
 
     def prepared(n: int) -> Prepared:
         call = partial(attention, q, k, v, num_splits=n)
-        return refused([distance(call(), want)]) or call
+        return wrong_result_reason([relative_distance(call(), want)]) or call
 
     calls = {"fa2_lab": lambda: partial(attention, q, k, v)}
     return row(problem, "splits", calls | {f"{n} splits": partial(prepared, n) for n in FIXED})
@@ -153,17 +167,17 @@ def splits(problem: Problem) -> Measurement:
 
 def row(problem: Problem, what: str, prepares: dict[str, Callable[[], Prepared]]) -> Measurement:
     """Time the calls whose results are right, and return their row in microseconds."""
-    timing = partial(measure, repeats=MORE, flushing=reading)
-    return compare(described(problem), what, prepares, timing=timing, unit="µs")
+    timing = partial(measure, repeats=MORE, flushing=l2_reading_call)
+    return compare(problem_fields(problem), what, prepares, timing=timing, unit="µs")
 
 
-def described(problem: Problem) -> dict:
+def problem_fields(problem: Problem) -> dict:
     """Return a problem's fields for a record, and the bytes of its keys and values."""
     numbers = 2 * problem.batch * problem.kv_heads * problem.N_k * problem.d
     return problem.as_dict() | dict(bytes=numbers * getattr(torch, problem.dtype).itemsize)
 
 
-def by_programs(problem: Problem) -> dict[str, list[float]]:
+def curve_by_programs(problem: Problem) -> dict[str, list[float]]:
     """Return a curve: the µs of a call for different numbers of programs, and the number that the package chooses."""
     from fa2_lab.kernels.arguments import Options, Tensors
     from fa2_lab.kernels.decode import plan
@@ -174,11 +188,11 @@ def by_programs(problem: Problem) -> dict[str, list[float]]:
     counts = sorted({*(2**n for n in range(3, 12)), usual})
     programs_of = {n: n for n in counts} | {usual: None}
     calls = {n: partial(plan.decode, tensors, options, programs=programs_of[n]) for n in counts}
-    timings = measure(calls, flushing=reading)
+    timings = measure(calls, flushing=l2_reading_call)
     return dict(programs=counts, microseconds=[1e3 * timings[n].median for n in counts], usual=[usual])
 
 
-def by_stages(problem: Problem) -> dict[str, list[float]]:
+def curve_by_stages(problem: Problem) -> dict[str, list[float]]:
     """Return a curve: the GB/s that each of eight programs reads, for different numbers of stages of its loop.
 
     With n stages, n − 1 tiles are being copied while the program computes.
@@ -195,6 +209,6 @@ def by_stages(problem: Problem) -> dict[str, list[float]]:
         attend = Launch(usual.attend.kernel, usual.attend.grid, options, **usual.attend.arguments)
         return partial(replace(usual, attend=attend), tensors)
 
-    timings = measure({stages: with_stages(stages) for stages in STAGES}, flushing=reading)
-    size = described(problem)["bytes"] / ALONE_ON_AN_SM
+    timings = measure({stages: with_stages(stages) for stages in STAGES}, flushing=l2_reading_call)
+    size = problem_fields(problem)["bytes"] / ALONE_ON_AN_SM
     return {"stages": [*STAGES], "GB/s of a program": [size / timings[n].median / 1e6 for n in STAGES]}

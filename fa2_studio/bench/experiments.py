@@ -4,7 +4,7 @@
 
 A change names a constant of the rung's file, an argument of its kernel, or an option of the launch. In addition,
 `shared` reserves this number of bytes of shared memory, so that fewer programs fit on an SM. `fa2-lab bench ladder`
-times each experiment and the kernel `against` which it is compared.
+times each experiment and the kernel with which it is compared.
 """
 
 import re
@@ -95,7 +95,7 @@ TABLE = """
 """
 
 
-def parsed(line: str) -> tuple[str, Experiment]:
+def parse_experiment(line: str) -> tuple[str, Experiment]:
     """Return the name and the experiment of a line of the table."""
     name, changes, over, expected, asks = map(str.strip, line.split("|"))
     pairs = (change.split("=") for change in changes.split(", "))
@@ -106,14 +106,14 @@ def parsed(line: str) -> tuple[str, Experiment]:
     return name, Experiment(launch_options, asks, ratios, over or f"r{name[:2]}", rung)
 
 
-EXPERIMENTS = dict(map(parsed, re.findall(r"^[^#\n].*(?:\n    .*)?", TABLE, re.M)))
+EXPERIMENTS = dict(map(parse_experiment, re.findall(r"^[^#\n].*(?:\n    .*)?", TABLE, re.M)))
 WAVES = {  # rungs by heads of 4,096 tokens, d = 128, no mask: programs come in waves
     "r02": (8, 12, 16, 24, 32),  # K and V of all heads at the same time: do they fit in L2?
     **dict.fromkeys(("r03", "r05", "r07", "r09"), (1, 2, 4, 6, 8, 12, 16, 20)),
 }
 
 
-def forward(name: str) -> Callable:
+def forward_of(name: str) -> Callable:
     """Return forward(q, k, v, causal) of an experiment or of a rung.
 
     An experiment changes a copy of its rung's module, so that the rung itself stays as it is.
@@ -129,11 +129,11 @@ def forward(name: str) -> Callable:
         setattr(module, constant, type(getattr(module, constant))(experiment.changes[constant]))
     launch = {name: value for name, value in experiment.changes.items() if name not in constants}
     if launch:
-        module.forward_kernel = Altered(module.forward_kernel, launch)
+        module.forward_kernel = AlteredKernel(module.forward_kernel, launch)
     return module.forward
 
 
-class Altered:
+class AlteredKernel:
     """A stand-in for a kernel that launches it with other arguments and options."""
 
     def __init__(self, kernel: Any, changes: Mapping[str, Any]) -> None:
@@ -152,13 +152,13 @@ class Altered:
         return launch
 
 
-def against(name: str) -> str:
+def name_of_baseline(name: str) -> str:
     """Return the full name of the rung or the name of the experiment with which an experiment is compared."""
     other = EXPERIMENTS[name].against
     return other if other in EXPERIMENTS else ladder.find(other)
 
 
-def problems() -> dict[Problem, list[str]]:
+def problems_to_time() -> dict[Problem, list[str]]:
     """Return {problem: names to time}.
 
     The names are those of the experiments on this problem, each after the kernel with which it is compared, and of the
@@ -167,7 +167,7 @@ def problems() -> dict[Problem, list[str]]:
     names_of: dict[Problem, dict[str, None]] = {}
     for name, experiment in EXPERIMENTS.items():
         for shape in experiment.expected:
-            names_of.setdefault(problem_of(*shape), {}).update({against(name): None, name: None})
+            names_of.setdefault(problem_of(*shape), {}).update({name_of_baseline(name): None, name: None})
     for rung, head_counts in WAVES.items():
         for heads in head_counts:
             names_of.setdefault(problem_of(128, causal=False, heads=heads), {})[ladder.find(rung)] = None
@@ -188,7 +188,7 @@ def problem_of(d: int, causal: bool, heads: int) -> Problem:
 
 def ratio(record: Record, name: str, d: int, causal: bool, heads: int) -> float | None:
     """Return an experiment's speed divided by that of the kernel it is compared with, or None if not measured."""
-    problem, other = problem_of(d, causal, heads).as_dict(), against(name)
+    problem, other = problem_of(d, causal, heads).as_dict(), name_of_baseline(name)
     rows = [row for row in record.rows if (row.direction, row.problem) == ("experiments", problem)]
     return next((row.ratio(name, other) for row in rows if {name, other} <= row.values.keys()), None)
 

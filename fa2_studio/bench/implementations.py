@@ -46,7 +46,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "fa2_lab portable": Implementation(
         partial(dense.ours, backend="portable"), "grid masks bias train ampere", compiles=True
     ),
-    "fa2_lab padded": Implementation(packed=packed.with_padding),
+    "fa2_lab padded": Implementation(packed=packed.padded_attention),
     "fa2_lab reference": Implementation(partial(dense.ours, backend="reference"), "smoke"),
     "torch": Implementation(dense.plain, "smoke"),
     "torch flash": Implementation(
@@ -54,7 +54,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     ),
     "cuDNN": Implementation(partial(dense.sdpa, backend=SDPBackend.CUDNN_ATTENTION), EVERYWHERE),
     "torch math": Implementation(partial(dense.sdpa, backend=SDPBackend.MATH), "memory train"),
-    "torch varlen_attn": Implementation(packed=packed.by_torch),
+    "torch varlen_attn": Implementation(packed=packed.torch_varlen),
     "FlexAttention": Implementation(flex.flex, "grid masks bias", compiles=True),
     "flash_attn": dao("flash_attn", "flash-attn", "grid", packed=partial(packed.package, module="flash_attn")),
     "FlashAttention-3": dao(

@@ -14,11 +14,11 @@ from fa2_lab.kernels import ladder
 from fa2_lab.records import Measurement, Record
 from fa2_lab.tools import files
 from fa2_studio.bench import counters, experiments, implementations
-from fa2_studio.bench.compare import Plan, ceilings, compare, refused
+from fa2_studio.bench.compare import Plan, compare, measure_ceilings, wrong_result_reason
 from fa2_studio.bench.peers import dense
-from fa2_studio.bench.precompile import in_other_processes
-from fa2_studio.bench.problem import Problem, error, gradient_error, gradients_by_definition
-from fa2_studio.bench.protocol import PROTOCOL, SUSTAINED, measure, sustain
+from fa2_studio.bench.precompile import run_in_processes
+from fa2_studio.bench.problem import Problem, relative_error_of_gradients, relative_error_of_O, sampled_gradients
+from fa2_studio.bench.protocol import PROTOCOL, SUSTAINED, measure, measure_sustained
 from fa2_studio.bench.registry import PARTS
 from fa2_studio.bench.results import environment
 
@@ -34,12 +34,15 @@ def grid() -> list[Problem]:
     return squares + [Problem(1, 8, 8, 4096, 4096, d, causal) for d in (128, 64) for causal in (False, True)]
 
 
-def everybody(problem: Problem) -> tuple[str, ...]:
+def names_to_time(problem: Problem) -> tuple[str, ...]:
     """Return every rung, what attention() runs, and the other implementations."""
     return ladder.RUNGS + (ladder.SIDE if problem == WARPS else ()) + implementations.names("ladder")
 
 
-COUNTED = {WARPS: ("r09_free_loads", *ladder.SIDE), MAIN: everybody(MAIN)}  # {problem: names whose counters are read}
+COUNTED = {
+    WARPS: ("r09_free_loads", *ladder.SIDE),
+    MAIN: names_to_time(MAIN),
+}  # {problem: names whose counters are read}
 
 
 def run(beside: Path | None = None, part: Sequence[str] = PARTS) -> Plan:
@@ -48,7 +51,7 @@ def run(beside: Path | None = None, part: Sequence[str] = PARTS) -> Plan:
     `beside` is a file with one more implementation, forward(q, k, v, causal), which returns O, or O and more.
     """
     down_here = [replace(MAIN, causal=causal) for causal in (False, True)]
-    experiments_of = experiments.problems()
+    experiments_of = experiments.problems_to_time()
     side = [(rung, WARPS) for rung in ladder.SIDE]
     compiling = {
         "rungs": [*((rung, problem) for rung in ladder.RUNGS[::-1] for problem in grid()), *side],  # the slowest first
@@ -56,15 +59,17 @@ def run(beside: Path | None = None, part: Sequence[str] = PARTS) -> Plan:
         "backward": [(rung, problem) for rung in ladder.BACKWARD for problem in down_here],
     }
     jobs = {
-        "rungs": [partial(row, p, "forward", everybody(p), beside=beside) for p in grid()],
+        "rungs": [partial(row, p, "forward", names_to_time(p), beside=beside) for p in grid()],
         "experiments": [partial(row, problem, "experiments", names) for problem, names in experiments_of.items()],
         "lengths": [partial(row, Problem.square(N, 128, causal=False), OVER_N, ALONE) for N in LENGTHS],
-        "sustained": [partial(row, p, "forward", everybody(p), beside=beside, timing=sustain) for p in down_here],
-        "backward": [partial(down, problem, "backward") for problem in down_here],
-        "counters": [partial(count, problem, name) for problem, names in COUNTED.items() for name in names],
+        "sustained": [
+            partial(row, p, "forward", names_to_time(p), beside=beside, timing=measure_sustained) for p in down_here
+        ],
+        "backward": [partial(backward_row, problem, "backward") for problem in down_here],
+        "counters": [partial(counters_row, problem, name) for problem, names in COUNTED.items() for name in names],
     }
-    in_other_processes(call_once, [call for name in part for call in compiling.get(name, ())])
-    record = Record("ladder", environment(), PROTOCOL, ceilings(), sustained_protocol=SUSTAINED)
+    run_in_processes(call_once, [call for name in part for call in compiling.get(name, ())])
+    record = Record("ladder", environment(), PROTOCOL, measure_ceilings(), sustained_protocol=SUSTAINED)
     sustained = jobs.pop("sustained") if "sustained" in part else ()
     return Plan(record, [job for name in jobs if name in part for job in jobs[name]], sustained)
 
@@ -76,14 +81,14 @@ def call_once(name: str, problem: Problem) -> None:
         L = torch.zeros(q.shape[:3], device=q.device)
         ladder.load(name).backward(q, k, v, q, L, dO, problem.causal)
     else:
-        experiments.forward(name)(q, k, v, problem.causal)
+        experiments.forward_of(name)(q, k, v, problem.causal)
 
 
-def caller(problem: Problem, name: str | Path, tensors: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
+def forward_call(problem: Problem, name: str | Path, tensors: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
     """Return a call of an implementation, a rung, an experiment or a file, which returns O."""
     if name in implementations.IMPLEMENTATIONS:
         return partial(implementations.prepare(name, problem), *tensors)
-    forward = files.module_at(name).forward if isinstance(name, Path) else experiments.forward(name)
+    forward = files.module_at(name).forward if isinstance(name, Path) else experiments.forward_of(name)
     return lambda: dense.O_of(forward(*tensors, problem.causal))
 
 
@@ -93,14 +98,14 @@ def row(
     """Time rungs, experiments and implementations on one problem, in turn or each for a second."""
     tensors = problem.tensors()
     every = {name: name for name in names} | ({beside.stem: beside} if beside else {})
-    makers = {name: partial(caller, problem, who, tensors) for name, who in every.items()}
-    return timed(problem, direction, makers, lambda O: error(O, *tensors, problem.causal), timing)
+    makers = {name: partial(forward_call, problem, who, tensors) for name, who in every.items()}
+    return time_forward(problem, direction, makers, lambda O: relative_error_of_O(O, *tensors, problem.causal), timing)
 
 
-def down(problem: Problem, direction: str) -> Measurement:
+def backward_row(problem: Problem, direction: str) -> Measurement:
     """Time the rungs of the backward pass, attention() and its portable kernels."""
     q, k, v, dO = problem.tensors(grad=True)
-    truth = gradients_by_definition(q, k, v, dO, problem.causal)
+    truth = sampled_gradients(q, k, v, dO, problem.causal)
     with torch.no_grad():
         O, L = attention(q, k, v, causal=problem.causal, return_lse=True)
     given = *(x.detach() for x in (q, k, v)), O, L, dO, problem.causal
@@ -111,10 +116,10 @@ def down(problem: Problem, direction: str) -> Measurement:
 
     makers = {rung: lambda rung=rung: partial(ladder.load(rung).backward, *given) for rung in ladder.BACKWARD}
     makers |= {name: partial(ours, name) for name in ("fa2_lab portable", "fa2_lab")}
-    return timed(problem, direction, makers, lambda gradients: gradient_error(gradients, truth))
+    return time_forward(problem, direction, makers, lambda gradients: relative_error_of_gradients(gradients, truth))
 
 
-def timed(
+def time_forward(
     problem: Problem,
     direction: str,
     makers: Mapping[str, Callable[[], Callable]],
@@ -125,31 +130,31 @@ def timed(
 
     def checked(make: Callable[[], Callable]):
         call = make()
-        return refused([error_of(call())]) or call
+        return wrong_result_reason([error_of(call())]) or call
 
     prepared = {name: partial(checked, make) for name, make in makers.items()}
     flops = problem.flops("backward" if direction == "backward" else "forward")
     return compare(problem.as_dict(), direction, prepared, flops, timing)
 
 
-def count(problem: Problem, rung: str) -> Measurement:
+def counters_row(problem: Problem, rung: str) -> Measurement:
     """Return the hardware counters for one call of a rung or another implementation."""
-    counts, reason = counted(problem)
+    counts, reason = counters_of(problem)
     values = {metric: [number] for metric, number in counts.get(rung, {}).items()}
     failed = {"ncu": reason} if reason else {}
     return Measurement(problem.as_dict() | dict(rung=rung), "counters", values, failed, unit="count")
 
 
 @cache
-def counted(problem: Problem) -> tuple[dict[str, dict[str, float]], str]:
+def counters_of(problem: Problem) -> tuple[dict[str, dict[str, float]], str]:
     """Return {name: counters} for all names of COUNTED[problem], and "" or the reason why there are none."""
     try:
-        return counters.read(__name__, problem, COUNTED[problem]), ""
+        return counters.read_counters(__name__, problem, COUNTED[problem]), ""
     except RuntimeError as failure:
         return {}, str(failure)
 
 
 if __name__ == "__main__":
     shape, *asked_for = Problem(**json.loads(sys.argv[1])), *sys.argv[2:]
-    made, given = cache(caller), shape.tensors()
-    counters.watched({name: lambda name=name: made(shape, name, given)() for name in asked_for}, asked_for)
+    made, given = cache(forward_call), shape.tensors()
+    counters.run_under_ncu({name: lambda name=name: made(shape, name, given)() for name in asked_for}, asked_for)

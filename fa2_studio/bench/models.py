@@ -12,7 +12,7 @@ from fa2_lab.records import Measurement, Record
 from fa2_studio.bench.compare import Plan, prepare_all
 from fa2_studio.bench.problem import Problem
 from fa2_studio.bench.results import environment, installed_version
-from fa2_studio.bench.train import batches, losses
+from fa2_studio.bench.train import batches, training_losses
 
 NAMES = ("eager", "sdpa", "flex_attention", "fa2_lab")  # as transformers calls them
 CONTEXT, BATCH, STEPS, RATE = 32, 2, 31, 1e-2
@@ -34,7 +34,9 @@ def train(implementation: str, device: str, steps: int = STEPS) -> list[float]:
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS, attn_implementation=implementation)).to(device)
     data = batches(steps, BATCH, CONTEXT, device)
-    return [loss.item() for loss in losses(model, lambda model, batch: model(batch, labels=batch).loss, RATE, data)]
+    return [
+        loss.item() for loss in training_losses(model, lambda model, batch: model(batch, labels=batch).loss, RATE, data)
+    ]
 
 
 def run() -> Plan:

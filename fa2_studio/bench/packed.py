@@ -9,9 +9,15 @@ import torch
 
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import implementations
-from fa2_studio.bench.compare import DIRECTIONS, Plan, Prepared, ceilings, checked, compare
+from fa2_studio.bench.compare import DIRECTIONS, Plan, Prepared, checked_call, compare, measure_ceilings
 from fa2_studio.bench.peers.packed import Packed
-from fa2_studio.bench.problem import Problem, TensorSequence, error, gradient_error, gradients_by_definition
+from fa2_studio.bench.problem import (
+    Problem,
+    TensorSequence,
+    relative_error_of_gradients,
+    relative_error_of_O,
+    sampled_gradients,
+)
 from fa2_studio.bench.protocol import PROTOCOL, measure
 from fa2_studio.bench.results import environment
 
@@ -39,10 +45,10 @@ def run() -> Plan:
         for problem in grid(lengths)
         for direction in DIRECTIONS
     ]
-    return Plan(Record("packed", environment(), f"{PROTOCOL} {WHAT}", ceilings()), jobs)
+    return Plan(Record("packed", environment(), f"{PROTOCOL} {WHAT}", measure_ceilings()), jobs)
 
 
-def flops(problem: Problem, lengths: Sequence[int], direction: str) -> float:
+def packed_flops(problem: Problem, lengths: Sequence[int], direction: str) -> float:
     """Return the FLOPs as the paper counts them, summed over the sequences."""
     each = (Problem(1, problem.heads, problem.heads, n, n, problem.d, causal=True) for n in lengths)
     return sum(one.flops(direction) for one in each)
@@ -56,20 +62,20 @@ def row(
     given = [x.detach()[0].transpose(0, 1).contiguous() for x in one_after_the_other.tensors(grad=True)]
 
     def prepared(prepare: Callable) -> Prepared:
-        return checked_packed(prepare(lengths, given), direction)
+        return checked_packed_call(prepare(lengths, given), direction)
 
     prepares = {name: partial(prepared, prepare) for name, prepare in implementations.preparing("packed").items()}
-    return compare(problem.as_dict(), direction, prepares, flops(problem, lengths, direction), timing)
+    return compare(problem.as_dict(), direction, prepares, packed_flops(problem, lengths, direction), timing)
 
 
-def checked_packed(call: Packed, direction: str) -> Prepared:
+def checked_packed_call(call: Packed, direction: str) -> Prepared:
     """Return the call to time, or how wrong its answer for the last sequence is."""
     q, k, v = (x.detach().requires_grad_() for x in call.tensors[:3])
     one = [call.last(x.detach()) for x in call.tensors]
 
     def errors(O: torch.Tensor, gradients: TensorSequence) -> list[float]:
-        truth = gradients_by_definition(*one, causal=True)
-        of_O = error(call.last(O), *one[:3], causal=True)
-        return [of_O, gradient_error([call.last(x) for x in gradients], truth)]
+        truth = sampled_gradients(*one, causal=True)
+        of_O = relative_error_of_O(call.last(O), *one[:3], causal=True)
+        return [of_O, relative_error_of_gradients([call.last(x) for x in gradients], truth)]
 
-    return checked(call.attention, (q, k, v, call.tensors[3]), direction, errors)
+    return checked_call(call.attention, (q, k, v, call.tensors[3]), direction, errors)

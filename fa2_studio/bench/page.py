@@ -286,7 +286,7 @@ def speed_by_gpu_sentence(folder: Path | None = None) -> str:
 def third_party_table() -> list[str]:
     """Return a table with the outcomes of other projects' tests, and a fold that lists why tests were left out."""
     lines, reasons, made = [], [], set()
-    for name, counts in judges.recorded().items():
+    for name, counts in judges.load_outcomes().items():
         found = [f"{counts.get(kind, 0):,}" for kind in ("passed", "failed", "skipped by themselves")]
         out = [f"{reason} ({n:,})" for reason, n in counts["left out"].items()]
         reasons += [[JUDGES[name].title, "; ".join(out)]] if out else []
@@ -303,6 +303,6 @@ def third_party_table() -> list[str]:
 
 def third_party_sentence() -> str:
     """Return a sentence on how many of other projects' tests ran, and how many of them failed."""
-    suites = judges.recorded().values()
+    suites = judges.load_outcomes().values()
     passed, failed = (sum(counts.get(kind, 0) for counts in suites) for kind in ("passed", "failed"))
     return f"Of the {passed + failed:,} tests that we ran, {f'{failed:,}' if failed else 'none'} failed"

@@ -10,15 +10,15 @@ EVERY = 100  # milliseconds between readings
 POWER_CAP = 0x4  # the driver's bit for a clock that is held down because the power limit is reached
 
 
-class Meter:
+class PowerMeter:
     """A context in which a thread keeps all readings of nvidia-smi. Without nvidia-smi, there are no readings."""
 
     def __init__(self, command: list[str] | None = None):
         self.command, self.process, self.noted = command, None, []  # noted: seconds, MHz, watts, 0 or 1
 
-    def __enter__(self) -> "Meter":
+    def __enter__(self) -> "PowerMeter":
         with suppress(OSError):
-            self.process = subprocess.Popen(self.command or smi(), stdout=subprocess.PIPE, text=True)
+            self.process = subprocess.Popen(self.command or nvidia_smi_command(), stdout=subprocess.PIPE, text=True)
             threading.Thread(target=self.listen, daemon=True).start()
         return self
 
@@ -44,7 +44,7 @@ class Meter:
         return [statistics.median(kind) for kind in zip(*readings, strict=True)]
 
 
-def smi() -> list[str]:
+def nvidia_smi_command() -> list[str]:
     """Return the nvidia-smi command that prints a reading of the current GPU every EVERY milliseconds."""
     import torch
 

@@ -24,25 +24,25 @@ def precompile_all(problems: Sequence[Problem], names: Sequence[str] = implement
     The process that measures will meet the same failure and record it.
     """
     compiling = [name for name in names if name in implementations.preparing("compiles")]
-    in_other_processes(call_once, [(problem, name) for name in compiling for problem in problems])
+    run_in_processes(call_once, [(problem, name) for name in compiling for problem in problems])
 
 
-def in_other_processes(call: Callable[..., None], jobs: Sequence[tuple]) -> None:
+def run_in_processes(call: Callable[..., None], jobs: Sequence[tuple]) -> None:
     """Call a function in other processes, once per job. Failures are ignored, since they will occur again later."""
-    if not jobs or pool() is None:
+    if not jobs or process_pool() is None:
         return
     try:
-        done = pool().map(partial(result_or_reason, call), *zip(*jobs, strict=True))
+        done = process_pool().map(partial(result_or_reason, call), *zip(*jobs, strict=True))
         list(tqdm(done, total=len(jobs), desc="compile", unit="kernel", disable=None, leave=False))
     except BrokenProcessPool:  # a process died; its kernels are compiled when they are measured
         return
     except KeyboardInterrupt:
-        pool().shutdown(cancel_futures=True)
+        process_pool().shutdown(cancel_futures=True)
         raise
 
 
 @cache
-def pool() -> ProcessPoolExecutor | None:
+def process_pool() -> ProcessPoolExecutor | None:
     """Return the processes for all suites of a run, as many as the cores and the GPU's memory allow."""
     workers = min(os.cpu_count() - 1, torch.cuda.mem_get_info()[0] // (8 * 2**30))
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # or each process would start as many of its own

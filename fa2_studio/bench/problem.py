@@ -89,7 +89,7 @@ MOST = 2**26  # the most elements of P in float64 at a time, which are 512 MiB
 FEW = 64  # the number of rows and keys that are checked, which is enough to tell right from wrong
 
 
-def definition(
+def float64_attention(
     q, k, v, *, last: int, causal: bool, window: int | None = None, softcap=None, sink=None, slope=None
 ) -> torch.Tensor:
     """Return O for some rows of one head. The diagonal of the first row is column `last`.
@@ -110,20 +110,20 @@ def definition(
     return torch.softmax(s, dim=1)[:, : len(k)] @ v
 
 
-def with_gradients(q, k, v, dO, **mask) -> tuple[torch.Tensor, ...]:
+def float64_gradients(q, k, v, dO, **mask) -> tuple[torch.Tensor, ...]:
     """Return O, dQ, dK and dV for some rows of one head, in float64."""
     leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    O = definition(*leaves, **mask)
+    O = float64_attention(*leaves, **mask)
     return O.detach(), *torch.autograd.grad(O, leaves, dO.double())
 
 
-def of_head(head: int, mask: dict) -> dict:
+def mask_of_head(head: int, mask: dict) -> dict:
     """Return the mask of one head, with its own sink and slope."""
     own = dict(sinks="sink", slopes="slope")
     return {own.get(name, name): x[head].double() if name in own else x for name, x in mask.items()}
 
 
-def gradients_by_definition(q, k, v, dO, causal: bool, few: int = FEW, **mask) -> tuple[torch.Tensor, ...]:
+def sampled_gradients(q, k, v, dO, causal: bool, few: int = FEW, **mask) -> tuple[torch.Tensor, ...]:
     """Return dQ for the last rows of the last head, and dK and dV for the first keys of the last K/V head.
 
     All three are in float64 and have `few` rows or keys.
@@ -134,31 +134,33 @@ def gradients_by_definition(q, k, v, dO, causal: bool, few: int = FEW, **mask) -
     for head in range(q.shape[1] - group, q.shape[1]):
         for first in range(0, q.shape[2], chunk):
             q_i, dO_i = (x[-1, head, first : first + chunk] for x in (q, dO))
-            mask_arguments = dict(last=first + len(k) - q.shape[2], causal=causal, **of_head(head, mask))
-            _, dQ, dK_i, dV_i = with_gradients(q_i, k, v, dO_i, **mask_arguments)
+            mask_arguments = dict(last=first + len(k) - q.shape[2], causal=causal, **mask_of_head(head, mask))
+            _, dQ, dK_i, dV_i = float64_gradients(q_i, k, v, dO_i, **mask_arguments)
             dK += dK_i[:few]
             dV += dV_i[:few]
     return dQ[-few:], dK, dV
 
 
-def error(O: torch.Tensor, q, k, v, causal: bool, **mask) -> float:
+def relative_error_of_O(O: torch.Tensor, q, k, v, causal: bool, **mask) -> float:
     """Return ‖O − truth‖ / ‖truth‖ over the last rows of the last head, with the truth in float64."""
     O, q = (x.detach()[-1, -1, -FEW:] for x in (O, q))
     q, k, v = q.double(), k.detach()[-1, -1].double(), v.detach()[-1, -1].double()
-    return distance(O, definition(q, k, v, last=len(k) - len(q), causal=causal, **of_head(-1, mask)))
+    return relative_distance(
+        O, float64_attention(q, k, v, last=len(k) - len(q), causal=causal, **mask_of_head(-1, mask))
+    )
 
 
-def gradient_error(gradients, truth) -> float:
+def relative_error_of_gradients(gradients, truth) -> float:
     """Return the largest of the three relative errors over the rows and keys that the truth has."""
     dQ, dK, dV = gradients
     got = dQ[-1, -1, -len(truth[0]) :], dK[-1, -1, : len(truth[1])], dV[-1, -1, : len(truth[2])]
-    return worst(distance(x, right) for x, right in zip(got, truth, strict=True))
+    return largest_error(relative_distance(x, right) for x, right in zip(got, truth, strict=True))
 
 
-def distance(x: torch.Tensor, truth: torch.Tensor) -> float:
+def relative_distance(x: torch.Tensor, truth: torch.Tensor) -> float:
     return float((x.double() - truth).norm() / truth.norm())
 
 
-def worst(errors) -> float:
+def largest_error(errors) -> float:
     """Return the largest error, or NaN if any error is NaN, which Python's max might ignore."""
     return float(torch.tensor(list(errors)).max())

@@ -1,9 +1,9 @@
 """Time calls with CUDA events in one of three ways: rested, sustained or repeated. Each begins with a warm-up.
 
 Rested (`measure`): with pauses and a cold L2 cache. Implementations take turns in each repetition, so that drift
-affects them alike. Sustained (`sustain`): without pauses, one implementation after another. Repeated
-(`measure_repeated`): a few calls in a row, so host time counts if it is longer than the GPU's time. `host` measures
-only the host time.
+affects them alike. Sustained (`measure_sustained`): without pauses, one implementation after another. Repeated
+(`measure_repeated`): a few calls in a row, so host time counts if it is longer than the GPU's time.
+`measure_host_time` measures only the host time.
 """
 
 import random
@@ -16,14 +16,14 @@ from itertools import accumulate, pairwise
 import torch
 
 from fa2_studio.bench.peers.dense import call_and_context
-from fa2_studio.bench.power import Meter
+from fa2_studio.bench.power import PowerMeter
 from fa2_studio.bench.problem import Missing
 
 REPEATS, WARM_UP = 20, 3
 HEAD_START = 3_000_000  # clock cycles, about 1.5 ms, for which the GPU is kept busy while the host launches a call
 
 
-def rested(repeats: int) -> str:
+def describe_rested_timing(repeats: int) -> str:
     """Describe how `measure` takes times."""
     return (
         f"We measure {repeats} repetitions with CUDA events, after {WARM_UP} warm-up calls, and report the median. "
@@ -33,7 +33,7 @@ def rested(repeats: int) -> str:
     )
 
 
-PROTOCOL = rested(REPEATS)
+PROTOCOL = describe_rested_timing(REPEATS)
 SECONDS, CHUNK, SETTLE = 1.0, 0.05, 0.3  # of one turn, of one timed interval, of the discarded beginning
 SUSTAINED = (
     "On each problem, the implementations run one after another in random order, and each of them runs for at least "
@@ -70,12 +70,12 @@ class Timing:
         return [scale * x for x in (self.median, self.low, self.high)]
 
 
-def overwriting() -> Callable[[], object]:
+def l2_overwriting_call() -> Callable[[], object]:
     """Return a call that fills the L2 cache with other data by writing."""
     return torch.empty(2 * l2_bytes(), dtype=torch.uint8, device="cuda").zero_
 
 
-def reading() -> Callable[[], object]:
+def l2_reading_call() -> Callable[[], object]:
     """Return a call that fills the L2 cache with other data by reading.
 
     After writing, the next call would have to write the changed lines back, for about 12 µs.
@@ -84,14 +84,14 @@ def reading() -> Callable[[], object]:
 
 
 def measure(
-    calls: dict[str, Callable[[], object]], repeats: int = REPEATS, flushing: Callable = overwriting
+    calls: dict[str, Callable[[], object]], repeats: int = REPEATS, flushing: Callable = l2_overwriting_call
 ) -> dict[str, Timing | str]:
     """Return a Timing for each call, or the reason why there is none."""
     failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
     names = [name for name in calls if name not in failed]
     flush = flushing()
     events = {name: [] for name in names}
-    for name in drawn(names, repeats):
+    for name in names_in_random_order(names, repeats):
         flush()
         torch.cuda._sleep(HEAD_START)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -100,10 +100,10 @@ def measure(
         end.record()
         events[name].append((start, end))
     torch.cuda.synchronize()
-    return failed | {name: summary([a.elapsed_time(b) for a, b in pairs]) for name, pairs in events.items()}
+    return failed | {name: timing_of([a.elapsed_time(b) for a, b in pairs]) for name, pairs in events.items()}
 
 
-def drawn(names: list[str], turns: int) -> list[str]:
+def names_in_random_order(names: list[str], turns: int) -> list[str]:
     """Return all names once per turn, each turn in a random order.
 
     The order is random because the clock is higher after a pause or after a call that used little power.
@@ -111,26 +111,26 @@ def drawn(names: list[str], turns: int) -> list[str]:
     return [name for turn in range(turns) for name in random.Random(turn).sample(names, len(names))]
 
 
-def sustain(calls: dict[str, Callable[[], object]]) -> dict[str, Timing | str]:
+def measure_sustained(calls: dict[str, Callable[[], object]]) -> dict[str, Timing | str]:
     """Return a Timing for each call, or why there is none. Each runs without pause before the next one begins."""
     failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
-    with Meter() as meter:
+    with PowerMeter() as meter:
         order = random.sample([*calls], len(calls))
-        timings = {name: failed.get(name) or without_pause(calls[name], meter) for name in order}
+        timings = {name: failed.get(name) or time_without_pause(calls[name], meter) for name in order}
     return {name: timings[name] for name in calls}
 
 
-def without_pause(call: Callable[[], object], meter: Meter) -> Timing:
+def time_without_pause(call: Callable[[], object], meter: PowerMeter) -> Timing:
     """Time a call in pieces of CHUNK seconds, and return the Timing of one call.
 
     The host waits for a piece only after it has launched the two next ones, so that the GPU never runs dry.
     """
-    calls_per_chunk = max(1, round(1e3 * CHUNK / milliseconds(call, 3)))
-    marks, begun = [mark()], time.perf_counter()
+    calls_per_chunk = max(1, round(1e3 * CHUNK / milliseconds_per_call(call, 3)))
+    marks, begun = [record_event()], time.perf_counter()
     while time.perf_counter() - begun < SETTLE + SECONDS or len(marks) < 4:
         for _ in range(calls_per_chunk):
             call()
-        marks.append(mark())
+        marks.append(record_event())
         if len(marks) > 3:
             marks[-3].synchronize()
     ended = time.perf_counter()
@@ -139,7 +139,7 @@ def without_pause(call: Callable[[], object], meter: Meter) -> Timing:
     settled = [
         piece / calls_per_chunk for piece, after in zip(pieces, accumulate(pieces), strict=True) if after > 1e3 * SETTLE
     ]
-    timing = summary(settled) if len(settled) > 1 else summary([piece / calls_per_chunk for piece in pieces])
+    timing = timing_of(settled) if len(settled) > 1 else timing_of([piece / calls_per_chunk for piece in pieces])
     return replace(timing, chip=tuple(meter.between(begun + SETTLE, ended)))
 
 
@@ -150,26 +150,26 @@ def measure_repeated(calls: dict[str, Callable[[], object]]) -> dict[str, Timing
     """
     failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
     times = {name: [] for name in calls if name not in failed}
-    for name in drawn([*times], FEW):
+    for name in names_in_random_order([*times], FEW):
         bare, context = call_and_context(calls[name])
         with context():
-            times[name].append(milliseconds(bare, IN_A_ROW))
-    return failed | {name: summary(taken) for name, taken in times.items()}
+            times[name].append(milliseconds_per_call(bare, IN_A_ROW))
+    return failed | {name: timing_of(taken) for name, taken in times.items()}
 
 
-def mark() -> torch.cuda.Event:
+def record_event() -> torch.cuda.Event:
     """Put an event into the GPU's queue and return it."""
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
 
 
-def milliseconds(call: Callable[[], object], times: int) -> float:
+def milliseconds_per_call(call: Callable[[], object], times: int) -> float:
     """Return the milliseconds of one call, from a few in a row."""
-    first = mark()
+    first = record_event()
     for _ in range(times):
         call()
-    last = mark()
+    last = record_event()
     torch.cuda.synchronize()
     return max(first.elapsed_time(last) / times, 1e-3)
 
@@ -204,7 +204,7 @@ def result_or_reason(call: Callable):
         return f"{type(failure).__name__}: {failure}".splitlines()[0][:160]
 
 
-def summary(milliseconds: list[float]) -> Timing:
+def timing_of(milliseconds: list[float]) -> Timing:
     """Return the median and the quartiles."""
     low, _, high = statistics.quantiles(milliseconds, n=4)
     return Timing(statistics.median(milliseconds), low, high)
@@ -215,7 +215,7 @@ def l2_bytes() -> int:
     return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
 
 
-def host(
+def measure_host_time(
     calls: dict[str, Callable[[], object]], turns: int = TURNS, before: int = BEFORE, in_a_row: int = IN_A_ROW
 ) -> dict[str, Timing]:
     """Return the host time of a warm call that returns before the GPU is done, as the median over several turns.
@@ -238,4 +238,4 @@ def host(
                 bare()
             times[name].append(1e3 * (time.perf_counter() - start) / in_a_row)
     synchronize()
-    return {name: summary(taken) for name, taken in times.items()}
+    return {name: timing_of(taken) for name, taken in times.items()}

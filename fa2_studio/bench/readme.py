@@ -106,7 +106,7 @@ def host_time_sentence(run: Record, peer: str) -> str:
 
 def third_party_part() -> str:
     """Return the README's part on other projects' tests: the outcomes, and the GPUs that they ran on."""
-    suites = judges.recorded()
+    suites = judges.load_outcomes()
     machines = join_with_and(sorted({counts["gpu"].removeprefix("NVIDIA ") for counts in suites.values()}))
     failed = sum(counts.get("failed", 0) for counts in suites.values())
     lines = []

@@ -10,7 +10,7 @@ from statistics import median
 from fa2_lab.plots.roofline import join_with_and
 from fa2_lab.records import Measurement, Record
 from fa2_lab.tools import ladder
-from fa2_studio.bench.protocol import REPEATED, REPEATS, SUSTAINED, rested
+from fa2_studio.bench.protocol import REPEATED, REPEATS, SUSTAINED, describe_rested_timing
 from fa2_studio.bench.ratios import RIVALS, format_ratio, peers_in_rows, speed_ratios, wins_and_median
 from fa2_studio.bench.registry import GRIDS, OTHERS, SUITES, TITLES
 from fa2_studio.bench.results import ABSENT, DIRECTIONS, markdown_table, problem_columns
@@ -22,7 +22,7 @@ UNITS_WITHOUT_RATIO = ("nats", "count", "µs on the host")
 SUITES_WITHOUT_MEDIANS = ("ladder", "ideas")  # records without medians, because their rows are of many kinds
 REPETITIONS = r"(\d+) repetitions"
 # the protocols that the page describes once for all suites
-PROTOCOL_NAMES = {rested(REPEATS): "kernel only", SUSTAINED: "sustained", REPEATED: "with host"}
+PROTOCOL_NAMES = {describe_rested_timing(REPEATS): "kernel only", SUSTAINED: "sustained", REPEATED: "with host"}
 
 
 def record_section(run: Record, usual_machine: dict) -> str:

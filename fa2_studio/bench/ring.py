@@ -18,8 +18,14 @@ from fa2_lab.distributed import ring_attention, shard, unshard
 from fa2_lab.records import Measurement, Record
 from fa2_lab.reference.shards import even_lengths
 from fa2_studio.bench.compare import TOLERANCE, Plan
-from fa2_studio.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
-from fa2_studio.bench.protocol import Timing, summary
+from fa2_studio.bench.problem import (
+    Problem,
+    largest_error,
+    relative_error_of_gradients,
+    relative_error_of_O,
+    sampled_gradients,
+)
+from fa2_studio.bench.protocol import Timing, timing_of
 from fa2_studio.bench.results import environment, problem_text
 
 LENGTHS = (131072, 65536, 32768, 16384, 8192)
@@ -35,12 +41,12 @@ PROTOCOL = (
 
 def run() -> Plan:
     """Measure on 1, 2, 4, … GPUs, and return the finished record on rank 0. The other ranks exit."""
-    world = start()
+    world = join_process_group()
     groups = {n: dist.new_group(range(n)) for n in (1, 2, 4, 8) if n <= world}
     results = Record("ring", environment() | dict(gpus=world), PROTOCOL)
     for N in LENGTHS:
         problem = Problem(1, 16, 16, N, N, 128, causal=True)
-        for row in rows_of(problem, groups):
+        for row in measure_problem(problem, groups):
             results.rows.append(row)
             if dist.get_rank() == 0:
                 print(problem_text(row), row.values, row.failed, file=sys.stderr, flush=True)
@@ -52,7 +58,7 @@ def run() -> Plan:
     return Plan(results)
 
 
-def start() -> int:
+def join_process_group() -> int:
     """Join the other processes, each of which has its own GPU, and return their number."""
     if "WORLD_SIZE" not in os.environ:
         raise ValueError("ring: start it with `torchrun --nproc-per-node GPUS -m fa2_lab bench ring`")
@@ -62,24 +68,24 @@ def start() -> int:
     return dist.get_world_size()
 
 
-def rows_of(problem: Problem, groups: dict[int, dist.ProcessGroup]) -> list[Measurement]:
+def measure_problem(problem: Problem, groups: dict[int, dist.ProcessGroup]) -> list[Measurement]:
     """Return the rows of a problem: times per direction, of the contiguous layout and of transfers; peak memory."""
     by_name: dict[str, dict] = {name: {} for name in (*DIRECTIONS, "peak memory", "K V once round")}
     for n, group in groups.items():
         if dist.get_rank() < n:
-            for name, value in measured(problem, group, "zigzag").items():
-                by_name[name][gpus(n)] = value
+            for name, value in measure_layout(problem, group, "zigzag").items():
+                by_name[name][gpus_text(n)] = value
         dist.barrier()
     rows = [row(problem, name, values) for name, values in by_name.items() if values]
     last = max(groups)
     if last > 1 and problem.N_q == max(LENGTHS):
-        times = measured(problem, groups[last], "contiguous") if dist.get_rank() < last else {}
-        times_by_gpus = {name: {gpus(last): value} for name, value in times.items() if name in DIRECTIONS}
+        times = measure_layout(problem, groups[last], "contiguous") if dist.get_rank() < last else {}
+        times_by_gpus = {name: {gpus_text(last): value} for name, value in times.items() if name in DIRECTIONS}
         rows += [row(problem, name, values, layout="contiguous") for name, values in times_by_gpus.items()]
     return rows
 
 
-def gpus(n: int) -> str:
+def gpus_text(n: int) -> str:
     return f"{n} GPU" if n == 1 else f"{n} GPUs"
 
 
@@ -93,7 +99,7 @@ def row(problem: Problem, name: str, values: dict, **more) -> Measurement:
 # One world ----------------------------------------------------------------------------------------------------
 
 
-def measured(problem: Problem, group: dist.ProcessGroup, layout: str) -> dict[str, list[float]]:
+def measure_layout(problem: Problem, group: dist.ProcessGroup, layout: str) -> dict[str, list[float]]:
     """Return {name of the row: numbers} on the GPUs of a group, after a check of the answers."""
     whole = problem.tensors(grad=True)
     q, k, v, dO = (shard(x.detach(), group, layout=layout) for x in whole)
@@ -103,31 +109,33 @@ def measured(problem: Problem, group: dist.ProcessGroup, layout: str) -> dict[st
         return ring_attention(*inputs, group, causal=problem.causal, layout=layout, timeout=60.0)
 
     O = attention()
-    check(whole, [O, *torch.autograd.grad(O, inputs, dO, retain_graph=True)], problem.causal, group, layout)
+    check_results(whole, [O, *torch.autograd.grad(O, inputs, dO, retain_graph=True)], problem.causal, group, layout)
     del whole
     calls = dict(
         forward=lambda: ring_attention(*(x.detach() for x in inputs), group, causal=problem.causal, layout=layout),
         backward=lambda O=O: torch.autograd.grad(O, inputs, dO, retain_graph=True),
         both=lambda: torch.autograd.grad(attention(), inputs, dO),
     )
-    values = {name: slowest(call, group).numbers() for name, call in calls.items()}
+    values = {name: time_slowest_rank(call, group).numbers() for name, call in calls.items()}
     del O, calls["backward"]
     values["peak memory"] = [peak_mebibytes(calls["both"], group)]
     if dist.get_world_size(group) > 1:
-        values["K V once round"] = slowest(lambda: once_round(problem, k, v, group), group).numbers()
+        values["K V once round"] = time_slowest_rank(
+            lambda: transfer_once_around(problem, k, v, group), group
+        ).numbers()
     return values
 
 
-def check(whole, parts, causal: bool, group: dist.ProcessGroup, layout: str) -> None:
+def check_results(whole, parts, causal: bool, group: dist.ProcessGroup, layout: str) -> None:
     """Raise RuntimeError if O or a gradient is wrong."""
     O, *gradients = (unshard(x, group, layout=layout, timeout=60.0) for x in parts)
-    truth = gradients_by_definition(*whole, causal)
-    wrong = worst([error(O, *whole[:3], causal), gradient_error(gradients, truth)])
+    truth = sampled_gradients(*whole, causal)
+    wrong = largest_error([relative_error_of_O(O, *whole[:3], causal), relative_error_of_gradients(gradients, truth)])
     if not wrong <= TOLERANCE:
         raise RuntimeError(f"ring: wrong on {dist.get_world_size(group)} GPUs: error {wrong:.1e}")
 
 
-def slowest(call: Callable[[], object], group: dist.ProcessGroup) -> Timing:
+def time_slowest_rank(call: Callable[[], object], group: dist.ProcessGroup) -> Timing:
     """Return the milliseconds of a call, on the slowest GPU of each repetition."""
     times = []
     for _ in range(1 + REPEATS):
@@ -140,7 +148,7 @@ def slowest(call: Callable[[], object], group: dist.ProcessGroup) -> Timing:
         times.append(before.elapsed_time(after))
     longest = torch.tensor(times[1:], device="cuda")
     dist.all_reduce(longest, dist.ReduceOp.MAX, group)
-    return summary(longest.tolist())
+    return timing_of(longest.tolist())
 
 
 def peak_mebibytes(call: Callable[[], object], group: dist.ProcessGroup) -> float:
@@ -153,7 +161,7 @@ def peak_mebibytes(call: Callable[[], object], group: dist.ProcessGroup) -> floa
     return most.item() / 2**20
 
 
-def once_round(problem: Problem, k: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup) -> None:
+def transfer_once_around(problem: Problem, k: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup) -> None:
     """Make the transfers of a forward pass and compute nothing."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     lengths = tuple(even_lengths(problem.N_k, size))

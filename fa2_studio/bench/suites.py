@@ -9,7 +9,7 @@ import torch
 
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import implementations, protocol
-from fa2_studio.bench.compare import DIRECTIONS, Plan, ceilings, compare, prepare_all, ready
+from fa2_studio.bench.compare import DIRECTIONS, Plan, compare, measure_ceilings, prepare_all, prepare_checked_calls
 from fa2_studio.bench.precompile import precompile_all
 from fa2_studio.bench.problem import Problem
 from fa2_studio.bench.results import environment
@@ -92,19 +92,19 @@ def plan_grid(suite: str, sustained: bool = False) -> Plan:
     names = implementations.names("sustained" if sustained else kind)
     precompile_all(problems, names)
     repeated = protocol.measure_repeated, protocol.REPEATED
-    without_pause, protocol_text = repeated if suite == "sweep" else (protocol.sustain, protocol.SUSTAINED)
+    without_pause, protocol_text = repeated if suite == "sweep" else (protocol.measure_sustained, protocol.SUSTAINED)
     timing = without_pause if sustained else partial(protocol.measure, repeats=repeats)
     jobs = [partial(row, problem, direction, names, timing) for problem in problems for direction in DIRECTIONS]
     if sustained:
         return Plan(Record(suite, environment(), protocol="", sustained_protocol=protocol_text), sustained=jobs)
-    return Plan(Record(suite, environment(), protocol.rested(repeats), ceilings()), jobs)
+    return Plan(Record(suite, environment(), protocol.describe_rested_timing(repeats), measure_ceilings()), jobs)
 
 
 def row(
     problem: Problem, direction: str, names: Sequence[str], timing: Callable[[dict], dict], unit: str = "ms"
 ) -> Measurement:
     """Return the row of the named implementations on the same tensors."""
-    prepares = ready(problem, direction, names, problem.tensors(grad=direction != "forward"))
+    prepares = prepare_checked_calls(problem, direction, names, problem.tensors(grad=direction != "forward"))
     flops = problem.flops(direction) if unit == "ms" else 0.0
     return compare(problem.as_dict(), direction, prepares, flops, timing, unit)
 
@@ -116,7 +116,7 @@ def ampere() -> Plan:
 
 # Without a GPU ------------------------------------------------------------------------------------------------
 
-FEW_CALLS = partial(protocol.host, turns=3, before=0, in_a_row=1)
+FEW_CALLS = partial(protocol.measure_host_time, turns=3, before=0, in_a_row=1)
 SMOKE_PROTOCOL = (
     "On the host, we measure how many microseconds a call takes to return, and report the median of 3 calls. Before "
     "the timing starts, we check every result."
@@ -143,7 +143,7 @@ MEMORY_PROTOCOL = (
 def small() -> Plan:
     """Plan the host time of one warm call: of a forward pass, or of a forward and a backward pass together."""
     places = [(p, way) for way in ("forward", "both") for p in SMALL if way == "forward" or p.N_q == 256]
-    jobs = [partial(row, *place, implementations.names("grid"), protocol.host, "µs") for place in places]
+    jobs = [partial(row, *place, implementations.names("grid"), protocol.measure_host_time, "µs") for place in places]
     precompile_all(SMALL)
     return Plan(Record("small", environment(), protocol.HOST_PROTOCOL), jobs)
 

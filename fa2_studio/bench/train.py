@@ -26,7 +26,7 @@ SKIPPED = 10  # the number of steps before the clock starts
 
 
 @cache
-def own_text() -> torch.Tensor:
+def package_sources_as_bytes() -> torch.Tensor:
     """Return the bytes of the package's own sources, in a fixed order."""
     text = b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py")))
     return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
@@ -34,13 +34,15 @@ def own_text() -> torch.Tensor:
 
 def batches(steps: int, batch: int, length: int, device: str) -> Iterator[torch.Tensor]:
     """Yield batches of pieces of the text, each of shape (batch, length). They are the same in every run."""
-    text, draw = own_text(), torch.Generator().manual_seed(1)
+    text, draw = package_sources_as_bytes(), torch.Generator().manual_seed(1)
     for _ in range(steps):
         at = torch.randint(len(text) - length, (batch, 1), generator=draw)
         yield text[at + torch.arange(length)].to(device)
 
 
-def losses(model: nn.Module, loss_of: Callable, rate: float, data: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+def training_losses(
+    model: nn.Module, loss_of: Callable, rate: float, data: Iterable[torch.Tensor]
+) -> Iterator[torch.Tensor]:
     """Train the model with AdamW, and yield the loss of every step."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate)
     for batch in data:
@@ -122,7 +124,7 @@ def train(backend: str, setting: Setting, device: str = "cuda") -> tuple[list[fl
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     kept, start = [], time.perf_counter()
-    steps = losses(model, next_byte_loss, setting.rate, data)
+    steps = training_losses(model, next_byte_loss, setting.rate, data)
     for loss in tqdm(steps, total=setting.steps, desc=backend, unit="step", disable=None, leave=False):
         kept.append(loss)
         if len(kept) == SKIPPED:

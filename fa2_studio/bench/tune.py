@@ -47,31 +47,31 @@ def tune(ds, N: int, dtype: torch.dtype, kernels=KERNELS) -> int:
         tensors = [
             torch.randn(max(1, 16384 // N), max(1, 2048 // d), N, d, device="cuda", dtype=dtype) for _ in range(4)
         ]
-        before, best, timings = search(kernel, tensors, causal)
-        line = f"{entry(best)}  # {timings[best]:.3f} ms; before {entry(before)}, {timings[before]:.3f} ms"
+        before, best, timings = search_config(kernel, tensors, causal)
+        line = f"{table_entry(best)}  # {timings[best]:.3f} ms; before {table_entry(before)}, {timings[before]:.3f} ms"
         tqdm.write(f"{kernel}, {mask}, {best.d_pad}: {line}")
     table = "FP32" if dtype == torch.float32 else "your GPU's family"
     print(f"fa2_lab/kernels/tables.py has the entries of {table}; where masks differ, a pair (full, causal)")
     return 0
 
 
-def entry(config) -> tuple:
+def table_entry(config) -> tuple:
     """Return block sizes in the form of kernels/tables.py, with a limit of registers if there is one."""
     limits = (config.registers, config.low_reg_schedule) if config.registers or config.low_reg_schedule else ()
     return config.B_r, config.B_c, config.warps, config.stages, *limits
 
 
-def search(kernel: str, tensors: list[torch.Tensor], causal: bool):
+def search_config(kernel: str, tensors: list[torch.Tensor], causal: bool):
     """Return the current choice, the fastest choice with right results, and {choice: milliseconds} of all that ran."""
     from fa2_lab.kernels import tables
 
     before = tables.choose_config(kernel, tensors[0], causal)
-    make = caller(kernel, tensors, causal)
+    make = kernel_caller(kernel, tensors, causal)
     truth = make(before)()
     calls, timings = {}, {}
-    for config in tqdm(candidates(kernel, before), desc="compile", leave=False, disable=None):
+    for config in tqdm(candidate_configs(kernel, before), desc="compile", leave=False, disable=None):
         call = make(config)
-        if works(call, truth):
+        if is_right(call, truth):
             calls[config] = call
     for config, timing in measure(calls, repeats=REPEATS).items():
         if isinstance(timing, Timing):
@@ -79,7 +79,7 @@ def search(kernel: str, tensors: list[torch.Tensor], causal: bool):
     return before, min(timings, key=timings.get), timings
 
 
-def candidates(kernel: str, before) -> list:
+def candidate_configs(kernel: str, before) -> list:
     """Return the current choice, and all block sizes that machine/budget.py does not rule out."""
     from fa2_lab.machine import budget
 
@@ -92,7 +92,7 @@ def candidates(kernel: str, before) -> list:
     return list(dict.fromkeys(choices))
 
 
-def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
+def kernel_caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
     """Return a function that takes a KernelConfig and returns a call, which runs the kernel and returns its outputs."""
     from fa2_lab.kernels.arguments import Options, Tensors
     from fa2_lab.kernels.portable import backward, forward
@@ -125,7 +125,7 @@ def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
     return make
 
 
-def works(call: Callable, truth) -> bool:
+def is_right(call: Callable, truth) -> bool:
     """Return whether a call compiles, fits on the GPU and computes the same as `truth`."""
     try:
         return all((x - y).norm() <= WRONG * y.norm() for x, y in zip(call(), truth, strict=True))

@@ -14,37 +14,37 @@ PAGE = PACKAGE.parent / "API.md"
 NAMED = re.compile(r"<!-- docstring: (\S+\.py) ?(\S*) -->")  # without a name: the module's docstring
 
 
-def page() -> str:
+def api_page() -> str:
     """Return API.md with all docstrings, in MyST Markdown."""
-    return NAMED.sub(lambda found: described(*found.groups()), PAGE.read_text(encoding="utf-8"))
+    return NAMED.sub(lambda found: signature_and_docstring(*found.groups()), PAGE.read_text(encoding="utf-8"))
 
 
-def described(file: str, name: str) -> str:
+def signature_and_docstring(file: str, name: str) -> str:
     """Return the signature and docstring of a function, method or class; without a name, the module's docstring."""
     tree: ast.Module | ast.ClassDef | ast.FunctionDef = ast.parse((PACKAGE.parent / file).read_text(encoding="utf-8"))
     if not name:
-        return shown(ast.get_docstring(tree))
+        return docstring_to_markdown(ast.get_docstring(tree))
     for part in name.split("."):
         tree = next(node for node in tree.body if getattr(node, "name", "") == part)
     signature = "" if isinstance(tree, ast.ClassDef) else f"({ast.unparse(tree.args)})"
     signature = re.sub(r"^\(self(, )?", "(", signature)
     kind = "class" if isinstance(tree, ast.ClassDef) else "function"
     name = f"{Path(file).stem}.{name}" if "/reference/" in file else name  # fa2.forward and heads.forward
-    return f"````{{py:{kind}}} {name}{signature}\n{shown(ast.get_docstring(tree))}\n````"
+    return f"````{{py:{kind}}} {name}{signature}\n{docstring_to_markdown(ast.get_docstring(tree))}\n````"
 
 
-def shown(docstring: str) -> str:
+def docstring_to_markdown(docstring: str) -> str:
     """Return a docstring in Markdown: two columns become a table, and other indented text a code block."""
-    return "\n\n".join(table(part) or as_it_is(part) for part in docstring.split("\n\n"))
+    return "\n\n".join(two_columns_to_table(part) or keep_or_escape(part) for part in docstring.split("\n\n"))
 
 
-def as_it_is(paragraph: str) -> str:
+def keep_or_escape(paragraph: str) -> str:
     if re.search(r"^ |\S {2,}\S", paragraph, re.MULTILINE):
         return f"```text\n{paragraph}\n```"
-    return plain(paragraph)
+    return escape_markup(paragraph)
 
 
-def table(paragraph: str) -> str:
+def two_columns_to_table(paragraph: str) -> str:
     """Return a paragraph of two columns as a table, or "" if it is none. An indented line goes on with the last row."""
     rows: list[list[str]] = [] if paragraph.startswith(" ") else [["", ""]]  # if indented, its first line has the heads
     for line in textwrap.dedent(paragraph).splitlines():
@@ -55,10 +55,10 @@ def table(paragraph: str) -> str:
             rows[-1][1] += f" {line.strip()}"
         else:
             return ""
-    lines = [" | ".join(["", *map(plain, row), ""]).strip() for row in rows]
+    lines = [" | ".join(["", *map(escape_markup, row), ""]).strip() for row in rows]
     return "\n".join([lines[0], "| --- | --- |", *lines[1:]])
 
 
-def plain(words: str) -> str:
+def escape_markup(words: str) -> str:
     """Return text in which every character of markup is escaped, except code in backticks."""
     return re.sub(r"`[^`]+`|[*_$<\[|`]", lambda found: found[0] if found[0][1:] else f"\\{found[0]}", words)

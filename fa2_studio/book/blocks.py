@@ -41,7 +41,7 @@ MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
 MARKDOWN.use(dollarmath_plugin, renderer=lambda tex, how: mathml(tex, "block" if how["display_mode"] else "inline"))
 
 
-def rendered(text: str) -> str:
+def markdown_to_html(text: str) -> str:
     """Return Markdown as HTML that contains its pictures. Links become plain words, as a deck has no other files."""
 
     def inside(found: re.Match) -> str:
@@ -56,51 +56,52 @@ def rendered(text: str) -> str:
     return re.sub(r'src="(\.\./figures/[^"]+\.svg)"', inside, html)
 
 
-def html(text: str) -> tuple[str, ...]:
+def text_to_html_blocks(text: str) -> tuple[str, ...]:
     """Return all blocks of a Markdown text as HTML."""
-    return tuple(piece for part in blocks(text) for piece in shown(part))
+    return tuple(piece for part in split_markdown(text) for piece in block_to_html(part))
 
 
-def blocks(text: str) -> list[str]:
+def split_markdown(text: str) -> list[str]:
     """Return the paragraphs, lists, tables and listings of a Markdown text, which are what empty lines separate."""
     parts = [[part] if part.startswith("```") else re.split(r"\n\s*\n", part) for part in FENCE.split(text)]
     return [part.strip() for some in parts for part in some if part.strip()]
 
 
-def shown(part: str) -> list[str]:
+def block_to_html(part: str) -> list[str]:
     """Return a block of Markdown as HTML: in pieces if it is a listing, table or list that is higher than a slide."""
     if part.startswith("```"):
         code, _, printed = re.sub(r"\A.*\n|\n```(?=\n|\Z)", "", part).partition("\n\n```text\n")
-        return listing(lean(code, printed) if printed else code, part.startswith("```python"), printed)
+        return listing_to_html(shorten_cell(code, printed) if printed else code, part.startswith("```python"), printed)
     if part.startswith("|"):
-        return tables(part)
+        return table_to_html(part)
     if part.startswith(("- ", "1. ")):
         items = re.split(ITEM, part)
         return [
-            rendered("\n".join(some)) for some in split(items, [height(rendered(item)) - 0.4 for item in items], ROWS)
+            markdown_to_html("\n".join(some))
+            for some in split_by_height(items, [block_height(markdown_to_html(item)) - 0.4 for item in items], ROWS)
         ]
-    return [rendered(part)]
+    return [markdown_to_html(part)]
 
 
-def answered(answer: tuple[str, ...], options: str) -> tuple[str, ...]:
+def mark_right_option(answer: tuple[str, ...], options: str) -> tuple[str, ...]:
     """Return an answer, which begins with the right option in bold, below the options, of which this one is marked."""
     first, *rest = answer
     right = re.match(r"<p><strong>(.*?)\.?</strong>\s*", first, re.DOTALL)
-    texts = [plain(option) for option in re.findall(r"<li class=choice>(.*?)</li>", options, re.DOTALL)]
-    if not right or plain(right[1]) not in texts:
+    texts = [normalize_option(option) for option in re.findall(r"<li class=choice>(.*?)</li>", options, re.DOTALL)]
+    if not right or normalize_option(right[1]) not in texts:
         raise ValueError(f"answer: got {first[:80]!r}; it begins with one of {texts}")
-    n = texts.index(plain(right[1]))
+    n = texts.index(normalize_option(right[1]))
     before, *parts = options.split("<li class=choice>")
     marked = before + "".join(f'<li class="choice{" right" * (k == n)}">{part}' for k, part in enumerate(parts))
-    return (marked, *filter(plain, [first.replace(right[0], "<p>")]), *rest)
+    return (marked, *filter(normalize_option, [first.replace(right[0], "<p>")]), *rest)
 
 
-def plain(html: str) -> str:
+def normalize_option(html: str) -> str:
     """Return the words of an option, as questions and answers both have them."""
     return re.sub(r"<[^>]*>|\s|\.$", "", html.strip()).casefold()
 
 
-def tables(part: str) -> list[str]:
+def table_to_html(part: str) -> list[str]:
     """Return a table as HTML. If it is higher than a slide, it becomes several tables with the same head."""
     head, rule, *rows = part.split("\n")
     cells = [re.split(r"(?<!\\)\|", row.strip().strip("|")) for row in (head, *rows)]
@@ -112,14 +113,14 @@ def tables(part: str) -> list[str]:
     ]
     high = [0.95 * n + 0.2 for n in lines]
     size = dict(zip(rows, high[1:], strict=True))
-    parts = split(rows, high[1:], ROWS - high[0])
+    parts = split_by_height(rows, high[1:], ROWS - high[0])
     return [
-        sized(rendered("\n".join([head, rule, *some])), high[0] + sum(map(size.get, some)), sum(columns))
+        with_size(markdown_to_html("\n".join([head, rule, *some])), high[0] + sum(map(size.get, some)), sum(columns))
         for some in parts
     ]
 
 
-def split(
+def split_by_height(
     lines: list[str], heights: list[float], most: float, cost: Callable[[str, str], float] = lambda before, line: 0
 ) -> list:
     """Return the lines in parts of about the same height, none higher than `most`.
@@ -133,10 +134,10 @@ def split(
     least = max(0.6 * fair, sum(heights) - (number - 1) * most)  # so that the rest fits into number − 1 parts
     good = [k for k in range(1, len(lines)) if least <= sum(heights[:k]) <= most] or [1]
     at = min(good, key=lambda k: (cost(lines[k - 1], lines[k]), abs(sum(heights[:k]) - fair)))
-    return [lines[:at], *split(lines[at:], heights[at:], most, cost)]
+    return [lines[:at], *split_by_height(lines[at:], heights[at:], most, cost)]
 
 
-def about(names: list[str], text: str, most: int, *, last: bool) -> tuple[str, str]:
+def sentence_about(names: list[str], text: str, most: int, *, last: bool) -> tuple[str, str]:
     """Return the sentence of a paragraph with one of these names, and the one before if `most` allows; and the rest.
 
     With `last`, it is the last sentence, which announces printed output.
@@ -145,10 +146,14 @@ def about(names: list[str], text: str, most: int, *, last: bool) -> tuple[str, s
     named = (n for n, part in enumerate(parts) if any(f"`{name}`" in part for name in names))
     at = len(parts) - 1 if last else next(named, 0)
     start = at - (most > 60)
-    return (" ".join(parts[start : at + 1]), " ".join(parts[:start] + parts[at + 1 :])) if at else brief(text, most)
+    return (
+        (" ".join(parts[start : at + 1]), " ".join(parts[:start] + parts[at + 1 :]))
+        if at
+        else first_sentences(text, most)
+    )
 
 
-def brief(text: str, most: int) -> tuple[str, str]:
+def first_sentences(text: str, most: int) -> tuple[str, str]:
     """Return the first sentences of a paragraph, in total at least `most` letters, and the rest, for the notes."""
     first, *others = re.split(SENTENCE, text)
     while others and len(first) < most:
@@ -156,28 +161,28 @@ def brief(text: str, most: int) -> tuple[str, str]:
     return first, " ".join(others)
 
 
-def short_list(text: str) -> tuple[str, str]:
+def shorten_list(text: str) -> tuple[str, str]:
     """Return a long list with only the first sentences of each item, and the rest, for the notes.
 
     Any other block is returned whole.
     """
     if not text.startswith(("- ", "1. ")) or len(text) < 400:
         return text, ""
-    items = [brief(item, 45) for item in re.split(ITEM, text)]
+    items = [first_sentences(item, 45) for item in re.split(ITEM, text)]
     return "\n".join(first for first, _ in items), "\n\n".join(rest for _, rest in items if rest)
 
 
-def printing(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+def print_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """Yield the statements that only print."""
     for node in body:
-        inside = list(printing(node.body)) if isinstance(node, ast.For | ast.With) else []
+        inside = list(print_statements(node.body)) if isinstance(node, ast.For | ast.With) else []
         if inside and len(inside) < len(node.body):
             yield from inside
         elif inside or (isinstance(node, ast.Expr) and ast.unparse(node).startswith("print(")):
             yield node
 
 
-def is_alone(code: ast.Module) -> bool:
+def is_self_contained(code: ast.Module) -> bool:
     """Return whether a cell uses no names of other cells, so that it can be understood on its own slide."""
     nodes = list(ast.walk(code))
     names = [node for node in nodes if isinstance(node, ast.Name)]
@@ -186,14 +191,14 @@ def is_alone(code: ast.Module) -> bool:
     return own.issuperset({x.id for x in names} - {x.name for x in code.body if isinstance(x, DEFINITION)})
 
 
-def lean(code: str, printed: str = "") -> str:
+def shorten_cell(code: str, printed: str = "") -> str:
     """Return a cell for a slide: functions without their calls, long ones from their loop on, and no prints."""
     lines, tree = code.split("\n"), ast.parse(code)
     defined = [node for node in tree.body if isinstance(node, DEFINITION)]
     out = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    out += printing(tree.body) if printed else []
+    out += print_statements(tree.body) if printed else []
     gone = {n for node in out for n in range(node.lineno, node.end_lineno + 1)}
-    if len(lines) - len(gone) + printed.count("\n") > SHORT or not is_alone(tree) or not (printed or defined):
+    if len(lines) - len(gone) + printed.count("\n") > SHORT or not is_self_contained(tree) or not (printed or defined):
         kept = {n for x in defined for n in range(x.lineno - len(x.decorator_list), x.end_lineno + 1)}
         gone = {n for n in range(1, len(lines) + 1) if n not in kept and lines[n - 1].strip()}
     for node in defined if len(lines) - len(gone) > SHORT + 2 else []:
@@ -204,44 +209,48 @@ def lean(code: str, printed: str = "") -> str:
     return "\n".join(line for n, line in enumerate(lines, start=1) if n not in gone).strip("\n")
 
 
-def shorter(signature: re.Match) -> str:
+def shorten_signature(signature: re.Match) -> str:
     """Return a signature, without its annotations if it is long."""
     line = re.sub(r"(?<=\() |, (?=\))", "", re.sub(r"\s+", " ", signature[0]))
     return re.sub(r": [^,)=]+", "", line) if len(line) > NOTED else signature[0]
 
 
-def listing(code: str, python: bool = True, printed: str = "") -> list[str]:
+def listing_to_html(code: str, python: bool = True, printed: str = "") -> list[str]:
     """Return a listing and its output as HTML, in pieces of at most FULL lines. Long lines lose their comments."""
-    code = SIGNATURE.sub(shorter, code) if python else code
+    code = SIGNATURE.sub(shorten_signature, code) if python else code
     lines = re.sub(r"\n\n\n+", "\n\n", code.rstrip()).split("\n")
     tall = len(lines) > FULL
     kept = [re.sub(r"\s+# .*", "", line) if tall or len(line) > NOTED else line for line in lines]
     kept = [line for line, whole in zip(kept, lines, strict=True) if line or not whole]
-    ways = (folded(line, opened(kept[:n])) if python else in_words(line, SMALL) for n, line in enumerate(kept))
+    ways = (
+        wrap_code(line, open_brackets(kept[:n])) if python else wrap_words(line, SMALL) for n, line in enumerate(kept)
+    )
     short = list(chain(*ways))
-    output = list(chain(*(in_words(line, SMALL) for line in closer(printed).split("\n")))) if printed else []
-    pieces = [pre(part, python) for part in split(short, [1.0] * len(short), FULL, cost) if code]
+    output = list(chain(*(wrap_words(line, SMALL) for line in narrow_columns(printed).split("\n")))) if printed else []
+    pieces = [pre_html(part, python) for part in split_by_height(short, [1.0] * len(short), FULL, cut_cost) if code]
     return pieces + [
-        pre(part, python=False, kind=" class=printed") for part in split(output, [1.0] * len(output), FULL) if part
+        pre_html(part, python=False, kind=" class=printed")
+        for part in split_by_height(output, [1.0] * len(output), FULL)
+        if part
     ]
 
 
-def indent(line: str) -> int:
+def indentation(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def cost(before: str, line: str) -> int:
+def cut_cost(before: str, line: str) -> int:
     """Return how bad a cut of a listing between two lines is. Cuts at a small indentation are best."""
-    return indent(line) + 99 * (line.lstrip().startswith((")", "]", "}")) or before.lstrip().startswith("@"))
+    return indentation(line) + 99 * (line.lstrip().startswith((")", "]", "}")) or before.lstrip().startswith("@"))
 
 
-def opened(lines: list[str]) -> int:
+def open_brackets(lines: list[str]) -> int:
     """Return the number of brackets that are open after some lines of Python."""
     bare = STRING.sub("", "\n".join(lines))
     return sum(bare.count(bracket) for bracket in "([{") - sum(bare.count(bracket) for bracket in ")]}")
 
 
-def closer(printed: str) -> str:
+def narrow_columns(printed: str) -> str:
     """Return a printed table with at most two spaces between its columns."""
     printed = printed.rstrip()
     lines = [line.ljust(max(map(len, printed.split("\n")))) for line in printed.split("\n")]
@@ -250,13 +259,13 @@ def closer(printed: str) -> str:
     return "\n".join("".join(line[n] for n in kept).rstrip() for line in lines)
 
 
-def in_words(line: str, most: int = WIDE) -> list[str]:
+def wrap_words(line: str, most: int = WIDE) -> list[str]:
     """Return a line that is not Python, wrapped at spaces into lines of at most `most` letters."""
-    after = " " * (indent(line) + 4 * (most > WIDE))
+    after = " " * (indentation(line) + 4 * (most > WIDE))
     return wrap(line, most, subsequent_indent=after, break_on_hyphens=False, break_long_words=False) or [""]
 
 
-def folded(line: str, depth: int = 0) -> list[str]:
+def wrap_code(line: str, depth: int = 0) -> list[str]:
     """Return a line of Python in lines of at most WIDE letters, broken where the fewest brackets are open.
 
     `depth` is the number of brackets that the lines before have left open.
@@ -264,40 +273,40 @@ def folded(line: str, depth: int = 0) -> list[str]:
     if len(line) <= WIDE:
         return [line]
     if line.lstrip().startswith(('"""', "#")):
-        return in_words(line)
+        return wrap_words(line)
     bare = STRING.sub(lambda string: "x" * len(string[0]), line)
-    open_ = [depth + opened([bare[:k]]) for k in range(WIDE)]
-    least = max(indent(line) + 8, WIDE // 3)
+    open_ = [depth + open_brackets([bare[:k]]) for k in range(WIDE)]
+    least = max(indentation(line) + 8, WIDE // 3)
     places = [(open_[x.start()], -x.start()) for x in re.finditer(BREAK, bare) if least < x.start() < WIDE - 1]
     if places:
         at = -min(places)[1]
-        after = " " * (indent(line) + (8 if line.endswith(":") and not depth else 4 * (depth in (0, open_[at]))))
-        return [line[:at] + " \\" * (not open_[at]), *folded(after + line[at:].lstrip(), max(open_[at], 1))]
-    return in_words(line)
+        after = " " * (indentation(line) + (8 if line.endswith(":") and not depth else 4 * (depth in (0, open_[at]))))
+        return [line[:at] + " \\" * (not open_[at]), *wrap_code(after + line[at:].lstrip(), max(open_[at], 1))]
+    return wrap_words(line)
 
 
-def pre(lines: list[str], python: bool, kind: str = "") -> str:
+def pre_html(lines: list[str], python: bool, kind: str = "") -> str:
     text = "\n".join(lines).strip("\n")
     lines = text.split("\n")
     coloured = highlight(text, PythonLexer(stripnl=False), COLOURS).removesuffix("\n") if python else escape(text)
     letters = max(map(len, lines))
-    return sized(f"<pre{kind}>{coloured}</pre>", 0.86 * len(lines) * WIDE / max(letters, WIDE) + 0.8, letters)
+    return with_size(f"<pre{kind}>{coloured}</pre>", 0.86 * len(lines) * WIDE / max(letters, WIDE) + 0.8, letters)
 
 
-def sized(block: str, rows: float, letters: int) -> str:
+def with_size(block: str, rows: float, letters: int) -> str:
     """Return a listing or a table whose first tag has its height in rows of text and its width in letters."""
     return re.sub(r"(?<=^<pre)|(?<=^<table)", f" data-rows={rows:.1f} data-letters={letters}", block, count=1)
 
 
-def size(block: str) -> tuple[float, int] | None:
+def size_of(block: str) -> tuple[float, int] | None:
     """Return the height in rows and the width in letters of a listing or a table, and None for any other block."""
     found = re.match(r"<\w+ data-rows=([\d.]+) data-letters=(\d+)", block)
     return (float(found[1]), int(found[2])) if found else None
 
 
-def height(block: str, letters: int = LETTERS) -> float:
+def block_height(block: str, letters: int = LETTERS) -> float:
     """Return the estimated height of a block, in rows of text with this number of letters."""
-    if known := size(block):
+    if known := size_of(block):
         return known[0]
     lines = [re.sub(r"<[^>]*>\s*", "", line).strip() for line in re.split(r"</(?:p|li|tr)>", block)]
     boxes = 0.5 * block.count("class=choice") + 1.4 * block.count("<mtr")
@@ -314,7 +323,9 @@ def is_code(block: str) -> bool:
     return block.startswith("<pre") and "class=printed" not in block
 
 
-def in_column(words: tuple[str, ...]) -> bool:
+def fits_in_column(words: tuple[str, ...]) -> bool:
     """Return whether these blocks fit into half of a slide's width."""
-    narrow = all(size(block)[1] <= (COLUMN if "<table" in block else CODE_COLUMN) for block in words if size(block))
-    return narrow and sum(height(block, COLUMN) for block in words) <= ROWS
+    narrow = all(
+        size_of(block)[1] <= (COLUMN if "<table" in block else CODE_COLUMN) for block in words if size_of(block)
+    )
+    return narrow and sum(block_height(block, COLUMN) for block in words) <= ROWS

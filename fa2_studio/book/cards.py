@@ -95,13 +95,13 @@ CARDS = {  # chapter: what its picture shows, and its tiles
 }
 
 
-def svg(name: str) -> str:
+def card_svg(name: str) -> str:
     """Return the picture of a card."""
     alt, tiles = CARDS[name]
-    return style.svg(draw(tiles), alt)
+    return style.svg(draw_card(tiles), alt)
 
 
-def draw(rows: tuple[str, ...]) -> Figure:
+def draw_card(rows: tuple[str, ...]) -> Figure:
     """Return a card's picture with these tiles, as large as the card allows."""
     with matplotlib.rc_context(style.RC):
         figure = Figure(figsize=INCHES)
@@ -109,11 +109,11 @@ def draw(rows: tuple[str, ...]) -> Figure:
         style.bare(ax, (-0.05, len(rows[0]) + 0.05), (-0.05, len(rows) + 0.05), aspect="equal")
         for i, row in enumerate(rows):
             for j, mark in enumerate(row):
-                tile(ax, j, i, mark)
+                draw_tile(ax, j, i, mark)
         return figure
 
 
-def tile(ax: Axes, x: int, y: int, mark: str) -> None:
+def draw_tile(ax: Axes, x: int, y: int, mark: str) -> None:
     """Draw one tile of a card."""
     name = GRADIENTS.get(mark, mark.upper())
     if mark == "/":

@@ -1,6 +1,6 @@
 """Draw the climb as a moving picture: one bar goes through the speeds of all rungs, above a list of six jumps.
 
-`moving(**data())` takes every number from the record of the ladder.
+`climb_svg(**climb_data())` takes every number from the record of the ladder.
 """
 
 from html import escape
@@ -34,7 +34,7 @@ class Jump(NamedTuple):
         return self.after.full / self.before.full
 
 
-def data() -> dict:
+def climb_data() -> dict:
     """Return the speeds of all rungs and of the peer, the six jumps, and the name of the GPU."""
     drawn = climb.data()
     rungs, peer = drawn["rungs"], drawn["peer"]
@@ -55,16 +55,16 @@ MIDDLE, END_OF = ' text-anchor="middle"', ' text-anchor="end"'
 SOFT = 0.1  # the seconds that a fade takes
 
 
-def n(x: float) -> str:
+def format_number(x: float) -> str:
     """Return a number with at most two decimals, as short as possible."""
     return f"{x:.2f}".rstrip("0").rstrip(".").removeprefix("0") or "0"
 
 
-def text(x: float, y: float, words: str, kind: str, more: str = "") -> str:
-    return f'<text x="{n(x)}" y="{n(y)}" class="{kind}"{more}>{words}</text>'
+def svg_text(x: float, y: float, words: str, kind: str, more: str = "") -> str:
+    return f'<text x="{format_number(x)}" y="{format_number(y)}" class="{kind}"{more}>{words}</text>'
 
 
-class Film:
+class Animation:
     """Collect the keyframes of all elements that move, in a loop of `seconds`.
 
     The attributes of an element show its last frame, and only keyframes take it back to the start. Therefore, where
@@ -139,7 +139,7 @@ LOOKS = """
 """
 
 
-def times(rungs: list[RungSpeeds]) -> list[float]:
+def start_times(rungs: list[RungSpeeds]) -> list[float]:
     """Return the times at which each rung begins, and the end of the loop, in seconds."""
     at = [0.0, START]
     for rung in rungs[1:-1]:
@@ -147,35 +147,35 @@ def times(rungs: list[RungSpeeds]) -> list[float]:
     return [*at, at[-1] + END]
 
 
-def seconds() -> float:
+def loop_seconds() -> float:
     """Return the length of the loop."""
-    return times(data()["rungs"])[-1]
+    return start_times(climb_data()["rungs"])[-1]
 
 
 # The picture ----------------------------------------------------------------------------------------------------
 
 
-def moving(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[Jump], gpu: str) -> str:
+def climb_svg(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[Jump], gpu: str) -> str:
     """Return the moving picture as SVG. Where nothing moves, it shows the last rung and all jumps."""
-    at = times(rungs)
-    film, name = Film(at[-1]), peer[0]
+    at = start_times(rungs)
+    film, name = Animation(at[-1]), peer[0]
     shares = [rung.full / peer[1] for rung in rungs]
     come = dict(zip((rung.number for rung in rungs), at, strict=False))
     title = f"From {shares[0]:.0%} to {shares[-1]:.0%} of {name}'s speed"
     setting = f"One forward kernel, {len(rungs) - 1} changes. {gpu}, bf16, N = 4,096, d = 128, no mask"
     drawing = (
-        text(X, 58, title, "h")
-        + text(X, 94, setting, "q")
-        + text(X + FULL - 10, 127, name, "p", END_OF)
+        svg_text(X, 58, title, "h")
+        + svg_text(X, 94, setting, "q")
+        + svg_text(X + FULL - 10, 127, name, "p", END_OF)
         + f'<path class="e" d="M{X} {BAR_Y}h{WIDTH}v{BAR_H}h-{WIDTH}z"/>'
-        + bar(film, rungs, shares, at)
+        + bar_svg(film, rungs, shares, at)
         + f'<path class="w" d="M{X + FULL} {BAR_Y - 76}v{BAR_H + 86}"/>'
-        + numbers(film, shares, at)
-        + losses(film, shares, at)
-        + "".join(change(film, rungs, k, at) for k in range(len(rungs)))
-        + "".join(row(film, k, jump, come[jump.after.number], peer[1]) for k, jump in enumerate(jumps))
-        + text(X, H - 24, "fa2_lab", "p")
-        + text(X + WIDTH, H - 24, "FlashAttention-2, line by line", "q", END_OF)
+        + percentage_svg(film, shares, at)
+        + loss_arrows_svg(film, shares, at)
+        + "".join(change_line_svg(film, rungs, k, at) for k in range(len(rungs)))
+        + "".join(jump_row_svg(film, k, jump, come[jump.after.number], peer[1]) for k, jump in enumerate(jumps))
+        + svg_text(X, H - 24, "fa2_lab", "p")
+        + svg_text(X + WIDTH, H - 24, "FlashAttention-2, line by line", "q", END_OF)
     )
     words = "; ".join(f"{jump.words}: times {jump.factor:.2f}" for jump in jumps)
     alt = f"One bar, the speed of a forward kernel, goes through {len(rungs) - 1} changes; six jumps: {words}. "
@@ -184,7 +184,7 @@ def moving(rungs: list[RungSpeeds], peer: tuple[str, float, float], jumps: list[
     return film.svg(W, H, f"{title}, in {len(rungs) - 1} changes", escape(alt, quote=False), looks, drawing)
 
 
-def moves(places: list[str], at: list[float]) -> list[tuple]:
+def bar_keyframes(places: list[str], at: list[float]) -> list[tuple]:
     """Return keyframes for an element that moves with the bar. `places` has its style at each rung."""
     stops: list[tuple] = [(0, places[0])]
     for before, place, t in zip(places, places[1:], at[1:-1], strict=False):
@@ -192,7 +192,7 @@ def moves(places: list[str], at: list[float]) -> list[tuple]:
     return [*stops, (at[-1], places[-1])]
 
 
-def bar(film: Film, rungs: list[RungSpeeds], shares: list[float], at: list[float]) -> str:
+def bar_svg(film: Animation, rungs: list[RungSpeeds], shares: list[float], at: list[float]) -> str:
     """Return the bar, in which each part has the look of the change that reached it first.
 
     The first rung's part is grey and has its percentage. The part of a jump has the jump's number, and the parts of all
@@ -205,63 +205,66 @@ def bar(film: Film, rungs: list[RungSpeeds], shares: list[float], at: list[float
             continue
         left, wide, jump = FULL * best, FULL * (share - best), rung.number in JUMPS
         kind = "o" if jump else "r" if best else "b"
-        parts += f'<path class="{kind} t" d="M{n(left)} 0h{n(wide)}v{BAR_H}h-{n(wide)}z"/>'
+        x, w = format_number(left), format_number(wide)
+        parts += f'<path class="{kind} t" d="M{x} 0h{w}v{BAR_H}h-{w}z"/>'
         words = f"{jumps.index(rung.number) + 1}" if jump else "" if best else f"{share:.0%}"
-        parts += text(left + wide / 2, BAR_H / 2 + 8, words, "d", MIDDLE) if words else ""
+        parts += svg_text(left + wide / 2, BAR_H / 2 + 8, words, "d", MIDDLE) if words else ""
         best = share
-    play = film.play("b", moves([f"transform:translateX({FULL * (share - shares[-1]):.1f}px)" for share in shares], at))
-    cover = f'<path class="e" d="M{n(FULL * shares[-1])} 0h{WIDTH}v{BAR_H}h-{WIDTH}z"{play}/>'
+    play = film.play(
+        "b", bar_keyframes([f"transform:translateX({FULL * (share - shares[-1]):.1f}px)" for share in shares], at)
+    )
+    cover = f'<path class="e" d="M{format_number(FULL * shares[-1])} 0h{WIDTH}v{BAR_H}h-{WIDTH}z"{play}/>'
     return f'<svg x="{X}" y="{BAR_Y}" width="{WIDTH}" height="{BAR_H}">{parts}{cover}</svg>'
 
 
-def losses(film: Film, shares: list[float], at: list[float]) -> str:
+def loss_arrows_svg(film: Animation, shares: list[float], at: list[float]) -> str:
     """Return an arrow below the bar for each change that loses speed, and the last frame's line, which names them."""
     lost = [k for k in range(1, len(shares)) if shares[k - 1] - shares[k] > LOST]
     arrows = ""
     for nth, k in enumerate(lost):
         y, tip, start = BAR_Y + BAR_H + 14 + 12 * (nth % 2), *(X + FULL * shares[j] for j in (k, k - 1))
-        d = f"M{n(start)} {y - 5}v10m0-5H{n(tip)}m9-6l-9 6l9 6"
+        d = f"M{format_number(start)} {y - 5}v10m0-5H{format_number(tip)}m9-6l-9 6l9 6"
         arrows += f'<path class="a" d="{d}"{film.shown(f"a{k}", at[k])}/>'
     words = f"Arrows: changes {', '.join(map(str, lost[:-1]))} and {lost[-1]} lose speed, and later ones win it back."
-    return arrows + text(X, 289, words, "q", film.cut("e", at[-2] + 0.9, b=None))
+    return arrows + svg_text(X, 289, words, "q", film.cut("e", at[-2] + 0.9, b=None))
 
 
-def numbers(film: Film, shares: list[float], at: list[float]) -> str:
+def percentage_svg(film: Animation, shares: list[float], at: list[float]) -> str:
     """Return each rung's speed as a percentage of the peer's. It is above the end of the bar and moves with it.
 
     From the peer's speed on, it is on the right of the line.
     """
     ends = [X + (FULL + 140 if share > 1 else np.clip(FULL * share, 80, FULL - 10)) for share in shares]
-    play = film.play("m", moves([f"transform:translateX({end - ends[-1]:.1f}px)" for end in ends], at))
+    play = film.play("m", bar_keyframes([f"transform:translateX({end - ends[-1]:.1f}px)" for end in ends], at))
     shown = "".join(
-        text(ends[-1], BAR_Y - 12, f"{share:.0%}", "big", END_OF + film.cut(f"n{k}", *turn(k, at)))
+        svg_text(ends[-1], BAR_Y - 12, f"{share:.0%}", "big", END_OF + film.cut(f"n{k}", *shown_between(k, at)))
         for k, share in enumerate(shares)
     )
     return f"<g{play}>{shown}</g>"
 
 
-def turn(k: int, at: list[float]) -> tuple[float, float | None]:
+def shown_between(k: int, at: list[float]) -> tuple[float, float | None]:
     """Return the times between which the words of rung k are shown. They change in the middle of the bar's move."""
     return at[k] + MOVE / 2 if k else 0, None if k == len(at) - 2 else at[k + 1] + MOVE / 2
 
 
-def change(film: Film, rungs: list[RungSpeeds], k: int, at: list[float]) -> str:
+def change_line_svg(film: Animation, rungs: list[RungSpeeds], k: int, at: list[float]) -> str:
     """Return the line below the bar that describes the change of rung k while this rung is shown."""
     before = f"change {k - 1}" if k > 1 else "standard attention"
     factor = f"× {rungs[k].full / rungs[k - 1].full:.2f} over {before}"
     words = f"Change {k}, {rungs[k].name}: {factor}" if k else "Standard attention"
-    begin, until = turn(k, at)
-    return text(X, 289, words, "q", film.cut(f"c{k}", begin, until or at[k] + 0.9))
+    begin, until = shown_between(k, at)
+    return svg_text(X, 289, words, "q", film.cut(f"c{k}", begin, until or at[k] + 0.9))
 
 
-def row(film: Film, k: int, jump: Jump, t: float, peer: float) -> str:
+def jump_row_svg(film: Animation, k: int, jump: Jump, t: float, peer: float) -> str:
     """Return the row of a jump, which is grey until time t. It has the jump's factor, description and both speeds."""
     y, t = ROW_Y + k * ROW_H, t + MOVE / 2
     ground = f'<rect x="{X - 12}" y="{y}" width="{WIDTH + 24}" height="{ROW_H}" rx="8" class="e"'
     return f"{ground}{film.shown(f'l{k}', t, t + JUMP + 0.15)}/><g{film.lit(f'r{k}', t)}>" + (
-        f'<circle cx="{X + 17}" cy="{y + 21}" r="17" class="o"/>{text(X + 17, y + 29, str(k + 1), "d", MIDDLE)}'
-        + text(X + 52, y + 31, f"× {jump.factor:.2f}", "f")
-        + text(X + 184, y + 30, jump.words, "s")
-        + text(X + WIDTH, y + 30, f"{jump.before.full / peer:.0%} → {jump.after.full / peer:.0%}", "q", END_OF)
+        f'<circle cx="{X + 17}" cy="{y + 21}" r="17" class="o"/>{svg_text(X + 17, y + 29, str(k + 1), "d", MIDDLE)}'
+        + svg_text(X + 52, y + 31, f"× {jump.factor:.2f}", "f")
+        + svg_text(X + 184, y + 30, jump.words, "s")
+        + svg_text(X + WIDTH, y + 30, f"{jump.before.full / peer:.0%} → {jump.after.full / peer:.0%}", "q", END_OF)
         + "</g>"
     )

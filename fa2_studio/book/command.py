@@ -33,20 +33,20 @@ def main(argv: list[str]) -> int:
         check_extra("--slides")
         from fa2_studio.book import slides
 
-        print(f"open {slides.write(options.slides)[0]}")
+        print(f"open {slides.write_decks(options.slides)[0]}")
         return 0
     if options.html:
         check_extra("--html")
-        from fa2_studio.book.site import render
+        from fa2_studio.book.site import render_site
 
-        print(f"open {render(options.folder)}")
+        print(f"open {render_site(options.folder)}")
         return 0
     if options.colab:
         reach.write_for_colab(options.colab)
         return 0
     from fa2_studio.book import run
 
-    chapters = chosen(options.chapters)
+    chapters = chosen_chapters(options.chapters)
     if options.pictures:
         print(*run.draw_again(chapters), sep="\n")
         return 0
@@ -67,7 +67,7 @@ def check_extra(what: str) -> None:
         raise ValueError(f"book {what} needs {', '.join(missing)}, which is not installed: pip install -e '.[site]'")
 
 
-def chosen(names: list[str]) -> list[Chapter]:
+def chosen_chapters(names: list[str]) -> list[Chapter]:
     """Return the chapters with these names or numbers, or all chapters if none is named."""
     known = written()
     for name in names:

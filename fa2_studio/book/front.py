@@ -32,7 +32,7 @@ POSTERS = {"poster_forward": "Algorithm 1, forward", "poster_backward": "Algorit
 SHEET = "One sheet of A1, as PDF"
 
 
-def index(assignments: list[str], toctrees: list[str], licence: str, address: str) -> str:
+def front_page(assignments: list[str], toctrees: list[str], licence: str, address: str) -> str:
     """Return the page in Markdown, most of which is HTML. A link's preview needs the site's own `address`."""
     data = climb.data()
     peer, full, _ = data["peer"]
@@ -44,20 +44,20 @@ def index(assignments: list[str], toctrees: list[str], licence: str, address: st
     parts = [
         META.format(title=title, address=address),
         "# FlashAttention-2, line by line",
-        block("hero", picture("hero", description("hero"))),
+        html_block("hero", picture_html("hero", picture_description("hero"))),
         f"**{SENTENCE}** {claim} Every step was run, and every result was checked against plain attention in float64.",
-        block("ways", *(way(name, target, words, assignments) for name, target, words in WAYS)),
+        html_block("ways", *(way_in_html(name, target, words, assignments) for name, target, words in WAYS)),
         LOOK_UP,
         "## Results",
         "\n".join(page.front_page_summary()),
         "## The climb",
         "Step through the changes. The numbers below the bars mark the six largest jumps, and an empty bar is a "
         "change that loses speed.",
-        framed("climb", "brief", wide=False),
+        figure_frame("climb", "brief", wide=False),
         "\n".join(ladder.markdown(ladder.load(ladder.SUITE))),
-        *(part(name, numbers) for name, numbers in PARTS.items()),
+        *(part_html(name, numbers) for name, numbers in PARTS.items()),
         "## Posters",
-        block("cards", *(poster(name, words) for name, words in POSTERS.items())),
+        html_block("cards", *(poster_html(name, words) for name, words in POSTERS.items())),
         f"## Licence\n\n{licence}",
         *toctrees,
     ]
@@ -75,23 +75,23 @@ myst:
 ---"""
 
 
-def picture(name: str, alt: str, kind: str = "") -> str:
+def picture_html(name: str, alt: str, kind: str = "") -> str:
     """Return a picture with its version for phones. The files themselves adapt to dark pages."""
     phone = f'<source media="(max-width: 600px)" srcset="figures/{PHONE}/{name}.svg">'
     return f'<picture class="{kind}">{phone}<img src="figures/{name}.svg" alt="{escape(alt)}"></picture>'
 
 
-def description(name: str) -> str:
+def picture_description(name: str) -> str:
     """Return the description inside a picture of figures/."""
     return ElementTree.parse(FIGURES / f"{name}.svg").findtext("{http://www.w3.org/2000/svg}desc", "")
 
 
-def framed(name: str, ask: str = "", wide: bool = True) -> str:
+def figure_frame(name: str, ask: str = "", wide: bool = True) -> str:
     """Return an interactive figure in a frame, with its still for print and for browsers without scripts.
 
     With `wide=False`, a wide figure also stays in the column of text.
     """
-    still = picture(live.STILLS[name], live.page_texts(name)[1], "still")
+    still = picture_html(live.STILLS[name], live.page_texts(name)[1], "still")
     title, sentence, _ = map(escape, live.page_texts(name))
     address = escape(f"figures/live/{name}.html{'?' * bool(ask)}{ask}")
     frame = f'<iframe src="{address}" title="{title}" loading="lazy"></iframe>'
@@ -100,40 +100,40 @@ def framed(name: str, ask: str = "", wide: bool = True) -> str:
     return f'<figure class="{kind}">{frame}{still}<figcaption>{sentence} {own}</figcaption></figure>'
 
 
-def block(name: str, *inside: str) -> str:
+def html_block(name: str, *inside: str) -> str:
     """Return HTML that Markdown leaves alone, without empty lines or indentation."""
     return f'<div class="{name}">\n' + "\n".join(inside) + "\n</div>"
 
 
-def way(name: str, target: str, words: str, assignments: list[str]) -> str:
+def way_in_html(name: str, target: str, words: str, assignments: list[str]) -> str:
     address = target.format(first=assignments[0].split("/")[-1] if assignments else "")
     return f'<a href="{address}"><b>{name}</b><span>{words}</span></a>'
 
 
-def part(title: str, numbers: str) -> str:
+def part_html(title: str, numbers: str) -> str:
     """Return a part of the book, with a card for each chapter."""
     chapters = [chapter for chapter in written() if chapter.number in numbers.split()]
-    return f"## {title}\n\n{block('cards', *map(card, chapters))}" if chapters else ""
+    return f"## {title}\n\n{html_block('cards', *map(card_html, chapters))}" if chapters else ""
 
 
-def write_small(folder: Path) -> None:
+def write_card_pictures(folder: Path) -> None:
     """Write the pictures of all cards."""
     folder.mkdir(exist_ok=True)
     for name in CARDS:
-        files.write(folder / f"{name}.svg", cards.svg(name))
+        files.write(folder / f"{name}.svg", cards.card_svg(name))
 
 
-def card(chapter: Chapter) -> str:
+def card_html(chapter: Chapter) -> str:
     title = escape(chapter.title).replace("FlashAttention-", f"FlashAttention-{WORD_JOINER}")
     image = f'<img src="figures/{SMALL}/{chapter.name}.svg" alt="{escape(CARDS[chapter.name][0])}">'
-    return linked(image, f"{chapter.name}.html", f"{chapter.number} · {title}", escape(chapter.question))
+    return link_card_html(image, f"{chapter.name}.html", f"{chapter.number} · {title}", escape(chapter.question))
 
 
-def poster(name: str, title: str) -> str:
+def poster_html(name: str, title: str) -> str:
     image = f'<img src="figures/{name}.svg" alt="The upper part of the poster" class="top">'
-    return linked(image, f"figures/{name}.pdf", title, SHEET)
+    return link_card_html(image, f"figures/{name}.pdf", title, SHEET)
 
 
-def linked(image: str, address: str, title: str, words: str) -> str:
+def link_card_html(image: str, address: str, title: str, words: str) -> str:
     """Return a card, which is a link with a picture."""
     return f'<a href="{address}"><i>{image}</i><b>{title}</b><span>{words}</span></a>'

@@ -11,13 +11,13 @@ from fa2_studio.book.climb_loop import JUMPS
 from fa2_studio.book.hopper import marked
 
 
-def script() -> str:
+def data_script() -> str:
     """Return the text of figures/live/data.js."""
-    text = json.dumps(data(), ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
+    text = json.dumps(playground_and_climb(), ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
     return f"window.LIVE = {text};\n"
 
 
-def measured() -> str:
+def measured_script() -> str:
     """Return the text of figures/live/measured.js: the measured milliseconds of one pass and of two passes over dQ,
     without a mask and with a causal one, and the setting.
     """
@@ -31,18 +31,18 @@ def measured() -> str:
     return f"window.MEASURED = {json.dumps(times | dict(made=made))};\n"
 
 
-def data() -> dict:
+def playground_and_climb() -> dict:
     """Return the GPUs for the playground, and the rungs for the climb."""
     names = [field.name for field in fields(chips.Chip) if field.name not in ("compute_capability", "name")]
     gpus = {chip.name: {name: getattr(chip, name) for name in names} for chip in chips.CHIPS.values()}
-    return dict(chips=gpus, climb=climb())
+    return dict(chips=gpus, climb=climb_data())
 
 
 SHAPES = {"full128": (False, 128), "causal128": (True, 128), "full64": (False, 64), "causal64": (True, 64)}
 PEERS = {"FlashAttention-3": "FlashAttention-3", "cuDNN": "cuDNN", "triton_tutorial": "Triton tutorial"}
 
 
-def climb() -> dict:
+def climb_data() -> dict:
     """Return each rung of the record: its reason, prediction and speed, its counters beside those of the rung before,
     and its change in code.
     """
@@ -54,22 +54,24 @@ def climb() -> dict:
     rungs = []
     for before, name in zip([None, *timed], timed, strict=False):
         title, sentence = ladder.change(name)
-        whole = difference(before, name) if before else first_kernel(name)
+        whole = diff_lines(before, name) if before else first_kernel(name)
         rungs.append(
-            dict(n=name[1:3], file=f"{name}.py", name=title, says=sentence, rate=rates(speeds, name))
-            | dict(waited=limit(counters.get(before)) if before else "", **because(record, before, name))
-            | dict(counters=beside(counters.get(before, {}), counters.get(name, {})))
-            | dict(diff=excerpt(whole), whole=whole, changes=JUMPS[name[1:3]][0] if name[1:3] in JUMPS else 0)
+            dict(n=name[1:3], file=f"{name}.py", name=title, says=sentence, rate=speeds_of_rung(speeds, name))
+            | dict(
+                waited=limit_sentence(counters.get(before)) if before else "", **explain_change(record, before, name)
+            )
+            | dict(counters=changed_counters(counters.get(before, {}), counters.get(name, {})))
+            | dict(diff=diff_excerpt(whole), whole=whole, changes=JUMPS[name[1:3]][0] if name[1:3] in JUMPS else 0)
             | {words: sum(line[0] == mark for line in whole) for words, mark in (("plus", "+"), ("minus", "-"))}
         )
-    peers = [dict(name=PEERS[p], rate=rates(speeds, p)) for p in PEERS if all(p in speeds[s] for s in SHAPES)]
+    peers = [dict(name=PEERS[p], rate=speeds_of_rung(speeds, p)) for p in PEERS if all(p in speeds[s] for s in SHAPES)]
     machine = record.machine
     versions = f"torch {machine['torch'].split('+')[0]}, Triton {machine['triton']}"
     made = f"{machine['gpu']}, bf16, forward, 16,384 tokens, N = {reasons.N:,}; {versions}"
     return dict(made=made, rungs=rungs, peers=peers)
 
 
-def because(record: Record, before: str | None, name: str) -> dict:
+def explain_change(record: Record, before: str | None, name: str) -> dict:
     """Return what limited the rung before, what the change removes, why it should help, and what was predicted."""
     reason = reasons.reason(name)
     if before is None:
@@ -78,11 +80,11 @@ def because(record: Record, before: str | None, name: str) -> dict:
     predicted = {shape: step.prediction for shape, step in steps.items() if step.predicted is not None}
     missed = {shape: reason.missed for shape, step in steps.items() if step.misses}
     words = {name: getattr(reason, name) for name in ("cause", "limit", "removes", "why")}
-    compiled = {shape: in_words(before, name, *of) for shape, of in SHAPES.items()}
+    compiled = {shape: compare_compiled(before, name, *of) for shape, of in SHAPES.items()}
     return words | dict(predicted=predicted, missed=missed, compiled=compiled)
 
 
-def in_words(before: str, name: str, causal: bool, d: int) -> str:
+def compare_compiled(before: str, name: str, causal: bool, d: int) -> str:
     """Return a sentence that compares two compiled rungs: programs per SM, registers and instructions per tile."""
     old, new = (reasons.facts().get((rung, causal, d)) for rung in (before, name))
     if old is None or new is None:
@@ -91,7 +93,7 @@ def in_words(before: str, name: str, causal: bool, d: int) -> str:
     return f"Compiled: {', '.join(f'{words[x]} {old[x]} → {new[x]}' for x in words)}."
 
 
-def rates(speeds: dict, name: str) -> dict[str, float]:
+def speeds_of_rung(speeds: dict, name: str) -> dict[str, float]:
     return {shape: round(values[name], 2) for shape, values in speeds.items()}
 
 
@@ -117,7 +119,7 @@ COUNTERS = {  # name in the record: name on the page, divisor, unit, decimals
 }
 
 
-def beside(before: dict[str, float], now: dict[str, float]) -> list[list]:
+def changed_counters(before: dict[str, float], now: dict[str, float]) -> list[list]:
     """Return the two counters that changed most, then the time in which tensor cores are at work.
 
     Each row is [name, value before, value now, unit, decimals].
@@ -151,7 +153,7 @@ STALLS = {
 }
 
 
-def limit(values: dict[str, float] | None) -> str:
+def limit_sentence(values: dict[str, float] | None) -> str:
     """Return a sentence on what limited a rung: how busy the tensor cores were, and what its warps waited for most."""
     stalls = {name.removeprefix("stall: "): x for name, x in (values or {}).items() if name.startswith("stall: ")}
     if not stalls:
@@ -166,7 +168,7 @@ def limit(values: dict[str, float] | None) -> str:
 LINES = 14  # the most lines of a difference that are shown at once
 
 
-def difference(before: str, name: str) -> list[str]:
+def diff_lines(before: str, name: str) -> list[str]:
     """Return the lines that differ between two rungs, each after its mark: +, − or a blank.
 
     "…" stands for longer stretches of equal lines. A line with only a new comment counts as equal.
@@ -182,7 +184,7 @@ def first_kernel(name: str) -> list[str]:
     return [f"+{line}" for line in lines[start - 1 : start + LINES - 1]]
 
 
-def excerpt(lines: list[str]) -> list[str]:
+def diff_excerpt(lines: list[str]) -> list[str]:
     """Return at most LINES lines of a difference, beginning at the part that contains most new code."""
     starts = [0, *(n + 1 for n, line in enumerate(lines) if line == "…")]
     best = max(starts, key=lambda n: sum(map(is_new_code, lines[n : n + LINES])))

@@ -8,7 +8,7 @@ from itertools import pairwise
 from fa2_lab.plots.style import SOURCE, headline_of
 from fa2_lab.tools.figures import PHONE, caption
 from fa2_studio.book import front
-from fa2_studio.book.site import FIGURES, drawn
+from fa2_studio.book.site import FIGURES, figures_by_description
 
 BROAD, HALF, ROOM = 1208, 600, 590  # a picture's room in pixels: width of a slide, half of it, height
 READ, BESIDE, LARGE = 18, 17, 19  # letters in pixels: the smallest readable ones alone, or beside text, and large ones
@@ -22,14 +22,14 @@ HEADLINE = re.compile(r'<text style="font-weight: 700; font-size: 12px[^>]*?(?:y
 TICK = re.compile(r'<text[^>]* y="([\d.]+)">([\d,]+)</text>')
 
 
-def as_svg(still: str) -> str:
+def static_svg(still: str) -> str:
     """Return the static figure of an interactive one for the handout, without the card that it has in a notebook."""
     shown = re.search(r'<img alt="([^"]*)"[^>]*>', still)
-    name = shown and drawn().get(unescape(shown[1]))
-    return still.replace(shown[0], paper(name)) if name else still
+    name = shown and figures_by_description().get(unescape(shown[1]))
+    return still.replace(shown[0], print_svg(name)) if name else still
 
 
-def edition(name: str, folder: str = "") -> str:
+def figure_svg(name: str, folder: str = "") -> str:
     """Return a picture of figures/ as SVG: the edition for a page, or with a folder, the one for a phone.
 
     The line with its source is left out, because it would be too small on a slide.
@@ -45,21 +45,21 @@ def shorter(view: re.Match) -> str:
     return f'height="{high / 0.75:g}" viewBox="0 0 {view[1]} {high:g}"'
 
 
-def data(svg: str) -> str:
+def data_url(svg: str) -> str:
     return f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}"
 
 
-def image(svg: str, name: str, kind: str = "") -> str:
+def image_html(svg: str, name: str, kind: str = "") -> str:
     """Return a picture, or a part of it, as an HTML image with the picture's description."""
-    return f'<img{kind} alt="{escape(front.description(name))}" src="{data(svg)}">'
+    return f'<img{kind} alt="{escape(front.picture_description(name))}" src="{data_url(svg)}">'
 
 
-def message(name: str) -> str:
+def figure_headline(name: str) -> str:
     """Return the headline of a picture, which is the first sentence of its caption."""
     return headline_of(caption(FIGURES / f"{name}.svg"))
 
 
-def headless(svg: str, *, panel: bool = False) -> str:
+def without_headline(svg: str, *, panel: bool = False) -> str:
     """Return a picture, or its first part, without the headline, which is the title of its slide.
 
     A `panel` begins at its own title, as the panel beside it does.
@@ -75,53 +75,53 @@ def headless(svg: str, *, panel: bool = False) -> str:
     return f'{begin}<g transform="translate(0 -{top:g})">{svg[start:stop]}</g>{svg[stop:]}'
 
 
-def paper(name: str) -> str:
+def print_svg(name: str) -> str:
     """Return a picture for the handout: the whole edition for a page, without dark colours, at the end if it moves."""
-    light = re.sub(r"<style>@media.*?</style>", "", edition(name), count=1, flags=re.DOTALL)
+    light = re.sub(r"<style>@media.*?</style>", "", figure_svg(name), count=1, flags=re.DOTALL)
     still = light.replace("@media print{*{animation:none!important}}", "*{animation:none!important}")
-    return image(still, name, " class=paper")
+    return image_html(still, name, " class=paper")
 
 
-def parts(name: str) -> list[str]:
+def parts_of_figure(name: str) -> list[str]:
     """Return a picture in as few parts as possible such that its letters are readable on a slide.
 
     The edition for a page, without its headline, is preferred, unless it needs more parts than the edition for a phone.
     """
-    page, phone = edition(name), edition(name, PHONE)
-    some = [in_parts(svg, titles, most) for svg in (page, phone) for titles in TITLES for most in (2.8, 2, 1.4, 1)]
-    some = [[headless(part) for part in way] for way in [[page], *some]]
-    read = [way for way in [some[0], [headless(phone)], *some[1:]] if letters(way) >= READ]
+    page, phone = figure_svg(name), figure_svg(name, PHONE)
+    some = [split_panels(svg, titles, most) for svg in (page, phone) for titles in TITLES for most in (2.8, 2, 1.4, 1)]
+    some = [[without_headline(part) for part in way] for way in [[page], *some]]
+    read = [way for way in [some[0], [without_headline(phone)], *some[1:]] if letter_size(way) >= READ]
     return min(read or some, key=len)
 
 
-def pages(name: str) -> list[list[str]]:
+def pages_of_figure(name: str) -> list[list[str]]:
     """Return the pictures of each slide: one, or the panels of the edition for a phone, in two columns."""
-    some = [headless(part, panel=True) for part in in_parts(edition(name, PHONE), TITLES[0], 0.2)]
-    alone = parts(name)
-    together = is_tall(name) or (len(alone) > 1 and columns(some) >= LARGE)
+    some = [without_headline(part, panel=True) for part in split_panels(figure_svg(name, PHONE), TITLES[0], 0.2)]
+    alone = parts_of_figure(name)
+    together = is_tall(name) or (len(alone) > 1 and letter_size_in_columns(some) >= LARGE)
     return [some] if len(some) > 1 and together else [[part] for part in alone]
 
 
-def columns(shown: list[str]) -> float:
+def letter_size_in_columns(shown: list[str]) -> float:
     """Return the size in pixels of the smallest letters of panels in two columns, below a headline of two lines."""
     sizes = [[float(side) for side in SIZE.search(svg).groups()] for svg in shown]
     rows = [max(high for _, high in sizes[n : n + 2]) for n in range(0, len(sizes), 2)]
     return 13 * min(HALF / max(wide for wide, _ in sizes), (ROOM - 40) / sum(rows))
 
 
-def in_columns(shown: list[str], name: str) -> str:
+def columns_html(shown: list[str], name: str) -> str:
     """Return one picture, or panels in two columns that are as narrow as their common height requires."""
     widest = max(float(SIZE.search(svg)[1]) for svg in shown)
-    width = f' style="width: {columns(shown) * widest / 13 / HALF:.0%}"' if len(shown) > 1 else ""
-    return "".join(image(svg, name, width) for svg in shown)
+    width = f' style="width: {letter_size_in_columns(shown) * widest / 13 / HALF:.0%}"' if len(shown) > 1 else ""
+    return "".join(image_html(svg, name, width) for svg in shown)
 
 
 def is_tall(name: str) -> bool:
     """Return whether a slide shows the edition for a phone, which leaves room for text beside it."""
-    return bool(name) and parts(name) == [headless(edition(name, PHONE))]
+    return bool(name) and parts_of_figure(name) == [without_headline(figure_svg(name, PHONE))]
 
 
-def letters(shown: list[str], across: float = BROAD, down: float = ROOM) -> float:
+def letter_size(shown: list[str], across: float = BROAD, down: float = ROOM) -> float:
     """Return the size in pixels of the smallest letters of pictures on a slide of 1280 × 720.
 
     In the pictures themselves, the smallest letters have 13 pixels.
@@ -130,7 +130,7 @@ def letters(shown: list[str], across: float = BROAD, down: float = ROOM) -> floa
     return min(13 * min(across / wide, down / high) for wide, high in sizes)
 
 
-def in_parts(svg: str, titles: re.Pattern, most: float) -> list[str]:
+def split_panels(svg: str, titles: re.Pattern, most: float) -> list[str]:
     """Return a picture in parts of one or more panels. Scaled to a slide's width, each is about `most` slides high.
 
     What is above the first group of rows, such as the axis, is repeated above each part.
@@ -144,10 +144,10 @@ def in_parts(svg: str, titles: re.Pattern, most: float) -> list[str]:
         if after - tops[-1] > most and end - tops[-1] > most / 4 and high - end > most / 3:
             tops.append(end)
     spans = list(pairwise([*tops, high]))
-    return [piece(svg, a, b, top) for a, b in spans] if len(spans) > 1 else [svg]
+    return [cut_panel(svg, a, b, top) for a, b in spans] if len(spans) > 1 else [svg]
 
 
-def piece(page: str, top: float, end: float, head: float) -> str:
+def cut_panel(page: str, top: float, end: float, head: float) -> str:
     """Return the part of a picture from `top` to `end`, below the picture's first `head` units.
 
     If the part has no axis of its own, the axis at the picture's foot is repeated below it.

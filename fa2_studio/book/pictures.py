@@ -21,7 +21,7 @@ from PIL.PngImagePlugin import PngInfo
 from fa2_lab.plots import live
 from fa2_lab.tools.files import ROOT, write
 from fa2_studio.book import climb_loop, live_data
-from fa2_studio.book.climb_loop import H, W, text
+from fa2_studio.book.climb_loop import H, W, svg_text
 
 LOOP, CARD = "climb_loop", "card"
 CHROMIUM = "--headless --no-sandbox --disable-gpu --hide-scrollbars --force-device-scale-factor=1"
@@ -43,13 +43,13 @@ LOOKS = """
 """
 
 
-def files() -> dict[str, str]:
+def generated_files() -> dict[str, str]:
     """Return {path in figures/: content} of the moving climb and of the data."""
-    data = {"live/data.js": live_data.script(), "live/measured.js": live_data.measured()}
-    return {f"{LOOP}.svg": climb_loop.moving(**climb_loop.data())} | data
+    data = {"live/data.js": live_data.data_script(), "live/measured.js": live_data.measured_script()}
+    return {f"{LOOP}.svg": climb_loop.climb_svg(**climb_loop.climb_data())} | data
 
 
-def frames(browser: str, svg: str, times: list[float]) -> list[Image.Image]:
+def render_frames(browser: str, svg: str, times: list[float]) -> list[Image.Image]:
     """Return the frames of a moving picture at these times in seconds.
 
     Chromium draws all frames on one page, one below the other.
@@ -68,31 +68,31 @@ def frames(browser: str, svg: str, times: list[float]) -> list[Image.Image]:
     return [sheet.crop((0, k * H, W, (k + 1) * H)) for k in range(len(times))]
 
 
-def card() -> str:
+def preview_card() -> str:
     """Return the card of the book as SVG: its title, the squares of README's moving picture, and three facts."""
-    drawn, hero = climb_loop.data(), (ROOT / "figures" / "hero.svg").read_text(encoding="utf-8")
+    drawn, hero = climb_loop.climb_data(), (ROOT / "figures" / "hero.svg").read_text(encoding="utf-8")
     first, last = (f"{drawn['rungs'][k].full / drawn['peer'][1]:.0%}" for k in (0, -1))
     still = re.sub("<svg [^>]*>", SQUARES, hero, count=1).replace("</style>", "*{animation:none!important}</style>", 1)
     picture = base64.b64encode(still.encode()).decode()
     lines = [line.format(first=first, last=last, peer=drawn["peer"][0]) for line in FACTS]
-    facts = [text(712, 226 + 40 * k + 22 * (k // 2), line, "s" if k % 2 else "p") for k, line in enumerate(lines)]
+    facts = [svg_text(712, 226 + 40 * k + 22 * (k // 2), line, "s" if k % 2 else "p") for k, line in enumerate(lines)]
     site = os.environ.get("SITE", "").removeprefix("https://").rstrip("/") or "fa2_lab"
     drawing = [
-        text(40, 82, TITLE, "h"),
-        text(40, 134, "An interactive book, from NumPy to GPU kernels", "q"),
+        svg_text(40, 82, TITLE, "h"),
+        svg_text(40, 134, "An interactive book, from NumPy to GPU kernels", "q"),
         f'<image x="28" y="160" width="656" height="410" href="data:image/svg+xml;base64,{picture}"/>',
         *facts,
-        text(40, H - 28, f"The speeds: {drawn['gpu']}, bf16, forward, N = 4,096, d = 128, no mask", "n"),
-        text(W - 40, H - 28, site, "o", ' text-anchor="end"'),
+        svg_text(40, H - 28, f"The speeds: {drawn['gpu']}, bf16, forward, N = 4,096, d = 128, no mask", "n"),
+        svg_text(W - 40, H - 28, site, "o", ' text-anchor="end"'),
     ]
-    return climb_loop.Film(0.1).svg(W, H, TITLE, " ".join(lines), LOOKS, "".join(drawing))
+    return climb_loop.Animation(0.1).svg(W, H, TITLE, " ".join(lines), LOOKS, "".join(drawing))
 
 
 def still_of(browser: str, svg: str) -> bytes:
     """Return a picture without motion as PNG. Its metadata has the fingerprint of the SVG that it was made from."""
     out, words = BytesIO(), PngInfo()
     words.add_text("drawing", fingerprint(svg))
-    (image,) = frames(browser, svg, [0])
+    (image,) = render_frames(browser, svg, [0])
     image.quantize(128, dither=Image.Dither.NONE).save(out, "PNG", optimize=True, pnginfo=words)
     return out.getvalue()
 
@@ -115,24 +115,24 @@ def still_of_piece(browser: str, theme: str) -> bytes:
     return out.getvalue()
 
 
-def gif(browser: str, svg: str) -> bytes:
+def animated_gif(browser: str, svg: str) -> bytes:
     """Return the whole loop as a GIF at two thirds of its size. Pillow merges equal frames into one long frame.
 
     It begins with the result, because a GIF's first frame is what a preview shows.
     """
-    whole = climb_loop.seconds()
+    whole = climb_loop.loop_seconds()
     times = [(whole - FIRST + k * FRAME) % whole for k in range(int(whole / FRAME))]
-    shown = [image for k in range(0, len(times), 12) for image in frames(browser, svg, times[k : k + 12])]
+    shown = [image for k in range(0, len(times), 12) for image in render_frames(browser, svg, times[k : k + 12])]
     small = [image.resize((W * 2 // 3, H * 2 // 3)) for image in shown]
     for k in range(1, len(small)):
-        small[k] = small[k - 1] if alike(small[k - 1], small[k]) else small[k]
+        small[k] = small[k - 1] if are_alike(small[k - 1], small[k]) else small[k]
     palette, out = small[0].quantize(64), BytesIO()
     first, *others = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in small]
     first.save(out, "GIF", save_all=True, append_images=others, duration=round(1000 * FRAME), loop=0)
     return out.getvalue()
 
 
-def alike(one: Image.Image, other: Image.Image) -> bool:
+def are_alike(one: Image.Image, other: Image.Image) -> bool:
     """Return whether two frames differ only in how Chromium has smoothed an edge."""
     return max(most for _, most in ImageChops.difference(one, other).getextrema()) < 64
 
@@ -143,17 +143,17 @@ def fingerprint(svg: str) -> str:
 
 
 def main(folder: Path = ROOT / "figures") -> None:
-    made = files()
+    made = generated_files()
     for name, content in made.items():
         print(write(folder / name, content))
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         print("no Chromium here, so the climb's GIF and card stay as they are")
     else:
-        print(write(folder / f"{CARD}.png", still_of(browser, card())))
+        print(write(folder / f"{CARD}.png", still_of(browser, preview_card())))
         for theme in ("light", "dark"):
             print(write(folder / f"{PIECE}_{theme}.png", still_of_piece(browser, theme)))
-        print(write(folder / f"{LOOP}.gif", gif(browser, made[f"{LOOP}.svg"])))
+        print(write(folder / f"{LOOP}.gif", animated_gif(browser, made[f"{LOOP}.svg"])))
 
 
 if __name__ == "__main__":

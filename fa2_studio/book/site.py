@@ -61,7 +61,7 @@ SETTINGS = {
 }
 
 
-def render(folder: Path) -> Path:
+def render_site(folder: Path) -> Path:
     """Render the committed notebooks as pages in a folder. Return the first page."""
     files.check_writable(folder, "book --html")
     with tempfile.TemporaryDirectory() as scratch:
@@ -78,28 +78,28 @@ def render(folder: Path) -> Path:
                 status=None,
                 warningiserror=True,
             )
-            app.connect("html-page-context", preview)
+            app.connect("html-page-context", add_link_preview)
             app.build()
         shutil.copytree(pages, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".buildinfo", "objects.inv"))
     shutil.copytree(FIGURES, folder / "figures", dirs_exist_ok=True, ignore=shutil.ignore_patterns("data", "*.md"))
     if SETTINGS["html_baseurl"]:
         build_posters(folder / "figures")  # again, with the site's address
-    front.write_small(folder / "figures" / front.SMALL)
+    front.write_card_pictures(folder / "figures" / front.SMALL)
     for piece in (folder / "figures" / "live").glob("*.html"):
         html = re.sub(r'<meta property="og:image"[^>]*>\n?', "", piece.read_text(encoding="utf-8"))
         title = re.search("<title>(.*?)</title>", html)[1]
-        files.write(piece, html.replace("</head>", f"{shown_by_links(title, '../../')}</head>", 1))
+        files.write(piece, html.replace("</head>", f"{preview_tags(title, '../../')}</head>", 1))
     return folder / "index.html"
 
 
-def preview(app: Sphinx, page: str, template: str, context: dict, doctree: object) -> None:
+def add_link_preview(app: Sphinx, page: str, template: str, context: dict, doctree: object) -> None:
     """Add tags to a page, unless it has them, with the title and the picture that a link to it shows."""
     if "og:image" not in context.get("metatags", ""):
         words = re.sub("<[^>]*>", "", context.get("title", ""))
-        context["metatags"] = context.get("metatags", "") + shown_by_links(words, "../" * page.count("/"))
+        context["metatags"] = context.get("metatags", "") + preview_tags(words, "../" * page.count("/"))
 
 
-def shown_by_links(title: str, up: str) -> str:
+def preview_tags(title: str, up: str) -> str:
     """Return the tags for a page's preview on other sites.
 
     Its picture has the site's full address if that is known, or else a path that begins with `up`.
@@ -113,24 +113,24 @@ def write_sources(folder: Path) -> None:
     """Write all files that Sphinx reads: the notebooks, prepared for pages, the other pages, pictures and the index."""
     (folder / "assignments").mkdir(parents=True)
     buttons = {c.name: reach.button(c) for c in written()}
-    for name in [*buttons, *assignments()]:
+    for name in [*buttons, *assignment_pages()]:
         notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
         if name not in buttons:
             notebook = student_version(notebook)  # without solutions
-        dress(notebook, buttons.get(name, ""))
-        relink(notebook, (NOTEBOOKS / name).parent)
+        prepare_notebook(notebook, buttons.get(name, ""))
+        replace_links(notebook, (NOTEBOOKS / name).parent)
         nbformat.write(notebook, folder / f"{name}.ipynb")
     for name in PAGES:
-        text = api.page() if name == "API.md" else (files.ROOT / name).read_text(encoding="utf-8")
-        (folder / name).write_text(with_links(text, files.ROOT), encoding="utf-8")
-    for name, text in questions.pages().items():
-        (folder / f"{name}.md").write_text(with_links(text, files.ROOT), encoding="utf-8")
+        text = api.api_page() if name == "API.md" else (files.ROOT / name).read_text(encoding="utf-8")
+        (folder / name).write_text(link_for_site(text, files.ROOT), encoding="utf-8")
+    for name, text in questions.question_pages().items():
+        (folder / f"{name}.md").write_text(link_for_site(text, files.ROOT), encoding="utf-8")
     shutil.copytree(FIGURES, folder / "figures", ignore=shutil.ignore_patterns("data", "*.md"))
-    (folder / "results.md").write_text(with_links(site_page(), files.ROOT), encoding="utf-8")
-    (folder / "index.md").write_text(index(), encoding="utf-8")
+    (folder / "results.md").write_text(link_for_site(site_page(), files.ROOT), encoding="utf-8")
+    (folder / "index.md").write_text(index_page(), encoding="utf-8")
 
 
-def assignments() -> list[str]:
+def assignment_pages() -> list[str]:
     """Return the paths of the assignments' notebooks, without suffix, as links to them have them."""
     return [f"assignments/{path.stem}" for path in sorted((NOTEBOOKS / "assignments").glob("*.ipynb"))]
 
@@ -138,7 +138,7 @@ def assignments() -> list[str]:
 # One notebook ---------------------------------------------------------------------------------------------------
 
 
-def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
+def prepare_notebook(notebook: nbformat.NotebookNode, button: str = "") -> None:
     """Prepare a notebook for the site.
 
     Leave out navigation bars, fold imports and hidden code, colour printed Python, and replace recorded pictures by the
@@ -152,7 +152,7 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
             tags, look = list(cell.metadata.get("tags", [])), {}
             if SHOWN.fullmatch(cell.source) and cell.outputs:
                 tags = [*tags, "remove-input"]  # the line show(…) tells readers nothing
-            elif is_imports(cell):
+            elif is_import_cell(cell):
                 tags = sorted({*tags, "hide-input"})
                 look = {"code_prompt_show": "Imports", "code_prompt_hide": "Imports"}
             elif "hide-input" in tags:
@@ -162,35 +162,35 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
             for output in cell.outputs:
                 shown = output.get("data", {}).get("text/html", "")
                 if found := LIVE.search(shown):
-                    output.data = {"text/html": front.framed(found[1], unescape(found[2] or ""))}
-                elif (found := PICTURE.search(shown)) and (name := drawn().get(unescape(found[1]))):
-                    output.data["text/html"] = shown.replace(found[0], front.picture(name, unescape(found[1])))
+                    output.data = {"text/html": front.figure_frame(found[1], unescape(found[2] or ""))}
+                elif (found := PICTURE.search(shown)) and (name := figures_by_description().get(unescape(found[1]))):
+                    output.data["text/html"] = shown.replace(found[0], front.picture_html(name, unescape(found[1])))
             cell.metadata.update(tags=tags, mystnb=look)
 
 
 @cache
-def drawn() -> dict[str, str]:
+def figures_by_description() -> dict[str, str]:
     """Return {description: name} for the pictures in figures/."""
-    return {front.description(name): name for name in PICTURES}
+    return {front.picture_description(name): name for name in PICTURES}
 
 
-def is_imports(cell: nbformat.NotebookNode) -> bool:
+def is_import_cell(cell: nbformat.NotebookNode) -> bool:
     """Return whether a cell has imports, at most one other statement, and no output."""
     body = ast.parse(re.sub(r"^[%!].*", "", cell.source, flags=re.MULTILINE)).body
     imports = [isinstance(node, (ast.Import, ast.ImportFrom)) for node in body]
     return sum(imports) >= max(1, len(body) - 1) and not cell.outputs
 
 
-def relink(notebook: nbformat.NotebookNode, at: Path) -> None:
+def replace_links(notebook: nbformat.NotebookNode, at: Path) -> None:
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            cell.source = with_links(cell.source, at)
+            cell.source = link_for_site(cell.source, at)
         for output in cell.get("outputs", []):
             if "text/markdown" in output.get("data", {}):
-                output.data["text/markdown"] = with_links(output.data["text/markdown"], at)
+                output.data["text/markdown"] = link_for_site(output.data["text/markdown"], at)
 
 
-def with_links(text: str, at: Path) -> str:
+def link_for_site(text: str, at: Path) -> str:
     """Return a text whose links suit its page: they lead to pages, pictures or GitHub, or become plain words.
 
     The links are relative to the folder `at`.
@@ -205,12 +205,15 @@ def with_links(text: str, at: Path) -> str:
         place = file.relative_to(NOTEBOOKS if file.is_relative_to(NOTEBOOKS) else files.ROOT)
         if file.parent == FIGURES and file.suffix in (".svg", ".pdf"):
             return f'<a href="{up}{place.as_posix()}">{words}</a>'
-        if place.with_suffix("").as_posix() in {c.name for c in written()} | set(assignments()) or place.name in PAGES:
+        if (
+            place.with_suffix("").as_posix() in {c.name for c in written()} | set(assignment_pages())
+            or place.name in PAGES
+        ):
             return f"[{words}]({up}{place.as_posix()}{anchor})"
         if place.name == "RESULTS.md":
             return f"[{words}]({up}results.md{anchor})"
         if file == questions.FILE:
-            return f"[{words}]({up}{questions.places().get(anchor[1:], questions.FIRST)}.md{anchor})"
+            return f"[{words}]({up}{questions.pages_of_anchors().get(anchor[1:], questions.FIRST)}.md{anchor})"
         if reach.origin() is None:
             return words
         repository, commit = reach.origin()
@@ -219,7 +222,7 @@ def with_links(text: str, at: Path) -> str:
     drawn = rf"!\[([^\]]*)\]\((?:\.\./)?figures/(hero|{'|'.join(PICTURES)})\.svg\)"
 
     def as_picture(found: re.Match) -> str:
-        return front.picture(found[2], " ".join(found[1].split()), "hero" if found[2] == "hero" else "")
+        return front.picture_html(found[2], " ".join(found[1].split()), "hero" if found[2] == "hero" else "")
 
     text = re.sub(drawn, as_picture, text)
     return re.sub(r"(?<!!)\[([^\]]*)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)", link, text)
@@ -228,18 +231,18 @@ def with_links(text: str, at: Path) -> str:
 # The index ------------------------------------------------------------------------------------------------------
 
 
-def index() -> str:
+def index_page() -> str:
     """Return the first page with the table of contents."""
     parts = {title: [c.name for c in written() if c.number in numbers.split()] for title, numbers in PARTS.items()}
-    toc = [tree(title, names) for title, names in parts.items() if names]
-    toc += [tree("Questions", list(questions.pages()))]
-    toc += [tree("The course", assignments()), tree("Results", ["results"])]
-    toc += [tree("The package", [Path(name).stem for name in PAGES])]
-    return front.index(assignments(), toc, with_links(LICENCE, files.ROOT), SETTINGS["html_baseurl"])
+    toc = [toctree(title, names) for title, names in parts.items() if names]
+    toc += [toctree("Questions", list(questions.question_pages()))]
+    toc += [toctree("The course", assignment_pages()), toctree("Results", ["results"])]
+    toc += [toctree("The package", [Path(name).stem for name in PAGES])]
+    return front.front_page(assignment_pages(), toc, link_for_site(LICENCE, files.ROOT), SETTINGS["html_baseurl"])
 
 
 LICENCE = "Code: [MIT](LICENSE). Text and pictures: [Creative Commons Attribution 4.0](LICENSE-TEXT)."
 
 
-def tree(caption: str, names: list[str]) -> str:
+def toctree(caption: str, names: list[str]) -> str:
     return "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *names, "```"])

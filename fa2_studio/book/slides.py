@@ -19,9 +19,9 @@ from fa2_lab.plots.live import page
 from fa2_lab.tools import files
 from fa2_lab.tools.figures import PHONE
 from fa2_studio.book import blocks, cards, panels
-from fa2_studio.book.blocks import ROWS, height, rendered
+from fa2_studio.book.blocks import ROWS, block_height, markdown_to_html
 from fa2_studio.book.chapters import NOTEBOOKS, Chapter, written
-from fa2_studio.book.site import LIVE, LOOKS, drawn, is_imports
+from fa2_studio.book.site import LIVE, LOOKS, figures_by_description, is_import_cell
 
 LECTURES = {  # title: {chapter: numbers of the parts that are shown, or "" for the whole chapter}
     "Attention and its cost": {"00": "", "01": ""},
@@ -65,7 +65,7 @@ class Slide(NamedTuple):
     message: str = ""  # the headline of a picture that is alone on its slide
 
 
-def write(folder: Path) -> list[Path]:
+def write_decks(folder: Path) -> list[Path]:
     """Write the decks, and if Chromium is installed, their handouts as PDF. Return the decks' files."""
     files.check_writable(folder, "book --slides")
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,14 +73,14 @@ def write(folder: Path) -> list[Path]:
     code = f"{blocks.COLOURS.get_style_defs('pre')}\n{night}\nbody pre {{ background: var(--ground); }}\n"
     looks = (LOOKS / "slides.css").read_text(encoding="utf-8") + code
     script = (LOOKS / "slides.js").read_text(encoding="utf-8")
-    browser, decks, small = next(filter(None, map(shutil.which, BROWSERS)), None), [], small_pictures()
+    browser, decks, small = next(filter(None, map(shutil.which, BROWSERS)), None), [], card_pictures()
     for number, (title, chapters) in enumerate(LECTURES.items(), start=1):
         parts = [c for c in written() if c.number in chapters]
         asked = "".join(f"<div class=part>{small[c.name]}<p>{escape(c.question)}</p></div>" for c in parts)
         cover = f"<section class=first><h1>{number} · {title}</h1>{asked}</section>"
         head = "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
         head += f"<title>{title}</title><style>{looks}</style>"
-        html = f"{head}<body>{cover}{''.join(deck(chapters, small))}<script>{script}</script>"
+        html = f"{head}<body>{cover}{''.join(deck_slides(chapters, small))}<script>{script}</script>"
         decks.append(files.write(folder / f"lecture_{number:02}.html", html))
         if browser:
             quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
@@ -90,25 +90,32 @@ def write(folder: Path) -> list[Path]:
     return decks
 
 
-def small_pictures() -> dict[str, str]:
+def card_pictures() -> dict[str, str]:
     """Return {chapter: HTML of its picture on the site's first page}, for the chapter's title slide."""
-    return {c.name: f'<figure><img alt="" src="{panels.data(cards.svg(c.name).decode())}"></figure>' for c in written()}
+    return {
+        c.name: f'<figure><img alt="" src="{panels.data_url(cards.card_svg(c.name).decode())}"></figure>'
+        for c in written()
+    }
 
 
-def deck(chapters: dict[str, str], small: dict[str, str]) -> Iterator[str]:
+def deck_slides(chapters: dict[str, str], small: dict[str, str]) -> Iterator[str]:
     """Yield the slides of some chapters as HTML."""
     for chapter in (c for c in written() if c.number in chapters):
         if len(chapters) > 1:
-            yield begin(chapter, small[chapter.name])
+            yield title_slide(chapter, small[chapter.name])
         part = ""
         for title, beats in sections(nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)):
             part = title.split()[1] if title.startswith("Part ") else part
             now = not chapters[chapter.number] or part in chapters[chapter.number].split() or title == "Recap"
             if now and not title.startswith(LEFT_OUT):
-                yield from section(again(beside(merged(list(slides(title, fewer(beats)))))))
+                yield from section_html(
+                    repeat_pictures(
+                        place_pictures(merge_short_slides(list(slides_of_section(title, drop_beats(beats)))))
+                    )
+                )
 
 
-def begin(chapter: Chapter, image: str) -> str:
+def title_slide(chapter: Chapter, image: str) -> str:
     """Return the title slide of a chapter, with its question and its picture."""
     words = f"<div><h1>{escape(chapter.title)}</h1><p>{escape(chapter.question)}</p></div>"
     return f"<section class=first><div class=two>{words}{image}</div></section>"
@@ -119,7 +126,7 @@ def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat]]
     title, beats, asked, options = "", [], "", ""
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            more = looked_at(cell, announced=bool(beats) and beats[-1].text.endswith(":"))
+            more = beat_of_code_cell(cell, announced=bool(beats) and beats[-1].text.endswith(":"))
             if beats and beats[-1].kind == "asks" and more and not more[0].kind:  # the function to write
                 beats[-1] = beats[-1]._replace(seen=beats[-1].seen + more.pop().seen)
             beats += more
@@ -129,18 +136,18 @@ def sections(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, list[Beat]]
                 if title:
                     yield title, beats
                 (title, _, part), beats = part.lstrip("# ").partition("\n"), []
-            for beat in read(part) if title else ():
+            for beat in beats_of_markdown(part) if title else ():
                 if beat.kind == "asks":
                     asked, options = beat.name, beat.seen[-1] if "class=choice" in beat.seen[-1] else ""
                 elif beat.kind == "answers" and options:
-                    beat, options = beat._replace(seen=blocks.answered(beat.seen, options)), ""
+                    beat, options = beat._replace(seen=blocks.mark_right_option(beat.seen, options)), ""
                 elif beat.kind == "answers" and beat.seen[0].startswith("<pre"):  # a solution repeats its task
                     beat = beat._replace(seen=(asked, *beat.seen), name=asked)
                 beats.append(beat)
     yield title, beats
 
 
-def fewer(beats: list[Beat]) -> list[Beat]:
+def drop_beats(beats: list[Beat]) -> list[Beat]:
     """Return a section's beats, in which empty beats replace what a lecture leaves out.
 
     It keeps one table (or output, unless a listing has one) and one listing that fits on a slide. It keeps lists only
@@ -153,14 +160,14 @@ def fewer(beats: list[Beat]) -> list[Beat]:
     code = [beat for beat in plain if beat.seen[0].startswith("<pre") and beat not in tables]
     lists = [beat for beat in plain if beat.seen[0].startswith(("<ul", "<ol"))]
     others = any(beat.seen and beat not in code + lists for beat in beats)
-    short = [beat for beat in code if sum(map(height, beat.seen)) <= ROWS]
+    short = [beat for beat in code if sum(map(block_height, beat.seen)) <= ROWS]
     kept = (short if others else short or code)[:1]
     left_out = [beat for beat in code if beat not in kept] + (lists if others or kept else []) + tables[1:]
     left_out += outputs if len(printed) > len(outputs) else []
     return [Beat() if beat in left_out else beat for beat in beats]
 
 
-def read(text: str) -> Iterator[Beat]:
+def beats_of_markdown(text: str) -> Iterator[Beat]:
     """Yield the beats of a Markdown cell: paragraphs are said, and tables, formulas, lists and questions are seen.
 
     Among the folds of a cell, only answers and solutions become beats.
@@ -168,36 +175,38 @@ def read(text: str) -> Iterator[Beat]:
     for n, part in enumerate(FOLD.split(text)):  # text, title, inside, text, …
         if n % 3 == 0:
             said, *asked = re.split(ASKED, part, maxsplit=1)
-            for block in blocks.blocks(said):
+            for block in blocks.split_markdown(said):
                 look = block.startswith(("|", "![", "$$", "- ", "1. ", "```"))
-                block, rest = blocks.short_list(block)
-                seen = tuple(blocks.shown(block)) if look else ()
+                block, rest = blocks.shorten_list(block)
+                seen = tuple(blocks.block_to_html(block)) if look else ()
                 if drawing := re.search(r"^!\[[^]]*\]\(\.\./figures/(\w+)\.svg\)", block):
-                    seen = (re.search("<img[^>]*>", seen[0])[0] + panels.paper(drawing[1]),)
+                    seen = (re.search("<img[^>]*>", seen[0])[0] + panels.print_svg(drawing[1]),)
                 yield Beat(rest if look else block, seen, "picture" * bool(drawing))
             if asked:
-                name = f"<div class=asked>{rendered(blocks.brief(asked[0].strip(), 60)[0])}</div>"
-                rest, seen = shortened(blocks.blocks(ASKED.search(part)[0] + asked[0]))
+                name = f"<div class=asked>{markdown_to_html(blocks.first_sentences(asked[0].strip(), 60)[0])}</div>"
+                rest, seen = shorten_paragraphs(blocks.split_markdown(ASKED.search(part)[0] + asked[0]))
                 yield Beat(rest, seen, "asks", name)
         answers = n % 3 == 1 and part.startswith(("Answer", "A solution", "Solution"))
         if answers:
-            yield answer(blocks.blocks(FOLD.split(text)[n + 1]))
+            yield answer_beat(blocks.split_markdown(FOLD.split(text)[n + 1]))
 
 
-def answer(parts: list[str]) -> Beat:
+def answer_beat(parts: list[str]) -> Beat:
     """Return the beat of an answer: the slide has the first sentences of long paragraphs, the notes have the rest."""
-    rest, seen = shortened([re.sub(r"^\*\*[a-z](?=[a-z ])", lambda first: first[0].upper(), part) for part in parts])
+    rest, seen = shorten_paragraphs(
+        [re.sub(r"^\*\*[a-z](?=[a-z ])", lambda first: first[0].upper(), part) for part in parts]
+    )
     return Beat(rest, seen, "answers")
 
 
-def shortened(parts: list[str]) -> tuple[str, tuple[str, ...]]:
+def shorten_paragraphs(parts: list[str]) -> tuple[str, tuple[str, ...]]:
     """Return the later sentences of long paragraphs, and all blocks of Markdown as HTML without these sentences."""
-    long = {part: blocks.brief(part, 120) for part in parts if len(part) > 220 and part[0] not in "|`$-"}
-    seen = tuple(piece for part in parts for piece in blocks.shown(long[part][0] if part in long else part))
+    long = {part: blocks.first_sentences(part, 120) for part in parts if len(part) > 220 and part[0] not in "|`$-"}
+    seen = tuple(piece for part in parts for piece in blocks.block_to_html(long[part][0] if part in long else part))
     return "\n\n".join(rest for _, rest in long.values()), seen
 
 
-def looked_at(cell: nbformat.NotebookNode, announced: bool) -> list[Beat]:
+def beat_of_code_cell(cell: nbformat.NotebookNode, announced: bool) -> list[Beat]:
     """Return the beat of a code cell: its picture, its interactive figure, its Markdown, or its lines and their output.
 
     Imports and hidden code have no beat. Output without its code has one if a sentence announces it.
@@ -212,35 +221,35 @@ def looked_at(cell: nbformat.NotebookNode, announced: bool) -> list[Beat]:
         asks = [asked.replace("order=both", f"order={order}") for order in orders]
         pages = [escape(page(name, "&".join(filter(None, [ask, "deck"])))) for ask in asks]
         frames = [f'<iframe width={width} loading=lazy srcdoc="{inside}"></iframe>' for inside in pages]
-        frames[0] += f"<div class=still>{panels.as_svg(still[1]) if still else ''}</div>"
+        frames[0] += f"<div class=still>{panels.static_svg(still[1]) if still else ''}</div>"
         return [Beat(seen=tuple(frames), kind="live")]
     if picture := re.search(r'<img alt="([^"]*)"[^>]*>', seen):
         caption = re.search(r"<figcaption[^>]*>(.*?)</figcaption>", seen, re.DOTALL)
-        name = drawn().get(unescape(picture[1]))
-        pages = panels.pages(name) if name else []
-        shown = [panels.in_columns(some, name) for some in pages] or [picture[0]]
+        name = figures_by_description().get(unescape(picture[1]))
+        pages = panels.pages_of_figure(name) if name else []
+        shown = [panels.columns_html(some, name) for some in pages] or [picture[0]]
         if name:
-            shown[0] += panels.paper(name)
+            shown[0] += panels.print_svg(name)
         return [Beat(unescape(caption[1]) if caption else "", tuple(shown), "picture", name or "")]
     if told := [output.data["text/markdown"] for output in cell.outputs if "text/markdown" in output.get("data", {})]:
-        return [Beat(seen=blocks.html(FOLD.sub("", "\n\n".join(told))))]
+        return [Beat(seen=blocks.text_to_html_blocks(FOLD.sub("", "\n\n".join(told))))]
     printed = "".join(output.get("text", "") for output in cell.outputs)
-    hidden = is_imports(cell) or {"hide-input", "navigation"} & set(cell.metadata.get("tags", []))
-    lines = blocks.closer(printed).split("\n")
+    hidden = is_import_cell(cell) or {"hide-input", "navigation"} & set(cell.metadata.get("tags", []))
+    lines = blocks.narrow_columns(printed).split("\n")
     large = max(map(len, lines)) > blocks.SMALL or len(lines) > 12 or printed.startswith(("{", "[["))  # unreadable
     printed = "" if large or printed.startswith("your turn") else printed
-    code = "" if hidden else blocks.lean(cell.source, printed)
+    code = "" if hidden else blocks.shorten_cell(cell.source, printed)
     printed = printed if code or announced else ""
     names = " ".join(re.findall(r"^(?:def|class) (\w+)", code, re.MULTILINE))
-    return [Beat(seen=tuple(blocks.listing(code, printed=printed)), name=names)] if code or printed else []
+    return [Beat(seen=tuple(blocks.listing_to_html(code, printed=printed)), name=names)] if code or printed else []
 
 
-def slides(title: str, beats: list[Beat]) -> Iterator[Slide]:
+def slides_of_section(title: str, beats: list[Beat]) -> Iterator[Slide]:
     """Yield the slides of a section: one or more for each beat to look at, with a sentence beside it.
 
     The notes have the other sentences of this beat and of the paragraphs up to the next one to look at.
     """
-    at = [n - announced(beats, n) for n, beat in enumerate(beats) if beat.seen]
+    at = [n - is_announced(beats, n) for n, beat in enumerate(beats) if beat.seen]
     for start, stop in pairwise([0, *at[1:], len(beats)]):
         some = beats[start:stop]
         here = next((beat for beat in some if beat.seen), Beat())
@@ -258,14 +267,14 @@ def slides(title: str, beats: list[Beat]) -> Iterator[Slide]:
             said = words[:1] if not some[0].seen else []
         else:
             said = words[:1] or [here.text]
-        most = 60 if sum(map(height, here.seen)) > 9 else 100
-        shown = {text: blocks.about(here.name.split(), text, most, last=bare) for text in said if text}
+        most = 60 if sum(map(block_height, here.seen)) > 9 else 100
+        shown = {text: blocks.sentence_about(here.name.split(), text, most, last=bare) for text in said if text}
         rest = [shown[text][1] if text in shown else text for text in [here.text, *words]]
-        notes = rendered("\n\n".join(filter(None, rest)))
-        yield from paged(title, here, [rendered(first) for first, _ in shown.values()], notes)
+        notes = markdown_to_html("\n\n".join(filter(None, rest)))
+        yield from slides_of_beat(title, here, [markdown_to_html(first) for first, _ in shown.values()], notes)
 
 
-def announced(beats: list[Beat], n: int) -> bool:
+def is_announced(beats: list[Beat], n: int) -> bool:
     """Return whether the paragraph before beat n announces it: by a colon, a name, or since nothing else needs it."""
     before = beats[n - 1].text if n and not beats[n - 1].seen else ""
     other = n > 1 and (beats[n - 2].kind or not beats[n - 2].seen) and beats[n].seen[0].startswith("<pre")
@@ -273,24 +282,24 @@ def announced(beats: list[Beat], n: int) -> bool:
     return bool(before) and (before.endswith(":") or other or named)
 
 
-def paged(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[Slide]:
+def slides_of_beat(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[Slide]:
     """Yield the slides that the blocks of one beat need, with the paragraphs `beside` on the first if they fit."""
     if beat.kind in ("picture", "live"):
         name, layout = beat.name if len(beat.seen) == 1 else "", "two" if beside else ""
         layout = "over" if beside and beat.seen[0].count("<img") > 2 else layout  # its panels, and the page for print
-        message = panels.message(beat.name) if beat.name else ""
+        message = panels.figure_headline(beat.name) if beat.name else ""
         for n, seen in enumerate(beat.seen):
             kind = "more" if n and beat.kind == "picture" else beat.kind
             yield Slide(title, kind, tuple(beside), "" if n else notes, seen, name, layout, message)
         return
     first = beat.seen[: 1 + any("class=printed" in block for block in beat.seen[1:2])]  # code with what it prints
-    fits = sum(map(height, [*beside, *first])) <= room(*first[-1:])
+    fits = sum(map(block_height, [*beside, *first])) <= rows_left_by(*first[-1:])
     notes = notes if fits else "".join(beside) + notes
     pages: list[list[str]] = [[]]
     for block in [*(beside if fits else []), *beat.seen]:
-        if pages[-1] and sum(map(height, pages[-1])) + height(block) > room(block):
+        if pages[-1] and sum(map(block_height, pages[-1])) + block_height(block) > rows_left_by(block):
             last = pages[-1][-1]
-            code = "class=printed" in block and height(last) + height(block) <= room(block)
+            code = "class=printed" in block and block_height(last) + block_height(block) <= rows_left_by(block)
             with_it = len(pages[-1]) > 1 and (code or last.endswith(":</p>\n") or "class=choice" in block)
             pages.append([pages[-1].pop()] if with_it else [])
         pages[-1].append(block)
@@ -303,12 +312,12 @@ def paged(title: str, beat: Beat, beside: list[str], notes: str) -> Iterator[Sli
         yield Slide(title, beat.kind, (*filter(None, said), *page_), "" if n else notes)
 
 
-def room(block: str = "") -> float:
+def rows_left_by(block: str = "") -> float:
     """Return the rows of a slide that ends with this block: 1.1 more for code, and 1.5 more for printed output."""
     return ROWS + 1.1 * block.startswith("<pre") + 0.4 * ("class=printed" in block)
 
 
-def merged(shown: list[Slide]) -> list[Slide]:
+def merge_short_slides(shown: list[Slide]) -> list[Slide]:
     """Return a section's slides, with short neighbours merged into one slide.
 
     Words are also merged with a question after them. Two listings are never on one slide.
@@ -318,14 +327,14 @@ def merged(shown: list[Slide]) -> list[Slide]:
         last = out[-1] if out else None
         words = last and (*last.words, *now.words)
         alike = last and last.kind == "" and now.kind in ("", "asks")
-        if alike and sum("<pre" in block for block in words) < 2 and sum(map(height, words)) <= ROWS:
+        if alike and sum("<pre" in block for block in words) < 2 and sum(map(block_height, words)) <= ROWS:
             out[-1] = now._replace(words=words, notes=last.notes + now.notes)
         else:
             out.append(now)
     return out
 
 
-def beside(shown: list[Slide]) -> list[Slide]:
+def place_pictures(shown: list[Slide]) -> list[Slide]:
     """Return a section's slides, with each picture before a listing, and on the slide of the words before or after it.
 
     A picture is never moved to the slide of a question before it, because the picture may be the answer.
@@ -336,48 +345,48 @@ def beside(shown: list[Slide]) -> list[Slide]:
     out: list[Slide] = []
     for now in shown:
         last = out[-1] if out else None
-        if last and now.kind == "picture" and last.kind in ("", "answers") and (both := with_picture(last, now)):
+        if last and now.kind == "picture" and last.kind in ("", "answers") and (both := add_picture(last, now)):
             out[-1] = both._replace(notes=last.notes + now.notes)
-        elif last and last.kind == "picture" and now.kind in ("", "asks") and (both := with_picture(now, last)):
+        elif last and last.kind == "picture" and now.kind in ("", "asks") and (both := add_picture(now, last)):
             out[-1] = both._replace(notes=last.notes + now.notes)
         else:
             out.append(now)
     return out
 
 
-def again(shown: list[Slide]) -> list[Slide]:
+def repeat_pictures(shown: list[Slide]) -> list[Slide]:
     """Return a section's slides, where slides that only have words repeat the last picture before them."""
     out = list(shown)
     for n, now in enumerate(out):
         before = [other for other in shown[:n] if other.name]
         if before and not now.seen:
-            out[n] = with_picture(now, before[-1], once_more=True) or now
+            out[n] = add_picture(now, before[-1], once_more=True) or now
     return out
 
 
-def with_picture(words: Slide, picture: Slide, once_more: bool = False) -> Slide | None:
+def add_picture(words: Slide, picture: Slide, once_more: bool = False) -> Slide | None:
     """Return a slide with these words and this picture, or None if the letters would be too small to read.
 
     A picture that is shown `once_more` is left out of the printed handout.
     """
     if words.seen or not picture.name:
         return None
-    page, phone = (panels.headless(panels.edition(picture.name, folder)) for folder in ("", PHONE))
-    rows = sum(map(height, words.words))
-    narrow = blocks.in_column(words.words)
+    page, phone = (panels.without_headline(panels.figure_svg(picture.name, folder)) for folder in ("", PHONE))
+    rows = sum(map(block_height, words.words))
+    narrow = blocks.fits_in_column(words.words)
     for svg, layout, fits in (
-        (phone, "two", narrow and panels.letters([phone], panels.HALF) >= panels.BESIDE),
-        (page, "two", narrow and panels.letters([page], panels.HALF) >= panels.BESIDE),
-        (page, "over", panels.letters([page], panels.BROAD, panels.ROOM - 40 * rows) >= panels.READ),
+        (phone, "two", narrow and panels.letter_size([phone], panels.HALF) >= panels.BESIDE),
+        (page, "two", narrow and panels.letter_size([page], panels.HALF) >= panels.BESIDE),
+        (page, "over", panels.letter_size([page], panels.BROAD, panels.ROOM - 40 * rows) >= panels.READ),
     ):
         if fits:
-            seen = panels.image(svg, picture.name) + ("" if once_more else panels.paper(picture.name))
-            message = panels.message(picture.name) if not words.kind and not once_more else ""
+            seen = panels.image_html(svg, picture.name) + ("" if once_more else panels.print_svg(picture.name))
+            message = panels.figure_headline(picture.name) if not words.kind and not once_more else ""
             return words._replace(seen=seen, name=picture.name, layout=layout, message=message)
     return None
 
 
-def section(shown: list[Slide]) -> Iterator[str]:
+def section_html(shown: list[Slide]) -> Iterator[str]:
     """Yield a section's slides as HTML. The headline of a picture is the title of its slide, except in print."""
     for now in shown:
         title = "Answer: " * (now.kind == "answers") + blocks.MARKDOWN.renderInline(now.title)

@@ -14,7 +14,7 @@ def main(argv: list[str]) -> int:
 
     0: all is well. 1: the grader cannot grade here. 2: the call is wrong.
     """
-    options = parser().parse_args(argv)
+    options = argument_parser().parse_args(argv)
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
         print(f"course {options.command} needs {', '.join(missing)}: pip install 'fa2-lab[course]'", file=sys.stderr)
@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     return options.run(options)
 
 
-def parser() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands and their arguments."""
     top = argparse.ArgumentParser(prog="fa2-lab course", description="Assignments that grade themselves.")
     commands = top.add_subparsers(title="commands", metavar="command", dest="command", required=True)
@@ -69,11 +69,11 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def chosen(names: list[str]) -> list:
+def chosen_assignments(names: list[str]) -> list:
     """Return the assignments with these names or numbers, or all assignments if none is named."""
     from fa2_studio.course import notebooks
 
-    return [notebooks.named(name) for name in dict.fromkeys(names)] if names else notebooks.ASSIGNMENTS
+    return [notebooks.find_assignment(name) for name in dict.fromkeys(names)] if names else notebooks.ASSIGNMENTS
 
 
 def secret_of(options) -> str:
@@ -102,8 +102,8 @@ def run_build(options) -> int:
 def run_bundle(options) -> int:
     from fa2_studio.course import handout, results
 
-    people, assignments = results.roster(options.roster), chosen(options.only)
-    homes = handout.bundle(options.folder, assignments, people, secret_of(options), options.wheel)
+    people, assignments = results.read_roster(options.roster), chosen_assignments(options.only)
+    homes = handout.write_bundle(options.folder, assignments, people, secret_of(options), options.wheel)
     print("\n".join(str(home) for home in homes))
     if people and options.secret is None:
         print("note: without --secret, all bundles have the same numbers", file=sys.stderr)
@@ -115,16 +115,16 @@ def run_bundle(options) -> int:
 def run_gradescope(options) -> int:
     from fa2_studio.course import handout
 
-    print("\n".join(str(path) for path in handout.gradescope(options.folder, chosen(options.only))))
+    print("\n".join(str(path) for path in handout.write_gradescope(options.folder, chosen_assignments(options.only))))
     return 0
 
 
 def run_similar(options) -> int:
     from fa2_studio.course import results, similar
 
-    pairs = [(a, pair) for a in chosen(options.only) for pair in similar.pairs(options.folder, a)]
+    pairs = [(a, pair) for a in chosen_assignments(options.only) for pair in similar.similar_pairs(options.folder, a)]
     for assignment, pair in pairs:
-        names = f"{results.printable(pair.first)} and {results.printable(pair.second)}"
+        names = f"{results.safe_for_spreadsheet(pair.first)} and {results.safe_for_spreadsheet(pair.second)}"
         print(f"{assignment.name}: {names} share {len(pair.shared)} of {pair.of} lines, such as {pair.shared[0][:80]}")
     if not pairs:
         print("no two submissions share such lines")
@@ -141,33 +141,34 @@ def run_grade(options) -> int:
         if getattr(options, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')}: got {getattr(options, name)}; it takes a positive number")
     limits = sandbox.Limits(options.cell_seconds, options.notebook_seconds, options.memory_mb)
-    people = results.roster(options.roster)
+    people = results.read_roster(options.roster)
     how = grade.Grading(limits, options.jobs, secret_of(options), people, tuple(options.again), options.trust)
-    print(
-        f"{'WARNING: ' if options.trust else ''}sandbox: {sandbox.in_words('' if options.trust else sandbox.kind())}",
-        file=sys.stderr,
-    )
+    kind = "" if options.trust else sandbox.sandbox_kind()
+    print(f"{'WARNING: ' * options.trust}sandbox: {sandbox.describe_sandbox(kind)}", file=sys.stderr)
     try:
-        graded, faults = grade.grade_folder(options.folder, options.out, chosen(options.only), how)
+        graded, faults = grade.grade_folder(options.folder, options.out, chosen_assignments(options.only), how)
     except grade.GraderError as fault:
         print(f"fa2-lab course: {fault}", file=sys.stderr)
         return 1
-    homes, absent = grade.homes_of(options.folder, people), 0
+    homes, absent = grade.folders_by_student(options.folder, people), 0
     for g in (g for g in graded if g.student in homes):
-        remarks = results.printable(" | ".join(g.sentences))[:100]
+        remarks = results.safe_for_spreadsheet(" | ".join(g.sentences))[:100]
         absent += g.is_absent and "but there is" not in remarks
         if not g.is_absent or "but there is" in remarks:
-            score = results.points(g) or "-"
-            print(f"{results.printable(g.student):20} {g.assignment:20} {score:>6} of {g.full:<4g} {remarks}")
+            score = results.points_text(g) or "-"
+            print(
+                f"{results.safe_for_spreadsheet(g.student):20} {g.assignment:20} {score:>6} of {g.full:<4g} {remarks}"
+            )
     if absent:
         print(f"nothing was handed in for {absent} other pairs of a student and an assignment (scores.csv)")
     if ghosts := sorted({g.student for g in graded} - set(homes)):
+        names = ", ".join(map(results.safe_for_spreadsheet, ghosts))
         print(
-            f"WARNING: {options.out} also has results of {', '.join(map(results.printable, ghosts))}, without a folder "
-            f"in {options.folder}. If they are old, delete their folders in records/ and feedback/, and grade again",
+            f"WARNING: {options.out} also has results of {names}, without a folder in {options.folder}. "
+            "If they are old, delete their folders in records/ and feedback/, and grade again",
             file=sys.stderr,
         )
-    if others := [f"{results.printable(g.student)} {g.assignment}" for g in graded if g.other_numbers]:
+    if others := [f"{results.safe_for_spreadsheet(g.student)} {g.assignment}" for g in graded if g.other_numbers]:
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         print(
             "WARNING: these notebooks have other numbers than those they are graded with: "

@@ -32,7 +32,7 @@ from queue import SimpleQueue
 from fa2_lab.tools import files
 from fa2_studio.course import package, results, sandbox, seeds
 from fa2_studio.course.grade_notebook import Graded
-from fa2_studio.course.notebooks import ASSIGNMENTS, Assignment, content, source, steps
+from fa2_studio.course.notebooks import ASSIGNMENTS, Assignment, points_by_step, read_bytes, source_notebook
 from fa2_studio.course.sandbox import PROJECT, Limits
 
 NEVER = re.compile(r"^\.|^__|~$|\.ipynb_checkpoints")
@@ -70,19 +70,21 @@ class Found:
     folder: str = ""  # the folder with the file
 
 
-def submissions(folder: Path, assignments: list[Assignment], roster: tuple[results.Person, ...] = ()) -> list[Found]:
+def find_submissions(
+    folder: Path, assignments: list[Assignment], roster: tuple[results.Person, ...] = ()
+) -> list[Found]:
     """Return each student's submission for each assignment, from a folder that contains one folder per student.
 
     A student of the roster without a folder has submissions without files.
     """
-    homes, known = homes_of(folder, roster), {person.folder for person in roster}
-    found = [one for name in sorted(homes) for one in of_student(name, homes[name], assignments)]
+    homes, known = folders_by_student(folder, roster), {person.folder for person in roster}
+    found = [one for name in sorted(homes) for one in submissions_of_student(name, homes[name], assignments)]
     for one in found:
         one.remarks += [results.NOT_IN_ROSTER] if roster and one.student not in known else []
     return found
 
 
-def homes_of(folder: Path, roster: tuple[results.Person, ...] = ()) -> dict[str, list[Path]]:
+def folders_by_student(folder: Path, roster: tuple[results.Person, ...] = ()) -> dict[str, list[Path]]:
     """Return {student: folders}. The student has the name of the folder, or of the first of them in the roster."""
     if not folder.is_dir():
         raise ValueError(
@@ -102,7 +104,7 @@ def homes_of(folder: Path, roster: tuple[results.Person, ...] = ()) -> dict[str,
     return homes
 
 
-def of_student(student: str, homes: list[Path], assignments: list[Assignment]) -> Iterator[Found]:
+def submissions_of_student(student: str, homes: list[Path], assignments: list[Assignment]) -> Iterator[Found]:
     """Return one student's submission for each assignment.
 
     The notebook whose name is exactly the assignment's name counts, or else the one with the shortest name.
@@ -150,7 +152,7 @@ def grade_folder(
     Return all records, and a sentence for each assignment that was left out because its own solution does not score
     full marks here.
     """
-    todo = submissions(folder, assignments, how.roster)
+    todo = find_submissions(folder, assignments, how.roster)
     if unknown := sorted(set(how.again) - {one.student for one in todo}):
         names = ", ".join(sorted({one.student for one in todo}))
         raise ValueError(f"--again: got {', '.join(unknown)}; it takes names of folders in {folder}: {names}")
@@ -159,28 +161,28 @@ def grade_folder(
     people = {person.folder: person.id or person.folder for person in how.roster}
     files.check_writable(out, "course grade")
     version = digest(*(p.read_bytes() for p in sorted(package.CHECKS.parent.rglob("*.py"))))
-    with packages(used) as staged:
-        faults = prove_grader(used, staged, how, out)
+    with staged_packages(used) as staged:
+        faults = grade_solutions(used, staged, how, out)
         tasks = []
         for one in todo:
             if one.assignment.name in faults:
                 continue
             seed = seeds.seed_of(people.get(one.student, one.student), how.secret)
-            text = json.dumps(source(one.assignment))
-            key = digest(version, text, seed, one.remarks, work_of(one), how.limits)
-            kept = results.kept(results.record_path(out, one.student, one.assignment.name))[1] == key
+            text = json.dumps(source_notebook(one.assignment))
+            key = digest(version, text, seed, one.remarks, submitted_bytes(one), how.limits)
+            kept = results.read_record(results.record_path(out, one.student, one.assignment.name))[1] == key
             if one.student in how.again if how.again else not kept:
                 tasks.append((one, seed, key))
 
         def done(task: tuple, graded: Graded) -> None:
             graded.sentences = task[0].remarks + graded.sentences
-            results.keep(graded, out, "" if graded.is_unfinished else task[2])
+            results.write_record(graded, out, "" if graded.is_unfinished else task[2])
 
         try:
-            run_all(tasks, staged, how, done)
+            grade_all(tasks, staged, how, done)
         finally:
             results.write_tables(out, how.roster)
-    return results.all_kept(out), list(faults.values())
+    return results.read_all_records(out), list(faults.values())
 
 
 def check_grader(assignments: list[Assignment], how: Grading) -> None:
@@ -190,35 +192,35 @@ def check_grader(assignments: list[Assignment], how: Grading) -> None:
         raise GraderError(
             f"not installed here: {', '.join(missing)}. No notebook was graded. Run pip install 'fa2-lab[course]'"
         )
-    if not how.trust and not sandbox.kind():
+    if not how.trust and not sandbox.sandbox_kind():
         raise GraderError(sandbox.NO_SANDBOX)
 
 
 @contextmanager
-def packages(assignments: list[Assignment]):
+def staged_packages(assignments: list[Assignment]):
     """Yield {assignment: folder with the part of the package that its students may import}; delete all at the end."""
     with tempfile.TemporaryDirectory(prefix="fa2-course-") as folder:
         os.chmod(folder, 0o755)
-        yield {a.name: package.for_sandbox(Path(folder, a.name), a) for a in assignments}
+        yield {a.name: package.write_sandbox_package(Path(folder, a.name), a) for a in assignments}
 
 
-def prove_grader(assignments: list[Assignment], staged: dict, how: Grading, out: Path) -> dict[str, str]:
+def grade_solutions(assignments: list[Assignment], staged: dict, how: Grading, out: Path) -> dict[str, str]:
     """Grade each assignment's own solution, and return {assignment: sentence} for those without full marks."""
     with tempfile.TemporaryDirectory(prefix="fa2-course-") as folder:
         tasks = []
         for assignment in assignments:
             path = Path(folder, f"{assignment.name}.ipynb")
-            path.write_text(json.dumps(source(assignment)), encoding="utf-8")
+            path.write_text(json.dumps(source_notebook(assignment)), encoding="utf-8")
             tasks.append((Found("", assignment, path), 0, ""))
         proved: list[Graded] = []
-        run_all(tasks, staged, how, lambda task, graded: proved.append(graded))
+        grade_all(tasks, staged, how, lambda task, graded: proved.append(graded))
     faults = {}
     for solved in proved:
         page = out / "own_solutions" / f"{solved.assignment}.html"
         page.unlink(missing_ok=True)
         if solved.score < solved.full or not solved.most:
             page.parent.mkdir(parents=True, exist_ok=True)
-            files.write(page, results.feedback(solved))
+            files.write(page, results.feedback_page(solved))
             why = f": {'; '.join(solved.sentences)}" if solved.sentences else ""
             faults[solved.assignment] = (
                 f"{solved.assignment}: its own solution scores {solved.score:g} of {solved.full:g} here{why}. "
@@ -227,7 +229,7 @@ def prove_grader(assignments: list[Assignment], staged: dict, how: Grading, out:
     return faults
 
 
-def run_all(tasks: list[tuple], staged: dict, how: Grading, done: Callable[[tuple, Graded], None]) -> None:
+def grade_all(tasks: list[tuple], staged: dict, how: Grading, done: Callable[[tuple, Graded], None]) -> None:
     """Grade the tasks, `how.jobs` at a time, each in its own process on its own core. Call `done` after each."""
     from tqdm import tqdm
 
@@ -238,7 +240,7 @@ def run_all(tasks: list[tuple], staged: dict, how: Grading, done: Callable[[tupl
     def graded(task: tuple) -> tuple[tuple, Graded]:
         core = cores.get()
         try:
-            return task, grade_one(*task[:2], staged, how, core, "" if how.trust else sandbox.kind())
+            return task, grade_one(*task[:2], staged, how, core, "" if how.trust else sandbox.sandbox_kind())
         finally:
             cores.put(core)
 
@@ -250,7 +252,9 @@ def run_all(tasks: list[tuple], staged: dict, how: Grading, done: Callable[[tupl
 
 def grade_one(one: Found, seed: int, staged: dict, how: Grading, core: int, kind: str) -> Graded:
     """Grade one submission in its own process. If the process fails, only this submission stays unfinished."""
-    graded = Graded(one.student, one.assignment.name, steps(source(one.assignment)), is_absent=one.path is None)
+    graded = Graded(
+        one.student, one.assignment.name, points_by_step(source_notebook(one.assignment)), is_absent=one.path is None
+    )
     graded.folder = one.folder
     if one.path is None:
         return graded
@@ -260,7 +264,7 @@ def grade_one(one: Found, seed: int, staged: dict, how: Grading, core: int, kind
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
     most = how.limits.notebook_seconds + 2 * sandbox.START + MARGIN
     try:
-        command = [*sandbox.pinned(core), sys.executable, "-m", "fa2_studio.course.grade_notebook"]
+        command = [*sandbox.pin_command(core), sys.executable, "-m", "fa2_studio.course.grade_notebook"]
         ended = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, env=env, timeout=most)
         came = json.loads(ended.stdout)
         if "fault" in came:
@@ -276,10 +280,10 @@ def grade_one(one: Found, seed: int, staged: dict, how: Grading, core: int, kind
     return found
 
 
-def work_of(one: Found) -> bytes:
+def submitted_bytes(one: Found) -> bytes:
     """Return the bytes of a submission's file, or if the file is not read, the reason."""
     try:
-        return content(one.path) if one.path else b""
+        return read_bytes(one.path) if one.path else b""
     except (ValueError, OSError) as refusal:
         return str(refusal).encode()
 

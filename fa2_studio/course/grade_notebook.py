@@ -23,7 +23,7 @@ from checks.guard import Far, Raised, Stopped, raised
 from checks.meter import lending
 
 from fa2_studio.course import notebooks, seeds
-from fa2_studio.course.notebooks import HIDDEN, Cell, grade_id, is_solution, steps
+from fa2_studio.course.notebooks import HIDDEN, Cell, grade_id, is_solution, points_by_step
 from fa2_studio.course.sandbox import Limits, NotReady, SandboxProcess
 
 MOST_DEATHS = 8  # the most times that the processes of one notebook are started again
@@ -93,7 +93,7 @@ def assemble(original, cells: list[Cell]) -> tuple[list[AssembledCell], list[str
     for name, cell in own_cells.items():
         answer = answers.get(name)
         if not is_solution(cell):
-            kind = "test" if name in steps(original) else "given"
+            kind = "test" if name in points_by_step(original) else "given"
             parts.append(
                 AssembledCell(kind, name, cell.source, tuple(cell.metadata.get("fa2_lab", {}).get("given", ())))
             )
@@ -116,7 +116,7 @@ OTHER_NUMBERS = "this notebook has other numbers than those that it was graded w
 
 def is_of_another_seed(original, cells: list[Cell]) -> bool:
     """Return whether the tests of a submission name a seed that is not the seed of the original."""
-    tests = {grade_id(cell): cell for cell in original.cells if grade_id(cell) in steps(original)}
+    tests = {grade_id(cell): cell for cell in original.cells if grade_id(cell) in points_by_step(original)}
 
     def shown(cell) -> list[str]:
         return re.findall(r"\bseed=(\d+)", cell.source.partition(HIDDEN[0])[0])[:1]
@@ -125,31 +125,33 @@ def is_of_another_seed(original, cells: list[Cell]) -> bool:
     return any(handed_in.get(name) and shown(cell) and handed_in[name] != shown(cell) for name, cell in tests.items())
 
 
-def defined(source: str) -> set[str]:
+def defined_names(source: str) -> set[str]:
     """Return the names of the functions and classes that a cell of the original defines."""
     return {node.name for node in ast.parse(source).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
 
 
-def used(source: str) -> set[str]:
+def used_names(source: str) -> set[str]:
     """Return the names that a cell of the original reads."""
     return {x.id for x in ast.walk(ast.parse(source)) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)}
 
 
-def asked(original, test: AssembledCell, parts: list[AssembledCell]) -> dict[str, str]:
+def cells_of_answers(original, test: AssembledCell, parts: list[AssembledCell]) -> dict[str, str]:
     """Return {name: source of the student's cell that should define it} for the names of answers that a test reads."""
-    cells = {name: grade_id(cell) for cell in original.cells if is_solution(cell) for name in defined(cell.source)}
+    cells = {
+        name: grade_id(cell) for cell in original.cells if is_solution(cell) for name in defined_names(cell.source)
+    }
     texts = {part.name: part.source for part in parts if part.kind == "answer"}
-    return {name: texts.get(cells[name], "") for name in sorted(used(test.source) & set(cells))}
+    return {name: texts.get(cells[name], "") for name in sorted(used_names(test.source) & set(cells))}
 
 
-def right_functions(original, names: tuple[str, ...]) -> dict[str, Callable]:
+def original_functions(original, names: tuple[str, ...]) -> dict[str, Callable]:
     """Return the original's own functions of these names.
 
     The functions stay in this process. The student's process receives only what they return.
     """
     space: dict = {"np": np}
     for cell in original.cells:
-        if is_solution(cell) and defined(cell.source) & set(names):
+        if is_solution(cell) and defined_names(cell.source) & set(names):
             exec(compile(cell.source, "<right>", "exec"), space)
     return {name: space[name] for name in names}
 
@@ -177,7 +179,7 @@ class Session:
         """Run a cell, and return what it printed and the text of the error that it raised, or ""."""
         reply = self.ask({"do": "cell", "source": source}, self.limits.cell_seconds)
         self.done.append(source)
-        return str(reply.get("printed", "")), str(error_of(reply) or "")
+        return str(reply.get("printed", "")), str(exception_of(reply) or "")
 
     def call(self, name: str, args: tuple, kwargs: dict, probe: Callable | None = None, is_theirs: bool = True):
         """Call a function of the student's in their process and return its value, or raise the error that it raised.
@@ -197,7 +199,7 @@ class Session:
             if self.deaths > 1 or time.monotonic() > self.step_until:
                 self.over = str(end)
             raise
-        if error := error_of(reply):
+        if error := exception_of(reply):
             raise error
         return reply.get("value")
 
@@ -257,7 +259,7 @@ class Session:
         self.end()
 
 
-def error_of(reply: dict) -> Exception | None:
+def exception_of(reply: dict) -> Exception | None:
     """Return the error that a reply reports as an exception, or None if it reports none."""
     error = reply.get("error")
     if error is None:
@@ -273,17 +275,17 @@ def grade_notebook(
     original, cells: list[Cell], open_process: Callable[[bool], SandboxProcess], limits: Limits
 ) -> Graded:
     """Run the original's tests on a student's answers, and return the points and the feedback."""
-    graded = Graded("", "", steps(original))
+    graded = Graded("", "", points_by_step(original))
     parts, lost = assemble(original, cells)
     graded.sentences += lost
     session, space = Session(open_process, limits), {}
     try:
         for part in parts:
             if part.kind == "test":
-                run_step(part, session, space, asked(original, part, parts), graded)
+                run_step(part, session, space, cells_of_answers(original, part, parts), graded)
             else:
                 run_cell(part, session, space, graded)
-        follow_through(original, parts, session, space, graded)
+        retry_with_right_versions(original, parts, session, space, graded)
     finally:
         session.close()
     return graded
@@ -307,7 +309,7 @@ def run_cell(part: AssembledCell, session: Session, space: dict, graded: Graded)
 def run_step(part: AssembledCell, session: Session, space: dict, names: dict[str, str], graded: Graded) -> None:
     """Run the test cell of one step, and add its points, remark and output to `graded`."""
     points, shown, hidden, sentence = run_test(part, session, space, names)
-    points, why = once(part, points, graded.most[part.name], session, space.get("report"))
+    points, why = charge_mistake_once(part, points, graded.most[part.name], session, space.get("report"))
     graded.got[part.name] = min(points, graded.most[part.name])
     graded.sentences += [f"{part.name.removeprefix('test_')}: {said}" for said in (sentence, why) if said]
     graded.show("visible", part.name, "", shown)
@@ -343,7 +345,7 @@ def run_test(part: AssembledCell, session: Session, space: dict, names: dict[str
     return (points if points >= 0 else 0.0), papers[0].getvalue(), hidden, sentence
 
 
-def once(part: AssembledCell, points: float, most: float, session: Session, report) -> tuple[float, str]:
+def charge_mistake_once(part: AssembledCell, points: float, most: float, session: Session, report) -> tuple[float, str]:
     """Return a step's points, changed so that a mistake costs once, and a remark about the change.
 
     A check that failed because of a mistake which an earlier step has shown gets most of its points, unless the step
@@ -364,7 +366,9 @@ def once(part: AssembledCell, points: float, most: float, session: Session, repo
     return points + back, why
 
 
-def follow_through(original, parts: list[AssembledCell], session: Session, space: dict, graded: Graded) -> None:
+def retry_with_right_versions(
+    original, parts: list[AssembledCell], session: Session, space: dict, graded: Graded
+) -> None:
     """Run each test that lost points again, with correct versions of the earlier functions that its cell names.
 
     So a mistake in an earlier step costs no points in this one. The better of the two runs counts.
@@ -372,9 +376,9 @@ def follow_through(original, parts: list[AssembledCell], session: Session, space
     for part in parts:
         if not part.given or graded.got.get(part.name, 0) >= graded.most.get(part.name, 0):
             continue
-        session.lent = right_functions(original, part.given)
-        points, shown, hidden, _ = run_test(part, session, space, asked(original, part, parts))
-        points, _ = once(part, points, graded.most[part.name], session, space.get("report"))
+        session.lent = original_functions(original, part.given)
+        points, shown, hidden, _ = run_test(part, session, space, cells_of_answers(original, part, parts))
+        points, _ = charge_mistake_once(part, points, graded.most[part.name], session, space.get("report"))
         if points > graded.got[part.name]:
             graded.got[part.name] = min(points, graded.most[part.name])
             given = " and ".join(filter(None, (", ".join(part.given[:-1]), part.given[-1])))
@@ -403,13 +407,13 @@ def main() -> int:
     task = json.load(sys.stdin)
     limits = Limits(**task["limits"])
     limit_own_memory()
-    assignment = notebooks.named(task["assignment"])
-    original = seeds.seeded(notebooks.source(assignment), task["seed"])
-    original = seeds.on_day(original, task["seed"], task["day"])
+    assignment = notebooks.find_assignment(task["assignment"])
+    original = seeds.with_seed(notebooks.source_notebook(assignment), task["seed"])
+    original = seeds.with_day(original, task["seed"], task["day"])
     try:
-        cells = notebooks.read(Path(task["path"]))
+        cells = notebooks.read_submission(Path(task["path"]))
     except ValueError as unreadable:
-        graded = Graded("", "", steps(original), sentences=[str(unreadable)])
+        graded = Graded("", "", points_by_step(original), sentences=[str(unreadable)])
     else:
 
         def open_process(clean: bool) -> SandboxProcess:

@@ -13,12 +13,12 @@ import nbformat
 from fa2_lab.tools import files
 from fa2_studio.course import grade, package, results, sandbox, seeds
 from fa2_studio.course.grade_notebook import Graded
-from fa2_studio.course.notebooks import FOLDER, PROJECT, Assignment, named, source, student_version
+from fa2_studio.course.notebooks import FOLDER, PROJECT, Assignment, find_assignment, source_notebook, student_version
 
 PAGES = {"STUDENT.md": "README.md", "AGENTS.md": "AGENTS.md"}  # pages beside the notebooks: name in a bundle
 
 
-def bundle(
+def write_bundle(
     folder: Path,
     assignments: list[Assignment],
     people: tuple[results.Person, ...] = (),
@@ -40,7 +40,7 @@ def bundle(
         for path in [package.CHECKS / "__init__.py", *package.visible_checks(assignments)]:
             files.write(home / "checks" / path.name, path.read_bytes())
         for assignment in assignments:
-            notebook = student_version(seeds.seeded(source(assignment), seeds.seed_of(student, secret)))
+            notebook = student_version(seeds.with_seed(source_notebook(assignment), seeds.seed_of(student, secret)))
             files.write(home / f"{assignment.name}.ipynb", nbformat.writes(notebook) + "\n")
         for page, name in PAGES.items():
             files.write(home / name, (FOLDER / page).read_bytes())
@@ -66,7 +66,7 @@ cd /autograder/source && PYTHONPATH=. /autograder/env/bin/python -m fa2_studio.c
 """
 
 
-def gradescope(folder: Path, assignments: list[Assignment]) -> list[Path]:
+def write_gradescope(folder: Path, assignments: list[Assignment]) -> list[Path]:
     """Write an autograder package for each assignment, and return the files.
 
     Each is NAME.zip, which contains setup.sh, run_autograder and all the code that grading needs.
@@ -90,16 +90,16 @@ def gradescope(folder: Path, assignments: list[Assignment]) -> list[Path]:
     return archives
 
 
-def on_gradescope(name: str, home: Path) -> dict:
+def grade_on_gradescope(name: str, home: Path) -> dict:
     """Grade the submission in home/submission, and write home/results/results.json."""
-    assignment = named(name)
+    assignment = find_assignment(name)
     how = grade.Grading(trust=True)
-    (one,) = grade.of_student("", [home / "submission"], [assignment])
+    (one,) = grade.submissions_of_student("", [home / "submission"], [assignment])
     submitted_notebooks = [p for p in grade.files_below(home / "submission") if p.suffix == ".ipynb"]
     if one.path is None and len(submitted_notebooks) == 1:  # the upload itself tells the assignment
         one.path, one.remarks = submitted_notebooks[0], [f"{submitted_notebooks[0].name} was graded"]
-    with grade.packages([assignment]) as staged:
-        graded = grade.grade_one(one, seed=0, staged=staged, how=how, core=0, kind=sandbox.kind() or "user")
+    with grade.staged_packages([assignment]) as staged:
+        graded = grade.grade_one(one, seed=0, staged=staged, how=how, core=0, kind=sandbox.sandbox_kind() or "user")
     if graded.is_unfinished:  # if there is no result, the platform tells the instructor
         raise SystemExit("; ".join(graded.sentences))
     graded.sentences = one.remarks + graded.sentences
@@ -133,4 +133,4 @@ def results_json(graded: Graded) -> dict:
 if __name__ == "__main__":
     with suppress(AttributeError):
         os.umask(0o077)
-    on_gradescope(sys.argv[1], Path("/autograder"))
+    grade_on_gradescope(sys.argv[1], Path("/autograder"))

@@ -43,7 +43,7 @@ HANGS = [
 ]
 
 
-def moved(line: str, above: str) -> tuple[str, str]:
+def moved_to_top(line: str, above: str) -> tuple[str, str]:
     """Return (right, wrong): the pipeline's text from `above` to `line`, and this text with `line` moved to its top."""
     text = PIPELINE.read_text(encoding="utf-8")
     first = text.index(above)
@@ -53,14 +53,14 @@ def moved(line: str, above: str) -> tuple[str, str]:
 
 
 RACES = [
-    Slip("early release", *moved(RELEASE, AWAIT), FAST, {}),
+    Slip("early release", *moved_to_top(RELEASE, AWAIT), FAST, {}),
     Slip(
         "early announcement",
-        *moved('        filled[stage].arrive("copy engine")\n', "            block.start("),
+        *moved_to_top('        filled[stage].arrive("copy engine")\n', "            block.start("),
         {},
         FAST,
     ),
-    Slip("early release", *moved(RELEASE, "            s = np.where("), {}, SLOW),
+    Slip("early release", *moved_to_top(RELEASE, "            s = np.where("), {}, SLOW),
 ]
 WRONG = [
     Slip("absent keys", "(col < N_k)[None, :]", "(col <= N_k)[None, :]", {}, dict(N_k=48)),
@@ -79,7 +79,7 @@ WRONG = [
 # Planting the bug of a seed -------------------------------------------------------------------------------------
 
 
-def planted(slips: list[Slip], seed: int) -> Slip:
+def slip_of_seed(slips: list[Slip], seed: int) -> Slip:
     """Return the slip of a seed. Seed 0 has the first slip."""
     return slips[seed * 2654435761 % 2**32 * len(slips) >> 32]
 
@@ -92,46 +92,46 @@ WORDS = {  # the names that a variable of a program may have; a seed chooses one
 }  # fmt: skip
 
 
-def renamed(path: Path, text: str, seed: int) -> str:
+def rename_variables(path: Path, text: str, seed: int) -> str:
     """Return a program's text with the variable names of a seed. Seed 0 keeps the names as they are."""
     for number, words in enumerate(WORDS[path]):
         text = re.sub(rf"\b{words[0]}\b", words[seed // 3**number % 3], text)
     return text
 
 
-def broken(path: Path, slip: Slip, seed: int = 0) -> str:
+def broken_program(path: Path, slip: Slip, seed: int = 0) -> str:
     """Return the text of a program with a slip in it and with the variable names of a seed."""
     text = path.read_text(encoding="utf-8")
     if text.count(slip.right) != 1:
         raise LookupError(
             f"{path.name}: {slip.right!r} occurs {text.count(slip.right)} times, but it should occur once"
         )
-    return renamed(path, text.replace(slip.right, slip.wrong), seed).rstrip()
+    return rename_variables(path, text.replace(slip.right, slip.wrong), seed).rstrip()
 
 
 CASES = {"hang": (PIPELINE, HANGS, 0), "race": (PIPELINE, RACES, 1), "wrong": (KERNEL, WRONG, 2)}
 
 
-def slip_of(step: str, seed: int) -> tuple[Path, Slip]:
+def program_and_slip(step: str, seed: int) -> tuple[Path, Slip]:
     """Return the program of a step and the slip that a seed plants in it."""
     path, slips, more = CASES[step]
-    return path, planted(slips, seed=seed + more if seed else 0)
+    return path, slip_of_seed(slips, seed=seed + more if seed else 0)
 
 
-def program(step: str, seed: int = 0) -> str:
+def broken_cell(step: str, seed: int = 0) -> str:
     """Return the broken program of a step, as the text of a cell."""
-    return broken(*slip_of(step, seed), seed)
+    return broken_program(*program_and_slip(step, seed), seed)
 
 
 def wrong_lines(path: Path, slip: Slip, seed: int = 0) -> set[str]:
     """Return the lines that count as a right answer: lines that differ, and the neighbours of a missing line."""
-    right = renamed(path, path.read_text(encoding="utf-8"), seed).splitlines()
-    return changed_lines(broken(path, slip, seed).splitlines(), right)
+    right = rename_variables(path, path.read_text(encoding="utf-8"), seed).splitlines()
+    return changed_lines(broken_program(path, slip, seed).splitlines(), right)
 
 
 def named(step: str, function, seed: int = 0) -> Report:
     """Return the report of two checks that only the grader can make: the wrong line, and the cause."""
-    (path, slip), report = slip_of(step, seed), Report(f"{step}: line and cause")
+    (path, slip), report = program_and_slip(step, seed), Report(f"{step}: line and cause")
     with report.check("find: the line", FIND[step]):
         line = str(answer_of(function, "line")).strip()
         if line not in wrong_lines(path, slip, seed):

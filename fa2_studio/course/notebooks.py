@@ -38,7 +38,7 @@ ASSIGNMENTS = [
 ]
 
 
-def named(name: str) -> Assignment:
+def find_assignment(name: str) -> Assignment:
     """Return the assignment with this name, or with a number such as "2"."""
     for assignment in ASSIGNMENTS:
         if name in (assignment.name, assignment.name[:1]):
@@ -59,7 +59,7 @@ class Node(dict):
     __setattr__, __delattr__ = dict.__setitem__, dict.__delitem__
 
 
-def source(assignment: Assignment) -> Node:
+def source_notebook(assignment: Assignment) -> Node:
     """Return the nbgrader source of an assignment, with solutions and hidden tests."""
     notebook = json.loads((FOLDER / f"{assignment.name}.ipynb").read_text(encoding="utf-8"), object_hook=Node)
     for cell in notebook.cells:
@@ -70,7 +70,7 @@ def source(assignment: Assignment) -> Node:
 # The metadata of cells --------------------------------------------------------------------------------------------
 
 
-def marks(cell) -> dict:
+def nbgrader_metadata(cell) -> dict:
     """Return the nbgrader metadata of a cell, or {} if the cell has none or it is malformed."""
     metadata = cell.get("metadata") if isinstance(cell, dict) else None
     nbgrader = metadata.get("nbgrader") if isinstance(metadata, dict) else None
@@ -79,17 +79,17 @@ def marks(cell) -> dict:
 
 def grade_id(cell) -> str:
     """Return nbgrader's name of a cell, or "" for a cell that a student added."""
-    name = marks(cell).get("grade_id", "")
+    name = nbgrader_metadata(cell).get("grade_id", "")
     return name if isinstance(name, str) else ""
 
 
 def is_solution(cell) -> bool:
-    return bool(marks(cell).get("solution"))
+    return bool(nbgrader_metadata(cell).get("solution"))
 
 
-def steps(notebook) -> dict[str, float]:
+def points_by_step(notebook) -> dict[str, float]:
     """Return {grade_id: points} of a notebook's test cells."""
-    return {m["grade_id"]: float(m["points"]) for m in map(marks, notebook.cells) if m.get("grade")}
+    return {m["grade_id"]: float(m["points"]) for m in map(nbgrader_metadata, notebook.cells) if m.get("grade")}
 
 
 # Submissions ----------------------------------------------------------------------------------------------------------
@@ -108,12 +108,12 @@ class Cell:
     source: str
 
 
-def read(path: Path) -> list[Cell]:
+def read_submission(path: Path) -> list[Cell]:
     """Return the cells of a submitted notebook. Raises ValueError, with a sentence for the student, if it is none."""
     if path.suffix != ".ipynb":
         raise ValueError(f"{path.name} is not a notebook, because its name does not end in .ipynb")
     try:
-        notebook = json.loads(content(path).decode("utf-8-sig"))  # some editors begin with a byte-order mark
+        notebook = json.loads(read_bytes(path).decode("utf-8-sig"))  # some editors begin with a byte-order mark
     except (UnicodeError, ValueError, RecursionError, OSError) as error:
         reason = (str(error).splitlines() or [""])[0][:120]
         raise ValueError(
@@ -124,10 +124,10 @@ def read(path: Path) -> list[Cell]:
         raise ValueError(f"{path.name} is not a notebook that can be read (it has no list of cells)")
     if len(cells) > MOST_CELLS:
         raise ValueError(f"{path.name} has {len(cells):,} cells; at most {MOST_CELLS:,} are read")
-    return [as_cell(cell) for cell in cells if isinstance(cell, dict)]
+    return [parse_cell(cell) for cell in cells if isinstance(cell, dict)]
 
 
-def content(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
     """Return the bytes of a file. Raises ValueError if it is a link, no regular file, or too large."""
     if path.is_symlink():
         raise ValueError("it is a symbolic link")
@@ -138,7 +138,7 @@ def content(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def as_cell(cell: dict) -> Cell:
+def parse_cell(cell: dict) -> Cell:
     """Return one cell of a notebook's JSON, whatever its fields contain. Invalid characters become question marks."""
     source = cell.get("source", "")
     source = "".join(x for x in source if isinstance(x, str)) if isinstance(source, list) else source
@@ -156,20 +156,22 @@ def student_version(notebook) -> Node:
     """Return what students get: solutions replaced by stubs, no hidden tests, no outputs, and test cells locked."""
     notebook = deepcopy(notebook)
     for cell in notebook.cells:
-        cell.source = re.sub(block(*SOLUTION), STUB, cell.source + "\n", flags=re.DOTALL | re.MULTILINE)
-        cell.source = re.sub(block(*HIDDEN), "", cell.source, flags=re.DOTALL | re.MULTILINE).rstrip("\n")
+        cell.source = re.sub(block_pattern(*SOLUTION), STUB, cell.source + "\n", flags=re.DOTALL | re.MULTILINE)
+        cell.source = re.sub(block_pattern(*HIDDEN), "", cell.source, flags=re.DOTALL | re.MULTILINE).rstrip("\n")
         cell.metadata.pop("fa2_lab", None)
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-        if marks(cell):
+        if nbgrader_metadata(cell):
             cell.metadata.deletable = False
-        if marks(cell).get("locked"):
+        if nbgrader_metadata(cell).get("locked"):
             cell.metadata.editable = False
-    locked = {grade_id(c): crc32(c.source.strip().encode()) for c in notebook.cells if marks(c).get("locked")}
-    notebook.metadata["fa2_lab"] = {"steps": steps(notebook), "locked": locked}
+    locked = {
+        grade_id(c): crc32(c.source.strip().encode()) for c in notebook.cells if nbgrader_metadata(c).get("locked")
+    }
+    notebook.metadata["fa2_lab"] = {"steps": points_by_step(notebook), "locked": locked}
     return notebook
 
 
-def block(begin: str, end: str) -> str:
+def block_pattern(begin: str, end: str) -> str:
     """Return a pattern for two marks and everything between them. Its first group is the indentation."""
     return rf"^( *){re.escape(begin)}\n.*?^ *{re.escape(end)}\n"

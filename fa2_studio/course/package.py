@@ -20,13 +20,13 @@ def __getattr__(name):
 '''
 
 
-def for_sandbox(folder: Path, assignment: Assignment) -> Path:
+def write_sandbox_package(folder: Path, assignment: Assignment) -> Path:
     """Write all modules that a student's process may import to a folder, and return the folder.
 
     These are the worker, the probes, and the modules of fa2_lab that the assignment gives.
     """
     wanted = ["fa2_studio.course.worker", *(f"checks.{name}" for name in BESIDE), *assignment.gives]
-    for path in closure(wanted):
+    for path in imported_files(wanted):
         to = folder / path.relative_to(FOLDER if path.parent == CHECKS else PROJECT)
         to.parent.mkdir(parents=True, exist_ok=True)
         to.write_bytes(path.read_bytes())
@@ -42,10 +42,10 @@ def for_sandbox(folder: Path, assignment: Assignment) -> Path:
 def visible_checks(assignments: list[Assignment]) -> list[Path]:
     """Return the files of `checks` that these assignments' notebooks import, directly or through other checks."""
     texts = [FOLDER / "text" / f"{a.name}.py" for a in assignments]
-    return sorted(path for path in closure(["checks.__main__"], texts) if path.parent == CHECKS)
+    return sorted(path for path in imported_files(["checks.__main__"], texts) if path.parent == CHECKS)
 
 
-def closure(modules: list[str], scripts: Sequence[Path] = ()) -> set[Path]:
+def imported_files(modules: list[str], scripts: Sequence[Path] = ()) -> set[Path]:
     """Return the files of modules, of their submodules, and of this project's modules that they or scripts import."""
     tops = {"fa2_lab": PROJECT, "fa2_studio": PROJECT, "checks": FOLDER}
     finder = ModuleFinder([])

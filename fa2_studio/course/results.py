@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fa2_lab.tools import files
 from fa2_studio.course.grade_notebook import Graded
-from fa2_studio.course.notebooks import named, source
+from fa2_studio.course.notebooks import find_assignment, source_notebook
 
 ROSTER = ["folder", "id", "name"]
 BY_HAND = ["folder", "assignment", "points", "comment"]
@@ -29,13 +29,13 @@ class Person:
     more: tuple[str, ...] = ()  # further folders, because Moodle names a folder differently for each assignment
 
 
-def roster(path: Path | None) -> tuple[Person, ...]:
+def read_roster(path: Path | None) -> tuple[Person, ...]:
     """Return the people of a CSV file with the columns folder, id and name, of which only folder is required.
 
     Lines with the same id and the same name are folders of one person.
     """
     people: dict[str, Person] = {}
-    rows = lines_of(path, "--roster", ROSTER, required=("folder",)) if path else []
+    rows = read_columns(path, "--roster", ROSTER, required=("folder",)) if path else []
     folders = [folder for folder, *_ in rows]
     for folder, own_id, name in rows:
         if folder in ("", ".", "..") or "/" in folder or "\\" in folder:
@@ -50,7 +50,7 @@ def roster(path: Path | None) -> tuple[Person, ...]:
     return tuple(people.values())
 
 
-def lines_of(path: Path, name: str, columns: list[str], required: tuple[str, ...]) -> list[list[str]]:
+def read_columns(path: Path, name: str, columns: list[str], required: tuple[str, ...]) -> list[list[str]]:
     """Return the texts in these columns of a CSV file. Raises ValueError if it or a required column is missing."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -64,7 +64,7 @@ def lines_of(path: Path, name: str, columns: list[str], required: tuple[str, ...
     return [[unicodedata.normalize("NFC", str(row.get(key) or "").strip()) for key in columns] for row in rows]
 
 
-def printable(text: str) -> str:
+def safe_for_spreadsheet(text: str) -> str:
     """Return a name that is safe in a table: without line breaks, and not taken for a formula by a spreadsheet."""
     text = "".join(c if c.isprintable() else "?" for c in text.encode("utf-8", "replace").decode())
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
@@ -77,7 +77,7 @@ def record_path(out: Path, student: str, assignment: str) -> Path:
     return out / "records" / student / f"{assignment}.json"
 
 
-def keep(graded: Graded, out: Path, key: str = "") -> None:
+def write_record(graded: Graded, out: Path, key: str = "") -> None:
     """Write one submission's record and its feedback page, each atomically.
 
     `key` is a digest of all that the result depends on, so that an unchanged submission is not graded again.
@@ -92,10 +92,10 @@ def write_page(graded: Graded, out: Path, name: str = "") -> None:
     """Write a feedback page into a folder that has the name of the folder with the work."""
     page = out / "feedback" / (graded.folder or graded.student) / f"{graded.assignment}.html"
     page.parent.mkdir(parents=True, exist_ok=True)
-    files.write(page, feedback(graded, name))
+    files.write(page, feedback_page(graded, name))
 
 
-def kept(path: Path) -> tuple[Graded, str]:
+def read_record(path: Path) -> tuple[Graded, str]:
     """Return a record and its key. If there is no record that can be read, both are empty."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -105,15 +105,17 @@ def kept(path: Path) -> tuple[Graded, str]:
         return Graded("", ""), ""
 
 
-def all_kept(out: Path) -> list[Graded]:
+def read_all_records(out: Path) -> list[Graded]:
     """Return all records, sorted by student and assignment, with the points and comments of by_hand.csv."""
-    records = [kept(path)[0] for path in sorted((out / "records").glob("*/*.json"))]
+    records = [read_record(path)[0] for path in sorted((out / "records").glob("*/*.json"))]
     records = sorted((g for g in records if g.student), key=lambda g: (g.student, g.assignment))
     path = out / "by_hand.csv"
     for folder, name, points, comment in (
-        lines_of(path, "by_hand.csv", BY_HAND, tuple(BY_HAND)) if path.exists() else []
+        read_columns(path, "by_hand.csv", BY_HAND, tuple(BY_HAND)) if path.exists() else []
     ):
-        matching = [g for g in records if folder in (g.student, g.folder) and g.assignment == named(name).name]
+        matching = [
+            g for g in records if folder in (g.student, g.folder) and g.assignment == find_assignment(name).name
+        ]
         try:
             (graded,), more = matching, float(points or 0)
         except ValueError:
@@ -135,38 +137,38 @@ def write_tables(out: Path, people: tuple[Person, ...] = ()) -> None:
     student who handed in nothing has an empty cell, so the platform keeps its own score. An assignment that no student
     handed in has no column.
     """
-    graded, called = all_kept(out), {person.folder: person.name for person in people}
+    graded, called = read_all_records(out), {person.folder: person.name for person in people}
     for g in graded:
         write_page(g, out, called.get(g.student, ""))
-    files.write(out / "scores.csv", table([COLUMNS, *(row(g) for g in graded)]))
+    files.write(out / "scores.csv", csv_table([COLUMNS, *(scores_row(g) for g in graded)]))
     names = sorted({g.assignment for g in graded if not g.is_absent})
     full = {g.assignment: f"{g.full:g}" for g in graded}
-    score = {(g.student, g.assignment): points(g) for g in graded}
+    score = {(g.student, g.assignment): points_text(g) for g in graded}
     canvas = [["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *names]]  # Canvas's own ID stays empty
     canvas.append(["    Points Possible", *[""] * 4, *(full[name] for name in names)])
     moodle = [["Identifier", "Full name", *(f"{name} ({full[name]})" for name in names)]]
     for person in people or [Person(student) for student in sorted({g.student for g in graded})]:
         scores = [score.get((person.folder, name), "") for name in names]
-        name = printable(person.name or person.folder)
+        name = safe_for_spreadsheet(person.name or person.folder)
         canvas.append([name, "", person.id, person.id, "", *scores])
-        moodle.append([person.id or printable(person.folder), name, *scores])
-    files.write(out / "canvas.csv", table(canvas))
-    files.write(out / "moodle.csv", table(moodle))
+        moodle.append([person.id or safe_for_spreadsheet(person.folder), name, *scores])
+    files.write(out / "canvas.csv", csv_table(canvas))
+    files.write(out / "moodle.csv", csv_table(moodle))
 
 
-def points(g: Graded) -> str:
+def points_text(g: Graded) -> str:
     """Return a score as the tables have it, which is empty if nothing was handed in."""
     return "" if g.is_absent else f"{g.score:g}"
 
 
-def row(g: Graded) -> list[str]:
+def scores_row(g: Graded) -> list[str]:
     got = {} if g.is_absent else g.most
     by_step = "; ".join(f"{name.removeprefix('test_')} {g.got.get(name, 0):g}/{m:g}" for name, m in got.items())
-    remarks = printable(" | ".join(g.sentences))[:2000]
-    return [printable(g.student), g.assignment, points(g), f"{g.full:g}", by_step, remarks]
+    remarks = safe_for_spreadsheet(" | ".join(g.sentences))[:2000]
+    return [safe_for_spreadsheet(g.student), g.assignment, points_text(g), f"{g.full:g}", by_step, remarks]
 
 
-def table(rows: list[list[str]]) -> str:
+def csv_table(rows: list[list[str]]) -> str:
     text = io.StringIO(newline="")
     csv.writer(text).writerows(rows)
     return text.getvalue()
@@ -186,9 +188,9 @@ KINDS = {
 }
 
 
-def feedback(graded: Graded, name: str = "") -> str:
+def feedback_page(graded: Graded, name: str = "") -> str:
     """Return the student's feedback page in HTML: the points per step, remarks, and the output of the checks."""
-    title = html.escape(f"{printable(name or graded.student)}: {graded.assignment}")
+    title = html.escape(f"{safe_for_spreadsheet(name or graded.student)}: {graded.assignment}")
     remarks = [said for said in graded.sentences if said != NOT_IN_ROSTER]
     points = "No score" if graded.is_absent else f"{graded.score:g} of {graded.full:g} points"
     body = [f"<h1>{title}</h1><p><strong>{points}</strong></p>"]
@@ -197,31 +199,31 @@ def feedback(graded: Graded, name: str = "") -> str:
         titles = "".join(f"<th scope=col>{title}</th>" for title in ("step", "points", "of", "checks that failed"))
         body += [f"<tr>{titles}</tr>"]
         for name, most in graded.most.items():
-            step, got = shown(name.removeprefix("test_")), graded.got.get(name, 0)
+            step, got = escape_text(name.removeprefix("test_")), graded.got.get(name, 0)
             missed = sum(
                 x.count("  NOT YET ") for kind, of, _, x in graded.page if of == name and kind in ("visible", "hidden")
             )
             body += [f"<tr><th scope=row>{step}</th><td>{got:g}</td><td>{most:g}</td><td>{missed or ''}</td></tr>"]
         body += ["</table>"]
         if graded.score < graded.full:
-            body += [f"<p>Read these again: {shown(before(graded.assignment))}.</p>"]
+            body += [f"<p>Read these again: {escape_text(prerequisites_of(graded.assignment))}.</p>"]
     if remarks:
-        body += ["<h2>Remarks</h2><ul>", *(f"<li>{shown(s[:500])}</li>" for s in remarks[:50]), "</ul>"]
+        body += ["<h2>Remarks</h2><ul>", *(f"<li>{escape_text(s[:500])}</li>" for s in remarks[:50]), "</ul>"]
     for kind, name, code, output in graded.page:
-        body += [f"<h2>{shown(name.removeprefix('test_'))}: {KINDS.get(kind, '')}</h2>"]
-        body += [f"<pre>{shown(code)}</pre>"] if code else []
-        body += [f"<pre class=checks>{shown(output)}</pre>"] if output else []
+        body += [f"<h2>{escape_text(name.removeprefix('test_'))}: {KINDS.get(kind, '')}</h2>"]
+        body += [f"<pre>{escape_text(code)}</pre>"] if code else []
+        body += [f"<pre class=checks>{escape_text(output)}</pre>"] if output else []
     head = '<!doctype html><html lang="en"><head><meta charset="utf-8">'
     head += '<meta name="viewport" content="width=device-width, initial-scale=1">'
     head += f"<title>{title}</title><style>{STYLE}</style></head><body><main>"
     return head + "\n".join(body) + "</main></body></html>\n"
 
 
-def before(assignment: str) -> str:
+def prerequisites_of(assignment: str) -> str:
     """Return the chapters and assignments that an assignment builds on, as its notebook names them."""
-    return re.search(r"Before this: (.+?)\. Hardware", source(named(assignment)).cells[0].source)[1]
+    return re.search(r"Before this: (.+?)\. Hardware", source_notebook(find_assignment(assignment)).cells[0].source)[1]
 
 
-def shown(text: str) -> str:
+def escape_text(text: str) -> str:
     """Return text for a page: escaped, with a question mark for each invalid character."""
     return html.escape(text.encode("utf-8", "replace").decode())

@@ -60,15 +60,15 @@ class Limits:
 
 
 @cache
-def kind() -> str:
+def sandbox_kind() -> str:
     """Return the sandbox that works on this machine: "bwrap", or "" if bubblewrap is missing or may not start."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        command = [*bubblewrap(Path(sys.prefix)), "true"]
+        command = [*bubblewrap_command(Path(sys.prefix)), "true"]
         return "bwrap" if subprocess.run(command, capture_output=True, timeout=30).returncode == 0 else ""
     return ""
 
 
-def in_words(kind: str) -> str:
+def describe_sandbox(kind: str) -> str:
     """Return the words by which `grade` names the sandbox `kind`."""
     if not kind:
         return "none, so students' code runs under your account"
@@ -77,7 +77,7 @@ def in_words(kind: str) -> str:
     return f"bubblewrap, {'started by root, with a user for each notebook' if os.getuid() == 0 else 'started by you'}"
 
 
-def bubblewrap(package: Path, needs: tuple[str, ...] = ()) -> list[str]:
+def bubblewrap_command(package: Path, needs: tuple[str, ...] = ()) -> list[str]:
     """Return the beginning of a command that runs the rest of it in a bubblewrap sandbox.
 
     The sandbox shows Python, the folder `package` and the installed packages that `needs` names; without `needs`, NumPy
@@ -87,7 +87,14 @@ def bubblewrap(package: Path, needs: tuple[str, ...] = ()) -> list[str]:
     rights = "--cap-drop ALL --cap-add CAP_SETUID --cap-add CAP_SETGID"
     shut = f"{namespaces} {rights}" if os.getuid() == 0 else "--unshare-all"
     command = ["bwrap", *shut.split(), "--die-with-parent", "--new-session", "--clearenv"]
-    seen = ["/usr", "/etc/ld.so.cache", "/etc/alternatives", sys.base_prefix, sys.prefix, *map(str, sites(needs))]
+    seen = [
+        "/usr",
+        "/etc/ld.so.cache",
+        "/etc/alternatives",
+        sys.base_prefix,
+        sys.prefix,
+        *map(str, site_folders(needs)),
+    ]
     seen = [p for p in dict.fromkeys([*seen, str(package)]) if Path(p).exists()]
     for parent in dict.fromkeys(str(p) for s in seen for p in reversed(Path(s).parents) if str(p) != "/"):
         command += ["--perms", "0755", "--dir", parent]
@@ -98,12 +105,12 @@ def bubblewrap(package: Path, needs: tuple[str, ...] = ()) -> list[str]:
             command += ["--symlink", f"usr/{name}", f"/{name}"]
         elif Path("/", name).is_dir():
             command += ["--ro-bind", f"/{name}", f"/{name}"]
-    for place in dict.fromkeys(place for s in seen if Path(s) != package for place in own_parts(Path(s))):
+    for place in dict.fromkeys(place for s in seen if Path(s) != package for place in hidden_folders(Path(s))):
         command += ["--size", "4096", "--tmpfs", str(place), "--remount-ro", str(place)]
     if not needs:  # NumPy alone
-        folders = dict.fromkeys(str(p.resolve()) for s in seen if Path(s) != package for p in installed(Path(s)))
+        folders = dict.fromkeys(str(p.resolve()) for s in seen if Path(s) != package for p in package_folders(Path(s)))
         command += [word for place in folders for word in ("--size", "4096", "--tmpfs", place)]
-        for path in sorted(path for site in sites(()) for path in site.glob("numpy*")):
+        for path in sorted(path for site in site_folders(()) for path in site.glob("numpy*")):
             command += ["--ro-bind", str(path), str(path)]
         command += [word for place in folders for word in ("--remount-ro", place)]
     command += ["--proc", "/proc", "--dev", "/dev"]
@@ -111,13 +118,13 @@ def bubblewrap(package: Path, needs: tuple[str, ...] = ()) -> list[str]:
     return [*command, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
-def sites(needs: tuple[str, ...]) -> list[Path]:
+def site_folders(needs: tuple[str, ...]) -> list[Path]:
     """Return the folders of installed packages that contain NumPy and the packages that `needs` names."""
     specs = (find_spec(name) for name in ("numpy", *needs))
     return list(dict.fromkeys(Path(spec.origin).resolve().parents[1] for spec in specs if spec and spec.origin))
 
 
-def installed(seen: Path) -> list[Path]:
+def package_folders(seen: Path) -> list[Path]:
     """Return the folders of installed packages below a folder that the sandbox shows; torch may be in one of them."""
     if seen.name in SITES:
         return [seen]
@@ -128,7 +135,7 @@ def installed(seen: Path) -> list[Path]:
     ]
 
 
-def own_parts(seen: Path) -> list[Path]:
+def hidden_folders(seen: Path) -> list[Path]:
     """Return the parts of a folder that the sandbox must hide because they contain solutions.
 
     These are fa2_lab, fa2_studio and checks, if they are installed there, and this checkout.
@@ -137,7 +144,7 @@ def own_parts(seen: Path) -> list[Path]:
     return [p for p in places if p.is_dir() and p.is_relative_to(seen) and p != seen]
 
 
-def pinned(core: int) -> list[str]:
+def pin_command(core: int) -> list[str]:
     """Return the words to put before a command, so that it and all its children run on one core."""
     if not shutil.which("taskset"):
         return []  # this system is not Linux
@@ -145,7 +152,7 @@ def pinned(core: int) -> list[str]:
     return ["taskset", "-c", str(cores[core % len(cores)])]
 
 
-def limited(limits: Limits, uid: int, counts_apart: bool) -> list[str]:
+def limit_command(limits: Limits, uid: int, counts_apart: bool) -> list[str]:
     """Return the words to put before a command, so that it and all its children keep to `limits`.
 
     Unless `uid` is 0, the command also runs as that user. `counts_apart` means that the kernel counts the sandbox's
@@ -164,10 +171,10 @@ def limited(limits: Limits, uid: int, counts_apart: bool) -> list[str]:
     return words.split()
 
 
-def environment(package: Path, home: str, needs: tuple[str, ...]) -> dict[str, str]:
+def sandbox_environment(package: Path, home: str, needs: tuple[str, ...]) -> dict[str, str]:
     """Return the environment variables of a student's process. It inherits none of ours."""
     own = dict(PATH="/usr/local/bin:/usr/bin:/bin", LANG="C.UTF-8")
-    own |= dict(PYTHONPATH=os.pathsep.join(map(str, [package, *sites(needs)])))
+    own |= dict(PYTHONPATH=os.pathsep.join(map(str, [package, *site_folders(needs)])))
     own |= dict.fromkeys(("HOME", "TMPDIR", "IPYTHONDIR", "MPLCONFIGDIR", "TRITON_HOME"), home)
     own |= dict(MPLBACKEND="Agg", PYTHONDONTWRITEBYTECODE="1", PYTHONUTF8="1")
     own |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -189,7 +196,7 @@ class SandboxProcess:
         self.limits, self.far, self.kind, self.why = limits, [], kind, ""
         self.home = "" if kind == "bwrap" else tempfile.mkdtemp(prefix="fa2-course-")
         self.errors = tempfile.TemporaryFile()
-        uid = 100_000 + 2 * (os.getpid() % 25_000) + clean if other_user(kind, package) else 0
+        uid = 100_000 + 2 * (os.getpid() % 25_000) + clean if can_switch_user(kind, package) else 0
         if kind == "user" and os.getuid() == 0 and not uid:
             raise NotReady(
                 "the sandbox could not be started: no other user can read this Python, and root may do everything"
@@ -198,11 +205,11 @@ class SandboxProcess:
             os.chown(self.home, uid, uid)
         apart = kind == "bwrap" and not uid and tuple(map(int, platform.release().split(".")[:2])) >= (5, 14)
         beforehand = [*needs, *(["checks.probes_triton"] if clean and needs else [])]
-        run = [*limited(limits, uid, apart), sys.executable, "-m", "fa2_studio.course.worker", *beforehand]
-        env = environment(package, self.home or "/stage", needs)
+        run = [*limit_command(limits, uid, apart), sys.executable, "-m", "fa2_studio.course.worker", *beforehand]
+        env = sandbox_environment(package, self.home or "/stage", needs)
         if kind == "bwrap":
             inside = [word for key, value in env.items() for word in ("--setenv", key, value)]
-            run = [*bubblewrap(package, needs), *inside, *run]
+            run = [*bubblewrap_command(package, needs), *inside, *run]
         self.process = subprocess.Popen(
             run, env=env, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
             start_new_session=True,
@@ -304,7 +311,7 @@ class SandboxProcess:
         The kernel's limits cannot do this, since they hold for each process alone. This runs in its own thread.
         """
         while self.process.poll() is None and not self.why:
-            memory, processes = used_by(self.process.pid)
+            memory, processes = memory_and_threads(self.process.pid)
             if memory > self.limits.memory_mb:
                 self.why = f"it used more than {self.limits.memory_mb:,} MB of memory"
             if processes > 2 * PROCESSES:
@@ -333,7 +340,7 @@ class SandboxProcess:
         return ""
 
 
-def other_user(kind: str, package: Path) -> bool:
+def can_switch_user(kind: str, package: Path) -> bool:
     """Return whether a student's code can run as another user, one that owns no files but can read Python's."""
     if kind not in ("bwrap", "user") or os.getuid() != 0:
         return False
@@ -341,7 +348,7 @@ def other_user(kind: str, package: Path) -> bool:
     return all(p.stat().st_mode & 0o005 == 0o005 for place in places for p in (place, *place.parents))
 
 
-def used_by(pid: int) -> tuple[float, int]:
+def memory_and_threads(pid: int) -> tuple[float, int]:
     """Return the memory in MB, and the number of threads, that a process and all its children have together."""
     parents, used = {}, {}
     for entry in Path("/proc").glob("[0-9]*") if os.path.isdir("/proc/self") else ():

@@ -26,9 +26,9 @@ def rung(seed: int = 0) -> str:
 
 WRITTEN = {  # cells that are written for a seed, by their names
     "question": predict.question,
-    "hanging": partial(keys.program, "hang"),
-    "racing": partial(keys.program, "race"),
-    "ragged": partial(keys.program, "wrong"),
+    "hanging": partial(keys.broken_cell, "hang"),
+    "racing": partial(keys.broken_cell, "race"),
+    "ragged": partial(keys.broken_cell, "wrong"),
     "rung": rung,
 }
 
@@ -44,7 +44,7 @@ def seed_of(student: str, secret: str) -> int:
     return 1 + int.from_bytes(digest[:4], "big") % (2**31 - 1)
 
 
-def seeded(notebook, seed: int):
+def with_seed(notebook, seed: int):
     """Return a copy of the notebook for one seed. Cells that students write stay as they are."""
     notebook = deepcopy(notebook)
     for cell in notebook.cells:
@@ -55,7 +55,7 @@ def seeded(notebook, seed: int):
     return notebook
 
 
-def on_day(notebook, seed: int, day: str):
+def with_day(notebook, seed: int, day: str):
     """Return a copy of the notebook whose hidden cases depend on the student's seed and on the day.
 
     So what a student learns from the hidden cases of one grading does not help in another on a later day.
@@ -64,12 +64,12 @@ def on_day(notebook, seed: int, day: str):
     for cell in notebook.cells:
         visible, mark, hidden = cell.source.partition(HIDDEN[0])
         if mark and not is_solution(cell):
-            drawn = partial(drawn_for, seed=seed, day=day)
+            drawn = partial(draw_case_seed, seed=seed, day=day)
             cell.source = visible + mark + re.sub(r"\bseed=([1-9]\d*)\b", drawn, hidden)
     return notebook
 
 
-def drawn_for(match: re.Match, seed: int, day: str) -> str:
+def draw_case_seed(match: re.Match, seed: int, day: str) -> str:
     """Return the text `seed=…` for a hidden case: a number computed from the student's seed, the day and the case."""
     digest = hashlib.sha256(f"{seed} {day} {match[1]}".encode()).digest()
     return f"seed={1 + int.from_bytes(digest[:4], 'big') % (2**31 - 1)}"

@@ -13,8 +13,15 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import NamedTuple
 
-from fa2_studio.course.grade import submissions
-from fa2_studio.course.notebooks import Assignment, grade_id, is_solution, read, source, student_version
+from fa2_studio.course.grade import find_submissions
+from fa2_studio.course.notebooks import (
+    Assignment,
+    grade_id,
+    is_solution,
+    read_submission,
+    source_notebook,
+    student_version,
+)
 from fa2_studio.course.seeds import RUNG
 
 SHORT = 25  # characters: lines of this length or shorter are often equal by chance, so they are not compared
@@ -36,17 +43,21 @@ class Pair(NamedTuple):
     of: int
 
 
-def pairs(folder: Path, assignment: Assignment) -> list[Pair]:
+def similar_pairs(folder: Path, assignment: Assignment) -> list[Pair]:
     """Return the pairs that share lines in an assignment. Pairs that share most of the shorter work come first."""
-    book = source(assignment)
-    released_lines = set(lines_of("\n".join(cell.source for cell in student_version(book).cells)))
+    book = source_notebook(assignment)
+    released_lines = set(normalized_lines("\n".join(cell.source for cell in student_version(book).cells)))
     locked = {grade_id(cell) for cell in book.cells if grade_id(cell) and not is_solution(cell)}  # differ by seeds
     own: dict[str, dict[str, str]] = {}
-    for one in submissions(folder, [assignment]):
+    for one in find_submissions(folder, [assignment]):
         with suppress(ValueError):  # grading reports a notebook that cannot be read
-            cells = [cell for cell in (read(one.path) if one.path else []) if cell.is_code and cell.name not in locked]
+            cells = [
+                cell
+                for cell in (read_submission(one.path) if one.path else [])
+                if cell.is_code and cell.name not in locked
+            ]
             text = "\n".join(cell.source for cell in cells)
-            own[one.student] = {key: line for key, line in lines_of(text).items() if key not in released_lines}
+            own[one.student] = {key: line for key, line in normalized_lines(text).items() if key not in released_lines}
     often = Counter(key for lines in own.values() for key in lines)
     common = {key for key, count in often.items() if count > max(2, COMMON * len(own))}
     shared_pairs = [
@@ -55,9 +66,9 @@ def pairs(folder: Path, assignment: Assignment) -> list[Pair]:
         if (shared := (own[first].keys() & own[second].keys()) - common)
     ]
     solution = "\n".join(cell.source for cell in book.cells if is_solution(cell))
-    release = {"this project's solution": (lines_of(solution), COPIED)}
+    release = {"this project's solution": (normalized_lines(solution), COPIED)}
     rungs = sorted(RUNG.parent.glob("r[0-9]*.py")) if assignment.name.startswith("9") else []
-    release |= {f"rung {path.stem}": (lines_of(path.read_text(encoding="utf-8")), 0.0) for path in rungs}
+    release |= {f"rung {path.stem}": (normalized_lines(path.read_text(encoding="utf-8")), 0.0) for path in rungs}
     for student, (name, (lines, least)) in product(sorted(own), release.items()):
         theirs = lines.keys() - released_lines
         shared = (own[student].keys() & theirs) - (common if not least else set())
@@ -67,17 +78,17 @@ def pairs(folder: Path, assignment: Assignment) -> list[Pair]:
     return sorted(shared_pairs, key=lambda pair: -len(pair.shared) / pair.of)
 
 
-def lines_of(text: str) -> dict[str, str]:
+def normalized_lines(text: str) -> dict[str, str]:
     """Return {line with numbered names: line as written} for the lines that are long enough to compare."""
     lines = {}
     for line in text.splitlines()[:MOST_LINES]:
         line = line.strip()[:500]
         if len("".join(line.split())) > SHORT and not line.startswith("#"):
-            lines[numbered(line)] = line
+            lines[number_names(line)] = line
     return lines
 
 
-def numbered(line: str) -> str:
+def number_names(line: str) -> str:
     """Return a line with $0 for its first name, $1 for its second, and so on.
 
     Keywords and names after a dot stay as they are.

@@ -29,7 +29,7 @@ def from_text(path: Path) -> nbformat.NotebookNode:
         raise ValueError(f"{path.name}: two cells have the same name in {ids}")
     notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
     notebook.nbformat, notebook.nbformat_minor = 4, 5
-    return seeds.seeded(notebook, seed=0)
+    return seeds.with_seed(notebook, seed=0)
 
 
 def with_ends(cell) -> str:

@@ -35,21 +35,21 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--record", action="store_true", help=f"keep the counts in {RECORD.name}")
     arguments = parser.parse_args(argv)
     if arguments.suite is None:
-        print(table(recorded()))
+        print(outcomes_table(load_outcomes()))
         return 0
     if arguments.suite not in SUITES:
         raise ValueError(f"suite: got {arguments.suite!r}; it takes {', '.join(SUITES)}")
     suite = SUITES[arguments.suite]
-    check(suite, arguments.checkout)
-    counts = run(arguments.suite, arguments.checkout, arguments.processes)
-    print(table({arguments.suite: counts}))
+    check_suite(suite, arguments.checkout)
+    counts = run_suite(arguments.suite, arguments.checkout, arguments.processes)
+    print(outcomes_table({arguments.suite: counts}))
     print(*counts["failures"], sep="\n")
     if arguments.record:
-        files.write(RECORD, json.dumps(recorded() | {arguments.suite: counts}, indent=1) + "\n")
+        files.write(RECORD, json.dumps(load_outcomes() | {arguments.suite: counts}, indent=1) + "\n")
     return 1 if counts["failures"] else 0
 
 
-def check(suite: TheirTests, checkout: Path | None) -> None:
+def check_suite(suite: TheirTests, checkout: Path | None) -> None:
     """Raise ValueError if the checkout, the installed packages or the GPU do not suit the suite."""
     import torch
 
@@ -69,7 +69,7 @@ def check(suite: TheirTests, checkout: Path | None) -> None:
         raise ValueError(f"suite: {suite.title}'s tests need a CUDA GPU, and there is none here")
 
 
-def lay_down(suite: TheirTests, checkout: Path, folder: Path) -> None:
+def stage_tests(suite: TheirTests, checkout: Path, folder: Path) -> None:
     """Copy their tests and their own helpers to a folder, with files under their names that import our adapter."""
     for name in suite.stands_for:
         place = folder / name
@@ -89,7 +89,7 @@ def lay_down(suite: TheirTests, checkout: Path, folder: Path) -> None:
     (folder / suite.tests).write_text(text, encoding="utf-8")
 
 
-def run(name: str, checkout: Path, processes: int = 1) -> dict:
+def run_suite(name: str, checkout: Path, processes: int = 1) -> dict:
     """Run the tests of a suite, and return the counts of their outcomes, the failures and the machine."""
     import pytest
 
@@ -98,7 +98,7 @@ def run(name: str, checkout: Path, processes: int = 1) -> dict:
     about = {"commit": suite.commit, "ours": here["commit"]} | {key: here[key] for key in ("gpu", "torch", "triton")}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        lay_down(suite, checkout, folder)
+        stage_tests(suite, checkout, folder)
         path = os.pathsep.join([scratch, str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
         env = {**os.environ, **suite.environment, "FA2_LAB_SUITE": name, "FA2_LAB_JUDGED": scratch, "PYTHONPATH": path}
         command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=line", "-p", "no:warnings"]
@@ -112,12 +112,12 @@ def run(name: str, checkout: Path, processes: int = 1) -> dict:
     return {**about, "left out": left_out, **outcomes}
 
 
-def recorded() -> dict[str, dict]:
+def load_outcomes() -> dict[str, dict]:
     """Return the recorded outcomes, {suite: counts}."""
     return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
 
 
-def table(found: dict[str, dict]) -> str:
+def outcomes_table(found: dict[str, dict]) -> str:
     """Return a table with a line per suite, and below it the reasons why tests were left out."""
     lines = [f"{'suite':20}{'passed':>8}{'failed':>8}{'skipped':>9}{'left out':>10}   on"]
     for name, counts in found.items():

@@ -22,14 +22,14 @@ outcomes: Counter = Counter()
 failures: list[str] = []
 
 
-def chosen(name: str) -> bool:
+def is_in_sample(name: str) -> bool:
     """Return whether a test belongs to the sample, which a hash of its name decides."""
     return int(hashlib.sha256(name.encode()).hexdigest(), 16) % SAMPLE == 0
 
 
-def reason(test: str, name: str, case: dict) -> str:
+def reason_to_skip(test: str, name: str, case: dict) -> str:
     """Return why a case is left out, or "" if it runs, and count the case under this reason."""
-    why = SUITE.left_out(test, case) or ("" if chosen(name) else "not in the sample")
+    why = SUITE.left_out(test, case) or ("" if is_in_sample(name) else "not in the sample")
     left_out[why] += 1
     return why
 
@@ -39,7 +39,7 @@ def pytest_generate_tests(metafunc):
     """Leave cases out before pytest makes a test of each, because one of the files has half a million cases."""
     test, cases = metafunc.function.__name__, metafunc._calls
     if cases:
-        cases[:] = [case for case in cases if not reason(test, f"{test}[{case.id}]", case.params)]
+        cases[:] = [case for case in cases if not reason_to_skip(test, f"{test}[{case.id}]", case.params)]
         if not cases:
             emptied.add(metafunc.definition.nodeid)  # pytest now takes it for a test without parameters
 
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(config, items):
     keep, drop = [], []
     for item in items:
         bare = not hasattr(item, "callspec")
-        out = bare and (item.nodeid in emptied or reason(item.originalname, item.name, {}))
+        out = bare and (item.nodeid in emptied or reason_to_skip(item.originalname, item.name, {}))
         (drop if out else keep).append(item)
     items[:] = keep
     config.hook.pytest_deselected(items=drop)

@@ -146,7 +146,7 @@ def test_tune_prints_the_fastest_correct_config(monkeypatch, capsys):
     real = torch.randn
     monkeypatch.setattr(torch, "randn", lambda *shape, device, dtype: real(1, 1, 40, shape[-1], dtype=dtype).to(DEVICE))
     made = [tables.KernelConfig(B_r, B_c, 4, 1, d_pad=16) for B_r, B_c in ((16, 16), (32, 16), (7, 7))]
-    monkeypatch.setattr(tune, "candidates", lambda kernel, before: [before, *made])
+    monkeypatch.setattr(tune, "candidate_configs", lambda kernel, before: [before, *made])
 
     def measure(calls, repeats):
         assert made[2] not in calls  # 7 is no tile size: it failed before anything was timed

@@ -13,25 +13,27 @@ from checks.__main__ import played as played_on
 import fa2_studio.course  # noqa: F401 — finds the checks
 from fa2_lab.kernels import interpreter
 from fa2_studio.course import grade, notebooks
-from fa2_studio.course.notebooks import grade_id, is_solution, marks, source, student_version
-from fa2_studio.course.sandbox import Limits, limited
+from fa2_studio.course.notebooks import grade_id, is_solution, nbgrader_metadata, source_notebook, student_version
+from fa2_studio.course.sandbox import Limits, limit_command
 
-FIRST = notebooks.named("1")
+FIRST = notebooks.find_assignment("1")
 FILE = f"{FIRST.name}.ipynb"
 QUICK = Limits(cell_seconds=5, notebook_seconds=60, memory_mb=1500)
 PATIENT = Limits(cell_seconds=300, notebook_seconds=1500)  # stops nothing, even on a slow machine
 
-limits_hold = subprocess.run([*limited(QUICK, 0, counts_apart=False), "true"], capture_output=True).returncode == 0
+limits_hold = (
+    subprocess.run([*limit_command(QUICK, 0, counts_apart=False), "true"], capture_output=True).returncode == 0
+)
 needs_limits = pytest.mark.skipif(not limits_hold, reason="this container lets no process limit its memory")
 
 
 def handed_in(name: str = "1", own: tuple = (), answers: dict | None = None, solved: bool = True, seed=None) -> dict:
     """Return the student version of an assignment with answers, as plain JSON. `own` are code cells at its top."""
-    original = source(notebooks.named(name)) if seed is None else seed
+    original = source_notebook(notebooks.find_assignment(name)) if seed is None else seed
     solution = {grade_id(c): c.source for c in original.cells if is_solution(c)}
     book = json.loads(json.dumps(student_version(original)))
     for cell in book["cells"]:
-        key = marks(cell).get("grade_id", "")
+        key = nbgrader_metadata(cell).get("grade_id", "")
         if key in solution and (solved or key in (answers or {})):
             cell["source"] = (answers or {}).get(key, solution[key])
     book["cells"] = [code(text) for text in own] + book["cells"]
@@ -55,13 +57,13 @@ def graded_at_once(folder: Path, books: dict, kind: str, limits: Limits = PATIEN
     """Return {key: result} for {key: notebook}, graded in a sandbox of this kind, where "" is none."""
     if not limits_hold:
         pytest.skip(needs_limits.kwargs["reason"])
-    assignment = notebooks.named(name)
+    assignment = notebooks.find_assignment(name)
     how, found = replace(grade.Grading(), limits=limits, jobs=jobs, trust=not kind), {}
     paths = {key: write(deepcopy(book), folder / str(n), f"{assignment.name}.ipynb") for n, (key, book) in
              enumerate(books.items())}  # fmt: skip
     tasks = [(grade.Found(key, assignment, path), 0, "") for key, path in paths.items()]
-    with grade.packages([assignment]) as staged:
-        grade.run_all(tasks, staged, how, lambda task, graded: found.__setitem__(task[0].student, graded))
+    with grade.staged_packages([assignment]) as staged:
+        grade.grade_all(tasks, staged, how, lambda task, graded: found.__setitem__(task[0].student, graded))
     return found
 
 
@@ -74,7 +76,7 @@ def played(notebook: dict) -> tuple[dict[str, float], str]:
 
 def interpreted(name: str) -> None:
     """Skip the test if this assignment cannot run in this process, which needs Triton's interpreter for some."""
-    for need in notebooks.named(name).needs:
+    for need in notebooks.find_assignment(name).needs:
         pytest.importorskip(need, reason=f"{need} is not installed")
-    if notebooks.named(name).needs and (not interpreter.is_enabled() or interpreter.version_conflict()):
+    if notebooks.find_assignment(name).needs and (not interpreter.is_enabled() or interpreter.version_conflict()):
         pytest.skip(interpreter.version_conflict() or "the interpreter is off: set TRITON_INTERPRET=1")

@@ -22,7 +22,7 @@ from course_wrong import SLIPS
 
 from fa2_studio.course import grade_notebook, notebooks, worker
 from fa2_studio.course.sandbox import Limits
-from fa2_studio.course.notebooks import grade_id, is_solution, source
+from fa2_studio.course.notebooks import grade_id, is_solution, source_notebook
 
 PAGE = notebooks.FOLDER / "TEACHING.md"
 TABLE = re.compile(r"(?<=\| points \|\n\| --- \| --- \| --- \|\n)(\|.*\n)+")
@@ -48,13 +48,16 @@ class Here(worker.Worker):
 
 def graded(name: str, book, original=None) -> grade_notebook.Graded:
     """Return the result of a notebook, graded in this process."""
-    cells, original = [notebooks.as_cell(cell) for cell in book.cells], original or source(notebooks.named(name))
+    cells, original = (
+        [notebooks.parse_cell(cell) for cell in book.cells],
+        original or source_notebook(notebooks.find_assignment(name)),
+    )
     return grade_notebook.grade_notebook(original, cells, lambda _: Here(), Limits(10_000, 100_000))
 
 
 def slipped(number: str, pairs: dict, name: str = ""):
     """Return an assignment's solution with a mistake in the named cell, or in all cells that have the right text."""
-    book = source(notebooks.named(number))
+    book = source_notebook(notebooks.find_assignment(number))
     cells = [cell for cell in book.cells if is_solution(cell) and name in ("", grade_id(cell))]
     for right, wrong in pairs.items():
         if not any(right in cell.source for cell in cells):

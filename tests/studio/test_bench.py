@@ -11,7 +11,7 @@ from bench_records import MACHINE, compare, suite  # noqa: E402
 from fa2_lab import records  # noqa: E402
 from fa2_lab.records import Record  # noqa: E402
 from fa2_studio.bench import command, implementations, results, suites, train  # noqa: E402
-from fa2_studio.bench.compare import DIRECTIONS, Plan, collect  # noqa: E402
+from fa2_studio.bench.compare import DIRECTIONS, Plan, run_plan  # noqa: E402
 from fa2_studio.bench.peers import dense  # noqa: E402
 from fa2_studio.bench.problem import Problem  # noqa: E402
 
@@ -33,12 +33,12 @@ def test_interrupted_bench_keeps_rows_and_names_missing_ones():
         seen.append((len(record.rows), len(record.sustained), len(record.missing)))
 
     jobs = [partial(measure, WHERE, direction) for direction in ("forward", "backward", "both")]
-    kept = collect(Plan(suite(), jobs), keep)
+    kept = run_plan(Plan(suite(), jobs), keep)
     assert len(kept.rows) == 1 and seen == [(1, 0, 2)], "and if it is killed"
     assert kept.missing == [
         f"{way}, N = 64, batch size 1, 2 heads, d = 16, causal" for way in ("backward", "forward and backward")
     ]
-    collect(Plan(suite(), jobs[:1], sustained=jobs[:1]), keep)
+    run_plan(Plan(suite(), jobs[:1], sustained=jobs[:1]), keep)
     assert seen[1:] == [(1, 0, 1), (1, 1, 0)]
 
 

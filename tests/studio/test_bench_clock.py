@@ -15,13 +15,13 @@ from bench_clock import Clocks  # noqa: E402
 from fa2_studio.bench import compare, protocol, suites  # noqa: E402
 from fa2_studio.bench.implementations import IMPLEMENTATIONS, Implementation  # noqa: E402
 from fa2_studio.bench.peers import dense  # noqa: E402
-from fa2_studio.bench.power import Meter  # noqa: E402
+from fa2_studio.bench.power import PowerMeter  # noqa: E402
 from fa2_studio.bench.problem import Problem  # noqa: E402
 
 
 @pytest.fixture
 def clocks(monkeypatch) -> Clocks:
-    monkeypatch.setattr(protocol, "Meter", NoMeter)
+    monkeypatch.setattr(protocol, "PowerMeter", NoMeter)
     return Clocks().put_in_place(monkeypatch, torch, protocol.time)
 
 
@@ -48,8 +48,8 @@ def test_measured_time_excludes_cache_flush_head_start_and_host(clocks):
     assert found.pop("broken").startswith("IndexError")
     assert {name: timing.median for name, timing in found.items()} == pytest.approx(dict(a=0.5, b=2.0, c=0.01))
     assert len(flushed) == 5 * 3, "once before every call"
-    assert protocol.summary([7.0, 1, 2, 3, 4, 5, 6]) == protocol.Timing(median=4, low=2, high=6)
-    assert compare.refused([0.0, math.nan]).startswith("wrong")
+    assert protocol.timing_of([7.0, 1, 2, 3, 4, 5, 6]) == protocol.Timing(median=4, low=2, high=6)
+    assert compare.wrong_result_reason([0.0, math.nan]).startswith("wrong")
 
 
 def test_implementations_run_in_random_order_in_each_round(clocks):
@@ -76,7 +76,7 @@ class NoMeter(nullcontext):
 def test_sustained_timing_measures_the_call_for_at_least_a_second(ms, clocks, monkeypatch):
     order = []
     monkeypatch.setattr(protocol.random, "sample", lambda names, count: names[::-1])  # b has the first turn
-    found = protocol.sustain(calls_of(clocks, order, a=ms, b=2 * ms))
+    found = protocol.measure_sustained(calls_of(clocks, order, a=ms, b=2 * ms))
     assert {name: timing.median for name, timing in found.items()} == pytest.approx(dict(a=ms, b=2 * ms))
     assert found["a"].chip == (1500.0, 690.0) and [*found] == ["a", "b"] and order[2 * protocol.WARM_UP] == "b"
     for name, length in (("a", ms), ("b", 2 * ms)):
@@ -85,7 +85,7 @@ def test_sustained_timing_measures_the_call_for_at_least_a_second(ms, clocks, mo
 
 def test_sustained_timing_keeps_the_gpu_busy_and_excludes_warm_up(clocks, monkeypatch):
     began, counted = [], []
-    monkeypatch.setattr(protocol, "summary", lambda pieces: counted.extend(pieces) or protocol.Timing(1.2, 1.2, 1.2))
+    monkeypatch.setattr(protocol, "timing_of", lambda pieces: counted.extend(pieces) or protocol.Timing(1.2, 1.2, 1.2))
 
     def call():
         began.append(clocks.gpu)
@@ -93,26 +93,26 @@ def test_sustained_timing_keeps_the_gpu_busy_and_excludes_warm_up(clocks, monkey
         clocks.work(1.2e-3 if warm else 1e-3, launch=1e-5)
 
     before = clocks.idle
-    protocol.without_pause(call, NoMeter())
+    protocol.time_without_pause(call, NoMeter())
     assert len(counted) > 15 and counted == pytest.approx([1.2] * len(counted)) and clocks.idle - before < 2e-3
 
 
 def test_clock_and_power_are_medians_of_concurrent_readings():
     lines = "printf '1500, 600, 0x1\\n[N/A], 3, 0x0\\n1700, 690.5, 0x5\\n1600, 650, 0x4\\n'; sleep 30"
-    with Meter(["bash", "-c", lines]) as meter:
+    with PowerMeter(["bash", "-c", lines]) as meter:
         begun = time.perf_counter()
         while len(meter.noted) < 3 and time.perf_counter() < begun + 10:
             time.sleep(0.01)
         assert meter.between(begun - 10, begun + 10) == [1600.0, 650.0, 1.0]
         assert meter.between(begun + 10, begun + 20) == []
     assert meter.process.returncode is not None, "nothing is left behind"
-    with Meter(["no-such-program"]) as meter:
+    with PowerMeter(["no-such-program"]) as meter:
         assert meter.between(0, math.inf) == []
 
 
 def test_clock_and_power_readings_reach_the_row(clocks):
     prepares = {name: lambda call=call: call for name, call in calls_of(clocks, [], fa2_lab=1.0, cuDNN=2.0).items()}
-    row = compare.compare({}, "forward", prepares, 1e9, protocol.sustain)
+    row = compare.compare({}, "forward", prepares, 1e9, protocol.measure_sustained)
     assert row.values["cuDNN"] == pytest.approx([2.0] * 3) and row.chip == {name: [1500.0, 690.0] for name in prepares}
     assert row.ratio("fa2_lab", "cuDNN") == pytest.approx(2.0) and row.rate("fa2_lab") == pytest.approx(1.0)
 
@@ -142,7 +142,7 @@ def test_host_time_is_measured_over_consecutive_calls(clocks):
         clocks.host += 50.0 if first else seconds  # what comes after another contestant is slow
 
     calls = {name: partial(call, name, seconds) for name, seconds in (("a", 2e-6), ("b", 3e-6))}
-    found = protocol.host(calls | dict(b=dense.WithContext(calls["b"], held)), turns=4)
+    found = protocol.measure_host_time(calls | dict(b=dense.WithContext(calls["b"], held)), turns=4)
     assert {name: 1e3 * timing.median for name, timing in found.items()} == pytest.approx(dict(a=2.0, b=3.0), rel=1e-3)
     assert all(within == (name == "b") for name, within in log)
 
@@ -152,10 +152,10 @@ def test_ceilings_equal_work_over_time_and_flush_exceeds_l2(monkeypatch):
     monkeypatch.setattr(dense, "copy_call", lambda: ("a copy", 8e9))
     times = dict(gemm=protocol.Timing(12, 12, 12), copy=protocol.Timing(2, 2, 2))
     monkeypatch.setattr(compare, "measure", lambda calls: times)
-    assert compare.ceilings() == {"GEMM TFLOP/s": 500, "copy TB/s": 4}
+    assert compare.measure_ceilings() == {"GEMM TFLOP/s": 500, "copy TB/s": 4}
     monkeypatch.setattr(protocol, "l2_bytes", lambda: 50)
     monkeypatch.setattr(torch, "empty", lambda size, **kind: SimpleNamespace(zero_=size))
-    assert protocol.overwriting() > 50
+    assert protocol.l2_overwriting_call() > 50
 
 
 def test_peak_memory_counts_a_second_calls_extra_bytes(monkeypatch):

@@ -35,23 +35,23 @@ def test_wrong_or_failing_rung_is_reported_and_not_timed(monkeypatch):
 
     answers = dict(right=0.0, wrong=1.0, NaN=float("nan"))
     makers = {name: lambda answer=answer: lambda: answer for name, answer in answers.items()} | dict(fails=fails)
-    row = ladder.timed(WHERE, "backward", makers, lambda answer: answer, known)
+    row = ladder.time_forward(WHERE, "backward", makers, lambda answer: answer, known)
     assert row.values == {"right": [1.0, 0.5, 2.0]} and row.flops == WHERE.flops("backward")
     assert set(row.failed) == {"wrong", "NaN", "fails"} and "no such chip" in row.failed["fails"]
 
 
 def test_experiments_run_together_with_their_baseline():
-    for names in experiments.problems().values():
+    for names in experiments.problems_to_time().values():
         for name in set(names) & set(experiments.EXPERIMENTS):
-            assert experiments.against(name) in names[: names.index(name)], name
+            assert experiments.name_of_baseline(name) in names[: names.index(name)], name
 
 
 def test_experiment_changes_the_launch_only():
     given = []
-    asked = experiments.Altered(Kernel(given), dict(at_once=3, num_stages=2))
+    asked = experiments.AlteredKernel(Kernel(given), dict(at_once=3, num_stages=2))
     asked[(7,)]("q", 5, 16, num_stages=1, num_warps=4)
     assert given == [((7,), ("q", 5, 3), dict(num_stages=2, num_warps=4))]
-    changed = experiments.forward("22 that always raises m")
+    changed = experiments.forward_of("22 that always raises m")
     assert changed.__globals__["LAG"].value == -1e30 and load("r22").LAG.value == 8.0
 
 
@@ -78,7 +78,7 @@ def test_compiled_rungs_record_is_of_the_current_files():
 
 
 def test_compiled_forward_record_lists_all_compiled_configs():
-    jobs, record = compiled.sizes(), records.recorded("compiled")
+    jobs, record = compiled.jobs_of_size_figure(), records.recorded("compiled")
     assert [{name: row[name] for name in job} for row, job in zip(record["forward"], jobs, strict=True)] == jobs
 
 
@@ -101,10 +101,10 @@ def ncu(special: str) -> str:
 
 
 def test_ncu_counters_are_summed_and_shares_weighted_by_cycles():
-    standard, fa2 = counters.summed(ncu(special="30"))
+    standard, fa2 = counters.totals_per_call(ncu(special="30"))
     assert standard == {"DRAM bytes read": 4e6, XU: 1230.0, counters.CYCLES: 400.0, BUSY: 40.0}
     assert fa2 == {"DRAM bytes read": 3e6, XU: 6.0, counters.CYCLES: 10.0, BUSY: 90.0}
-    standard, fa2 = counters.summed(ncu(special=""))
+    standard, fa2 = counters.totals_per_call(ncu(special=""))
     assert XU not in standard and fa2[XU] == 6, "a counter that a kernel lacks is left out"
 
 
@@ -117,12 +117,12 @@ def test_tune_searches_the_named_kernel(kernel, wanted):
     tensors = WHERE.tensors(grad=True, device=DEVICE)
     O = dense.plain(WHERE)(*tensors[:3])
     truth = [O.detach(), *torch.autograd.grad(O, tensors[:3], tensors[3])]
-    make = tune.caller(kernel, [x.detach() for x in tensors], causal=True)
+    make = tune.kernel_caller(kernel, [x.detach() for x in tensors], causal=True)
     blocks = tables.choose_config(kernel, tensors[0], causal=True)
     found = make(blocks)()
-    assert max(problem.distance(x, truth[n]) for x, n in zip(found, wanted, strict=True)) < 1e-2
-    assert tune.works(make(blocks), found)
-    assert not tune.works(make(blocks), [1.03 * x for x in found]), "the search takes what computes the same alone"
+    assert max(problem.relative_distance(x, truth[n]) for x, n in zip(found, wanted, strict=True)) < 1e-2
+    assert tune.is_right(make(blocks), found)
+    assert not tune.is_right(make(blocks), [1.03 * x for x in found]), "the search takes what computes the same alone"
 
 
 # The ring -----------------------------------------------------------------------------------------------------
@@ -144,11 +144,11 @@ def test_bench_ring_stops_on_a_wrong_result(part, four, monkeypatch):
     O = dense.plain(WHERE)(*whole[:3])
     parts = [O.detach(), *torch.autograd.grad(O, whole[:3], whole[3])]
     monkeypatch.setattr(ring, "unshard", lambda x, group, layout, timeout: x)
-    ring.check(whole, parts, causal=True, group="a group", layout="zigzag")
+    ring.check_results(whole, parts, causal=True, group="a group", layout="zigzag")
     for wrong in (1.5 * parts[part], torch.nan * parts[part]):
         parts[part] = wrong
         with pytest.raises(RuntimeError, match=r"^ring: wrong on 4 GPUs: error (5\.0e-01|nan)$"):
-            ring.check(whole, parts, causal=True, group="a group", layout="zigzag")
+            ring.check_results(whole, parts, causal=True, group="a group", layout="zigzag")
 
 
 def test_bench_ring_takes_the_slowest_gpu_and_skips_warm_up(four, monkeypatch):
@@ -159,5 +159,5 @@ def test_bench_ring_takes_the_slowest_gpu_and_skips_warm_up(four, monkeypatch):
     clocks = Clocks().put_in_place(monkeypatch, torch, protocol.time)
     monkeypatch.setattr(ring.dist, "all_reduce", lambda x, how, group: x.add_(0.1 * (how == ring.dist.ReduceOp.MAX)))
     took = iter([50.0, 1, 2, 3, 4, 5, 6, 7])
-    timing = ring.slowest(lambda: clocks.work(next(took) / 1e3), "a group")
+    timing = ring.time_slowest_rank(lambda: clocks.work(next(took) / 1e3), "a group")
     assert timing.median == pytest.approx(4.1) and four == ["barrier"] * 8

@@ -11,10 +11,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="the bench needs torch")
 
 from fa2_studio.bench import accuracy, decode, implementations, packed, problem, protocol, suites  # noqa: E402
-from fa2_studio.bench.compare import DIRECTIONS, TOLERANCE, call_of, prepare_all, ready  # noqa: E402
+from fa2_studio.bench.compare import DIRECTIONS, TOLERANCE, prepare_all, prepare_checked_calls, timed_call  # noqa: E402
 from fa2_studio.bench.implementations import IMPLEMENTATIONS, SAME_BITS, Implementation  # noqa: E402
 from fa2_studio.bench.peers import dense, flex  # noqa: E402
-from fa2_studio.bench.peers.packed import padded  # noqa: E402
+from fa2_studio.bench.peers.packed import pad_sequences  # noqa: E402
 from fa2_studio.bench.problem import Problem  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -53,7 +53,7 @@ def test_bench_flops_equal_the_papers_formula():
     visible = sum(min(row + 1, 9) for row in range(100))
     assert replace(square, window=9).flops("forward") == pytest.approx(4 * visible * 8)
     assert replace(square, softcap=2).flops("both") == square.flops("both")
-    assert packed.flops(Problem(2, 3, 3, 40, 40, 16, causal=True), (5, 40), "forward") == 4 * 3 * 16 * 1625 / 2
+    assert packed.packed_flops(Problem(2, 3, 3, 40, 40, 16, causal=True), (5, 40), "forward") == 4 * 3 * 16 * 1625 / 2
 
 
 @pytest.mark.parametrize("causal, N_q, N_k", [(False, 100, 100), (True, 100, 100), (True, 90, 130), (False, 70, 30)])
@@ -62,14 +62,20 @@ def test_bench_truth_equals_autograd_and_detects_wrong_answers(causal, N_q, N_k,
     q, k, v, dO = p.tensors(grad=True, device="cpu")
     O = dense.plain(p)(q, k, v)
     gradients = torch.autograd.grad(O, (q, k, v), dO)
-    assert problem.error(O, q, k, v, causal) < 1e-12 and problem.error(1.05 * O, q, k, v, causal) > TOLERANCE
-    truth = problem.gradients_by_definition(q, k, v, dO, causal)
-    assert problem.gradient_error(gradients, truth) < 1e-12
+    assert (
+        problem.relative_error_of_O(O, q, k, v, causal) < 1e-12
+        and problem.relative_error_of_O(1.05 * O, q, k, v, causal) > TOLERANCE
+    )
+    truth = problem.sampled_gradients(q, k, v, dO, causal)
+    assert problem.relative_error_of_gradients(gradients, truth) < 1e-12
     for n in range(3):
         for wrong in (1.05 * gradients[n], torch.full_like(gradients[n], torch.nan)):
-            assert not problem.gradient_error([*gradients[:n], wrong, *gradients[n + 1 :]], truth) <= TOLERANCE
+            assert (
+                not problem.relative_error_of_gradients([*gradients[:n], wrong, *gradients[n + 1 :]], truth)
+                <= TOLERANCE
+            )
     monkeypatch.setattr(problem, "MOST", 0)  # in chunks of few rows
-    for part, whole in zip(problem.gradients_by_definition(q, k, v, dO, causal, few=20), truth, strict=True):
+    for part, whole in zip(problem.sampled_gradients(q, k, v, dO, causal, few=20), truth, strict=True):
         rows = min(len(part), len(whole))
         assert torch.allclose(part[-rows:] if part is not truth[0] else part, whole[-rows:], rtol=1e-9) or rows == 20
 
@@ -80,8 +86,8 @@ def test_bench_full_gradients_equal_autograd(causal):
     q, k, v, dO = p.tensors(grad=True, device="cpu")
     O = dense.plain(p)(q, k, v)
     right = (O, *torch.autograd.grad(O, (q, k, v), dO))
-    for x, y in zip(right, accuracy.truth(q, k, v, dO, causal), strict=True):
-        assert problem.distance(x.detach(), y) < 1e-12
+    for x, y in zip(right, accuracy.float64_results(q, k, v, dO, causal), strict=True):
+        assert problem.relative_distance(x.detach(), y) < 1e-12
 
 
 @pytest.mark.parametrize("kind", accuracy.INPUTS)
@@ -90,7 +96,7 @@ def test_each_recorded_error_belongs_to_its_implementation_and_part(kind, monkey
     right = dense.plain(p)
     wrong = Implementation(lambda problem: lambda q, k, v: right(q, Scaled.apply(k, 0.75), Scaled.apply(v, 1.5)))
     monkeypatch.setitem(IMPLEMENTATIONS, "wrong", wrong)
-    errors, failed = accuracy.errors(p, kind, ("torch", "wrong"))
+    errors, failed = accuracy.errors_of_implementations(p, kind, ("torch", "wrong"))
     assert not failed and max(errors["torch"].values()) < 1e-4
     assert errors["wrong"] == pytest.approx(errors["torch"] | dict(dK=0.25, dV=0.5), rel=1e-3)
 
@@ -106,12 +112,12 @@ def test_implementation_supports_gqa_and_masks_in_both_passes(name, causal):
     p = replace(SMALL, causal=causal)
     q, k, v = p.tensors(device=DEVICE)
     attention = implementations.prepare(name, p)
-    assert problem.error(attention(q, k, v), q, k, v, causal) < 1e-2
+    assert problem.relative_error_of_O(attention(q, k, v), q, k, v, causal) < 1e-2
     bare, context = dense.call_and_context(attention)
     with context():
-        assert problem.error(bare(q, k, v), q, k, v, causal) < 1e-2
+        assert problem.relative_error_of_O(bare(q, k, v), q, k, v, causal) < 1e-2
     if name != "fa2_lab reference":
-        assert problem.error(attention(q.requires_grad_(), k, v), q, k, v, causal) < 1e-2
+        assert problem.relative_error_of_O(attention(q.requires_grad_(), k, v), q, k, v, causal) < 1e-2
 
 
 def test_implementation_with_a_wrong_gradient_is_not_timed(monkeypatch):
@@ -120,14 +126,14 @@ def test_implementation_with_a_wrong_gradient_is_not_timed(monkeypatch):
         IMPLEMENTATIONS, "wrong", Implementation(lambda p: lambda q, k, v: right(q, k, Scaled.apply(v, 0.5)))
     )
     tensors = SMALL.tensors(grad=True, device="cpu")
-    calls, failed = prepare_all(ready(SMALL, "forward", ("torch", "wrong"), tensors[:3]))
+    calls, failed = prepare_all(prepare_checked_calls(SMALL, "forward", ("torch", "wrong"), tensors[:3]))
     assert calls.keys() == {"torch", "wrong"} and not failed
-    calls, failed = prepare_all(ready(SMALL, "backward", ("torch", "wrong"), tensors))
+    calls, failed = prepare_all(prepare_checked_calls(SMALL, "backward", ("torch", "wrong"), tensors))
     assert calls.keys() == {"torch"} and failed == {"wrong": "wrong: error 5.0e-01"}
     for direction in ("backward", "both"):
         O = right(*tensors[:3])
-        call = call_of(right, direction, tensors, O)
-        assert problem.gradient_error(call(), problem.gradients_by_definition(*tensors, causal=True)) < 1e-5
+        call = timed_call(right, direction, tensors, O)
+        assert problem.relative_error_of_gradients(call(), problem.sampled_gradients(*tensors, causal=True)) < 1e-5
 
 
 def test_deterministic_mode_is_set_in_forward_and_backward_only(monkeypatch):
@@ -148,7 +154,7 @@ def test_deterministic_mode_is_set_in_forward_and_backward_only(monkeypatch):
     monkeypatch.setitem(IMPLEMENTATIONS, "asking", Implementation(plain, deterministic=dense.deterministic(plain)))
     x = torch.ones(2, requires_grad=True)
     for name in ("asking" + SAME_BITS, "asking"):
-        call_of(implementations.prepare(name, SMALL), "both", (x, x.clone(), x.clone(), torch.ones(2)))()
+        timed_call(implementations.prepare(name, SMALL), "both", (x, x.clone(), x.clone(), torch.ones(2)))()
     assert asked == [True, True, False, False]
 
 
@@ -174,14 +180,14 @@ def test_packed_implementations_are_checked_before_timing(direction, monkeypatch
     row = packed.row(p, direction, lengths, known)
     assert set(row.values) >= {"fa2_lab padded", "FlashAttention-3", "torch varlen_attn"}
     assert row.failed["flash_attn"].startswith("wrong: error 1.0e-01")
-    assert row.flops == packed.flops(p, lengths, direction)
+    assert row.flops == packed.packed_flops(p, lengths, direction)
     built = dict(build_flags=dict(FLASHATTENTION_DISABLE_HDIM96=True))  # at d 96 it would run, slowly
     monkeypatch.setitem(sys.modules, "flash_attn_config", SimpleNamespace(CONFIG=built))
     asked = {d: partial(implementations.prepare, "FlashAttention-3", replace(p, d=d)) for d in (64, 96, 128)}
     unbuilt = "it was built without support for d = 96"
     assert prepare_all(asked)[1] == {64: "not installed", 96: unbuilt, 128: "not installed"}
     x = torch.arange(7 * 2 * 3.0).view(7, 2, 3)
-    y = padded(x, (2, 4, 1))
+    y = pad_sequences(x, (2, 4, 1))
     assert torch.equal(y[1].transpose(0, 1), x[2:6]) and not y[2, :, 1:].any()
 
 
@@ -224,7 +230,7 @@ def timed(monkeypatch):
 
     asked = []
     monkeypatch.setattr(decode, "measure", lambda calls, **how: asked.append(how) or known(calls))
-    monkeypatch.setattr(bandwidth, "reading", lambda X: partial(asked.append, X.nbytes))
+    monkeypatch.setattr(bandwidth, "read_call", lambda X: partial(asked.append, X.nbytes))
     return asked
 
 
@@ -233,12 +239,12 @@ def test_decode_bench_reads_the_cache_and_reports_microseconds(timed, monkeypatc
     for name, who in {**IMPLEMENTATIONS}.items():
         monkeypatch.setitem(IMPLEMENTATIONS, name, replace(who, suites="decode" if name == "torch" else ""))
     monkeypatch.setitem(IMPLEMENTATIONS, "wrong", doubled)
-    row = decode.everybody(PREPARED)
+    row = decode.row_of_all_implementations(PREPARED)
     three = [3000.0, 2000.0, 4000.0]
     assert row.values == {"reading alone": three, "torch": three} and row.unit == "µs"
     assert row.failed == {"wrong": "wrong: error 1.0e+00"}
     size = 2 * 2 * 2 * 64 * 16 * 4  # K and V, sequences, heads, keys, d, bytes
-    assert row.problem["bytes"] == size and timed == [dict(repeats=60, flushing=protocol.reading), size]
+    assert row.problem["bytes"] == size and timed == [dict(repeats=60, flushing=protocol.l2_reading_call), size]
 
 
 def test_paged_decode_with_a_wrong_result_is_not_timed(timed, monkeypatch):
@@ -254,7 +260,7 @@ def test_paged_decode_with_a_wrong_result_is_not_timed(timed, monkeypatch):
     monkeypatch.setattr(import_module("fa2_lab.api.attention"), "attention", right)
     monkeypatch.setattr(fa2_lab.api.paged, "attention_paged", paged)
     monkeypatch.setattr(decode, "PAGES", (16, 64))
-    row = decode.pages(PREPARED)
+    row = decode.row_of_page_sizes(PREPARED)
     assert list(row.values) == ["fa2_lab", "page 16"] and row.failed == {"page 64": "wrong: error 5.0e-01"}
 
 
@@ -263,4 +269,4 @@ def test_bandwidth_kernel_reads_every_number():
     from fa2_studio.bench import bandwidth
 
     X = torch.arange(3 * 64.0, device=DEVICE)
-    assert bandwidth.reading(X, block=64)().tolist() == [2016.0, 6112.0, 10208.0]
+    assert bandwidth.read_call(X, block=64)().tolist() == [2016.0, 6112.0, 10208.0]

@@ -155,25 +155,25 @@ def test_chapters_have_one_part_a_notebook_and_a_source():
 
 
 def test_animated_climb_and_data_of_interactive_figures_are_up_to_date():
-    for name, content in pictures.files().items():
+    for name, content in pictures.generated_files().items():
         file = NOTEBOOKS.parent / "figures" / name
         assert file.read_text(encoding="utf-8") == content, "run `python -m fa2_studio.book.pictures`"
     posted = NOTEBOOKS.parent / "figures" / "card.png"
     with Image.open(posted) as png:
         assert png.size == (1200, 630)
-        assert png.text["drawing"] == pictures.fingerprint(pictures.card()), "with Chromium, run it"
+        assert png.text["drawing"] == pictures.fingerprint(pictures.preview_card()), "with Chromium, run it"
     gif = posted.with_name("climb_loop.gif")
     with Image.open(gif) as loop:
         assert loop.n_frames > 50 and gif.stat().st_size < 2_000_000
 
 
 def test_animated_climb_names_largest_gains_and_all_losses():
-    drawn = climb_loop.data()
+    drawn = climb_loop.climb_data()
     rungs, jumps = drawn["rungs"], drawn["jumps"]
     alone = {r.number: r.full / b.full for b, r in itertools.pairwise(rungs)}
     named = {jump.after.number for jump in jumps}
     assert min(jump.factor for jump in jumps) > max(alone[n] for n in alone.keys() - named - {"01", "02"})
     best, peer = max(r.full for r in rungs), drawn["peer"][1]
     lost = [int(r.number) for b, r in itertools.pairwise(rungs) if b.full - r.full > 0.02 * peer]
-    words = re.search(r"Arrows: changes ([\d, and]+) lose speed", climb_loop.moving(**drawn))[1]
+    words = re.search(r"Arrows: changes ([\d, and]+) lose speed", climb_loop.climb_svg(**drawn))[1]
     assert [int(k) for k in re.findall(r"\d+", words)] == lost and best == rungs[-1].full

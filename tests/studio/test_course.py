@@ -16,7 +16,7 @@ from course_costs import graded, slipped
 from course_wrong import GAINS, SLIPS, WRONG
 
 from fa2_studio.course import notebooks, sandbox, seeds
-from fa2_studio.course.notebooks import TEXT, grade_id, source
+from fa2_studio.course.notebooks import TEXT, grade_id, source_notebook
 from fa2_studio.course.texts import from_text
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # as wrong kernels give
@@ -46,20 +46,20 @@ def steps_alone(notebook, steps):
 @each
 def test_assignment_matches_its_source(name):
     pytest.importorskip("jupytext", reason="jupytext is not installed: pip install 'fa2-lab[dev]'")
-    made, kept = from_text(TEXT / f"{name}.py"), source(ASSIGNMENTS[name])
+    made, kept = from_text(TEXT / f"{name}.py"), source_notebook(ASSIGNMENTS[name])
     assert made == kept, "run `python -m fa2_lab course build`"
     nbformat.validate(kept)
 
 
 @each
 def test_assignment_source_names_its_requirements(name):
-    notebook = source(ASSIGNMENTS[name])
+    notebook = source_notebook(ASSIGNMENTS[name])
     text = notebook.cells[0].source
     for part in ("| step | points |", "*Time: ", ". Before this: ", ". Hardware: ", "**How it is graded.**"):
         assert part in text, part
     assert "off limits" in text.lower() and all(f"`{given}`" in text for given in ASSIGNMENTS[name].gives)
     told = [float(points) for points in re.findall(r"^\| \d\. .*\| ([\d.]+)", text, re.MULTILINE)]
-    given = list(notebooks.steps(notebook).values())
+    given = list(notebooks.points_by_step(notebook).values())
     assert told == given, "the table of points is not that of the test cells"
     assert all(c.cell_type == "code" for c in notebook.cells if grade_id(c))
 
@@ -72,7 +72,9 @@ def test_assignment_solution_scores_full_marks(name, tmp_path):
     """With the sandbox, if there is one. `grade` runs the same check before it grades any submission."""
     for need in ASSIGNMENTS[name].needs:
         pytest.importorskip(need, reason=f"{need} is not installed")
-    solved = graded_at_once(tmp_path, {"own": source(ASSIGNMENTS[name])}, sandbox.kind(), name=name)["own"]
+    solved = graded_at_once(tmp_path, {"own": source_notebook(ASSIGNMENTS[name])}, sandbox.sandbox_kind(), name=name)[
+        "own"
+    ]
     lost = [output for *_, output in solved.page if "NOT YET" in output]
     assert solved.score == solved.full and not solved.sentences, (solved.sentences, lost)
 
@@ -80,7 +82,7 @@ def test_assignment_solution_scores_full_marks(name, tmp_path):
 @each
 def test_empty_assignment_scores_nothing(name):
     interpreted(name)
-    points, printed = played(notebooks.student_version(source(ASSIGNMENTS[name])))
+    points, printed = played(notebooks.student_version(source_notebook(ASSIGNMENTS[name])))
     assert set(points.values()) == {0.0} and "not written yet" in printed and "ALARM" not in printed, printed
 
 
@@ -88,7 +90,9 @@ def test_empty_assignment_scores_nothing(name):
 def test_assignment_solution_scores_full_marks_with_any_seed(number):
     """The planted bugs of 8, which also has other answers with other seeds, have tests of their own."""
     interpreted(number)
-    original = seeds.on_day(seeds.seeded(source(notebooks.named(number)), 398319954), 398319954, "2030-01-01")
+    original = seeds.with_day(
+        seeds.with_seed(source_notebook(notebooks.find_assignment(number)), 398319954), 398319954, "2030-01-01"
+    )
     solved = graded(number, original, original)
     assert solved.got == solved.most, [output for *_, output in solved.page if "NOT YET" in output]
 

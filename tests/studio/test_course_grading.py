@@ -18,7 +18,7 @@ from course_costs import graded as judged
 from course_costs import slipped
 
 from fa2_studio.course import channel, command, grade, grade_notebook, notebooks, results, seeds
-from fa2_studio.course.notebooks import grade_id, is_solution, source
+from fa2_studio.course.notebooks import grade_id, is_solution, source_notebook
 
 pytestmark = needs_limits
 
@@ -75,7 +75,7 @@ def test_channel_limits_message_size():
 @pytest.fixture
 def unproven(monkeypatch):
     """Skip the grading of the own solutions, which has its own test."""
-    monkeypatch.setattr(grade, "prove_grader", lambda *_: {})
+    monkeypatch.setattr(grade, "grade_solutions", lambda *_: {})
 
 
 def rows_of(path) -> list[dict]:
@@ -95,11 +95,11 @@ def test_grading_a_class_can_be_resumed_and_repeated(tmp_path, monkeypatch, unpr
     os.mkfifo(folder / "ada" / "timestamp.txt")
     os.truncate(write("", folder / "eve"), 2**42)  # four terabytes of nothing, which no memory holds
     (tmp_path / "class.csv").write_bytes(b"\xef\xbb\xbffolder,id,name\nada,7,Ada L.\nzoe,9,Zoe\n")
-    runs, real = [], grade.run_all
-    monkeypatch.setattr(grade, "run_all", lambda tasks, *more: (runs.append(len(tasks)), real(tasks, *more)))
+    runs, real = [], grade.grade_all
+    monkeypatch.setattr(grade, "grade_all", lambda tasks, *more: (runs.append(len(tasks)), real(tasks, *more)))
 
     def go(**more) -> dict:
-        how = grade.Grading(PATIENT, jobs=2, trust=True, roster=results.roster(tmp_path / "class.csv"), **more)
+        how = grade.Grading(PATIENT, jobs=2, trust=True, roster=results.read_roster(tmp_path / "class.csv"), **more)
         grade.grade_folder(folder, out, [FIRST], how)
         return {row["student"]: row for row in rows_of(out / "scores.csv")}
 
@@ -144,7 +144,7 @@ def test_moodle_folders_of_one_student_are_one_person(tmp_path, capsys, unproven
     write(handed_in(), folder / "Ada_3_x")
     write(handed_in("6"), folder / "Ada_4_x", "6_read_the_machine.ipynb")
     (tmp_path / "class.csv").write_text("folder,id,name\nAda_3_x,7,Ada\nAda_4_x,7,Ada\n")
-    results.keep(grade_notebook.Graded("old", FIRST.name, {"test_a": 12.0}), out)
+    results.write_record(grade_notebook.Graded("old", FIRST.name, {"test_a": 12.0}), out)
     (out / "by_hand.csv").write_text("folder,assignment,points,comment\nAda_4_x,6,-1.5,Late\n")
     words = ["grade", str(folder), "--only", "1", "6", "--trust", "--out", str(out)]
     for _ in range(2):
@@ -195,7 +195,9 @@ def test_duplicate_submissions_name_the_graded_file(tmp_path):
     for name in ("1_online_softmax", "1_online_softmax_final", "1_online_softmax-Copy1", "2_forward_x"):
         (tmp_path / "ada" / f"{name}.ipynb").write_text("{}")
     (tmp_path / "ada" / "3_Backward_FINAL.ipynb").write_text("{}")
-    first, second, third = grade.submissions(tmp_path, [FIRST, notebooks.named("2"), notebooks.named("3")])
+    first, second, third = grade.find_submissions(
+        tmp_path, [FIRST, notebooks.find_assignment("2"), notebooks.find_assignment("3")]
+    )
     assert third.path.name == "3_Backward_FINAL.ipynb" and not third.remarks
     assert first.path.name == "1_online_softmax.ipynb" and "_final" in first.remarks[0] and "Copy1" in first.remarks[0]
     assert second.path.name == "2_forward_x.ipynb" and not second.remarks
@@ -203,7 +205,7 @@ def test_duplicate_submissions_name_the_graded_file(tmp_path):
 
 def test_nbgrader_folder_layout_is_read(tmp_path):
     write(handed_in(), tmp_path / "ada" / FIRST.name)
-    (one,) = grade.submissions(tmp_path, [FIRST])
+    (one,) = grade.find_submissions(tmp_path, [FIRST])
     assert one.path == tmp_path / "ada" / FIRST.name / FILE
 
 
@@ -218,7 +220,7 @@ def test_similar_submissions_are_listed(tmp_path, capsys):
     assert command.main(["similar", str(tmp_path), "--only", "1"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("1_online_softmax: ada and bob share 1 of") and printed.count("\n") == 1
-    same = seeds.seeded(source(notebooks.named("6")), 5)
+    same = seeds.with_seed(source_notebook(notebooks.find_assignment("6")), 5)
     for name in ("ada", "bob"):
         write(handed_in("6", solved=False, seed=same), tmp_path / name, "6_read_the_machine.ipynb")
     assert command.main(["similar", str(tmp_path), "--only", "6"]) == 0
@@ -231,7 +233,7 @@ def test_similar_submissions_are_listed(tmp_path, capsys):
 
 def test_copied_official_solution_is_detected(tmp_path, capsys):
     """With other names, and beside a notebook of sixteen megabytes, which stops nobody."""
-    answers = {grade_id(c): c.source for c in source(FIRST).cells if is_solution(c)}
+    answers = {grade_id(c): c.source for c in source_notebook(FIRST).cells if is_solution(c)}
     renamed = {key: re.sub(r"\bbase\b", "b0", re.sub(r"\balpha\b", "factor", text)) for key, text in answers.items()}
     for n in range(8):
         write(handed_in(answers=renamed if n % 2 else answers), tmp_path / f"s{n}")
@@ -258,15 +260,15 @@ def test_malformed_notebook_parts_are_ignored(tmp_path):
     book["cells"][0]["metadata"] = {"nbgrader": {"grade_id": ["merge"]}}
     path = write(book, tmp_path)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # some editors begin with a byte-order mark
-    assert len(notebooks.read(path)) == len(book["cells"]) - 2
+    assert len(notebooks.read_submission(path)) == len(book["cells"]) - 2
 
 
 def test_answer_cells_are_found_by_name_then_by_id(tmp_path):
-    cells = notebooks.read(write(handed_in(), tmp_path))
+    cells = notebooks.read_submission(write(handed_in(), tmp_path))
     (mine,) = (cell for cell in cells if cell.name == "merge")
     without_marks = [replace(cell, name="") for cell in cells]  # as some editors save a notebook
     for handed in ([*cells, replace(mine, source="a copy")], without_marks):
-        parts, deleted = grade_notebook.assemble(source(FIRST), handed)
+        parts, deleted = grade_notebook.assemble(source_notebook(FIRST), handed)
         assert [part.source for part in parts if part.name == "merge"] == [mine.source] and not deleted
 
 
@@ -277,7 +279,7 @@ def test_answer_cells_are_found_by_name_then_by_id(tmp_path):
 )  # fmt: skip
 def test_unreadable_notebook_is_reported_in_one_sentence(text, said, tmp_path):
     with pytest.raises(ValueError, match=said):
-        notebooks.read(write(text, tmp_path))
+        notebooks.read_submission(write(text, tmp_path))
 
 
 def test_pipes_and_links_are_not_graded(tmp_path):
@@ -285,7 +287,7 @@ def test_pipes_and_links_are_not_graded(tmp_path):
     (tmp_path / "link.ipynb").symlink_to("nowhere")
     for name, said in (("pipe", "a pipe or a device"), ("link", "a symbolic link")):
         with pytest.raises(ValueError, match=said):
-            notebooks.read(tmp_path / f"{name}.ipynb")
+            notebooks.read_submission(tmp_path / f"{name}.ipynb")
 
 
 # Fairness -----------------------------------------------------------------------------------------------------------
@@ -308,7 +310,7 @@ def test_check_and_grade_agree_and_mark_hidden_tests(tmp_path):
     book = slipped("1", {"right[:, None] * b[2]": "b[2]"})
     graded = graded_at_once(tmp_path, {"ada": book}, "")["ada"]
     assert graded.got["test_merge"] == played(book)[0]["test_merge"]
-    page = results.feedback(graded)
+    page = results.feedback_page(graded)
     assert "that you can run yourself" in page and "that only the grade runs" in page and "chapters 01 and 02" in page
 
 
@@ -351,9 +353,11 @@ def test_student_step_cannot_reach_the_right_version(tmp_path):
 def test_assignment_with_a_failing_solution_is_not_graded(tmp_path, monkeypatch, capsys):
     write(handed_in(), tmp_path / "in" / "ada")
     write(handed_in("6"), tmp_path / "in" / "ada", "6_read_the_machine.ipynb")
-    broken = source(FIRST)
+    broken = source_notebook(FIRST)
     next(c for c in broken.cells if "def merge" in c.source).source = "merge = None"
-    monkeypatch.setattr(grade, "source", lambda assignment: broken if assignment is FIRST else source(assignment))
+    monkeypatch.setattr(
+        grade, "source_notebook", lambda assignment: broken if assignment is FIRST else source_notebook(assignment)
+    )
     out = tmp_path / "out"
     assert command.main(["grade", str(tmp_path / "in"), "--out", str(out), "--only", "1", "6", "--trust"]) == 1
     said, page = capsys.readouterr().err, out / "own_solutions" / f"{FIRST.name}.html"
@@ -405,7 +409,7 @@ OWN_TEST = """def test_merge(merge):
 def test_every_correct_finalize_detects_a_planted_merge(empty, L):
     """A student's test sees what finalize makes; all planted merges are caught with any right guard in it."""
     end = f"    empty = {empty}\n    return np.where(empty[:, None], 0, o / np.where(empty, 1, l)[:, None]), {L}"
-    book = source(FIRST)
+    book = source_notebook(FIRST)
     answers = {"finalize": f"def finalize(m, l, o):\n{end}", "own": OWN_TEST}
     for cell in book.cells:
         cell.source = answers.get(grade_id(cell), cell.source)
@@ -441,21 +445,23 @@ def test_feedback_page_escapes_student_html(tmp_path):
     points = dict(most={"test_a": 4.0, "test_b": 3.0}, got={"test_a": 0.5, "test_b": 3.0})
     page = [["code", MARKUP, MARKUP, MARKUP], ["visible", "test_b", "", MARKUP]]
     graded = grade_notebook.Graded("ann & bo", FIRST.name, **points, sentences=[MARKUP], page=page)
-    results.keep(graded, tmp_path, "key")
+    results.write_record(graded, tmp_path, "key")
     text = (tmp_path / "feedback" / "ann & bo" / f"{FIRST.name}.html").read_text(encoding="utf-8")
     assert "<script" not in text and text.count("&lt;script&gt;1 &lt; 2 &amp; 3&lt;/script&gt;") == 5
     assert f"ann &amp; bo: {FIRST.name}" in text and "3.5 of 7 points" in text and "<td>0.5</td><td>4</td>" in text
     path = results.record_path(tmp_path, "ann & bo", FIRST.name)
-    assert results.kept(path) == (graded, "key")
+    assert results.read_record(path) == (graded, "key")
     path.write_text(path.read_text()[:-9])
-    assert results.kept(path) == (grade_notebook.Graded("", ""), ""), "a record that was cut short counts as none"
+    assert results.read_record(path) == (grade_notebook.Graded("", ""), ""), (
+        "a record that was cut short counts as none"
+    )
 
 
 @pytest.mark.parametrize(
     "name, shown", [("=1+1", "'=1+1"), ("@x", "'@x"), ("a\nb", "a?b"), ("\udcff", "?"), ("Łuk", "Łuk")]
 )
 def test_student_names_in_csv_are_no_formulas(name, shown):
-    assert results.printable(name) == shown
+    assert results.safe_for_spreadsheet(name) == shown
 
 
 def test_student_check_names_broken_and_deleted_cells(tmp_path):

@@ -18,7 +18,7 @@ from checks.report import Failed
 from course_class import FIRST, handed_in, played, write
 
 from fa2_studio.course import command, keys, notebooks, sandbox, seeds
-from fa2_studio.course.notebooks import FOLDER, HIDDEN, PROJECT, SOLUTION, grade_id, is_solution, source
+from fa2_studio.course.notebooks import FOLDER, HIDDEN, PROJECT, SOLUTION, grade_id, is_solution, source_notebook
 
 ASSIGNMENTS = {a.name: a for a in notebooks.ASSIGNMENTS}
 
@@ -30,7 +30,7 @@ def secret_lines(name: str) -> set[str]:
     """Return the lines of an assignment's solutions and hidden tests that no assignment shows to students."""
     inside, shown = set(), set()
     for other in ASSIGNMENTS:
-        for cell in source(ASSIGNMENTS[other]).cells:
+        for cell in source_notebook(ASSIGNMENTS[other]).cells:
             is_secret = False
             for line in map(str.strip, cell.source.splitlines()):
                 if line in (*SOLUTION, *HIDDEN):
@@ -106,7 +106,10 @@ def test_student_check_needs_only_bundle_and_package(bundled, tmp_path):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "fa2_lab").symlink_to(PROJECT / "fa2_lab")
     path = bundled / "ada" / "2_forward.ipynb"
-    book, solved = nbformat.read(path, 4), {grade_id(c): c.source for c in source(ASSIGNMENTS["2_forward"]).cells}
+    book, solved = (
+        nbformat.read(path, 4),
+        {grade_id(c): c.source for c in source_notebook(ASSIGNMENTS["2_forward"]).cells},
+    )
     for cell in book.cells:
         cell.source = solved["kind"] if grade_id(cell) == "kind" else cell.source
     nbformat.write(book, path)
@@ -130,9 +133,9 @@ def test_seeds_differ_by_student_and_need_the_secret():
 
 @pytest.mark.parametrize("name", ASSIGNMENTS)
 def test_seed_0_is_the_original_and_no_seed_changes_answers(name):
-    original = source(ASSIGNMENTS[name])
-    assert seeds.seeded(original, 0) == original
-    mine = seeds.seeded(original, 5)
+    original = source_notebook(ASSIGNMENTS[name])
+    assert seeds.with_seed(original, 0) == original
+    mine = seeds.with_seed(original, 5)
     assert [c.source for c in mine.cells if is_solution(c)] == [c.source for c in original.cells if is_solution(c)]
     text = "".join(c.source for c in original.cells if grade_id(c))
     assert (mine != original) == ("seed=0" in text)
@@ -140,7 +143,7 @@ def test_seed_0_is_the_original_and_no_seed_changes_answers(name):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_every_seed_changes_the_numbers_to_compute(seed):
-    notebook = seeds.seeded(source(ASSIGNMENTS["6_read_the_machine"]), seed)
+    notebook = seeds.with_seed(source_notebook(ASSIGNMENTS["6_read_the_machine"]), seed)
     notebook.cells = [c for c in notebook.cells if grade_id(c) in {"setup", "question", "by_hand", "test_by_hand"}]
     points, printed = played(notebook)
     assert points == {"test_by_hand": 2.0}, printed
@@ -166,9 +169,9 @@ def points(monkeypatch):
     monkeypatch.setattr(detective.guard, "text", str)
 
     def points(step: str, answer, seed: int) -> tuple[int, int]:
-        path, slip = keys.slip_of(step, seed)
+        path, slip = keys.program_and_slip(step, seed)
         case = detective.IN_MODEL if path == keys.PIPELINE else detective.IN_TRITON
-        text = keys.broken(path, slip, seed)
+        text = keys.broken_program(path, slip, seed)
         text = text[text.index("def pipeline" if path == keys.PIPELINE else "@triton.jit") :]
         monkeypatch.setattr(detective, "text_of", lambda program: text)
         return detective.check_step(step, case, answer, None, seed).passed, keys.named(step, answer, seed).passed
@@ -178,9 +181,9 @@ def points(monkeypatch):
 
 def right_answer(step: str, seed: int) -> Answer:
     """Return the right answer to the planted bug of a step and a seed."""
-    path, slip = keys.slip_of(step, seed)
+    path, slip = keys.program_and_slip(step, seed)
     line = sorted(keys.wrong_lines(path, slip, seed))[0]
-    pair = tuple(keys.renamed(path, text, seed).rstrip("\n") for text in (slip.wrong, slip.right))
+    pair = tuple(keys.rename_variables(path, text, seed).rstrip("\n") for text in (slip.wrong, slip.right))
     runs = dict(shows=slip.shows or dict(tiles=7), hides=slip.hides or dict(tiles=7))
     return Answer(line=line, cause=slip.cause, mend=[pair], **runs)
 
@@ -197,9 +200,9 @@ def test_planted_pipeline_bugs_can_be_found_and_fixed(step, seed, points, capsys
 def test_hidden_cases_depend_on_student_and_day():
     """What is learned from one hand-in serves no second one, and no neighbour."""
     for name, assignment in ASSIGNMENTS.items():
-        book = source(assignment)
+        book = source_notebook(assignment)
         drawn = {
-            "".join(c.source for c in seeds.on_day(seeds.seeded(book, seed), seed, day).cells)
+            "".join(c.source for c in seeds.with_day(seeds.with_seed(book, seed), seed, day).cells)
             for seed in (1, 2) for day in ("2030-01-01", "2030-01-02")
         }  # fmt: skip
         assert len(drawn) == 4 or name.startswith(("5", "8")), name
@@ -255,10 +258,10 @@ def test_answer_dictionary_must_be_a_literal(monkeypatch):
 
 def test_planted_kernel_bugs_match_one_line_and_all_are_drawn():
     for slips in (keys.HANGS, keys.RACES, keys.WRONG):
-        drawn = [keys.planted(slips, seed) for seed in range(60)]
+        drawn = [keys.slip_of_seed(slips, seed) for seed in range(60)]
         assert {drawn.count(slip) for slip in slips} <= set(range(10, 31))
     for slip in keys.WRONG:
-        assert keys.broken(keys.KERNEL, slip, 5) and slip.cause in detective.CAUSES
+        assert keys.broken_program(keys.KERNEL, slip, 5) and slip.cause in detective.CAUSES
 
 
 # Kernels as text -----------------------------------------------------------------------------------------------------
@@ -313,7 +316,7 @@ def test_gradescope_package_has_all_required_files(tmp_path):
 
 def test_gradescope_package_grades_in_the_platforms_layout(tmp_path):
     """source/ unpacked, submission/, results/: the score, and for each step what the checks said, hints included."""
-    if os.getuid() == 0 and not sandbox.other_user("user", Path(sys.prefix)):
+    if os.getuid() == 0 and not sandbox.can_switch_user("user", Path(sys.prefix)):
         pytest.skip("no other user can read this Python, and the platform's container grades as another one")
     assert command.main(["gradescope", str(tmp_path / "made"), "--only", "1"]) == 0
     home = tmp_path / "autograder"

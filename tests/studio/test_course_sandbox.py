@@ -18,10 +18,12 @@ from checks import meter
 from course_class import FIRST, PATIENT, QUICK, code, graded_at_once, handed_in, needs_limits, write
 
 from fa2_studio.course import channel, command, grade, grade_notebook, notebooks, package, results, sandbox
-from fa2_studio.course.notebooks import grade_id, named, source
+from fa2_studio.course.notebooks import find_assignment, grade_id, source_notebook
 
 pytestmark = needs_limits
-needs_sandbox = pytest.mark.skipif(not sandbox.kind(), reason="no sandbox here: bubblewrap is missing or not allowed")
+needs_sandbox = pytest.mark.skipif(
+    not sandbox.sandbox_kind(), reason="no sandbox here: bubblewrap is missing or not allowed"
+)
 
 SEARCH = """import json, os, sys
 found = []
@@ -147,7 +149,7 @@ def class_of(names: list[str], folder: Path) -> dict:
     (folder / "secret.txt").write_text("secret words")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLASS_SECRET", "secret words")
-        return graded_at_once(folder, books, sandbox.kind(), QUICK)
+        return graded_at_once(folder, books, sandbox.sandbox_kind(), QUICK)
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +195,7 @@ def test_feedback_page_has_a_size_limit(tmp_path):
     for _ in range(2000):
         graded.show("code", "a cell", "x" * 1000, "y" * 20_000)
     graded.show("code", "the last cell", "z" * 10**7, "")
-    results.keep(graded, tmp_path)
+    results.write_record(graded, tmp_path)
     assert (tmp_path / "feedback" / "ada" / "1_online_softmax.html").stat().st_size < 2**20
 
 
@@ -222,14 +224,14 @@ def test_grader_chip_refuses_large_and_unlisted_operations():
 
 def test_grade_without_a_sandbox_stops_with_instructions(tmp_path, monkeypatch, capsys):
     write(handed_in(), tmp_path / "in" / "ada")
-    monkeypatch.setattr(sandbox, "kind", lambda: "")
+    monkeypatch.setattr(sandbox, "sandbox_kind", lambda: "")
     assert command.main(["grade", str(tmp_path / "in"), "--only", "1", "--out", str(tmp_path / "out")]) == 1
     assert "install bubblewrap" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_student_code_never_runs_as_root(tmp_path, monkeypatch):
     """In a platform's container it is another user, or it is not run."""
-    monkeypatch.setattr(sandbox, "other_user", lambda *_: False)
+    monkeypatch.setattr(sandbox, "can_switch_user", lambda *_: False)
     monkeypatch.setattr(sandbox.os, "getuid", lambda: 0)
     with pytest.raises(sandbox.NotReady, match="no other user"):
         sandbox.SandboxProcess(tmp_path, QUICK, "user")
@@ -282,7 +284,7 @@ assert not found, found"""
 
 def error_in_a_sandbox(package: Path, *cells: str, assignment=FIRST, processes=None) -> str:
     """Return what the last of these cells raised in a sandbox, which is then closed, or appended to `processes`."""
-    process = sandbox.SandboxProcess(package, QUICK, sandbox.kind(), assignment.needs)
+    process = sandbox.SandboxProcess(package, QUICK, sandbox.sandbox_kind(), assignment.needs)
     try:
         replies = [process.ask({"do": "cell", "source": cell}, 60.0) for cell in cells]
         assert not replies[-1].get("late")
@@ -294,7 +296,7 @@ def error_in_a_sandbox(package: Path, *cells: str, assignment=FIRST, processes=N
 @needs_sandbox
 def test_notebooks_cannot_leave_data_for_each_other():
     """By none of the ways that the kernel has, neither beside it nor after it."""
-    with grade.packages([FIRST]) as staged:
+    with grade.staged_packages([FIRST]) as staged:
         package, processes = staged[FIRST.name], []
         error_in_a_sandbox(package, LEAVE, LEFT, processes=processes)
         beside = error_in_a_sandbox(package, LEAVE, FOUND)
@@ -306,7 +308,9 @@ def test_notebooks_cannot_leave_data_for_each_other():
 @pytest.mark.parametrize("assignment", notebooks.ASSIGNMENTS, ids=lambda assignment: assignment.name)
 def test_no_sandbox_contains_the_examiner_or_the_errata(assignment, tmp_path):
     """A test that calls the examiner catches every bug of 5, and its attention is an answer to 2, 3, 4 and 7."""
-    given = {path.relative_to(tmp_path).parts for path in package.for_sandbox(tmp_path, assignment).rglob("*.py")}
+    given = {
+        path.relative_to(tmp_path).parts for path in package.write_sandbox_package(tmp_path, assignment).rglob("*.py")
+    }
     assert given and not [path for path in given if path[:2] in (("fa2_lab", "examine"), ("fa2_lab", "errata"))]
 
 
@@ -317,7 +321,7 @@ def test_a_sandbox_without_triton_cannot_import_torch():
 for top in (sys.prefix, sys.base_prefix, "/usr", "/usr/local"):
     sys.path += glob.glob(f"{top}/lib*/python3*/*-packages")
 import torch"""
-    with grade.packages([FIRST]) as staged:
+    with grade.staged_packages([FIRST]) as staged:
         assert "ModuleNotFoundError" in error_in_a_sandbox(staged[FIRST.name], reach)
 
 
@@ -327,7 +331,10 @@ def test_sandbox_hides_the_checkout_in_any_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, str(home), str(home.parents[1])])
     monkeypatch.setenv("PYTHONPATH", str(home))
     home.mkdir(parents=True)
-    words = [*sandbox.bubblewrap(tmp_path / "package"), *sandbox.environment(tmp_path / "package", "", ()).values()]
+    words = [
+        *sandbox.bubblewrap_command(tmp_path / "package"),
+        *sandbox.sandbox_environment(tmp_path / "package", "", ()).values(),
+    ]
     assert not [word for word in words if "my-packages" in word]
 
 
@@ -339,7 +346,7 @@ def test_clean_sandbox_process_runs_as_another_user(tmp_path, monkeypatch):
         users.append(words[words.index("--reuid") + 1])
         raise NotADirectoryError
 
-    monkeypatch.setattr(sandbox, "other_user", lambda *_: True)
+    monkeypatch.setattr(sandbox, "can_switch_user", lambda *_: True)
     monkeypatch.setattr(sandbox.os, "chown", lambda *_: None)
     monkeypatch.setattr(sandbox.subprocess, "Popen", popen)
     for clean in (False, True):
@@ -349,7 +356,7 @@ def test_clean_sandbox_process_runs_as_another_user(tmp_path, monkeypatch):
 
 
 def test_sandbox_imports_nothing_from_writable_folders():
-    with grade.packages([FIRST]) as staged:
+    with grade.staged_packages([FIRST]) as staged:
         process = sandbox.SandboxProcess(staged[FIRST.name], PATIENT, "")
         cell = "open('left.py', 'w').write('x = 1')\nimport left"
         said = process.ask({"do": "cell", "source": cell}, 60.0)["error"]
@@ -358,7 +365,7 @@ def test_sandbox_imports_nothing_from_writable_folders():
 
 
 def test_unprivileged_sandbox_limits_processes():
-    assert "--nproc=64" in sandbox.limited(QUICK, uid=0, counts_apart=True)
+    assert "--nproc=64" in sandbox.limit_command(QUICK, uid=0, counts_apart=True)
 
 
 def test_grader_memory_limit_does_not_bind_the_student_process():
@@ -423,7 +430,7 @@ def test_notebook_that_exhausts_the_grader_affects_itself_only(tmp_path):
                         most[0] = max(most[0], pages * 4096 / 2**20)
 
     threading.Thread(target=watch, daemon=True).start()
-    got = graded_at_once(tmp_path, books, sandbox.kind(), sandbox.Limits(10, 60, 1500))
+    got = graded_at_once(tmp_path, books, sandbox.sandbox_kind(), sandbox.Limits(10, 60, 1500))
     stop.set()
     assert got["beside"].score == got["beside too"].score == 12 and most[0] < 1200
     assert got["grows"].got["test_own"] == got["wide"].got["test_own"] == 0
@@ -434,7 +441,7 @@ def test_notebook_that_exhausts_the_grader_affects_itself_only(tmp_path):
 def test_notebook_stops_at_its_time_limit(tmp_path):
     began = time.monotonic()
     limits = sandbox.Limits(cell_seconds=3, notebook_seconds=8, memory_mb=1500)
-    graded = graded_at_once(tmp_path, {"deaf": handed_in(own=(DEAF,) * 12)}, sandbox.kind(), limits)["deaf"]
+    graded = graded_at_once(tmp_path, {"deaf": handed_in(own=(DEAF,) * 12)}, sandbox.sandbox_kind(), limits)["deaf"]
     assert time.monotonic() - began < 8 + 25 and graded.score == 0
 
 
@@ -442,7 +449,7 @@ def test_notebook_stops_at_its_time_limit(tmp_path):
 def test_endless_kernel_costs_its_step_only(tmp_path):
     """And torch's import costs nobody a step, though it may take longer than a step has."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    endless = source(named("4"))
+    endless = source_notebook(find_assignment("4"))
     (cell,) = [c for c in endless.cells if grade_id(c) == "one_tile"]
     answers = {
         "one_tile": cell.source.replace(
@@ -450,7 +457,9 @@ def test_endless_kernel_costs_its_step_only(tmp_path):
         )
     }
     limits = sandbox.Limits(cell_seconds=8, notebook_seconds=120)
-    graded = graded_at_once(tmp_path, {"ada": handed_in("4", answers=answers)}, sandbox.kind(), limits, name="4")["ada"]
+    graded = graded_at_once(
+        tmp_path, {"ada": handed_in("4", answers=answers)}, sandbox.sandbox_kind(), limits, name="4"
+    )["ada"]
     assert graded.got == {"test_one_tile": 0, "test_loop": 4, "test_full": 5}, graded.sentences
 
 
@@ -464,7 +473,7 @@ def test_results_are_written_as_they_arrive(tmp_path, monkeypatch):
 
     monkeypatch.setattr(grade, "grade_one", grade_one)
     tasks = [(grade.Found(name, FIRST), 0, "") for name in "abc"]
-    grade.run_all(tasks, {}, grade.Grading(jobs=2, trust=True), lambda task, _: done.append(task[0].student))
+    grade.grade_all(tasks, {}, grade.Grading(jobs=2, trust=True), lambda task, _: done.append(task[0].student))
     assert done == ["b", "c", "a"]
 
 
@@ -504,7 +513,7 @@ WRONG_BY_ONE = {  # the rest is solved; these steps are wrong, and later ones ar
 
 def solution_lines(name: str, wrong: dict) -> set[str]:
     """Return the lines that are only in the solutions which a student replaced by something wrong."""
-    book = source(named(name))
+    book = source_notebook(find_assignment(name))
     mine = {line.strip() for c in book.cells if grade_id(c) in wrong for line in c.source.splitlines()}
     others = {line.strip() for c in book.cells if grade_id(c) not in wrong for line in c.source.splitlines()}
     return {line for line in mine - others if len(line) > 12 and not line.startswith(("###", "def ", '"""'))}
@@ -520,10 +529,13 @@ def test_solution_lines_are_never_sent_to_the_student_process(name, tmp_path, mo
         real(stream, message, *more)
 
     monkeypatch.setattr(sandbox.channel, "send", send)
-    with grade.packages([named(name)]) as staged:
-        package = staged[named(name).name]
+    with grade.staged_packages([find_assignment(name)]) as staged:
+        package = staged[find_assignment(name).name]
         graded = grade_notebook.grade_notebook(
-            source(named(name)), notebooks.read(path), lambda _: sandbox.SandboxProcess(package, PATIENT, ""), PATIENT
+            source_notebook(find_assignment(name)),
+            notebooks.read_submission(path),
+            lambda _: sandbox.SandboxProcess(package, PATIENT, ""),
+            PATIENT,
         )
     assert any(kind == "again" for kind, *_ in graded.page), "a step was tried again"
     secret = solution_lines(name, WRONG_BY_ONE[name])
@@ -539,7 +551,7 @@ TWICE = """
 
 def test_tensor_kept_from_an_earlier_run_cannot_bypass_the_trace(tmp_path):
     """Each key is loaded a second time, by a tensor that was kept: the meter of this run has to see it."""
-    book, line = source(named("2")), "        k_j, v_j = K[col:end], V[col:end]\n"
+    book, line = source_notebook(find_assignment("2")), "        k_j, v_j = K[col:end], V[col:end]\n"
     (cell,) = [c for c in book.cells if line in c.source]
     cell.source = f"kept = {{}}\n{cell.source.replace(line, line + TWICE)}"
     graded = graded_at_once(tmp_path, {"eve": book}, "", name="2")["eve"]

@@ -119,7 +119,7 @@ def test_table_of_mistake_costs_equals_the_grader():
 def test_mistake_costs_its_step_and_at_most_a_quarter_of_the_rest():
     for line in TABLE.search(PAGE.read_text(encoding="utf-8"))[0].splitlines():
         number, lost, points = re.match(r"\| (\d): (\w+).* \| ([\d.]+) \|$", line).groups()
-        most = notebooks.steps(notebooks.source(notebooks.named(number)))
+        most = notebooks.points_by_step(notebooks.source_notebook(notebooks.find_assignment(number)))
         first = list(most).index(f"test_{lost}")
         step, *later = list(most.values())[first:]
         assert float(points) <= step + sum(later) / 4, line

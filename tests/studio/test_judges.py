@@ -45,7 +45,7 @@ def test_outcomes_of_third_party_tests_are_counted(checkout, monkeypatch, capsys
     record = checkout / "judged.json"
     monkeypatch.setattr(command, "RECORD", record)
     assert command.main(["cs336", str(checkout), "--record"]) == 1
-    counts = command.recorded()["cs336"]
+    counts = command.load_outcomes()["cs336"]
     assert [counts[kind] for kind in ("passed", "failed", "skipped by themselves")] == [1, 2, 1]
     assert counts["failures"] == ["test_wrong", "test_without_its_fixture"] and "test_wrong" in capsys.readouterr().out
     assert command.main([]) == 0 and "cs336" in capsys.readouterr().out

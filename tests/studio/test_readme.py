@@ -90,7 +90,7 @@ def anchors(name: str) -> set[str]:
         words = "\n".join(
             "".join(cell["source"]) for cell in json.loads(words)["cells"] if cell["cell_type"] == "markdown"
         )
-    return set(map(questions.anchor, re.findall(r"^#+ (.*)", words, re.MULTILINE)))
+    return set(map(questions.heading_anchor, re.findall(r"^#+ (.*)", words, re.MULTILINE)))
 
 
 @pytest.mark.parametrize("name", PAGES)

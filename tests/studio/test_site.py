@@ -106,8 +106,8 @@ def test_site_link_preview_shows_the_climb(folder, monkeypatch):
         pictures = re.findall(r'<meta (?:content="([^"]*)" )?property="?og:image"?(?: content="([^"]*)")?', html)
         assert [(page.parent / "".join(one)).resolve() for one in pictures] == [(folder / picture).resolve()], page.name
     monkeypatch.setitem(site.SETTINGS, "html_baseurl", "https://someone.github.io/fa2_lab/")
-    assert f'og:image": "https://someone.github.io/fa2_lab/{picture}"' in site.index()
-    assert 'og:image" content="https://someone.github.io/fa2_lab/figures/card.png"' in site.shown_by_links("", "../")
+    assert f'og:image": "https://someone.github.io/fa2_lab/{picture}"' in site.index_page()
+    assert 'og:image" content="https://someone.github.io/fa2_lab/figures/card.png"' in site.preview_tags("", "../")
 
 
 def test_site_assignments_hide_solutions(folder):
@@ -235,7 +235,7 @@ def test_slides_are_self_contained_and_show_every_figure(tmp_path, monkeypatch):
     decks = sorted(tmp_path.glob("*.html"))
     cells = [cell.source for chapter in written() for cell in notebook(chapter).cells]
     rights = re.findall(r"<summary>Answer</summary>\s*\*\*(.*?)\.?\*\*", "\n".join(cells))
-    rights = {blocks.plain(blocks.rendered(right)) for right in rights}
+    rights = {blocks.normalize_option(blocks.markdown_to_html(right)) for right in rights}
     for deck, chapters in zip(decks, slides.LECTURES.values(), strict=True):
         page, text = Page(deck), deck.read_text(encoding="utf-8")
         images = re.findall(r'<img( class=paper)? [^>]*svg\+xml;base64,([^"]*)', text)
@@ -259,7 +259,7 @@ def test_slides_are_self_contained_and_show_every_figure(tmp_path, monkeypatch):
                     after = sections[n + 1][1]
                     again = re.findall(r'<li class="choice( right)?">(.*?)</li>', after, re.DOTALL)
                     assert [option for _, option in again] == options, (deck.name, n, "the options are the same")
-                    marked = {blocks.plain(option) for mark, option in again if mark}
+                    marked = {blocks.normalize_option(option) for mark, option in again if mark}
                     assert marked <= rights, (deck.name, n, "the right option is the notebook's")
             elif kind == "answers":
                 repeated = re.findall("class=[\"']?choice( right)?", sections[n][1])

@@ -33,11 +33,14 @@ def causal_mask(N_q: int, N_k: int, device: str = "cuda"):
     full = left[None, :] + 127 <= top[:, None] + offset
     full &= top[:, None] + 128 <= N_q
     return flex_attention.BlockMask.from_kv_blocks(
-        *listed(visible & ~full), *listed(full), mask_mod=lambda b, h, i, j: j <= i + offset, seq_lengths=(N_q, N_k)
+        *tile_lists(visible & ~full),
+        *tile_lists(full),
+        mask_mod=lambda b, h, i, j: j <= i + offset,
+        seq_lengths=(N_q, N_k),
     )
 
 
-def listed(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def tile_lists(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the number of tiles that each row block visits, and their indices followed by those of other tiles.
 
     This is the form that BlockMask takes.

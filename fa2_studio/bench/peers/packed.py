@@ -24,12 +24,12 @@ class Packed(NamedTuple):
     last: Callable[[torch.Tensor], torch.Tensor]
 
 
-def padded(x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+def pad_sequences(x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
     """Return a tensor (tokens, heads, d) as (batch, heads, N, d), with zeros after each sequence."""
     return torch.nn.utils.rnn.pad_sequence(x.split(list(lengths)), batch_first=True).transpose(1, 2).contiguous()
 
 
-def with_padding(lengths: Sequence[int], tensors: TensorSequence) -> Packed:
+def padded_attention(lengths: Sequence[int], tensors: TensorSequence) -> Packed:
     """Return a call of attention() on padded sequences with key_lengths. Raises Missing if there are too many rows."""
     from fa2_lab.api.attention import attention
 
@@ -38,10 +38,10 @@ def with_padding(lengths: Sequence[int], tensors: TensorSequence) -> Packed:
         raise Missing(f"padding would turn {sum(lengths):,} tokens into {rows:,} rows")
     count = torch.tensor(lengths, dtype=torch.int32, device=tensors[0].device)
     call = partial(attention, causal=True, key_lengths=count)
-    return Packed(call, [padded(x, lengths) for x in tensors], lambda x: x[-1:, :, : lengths[-1]])
+    return Packed(call, [pad_sequences(x, lengths) for x in tensors], lambda x: x[-1:, :, : lengths[-1]])
 
 
-def by_starts(function: Callable, lengths: Sequence[int], tensors: TensorSequence, *more: int, **options) -> Packed:
+def varlen_call(function: Callable, lengths: Sequence[int], tensors: TensorSequence, *more: int, **options) -> Packed:
     """Return a call of a function that takes cu_seqlens for q and k, and in `more` perhaps the longest lengths."""
     starts = torch.tensor([0, *lengths], device=tensors[0].device).cumsum(0).int()
 
@@ -54,18 +54,18 @@ def by_starts(function: Callable, lengths: Sequence[int], tensors: TensorSequenc
 def ours(lengths: Sequence[int], tensors: TensorSequence) -> Packed:
     """Return a call of our attention_packed()."""
     function = function_of("fa2_lab.api.packed", "attention_packed")
-    return by_starts(function, lengths, tensors, causal=True, max_seqlen_q=max(lengths))
+    return varlen_call(function, lengths, tensors, causal=True, max_seqlen_q=max(lengths))
 
 
 def package(lengths: Sequence[int], tensors: TensorSequence, module: str) -> Packed:
     """Return a call of one of Dao's packages."""
     function, longest = function_of(module, "flash_attn_varlen_func"), max(lengths)
-    return by_starts(function, lengths, tensors, longest, longest, causal=True)
+    return varlen_call(function, lengths, tensors, longest, longest, causal=True)
 
 
-def by_torch(lengths: Sequence[int], tensors: TensorSequence) -> Packed:
+def torch_varlen(lengths: Sequence[int], tensors: TensorSequence) -> Packed:
     """Return a call of PyTorch's varlen_attn, whose argument for the causal mask depends on PyTorch's version."""
     function, longest = function_of("torch.nn.attention.varlen", "varlen_attn"), max(lengths)
     old = "is_causal" in inspect.signature(function).parameters
     causal = dict(is_causal=True) if old else dict(window_size=(-1, 0))
-    return by_starts(function, lengths, tensors, longest, longest, **causal)
+    return varlen_call(function, lengths, tensors, longest, longest, **causal)
