@@ -148,7 +148,8 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     ax.set_xlabel(("\n" if stacks else " ").join(KEY) + f"\n{OUTLINED}", loc="left", fontsize=style.SMALL, labelpad=8)
     ax.spines[:].set_visible(False)
     middles = "; ".join(f"{group}: {median_ranges(rows, group)}" for group in groups)
-    return figure, f"Speed ratios, one row for each setting. Medians: {middles}."
+    middles = middles.replace("FlashAttention-", "FA")
+    return figure, f"Speed ratios, one row for each setting. FA3 is FlashAttention-3. Medians: {middles}."
 
 
 def draw_key(ax: Axes, y: float, across: Transform, right: float = 0) -> None:
