@@ -110,7 +110,7 @@ def right(case: AttentionCase, B_r: int, B_c: int, bits: int, gradients: bool) -
     S = np.where(seen, X, -np.inf)
 
     # The online softmax
-    m, l, o = np.full(S.shape[:3], -np.inf), np.zeros(S.shape[:3]), np.zeros(q.shape)
+    m, l, o = np.full(S.shape[:3], -np.inf), np.zeros(S.shape[:3]), np.zeros(dO.shape)
     if sinks is not None:
         m, l = np.broadcast_to(sinks[None, :, None], m.shape), l + 1
     for tile, visited in visits(seen, B_r, B_c):

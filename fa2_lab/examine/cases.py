@@ -55,7 +55,8 @@ class AttentionCase:
         batch, heads, N_q, d = self.q.shape
         shared = f" on {self.k.shape[1]}" if self.k.shape[1] != heads else ""
         options = "".join(f", {x}" if v is True else f", {x} {short(v)}" for x, v in self.options.items())
-        return f"batch {batch}, heads {heads}{shared}, {N_q} queries, {self.k.shape[2]} keys, d {d}{options}"
+        of_v = f", {self.v.shape[3]} for v" if self.v.shape[3] != d else ""
+        return f"batch {batch}, heads {heads}{shared}, {N_q} queries, {self.k.shape[2]} keys, d {d}{of_v}{options}"
 
     @property
     def is_long(self) -> bool:
@@ -92,12 +93,13 @@ def case(
 
     `more` contains the options of the case. It can also contain `gradients` and `dL`, which are True if gradients and a
     gradient of L are part of the case, and `size` and `shift`. All scores are multiplied by `size`. `shift` is added to
-    each score before the scale, so it does not change the softmax.
+    each score before the scale, so it does not change the softmax. `d_v` is the head dimension of v, if it is not d.
     """
     draw = np.random.default_rng([0, N_q, N_k, d]).standard_normal
     size, shift, gradients = more.pop("size", 1.0), more.pop("shift", 0.0), more.pop("gradients", False)
-    N_k, kv_heads = N_k or N_q, kv_heads or heads
-    q, k, v, dO = (draw((batch, h, n, d)) for h, n in ((heads, N_q), (kv_heads, N_k), (kv_heads, N_k), (heads, N_q)))
+    N_k, kv_heads, d_v = N_k or N_q, kv_heads or heads, more.pop("d_v", d)
+    of_q, of_k = (batch, heads, N_q), (batch, kv_heads, N_k)
+    q, k, v, dO = (draw((*x, width)) for x, width in ((of_q, d), (of_k, d), (of_k, d_v), (of_q, d_v)))
     q = q * size
     if shift:
         q[..., -1], k[..., -1] = SCALE_UP, shift / SCALE_UP
@@ -136,6 +138,7 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Atten
     add("scale", (9, 9), scale=0.0, gradients=False)
     add("width", (9, 9), d=d * 3 // 2)
     add("width", (9, 9), d=d * 8)
+    add("values", (9, 9), d_v=2 * d, gradients=False)
     cases = [replace(x, usual_d=d) if x.group == "width" else x for x in cases]
     add("large", (12, 12), shift=4e4)
     add("large", (12, 12), shift=-4e4)
@@ -160,6 +163,7 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Atten
     add("hidden mask", SHORT, mask=allowed, shift=-2.4e5)
     add("lengths", (6, 16), SHORT, batch=3, key_lengths=lengths)
     add("lengths", PAST_64, ACROSS, batch=2, key_lengths=lambda *of: lengths(*of) - 3)
+    add("empty-lengths", (6, 16), batch=3, key_lengths=lambda *of: lengths(*of) * (np.arange(3) != 1))
     add("lengths, causal", (6, 16), batch=3, causal=True, key_lengths=lambda *of: lengths(*of) - np.array([0, 0, 2]))
     add("lengths, causal", ACROSS, batch=2, causal=True, key_lengths=lambda *of: lengths(*of) - 3)
     add("alibi", SHORT, UNEQUAL, PAST_64, slopes=slopes)
@@ -173,6 +177,8 @@ def all_cases(d: int = 16, multiple: int = 1, quick: bool = False) -> list[Atten
         add("packed, causal", (N_q, N_k), causal=True, **ends)
         add("packed, causal", (N_q, N_k), causal=True, heads=4, kv_heads=2, **ends)
     add("packed", (23, 23), causal=True, cu_seqlens=np.array([0, 5, 5, 12, 23]))
+    some = dict(cu_seqlens=np.array([0, 5, 12, 23]), cu_seqlens_k=np.array([0, 14, 14, 31]))
+    add("empty-packed", (23, 31), **some)
     add("sinks", SHORT, UNEQUAL, PAST_64, causal=True, sinks=sinks)
     add("sinks", SHORT, ACROSS, sinks=sinks)
     add("sinks", SHORT, heads=6, kv_heads=3, sinks=sinks)

@@ -25,6 +25,7 @@ def detect_call(subject: Subject, layout: str = "", library: str = "", dtype: st
     or dtype that is passed as an argument is not changed. Raise NotExamined if no combination runs.
     """
     layouts = ["flat"] if subject.takes("heads") else ["bhnd", "bnhd", "hnd", "nd"]
+    layouts += ["bhd"] * subject.takes("key_lengths")
     layouts = [layout] if layout else ["thd"] if subject.takes("cu_seqlens") else layouts
     named = [library] if library else ["torch"] if subject.device else libraries(subject)
     kinds = [(x, y) for x in named for y in dtypes(x) if dtype in ("", y)]
@@ -67,8 +68,16 @@ def detect_scale(subject: Subject, is_right: bool) -> None:
 
 
 def detect_padding(subject: Subject) -> None:
-    """Find out whether True in a padding mask marks a padded key or a key that takes part."""
+    """Find out whether True in a padding mask marks a padded key or a key that takes part.
+
+    A mask that cannot be (batch, heads, N_q, N_k) is a padding mask if the output is then right.
+    """
     n = 16 * subject.multiple
+    masks = [name for name, role in subject.roles.items() if role == "mask" and not subject.takes("padding")]
+    with suppress(NotExamined):
+        subject.ask(case("mask", n, d=subject.d, batch=2, mask=np.ones((2, 2, n, n), dtype=bool)))
+        masks = []
+    subject.roles |= dict.fromkeys(masks, "padding")
     problem = case("lengths", n, d=subject.d, batch=2, key_lengths=np.array([n // 2, n]))
     states = [RIGHT, *(Variant((name,)) for name, x in CATALOGUE.items() if name.startswith("lengths-") and x.edits)]
     for variant, keeps in product(states if subject.takes("padding") else (), (False, True)):
@@ -76,6 +85,7 @@ def detect_padding(subject: Subject) -> None:
         with suppress(NotExamined):
             if subject.ask(problem).fits(variant, ("O",)):
                 return
+    subject.roles |= dict.fromkeys(masks, "mask")
     subject.padding_keeps = False
 
 

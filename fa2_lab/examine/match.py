@@ -19,7 +19,11 @@ from fa2_lab.examine.catalogue import CATALOGUE, Mistake
 Names = tuple[str, ...]
 GRADIENTS = ("dQ", "dK", "dV")
 TILES = (1, 2, 4, 8, 16, 32, 64, 128)
-SILENT = {"grouped": "grouped-silent", "cross": "lengths-silent"}  # groups that a function may accept, but not compute
+SILENT = {
+    "grouped": "grouped-silent",
+    "cross": "lengths-silent",
+    "values": "values-silent",
+}  # groups that a function may accept, but not compute
 
 
 class Variant(NamedTuple):
@@ -88,7 +92,7 @@ class Answer:
     def mean(self) -> np.ndarray:
         """Return an array with the shape of O in which each row is the mean of V over all keys."""
         v = np.repeat(self.case.v, self.case.q.shape[1] // self.case.v.shape[1], axis=1)
-        return np.broadcast_to(v.mean(axis=2, keepdims=True), self.case.q.shape)
+        return np.broadcast_to(v.mean(axis=2, keepdims=True), self.case.dO.shape)
 
     def empty(self, variant: Variant) -> np.ndarray:
         """Return a boolean array (batch, heads, N_q) that is True for each row that sees no key."""
@@ -155,8 +159,9 @@ def explain(answers: Sequence[Answer], tiles: Sequence[int] = TILES) -> list[Fin
             found.append(Finding(single[0].names[-1], *describe_error(of_L, variant, ("L",)), variant=single[0]))
         elif plain:
             found += explain_part([x for x in right if "L" in x.outputs], usual, "L", ("L",), tiles)[0]
-    skip = {"empty", "empty-mask"} | {"dL" for x in found if x.mistake.part == "L" or x.where.startswith("L")}
+    skip = {"dL" for x in found if x.mistake.part == "L" or x.where.startswith("L")}
     of_gradients = [x for x in right if "dQ" in x.outputs and x.case.group not in skip]
+    of_gradients = [x for x in of_gradients if not x.case.group.startswith("empty")]
     return found + (explain_part(of_gradients, usual, "gradients", GRADIENTS, tiles)[0] if plain else [])
 
 
@@ -221,6 +226,7 @@ def without_silent(answers: Sequence[Answer], found: Sequence[Finding]) -> list[
     kinds: dict[str, Callable[[AttentionCase], bool]] = {
         "cross": lambda case: case.q.shape[2] != case.k.shape[2] and "cu_seqlens_k" not in case.options,
         "grouped": lambda case: case.q.shape[1] != case.k.shape[1],
+        "values": lambda case: case.v.shape[3] != case.q.shape[3],
     }
     kinds = {group: is_kind for group, is_kind in kinds.items() if group in strange}
     return [x for x in answers if x.case.group in kinds or not any(is_kind(x.case) for is_kind in kinds.values())]

@@ -12,7 +12,7 @@ import numpy as np
 from fa2_lab.examine.attention import attention
 from fa2_lab.examine.cases import BITS, AttentionCase, case, rounded
 from fa2_lab.examine.match import GRADIENTS, RIGHT, UNMASKED, Answer, Finding, Variant, describe_error, explain_part
-from fa2_lab.examine.subject import NotExamined, Subject, dtypes
+from fa2_lab.examine.subject import FENCE, NotExamined, Subject, dtypes
 
 
 def with_equal_heads(x: AttentionCase) -> AttentionCase:
@@ -62,7 +62,7 @@ def checks(subject: Subject, answers: list[Answer], variant: Variant) -> Iterato
                 if not answer.fits(variant, outputs):
                     allowed = f"; rounding allows {answer.bound('O'):.1e}" if name == "precision" else ""
                     yield Finding(name, where + allowed, describe_error([answer], variant, outputs)[1], answer.case)
-    yield from rows_without_keys(answers, variant, subject.gives_O)
+    yield from rows_without_keys(subject, answers, variant)
     yield from behind_lengths(subject, answers, variant)
     if all(x.fits(variant, ("O",)) for x in answers if x.case.group == "causal"):
         yield from positions(subject, variant)
@@ -162,7 +162,7 @@ def repeated(subject: Subject, first: Answer) -> Iterator[Finding]:
         yield Finding("state-kept", "O of other numbers in the same shape", case=first.case)
 
 
-def rows_without_keys(answers: list[Answer], variant: Variant, gives_O: bool) -> Iterator[Finding]:
+def rows_without_keys(subject: Subject, answers: list[Answer], variant: Variant) -> Iterator[Finding]:
     """Check rows that see no key, and yield findings about their O, about their L, or about the gradients.
 
     NaN in the gradients of other rows is a finding, and so are gradients that do not match O = 0. If the function does
@@ -172,10 +172,13 @@ def rows_without_keys(answers: list[Answer], variant: Variant, gives_O: bool) ->
     for answer in [x for x in some if x.empty(variant).any()]:
         rows, case, found, bound = answer.empty(variant), answer.case, answer.outputs, answer.bound("O")
         got, mean = (x[rows] for x in (found["O"], answer.mean()))
+        filled = subject.like(unset=FENCE).ask(case, gradients=False).outputs["O"][rows]
         verdicts = {
+            "unwritten": (filled == FENCE).any(),
             "empty-nan": np.isnan(got).any(),
             "empty-mean": np.abs(got - mean).max() < bound,
-            "empty-unmasked": np.abs(got - answer.variant(UNMASKED, "O")[rows]).max() < 0.01,
+            "empty-unmasked": bound < np.abs(got).max()
+            and np.abs(got - answer.variant(UNMASKED, "O")[rows]).max() < 0.01,
             "empty-other": np.abs(got).max() > bound,
             "L-empty": "L" in found and not np.isneginf(found["L"][rows]).all(),
         }
@@ -186,9 +189,9 @@ def rows_without_keys(answers: list[Answer], variant: Variant, gives_O: bool) ->
             if "empty-nan" in names:  # as torch's own softmax does
                 names += ["gradient-nan"] * spreads
             elif spreads or (wrong and not names):
-                is_finite = not spreads and not gives_O and of_finite_masks(answer, variant, rows)
+                is_finite = not spreads and not subject.gives_O and of_finite_masks(answer, variant, rows)
                 names.append("empty-mean" if is_finite else "gradient-empty")
-        where = f"{int(rows.sum())} rows" + ", in dV" * (not gives_O)
+        where = f"{int(rows.sum())} rows" + ", in dV" * (not subject.gives_O)
         yield from [Finding(name, where, case=case) for name in names]
 
 
@@ -205,7 +208,7 @@ def behind_lengths(subject: Subject, answers: list[Answer], variant: Variant) ->
             O = subject.ask(replace(x.case, k=k, v=v), gradients=False).outputs["O"]
             if np.isnan(O[np.isfinite(x.outputs["O"])]).any():
                 yield Finding(
-                    "reads-past-length" if subject.has_kernels() else "length-nan",
+                    "reads-past-length" if subject.calls_kernels() else "length-nan",
                     "NaN in K and V",
                     case=x.case,
                 )

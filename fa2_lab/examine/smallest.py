@@ -23,7 +23,8 @@ def program(subject: Subject, finding: Finding, module: str) -> str:
     before = Variant(
         finding.variant.names[: -1 if finding.name in finding.variant.names else None], *finding.variant[1:]
     )
-    for smaller in smaller_cases(finding.case, subject) if finding.case and not subject.takes("pages") else ():
+    can_be_written = subject.layout != "bhd" and not subject.takes("pages")
+    for smaller in smaller_cases(finding.case, subject) if finding.case and can_be_written else ():
         try:
             answer = subject.ask(smaller)
         except NotExamined:
@@ -39,7 +40,7 @@ def smaller_cases(like: AttentionCase, subject: Subject) -> Iterator[AttentionCa
 
     For each number of rows, a case with one head and one batch entry comes first, if this is possible.
     """
-    (batch, heads, N_q, d), (h_k, N_k), (size, shift) = like.q.shape, like.k.shape[1:3], like.made
+    (batch, heads, N_q, d), (h_k, N_k, d_v), (size, shift) = like.q.shape, like.v.shape[1:], like.made
     counts = [(1, 1, 1)] if heads == h_k and not PER_HEAD & set(like.options) else []
     is_taken = subject.layout in ("bhnd", "bnhd") or batch == 1 < len(subject.layout) - 2
     counts += [(batch, heads, h_k)] if is_taken else []
@@ -53,6 +54,7 @@ def smaller_cases(like: AttentionCase, subject: Subject) -> Iterator[AttentionCa
             if name in options:
                 options[name] = np.array([0, last // 2, last])
         options |= dict(size=size, shift=shift, gradients=like.gradients, dL=like.dL is not None)
+        options |= dict(d_v=d_v)
         for count in counts if n <= N_q and m > 0 else []:
             yield case(like.group, n, m, d, *count, **options)
 

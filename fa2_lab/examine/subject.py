@@ -27,6 +27,7 @@ from fa2_lab.examine.catalogue import ROLES
 from fa2_lab.examine.match import GRADIENTS, RIGHT, TILES, Answer
 
 WHOLE = {"bhnd": "(batch, heads, N, d)", "bnhd": "(batch, N, heads, d)", "thd": "packed (total, heads, d)"}
+WHOLE |= {"bhd": "(batch, heads, d) of one query, with k and v (batch, N, heads, d)"}
 LAYOUTS = WHOLE | {"hnd": "(heads, N, d)", "nd": "(N, d)", "flat": "(batch, N, heads · d)"}
 LIBRARIES = ["numpy", *filter(find_spec, ("torch", "jax"))]
 ALWAYS = {"causal", "heads", "lse", "longest", "grouped", "cu_seqlens", "cu_seqlens_k"}  # passed even if as usual
@@ -96,9 +97,24 @@ class Subject:
         return role in self.roles.values()
 
     def has_kernels(self, *kinds: str) -> bool:
-        """Return whether the function's module contains Triton kernels, of these kinds if any are given."""
-        kinds = kinds or ("InterpretedFunction", "JITFunction", "Autotuner", "Heuristics")
+        """Return whether the function's module contains Triton kernels of these kinds."""
         return any(type(x).__name__ in kinds for x in self.space.values())
+
+    def calls_kernels(self) -> bool:
+        """Return whether the function, or a function or class of its module that it names, names a Triton kernel."""
+        inside: list = [self.code]
+        seen: set = set()
+        while inside:
+            x = inside.pop()
+            x = getattr(x, "__func__", x)
+            if type(x).__name__ in ("InterpretedFunction", "JITFunction", "Autotuner", "Heuristics"):
+                return True
+            inside += vars(x).values() if isinstance(x, type) and x.__module__ == self.space.get("__name__") else ()
+            code = getattr(x, "__code__", x)
+            if hasattr(code, "co_names") and code not in seen:
+                seen.add(code)
+                inside += [*code.co_consts, *(self.space[name] for name in code.co_names if name in self.space)]
+        return False
 
     def tiles(self) -> tuple[int, ...]:
         """Return tile sizes that the function may use: the usual ones, and numbers that its module contains."""
@@ -116,10 +132,16 @@ class Subject:
         return tuple(sorted({x for x in numbers if type(x) is int and 2 <= x <= 256} | set(TILES)))
 
     def fitted(self, case: AttentionCase) -> AttentionCase:
-        """Return the case with the function's softcap, and only its first batch entry if the layout is thd."""
+        """Return the case with the function's softcap.
+
+        If the layout is thd, return its first batch entry alone, and if the layout is bhd, its last query alone.
+        """
         cap = next((self.defaults[name] for name, role in self.roles.items() if role == "softcap"), 0)
         if type(cap) in (int, float) and cap > 0:  # it always caps its scores
             case = replace(case, options=dict(softcap=cap) | case.options)
+        if self.layout == "bhd":
+            last = {x: getattr(case, x)[:, :, -1:] for x in ("q", "dO", "dL") if getattr(case, x) is not None}
+            case = replace(case, **last)
         return case.part(slice(1)) if self.layout == "thd" else case
 
     def lacks(self, case: AttentionCase) -> str:
@@ -135,6 +157,9 @@ class Subject:
         if case.k.shape[2] != case.q.shape[2] and (self.takes("qkv") or not of_keys):
             return "other lengths of keys than of queries"
         k = np.repeat(case.k, case.q.shape[1] // case.k.shape[1], axis=1)
+        own_size = self.layout == "flat" or any(map(self.takes, ("qkv", "O", "dO", "pages")))
+        if case.v.shape[3] != case.q.shape[3] and own_size:
+            return "a head dimension of v of its own"
         if self.dtype == "float16" and case.made != (1.0, 0.0) and np.abs(case.q @ k.swapaxes(2, 3)).max() > 6e4:
             return "products of Q and K beyond float16"
         if case.dL is not None and self.takes("dO"):
@@ -176,9 +201,9 @@ class Subject:
                 raise NotExamined(f"{type(failure).__name__}: {said}".removesuffix(": ")) from failure
             if "O" not in found:
                 raise NotExamined("it returns nothing, and takes no array to write O into")
-            if found["O"].shape != inputs[0].shape:
+            if found["O"].shape != (*inputs[0].shape[:-1], inputs[2].shape[-1]):
                 raise NotExamined(f"it returns shape {found['O'].shape} for q of shape {inputs[0].shape}")
-            like = {"O": part.q, "L": part.q[..., 0], "dQ": part.q, "dK": part.k, "dV": part.v}
+            like = {"O": part.dO, "L": part.q[..., 0], "dQ": part.q, "dK": part.k, "dV": part.v}
             for name, x in found.items():
                 outputs.setdefault(name, []).append(self.turned_back(x, like[name].shape))
             if not all(np.array_equal(numbers(a), b, True) for a, b in zip(tensors, inputs, strict=True)):
@@ -206,7 +231,11 @@ class Subject:
 
     def turned(self, x: np.ndarray) -> np.ndarray:
         """Return x (batch, heads, N, d) converted to the function's layout."""
-        x = x.swapaxes(1, 2) if self.layout in ("bnhd", "flat", "thd") else x
+        if self.layout == "bhd" and x.shape[2] == 1:
+            return x[:, :, 0]
+        x = x.swapaxes(1, 2) if self.layout in ("bnhd", "flat", "thd", "bhd") else x
+        if self.layout == "bhd":
+            return x
         return x.reshape(*x.shape[:2], -1) if self.layout == "flat" else x[(0,) * (4 - len(self.layout))]
 
     def turned_back(self, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
@@ -214,10 +243,12 @@ class Subject:
 
         Return None if x cannot be converted to this shape.
         """
+        if self.layout == "bhd" and shape[2] == 1:
+            return x.reshape(shape) if x.shape[:2] == shape[:2] else None
         if len(shape) == 4 and self.layout == "flat":
             return x.reshape(x.shape[0], -1, *shape[1::2]).swapaxes(1, 2)
         if len(shape) == 4:
-            x = x.swapaxes(-2, -3) if self.layout in ("bnhd", "thd") else x
+            x = x.swapaxes(-2, -3) if self.layout in ("bnhd", "thd", "bhd") else x
         elif x.ndim == len(self.layout) and x.shape[-1] == 1:
             x = x[..., 0]
         x = x.reshape([1] * (len(shape) - x.ndim) + list(x.shape))
