@@ -88,7 +88,6 @@ def planted(*names: str):
     """Return a forward pass with these mistakes and most options, or if they are in gradients, a backward pass."""
 
     def asked(q, k, v, dO, **options):
-        q, k, v, dO = (x.astype(float) for x in (q, k, v, dO))
         return AttentionCase("", q, k, v, dO, {x: y for x, y in options.items() if y is not None and y is not False})
 
     def forward(q, k, v, causal=False, scale=None, softcap=None, window=None):
