@@ -104,11 +104,11 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # sums $\ell$ and $o$, and multiplies both sums by the same $\alpha$. A single division after the last tile therefore
 # gives the same result as a division in every tile.
 #
-# To see this, write $\bar o$ for FA1's divided output, so that $o = \ell\,\bar o$. The left side of the following
+# To see this, write $\hat o$ for FA1's divided output, so that $o = \ell\,\hat o$. The left side of the following
 # equation is FA1's step (with $\beta = 1$), which undoes the old division, adds the new terms, and divides again. On
 # the right side, FA2 adds the same terms to its raw sums, and its division can wait:
 #
-# $$\frac{\alpha\,\ell\,\bar o + p\,v}{\alpha\,\ell + \sum p} = \frac{\alpha\,o + p\,v}{\alpha\,\ell + \sum p}$$
+# $$\frac{\alpha\,\ell\,\hat o + p\,v}{\alpha\,\ell + \sum p} = \frac{\alpha\,o + p\,v}{\alpha\,\ell + \sum p}$$
 #
 # This is the first of the paper's two tweaks, *tweak 1*. Could the subtraction of m wait as well? No, because without
 # it, $e^s$ might overflow in this very tile.
