@@ -153,28 +153,33 @@ def read_out_unknown(subject: Subject, finding: Finding, named: list[Finding], a
 
 
 def call_on_all(subject: Subject, cases: list, seconds: float) -> tuple[list[Answer], list[Finding], dict[str, str]]:
-    """Call the function on all cases, the long ones last, for at most `seconds` seconds.
+    """Call the function on all cases for at most `seconds` seconds.
 
-    Return the answers, the findings made during the calls, and {case that could not be run: reason}.
+    The long cases are last, and a slow function is called on one case of each group before the second of any group.
+    Return the answers in the order of the cases, the findings made during the calls, and {case that could not be run:
+    reason}.
     """
-    answers: list[Answer] = []
+    answers: dict[int, Answer] = {}
     found: list[Finding] = []
     refused: dict[str, str] = {}
     until = time.process_time() + seconds
-    for case in map(subject.fitted, sorted(cases, key=lambda case: case.is_long)):
+    in_order = sorted(cases, key=lambda case: case.is_long)
+    groups = [case.group for case in in_order]
+    turns = sorted(range(len(groups)), key=lambda n: (in_order[n].is_long, groups[:n].count(groups[n])))
+    for n in turns:
+        case = subject.fitted(in_order[n])
         if lack := subject.lacks(case):
             refused.setdefault(lack, "")
         elif answers and time.process_time() > until:
             refused[UNASKED] = "there was no time left for them"
         else:
             try:
-                answer, past = guarded(subject, case)
+                answers[n], past = guarded(subject, case)
             except NotExamined as refusal:
                 refused.setdefault(f"{case.group} ({case})", str(refusal))
             else:
-                answers.append(answer)
                 found += past
-    return answers, found, refused
+    return [answers[n] for n in sorted(answers)], found, refused
 
 
 class CallableModule(ModuleType):

@@ -19,11 +19,8 @@ from fa2_lab.examine.catalogue import CATALOGUE, Mistake
 Names = tuple[str, ...]
 GRADIENTS = ("dQ", "dK", "dV")
 TILES = (1, 2, 4, 8, 16, 32, 64, 128)
-SILENT = {
-    "grouped": "grouped-silent",
-    "cross": "lengths-silent",
-    "values": "values-silent",
-}  # groups that a function may accept, but not compute
+# Groups of cases that a function may accept, but not compute
+SILENT = {"grouped": "grouped-silent", "cross": "lengths-silent", "values": "values-silent"}
 
 
 class Variant(NamedTuple):

@@ -231,11 +231,9 @@ class Subject:
 
     def turned(self, x: np.ndarray) -> np.ndarray:
         """Return x (batch, heads, N, d) converted to the function's layout."""
-        if self.layout == "bhd" and x.shape[2] == 1:
-            return x[:, :, 0]
         x = x.swapaxes(1, 2) if self.layout in ("bnhd", "flat", "thd", "bhd") else x
         if self.layout == "bhd":
-            return x
+            return x[:, 0] if x.shape[1] == 1 else x
         return x.reshape(*x.shape[:2], -1) if self.layout == "flat" else x[(0,) * (4 - len(self.layout))]
 
     def turned_back(self, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:

@@ -84,7 +84,8 @@ CORNERS = [
 def check_one_head(case: Case, tolerance=1e-12, floor=0.0) -> None:
     """Assert that each stage agrees with the dense result and its gradients.
 
-    Errors are relative to their norms, or to `floor` if it is larger.
+    Errors are relative to their norms, or to `floor` if it is larger. If dP and D nearly cancel, as in a row with one
+    key beside a small sink, an error of 1e-15 of P ∘ dP is allowed as well (if `tolerance` is 1e-12).
     """
     Q, K, V, dO = case.tensors()
     dropout = Dropout(case.p, seed=77, batch=1, head=2)
@@ -123,9 +124,13 @@ def check_one_head(case: Case, tolerance=1e-12, floor=0.0) -> None:
         O_lin, L_lin = naive.forward_linear_memory(Q, K, V, **masking)
         assert oracle.relative_error(O_lin, O) <= tolerance and oracle.relative_error(L_lin, L) <= tolerance, case
         found["linear memory"] = naive.backward_linear_memory(Q, K, V, O_lin, L_lin, dO, **masking)
+    # The norms of dQ and dK if P ∘ dP took the place of dS = P ∘ (dP − D), so that nothing could cancel
+    scale = case.d**-0.5 if case.scale is None else case.scale
+    P_dP = scale * P * (np.abs(dO) @ np.abs(V).T)
+    uncancelled = dict(dQ=np.linalg.norm(P_dP @ np.abs(K)), dK=np.linalg.norm(P_dP.T @ np.abs(Q)), dV=0.0)
     for name, got in found.items():
         for letter, g, want in zip(("dQ", "dK", "dV"), got, gradients, strict=False):
-            found_error = oracle.relative_error(g, want, floor)
+            found_error = oracle.relative_error(g, want, max(floor, 1e-3 * uncancelled[letter]))
             assert found_error <= tolerance, (name, letter, found_error, case)
     if case.sink is not None:
         found_error = abs(sink_backward(case.sink, O_2, L_2, dO) - gradients[3]) / (np.abs(dO * O).sum() or 1.0)

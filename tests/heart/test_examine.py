@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fa2_lab
 from fa2_lab.errata import ERRATA
-from fa2_lab.examine import SECONDS, NotExamined, examine
+from fa2_lab.examine import SECONDS, UNASKED, NotExamined, examine
 from fa2_lab.examine.attention import attention
 from fa2_lab.examine.cases import OPEN, AttentionCase, all_cases
 from fa2_lab.examine.catalogue import CATALOGUE
@@ -77,7 +78,7 @@ def test_no_two_mistakes_give_the_same_numbers_on_all_cases(part):
 def test_each_mistake_is_named(part):
     assert explain(answers("")) == []
     for name in [x for x, m in KNOBS.items() if m.part == part and x != "L-rounded"]:  # which only 16 bits show
-        found = explain(answers(name), tiles=(4, 16))
+        found = explain(answers(name), tiles=(4, 16, 64))
         assert [x.name for x in found] == [name], f"{name}: {[(x.name, x.where, x.others) for x in found]}"
 
 
@@ -908,6 +909,18 @@ def test_a_sequence_without_keys_must_be_written():
     assert names(examine(packed, quick=True, library="torch")) == ["unwritten"]
     zeros = partial(packed, make=torch.zeros)
     assert names(examine(zeros, quick=True, library="torch")) == []
+
+
+def test_a_slow_function_is_asked_one_case_of_each_group_first(monkeypatch):
+    def slow(q, k, v, is_causal=False):
+        until = time.process_time() + 0.05
+        while time.process_time() < until:
+            pass
+        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+    monkeypatch.setitem(SECONDS, True, 1.0)
+    report = examine(slow, quick=True, library="torch")
+    assert names(report) == ["corner-top-left"] and UNASKED in report.refused
 
 
 def test_one_query_beside_a_cache_is_examined():
