@@ -1,11 +1,11 @@
-"""Write the data of the interactive figures: GPUs for the playground, and for the climb everything about each rung."""
+"""Write the data of the interactive figures: GPUs and compiled tiles for the playground, and the climb's rungs."""
 
 import json
 from dataclasses import fields
 
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, reasons
-from fa2_lab.records import Record, load
+from fa2_lab.records import Record, load, recorded
 from fa2_lab.tools import rung_diff
 from fa2_studio.book.climb_loop import JUMPS
 from fa2_studio.book.hopper import marked
@@ -32,10 +32,21 @@ def measured_script() -> str:
 
 
 def playground_and_climb() -> dict:
-    """Return the GPUs for the playground, and the rungs for the climb."""
+    """Return the GPUs and the compiled tiles for the playground, and the rungs for the climb."""
     names = [field.name for field in fields(chips.Chip) if field.name not in ("compute_capability", "name")]
     gpus = {chip.name: {name: getattr(chip, name) for name in names} for chip in chips.CHIPS.values()}
-    return dict(chips=gpus, climb=climb_data())
+    return dict(chips=gpus, compiled=compiled_tiles(), climb=climb_data())
+
+
+def compiled_tiles() -> dict[str, dict[str, list[int]]]:
+    """Return {GPU: {"d B_r B_c warps stages": [registers per thread, spill instructions]}} of the compiled forward."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for row in recorded("compiled")["forward"]:
+        key = " ".join(str(row[name]) for name in ("d", "B_r", "B_c", "warps", "stages"))
+        for chip in chips.CHIPS.values():
+            if row["target"] == "sm_{}{}".format(*chip.compute_capability):
+                found.setdefault(chip.name, {})[key] = [row["registers"], row["spills"]]
+    return found
 
 
 SHAPES = {"full128": (False, 128), "causal128": (True, 128), "full64": (False, 64), "causal64": (True, 64)}

@@ -444,29 +444,31 @@ function programsPerSM(chip, shared, registers, warps) {
   return { most, by: Object.keys(of).find((name) => of[name] === most) };
 }
 
-/** Whether a forward tile fits on the chip, how many programs an SM holds, and if it does not fit, by how much. */
-function fits(chip, { B_r, B_c, d, stages = 2, warps = 4 }, itemsize = 2) {
+/** Whether a forward tile fits on the chip, how many programs an SM holds, and if it does not fit, by how much.
+    `compiled` is [registers, spill instructions] of the kernel, if it was compiled: else registers are a sum. */
+function fits(chip, { B_r, B_c, d, stages = 2, warps = 4 }, compiled = null, itemsize = 2) {
   const parts = { q: B_r * d * itemsize, k: stages * B_c * d * itemsize, v: stages * B_c * d * itemsize };
   const operand = cdiv(B_r * B_c * itemsize, 4); // p as 16-bit operand of the next product
   const shared = total(parts);
-  const registers = FIXED_REGISTERS + cdiv(B_r * d + B_r * B_c + operand, 32 * warps);
+  const counted = FIXED_REGISTERS + cdiv(B_r * d + B_r * B_c + operand, 32 * warps);
   const limit = registerLimit(chip, warps);
+  const [registers, spills] = compiled || [counted, Math.max(0, counted - limit)];
   const { most, by } = programsPerSM(chip, shared, Math.min(registers, limit), warps);
-  const found = { parts, shared, registers, limit, perSM: most, by, ok: true, scarce: "", over: 0 };
+  const found = { parts, shared, counted, registers, spills, limit, perSM: most, by, ok: true, scarce: "", over: 0 };
   if (shared > chip.shared_per_block)
     return { ...found, ok: false, perSM: 0, scarce: "shared memory", over: shared - chip.shared_per_block };
-  if (registers > limit) return { ...found, ok: false, scarce: "registers", over: registers - limit };
+  if (spills) return { ...found, ok: false, scarce: "registers", over: spills };
   return found;
 }
 
 const SIZES = { N: [1, 1048576], d: [1, 512], B_r: [1, 1024], B_c: [1, 1024], heads: [1, 4096] };
 
 /** Everything that follows from the sizes: traffic of all heads, memory on chip, programs and waves. */
-function plan(chip, settings) {
+function plan(chip, settings, compiled = null) {
   for (const [name, [low, high]] of Object.entries(SIZES)) whole(name, settings[name], low, high);
   const { N, d, B_r, B_c, heads, causal } = settings;
   const tiling = { N_q: N, N_k: N, B_r, B_c, causal };
-  const fit = fits(chip, settings);
+  const fit = fits(chip, settings, compiled);
   const moved = {};
   for (const a of ["standard", "fa1", "fa2"]) moved[a] = bytesMoved(a, tiling, d, heads, chip);
   const programs = heads * cdiv(N, B_r);

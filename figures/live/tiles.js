@@ -1,7 +1,8 @@
-/* The tile playground: sizes in, traffic, memory on chip, programs and waves out. All numbers are from states.js. */
+/* The tile playground: sizes in, traffic, memory on chip, programs and waves out. Numbers are from states.js, and the
+   registers of tiles that were compiled are from the record in data.js. */
 "use strict";
 
-const { chips } = window.LIVE;
+const { chips, compiled } = window.LIVE;
 const set = { GPU: "H200", N: 8192, d: 128, B_r: 128, B_c: 64, heads: 16, warps: 8, stages: 2, causal: false };
 const form = $("settings");
 const powers = (low, high) => upTo(high + 1).slice(low).map((n) => 2 ** n);
@@ -32,6 +33,9 @@ $("of-problem").innerHTML = [
   slider("heads", "batch × heads", upTo(257).slice(1)),
   choice("mask", "causal", [["true", "causal"]], "checkbox"),
 ].join("");
+
+/** [registers, spill instructions] of the kernel with this tile, if it was compiled for such a GPU. */
+const recorded = () => compiled[set.GPU]?.[[set.d, set.B_r, set.B_c, set.warps, set.stages].join(" ")];
 
 const same = (a, b) => Object.keys(a).every((name) => String(a[name]) === String(b[name]));
 const NAMES = { standard: "Standard", fa1: "FA1", fa2: "FA2" };
@@ -184,7 +188,7 @@ function gauge(parts, limit, used, said) {
 function draw() {
   const chip = chips[set.GPU];
   form.classList.add("stale");
-  const found = plan(chip, set);
+  const found = plan(chip, set, recorded());
   form.classList.remove("stale");
   $("refused").textContent = misfit(found, chip);
   drawTile();
@@ -199,7 +203,9 @@ function misfit({ ok, scarce, over, limit, registers }, chip) {
   if (ok) return "";
   if (scarce === "shared memory")
     return `This tile does not fit: a thread block can have ${kib(chip.shared_per_block)} of shared memory, and it needs ${kib(over)} more.`;
-  return `This tile needs about ${registers} registers per thread, ${over} more than the ${limit} to be had: they spill to memory.`;
+  if (recorded())
+    return `The compiler takes all ${limit} registers that a thread can have. The rest spills to memory, with ${grouped(over)} more instructions.`;
+  return `By our sum, this tile needs about ${registers} registers per thread. That is ${over} more than the ${limit} to be had, so they spill to memory.`;
 }
 
 /** How many more than the fewest, in words. */
@@ -212,7 +218,9 @@ function verdict({ moved, winner, ok, scarce, programs, slots, waves }) {
   const ratio = (name) => moved[name].requested / moved[winner].requested;
   const [one, two] = others.map((name) => `${NAMES[name]} requests ${compared(ratio(name))}`);
   const { requested, dram } = moved.fa2;
-  const fits = ok ? "This tile fits." : scarce === "registers" ? "This tile fits, but registers spill." : "This tile does not fit, so it cannot run here.";
+  const spill = recorded() ? "This tile runs, but when compiled, its registers spill." : "This tile runs, but by our sum, its registers spill.";
+  const fine = recorded() ? "This tile fits, and when compiled, nothing spills." : "By our sum, this tile fits.";
+  const fits = ok ? fine : scarce === "registers" ? spill : "This tile does not fit, so it cannot run here.";
   const fills = slots ? percent((programs - (waves - 1) * slots) / slots) : "";
   const ends = waves === 1 ? `make one wave, which fills ${fills} of the slots` : `make ${grouped(waves)} waves, and the last one fills ${fills} of the slots`;
   const runs = slots ? ` FA2’s ${grouped(programs)} thread ${programs === 1 ? "block" : "blocks"} ${ends}.` : "";
@@ -241,7 +249,7 @@ function room(place, used, limit, unit) {
   place.classList.toggle("over", left < 0);
 }
 
-function drawMemory({ parts, shared, registers, limit }, chip) {
+function drawMemory({ parts, shared, counted, registers, spills, limit }, chip) {
   const tensors = Object.entries(parts).map(([name, x]) => [`${name} ${kib(x)}`, x, name.toUpperCase()]);
   $("shared").replaceChildren(gauge(tensors, chip.shared_per_block, shared, kib(chip.shared_per_block)));
   const each_tensor = tensors.map(([name]) => name).join(" + ");
@@ -254,11 +262,17 @@ function drawMemory({ parts, shared, registers, limit }, chip) {
     ["s", scores, "S"],
     ["p", scores / 2, "P"],
     ["rest", FIXED_REGISTERS, "rest"],
+    ["more", Math.max(0, registers - counted), "more"],
   ];
-  $("registers").replaceChildren(gauge(each, limit, registers, `${limit}`));
-  const what = "o and s in fp32, p in 2 bytes, the rest for addresses, m and ℓ.";
-  $("registers-note").textContent = `About ${registers} of ${limit} per thread: ${what}`;
-  room($("registers-room"), registers, limit, String);
+  $("registers").replaceChildren(gauge(each, limit, spills ? Math.max(counted, limit + 1) : registers, `${limit}`));
+  const what = "o and s in fp32, p in 2 bytes, and the rest for addresses, m and ℓ";
+  const more = registers > counted ? ", and the hatched part is what the compiler takes besides" : "";
+  $("registers-note").textContent = recorded()
+    ? `The compiler takes ${registers} of ${limit} per thread (fp16, no mask)${spills ? ", and spills" : ""}. Our sum is about ${counted}: ${what}${more}.`
+    : `This tile is not in our record of compiled kernels, so this is our sum: about ${counted} of ${limit} per thread. It has ${what}. A compiler can take more.`;
+  room($("registers-room"), spills ? counted : registers, limit, String);
+  if (spills && counted <= limit) $("registers-room").textContent = "none to spare, so they spill";
+  $("registers-room").classList.toggle("over", spills > 0);
 }
 
 function drawWaves({ programs, perSM, by, slots, waves, busy, fa1Programs }, chip) {

@@ -36,7 +36,7 @@ const asked = {
     };
   },
   online: ({ scores, values, order, B }) => run("online")(scores, values, run("keyBlocks")(order, scores.length, B)),
-  plan: ({ chip, settings }) => run("plan")(chip, settings),
+  plan: ({ chip, settings, compiled }) => run("plan")(chip, settings, compiled),
   refused({ chip, settings }) {
     try {
       run("plan")(chip, settings);

@@ -11,7 +11,7 @@ import pytest
 
 from fa2_lab.machine import budget, chips, grid, io_model
 from fa2_lab.machine.rates import cost
-from fa2_lab.plots import dq_over_time, live
+from fa2_lab.plots import block_budget, dq_over_time, live
 from fa2_lab.reference import fa1, fa2, naive
 from fa2_lab.reference.online_softmax import SoftmaxState
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
@@ -212,6 +212,24 @@ def test_live_playground_equals_the_machine_models():
         if plan["slots"]:
             assert plan["waves"] == grid.waves(plan["programs"], plan["slots"])
             assert plan["busy"] == pytest.approx(grid.efficiency(plan["programs"], plan["slots"]))
+
+
+def test_live_playground_spills_where_the_compiled_kernel_spills():
+    text = (PIECES / "data.js").read_text("utf-8")
+    tiles, picture = json.loads(text[text.index("{") : text.rindex(";")])["compiled"], block_budget.data()
+    assert {"H100 SXM", "H200"} <= set(tiles)
+    names, problem = ("d", "B_r", "B_c", "warps", "stages"), dict(N=8192, heads=16, causal=False)
+    sizes = [dict(zip(names, map(int, key.split()), strict=True)) for key in tiles["H200"]]
+    given = [
+        ("plan", dict(chip=facts(chips.H200), settings=problem | size, compiled=found))
+        for size, found in zip(sizes, tiles["H200"].values(), strict=True)
+    ]
+    for size, plan in zip(sizes, ask(given), strict=True):
+        d, blocks = size["d"], (size["B_r"], size["B_c"])
+        verdict = block_budget.verdict(
+            picture["cells"][d][blocks], picture["limits"], picture["compiled"][(d, *blocks)]
+        )
+        assert (plan["scarce"] == "registers") == (verdict == "spills"), size
 
 
 def facts(chip):
