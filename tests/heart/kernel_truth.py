@@ -142,11 +142,8 @@ def check_accuracy(got, truth, torchs, what="", rough=False) -> None:
     """
     lost = 2.0**-22 * truth[1].nan_to_num(0, 0, 0).abs().max().item() if rough else 0.0
     for name, a, t, b in zip(NAMES, got, truth, torchs, strict=False):
-        mine, theirs, size = (
-            largest_error(a, t),
-            largest_error(b, t),
-            max(1.0, t.nan_to_num(0, 0, 0).abs().max().item()),
-        )
+        mine, theirs = largest_error(a, t), largest_error(b, t)
+        size = max(1.0, t.nan_to_num(0, 0, 0).abs().max().item())
         allowed = ALLOWED[name] * theirs + 1e-5 + lost * size
         assert mine <= allowed, f"{name}: {mine:.2e}, torch {theirs:.2e} {what}"
 

@@ -50,11 +50,8 @@ def check(
     lost = dict(dsinks=torch.finfo(dtype).eps * (dO * right[0]).square().sum((0, 2, 3)).max().sqrt().item())
     digits = 2.0**-22 * right[1].nan_to_num(0, 0, 0).abs().max().item()  # the digits of P that L in fp32 costs
     for name, a, t, b in zip(NAMES, got, right, torchs, strict=False):
-        mine, theirs, size = (
-            largest_error(a, t),
-            largest_error(b, t),
-            max(1.0, t.nan_to_num(0, 0, 0).abs().max().item()),
-        )
+        mine, theirs = largest_error(a, t), largest_error(b, t)
+        size = max(1.0, t.nan_to_num(0, 0, 0).abs().max().item())
         allowed = ALLOWED.get(name, 3.0) * theirs + (1e-5 + digits) * size + lost.get(name, 0.0)
         assert mine <= allowed, f"{name}: {mine:.2e}, torch {theirs:.2e} {shape} {dtype} {options}"
     return got

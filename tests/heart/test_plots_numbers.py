@@ -185,7 +185,9 @@ def test_ratios_figure_equals_the_record_and_counts_its_claim():
     grid = [f"The FA2 paper's grid, {direction}" for direction in ("forward", "backward")]
     drawn = [x for group, _, found in seen if group in grid for x in found["cuDNN"]]
     assert sorted(drawn) == pytest.approx(sorted(v["cuDNN"][0] / v["fa2_lab"][0] for v in paper if "cuDNN" in v))
-    assert ratios.all_ratios(seen, "cuDNN") == [x for *_, found in seen for x in found.get("cuDNN", ())]
+    faster, everything = (sum(low < x for x in ratios.all_ratios(seen, "cuDNN")) for low in (1, 0))
+    slower = sum(x < 1 for *_, found in seen for x in found.get("cuDNN", ()))
+    assert 0 < slower == everything - faster
     for suite, direction, peer in (("long", "backward", "FlashAttention-4"), ("small", "forward", "cuDNN")):
         lost = [
             r["values"][peer][0] / r["values"]["fa2_lab"][0]

@@ -54,9 +54,8 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
         dQ, dK, dV = contiguous_like(Q), contiguous_like(K), contiguous_like(V)
         new_fp32 = functools.partial(torch.empty, dtype=torch.float32, device=Q.device)
         acc_init, accum = new_fp32(acc_init_shape), new_fp32(accum_shape)
-        dk_accum, dv_accum = accum[dq_accum_shape[0] :], accum[dq_accum_shape[0] + dk_accum_shape[0] :]
-        dk_dv = (dk_accum, dv_accum) if divided else (dK, dV)  # what the second launch writes
-        final_dk_dv = (dK, dV) if divided else (None, None)  # what the third launch writes
+        dk_dv = (accum[dq_accum_shape[0] :], accum[dq_accum_shape[0] + dk_accum_shape[0] :]) if divided else (dK, dV)
+        final_dk_dv = (dK, dV) if divided else (None, None)  # the third launch rounds
         sem_counters, checked_cu_k = (accum[accum_lines:].view(torch.int32), cu_k) if deterministic else (None, None)
         with on_device_of(Q):
             # In a custom operator, this call launches a kernel that fills a tensor with zeros. It comes before the
