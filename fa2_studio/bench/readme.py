@@ -13,7 +13,10 @@ from fa2_studio.judges import command as judges
 from fa2_studio.judges.suites import SUITES as JUDGES
 
 MARKERS = "<!-- {}: written by `python -m fa2_lab bench --results` -->", "<!-- end of {} -->"  # of README's parts
-SLOW_CASES = "mainly for short calls and for the backward pass of a single long sequence"
+SLOW_CASES = (
+    "mainly for short calls, for the backward pass of a single long sequence and, compared with FlashAttention-4, "
+    "for d = 32"
+)
 NOTES_TEXT = (
     "*Kernel only* times the GPU alone, *sustained* times calls back to back for a second, and *with host* times 20 "
     "calls in a row. The last two include host time for every implementation. We tuned the block sizes of our kernels "
@@ -84,8 +87,10 @@ def peer_wins_by_d_sentence(run: Record, peer: str) -> str:
     slower = Counter(row.problem["d"] for _, row in rows_where_faster(rows, peer))
     all_with = Counter(row.problem["d"] for row in rows)
     parts = join_with_and([f"{slower[d]} of {all_with[d]} with d = {d}" for d in sorted(all_with)])
-    words = f"Of the random shapes, {peer}'s kernels are faster than ours on {slower.total()} of {len(rows)} problems"
-    return f"{words}: {parts}."
+    words = (
+        f"We measured {peer} on {len(rows)} of the {len(run.rows)} random problems. Its kernels are faster than ours on"
+    )
+    return f"{words} {slower.total()} of them: {parts}."
 
 
 def host_time_sentence(run: Record, peer: str) -> str:
