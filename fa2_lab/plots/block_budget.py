@@ -24,8 +24,8 @@ def data(stages: int = 2) -> dict:
 def _needs_and_fit(chips_by_name: dict, d: int, stages: int) -> dict[tuple[int, int], dict]:
     """Return {(B_r, B_c): needs} for head dimension d.
 
-    `needs` holds the resources that this block size needs on the last of the chips, and the names of the chips on which
-    it fits with 4 or 8 warps. `chips_by_name` is {name: chip}.
+    `needs` holds the resources that this block size needs on the last of the chips, the number of warps (4 or 8), and
+    the names of the chips on which it fits. `chips_by_name` is {name: chip}.
     """
     tables = {name: budget.table(chip, d, sizes=BLOCKS, stages=stages) for name, chip in chips_by_name.items()}
     cells = {}
@@ -85,7 +85,7 @@ def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compile
     caption = (
         f"{ends}. In each cell are the registers per thread that the compiler takes for an {list(limits)[-1]} (at"
         f" most 255) and the shared memory (at most {room}). If 255 are not enough, the kernel spills. Forward, 16"
-        f" bits, 4 warps (8 if 4 do not fit), with room for {stages} tiles of K and {stages} of V"
+        f" bits, with 4 warps, or 8 if 4 do not fit (4 w, 8 w), and room for {stages} tiles of K and {stages} of V"
         f" (num_stages = {stages} on an H100, {stages + 1} on the others)."
     )
     figure, axes = style.stacked(4.1 if style.narrow() else 3.4, caption, ncols=len(cells))
@@ -94,7 +94,7 @@ def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compile
         ax.set_title(f"d = {d}: {fit[d]} run without spilling")
     alt = (
         f"For each head dimension a grid of block sizes {', '.join(map(str, sizes))}, B_r down and B_c right; in each"
-        f" cell registers of a thread, KiB of shared memory, and where it fits. {ends}."
+        f" cell warps, registers of a thread, KiB of shared memory, and where it fits. {ends}."
     )
     return figure, alt
 
@@ -112,7 +112,7 @@ def _square(ax: style.Axes, sizes: list[int], table: dict, verdicts: dict) -> No
     partly = dict(fill=style.worker(3), linewidth=2.2, linestyle=style.DASHED)
     for (B_r, B_c), cell in table.items():
         y, x, outcome = sizes.index(B_r), sizes.index(B_c), verdicts[B_r, B_c]
-        registers = f"\n{cell['registers']} regs" * (outcome != "too large")
+        registers = f", {cell['warps']} w\n{cell['registers']} regs" * (outcome != "too large")
         words = f"{SAYS.get(outcome, 'fits')}{registers}\n{cell['shared'] // 1024} KiB"
         style.box(ax, x + 0.03, y + 0.03, 0.94, 0.94, words, **LOOKS.get(outcome, partly))
     ticks = [n + 0.5 for n in range(len(sizes))]

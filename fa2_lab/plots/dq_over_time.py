@@ -13,7 +13,8 @@ def data(T: int = 4) -> dict:
     """Return one head of T × T tiles, simulated on T SMs that start together, with time counted in matmuls.
 
     For each way to compute dQ, `visits` lists (SM, start, end, name of the block that the tile adds to), and `writes`
-    is {(block of dQ, time): SMs that write the block}. `ms` lists the measured times of both methods in ms.
+    is {(block of dQ, time): SMs that write the block}. `ms` lists the measured times of both methods in ms, and `made`
+    describes the measurement.
     """
     sm_steps = [(SM, step) for SM in range(T) for step in range(T)]  # (SM, one of its steps)
     second_pass_start = FIRST * T  # when the second pass begins
@@ -28,9 +29,11 @@ def data(T: int = 4) -> dict:
         "One pass, atomic adds": dict(visits=atomics, writes=atomic_writes),
         "Two passes": dict(visits=columns + rows, writes=single_writes),
     }
-    return dict(
-        ways=ways, T=T, ms=[measured(load("ladder")).values[name][0] for name in ("b00_atomics", "b01_two_passes")]
-    )
+    record = load("ladder")
+    row = measured(record)
+    p, ms = row.problem, [row.values[name][0] for name in ("b00_atomics", "b01_two_passes")]
+    made = f"{record.made()}, batch {p['batch']}, {p['heads']} heads, N = {p['N_q']:,}, d = {p['d']}, no mask"
+    return dict(ways=ways, T=T, ms=ms, made=made)
 
 
 def measured(record: Record) -> Measurement:
@@ -39,35 +42,43 @@ def measured(record: Record) -> Measurement:
 
 
 @style.picture
-def draw(ways: dict[str, Mapping], T: int, ms: Sequence[float]) -> style.Drawn:
+def draw(ways: dict[str, Mapping], T: int, ms: Sequence[float], made: str) -> style.Drawn:
     """Draw two timelines, one with atomic adds and one with two passes.
 
-    Each shows the SMs over time and, below them, the blocks of dQ with a mark for each write.
+    Each shows the SMs over time and, below them, the blocks of dQ with a mark for each write. Each is as long as it was
+    measured, and its matmuls share this time evenly.
     """
     caption = (
         "With atomic adds, several writes of dQ meet, and with two passes, each block of dQ has one writer. A box is"
     )
-    caption += " one tile and names what it adds to, in memory (+) or on the chip. A mark is a write of dQ, with its"
-    caption += " writer."
-    times = f"one pass {ms[0]:.1f} ms, two passes {ms[1]:.1f} ms. In the model, an atomic add takes no time"
-    figure, axes = style.new_figure(5.4, caption, times, nrows=len(ways), sharex=True)
+    caption += (
+        " one tile. Its label, or the label of a row of boxes, names what is added to, in memory (+) or on the chip."
+    )
+    caption += (
+        " A mark is a write of dQ, with its writer. Each way is as long as it was measured, and its matmuls share"
+    )
+    caption += f" that time evenly ({made})."
+    figure, axes = style.new_figure(5.4, caption, nrows=len(ways), sharex=True)
     lines = []
-    for ax, (name, way) in zip(axes, ways.items(), strict=True):
+    for ax, (name, way), took in zip(axes, ways.items(), ms, strict=True):
         end = max(visit[2] for visit in way["visits"])
         count = sum(map(len, way["writes"].values()))
-        for SM, start, stop, label in way["visits"]:
-            style.box(ax, start, SM + 0.06, stop - start, 0.88, label, style.worker(SM), edgecolor=style.PAPER)
-        _writes(ax, way["writes"], T)
-        ax.axvline(end, color=style.QUIET, linewidth=0.8, linestyle=":", zorder=0)
+        unit = took / end  # ms per matmul
+        for SM, start, stop, _ in way["visits"]:
+            style.box(
+                ax, unit * start, SM + 0.06, unit * (stop - start), 0.88, "", style.worker(SM), edgecolor=style.PAPER
+            )
+        _name_boxes(ax, way["visits"], unit)
+        _writes(ax, {(i, unit * time): SMs for (i, time), SMs in way["writes"].items()}, T)
+        ax.axvline(took, color=style.QUIET, linewidth=0.8, linestyle=":", zorder=0)
         ax.set_yticks([k + 0.5 for k in range(T)] + [T + 0.8 + i for i in range(T)],
                       [f"worker {k + 1}" for k in range(T)] + [f"dQ {i + 1}" for i in range(T)])  # fmt: skip
         ax.set(ylim=(2 * T + 0.35, -0.1))
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
-        lines.append(f"{name}: ends after {end} matmuls, {count} writes of dQ")
+        lines.append(f"{name}: {took:.1f} ms measured, {end} matmuls, {count} writes of dQ")
         ax.set_title(lines[-1])
-    last = max(visit[2] for way in ways.values() for visit in way["visits"])
-    axes[-1].set(xlim=(0, last + 0.6), xlabel="time in matmuls of one tile →")
+    axes[-1].set(xlim=(0, 1.02 * max(ms)), xlabel="measured time, in ms →")
     alt = (
         f"{T} workers over time, twice, with {T} blocks of dQ beneath. {'. '.join(lines)}. With atomic adds all column"
         f" programs start at the same rows, so their additions meet, in an order that differs from run to run. With two"
@@ -76,11 +87,22 @@ def draw(ways: dict[str, Mapping], T: int, ms: Sequence[float]) -> style.Drawn:
     return figure, alt
 
 
+def _name_boxes(ax: style.Axes, visits: Sequence[tuple[int, float, float, str]], unit: float) -> None:
+    """Write a label in the middle of all boxes of an SM that have this label. A matmul takes `unit` ms."""
+    spans: dict[tuple[int, str], list[float]] = {}
+    for SM, start, stop, label in visits:
+        spans.setdefault((SM, label), []).extend((start, stop))
+    for (SM, label), times in spans.items():
+        words = style.note(ax, unit * (min(times) + max(times)) / 2, SM + 0.5, label, ha="center")
+        words.set(color=style.ink_on(style.worker(SM)))
+        words.set_bbox(dict(facecolor=style.worker(SM), edgecolor="none", pad=1.5))
+
+
 def _writes(ax: style.Axes, writes: dict[tuple[int, float], list[int]], top: int) -> None:
     """Draw a mark for every write of a block of dQ."""
     for (i, time), SMs in writes.items():
         several = len(SMs) > 1
         words = f"× {len(SMs)}" if style.narrow() else f"{len(SMs)} at once"
-        label, width = (words, 3.1) if several else (str(SMs[0] + 1), 0.9)
+        label, width = (words, 1.1) if several else (str(SMs[0] + 1), 0.32)
         look = dict(edgecolor=style.hue("dQ"), linewidth=1.2)
         style.box(ax, time - width, top + 0.42 + i, width, 0.76, label, style.fill("dQ"), **look)

@@ -5,6 +5,7 @@ from collections.abc import Generator, Mapping
 from fa2_lab.machine import chips
 from fa2_lab.machine.asynchrony import Barrier, Block, Job, Wait
 from fa2_lab.plots import idea_gains, rung_timeline, style
+from fa2_lab.records import load
 
 
 def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
@@ -19,7 +20,7 @@ def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
         jobs = [(job.unit, job.actor, job.label, job.begun, job.ended) for job in block.jobs]
         panels.append(dict(name=name, jobs=jobs, share=block.busy("tensor")))
     turns = [x["gain"] for x in idea_gains.gains() if x["d"] == d and x["idea"].startswith("turns on the tensor cores")]
-    return dict(panels=panels, d=d, gains=(min(turns), max(turns)))
+    return dict(panels=panels, d=d, gains=(min(turns), max(turns)), made=load("ideas").made())
 
 
 def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, softmax: float) -> Generator[Wait]:
@@ -42,24 +43,34 @@ def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, s
 
 
 @style.picture
-def draw(panels: list[Mapping], d: int, gains: tuple[float, float], window: float = 6000) -> style.Drawn:
+def draw(panels: list[Mapping], d: int, gains: tuple[float, float], made: str, window: float = 6000) -> style.Drawn:
     """Draw one timeline per panel: two consumers without ping-pong, and two with it.
 
-    `gains` are the lowest and the highest measured speedups from ping-pong.
+    Below them are two bars: the speedup from ping-pong in the model, and the measured one, whose lowest and highest
+    values are `gains`. `made` describes the measurement.
     """
     caption = (
         "With ping-pong, one consumer runs matmuls while the other computes its softmax. Without it, both may wait"
     )
     caption += f" at the same time. In this model of an SM, d = {d}, both begin together. On a GPU they drift apart, so"
-    caption += " ping-pong gains far less."
-    measured = f"ping-pong makes the kernel {gains[0]:.2f} to {gains[1]:.2f} times as fast at d = {d}"
+    caption += f" ping-pong gains far less. Measured: {made}."
     timelines = {}
     for panel in panels:
         rows = {f"{name}, {c}": [job[2:] for job in panel["jobs"] if job[:2] == (unit, str(c))]
                 for unit, name in (("tensor", "tensor cores"), ("exp", "softmax")) for c in (0, 1)}  # fmt: skip
         timelines[f"{panel['name']}: tensor cores at work {panel['share']:.0%} of the time"] = rows
     ways = "; ".join(f"{panel['name']}: tensor cores at work {panel['share']:.0%}" for panel in panels)
-    figure = rung_timeline.stacked_timelines(3.3, caption, timelines, window, measured=measured)
-    for ax, rows in zip(figure.axes, timelines.values(), strict=True):
+    figure, (*axes, below) = style.new_figure(4.1, caption, nrows=3, height_ratios=(4, 4, 1.5))
+    for ax, (title, rows) in zip(axes, timelines.items(), strict=True):
+        rung_timeline.draw_lanes(ax, rows, window)
         rung_timeline.mark_waits(ax, rows, window)
-    return figure, f"Two timelines of two consumers, with lines for matmuls and softmax of each. {ways}."
+        ax.set_title(title)
+    axes[-1].set_xlabel("clocks →")
+    without, turns = (panel["share"] for panel in panels)
+    words = f"{turns / without:.2f}", f"{gains[0]:.2f} to {gains[1]:.2f}"
+    style.named_bars(below, {"in this model": turns / without, "measured": gains[1]}, words, style.WORKERS[:2])
+    below.set_title("Speed with ping-pong, divided by the speed without it")
+    alt = (
+        f"Two timelines of two consumers, with lines for matmuls and softmax of each. {ways}. Two bars below: ping-pong"
+    )
+    return figure, f"{alt} makes the kernel {words[0]} times as fast in the model, and {words[1]} times as measured."

@@ -99,9 +99,9 @@ def ladder(d: int) -> dict:
         Roof(flops, speed, "", f"datasheet: {flops:.0f} TFLOP/s, {speed:.1f} TB/s", dashed=True),
     ]
     caption = (
-        "From rung 03 on, DRAM no longer limits the kernels of the ladder. The solid roofline is a copy and a matmul"
-        f" in the same run, and the dashed one is the datasheet of an {chip.name}. {record.made()}; forward, batch"
-        f" {p['batch']}, {p['heads']} heads, N = {p['N_q']:,}, d = {d}, no mask."
+        "From rung 03 on, DRAM would allow the full speed of the tensor cores. The solid roofline is a copy and a"
+        f" matmul in the same run, and the dashed one is the datasheet of an {chip.name}. {record.made()}; forward,"
+        f" batch {p['batch']}, {p['heads']} heads, N = {p['N_q']:,}, d = {d}, no mask."
     )
     xlabel = "FLOPs per byte that DRAM moved (hardware counters)"
     return dict(points=points, roofs=roofs, caption=caption, xlabel=xlabel, height=4.2)

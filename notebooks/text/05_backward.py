@@ -332,9 +332,9 @@ live("backward")
 # %% [markdown]
 # The next figure shows both versions over time. With atomic adds, four workers add to the same block of dQ at once, and
 # the order in which their contributions arrive differs from run to run. With two passes, each block has one writer. A
-# tile takes five matmuls in the single pass, and four and three in the two passes. If only these counted, as in the
-# static version of the figure, the single pass would finish first, which is the opposite of what we measured. In the
-# interactive version, each way is therefore as long as it was on the H200.
+# tile takes five matmuls in the single pass, and four and three in the two passes. If only these counted, the single
+# pass would finish first, which is the opposite of what we measured. Each way is therefore drawn as long as it was on
+# the H200.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("race")

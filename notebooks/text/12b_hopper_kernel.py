@@ -617,8 +617,8 @@ read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on")
 #
 # The picture shows a model in which both consumers begin at the same time and stay together without turns. In this
 # model, ping-pong nearly doubles the tensor cores' share, from 49% to 92%. The measured gain is at most 7%, because on
-# a GPU, the consumers drift apart even without ping-pong. So the picture shows how ping-pong works, and not how much it
-# gains:
+# a GPU, the consumers drift apart even without ping-pong. So the timelines show how ping-pong works, and the bars below
+# them compare the gain in the model with the measured one:
 
 # %% tags=["hide-input"]
 show("ping_pong")
