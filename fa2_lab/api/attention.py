@@ -18,11 +18,8 @@ from torch import Tensor
 from fa2_lab.api import operators
 from fa2_lab.api.checks import check_key_lengths, check_key_lengths_values, check_sinks, check_tensors
 from fa2_lab.api.options import GivenOptions, check_options, find_prepared, given_options
-from fa2_lab.kernels import interpreter
 from fa2_lab.kernels.arguments import Tensors
 from fa2_lab.tiles import whole_number
-
-interpreter.enable_without_gpu(torch.cuda.is_available())
 
 
 def attention(

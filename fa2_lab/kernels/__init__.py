@@ -1,8 +1,7 @@
 """Attention in Triton and in Gluon.
 
-The first import of this package turns Triton's interpreter on if there is no GPU driver, and asks Triton for FMAs, on
-which the kernels rely. If there is a driver, but torch finds no GPU, fa2_lab.api.attention turns the interpreter on.
-FMAs are the default up to Triton 3.9, but 3.9 already warns that this will change.
+The first import of this package turns Triton's interpreter on if there is no GPU, and asks Triton for FMAs, on which
+the kernels rely. FMAs are the default up to Triton 3.9, but 3.9 already warns that this will change.
 """
 
 import os

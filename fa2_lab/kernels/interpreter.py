@@ -13,18 +13,27 @@ GPU_NODES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, and GPUs 
 LOCK = RLock()  # the interpreter keeps its state in global variables
 
 
-def enable_without_gpu(gpu: bool | None = None) -> None:
-    """Enable Triton's interpreter if there is no GPU.
+def enable_without_gpu() -> None:
+    """Enable Triton's interpreter if there is no GPU driver, or if torch finds no GPU.
 
-    If the user or an earlier import of Triton has already decided, do nothing. If `gpu` is None, look for the GPU
-    drivers' device files to find out whether there is a GPU.
+    If the user or an earlier import of Triton has already decided, do nothing.
     """
-    if "triton" in sys.modules or os.environ.get("TRITON_INTERPRET"):
-        return
-    if gpu is None:
-        gpu = any(Path(node).exists() for node in GPU_NODES)
-    if not gpu:
+    if "triton" not in sys.modules and not os.environ.get("TRITON_INTERPRET") and not has_gpu():
         os.environ["TRITON_INTERPRET"] = "1"
+
+
+def has_gpu() -> bool:
+    """Return whether there is a GPU driver and torch finds a GPU. If torch is not installed, the driver alone counts.
+
+    torch is imported only if there is a driver, because this import takes a second.
+    """
+    if not any(Path(node).exists() for node in GPU_NODES):
+        return False
+    try:
+        import torch
+    except ImportError:
+        return True
+    return torch.cuda.is_available()
 
 
 @cache

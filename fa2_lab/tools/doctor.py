@@ -155,7 +155,9 @@ def interpreted(environment: Environment) -> str:
         return "off: Triton is not installed"
     if environment.asked:
         return f"{'on' if environment.asked == '1' else 'off'}: TRITON_INTERPRET={environment.asked} is set"
-    return "off: there is a GPU" if environment.gpu_node or environment.gpu else "on: there is no GPU"
+    if environment.gpu:
+        return "off: there is a GPU"
+    return "on: torch finds no GPU" if environment.gpu_node else "on: there is no GPU"
 
 
 def advice(environment: Environment) -> str:

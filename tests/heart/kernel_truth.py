@@ -9,7 +9,7 @@ import oracle
 import pytest
 import torch
 
-import fa2_lab  # noqa: F401  (before Triton: it switches the interpreter on where there is no GPU)
+import fa2_lab.kernels  # noqa: F401  (before Triton: it switches the interpreter on if there is no GPU)
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"  # where the kernels run: on a GPU, or in the interpreter

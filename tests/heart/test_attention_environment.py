@@ -79,6 +79,33 @@ def test_backend_with_triton_installed_missing_or_imported_first():
         assert status == 1 and "Triton is not installed" in said
 
 
+DRIVER = """import pathlib
+real = pathlib.Path.exists
+pathlib.Path.exists = lambda path, **options: str(path) == "/dev/nvidiactl" or real(path, **options)
+"""
+PACKED = """import torch, fa2_lab
+q, starts = torch.ones(2, 1, 16), torch.tensor([0, 2], dtype=torch.int32)
+fa2_lab.attention_packed(q, q, q, starts, starts, backend="triton")
+"""
+PAGED = """import torch, fa2_lab
+q, pages, one = torch.ones(1, 1, 1, 16), torch.ones(1, 1, 1, 16), torch.ones(1, dtype=torch.int32)
+fa2_lab.attention_paged(q, pages, pages, 0 * one[None], one, backend="triton")
+"""
+RUNG = """import torch
+from fa2_lab.kernels import ladder
+q = torch.ones(1, 1, 2, 64, dtype=torch.float16)
+ladder.load("11").forward(q, q, q, causal=True)
+"""
+
+
+def test_first_call_is_interpreted_if_there_is_a_driver_without_a_gpu():
+    if triton_versions.version_conflict(metadata.version("triton"), metadata.version("numpy")):
+        pytest.skip("these versions of Triton and NumPy cannot interpret")
+    calls = dict(attention=TRITON, packed=PACKED, paged=PAGED, rung=RUNG)
+    found = dict(zip(calls, python(*(DRIVER + code for code in calls.values())), strict=True))
+    assert {name: said for name, (status, said) in found.items() if status} == {}
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="nothing is interpreted on a GPU")
 def test_patched_interpreter_matches_tritons_bit_for_bit(monkeypatch):
     from triton import language

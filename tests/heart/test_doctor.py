@@ -42,6 +42,7 @@ def test_doctor_names_each_problem_with_its_fix(environment, words):
 def test_doctor_says_whether_and_why_the_interpreter_is_on():
     assert interpreted(LAPTOP) == "on: there is no GPU"
     assert interpreted(H100) == "off: there is a GPU"
+    assert interpreted(replace(H100, gpu="", capability=0.0)) == "on: torch finds no GPU"
     assert interpreted(replace(H100, asked="1")) == "on: TRITON_INTERPRET=1 is set"
     assert interpreted(replace(LAPTOP, asked="0")) == "off: TRITON_INTERPRET=0 is set"
     assert interpreted(replace(LAPTOP, triton="")) == "off: Triton is not installed"
