@@ -8,6 +8,9 @@ If a rank's call differs, or a rank has died or never calls, every rank finds ou
 exceptions. Among three or more ranks, a rank that calls just before the timeout may find that some ranks have given up
 and others have not. And if a kernel fails while headers are under way, the other ranks wait in the first transfer.
 
+A rank that refuses an argument sends the error instead of its header. But if this argument is `mesh` or `timeout`, the
+rank cannot reach the others, so it counts as one that never calls.
+
 The ranks compare headers in every call, because a rank that relied on an earlier comparison might start a transfer that
 no other rank answers. Once a rank knows that all calls match, its transfers use the timeout of the user's group.
 """
@@ -15,7 +18,7 @@ no other rank answers. Once a rank knows that all calls match, its transfers use
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -77,14 +80,14 @@ class Exchange:
         peers = [other for other in range(len(self.headers)) if other != rank]
         with explaining_lost_ranks(group, timeout):
             gloo: Any = gloo_group(group, timeout)
-            self.works = [gloo.recv([self.headers[other]], other, tag=0) for other in peers]
-            self.works += [gloo.send([own_header], other, tag=0) for other in peers]
+            self.pending = [gloo.recv([self.headers[other]], other, tag=0) for other in peers]
+            self.pending += [gloo.send([own_header], other, tag=0) for other in peers]
 
     def wait(self) -> list[dict]:
         """Wait until all headers have arrived, and return them in the order of the ranks."""
         with explaining_lost_ranks(self.group, self.timeout):
-            for work in self.works:
-                work.wait()
+            for message in self.pending:
+                message.wait()
         return [json.loads(x.numpy().tobytes()) for x in self.headers]
 
     def agree(self) -> list[dict]:
@@ -116,6 +119,17 @@ def encode_header(header: dict) -> torch.Tensor:
     if len(text) > HEADER_BYTES:
         text = json.dumps(dict(refused=str(header.get("refused"))[: HEADER_BYTES // 8])).encode()
     return torch.frombuffer(bytearray(text.ljust(HEADER_BYTES)), dtype=torch.uint8)
+
+
+@contextmanager
+def reporting_refusal(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
+    """If the `with` block, which checks this rank's arguments, raises an error, send it to all ranks and raise it."""
+    try:
+        yield
+    except Exception as refusal:
+        with suppress(RuntimeError):  # this rank's error matters more than one from the exchange
+            Exchange(group, dict(refused=str(refusal)), timeout).wait()
+        raise
 
 
 @contextmanager

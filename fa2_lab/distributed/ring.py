@@ -18,7 +18,7 @@ never waits for a GPU.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from itertools import pairwise
@@ -33,7 +33,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fa2_lab.api import operators
 from fa2_lab.api.attention import attention
 from fa2_lab.api.checks import check_flags_and_scale, check_scale, check_tensors, runs_on_triton
-from fa2_lab.distributed import group as ranks
+from fa2_lab.distributed.group import AGREEMENTS, Exchange, check_timeout, process_group, reporting_refusal
 from fa2_lab.distributed.state import State
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.reference import shards
@@ -82,18 +82,17 @@ def ring_attention(
                 and L.
     timeout     The number of seconds to wait for the other ranks before the transfers begin.
 
-    causal, scale and backend are the same as in attention(). The ranks must agree on everything except N. If gradients
-    are needed, the backward pass also has to run on every rank. If the loss of a rank does not depend on O, add 0 · O
-    to this loss.
+    causal, scale and backend are the same as in attention(). The ranks must agree on everything except N. If they do
+    not, or if a rank refuses an argument, every rank raises an error as soon as all have called. But if a rank's `mesh`
+    or `timeout` is invalid or differs, this rank cannot reach the others, which therefore wait for their whole timeout
+    before they raise an error. If gradients are needed, the backward pass also has to run on every rank. If the loss of
+    a rank does not depend on O, add 0 · O to this loss.
+
+    Each partial O is rounded to q's dtype before it is merged in fp32, and the merged O is rounded once more.
     """
-    group = ranks.process_group(mesh)
-    timeout = ranks.check_timeout(timeout)
-    try:
+    group, timeout = process_group(mesh), check_timeout(timeout)
+    with reporting_refusal(group, timeout):
         header = call_header(q, k, v, causal=causal, scale=scale, layout=layout, return_lse=return_lse, backend=backend)
-    except (TypeError, ValueError, RuntimeError) as refusal:
-        with suppress(RuntimeError):  # this rank's error matters more than one from the exchange
-            ranks.Exchange(group, dict(refused=str(refusal)), timeout).wait()
-        raise
     if dist.get_world_size(group) == 1:
         return attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse, backend=backend)
     q, k, v = (x.resolve_neg() for x in (q, k, v))  # a transfer sends raw memory, so apply pending negations first
@@ -133,6 +132,7 @@ def call_header(
     needs_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     shape = dict(batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1], d=q.shape[3], length=q.shape[2])
     options = dict(causal=causal, scale=scale, layout=layout, gradients=needs_gradients)
+    options |= dict(return_lse=return_lse, backend=backend)
     return dict(call="forward", dtype=str(q.dtype), device=q.device.type) | shape | options
 
 
@@ -188,15 +188,15 @@ class Transfer:
 
     incoming: list[Tensor]
     outgoing: list[Tensor]
-    works: list
+    pending: list
 
     def wait(self) -> list[Tensor]:
         """Wait for the transfer, and return the tensors received from the left.
 
         On a GPU, only the current stream waits, not the host.
         """
-        for work in self.works:
-            work.wait()
+        for operation in self.pending:
+            operation.wait()
         return self.incoming
 
 
@@ -334,12 +334,12 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: RingCall, header: dict) -> tuple[Tensor, Tensor]:
-        exchange = ranks.Exchange(ring.group, header, ring.timeout)
+        exchange = Exchange(ring.group, header, ring.timeout)
         try:
             first_partial = first_half(ring, q, k, v)
         finally:  # even if a kernel has failed
             headers = exchange.agree()
-        ring = replace(ring, lengths=tuple(h["length"] for h in headers), call_number=ranks.AGREEMENTS[ring.group])
+        ring = replace(ring, lengths=tuple(h["length"] for h in headers), call_number=AGREEMENTS[ring.group])
         O, L = all_heads_forward(ring, q, k, v, first_partial)
         ctx.save_for_backward(q, k, v, O, L)
         ctx.set_materialize_grads(value=False)
@@ -349,7 +349,7 @@ class RingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> tuple:
-        ranks.Exchange(ctx.ring.group, dict(call=f"backward of call {ctx.ring.call_number}"), ctx.ring.timeout).agree()
+        Exchange(ctx.ring.group, dict(call=f"backward of call {ctx.ring.call_number}"), ctx.ring.timeout).agree()
         return *all_heads_backward(ctx.ring, dO, dL, *ctx.saved_tensors), None, None
 
 

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from fa2_lab.distributed import group as ranks
+from fa2_lab.distributed.group import Exchange, check_timeout, process_group, reporting_refusal
 from fa2_lab.reference import shards
 from fa2_lab.tiles import whole_number
 
@@ -19,7 +19,7 @@ def shard(
     same way: for example, token ids and targets with dim=1, and the positions for a rotary embedding with
     shard(torch.arange(N), mesh, dim=0).
     """
-    group, dim = ranks.process_group(mesh), whole_number("dim", dim, low=-x.dim(), high=x.dim() - 1)
+    group, dim = process_group(mesh), check_dim(x, dim)
     lengths = shards.even_lengths(x.shape[dim], dist.get_world_size(group))
     places = shards.pieces(lengths, layout)[dist.get_rank(group)]
     return torch.cat([x.narrow(dim, place.start, shards.row_count(place)) for place in places], dim)
@@ -36,19 +36,29 @@ def unshard(
 ) -> Tensor:
     """Join the shards of all ranks, and return the whole tensor on every rank. No gradient flows through the result.
 
-    The shards may have different lengths. `timeout` is the number of seconds to wait for the other ranks.
+    The shards may have different lengths. `timeout` is the number of seconds to wait for the other ranks. If a rank
+    refuses an argument, the other ranks raise an error, too, as in ring_attention().
     """
-    group, dim = ranks.process_group(mesh), whole_number("dim", dim, low=-x.dim(), high=x.dim() - 1) % x.dim()
-    shards.check_layout(layout)
+    group, timeout = process_group(mesh), check_timeout(timeout)
+    with reporting_refusal(group, timeout):
+        dim = check_dim(x, dim)
+        shards.check_layout(layout)
     other_sizes = [n for at, n in enumerate(x.shape) if at != dim]
     header = dict(call="unshard", dtype=str(x.dtype), other_dimensions=other_sizes, dim=dim, layout=layout)
-    headers = ranks.Exchange(group, header | dict(length=x.shape[dim]), ranks.check_timeout(timeout)).agree()
+    headers = Exchange(group, header | dict(length=x.shape[dim]), timeout).agree()
     lengths = [h["length"] for h in headers]
     own_rows = x.new_zeros((max(lengths), *other_sizes))
     own_rows[: x.shape[dim]] = x.movedim(dim, 0)
     shards_of_all = [torch.empty_like(own_rows) for _ in lengths]
     dist.all_gather(shards_of_all, own_rows, group=group)
     return join_shards(shards_of_all, lengths, layout).movedim(0, dim).contiguous()
+
+
+def check_dim(x: Tensor, dim: int) -> int:
+    """Return `dim`, counted from the first dimension of x. Raise an error unless x is a tensor with this dimension."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x: got {type(x).__name__}; it takes a torch.Tensor")
+    return whole_number("dim", dim, low=-x.dim(), high=x.dim() - 1) % x.dim()
 
 
 def join_shards(parts: list[Tensor], lengths: list[int], layout: str) -> Tensor:

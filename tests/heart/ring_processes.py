@@ -110,20 +110,20 @@ FAULTS = {  # the fault: (changed arguments of rank 1, text of the error that ev
     "scale": (dict(scale=0.5), "do not agree on scale"),
     "layout": (dict(layout="contiguous"), "do not agree on layout"),
     "gradient": (dict(grad=True), "do not agree on gradients"),
+    "backend": (dict(backend="auto"), "do not agree on backend: rank 0, 2: 'reference'; rank 1: 'auto'"),
+    "return_lse": (dict(return_lse=True), "do not agree on return_lse"),
     "refused": (dict(kv_heads=3), "k: got 3 heads; with 4 heads of q it takes a number that divides 4"),
 }
-USUAL = dict(
-    batch=1, heads=4, kv_heads=2, d=8, dtype=torch.float32, causal=False, scale=None, layout="zigzag", grad=False
-)
+USUAL = dict(batch=1, heads=4, kv_heads=2, d=8, dtype=torch.float32, grad=False)
+OPTIONS = dict(causal=False, scale=None, layout="zigzag", return_lse=False, backend="reference")
 
 
 def call(group=None, timeout=20.0, rows=6, **changes):
     """Run a small call with some arguments changed."""
-    c = USUAL | changes
+    c = USUAL | OPTIONS | changes
     draw = [torch.randn(c["batch"], h, rows, c["d"]).to(c["dtype"]) for h in (c["heads"], c["kv_heads"], c["kv_heads"])]
     q, k, v = (x.requires_grad_(c["grad"]) for x in draw)
-    options = {name: c[name] for name in ("causal", "scale", "layout")}
-    return ring_attention(q, k, v, group, backend="reference", timeout=timeout, **options)
+    return ring_attention(q, k, v, group, timeout=timeout, **{name: c[name] for name in OPTIONS})
 
 
 def told(attempt):
@@ -154,7 +154,7 @@ def watched():
 
     watch(ring, "partial_forward", "kernel")
     watch(ring, "partial_backward", "kernel")
-    watch(ring.ranks.Exchange, "wait", "wait")
+    watch(ring.Exchange, "wait", "wait")
     watch(ring.RingCall, "pass_on", "start {2}")
     watch(ring.Transfer, "wait", "arrive")
     return seen
@@ -171,6 +171,9 @@ def disagreements(rank, world):
     tasks["unshard"] = lambda: unshard(torch.zeros(1, 2, 3 + rank, 4 + (rank == 1)), timeout=20.0)
     tasks["joined otherwise"] = lambda: unshard(torch.zeros(1, 2, 3), layout=("zigzag", "contiguous")[rank == 1])
     tasks["as doubles"] = lambda: unshard(torch.zeros(1, 2, 3).to((torch.float32, torch.float64)[rank == 1]))
+    tasks["bad dim"] = lambda: unshard(torch.zeros(1, 2, 3), dim=(2, 3)[rank == 1], timeout=20.0)
+    tasks["no tensor"] = lambda: unshard((torch.zeros(1, 2, 3), None)[rank == 1], timeout=20.0)
+    tasks["bad layout"] = lambda: unshard(torch.zeros(1, 2, 3), layout=("zigzag", "ring")[rank == 1], timeout=20.0)
     tasks["backward"] = lambda: [call(grad=True), call(grad=True)][rank == 1].sum().backward()
     tasks["kernel"] = kernel_fails
     tasks["afterwards"] = lambda: tuple(call(rows=5 + rank).shape)

@@ -17,8 +17,8 @@ import ring_processes as processes  # noqa: E402
 import ring_threads as threads  # noqa: E402
 from kernel_truth import DEVICE, GPU, check_accuracy, dense, largest_error, tensors  # noqa: E402
 
-from fa2_lab.distributed import group as ranks  # noqa: E402
 from fa2_lab.distributed import ring, ring_attention, shard, unshard  # noqa: E402
+from fa2_lab.distributed.group import GLOO_GROUPS, HEADER_BYTES, encode_header  # noqa: E402
 from fa2_lab.distributed.state import State  # noqa: E402
 from fa2_lab.machine import ring as model  # noqa: E402
 from fa2_lab.reference import shards  # noqa: E402
@@ -151,9 +151,20 @@ def test_ranks_in_different_calls_are_reported(told):
         assert kind == "Disagreement" and re.search(calls, text)
 
 
+@pytest.mark.parametrize("fault, error, says", [
+    ("bad dim", "ValueError", "dim: got 3"),
+    ("no tensor", "TypeError", "x: got NoneType"),
+    ("bad layout", "ValueError", "layout: got 'ring'"),
+])  # fmt: skip
+def test_every_rank_raises_if_unshard_refuses_an_argument(fault, error, says, told):
+    for rank in range(3):
+        kind, text, seconds = told[rank][fault]
+        assert kind == (error if rank == 1 else "Disagreement") and says in text and seconds < 5
+
+
 def test_refusal_of_any_length_fits_the_header():
-    header = ranks.encode_header(dict(refused="q: got " + 9999 * "é"))
-    assert len(header) == ranks.HEADER_BYTES and json.loads(header.numpy().tobytes())["refused"].startswith("q: got éé")
+    header = encode_header(dict(refused="q: got " + 9999 * "é"))
+    assert len(header) == HEADER_BYTES and json.loads(header.numpy().tobytes())["refused"].startswith("q: got éé")
 
 
 DEATHS = ["dies_before", "dies_before_first", "dies_between", "dies_within", "skips_backward", "another_group"]
@@ -225,8 +236,8 @@ def test_ring_passes_backend_to_every_kernel_call(backend, excluded, monkeypatch
             return kernels(*given)
 
         monkeypatch.setattr(ring.operators, way, recorded)
-    monkeypatch.setattr(ranks, "Exchange", Agreement)
-    monkeypatch.setattr(ranks, "process_group", lambda mesh: mesh)
+    monkeypatch.setattr(ring, "Exchange", Agreement)
+    monkeypatch.setattr(ring, "process_group", lambda mesh: mesh)
     monkeypatch.setattr(ring.dist, "get_world_size", lambda group: 2)
     monkeypatch.setattr(ring.dist, "get_rank", lambda group: 1)
     monkeypatch.setattr(ring.RingCall, "pass_on", pass_on)
@@ -332,7 +343,7 @@ def alone(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
-    ranks.GLOO_GROUPS.clear()
+    GLOO_GROUPS.clear()
 
 
 def test_ring_of_one_rank_equals_attention(alone):
