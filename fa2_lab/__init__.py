@@ -12,7 +12,7 @@ MODULES = {
     "attention": "attention",
     "attention_packed": "packed",
     "attention_paged": "paged",
-}  # public call: the module of fa2_lab.api that defines it
+}  # {public call: module of fa2_lab.api that defines it}
 
 
 def __getattr__(name: str) -> Any:

@@ -227,7 +227,7 @@ NO_TRITON = {
     "FA1.A2.L5": "a kernel cuts nothing: a block is an address and a mask",
     "FA1.A2.L14": "the ladder's kernels have no dropout",
 }
-# FA1's backward pass has no kernel, but its lines are in FA2's: line 11 is FA2.A2's line 10, and so on.
+# FA1's backward pass has no kernel, but FA2's has most of its lines: line 11 is line 10 of FA2.A2, and so on.
 LINES_OF_FA1 = (3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 16, 17, 19, 20, 21, 22, 24, 26)
 IN_FA2 = dict(zip(LINES_OF_FA1, (1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12, 13, 4, 14, 15, 16, 18, 20), strict=True))
 NO_TRITON |= {
@@ -237,7 +237,7 @@ NO_TRITON |= {
     f"FA1.A4.L{n}": "FA2's backward pass, which the kernels run, has no such line" for n in (1, 2, 12, 14, 15, 18)
 }
 
-# The lines of each algorithm that a picture shows: {figure: {algorithm: line numbers}}.
+# {figure: {algorithm: numbers of the lines shown in the figure}}
 PICTURES: dict[str, dict[str, tuple[int, ...]]] = {
     "visiting_order": {"FA1.A2": (3, 4, 5, 6, 7, 8, 9, 16), "FA2.A1": (1, 2, 4, 6, 7, 14, 15)},
     "worker_tiles": {"FA1.A4": (3, 4, 5, 6, 9, 24), "FA2.A1": (3,), "FA2.A2": (1, 2, 3, 5, 8, 15, 18)},
@@ -312,7 +312,7 @@ class Whereabouts:
         if not self.line.computes:
             return "\n".join([*self.words(), "nothing to compute here"])
         ends = [f"picture  figures/{self.picture}.svg"] if self.picture else []
-        room = SHOWN - len(self.words()) - len(ends) - 1  # lines left for code, before the last line
+        room = SHOWN - len(self.words()) - len(ends) - 1  # lines left for code, without the last line
         numpy, triton = self.first_numpy[: (room + 1) // 2], self.first_triton[: room // 2]
         left = len(self.numpy + self.triton + self.notebooks) - len(numpy + triton)
         more = [f"{left} place{'s' * (left > 1)}: fa2-lab where {self.tag} --all"] if left else []

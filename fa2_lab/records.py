@@ -12,7 +12,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parent
 IN_A_CHECKOUT, IN_A_WHEEL = PACKAGE.parent / "figures" / "data", PACKAGE / "data"
 FOLDER = IN_A_WHEEL if IN_A_WHEEL.is_dir() else IN_A_CHECKOUT
-RIVALS = ("FlashAttention-3", "cuDNN", "fa2_lab")  # rungs are compared with the first of these that was measured
+RIVALS = ("FlashAttention-3", "cuDNN", "fa2_lab")  # rungs are compared with the first that was measured
 COMPILE = "python -m fa2_studio.compiled"
 
 
@@ -27,7 +27,7 @@ class Measurement:
     unit: str = "ms"
     flops: float = 0.0
     chip: dict[str, list[float]] = field(default_factory=dict)  # {name: MHz, watts, 1 if power limited the clock}
-    machine: dict = field(default_factory=dict)  # the fields of Record.machine that differ for this row
+    machine: dict = field(default_factory=dict)  # the fields of Record.machine that differ for this problem
 
     def rate(self, name: str) -> float:
         """Return an implementation's speed in TFLOP/s."""
@@ -48,7 +48,7 @@ class Record:
     ceilings: dict[str, float] = field(default_factory=dict)  # measured in the same run: GEMM in TFLOP/s, copy in TB/s
     rows: list[Measurement] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # problems that an interrupted run did not reach
-    curves: dict[str, list[float]] = field(default_factory=dict)  # {name: one number per step}
+    curves: dict[str, list[float]] = field(default_factory=dict)  # {quantity: its value at each step}
     sustained: list[Measurement] = field(default_factory=list)  # the same problems, run without pauses
     sustained_protocol: str = ""
     made_by: str = ""  # the command that writes this record, or the reason why no command does
@@ -83,7 +83,7 @@ def loaded(path: Path, how: str = "leave it out") -> Record:
 
 
 def to_dict(record: Record) -> dict:
-    """Convert a record to the dictionary that its JSON file holds."""
+    """Convert a record to the dictionary stored in its JSON file."""
     data = asdict(record)
     for row in data["rows"] + data["sustained"]:
         if not row["machine"]:

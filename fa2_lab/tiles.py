@@ -1,7 +1,7 @@
 """Geometry of blocks: which rows and columns a tile covers, and whether the mask cuts it.
 
 Queries are rows (`i`), and keys are columns (`j`). A tile is the B_r × B_c block of S at the intersection of row block
-i and column block j. Other kernels call B_r and B_c BLOCK_M and BLOCK_N.
+i and column block j. Other implementations call B_r and B_c BLOCK_M and BLOCK_N.
 """
 
 import math
@@ -157,10 +157,10 @@ class Tiling:
         return first // self.B_c, np.where(first < last, cdiv(last, self.B_c), first // self.B_c)
 
     def kind(self, i: int, j: int) -> Tile:
-        """Classify tile (i, j) as SKIP, DIAGONAL or FULL. Without `allowed`, its top and bottom rows determine this."""
+        """Classify tile (i, j) as SKIP, DIAGONAL or FULL. Without `allowed`, its top and bottom rows decide."""
         rows, cols = self.rows(i), self.cols(j)
         top, bottom = self.interval(rows.start), self.interval(rows.stop - 1)
-        if min(cols.stop, bottom[1]) <= max(cols.start, top[0]):  # [top's first, bottom's last) is seen by some row
+        if min(cols.stop, bottom[1]) <= max(cols.start, top[0]):  # some row sees [top's first, bottom's last)
             return Tile.SKIP
         if self.mask.allowed is not None:
             seen = self.visible(i, j)

@@ -6,12 +6,12 @@
 In transformers, a mask is a function of a row and a column. This module computes, once for all layers, which contiguous
 range of columns each row sees. It supports causal masks, sliding windows, padding on either side, and several
 concatenated sequences, given by position_ids or cu_seq_lens_q. Grouped-query attention, sinks, softcap and a KV cache
-work without any extra setting. If a row sees more than one range, the module raises an error that names the mask. Once
-per call of the model, the module reads the padding and the sequence boundaries, which makes the host wait for the GPU.
+work without further configuration. If a row sees more than one range, the module raises an error that names the mask.
+On each model call, the module reads the padding and the sequence boundaries, which makes the host wait for the GPU.
 
-With a static cache, `generate` makes the mask before it calls the model and, on a GPU, also compiles the model. In that
-case, every call takes the whole cache, and a separate tensor holds the number of keys that are already in the cache, so
-the model is not recompiled when this number grows.
+With a static cache, `generate` builds the mask before it calls the model and, on a GPU, also compiles the model. Each
+call then receives the whole cache, and a separate tensor holds the number of keys stored in it so far, so that the
+model is not recompiled as the cache fills.
 """
 
 import inspect
@@ -45,7 +45,7 @@ class Interval(masking_utils.BlockMask):
     right: int | None
     keys: int  # the attention uses the first `keys` keys of the cache
     first: list[int] | None = None  # index of each batch entry's first key, if padded on the left
-    lengths: Tensor | None = None  # number of keys per batch entry, if padding or free cache follows them
+    lengths: Tensor | None = None  # number of keys per batch entry, if padding or unused cache entries follow them
     starts: Tensor | None = None  # cumulative lengths of the sequences in all entries, as in attention_packed()
     longest: int | None = None  # the length of the longest of these sequences
 
@@ -143,7 +143,7 @@ def row_of_a_cache(
 
 
 def parts_of(mask_function: Callable) -> list:
-    """Return the masks that mask_function is the intersection of, each as (name, the value it was made with).
+    """Split mask_function into the masks that it intersects, each as (name, the value it was built with).
 
     A causal mask is returned as its name alone, and a bidirectional mask is omitted.
     """
@@ -153,7 +153,7 @@ def parts_of(mask_function: Callable) -> list:
             return [x for part in closure(mask_function)["mask_functions"] for x in parts_of(part)]
         if name in ("sliding_window_overlay", "sliding_window_bidirectional_overlay"):
             return [(name, closure(mask_function)["sliding_window"])]
-        if name == "remap_positions_for_packed_sequence":  # within a sequence, positions differ by as much as rows do
+        if name == "remap_positions_for_packed_sequence":  # positions differ by as much as rows within a sequence
             return parts_of(closure(mask_function)["mask_function"])
         if name == "packed_sequence_mask_function":
             return [(name, closure(mask_function)["packed_sequence_mask"])]
@@ -172,7 +172,7 @@ def closure(function: Callable) -> dict[str, Any]:
 
 
 def sequences_of(sequence: Tensor) -> tuple[Tensor, int]:
-    """Return the cumulative sequence lengths and the longest length, given the sequence that each token belongs to."""
+    """Return the cumulative sequence lengths and the longest length, given each token's sequence."""
     begins = torch.ones_like(sequence, dtype=torch.bool)
     begins[:, 1:] = sequence[:, 1:] != sequence[:, :-1]
     found = begins.flatten().nonzero().flatten()

@@ -56,9 +56,8 @@ def attention(
                  flow to it. A sink of −∞ has no effect. A sink of +∞ is not allowed, because it would leave no
                  probability for any key. A finite sink must not overflow fp32 inside the kernel. Its magnitude can be
                  at most 10³⁸ times the softcap or, without a softcap, at most 10³⁸ times the scale. The limit is never
-                 above 10³⁸, and it is 10³⁸ if there is no softcap and the scale is below 10⁻¹⁰. If the values can be
-                 read without waiting for a GPU, a sink that is not allowed raises an error. Otherwise, the results are
-                 NaN.
+                 above 10³⁸, and it is 10³⁸ if there is no softcap and the scale is below 10⁻¹⁰. An invalid sink raises
+                 an error if the values can be read without waiting for a GPU. Otherwise, the results are NaN.
     bias         A @triton.jit function of (head, row, column). Its return value is added to each score, after the scale
                  and the softcap have been applied, and −∞ masks a key. `head` is the index of the query head. `row` is
                  the query's position among the keys, which is r + N_k − N_q for row r of q. The diagonal is therefore
@@ -87,7 +86,7 @@ def attention(
                  "reference" runs the NumPy reference in float64. "auto" selects the first of these three that can
                  handle the tensors.
 
-    The forward pass of a call with few queries runs the decode kernels, also with backend="portable", unless the call
+    The forward pass of a call with few queries runs the decode kernels, even with backend="portable", unless the call
     has a bias or dropout. Few means at most 16 queries and at most 16 query rows per K/V head (heads / kv heads · N_q),
     or at most 64 of these rows if num_splits is given or N_k is at least 2048.
 
@@ -123,7 +122,7 @@ def attention(
     key, call = find_prepared(tensors, given)
     if seed is not None:
         seed = whole_number("seed", seed, low=0, high=2**64 - 1)
-    if call is not None:  # a call with the same key has passed all checks except those of values
+    if call is not None:  # an earlier call with this key passed all checks, except those of tensor values
         if key_lengths is not None:
             check_key_lengths_values(key_lengths, k.shape[2])
         if sinks is not None:

@@ -1,4 +1,4 @@
-"""Checks of biases, and the keys that identify them. A bias is a function whose values are added to the scores.
+"""Check biases, and compute the keys that identify them. A bias is a function whose values are added to the scores.
 
 A bias's key is part of the key under which kernels/cache.py stores a prepared call.
 """
@@ -17,7 +17,7 @@ NOT_TRACEABLE = (
     "bias: got a function; where torch records (torch.compile, torch.export, meta and fake tensors, create_graph=True) "
     "it takes None"
 )
-CAPTURED: WeakKeyDictionary = WeakKeyDictionary()  # {jitted function: {outside name: its value when first seen}}
+CAPTURED: WeakKeyDictionary = WeakKeyDictionary()  # {jitted function: {captured variable: its value when first seen}}
 
 
 def check_bias(bias: Any, reference: bool) -> None:
@@ -56,7 +56,7 @@ def is_jitted(bias: Any) -> bool:
 
 
 def bias_key(bias: Any) -> Any:
-    """Return a key that identifies a bias: Triton's hash of its source and constants, or the function if not jitted.
+    """Return a bias's key: Triton's hash of its source and constants, or the function itself if it is not jitted.
 
     Triton reads a jitted function only once. If a global variable that the function uses has changed since then, the
     bias is rejected, because Triton would keep running the version that it compiled earlier.
@@ -77,7 +77,7 @@ def bias_key(bias: Any) -> Any:
 
 
 def captured_values(jitted: Any) -> dict[str, Any]:
-    """Return {name: value} for all outside variables that a jitted function, or a jitted function it calls, uses."""
+    """Return {name: value} for the outside variables used by a jitted function and by the jitted functions it calls."""
     function = jitted.fn
     values = {name: function.__globals__.get(name) for name in globals_of(function.__code__)}
     cells = [cell.cell_contents for cell in function.__closure__ or ()]

@@ -1,4 +1,4 @@
-"""The checks of the public functions' arguments before any launch, and the choice between kernels and reference.
+"""Check the public functions' arguments before any launch, and choose between the kernels and the reference.
 
 Every error names the argument, the value that was passed, and the values that are accepted. Values on a GPU are read
 only if the check is worth the wait, and at most once per version of a tensor. The kernels clamp unchecked values.
@@ -26,10 +26,11 @@ NO_TRANSFORMS = (
     "fa2_lab.attention: torch.vmap, torch.func, is_grads_batched=True and vectorize=True are not supported; "
     f"write a loop, or put what is mapped over into the batch dimension, and {GRADIENT_ADVICE}"
 )
-LARGEST_SCALE = 1e30  # keeps any score below 10⁸ finite in fp32, in which the kernels compute
+LARGEST_SCALE = 1e30  # keeps every score below 10⁸ finite in fp32, the kernels' precision
 LARGEST_SINK = 1e38  # the kernels divide a sink by the softcap or, without one, by the scale; this limits the quotient
 MOST_SPLITS = 256
-# The kernels divide sinks and biases by the scale. If it is smaller than this, q is multiplied by it instead.
+# The kernels divide sinks and biases by the scale. If the scale is smaller than this, q is multiplied by the scale
+# instead.
 SMALLEST_DIVISOR = 1e-10
 
 
@@ -134,7 +135,8 @@ def check_cu_seqlens(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, q: Tensor) -> N
 def check_cu_seqlens_values(name: str, cu_seqlens: Tensor, total: int) -> None:
     """Raise an error unless the cumulative sequence lengths begin at 0, never decrease, and end with `total`.
 
-    `name` is the argument's name in the error message. The values are read only if this does not wait for a GPU.
+    `name` is the argument's name in the error message. The values are checked only if they can be read without waiting
+    for a GPU.
     """
     if cu_seqlens.device.type != "cpu" or is_traced(cu_seqlens):
         return
@@ -151,7 +153,7 @@ def check_cu_seqlens_values(name: str, cu_seqlens: Tensor, total: int) -> None:
 def check_key_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
     """Raise an error if key_lengths has the wrong dtype, device or shape, or a length outside 0 … N_k.
 
-    The lengths are read only if can_read_values() says that this is possible before the launch.
+    The lengths are checked only if can_read_values() is true for them.
     """
     check_integers("key_lengths", key_lengths, q, "an integer tensor (batch,)")
     if key_lengths.shape != q.shape[:1]:
@@ -162,7 +164,7 @@ def check_key_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
 def check_key_lengths_values(key_lengths: Tensor, N_k: int) -> None:
     """Raise an error if a length in key_lengths is outside 0 … N_k.
 
-    The lengths are not checked if can_read_values() says that they cannot be read before the launch.
+    The lengths are not checked if can_read_values() is false for them.
     """
     if not can_read_values(key_lengths) or was_checked(key_lengths, (N_k,)):
         return
@@ -236,7 +238,7 @@ def can_read_values(x: Tensor) -> bool:
 
 
 def check_flags_and_scale(causal: object, scale: object, d: int, return_lse: object) -> float:
-    """Return the scale of the scores, which is 1/√d if `scale` is None."""
+    """Return the scores' scale, or 1/√d if it is None. Raise an error if the scale or one of the flags is invalid."""
     for name, x in (("causal", causal), ("return_lse", return_lse)):
         if not isinstance(x, bool):
             raise TypeError(f"{name}: got {x!r}; it takes True or False")
@@ -284,7 +286,8 @@ def check_sinks_shape(sinks: Tensor, q: Tensor, heads: int) -> None:
 def check_sinks(sinks: Tensor | None, options: Options) -> None:
     """Raise an error if a sink is +∞ or would become infinite in fp32, the kernels' precision.
 
-    A sink of +∞ would leave no probability for any key. The values are read only if this does not wait for a GPU.
+    A sink of +∞ would leave no probability for any key. The values are checked only if they can be read without waiting
+    for a GPU.
     """
     if sinks is None or not sinks.is_cpu or is_traced(sinks):
         return
@@ -312,7 +315,7 @@ def check_scale(scale: float) -> None:
 
 
 def with_positive_scale(q: Tensor, sinks: Tensor | None, options: Options) -> tuple[Tensor, Options]:
-    """Return q and Options that give the same result with a scale of at least 0, as the kernels require.
+    """Return q and Options that give the same result with a nonnegative scale, as the kernels require.
 
     The kernels take a row's maximum before they apply the scale. If the scale is negative, −q therefore replaces q, and
     the scale becomes positive. The kernels also divide sinks and biases by the scale in fp32. With sinks or a bias, a
@@ -376,15 +379,15 @@ def runs_on_triton(backend: str, device: str) -> bool:
     return not why
 
 
-# This is what torch.compiler.assume_constant_result does, but that would first load torch's compiler for two seconds.
+# torch.compiler.assume_constant_result does the same, but would first spend two seconds loading torch's compiler.
 runs_on_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_traced(*tensors: Tensor | None) -> bool:
     """Return whether torch traces this call instead of running it, so that the call must use a custom operator.
 
-    torch traces in torch.compile, in torch.export and under fake tensors. Meta tensors and tensor subclasses also count
-    as traced.
+    torch traces calls in torch.compile, in torch.export and on fake tensors. Calls on meta tensors and tensor
+    subclasses also count as traced.
     """
     for x in tensors:
         if x is not None and (type(x) not in PLAIN or x.is_meta):

@@ -1,6 +1,6 @@
 """The kernels as torch sees them: an autograd function in eager mode, and custom operators while torch traces a call.
 
-torch traces a call in torch.compile, in torch.export and under fake tensors. A call's tensors are passed in one record,
+torch traces calls in torch.compile, in torch.export and on fake tensors. A call's tensors are passed in one record,
 Tensors, and its other arguments in another, Options. A custom operator lists the fields of both records one by one.
 Options.reference selects the NumPy reference instead of the kernels.
 """
@@ -62,7 +62,7 @@ def run_checked(
     if is_traced(tensors.q, tensors.k, tensors.v):
         O, L = torch.ops.fa2_lab.forward(*tensors, *to_op_args(options))
         return (O, L) if return_lse else O
-    if key is None or not q_unchanged:  # a prepared call would use q unchanged
+    if key is None or not q_unchanged:  # a prepared call passes q to the kernels unchanged
         return PreparedCall(partial(forward, options=options), options, return_lse)(tensors)
     run = (
         partial(reference.forward, options=options)
@@ -86,7 +86,7 @@ class PreparedCall(NamedTuple):
         q, k, v, sinks = tensors.q, tensors.k, tensors.v, tensors.sinks
         needs_grad = q.requires_grad or k.requires_grad or v.requires_grad
         needs_grad = needs_grad or (sinks is not None and sinks.requires_grad)
-        if (needs_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0:  # jvp refuses a tangent
+        if (needs_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0:  # jvp() rejects tangents
             return Attention.apply(q, k, v, sinks, (self, tensors))
         O, L = self.forward(tensors)
         return (O, L) if self.return_lse else O
@@ -95,8 +95,8 @@ class PreparedCall(NamedTuple):
 class Attention(torch.autograd.Function):
     """The autograd function for calls that need gradients, in eager mode.
 
-    It is written in Python, which takes a third of a custom operator's host time. Every argument adds to this time, so
-    the PreparedCall and its Tensors are passed as one argument.
+    Because it is written in Python, it needs only a third of a custom operator's host time. Every argument adds to this
+    time, so the PreparedCall and its Tensors are passed as one argument.
     """
 
     @staticmethod
@@ -149,7 +149,7 @@ OP_OPTIONS = [name for name in Options._fields if name != "bias"]  # the options
 
 
 def schema() -> str:
-    """Return the fields of Tensors and Options as the arguments of a custom operator. The bias is left out."""
+    """Return a custom operator's argument list: the fields of Tensors, and those of Options except the bias."""
     defaults = {name: f"={value}" for name, value in Options._field_defaults.items()}
     fields = [f"{TYPES[hint]} {name}" for name, hint in get_type_hints(Tensors).items()]
     types = get_type_hints(Options)
@@ -170,7 +170,7 @@ def to_op_args(options: Options) -> Sequence:
 
 
 def from_op_args(args: Sequence) -> tuple[Tensors, Options]:
-    """Return a custom operator's arguments, given one by one, as the two records Tensors and Options.
+    """Collect a custom operator's list of arguments into the records Tensors and Options, and return both.
 
     torch omits trailing arguments that have their default values.
     """
@@ -207,7 +207,7 @@ def backward_shapes(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, 
 
 
 def save_operator(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    """Save in `ctx` what operator_gradients() needs, given the inputs and outputs of the operator fa2_lab::forward."""
+    """Save the inputs and outputs of the operator fa2_lab::forward in `ctx` for operator_gradients()."""
     save_for_backward(ctx, *output, *from_op_args(inputs))
 
 

@@ -1,8 +1,8 @@
-"""A call's options as they were passed, the key that they are part of, and their checks.
+"""A call's options as they were passed, the cache key that contains them, and their checks.
 
 Prepared kernels are kept in a cache. A call's cache key consists of its tensors' types, dtypes, devices, shapes and
-strides, and of all fields of its GivenOptions. check_options() computes the kernels' Options from these fields alone,
-so an option that is missing from the key cannot reach a kernel either.
+strides, and of all fields of its GivenOptions. check_options() computes the kernels' Options from the contents of this
+key alone, so an option that is missing from the key cannot reach a kernel either.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def given_options(
     dropout_p: float = 0.0,
     dominant_sequence: bool = False,
 ) -> tuple:
-    """Return the fields of GivenOptions in a plain tuple, because making the record would add 1 µs to every call."""
+    """Return the fields of GivenOptions as a plain tuple, because building the record would add 1 µs to every call."""
     return window, bias, causal, softcap, scale, return_lse, backend, num_splits, dropout_p, dominant_sequence
 
 
@@ -68,21 +68,21 @@ def find_prepared(tensors: Tensors, given: tuple) -> tuple[tuple | None, Any]:
     """Return (key, call): this call's key, and the call prepared for this key, or None if there is none.
 
     `given` is the result of given_options(). The key contains everything that the checks and the choice of kernels
-    depend on. Both results are None while torch.compile or torch.export traces, or under fake tensors. They are also
-    None if an argument is invalid, because the checks then report the error.
+    depend on. Both results are None while torch traces the call (see is_traced() in checks.py). They are also None if
+    an argument is invalid, because the checks then report the error.
     """
     window, bias = given[0], given[1]
     if bias is not None:
         given = window, bias_key(bias), *given[2:]
     if is_compiling() or is_in_torch_dispatch_mode():
         return None, None
-    if peek_interpreter_stack() is not None:  # this test alone saves a call outside of transforms
+    if peek_interpreter_stack() is not None:  # outside torch.func transforms, skip the slower check
         check_transforms()
     try:
         typed = given
         if window is not None:
             typed = *window, *given
-            if type(window) is list:  # lists cannot be hashed
+            if type(window) is list:  # lists are not hashable
                 given = tuple(window), *given[1:]
         tensor_keys = [
             None if x is None else (type(x), x.layout, x.dtype, x.device, x.shape, x.stride(), x.is_neg())

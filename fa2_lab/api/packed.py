@@ -73,7 +73,7 @@ def attention_packed(
         check_cu_seqlens(cu_seqlens_q, cu_seqlens_k, q)
     check_cu_seqlens_values("cu_seqlens_q", cu_seqlens_q, q.shape[0])
     check_cu_seqlens_values("cu_seqlens_k", cu_seqlens_k, k.shape[0])
-    if call is not None:  # a call with the same key has passed all checks except those of values
+    if call is not None:  # an earlier call with this key passed all checks, except those of tensor values
         check_sinks(sinks, call.options)
         return call(tensors)
     options = check_options(GivenOptions(*given), tensors, (q.shape[1], q.shape[0], k.shape[0]))
@@ -83,12 +83,12 @@ def attention_packed(
 def has_dominant_sequence(max_seqlen_q: int, q: Any, cu_seqlens_q: Any) -> bool:
     """Return whether the longest sequence needs more work than all other sequences together.
 
-    The other sequences are assumed to have equal lengths. This decision is all that max_seqlen_q is used for, so
-    batches whose longest sequences differ can reuse the same prepared kernels.
+    The other sequences are assumed to have equal lengths. max_seqlen_q is used only for this decision, so batches whose
+    longest sequences have different lengths can reuse the same prepared kernels.
     """
     longest = whole_number("max_seqlen_q", max_seqlen_q, low=0)
     if not isinstance(q, Tensor) or not isinstance(cu_seqlens_q, Tensor) or q.dim() != 3:
-        return False  # the checks will reject it
+        return False  # attention_packed() rejects this call later
     rows, others = q.shape[0], cu_seqlens_q.numel() - 2
     longest = min(longest, rows)
     return longest**2 * others > (rows - longest) ** 2

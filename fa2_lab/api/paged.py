@@ -2,13 +2,12 @@
 
 Keys and values are stored in pages, and a block table lists the pages of each sequence in order.
 
-k_pages, v_pages  (pages, page_size, kv heads, d) with any strides that leave d contiguous
+k_pages, v_pages  (pages, page_size, kv heads, d) with any strides, as long as d is contiguous
 block_table       integers (batch, width): entry i of a row is the index of the page whose first key is that
                   sequence's key i · page_size
 key_lengths       integers (batch,): the number of keys in each sequence, including the keys of its N_q queries
 
-The call reads nothing past the last key of a sequence, neither in the pages nor in the table. Gradients are not
-supported.
+The call never reads past a sequence's last key, in the pages or in the block table. Gradients are not supported.
 """
 
 from torch import Tensor
@@ -73,7 +72,7 @@ def attention_paged(
         check_key_lengths(key_lengths, q, N_k)
         options = check_options(GivenOptions(*given), tensors, (*q.shape[1:3], N_k))
         options = options._replace(reference=options.reference or not q.numel())
-    else:  # a call with the same key has passed all checks except those of values
+    else:  # an earlier call with this key passed all checks, except those of tensor values
         options = call.options
         check_sinks(sinks, options)
     check_no_gradient(q=q, k_pages=k_pages, v_pages=v_pages, sinks=sinks)

@@ -41,8 +41,8 @@ def backward(
     if tensors.cu_seqlens_q is not None:
         return packed_backward(dO, dL, O, L, tensors, options)
     tensors, dL = with_at_least_one_key(tensors), torch.zeros_like(L) if dL is None else dL
-    dL = dL.masked_fill(L == -torch.inf, value=0.0)  # if a row sees no key, its L is a constant
-    # An additional column with dO = 1 and O = −dL makes D = rowsum(dO ∘ O) − dL, which is all that dL changes.
+    dL = dL.masked_fill(L == -torch.inf, value=0.0)  # L is a constant for rows that see no key
+    # dL affects only D. An additional column with dO = 1 and O = −dL turns D into rowsum(dO ∘ O) − dL.
     q, k, v = (to_numpy(pad(x, (0, 1))) for x in (tensors.q, *zero_unseen_keys(tensors, options)))
     O, dO = torch.cat([O.double(), -dL[..., None].double()], dim=3), pad(dO, (0, 1), value=1.0)
     results = [to_numpy(x) for x in (O, L, dO)]
@@ -134,7 +134,7 @@ def reference_kwargs(tensors: Tensors, options: Options) -> dict[str, Any]:
 
 
 def zero_unseen_keys(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Return k and v with zeros in place of all keys that no row sees.
+    """Return k and v with zeros in place of the keys that no row sees.
 
     Without this step, a NaN in an unseen key would reach the result, because the reference multiplies all keys by P,
     and NaN times 0 is NaN.

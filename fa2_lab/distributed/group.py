@@ -2,11 +2,12 @@
 
 Before its transfers, every call exchanges a small header with every other rank. The header contains the name of the
 call, shapes, dtype, options and the length of the shard. The headers are sent between the CPUs over a separate gloo
-group, so the exchange does not wait for a GPU. It takes 0.1 to 0.3 ms, during which the forward already computes.
+group, so the exchange does not wait for a GPU. It takes 0.1 to 0.3 ms, during which the forward pass already runs.
 
-If a rank's call differs, or a rank has died or never calls, every rank finds out within `timeout` seconds, with two
-exceptions. Among three or more ranks, a rank that calls just before the timeout may find that some ranks have given up
-and others have not. And if a kernel fails while headers are under way, the other ranks wait in the first transfer.
+If a rank's call differs, or a rank has died or never makes the call, every rank finds out within `timeout` seconds,
+with two exceptions. Among three or more ranks, a rank that calls just before the timeout may find that some ranks have
+given up and others have not. And if a kernel fails while headers are in transit, the other ranks wait in the first
+transfer.
 
 A rank that refuses an argument sends the error instead of its header. But if this argument is `mesh` or `timeout`, the
 rank cannot reach the others, so it counts as one that never calls.
@@ -66,7 +67,7 @@ AGREEMENTS: dict[dist.ProcessGroup, int] = defaultdict(int)  # {group: matching 
 
 
 class Exchange:
-    """An exchange of headers between this rank and all other ranks, which the constructor starts.
+    """An exchange of headers between this rank and all other ranks, started by the constructor.
 
     The caller must always call wait() or agree(), even after an error. Otherwise, the next exchange would receive this
     exchange's headers.

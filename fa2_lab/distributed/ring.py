@@ -40,14 +40,14 @@ from fa2_lab.reference import shards
 from fa2_lab.reference.shards import ShardTile
 from fa2_lab.tiles import Tile
 
-MESSAGE_BYTES = 64 * 2**20  # of K and V in one message; further heads wait, so that buffers stay small
+MESSAGE_BYTES = 64 * 2**20  # limit on K and V per message; the other heads are sent later, to keep buffers small
 
 
 def not_compiled(function: Callable) -> Callable:
     """Wrap `function` so that torch.compile does not trace it.
 
-    torch.compiler.disable is applied only while torch.compile traces, because applying it at once would load torch's
-    compiler, which takes seconds.
+    torch.compiler.disable is applied only while torch.compile traces, because applying it immediately would load
+    torch's compiler, which takes seconds.
     """
 
     @wraps(function)
@@ -120,7 +120,7 @@ def call_header(
 ) -> dict:
     """Check the arguments as attention() does, and return the header of the call.
 
-    The header contains the shard's length and the values that all ranks must agree on.
+    The header contains the shard's length, and the arguments that must be the same on all ranks.
     """
     check_tensors(q, k, v)
     if k.shape[2] != q.shape[2]:
@@ -233,8 +233,8 @@ def ring_steps(ring: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, list
 def first_half(ring: RingCall, q: Tensor, k: Tensor, v: Tensor) -> Partial | None:
     """Return the partial result of the first half of the attention to this rank's own keys.
 
-    It needs no communication. Half of the work means the first half of the queries or, with a causal mask, the first
-    three quarters of them.
+    This half needs no communication. It covers the first half of the queries or, with a causal mask, the first three
+    quarters of them.
     """
     return partial_forward(ring, shards.halves(q.shape[2], ring.causal)[0], q, k, v)
 
@@ -317,7 +317,7 @@ def partial_backward(
 def add_gradients(
     tile: ShardTile, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, dK: Tensor, dV: Tensor
 ) -> None:
-    """Add `part` to this rank's dQ, and to the dK and dV of the block that this rank's queries saw."""
+    """Add `part` to this rank's dQ, and to the dK and dV of the block that this rank's queries attended to."""
     if part:
         for X, rows, more in zip((dQ, dK, dV), (tile.queries, tile.keys, tile.keys), part, strict=True):
             X[:, :, rows] += more

@@ -9,7 +9,7 @@ from fa2_lab.errata.erratum import Erratum, Verdict, measure
 
 ERRATA: dict[str, Erratum] = {e.id: e for source in (fa2_paper, fa1_paper, notes, article) for e in source.ERRATA}
 
-SOURCES = {  # {short name of a source, as in Erratum.source: full reference}
+SOURCES = {  # {short name, as in Erratum.source: full reference}
     "FA1 paper": "Dao, Fu, Ermon, Rudra, Ré: FlashAttention (2022), arXiv:2205.14135",
     "FA2 paper": "Dao: FlashAttention-2, arXiv:2307.08691 (2023). Marked (arXiv): not in the version of ICLR 2024",
     "article on FA2": "FlashAttention II: better work partitioning (kernelengineering.vizuara.ai)",

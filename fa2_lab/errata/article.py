@@ -50,7 +50,7 @@ TRAFFIC = Erratum(
     why="K and V are read once for each of the N / B row blocks, so doubling N nearly quadruples the metered traffic.",
     instead="The extra memory is O(N), but the traffic is Θ(N² d² / M).",
     met="Dao-AILab/flash-attention #1260, #1705",
-    wrong=lambda: 2.0,  # the claimed growth of the traffic when N doubles
+    wrong=lambda: 2.0,  # the traffic's claimed growth if N doubles
     right=lambda: fa2_traffic(256) / fa2_traffic(128),
     error=lambda growth: abs(growth - metered(fa2, 256) / metered(fa2, 128)),
     unit="in the factor",
@@ -80,7 +80,7 @@ SNIPPET = Erratum(
     "maximum of each tile alone, and sends O, ℓ and m to HBM and back in every step.",
     instead="Algorithm 2 of the FA1 paper, whose traffic is what the meter counts, unlike the snippet's.",
     met="Dao-AILab/flash-attention #40, #766",
-    wrong=lambda: fa2_traffic(128) - 128,  # without L: Q and O stay on chip, and K and V stream past
+    wrong=lambda: fa2_traffic(128) - 128,  # without L: Q and O stay on chip, and K and V are streamed
     right=lambda: fa1_traffic(128),
     error=lambda elements: abs(elements - metered(fa1, 128)),
     unit="elements",
@@ -151,7 +151,7 @@ EXP_COST = Erratum(
 
 
 def scores_of_warps(join: Callable) -> np.ndarray:
-    """Return join(scores), where `scores` lists the scores that each of four warps computes for its own keys."""
+    """Compute the scores of four warps, each for its own keys, and return them combined by `join`."""
     return join([CASE.tau * CASE.Q @ K_w.T for K_w in np.split(CASE.K, 4)])
 
 

@@ -235,7 +235,7 @@ def inner_step(
 
 
 def used_elements() -> int:
-    """Return the number of elements per row of the loaded tensors that the inner step actually uses.
+    """Return how many elements per row the inner step actually uses of the tensors that it loads.
 
     A tensor counts as used if filling it with NaN changes the results.
     """
@@ -268,7 +268,7 @@ DQ_RACE = Erratum(
     "paper does use atomic adds, but the algorithm does not mention them.",
     instead="Add atomically, or compute dQ in a separate pass with rows in the outer loop.",
     met="Dao-AILab/flash-attention #1245, #1496",
-    wrong=lambda: CASE.computed("dQ-set", output="dQ"),  # all workers load the same 0, so only the last sum remains
+    wrong=lambda: CASE.computed("dQ-set", output="dQ"),  # every worker starts from 0, so only the last sum remains
     right=lambda: CASE.computed(output="dQ"),
     error=lambda dQ: distance(dQ, CASE.dQ),
     tolerance=1e-7,

@@ -47,7 +47,7 @@ class Options(NamedTuple):
 
     @property
     def has_window(self) -> bool:
-        """Whether a window limits the columns that rows see, not just the causal mask."""
+        """Whether a window, and not just the causal mask, limits the columns that rows see."""
         return self.left is not None or self.right is not None
 
     @property

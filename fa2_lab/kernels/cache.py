@@ -1,4 +1,4 @@
-"""Per-process caches: PREPARED holds calls whose kernels are ready, and CHECKED the values that have passed a check.
+"""Per-process caches: PREPARED holds calls whose kernels are ready, and CHECKED holds values that passed a check.
 
 Calls with the same key are checked only once, and their kernels are chosen only once. The key contains everything that
 these checks and this choice depend on: types, dtypes, devices, shapes, strides and options, but neither addresses nor
@@ -9,7 +9,7 @@ stores the modules of the Hopper kernels and the counters of their tile schedule
 stores data per call: the last 1,024 addresses of each descriptor.
 
 A few checks, such as the one on the range of key_lengths, depend on values and read them before a launch. CHECKED
-records which versions of which tensors have passed these checks, without writing anything to the tensors.
+records which versions of which tensors have passed these checks, without modifying the tensors.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ CHECKED: dict = {}
 
 
 def get_or_prepare(key: tuple, make: Callable, *arguments: Any) -> Any:
-    """Return make(*arguments), stored in PREPARED under `key`."""
+    """Return the entry of PREPARED under `key`. If there is none, store the result of make(*arguments) there first."""
     prepared = PREPARED.get(key, PREPARED)  # None is a valid entry, so PREPARED itself marks a missing one
     if prepared is PREPARED:
         prepared = keep_prepared(key, make(*arguments))

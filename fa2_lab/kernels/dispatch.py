@@ -174,7 +174,7 @@ def import_hopper(direction: str, device: torch.device) -> ModuleType | None:
 # Kernels that this Triton cannot compile ------------------------------------------------------------------------
 
 ADVICE = "`python -m fa2_lab doctor` says which versions were tested"
-WARNED: set[str] = set()  # the kernels that have been warned about
+WARNED: set[str] = set()  # the kernels for which a warning has been shown
 
 
 def with_fallback(

@@ -28,7 +28,7 @@ UNSPECIALIZED = ["H", "group", "N_k", "batch_heads", "l2_group", "sequences"]
 # Programmatic dependent launch: a kernel can start while the previous one is still running, and itself waits for it.
 USE_PDL = dict(launch_pdl=True)
 
-# A multiplication and an addition become one FMA. From Triton 3.10, the compiler does so only if asked.
+# Fuse each multiplication and addition into an FMA. From Triton 3.10, the compiler does so only on request.
 FP_FUSION = dict(enable_fp_fusion=True)
 
 

@@ -51,7 +51,7 @@ class Relaunch:
         base, kernel_args = launch_args[: -len(arguments)], launch_args[-len(arguments) :]
         if self.args_in_list:
             base, kernel_args = launch_args[:-1], launch_args[-1]
-        scratch = compiled.metadata.global_scratch_size + compiled.metadata.profile_scratch_size  # for one launch
+        scratch = compiled.metadata.global_scratch_size + compiled.metadata.profile_scratch_size  # bytes
         if scratch or not are_same_objects(kernel_args, arguments) or base[:4] != [*EMPTY_GRID, stream]:
             raise ValueError("an unknown order of arguments")
         self.hooks = [x for x in base if type(x).__name__ == "HookChain"]

@@ -23,15 +23,15 @@ from fa2_lab.kernels.triton_versions import by_triton, driver
 class KernelConfig:
     """A table entry: the tile size B_r × B_c, the number of warps, and the number of pipeline stages.
 
-    Other kernels call B_r and B_c BLOCK_M and BLOCK_N.
+    Other implementations call B_r and B_c BLOCK_M and BLOCK_N.
     """
 
     B_r: int
     B_c: int
     warps: int
     stages: int
-    registers: int | None = None  # the limit per thread, which only NVIDIA's compiler accepts
-    low_reg_schedule: bool = False  # whether the compiler must use fewer registers than it otherwise would
+    registers: int | None = None  # maximum per thread; only NVIDIA's compiler accepts this option
+    low_reg_schedule: bool = False  # whether the compiler orders instructions so that fewer registers are needed
     d_pad: int = 0  # d, padded for the tensor cores
     upcast: bool = False  # whether tiles are converted to fp32 before a matmul
 
@@ -78,7 +78,7 @@ HOPPER = dict(
         256: (64, 32, 4, 2),
     },
 )
-ADA = dict[str, dict](  # sm_86 and sm_89: everything fits in their 99 KiB
+ADA = dict[str, dict](  # sm_86 and sm_89, whose shared memory has 99 KiB
     forward={16: (128, 64, 4, 2), 32: (128, 64, 4, 2), 64: (128, 32, 4, 2), 128: (64, 64, 4, 2), 256: (64, 16, 4, 2)},
     # at 256, unless a limit is given, ptxas uses at most 168 registers for sm_80 and spills 2
     dkdv={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (64, 32, 4, 2), 128: (64, 64, 8, 2), 256: (32, 16, 4, 2, 255)},
@@ -100,12 +100,12 @@ CDNA = dict(  # AMD's MI300 family: 64 KiB
     dkdv={16: (64, 64, 4, 1), 32: (64, 64, 4, 1), 64: (32, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 4, 1)},
     dq={16: (64, 64, 4, 1), 32: (64, 64, 4, 1), 64: (64, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 4, 1)},
 )
-FP32 = dict(  # no tensor cores: FMAs on numbers in registers
+FP32 = dict(  # no tensor cores: FMAs on values in registers
     forward={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (32, 32, 4, 1), 128: (32, 16, 4, 1), 256: (32, 16, 4, 1)},
     dkdv={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (16, 32, 4, 1), 128: (16, 16, 8, 1), 256: (16, 16, 8, 1)},
     dq={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (32, 32, 4, 1), 128: (32, 16, 4, 1), 256: (16, 16, 4, 1)},
 )
-INTERPRETED = dict(forward=(32, 64, 1, 1), dkdv=(64, 32, 1, 1), dq=(32, 64, 1, 1))  # a few large tiles are fastest
+INTERPRETED = dict(forward=(32, 64, 1, 1), dkdv=(64, 32, 1, 1), dq=(32, 64, 1, 1))  # few, large tiles are fastest
 
 
 def chip_tables() -> dict:

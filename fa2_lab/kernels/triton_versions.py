@@ -6,8 +6,9 @@ by_triton() selects values that depend on the version, such as tile sizes.
 The project uses the following internals of Triton. If a later Triton lacks one that only relaunch.py uses, launches are
 slower. If it lacks a name of Gluon, the portable kernels run instead of the Hopper kernels.
 
-- runtime.driver.active holds the GPU and its stream, for launch.py and tables.py, and offline.py replaces it by a GPU
-  that is not present. Its utils.fill_tma_descriptor (or fill_tma_descriptor_tiled) encodes descriptors for relaunch.py;
+- runtime.driver.active holds the GPU and its stream, for launch.py and tables.py, and offline.py replaces it with a
+  GPU that is not present. Its utils.fill_tma_descriptor (or fill_tma_descriptor_tiled) encodes descriptors for
+  relaunch.py;
 - knobs.runtime.override_arch, for tables.py, and launch_enter_hook and launch_exit_hook (each a HookChain), for
   relaunch.py;
 - JITFunction.arg_names and CompiledKernel.src.fn.arg_names are read by launch.py and relaunch.py;
@@ -150,14 +151,14 @@ def reserve_shared_memory(kernel: Any, least_bytes: int) -> None:
 
 @cache
 def speed_up_interpreter() -> None:
-    """Make Triton's interpreter skip three steps that change no result, which makes it almost three times as fast.
+    """Speed up Triton's interpreter almost threefold by skipping three steps that do not affect results.
 
-    To run a kernel, the interpreter replaces the functions of triton.language by its own, and restores them at the end.
-    It does both again for every function that the kernel calls, although once is enough. It also computes each sum of
-    integers twice to detect an overflow. This check is skipped only if `debug` is off. Finally, whenever it needs a
-    type's NumPy dtype, it builds a table of all types, although the dtype is always the same.
+    To run a kernel, the interpreter patches triton.language and restores it afterwards. It does so again for every
+    function that the kernel calls, although once is enough. It also computes every integer sum twice to detect
+    overflow; this step is skipped only if `debug` is off. Finally, it rebuilds a table of all types whenever it looks
+    up a NumPy dtype.
 
-    Nothing happens if the interpreter is off, or if Triton's internal names have changed.
+    Do nothing if the interpreter is off or Triton's internal names have changed.
     """
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
@@ -172,7 +173,7 @@ def speed_up_interpreter() -> None:
 
         @wraps(replace_all)
         def replace_once(function: Any) -> Any:
-            """Replace Triton's functions, unless a caller of `function` has. Return an object that restores them."""
+            """Patch Triton's functions, unless a caller already has. Return an object that restores them."""
             seen = [module for module in modules if any(x is module for x in function.__globals__.values())]
             first = not seen or any(is_builtin(module.load) for module in seen)  # if `load` is still Triton's own
             return replace_all(function) if first else empty_scope()

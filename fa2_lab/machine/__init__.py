@@ -1,1 +1,1 @@
-"""Models of attention on a GPU that count bytes, operations, memory and waits, and that you can check by hand."""
+"""Models of attention on a GPU, simple enough to check by hand, that count bytes, operations, memory and waits."""

@@ -14,7 +14,7 @@ from typing import Any
 
 SIDE_BY_SIDE, SHARED, IN_ORDER = "side by side", "shared", "in order"
 POLICIES = {"copy": SIDE_BY_SIDE, "tensor": SHARED, "exp": SHARED}
-NEGLIGIBLE = 1e-6  # clock cycles that rounding may leave over when a job has finished
+NEGLIGIBLE = 1e-6  # clock cycles that count as zero, because they are left over from rounding
 
 
 class Deadlock(RuntimeError):

@@ -57,10 +57,10 @@ def shared_bytes(kernel: str, B_r: int, B_c: int, d: int, stages: int = 2, items
 
     Each tile that is loaded in a loop has `stages` buffers, and each element has `itemsize` bytes.
     """
-    if kernel in ("forward", "rows"):  # Q_i, dO_i for "rows"; K_j, V_j per stage; O_i reuses Q_i's buffer
+    if kernel in ("forward", "rows"):  # Q_i (and dO_i for "rows"), plus K_j and V_j per stage; O_i reuses Q_i's buffer
         stay = B_r if kernel == "forward" else 2 * B_r
         return (stay + stages * 2 * B_c) * d * itemsize
-    streamed = 2 * B_r * (d * itemsize + FP32_BYTES)  # Q_i, dO_i, and L_i, D_i in fp32; K_j and V_j stay
+    streamed = 2 * B_r * (d * itemsize + FP32_BYTES)  # Q_i and dO_i, plus L_i and D_i in fp32; K_j and V_j stay on chip
     turned = B_r * B_c * itemsize if kernel == "backward" else 0  # dS: dK sums over its rows, dQ over its columns
     return 2 * B_c * d * itemsize + stages * streamed + turned
 

@@ -1,6 +1,6 @@
-"""The limits of GPUs, and their rates per clock and per second. Comments at the tables name the source of each value.
+"""The limits of GPUs, and their rates per clock and per second. Comments above the tables name each value's source.
 
-Rates per SM and clock depend only on the architecture. Rates per second are these rates times the number of SMs and the
+Rates per clock per SM depend only on the architecture. Rates per second are these rates times the number of SMs and the
 clock frequency. The tables also list the datasheets' TFLOP/s, so that the two values check each other. "Tensor" always
 means dense fp16 or bf16 matmuls with fp32 accumulators, which consumer cards run at half of their advertised fp16 rate.
 In the datasheets, a GB of capacity has 2³⁰ bytes, and a GB/s of bandwidth is 10⁹ bytes per second.
@@ -21,12 +21,12 @@ class Chip:
     compute_capability: tuple[int, int]
     SMs: int
     clock_hz: int  # boost clock while the tensor cores run
-    tensor_flops: float  # per second, dense fp16/bf16 with fp32 accumulation, as the datasheet prints it
-    fp32_flops: float  # per second, as the datasheet prints it (an FMA counts as two)
-    tensor_per_clock: int  # FLOPs per clock and SM
-    fp32_per_clock: int  # FP32 instructions (add, multiply or FMA) per clock and SM: its FP32 lanes
-    exp_per_clock: int = 16  # exponentials per clock and SM
-    shared_per_clock: int = 128  # shared-memory bytes per clock and SM
+    tensor_flops: float  # per second, dense fp16/bf16 with fp32 accumulation, as printed in the datasheet
+    fp32_flops: float  # per second, as printed in the datasheet (an FMA counts as two)
+    tensor_per_clock: int  # FLOPs per clock per SM
+    fp32_per_clock: int  # FP32 instructions (add, multiply or FMA) per clock per SM: one per FP32 lane
+    exp_per_clock: int = 16  # exponentials per clock per SM
+    shared_per_clock: int = 128  # shared-memory bytes per clock per SM
     shared_per_sm: int  # bytes
     shared_per_block: int  # maximum bytes that one block can request (opt-in)
     registers_per_sm: int = 65536  # 32-bit registers
@@ -56,7 +56,7 @@ SM   FP32 lanes  shared KiB  warps  blocks
 100  128         228         64     32
 """
 
-# The columns after MHz: TFLOP/s of the tensor cores and of FP32, tensor FLOPs per clock and SM, the memory's size and
+# The columns after MHz: TFLOP/s of the tensor cores and of FP32, tensor FLOPs per clock per SM, the memory's size and
 # bandwidth, the size of L2, and the bandwidth of the link to other GPUs in one direction.
 _CHIPS = """
 chip              SM   SMs  MHz   TFLOP/s  FP32  per clock  GiB  GB/s  L2 MiB  link GB/s

@@ -60,7 +60,7 @@ class Schedule:
 
     @property
     def utilisation(self) -> float:
-        """The fraction of the slots' time, until the last block ends, that is spent running blocks."""
+        """The fraction of the slots' time, until the last block ends, in which they run blocks."""
         return self.work / (self.slots * self.makespan) if self.work else 0.0
 
     @property
@@ -128,7 +128,7 @@ def schedule(blocks: Sequence[BlockWork], SMs: int, blocks_per_sm: int = 1) -> S
     whole_number("blocks_per_sm", blocks_per_sm, low=1)
     if not blocks:
         raise ValueError("blocks: got none; it takes at least one BlockWork")
-    free = [(0.0, slot, SM) for slot in range(blocks_per_sm) for SM in range(SMs)]  # already a heap
+    free = [(0.0, slot, SM) for slot in range(blocks_per_sm) for SM in range(SMs)]  # sorted, so already a heap
     placements = []
     for block in blocks:
         start, slot, SM = heapq.heappop(free)

@@ -1,9 +1,9 @@
 """Exact counts, to the element, of what standard attention, FA1 and FA2 load, store and compute.
 
-All formulas depend on a `Tiling` (N_q, N_k, B_r, B_c, mask) and the head dimension d, and count one head. The meter in
-`fa2_lab.trace` counts the same quantities while the algorithm runs, and the two must agree to the element. `requests`
-differs from the meter only for standard attention, whose matmuls load their operands once per tile of the result. How
-much of this traffic reaches DRAM depends on L2, which rates.cost models.
+All formulas take a `Tiling` (N_q, N_k, B_r, B_c, mask) and the head dimension d, and give counts for one head. The
+meter in `fa2_lab.trace` counts the same quantities while the algorithm runs, and the two must agree to the element.
+`requests` differs from the meter only for standard attention, whose matmuls load their operands once per tile of the
+result. How much of this traffic reaches DRAM depends on the L2 cache, which is modelled in rates.cost.
 """
 
 from collections import Counter
@@ -198,25 +198,25 @@ def in_bytes(algorithm: str, moved: Traffic) -> Traffic:
 
 
 def fa1_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
-    """Count the operations of lines 10 to 16 of FA1's Algorithm 2 in one tile of b rows, c columns and bc scores.
+    """Count the operations of lines 10 to 16 of FA1's Algorithm 2 on a b × c tile. `bc` is its number of scores, b · c.
 
-    These lines scale o and the new term, and divide by l.
+    These lines rescale both o and the new term, and divide by l.
     """
     add, multiply = 2 * bc + b * d + 2 * b, bc + 2 * b * d + 5 * b
     return Counter(matmul=4 * bc * d, exp=bc + 2 * b, add=add, multiply=multiply, maximum=bc, divide=b)
 
 
 def fa2_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
-    """Count the operations of lines 8 to 10 of FA2's Algorithm 1 in one tile of b rows, c columns and bc scores.
+    """Count the operations of lines 8 to 10 of FA2's Algorithm 1 on a b × c tile. `bc` is its number of scores, b · c.
 
-    These lines scale o only by α (tweak 1).
+    These lines rescale o by α but do not divide it by l (the paper's tweak 1).
     """
     add, multiply = 2 * bc + b * d + b, bc + b * d + b
     return Counter(matmul=4 * bc * d, exp=bc + b, add=add, multiply=multiply, maximum=bc)
 
 
 def fa2_forward_end(b: int, d: int) -> Counter[str]:
-    """Count the operations of lines 12 and 13 of FA2's Algorithm 1 in a row block of b rows.
+    """Count the operations of lines 12 and 13 of FA2's Algorithm 1 on a row block of b rows.
 
     These lines divide each row of o by l, and compute L = m + log l.
     """
@@ -224,7 +224,7 @@ def fa2_forward_end(b: int, d: int) -> Counter[str]:
 
 
 def fa1_backward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
-    """Count the operations of lines 11 to 22 of FA1's Algorithm 4 in one tile of b rows, c columns and bc scores.
+    """Count the operations of lines 11 to 22 of FA1's Algorithm 4 on a b × c tile. `bc` is its number of scores, b · c.
 
     These lines recompute D in every tile, and divide P by l.
     """
@@ -233,7 +233,7 @@ def fa1_backward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
 
 
 def fa2_backward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
-    """Count the operations of lines 10 to 16 of FA2's Algorithm 2 in one tile of b rows, c columns and bc scores.
+    """Count the operations of lines 10 to 16 of FA2's Algorithm 2 on a b × c tile. `bc` is its number of scores, b · c.
 
     These operations are five matmuls, one exponential per score, and the additions and multiplications between them.
     """
@@ -294,7 +294,7 @@ def _known(forms: dict, algorithm: str, direction: str) -> Callable:
 
 
 def _sizes(tiling: Tiling, d: int) -> tuple[int, int, int]:
-    """Return the number of elements of Q (also O, dQ, dO), of K (also V, dK, dV) and of S (also P, dP, dS)."""
+    """Return the element counts of Q (same for O, dQ, dO), K (same for V, dK, dV) and S (same for P, dP, dS)."""
     check_tiling(tiling)
     d = whole_number("d", d, low=1)
     return tiling.N_q * d, tiling.N_k * d, tiling.N_q * tiling.N_k

@@ -1,4 +1,4 @@
-"""A model that predicts each ladder rung's clock cycles from its compiled code, and that you can check by hand.
+"""A model, simple enough to check by hand, that predicts each ladder rung's clock cycles from its compiled code.
 
 For each tile of its 64 rows, a warpgroup uses the units of an SM one after another: the path from L2 into shared memory
 (before rung 10, which copies tiles ahead), the tensor cores, the issue slots and the exponential unit. Then it waits
@@ -19,8 +19,8 @@ from typing import NamedTuple
 from fa2_lab.machine.chips import H200, Chip
 
 ROWS = 64  # per warpgroup
-L2_TO_SMEM_BYTES_PER_CLOCK = 29.5  # bytes per clock and SM from L2 through registers into shared memory
-STALL_CLOCKS = 120  # per tile: waits not due to any unit, such as those for barriers and dependent instructions
+L2_TO_SMEM_BYTES_PER_CLOCK = 29.5  # bytes per clock per SM, from L2 through registers into shared memory
+STALL_CLOCKS = 120  # clock cycles per tile in other waits, such as those for barriers and dependent instructions
 STALL_CLOCKS_PREFETCHED = 375  # like STALL_CLOCKS, for rungs that copy the next tiles ahead
 
 # The rung that introduces each change. All later rungs keep the change.
@@ -32,7 +32,7 @@ class Rung(NamedTuple):
 
     number: int
     programs: int  # programs that fit on an SM at the same time
-    instructions: int  # per thread and tile
+    instructions: int  # instructions per thread per tile
     exponentials: int  # exponentials among these instructions
     d: int = 128
     keys: int = 64  # per tile
@@ -117,7 +117,7 @@ def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -
     """
     waiting = iter(tiles)
     tiles_left: list[list[float]] = [[] for _ in range(SMs)]  # tiles that each program still has to visit
-    since, plan = [0.0] * SMs, [0] * SMs  # for each SM: when its next end was last planned; number of plans so far
+    since, plan = [0.0] * SMs, [0] * SMs  # for each SM: when its next end was last computed, and how often
     ends: list[tuple[float, int, int]] = []  # (time at which a program ends, its SM, index of the plan)
 
     def plan_end(SM: int, now: float) -> None:

@@ -1,4 +1,4 @@
-"""The work that an attention method requires of each unit of a chip, and the time that the unit needs for this work.
+"""How much work an attention method requires from each unit of a chip, and how long the unit takes for it.
 
 There are six rates: tensor-core FLOPs, all other instructions, exponentials, and bytes from shared memory, from L2 and
 from DRAM. An FMA is one instruction and two FLOPs. Tensor cores, FP32 units, special function units, L2 and
@@ -13,7 +13,7 @@ from fa2_lab.machine.time_model import fp32_instructions
 from fa2_lab.records import load, path_of
 from fa2_lab.tiles import Mask, Tiling, cdiv, whole_number
 
-L2_PER_CLOCK = 5120  # bytes, for a whole A100 (NVIDIA A100 whitepaper); NVIDIA publishes no figure for later chips
+L2_PER_CLOCK = 5120  # bytes, for a whole A100 (NVIDIA A100 whitepaper); no figure is published for later chips
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class Rates:
     dram: float
 
     def in_flops(self) -> dict[str, float]:
-        """Return {unit: number of tensor-core FLOPs that take as long as one operation or byte of this unit}."""
+        """Return, for each unit, how many tensor-core FLOPs take as long as one of its operations or bytes."""
         return {name: self.tensor / getattr(self, name) for name in ("fp32", "exp", "shared", "l2", "dram")}
 
 
 def rates(chip: Chip) -> Rates:
-    """Return a chip's rates. All except the L2 rate are the manufacturer's.
+    """Return a chip's throughput rates, taken from the manufacturer's specifications except for L2.
 
-    The L2 rate is the one measured on this chip or, without a measurement, the A100's published bytes per clock times
+    The L2 rate is measured on this chip if a record exists. Otherwise, it is the A100's published bytes per clock times
     this chip's clock.
     """
     clocks = chip.SMs * chip.clock_hz
@@ -61,17 +61,17 @@ def measured_rates(chip: Chip) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Cost:
-    """The work that one call requires of each unit of a chip, summed over all heads."""
+    """The work that one call requires from each unit of a chip, summed over all heads."""
 
     flops: int  # matmul FLOPs
-    instructions: int  # other than those for matmuls and exponentials
+    instructions: int  # instructions other than matmuls and exponentials
     exponentials: int
     requested: int  # bytes that the SMs load and store
     dram_bytes: int  # requested bytes that reach DRAM, because L2 does not hold them
     workers: int  # thread blocks that can work at the same time
 
     def seconds(self, chip: Chip) -> dict[str, float]:
-        """Return {unit: seconds that it needs for this call's work at its full rate}.
+        """Return {unit: seconds for this call's work at the unit's full rate}.
 
         If there are fewer workers than SMs, the remaining SMs are idle.
         """

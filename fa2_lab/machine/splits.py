@@ -100,7 +100,7 @@ class Shares:
 
 
 def same_splits(tiles: Sequence[int], splits: int) -> list[grid.BlockWork]:
-    """Return the blocks for grid.schedule when every head is cut into `splits` pieces of nearly equal length."""
+    """Return the blocks for grid.schedule if every head is cut into `splits` pieces of nearly equal length."""
     whole_number("splits", splits, low=1)
     cut = [[len(part) for part in np.array_split(range(n), min(splits, max(n, 1)))] for n in tiles]
     return [grid.BlockWork(head, k, n + 1) for head, part in enumerate(cut) for k, n in enumerate(part)]

@@ -4,10 +4,10 @@ The tensor cores compute the matmuls, the special function units compute the exp
 the rest. Operands pass through shared memory. If all four units work concurrently, the busiest unit determines the time
 (`overlapped`). If each unit waits for the previous one, their times add up (`serial`). A real kernel is in between.
 
-The FP32 work is the number of instructions that a kernel issues, which is smaller than the meter's count. For
-example, τ s − m is a single FMA. The sum into o is computed by the tensor-core accumulator in FA2, and by an FMA in
-FA1, which must scale the new term first. Every instruction is assumed to run at the FP32 rate. Conversions, addresses,
-loop control and HBM are ignored.
+The FP32 work is the number of instructions that a kernel issues, which is smaller than the meter's count. For example,
+τ s − m is a single FMA. Accumulation into o is part of a matmul in FA2, but takes an FMA in FA1, which must scale the
+new term first. Every instruction is assumed to run at the FP32 rate. Conversions, addresses, loop control and HBM are
+ignored.
 """
 
 from typing import NamedTuple
@@ -70,8 +70,8 @@ def tile_clocks(
 def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str = "forward") -> int:
     """Return the number of FP32 instructions for one tile: the meter's count minus the free additions.
 
-    The subtraction in τ s − m is free, because it is part of an FMA. Sums into o, or into dQ, dK and dV, are free as
-    well, because they are part of an FMA or of a matmul.
+    The subtraction in τ s − m is free because it is part of an FMA, and so is accumulation into o, dQ, dK and dV, which
+    is part of an FMA or a matmul.
     """
     counted = io_model.not_matmul(io_model.tile_operations(algorithm, direction, B_r, B_c, d))
     summed = B_r * d if direction == "forward" else (B_r + 2 * B_c) * d

@@ -1,4 +1,4 @@
-"""Dropout whose mask depends only on each entry's position, and not on the order that tiles are processed in.
+"""Dropout whose mask depends only on each entry's position, and not on the order in which tiles are processed.
 
 The generator is Philox4x32 with ten rounds. Its key is the seed, and its counters are (column, row, head, batch), so it
 draws the same bits as Triton's `tl.philox`. The forward and the backward therefore have the same mask, whatever the

@@ -63,7 +63,7 @@ def forward(
             beta = np.exp(m_ij - finite(m_new))  # FA1.A2.L13  (B_r,)
             l_new = alpha * l_i + beta * l_ij  # FA1.A2.L13  (B_r,)
             p_ij = drop(p_ij, rows, cols)  # FA1.A2.L14
-            r = 1 / np.where(l_new == 0, 1, l_new)  # FA1.A2.L15  (B_r,): a row that has seen no key divides by 1
+            r = 1 / np.where(l_new == 0, 1, l_new)  # FA1.A2.L15  (B_r,): a row that has seen no key is divided by 1
             o_i = (r * alpha * l_i)[:, None] * o_i + (r * beta)[:, None] * (p_ij @ v_j)  # FA1.A2.L15
             O[rows] = o_i  # FA1.A2.L15
             l_i, m_i = l_new, m_new  # FA1.A2.L16

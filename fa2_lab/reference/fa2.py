@@ -52,7 +52,7 @@ def forward(
             o_i = alpha[:, None] * o_i + p_ij @ v_j  # FA2.A1.L10  (B_r, d)
             l_i, m_i = l_new, m_new  # FA2.A1.L10
             trace.hold(q_i, k_j, v_j, o_i, l_i, m_i, s_ij)
-        l_i = np.where(l_i == 0, 1, l_i)  # a row that has seen no key divides by 1
+        l_i = np.where(l_i == 0, 1, l_i)  # a row that has seen no key is divided by 1
         o_i = (1 / l_i)[:, None] * o_i  # FA2.A1.L12  (B_r, d)
         L_i = m_i + np.log(l_i)  # FA2.A1.L13  (B_r,)
         O[rows] = o_i  # FA2.A1.L14
@@ -151,7 +151,7 @@ def forward_split_keys(
                 s_ij = tiling.apply_mask(transform_scores(tau * (q_i @ K[cols].T), score_options), i, j)
                 state = state.update(s_ij, V[cols], dropout.z(rows, cols))
             O_part[w, rows], L_part[w, rows] = state.finalize()
-        sink = score_options.sink  # no partial result includes it
+        sink = score_options.sink  # no partial result includes the sink
         state = SoftmaxState.empty(rows.stop - rows.start, Q.shape[1], sink)
         for w in range(splits):
             state = state.merge(SoftmaxState.from_output(O_part[w, rows], L_part[w, rows]))

@@ -68,7 +68,7 @@ def backward(
     for b, h, g, qkv, common in each_head(q, k, v, **options):
         if stage == "naive":
             _, P = naive.forward(*qkv, **common | dict(trace=UNWATCHED))
-            del common["mask"]  # P already includes it
+            del common["mask"]  # P already includes the mask
             dQ[b, h], dk, dv = naive.backward(*qkv, P, dO[b, h], **common)
         elif stage == "fa1":  # l = 1 and m = L are equivalent to the forward's l and m: exp(S − m) / l = exp(S − L)
             l = np.where(np.isneginf(L[b, h]), 0.0, 1.0)
@@ -130,7 +130,7 @@ def _check(stage: str, *qkv: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _check_lengths(key_lengths: np.ndarray | None, k: np.ndarray) -> list:
-    """Return a list with the number of keys in each batch entry. If key_lengths is None, each number is None."""
+    """Return a list of each batch entry's number of keys, or of None for every entry if key_lengths is None."""
     if key_lengths is None:
         return [None] * k.shape[0]
     lengths = np.asarray(key_lengths)

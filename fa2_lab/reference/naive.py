@@ -69,7 +69,7 @@ def forward(
     Q, K, V, S, P, O = trace.hbm(Q=Q, K=K, V=V, S=S, P=P, O=np.empty_like(Q))
     S[:] = tau * (Q[:] @ K[:].T)  # (N_q, N_k)
     s = whole.apply_mask(transform_scores(S[:], score_options), 0, 0)
-    P[:] = safe_softmax(append_sink(s, score_options.sink))[:, : len(K)]  # the sink's column has no value to weigh
+    P[:] = safe_softmax(append_sink(s, score_options.sink))[:, : len(K)]  # drop the sink's column: it has no value row
     O[:] = dropped(P[:], z) @ V[:]  # (N_q, d)
     return np.asarray(O), np.asarray(P)
 
@@ -119,7 +119,7 @@ def forward_linear_memory(
     Q, K, V, tau = checks.head_inputs(Q, K, V, tau, NO_DROPOUT, score_options)
     row_of = Tiling(len(Q), len(K), 1, len(K), mask)
     L, O = np.empty(len(Q)), np.empty_like(Q)
-    for i, q_i in enumerate(Q):  # the logarithm of equation (1)
+    for i, q_i in enumerate(Q):  # the appendix's equation (1), as a logarithm
         s = row_of.apply_mask(transform_scores(tau * (K @ q_i), score_options)[None, :], i, 0)[0]
         L[i] = logsumexp(append_sink(s, score_options.sink))
     for i, q_i in enumerate(Q):  # equation (2)

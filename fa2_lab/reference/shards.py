@@ -61,7 +61,7 @@ def pieces(lengths: Sequence[int], layout: str) -> list[list[slice]]:
 
 
 def visible_tile(lengths: Sequence[int], rank: int, source: int, layout: str, causal: bool) -> ShardTile:
-    """Return the ShardTile of those of `rank`'s queries that see any of `source`'s keys, with the keys that they see.
+    """Return the ShardTile of the queries on `rank` that see any keys on `source`, together with these keys.
 
     At most one kernel call is needed for these queries and keys. Under a causal mask, there are three cases. A rank
     sees its own keys as in any causal sequence. All of its rows see the front piece of an earlier rank, and no other

@@ -35,7 +35,7 @@ class Refused(Exception):
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Return 0 for success, 1 if a check failed, 2 for invalid arguments, 130 for Ctrl-C."""
-    if sys.stdout is None:  # which means that the output was closed
+    if sys.stdout is None:  # the output was closed before the start
         sys.stdout = open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
 def inspect_environment() -> Environment:
     """Return the Environment. TRITON_INTERPRET is read first, because importing the kernels may set the variable."""
     asked = os.environ.get("TRITON_INTERPRET", "")
-    asked = "1" if asked.lower() in ("true", "on", "yes", "y") else asked  # as Triton reads it
+    asked = "1" if asked.lower() in ("true", "on", "yes", "y") else asked  # Triton accepts these words
     from fa2_lab.kernels import triton_versions
     from fa2_lab.kernels.interpreter import GPU_NODES
 
@@ -109,7 +109,7 @@ def graphics() -> dict:
 
 
 def serving(environment: Environment) -> dict[str, str]:
-    """Return {d: name of the kernels that run a causal bf16 call with 16 heads and N = 4,096}, for d = 64 and 128."""
+    """Return {d: kernel name} for a causal bf16 call with 16 heads and N = 4,096, for d = 64 and 128."""
     forbidden = not environment.gpu and environment.asked not in ("", "1")
     if not (environment.torch and environment.triton) or environment.misfit or forbidden:
         return dict.fromkeys(("64", "128"), "the NumPy reference")
@@ -150,7 +150,7 @@ def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
 
 
 def interpreted(environment: Environment) -> str:
-    """Say whether Triton's interpreter runs the kernels, and why."""
+    """State whether Triton's interpreter runs the kernels, and why."""
     if not environment.triton:
         return "off: Triton is not installed"
     if environment.asked:
@@ -185,7 +185,7 @@ def advice(environment: Environment) -> str:
 
 
 def screen(environment: Environment) -> str:
-    """Return what the command prints: all findings, with the advice in the last line."""
+    """Return the text that the command prints: a report on the environment, with the advice in the last line."""
     from fa2_lab.kernels.triton_versions import TESTED
 
     oldest, newest = (version.rpartition(".")[0] for version in (TESTED[0], TESTED[-1]))

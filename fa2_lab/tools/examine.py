@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     )
     a = parser.parse_args(argv)
     torch = sys.modules.get("torch")
-    is_cuda_used = torch is not None and torch.cuda.is_initialized()  # then a forked process cannot use CUDA
+    is_cuda_used = torch is not None and torch.cuda.is_initialized()  # if so, a forked process cannot use CUDA
     processes = multiprocessing.get_context("spawn" if is_cuda_used else None)
     ours, theirs = processes.Pipe(duplex=False)
     # The user's function may end this process
@@ -92,7 +92,7 @@ def report_to(parent: Connection, a: argparse.Namespace) -> None:
 def examined(a: argparse.Namespace, before_call: Callable[[AttentionCase], object]) -> tuple[str, int]:
     """Return a text report on a function, and an exit code: 0 if the function is correct, and 1 if it is not.
 
-    before_call() is passed each case before the function is called on it.
+    before_call() receives each case before the function is called on it.
     """
     module, function = load(a.function)
     given = dict(assignment(text) for text in a.set)

@@ -93,7 +93,7 @@ def both(name: str, what: str) -> str:
 
 
 def unmasked(results: Record) -> Measurement:
-    """Return the measurement without a mask, for the shape that the table shows."""
+    """Return the unmasked measurement for the shape shown in the table."""
     row = reasons.table_row(results, causal=False, d=D)
     if row is None:
         raise ValueError("the record has no row of the table's shape yet: `fa2-lab bench ladder` measures the rest")

@@ -57,7 +57,7 @@ def report(kernel: Any) -> dict[str, int]:
 
 @cache
 def read(cubin: bytes) -> tuple[str, str]:
-    """Return a binary's resource usage, and its instructions with marks for their source lines.
+    """Return a cubin's resource usage, and its SASS with source-line annotations.
 
     The NVIDIA tools that ship with Triton print both. The result is cached, because nvdisasm spends most of each run
     starting up.
@@ -77,7 +77,7 @@ def from_cubin(cubin: bytes) -> dict[str, int]:
 
 
 def disassembled(cubin: bytes) -> str:
-    """Return the machine instructions of an NVIDIA binary, without the marks for their source lines."""
+    """Return the SASS of a cubin, without source-line annotations."""
     return re.sub(r"^\s*//##.*\n", "", read(cubin)[1], flags=re.MULTILINE)
 
 

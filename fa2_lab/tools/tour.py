@@ -252,7 +252,7 @@ def short(n: int) -> str:
 
 
 def tour(stages: tuple[Stage, ...] = STAGES) -> int:
-    """Run all stages, and print a table of the outcomes and what to do next. Return 1 if any is wrong, or else 0."""
+    """Run all stages, and print a table of the outcomes and what to do next. Return 1 if any stage fails, else 0."""
     print(f"One head, N = {N}, d = {D_HEAD}, tiles {B_R} × {B_C}; Triton: N = 128. Truth: dense float64.\n")
     for problem in PROBLEMS:
         _ = problem.truth  # computed here so that it is not included in any stage's time

@@ -1,4 +1,4 @@
-"""Constants that several kernels need, as tl.constexpr, which Gluon kernels can also use."""
+"""Constants shared by several kernels, as tl.constexpr, which Gluon kernels can also use."""
 
 import triton.language as tl
 

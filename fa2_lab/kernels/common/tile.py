@@ -1,10 +1,10 @@
 """What every kernel does with a tile: find its position, load it, mask it, apply dropout to it, and store it.
 
 Names in capital letters are pointers into HBM, and lower-case names are values on the chip. A tile of S has B_r rows
-and B_c columns (BLOCK_M and BLOCK_N in other kernels). d_pad is d rounded up to a power of two, and to at least 16, as
-tensor cores require. `n` is the number of rows that exist, `stride` is the distance between rows in elements, and
-`length` is the number of real keys. Functions with RAGGED compare row indices with n only if RAGGED is true, because
-the caller may know that all of the tile's rows exist. Ranges are half-open, as in Python.
+and B_c columns (BLOCK_M and BLOCK_N in other implementations). d_pad is d rounded up to a power of two, and to at least
+16, as tensor cores require. `n` is the number of rows that exist, `stride` is the row stride in elements, and `length`
+is the number of real keys. Functions with RAGGED compare row indices with n only if RAGGED is true, because the caller
+may know that all of the tile's rows exist. Ranges are half-open, as in Python.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class PortableConstants(NamedTuple):
 
 
 class Head(NamedTuple):
-    """One head of a tensor: a pointer to its row 0, and the distance between its rows in elements."""
+    """One head of a tensor: a pointer to its row 0, and its row stride in elements."""
 
     ptr: tl.tensor
     stride: tl.tensor
@@ -339,5 +339,5 @@ def accumulate_dot(acc, a, b):
     In fp32, a b is first summed separately, because small terms would otherwise be lost in a large accumulator.
     """
     if a.dtype == tl.float32:
-        return acc + tl.dot(a, b, 0.0 * acc, input_precision="ieee")  # with a plain 0, the compiler would sum into acc
+        return acc + tl.dot(a, b, 0.0 * acc, input_precision="ieee")  # a plain 0 would let the compiler use acc itself
     return tl.dot(a, b, acc)

@@ -29,8 +29,8 @@ from fa2_lab.kernels.common.tile import col_bounds, head_ptr, in_col_bounds, key
 class Strides(NamedTuple):
     """The strides of Q, K, V and O, as passed to the decode kernels.
 
-    Each tensor has one stride each for batch entries, heads and rows. With a paged cache, K and V instead have one each
-    for pages, heads and keys.
+    Each tensor has a batch, a head and a row stride. With a paged cache, K and V have a page, a head and a key stride
+    instead.
     """
 
     Q: tuple
@@ -47,7 +47,7 @@ class DecodeConstants(NamedTuple):
     B_r: int
     B_c: int
     page: int  # keys per page, or 0 if the cache is not paged
-    masked: bool  # whether scores are compared with their rows' bounds, which is needless if all rows see all keys
+    masked: bool  # whether columns are compared with their rows' bounds, which is unnecessary if all rows see all keys
     convert_q_in_loop: bool  # whether q is converted to the tensor cores' layout inside the loop, as in stream-K
     early_merge: bool  # whether the merge kernel may start before this one has ended (programmatic dependent launch)
     upcast: bool  # whether tiles are converted to fp32, because Triton's interpreter multiplies bf16 wrongly
@@ -62,8 +62,8 @@ class DecodeSizes(NamedTuple):
     H: int  # query heads
     group: int  # query heads that share a K/V head
     N_q: int
-    row_blocks: int  # per K/V head: its group · N_q rows, divided into blocks of B_r
-    row_blocks_per_sequence: int  # summed over all K/V heads of the sequence
+    row_blocks: int  # number per K/V head, whose group · N_q rows are divided into blocks of B_r
+    row_blocks_per_sequence: int  # number over all K/V heads of the sequence
     R: int  # rows per partial result
     pages: int  # number of pages in a paged cache
     table_stride: int  # block-table entries per sequence
@@ -253,7 +253,7 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
 
 @triton.jit
 def finalize(m, l, scale_log2):
-    """From the m and ℓ of a row's final state, return (the divisor of o, L).
+    """Return (the divisor of o, L), given m and ℓ of a row's final state.
 
     For a row that sees no key, the divisor is 1, so O is 0, and L is −∞.
     """
@@ -361,7 +361,7 @@ def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
 
 # Stream-K: an equal share of the work for every program -----------------------------------------------------------
 
-LENGTHS = tl.constexpr(256)  # number of key_lengths that are read at once
+LENGTHS = tl.constexpr(256)  # entries of key_lengths that are read at once
 
 
 @triton.jit

@@ -37,7 +37,7 @@ def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
 
     This is the case if each K/V head has few query rows, or if it has up to 64 and the cache is long.
 
-    If num_splits is given, the answer must not depend on the number of keys, because N_k is the length of the batch's
+    If num_splits is given, the choice must not depend on the number of keys, because N_k is the length of the batch's
     longest sequence, and a sequence's result must not depend on the other sequences.
     """
     rows = Q.shape[1] // K.shape[1] * Q.shape[2]
@@ -125,13 +125,13 @@ def prepare_merge(
 
 
 class DecodeConfig(NamedTuple):
-    """A table entry: the keys per tile, the warps, the stages, and the limits per SM and thread."""
+    """A table entry: keys per tile, warps, stages, programs per SM, and registers per thread."""
 
     B_c: int
     warps: int
     stages: int
     programs_per_SM: int  # programs that run concurrently on an SM
-    registers: int = 255  # the limit per thread, which only NVIDIA's compiler accepts
+    registers: int = 255  # maximum per thread; only NVIDIA's compiler accepts this option
 
 
 # {case: {d_pad: DecodeConfig}}; decode_config() takes the first case that applies and has this d. Hopper's entries are
@@ -148,7 +148,7 @@ FOR_HOPPER: dict[str, dict[int, tuple]] = {
     "pages": {128: (32, 4, 4, 2)} if tables.USE_LOW_REG else {},
     "any": {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (128, 4, 3, 2), 128: (64, 4, 3, 2), 256: (32, 4, 3, 2)},
 }
-# Also for all other NVIDIA GPUs, because everything fits in the 99 KiB of the small ones.
+# Also used for all other NVIDIA GPUs, because the tiles fit in the 99 KiB of the small ones.
 FOR_AMPERE: dict[str, dict[int, tuple]] = {
     "fp32, 64 rows": {d: (16, 4, 2, 2, 240) for d in (16, 32, 64, 128, 256)},
     "fp32": FOR_HOPPER["fp32"],

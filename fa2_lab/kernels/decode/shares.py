@@ -14,8 +14,8 @@ program then works on a single head, and tiles that are read at the same time ar
 from fa2_lab.tiles import cdiv
 
 # Fitted on an H200 with `python -m fa2_lab bench decode`.
-WHOLE_HEADS_FILL = 0.9  # share of slots in use, over all waves, that makes whole heads as fast as stream-K
-SPLITS_FILL = 0.95  # share of the slots; if splits fill less, stream-K on all slots is as fast
+WHOLE_HEADS_FILL = 0.9  # if this share of slots is in use over all waves, whole heads are as fast as stream-K
+SPLITS_FILL = 0.95  # if splits fill less than this share of slots, stream-K on all slots is as fast
 
 FP32_BYTES = 4  # bytes per element of a partial result, whose m, l and o are fp32
 

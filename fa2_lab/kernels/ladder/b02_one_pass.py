@@ -3,9 +3,8 @@
 A column block has 128 keys. Each of the two consumer warpgroups owns 64 of them and keeps their dK and dV in registers.
 Tiles are transposed, with one row per key, so that P and dS are already in the registers from which a matmul reads its
 left operand. dQ needs the dS of all 128 keys, so the consumers also store their dS in shared memory. The kernel needs a
-Hopper GPU, 16-bit inputs, and d = 64 or 128. This file is longer than 200 lines because a step has five matmuls, and
-because a separate kernel computes the initial accumulators. The kernel spills 11 registers when compiled by Triton 3.9,
-and none when compiled by Triton 3.6 to 3.8.
+Hopper GPU, 16-bit inputs, and d = 64 or 128. The kernel spills 11 registers when compiled by Triton 3.9, and none when
+compiled by Triton 3.6 to 3.8.
 """
 
 import math

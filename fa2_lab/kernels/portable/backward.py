@@ -136,7 +136,7 @@ def score_gradients(p_ij, s_ij, x, y, D_i, row, col, scales, dropout):
 @triton.jit
 def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_context, seed, const,
                bias: tl.constexpr, GROUPED: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Add the contributions of the rows in `span`, of every query head of the group, to dk_j and dv_j (B_c, d).
+    """Add to dk_j and dv_j (B_c, d) the contributions of the rows in `span` of every query head in the group.
 
     `columns` is a ColumnBlock, `queries` are QueryTensors, `span` is a RowSpan, and `scalars` are BackwardScalars.
     GROUPED means that the group has several query heads, and MASKED that the rows may need a mask. Return dk_j and
@@ -153,7 +153,7 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
     for _ in range(0, group.size * tiles if GROUPED else tiles):  # FA2.A2.L8
         bh = group.heads_before + head
         row = row0 + tl.arange(0, B_r)  # (B_r,)
-        # q_base is the batch entry here. For packed sequences, it would be a row, but they take no dropout.
+        # q_base is the batch entry here. For packed sequences, it would be a row, but they do not support dropout.
         dropout = None if seed is None else DropoutKey(seed, scalars.dropout_rule, head, group.q_base)
         Q = head_view(queries.Q, queries.Q_strides, group.q_base, head)
         q_i = load_tile(Q, row0, N_q, const, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
@@ -221,7 +221,8 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
                             const, bias, GROUPED, MASKED=False)  # fmt: skip
 
     dK, dV = head_ptr(dK, dK_strides, k_base, head_kv), head_ptr(dV, dV_strides, k_base, head_kv)
-    # dk_j sums over all query heads in the group, so this single multiplication requires that they share one scale τ.
+    # dk_j accumulates over all query heads in the group, so this single multiplication requires that they share one
+    # scale τ.
     store_rows(dK, dk_j * scalars.scale, j * B_c, dK_strides[2], N_k, B_c, const.d, const.d_pad)  # FA2.A2.L18
     store_rows(dV, dv_j, j * B_c, dV_strides[2], N_k, B_c, const.d, const.d_pad)  # FA2.A2.L18
 
@@ -354,7 +355,7 @@ def prepare_dkdv(
 
 
 def common_arguments(options: Options) -> dict:
-    """Return the keyword arguments that both passes take besides sizes: the window, the scalars, and the bias."""
+    """Return the keyword arguments shared by both passes, except the sizes: the window, the scalars, and the bias."""
     scales = make_scales(options.scale, options.softcap)
     scalars = BackwardScalars(options.scale, scales, launch.dropout_rule(options.dropout_p))
     return dict(window=launch.window_bounds(options), scalars=scalars, bias=options.bias)

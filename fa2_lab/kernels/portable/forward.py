@@ -53,7 +53,7 @@ class RowBlock(NamedTuple):
 @triton.jit
 def eval_bias(bias: tl.constexpr, bias_context, row, col):
     """Return bias(head, row, column) in fp32 for these rows and columns, to be added to the scores."""
-    one = tl.full((1, 1), 1.0, tl.float32)  # in the interpreter, a bias may return a plain number
+    one = tl.full((1, 1), 1.0, tl.float32)  # in the interpreter, a bias may return a Python number
     return tl.cast(one * bias(bias_context.head, row + bias_context.diagonal, col), tl.float32)
 
 

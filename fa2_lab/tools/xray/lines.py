@@ -17,14 +17,14 @@ INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(.*?);?\s*(?:/\*.*)?$")
 def by_line(cubin: bytes) -> dict[str, list[str]]:
     """Return {"file.py:line": list of its instructions in program order} for a kernel compiled for an NVIDIA GPU.
 
-    NVIDIA's assembler marks only the first instruction of a Hopper matmul, so all of a matmul's instructions are
+    NVIDIA's assembler annotates only the first instruction of a Hopper matmul, so all of a matmul's instructions are
     assigned to the line of the WARPGROUP.ARRIVE that opens it.
     """
     found: dict = {}
     here, inlined, product = None, False, None
     for line in offline.read(cubin)[1].splitlines():
         if mark := MARK.search(line):
-            if not inlined:  # the first mark names the line itself, and those after it name its callers
+            if not inlined:  # the first annotation names the line itself, and the later ones its callers
                 here = f"{Path(mark[1]).name}:{mark[2]}"
             inlined = bool(mark[3])
         elif here and (instruction := INSTRUCTION.match(line)):

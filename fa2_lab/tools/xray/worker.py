@@ -31,7 +31,7 @@ def compile_only(run: Callable) -> Callable:
 
 
 def call(name: str, q: torch.Tensor, causal: bool) -> None:
-    """Call the forward or backward of `name`, which is a rung, a package kernel or a file, with q as every tensor."""
+    """Call the forward or backward of `name`, a rung, a package kernel or a file, passing q for every tensor."""
     L, dL = torch.empty(q.shape[:3], device=q.device), None
     tensors, options = Tensors(q, q, q), Options(causal, scale=0.1, in_custom_op=True)
     if name == "portable.forward":

@@ -82,10 +82,10 @@ def bwd_preprocess(O, dO, L, dL, acc_init, accum, cu_seqlens_q, cu_seqlens_k, O_
 
     A row that sees no key, or is past the end, gets −∞ for S, so its P is 0. cu_seqlens_k is given only if dQ is
     accumulated in a fixed order. If the starts of packed sequences then decrease, which is invalid, the accumulators
-    and the counters of semaphore.py are set to NaN instead of 0. NaN's bits, read as an integer, exceed every turn, so
-    no writer waits. `tiles` is the number of (64, d_pad) tiles in `accum`.
+    and the counters of semaphore.py are set to NaN instead of 0. NaN's bits, read as an integer, exceed the position
+    that any writer waits for, so none waits. `tiles` is the number of (64, d_pad) tiles in `accum`.
     """
-    gdc_launch_dependents()  # the next kernel may start on idle SMs; it waits for this one by itself
+    gdc_launch_dependents()  # lets the next kernel start on idle SMs, where it then waits for this one
     PARTS: tl.constexpr = B_r // 64
     T_r = block_count(N_q, sequences, B_r)
     block_id, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
@@ -124,7 +124,7 @@ def bwd_preprocess(O, dO, L, dL, acc_init, accum, cu_seqlens_q, cu_seqlens_k, O_
 def bwd_postprocess(accum, dQ, dK, dV, cu_seqlens_q, cu_seqlens_k, strides, batch, H, H_kv, N_q, N_k, sequences, scale,
                     d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
     """Reorder, scale and round a tile of the accumulated dQ (or of dK or dV, if they are given), and write it."""
-    gdc_wait()  # until all additions are done
+    gdc_wait()  # waits until all additions are done
     T_r, T_c = block_count(N_q, sequences, B_r), block_count(N_k, sequences, 128)
     dQ_strides, dK_strides, dV_strides = strides
     row_tiles, column_tiles = 2 * T_r * batch * H, 2 * T_c * batch * H_kv

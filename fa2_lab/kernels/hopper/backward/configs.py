@@ -2,7 +2,7 @@
 
 Configurations and costs were fitted to times on an H200 with Triton 3.9, measured for the paper's grid of problems and
 for 510 random shapes like those of `fa2-lab bench sweep`, each with several numbers of parts per column block.
-PORTABLE_IS_FASTER also uses older times. No command repeats the fit.
+PORTABLE_IS_FASTER is also based on older measurements. No command repeats the fit.
 """
 
 import math
@@ -38,7 +38,7 @@ class BackwardConfig:
     dk_late: bool  # whether a step's dS Q starts in the next step
     v_in_registers: bool  # whether half of V stays in registers
     last_first: bool  # whether row blocks are visited from last to first; the last one sees all column blocks
-    low_reg_schedule: bool = False  # whether the compiler must use fewer registers than it otherwise would
+    low_reg_schedule: bool = False  # whether the compiler orders instructions so that fewer registers are needed
 
     @property
     def options(self) -> dict:
@@ -82,7 +82,7 @@ PORTABLE_IS_FASTER = {  # {largest d: limits}
     64: PortableLimits(512, 2, 2048),
     96: PortableLimits(256, 1, 700),
     128: PortableLimits(256, 1, 700),
-    256: PortableLimits(0, 0, 0),  # prepare() takes no d above 128
+    256: PortableLimits(0, 0, 0),  # prepare() rejects d > 128
 }
 
 
@@ -96,7 +96,7 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int)
     half_idle = 2 * -(-N_k // 64) * heads < SMs
     little_work = N_k <= limits.max_N_k and row_blocks_per_SM <= limits.max_row_blocks_per_SM
     little_work = little_work and not (half_idle and N_q > limits.max_N_q_if_half_idle)
-    half_empty = N_k <= 64 and 2 * heads >= SMs  # of its 128 keys, a block uses 64; portable is 1.2 to 1.4 × as fast
+    half_empty = N_k <= 64 and 2 * heads >= SMs  # a block has at most 64 keys; portable is 1.2 to 1.4 × as fast
     return grouped or not (little_work or half_empty)
 
 
@@ -108,7 +108,7 @@ DRIFT_FACTOR = 1.09  # slowdown if masked parts of over four query heads drift a
 
 
 def choose_parts(column_blocks: int, steps: int, SMs: int, masked: bool, group: int, d_pad: int) -> int:
-    """Return the number of parts per column block with which the call takes the least time.
+    """Return the number of parts per column block that minimizes the call's time.
 
     A column block has `steps` steps, one per row block. Parts of equal length run in rounds, with one part per SM. With
     a mask, parts are assumed to have half the steps on average, as under the causal mask, and the longest parts run

@@ -102,7 +102,7 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
             keys = gl.where(sequence.N_q > 0, sequence.N_k, 0)  # 0 if there are no rows, so that tiles become zeros
             smem.k.load(r, K, k_batch_or_end, head, col, keys)  # FA2.A2.L6
             smem.v.load(r, V, k_batch_or_end, head, col, keys)  # FA2.A2.L6
-            gdc_wait()  # until the previous kernel has ended, because this one reads its results and adds to its zeros
+            gdc_wait()  # waits until the previous kernel has ended, because this one uses its results and accumulators
             for step_index in range(begin, end):
                 q_head = head * geometry.group + step_index // per_head
                 i = first + (per_head - 1 - step_index % per_head if smem.config.last_first else step_index % per_head)
@@ -177,7 +177,7 @@ def load_kv(c: gl.constexpr, r, smem, geometry):
         real = smem.mailbox.read(r, "length") - smem.mailbox.read(r, "col") - c * COLS
         zero_oob_rows(k, real)
         zero_oob_rows(v, real)
-    if geometry.left is not None:  # no row sees a key before the first one that the first row sees
+    if geometry.left is not None:  # no row sees a key before the first row's first key
         unseen = geometry.col_begin(0) - smem.mailbox.read(r, "col") - c * COLS
         zero_oob_rows(k, unseen, BEFORE=True)
         zero_oob_rows(v, unseen, BEFORE=True)
@@ -225,7 +225,7 @@ def step(c: gl.constexpr, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_lo
         if smem.config.dv_late and not bounds.CUT:  # p in deps is 1% faster, though no exponential moves in the SASS
             dq, p = warpgroup_mma_wait(0, deps=[dq, p])
         else:
-            dq = warpgroup_mma_wait(0 if smem.config.dv_late else 1, deps=[dq])  # dV's matmul, the last, may continue
+            dq = warpgroup_mma_wait(0 if smem.config.dv_late else 1, deps=[dq])  # only dV's matmul may continue
         add_dq(c, n - 1, dq, dq_accum, smem)
     dp = start_dp(n, v, v_regs, do, smem)
     dp = warpgroup_mma_wait(0, deps=[dp])
@@ -347,9 +347,9 @@ def backward_kernel(Q, K, V, dO, acc_init, dq_accum, dK, dV, counter, key_length
 
     Q, K, V and dO are descriptors of (batch, heads, N, d) tensors. dK and dV are descriptors of such tensors too, or of
     fp32 accumulators if several programs share a column block. accumulators.py describes `acc_init` and `dq_accum`.
-    `sem_counters` points to the counters of semaphore.py. If it is None, gradients are added up in any order. `counter`
-    points to the counters of the tile scheduler. Each column block is divided into `parts` parts. CONFIG is the
-    launch's BackwardConfig, and RAGGED means that a column block may reach past the last key.
+    `sem_counters` points to the counters of semaphore.py. If it is None, gradients are accumulated in any order.
+    `counter` points to the counters of the tile scheduler. Each column block is divided into `parts` parts. CONFIG is
+    the launch's BackwardConfig, and RAGGED means that a column block may reach past the last key.
 
     left and right are the bounds of a window, or None. CAUSAL means that right is 0. If `sequences` is not None, it is
     the number of packed sequences, and cu_seqlens_q and cu_seqlens_k are the cumulative sequence lengths. Integers are
@@ -382,7 +382,7 @@ def backward_kernel(Q, K, V, dO, acc_init, dq_accum, dK, dV, counter, key_length
     mailbox = new_mailbox(ORDERED_COLUMN_BLOCK_FIELDS if DK_IN_ORDER else COLUMN_BLOCK_FIELDS, READERS)
     smem = BackwardSharedStorage(k, v, row_blocks, ds, ds_filled, dq, mailbox, semaphore, CONFIG)
     fence_async_shared()  # so that TMA sees the barriers
-    gdc_launch_dependents()  # the next kernel may start on idle SMs; it waits for this one by itself
+    gdc_launch_dependents()  # lets the next kernel start on idle SMs, where it then waits for this one
     # Consumer threads have 240 registers, and all other threads have 24.
     producer_args = Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts
     if DETERMINISTIC:

@@ -40,7 +40,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
     tensors, dO, O = host.pack_gqa(tensors, options, dO, O)
     config, parts = choose(tensors, options, deterministic)
     acc_init_shape, dq_accum_shape, dk_accum_shape, counters = shapes(tensors.q, K, config, sequences)
-    divided = parts > 1  # then dK and dV also have accumulators, which follow those of dQ
+    divided = parts > 1  # if so, dK and dV also have accumulators, which follow those of dQ
     accum_lines = dq_accum_shape[0] + 2 * dk_accum_shape[0] * divided
     accum_shape = accum_lines + counters[0] * deterministic, 32  # all accumulators and counters are zeroed together
     preprocess = prepare_preprocess(dO, O, tensors, options, config, accum_shape)
@@ -55,7 +55,7 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
         new_fp32 = functools.partial(torch.empty, dtype=torch.float32, device=Q.device)
         acc_init, accum = new_fp32(acc_init_shape), new_fp32(accum_shape)
         dk_dv = (accum[dq_accum_shape[0] :], accum[dq_accum_shape[0] + dk_accum_shape[0] :]) if divided else (dK, dV)
-        final_dk_dv = (dK, dV) if divided else (None, None)  # the third launch rounds
+        final_dk_dv = (dK, dV) if divided else (None, None)  # rounded by the third launch
         sem_counters, checked_cu_k = (accum[accum_lines:].view(torch.int32), cu_k) if deterministic else (None, None)
         with on_device_of(Q):
             # In a custom operator, this call launches a kernel that fills a tensor with zeros. It comes before the

@@ -8,7 +8,7 @@ from fa2_lab.kernels.common.constants import NEG_INF
 from fa2_lab.kernels.hopper.backward.rows import COLS
 from fa2_lab.kernels.hopper.shared.pipeline import acc_layout, as_operand, matrix
 
-V_REG_COLS = gl.constexpr(64)  # with v_in_registers, this many of V's columns are in registers
+V_REG_COLS = gl.constexpr(64)  # the number of V's columns kept in registers with v_in_registers
 
 
 @gluon.jit

@@ -34,7 +34,7 @@ class RowBounds:
 
     begin: gl.tensor  # (64,), the first row that sees each column
     unmasked_from: gl.tensor  # the first row that sees the whole column block
-    end: gl.tensor | gl.constexpr  # the first row that no longer sees the first column, or None if all later rows do
+    end: gl.tensor | gl.constexpr  # the first row after those that see the first column, or None if it is unbounded
     CUT: gl.constexpr  # whether some tiles are masked
 
 

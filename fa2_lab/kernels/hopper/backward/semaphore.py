@@ -41,8 +41,9 @@ PTX_WAIT_BULK_GROUP = gl.constexpr("cp.async.bulk.wait_group 0; mov.u32 $0, 0;")
 class Semaphore:
     """Counters in HBM that count additions: one per consumer and row block, then one per consumer and column block.
 
-    The counters start at 0. If the starts of packed sequences decrease, which is invalid, they start past every turn,
-    so that no writer waits forever. If USED is false, there are no counters, and no warp waits.
+    Each writer waits until its counter reaches its turn. Counters start at 0, or past the last turn if the starts of
+    packed sequences decrease (invalid input), so that no writer waits forever. If USED is false, there are no counters,
+    and no writer waits.
     """
 
     counters: gl.tensor | gl.constexpr  # pointer, or None

@@ -29,7 +29,7 @@ class CausalCase(NamedTuple):
 
 
 class UnmaskedTime(NamedTuple):
-    """The time of a row block without a mask: tile · keys / 128 + start, with keys rounded up to whole tiles."""
+    """Time for an unmasked row block: tile · keys / 128 + start, with keys rounded up to a whole number of tiles."""
 
     config: ForwardConfig
     tile: float
@@ -37,7 +37,7 @@ class UnmaskedTime(NamedTuple):
 
 
 class PortableCase(NamedTuple):
-    """Calls for which the portable kernel is faster: more than `over_row_blocks_per_SM`, up to the other limits."""
+    """Calls that are faster on the portable kernel: above `over_row_blocks_per_SM`, and within the other limits."""
 
     max_N_q: float
     max_N_k: float
@@ -55,7 +55,7 @@ class ForwardConfig:
     d_pad: int = 128
     ping_pong: bool = False  # whether consumers take turns starting their matmuls
     separate_O_buffer: bool = True  # whether O has its own buffer for its copy to HBM, instead of reusing Q's
-    low_reg_schedule: bool = False  # whether the compiler must use fewer registers than it otherwise would
+    low_reg_schedule: bool = False  # whether the compiler orders instructions so that fewer registers are needed
 
     @property
     def rows(self) -> int:
@@ -102,7 +102,7 @@ ONE_CONSUMER = {d_pad: replace(config, consumers=1, ping_pong=False) for d_pad, 
 # Half as many keys per tile, for short causal rows, because the diagonal cuts most of their tiles. Also for rows
 # without a mask that do not fill whole tiles well or, at d = 64, are so short that an earlier start matters.
 HALF_B_C = {64: ForwardConfig(64, consumers=3, stages=8, d_pad=64), 128: ForwardConfig(64, consumers=2, stages=4)}
-# For d = 64, if N_q fills blocks of 192 rows badly, and for causal calls with key_lengths; also with half the keys.
+# For d = 64, if N_q fills blocks of 192 rows poorly, and for causal calls with key_lengths; also with half the keys.
 TWO_CONSUMERS = ForwardConfig(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
 TWO_CONSUMERS_HALF_B_C = replace(TWO_CONSUMERS, B_c=64, stages=6)
 # For d from 72 to 128 with many rows: K and V are read once per 192 rows.
@@ -168,8 +168,8 @@ def choose_for_window(d: int, causal: bool) -> ForwardConfig:
     """Return the configuration for a call with a window, for d up to 128.
 
     Tiles have 64 keys, because both edges of the window cut some tiles. A window's mask takes registers. Above d = 128,
-    there are not enough of them, and above d = 64, some would spill if the window had no right bound. Of all right
-    bounds, only the causal mask (right = 0) is treated differently.
+    there are not enough of them, and above d = 64, some would spill if the window had no right bound. The only right
+    bound that is treated differently is the causal mask's (right = 0).
     """
     return HALF_B_C[64] if d <= 64 else replace(THREE_CONSUMERS, low_reg_schedule=USE_LOW_REG and not causal)
 
@@ -198,7 +198,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, has_k
         times = UNMASKED_TIMES[d_pad]
         times = [case for case in times if not (has_key_lengths and case.config == THREE_CONSUMERS)]
         config = min(times, key=time).config
-        if causal and config == DEFAULT[128]:  # consumers see unequal numbers of tiles; turns keep them together
+        if causal and config == DEFAULT[128]:  # consumers have unequal numbers of tiles; ping-pong keeps them in step
             config = replace(config, ping_pong=True)
     masked = causal and config == DEFAULT[64]  # the mask also takes registers
     return replace(config, low_reg_schedule=USE_LOW_REG) if masked else config

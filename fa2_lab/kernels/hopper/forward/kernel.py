@@ -197,7 +197,7 @@ def process_row_block(c: gl.constexpr, n, q, q_tile, row, first, end, length, sm
     if smem.config.separate_O_buffer:  # so that the next row block's Q can be copied
         smem.q.release(q_tile)
 
-    if geometry.left is not None:  # no row sees a key before the first one that the first row sees
+    if geometry.left is not None:  # no row sees a key before the first row's first key
         zero_oob_rows(smem.v.wait(n + T_c - 1), geometry.col_begin(0) - first * B_c, BEFORE=True)
     o = warpgroup_mma(p, smem.v.wait(n + T_c - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
     o, p = warpgroup_mma_wait(0, deps=[o, p])
@@ -235,9 +235,9 @@ def step(c: gl.constexpr, n, o, m, row_scale, l, p, q, bounds, j, smem, geometry
     """Start the n-th tile's Q Kᵀ and the previous tile's P V, and update m for the n-th tile while P V runs.
 
     The n-th tile is tile j of the keys. The argument p is the previous tile's P, and `bounds` is the result of
-    seen_columns(). Return o, m, row_scale, l and the n-th tile's p. ptxas decides which instructions run during P V.
-    With Triton 3.9, these are the maxima and at most 9 of 68 exponentials. At d = 64 under the causal mask, no
-    instruction runs during P V, as `fa2-lab xray hopper.forward --d 64 --sass` shows.
+    seen_columns(). Return o, m, row_scale, l and the n-th tile's p. Which instructions overlap with P V is up to ptxas.
+    With Triton 3.9, the overlap covers the row maxima and at most 9 of the 68 exponentials. At d = 64 under the causal
+    mask, there is no overlap, as `fa2-lab xray hopper.forward --d 64 --sass` shows.
     """
     s = start_scores(c, n, q, smem)
     o = warpgroup_mma(p, smem.v.wait(n - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
@@ -248,8 +248,8 @@ def step(c: gl.constexpr, n, o, m, row_scale, l, p, q, bounds, j, smem, geometry
             s = mask(s, bounds, j * geometry.B_c)
     p_next, m, row_scale, l, alpha = softmax_step(s, m, row_scale, l, scale_log2)
     p_next = as_operand(rounded(p_next, smem.q.tiles.dtype), smem.q.tiles.dtype, smem.config.d_pad)
-    # ptxas moves this wait up, above nearly all exponentials. Naming p_next here does not prevent that: without a mask,
-    # it changes nothing, and at d = 64 under the causal mask, it spills registers.
+    # ptxas moves this wait up, above nearly all exponentials. Adding p_next to `deps` does not prevent that: without a
+    # mask, it has no effect, and at d = 64 under the causal mask, it causes register spills.
     o, p = warpgroup_mma_wait(0, deps=[o, p])
     smem.k.release(n)  # also releases V's tile n − 1
     return rescale_o(o, alpha), m, row_scale, l, p_next  # FA2.A1.L10
@@ -307,7 +307,7 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens
     reach past the last key.
     """
     CONSUMERS: gl.constexpr = CONFIG.consumers
-    PRODUCER_REGISTERS: gl.constexpr = 24 if sequences is None else 32  # searching for a sequence takes more
+    PRODUCER_REGISTERS: gl.constexpr = 24 if sequences is None else 32  # the search for a packed sequence takes more
     batch, H, N_q = shape_of(Q)
     _, _, N_k = shape_of(K)
     HAS_RIGHT_BOUND: gl.constexpr = CAUSAL or right is not None

@@ -14,8 +14,8 @@ If one element in a thousand is an outlier, it is 10 to 17% larger, because with
 p = 2^(scale_log2 · s − m) takes one FMA and one exponential. Because no other operation separates m from the FMAs, the
 FMAs begin while the tensor cores still work. m itself is a product with scale_log2 and is rounded. This rounding error
 cancels as well, but if |m| is 2²⁸ or more, rounding alone could make p larger than 2⁸. Such a row's `row_scale` is
-therefore the next power of two below scale_log2, with which all products are exact. With such large scores, a row of P
-has only one entry that is not almost 0. When a row's scale changes, its old and new largest scores differ by at least
+therefore the next power of two below scale_log2, with which all products are exact. With such large scores, all entries
+of a row of P except one are close to 0. When a row's scale changes, its old and new largest scores differ by at least
 16, so all earlier tiles contribute almost nothing, and alpha is 0.
 """
 

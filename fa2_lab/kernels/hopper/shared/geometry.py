@@ -179,7 +179,7 @@ class Geometry:
 
     @gluon.jit
     def length(self, batch):
-        """Return a batch entry's number of real keys."""
+        """Return the number of real keys in a batch entry."""
         return key_length(self.key_lengths, batch, self.N_k)
 
     @gluon.jit

@@ -68,8 +68,8 @@ class Mailbox:
     """A mailbox through which the producer describes each block to the consumers, up to two blocks ahead."""
 
     fields: IntRecords
-    filled: gl.shared_memory_descriptor  # where consumers wait for the producer
-    emptied: gl.shared_memory_descriptor  # where the producer waits until all consumers have read the block before last
+    filled: gl.shared_memory_descriptor  # barriers on which consumers wait for the producer
+    emptied: gl.shared_memory_descriptor  # barriers on which the producer waits for all consumers to release a block
 
     @gluon.jit
     def send(self, n, values):

@@ -17,7 +17,7 @@ from fa2_lab.kernels.hopper.shared.descriptors import tile_at
 def barriers(number: gl.constexpr, arrivals: gl.constexpr, USED: gl.constexpr = True):
     """Allocate `number` barriers. Each barrier's phase ends after `arrivals` arrivals.
 
-    If no warp ever waits for the barriers, USED must be false. They are then not initialized, because the compiler
+    If no warp ever waits on the barriers, USED must be false. They are then not initialized, because the compiler
     reuses their memory, for example for a mailbox's fields. If they were initialized, these fields would contain
     0x1ffffe, the bits of a new barrier, after the GPU has paused and resumed a process.
     """
@@ -40,8 +40,8 @@ class TmaPipeline:
     """
 
     tiles: gl.shared_memory_descriptor  # (stages, …, rows, d)
-    filled: gl.shared_memory_descriptor  # one barrier per stage, where consumers wait for the producer's copy
-    emptied: gl.shared_memory_descriptor  # one barrier per stage, where the producer waits for all consumers
+    filled: gl.shared_memory_descriptor  # one barrier per stage, on which consumers wait for the producer's copy
+    emptied: gl.shared_memory_descriptor  # one barrier per stage, on which the producer waits for all consumers
     stages: gl.constexpr
     OWN_EMPTY_BARRIERS: gl.constexpr  # whether consumers release its tiles; if not, another ring's releases count
 
@@ -100,7 +100,7 @@ class PingPong:
     After the last consumer, it is consumer 0's turn again. If USED is false, no consumer waits for another.
     """
 
-    begun: gl.shared_memory_descriptor  # one barrier per consumer, where it waits for the previous consumer
+    begun: gl.shared_memory_descriptor  # one barrier per consumer, on which it waits for the previous consumer
     consumers: gl.constexpr
     USED: gl.constexpr
 
