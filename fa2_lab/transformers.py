@@ -104,7 +104,7 @@ def interval(
             sequences = sequences_of(part[1])
         elif part[0] == "sliding_window_overlay":  # a window of w columns includes the diagonal
             left = part[1] - 1
-        else:
+        else:  # a bidirectional window of w columns on each side, which do not include the diagonal
             left = right = part[1]
     keys, kv_offset, size = kv_length, int(kv_offset), (batch_size, 1, q_length, kv_length)
     if causal or left is not None:  # the last row's diagonal is at the last key
@@ -264,6 +264,7 @@ def without_mask(causal: bool, sliding_window: int | None, size: tuple[int, int,
     *_, N_q, N_k = size
     if causal and N_q not in (1, N_k):
         raise ValueError(f"attention_mask: got None for {N_q} causal rows and {N_k} columns; {TAKES}")
+    # Here w includes the diagonal even in bidirectional models, as in transformers' own calls of flash-attn.
     left = None if sliding_window is None else sliding_window - 1
     return Interval(size, causal, left, right=None if causal else left, keys=N_k)
 

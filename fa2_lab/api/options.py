@@ -32,7 +32,8 @@ from fa2_lab.tiles import real_number
 class GivenOptions(NamedTuple):
     """A call's options as they were passed, before any check. No field is a tensor.
 
-    A new option needs a field here, a place in given_options(), and an argument of Options(...) in check_options().
+    A new option needs a field at the end, a place in given_options(), and an argument of Options(...) in
+    check_options(). find_prepared() relies on `window` and `bias` being the first fields.
     """
 
     window: tuple[int | None, int | None] | None

@@ -1,9 +1,10 @@
-"""The sandbox around the process that runs a student's notebook: one per notebook, made by bubblewrap.
+"""The sandbox around the process that runs a student's notebook. Each notebook has its own.
 
-The process has no network. It can read Python and a part of the package, and nothing else of the disk. It can write
-only to the folder /stage, which is in memory. It gets one core, and limits on memory, processes, files, time and the
-size of its messages. The filter of seccomp.py makes the kernel refuse the system calls by which notebooks could still
-exchange data.
+SandboxProcess describes the kinds of sandbox. The usual kind, bubblewrap, gives the process no network. The process can
+then read Python and a part of the package, and nothing else of the disk, and it can write only to the folder /stage,
+which is in memory. In every kind, the process gets one core, and limits on memory, processes, files, time and the size
+of its messages. The filter of seccomp.py makes the kernel refuse the system calls by which notebooks could exchange
+data.
 """
 
 import contextlib

@@ -37,7 +37,7 @@ def test_fast_path_is_taken_only_without_autograd_modes_and_subclasses():
         def __torch_dispatch__(self, function, types, arguments=(), options=None):
             return function(*arguments, **options or {})
 
-    given = Tensors(*good()), GivenOptions(*[None] * 10)
+    given = Tensors(*good()), GivenOptions._make([None] * len(GivenOptions._fields))
     assert find_prepared(*given)[0] is not None
     with Mode():
         assert find_prepared(*given) == (None, None)

@@ -152,7 +152,8 @@ def test_merge_kernel_equals_SoftmaxState_merge(programs):
     blocks = tables.KernelConfig(16, 16, 1, 1, d_pad=d)
     shape = plan.Shape(1, 1, R, 1, 16 * (programs - 1), d, 0, 0, 0, True)
     cut = plan.Partition(splits=0, programs=programs, share=1, whole_heads=False)
-    common = dict(strides=plan.strides_of(Tensors(O, O, O)), N_k=shape.N_k, scales=softmax.make_scales(scale))
+    common = dict(strides=plan.strides_of(Tensors(O, O, O)), N_k=shape.N_k)
+    common |= dict(scales=softmax.make_scales(scale, softcap=None))
     common |= dict(sizes=plan.sizes_of(shape, blocks, (None, None)))
     common |= dict(const=plan.constants_of(shape, blocks, (None, None), cut, slots=programs, early_merge=False))
     fence = torch.full((R * (d + 4),), 1e30)  # what lies behind the last part is nobody's

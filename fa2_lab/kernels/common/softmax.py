@@ -33,7 +33,7 @@ def log2_scale(scale: float) -> float:
     return max(scale * LOG2E.value, MIN_LOG2_SCALE)
 
 
-def make_scales(scale: float, softcap: float | None = None) -> Scales:
+def make_scales(scale: float, softcap: float | None) -> Scales:
     """Return the Scales for a scale τ and a softcap."""
     scale_log2 = log2_scale(scale if softcap is None else softcap)
     softcap_factor = None if softcap is None else min(scale / softcap, MAX_SOFTCAP_FACTOR)
