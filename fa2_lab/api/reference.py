@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.kernels.strides import contiguous_like, rows_contiguous
 from fa2_lab.reference import heads
+from fa2_lab.tiles import cdiv
 
 
 def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
@@ -59,7 +60,7 @@ def paged_forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     q, table, lengths = tensors.q, cast(Tensor, tensors.block_table), cast(Tensor, tensors.key_lengths)
     O, L = contiguous_like(rows_contiguous(q)), q.new_empty(q.shape[:3], dtype=torch.float32)
     for b, n in enumerate(lengths.tolist()):
-        used = table[b, : -(-n // tensors.k.shape[1])].long().clamp(0, len(tensors.k) - 1)
+        used = table[b, : cdiv(n, tensors.k.shape[1])].long().clamp(0, len(tensors.k) - 1)
         k, v = (x[used].flatten(0, 1)[:n].transpose(0, 1)[None] for x in (tensors.k, tensors.v))
         sequence = tensors._replace(q=q[[b]], k=k, v=v, block_table=None, key_lengths=None)
         O[b], L[b] = (x[0] for x in forward(sequence, options))

@@ -38,7 +38,7 @@ from fa2_lab.distributed.state import State
 from fa2_lab.kernels.arguments import Options, Tensors
 from fa2_lab.reference import shards
 from fa2_lab.reference.shards import ShardTile
-from fa2_lab.tiles import Tile
+from fa2_lab.tiles import Tile, cdiv
 
 MESSAGE_BYTES = 64 * 2**20  # limit on K and V per message; the other heads are sent later, to keep buffers small
 
@@ -387,6 +387,6 @@ def head_chunks(ring: RingCall, q: Tensor, k: Tensor) -> list[tuple[slice, slice
     """
     batch, kv_heads, _, d = k.shape
     bytes_per_head = 2 * batch * max(ring.lengths) * d * k.element_size()
-    count = -(-kv_heads // max(1, MESSAGE_BYTES // max(1, bytes_per_head)))
+    count = cdiv(kv_heads, max(1, MESSAGE_BYTES // max(1, bytes_per_head)))
     group, ends = q.shape[1] // kv_heads, [kv_heads * n // count for n in range(count + 1)]
     return [(slice(a * group, b * group), slice(a, b)) for a, b in pairwise(ends)]

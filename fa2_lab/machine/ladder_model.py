@@ -17,6 +17,7 @@ from functools import cache
 from typing import NamedTuple
 
 from fa2_lab.machine.chips import H200, Chip
+from fa2_lab.tiles import cdiv
 
 ROWS = 64  # per warpgroup
 L2_TO_SMEM_BYTES_PER_CLOCK = 29.5  # bytes per clock per SM, from L2 through registers into shared memory
@@ -101,9 +102,9 @@ def tiles_per_program(rung: Rung, heads: int, N: int, causal: bool) -> list[int]
     """Return the number of tiles of each program, in launch order."""
     rows = ROWS * rung.consumers
     if rung.number < ROW_BLOCKS:
-        return heads * [-(-N // rows) * -(-N // rung.keys)]
+        return heads * [cdiv(N, rows) * cdiv(N, rung.keys)]
     seen = [min(N, first + rows) if causal and rung.number >= SKIPPING else N for first in range(0, N, rows)]
-    tiles = [-(-keys // rung.keys) for keys in seen]
+    tiles = [cdiv(keys, rung.keys) for keys in seen]
     if rung.number < HEAVY_FIRST:
         return heads * tiles
     return [n for n in tiles[::-1] for _ in range(heads)]

@@ -9,6 +9,7 @@ from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, reasons
 from fa2_lab.plots import style
 from fa2_lab.records import load
+from fa2_lab.tiles import cdiv
 
 BEFORE, AFTER = "07", "09"
 ROWS = 64  # rows per program
@@ -35,7 +36,7 @@ def data(N: int = 4096, d: int = 128) -> dict:
 
 def waves(heads: int, resident: int, N: int = 4096) -> int:
     """Return the number of waves for all row blocks of 64 queries if each SM holds `resident` programs at a time."""
-    return -(-heads * N // (ROWS * resident * chips.H200.SMs))
+    return cdiv(heads * N, ROWS * resident * chips.H200.SMs)
 
 
 @style.picture

@@ -5,6 +5,7 @@ from functools import cache
 
 import torch
 
+from fa2_lab.tiles import cdiv
 from fa2_studio.bench.peers.dense import Attend
 from fa2_studio.bench.problem import Problem, default_device
 
@@ -27,7 +28,7 @@ def causal_mask(N_q: int, N_k: int, device: str = "cuda"):
     from torch.nn.attention import flex_attention
 
     offset = N_k - N_q
-    top, left = (128 * torch.arange(-(-N // 128), device=device) for N in (N_q, N_k))
+    top, left = (128 * torch.arange(cdiv(N, 128), device=device) for N in (N_q, N_k))
     bottom = (top + 128).clamp(max=N_q) - 1
     visible = left[None, :] <= bottom[:, None] + offset
     full = left[None, :] + 127 <= top[:, None] + offset

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from fa2_lab.kernels.hopper.shared.host import even_l2_group, smallest_fitting
 from fa2_lab.kernels.launch import MiB
 from fa2_lab.kernels.tables import LOW_REG_SCHEDULE, USE_LOW_REG
+from fa2_lab.tiles import cdiv
 
 DIMENSIONS = range(32, 129, 8)  # TMA pads them with zeros to 64 or 128
 SMALLEST_SCALE = 2.0**-60  # S starts from −L/scale, which must not overflow
@@ -91,9 +92,9 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int)
 
     `heads` counts the query heads of all batch entries, and `grouped` is True if several of them share a K/V head.
     """
-    row_blocks_per_SM = -(-N_q // 64) * heads / SMs
+    row_blocks_per_SM = cdiv(N_q, 64) * heads / SMs
     limits = smallest_fitting(d, PORTABLE_IS_FASTER)
-    half_idle = 2 * -(-N_k // 64) * heads < SMs
+    half_idle = 2 * cdiv(N_k, 64) * heads < SMs
     little_work = N_k <= limits.max_N_k and row_blocks_per_SM <= limits.max_row_blocks_per_SM
     little_work = little_work and not (half_idle and N_q > limits.max_N_q_if_half_idle)
     half_empty = N_k <= 64 and 2 * heads >= SMs  # a block has at most 64 keys; portable is 1.2 to 1.4 × as fast

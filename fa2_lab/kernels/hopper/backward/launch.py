@@ -21,6 +21,7 @@ from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, matrix_descriptor
 from fa2_lab.kernels.launch import USE_PDL, Launch, on_device_of, program_count, shape, sm_count, strides
 from fa2_lab.kernels.strides import contiguous_like, layout_of_result
+from fa2_lab.tiles import cdiv
 
 
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool = False) -> Callable | None:
@@ -76,10 +77,10 @@ def choose(tensors: Tensors, options: Options, deterministic: bool) -> tuple[Bac
     """
     Q, K, sequences, masked = tensors.q, tensors.k, tensors.sequences, options.bounds != (None, None)
     (_, H, N_q, d), (_, H_kv, _, _) = shape(Q), shape(K)
-    N_q = -(-N_q // (sequences or 1))
+    N_q = cdiv(N_q, sequences or 1)
     config = configs.choose(d, N_q, masked, ragged(tensors), deterministic)
     column_blocks, group = program_count(K, 128, sequences), H // H_kv
-    steps, SMs = group * -(-N_q // config.B_r), sm_count(Q.device)
+    steps, SMs = group * cdiv(N_q, config.B_r), sm_count(Q.device)
     return config, configs.choose_parts(column_blocks, steps, SMs, masked, group, config.d_pad)
 
 
@@ -101,7 +102,7 @@ def shapes(Q: Tensor, K: Tensor, config: BackwardConfig, sequences: int | None) 
     row_blocks, column_blocks = program_count(Q, config.B_r, sequences), program_count(K, 128, sequences)
     lines_of_32 = config.d_pad // 32
     dq_lines, dk_lines = row_blocks * config.B_r * lines_of_32, column_blocks * 128 * lines_of_32
-    counters = -(-2 * (row_blocks + column_blocks) // (64 * config.d_pad)) * 2 * config.d_pad
+    counters = cdiv(2 * (row_blocks + column_blocks), 64 * config.d_pad) * 2 * config.d_pad
     return (row_blocks, 2 * config.B_r), (dq_lines, 32), (dk_lines, 32), (counters, 32)
 
 
@@ -145,11 +146,11 @@ def prepare_main(
     SMs, column_blocks = sm_count(Q.device), program_count(K, 128, sequences)
     n_sequences = sequences or 1
     if deterministic:
-        l2_group = parts * configs.deterministic_l2_group(-(-N_q // n_sequences), d, H // H_kv)
+        l2_group = parts * configs.deterministic_l2_group(cdiv(N_q, n_sequences), d, H // H_kv)
     else:
-        rows = 1 if options.has_window else -(-N_q // (n_sequences * parts))  # rows in use at a time
+        rows = 1 if options.has_window else cdiv(N_q, n_sequences * parts)  # rows in use at a time
         bytes_per_head = rows * (H // H_kv) * 4 * (d + config.d_pad)  # Q, dO and dQ's accumulators
-        blocks_per_head = -(-column_blocks // (batch * H_kv * n_sequences))
+        blocks_per_head = cdiv(column_blocks, batch * H_kv * n_sequences)
         l2_group = configs.l2_group(blocks_per_head, heads, SMs, masked, H // H_kv, bytes_per_head)
     descriptors = describe(Q, config.B_r), describe(K, 128), describe(V, 128), describe(dO, config.B_r)
     return Launch(

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from fa2_lab.kernels.hopper.shared.host import even_l2_group, smallest_fitting
 from fa2_lab.kernels.launch import MiB
 from fa2_lab.kernels.tables import LOW_REG_SCHEDULE, USE_LOW_REG, padded_head_dim
+from fa2_lab.tiles import cdiv
 
 NO_LIMIT = float("inf")
 DIMENSIONS = range(32, 257, 8)  # TMA pads them with zeros to 64, 128 or 256: see d_padded()
@@ -179,11 +180,11 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, has_k
 
     `heads` counts the query heads of all batch entries, and `has_key_lengths` tells whether the call has key_lengths.
     """
-    d_pad, row_blocks_per_SM = d_padded(d), -(-N_q // 64) * heads / SMs
+    d_pad, row_blocks_per_SM = d_padded(d), cdiv(N_q, 64) * heads / SMs
 
     def time(case: UnmaskedTime) -> float:
-        B_c, row_blocks = case.config.B_c, -(-N_q // case.config.rows) * heads
-        rounds, keys = -(-row_blocks // SMs), -(-N_k // B_c) * B_c
+        B_c, row_blocks = case.config.B_c, cdiv(N_q, case.config.rows) * heads
+        rounds, keys = cdiv(row_blocks, SMs), cdiv(N_k, B_c) * B_c
         return rounds * (case.tile * keys / 128 + case.start)
 
     if causal and (has_key_lengths or 2 * N_k < 3 * N_q):
@@ -206,7 +207,7 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, has_k
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
     """Return whether the Hopper forward is the fastest choice. `heads` counts the query heads of all batch entries."""
-    row_blocks_per_SM = -(-N_q // 64) * heads / SMs
+    row_blocks_per_SM = cdiv(N_q, 64) * heads / SMs
     return not any(
         N_q <= case.max_N_q
         and N_k <= case.max_N_k

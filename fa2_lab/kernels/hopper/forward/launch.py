@@ -14,6 +14,7 @@ from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import descriptor
 from fa2_lab.kernels.launch import Launch, on_device_of, program_count, shape, sm_count
 from fa2_lab.kernels.strides import contiguous_like, layout_of_result
+from fa2_lab.tiles import cdiv
 
 
 def prepare(tensors: Tensors, options: Options) -> Callable | None:
@@ -61,7 +62,7 @@ def prepare_launch(tensors: Tensors, options: Options) -> Launch:
     if options.has_window:
         config = configs.choose_for_window(d, causal)
     else:
-        lengths = -(-N_q // n_sequences), -(-N_k // n_sequences)
+        lengths = cdiv(N_q, n_sequences), cdiv(N_k, n_sequences)
         config = configs.choose(d, *lengths, n_sequences * batch * H, SMs, causal, has_key_lengths)
     describe = functools.partial(descriptor, d=config.d_pad)
     return Launch(
@@ -70,7 +71,7 @@ def prepare_launch(tensors: Tensors, options: Options) -> Launch:
         config.options,
         (describe(Q, 64), describe(K, config.B_c), describe(V, config.B_c), describe(O, 64)),
         **dict(sequences=sequences, left=options.left, right=options.right),
-        **dict(group=group, l2_group=group * configs.l2_group(-(-N_k // n_sequences), d, batch * H_kv, causal)),
+        **dict(group=group, l2_group=group * configs.l2_group(cdiv(N_k, n_sequences), d, batch * H_kv, causal)),
         **dict(
             scale_log2=log2_scale(options.scale), CAUSAL=causal, RAGGED=ragged or N_k % config.B_c != 0, CONFIG=config
         ),
