@@ -6,6 +6,7 @@ group   the ranks that take part in a call, and how they check that their calls 
 ring    ring_attention(): K and V travel round the ring of ranks, the partial results (O, L) are merged, and in the
         backward pass, dK and dV follow K and V
 state   the softmax state of a rank's rows: m, l and o
+merge   the kernel that merges a partial result into this state
 shard   functions that cut a tensor into one shard per rank, and join the shards again
 """
 

@@ -28,7 +28,7 @@ class State:
         An output (O, L) is equivalent to the state m = L, l = 1 and o = O.
         """
         if self.on_triton:
-            from fa2_lab.kernels.portable import merge
+            from fa2_lab.distributed import merge
 
             merge.merge(self.m, self.l, self.o, rows, O, L)
             return
@@ -47,7 +47,7 @@ class State:
         round to fp32, and the final O is rounded to its dtype once more.
         """
         if self.on_triton:
-            from fa2_lab.kernels.portable import merge
+            from fa2_lab.distributed import merge
 
             merge.merge(self.m, self.l, self.o, *part, O_out=O, L_out=L)
             return
