@@ -1,7 +1,7 @@
 """The interactive figures in figures/live, as shown in a notebook.
 
 `live("algorithm1")` at the end of a cell shows the interactive figure if scripts can run, as they can on the site or in
-a trusted notebook. Elsewhere, for example on GitHub or in print, it shows a static figure and a caption.
+a trusted notebook. Elsewhere, for example on GitHub or in print, it shows a static figure and a caption with a link.
 """
 
 import re
@@ -56,8 +56,11 @@ class live:
         picture_html, _ = show(drawing.draw(**drawing.data(**self.words)))._repr_mimebundle_()
         title, sentence, of_still = page_texts(self.name)
         words = " ".join(filter(None, [f"{title}. {sentence}" if title else "", of_still]))
-        caption = f"<figcaption>{escape(of_still)}</figcaption>" if of_still else ""  # for the static figure
-        still = f'<div class="still">{picture_html["text/html"]}{caption}</div>'
+        own_page = f"figures/live/{self.name}.html"
+        link = f'<a href="../{own_page}{escape("?" * bool(self.ask) + self.ask)}">{own_page}</a>'
+        to_play = f"The interactive figure is {link}, which opens in any browser." if title else ""
+        caption = " ".join(filter(None, [escape(of_still), to_play]))  # for the static figure
+        still = f'<div class="still">{picture_html["text/html"]}<figcaption>{caption}</figcaption></div>'
         frame = self.frame(title) if title else ""
         html = f'<div class="live-piece" data-piece="{self.name}" data-ask="{escape(self.ask)}">{still}{frame}</div>'
         return {"text/html": html, "text/plain": f"[live] {words}"}, {}

@@ -217,12 +217,11 @@ def beat_of_code_cell(cell: nbformat.NotebookNode, announced: bool) -> list[Beat
         name, asked = map(unescape, live.groups(""))
         # The narrowest that fills a slide
         width = {"algorithm1": 1020, "climb": 880, "backward": 840, "tiles": 820}.get(name, 900)
-        orders = ["fa1", "fa2"] if "order=both" in asked else [""]  # beside each other, they are too small for a room
-        asks = [asked.replace("order=both", f"order={order}") for order in orders]
-        pages = [escape(page(name, "&".join(filter(None, [ask, "deck"])))) for ask in asks]
-        frames = [f'<iframe width={width} loading=lazy srcdoc="{inside}"></iframe>' for inside in pages]
-        frames[0] += f"<div class=still>{panels.static_svg(still[1]) if still else ''}</div>"
-        return [Beat(seen=tuple(frames), kind="live")]
+        inside = escape(page(name, "&".join(filter(None, [asked, "deck"]))))
+        frame = f'<iframe width={width} loading=lazy srcdoc="{inside}"></iframe>'
+        static = re.sub("</?a[^>]*>", "", still[1]) if still else ""  # a handout has no links to files
+        frame += f"<div class=still>{panels.static_svg(static)}</div>"
+        return [Beat(seen=(frame,), kind="live")]
     if picture := re.search(r'<img alt="([^"]*)"[^>]*>', seen):
         caption = re.search(r"<figcaption[^>]*>(.*?)</figcaption>", seen, re.DOTALL)
         name = figures_by_description().get(unescape(picture[1]))

@@ -190,6 +190,7 @@ function drawChart(n) {
   bars.forEach((e, k) => {
     e.style.setProperty("--height", rate(rungs[k]) / most);
     e.className = `bar${loses(k) ? " loses" : ""}${k > n ? " ahead" : ""}`;
+    e.tabIndex = k === n ? 0 : -1; // one stop for the tab key; the arrow keys go on from there
     if (k === n) e.setAttribute("aria-current", "step");
     else e.removeAttribute("aria-current");
     const label = `${rungs[k].n} ${rungs[k].name}: ${Math.round(rate(rungs[k]))} TFLOP/s`;
@@ -201,6 +202,15 @@ function drawChart(n) {
 }
 
 const transport = new Transport($("transport"), { draw, dwell: () => 2500, t: fromAddress() });
+
+chart.onkeydown = (e) => {
+  const { t, last } = transport;
+  const to = { ArrowLeft: t - 1, ArrowRight: t + 1, Home: 0, End: last }[e.key];
+  if (to === undefined || e.ctrlKey || e.metaKey || e.altKey) return;
+  e.preventDefault();
+  transport.jump(to);
+  bars[transport.t].focus();
+};
 
 /** The rung that the address names, as #r08, or else the highest jump or, on the first page, the whole climb. */
 function fromAddress() {

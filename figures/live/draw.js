@@ -156,8 +156,8 @@ function wanted(field, now, text) {
 
 /** Back, play, forward and a slider over the steps of a run. `draw` is called with the step that is shown. */
 class Transport {
-  constructor(parent, { draw, dwell = () => 900, t = 0, speeds = false }) {
-    Object.assign(this, { draw, dwell, t, last: 0, timer: null, speed: 1 });
+  constructor(parent, { draw, dwell = () => 900, t = 0, speeds = false, anew = false }) {
+    Object.assign(this, { draw, dwell, t, last: 0, timer: null, speed: 1, anew }); // anew: the first Play begins at 0
     const button = (text, label, title, act, more = "") => {
       const e = add(parent, more, "button", text);
       Object.assign(e, { type: "button", title, onclick: act });
@@ -214,6 +214,7 @@ class Transport {
   }
 
   jump(t) {
+    this.anew = false;
     this.pause();
     this.go(t);
   }
@@ -235,7 +236,8 @@ class Transport {
       this.show();
       return;
     }
-    if (this.t === this.last) this.t = 0;
+    if (this.t === this.last || this.anew) this.t = 0;
+    this.anew = false;
     this.button.textContent = "❚❚ Pause";
     this.button.setAttribute("aria-label", "Pause");
     this.tick();

@@ -15,7 +15,7 @@ form.innerHTML = [
   slider("blocks", "row and key blocks", [2, 3, 4, 5, 6]),
   choice("mask", "causal", [["true", "causal"]], "checkbox"),
 ].join("");
-const transport = new Transport($("transport"), { draw, dwell: () => 900 });
+const transport = new Transport($("transport"), { draw, dwell: () => 900, anew: true });
 
 function prepare() {
   const n = whole("blocks", set.blocks, 2, 6);
@@ -67,12 +67,12 @@ function drawAxis(left, unit, y, t) {
   shape(stage, "text", { x: left, y: y + 36, class: "small" }, "measured time, in ms →");
 }
 
-const [WIDE, TICK] = [20, 16]; // an addition: its width and its height
+const [WIDE, TICK] = [20, 16]; // an addition: its width, if there is room, and its height
 
 /** The first of some words that a box has room for. */
 const fitting = (words, width, letter = 7.4) => words.find((word) => word.length * letter < width);
 
-/** The workers as lanes, and below them one lane with every addition. */
+/** The workers as lanes, and below them a lane with the additions to each block of dQ. */
 function drawWay(way, name, t, { lane, left, unit, narrow, top }) {
   const { visits, writes, matmuls, end } = way;
   shape(stage, "text", { x: 0, y: top - 8, class: "strong" }, `${narrow ? name.split(",")[0] : name}: ${matmuls} matmuls`);
@@ -93,28 +93,29 @@ function drawWay(way, name, t, { lane, left, unit, narrow, top }) {
     else if (from === 0 || from === begin) shape(stage, "text", { x: left + from * unit + 4, y, class: `small in${ahead}` }, word);
   }
   const below = top + set.blocks * lane + 3;
-  const high = 15 + set.blocks * TICK;
-  shape(stage, "text", { x: 0, y: below + 12, class: "small" }, "who adds");
-  if (name === WAYS[0]) shape(stage, "text", { x: 0, y: below + 27, class: "small quiet" }, "first on top");
-  shape(stage, "rect", { x: left, y: below, width: end * unit, height: high, class: "lane" });
-  if (name === WAYS[1]) drawKept(way, t, { left, unit, y: below, high });
-  for (const time of new Set(writes.map((write) => write.time).filter((time) => time <= t)))
-    drawAdds(writes.filter((write) => write.time === time), left + time * unit, below, "dQ "); // prettier-ignore
+  shape(stage, "text", { x: 0, y: below + 11, class: "small quiet" }, "adds to");
+  for (const i of upTo(set.blocks)) {
+    const y = below + 14 + i * TICK;
+    shape(stage, "text", { x: 0, y: y + 11.5, class: "small" }, `dQ ${i + 1}`);
+    shape(stage, "rect", { x: left, y, width: end * unit, height: TICK - 2, class: "lane" });
+  }
+  if (name === WAYS[1]) drawKept(way, t, { left, unit, y: below });
+  const most = Math.max(...writes.map(({ workers }) => workers.length));
+  const wide = Math.min(WIDE, (Math.min(...writes.map(({ time }) => time)) * unit) / most);
+  for (const write of writes) if (write.time <= t) drawAdds(write, left + write.time * unit, below + 14, wide);
 }
 
-/** What is added at one moment: a box for each worker from the top down, in the order in which they come. */
-function drawAdds(writes, x, y, name) {
-  const meet = writes.some(({ workers }) => workers.length > 1);
-  if (meet) shape(stage, "text", { x: x - 3, y: y + 11, class: "small strong end" }, `${name}${writes[0].i + 1}`);
-  writes.flatMap(({ workers }) => workers).forEach((worker, k) => {
-    const at = y + 14 + k * TICK;
-    shape(stage, "rect", { x: x - WIDE, y: at, width: WIDE - 1, height: TICK - 2, class: "visit Q" });
-    shape(stage, "text", { x: x - WIDE / 2, y: at + 11.5, class: "small middle" }, String(worker + 1));
+/** What is added to a block of dQ at one moment: a box for each worker, from the first on the left to the last. */
+function drawAdds({ i, workers }, x, y, wide) {
+  workers.forEach((worker, k) => {
+    const at = { x: x - (workers.length - k) * wide, y: y + i * TICK };
+    shape(stage, "rect", { ...at, width: wide - 1, height: TICK - 2, class: "visit Q" });
+    shape(stage, "text", { x: at.x + wide / 2, y: at.y + 11.5, class: "small middle" }, String(worker + 1));
   });
 }
 
 /** In the second pass, the workers keep their blocks of dQ on the chip until they are whole. */
-function drawKept({ visits, writes }, t, { left, unit, y, high }) {
+function drawKept({ visits, writes }, t, { left, unit, y }) {
   const second = visits.filter(({ i }) => i !== null);
   const [from, to] = [Math.min(...second.map((visit) => visit.from)), Math.max(...second.map((visit) => visit.to))];
   const words = (texts, x, width) => {
@@ -123,8 +124,9 @@ function drawKept({ visits, writes }, t, { left, unit, y, high }) {
   };
   words(["pass 1: nothing is added to dQ", "pass 1: no dQ"], 0, from * unit);
   if (t <= from) return;
-  shape(stage, "rect", { x: left + from * unit, y, width: (Math.min(t, to) - from) * unit, height: high, class: "kept Q" });
-  words(["pass 2: dQ on chip", "dQ on chip"], from, (Math.min(...writes.map(({ time }) => time)) - from) * unit - 18);
+  for (const { i, time } of writes)
+    shape(stage, "rect", { x: left + from * unit, y: y + 14 + i * TICK, width: (Math.min(t, time) - from) * unit, height: TICK - 2, class: "kept Q" });
+  words(["pass 2: dQ on chip", "dQ on chip"], from, (to - from) * unit - 18);
 }
 
 /** The entries of one way that are whole, and beside them those of the run before. */
@@ -193,6 +195,6 @@ follow(form, set, () => {
   transport.go(moments.indexOf(ways[0].writes.map(({ time }) => time).sort((a, b) => a - b).find((time) => time >= ways[1].end))); // prettier-ignore
 });
 $("note").textContent =
-  `A box is a tile, and its label names what the tile adds to. A small box is one addition, and its number is the worker that adds. A tile takes five matmuls in one pass, and four and then three in two passes. Each way is as long as the simple kernels of chapter 09 took (${MEASURED.made}), and its matmuls share that time evenly. The table has one entry of each block of dQ, summed in float32 in the order of its run. Both ways add the same numbers, but in different orders, so their last digits can differ.`;
-if (ask.has("step")) transport.go(Number(ask.get("step")));
+  `A box is a tile, and its label names what the tile adds to. A small box is one addition, and its number is the worker that adds. If several workers add at once, the first one is on the left. A tile takes five matmuls in one pass, and four and then three in two passes. Each way is as long as the simple kernels of chapter 09 took (${MEASURED.made}), and its matmuls share that time evenly. The table has one entry of each block of dQ, summed in float32 in the order of its run. Both ways add the same numbers, but in different orders, so their last digits can differ.`;
+if (ask.has("step")) transport.jump(Number(ask.get("step")));
 onWidth(stage, () => transport.show());

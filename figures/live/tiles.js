@@ -262,7 +262,7 @@ function drawMemory({ parts, shared, counted, registers, spills, limit }, chip) 
     ["s", scores, "S"],
     ["p", scores / 2, "P"],
     ["rest", FIXED_REGISTERS, "rest"],
-    ["more", Math.max(0, registers - counted), "more"],
+    ["", Math.max(0, registers - counted), "more"],
   ];
   $("registers").replaceChildren(gauge(each, limit, spills ? Math.max(counted, limit + 1) : registers, `${limit}`));
   const what = "o and s in fp32, p in 2 bytes, and the rest for addresses, m and ℓ";

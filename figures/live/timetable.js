@@ -19,7 +19,7 @@ form.innerHTML = [
   choice("mask", "causal", [["true", "causal"]], "checkbox"),
   choice("order of thread blocks", "order", [["rows", "as they come"], ["heaviest first"]]),
 ].join(""); // prettier-ignore
-const transport = new Transport($("transport"), { draw, dwell: () => 140 });
+const transport = new Transport($("transport"), { draw, dwell: () => Math.min(300, 8000 / transport.last), anew: true });
 
 function prepare() {
   for (const [name, [low, high]] of Object.entries(LIMITS)) whole(LABELS[name], set[name], low, high);
@@ -218,5 +218,5 @@ follow(form, set, () => {
   for (const e of form.elements.order) e.disabled = set.algorithm === "fa1";
   transport.go(Math.round(share * transport.last));
 });
-if (ask.has("step")) transport.go(Number(ask.get("step")));
+if (ask.has("step")) transport.jump(Number(ask.get("step")));
 onWidth(stage, () => transport.show());

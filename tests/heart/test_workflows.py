@@ -115,4 +115,5 @@ def test_workflow_pages_job_writes_the_address_into_readme_once(tmp_path):
         assert done.returncode == 0, done.stderr
     assert run("git log --all --format=%s", tmp_path / "hub").stdout.count("README: ") == 1
     kept, new = (folder.joinpath("README.md").read_text(encoding="utf-8") for folder in (PROJECT, checkout))
+    assert f'<a href="{where}figures/live/algorithm1.html"><picture>' in new
     assert f"[The site]({where}) has" in new and len(new.splitlines()) == len(kept.splitlines())
