@@ -159,8 +159,8 @@ show("gpu_map")
 # addition, as all data sheets do. One TFLOP/s is 10¹² FLOPs per second.
 #
 # The tensor cores reach 989 TFLOP/s on two-byte numbers. Since they are the fastest unit, we measure the cost of all
-# other work in their FLOPs. For example, a byte from DRAM costs 206 FLOPs, because at full speed the tensor cores could
-# do 206 FLOPs in the time that HBM, also at full speed, takes to deliver one byte.
+# other work in their FLOPs. For example, a byte from HBM costs 206 FLOPs, because the tensor cores can do 206 FLOPs in
+# the time that HBM takes to deliver one byte, both at full speed.
 #
 # The same division gives the other costs. For example, the FP32 units of all SMs together carry out 31 · 10¹²
 # instructions per second, so one instruction costs 989 / 31 = 32 FLOPs. The special function units compute 3.86 · 10¹²
@@ -230,9 +230,9 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 # The next chapters work this out in detail. Chapter 01 shows what the four lines cost, and chapter 02 computes a
 # softmax piece by piece. Building on that, chapters 03 and 04 develop FA1 and FA2, and chapter 05 adds the gradients.
 #
-# You don't need a GPU for any chapter. Chapters 01 to 07, A and B use only NumPy. The others either run Triton, a
-# Python dialect for writing kernels, in its interpreter, or use a model of the GPU. We made all GPU measurements
-# beforehand, and the book shows the recorded results.
+# You don't need a GPU for any chapter. Chapters 01 to 07 and appendices A and B use only NumPy. The others either run
+# Triton, a Python dialect for writing kernels, in its interpreter, or use a model of the GPU. We made all GPU
+# measurements beforehand, and the book shows the recorded results.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 rows = [f"| {chapter.number} | [{chapter.title}]({chapter.name}.ipynb) | {chapter.question} |" for chapter in CHAPTERS]

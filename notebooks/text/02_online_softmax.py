@@ -46,7 +46,7 @@ s, v = np.log([1.0, 3.0, 4.0, 8.0]), np.array([8.0, 0.0, 4.0, 2.0])
 halves = slice(0, 2), slice(2, 4)
 
 
-def safe_sums(s, v):  # the sum of exponentials, and the sum of values with these weights
+def safe_sums(s, v):  # the sum of exponentials, and the sum of values, each times its exponential
     e = np.exp(s - s.max())
     return e.sum(), e @ v
 
@@ -180,15 +180,15 @@ def bf16(x):  # rounded to the nearest number that has only the first 16 of the 
 
 
 draw = np.random.default_rng(0)
-keys, many = draw.standard_normal((2, 2048, 128)).astype(np.float32)
+keys, values = draw.standard_normal((2, 2048, 128)).astype(np.float32)
 scores = draw.standard_normal((256, 128)).astype(np.float32) @ keys.T / np.float32(128**0.5)
-truth = safe_softmax(scores.astype(float)) @ many.astype(float)
+truth = safe_softmax(scores.astype(float)) @ values.astype(float)
 state = SoftmaxState.empty(256, 128)
 state = SoftmaxState(*(x.astype(np.float32) for x in (state.m, state.l, state.o)))
 for block in np.split(np.arange(2048), 32):
-    state = state.update(scores[:, block], many[block])
+    state = state.update(scores[:, block], values[block])
 e = np.exp(scores - scores.max(axis=1, keepdims=True))
-found = state.finalize()[0], bf16(bf16(e) @ many / e.sum(axis=1, keepdims=True))
+found = state.finalize()[0], bf16(bf16(e) @ values / e.sum(axis=1, keepdims=True))
 rescaled, rounded = (float(np.linalg.norm(O - truth) / np.linalg.norm(truth)) for O in found)
 print(f"relative error: 32 blocks in float32 {rescaled:.4f}; at once, but P and O in bf16 {rounded:.4f}")
 

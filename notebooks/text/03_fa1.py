@@ -64,18 +64,18 @@ Markdown("\n".join(["| | DRAM traffic, counted by the hardware | time |", "| ---
 # end of the chapter explains why.
 
 # %% [markdown]
-# ## A finished row and one more tile
+# ## Two keys seen, and one more tile
 #
 # Cut the queries into $T_r$ *row blocks* of $B_r$ queries each, and the keys into $T_c$ *column blocks* of $B_c$ keys
 # each. A row block and a column block meet in one tile of S, which has $B_r \times B_c$ scores.
 #
 # In FA1, after every tile, $o$ is the right output for the keys seen so far, because FA1 always stores $o$ already
-# divided by $\ell$. Nothing in the algorithm needs this. Chapter 02 kept $o$ as a raw sum and divided once at the end,
-# and chapter 04 does so again. But the 2022 paper divides in every tile, so we follow it here, and chapter 04 counts
-# what the division costs.
+# divided by $\ell$. We still call it *unfinished*, because later keys will change it. Nothing in the algorithm needs
+# the division in every tile. Chapter 02 kept $o$ as a raw sum and divided once at the end, and chapter 04 does so
+# again. But the 2022 paper divides in every tile, so we follow it here, and chapter 04 counts what the division costs.
 #
 # As an example, take the 1-3-4-8 row from chapter 02 after its first two keys, and add a tile with the other two keys.
-# The tile's values are 4 and 2, and its weights $p = e^{s - m_{tile}}$ are 1/2 and 1.
+# The tile's values are 4 and 2, and its exponentials $p = e^{s - m_{tile}}$ are 1/2 and 1.
 #
 # | | maximum | sum of exponentials | weighted sum of values |
 # | --- | --- | --- | --- |
@@ -154,8 +154,8 @@ check(
 # inner loop goes through all row blocks again.
 #
 # Why is the loop over the keys the outer one? We follow Algorithm 1 of the paper here. In this order, K and V are
-# loaded only once, and with many heads, one worker per head is enough to fill the GPU. Either order gives the right
-# result, and chapter 04 shows that the other one is better.
+# loaded only once. It allows only one worker per head, but with many heads, that is enough to fill the GPU. Either
+# order gives the right result, and chapter 04 shows that the other one is better.
 #
 # In FA1's order, a single worker handles a whole head, because the head's column blocks depend on each other. For each
 # column block, the worker loads O, ℓ and m, updates them and stores them again. If two workers had different column
@@ -269,7 +269,7 @@ Markdown("\n".join(["| | 64 keys per block | 128 keys | 256 keys |", "| --- | --
 # far too much for the 60 MiB of L2, so nearly everything that FA1 loads and stores reaches DRAM.
 #
 # When it comes to memory use, on the other hand, FA1 always wins. Beyond its inputs and output, it needs only the 2N
-# numbers of $\ell$ and m.
+# numbers of $\ell$ and m and, if the output has two bytes per element, a copy of the unfinished O with four.
 
 # %% [markdown]
 # ## How large can a block be?
@@ -385,7 +385,7 @@ show("hbm_traffic")
 # </details>
 #
 # The backward pass thus computes one more product, $QK^\top$, and stores nothing of size $N^2$. Is that cheaper than
-# storing P? The question is chapter 00's, now for an entry of P instead of a score. Recomputing the entry costs 2d
+# storing P? Chapter 00 asked this about a score, and now we ask it about an entry of P. Recomputing the entry costs 2d
 # FLOPs for the score, 256 for an exponential and 32 for a subtraction. The division can be avoided, since $p = e^{s -
 # L}$ with chapter 01's $L = m + \log \ell$. The sum is 416 for d = 64 and 544 for d = 128. Storing the entry in two
 # bytes and loading it again costs 824, which is 2.0 and 1.5 times as much, respectively. If all units work at the same

@@ -372,9 +372,10 @@ check(
 # everything else takes two. That makes $12 + 6d/128$ bytes per score for standard attention, $(10d + 16)/B_c$ for FA1,
 # and $4d/B_r$ for FA2.
 #
-# How does FA2's number depend on the room on the chip, which is M elements? If q, k, v and o each get a quarter of it,
-# as in chapter 03, then $B_r = M/4d$, and FA2 requests about $2N^2 d / B_r = 8\,N^2 d^2 / M$ elements. FA1 requests
-# $12\,N^2 d^2 / M$. Both are $\Theta(N^2 d^2 / M)$, so the swap improves only the constant.
+# How does FA2's number depend on the room on the chip, which is M elements? Chapter 03's rule gave a block of keys a
+# quarter of it, so that $B_c = M/4d$. If q, k, v and o each get a quarter in FA2, then $B_r = M/4d$, and FA2 requests
+# about $2N^2 d / B_r = 8\,N^2 d^2 / M$ elements. FA1 requests $12\,N^2 d^2 / M$. Both are $\Theta(N^2 d^2 / M)$, so the
+# swap improves only the constant.
 
 # %% [markdown]
 # **What reaches DRAM?** L2 can serve a repeated load if it has room for all the data that the running workers keep
@@ -453,9 +454,10 @@ show("rooflines_forward")
 # %% [markdown]
 # The next table lists the same limits. FA1 has only 64 workers, so its tensor cores allow only 64/132 of 989 TFLOP/s.
 # L2 and DRAM serve all SMs, so each method may use all of their speed. The last line was measured with simple kernels
-# from this book that use tiles of 64 × 64, namely rungs 00, 01 and 03 of the ladder in chapter 10. With such tiles,
-# standard attention requests more than the first line of the table counts, but DRAM is still its limit. FP32 units and
-# special function units are left out, because at d = 128, they allow more than the tensor cores in all four cases.
+# from this book that use tiles of 64 × 64, namely rungs 00, 01 and 03 of the ladder in chapter 10. Our formula above is
+# for tiles of 128 × 128. With tiles of 64 × 64, standard attention requests more, but DRAM is still its limit. FP32
+# units and special function units are left out, because at d = 128, they allow more than the tensor cores in all four
+# cases.
 
 # %% tags=["hide-input"]
 from IPython.display import Markdown

@@ -171,7 +171,7 @@ check(
 #
 # ```python
 # def one_tile(s, q, k, v, do, L, D, tau):
-#     L = np.where(np.isneginf(L), 0, L)  # a row without keys, as in chapter 04
+#     L = np.where(np.isneginf(L), 0, L)  # a row without keys: not −∞ − (−∞), as in chapter 02
 #     p = np.exp(s - L[:, None])  # FA2.A2.L11  (B_r, B_c)
 #     dp = do @ v.T  # FA2.A2.L13
 #     ds = p * (dp - D[:, None])  # FA2.A2.L14
@@ -192,10 +192,11 @@ check(
 # ## The loops around it
 #
 # A tile (i, j) adds to $dQ_i$, $dK_j$ and $dV_j$. Which of the two loops should be the outer one? As in chapter 04,
-# everything that belongs to the outer loop stays on the chip. The other blocks are loaded for each tile, and any sums
-# among them must be stored again afterwards. Since the tiles are square, every block has B · d elements. To compare the
-# two orders, we count the bytes that a tile moves and divide them by B · d. Each element of q, k, v and do takes two
-# bytes, and each element of an unfinished sum takes four. We leave out L and D, because they are small.
+# everything that belongs to the outer loop stays on the chip. The other blocks are loaded for each tile, and those that
+# are sums are stored again afterwards. If the tiles are square, with B rows and B columns, every block has B · d
+# elements. To compare the two orders, we count the bytes that a tile moves and divide them by B · d. Each element of q,
+# k, v and do takes two bytes, and each element of an unfinished sum takes four. We leave out L and D, because they are
+# small.
 #
 # - **Columns j outside.** dk and dv stay on the chip as *accumulators*. For each tile, q (2 bytes), do (2) and dq (4)
 #   are loaded, and dq (4) is stored, so the total is 12 bytes.
@@ -359,8 +360,8 @@ live("race")
 # 377, or 269 TFLOP/s.
 #
 # The roofline shows the three versions of the backward pass. L2's line meets the ceiling of the tensor cores at 102
-# FLOPs per byte, and only the two passes are to the right of this point, although a part of their FLOPs is repeated
-# work:
+# FLOPs per byte, and only the two passes are to the right of this point, partly because some of their FLOPs are
+# repeated work:
 
 # %% tags=["hide-input"]
 show("rooflines_backward")
@@ -458,9 +459,9 @@ for method in (one_generator, by_position):
 #
 # <details><summary>What if the loss also depends on L?</summary>
 #
-# When a model merges two calls (chapter 14), L has a gradient dL, which is one value per row. Since $L = \log \sum_k
-# e^{s_k}$, its derivative $\partial L / \partial s_j = e^{s_j} / \sum_k e^{s_k}$ is $p_j$, so dS becomes $P \circ (dP -
-# D + dL)$. The same kernel can therefore be used with D − dL in place of D.
+# When a model merges the results of two calls of attention (chapter 14), L has a gradient dL, which is one value per
+# row. Since $L = \log \sum_k e^{s_k}$, its derivative $\partial L / \partial s_j = e^{s_j} / \sum_k e^{s_k}$ is $p_j$,
+# so dS becomes $P \circ (dP - D + dL)$. The same kernel can therefore be used with D − dL in place of D.
 # </details>
 #
 # <details><summary>How accurate are the gradients?</summary>

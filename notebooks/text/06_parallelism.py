@@ -209,9 +209,9 @@ show("rooflines_row_blocks")
 # shared memory. For example, an SM has 65,536 registers. If a thread block has 128 threads with 168 registers each, it
 # needs 21,504, so three fit. With 176 registers per thread, it needs 22,528, and only two fit.
 #
-# Shared memory is counted in the same way. With d = 128 and two bytes per number, $B_r$ queries take $B_r / 4$ KiB. A
-# stage with 64 keys and 64 values takes 32 KiB, and a kernel that loads ahead keeps two stages, or 64 KiB. An SM of an
-# H200 has 228 KiB:
+# Shared memory is counted in the same way. With d = 128 and two bytes per number, $B_r$ queries take $B_r / 4$ KiB. To
+# load ahead, a kernel keeps room for two blocks of keys and values. The room for one block is called a *stage*. With 64
+# keys and 64 values, a stage takes 32 KiB, so two stages take 64 KiB. An SM of an H200 has 228 KiB:
 #
 # | $B_r$ | q | two stages of k and v | in total | fit into 228 KiB |
 # | ---: | ---: | ---: | ---: | ---: |

@@ -7,9 +7,10 @@
 # **How do the warps of one block share a tile?**
 #
 # In chapter 06, each row block got its own thread block, and thread blocks exchange nothing. But a thread block itself
-# has several workers, which are its *warps*. A warp is a group of 32 threads that execute their instructions together,
-# and a thread block often has four or eight warps. All warps of a thread block run on the same SM, so they can exchange
-# results. The FlashAttention kernel of 2022 makes them do so in every tile, whereas FA2 avoids this exchange.
+# consists of several *warps*, which share its work. A warp is a group of 32 threads that execute their instructions
+# together, and a thread block often has four or eight warps. All warps of a thread block run on the same SM, so they
+# can exchange results. The FlashAttention kernel of 2022 makes them do so in every tile, whereas FA2 avoids this
+# exchange.
 #
 # After this notebook you can
 #
@@ -101,7 +102,7 @@ print(f"error of o: {np.abs(split_q_tile(q, k, v, 4) - dense).max():.3f}")
 # Softmax works row by row, and each row belongs to the same warp throughout, so the warps exchange no results. FA2
 # divides its tiles this way, and the paper calls this method *split-Q*.
 #
-# ## Can split-K do with one exchange?
+# ## Can split-K manage with a single exchange?
 #
 # Maxima and sums are small, but the exchange of maxima makes all warps wait in the middle of the softmax. You can avoid
 # that barrier if each warp uses the maximum over its own keys, $m_w$. The warp publishes this maximum together with its
@@ -273,7 +274,7 @@ show("warp_split")
 # A copy starts only after the barrier that frees its stage, so "the tile is free" needs no barrier of its own.
 #
 # Handwritten loops often use this scheme, whereas the loops that Triton pipelines have two barriers per tile. Chapter
-# 11 finds both of them in a kernel's machine code.
+# 11 finds both of them in the machine code of a loop with one stage.
 
 # %% [markdown]
 # ## What is it worth?

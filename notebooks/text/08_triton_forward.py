@@ -85,8 +85,8 @@ print(f"with 8 heads, rung 01 takes {few.ratio('r11_diagonal_first', 'r01_fa1'):
 # %% [markdown]
 # Although the first kernel is right, it is many times slower than PyTorch's, and even slower than standard attention.
 # The kernels in the first and the last line both belong to this package, and they compute the same matmuls. They differ
-# in how much data they move and in how many programs they launch. Both quantities depend on a few lines that every
-# Triton kernel has, namely its launch and the addresses from which it loads.
+# in how much data they move and in how many workers they run. Both quantities depend on a few lines that every Triton
+# kernel has, namely its launch and the addresses from which it loads.
 #
 # The package implements attention 24 times and changes one thing each time. We call this series the *ladder*, and its
 # kernels are the *rungs* 00 to 23. For now, you only need two of their names. Rung 01 is the slow first kernel, and
@@ -300,13 +300,13 @@ if timed.exists():
 #
 # In Triton, you do not choose which thread gets which element of a block. The compiler chooses for you. It assigns
 # neighbouring elements to neighbouring threads along the dimension whose stride is 1, if it knows which dimension that
-# is. If the code adds the column's number without a factor, as in the next section, the compiler sees it there. In your
-# `copy`, however, both strides are arguments. Triton looks at each integer argument when you launch the kernel. If an
-# argument is 1, Triton compiles a version of the kernel in which this argument is the constant 1, so the compiler knows
-# it there as well. For a contiguous matrix, `column_stride` is 1, and for its transpose, `row_stride` is 1. From blocks
-# of 16 × 16 on, neighbouring threads then read neighbouring numbers in both cases. Only your blocks of 8 × 8 are too
-# small for that. They have fewer elements than the program has threads, and Triton 3.9 then reads the transpose row by
-# row, so neighbouring threads read numbers that are far apart.
+# is. If the column's number is added without a factor, as in the next section's `X + row * x_stride + column`, the
+# compiler sees that its stride is 1. In your `copy_kernel`, however, both strides are arguments. Triton looks at each
+# integer argument when you launch the kernel. If an argument is 1, Triton compiles a version of the kernel in which
+# this argument is the constant 1, so the compiler knows it there as well. For a contiguous matrix, `column_stride` is
+# 1, and for its transpose, `row_stride` is 1. From blocks of 16 × 16 on, neighbouring threads then read neighbouring
+# numbers in both cases. Only your blocks of 8 × 8 are too small for that. They have fewer elements than the program has
+# threads, and Triton 3.9 then reads the transpose row by row, so neighbouring threads read numbers that are far apart.
 #
 # <details><summary>Why do the package's kernels write <code>stride // 8 * 8</code>?</summary>
 #
@@ -464,7 +464,7 @@ for chip, launches in compiled.items():
         talk = sum(instructions(kernel, name) for name in ("SHFL", "BAR"))
         loads = instructions(kernel, "LDG.E.128")
         print(f"{chip:7}{W:8}{32 * W:10}{4096 // 32 // W:14}{kernel.numbers['registers']:14}{loads:13}{talk:15}")
-print("\nP V, a tile of 64 × 128   registers   how warps   instructions of the tensor cores")
+print("\nP V, a tile of 64 × 128   registers   warp grid   instructions of the tensor cores")
 for chip, launches in compiled.items():
     for W, (*_, kernel) in zip(WARPS, launches, strict=True):
         kind = "HGMMA" if instructions(kernel, "HGMMA") else "HMMA"
@@ -482,7 +482,7 @@ for chip, launches in compiled.items():
 # other's registers, which is called a *shuffle*. Between warps, the values go through shared memory, with barriers. The
 # number of shuffles and barriers does not decrease, so more warps do not by themselves make a kernel faster.
 #
-# **Which warp owns what?** The column *how warps* gives the rows and columns of the grid in which the warps share the
+# **Which warp owns what?** The column *warp grid* gives the rows and columns in which the warps are arranged on the
 # result. In the sketch, each digit is the warp that owns a piece of 16 rows and 16 columns of the 64 × 128 result. For
 # `[1, 4]`, we draw each warp's columns side by side, although they alternate in strips on the chip. For the question of
 # which rows a warp owns, this makes no difference:
@@ -516,7 +516,8 @@ for chip, launches in compiled.items():
 #
 # The rungs load a block of rows with `load_rows`. In each head, the rows are contiguous, so the row stride is d. If
 # `RAGGED` is true, the block can extend past the last row. Offsets of 2³¹ or more do not fit in 32 bits, so the offset
-# of the first row has 64 bits. The picture below shows how a program finds its tile from its program number, for d = 4.
+# of the first row has 64 bits. The picture below shows the last block of rows, which extends past the end of a head,
+# for d = 4.
 
 # %%
 @triton.jit

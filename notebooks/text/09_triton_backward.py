@@ -299,8 +299,8 @@ def add_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
 # Rung b00 is the column kernel with line 15 added to its loop, as `add_rows(dQ, tau * tl.dot(ds_ij, k_j), …)`. No part
 # is lost in this version. On a GPU, however, the order in which the parts are added can differ from run to run, and so
 # can the last bits of dQ. This is why two runs of this kernel can give different results. In the interpreter, each
-# program ends before the next one begins, so a test there cannot reveal a race. There, you can find a race only by
-# reading the code.
+# program ends before the next one begins, so no test in the interpreter can reveal a race. Without a GPU, you can find
+# one only by reading the code.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 dQ, dK, dV = truth(Q, K, V, O, L, dO)
@@ -436,10 +436,11 @@ print(f"b02, one pass on Hopper: measured {times['b02_one_pass'][0]:.1f} ms")
 #
 # Rungs b00 and b01 took 2.7 and 2.6 times as long as their bounds. A bound assumes that one unit is busy all the time.
 # We can look for reasons why it is not, without a GPU, in the compiled code. The next cell compiles both rungs for an
-# H200 and lists three things that cost time. Besides the spills, these are the number of programs that fit onto an SM,
-# and the number of waits for matmuls in one step of the loop. On an H200, an instruction only starts a matmul, and a
-# program that needs the result has to wait for it. The last line is for the same column kernel with 8 warps, in which
-# each thread holds half as many values:
+# H200 and lists three things that cost time, and in the last column, the exponentials that all threads compute
+# together. Besides the spills, the three things are the number of programs that fit onto an SM, and the number of waits
+# for matmuls in one step of the loop. On an H200, an instruction only starts a matmul, and a program that needs the
+# result has to wait for it. The last line is for the same column kernel with 8 warps, in which each thread holds half
+# as many values:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 launches = xray_launches("b01", [dict(num_warps=W) for W in (4, 8)], "sm_90", causal=False)
@@ -478,9 +479,9 @@ for name, kernel in slowed.items():
 # of the kernel. Here, the results P and dS are operands of other matmuls, and the compiler then keeps each row of them
 # in one warp.
 #
-# On Hopper, the package's column kernel uses 8 warps at d = 128. This kernel avoids the duplicate work. It computes Sᵀ,
-# whose rows are keys, and a block has 128 keys, so each of the 8 warps gets 16 rows of its own. All these numbers are
-# from Triton 3.9. To see the numbers for both rungs on your machine, run `fa2-lab xray b01 --full` and
+# If the package's Triton column kernel runs on Hopper, it uses 8 warps at d = 128. It avoids the duplicate work. It
+# computes Sᵀ, whose rows are keys, and a block has 128 keys, so each of the 8 warps gets 16 rows of its own. All these
+# numbers are from Triton 3.9. To see the numbers for both rungs on your machine, run `fa2-lab xray b01 --full` and
 # `fa2-lab xray b00 --full`.
 
 # %% [markdown]
@@ -496,7 +497,7 @@ for name, kernel in slowed.items():
 # makes a real copy. A kernel that skips this step reads past the end of that single number.
 
 # %%
-rung_forward = load("r11").forward  # O and L
+rung_forward = load("11").forward  # O and L
 
 
 class Attention(torch.autograd.Function):
@@ -580,7 +581,8 @@ print("reads  ", *read(text).argmax(1).tolist())
 # ## Recap
 #
 # - The backward pass consists of three kernels, which compute D by rows, dK and dV by columns, and dQ by rows. The
-#   package has only two kernels. Its row kernel runs first, computes D and dQ, and stores D for the column kernel.
+#   package's Triton version has only two kernels. Its row kernel runs first, computes D and dQ, and stores D for the
+#   column kernel.
 # - $P = e^{S-L}$ needs no later rescaling. It does need a mask for keys that do not exist and for keys that are hidden.
 # - With plain additions, line 15 can lose parts of the sum. Atomic additions keep all parts but not their order, so
 #   runs differ. A second pass keeps both, but costs two more matmuls per tile.

@@ -465,8 +465,7 @@ for number in ("10", "11"):
 #
 # On a machine with a GPU, `fa2-lab ladder 11 --run` checks rung 11 and then compares its time with that of rung 10.
 # Without a GPU, `fa2-lab ladder 10 11` prints the change in the code, together with everything that we recorded about
-# it. (At d = 64, rung 11 is usually a little slower than rung 10. Without a mask, it takes 130 registers instead of 128
-# there, so the fourth program no longer fits.)
+# it. (At d = 64, the change does something else, as chapter 11 shows.)
 #
 # **Predict.** In rung 11, the tensor cores are busy 54% of the time. If the kernel keeps all its matmuls, how many
 # times as fast can further changes make it at most?
@@ -543,7 +542,7 @@ Markdown(f"<details><summary>One counter for each change, before and after</summ
 # ## How much did FA2's own ideas help?
 #
 # Rungs 00 to 05 follow the two papers. Rung 01 has the loops of FA1's *Algorithm 1 as printed, one worker per head*,
-# and its tiles are 64 × 64, as on all rungs up to 17. S and P never reach DRAM, and yet this rung is much slower than
+# and its tiles are 64 × 64, as on all rungs up to 16. S and P never reach DRAM, and yet this rung is much slower than
 # standard attention, for two reasons. First, O, $\ell$ and m are now read from DRAM and written back for every tile.
 # Rung 00 moves about $4N^2$ elements, whereas rung 01 moves about $N^2 (3d + 4) / B_c$, which is $6N^2$ for d = 128 and
 # $B_c$ = 64. In bytes, that is 1.7 times as much. Second, it has only 64 programs for 132 SMs, and these transfer less
@@ -835,15 +834,16 @@ first, last = ladder.find("17"), ladder.RUNGS[-1]
 #
 # ## Where do we stand?
 #
-# Each row of the picture compares `attention()` with other implementations in one setting. The paper's grid consists of
-# the settings in which the FA2 paper measures speed, with 16,384 tokens per call and a *hidden size* (heads · d) of
-# 2,048. `torch flash` is FlashAttention-2 inside PyTorch, `cuDNN` is NVIDIA's library, and FlexAttention is PyTorch's
-# compiled attention. *Sustained* means that there are no pauses between the calls. Windows, softcaps and sinks change
-# the mask or the softmax (chapter 16), and packed sequences are several sequences in one call. Each number after a mark
-# is the median over the row's problems. FlashAttention-3, FlashAttention-4 and cuDNN, which are the fastest of the five,
-# each have a bar that shows the range of the ratios, and beside the median, the picture counts the problems on which
-# `fa2_lab` is slower. For the other two, the row has only the medians. Not every implementation was measured in every
-# setting. In the rows *with host time*, the host's time counts as well:
+# Each row of the picture compares the package's `attention()`, which the picture calls `fa2_lab`, with up to five other
+# implementations in one setting. The paper's grid consists of the settings in which the FA2 paper measures speed, with
+# 16,384 tokens per call and a *hidden size* (heads · d) of 2,048. `torch flash` is FlashAttention-2 inside PyTorch,
+# `cuDNN` is NVIDIA's library, and FlexAttention is PyTorch's compiled attention. *Sustained* means that there are no
+# pauses between the calls. Windows, softcaps and sinks change the mask or the softmax (chapter 16), and packed
+# sequences are several sequences in one call. Each number after a mark is the median over the row's problems. The three
+# fastest, which are FlashAttention-3, FlashAttention-4 and cuDNN, each have a bar that shows the range of the ratios,
+# and beside the median, the picture counts the problems on which `fa2_lab` is slower. For FlexAttention and `torch
+# flash`, the row has only the medians. Not every implementation was measured in every setting. In the rows *with host
+# time*, the host's time counts as well:
 
 # %% tags=["nbval-ignore-output"]
 show("ratios")

@@ -8,10 +8,10 @@
 #
 # Chapter 10 got from rung 09 to rung 11 in two rounds. Each round consisted of a hypothesis, three numbers from `ncu`,
 # the instructions behind the longest stall, one change, and a new measurement. This chapter continues with a third
-# round on the same kernel, because the last change turns out to make the kernel slower at another shape. The rest of
-# the chapter introduces the tools that you can use on your own file. They show you what the compiler has made of your
-# kernel and when its warps wait. You also learn how to search for the fastest launch options, and what to do if the
-# result is wrong.
+# round on the same kernel, because so far, we have timed the last change at only one d. The rest of the chapter
+# introduces the tools that you can use on your own file. They show you what the compiler has made of your kernel and
+# when its warps wait. You also learn how to search for the fastest launch options, and what to do if the result is
+# wrong.
 #
 # After this notebook you can
 #
@@ -62,14 +62,14 @@ import triton
 import triton.language as tl
 
 # %% [markdown]
-# ## Why is rung 11 slower at d = 64?
+# ## Does rung 11 gain as much at d = 64?
 #
 # Rung 11 is rung 10 with its two loops in the opposite order. In chapter 10, this change removed all waits but one from
 # each loop and made the kernel about a quarter faster. Those results, however, are for d = 128.
 #
 # **Predict.** If the heads have d = 64, $QK^\top$ takes 4 tensor-core instructions per tile instead of 8. $PV$ still
 # takes 4, because it sums over the same 64 keys. Rung 10 again waits after every one of them, so there are 8 waits per
-# tile instead of 12. What is the effect of the same change at d = 64, without a mask?
+# tile instead of 12. What does the exchange of the loops do at d = 64, without a mask?
 #
 # - ☐ it makes the kernel slower
 # - ☐ it makes the kernel faster by about as much as at d = 128
@@ -182,10 +182,10 @@ for number in ("11", "13"):
 #
 # ## Which tools work on your own file?
 #
-# From here on, we only work with one file, `mine.py`. It has a function `forward(q, k, v, causal)`, and its last lines
-# call that function, so that a profiler has something to observe. If there is no `mine.py` next to this notebook, the
-# next cell creates one from rung 11 by replacing that rung's own last lines. That kernel has 64 × 64 tiles, 4 warps and
-# 3 stages. You can also use your own kernel from [assignment 4](assignments/4_triton_forward.ipynb).
+# In the next sections, we work with one file, `mine.py`. It has a function `forward(q, k, v, causal)`, and its last
+# lines call that function, so that a profiler has something to observe. If there is no `mine.py` next to this notebook,
+# the next cell creates one from rung 11 by replacing that rung's own last lines. That kernel has 64 × 64 tiles, 4 warps
+# and 3 stages. You can also use your own kernel from [assignment 4](assignments/4_triton_forward.ipynb).
 
 # %%
 CALL = """
@@ -511,7 +511,7 @@ told = (files.ROOT / "figures" / "data" / "stray.txt").read_text(encoding="utf-8
 print("\n".join(re.findall(r"=+ +(?=Invalid|at stray|by thread|Access|and is)(.*)", told)))
 
 # %% [markdown]
-# ## Why is the result slightly wrong?
+# ## Why are some rows wrong?
 #
 # Above, `log_sum_kernel` gave the right result, and if the rows have 16 columns, its results are right for any number
 # of rows. But with three rows of 10 values, some of the results are wrong, even in their first digits.
