@@ -101,6 +101,8 @@ print("exp(S), first row:", E[0].round(6), " P:", P[0].round(6), " O:", O[0].rou
 
 # %% [markdown]
 # ## What does P look like for a real sentence?
+#
+# The figure shows P of one head of a small model, for a short sentence:
 
 # %% tags=["hide-input"]
 show("attention_map")
@@ -188,8 +190,9 @@ print("in total:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # S is stored and loaded back, and so is P, which makes 4 · 64 elements. Loading Q, K and V and storing O adds another 4
 # · 32.
 #
-# If you pass no meter, the default `UNWATCHED` makes the same lines run on plain arrays. The only parts of a meter that
-# you need are `meter.loads("Q")`, `meter.stores("Q")` and `meter.hbm_elements`.
+# `Trace()` makes a meter, and `trace.hbm(…)` returns the arrays that it watches. If you pass no meter, the default
+# `UNWATCHED` makes the same lines run on plain arrays. The only parts of a meter that you need are `meter.loads("Q")`,
+# `meter.stores("Q")` and `meter.hbm_elements`.
 #
 # Does every request reach the memory itself? L2 is on the way, and it serves a load itself if it still holds the
 # requested bytes. If a request goes all the way, we say that it *reaches DRAM*, which is the kind of memory that HBM is

@@ -6,9 +6,9 @@
 #
 # **Same answer, same tiles: what is left to save?**
 #
-# In FA1, every unfinished output leaves the chip after each tile and comes back for the next one. In this chapter, we
-# change the algorithm one step at a time and count what each step saves, until we arrive at Algorithm 1 of the
-# FlashAttention-2 paper (*FA2*), with a causal mask. Then we add up what standard attention, FA1 and FA2 cost.
+# In FA1, every unfinished output leaves the chip after each tile and comes back for the next tile of its rows. In this
+# chapter, we change the algorithm one step at a time and count what each step saves, until we arrive at Algorithm 1 of
+# the FlashAttention-2 paper (*FA2*), with a causal mask. Then we add up what standard attention, FA1 and FA2 cost.
 #
 # After this notebook you can
 #
@@ -33,16 +33,18 @@ from fa2_lab.trace import UNWATCHED
 
 # %% [markdown]
 # ## What if the queries stay and the keys come by?
+#
+# The figure shows in which order FA1 and FA2 visit the tiles:
 
 # %% tags=["hide-input"]
 show("visiting_order")
 
 # %% [markdown]
-# FA1 goes down the columns, as in chapter 03, so k and v stay on the chip, while everything that belongs to a query is
-# loaded and stored again for each tile. In FA2, the loops are swapped. According to section 3.2 of the paper, P. Tillet
-# was the first to do this, in Triton. Now a row block's $m$, $\ell$ and $o$ start on the chip, stay there for all
-# tiles, and leave it only once. In the picture, FA2 already stores L, one number per row, as the finished FA2 does. The
-# code below still stores $\ell$ and m, like FA1, so that only the order of the loops changes.
+# FA1 goes down the columns, as in chapter 03, so k and v stay on the chip, while q, o, $\ell$ and m are loaded for each
+# tile, and o, $\ell$ and m are also stored again. In FA2, the loops are swapped. According to section 3.2 of the paper,
+# P. Tillet was the first to do this, in Triton. Now a row block's $m$, $\ell$ and $o$ start on the chip, stay there for
+# all tiles, and leave it only once. In the picture, FA2 already stores L, one number per row, as the finished FA2 does.
+# The code below still stores $\ell$ and m, like FA1, so that only the order of the loops changes.
 #
 # A comment in the code marks each line that moved. `tiling.rows(i)` and `tiling.cols(j)` return the rows of row block i
 # and the columns of column block j. A loop over `trace.serial` has to run its iterations one after another, whereas the
@@ -93,9 +95,9 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 #   outer loop runs over row blocks, so it can use `trace.parallel`. With 8,192 queries in blocks of 128, 64 workers can
 #   share a head. If there are few heads, this is worth far more than a third fewer requests (chapter 06).
 # - **Fewer heads at once.** In practice, a GPU starts workers head after head, as many as fit on its 132 SMs. With 64
-#   workers per head, the SMs are full after two or three heads, so only a few heads are in progress at the same time.
-#   Their K and V fit into L2, which can serve nearly all loads. This turns out to be the largest gain of all, and the
-#   second half of this chapter counts it.
+#   workers per head, 132 SMs are full after little more than two heads, so only a few heads are in progress at the same
+#   time. Their K and V fit into L2, which can serve nearly all loads. This turns out to be the largest gain of all, and
+#   the second half of this chapter counts it.
 
 # %% [markdown]
 # ## Why can the division wait?
@@ -173,7 +175,7 @@ show("deferred_normalisation")
 # tensor cores add $p\,v$ directly to it, so $p\,v$ needs no registers of its own. The thread blocks on an SM share its
 # registers. In our simple kernel on an H200 (64 heads, N = 4,096, d = 128, no mask), the tweak freed enough of them for
 # a third thread block on each SM, and the kernel became more than 20% faster. A further thread block helps because it
-# can compute while the others wait (chapter 06). With a causal mask, the kernel needs a few more registers, a third
+# can compute while the others wait (chapter 06). With a causal mask, the kernel needed a few more registers, so a third
 # thread block still did not fit, and the tweak gained nothing. So to predict what such a change gains, count registers
 # before instructions. Chapter 10 does so.
 
@@ -440,7 +442,7 @@ check(
 #   **sloped** line, because with twice the FLOPs per byte, it allows twice the speed.
 # - The tensor cores allow the same speed at any x, so they are a **flat** line.
 # - A method cannot be above the lines. At the *ridge point*, where the two lines meet, a method keeps both busy. To the
-#   left of it, the memory is the limit (chapter 01's *memory-bound*). To the right of it, the tensor cores are
+#   left of it, the memory is the limit (chapter 01's *memory-bound*). To the right of it, the limit is the tensor cores
 #   (*compute-bound*).
 #
 # Our roofline has two sloped lines, because there are two kinds of bytes. L2's line is for requested bytes, and DRAM's

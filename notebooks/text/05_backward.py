@@ -130,10 +130,10 @@ Markdown(f"One after the other:\n\n{timeline('AAABBB')}\n\nAt the same time:\n\n
 # ## Now write one tile
 #
 # **Build.** `one_tile` takes a tile of scores `s` (scaled and masked, so a masked score is −∞), the blocks `q`, `do`,
-# `L` and `D` for its queries, `k` and `v` for its keys, and τ. It returns what the tile adds to dQ, dK and dV. This is
-# the loop body of FA2's Algorithm 2. A row that sees no key has L = −∞, so $s - L$ would be $-\infty - (-\infty)$,
-# which is NaN. Its output is 0 whatever the scores are, so the tile must add 0 for it to dQ, dK and dV. The repair of
-# `update` in chapter 02 solves this problem as well.
+# `L` and `D` for its queries, `k` and `v` for its keys, and τ. It returns what the tile adds to dQ, dK and dV. These
+# are lines 11 to 16 of FA2's Algorithm 2, without the additions. A row that sees no key has L = −∞, so $s - L$ would be
+# $-\infty - (-\infty)$, which is NaN. Its output is 0 whatever the scores are, so the tile must add 0 for it to dQ, dK
+# and dV. The repair of `update` in chapter 02 solves this problem as well.
 
 # %%
 # s (B_r, B_c); q and do (B_r, d); k and v (B_c, d); L and D (B_r,)
@@ -204,8 +204,8 @@ check(
 #   and dv (4) are stored, so the total is 20 bytes.
 #
 # For this reason, both FA1 and FA2 use the columns as the outer loop. The following listing is the rest of Algorithm 2.
-# It calls your tile function, which is named `tile_gradients` here. `tiling.visited_rows(j)` lists the row blocks that
-# column block j does not skip:
+# It calls the solution's tile function, which is imported as `tile_gradients`. `tiling.visited_rows(j)` lists the row
+# blocks that column block j does not skip:
 
 # %%
 def fa2_backward(Q, K, V, O, L, dO, tiling, trace=UNWATCHED):
@@ -334,8 +334,8 @@ live("backward")
 # The next figure shows both versions over time. With atomic adds, four workers add to the same block of dQ at once, and
 # the order in which their contributions arrive differs from run to run. With two passes, each block has one writer. A
 # tile takes five matmuls in the single pass, and four and three in the two passes. If only these counted, the single
-# pass would finish first, which is the opposite of what we measured. Each way is therefore drawn as long as it was on
-# the H200.
+# pass would finish first, which is the opposite of what we measured. Each version is therefore drawn with the time that
+# it took on the H200.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("race")

@@ -8,7 +8,7 @@
 #
 # Two kernels compute the same tiles of the same attention, with the same tile size, on the same GPU, yet one is more
 # than twenty times as fast as the other. The slow one gives the right result, and none of its arithmetic is slower. It
-# is slow because most of the GPU has nothing to do while it runs.
+# is slow mainly because most of the GPU has nothing to do while it runs.
 #
 # After this notebook you can
 #
@@ -315,7 +315,7 @@ live("tiles")
 # **the heaviest first.** In this order, the launch ends at 21. If heavy and light blocks alternate, the launch ends at
 # 22. With the lightest first, it ends at 24, and in the natural order, it ends at 26. A heavy thread block that starts
 # late ends late, and the other SMs wait for it. If the heavy ones start first, light ones fill the gaps at the end.
-# Your `schedule` computes all four numbers.
+# Your `schedule` computes all four numbers. The interactive figure below shows all four orders.
 # </details>
 
 # %% tags=["nbval-ignore-output", "hide-input"]

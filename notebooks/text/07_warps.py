@@ -79,9 +79,9 @@ print(f"two kernels on an H200: keys cut {slow:.1f} ms, queries cut {fast:.1f} m
 
 # %% [markdown]
 # The result is right, but the warps publish three numbers for each score of the tile, and most of these belong to $PV$.
-# Each tile has W partial results of $PV$, and each of them is as large as the tile's whole output. The two small
-# kernels s00 and s01 show what this exchange can cost, because they differ only in how they divide the tile. A later
-# section gives their sizes.
+# Each tile has W partial results of $PV$, one from each of its W warps, and each of them is as large as the tile's
+# whole output. The two small kernels s00 and s01 show what this exchange can cost, because they differ only in how they
+# divide the tile. A later section gives their sizes.
 #
 # ## The other way: cut the queries
 #

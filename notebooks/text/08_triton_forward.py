@@ -508,9 +508,9 @@ for chip, launches in compiled.items():
 # %% [markdown]
 # ## Part 2 · Algorithm 1 as a kernel (50 minutes)
 #
-# You have already written everything that attention needs. It finds rows by their addresses, runs two matmuls, and
-# takes a softmax between them. The loop over row blocks disappears, because each of its iterations is a program, so
-# only the loop over column blocks remains.
+# You have already written everything that attention needs. An attention kernel finds rows by their addresses, runs two
+# matmuls, and takes a softmax between them. The loop over row blocks disappears, because each of its iterations is a
+# program, so only the loop over column blocks remains.
 #
 # ### Where are a program's rows?
 #
@@ -798,9 +798,9 @@ for i in range(0, 600, 128):
 # fit into the 228 KiB of an H200's SM. With one stage, it would need 48 KiB, and four would fit by shared memory.
 #
 # More stages hardly cost registers, because the copies go directly into shared memory. Compiled for an H200 without a
-# mask, rung 11 uses 168 registers per thread with two, three or four stages, and 179 with one. With `num_warps`, it is
-# the other way round. With eight warps instead of four, a thread uses 138 registers, but the program still needs 112
-# KiB of shared memory, because it has the same blocks.
+# mask, rung 11 uses 168 registers per thread with two, three or four stages, and 179 with one. `num_warps`, by
+# contrast, changes the registers and not the shared memory. With eight warps instead of four, a thread uses 138
+# registers, but the program still needs 112 KiB of shared memory, because it has the same blocks.
 #
 # The rungs' options are fixed in their code. Triton can also search for good options. The decorator
 # `@triton.autotune(configs=[…], key=["N_q", "N_k", "d", "CAUSAL"])` goes above `@triton.jit`. An entry of `configs` is,

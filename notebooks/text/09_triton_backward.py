@@ -108,12 +108,12 @@ for run in range(3):
 # ## What is the same in all tiles of a row?
 #
 # The line numbers in this chapter refer to Algorithm 2 of the FA2 paper, and [the
-# poster](../figures/poster_backward.pdf) shows the whole algorithm on one sheet. Each tile of a row uses the row's L
-# and its $D_i = do_i \cdot o_i$ (line 4), which is subtracted in line 14. The forward pass has already computed L, so
-# only D is missing. The smallest kernel in this chapter, `D_kernel`, computes D once. `load_rows` is the function from
-# chapter 08 without the `RAGGED` option, because it always masks. We take it from rung b01, together with two functions
-# that work in the same way. `store_rows` stores a block of rows, and `load_row_values` loads one number per row, such
-# as L or D, as a (B, 1) block, which has zeros for rows past the end.
+# poster](../figures/poster_backward.pdf) shows the whole algorithm on one sheet. Each tile of a row uses the row's L,
+# which is subtracted in line 11, and its $D_i = do_i \cdot o_i$ (line 4), which is subtracted in line 14. The forward
+# pass has already computed L, so only D is missing. The smallest kernel in this chapter, `D_kernel`, computes D once.
+# `load_rows` is the function from chapter 08 without the `RAGGED` option, because it always masks. We take it from rung
+# b01, together with two functions that work in the same way. `store_rows` stores a block of rows, and `load_row_values`
+# loads one number per row, such as L or D, as a (B, 1) block, which has zeros for rows past the end.
 
 # %%
 b00, b01 = load("b00"), load("b01")
@@ -296,11 +296,11 @@ def add_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
     tl.atomic_add(at, x, mask=first + row < N, sem="relaxed")
 
 # %% [markdown]
-# Rung b00 is the column kernel with line 15 added to its loop, as `add_rows(dQ, tau * tl.dot(ds_ij, k_j), …)`. No part
-# is lost in this version. On a GPU, however, the order in which the parts are added can differ from run to run, and so
-# can the last bits of dQ. This is why two runs of this kernel can give different results. In the interpreter, each
-# program ends before the next one begins, so no test in the interpreter can reveal a race. Without a GPU, you can find
-# one only by reading the code.
+# Rung b00 is the column kernel with line 15 added to its loop, as `add_rows(dQ, tau * tl.dot(ds_ij, k_j), …)`. Because
+# it only adds, dQ has to be 0 before the launch (line 3). No part is lost in this version. On a GPU, however, the order
+# in which the parts are added can differ from run to run, and so can the last bits of dQ. This is why two runs of this
+# kernel can give different results. In the interpreter, each program ends before the next one begins, so no test in the
+# interpreter can reveal a race. Without a GPU, you can find one only by reading the code.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 dQ, dK, dV = truth(Q, K, V, O, L, dO)
@@ -350,7 +350,8 @@ compare("dQ", [mine], [dQ])
 # ## What do the two ways cost?
 #
 # The second pass computes S and dP once more, so two passes take seven matmuls per tile, and one pass takes five. If
-# only matmuls counted, one pass would take 5/7 of the time. What does the single pass cost instead?
+# only matmuls counted, one pass would take 5/7 of the time. The figure shows both versions tile by tile. What does the
+# single pass cost instead?
 
 # %% tags=["hide-input"]
 show("backward_passes")

@@ -215,15 +215,15 @@ listing("09")
 # `DEPBAR` waits until at most a given number of groups are still under way.
 
 # %% [markdown]
-# The picture shows a program that has an SM to itself, first with one stage and then with three. The program visits 12
-# tiles, and the picture is an excerpt of 6,000 clocks from the middle. In this model, K and V of a tile are copied one
-# after the other, in 410 clocks each, so a tile takes 820 clocks of copies. The work on a tile consists of two matmuls
-# and a softmax, and takes 917. With one stage, the program copies K, computes S and the softmax, and only then copies
-# V, so a tile takes 820 + 917 = 1,737 clocks. (The machine code of rung 09 requests K and V together, but since nothing
-# overlaps with one stage, the sum is the same.) With three stages, the copies run ahead of the work. In this excerpt,
-# they always find a free stage, so they follow each other without a gap. Since the copies for a tile take a little less
-# time than the work on it, they get farther and farther ahead, and the work never waits for them. It therefore sets the
-# pace, and the tensor cores are idle only during the softmax.
+# The picture below shows a program that has an SM to itself, first with one stage and then with three. The program
+# visits 12 tiles, and the picture is an excerpt of 6,000 clocks from the middle. In this model, K and V of a tile are
+# copied one after the other, in 410 clocks each, so a tile takes 820 clocks of copies. The work on a tile consists of
+# two matmuls and a softmax, and takes 917. With one stage, the program copies K, computes S and the softmax, and only
+# then copies V, so a tile takes 820 + 917 = 1,737 clocks. (The machine code of rung 09 requests K and V together, but
+# since nothing overlaps with one stage, the sum is the same.) With three stages, the copies run ahead of the work. In
+# this excerpt, they always find a free stage, so they follow each other without a gap. Since the copies for a tile take
+# a little less time than the work on it, they get a little farther ahead with each tile of the excerpt, and the work
+# never waits for them. It therefore sets the pace, and the tensor cores are idle only during the softmax.
 #
 # Why are the averages above the timelines 1,805 and 1,019 clocks per tile, and not 1,737 and 917? Before its first
 # tile, the program also copies Q, and after its last, it stores O. With one stage, these two copies add 2 · 410 clocks
@@ -338,7 +338,7 @@ for stages in (1, 3):
 # </details>
 
 # %% [markdown]
-# ## Why does rung 10 speed up less than predicted?
+# ## Why does rung 10 gain less than predicted?
 
 # %% tags=["hide-input"]
 predicted = reasons.predicted(*pair("10"), causal=False, d=128)
@@ -414,8 +414,8 @@ def show_order(number):
 show_order("10")
 
 # %% [markdown]
-# A program can reach the last line, the wait, in two ways. It may jump there from the end of the long loop, where a
-# matmul may still be adding to o. Or it may have skipped the long loop, because its row block has no tile without a
+# A program can reach the last line, the wait, in two ways. It may jump there from the end of the loop without a mask,
+# where a matmul may still be adding to o. Or it may have skipped this loop, because its row block has no tile without a
 # mask. In that case, the instructions just before the wait have set o to 0. No program does both. But in the code,
 # these instructions come after the start of the matmul and before the wait for its end, which is exactly what the
 # message complains about. The compiler probably cannot tell whether a matmul or an ordinary instruction was the last to
@@ -625,12 +625,12 @@ for number, mask in (("05", True), ("03", False), ("09", False)):
 show("speedup_by_heads")
 
 # %% [markdown]
-# The bars show the measured speedups, and the shaded area shows what a model predicts. Wherever it jumps (apart from
-# the small step between 2 and 3 heads), one of the two rungs needs one more wave. With three programs on each of
-# 132 SMs, there are 396 slots, so the 384 programs of 6 heads take one wave. With two programs per SM, there are 264
-# slots, so the same programs take one full wave and a second one that is less than half full. With 8 heads, both rungs
-# need two waves, but rung 09 gains, because 512 programs nearly fill 264 slots twice, whereas they fill 396 slots once
-# and leave most of the second wave empty. A speedup therefore depends on the change *and* on the shape.
+# The bars show the measured speedups, and the shaded area shows what a model predicts. Wherever the shaded area jumps
+# (apart from the small step between 2 and 3 heads), one of the two rungs needs one more wave. With three programs on
+# each of 132 SMs, there are 396 slots, so the 384 programs of 6 heads take one wave. With two programs per SM, there
+# are 264 slots, so the same programs take one full wave and a second one that is less than half full. With 8 heads,
+# both rungs need two waves, but rung 09 gains, because 512 programs nearly fill 264 slots twice, whereas they fill 396
+# slots once and leave most of the second wave empty. A speedup therefore depends on the change *and* on the shape.
 #
 # The model's predictions are too high for 8, 16 and 20 heads, and for 20 heads it even predicts a speedup where we
 # measured a slowdown. The model assumes that all programs of a wave end at the same time and that each SM then takes as

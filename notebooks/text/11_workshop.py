@@ -550,9 +550,8 @@ padded = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 # ```
 # </details>
 #
-# One defence against such mistakes is *NaN padding*, also called guard rows. If you leave gaps between the rows and
-# fill these gaps with NaN, the result becomes NaN for every row whose load reads too far. Here, the fix is
-# `mask=tl.arange(0, B) < N`.
+# One defence against such mistakes is *NaN padding*. If you leave gaps between the rows and fill these gaps with NaN,
+# the result becomes NaN for every row whose load reads too far. Here, the fix is `mask=tl.arange(0, B) < N`.
 #
 # **Takeaway.** Test with ragged sizes, and put NaN past every end. A wrong number can look plausible, but a NaN cannot.
 #
@@ -585,9 +584,8 @@ padded = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 # If three programs of 128 threads share an SM, there are 65,536 / 384 = 170 registers per thread, or 168 in steps of 8.
 # Each program can have 228 / 3 = 76 KiB of shared memory, and the system reserves 1 KiB of this. Two stages take 80 KiB
 # and one stage takes 48 KiB, so the answer is `dict(num_stages=1, maxnreg=168)`. These options cost 14 spills, and no
-# copy runs ahead any longer, which is too high a price. In chapter 10, a third program makes the kernel only 16% faster
-# (rung 09 at 168 registers), whereas copying ahead, with the loops in the right order, makes it 57% faster (rungs 10
-# and 11).
+# copy runs ahead any longer, which is too high a price. In chapter 10, a third program makes rung 09 only 16% faster
+# (at 168 registers), whereas copying ahead, with the loops in the right order, makes it 57% faster (rungs 10 and 11).
 # </details>
 
 # %% [markdown]
