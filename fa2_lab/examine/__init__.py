@@ -28,11 +28,11 @@ class Report(NamedTuple):
     """The result of examining a function: the findings, how it was called, and which cases could not be run."""
 
     name: str
-    how: str  # the library, dtype and layout that it was called with
+    how: str  # library, dtype and layout of the calls
     findings: list[Finding]
     asked: int
-    parts: list[str]  # the outputs that it returns, out of O, L, dQ, dK and dV
-    refused: dict[str, str]  # {what was not tested: why, or "" if the function does not take it}
+    parts: list[str]  # outputs returned by the function, out of O, L, dQ, dK and dV
+    refused: dict[str, str]  # {case or output not tested: reason, or "" if the function does not support it}
     seconds: float
     subject: Subject
 
@@ -93,7 +93,7 @@ def diagnose(subject: Subject, layout: str, library: str, dtype: str, *, quick: 
     unsteady = list(repeated(subject, answers[0]))
     named = explain(answers, subject.tiles())
     is_kept = any(x.name == "options-kept" for x in named)
-    if unsteady or found or is_kept or subject.happened & {"writes-past-end"}:  # then the outputs are unreliable
+    if unsteady or found or is_kept or subject.happened & {"writes-past-end"}:  # if so, the outputs are unreliable
         named = [x for x in named if x.name not in ("unknown", "precision", "grouped-silent")]
     else:
         named = [y for x in named for y in read_out_unknown(subject, x, named, answers)]
@@ -123,9 +123,9 @@ def diagnose(subject: Subject, layout: str, library: str, dtype: str, *, quick: 
 
 
 def read_out_unknown(subject: Subject, finding: Finding, named: list[Finding], answers: list[Answer]) -> list[Finding]:
-    """Return a known mistake as it is. Replace any other finding by findings that describe what the function computes.
+    """Return the finding unchanged if it names a known mistake, and otherwise findings that describe the computation.
 
-    This is read out of the function's outputs: the weights of the keys from O, and P and dS from the gradients.
+    The descriptions are read out of the function's outputs: the keys' weights from O, and P and dS from the gradients.
     """
     if finding.name not in ("unknown", *SILENT.values()):
         return [finding]

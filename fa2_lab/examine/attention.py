@@ -57,8 +57,8 @@ def combine(mistakes: tuple[str, ...]) -> str:
 def right(case: AttentionCase, B_r: int, B_c: int, bits: int, gradients: bool) -> dict[str, np.ndarray]:
     """Return O, L and, if `gradients` is set, dQ, dK and dV for a case, following the steps of FlashAttention-2.
 
-    Arrays are (batch, heads, rows, keys or features). B_r and B_c are the tile sizes, and 0 means a single tile. `bits`
-    is used only by mistakes.
+    Arrays have shape (batch, heads, rows, keys or features). B_r and B_c are the tile sizes, and 0 means a single tile.
+    `bits` is not used here, but by mistakes, which are edited versions of this function with the same parameters.
     """
     (batch, H, N_q, d), (H_k, N_k) = case.q.shape, case.k.shape[1:3]
     B_r, B_c, options, exp = B_r or N_q, B_c or N_k, case.options, overflowing if case.single else np.exp
@@ -72,12 +72,12 @@ def right(case: AttentionCase, B_r: int, B_c: int, bits: int, gradients: bool) -
     tau = np.float64(d**-0.5 if scale is None else scale)
     Z = np.ones(len(columns)) if kept is None else kept[..., columns] / (1 - p_drop)  # the factors of dropout
 
-    # The positions: the corner is that of each row's sequence
+    # Positions: in each row's sequence, the diagonal is at column row + corner
     row, rows = np.arange(N_q)[:, None], np.array([0, N_q]) if starts is None else starts
     keys = np.array([0, N_k]) if starts is None else options.get("cu_seqlens_k", starts)
     i = np.searchsorted(rows, row, side="right") - 1
     corner = keys[i + 1] - rows[i + 1]
-    first, start = row // B_r * B_r, columns // B_c * B_c  # the first row of a row's block, the first key of a tile
+    first, start = row // B_r * B_r, columns // B_c * B_c  # each row block's first row, each tile's first key
     last, end = np.minimum(first + B_r, N_q) - 1, start + B_c - 1
 
     # The scores
@@ -89,7 +89,7 @@ def right(case: AttentionCase, B_r: int, B_c: int, bits: int, gradients: bool) -
     if slopes is not None:
         X = X - slopes[:, None, None] * np.abs(columns - row - corner)
 
-    # What is seen: of a causal mask's tiles, those that the diagonal cuts are masked, and those past it are left out
+    # The visible entries: under a causal mask, tiles cut by the diagonal are masked, and tiles past it are skipped
     def look(causal: bool, corner: np.ndarray) -> np.ndarray:
         ahead, seen = columns - row - corner, np.ones((N_q, len(columns)), dtype=bool)
         if causal:
@@ -187,9 +187,8 @@ def merged(S: np.ndarray, v: np.ndarray, parts: int, tile: int, how: str) -> np.
     """Split the keys into `parts` pieces, compute each piece's O with its own softmax, and merge the results wrongly.
 
     A piece consists of whole tiles of `tile` keys. If there is only one tile, the pieces are as equal as possible.
-    `how` names the mistake. With "mean", "maximum", "sum" and "last", the weights of the merge are wrong. With
-    "undivided", the right weights are not divided by their sum. With "unscaled", they are divided by a sum of l that
-    was not rescaled.
+    `how` names the mistake. With "mean", "maximum", "sum" and "last", the merge uses wrong weights. With "undivided",
+    the correct weights are not divided by their sum. With "unscaled", they are divided by a sum of l without rescaling.
     """
     N_k = S.shape[3]
     length = -(-N_k // (parts * tile)) * tile

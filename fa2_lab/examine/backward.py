@@ -1,7 +1,7 @@
 """Read out how a function computes L and its gradients, and describe in a sentence what is wrong with them.
 
-dV = Pᵀ dO, dQ = τ dS K and dK = τ dSᵀ Q are sums of the rows of dO, K and Q. If these rows are orthogonal, the weights
-of the sums can be read off the gradients. They show P, as the backward pass uses it, and dS = P ∘ (dP − D).
+dV = Pᵀ dO, dQ = τ dS K and dK = τ dSᵀ Q are weighted sums of the rows of dO, K and Q. If these rows are orthogonal, the
+weights of the sums can be read off the gradients. They show P, as the backward pass uses it, and dS = P ∘ (dP − D).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Backward:
         return np.einsum("abcd,xyzd->abcxyz", G, rows) / (rows[0, 0, 0] ** 2).sum()
 
     def with_rounded(self, output: str, step: str, bits: int) -> np.ndarray:
-        """Return what a gradient would be if one step on the way to it were rounded to `bits` bits."""
+        """Return a gradient as it would be if one step of its computation were rounded to `bits` bits."""
         if step == output:
             return rounded(self.right[output], bits)
         rows = getattr(self.case, SUMMED[output])
@@ -98,7 +98,7 @@ class Backward:
         return np.einsum("abcxyz,xyzd->abcd", M, rows if step in known else rounded(rows, bits))
 
     def rest(self, output: str, *names: str) -> float:
-        """Return the largest element of a gradient that is no sum of rows of these inputs, in units of its rounding."""
+        """Return the largest residual of a gradient, fitted by sums of these inputs' rows, in units of its rounding."""
         G = self.got[output]
         rows = np.concatenate([getattr(self.case, name).reshape(-1, G.shape[3]) for name in names])
         flat = G.reshape(-1, G.shape[3])
@@ -106,7 +106,10 @@ class Backward:
         return float(left / self.answer.bound(output) / self.size(output))
 
     def size(self, output: str) -> float:
-        """Return how many times as large as the right gradient this one is, and so its rounding is, or 1."""
+        """Return the ratio of this gradient's largest element to that of the correct gradient, or 1 if it is smaller.
+
+        The gradient's rounding error is larger by the same factor.
+        """
         return max(1.0, float(np.abs(self.got[output]).max() / np.abs(self.right[output]).max()))
 
     def own(self, M: np.ndarray, output: str) -> np.ndarray:
@@ -117,7 +120,7 @@ class Backward:
         return M[b, h // self.group, :, b, h].swapaxes(2, 3)
 
     def near(self, output: str) -> float:
-        """Return how far off a weight that is read from this gradient may be through rounding."""
+        """Return the largest error that rounding can cause in a weight read from this gradient."""
         return 8 * self.answer.bound(output) / float((getattr(self.case, SUMMED[output])[0, 0, 0] ** 2).sum() ** 0.5)
 
     def reading(self, W: np.ndarray, right: np.ndarray, near: float) -> Reading:
@@ -136,7 +139,7 @@ def orthogonal(case: AttentionCase, d: int) -> AttentionCase:
 
 
 def read_backward(subject: Subject, answers: Sequence[Answer], variant: Variant, outputs: Sequence[str]) -> list[str]:
-    """Return sentences about what is wrong with `outputs`, some of dQ, dK and dV, in these answers to one group."""
+    """Return sentences about the errors in `outputs` (any of dQ, dK and dV) in the answers to one group of cases."""
     runs = []
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -162,7 +165,7 @@ def describe_dO(subject: Subject, run: Backward, outputs: Sequence[str]) -> list
 
 
 def describe_gradients(runs: list[Backward], outputs: list[str], sizes: Sequence[int]) -> list[str]:
-    """Return sentences about what is wrong with these gradients in these runs."""
+    """Return sentences about the errors in these gradients, given several runs."""
     said, of_dS = {}, []
     P_used = [x.own(x.made["dV"], "dV") for x in runs] if "dV" in outputs else []
     for output in outputs:
@@ -189,7 +192,7 @@ def describe_gradients(runs: list[Backward], outputs: list[str], sizes: Sequence
 
 
 def joined(name: str, sentence: str) -> str:
-    """Insert the name of its subject into a sentence, in the plural if there are two, and return the sentence."""
+    """Return a sentence with `name` as its subject, and with a plural verb if `name` lists two gradients."""
     if "{name}" in sentence:
         sentence = sentence.format(name=name)
         return re.sub(r" (is|sums|uses)\b", lambda x: PLURAL[x[1]], sentence, count=1) if " and d" in name else sentence
@@ -218,7 +221,7 @@ def describe_P(runs: list[Backward], used: list[np.ndarray], sizes: Sequence[int
 
 
 def is_mask(readings: list[Reading]) -> bool:
-    """Return whether weights differ from the right ones only in which keys have a weight at all."""
+    """Return whether the weights differ from the correct ones only in which of them are 0."""
     return all((np.abs(x.W - x.right) <= x.near)[(x.W != 0) & (x.known["P"] != 0)].all() for x in readings)
 
 
@@ -232,7 +235,7 @@ def describe_forward_mistake(readings: list[Reading], runs: list[Backward], size
         W, P, right = (y / np.maximum(y.sum(axis=3, keepdims=True), 1e-9) for y in (x.W, P, x.right))
         return bool(np.abs(W - P).max() <= 2 * x.near < np.abs(P - right).max())
 
-    def is_right_without_options(variant: Variant, run: Backward) -> bool:  # otherwise, other groups would show it
+    def is_right_without_options(variant: Variant, run: Backward) -> bool:  # if not, it shows in other groups
         a, b = (attention(replace(run.case, options={}), *x)["O"] for x in (variant, run.variant))
         return not run.case.options or np.allclose(a, b)
 
@@ -269,7 +272,7 @@ def describe_rounding(runs: list[Backward], output: str) -> str:
 
 
 def describe_sums(runs: list[Backward], output: str) -> str:
-    """Return a sentence about a gradient that is off by a factor or sums the wrong rows, or "" if it does neither."""
+    """Return a sentence if a gradient is off by a factor or sums the wrong rows, else ""."""
     ratios = [(x.made[output] * x.should[output]).sum() / (x.should[output] ** 2).sum() for x in runs]
     is_factor = all(
         np.abs(x.got[output] - c * x.right[output]).max() <= 2 * max(1, abs(c)) * x.answer.bound(output)
@@ -293,20 +296,20 @@ def describe_sums(runs: list[Backward], output: str) -> str:
     for x in runs:
         made, should = (
             (np.abs(y) > x.size(output) * x.near(output)).any(axis=(2, 5)) for y in (x.made[output], x.should[output])
-        )  # (batch, heads, batch, heads): which head of which entry takes part
+        )  # (batch, heads, batch, heads): which heads are summed
         if made.any() and not np.array_equal(made, should):
             return describe_heads(x, output, made, should)
     return ""
 
 
 def is_alike(x: Backward, output: str, other: str) -> bool:
-    """Return whether the gradient `output` is what the gradient `other` should be."""
+    """Return whether the gradient `output` equals the correct gradient `other`."""
     a, b = x.got[output], x.right[other]
     return a.shape == b.shape and bool(np.abs(a - b).max() <= 2 * x.answer.bound(other))
 
 
 def describe_elements(runs: list[Backward], output: str) -> str:
-    """Return a sentence about a gradient that a simple rule turns wrong, or that is wrong only in some features."""
+    """Return a sentence if a gradient is wrong by a simple rule, or is wrong only in some features, else ""."""
     got, right = ([getattr(x, y)[output] for x in runs] for y in ("got", "right"))
     bounds = [x.answer.bound(output) for x in runs]
     if said := describe_rule(got, right, bounds):
@@ -323,10 +326,10 @@ def describe_elements(runs: list[Backward], output: str) -> str:
 
 
 def describe_heads(x: Backward, output: str, made: np.ndarray, should: np.ndarray) -> str:
-    """Return a sentence about a gradient that sums the rows of too few heads, or of wrong heads or batch entries.
+    """Return a sentence if a gradient sums the rows of too few heads, or of wrong heads or batch entries, else "".
 
-    `made` and `should` tell which heads each head of the gradient sums, and which it should. Their axes are (batch,
-    heads) of the gradient, then (batch, heads) of the summed rows.
+    `made` and `should` are boolean arrays: which heads each head of the gradient sums, and which it should sum. Their
+    axes are (batch, heads) of the gradient, then (batch, heads) of the summed rows.
     """
     rows = f"rows of {NOUN[SUMMED[output]]}"
     lacks, more = should & ~made, made & ~should
@@ -406,13 +409,13 @@ class OfL:
         self.reading = Reading(answer.case, P, P, self.near, self.known)
 
     def rows(self, sizes: Sequence[int]) -> dict[str, np.ndarray]:
-        """Return {words: boolean array} for each set of rows that may be the only ones with a wrong L."""
+        """Return {words: boolean array} for each set of rows to which an error in L may be limited."""
         found = self.reading.quantities(ROWS, sizes) | {"the rows in which L is negative": self.known["L"][..., 0] < 0}
         return {name: self.seen & (x[..., None] if x.ndim == 3 else x.astype(bool)) for name, x in found.items()}
 
 
 def read_L(answers: Sequence[Answer], variant: Variant, sizes: Sequence[int]) -> str:
-    """Return a sentence about the wrong L in these answers to one group of cases, or "" if nothing fits."""
+    """Return a sentence about the error in L, given the answers to one group of cases, or "" if nothing fits."""
     with np.errstate(all="ignore"):
         runs = [OfL(x, variant) for x in answers]
         if not all(np.isfinite(x.got[x.seen]).all() for x in runs):

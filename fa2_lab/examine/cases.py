@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-TileSize = int | tuple[int, int]  # its width and height, or (rows, keys)
+TileSize = int | tuple[int, int]  # a tile's width and height, or (rows, keys)
 OPEN = 10**9  # the length of a window's side that has no end
 PAGE = 16  # keys per page of a paged cache
-BITS = {"float64": 23, "float32": 23, "float16": 11, "bfloat16": 8}  # mantissa bits; float64 is judged like float32
+BITS = {"float64": 23, "float32": 23, "float16": 11, "bfloat16": 8}  # mantissa bits; float64 counts as float32
 EXTREME = ("large", "hidden", "hidden mask")  # groups with extreme scores, where 16 bits may overflow
 LONG = 5000  # --quick leaves out cases with more scores per head
 SCALE_UP = 100.0  # the last feature of q in cases that shift all scores
@@ -38,7 +38,7 @@ class AttentionCase:
     tests.
     """
 
-    group: str  # what it tests; groups are judged in the order of the cases
+    group: str  # the group of mistakes tested; groups are judged in the order of the cases
     q: np.ndarray
     k: np.ndarray
     v: np.ndarray

@@ -1,4 +1,4 @@
-"""The known mistakes, and the argument names that are recognized, both read from the tables in catalogue.md."""
+"""The known mistakes and the recognized argument names, both read from the tables in catalogue.md."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ class Mistake(NamedTuple):
     """
 
     name: str
-    depends_on: str  # contains "B" if it depends on the tile size, and "bits" if on the precision
+    depends_on: str  # contains "B" if the tile size matters, and "bits" if the precision does
     description: str
     reference: str
     part: str

@@ -46,7 +46,7 @@ def detect_call(subject: Subject, layout: str = "", library: str = "", dtype: st
                     continue
                 if tried[-1][0] == 4 and subject.layout in WHOLE:
                     break
-        if tried:  # if it takes four dimensions, layouts with fewer do not count
+        if tried:  # layouts with four dimensions take precedence
             whole = [x for x in tried if x[-1] in WHOLE] or tried
             best, subject.library, subject.dtype, subject.layout = max(whole, key=lambda x: x[0])
             subject.also = next((x[-1] for x in tried if x not in whole and x[0] == 4 > best), "")
@@ -59,7 +59,7 @@ def detect_call(subject: Subject, layout: str = "", library: str = "", dtype: st
 def detect_scale(subject: Subject, is_right: bool) -> None:
     """Decide whether an argument called tau really is the softmax scale, and ignore it if not.
 
-    If its default is not 1/√d and yet the output is right, it is something else.
+    It is not the scale if the output is correct although the argument's default is not 1/√d.
     """
     for name in [name for name in subject.roles if name.lower() == "tau"]:  # tau may also be a threshold
         if is_right and type(subject.defaults[name]) in (int, float) and subject.defaults[name] != subject.d**-0.5:
@@ -70,7 +70,8 @@ def detect_scale(subject: Subject, is_right: bool) -> None:
 def detect_padding(subject: Subject) -> None:
     """Find out whether True in a padding mask marks a padded key or a key that takes part.
 
-    A mask that cannot be (batch, heads, N_q, N_k) is a padding mask if the output is then right.
+    If the function rejects a mask (batch, heads, N_q, N_k), the mask is a padding mask, provided that the output is
+    then correct.
     """
     n = 16 * subject.multiple
     masks = [name for name, role in subject.roles.items() if role == "mask" and not subject.takes("padding")]
@@ -93,7 +94,7 @@ def detect_window(subject: Subject) -> None:
     """Find out whether the function expects a window as one number or as two numbers."""
     if not any(role == "window" and isinstance(subject.defaults[name], tuple) for name, role in subject.roles.items()):
         for subject.window_is_int in (False, True):
-            with suppress(NotExamined):  # with lengths that no other case has, as a function may keep masks
+            with suppress(NotExamined):  # use lengths that no other case has, because a function may cache masks
                 subject.ask(case("window", (5 + subject.window_is_int) * subject.multiple, d=subject.d, window=(4, 4)))
                 return
 

@@ -1,4 +1,4 @@
-"""Express arrays as sums of known quantities, which the tables in catalogue.md list."""
+"""Express arrays as sums of the known quantities listed in catalogue.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from fa2_lab.examine.catalogue import FACTORS
 
-CLOSE = 1e-2  # how far logarithms of weights may differ through rounding
+CLOSE = 1e-2  # largest difference that rounding may cause between logarithms of weights
 ROUND = (1, 2, 3, 4, 1 / 2, 1 / 3, 1 / 4)  # simple factors, which are tried before the quantities in FACTORS
 Equation = tuple[np.ndarray, dict[str, np.ndarray], Any]
 
@@ -77,7 +77,7 @@ def added(terms: list[tuple[str, str]]) -> str:
 
 
 def number(values: Sequence[float], runs: Sequence[Any]) -> str:
-    """Return the number or known quantity, as text, that these factors (one per run) all equal, or "" if none."""
+    """Return, as text, the number or known quantity that equals these factors (one per run), or "" if there is none."""
     c = np.array(values)
     close = 3e-3 * np.abs(c) + 1e-3
     if (np.abs(c) < 3e-3).all():
@@ -99,7 +99,7 @@ def values(numbers: Sequence[float]) -> str:
 
 
 def describe_rule(got: list[np.ndarray], right: list[np.ndarray], near: list[float]) -> str:
-    """Return a sentence if a simple rule, such as a lost sign, gives each element from the right one, or ""."""
+    """Return a sentence if a simple rule, such as a lost sign, gives each element from the correct one, else ""."""
     most = [np.abs(x).max() for x in got]
     ways = {
         f"cut off at ±{values(most)}": [np.clip(x, -c, c) for x, c in zip(right, most, strict=True)],

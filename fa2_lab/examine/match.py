@@ -19,7 +19,7 @@ from fa2_lab.examine.catalogue import CATALOGUE, Mistake
 Names = tuple[str, ...]
 GRADIENTS = ("dQ", "dK", "dV")
 TILES = (1, 2, 4, 8, 16, 32, 64, 128)
-# Groups of cases that a function may accept, but not compute
+# Groups of cases that a function may accept without supporting them: {group: name of the finding}
 SILENT = {"grouped": "grouped-silent", "cross": "lengths-silent", "values": "values-silent"}
 
 
@@ -104,15 +104,15 @@ def conventions(variant: Variant) -> Variant:
 
 
 class Finding(NamedTuple):
-    """A mistake, a convention or a remark that was found about a function."""
+    """A mistake or a convention found in a function, or a remark about it."""
 
     name: str
     where: str
     much: float = np.nan
     case: AttentionCase | None = None
     others: tuple[str, ...] = ()  # mistakes that would explain the outputs equally well
-    variant: Variant = RIGHT  # what is known of the function, including this finding
-    read_out: str = ""  # a sentence about what was read out of the function
+    variant: Variant = RIGHT  # what is known about the function, including this finding
+    read_out: str = ""  # a sentence about the mistake, read out of the function's outputs
 
     @property
     def mistake(self) -> Mistake:
@@ -198,7 +198,7 @@ def explain_part(
                 Finding(name, *describe_error(mine, variant, outputs), others=others, variant=best) for name in new
             ]
             variant, settled = best, settled + mine
-            if any(name.startswith("axis") for name in new):  # then no mask of keys can work
+            if any(name.startswith("axis") for name in new):  # if so, no mask of keys can work
                 break
         elif len(outputs) > 1:
             of_each = {name: explain_part([*settled, *mine], variant, part, (name,), tiles)[0] for name in outputs}
@@ -218,7 +218,7 @@ def explain_part(
 
 
 def without_silent(answers: Sequence[Answer], found: Sequence[Finding]) -> list[Answer]:
-    """Return the answers without those to kinds of cases that the function accepts, but does not compute."""
+    """Return the answers, except those to kinds of cases that the function accepts without supporting them."""
     strange = {x.group for x in found if x.name in ("unknown", *SILENT.values())}
     kinds: dict[str, Callable[[AttentionCase], bool]] = {
         "cross": lambda case: case.q.shape[2] != case.k.shape[2] and "cu_seqlens_k" not in case.options,
@@ -232,8 +232,8 @@ def without_silent(answers: Sequence[Answer], found: Sequence[Finding]) -> list[
 def is_late(mine: list[Answer], answers: Sequence[Answer], variant: Variant) -> bool:
     """Return whether a function seems to use the options of an earlier call.
 
-    This is the case if O of each answer in `mine` is right for the options of its own case or of another case with the
-    same sizes, and not always for its own. `answers` are the answers to all cases.
+    This is the case if O of each answer in `mine` is correct for the options of its own case or of another case with
+    the same sizes, but not always for its own. `answers` are the answers to all cases.
     """
     sizes = {x: (x.case.q.shape[2], x.case.k.shape[2]) for x in answers}
     plain = [y for y in answers if not any(isinstance(z, np.ndarray) for z in y.case.options.values())]

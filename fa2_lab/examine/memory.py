@@ -21,8 +21,8 @@ def with_equal_heads(x: AttentionCase) -> AttentionCase:
     return replace(x, q=q, k=k, v=v)
 
 
-# (mistake, description, how to change the case, attributes of the Subject): if the changed call gives another answer,
-# the function makes this mistake
+# (mistake, description, change to the case, Subject attributes). If the changed call gives a wrong output, the function
+# makes this mistake.
 AGAIN: list[tuple] = [
     ("batch-dependent", "the last batch entry", lambda x: x.part(slice(-1, None)), {}),
     ("unwritten", "where torch.empty is full of NaN", replace, dict(unset=np.nan)),
@@ -46,9 +46,9 @@ def checks(subject: Subject, answers: list[Answer], variant: Variant) -> Iterato
     lacks = [x for x in GRADIENTS if x not in base.outputs]
     if 0 < len(lacks) < 3:
         yield Finding("gradient-missing", ", ".join(lacks), case=base.case)
-    is_one = subject.layout in ("nd", "thd") or subject.takes("pages")  # their first axis cannot be expanded
+    is_one = subject.layout in ("nd", "thd") or subject.takes("pages")  # no batch or head axis comes first
     tests = [*AGAIN]
-    for name, where, x, fill in VIEWS if np.isnan(subject.fill) else ():  # else it is known to read past them
+    for name, where, x, fill in VIEWS if np.isnan(subject.fill) else ():  # if 0, the function reads past its inputs
         if x != "expanded" or not is_one:
             tests.append((name, where, with_equal_heads if x == "expanded" else replace, dict(place=x, fill=fill)))
     tests += [("precision", x, replace, dict(dtype=x)) for x in kinds(subject) if x != subject.dtype]
@@ -57,7 +57,7 @@ def checks(subject: Subject, answers: list[Answer], variant: Variant) -> Iterato
             of_all = ("O", "L", *GRADIENTS) if name in OF_ALL else ("O",)
             outputs: tuple[str, ...] = GRADIENTS if name == "dO-strides" else of_all
             outputs = tuple(x for x in outputs if x in first.outputs and first.fits(variant, (x,)))
-            with suppress(NotExamined):  # a function may refuse
+            with suppress(NotExamined):  # the function may reject the case
                 answer = subject.like(**how).ask(change(first.case), gradients=name in (*OF_ALL, "dO-strides"))
                 if not answer.fits(variant, outputs):
                     allowed = f"; rounding allows {answer.bound('O'):.1e}" if name == "precision" else ""
@@ -82,14 +82,15 @@ def kinds(subject: Subject) -> list[str]:
 def coarse_sums(subject: Subject, variant: Variant, is_cross: bool) -> Iterator[Finding]:
     """Compare the error in 16 bits with that of an attention that rounds P and O to 16 bits, but not its sums.
 
-    Yield a finding if the function's error is more than three times as large and grows with the number of keys (which
-    may be another than that of queries if `is_cross`), or if dV differs from the right one as it does if L is rounded.
-    It is only a remark if the scores are in 16 bits as well, because the function then computes everything in them. If
-    the scores alone are in 16 bits, however, this is a finding, except for a function of NumPy arrays.
+    Yield a finding if the function's error is more than three times as large and grows with the number of keys, or if
+    dV has the error caused by a rounded L. The number of keys is varied only if `is_cross`, because it then differs
+    from the number of queries. If the scores are in 16 bits as well, the finding about the sums is only a remark,
+    because the function then computes everything in 16 bits. If only the scores are in 16 bits, this is also a finding,
+    except for functions of NumPy arrays.
     """
 
     def share(answer: Answer, output: str, rounds: str) -> float:
-        """Return how much of the error that this mistake makes is in an output."""
+        """Return the fraction of this mistake's error that is present in an output."""
         want = answer.variant(variant, output)
         off = answer.variant(Variant((*variant.names, rounds), 0, BITS[dtype]), output) - want
         return float(((answer.outputs[output] - want) * off).sum() / (off * off).sum())
@@ -130,7 +131,7 @@ def coarse_sums(subject: Subject, variant: Variant, is_cross: bool) -> Iterator[
 def positions(subject: Subject, variant: Variant) -> Iterator[Finding]:
     """Check in bf16 whether a row's causal mask ends at the right key, and yield a finding if it does not.
 
-    The scores are such that a row that also saw the key after its own would see little else.
+    The scores are chosen such that, if a row also saw the key after its own, that key would get almost all the weight.
     """
     problem = case("causal", 300, d=subject.d, heads=1, causal=True)
     k = np.sign(problem.k)
@@ -196,9 +197,9 @@ def rows_without_keys(subject: Subject, answers: list[Answer], variant: Variant)
 
 
 def behind_lengths(subject: Subject, answers: list[Answer], variant: Variant) -> Iterator[Finding]:
-    """Put NaN behind the length of each batch entry, and yield a finding if it reaches O.
+    """Put NaN past the length of each batch entry, and yield a finding if it reaches O.
 
-    It is a mistake of a kernel, because a kernel masks what it loads. Array code multiplies all of V.
+    In a kernel, this is a mistake, because kernels mask what they load. Array code multiplies all of V.
     """
     some = [x for x in answers if x.case.group.startswith("lengths") and x.fits(variant, ("O",))]
     for x in some[-1:]:

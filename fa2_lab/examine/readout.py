@@ -27,7 +27,7 @@ OWN = {0: "its own key"} | {c: f"the key {abs(c)} {'after' if c > 0 else 'before
 
 
 class Reading(NamedTuple):
-    """The weights W (batch, heads, N_q, N_k) that a function gives to a case's keys, and the right ones.
+    """The weights W (batch, heads, N_q, N_k) that a function gives to a case's keys, and the correct weights.
 
     `known` holds the arrays that the expressions in catalogue.md use, such as P.
     """
@@ -35,7 +35,7 @@ class Reading(NamedTuple):
     case: AttentionCase
     W: np.ndarray
     right: np.ndarray
-    near: float  # how far the two may differ through rounding
+    near: float  # largest difference that rounding may cause between W and right
     known: dict[str, Any]
 
     @property
@@ -51,7 +51,7 @@ class Reading(NamedTuple):
         return not np.abs(self.W - self.right).max() <= self.near
 
     def quantities(self, table: list[list[str]], sizes: Sequence[int] = (0,)) -> dict[str, np.ndarray]:
-        """Evaluate a table of catalogue.md, with rows (words, expression), for each tile size, as {words: array}."""
+        """Evaluate a table of (words, expression) from catalogue.md for each tile size, and return {words: array}."""
         found = {}
         for B, (words, code) in product(sizes, table):
             for c, name in OWN.items() if "{own}" in words else ((0, ""),):
@@ -61,11 +61,11 @@ class Reading(NamedTuple):
 
 
 def arrays(case: AttentionCase, P: np.ndarray, L: np.ndarray) -> dict[str, Any]:
-    """Return {name: array} for all that is known about a case, given its right weights P and its right L."""
+    """Return {name: array} for all known quantities of a case, given its correct weights P and its correct L."""
     (batch, H, N_q, d), N_k = case.q.shape, case.k.shape[2]
     i, j = np.arange(N_q)[:, None], np.arange(N_k)[None]
     k, v = (np.repeat(x, H // case.k.shape[1], 1) for x in (case.k, case.v))
-    tau, L = case.options.get("scale") or d**-0.5, L[..., None]  # the formulas divide by τ, so it may not be 0
+    tau, L = case.options.get("scale") or d**-0.5, L[..., None]  # τ must not be 0, because the formulas divide by it
     qk = case.q @ k.swapaxes(2, 3) * tau
     S = np.where(P > 0, np.log(P) + L, -np.inf)
     m = S.max(axis=3, keepdims=True)
@@ -100,7 +100,10 @@ def per_tile(of: np.ufunc, P: np.ndarray, B: int, up_to: bool = False) -> np.nda
 
 
 def read_out(subject: Subject, finding: Finding, answers: Sequence[Answer]) -> str:
-    """Return a sentence about the weights behind a wrong O, given the finding and its group's answers, or ""."""
+    """Return a sentence about the weights behind a wrong O, or "" if no description fits.
+
+    `answers` are the answers to the finding's group of cases.
+    """
     variant, readings = conventions(finding.variant), []
     with suppress(NotExamined), np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # rows without keys give NaN
@@ -131,7 +134,7 @@ def read_out(subject: Subject, finding: Finding, answers: Sequence[Answer]) -> s
 
 
 def telling(answers: Sequence[Answer], variant: Variant, outputs: Sequence[str]) -> list[Answer]:
-    """Return all short answers of each kind of case that has a wrong one, or else the shortest wrong answer.
+    """Return all short answers to the kinds of cases with a wrong one, or the shortest wrong answer if all are long.
 
     Cases are of the same kind if they have the same options, and if their windows are open or 0 on the same sides.
     """
@@ -146,9 +149,9 @@ def telling(answers: Sequence[Answer], variant: Variant, outputs: Sequence[str])
 
 
 def describe_overhang(subject: Subject, answers: Sequence[Answer], variant: Variant) -> str:
-    """Return a sentence about the first rows of heads that hold what the row blocks before them write past N_q, or "".
+    """Return a sentence if each head's last row block overwrites the first rows of the next head in memory, else "".
 
-    The wrong rows are as many as the last row block has past N_q, of every head but the first in memory.
+    If so, every head except the first in memory has as many wrong rows as the last row block has past N_q.
     """
     for B in subject.tiles():
         fits, seen = True, False
@@ -166,9 +169,9 @@ def describe_overhang(subject: Subject, answers: Sequence[Answer], variant: Vari
 
 
 def describe_values(subject: Subject, case: AttentionCase) -> str:
-    """Return a sentence about heads whose weights are right, but which read the values of other heads, or "".
+    """Return a sentence if some heads use the right weights but read another head's values, else "".
 
-    For this, each head of each batch entry has its own feature in V.
+    To tell heads apart, V has a distinct feature for each head of each batch entry.
     """
     (batch, heads), (H_k, N_k, d) = case.q.shape[:2], case.k.shape[1:]
     if batch * H_k > d:
@@ -196,7 +199,7 @@ def weights(O: Callable[[AttentionCase], np.ndarray], case: AttentionCase) -> np
 
 
 def describe_exchange(readings: list[Reading], sizes: Sequence[int]) -> str:
-    """Return a sentence if a head, batch entry, row or key has the weights that another one should have, or ""."""
+    """Return a sentence if some head, batch entry, row or key has another's weights, else ""."""
     wrong = [x for x in readings if x.is_wrong]
     T = [(x, x.right.swapaxes(2, 3)) for x in wrong]
     if wrong and all(x.W.shape == y.shape and np.abs(x.W - y).max() <= x.near for x, y in T):
@@ -220,7 +223,7 @@ def describe_exchange(readings: list[Reading], sizes: Sequence[int]) -> str:
 
 
 def describe_pairs(readings: list[Reading], sizes: Sequence[int]) -> str:
-    """Return a sentence if a head has the weights of another pair of a query head and a key head, or ""."""
+    """Return a sentence if a head has the weights of a different pair of query head and key head, else ""."""
     found: dict[str, None] = {}
     for x in [x for x in readings if x.is_wrong and not set(x.case.options) - {"causal"}]:
         at = np.argwhere(np.abs(x.W - x.right).max(axis=(2, 3)) > x.near)
@@ -236,9 +239,9 @@ def describe_pairs(readings: list[Reading], sizes: Sequence[int]) -> str:
 
 
 def describe_mask(readings: list[Reading], sizes: Sequence[int], listed: bool = True) -> str:
-    """Return a sentence about keys that have a weight but should not, or that should have one but do not, or "".
+    """Return a sentence if some keys wrongly have a weight or wrongly have none, else "".
 
-    If no words fit, list the keys, unless `listed` is False.
+    If no words describe these keys, list them or, if `listed` is False, return "".
     """
     sees = [np.abs(x.W) > max(x.near, 1e-5) for x in readings]
     more = [(x, y & (x.right == 0), (x.right == 0) & (y | (x.W == 0))) for x, y in zip(readings, sees, strict=True)]
@@ -289,7 +292,7 @@ def describe_place(
 
 
 def describe_scale(readings: list[Reading], sizes: Sequence[int]) -> str:
-    """Return a sentence about weights that are the softmax of scores with another scale, or ""."""
+    """Return a sentence if the weights are the softmax of scores with a different scale, else ""."""
     found = []
     for x in readings:
         at = x.clear & (x.W > 100 * x.near)
@@ -305,7 +308,7 @@ def describe_scale(readings: list[Reading], sizes: Sequence[int]) -> str:
 
 
 def describe_L(readings: list[Reading], sizes: Sequence[int]) -> str:
-    """Return a sentence about weights that are exp(S − L) with a wrong L, or ""."""
+    """Return a sentence if the weights are exp(S − L) with a wrong L, else ""."""
     parts, shifts = [], []
     for x in readings:
         shift = np.where(x.clear, np.log(x.W) - np.log(x.right), np.nan)
@@ -342,7 +345,7 @@ def parts_of_L(reading: Reading, sizes: Sequence[int]) -> dict[str, np.ndarray]:
 
 
 def describe_factors(readings: list[Reading], sizes: Sequence[int]) -> str:
-    """Return a sentence about weights that are off by a factor exp(sum of known quantities), or ""."""
+    """Return a sentence if the weights are off by a factor exp(sum of known quantities), else ""."""
     kinds = (("All weights of a row", OF_ROWS, 0), ("The weights of each row", OF_KEYS, 0))
     tiles = [(f"In each tile of {B} keys, the weights", OF_TILES, B) for B in sorted(sizes, reverse=True)]
     for which, table, B in (*kinds, *tiles):
@@ -351,7 +354,7 @@ def describe_factors(readings: list[Reading], sizes: Sequence[int]) -> str:
             known = {n: np.broadcast_to(z, x.W.shape) for n, z in x.quantities(table, [B]).items()}
             for at in map(tuple, np.argwhere(np.abs(x.W - x.right).max(axis=(2, 3)) > x.near)):
                 y = np.log(x.W[at]) - np.log(x.right[at])
-                if (x.clear[at] & (x.W[at] <= x.near)).any():  # only a mask makes weights 0, and no factor does
+                if (x.clear[at] & (x.W[at] <= x.near)).any():  # only a mask makes weights 0; a factor never does
                     return ""
                 clear = x.clear[at] & (x.W[at] > 100 * x.near)
                 said[fit(y, {n: z[at] for n, z in known.items()}, clear, table is OF_ROWS)] = 0
@@ -385,7 +388,7 @@ def fit(y: np.ndarray, known: dict[str, np.ndarray], at: np.ndarray, of_rows: bo
 
 
 def describe_factor_of_some(readings: list[Reading], sizes: Sequence[int], listed: bool = True) -> str:
-    """Return a sentence if some of the weights, but not all, are multiplied by one wrong factor, or ""."""
+    """Return a sentence if some of the weights, but not all, are off by the same factor, else ""."""
     sets, numbers = [], []
     for x in readings:
         ratio = np.where(x.clear, x.W / np.where(x.clear, x.right, 1), 1)
@@ -411,5 +414,5 @@ DESCRIPTIONS = (
     describe_L,
     describe_factors,
 )
-LISTING = (describe_mask, describe_factor_of_some)  # they list keys that no words fit
+LISTING = (describe_mask, describe_factor_of_some)  # functions that list the keys if no words fit
 DESCRIPTIONS_IN_WORDS = tuple(in_words(x) if x in LISTING else x for x in DESCRIPTIONS)

@@ -62,8 +62,8 @@ def smaller_cases(like: AttentionCase, subject: Subject) -> Iterator[AttentionCa
 def write_program(subject: Subject, answer: Answer, name: str, module: str, before: Variant) -> str:
     """Return a program that runs the function on one case and prints a few elements of the output `name`.
 
-    A comment in the program shows the function's elements and the right ones. `before` is the variant of the function
-    without the finding.
+    A comment in the program lists the actual and the expected values. `before` is the variant known before this
+    finding; the elements shown differ from its output.
     """
     case, (size, shift), layout = answer.case, answer.case.made, subject.layout
     torch, grad, given = subject.library == "torch", name in GRADIENTS, subject.takes("dO")

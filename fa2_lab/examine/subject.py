@@ -30,12 +30,12 @@ WHOLE = {"bhnd": "(batch, heads, N, d)", "bnhd": "(batch, N, heads, d)", "thd": 
 WHOLE |= {"bhd": "(batch, heads, d) of one query, with k and v (batch, N, heads, d)"}
 LAYOUTS = WHOLE | {"hnd": "(heads, N, d)", "nd": "(N, d)", "flat": "(batch, N, heads · d)"}
 LIBRARIES = ["numpy", *filter(find_spec, ("torch", "jax"))]
-ALWAYS = {"causal", "heads", "lse", "longest", "grouped", "cu_seqlens", "cu_seqlens_k"}  # passed even if as usual
+ALWAYS = {"causal", "heads", "lse", "longest", "grouped", "cu_seqlens", "cu_seqlens_k"}  # passed even with usual values
 OF_PAGES = {"pages", "page", "key_lengths"}  # always passed to a function with pages
 GIVEN = {"q", "k", "v", "qkv", "dO", "O", "L"}
 LIMIT = 60  # seconds that one call may take
 NO_GPU = " Triton found no GPU. To interpret its kernels, import fa2_lab.kernels before triton."
-FENCE = -7.0  # what lies before and after an output
+FENCE = -7.0  # value of the guard elements around an output
 MAKERS = {"empty", "empty_like", "new_empty", "zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full"}
 
 
@@ -48,21 +48,21 @@ class Endless(BaseException):
 
 
 class Subject:
-    """The function that is examined, and the library, the dtype and the layout that it is called with."""
+    """The function under examination, and the library, dtype and layout with which it is called."""
 
     def __init__(self, function: Callable, given: dict[str, Any] | None = None, device: str = "") -> None:
         self.function, self.given, self.device = function, given or {}, device
         self.name = getattr(function, "__name__", type(function).__name__)
         self.library, self.dtype, self.layout, self.multiple, self.d = "numpy", "float64", "bhnd", 1, 16
-        self.also = ""  # another layout, in which it would be right
-        self.place: tuple[str, ...] | str = ""  # the memory layout of the inputs, one for all or one for each
+        self.also = ""  # another layout with which the output is correct
+        self.place: tuple[str, ...] | str = ""  # memory layout of the inputs: one for all, or one for each
         self.fill = np.nan  # the value in memory before and after each input
-        self.unset: float | None = None  # what torch.empty is filled with
-        self.before_call: Callable[[AttentionCase], object] = lambda case: None  # it is passed each case
-        self.no_gradients = ""  # the reason, if there are none
+        self.unset: float | None = None  # value that fills the results of torch.empty
+        self.before_call: Callable[[AttentionCase], object] = lambda case: None  # receives each case
+        self.no_gradients = ""  # the reason, if the function has no gradients
         self.no_groups = False  # whether it writes past its outputs if heads share keys
-        self.gives_O = True  # only a backward function may not return O
-        self.happened: set[str] = set()  # mistakes that were noticed during a call
+        self.gives_O = True  # False for a backward function that returns no O
+        self.happened: set[str] = set()  # mistakes noticed during a call
         self.padding_keeps = False  # whether True in a padding mask marks a key that takes part
         self.last: tuple[Any, np.ndarray] | None = None  # what the last call returned, and a copy of its values
         self.eps = 0.0  # the spacing of numbers near 1, if it is larger than the dtype's
@@ -101,7 +101,7 @@ class Subject:
         return any(type(x).__name__ in kinds for x in self.space.values())
 
     def calls_kernels(self) -> bool:
-        """Return whether the function, or a function or class of its module that it names, names a Triton kernel."""
+        """Return whether the function uses a Triton kernel, directly or through functions and classes of its module."""
         inside: list = [self.code]
         seen: set = set()
         while inside:
@@ -117,7 +117,7 @@ class Subject:
         return False
 
     def tiles(self) -> tuple[int, ...]:
-        """Return tile sizes that the function may use: the usual ones, and numbers that its module contains."""
+        """Return tile sizes that the function may use: the usual ones, and the numbers found in its module."""
         module, numbers = self.space.get("__name__"), [*self.defaults.values(), *self.given.values()]
         inside = [*(self.code.co_consts if self.code else ())]
         inside += [x for name, x in self.space.items() if name.upper() == name]
@@ -302,7 +302,7 @@ class Subject:
         if self.takes("qkv"):
             stack = import_module("jax.numpy" if self.library == "jax" else self.library).stack
             roles["qkv"] = stack(tensors, -4 if self.layout in ("bhnd", "hnd") else -3)
-        O, L = np.full(tensors[0].shape, np.nan), np.full(tensors[0].shape[:-1], np.nan)  # for it to write or take
+        O, L = np.full(tensors[0].shape, np.nan), np.full(tensors[0].shape[:-1], np.nan)  # for it to write or read
         if is_backward:
             right = attention(case)
             O, L = self.turned(right["O"]), right["L"][(0,) * (4 - len(self.layout))]
@@ -322,7 +322,7 @@ class Subject:
             self.happened.add("output-reused")
         if is_backward and not np.array_equal(numbers(roles["dO"]), numbers(self.array(self.turned(case.dO)))):
             self.happened.add("inputs-changed")
-        if result is None:  # it writes into what it was given
+        if result is None:  # it writes its outputs into arguments
             result = [roles[x] for x in ("O", "L") if x in roles]
             for x, memory in [(x, x._base if self.library == "torch" else x.base) for x in result]:
                 ends = slice(guard(int(np.prod(x.shape)))), slice(-guard(int(np.prod(x.shape))), None)
@@ -436,7 +436,7 @@ def fenced(library: str, unset: float | None) -> Iterator[list]:
 
 
 def guard(size: int) -> int:
-    """Return how many numbers lie before and after an array, where a function that takes heads for others may read."""
+    """Return the number of guard elements before and after an array, which a function that confuses heads may read."""
     return (1 << 14) + 2 * size
 
 

@@ -32,7 +32,7 @@ def data(sentence: str = SENTENCE) -> dict:
 def train_head(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return W_Q and W_K after STEPS steps of gradient descent on random texts.
 
-    In each text, a word is mostly followed by the same next word.
+    Within a text, each word is usually followed by the same word.
     """
     draw = np.random.default_rng(seed)
     W = 0.1 * draw.standard_normal((2, WORDS, WORDS))

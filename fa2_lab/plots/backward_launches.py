@@ -7,7 +7,7 @@ START = 3.0  # µs from a launch to the start of its work (assumed)
 
 
 def data(N: int = 512, heads: int = 16, d: int = 128) -> dict:
-    """Return the µs that each kernel works, assuming that HBM and the tensor cores reach their datasheet rates."""
+    """Return each kernel's working time in µs, assuming that HBM and the tensor cores reach their datasheet rates."""
     bytes_us, numbers = chips.H200.hbm_per_second / 1e6, N * d * heads
     work = {
         "before": numbers * (2 + 2 + 4) / bytes_us,  # O and dO are read, and the accumulators are cleared

@@ -99,7 +99,7 @@ def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compile
     return figure, alt
 
 
-SAYS = {"fits all": "fits", "spills": "spills", "too large": "no room"}  # dashed edge: fits on some chips
+SAYS = {"fits all": "fits", "spills": "spills", "too large": "no room"}  # with a dashed edge: fits on some chips
 LOOKS = {
     "fits all": dict(fill=style.worker(3), linewidth=1.4),
     "spills": dict(fill=style.MASKED, hatch=style.MASK_HATCH, edgecolor=style.QUIET),

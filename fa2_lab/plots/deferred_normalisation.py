@@ -10,7 +10,7 @@ class Operation(NamedTuple):
     """One operation in the inner loop or at the end of a row block, with its duration in clock cycles."""
 
     name: str  # "" for the few operations on m, l and α: they run once per row, and are too short for a label
-    tensor: str  # the tensor whose hue the operation has
+    tensor: str  # the tensor whose colour the operation has
     clocks: float
 
 

@@ -17,7 +17,7 @@ def data(T: int = 4) -> dict:
     describes the measurement.
     """
     sm_steps = [(SM, step) for SM in range(T) for step in range(T)]  # (SM, one of its steps)
-    second_pass_start = FIRST * T  # when the second pass begins
+    second_pass_start = FIRST * T  # time at which the second pass begins
     atomics = [(SM, ONE_PASS * i, ONE_PASS * (i + 1), f"+ dQ {i + 1}") for SM, i in sm_steps]
     columns = [(SM, FIRST * i, FIRST * (i + 1), "dK, dV") for SM, i in sm_steps]
     rows = [

@@ -53,8 +53,8 @@ def gains() -> list[dict]:
 def table(part: str = "") -> list[str]:
     """Return the lines of a Markdown table of the ideas, their predicted gains and their results.
 
-    `part` is "forward" or "backward", or empty for both. The kernels use an idea only for the problems that it speeds
-    up, which the record lists.
+    `part` is "forward" or "backward", or empty for both. The record lists the problems that each idea speeds up, and
+    the kernels use the idea only for these.
     """
     record = load("ideas")
     lines = ["| idea | predicted | measured | without pauses | kept |", "|---|---|---|---|---|"]

@@ -15,7 +15,7 @@ from fa2_lab.plots.show import show
 FOLDER = Path(__file__).resolve().parents[2] / "figures" / "live"
 
 
-STILLS = {  # {interactive figure: the picture shown as its static figure}
+STILLS = {  # {interactive figure: picture used as its static version}
     "algorithm1": "visiting_order",
     "softmax": "state_stream",
     "tiles": "hbm_traffic",

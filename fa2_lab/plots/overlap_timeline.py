@@ -64,7 +64,7 @@ def draw(window: float, tiles: int, panels: list[Mapping], counted: dict[str, fl
     """Draw one timeline for each panel: one of the four ways in which two warpgroups can work.
 
     `window` is the number of clock cycles drawn. Each title gives the share of the time for all `tiles` tiles in which
-    the tensor cores are busy, and `counted` is the measured share of two rungs in percent.
+    the tensor cores are busy, and `counted` holds the share measured for two rungs, in percent.
     """
     caption = "Exponentials can overlap with matmuls within a warpgroup, between two warpgroups, or in both ways. The"
     caption += f" percentages are those of the tensor cores, over all {tiles} tiles"
@@ -76,7 +76,7 @@ def draw(window: float, tiles: int, panels: list[Mapping], counted: dict[str, fl
         }
         for panel in panels
     }
-    window *= window / rung_timeline.clocks_drawn(window)  # undoes clocks_drawn(), so that a phone also shows all of it
+    window *= window / rung_timeline.clocks_drawn(window)  # undoes clocks_drawn(), to show the whole window on a phone
     shares = " and ".join(f"{percent:.0f}% of the time in rung {n}" for n, percent in counted.items())
     measured = f"the tensor cores are busy {shares}, which starts S early"
     figure = rung_timeline.stacked_timelines(5.5, f"{caption} ({setting}).", timelines, window, measured=measured)

@@ -1,4 +1,4 @@
-"""Diagram of who waits for whom in a thread block of the Hopper kernels, with one row per circular buffer."""
+"""Diagram of which warps wait for which in a thread block of the Hopper kernels, with one row per circular buffer."""
 
 import textwrap
 
@@ -21,7 +21,7 @@ def data(way: str = "forward") -> dict:
 PAGE = (1.1, 2.05, 3.85, 4.8)  # in units: the producer's right edge, the stages' edges, the consumers' left edge
 PHONE = (0.72, 1.14, 2.52, 3.05)
 LANE, HIGH = 0.62, 0.32
-LOOKS = {"mailbox": ("m", "mailbox"), "rows": ("Q", "Q, dO")}  # (hue, name) of rings not named after a tensor
+LOOKS = {"mailbox": ("m", "mailbox"), "rows": ("Q", "Q, dO")}  # {ring: (tensor that colours it, name)}
 
 
 BETWEEN = {

@@ -20,7 +20,7 @@ LANES = {"load": "load", "store": "store", "matmul": "matmul", "exp": "exp", "ot
 class Row(NamedTuple):
     """One line of the algorithm with its code.
 
-    `work` is {kind of work: amount that the line adds each time it runs, as a formula}.
+    `work` is {kind of work: amount per execution of the line, as a formula}.
     """
 
     number: int
@@ -31,7 +31,7 @@ class Row(NamedTuple):
     work: dict[str, str]
 
 
-WORK: dict[str, dict[int, dict[str, str]]] = {  # {algorithm: {line: what it moves and computes each time it runs}}
+WORK: dict[str, dict[int, dict[str, str]]] = {  # {algorithm: {line: elements moved and operations per execution}}
     "FA2.A1": {
         4: dict(load="B_r d"),
         7: dict(load="2 B_c d"),
@@ -156,7 +156,7 @@ LETTERS = {  # {letter: its meaning}
     "$T_r$": "$⌈N/B_r⌉$, the number of row blocks",
     "$T_c$": "$⌈N/B_c⌉$, the number of column blocks",
 }
-MEANT = {  # the same for the letters that occur in one pass only
+MEANT = {  # as above, for letters that occur in only one pass
     "FA2.A1": {
         "$m_i$": "largest score of each row so far",
         "$\\ell_i$": "sum of exponentials of each row so far",
@@ -171,7 +171,7 @@ MEANT = {  # the same for the letters that occur in one pass only
 
 
 def _head(ax: style.Axes, algorithm: Algorithm, files: tuple[str, str]) -> None:
-    """Draw the title, what the letters mean, and the column headings."""
+    """Draw the title, the meanings of the letters, and the column headings."""
     message, more = SAYS[algorithm.tag]
     kicker = f"FlashAttention-2 line by line: algorithm {algorithm.tag[-1]} of the paper ({algorithm.source})"
     ax.text(0, 0.45, kicker, fontsize=HEADING, color=style.QUIET)
@@ -208,7 +208,7 @@ def _tiles(ax: style.Axes, x: float, y: float, side: float, tag: str) -> None:
     style.tensor_box(ax, x + j * cell, y + i * cell, cell, cell, "S", "$s_{ij}$", size=FORMULAS)
     ax.text(x + 1.5 * cell, y + 4 * cell, "$S$ is never stored", fontsize=NOTES, ha="center", va="center")
     left, above = (("Q",), ("V", "K")) if forward else (("Q", "dO"), ("V", "K", "dV", "dK"))
-    right = {"O": wide, "L": 0.24} if forward else {"dQ": wide, "L": 0.24, "D": 0.24}  # L and D have one number per row
+    right = {"O": wide, "L": 0.24} if forward else {"dQ": wide, "L": 0.24, "D": 0.24}  # L and D are one element wide
     places = {name: (-0.6 - apart * n, wide) for n, name in enumerate(left)}
     x_next = side + 0.18
     for name, broad in right.items():
@@ -254,11 +254,11 @@ FLOW: dict[str, tuple[list[tuple], list[tuple[int, int]]]] = {  # boxes (line, t
         [(0, 1), (1, 2), (3, 4), (1, 4), (4, 5), (4, 6), (7, 4)],
     ),
 }
-LOOP = {  # (column, row) of the corners of the frame around what the inner loop computes
+LOOP = {  # (column, row) of the corners of the frame around the inner loop's boxes
     "FA2.A1": [(0, 0), (3, 0), (3, 2), (0, 2)],
     "FA2.A2": [(0, 0), (2, 0), (2, 1), (3, 1), (3, 3), (0, 3)],
 }
-WORKER = (  # what the flow of the backward pass does not show
+WORKER = (  # text on what the backward pass's flow chart omits
     "A worker keeps $dk_j$ and $dv_j$ to\nthe end of its loop. It adds each\n"
     "part of $dQ_i$ in HBM, where other\nworkers add as well."
 )
@@ -360,7 +360,7 @@ def _foot(ax: style.Axes, tag: str, address: str) -> None:
 
 
 def formulas(words: str) -> str:
-    """Replace formulas in the words, such as q_i, m_new, p_ijᵀ and e^(m_i − m_new), by matplotlib's mathtext."""
+    """Replace formulas in the words, such as q_i, m_new, p_ijᵀ and e^(m_i − m_new), with matplotlib's mathtext."""
 
     def name(match: re.Match) -> str:
         letter, below, above = match.group(1, 2, 3)
@@ -432,7 +432,7 @@ def _draw_loops(ax: style.Axes, depth: int, y: float, height: float) -> None:
 
 
 def assigned_tensors(lines: tuple[str, ...]) -> list[str]:
-    """Return the tensors that these lines of NumPy code assign to, one per hue."""
+    """Return the tensors assigned in these lines of NumPy code, keeping only the first of each colour."""
     tensor_of_hue: dict[str, str] = {}
     for names in (line.split(" = ")[0] for line in lines if " = " in line):
         for name in re.findall(r"[A-Za-z]\w*(?![\w\]])", names):

@@ -19,10 +19,10 @@ TICKS = {0.6: "0.6×", 0.8: "0.8×", 1: "equal", 1.2: "1.2×", 1.4: "1.4×", 1.6
 KEY = ("Speed of fa2_lab ÷ speed of another implementation.", "Mark and number: median. Bar: all problems.")
 OUTLINED = "Outlined: slower, by median, than at least one."
 SCALE = (0.2, 0.6), (0.02, 0.6)  # the scale's left and right ends on a page and on a phone, as shares of the width
-PAGE = {"lane": 0.625, "slower": 0.855, "FlexAttention": 0.93, "torch flash": 0.992}  # x of numbers, as width shares
+PAGE = {"lane": 0.625, "slower": 0.855, "FlexAttention": 0.93, "torch flash": 0.992}  # x of numbers, in picture widths
 PHONE = {"lane": 0.66, "slower": 0.99}
-STARTS = (0.015, 0.21, 0.405), (0.015, 0.36, 0.71)  # x of names in the key, on a page and on a phone
-LINE = 0.16  # inches per line of small letters
+STARTS = (0.015, 0.21, 0.405), (0.015, 0.36, 0.71)  # x-coordinates of the key's names, on a page and on a phone
+LINE = 0.16  # inches per line of small text
 Ratios = tuple[str, str, dict[str, list[float]]]  # (group, name, {implementation: ratios})
 
 
@@ -172,7 +172,7 @@ def draw_lane(ax: Axes, y: float, ratios: list[float], look: dict, number_place:
     (x, across), middle, slower = number_place, median(ratios), sum(x < 1 for x in ratios)
     low, high = (min(max(x, LOW), HIGH) for x in (min(ratios), max(ratios)))
     color = style.tint(look["color"], 0.7)
-    style.DARK[color] = style.mixed(look["color"], style.GROUND, 0.5)  # so that marks stand out on a dark bar
+    style.DARK[color] = style.mixed(look["color"], style.GROUND, 0.5)  # so that marks stand out against a dark bar
     style.bars(ax, [(low, y - 0.42, high - low, 0.84)], color, zorder=1)
     if LOW <= middle <= HIGH:
         ax.plot([middle], [y], linestyle="none", markeredgecolor=style.INK, zorder=3, **look)

@@ -1,4 +1,4 @@
-"""Bar chart of what a new maximum does to l and o: their terms before rescaling, after it, and after adding."""
+"""Bar chart of how a new maximum changes l and o: their terms before and after rescaling, and with the new terms."""
 
 from fractions import Fraction
 

@@ -144,11 +144,11 @@ def draw(
     across = [place[0] for place in points.values()]
     crowded = any(roof.dashed for roof in roofs)
     left, column, right = x_limits(min(across), max(across), crowded)
-    limited = any(len(place) > 2 for place in points.values())  # then the limiting units are known and are printed
+    limited = any(len(place) > 2 for place in points.values())  # if so, print the limiting units
     if limited:
         left, column, right = min(4 if style.narrow() else inf, 0.1 * min(across)), inf, 2500
     elif not crowded and max(across) < column / 60:
-        right = max(300, 30 * max(across))  # then every name is beside its dot
+        right = max(300, 30 * max(across))  # leaves room for every name beside its dot
     least = min(place[1] for place in points.values())
     low = 0.4 * least if limited else min(50, 0.5 * least)
     high = (2.6 if limited and style.narrow() else 1.9) * top
@@ -180,9 +180,9 @@ def draw(
 
 
 def x_limits(low: float, high: float, crowded: bool) -> tuple[float, float, float]:
-    """Return three x-coordinates in FLOPs per byte: the start of the axis, the column of names, the end of the axis.
+    """Return the x-coordinates, in FLOPs per byte, of the axis's start, the names' left edge, and the axis's end.
 
-    `low` and `high` are the methods' smallest and largest x-coordinate. `crowded` is True if a ceiling is dashed.
+    `low` and `high` are the methods' smallest and largest x-coordinates. `crowded` is True if a ceiling is dashed.
     """
     if style.narrow() and not crowded:
         return min(1, 0.1 * low), max(4200, 1.6 * high), max(1.5e6, 700 * high)
@@ -286,7 +286,7 @@ def spread_labels(values: list[float], gap: float, top: float = inf) -> list[flo
     The heights are as close to the values as these conditions permit.
     """
     order = sorted(range(len(values)), key=lambda n: values[n])
-    pools: list[list[float]] = []  # groups of neighbours that push each other apart; each group keeps its mean
+    pools: list[list[float]] = []  # groups of labels that touch; each group stays centred on its values
     for place, n in enumerate(order):
         pools.append([values[n] - gap * place])
         while len(pools) > 1 and sum(pools[-2]) / len(pools[-2]) >= sum(pools[-1]) / len(pools[-1]):

@@ -30,7 +30,7 @@ def data(row: int = 21, d: int = 128) -> dict:
 
 OBSERVED = "Observed (read from the compiled kernel)"
 LEFT, CELL, GAP = 0.95, 0.32, 0.3
-PAGE, PHONE = (8, 6), (6, 2)  # numbers of first and last columns of the row that are drawn
+PAGE, PHONE = (8, 6), (6, 2)  # how many columns are drawn from the row's start and from its end
 TONES = (1.0, 0.65, 0.4, 0.2)
 
 

@@ -17,7 +17,7 @@ from fa2_lab.machine.rates import rates
 from fa2_lab.plots import style
 from fa2_lab.records import load
 
-LEAD = 250  # clock cycles drawn before the first job that a rung changes
+LEAD = 250  # clock cycles drawn before the first job that differs from the previous rung
 AHEAD, PERSISTENT, LAGGING, WIDE = 20, 21, 22, 23  # the first rungs in which S starts early, programs are
 # persistent, o is seldom rescaled, and a program has three consumers
 
@@ -26,9 +26,9 @@ class Sizes(NamedTuple):
     """The quantities plotted for one rung: its number, what one SM runs, and the clock cycles per tile on each unit."""
 
     number: int
-    keys: int  # per tile
-    programs: int  # per SM
-    consumers: int  # per program
+    keys: int  # keys per tile
+    programs: int  # programs per SM
+    consumers: int  # consumers per program
     stages: int
     copy: float  # clock cycles for a tile of K, or of V
     rows: float  # clock cycles to copy one consumer's Q or O
@@ -57,7 +57,7 @@ def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
     )
 
 
-SAYS = {  # {rung: the headline, which says what changed since the previous rung}
+SAYS = {  # {rung: headline that names the change from the previous rung}
     14: "In rung 14, TMA makes the copies, so a tile takes {now} instructions instead of {then}",
     15: "Rung 15, in Gluon, takes {now} instructions per tile instead of {then}",
     16: "Rung 16 has a warp that only copies, so a tile takes {now} instructions instead of {then}",
@@ -69,7 +69,7 @@ SAYS = {  # {rung: the headline, which says what changed since the previous rung
     22: "In rung 22, m may lag behind, so most tiles skip the rescaling of o",
     23: "In rung 23, a third consumer leaves each softmax more time to spare before its next matmul",
 }
-WHY = {  # {rung: the sentences that its caption adds}
+WHY = {  # {rung: sentences added to its caption}
     15: "So it is slower at first, but from now on we can place each wait.",
     17: "One ring of buffers then serves both, which makes room for the long tiles of rung 18. By itself, rung 17"
     " is not faster.",
@@ -162,9 +162,9 @@ class Program:
     def __init__(self, block: Block, size: Sizes, tiles: int, row_blocks: int) -> None:
         self.block, self.size, self.tiles, self.row_blocks = block, size, tiles, row_blocks
         self.copied: dict[str, Job] = {}
-        self.released: dict[str, list[float]] = defaultdict(list)  # {tile: the times at which consumers released it}
-        self.sent: dict[int, float] = {}  # {row block: the time at which its index was written to the mailbox}
-        self.read: dict[int, list[float]] = defaultdict(list)  # {row block: the times at which consumers read it}
+        self.released: dict[str, list[float]] = defaultdict(list)  # {tile: times at which consumers released it}
+        self.sent: dict[int, float] = {}  # {row block: time at which its index was written to the mailbox}
+        self.read: dict[int, list[float]] = defaultdict(list)  # {row block: times at which consumers read its index}
         self.ended = 0  # row blocks that consumers have finished, counted once per consumer
 
     def producer(self) -> Generator[Wait]:
@@ -239,7 +239,7 @@ LOOKS = {
     "softmax": "P",
     "": "P",  # a softmax job, whose label is only a number
     "row block": "m",
-}  # {label: the tensor whose hue the job has}
+}  # {label: tensor whose colour the job has}
 UNITS = {"copy": "copies", "tensor": "tensor cores", "exp": "softmax"}
 
 

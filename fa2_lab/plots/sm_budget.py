@@ -10,7 +10,7 @@ PRODUCER = 24  # registers per producer thread in forward_kernel, if sequences a
 
 
 def data() -> dict:
-    """Return the KiB of each tensor's buffers and each consumer's registers per thread, for four configurations."""
+    """Return each tensor's buffer size in KiB and each consumer's registers per thread, for four configurations."""
     shared, registers = {}, {}
     for name, d in SETS:
         config = getattr(configs, name)

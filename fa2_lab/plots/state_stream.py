@@ -1,4 +1,4 @@
-"""Plot of one row block's state (m, l, o) while the key blocks stream past."""
+"""Plot of one row block's state (m, l, o) as the key blocks are processed one after another."""
 
 from typing import Any
 

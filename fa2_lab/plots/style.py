@@ -1,11 +1,11 @@
 """The look of every picture, and the only module that defines colours.
 
-Hue tells which tensor a mark belongs to; P is a paler shade of S. A worker (thread block, warp or rank) has one of four
-greys and carries its name. Measurements are grey, except that fa2_lab's have an accent colour and, in pictures that
-compare them, FlashAttention-3, FlashAttention-4 and cuDNN have a hue each. Queries run downwards, and keys to the
+A mark's hue identifies its tensor; P has a paler shade of the hue of S. A worker (thread block, warp or rank) has one
+of four greys and carries its name. Measurements are grey, except that fa2_lab's have an accent colour and, in pictures
+that compare them, FlashAttention-3, FlashAttention-4 and cuDNN have a hue each. Queries run downwards, and keys to the
 right. One function draws each picture both for a 784-pixel page column and for a phone, where panels may stack but text
 never shrinks. The first sentence of the caption is also the headline above the picture. The text never refers to a
-colour by name, because a label, hatching or an outline always says what the hue says.
+colour by name, because a label, hatching or an outline always conveys the same information as the hue.
 """
 
 import re
@@ -42,14 +42,15 @@ PALE_PINK = "#E3B8D0"
 HUES = dict(Q=BLUE, K=ORANGE, V=GREEN, S=PINK, P=PALE_PINK, O=VERMILION, m=SKY, l=SKY, L=SKY, D=SKY)
 OURS = "#6A3D9A"  # the accent for fa2_lab's own measurements
 WORKERS = ("#1F2F46", "#586A7E", "#93A1AE", "#CDD2D8")  # greyish blues, in equal steps of lightness
-BLACK, WHITE = "#000000", "#FEFEFE"  # text on a full hue; the same on light and dark pages
+BLACK, WHITE = "#000000", "#FEFEFE"  # text on a fill of full strength; the same on light and dark pages
 MASK_HATCH = "////"
 CARD = "#FFFFFF"  # the background of pictures in notebooks, so that they are readable on light and on dark pages
 EDGE = "#D0D7DE"  # the line around the card
 CLEAR = dict(facecolor=PAPER, edgecolor="none", pad=1.0)  # the background of text that is written across lines
 DASHED = (0, (3, 1.5))  # for the edge of a gradient's box, and for l's line next to m's
 
-# Colours on a dark page: dark and light greys are swapped, tints are mixed with a dark background, full hues stay.
+# Colours on a dark page: dark and light greys are swapped, tints are mixed with a dark background, and hues of full
+# strength stay.
 GROUND = "#171B21"
 DARK = {INK: "#E6E6E6", QUIET: "#A7AEB6", PAPER: GROUND, MASKED: "#2B3037", OURS: "#B48CE0"}
 DARK |= dict(zip(WORKERS, ("#D8DDE3", "#A3B0BD", "#52647A", "#36465A"), strict=True))
@@ -412,13 +413,13 @@ RUN = re.compile(rf'<tspan x="\S+" {LOOK}>[^<]</tspan>\n(?:<tspan x="\S+" \1>[^<
 
 
 def merge_letters(match: re.Match) -> str:
-    """Return the letters of a formula that look alike as one element. A space needs no element."""
+    """Merge consecutive letters of a formula that have the same style into one element. A space needs no element."""
     letters = [(x, letter) for x, letter in re.findall(r'x="(\S+)"[^>]*>([^<])', match[0]) if letter != " "]
     places, word = " ".join(x for x, _ in letters), "".join(letter for _, letter in letters)
     return f'<tspan x="{places}" {match[1]}>{word}</tspan>\n'.replace("General'", "General', serif") if word else ""
 
 
-SOURCE = 13  # the height of a source line, in the points of a file
+SOURCE = 13  # the height of the source line, in the SVG file's points
 
 
 def svg(figure: Figure, alt: str, source: str = "") -> bytes:

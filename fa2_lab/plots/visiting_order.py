@@ -27,7 +27,7 @@ def data(
 
 @style.picture
 def draw(tiling: Tiling, events: dict[str, list[Event]]) -> style.Drawn:
-    """Draw a row for each algorithm: its grid of tiles, each with its time of visit, and its HBM traffic over time."""
+    """Draw a row for each algorithm: its grid of tiles, numbered in visiting order, and its HBM traffic over time."""
     T_r, T_c = tiling.T_r, tiling.T_c
     skip = [(i, j) for i in range(T_r) for j in range(T_c) if tiling.kind(i, j) is Tile.SKIP]
     says = {"FA1": "FA1 moves O, l and m through HBM at every tile", "FA2": "FA2 keeps them on the chip"}

@@ -17,7 +17,7 @@ def data(d: int = 128, B_c: int = 128) -> dict:
     return dict(products=products, deep=DEEP, warps=warps)
 
 
-PAGE, PHONE = (1 / 100, 0.18, 0.3), (1 / 118, 0.075, 0.16)  # units per element, around a matrix, per sign
+PAGE, PHONE = (1 / 100, 0.18, 0.3), (1 / 118, 0.075, 0.16)  # in units: an element, a matrix's margin, a sign's gap
 DOWN, ABOVE, BELOW = 1.95, 0.52, 0.12  # distance to the second matmul; space above and below the right operand
 
 

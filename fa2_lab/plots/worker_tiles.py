@@ -14,7 +14,7 @@ def data(T: int = 4, B: int = 64) -> dict:
     return dict(owners=owners, dq_writers={causal: grid.dq_writers(tiling) for causal, tiling in tilings.items()})
 
 
-WIDER, DEEPER = 2.55, 0.85  # space to the right of the tiles for O or dQ, and below them for dK and dV
+WIDER, DEEPER = 2.55, 0.85  # extra space: to the right of the tiles, for O or dQ; below them, for dK and dV
 
 
 @style.picture
@@ -22,7 +22,7 @@ def draw(owners: dict[tuple[str, bool], np.ndarray], dq_writers: dict[bool, list
     """Draw four grids of tiles: forward above and backward below, without a mask on the left and causal on the right.
 
     `owners` is {("forward" or "backward", causal): array (T_r, T_c)} with each tile's worker, or −1 for a skipped tile.
-    `dq_writers` is {causal: for each row block, the backward's workers that add to its dQ}.
+    `dq_writers` is {causal: one list per row block, of the backward workers that add to its dQ}.
     """
     caption = "In the forward pass each block of O has one writer, but in the backward pass several workers add to dQ."
     caption += (
