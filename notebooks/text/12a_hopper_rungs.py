@@ -9,8 +9,9 @@
 # FA2 was written for the A100. On NVIDIA's *Hopper* chips, the H100 and the H200, matmuls run in the background, a
 # single thread can copy a whole tile, and warps can hand registers to each other. This chapter first introduces the
 # **machine**, using models that run on your laptop. Then it climbs **rungs** 15 to 23, which use that machine. For each
-# rung, it shows the lines that change and how much speed they gain. The producer warp and the early start of S come
-# from FlashAttention-3 (2024). [Chapter 12b](12b_hopper_kernel.ipynb) then reads the finished kernel.
+# rung, it shows the lines that change and how much speed they gain. Two of the rungs' ideas come from FlashAttention-3
+# (2024), namely a warp that only copies, and scores that start before they are needed. [Chapter
+# 12b](12b_hopper_kernel.ipynb) then reads the finished kernel.
 #
 # After this notebook you can
 #
@@ -28,6 +29,10 @@
 #
 # ![The producer waits until a stage is empty, and the consumers wait until it is full. Between them is a row for each
 # ring of buffers in shared memory: the mailbox, Q, K and V](../figures/pipelines_forward.svg)
+#
+# You need not understand all of the picture yet. A solid arrow means that a buffer has been filled, and a dashed arrow
+# that it may be filled again. Part 3 explains these arrows and the rings between producer and consumers, part 6
+# explains the mailbox, and chapter 12b explains the turns, and why V has no dashed arrows.
 
 # %%
 # Setup: run this cell first. You do not have to read it.
@@ -77,17 +82,17 @@ for chip in (chips.A100, chips.H100):
 # everything else has to happen *while* the matmuls run.
 #
 # ### Which thread holds which value?
-
-# %%
-show("row_reduction")
-
-# %% [markdown]
+#
 # Hopper's tensor cores work for a *warpgroup*, which consists of four neighbouring warps, or 128 threads. The picture
 # follows one row of the result when a warpgroup runs a matmul with 64 keys. This result is a block of 64 × 64 values,
 # and each of the four warps holds 16 of its rows. A warp divides its 16 × 64 values evenly among its 32 lanes, so each
 # lane holds 32 of them. Since four lanes share a row, a lane's 32 values come from two rows, 16 from each. To find a
 # row's maximum, each lane first finds the largest of its own 16 values, and then the four lanes exchange values twice.
-#
+
+# %%
+show("row_reduction")
+
+# %% [markdown]
 # In Triton, the compiler decides which thread holds which value. In **Gluon**, a lower-level language, you decide. Like
 # Triton, Gluon is a dialect of Python, and it uses the same compiler. But in Gluon, a tensor's type includes a
 # *layout*, and you import the language as `gl` instead of `tl`. We need four layouts:
@@ -122,8 +127,18 @@ show("row_reduction")
 # Hopper's instruction for the tensor cores is `wgmma`, which appeared in chapter 10's machine code as `HGMMA`. All
 # warps of a warpgroup start it together, and its result has 64 rows and stays in registers. The right operand is always
 # in shared memory, while the left operand can be in shared memory or in registers. One `wgmma` covers 16 elements of
-# the dimension that is summed over. A matmul is *asynchronous*: the warpgroup starts it and goes on with other work.
-# Later, it waits until at most a given number of its matmuls are still running:
+# the dimension that is summed over. The picture shows the two matmuls of a tile, and a frame marks what one instruction
+# reads:
+
+# %%
+show("wgmma")
+
+# %% [markdown]
+# Attention uses both options for the left operand. For $S = QK^\top$, both operands are tiles in shared memory. For
+# $PV$, the left operand P is already in registers, and in the right lanes, so P never has to go through shared memory.
+#
+# A matmul is also *asynchronous*. The warpgroup starts it and goes on with other work, and later, it waits until at
+# most a given number of its matmuls are still running:
 #
 # ```python
 # s = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)  # started, but not finished
@@ -139,13 +154,6 @@ show("row_reduction")
 # 128 keys take 1,024 clocks together, or 512 each. The exponentials of this tile also take 512, so one matmul is just
 # long enough to cover them. At d = 64, however, a matmul takes only 256 clocks, which is not long enough to cover the
 # exponentials, so a second warpgroup will have to fill the gap.
-
-# %%
-show("wgmma")
-
-# %% [markdown]
-# Attention uses both options for the left operand. For $S = QK^\top$, both operands are tiles in shared memory. For
-# $PV$, the left operand P is already in registers, and in the right lanes, so P never has to go through shared memory.
 #
 # ### What fetches the tiles?
 #
@@ -164,17 +172,22 @@ show("bulk_copy")
 #
 # ### How do you know that a copy has arrived?
 #
-# A **barrier** tells you. It is a counter in shared memory, initialised with the number of arrivals that it should
-# expect. The thread that starts a copy arrives at the barrier and announces how many bytes to expect. TMA then
-# subtracts the bytes from that number as they land. A *phase* ends when all expected arrivals have been made and all
-# announced bytes have landed, and the barrier then starts over. To wait, a thread specifies which phase it is waiting
-# for. Since a barrier stores only a single bit, the *phase parity*, the phases are numbered 0, 1, 0, 1, … The next cell
-# models a barrier that expects two arrivals. In the listing, `missing` is the number of arrivals that are still to come
-# in this phase, and `phase` is the parity of the current phase. When `missing` reaches 0, it starts again from
-# `expected`, the number of arrivals for which the barrier was made. The rest serves the model's messages. `came` counts
-# the arrivals of each actor. A `Wait` holds a condition, which `ready()` tests, and the words in `what`, which a
-# message about this wait would use. At the start and after each arrival, the cell asks the barrier whether phase 0 is
-# over, and whether phase 1 is:
+# A **barrier** tells you, but not of the kind that chapter 07 introduced. At chapter 07's barrier, the warps of a
+# thread block wait for each other. The barrier that we need here is a counter in shared memory, and a thread can arrive
+# at it without waiting, or wait without arriving. It is initialised with the number of arrivals that it should expect.
+# The thread that starts a copy arrives at the barrier and announces how many bytes to expect. TMA then subtracts the
+# bytes from that number as they land.
+#
+# A *phase* ends when all expected arrivals have been made and all announced bytes have landed, and the barrier then
+# starts over. To wait, a thread specifies which phase it is waiting for. Since a barrier stores only a single bit, the
+# *phase parity*, the phases are numbered 0, 1, 0, 1, …
+#
+# The next cell models a barrier that expects two arrivals. In the listing, `missing` is the number of arrivals that are
+# still to come in this phase, and `phase` is the parity of the current phase. When `missing` reaches 0, it starts again
+# from `expected`, the number of arrivals for which the barrier was made. The rest serves the model's messages.
+# `arrival_counts` counts the arrivals of each actor. A `Wait` holds a condition, which `ready()` tests, and the words
+# in `what`, which a message about this wait would use. At the start and after each arrival, the cell asks the barrier
+# whether phase 0 is over, and whether phase 1 is:
 
 # %%
 show_code(getsource(Barrier.arrive) + getsource(Barrier.over))
@@ -190,13 +203,14 @@ for arrival in range(5):
 # the first line. Suppose that a slow thread asks only now whether the first phase 0 is over. The barrier answers no, so
 # the thread waits until the next phase 0 ends.
 #
-# In Gluon, the barrier is an `mbarrier`. `init` sets the number of arrivals that it expects. `expect` makes one arrival
-# and also announces the bytes of a copy. `arrive` makes one arrival without bytes, and `wait` waits for a phase to end.
+# In Gluon, this barrier is an `mbarrier`. `init` sets the number of arrivals that it expects. `expect` makes one
+# arrival and also announces the bytes of a copy. `arrive` makes one arrival without bytes, and `wait` waits for a phase
+# to end.
 #
 # A barrier tells you *when* something has happened. It does not guarantee that TMA sees what a thread has written,
 # because TMA accesses shared memory through a different path. For that, you need a **fence**, `fence_async_shared()`,
 # for example after `init`. A second rule applies to buffers that are reused. Before a copy may overwrite a buffer that
-# a matmul has read, `warpgroup_mma_wait` must have returned in all threads. Part 7 lists all such cases.
+# a matmul has read, `warpgroup_mma_wait` must have returned in all threads. Part 8 lists all such cases.
 #
 # ## Part 2 · A first kernel (25 minutes)
 #
@@ -210,9 +224,10 @@ r15 = "ladder/r15_gluon.py"
 read(r15, "start", "scores")
 
 # %% [markdown]
-# With `pred=False`, neither `expect` nor `async_load` does anything. A *stage* is a buffer for one tile, and tile n
-# uses stage n mod `STAGES`. This rung has three stages. `permute` gives a transposed view of k without moving any data.
-# The loop looks like this:
+# With `pred=False`, neither `expect` nor `async_load` does anything. A *stage* is a buffer for one tile. In this rung,
+# K and V have three of them each, and tile n uses stage n mod `STAGES`. When we count memory, a stage means one buffer
+# of each, as in earlier chapters, so it holds a tile of K and a tile of V. `permute` gives a transposed view of k
+# without moving any data. The loop looks like this:
 
 # %% tags=["nbval-ignore-output"]
 read(
@@ -226,13 +241,16 @@ read(
 #
 # When the loop begins, the copies of two tiles are already under way. Step n starts the copy of tile n + 2, which, with
 # three stages, goes into the stage of tile n − 1. A single thread starts this copy on behalf of all the others, so all
-# 128 threads must have finished with that stage first. `gl.barrier()` makes sure that they have. It does not use an
-# `mbarrier`, because here the threads simply wait for each other. We write this call only to show where the threads
-# have to wait. You may leave it out, because Triton's compiler inserts such a barrier before each `expect` (and another
-# one before each `async_load`), and the exercise in part 8 relies on that. The compiler does not merge its barrier with
-# ours, so the threads wait for each other once more per step than they have to. In the PTX that `fa2-lab xray 15 --ptx`
-# prints, these are the two `bar.sync` in front of the loop's first `expect_tx`. `k_arrived` and `v_arrived` hold one
-# `mbarrier` for each stage. Each wait specifies a phase, which flips each time all stages have been used once.
+# 128 threads must have finished with that stage first. `gl.barrier()` makes sure that they have. It is not an
+# `mbarrier`, but chapter 07's barrier, at which the threads simply wait for each other. `k_arrived` and `v_arrived`, in
+# contrast, hold one `mbarrier` for each stage. Each wait specifies a phase, which flips each time all stages have been
+# used once.
+#
+# We write `gl.barrier()` only to show where the threads have to wait. You may leave it out, because Triton's compiler
+# inserts such a barrier before each `expect` (and another one before each `async_load`), and the exercise in part 8
+# relies on that. The compiler does not merge its barrier with ours, so the threads wait for each other once more per
+# step than they have to. In the PTX that `fa2-lab xray 15 --ptx` prints, these are the two `bar.sync` in front of the
+# loop's first `expect_tx`.
 #
 # A few helper functions remain. `rows_of` drops the leading dimension of a stage, which is 1. `O_LAYOUT` is o's layout
 # from the table above. `mask` and `softmax` do what `visit` did in chapter 08. `rounded` converts p to 16 bits with
@@ -257,17 +275,17 @@ climb.step("15", "registers", "programs")
 # compiler makes no branch of the `if`). In addition, the warpgroup waits for its matmuls twice per tile, while Triton's
 # code waits only once. In exchange, we can now decide ourselves where each wait is.
 #
-# The picture shows what an SM does on rungs 14 and 15, and each later rung has such a picture as well. On rungs 14 to
-# 16, the warpgroups 0 and 1 are the two programs on an SM, and from rung 17 on, they belong to one program, which calls
-# them *consumers* (part 3). The strips come from a model, in which copies run back to back at L2 bandwidth, a matmul
-# takes the number of clocks that the tensor cores need for it, and a softmax takes one clock for each instruction that
-# a thread executes, because an SM has four schedulers, one for each of a warpgroup's four warps. You can skip a picture
-# if the rung is clear without it.
+# The picture shows what an SM does on rungs 14 and 15, and each later rung has such a picture as well. You can skip a
+# picture if the rung is clear without it. On rungs 14 to 16, the warpgroups 0 and 1 are the two programs on an SM, and
+# from rung 17 on, they belong to one program, which calls them *consumers* (part 3). The strips come from a model, in
+# which copies run back to back at L2 bandwidth, a matmul takes the number of clocks that the tensor cores need for it,
+# and a softmax takes one clock for each instruction that a thread executes, because an SM has four schedulers, one for
+# each of a warpgroup's four warps.
 #
 # On rungs 14 to 16, compare only the lengths of the softmax boxes, because the model leaves out all waits between
-# instructions. There, a round, in which each warpgroup computes one tile, takes as long as its four copies, about 1,640
-# clocks. By the counters, it takes about 1,790 clocks on rung 14 and 1,950 on rung 15, of which its four matmuls take
-# 1,024.
+# instructions. In the model, a round, in which each warpgroup computes one tile, therefore takes only as long as its
+# four copies, about 1,640 clocks. By the counters, it takes about 1,790 clocks on rung 14 and 1,950 on rung 15, of
+# which its four matmuls take 1,024.
 
 # %% tags=["hide-input"]
 show("rung_timeline_15")
@@ -412,8 +430,9 @@ print(f"right in {sum(end == right for end in ends)} of 500 orders")
 #
 # ### Rung 16: who copies?
 #
-# Rung 16 leaves the copies to a separate warp, the **producer**. The warpgroup that computes is the **consumer**. This
-# division of work is called *warp specialisation*. The two roles meet only at the ring's barriers:
+# Rung 16 builds the ring of part 3. It leaves the copies to a separate warp, the producer, and the warpgroup that
+# computes becomes the consumer. This division of work is called *warp specialisation*. The two roles meet only at the
+# ring's barriers:
 
 # %% tags=["nbval-ignore-output"]
 r16 = "ladder/r16_ring.py"
@@ -653,10 +672,12 @@ climb.step("20", "tensor cores at work, %", "stall: barrier", "SM cycles", "cloc
 # | open | rung 19 has two consumers as well, and yet it is about as busy as *Neither* | the recorded numbers do not explain why it does not behave like *Between* already, so do not use *Between* to predict the speed of another kernel |
 #
 # The counts in the second row are for d = 128 without a mask. To see the machine code, run `fa2-lab xray 20 --full
-# --sass`, and look for `MUFU.EX2` after the second `WARPGROUP.DEPBAR` of the loop. At d = 64, some registers spill, as
-# `fa2-lab xray 20 --d 64 --full` shows. There, by the table of rung 17, a thread already needs 152 of its 160
-# registers, and `p_next` takes up to 32 more. At d = 128, 184 + 32 = 216 still fit into 240. Remember from this section
-# that the order in the source is only a wish. What the machine does is in its code and its counters.
+# --sass`, and look for `MUFU.EX2` after the second `WARPGROUP.DEPBAR` of the loop. Remember from this section that the
+# order in the source is only a wish. What the machine does is in its code and its counters.
+#
+# At d = 64, the table of speeds shows hardly any gain. There, some registers spill, as `fa2-lab xray 20 --d 64 --full`
+# shows. By the table of rung 17, a thread already needs 152 of its 160 registers at d = 64, and `p_next` takes up to 32
+# more. At d = 128, 184 + 32 = 216 still fit into 240.
 #
 # From rung 20 on, the model behind the strips gives the tensor cores to whichever matmul was started first. The model
 # still leaves out all waits between instructions, so its tensor cores idle less than the counters in the picture's
@@ -737,7 +758,13 @@ climb.step("21", "SM cycles", "clock, GHz")
 show("rung_timeline_21")
 
 # %% [markdown]
-# ## Part 7 · Fewer instructions, and power (26 minutes)
+# In the picture, the boxes with a thick edge belong to the next row block. In rung 20, the tensor cores idle between
+# two row blocks until O has been stored and the next Q and K have arrived. In rung 21, the next row block's copies
+# begin earlier, so the tensor cores wait for less than half of that time. What is left is a wait for the second tile of
+# K, which is copied only after O. At d = 64, all four stages still fit, and without a mask, the rung gains more there
+# than at d = 128.
+#
+# ## Part 7 · Fewer instructions, and power (16 minutes)
 # Two kinds of work are left to remove. Some instructions only exchange values between lanes, and moving bytes costs
 # power.
 #
@@ -825,6 +852,8 @@ climb.step("22", "issue slots used, %", "SM cycles", "clock, GHz")
 show("rung_timeline_22")
 
 # %% [markdown]
+# In most tiles, a thread now executes 406 instructions instead of 473, as the boxes in the picture say.
+#
 # The lag has a cost. With an exact maximum, a row's largest p, which has the most weight in O, is 1 and needs no
 # rounding. With a lagging m, the largest p can be 14.5, as in the answer above, and it has to be rounded. As a result,
 # O's rounding error grows by 3 to 4% for normally distributed inputs, and by 10 to 17% for inputs with outliers
@@ -859,10 +888,15 @@ show("rung_timeline_23")
 # blocks also spread less evenly over the SMs. If there are fewer than 4 of them per SM, `CONFIGS_FEW_BLOCKS`
 # therefore falls back to rung 22's sizes. `OWN_O_BUFFER` means that O has its own buffer, as in rung 22.
 #
-# In rung 22, the copies already ran far enough ahead, so rung 23 saves only a few cycles. But all these rungs run at
-# the power limit (chapter 10), where busier tensor cores lower the clock. In rung 20, for example, the lower clock took
-# away nearly a third of the speedup in cycles. In rung 23, the tensor cores are busier still, and yet the clock stays
-# the same or nearly the same, because moving fewer bytes leaves more power for the matmuls.
+# In rung 22, the copies already ran far enough ahead, so rung 23 saves only a few cycles. The picture shows where they
+# may come from. In the model, three consumers leave each softmax more time to spare before the next matmul of its
+# consumer, so a delay is less likely to stop the tensor cores. But all these rungs run at the power limit (chapter 10),
+# where busier tensor cores lower the clock. In rung 20, for example, the lower clock took away nearly a third of the
+# speedup in cycles. In rung 23, the tensor cores are busier still, and yet the clock stays the same or nearly the same,
+# because moving fewer bytes leaves more power for the matmuls.
+#
+# ## Part 8 · Fences, and a kernel of your own (22 minutes)
+# A kernel can wait at every barrier and still read old values, so before you write your own, you need one more rule.
 #
 # ### Where is a fence needed?
 #
@@ -909,8 +943,6 @@ show("rung_timeline_23")
 #
 # **Takeaway.** You need a fence if a thread accesses a buffer first and TMA or a matmul accesses it next. In all other
 # cases, a wait is enough.
-#
-# ## Part 8 · Recap, and a kernel of your own (12 minutes)
 #
 # ## Recap
 #
