@@ -1,4 +1,4 @@
-"""The pictures, one file per idea, and the files that they share: style.py, show.py, live.py and idea_gains.py.
+"""Modules that draw the book's pictures, one per idea, and the modules they share: style, show, live and idea_gains.
 
-In each picture's file, data() computes what a picture shows, and draw() returns (figure, alternative text).
+In a picture's module, data() computes the values to show, and draw() returns the figure and its alternative text.
 """

@@ -1,4 +1,4 @@
-"""Plot of what four functions of (row, column) add to the scores: ALiBi, a window, a tree and buckets."""
+"""Plot of the values that four functions of (row, column) add to the scores: ALiBi, a window, a tree and buckets."""
 
 import numpy as np
 
@@ -40,7 +40,8 @@ def ancestor_line(node: int) -> list[int]:
 def bucket(distance: np.ndarray) -> np.ndarray:
     """Return the bucket of each distance.
 
-    Distances 0 to 3 have one bucket each. From 4 upwards, each bucket is twice as wide as the previous one.
+    Each distance from 0 to 3 has a separate bucket. From distance 4 on, each bucket is twice as wide as the previous
+    one.
     """
     return np.minimum(distance, 4) + (distance >= 8) + (distance >= 16)
 

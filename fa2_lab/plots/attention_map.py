@@ -1,4 +1,4 @@
-"""Plot of the weights P for a real sentence, from a head trained for a second to predict the next word."""
+"""Plot of the weights P for a real sentence, computed by a head that has learned to predict the next word."""
 
 from functools import cache
 
@@ -9,7 +9,7 @@ from fa2_lab.reference import naive
 from fa2_lab.tiles import CAUSAL
 
 SENTENCE = "how much wood would a woodchuck chuck if a woodchuck could chuck wood"
-WORDS, N = 12, 24  # the vocabulary size, which is also d; the words per training text
+WORDS, N = 12, 24  # the vocabulary size, which equals d, and the number of words per training text
 STEPS, TEXTS, RATE = 150, 16, 0.3
 
 
@@ -32,7 +32,7 @@ def data(sentence: str = SENTENCE) -> dict:
 def train_head(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return W_Q and W_K after STEPS steps of gradient descent on random texts.
 
-    Within a text, each word is usually followed by the same word.
+    Within a text, a given word usually has the same successor each time it occurs.
     """
     draw = np.random.default_rng(seed)
     W = 0.1 * draw.standard_normal((2, WORDS, WORDS))
@@ -42,9 +42,9 @@ def train_head(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def random_text(draw: np.random.Generator) -> np.ndarray:
-    """Return a random text of N + 1 words, as word numbers.
+    """Return a random text of N + 1 words, each given by its number in the vocabulary.
 
-    For each text, a new random permutation determines which word usually follows which.
+    Each text is based on a new random permutation, which determines the usual successor of each word.
     """
     successors, words = draw.permutation(WORDS), [int(draw.integers(WORDS))]
     while len(words) <= N:
@@ -54,7 +54,7 @@ def random_text(draw: np.random.Generator) -> np.ndarray:
 
 
 def one_hot(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return two one-hot matrices: the words of a text, and the words before them (zeros for the first)."""
+    """Return two one-hot matrices: one of a text's words, and one of their predecessors (zeros for the first word)."""
     X = np.eye(WORDS)[words]
     return X, np.vstack([np.zeros(WORDS), X[:-1]])
 
@@ -68,7 +68,7 @@ def head(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.ndarra
 def gradient(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the gradients of −Σ log O[i, word i + 1] with respect to W_Q and W_K, using the formulas of chapter 01."""
     Q, K, V = head(words[:-1], W_Q, W_K)
-    O, P = naive.forward(Q, K, V, tau=1.0, mask=CAUSAL)  # O: the probability that each word comes next
+    O, P = naive.forward(Q, K, V, tau=1.0, mask=CAUSAL)  # O[i] holds each word's probability of coming next
     dO, rows = np.zeros_like(O), np.arange(len(O))
     dO[rows, words[1:]] = -1 / (O[rows, words[1:]] + 0.01)
     dQ, dK, _ = naive.backward(Q, K, V, P, dO, tau=1.0)

@@ -23,7 +23,8 @@ NODES = {
     "dQ": (4.1, 2.75, 1.5, "⑤ dQ = τ dS K", "result"),
 }
 EDGES = "Q S, K S, S P, dO dP, V dP, dP dS, P dS, P dV, dS dK, dS dQ"
-AGAIN = {"P": "L", "dS": "D", "dV": "dO", "dK": "Q", "dQ": "K"}  # {computed tensor: loaded tensor that it also needs}
+# {computed tensor: loaded tensor also needed to compute it}
+AGAIN = {"P": "L", "dS": "D", "dV": "dO", "dK": "Q", "dQ": "K"}
 HIGH = 0.32
 
 
@@ -70,7 +71,7 @@ def _edge(ax: style.Axes, start: str, end: str) -> None:
 
 
 def _box(ax: style.Axes, x: float, y: float, w: float, h: float, tensor: str, label: str, again: bool = False) -> None:
-    """Draw a tensor's box and its label. If `again` is set (a recomputed tensor), the box is not filled."""
+    """Draw a labelled box for a tensor, without a fill if the tensor is recomputed (`again`)."""
     if again:
         style.box(ax, x, y, w, h, label, edgecolor=style.hue(tensor), linewidth=1.4)
     else:

@@ -1,4 +1,4 @@
-"""Timeline of the Hopper backward's launches, without and with programmatic dependent launch (PDL)."""
+"""Timeline of the Hopper backward's launches, with and without programmatic dependent launch (PDL)."""
 
 from fa2_lab.machine import chips
 from fa2_lab.plots import style
@@ -7,7 +7,7 @@ START = 3.0  # µs from a launch to the start of its work (assumed)
 
 
 def data(N: int = 512, heads: int = 16, d: int = 128) -> dict:
-    """Return each kernel's working time in µs, assuming that HBM and the tensor cores reach their datasheet rates."""
+    """Return each kernel's execution time in µs, assuming that HBM and the tensor cores reach their datasheet rates."""
     bytes_us, numbers = chips.H200.hbm_per_second / 1e6, N * d * heads
     work = {
         "before": numbers * (2 + 2 + 4) / bytes_us,  # O and dO are read, and the accumulators are cleared
@@ -19,7 +19,7 @@ def data(N: int = 512, heads: int = 16, d: int = 128) -> dict:
 
 @style.picture
 def draw(work: dict[str, float], setting: str) -> style.Drawn:
-    """Draw the launches of the three kernels over time, in launch order. `work` is {kernel: µs}."""
+    """Draw a timeline of the three kernels in launch order. `work` is {kernel: execution time in µs}."""
     caption = "With programmatic dependent launch (PDL), a kernel is launched while the one before it runs."
     figure, axes = style.new_figure(
         2.9,

@@ -1,4 +1,4 @@
-"""Timelines of a backward step in two orders: each job waits for the previous one, and the kernel's order."""
+"""Timelines of a backward step whose jobs run one after another, and of the same step in the kernel's order."""
 
 from collections.abc import Generator, Mapping
 
@@ -10,7 +10,7 @@ from fa2_lab.plots import backward_step, rung_timeline, style
 def data(steps: int = 12, d: int = 128, B_r: int = 64) -> dict:
     """Return the jobs of a backward step in two orders, and the share of the time in which the tensor cores are busy.
 
-    A job is (unit, consumer, label, start, end), in clock cycles.
+    A job is a tuple (unit, consumer, label, start, end), with times in clock cycles.
     """
     product, softmax = 2 * 64 * B_r * d / chips.H200.tensor_per_clock, 64 * B_r / chips.H200.exp_per_clock
     panels = []
@@ -31,7 +31,7 @@ def data(steps: int = 12, d: int = 128, B_r: int = 64) -> dict:
 def one_by_one(
     block: Block, ds_filled: Barrier, steps: int, product: float, softmax: float, add: float = 600
 ) -> Generator[Wait]:
-    """Run a consumer of the thread block `block` that starts each job only when its previous job has ended.
+    """Simulate a consumer of `block` that starts each job only after the previous one has ended.
 
     The two consumers wait for each other's dS at the barrier `ds_filled`. A matmul takes `product` clock cycles, the
     exponentials take `softmax`, and an addition to dQ takes `add`.
@@ -48,7 +48,7 @@ def one_by_one(
 
 @style.picture
 def draw(panels: list[Mapping], setting: str, window: float = 6000) -> style.Drawn:
-    """Draw two timelines: a step in which each job waits for the previous one, and the kernel's order."""
+    """Draw two timelines of a step: one in which each job waits for the previous one, and one in the kernel's order."""
     caption = "In the kernel's order, dQ's matmul overlaps with the next exponentials, and dQ's addition with other"
     caption += " matmuls."
     window = 6800 if style.narrow() else window  # long enough to include an addition in the first panel

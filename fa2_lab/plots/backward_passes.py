@@ -4,7 +4,7 @@ from fa2_lab.plots import style
 
 
 def data() -> dict:
-    """Return {"one pass" or "two passes": list of passes}, where a pass is the list of its matmuls in order."""
+    """Return {"one pass" or "two passes": list of passes}, where a pass is a list of its matmuls in order."""
     one, columns, rows = ["S", "dP", "dV", "dK", "dQ"], ["S", "dP", "dV", "dK"], ["S", "dP", "dQ"]
     return dict(ways={"one pass": [one], "two passes": [columns, rows]})
 

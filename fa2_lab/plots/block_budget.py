@@ -1,4 +1,4 @@
-"""Plot of the block sizes that fit: their shared memory, their registers, and the chips that can run them."""
+"""Plot of the block sizes that fit on each chip, with the shared memory and the registers that they need."""
 
 from fa2_lab.machine import budget, chips
 from fa2_lab.plots import style
@@ -8,7 +8,7 @@ BLOCKS = (32, 64, 128, 256)
 
 
 def data(stages: int = 2) -> dict:
-    """Return draw()'s arguments: what each block size needs in the forward pass, where it fits, and recorded spills.
+    """Return the arguments of draw(): each block size's resources in the forward pass and the recorded spills.
 
     Shared memory holds `stages` tiles of K and `stages` tiles of V. For num_stages = n, Triton keeps n tiles of each on
     Hopper, and n − 1 tiles of each on older chips.
@@ -24,8 +24,8 @@ def data(stages: int = 2) -> dict:
 def _needs_and_fit(chips_by_name: dict, d: int, stages: int) -> dict[tuple[int, int], dict]:
     """Return {(B_r, B_c): needs} for head dimension d.
 
-    `needs` holds the resources that this block size needs on the last of the chips, the number of warps (4 or 8), and
-    the names of the chips on which it fits. `chips_by_name` is {name: chip}.
+    `chips_by_name` is {name: chip}. `needs` lists the resources that a block size needs on the last of these chips, the
+    number of warps (4 or 8), and the names of the chips on which the block size fits.
     """
     tables = {name: budget.table(chip, d, sizes=BLOCKS, stages=stages) for name, chip in chips_by_name.items()}
     cells = {}
@@ -37,16 +37,17 @@ def _needs_and_fit(chips_by_name: dict, d: int, stages: int) -> dict[tuple[int, 
 
 
 def compiled_spills() -> dict[tuple[int, int, int], int]:
-    """Return {(d, B_r, B_c): spill instructions in the compiled forward kernel} for each recorded block size."""
+    """Return {(d, B_r, B_c): number of spill instructions in the compiled forward} for the recorded block sizes."""
     rows = (recorded("compiled") or {}).get("forward", ())
     return {(row["d"], row["B_r"], row["B_c"]): row["spills"] for row in rows}
 
 
 def verdict(cell: dict, limits: dict[str, int], spills: int) -> str:
-    """Name the chips on which a block size fits, or return "spills" or "too large".
+    """Return a label that names the chips on which a block size fits, or "too large" if it fits on none of them.
 
-    `spills` is the number of spill instructions in the compiled kernel. `cell` holds the resources that the kernel
-    needs according to the model, and `limits` is {chip: bytes of shared memory per block}.
+    The label is "spills" if the block size fits but needs too many registers. `spills` is the number of spill
+    instructions in the compiled kernel, `cell` holds the resources that the kernel needs according to the model, and
+    `limits` is {chip: bytes of shared memory per block}.
     """
     fits = [name for name, room in limits.items() if cell["shared"] <= room]
     if not fits:
@@ -99,7 +100,8 @@ def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compile
     return figure, alt
 
 
-SAYS = {"fits all": "fits", "spills": "spills", "too large": "no room"}  # with a dashed edge: fits on some chips
+# A dashed edge means that the block size fits on only some chips.
+SAYS = {"fits all": "fits", "spills": "spills", "too large": "no room"}
 LOOKS = {
     "fits all": dict(fill=style.worker(3), linewidth=1.4),
     "spills": dict(fill=style.MASKED, hatch=style.MASK_HATCH, edgecolor=style.QUIET),

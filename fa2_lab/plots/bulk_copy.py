@@ -9,13 +9,13 @@ def data(N: int = 10, B_c: int = 4) -> dict:
 
 
 ROW = 0.32
-PAGE = (1.4, (2.15, 1.2), 4.1)  # in units: the width of a matrix, the thread's (left edge, width), the tile's left edge
+PAGE = (1.4, (2.15, 1.2), 4.1)  # a matrix's width, the thread's (left edge, width) and the tile's left edge, in units
 PHONE = (0.95, (1.4, 1.05), 2.95)
 
 
 @style.picture
 def draw(N: int, first: int, rows: int) -> style.Drawn:
-    """Draw N keys in HBM, one thread, the TMA unit, and the `rows`-row tile that begins at row `first`."""
+    """Draw N keys in HBM, one thread, the TMA unit, and a tile of `rows` rows that begins at row `first`."""
     caption = "One thread orders the copy of a tile, TMA makes it, and missing rows become zeros."
     figure, ax = style.new_figure(2.75, caption)
     wide, (middle, across), tile = PHONE if style.narrow() else PAGE

@@ -7,7 +7,7 @@ from fa2_lab.tiles import CAUSAL, Tile, Tiling
 
 
 def data(N: int = 512, B: int = 64) -> dict:
-    """Return two causal tilings: one with as many queries as keys, and one with half as many queries as keys."""
+    """Return two causal tilings: one with as many queries as keys, and one with half as many."""
     tilings = {"Square": Tiling(N, N, B, B, CAUSAL), "Fewer queries": Tiling(N // 2, N, B, B, CAUSAL)}
     return dict(tilings=tilings)
 
@@ -53,7 +53,7 @@ def tile(ax: style.Axes, x: float, y: float, w: float, h: float, kind: Tile) -> 
 
 def _grid(ax: style.Axes, name: str, tiling: Tiling) -> None:
     middles = tiles(ax, tiling)
-    row = np.arange(-1, tiling.N_q)  # the border between visible and masked scores ends each row's range of keys
+    row = np.arange(-1, tiling.N_q)  # the border between visible and masked scores, where each row's range of keys ends
     ax.plot(tiling.interval(row)[1], row + 1, color=style.INK, linewidth=1.4)
     for kind in (Tile.FULL, Tile.SKIP):
         ground = dict(facecolor=FILLS[kind], edgecolor="none", pad=1.5)

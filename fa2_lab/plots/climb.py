@@ -9,7 +9,7 @@ from fa2_lab.records import compared_with, load
 
 
 class RungSpeeds(NamedTuple):
-    """One rung's speeds on one problem in TFLOP/s, without a mask and under the causal mask."""
+    """One rung's speeds in TFLOP/s on one problem, without a mask and under the causal mask."""
 
     number: str
     name: str
@@ -18,7 +18,7 @@ class RungSpeeds(NamedTuple):
 
 
 def data() -> dict:
-    """Return the speeds that `fa2-lab bench ladder` measured for the shape that fills the GPU."""
+    """Return the speeds measured by `fa2-lab bench ladder` for the shape that fills the GPU."""
     record = load("ladder")
     full, causal = (reasons.table_row(record, masked, d=128) for masked in (False, True))
     names_in_both = full.values.keys() & causal.values.keys()
@@ -31,15 +31,15 @@ def data() -> dict:
     return dict(rungs=rungs, peer=(peer, full.rate(peer), causal.rate(peer)), setting=f"{record.made()}; {shape}")
 
 
-NAMED = 1.13  # the smallest speedup over the previous rung that is printed on a bar
+NAMED = 1.13  # speedups over the previous rung are printed on the bars from this value on
 
 
 @style.picture
 def draw(rungs: list[RungSpeeds], peer: tuple[str, float, float], setting: str) -> style.Drawn:
     """Draw the speed of each rung relative to that of `peer`.
 
-    A bar is the speed without a mask, and a dot is the speed under the causal mask. `peer` is (name, TFLOP/s without a
-    mask, TFLOP/s under the causal mask).
+    A bar shows the speed without a mask, and a dot shows the speed under the causal mask. `peer` is (name, TFLOP/s
+    without a mask, TFLOP/s under the causal mask).
     """
     name, full, causal = peer
     first, last = rungs[0].full / full, rungs[-1].full / full

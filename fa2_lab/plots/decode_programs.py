@@ -1,4 +1,4 @@
-"""Plot of decode time against the number of programs that share a cache, measured and modelled."""
+"""Plot of measured and modelled decode times against the number of programs that share a cache."""
 
 from fa2_lab.kernels.decode.shares import tile_bytes
 from fa2_lab.machine import splits
@@ -8,12 +8,12 @@ from fa2_lab.tiles import cdiv
 
 ALONE = "reading alone"  # the record's name for a pure read of the cache
 TILE = 64  # keys per tile of the Hopper kernel at d = 128
-LEAST = 16  # tiles per program; with fewer, the model would mostly show the rounding to whole tiles
-BEGIN = 8e-6  # seconds for the launches of two kernels that read nothing
+LEAST = 16  # the fewest tiles per program; with fewer, the model would mostly show the rounding to whole tiles
+BEGIN = 8e-6  # seconds that it takes to launch two kernels that read nothing
 
 
 def data() -> dict:
-    """Return recorded and modelled decode times on a sequence of 65,536 keys, for several program counts."""
+    """Return recorded and modelled decode times for a sequence of 65,536 keys and various numbers of programs."""
     record = load("decode")
     curves = record.curves
     curve = list(zip(curves["programs"], curves["microseconds"], strict=True))
@@ -24,7 +24,8 @@ def data() -> dict:
     copy, slots = record.ceilings["copy TB/s"] * 1e12, int(curves["usual"][0])
     counts = [n for n, _ in curve if n * LEAST <= sum(tiles)]
     fewest, took = curve[0]
-    lone_rate = sum(tiles) * size / fewest / (1e-6 * took - BEGIN)  # bytes per second of a program alone on an SM
+    # The bandwidth of a program that has an SM to itself, in bytes per second.
+    lone_rate = sum(tiles) * size / fewest / (1e-6 * took - BEGIN)
     model = [(n, 1e6 * (BEGIN + splits.read_seconds(tiles, size, n, slots, lone_rate, copy))) for n in counts]
     rivals = {name: values[0] for name, values in row.values.items()}
     heads = f"{p['heads']} query heads, {p['kv_heads']} K/V heads"
@@ -37,7 +38,7 @@ def draw(curve: list, model: list, floor: float, usual: int, rivals: dict[str, f
     """Draw the measured and modelled times against the number of programs, and the time of a pure read of the cache.
 
     `curve` and `model` are lists of (programs, µs). `floor` is the time of a pure read in µs, `usual` is the number of
-    programs that the kernel chooses, and `rivals` is {name: µs} of other implementations.
+    programs that the kernel chooses, and `rivals` is {name: µs} for other implementations.
     """
     best = min(curve, key=lambda point: point[1])
     at_usual = dict(curve)[usual]

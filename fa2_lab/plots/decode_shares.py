@@ -1,4 +1,4 @@
-"""Diagram of decode: the tiles of all heads cut into equal shares, and the resulting partial results."""
+"""Diagram of decode: the tiles of all heads, divided into equal shares, and the partial results of the shares."""
 
 from fa2_lab.machine import splits
 from fa2_lab.machine.splits import Shares
@@ -41,7 +41,7 @@ def draw(cut: Shares) -> style.Drawn:
 
 
 def _parts(ax: style.Axes, cut: Shares, head: int, x: float) -> None:
-    """Draw the partial results of a head that have to be merged, with an arrow from them to the head's output."""
+    """Draw those partial results of a head that must be merged, with an arrow to the head's output."""
     readers = cut.readers(head)
     if len(readers) > 1:
         for k, w in enumerate(readers):

@@ -9,8 +9,8 @@ from fa2_lab.plots import climb, style
 class Operation(NamedTuple):
     """One operation in the inner loop or at the end of a row block, with its duration in clock cycles."""
 
-    name: str  # "" for the few operations on m, l and α: they run once per row, and are too short for a label
-    tensor: str  # the tensor whose colour the operation has
+    name: str  # "" for the operations on m, l and α, which run once per row and are too short for a label
+    tensor: str  # the tensor whose colour is used for the operation
     clocks: float
 
 
@@ -46,7 +46,7 @@ HIGH = 0.62
 
 @style.picture
 def draw(loops: dict[str, list], end: list, setting: str, measured: float) -> style.Drawn:
-    """Draw, on one time axis, a tile's operations in FA1 and FA2, and those that FA2 defers to the row block's end."""
+    """Draw a tile's operations in FA1 and FA2 on one time axis, with the operations that FA2 runs after the loop."""
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
     saved = 1 - total["FA2"] / total["FA1"]
     caption = (

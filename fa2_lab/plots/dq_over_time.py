@@ -1,4 +1,4 @@
-"""Timelines of atomic adds and of two passes: which worker writes which block of dQ, and when."""
+"""Timelines that show when each worker writes which block of dQ, with atomic adds and with two passes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,13 +10,13 @@ FIRST, SECOND = 4, 3  # matmuls per tile in the pass over columns (S, dP, dV, dK
 
 
 def data(T: int = 4) -> dict:
-    """Return one head of T × T tiles, simulated on T SMs that start together, with time counted in matmuls.
+    """Return a simulation of one head of T × T tiles on T SMs that start together, with one matmul as the unit of time.
 
     For each way to compute dQ, `visits` lists (SM, start, end, name of the block that the tile adds to), and `writes`
     is {(block of dQ, time): SMs that write the block}. `ms` lists the measured times of both methods in ms, and `made`
     describes the measurement.
     """
-    sm_steps = [(SM, step) for SM in range(T) for step in range(T)]  # (SM, one of its steps)
+    sm_steps = [(SM, step) for SM in range(T) for step in range(T)]  # every step of every SM, as (SM, step)
     second_pass_start = FIRST * T  # time at which the second pass begins
     atomics = [(SM, ONE_PASS * i, ONE_PASS * (i + 1), f"+ dQ {i + 1}") for SM, i in sm_steps]
     columns = [(SM, FIRST * i, FIRST * (i + 1), "dK, dV") for SM, i in sm_steps]
@@ -45,8 +45,8 @@ def measured(record: Record) -> Measurement:
 def draw(ways: dict[str, Mapping], T: int, ms: Sequence[float], made: str) -> style.Drawn:
     """Draw two timelines, one with atomic adds and one with two passes.
 
-    Each shows the SMs over time and, below them, the blocks of dQ with a mark for each write. Each is as long as it was
-    measured, and its matmuls share this time evenly.
+    Each timeline shows the SMs over time and, below them, the blocks of dQ, with a mark for each write. Its length is
+    the measured time, which is divided evenly among its matmuls.
     """
     caption = (
         "With atomic adds, several writes of dQ meet, and with two passes, each block of dQ has one writer. A box is"
@@ -88,7 +88,7 @@ def draw(ways: dict[str, Mapping], T: int, ms: Sequence[float], made: str) -> st
 
 
 def _name_boxes(ax: style.Axes, visits: Sequence[tuple[int, float, float, str]], unit: float) -> None:
-    """Write a label in the middle of all boxes of an SM that have this label. A matmul takes `unit` ms."""
+    """Write each label once per SM, centred over the boxes that share the label. A matmul takes `unit` ms."""
     spans: dict[tuple[int, str], list[float]] = {}
     for SM, start, stop, label in visits:
         spans.setdefault((SM, label), []).extend((start, stop))
@@ -99,7 +99,7 @@ def _name_boxes(ax: style.Axes, visits: Sequence[tuple[int, float, float, str]],
 
 
 def _writes(ax: style.Axes, writes: dict[tuple[int, float], list[int]], top: int) -> None:
-    """Draw a mark for every write of a block of dQ."""
+    """Draw a mark for each write to a block of dQ."""
     for (i, time), SMs in writes.items():
         several = len(SMs) > 1
         words = f"× {len(SMs)}" if style.narrow() else f"{len(SMs)} at once"

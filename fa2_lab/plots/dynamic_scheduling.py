@@ -1,4 +1,4 @@
-"""Timelines of causal row blocks on SMs, under static scheduling and under dynamic scheduling."""
+"""Timelines of causal row blocks on SMs, under static and under dynamic scheduling."""
 
 from fa2_lab.machine import chips, grid
 from fa2_lab.plots.waves import draw  # noqa: F401  every picture's file has data() and draw()
@@ -9,7 +9,7 @@ def data(N: int = 16384, d: int = 128, heads: int = 16, at_once: int = 4, B_r: i
     """Return three schedules of causal row blocks on the SMs of an H200.
 
     The first schedule is static and processes one head after another. The other two process `at_once` heads at a time,
-    one with static scheduling and one with dynamic scheduling.
+    one of them statically and the other dynamically.
     """
     tiles = grid.worker_tiles(Tiling(N, N, B_r, 128, CAUSAL), "forward")[::-1].tolist()  # for one head, heaviest first
     head_by_head = tiles * heads

@@ -7,7 +7,7 @@ from fa2_lab.plots import style
 
 
 def data(name: str = "H200") -> dict:
-    """Return a chip's levels as (level, description of its contents), from the outermost to the innermost."""
+    """Return a chip's levels from the outermost to the innermost, each as (level, description of its contents)."""
     chip = chips.named(name)
     kib = 4 * chip.registers_per_sm // 1024
     levels = [

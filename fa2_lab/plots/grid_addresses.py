@@ -6,7 +6,7 @@ from fa2_lab.plots import style
 
 
 def data(N: int = 6, heads: int = 3, d: int = 4, B_r: int = 2, program: tuple[int, int] = (1, 2)) -> dict:
-    """Return the grid's size, the chosen program, and the offsets in memory of its block of Q.
+    """Return the grid's size, the chosen program, and the memory offsets of that program's block of Q.
 
     `program` is (row block, head).
     """
@@ -17,7 +17,7 @@ def data(N: int = 6, heads: int = 3, d: int = 4, B_r: int = 2, program: tuple[in
 
 @style.picture
 def draw(grid: tuple[int, int], program: tuple[int, int], N: int, B_r: int, offsets: np.ndarray) -> style.Drawn:
-    """Draw the grid of programs, one program's arithmetic, and that program's block of Q in memory."""
+    """Draw the grid of programs, one program's address computation, and that program's block of Q in memory."""
     (T_r, heads), (i, head), d = grid, program, offsets.shape[1]
     caption = "From its two numbers, a row block and a head, a program computes its addresses."
     figure, ax = style.new_figure(5.2 if style.narrow() else 3.3, caption)
@@ -34,7 +34,7 @@ def draw(grid: tuple[int, int], program: tuple[int, int], N: int, B_r: int, offs
     left, high = 8.2 if style.narrow() else 9.4, 0.62
     first, bottom = offsets[0, 0] // d * high, heads * N * high
     block = (left, first + B_r * high / 2)
-    below = bottom + 4.5 if style.narrow() else first  # the height of the last line of text
+    below = bottom + 4.5 if style.narrow() else first  # y-coordinate of the last line of text
     style.note(ax, 0, below, words, va="bottom", linespacing=1.4)
     style.note(ax, 0, below + 0.62, f"= Q + {offsets[0, 0]} … {offsets[-1, -1]}", weight="bold")
     style.note(ax, left, -0.3, "Q's offsets" if style.narrow() else "Q in memory, by offsets", **title)

@@ -9,7 +9,7 @@ from fa2_lab.tiles import Tiling
 
 
 def data(N: int = 1024, d: int = 64) -> dict:
-    """Return the traffic of one head's forward pass for a range of on-chip sizes M, in two-byte elements."""
+    """Return the traffic of one head's forward pass, in two-byte elements, for a range of on-chip memory sizes M."""
     sizes = [2**k for k in range(12, 19)]
     moved = {M: elements("fa1", N, *fa1.block_sizes(M, d), d) for M in sizes}
     memories = {chip.name.split()[0]: chip.shared_per_block for chip in (chips.A100, chips.H100)}

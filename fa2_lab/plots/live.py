@@ -40,10 +40,10 @@ def page_texts(name: str) -> tuple[str, str, str]:
 
 
 class live:
-    """One interactive figure, which `live("algorithm1", ask="order=both")` shows at the end of a notebook cell.
+    """An interactive figure. To show it, end a notebook cell with, for example, `live("algorithm1", ask="order=both")`.
 
-    `name` is a key of STILLS. `ask` holds the figure's initial settings as a URL query. Further keyword arguments go to
-    the static figure's data().
+    `name` is a key of STILLS. `ask` holds the figure's initial settings as a URL query. Further keyword arguments are
+    passed to the static figure's data().
     """
 
     def __init__(self, name: str, ask: str = "", **words: Any) -> None:
@@ -66,7 +66,7 @@ class live:
         return {"text/html": html, "text/plain": f"[live] {words}"}, {}
 
     def frame(self, title: str) -> str:
-        """Return the interactive figure as an HTML frame with this title. Once loaded, it hides the static figure."""
+        """Return the interactive figure as an iframe with the given title. Once loaded, it hides the static figure."""
         looks = 'style="width: 100%; height: 640px; border: 0"'
         hide = 'onload="this.previousElementSibling.hidden = true"'
         return f'<iframe title="{escape(title)}" {looks} {hide} srcdoc="{escape(page(self.name, self.ask))}"></iframe>'

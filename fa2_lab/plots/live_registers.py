@@ -1,4 +1,4 @@
-"""Bar chart of a consumer thread's registers in a backward step: the values that are live at the same time."""
+"""Bar chart of the registers that hold a consumer thread's live values in each phase of a backward step."""
 
 from fa2_lab.plots import style
 

@@ -4,10 +4,10 @@ from fa2_lab.plots import rung_timeline, style
 
 
 def data(rung: str = "21", tiles: int = 4, row_blocks: int = 4) -> dict:
-    """Return a list of spans (lane, row block, start, end) on one SM, in clock cycles.
+    """Return a list of spans (lane, row block, start, end) on one SM, with times in clock cycles.
 
-    The lanes are the producer, the mailbox's slots and the consumers. The SM runs this rung of the ladder on
-    `row_blocks` row blocks with `tiles` tiles each.
+    The lanes are the producer, the mailbox's slots and the consumers. The SM runs this rung's kernel on `row_blocks`
+    row blocks with `tiles` tiles each.
     """
     size = rung_timeline.sizes(rung)
     block, program = rung_timeline.simulate(size, tiles, row_blocks)

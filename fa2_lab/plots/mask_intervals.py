@@ -1,4 +1,4 @@
-"""Diagram of masks as contiguous ranges of keys (causal, windows, padding, documents, a sink), with their tiles."""
+"""Diagram of masks with one range of keys per row (causal, windows, padding, documents, a sink) and their tiles."""
 
 import numpy as np
 
@@ -41,7 +41,7 @@ MEANING = {
 
 @style.picture
 def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -> style.Drawn:
-    """Draw each mask's tiles by kind, with a line at each end of the rows' key ranges."""
+    """Draw each mask's tiles by kind, with a line where the rows' key ranges begin and a line where they end."""
     caption = "A row sees one interval of keys, so whole tiles can be skipped."
     caption += f" These six masks are all of this kind. The bar shows the interval of row {row}."
     rows, columns, last = (3, 2, 0.42) if style.narrow() else (2, 3, 0.12)
@@ -81,7 +81,7 @@ def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -
 
 
 def visited_tiles(parts: list[tuple[int, Tiling]]) -> int:
-    """Return the total number of tiles computed in the tilings of a mask."""
+    """Return the total number of tiles that must be computed for a mask, which may consist of several tilings."""
     counts = [tiling.counts() for _, tiling in parts]
     return sum(n[Tile.FULL] + n[Tile.DIAGONAL] for n in counts)
 

@@ -1,4 +1,4 @@
-"""Diagram of one merge in three orders: in a loop, as a tree, and split between two workers."""
+"""Diagram of the same states merged in three orders: in a loop, as a tree, and split between two workers."""
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def merge_pairs(blocks: int) -> dict[str, list[tuple[int, int]]]:
 
 
 def _chain(start: int, stop: int, number: int) -> list[tuple[int, int]]:
-    """Return the pairs of nodes that join leaves start … stop − 1 one after another, creating nodes from `number`."""
+    """Return the pairs of nodes that merge leaves start … stop − 1 one after another. New nodes begin at `number`."""
     lefts = [start, *range(number, number + stop - start - 2)]
     return list(zip(lefts, range(start + 1, stop), strict=True))
 
@@ -54,7 +54,8 @@ WHERE = {
 def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Drawn:
     """Draw the states of all key blocks and, below them, each order of merging them.
 
-    A state is a bar that spans the key blocks it has seen, labelled with m, l and o. The last state has a thick edge.
+    Each state is drawn as a bar across the key blocks that it covers, labelled with m, l and o. The last state has a
+    thick edge.
     """
     caption = (
         "The same merge works in any order: a loop, a tree and a split end with the same o and L. A bar is a state and"
@@ -83,7 +84,7 @@ def draw(leaves: list[SoftmaxState], orders: dict[str, list[Merge]]) -> style.Dr
             between = "\n" if style.narrow() and stop - start < 4 else ", "
             words = _result(merges, 4).replace("-", "−") if last else _words(state, ("m ", "l ", "o "), between)
             look = dict(linewidth=2.4) if last else dict(linewidth=0.8)
-            high = 0.92 if style.narrow() else 0.72  # the height of a bar, as a share of the distance between rows
+            high = 0.92 if style.narrow() else 0.72  # bar height as a share of the distance between rows
             patch = style.box(
                 ax, start + 0.04, row + 0.62 - high, stop - start - 0.08, high, words, style.fill("m"), **look
             )
@@ -107,7 +108,7 @@ def _result(merges: list[Merge], digits: int) -> str:
 
 
 def _spans(leaves: int, merges: list[Merge]) -> list[tuple[int, int, int]]:
-    """Return (first block, end, row) of each merged state, which is drawn one row below the states it joins."""
+    """Return (first block, end, row) for each merged state, which is drawn one row below the states that it joins."""
     spans = [(k, k + 1, 0) for k in range(leaves)]
     for left, right, _ in merges:
         (start, _, above), (_, stop, beside) = spans[left], spans[right]

@@ -1,4 +1,4 @@
-"""Timelines of one SM's tensor cores and exponentials, for two warpgroups that work in four ways."""
+"""Timelines of one SM's tensor cores and exponentials while two warpgroups overlap their work in four ways."""
 
 from collections.abc import Generator, Mapping
 
@@ -8,7 +8,7 @@ from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Block, Job, Wait
 from fa2_lab.plots import rung_timeline, style
 from fa2_lab.records import load
 
-FOUR_WAYS = {  # (whether a warpgroup starts the next S early, how the two share the tensor cores)
+FOUR_WAYS = {  # (whether a warpgroup starts the next S early, how the two warpgroups share the tensor cores)
     "Neither": (False, SHARED),
     "Within: P V of the tile before runs during the exponentials": (True, SHARED),
     "Between: one runs matmuls during the other's exponentials": (False, IN_ORDER),
@@ -17,7 +17,7 @@ FOUR_WAYS = {  # (whether a warpgroup starts the next S early, how the two share
 
 
 def data(d: int = 128, T: int = 16, window: float = 6144) -> dict:
-    """Return simulated timelines of two warpgroups on T tiles of 64 × 128 each, for four ways of working.
+    """Return simulated timelines of two warpgroups, each with T tiles of 64 × 128, for four kinds of overlap.
 
     The jobs overlap within each warpgroup, between the two warpgroups, in both ways, or not at all.
 
@@ -61,10 +61,10 @@ UNITS = {"tensor": "tensor cores", "exp": "exponentials"}
 
 @style.picture
 def draw(window: float, tiles: int, panels: list[Mapping], counted: dict[str, float], setting: str) -> style.Drawn:
-    """Draw one timeline for each panel: one of the four ways in which two warpgroups can work.
+    """Draw one timeline for each of the four ways in which the work of two warpgroups can overlap.
 
-    `window` is the number of clock cycles drawn. Each title gives the share of the time for all `tiles` tiles in which
-    the tensor cores are busy, and `counted` holds the share measured for two rungs, in percent.
+    `window` is the number of clock cycles drawn. Each title states the tensor cores' share of busy time over all
+    `tiles` tiles, and `counted` holds the measured share for two rungs, in percent.
     """
     caption = "Exponentials can overlap with matmuls within a warpgroup, between two warpgroups, or in both ways. The"
     caption += f" percentages are those of the tensor cores, over all {tiles} tiles"

@@ -1,4 +1,4 @@
-"""Timeline of two consumers without and with ping-pong at d = 64, where exponentials take as long as matmuls."""
+"""Timeline of two consumers with and without ping-pong at d = 64, where exponentials take as long as matmuls."""
 
 from collections.abc import Generator, Mapping
 
@@ -9,7 +9,7 @@ from fa2_lab.records import load
 
 
 def data(d: int = 64, keys: int = 128, T: int = 12) -> dict:
-    """Return the jobs (unit, consumer, label, start, end) without and with ping-pong, in clock cycles."""
+    """Return the jobs (unit, consumer, label, start, end) with and without ping-pong, with times in clock cycles."""
     product, softmax = 2 * 64 * keys * d / chips.H200.tensor_per_clock, 64 * keys / chips.H200.exp_per_clock
     panels = []
     for name, turns in (("Without ping-pong", False), ("Ping-pong", True)):
@@ -44,10 +44,10 @@ def consumer(block: Block, may: list[Barrier], c: int, T: int, product: float, s
 
 @style.picture
 def draw(panels: list[Mapping], d: int, gains: tuple[float, float], made: str, window: float = 6000) -> style.Drawn:
-    """Draw one timeline per panel: two consumers without ping-pong, and two with it.
+    """Draw one timeline of two consumers without ping-pong and one with it.
 
-    Below them are two bars: the speedup from ping-pong in the model, and the measured one, whose lowest and highest
-    values are `gains`. `made` describes the measurement.
+    Two bars below compare the speedup from ping-pong in the model with the measured one. The lowest and highest
+    measured speedups are `gains`, and `made` describes the measurement.
     """
     caption = (
         "With ping-pong, one consumer runs matmuls while the other computes its softmax. Without it, both may wait"

@@ -1,12 +1,12 @@
-"""Timelines of a ring's stages (being filled, full, or empty again) and of the consumers that use them."""
+"""Timelines of a ring's stages, which are filled, read and released, and of the consumers that use them."""
 
 from fa2_lab.plots import rung_timeline, style
 
 
 def data(rung: str = "21", tiles: int = 12) -> dict:
-    """Return the time spans of K's and V's stages on an SM, and the consumers' jobs. Times are in clock cycles.
+    """Return the time spans of K's and V's stages on an SM, and the consumers' jobs, with times in clock cycles.
 
-    The SM runs this rung of the ladder on one row block of `tiles` tiles.
+    The SM runs this rung's kernel on one row block of `tiles` tiles.
     """
     size = rung_timeline.sizes(rung)
     block, program = rung_timeline.simulate(size, tiles, row_blocks=1)
@@ -24,9 +24,9 @@ def data(rung: str = "21", tiles: int = 12) -> dict:
 def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, window: float = 4500) -> style.Drawn:
     """Draw the stages of V and the consumers over time.
 
-    K's stages are not drawn, because copies of K also wait for their turn, whereas copies of V wait only for an empty
-    stage. `spans` are (stage, tile, start of the copy, end of the copy, last release), and `jobs`
-    are (actor, label, start, end).
+    K's stages are not drawn, because a copy of K also waits for its turn, whereas a copy of V waits only for an empty
+    stage. `spans` are (stage, tile, start of the copy, end of the copy, last release), and `jobs` are (actor, label,
+    start, end).
     """
     caption = (
         "A stage is filled again as soon as both consumers have released it. An arrow is a release, at the end of the"
@@ -58,7 +58,8 @@ def draw(spans: list[tuple], jobs: list[tuple], consumers: int, rung: str, windo
                 look = dict(hatch=style.MASK_HATCH) if copying else {}
                 words = f"copy {tile}" if copying else tile if style.narrow() else f"{tile} is there"
                 words = words if stop - start > letter * (len(words) + 0.6) else ""
-                label = words if copying else ""  # a full stage has its label at the left, where no arrow crosses it
+                # The label of a full stage is written at the left, where no arrow crosses it.
+                label = words if copying else ""
                 style.tensor_box(ax, start, y + 0.06, stop - start, 0.88, tile[0], label, linewidth=0.8, **look)
                 if words and not copying:
                     x = start + 0.6 * letter

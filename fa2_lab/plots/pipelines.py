@@ -9,7 +9,7 @@ def data(way: str = "forward") -> dict:
     """Return {ring: (stages, number of consumers that must release a stage before it is filled again)} for a pass.
 
     `way` is "forward" or "backward". The forward's rings are those of TWO_CONSUMERS in hopper/forward/configs.py. V's
-    ring needs no releases of its own, because a release of K also shows that the corresponding stage of V is empty.
+    ring needs no separate releases, because a release of K also shows that the corresponding stage of V is empty.
     """
     rings = {
         "forward": {"mailbox": (2, 2), "Q": (4, 1), "K": (3, 2), "V": (3, 0)},
@@ -18,10 +18,11 @@ def data(way: str = "forward") -> dict:
     return dict(way=way, rings=rings[way])
 
 
-PAGE = (1.1, 2.05, 3.85, 4.8)  # in units: the producer's right edge, the stages' edges, the consumers' left edge
+# The producer's right edge, the left and right edges of the stages, and the consumers' left edge, in units.
+PAGE = (1.1, 2.05, 3.85, 4.8)
 PHONE = (0.72, 1.14, 2.52, 3.05)
 LANE, HIGH = 0.62, 0.32
-LOOKS = {"mailbox": ("m", "mailbox"), "rows": ("Q", "Q, dO")}  # {ring: (tensor that colours it, name)}
+LOOKS = {"mailbox": ("m", "mailbox"), "rows": ("Q", "Q, dO")}  # {ring: (tensor whose colour is used, name)}
 
 
 BETWEEN = {
@@ -57,7 +58,7 @@ def draw(way: str, rings: dict[str, tuple[int, int]]) -> style.Drawn:
 
 
 def _block(ax: style.Axes, way: str, rings: dict[str, tuple[int, int]]) -> None:
-    """Draw the producer, the rings and the consumers, with two arrows on each side of every ring."""
+    """Draw the producer, the rings and the consumers, with a pair of arrows on each side of a ring."""
     producer, left, right, consumers = PHONE if style.narrow() else PAGE
     bottom, end = LANE * len(rings) + 0.1, style.width_in_units() - 0.1
     style.box(ax, 0.02, 0, producer - 0.02, bottom, "producer\n\n1 warp\ncopies", style.worker(3))

@@ -1,7 +1,7 @@
-"""A poster: one algorithm of FlashAttention-2 as a diagram, and line by line in words, NumPy and Triton.
+"""Poster of a FlashAttention-2 algorithm: a diagram, and the algorithm's lines in words, NumPy and Triton.
 
-The words and the code come from `fa2_lab.paper.where`, so they cannot become outdated. The work of all lines adds up to
-what the meter (`fa2_lab.trace`) counts.
+The words and the code come from `fa2_lab.paper.where`, so they cannot become outdated. The work of the lines adds up to
+the totals counted by the meter (`fa2_lab.trace`).
 """
 
 import re
@@ -31,7 +31,8 @@ class Row(NamedTuple):
     work: dict[str, str]
 
 
-WORK: dict[str, dict[int, dict[str, str]]] = {  # {algorithm: {line: elements moved and operations per execution}}
+# {algorithm: {line: elements moved and operations run per execution of the line}}
+WORK: dict[str, dict[int, dict[str, str]]] = {
     "FA2.A1": {
         4: dict(load="B_r d"),
         7: dict(load="2 B_c d"),
@@ -61,7 +62,7 @@ WORK: dict[str, dict[int, dict[str, str]]] = {  # {algorithm: {line: elements mo
 
 
 def data(tag: str = "FA2.A1") -> dict:
-    """Return one of FA2's algorithms, and each line that computes something, with its words, code and work.
+    """Return one of FA2's algorithms and, for each line that computes something, the line's words, code and work.
 
     `tag` is "FA2.A1" (forward) or "FA2.A2" (backward).
     """
@@ -84,19 +85,21 @@ def code_lines(places: tuple[Place, ...]) -> tuple[str, ...]:
 
 
 def matmuls(tag: str) -> dict[int, str]:
-    """Return {line: its number in a circle} for the lines of an algorithm that run a matmul."""
+    """Return {line: circled digit} for the lines of an algorithm that run a matmul, numbering them in order."""
     lines = [line for line, work in WORK[tag].items() if "matmul" in work]
     return dict(zip(lines, "①②③④⑤", strict=False))
 
 
-UNIT = 0.5**0.5  # inches per unit, which makes the A1 sheet as many units wide as A2 is inches wide
+UNIT = 0.5**0.5  # units per inch; at this scale, the A1 sheet is as many units wide as A2 is inches wide
 SHEET = (594 / 25.4, 420 / 25.4)  # width and height of the A1 sheet, in units
 MARGIN, TOP, FOOT = 0.6, 7.75, 1.35
-COLUMNS = {"words": 0.66, "numpy": 5.2, "triton": 11.5, "work": 19.9}  # left edges, in units from the margin
+# The left edges of the columns, in units from the margin.
+COLUMNS = {"words": 0.66, "numpy": 5.2, "triton": 11.5, "work": 19.9}
 STEP = 0.26  # indentation per loop
 WRAP = {"words": 46, "numpy": 58, "triton": 80}
 TITLE, HEADING, FORMULAS, NOTES, WORDS, CODE = 76, 27, 27, 23, 20.5, 17.25  # points
-LEADING = {"words": 0.24, "numpy": 0.208, "triton": 0.208, "work": 0.24}  # units from one line of text to the next
+# The distance from one line of text to the next, in units.
+LEADING = {"words": 0.24, "numpy": 0.208, "triton": 0.208, "work": 0.24}
 MONO = ["DejaVu Sans Mono", "monospace"]
 SERIF = dict(family="STIXGeneral", math_fontfamily="stix")
 
@@ -156,7 +159,7 @@ LETTERS = {  # {letter: its meaning}
     "$T_r$": "$⌈N/B_r⌉$, the number of row blocks",
     "$T_c$": "$⌈N/B_c⌉$, the number of column blocks",
 }
-MEANT = {  # as above, for letters that occur in only one pass
+MEANT = {  # {algorithm: {letter: meaning}} for letters that occur in only one pass
     "FA2.A1": {
         "$m_i$": "largest score of each row so far",
         "$\\ell_i$": "sum of exponentials of each row so far",
@@ -258,12 +261,12 @@ LOOP = {  # (column, row) of the corners of the frame around the inner loop's bo
     "FA2.A1": [(0, 0), (3, 0), (3, 2), (0, 2)],
     "FA2.A2": [(0, 0), (2, 0), (2, 1), (3, 1), (3, 3), (0, 3)],
 }
-WORKER = (  # text on what the backward pass's flow chart omits
+WORKER = (  # explains what the backward pass's flow chart omits
     "A worker keeps $dk_j$ and $dv_j$ to\nthe end of its loop. It adds each\n"
     "part of $dQ_i$ in HBM, where other\nworkers add as well."
 )
-WIDE, HIGH, RIGHT, DOWN = 3.1, 0.85, 3.5, 1.55  # a box's size, and the distances to the next, in units
-INSET = (RIGHT - WIDE) / 2  # from the frame's edge to the boxes
+WIDE, HIGH, RIGHT, DOWN = 3.1, 0.85, 3.5, 1.55  # a box's width and height, and the distances to the next box, in units
+INSET = (RIGHT - WIDE) / 2  # distance from the frame's edge to the boxes
 
 
 def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
@@ -304,7 +307,7 @@ def _chip(ax: style.Axes, x: float, y: float, tag: str) -> None:
 
 
 def _draw_shrinking(ax: style.Axes, x: float, y: float) -> None:
-    """Draw the row sum before and after a tile whose scores raise the maximum by 1, as two bars from (x, y)."""
+    """Draw two bars from (x, y): the row sum before and after a tile whose scores raise the maximum by 1."""
     high, old, added = 0.3, 2.7, 0.9
     shrunk = old * exp(-1)
     ax.text(x, y, r"$α = e^{m_i - m_\mathrm{new}}$ shrinks old sums", fontsize=WORDS, va="center")
@@ -315,7 +318,7 @@ def _draw_shrinking(ax: style.Axes, x: float, y: float) -> None:
         ax.plot([begin, end], [y + 0.22 + high, y + 0.82], color=style.INK, linewidth=1.2, linestyle=style.DASHED)
 
 
-NAMES = {  # the names in the NumPy and Triton code that neither the paper nor the head of the sheet explains
+NAMES = {  # names in the NumPy and Triton code that are explained neither in the paper nor at the top of the sheet
     "FA2.A1": (
         "`rows` and `cols` are the rows of block $i$ and the columns of block $j$. `parallel` means that each $i$ has a"
         " worker, and `serial` that a worker takes each $j$ in turn. `visited_cols(i)` are the blocks $j$ that the mask"
@@ -348,7 +351,7 @@ SOURCE = (
 def _foot(ax: style.Axes, tag: str, address: str) -> None:
     """Draw a paragraph below each column of code that explains its names, and a last line with source and licence.
 
-    `tag` is the algorithm's tag, and `address` that of the book's site or empty.
+    `tag` is the algorithm's tag. `address` is the address of the book's site, or empty.
     """
     style.note(ax, 0, SHEET[1] - 0.22, SOURCE, fontsize=WORDS)
     style.note(ax, SHEET[0] - 2 * MARGIN, SHEET[1] - 0.22, address, fontsize=WORDS, ha="right")
@@ -360,7 +363,7 @@ def _foot(ax: style.Axes, tag: str, address: str) -> None:
 
 
 def formulas(words: str) -> str:
-    """Replace formulas in the words, such as q_i, m_new, p_ijᵀ and e^(m_i − m_new), with matplotlib's mathtext."""
+    """Replace formulas in `words`, such as q_i, m_new, p_ijᵀ and e^(m_i − m_new), with matplotlib's mathtext."""
 
     def name(match: re.Match) -> str:
         letter, below, above = match.group(1, 2, 3)
@@ -371,7 +374,7 @@ def formulas(words: str) -> str:
     power = re.compile(r"e\^\(([^)]*)\)")
     set_powers = power.sub(lambda f: "$e^{" + re.sub(names, name, f[1]).replace("\u00a0", " ") + "}$", words)
     parts = re.split(r"(\$[^$]*\$)", set_powers)
-    either = rf"{names}|(?<![\w'])(d?[QKVOSDLN]|[ijdτ])(?![\w'_])"  # or a letter without an index
+    either = rf"{names}|(?<![\w'])(d?[QKVOSDLN]|[ijdτ])(?![\w'_])"  # also match a letter without an index
 
     def formula(match: re.Match) -> str:
         return f"${name(match) if match[1] else match[4]}$"
@@ -446,7 +449,7 @@ def assigned_tensors(lines: tuple[str, ...]) -> list[str]:
 def _entry(ax: style.Axes, row: Row, cells: dict[str, list[str]], middle: float) -> None:
     """Draw one line of the algorithm across all columns, centred at the height `middle`.
 
-    `cells` is {column: lines of text}. The line's number has the colours of the tensors that the line computes.
+    `cells` is {column: lines of text}. The line's number is drawn in the colours of the tensors that the line computes.
     """
     tensors = assigned_tensors(row.numpy)
     for k, tensor in enumerate(tensors):

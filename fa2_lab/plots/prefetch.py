@@ -1,4 +1,4 @@
-"""Timeline of one program's copies and matmuls, with one stage and with three stages."""
+"""Timeline of one program's copies and matmuls, first with one stage and then with three."""
 
 from collections.abc import Generator, Mapping
 
@@ -45,7 +45,7 @@ def one_by_one(block: Block, size: rung_timeline.Sizes, tiles: int) -> Generator
 
 @style.picture
 def draw(panels: list[Mapping], rung: str, window: float = 6000) -> style.Drawn:
-    """Draw one timeline for each panel: a program with one stage, and a program with three stages.
+    """Draw one timeline of a program with one stage and one of a program with three stages.
 
     A panel holds the number of stages, the clock cycles per tile, and the jobs (unit, actor, label, start, end).
     """

@@ -6,16 +6,16 @@ from fa2_lab.plots import style
 
 
 def data(N: int = 10, d: int = 4, B_r: int = 4, i: int = 2) -> dict:
-    """Return program i's rows, the offsets of its tile's elements, and a mask of the rows that exist."""
+    """Return program i's rows, the offsets of its tile's elements, and a mask that is True for existing rows."""
     rows = i * B_r + np.arange(B_r)
     return dict(N=N, i=i, rows=rows, offsets=rows[:, None] * d + np.arange(d), exist=rows < N)
 
 
 @style.picture
 def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarray) -> style.Drawn:
-    """Draw Q in memory followed by the next head, then the tile's offsets, and the tile as loaded with a mask.
+    """Draw Q in memory followed by the next head, the tile's offsets, and the tile that a masked load returns.
 
-    `exist` tells which of the program's rows exist.
+    `exist` is True for each of the program's rows that exists.
     """
     (B_r, d), beyond = offsets.shape, int((~exist).sum())
     caption = (
@@ -33,7 +33,7 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
         style.box(ax, -3.1, k * B_r + 0.1, 1.6, B_r - 0.2, str(k), style.worker(3) if k == i else style.PAPER)
     style.note(ax, -2.3, -0.3, "program", **title)
     top = len(addresses) - B_r
-    if style.narrow():  # one tile above the other
+    if style.narrow():  # stack the two tiles
         places = (d + 2.6, top), (d + 2.6, 1.5)
         arrows = (
             ((d + 0.4, top + B_r / 2), (d + 1.3, top + B_r / 2)),
@@ -66,7 +66,7 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
 
 
 def _tile(ax: style.Axes, x: float, y: float, rows: np.ndarray, values: np.ndarray, exist: np.ndarray) -> None:
-    """Draw a tile with one line of boxes for each row of Q. A value of −1 marks a zero that was not loaded."""
+    """Draw a tile with one line of boxes for each row of Q. A value of −1 stands for a masked element, shown as 0."""
     for r, numbers in enumerate(values):
         fill = style.tint(style.hue("Q"), 0.45) if exist[r] else style.PAPER
         for c, n in enumerate(numbers):

@@ -1,4 +1,4 @@
-"""Chart of fa2_lab's speed divided by that of other implementations, suite by suite, with a line at 1."""
+"""Chart of fa2_lab's speed relative to other implementations, suite by suite, with a line at 1."""
 
 from statistics import median
 
@@ -8,18 +8,19 @@ from matplotlib.transforms import Transform, blended_transform_factory
 from fa2_lab.plots import style
 from fa2_lab.records import Measurement, load
 
-RIVALS = {  # the fastest other implementations, each with its own lane in every row
+RIVALS = {  # the fastest other implementations, which have separate lanes in each row
     "FlashAttention-3": dict(color=style.BLUE, marker="o", markersize=7),
     "FlashAttention-4": dict(color=style.GREEN, marker="s", markersize=6.5),
     "cuDNN": dict(color=style.VERMILION, marker="^", markersize=7.5),
 }
-FAR = {"FlexAttention": "Flex", "torch flash": "torch"}  # each has its own column or, on a phone, a short name
+FAR = {"FlexAttention": "Flex", "torch flash": "torch"}  # each has a separate column or, on a phone, a short name
 LOW, HIGH = 0.6, 1.8  # the ratios at the ends of the scale
 TICKS = {0.6: "0.6×", 0.8: "0.8×", 1: "equal", 1.2: "1.2×", 1.4: "1.4×", 1.6: "", 1.8: "1.8×"}
 KEY = ("Speed of fa2_lab ÷ speed of another implementation.", "Mark and number: median. Bar: all problems.")
 OUTLINED = "Outlined: slower, by median, than at least one."
 SCALE = (0.2, 0.6), (0.02, 0.6)  # the scale's left and right ends on a page and on a phone, as shares of the width
-PAGE = {"lane": 0.625, "slower": 0.855, "FlexAttention": 0.93, "torch flash": 0.992}  # x of numbers, in picture widths
+# The x-coordinates of the numbers, as shares of the picture's width.
+PAGE = {"lane": 0.625, "slower": 0.855, "FlexAttention": 0.93, "torch flash": 0.992}
 PHONE = {"lane": 0.66, "slower": 0.99}
 STARTS = (0.015, 0.21, 0.405), (0.015, 0.36, 0.71)  # x-coordinates of the key's names, on a page and on a phone
 LINE = 0.16  # inches per line of small text
@@ -29,7 +30,7 @@ Ratios = tuple[str, str, dict[str, list[float]]]  # (group, name, {implementatio
 def data() -> dict:
     """Return fa2_lab's speed relative to each other implementation, for the suites that the picture shows.
 
-    The suites in which fa2_lab loses a setting come first.
+    The suites with a setting in which fa2_lab is slower come first.
     """
     paper, sweep = load("paper"), load("sweep")
     rows: list[Ratios] = []
@@ -72,7 +73,7 @@ def ratios_to_others(rows: list[Measurement]) -> dict[str, list[float]]:
 
 
 def two_directions(group: str, rows: list[Measurement]) -> list[Ratios]:
-    """Return the picture's row for the forward and its row for the backward, given these measurements."""
+    """Return the picture's two rows for these measurements, one for the forward and one for the backward."""
     return [
         (group, direction, ratios_to_others(of_direction(rows, direction))) for direction in ("forward", "backward")
     ]
@@ -82,8 +83,9 @@ def two_directions(group: str, rows: list[Measurement]) -> list[Ratios]:
 def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     """Draw a row for each setting, with a lane for each of the fastest implementations.
 
-    A lane has a mark at the median ratio and a bar over the range of the ratios. Beside them are the median and the
-    number of problems on which fa2_lab is slower. The row shows only the medians of the other implementations.
+    In a lane, a mark shows the median ratio, and a bar shows the range of the ratios. Next to them are the median and
+    the number of problems on which fa2_lab is slower. For the remaining implementations, the row shows only the
+    medians.
     """
     losses = [
         (f"{group}, {name}", slower) for group, name, ratios in rows if (slower := faster_implementations(ratios))
@@ -104,7 +106,8 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
     stacks = style.narrow()  # on a phone, a row's name and numbers are above its lanes
     lanes = [[peer for peer in RIVALS if peer in ratios] for *_, ratios in rows]
     highs = [0.1 + stacks + len(peers) for peers in lanes]  # row heights, in lines
-    again = groups[2::3]  # groups that repeat the key beside their title, because the first key is out of sight
+    # These groups repeat the key beside their title, because the first key has scrolled out of view.
+    again = groups[2::3]
     top, bottom = -3.4 if stacks else -2.6, sum(highs) + 0.25 * len(rows) + 1.5 * len(groups)
     bottom += 1.2 * len(again) * stacks
     figure, ax = style.new_figure((bottom - top + 4) * LINE * style.width_in_units() / style.width_in_inches(), caption)
@@ -157,7 +160,10 @@ def draw(rows: list[Ratios], setting: str) -> style.Drawn:
 
 
 def draw_key(ax: Axes, y: float, across: Transform, right: float = 0) -> None:
-    """Draw the mark and the name of each of RIVALS on a line at y, shifted right by the share `right` of the width."""
+    """Draw the mark and the name of each rival in a line at y.
+
+    The line is shifted to the right by `right`, a share of the width.
+    """
     narrow = style.narrow()
     for (peer, look), start in zip(RIVALS.items(), STARTS[narrow], strict=True):
         ax.plot([start + right], [y], linestyle="none", transform=across, **look)
@@ -165,7 +171,7 @@ def draw_key(ax: Axes, y: float, across: Transform, right: float = 0) -> None:
 
 
 def draw_lane(ax: Axes, y: float, ratios: list[float], look: dict, number_place: tuple[float, Transform]) -> None:
-    """Draw the range and the median of the ratios over one implementation, and write its numbers at `number_place`.
+    """Draw the range and the median of the ratios to one implementation, and write both numbers at `number_place`.
 
     `number_place` is (x, transform). An arrowhead marks the end of a range that continues beyond the scale.
     """
@@ -187,18 +193,18 @@ def draw_lane(ax: Axes, y: float, ratios: list[float], look: dict, number_place:
 
 
 def medians(ratios: dict[str, list[float]]) -> dict[str, float]:
-    """Return {implementation: median ratio}, rounded as it is printed. At 1.00, neither is faster."""
+    """Return {implementation: median ratio}, rounded as printed. At 1.00, neither implementation is faster."""
     return {name: round(median(values), 2) for name, values in ratios.items()}
 
 
 def faster_implementations(ratios: dict[str, list[float]]) -> str:
-    """List the implementations whose median is faster than fa2_lab, with their ratios."""
+    """List the implementations that are faster than fa2_lab in the median, with their ratios."""
     slower = [f"{middle:.2f} of the speed of {name}" for name, middle in medians(ratios).items() if middle < 1]
     return " and ".join(slower)
 
 
 def median_ranges(rows: list[Ratios], group: str) -> str:
-    """Format the smallest and the largest median of each of RIVALS over a group's rows."""
+    """Format the smallest and the largest median ratio of each rival among a group's rows."""
     medians_by_name: dict[str, list[float]] = {}
     for _, _, ratios in (row for row in rows if row[0] == group):
         for name in RIVALS.keys() & ratios:
@@ -207,5 +213,5 @@ def median_ranges(rows: list[Ratios], group: str) -> str:
 
 
 def all_ratios(rows: list[Ratios], name: str) -> list[float]:
-    """Return the ratios of fa2_lab's speed to that of the implementation `name`, for the problems of all rows."""
+    """Return the ratios of fa2_lab's speed to that of the implementation `name`, for the problems in all rows."""
     return [x for _, _, ratios in rows for x in ratios.get(name, ())]

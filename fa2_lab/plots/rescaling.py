@@ -1,4 +1,4 @@
-"""Bar chart of how a new maximum changes l and o: their terms before and after rescaling, and with the new terms."""
+"""Bar chart of the terms of l and o before and after a new maximum rescales them, and with the new terms added."""
 
 from fractions import Fraction
 
@@ -32,10 +32,10 @@ TERMS = {"ℓ": "the sum of e^(s − m)", "o": "the sum of e^(s − m) v"}
 
 @style.picture
 def draw(l: list[np.ndarray], o: list[np.ndarray], m: list[float], ends: dict[str, list[float]]) -> style.Drawn:
-    """Draw two panels, for l and o, with three bars each. A bar has one box per key, as wide as the key's term.
+    """Draw two panels, for l and o, with three bars each. A bar consists of one box per key, as wide as the key's term.
 
-    `l` and `o` hold the terms before rescaling, after rescaling and at the end. `m` holds the exponentials of the
-    old maximum and of the new one. `ends` holds the sums as the package computes them.
+    `l` and `o` hold the terms before rescaling, after rescaling and at the end. `m` holds the exponentials of the old
+    and the new maximum. `ends` holds the sums computed by the package.
     """
     alpha = m[0] / m[1]
     caption = (

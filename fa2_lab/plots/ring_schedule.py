@@ -1,4 +1,4 @@
-"""Diagram of attention on several GPUs: whose keys each rank holds at each step, and which scores it computes."""
+"""Diagram of attention on several GPUs, showing at each step whose keys a rank holds and which scores it computes."""
 
 from collections.abc import Mapping
 
@@ -51,7 +51,7 @@ def draw(cells: list[list[Mapping]]) -> style.Drawn:
             if not rank:
                 words = f"from {ranks - 1}" if style.narrow() else f"from rank {ranks - 1}"
                 style.note(ax, pitch * step - 0.06, 0.22, words, ha="right")
-            if rank == ranks - 1:  # its K and V go on to the first rank
+            if rank == ranks - 1:  # the last rank passes K and V on to the first
                 side = pitch * (step - 1) + 1.05, PITCH * rank + 0.5
                 style.arrow(ax, side, (side[0] + 0.35, side[1]), style.hue("K"), linewidth=1.2)
                 style.note(ax, side[0], side[1] + 0.28, "to 0" if style.narrow() else "to rank 0")
@@ -89,7 +89,7 @@ def _legend(ax: style.Axes, y: float, pitch: float) -> None:
 
 
 def _cell(ax: style.Axes, x: float, y: float, cell: dict) -> None:
-    """Draw one rank's square at one step.
+    """Draw the scores of one rank at one step as a square.
 
     Computed scores have the colour of the rank that owns the keys. All other scores are hatched.
     """

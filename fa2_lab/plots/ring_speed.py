@@ -1,11 +1,11 @@
-"""Plots of ring attention as measured: its speedup over one GPU, and the memory that each GPU needs."""
+"""Plots of the measured speedup of ring attention over one GPU, and of the memory that each GPU needs."""
 
 from fa2_lab.plots import style
 from fa2_lab.records import Record, load
 
 
 def data() -> dict:
-    """Return the speedups and the memory that `fa2-lab bench ring` measured for forward and backward together."""
+    """Return the speedups and the memory use measured by `fa2-lab bench ring` for the forward and backward together."""
     record = load("ring")
     rows = [r for r in record.rows if "layout" not in r.problem]
     by_length = {r.problem["N_q"]: r.values for r in rows if r.direction == "both"}
@@ -22,7 +22,7 @@ def data() -> dict:
 
 
 def reached(record: Record, ranks: int = 4, N: int = 131072) -> tuple[float, float]:
-    """Return one GPU's FLOP/s in the causal forward, and a link's bytes per second while K and V travel."""
+    """Return one GPU's FLOP/s in the causal forward, and a link's bytes per second while K and V are being sent."""
     rows = {r.direction: r for r in record.rows if r.problem["N_q"] == N and "layout" not in r.problem}
     forward_row, ms_around, p = (
         rows["forward"],
@@ -34,7 +34,7 @@ def reached(record: Record, ranks: int = 4, N: int = 131072) -> tuple[float, flo
 
 
 def contiguous_speedup(record: Record, by_length: dict) -> tuple[int, int, float]:
-    """Return (number of GPUs, N, speedup over one GPU) as measured for the contiguous layout."""
+    """Return (number of GPUs, N, speedup over one GPU) from the measurements of the contiguous layout."""
     row = next(r for r in record.rows if r.problem.get("layout") == "contiguous" and r.direction == "both")
     (name, (ms, *_)), N = next(iter(row.values.items())), row.problem["N_q"]
     return gpu_count(name), N, by_length[N][gpu_label(1)][0] / ms
@@ -49,7 +49,7 @@ def gpu_label(n: int) -> str:
 
 
 def speedup(values: dict, n: int) -> float:
-    """Return n GPUs' speedup over one GPU on one problem, given its measured times `values`."""
+    """Return the speedup of n GPUs over one GPU, computed from `values`, the measured times of one problem."""
     return values[gpu_label(1)][0] / values[gpu_label(n)][0]
 
 

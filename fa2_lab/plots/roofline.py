@@ -4,10 +4,10 @@
     own = rates.cost("decode", N=8192, N_q=8)
     show(roofline.draw(**roofline.data(("8 queries", own))))                  (label, Cost): several settings
 
-Methods are named as in rates.METHODS. cost.limit(chip) returns the slowest unit and the seconds that it takes. Called
-without a method, `data()` returns the measured ladder of chapter 10, against the bytes counted by the hardware.
+Methods are named as in rates.METHODS. cost.limit(chip) returns the slowest unit and the seconds that it takes. Without
+a method, data() returns the measured ladder of chapter 10, plotted against the DRAM traffic that the hardware counted.
 
-The rooflines in the chapters are in rooflines.py.
+rooflines.py defines the rooflines in the chapters.
 """
 
 import re
@@ -20,12 +20,12 @@ from fa2_lab.plots import style
 from fa2_lab.records import Record, load
 
 DRAM = ("DRAM bytes read", "DRAM bytes written")
-SHOWN = ("00", "01", "02", "03", "06", "11", "23")  # the rungs shown: the dots of the others would overlap these
-PRINTED = {"FA1": "FA1 as printed"}  # the algorithm in the paper, not its authors' own kernel
+SHOWN = ("00", "01", "02", "03", "06", "11", "23")  # the rungs shown; the dots of the other rungs would overlap these
+PRINTED = {"FA1": "FA1 as printed"}  # the algorithm as printed in the paper, which differs from the authors' kernel
 
 
 class Roof(NamedTuple):
-    """One ceiling on the speed: `flops` TFLOP/s, or `bytes` TB/s times the FLOPs per byte if that is less."""
+    """A ceiling on speed: the lesser of `flops` TFLOP/s and `bytes` TB/s times the FLOPs per byte."""
 
     flops: float
     bytes: float
@@ -45,7 +45,7 @@ def data(
     If no methods are given, return the arguments for the ladder.
 
     A method's x-coordinate is its FLOPs per byte of DRAM traffic if DRAM limits the method, and its FLOPs per requested
-    byte otherwise. `message` is the headline, a full sentence. `sizes` are arguments of rates.cost().
+    byte otherwise. `message` is the headline and must be a full sentence. `sizes` are arguments of rates.cost().
     """
     if not methods:
         return ladder(d)
@@ -122,7 +122,7 @@ def rung_label(rung: str) -> str:
 
 Point = tuple[float, float] | tuple[float, float, str]  # FLOPs per byte, TFLOP/s and, for a method, its limit
 ALLOWED = style.tint(style.INK, 0.05)  # the fill below a ceiling
-LINE = 0.2  # inches from one line of words to the next
+LINE = 0.2  # inches from one line of text to the next
 
 
 @style.picture
@@ -136,8 +136,9 @@ def draw(
 ) -> style.Drawn:
     """Draw TFLOP/s as a function of FLOPs per byte, on logarithmic axes.
 
-    `points` is {name: (FLOPs per byte, TFLOP/s)}. A third member, if present, is the unit that limits the method, and
-    is printed. `roofs` are the ceilings. `shelf` is (TFLOP/s, label) for a second, lower limit on the tensor cores.
+    `points` is {name: (FLOPs per byte, TFLOP/s)}. If a point has a third element, it names the unit that limits the
+    method and is printed with the point. `roofs` are the ceilings. `shelf` is (TFLOP/s, label) for a second, lower
+    limit on the tensor cores.
     """
     figure, ax = style.new_figure(height + (0.5 if shelf and style.narrow() else 0), caption)
     top = max(roof.flops for roof in roofs)
@@ -155,7 +156,7 @@ def draw(
     ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel="TFLOP/s", xlim=(left, right), ylim=(low, high))
     if crowded and style.narrow():
         ax.set_xlabel(xlabel.replace(" (", "\n("))
-    last = max(2 * max(across), 1000)  # names are written to the right of this x
+    last = max(2 * max(across), 1000)  # names are written to the right of this x-coordinate
     labels = (6 if style.narrow() else 14) * log10(min(last, right) / left) / log10(right / left)  # at most
     style.log_ticks(ax.xaxis, style.log_places(left, min(last, right), most=int(labels)))
     style.log_ticks(ax.yaxis, style.log_places(low, high))
@@ -207,7 +208,7 @@ def _label_roof(ax: style.Axes, roof: Roof, right: float, *, left_of_it: bool, f
     y = max(0.25 * roof.flops, 1.25 * low) if left_of_it else 1.2 * low
     style.note(ax, (0.8 if left_of_it else 1.15) * y / roof.bytes, y, roof.slope, ha="right" if left_of_it else "left")
     flat = roof.flat if free or not style.narrow() else re.sub(r" (?=\d)", "\n", roof.flat, count=1)
-    flat = "" if shelf and style.narrow() and not free else flat  # no room beside the shelf
+    flat = "" if shelf and style.narrow() and not free else flat  # there is no room for the label beside the shelf
     place = (1.08, "bottom") if free else (0.92, "top")
     style.note(ax, right / 1.05, place[0] * roof.flops, flat, ha="right", va=place[1])
 
@@ -217,9 +218,9 @@ def _draw_roof(
 ) -> None:
     """Draw a ceiling's sloping part and flat part from x = left to x = right, with their labels.
 
-    `left_of_it` puts the sloping part's label to its left instead of below, and `under_it` puts the flat part's label
-    under it. A dashed ceiling is above a solid one and has its label above it. If the units that limit the methods are
-    known (`limited`), _label_roof() writes the labels instead.
+    `left_of_it` puts the first label to the left of the sloping part instead of below it, and `under_it` puts the
+    second label under the flat part. A dashed ceiling is above a solid one and has its label above it. If the units
+    that limit the methods are known (`limited`), _label_roof() writes the labels instead.
     """
     ridge = roof.flops / roof.bytes
     look = dict(color=style.QUIET, linewidth=0.9, linestyle="--") if roof.dashed else dict(color=style.INK)
@@ -245,7 +246,7 @@ def _draw_roof(
 def _draw_points(ax: style.Axes, points: dict[str, Point], column: float, roof: float, shelf: float) -> None:
     """Draw a dot for each method, and write the names in a column on the right that begins at x = `column`.
 
-    If a method is too far from the column, its name is next to its dot instead. `roof` is the lowest ceiling, and
+    The name of a method that is too far from the column is written next to its dot. `roof` is the lowest ceiling, and
     `shelf` is a second, lower limit on the tensor cores, or 0. Names avoid both of these lines.
     """
     crowd = {name: place for name, place in points.items() if place[0] >= column / 60}
@@ -273,7 +274,7 @@ def _draw_points(ax: style.Axes, points: dict[str, Point], column: float, roof: 
         else:
             name_below = any(0.75 * y < other < y for _, other, *_ in points.values())  # another name is just below
             shift = (8, -4)
-            if y > 0.9 * roof or 0.75 * shelf < y <= shelf:  # below the line, not on it
+            if y > 0.9 * roof or 0.75 * shelf < y <= shelf:  # the name goes below the line, not on it
                 shift = (8, -10)
             elif name_below and unit and (style.narrow() or not shelf):
                 shift = (16, 4)

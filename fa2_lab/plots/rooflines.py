@@ -1,6 +1,6 @@
-"""The rooflines in the chapters: how fast some methods can be on a GPU, and which unit limits each of them.
+"""The rooflines in the chapters, which show how fast a method can run on a GPU, and which unit limits it.
 
-For example, `roofline.draw` draws what `data("decode")` returns.
+To draw one, pass its data to roofline.draw(), as in `roofline.draw(**data("decode"))`.
 """
 
 from dataclasses import replace
@@ -38,11 +38,12 @@ def backward() -> dict:
     }
     message = "With tiles of 64 × 64, L2 limits a single backward pass, but not two passes."
     picture = roofline.data(*methods.items(), message=message)
-    return picture | dict(roofs=[roof._replace(flat="") for roof in picture["roofs"]])  # a dot's label takes its place
+    # A dot's label replaces the ceiling's label.
+    return picture | dict(roofs=[roof._replace(flat="") for roof in picture["roofs"]])
 
 
 def row_blocks() -> dict:
-    """Return the roofline of one head with 8,192 queries, for row blocks of four sizes (chapter 06)."""
+    """Return the roofline of one head with 8,192 queries, for four sizes of row block (chapter 06)."""
     sizes = {B_r: cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64) for B_r in (128, 64, 32, 16)}
     best = min(sizes, key=lambda B_r: sizes[B_r].limit(chips.H200)[1])
     message = f"One head of 8,192 queries is fastest in row blocks of {best}."

@@ -1,4 +1,4 @@
-"""Plots of rounding errors that share a sign: their distribution between two bf16 numbers, and their sum in D."""
+"""Plots of rounding errors with a common sign: their distribution between two bf16 numbers, and their sum in D."""
 
 import numpy as np
 
@@ -7,7 +7,8 @@ from fa2_lab.machine import rounding
 from fa2_lab.plots import style
 
 EACH = 16  # rows per point on a line
-BINS = np.array([-0.5, -0.375, -0.125, 0.125, 0.375, 0.5])  # in ulps, with a bin around each of −½, −¼, 0, ¼ and ½
+# The edges of the bins in ulps. The bins contain −½, −¼, 0, ¼ and ½.
+BINS = np.array([-0.5, -0.375, -0.125, 0.125, 0.375, 0.5])
 
 
 def data() -> dict:

@@ -1,4 +1,4 @@
-"""Diagram of one row of S by lane and register, and of how its four lanes find its maximum."""
+"""Diagram of the lanes and registers that hold a row of S, and of the exchanges that yield the row's maximum."""
 
 import numpy as np
 
@@ -10,8 +10,8 @@ from fa2_lab.records import layouts_record
 def data(row: int = 21, d: int = 128) -> dict:
     """Return the arguments of draw() for one row of the compiled kernel with head dimension d.
 
-    These include the lane and register that hold each score of a wgmma result, and the maximum that each of the row's
-    lanes knows after each step.
+    These include the lane and register that hold each score of a wgmma result, and the maximum that each lane of the
+    row holds after each step.
     """
     record = layouts_record()
     (kernel,) = [k for k in record["layouts"] if k["target"] == "sm_90" and k["d"] == d]
@@ -30,7 +30,7 @@ def data(row: int = 21, d: int = 128) -> dict:
 
 OBSERVED = "Observed (read from the compiled kernel)"
 LEFT, CELL, GAP = 0.95, 0.32, 0.3
-PAGE, PHONE = (8, 6), (6, 2)  # how many columns are drawn from the row's start and from its end
+PAGE, PHONE = (8, 6), (6, 2)  # number of columns drawn from the row's start and from its end
 TONES = (1.0, 0.65, 0.4, 0.2)
 
 
@@ -38,7 +38,7 @@ TONES = (1.0, 0.65, 0.4, 0.2)
 def draw(owners: Owners, row: int, scores: np.ndarray, maxima: list[np.ndarray], made_by: str) -> style.Drawn:
     """Draw, from top to bottom, a row of the accumulator by lane and register, and the reduction to its maximum.
 
-    `scores` are the row's scores. `maxima` lists the maximum that each of its lanes knows, first at the start and then
+    `scores` are the row's scores. `maxima` lists the maximum in each of the row's lanes, first at the start and then
     after each exchange. `made_by` describes the compiled kernel.
     """
     rows, cols = owners.lane.shape
@@ -83,10 +83,10 @@ def _row(ax: style.Axes, y: float, owners: Owners, row: int, scores: np.ndarray)
 
 
 def _reduction(ax: style.Axes, y: float, lanes: np.ndarray, maxima: list[np.ndarray], each: int) -> None:
-    """Draw one line for each step, with the maximum that each lane knows.
+    """Draw one line for each step, with the maximum that each lane holds after it.
 
     `maxima` lists these maxima for each step, and `each` is the number of scores per lane. Two strokes connect each
-    maximum to the two lanes that it was computed from.
+    maximum to the two lanes from which it was computed.
     """
     style.note(ax, 0, y - 0.42, "Thick edge: the lane knows the maximum", weight="bold")
     steps = [f"of its {each}\nnumbers", "after lane\nXOR 1", "after lane\nXOR 2"]

@@ -1,4 +1,4 @@
-"""Timelines of one SM on a rung and on the previous rung: one strip each for copies, tensor cores and softmax.
+"""Timelines of one SM on a rung and on the previous rung, with strips for copies, tensor cores and softmax.
 
 The time that a tile takes on each unit is computed from the compiled code and the chip, as in machine/ladder_model.py.
 A warpgroup's matmuls occupy the tensor cores, its instructions occupy the issue slots, and its tiles occupy the path
@@ -18,21 +18,22 @@ from fa2_lab.plots import style
 from fa2_lab.records import load
 
 LEAD = 250  # clock cycles drawn before the first job that differs from the previous rung
-AHEAD, PERSISTENT, LAGGING, WIDE = 20, 21, 22, 23  # the first rungs in which S starts early, programs are
-# persistent, o is seldom rescaled, and a program has three consumers
+# The first rungs in which S starts early, programs are persistent, o is seldom rescaled, and a program has three
+# consumers.
+AHEAD, PERSISTENT, LAGGING, WIDE = 20, 21, 22, 23
 
 
 class Sizes(NamedTuple):
-    """The quantities plotted for one rung: its number, what one SM runs, and the clock cycles per tile on each unit."""
+    """A rung's number, the programs and consumers that share an SM, and the clock cycles per tile on each unit."""
 
     number: int
     keys: int  # keys per tile
     programs: int  # programs per SM
     consumers: int  # consumers per program
     stages: int
-    copy: float  # clock cycles for a tile of K, or of V
+    copy: float  # clock cycles to copy one tile of K or V
     rows: float  # clock cycles to copy one consumer's Q or O
-    product: float  # clock cycles for one consumer's S or P V
+    product: float  # clock cycles to compute one consumer's S or P V
     softmax: float  # clock cycles for a consumer's instructions in most tiles, including those that start the matmuls
 
 
@@ -43,7 +44,7 @@ def sizes(rung: str, d: int = 128, chip: chips.Chip = chips.H200) -> Sizes:
     number, keys, rows = int(name[1:3]), fact["keys"], 64 * fact["consumers"]
     rate = rates(chip).l2 / chip.SMs / chip.clock_hz  # bytes per clock cycle
     buffer_rows = rows * (2 if number in (21, 22) else 1)  # in these rungs, O has its own buffer
-    skipped = model.ROWS * d // 128 if number >= LAGGING else 0  # multiplications of a thread's o by alpha
+    skipped = model.ROWS * d // 128 if number >= LAGGING else 0  # number of multiplications of a thread's o by alpha
     return Sizes(
         number,
         keys,
@@ -80,7 +81,7 @@ WHY = {  # {rung: sentences added to its caption}
     " The boxes with a thick edge belong to the third consumer.",
 }
 CHANGED = {14: "exp", 15: "exp", 16: "exp", 17: "copy", 18: "exp", 19: "exp", 22: "exp"}  # {rung: unit to emphasise}
-CAUSE = {  # {rung: text beside the first changed box, or below the copies, on a page}
+CAUSE = {  # {rung: on a page, the text beside the first changed box or below the copies}
     14: "TMA computes the addresses",
     15: "more than in Triton's code",
     16: "the new warp starts the copies",
@@ -94,16 +95,18 @@ THICK = {
     23: " A thick edge marks the third consumer, and a dashed box the clocks to spare.",
 }
 LEGEND = "0, 1, …: warpgroups; the number on a softmax: instructions of a thread"
-WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}  # {rung: clock cycles drawn}, for small changes within a tile
+# {rung: clock cycles drawn}, for rungs whose change within a tile is small.
+WINDOW = {n: 2400.0 for n in (14, 15, 16, 22)}
 
 
 def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
     """Return an SM's jobs in the rung `after` and in the previous rung, for rows with `tiles` keys.
 
-    Each program runs `row_blocks` row blocks. The jobs shown are within a row block or, for rung 21, around the change
-    to the next row block. A job is (unit, warpgroup, label, start, end), in clock cycles. In the result, `marked` is
-    True for each job that the rung changes or, for rung 21, for each job of the next row block. `unit` is the unit
-    whose work the rung changes. `ratio` is a marked job's duration on the previous rung, relative to this rung.
+    Each program runs `row_blocks` row blocks. A job is (unit, warpgroup, label, start, end), with times in clock
+    cycles. The jobs shown are taken from the middle of a row block or, for rung 21, from the transition to the next row
+    block. In the result, `marked` is True for each job that the rung changes or, for rung 21, for each job of the next
+    row block. `unit` is the unit whose work the rung changes, or empty. `ratio` is a marked job's duration on the
+    previous rung divided by its duration on this rung.
     """
     before = f"{int(after) - 1}"
     pair, panels = [sizes(before), sizes(after)], []
@@ -134,7 +137,7 @@ def data(after: str = "17", tiles: int = 1024, row_blocks: int = 2) -> dict:
 
 
 def row_blocks_of(jobs: list[Job], size: Sizes, tiles: int) -> list[int]:
-    """Return the index of the row block that each of a program's jobs belongs to. A row block has `tiles` tiles."""
+    """Return, for each of a program's jobs, the index of its row block. A row block has `tiles` tiles."""
     jobs_so_far: dict[tuple[str, str], int] = defaultdict(int)
     indices = []
     for job in jobs:
@@ -170,7 +173,7 @@ class Program:
     def producer(self) -> Generator[Wait]:
         """Copy tiles as soon as their stages are free.
 
-        In rungs without a producer warp, the warpgroup itself does this.
+        In rungs without a producer warp, the warpgroup itself copies the tiles.
         """
         for r in range(self.row_blocks):
             if self.size.number < PERSISTENT:
@@ -198,7 +201,7 @@ class Program:
     def consumer(self, c: int) -> Generator[Wait]:
         """Run consumer c, which computes each tile's S, softmax and P V.
 
-        In rung 20 and all later ones, a tile's S starts before the previous tile's P V.
+        From rung 20 on, a tile's S starts before the previous tile's P V.
         """
         size, start = self.size, self.block.start
         for r in range(self.row_blocks):
@@ -239,7 +242,7 @@ LOOKS = {
     "softmax": "P",
     "": "P",  # a softmax job, whose label is only a number
     "row block": "m",
-}  # {label: tensor whose colour the job has}
+}  # {label: tensor whose colour is used for the job}
 UNITS = {"copy": "copies", "tensor": "tensor cores", "exp": "softmax"}
 
 
@@ -248,7 +251,7 @@ def draw(says: str, why: str, panels: list[Mapping], unit: str, ratio: float, wi
     """Draw a panel for each rung, with a strip for each unit, and a line for each warpgroup in each strip.
 
     `says` and `why` are sentences in the caption. `unit` is the unit to emphasise, or empty. `ratio` is a marked box's
-    duration on the previous rung, relative to this rung. `window` is the number of clock cycles to draw.
+    duration on the previous rung divided by its duration on this rung. `window` is the number of clock cycles to draw.
     """
     number = panels[-1]["number"]
     caption = (
@@ -334,10 +337,10 @@ def idle_intervals(jobs: Iterable[tuple[float, float]], window: float) -> list[t
 def _mark_change(
     ax: style.Axes, rows: Mapping, faded: Sequence[str], words: tuple[str, str], ratio: float, window: float
 ) -> None:
-    """For each marked box, draw a dashed box over the time saved since the previous rung, or hatch the time added.
+    """For each marked box, draw a dashed box over the time saved by the rung, or hatch the time that the rung adds.
 
-    `ratio` is a marked box's duration on the previous rung, relative to this rung. `words` are the two lines of the
-    label, which only the first marked box gets.
+    `ratio` is a marked box's duration on the previous rung divided by its duration on this rung. `words` are the two
+    lines of the label that is written beside the first marked box.
     """
     labelled = False
     for jobs, (y, high) in zip(rows.values(), row_places(rows, faded), strict=True):
@@ -388,7 +391,7 @@ def stacked_timelines(
     """Return a figure with the timelines stacked on a shared time axis in clock cycles.
 
     `timelines` is {title: {row: jobs}}, `window` is the number of clock cycles to draw, and `faded` names the units
-    whose rows are drawn pale. Further keyword arguments go to new_figure().
+    whose rows are drawn pale. Further keyword arguments are passed to new_figure().
     """
     figure, axes = style.new_figure(height, caption, nrows=len(timelines), sharex=True, **look)
     for ax, (title, rows) in zip(axes, timelines.items(), strict=True):
@@ -401,7 +404,7 @@ def stacked_timelines(
 def draw_lanes(ax: style.Axes, rows: Mapping[str, list[tuple]], window: float, faded: Sequence[str] = ()) -> None:
     """Draw a named line for each row, and a box for each job (label, start, end), with as much of its label as fits.
 
-    If a job has a fourth member and it is true, its box gets a thick edge. `faded` names the units whose rows are pale.
+    A job with a fourth element that is true gets a thick edge. `faded` names the units whose rows are pale.
     """
     window, letter = clocks_drawn(window), letter_width() * clocks_drawn(window)
     for (name, jobs), (y, high) in zip(rows.items(), row_places(rows, faded), strict=True):

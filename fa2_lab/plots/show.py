@@ -1,4 +1,4 @@
-"""Pictures as shown in a notebook: as wide as the text, with a caption and an alternative text."""
+"""The pictures as a notebook shows them: as wide as the text, with a caption and an alternative text."""
 
 from base64 import b64encode
 from html import escape
@@ -15,7 +15,7 @@ from fa2_lab.plots.style import CARD, EDGE, headline_of
 SEVERAL = "pipelines", "rooflines", "rung_timeline", "waves"  # files that draw several pictures
 
 DENSITY = 2  # PNG pixels per page pixel
-MARGIN, ROUND = 16, 14  # the card's margin around the picture, and the radius of its corners, in page pixels
+MARGIN, ROUND = 16, 14  # the card's margin around the picture and its corner radius, in page pixels
 SOFT = 4  # palette entries with different opacities, for the edges of the rounded corners
 
 
@@ -44,7 +44,7 @@ def draw(name: str, narrow: bool = False) -> tuple[Figure, str]:
 class show:
     """A picture with its caption. To show it, end a notebook cell with, for example, `show("waves")`.
 
-    The argument is a picture's name or the result of a draw(). Readers who see no images get the alternative text.
+    The argument is a picture's name or the result of a draw(). Readers who cannot see images get the alternative text.
     """
 
     def __init__(self, picture_or_name: str | tuple[Figure, str]) -> None:
@@ -72,8 +72,8 @@ class show:
 def on_card(picture: Image.Image) -> tuple[Image.Image, bytes]:
     """Return the picture on a card with rounded corners, as a paletted image, and the opacity of each palette colour.
 
-    A notebook's page may be light or dark, and a picture cannot know which. The card is as light as paper, so the
-    picture keeps its colours on both. Its edge shows on a light page.
+    A picture cannot tell whether it is shown on a light or a dark page. The card is as light as paper, so the picture's
+    colours look the same on both. On a light page, only the card's outline is visible.
     """
     edge = 255 - SOFT  # the index of the edge's colour in the palette
     picture = picture.quantize(edge)
@@ -93,7 +93,7 @@ def on_card(picture: Image.Image) -> tuple[Image.Image, bytes]:
 
 
 def corners(size: tuple[int, int], radius: int) -> Image.Image:
-    """Return an image in which each pixel is the share of it outside a card with rounded corners, from 0 to SOFT."""
+    """Return an image of how much of each pixel is outside a card with rounded corners, from 0 to SOFT (entirely)."""
     fine = Image.new("L", tuple(4 * side for side in size), 255)
     ImageDraw.Draw(fine).rounded_rectangle((0, 0, fine.width - 1, fine.height - 1), 4 * radius, fill=0)
     return fine.reduce(4).point(lambda level: round(level * SOFT / 255))

@@ -1,4 +1,4 @@
-"""Bar chart of the shared memory and the registers that one program of the Hopper forward takes from an SM."""
+"""Bar chart of the shared memory and the registers of an SM that one program of the Hopper forward uses."""
 
 from fa2_lab.kernels.hopper.forward import configs
 from fa2_lab.machine import chips
@@ -6,7 +6,7 @@ from fa2_lab.plots import style
 
 SETS = (("DEFAULT", 64), ("TWO_CONSUMERS", 64), ("DEFAULT", 128), ("THREE_CONSUMERS", 128))
 FILE = chips.H200.registers_per_sm
-PRODUCER = 24  # registers per producer thread in forward_kernel, if sequences are not packed
+PRODUCER = 24  # registers per producer thread in forward_kernel without packed sequences
 
 
 def data() -> dict:
@@ -25,7 +25,8 @@ def data() -> dict:
 def registers_of(config: configs.ForwardConfig) -> list[int]:
     """Return each consumer's registers per thread.
 
-    All warpgroups start with the same number, a multiple of 8. Consumer 0 gets those that the others do not use.
+    All warpgroups start with the same number of registers, a multiple of 8. Consumer 0 gets the registers that are left
+    over by the other warpgroups.
     """
     start = FILE // (128 * (config.consumers + 1)) // 8 * 8
     other_registers = [config.registers] * (config.consumers - 1)
@@ -43,7 +44,7 @@ def draw(
 
     `shared` is {configuration: {tensor: KiB}}. `registers` is {configuration: each consumer's registers per thread},
     and `producer` is the number of registers per producer thread. `limit` is an SM's shared memory in KiB, and `file`
-    is its number of registers.
+    is the number of registers in an SM's register file.
     """
     caption = (
         "An SM has no room for a second program (dashed) beside the first. The upper bars are the KiB of the buffers of"

@@ -1,6 +1,6 @@
 """Chart of the speedup from one change in the ladder, as a function of the number of heads.
 
-Programs run in waves, so the speedup rises and falls.
+The speedup rises and falls because programs run in waves.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ NAMES = ("heads", f"waves of rung {BEFORE}", f"waves of rung {AFTER}")
 
 
 def data(N: int = 4096, d: int = 128) -> dict:
-    """Return rung 09's speedup over rung 07 without a mask, by number of heads, as modelled and as measured."""
+    """Return the modelled and the measured speedup of rung 09 over rung 07 by number of heads, without a mask."""
     before, after = ladder.find(BEFORE), ladder.find(AFTER)
     model = {n: reasons.predicted(before, after, causal=False, d=d, heads=n) for n in HEADS}
     measured = {}

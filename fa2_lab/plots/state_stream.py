@@ -13,7 +13,7 @@ from fa2_lab.tiles import Tiling
 def data(B_r: int = 4, B_c: int = 4, T_c: int = 10, d: int = 4, row: int = 2, seed: int = 35) -> dict:
     """Return one row block's state and α after each key block.
 
-    Of o and O, only the first component is returned. `row` is the row that draw() shows.
+    Only the first component of o and O is returned. `row` is the row that draw() shows.
     """
     rng = np.random.default_rng(seed)
     Q, K, V = rng.standard_normal((B_r, d)), *rng.standard_normal((2, T_c * B_c, d))

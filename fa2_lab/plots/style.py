@@ -1,11 +1,12 @@
 """The look of every picture, and the only module that defines colours.
 
-A mark's hue identifies its tensor; P has a paler shade of the hue of S. A worker (thread block, warp or rank) has one
-of four greys and carries its name. Measurements are grey, except that fa2_lab's have an accent colour and, in pictures
-that compare them, FlashAttention-3, FlashAttention-4 and cuDNN have a hue each. Queries run downwards, and keys to the
-right. One function draws each picture both for a 784-pixel page column and for a phone, where panels may stack but text
-never shrinks. The first sentence of the caption is also the headline above the picture. The text never refers to a
-colour by name, because a label, hatching or an outline always conveys the same information as the hue.
+A mark's hue identifies its tensor; P has a paler shade of the hue of S. A worker (thread block, warp or rank) is drawn
+in one of four greys and labelled with its name. Measurements are grey, but fa2_lab's measurements have an accent colour
+and, in pictures that compare implementations, FlashAttention-3, FlashAttention-4 and cuDNN have distinct hues. Queries
+run downwards, and keys to the right. One function draws each picture both for a 784-pixel page column and for a phone,
+where panels may be stacked but text never shrinks. The first sentence of the caption is also the headline above the
+picture. The text never refers to a colour by name, because a label, hatching or an outline always conveys the same
+information as the hue.
 """
 
 import re
@@ -31,10 +32,10 @@ from matplotlib.ticker import ScalarFormatter
 
 Drawn = tuple[Figure, str]  # what a picture's draw() returns: a figure and its alternative text
 
-WIDTH, NARROW = 784 / 96, 390 / 96  # in inches: a page's column, and a phone
+WIDTH, NARROW = 784 / 96, 390 / 96  # the widths of a page's column and of a phone, in inches
 UNITS = {WIDTH: 5.83, NARROW: 4.17}  # {width in inches: width in units}; lengths inside a picture are in units
 SMALL, NORMAL, LARGE = 9.75, 10.5, 12.0  # font sizes in points: 13, 14 and 16 page pixels
-GAP, BETWEEN = 0.08, 0.04  # in inches: the gap below the headline, and the extra gap above each panel's title
+GAP, BETWEEN = 0.08, 0.04  # the gap below the headline and the extra gap above each panel's title, in inches
 
 INK, QUIET, PAPER, MASKED = "#222222", "#656A70", "#FFFFFF", "#EEEEEE"
 BLUE, ORANGE, GREEN, PINK, VERMILION, SKY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"
@@ -42,15 +43,15 @@ PALE_PINK = "#E3B8D0"
 HUES = dict(Q=BLUE, K=ORANGE, V=GREEN, S=PINK, P=PALE_PINK, O=VERMILION, m=SKY, l=SKY, L=SKY, D=SKY)
 OURS = "#6A3D9A"  # the accent for fa2_lab's own measurements
 WORKERS = ("#1F2F46", "#586A7E", "#93A1AE", "#CDD2D8")  # greyish blues, in equal steps of lightness
-BLACK, WHITE = "#000000", "#FEFEFE"  # text on a fill of full strength; the same on light and dark pages
+BLACK, WHITE = "#000000", "#FEFEFE"  # text on a fill of full strength, the same on light and dark pages
 MASK_HATCH = "////"
-CARD = "#FFFFFF"  # the background of pictures in notebooks, so that they are readable on light and on dark pages
+CARD = "#FFFFFF"  # the card's background, which keeps pictures in notebooks readable on light and dark pages
 EDGE = "#D0D7DE"  # the line around the card
 CLEAR = dict(facecolor=PAPER, edgecolor="none", pad=1.0)  # the background of text that is written across lines
-DASHED = (0, (3, 1.5))  # for the edge of a gradient's box, and for l's line next to m's
+DASHED = (0, (3, 1.5))  # marks the edge of a gradient's box, and distinguishes l's line from m's
 
 # Colours on a dark page: dark and light greys are swapped, tints are mixed with a dark background, and hues of full
-# strength stay.
+# strength stay the same.
 GROUND = "#171B21"
 DARK = {INK: "#E6E6E6", QUIET: "#A7AEB6", PAPER: GROUND, MASKED: "#2B3037", OURS: "#B48CE0"}
 DARK |= dict(zip(WORKERS, ("#D8DDE3", "#A3B0BD", "#52647A", "#36465A"), strict=True))
@@ -131,7 +132,7 @@ def hue(tensor: str) -> str:
 def worker(k: int) -> str:
     """Return worker k's colour.
 
-    The colours repeat after four workers, so a worker's name must always be printed on it.
+    The colours repeat after four workers, so a worker must always be labelled with its name.
     """
     return WORKERS[k % len(WORKERS)]
 
@@ -155,7 +156,7 @@ def ink_on(fill: str) -> str:
 
 
 def mixed(color: str, ground: str, strength: float) -> str:
-    """Return a mixture of `color` and `ground`, with a share `strength` of `color`."""
+    """Return a mixture of `color` and `ground`, in which `color` has the share `strength`."""
     parts = zip(colors.to_rgb(color), colors.to_rgb(ground), strict=True)
     return colors.to_hex([strength * c + (1 - strength) * g for c, g in parts])
 
@@ -183,7 +184,7 @@ def width_in_inches() -> float:
 
 
 def narrow() -> bool:
-    """Return whether the current picture is for a phone."""
+    """Return True if the current picture is for a phone."""
     return width_in_inches() < WIDTH
 
 
@@ -198,8 +199,8 @@ def new_figure(
     """Return a figure with this caption, and its axes. The caption's first sentence becomes the headline.
 
     `height` is the height of the drawing below the headline, in the same units as width_in_units(). If the picture
-    shows a model, `measured` is the measurement that the reader should compare it with, and is printed below the
-    headline. Further keyword arguments go to Figure.subplots().
+    shows a model, `measured` is the measurement to compare it with, which is printed below the headline. Further
+    keyword arguments are passed to Figure.subplots().
     """
     figure = Figure(figsize=(width_in_inches(), height * width_in_inches() / width_in_units()), layout="constrained")
     headline = figure.suptitle(headline_of(caption), x=0.005, ha="left", fontsize=LARGE, fontweight="bold")
@@ -216,7 +217,7 @@ def new_figure(
 
 
 def set_height(figure: Figure, inches: float) -> None:
-    """Set a figure's height in inches, but keep the gap below its headline, and room for a note there."""
+    """Set a figure's height in inches, keeping the gap below its headline and the space for a note there."""
     figure.set_figheight(inches)
     gap = GAP + sum(note.get_window_extent().height for note in figure.artists) / figure.dpi
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03 + BETWEEN / 2, rect=(0, 0, 1, 1 - gap / inches))
@@ -237,7 +238,7 @@ def fold(text: Text, room: float) -> None:
 
 
 def stacked(height: float, caption: str, nrows: int = 1, ncols: int = 1, **subplots: Any) -> tuple[Figure, np.ndarray]:
-    """Call new_figure() for rows of axes that are side by side on a page, and one below the other on a phone."""
+    """Call new_figure() for rows of axes, which are side by side on a page and stacked on a phone."""
     if not narrow():
         return new_figure(height, caption, nrows=nrows, ncols=ncols, squeeze=False, **subplots)
     heights = np.repeat(subplots.pop("height_ratios", [1] * nrows), ncols)
@@ -279,7 +280,7 @@ def note(ax: Axes, x: float, y: float, words: str, **look: Any) -> Text:
 
 
 def beside(ax: Axes, words: str, at: tuple[float, float], shift: tuple[float, float], **look: Any) -> Annotation:
-    """Write text near the position `at`, shifted to the right and up by `shift` points."""
+    """Write text near the position `at`, shifted right and up by `shift` points."""
     return ax.annotate(words, at, shift, textcoords="offset points", **dict(fontsize=SMALL, va="center") | look)
 
 
@@ -302,12 +303,12 @@ def box(ax: Axes, x: float, y: float, w: float, h: float, label: str = "", fill:
 
 
 def masked(ax: Axes, x: float, y: float, w: float = 1, h: float = 1, label: str = "", **look: Any) -> Rectangle:
-    """Draw a hatched box, as masked scores are drawn."""
+    """Draw a hatched box, in the style of a masked score."""
     return box(ax, x, y, w, h, label, MASKED, **dict(edgecolor=QUIET, hatch=MASK_HATCH) | look)
 
 
 def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill: str, **look: Any) -> PathPatch:
-    """Draw many rectangles (x, y, width, height) that look alike as a single patch, which makes the file smaller."""
+    """Draw many rectangles (x, y, width, height) of the same style as a single patch, which makes the file smaller."""
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)])
     places = np.reshape(rectangles, (-1, 4))[:, None]
     codes = [Path.MOVETO, *3 * [Path.LINETO], Path.CLOSEPOLY] * len(places)
@@ -316,7 +317,7 @@ def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill
 
 
 def named_bars(ax: Axes, lengths: dict[str, float], words: Sequence[str], fill: str | Sequence[str]) -> None:
-    """Draw a horizontal bar for each name, from top to bottom, with the name before the bar and a text after it."""
+    """Draw a horizontal bar for each name, from top to bottom, with the name to its left and a text to its right."""
     container = ax.barh(list(lengths), list(lengths.values()), color=fill)
     ax.bar_label(container, words, padding=3, fontsize=SMALL)
     ax.invert_yaxis()
@@ -372,7 +373,7 @@ def with_commas(x: float, position: int | None = None) -> str:
 def log_places(low: float, high: float, most: int = 9) -> list[float]:
     """Return round numbers for the ticks of a logarithmic axis from `low` to `high`.
 
-    The result has at least four numbers if that is possible with at most `most`.
+    The list has at most `most` numbers and, if possible, at least four.
     """
     decades = range(floor(log10(low)), floor(log10(high)) + 1)
     ticks: list[float] = []
@@ -396,8 +397,9 @@ def log_ticks(axis: Any, places: Iterable[float], labels: Iterable[str] | None =
 # The page's own fonts. None is wider than DejaVu Sans, whose widths determine a picture's layout.
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
-SHEET = '<style type="text/css">'  # how matplotlib's own style sheet begins
-GROUNDED = f"{SHEET}svg:root{{color-scheme: light dark}} "  # so that an SVG file opened by itself can also be dark
+SHEET = '<style type="text/css">'  # the start of matplotlib's own style sheet
+# An SVG file that is opened by itself follows the browser's dark mode.
+GROUNDED = f"{SHEET}svg:root{{color-scheme: light dark}} "
 SHORTER = {  # {pattern in matplotlib's SVG: shorter text with the same meaning}
     r"<!--.*?-->": "",
     r"font-family: 'DejaVu Sans'; ": "",
@@ -413,7 +415,7 @@ RUN = re.compile(rf'<tspan x="\S+" {LOOK}>[^<]</tspan>\n(?:<tspan x="\S+" \1>[^<
 
 
 def merge_letters(match: re.Match) -> str:
-    """Merge consecutive letters of a formula that have the same style into one element. A space needs no element."""
+    """Merge consecutive letters of a formula that have the same style into one element, without elements for spaces."""
     letters = [(x, letter) for x, letter in re.findall(r'x="(\S+)"[^>]*>([^<])', match[0]) if letter != " "]
     places, word = " ".join(x for x, _ in letters), "".join(letter for _, letter in letters)
     return f'<tspan x="{places}" {match[1]}>{word}</tspan>\n'.replace("General'", "General', serif") if word else ""
@@ -425,8 +427,8 @@ SOURCE = 13  # the height of the source line, in the SVG file's points
 def svg(figure: Figure, alt: str, source: str = "") -> bytes:
     """Return a figure as an SVG file for light and dark pages.
 
-    The file has no background, and its letters are stored as text instead of outlines. It includes the caption and the
-    alternative text. The `source` is a small last line, for readers who see the file
+    The file has no background and stores letters as text instead of outlines. It includes the caption and the
+    alternative text. If `source` is given, it is printed in small type below the drawing, for readers who see the file
     without its page.
     """
     with matplotlib.rc_context(RC):
@@ -453,7 +455,7 @@ def svg(figure: Figure, alt: str, source: str = "") -> bytes:
 
 
 def dark_rules(body: str) -> str:
-    """Return a style sheet that replaces the colours of a drawing if the page is dark."""
+    """Return a style sheet that replaces a drawing's colours on dark pages."""
     rules = []
     for light, dark in sorted((light.lower(), dark.lower()) for light, dark in DARK.items()):
         for part in ("fill", "stroke"):

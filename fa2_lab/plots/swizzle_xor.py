@@ -7,10 +7,10 @@ from fa2_lab.plots import style
 
 
 def data(chunk: int = 2, itemsize: int = 2) -> dict:
-    """Return, for the plain and the swizzled layout, the position of each chunk in its line of eight chunks.
+    """Return the position of each chunk in its line of eight chunks, for the plain and the swizzled layout.
 
-    Also return, for each chunk index, the number of steps needed to read that chunk of all rows. `chunk` is the chunk
-    index that draw() emphasises.
+    Also return, for each chunk index, the number of steps needed to read the chunks with this index from all rows.
+    `chunk` is the chunk index that draw() emphasises.
     """
     vec, places = CHUNK_BYTES // itemsize, LINE_BYTES // CHUNK_BYTES
     positions, steps = {}, {}
@@ -26,10 +26,10 @@ FIRST, SECOND = 7.2, 16.2  # the x-coordinates of the two grids
 
 @style.picture
 def draw(places: dict, steps: dict, chunk: int) -> style.Drawn:
-    """Draw row XOR chunk = position in bits, then the two layouts in memory, and the reads of each bank group.
+    """Draw the bits of row XOR chunk = position, then the two layouts in memory, and the reads of each bank group.
 
-    `places` is {layout: array of positions in a line, by row and chunk}. `steps` is {layout: list with the number of
-    steps needed to read each chunk of all rows}.
+    `places` is {layout: array of positions in a line, by row and chunk}. `steps` is {layout: list}, where the list
+    holds, for each chunk index, the number of steps needed to read the chunks with this index from all rows.
     """
     plain, swizzled = places
     caption = (
@@ -63,7 +63,7 @@ def _steps(steps: list[int]) -> str:
 
 
 def _bits(ax: style.Axes, layout: np.ndarray, chunk: int) -> None:
-    """Draw for each row the equation row XOR chunk = position, with three bits per number."""
+    """Draw, for each row, the equation row XOR chunk = position with three bits per number."""
     style.note(ax, 0, -1.0, "XOR", weight="bold", va="bottom")
     columns = dict(row=0.7, chunk=2.9, place=5.1)
     for name, x in columns.items():

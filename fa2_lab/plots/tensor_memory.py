@@ -6,7 +6,7 @@ KiB = 1024
 
 
 def data(B: int = 128, d: int = 128, lanes: int = 128, columns: int = 512) -> dict:
-    """Return the KiB of registers for 64 rows on Hopper, and the columns of tensor memory per tensor on Blackwell."""
+    """Return the KiB of registers for 64 rows on Hopper, and each tensor's columns of tensor memory on Blackwell."""
     registers = {"S": 64 * B * 4 // KiB, "P": 64 * B * 2 // KiB, "O": 64 * d * 4 // KiB}
     words = {"S 0": B, "S 1": B, "O 0": d, "O 1": d}  # number of 4-byte columns; a lane holds one row of a row block
     return dict(registers=registers, words=words, columns=columns, room=lanes * columns * 4 // KiB, B=B)
@@ -39,7 +39,7 @@ def draw(registers: dict[str, int], words: dict[str, int], columns: int, room: i
 
 
 def _operands(ax: style.Axes, top: float = 0) -> None:
-    """Draw shared memory with its tiles, and below it the tensor cores."""
+    """Draw shared memory with its tiles, and the tensor cores below it."""
     style.box(ax, 0, top, 10, 2.1, edgecolor=style.QUIET)
     style.note(ax, 0.3, top + 0.5, "shared memory")
     for n, tensor in enumerate("QKV"):

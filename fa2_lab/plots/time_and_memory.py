@@ -1,4 +1,4 @@
-"""Plots of the book's subject, as measured: the time and memory that four attention methods need as N grows."""
+"""Plots of the measured time and memory that four attention methods need as N grows."""
 
 from matplotlib.ticker import NullLocator, StrMethodFormatter
 
@@ -13,7 +13,7 @@ TOKENS, d = 16384, 128
 
 
 def data() -> dict:
-    """Return the times in ms for 16,384 tokens in sequences of length N, and one sequence's MiB without its inputs."""
+    """Return the times in ms for 16,384 tokens in sequences of length N, and the MiB per sequence without inputs."""
     ladder, grid, memory = (load(suite) for suite in ("ladder", "paper", "memory"))
     time = {name: points(ladder, rung, whole=True) for name, rung in RUNGS.items()}
     time |= {name: points(grid, contestant, whole=True) for name, contestant in OVER_N.items()}
@@ -49,7 +49,7 @@ NAMES = {"FA1": "FA1 as printed:\none worker per head", "FA2": "FA2 (PyTorch)", 
 
 @style.picture
 def draw(time: dict[str, Readings], memory: dict[str, Readings], setting: str) -> style.Drawn:
-    """Draw two charts over N on logarithmic axes: milliseconds above, MiB below."""
+    """Draw two charts against N on logarithmic axes, with milliseconds at the top and MiB at the bottom."""
     (N, slow), (most, _) = time["standard"][-1], memory["standard"][-1]
     faster = slow / dict(time["ours"])[N]
     steep, flat = (curve[most] / curve[most // 2] for curve in (dict(memory["standard"]), dict(memory["ours"])))

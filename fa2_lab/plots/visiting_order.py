@@ -15,7 +15,7 @@ STAGES = {"FA1": fa1, "FA2": fa2}
 def data(
     N: int = 12, d: int = 4, B_r: int = 4, B_c: int = 3, names: Sequence[str] = ("FA1", "FA2"), causal: bool = False
 ) -> dict:
-    """Return the loads and stores that the meter records for FA1, for FA2, or for both, on one small problem."""
+    """Return the loads and stores that the meter records on one small problem for FA1, FA2 or both."""
     Q, K, V = np.random.default_rng(0).standard_normal((3, N, d))
     mask, events = CAUSAL if causal else NO_MASK, {}
     for name in names:

@@ -63,7 +63,7 @@ def _operands(ax: style.Axes, scheme: str, W: int) -> None:
 
 
 def _matrix(ax: style.Axes, tensor: str, name: str, x: float, y: float, w: float, h: float, split: str, W: int) -> None:
-    """Draw one matrix: undivided if all warps read it, or cut into slices, each with its warp's number.
+    """Draw one matrix, either whole, if all warps read it, or cut into slices that are numbered by warp.
 
     `split` is "whole", "rows", "columns" or "layers". With "layers", each warp has a partial result of full size.
     """

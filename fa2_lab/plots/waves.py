@@ -76,7 +76,8 @@ MANY = 1500  # with more blocks than this, a single block is too small to see
 def draw(ran: dict[str, Schedule], caption: str) -> style.Drawn:
     """Draw schedules one above another on the same time scale.
 
-    An SM is a line, and a block is a bar whose length is its number of tiles. `ran` is {panel title: Schedule}.
+    Each SM is drawn as a line, and each block as a bar whose length is its number of tiles. `ran` is {panel title:
+    Schedule}.
     """
     figure, axes = style.new_figure(1.2 * len(ran) + 0.3, caption, nrows=len(ran), sharex=True)
     last = max(schedule.makespan for schedule in ran.values())

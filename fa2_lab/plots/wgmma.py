@@ -8,7 +8,7 @@ SHARED, REGISTERS = "shared memory", "registers"
 
 
 def data(d: int = 128, B_c: int = 128) -> dict:
-    """Return the two matmuls of a tile: the shape and the memory of each matrix, and the warp that owns each row."""
+    """Return the two matmuls of a tile: where each matrix is stored, its shape, and the warp that owns each row."""
     warps = Mma(3, (4, 1), (16, B_c)).owners((64, B_c)).warp[:, 0].tolist()
     products = [
         [("Q", "q", (64, d), SHARED), ("K", "kᵀ", (d, B_c), SHARED), ("S", "s", (64, B_c), REGISTERS)],
@@ -17,8 +17,10 @@ def data(d: int = 128, B_c: int = 128) -> dict:
     return dict(products=products, deep=DEEP, warps=warps)
 
 
-PAGE, PHONE = (1 / 100, 0.18, 0.3), (1 / 118, 0.075, 0.16)  # in units: an element, a matrix's margin, a sign's gap
-DOWN, ABOVE, BELOW = 1.95, 0.52, 0.12  # distance to the second matmul; space above and below the right operand
+# The size of an element, the margin of a matrix and the gap around a sign, in units.
+PAGE, PHONE = (1 / 100, 0.18, 0.3), (1 / 118, 0.075, 0.16)
+# The distance to the second matmul, and the space above and below the right operand.
+DOWN, ABOVE, BELOW = 1.95, 0.52, 0.12
 
 
 @style.picture

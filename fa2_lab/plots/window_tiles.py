@@ -1,4 +1,4 @@
-"""Diagram of the tiles that a window plus the first keys needs, and of those that a causal loop visits for it."""
+"""Diagram of the tiles needed for a window plus the first keys, and of those that a causal loop visits."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ def data(N: int = 4096, B: int = 128, left: int = 1023, first: int = 4) -> dict:
 
 
 def kinds(N: int, B: int, left: int, first: int) -> np.ndarray:
-    """Return an array with SKIP, DIAGONAL or FULL for each tile, decided from the window's corners.
+    """Return an array that classifies each tile as SKIP, DIAGONAL or FULL.
 
     The first `first` keys are all in column block 0.
     """
@@ -37,7 +37,7 @@ def kinds(N: int, B: int, left: int, first: int) -> np.ndarray:
 def draw(
     kinds: np.ndarray, B: int, left: int, first: int, visited: dict[int, int], needed: dict[int, int]
 ) -> style.Drawn:
-    """Draw the tiles by kind on a grid and, beside it, the numbers of tiles visited and needed for each length."""
+    """Draw the tiles by kind on a grid and, beside it, the number of tiles visited and needed for each length."""
     caption = (
         "Under a window, a causal loop visits ever more tiles in vain as N grows. The mask is a window of"
         f" {left + 1:,} keys and the first {first}, in tiles of {B} × {B}. On the left, dotted tiles are visited by a"

@@ -14,7 +14,7 @@ def data(T: int = 4, B: int = 64) -> dict:
     return dict(owners=owners, dq_writers={causal: grid.dq_writers(tiling) for causal, tiling in tilings.items()})
 
 
-WIDER, DEEPER = 2.55, 0.85  # extra space: to the right of the tiles, for O or dQ; below them, for dK and dV
+WIDER, DEEPER = 2.55, 0.85  # extra space to the right of the tiles for O or dQ, and below them for dK and dV
 
 
 @style.picture
@@ -38,7 +38,7 @@ def draw(owners: dict[tuple[str, bool], np.ndarray], dq_writers: dict[bool, list
         _grid(axes[1][column], backward, f"Backward, {keys}", DEEPER)
         _rows_of(axes[0][column], T_c, "O", [sorted(set(row[row >= 0].tolist())) for row in forward], "written by")
         _rows_of(axes[1][column], T_c, "dQ", dq_writers[causal], "added by")
-        for j in range(T_c):  # dK and dV have one writer, shown by the column's colour
+        for j in range(T_c):  # each block of dK and dV has one writer, shown by the column's colour
             for tensor, left in (("dK", 0.02), ("dV", 0.51)):
                 style.tensor_box(axes[1][column], j + left, T_r + 0.2, 0.47, 0.55, tensor, tensor, linewidth=1)
     alt = (
@@ -64,7 +64,7 @@ def _grid(ax: style.Axes, owner: np.ndarray, title: str, deeper: float = 0) -> N
 
 
 def _rows_of(ax: style.Axes, T_c: int, tensor: str, writers: list[list[int]], verb: str) -> None:
-    """Draw a result's blocks next to their rows, each followed by the workers that write it."""
+    """Draw each block of a result next to its row of tiles, followed by the workers that write it."""
     left = T_c + 0.2
     style.note(ax, left + 0.72, -0.22, verb)
     for i, own_workers in enumerate(writers):

@@ -1,4 +1,4 @@
-"""Diagram of each rank's rows: contiguous shards next to shards made of a front piece and a back piece."""
+"""Diagram of each rank's rows, in contiguous shards and in shards that pair a front piece with a back piece."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from fa2_lab.reference.shards import LAYOUTS, even_lengths, pieces
 
 
 def data(ranks: int = 4, N: int = 131072, B: int = 128) -> dict:
-    """Return, for each layout, the rank that computes each pair of pieces, and the tiles per head on each rank."""
+    """Return, for each layout, the rank that computes each pair of pieces of Q and K, and each rank's tile count."""
     owners = {layout: owners_of(ranks, layout) for layout in reversed(LAYOUTS)}
     tiles = {
         layout: ring.tiles_per_step(even_lengths(N, ranks), layout, causal=True, B_r=B, B_c=B).sum(axis=1).tolist()
@@ -28,7 +28,7 @@ def owners_of(ranks: int, layout: str) -> np.ndarray:
 
 @style.picture
 def draw(owners: dict[str, np.ndarray], tiles: dict[str, list[int]], setting: str) -> style.Drawn:
-    """Show which rank computes which part of a causal S under two layouts, and the number of tiles on each rank.
+    """Show the rank that computes each part of a causal S under two layouts, and the number of tiles on each rank.
 
     `owners` is {layout: array with the rank of each pair of pieces, or −1 if nothing is visible}. `tiles` is {layout:
     number of tiles on each rank}.
