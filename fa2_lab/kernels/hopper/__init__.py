@@ -1,4 +1,4 @@
-"""Kernels for Hopper GPUs (sm_90) only, in Gluon: one warp copies tiles ahead of time, and all other warps compute."""
+"""Gluon kernels for Hopper GPUs (sm_90), in which one warp copies tiles ahead of time while all other warps compute."""
 
 from fa2_lab.kernels import triton_versions
 

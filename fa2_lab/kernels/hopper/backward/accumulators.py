@@ -1,18 +1,18 @@
-"""The fp32 gradient accumulators in HBM, and the kernels that run before and after the Hopper backward pass.
+"""The fp32 gradient accumulators in HBM, and the kernels that run before and after the Hopper backward kernel.
 
-Column blocks run in any order, and all of them add to dQ. TMA, the copy engine, does the additions in fp32: a consumer
-leaves a tile's partial result in shared memory and continues. No other kernel reads these accumulators, so in HBM they
-keep the element order in which the tensor cores leave a tile in registers. Each thread stores its elements in groups of
-four, without shuffles or bank conflicts, and bwd_postprocess restores the usual order. Additions in a different order
-round differently, so the last bits of dQ differ from run to run.
+Column blocks run in any order, and all of them add to dQ. A consumer stores its partial result for a tile in shared
+memory and continues, while TMA, the copy engine, adds that result to HBM in fp32. Only bwd_postprocess reads the
+accumulators, so they can keep the element order in which a matmul leaves its result in registers. Each thread stores
+its elements in groups of four, without shuffles or bank conflicts, and bwd_postprocess restores row-major order.
+Because rounding depends on the order of the additions, the last bits of dQ differ from run to run.
 
 If there are too few column blocks for all SMs, for example with few K/V heads, each column block is divided among
-several programs. Each of them processes its part of the row blocks, so dK and dV need accumulators as well. While the
-backward runs, the accumulators take 4 bytes per element of dQ and, if column blocks are divided, also 4 bytes per
-element of dK and dV. Rows are padded to whole blocks, and d is padded to 64 or 128.
+several programs. Each program then processes only some of the row blocks, so dK and dV also need accumulators. During
+the backward pass, the accumulators take 4 bytes per element of dQ and, if column blocks are divided, another 4 bytes
+per element of dK and dV. Rows are padded to whole blocks, and d is padded to 64 or 128.
 
-The matmuls for S and dP do not start from zero. Their accumulators start from −L/scale and −D, so that the tensor cores
-do the subtraction. The kernels call these initial values `acc_init`.
+The accumulators of the matmuls for S and dP are initialized to −L/scale and −D instead of zero, which makes the tensor
+cores perform the subtractions. The kernels call these initial values `acc_init`.
 """
 
 import triton
@@ -28,9 +28,9 @@ from fa2_lab.kernels.common.tile import block_count, head_ptr, load_rows, packed
 
 @gluon.jit
 def add_tile(x, accum, at, buffer):
-    """Add x, which is (64, 64) or (64, 128), to `accum` with TMA, beginning at line `at`. A line has 32 elements.
+    """Add x, a (64, 64) or (64, 128) tile, to `accum` with TMA, starting at line `at`. A line has 32 elements.
 
-    TMA reads x from the shared-memory buffer `buffer`, in two halves if x is (64, 128).
+    x is first stored in the shared-memory `buffer`, in two halves if x is (64, 128), and TMA reads it from there.
     """
     W: gl.constexpr = x.shape[1]
     if W == 64:
@@ -43,8 +43,8 @@ def add_tile(x, accum, at, buffer):
 
 @gluon.jit
 def add_lines(x, accum, at, buffer):
-    """Add x (128, 32) to `accum` with TMA, beginning at line `at`. TMA reads x from the shared-memory buffer."""
-    tma.store_wait(0)  # TMA has read the buffer's previous contents
+    """Store x, a (128, 32) tile, in the shared-memory `buffer`, and add it to `accum` with TMA, from line `at` on."""
+    tma.store_wait(0)  # wait until TMA has read the buffer's previous contents
     buffer.store(x)
     fence_async_shared()
     tma.async_atomic_add(accum, [at, 0], buffer)
@@ -52,22 +52,22 @@ def add_lines(x, accum, at, buffer):
 
 @gluon.jit
 def to_fragment_order(x):
-    """Reshape x (64, W) to (2 · W, 32), in the order in which a consumer's registers hold it, so no data move."""
+    """Reshape x from (64, W) to (2 · W, 32) in the element order of a consumer's registers, so that no data moves."""
     W: gl.constexpr = x.shape[1]
-    x = x.reshape([4, 2, 8, W // 8, 4, 2])  # row: warp, upper or lower 8, lane; column: group of 8, lane, pair
+    x = x.reshape([4, 2, 8, W // 8, 4, 2])  # rows: (warp, upper or lower 8, lane); columns: (group of 8, lane, element)
     return x.permute([3, 0, 2, 4, 1, 5]).reshape([2 * W, 32])
 
 
 @triton.jit
 def to_row_major(x, W: tl.constexpr):
-    """Undo to_fragment_order(): return an accumulator's tile in the usual element order, as (64, W)."""
+    """Undo to_fragment_order(), and return a tile of an accumulator in row-major order, as (64, W)."""
     x = tl.reshape(x, [W // 8, 4, 8, 4, 2, 2])
     return tl.reshape(tl.permute(x, [1, 4, 2, 0, 3, 5]), [64, W])
 
 
 @triton.jit
 def cu_seqlens_in_order(cu_seqlens, n, sequences):
-    """Return whether the cumulative lengths, as clamped by sequence_start(), never decrease."""
+    """Return whether the cumulative lengths never decrease once sequence_start() has clamped them."""
     back = tl.zeros((128,), tl.int32)
     for b in range(0, sequences, 128):
         left = tl.minimum(b + tl.arange(0, 128), sequences - 1)
@@ -78,14 +78,15 @@ def cu_seqlens_in_order(cu_seqlens, n, sequences):
 @triton.jit(do_not_specialize=["H", "N_q", "N_k", "sequences", "tiles"])
 def bwd_preprocess(O, dO, L, dL, acc_init, accum, cu_seqlens_q, cu_seqlens_k, O_strides, dO_strides, H, N_q, N_k,
                    sequences, tiles, scale_log2, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
-    """Zero all accumulators, and write the initial values of the matmuls: −L/scale for S, and −D for dP.
+    """Zero all accumulators, and write the initial accumulators of two matmuls: −L/scale for S and −D for dP.
 
-    A row that sees no key, or is past the end, gets −∞ for S, so its P is 0. cu_seqlens_k is given only if dQ is
-    accumulated in a fixed order. If the starts of packed sequences then decrease, which is invalid, the accumulators
-    and the counters of semaphore.py are set to NaN instead of 0. NaN's bits, read as an integer, exceed the position
-    that any writer waits for, so none waits. `tiles` is the number of (64, d_pad) tiles in `accum`.
+    For a row that sees no key or is past the end, S starts at −∞, which makes P zero. cu_seqlens_k is passed only if dQ
+    is accumulated in a fixed order. In that case, if the starts of packed sequences decrease, which is invalid, the
+    accumulators and the counters of semaphore.py are set to NaN instead of 0. Read as an integer, the bits of NaN
+    exceed every position for which a writer waits, so no writer hangs. `tiles` is the number of (64, d_pad) tiles in
+    `accum`.
     """
-    gdc_launch_dependents()  # lets the next kernel start on idle SMs, where it then waits for this one
+    gdc_launch_dependents()  # lets the next kernel start on idle SMs, where it waits for this kernel to end
     PARTS: tl.constexpr = B_r // 64
     T_r = block_count(N_q, sequences, B_r)
     block_id, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
@@ -111,7 +112,7 @@ def bwd_preprocess(O, dO, L, dL, acc_init, accum, cu_seqlens_q, cu_seqlens_k, O_
     at = tl.cast(bh, tl.int64) * tokens + row
     if cu_seqlens_q is not None:
         at += begin
-    if dL is not None:  # if the loss also uses L, dS has one more term, P ∘ dL
+    if dL is not None:  # if the loss also depends on L, dS has an additional term, P ∘ dL
         D_i -= tl.load(dL + at, mask=row < N_q, other=0.0)
     L_i = tl.load(L + at, mask=row < N_q, other=NEG_INF)
     sees_no_key = L_i == NEG_INF
@@ -123,8 +124,8 @@ def bwd_preprocess(O, dO, L, dL, acc_init, accum, cu_seqlens_q, cu_seqlens_k, O_
 @triton.jit(do_not_specialize=["batch", "H", "H_kv", "N_q", "N_k", "sequences"])
 def bwd_postprocess(accum, dQ, dK, dV, cu_seqlens_q, cu_seqlens_k, strides, batch, H, H_kv, N_q, N_k, sequences, scale,
                     d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
-    """Reorder, scale and round a tile of the accumulated dQ (or of dK or dV, if they are given), and write it."""
-    gdc_wait()  # waits until all additions are done
+    """Reorder, scale and round one tile of the accumulated dQ (or of dK or dV, if given), and write it to HBM."""
+    gdc_wait()  # wait for all additions to finish
     T_r, T_c = block_count(N_q, sequences, B_r), block_count(N_k, sequences, 128)
     dQ_strides, dK_strides, dV_strides = strides
     row_tiles, column_tiles = 2 * T_r * batch * H, 2 * T_c * batch * H_kv
@@ -149,8 +150,8 @@ def write_tile(accum, n, X, strides, H, N, T, cu_seqlens, sequences, scale, d: t
                B: tl.constexpr):  # fmt: skip
     """Reorder and scale tile n of a completed accumulator, and write it to X.
 
-    The two consumers' tiles together cover one of the T blocks of B rows that X has per head. `cu_seqlens` holds the
-    cumulative lengths of packed sequences, or is None.
+    X has T blocks of B rows per head. Each block is covered by two tiles, one per consumer. `cu_seqlens` contains the
+    cumulative lengths if sequences are packed, and is None otherwise.
     """
     W: tl.constexpr = B * d_pad // 128
     block_id, c = n // 2, n % 2
@@ -158,8 +159,8 @@ def write_tile(accum, n, X, strides, H, N, T, cu_seqlens, sequences, scale, d: t
     if cu_seqlens is not None:
         i, begin, N, _, _ = packed_block(i, cu_seqlens, N, cu_seqlens, N, sequences, B)
     x = to_row_major(tl.load(accum + tl.cast(n, tl.int64) * (64 * W) + tl.arange(0, 64 * W)), W)
-    row, col = i * B, c * W  # the two consumers divide the columns of a block of 64 rows
-    if B > 64:  # but they divide the rows of a taller block
+    row, col = i * B, c * W  # a block of 64 rows is divided by columns between the two consumers
+    if B > 64:  # a taller block is divided by rows instead
         row, col = i * B + c * 64, 0
     batch = bh // H if cu_seqlens is None else begin
     store_rows(head_ptr(X, strides, batch, bh % H) + col, x * scale, row, strides[2], N, 64, d - col, W)

@@ -1,8 +1,8 @@
-"""The configurations of a Hopper backward launch: which is fastest, and for which calls other kernels are faster.
+"""Select the configuration of a Hopper backward launch, and determine for which calls other kernels are faster.
 
-Configurations and costs were fitted to times on an H200 with Triton 3.9, measured for the paper's grid of problems and
-for 510 random shapes like those of `fa2-lab bench sweep`, each with several numbers of parts per column block.
-PORTABLE_IS_FASTER is also based on older measurements. No command repeats the fit.
+The configurations and costs were fitted to run times on an H200 with Triton 3.9. The measurements cover the paper's
+grid of problems and 510 random shapes like those of `fa2-lab bench sweep`, each with several numbers of parts per
+column block. PORTABLE_IS_FASTER also relies on older measurements. No command repeats the fit.
 """
 
 import math
@@ -14,32 +14,32 @@ from fa2_lab.kernels.launch import MiB
 from fa2_lab.kernels.tables import LOW_REG_SCHEDULE, USE_LOW_REG
 from fa2_lab.tiles import cdiv
 
-DIMENSIONS = range(32, 129, 8)  # TMA pads them with zeros to 64 or 128
-SMALLEST_SCALE = 2.0**-60  # S starts from −L/scale, which must not overflow
+DIMENSIONS = range(32, 129, 8)  # TMA zero-pads each head dimension to 64 or 128
+SMALLEST_SCALE = 2.0**-60  # the accumulator of S starts at −L/scale, which must not overflow
 
 
 class PortableLimits(NamedTuple):
-    """The portable kernels are faster for calls within these limits."""
+    """Limits within which the portable kernels are faster than the Hopper kernels."""
 
     max_N_k: int
-    max_row_blocks_per_SM: float  # blocks of 64 rows, over all heads
-    max_N_q_if_half_idle: int  # applies if portable column programs would use under half of the SMs
+    max_row_blocks_per_SM: float  # number of 64-row blocks per SM, over all heads
+    max_N_q_if_half_idle: int  # limit on N_q if the portable programs for dK and dV occupy less than half of the SMs
 
 
 @dataclass(frozen=True)
 class BackwardConfig:
-    """A launch's sizes and the order of its matmuls.
+    """The tile sizes of a launch and the order of its matmuls.
 
-    The sizes fit in an SM's registers and shared memory.
+    Every configuration fits in an SM's registers and shared memory.
     """
 
-    B_r: int  # rows per row block; a column block has 128 keys
+    B_r: int  # rows per row block (a column block always has 128 keys)
     d_pad: int
     dv_late: bool  # whether P dO starts only after dS is in shared memory, which saves registers
-    dk_late: bool  # whether a step's dS Q starts in the next step
+    dk_late: bool  # whether dS Q is deferred to the next step
     v_in_registers: bool  # whether half of V stays in registers
-    last_first: bool  # whether row blocks are visited from last to first; the last one sees all column blocks
-    low_reg_schedule: bool = False  # whether the compiler orders instructions so that fewer registers are needed
+    last_first: bool  # whether row blocks are visited in reverse; the last one sees all column blocks
+    low_reg_schedule: bool = False  # whether the compiler orders instructions to save registers
 
     @property
     def options(self) -> dict:
@@ -48,20 +48,21 @@ class BackwardConfig:
 
     @property
     def W(self) -> int:
-        """The number of columns in a consumer's tile of dQ, which has 64 rows."""
+        """The number of columns in a consumer's 64-row tile of dQ."""
         return self.B_r * self.d_pad // 128
 
 
 def choose(d: int, N_q: int, masked: bool, ragged: bool, deterministic: bool = False) -> BackwardConfig:
-    """Return the fastest configuration for a call. `ragged` is True if a column block may reach past the last key.
+    """Return the fastest configuration for a call. `ragged` is True if a column block may extend past the last key.
 
-    `masked` is True for the causal mask and for windows, which use the configurations that were measured for the causal
-    mask. The fields of BackwardConfig are chosen by measurement. Under the causal mask, dk_late is 2 to 7% faster, but
-    at d = 128 only with more than 2,048 rows. Without a mask, it is 2 to 4% slower. Since Triton 3.9, dk_late is up to
-    4% slower for all calls. v_in_registers takes 16 registers and is 1 to 4% faster at d = 128, but with a mask, or
-    with `deterministic`, there are not enough registers. last_first is 1 to 5% faster at d = 64 if sequences are long,
-    and up to 6% slower at d = 128 if they are short. With `deterministic`, at d = 128 or under the causal mask, an
-    instruction order without spills is 1 to 3% slower than one that spills up to 48 bytes per thread.
+    `masked` is True for the causal mask and for windows, which use the configurations measured for the causal mask. The
+    fields of BackwardConfig were chosen by measurement. Under the causal mask, dk_late makes calls 2 to 7% faster,
+    although at d = 128 this requires more than 2,048 rows. Without a mask, it makes them 2 to 4% slower. With Triton
+    3.9, dk_late makes all calls up to 4% slower. v_in_registers takes 16 registers and is 1 to 4% faster at d = 128,
+    but calls with a mask or with `deterministic` do not have enough registers for it. last_first is 1 to 5% faster at d
+    = 64 for long sequences, and up to 6% slower at d = 128 for short ones. With `deterministic`, an instruction order
+    that avoids spills is 1 to 3% slower, at d = 128 or under the causal mask, than one that spills up to 48 bytes per
+    thread.
     """
     if d <= 64:
         order = dict(dv_late=True, dk_late=masked and not USE_LOW_REG, last_first=not deterministic)
@@ -73,11 +74,12 @@ def choose(d: int, N_q: int, masked: bool, ragged: bool, deterministic: bool = F
     return BackwardConfig(64, 128, v_in_registers=v_in_registers, **order)
 
 
-# With little work, the portable kernels are faster: their two launches take the host 25 µs, against 40 µs for the three
-# here. At d = 96 and 128, that saving exceeds the 2 to 6 µs that they lose on the GPU. At d = 32, the Hopper kernel
-# pads rows to 64 elements, and is still 1.03 to 2.1 times as fast from 2,049 keys upwards (Triton 3.9). The Hopper
-# kernel is always chosen for grouped heads. It is also chosen for many rows with few keys: a portable program owns at
-# most 64 keys and loops over all rows, so a few programs would keep a few SMs busy for a long time.
+# For small problems, the portable kernels are faster, because the host needs 25 µs for their two launches but 40 µs for
+# the three launches here. At d = 96 and d = 128, this saving exceeds the 2 to 6 µs that the portable kernels lose on
+# the GPU. At d = 32, the Hopper kernel pads rows to 64 elements, yet is 1.03 to 2.1 times as fast from 2,049 keys
+# upwards (Triton 3.9). The Hopper kernel is always chosen for grouped heads. It is also chosen for many rows with few
+# keys, because each portable program owns at most 64 keys and loops over all rows, so a few programs would keep a few
+# SMs busy for a long time.
 PORTABLE_IS_FASTER = {  # {largest d: limits}
     32: PortableLimits(2048, math.inf, 2048),
     64: PortableLimits(512, 2, 2048),
@@ -90,30 +92,31 @@ PORTABLE_IS_FASTER = {  # {largest d: limits}
 def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int) -> bool:
     """Return whether the Hopper backward is the fastest choice.
 
-    `heads` counts the query heads of all batch entries, and `grouped` is True if several of them share a K/V head.
+    `heads` is the number of query heads over all batch entries, and `grouped` is True if several of them share a K/V
+    head.
     """
     row_blocks_per_SM = cdiv(N_q, 64) * heads / SMs
     limits = smallest_fitting(d, PORTABLE_IS_FASTER)
     half_idle = 2 * cdiv(N_k, 64) * heads < SMs
     little_work = N_k <= limits.max_N_k and row_blocks_per_SM <= limits.max_row_blocks_per_SM
     little_work = little_work and not (half_idle and N_q > limits.max_N_q_if_half_idle)
-    half_empty = N_k <= 64 and 2 * heads >= SMs  # a block has at most 64 keys; portable is 1.2 to 1.4 × as fast
+    half_empty = N_k <= 64 and 2 * heads >= SMs  # portable is 1.2 to 1.4 times as fast if half of each block is empty
     return grouped or not (little_work or half_empty)
 
 
-# The cost of dividing a column block among programs, in steps (row blocks).
-PART_COST = {64: 1, 128: 3}  # {d_pad: cost of beginning and ending a part}
-SUM_COST, SUM_COST_PER_COLUMN = 2, 1 / 4096  # cost of adding up dK and dV in HBM: fixed, and per column block · d_pad
-IDLE_SHARE = 1 / 5  # idle time at the end, because masked parts differ in length, as a share of the longest part's time
-DRIFT_FACTOR = 1.09  # slowdown if masked parts of over four query heads drift apart and no longer share Q in L2
+# The cost of dividing a column block among programs, where 1 is the cost of one step (one row block).
+PART_COST = {64: 1, 128: 3}  # {d_pad: cost of starting and finishing a part}
+SUM_COST, SUM_COST_PER_COLUMN = 2, 1 / 4096  # cost of adding up dK and dV in HBM: fixed, and per column of all blocks
+IDLE_SHARE = 1 / 5  # idle time at the end, relative to the longest masked part, because such parts differ in length
+DRIFT_FACTOR = 1.09  # slowdown if masked parts with more than four query heads drift apart and stop sharing Q in L2
 
 
 def choose_parts(column_blocks: int, steps: int, SMs: int, masked: bool, group: int, d_pad: int) -> int:
-    """Return the number of parts per column block that minimizes the call's time.
+    """Return the number of parts per column block that minimizes the estimated time of the call.
 
-    A column block has `steps` steps, one per row block. Parts of equal length run in rounds, with one part per SM. With
-    a mask, parts are assumed to have half the steps on average, as under the causal mask, and the longest parts run
-    first.
+    Each column block takes `steps` steps, one per row block. Parts of equal length run in rounds, with one part per SM.
+    With a mask, the model assumes that parts take half of their steps on average, as under the causal mask, and that
+    the longest parts run first.
     """
 
     def time(parts: int) -> float:
@@ -129,14 +132,15 @@ def choose_parts(column_blocks: int, steps: int, SMs: int, masked: bool, group: 
 
 
 def l2_group(blocks: int, heads: int, SMs: int, masked: bool, group: int, bytes_per_head: int) -> int:
-    """Return the number of heads to process concurrently, out of `heads` heads with `blocks` column blocks each.
+    """Return how many of the `heads` heads to process concurrently if each has `blocks` column blocks.
 
     Each part of a divided K/V head counts as a head. Without a mask, one head is processed at a time, so that
-    concurrent programs read the same rows, and dQ's accumulators stay in L2. With a mask, column blocks take different
-    amounts of time. To even these out, at least eight heads are processed concurrently, and enough to fill most SMs. If
-    more than two query heads share a K/V head, the minimum is four heads instead of eight. Otherwise, it is the number
-    of heads, from two to eight, whose Q, dO and accumulators (`bytes_per_head` bytes per head) fit in 32 MiB of L2.
-    even_l2_group() may return up to twice the minimum. Beyond that, calls are up to 10% and eventually 40% slower.
+    concurrent programs read the same rows and dQ's accumulators stay in L2. With a mask, column blocks take different
+    amounts of time. To balance the load, enough heads to fill most SMs are processed concurrently, and never fewer than
+    a minimum. This minimum is four heads if more than two query heads share a K/V head. Otherwise, it is the number of
+    heads, from two to eight, whose Q, dO and accumulators (`bytes_per_head` bytes per head) fit in 32 MiB of L2.
+    even_l2_group() may return up to twice the minimum. With even more heads, calls become 10% and eventually 40%
+    slower.
     """
     least = 4 if group > 2 else min(8, max(2, 32 * MiB // bytes_per_head))
     return even_l2_group(heads, max(least, math.ceil(0.8 * SMs / blocks))) if masked else 1
@@ -145,6 +149,7 @@ def l2_group(blocks: int, heads: int, SMs: int, masked: bool, group: int, bytes_
 def deterministic_l2_group(N_q: int, d: int, group: int) -> int:
     """Return the number of K/V heads to process concurrently if dQ is accumulated in a fixed order.
 
-    More heads hide more of the writers' waiting time, as long as the heads' Q and dO fit in 8 MiB of L2.
+    More heads hide more of the writers' waiting time. Their number is limited to those whose Q and dO fit in 8 MiB of
+    L2.
     """
     return max(1, 8 * MiB // (4 * N_q * d * group))

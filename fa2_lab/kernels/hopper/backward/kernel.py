@@ -5,9 +5,10 @@ transposed, so that P and dS can be used as left operands directly from register
 because dQ needs the dS of both consumers. The matmul for a row block's dQ runs while the next row block's exponentials
 are computed. TMA then adds its result to dQ in HBM.
 
-products.py starts the matmuls. This file decides when each matmul starts and which computation waits for it. Some
-matmuls can start earlier or later, and configs.py lists the fastest choice for each d and mask. In all functions, c is
-a consumer's index, n counts the row blocks that this program has processed, and r counts its column blocks.
+The functions that start the matmuls are in products.py, while this file determines the order in which they start and
+what waits for their results. Some matmuls can start earlier or later, and configs.py lists the fastest order for each
+head dimension and mask. In all functions, c is a consumer's index, n counts the row blocks that this program has
+processed, and r counts its column blocks.
 """
 
 import triton
@@ -56,7 +57,7 @@ class BackwardSharedStorage:
     row_blocks: RowBlockPipeline
     ds: gl.shared_memory_descriptor  # (2, 128, B_r): both consumers' dS, for this row block and the previous one
     ds_filled: gl.shared_memory_descriptor
-    dq: gl.shared_memory_descriptor  # (2, …): each consumer's partial dQ, on its way to HBM
+    dq: gl.shared_memory_descriptor  # (2, …): each consumer's partial dQ, which TMA adds to HBM
     mailbox: Mailbox
     semaphore: Semaphore
     config: gl.constexpr
@@ -67,10 +68,11 @@ class BackwardSharedStorage:
 
 @gluon.jit
 def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
-    """Run as the producer warp: send every column block to the consumers, and start each copy once its stage is empty.
+    """Run the producer warp, which announces column blocks to the consumers and starts a copy once its stage is empty.
 
-    If each K/V head is divided into parts, the scheduler treats every part as a head with the same number of column
-    blocks. If dQ is accumulated in a fixed order, the last column block is scheduled first (semaphore.py explains why).
+    If column blocks are divided into parts, the scheduler treats each part of a K/V head as a head with the same number
+    of column blocks. If dQ is accumulated in a fixed order, the last column block is scheduled first (semaphore.py
+    explains why).
     """
     entries, heads, _ = shape_of(Q)
     all_row_blocks = entries * heads * T_r
@@ -94,15 +96,15 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
         if begin < end:
             unmasked_from, row_begin = sequence.unmasked_from(col, length), sequence.row_begin(col)
             col_block_id = bh * scheduler.blocks + block
-            dkv_turn = gl.minimum(part, begin)  # number of nonempty parts that add to the same dK and dV first
-            sem_index = all_row_blocks + col_block_id  # counters of column blocks follow those of row blocks
+            dkv_turn = gl.minimum(part, begin)  # number of nonempty parts that add to this dK and dV before this part
+            sem_index = all_row_blocks + col_block_id  # the column blocks' counters come after those of the row blocks
             fields = end - begin, k_batch_or_end, head, col, unmasked_from, row_begin, length, col_block_id
             fields += dkv_turn, sem_index
             smem.mailbox.send(r, fields)
-            keys = gl.where(sequence.N_q > 0, sequence.N_k, 0)  # 0 if there are no rows, so that tiles become zeros
+            keys = gl.where(sequence.N_q > 0, sequence.N_k, 0)  # 0 without rows, so that the tiles become zeros
             smem.k.load(r, K, k_batch_or_end, head, col, keys)  # FA2.A2.L6
             smem.v.load(r, V, k_batch_or_end, head, col, keys)  # FA2.A2.L6
-            gdc_wait()  # waits until the previous kernel has ended, because this one uses its results and accumulators
+            gdc_wait()  # wait for the previous kernel to end, because this kernel uses its results and accumulators
             for step_index in range(begin, end):
                 q_head = head * geometry.group + step_index // per_head
                 i = first + (per_head - 1 - step_index % per_head if smem.config.last_first else step_index % per_head)
@@ -114,7 +116,7 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
                 )  # fmt: skip
                 n += 1
             r += 1
-        t = scheduler.next()  # as late as possible, for load balance
+        t = scheduler.next()  # fetch the next block as late as possible, for load balance
     smem.mailbox.send(r, (0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
     scheduler.leave()
 
@@ -124,9 +126,9 @@ def producer(Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts):
 
 @gluon.jit
 def consumer(c: gl.constexpr, dK, dV, dq_accum, smem, geometry, scale_log2):
-    """Run as consumer warpgroup c: compute dK and dV for its 64 columns of every column block fetched."""
+    """Run consumer warpgroup c, which computes dK and dV for its 64 columns of every column block."""
     d: gl.constexpr = smem.config.d_pad
-    n = 0  # row blocks so far, as the producer counts them
+    n = 0  # number of row blocks so far, in step with the producer's count
     r = 0
     steps = receive(r, smem.mailbox)
     while steps > 0:
@@ -150,14 +152,14 @@ def consumer(c: gl.constexpr, dK, dV, dq_accum, smem, geometry, scale_log2):
         write_dk_dv(c, r, dk, dv, dK, dV, smem, scale_log2)
         r += 1
         steps = receive(r, smem.mailbox)
-    tma.store_wait(0)  # shared memory must outlive the last copy
+    tma.store_wait(0)  # wait for the last copy, because the program's end frees its shared memory
 
 
 @gluon.jit
 def receive(r, mailbox):
     """Wait for this program's r-th column block, and return the number of row blocks to process for it.
 
-    The number is 0 after the last column block.
+    Return 0 if there are no more column blocks.
     """
     mailbox.wait(r)
     return mailbox.read(r, "steps")
@@ -171,13 +173,13 @@ def load_kv(c: gl.constexpr, r, smem, geometry):
     """
     k = smem.k.wait(r).slice(c * COLS, COLS, 0)
     v = smem.v.wait(r).slice(c * COLS, COLS, 0)
-    # Each consumer zeroes its own 64 rows of K. For dQ, it also reads the other consumer's rows, but only after that
-    # consumer has zeroed them, fenced, and arrived at ds_filled.
+    # Each consumer zeroes its own 64 rows of K. Its matmul for dQ also reads the other consumer's rows, but not until
+    # the other consumer has zeroed them, issued a fence, and arrived at ds_filled.
     if geometry.key_lengths is not None:
         real = smem.mailbox.read(r, "length") - smem.mailbox.read(r, "col") - c * COLS
         zero_oob_rows(k, real)
         zero_oob_rows(v, real)
-    if geometry.left is not None:  # no row sees a key before the first row's first key
+    if geometry.left is not None:  # the first row sees the leftmost keys, so no row sees any key before them
         unseen = geometry.col_begin(0) - smem.mailbox.read(r, "col") - c * COLS
         zero_oob_rows(k, unseen, BEFORE=True)
         zero_oob_rows(v, unseen, BEFORE=True)
@@ -186,9 +188,9 @@ def load_kv(c: gl.constexpr, r, smem, geometry):
 
 @gluon.jit
 def load_v(v, smem):
-    """If v_in_registers is set, load the first V_REG_COLS columns of v (64, d) into registers, and return them.
+    """Return the first V_REG_COLS columns of v (64, d), loaded into registers, if v_in_registers is set.
 
-    Otherwise, return v, which is in shared memory.
+    Otherwise, return v itself, which remains in shared memory.
     """
     if smem.config.v_in_registers:
         v = v.slice(0, V_REG_COLS, 1).load(gl.DotOperandLayout(0, acc_layout(smem.config.B_r), 2))
@@ -201,8 +203,8 @@ def step(c: gl.constexpr, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_lo
 
     Return dk, dv and row block n's dS. The argument ds is the previous row block's dS, or None in the first step. v is
     the consumer's part of V in shared memory, `v_regs` is the result of load_v(), and `bounds` is the result of
-    seeing_rows(). P is 2 to the power of `scale_log2` times the scores. If dk_late is set, the matmul for dK also runs
-    one step later, together with the next row block.
+    seeing_rows(). P equals 2 raised to the scores times `scale_log2`. If dk_late is set, the matmul for dK is also
+    delayed by one step, so it runs during the next row block.
     """
     FIRST: gl.constexpr = ds is None
     smem.row_blocks.wait(n)
@@ -222,10 +224,10 @@ def step(c: gl.constexpr, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_lo
     if not smem.config.dv_late:
         dv, p_half = start_dv(dv, p, do)
     if not FIRST:
-        if smem.config.dv_late and not bounds.CUT:  # p in deps is 1% faster, though no exponential moves in the SASS
+        if smem.config.dv_late and not bounds.CUT:  # p in deps gains 1%, with the same SASS order of exponentials
             dq, p = warpgroup_mma_wait(0, deps=[dq, p])
         else:
-            dq = warpgroup_mma_wait(0 if smem.config.dv_late else 1, deps=[dq])  # only dV's matmul may continue
+            dq = warpgroup_mma_wait(0 if smem.config.dv_late else 1, deps=[dq])  # only dV's matmul may still run
         add_dq(c, n - 1, dq, dq_accum, smem)
     dp = start_dp(n, v, v_regs, do, smem)
     dp = warpgroup_mma_wait(0, deps=[dp])
@@ -247,9 +249,9 @@ def step(c: gl.constexpr, n, dk, dv, v, v_regs, bounds, dq_accum, smem, scale_lo
 def exchange_ds(c: gl.constexpr, n, ds, smem):
     """Store this consumer's dS for the n-th row block in shared memory.
 
-    Both consumers read it in the next step, so two buffers are enough. The fence serves two purposes: it makes the
-    stored dS visible to the tensor cores, and it orders the reads in row_blocks.load_acc_init() before the TMA
-    copy that overwrites the released rows.
+    Both consumers read this dS in the next step, while the following dS is written to a second buffer. The fence makes
+    the stored dS visible to the tensor cores. It also orders the reads in row_blocks.load_acc_init() before the TMA
+    copy that overwrites the row block once it has been released.
     """
     smem.ds.index(n & 1).slice(c * COLS, COLS, 0).store(ds)
     fence_async_shared()
@@ -258,7 +260,7 @@ def exchange_ds(c: gl.constexpr, n, ds, smem):
 
 @gluon.jit
 def wait_for_dk(n, dk, ds, smem, others: gl.constexpr):
-    """Wait for dK's matmul, but not for the `others` matmuls started after it. Then release Q and dO."""
+    """Wait for dK's matmul, but not for the `others` later ones, release Q and dO, and return dk."""
     dk, ds = warpgroup_mma_wait(others, deps=[dk, ds])
     smem.row_blocks.release(n)
     return dk
@@ -266,7 +268,7 @@ def wait_for_dk(n, dk, ds, smem, others: gl.constexpr):
 
 @gluon.jit
 def add_dq(c: gl.constexpr, n, dq, dq_accum, smem):
-    """Add this consumer's partial dQ for the n-th row block to the accumulated dQ in HBM, with TMA."""
+    """Add this consumer's partial dQ for the n-th row block to dQ's accumulator in HBM."""
     buffer = smem.dq.index(c)
     if smem.semaphore.USED:
         smem.semaphore.hand_over(c, dq, buffer)
@@ -279,7 +281,7 @@ def add_dq(c: gl.constexpr, n, dq, dq_accum, smem):
 def write_dk_dv(c: gl.constexpr, r, dk, dv, dK, dV, smem, scale_log2):
     """Write the r-th column block's dK and dV to HBM.
 
-    If several programs share the column block, add them to the accumulators in HBM instead.
+    If several programs share the column block, add dK and dV to their accumulators in HBM instead.
     """
     batch_or_end, head, col = (
         smem.mailbox.read(r, "k_batch_or_end"),
@@ -305,9 +307,9 @@ def write_dk_dv(c: gl.constexpr, r, dk, dv, dK, dV, smem, scale_log2):
 
 @gluon.jit
 def store(c: gl.constexpr, x, X, batch_or_end, head, col, N_k, smem):
-    """Write x (64, d), consumer c's dK or dV, to X with a TMA copy.
+    """Write consumer c's dK or dV, given as x (64, d), to X with a TMA copy.
 
-    The copy goes through the consumer's shared-memory buffer for dQ.
+    The copy passes through the consumer's shared-memory buffer for dQ.
     """
     room: gl.constexpr = stacked(smem.config.B_r // 64, X.block_shape)
     tile = smem.dq.index(c).reinterpret(X.dtype, room, X.layout).index(0)
@@ -317,12 +319,12 @@ def store(c: gl.constexpr, x, X, batch_or_end, head, col, N_k, smem):
     tma.async_store(X, tile_at(X, batch_or_end, head, col + c * COLS, N_k), tile)
 
 
-# A writer warp, if the order is fixed ------------------------------------------------------------------------
+# The writer warps of a deterministic call ------------------------------------------------------------------
 
 
 @gluon.jit
 def writer(c: gl.constexpr, dq_accum, smem):
-    """Run as consumer c's writer warp: add the consumer's partial dQ to HBM with TMA, in the fixed order."""
+    """Run consumer c's writer warp, which adds the consumer's partial dQ to HBM with TMA, in the fixed order."""
     n = 0
     r = 0
     steps = receive(r, smem.mailbox)
@@ -345,16 +347,16 @@ def backward_kernel(Q, K, V, dO, acc_init, dq_accum, dK, dV, counter, key_length
                     CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CONFIG: gl.constexpr):  # fmt: skip
     """Compute dK and dV, and accumulate dQ in HBM.
 
-    Q, K, V and dO are descriptors of (batch, heads, N, d) tensors. dK and dV are descriptors of such tensors too, or of
-    fp32 accumulators if several programs share a column block. accumulators.py describes `acc_init` and `dq_accum`.
-    `sem_counters` points to the counters of semaphore.py. If it is None, gradients are accumulated in any order.
-    `counter` points to the counters of the tile scheduler. Each column block is divided into `parts` parts. CONFIG is
-    the launch's BackwardConfig, and RAGGED means that a column block may reach past the last key.
+    Q, K, V and dO are descriptors of (batch, heads, N, d) tensors. dK and dV are descriptors of such tensors or, if
+    several programs share a column block, of fp32 accumulators. `acc_init` and `dq_accum` are described in
+    accumulators.py. `sem_counters` points to the counters of semaphore.py, or is None if gradients may be accumulated
+    in any order. `counter` points to the counters of the tile scheduler. Each column block is divided into `parts`
+    parts. CONFIG is a BackwardConfig, and RAGGED means that a column block may extend past the last key.
 
     left and right are the bounds of a window, or None. CAUSAL means that right is 0. If `sequences` is not None, it is
     the number of packed sequences, and cu_seqlens_q and cu_seqlens_k are the cumulative sequence lengths. Integers are
-    separate arguments, because Triton would specialize on integers in a tuple, and recompile the kernel for many of
-    their values.
+    passed as separate arguments, because Triton would specialize on integers in a tuple and recompile the kernel for
+    many of their values.
     """
     COLUMNS: gl.constexpr = CONSUMERS * COLS
     _, heads_q, N_q = shape_of(Q)
@@ -381,9 +383,9 @@ def backward_kernel(Q, K, V, dO, acc_init, dq_accum, dK, dV, counter, key_length
     DK_IN_ORDER: gl.constexpr = DETERMINISTIC and dK.dtype == gl.float32
     mailbox = new_mailbox(ORDERED_COLUMN_BLOCK_FIELDS if DK_IN_ORDER else COLUMN_BLOCK_FIELDS, READERS)
     smem = BackwardSharedStorage(k, v, row_blocks, ds, ds_filled, dq, mailbox, semaphore, CONFIG)
-    fence_async_shared()  # so that TMA sees the barriers
-    gdc_launch_dependents()  # lets the next kernel start on idle SMs, where it then waits for this one
-    # Consumer threads have 240 registers, and all other threads have 24.
+    fence_async_shared()  # make the barriers visible to TMA
+    gdc_launch_dependents()  # lets the next kernel start on idle SMs, where it waits for this kernel to end
+    # Each consumer thread gets 240 registers, and every other thread gets 24.
     producer_args = Q, K, V, dO, acc_init, smem, scheduler, geometry, T_r, parts
     if DETERMINISTIC:
         gl.warp_specialize(

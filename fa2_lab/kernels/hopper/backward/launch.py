@@ -1,8 +1,8 @@
-"""Host code that prepares the three launches of the Hopper backward from torch tensors.
+"""Host code that prepares the three launches of the Hopper backward.
 
-The first launch zeroes the fp32 accumulators in HBM, and writes the values from which the matmuls for S and dP start.
-The second launch computes dK and dV and accumulates dQ. The third launch converts the accumulated dQ to its final form.
-accumulators.py describes the accumulators and the initial values.
+The first launch zeroes the fp32 accumulators in HBM and writes the initial accumulators of the matmuls for S and dP.
+The second launch computes dK and dV and accumulates dQ. The third launch scales and rounds the accumulated dQ, and
+writes it in row-major order. The accumulators and the initial values are described in accumulators.py.
 """
 
 import functools
@@ -25,11 +25,10 @@ from fa2_lab.tiles import cdiv
 
 
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, deterministic: bool = False) -> Callable | None:
-    """Return a function of (dO, dL, O, L, tensors) that computes dQ, dK and dV for calls like this one.
+    """Return a function of (dO, dL, O, L, tensors) that computes dQ, dK and dV, or None if calls are unsupported.
 
-    Return None if these kernels do not support them. The returned function itself returns None for tensors that TMA
-    cannot address. If `deterministic` is set, the gradients are bit for bit the same in every run, as semaphore.py
-    explains.
+    The function serves all calls with these shapes and options. It returns None for tensors that TMA cannot address. If
+    `deterministic` is set, the gradients are bitwise identical in every run, as explained in semaphore.py.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     if Q.shape[-1] not in configs.DIMENSIONS or options.scale < configs.SMALLEST_SCALE:
@@ -37,11 +36,11 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
     if not host.supports(Q, K, V, tensors.key_lengths) or not copyable(dO.shape, dO.stride()):
         return None
     if sequences and options.has_window:
-        return None  # a window would need more data about a packed sequence than the producer sends
+        return None  # with a window, the producer would have to send more fields per packed sequence
     tensors, dO, O = host.pack_gqa(tensors, options, dO, O)
     config, parts = choose(tensors, options, deterministic)
     acc_init_shape, dq_accum_shape, dk_accum_shape, counters = shapes(tensors.q, K, config, sequences)
-    divided = parts > 1  # if so, dK and dV also have accumulators, which follow those of dQ
+    divided = parts > 1  # then dK and dV also have accumulators, placed after those of dQ
     accum_lines = dq_accum_shape[0] + 2 * dk_accum_shape[0] * divided
     accum_shape = accum_lines + counters[0] * deterministic, 32  # all accumulators and counters are zeroed together
     preprocess = prepare_preprocess(dO, O, tensors, options, config, accum_shape)
@@ -56,11 +55,11 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, determini
         new_fp32 = functools.partial(torch.empty, dtype=torch.float32, device=Q.device)
         acc_init, accum = new_fp32(acc_init_shape), new_fp32(accum_shape)
         dk_dv = (accum[dq_accum_shape[0] :], accum[dq_accum_shape[0] + dk_accum_shape[0] :]) if divided else (dK, dV)
-        final_dk_dv = (dK, dV) if divided else (None, None)  # rounded by the third launch
+        final_dk_dv = (dK, dV) if divided else (None, None)  # the third launch rounds the accumulated dK and dV
         sem_counters, checked_cu_k = (accum[accum_lines:].view(torch.int32), cu_k) if deterministic else (None, None)
         with on_device_of(Q):
-            # In a custom operator, this call launches a kernel that fills a tensor with zeros. It comes before the
-            # three launches, because between two of them, it would keep the second one from starting early.
+            # In a custom operator, this call launches a kernel that zeroes the counters. It precedes the other
+            # launches, because a kernel between two of them would keep the second one from starting early.
             counter = host.scheduler_counter(Q, options.in_custom_op)
             preprocess(O, dO, L, dL, acc_init, accum, cu_q, checked_cu_k)
             main(Q, K, V, dO, acc_init, accum, *dk_dv, counter, tensors.key_lengths, sem_counters, cu_q, cu_k)
@@ -85,7 +84,7 @@ def choose(tensors: Tensors, options: Options, deterministic: bool) -> tuple[Bac
 
 
 def ragged(tensors: Tensors) -> bool:
-    """Return whether a column block may reach past the last key."""
+    """Return whether a column block may extend past the last key."""
     return tensors.key_lengths is not None or tensors.sequences is not None or shape(tensors.k)[2] % 128 != 0
 
 
@@ -97,7 +96,7 @@ def shapes(Q: Tensor, K: Tensor, config: BackwardConfig, sequences: int | None) 
     3. the accumulators of dK, which have the same shape as those of dV
     4. the counters of semaphore.py
 
-    The last three consist of whole (64, d_pad) tiles.
+    Each of the last three matrices is a sequence of complete (64, d_pad) tiles.
     """
     row_blocks, column_blocks = program_count(Q, config.B_r, sequences), program_count(K, 128, sequences)
     lines_of_32 = config.d_pad // 32
@@ -109,9 +108,9 @@ def shapes(Q: Tensor, K: Tensor, config: BackwardConfig, sequences: int | None) 
 def prepare_preprocess(
     dO: Tensor, O: Tensor, tensors: Tensors, options: Options, config: BackwardConfig, accum_shape: tuple[int, int]
 ) -> Launch:
-    """Return the launch that zeros the accumulators and writes the initial values of S and dP.
+    """Return the launch that zeroes the accumulators and writes the initial values of S and dP.
 
-    It has one program per 64 rows. `accum_shape` is the combined shape of all accumulators.
+    The launch has one program per 64 rows. `accum_shape` is the combined shape of all accumulators.
     """
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     (_, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
@@ -126,10 +125,10 @@ def prepare_preprocess(
 def prepare_main(
     dO: Tensor, tensors: Tensors, options: Options, config: BackwardConfig, parts: int, deterministic: bool
 ) -> Launch:
-    """Return the launch that computes dK and dV and accumulates dQ, with one program per SM.
+    """Return the launch that computes dK and dV and accumulates dQ, with at most one program per SM.
 
-    Each column block is divided into `parts` parts, which different programs process. If `deterministic` is set, all
-    parts of a K/V head run concurrently.
+    Each column block is divided into `parts` parts, each processed by a different program. If `deterministic` is set,
+    all parts of a K/V head run concurrently.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     masked, scale = options.bounds != (None, None), options.scale
@@ -148,7 +147,7 @@ def prepare_main(
     if deterministic:
         l2_group = parts * configs.deterministic_l2_group(cdiv(N_q, n_sequences), d, H // H_kv)
     else:
-        rows = 1 if options.has_window else cdiv(N_q, n_sequences * parts)  # rows in use at a time
+        rows = 1 if options.has_window else cdiv(N_q, n_sequences * parts)  # rows that are read at a time
         bytes_per_head = rows * (H // H_kv) * 4 * (d + config.d_pad)  # Q, dO and dQ's accumulators
         blocks_per_head = cdiv(column_blocks, batch * H_kv * n_sequences)
         l2_group = configs.l2_group(blocks_per_head, heads, SMs, masked, H // H_kv, bytes_per_head)
@@ -167,8 +166,8 @@ def prepare_main(
 def prepare_postprocess(tensors: Tensors, options: Options, config: BackwardConfig, divided: bool) -> Launch:
     """Return the launch that writes dQ from its accumulators, and also dK and dV if `divided` is set.
 
-    A program processes one consumer's tile, so there are two programs per row block and, for dK and dV, four per column
-    block.
+    Each program processes one consumer's tile. There are two such tiles per row block and, for dK and dV together, four
+    per column block.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)

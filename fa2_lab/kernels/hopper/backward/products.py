@@ -1,4 +1,4 @@
-"""The five matmuls of a step in the Hopper backward. This file starts them, and kernel.py waits for them."""
+"""Functions that start the five matmuls of a step in the Hopper backward, whose results kernel.py waits for."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -8,14 +8,14 @@ from fa2_lab.kernels.common.constants import NEG_INF
 from fa2_lab.kernels.hopper.backward.rows import COLS
 from fa2_lab.kernels.hopper.shared.pipeline import acc_layout, as_operand, matrix
 
-V_REG_COLS = gl.constexpr(64)  # the number of V's columns kept in registers with v_in_registers
+V_REG_COLS = gl.constexpr(64)  # number of columns of V that stay in registers if v_in_registers is set
 
 
 @gluon.jit
 def start_scores(c: gl.constexpr, n, q, bounds, smem):
-    """Start the matmul that computes K Qᵀ − L/scale (64, B_r) for consumer c's columns and the n-th row block.
+    """Start the matmul K Qᵀ − L/scale (64, B_r) for consumer c's columns and the n-th row block.
 
-    The accumulator starts from −L/scale, or from −∞ in masked entries.
+    Its accumulator is initialized to −L/scale, or to −∞ for masked entries.
     """
     B_r: gl.constexpr = smem.config.B_r
     init = broadcast_init(smem.row_blocks.load_acc_init(n, 0))
@@ -36,9 +36,9 @@ def start_scores(c: gl.constexpr, n, q, bounds, smem):
 
 @gluon.jit
 def start_dp(n, v, v_regs, do, smem):
-    """Start the matmul that computes V dOᵀ − D (64, B_r) for the n-th row block. The accumulator starts from −D.
+    """Start the matmul V dOᵀ − D (64, B_r) for the n-th row block, with an accumulator initialized to −D.
 
-    If the option v_in_registers is set, `v_regs` is the half of V that is kept in registers.
+    If v_in_registers is set, `v_regs` is the half of V in registers, and otherwise it is v.
     """
     dp = broadcast_init(smem.row_blocks.load_acc_init(n, 1))
     if smem.config.v_in_registers:
@@ -49,7 +49,7 @@ def start_dp(n, v, v_regs, do, smem):
 
 @gluon.jit
 def broadcast_init(init):
-    """Broadcast `init`, which has one element per query row, to the shape of a matmul accumulator, (64, B_r)."""
+    """Broadcast `init`, with one element per query row, to the shape (64, B_r) of a matmul accumulator."""
     B_r: gl.constexpr = init.shape[1]
     init, _ = gl.broadcast(init, gl.zeros([COLS, B_r], gl.float32, acc_layout(B_r)))
     return init
@@ -57,9 +57,9 @@ def broadcast_init(init):
 
 @gluon.jit
 def start_dv(dv, p, do):
-    """Start adding P dO to dv (64, d).
+    """Start the matmul that adds P dO to dv (64, d).
 
-    Return dv and P (64, B_r), which must stay in registers until the matmul ends.
+    Return dv and P (64, B_r). Both must stay in registers until the matmul ends.
     """
     p = as_operand(p, do.dtype, do.shape[1])
     return warpgroup_mma(p, do, dv, is_async=True), p  # FA2.A2.L12
@@ -67,7 +67,7 @@ def start_dv(dv, p, do):
 
 @gluon.jit
 def start_dk(n, dk, ds, smem):
-    """Start adding the n-th row block's dS Q to dk (64, d). ds must stay in registers until the matmul ends."""
+    """Start the matmul that adds the n-th row block's dS Q to dk (64, d). ds must stay in registers until it ends."""
     q, _ = smem.row_blocks.tiles(n)
     return warpgroup_mma(ds, q, dk, is_async=True)  # FA2.A2.L16
 
@@ -76,7 +76,7 @@ def start_dk(n, dk, ds, smem):
 def start_dq(c: gl.constexpr, n, smem):
     """Start the matmul for consumer c's half of the n-th row block's dQ, over all 128 keys of the column block.
 
-    This is half of dQ's columns or, if B_r = 128, half of its rows.
+    A consumer computes half of dQ's columns or, if B_r = 128, half of its rows.
     """
     W: gl.constexpr = smem.config.W
     mbarrier.wait(smem.ds_filled, n & 1)

@@ -1,8 +1,9 @@
-"""What the Hopper backward's consumers receive: row blocks of Q and dO, and the rows that see each consumer's columns.
+"""The input of the Hopper backward's consumers: row blocks of Q and dO, and the rows that see each consumer's columns.
 
-A column block is 128 keys of a K/V head, 64 for each of the two consumer warpgroups. The rows that see it belong to row
-blocks of all query heads that share the K/V head. If the column block is divided among programs, each program processes
-only its part of these row blocks. Only the producer works out which row blocks these are, and it tells the consumers.
+A column block consists of 128 keys of a K/V head, 64 for each of the two consumer warpgroups. The rows that see these
+keys belong to row blocks of all query heads that share the K/V head. If the column block is divided among programs,
+each program processes only its part of these row blocks. Only the producer computes the indices of these row blocks,
+and it passes them to the consumers.
 """
 
 import triton
@@ -17,12 +18,12 @@ from fa2_lab.kernels.hopper.shared.pipeline import acc_layout, barriers, matrix,
 
 CONSUMERS = gl.constexpr(2)
 COLS = gl.constexpr(64)  # per consumer
-COLUMN_BLOCK_FIELDS = gl.constexpr(  # what the mailbox holds for a column block; 0 steps mean that none is left
+COLUMN_BLOCK_FIELDS = gl.constexpr(  # a column block's fields in the mailbox; if `steps` is 0, no block is left
     ("steps", "k_batch_or_end", "head", "col", "unmasked_from", "row_begin", "length", "col_block_id")
 )
-# The fields of a row block. Keeping K's addresses in registers, instead of reading `k_stage`, would take 14 registers.
+# The fields of a row block. Reading `k_stage` saves the 14 registers that K's addresses would take.
 ROW_BLOCK_FIELDS = gl.constexpr(("row", "row_block_id", "k_stage"))
-ORDERED_COLUMN_BLOCK_FIELDS = gl.constexpr(  # if dK and dV are accumulated in a fixed order (semaphore.py)
+ORDERED_COLUMN_BLOCK_FIELDS = gl.constexpr(  # used if dK and dV are accumulated in a fixed order (semaphore.py)
     (*COLUMN_BLOCK_FIELDS.value, "dkv_turn", "sem_index")
 )
 ORDERED_ROW_BLOCK_FIELDS = gl.constexpr((*ROW_BLOCK_FIELDS.value, "dq_turn"))  # if dQ is accumulated in a fixed order
@@ -30,12 +31,12 @@ ORDERED_ROW_BLOCK_FIELDS = gl.constexpr((*ROW_BLOCK_FIELDS.value, "dq_turn"))  #
 
 @triton.aggregate
 class RowBounds:
-    """The rows that see a consumer's 64 columns, and the first row that sees all 128 of the column block's columns."""
+    """The rows that see a consumer's 64 columns, and the first row that sees the whole column block."""
 
     begin: gl.tensor  # (64,), the first row that sees each column
     unmasked_from: gl.tensor  # the first row that sees the whole column block
-    end: gl.tensor | gl.constexpr  # the first row after those that see the first column, or None if it is unbounded
-    CUT: gl.constexpr  # whether some tiles are masked
+    end: gl.tensor | gl.constexpr  # the end of the rows that see the first column, or None if unbounded
+    CUT: gl.constexpr  # whether some tiles may need a mask
 
 
 @gluon.jit
@@ -64,26 +65,26 @@ def first_seeing_rows(c: gl.constexpr, r, mailbox, geometry):
 
 @triton.aggregate
 class RowBlockPipeline:
-    """A ring (circular buffer) of two stages for row blocks.
+    """A ring (circular buffer) of row blocks with two stages.
 
-    Each stage holds tiles of Q and dO, and the initial accumulators of S and dP (accumulators.py).
+    Each stage contains tiles of Q and dO, and the initial accumulators of S and dP (accumulators.py).
     """
 
     q: gl.shared_memory_descriptor  # (2, …, B_r, d)
     do: gl.shared_memory_descriptor
     acc_init: gl.shared_memory_descriptor  # (2, 1, 2 · B_r)
-    fields: IntRecords  # for the last four row blocks
+    fields: IntRecords  # the fields of the last four row blocks
     filled: gl.shared_memory_descriptor
     emptied: gl.shared_memory_descriptor
     B_r: gl.constexpr
 
     @gluon.jit
     def load(self, n, k_stage, Q, dO, acc_init, batch_or_end, head, i, N_q, row_block_id, dq_turn):
-        """Producer: once the stage is empty, start copying row block i of a head into the ring, as the n-th row block.
+        """Producer: wait until the stage is empty, and start copying row block i of a head as the n-th row block.
 
-        N_q is the head's number of rows. `row_block_id` is row block i's index among all row blocks of the call.
-        `dq_turn` is the number of column blocks that must add to this row block's dQ before the current one.
-        `k_stage` is the stage of K's ring that holds the column block's keys.
+        N_q is the number of rows in the head or packed sequence. `row_block_id` is row block i's index among all row
+        blocks of the call. `dq_turn` is the number of column blocks that must add to this row block's dQ before the
+        current one. `k_stage` is the stage of K's ring that contains the column block's keys.
         """
         stage = n & 1
         filled = self.filled.index(stage)
@@ -108,26 +109,26 @@ class RowBlockPipeline:
 
     @gluon.jit
     def load_acc_init(self, n, which: gl.constexpr):
-        """Consumer: return the initial values of S (if `which` is 0) or dP (if it is 1), one per row, as (1, B_r)."""
-        # TMA will overwrite what is read here, so exchange_ds() fences between this read and release().
+        """Consumer: return the initial values, (1, B_r), of S if `which` is 0, or of dP if it is 1."""
+        # TMA will overwrite these values, so exchange_ds() issues a fence between this read and release().
         both = self.acc_init.index(n & 1)
         both = both.reinterpret(gl.float32, [2, self.B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         return both.index(which).load(gl.SliceLayout(0, acc_layout(self.B_r)))[None, :]
 
     @gluon.jit
     def read(self, n, name: gl.constexpr):
-        """Consumer: return field `name` of the n-th row block, which is still available during the next row block."""
+        """Consumer: return field `name` of the n-th row block, which remains readable during the next row block."""
         return self.fields.read(n, name)
 
     @gluon.jit
     def release(self, n):
-        """Consumer: tell the producer that this consumer no longer needs the n-th row block's tiles."""
+        """Consumer: signal to the producer that this consumer has finished reading the n-th row block's tiles."""
         mbarrier.arrive(self.emptied.index(n & 1), count=1)
 
 
 @gluon.jit
 def new_row_block_pipeline(Q, dO, acc_init, fields: gl.constexpr):
-    """Create an empty ring of two stages for tiles of Q, dO and `acc_init`, which are given as tensor descriptors."""
+    """Create an empty ring with two stages for tiles of Q, dO and `acc_init`, all given as tensor descriptors."""
     B_r: gl.constexpr = Q.block_shape[-2]
     q = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), Q.layout)
     do = gl.allocate_shared_memory(Q.dtype, stacked(2, Q.block_shape), dO.layout)

@@ -1,16 +1,16 @@
-"""A semaphore that fixes the order of the additions to dQ, so that dQ is bit for bit the same in every run.
+"""A semaphore that fixes the order of the additions to dQ, which makes dQ bitwise identical in every run.
 
-Each tile in HBM that several consumers add to has a counter in global memory, which counts the additions so far. A
-consumer stores its partial dQ in shared memory and moves on. Its writer, a separate warp, waits until the counter
-equals this partial dQ's position in the order (its turn), adds it with TMA, and increments the counter once the
-addition has finished. For each row block, the last column block that sees it adds first, and the other column blocks
-follow from right to left.
+Each tile in HBM to which several consumers add has a counter in global memory for the additions so far. A consumer
+stores its partial dQ in shared memory and moves on. Its writer, a separate warp, waits until the counter equals this
+partial dQ's position in the order (its turn), adds it with TMA, and increments the counter once the addition has
+finished. For each row block, the last column block that sees it adds first, and the other column blocks follow from
+right to left.
 
 No writer waits forever. A writer waits only for column blocks that the tile scheduler handed out earlier, and each of
-those, including a program's first, was fetched by a program that is already running. This holds only if the starts of
-packed sequences never decrease. If some do, no program fetches some of the column blocks that writers wait for.
-Therefore, bwd_preprocess (accumulators.py) then sets the counters past every turn, so that no writer waits at all.
-Under the causal mask, no writer waits long, because no column block further right sees the first rows that a column
+those, including a program's first, was fetched by a program that is already running. This guarantee requires that the
+starts of packed sequences never decrease. If they decrease, some of the column blocks for which writers wait are never
+fetched. In this case, bwd_preprocess (accumulators.py) sets the counters past every turn, so that no writer waits at
+all. Under the causal mask, waits are short, because no column block further right sees the first rows that a column
 block processes.
 """
 
@@ -33,30 +33,30 @@ setp.lt.u32 early, count, $2;
 @early bra AGAIN;
 fence.proxy.async.global;
 mov.u32 $0, count;
-}""")  # the fence keeps TMA, which accesses memory through another proxy, from adding too early
+}""")  # prevents TMA, which accesses memory through another proxy, from adding too early
 PTX_WAIT_BULK_GROUP = gl.constexpr("cp.async.bulk.wait_group 0; mov.u32 $0, 0;")
 
 
 @triton.aggregate
 class Semaphore:
-    """Counters in HBM that count additions: one per consumer and row block, then one per consumer and column block.
+    """Counters of additions in HBM: one per consumer and row block, then one per consumer and column block.
 
-    Each writer waits until its counter reaches its turn. Counters start at 0, or past the last turn if the starts of
-    packed sequences decrease (invalid input), so that no writer waits forever. If USED is false, there are no counters,
-    and no writer waits.
+    Each writer waits until its counter reaches its turn. Counters start at 0. If the starts of packed sequences
+    decrease, which is invalid, they start past the last turn instead, so that no writer waits forever. If USED is
+    false, there are no counters, and no writer waits.
     """
 
     counters: gl.tensor | gl.constexpr  # pointer, or None
-    handed: gl.shared_memory_descriptor  # two barriers per consumer: its partial dQ is stored, and has been read
+    handed: gl.shared_memory_descriptor  # two barriers per consumer: its partial dQ was stored, and was read
     USED: gl.constexpr
 
     @gluon.jit
     def hand_over(self, c: gl.constexpr, dq, buffer):
-        """Consumer c: store its partial result dq in the shared-memory buffer, for its writer warp to add.
+        """Consumer c: store its partial result dq in the shared-memory buffer, from which its writer warp adds it.
 
         Call wait_for_room() first.
         """
-        tma.store_wait(0)  # earlier copies of dK and dV from the same buffer have read it
+        tma.store_wait(0)  # wait until earlier copies of dK and dV from the same buffer have read it
         buffer.store(to_fragment_order(dq))
         fence_async_shared()
         mbarrier.arrive(self.handed.index(2 * c), count=1)
@@ -69,7 +69,7 @@ class Semaphore:
 
     @gluon.jit
     def add(self, c: gl.constexpr, n, row_blocks, accum, buffer):
-        """Writer: wait for the turn of consumer c's partial dQ for row block n, then add it to `accum` with TMA."""
+        """Writer: wait until consumer c may add its partial dQ for row block n, and add it to `accum` with TMA."""
         mbarrier.wait(self.handed.index(2 * c), n & 1)
         sem_index = row_blocks.read(n, "row_block_id") * CONSUMERS + c
         self.wait(sem_index, row_blocks.read(n, "dq_turn"))
@@ -89,10 +89,10 @@ class Semaphore:
     def pass_on(self, sem_index):
         """Increment the counter with index `sem_index` once all of TMA's additions are in memory.
 
-        The next consumer can then add to the tile.
+        This allows the next consumer to add to the tile.
         """
         gl.inline_asm_elementwise(PTX_WAIT_BULK_GROUP, "=r", [], gl.int32, is_pure=False, pack=1)
-        all_threads()  # one thread started the TMA addition, and another increments the counter
+        all_threads()  # one thread started the TMA addition, and another one increments the counter
         gl.atomic_add(self.counters + sem_index, 1, sem="release")
 
 

@@ -1,9 +1,9 @@
-"""The configurations of a Hopper forward launch: which is fastest, and for which calls other kernels are faster.
+"""Select the configuration of a Hopper forward launch, and determine for which calls other kernels are faster.
 
-The tables were fitted to times on an H200 with Triton 3.9, measured with every configuration for the paper's grid of
-problems and for 510 random shapes like those of `fa2-lab bench sweep`. The values for d = 192 and d = 256 are based on
-fewer calls. No command repeats the fit. `row_blocks_per_SM` always means the number of 64-row blocks, over all heads,
-per SM.
+The tables were fitted to run times of every configuration on an H200 with Triton 3.9. The measurements cover the
+paper's grid of problems and 510 random shapes like those of `fa2-lab bench sweep`. The values for d = 192 and d = 256
+are based on fewer calls. No command repeats the fit. Throughout, `row_blocks_per_SM` is the number of 64-row blocks per
+SM, counted over all heads.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fa2_lab.kernels.tables import LOW_REG_SCHEDULE, USE_LOW_REG, padded_head_di
 from fa2_lab.tiles import cdiv
 
 NO_LIMIT = float("inf")
-DIMENSIONS = range(32, 257, 8)  # TMA pads them with zeros to 64, 128 or 256: see d_padded()
+DIMENSIONS = range(32, 257, 8)  # TMA zero-pads each head dimension to d_padded(d): 64, 128 or 256
 
 
 class CausalCase(NamedTuple):
-    """The configuration for causal calls up to these limits, with or without key_lengths (None means either)."""
+    """A configuration for causal calls within these limits. If `key_lengths` is None, calls may have them or not."""
 
     max_row_blocks_per_SM: float
     max_N_q: float
@@ -30,7 +30,7 @@ class CausalCase(NamedTuple):
 
 
 class UnmaskedTime(NamedTuple):
-    """Time for an unmasked row block: tile · keys / 128 + start, with keys rounded up to a whole number of tiles."""
+    """The time of an unmasked row block is tile · keys / 128 + start, with keys rounded up to whole tiles."""
 
     config: ForwardConfig
     tile: float
@@ -38,7 +38,7 @@ class UnmaskedTime(NamedTuple):
 
 
 class PortableCase(NamedTuple):
-    """Calls that are faster on the portable kernel: above `over_row_blocks_per_SM`, and within the other limits."""
+    """Calls for which the portable kernel is faster, above `over_row_blocks_per_SM` and within the other limits."""
 
     max_N_q: float
     max_N_k: float
@@ -48,15 +48,15 @@ class PortableCase(NamedTuple):
 
 @dataclass(frozen=True)
 class ForwardConfig:
-    """A launch's sizes, which fit in an SM's 64 K registers and 227 KiB of shared memory."""
+    """The sizes of a launch, chosen to fit in an SM's 64 K registers and 227 KiB of shared memory."""
 
     B_c: int  # keys per tile
     consumers: int  # warpgroups with 64 rows each
-    stages: int  # stages in each of the rings of K and V
+    stages: int  # number of stages in K's ring, and in V's ring
     d_pad: int = 128
     ping_pong: bool = False  # whether consumers take turns starting their matmuls
-    separate_O_buffer: bool = True  # whether O has its own buffer for its copy to HBM, instead of reusing Q's
-    low_reg_schedule: bool = False  # whether the compiler orders instructions so that fewer registers are needed
+    separate_O_buffer: bool = True  # whether O is copied to HBM from its own buffer instead of Q's
+    low_reg_schedule: bool = False  # whether the compiler orders instructions to save registers
 
     @property
     def rows(self) -> int:
@@ -67,15 +67,16 @@ class ForwardConfig:
     def registers(self) -> int:
         """The number of registers per consumer thread.
 
-        The consumers share all of an SM's registers except the producer's, which are at most 32 per thread.
+        The consumers share all of an SM's registers except those of the producer, at most 32 per thread.
         """
         return min(240, (512 - 32) // self.consumers)
 
     @property
     def shared(self) -> dict[str, int]:
-        """The bytes of each tensor's buffers in shared memory, without the barriers and the mailbox.
+        """The size in bytes of each tensor's buffers in shared memory, excluding barriers and the mailbox.
 
-        If O has its own buffer, the next row block's Q is copied early, so each consumer has two buffers for Q.
+        If O has its own buffer, each consumer has two buffers for Q, so that the next row block's Q can be copied
+        early.
         """
         rows = dict(
             Q=self.rows * (2 if self.separate_O_buffer else 1), K=self.stages * self.B_c, V=self.stages * self.B_c
@@ -87,30 +88,31 @@ class ForwardConfig:
     def options(self) -> dict:
         """The compiler options for the launch.
 
-        At d = 256, the compiler need not be told to save registers, because it is enough that the kernel computes Q's
-        addresses only when they are needed.
+        At d = 256, the option that saves registers is unnecessary, because the kernel computes Q's addresses only when
+        they are needed, which saves enough.
         """
         return dict(num_warps=4) | (LOW_REG_SCHEDULE if self.low_reg_schedule and self.d_pad < 256 else {})
 
 
-# Configurations by d_pad. One consumer alone is slower than two, but needs fewer rows to keep an SM busy.
+# The default configurations by d_pad. One consumer is slower than two, but needs fewer rows to keep an SM busy.
 DEFAULT = {
     64: ForwardConfig(128, consumers=3, stages=4, d_pad=64, ping_pong=True),
     128: ForwardConfig(128, consumers=2, stages=2),
     256: ForwardConfig(64, consumers=2, stages=2, d_pad=256, separate_O_buffer=False, low_reg_schedule=USE_LOW_REG),
 }
 ONE_CONSUMER = {d_pad: replace(config, consumers=1, ping_pong=False) for d_pad, config in DEFAULT.items()}
-# Half as many keys per tile, for short causal rows, because the diagonal cuts most of their tiles. Also for rows
-# without a mask that do not fill whole tiles well or, at d = 64, are so short that an earlier start matters.
+# These configurations use half as many keys per tile. They suit short causal rows, where the diagonal cuts most tiles,
+# and unmasked rows that leave much of the last tile empty or, at d = 64, are so short that an earlier start matters.
 HALF_B_C = {64: ForwardConfig(64, consumers=3, stages=8, d_pad=64), 128: ForwardConfig(64, consumers=2, stages=4)}
-# For d = 64, if N_q fills blocks of 192 rows poorly, and for causal calls with key_lengths; also with half the keys.
+# This configuration is used at d = 64 if N_q fills blocks of 192 rows poorly, and for causal calls with key_lengths.
+# The next one has half as many keys per tile.
 TWO_CONSUMERS = ForwardConfig(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
 TWO_CONSUMERS_HALF_B_C = replace(TWO_CONSUMERS, B_c=64, stages=6)
-# For d from 72 to 128 with many rows: K and V are read once per 192 rows.
+# This configuration suits many rows with d from 72 to 128, because K and V are read once per 192 rows.
 THREE_CONSUMERS = ForwardConfig(64, consumers=3, stages=5, separate_O_buffer=False)
 
-# Without a mask, all row blocks take the same time and run in rounds of one block per SM. Only configurations with the
-# same d_pad are compared.
+# Without a mask, all row blocks take the same time, so the model counts rounds of one block per SM. Only configurations
+# with the same d_pad are compared.
 UNMASKED_TIMES = {  # {d_pad: times}
     64: [
         UnmaskedTime(ONE_CONSUMER[64], 0.75, 0.0),
@@ -127,8 +129,9 @@ UNMASKED_TIMES = {  # {d_pad: times}
     256: [UnmaskedTime(DEFAULT[256], 1.0, 1.0), UnmaskedTime(ONE_CONSUMER[256], 0.75, 0.45)],
 }
 
-# Under the causal mask, row blocks differ, so there are no rounds to count, and the first case that applies is used. If
-# N_k is at least 1.5 N_q, without key_lengths, row blocks differ little, and UNMASKED_TIMES is used.
+# Under the causal mask, row blocks take different amounts of time, so counting rounds is not possible. Instead, the
+# first matching case is used. If N_k is at least 1.5 N_q and the call has no key_lengths, row blocks differ so little
+# that UNMASKED_TIMES is used.
 CAUSAL_CASES: dict[int, list[CausalCase]] = {  # {largest d: cases}
     64: [
         CausalCase(2.5, NO_LIMIT, None, ONE_CONSUMER[64]),
@@ -150,7 +153,7 @@ CAUSAL_CASES: dict[int, list[CausalCase]] = {  # {largest d: cases}
     256: [CausalCase(2.3, NO_LIMIT, None, ONE_CONSUMER[256]), CausalCase(NO_LIMIT, NO_LIMIT, None, DEFAULT[256])],
 }
 
-# With few keys, the portable kernel is faster, because it starts sooner or, at d = 32, needs no padding.
+# For calls with few keys, the portable kernel is faster, because it starts sooner or, at d = 32, needs no padding.
 PORTABLE_IS_FASTER: dict[int, list[PortableCase]] = {  # {largest d: cases}
     32: [PortableCase(NO_LIMIT, 3200, 0, NO_LIMIT)],
     64: [PortableCase(NO_LIMIT, 512, 0, 4), PortableCase(511, 2048, 1, 4), PortableCase(64, 2048, 1, 32)],
@@ -161,16 +164,16 @@ PORTABLE_IS_FASTER: dict[int, list[PortableCase]] = {  # {largest d: cases}
 
 
 def d_padded(d: int) -> int:
-    """Return the number of columns in a tile: d padded to 64, 128 or 256."""
+    """Return the number of columns in a tile, which is d padded to 64, 128 or 256."""
     return max(64, padded_head_dim(d))
 
 
 def choose_for_window(d: int, causal: bool) -> ForwardConfig:
     """Return the configuration for a call with a window, for d up to 128.
 
-    Tiles have 64 keys, because both edges of the window cut some tiles. A window's mask takes registers. Above d = 128,
-    there are not enough of them, and above d = 64, some would spill if the window had no right bound. The only right
-    bound that is treated differently is the causal mask's (right = 0).
+    Tiles have 64 keys, because both edges of the window cut tiles. The mask for a window takes registers. Above d =
+    128, there are too few registers, and above d = 64, some would spill if the window had no right bound. The only
+    right bound with special treatment is that of the causal mask, right = 0.
     """
     return HALF_B_C[64] if d <= 64 else replace(THREE_CONSUMERS, low_reg_schedule=USE_LOW_REG and not causal)
 
@@ -178,7 +181,7 @@ def choose_for_window(d: int, causal: bool) -> ForwardConfig:
 def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, has_key_lengths: bool) -> ForwardConfig:
     """Return the fastest configuration for a call without a window.
 
-    `heads` counts the query heads of all batch entries, and `has_key_lengths` tells whether the call has key_lengths.
+    `heads` is the number of query heads over all batch entries, and `has_key_lengths` is True if key_lengths is given.
     """
     d_pad, row_blocks_per_SM = d_padded(d), cdiv(N_q, 64) * heads / SMs
 
@@ -199,14 +202,14 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, has_k
         times = UNMASKED_TIMES[d_pad]
         times = [case for case in times if not (has_key_lengths and case.config == THREE_CONSUMERS)]
         config = min(times, key=time).config
-        if causal and config == DEFAULT[128]:  # consumers have unequal numbers of tiles; ping-pong keeps them in step
+        if causal and config == DEFAULT[128]:  # ping-pong keeps consumers with unequal numbers of tiles in step
             config = replace(config, ping_pong=True)
-    masked = causal and config == DEFAULT[64]  # the mask also takes registers
+    masked = causal and config == DEFAULT[64]  # the mask takes additional registers
     return replace(config, low_reg_schedule=USE_LOW_REG) if masked else config
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
-    """Return whether the Hopper forward is the fastest choice. `heads` counts the query heads of all batch entries."""
+    """Return whether the Hopper forward is the fastest choice. `heads` is the number of query heads in the batch."""
     row_blocks_per_SM = cdiv(N_q, 64) * heads / SMs
     return not any(
         N_q <= case.max_N_q
@@ -217,12 +220,12 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int) -> bool:
 
 
 def l2_group(N_k: int, d: int, heads: int, causal: bool) -> int:
-    """Return the number of K/V heads to process concurrently, so that K and V stay in L2.
+    """Return the number of K/V heads to process concurrently, such that K and V stay in L2.
 
     Without a mask, heads are processed one at a time, so that concurrent programs read the same K and V. With a causal
-    mask, row blocks take different amounts of time, which evens out over several heads. The result is then the number
-    of heads whose K and V fit in 11 MiB of L2, or in 21 MiB if one head's K and V take 1 MiB or more. even_l2_group()
-    may return up to twice that number.
+    mask, row blocks take different amounts of time, and processing several heads concurrently balances the load. In
+    this case, return the number of heads whose K and V fit in 11 MiB of L2, or in 21 MiB if one head's K and V take 1
+    MiB or more. even_l2_group() may increase the number up to twofold.
     """
     if not causal:
         return 1

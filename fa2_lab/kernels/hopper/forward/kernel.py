@@ -1,14 +1,14 @@
-"""The FlashAttention-2 forward (Algorithm 1) for Hopper: copies, matmuls and exponentials all run concurrently.
+"""The FlashAttention-2 forward (Algorithm 1) for Hopper, with concurrent copies, matmuls and exponentials.
 
-The kernel is persistent: a program stays on its SM and fetches one row block after another from the tile scheduler, so
-that a row block's epilogue runs during the copies of the next one. Each consumer warpgroup owns 64 rows. It starts its
-next tile's Q Kᵀ together with the previous tile's P V, and while the tensor cores compute both matmuls, the other
+The kernel is persistent. A program stays on its SM and fetches one row block after another from the tile scheduler, so
+that a row block's epilogue overlaps with the copies for the next one. Each consumer warpgroup owns 64 rows. It starts
+its next tile's Q Kᵀ together with the previous tile's P V, and while the tensor cores compute both matmuls, the other
 consumers compute exponentials. Tiles are processed from right to left, first the DIAGONAL ones and then the FULL ones.
 With a left bound, the last tiles are DIAGONAL as well. In all functions, c is a consumer's index, n counts the tiles
 that this program has processed, and r counts its row blocks.
 
-ThunderKittens divides a kernel into load, compute and store. Here, these are `producer`, `consumer` (with
-`process_row_block` and `step`), and `store`.
+ThunderKittens divides a kernel into load, compute and store. The corresponding functions in this file are `producer`,
+`consumer` (with `process_row_block` and `step`), and `store`.
 """
 
 import triton
@@ -36,7 +36,7 @@ from fa2_lab.kernels.hopper.shared.pipeline import (
 )
 from fa2_lab.kernels.triton_versions import by_triton
 
-ROWS = gl.constexpr(64)  # rows per consumer, as many as one warpgroup's matmul computes
+ROWS = gl.constexpr(64)  # rows per consumer, which is the number of rows in a warpgroup's matmul
 # The fields of a row block in the mailbox. A negative row means that no row block is left.
 ROW_BLOCK_FIELDS = gl.constexpr(("row", "q_batch_or_end", "head"))
 PACKED_ROW_BLOCK_FIELDS = gl.constexpr((*ROW_BLOCK_FIELDS.value, "N_q", "N_k"))
@@ -47,10 +47,10 @@ HIDE_ROW_SUM = gl.constexpr(by_triton({"3.6": False, "3.7": True, "3.8": False})
 class ForwardSharedStorage:
     """A thread block's buffers and barriers in shared memory, and the launch's configuration."""
 
-    q: TmaPipeline  # two stages per consumer, so that the next Q arrives early, or one stage, which O reuses
+    q: TmaPipeline  # two stages per consumer, so that the next Q arrives early, or one stage, shared with O
     k: TmaPipeline
     v: TmaPipeline
-    o: gl.shared_memory_descriptor  # (consumers, …, 64, d): O, on its way to HBM
+    o: gl.shared_memory_descriptor  # (consumers, …, 64, d): O before its copy to HBM
     ping_pong: PingPong
     mailbox: Mailbox
     config: gl.constexpr
@@ -61,13 +61,13 @@ class ForwardSharedStorage:
 
 @gluon.jit
 def producer(Q, K, V, smem, scheduler, geometry):
-    """Run as the producer warp: send each row block to the consumers, and start each copy once its stage is empty.
+    """Run the producer warp, which announces row blocks to the consumers and starts a copy once its stage is empty.
 
-    A tile of V is needed one step later than the same tile of K, so K is copied one tile ahead of V. A consumer
-    releases a tile of V together with the next tile of K. Therefore, once K's stage is empty, so is V's.
+    Each tile of V is needed one step later than the same tile of K, so K is copied one tile ahead of V. A consumer
+    releases a tile of V together with the next tile of K. Therefore, if K's stage is empty, V's stage is empty as well.
     """
     CONSUMERS: gl.constexpr = smem.config.consumers
-    n = 0  # tiles of K, and of V, so far
+    n = 0  # number of tiles of K so far, and of V
     r = 0  # row blocks so far
     t = scheduler.first()
     while scheduler.more(t):
@@ -86,7 +86,7 @@ def producer(Q, K, V, smem, scheduler, geometry):
                 smem.k.load(n + j, K, k_batch_or_end, kv_head, (end - 1 - j) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
                 smem.v.load(n + j - 1, V, k_batch_or_end, kv_head, (end - j) * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             n += T_c
-            t = scheduler.next()  # late for load balance, but early enough that queued copies hide the atomic's latency
+            t = scheduler.next()  # fetched late for load balance, but early enough that queued copies hide the latency
             smem.k.acquire(n)
             smem.v.load(n - 1, V, k_batch_or_end, kv_head, first * sequence.B_c, sequence.N_k)  # FA2.A1.L7
             r += 1
@@ -101,15 +101,15 @@ def producer(Q, K, V, smem, scheduler, geometry):
 
 @gluon.jit
 def consumer(c: gl.constexpr, O, L, smem, geometry, scale_log2):
-    """Run as consumer warpgroup c: compute O and L for its 64 rows in every row block that this program fetches."""
-    n = 0  # tiles so far, as the producer counts them
+    """Run consumer warpgroup c, which computes O and L for its 64 rows in every row block of this program."""
+    n = 0  # number of tiles so far, in step with the producer's count
     r = 0
     row, q_batch_or_end, head, N_q, N_k = receive(r, smem.mailbox, geometry)
     while row >= 0:
         sequence = geometry.of_sequence(N_q, N_k)
         length = sequence.length(q_batch_or_end)
-        # Two intervals of tiles: all consumers' are all_begin to all_end, and this one's are first to end. If its rows
-        # are past the last row, it has no tiles, and end = first.
+        # Two intervals of tiles: the tiles all_begin … all_end − 1 of all consumers, and the tiles first … end − 1 of
+        # this consumer. If its rows are past the last row, it has no tiles, and end = first.
         all_end = sequence.tile_end(row, sequence.B_r, length)
         all_begin = sequence.tile_begin(row, all_end)
         row += c * ROWS
@@ -118,11 +118,11 @@ def consumer(c: gl.constexpr, O, L, smem, geometry, scale_log2):
             first = gl.where(row < sequence.N_q, sequence.tile_begin(row, end), all_begin)
         q_tile = r * smem.config.consumers + c
         q = smem.q.wait(q_tile)
-        for j in range(all_end - end):  # tiles that only later rows see, or all tiles if these rows do not exist
+        for j in range(all_end - end):  # tiles that only later rows see, or all tiles if this consumer has no rows
             drain_tile(c, n + j, smem)
         if end > first:
             store_row, store_geometry = row, sequence
-            if geometry.cu_seqlens_q is not None:  # store() needs only row − N_q, which takes one register fewer
+            if geometry.cu_seqlens_q is not None:  # store() needs only row − N_q, which saves one register
                 store_row, store_geometry = row - N_q, geometry.of_sequence(0 * N_q, 0 * N_k)
             n_first = n + all_end - end
             o, m, l = process_row_block(c, n_first, q, q_tile, row, first, end, length, smem, sequence, scale_log2)
@@ -136,7 +136,7 @@ def consumer(c: gl.constexpr, O, L, smem, geometry, scale_log2):
         n += all_end - all_begin
         r += 1
         row, q_batch_or_end, head, N_q, N_k = receive(r, smem.mailbox, geometry)
-    tma.store_wait(0)  # shared memory must outlive the last copy
+    tma.store_wait(0)  # wait for the last copy, because the program's end frees its shared memory
 
 
 @gluon.jit
@@ -144,7 +144,7 @@ def receive(r, mailbox, geometry):
     """Wait for this program's r-th row block, and return its first row, q_batch_or_end, head, N_q and N_k.
 
     q_batch_or_end is the batch entry or, for a packed sequence, the row of Q at which the sequence ends. N_q and N_k
-    are the lengths of the call or of the packed sequence. A negative first row means that no row block is left.
+    are the lengths of the call or of the packed sequence. If no row block is left, the first row is negative.
     """
     mailbox.wait(r)
     row, q_batch_or_end, head = mailbox.read(r, "row"), mailbox.read(r, "q_batch_or_end"), mailbox.read(r, "head")
@@ -157,7 +157,7 @@ def receive(r, mailbox, geometry):
 
 @gluon.jit
 def drain_tile(c: gl.constexpr, n, smem):
-    """Skip the n-th tile, which consumer c's rows do not see, but keep the rings and the ping-pong going."""
+    """Skip the n-th tile, which consumer c's rows do not see, but advance the rings and the ping-pong."""
     smem.ping_pong.wait(c, n)
     smem.ping_pong.pass_on(c)
     smem.k.wait(n)
@@ -167,17 +167,17 @@ def drain_tile(c: gl.constexpr, n, smem):
 
 @gluon.jit
 def process_row_block(c: gl.constexpr, n, q, q_tile, row, first, end, length, smem, geometry, scale_log2):
-    """Process all tiles that 64 rows see, from right to left. Return o (64, d), and m and l, each (64, 4).
+    """Process all tiles that 64 rows see, from right to left, and return o (64, d), and m and l, each (64, 4).
 
-    The tiles are first … end − 1, and `row` is the first of the rows. q holds these rows of Q, which is tile `q_tile`
-    in Q's ring. `length` is the number of real keys.
+    The rows start at `row`, and their tiles have the indices first … end − 1. q contains these rows of Q, which are
+    tile `q_tile` of Q's ring. `length` is the number of real keys.
     """
     B_c: gl.constexpr = geometry.B_c
     d: gl.constexpr = smem.config.d_pad
     bounds = seen_columns(row, length, geometry)
     o = gl.zeros([ROWS, d], gl.float32, acc_layout(d))  # FA2.A1.L5
 
-    if geometry.key_lengths is not None:  # waits for V before releasing K, which needs two stages: see forward_kernel()
+    if geometry.key_lengths is not None:  # two stages prevent a deadlock at this wait: see forward_kernel()
         zero_oob_rows(smem.v.wait(n), length - (end - 1) * B_c)
     s = start_scores(c, n, q, smem)
     smem.ping_pong.pass_on(c)
@@ -194,10 +194,10 @@ def process_row_block(c: gl.constexpr, n, q, q_tile, row, first, end, length, sm
         o, m, row_scale, l, p = step(
             c, n + j, o, m, row_scale, l, p, q, bounds, end - 1 - j, smem, geometry, scale_log2
         )
-    if smem.config.separate_O_buffer:  # so that the next row block's Q can be copied
+    if smem.config.separate_O_buffer:  # allow the next row block's Q to be copied
         smem.q.release(q_tile)
 
-    if geometry.left is not None:  # no row sees a key before the first row's first key
+    if geometry.left is not None:  # the first row sees the leftmost keys, so no row sees any key before them
         zero_oob_rows(smem.v.wait(n + T_c - 1), geometry.col_begin(0) - first * B_c, BEFORE=True)
     o = warpgroup_mma(p, smem.v.wait(n + T_c - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
     o, p = warpgroup_mma_wait(0, deps=[o, p])
@@ -206,7 +206,7 @@ def process_row_block(c: gl.constexpr, n, q, q_tile, row, first, end, length, sm
 
 @gluon.jit
 def seen_columns(row, length, geometry):
-    """Return the ColumnBounds of the 64 rows row:row + 64."""
+    """Return the ColumnBounds of the 64 rows that start at `row`."""
     if HIDE_ROW_SUM and geometry.B_c == 128:
         row = hide_row_sum(row)
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, acc_layout(geometry.B_c)))
@@ -221,11 +221,11 @@ def seen_columns(row, length, geometry):
 
 @gluon.jit
 def hide_row_sum(row):
-    """Return `row` unchanged, but hide from the compiler that `row` is a sum.
+    """Return `row` unchanged, but prevent the compiler from recognizing that `row` is a sum.
 
-    Otherwise, the compiler would add c · 64 to each lane's row in advance and keep the sums in registers. With Triton
-    3.7 at d = 64, this takes two registers too many. Other versions have enough registers, so they do without this
-    function, which would cost up to 1% of the speed.
+    Otherwise, the compiler would add c · 64 to each lane's row in advance and keep the results in registers. With
+    Triton 3.7 at d = 64, this requires two registers more than are available. Other versions have enough registers, so
+    they skip this function, which would cost up to 1% of the speed.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row], gl.int32, is_pure=True, pack=1)
 
@@ -235,9 +235,9 @@ def step(c: gl.constexpr, n, o, m, row_scale, l, p, q, bounds, j, smem, geometry
     """Start the n-th tile's Q Kᵀ and the previous tile's P V, and update m for the n-th tile while P V runs.
 
     The n-th tile is tile j of the keys. The argument p is the previous tile's P, and `bounds` is the result of
-    seen_columns(). Return o, m, row_scale, l and the n-th tile's p. Which instructions overlap with P V is up to ptxas.
-    With Triton 3.9, the overlap covers the row maxima and at most 9 of the 68 exponentials. At d = 64 under the causal
-    mask, there is no overlap, as `fa2-lab xray hopper.forward --d 64 --sass` shows.
+    seen_columns(). Return o, m, row_scale, l and the n-th tile's p. ptxas determines which instructions overlap with P
+    V. With Triton 3.9, the row maxima and at most 9 of the 68 exponentials do. At d = 64 under the causal mask, none
+    do, as `fa2-lab xray hopper.forward --d 64 --sass` shows.
     """
     s = start_scores(c, n, q, smem)
     o = warpgroup_mma(p, smem.v.wait(n - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
@@ -248,8 +248,8 @@ def step(c: gl.constexpr, n, o, m, row_scale, l, p, q, bounds, j, smem, geometry
             s = mask(s, bounds, j * geometry.B_c)
     p_next, m, row_scale, l, alpha = softmax_step(s, m, row_scale, l, scale_log2)
     p_next = as_operand(rounded(p_next, smem.q.tiles.dtype), smem.q.tiles.dtype, smem.config.d_pad)
-    # ptxas moves this wait up, above nearly all exponentials. Adding p_next to `deps` does not prevent that: without a
-    # mask, it has no effect, and at d = 64 under the causal mask, it causes register spills.
+    # ptxas moves this wait up, ahead of nearly all exponentials. Adding p_next to `deps` is no remedy, because it has
+    # no effect without a mask, and causes register spills at d = 64 under the causal mask.
     o, p = warpgroup_mma_wait(0, deps=[o, p])
     smem.k.release(n)  # also releases V's tile n − 1
     return rescale_o(o, alpha), m, row_scale, l, p_next  # FA2.A1.L10
@@ -257,7 +257,7 @@ def step(c: gl.constexpr, n, o, m, row_scale, l, p, q, bounds, j, smem, geometry
 
 @gluon.jit
 def start_scores(c: gl.constexpr, n, q, smem):
-    """Start the matmul Q Kᵀ for consumer c's n-th tile. Its result may be used only after warpgroup_mma_wait()."""
+    """Start the matmul Q Kᵀ for consumer c's n-th tile. Its result is valid only after warpgroup_mma_wait()."""
     k = smem.k.wait(n)
     B_c: gl.constexpr = k.shape[0]
     zero = gl.zeros([ROWS, B_c], gl.float32, acc_layout(B_c))
@@ -271,20 +271,20 @@ def start_scores(c: gl.constexpr, n, q, smem):
 def store(O, L, o, m, l, o_tile, batch_or_end, head, row, geometry):
     """Divide o by l, start the TMA copy of the result to O, and write L.
 
-    The copy goes through the shared-memory buffer o_tile, and ends while the next row block is computed.
+    The copy reads the shared-memory buffer o_tile and finishes while the next row block is being computed.
     """
     LANES: gl.constexpr = l.type.layout
     l = gl.sum(l, 1)  # (64,)
     empty = l == 0.0  # a row that sees no key gets O = 0 and L = −∞
     l = gl.where(empty, 1.0, l)
     o = o * gl.convert_layout(1.0 / l, gl.SliceLayout(1, acc_layout(o.shape[1])))[:, None]  # (64, d)  FA2.A1.L12
-    tma.store_wait(0)  # the previous row block's copy has read o_tile
+    tma.store_wait(0)  # wait until the previous row block's copy has read o_tile
     matrix(o_tile).store(o.to(O.dtype))
     fence_async_shared()
     tma.async_store(O, tile_at(O, batch_or_end, head, row, geometry.N_q), o_tile)  # FA2.A1.L14
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, LANES))[:, None]
     writes = (rows < geometry.N_q) & (gl.arange(0, 4, gl.SliceLayout(0, LANES))[None, :] == 0)
-    L_i = (m + gl.log2(l)[:, None]) * LN2  # (64, 4): four lanes hold it, one writes it  FA2.A1.L13
+    L_i = (m + gl.log2(l)[:, None]) * LN2  # (64, 4): L is the same in a row's four lanes, and one writes it  FA2.A1.L13
     L_i = gl.where(empty[:, None], NEG_INF, L_i)
     L_i, writes = gl.broadcast(L_i, writes)
     at, writes = gl.broadcast(L + geometry.first_L_index(batch_or_end, head, O) + rows, writes)
@@ -299,15 +299,15 @@ def store(O, L, o, m, l, o_tile, batch_or_end, head, row, geometry):
 )
 def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens_k, sequences, left, right, group,
                    l2_group, scale_log2, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CONFIG: gl.constexpr):  # fmt: skip
-    """Compute O and L. Q, K, V and O are tensor descriptors of (batch, heads, N, d) tensors, with their lengths.
+    """Compute O and L. Q, K, V and O are tensor descriptors of (batch, heads, N, d) tensors.
 
     left and right are the bounds of a window, or None. CAUSAL means that right is 0. If `sequences` is not None, it is
     the number of packed sequences, and cu_seqlens_q and cu_seqlens_k are the cumulative sequence lengths. `counter`
-    points to the counters of the tile scheduler. CONFIG is the launch's ForwardConfig, and RAGGED means that a tile may
-    reach past the last key.
+    points to the counters of the tile scheduler. CONFIG is a ForwardConfig, and RAGGED means that a tile may extend
+    past the last key.
     """
     CONSUMERS: gl.constexpr = CONFIG.consumers
-    PRODUCER_REGISTERS: gl.constexpr = 24 if sequences is None else 32  # the search for a packed sequence takes more
+    PRODUCER_REGISTERS: gl.constexpr = 24 if sequences is None else 32  # finding a packed sequence takes more registers
     batch, H, N_q = shape_of(Q)
     _, _, N_k = shape_of(K)
     HAS_RIGHT_BOUND: gl.constexpr = CAUSAL or right is not None
@@ -322,15 +322,15 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_seqlens_q, cu_seqlens
         o = gl.allocate_shared_memory(O.dtype, stacked(CONSUMERS, O.block_shape), O.layout)
     else:
         o = q.tiles
-    # K and V have the same number of stages, because a release of K's tile also frees V's. With key_lengths, there are
-    # at least two: a consumer waits for V's first tile before it releases K's, and the producer fills K's second stage
-    # before V's first.
+    # K and V have the same number of stages, because releasing a tile of K also frees a stage of V. With key_lengths,
+    # both have at least two stages, because a consumer waits for V's first tile before it releases K's, while the
+    # producer fills K's second stage before V's first.
     k = new_pipeline(K, CONFIG.stages, CONSUMERS)
-    v = new_pipeline(V, CONFIG.stages, CONSUMERS, OWN_EMPTY_BARRIERS=False)  # releases of K also count for V
+    v = new_pipeline(V, CONFIG.stages, CONSUMERS, OWN_EMPTY_BARRIERS=False)  # each release of K also frees a stage of V
     ping_pong = new_ping_pong(CONSUMERS, CONFIG.ping_pong)
     mailbox = new_mailbox(ROW_BLOCK_FIELDS if sequences is None else PACKED_ROW_BLOCK_FIELDS, CONSUMERS)
     smem = ForwardSharedStorage(q, k, v, o, ping_pong, mailbox, CONFIG)
-    fence_async_shared()  # so that TMA sees the barriers
+    fence_async_shared()  # make the barriers visible to TMA
     producer_args = (Q, K, V, smem, scheduler, geometry)
     args_0 = (0, O, L, smem, geometry, scale_log2)
     args_1 = (1, O, L, smem, geometry, scale_log2)

@@ -1,4 +1,4 @@
-"""Host code that prepares the launch of the Hopper forward from torch tensors."""
+"""Host code that prepares the launch of the Hopper forward."""
 
 import functools
 from collections.abc import Callable
@@ -18,10 +18,9 @@ from fa2_lab.tiles import cdiv
 
 
 def prepare(tensors: Tensors, options: Options) -> Callable | None:
-    """Return a function of `tensors` that computes O, shaped like Q, and L in fp32 for calls like this one.
+    """Return a function of `tensors` that computes O, shaped like Q, and L in fp32, or None if calls are unsupported.
 
-    Return None if this kernel does not support them. The returned function itself returns None for tensors that TMA
-    cannot address.
+    The function serves all calls with these shapes and options. It returns None for tensors that TMA cannot address.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     if Q.shape[-1] not in configs.DIMENSIONS or not host.supports(Q, K, V, tensors.key_lengths):
@@ -48,10 +47,10 @@ def prepare(tensors: Tensors, options: Options) -> Callable | None:
 
 
 def prepare_launch(tensors: Tensors, options: Options) -> Launch:
-    """Return the launch of the Hopper forward, with one program per SM.
+    """Return the launch of the Hopper forward, with at most one program per SM.
 
     For packed sequences, the configuration is chosen as if all sequences had equal lengths or, if one sequence is known
-    to have most of the work, as if all rows belonged to a single sequence.
+    to dominate the work, as if all rows belonged to a single sequence.
     """
     Q, K, V, sequences = tensors.q, tensors.k, tensors.v, tensors.sequences
     causal, has_key_lengths = options.causal, tensors.key_lengths is not None

@@ -1,22 +1,22 @@
-"""The softmax step on a tile of scores in registers. For most tiles, the lanes exchange nothing, and m does not change.
+"""The softmax step on a tile of scores in registers. For most tiles, the lanes exchange no data, and m stays the same.
 
-The tensor cores leave 16 rows of a tile in each warp, and each row in 4 lanes. m and l are therefore stored once per
-lane, as (64, 4). m is the same in all four lanes of a row. l is each lane's own sum, and the four sums are added after
-the last tile.
+The tensor cores distribute the scores so that each warp holds 16 rows of a tile and each row belongs to 4 lanes. m and
+l are therefore stored once per lane, as (64, 4). All four lanes of a row have the same m. Each lane has its own l, and
+these four partial sums are added after the last tile.
 
-m need not be the maximum, because any value used in its place cancels out of O and L. It only has to keep p from
-overflowing. m therefore lags behind the maximum: a warp updates it only when a score in one of its rows, as an exponent
-of 2, exceeds m by more than 8. Until then, p is at most 256, and o need not be rescaled. The loss of accuracy was
-measured by `fa2-lab bench accuracy` on an H200 in bf16. Compared with the exact maximum, O's error is 3 to 4% larger.
-If one element in a thousand is an outlier, it is 10 to 17% larger, because with the exact maximum, a row's largest p is
-1, which is not rounded.
+m need not be the maximum, because any value used in its place cancels out of O and L. Its only purpose is to keep p
+from overflowing. m therefore lags behind the maximum. A warp updates m only when a score in one of its rows, as an
+exponent of 2, exceeds m by more than 8. Until then, p is at most 256, and o need not be rescaled. The loss of accuracy
+was measured by `fa2-lab bench accuracy` on an H200 in bf16. Compared with the exact maximum, O's error is 3 to 4%
+larger. If one element in a thousand is an outlier, the error is 10 to 17% larger, because with the exact maximum, a
+row's largest p is 1, which is not rounded.
 
-p = 2^(scale_log2 · s − m) takes one FMA and one exponential. Because no other operation separates m from the FMAs, the
-FMAs begin while the tensor cores still work. m itself is a product with scale_log2 and is rounded. This rounding error
-cancels as well, but if |m| is 2²⁸ or more, rounding alone could make p larger than 2⁸. Such a row's `row_scale` is
-therefore the next power of two below scale_log2, with which all products are exact. With such large scores, all entries
-of a row of P except one are close to 0. When a row's scale changes, its old and new largest scores differ by at least
-16, so all earlier tiles contribute almost nothing, and alpha is 0.
+Computing p = 2^(scale_log2 · s − m) takes one FMA and one exponential. Because no other operation separates m from the
+FMAs, the FMAs can start while the tensor cores are still busy. m itself is a product with scale_log2 and is rounded.
+This rounding error also cancels, but if |m| is 2²⁸ or more, rounding alone could make p larger than 2⁸. In such rows,
+`row_scale` is therefore the next power of two below scale_log2, which makes all products exact. With such large scores,
+all entries of a row of P except one are close to 0. When a row's scale changes, its old and new largest scores differ
+by at least 16, so all earlier tiles contribute almost nothing, and alpha is 0.
 """
 
 import triton
@@ -26,15 +26,15 @@ from triton.experimental.gluon import language as gl
 from fa2_lab.kernels.common.constants import NEG_INF
 from fa2_lab.kernels.hopper.shared.pipeline import acc_layout
 
-LOWEST = gl.constexpr(-3.0e38)  # m's initial value: with −∞, a row without keys would compute −∞ − (−∞) = NaN
+LOWEST = gl.constexpr(-3.0e38)  # initial value of m; −∞ would give −∞ − (−∞) = NaN in rows without keys
 
 
 @gluon.jit
 def initial_state(s, scale_log2):
-    """Return the initial m, row_scale and l, each (64, 4), before the first tile of scores s.
+    """Return the initial m, row_scale and l, each (64, 4), in the layout of s, a tile of scores.
 
-    `row_scale` is the factor that multiplies each row's scores in the exponent. It starts at scale_log2, the softmax
-    scale times log₂ e.
+    `row_scale` multiplies each row's scores in the exponent. Its initial value is scale_log2, the softmax scale times
+    log₂ e.
     """
     STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, split_lanes(s).type.layout))
     m = gl.full([s.shape[0], 4], LOWEST, gl.float32, STATE)  # FA2.A1.L5
@@ -45,9 +45,9 @@ def initial_state(s, scale_log2):
 
 @gluon.jit
 def softmax_step(s, m, row_scale, l, scale_log2):
-    """Update m, row_scale and l with a tile of scores s (64, B_c).
+    """Update m, row_scale and l with the scores s (64, B_c) of a tile.
 
-    Return p, m, row_scale, l, and alpha, the factor that rescales o.
+    Return p, m, row_scale, l, and alpha, the factor by which o is rescaled.
     """
     x = split_lanes(s)
     m, row_scale, alpha = update_row_max(m, row_scale, lane_row_max(x), scale_log2)  # (64, 4)  FA2.A1.L9
@@ -67,21 +67,21 @@ def split_lanes(x):
 
 @gluon.jit
 def join_lanes(x):
-    """Undo split_lanes(): reshape (64, columns / 8, 4, 2) to a tile (64, columns)."""
+    """Undo split_lanes(): reshape (64, columns / 8, 4, 2) to (64, columns)."""
     return gl.convert_layout(x.reshape([x.shape[0], 8 * x.shape[1]]), acc_layout(8 * x.shape[1]))
 
 
 @gluon.jit
 def broadcast_state(state, x):
-    """Reshape `state` (64, 4), with one element per row and lane, to broadcast against x, a result of split_lanes()."""
+    """Reshape `state` (64, 4), with one element per row and lane, to broadcast against x, returned by split_lanes()."""
     return gl.convert_layout(state, gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout)))[:, None, :, None]
 
 
 @gluon.jit
 def lane_row_max(x):
-    """Return each lane's largest score in each row, (64, 4).
+    """Return the largest score that each lane holds in each row, as (64, 4).
 
-    The maxima are computed as a tree, because in a chain, each maximum would wait for the previous one.
+    The maxima are reduced as a tree, because each maximum in a chain would have to wait for the previous one.
     """
     STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout))
     pairs = gl.max(x, 3)
@@ -91,7 +91,7 @@ def lane_row_max(x):
 
 # Work that most warps can skip ---------------------------------------------------------------------------------
 
-# One row: m, row_scale and alpha, changed in place; `top` is this lane's largest score, and $12 is scale_log2.
+# Update m, row_scale and alpha of one row in place. `top` is this lane's largest score, and $12 is scale_log2.
 # 0f4D800000 is 2²⁸, and the mask 0x7f800000 rounds a positive number down to a power of two.
 PTX_UPDATE_ROW = """
 shfl.sync.bfly.b32 x, {top}, 1, 31, -1; max.f32 all, {top}, x;
@@ -103,7 +103,7 @@ setp.eq.f32 same, x, {row_scale};
 mul.rn.f32 all, all, x; sub.rn.f32 y, {m}, all; ex2.approx.f32 y, y; selp.f32 y, y, 0.0, same;
 @higher mov.f32 {m}, all; @higher mov.f32 {row_scale}, x; @higher mov.f32 {alpha}, y;
 """
-# A thread holds two rows: $0, $1 are their m, $2, $3 their row_scale, $4, $5 their alpha, $10, $11 the largest scores.
+# The operands for a thread's two rows: m ($0, $1), row_scale ($2, $3), alpha ($4, $5), largest score ($10, $11).
 PTX_UPDATE_ROW_MAX = """{
 .reg .pred some, higher, fine, same;
 .reg .f32 x, y, all;
@@ -121,10 +121,10 @@ PTX_UPDATE_ROW_MAX = gl.constexpr(PTX_UPDATE_ROW_MAX + "DONE:\n}")
 def update_row_max(m, row_scale, top, scale_log2):
     """Return the new m, row_scale and alpha, each (64, 4).
 
-    `top` is each lane's largest score, not yet scaled. If row_scale · top exceeds m by more than 8 in any of a warp's
-    rows, the warp raises m in each of its rows to the row's largest scaled score, but never lowers it. A row whose m is
-    raised gets row_scale = scale_log2 or, if |m| would be 2²⁸ or more, the next power of two below scale_log2. The
-    inline PTX processes two elements per thread at a time, which must belong to the thread's rows r and r + 8, in this
+    `top` is each lane's largest unscaled score. If row_scale · top exceeds m by more than 8 in any of a warp's rows,
+    the warp raises m in each of its rows to the row's largest scaled score, unless m is already larger. A row whose m
+    is raised gets row_scale = scale_log2 or, if |m| would be 2²⁸ or more, the next power of two below scale_log2. The
+    inline PTX processes two elements per thread at a time. These must belong to the thread's rows r and r + 8, in this
     order.
     """
     scale_log2 = gl.full([m.shape[0], m.shape[1]], scale_log2, gl.float32, m.type.layout)
@@ -136,10 +136,9 @@ def update_row_max(m, row_scale, top, scale_log2):
 
 @gluon.constexpr_function
 def multiply_unless_one(n):
-    """Return PTX that multiplies n elements of o by their row's alpha.
+    """Return PTX that multiplies n elements of o by their row's alpha, unless alpha is 1 in every row of the warp.
 
-    The PTX skips the multiplication if alpha is 1 in every row of the warp. Each thread's elements must alternate in
-    pairs between its two rows, 0 and 8: 0, 0, 8, 8, 0, 0, and so on.
+    Each thread has elements in two rows, r and r + 8. The elements must alternate between these rows in pairs.
     """
     lines = [f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n)]
     ones = [f"setp.eq.f32 p, ${2 * n}, 1.0;", f"setp.eq.and.f32 p, ${2 * n + 2}, 1.0, p;"]
@@ -149,13 +148,13 @@ def multiply_unless_one(n):
 
 @gluon.constexpr_function
 def in_place(n):
-    """Return inline-PTX constraints for n outputs, n inputs in the same registers as the outputs, and n more inputs."""
+    """Return inline-PTX constraints for n outputs, n inputs in the outputs' registers, and n other inputs."""
     return ",".join(["=f"] * n + [str(i) for i in range(n)] + ["f"] * n)
 
 
 @gluon.jit
 def rescale_o(o, alpha):
-    """Multiply each row of o (64, d) by its alpha. A warp skips the multiplications if alpha is 1 in all its rows."""
+    """Multiply each row of o (64, d) by its alpha, except in warps where alpha is 1 in every row."""
     N: gl.constexpr = o.shape[1] // 2  # elements of o per thread
     x = split_lanes(o)
     x, a = gl.broadcast(x, broadcast_state(alpha, x))
@@ -170,14 +169,14 @@ def rescale_o(o, alpha):
 class ColumnBounds:
     """The columns that each of 64 rows sees, and the tiles that all 64 rows see in full."""
 
-    end: gl.tensor  # (64,), the end of each row's columns
-    end_full_tile: gl.tensor  # the number of tiles that end at or before the end of every row's columns
-    begin: gl.tensor | gl.constexpr  # (64,), where each row's columns begin, or None if at column 0
-    first_full_tile: gl.tensor | gl.constexpr  # the first tile at or after the beginning of every row's columns
+    end: gl.tensor  # (64,), the column at which each row's interval ends
+    end_full_tile: gl.tensor  # number of tiles that end no later than every row's interval
+    begin: gl.tensor | gl.constexpr  # (64,), the column at which each row's interval begins, or None for column 0
+    first_full_tile: gl.tensor | gl.constexpr  # first tile that begins no earlier than every row's interval
 
     @gluon.jit
     def cuts(self, j):
-        """Return whether tile j needs a mask, because it contains a column that some row does not see."""
+        """Return whether tile j needs a mask, which is the case if it contains a column that some row does not see."""
         if self.begin is None:
             return j >= self.end_full_tile
         else:
@@ -186,7 +185,7 @@ class ColumnBounds:
 
 @gluon.jit
 def mask(s, bounds, first):
-    """Return the scores s with −∞ for each column that a row does not see. `first` is the tile's first column."""
+    """Return the scores s, with −∞ in every column that a row does not see. `first` is the tile's first column."""
     col = gl.arange(0, s.shape[1], gl.SliceLayout(0, acc_layout(s.shape[1])))[None, :]
     s = gl.where((col & ~6) < (bounds.end - first)[:, None] - (col & 6), s, NEG_INF)
     if bounds.begin is not None:
@@ -196,10 +195,10 @@ def mask(s, bounds, first):
 
 @gluon.jit
 def rounded(p, dtype: gl.constexpr):
-    """Round p to half precision with an instruction that converts two elements at a time.
+    """Round p to half precision, converting two elements per instruction.
 
-    The instruction is inline PTX because Triton 3.9's compiler otherwise packs some pairs in the wrong order and then
-    swaps their halves, which costs 64 to 128 instructions in a kernel without a mask.
+    The instruction is written in inline PTX, because Triton 3.9's compiler would otherwise pack some pairs in the wrong
+    order and then swap their halves, which costs 64 to 128 instructions in a kernel without a mask.
     """
     if dtype == gl.bfloat16:
         return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16,

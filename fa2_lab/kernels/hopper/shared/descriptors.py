@@ -1,10 +1,11 @@
 """Tensor descriptors, which tell TMA, the copy engine, how to load, store or accumulate a tile of a tensor.
 
-Past a tensor's last row, TMA reads zeros and writes nothing. It must do the same past the last row of each packed
-sequence. The coordinates are therefore chosen so that a sequence's last row is always the last row that exists. If a
-sequence has N rows that end before row `end` of the tensor, row i has the coordinates (FAR_ROW, end − 1, FAR_ROW + 1 −
-N + i). The strides 2^34 − row, row and row elements map these coordinates to row end − N + i, because FAR_ROW · 2^34
-elements are a multiple of the 2^64 bytes at which addresses wrap around. triton.tools.ragged_tma uses the same method.
+Past a tensor's last row, TMA reads zeros and writes nothing. The kernels need the same behavior past the last row of
+each packed sequence, so the coordinates are chosen such that this row is always the last one in the descriptor's shape.
+If a sequence has N rows that end before row `end` of the tensor, row i has the coordinates (FAR_ROW, end − 1, FAR_ROW +
+1 − N + i). The strides 2^34 − row, row and row elements map these coordinates to row end − N + i, because FAR_ROW ·
+2^34 elements are a multiple of the 2^64 bytes at which addresses wrap around. triton.tools.ragged_tma uses the same
+method.
 """
 
 from collections.abc import Sequence
@@ -23,9 +24,9 @@ HALVES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
-    """Return a descriptor that lets TMA copy tiles of X's heads, each with `rows` rows and d columns.
+    """Return a descriptor with which TMA can copy tiles of `rows` rows and d columns from or to the heads of X.
 
-    The descriptor does not contain X's address yet.
+    The address of X is filled in later.
     """
     shape = list(launch.shape(X))
     strides = [stride if n > 1 else d for n, stride in zip(shape, launch.strides(X), strict=False)]
@@ -40,8 +41,8 @@ def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
 def tile_of(dtype: torch.dtype, rank: int, rows: int, d: int) -> tuple[torch.Tensor, list[int], Any]:
     """Return three values that all descriptors with the same tile size share.
 
-    These are an empty CPU tensor, which stands in for the described tensor until its address is known, the block shape,
-    and a tile's layout in shared memory.
+    The values are an empty CPU tensor, used as a placeholder until the described tensor's address is known, the block
+    shape, and the layout of a tile in shared memory.
     """
     block = [1] * (rank - 2) + [rows, d]
     return torch.empty(0, dtype=dtype), block, gl.NVMMASharedLayout.get_default_for(block, HALVES[dtype])
@@ -49,9 +50,9 @@ def tile_of(dtype: torch.dtype, rank: int, rows: int, d: int) -> tuple[torch.Ten
 
 @gluon.jit
 def shape_of(X):
-    """Return (batch, heads, rows) of a tensor, given its descriptor X.
+    """Return the batch size, number of heads and number of rows of the tensor that descriptor X describes.
 
-    All packed sequences count as one batch entry.
+    All packed sequences together count as one batch entry.
     """
     if len(X.block_shape) == 4:
         return X.shape[0], X.shape[1], X.shape[2]
@@ -61,7 +62,7 @@ def shape_of(X):
 
 @gluon.jit
 def tile_at(X, batch_or_end, head, row, N):
-    """Return the coordinates, in descriptor X, of the tile that begins at row `row` of a head.
+    """Return the coordinates that descriptor X uses for the tile that begins at row `row` of a head.
 
     `batch_or_end` is the batch entry or, for a packed sequence of N rows, the row of X at which the sequence ends.
     """
@@ -72,9 +73,9 @@ def tile_at(X, batch_or_end, head, row, N):
 
 
 def matrix_descriptor(shape: tuple[int, int], block: tuple[int, int], swizzle: int = 0) -> TensorDescriptor:
-    """Return a descriptor that lets TMA copy blocks of an fp32 matrix of this shape, or add to them.
+    """Return a descriptor with which TMA can copy blocks of an fp32 matrix of this shape, or accumulate into them.
 
-    The descriptor does not contain the matrix's address yet. `swizzle` is the width of the swizzle in bytes.
+    The address of the matrix is filled in later. `swizzle` is the width of the swizzle in bytes.
     """
     nowhere, layout = matrix_block(swizzle)
     return TensorDescriptor(nowhere, list(shape), [shape[1], 1], list(block), layout)
@@ -82,10 +83,10 @@ def matrix_descriptor(shape: tuple[int, int], block: tuple[int, int], swizzle: i
 
 @cache
 def matrix_block(swizzle: int) -> tuple[torch.Tensor, Any]:
-    """Return the two values that an fp32 matrix's descriptor needs besides the shapes of the matrix and its blocks.
+    """Return two values that all descriptors of fp32 matrices with the same swizzle share.
 
-    These are an empty CPU tensor, which stands in for the matrix until its address is known, and a block's layout in
-    shared memory. `swizzle` is the width of the swizzle in bytes, or 0 for none.
+    The values are an empty CPU tensor, used as a placeholder until the matrix's address is known, and the layout of a
+    block in shared memory. `swizzle` is the width of the swizzle in bytes, or 0 for none.
     """
     return torch.empty(0), gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=32, rank=2)
 
@@ -93,8 +94,8 @@ def matrix_block(swizzle: int) -> tuple[torch.Tensor, Any]:
 def copyable(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Return whether TMA can address a tensor of 16-bit elements with this shape and these strides.
 
-    The tensor must not be empty, its rows must be contiguous, and every other stride must be a multiple of 16 bytes, or
-    0, or belong to a dimension of size 1.
+    The tensor must not be empty, and its rows must be contiguous. Every other stride must be 0 or a multiple of 16
+    bytes, unless it belongs to a dimension of size 1.
     """
     steps = all(n == 1 or (stride >= 0 and stride % 8 == 0) for n, stride in zip(shape[:-1], strides[:-1], strict=True))
     return strides[-1] == 1 and steps and min(shape) > 0

@@ -1,4 +1,4 @@
-"""A call's geometry, for the Hopper kernels: which block is next, and which row sees which key.
+"""The geometry of a call to the Hopper kernels: the order of its blocks, and the keys that each row sees.
 
 Rows are divided into blocks of B_r, and keys into blocks of B_c. A program in the forward fetches row blocks and loops
 over tiles of B_c keys. A program in the backward fetches column blocks and loops over row blocks.
@@ -17,17 +17,17 @@ from fa2_lab.kernels.hopper.shared.descriptors import shape_of
 class Scheduler:
     """The tile scheduler of a persistent kernel, which assigns the blocks of all heads to programs one by one.
 
-    Unless DYNAMIC_FIRST is set, a program's first block is the one with the program's own index. The program fetches
-    the index of every other block from a counter in HBM, so that programs that finish early compute more blocks. With
-    static scheduling, the same blocks took up to 1.6 times as long.
+    Unless DYNAMIC_FIRST is set, a program's own index is the index of its first block. The program fetches the index of
+    every further block from a counter in HBM, so programs that finish early compute more blocks. Static scheduling of
+    the same blocks took up to 1.6 times as long.
     """
 
-    counter: gl.tensor  # pointer to two counters: blocks fetched, and programs that have ended
+    counter: gl.tensor  # pointer to two counters, of fetched blocks and of finished programs
     blocks: gl.tensor  # per head
-    heads: gl.tensor  # number of heads in the whole batch
-    l2_group: gl.tensor  # heads processed concurrently: see block_coord()
-    # Whether the first block also comes from the counter. Only running programs then own blocks, so the waits in
-    # semaphore.py always end.
+    heads: gl.tensor  # number of heads over the whole batch
+    l2_group: gl.tensor  # number of heads processed concurrently: see block_coord()
+    # Whether the first block also comes from the counter. This ensures that only running programs own blocks, so the
+    # waits in semaphore.py always end.
     DYNAMIC_FIRST: gl.constexpr
 
     @gluon.jit
@@ -49,14 +49,14 @@ class Scheduler:
     def next(self):
         """Fetch and return the index of this program's next block.
 
-        Call this as late as possible. A block that is fetched early is tied to its program before it is known which
-        program will be free first, so the load is balanced less well.
+        Call this method as late as possible. A block that is fetched early stays with its program even if another
+        program becomes free first, which makes the load less balanced.
         """
         return fetch_and_add(self.counter) if self.DYNAMIC_FIRST else gl.num_programs(0) + fetch_and_add(self.counter)
 
     @gluon.jit
     def leave(self):
-        """Tell the scheduler that this program is finished. The last program to finish resets both counters to zero.
+        """Tell the scheduler that this program has finished. The last program to finish resets both counters to zero.
 
         Launches that share the counters must therefore not overlap (see scheduler_counter()).
         """
@@ -67,7 +67,7 @@ class Scheduler:
 
 @gluon.jit
 def fetch_and_add(counter):
-    """Increment a counter in HBM and return its old value. The order is relaxed, because no other data depend on it."""
+    """Increment a counter in HBM and return its old value. The memory order is relaxed: no other data depend on it."""
     return gl.atomic_add(counter, 1, sem="relaxed")
 
 
@@ -75,29 +75,29 @@ def fetch_and_add(counter):
 class Geometry:
     """A call's lengths and heads, and the keys that each row sees.
 
-    These keys are a contiguous range around the row's diagonal, called the row's interval. In the methods, `length` is
-    the number of real keys.
+    The keys that a row sees form a contiguous range around the row's diagonal, called the row's interval. In the
+    methods, `length` is the number of real keys.
     """
 
     N_q: gl.tensor
     N_k: gl.tensor
     H: gl.tensor  # query heads per batch entry
     group: gl.tensor  # query heads per K/V head
-    key_lengths: gl.tensor | gl.constexpr  # pointer to (batch,) integers, or None
-    RAGGED: gl.constexpr  # whether a block of keys may reach past the last key
+    key_lengths: gl.tensor | gl.constexpr  # pointer to (batch,) numbers of real keys, or None
+    RAGGED: gl.constexpr  # whether a block of keys may extend past the last key
     # Whether a row's interval ends `right` keys after its diagonal (0 if causal). Otherwise, it ends with the last key.
     HAS_RIGHT_BOUND: gl.constexpr
     right: gl.tensor | gl.constexpr
-    left: gl.tensor | gl.constexpr  # the interval begins this many keys before the diagonal, or at key 0 if None
+    left: gl.tensor | gl.constexpr  # number of keys before the diagonal at which the interval begins, or None for key 0
     B_r: gl.constexpr
     B_c: gl.constexpr
-    cu_seqlens_q: gl.tensor | gl.constexpr  # where packed sequences begin, or None; N_q and N_k then count all rows
+    cu_seqlens_q: gl.tensor | gl.constexpr  # starts of the packed sequences, or None; N_q and N_k then count all rows
     cu_seqlens_k: gl.tensor | gl.constexpr
     sequences: gl.tensor | gl.constexpr
 
     @gluon.jit
     def of_sequence(self, N_q, N_k):
-        """Return the geometry of a packed sequence with N_q rows and N_k keys, or self if sequences are not packed."""
+        """Return the geometry of a packed sequence with N_q rows and N_k keys, or self if the call is not packed."""
         if self.cu_seqlens_q is None:
             return self
         else:
@@ -114,10 +114,10 @@ class Geometry:
         2. the batch entry or, for a packed sequence, the row of Q at which the sequence ends
         3. the batch entry or, for a packed sequence, the row of K at which the sequence ends
         4. the row block's head
-        5. the geometry of its sequence
+        5. the geometry of the row block's sequence
 
         `block` is the row block's index within its head, and `bh` is the head's index in the batch. tile_at() needs the
-        second and third values. If the row block does not exist, its first row is outside the sequence.
+        second and third values. If the row block does not exist, the first row is outside the sequence.
         """
         if self.cu_seqlens_q is None:
             row = self.first_row(block)
@@ -132,7 +132,7 @@ class Geometry:
 
     @gluon.jit
     def column_block(self, block, batch, T_r):
-        """Return six values that describe a column block, given its index within its head and the batch entry.
+        """Return six values that describe a column block.
 
         1. the column block's index in its sequence
         2. the batch entry or, for a packed sequence, the row of K at which the sequence ends
@@ -141,8 +141,9 @@ class Geometry:
         5. the sequence's number of row blocks
         6. the geometry of the sequence
 
-        T_r is a head's number of row blocks. A sequence without rows still counts as one row block, so that its dK and
-        dV become zeros. For a column block that does not exist, the number of row blocks is 0.
+        `block` is the column block's index within its head, and T_r is the number of row blocks per head. A sequence
+        without rows still counts as one row block, so that its dK and dV become zeros. For a column block that does not
+        exist, the number of row blocks is 0.
         """
         if self.cu_seqlens_q is None:
             return block, batch, batch, 0, T_r, self
@@ -156,7 +157,7 @@ class Geometry:
 
     @gluon.jit
     def first_L_index(self, batch_or_end, head, X):
-        """Return the index in L of a head's first row. X is the descriptor of a tensor with the same rows as L.
+        """Return the index of a head's first row in L. X is the descriptor of a tensor with the same rows as L.
 
         `batch_or_end` is the batch entry or, for a packed sequence, the row of X at which the sequence ends.
         """
@@ -168,10 +169,9 @@ class Geometry:
 
     @gluon.jit
     def first_row(self, i):
-        """Return the first row of the row block that is processed i-th in its head.
+        """Return the first row of the i-th row block in a head's processing order.
 
-        With a right bound, row blocks are processed in reverse order, because under a causal mask, the last one has the
-        most work.
+        With a right bound, this order is reversed, because the last row block has the most work under a causal mask.
         """
         if self.HAS_RIGHT_BOUND:
             i = gl.cdiv(self.N_q, self.B_r) - 1 - i
@@ -189,12 +189,12 @@ class Geometry:
 
     @gluon.jit
     def col_begin(self, row):
-        """Return the first column of a row's interval, for calls with a left bound. It can be negative."""
+        """Return the first column of a row's interval, for calls with a left bound. The result can be negative."""
         return row + self.N_k - self.N_q - self.left
 
     @gluon.jit
     def tile_end(self, row, rows: gl.constexpr, length):
-        """Return one more than the index of the last tile that rows row:row + rows have to process.
+        """Return one more than the index of the last tile that must be processed for `rows` rows starting at `row`.
 
         Every row block processes at least one tile, so that O and L are always written.
         """
@@ -203,9 +203,9 @@ class Geometry:
 
     @gluon.jit
     def tile_begin(self, row, end):
-        """Return the index of the first tile that row `row` and later rows have to process.
+        """Return the index of the first tile that must be processed for row `row` and later rows.
 
-        The last tile that they process is end − 1.
+        `end` − 1 is the last tile processed for these rows.
         """
         if self.left is None:
             return 0
@@ -214,17 +214,17 @@ class Geometry:
 
     @gluon.jit
     def row_begin(self, col):
-        """Return the first row that sees key `col`, if `col` is a real key. It can be negative."""
+        """Return the first row, possibly negative, that sees key `col`, provided that `col` is a real key."""
         return col + self.N_q - self.N_k - self.right if self.HAS_RIGHT_BOUND else 0
 
     @gluon.jit
     def row_end(self, col):
-        """Return the first row that no longer sees key `col`, for calls with a left bound. It can be negative."""
+        """Return the end of the rows that see key `col`, for calls with a left bound. The result can be negative."""
         return col + self.N_q - self.N_k + self.left + 1
 
     @gluon.jit
     def first_row_block(self, col, length):
-        """Return the first row block that sees the column block starting at `col`, or the last one if none sees it."""
+        """Return the first row block that sees the column block at column `col`, or the last row block if none does."""
         i = 0
         if self.HAS_RIGHT_BOUND:
             i = gl.maximum(self.row_begin(col), 0) // self.B_r
@@ -234,9 +234,9 @@ class Geometry:
 
     @gluon.jit
     def end_of_row_blocks(self, col, length, T_r):
-        """Return one more than the index of the last row block, of T_r, that sees the column block starting at `col`.
+        """Return one more than the index of the last row block that sees the column block at column `col`.
 
-        Every column block processes at least one row block.
+        T_r is the number of row blocks. Every column block processes at least one row block.
         """
         end = T_r
         if self.left is not None:
@@ -248,9 +248,9 @@ class Geometry:
 
     @gluon.jit
     def last_column_block(self, i, length):
-        """Return the last column block that processes row block i.
+        """Return the index of the last column block that processes row block i.
 
-        If i is the last row block, this is the last column block of all.
+        For the last row block, this is the last column block of the sequence.
         """
         if self.key_lengths is not None:
             length = gl.where((i + 1) * self.B_r >= self.N_q, self.N_k, length)
@@ -258,9 +258,9 @@ class Geometry:
 
     @gluon.jit
     def unmasked_from(self, col, length):
-        """Return the first row that sees all columns of the column block starting at `col`.
+        """Return the first row that sees all columns of the column block at column `col`.
 
-        At and after this row, no tile of the column block needs a mask, unless the window has a left bound.
+        From this row on, no tile of the column block needs a mask, unless the window has a left bound.
         """
         row = 0
         last = col + self.B_c - 1

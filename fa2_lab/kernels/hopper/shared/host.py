@@ -17,9 +17,9 @@ def scheduler_counter(X: Tensor, in_custom_op: bool) -> Tensor:
     """Return two counters for the tile scheduler, which are 0 before and after each launch.
 
     One pair of counters per stream is enough, because launches that use the counters never overlap on a stream. Among
-    them, only backward_kernel can start before the preceding kernel has ended, and that is bwd_preprocess, which does
-    not use the counters. A CUDA graph gets its own counters. So does a call that torch may trace (`in_custom_op`),
-    because memory allocated in its warm-up also belongs to the graph.
+    them, only backward_kernel can start before the preceding kernel has ended, but that kernel, bwd_preprocess, does
+    not use the counters. A CUDA graph gets its own counters, and so does any call that torch may trace
+    (`in_custom_op`), because memory allocated during its warm-up also belongs to the graph.
     """
     new = partial(torch.zeros, 2, dtype=torch.int32, device=X.device)
     if in_custom_op or torch.cuda.is_current_stream_capturing():
@@ -28,17 +28,17 @@ def scheduler_counter(X: Tensor, in_custom_op: bool) -> Tensor:
 
 
 def even_l2_group(heads: int, least: int) -> int:
-    """Return the number of heads to process concurrently, chosen so that the last round is as full as possible.
+    """Return a number of heads to process concurrently that makes the last round as full as possible.
 
-    It is between `least` and 2 · `least`. If the last round had only a few heads, their long blocks would run alone,
-    which made calls up to 23% slower.
+    The result is between `least` and 2 · `least`. If the last round contained only a few heads, their long blocks would
+    run alone. Such rounds have made calls up to 23% slower.
     """
     least = min(least, heads)
     return min(range(least, 2 * least), key=lambda n: -heads % n)
 
 
 def smallest_fitting(d: int, table: dict[int, Any]) -> Any:
-    """Return the entry of `table` for the smallest head dimension, among its keys, that is at least d."""
+    """Return the entry of `table`, which is keyed by head dimension, for the smallest key that is at least d."""
     return table[min(width for width in table if d <= width)]
 
 
@@ -57,11 +57,11 @@ def supports(Q: Tensor, K: Tensor, V: Tensor, key_lengths: Tensor | None) -> boo
 
 
 def pack_gqa(tensors: Tensors, options: Options, *others: Tensor) -> tuple[Any, ...]:
-    """Return a call's tensors and `others`, with each K/V head's query heads combined into a single head.
+    """Return a call's tensors and `others`, with the query heads of each K/V head combined into a single head.
 
-    `others` are tensors shaped like Q. Without a mask, all rows of these query heads see the same keys, so g heads of N
-    rows can be computed like one head of g · N rows, which has fewer partly empty row blocks. All tensors are returned
-    unchanged if there is a mask, key_lengths or packed sequences, or if a tensor is not contiguous.
+    `others` are tensors shaped like Q. Without a mask, all rows of these query heads see the same keys. Therefore, g
+    heads of N rows can be computed as one head of g · N rows, which has fewer partly empty row blocks. If there is a
+    mask, key_lengths or packed sequences, or if a tensor is not contiguous, return all tensors unchanged.
     """
     Q, K = tensors.q, tensors.k
     unmasked = options.bounds == (None, None) and tensors.key_lengths is tensors.sequences is None

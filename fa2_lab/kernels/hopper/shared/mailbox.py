@@ -12,7 +12,7 @@ all_threads = gl.barrier
 
 @triton.aggregate
 class IntRecords:
-    """Records of named integers (fields) in shared memory. Record n overwrites record n − stages."""
+    """Records in shared memory, each with named integers (fields). Record n overwrites record n − stages."""
 
     memory: gl.shared_memory_descriptor
     names: gl.constexpr  # the names of a record's integers
@@ -20,33 +20,30 @@ class IntRecords:
 
     @gluon.jit
     def write(self, n, values):
-        """Write `values`, given in the order of the field names, to record n.
-
-        Values beyond the last name are ignored.
-        """
+        """Write `values`, in the order of the field names, to record n. Extra values are ignored."""
         for i in gl.static_range(len(self.names)):
             element = self.memory.index((n & (self.stages - 1)) * record_stride(self.names) + i)
             element.store(gl.full([1], values[i], gl.int32, scalar_layout(gl.num_warps())))
 
     @gluon.jit
     def read(self, n, name: gl.constexpr):
-        """Return the value of the field `name` in record n, replicated in every thread."""
+        """Return field `name` of record n, replicated in every thread."""
         element = self.memory.index((n & (self.stages - 1)) * record_stride(self.names) + field_index(self.names, name))
         return gl.max(element.load(scalar_layout(gl.num_warps())), 0)
 
 
 @gluon.jit
 def new_int_records(names: gl.constexpr, stages: gl.constexpr):
-    """Allocate shared memory for `stages` records of integers with these field names."""
+    """Allocate shared memory for `stages` records of integer fields with these names."""
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     return IntRecords(gl.allocate_shared_memory(gl.int32, [stages * record_stride(names), 1], layout), names, stages)
 
 
 @gluon.constexpr_function
 def record_stride(names):
-    """Return the number of elements reserved per record: its number of fields, rounded up to a power of two.
+    """Return the number of elements reserved per record, which is the number of fields rounded up to a power of two.
 
-    Computing a field's address then needs no multiplication.
+    This makes it possible to compute a field's address without a multiplication.
     """
     return 1 << (len(names) - 1).bit_length()
 
@@ -69,7 +66,7 @@ class Mailbox:
 
     fields: IntRecords
     filled: gl.shared_memory_descriptor  # barriers on which consumers wait for the producer
-    emptied: gl.shared_memory_descriptor  # barriers on which the producer waits for all consumers to release a block
+    emptied: gl.shared_memory_descriptor  # barriers on which the producer waits until all consumers release a block
 
     @gluon.jit
     def send(self, n, values):
@@ -86,15 +83,15 @@ class Mailbox:
 
     @gluon.jit
     def read(self, n, name: gl.constexpr):
-        """Consumer: return the value of the field `name` for the n-th block."""
+        """Consumer: return field `name` of the n-th block."""
         return self.fields.read(n, name)
 
     @gluon.jit
     def release(self, n):
-        """Consumer: tell the producer that this consumer no longer needs the fields of the n-th block.
+        """Consumer: signal to the producer that this consumer has finished reading the n-th block's fields.
 
-        In compiled code, all threads synchronize twice: once in this function, and once because the compiler lets one
-        thread arrive for all of them.
+        In the compiled code, all threads synchronize twice: in this function, and again because the compiler lets a
+        single thread arrive for all of them.
         """
         all_threads()
         mbarrier.arrive(self.emptied.index(n & 1), count=1)

@@ -1,4 +1,4 @@
-"""How a thread block's warps run concurrently: rings of tiles in shared memory, and ping-pong.
+"""Synchronization of a thread block's warps: rings of tiles in shared memory, and ping-pong.
 
 A thread block has one producer warp, which starts the TMA copies, and one to three consumer warpgroups of 4 warps,
 which compute. Producer and consumers synchronize only at barriers in shared memory. A barrier flips its phase, 0 or 1,
@@ -15,11 +15,11 @@ from fa2_lab.kernels.hopper.shared.descriptors import tile_at
 
 @gluon.jit
 def barriers(number: gl.constexpr, arrivals: gl.constexpr, USED: gl.constexpr = True):
-    """Allocate `number` barriers. Each barrier's phase ends after `arrivals` arrivals.
+    """Allocate `number` barriers whose phases end after `arrivals` arrivals.
 
-    If no warp ever waits on the barriers, USED must be false. They are then not initialized, because the compiler
-    reuses their memory, for example for a mailbox's fields. If they were initialized, these fields would contain
-    0x1ffffe, the bits of a new barrier, after the GPU has paused and resumed a process.
+    USED must be false if no warp ever waits on the barriers. In that case, they are not initialized, because the
+    compiler reuses their memory, for example for a mailbox's fields. If they were initialized, these fields would
+    contain 0x1ffffe, the bits of a new barrier, after the GPU has paused and resumed a process.
     """
     bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(number if USED else 0):
@@ -32,25 +32,25 @@ def barriers(number: gl.constexpr, arrivals: gl.constexpr, USED: gl.constexpr = 
 
 @triton.aggregate
 class TmaPipeline:
-    """A ring (circular buffer) of tiles in shared memory, with one tile per stage, that TMA copies fill.
+    """A ring (circular buffer) of tiles in shared memory, filled by TMA copies, with one tile per stage.
 
-    The methods correspond to CUTLASS's pipelines: acquire() is producer_acquire there, and wait() and release() are
-    consumer_wait and consumer_release. load() calls acquire(), if the ring has its own barriers for empty stages, and
-    starts the copy. `filled` and `emptied` are CUTLASS's full and empty barriers.
+    The methods correspond to those of CUTLASS's pipelines: acquire() to producer_acquire, wait() to consumer_wait, and
+    release() to consumer_release. load() calls acquire() if the ring has its own barriers for empty stages, and then
+    starts the copy. `filled` and `emptied` correspond to CUTLASS's full and empty barriers.
     """
 
     tiles: gl.shared_memory_descriptor  # (stages, …, rows, d)
     filled: gl.shared_memory_descriptor  # one barrier per stage, on which consumers wait for the producer's copy
     emptied: gl.shared_memory_descriptor  # one barrier per stage, on which the producer waits for all consumers
     stages: gl.constexpr
-    OWN_EMPTY_BARRIERS: gl.constexpr  # whether consumers release its tiles; if not, another ring's releases count
+    OWN_EMPTY_BARRIERS: gl.constexpr  # whether its tiles are released, or those of another ring instead
 
     @gluon.jit
     def load(self, n, source, batch_or_end, head, row, N):
-        """Producer: start filling the n-th tile's stage with `source`'s rows that begin at `row`.
+        """Producer: start copying `source`'s rows, from `row` on, into the n-th tile's stage.
 
-        If OWN_EMPTY_BARRIERS is set, first wait until the stage is empty. Otherwise, the caller must know that it is
-        empty. Rows at or beyond N become zeros.
+        If OWN_EMPTY_BARRIERS is set, first wait until the stage is empty. Otherwise, the caller must ensure that it is
+        empty. Rows at or beyond N are filled with zeros.
         """
         stage = n % self.stages
         if self.OWN_EMPTY_BARRIERS:
@@ -73,7 +73,7 @@ class TmaPipeline:
 
     @gluon.jit
     def release(self, n):
-        """Consumer: tell the producer that this consumer no longer needs the n-th tile."""
+        """Consumer: signal to the producer that this consumer has finished reading the n-th tile."""
         mbarrier.arrive(self.emptied.index(n % self.stages), count=1)
 
 
@@ -81,9 +81,9 @@ class TmaPipeline:
 def new_pipeline(source, stages: gl.constexpr, consumers: gl.constexpr, OWN_EMPTY_BARRIERS: gl.constexpr = True):
     """Create an empty ring of `stages` tiles, each with the block shape of the descriptor `source`.
 
-    A stage is empty again once `consumers` consumers have released its tile. If OWN_EMPTY_BARRIERS is false,
-    consumers never release this ring's tiles. In the forward, this is V's ring, because a consumer releases K's tile n
-    only when it is also done with V's tile n − 1. The producer must therefore wait for K first.
+    A stage is empty again once `consumers` consumers have released its tile. If OWN_EMPTY_BARRIERS is false, consumers
+    never release this ring's tiles. The forward uses this option for V's ring, because a consumer releases K's tile n
+    only when it has also finished with V's tile n − 1. The producer must therefore wait for K first.
     """
     tiles = gl.allocate_shared_memory(source.dtype, stacked(stages, source.block_shape), source.layout)
     emptied = barriers(stages, consumers, OWN_EMPTY_BARRIERS)
@@ -95,12 +95,12 @@ def new_pipeline(source, stages: gl.constexpr, consumers: gl.constexpr, OWN_EMPT
 
 @triton.aggregate
 class PingPong:
-    """The order in which consumers start their matmuls: one after the other, each during another consumer's softmax.
+    """The order in which consumers start their matmuls: one after another, each during another consumer's softmax.
 
-    After the last consumer, it is consumer 0's turn again. If USED is false, no consumer waits for another.
+    The last consumer is followed by consumer 0. If USED is false, consumers do not wait for each other.
     """
 
-    begun: gl.shared_memory_descriptor  # one barrier per consumer, on which it waits for the previous consumer
+    begun: gl.shared_memory_descriptor  # one barrier per consumer, on which it waits for the preceding one to start
     consumers: gl.constexpr
     USED: gl.constexpr
 
@@ -112,14 +112,14 @@ class PingPong:
 
     @gluon.jit
     def pass_on(self, c: gl.constexpr):
-        """Allow the consumer after consumer c to start its matmuls. Call this once consumer c has started its own."""
+        """Allow the next consumer to start its matmuls. Call this method once consumer c has started its own."""
         if self.USED:
             mbarrier.arrive(self.begun.index((c + 1) % self.consumers), count=1)
 
 
 @gluon.jit
 def new_ping_pong(consumers: gl.constexpr, USED: gl.constexpr):
-    """Create the barriers that let `consumers` consumers take turns (ping-pong). Consumer 0 starts first.
+    """Create the barriers with which `consumers` consumers take turns, starting with consumer 0.
 
     If USED is false, the consumers do not take turns.
     """
@@ -146,10 +146,10 @@ def stacked(n, block):
 
 @gluon.jit
 def zero_oob_rows(tile, real, BEFORE: gl.constexpr = False):
-    """Zero a tile's rows at or beyond `real` or, if BEFORE is set, the rows before `real`.
+    """Zero the rows of a tile at or beyond `real` or, if BEFORE is set, those before `real`.
 
-    p is 0 for these rows, but 0 times an unused key or value may be NaN. Every consumer writes the same bits, so
-    consumers may write concurrently.
+    p is 0 for these rows, but 0 times an unused key or value may be NaN. All consumers write the same bits, so they may
+    write concurrently.
     """
     ROWS: gl.constexpr = tile.shape[0]
     PART: gl.constexpr = 16
@@ -176,13 +176,13 @@ def opaque_smem(tile):
 
 @gluon.constexpr_function
 def acc_layout(columns):
-    """Return a warpgroup's layout for a matmul's accumulator (64, columns): 16 rows per warp, 4 lanes per row."""
+    """Return the layout of a warpgroup's (64, columns) accumulator in a matmul: 16 rows per warp, 4 lanes per row."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
 
 
 @gluon.jit
 def as_operand(p, dtype: gl.constexpr, columns: gl.constexpr):
-    """Convert p to half precision, as the left operand of a matmul whose result has `columns` columns.
+    """Convert p to half precision and to the layout of a left operand, for a matmul with `columns` result columns.
 
     No element moves to another thread.
     """
