@@ -1,6 +1,6 @@
 """The softmax step (line 9 of FA2's Algorithm 1).
 
-It turns a tile of scores into probabilities, and updates m and ℓ.
+The step computes probabilities from a tile of scores, and updates m and ℓ.
 """
 
 import math
@@ -11,24 +11,24 @@ import triton.language as tl
 
 from fa2_lab.kernels.common.constants import LOG2E, NEG_INF
 
-MIN_LOG2_SCALE = 2.0**-126  # used instead of a scale of 0, so that −∞ · scale stays −∞
-MAX_SOFTCAP_FACTOR = 1e38  # so large that tanh(factor · score) is ±1, or 0 for a score of 0
+MIN_LOG2_SCALE = 2.0**-126  # replaces a scale of 0, so that −∞ · scale is still −∞
+MAX_SOFTCAP_FACTOR = 1e38  # so large that tanh(factor · score) is ±1 for every score except 0
 
 
 class Scales(NamedTuple):
-    """The factors that kernels multiply scores by, chosen so that exponentials become powers of 2."""
+    """The factors by which kernels multiply scores. They are chosen to turn exponentials into powers of 2."""
 
     scale_log2: float  # τ log₂e
-    exact_scale: float  # the largest power of two that is at most scale_log2: products with it are exact
-    exact_from_abs_m: float  # rows with |m| at or above this use exact_scale: see softmax_step()
-    softcap_factor: float | None  # multiplies a score inside the softcap's tanh
+    exact_scale: float  # largest power of two not above scale_log2, so that products with it are exact
+    exact_from_abs_m: float  # from this |m| on, rows use exact_scale: see softmax_step()
+    softcap_factor: float | None  # factor of the scores inside the softcap's tanh
 
 
 def log2_scale(scale: float) -> float:
     """Return c = τ log₂e for a scale τ.
 
-    Then exp(τ s) = 2^(c s), and GPUs have an instruction for powers of 2. A scale of 0 becomes 2⁻¹²⁶, so that −∞ · c is
-    still −∞.
+    With this factor, exp(τ s) = 2^(c s), and GPUs have an instruction for powers of 2. If the scale is 0, return 2⁻¹²⁶,
+    so that −∞ · c is still −∞.
     """
     return max(scale * LOG2E.value, MIN_LOG2_SCALE)
 
@@ -43,9 +43,9 @@ def make_scales(scale: float, softcap: float | None) -> Scales:
 
 @triton.jit
 def apply_softcap(s_ij, factor):
-    """Return tanh(factor · s_ij) for a tile of scores, or s_ij unchanged if `factor` is None (no softcap).
+    """Return tanh(factor · s_ij) for a tile of scores, or s_ij if there is no softcap and `factor` is None.
 
-    With a softcap c, `factor` is τ / c. The capped scores are c · tanh(τ s / c), so the factor c replaces τ in Scales.
+    With a softcap c, `factor` is τ / c. The capped scores are c · tanh(τ s / c), so c takes the place of τ in Scales.
     """
     return s_ij if factor is None else tanh(s_ij * factor)
 
@@ -69,14 +69,14 @@ def tanh(x):
 def softmax_step(s_ij, m_i, l_i, scales, MASKED: tl.constexpr):
     """Return a tile's P, the factor alpha for the earlier o and ℓ, and the new row maxima m and row sums ℓ.
 
-    s_ij and P are (B_r, B_c), and m, ℓ and alpha are (B_r,). With c = τ log₂e, exp(τ (s − m)) is 2^(s c − m c), which
+    s_ij and P are (B_r, B_c), and m, ℓ and alpha are (B_r,). With c = τ log₂e, exp(τ (s − m)) is 2^(s c − m c). This
     takes one FMA and one power of 2 per score, because m c is the same for a whole row.
 
-    m c is rounded, so all of a row's p are wrong by the same factor. This factor cancels out of O, because O is a
-    quotient. If |m c| is 2²⁸ or more, however, the factor can exceed 2⁸, and p could soon be too large or too small for
-    fp16. For such rows, `row_scale` is not c but the next smaller power of two, whose products are exact. This hardly
-    changes the result: if scores of that size differ at all, their p differ by a factor of at least 2¹⁶, or 2⁸ with the
-    smaller scale, so all p except the largest are almost 0.
+    Because m c is rounded, all of a row's p are off by the same factor. This factor cancels out of O, because O is a
+    quotient. If |m c| is 2²⁸ or more, however, the factor can exceed 2⁸, and p could become too large or too small for
+    fp16. For such rows, `row_scale` is therefore the largest power of two not above c, whose products are exact. The
+    result hardly changes, because scores of that size are either equal or have p that differ by a factor of at least
+    2¹⁶, or 2⁸ with the smaller scale. All p except the largest are thus almost 0.
     """
     m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
     m_safe = m_new

@@ -1,10 +1,10 @@
-"""What every kernel does with a tile: find its position, load it, mask it, apply dropout to it, and store it.
+"""Functions that every kernel applies to tiles: finding, loading, masking and storing them, and dropout.
 
 Names in capital letters are pointers into HBM, and lower-case names are values on the chip. A tile of S has B_r rows
 and B_c columns (BLOCK_M and BLOCK_N in other implementations). d_pad is d rounded up to a power of two, and to at least
 16, as tensor cores require. `n` is the number of rows that exist, `stride` is the row stride in elements, and `length`
-is the number of real keys. Functions with RAGGED compare row indices with n only if RAGGED is true, because the caller
-may know that all of the tile's rows exist. Ranges are half-open, as in Python.
+is the number of real keys. Functions with a RAGGED parameter compare row indices with n only if it is true. Callers may
+set it to false if all of the tile's rows are known to exist. Ranges are half-open, as in Python.
 """
 
 from typing import NamedTuple
@@ -14,25 +14,25 @@ import triton.language as tl
 
 
 class PortableConstants(NamedTuple):
-    """A portable kernel's compile-time constants."""
+    """The compile-time constants of a portable kernel."""
 
     B_r: tl.constexpr
     B_c: tl.constexpr
     d: tl.constexpr
     d_pad: tl.constexpr
-    o_chunk: tl.constexpr  # columns of O that one matmul computes
-    upcast: tl.constexpr  # whether tiles are converted to fp32 before a matmul: bf16 in Triton's interpreter
+    o_chunk: tl.constexpr  # number of columns of O computed by one matmul
+    upcast: tl.constexpr  # whether tiles are converted to fp32 before a matmul, for bf16 in Triton's interpreter
 
 
 class Head(NamedTuple):
-    """One head of a tensor: a pointer to its row 0, and its row stride in elements."""
+    """A pointer to row 0 of one head of a tensor, and the row stride in elements."""
 
     ptr: tl.tensor
     stride: tl.tensor
 
 
 class DropoutRule(NamedTuple):
-    """Dropout's constants. An entry whose random 32-bit word is below `threshold` is dropped; others are rescaled.
+    """Dropout's constants. An entry is dropped if its random 32-bit word is below `threshold`, and otherwise rescaled.
 
     `threshold` is p · 2³² for the dropout probability p, and `rescale` is 1 / (1 − p).
     """
@@ -42,7 +42,7 @@ class DropoutRule(NamedTuple):
 
 
 class DropoutKey(NamedTuple):
-    """The values that decide, together with a row and a column, whether that entry of P is dropped."""
+    """The values that determine, for a given row and column, whether an entry of P is dropped."""
 
     seed: tl.tensor  # pointer
     rule: DropoutRule
@@ -53,8 +53,8 @@ class DropoutKey(NamedTuple):
 class ColSpan(NamedTuple):
     """The columns that a row block has to process: first:stop + skip_cols without skip_at:skip_at + skip_cols.
 
-    A loop runs over first:stop in steps of B_c. At and after skip_at, its tiles start skip_cols further right, so that
-    the loop with masks jumps over the FULL tiles between a window's two edges. Without such a gap, skip_cols is 0.
+    A loop runs over first:stop in steps of B_c. From skip_at on, its tiles are shifted to the right by skip_cols, so
+    that the loop with masks skips the FULL tiles between a window's two edges. Without such a gap, skip_cols is 0.
     """
 
     first: tl.tensor
@@ -64,7 +64,7 @@ class ColSpan(NamedTuple):
 
 
 class RowSpan(NamedTuple):
-    """Rows that a column block has to process: first:stop, then second:second_stop."""
+    """The rows that a column block has to process: first:stop, followed by second:second_stop."""
 
     first: tl.tensor
     stop: tl.tensor
@@ -73,7 +73,7 @@ class RowSpan(NamedTuple):
 
 
 class KeyBounds(NamedTuple):
-    """The keys of a head that a row block may read: no row of the block sees a key outside begin:length."""
+    """The range of keys, begin:length, that a row block may read. No row of the block sees a key outside this range."""
 
     begin: tl.tensor
     length: tl.tensor  # the number of real keys
@@ -81,10 +81,10 @@ class KeyBounds(NamedTuple):
 
 @triton.jit
 def block_coord(t, T, batch_heads, l2_group):
-    """Return the t-th block's index within its head, and the index of the head. Each head has T blocks.
+    """Return the t-th block's index within its head, and the index of this head. Each head has T blocks.
 
-    `l2_group` heads are processed concurrently, so that their K and V stay in L2. Within such a group of heads, block 0
-    of every head comes before block 1 of any head.
+    `l2_group` heads are processed concurrently, so that their K and V stay in L2. Within such a group, block 0 of every
+    head precedes block 1 of any head.
     """
     section = t // (l2_group * T)
     within = t % (l2_group * T)
@@ -94,7 +94,7 @@ def block_coord(t, T, batch_heads, l2_group):
 
 @triton.jit
 def aligned_strides(strides):
-    """Return the strides from launch.all_strides(), written so that the compiler knows if 8 divides all of them."""
+    """Return the strides from launch.all_strides(), in a form that reveals common divisibility by 8 to the compiler."""
     strides, MULTIPLES_OF_8 = strides
     if MULTIPLES_OF_8:
         strides = [[n // 8 * 8 for n in strides_of_one] for strides_of_one in strides]
@@ -103,7 +103,7 @@ def aligned_strides(strides):
 
 @triton.jit
 def head_ptr(X, strides, batch, head):
-    """Return a pointer to row 0 of one of X's heads.
+    """Return a pointer to row 0 of a head of X.
 
     The offset is computed in 64 bits, because a tensor may have more than 2³¹ elements.
     """
@@ -112,26 +112,26 @@ def head_ptr(X, strides, batch, head):
 
 @triton.jit
 def head_view(X, strides, batch, head):
-    """Return one of X's heads as a Head."""
+    """Return a head of X as a Head."""
     return Head(head_ptr(X, strides, batch, head), strides[2])
 
 
 @triton.jit
 def load_tile(X, first, n, const, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
-    """Load rows first:first + B of the Head X, using load_rows() with the d, d_pad and upcast of `const`."""
+    """Load rows first:first + B of the Head X with load_rows(), using the d, d_pad and upcast of `const`."""
     return load_rows(X.ptr, first, X.stride, n, B, const.d, const.d_pad, RAGGED, const.upcast, row_begin)
 
 
 @triton.jit
 def load_columns(X, c, first, n, const, B: tl.constexpr, RAGGED: tl.constexpr, row_begin=None):
-    """Load columns c:c + const.o_chunk of rows first:first + B of the Head X, as a tile (B, const.o_chunk)."""
+    """Load columns c:c + const.o_chunk of rows first:first + B of the Head X as a (B, const.o_chunk) tile."""
     d: tl.constexpr = min(const.d - c, const.o_chunk)
     return load_rows(X.ptr + c, first, X.stride, n, B, d, const.o_chunk, RAGGED, const.upcast, row_begin)
 
 
 @triton.jit
 def row_pointers(X, first, stride, B: tl.constexpr, d_pad: tl.constexpr):
-    """Return pointers (B, d_pad) to rows first:first + B of a head. X points to the head's row 0."""
+    """Return (B, d_pad) pointers to rows first:first + B of a head. X is a pointer to the head's row 0."""
     row = tl.cast(tl.arange(0, B), tl.int64)[:, None]
     return X + tl.cast(first, tl.int64) * stride + (row * stride + tl.arange(0, d_pad)[None, :])
 
@@ -139,10 +139,10 @@ def row_pointers(X, first, stride, B: tl.constexpr, d_pad: tl.constexpr):
 @triton.jit
 def load_rows(X, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, RAGGED: tl.constexpr,
               UPCAST: tl.constexpr, row_begin=None):  # fmt: skip
-    """Load rows first:first + B of a head as a tile (B, d_pad). X points to the head's row 0.
+    """Load rows first:first + B of a head as a (B, d_pad) tile. X is a pointer to the head's row 0.
 
-    With RAGGED, rows at or beyond n are filled with zeros instead of being read. If `row_begin` is given, so are the
-    rows before it. With UPCAST, the tile is converted to fp32.
+    If RAGGED is true, rows at or beyond n are filled with zeros instead of being read. The same applies to rows before
+    `row_begin` if it is given. If UPCAST is true, the tile is converted to fp32.
     """
     at = row_pointers(X, first, stride, B, d_pad)
     row = first + tl.arange(0, B)
@@ -153,29 +153,29 @@ def load_rows(X, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.c
         x = tl.load(at, mask=real, other=0.0)
     else:
         x = tl.load(at)
-    if UPCAST:  # Triton's interpreter would multiply the bit patterns of bf16
+    if UPCAST:  # otherwise, Triton's interpreter would multiply the bit patterns of bf16
         x = x.to(tl.float32)
     return x  # (B, d_pad)
 
 
 @triton.jit
 def store_rows(X, x, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr):
-    """Write x (B, d_pad) to rows first:first + B of a head. Rows at or beyond n do not exist and are skipped."""
+    """Write x (B, d_pad) to rows first:first + B of a head, except for rows at or beyond n, which do not exist."""
     real = (first + tl.arange(0, B) < n)[:, None] & (tl.arange(0, d_pad) < d)[None, :]
     tl.store(row_pointers(X, first, stride, B, d_pad), x.to(X.dtype.element_ty), mask=real)
 
 
 @triton.jit
 def sequence_start(cu_seqlens, b, n):
-    """Return packed sequence b's first row: 0 if b is 0, and otherwise cu_seqlens[b], clamped to 0 … n."""
+    """Return the first row of packed sequence b, which is 0 for b = 0, and otherwise cu_seqlens[b] clamped to 0 … n."""
     return tl.where(b == 0, 0, tl.minimum(tl.maximum(tl.load(cu_seqlens + b), 0), n))
 
 
 @triton.jit
 def sequence_rows(cu_seqlens, b, n, sequences):
-    """Return packed sequence b's first row and its number of rows.
+    """Return the first row of packed sequence b, and its number of rows.
 
-    If b equals `sequences`, the result describes the rows after the last sequence. `n` is the total number of rows.
+    If b equals `sequences`, return these numbers for the rows after the last sequence. `n` is the total number of rows.
     """
     first = sequence_start(cu_seqlens, b, n)
     end = tl.where(b < sequences, sequence_start(cu_seqlens, tl.minimum(b + 1, sequences), n), n)
@@ -186,8 +186,8 @@ def sequence_rows(cu_seqlens, b, n, sequences):
 def packed_block(t, cu_seqlens, n, other_cu_seqlens, n_other, sequences, B: tl.constexpr):
     """Return five values that describe block t of packed rows.
 
-    The first tensor has n rows, is cut into blocks of B rows, and has the cumulative lengths `cu_seqlens`. The other
-    tensor has n_other rows and the cumulative lengths `other_cu_seqlens`. The five values are:
+    The first tensor has n rows in blocks of B rows, and its cumulative lengths are `cu_seqlens`. The other tensor has
+    n_other rows, and its cumulative lengths are `other_cu_seqlens`. The five values are:
 
     1. the block's index in its sequence
     2. the sequence's first row in the first tensor
@@ -195,12 +195,12 @@ def packed_block(t, cu_seqlens, n, other_cu_seqlens, n_other, sequences, B: tl.c
     4. the sequence's first row in the other tensor
     5. the sequence's number of rows in the other tensor
 
-    Sequence b begins with block cu_seqlens[b] // B + b, so it has exactly as many blocks as it needs, or one more. For
-    a block without rows, or with rows outside all sequences, the fifth value is 0.
+    Sequence b begins with block cu_seqlens[b] // B + b, which gives it either exactly enough blocks or one too many.
+    For a block without rows, or with rows outside all sequences, the fifth value is 0.
     """
     b = 0 * t
     high = b + sequences + 1
-    while high - b > 1:  # binary search: sequence b begins at or before block t, and sequence `high` after it
+    while high - b > 1:  # binary search, in which sequence b begins by block t, and sequence `high` after it
         middle = (b + high) // 2
         starts_by_t = sequence_start(cu_seqlens, middle, n) // B + middle <= t
         b = tl.where(starts_by_t, middle, b)
@@ -213,7 +213,7 @@ def packed_block(t, cu_seqlens, n, other_cu_seqlens, n_other, sequences, B: tl.c
 
 @triton.jit
 def block_count(n, sequences, B: tl.constexpr):
-    """Return how many blocks of B rows cover n rows. For packed sequences, this is an upper bound."""
+    """Return the number of blocks of B rows that cover n rows. For packed sequences, return an upper bound."""
     if sequences is None:
         return tl.cdiv(n, B)
     else:
@@ -222,7 +222,7 @@ def block_count(n, sequences, B: tl.constexpr):
 
 @triton.jit
 def key_length(key_lengths, batch, N_k):
-    """Return a batch entry's number of real keys, which is N_k if key_lengths is None."""
+    """Return the number of real keys in a batch entry, which is N_k if key_lengths is None."""
     if key_lengths is None:
         return N_k
     else:
@@ -231,10 +231,10 @@ def key_length(key_lengths, batch, N_k):
 
 @triton.jit
 def keys_seen(row, N_q, N_k, length, HAS_RIGHT_BOUND: tl.constexpr):
-    """Return how many keys a row sees, counting from key 0.
+    """Return the number of keys that a row sees, counted from key 0.
 
-    With HAS_RIGHT_BOUND, `row` sees the keys up to the diagonal, which ends at the bottom right corner of S. For a
-    window (left, right), the caller passes row + right. No row sees key `length` or any later key.
+    If HAS_RIGHT_BOUND is true, `row` sees the keys up to its diagonal, and the last row's diagonal is at the last key.
+    For a window (left, right), the caller passes row + right. No row sees key `length` or any later key.
     """
     if HAS_RIGHT_BOUND:
         return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), length)
@@ -244,10 +244,10 @@ def keys_seen(row, N_q, N_k, length, HAS_RIGHT_BOUND: tl.constexpr):
 
 @triton.jit
 def col_bounds(row, N_q, N_k, length, window):
-    """Return (begin, end): the row sees the columns begin:end.
+    """Return the bounds (begin, end) of the columns begin:end that a row sees.
 
-    A window's bounds (left, right) count from the row's diagonal, which is column row + N_k − N_q. None means
-    unbounded.
+    A window (left, right) is relative to the row's diagonal, which is column row + N_k − N_q. If a side of the window
+    is None, it is unbounded.
     """
     left, right = window
     begin = 0 * row if left is None else tl.maximum(row + N_k - N_q - left, 0)
@@ -262,7 +262,7 @@ def in_col_bounds(begin, end, col, window):
 
 @triton.jit
 def row_bounds(col, N_q, N_k, length, window):
-    """Return (begin, end): the rows begin:end see column `col`."""
+    """Return the bounds (begin, end) of the rows begin:end that see column `col`."""
     left, right = window
     begin = tl.where(col < length, 0 if right is None else col + N_q - N_k - right, N_q)
     return begin, N_q + 0 * col if left is None else col + N_q - N_k + left + 1
@@ -270,7 +270,7 @@ def row_bounds(col, N_q, N_k, length, window):
 
 @triton.jit
 def in_row_bounds(begin, end, row, window):
-    """Return whether row `row` is in begin:end, the rows that see a column. Without a left bound, end is ignored."""
+    """Return whether row `row` is in begin:end, the rows that see a column. If there is no left bound, ignore `end`."""
     return row >= begin if window[0] is None else (begin <= row) & (row < end)
 
 
@@ -278,7 +278,8 @@ def in_row_bounds(begin, end, row, window):
 def column_ranges(i, N_q, N_k, length, window, const):
     """Return the columns that row block i has to process, as two ColSpans.
 
-    The first holds the tiles that need a mask, and the second those that all of the block's rows see in full.
+    The first one contains the tiles that need a mask, and the second one contains the tiles that all of the block's
+    rows see in full.
     """
     first, full = col_bounds(i * const.B_r, N_q, N_k, length, window)
     skip_at, stop = col_bounds(tl.minimum(i * const.B_r + const.B_r, N_q) - 1, N_q, N_k, length, window)
@@ -294,9 +295,10 @@ def column_ranges(i, N_q, N_k, length, window, const):
 
 @triton.jit
 def row_ranges(col, N_q, N_k, length, window, const):
-    """Return the rows that the column block starting at column `col` has to process, as two RowSpans.
+    """Return the rows that must be processed for the column block at column `col`, as two RowSpans.
 
-    The first holds the rows whose tiles need a mask, and the second those that see all of the block's columns.
+    The first one contains the rows whose tiles need a mask, and the second one contains the rows that see all of the
+    block's columns.
     """
     left, right = window
     B_r: tl.constexpr = const.B_r
@@ -323,9 +325,9 @@ def row_ranges(col, N_q, N_k, length, window, const):
 def apply_dropout(x, row, col, dropout):
     """Return x with dropped entries set to 0 and all other entries multiplied by 1/(1 − p).
 
-    An entry is dropped if a random word is below the rule's threshold. The word is the first that Philox returns for
-    the counter (col, row, head, batch), with the seed as its key. It depends only on the entry's position, so the
-    backward drops the same entries, whatever the order of its loops.
+    An entry is dropped if a random word is below the rule's threshold. This is the first word returned by Philox for
+    the counter (col, row, head, batch), with the seed as its key. Because the word depends only on the entry's
+    position, the backward drops the same entries, regardless of the order of its loops.
     """
     zero = 0 * row + 0 * col
     word, _, _, _ = tl.philox(tl.load(dropout.seed), col + zero, row + zero, dropout.head + zero, dropout.batch + zero)
@@ -336,7 +338,8 @@ def apply_dropout(x, row, col, dropout):
 def accumulate_dot(acc, a, b):
     """Return acc + a b, where a b is a matmul.
 
-    In fp32, a b is first summed separately, because small terms would otherwise be lost in a large accumulator.
+    In fp32, a b is accumulated separately before it is added to acc, because a large accumulator would absorb small
+    terms.
     """
     if a.dtype == tl.float32:
         return acc + tl.dot(a, b, 0.0 * acc, input_precision="ieee")  # a plain 0 would let the compiler use acc itself

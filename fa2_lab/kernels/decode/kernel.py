@@ -1,4 +1,4 @@
-"""The decode kernels: a few queries attend to a long KV cache.
+"""The decode kernels, in which a few queries attend to a long KV cache.
 
 Two kernels read the keys, and a third merges the results.
 
@@ -7,11 +7,11 @@ Two kernels read the keys, and a third merges the results.
                            and start the next
     merge_partials_kernel  merges the partial results (m, ℓ, o) of each row block whose keys several programs have read
 
-shares.py decides how many programs a row block gets, and plan.py launches the kernels. A group's query heads are rows
-of the same tile, so that every key is read only once for all of them. With few queries, a K/V head has one row block.
-The cache is either one tensor or a set of pages listed in a block table. Ranges are half-open, as in Python. In all
-functions, `length` is a sequence's number of real keys, `table` points to the block table or is None, and `scratch`
-points to the partial results.
+shares.py determines the number of programs per row block, and plan.py launches the kernels. The query heads of a group
+are rows of the same tile, so each key is read only once for all of them. If there are few queries, a K/V head has a
+single row block. The cache is either one tensor or a set of pages listed in a block table. Ranges are half-open, as in
+Python. In all functions, `length` is the number of real keys in a sequence, `table` points to the block table or is
+None, and `scratch` points to the partial results.
 """
 
 from typing import NamedTuple
@@ -29,8 +29,8 @@ from fa2_lab.kernels.common.tile import col_bounds, head_ptr, in_col_bounds, key
 class Strides(NamedTuple):
     """The strides of Q, K, V and O, as passed to the decode kernels.
 
-    Each tensor has a batch, a head and a row stride. With a paged cache, K and V have a page, a head and a key stride
-    instead.
+    Each tensor has strides for batch entries, heads and rows. In a paged cache, K and V have strides for pages, heads
+    and keys instead.
     """
 
     Q: tuple
@@ -40,51 +40,51 @@ class Strides(NamedTuple):
 
 
 class DecodeConstants(NamedTuple):
-    """The decode kernels' compile-time constants. Each field is a tl.constexpr."""
+    """The compile-time constants of the decode kernels. Each field is a tl.constexpr."""
 
     d: int
     d_pad: int  # d, padded for the tensor cores
     B_r: int
     B_c: int
     page: int  # keys per page, or 0 if the cache is not paged
-    masked: bool  # whether columns are compared with their rows' bounds, which is unnecessary if all rows see all keys
-    convert_q_in_loop: bool  # whether q is converted to the tensor cores' layout inside the loop, as in stream-K
-    early_merge: bool  # whether the merge kernel may start before this one has ended (programmatic dependent launch)
-    upcast: bool  # whether tiles are converted to fp32, because Triton's interpreter multiplies bf16 wrongly
+    masked: bool  # whether columns are compared with row bounds, which is unnecessary if every row sees all keys
+    convert_q_in_loop: bool  # whether q is converted to the tensor cores' layout inside the loop, as stream-K requires
+    early_merge: bool  # whether the merge kernel may start before this kernel ends (programmatic dependent launch)
+    upcast: bool  # whether tiles are converted to fp32, because Triton's interpreter cannot multiply bf16
 
 
 class DecodeSizes(NamedTuple):
-    """A call's sizes, as arguments of the decode kernels.
+    """The sizes of a call, as arguments of the decode kernels.
 
-    Triton compiles separate kernels for sizes that are 1, multiples of 16, or neither.
+    Triton compiles a separate kernel depending on whether a size is 1, a multiple of 16, or neither.
     """
 
     H: int  # query heads
     group: int  # query heads that share a K/V head
     N_q: int
-    row_blocks: int  # number per K/V head, whose group · N_q rows are divided into blocks of B_r
-    row_blocks_per_sequence: int  # number over all K/V heads of the sequence
+    row_blocks: int  # row blocks of B_r rows that cover the group · N_q rows of a K/V head
+    row_blocks_per_sequence: int  # row blocks over all K/V heads of a sequence
     R: int  # rows per partial result
     pages: int  # number of pages in a paged cache
     table_stride: int  # block-table entries per sequence
-    left: int  # number of columns each row sees to the left of its diagonal; None means no limit
-    right: int  # number of columns to the right of the diagonal; 0 means the causal mask
+    left: int  # number of columns that each row sees left of its diagonal, or None for no limit
+    right: int  # number of columns right of the diagonal, which is 0 for the causal mask
 
 
-# Without this list, Triton would recompile whenever one of these numbers becomes 1 or a multiple of 16. The list
-# applies only to plain arguments, so none of them may be packed in a tuple.
+# Without this list, Triton would recompile the kernels whenever one of these numbers becomes 1 or a multiple of 16. The
+# list applies only to plain arguments, so these numbers must not be packed in a tuple.
 UNSPECIALIZED = ["N_k", "batch", "programs", "share", "splits"]
 
 
 class Strided(NamedTuple):
-    """A pointer to a tensor, and the tensor's strides."""
+    """A pointer to a tensor, and the strides of that tensor."""
 
     ptr: tl.tensor
     strides: tuple
 
 
 class QueryOutput(NamedTuple):
-    """The queries and their sinks, together with the tensors to which O and L are written."""
+    """The queries, their sinks, and the tensors to which O and L are written."""
 
     sinks: tl.tensor  # one per query head, or None
     Q: Strided
@@ -93,7 +93,7 @@ class QueryOutput(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """The keys, the values, and the block table that lists their pages. The table is None if the cache is not paged."""
+    """The keys, the values, and the block table of their pages, which is None if the cache is not paged."""
 
     K: Strided
     V: Strided
@@ -102,7 +102,7 @@ class KVCache(NamedTuple):
 
 
 class DecodeRowBlock(NamedTuple):
-    """Row block i of a K/V head of sequence b.
+    """The row block with index i of a K/V head in sequence b.
 
     Its B_r rows start at row i · B_r of the group · N_q query rows that share this K/V head.
     """
@@ -110,27 +110,27 @@ class DecodeRowBlock(NamedTuple):
     b: tl.tensor
     kv_head: tl.tensor
     i: tl.tensor
-    length: tl.tensor  # real keys in the sequence
-    diagonal_end: tl.tensor  # the column at which the diagonal ends: N_k, or `length` if the cache is paged
+    length: tl.tensor  # number of real keys in the sequence
+    diagonal_end: tl.tensor  # column at which the diagonal ends, which is N_k, or `length` if the cache is paged
 
 
 class Span(NamedTuple):
     """The keys that a program reads for a row block.
 
-    Its tiles start at first, first + step, and so on, up to but not including stop.
+    The tiles start at first, first + step, and so on, and all of them start before stop.
     """
 
     first: tl.tensor
     stop: tl.tensor
     step: tl.tensor
-    is_first: tl.tensor  # whether the row block's state begins here, with its sink
-    is_complete: tl.tensor  # whether these are all of the row block's tiles, so that nothing has to be merged
+    is_first: tl.tensor  # whether the state of the row block starts here, with its sink
+    is_complete: tl.tensor  # whether the span contains all of the row block's tiles, so that no merge is needed
 
 
 class Part(NamedTuple):
     """The n-th partial result in the scratch memory.
 
-    It holds each row's o, m and ℓ, and two unused elements per row that keep o aligned.
+    For each row, it contains o, m, ℓ and two unused elements that keep o aligned.
     """
 
     scratch: tl.tensor
@@ -140,17 +140,17 @@ class Part(NamedTuple):
 class Work(NamedTuple):
     """The work that stream-K divides among programs: the row blocks of all sequences, one after another.
 
-    The tuple is flat, because Triton 3.6 replaces a size of 1 that is nested two tuples deep by None inside a loop.
+    The tuple is flat because, inside a loop, Triton 3.6 replaces a size of 1 by None if it is nested two tuples deep.
     """
 
     key_lengths: tl.tensor  # or None
-    N_k: tl.tensor  # the largest number of keys that a sequence may have
+    N_k: tl.tensor  # largest possible number of keys in a sequence
     batch: tl.tensor
     row_blocks_per_sequence: tl.tensor
     N_q: tl.tensor
-    left: tl.tensor  # number of columns each row sees to the left of its diagonal; None means no limit
+    left: tl.tensor  # number of columns that each row sees left of its diagonal, or None for no limit
     programs: tl.tensor
-    share: tl.tensor  # work units per program, or their minimum if there are key_lengths, which only the GPU knows
+    share: tl.tensor  # work units per program, or a minimum if key_lengths, unknown to the host, is given
 
 
 # Keys and values ------------------------------------------------------------------------------------------------
@@ -158,12 +158,12 @@ class Work(NamedTuple):
 
 @triton.jit
 def page_and_row(cache, first, length, const):
-    """Return the page of each of the keys first:first + B_c, and each key's row within its page.
+    """Return the pages of the keys first:first + B_c, and the row of each key within its page.
 
-    If a single page contains the whole tile, return only this page and the first key's row.
+    If a single page contains the whole tile, return only this page and the row of the first key.
     """
     if const.page % const.B_c == 0:
-        first = tl.cast(first, tl.int32)  # in Triton's interpreter, it is a Python int
+        first = tl.cast(first, tl.int32)  # `first` is a Python int in Triton's interpreter
         page, row = tl.load(cache.table + first // const.page), first % const.page
     else:
         col = first + tl.arange(0, const.B_c)
@@ -173,10 +173,9 @@ def page_and_row(cache, first, length, const):
 
 @triton.jit
 def load_keys(X, page_row, first, row_begin, length, const):
-    """Load keys (or values) first:first + B_c of a head as a tile (B_c, d_pad).
+    """Load keys (or values) first:first + B_c of a head as a (B_c, d_pad) tile.
 
-    Keys at or beyond `length` are filled with zeros instead of being read. If `row_begin` is given, so are the keys
-    before it.
+    Keys at or beyond `length`, and keys before `row_begin` if it is given, are filled with zeros instead of being read.
     `page_row` is the result of page_and_row(), or None if the cache is not paged.
     """
     stride = X.strides[2]
@@ -186,7 +185,7 @@ def load_keys(X, page_row, first, row_begin, length, const):
         )
     elif const.page % const.B_c == 0:
         page, row = page_row
-        end = length - first + row  # the end of the sequence, as a row index in this page
+        end = length - first + row  # end of the sequence, as a row index in this page
         row_begin = None if row_begin is None else row_begin - first + row
         at = X.ptr + page * X.strides[0]
         return load_rows(at, row, stride, end, const.B_c, const.d, const.d_pad, RAGGED=True, UPCAST=const.upcast,
@@ -209,30 +208,30 @@ def load_keys(X, page_row, first, row_begin, length, const):
 def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
     """Process a span's tiles for a row block, and return the state m_i (B_r,), l_i (B_r,) and o_i (B_r, d_pad).
 
-    `keys` is (the first key that any row of the block sees, the number of real keys). `bounds` is (begin, end):
-    each row sees the columns begin:end. `sink` holds each row's sink, or is None.
+    `keys` contains the first key that any row of the block sees, and the number of real keys. `bounds` is (begin, end),
+    the bounds of the columns that each row sees. `sink` contains each row's sink, or is None.
 
-    With B_r = 16, there are enough registers for one partial row sum per column. The warps, which own different
-    columns, then need to exchange row sums only once, after the loop.
+    If B_r is 16, there are enough registers for one partial row sum per column. The warps, which own different columns,
+    therefore exchange row sums only once, after the loop.
     """
     FEW_ROWS: tl.constexpr = const.B_r == 16
     o_i = tl.zeros((const.B_r, const.d_pad), tl.float32)  # FA2.A1.L5
     m_i = tl.full((const.B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((const.B_r, const.B_c) if FEW_ROWS else (const.B_r,), tl.float32)  # FA2.A1.L5
-    if sink is not None:  # a sink acts like a key without a value; only one of a row block's programs counts it
+    if sink is not None:  # a sink acts like a key without a value, and is added by only one program per row block
         m_i = tl.where(span.is_first, sink * (LOG2E / scales.scale_log2), m_i)
         one = tl.where(tl.arange(0, const.B_c) == 0, 1.0, 0.0)[None, :] if FEW_ROWS else 1.0
         l_i += tl.where(span.is_first, one, 0.0)
     begin, end = bounds
     first_key, length = keys
     row_begin = None if window[0] is None else first_key
-    common_end, common_begin = tl.min(end, 0), tl.max(begin, 0)  # all rows see common_begin:common_end
+    common_end, common_begin = tl.min(end, 0), tl.max(begin, 0)  # all rows see the columns common_begin:common_end
     for col0 in range(span.first, span.stop, span.step):  # FA2.A1.L6
         col = col0 + tl.arange(0, const.B_c)  # (B_c,)
         page_row = page_and_row(cache, col0, length, const) if const.page else None
         k_j = load_keys(cache.K, page_row, col0, row_begin, length, const)  # (B_c, d)  FA2.A1.L7
-        # col0 < span.stop is always true. It keeps the compiler from converting q's layout before the loop, where the
-        # converted q would occupy registers in every iteration.
+        # The condition col0 < span.stop is always true. It prevents the compiler from converting q's layout ahead of
+        # the loop, where the converted q would occupy registers in every iteration.
         q_j = tl.where(col0 < span.stop, q_i, 0.0) if FEW_ROWS and const.convert_q_in_loop else q_i
         s_ij = tl.dot(q_j, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A1.L8
         s_ij = apply_softcap(s_ij, scales.softcap_factor)
@@ -241,7 +240,7 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
         if const.masked and (not FEW_ROWS or cut):
             s_ij = tl.where(in_col_bounds(begin[:, None], end[:, None], col[None, :], window), s_ij, NEG_INF)
         m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
-        m_safe = tl.where(m_new == NEG_INF, 0.0, m_new)  # for a row that has seen no key, −∞ − (−∞) would be NaN
+        m_safe = tl.where(m_new == NEG_INF, 0.0, m_new)  # −∞ − (−∞) would be NaN in a row that has seen no key
         p_ij = tl.exp2((s_ij - m_safe[:, None]) * scales.scale_log2)  # (B_r, B_c)  FA2.A1.L9
         alpha = tl.exp2((m_i - m_safe) * scales.scale_log2)  # (B_r,)  FA2.A1.L9
         l_i = alpha[:, None] * l_i + p_ij if FEW_ROWS else alpha * l_i + tl.sum(p_ij, 1)  # FA2.A1.L9
@@ -253,9 +252,9 @@ def visit_keys(q_i, cache, span, keys, bounds, sink, window, scales, const):
 
 @triton.jit
 def finalize(m, l, scale_log2):
-    """Return (the divisor of o, L), given m and ℓ of a row's final state.
+    """Return the divisor of o, and L, given m and ℓ of a row's final state.
 
-    For a row that sees no key, the divisor is 1, so O is 0, and L is −∞.
+    For a row that sees no key, the divisor is 1, which gives O = 0, and L is −∞.
     """
     divisor = tl.where(l == 0.0, 1.0, l)
     return divisor, (m * scale_log2 + tl.log2(divisor)) * LN2  # FA2.A1.L13
@@ -263,7 +262,7 @@ def finalize(m, l, scale_log2):
 
 @triton.jit
 def group_rows(X, block, row, sizes, const):
-    """Return a (B_r, d_pad) block of pointers to the rows of X (Q or O) whose indices in a row block are `row`.
+    """Return (B_r, d_pad) pointers to rows of X (Q or O), where `row` contains their indices among a group's rows.
 
     Row r of a group is query r % N_q of the group's query head r // N_q.
     """
@@ -275,15 +274,15 @@ def group_rows(X, block, row, sizes, const):
 
 @triton.jit
 def part_rows(part, r, sizes, const):
-    """Return pointers to rows r of a partial result in the scratch memory. Each row holds o, then m, then ℓ."""
+    """Return pointers to rows r of a partial result in the scratch memory. Each row contains o, followed by m and ℓ."""
     return part.scratch + (tl.cast(part.n, tl.int64) * sizes.R + r) * (const.d_pad + 4)
 
 
 @triton.jit
 def attend(queries, cache, block, span, part, scales, sizes, const):
-    """Compute a row block's attention to a span of keys. `queries` is the call's QueryOutput.
+    """Compute a row block's attention to a span of keys. `queries` is the QueryOutput of the call.
 
-    If the span contains all of the row block's keys, write O and L. Otherwise, write the partial result `part`.
+    If the span contains all of the row block's keys, write O and L. Otherwise, write a partial result to `part`.
     """
     r, e = tl.arange(0, const.B_r), tl.arange(0, const.d_pad)
     row = block.i * const.B_r + r
@@ -299,13 +298,13 @@ def attend(queries, cache, block, span, part, scales, sizes, const):
     if queries.sinks is not None:
         head = block.kv_head * sizes.group + row // sizes.N_q
         sink = tl.load(queries.sinks + head, mask=real, other=0.0).to(tl.float32)  # (B_r,)
-    b = 0 * block.b if const.page else block.b  # with pages, strides[0] is the distance between pages
+    b = 0 * block.b if const.page else block.b  # strides[0] is the distance between pages if the cache is paged
     K_h = Strided(head_ptr(cache.K.ptr, cache.K.strides, b, block.kv_head), cache.K.strides)
     V_h = Strided(head_ptr(cache.V.ptr, cache.V.strides, b, block.kv_head), cache.V.strides)
     table_b = cache.table + tl.cast(block.b, tl.int64) * sizes.table_stride if const.page else cache.table
     cache_h = KVCache(K_h, V_h, table_b, cache.pages)
     m_i, l_i, o_i = visit_keys(q_i, cache_h, span, keys, bounds, sink, window, scales, const)
-    if const.early_merge:  # the merge kernel may start now; it waits until this one has ended
+    if const.early_merge:  # allow the merge kernel to start now and wait for this kernel to end
         tl.extra.cuda.gdc_launch_dependents()
 
     if span.is_complete:
@@ -332,7 +331,7 @@ def row_block(row_block_id, key_lengths, table, N_k, sizes):
 
 @triton.jit
 def first_tile(N_k, N_q, left, const):
-    """Return the index of the first key tile that any query of a sequence sees."""
+    """Return the index of the first key tile seen by any query of a sequence."""
     if left is None:
         return 0 * N_k
     else:
@@ -345,10 +344,10 @@ def first_tile(N_k, N_q, left, const):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, N_k, splits, scales, sizes, const,
                     WHOLE: tl.constexpr):  # fmt: skip
-    """Process split w of a row block: tiles w, w + splits, w + 2 · splits, and so on.
+    """Process split w of a row block, which consists of tiles w, w + splits, w + 2 · splits, and so on.
 
-    Each program processes one split. With WHOLE, a row block has only one split, which processes all tiles and writes O
-    and L.
+    Each program processes one split. If WHOLE is true, there is only one split per row block. It contains all tiles, so
+    O and L are written directly.
     """
     w, row_block_id = tl.program_id(0) % splits, tl.program_id(0) // splits
     queries = QueryOutput(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
@@ -361,14 +360,14 @@ def split_kv_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
 
 # Stream-K: an equal share of the work for every program -----------------------------------------------------------
 
-LENGTHS = tl.constexpr(256)  # entries of key_lengths that are read at once
+LENGTHS = tl.constexpr(256)  # number of entries of key_lengths that are loaded at a time
 
 
 @triton.jit
 def units_in_row_block(length, work, const):
-    """Return the number of work units in a row block: one per tile, plus one to start the row block.
+    """Return the number of work units in a row block, which is one per tile plus one for starting the row block.
 
-    The unit that starts the row block also writes O and L for rows that see no key.
+    The additional unit ensures that O and L are also written for rows that see no key.
     """
     if work.left is None:
         return tl.cdiv(length, const.B_c) + 1
@@ -379,7 +378,7 @@ def units_in_row_block(length, work, const):
 
 @triton.jit
 def units_in_sequences(work, first, end, const):
-    """Return an array (LENGTHS,) with the number of work units in each sequence of first:first + LENGTHS."""
+    """Return a (LENGTHS,) array of the number of work units in each of the sequences first:first + LENGTHS."""
     index = first + tl.arange(0, LENGTHS)
     length = tl.load(work.key_lengths + index, mask=index < end, other=0)
     length = tl.minimum(tl.maximum(length, 0), work.N_k).to(tl.int32)
@@ -391,7 +390,7 @@ def units_in_sequences(work, first, end, const):
 def units_before(b, work, const):
     """Return the number of work units in all sequences before sequence b.
 
-    The host does not know key_lengths, so every program computes this sum itself.
+    Every program computes this sum itself, because the host does not know key_lengths.
     """
     if work.key_lengths is None:
         return b * work.row_blocks_per_sequence * units_in_row_block(work.N_k, work, const)
@@ -404,7 +403,7 @@ def units_before(b, work, const):
 
 @triton.jit
 def find_sequence(unit, work, const):
-    """Return the index of the sequence that contains a work unit, and the index of that sequence's first unit."""
+    """Return the index of the sequence that contains a work unit, and the index of this sequence's first unit."""
     if work.key_lengths is None:
         units = work.row_blocks_per_sequence * units_in_row_block(work.N_k, work, const)
         return unit // units, unit // units * units
@@ -421,7 +420,7 @@ def find_sequence(unit, work, const):
 
 @triton.jit
 def share_of(total, work):
-    """Return the number of work units per program, given `total` units in all."""
+    """Return the number of work units per program if there are `total` units."""
     return work.share if work.key_lengths is None else tl.maximum(tl.cdiv(total, work.programs), work.share)
 
 
@@ -430,8 +429,8 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
                     const):  # fmt: skip
     """Process work units w · share:(w + 1) · share as program w.
 
-    These units can be the end of a row block, whole row blocks, and the start of another row block. If a program does
-    not process all of a row block's units, it writes a partial result with index w + row_block_id. The indices are
+    A share can comprise the end of one row block, complete row blocks, and the start of another one. If a program
+    processes only some of a row block's units, it writes a partial result with index w + row_block_id. The indices are
     unique, because w or row_block_id increases from one partial result to the next.
     """
     w, programs = tl.program_id(0), tl.num_programs(0)
@@ -441,17 +440,17 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
 
     total = units_before(batch, work, const)
     unit = w * share_of(total, work)
-    remaining = tl.minimum(unit + share_of(total, work), total) - unit  # units that this program still has to process
+    remaining = tl.minimum(unit + share_of(total, work), total) - unit  # number of units left for this program
     b, begin = find_sequence(unit, work, const)
     units = units_in_row_block(key_length(key_lengths, tl.minimum(b, batch - 1), N_k), work, const)
     row_block_id = b * sizes.row_blocks_per_sequence + (unit - begin) // units
-    skipped = (unit - begin) % units  # units of this row block that earlier programs process
+    skipped = (unit - begin) % units  # number of units of this row block assigned to earlier programs
     while remaining > 0:
         block = row_block(row_block_id, key_lengths, table, N_k, sizes)
         units = units_in_row_block(block.length, work, const)
         done = tl.minimum(remaining, units - skipped)
         begin = first_tile(block.diagonal_end, sizes.N_q, sizes.left, const)
-        first = (begin + tl.maximum(skipped - 1, 0)) * const.B_c  # the unit that starts a row block has no tile
+        first = (begin + tl.maximum(skipped - 1, 0)) * const.B_c  # the first unit of a row block has no tile
         stop = (begin + skipped + done - 1) * const.B_c
         span = Span(first, stop, const.B_c, skipped == 0, done == units)
         attend(queries, cache, block, span, Part(scratch, w + row_block_id), scales, sizes, const)
@@ -465,7 +464,7 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
 def merge_partials(m, l, o, m_w, l_w, o_w, scale_log2):
     """Merge the state m, l (scalars), o (d,) with PARTS other states m_w (PARTS,), l_w (PARTS,), o_w (PARTS, d).
 
-    The formulas are the five lines of SoftmaxState.merge (reference/online_softmax.py), for PARTS states at once.
+    The formulas are those of SoftmaxState.merge (reference/online_softmax.py), applied to PARTS states simultaneously.
     """
     m_new = tl.maximum(m, tl.max(m_w, 0))
     m_safe = tl.where(m_new == NEG_INF, 0.0, m_new)
@@ -479,7 +478,7 @@ def merge_partials(m, l, o, m_w, l_w, o_w, scale_log2):
 def programs_of_row_block(b, in_sequence, work, const, SPLIT_KV: tl.constexpr):
     """Return the indices of the first and last programs that read keys for a row block of sequence b.
 
-    The programs ran split_kv_kernel if SPLIT_KV is true, and stream_k_kernel otherwise.
+    The programs belong to split_kv_kernel if SPLIT_KV is true, and to stream_k_kernel otherwise.
     """
     if SPLIT_KV:
         splits = work.programs // (work.batch * work.row_blocks_per_sequence)
@@ -495,9 +494,9 @@ def programs_of_row_block(b, in_sequence, work, const, SPLIT_KV: tl.constexpr):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def merge_partials_kernel(O, L, scratch, key_lengths, strides, N_k, batch, share, programs, scales, sizes, const,
                  SPLIT_KV: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
-    """Merge a row's partial results, PARTS at a time and in a fixed order.
+    """Merge the partial results of a row, PARTS at a time and in a fixed order.
 
-    Each program writes WIDTH columns of the row's O, and one of the row's programs also writes its L.
+    Each program writes WIDTH columns of the row's O, and one of these programs also writes the row's L.
     """
     pid, piece = tl.program_id(0) // (const.d_pad // WIDTH), tl.program_id(0) % (const.d_pad // WIDTH)
     b, head, n = pid // (sizes.H * sizes.N_q), pid // sizes.N_q % sizes.H, pid % sizes.N_q

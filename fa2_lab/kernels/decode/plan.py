@@ -1,4 +1,4 @@
-"""The launches of the decode kernels: their tiles, their number of programs, and the choice of split-KV or stream-K."""
+"""Launches of the decode kernels. This file chooses the tiles, the number of programs, and split-KV or stream-K."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fa2_lab.kernels.tables import power_of_2
 from fa2_lab.tiles import cdiv
 
 MAX_ROWS = 64  # per tile
-MERGE_WIDTH = 32  # columns of O per program of the merge kernel
+MERGE_WIDTH = 32  # number of columns of O per program of the merge kernel
 
 # The call -------------------------------------------------------------------------------------------------------
 
@@ -35,10 +35,9 @@ MERGE_WIDTH = 32  # columns of O per program of the merge kernel
 def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
     """Return whether the decode kernels are the fastest choice.
 
-    This is the case if each K/V head has few query rows, or if it has up to 64 and the cache is long.
-
-    If num_splits is given, the choice must not depend on the number of keys, because N_k is the length of the batch's
-    longest sequence, and a sequence's result must not depend on the other sequences.
+    They are faster if each K/V head has few query rows, or up to 64 query rows and a long cache. If num_splits is
+    given, however, the choice must not depend on the number of keys. N_k is the length of the longest sequence in the
+    batch, and a sequence's result must not depend on other sequences.
     """
     rows = Q.shape[1] // K.shape[1] * Q.shape[2]
     few_rows = rows <= 16 or (rows <= MAX_ROWS and (num_splits > 0 or K.shape[2] >= 2048))
@@ -46,9 +45,9 @@ def is_decode(Q: Tensor, K: Tensor, num_splits: int = 0) -> bool:
 
 
 def decode(tensors: Tensors, options: Options, programs: int | None = None) -> Any:
-    """Compute O (shaped like Q) and L (batch, heads, N_q) for a few queries, using the decode kernels.
+    """Compute O (shaped like Q) and L (batch, heads, N_q) for a few queries with the decode kernels.
 
-    If `programs` is given, the work is divided equally among that many programs.
+    If `programs` is given, divide the work equally among this number of programs.
     """
     key = "decode", options, programs, *tensor_keys(tensors)
     return get_or_prepare(key, prepare, tensors, options, programs)(tensors)
@@ -56,14 +55,14 @@ def decode(tensors: Tensors, options: Options, programs: int | None = None) -> A
 
 @dataclass(frozen=True)
 class PreparedDecode:
-    """A prepared decode call: its kernel launches, with every argument bound except the tensors.
+    """A prepared decode call, consisting of kernel launches with all arguments bound except the tensors.
 
-    Calling it with Tensors returns (O, L).
+    The call accepts Tensors and returns (O, L).
     """
 
     attend: launch.Launch
     merge: launch.Launch | None  # None if every program reads whole heads
-    scratch: int  # fp32 elements that hold the partial results
+    scratch: int  # number of fp32 elements in the scratch memory for partial results
 
     def __call__(self, tensors: Tensors) -> Any:
         """Launch the kernels on these tensors, and return (O, L)."""
@@ -79,7 +78,7 @@ class PreparedDecode:
 
 
 def prepare(tensors: Tensors, options: Options, programs: int | None = None) -> PreparedDecode:
-    """Choose the sizes, the number of programs and the kernels' constants for calls like this one."""
+    """Prepare a decode call by choosing the sizes, the number of programs, and the kernels' constants."""
     Q = tensors.q
     shape = shape_of(tensors, one_length=tensors.key_lengths is None and not options.num_splits)
     config, slots = decode_config(Q, shape)
@@ -106,8 +105,8 @@ def prepare_merge(
 ) -> launch.Launch:
     """Return the launch of the merge kernel, in which each program merges a few columns of one row of O.
 
-    The number of warps per program depends on the number of these columns and on the number of partial results per
-    head. `common` holds the arguments that all decode kernels share.
+    The number of warps per program depends on the number of columns and on the number of partial results per head.
+    `common` contains the arguments shared by all decode kernels.
     """
     width, heads = min(config.d_pad, MERGE_WIDTH), shape.batch * common["sizes"].row_blocks_per_sequence
     parts = min(64, max(4, power_of_2(partition.programs // heads + 2)))
@@ -125,19 +124,19 @@ def prepare_merge(
 
 
 class DecodeConfig(NamedTuple):
-    """A table entry: keys per tile, warps, stages, programs per SM, and registers per thread."""
+    """An entry of the tables, with keys per tile, warps, stages, programs per SM, and registers per thread."""
 
     B_c: int
     warps: int
     stages: int
-    programs_per_SM: int  # programs that run concurrently on an SM
-    registers: int = 255  # maximum per thread; only NVIDIA's compiler accepts this option
+    programs_per_SM: int  # number of programs that run concurrently on an SM
+    registers: int = 255  # maximum number per thread, an option that only NVIDIA's compiler accepts
 
 
-# {case: {d_pad: DecodeConfig}}; decode_config() takes the first case that applies and has this d. Hopper's entries are
-# the fastest of those timed with `python -m fa2_lab bench decode` on an H200, where it is best to have about 96 KiB in
-# flight to each SM. `python -m pytest tests/heart/test_compile.py` checks that all entries fit: no registers spill, and
-# an SM holds as many programs as the entry says.
+# {case: {d_pad: DecodeConfig}}. decode_config() selects the first matching case that contains d_pad. The entries for
+# Hopper were the fastest of those timed with `python -m fa2_lab bench decode` on an H200, where about 96 KiB in flight
+# per SM is best. `python -m pytest tests/heart/test_compile.py` checks that all entries fit, which means that no
+# registers spill and that an SM holds programs_per_SM programs.
 FOR_HOPPER: dict[str, dict[int, tuple]] = {
     "fp32, 64 rows": {d: (32 if d < 256 else 16, 4, 3, 2, 240) for d in (16, 32, 64, 128, 256)},
     "fp32": {d: (64 if d < 256 else 16, 4, 2, 2, 240) for d in (16, 32, 64, 128, 256)},
@@ -148,7 +147,7 @@ FOR_HOPPER: dict[str, dict[int, tuple]] = {
     "pages": {128: (32, 4, 4, 2)} if tables.USE_LOW_REG else {},
     "any": {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (128, 4, 3, 2), 128: (64, 4, 3, 2), 256: (32, 4, 3, 2)},
 }
-# Also used for all other NVIDIA GPUs, because the tiles fit in the 99 KiB of the small ones.
+# This table is also used for all other NVIDIA GPUs, because its tiles fit in 99 KiB, the shared memory of smaller GPUs.
 FOR_AMPERE: dict[str, dict[int, tuple]] = {
     "fp32, 64 rows": {d: (16, 4, 2, 2, 240) for d in (16, 32, 64, 128, 256)},
     "fp32": FOR_HOPPER["fp32"],
@@ -163,13 +162,13 @@ FOR_CDNA = {  # AMD's MI300 family
     "any": {16: (128, 4, 2, 2), 32: (128, 4, 2, 2), 64: (64, 4, 2, 2), 128: (32, 4, 2, 2), 256: (16, 4, 2, 2)},
 }
 INTERPRETED = DecodeConfig(B_c=64, warps=1, stages=1, programs_per_SM=4)
-# Paged calls with more than two stages get two extra ones, because a block-table entry has to be loaded before the page
-# it points to.
+# Paged calls with more than two stages get two extra stages, because each block-table entry must be loaded before the
+# page to which it points.
 EXTRA_PAGED_STAGES = 2
 
 
 def decode_config(Q: torch.Tensor, shape: Shape) -> tuple[tables.KernelConfig, int]:
-    """Return the decode kernels' configuration for queries like Q, and how many programs run concurrently."""
+    """Return the decode kernels' configuration for queries like Q, and the number of programs that run concurrently."""
     B_r, d_pad = min(MAX_ROWS, max(16, power_of_2(shape.rows))), tables.padded_head_dim(shape.d)
     if interpreter.is_enabled():
         SMs, entry, registers = 1, INTERPRETED, None
@@ -187,12 +186,12 @@ def decode_config(Q: torch.Tensor, shape: Shape) -> tuple[tables.KernelConfig, i
 
 
 def matching_cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[str]:
-    """Return the names of the cases in this file's tables that apply to a call, most specific first.
+    """Return the names of the cases in this file's tables that match a call, from most to least specific.
 
-    decode_config() uses the first of them that has an entry for d_pad.
+    decode_config() uses the first case that has an entry for d_pad.
     """
     any_entry = DecodeConfig(*chip_table()["any"][tables.padded_head_dim(shape.d)])
-    heads = shape.batch * shape.H_kv if shape.one_length else 0  # 0 unless all heads have the same length
+    heads = shape.batch * shape.H_kv if shape.one_length else 0  # 0 if the heads differ in length
     few_rows, fp32 = B_r == 16, Q.dtype == torch.float32
     splits = shares.splits_of_head(SMs, heads, cdiv(shape.N_k, any_entry.B_c))
     applies = {
@@ -209,16 +208,16 @@ def matching_cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[st
 
 
 def chip_table() -> dict:
-    """Return the decode kernels' table for the current driver's GPU."""
+    """Return the table of decode configurations for the GPU of the current driver."""
     portable_table = tables.chip_tables()
     pairs = ((tables.HOPPER, FOR_HOPPER), (tables.BLACKWELL, FOR_BLACKWELL), (tables.CDNA, FOR_CDNA))
     return next((table for portable, table in pairs if portable is portable_table), FOR_AMPERE)
 
 
 def has_pdl(device: torch.device) -> bool:
-    """Return whether the GPU has programmatic dependent launch (PDL).
+    """Return whether the GPU supports programmatic dependent launch (PDL), which lets kernels overlap.
 
-    With PDL, a kernel can start before the previous one ends.
+    With PDL, a kernel can start before the previous kernel ends.
     """
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
@@ -229,10 +228,10 @@ def has_pdl(device: torch.device) -> bool:
 class Partition(NamedTuple):
     """A way of dividing the keys of all heads among programs."""
 
-    splits: int  # per head in split-KV; 0 means stream-K
+    splits: int  # number of splits per head, or 0 for stream-K
     programs: int
-    share: int  # work units per stream-K program, or their minimum if the host does not know the lengths
-    whole_heads: bool  # whether every program reads whole heads, so that nothing has to be merged
+    share: int  # work units per stream-K program, or a minimum if the host does not know the lengths
+    whole_heads: bool  # whether every program reads whole heads, so that no merge is needed
 
 
 def partition_keys(
@@ -240,9 +239,9 @@ def partition_keys(
 ) -> Partition:
     """Return the Partition that divides the keys among programs, by split-KV or by stream-K.
 
-    It uses split-KV if options.num_splits is given, or if `programs` is None and the rules in shares.py prefer
-    split-KV, and stream-K otherwise. `slots` is the number of programs that run concurrently on the GPU, and `itemsize`
-    is the number of bytes per element.
+    Split-KV is used if options.num_splits is given. It is also used if `programs` is None and the rules in shares.py
+    prefer it. In all other cases, stream-K is used. `slots` is the number of programs that run concurrently on the GPU,
+    and `itemsize` is the number of bytes per element.
     """
     row_blocks, tiles = cdiv(shape.rows, config.B_r), cdiv(shape.N_k, config.B_c)
     if options.left is not None:  # skip the tiles before the first query's window
@@ -266,14 +265,14 @@ def constants_of(
 ) -> DecodeConstants:
     """Return the decode kernels' compile-time constants.
 
-    With stream-K, all tiles are masked, because a program's share may end anywhere in a head. If there are more
-    programs than `slots`, all tiles are masked as well, because the kernel without masks then takes about 10% longer on
-    an H200, although it has fewer instructions. With `early_merge`, the merge kernel may start before the kernel that
+    With stream-K, all tiles are masked, because a program's share may end anywhere in a head. All tiles are also masked
+    if there are more programs than `slots`. In this case, the kernel without masks takes about 10% longer on an H200,
+    even though it has fewer instructions. If `early_merge` is set, the merge kernel may start before the kernel that
     reads the keys has ended.
     """
     left, right = window
     windowed = left is not None or (right is not None and shape.N_q > 1)
-    all_seen = shape.one_length and shape.N_k % config.B_c == 0 and not windowed  # every row sees all keys of all tiles
+    all_seen = shape.one_length and shape.N_k % config.B_c == 0 and not windowed  # every row sees all keys in all tiles
     split_kv = partition.splits > 0
     masked = not (split_kv and all_seen and partition.programs <= slots)
     sizes = shape.d, config.d_pad, config.B_r, config.B_c, shape.page
@@ -282,10 +281,11 @@ def constants_of(
 
 
 def sizes_of(shape: Shape, config: tables.KernelConfig, window: tuple) -> DecodeSizes:
-    """Return a call's DecodeSizes.
+    """Return the DecodeSizes of a call.
 
-    Triton recompiles a kernel if one of these sizes becomes 1 or a multiple of 16, so the record holds only sizes that
-    stay the same within a model. Sizes that change from call to call are separate arguments, listed in UNSPECIALIZED.
+    Triton recompiles a kernel whenever one of these sizes becomes 1 or a multiple of 16. DecodeSizes therefore contains
+    only sizes that stay the same within a model. Sizes that change from call to call are separate arguments, listed in
+    UNSPECIALIZED.
     """
     row_blocks, R = cdiv(shape.rows, config.B_r), min(config.B_r, shape.rows)
     return DecodeSizes(
@@ -304,12 +304,12 @@ class Shape(NamedTuple):
     H_kv: int  # K/V heads
     group: int  # query heads per K/V head
     N_q: int
-    N_k: int  # keys in the longest sequence
+    N_k: int  # number of keys in the longest sequence
     d: int
     page: int  # keys per page, or 0 if the cache is not paged
     pages: int
-    table_stride: int  # distance between rows of the block table
-    one_length: bool  # True if all sequences have N_k keys and num_splits is not given; else, programs read the lengths
+    table_stride: int  # distance between the rows of the block table
+    one_length: bool  # whether programs can assume N_k keys per sequence instead of reading the lengths
 
     @property
     def H(self) -> int:
@@ -323,11 +323,10 @@ class Shape(NamedTuple):
 
 
 def shape_of(tensors: Tensors, one_length: bool) -> Shape:
-    """Return a call's Shape.
+    """Return the Shape of a call.
 
-    With a block table, K and V are sets of pages. Otherwise, each is a single tensor.
-
-    `one_length` tells whether the host knows that all sequences have the same number of keys.
+    K and V are sets of pages if there is a block table, and single tensors otherwise. `one_length` is True if the host
+    knows that all sequences have the same number of keys.
     """
     (batch, H, N_q, d), K, table = tensors.q.shape, tensors.k, tensors.block_table
     if table is None:
@@ -338,9 +337,9 @@ def shape_of(tensors: Tensors, one_length: bool) -> Shape:
 
 
 def strides_of(tensors: Tensors) -> Strides:
-    """Return the Strides of Q, K, V and O, each for batch entries (or pages), heads, and rows (or keys)."""
+    """Return the strides of Q, K, V and O for batch entries (or pages), heads, and rows (or keys)."""
     Q, K, V = tensors.q, tensors.k, tensors.v
     (page, *K_rest), (V_page, *V_rest) = K.stride()[:3], V.stride()[:3]
-    if tensors.block_table is not None:  # in a page, keys come before heads
+    if tensors.block_table is not None:  # keys precede heads within a page
         K_rest, V_rest = K_rest[::-1], V_rest[::-1]
     return Strides(Q.stride()[:3], (page, *K_rest), (V_page, *V_rest), layout_of_result(Q).stride()[:3])

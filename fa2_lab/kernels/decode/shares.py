@@ -1,36 +1,36 @@
-"""The rules by which decode divides the keys of all heads among programs. They need neither Triton nor torch.
+"""The rules by which decode divides the keys of all heads among programs, without Triton or torch.
 
-Decode has too few heads to fill a GPU, so several programs read each head's keys. If a K/V head's query rows take
-several row blocks, each of them counts as a head here. There are two ways to divide the work:
+Decode has too few heads to fill a GPU, so several programs read each head's keys. If the query rows of a K/V head
+occupy several row blocks, each row block counts as a head in this file. The work can be divided in two ways:
 
-    split-KV   every head has the same number of programs, its splits: split w reads tiles w, w + splits, …
+    split-KV   every head has the same number of programs, called splits, where split w reads tiles w, w + splits, …
     stream-K   the work of all heads is concatenated, and every program gets an equal share, even across heads:
                a head has one unit of work per tile, plus one unit for starting the head
 
-Stream-K suits every batch. Split-KV is chosen if all heads have the same length and their splits fill the GPU. Each
-program then works on a single head, and tiles that are read at the same time are close together in memory.
+Stream-K suits every batch. Split-KV is chosen if all heads have the same length and their splits fill the GPU. In this
+case, each program works on a single head, and tiles that are read concurrently are close together in memory.
 """
 
 from fa2_lab.tiles import cdiv
 
-# Fitted on an H200 with `python -m fa2_lab bench decode`.
-WHOLE_HEADS_FILL = 0.9  # if this share of slots is in use over all waves, whole heads are as fast as stream-K
-SPLITS_FILL = 0.95  # if splits fill less than this share of slots, stream-K on all slots is as fast
+# These values were fitted on an H200 with `python -m fa2_lab bench decode`.
+WHOLE_HEADS_FILL = 0.9  # whole heads are as fast as stream-K if they use this fraction of the slots over all waves
+SPLITS_FILL = 0.95  # stream-K on all slots is as fast if splits fill less than this fraction
 
-FP32_BYTES = 4  # bytes per element of a partial result, whose m, l and o are fp32
+FP32_BYTES = 4  # bytes per element of m, l and o in a partial result, which are fp32
 
 
 def heads_fill(slots: int, heads: int) -> bool:
-    """Return whether one program per head fills nearly all `slots` in every wave, for `heads` heads of equal length."""
+    """Return whether one program per head fills nearly all `slots` in every wave if all heads have the same length."""
     return heads > 0 and heads / (cdiv(heads, slots) * slots) >= WHOLE_HEADS_FILL
 
 
 def splits_of_head(slots: int, heads: int, tiles: int, min_share: int = 1) -> int:
     """Return the number of programs per head in split-KV, for heads of `tiles` tiles, or 0 if stream-K is better.
 
-    The result is 1 if whole heads fill the GPU's `slots` program slots. Otherwise, it is the number of slots per head,
-    on two conditions: few slots stay empty, and every program gets at least 2 · `min_share` tiles, so that writing its
-    partial result is worth the time.
+    If whole heads fill the GPU's `slots` program slots, return 1. Otherwise, return the number of slots per head,
+    provided that few slots stay empty and that every program gets at least 2 · `min_share` tiles. With fewer tiles,
+    writing a partial result would not be worthwhile.
     """
     if heads_fill(slots, heads):
         return 1
@@ -41,18 +41,18 @@ def splits_of_head(slots: int, heads: int, tiles: int, min_share: int = 1) -> in
 
 
 def partial_bytes(rows: int, d: int) -> int:
-    """Return the bytes moved when a partial result (m, ℓ, o) of `rows` rows is written and read once."""
+    """Return the number of bytes moved by writing and reading a partial result (m, ℓ, o) of `rows` rows once."""
     return 2 * rows * (d + 2) * FP32_BYTES
 
 
 def tile_bytes(B_c: int, d: int, itemsize: int) -> int:
-    """Return the number of bytes in a tile of B_c keys and their values."""
+    """Return the number of bytes in a tile with B_c keys and their values."""
     return 2 * B_c * d * itemsize
 
 
 def min_share(rows: int, d: int, B_c: int, itemsize: int) -> int:
-    """Return the smallest number of tiles that makes an additional program worth the partial result that it writes.
+    """Return the smallest number of tiles for which an additional program is worthwhile.
 
-    Reading that many tiles moves at least as many bytes as writing and reading the partial result.
+    Reading this number of tiles moves at least as many bytes as writing and reading the program's partial result.
     """
     return cdiv(partial_bytes(rows, d), tile_bytes(B_c, d, itemsize))

@@ -1,1 +1,1 @@
-"""The portable kernels, which run on every GPU: FlashAttention-2 in plain Triton, forward and backward."""
+"""The portable FlashAttention-2 kernels, forward and backward, written in plain Triton to run on every GPU."""

@@ -1,8 +1,8 @@
-"""The portable backward: Algorithm 2 of FlashAttention-2 in two passes, so that every sum has a fixed order.
+"""The portable backward: Algorithm 2 of FlashAttention-2 in two passes, which gives every sum a fixed order.
 
-The first pass works by rows: each program owns a row block, keeps dQ_i on chip, and computes D_i for the second pass.
-The second pass works by columns: each program owns a column block and keeps dK_j and dV_j on chip. Both passes compute
-S and dP. Rung b00 of the ladder follows the paper instead, with a single pass that accumulates dQ by atomic adds.
+In the first pass, each program owns a row block, keeps dQ_i on chip, and computes D_i for the second pass. In the
+second pass, each program owns a column block and keeps dK_j and dV_j on chip. Both passes compute S and dP. Rung b00 of
+the ladder follows the paper instead, with a single pass that accumulates dQ with atomic additions.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 
 
 class QueryTensors(NamedTuple):
-    """The tensors with one row or one element per query, for all heads, and the strides of Q and dO."""
+    """The tensors of all heads that have one row or one element per query, and the strides of Q and dO."""
 
     Q: tl.tensor
     dO: tl.tensor
@@ -60,13 +60,13 @@ class Group(NamedTuple):
     """The group of query heads that share a K/V head."""
 
     q_base: tl.tensor  # the batch entry, or the first row of a packed sequence
-    heads_before: tl.tensor  # query heads in the earlier batch entries
+    heads_before: tl.tensor  # number of query heads in the earlier batch entries
     first: tl.tensor
     size: tl.tensor
 
 
 class ColumnBlock(NamedTuple):
-    """A column block: its tiles of K and V, its columns, and the rows begin:end that see each column."""
+    """The tiles of K and V in a column block, its columns, and the rows begin:end that see each column."""
 
     k_j: tl.tensor  # (B_c, d)
     v_j: tl.tensor  # (B_c, d)
@@ -76,7 +76,7 @@ class ColumnBlock(NamedTuple):
 
 
 class BackwardScalars(NamedTuple):
-    """The factors that the backward multiplies by, and its dropout rule."""
+    """The backward's scalar factors and its dropout rule."""
 
     scale: float  # τ
     scales: Scales
@@ -85,46 +85,49 @@ class BackwardScalars(NamedTuple):
 
 @triton.jit
 def load_row_values(X, bh, head_stride, row, N_q, RAGGED: tl.constexpr):
-    """Load one element per row of a head from X (L or D)."""
+    """Load one element for each of a head's rows `row` from X, which is L or D."""
     at = X + tl.cast(bh, tl.int64) * head_stride + row
     x = tl.load(at, mask=row < N_q, other=0.0) if RAGGED else tl.load(at)
-    # This sum over one term changes no value, but makes Triton load each value once per block, not once per thread.
+    # Summing over a dimension of size 1 leaves the values unchanged, but makes Triton load each value once per block
+    # instead of once per thread.
     return tl.sum(x[:, None], 1)
 
 
 @triton.jit
 def mask_empty_rows(L_i, row, N_q):
-    """Return L_i with ∞ for each row that sees no key or does not exist, which makes its P 0 whatever the bias."""
+    """Return L_i, with ∞ for rows that see no key or do not exist, so that their P is 0 regardless of the bias."""
     return tl.where((L_i == NEG_INF) | (row >= N_q), float("inf"), L_i)
 
 
 @triton.jit
 def probabilities(x, y, L_i, b_ij, visible, scales, MASKED: tl.constexpr):
-    """Recompute a tile's P from L_i. Return P, and the scores before the scale and the bias b_ij are applied.
+    """Recompute a tile's P from L_i, and return it with the scores before the scale and the bias b_ij are applied.
 
-    x yᵀ are the scores: x is q_i and y is k_j or, if the tile is transposed, x is k_j and y is q_i. All other arguments
-    have the tile's shape or broadcast to it.
+    The scores are x yᵀ, where x is q_i and y is k_j or, if the tile is transposed, x is k_j and y is q_i. All other
+    arguments have the tile's shape or broadcast to it.
     """
-    s_ij = tl.dot(x, y.T, input_precision="ieee")  # (B_r, B_c), not yet scaled by τ  FA2.A2.L10
+    s_ij = tl.dot(x, y.T, input_precision="ieee")  # (B_r, B_c), before scaling by τ  FA2.A2.L10
     s_ij = apply_softcap(s_ij, scales.softcap_factor)
-    # τ S − L in one FMA, both in base 2, because rounding τ S first would lose digits of large scores.
+    # Compute τ S − L with one FMA and both terms in base 2, because rounding τ S first would lose digits of large
+    # scores.
     if b_ij is None:
         power = s_ij * scales.scale_log2 - L_i * LOG2E  # (B_r, B_c)  FA2.A2.L10 FA2.A2.L11
-    else:  # b − L first, because it is small unless P is negligible
+    else:  # compute b − L first, because it is small unless P is negligible
         power = s_ij * scales.scale_log2 + (b_ij * LOG2E - L_i * LOG2E)
     if MASKED:
-        power = tl.minimum(power, 100.0)  # visible scores stay far below 100, and masked ones must not overflow
+        power = tl.minimum(power, 100.0)  # masked scores must not overflow; visible ones stay far below 100
     p_ij = tl.exp2(power)  # (B_r, B_c)  FA2.A2.L11
-    if MASKED:  # including all scores of a row that sees no key, where L = −∞
+    if MASKED:  # this includes all scores of a row that sees no key and has L = −∞
         p_ij = tl.where(visible, p_ij, 0.0)
     return p_ij, s_ij
 
 
 @triton.jit
 def score_gradients(p_ij, s_ij, x, y, D_i, row, col, scales, dropout):
-    """Return a tile's dS: the gradient of the scores after the scale τ, but before the softcap, if there is one.
+    """Return a tile's dS, the gradient of the scores after scaling by τ but before the softcap, if there is one.
 
-    x yᵀ is dP: x is do_i and y is v_j or, if the tile is transposed as in probabilities(), x is v_j and y is do_i.
+    dP is x yᵀ, where x is do_i and y is v_j or, if the tile is transposed as in probabilities(), x is v_j and y is
+    do_i.
     """
     dp_ij = tl.dot(x, y.T, input_precision="ieee")  # (B_r, B_c)  FA2.A2.L13
     if dropout is not None:
@@ -139,8 +142,8 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
     """Add to dk_j and dv_j (B_c, d) the contributions of the rows in `span` of every query head in the group.
 
     `columns` is a ColumnBlock, `queries` are QueryTensors, `span` is a RowSpan, and `scalars` are BackwardScalars.
-    GROUPED means that the group has several query heads, and MASKED that the rows may need a mask. Return dk_j and
-    dv_j.
+    GROUPED means that the group has several query heads, and MASKED means that the rows may need a mask. Return dk_j
+    and dv_j.
     """
     B_r: tl.constexpr = const.B_r
     k_j, v_j, col, scales = columns.k_j, columns.v_j, columns.col, scalars.scales
@@ -153,7 +156,7 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
     for _ in range(0, group.size * tiles if GROUPED else tiles):  # FA2.A2.L8
         bh = group.heads_before + head
         row = row0 + tl.arange(0, B_r)  # (B_r,)
-        # q_base is the batch entry here. For packed sequences, it would be a row, but they do not support dropout.
+        # q_base is the batch entry, because dropout is not supported for packed sequences, where it would be a row.
         dropout = None if seed is None else DropoutKey(seed, scalars.dropout_rule, head, group.q_base)
         Q = head_view(queries.Q, queries.Q_strides, group.q_base, head)
         q_i = load_tile(Q, row0, N_q, const, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
@@ -176,7 +179,7 @@ def visit_rows(dk_j, dv_j, columns, queries, span, group, window, scalars, bias_
         dv_j = accumulate_dot(dv_j, kept_ji.to(do_i.dtype), do_i)  # (B_c, d)  FA2.A2.L12
         ds_ji = ds_ji.to(q_i.dtype)
         dk_j = accumulate_dot(dk_j, ds_ji, q_i)  # (B_c, d)  FA2.A2.L16
-        row0 += B_r  # the next tile: up to `stop`, then the ragged end at `second`, then the next head
+        row0 += B_r  # advance to the next tile, then to the ragged end at `second`, then to the next head
         if MASKED:
             row0 = tl.where(row0 < stop, row0, tl.maximum(row0, second))
         if GROUPED:
@@ -204,7 +207,7 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
     length = key_length(key_lengths, batch, N_k)
     masked_rows, full_rows = row_ranges(j * B_c, N_q, N_k, length, window, const)
     begin, end = row_bounds(col[:, None], N_q, N_k, length, window)  # (B_c, 1)
-    # No row sees a key before row_begin.
+    # No row sees a key before `row_begin`, so these keys are not read.
     row_begin = None if window[0] is None else col_bounds(0 * j, N_q, N_k, length, window)[0]
 
     k_j = load_tile(K, j * B_c, length, const, B_c, RAGGED=True, row_begin=row_begin)  # (B_c, d)  FA2.A2.L6
@@ -221,7 +224,7 @@ def bwd_dkdv(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_seqlens_q, cu_seql
                             const, bias, GROUPED, MASKED=False)  # fmt: skip
 
     dK, dV = head_ptr(dK, dK_strides, k_base, head_kv), head_ptr(dV, dV_strides, k_base, head_kv)
-    # dk_j accumulates over all query heads in the group, so this single multiplication requires that they share one
+    # dk_j is the sum over all query heads in the group, so a single multiplication suffices only if they share one
     # scale τ.
     store_rows(dK, dk_j * scalars.scale, j * B_c, dK_strides[2], N_k, B_c, const.d, const.d_pad)  # FA2.A2.L18
     store_rows(dV, dv_j, j * B_c, dV_strides[2], N_k, B_c, const.d, const.d_pad)  # FA2.A2.L18
@@ -232,7 +235,7 @@ def visit_columns(dq_i, q_i, do_i, row_block, K, V, span, keys, window, scales, 
                   bias: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add the contributions of the tiles in `span` to dq_i (B_r, d), and return dq_i.
 
-    The other arguments are those of visit_tiles() in forward.py.
+    The other arguments are the same as for visit_tiles() in forward.py.
     """
     B_c: tl.constexpr = const.B_c
     row = row_block.row
@@ -255,7 +258,7 @@ def visit_columns(dq_i, q_i, do_i, row_block, K, V, span, keys, window, scales, 
 @triton.jit(do_not_specialize=launch.UNSPECIALIZED)
 def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seqlens_k, strides, H, group, N_q, N_k,
            batch_heads, l2_group, sequences, window, scalars, const, bias: tl.constexpr):  # fmt: skip
-    """Compute D_i and dQ_i for row block i of a query head. As in the forward, each program owns a row block."""
+    """Compute D_i and dQ_i for row block i of a query head, which one program owns, as in the forward."""
     B_r: tl.constexpr = const.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A2.L1 FA2.A2.L2
     i, bh = block_coord(tl.program_id(0), T_r, batch_heads, l2_group)
@@ -281,7 +284,7 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
     L_i = load_row_values(L, bh, head_stride, row, N_q, RAGGED=True)  # (B_r,)
     o_i = load_tile(O, i * B_r, N_q, const, B_r, RAGGED=True).to(tl.float32)  # (B_r, d)
     D_i = tl.sum(do_i * o_i, 1)  # (B_r,)  FA2.A2.L4
-    if dL is not None:  # if the loss also uses L, dS has one more term, P ∘ dL, so dL is subtracted from D
+    if dL is not None:  # if the loss also depends on L, subtract dL from D to add the term P ∘ dL to dS
         D_i = tl.where(L_i == NEG_INF, 0.0, D_i - load_row_values(dL, bh, head_stride, row, N_q, RAGGED=True))
     tl.store(D + tl.cast(bh, tl.int64) * head_stride + row, D_i, mask=row < N_q)  # FA2.A2.L4
     scales = scalars.scales
@@ -301,7 +304,7 @@ def bwd_dq(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_seqlens_q, cu_seq
 
 
 def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callable:
-    """Return a function of (dO, dL, O, L, tensors) that computes the portable backward for calls like this one."""
+    """Return a function of (dO, dL, O, L, tensors) that runs the portable backward for calls like this one."""
     dq_launch = prepare_dq(dO, O, tensors, options)
     dkdv_launch = prepare_dkdv(dO, tensors, options)
 
@@ -318,11 +321,11 @@ def prepare(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callab
 
 
 def sink_gradients(sinks: Tensor, L: Tensor, D: Tensor) -> Tensor:
-    """Return each sink's gradient, summed over all rows: dS = −P D with P = exp(sink − L).
+    """Return the gradient of each sink, which is the sum of dS = −P D over all rows, with P = exp(sink − L).
 
-    Any score's gradient is dS = P (dP − D). For a sink, dP is 0, because a sink has no value.
+    For a score, the gradient is dS = P (dP − D). For a sink, dP is 0, because a sink has no value.
     """
-    p = torch.exp(sinks.float()[:, None] - L.nan_to_num())  # avoids −∞ − (−∞) if a row does not even see its sink
+    p = torch.exp(sinks.float()[:, None] - L.nan_to_num())  # avoids −∞ − (−∞) if a row's L and its sink are both −∞
     return -(p * D).sum(-1).view(-1, len(sinks)).sum(0).to(sinks.dtype)
 
 
@@ -355,7 +358,7 @@ def prepare_dkdv(
 
 
 def common_arguments(options: Options) -> dict:
-    """Return the keyword arguments shared by both passes, except the sizes: the window, the scalars, and the bias."""
+    """Return the keyword arguments, other than sizes, shared by both passes: the window, the scalars and the bias."""
     scales = make_scales(options.scale, options.softcap)
     scalars = BackwardScalars(options.scale, scales, launch.dropout_rule(options.dropout_p))
     return dict(window=launch.window_bounds(options), scalars=scalars, bias=options.bias)

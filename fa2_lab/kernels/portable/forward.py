@@ -34,14 +34,14 @@ from fa2_lab.kernels.strides import contiguous_like, layout_of_result
 
 
 class BiasContext(NamedTuple):
-    """What a bias needs besides the row and the column: the head and the diagonal."""
+    """The head and the diagonal, which a bias needs in addition to the row and the column."""
 
     head: tl.tensor
-    diagonal: tl.tensor  # row 0's diagonal column, because a bias counts rows among the keys
+    diagonal: tl.tensor  # column of row 0's diagonal, because a bias numbers rows by their position among the keys
 
 
 class RowBlock(NamedTuple):
-    """A row block: its rows, the columns begin:end that each row sees and, in the backward, its L and D."""
+    """The rows of a row block, the columns begin:end that each row sees and, in the backward, L and D."""
 
     row: tl.tensor  # (B_r,)
     begin: tl.tensor  # (B_r, 1)
@@ -52,8 +52,8 @@ class RowBlock(NamedTuple):
 
 @triton.jit
 def eval_bias(bias: tl.constexpr, bias_context, row, col):
-    """Return bias(head, row, column) in fp32 for these rows and columns, to be added to the scores."""
-    one = tl.full((1, 1), 1.0, tl.float32)  # in the interpreter, a bias may return a Python number
+    """Return bias(head, row, column) for these rows and columns in fp32. The result is added to the scores."""
+    one = tl.full((1, 1), 1.0, tl.float32)  # in Triton's interpreter, a bias may return a Python number
     return tl.cast(one * bias(bias_context.head, row + bias_context.diagonal, col), tl.float32)
 
 
@@ -62,10 +62,10 @@ def visit_tiles(state, q_i, K, V, span, keys, row_block, window, scales, bias_co
                 bias: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Process the tiles in `span` for a row block, and return the updated softmax state.
 
-    The state is o_i in pieces (B_r, const.o_chunk), m_i (B_r,) and l_i (B_r,). K and V are Heads. `span` is the ColSpan
-    of the tiles, and `keys` are the KeyBounds, outside which no key may be read. `window` is (left, right). `dropout`
-    is a DropoutKey or None, and `bias` is a function or None. With MASKED, each column is compared with the bounds of
-    each row in the RowBlock.
+    The state consists of o_i, divided into pieces (B_r, const.o_chunk), m_i (B_r,) and l_i (B_r,). K and V are Heads.
+    `span` is the ColSpan of the tiles, and `keys` are the KeyBounds, outside which no key is read. `window` is (left,
+    right). `dropout` is a DropoutKey or None, and `bias` is a function or None. If MASKED is true, each column is
+    compared with each row's bounds in the RowBlock.
     """
     o_i, m_i, l_i = state
     row = row_block.row
@@ -75,14 +75,14 @@ def visit_tiles(state, q_i, K, V, span, keys, row_block, window, scales, bias_co
         col0 = n + tl.where(n >= span.skip_at, span.skip_cols, 0)
         col = col0 + tl.arange(0, B_c)  # (B_c,)
         k_j = load_tile(K, col0, keys.length, const, B_c, MASKED, row_begin)  # (B_c, d)  FA2.A1.L7
-        s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), not yet scaled by τ  FA2.A1.L8
+        s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), before scaling by τ  FA2.A1.L8
         s_ij = apply_softcap(s_ij, scales.softcap_factor)
         if bias is not None:
             s_ij = s_ij + eval_bias(bias, bias_context, row[:, None], col[None, :]) * (LOG2E / scales.scale_log2)
         if MASKED:
             s_ij = tl.where(in_col_bounds(row_block.begin, row_block.end, col[None, :], window), s_ij, NEG_INF)
         p_ij, alpha, m_i, l_i = softmax_step(s_ij, m_i, l_i, scales, MASKED or bias is not None)  # FA2.A1.L9
-        if dropout is not None:  # after the row sum, because l counts all keys, whereas O counts only the kept ones
+        if dropout is not None:  # dropout follows the row sum, because l counts all keys, but O only the kept ones
             p_ij = apply_dropout(p_ij, row[:, None], col[None, :], dropout)
         new_o_i = ()
         for c in tl.static_range(0, const.d, const.o_chunk):
@@ -102,7 +102,7 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
     T_r = block_count(N_q, sequences, B_r)  # FA2.A1.L1 FA2.A1.L2
     i, bh = block_coord(tl.program_id(0), T_r, batch_heads, l2_group)  # FA2.A1.L3
     if window[1] is not None:
-        i = T_r - 1 - i  # later row blocks see more keys, so start with the last
+        i = T_r - 1 - i  # start with the last row block, because later row blocks see more keys
     batch, head = bh // H, bh % H
     Q_strides, K_strides, V_strides, O_strides = aligned_strides(strides)
     q_base, k_base, L_h = batch, batch, tl.cast(bh, tl.int64) * N_q
@@ -127,11 +127,11 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
         o_i += (tl.zeros((B_r, const.o_chunk), tl.float32),)  # FA2.A1.L5
     m_i = tl.full((B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
-    if sinks is not None:  # a sink is like a key that every row sees, but it adds only to l, not to o
+    if sinks is not None:  # a sink acts like a key that every row sees, but it contributes only to l, not to o
         m_i = l_i + tl.load(sinks + head).to(tl.float32) * (LOG2E / scales.scale_log2)
         l_i += 1.0
-    # Tiles on the diagonal come first. The order does not affect the result, but if the loops are swapped, ptxas makes
-    # each matmul wait for the previous one, which is 15% slower.
+    # Tiles on the diagonal are processed first. The order does not affect the result, but in the opposite order, ptxas
+    # makes each matmul wait for the previous one, which is 15% slower.
     state, row_block = (o_i, m_i, l_i), RowBlock(row, begin, end, None, None)
     state = visit_tiles(state, q_i, K, V, masked_cols, keys, row_block, window, scales, bias_context, dropout,
                         const, bias, MASKED=True)  # fmt: skip
@@ -148,9 +148,9 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_seqlens_q, cu_seq
 
 
 def prepare(tensors: Tensors, options: Options, config: tables.KernelConfig | None = None) -> Callable:
-    """Return a function of `tensors` that computes the portable forward for calls like this one (see dispatch.py).
+    """Return a function of `tensors` that runs the portable forward for calls like this one (see dispatch.py).
 
-    The launch has one program per row block. If `config` is None, it is taken from the tables.
+    The launch has one program per row block. If `config` is None, the tables determine it.
     """
     Q, K, sequences = tensors.q, tensors.k, tensors.sequences
     config = config or tables.choose_config("forward", Q, options.causal)
