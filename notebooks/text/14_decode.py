@@ -6,11 +6,12 @@
 #
 # **One query, a long cache: who does the work?**
 #
-# A language model generates one token at a time. The query of each new token attends to the keys of all tokens so
-# far, which are kept in the *KV cache*. Chapter 06 showed this case, in which a single row block and a few heads
-# leave a hundred SMs idle. In this chapter, we write the kernel for it in Triton. First we split the keys, then we
-# merge the partial results, and finally we store the cache in pages. The ideas come from Flash-Decoding (splits),
-# PagedAttention (pages) and Lean Attention (equal shares).
+# A language model generates one token at a time. The query of each new token attends to the keys of all tokens so far,
+# which are kept in the *KV cache*. Chapter 06 showed this case, in which a single row block and a few heads leave a
+# hundred SMs idle. In this chapter, we write the kernel for it in Triton. First we split the keys, merge the partial
+# results, and measure how much the splits gain. Then we give sequences of different lengths equal work, ask whether a
+# row's last digits depend on the rest of its batch, and finally store the cache in pages. The ideas come from
+# Flash-Decoding (splits), PagedAttention (pages) and Lean Attention (equal shares).
 #
 # After this notebook you can
 #
@@ -73,10 +74,12 @@ print(f"{flops / 1e9:.2f} GFLOP to compute: {flops / 989e6:.1f} µs")
 #
 # <details><summary>Answer</summary>
 #
-# **one with more query heads for each K/V head.** A key and its value take 4d bytes, and each query of the group
-# spends 4d FLOPs on them. That is one FLOP per byte for each query, for any length and any d. In training, thousands
-# of queries share a key, but in decoding, the GPU mainly reads.
+# **one with more query heads for each K/V head.** A key and its value take 4d bytes, and each query of the group spends
+# 4d FLOPs on them. That is one FLOP per byte for each query, for any length and any d. In training, thousands of
+# queries share a key, but in decoding, the GPU mainly reads.
 # </details>
+#
+# The roofline of chapter 04 shows both cases, one query per key and a group of four:
 
 # %% tags=["hide-input"]
 show("rooflines_decode")
@@ -85,9 +88,8 @@ show("rooflines_decode")
 # Decode is far down the DRAM slope of the roofline, but grouping the queries helps. The four queries of a group are
 # consecutive in memory, so they can form four rows of *one* tile, and each key is read once for all of them. If each
 # query head had its own program, as on the ladder, every key would be requested four times. The tile of the kernel
-# below has 16 rows, because even `mma`, the smaller instruction of the tensor cores, multiplies 16 rows at a time, so
-# twelve of its rows are zeros. These zeros cost nothing here, because the tensor cores are idle most of the time
-# anyway.
+# below has 16 rows, because the tensor cores multiply at least 16 rows at a time, so twelve of its rows are zeros.
+# These zeros cost nothing here, because the tensor cores are idle most of the time anyway.
 
 # %% [markdown]
 # ## Are eight heads enough?
@@ -97,6 +99,10 @@ show("rooflines_decode")
 # depends on the kernel. Here we count for the package's decode kernel, which is timed in the section *How near is the
 # limit?* Its programs have four *stages* of 32 KiB, for a tile of K and a tile of V each. Together, these take more
 # than half of an SM's shared memory, so only one program fits on an SM.
+#
+# The next cell schedules these programs with the model of chapter 06. Its unit of time is a tile, and each program
+# needs one extra unit to start. `end` is the time at which the last program ends, and `busy` is the share of all SMs'
+# time that is spent on programs:
 
 # %% tags=["hide-input"]
 for n in (1, 16, 17, 33):
@@ -105,21 +111,22 @@ for n in (1, 16, 17, 33):
     print(f"end: {ran.makespan:4.0f}, busy: {ran.utilisation:4.0%}")
 
 # %% [markdown]
-# Time is counted in tiles, and each program needs the time of one extra tile to start. With 16 splits, the 128
-# programs just fit on the 132 SMs. With 17 splits, there are 136 programs, so the last four start a second wave. 33
-# splits fill two whole waves, but they finish no earlier than 16 splits do. This model assumes that a program reads
-# at the same speed, no matter how many other programs are reading. The section *How near is the limit?* shows what we
-# measured.
+# With 16 splits, the 128 programs just fit on the 132 SMs. With 17 splits, there are 136 programs, so the last four
+# start a second wave. 33 splits fill two whole waves, but they finish no earlier than 16 splits do. This model assumes
+# that a program reads at the same speed, no matter how many other programs are reading. The section *How near is the
+# limit?* shows what we measured.
 
 # %% [markdown]
 # ## What does a split leave behind?
 #
-# Split w reads the keys from w · share to (w + 1) · share, in whole tiles. It uses `load_rows` and `visit` from chapter
-# 08, where row r sees the keys before `seen[r]`. Here, every row sees the keys before `last`. A split does not divide
-# $o$ by $\ell$. Instead, it stores $o$, m and $\ell$ as they are, so that the merge can divide once. These d + 2 values
-# per row are a partial result, which we call a *part*. In memory, the d values of $o$ come first, then m at position d,
-# and then $\ell$ at position d + 1. As in chapter 08, m is a scaled score times $\log_2 e$. `tl.num_programs(0)` is the
-# number of splits.
+# Each split gets `share` keys, rounded up to whole tiles, so split w begins at key w · share and ends before key (w +
+# 1) · share. It uses `load_rows` and `visit` from chapter 08, where row r sees the keys before `seen[r]`. Here, every
+# row sees the keys before `last`.
+#
+# In chapter 06, each worker stored its finished result, with $o$ already divided by $\ell$. Here, a split stores $o$, m
+# and $\ell$ as they are, so the merge divides only once. These d + 2 values per row are a partial result, which we call
+# a *part*. In memory, the d values of $o$ come first, then m at position d, and then $\ell$ at position d + 1. As in
+# chapter 08, m is a scaled score times $\log_2 e$. `tl.num_programs(0)` is the number of splits.
 
 # %%
 @triton.jit
@@ -252,6 +259,137 @@ right, _ = reference.forward(*map(host, (q, k, v)), stage="naive")
 # The parts are merged in a fixed order, so the same number of splits gives the same result every time, bit for bit.
 
 # %% [markdown]
+# ## How near is the limit?
+#
+# Now we time the package's kernel on the cache from the first section. We compare it with a *pure read*, a kernel
+# that reads the same number of bytes and keeps nothing. In bytes per second, a pure read is about as fast as a copy.
+# Neither reaches the data sheet's bandwidth, from which we computed the 56 µs above.
+
+# %% tags=["hide-input"]
+record = load("decode")
+curve = dict(zip(record.curves["programs"], record.curves["microseconds"], strict=True))
+group = cost("decode", N=65536, N_q=4, heads=8, B_r=16)
+each, copy = group.dram_bytes / 8 / curve[8] / 1e3, 1e3 * record.ceilings["copy TB/s"]
+
+# %% [markdown]
+# **Predict.** How does the time change as we go from 8 to 16, 32, 64, 128 and 256 programs?
+#
+# - ☐ it halves until about every SM has a program, and then hardly changes
+# - ☐ it halves each time, since twice as many programs share the work
+# - ☐ it hardly falls, since memory is the limit from the start
+#
+# <details><summary>Answer</summary>
+#
+# **it halves until about every SM has a program, and then hardly changes.** One program reads slowly, because it
+# works on one tile after another. Together, about a hundred programs read as fast as a copy, so additional programs
+# gain nothing. A second wave costs little if it is nearly full, as with 256 programs. With 17 splits, by contrast,
+# the four programs of the second wave would be the only ones reading.
+#
+# ```python
+# print(f"each of 8 programs reads {each:.0f} GB/s, a copy on this GPU {copy:,.0f} GB/s")
+# print(f"a copy's speed is that of {copy / each:.0f} programs")
+# for programs, time in curve.items():
+#     if programs <= 256:
+#         print(f"{programs:3.0f} programs: {time:3.0f} µs")
+# ```
+#
+# ```text
+# each of 8 programs reads 43 GB/s, a copy on this GPU 4,271 GB/s
+# a copy's speed is that of 99 programs
+#   8 programs: 776 µs
+#  16 programs: 394 µs
+#  32 programs: 202 µs
+#  64 programs: 107 µs
+# 128 programs:  68 µs
+# 256 programs:  71 µs
+# ```
+# </details>
+#
+# The next figure shows all recorded numbers of programs, up to 2,048:
+
+# %% tags=["hide-input"]
+show("decode_programs")
+
+# %% [markdown]
+# The dots are measured, and the dashed line is a model. In the model, the launch takes a few microseconds. After that,
+# each program reads at its own speed, but all programs together read no faster than a copy. Since the speed of one
+# program is taken from the first dot, the line passes through that dot by construction, and only the rest of the line
+# is a prediction. Beyond 128 programs, the dots rise slowly to about 80 µs, because there are more programs to start
+# and more parts to merge. For each head that a program begins, the model adds the time of one tile, but it does not
+# count the merge. The line ends at 512 programs, because with fewer than 16 tiles per program, rounding to whole tiles
+# would dominate the model.
+#
+# Why does a single program not read faster, although it has an SM to itself? We can only narrow this down. There are
+# four candidates, namely DRAM, the path from L2 into the SM, the wait for tiles, and the program's own work on each
+# tile. The record excludes the first two, as the next output shows. To tell the other two apart, its last lines change
+# the number of stages:
+
+# %% tags=["hide-input"]
+from fa2_lab.kernels.decode.shares import tile_bytes
+
+tile, path = tile_bytes(64, d=128, itemsize=2), rates(chips.H200).l2 / chips.H200.SMs / 1e9  # bytes; GB/s
+print(f"each of 8 programs reads {each:.0f} GB/s, so a tile of K and V, {tile // 1024} KiB, takes {tile / each / 1e3:.2f} µs")
+print(f"together they read {8 * each / copy:.0%} of a copy's speed")
+print(f"L2 delivers {path:.0f} GB/s to each SM, even if all SMs load at the same time")
+stages = dict(zip(record.curves.get("stages", ()), record.curves.get("GB/s of a program", ()), strict=True))
+for n, speed in stages.items():
+    print(f"with {n:.0f} stages, each of 8 programs reads {speed:.0f} GB/s")
+
+# %% [markdown]
+# Eight programs read only a small fraction of what DRAM can deliver, and L2 could deliver more to each SM. So a program
+# either waits for its tiles or is busy with them:
+#
+# - **It waits.** The program works on the tile in one of its stages, while the tiles for the other stages are in
+#   flight. If the work took no time, the speed would be set by the tiles in flight alone. By *Little's law*, it would
+#   be their bytes divided by the *latency*, the time that a tile takes to arrive. With 2, 3, 4 and 6 stages, 1, 2, 3
+#   and 5 tiles are in flight, so a program would read 2, 3 and 5 times as fast with 3, 4 and 6 stages as with 2.
+#
+# - **It is busy.** For each tile, the program computes S, then the softmax, and then P V. Each of these steps waits for
+#   the previous one, and the program goes on to the next tile only when all three are done. If this takes longer than
+#   a tile takes to arrive, further stages change nothing.
+#
+# The measurement shows both. A second tile in flight makes a program 1.5 times as fast, so with two stages, it does
+# wait for its tiles. With more than three stages, it hardly becomes any faster, so from then on, it is busy: the work
+# on a tile takes about 0.76 µs.
+#
+# For our purpose, the answer does not matter, because the fix is the same in both cases. Programs on other SMs wait and
+# work at the same time. About a hundred of them read as fast as a copy, and that is why we split the keys.
+
+# %% [markdown]
+# Our decode kernel reaches the following share of a pure read's speed:
+
+# %% tags=["hide-input"]
+rows = [row for row in record.rows if row.direction == "decode"]
+for row in sorted(rows, key=lambda row: row.problem["bytes"]):
+    p, share = row.problem, row.ratio("fa2_lab", "reading alone")
+    print(f"{p['batch']:2} × {p['N_k']:6,} keys, {p['heads']}/{p['kv_heads']} heads, d = {p['d']:3}: {share:.0%}")
+
+# %% [markdown]
+# If the cache is short, a larger share of the time is spent on the two launches and on waiting for each program's
+# first tile.
+
+# %% [markdown]
+# ## What if the lengths differ?
+#
+# So far, all heads have had the same number of keys. But in a batch, every sequence has its own length. If each head
+# gets the same number of splits, short heads get programs that have nothing to do. For unequal lengths, the package
+# therefore hands out *equal shares*, a technique that Lean Attention uses and that is also called *stream-K*. This
+# technique lays the work of all heads end to end and cuts it into equal pieces, so a program can finish one head and
+# begin the next. In the figure, four programs share five heads, which have 10, 3, 0, 12 and 2 tiles. The number in each
+# tile is that of the program which reads it:
+
+# %% tags=["hide-input"]
+show("decode_shares")
+
+# %% [markdown]
+# To share the work, we count each tile as one unit and add one unit per head. Even the empty head counts, because some
+# program must write its O. In total, there are 27 + 5 = 32 units, so each of the four programs gets 8. For example,
+# program 1 gets 3 units for the last tiles of head 0, 1 + 3 for head 1, and 1 for the empty head 2. Programs 1 and 3
+# continue a head that another program began. We add no unit for this, so that the number of units does not depend on
+# the number of programs. The output in the section *Are eight heads enough?* counts differently, with one unit for the
+# start of every program. Only heads 0 and 3 are read by two programs, so only these two heads need a merge.
+
+# %% [markdown]
 # ## Is a row the same in another batch?
 #
 # The number of splits is chosen for speed, and the choice depends on the batch. A batch of four sequences has four
@@ -291,7 +429,7 @@ def apart(**asked):  # O of the first sequence: alone, and within the batch of f
 # ```
 #
 # ```text
-# 46% of the numbers of O differ, by 3e-05 at most
+# 45% of the numbers of O differ, by 3e-05 at most
 # ```
 # </details>
 #
@@ -315,11 +453,12 @@ print(f"in fp32, {(few != many).float().mean():.0%} of all numbers of O differ")
 # To get such a kernel, we must choose the number of splits without looking at the batch. `attention()` and
 # `attention_paged()` accept this number as `num_splits`, which is also its name in flash-attn. Split w of a sequence
 # then reads the tiles w, w + `num_splits`, … of this sequence, regardless of the other sequences and the number of SMs.
-# The package assigns single tiles in this way, whereas `split_kernel` above reads one contiguous range per split. With
-# single tiles, the tiles that are read at the same time are close together in memory. Without `num_splits`, the package
-# does the same if all sequences have the same length and the splits fill the GPU, as in the batches listed at the start
-# of this section. Otherwise, it hands out contiguous *equal shares*, which a later section explains. The tile size must
-# not depend on the batch either, and the parts are merged in the order of their indices.
+# The tile size must not depend on the batch either, and the parts are merged in the order of their indices.
+#
+# Why does a split read every `num_splits`-th tile, and not one contiguous range, as in `split_kernel` above? In this
+# way, the tiles that are read at the same time are close together in memory. Without `num_splits`, the package also
+# reads single tiles if all sequences have the same length and the splits fill the GPU, as in the batches listed at the
+# start of this section. Otherwise, it hands out the equal shares of the previous section.
 
 # %%
 for n in (1, 8):
@@ -327,20 +466,21 @@ for n in (1, 8):
 
 # %% [markdown]
 # Batch invariance has a cost, because one number of splits has to serve all batches. If the number is small, a single
-# sequence leaves SMs idle. In the model above, a sequence of 1,024 tiles per head ends after 1,025 units with one
-# split, but after 65 units with 16 splits.
+# sequence leaves SMs idle. In the model, a sequence of 1,024 tiles per head ends after 1,025 units with one split, but
+# after 65 units with 16 splits.
 #
-# If the number is large, a large batch writes and merges parts that it does not need. The next cell compares bytes. A
-# part is written once and read once, in fp32, and it has d + 2 values for each of the group's four rows. By what
-# percentage does this increase the number of bytes that the part's split moves?
+# If the number is large, a large batch writes and merges parts that it does not need. A part is written once and read
+# once, in fp32, and it has d + 2 values for each of the group's four rows. The next cell divides these bytes, for all
+# splits of a head, by the bytes of the head's keys and values:
 
 # %% tags=["hide-input"]
-from fa2_lab.kernels.decode.shares import partial_bytes, tile_bytes
+from fa2_lab.kernels.decode.shares import partial_bytes
 
 print("splits per head      4     16     32")
 for N_k in (65536, 8192, 2048):
     added = (partial_bytes(rows=4, d=128) * n / tile_bytes(N_k, d=128, itemsize=2) for n in (4, 16, 32))
     print(f"{N_k:6,} keys    " + "".join(f"{x:7.1%}" for x in added))
+
 # %% [markdown]
 # With a long cache, the parts hardly matter. With 2,048 keys, however, each of 32 splits reads a single tile of 64 keys
 # and leaves a part that is about an eighth as large, counting both its write and its read.
@@ -360,19 +500,22 @@ for N_k, batch in fixed[1]:
     print(f"{N_k:6,}{batch:13}" + "".join(f"{found[N_k, batch]:13.2f}" for found in fixed.values()))
 
 # %% [markdown]
-# A single split makes a single sequence up to ten times slower. (The model predicts 1,025 / 65 = 16 times, because it
-# does not know that the 128 programs of 16 splits together reach the limit of DRAM.) But it costs next to nothing with
-# 16 sequences or more. With 16 splits, the batches in the table take at most 12% longer, and with 16,384 keys or more,
-# at most 3%. With 32 splits, short caches pay for the parts. So if rows must not depend on the batch, a fixed number
-# that suits a single sequence is cheap for large batches too, unless the caches are short.
-#
+# A single split makes a single sequence up to ten times slower. The model of the section *Are eight heads enough?*
+# predicts 1,025 / 65 = 16 times, because it does not know that the 128 programs of 16 splits together reach the limit
+# of DRAM. With 16 sequences or more, a single split costs next to nothing. With 16 splits, the batches in the table
+# take at most 12% longer, and with 16,384 keys or more, at most 3%. With 32 splits, short caches pay for the parts. So
+# if rows must not depend on the batch, a fixed number that suits a single sequence is cheap for large batches too,
+# unless the caches are short.
+
+# %% [markdown]
 # ## Where is key 20?
 #
-# When a sequence begins, its final length is not known. If every sequence reserved memory for the maximum length,
-# most of that memory would stay empty. Servers therefore cut the cache into *pages* of, for example, 16 keys, and
-# hand them out as sequences grow. For each sequence, a *block table* lists the page with its first 16 keys, the page
-# with the next 16, and so on. For example, where is key 20 if the table is 4, 0, 5? It is in page 0, because 20 //
-# 16 = 1 and entry 1 of the table is 0. Within that page, it is in row 4, because 20 % 16 = 4.
+# So far, the keys of a sequence have been contiguous in memory. But when a sequence begins, its final length is not
+# known. If every sequence reserved memory for the maximum length, most of that memory would stay empty. Servers
+# therefore cut the cache into *pages* of, for example, 16 keys, and hand them out as sequences grow. For each sequence,
+# a *block table* lists the page with its first 16 keys, the page with the next 16, and so on. For example, where is key
+# 20 if the table is 4, 0, 5? It is in page 0, because 20 // 16 = 1 and entry 1 of the table is 0. Within that page, it
+# is in row 4, because 20 % 16 = 4.
 
 # %%
 @triton.jit
@@ -449,142 +592,16 @@ print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().i
 # well. A tile can be longer than a page, so its last keys can be past the end of the table.
 
 # %% [markdown]
-# ## What if the lengths differ?
-
-# %% tags=["hide-input"]
-show("decode_shares")
-
-# %% [markdown]
-# In a batch, every sequence has its own length. If each head gets the same number of splits, short heads get programs
-# that have nothing to do. For unequal lengths, the package therefore hands out *equal shares*, a technique that Lean
-# Attention uses and that is also called *stream-K*. This technique lays the work of all heads end to end and cuts it
-# into equal pieces, so a program can finish one head and begin the next.
-#
-# In the figure, five heads have 10, 3, 0, 12 and 2 tiles, and the number in each tile is that of the program which
-# reads it. To share the work, we count each tile as one unit and add one unit per head. Even the empty head counts,
-# because some program must write its O. In total, there are 27 + 5 = 32 units, so each of the four programs gets 8. For
-# example, program 1 gets 3 units for the last tiles of head 0, 1 + 3 for head 1, and 1 for the empty head 2. Programs 1
-# and 3 continue a head that another program began. We add no unit for this, so that the number of units does not depend
-# on the number of programs. (The output in the section *Are eight heads enough?* counts differently, with one unit for
-# the start of every program.) Only heads 0 and 3 are read by two programs, so only these two heads need a merge.
-
-# %% [markdown]
-# ## How near is the limit?
-#
-# Now we time the package's kernel on the cache from the first section. We compare it with a *pure read*, a kernel
-# that reads the same number of bytes and keeps nothing. In bytes per second, a pure read is about as fast as a copy.
-# Neither reaches the data sheet's bandwidth, from which we computed the 56 µs above.
-
-# %% tags=["hide-input"]
-record = load("decode")
-curve = dict(zip(record.curves["programs"], record.curves["microseconds"], strict=True))
-group = cost("decode", N=65536, N_q=4, heads=8, B_r=16)
-each, copy = group.dram_bytes / 8 / curve[8] / 1e3, 1e3 * record.ceilings["copy TB/s"]
-
-# %% [markdown]
-# **Predict.** How does the time change as we go from 8 to 16, 32, 64, 128 and 256 programs?
-#
-# - ☐ it halves until about every SM has a program, and then hardly changes
-# - ☐ it halves each time, since twice as many programs share the work
-# - ☐ it hardly falls, since memory is the limit from the start
-#
-# <details><summary>Answer</summary>
-#
-# **it halves until about every SM has a program, and then hardly changes.** One program reads slowly, because it
-# works on one tile after another. Together, about a hundred programs read as fast as a copy, so additional programs
-# gain nothing. A second wave costs little if it is nearly full, as with 256 programs. With 17 splits, by contrast,
-# the four programs of the second wave would be the only ones reading.
-#
-# ```python
-# print(f"each of 8 programs reads {each:.0f} GB/s, a copy on this GPU {copy:,.0f} GB/s")
-# print(f"a copy's speed is that of {copy / each:.0f} programs")
-# for programs, time in curve.items():
-#     if programs <= 256:
-#         print(f"{programs:3.0f} programs: {time:3.0f} µs")
-# ```
-#
-# ```text
-# each of 8 programs reads 43 GB/s, a copy on this GPU 4,271 GB/s
-# a copy's speed is that of 99 programs
-#   8 programs: 776 µs
-#  16 programs: 394 µs
-#  32 programs: 202 µs
-#  64 programs: 107 µs
-# 128 programs:  68 µs
-# 256 programs:  71 µs
-# ```
-# </details>
-
-# %% tags=["hide-input"]
-show("decode_programs")
-
-# %% [markdown]
-# The dots are measured, and the dashed line is a model. In the model, the launch takes a few microseconds. After that,
-# each program reads at its own speed, but all programs together read no faster than a copy. Since the speed of one
-# program is taken from the first dot, the line passes through that dot by construction, and only the rest of the line
-# is a prediction. Beyond 128 programs, the dots rise slowly to about 80 µs, because there are more programs to start
-# and more parts to merge. For each head that a program begins, the model adds the time of one tile, but it does not
-# count the merge. The line ends at 512 programs, because with fewer than 16 tiles per program, rounding to whole tiles
-# would dominate the model.
-#
-# Why does a single program not read faster, although it has an SM to itself? We can only narrow this down. There are
-# four candidates, namely DRAM, the path from L2 into the SM, the wait for tiles, and the program's own work on each
-# tile. The record excludes the first two, as the next output shows. To tell the other two apart, its last lines change
-# the number of stages:
-
-# %% tags=["hide-input"]
-tile, path = tile_bytes(64, d=128, itemsize=2), rates(chips.H200).l2 / chips.H200.SMs / 1e9  # bytes; GB/s
-print(f"each of 8 programs reads {each:.0f} GB/s, so a tile of K and V, {tile // 1024} KiB, takes {tile / each / 1e3:.2f} µs")
-print(f"together they read {8 * each / copy:.0%} of a copy's speed")
-print(f"L2 delivers {path:.0f} GB/s to each SM, even if all SMs load at the same time")
-stages = dict(zip(record.curves.get("stages", ()), record.curves.get("GB/s of a program", ()), strict=True))
-for n, speed in stages.items():
-    print(f"with {n:.0f} stages, each of 8 programs reads {speed:.0f} GB/s")
-
-# %% [markdown]
-# Eight programs read only a small fraction of what DRAM can deliver, and L2 could deliver more to each SM. So a program
-# either waits for its tiles or is busy with them:
-#
-# - **It waits.** The program works on the tile in one of its stages, while the tiles for the other stages are in
-#   flight. If the work took no time, the speed would be set by the tiles in flight alone. By *Little's law*, it would
-#   be their bytes divided by the *latency*, the time that a tile takes to arrive. With 2, 3, 4 and 6 stages, 1, 2, 3
-#   and 5 tiles are in flight, so a program would read 2, 3 and 5 times as fast with 3, 4 and 6 stages as with 2.
-#
-# - **It is busy.** For each tile, the program computes S, then the softmax, and then P V. Each of these steps waits for
-#   the previous one, and the program goes on to the next tile only when all three are done. If this takes longer than
-#   a tile takes to arrive, further stages change nothing.
-#
-# The measurement shows both. A second tile in flight makes a program 1.5 times as fast, so with two stages, it does
-# wait for its tiles. With more than three stages, it hardly becomes any faster, so from then on, it is busy: the work
-# on a tile takes about 0.76 µs.
-#
-# For our purpose, the answer does not matter, because the fix is the same in both cases. Programs on other SMs wait and
-# work at the same time. About a hundred of them read as fast as a copy, and that is why we split the keys.
-
-# %% [markdown]
-# Our decode kernel reaches the following share of a pure read's speed:
-
-# %% tags=["hide-input"]
-rows = [row for row in record.rows if row.direction == "decode"]
-for row in sorted(rows, key=lambda row: row.problem["bytes"]):
-    p, share = row.problem, row.ratio("fa2_lab", "reading alone")
-    print(f"{p['batch']:2} × {p['N_k']:6,} keys, {p['heads']}/{p['kv_heads']} heads, d = {p['d']:3}: {share:.0%}")
-
-# %% [markdown]
-# If the cache is short, a larger share of the time is spent on the two launches and on waiting for each program's
-# first tile.
-
-# %% [markdown]
 # ## Recap
 #
 # - A query does about one FLOP for each byte it reads, so memory sets the pace.
 # - The queries of a group are rows of one tile, so each key is read once for all of them.
 # - A single program reads at about 1% of a copy's speed, because it waits for its tiles or works on them, one after
 #   another. Splits create more programs, and about a hundred of them read as fast as an H200 can.
+# - If lengths differ, lay all work end to end and cut it into equal shares.
 # - Each split stores a part (o, m, ℓ), and a second kernel merges the parts. The number of splits decides the last
 #   bits, so these can depend on the batch.
 # - Pages and a block table only change where a row is stored.
-# - If lengths differ, lay all work end to end and cut it into equal shares.
 
 # %% [markdown]
 # ## Exercises
