@@ -16,8 +16,8 @@ MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public function or module when it is first used, and return it."""
-    if name == "examine":  # the module itself can be called
+    """Import a public function or module on first use, and return it."""
+    if name == "examine":  # this module is itself callable
         return import_module("fa2_lab.examine")
     if name not in MODULES:
         raise AttributeError(f"module 'fa2_lab' has no attribute {name!r}")

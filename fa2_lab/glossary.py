@@ -1,4 +1,4 @@
-"""The book's symbols and terms, in English and Chinese, with the chapter that explains each of them."""
+"""The book's symbols and terms in English and Chinese, each with the chapter that explains it."""
 
 from dataclasses import dataclass
 
@@ -212,7 +212,7 @@ sink | 16 | mask_intervals | one more score for each head that has no value | æ³
 
 
 def cells(table: str) -> list[list[str]]:
-    """Parse a table into rows, each a list of cells. A cell that contains only "-" becomes empty."""
+    """Parse a table into rows, each of which is a list of cells. A cell that contains only "-" becomes empty."""
     rows = [line for line in table.strip().replace("\n    ", " ").splitlines() if not line.startswith("#")]
     return [["" if cell == "-" else cell for cell in row.split(" | ")] for row in rows]
 

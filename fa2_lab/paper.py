@@ -1,8 +1,8 @@
 """The papers' algorithms as data, and `where`, which maps a line of a paper to the lines of code that compute it.
 
 FA1 is "FlashAttention" (Dao, Fu, Ermon, Rudra, Ré 2022), and FA2 is "FlashAttention-2" (Dao 2023). The lines are in our
-own words, but keep the papers' line numbers. If a printed line has a mistake, this file corrects it and names the
-erratum. In the code, the comment `# FA2.A1.L9` marks the code that computes line 9 of FA2's Algorithm 1.
+own words, but keep the papers' line numbers. If a printed line contains a mistake, this file corrects it and names the
+erratum. The comment `# FA2.A1.L9` marks the code that computes line 9 of FA2's Algorithm 1.
 """
 
 import re
@@ -216,7 +216,7 @@ ALGORITHMS: dict[str, Algorithm] = {a.tag: a for a in (FA1_A2, FA1_A3, FA1_A4, F
 LINES: dict[str, tuple[Algorithm, Line]] = {a.tag_of(n): (a, n) for a in ALGORITHMS.values() for n in a.lines}
 
 
-# From a tag to the places that carry it -------------------------------------------------------------------
+# Finding the lines of code that carry a tag ---------------------------------------------------------------
 
 # The reason why an algorithm, or one of its lines, has no counterpart in Triton.
 NO_TRITON = {
@@ -227,7 +227,8 @@ NO_TRITON = {
     "FA1.A2.L5": "a kernel cuts nothing: a block is an address and a mask",
     "FA1.A2.L14": "the ladder's kernels have no dropout",
 }
-# FA1's backward pass has no kernel, but FA2's has most of its lines: line 11 is line 10 of FA2.A2, and so on.
+# No kernel runs FA1's backward pass, but most of its lines also occur in FA2's. For example, line 11 of FA1.A4 is line
+# 10 of FA2.A2.
 LINES_OF_FA1 = (3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 16, 17, 19, 20, 21, 22, 24, 26)
 IN_FA2 = dict(zip(LINES_OF_FA1, (1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12, 13, 4, 14, 15, 16, 18, 20), strict=True))
 NO_TRITON |= {
@@ -254,7 +255,7 @@ PICTURES: dict[str, dict[str, tuple[int, ...]]] = {
 }
 PICTURE_OF = {f"{a}.L{n}": name for name, lines in PICTURES.items() for a, ns in lines.items() for n in ns}
 
-FOLDERS = ("reference", "ladder", "portable", "decode", "hopper")  # where() lists code in this order of folders
+FOLDERS = ("reference", "ladder", "portable", "decode", "hopper")  # where() lists code in the order of these folders
 SHOWN = 10  # the maximum number of lines in a short answer
 
 
@@ -272,7 +273,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """A line of a paper and every line of code that computes it, with the code to read first at the front."""
+    """A line of a paper, and every line of code that computes it, in the order in which to read them."""
 
     tag: str
     algorithm: Algorithm
@@ -288,12 +289,12 @@ class Whereabouts:
 
     @property
     def first_numpy(self) -> tuple[Place, ...]:
-        """The lines of code in the algorithm's main NumPy file."""
+        """The lines of code for this line of the paper in the algorithm's main NumPy file."""
         return tuple(place for place in self.numpy if place.file == self.algorithm.numpy)
 
     @property
     def first_triton(self) -> tuple[Place, ...]:
-        """The lines of code in the algorithm's main Triton file."""
+        """The lines of code for this line of the paper in the algorithm's main Triton file."""
         return tuple(place for place in self.triton if place.file == triton_file(self.algorithm))
 
     @property
@@ -303,16 +304,16 @@ class Whereabouts:
         return "" if self.first_triton else reason
 
     def words(self) -> list[str]:
-        """Name the algorithm, and give the paper's line in our words, as a list of lines of text."""
+        """Return the algorithm's title and the paper's line in our own words, as a list of lines of text."""
         text = fill(self.line.text, 98, initial_indent="  ", subsequent_indent="  ")
         return [f"{self.tag}: {self.algorithm.title} ({self.algorithm.source})", *text.splitlines()]
 
     def __str__(self) -> str:
-        """Summarize in at most ten lines: the paper's line, the code to read first, and the path of the figure."""
+        """Return at most ten lines of text: the paper's line, the code to read first, and the path of its figure."""
         if not self.line.computes:
             return "\n".join([*self.words(), "nothing to compute here"])
         ends = [f"picture  figures/{self.picture}.svg"] if self.picture else []
-        room = SHOWN - len(self.words()) - len(ends) - 1  # lines left for code, without the last line
+        room = SHOWN - len(self.words()) - len(ends) - 1  # lines left for code; the last line is reserved
         numpy, triton = self.first_numpy[: (room + 1) // 2], self.first_triton[: room // 2]
         left = len(self.numpy + self.triton + self.notebooks) - len(numpy + triton)
         more = [f"{left} place{'s' * (left > 1)}: fa2-lab where {self.tag} --all"] if left else []
@@ -345,7 +346,7 @@ def triton_file(algorithm: Algorithm) -> str | None:
 
 
 def where(tag: str) -> Whereabouts:
-    """Return the places in the code that compute a line of a paper, as a Whereabouts.
+    """Return the Whereabouts of a line of a paper, which list the lines of code that compute it.
 
     `print(where("FA2.A1.L9"))` shows the lines of code to read first. The method full() returns all of them.
     """

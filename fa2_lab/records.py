@@ -1,4 +1,4 @@
-"""Recorded runs, one per file figures/data/NAME.json, each with the machine, versions and commit that produced it.
+"""Recorded runs, one per file figures/data/NAME.json, and the machine, versions and commit that produced each of them.
 
 `fa2-lab bench SUITE` writes bench_SUITE.json on a GPU, and `python -m fa2_studio.compiled` records the resources that
 compiled kernels use. Figures, tables and chapters read these files through this module.
@@ -18,7 +18,7 @@ COMPILE = "python -m fa2_studio.compiled"
 
 @dataclass
 class Measurement:
-    """One problem in one direction: each implementation's measured value, or the reason why it has none."""
+    """One problem in one direction, with each implementation's measured value or the reason why it has none."""
 
     problem: dict
     direction: str
@@ -54,14 +54,14 @@ class Record:
     made_by: str = ""  # the command that writes this record, or the reason why no command does
 
     def made(self) -> str:
-        """Format the GPU and the versions of torch and Triton for a caption."""
+        """Return the GPU and the versions of torch and Triton, formatted for a caption."""
         machines = [self.machine | row.machine for row in self.rows + self.sustained] or [self.machine]
         torch, triton = (" or ".join(sorted({machine[name] for machine in machines})) for name in ("torch", "triton"))
         return f"{self.machine['gpu']}, bf16, torch {torch}, triton {triton}"
 
 
 def path_of(suite: str, folder: Path | None = None) -> Path:
-    """Return the path of a suite's record in `folder`, or in the project's own folder if `folder` is None."""
+    """Return the path of a suite's record in `folder`, or in figures/data if `folder` is None."""
     return (folder or FOLDER) / f"bench_{suite}.json"
 
 
@@ -75,7 +75,7 @@ def load(suite: str, folder: Path | None = None) -> Record:
 
 
 def loaded(path: Path, how: str = "leave it out") -> Record:
-    """Return the record in a file. If it is not a valid record, raise an error that ends with the advice `how`."""
+    """Load a record from a file. If the file is not a valid record, raise an error that ends with the advice `how`."""
     try:
         return from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (TypeError, AttributeError, json.JSONDecodeError) as wrong:
@@ -92,7 +92,7 @@ def to_dict(record: Record) -> dict:
 
 
 def from_dict(data: dict) -> Record:
-    """Return the record described by a dictionary that was read from a JSON file."""
+    """Return the record that a dictionary from a JSON file describes."""
     rows = {name: [Measurement(**row) for row in data.get(name, ())] for name in ("rows", "sustained")}
     return Record(**data | rows)
 

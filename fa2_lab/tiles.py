@@ -140,7 +140,7 @@ class Tiling:
         return seen if self.mask.allowed is None else seen & self.mask.allowed[rows, cols]
 
     def apply_mask(self, s_ij: np.ndarray, i: int, j: int) -> np.ndarray:
-        """Add the mask's bias to the scores s_ij of tile (i, j), and return them with −∞ in place of masked scores."""
+        """Return the scores s_ij of tile (i, j) with the mask's bias added and masked scores replaced by −∞."""
         if self.mask.bias is not None:
             rows, cols = self.rows(i), self.cols(j)
             diagonal = np.arange(rows.start, rows.stop)[:, None] + self.N_k - self.N_q  # (B_r, 1)
@@ -152,20 +152,23 @@ class Tiling:
 
         i is an index or an array of indices. `allowed` and `bias`, which may mask further blocks, are ignored.
         """
-        first, _ = self.interval(i * self.B_r)  # the top row's first column
-        _, last = self.interval(np.minimum((i + 1) * self.B_r, self.N_q) - 1)  # the end of the bottom row's columns
+        first, _ = self.interval(i * self.B_r)  # the first column that the top row sees
+        _, last = self.interval(np.minimum((i + 1) * self.B_r, self.N_q) - 1)  # where the bottom row's columns end
         return first // self.B_c, np.where(first < last, cdiv(last, self.B_c), first // self.B_c)
 
     def kind(self, i: int, j: int) -> Tile:
-        """Classify tile (i, j) as SKIP, DIAGONAL or FULL. Without `allowed`, its top and bottom rows decide."""
+        """Return whether tile (i, j) is SKIP, DIAGONAL or FULL.
+
+        Unless the mask has `allowed`, the intervals of the tile's top and bottom rows are sufficient to decide.
+        """
         rows, cols = self.rows(i), self.cols(j)
         top, bottom = self.interval(rows.start), self.interval(rows.stop - 1)
-        if min(cols.stop, bottom[1]) <= max(cols.start, top[0]):  # some row sees [top's first, bottom's last)
+        if min(cols.stop, bottom[1]) <= max(cols.start, top[0]):  # no row sees columns outside top[0] … bottom[1] − 1
             return Tile.SKIP
         if self.mask.allowed is not None:
             seen = self.visible(i, j)
             return Tile.FULL if seen.all() else Tile.DIAGONAL if seen.any() else Tile.SKIP
-        seen_by_all = bottom[0] <= cols.start and cols.stop <= top[1]  # all rows see [bottom's first, top's last)
+        seen_by_all = bottom[0] <= cols.start and cols.stop <= top[1]  # all rows see columns bottom[0] … top[1] − 1
         return Tile.FULL if seen_by_all else Tile.DIAGONAL
 
     def visited_cols(self, i: int) -> list[int]:

@@ -3,8 +3,8 @@
 Tensors with capital-letter names are in HBM. An algorithm passes them to a `Trace`, which returns tensors that record
 their use: indexing such a tensor counts as a load (`q_i = Q[rows]`), and assigning to it counts as a store (`O[rows] =
 o_i`). A load returns an on-chip array, as does every NumPy operation on an on-chip array. The meter counts these
-operations by kind. Each algorithm is written only once, in plain NumPy, because without a meter, the same lines run on
-plain arrays.
+operations by kind. Without a meter, the same lines run on plain arrays, so each algorithm is written only once, in
+plain NumPy.
 """
 
 from collections import Counter
@@ -151,7 +151,7 @@ class Trace:
 
 
 class Unwatched:
-    """A stand-in for Trace that counts nothing. It has the methods that algorithms call, but returns plain arrays."""
+    """A stand-in for Trace that counts nothing. Its methods have the same names, but return plain arrays."""
 
     def hbm(self, **tensors: np.ndarray) -> Any:
         return list(tensors.values()) if len(tensors) > 1 else next(iter(tensors.values()))

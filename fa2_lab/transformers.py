@@ -90,10 +90,10 @@ def interval(
     device: torch.device | None = None,
     **_: Any,
 ) -> Interval:
-    """Return the mask that these arguments from transformers describe, as an Interval.
+    """Return an Interval that represents the mask described by these arguments from transformers.
 
-    Row r of the mask stands for token q_offset + r, and column c for token kv_offset + c. Raise an error if any row
-    sees anything but one contiguous range of keys.
+    Row r of the mask corresponds to token q_offset + r, and column c to token kv_offset + c. Raise an error if any row
+    sees more than one contiguous range of keys.
     """
     causal, left, right = False, None, None
     sequences: tuple = ()
@@ -128,9 +128,9 @@ def row_of_a_cache(
     attention_mask: Tensor | None,
     device: torch.device | None,
 ) -> Interval:
-    """Return the mask of a single row that sees all filled keys of a static cache.
+    """Return the mask for a single row that sees all keys stored in a static cache so far.
 
-    `size` is the mask's shape, and `keys` is the number of filled keys, including padding. The mask stores the number
+    `size` is the mask's shape, and `keys` is the number of stored keys, including padding. The mask stores the number
     of visible keys in a tensor, so that the model is not recompiled when this number grows.
     """
     batch, *_, room = size
@@ -143,7 +143,7 @@ def row_of_a_cache(
 
 
 def parts_of(mask_function: Callable) -> list:
-    """Split mask_function into the masks that it intersects, each as (name, the value it was built with).
+    """Return a list of the masks that mask_function intersects, each as (name, the value that it was created with).
 
     A causal mask is returned as its name alone, and a bidirectional mask is omitted.
     """
@@ -153,7 +153,7 @@ def parts_of(mask_function: Callable) -> list:
             return [x for part in closure(mask_function)["mask_functions"] for x in parts_of(part)]
         if name in ("sliding_window_overlay", "sliding_window_bidirectional_overlay"):
             return [(name, closure(mask_function)["sliding_window"])]
-        if name == "remap_positions_for_packed_sequence":  # positions differ by as much as rows within a sequence
+        if name == "remap_positions_for_packed_sequence":  # remapping preserves distances within a sequence
             return parts_of(closure(mask_function)["mask_function"])
         if name == "packed_sequence_mask_function":
             return [(name, closure(mask_function)["packed_sequence_mask"])]
@@ -165,14 +165,14 @@ def parts_of(mask_function: Callable) -> list:
 def closure(function: Callable) -> dict[str, Any]:
     """Return {name: value} for the variables in a function's closure.
 
-    transformers offers no public way to find out how a mask was made, other than evaluating the mask for every row and
+    transformers provides no public way to find out how a mask was created, other than evaluating it for every row and
     column.
     """
     return dict(inspect.getclosurevars(function).nonlocals)
 
 
 def sequences_of(sequence: Tensor) -> tuple[Tensor, int]:
-    """Return the cumulative sequence lengths and the longest length, given each token's sequence."""
+    """Return the cumulative sequence lengths and the maximum length, given the index of each token's sequence."""
     begins = torch.ones_like(sequence, dtype=torch.bool)
     begins[:, 1:] = sequence[:, 1:] != sequence[:, :-1]
     found = begins.flatten().nonzero().flatten()
@@ -234,7 +234,7 @@ def attend(
     elif not isinstance(seen, Interval):
         what = describe(seen) if isinstance(seen, Tensor) else type(seen).__name__
         raise ValueError(f"attention_mask: got {what}, made elsewhere; {TAKES}")
-    starts = more.get("cu_seq_lens_q")  # cumulative lengths; position_ids and padding take precedence
+    starts = more.get("cu_seq_lens_q")  # cumulative lengths, used only without position_ids and padding
     if starts is not None and seen.starts is seen.first is seen.lengths is None:
         seen = replace(seen, starts=starts.int())
     window = None if seen.left is None and seen.right is None else (seen.left, seen.right)
@@ -264,7 +264,7 @@ def without_mask(causal: bool, sliding_window: int | None, size: tuple[int, int,
     *_, N_q, N_k = size
     if causal and N_q not in (1, N_k):
         raise ValueError(f"attention_mask: got None for {N_q} causal rows and {N_k} columns; {TAKES}")
-    # Here w includes the diagonal even in bidirectional models, as in transformers' own calls of flash-attn.
+    # The window includes the diagonal even in bidirectional models, as in transformers' own calls to flash-attn.
     left = None if sliding_window is None else sliding_window - 1
     return Interval(size, causal, left, right=None if causal else left, keys=N_k)
 

@@ -1,1 +1,1 @@
-"""The public functions, the checks of their arguments, and the code that registers the kernels with torch."""
+"""The public functions, their argument checks, and the registration of the kernels with torch."""

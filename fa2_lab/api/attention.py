@@ -6,8 +6,8 @@ kernels. Later calls with the same key launch the prepared kernels immediately.
 
 TROUBLESHOOTING.md lists the differences between attention() and torch.nn.functional.scaled_dot_product_attention.
 
-If scores exceed about 10⁶ in magnitude, fp32 is too coarse for L, so P cannot be recomputed from it. In this case, O is
-still correct, but the gradients are unreliable.
+If scores exceed about 10⁶ in magnitude, fp32 cannot represent L accurately enough to recompute P. O is still correct,
+but the gradients are unreliable.
 """
 
 from collections.abc import Callable
@@ -42,10 +42,10 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return O = softmax(scale · q kᵀ) v for q (batch, heads, N_q, d) and for k and v (batch, kv heads, N_k, d).
 
-    q, k and v must have the same dtype: fp16, bf16 or fp32. The batch size, N_q and N_k may be 0. O has q's shape and
-    q's order of dimensions in memory. Likewise, each gradient has the shape and the order of dimensions of its input.
-    The rows of O and of the gradients are always contiguous, and no two of their elements share memory. This holds even
-    if q, k or v is a view whose rows are not contiguous or whose elements share memory.
+    q, k and v must have the same dtype: fp16, bf16 or fp32. The batch size, N_q and N_k may be 0. O has the same shape
+    as q, and its dimensions have the same order in memory. Likewise, each gradient follows its input. The rows of O and
+    of the gradients are always contiguous, and no two of their elements share memory, even if q, k or v is a view whose
+    rows are not contiguous or whose elements share memory.
 
     causal       If True, row r sees the columns up to r + N_k − N_q, so the last query is aligned with the last key.
     window       A pair (left, right). Row r sees the columns from r + N_k − N_q − left to r + N_k − N_q + right. If
@@ -54,16 +54,16 @@ def attention(
     sinks        A float tensor of shape (heads,). In each head, every row's softmax includes one additional score, that
                  head's sink, which has no key and no value. The sink is not scaled, capped or masked, and gradients
                  flow to it. A sink of −∞ has no effect. A sink of +∞ is not allowed, because it would leave no
-                 probability for any key. A finite sink must not overflow fp32 inside the kernel. Its magnitude can be
-                 at most 10³⁸ times the softcap or, without a softcap, at most 10³⁸ times the scale. The limit is never
-                 above 10³⁸, and it is 10³⁸ if there is no softcap and the scale is below 10⁻¹⁰. An invalid sink raises
-                 an error if the values can be read without waiting for a GPU. Otherwise, the results are NaN.
+                 probability for any key. A finite sink must not overflow fp32 inside the kernel, so its magnitude is
+                 limited to 10³⁸ times the softcap or, without a softcap, to 10³⁸ times the scale. The limit never
+                 exceeds 10³⁸, and it is 10³⁸ if there is no softcap and the scale is below 10⁻¹⁰. An invalid sink
+                 raises an error if its value can be read without waiting for a GPU. Otherwise, the results are NaN.
     bias         A @triton.jit function of (head, row, column). Its return value is added to each score, after the scale
                  and the softcap have been applied, and −∞ masks a key. `head` is the index of the query head. `row` is
                  the query's position among the keys, which is r + N_k − N_q for row r of q. The diagonal is therefore
-                 where column = row, so ALiBi is −slope · (row − column) for all N_q and N_k. The three arguments have
+                 at column = row, so ALiBi is −slope · (row − column) for all N_q and N_k. The three arguments have
                  dtype int32 and broadcast against each other. No gradient flows to a bias. With backend="reference",
-                 you can also write the function in NumPy. While torch.compile or torch.export is tracing, a bias raises
+                 the function may also be written in NumPy. Under torch.compile or torch.export, passing a bias raises
                  an error.
     scale        The factor by which the scores are multiplied. None means 1/√d. Its magnitude can be at most 10³⁰,
                  because the kernels compute in fp32.
@@ -71,13 +71,13 @@ def attention(
                  position of the diagonal depends on N_k, not on these lengths. On a GPU, the range of the lengths is
                  checked the first time that a tensor is passed, and again whenever that tensor has been modified. Each
                  check waits for the GPU. In a CUDA graph or a compiled function, the range is not checked, and a length
-                 outside the range is clamped. A modification that torch does not notice, such as one through NumPy or
-                 through .data, does not cause a new check.
-    dropout_p    The probability with which dropout sets an entry of P to 0.
-    seed         An integer from 0 to 2⁶⁴ − 1 that determines which entries dropout sets to 0. If it is None, torch's
-                 random number generator draws one.
+                 outside the range is clamped. A modification that torch does not track, such as one through NumPy or
+                 .data, does not trigger a new check.
+    dropout_p    The probability that dropout sets an entry of P to 0.
+    seed         An integer from 0 to 2⁶⁴ − 1 that determines which entries dropout sets to 0. If it is None, the seed
+                 is drawn from torch's random number generator.
     num_splits   An integer from 1 to 256. If there are few queries, every sequence's keys are divided into this many
-                 splits, regardless of the batch size. If num_splits is None or 0, the call chooses enough splits to
+                 splits, regardless of the batch size. If num_splits is None or 0, the number of splits is chosen to
                  fill the GPU, which is faster, but the last bits of a row then depend on the other sequences in the
                  batch.
     return_lse   If True, return (O, L), where L has shape (batch, heads, N_q) and dtype fp32. L is the log-sum-exp of
@@ -87,8 +87,8 @@ def attention(
                  handle the tensors.
 
     The forward pass of a call with few queries runs the decode kernels, even with backend="portable", unless the call
-    has a bias or dropout. Few means at most 16 queries and at most 16 query rows per K/V head (heads / kv heads · N_q),
-    or at most 64 of these rows if num_splits is given or N_k is at least 2048.
+    has a bias or dropout. A call has few queries if N_q is at most 16 and there are at most 16 query rows per K/V head
+    (heads / kv heads · N_q), or at most 64 such rows if num_splits is given or N_k is at least 2048.
 
     On Hopper, all other calls in fp16 or bf16 use the Hopper kernels for every d from 32 to 128 that is divisible by 8.
     For larger d up to 256, only the forward pass uses them. The portable kernels run everything else: small calls, and
@@ -109,10 +109,10 @@ def attention(
     backend="portable"  for all other calls. With "auto" on Hopper, the choice of kernel and tiles depends on the batch
                         size, so the last bits of O and L may depend on it
 
-    The bits are the same only on one GPU, with one version of Triton and one mask. If a sequence changes its position
-    in the batch, dropout draws a different mask for it. If sequences are padded and have key_lengths, causal and window
-    still count from N_k, so N_k has to be the same in every batch. A single query without a window is an exception,
-    because only its length masks its keys.
+    The bits match only on the same GPU, with the same version of Triton and the same mask. If a sequence moves to
+    another position in the batch, dropout draws a different mask for it. If sequences are padded and have key_lengths,
+    causal and window are still relative to N_k, so N_k must be the same in every batch. A single query without a window
+    is an exception, because its keys are masked by its key length alone.
     """
     tensors = Tensors(q, k, v, key_lengths, sinks=sinks)
     given = given_options(
@@ -122,7 +122,7 @@ def attention(
     key, call = find_prepared(tensors, given)
     if seed is not None:
         seed = whole_number("seed", seed, low=0, high=2**64 - 1)
-    if call is not None:  # an earlier call with this key passed all checks, except those of tensor values
+    if call is not None:  # an earlier call with this key passed all checks except those of tensor values
         if key_lengths is not None:
             check_key_lengths_values(key_lengths, k.shape[2])
         if sinks is not None:
@@ -140,7 +140,7 @@ def attention(
 def seed_tensor(seed: int | None, device: torch.device) -> Tensor:
     """Return the seed as an int64 tensor (1,) on the device, without waiting for the device.
 
-    If `seed` is None, torch's generator draws one, which also works in a CUDA graph.
+    If `seed` is None, draw it from torch's generator, which also works in a CUDA graph.
     """
     if seed is None:
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)

@@ -1,4 +1,4 @@
-"""Check biases, and compute the keys that identify them. A bias is a function whose values are added to the scores.
+"""Check biases, which are functions whose values are added to the scores, and compute their cache keys.
 
 A bias's key is part of the key under which kernels/cache.py stores a prepared call.
 """
@@ -23,7 +23,7 @@ CAPTURED: WeakKeyDictionary = WeakKeyDictionary()  # {jitted function: {captured
 def check_bias(bias: Any, reference: bool) -> None:
     """Raise an error unless `bias` is None or a @triton.jit function of (head, row, column).
 
-    If `reference` is True, the bias may also be written in NumPy, and is called once on small arrays as a test.
+    If `reference` is True, the bias may also be written in NumPy, and it is tested by one call with small arrays.
     """
     if bias is None:
         return
@@ -77,7 +77,7 @@ def bias_key(bias: Any) -> Any:
 
 
 def captured_values(jitted: Any) -> dict[str, Any]:
-    """Return {name: value} for the outside variables used by a jitted function and by the jitted functions it calls."""
+    """Return {name: value} for the global and closure variables used by a jitted function and its jitted callees."""
     function = jitted.fn
     values = {name: function.__globals__.get(name) for name in globals_of(function.__code__)}
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
@@ -90,5 +90,5 @@ def captured_values(jitted: Any) -> dict[str, Any]:
 
 @cache
 def globals_of(code: CodeType) -> tuple[str, ...]:
-    """Return the names of the module-level variables that a code object reads, excluding attribute names."""
+    """Return the names of the global variables that a code object reads."""
     return tuple(line.argval for line in get_instructions(code) if line.opname == "LOAD_GLOBAL")

@@ -27,10 +27,10 @@ NO_TRANSFORMS = (
     f"write a loop, or put what is mapped over into the batch dimension, and {GRADIENT_ADVICE}"
 )
 LARGEST_SCALE = 1e30  # keeps every score below 10⁸ finite in fp32, the kernels' precision
-LARGEST_SINK = 1e38  # the kernels divide a sink by the softcap or, without one, by the scale; this limits the quotient
+LARGEST_SINK = 1e38  # limits sink / softcap or, without a softcap, sink / scale, which the kernels compute
 MOST_SPLITS = 256
-# The kernels divide sinks and biases by the scale. If the scale is smaller than this, q is multiplied by the scale
-# instead.
+# The kernels divide sinks and biases by the scale. If the scale is below this bound, it is folded into q instead, which
+# keeps the quotients finite.
 SMALLEST_DIVISOR = 1e-10
 
 
@@ -79,7 +79,7 @@ def check_heads(name: str, kv_heads: int, heads: int) -> None:
 
 
 def describe(x: Tensor) -> str:
-    """Describe x for error messages: by its shape, or by its layout if x is not a strided tensor."""
+    """Return a description of x for error messages: its shape, or its layout if x is not a strided tensor."""
     if x.is_nested:
         return "a nested tensor"
     return f"shape {tuple(x.shape)}" if x.layout == torch.strided else f"a tensor with layout {x.layout}"
@@ -153,7 +153,7 @@ def check_cu_seqlens_values(name: str, cu_seqlens: Tensor, total: int) -> None:
 def check_key_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
     """Raise an error if key_lengths has the wrong dtype, device or shape, or a length outside 0 … N_k.
 
-    The lengths are checked only if can_read_values() is true for them.
+    The lengths themselves are checked only if can_read_values() returns True for them.
     """
     check_integers("key_lengths", key_lengths, q, "an integer tensor (batch,)")
     if key_lengths.shape != q.shape[:1]:
@@ -164,7 +164,7 @@ def check_key_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
 def check_key_lengths_values(key_lengths: Tensor, N_k: int) -> None:
     """Raise an error if a length in key_lengths is outside 0 … N_k.
 
-    The lengths are not checked if can_read_values() is false for them.
+    Nothing is checked if can_read_values() returns False for key_lengths.
     """
     if not can_read_values(key_lengths) or was_checked(key_lengths, (N_k,)):
         return
@@ -208,8 +208,8 @@ def check_block_table_values(
 ) -> None:
     """Raise an error if the block table contains an invalid page index for a key that a query can see.
 
-    `pages` is (number of pages, keys per page). `left` is the window's left bound, or None. The table is not checked if
-    its values cannot be read before the launch.
+    `pages` is (number of pages, keys per page). `left` is the window's left bound, or None if it has none. The table is
+    not checked if its values cannot be read before the launch.
     """
     limits = *pages, N_q, left
     if not can_read_values(block_table) or was_checked(block_table, limits, key_lengths):
@@ -228,8 +228,8 @@ def check_block_table_values(
 def can_read_values(x: Tensor) -> bool:
     """Return whether x has values that can be read before the launch, waiting for the GPU if necessary.
 
-    While torch.compile or torch.export traces, or a CUDA graph is captured, there are no values to read, so the result
-    is False. It is also False for an empty tensor.
+    Return False during tracing by torch.compile or torch.export and during CUDA graph capture, because there are no
+    values to read, and also for an empty tensor.
     """
     return x.numel() > 0 and not is_traced(x) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
@@ -238,7 +238,7 @@ def can_read_values(x: Tensor) -> bool:
 
 
 def check_flags_and_scale(causal: object, scale: object, d: int, return_lse: object) -> float:
-    """Return the scores' scale, or 1/√d if it is None. Raise an error if the scale or one of the flags is invalid."""
+    """Return `scale` as a float, or 1/√d if it is None. Raise an error if the scale or one of the flags is invalid."""
     for name, x in (("causal", causal), ("return_lse", return_lse)):
         if not isinstance(x, bool):
             raise TypeError(f"{name}: got {x!r}; it takes True or False")
@@ -315,11 +315,11 @@ def check_scale(scale: float) -> None:
 
 
 def with_positive_scale(q: Tensor, sinks: Tensor | None, options: Options) -> tuple[Tensor, Options]:
-    """Return q and Options that give the same result with a nonnegative scale, as the kernels require.
+    """Return equivalent q and Options with a nonnegative scale, as the kernels require.
 
-    The kernels take a row's maximum before they apply the scale. If the scale is negative, −q therefore replaces q, and
-    the scale becomes positive. The kernels also divide sinks and biases by the scale in fp32. With sinks or a bias, a
-    tiny scale is therefore multiplied into q.
+    The kernels compute a row's maximum before they apply the scale, so if the scale is negative, both q and the scale
+    are negated. The kernels also divide sinks and biases by the scale in fp32, so with sinks or a bias, a tiny scale is
+    folded into q.
     """
     if options.scale < 0:
         q, options = -q, options._replace(scale=-options.scale)
@@ -338,7 +338,7 @@ def with_positive_scale(q: Tensor, sinks: Tensor | None, options: Options) -> tu
 def check_transforms(*gradients: Tensor | None) -> None:
     """Raise an error inside torch.vmap or torch.func, or if torch.vmap has batched a gradient.
 
-    The kernels need tensors with memory, and tensors inside such a transform have none.
+    The kernels require tensors that are backed by memory, unlike those inside such a transform.
     """
     if peek_interpreter_stack() is not None:
         raise NotImplementedError(NO_TRANSFORMS)
@@ -355,7 +355,7 @@ def check_not_jit_traced() -> None:
         )
 
 
-# The kernels or the reference ---------------------------------------------------------------------------------
+# The choice between the kernels and the reference -------------------------------------------------------------
 
 
 def runs_on_triton(backend: str, device: str) -> bool:
@@ -384,9 +384,9 @@ runs_on_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_traced(*tensors: Tensor | None) -> bool:
-    """Return whether torch traces this call instead of running it, so that the call must use a custom operator.
+    """Return whether torch is tracing this call rather than running it, so the call must use a custom operator.
 
-    torch traces calls in torch.compile, in torch.export and on fake tensors. Calls on meta tensors and tensor
+    torch traces calls under torch.compile and torch.export, and calls on fake tensors. Calls on meta tensors and tensor
     subclasses also count as traced.
     """
     for x in tensors:

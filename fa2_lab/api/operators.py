@@ -1,8 +1,8 @@
 """The kernels as torch sees them: an autograd function in eager mode, and custom operators while torch traces a call.
 
-torch traces calls in torch.compile, in torch.export and on fake tensors. A call's tensors are passed in one record,
-Tensors, and its other arguments in another, Options. A custom operator lists the fields of both records one by one.
-Options.reference selects the NumPy reference instead of the kernels.
+torch traces calls under torch.compile and torch.export, and calls on fake tensors. A call's tensors are passed in one
+record, Tensors, and its other arguments in another, Options. A custom operator takes the fields of both records as
+separate arguments. Options.reference selects the NumPy reference instead of the kernels.
 """
 
 from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ def run_checked(
 
 
 class PreparedCall(NamedTuple):
-    """A prepared call, whose arguments have passed all checks and whose kernels are ready to launch.
+    """A call whose arguments have passed all checks and whose kernels are ready to launch.
 
     Calling it with tensors that have the same key (see api/options.py) returns O, or (O, L) if return_lse is set.
     """
@@ -127,8 +127,8 @@ def save_for_backward(ctx: Any, O: Tensor, L: Tensor, tensors: Tensors, options:
 def saved_backward(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[Tensor | None]:
     """Return (dQ, dK, dV, dsinks). dsinks is None if the call has no sinks.
 
-    In eager mode, the kernels are called directly. While torch traces, or if the gradients themselves need gradients,
-    the custom operator fa2_lab::backward is called instead, which rejects second derivatives.
+    In eager mode, the kernels are called directly. During tracing, or if the gradients themselves need gradients, the
+    custom operator fa2_lab::backward is called instead, which rejects second derivatives.
     """
     check_transforms(dO, dL)
     if dO is None and dL is None:
@@ -160,8 +160,8 @@ def schema() -> str:
 def to_op_args(options: Options) -> Sequence:
     """Return the fields of `options` in the order of a custom operator's arguments.
 
-    The field `in_custom_op` is set to True. Raise an error if there is a bias, because a custom operator cannot have a
-    function as an argument.
+    `in_custom_op` is set to True. Raise an error if there is a bias, because a custom operator cannot take a function
+    as an argument.
     """
     if options.bias is not None:
         raise ValueError(bias.NOT_TRACEABLE)
@@ -170,9 +170,9 @@ def to_op_args(options: Options) -> Sequence:
 
 
 def from_op_args(args: Sequence) -> tuple[Tensors, Options]:
-    """Collect a custom operator's list of arguments into the records Tensors and Options, and return both.
+    """Return the records Tensors and Options, built from a custom operator's arguments.
 
-    torch omits trailing arguments that have their default values.
+    `args` may be incomplete, because torch omits trailing arguments that have their default values.
     """
     n_tensors = len(Tensors._fields)
     return Tensors(*args[:n_tensors]), Options(**dict(zip(OP_OPTIONS, args[n_tensors:], strict=False)))

@@ -2,7 +2,7 @@
 
 Prepared kernels are kept in a cache. A call's cache key consists of its tensors' types, dtypes, devices, shapes and
 strides, and of all fields of its GivenOptions. check_options() computes the kernels' Options from the contents of this
-key alone, so an option that is missing from the key cannot reach a kernel either.
+key alone, so an option missing from the key cannot reach a kernel.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ from fa2_lab.tiles import real_number
 class GivenOptions(NamedTuple):
     """A call's options as they were passed, before any check. No field is a tensor.
 
-    A new option needs a field at the end, a place in given_options(), and an argument of Options(...) in
-    check_options(). find_prepared() relies on `window` and `bias` being the first fields.
+    To add an option, append a field here, return it in given_options(), and pass it to Options(...) in check_options().
+    find_prepared() relies on `window` and `bias` being the first fields.
     """
 
     window: tuple[int | None, int | None] | None
@@ -45,7 +45,7 @@ class GivenOptions(NamedTuple):
     backend: str
     num_splits: int | None
     dropout_p: float
-    dominant_sequence: bool  # whether max_seqlen_q shows that one sequence has most of the work
+    dominant_sequence: bool  # whether one sequence accounts for most of the work, judging by max_seqlen_q
 
 
 def given_options(
@@ -66,18 +66,18 @@ def given_options(
 
 
 def find_prepared(tensors: Tensors, given: tuple) -> tuple[tuple | None, Any]:
-    """Return (key, call): this call's key, and the call prepared for this key, or None if there is none.
+    """Return this call's key and the prepared call stored under it, which is None if there is none.
 
     `given` is the result of given_options(). The key contains everything that the checks and the choice of kernels
     depend on. Both results are None while torch traces the call (see is_traced() in checks.py). They are also None if
-    an argument is invalid, because the checks then report the error.
+    an argument is invalid, because the checks will report the error.
     """
     window, bias = given[0], given[1]
     if bias is not None:
         given = window, bias_key(bias), *given[2:]
     if is_compiling() or is_in_torch_dispatch_mode():
         return None, None
-    if peek_interpreter_stack() is not None:  # outside torch.func transforms, skip the slower check
+    if peek_interpreter_stack() is not None:  # skip this slower check outside torch.func transforms
         check_transforms()
     try:
         typed = given
@@ -89,7 +89,7 @@ def find_prepared(tensors: Tensors, given: tuple) -> tuple[tuple | None, Any]:
             None if x is None else (type(x), x.layout, x.dtype, x.device, x.shape, x.stride(), x.is_neg())
             for x in tensors
         ]
-        key = *tensor_keys, given, *map(type, typed)  # with their types, because True == 1 == 1.0
+        key = *tensor_keys, given, *map(type, typed)  # the key includes types, because True == 1 == 1.0
         call = PREPARED.get(key)
     except (AttributeError, RuntimeError, TypeError):
         return None, None

@@ -12,7 +12,7 @@ No row sees a key of another sequence, and nothing is padded or copied.
 On a CPU, the call raises an error if the cumulative lengths do not begin at 0, if they decrease, or if they do not end
 with the number of rows. On a GPU, their values are not checked, because reading them would mean waiting for the GPU.
 Instead, the kernels treat the first entry as 0 and clamp every entry to the valid range. Rows after the last entry see
-no keys, but they do see the sinks, so their L is the sink, and a gradient of L flows to it. If the entries decrease,
+no keys, but they do see the sinks, so their L equals the sink, and gradients of L flow to it. If the entries decrease,
 the results on a GPU are meaningless, but the call still terminates, and it reads and writes only its own tensors. In
 that case, the deterministic Hopper backward returns NaN in dQ.
 """
@@ -53,9 +53,9 @@ def attention_packed(
 
     causal, window  As in attention(), but within each sequence. The diagonal ends at the sequence's last row and last
                     key.
-    bias            As in attention(). Rows and columns are counted within each sequence, as if it were passed alone.
-    max_seqlen_q    The number of rows in the longest sequence, if you know it. On Hopper, this argument makes batches
-                    with one long sequence among short ones up to 15% faster. It never changes the result.
+    bias            As in attention(). Rows and columns are counted within each sequence.
+    max_seqlen_q    The number of rows in the longest sequence, if known. On Hopper, passing it makes batches with one
+                    long sequence among short ones up to 15% faster. It never changes the result.
     return_lse      If True, return (O, L), where L has shape (heads, total_q) and dtype fp32.
 
     The other arguments are the same as in attention(). attention_packed() runs the same kernels as attention(), with
@@ -73,7 +73,7 @@ def attention_packed(
         check_cu_seqlens(cu_seqlens_q, cu_seqlens_k, q)
     check_cu_seqlens_values("cu_seqlens_q", cu_seqlens_q, q.shape[0])
     check_cu_seqlens_values("cu_seqlens_k", cu_seqlens_k, k.shape[0])
-    if call is not None:  # an earlier call with this key passed all checks, except those of tensor values
+    if call is not None:  # an earlier call with this key passed all checks except those of tensor values
         check_sinks(sinks, call.options)
         return call(tensors)
     options = check_options(GivenOptions(*given), tensors, (q.shape[1], q.shape[0], k.shape[0]))

@@ -7,7 +7,7 @@ block_table       integers (batch, width): entry i of a row is the index of the 
                   sequence's key i · page_size
 key_lengths       integers (batch,): the number of keys in each sequence, including the keys of its N_q queries
 
-The call never reads past a sequence's last key, in the pages or in the block table. Gradients are not supported.
+The call never reads past a sequence's last key, either in the pages or in the block table. Gradients are not supported.
 """
 
 from torch import Tensor
@@ -72,7 +72,7 @@ def attention_paged(
         check_key_lengths(key_lengths, q, N_k)
         options = check_options(GivenOptions(*given), tensors, (*q.shape[1:3], N_k))
         options = options._replace(reference=options.reference or not q.numel())
-    else:  # an earlier call with this key passed all checks, except those of tensor values
+    else:  # an earlier call with this key passed all checks except those of tensor values
         options = call.options
         check_sinks(sinks, options)
     check_no_gradient(q=q, k_pages=k_pages, v_pages=v_pages, sinks=sinks)

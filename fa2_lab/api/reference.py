@@ -1,6 +1,7 @@
-"""The NumPy reference for torch tensors: its last stage (FA2), head by head in float64.
+"""Run the last stage of the NumPy reference (FA2) on torch tensors, head by head in float64.
 
-Options.reference selects it. It takes the same arguments and returns the same results as kernels/dispatch.py.
+If Options.reference is set, these functions replace those of kernels/dispatch.py. They take the same arguments and
+return the same results.
 """
 
 from collections.abc import Iterator
@@ -42,8 +43,8 @@ def backward(
     if tensors.cu_seqlens_q is not None:
         return packed_backward(dO, dL, O, L, tensors, options)
     tensors, dL = with_at_least_one_key(tensors), torch.zeros_like(L) if dL is None else dL
-    dL = dL.masked_fill(L == -torch.inf, value=0.0)  # L is a constant for rows that see no key
-    # dL affects only D. An additional column with dO = 1 and O = −dL turns D into rowsum(dO ∘ O) − dL.
+    dL = dL.masked_fill(L == -torch.inf, value=0.0)  # L is constant for rows that see no key
+    # dL affects only D. Appending a column with dO = 1 and O = −dL turns D into rowsum(dO ∘ O) − dL.
     q, k, v = (to_numpy(pad(x, (0, 1))) for x in (tensors.q, *zero_unseen_keys(tensors, options)))
     O, dO = torch.cat([O.double(), -dL[..., None].double()], dim=3), pad(dO, (0, 1), value=1.0)
     results = [to_numpy(x) for x in (O, L, dO)]
@@ -135,10 +136,9 @@ def reference_kwargs(tensors: Tensors, options: Options) -> dict[str, Any]:
 
 
 def zero_unseen_keys(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
-    """Return k and v with zeros in place of the keys that no row sees.
+    """Return k and v with zeros in place of the keys and values that no row sees.
 
-    Without this step, a NaN in an unseen key would reach the result, because the reference multiplies all keys by P,
-    and NaN times 0 is NaN.
+    Otherwise, a NaN there would reach the result, because the reference multiplies it by 0, which gives NaN.
     """
     q, k, v, key_lengths = tensors.q, tensors.k, tensors.v, tensors.key_lengths
     if key_lengths is None and options.left is None:

@@ -1,16 +1,16 @@
 """The ranks that take part in a call, and how they check that their calls match before any large transfer.
 
 Before its transfers, every call exchanges a small header with every other rank. The header contains the name of the
-call, shapes, dtype, options and the length of the shard. The headers are sent between the CPUs over a separate gloo
-group, so the exchange does not wait for a GPU. It takes 0.1 to 0.3 ms, during which the forward pass already runs.
+call, its shapes, dtype and options, and the length of the shard. The headers are sent between the CPUs over a separate
+gloo group, so the exchange does not wait for a GPU. It takes 0.1 to 0.3 ms, but the forward pass runs in the meantime.
 
 If a rank's call differs, or a rank has died or never makes the call, every rank finds out within `timeout` seconds,
-with two exceptions. Among three or more ranks, a rank that calls just before the timeout may find that some ranks have
-given up and others have not. And if a kernel fails while headers are in transit, the other ranks wait in the first
-transfer.
+with two exceptions. First, with three or more ranks, a rank that calls just before the timeout may find that some ranks
+have given up and others have not. Second, if a kernel fails while headers are in transit, the other ranks keep waiting
+in the first transfer.
 
-A rank that refuses an argument sends the error instead of its header. But if this argument is `mesh` or `timeout`, the
-rank cannot reach the others, so it counts as one that never calls.
+A rank that rejects an argument sends the error instead of its header. If the argument is `mesh` or `timeout`, however,
+the rank cannot reach the others, so to them it is a rank that never makes the call.
 
 The ranks compare headers in every call, because a rank that relied on an earlier comparison might start a transfer that
 no other rank answers. Once a rank knows that all calls match, its transfers use the timeout of the user's group.
@@ -109,7 +109,7 @@ class Exchange:
 
 
 def ranks_by_value(values: Sequence) -> str:
-    """Group the ranks by their values, as in "rank 0, 2: 'float16'; rank 1: 'float32'"."""
+    """Return a text that lists the ranks by value, as in "rank 0, 2: 'float16'; rank 1: 'float32'"."""
     distinct = [x for n, x in enumerate(values) if x not in values[:n]]
     return "; ".join(f"rank {', '.join(str(r) for r, y in enumerate(values) if y == x)}: {x!r}" for x in distinct)
 
@@ -124,11 +124,11 @@ def encode_header(header: dict) -> torch.Tensor:
 
 @contextmanager
 def reporting_refusal(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
-    """If the `with` block, which checks this rank's arguments, raises an error, send it to all ranks and raise it."""
+    """Send any error raised in the `with` block, which checks this rank's arguments, to all ranks, and re-raise it."""
     try:
         yield
     except Exception as refusal:
-        with suppress(RuntimeError):  # this rank's error matters more than one from the exchange
+        with suppress(RuntimeError):  # an error in the exchange must not hide this rank's own error
             Exchange(group, dict(refused=str(refusal)), timeout).wait()
         raise
 
@@ -152,7 +152,7 @@ def explaining_lost_ranks(group: dist.ProcessGroup, timeout: float) -> Iterator[
 def gloo_group(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroupGloo:
     """Return the gloo group for the ranks of `group` and this timeout. The first call creates it.
 
-    Ranks outside `group` need not take part in the creation.
+    Ranks outside `group` need not call this function.
     """
     if (group, timeout) not in GLOO_GROUPS:
         store = dist.PrefixStore(f"fa2_lab/{group.group_name}/{timeout}", _get_default_store())

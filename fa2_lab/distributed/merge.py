@@ -66,8 +66,9 @@ def merge(m: Tensor, l: Tensor, o: Tensor, rows: slice, O: Tensor, L: Tensor, *,
           O_out: Tensor | None = None, L_out: Tensor | None = None) -> None:  # fmt: skip
     """Merge (O, L) into `rows` of the state m, l (batch, heads, N) and o (batch, heads, N, d), in place.
 
-    If O_out and L_out are given, this (O, L) is the last one: the whole final output is written to them, and the state
-    is not updated. They may be views with any strides, as long as their last dimension is contiguous.
+    If O_out and L_out are given, this (O, L) must be the last one. The whole final output is then written to O_out and
+    L_out, and the state is not updated. Both may be views with any strides, as long as the last dimension is
+    contiguous.
     """
     O, L = rows_contiguous(O), L.contiguous()
     if O.shape[2] or O_out is not None:
@@ -78,7 +79,7 @@ def merge(m: Tensor, l: Tensor, o: Tensor, rows: slice, O: Tensor, L: Tensor, *,
 
 
 def prepare(N: int, first: int, O: Tensor, O_out: Tensor | None, L_out: Tensor | None) -> launch.Launch:
-    """Return the launch of the merge for tensors like these, as a function of (m, l, o, L, O, L_out, O_out)."""
+    """Return a launch of the merge kernel for tensors like these. Call it with (m, l, o, L, O, L_out, O_out)."""
     batch, H, n, d = O.shape
     blocks = triton.cdiv(n if O_out is None else N, ROWS)
     strides = tuple(None if X is None else X.stride()[:3] for X in (O, O_out, L_out))

@@ -1,19 +1,19 @@
-"""Ring attention: queries stay, keys and values travel round the ring of ranks, and partial results (O, L) are merged.
+"""Ring attention: queries stay while keys and values travel around the ring of ranks, and partial results are merged.
 
 The forward has n steps for n ranks. In each step except the last, a rank sends its current block of K and V to the rank
 on its right and receives the next block from the rank on its left, while its queries attend to the current block.
 
 The attention of a rank's queries to its own block needs no communication. It is split into two halves of about equal
-work. The first half runs while the ranks compare their calls, and the second half while the first transfer runs.
+cost. The first half runs while the ranks compare their calls, and the second half while the first transfer runs.
 
-In the backward, the blocks travel round the ring again. A block's dK and dV follow it one step behind, in fp32, and
-each rank adds its contribution. The gradients of a rank's own block are also computed in two halves: the first while
-the first transfer runs, and the second while the rank's own dK and dV return.
+In the backward, the blocks travel around the ring again. A block's dK and dV follow one step behind it, in fp32, and
+each rank adds its contribution. The gradients of a rank's own block are also computed in two halves. The first half
+runs during the first transfer, and the second while the rank's own dK and dV return.
 
-A transfer starts as soon as its data are computed. It runs concurrently with the kernels (NCCL on its own stream, gloo
-in threads), and the rank waits for the transfer before it needs the block. Tensors that are sent or received stay
-referenced until this wait, which orders the streams, so the allocator cannot reuse their memory too early. The host
-never waits for a GPU.
+A transfer starts as soon as its data have been computed. It runs concurrently with the kernels (NCCL on its own stream,
+gloo in threads), and the rank waits for it just before it needs the block. This wait orders the streams. Until then,
+the tensors in transit stay referenced, so the allocator cannot reuse their memory too early. The host never waits for a
+GPU.
 """
 
 from collections import Counter
@@ -40,13 +40,13 @@ from fa2_lab.reference import shards
 from fa2_lab.reference.shards import ShardTile
 from fa2_lab.tiles import Tile, cdiv
 
-MESSAGE_BYTES = 64 * 2**20  # limit on K and V per message; the other heads are sent later, to keep buffers small
+MESSAGE_BYTES = 64 * 2**20  # limit on K and V per message; to keep the buffers small, the other heads are sent later
 
 
 def not_compiled(function: Callable) -> Callable:
     """Wrap `function` so that torch.compile does not trace it.
 
-    torch.compiler.disable is applied only while torch.compile traces, because applying it immediately would load
+    torch.compiler.disable is applied only while torch.compile is tracing, because applying it immediately would load
     torch's compiler, which takes seconds.
     """
 
@@ -76,17 +76,17 @@ def ring_attention(
 
     mesh        A 1-D DeviceMesh, a ProcessGroup, or None for all ranks. Every rank in it must make the same call.
     layout      The layout that was passed to `shard`, either "zigzag" or "contiguous". Shards may have different
-                lengths and may be empty, because the ranks tell each other their lengths. In the zigzag layout, the
-                front piece of a shard has ⌈N/2⌉ rows.
-    return_lse  If True, return (O, L), where L (batch, heads, N) covers all keys of all ranks. Gradients flow through O
+                lengths and may be empty, because the ranks exchange their lengths. In the zigzag layout, the front
+                piece of a shard has ⌈N/2⌉ rows.
+    return_lse  If True, return (O, L), where L (batch, heads, N) covers the keys of all ranks. Gradients flow through O
                 and L.
     timeout     The number of seconds to wait for the other ranks before the transfers begin.
 
     causal, scale and backend are the same as in attention(). The ranks must agree on everything except N. If they do
-    not, or if a rank refuses an argument, every rank raises an error as soon as all have called. But if a rank's `mesh`
-    or `timeout` is invalid or differs, this rank cannot reach the others, which therefore wait for their whole timeout
-    before they raise an error. If gradients are needed, the backward pass also has to run on every rank. If the loss of
-    a rank does not depend on O, add 0 · O to this loss.
+    not, or if a rank rejects an argument, every rank raises an error as soon as all have called. If a rank's `mesh` or
+    `timeout` is invalid or differs, however, it cannot reach the others, which raise an error only after their whole
+    timeout. If gradients are needed, the backward pass must also run on every rank. If the loss on a rank does not
+    depend on O, add 0 · O to that loss.
 
     Each partial O is rounded to q's dtype before it is merged in fp32, and the merged O is rounded once more.
     """
@@ -96,7 +96,7 @@ def ring_attention(
     if dist.get_world_size(group) == 1:
         return attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse, backend=backend)
     q, k, v = (x.resolve_neg() for x in (q, k, v))  # a transfer sends raw memory, so apply pending negations first
-    if header["scale"] < 0:  # the kernels take the row maximum before they scale, so the scale must not be negative
+    if header["scale"] < 0:  # the kernels compute row maxima before scaling, so the scale must not be negative
         q = -q
     ring = RingCall(
         group=group,
@@ -162,7 +162,7 @@ class RingCall:
         return len(self.lengths)
 
     def source(self, step: int) -> int:
-        """Return the rank whose block of keys this rank has in the given step."""
+        """Return the rank whose block of keys this rank holds in the given step."""
         return (self.rank - step) % self.size
 
     def visible_tile(self, source: int) -> ShardTile:
@@ -171,7 +171,7 @@ class RingCall:
     def pass_on(self, block: list[Tensor], what: str, source: int) -> "Transfer":
         """Start a transfer: send `block` to the rank on the right, and receive rank `source`'s block from the left.
 
-        `what` names the tensors in the block, for counting().
+        `what` names the tensors in the block, and counting() adds up the bytes under this name.
         """
         incoming = [x.new_empty((*x.shape[:2], self.lengths[source], x.shape[3])) for x in block]
         right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
@@ -243,8 +243,8 @@ def forward(ring: RingCall, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tenso
     """Compute O and L of this rank's queries over the keys of all ranks, and write them to the arguments O and L.
 
     `part` is the result of first_half() for these heads. A partial result is merged only after the next transfer has
-    started. The transfer needs some SMs, and it gets them while small kernels such as the merge run between two large
-    kernels. If it started right before a kernel that fills all SMs, it would often have to wait for that kernel to end.
+    started. The transfer needs some SMs, which it gets while a small kernel such as the merge runs between two large
+    ones. If it started right before a kernel that fills all SMs, it would often have to wait for that kernel to end.
     """
     state: State | Any = None
     last_half = shards.halves(q.shape[2], ring.causal)[1]
@@ -304,7 +304,7 @@ def backward(
 def partial_backward(
     ring: RingCall, dO: Tensor, dL: Tensor | None, q: Tensor, O: Tensor, L: Tensor, tile: ShardTile, kv: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return what the queries and keys in `tile` contribute to dQ, dK and dV, or None if `tile` is empty."""
+    """Return the contributions of the queries and keys in `tile` to dQ, dK and dV, or None if `tile` is empty."""
     if tile.kind is Tile.SKIP:
         return None
     dO, q, O, L = (x[:, :, tile.queries] for x in (dO, q, O, L))
@@ -337,7 +337,7 @@ class RingAttention(torch.autograd.Function):
         exchange = Exchange(ring.group, header, ring.timeout)
         try:
             first_partial = first_half(ring, q, k, v)
-        finally:  # even if a kernel has failed
+        finally:  # complete the exchange even if a kernel has failed
             headers = exchange.agree()
         ring = replace(ring, lengths=tuple(h["length"] for h in headers), call_number=AGREEMENTS[ring.group])
         O, L = all_heads_forward(ring, q, k, v, first_partial)

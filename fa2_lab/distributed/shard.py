@@ -1,4 +1,4 @@
-"""Functions that cut a tensor along its sequence into one shard per rank, and join the shards again."""
+"""Functions that split a tensor along its sequence into one shard per rank, and join the shards again."""
 
 import torch
 import torch.distributed as dist
@@ -13,11 +13,11 @@ from fa2_lab.tiles import whole_number
 def shard(
     x: Tensor, mesh: DeviceMesh | dist.ProcessGroup | None = None, *, dim: int = 2, layout: str = "zigzag"
 ) -> Tensor:
-    """Cut x along `dim`, and return the shard of this rank. Gradients flow through the result.
+    """Split x along `dim`, and return this rank's shard. Gradients flow through the result.
 
-    Every rank has to pass the whole tensor x, and no data are sent. Cut everything that belongs to the sequence in the
-    same way: for example, token ids and targets with dim=1, and the positions for a rotary embedding with
-    shard(torch.arange(N), mesh, dim=0).
+    Every rank must pass the whole tensor x, and no data are sent. Shard everything that belongs to the sequence in the
+    same way. For example, use dim=1 for token ids and targets, and shard(torch.arange(N), mesh, dim=0) for the
+    positions of a rotary embedding.
     """
     group, dim = process_group(mesh), check_dim(x, dim)
     lengths = shards.even_lengths(x.shape[dim], dist.get_world_size(group))
@@ -37,7 +37,7 @@ def unshard(
     """Join the shards of all ranks, and return the whole tensor on every rank. No gradient flows through the result.
 
     The shards may have different lengths. `timeout` is the number of seconds to wait for the other ranks. If a rank
-    refuses an argument, the other ranks raise an error, too, as in ring_attention().
+    rejects an argument, the other ranks also raise an error, as in ring_attention().
     """
     group, timeout = process_group(mesh), check_timeout(timeout)
     with reporting_refusal(group, timeout):
@@ -55,14 +55,14 @@ def unshard(
 
 
 def check_dim(x: Tensor, dim: int) -> int:
-    """Return `dim`, counted from the first dimension of x. Raise an error unless x is a tensor with this dimension."""
+    """Return `dim` as a nonnegative index. Raise an error unless x is a tensor that has this dimension."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x: got {type(x).__name__}; it takes a torch.Tensor")
     return whole_number("dim", dim, low=-x.dim(), high=x.dim() - 1) % x.dim()
 
 
 def join_shards(parts: list[Tensor], lengths: list[int], layout: str) -> Tensor:
-    """Join the shards of all ranks, `parts`, with every row at its position in the sequence."""
+    """Return the sequence whose shards are `parts`, one per rank in rank order."""
     sequence = parts[0].new_empty((sum(lengths), *parts[0].shape[1:]))
     for part, places in zip(parts, shards.pieces(lengths, layout), strict=True):
         start = 0

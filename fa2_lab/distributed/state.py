@@ -12,7 +12,7 @@ from torch import Tensor
 class State:
     """The softmax state of a rank's rows: m and l (batch, heads, N), and o (batch, heads, N, d).
 
-    A new State has seen no key.
+    In a new State, no row has seen a key.
     """
 
     def __init__(self, q: Tensor, on_triton: bool) -> None:

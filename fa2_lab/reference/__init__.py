@@ -1,4 +1,4 @@
-"""The reference in NumPy and float64, with one file per stage: naive, online_softmax, fa1 and fa2.
+"""The NumPy reference, which computes in float64 and has one file per stage: naive, online_softmax, fa1 and fa2.
 
 heads.py runs a stage on a batch with several heads.
 """

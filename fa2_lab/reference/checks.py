@@ -29,7 +29,7 @@ def real_array(name: str, x: ArrayLike, ndim: int) -> np.ndarray:
 
 
 def same_shape(name: str, x: ArrayLike, shape: tuple[int, ...], meaning: str) -> np.ndarray:
-    """Return x as a float64 array. Raise an error if its shape is not `shape`, which the message calls `meaning`."""
+    """Return x as a float64 array. Raise an error unless it has the given shape, which the message calls `meaning`."""
     array = real_array(name, x, len(shape))
     if array.shape != shape:
         raise ValueError(f"{name}: got shape {array.shape}; it takes {meaning} = {shape}")
@@ -46,8 +46,8 @@ def head_inputs(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """Return Q (N_q, d), K and V (N_k, d) of one head as float64 arrays, and the scale τ as a float.
 
-    If tau is None, the scale is 1/√d. Raise an error if an argument is invalid. The types of dropout and score_options
-    are checked, but they are not returned.
+    If tau is None, the scale is 1/√d. Raise an error if an argument is invalid. This includes dropout and score_options
+    of the wrong type.
     """
     Q, K = real_array("Q", Q, 2), real_array("K", K, 2)
     if K.shape[1] != Q.shape[1]:

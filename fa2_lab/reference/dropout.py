@@ -1,8 +1,8 @@
-"""Dropout whose mask depends only on each entry's position, and not on the order in which tiles are processed.
+"""Dropout whose mask depends on the seed and each entry's position, but not on the order in which tiles are processed.
 
 The generator is Philox4x32 with ten rounds. Its key is the seed, and its counters are (column, row, head, batch), so it
-draws the same bits as Triton's `tl.philox`. The forward and the backward therefore have the same mask, whatever the
-order of their loops.
+draws the same bits as Triton's `tl.philox`. The forward and the backward draw the same mask, regardless of their loop
+orders.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ def philox(seed: int, c0: Any, c1: Any, c2: Any, c3: Any) -> np.ndarray:
 
 
 def threshold(p: float) -> int:
-    """Return the 32-bit threshold for dropout: an entry is dropped if its random word is below it."""
+    """Return the 32-bit dropout threshold. An entry is dropped if its random word is below the threshold."""
     return int(p * 2.0**32)
 
 
@@ -46,7 +46,7 @@ def keep_mask(p: float, seed: int, batch: int, head: int, rows: ArrayLike, cols:
 
 @dataclass(frozen=True)
 class Dropout:
-    """Dropout with probability p for one (batch, head). The fields are the complete state R of the generator."""
+    """Dropout with probability p for one (batch, head). The fields make up the generator's complete state R."""
 
     p: float = 0.0
     seed: int | None = None
@@ -89,8 +89,8 @@ def dropped(x: np.ndarray, z: np.ndarray | None) -> np.ndarray:
 def sequential_mask(tiling: Tiling, p: float, seed: int, order: str) -> np.ndarray:
     """Return the mask that a sequential generator draws, tile by tile, in the loop order of "fa1" or "fa2".
 
-    The two masks differ, which is the weakness of sequential generators: the backward can reproduce the forward's mask
-    only if both passes process the tiles in the same order.
+    The two masks differ. This is the weakness of sequential generators, because the backward can reproduce the
+    forward's mask only if both passes process the tiles in the same order.
     """
     if order not in ("fa1", "fa2"):
         raise ValueError(f"order: got {order!r}; it takes 'fa1' (columns outside) or 'fa2' (rows outside)")

@@ -1,6 +1,6 @@
 """FlashAttention (FA1): key blocks in the outer loop, query blocks in the inner loop, and the row state kept in HBM.
 
-Every tile is computed, whatever the mask, as in the paper's algorithms. fa2.py writes the softmax step in the same way,
+As in the paper's algorithms, every tile is computed, regardless of the mask. The softmax step is written as in fa2.py,
 so the two files differ only where the two papers do.
 """
 
@@ -36,8 +36,8 @@ def forward(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Run Algorithm 2 of FA1 for one head. Return O (N_q, d), the row sums l (N_q,) and the row maxima m (N_q,).
 
-    Pass either the block sizes B_r and B_c, or M, the number of elements that fit on chip, to compute them. `dropout`
-    holds the generator's state R, which the backward needs again.
+    Pass either the block sizes B_r and B_c or M, the number of elements that fit on chip, from which the block sizes
+    are computed. `dropout` holds the generator's state R, which the backward also needs.
     """
     Q, K, V, tau = checks.head_inputs(Q, K, V, tau, dropout, score_options)
     drop = dropout.drop  # FA1.A2.L1
@@ -90,7 +90,7 @@ def backward(
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Run Algorithm 4 of FA1 for one head: return dQ, dK and dV, given O, l, m and the forward pass's options."""
+    """Run Algorithm 4 of FA1 for one head. Return dQ, dK and dV, given O, l, m and the forward pass's options."""
     Q, K, V, tau = checks.head_inputs(Q, K, V, tau, dropout, score_options)
     O, dO = checks.shaped_like_q(Q, O=O, dO=dO)
     l, m = checks.one_per_row(Q, l=l, m=m)
@@ -128,7 +128,7 @@ def backward(
 
 
 def _blocks(M: int | None, B_r: int | None, B_c: int | None, d: int) -> tuple[int, int]:
-    """Return the block sizes (B_r, B_c), either as given or as computed from an on-chip memory of M elements."""
+    """Return the block sizes (B_r, B_c), as given or as computed for an on-chip memory of M elements."""
     if (M is None) == (B_r is None and B_c is None) or (B_r is None) != (B_c is None):
         raise ValueError(f"M, B_r, B_c: got M={M}, B_r={B_r}, B_c={B_c}; it takes M alone, or B_r and B_c")
     if M is not None:

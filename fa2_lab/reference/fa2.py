@@ -1,7 +1,7 @@
-"""FlashAttention-2 (FA2): independent query blocks in the outer loop, one division per row, only L saved for backward.
+"""FlashAttention-2 (FA2): independent query blocks in the outer loop, one division per row, and only L saved.
 
-Tiles without a visible entry are skipped, and the mask is applied only to tiles that it cuts. fa1.py writes the softmax
-step in the same way, so the two files differ only where the two papers do.
+Tiles without a visible entry are skipped, and only tiles that the mask cuts are masked. The softmax step is written as
+in fa1.py, so the two files differ only where the two papers do.
 """
 
 import numpy as np
@@ -78,8 +78,7 @@ def backward(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Run Algorithm 2 of FA2 for one head, and return dQ, dK and dV. Column blocks are independent except for dQ.
 
-    A sink in `score_options` is not used, because L already includes it. scores.sink_backward() computes the sink's
-    gradient.
+    A sink in `score_options` is ignored, because L already includes it. scores.sink_backward() computes its gradient.
     """
     Q, K, V, tau = checks.head_inputs(Q, K, V, tau, dropout, score_options)
     O, dO = checks.shaped_like_q(Q, O=O, dO=dO)
@@ -133,8 +132,8 @@ def forward_split_keys(
     """Compute O and L of one head, with each row block's keys split among several workers.
 
     The keys are cut into `splits` shares of consecutive column blocks. Each worker computes the partial result (O, L)
-    of one share, and the partial results are merged at the end. The split-KV decode kernel assigns the tiles to the
-    workers in turn (round-robin) instead, with the same result up to rounding.
+    of one share, and the partial results are merged at the end. The split-KV decode kernel instead assigns tiles to
+    workers round-robin, which gives the same result up to rounding.
     """
     Q, K, V, tau = checks.head_inputs(Q, K, V, tau, dropout, score_options)
     splits = whole_number("splits", splits, low=1)
@@ -151,7 +150,7 @@ def forward_split_keys(
                 s_ij = tiling.apply_mask(transform_scores(tau * (q_i @ K[cols].T), score_options), i, j)
                 state = state.update(s_ij, V[cols], dropout.z(rows, cols))
             O_part[w, rows], L_part[w, rows] = state.finalize()
-        sink = score_options.sink  # no partial result includes the sink
+        sink = score_options.sink  # the sink is added here, because no partial result includes it
         state = SoftmaxState.empty(rows.stop - rows.start, Q.shape[1], sink)
         for w in range(splits):
             state = state.merge(SoftmaxState.from_output(O_part[w, rows], L_part[w, rows]))

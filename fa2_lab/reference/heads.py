@@ -1,4 +1,4 @@
-"""Batches and heads: every stage of the NumPy reference is written for one head, and this module runs it for all heads.
+"""Run a stage of the NumPy reference, which is written for a single head, on all heads of a batch.
 
 With grouped-query attention, query head h reads K/V head h // group. K and V are not copied, and dK and dV are summed
 over the query heads of a group.
@@ -130,7 +130,7 @@ def _check(stage: str, *qkv: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _check_lengths(key_lengths: np.ndarray | None, k: np.ndarray) -> list:
-    """Return a list of each batch entry's number of keys, or of None for every entry if key_lengths is None."""
+    """Return the number of keys in each batch entry as a list, or a list of Nones if key_lengths is None."""
     if key_lengths is None:
         return [None] * k.shape[0]
     lengths = np.asarray(key_lengths)
@@ -142,7 +142,7 @@ def _check_lengths(key_lengths: np.ndarray | None, k: np.ndarray) -> list:
 
 
 def _check_sinks(sinks: np.ndarray | None, q: np.ndarray) -> list:
-    """Check the sinks, and return each query head's sink, or None if the head has no sink or a sink of −∞."""
+    """Check the sinks, and return a list with one sink per query head, or None for a head without a finite sink."""
     if sinks is None:
         return [None] * q.shape[1]
     sinks = checks.same_shape("sinks", sinks, q.shape[1:2], "(heads,)")

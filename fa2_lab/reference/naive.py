@@ -69,7 +69,7 @@ def forward(
     Q, K, V, S, P, O = trace.hbm(Q=Q, K=K, V=V, S=S, P=P, O=np.empty_like(Q))
     S[:] = tau * (Q[:] @ K[:].T)  # (N_q, N_k)
     s = whole.apply_mask(transform_scores(S[:], score_options), 0, 0)
-    P[:] = safe_softmax(append_sink(s, score_options.sink))[:, : len(K)]  # drop the sink's column: it has no value row
+    P[:] = safe_softmax(append_sink(s, score_options.sink))[:, : len(K)]  # drop the sink's column, which has no value
     O[:] = dropped(P[:], z) @ V[:]  # (N_q, d)
     return np.asarray(O), np.asarray(P)
 
@@ -112,7 +112,7 @@ def forward_linear_memory(
     mask: Mask = NO_MASK,
     score_options: ScoreOptions = NO_SCORE_OPTIONS,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run the forward of FA1's appendix B.1 for one head: compute first L, then O, one row at a time. Return (O, L).
+    """Run the forward of FA1's appendix B.1 for one head. Compute L and then O, one row at a time, and return (O, L).
 
     At most one row of scores is stored at any time.
     """

@@ -1,7 +1,7 @@
-"""Softmax over keys that arrive in blocks: a state of three fields, and the operations on it.
+"""Softmax over keys that arrive in blocks: a state with three fields, and the operations on it.
 
-One operation, `merge`, combines the results of loop iterations, of a thread block's warps, of splits of the keys on one
-GPU, and of the GPUs in a ring.
+The same operation, `merge`, combines results across loop iterations, across the warps of a thread block, across key
+splits on one GPU, and across the GPUs in a ring.
 """
 
 from __future__ import annotations

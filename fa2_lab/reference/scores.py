@@ -1,7 +1,7 @@
-"""Changes that some models make to the scores before the softmax: a softcap, and a sink.
+"""The softcap and the sink, two changes that some models make to the scores before the softmax.
 
-softcap  A score s becomes c · tanh(s / c), which is close to s if s is small and is always between −c and c.
-sink     One extra score per head without a key or a value, which takes part in the softmax and adds nothing to O.
+softcap  A score s becomes c · tanh(s / c), which is close to s if s is small and always lies between −c and c.
+sink     Each head has one extra score without a key or a value, which takes part in the softmax but adds nothing to O.
 """
 
 from dataclasses import dataclass
@@ -31,16 +31,15 @@ NO_SCORE_OPTIONS = ScoreOptions()
 
 
 def transform_scores(s: np.ndarray, options: ScoreOptions) -> np.ndarray:
-    """Return the capped scores c · tanh(s / c) for c = softcap, or s itself without a softcap."""
+    """Return the capped scores c · tanh(s / c), where c is the softcap, or s itself if there is no softcap."""
     c = options.softcap
     return s if c is None else c * np.tanh(s / c)
 
 
 def transform_scores_backward(ds: np.ndarray, s: np.ndarray, options: ScoreOptions) -> np.ndarray:
-    """Return the gradient of the scores before transform_scores(), given the gradient ds of its result s.
+    """Return the gradient of the input of transform_scores(), given its output s and the gradient ds of s.
 
-    Pass the scores s as they are before masking, because the cap's slope, 1 − (s/c)², is computed from s, and masking
-    would replace scores by −∞.
+    Pass s before it is masked, because the slope of the cap, 1 − (s/c)², would be wrong for a masked score of −∞.
     """
     c = options.softcap
     return ds if c is None else ds * (1 - (s / c) ** 2)

@@ -1,13 +1,13 @@
-"""Geometry of a sequence sharded among ranks: which rows each rank has, and which keys of the other ranks they see.
+"""Geometry of a sequence sharded across ranks: which rows each rank holds, and which keys of other ranks they see.
 
 A rank's shard consists of one or two pieces of the sequence, depending on the layout:
 
 contiguous   rank r has the r-th piece of the sequence
 zigzag       rank r has the r-th piece from the front and the r-th from the back, which balances causal work
 
-Like a tile in tiles.py, a pair of one rank's queries and another rank's keys is SKIP, DIAGONAL or FULL. A rank's rows
-stay in the order of the sequence. In zigzag, the front piece has one row more than the back piece if the rank's number
-of rows is odd.
+Like a tile in tiles.py, the pair of one rank's queries and another rank's keys is SKIP, DIAGONAL or FULL. The rows
+within a rank keep the order of the sequence. In the zigzag layout, if a rank has an odd number of rows, its front piece
+is one row longer than its back piece.
 """
 
 from collections.abc import Sequence
@@ -61,12 +61,12 @@ def pieces(lengths: Sequence[int], layout: str) -> list[list[slice]]:
 
 
 def visible_tile(lengths: Sequence[int], rank: int, source: int, layout: str, causal: bool) -> ShardTile:
-    """Return the ShardTile of the queries on `rank` that see any keys on `source`, together with these keys.
+    """Return the ShardTile that pairs the queries on `rank` with the keys on `source` that they see.
 
-    At most one kernel call is needed for these queries and keys. Under a causal mask, there are three cases. A rank
-    sees its own keys as in any causal sequence. All of its rows see the front piece of an earlier rank, and no other
-    keys of that rank. Only the rows of its back piece see the keys of a later rank, and they see all of them. In the
-    contiguous layout, the front piece is the whole shard, and there is no back piece.
+    A single kernel call computes the whole tile. Under a causal mask, there are three cases. A rank sees its own keys
+    as in any causal sequence. All of its rows see the front piece of an earlier rank, and no other keys of that rank.
+    Only the rows of its back piece see the keys of a later rank, and they see all of them. In the contiguous layout,
+    the front piece is the whole shard, and there is no back piece.
     """
     queries, keys = slice(0, lengths[rank]), slice(0, lengths[source])
     kind = Tile.FULL
@@ -80,10 +80,10 @@ def visible_tile(lengths: Sequence[int], rank: int, source: int, layout: str, ca
 
 
 def halves(length: int, causal: bool) -> list[ShardTile]:
-    """Split the attention of a rank's queries to its own keys into two calls of about equal work, and return both.
+    """Split the attention of a rank's queries to its own keys into two calls of about equal cost, and return both.
 
-    Under the causal mask, the first call has the first three quarters of the rows, which need 9/16 of the work. In each
-    call, the last query is aligned with the last key, as in any causal call.
+    Under a causal mask, the first call covers the first three quarters of the rows, which account for 9/16 of the work.
+    In each call, the last query is aligned with the last key, as in any causal call.
     """
     middle = length - length // (4 if causal else 2)
     kind = Tile.DIAGONAL if causal else Tile.FULL
