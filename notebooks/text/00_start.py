@@ -230,9 +230,9 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 # The next chapters work this out in detail. Chapter 01 shows what the four lines cost, and chapter 02 computes a
 # softmax piece by piece. Building on that, chapters 03 and 04 develop FA1 and FA2, and chapter 05 adds the gradients.
 #
-# You don't need a GPU for any chapter. Chapters 01 to 07 and appendices A and B use only NumPy. The others either run
-# Triton, a Python dialect for writing kernels, in its interpreter, or use a model of the GPU. We made all GPU
-# measurements beforehand, and the book shows the recorded results.
+# You don't need a GPU for any chapter. Chapters 01 to 07, chapter 15, and appendices A, B and D use only NumPy. The
+# others either run Triton, a Python dialect for writing kernels, in its interpreter, or use a model of the GPU. We made
+# all GPU measurements beforehand, and the book shows the recorded results.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 rows = [f"| {chapter.number} | [{chapter.title}]({chapter.name}.ipynb) | {chapter.question} |" for chapter in CHAPTERS]

@@ -16,9 +16,9 @@
 # - cut a causal sequence so that all GPUs have equal work,
 # - predict from two speeds and the length of a piece whether the transfers cost time.
 #
-# *Time: 45 minutes. Hardware: any laptop with torch; its processes stand in for the GPUs. Before this: [02 · Online
-# softmax](02_online_softmax.ipynb), [04 · FlashAttention-2, forward](04_fa2_forward.ipynb) and [05 · The backward
-# pass](05_backward.ipynb).*
+# *Time: 45 minutes. Hardware: any laptop with NumPy; the entries of a list stand in for the GPUs. Before this: [02 ·
+# Online softmax](02_online_softmax.ipynb), [04 · FlashAttention-2, forward](04_fa2_forward.ipynb) and [05 · The
+# backward pass](05_backward.ipynb).*
 
 # %% tags=["hide-input"]
 # Setup: run this cell first. You do not have to read it.
@@ -194,25 +194,31 @@ print(f"share of the time in which the ranks work: {model.balance(tiles):.0%}")
 # <details><summary>Answer</summary>
 #
 # **8 pieces, of which rank r has pieces r and 7 − r.** Early rows have little work and late rows have a lot, and this
-# cut gives each rank some of both. Assigning single rows round-robin (*striped attention*; Brandon and others, 2023)
-# is also nearly even, but then every step needs a causal mask. For example, row 4, which belongs to rank 0, sees row
-# 1 of rank 1 but not row 5 of the same rank. So each step has tiles on a diagonal, and the kernel computes such tiles
-# completely, although half of that work is wasted. With pieces r and r + 4, rank 3 has pieces 3 and 7, which have the
-# most work in each half of the sequence.
+# cut gives each rank some of both. Assigning single rows round-robin (*striped attention*; Brandon and others, 2023) is
+# also nearly even, but then every step needs a causal mask. For example, rank 0 has the query of row 4, and rank 1 has
+# the keys of rows 1 and 5. This query sees key 1, but it does not see key 5. So each step has tiles on a diagonal, and
+# the kernel computes such tiles completely, although half of that work is wasted. With pieces r and r + 4, rank 3 has
+# pieces 3 and 7, which have the most work in each half of the sequence.
 # </details>
+#
+# The right cut is called *zigzag*, and both ring-flash-attention and Llama 3 use it. The next cell counts its tiles by
+# rank and step, with quarters of 32 rows as before:
 
 # %% tags=["hide-input"]
 for rank, counts in enumerate(model.tiles_per_step(quarters, "zigzag", causal=True, B_r=4, B_c=4)):
     print(f"zigzag, rank {rank}:  {'  '.join(f'{n:3}' for n in counts)}")
 
+# %% [markdown]
+# Within each column, all ranks have the same number. The figure shows both cuts at a real size, with 131,072 tokens and
+# tiles of 128 × 128:
+
 # %% tags=["hide-input"]
 show("zigzag")
 
 # %% [markdown]
-# The figure shows the same two cuts at a real size, with 131,072 tokens and tiles of 128 × 128, so the share on the
-# left is 57% instead of 58%. Each number is the rank that computes this part of the scores. The cut on the right is
-# called *zigzag*, and both ring-flash-attention and Llama 3 use it. The output above the figure counts the tiles of
-# this cut, with quarters of 32 rows again, by rank and step. Within each column, all ranks have the same number.
+# Each number in the figure is the rank that computes this part of the scores. The share on the left is 57% instead of
+# 58%, because the tiles on the diagonal, of which every rank has the same number, are a smaller part of the work at
+# this size.
 #
 # Why is zigzag even, and why does it need so few masks? Take rank 1, for example, which has a front piece, 1, and a
 # back piece, 6, counting pieces from 0. When the block of another rank comes by, there are two cases.
@@ -228,14 +234,15 @@ show("zigzag")
 
 # %% [markdown]
 # ## What travels while a rank computes?
+#
+# The figure shows the forward pass of a zigzag ring. Each number is the rank that owns the keys, and the hatched parts
+# are not computed. Each arrow shows K and V arriving from the left neighbour, which is drawn one row above:
 
 # %% tags=["hide-input"]
 show("ring_schedule")
 
 # %% [markdown]
-# The figure shows the forward pass of a zigzag ring. Each number is the rank that owns the keys, and the hatched parts
-# are not computed. Each arrow shows K and V arriving from the left neighbour, which is drawn one row above. Since no
-# step changes K and V, a rank can send them on while it computes with them.
+# Since no step changes K and V, a rank can send them on while it computes with them.
 #
 # In the backward pass, the accumulators dK and dV cannot leave before a step has added its part to them, so they travel
 # one step later than their keys.
@@ -243,19 +250,19 @@ show("ring_schedule")
 # At both ends of the backward pass, something arrives while a rank has no other rank's block to compute with. At the
 # start, the first K and V are on their way, and at the end, the rank's own dK and dV come home. A rank therefore cuts
 # the work with its *own* block in two. It splits the queries into two parts with about the same work, which under the
-# causal mask are the first three quarters and the last quarter. It computes with one of them at the start, and with the
-# other at the end, and so covers both transfers.
+# causal mask are the first three quarters and the last quarter of the queries. It computes with one of these parts at
+# the start, and with the other at the end, and so covers both transfers.
 #
-# The table shows the backward pass of rank 0. Its lines 1 to 3 are steps 1 to 3 of the ring above, and step 0, the own
-# block, is its first and its last line:
+# The table shows the backward pass of rank 0. Its lines 1 to 3 are steps 1 to 3 of the ring above. Step 0, in which the
+# rank computes with its own block, is the first and the last line:
 #
 # | line | rank 0 computes with block | meanwhile, K and V arrive | meanwhile, dK and dV arrive | then rank 0 |
 # | --- | --- | --- | --- | --- |
-# | own, first half | 0 | of block 3 | | keeps its part of dK and dV at home |
-# | 1 | 3 | of block 2 | | sends its part on, as the first term of the sum |
-# | 2 | 2 | of block 1 | of block 2 | adds its part and sends the sum on |
-# | 3 | 1 | | of block 1 | adds its part and sends the sum on |
-# | own, second half | 0 | | of block 0 | adds the parts of both halves, and block 0 is done |
+# | own, first part | 0 | of block 3 | | keeps its contribution to dK and dV at home |
+# | 1 | 3 | of block 2 | | sends its contribution on, as the first term of the sum |
+# | 2 | 2 | of block 1 | of block 2 | adds its contribution and sends the sum on |
+# | 3 | 1 | | of block 1 | adds its contribution and sends the sum on |
+# | own, second part | 0 | | of block 0 | adds its two own contributions, and block 0 is done |
 #
 # As an example, take line 2. While rank 0 computes with block 2, it receives two things. The first is K and V of block
 # 1, for the next step. The second is the pair of accumulators of block 2, which rank 3 began in the previous step. At
@@ -299,10 +306,12 @@ for name, (flops, link) in speeds.items():
 # ## What do four GPUs gain?
 #
 # We compare four NVIDIA H200 GPUs with a single one. The problem is causal attention, forward and backward, in bf16
-# with 16 heads of d = 128, at lengths that still fit on one GPU. Before any transfer, each rank sends all other ranks a
-# *header* with its number of rows and its options. If the headers do not agree, all ranks stop. Without this check, a
-# rank with other options could send fewer or shorter messages than its neighbours expect, and the neighbours would wait
-# forever.
+# with 16 heads of d = 128, at lengths that still fit on one GPU.
+#
+# Apart from computing and sending K and V, the package's ring has one more task. Before any transfer, each rank sends
+# all other ranks a *header* with its number of rows and its options. If the headers do not agree, all ranks stop.
+# Without this check, a rank with other options could send fewer or shorter messages than its neighbours expect, and the
+# neighbours would wait forever.
 #
 # **Predict.** With 8,192 tokens, a shard has 2,048 rows, which is too few to hide a transfer. One GPU takes 1.6 ms, and
 # four take 7.1 ms. Sending K and V around the ring once takes 0.72 ms. What takes most of the 7.1 ms?
@@ -321,21 +330,25 @@ for name, (flops, link) in speeds.items():
 # time goes into exchanging headers and into starting kernels and transfers. But the record shows neither how these
 # milliseconds are divided among them, nor whether transfers and kernels slow each other down.
 # </details>
+#
+# The next figure shows all lengths and the memory:
 
 # %% tags=["hide-input"]
 show("ring_speed")
 
 # %% [markdown]
 # From 32,768 tokens on, the ring is faster than one GPU, but it does not reach a speedup of 4. The difference is
-# probably lost to merges and to transfers, which occupy some SMs. The cross marks four GPUs with contiguous shards at
-# 131,072 tokens. They are 2.0 times as fast as one GPU, whereas zigzag makes them 3.5 times as fast. At this length,
-# each of the four GPUs needs 2.0 GiB. This is more than a quarter of the 5.1 GiB that a single GPU needs, because each
-# rank also needs buffers for the blocks in transit.
+# probably lost to merges and to transfers, which occupy some SMs. In the figure, the cross marks four GPUs with
+# contiguous shards at 131,072 tokens. They are 2.0 times as fast as one GPU, whereas zigzag makes them 3.5 times as
+# fast. At this length, each of the four GPUs needs 2.0 GiB. This is more than a quarter of the 5.1 GiB that a single
+# GPU needs, because each rank also needs buffers for the blocks in transit.
 #
 # `fa2_lab.distributed` runs this ring with torch, using NCCL between GPUs and gloo between the processes of a laptop.
 # To use it, write these lines and start them with `torchrun --nproc-per-node 4`:
 #
 # ```python
+# from fa2_lab.distributed import ring_attention, shard
+#
 # tokens = shard(tokens, dim=1)  # this rank's tokens in zigzag, cut from all tokens
 # positions = shard(torch.arange(N), dim=0)  # for the model's position embeddings
 # ...  # the model makes q, k and v of its own tokens
